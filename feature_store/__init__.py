@@ -1,0 +1,1 @@
+"""Packets and windows: from a trace, or live telemetry, to what the model sees."""

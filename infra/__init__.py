@@ -1,0 +1,1 @@
+"""Command line, local servers and benchmarks."""

@@ -1,0 +1,48 @@
+"""Rows of the benchmarks, how they are printed, and which module measures what."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import statistics
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured figure beside its reference from the same run; `ratio` > 1 means ours is better."""
+
+    name: str
+    ours: float
+    reference: float
+    reference_name: str
+    ratio: float
+    unit: str
+    rounds: int
+
+
+def interleaved_medians(rounds: int, *measures: Callable[[], float]) -> list[float]:
+    """Medians of several measures taken in turn, so that a noisy neighbour touches all alike."""
+    samples: list[list[float]] = [[] for _ in measures]
+    for _ in range(rounds):
+        for values, measure in zip(samples, measures, strict=True):
+            values.append(measure())
+    return [statistics.median(values) for values in samples]
+
+
+def run_benchmark(name: str, *, rounds: int, as_json: bool) -> None:
+    """Run `infra.bench.NAME.measure(rounds)` and print its rows as a table or as JSON."""
+    rows: list[Row] = importlib.import_module(f"infra.bench.{name}").measure(rounds)
+    if as_json:
+        print(json.dumps([asdict(row) for row in rows], indent=1))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"swiftqueue bench {name}: medians of {rounds} rounds")
+    for column in ("name", "ours", "reference", "unit", "ratio", "reference is"):
+        table.add_column(column, justify="right" if column in ("ours", "reference", "ratio") else "left")
+    for r in rows:
+        table.add_row(r.name, f"{r.ours:,.4g}", f"{r.reference:,.4g}", r.unit, f"{r.ratio:.2f}×", r.reference_name)
+    Console().print(table)

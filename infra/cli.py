@@ -1,0 +1,204 @@
+"""The `swiftqueue` command: one typed entry point; heavy imports wait until a command needs them."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from feature_store import telemetry_off
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Predict each packet's latency before it is sent and mark it for the better L4S queue.",
+)
+trace_app = typer.Typer(no_args_is_help=True, help="The project's traces, versioned by DVC.")
+app.add_typer(trace_app, name="trace")
+
+
+class LatencySource(StrEnum):
+    """Where latencies come from: ACKs seen at the sender, or TCP timestamps seen at the receiver."""
+
+    acks = "acks"
+    timestamps = "timestamps"
+
+
+class Benchmark(StrEnum):
+    """What `bench` can measure."""
+
+    extract = "extract"
+    finetune = "finetune"
+
+
+class Protocol(StrEnum):
+    """Lengths of pre-training, fine-tuning and test slices: 5/1/2 s, 30/6/10 s, 300/60/300 s."""
+
+    short = "short"
+    small = "small"
+    paper = "paper"
+
+
+@app.command()
+def extract(
+    traces: Annotated[list[Path], typer.Argument(help="pcap or pcapng files, gzip too", metavar="TRACE...")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="folder for the packet tables")],
+    sender: Annotated[
+        str | None, typer.Option(help="sender's address (default: who sent most TCP payload)")
+    ] = None,
+    latency: Annotated[
+        LatencySource, typer.Option(help="`timestamps` for captures made at the receiver")
+    ] = LatencySource.acks,
+    json: Annotated[bool, typer.Option("--json", help="print one JSON list, an object per trace")] = False,
+) -> None:
+    """Turn captures into packet tables (Parquet by trace and minute).
+
+    Example: swiftqueue extract wifi.pcap.gz -o packets
+    """
+    from feature_store.extract import run_extract
+
+    sys.exit(run_extract(traces, output, sender=sender, latency=latency.value, as_json=json))
+
+
+@trace_app.command("add")
+def trace_add(
+    file: Annotated[Path, typer.Argument(help="a capture made at the sender")],
+    name: Annotated[str | None, typer.Option(help="the trace's name (default: from the file name)")] = None,
+    sender: Annotated[str | None, typer.Option(help="sender's address, if not the heaviest")] = None,
+    latency: Annotated[LatencySource, typer.Option(help="where latencies come from")] = LatencySource.acks,
+) -> None:
+    """Check a capture, put it under DVC and name it in params.yaml.
+
+    Example: swiftqueue trace add ~/captures/office.pcapng
+    """
+    from infra.traces import add_trace
+
+    add_trace(file, name=name, sender=sender, latency=latency.value)
+
+
+@trace_app.command("list")
+def trace_list() -> None:
+    """List the traces that `params.yaml` names and whether their files are here."""
+    from infra.traces import list_traces
+
+    list_traces()
+
+
+@app.command()
+def study(
+    folder: Annotated[Path, typer.Argument(help="folder of the study (made; resumed if it is there)")],
+    traces: Annotated[
+        list[Path] | None, typer.Argument(help="captures (default: simulated ones)", metavar="[TRACE]...")
+    ] = None,
+    protocol: Annotated[Protocol, typer.Option(help="slice lengths")] = Protocol.small,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="override a parameter: SECTION.KEY=VALUE")
+    ] = None,
+) -> None:
+    """Run the whole pipeline on other traces or with other parameters, in a folder of its own.
+
+    Example: swiftqueue study studies/wifi capture.pcap.gz --protocol small
+    """
+    from infra.study import run_study
+
+    sys.exit(run_study(folder, traces or [], protocol=protocol.value, overrides=set_ or []))
+
+
+@app.command()
+def run(
+    speed: Annotated[float, typer.Option(help="replay speed, times real time")] = 1.0,
+) -> None:
+    """Run the main job: pipeline, deploy to Triton, replay a trace against it, say where to look next."""
+    from infra.main_job import run_main_job
+
+    sys.exit(run_main_job(speed=speed))
+
+
+@app.command()
+def up(
+    mlflow: Annotated[bool, typer.Option("--mlflow", help="start the MLflow server too")] = False,
+) -> None:
+    """Start the local Triton server (loopback only); harmless when it is up."""
+    from infra.stack import start_stack
+
+    start_stack(mlflow=mlflow)
+
+
+@app.command()
+def down() -> None:
+    """Stop every server that `up` started."""
+    from infra.stack import stop_stack
+
+    stop_stack()
+
+
+@app.command()
+def status() -> None:
+    """Judge each server by a real request, and print the served version and its age."""
+    from infra.stack import print_status
+
+    sys.exit(print_status())
+
+
+@app.command()
+def deploy(
+    version: Annotated[int | None, typer.Option(help="registry version (default: the challenger)")] = None,
+) -> None:
+    """Push a registered version to Triton: stage, load, compare with the local output, then alias."""
+    from serving.deploy import deploy_version
+
+    deploy_version(version)
+
+
+@app.command()
+def rollback() -> None:
+    """Put the previous champion back, in the registry and in Triton."""
+    from serving.deploy import rollback_champion
+
+    rollback_champion()
+
+
+@app.command()
+def replay(
+    trace: Annotated[str, typer.Argument(help="trace name from params.yaml, or a packet-table folder")],
+    speed: Annotated[float, typer.Option(help="times real time; 0 is as fast as possible")] = 1.0,
+    deadline_us: Annotated[int, typer.Option(help="after this a batch keeps its default marking")] = 20_000,
+    seconds: Annotated[float | None, typer.Option(help="stop after this much of the trace")] = None,
+    json: Annotated[bool, typer.Option("--json", help="print the counts as JSON")] = False,
+) -> None:
+    """Replay a packet table against Triton: what was predicted, what came, which queue was chosen.
+
+    Example: swiftqueue replay dumbbell-a --speed 4
+    """
+    from serving.replay import replay_trace
+
+    sys.exit(replay_trace(trace, speed=speed, deadline_us=deadline_us, seconds=seconds, as_json=json))
+
+
+@app.command()
+def bench(
+    what: Annotated[Benchmark, typer.Argument(help="the benchmark")],
+    rounds: Annotated[int, typer.Option(help="rounds; medians are reported")] = 5,
+    json: Annotated[bool, typer.Option("--json", help="print a JSON list of rows")] = False,
+) -> None:
+    """Measure a step beside its reference in the same run.
+
+    Example: swiftqueue bench extract --rounds 3
+    """
+    from infra.bench.rows import run_benchmark
+
+    run_benchmark(what.value, rounds=rounds, as_json=json)
+
+
+def main() -> None:
+    """Run the command line: one clear line for an expected error, never a traceback."""
+    telemetry_off.switch_off()
+    try:
+        app()
+    except (ValueError, OSError, RuntimeError) as error:
+        sys.exit(f"swiftqueue: {error}")

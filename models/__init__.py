@@ -1,0 +1,1 @@
+"""Predictor, baselines, scores, artifact format and registry."""

@@ -1,0 +1,1 @@
+"""Triton model repository, deployment, sender client and queue controller."""
