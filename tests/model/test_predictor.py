@@ -1,0 +1,159 @@
+"""The predictor: its size, its exactness against torch's own encoder, and its behaviour."""
+
+# Shapes: B batch, W window tokens, F features, D model width, H horizon.
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from models.predictor import MAX_LATENCY_US, Architecture, Predictor
+from models.scaling import SCALE_FLOOR, Feature, Target, fit_features, fit_target
+
+NAMES = ["age_us", "latency_us", "latency_visible", "candidate", "size_bytes", "in_flight"]
+UNITS = ["us", "us", "flag", "flag", "bytes", "packets"]
+
+
+def windows(batch: int, tokens: int, padding: int = 0, seed: int = 0) -> torch.Tensor:
+    rng = np.random.default_rng(seed)
+    x_BWF = np.zeros((batch, tokens, len(NAMES)), dtype=np.float32)
+    x_BWF[..., 0] = np.sort(rng.uniform(0, 1e5, (batch, tokens)))[:, ::-1]
+    x_BWF[..., 1] = rng.lognormal(9, 1, (batch, tokens))
+    x_BWF[..., 2] = rng.integers(0, 2, (batch, tokens))
+    x_BWF[:, -8:, 3] = 1
+    x_BWF[..., 4] = rng.integers(60, 1500, (batch, tokens))
+    x_BWF[..., 5] = rng.integers(0, 200, (batch, tokens))
+    x_BWF[:, :padding] = 0
+    return torch.from_numpy(x_BWF)
+
+
+def make_predictor(seed: int = 0, **sizes: int) -> Predictor:
+    torch.manual_seed(seed)
+    x_BWF = windows(32, 24).numpy()
+    model = Predictor(fit_features(x_BWF, NAMES, UNITS), Target("log", 9.0, 1.0), Architecture(**sizes))
+    return model.eval()
+
+
+def torch_encoder(model: Predictor) -> nn.TransformerEncoder:
+    """Torch's own encoder (built from our modules' weights by name), on its plain, unfused path."""
+    sizes = model.sizes
+    layer = nn.TransformerEncoderLayer(
+        sizes.width, sizes.heads, sizes.feed_forward, sizes.dropout, batch_first=True
+    )
+    encoder = nn.TransformerEncoder(layer, sizes.layers, enable_nested_tensor=False)
+    encoder.layers.load_state_dict(model.layers.state_dict())
+    return encoder.eval()
+
+
+def test_six_features_give_the_papers_parameter_count() -> None:
+    assert sum(p.numel() for p in make_predictor().parameters()) == 105_096
+
+
+@pytest.mark.parametrize("padding", [0, 5, 16])
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_last_token_encoder_equals_torchs_encoder(padding: int, layers: int) -> None:
+    model = make_predictor(layers=layers)
+    x_BWF = windows(16, 24, padding)
+    mask_BW = x_BWF[..., model.size_index] == 0
+    with torch.no_grad():
+        theirs_BD = torch_encoder(model)(model.embedding(model.scale(x_BWF)), src_key_padding_mask=mask_BW)
+        ours_BD = model.encode(x_BWF)
+    torch.testing.assert_close(ours_BD, theirs_BD[:, -1], atol=1e-5, rtol=1e-5)
+
+
+def test_gradients_equal_torchs_encoder() -> None:
+    model, x_BWF = make_predictor(), windows(4, 24, 3)
+    encoder = torch_encoder(model)
+    mask_BW = x_BWF[..., model.size_index] == 0
+    model.encode(x_BWF).square().sum().backward()
+    encoder(model.embedding(model.scale(x_BWF)).detach(), src_key_padding_mask=mask_BW)[
+        :, -1
+    ].square().sum().backward()
+    for (name, ours), theirs in zip(
+        model.layers.named_parameters(), encoder.layers.parameters(), strict=True
+    ):
+        assert ours.grad is not None, name
+        torch.testing.assert_close(ours.grad, theirs.grad, atol=1e-4, rtol=1e-4, msg=name)
+
+
+def test_forward_is_encode_head_to_us() -> None:
+    model, x_BWF = make_predictor(), windows(4, 24)
+    with torch.no_grad():
+        assert torch.equal(model(x_BWF), model.to_us(model.head(model.encode(x_BWF))))
+        assert model(x_BWF).shape == (4, 8)
+
+
+@given(padding=st.integers(0, 16), garbage=st.floats(-1e6, 1e6), seed=st.integers(0, 5))
+def test_padding_changes_nothing(padding: int, garbage: float, seed: int) -> None:
+    """Neither how much padding stands before the history nor what it holds (size 0 apart) matters."""
+    model, x_BWF = make_predictor(), windows(2, 40, 16, seed)
+    dirty_BWF = x_BWF.clone()
+    dirty_BWF[:, :padding, :4] = garbage
+    with torch.no_grad():
+        expected = model(x_BWF)
+        torch.testing.assert_close(model(x_BWF[:, padding:]), expected, rtol=1e-4, atol=0)
+        torch.testing.assert_close(model(dirty_BWF), expected, rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("transform", ["log", "raw"])
+@pytest.mark.parametrize("value", [0.0, 1e9])
+def test_any_finite_window_gives_finite_latencies_in_range(transform: str, value: float) -> None:
+    features = make_predictor().features
+    model = Predictor(features, Target(transform, 9.0, 1.0)).eval()  # type: ignore[arg-type]
+    latency_BH = model(torch.full((3, 24, 6), value))
+    assert torch.isfinite(latency_BH).all()
+    assert (latency_BH >= 0).all()
+    assert (latency_BH <= MAX_LATENCY_US * 1.001).all()
+
+
+@given(st.floats(1, 1e7), st.sampled_from(["log", "raw"]))
+def test_to_us_inverts_the_target(latency_us: float, transform: str) -> None:
+    target = Target(transform, 8.5, 1.3)  # type: ignore[arg-type]
+    model = Predictor(make_predictor().features, target)
+    scaled = target.apply(np.array([latency_us], dtype=np.float32))
+    assert model.to_us(torch.from_numpy(scaled)).item() == pytest.approx(latency_us, rel=1e-4)
+
+
+def test_scaling_is_fitted_on_real_tokens_only() -> None:
+    x_BWF = windows(64, 24).numpy()
+    padded_BWF = np.concatenate([np.zeros((64, 40, 6), dtype=np.float32), x_BWF], axis=1)
+    assert fit_features(padded_BWF, NAMES, UNITS) == fit_features(x_BWF, NAMES, UNITS)
+
+
+def test_scaled_features_are_standardised_and_flags_untouched() -> None:
+    model, x_BWF = make_predictor(), windows(32, 24)
+    scaled_NF = model.scale(x_BWF).reshape(-1, 6)
+    for f, feature in enumerate(model.features):
+        if feature.transform == "identity":
+            assert torch.equal(scaled_NF[:, f], x_BWF[..., f].reshape(-1))
+        else:
+            assert abs(float(scaled_NF[:, f].mean())) < 1e-3
+            assert float(scaled_NF[:, f].std()) == pytest.approx(1, abs=1e-2)
+
+
+def test_a_constant_feature_keeps_a_sane_scale() -> None:
+    x_BWF = windows(8, 24).numpy()
+    x_BWF[..., 4] = 1500
+    size = fit_features(x_BWF, NAMES, UNITS)[4]
+    assert size.scale == SCALE_FLOOR
+
+
+def test_bad_inputs_are_refused() -> None:
+    x_BWF = windows(2, 24).numpy()
+    with pytest.raises(ValueError, match="do not hold the 5 features"):
+        fit_features(x_BWF, NAMES[:5], UNITS[:5])
+    with pytest.raises(ValueError, match="hold no packet"):
+        fit_features(np.zeros_like(x_BWF), NAMES, UNITS)
+    x_BWF[0, 0, 1] = np.nan
+    with pytest.raises(ValueError, match=r"feature latency_us .* NaN"):
+        fit_features(x_BWF, NAMES, UNITS)
+    with pytest.raises(ValueError, match="no known latency"):
+        fit_target(np.full((3, 8), np.nan, dtype=np.float32), "log")
+    with pytest.raises(ValueError, match="unknown transform 'sqrt'"):
+        Feature("age_us", "us", "sqrt")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="hold size_bytes"):
+        Predictor([Feature("age_us", "us")], Target())
+    with pytest.raises(ValueError, match="heads must divide"):
+        Architecture(width=63)
