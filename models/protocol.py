@@ -1,0 +1,125 @@
+"""Walk-forward protocols: how a trace's windows divide into pre-training, fine-tuning and test slices.
+
+Splits are by time, never by random window. After the paper (SwiftQueue, section 5): pre-train on the
+trace's beginning; then, round by round, fine-tune the head on the slice just past and test on the next.
+
+Shapes: B batches (decisions).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+Slice = tuple[int, int]  # window indices, first and one past the last
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """Lengths of the slices in seconds."""
+
+    name: str
+    pretrain_s: float
+    finetune_s: float
+    test_s: float
+
+    @property
+    def least_s(self) -> float:
+        """The shortest trace that leaves one round: its test slice may be half as long."""
+        return self.pretrain_s + self.test_s / 2
+
+
+SHORT: Final = Protocol("short", 5, 1, 2)
+SMALL: Final = Protocol("small", 30, 6, 10)
+PAPER: Final = Protocol("paper", 300, 60, 300)
+PROTOCOLS: Final = {p.name: p for p in (SHORT, SMALL, PAPER)}
+
+
+@dataclass(frozen=True)
+class Round:
+    """One step of the walk: fine-tune on the slice before the boundary, test on the slice after it."""
+
+    finetune: Slice
+    test: Slice
+
+
+@dataclass(frozen=True)
+class Slices:
+    """A trace's windows divided by decision time."""
+
+    duration_s: float  # from the first decision to the last
+    pretrain: Slice
+    rounds: tuple[Round, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the form in data/windows/meta.json."""
+        return {
+            "duration_s": self.duration_s,
+            "pretrain": list(self.pretrain),
+            "rounds": [{"finetune": list(r.finetune), "test": list(r.test)} for r in self.rounds],
+        }
+
+
+def protocol_named(name: str) -> Protocol:
+    """Return the protocol of that name.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if name not in PROTOCOLS:
+        raise ValueError(f"protocol {name!r} is unknown; take one of {', '.join(PROTOCOLS)}")
+    return PROTOCOLS[name]
+
+
+def divide(decision_ns_B: npt.NDArray[np.int64], protocol: Protocol, trace: str) -> Slices:
+    """Divide a trace's windows, in decision order, by time from its first decision.
+
+    Round r has its boundary at `pretrain_s + r * test_s`. The last test slice may be cut short by the
+    trace's end, to half its length at the least. A round without a window to test (the sender was
+    silent) is left out; a fine-tune slice may be empty, and then there is nothing to tune on.
+
+    Args:
+        decision_ns_B: decision times, never falling.
+        protocol: lengths of the slices.
+        trace: the trace's name, for the message.
+
+    Raises:
+        ValueError: the trace is too short, or silent in its pre-training time; the message names the
+            shorter protocol that fits.
+    """
+    if not len(decision_ns_B):
+        raise ValueError(f"trace {trace}: fewer than 8 packets, so no window; leave it out")
+    elapsed_ns_B = decision_ns_B - decision_ns_B[0]
+    duration_s = float(elapsed_ns_B[-1]) / 1e9
+    if duration_s < protocol.least_s:
+        raise ValueError(_too_short(trace, duration_s, protocol))
+
+    def between(start_s: float, end_s: float) -> Slice:
+        low, high = np.searchsorted(elapsed_ns_B, [round(start_s * 1e9), round(end_s * 1e9)])
+        return int(low), int(high)
+
+    rounds = []
+    boundary_s = protocol.pretrain_s
+    while duration_s - boundary_s >= protocol.test_s / 2:
+        end_s = boundary_s + protocol.test_s
+        # The last decision belongs to the slice it ends.
+        test = between(boundary_s, end_s if duration_s > end_s else duration_s + 1e-9)
+        if test[0] < test[1]:
+            rounds.append(Round(between(boundary_s - protocol.finetune_s, boundary_s), test))
+        boundary_s = end_s
+    return Slices(duration_s, between(0, protocol.pretrain_s), tuple(rounds))
+
+
+def _too_short(trace: str, duration_s: float, protocol: Protocol) -> str:
+    line = (
+        f"trace {trace} lasts {duration_s:.1f} s, and protocol {protocol.name!r} needs at least "
+        f"{protocol.least_s:g} s"
+    )
+    fitting = [p for p in PROTOCOLS.values() if p.least_s <= duration_s]
+    if not fitting:
+        return f"{line}; no protocol is short enough for it ({SHORT.name!r} needs {SHORT.least_s:g} s)"
+    longest = max(fitting, key=lambda p: p.least_s)
+    return f"{line}; protocol {longest.name!r} fits"
