@@ -1,0 +1,76 @@
+# SwiftQueue: `make help` lists the targets.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+PYTHON ?= $(shell for p in python3.12 python3.11 python3; do command -v $$p && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+UV := $(BIN)/uv
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+# Small models train 2-4 times faster on one thread each (docs/LOG.md); Ray gives each worker its own core.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help setup native run test test-fast lint format bench up down status lock clean
+
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: $(VENV)/.synced .venv-triton/.synced native ## Install everything the project needs, into this folder
+
+$(UV): infra/setup/uv.lock
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v in ((3, 11), (3, 12)) else f"Python 3.11 or 3.12 is needed, {v[0]}.{v[1]} was found; name one with: make PYTHON=/path/to/python3.11 setup")'
+	@for tool in g++ git; do command -v $$tool >/dev/null || { echo "$$tool is needed and was not found; on Debian: apt-get install g++ git"; exit 1; }; done
+	@$(PYTHON) -m venv $(VENV) || { echo "the venv module is needed; on Debian: apt-get install python3-venv"; exit 1; }
+	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r infra/setup/uv.lock
+	@touch $@
+
+# uv shows its own progress; about 3 GB are fetched the first time.
+$(VENV)/.synced: requirements.lock pyproject.toml $(UV)
+	VIRTUAL_ENV=$(VENV) $(UV) pip sync --require-hashes requirements.lock
+	VIRTUAL_ENV=$(VENV) $(UV) pip install --no-deps --no-build-isolation --quiet --editable .
+	@touch $@
+
+# Triton's Python backend needs NumPy 1, so it lives in an environment of its own.
+.venv-triton/.synced: requirements-triton.lock $(UV)
+	$(UV) venv --quiet --allow-existing --python $(BIN)/python .venv-triton
+	VIRTUAL_ENV=.venv-triton $(UV) pip sync --require-hashes requirements-triton.lock
+	@touch $@
+
+native: $(VENV)/.synced
+	@$(MAKE) --no-print-directory -C feature_store
+	@$(MAKE) --no-print-directory -C simulation
+
+run: setup ## The main job: traces to a served prediction, replayed; ends with where to look next
+	swiftqueue run
+
+test: setup ## All tests (under 20 minutes on 2 cores)
+	pytest
+
+test-fast: setup ## Unit tests only (under a minute)
+	pytest -m "not slow"
+
+lint: setup ## ruff, mypy, clang-format, codespell
+	infra/setup/lint.sh
+
+format: setup ## Rewrite Python and C++ sources in the project's format
+	ruff check --fix-only --quiet . && ruff format --quiet .
+	git ls-files '*.h' '*.cc' | xargs --no-run-if-empty clang-format -i
+
+bench: setup ## Measure every figure beside its reference
+	swiftqueue bench extract
+	swiftqueue bench finetune
+
+up: setup ## Start the local servers (Triton and MLflow, loopback only)
+	swiftqueue up --mlflow
+
+down: ## Stop them
+	swiftqueue down
+
+status: ## Judge each server by a real request
+	swiftqueue status
+
+lock: ## Resolve infra/setup/requirements.in into requirements.lock
+	$(UV) pip compile infra/setup/requirements.in --override infra/setup/overrides.txt --python-version 3.11 \
+	  --python-platform x86_64-manylinux_2_28 --generate-hashes --no-header --no-annotate -o requirements.lock
+
+clean: ## Remove what was built and run-time state (environments and DVC data stay)
+	rm -rf build feature_store/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis

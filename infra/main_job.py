@@ -1,0 +1,66 @@
+"""The main job behind `make run`: pipeline, deploy, replay, and where to look next."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+REPLAY_SECONDS = 20.0  # long enough to see sharp changes, short enough for a second run in under a minute
+
+
+def run_main_job(*, speed: float, project: Path | None = None) -> int:
+    """Run every step in order and return the exit code of the first that fails, or 0.
+
+    Each step is idempotent: DVC skips stages whose inputs did not change, `up` leaves a running server
+    alone, and a version that is served already is not pushed again.
+    """
+    from infra.stack import start_stack
+    from serving.deploy import deploy_version
+    from serving.replay import replay_trace
+
+    console = Console()
+    root = project or Path.cwd()
+    if not (root / "dvc.yaml").is_file():
+        console.print(f"{root} holds no dvc.yaml: run this in the project's folder")
+        return 2
+    start = time.monotonic()
+
+    console.rule("1/4  pipeline: traces to a registered model (DVC)")
+    pipeline = subprocess.run(["dvc", "repro"], cwd=root, check=False)
+    if pipeline.returncode != 0:
+        console.print("The pipeline stopped at the stage named above; mend it and run `make run` again.")
+        return pipeline.returncode
+
+    console.rule("2/4  local Triton server")
+    start_stack(mlflow=False)
+
+    console.rule("3/4  deploy")
+    deploy_version(None)
+
+    registered = json.loads((root / "data/models/registered.json").read_text())
+    console.rule("4/4  a sender replays a trace against it")
+    code = replay_trace(
+        registered["trace"], speed=speed, deadline_us=20_000, seconds=REPLAY_SECONDS, as_json=False
+    )
+    _print_where_to_look(console, time.monotonic() - start)
+    return code
+
+
+def _print_where_to_look(console: Console, seconds: float) -> None:
+    table = Table(title=f"Done in {seconds:,.0f} s. Where to look next:", title_justify="left", show_header=False)
+    for what, command in (
+        ("report: what the model gains and where it loses", "data/evaluation/report/report.html"),
+        ("figures, and how they changed", ".venv/bin/dvc metrics show   |   .venv/bin/dvc plots show"),
+        ("MLflow: runs, versions, lineage", ".venv/bin/swiftqueue up --mlflow   then open http://127.0.0.1:5000"),
+        ("Triton: version served, a real inference", ".venv/bin/swiftqueue status"),
+        ("replay again, faster", ".venv/bin/swiftqueue replay TRACE --speed 4"),
+        ("your own capture", ".venv/bin/swiftqueue trace add FILE   then   make run"),
+        ("stop the servers", "make down"),
+    ):
+        table.add_row(what, command)
+    console.print(table)

@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# Every static check; the first that fails stops it. `make format` mends what can be mended.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+ruff check .
+ruff format --check --quiet .
+mypy
+git ls-files '*.h' '*.cc' | xargs --no-run-if-empty clang-format --dry-run --Werror
+codespell $(git ls-files '*.md' '*.py' '*.cc' '*.h' '*.yaml' '*.toml' 'Makefile' '*.sh')
