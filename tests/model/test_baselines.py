@@ -1,0 +1,171 @@
+"""Baselines: by hand, against slow literal implementations, and no peeking past the decision."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import synthetic_windows
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models import baselines, evaluation
+from models.baselines import BoostedTrees, Candidates
+from models.windows_data import Slice
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> evaluation.EvaluatedTrace:
+    folder = tmp_path_factory.mktemp("windows")
+    packets = synthetic_windows.make_packets(seed=3, seconds=8)
+    synthetic_windows.write_windows(folder, {"toy": packets}, ("acked", "previous"))
+    return evaluation.load_traces(folder)[1]["toy"]
+
+
+def tokens(**columns: list[list[float]]) -> Candidates:
+    return Candidates(np.stack([np.float32(c) for c in columns.values()], axis=-1), tuple(columns))
+
+
+def test_last_visible_falls_back_to_the_sender_then_to_the_constant() -> None:
+    shown = tokens(
+        last_latency_us=[[0, 7e3, 7e3]],
+        last_latency_flow_us=[[0, 0, 9e3]],
+        last_latency_queue_us=[[0, 8e3, 0]],
+    )
+    by_method = {m: baselines.last_visible(shown, m, 5e3).tolist()[0] for m in baselines.LAST_VISIBLE}
+    assert by_method == {
+        "last_sender": [5e3, 7e3, 7e3],
+        "last_flow": [5e3, 7e3, 9e3],
+        "last_queue": [5e3, 8e3, 7e3],
+    }
+
+
+def test_send_gap_of_20_ms_means_a_drop() -> None:
+    shown = tokens(gap_us=[[19_999, 20_000, 0]])
+    assert baselines.send_gap_direction(shown).tolist() == [[0, -1, 0]]
+
+
+def test_a_missing_feature_is_named() -> None:
+    with pytest.raises(ValueError, match="no feature 'gap_us'"):
+        tokens(size_bytes=[[1]]).column("gap_us")
+
+
+def test_ewma_by_hand() -> None:
+    log = pl.DataFrame({"flow_id": [1, 1, 2], "at": [10, 20, 15], "latency_us": [8e3, 16e3, 1e3]})
+    asked = pl.DataFrame({"flow_id": [1, 1, 1, 2, 3], "at": [9, 10, 25, 30, 30]})
+    got = baselines.ewma(log, asked, np.full(5, 5e3))
+    assert got.tolist() == [5e3, 8e3, 9e3, 1e3, 5e3]  # 7/8 · 8 + 1/8 · 16 = 9
+
+
+events = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 30), st.integers(1, 9)), max_size=25)
+
+
+@settings(deadline=None, max_examples=60)
+@given(events, st.lists(st.tuples(st.integers(0, 2), st.integers(0, 30)), min_size=1, max_size=10))
+def test_ewma_is_the_literal_recursion(log: list[Any], asked: list[Any]) -> None:
+    frame = pl.DataFrame(
+        log, schema={"flow_id": pl.Int32, "at": pl.Int64, "latency_us": pl.Float32}, orient="row"
+    )
+    at = pl.DataFrame(asked, schema={"flow_id": pl.Int32, "at": pl.Int64}, orient="row")
+    got = baselines.ewma(frame, at, np.full(len(asked), -1.0))
+    for (flow, now), ours in zip(asked, got, strict=True):
+        value = -1.0
+        for _, _, latency in sorted((e for e in log if e[0] == flow and e[1] <= now), key=lambda e: e[1]):
+            value = latency if value < 0 else value * 7 / 8 + latency / 8
+        assert ours == pytest.approx(value)
+
+
+@pytest.mark.parametrize("visibility", ["acked", "previous"])
+def test_ewma_of_a_trace_uses_what_the_visibility_shows(
+    trace: evaluation.EvaluatedTrace, visibility: str
+) -> None:
+    """Window by window, with a loop over every packet and its acknowledgement time."""
+    rows = np.arange(340, 370)
+    got = evaluation._ewma(trace, rows, visibility, np.full((30, 8), -1.0))
+    y, acked, flow = (a.ravel() for a in (trace.labels.y_us_BH, trace.labels.y_acked_ns_BH, trace.flow_BH))
+    order = np.argsort(acked, kind="stable") if visibility == "acked" else np.arange(len(y))
+    for row, ours in zip(rows, got, strict=True):
+        value = dict.fromkeys(range(3), -1.0)
+        for p in order:
+            seen = acked[p] <= trace.labels.decision_ns_B[row] if visibility == "acked" else p < row * 8
+            if seen and np.isfinite(y[p]):
+                f = flow[p]
+                value[f] = y[p] if value[f] < 0 else value[f] * 7 / 8 + y[p] / 8
+        assert ours == pytest.approx([value[f] for f in trace.flow_BH[row]])
+
+
+def with_changed_future(trace: evaluation.EvaluatedTrace, at: int) -> evaluation.EvaluatedTrace:
+    """The same trace, where every latency that was not yet visible at decision `at` is another."""
+    hidden = trace.labels.y_acked_ns_BH > trace.labels.decision_ns_B[at]
+    y_us_BH = np.where(hidden, trace.labels.y_us_BH * 3 + 1e5, trace.labels.y_us_BH)
+    changed = {v: replace(w, y_us_BH=y_us_BH) for v, w in trace.by_visibility.items()}
+    return replace(trace, by_visibility=changed)
+
+
+def test_baselines_do_not_see_latencies_acknowledged_after_the_decision(
+    trace: evaluation.EvaluatedTrace,
+) -> None:
+    """Fails if visibility leaks: under `acked`, an unacknowledged latency must not move a prediction."""
+    rows, otherwise = np.arange(350, 371), np.full((21, 8), 5e3)
+    changed = with_changed_future(trace, at=370)
+    for visibility, moved in (("acked", False), ("previous", True)):
+        before = evaluation._ewma(trace, rows, visibility, otherwise)
+        after = evaluation._ewma(changed, rows, visibility, otherwise)
+        # Only under `previous` do the latencies of packets still in flight at decision 370 count.
+        assert (not np.array_equal(before, after)) is moved
+    inputs = [baselines.tree_inputs(t.candidates("acked", Slice(350, 371))) for t in (trace, changed)]
+    np.testing.assert_array_equal(*inputs)
+
+
+def test_trees_learn_only_from_labels_acknowledged_within_the_slice(trace: evaluation.EvaluatedTrace) -> None:
+    part, labels = Slice(100, 300), trace.labels
+    known = trace.known_by_slice_end(part).reshape(-1, 8)
+    seen = labels.y_acked_ns_BH[100:300] <= labels.decision_ns_B[300]
+    np.testing.assert_array_equal(np.isfinite(known), seen & np.isfinite(labels.y_us_BH[100:300]))
+    assert np.isfinite(labels.y_us_BH[299]).any()
+    assert not np.isfinite(known[-1]).any()  # the last batch was in flight when the slice ended
+    changed = with_changed_future(trace, at=300)
+    np.testing.assert_array_equal(known.ravel(), changed.known_by_slice_end(part))
+
+
+def test_tree_inputs_leave_out_the_answer_and_add_the_place() -> None:
+    shown = tokens(size_bytes=[[100, 200]], latency_us=[[8, 9]], candidate=[[1, 1]], gap_us=[[5, 0]])
+    assert baselines.tree_inputs(shown).tolist() == [[100, 5, 0], [200, 0, 1]]
+
+
+def test_trees_learn_a_step_and_continuing_follows_a_shift() -> None:
+    rng = np.random.default_rng(1)
+    x = rng.random((4000, 3)).astype(np.float32)
+    y = np.where(x[:, 0] > 0.5, 80e3, 20e3)
+    y[::7] = np.nan
+    trees = BoostedTrees.fit(x, y, rounds=60, seed=1)
+    known = np.isfinite(y)
+    assert np.quantile(np.abs(trees.predict(x)[known] / y[known] - 1), 0.99) < 0.05
+    shifted = trees.continued(x, y * 1.5)
+    error = [np.nanmean(np.abs(t.predict(x) - y * 1.5)) for t in (trees, shifted)]
+    assert error[1] < 0.7 * error[0]
+    again = BoostedTrees.fit(x, y, rounds=60, seed=1)
+    np.testing.assert_array_equal(again.predict(x), trees.predict(x))
+
+
+def test_trees_without_labels() -> None:
+    x, y = np.zeros((5, 2), np.float32), np.arange(1.0, 6.0)
+    with pytest.raises(ValueError, match="no packet of the training slice"):
+        BoostedTrees.fit(x, np.full(5, np.nan), rounds=2, seed=1)
+    trees = BoostedTrees.fit(x, y, rounds=2, seed=1)
+    assert trees.continued(x, np.full(5, np.nan)) is trees
+    assert trees.predict(x[:0]).shape == (0,)
+
+
+def test_packets_that_do_not_belong_to_the_windows_are_refused(tmp_path: Path) -> None:
+    packets = synthetic_windows.make_packets(seed=1, seconds=6.5)
+    synthetic_windows.write_windows(tmp_path, {"toy": packets}, ("acked",))
+    pl.read_parquet(tmp_path / "toy" / "features.parquet").head(80).write_parquet(
+        tmp_path / "toy" / "features.parquet"
+    )
+    with pytest.raises(ValueError, match=r"features.parquet: 80 packets, but the windows decide"):
+        evaluation.load_traces(tmp_path)
