@@ -53,8 +53,8 @@ class TraceWindows {
       : columns_(columns), window_(tokens) {
     std::int64_t sent_ns = 0;
     for (std::int64_t p = 0; p < columns.packets; ++p) {
-      if (columns.acked_ns[p] < 0) continue;
       sent_ns = std::max(sent_ns, columns.sent_ns[p]);  // as SenderWindow counts it
+      if (columns.acked_ns[p] < 0) continue;
       const bool known = std::isfinite(columns.latency_us[p]) && columns.latency_us[p] >= 0;
       acks_.push_back({previous && known ? sent_ns : std::max(columns.acked_ns[p], sent_ns), p});
     }
