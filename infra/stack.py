@@ -1,0 +1,168 @@
+"""`swiftqueue up`, `down`, `status`: the local servers, on loopback only."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import urllib.error
+import urllib.request
+from typing import Final
+
+import numpy as np
+
+from infra import processes
+from infra.triton_environment import find_environment
+from models.registry import local_store, tracking_uri
+from models.state import state_dir
+from serving.deploy_log import last_deployed
+from serving.endpoint import LOOPBACK, Triton, TritonError, port
+from serving.triton_repository import ModelRepository
+
+TRITON: Final = "triton"
+MLFLOW: Final = "mlflow"
+MLFLOW_PORT_VARIABLE: Final = "SWIFTQUEUE_MLFLOW_PORT"
+MLFLOW_PORT: Final = 5000
+TRITON_TIMEOUT_S: Final = 60.0
+MLFLOW_TIMEOUT_S: Final = 180.0  # 41 s were seen on a busy machine
+
+
+def start_stack(*, mlflow: bool = False) -> None:
+    """Start Triton (and the MLflow server), wait until they answer, and serve the champion.
+
+    Raises:
+        OSError: a port is in use, or Triton's environment is not set up.
+        RuntimeError: a server ended, did not answer, or could not load the champion.
+    """
+    if mlflow:
+        _start_mlflow()
+    _start_triton()
+    from serving.deploy import serve_champion  # brings PyTorch and MLflow, which `down` does not need
+
+    version = serve_champion()
+    if version is None:
+        print("no champion in the registry yet; `dvc repro` makes a version, `swiftqueue deploy` serves it")
+    else:
+        print(f"champion version {version} is served")
+
+
+def stop_stack() -> None:
+    """Stop the servers that `up` started, and nothing else."""
+    for name in (TRITON, MLFLOW):
+        server = processes.stop(name)
+        print(f"{name}: stopped (pid {server.pid})" if server else f"{name}: not running")
+
+
+def print_status() -> int:
+    """Print what each server answers to a real request; 0 when a version is served."""
+    served = _print_triton()
+    _print_mlflow()
+    return 0 if served else 1
+
+
+def _start_triton() -> None:
+    if server := processes.running(TRITON):
+        with Triton(f"{LOOPBACK}:{server.ports['grpc']}") as triton:
+            if not triton.live():
+                raise RuntimeError(
+                    f"Triton (pid {server.pid}) runs but does not answer; "
+                    "stop it with `swiftqueue down`, then start it again"
+                )
+        print(f"triton is up already (pid {server.pid}, gRPC {LOOPBACK}:{server.ports['grpc']})")
+        return
+    ports = {kind: port(kind) for kind in ("http", "grpc", "metrics")}
+    if len(set(ports.values())) < len(ports):
+        raise ValueError(f"Triton's ports must differ: {ports}")
+    for kind, number in ports.items():
+        processes.check_port(number, f"SWIFTQUEUE_TRITON_{kind.upper()}")
+    environment = find_environment()
+    repository = ModelRepository()
+    repository.embedded.mkdir(parents=True, exist_ok=True)
+    repository.drop_candidate()
+    command = [
+        str(environment.server),
+        f"--model-repository={repository.embedded}",
+        f"--backend-directory={environment.backends}",
+        "--model-control-mode=explicit",
+        *(f"--{kind}-address={LOOPBACK}" for kind in ports),
+        *(f"--{kind}-port={number}" for kind, number in ports.items()),
+        "--allow-gpu-metrics=false",
+        "--exit-timeout-secs=5",
+    ]
+    with Triton(f"{LOOPBACK}:{ports['grpc']}") as triton:
+        server = processes.start(TRITON, command, ports, environment.variables, triton.live, TRITON_TIMEOUT_S)
+    print(f"triton is up (pid {server.pid}, gRPC {LOOPBACK}:{ports['grpc']}, log {server.log})")
+
+
+def _start_mlflow() -> None:
+    if os.environ.get("MLFLOW_TRACKING_URI"):
+        print(f"MLFLOW_TRACKING_URI is set, so no local MLflow server is started: {tracking_uri()}")
+        return
+    if server := processes.running(MLFLOW):
+        print(f"mlflow is up already (pid {server.pid}, http://{LOOPBACK}:{server.ports['http']})")
+        return
+    text = os.environ.get(MLFLOW_PORT_VARIABLE, str(MLFLOW_PORT))
+    if not text.isdigit() or not 0 < int(text) < 65536:
+        raise ValueError(f"{MLFLOW_PORT_VARIABLE}={text!r} is not a port number")
+    number = int(text)
+    processes.check_port(number, MLFLOW_PORT_VARIABLE)
+    store, artifacts = local_store()
+    command = [
+        *(sys.executable, "-m", "mlflow", "server", "--host", LOOPBACK, "--port", str(number)),
+        *("--backend-store-uri", store, "--artifacts-destination", str(artifacts), "--workers", "1"),
+    ]
+    print("starting the MLflow server (10-40 s)", flush=True)
+    url = f"http://{LOOPBACK}:{number}"
+    environment = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # we start no jobs in it
+    server = processes.start(
+        MLFLOW, command, {"http": number}, environment, lambda: _answers(f"{url}/health"), MLFLOW_TIMEOUT_S
+    )
+    print(f"mlflow is up (pid {server.pid}, {url}, log {server.log})")
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as response:  # noqa: S310 - loopback http only
+            return bool(response.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def _print_triton() -> bool:
+    with Triton() as triton:
+        if not triton.live():
+            print(f"triton: no answer at {triton.address}; start it: swiftqueue up")
+            return False
+        try:
+            tokens, features = triton.config().input[0].dims
+            begin = time.perf_counter()
+            answer = triton.infer(np.zeros((1, tokens, features), dtype=np.float32))
+            took_us = (time.perf_counter() - begin) * 1e6
+        except TritonError as error:
+            print(f"triton: answers at {triton.address}, but serves no prediction: {error}")
+            return False
+    age = last_deployed(answer.version)
+    since = f"deployed {_duration(time.time() - age)} ago" if age else "not deployed from here"
+    print(f"triton: serves version {answer.version} at {triton.address}, {since}, inference {took_us:.0f} µs")
+    return True
+
+
+def _print_mlflow() -> None:
+    if os.environ.get("MLFLOW_TRACKING_URI"):
+        url = tracking_uri().rstrip("/")
+        if url.startswith("http"):
+            print(f"mlflow: {'answers' if _answers(f'{url}/health') else 'no answer'} at {url}")
+    elif server := processes.running(MLFLOW):
+        url = f"http://{LOOPBACK}:{server.ports['http']}"
+        print(f"mlflow: {'answers' if _answers(f'{url}/health') else 'no answer'} at {url}")
+    else:
+        print(
+            f"mlflow: no server (the registry is read from {state_dir() / 'mlflow'}); swiftqueue up --mlflow"
+        )
+
+
+def _duration(seconds: float) -> str:
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s"

@@ -1,0 +1,48 @@
+"""Where a model comes from: the commit of the code and the DVC hashes of the data it was made with."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+from pathlib import Path
+from typing import Final
+
+import yaml
+
+from models.artifact import DESCRIPTION_FILE, WEIGHTS_FILE
+
+UNKNOWN: Final = "unknown"
+
+
+def git_commit(folder: Path) -> str:
+    """Commit checked out in `folder`, with `+dirty` if tracked files differ; `unknown` outside git."""
+    try:
+        commit = _git(folder, "rev-parse", "HEAD")
+        changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    except (OSError, subprocess.CalledProcessError):
+        return UNKNOWN
+    return f"{commit}+dirty" if changed else commit
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        ["git", "-C", str(folder), *arguments], check=True, capture_output=True, text=True, timeout=30
+    )
+    return done.stdout.strip()
+
+
+def dvc_hashes(lock: Path) -> dict[str, str]:
+    """MD5 by path of every output that `dvc.lock` knows; empty without one (a run outside DVC)."""
+    if not lock.is_file():
+        return {}
+    stages = (yaml.safe_load(lock.read_text()) or {}).get("stages") or {}
+    outs = [out for stage in stages.values() for out in stage.get("outs", [])]
+    return {out["path"]: out["md5"] for out in outs if "md5" in out}
+
+
+def content_hash(artifact: Path) -> str:
+    """SHA-256 of an artifact's description and weights: two artifacts with one hash are one model."""
+    digest = hashlib.sha256()
+    for name in (DESCRIPTION_FILE, WEIGHTS_FILE):
+        digest.update((artifact / name).read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,239 @@
+"""The model registry (MLflow): versions with lineage tags, and the aliases champion and challenger.
+
+A version is the artifact (safetensors, JSON, ONNX) beside an `MLmodel` file with the signature; no pickle.
+By default it is a SQLite file and a folder under `var/mlflow`, otherwise what MLFLOW_TRACKING_URI names.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from models.state import state_dir
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+EXPERIMENT: Final = "swiftqueue"
+CHAMPION: Final = "champion"  # the served version
+CHALLENGER: Final = "challenger"  # the version that may take its place
+CONTENT_TAG: Final = "content_sha256"
+ARTIFACT_FILES: Final = ("model.safetensors", "model.json", "model.onnx")
+BATCH: Final = 500  # metrics or parameters in one call; MLflow takes at most 1000 and 100
+
+
+class RegistryError(OSError):
+    """The registry does not answer or has not what was asked for; the message says what to do."""
+
+
+def local_store() -> tuple[str, Path]:
+    """Address of the default store, and the folder of its artifacts."""
+    folder = state_dir() / "mlflow"
+    return f"sqlite:///{folder / 'mlflow.db'}", folder / "artifacts"
+
+
+def tracking_uri() -> str:
+    """Where the registry is: MLFLOW_TRACKING_URI, or the SQLite file under `var/mlflow`."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or local_store()[0]
+
+
+def registry_exists() -> bool:
+    """Whether there can be anything to read: a tracking URI is set, or the local store was made."""
+    return bool(os.environ.get("MLFLOW_TRACKING_URI")) or (state_dir() / "mlflow" / "mlflow.db").is_file()
+
+
+@contextmanager
+def _clear_errors(what: str) -> Iterator[None]:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        yield
+    except MlflowException as error:
+        line = str(error).strip().splitlines()[0][:300]
+        raise RegistryError(f"{what} failed at the registry {tracking_uri()}: {line}") from error
+
+
+class Registry:
+    """The versions of one registered model."""
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+        self._uri = tracking_uri()
+        os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+        # A server that does not answer is an error within seconds, not after MLflow's minutes of retries.
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
+        for name in ("mlflow", "alembic"):
+            logging.getLogger(name).setLevel(logging.WARNING)
+        import mlflow
+
+        if self._uri == local_store()[0]:
+            local_store()[1].mkdir(parents=True, exist_ok=True)
+        mlflow.set_tracking_uri(self._uri)
+        mlflow.set_registry_uri(self._uri)
+        with _clear_errors("connecting"):
+            self._client: MlflowClient = mlflow.MlflowClient(self._uri, self._uri)
+            logging.getLogger("mlflow").setLevel(logging.WARNING)  # its import sets it back
+
+    def find(self, content: str) -> int | None:
+        """Newest version with this content hash."""
+        with _clear_errors("search"):
+            found = self._client.search_model_versions(
+                f"name = '{self.model}' and tags.{CONTENT_TAG} = '{content}'"
+            )
+        return max((int(v.version) for v in found), default=None)
+
+    def versions(self) -> list[int]:
+        """All versions, ascending."""
+        with _clear_errors("search"):
+            found = self._client.search_model_versions(f"name = '{self.model}'")
+        return sorted(int(v.version) for v in found)
+
+    def alias(self, name: str) -> int | None:
+        """Version that an alias points to."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            return int(self._client.get_model_version_by_alias(self.model, name).version)
+        except MlflowException as error:
+            # Unknown model or alias; which code says so depends on the store.
+            if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+                return None
+            with _clear_errors(f"alias {name}"):
+                raise
+
+    def set_alias(self, name: str, version: int) -> None:
+        """Point an alias to a version, away from any other."""
+        with _clear_errors(f"alias {name}"):
+            self._client.set_registered_model_alias(self.model, name, str(version))
+
+    def remove_alias(self, name: str) -> None:
+        """Remove an alias; harmless if it is not set."""
+        if self.alias(name) is not None:
+            with _clear_errors(f"alias {name}"):
+                self._client.delete_registered_model_alias(self.model, name)
+
+    def tags(self, version: int) -> dict[str, str]:
+        """Tags of a version.
+
+        Raises:
+            RegistryError: there is no such version.
+        """
+        with _clear_errors(f"version {version}"):
+            return dict(self._client.get_model_version(self.model, str(version)).tags)
+
+    def set_tags(self, version: int, tags: Mapping[str, str]) -> None:
+        """Add or replace tags of a version."""
+        with _clear_errors(f"version {version}"):
+            for key, value in tags.items():
+                self._client.set_model_version_tag(self.model, str(version), key, value)
+
+    def fetch(self, version: int, folder: Path) -> Path:
+        """Copy a version's artifact (safetensors, JSON, ONNX) into `folder`."""
+        import mlflow
+
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory() as temporary:
+            with _clear_errors(f"download of version {version}"):
+                uri = self._client.get_model_version_download_uri(self.model, str(version))
+                source = Path(mlflow.artifacts.download_artifacts(uri, dst_path=temporary))
+            for name in ARTIFACT_FILES:
+                if not (source / name).is_file():
+                    raise RegistryError(f"version {version} of {self.model}: {name} is missing")
+                shutil.copyfile(source / name, folder / name)
+        return folder
+
+    def add(
+        self,
+        artifact: Path,
+        *,
+        tags: Mapping[str, str],
+        params: Mapping[str, str],
+        metrics: Mapping[str, float],
+        reports: Path | None = None,
+    ) -> int:
+        """Log an artifact (with its `model.onnx`) in a run of its own and register it as a new version.
+
+        Args:
+            artifact: folder holding the ARTIFACT_FILES.
+            tags: of the run and of the version.
+            params: of the run.
+            metrics: of the run; finite numbers.
+            reports: folder whose files are logged to the run (metrics, plots, report).
+        """
+        import mlflow
+        import mlflow.onnx
+        import onnx
+        import onnxruntime
+
+        with _clear_errors("registration"), mlflow.start_run(experiment_id=self._experiment()) as run:
+            run_id = run.info.run_id
+            mlflow.set_tags(dict(tags))
+            for part in _parts(params, 100):
+                mlflow.log_params(part)
+            for part in _parts(metrics, BATCH):
+                mlflow.log_metrics(part)
+            if reports is not None:
+                mlflow.log_artifacts(str(reports), "evaluation")
+            network = onnx.load(str(artifact / "model.onnx"))
+            logged = mlflow.onnx.log_model(
+                network,
+                name=self.model,
+                signature=_signature(network),
+                pip_requirements=[f"onnxruntime=={onnxruntime.__version__}"],
+                onnx_execution_providers=["CPUExecutionProvider"],
+                save_as_external_data=False,
+                metadata=dict(tags),
+            )
+            for name in ARTIFACT_FILES:
+                self._client.log_model_artifact(logged.model_id, str(artifact / name))
+            version = mlflow.register_model(logged.model_uri, self.model, tags=dict(tags))
+            self._client.set_tag(run_id, "registered_version", str(version.version))
+        return int(version.version)
+
+    def log_metrics(self, version: int, metrics: Mapping[str, float]) -> None:
+        """Add metrics to the run that made a version."""
+        from mlflow.entities import Metric
+
+        with _clear_errors(f"metrics of version {version}"):
+            run_id = self._client.get_model_version(self.model, str(version)).run_id
+            for part in _parts(metrics, BATCH):
+                entities = [Metric(key, value, 0, 0) for key, value in part.items()]
+                self._client.log_batch(run_id, metrics=entities)
+
+    def _experiment(self) -> str:
+        """Id of the project's experiment, made on first use."""
+        if found := self._client.get_experiment_by_name(EXPERIMENT):
+            return str(found.experiment_id)
+        local = self._uri == local_store()[0]
+        location = local_store()[1].as_uri() if local else None  # else the server's own default
+        return str(self._client.create_experiment(EXPERIMENT, artifact_location=location))
+
+
+def _parts(items: Mapping[str, Any], size: int) -> Iterator[dict[str, Any]]:
+    pairs = list(items.items())
+    for first in range(0, len(pairs), size):
+        yield dict(pairs[first : first + size])
+
+
+def _signature(network: Any) -> Any:
+    """MLflow's signature of an ONNX network; a free dimension is -1."""
+    import numpy as np
+    from mlflow.models import ModelSignature
+    from mlflow.types import Schema, TensorSpec
+
+    def specs(values: Any) -> Any:
+        described = []
+        for value in values:
+            dims = value.type.tensor_type.shape.dim
+            shape = tuple(int(d.dim_value) if d.HasField("dim_value") else -1 for d in dims)
+            described.append(TensorSpec(np.dtype("float32"), shape, value.name))
+        return Schema(described)
+
+    return ModelSignature(inputs=specs(network.graph.input), outputs=specs(network.graph.output))

@@ -1,0 +1,168 @@
+"""`swiftqueue deploy` and `rollback`: registry aliases follow what Triton really serves.
+
+The champion alias moves only after the push succeeded; each step is in the deploy log.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from models.lineage import git_commit
+from models.registry import CHALLENGER, CHAMPION, CONTENT_TAG, Registry, registry_exists
+from models.state import state_dir
+from pipelines.stage import StageError, load_params
+from serving import deploy_log
+from serving.endpoint import Triton
+from serving.triton_repository import ModelRepository
+
+PARAMS: Final = {"model_name", "trace", "keep_versions"}
+PARAMS_FILE: Final = Path("params.yaml")
+REPLACED_TAG: Final = "replaced_version"  # the champion before this one: where a rollback goes
+NONE: Final = "none"
+
+
+def deploy_version(version: int | None) -> None:
+    """Put a registered version in service and make it the champion.
+
+    Without a number it is the challenger, if it passed the gate; what did not pass is never deployed. A
+    version that is the champion and served already is left alone.
+
+    Raises:
+        ValueError: there is no such version, or it did not pass the gate.
+        OSError: Triton or the registry does not answer.
+        RuntimeError: the push failed; the champion goes on serving.
+    """
+    with _deployment() as (registry, triton, repository, keep):
+        champion = registry.alias(CHAMPION)
+        chosen = version if version is not None else registry.alias(CHALLENGER)
+        if chosen is None:
+            if champion is None:
+                raise ValueError("the registry has no version to deploy; run `dvc repro` first")
+            chosen = champion
+        tags = _tags(registry, chosen)
+        if tags.get("gate") != "passed" and chosen != champion:
+            line = f"version {chosen} did not pass the gate: {tags.get('gate_reason', 'it was never judged')}"
+            if version is not None:
+                raise ValueError(line)
+            print(f"{line}; it stays challenger and champion {champion} goes on serving")
+            return
+        if chosen == champion:
+            _ensure_served(chosen, registry, triton, repository)
+            print(f"version {chosen} is the champion and served")
+            return
+        _put_in_service(chosen, "deploy", registry, triton, repository)
+        registry.set_tags(chosen, {REPLACED_TAG: str(champion or NONE)})
+        registry.set_alias(CHAMPION, chosen)
+        if registry.alias(CHALLENGER) == chosen:
+            registry.remove_alias(CHALLENGER)
+        _retire(chosen, champion, keep, repository)
+        print(f"version {chosen} is served and champion" + (f" (before: {champion})" if champion else ""))
+
+
+def rollback_champion() -> None:
+    """Put the previous champion back, in Triton and in the registry.
+
+    Raises:
+        ValueError: there is no champion, or none before it.
+        OSError: Triton or the registry does not answer.
+        RuntimeError: the previous champion could not be served; the present one goes on.
+    """
+    with _deployment() as (registry, triton, repository, keep):
+        champion = registry.alias(CHAMPION)
+        if champion is None:
+            raise ValueError("there is no champion to roll back; `swiftqueue deploy` makes one")
+        before = _tags(registry, champion).get(REPLACED_TAG, NONE)
+        if before == NONE:
+            raise ValueError(f"champion {champion} replaced no other version, so there is none to go back to")
+        previous = int(before)
+        _put_in_service(previous, "rollback", registry, triton, repository)
+        registry.set_alias(CHAMPION, previous)
+        _retire(previous, champion, keep, repository)
+        print(f"version {previous} is served and champion again (rolled back from {champion})")
+
+
+def serve_champion() -> int | None:
+    """Make a fresh Triton serve the registry's champion; returns its version, or None without one."""
+    if not registry_exists():
+        return None
+    with _deployment() as (registry, triton, repository, _):
+        champion = registry.alias(CHAMPION)
+        if champion is not None:
+            _ensure_served(champion, registry, triton, repository)
+        return champion
+
+
+@contextmanager
+def _deployment() -> Iterator[tuple[Registry, Triton, ModelRepository, int]]:
+    """What every command here needs, one command at a time."""
+    if not PARAMS_FILE.is_file():
+        raise OSError(f"{PARAMS_FILE.absolute()}: no such file; run this in the project's folder")
+    try:
+        params = load_params(PARAMS_FILE, "register", PARAMS)
+    except StageError as error:
+        raise ValueError(str(error)) from error
+    keep = params["keep_versions"]
+    if not isinstance(keep, int) or keep < 2:
+        raise ValueError(f"register.keep_versions is {keep!r}; a rollback needs at least 2")
+    state_dir().mkdir(parents=True, exist_ok=True)
+    with (state_dir() / "deploy.lock").open("w") as lock, Triton() as triton:
+        triton.require_live()
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield Registry(str(params["model_name"])), triton, ModelRepository(), keep
+
+
+def _tags(registry: Registry, version: int) -> dict[str, str]:
+    if version not in (known := registry.versions()):
+        text = ", ".join(map(str, known)) or "none"
+        raise ValueError(f"the registry has no version {version} of {registry.model} (versions: {text})")
+    return registry.tags(version)
+
+
+def _ensure_served(version: int, registry: Registry, triton: Triton, repository: ModelRepository) -> None:
+    """Serve the champion again after a restart, or after the repository was emptied."""
+    from serving.push import served_content, served_version
+
+    content = registry.tags(version).get(CONTENT_TAG)
+    if served_version(triton) != version or served_content(triton) != content:
+        _put_in_service(version, "restore", registry, triton, repository)
+
+
+def _put_in_service(
+    version: int,
+    action: str,
+    registry: Registry,
+    triton: Triton,
+    repository: ModelRepository,
+) -> None:
+    """Fetch, push and log; a failure is logged too."""
+    from serving.push import push, served_version
+
+    begin = time.monotonic()
+    previous = served_version(triton)
+    details = {"previous": previous, "git_commit": git_commit(Path.cwd())}
+    try:
+        with tempfile.TemporaryDirectory() as temporary:
+            source = registry.fetch(version, Path(temporary))
+            difference = push(source, version, triton, repository, previous)
+    except (OSError, ValueError, RuntimeError) as error:
+        deploy_log.append(action, version, "failed", reason=str(error), **details)
+        raise
+    seconds = round(time.monotonic() - begin, 3)
+    deploy_log.append(
+        action, version, "served", seconds=seconds, largest_relative_difference=difference, **details
+    )
+
+
+def _retire(champion: int, previous: int | None, keep: int, repository: ModelRepository) -> None:
+    """Remove the oldest versions beyond `keep`; never the champion or the one before it."""
+    kept = {champion, previous}
+    spare = [v for v in repository.versions() if v not in kept]
+    for version in spare[: max(0, len(spare) + len(kept - {None}) - keep)]:
+        repository.remove(version)
+        print(f"version {version} is retired from Triton's repository (it stays in the registry)")

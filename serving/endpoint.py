@@ -1,0 +1,117 @@
+"""The Triton server this project talks to: where it listens, and the few calls deploy and status need."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import tritonclient.grpc as triton
+from numpy.typing import NDArray
+
+from models.state import state_dir
+from serving.triton_repository import MODEL
+
+LOOPBACK: Final = "127.0.0.1"
+DEFAULT_PORTS: Final = {"http": 8000, "grpc": 8001, "metrics": 8002}
+CALL_TIMEOUT_S: Final = 5.0
+LOAD_TIMEOUT_S: Final = 60.0  # a version's interpreter and ONNX Runtime need 1-2 s, 10 s on a busy machine
+
+
+class TritonError(OSError):
+    """Triton does not answer, or refused; the message says which and what to do."""
+
+
+def port(kind: str) -> int:
+    """Port of `http`, `grpc` or `metrics`: from SWIFTQUEUE_TRITON_<KIND>, the running server, or the default.
+
+    Raises:
+        ValueError: the variable is not a port number.
+    """
+    variable = f"SWIFTQUEUE_TRITON_{kind.upper()}"
+    if text := os.environ.get(variable):
+        if not text.isdigit() or not 0 < int(text) < 65536:
+            raise ValueError(f"{variable}={text!r} is not a port number")
+        return int(text)
+    try:
+        return int(json.loads((state_dir() / "triton" / "server.json").read_text())["ports"][kind])
+    except (OSError, ValueError, KeyError):
+        return DEFAULT_PORTS[kind]
+
+
+def grpc_address() -> str:
+    """`host:port` of Triton's gRPC service."""
+    return f"{LOOPBACK}:{port('grpc')}"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Latencies of an inference and the version that computed them."""
+
+    latency_us: NDArray[np.float32]  # (B, H)
+    version: int
+
+
+class Triton:
+    """Control and inference over one gRPC channel; every failure is a TritonError with a clear line."""
+
+    def __init__(self, address: str | None = None) -> None:
+        self.address = address or grpc_address()
+        self._client = triton.InferenceServerClient(self.address)
+
+    def __enter__(self) -> Triton:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    def live(self) -> bool:
+        """Whether a Triton answers at the address."""
+        try:
+            return bool(self._client.is_server_live(client_timeout=CALL_TIMEOUT_S))
+        except Exception:  # the client raises its own and gRPC's errors here; all mean no
+            return False
+
+    def require_live(self) -> None:
+        """Raise TritonError unless the server answers."""
+        if not self.live():
+            raise TritonError(f"no Triton server answers at {self.address}; start it: swiftqueue up")
+
+    def load(self, model: str) -> None:
+        """Load or reload a model from the repository; the versions served before stay until it is ready."""
+        self._call(f"load of {model}", self._client.load_model, model, client_timeout=LOAD_TIMEOUT_S)
+
+    def unload(self, model: str) -> None:
+        """Unload a model; harmless when it is not loaded."""
+        self._call(f"unload of {model}", self._client.unload_model, model, client_timeout=LOAD_TIMEOUT_S)
+
+    def infer(self, x_BWF: NDArray[np.float32], model: str = MODEL, version: str = "") -> Answer:
+        """Latencies of raw windows by the served version (or a given one)."""
+        tensor = triton.InferInput("window", list(x_BWF.shape), "FP32").set_data_from_numpy(x_BWF)
+        result = self._call(
+            f"inference with {model}",
+            self._client.infer,
+            model,
+            [tensor],
+            model_version=version,
+            client_timeout=CALL_TIMEOUT_S,
+        )
+        return Answer(result.as_numpy("latency_us"), int(result.get_response().model_version))
+
+    def config(self, model: str = MODEL) -> Any:
+        """`ModelConfig` of the loaded model."""
+        call = self._client.get_model_config
+        return self._call(f"config of {model}", call, model, client_timeout=CALL_TIMEOUT_S).config
+
+    def _call(self, what: str, call: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return call(*args, **kwargs)
+        except triton.InferenceServerException as error:
+            raise TritonError(f"{what} at {self.address} failed: {first_line(error.message())}") from error
+
+
+def first_line(text: str | None) -> str:
+    """Triton's errors carry Python tracebacks over many lines; the first ones say it."""
+    return " ".join((text or "no reason given").split())[:400]

@@ -1,0 +1,144 @@
+"""Puts one version into Triton without a failed request: stage, validate, try, rename, load, check.
+
+The version is tried under another model name first (`swiftqueue_candidate`), so no client ever reaches a
+version whose output has not been compared with the local one. Then Triton loads it beside the served
+version and swaps; while it loads, and if that fails, the served version answers.
+
+Shapes: B windows, W tokens, F features, H horizon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feature_store.windows import schema_hash
+from models import artifact, gate
+from models.scaling import Feature
+from serving.endpoint import Triton, TritonError
+from serving.limits import limits_of
+from serving.triton_repository import CANDIDATE, MODEL, ModelRepository
+
+TOLERANCE: Final = 1e-4  # relative; float32 through two implementations of the same network
+SMOKE_WINDOWS: Final = 16
+
+
+class DeployError(RuntimeError):
+    """A version was not put in service; the message says why, and what is served instead."""
+
+
+@dataclass(frozen=True)
+class Smoke:
+    """Windows and what the artifact's own weights make of them."""
+
+    x_BWF: NDArray[np.float32]
+    y_BH: NDArray[np.float32]
+
+    def check(self, y_BH: NDArray[np.float32]) -> float:
+        """Largest relative difference to the local output.
+
+        Raises:
+            DeployError: it is above the tolerance, or the shapes differ.
+        """
+        if y_BH.shape != self.y_BH.shape:
+            raise DeployError(f"it answers with shape {y_BH.shape} instead of {self.y_BH.shape}")
+        difference = float(np.max(np.abs(y_BH - self.y_BH) / np.abs(self.y_BH)))
+        if not difference <= TOLERANCE:  # NaN fails as well
+            raise DeployError(
+                f"its latencies differ from the local ones by {difference:.2g} (limit {TOLERANCE})"
+            )
+        return difference
+
+
+def smoke_windows(features: Sequence[Feature], tokens: int, seed: int = 1) -> NDArray[np.float32]:
+    """Windows of plausible values, after the scaling in the artifact; the first one is all padding."""
+    rng = np.random.default_rng(seed)
+    x_BWF = np.zeros((SMOKE_WINDOWS, tokens, len(features)), dtype=np.float32)
+    limits = limits_of(features)
+    for f, feature in enumerate(features):
+        values = feature.shift + feature.scale * rng.standard_normal(x_BWF.shape[:2])
+        values = np.expm1(values) if feature.transform == "log1p" else np.round(values)
+        x_BWF[..., f] = np.clip(values, limits[feature.name]["low"], limits[feature.name]["high"])
+    x_BWF[0] = 0
+    return x_BWF
+
+
+def local_smoke(folder: Path) -> Smoke:
+    """Load and check an artifact, and compute its own answer to the smoke windows.
+
+    Raises:
+        ValueError, FileNotFoundError: the artifact is not whole, or was made for other features.
+    """
+    loaded = artifact.load(folder, schema_hash())
+    x_BWF = smoke_windows(loaded.model.features, loaded.description.tokens)
+    return Smoke(x_BWF, gate.predict(loaded.model, x_BWF))
+
+
+def push(
+    source: Path, version: int, triton: Triton, repository: ModelRepository, previous: int | None
+) -> float:
+    """Put an artifact in service as `version`; returns the largest relative difference to the local output.
+
+    On any failure `previous` is what Triton serves, and nothing of the new version is left.
+
+    Raises:
+        DeployError: the version is not served; the line says why.
+    """
+    try:
+        smoke = local_smoke(source)
+        limits = limits_of(artifact.load(source).model.features)
+        repository.stage(source, limits, version)
+        try:
+            triton.load(CANDIDATE)
+            smoke.check(triton.infer(smoke.x_BWF, CANDIDATE).latency_us)
+        finally:
+            triton.unload(CANDIDATE)
+    except (ValueError, OSError, DeployError) as error:
+        repository.drop_candidate()
+        raise DeployError(f"version {version} is not deployed: {error}") from error
+    try:
+        repository.promote(version)
+        return serve(version, triton, repository, smoke)
+    except (OSError, DeployError) as error:
+        _restore(previous, version, triton, repository)
+        raise DeployError(f"version {version} is not deployed: {error}") from error
+
+
+def serve(version: int, triton: Triton, repository: ModelRepository, smoke: Smoke) -> float:
+    """Make Triton serve a version that lies in the repository, and check that it is the one that answers."""
+    repository.serve(version)
+    triton.load(MODEL)
+    answer = triton.infer(smoke.x_BWF)
+    if answer.version != version:
+        raise DeployError(f"Triton answers with version {answer.version} after loading {version}")
+    return smoke.check(answer.latency_us)
+
+
+def served_version(triton: Triton) -> int | None:
+    """The version that answers, judged by a real inference; None when none does."""
+    try:
+        tokens, features = triton.config().input[0].dims
+        return triton.infer(np.zeros((1, tokens, features), dtype=np.float32)).version
+    except TritonError:
+        return None
+
+
+def served_content(triton: Triton) -> str:
+    """Content hash of the artifact behind the served version."""
+    return str(triton.config().parameters["content_sha256"].string_value)
+
+
+def _restore(previous: int | None, failed: int, triton: Triton, repository: ModelRepository) -> None:
+    """Back to what was served: its configuration, its load, and no trace of the failed version."""
+    if previous is None or previous == failed:
+        triton.unload(MODEL)
+        repository.withdraw()
+    else:
+        repository.serve(previous)
+        triton.load(MODEL)
+    repository.remove(failed)

@@ -1,0 +1,93 @@
+"""One real Triton and one registry for all integration tests: starting each costs seconds."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports nobody listens on now."""
+    probes = [socket.socket() for _ in range(count)]
+    for probe in probes:
+        probe.bind(("127.0.0.1", 0))
+    ports = [int(probe.getsockname()[1]) for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports
+
+
+@pytest.fixture(scope="session")
+def make_artifact(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Small untrained artifacts with the real features, by seed; `onnx` adds the exported network."""
+    import torch
+
+    from feature_store.windows import FEATURES, schema_hash
+    from models import artifact
+    from models.predictor import Architecture, Predictor
+    from models.scaling import Feature, Target, transform_of
+
+    root = tmp_path_factory.mktemp("artifacts")
+
+    def make(seed: int, *, onnx: bool = False, tokens: int = 64, shift: float = 9.0) -> Path:
+        folder = root / f"{seed}-{tokens}-{shift}"
+        if not folder.exists():
+            torch.manual_seed(seed)
+            features = [
+                Feature(f.name, f.unit, "log1p", 5.0, 2.0)
+                if transform_of(f.name) == "log1p"
+                else Feature(f.name, f.unit)
+                for f in FEATURES
+            ]
+            model = Predictor(features, Target("log", shift, 0.5), Architecture(width=16, feed_forward=32))
+            protocol = {"name": "short", "pretrain_s": 5, "finetune_s": 1, "test_s": 2}
+            artifact.save(folder, model, artifact.Description(tokens, schema_hash(), "acked", protocol))
+        if onnx and not (folder / "model.onnx").exists():
+            artifact.export_onnx(folder)
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def serving_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A state folder and free ports of its own, by environment, and no tracking URI of the user's."""
+    state = tmp_path_factory.mktemp("state")
+    grpc, http, metrics, mlflow = free_ports(4)
+    settings = {
+        "SWIFTQUEUE_STATE": str(state),
+        "SWIFTQUEUE_TRITON_GRPC": str(grpc),
+        "SWIFTQUEUE_TRITON_HTTP": str(http),
+        "SWIFTQUEUE_TRITON_METRICS": str(metrics),
+        "SWIFTQUEUE_MLFLOW_PORT": str(mlflow),
+        "MLFLOW_TRACKING_URI": "",
+    }
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
+    yield state
+    for name, value in before.items():
+        if value is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = value
+    shutil.rmtree(state, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def triton(serving_state: Path) -> Iterator[Path]:
+    """A running Triton; it may serve any version, or none."""
+    from infra.stack import start_stack, stop_stack
+
+    here = Path.cwd()
+    os.chdir(PROJECT)
+    start_stack(mlflow=False)
+    yield serving_state
+    stop_stack()
+    os.chdir(here)
