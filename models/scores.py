@@ -7,6 +7,7 @@ Latencies are microseconds; scores report milliseconds. What cannot be computed 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -50,13 +51,14 @@ class ChangeCounts(NamedTuple):
     right: int
 
     def summary(self) -> dict[str, float | int | None]:
-        """Return precision, recall, F1 and the two counts behind them."""
+        """Return precision, recall, F1 and the counts behind them."""
         return {
             "precision": self.right / self.predicted if self.predicted else None,
             "recall": self.right / self.true if self.true else None,
             "f1": 2 * self.right / (self.true + self.predicted) if self.true + self.predicted else None,
             "n_true": self.true,
             "n_predicted": self.predicted,
+            "n_right": self.right,
         }
 
 
@@ -107,12 +109,13 @@ def recall_at_false_alarms(positive_N: Bools, score_N: Floats, rate: float) -> f
 
 
 def score_errors(pred_N: Floats, y_N: Floats) -> dict[str, Any]:
-    """Mean and percentiles of the absolute error, in milliseconds, over packets of known latency."""
-    names = ("mae_ms", "p50_ms", "p90_ms", "p99_ms")
+    """Mean and percentiles of the absolute error (ms), and the mean error of the log-latency."""
+    names = ("mae_ms", "p50_ms", "p90_ms", "p99_ms", "log_mae")
     if not y_N.size:
         return dict.fromkeys(names)
     error_ms = np.abs(pred_N - y_N) / 1e3
-    figures = [error_ms.mean(), *np.percentile(error_ms, [50, 90, 99])]
+    log_error = np.abs(np.log(np.maximum(pred_N, 1.0)) - np.log(np.maximum(y_N, 1.0)))  # 1 µs: resolution
+    figures = [error_ms.mean(), *np.percentile(error_ms, [50, 90, 99]), log_error.mean()]
     return {name: float(figure) for name, figure in zip(names, figures, strict=True)}
 
 
@@ -128,6 +131,15 @@ def score_changes(true_N: NDArray[np.int8], predicted_N: NDArray[np.int8]) -> di
         return ChangeCounts(int(true.sum()), int(predicted.sum()), int(right.sum())).summary()
 
     return {"all": count((-1, 1)), "rises": count((1,)), "drops": count((-1,))}
+
+
+def pool_changes(scored: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Pool what `score_changes` gave for several traces: no change is counted across two traces."""
+    names = ("n_true", "n_predicted", "n_right")
+    return {
+        part: ChangeCounts(*(sum(s[part][n] for s in scored) for n in names)).summary()
+        for part in ("all", "rises", "drops")
+    }
 
 
 def block_draws(time_ns_N: Ints, seed: int, replicates: int = REPLICATES) -> tuple[Ints, Floats]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-import synthetic_windows
+import toy_windows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,8 +21,8 @@ from models.windows_data import Slice
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> evaluation.EvaluatedTrace:
     folder = tmp_path_factory.mktemp("windows")
-    packets = synthetic_windows.make_packets(seed=3, seconds=8)
-    synthetic_windows.write_windows(folder, {"toy": packets}, ("acked", "previous"))
+    packets = toy_windows.make_packets(seed=3, seconds=8)
+    toy_windows.write_windows(folder, {"toy": packets}, ("acked", "previous"))
     return evaluation.load_traces(folder)[1]["toy"]
 
 
@@ -162,8 +162,8 @@ def test_trees_without_labels() -> None:
 
 
 def test_packets_that_do_not_belong_to_the_windows_are_refused(tmp_path: Path) -> None:
-    packets = synthetic_windows.make_packets(seed=1, seconds=6.5)
-    synthetic_windows.write_windows(tmp_path, {"toy": packets}, ("acked",))
+    packets = toy_windows.make_packets(seed=1, seconds=6.5)
+    toy_windows.write_windows(tmp_path, {"toy": packets}, ("acked",))
     pl.read_parquet(tmp_path / "toy" / "features.parquet").head(80).write_parquet(
         tmp_path / "toy" / "features.parquet"
     )

@@ -118,8 +118,18 @@ def test_sharp_changes_skip_packets_of_unknown_latency() -> None:
     y = np.array([[30_000.0, np.nan, 60_000.0]])
     got = scores.score_predictions(np.array([[30_000.0, 500_000.0, 60_000.0]]), y, np.full((1, 3), 3e4))
     assert got["sharp"]["prediction_change"]["all"] == {
-        "precision": 1.0, "recall": 1.0, "f1": 1.0, "n_true": 1, "n_predicted": 1
+        "precision": 1.0, "recall": 1.0, "f1": 1.0, "n_true": 1, "n_predicted": 1, "n_right": 1
     }  # fmt: skip
+
+
+def test_pooled_changes_are_the_sum_of_the_traces() -> None:
+    first = scores.score_changes(np.int8([1, -1, 0]), np.int8([1, 1, 0]))
+    second = scores.score_changes(np.int8([0, -1]), np.int8([0, -1]))
+    pooled = scores.pool_changes([first, second])
+    assert pooled["all"] == pytest.approx(
+        {"precision": 2 / 3, "recall": 2 / 3, "f1": 2 / 3, "n_true": 3, "n_predicted": 3, "n_right": 2}
+    )
+    assert pooled["drops"]["recall"] == 0.5
 
 
 def random_slice(seed: int, windows: int = 300) -> tuple[Any, ...]:

@@ -1,0 +1,88 @@
+"""What the figures say in words: where the fine-tuned model wins, and by name where it loses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+from models.evaluation import BASELINES, FINETUNED, PRETRAINED
+
+
+class Figure(NamedTuple):
+    """A headline figure: where it stands in a method's scores, its name, and which way is better."""
+
+    group: str
+    key: str
+    words: str
+    higher_is_better: bool
+    digits: int
+    unit: str
+
+    def of(self, scores: Mapping[str, Any]) -> float | None:
+        """Its value under `acked`; None if it could not be computed."""
+        value: float | None = scores["acked"][self.group][self.key]
+        return value
+
+    def text(self, value: float | None) -> str:
+        """Format a value as the report prints it."""
+        return "–" if value is None else f"{value:.{self.digits}f}{self.unit}"
+
+
+LATE: Final = Figure("late", "average_precision", "average precision of late packets", True, 3, "")
+ERROR: Final = Figure("error", "mae_ms", "mean absolute error", False, 2, " ms")
+
+
+class Sentence(NamedTuple):
+    """One line of the verdict; `kind` is `wins`, `loses` or `note`."""
+
+    kind: str
+    text: str
+
+
+def verdict(metrics: Mapping[str, Any]) -> list[Sentence]:
+    """Judge the fine-tuned model against every baseline on the headline figures, pooled and by trace."""
+    scopes = {"all traces": metrics["all"]} if len(metrics["traces"]) > 1 else {}
+    scopes |= {f"trace {name}": scores for name, scores in metrics["traces"].items()}
+    return [sentence for scope, scores in scopes.items() for sentence in _judge(scope, scores)]
+
+
+def _judge(scope: str, scores: Mapping[str, Any]) -> Iterator[Sentence]:
+    for figure in (LATE, ERROR):
+        ours = figure.of(scores[FINETUNED])
+        if ours is None:
+            yield Sentence("note", f"On {scope} the {figure.words} is undefined: there is no such packet.")
+            continue
+        sign = 1 if figure.higher_is_better else -1
+        others = {name: value for name in BASELINES if (value := figure.of(scores[name])) is not None}
+        better = {name: value for name, value in others.items() if sign * value > sign * ours}
+        for name, theirs in sorted(better.items(), key=lambda item: -sign * item[1]):
+            yield Sentence(
+                "loses",
+                f"On {scope} the fine-tuned model loses to {name} on the {figure.words}: "
+                f"{figure.text(ours)} against {figure.text(theirs)}"
+                f"{_overlap(scores, figure, name)}.",
+            )
+        if not better and others:
+            name = max(others, key=lambda other: sign * others[other])
+            word = "equals the best baseline" if others[name] == ours else "beats every baseline"
+            yield Sentence(
+                "wins",
+                f"On {scope} the fine-tuned model {word} on the {figure.words}: {figure.text(ours)} "
+                f"against {figure.text(others[name])} of {name}{_overlap(scores, figure, name)}.",
+            )
+        before = figure.of(scores[PRETRAINED])
+        word = "no better than" if before is None or sign * ours <= sign * before else "better than"
+        yield Sentence(
+            "note",
+            f"On {scope} fine-tuning is {word} the pre-trained head on the {figure.words}: "
+            f"{figure.text(ours)} against {figure.text(before)}.",
+        )
+
+
+def _overlap(scores: Mapping[str, Any], figure: Figure, name: str) -> str:
+    """Say when the two 95 % intervals overlap, so that nobody reads much into the difference."""
+    both = [scores[m]["acked"][figure.group].get(f"{figure.key}_95") for m in (FINETUNED, name)]
+    if None in both:
+        return ""
+    (low, high), (other_low, other_high) = both
+    return " (the 95 % intervals overlap)" if low <= other_high and other_low <= high else ""
