@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 FeatureTransform = Literal["identity", "log1p"]
 TargetTransform = Literal["log", "raw"]
 
-HEAVY_TAILED_SUFFIXES: Final = ("_us", "_ns", "_bytes")  # times and sizes span decades
-HEAVY_TAILED_PREFIXES: Final = ("in_flight",)  # packet counts
+HEAVY_TAILED_UNITS: Final = ("us", "bytes", "packets")  # times, sizes and counts span decades
 # An input that hardly varies in the pre-training slice (a constant packet size, say) must not turn a
 # small later change into a huge one: no scale below a tenth of a natural-log unit.
 SCALE_FLOOR: Final = 0.1
@@ -66,10 +65,9 @@ def _check_scale(what: str, shift: float, scale: float) -> None:
         raise ValueError(f"{what}: shift {shift} and scale {scale} must be finite and the scale above zero")
 
 
-def transform_of(name: str) -> FeatureTransform:
-    """Choose the transform that a feature's name (its unit suffix) asks for."""
-    heavy = name.endswith(HEAVY_TAILED_SUFFIXES) or name.startswith(HEAVY_TAILED_PREFIXES)
-    return "log1p" if heavy else "identity"
+def transform_of(unit: str) -> FeatureTransform:
+    """Choose a feature's transform by its unit: flags and signs stay as they are."""
+    return "log1p" if unit in HEAVY_TAILED_UNITS else "identity"
 
 
 def fit_features(
@@ -94,7 +92,7 @@ def fit_features(
         column = tokens_NF[:, f]
         if not np.isfinite(column).all():
             raise ValueError(f"feature {name} of the pre-training windows holds NaN or infinity")
-        if transform_of(name) == "identity":
+        if transform_of(unit) == "identity":
             fitted.append(Feature(name, unit))
             continue
         logs = np.log1p(np.maximum(column, 0), dtype=np.float64)

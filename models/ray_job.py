@@ -1,0 +1,145 @@
+"""Runs a training loop as a Ray Train job: on a local cluster by default, on `RAY_ADDRESS` otherwise."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from ray.train import Result
+
+LOOPBACK: Final = "127.0.0.1"
+OBJECT_STORE_BYTES: Final = 128 * 1024 * 1024  # windows are memory-mapped from disk, not shipped through Ray
+WORKER_RESTARTS: Final = 1  # a worker that dies is restarted from the last checkpoint this often
+PROGRESS_FILE: Final = "progress.jsonl"
+POLL_S: Final = 0.3
+
+
+@contextlib.contextmanager
+def ray_cluster(workers: int) -> Iterator[None]:
+    """Connect to Ray for the block: the cluster in use, or `RAY_ADDRESS`, or a local one of its own.
+
+    A cluster that was there before stays. The local one listens on loopback only, so it needs no token.
+
+    Raises:
+        ConnectionError: `RAY_ADDRESS` names a cluster that does not answer.
+    """
+    address = os.environ.get("RAY_ADDRESS")
+    if not address:
+        os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # before the import: Ray reads it then
+    import ray
+
+    if ray.is_initialized():
+        yield
+        return
+    quiet = {"log_to_driver": False, "logging_level": "ERROR"}
+    if address:
+        try:
+            ray.init(address=address, **quiet)
+        except ConnectionError as error:
+            raise ConnectionError(f"RAY_ADDRESS={address}: no Ray cluster answers there") from error
+    else:
+        ray.init(
+            address="local",
+            num_cpus=max(workers, os.cpu_count() or 1),
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            _node_ip_address=LOOPBACK,
+            **quiet,
+        )
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def run_job(
+    loop: Callable[[dict[str, Any]], None],
+    config: Mapping[str, Any],
+    *,
+    workers: int,
+    storage: Path,
+    say: Callable[[dict[str, Any]], None],
+) -> Result:
+    """Run `loop(config)` in `workers` processes and return Ray's result.
+
+    `storage` keeps the job's last checkpoint: a job that was killed and is run again with the same folder
+    finds it by `ray.train.get_checkpoint()`. On a cluster it must be a folder every node sees. `say` gets
+    each record that the loop gives to `report_progress`, while the job runs.
+
+    Raises:
+        ValueError: the loop failed; the message is that of its own exception.
+    """
+    with ray_cluster(workers):
+        import ray.train
+        from ray.train.torch import TorchConfig, TorchTrainer
+
+        storage = storage.absolute()
+        storage.mkdir(parents=True, exist_ok=True)
+        trainer = TorchTrainer(
+            loop,
+            train_loop_config={**config, "progress": str(storage / PROGRESS_FILE)},
+            torch_config=TorchConfig(backend="gloo"),
+            scaling_config=ray.train.ScalingConfig(num_workers=workers, resources_per_worker={"CPU": 1}),
+            run_config=ray.train.RunConfig(
+                name=storage.name,
+                storage_path=str(storage.parent),
+                checkpoint_config=ray.train.CheckpointConfig(num_to_keep=1),
+                failure_config=ray.train.FailureConfig(max_failures=WORKER_RESTARTS),
+                logging_config=ray.train.LoggingConfig(log_level="ERROR"),
+                worker_runtime_env={"env_vars": {"OMP_NUM_THREADS": "1"}},
+            ),
+        )
+        with _following(storage / PROGRESS_FILE, say):
+            try:
+                return trainer.fit()
+            except ray.train.TrainingFailedError as error:
+                raise ValueError(_cause(error)) from error
+
+
+def report_progress(config: Mapping[str, Any], record: Mapping[str, Any]) -> None:
+    """Hand one record to the driver's `say`; called by the worker of rank 0."""
+    with Path(config["progress"]).open("a") as lines:
+        lines.write(json.dumps(record) + "\n")
+
+
+@contextlib.contextmanager
+def _following(path: Path, say: Callable[[dict[str, Any]], None]) -> Iterator[None]:
+    """Call `say` for every line that is appended to `path` during the block."""
+    path.touch()
+    finished = threading.Event()
+    with path.open() as lines:
+        lines.seek(0, os.SEEK_END)
+
+        def follow() -> None:
+            last_look, pending = False, ""
+            while not last_look:
+                last_look = finished.wait(POLL_S)
+                for line in lines:
+                    pending += line
+                    if pending.endswith("\n"):
+                        say(json.loads(pending))
+                        pending = ""
+
+        thread = threading.Thread(target=follow, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            finished.set()
+            thread.join()
+
+
+def _cause(error: BaseException) -> str:
+    """One line for a failed job: the first worker's own exception rather than Ray's wrapping."""
+    failures = getattr(error, "worker_failures", None) or {}
+    inner: BaseException = next(iter(failures.values()), error)
+    while getattr(inner, "cause", None) is not None:
+        inner = inner.cause  # type: ignore[attr-defined]
+    lines = [line for line in str(inner).splitlines() if line.strip()]
+    return f"the training job failed: {lines[-1].strip() if lines else type(inner).__name__}"
