@@ -30,6 +30,7 @@ TOKENS_STEP: Final = 8
 MAX_TIME_NS: Final = 2**62
 
 LIBRARY: Final = Path(__file__).parent / "_build" / "libswiftqueue_window.so"
+SOURCES: Final = tuple(Path(__file__).with_name(name) for name in ("window.h", "window_capi.cc"))
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,11 @@ class Feature:
 
 
 def _load() -> ctypes.CDLL:
+    remedy = f"run `make -C {LIBRARY.parent.parent}`"
     if not LIBRARY.is_file():
-        raise ImportError(f"{LIBRARY} is not built; run `make -C {LIBRARY.parent.parent}`")
+        raise ImportError(f"{LIBRARY} is not built; {remedy}")
+    if any(source.stat().st_mtime > LIBRARY.stat().st_mtime for source in SOURCES):
+        raise ImportError(f"{LIBRARY} is older than its sources; {remedy}")
     library = ctypes.CDLL(str(LIBRARY))
     pointer, i32, i64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
     signatures: dict[str, tuple[Any, list[Any]]] = {
@@ -248,63 +252,57 @@ def targets(packets: pl.DataFrame) -> Targets:
     )
 
 
-def fill_windows(
-    packets: pl.DataFrame, visibility: str, out_BWF: npt.NDArray[np.float32], chunk: int = 1024
-) -> Iterator[int]:
-    """Write a trace's windows into `out_BWF` (a memory map, say), yielding how many are written so far.
+def iter_windows(
+    packets: pl.DataFrame, tokens: int, visibility: str = "acked", chunk: int = 512
+) -> Iterator[npt.NDArray[np.float32]]:
+    """Yield a trace's windows x_BWF in decision order, at most `chunk` of them in memory at a time.
 
     Args:
-        packets: one trace's packet table, its rows in send order.
-        visibility: `acked` or `previous`.
-        out_BWF: C-contiguous float32 of `batches_in(packets)` windows; its W is the window's size.
-        chunk: windows per step.
+        packets: the packet table of one trace, whole and in send order.
+        tokens: W, a multiple of 8 in 16..4096.
+        visibility: `acked` (what a sender can do) or `previous` (the paper's offline protocol).
+        chunk: windows per array.
 
     Raises:
         ValueError: a visibility, window size or packet that cannot be; the message names it.
     """
     if visibility not in VISIBILITIES:
         raise ValueError(f"visibility {visibility!r} is unknown; take one of {', '.join(VISIBILITIES)}")
-    batches, tokens, features = out_BWF.shape
     check_tokens(tokens)
-    if (batches, features) != (batches_in(packets), len(FEATURES)) or out_BWF.dtype != np.float32:
-        raise ValueError(f"windows of {packets.height} packets do not fit an array of shape {out_BWF.shape}")
-    columns = _columns(packets)
-    pointers = [np.ascontiguousarray(c) for c in columns.values()]  # alive until the end
+    columns = [np.ascontiguousarray(c) for c in _columns(packets).values()]  # alive until the end
+    no_memory = f"no memory for the windows of {packets.height} packets"
     handle = _LIBRARY.sq_trace_new(
-        packets.height, *(c.ctypes.data for c in pointers), tokens, int(visibility == "previous")
+        packets.height, *(c.ctypes.data for c in columns), tokens, int(visibility == "previous")
     )
     if not handle:
-        raise MemoryError(f"no memory for the windows of {packets.height} packets")
+        raise MemoryError(no_memory)
     try:
-        done = 0
-        while done < batches:
-            part = out_BWF[done : done + chunk]
-            written = _LIBRARY.sq_trace_next(handle, len(part), part.ctypes.data)
+        left = batches_in(packets)
+        while left > 0:
+            x_BWF = np.empty((min(chunk, left), tokens, len(FEATURES)), np.float32)
+            written = _LIBRARY.sq_trace_next(handle, len(x_BWF), x_BWF.ctypes.data)
             if written == -(2**63):
-                raise MemoryError(f"no memory for the windows of {packets.height} packets")
+                raise MemoryError(no_memory)
             if written < 0:
                 bad = packets.row(-1 - written, named=True)
                 raise ValueError(f"packet {bad['packet']}: size_bytes {bad['size_bytes']} must be at least 1")
-            done += written
-            yield done
+            left -= len(x_BWF)
+            yield x_BWF
     finally:
         _LIBRARY.sq_trace_free(handle)
 
 
 def build_windows(packets: pl.DataFrame, tokens: int, visibility: str = "acked") -> Windows:
-    """Return all windows of one trace's packet table, in memory.
-
-    Args:
-        packets: the packet table of one trace, whole and in send order.
-        tokens: W, a multiple of 8 in 16..4096.
-        visibility: `acked` (what a sender can do) or `previous` (the paper's offline protocol).
+    """Return all windows of one trace's packet table, in memory; for large traces, see `iter_windows`.
 
     Raises:
-        ValueError: see `fill_windows`.
+        ValueError: see `iter_windows`.
     """
     x_BWF = np.empty((batches_in(packets), check_tokens(tokens), len(FEATURES)), np.float32)
-    for _ in fill_windows(packets, visibility, x_BWF):
-        pass
+    done = 0
+    for part_BWF in iter_windows(packets, tokens, visibility):
+        x_BWF[done : done + len(part_BWF)] = part_BWF
+        done += len(part_BWF)
     return Windows(**vars(targets(packets)), x_BWF=x_BWF)
 
 

@@ -19,7 +19,7 @@ from feature_store.windows import (
     SenderWindow,
     bdp_packets,
     build_windows,
-    fill_windows,
+    iter_windows,
     schema_hash,
     tokens_for,
 )
@@ -232,8 +232,6 @@ def test_bad_input_is_named() -> None:
         build_windows(packets.with_columns(sent_ns=pl.lit(None, pl.Int64)), 16)
     with pytest.raises(ValueError, match="packet 0: size_bytes 0"):
         build_windows(packets.with_columns(size_bytes=pl.lit(0, pl.Int32)), 16)
-    with pytest.raises(ValueError, match="do not fit"):
-        list(fill_windows(packets, "acked", np.empty((1, 16, len(FEATURES)), np.float32)))
 
 
 def test_an_empty_table_has_no_windows() -> None:
@@ -242,9 +240,9 @@ def test_an_empty_table_has_no_windows() -> None:
 
 def test_chunks_make_no_difference() -> None:
     packets = steady(400)
-    x_BWF = np.empty((50, 32, len(FEATURES)), np.float32)
-    assert list(fill_windows(packets, "acked", x_BWF, chunk=7))[-1] == 50
-    assert x_BWF.tobytes() == build_windows(packets, 32).x_BWF.tobytes()
+    parts = list(iter_windows(packets, 32, chunk=7))
+    assert [len(p) for p in parts] == [7] * 7 + [1]
+    assert np.concatenate(parts).tobytes() == build_windows(packets, 32).x_BWF.tobytes()
 
 
 def test_window_size_follows_the_bandwidth_delay_product() -> None:
