@@ -1,0 +1,285 @@
+#include "match.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+namespace swiftqueue {
+namespace {
+
+// A clock set back by more than this is taken as set, not as records that changed places on their
+// way to the file: ntpd steps the clock from 128 ms, and reordering between capture queues stays
+// well below.
+constexpr std::int64_t kClockStepNs = 100'000'000;
+// A row waits this long for its ACK. RFC 1122 4.2.3.5: a TCP gives up after at least 100 s.
+constexpr std::int64_t kMaxWaitNs = 120'000'000'000;
+constexpr std::size_t kMaxWaiting = std::size_t{1} << 21;   // rows; 150 MB with their bookkeeping
+constexpr std::int64_t kMaxWindow = std::int64_t{1} << 30;  // RFC 7323 2.3
+constexpr std::int64_t kMaxTimeNs = std::int64_t{1} << 62;
+constexpr std::int64_t kShortFlow = 8;  // one batch: HORIZON of schema.py
+constexpr double kControlShare = 1e-4;
+constexpr std::size_t kCompactFrom = 1024;
+
+std::size_t Mix(std::uint64_t h) {  // the finaliser of MurmurHash3
+  h ^= h >> 33;
+  h *= 0xff51afd7ed558ccdULL;
+  h ^= h >> 33;
+  return static_cast<std::size_t>(h);
+}
+
+std::uint64_t Word(const std::uint8_t* p) {
+  std::uint64_t word;
+  std::memcpy(&word, p, sizeof word);
+  return word;
+}
+
+// The sequence number `low` carries 32 bits; the one nearest to `reference` is meant.
+std::int64_t Unwrap(std::int64_t reference, std::uint32_t low) {
+  return reference + static_cast<std::int32_t>(low - static_cast<std::uint32_t>(reference));
+}
+
+}  // namespace
+
+std::size_t AddressHash::operator()(const Address& address) const {
+  return Mix(Word(address.data()) * 0x9e3779b97f4a7c15ULL ^ Word(address.data() + 8));
+}
+
+std::size_t FlowKeyHash::operator()(const FlowKey& key) const {
+  std::uint64_t h = Word(key.source.data()) ^ Word(key.source.data() + 8) * 3;
+  h = h * 0x9e3779b97f4a7c15ULL + Word(key.destination.data());
+  h = h * 0x9e3779b97f4a7c15ULL + Word(key.destination.data() + 8);
+  h = h * 0x9e3779b97f4a7c15ULL + (std::uint64_t{key.source_port} << 16 | key.destination_port);
+  return Mix(h);
+}
+
+TraceClock::Reading TraceClock::Read(std::int64_t stamp_ns) {
+  // A stamp and the offset are at most 2^62 each: their sum may not fit, and stays there.
+  std::int64_t now = static_cast<std::int64_t>(
+      std::min<__int128>(static_cast<__int128>(stamp_ns) + offset_ns_, kMaxTimeNs));
+  if (now < last_ns_ - kClockStepNs) {
+    offset_ns_ += last_ns_ - now;
+    now = last_ns_;
+    ++steps_;
+  }
+  last_ns_ = std::max(last_ns_, now);
+  return {last_ns_, now};
+}
+
+void Matcher::Push(std::span<const Segment> segments) {
+  for (const Segment& segment : segments) {
+    if (segment.kind != kTcp) continue;
+    const TraceClock::Reading now = clock_.Read(segment.time_ns);
+    if (segment.destination == sender_ && segment.flags & kAck) Ack(segment, now);
+    if (segment.source == sender_ && (segment.payload_bytes > 0 || segment.flags & kSyn)) {
+      Data(segment, now);
+    }
+  }
+  ForgetOldest();
+}
+
+Matcher::Flow& Matcher::FlowOf(const Segment& segment) {
+  const FlowKey key{segment.source, segment.destination, segment.source_port,
+                    segment.destination_port};
+  const auto [entry, fresh] = flows_.try_emplace(key);
+  Flow& flow = entry->second;
+  if (fresh) {
+    const auto receivers = static_cast<std::int32_t>(receivers_.size());
+    flow.id = static_cast<std::int32_t>(flow_of_id_.size());
+    flow.receiver_id = receivers_.try_emplace(segment.destination, receivers).first->second;
+    flow.link = segment.link;
+    flow.sent_end = segment.sequence;
+    flow_of_id_.push_back(&flow);  // stable: unordered_map does not move its elements
+  }
+  return flow;
+}
+
+void Matcher::Flow::Compact() {
+  if (first_head <= kCompactFrom || first_head * 2 <= first.size()) return;
+  first.erase(first.begin(), first.begin() + static_cast<std::ptrdiff_t>(first_head));
+  first_head = 0;
+}
+
+void Matcher::Data(const Segment& segment, TraceClock::Reading now) {
+  if (segment.flags & kSyn) {
+    // The 5-tuple starts anew, with another sequence space; a flow begins with its first payload.
+    const auto known = flows_.find(
+        {segment.source, segment.destination, segment.source_port, segment.destination_port});
+    if (known != flows_.end()) {
+      Abandon(known->second);
+      known->second.sent_end = segment.sequence + 1;
+    }
+    if (segment.payload_bytes == 0) return;
+  }
+  if (!left_out_.empty() && left_out_.contains({segment.source, segment.destination,
+                                                segment.source_port, segment.destination_port})) {
+    ++left_out_packets_;
+    return;
+  }
+  Flow& flow = FlowOf(segment);
+  // A SYN takes the sequence number before its payload (TCP Fast Open).
+  const std::uint32_t sequence = segment.sequence + (segment.flags & kSyn ? 1u : 0u);
+  const std::int64_t start = Unwrap(flow.sent_end, sequence);
+  const std::int64_t end = start + segment.payload_bytes;
+  const bool again = start < flow.sent_end;
+  if (segment.link != flow.link) {
+    if (end <= flow.sent_end) {  // the same packet, captured once more on its way through the host
+      ++copies_;
+      return;
+    }
+    flow.link = segment.link;
+  }
+  ++flow.packets;
+  flow.payload_bytes += segment.payload_bytes;
+  const std::int64_t row = first_row_ + static_cast<std::int64_t>(rows_.size());
+  rows_.push_back({.sent_ns = now.time_ns,
+                   .end = end,
+                   .flow_id = flow.id,
+                   .size_bytes = static_cast<std::int32_t>(std::min<std::uint32_t>(
+                       segment.ip_bytes, std::numeric_limits<std::int32_t>::max())),
+                   .steps = static_cast<std::int32_t>(clock_.steps()),
+                   .ecn = segment.ecn,
+                   .retransmitted = again});
+  if (again) {
+    ++retransmitted_;
+    SentAgain(flow, start, end);
+    flow.again.emplace(end, Resent{start, row});
+  } else {
+    flow.first.push_back({start, end, row});
+  }
+  flow.sent_end = std::max(flow.sent_end, end);
+}
+
+void Matcher::SentAgain(Flow& flow, std::int64_t start, std::int64_t end) {
+  // Packets sent once do not overlap, so those that reach beyond `start` are in one piece.
+  auto packet = std::upper_bound(
+      flow.first.begin() + static_cast<std::ptrdiff_t>(flow.first_head), flow.first.end(), start,
+      [](std::int64_t at, const Outstanding& sent) { return at < sent.end; });
+  for (; packet != flow.first.end() && packet->start < end; ++packet) {
+    At(packet->row).lost = true;
+    At(packet->row).ambiguous |= packet->end <= end;
+  }
+  for (auto packet = flow.again.upper_bound(start); packet != flow.again.end();) {
+    if (packet->second.start >= end) {
+      ++packet;
+      continue;
+    }
+    At(packet->second.row).lost = true;
+    flow.lost.emplace(packet->first, packet->second.row);
+    packet = flow.again.erase(packet);
+  }
+}
+
+void Matcher::Ack(const Segment& segment, TraceClock::Reading now) {
+  const auto known = flows_.find(
+      {segment.destination, segment.source, segment.destination_port, segment.source_port});
+  if (known == flows_.end()) return;
+  ++acks_;
+  Flow& flow = known->second;
+  const std::int64_t acked = Unwrap(flow.sent_end, segment.acknowledgment);
+  if (acked > flow.sent_end + kMaxWindow) return;  // of no byte that can have been sent
+  for (; flow.first_head < flow.first.size() && flow.first[flow.first_head].end <= acked;
+       ++flow.first_head) {
+    Acknowledge(flow.first[flow.first_head].row, now);
+  }
+  flow.Compact();
+  while (!flow.again.empty() && flow.again.begin()->first <= acked) {
+    Acknowledge(flow.again.begin()->second.row, now);
+    flow.again.erase(flow.again.begin());
+  }
+  while (!flow.lost.empty() && flow.lost.begin()->first <= acked) {
+    Acknowledge(flow.lost.begin()->second, now);
+    flow.lost.erase(flow.lost.begin());
+  }
+}
+
+void Matcher::Acknowledge(std::int64_t number, TraceClock::Reading now) {
+  Row& row = At(number);
+  row.acked_ns = now.time_ns;
+  row.early_ack = now.stamp_ns < row.sent_ns || row.steps != clock_.steps();
+  row.done = true;
+}
+
+void Matcher::Abandon(Flow& flow) {
+  for (; flow.first_head < flow.first.size(); ++flow.first_head) {
+    At(flow.first[flow.first_head].row).done = true;
+  }
+  for (const auto& [end, packet] : flow.again) At(packet.row).done = true;
+  for (const auto& [end, row] : flow.lost) At(row).done = true;
+  flow.first.clear();
+  flow.first_head = 0;
+  flow.again.clear();
+  flow.lost.clear();
+}
+
+// Gives up rows that waited too long, so that a dead connection cannot hold all that were sent
+// after it.
+void Matcher::ForgetOldest() {
+  for (std::size_t i = 0; i < rows_.size(); ++i) {
+    Row& row = rows_[i];
+    const bool too_many = rows_.size() - i > kMaxWaiting;
+    if (!too_many && clock_.now_ns() - row.sent_ns <= kMaxWaitNs) break;
+    if (row.done) continue;
+    row.done = true;
+    const std::int64_t number = first_row_ + static_cast<std::int64_t>(i);
+    Flow& flow = *flow_of_id_[static_cast<std::size_t>(row.flow_id)];
+    if (!row.retransmitted) {
+      ++flow.first_head;  // rows of one flow are in the same order in both
+      flow.Compact();
+      continue;
+    }
+    for (auto [packet, end] = flow.again.equal_range(row.end); packet != end; ++packet) {
+      if (packet->second.row != number) continue;
+      flow.again.erase(packet);
+      break;
+    }
+    for (auto [packet, end] = flow.lost.equal_range(row.end); packet != end; ++packet) {
+      if (packet->second != number) continue;
+      flow.lost.erase(packet);
+      break;
+    }
+  }
+}
+
+std::vector<FlowKey> Matcher::ControlFlows() const {
+  std::vector<FlowKey> control;
+  std::int64_t all_bytes = 0, short_bytes = 0;
+  for (const auto& [key, flow] : flows_) {
+    all_bytes += flow.payload_bytes;
+    if (flow.packets >= kShortFlow) continue;
+    short_bytes += flow.payload_bytes;
+    control.push_back(key);
+  }
+  if (static_cast<double>(short_bytes) >= kControlShare * static_cast<double>(all_bytes)) return {};
+  return control;
+}
+
+void Matcher::Finish() {
+  for (Row& row : rows_) row.done = true;
+}
+
+std::size_t Matcher::Drain(const Columns& out, std::size_t capacity) {
+  std::size_t n = 0;
+  for (; n < capacity && !rows_.empty() && rows_.front().done; ++n) {
+    const Row& row = rows_.front();
+    const bool known = row.acked_ns >= 0 && !row.early_ack && !row.retransmitted && !row.ambiguous;
+    out.sent_ns[n] = row.sent_ns;
+    out.acked_ns[n] = row.acked_ns;
+    out.latency_us[n] = std::numeric_limits<float>::quiet_NaN();
+    if (known) {
+      const std::int64_t latency_ns = row.acked_ns - row.sent_ns;
+      out.latency_us[n] = static_cast<float>(static_cast<double>(latency_ns) / 1000.0);
+      stats_.Add(latency_ns);
+    }
+    out.flow_id[n] = row.flow_id;
+    out.receiver_id[n] = flow_of_id_[static_cast<std::size_t>(row.flow_id)]->receiver_id;
+    out.size_bytes[n] = row.size_bytes;
+    out.ecn[n] = row.ecn;
+    out.retransmitted[n] = row.retransmitted;
+    out.lost[n] = row.lost;
+    rows_.pop_front();
+    ++first_row_;
+  }
+  return n;
+}
+
+}  // namespace swiftqueue

@@ -1,0 +1,164 @@
+// Data packets of one sender matched with the cumulative ACKs that come back: the packet table's
+// rows.
+//
+// The rules (docs/PACKETS.md): a packet's latency ends at the first cumulative ACK that covers its
+// last byte; if that byte was sent again before, neither sending has one (Karn); rows leave in send
+// order.
+#ifndef FEATURE_STORE_MATCH_H_
+#define FEATURE_STORE_MATCH_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <span>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "latency_stats.h"
+#include "segment.h"
+
+namespace swiftqueue {
+
+// One direction of a TCP connection.
+struct FlowKey {
+  Address source;
+  Address destination;
+  std::uint16_t source_port;
+  std::uint16_t destination_port;
+  bool operator==(const FlowKey&) const = default;
+};
+
+struct FlowKeyHash {
+  std::size_t operator()(const FlowKey& key) const;
+};
+
+struct AddressHash {
+  std::size_t operator()(const Address& address) const;
+};
+
+// Columns of the packet table that Drain fills, each at least as long as asked for.
+struct Columns {
+  std::int64_t* sent_ns;
+  std::int64_t* acked_ns;  // -1: not acknowledged
+  float* latency_us;       // NaN: unknown
+  std::int32_t* flow_id;
+  std::int32_t* receiver_id;
+  std::int32_t* size_bytes;
+  std::uint8_t* ecn;
+  std::uint8_t* retransmitted;
+  std::uint8_t* lost;
+};
+
+// A clock that never runs backwards, over capture timestamps that may.
+class TraceClock {
+ public:
+  struct Reading {
+    std::int64_t time_ns;  // never below the reading before
+    std::int64_t
+        stamp_ns;  // the record's own stamp on the same scale; below time_ns if it ran backwards
+  };
+  Reading Read(std::int64_t stamp_ns);
+  std::int64_t now_ns() const { return last_ns_; }
+  std::int64_t steps() const { return steps_; }  // how often the capture's clock was set back
+
+ private:
+  std::int64_t last_ns_ = 0;
+  std::int64_t offset_ns_ = 0;
+  std::int64_t steps_ = 0;
+};
+
+class Matcher {
+ public:
+  Matcher(const Address& sender, std::int64_t sharp_ns, double sharp_share)
+      : sender_(sender), stats_(sharp_ns, sharp_share) {}
+
+  // Takes flows out of the table; to be called before the first Push.
+  void LeaveOut(const FlowKey& flow) { left_out_.insert(flow); }
+
+  void Push(std::span<const Segment> segments);
+  void Finish();  // no more segments: what is unacknowledged stays so
+
+  // Moves up to `capacity` finished rows, in send order, into `columns`.
+  std::size_t Drain(const Columns& columns, std::size_t capacity);
+
+  // Control connections: the flows of fewer than kShortFlow data packets, if all of them together
+  // carry less than kControlShare of the sender's payload; else none.
+  std::vector<FlowKey> ControlFlows() const;
+
+  const LatencyStats& stats() const { return stats_; }
+  std::int64_t clock_steps() const { return clock_.steps(); }
+  std::int64_t acks() const { return acks_; }
+  std::int64_t copies() const { return copies_; }
+  std::int64_t left_out() const { return left_out_packets_; }
+  std::int64_t retransmitted() const { return retransmitted_; }
+  std::int64_t flows() const { return static_cast<std::int64_t>(flows_.size()); }
+  std::int64_t receivers() const { return static_cast<std::int64_t>(receivers_.size()); }
+
+ private:
+  struct Row {
+    std::int64_t sent_ns;
+    std::int64_t acked_ns = -1;
+    std::int64_t end;  // sequence number behind its last byte, unwrapped
+    std::int32_t flow_id;
+    std::int32_t size_bytes;
+    std::int32_t steps;  // of the clock, when it was sent
+    std::uint8_t ecn;
+    bool retransmitted;
+    bool lost = false;
+    bool ambiguous = false;  // its last byte was sent again before an ACK covered it
+    bool early_ack = false;  // the ACK's stamp lies before the send's
+    bool done = false;
+  };
+  struct Outstanding {
+    std::int64_t start;
+    std::int64_t end;
+    std::int64_t row;
+  };
+  struct Resent {
+    std::int64_t start;
+    std::int64_t row;
+  };
+  struct Flow {
+    std::int32_t id;
+    std::int32_t receiver_id;
+    std::uint32_t link;
+    std::int64_t packets = 0;  // with data
+    std::int64_t payload_bytes = 0;
+    std::int64_t sent_end = 0;       // highest sequence number sent, unwrapped
+    std::vector<Outstanding> first;  // sent once, unacknowledged, ordered by start and by row
+    std::size_t first_head = 0;      // those before it are acknowledged
+    std::multimap<std::int64_t, Resent> again;  // sent again, by end
+    std::multimap<std::int64_t, std::int64_t>
+        lost;        // rows of `again` that were sent yet again, by end
+    void Compact();  // frees what is acknowledged, in amortised constant time
+  };
+
+  void Data(const Segment& segment, TraceClock::Reading now);
+  void Ack(const Segment& segment, TraceClock::Reading now);
+  void SentAgain(Flow& flow, std::int64_t start, std::int64_t end);
+  void Acknowledge(std::int64_t row, TraceClock::Reading now);
+  void Abandon(Flow& flow);
+  void ForgetOldest();
+  Flow& FlowOf(const Segment& segment);
+  Row& At(std::int64_t row) { return rows_[static_cast<std::size_t>(row - first_row_)]; }
+
+  Address sender_;
+  LatencyStats stats_;
+  TraceClock clock_;
+  std::deque<Row> rows_;        // not yet drained, in send order
+  std::int64_t first_row_ = 0;  // number of rows_.front()
+  std::unordered_map<FlowKey, Flow, FlowKeyHash> flows_;
+  std::vector<Flow*> flow_of_id_;
+  std::unordered_map<Address, std::int32_t, AddressHash> receivers_;
+  std::int64_t acks_ = 0;
+  std::int64_t copies_ = 0;
+  std::unordered_set<FlowKey, FlowKeyHash> left_out_;
+  std::int64_t left_out_packets_ = 0;
+  std::int64_t retransmitted_ = 0;
+};
+
+}  // namespace swiftqueue
+
+#endif  // FEATURE_STORE_MATCH_H_

@@ -1,0 +1,13 @@
+# The capture decoder and the data-to-ACK matcher, a shared library that pcaplib.py loads.
+EXTRACT_SOURCES := decode.cc pcap.cc match.cc extract_api.cc
+EXTRACT_HEADERS := segment.h decode.h pcap.h match.h latency_stats.h
+EXTRACT_FLAGS := -std=c++20 -Wall -Wextra -Werror -fPIC -shared -fvisibility=default
+
+_build/libpcapdecode.so: $(EXTRACT_SOURCES) $(EXTRACT_HEADERS) pcap.mk
+	@mkdir -p _build
+	$(CXX) -O2 $(EXTRACT_FLAGS) $(EXTRACT_SOURCES) -o $@.partial.$$$$ && mv $@.partial.$$$$ $@
+
+# The same with run-time checks of addresses and undefined behaviour, for the tests.
+_build/libpcapdecode-asan.so: $(EXTRACT_SOURCES) $(EXTRACT_HEADERS) pcap.mk
+	@mkdir -p _build
+	$(CXX) -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all $(EXTRACT_FLAGS) $(EXTRACT_SOURCES) -o $@.partial.$$$$ && mv $@.partial.$$$$ $@
