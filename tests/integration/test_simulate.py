@@ -1,0 +1,192 @@
+"""Stage `simulate`: what it refuses, that a seed fixes every byte, and what the traces hold."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines.simulate import RANGES, build_simulator, check_params, simulate
+from pipelines.stage import StageError
+
+
+@pytest.fixture(scope="module")
+def params(project: Path) -> dict[str, Any]:
+    section: dict[str, Any] = yaml.safe_load((project / "params.yaml").read_text())["simulate"]
+    return section
+
+
+@pytest.fixture(scope="module")
+def program() -> Path:
+    return build_simulator()
+
+
+def test_the_projects_own_parameters_pass(params: dict[str, Any]) -> None:
+    check_params(params)
+    assert set(params) == {"seeds", *RANGES}
+
+
+@given(name=st.sampled_from(sorted(RANGES)), beyond=st.floats(0.001, 1e6), above=st.booleans())
+def test_a_value_out_of_range_is_named(name: str, beyond: float, above: bool) -> None:
+    params: dict[str, Any] = {"seeds": [1]} | {n: kind(low) for n, (kind, low, _) in RANGES.items()}
+    params["dctcp_flows"] = 1
+    check_params(params)
+    kind, low, high = RANGES[name]
+    step = max(1, int(beyond)) if kind is int else beyond
+    params[name] = high + step if above else low - step
+    with pytest.raises(StageError, match=rf"simulate\.{name} is .* between"):
+        check_params(params)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seeds": []}, "seeds"),
+        ({"seeds": [1, 1]}, "twice"),
+        ({"seeds": [0]}, "a seed is between"),
+        ({"seeds": ["a"]}, "whole numbers"),
+        ({"seeds": 3}, "list"),
+        ({"receivers": 2.5}, "whole number"),
+        ({"duration_s": "long"}, "number"),
+        ({"duration_s": float("nan")}, "number"),
+        ({"rtt_ms": True}, "number"),
+        ({"dctcp_flows": 0, "cubic_flows": 0}, "nothing to capture"),
+    ],
+)
+def test_bad_parameters_get_one_clear_line(
+    params: dict[str, Any], change: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(StageError, match=message) as error:
+        check_params(params | change)
+    assert "\n" not in str(error.value)
+
+
+@pytest.fixture
+def unbuilt(project: Path, tmp_path: Path) -> Path:
+    """A project folder with the simulator's sources and nothing built."""
+    shutil.copytree(project / "simulation", tmp_path / "simulation")
+    return tmp_path
+
+
+def test_no_compiler_is_said_in_one_line(unbuilt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(StageError, match=r"no C\+\+ compiler \(no-such-compiler\)"):
+        build_simulator(unbuilt)
+
+
+def test_no_ns3_is_said_in_one_line(unbuilt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(StageError, match=r"ns-3 wheel is not installed.*make setup"):
+        build_simulator(unbuilt)
+
+
+def test_no_make_is_said_in_one_line(unbuilt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(unbuilt))
+    with pytest.raises(StageError, match="make is needed"):
+        build_simulator(unbuilt)
+
+
+def test_the_queue_discs_keep_their_rules(program: Path) -> None:
+    """The C++ suite: classification, shares, step, limits, PI2, exploration."""
+    result = subprocess.run([program.parent / "queue-disc-test"], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.count("PASS") == 9  # eight cases and their suite
+
+
+def test_a_seed_fixes_every_byte(params: dict[str, Any], program: Path, tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder in (first, second):
+        folder.mkdir()
+        simulate(params | {"seeds": [1, 2], "duration_s": 2}, folder, program)
+    one, two = (first / "dumbbell-1.pcap").read_bytes(), (first / "dumbbell-2.pcap").read_bytes()
+    assert one == (second / "dumbbell-1.pcap").read_bytes()
+    assert one != two
+    magic, _, _, _, _, snaplen, linktype = struct.unpack_from("<IHHiIII", one)
+    assert (magic, snaplen, linktype) == (0xA1B23C4D, 96, 101)  # nanoseconds, headers only, raw IP
+
+
+def test_a_failing_simulation_is_named(params: dict[str, Any], program: Path, tmp_path: Path) -> None:
+    with pytest.raises(StageError, match=r"dumbbell, seed \d: cannot write .*no-such-folder"):
+        simulate(params | {"duration_s": 1}, tmp_path / "no-such-folder", program)
+
+
+def test_a_full_disk_is_said(params: dict[str, Any], program: Path, tmp_path: Path) -> None:
+    (tmp_path / "dumbbell-1.pcap").symlink_to("/dev/full")
+    with pytest.raises(StageError, match=r"seed 1: cannot write all of .*dumbbell-1.pcap: is the disk full"):
+        simulate(params | {"duration_s": 1, "seeds": [1]}, tmp_path, program)
+
+
+@pytest.mark.slow
+def test_a_killed_stage_leaves_nothing_half_written(project: Path, program: Path, tmp_path: Path) -> None:
+    text = yaml.safe_load((project / "params.yaml").read_text())
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(text))
+    command = [sys.executable, "-m", "pipelines.simulate", "--params", "params.yaml", "--output", "traces"]
+    stage = subprocess.Popen(command, cwd=tmp_path)
+    partial = tmp_path / ".traces.partial" / "dumbbell-1.pcap"
+    deadline = time.monotonic() + 60
+    while not (partial.exists() and partial.stat().st_size > 100_000):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    stage.send_signal(signal.SIGKILL)
+    stage.wait()
+    assert not (tmp_path / "traces").exists()
+
+    text["simulate"] |= {"duration_s": 1, "seeds": [7]}
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(text))
+    subprocess.run(command, cwd=tmp_path, check=True)
+    assert [p.name for p in (tmp_path / "traces").iterdir()] == ["dumbbell-7.pcap"]
+    assert not partial.parent.exists()
+
+
+@pytest.mark.slow
+def test_the_default_traces_are_worth_predicting(
+    params: dict[str, Any], program: Path, tmp_path: Path
+) -> None:
+    """Several flows in both queues, tens of ms of queueing, sharp changes, and the other queue explored."""
+    from feature_store.extract import Job, extract_trace
+    from feature_store.schema import scan_packets
+
+    seconds = 20
+    (capture,) = simulate(params | {"seeds": [1], "duration_s": seconds}, tmp_path, program)
+    summary = extract_trace(Job(capture, "dumbbell"), tmp_path / "packets")
+    packets = scan_packets(tmp_path / "packets", "dumbbell").collect()
+
+    # 60,000 to 200,000 data packets in a whole trace
+    per_trace = summary["data_packets"] * params["duration_s"] / seconds
+    assert 60_000 < per_trace < 200_000
+    assert summary["flows"] == params["dctcp_flows"] + params["cubic_flows"]
+    assert summary["receivers"] == params["receivers"]
+    assert summary["latency_known"] > 0.95 * summary["data_packets"]
+    assert summary["sharp_changes"] > 50
+    assert summary["skipped"] == {}
+
+    ms = (
+        packets.drop_nulls("latency_us")
+        .group_by("queue")
+        .agg(
+            low=pl.col("latency_us").quantile(0.01) / 1e3,
+            high=pl.col("latency_us").quantile(0.99) / 1e3,
+        )
+    )
+    assert set(ms["queue"]) == {"l4s", "classic"}
+    assert (ms["low"] >= params["rtt_ms"]).all()
+    assert (ms["high"] - ms["low"] > 30).all()
+
+    l4s_flows = (
+        packets.group_by("flow_id").agg(l4s=(pl.col("queue") == "l4s").mean()).filter(pl.col("l4s") > 0)
+    )
+    assert len(l4s_flows) == params["dctcp_flows"]
+    of_l4s_flows = packets.join(l4s_flows, on="flow_id")
+    explored = (of_l4s_flows["queue"] == "classic").mean()
+    assert explored == pytest.approx(params["explore_share"], abs=0.02)
