@@ -45,7 +45,7 @@ def draw(
         "sharp_change_examples.png": _examples(changes),
     }
     for name, figure in drawn.items():
-        figure.text(0.995, 0.005, caption, ha="right", va="bottom", fontsize=7, color="#868e96")
+        figure.suptitle(caption, x=0.995, ha="right", fontsize=7, color="#868e96")
         figure.savefig(folder / name, dpi=DPI)
     return {
         "precision_recall.png": "Late packets: precision at each recall; dotted, the base rate",
@@ -152,4 +152,6 @@ def _examples(changes: Sequence[Change]) -> Figure:
         axes.set_title(f"{change.trace}: {'rise' if change.rise else 'drop'}", fontsize=9)
         if i == 0:
             axes.legend(fontsize=7, frameon=False)
+    figure.supxlabel("packets from the change", fontsize=9)
+    figure.supylabel("latency, ms", fontsize=9)
     return figure

@@ -12,8 +12,18 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from models.evaluation import METHODS, SEND_GAP, TracePredictions
-from models.scores import change_direction, pool_changes, score_changes, score_predictions
+from models.evaluation import FINETUNED, METHODS, SEND_GAP, TracePredictions
+from models.scores import (
+    Floats,
+    Replicates,
+    change_direction,
+    interval,
+    pool_changes,
+    score_changes,
+    score_predictions,
+    score_sharp,
+    score_with_replicates,
+)
 
 VARIANTS: Final = ("prediction_change", "truth_change")
 TRACE_OFFSET_NS: Final = 10**16  # keeps the time blocks of pooled traces apart: no trace lasts 115 days
@@ -34,21 +44,14 @@ def evaluate(
     visibilities = list(predictions[0].us_BH)
     said = {"protocol": protocol["name"], "seed": seed}
 
-    def entry(part: Sequence[TracePredictions], method: str) -> dict[str, Any]:
+    def scored(part: Sequence[TracePredictions]) -> dict[str, Any]:
         by_visibility = {
-            v: _score(part, v, method, seed=seed, false_alarm_rate=false_alarm_rate) for v in visibilities
+            v: _score(part, v, seed=seed, false_alarm_rate=false_alarm_rate) for v in visibilities
         }
-        return {**said, **by_visibility}
+        return {m: {**said, **{v: by_visibility[v][m] for v in visibilities}} for m in (*METHODS, SEND_GAP)}
 
-    methods = (*METHODS, SEND_GAP)
-    traces = {p.trace: {m: entry([p], m) for m in methods} for p in predictions}
-    if len(predictions) == 1:
-        pooled = traces[predictions[0].trace]
-    else:
-        pooled = {m: entry(predictions, m) for m in methods}
-        for method, scored in pooled.items():
-            for v in visibilities:
-                scored[v]["sharp"] = _pool_sharp([traces[p.trace][method][v]["sharp"] for p in predictions])
+    traces = {p.trace: scored([p]) for p in predictions}
+    pooled = traces[predictions[0].trace] if len(predictions) == 1 else scored(predictions)
     rounds = {p.trace: _by_round(p, false_alarm_rate) for p in predictions}
     return {
         "about": {
@@ -67,22 +70,47 @@ def evaluate(
 
 
 def _score(
-    part: Sequence[TracePredictions], visibility: str, method: str, *, seed: int, false_alarm_rate: float
-) -> dict[str, Any]:
-    """Scores of one method over the test slices of some traces; intervals for the deployable visibility."""
-    if method == SEND_GAP:
-        return {"n": int(sum(np.isfinite(p.y_BH).sum() for p in part)), "sharp": _send_gap(part, visibility)}
+    part: Sequence[TracePredictions], visibility: str, *, seed: int, false_alarm_rate: float
+) -> dict[str, dict[str, Any]]:
+    """Scores of all methods over the test slices of some traces; intervals for the deployable visibility.
+
+    `finetuned_minus_this` holds 95 % intervals of the differences from the fine-tuned model, paired: both
+    are scored on the same draws of seconds. Where zero is inside, the order of the two is not settled.
+    """
     time_ns_B = np.concatenate(
         [p.decision_ns_B - p.decision_ns_B[0] + i * TRACE_OFFSET_NS for i, p in enumerate(part)]
     )
-    return score_predictions(
-        np.concatenate([p.us_BH[visibility][method] for p in part]),
-        np.concatenate([p.y_BH for p in part]),
-        np.concatenate([p.last_flow_BH[visibility] for p in part]),
-        time_ns_B=time_ns_B if visibility == "acked" else None,
-        false_alarm_rate=false_alarm_rate,
-        seed=seed,
-    )
+    y_BH = np.concatenate([p.y_BH for p in part])
+    last_flow_BH = np.concatenate([p.last_flow_BH[visibility] for p in part])
+    scores: dict[str, dict[str, Any]] = {}
+    replicates: dict[str, Replicates] = {}
+    for method in METHODS:
+        scores[method], drawn = score_with_replicates(
+            np.concatenate([p.us_BH[visibility][method] for p in part]),
+            y_BH,
+            last_flow_BH,
+            time_ns_B=time_ns_B if visibility == "acked" else None,
+            false_alarm_rate=false_alarm_rate,
+            seed=seed,
+        )
+        if len(part) > 1:  # no change is counted across two traces
+            scored = [_sharp(p, p.us_BH[visibility][method]) for p in part]
+            scores[method]["sharp"] = {v: pool_changes([s[v] for s in scored]) for v in VARIANTS}
+        if drawn is not None:
+            replicates[method] = drawn
+            ours = replicates[FINETUNED]
+            if method != FINETUNED:
+                scores[method]["finetuned_minus_this"] = {
+                    f"{name}_95": interval(getattr(ours, name) - getattr(drawn, name))
+                    for name in Replicates._fields
+                }
+    n = scores[FINETUNED]["n"]
+    return {**scores, SEND_GAP: {"n": n, "sharp": _send_gap(part, visibility)}}
+
+
+def _sharp(p: TracePredictions, us_BH: Floats) -> dict[str, Any]:
+    known = np.isfinite(p.y_BH)
+    return score_sharp(us_BH[known], p.y_BH[known])
 
 
 def _send_gap(part: Sequence[TracePredictions], visibility: str) -> dict[str, Any]:
@@ -94,10 +122,6 @@ def _send_gap(part: Sequence[TracePredictions], visibility: str) -> dict[str, An
         true_N: NDArray[np.int8] = change_direction(y_N[known][1:], y_N[known][:-1])
         scored.append(score_changes(true_N, direction_N[known][1:]))
     return dict.fromkeys(VARIANTS, pool_changes(scored))
-
-
-def _pool_sharp(scored: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    return {variant: pool_changes([s[variant] for s in scored]) for variant in VARIANTS}
 
 
 def _by_round(p: TracePredictions, false_alarm_rate: float) -> list[dict[str, Any]]:

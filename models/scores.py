@@ -6,7 +6,6 @@ Latencies are microseconds; scores report milliseconds. What cannot be computed 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
@@ -21,26 +20,55 @@ CHANGE_US: Final = 20_000.0  # SwiftQueue: a change counts from 20 ms on ...
 CHANGE_SHARE: Final = 0.20  # ... if it is 20 % or more of the latency before it as well
 REPLICATES: Final = 200  # bootstrap draws behind each interval
 BLOCK_NS: Final = 1_000_000_000  # errors are correlated within a congestion epoch: resample whole seconds
+CHUNK_CELLS: Final = 1_000_000  # (block, step) counts held at once by the bootstrap
 INTERVAL: Final = (2.5, 97.5)  # percentiles of a 95 % interval
 
 
 class PrecisionRecall(NamedTuple):
     """Counts at every distinct threshold, from the strictest to the most lenient."""
 
-    true_positives: Ints
-    false_positives: Ints
+    order: Ints  # packets by falling score
+    ends: Ints  # in that order, the last packet alarmed at each threshold
+    true_positives: Ints  # at each threshold
     positives: int
     negatives: int
 
     @property
+    def false_positives(self) -> Ints:
+        """False alarms, per threshold."""
+        return self.ends + 1 - self.true_positives
+
+    @property
     def precision(self) -> Floats:
         """Share of alarms that are right, per threshold."""
-        return self.true_positives / (self.true_positives + self.false_positives)
+        return self.true_positives / (self.ends + 1)
 
     @property
     def recall(self) -> Floats:
         """Share of positives that raise an alarm, per threshold; there must be a positive."""
         return self.true_positives / self.positives
+
+    def average_precision(self) -> float | None:
+        """Sum of precision times the step in recall; None without a positive."""
+        if not self.positives:
+            return None
+        return float(np.diff(self.true_positives, prepend=0) @ self.precision / self.positives)
+
+    def recall_at(self, rate: float) -> float | None:
+        """Highest recall with at most `rate` false alarms per negative; None without a positive."""
+        if not self.positives:
+            return None
+        return float(np.max(self.recall[self.false_positives <= rate * self.negatives], initial=0.0))
+
+
+class Replicates(NamedTuple):
+    """Figures under each draw of the block bootstrap, (R,); NaN where a draw leaves one undefined.
+
+    Methods scored on the same packets with the same seed have the same draws: differences are paired.
+    """
+
+    average_precision: Floats
+    mae_ms: Floats
 
 
 class ChangeCounts(NamedTuple):
@@ -84,28 +112,12 @@ def change_direction(latency_us: NDArray[Any], before_us: NDArray[Any]) -> NDArr
 
 def precision_recall(positive_N: Bools, score_N: Floats) -> PrecisionRecall:
     """Sweep the threshold over the distinct scores: packets with equal scores are alarmed together."""
-    order = np.argsort(-score_N, kind="stable")
-    ends = _group_ends(score_N[order])
+    order = np.argsort(-score_N)
+    changes = np.flatnonzero(np.diff(score_N[order]))
+    ends = np.append(changes, score_N.size - 1) if score_N.size else changes
     true = np.cumsum(positive_N[order], dtype=np.int64)[ends]
-    return PrecisionRecall(true, ends + 1 - true, int(positive_N.sum()), int((~positive_N).sum()))
-
-
-def average_precision(positive_N: Bools, score_N: Floats) -> float | None:
-    """Average precision, the sum of precision times the step in recall; None without a positive."""
-    curve = precision_recall(positive_N, score_N)
-    if not curve.positives:
-        return None
-    steps = np.diff(curve.true_positives, prepend=0)
-    return float(steps @ curve.precision / curve.positives)
-
-
-def recall_at_false_alarms(positive_N: Bools, score_N: Floats, rate: float) -> float | None:
-    """Highest recall with at most `rate` false alarms per negative; None without a positive."""
-    curve = precision_recall(positive_N, score_N)
-    if not curve.positives:
-        return None
-    allowed = curve.false_positives <= rate * curve.negatives
-    return float(np.max(curve.recall[allowed], initial=0.0))
+    positives = int(positive_N.sum())
+    return PrecisionRecall(order, ends, true, positives, score_N.size - positives)
 
 
 def score_errors(pred_N: Floats, y_N: Floats) -> dict[str, Any]:
@@ -124,13 +136,16 @@ def score_changes(true_N: NDArray[np.int8], predicted_N: NDArray[np.int8]) -> di
 
     A change predicted in the wrong direction is a false alarm and a miss.
     """
-
-    def count(directions: tuple[int, ...]) -> dict[str, Any]:
-        true, predicted = np.isin(true_N, directions), np.isin(predicted_N, directions)
-        right = true & (true_N == predicted_N)
-        return ChangeCounts(int(true.sum()), int(predicted.sum()), int(right.sum())).summary()
-
-    return {"all": count((-1, 1)), "rises": count((1,)), "drops": count((-1,))}
+    rises, drops = (
+        ChangeCounts(
+            int(np.count_nonzero(true_N == direction)),
+            int(np.count_nonzero(predicted_N == direction)),
+            int(np.count_nonzero((true_N == direction) & (predicted_N == direction))),
+        )
+        for direction in (1, -1)
+    )
+    both = ChangeCounts(*(rise + drop for rise, drop in zip(rises, drops, strict=True)))
+    return {"all": both.summary(), "rises": rises.summary(), "drops": drops.summary()}
 
 
 def pool_changes(scored: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -142,77 +157,56 @@ def pool_changes(scored: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def block_draws(time_ns_N: Ints, seed: int, replicates: int = REPLICATES) -> tuple[Ints, Floats]:
+def block_draws(time_ns_B: Ints, seed: int, replicates: int = REPLICATES) -> tuple[Ints, Floats]:
     """Draw whole seconds with replacement (seeded): a block bootstrap over time.
 
-    Gives the block number of each packet, (N,), and how often each draw takes each block, (R, blocks).
+    Gives the block number of each window, (B,), and how often each draw takes each block, (R, blocks).
     """
-    blocks, block_N = np.unique(time_ns_N // BLOCK_NS, return_inverse=True)
+    blocks, block_B = np.unique(time_ns_B // BLOCK_NS, return_inverse=True)
     rng = np.random.default_rng(seed)
     draws = rng.multinomial(blocks.size, np.full(blocks.size, 1 / blocks.size), size=replicates)
-    return block_N.astype(np.int64), draws.astype(np.float64)
+    return block_B.astype(np.int64), draws.astype(np.float64)
 
 
-def mae_interval(pred_N: Floats, y_N: Floats, block_N: Ints, draws: Floats) -> list[float] | None:
-    """95 % interval of the mean absolute error (ms) under draws of blocks, (R, blocks)."""
-    if not y_N.size:
-        return None
+def mae_draws(pred_N: Floats, y_N: Floats, block_N: Ints, draws: Floats) -> Floats:
+    """Mean absolute error (ms) of each draw of blocks, (R,); NaN for a draw without a packet."""
     blocks = draws.shape[1]
     error = draws @ np.bincount(block_N, np.abs(pred_N - y_N) / 1e3, minlength=blocks)
     packets = draws @ np.bincount(block_N, minlength=blocks).astype(np.float64)
-    return _interval(error[packets > 0] / packets[packets > 0])
+    return np.divide(error, packets, out=np.full_like(error, np.nan), where=packets > 0)
 
 
-def average_precision_draws(positive_N: Bools, score_N: Floats, block_N: Ints, draws: Floats) -> Floats:
+def average_precision_draws(
+    curve: PrecisionRecall, positive_N: Bools, block_N: Ints, draws: Floats
+) -> Floats:
     """Average precision of each draw of blocks, (R,); NaN for a draw without a positive.
 
     Only thresholds at which recall steps matter, so packets are counted per (block, step): a draw is then
     one row of a small matrix product. Steps are taken in chunks, which bounds memory on long traces.
     """
-    order = np.argsort(-score_N, kind="stable")
-    positive, block = positive_N[order], block_N[order]
-    ends = _group_ends(score_N[order])
-    true = np.cumsum(positive, dtype=np.int64)[ends]
-    stops = ends[np.diff(true, prepend=0) > 0] + 1  # one past the last packet of each step
+    positive, block = positive_N[curve.order], block_N[curve.order]
+    stops = curve.ends[np.diff(curve.true_positives, prepend=0) > 0] + 1  # one past each step's last packet
     replicates, blocks = draws.shape
     seen, found, total = (np.zeros((replicates, 1)) for _ in range(3))
-    per_chunk = max(1, 2_000_000 // blocks)
+    per_chunk = max(1, CHUNK_CELLS // blocks)
     for first in range(0, stops.size, per_chunk):
         chunk = stops[first : first + per_chunk]
         low, high = (stops[first - 1] if first else 0), chunk[-1]
-        step = np.searchsorted(chunk, np.arange(low, high), side="right")
+        step = np.repeat(np.arange(chunk.size), np.diff(chunk, prepend=low))
         cell, cells = block[low:high] * chunk.size + step, blocks * chunk.size
         packets = np.bincount(cell, minlength=cells).astype(np.float64).reshape(blocks, -1)
-        positives = np.bincount(cell, positive[low:high], minlength=cells).reshape(blocks, -1)
-        gained = draws @ positives  # (R, steps)
+        positives = np.bincount(cell[positive[low:high]], minlength=cells).reshape(blocks, -1)
+        gained = draws @ positives.astype(np.float64)  # (R, steps)
         all_seen, all_found = seen + np.cumsum(draws @ packets, axis=1), found + np.cumsum(gained, axis=1)
         total += np.sum(gained * all_found / np.maximum(all_seen, 1), axis=1, keepdims=True)
         seen, found = all_seen[:, -1:], all_found[:, -1:]
-    with np.errstate(invalid="ignore"):
-        result: Floats = (total / found)[:, 0]
-    return result
+    return np.divide(total, found, out=np.full_like(total, np.nan), where=found > 0)[:, 0]
 
 
-def score_late(
-    pred_N: Floats, y_N: Floats, last_N: Floats, *, false_alarm_rate: float
-) -> tuple[dict[str, Any], Bools, Floats]:
-    """Score late packets; returns the figures, which packets are late, and their predicted margins.
-
-    Packets of unknown latency, or of a flow without a visible latency, are left out and counted.
-    """
-    margin, predicted = late_margin(y_N, last_N), late_margin(pred_N, last_N)
-    scored = np.isfinite(margin) & np.isfinite(predicted)
-    late, predicted = margin[scored] >= 1, predicted[scored]
-    figures = {
-        "average_precision": average_precision(late, predicted),
-        "recall_at_false_alarms": recall_at_false_alarms(late, predicted, false_alarm_rate),
-        "false_alarm_rate": false_alarm_rate,
-        "base_rate": float(late.mean()) if late.size else None,
-        "n": int(late.size),
-        "n_late": int(late.sum()),
-        "n_without_reference": int(np.isfinite(y_N).sum() - late.size),
-    }
-    return figures, late, predicted
+def interval(replicates: Floats) -> list[float] | None:
+    """95 % percentile interval over the replicates that have a value; None if none has."""
+    finite = replicates[np.isfinite(replicates)]
+    return [float(bound) for bound in np.percentile(finite, INTERVAL)] if finite.size else None
 
 
 def score_predictions(
@@ -227,13 +221,30 @@ def score_predictions(
     """Score predicted latencies (µs) of windows in time order against the true ones (NaN where unknown).
 
     `last_flow_BH` is the last latency of each packet's flow visible at the decision (zero or NaN: none).
-    With `time_ns_B`, average precision and mean absolute error get seeded 95 % intervals.
+    Packets of unknown latency are not scored; those of a flow without a visible latency cannot be late:
+    `late` leaves them out and counts them. With `time_ns_B`, average precision and mean absolute error
+    get seeded 95 % intervals.
 
     The result is `{"n", "late": {...}, "error": {...}, "sharp": {"prediction_change": {...},
     "truth_change": {...}}}`; every figure is a finite number or None.
 
     A ValueError says that the shapes differ or that a prediction is not a finite number.
     """
+    return score_with_replicates(
+        pred_BH, y_BH, last_flow_BH, time_ns_B=time_ns_B, false_alarm_rate=false_alarm_rate, seed=seed
+    )[0]
+
+
+def score_with_replicates(
+    pred_BH: NDArray[Any],
+    y_BH: NDArray[Any],
+    last_flow_BH: NDArray[Any],
+    *,
+    time_ns_B: Ints | None,
+    false_alarm_rate: float,
+    seed: int,
+) -> tuple[dict[str, Any], Replicates | None]:
+    """Score as `score_predictions`, and give the bootstrap's replicates too if there is `time_ns_B`."""
     if not (np.shape(pred_BH) == np.shape(y_BH) == np.shape(last_flow_BH)):
         shapes = ", ".join(str(np.shape(a)) for a in (pred_BH, y_BH, last_flow_BH))
         raise ValueError(f"predictions, latencies and last latencies differ in shape: {shapes}")
@@ -241,37 +252,38 @@ def score_predictions(
     if not np.isfinite(pred).all():
         raise ValueError(f"{np.sum(~np.isfinite(pred))} of {pred.size} predictions are not finite numbers")
     known = np.isfinite(y)
-    late, positive, margin = score_late(pred, y, last, false_alarm_rate=false_alarm_rate)
-    error = score_errors(pred[known], y[known])
-    if time_ns_B is not None and pred.size:
-        block_N, draws = block_draws(np.repeat(time_ns_B, np.shape(pred_BH)[1]), seed)
-        scored = known & (last > 0)
-        replicates = average_precision_draws(positive, margin, block_N[scored], draws)
-        late["average_precision_95"] = _interval(replicates)
-        error["mae_ms_95"] = mae_interval(pred[known], y[known], block_N[known], draws)
-    return {"n": int(known.sum()), "late": late, "error": error, "sharp": _score_sharp(pred[known], y[known])}
+    pred_N, y_N = pred[known], y[known]
+    margin = late_margin(y_N, last[known])
+    scored = np.isfinite(margin)
+    late_N = margin[scored] >= 1
+    curve = precision_recall(late_N, late_margin(pred_N, last[known])[scored])
+    late: dict[str, Any] = {
+        "average_precision": curve.average_precision(),
+        "recall_at_false_alarms": curve.recall_at(false_alarm_rate),
+        "false_alarm_rate": false_alarm_rate,
+        "base_rate": float(late_N.mean()) if late_N.size else None,
+        "n": int(late_N.size),
+        "n_late": int(late_N.sum()),
+        "n_without_reference": int(y_N.size - late_N.size),
+    }
+    error = score_errors(pred_N, y_N)
+    replicates = None
+    if time_ns_B is not None and y_N.size:
+        block_B, draws = block_draws(time_ns_B, seed)
+        block_N = np.repeat(block_B, np.shape(pred_BH)[1])[known]
+        replicates = Replicates(
+            average_precision_draws(curve, late_N, block_N[scored], draws),
+            mae_draws(pred_N, y_N, block_N, draws),
+        )
+        late["average_precision_95"] = interval(replicates.average_precision)
+        error["mae_ms_95"] = interval(replicates.mae_ms)
+    return {"n": int(y_N.size), "late": late, "error": error, "sharp": score_sharp(pred_N, y_N)}, replicates
 
 
-def _score_sharp(pred_N: Floats, y_N: Floats) -> dict[str, Any]:
-    """Both variants: the predicted change from the last prediction, and from the last true latency."""
+def score_sharp(pred_N: Floats, y_N: Floats) -> dict[str, Any]:
+    """Score both variants: the predicted change from the last prediction, and from the last true latency."""
     true = change_direction(y_N[1:], y_N[:-1])
     return {
         "prediction_change": score_changes(true, change_direction(pred_N[1:], pred_N[:-1])),
         "truth_change": score_changes(true, change_direction(pred_N[1:], y_N[:-1])),
     }
-
-
-def _group_ends(sorted_N: Floats) -> Ints:
-    """Index of the last packet of each run of equal scores."""
-    if not sorted_N.size:
-        return np.zeros(0, dtype=np.int64)
-    return np.append(np.flatnonzero(np.diff(sorted_N)), sorted_N.size - 1).astype(np.int64)
-
-
-def _interval(replicates: Floats) -> list[float] | None:
-    """Percentile interval over the replicates that have a value."""
-    finite = replicates[np.isfinite(replicates)]
-    if not finite.size:
-        return None
-    low, high = np.percentile(finite, INTERVAL)
-    return None if math.isnan(low) else [float(low), float(high)]

@@ -46,6 +46,11 @@ def verdict(metrics: Mapping[str, Any]) -> list[Sentence]:
     return [sentence for scope, scores in scopes.items() for sentence in _judge(scope, scores)]
 
 
+def pooled_verdict(metrics: Mapping[str, Any]) -> list[Sentence]:
+    """Give the verdict over all traces alone."""
+    return list(_judge("all traces", metrics["all"]))
+
+
 def _judge(scope: str, scores: Mapping[str, Any]) -> Iterator[Sentence]:
     for figure in (LATE, ERROR):
         ours = figure.of(scores[FINETUNED])
@@ -60,7 +65,7 @@ def _judge(scope: str, scores: Mapping[str, Any]) -> Iterator[Sentence]:
                 "loses",
                 f"On {scope} the fine-tuned model loses to {name} on the {figure.words}: "
                 f"{figure.text(ours)} against {figure.text(theirs)}"
-                f"{_overlap(scores, figure, name)}.",
+                f"{_settled(scores, figure, name)}.",
             )
         if not better and others:
             name = max(others, key=lambda other: sign * others[other])
@@ -68,7 +73,7 @@ def _judge(scope: str, scores: Mapping[str, Any]) -> Iterator[Sentence]:
             yield Sentence(
                 "wins",
                 f"On {scope} the fine-tuned model {word} on the {figure.words}: {figure.text(ours)} "
-                f"against {figure.text(others[name])} of {name}{_overlap(scores, figure, name)}.",
+                f"against {figure.text(others[name])} of {name}{_settled(scores, figure, name)}.",
             )
         before = figure.of(scores[PRETRAINED])
         word = "no better than" if before is None or sign * ours <= sign * before else "better than"
@@ -79,10 +84,8 @@ def _judge(scope: str, scores: Mapping[str, Any]) -> Iterator[Sentence]:
         )
 
 
-def _overlap(scores: Mapping[str, Any], figure: Figure, name: str) -> str:
-    """Say when the two 95 % intervals overlap, so that nobody reads much into the difference."""
-    both = [scores[m]["acked"][figure.group].get(f"{figure.key}_95") for m in (FINETUNED, name)]
-    if None in both:
-        return ""
-    (low, high), (other_low, other_high) = both
-    return " (the 95 % intervals overlap)" if low <= other_high and other_low <= high else ""
+def _settled(scores: Mapping[str, Any], figure: Figure, name: str) -> str:
+    """Say where the paired interval of the difference holds zero, so that nobody makes much of it."""
+    between = scores[name]["acked"].get("finetuned_minus_this", {}).get(f"{figure.key}_95")
+    inside = between is not None and between[0] <= 0 <= between[1]
+    return " (within the noise)" if inside else ""

@@ -61,15 +61,15 @@ def test_change_direction_by_hand() -> None:
 
 def test_average_precision_by_hand() -> None:
     positive = np.array([True, False, True, False])
-    assert scores.average_precision(positive, np.array([4.0, 3.0, 2.0, 1.0])) == pytest.approx(
-        0.5 * 1 + 0.5 * 2 / 3
-    )
+    assert scores.precision_recall(
+        positive, np.array([4.0, 3.0, 2.0, 1.0])
+    ).average_precision() == pytest.approx(0.5 * 1 + 0.5 * 2 / 3)
 
 
 @given(st.lists(st.tuples(st.booleans(), coarse), min_size=1, max_size=60))
 def test_average_precision_is_the_literal_one(packets: list[tuple[bool, float]]) -> None:
     positive, score = [p for p, _ in packets], [s for _, s in packets]
-    ours = scores.average_precision(np.array(positive), np.array(score))
+    ours = scores.precision_recall(np.array(positive), np.array(score)).average_precision()
     assert ours == (
         None if (expected := literal_average_precision(positive, score)) is None else pytest.approx(expected)
     )
@@ -83,9 +83,8 @@ def test_recall_at_false_alarms_is_the_literal_one(packets: list[tuple[bool, flo
         false = sum(not p for p, s in packets if s >= threshold)
         if positives and false <= rate * negatives:
             best = max(best, sum(p for p, s in packets if s >= threshold) / positives)
-    ours = scores.recall_at_false_alarms(
-        np.array([p for p, _ in packets]), np.array([s for _, s in packets]), rate
-    )
+    curve = scores.precision_recall(np.array([p for p, _ in packets]), np.array([s for _, s in packets]))
+    ours = curve.recall_at(rate)
     assert ours == (pytest.approx(best) if positives else None)
 
 
@@ -181,7 +180,7 @@ def test_bootstrap_draws_equal_scoring_the_repeated_packets(seed: int) -> None:
     positive, block = rng.random(80) < 0.2, np.sort(rng.integers(0, 5, 80))
     score = rng.choice([0.0, 0.5, 1.0, 2.0, 3.0], 80) + rng.integers(0, 3, 80)
     draws = rng.multinomial(5, np.full(5, 0.2), size=4).astype(float)
-    got = scores.average_precision_draws(positive, score, block, draws)
+    got = scores.average_precision_draws(scores.precision_recall(positive, score), positive, block, draws)
     for draw, ours in zip(draws, got, strict=True):
         taken = np.repeat(np.arange(80), draw[block].astype(int))
         literal = literal_average_precision(positive[taken].tolist(), score[taken].tolist())
@@ -191,10 +190,10 @@ def test_bootstrap_draws_equal_scoring_the_repeated_packets(seed: int) -> None:
 def test_bootstrap_is_the_same_whatever_the_chunk() -> None:
     rng = np.random.default_rng(7)
     positive, score = rng.random(5000) < 0.1, rng.normal(size=5000)
-    block = np.sort(rng.integers(0, 20_000, 5000))  # 20,000 blocks force chunks of 100 steps
-    ones = np.ones((1, 20_000))
-    assert scores.average_precision_draws(positive, score, block, ones)[0] == pytest.approx(
-        scores.average_precision(positive, score)
+    block = np.sort(rng.integers(0, 20_000, 5000))  # 20,000 blocks force chunks of 50 steps
+    curve, ones = scores.precision_recall(positive, score), np.ones((1, 20_000))
+    assert scores.average_precision_draws(curve, positive, block, ones)[0] == pytest.approx(
+        curve.average_precision()
     )
 
 
