@@ -40,6 +40,11 @@ class Examples:
         return x_NWF
 
 
+def examples_from_arrays(x_NWF: Floats, y_us_NH: Floats) -> Examples:
+    """Examples of windows in memory, in send order; NaN labels are unknown."""
+    return Examples(((x_NWF, Slice(0, len(x_NWF))),), y_us_NH, sharp_changes(y_us_NH))
+
+
 def examples_of(parts: Sequence[tuple[TraceWindows, Slice, int]]) -> Examples:
     """Examples of some slices, each with the labels known at its own time in nanoseconds.
 
@@ -83,10 +88,16 @@ def pretraining_split(windows: WindowSet) -> tuple[Examples, Examples]:
     return examples_of(train), examples_of(validation)
 
 
-def finetuning_examples(trace: TraceWindows, round_index: int) -> Examples:
-    """Examples of one fine-tuning round: only labels acknowledged before the round's test part starts."""
+def finetuning_examples(trace: TraceWindows, round_index: int) -> Examples | None:
+    """Examples of one fine-tuning round: only labels acknowledged before the round's test part starts.
+
+    None if the slice holds no window or no known latency: there is nothing to learn from it.
+    """
     part = trace.rounds[round_index].finetune
-    return examples_of([(trace, part, trace.time_ns(part.hi))])
+    now_ns = trace.time_ns(part.hi)
+    if not np.isfinite(trace.labels_known_at(part, now_ns)).any():
+        return None
+    return examples_of([(trace, part, now_ns)])
 
 
 def owned(indices_N: Ints, rank: int, workers: int) -> Ints:

@@ -153,7 +153,7 @@ def pretrain_worker(config: dict[str, Any]) -> None:
     )
     trainer = Pretrainer(
         model,
-        prepare_model(_ScaledPrediction(model)),
+        prepare_model(ScaledPrediction(model)),
         train,
         validation,
         params,
@@ -176,14 +176,15 @@ def pretrain_worker(config: dict[str, Any]) -> None:
         report_progress(config, record)
 
 
-class _ScaledPrediction(nn.Module):
-    """The predictor up to scaled target space, as one forward pass for gradient averaging to wrap."""
+class ScaledPrediction(nn.Module):
+    """The predictor up to scaled target space: one module for the averaging of gradients to wrap."""
 
     def __init__(self, model: Predictor) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, x_BWF: Tensor) -> Tensor:
+        """Latencies (B, H) in scaled target space."""
         return self.model.head(self.model.encode(x_BWF))  # type: ignore[no-any-return]
 
 
@@ -232,7 +233,7 @@ class Pretrainer:
         dropout_seed = np.random.SeedSequence([params.seed, epoch, self.rank]).generate_state(1)
         torch.manual_seed(int(dropout_seed[0]))  # each epoch anew, so that a resumed one is the same
         self.forward.train()
-        loss_sum = 0.0
+        loss_sum = trained_on = 0.0
         for batch_N in epoch_batches(len(self.train), params.batch_size, params.seed, epoch):
             self.step += 1
             rate = noam_rate(self.step, self.model.sizes.width, params.warmup_steps, params.noam_factor)
@@ -250,15 +251,16 @@ class Pretrainer:
             (squared * (self.workers / known)).backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()
             loss_sum += float(squared.detach()) / known
+            trained_on += len(own_N)
         steps = math.ceil(len(self.train) / params.batch_size)
-        (loss_sum,) = all_sum([loss_sum], self.workers)
+        loss_sum, trained_on = all_sum([loss_sum, trained_on], self.workers)
         record: dict[str, Any] = {
             "epoch": epoch,
             "epochs": params.epochs,
             "loss": loss_sum / steps,
             **self.validate(),
             "learning_rate": rate,
-            "windows": len(self.train),
+            "windows": int(trained_on),
             "seconds": round(time.monotonic() - started, 2),
         }
         if not math.isfinite(record["loss"] + record["validation_log_mse"]):

@@ -1,4 +1,4 @@
-"""Writes windows in the layout of `data/windows`, of a made-up sender whose latency follows a random walk.
+"""Writes windows in the layout of `data/windows`, of a made-up sender whose latency swings slowly.
 
 The latencies are predictable (the next is near the last visible one), so training must lower the loss.
 """
@@ -28,9 +28,9 @@ def write_trace(folder: Path, name: str, windows: int, tokens: int, seed: int) -
     rng = np.random.default_rng(seed)
     packets = windows * HORIZON
     sent_ns = np.arange(packets, dtype=np.int64) * GAP_NS + rng.integers(0, GAP_NS, packets)
-    walk = np.cumsum(rng.normal(0, 0.05, packets))
+    swing = np.sin(np.arange(packets) / 40) + rng.normal(0, 0.05, packets)
     jumps = np.where(rng.random(packets) < 0.01, 1.5, 0.0)  # lone sharp rises
-    latency_us = (20e3 * np.exp(walk - walk.mean() + jumps)).astype(np.float32)
+    latency_us = (20e3 * np.exp(swing + jumps)).astype(np.float32)
     acked_ns = sent_ns + (latency_us * 1e3).astype(np.int64)
     unknown = rng.random(packets) < 0.02
     latency_us[unknown], acked_ns[unknown] = np.nan, NEVER
