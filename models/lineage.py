@@ -9,8 +9,6 @@ from typing import Final
 
 import yaml
 
-from models.artifact import DESCRIPTION_FILE, WEIGHTS_FILE
-
 UNKNOWN: Final = "unknown"
 
 
@@ -42,6 +40,8 @@ def dvc_hashes(lock: Path) -> dict[str, str]:
 
 def content_hash(artifact: Path) -> str:
     """SHA-256 of an artifact's description and weights: two artifacts with one hash are one model."""
+    from models.artifact import DESCRIPTION_FILE, WEIGHTS_FILE  # brings PyTorch, which `status` can do without
+
     digest = hashlib.sha256()
     for name in (DESCRIPTION_FILE, WEIGHTS_FILE):
         digest.update((artifact / name).read_bytes())

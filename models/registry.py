@@ -69,17 +69,16 @@ class Registry:
         # A server that does not answer is an error within seconds, not after MLflow's minutes of retries.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
-        for name in ("mlflow", "alembic"):
-            logging.getLogger(name).setLevel(logging.WARNING)
         import mlflow
 
+        for name in ("mlflow", "alembic"):  # lines about tables made and updated
+            logging.getLogger(name).setLevel(logging.WARNING)
         if self._uri == local_store()[0]:
             local_store()[1].mkdir(parents=True, exist_ok=True)
         mlflow.set_tracking_uri(self._uri)
         mlflow.set_registry_uri(self._uri)
         with _clear_errors("connecting"):
             self._client: MlflowClient = mlflow.MlflowClient(self._uri, self._uri)
-            logging.getLogger("mlflow").setLevel(logging.WARNING)  # its import sets it back
 
     def find(self, content: str) -> int | None:
         """Newest version with this content hash."""
@@ -193,7 +192,11 @@ class Registry:
             )
             for name in ARTIFACT_FILES:
                 self._client.log_model_artifact(logged.model_id, str(artifact / name))
-            version = mlflow.register_model(logged.model_uri, self.model, tags=dict(tags))
+            if not self._client.search_registered_models(f"name = '{self.model}'"):
+                self._client.create_registered_model(self.model)
+            version = self._client.create_model_version(
+                self.model, logged.model_uri, run_id, dict(tags), model_id=logged.model_id
+            )
             self._client.set_tag(run_id, "registered_version", str(version.version))
         return int(version.version)
 

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "serving/engine/artifact.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "serving/engine/error.h"
+#include "serving/engine/json.h"
+#include "serving/engine/kernel.h"
+
+namespace swiftqueue::engine {
+namespace {
+
+constexpr std::string_view kFormat = "swiftqueue-artifact/1";
+constexpr std::string_view kArchitecture = "transformer-encoder";
+constexpr std::string_view kPaddingFeature = "size_bytes";  // models/predictor.py: PADDING_FEATURE
+constexpr std::size_t kMaxDescriptionBytes = std::size_t{1} << 20;
+constexpr std::size_t kMaxWeightBytes = std::size_t{1} << 26;
+constexpr int kMaxLayers = 16;
+
+using Shapes = std::map<std::string, std::vector<std::int64_t>, std::less<>>;
+
+float finite_float(const json::Value& parent, std::string_view key, const std::string& what) {
+  const std::string name = what + ": " + std::string(key);
+  const auto value = static_cast<float>(parent.at(key, what).number(name));
+  if (!std::isfinite(value)) throw InvalidError(name + " is out of range");
+  return value;
+}
+
+Scaling read_scaling(const json::Value& value, const std::string& what, std::string_view linear,
+                     std::string_view logarithm) {
+  const std::string& transform = value.at("transform", what).string(what + ": transform");
+  if (transform != linear && transform != logarithm) {
+    throw InvalidError(what + ": unknown transform " + json::quoted(transform));
+  }
+  Scaling scaling{"", transform == logarithm, finite_float(value, "shift", what),
+                  finite_float(value, "scale", what)};
+  if (!(scaling.scale > 0) || !std::isfinite(1.0F / scaling.scale)) {
+    throw InvalidError(what + ": the scale must be above zero");
+  }
+  return scaling;
+}
+
+std::vector<Scaling> read_features(const json::Array& list) {
+  std::vector<Scaling> features;
+  for (const json::Value& value : list) {
+    std::string what = "feature " + std::to_string(features.size());
+    value.require_keys({"name", "unit", "transform", "shift", "scale"}, what);
+    const std::string& name = value.at("name", what).string(what + ": name");
+    what = "feature " + json::quoted(name);
+    value.at("unit", what).string(what + ": unit");
+    const bool known = std::any_of(features.begin(), features.end(),
+                                   [&](const Scaling& f) { return f.name == name; });
+    if (known) throw InvalidError(what + " stands twice");
+    features.push_back(read_scaling(value, what, "identity", "log1p"));
+    features.back().name = name;
+    if (features.size() > kMaxFeatures) throw InvalidError("more than 256 features");
+  }
+  return features;
+}
+
+// The sizes that the kernels are written for.
+void require_known_sizes(const json::Value& sizes) {
+  const std::string what = "architecture";
+  if (const std::string& name = sizes.at("name", what).string(what + ": name");
+      name != kArchitecture) {
+    throw InvalidError("unknown architecture " + json::quoted(name) + " (known: " +
+                       std::string(kArchitecture) + ")");
+  }
+  sizes.require_keys({"name", "width", "heads", "feed_forward", "layers", "dropout"}, what);
+  const std::pair<std::string_view, int> known[] = {
+      {"width", kWidth}, {"heads", kHeads}, {"feed_forward", kFeedForward}};
+  for (const auto& [key, size] : known) {
+    const std::string name = what + ": " + std::string(key);
+    if (const std::int64_t found = sizes.at(key, what).count(name); found != size) {
+      throw InvalidError(name + " is " + std::to_string(found) + ", the engine knows only " +
+                         std::to_string(size) + "; serve this model with ONNX Runtime");
+    }
+  }
+}
+
+int bounded(const json::Value& parent, std::string_view key, const std::string& what, int least,
+            int most) {
+  const std::string name = what + ": " + std::string(key);
+  const std::int64_t value = parent.at(key, what).count(name);
+  if (value < least || value > most) {
+    throw InvalidError(name + " is " + std::to_string(value) + ", must be in " +
+                       std::to_string(least) + ".." + std::to_string(most));
+  }
+  return static_cast<int>(value);
+}
+
+Shapes expected_shapes(const Description& description) {
+  const auto features = static_cast<std::int64_t>(description.features.size());
+  Shapes shapes{{"embedding.weight", {kWidth, features}}, {"embedding.bias", {kWidth}},
+                {"head.0.weight", {kWidth, kWidth}},      {"head.0.bias", {kWidth}},
+                {"head.2.weight", {description.horizon, kWidth}},
+                {"head.2.bias", {description.horizon}}};
+  for (int i = 0; i < description.layers; ++i) {
+    const std::string layer = "layers." + std::to_string(i) + ".";
+    shapes[layer + "self_attn.in_proj_weight"] = {3 * kWidth, kWidth};
+    shapes[layer + "self_attn.in_proj_bias"] = {3 * kWidth};
+    shapes[layer + "self_attn.out_proj.weight"] = {kWidth, kWidth};
+    shapes[layer + "self_attn.out_proj.bias"] = {kWidth};
+    shapes[layer + "linear1.weight"] = {kFeedForward, kWidth};
+    shapes[layer + "linear1.bias"] = {kFeedForward};
+    shapes[layer + "linear2.weight"] = {kWidth, kFeedForward};
+    shapes[layer + "linear2.bias"] = {kWidth};
+    for (const char* norm : {"norm1.weight", "norm1.bias", "norm2.weight", "norm2.bias"}) {
+      shapes[layer + norm] = {kWidth};
+    }
+  }
+  return shapes;
+}
+
+void require_shapes(const Tensors& tensors, const Shapes& expected) {
+  for (const auto& [name, shape] : expected) {
+    const auto found = tensors.find(name);
+    if (found == tensors.end()) throw InvalidError("weight " + name + " is missing");
+    if (found->second.shape != shape) {
+      throw InvalidError("weight " + name + " has shape " + shape_text(found->second.shape) +
+                         ", expected " + shape_text(shape));
+    }
+  }
+  for (const auto& [name, tensor] : tensors) {
+    if (!expected.contains(name)) throw InvalidError("unknown weight " + json::quoted(name));
+  }
+}
+
+// FNV-1a of every weight but the head's, in order of their names: tells one encoder from another.
+std::uint64_t hash_encoder(const Tensors& tensors) {
+  std::uint64_t hash = 0xcbf29ce484222325U;
+  for (const auto& [name, tensor] : tensors) {
+    if (name.starts_with("head.")) continue;
+    for (const float value : tensor.values) {
+      std::uint32_t bits = 0;
+      std::memcpy(&bits, &value, sizeof bits);
+      hash = (hash ^ bits) * 0x100000001b3U;
+    }
+  }
+  return hash;
+}
+
+// Runs `read` on a file's content; its errors get the file's name.
+template <typename Read>
+auto with_file(const std::string& path, std::size_t max_bytes, Read read) {
+  const std::string content = read_file(path, max_bytes);
+  try {
+    return read(std::string_view(content));
+  } catch (const InvalidError& error) {
+    throw InvalidError(path + ": " + error.what());
+  }
+}
+
+}  // namespace
+
+Description parse_description(std::string_view text) {
+  json::Value described;
+  try {
+    described = json::parse(text);
+  } catch (const InvalidError& error) {
+    throw InvalidError(std::string("truncated or not JSON: ") + error.what());
+  }
+  const std::string what = "the description";
+  if (const std::string& format = described.at("format", what).string("format");
+      format != kFormat) {
+    throw InvalidError("format " + json::quoted(format) + " is not " + json::quoted(kFormat));
+  }
+  described.require_keys({"format", "architecture", "window", "features", "target", "schema_hash",
+                          "visibility", "protocol"},
+                         what);
+  const json::Value& sizes = described.at("architecture", what);
+  require_known_sizes(sizes);
+  const json::Value& window = described.at("window", what);
+  window.require_keys({"tokens", "horizon"}, "window");
+  const json::Value& target = described.at("target", what);
+  target.require_keys({"transform", "shift", "scale"}, "target");
+
+  Description result;
+  result.layers = bounded(sizes, "layers", "architecture", 1, kMaxLayers);
+  result.horizon = bounded(window, "horizon", "window", 1, kMaxHorizon);
+  result.tokens = bounded(window, "tokens", "window", result.horizon, kMaxTokens);
+  result.features = read_features(described.at("features", what).array("features"));
+  result.target = read_scaling(target, "target", "raw", "log");
+  result.schema_hash = described.at("schema_hash", what).string("schema_hash");
+  const auto size = std::find_if(result.features.begin(), result.features.end(),
+                                 [](const Scaling& f) { return f.name == kPaddingFeature; });
+  if (size == result.features.end()) throw InvalidError("the features lack size_bytes");
+  result.size_index = static_cast<int>(size - result.features.begin());
+  return result;
+}
+
+Artifact parse_artifact(Description description, std::string_view safetensors) {
+  Tensors tensors = parse_safetensors(safetensors);
+  require_shapes(tensors, expected_shapes(description));
+  const std::uint64_t hash = hash_encoder(tensors);
+  return {std::move(description), std::move(tensors), hash};
+}
+
+Artifact load_artifact(const std::string& folder) {
+  Description description =
+      with_file(folder + "/model.json", kMaxDescriptionBytes,
+                [](std::string_view text) { return parse_description(text); });
+  return with_file(folder + "/model.safetensors", kMaxWeightBytes, [&](std::string_view bytes) {
+    return parse_artifact(std::move(description), bytes);
+  });
+}
+
+}  // namespace swiftqueue::engine

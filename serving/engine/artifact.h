@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The artifact on disk (docs/ARCHITECTURE.md): `model.json` and `model.safetensors`, checked.
+#ifndef SWIFTQUEUE_SERVING_ENGINE_ARTIFACT_H_
+#define SWIFTQUEUE_SERVING_ENGINE_ARTIFACT_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "serving/engine/safetensors.h"
+
+namespace swiftqueue::engine {
+
+struct Scaling {
+  std::string name;
+  bool logarithm;  // log1p of an input, log of the target
+  float shift;
+  float scale;
+
+  bool operator==(const Scaling&) const = default;
+};
+
+// What `model.json` says and the engine needs.
+struct Description {
+  int tokens;   // W
+  int horizon;  // H
+  int layers;
+  int size_index;                 // of the feature that is 0 in a padding token
+  std::vector<Scaling> features;  // F
+  Scaling target;
+  std::string schema_hash;
+
+  bool operator==(const Description&) const = default;
+};
+
+struct Artifact {
+  Description description;
+  Tensors tensors;  // exactly those of the architecture, of the right shapes, all finite
+  std::uint64_t encoder_hash;
+};
+
+// Reads and checks an artifact. Throws FileError (a file is missing) or InvalidError (anything in
+// it is not exactly right, or the engine does not know its architecture); the line names the file.
+Artifact load_artifact(const std::string& folder);
+
+// The two halves of it, of text and bytes already read; their errors do not name the file.
+Description parse_description(std::string_view json);
+Artifact parse_artifact(Description description, std::string_view safetensors);
+
+}  // namespace swiftqueue::engine
+
+#endif  // SWIFTQUEUE_SERVING_ENGINE_ARTIFACT_H_

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "serving/engine/engine.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+
+#include "serving/engine/json.h"
+#include "serving/engine/shared_head.h"
+
+namespace swiftqueue::engine {
+namespace {
+
+// models/scaling.py and models/predictor.py: the range of what is predicted.
+constexpr float kMinLatencyUs = 1.0F;
+constexpr float kMaxLatencyUs = 60e6F;
+
+struct Candidate {
+  const Kernel* kernel;
+  bool runs_here;
+};
+
+// Best first.
+auto kernels() {
+#ifdef __x86_64__
+  // The compiler's own checks; they ask the operating system for the wide registers as well.
+  const bool avx2 = __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0 &&
+                    __builtin_cpu_supports("bmi2") != 0;
+  const bool avx512 =
+      avx2 && __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512bw") != 0 &&
+      __builtin_cpu_supports("avx512cd") != 0 && __builtin_cpu_supports("avx512dq") != 0 &&
+      __builtin_cpu_supports("avx512vl") != 0;
+  return std::array{Candidate{&kAvx512Kernel, avx512}, Candidate{&kAvx2Kernel, avx2},
+                    Candidate{&kPortableKernel, true}};
+#else
+  return std::array{Candidate{&kPortableKernel, true}};
+#endif
+}
+
+}  // namespace
+
+const Kernel& select_kernel(std::string_view isa) {
+  for (const auto& [kernel, runs_here] : kernels()) {
+    if (isa == "auto" ? runs_here : isa == kernel->name) {
+      if (runs_here) return *kernel;
+      throw InvalidError("this CPU lacks " + std::string(isa) + "; use auto");
+    }
+  }
+  throw InvalidError("unknown instruction set " + json::quoted(isa) +
+                     " (known: auto, avx512, avx2, portable)");
+}
+
+Engine::Engine(const std::string& folder, std::string_view isa, std::int64_t version)
+    : kernel_(select_kernel(isa)), scratch_(1, 1) {
+  const Artifact artifact = load_artifact(folder);
+  description_ = artifact.description;
+  encoder_ = std::make_shared<const EncoderWeights>(artifact);
+  head_ = std::make_shared<SharedHead>(artifact, version);
+  scratch_ = Scratch(description_.tokens, encoder_->view().features);
+}
+
+Engine::Engine(const Engine& other, int)
+    : kernel_(other.kernel_),
+      description_(other.description_),
+      encoder_(other.encoder_),
+      head_(other.head_),
+      scratch_(description_.tokens, encoder_->view().features) {}
+
+Engine::~Engine() = default;
+
+std::unique_ptr<Engine> Engine::share() const {
+  return std::unique_ptr<Engine>(new Engine(*this, 0));
+}
+
+std::int64_t Engine::version() const { return SharedHead::Reader(*head_)->version; }
+
+std::int64_t Engine::forward(const float* x_BWF, std::int64_t windows, int tokens, float* y_BH,
+                             float* feature_BD, bool full_graph) {
+  if (tokens < description_.horizon || tokens > description_.tokens) {
+    throw InvalidError("windows of " + std::to_string(tokens) + " tokens: this model takes " +
+                       std::to_string(description_.horizon) + ".." +
+                       std::to_string(description_.tokens));
+  }
+  const SharedHead::Reader head(*head_);
+  const std::int64_t stride = std::int64_t{tokens} * encoder_->view().features;
+  alignas(64) float feature_D[kWidth];
+  alignas(64) float scaled_H[kMaxHorizon];
+  for (std::int64_t window = 0; window < windows; ++window) {
+    const float* x_WF = x_BWF + window * stride;
+    if (!kernel_.all_finite(x_WF, static_cast<std::size_t>(stride))) {
+      require_finite(x_WF, tokens, window);
+    }
+    kernel_.encode(encoder_->view(), scratch_.rows(), attended_rows(x_WF, tokens), scratch_.view(),
+                   full_graph, feature_D);
+    kernel_.head(head->weights.first(), head->weights.second(), feature_D, scaled_H);
+    to_us(scaled_H, window, y_BH + window * description_.horizon);
+    if (feature_BD != nullptr) std::memcpy(feature_BD + window * kWidth, feature_D, sizeof feature_D);
+  }
+  return head->version;
+}
+
+// Lists the tokens that are attended to: all but padding, and the packets about to be sent in any
+// case (models/predictor.py: `attended`). What is not attended to need not be computed.
+int Engine::attended_rows(const float* x_WF, int tokens) {
+  const int features = encoder_->view().features;
+  int count = 0;
+  for (int token = 0; token < tokens; ++token) {
+    const float* row = x_WF + static_cast<std::ptrdiff_t>(token) * features;
+    scratch_.rows()[count] = row;
+    count += row[description_.size_index] > 0 || token >= tokens - description_.horizon ? 1 : 0;
+  }
+  return count;
+}
+
+// Throws, naming the first value of a window that is NaN or infinite.
+void Engine::require_finite(const float* x_WF, int tokens, std::int64_t window) const {
+  const auto features = static_cast<std::ptrdiff_t>(description_.features.size());
+  for (std::ptrdiff_t i = 0; i < tokens * features; ++i) {
+    if (!std::isfinite(x_WF[i])) {
+      throw InvalidError("window " + std::to_string(window) + ": " +
+                         description_.features[static_cast<std::size_t>(i % features)].name +
+                         " of token " + std::to_string(i / features) + " is NaN or infinite");
+    }
+  }
+}
+
+// models/predictor.py: `to_us`.
+void Engine::to_us(const float* scaled_H, std::int64_t window, float* y_H) const {
+  const Scaling& target = description_.target;
+  for (int h = 0; h < description_.horizon; ++h) {
+    if (!std::isfinite(scaled_H[h])) {
+      throw InvalidError("window " + std::to_string(window) +
+                         ": its values are too large to predict from");
+    }
+    const float value = scaled_H[h] * target.scale + target.shift;
+    y_H[h] = target.logarithm
+                 ? std::exp(std::clamp(value, std::log(kMinLatencyUs), std::log(kMaxLatencyUs)))
+                 : std::clamp(value, 0.0F, kMaxLatencyUs);
+  }
+}
+
+void Engine::swap_head(const std::string& folder, std::int64_t version) {
+  const Artifact artifact = load_artifact(folder);
+  if (!(artifact.description == description_) || artifact.encoder_hash != head_->encoder_hash()) {
+    throw InvalidError(folder + ": differs from the served model in more than its head; load it as " +
+                       "a new model");
+  }
+  head_->assign(artifact, version);
+}
+
+}  // namespace swiftqueue::engine

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The inference engine: the predictor's exact forward pass from an artifact, float32, on the
+// calling thread, without allocating. docs/ENGINE.md says how it works and what it reaches.
+#ifndef SWIFTQUEUE_SERVING_ENGINE_ENGINE_H_
+#define SWIFTQUEUE_SERVING_ENGINE_ENGINE_H_
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "serving/engine/artifact.h"
+#include "serving/engine/error.h"
+#include "serving/engine/kernel.h"
+#include "serving/engine/weights.h"
+
+namespace swiftqueue::engine {
+
+// The forward pass for `isa`: "avx512", "avx2", "portable", or "auto" for the best this CPU has.
+// Throws InvalidError for another name, or an instruction set that this CPU lacks.
+const Kernel& select_kernel(std::string_view isa);
+
+class SharedHead;
+
+// A loaded model and one thread's scratch memory. One engine serves one call at a time; `share`
+// gives another thread its own engine over the same weights and the same head.
+class Engine {
+ public:
+  // Loads an artifact; `version` is the caller's number of it, returned with each answer.
+  Engine(const std::string& folder, std::string_view isa = "auto", std::int64_t version = 0);
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  std::unique_ptr<Engine> share() const;
+
+  // Latencies in us of the next H packets, y_BH, for raw windows x_BWF of `tokens` (W, at most the
+  // artifact's; fewer means less history) tokens each; the encoder's outputs too unless feature_BD
+  // is null. Returns the version of the head that answered all of them. Throws InvalidError,
+  // naming the window, if a value is NaN or infinite.
+  std::int64_t forward(const float* x_BWF, std::int64_t windows, int tokens, float* y_BH,
+                       float* feature_BD, bool full_graph = false);
+
+  // Puts another artifact's head in place, for all engines that share this one's; calls under way
+  // end with the head they began with, and none waits. Any thread may call it. Throws, and leaves
+  // the old head, if the artifact is not whole or anything but its head differs.
+  void swap_head(const std::string& folder, std::int64_t version);
+
+  // The version of the head that the next call will use.
+  std::int64_t version() const;
+  const Description& description() const { return description_; }
+  const Kernel& kernel() const { return kernel_; }
+
+ private:
+  Engine(const Engine& other, int);
+  int attended_rows(const float* x_WF, int tokens);
+  void require_finite(const float* x_WF, int tokens, std::int64_t window) const;
+  void to_us(const float* scaled_H, std::int64_t window, float* y_H) const;
+
+  const Kernel& kernel_;
+  Description description_;
+  std::shared_ptr<const EncoderWeights> encoder_;
+  std::shared_ptr<SharedHead> head_;
+  Scratch scratch_;
+};
+
+}  // namespace swiftqueue::engine
+
+#endif  // SWIFTQUEUE_SERVING_ENGINE_ENGINE_H_

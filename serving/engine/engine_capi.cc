@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "serving/engine/engine_capi.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <limits>
+#include <memory>
+#include <new>
+#include <string>
+
+#include "serving/engine/engine.h"
+
+struct swiftqueue_engine {
+  std::unique_ptr<swiftqueue::engine::Engine> engine;
+};
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+int tell(int status, const char* message, char* error, size_t error_size) {
+  if (error != nullptr && error_size > 0) std::snprintf(error, error_size, "%s", message);
+  return status;
+}
+
+// Runs `action`; no exception crosses the C interface.
+template <typename Action>
+int guarded(char* error, size_t error_size, Action action) {
+  try {
+    action();
+    return SWIFTQUEUE_OK;
+  } catch (const swiftqueue::engine::FileError& failure) {
+    return tell(SWIFTQUEUE_FILE, failure.what(), error, error_size);
+  } catch (const std::bad_alloc&) {
+    return tell(SWIFTQUEUE_NO_MEMORY, "no memory for the model", error, error_size);
+  } catch (const std::exception& failure) {
+    return tell(SWIFTQUEUE_INVALID, failure.what(), error, error_size);
+  }
+}
+
+int checked_tokens(int64_t tokens) {
+  return static_cast<int>(std::clamp<int64_t>(tokens, -1, std::numeric_limits<int>::max()));
+}
+
+}  // namespace
+
+int swiftqueue_engine_create(const char* folder, const char* isa, int64_t version,
+                             swiftqueue_engine** engine, char* error, size_t error_size) {
+  *engine = nullptr;
+  return guarded(error, error_size, [&] {
+    auto made = std::make_unique<swiftqueue::engine::Engine>(folder, isa, version);
+    *engine = new swiftqueue_engine{std::move(made)};
+  });
+}
+
+int swiftqueue_engine_share(const swiftqueue_engine* engine, swiftqueue_engine** other, char* error,
+                            size_t error_size) {
+  *other = nullptr;
+  return guarded(error, error_size,
+                 [&] { *other = new swiftqueue_engine{engine->engine->share()}; });
+}
+
+void swiftqueue_engine_destroy(swiftqueue_engine* engine) { delete engine; }
+
+int swiftqueue_engine_forward(swiftqueue_engine* engine, const float* x_BWF, int64_t windows,
+                              int64_t tokens, int full_graph, float* y_BH, float* feature_BD,
+                              int64_t* version, char* error, size_t error_size) {
+  return guarded(error, error_size, [&] {
+    const std::int64_t answered = engine->engine->forward(x_BWF, windows, checked_tokens(tokens),
+                                                          y_BH, feature_BD, full_graph != 0);
+    if (version != nullptr) *version = answered;
+  });
+}
+
+int swiftqueue_engine_swap_head(swiftqueue_engine* engine, const char* folder, int64_t version,
+                                char* error, size_t error_size) {
+  return guarded(error, error_size, [&] { engine->engine->swap_head(folder, version); });
+}
+
+int64_t swiftqueue_engine_version(const swiftqueue_engine* engine) {
+  return engine->engine->version();
+}
+
+const char* swiftqueue_engine_schema_hash(const swiftqueue_engine* engine) {
+  return engine->engine->description().schema_hash.c_str();
+}
+
+const char* swiftqueue_engine_isa(const swiftqueue_engine* engine) {
+  return engine->engine->kernel().name;
+}
+
+int swiftqueue_engine_tokens(const swiftqueue_engine* engine) {
+  return engine->engine->description().tokens;
+}
+
+int swiftqueue_engine_features(const swiftqueue_engine* engine) {
+  return static_cast<int>(engine->engine->description().features.size());
+}
+
+int swiftqueue_engine_horizon(const swiftqueue_engine* engine) {
+  return engine->engine->description().horizon;
+}
+
+int swiftqueue_engine_width(const swiftqueue_engine*) { return swiftqueue::engine::kWidth; }
+
+int swiftqueue_engine_time(swiftqueue_engine* engine, const float* x_BWF, int64_t windows,
+                           int64_t tokens, int full_graph, int64_t repeats, double* us, char* error,
+                           size_t error_size) {
+  return guarded(error, error_size, [&] {
+    float y_H[swiftqueue::engine::kMaxHorizon];
+    const int64_t stride = tokens * swiftqueue_engine_features(engine);
+    for (int64_t i = 0; i < repeats; ++i) {
+      const Clock::time_point start = Clock::now();
+      engine->engine->forward(x_BWF + i % windows * stride, 1, checked_tokens(tokens), y_H, nullptr,
+                              full_graph != 0);
+      us[i] = std::chrono::duration<double, std::micro>(Clock::now() - start).count();
+    }
+  });
+}
+
+double swiftqueue_engine_peak_flops(const swiftqueue_engine* engine, double seconds) {
+  constexpr std::int64_t kIterations = 20'000;  // a tenth of a millisecond
+  const swiftqueue::engine::Kernel& kernel = engine->engine->kernel();
+  double best = 0;  // the least disturbed stretch
+  const Clock::time_point end = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                                   std::chrono::duration<double>(seconds));
+  do {
+    const Clock::time_point start = Clock::now();
+    const double operations = kernel.multiply_add(kIterations);
+    best = std::max(best,
+                    operations / std::chrono::duration<double>(Clock::now() - start).count());
+  } while (Clock::now() < end);
+  return best;
+}

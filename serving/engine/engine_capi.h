@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The engine's C interface. Functions that return a status put one line about a failure into
+ * `error` (at most `error_size` bytes with the final NUL; may be null with size 0).
+ */
+#ifndef SWIFTQUEUE_SERVING_ENGINE_ENGINE_CAPI_H_
+#define SWIFTQUEUE_SERVING_ENGINE_ENGINE_CAPI_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define SWIFTQUEUE_API __attribute__((visibility("default")))
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct swiftqueue_engine swiftqueue_engine;
+
+enum swiftqueue_status {
+  SWIFTQUEUE_OK = 0,
+  SWIFTQUEUE_INVALID = 1,    /* an artifact, window or argument cannot be */
+  SWIFTQUEUE_FILE = 2,       /* a file is missing or cannot be read */
+  SWIFTQUEUE_NO_MEMORY = 3,
+};
+
+/* Loads the artifact in `folder`. isa: "auto", "avx512", "avx2" or "portable". `version` is the
+ * caller's number of the artifact. */
+SWIFTQUEUE_API int swiftqueue_engine_create(const char* folder, const char* isa, int64_t version,
+                                            swiftqueue_engine** engine, char* error,
+                                            size_t error_size);
+
+/* Another engine over the same weights and head, for another thread. */
+SWIFTQUEUE_API int swiftqueue_engine_share(const swiftqueue_engine* engine,
+                                           swiftqueue_engine** other, char* error,
+                                           size_t error_size);
+
+SWIFTQUEUE_API void swiftqueue_engine_destroy(swiftqueue_engine* engine);
+
+/* Latencies in us, y_BH, of raw windows x_BWF (`windows` of `tokens` x features); the encoder's
+ * output too unless feature_BD is null. *version (may be null) becomes that of the head that
+ * answered. full_graph != 0 computes the last layer for every token: the same result, slower, for
+ * comparisons. One call at a time per engine. */
+SWIFTQUEUE_API int swiftqueue_engine_forward(swiftqueue_engine* engine, const float* x_BWF,
+                                             int64_t windows, int64_t tokens, int full_graph,
+                                             float* y_BH, float* feature_BD, int64_t* version,
+                                             char* error, size_t error_size);
+
+/* Puts the head of the artifact in `folder` in place, for every engine that shares it; any thread
+ * may call it while others predict. On failure the old head stays. */
+SWIFTQUEUE_API int swiftqueue_engine_swap_head(swiftqueue_engine* engine, const char* folder,
+                                               int64_t version, char* error, size_t error_size);
+
+SWIFTQUEUE_API int64_t swiftqueue_engine_version(const swiftqueue_engine* engine);
+SWIFTQUEUE_API const char* swiftqueue_engine_schema_hash(const swiftqueue_engine* engine);
+SWIFTQUEUE_API const char* swiftqueue_engine_isa(const swiftqueue_engine* engine);
+/* Sizes: W (the most), F, H, D. */
+SWIFTQUEUE_API int swiftqueue_engine_tokens(const swiftqueue_engine* engine);
+SWIFTQUEUE_API int swiftqueue_engine_features(const swiftqueue_engine* engine);
+SWIFTQUEUE_API int swiftqueue_engine_horizon(const swiftqueue_engine* engine);
+SWIFTQUEUE_API int swiftqueue_engine_width(const swiftqueue_engine* engine);
+
+/* Times `repeats` calls of one window each, taking the windows in turn: us[i] is call i's time. */
+SWIFTQUEUE_API int swiftqueue_engine_time(swiftqueue_engine* engine, const float* x_BWF,
+                                          int64_t windows, int64_t tokens, int full_graph,
+                                          int64_t repeats, double* us, char* error,
+                                          size_t error_size);
+
+/* Floating-point operations per second of independent multiply-adds in the registers of this
+ * engine's instruction set, measured for about `seconds`: the core's peak. */
+SWIFTQUEUE_API double swiftqueue_engine_peak_flops(const swiftqueue_engine* engine, double seconds);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* SWIFTQUEUE_SERVING_ENGINE_ENGINE_CAPI_H_ */

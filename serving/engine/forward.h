@@ -1,0 +1,438 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The predictor's forward pass (models/predictor.py), once for every instruction set: included by
+// kernel_*.cc with SWIFTQUEUE_ISA (a namespace), SWIFTQUEUE_LANES and SWIFTQUEUE_TILE_VECTORS set.
+#include <cstddef>
+#include <cstdint>
+
+#include "serving/engine/kernel.h"
+
+namespace swiftqueue::engine::SWIFTQUEUE_ISA {
+namespace {
+
+#include "serving/engine/vector.h"
+
+constexpr int kTileVectors = SWIFTQUEUE_TILE_VECTORS;
+constexpr int kBlockVectors = kBlock / kLanes;
+
+// What a tile of a matrix product starts from and does at the end.
+enum class Finish { kStore, kRelu };
+
+// y[r][token] = bias[r] + start[r][token] + sum_k a[r * kRow + k * kColumn] * x[k][token], for R
+// rows and V vectors of tokens, all sums in registers. `bias` and `start` may be null.
+template <int R, int V, int kRow, int kColumn, Finish kFinish>
+SWIFTQUEUE_INLINE void tile(const float* a, const float* bias, const float* start, const float* x,
+                            int depth, float* y) {
+  Vec sum[R][V];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) {
+      sum[r][v] = bias != nullptr ? splat(bias[r]) : Vec{};
+      if (start != nullptr) sum[r][v] += load(start + r * kBlock + v * kLanes);
+    }
+  }
+#pragma GCC unroll 2
+  for (int k = 0; k < depth; ++k) {
+    Vec token[V];
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) token[v] = load(x + k * kBlock + v * kLanes);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      const Vec weight = splat(a[r * kRow + k * kColumn]);
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) sum[r][v] += weight * token[v];
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) {
+      store(y + r * kBlock + v * kLanes, kFinish == Finish::kRelu ? max(sum[r][v], Vec{}) : sum[r][v]);
+    }
+  }
+}
+
+// Rows of a tile of V vectors: enough sums to hide the latency of a multiply-add, few enough for
+// the registers. A panel's 16 rows are a multiple of each.
+constexpr int tile_rows(int vectors) {
+  if (kLanes == 16) return vectors >= 3 ? 4 : vectors == 2 ? 8 : 16;
+  return vectors >= 2 ? 4 : 8;
+}
+
+template <int V, int kRow, int kColumn, Finish kFinish>
+SWIFTQUEUE_INLINE void panel_tile(const float* a, const float* bias, const float* start,
+                                  const float* x, int depth, float* y) {
+  constexpr int kRows = tile_rows(V);
+  for (int r = 0; r < kPanel; r += kRows) {
+    tile<kRows, V, kRow, kColumn, kFinish>(a + r * kRow, bias == nullptr ? nullptr : bias + r,
+                                           start == nullptr ? nullptr : start + r * kBlock, x,
+                                           depth, y + r * kBlock);
+  }
+}
+
+// The product of `panels` panels of 16 rows, `panel_stride` floats apart, with a block's first
+// `vectors` vectors of tokens.
+template <int kRow, int kColumn, Finish kFinish = Finish::kStore>
+SWIFTQUEUE_INLINE void product(const float* a, std::ptrdiff_t panel_stride, int panels,
+                               const float* bias, const float* start, const float* x, int depth,
+                               int vectors, float* y) {
+  for (int panel = 0; panel < panels; ++panel) {
+    const float* rows = a + panel * panel_stride;
+    const float* row_bias = bias == nullptr ? nullptr : bias + panel * kPanel;
+    const float* from = start == nullptr ? nullptr : start + panel * kPanel * kBlock;
+    float* to = y + panel * kPanel * kBlock;
+    int v = 0;
+    const auto at = [&](const float* p) { return p == nullptr ? nullptr : p + v * kLanes; };
+    for (; v + kTileVectors <= vectors; v += kTileVectors) {
+      panel_tile<kTileVectors, kRow, kColumn, kFinish>(rows, row_bias, at(from), x + v * kLanes,
+                                                       depth, to + v * kLanes);
+    }
+    if constexpr (kTileVectors > 2) {
+      if (vectors - v == 3) {
+        panel_tile<3, kRow, kColumn, kFinish>(rows, row_bias, at(from), x + v * kLanes, depth,
+                                              to + v * kLanes);
+      } else if (vectors - v == 2) {
+        panel_tile<2, kRow, kColumn, kFinish>(rows, row_bias, at(from), x + v * kLanes, depth,
+                                              to + v * kLanes);
+      }
+    }
+    if (vectors - v == 1) {
+      panel_tile<1, kRow, kColumn, kFinish>(rows, row_bias, at(from), x + v * kLanes, depth,
+                                            to + v * kLanes);
+    }
+  }
+}
+
+template <int N, int K, Finish kFinish = Finish::kStore>
+SWIFTQUEUE_INLINE void linear(const Linear& layer, const float* start, const float* x, int vectors,
+                              float* y) {
+  product<1, kPanel, kFinish>(layer.weight, K * kPanel, N / kPanel, layer.bias, start, x, K,
+                              vectors, y);
+}
+
+// y = LayerNorm(x) over features, of every token of a block. Two passes: E[x^2] - E[x]^2 would
+// cancel.
+void normalise(const Norm& norm, const float* x, int vectors, float* y) {
+  for (int v = 0; v < vectors; ++v) {
+    Vec sum[4] = {};
+    for (int d = 0; d < kWidth; d += 4) {
+      for (int i = 0; i < 4; ++i) sum[i] += load(x + (d + i) * kBlock + v * kLanes);
+    }
+    const Vec mean = (sum[0] + sum[1] + (sum[2] + sum[3])) * (1.0F / kWidth);
+    Vec square[4] = {};
+    for (int d = 0; d < kWidth; d += 4) {
+      for (int i = 0; i < 4; ++i) {
+        const Vec apart = load(x + (d + i) * kBlock + v * kLanes) - mean;
+        square[i] += apart * apart;
+      }
+    }
+    const Vec variance = (square[0] + square[1] + (square[2] + square[3])) * (1.0F / kWidth);
+    const Vec inverse = inverse_sqrt(variance + kNormEpsilon);
+    for (int d = 0; d < kWidth; ++d) {
+      const Vec apart = (load(x + d * kBlock + v * kLanes) - mean) * inverse;
+      store(y + d * kBlock + v * kLanes, apart * norm.gain[d] + norm.bias[d]);
+    }
+  }
+}
+
+// Number of vectors that hold a block's tokens when `tokens` are left.
+SWIFTQUEUE_INLINE int vectors_for(int tokens) {
+  return tokens >= kBlock ? kBlockVectors : (tokens + kLanes - 1) / kLanes;
+}
+
+// Transform, shift and scale of a block's tokens, then the embedding into x.
+void embed(const Encoder& encoder, const float* const* rows, int tokens, float* scaled, float* x) {
+  const int vectors = vectors_for(tokens);
+  for (int f = 0; f < encoder.features; ++f) {
+    float* feature = scaled + f * kBlock;
+    for (int t = 0; t < tokens; ++t) feature[t] = rows[t][f];
+    for (int t = tokens; t < vectors * kLanes; ++t) feature[t] = 0;
+    for (int v = 0; v < vectors; ++v) {
+      Vec value = load(feature + v * kLanes);
+      if (encoder.log1p[f] != 0) value = log1p_positive(max(value, Vec{}));
+      store(feature + v * kLanes, (value - encoder.shift[f]) * encoder.inverse_scale[f]);
+    }
+  }
+  product<1, kPanel>(encoder.embedding.weight, encoder.features * kPanel, kWidth / kPanel,
+                     encoder.embedding.bias, nullptr, scaled, encoder.features, vectors, x);
+}
+
+// Softmax over keys of scores[key][query], in place but for the division; inverse_sum[query].
+SWIFTQUEUE_INLINE void softmax(float* scores, int keys, int vectors, float* inverse_sum) {
+  for (int v = 0; v < vectors; ++v) {
+    float* column = scores + v * kLanes;
+    Vec most[4];
+    for (Vec& m : most) m = load(column);
+    int key = 0;
+    for (; key + 4 <= keys; key += 4) {
+      for (int i = 0; i < 4; ++i) most[i] = max(most[i], load(column + (key + i) * kBlock));
+    }
+    for (; key < keys; ++key) most[0] = max(most[0], load(column + key * kBlock));
+    const Vec top = max(max(most[0], most[1]), max(most[2], most[3]));
+    Vec sum[4] = {};
+    for (key = 0; key + 4 <= keys; key += 4) {
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) {
+        float* at = column + (key + i) * kBlock;
+        const Vec power = exp2_negative(load(at) - top);
+        sum[i] += power;
+        store(at, power);
+      }
+    }
+    for (; key < keys; ++key) {
+      const Vec power = exp2_negative(load(column + key * kBlock) - top);
+      sum[0] += power;
+      store(column + key * kBlock, power);
+    }
+    store(inverse_sum + v * kLanes, 1.0F / (sum[0] + sum[1] + (sum[2] + sum[3])));
+  }
+}
+
+// First of the 16 rows of a head's query (part 0), key (1) or value (2) of a block.
+SWIFTQUEUE_INLINE float* head_rows(const Workspace& work, int block, int part, int head) {
+  const std::ptrdiff_t row = static_cast<std::ptrdiff_t>(block) * 3 * kWidth + part * kWidth;
+  return work.qkv + (row + head * kHeadWidth) * kBlock;
+}
+
+// Attention of one block's tokens to all `count` tokens: work.mixed, heads side by side.
+void attend(const Workspace& work, int block, int vectors, int count) {
+  alignas(64) float inverse_sum[kBlock];
+  for (int head = 0; head < kHeads; ++head) {
+    const float* query = head_rows(work, block, 0, head);
+    float* mixed = work.mixed + head * kHeadWidth * kBlock;
+    for (int first = 0; first < count; first += kBlock) {
+      const int keys = count - first < kBlock ? count - first : kBlock;
+      product<1, kBlock>(head_rows(work, first / kBlock, 1, head), kPanel,
+                         (keys + kPanel - 1) / kPanel, nullptr, nullptr, query, kHeadWidth, vectors,
+                         work.scores + first * kBlock);
+    }
+    softmax(work.scores, count, vectors, inverse_sum);
+    for (int first = 0; first < count; first += kBlock) {
+      const int keys = count - first < kBlock ? count - first : kBlock;
+      product<kBlock, 1>(head_rows(work, first / kBlock, 2, head), 0, 1, nullptr,
+                         first == 0 ? nullptr : mixed, work.scores + first * kBlock, keys, vectors,
+                         mixed);
+    }
+    for (int d = 0; d < kHeadWidth; ++d) {
+      for (int v = 0; v < vectors; ++v) {
+        float* at = mixed + d * kBlock + v * kLanes;
+        store(at, load(at) * load(inverse_sum + v * kLanes));
+      }
+    }
+  }
+}
+
+SWIFTQUEUE_INLINE float* block_of(float* x, int block) {
+  return x + static_cast<std::ptrdiff_t>(block) * kWidth * kBlock;
+}
+
+// One encoder layer for all tokens, in place.
+void encoder_layer(const Layer& layer, const Workspace& work, int count) {
+  for (int first = 0; first < count; first += kBlock) {
+    const int block = first / kBlock;
+    linear<3 * kWidth, kWidth>(layer.qkv, nullptr, block_of(work.x, block),
+                               vectors_for(count - first), head_rows(work, block, 0, 0));
+  }
+  for (int first = 0; first < count; first += kBlock) {
+    const int vectors = vectors_for(count - first);
+    float* x = block_of(work.x, first / kBlock);
+    attend(work, first / kBlock, vectors, count);
+    linear<kWidth, kWidth>(layer.out, x, work.mixed, vectors, work.sum);
+    normalise(layer.norm1, work.sum, vectors, x);
+    // In quarters, so that the hidden activations stay in the first-level cache.
+    for (int from = 0; from < kFeedForward; from += kWidth) {
+      const Linear expand = {layer.expand.weight + from * kWidth, layer.expand.bias + from};
+      linear<kWidth, kWidth, Finish::kRelu>(expand, nullptr, x, vectors, work.hidden);
+      product<1, kPanel>(layer.contract.weight + from * kPanel, kFeedForward * kPanel,
+                         kWidth / kPanel, from == 0 ? layer.contract.bias : nullptr,
+                         from == 0 ? x : work.sum, work.hidden, kWidth, vectors, work.sum);
+    }
+    normalise(layer.norm2, work.sum, vectors, x);
+  }
+}
+
+// y[N] = weight * x[K] + bias, for one token.
+template <int N, int K, Finish kFinish = Finish::kStore>
+SWIFTQUEUE_INLINE void linear_one(const Linear& layer, const float* x, float* y) {
+  constexpr int kPanelVectors = kPanel / kLanes;
+  constexpr int kPanels = N / kPanel < kLanes / 4 ? N / kPanel : kLanes / 4;
+  constexpr int kPhases = 2;  // separate sums of even and odd k, to hide latency
+  for (int panel = 0; panel < N / kPanel; panel += kPanels) {
+    const float* weight = layer.weight + panel * kPanel * K;
+    Vec sum[kPhases][kPanels * kPanelVectors] = {};
+    for (int k = 0; k < K; k += kPhases) {
+#pragma GCC unroll 2
+      for (int phase = 0; phase < kPhases; ++phase) {
+#pragma GCC unroll 4
+        for (int i = 0; i < kPanels * kPanelVectors; ++i) {
+          const float* at = weight + (i / kPanelVectors) * kPanel * K + (k + phase) * kPanel +
+                            i % kPanelVectors * kLanes;
+          sum[phase][i] += x[k + phase] * load(at);
+        }
+      }
+    }
+    for (int i = 0; i < kPanels * kPanelVectors; ++i) {
+      const int n = panel * kPanel + i * kLanes;
+      const Vec total = sum[0][i] + sum[1][i] + load(layer.bias + n);
+      store(y + n, kFinish == Finish::kRelu ? max(total, Vec{}) : total);
+    }
+  }
+}
+
+// y = LayerNorm(x + residual) of one token.
+void normalise_one(const Norm& norm, const float* x, const float* residual, float* y) {
+  constexpr int kVectors = kWidth / kLanes;
+  Vec value[kVectors];
+  Vec sum = {};
+  for (int v = 0; v < kVectors; ++v) {
+    value[v] = load(x + v * kLanes) + load(residual + v * kLanes);
+    sum += value[v];
+  }
+  const float mean = reduce_add(sum) * (1.0F / kWidth);
+  Vec square = {};
+  for (int v = 0; v < kVectors; ++v) {
+    value[v] -= mean;
+    square += value[v] * value[v];
+  }
+  const float inverse = 1.0F / __builtin_sqrtf(reduce_add(square) * (1.0F / kWidth) + kNormEpsilon);
+  for (int v = 0; v < kVectors; ++v) {
+    const Vec scaled = value[v] * inverse;
+    store(y + v * kLanes,
+          scaled * load(norm.gain + v * kLanes) + load(norm.bias + v * kLanes));
+  }
+}
+
+// Attention weights of the last token in all heads: work.weights[head][key]. The key projection
+// is applied to the query instead of to every token: q . (K x) = (K^T q) . x, and the key's bias,
+// the same for all keys, drops out of the softmax.
+void weigh_last_token(const Layer& layer, const Workspace& work, int count, const float* z,
+                      int stride) {
+  alignas(64) float query[kWidth];
+  alignas(64) float folded[kHeads][kWidth];
+  linear_one<kWidth, kWidth>(layer.qkv, z, query);
+  for (int head = 0; head < kHeads; ++head) {
+    Vec sum[kWidth / kLanes] = {};
+    for (int e = head * kHeadWidth; e < (head + 1) * kHeadWidth; ++e) {
+      for (int v = 0; v < kWidth / kLanes; ++v) {
+        sum[v] += query[e] * load(layer.key_rows + e * kWidth + v * kLanes);
+      }
+    }
+    for (int v = 0; v < kWidth / kLanes; ++v) store(folded[head] + v * kLanes, sum[v]);
+  }
+  for (int t = 0; t < count; t += kLanes) {
+    const float* x = block_of(work.x, t / kBlock) + t % kBlock;
+    Vec score[2][kHeads] = {};
+    for (int d = 0; d < kWidth; d += 2) {
+      for (int i = 0; i < 2; ++i) {
+        const Vec token = load(x + (d + i) * kBlock);
+        for (int head = 0; head < kHeads; ++head) score[i][head] += folded[head][d + i] * token;
+      }
+    }
+    for (int head = 0; head < kHeads; ++head) {
+      store(work.weights + head * stride + t, score[0][head] + score[1][head]);
+    }
+  }
+  const int padded = (count + kLanes - 1) / kLanes * kLanes;
+  for (int head = 0; head < kHeads; ++head) {
+    float* weight = work.weights + head * stride;
+    for (int t = count; t < padded; ++t) weight[t] = -1e30F;  // lanes without a token
+    Vec most = load(weight);
+    for (int t = kLanes; t < padded; t += kLanes) most = max(most, load(weight + t));
+    const float top = reduce_max(most);
+    Vec sum = {};
+    for (int t = 0; t < padded; t += kLanes) {
+      const Vec power = exp2_negative(load(weight + t) - top);
+      sum += power;
+      store(weight + t, power);
+    }
+    const float inverse = 1.0F / reduce_add(sum);
+    for (int t = 0; t < padded; t += kLanes) store(weight + t, load(weight + t) * inverse);
+    for (int t = count; t < padded; ++t) weight[t] = 0;
+  }
+}
+
+// The last encoder layer for the last token z_D only, in place; keys and values of all tokens.
+void last_layer(const Layer& layer, const Workspace& work, int count, float* z) {
+  const int stride = (count + kBlock - 1) / kBlock * kBlock;
+  weigh_last_token(layer, work, count, z, stride);
+  // The value projection is applied to the weighted mean of the tokens, not to every token.
+  alignas(64) float mean[kHeads][kWidth];
+  for (int d = 0; d < kWidth; ++d) {
+    Vec sum[kHeads] = {};
+    for (int t = 0; t < count; t += kLanes) {
+      const Vec token = load(block_of(work.x, t / kBlock) + d * kBlock + t % kBlock);
+      for (int head = 0; head < kHeads; ++head) {
+        sum[head] += load(work.weights + head * stride + t) * token;
+      }
+    }
+    for (int head = 0; head < kHeads; ++head) mean[head][d] = reduce_add(sum[head]);
+  }
+  alignas(64) float mixed[kWidth];
+  alignas(64) float out[kWidth];
+  alignas(64) float hidden[kFeedForward];
+  for (int head = 0; head < kHeads; ++head) {
+    const int row = 2 * kWidth + head * kHeadWidth;
+    const Linear value = {layer.qkv.weight + row * kWidth, layer.qkv.bias + row};
+    linear_one<kHeadWidth, kWidth>(value, mean[head], mixed + head * kHeadWidth);
+  }
+  linear_one<kWidth, kWidth>(layer.out, mixed, out);
+  normalise_one(layer.norm1, z, out, z);
+  linear_one<kFeedForward, kWidth, Finish::kRelu>(layer.expand, z, hidden);
+  linear_one<kWidth, kFeedForward>(layer.contract, hidden, out);
+  normalise_one(layer.norm2, z, out, z);
+}
+
+void encode(const Encoder& encoder, const float* const* rows, int count, Workspace& work,
+            bool full_graph, float* feature_D) {
+  for (int first = 0; first < count; first += kBlock) {
+    const int tokens = count - first < kBlock ? count - first : kBlock;
+    embed(encoder, rows + first, tokens, work.scaled, block_of(work.x, first / kBlock));
+  }
+  const int full_layers = full_graph ? encoder.layer_count : encoder.layer_count - 1;
+  for (int i = 0; i < full_layers; ++i) encoder_layer(encoder.layers[i], work, count);
+  alignas(64) float z[kWidth];
+  const float* last = block_of(work.x, (count - 1) / kBlock) + (count - 1) % kBlock;
+  for (int d = 0; d < kWidth; ++d) z[d] = last[d * kBlock];
+  if (!full_graph) last_layer(encoder.layers[full_layers], work, count, z);
+  __builtin_memcpy(feature_D, z, sizeof z);
+}
+
+void head(const Linear& first, const Linear& second, const float* feature_D, float* scaled_H) {
+  alignas(64) float hidden[kWidth];
+  linear_one<kWidth, kWidth, Finish::kRelu>(first, feature_D, hidden);
+  linear_one<kMaxHorizon, kWidth>(second, hidden, scaled_H);
+}
+
+bool all_finite(const float* values, std::size_t count) {
+  Vec sum[4] = {};  // of x * 0: stays 0 unless an x is NaN or infinite
+  std::size_t i = 0;
+  for (; i + 4 * kLanes <= count; i += 4 * kLanes) {
+    for (int v = 0; v < 4; ++v) sum[v] += load_loose(values + i + v * kLanes) * 0.0F;
+  }
+  float rest = 0;
+  for (; i < count; ++i) rest += values[i] * 0.0F;
+  return reduce_add(sum[0] + sum[1] + (sum[2] + sum[3])) + rest == 0.0F;
+}
+
+double multiply_add(std::int64_t iterations) {
+  constexpr int kSums = 12;  // hides a latency of 4 cycles on two units, and fits 16 registers
+  Vec sum[kSums];
+  volatile float start = 1.0F;  // what the compiler cannot see through
+  const Vec factor = splat(start * 0.999F);
+  const Vec term = splat(start * 0.001F);
+  for (int i = 0; i < kSums; ++i) sum[i] = splat(start + static_cast<float>(i));
+#pragma GCC unroll 4
+  for (std::int64_t n = 0; n < iterations; ++n) {
+#pragma GCC unroll 12
+    for (int i = 0; i < kSums; ++i) sum[i] = sum[i] * factor + term;
+  }
+  Vec total = {};
+  for (int i = 0; i < kSums; ++i) total += sum[i];
+  volatile float result = reduce_add(total);
+  static_cast<void>(result);
+  return 2.0 * kSums * kLanes * static_cast<double>(iterations);
+}
+
+}  // namespace
+}  // namespace swiftqueue::engine::SWIFTQUEUE_ISA

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The boundary between the engine and its forward passes, one per instruction set: plain pointers
+// and sizes. A kernel's source is compiled for its instruction set, so it must not instantiate
+// anything inline from the standard library: the linker might keep that copy for everyone.
+//
+// Shapes: W window tokens, F features, D model width (64), N rows of a matrix, K columns of it.
+#ifndef SWIFTQUEUE_SERVING_ENGINE_KERNEL_H_
+#define SWIFTQUEUE_SERVING_ENGINE_KERNEL_H_
+
+#include <cstddef>
+#include <cstdint>
+
+namespace swiftqueue::engine {
+
+// The one architecture the kernels know; sizes the artifact is free in are run-time values.
+inline constexpr int kWidth = 64;
+inline constexpr int kHeads = 4;
+inline constexpr int kHeadWidth = kWidth / kHeads;
+inline constexpr int kFeedForward = 256;
+inline constexpr int kMaxHorizon = 16;
+inline constexpr int kMaxFeatures = 256;
+inline constexpr int kMaxTokens = 4096;
+inline constexpr float kNormEpsilon = 1e-5F;  // torch.nn.LayerNorm's default
+
+// Activations are feature-major in blocks of 64 tokens, x[block][feature][token]: tokens lie in
+// vector lanes, so LayerNorm and softmax need no shuffle.
+inline constexpr int kBlock = 64;
+// Weights are cut into panels of 16 rows, w[panel][k][row]: a matrix product broadcasts from them
+// without a stride, and a product with one vector loads 16 outputs at once.
+inline constexpr int kPanel = 16;
+
+struct Linear {
+  const float* weight;  // [N / 16][K][16]
+  const float* bias;    // [N]
+};
+
+struct Norm {
+  const float* gain;  // [D]
+  const float* bias;  // [D]
+};
+
+struct Layer {
+  Linear qkv;  // N = 3 D; queries are scaled by log2(e) / sqrt(head width): the softmax is in base 2
+  Linear out;
+  Linear expand;    // D -> 256
+  Linear contract;  // 256 -> D
+  Norm norm1;
+  Norm norm2;
+  const float* key_rows;  // the key part of qkv, [D][D], unpacked: row = key feature
+};
+
+struct Encoder {
+  int features;
+  Linear embedding;            // K = features
+  const std::uint8_t* log1p;   // [F] whether the feature's logarithm is taken
+  const float* shift;          // [F]
+  const float* inverse_scale;  // [F]
+  const Layer* layers;
+  int layer_count;
+};
+
+// Scratch memory for windows of up to `64 * blocks` tokens; 64-byte aligned.
+struct Workspace {
+  float* scaled;  // [F][64]
+  float* x;       // [blocks][D][64]
+  float* qkv;     // [blocks][3 D][64]
+  float* scores;  // [blocks * 64 keys][64 queries]
+  float* mixed;   // [D][64]
+  float* hidden;  // [64][64]: a quarter of the feed-forward layer
+  float* sum;     // [D][64]
+  float* weights;  // [heads][blocks * 64 keys]: attention of the last token
+};
+
+struct Kernel {
+  const char* name;
+  // Encodes a window given by the rows of its attended tokens, rows[count], the last one last:
+  // feature_D is the encoder's output for the last token. `full_graph` computes the last layer for
+  // every token (the same result, for comparisons); otherwise for the last token only.
+  void (*encode)(const Encoder& encoder, const float* const* rows, int count, Workspace& work,
+                 bool full_graph, float* feature_D);
+  // scaled_H = second(relu(first(feature_D))); `second` is padded to 16 rows.
+  void (*head)(const Linear& first, const Linear& second, const float* feature_D, float* scaled_H);
+  bool (*all_finite)(const float* values, std::size_t count);
+  // Runs independent multiply-adds, all in registers; returns how many floating-point operations
+  // (2 for each lane of each) that was.
+  double (*multiply_add)(std::int64_t iterations);
+};
+
+extern const Kernel kPortableKernel;
+#ifdef __x86_64__
+extern const Kernel kAvx2Kernel;
+extern const Kernel kAvx512Kernel;
+#endif
+
+}  // namespace swiftqueue::engine
+
+#endif  // SWIFTQUEUE_SERVING_ENGINE_KERNEL_H_

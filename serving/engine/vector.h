@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// SIMD vectors of SWIFTQUEUE_LANES floats as the compiler's vector extension, so that one source
+// serves every instruction set, and the few functions a Transformer needs on them. To be included
+// by kernel sources only, inside their namespace; see kernel.h on what may be included here.
+
+#define SWIFTQUEUE_INLINE inline __attribute__((always_inline))
+
+constexpr int kLanes = SWIFTQUEUE_LANES;
+typedef float Vec __attribute__((vector_size(kLanes * 4), may_alias));
+typedef std::int32_t IntVec __attribute__((vector_size(kLanes * 4), may_alias));
+// kLanes consecutive floats; no assumption on alignment.
+typedef float LooseVec __attribute__((vector_size(kLanes * 4), may_alias, aligned(4)));
+
+SWIFTQUEUE_INLINE Vec load(const float* p) { return *reinterpret_cast<const Vec*>(p); }
+SWIFTQUEUE_INLINE Vec load_loose(const float* p) { return *reinterpret_cast<const LooseVec*>(p); }
+SWIFTQUEUE_INLINE void store(float* p, Vec v) { *reinterpret_cast<Vec*>(p) = v; }
+SWIFTQUEUE_INLINE Vec splat(float value) { return value - Vec{}; }
+SWIFTQUEUE_INLINE Vec max(Vec a, Vec b) { return a > b ? a : b; }
+
+SWIFTQUEUE_INLINE float reduce_add(Vec v) {
+  float sum[kLanes];
+  __builtin_memcpy(sum, &v, sizeof sum);
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+    for (int i = 0; i < width; ++i) sum[i] += sum[i + width];
+  }
+  return sum[0];
+}
+
+SWIFTQUEUE_INLINE float reduce_max(Vec v) {
+  float most = v[0];
+  for (int i = 1; i < kLanes; ++i) most = v[i] > most ? v[i] : most;
+  return most;
+}
+
+SWIFTQUEUE_INLINE Vec inverse_sqrt(Vec v) {
+  alignas(64) float values[kLanes];
+  store(values, v);
+  for (float& value : values) value = 1.0F / __builtin_sqrtf(value);
+  return load(values);
+}
+
+// 2^x for x <= 0, relative error below 2e-7; below 2^-126 it stays there (a softmax weight of 0).
+SWIFTQUEUE_INLINE Vec exp2_negative(Vec x) {
+  const Vec round = splat(12582912.0F);  // 1.5 * 2^23: adding it rounds to a whole number
+  x = max(x, splat(-126.0F));
+  const Vec shifted = x + round;
+  const Vec f = x - (shifted - round);  // in -0.5..0.5
+  // Least maximum of the relative error among polynomials of degree 5 that are 1 at 0: 9.2e-8.
+  Vec p = splat(1.32647285e-3F);
+  p = p * f + 9.67151271e-3F;
+  p = p * f + 5.55073374e-2F;
+  p = p * f + 2.40222421e-1F;
+  p = p * f + 6.93146978e-1F;
+  p = p * f + 1.0F;
+  const IntVec exponent = reinterpret_cast<IntVec>(shifted) << 23;
+  return reinterpret_cast<Vec>(reinterpret_cast<IntVec>(p) + exponent);
+}
+
+// log(1 + x) for finite x >= 0. The logarithm's polynomial is that of Cephes' logf (S. Moshier);
+// what 1 + x rounds away is added back to first order.
+SWIFTQUEUE_INLINE Vec log1p_positive(Vec x) {
+  const Vec u = x + 1.0F;
+  const Vec lost = (x - (u - 1.0F)) / u;
+  // u = 2^exponent * m with m in sqrt(1/2)..sqrt(2).
+  const IntVec bits = reinterpret_cast<IntVec>(u) - 0x3F3504F3;  // sqrt(1/2)
+  const Vec exponent = __builtin_convertvector(bits >> 23, Vec);
+  const Vec f = reinterpret_cast<Vec>((bits & 0x007FFFFF) + 0x3F3504F3) - 1.0F;
+  Vec p = splat(7.0376836292e-2F);
+  p = p * f - 1.1514610310e-1F;
+  p = p * f + 1.1676998740e-1F;
+  p = p * f - 1.2420140846e-1F;
+  p = p * f + 1.4249322787e-1F;
+  p = p * f - 1.6668057665e-1F;
+  p = p * f + 2.0000714765e-1F;
+  p = p * f - 2.4999993993e-1F;
+  p = p * f + 3.3333331174e-1F;
+  const Vec square = f * f;
+  // ln(2) in two parts, so that its product with the exponent is exact in the first.
+  const Vec tail = exponent * -2.12194440e-4F + p * f * square - 0.5F * square + lost;
+  return exponent * 0.693359375F + (f + tail);
+}

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// An artifact's weights in the layout that the kernels read (kernel.h), with what can be computed
+// once computed once.
+#ifndef SWIFTQUEUE_SERVING_ENGINE_WEIGHTS_H_
+#define SWIFTQUEUE_SERVING_ENGINE_WEIGHTS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <vector>
+
+#include "serving/engine/artifact.h"
+#include "serving/engine/kernel.h"
+
+namespace swiftqueue::engine {
+
+// Zeroed floats on a cache line's boundary.
+class AlignedFloats {
+ public:
+  AlignedFloats() = default;
+  explicit AlignedFloats(std::size_t size);
+
+  float* data() const { return floats_.get(); }
+  std::size_t size() const { return size_; }
+
+ private:
+  struct Free {
+    void operator()(float* floats) const;
+  };
+  std::unique_ptr<float[], Free> floats_;
+  std::size_t size_ = 0;
+};
+
+// The weights before the head; never changes once built.
+class EncoderWeights {
+ public:
+  explicit EncoderWeights(const Artifact& artifact);
+  EncoderWeights(const EncoderWeights&) = delete;
+  EncoderWeights& operator=(const EncoderWeights&) = delete;
+
+  const Encoder& view() const { return view_; }
+
+ private:
+  const float* keep(AlignedFloats floats);
+
+  std::vector<AlignedFloats> storage_;
+  std::vector<std::uint8_t> log1p_;
+  std::vector<Layer> layers_;
+  Encoder view_{};
+};
+
+// The two last linear layers; can be overwritten in place without allocation.
+class HeadWeights {
+ public:
+  HeadWeights();
+  void assign(const Artifact& artifact);
+
+  Linear first() const { return {first_weight_.data(), first_bias_.data()}; }
+  Linear second() const { return {second_weight_.data(), second_bias_.data()}; }
+
+ private:
+  AlignedFloats first_weight_;
+  AlignedFloats first_bias_;
+  AlignedFloats second_weight_;  // padded to 16 rows
+  AlignedFloats second_bias_;
+};
+
+// Scratch memory of one thread for windows of up to `tokens` tokens.
+class Scratch {
+ public:
+  Scratch(int tokens, int features);
+
+  Workspace& view() { return view_; }
+  const float** rows() { return rows_.data(); }
+
+ private:
+  AlignedFloats floats_;
+  std::vector<const float*> rows_;
+  Workspace view_{};
+};
+
+}  // namespace swiftqueue::engine
+
+#endif  // SWIFTQUEUE_SERVING_ENGINE_WEIGHTS_H_

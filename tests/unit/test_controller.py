@@ -1,0 +1,77 @@
+"""The queue controller's rules, as properties over any predictions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from serving.controller import CLASSIC, L4S, ControllerParams, QueueController
+
+latencies = arrays.arrays(np.float32, (2, 8), elements=st.floats(1, 2e6, width=32))
+flows = st.lists(st.integers(0, 3), min_size=8, max_size=8)
+defaults = st.lists(st.sampled_from([CLASSIC, L4S]), min_size=8, max_size=8)
+
+
+def predicted(classic_us: float, l4s_us: float) -> np.ndarray:
+    return np.array([[classic_us] * 8, [l4s_us] * 8], dtype=np.float32)
+
+
+@given(latencies, flows, defaults)
+def test_only_packets_of_l4s_capable_flows_are_ever_moved(
+    y_2H: np.ndarray, flow_ids: list[int], queues: list[int]
+) -> None:
+    chosen = QueueController().choose(0, 0, flow_ids, queues, y_2H)
+    assert all(c == CLASSIC for c, d in zip(chosen, queues, strict=True) if d == CLASSIC)
+
+
+@given(latencies, flows)
+def test_no_packet_is_moved_to_a_queue_predicted_slower(y_2H: np.ndarray, flow_ids: list[int]) -> None:
+    chosen = QueueController().choose(0, 0, flow_ids, [L4S] * 8, y_2H)
+    first_of_flow = {flow: i for i, flow in reversed(list(enumerate(flow_ids)))}
+    for i in first_of_flow.values():
+        if chosen[i] == CLASSIC:
+            assert y_2H[CLASSIC, i] < y_2H[L4S, i]
+
+
+@given(st.lists(latencies, max_size=5), st.integers(0, 20))
+def test_the_limit_of_moved_packets_in_flight_holds(batches: list[np.ndarray], limit: int) -> None:
+    controller = QueueController(ControllerParams(max_moved_unacked=limit))
+    for k, y_2H in enumerate(batches):
+        controller.choose(8 * k, k, range(8), [L4S] * 8, y_2H)
+        assert controller.moved_unacked <= limit
+
+
+def test_a_clear_gain_moves_and_a_margin_keeps() -> None:
+    controller = QueueController(ControllerParams(margin_us=1_000, margin_share=0.1))
+    assert controller.choose(0, 0, [1] * 8, [L4S] * 8, predicted(20_000, 50_000)) == [CLASSIC] * 8
+    # Now in the classic queue: a gain below either margin does not bring the flow back.
+    assert controller.choose(8, 1, [1] * 8, [L4S] * 8, predicted(20_000, 19_500)) == [CLASSIC] * 8
+    assert controller.choose(16, 2, [1] * 8, [L4S] * 8, predicted(20_000, 18_500)) == [CLASSIC] * 8
+    assert controller.choose(24, 3, [1] * 8, [L4S] * 8, predicted(20_000, 17_000)) == [L4S] * 8
+
+
+def test_acknowledged_and_forgotten_packets_free_the_limit() -> None:
+    controller = QueueController(ControllerParams(max_moved_unacked=8, give_up_ns=100))
+    better = predicted(1_000, 90_000)
+    assert controller.choose(0, 0, range(8), [L4S] * 8, better) == [CLASSIC] * 8
+    assert controller.choose(8, 1, range(8, 16), [L4S] * 8, better) == [L4S] * 8
+    for packet in range(4):
+        controller.acked(packet)
+    assert controller.moved_unacked == 4
+    assert controller.choose(16, 2, range(16, 24), [L4S] * 8, better) == [CLASSIC] * 4 + [L4S] * 4
+    assert controller.choose(24, 200, range(24, 32), [L4S] * 8, better) == [CLASSIC] * 8
+
+
+def test_default_marking_ends_the_hysteresis() -> None:
+    controller = QueueController()
+    controller.choose(0, 0, [1] * 8, [L4S] * 8, predicted(10_000, 90_000))
+    controller.keep_default([1])
+    assert controller.choose(8, 1, [1] * 8, [L4S] * 8, predicted(10_000, 10_000)) == [L4S] * 8
+
+
+def test_negative_margins_are_refused() -> None:
+    with pytest.raises(ValueError, match="must not be negative"):
+        ControllerParams(margin_us=-1)

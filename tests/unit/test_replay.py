@@ -1,0 +1,173 @@
+"""Replay without a server: the events it feeds, the windows they make, the counts it gives."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from feature_store.schema import PACKET_SCHEMA
+from feature_store.windows import build_windows
+from serving.client import Counts, Decision
+from serving.replay import RECORD_SCHEMA, Record, decide_all, open_log, replay_trace
+from serving.replay_view import sparkline
+
+
+def packet_table(packets: int, seed: int = 1) -> pl.DataFrame:
+    """Packets of three flows with ACKs 5 to 60 ms later, some never, some without a latency."""
+    rng = np.random.default_rng(seed)
+    sent_ns = 10**9 + np.cumsum(rng.integers(0, 2_000_000, packets))
+    latency_us = rng.integers(5_000, 60_000, packets).astype(np.float32)
+    acked = [
+        None if rng.random() < 0.02 else int(s + u * 1000) for s, u in zip(sent_ns, latency_us, strict=True)
+    ]
+    flow = rng.integers(0, 3, packets)
+    unknown = rng.random(packets) < 0.05
+    return pl.DataFrame(
+        {
+            "trace": ["t"] * packets,
+            "packet": range(packets),
+            "sent_ns": sent_ns,
+            "flow_id": flow,
+            "receiver_id": flow % 2,
+            "size_bytes": rng.integers(40, 1500, packets),
+            "ecn": np.where(flow == 0, 0, 1),
+            "queue": ["classic" if f == 0 else "l4s" for f in flow],
+            "acked_ns": acked,
+            "latency_us": [
+                None if a is None or u else float(v)
+                for a, u, v in zip(acked, unknown, latency_us, strict=True)
+            ],
+            "retransmitted": [False] * packets,
+            "lost": [False] * packets,
+        },
+        schema=PACKET_SCHEMA,
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    part = tmp_path / "trace=t" / "minute=0"
+    part.mkdir(parents=True)
+    packet_table(1_203).write_parquet(part / "part-0.parquet")
+    return tmp_path
+
+
+class WindowKeeper:
+    """Keeps the default-queue window of every decision, as SenderAgent computes it."""
+
+    def __init__(self, tokens: int) -> None:
+        from feature_store.windows import SenderWindow
+
+        self.window = SenderWindow(tokens)
+        self.windows: list[np.ndarray] = []
+        self.sent = self.window.sent
+        self.acked = self.window.acked
+
+    def decide(self, first: int, decision_ns: int, *columns: np.ndarray) -> Decision:
+        self.windows.append(self.window.window(decision_ns, *columns)[0])
+        return Decision("no_model", tuple(columns[-1]))
+
+
+def test_replayed_windows_are_the_offline_ones_bit_for_bit(folder: Path) -> None:
+    log = open_log(str(folder), None)
+    keeper = WindowKeeper(64)
+    for _ in decide_all(log, keeper, speed=0):  # type: ignore[arg-type]
+        pass
+    offline = build_windows(packet_table(1_203), 64)
+    assert np.array_equal(np.stack(keeper.windows), offline.x_BWF)
+
+
+def test_a_folder_of_one_trace_and_the_trace_folder_mean_the_same(folder: Path) -> None:
+    assert open_log(str(folder), None).batches == open_log(str(folder / "trace=t"), None).batches == 150
+
+
+def test_seconds_cut_the_trace(folder: Path) -> None:
+    log = open_log(str(folder), 0.5)
+    assert 0 < log.batches < 150
+    assert log.sent_ns[-1] - log.sent_ns[0] <= 500_000_000
+
+
+@pytest.mark.parametrize(
+    ("trace", "error", "line"),
+    [
+        ("no-such-trace", FileNotFoundError, "neither a packet-table folder nor a trace"),
+        ("EMPTY", ValueError, "holds no packet table"),
+        ("TWO", ValueError, "holds 2 traces: name .*trace=NAME"),
+        ("SHORT", ValueError, "less than one batch of 8"),
+    ],
+)
+def test_what_cannot_be_replayed_is_named(
+    tmp_path: Path, trace: str, error: type[Exception], line: str
+) -> None:
+    for name, traces in (("EMPTY", []), ("TWO", ["a", "b"]), ("SHORT", ["a"])):
+        (tmp_path / name).mkdir()
+        for each in traces:
+            part = tmp_path / name / f"trace={each}" / "minute=0"
+            part.mkdir(parents=True)
+            packet_table(7).write_parquet(part / "part-0.parquet")
+    path = tmp_path / trace
+    with pytest.raises(error, match=line):
+        open_log(str(path) if path.exists() else trace, None)
+
+
+@pytest.mark.parametrize(
+    ("speed", "deadline_us", "seconds"),
+    [
+        (-1.0, 1, None),
+        (math.nan, 1, None),
+        (math.inf, 1, None),
+        (1.0, 0, None),
+        (1.0, 1, 0.0),
+        (1.0, 1, math.nan),
+    ],
+)
+def test_parameters_out_of_range_are_refused(
+    folder: Path, speed: float, deadline_us: int, seconds: float | None
+) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        replay_trace(str(folder), speed=speed, deadline_us=deadline_us, seconds=seconds, as_json=True)
+
+
+def test_without_a_server_every_batch_keeps_its_default_and_is_counted(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import json
+    import socket
+
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # bound and never listening: nobody can answer there
+        monkeypatch.setenv("SWIFTQUEUE_TRITON_GRPC", str(unused.getsockname()[1]))
+        monkeypatch.setenv("SWIFTQUEUE_STATE", str(tmp_path / "state"))
+        monkeypatch.setattr("serving.replay.FIRST_MODEL_S", 0.2)
+        code = replay_trace(str(folder), speed=0, deadline_us=2_000, seconds=None, as_json=True)
+    summary = json.loads(capsys.readouterr().out)
+    assert code == 1
+    assert summary["batches"] == summary["failed"] == 150
+    assert summary["failed_by_reason"] == {"error": 0, "no_model": 150}
+    recorded = pl.read_parquet(summary["output"])
+    assert recorded.height == 1_200
+    assert (recorded["queue_chosen"] == recorded["queue_sent"]).all()
+
+
+def test_counts_add_up() -> None:
+    counts = Counts(batches=10, decided=4, late=3, error=2, no_model=1)
+    assert counts.batches == counts.decided + counts.late + counts.failed
+
+
+def test_sparkline_marks_the_unknown() -> None:
+    assert sparkline([0.0, None, 1.0], 0.0, 1.0) == "▁·█"
+
+
+def test_record_has_a_row_per_packet(folder: Path) -> None:
+    log = open_log(str(folder), None)
+    record = Record(log, [])
+    y_2H = np.full((2, 8), 7.0, dtype=np.float32)
+    record.add(0, Decision("decided", (0,) * 8, y_2H, 3, 500.0), 0.0)
+    frame = record.frame()
+    assert frame.schema == pl.Schema(RECORD_SCHEMA)
+    assert frame["packet"].to_list() == list(range(8))
+    assert frame["version"].unique().to_list() == [3]
