@@ -1,0 +1,259 @@
+"""Stage `validate`: sound tables pass; each kind of damage is named with its expectation and rows."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import yaml
+from bottleneck_tables import bottleneck_table, write_table
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from feature_store.expectations import Failure, population_stability, slice_shifts
+from pipelines import windows
+from pipelines.stage import StageError
+from pipelines.validate import validate
+
+WINDOWS: dict[str, Any] = {
+    "protocol": "short",
+    "visibility": ["acked"],
+    "tokens": 32,
+    "tokens_min": 32,
+    "tokens_max": 128,
+}
+LIMITS: dict[str, Any] = {"max_unknown_latency": 0.1, "max_latency_s": 10, "max_shift_psi": 4.0}
+Damage = Callable[[pl.DataFrame], pl.DataFrame]
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Folders of packets and of windows, of two traces."""
+    folder = tmp_path_factory.mktemp("sound")
+    for name, seed in (("a", 1), ("b", 2)):
+        write_table(folder / "packets", bottleneck_table(name, 8, packets_per_s=500, seed=seed))
+    windows.make_windows(folder / "packets", folder / "windows", WINDOWS)
+    return folder / "packets", folder / "windows"
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.floats(-1e9, 1e9), min_size=1), st.lists(st.floats(-1e9, 1e9), min_size=1))
+def test_population_stability_is_never_negative(training: list[float], later: list[float]) -> None:
+    assert population_stability(np.array(training), np.array(later)) >= 0
+    assert population_stability(np.array(training), np.array(training)) == 0
+
+
+def test_population_stability_tells_sampling_from_change() -> None:
+    rng = np.random.default_rng(0)
+    training = rng.lognormal(10, 1, 20_000)
+    assert population_stability(training, rng.lognormal(10, 1, 5_000)) < 0.02
+    assert 0.1 < population_stability(training, rng.lognormal(10.5, 1, 5_000)) < 1
+    assert population_stability(training, training[:5_000] * 1000) > 8  # ns for us
+    flags = np.array([0.0] * 99 + [1.0])
+    assert population_stability(flags, 1 - flags) > 4
+
+
+def test_shifts_are_of_the_test_slices_against_the_training_slice() -> None:
+    sizes = np.repeat([1500.0, 1500.0, 60.0], 80).astype(np.float32)
+    latency = np.full(240, np.nan, np.float32)
+    features = pl.DataFrame({"size_bytes": sizes, "latency_us": latency, "flow_age_us": sizes})
+    shifts = slice_shifts("t", features, [0, 10], [[10, 20], [20, 30]])
+    assert shifts["feature"].to_list() == ["size_bytes"]  # no latency known; ages grow by themselves
+    assert shifts["worst_round"].to_list() == [2]
+    assert shifts["psi"][0] > 2
+    assert slice_shifts("t", features, [0, 10], [[10, 20]])["psi"].to_list() == [0]
+
+
+def test_a_failure_is_one_line() -> None:
+    rows = ("trace a packet 3 (x = 1)", "trace a packet 9 (x = 2)")
+    failure = Failure("packets-a", "expect_x", "x", 7, rows, "")
+    assert str(failure) == (
+        "packets-a: expect_x of x failed in 7 rows: "
+        "trace a packet 3 (x = 1); trace a packet 9 (x = 2) and 5 more"
+    )
+
+
+@pytest.mark.slow
+def test_sound_tables_meet_all_expectations(sound: tuple[Path, Path]) -> None:
+    validation = validate(*sound, LIMITS)
+    assert validation.failures == []
+    assert sorted(validation.report) == [
+        "distribution-shift",
+        "features-a",
+        "features-b",
+        "packets-a",
+        "packets-b",
+        "schema",
+    ]
+
+
+def at(packets: list[int], **columns: pl.Expr) -> Damage:
+    where = pl.col("packet").is_in(packets)
+    return lambda table: table.with_columns(
+        **{name: pl.when(where).then(value).otherwise(name) for name, value in columns.items()}
+    ).cast({name: table.schema[name] for name in columns})
+
+
+PACKET_DAMAGE: list[tuple[str, Damage, str]] = [
+    (
+        "ack",
+        at([5, 9], acked_ns=pl.col("sent_ns") - 1),
+        "between of ack_after_send_ns failed in 2 rows: trace a packet 5 .*trace a packet 9",
+    ),
+    (
+        "time",
+        at([100], sent_ns=pl.col("sent_ns") - 10**9),
+        "increasing of sent_ns failed in 1 rows: trace a packet 100",
+    ),
+    (
+        "queue",
+        at([7], queue=pl.lit("l4s"), ecn=pl.lit(0)),
+        "to_be_equal of queue and queue_by_ecn failed in 1 rows",
+    ),
+    ("ecn", at([8], ecn=pl.lit(4)), "to_be_in_set of ecn failed in 1 rows: trace a packet 8"),
+    ("size", at([3], size_bytes=pl.lit(0)), "to_be_between of size_bytes failed in 1 rows: trace a packet 3"),
+    (
+        "slow",
+        at(
+            [4], latency_us=pl.lit(11e6), acked_ns=pl.col("sent_ns") + 11 * 10**9, retransmitted=pl.lit(False)
+        ),
+        "to_be_between of latency_us failed in 1 rows: trace a packet 4",
+    ),
+    (
+        "nan",
+        at([4], latency_us=pl.lit(np.nan), acked_ns=pl.col("sent_ns"), retransmitted=pl.lit(False)),
+        "to_be_between of latency_us failed in 1 rows: trace a packet 4",
+    ),
+    (
+        "unknown",
+        lambda t: t.with_columns(latency_us=pl.when(pl.col("packet") % 4 > 0).then("latency_us")),
+        r"non_null_values_to_be_between of latency_us failed: observed 0\.7\d+, asked min_value 0.9",
+    ),
+    (
+        "karn",
+        at([6], retransmitted=pl.lit(True), latency_us=pl.lit(1e4), acked_ns=pl.col("sent_ns") + 10**7),
+        "to_be_null of latency_retransmitted_us failed in 1 rows: trace a packet 6",
+    ),
+    (
+        "twice",
+        lambda t: pl.concat([t[:11], t[10:]]),
+        "increasing of packet failed in 1 rows: trace a packet 10",
+    ),
+    ("hole", at([2], flow_id=pl.lit(None)), "not_be_null of flow_id failed in 1 rows: trace a packet 2"),
+    ("short", lambda t: t[:7], r"row_count_to_be_between failed: observed 7, asked min_value 8"),
+    (
+        "type",
+        lambda t: t.with_columns(pl.col("size_bytes").cast(pl.Int64)),
+        r"schema: .* rows: trace a column size_bytes \(found = Int64, expected = Int32",
+    ),
+    ("missing", lambda t: t.drop("lost"), r"column lost \(found = missing"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("damage", "message"), [d[1:] for d in PACKET_DAMAGE], ids=[d[0] for d in PACKET_DAMAGE]
+)
+def test_damage_to_the_packet_table_is_named(
+    sound: tuple[Path, Path], tmp_path: Path, damage: Damage, message: str
+) -> None:
+    packets_dir, windows_dir = sound
+    table = pl.read_parquet(packets_dir / "trace=a" / "minute=0" / "part-0.parquet")
+    write_table(tmp_path / "packets", damage(table))
+    shutil.copytree(windows_dir, tmp_path / "windows")
+    meta = json.loads((windows_dir / "meta.json").read_text())
+    del meta["traces"]["b"]
+    (tmp_path / "windows" / "meta.json").write_text(json.dumps(meta))
+    failures = [str(f) for f in validate(tmp_path / "packets", tmp_path / "windows", LIMITS).failures]
+    assert failures
+    assert any(re.search(message, f) for f in failures), failures
+    assert all("\n" not in f for f in failures)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (at([16], in_flight=pl.lit(np.nan)), "not_be_null of in_flight failed in 1 rows: trace a packet 16"),
+        (at([16], gap_us=pl.lit(np.inf)), "to_be_between of gap_us failed in 1 rows: trace a packet 16"),
+        (at([17], queue_l4s=pl.lit(0.5)), "to_be_in_set of queue_l4s failed in 1 rows: trace a packet 17"),
+        (
+            lambda f: f.with_columns(
+                gap_us=pl.when(pl.col("packet") > 2500).then(pl.col("gap_us") * 1e6 + 1e6).otherwise("gap_us")
+            ),
+            "distribution-shift: .* of psi failed in 1 rows: trace a feature gap_us worst_round 1",
+        ),
+    ],
+    ids=["nan", "infinite", "flag", "shift"],
+)
+def test_damage_to_the_features_is_named(
+    sound: tuple[Path, Path], tmp_path: Path, damage: Damage, message: str
+) -> None:
+    packets_dir, windows_dir = sound
+    shutil.copytree(windows_dir, tmp_path / "windows")
+    path = tmp_path / "windows" / "a" / "features.parquet"
+    damage(pl.read_parquet(path)).write_parquet(path)
+    (failure,) = validate(packets_dir, tmp_path / "windows", LIMITS).failures
+    assert re.search(message, str(failure)), str(failure)
+
+
+def run_stage(cwd: Path, packets_dir: Path, windows_dir: Path, limits: dict[str, Any], project: Path) -> Any:
+    (cwd / "params.yaml").write_text(yaml.safe_dump({"validate": limits}))
+    paths = ["--packets", str(packets_dir), "--windows", str(windows_dir), "--output", "validation"]
+    command = [sys.executable, "-m", "pipelines.validate", "--params", "params.yaml", *paths]
+    return subprocess.run(
+        command, cwd=cwd, capture_output=True, text=True, check=False, env={"PYTHONPATH": str(project)}
+    )
+
+
+@pytest.mark.slow
+def test_the_stage_stops_the_pipeline_and_writes_the_docs(
+    sound: tuple[Path, Path], tmp_path: Path, project: Path
+) -> None:
+    done = run_stage(tmp_path, *sound, LIMITS, project)
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "validation" / "report.json").read_text())
+    assert report["success"] is True
+    assert (tmp_path / "validation" / "docs" / "index.html").is_file()
+    assert len(list((tmp_path / "validation" / "docs" / "validations").rglob("*.html"))) == 6
+    assert not (tmp_path / "var").exists()
+
+    done = run_stage(tmp_path, *sound, {**LIMITS, "max_latency_s": 0.03}, project)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "see var/validation/docs/index.html" in done.stderr
+    assert "packets-a: expect_column_values_to_be_between of latency_us failed in" in done.stderr
+    assert "trace b packet" in done.stderr
+    failed = json.loads((tmp_path / "var" / "validation" / "report.json").read_text())
+    assert failed["success"] is False
+    assert (tmp_path / "var" / "validation" / "docs" / "index.html").is_file()
+    # What passed before is not overwritten by what failed.
+    assert json.loads((tmp_path / "validation" / "report.json").read_text())["success"] is True
+
+
+def test_windows_of_other_traces_are_refused(sound: tuple[Path, Path], tmp_path: Path) -> None:
+    packets_dir, windows_dir = sound
+    write_table(tmp_path / "packets", bottleneck_table("c", 1))
+    with pytest.raises(StageError, match="packet tables are of c, windows of a, b; run the stage `windows`"):
+        validate(tmp_path / "packets", windows_dir, LIMITS)
+    with pytest.raises(StageError, match=r"meta\.json is missing; run the stage `windows` first"):
+        validate(packets_dir, tmp_path / "none", LIMITS)
+
+
+@pytest.mark.slow
+def test_windows_of_another_definition_are_refused(sound: tuple[Path, Path], tmp_path: Path) -> None:
+    packets_dir, windows_dir = sound
+    shutil.copytree(windows_dir, tmp_path / "windows")
+    meta = json.loads((windows_dir / "meta.json").read_text())
+    (tmp_path / "windows" / "meta.json").write_text(json.dumps({**meta, "schema_hash": "0" * 64}))
+    (failure,) = validate(packets_dir, tmp_path / "windows", LIMITS).failures
+    assert "trace windows column schema_hash (found = 0000" in str(failure)
