@@ -375,7 +375,7 @@ def test_a_killed_job_resumes_and_ends_with_the_weights_it_would_have_had(
     killed.wait()
     killed.stdout.close()
     assert not (tmp_path / "pretrained").exists()
-    _, alive = psutil.wait_procs(children, timeout=30)
+    _, alive = psutil.wait_procs(children, timeout=90)  # its agents look for their parent now and then
     assert not alive, "Ray's processes must go with the job that started them"
 
     again = run_stage(folder, tmp_path)
