@@ -89,9 +89,7 @@ def test_deploys_a_challenger_and_rolls_back(triton: Path, registry, register, c
     from serving.deploy import deploy_version, rollback_champion
 
     first = register(1)
-    t = time.time()
     deploy_version(None)
-    print("T", time.time() - t)
     assert served() == first == registry.alias("champion")
     assert registry.alias("challenger") is None
     clients = Clients()
@@ -106,3 +104,160 @@ def test_deploys_a_challenger_and_rolls_back(triton: Path, registry, register, c
     assert set(clients.versions) == {first, second}
     last = deploy_log.entries()[-1]
     assert (last["action"], last["version"], last["outcome"]) == ("rollback", first, "served")
+
+
+def test_a_version_is_deployed_once(triton: Path, registry, register) -> None:  # type: ignore[no-untyped-def]
+    from serving import deploy_log
+    from serving.deploy import deploy_version
+
+    version = register(3)
+    deploy_version(version)
+    entries = len(deploy_log.entries())
+    deploy_version(version)
+    deploy_version(None)
+    assert served() == version == registry.alias("champion")
+    assert len(deploy_log.entries()) == entries
+
+
+def corrupt_onnx(folder: Path) -> None:
+    (folder / "model.onnx").write_bytes((folder / "model.onnx").read_bytes()[:-5000] + b"\0" * 5000)
+
+
+def other_schema(folder: Path) -> None:
+    described = json.loads((folder / "model.json").read_text())
+    (folder / "model.json").write_text(json.dumps(described | {"schema_hash": "f" * 64}))
+
+
+def other_scaling(folder: Path) -> None:
+    """The description no longer fits the network: outputs differ, nothing fails to load."""
+    described = json.loads((folder / "model.json").read_text())
+    described["target"]["shift"] += 0.001
+    (folder / "model.json").write_text(json.dumps(described))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "line"),
+    [
+        (corrupt_onnx, "differ from the local ones|failed"),
+        (other_schema, "made for features ffff"),
+        (other_scaling, "latencies differ from the local ones by 0.001"),
+    ],
+)
+def test_a_bad_version_never_reaches_a_client(triton: Path, registry, register, spoil, line) -> None:  # type: ignore[no-untyped-def]
+    from serving import deploy_log
+    from serving.deploy import deploy_version
+    from serving.endpoint import Triton
+    from serving.triton_repository import CANDIDATE, ModelRepository
+
+    good = register(4)
+    deploy_version(good)
+    clients = Clients()
+    with clients.asking():
+        bad = register(5, spoil=spoil)
+        with pytest.raises(RuntimeError, match=line):
+            deploy_version(bad)
+        time.sleep(0.2)
+    assert clients.errors == []
+    assert set(clients.versions) == {good}
+    assert registry.alias("champion") == good == served()
+    repository = ModelRepository()
+    assert bad not in repository.versions()
+    assert not (repository.embedded / CANDIDATE).exists()
+    last = deploy_log.entries()[-1]
+    assert (last["version"], last["outcome"], last["previous"]) == (bad, "failed", good)
+    with Triton() as connection:
+        assert connection.infer(np.zeros((1, 64, len(registry_features())), np.float32)).version == good
+
+
+def registry_features() -> tuple[object, ...]:
+    from feature_store.windows import FEATURES
+
+    return FEATURES
+
+
+def test_what_failed_the_gate_is_not_deployed(triton: Path, registry, register, capsys) -> None:  # type: ignore[no-untyped-def]
+    from serving.deploy import deploy_version
+
+    good = register(6)
+    deploy_version(good)
+    failed = register(7, gate="failed")
+    deploy_version(None)
+    assert f"version {failed} did not pass the gate" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="did not pass the gate: set by a test"):
+        deploy_version(failed)
+    assert registry.alias("champion") == good == served()
+    registry.remove_alias("challenger")
+    with pytest.raises(ValueError, match="no version 999"):
+        deploy_version(999)
+
+
+def test_old_versions_are_retired_but_not_the_one_to_go_back_to(triton: Path, registry, register) -> None:  # type: ignore[no-untyped-def]
+    from serving.deploy import _retire
+    from serving.triton_repository import ModelRepository
+
+    repository = ModelRepository(triton / "retire")
+    for version in range(1, 8):
+        repository.folder(version).mkdir(parents=True)
+    _retire(champion=7, previous=2, keep=4, repository=repository)
+    assert repository.versions() == [2, 5, 6, 7]
+
+
+def test_bad_requests_fail_alone(triton: Path, registry, register) -> None:  # type: ignore[no-untyped-def]
+    from serving.deploy import deploy_version
+    from serving.endpoint import Triton
+
+    deploy_version(register(8))
+    features = len(registry_features())
+    good = np.zeros((1, 64, features), np.float32)
+    clients = Clients()
+    with clients.asking(), Triton() as connection:
+        for value in (np.nan, np.inf, -1e9, 1e30):
+            bad = good.copy()
+            bad[0, 5, 5] = value
+            with pytest.raises(OSError, match="size_bytes is NaN or outside"):
+                connection.infer(bad)
+        for shape in ((1, 63, features), (1, 64, features - 1), (65, 64, features), (64, features)):
+            with pytest.raises(OSError, match="shape|batch-size"):
+                connection.infer(np.zeros(shape, np.float32))
+        assert np.isfinite(connection.infer(good).latency_us).all()
+    assert clients.errors == []
+
+
+def test_a_restarted_server_serves_the_champion_again(triton: Path, registry, register, capsys) -> None:  # type: ignore[no-untyped-def]
+    from infra.stack import print_status, start_stack, stop_stack
+    from serving.deploy import deploy_version
+
+    version = register(9)
+    deploy_version(version)
+    stop_stack()
+    assert served() is None
+    assert print_status() == 1
+    with pytest.raises(OSError, match="start it: swiftqueue up"):
+        deploy_version(version)
+    start_stack(mlflow=False)
+    start_stack(mlflow=False)  # harmless
+    assert served() == version
+    capsys.readouterr()
+    assert print_status() == 0
+    assert f"serves version {version}" in capsys.readouterr().out
+
+
+def test_the_container_repository_holds_the_same_network(triton: Path, registry, register) -> None:  # type: ignore[no-untyped-def]
+    import onnx
+
+    from serving.deploy import deploy_version
+    from serving.triton_repository import MODEL, ModelRepository
+
+    version = register(10)
+    deploy_version(version)
+    repository = ModelRepository()
+    network = (repository.gpu / MODEL / str(version) / "model.onnx").read_bytes()
+    assert network == (repository.folder(version) / "model.onnx").read_bytes()
+    # Limits of the ONNX Runtime in the container named in docs/SERVING.md (Triton 24.10, 1.19).
+    model = onnx.load_from_string(network)
+    assert model.ir_version <= 10
+    assert model.opset_import[0].version <= 21
+    config = (repository.gpu / MODEL / "config.pbtxt").read_text()
+    assert 'platform: "onnxruntime_onnx"' in config
+    assert "KIND_GPU" in config
+    assert f"versions: [ {version} ]" in config

@@ -1,0 +1,190 @@
+"""The sender agent against a real Triton: alive, restarted, stopped in its tracks, gone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from serving.client import Decision, SenderAgent
+
+pytestmark = pytest.mark.slow
+
+DEADLINE_US = 30_000
+# What a wait may exceed its deadline by on a busy machine; the wait itself is a timed one.
+SLACK_US = 30_000
+
+
+class Sender:
+    """Sends a packet every 0.25 ms of its own clock and gets its ACKs 20 ms later."""
+
+    def __init__(self, agent: SenderAgent) -> None:
+        self.agent = agent
+        self.packet = 0
+        self.now_ns = 10**9
+        self.waits_us: list[float] = []
+
+    def batch(self) -> Decision:
+        flows = [i % 3 for i in range(8)]
+        defaults = [0 if flow == 0 else 1 for flow in flows]
+        begin = time.perf_counter()
+        decision = self.agent.decide(self.packet, self.now_ns, [1500] * 8, flows, [0] * 8, defaults)
+        self.waits_us.append((time.perf_counter() - begin) * 1e6)
+        for flow, queue in zip(flows, decision.queues, strict=True):
+            self.agent.sent(self.packet, self.now_ns, 1500, flow, 0, queue)
+            if self.packet >= 80:
+                self.agent.acked(self.packet - 80, self.now_ns, 20_000.0)
+            self.packet += 1
+            self.now_ns += 250_000
+        return decision
+
+    def until(self, outcome: str, within_s: float) -> Decision:
+        end = time.monotonic() + within_s
+        while time.monotonic() < end:
+            decision = self.batch()
+            if decision.outcome == outcome:
+                return decision
+            time.sleep(0.01)
+        pytest.fail(
+            f"no batch was {outcome!r} within {within_s} s: {self.agent.counts}, {self.agent.problem}"
+        )
+
+
+@pytest.fixture(scope="module")
+def champion(triton: Path, make_artifact: Callable[..., Path]) -> int:
+    """A served champion, registered."""
+    from models.lineage import content_hash
+    from models.registry import Registry
+    from serving.deploy import deploy_version
+
+    registry, folder = Registry("swiftqueue"), make_artifact(11, onnx=True)
+    version = registry.find(content_hash(folder))
+    if version is None:
+        tags = {"content_sha256": content_hash(folder), "gate": "passed", "gate_reason": "set by a test"}
+        version = registry.add(folder, tags=tags, params={}, metrics={})
+    deploy_version(version)
+    return version
+
+
+@pytest.fixture
+def sender(champion: int) -> Iterator[Sender]:
+    with SenderAgent(deadline_us=DEADLINE_US) as agent:
+        assert agent.wait_for_model(10), agent.problem
+        yield Sender(agent)
+    counts = agent.counts
+    assert counts.batches == counts.decided + counts.late + counts.failed
+
+
+def server_process() -> psutil.Process:
+    from infra import processes
+
+    server = processes.running("triton")
+    assert server is not None
+    process = server.process()
+    assert process is not None
+    return process
+
+
+def test_decides_with_the_served_version(sender: Sender, champion: int) -> None:
+    sender.until("decided", 10)
+    decisions = [sender.batch() for _ in range(100)]
+    decided = [d for d in decisions if d.outcome == "decided"]
+    assert len(decided) >= 90
+    assert {d.version for d in decided} == {champion}
+    for d in decided:
+        assert d.predicted_us is not None
+        assert d.predicted_us.shape == (2, 8)
+        assert all(q == 0 for q, flow in zip(d.queues, range(8), strict=True) if flow % 3 == 0)
+
+
+def test_answers_are_those_of_the_artifact(sender: Sender, make_artifact: Callable[..., Path]) -> None:
+    from models import artifact, gate
+
+    for _ in range(20):
+        sender.batch()
+    flows = [1] * 8
+    x_WF, _ = sender.agent.window.window(sender.now_ns, [900] * 8, flows, [0] * 8, [1] * 8)
+    local_BH = gate.predict(artifact.load(make_artifact(11)).model, x_WF[None])
+    decision = sender.agent.decide(sender.packet, sender.now_ns, [900] * 8, flows, [0] * 8, [1] * 8)
+    assert decision.predicted_us is not None, decision
+    np.testing.assert_allclose(decision.predicted_us[1], local_BH[0], rtol=1e-4)
+
+
+def test_a_stopped_server_costs_no_more_than_the_deadline(sender: Sender) -> None:
+    sender.until("decided", 10)
+    process = server_process()
+    process.suspend()
+    try:
+        sender.waits_us.clear()
+        outcomes = [sender.batch().outcome for _ in range(10)]
+    finally:
+        process.resume()
+    assert "decided" not in outcomes
+    assert set(outcomes) <= {"late", "error"}
+    assert sorted(sender.waits_us)[-2] < DEADLINE_US + SLACK_US  # one may meet a pause of the machine
+    sender.until("decided", 10)
+
+
+def test_a_killed_server_is_found_again_when_it_is_back(sender: Sender, champion: int) -> None:
+    from infra import processes
+    from infra.stack import start_stack
+
+    sender.until("decided", 10)
+    before = sender.agent.counts.decided
+    process = server_process()
+    family = [process, *process.children(recursive=True)]
+    process.kill()
+    for stub in psutil.wait_procs(family, 5)[1]:
+        stub.kill()
+    sender.waits_us.clear()
+    outcomes = [sender.batch().outcome for _ in range(20)]
+    assert set(outcomes) <= {"error", "late"}
+    assert sorted(sender.waits_us)[-2] < DEADLINE_US + SLACK_US
+    assert processes.running("triton") is None
+    start_stack(mlflow=False)
+    decision = sender.until("decided", 15)
+    assert decision.version == champion
+    assert sender.agent.counts.decided == before + 1
+
+
+def test_late_answers_are_dropped_and_counted(champion: int) -> None:
+    with SenderAgent(deadline_us=1) as agent:
+        assert agent.wait_for_model(10)
+        sender = Sender(agent)
+        outcomes = {sender.batch().outcome for _ in range(20)}
+        assert outcomes == {"late"}
+        assert agent.counts.late == 20
+
+
+def test_a_model_with_another_window_is_taken_up(
+    sender: Sender, champion: int, make_artifact: Callable[..., Path]
+) -> None:
+    from models.lineage import content_hash
+    from models.registry import Registry
+    from serving.deploy import deploy_version, rollback_champion
+
+    sender.until("decided", 10)
+    folder = make_artifact(12, onnx=True, tokens=96)
+    registry = Registry("swiftqueue")
+    tags = {"content_sha256": content_hash(folder), "gate": "passed", "gate_reason": "set by a test"}
+    version = registry.add(folder, tags=tags, params={}, metrics={})
+    deploy_version(version)
+    decision = sender.until("decided", 10)
+    while decision.version != version:
+        decision = sender.until("decided", 10)
+    assert sender.agent.window.tokens == 96
+    rollback_champion()
+    while decision.version != champion:
+        decision = sender.until("decided", 10)
+
+
+def test_a_model_made_for_other_features_is_not_asked(champion: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serving.client.schema_hash", lambda: "0" * 64)
+    with SenderAgent(deadline_us=DEADLINE_US) as agent:
+        assert not agent.wait_for_model(0.5)
+        assert Sender(agent).batch().outcome == "no_model"
+        assert "the served model takes features" in agent.problem
