@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include "serving/engine/error.h"
@@ -24,9 +25,11 @@ using Shapes = std::map<std::string, std::vector<std::int64_t>, std::less<>>;
 
 float finite_float(const json::Value& parent, std::string_view key, const std::string& what) {
   const std::string name = what + ": " + std::string(key);
-  const auto value = static_cast<float>(parent.at(key, what).number(name));
-  if (!std::isfinite(value)) throw InvalidError(name + " is out of range");
-  return value;
+  const double value = parent.at(key, what).number(name);
+  if (std::abs(value) > std::numeric_limits<float>::max()) {
+    throw InvalidError(name + " is out of range");
+  }
+  return static_cast<float>(value);
 }
 
 Scaling read_scaling(const json::Value& value, const std::string& what, std::string_view linear,
@@ -66,8 +69,8 @@ void require_known_sizes(const json::Value& sizes) {
   const std::string what = "architecture";
   if (const std::string& name = sizes.at("name", what).string(what + ": name");
       name != kArchitecture) {
-    throw InvalidError("unknown architecture " + json::quoted(name) + " (known: " +
-                       std::string(kArchitecture) + ")");
+    throw InvalidError("unknown architecture " + json::quoted(name) +
+                       " (known: " + std::string(kArchitecture) + ")");
   }
   sizes.require_keys({"name", "width", "heads", "feed_forward", "layers", "dropout"}, what);
   const std::pair<std::string_view, int> known[] = {
@@ -94,8 +97,10 @@ int bounded(const json::Value& parent, std::string_view key, const std::string& 
 
 Shapes expected_shapes(const Description& description) {
   const auto features = static_cast<std::int64_t>(description.features.size());
-  Shapes shapes{{"embedding.weight", {kWidth, features}}, {"embedding.bias", {kWidth}},
-                {"head.0.weight", {kWidth, kWidth}},      {"head.0.bias", {kWidth}},
+  Shapes shapes{{"embedding.weight", {kWidth, features}},
+                {"embedding.bias", {kWidth}},
+                {"head.0.weight", {kWidth, kWidth}},
+                {"head.0.bias", {kWidth}},
                 {"head.2.weight", {description.horizon, kWidth}},
                 {"head.2.bias", {description.horizon}}};
   for (int i = 0; i < description.layers; ++i) {

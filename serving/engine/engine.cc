@@ -93,9 +93,14 @@ std::int64_t Engine::forward(const float* x_BWF, std::int64_t windows, int token
     }
     kernel_.encode(encoder_->view(), scratch_.rows(), attended_rows(x_WF, tokens), scratch_.view(),
                    full_graph, feature_D);
+    if (!kernel_.all_finite(feature_D, kWidth)) {  // the head's ReLU would swallow a NaN
+      throw InvalidError("window " + std::to_string(window) +
+                         ": its values are too large to predict from");
+    }
     kernel_.head(head->weights.first(), head->weights.second(), feature_D, scaled_H);
-    to_us(scaled_H, window, y_BH + window * description_.horizon);
-    if (feature_BD != nullptr) std::memcpy(feature_BD + window * kWidth, feature_D, sizeof feature_D);
+    to_us(scaled_H, y_BH + window * description_.horizon);
+    if (feature_BD != nullptr)
+      std::memcpy(feature_BD + window * kWidth, feature_D, sizeof feature_D);
   }
   return head->version;
 }
@@ -126,13 +131,9 @@ void Engine::require_finite(const float* x_WF, int tokens, std::int64_t window) 
 }
 
 // models/predictor.py: `to_us`.
-void Engine::to_us(const float* scaled_H, std::int64_t window, float* y_H) const {
+void Engine::to_us(const float* scaled_H, float* y_H) const {
   const Scaling& target = description_.target;
   for (int h = 0; h < description_.horizon; ++h) {
-    if (!std::isfinite(scaled_H[h])) {
-      throw InvalidError("window " + std::to_string(window) +
-                         ": its values are too large to predict from");
-    }
     const float value = scaled_H[h] * target.scale + target.shift;
     y_H[h] = target.logarithm
                  ? std::exp(std::clamp(value, std::log(kMinLatencyUs), std::log(kMaxLatencyUs)))
@@ -143,7 +144,8 @@ void Engine::to_us(const float* scaled_H, std::int64_t window, float* y_H) const
 void Engine::swap_head(const std::string& folder, std::int64_t version) {
   const Artifact artifact = load_artifact(folder);
   if (!(artifact.description == description_) || artifact.encoder_hash != head_->encoder_hash()) {
-    throw InvalidError(folder + ": differs from the served model in more than its head; load it as " +
+    throw InvalidError(folder +
+                       ": differs from the served model in more than its head; load it as " +
                        "a new model");
   }
   head_->assign(artifact, version);

@@ -57,7 +57,7 @@ class Engine {
   Engine(const Engine& other, int);
   int attended_rows(const float* x_WF, int tokens);
   void require_finite(const float* x_WF, int tokens, std::int64_t window) const;
-  void to_us(const float* scaled_H, std::int64_t window, float* y_H) const;
+  void to_us(const float* scaled_H, float* y_H) const;
 
   const Kernel& kernel_;
   Description description_;

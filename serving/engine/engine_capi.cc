@@ -128,8 +128,7 @@ double swiftqueue_engine_peak_flops(const swiftqueue_engine* engine, double seco
   do {
     const Clock::time_point start = Clock::now();
     const double operations = kernel.multiply_add(kIterations);
-    best = std::max(best,
-                    operations / std::chrono::duration<double>(Clock::now() - start).count());
+    best = std::max(best, operations / std::chrono::duration<double>(Clock::now() - start).count());
   } while (Clock::now() < end);
   return best;
 }

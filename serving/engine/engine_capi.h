@@ -19,8 +19,8 @@ typedef struct swiftqueue_engine swiftqueue_engine;
 
 enum swiftqueue_status {
   SWIFTQUEUE_OK = 0,
-  SWIFTQUEUE_INVALID = 1,    /* an artifact, window or argument cannot be */
-  SWIFTQUEUE_FILE = 2,       /* a file is missing or cannot be read */
+  SWIFTQUEUE_INVALID = 1, /* an artifact, window or argument cannot be */
+  SWIFTQUEUE_FILE = 2,    /* a file is missing or cannot be read */
   SWIFTQUEUE_NO_MEMORY = 3,
 };
 

@@ -48,7 +48,8 @@ SWIFTQUEUE_INLINE void tile(const float* a, const float* bias, const float* star
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) {
-      store(y + r * kBlock + v * kLanes, kFinish == Finish::kRelu ? max(sum[r][v], Vec{}) : sum[r][v]);
+      store(y + r * kBlock + v * kLanes,
+            kFinish == Finish::kRelu ? max(sum[r][v], Vec{}) : sum[r][v]);
     }
   }
 }
@@ -298,8 +299,7 @@ void normalise_one(const Norm& norm, const float* x, const float* residual, floa
   const float inverse = 1.0F / __builtin_sqrtf(reduce_add(square) * (1.0F / kWidth) + kNormEpsilon);
   for (int v = 0; v < kVectors; ++v) {
     const Vec scaled = value[v] * inverse;
-    store(y + v * kLanes,
-          scaled * load(norm.gain + v * kLanes) + load(norm.bias + v * kLanes));
+    store(y + v * kLanes, scaled * load(norm.gain + v * kLanes) + load(norm.bias + v * kLanes));
   }
 }
 

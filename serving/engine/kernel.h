@@ -41,7 +41,8 @@ struct Norm {
 };
 
 struct Layer {
-  Linear qkv;  // N = 3 D; queries are scaled by log2(e) / sqrt(head width): the softmax is in base 2
+  Linear
+      qkv;  // N = 3 D; queries are scaled by log2(e) / sqrt(head width): the softmax is in base 2
   Linear out;
   Linear expand;    // D -> 256
   Linear contract;  // 256 -> D
@@ -62,13 +63,13 @@ struct Encoder {
 
 // Scratch memory for windows of up to `64 * blocks` tokens; 64-byte aligned.
 struct Workspace {
-  float* scaled;  // [F][64]
-  float* x;       // [blocks][D][64]
-  float* qkv;     // [blocks][3 D][64]
-  float* scores;  // [blocks * 64 keys][64 queries]
-  float* mixed;   // [D][64]
-  float* hidden;  // [64][64]: a quarter of the feed-forward layer
-  float* sum;     // [D][64]
+  float* scaled;   // [F][64]
+  float* x;        // [blocks][D][64]
+  float* qkv;      // [blocks][3 D][64]
+  float* scores;   // [blocks * 64 keys][64 queries]
+  float* mixed;    // [D][64]
+  float* hidden;   // [64][64]: a quarter of the feed-forward layer
+  float* sum;      // [D][64]
   float* weights;  // [heads][blocks * 64 keys]: attention of the last token
 };
 

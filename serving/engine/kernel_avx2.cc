@@ -8,5 +8,5 @@
 
 namespace swiftqueue::engine {
 extern const Kernel kAvx2Kernel = {"avx2", &avx2::encode, &avx2::head, &avx2::all_finite,
-                                     &avx2::multiply_add};
+                                   &avx2::multiply_add};
 }  // namespace swiftqueue::engine

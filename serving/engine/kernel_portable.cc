@@ -7,6 +7,6 @@
 #include "serving/engine/forward.h"
 
 namespace swiftqueue::engine {
-extern const Kernel kPortableKernel = {"portable", &portable::encode, &portable::head, &portable::all_finite,
-                                     &portable::multiply_add};
+extern const Kernel kPortableKernel = {"portable", &portable::encode, &portable::head,
+                                       &portable::all_finite, &portable::multiply_add};
 }  // namespace swiftqueue::engine

@@ -36,7 +36,8 @@ class SharedHead {
     Buffer& buffer_;
   };
 
-  SharedHead(const Artifact& artifact, std::int64_t version) : encoder_hash_(artifact.encoder_hash) {
+  SharedHead(const Artifact& artifact, std::int64_t version)
+      : encoder_hash_(artifact.encoder_hash) {
     assign(artifact, version);
   }
 

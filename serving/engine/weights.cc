@@ -73,21 +73,21 @@ EncoderWeights::EncoderWeights(const Artifact& artifact) {
     const std::string name = "layers." + std::to_string(i) + ".";
     std::vector<float> qkv = values_of(artifact, name + "self_attn.in_proj_weight");
     std::vector<float> qkv_bias = values_of(artifact, name + "self_attn.in_proj_bias");
-    const float* key_rows = keep(copied({qkv.begin() + kWidth * kWidth,
-                                         qkv.begin() + 2 * kWidth * kWidth}));
+    const float* key_rows =
+        keep(copied({qkv.begin() + kWidth * kWidth, qkv.begin() + 2 * kWidth * kWidth}));
     // exp(q.k / sqrt(d)) = 2^(q.k * log2(e) / sqrt(d))
     const double factor = std::numbers::log2e / std::sqrt(double{kHeadWidth});
     const auto scale = [&](float value) { return static_cast<float>(value * factor); };
     std::transform(qkv.begin(), qkv.begin() + kWidth * kWidth, qkv.begin(), scale);
     std::transform(qkv_bias.begin(), qkv_bias.begin() + kWidth, qkv_bias.begin(), scale);
-    layers_.push_back({{keep(packed(qkv, kWidth)), keep(copied(qkv_bias))},
-                       linear(name + "self_attn.out_proj.weight", name + "self_attn.out_proj.bias",
-                              kWidth),
-                       linear(name + "linear1.weight", name + "linear1.bias", kWidth),
-                       linear(name + "linear2.weight", name + "linear2.bias", kFeedForward),
-                       norm(name + "norm1"),
-                       norm(name + "norm2"),
-                       key_rows});
+    layers_.push_back(
+        {{keep(packed(qkv, kWidth)), keep(copied(qkv_bias))},
+         linear(name + "self_attn.out_proj.weight", name + "self_attn.out_proj.bias", kWidth),
+         linear(name + "linear1.weight", name + "linear1.bias", kWidth),
+         linear(name + "linear2.weight", name + "linear2.bias", kFeedForward),
+         norm(name + "norm1"),
+         norm(name + "norm2"),
+         key_rows});
   }
   view_ = {static_cast<int>(features.size()),
            linear("embedding.weight", "embedding.bias", features.size()),

@@ -1,0 +1,77 @@
+"""Models and windows for the tests of the inference engine, deterministic on any machine."""
+
+# Shapes: B batch, W window tokens, F features.
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from models import artifact
+from models.artifact import Description
+from models.predictor import Architecture, Predictor
+from models.scaling import Feature, Target, transform_of
+
+UNITS = {
+    "flow_age_us": "us",
+    "latency_us": "us",
+    "latency_visible": "flag",
+    "size_bytes": "bytes",
+    "flow_code_0": "sign",
+    "in_flight": "packets",
+    "gap_us": "us",
+}
+SIZE = list(UNITS).index("size_bytes")
+
+
+def features(count: int) -> list[Feature]:
+    """Of the sorts that windows hold, log1p and identity; `count` may be more than there are names."""
+    named = list(UNITS.items()) + [(f"more_{i}", ("us", "flag")[i % 2]) for i in range(count - len(UNITS))]
+    return [
+        Feature(name, unit, transform_of(unit), *((5.0, 2.5) if transform_of(unit) == "log1p" else ()))
+        for name, unit in named[:count]
+    ]
+
+
+def make_model(
+    count: int = 24, target: Target | None = None, layers: int = 2, horizon: int = 8, seed: int = 1
+) -> Predictor:
+    """Predictor whose weights are sines: the same numbers whatever generator a library has."""
+    sizes = Architecture(layers=layers, horizon=horizon)
+    model = Predictor(features(count), target or Target("log", 9.25, 1.125), sizes).eval()
+    with torch.no_grad():
+        for k, (name, value) in enumerate(model.state_dict().items()):
+            wave = np.sin(np.arange(1, value.numel() + 1) * (1.0 + 0.37 * seed + 0.61803 * k)) * 1.4
+            size = 0.3 if value.dim() == 1 else 1.0 / np.sqrt(value.shape[1])
+            centre = 1.0 if name.endswith(("norm1.weight", "norm2.weight")) else 0.0
+            value.copy_(torch.from_numpy(centre + size * wave).reshape(value.shape))
+    return model
+
+
+def save(folder: Path, model: Predictor, tokens: int = 64, schema_hash: str = "a" * 64) -> Path:
+    artifact.save(folder, model, Description(tokens, schema_hash, "acked", {"name": "short"}))
+    return folder
+
+
+def windows(
+    batch: int, tokens: int, model: Predictor, padding: int = 0, seed: int = 0
+) -> npt.NDArray[np.float32]:
+    """Random windows in raw units, each left-padded by 0..padding tokens."""
+    rng = np.random.default_rng(seed)
+    x_BWF = np.empty((batch, tokens, len(model.features)), np.float32)
+    draw: dict[str, Any] = {
+        "us": lambda shape: rng.lognormal(8, 2.5, shape) * (rng.random(shape) > 0.1),
+        "bytes": lambda shape: rng.integers(52, 1501, shape),
+        "packets": lambda shape: rng.integers(0, 400, shape),
+        "flag": lambda shape: rng.integers(0, 2, shape),
+        "sign": lambda shape: rng.choice([-1, 1], shape),
+    }
+    for f, feature in enumerate(model.features):
+        x_BWF[..., f] = draw[feature.unit]((batch, tokens))
+    for window, pad in zip(x_BWF, rng.integers(0, padding + 1, batch), strict=True):
+        window[:pad] = 0
+    return x_BWF
