@@ -97,9 +97,10 @@ def test_no_make_is_said_in_one_line(unbuilt: Path, monkeypatch: pytest.MonkeyPa
         build_simulator(unbuilt)
 
 
-def test_the_queue_discs_keep_their_rules(program: Path) -> None:
+def test_the_queue_discs_keep_their_rules() -> None:
     """The C++ suite: classification, shares, step, limits, PI2, exploration."""
-    result = subprocess.run([program.parent / "queue-disc-test"], capture_output=True, text=True, check=False)
+    suite = build_simulator(program="queue-disc-test")
+    result = subprocess.run([suite], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.count("PASS") == 9  # eight cases and their suite
 

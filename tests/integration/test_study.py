@@ -1,0 +1,174 @@
+"""`swiftqueue study`: what it refuses before anything runs, and a real run of the first stages."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from infra.params_file import load_yaml
+from infra.study import PROJECT, Study, run_study, study_params
+from models.protocol import PROTOCOLS
+from pipelines.simulate import build_simulator, simulate
+
+
+def params_of(protocol: str, *overrides: str, captures: dict[str, Path] | None = None) -> Any:
+    return study_params(load_yaml(PROJECT / "params.yaml"), Study(captures or {}, protocol, list(overrides)))
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_simulated_traces_are_long_enough_for_two_rounds(protocol: str) -> None:
+    slices = PROTOCOLS[protocol]
+    params = params_of(protocol)
+    assert params["windows"]["protocol"] == protocol
+    assert params["simulate"]["duration_s"] > slices.pretrain_s + 2 * slices.test_s
+
+
+def test_overrides_reach_their_parameters() -> None:
+    params = params_of(
+        "small", "simulate.seeds=[8, 9]", "pretrain.epochs=3", "windows.tokens=128", "pretrain.noam_factor=2"
+    )
+    assert params["simulate"]["seeds"] == [8, 9]
+    assert set(params["extract"]["traces"]) == {"dumbbell-8", "dumbbell-9"}
+    assert params["pretrain"]["epochs"] == 3
+    assert params["windows"]["tokens"] == 128  # where the project has `auto`
+    assert params["pretrain"]["noam_factor"] == 2
+
+
+@given(
+    section=st.sampled_from(["simulate", "windows", "pretrain", "none"]),
+    key=st.text(st.characters(codec="ascii", categories=["Ll"]), min_size=1),
+)
+def test_an_override_changes_its_own_key_or_is_refused(section: str, key: str) -> None:
+    project = yaml.safe_load((PROJECT / "params.yaml").read_text())
+    if key in project.get(section, {}):
+        return
+    with pytest.raises(ValueError, match=r"there is no (section|parameter)"):
+        params_of("small", f"{section}.{key}=1")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("pretrain.epochs", "not of the form"),
+        ("epochs=3", "not of the form"),
+        ("pretrain.epochs=", "not of the form"),
+        ("pretrian.epochs=3", "no section 'pretrian'; there is simulate"),
+        ("pretrain.epoch=3", "no parameter pretrain.epoch; there is .*pretrain.epochs"),
+        ("pretrain.epochs=many", "pretrain.epochs is a number .*not text"),
+        ("simulate.seeds=3", "simulate.seeds is a list .*not a number"),
+        ("simulate.seeds=[0]", "a seed is between"),
+        ("simulate.rtt_ms=0", "simulate.rtt_ms is 0"),
+        ("simulate.duration_s=12", "protocol 'small' needs at least 35 s"),
+        ("pretrain.epochs=[1", "no YAML value"),
+        ("windows.protocol=paper", "use --protocol"),
+        ("extract.traces={}", "command line"),
+    ],
+)
+def test_a_bad_override_stops_before_anything_runs(override: str, message: str, tmp_path: Path) -> None:
+    folder = tmp_path / "study"
+    with pytest.raises(ValueError, match=message) as error:
+        run_study(folder, [], protocol="small", overrides=[override])
+    assert "\n" not in str(error.value)
+    assert not folder.exists()
+
+
+def test_bad_folders_and_captures_stop_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").touch()
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "same.pcap").touch()
+    twice = [tmp_path / "a" / "same.pcap", tmp_path / "b" / "same.pcap"]
+
+    def attempt(folder: str, traces: list[Path], protocol: str = "small") -> None:
+        run_study(tmp_path / folder, traces, protocol=protocol, overrides=[])
+
+    with pytest.raises(ValueError, match="is a file"):
+        attempt("file", [])
+    with pytest.raises(ValueError, match="not empty and holds no study"):
+        attempt("full", [])
+    with pytest.raises(ValueError, match=r"nowhere\.pcap: no such capture"):
+        attempt("new", [tmp_path / "nowhere.pcap"])
+    with pytest.raises(ValueError, match="would both be trace 'same'"):
+        attempt("new", twice)
+    with pytest.raises(ValueError, match="protocol 'long' is unknown"):
+        attempt("new", [], protocol="long")
+    with pytest.raises(ValueError, match="no stage 'register'"):
+        run_study(tmp_path / "new", [], protocol="small", overrides=[], until="register")
+    assert not (tmp_path / "new").exists()
+    assert [p.name for p in (tmp_path / "full").iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.slow
+def test_a_study_of_simulated_traces_runs_and_resumes(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "study"
+
+    def run(*overrides: str) -> str:
+        capfd.readouterr()
+        assert run_study(folder, [], protocol="short", overrides=list(overrides), until="extract") == 0
+        return capfd.readouterr().out
+
+    overrides = ("simulate.duration_s=8", "simulate.seeds=[4]")
+    assert "Running stage 'simulate'" in run(*overrides)
+    (summary,) = json.loads((folder / "data/packets/summary.json").read_text())
+    assert summary["trace"] == "dumbbell-4"
+    assert summary["latency_known"] > 1_000
+
+    (folder / "study.json").replace(folder / "study.json.old")
+    with pytest.raises(ValueError, match="holds no study"):
+        run(*overrides)
+    (folder / "study.json.old").replace(folder / "study.json")
+    with pytest.raises(ValueError, match=r"other settings \(set: .*simulate\.seeds=\[4\]"):
+        run()
+
+    # What is done is not done again; what is lost is.
+    assert "Running stage" not in run(*overrides)
+    (folder / "dvc.lock").unlink()
+    for path in sorted((folder / ".dvc/cache").rglob("*"), reverse=True):
+        path.unlink() if path.is_file() else path.rmdir()
+    assert "Running stage 'extract'" in run(*overrides)
+
+
+@pytest.mark.slow
+def test_a_study_of_a_capture_does_not_simulate(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    params = yaml.safe_load((PROJECT / "params.yaml").read_text())["simulate"]
+    (capture,) = simulate(params | {"seeds": [6], "duration_s": 7}, tmp_path, build_simulator())
+    capture = capture.rename(tmp_path / "wifi.pcap")
+    folder = tmp_path / "studies" / "wifi"
+    assert run_study(folder, [capture], protocol="short", overrides=[], until="extract") == 0
+    assert "Running stage 'simulate'" not in capfd.readouterr().out
+    assert (folder / "data/packets/trace=wifi").is_dir()
+    assert os.path.samefile(capture, folder / "data/traces/wifi.pcap")
+    assert not (folder / "data/traces/simulated").exists()
+
+    params = yaml.safe_load((folder / "params.yaml").read_text())
+    assert list(params["extract"]["traces"]) == ["wifi"]
+    assert params["register"]["trace"] == "wifi"
+    project = yaml.safe_load((PROJECT / "dvc.yaml").read_text())["stages"]
+    assert set(yaml.safe_load((folder / "dvc.yaml").read_text())["stages"]) == set(project) - {
+        "simulate",
+        "register",
+    }
+
+
+@pytest.mark.slow
+def test_a_capture_that_is_none_stops_the_study_with_one_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    capture = tmp_path / "notes.pcap"
+    capture.write_text("no capture\n" * 100)
+    assert run_study(tmp_path / "s", [capture], protocol="short", overrides=[], until="extract") != 0
+    captured = capfd.readouterr()
+    assert "notes.pcap: not a capture" in captured.out + captured.err
+    assert "Traceback" not in captured.out + captured.err
+    assert not (tmp_path / "s" / "data/packets").exists()

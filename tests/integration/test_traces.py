@@ -1,0 +1,172 @@
+"""`swiftqueue trace add` and `list`: a capture joins whole, or nothing changes."""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from infra.params_file import load_yaml, parse_value, save_yaml
+from infra.traces import add_trace, check_name, list_traces
+from pipelines.simulate import build_simulator, simulate
+
+
+@pytest.fixture(scope="module")
+def capture(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eight seconds of a sender: long enough for protocol `short` only."""
+    params = yaml.safe_load((project / "params.yaml").read_text())["simulate"]
+    folder = tmp_path_factory.mktemp("capture")
+    (path,) = simulate(params | {"seeds": [5], "duration_s": 8}, folder, build_simulator())
+    return path.rename(folder / "office.pcap")
+
+
+@pytest.fixture
+def checkout(project: Path, tmp_path: Path) -> Path:
+    """A git repository with the project's DVC settings and parameters, protocol `short`."""
+    root = tmp_path / "checkout"
+    (root / "data" / "traces").mkdir(parents=True)
+    shutil.copytree(
+        project / ".dvc", root / ".dvc", ignore=shutil.ignore_patterns("cache", "tmp", "config.local")
+    )
+    for name in ("data/.gitignore", "data/traces/.gitignore", ".dvcignore"):
+        shutil.copyfile(project / name, root / name)
+    text = (project / "params.yaml").read_text()
+    (root / "params.yaml").write_text(text.replace("protocol: small ", "protocol: short "))
+    subprocess.run(["git", "init", "--quiet", root], check=True)
+    return root
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    return {
+        str(p.relative_to(root)): p.read_bytes()
+        for p in root.rglob("*")
+        if p.is_file() and not {".git", "cache", "tmp"} & set(p.relative_to(root).parts)
+    }
+
+
+@pytest.mark.slow
+def test_a_capture_joins(checkout: Path, capture: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (checkout / "params.yaml").read_text()
+    add_trace(capture, sender="10.0.0.1", project=checkout)
+    copy = checkout / "data/traces/office.pcap"
+    assert copy.read_bytes() == capture.read_bytes()
+    assert yaml.safe_load(copy.with_name("office.pcap.dvc").read_text())["outs"][0]["path"] == "office.pcap"
+    ignored = subprocess.run(["git", "check-ignore", "--quiet", copy], cwd=checkout, check=False)
+    assert ignored.returncode == 0  # git holds office.pcap.dvc, DVC the capture
+
+    after = (checkout / "params.yaml").read_text()
+    assert yaml.safe_load(after)["extract"]["traces"]["office"] == {
+        "file": "data/traces/office.pcap",
+        "sender": "10.0.0.1",
+        "latency": "acks",
+    }
+    added = [line for line in after.splitlines() if line not in before.splitlines()]
+    assert added == ["    office: {file: data/traces/office.pcap, sender: 10.0.0.1, latency: acks}"]
+    assert set(before.splitlines()) <= set(after.splitlines())  # comments too
+
+    capsys.readouterr()
+    list_traces(project=checkout)
+    listed = capsys.readouterr().out
+    assert "office" in listed
+    assert "MB" in listed
+    assert "dvc repro simulate" in listed  # the default ones have not been made here
+    copy.unlink()
+    list_traces(project=checkout)
+    assert "dvc pull" in capsys.readouterr().out
+
+    # The same bytes under another name, and the same name once more.
+    shutil.copyfile(capture, copy)
+    unchanged = contents(checkout)
+    with pytest.raises(ValueError, match="is trace 'office' already, byte for byte"):
+        add_trace(capture, name="again", project=checkout)
+    with pytest.raises(ValueError, match=r"a trace 'office' already.*--name"):
+        add_trace(capture, project=checkout)
+    assert contents(checkout) == unchanged
+
+
+@pytest.mark.slow
+def test_a_failing_dvc_leaves_nothing(checkout: Path, capture: Path) -> None:
+    (checkout / ".dvc" / "config").write_text("[core\n")
+    before = contents(checkout)
+    with pytest.raises(ValueError, match=r"^dvc add: "):
+        add_trace(capture, project=checkout)
+    assert contents(checkout) == before
+
+
+def _empty(folder: Path, _: Path) -> Path:
+    path = folder / "empty.pcap"
+    path.touch()
+    return path
+
+
+def _text(folder: Path, _: Path) -> Path:
+    path = folder / "notes.pcap"
+    path.write_text("a note, and no capture\n" * 100)
+    return path
+
+
+def _missing(folder: Path, _: Path) -> Path:
+    return folder / "missing.pcap"
+
+
+def _short(folder: Path, capture: Path) -> Path:
+    path = folder / "short.pcap.gz"
+    path.write_bytes(gzip.compress(capture.read_bytes()[:400_000], 1))
+    return path
+
+
+def _ill_named(folder: Path, capture: Path) -> Path:
+    path = folder / "my office.pcap"
+    shutil.copyfile(capture, path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (_empty, "empty.pcap: "),
+        (_text, "notes.pcap: not a capture"),
+        (_missing, "missing.pcap: no such file"),
+        (_short, r"short.pcap.gz lasts \d\.\d s, and protocol 'short' .* needs at least"),
+        (_ill_named, "'my office' cannot name a trace.*--name"),
+    ],
+)
+def test_what_is_no_trace_is_refused_and_leaves_nothing(
+    checkout: Path, capture: Path, tmp_path: Path, make: object, message: str
+) -> None:
+    before = contents(checkout)
+    with pytest.raises(ValueError, match=message) as error:
+        add_trace(make(tmp_path, capture), project=checkout)  # type: ignore[operator]
+    assert "\n" not in str(error.value)
+    assert contents(checkout) == before
+
+
+def test_a_sender_that_is_not_in_it_is_refused(checkout: Path, capture: Path) -> None:
+    before = contents(checkout)
+    with pytest.raises(ValueError, match=r"192\.0\.2\.1"):
+        add_trace(capture, sender="192.0.2.1", project=checkout)
+    assert contents(checkout) == before
+
+
+def test_outside_a_project_it_says_so(capture: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"params\.yaml: no such file; run this in the project's folder"):
+        add_trace(capture, project=tmp_path)
+
+
+@pytest.mark.parametrize("name", ["", ".hidden", "a/b", "a=b", "a b", "é", "a" * 101])
+def test_names_that_make_no_folder_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="cannot name a trace"):
+        check_name(name)
+
+
+def test_the_params_file_survives_a_round_trip(project: Path, tmp_path: Path) -> None:
+    for name in ("params.yaml",):
+        shutil.copyfile(project / name, tmp_path / name)
+        save_yaml(tmp_path / name, load_yaml(tmp_path / name))
+        assert (tmp_path / name).read_text() == (project / name).read_text()
+    with pytest.raises(ValueError, match="no YAML value"):
+        parse_value("[1, 2")
