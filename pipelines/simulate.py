@@ -42,6 +42,7 @@ def check_params(params: dict[str, Any]) -> None:
 
     Raises:
         StageError: a value has the wrong type or is out of range; the message names it and the range.
+
     """
     seeds = params["seeds"]
     if not isinstance(seeds, list) or not seeds or not all(_is_number(s, int) for s in seeds):
@@ -64,11 +65,12 @@ def _is_number(value: object, kind: type) -> bool:
     return isinstance(value, kinds) and not isinstance(value, bool)
 
 
-def build_simulator(project: Path = PROJECT) -> Path:
-    """Build what is missing or outdated of `simulation/` and return the program.
+def build_simulator(project: Path = PROJECT, program: str = "dumbbell") -> Path:
+    """Build a program of `simulation/` where it is missing or outdated, and return its path.
 
     Raises:
         StageError: make, a C++ compiler or the ns-3 wheel is missing, or a source does not compile.
+
     """
     if shutil.which("make") is None:
         raise StageError("make is needed and was not found; on Debian: apt-get install make")
@@ -77,9 +79,9 @@ def build_simulator(project: Path = PROJECT) -> Path:
     # Two stages (the project's and a study's) may build at the same time.
     with (build / ".simulation.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        command = ["make", "--no-print-directory", "-C", str(project / "simulation"), f"-j{_cores()}"]
+        make = ["make", "--no-print-directory", "-C", str(project / "simulation"), f"-j{_cores()}"]
         made = subprocess.run(
-            [*command, f"PYTHON={sys.executable}"],
+            [*make, f"PYTHON={sys.executable}", program],
             stdout=sys.stderr,
             stderr=subprocess.PIPE,
             text=True,
@@ -90,7 +92,7 @@ def build_simulator(project: Path = PROJECT) -> Path:
         if len(lines) > 2:  # a compiler's own account
             print(made.stderr, file=sys.stderr)
         raise StageError(f"simulation/ could not be built: {lines[0]}")
-    return build / "simulation" / "dumbbell"
+    return build / "simulation" / program
 
 
 def simulate(
@@ -109,6 +111,7 @@ def simulate(
 
     Raises:
         StageError: the program ended with an error; the others are stopped.
+
     """
     options = [f"--{name.replace('_', '-')}={params[name]}" for name in RANGES]
     running: list[subprocess.Popen[str]] = []

@@ -1,0 +1,160 @@
+"""The project's traces: a capture is checked, put under DVC and named in params.yaml, or nothing happens."""
+
+from __future__ import annotations
+
+import filecmp
+import re
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+from infra.dvc_command import call_dvc
+from infra.params_file import load_yaml, save_yaml, trace_entry
+
+TRACES: Final = Path("data/traces")
+# A trace's name becomes a folder (trace=NAME) and a key of params.yaml.
+NAME_PATTERN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+def add_trace(
+    file: Path,
+    *,
+    name: str | None = None,
+    sender: str | None = None,
+    latency: str = "acks",
+    project: Path | None = None,
+) -> None:
+    """Check a capture by extracting it, copy it to data/traces, `dvc add` it and name it in params.yaml.
+
+    Args:
+        file: a capture, plain or gzip.
+        name: the trace's name; None takes it from the file's.
+        sender: the sender's address; None is who sent most TCP payload.
+        latency: where latencies come from, `acks` or `timestamps`.
+        project: the project's folder; None is the current one.
+
+    Raises:
+        ValueError: the capture is none, is too short, or is there already; nothing was changed.
+        OSError: it cannot be read or copied; nothing was changed.
+
+    """
+    from feature_store.captures import trace_name
+
+    root = project or Path.cwd()
+    params_path = root / "params.yaml"
+    params = load_yaml(params_path)
+    traces = params["extract"]["traces"]
+    if not file.is_file():
+        raise ValueError(f"{file}: no such file")
+    stem = trace_name(file)
+    trace = check_name(name or stem)
+    target = root / TRACES / f"{trace}{file.name[len(stem) :]}"
+    if trace in traces:
+        raise ValueError(f"params.yaml has a trace {trace!r} already; choose another with --name")
+    if target.exists() or target.with_name(f"{target.name}.dvc").exists():
+        raise ValueError(f"{target.relative_to(root)} is there already; choose another name with --name")
+    for other, entry in traces.items():
+        known = root / entry["file"]
+        if known.is_file() and filecmp.cmp(file, known, shallow=False):
+            raise ValueError(f"{file} is trace {other!r} already, byte for byte")
+
+    print(_check(file, trace, sender, latency, params["windows"]["protocol"]))
+    _version(file, target, root)
+    try:
+        traces[trace] = trace_entry(target.relative_to(root).as_posix(), sender, latency)
+        save_yaml(params_path, params)
+    except BaseException:
+        _forget(target)
+        raise
+    print(f"added as {trace!r}: {target.relative_to(root)}, named in params.yaml for the next `make run`")
+
+
+def check_name(name: str) -> str:
+    """Return `name` if it can name a trace.
+
+    Raises:
+        ValueError: it cannot.
+
+    """
+    if not NAME_PATTERN.fullmatch(name):
+        raise ValueError(
+            f"{name!r} cannot name a trace: letters, digits, `.`, `_` and `-`, and first a letter or digit; "
+            "choose one with --name"
+        )
+    return name
+
+
+def _check(file: Path, trace: str, sender: str | None, latency: str, protocol_name: str) -> str:
+    """Extract the capture into a folder that is thrown away; return its summary line."""
+    import polars as pl
+    from rich.console import Console
+
+    from feature_store.extract import Job, extract_trace, summary_line
+    from feature_store.schema import scan_packets
+    from models.protocol import protocol_named
+
+    protocol = protocol_named(protocol_name)
+    with tempfile.TemporaryDirectory(prefix="swiftqueue-") as scratch:
+        with Console(stderr=True).status(f"reading {file.name}"):
+            summary = extract_trace(Job(file, trace, sender, latency), Path(scratch))
+        if not summary["latency_known"]:
+            raise ValueError(
+                f"{file}: no packet's latency can be known from it; is it from the sender's side?"
+            )
+        sent = scan_packets(Path(scratch), trace).select(pl.col("sent_ns").max() - pl.col("sent_ns").min())
+        duration_s = sent.collect().item() / 1e9
+    if duration_s < protocol.least_s:
+        raise ValueError(
+            f"{file} lasts {duration_s:.1f} s, and protocol {protocol.name!r} of params.yaml needs at least "
+            f"{protocol.least_s:g} s; a study may: swiftqueue study FOLDER {file} --protocol short"
+        )
+    return summary_line(summary)
+
+
+def _version(file: Path, target: Path, root: Path) -> None:
+    """Copy a capture and `dvc add` it; after an error neither is there."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    ignored = target.with_name(".gitignore")
+    before = ignored.read_bytes() if ignored.exists() else None
+    partial = target.with_name(f".{target.name}.partial")
+    try:
+        shutil.copyfile(file, partial)
+        partial.rename(target)
+        call_dvc(["add", target.relative_to(root).as_posix()], root)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        _forget(target)
+        if before is None:
+            ignored.unlink(missing_ok=True)
+        else:
+            ignored.write_bytes(before)
+        raise
+
+
+def _forget(target: Path) -> None:
+    target.unlink(missing_ok=True)
+    target.with_name(f"{target.name}.dvc").unlink(missing_ok=True)
+
+
+def list_traces(*, project: Path | None = None) -> None:
+    """Print each trace of params.yaml: its file, its size, and where it comes from if it is not here."""
+    root = project or Path.cwd()
+    rows = [("trace", "file", "size", "sender", "latency")]
+    for name, entry in load_yaml(root / "params.yaml")["extract"]["traces"].items():
+        sender = entry["sender"] or "the heaviest"
+        rows.append((name, entry["file"], _size(root, entry), sender, entry["latency"]))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:  # plain, so that no terminal's width cuts a path
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _size(root: Path, entry: dict[str, Any]) -> str:
+    path = root / entry["file"]
+    if path.is_file():
+        return f"{path.stat().st_size / 1e6:,.1f} MB"
+    if path.with_name(f"{path.name}.dvc").is_file():
+        return "not here: dvc pull"
+    if path.parent.name == "simulated":
+        return "not here: dvc repro simulate"
+    return "not here"
