@@ -17,6 +17,7 @@ import numpy.typing as npt
 from feature_store import pcaplib
 from feature_store.captures import CaptureFile, say
 from feature_store.rare import address_bytes, address_text
+from feature_store.sender_clock import sender_tick_ns
 from feature_store.table_writer import TraceWriter
 
 SHARP_NS: Final = 20_000_000  # a sharp change: latencies of successive packets differ by 20 ms ...
@@ -77,6 +78,7 @@ class _Pass:
     def __init__(self, job: Job, plan: _Plan) -> None:
         self.job, self.plan = job, plan
         self.traffic = pcaplib.Traffic()
+        self.view: pcaplib.SenderView | None = None
         self.matcher: pcaplib.Matcher | None = None
         self.sender = plan.sender
 
@@ -114,7 +116,10 @@ class _Pass:
             self.sender = self.sender or self.traffic.heaviest()
             if self.sender is None:
                 return
-            self.matcher = pcaplib.Matcher(self.sender, sharp_ns=SHARP_NS, sharp_share=SHARP_SHARE)
+            if self.job.latency == "timestamps":
+                tick_ns = sender_tick_ns(self.job.capture, self.sender)
+                self.view = pcaplib.SenderView(self.sender, tick_ns=tick_ns)
+            self.matcher = pcaplib.Matcher(self.sender, self.view, sharp_ns=SHARP_NS, sharp_share=SHARP_SHARE)
             self.matcher.leave_out(self.plan.left_out)
         self.matcher.push(segments)
 
@@ -141,7 +146,11 @@ class _Pass:
     def _summary(self, capture: CaptureFile, matcher: pcaplib.Matcher, data_packets: int) -> Summary:
         stats = matcher.stats()
         skipped = capture.skipped + Counter(
-            {"copy on another link": stats.copies, "control connection": stats.left_out}
+            {
+                "copy on another link": stats.copies,
+                "control connection": stats.left_out,
+                "no TCP timestamps": self.view.without_timestamps() if self.view else 0,
+            }
         )
         return {
             "trace": self.job.trace,

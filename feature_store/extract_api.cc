@@ -5,6 +5,7 @@
 
 #include "match.h"
 #include "pcap.h"
+#include "sender_view.h"
 
 static_assert(sizeof(swiftqueue::FlowKey) == 36);
 
@@ -13,6 +14,7 @@ using swiftqueue::Capture;
 using swiftqueue::Columns;
 using swiftqueue::Matcher;
 using swiftqueue::Segment;
+using swiftqueue::SenderView;
 using swiftqueue::Skip;
 
 namespace {
@@ -100,15 +102,28 @@ std::int64_t sq_traffic_from(const Traffic* traffic, const std::uint8_t* address
   return traffic->BytesFrom(from);
 }
 
-Matcher* sq_matcher_new(const std::uint8_t* sender, std::int64_t sharp_ns, double sharp_share) {
+SenderView* sq_sender_view_new(const std::uint8_t* sender, std::int64_t tick_ns) {
   Address address;
   std::memcpy(address.data(), sender, address.size());
-  return new Matcher(address, sharp_ns, sharp_share);
+  return new SenderView(address, tick_ns);
+}
+void sq_sender_view_free(SenderView* view) { delete view; }
+std::int64_t sq_sender_view_without_timestamps(const SenderView* view) {
+  return view->without_timestamps();
+}
+
+// As the sender's view of the segments, where `view` is not null.
+void sq_matcher_push(Matcher* matcher, SenderView* view, const Segment* segments, std::size_t n) {
+  matcher->Push(view == nullptr ? std::span(segments, n) : view->Translate({segments, n}));
+}
+
+Matcher* sq_matcher_new(const std::uint8_t* sender, int at_receiver, std::int64_t sharp_ns,
+                        double sharp_share) {
+  Address address;
+  std::memcpy(address.data(), sender, address.size());
+  return new Matcher(address, at_receiver != 0, sharp_ns, sharp_share);
 }
 void sq_matcher_free(Matcher* matcher) { delete matcher; }
-void sq_matcher_push(Matcher* matcher, const Segment* segments, std::size_t n) {
-  matcher->Push({segments, n});
-}
 void sq_matcher_finish(Matcher* matcher) { matcher->Finish(); }
 std::size_t sq_matcher_drain(Matcher* matcher, const Columns* columns, std::size_t capacity) {
   return matcher->Drain(*columns, capacity);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <limits>
 
 namespace swiftqueue {
@@ -11,6 +12,8 @@ namespace {
 // way to the file: ntpd steps the clock from 128 ms, and reordering between capture queues stays
 // well below.
 constexpr std::int64_t kClockStepNs = 100'000'000;
+// How long a packet takes through a host at most; a retransmission comes a round trip later.
+constexpr std::int64_t kCopyNs = 5'000'000;
 // A row waits this long for its ACK. RFC 1122 4.2.3.5: a TCP gives up after at least 100 s.
 constexpr std::int64_t kMaxWaitNs = 120'000'000'000;
 constexpr std::size_t kMaxWaiting = std::size_t{1} << 21;   // rows; 150 MB with their bookkeeping
@@ -56,7 +59,7 @@ TraceClock::Reading TraceClock::Read(std::int64_t stamp_ns) {
   // A stamp and the offset are at most 2^62 each: their sum may not fit, and stays there.
   std::int64_t now = static_cast<std::int64_t>(
       std::min<__int128>(static_cast<__int128>(stamp_ns) + offset_ns_, kMaxTimeNs));
-  if (now < last_ns_ - kClockStepNs) {
+  if (may_step_ && now < last_ns_ - kClockStepNs) {
     offset_ns_ += last_ns_ - now;
     now = last_ns_;
     ++steps_;
@@ -120,9 +123,10 @@ void Matcher::Data(const Segment& segment, TraceClock::Reading now) {
   const std::uint32_t sequence = segment.sequence + (segment.flags & kSyn ? 1u : 0u);
   const std::int64_t start = Unwrap(flow.sent_end, sequence);
   const std::int64_t end = start + segment.payload_bytes;
-  const bool again = start < flow.sent_end;
+  const bool in_order = start >= flow.sent_end;
+  const bool again = !in_order && !(at_receiver_ && Reordered(flow, segment));
   if (segment.link != flow.link) {
-    if (end <= flow.sent_end) {  // the same packet, captured once more on its way through the host
+    if (!in_order && IsCopy(flow, end, now)) {
       ++copies_;
       return;
     }
@@ -132,21 +136,43 @@ void Matcher::Data(const Segment& segment, TraceClock::Reading now) {
   flow.payload_bytes += segment.payload_bytes;
   const std::int64_t row = first_row_ + static_cast<std::int64_t>(rows_.size());
   rows_.push_back({.sent_ns = now.time_ns,
+                   .stamp_ns = now.stamp_ns,
                    .end = end,
                    .flow_id = flow.id,
                    .size_bytes = static_cast<std::int32_t>(std::min<std::uint32_t>(
                        segment.ip_bytes, std::numeric_limits<std::int32_t>::max())),
                    .steps = static_cast<std::int32_t>(clock_.steps()),
                    .ecn = segment.ecn,
+                   .in_order = in_order,
                    .retransmitted = again});
   if (again) {
     ++retransmitted_;
     SentAgain(flow, start, end);
-    flow.again.emplace(end, Resent{start, row});
-  } else {
-    flow.first.push_back({start, end, row});
   }
+  if (in_order) {
+    flow.first.push_back({start, end, row});
+  } else {
+    flow.again.emplace(end, Resent{start, row});
+  }
+  if (end > flow.sent_end) flow.newest_timestamp = segment.timestamp_value;
   flow.sent_end = std::max(flow.sent_end, end);
+}
+
+// The same packet, captured once more on its way through the host's interfaces.
+bool Matcher::IsCopy(const Flow& flow, std::int64_t end, TraceClock::Reading now) {
+  const auto recent = [&](std::int64_t row) { return now.time_ns - At(row).sent_ns < kCopyNs; };
+  const auto packet = std::lower_bound(
+      flow.first.begin() + static_cast<std::ptrdiff_t>(flow.first_head), flow.first.end(), end,
+      [](const Outstanding& sent, std::int64_t at) { return sent.end < at; });
+  if (packet != flow.first.end() && packet->end == end && recent(packet->row)) return true;
+  const auto [first, last] = flow.again.equal_range(end);
+  return first != last && recent(std::prev(last)->second.row);
+}
+
+// At the receiver a packet below the highest number may just have been overtaken: it left the
+// sender no later than the one that did.
+bool Matcher::Reordered(const Flow& flow, const Segment& segment) {
+  return static_cast<std::int32_t>(segment.timestamp_value - flow.newest_timestamp) <= 0;
 }
 
 void Matcher::SentAgain(Flow& flow, std::int64_t start, std::int64_t end) {
@@ -164,6 +190,7 @@ void Matcher::SentAgain(Flow& flow, std::int64_t start, std::int64_t end) {
       continue;
     }
     At(packet->second.row).lost = true;
+    At(packet->second.row).ambiguous |= packet->first <= end;
     flow.lost.emplace(packet->first, packet->second.row);
     packet = flow.again.erase(packet);
   }
@@ -194,8 +221,9 @@ void Matcher::Ack(const Segment& segment, TraceClock::Reading now) {
 
 void Matcher::Acknowledge(std::int64_t number, TraceClock::Reading now) {
   Row& row = At(number);
-  row.acked_ns = now.time_ns;
-  row.early_ack = now.stamp_ns < row.sent_ns || row.steps != clock_.steps();
+  const std::int64_t latency_ns = now.stamp_ns - row.stamp_ns;
+  row.early_ack = latency_ns < 0 || row.steps != clock_.steps();
+  row.acked_ns = row.early_ack ? std::max(now.time_ns, row.sent_ns) : row.sent_ns + latency_ns;
   row.done = true;
 }
 
@@ -222,7 +250,7 @@ void Matcher::ForgetOldest() {
     row.done = true;
     const std::int64_t number = first_row_ + static_cast<std::int64_t>(i);
     Flow& flow = *flow_of_id_[static_cast<std::size_t>(row.flow_id)];
-    if (!row.retransmitted) {
+    if (row.in_order) {
       ++flow.first_head;  // rows of one flow are in the same order in both
       flow.Compact();
       continue;

@@ -59,11 +59,13 @@ class TraceClock {
     std::int64_t
         stamp_ns;  // the record's own stamp on the same scale; below time_ns if it ran backwards
   };
+  explicit TraceClock(bool steps) : may_step_(steps) {}
   Reading Read(std::int64_t stamp_ns);
   std::int64_t now_ns() const { return last_ns_; }
   std::int64_t steps() const { return steps_; }  // how often the capture's clock was set back
 
  private:
+  bool may_step_;
   std::int64_t last_ns_ = 0;
   std::int64_t offset_ns_ = 0;
   std::int64_t steps_ = 0;
@@ -71,8 +73,13 @@ class TraceClock {
 
 class Matcher {
  public:
-  Matcher(const Address& sender, std::int64_t sharp_ns, double sharp_share)
-      : sender_(sender), stats_(sharp_ns, sharp_share) {}
+  // `at_receiver`: the segments come from a SenderView, in the order in which the receiver got
+  // them.
+  Matcher(const Address& sender, bool at_receiver, std::int64_t sharp_ns, double sharp_share)
+      : sender_(sender),
+        at_receiver_(at_receiver),
+        stats_(sharp_ns, sharp_share),
+        clock_(!at_receiver) {}
 
   // Takes flows out of the table; to be called before the first Push.
   void LeaveOut(const FlowKey& flow) { left_out_.insert(flow); }
@@ -99,12 +106,14 @@ class Matcher {
  private:
   struct Row {
     std::int64_t sent_ns;
+    std::int64_t stamp_ns;  // as read; sent_ns if the clock did not run backwards
     std::int64_t acked_ns = -1;
     std::int64_t end;  // sequence number behind its last byte, unwrapped
     std::int32_t flow_id;
     std::int32_t size_bytes;
     std::int32_t steps;  // of the clock, when it was sent
     std::uint8_t ecn;
+    bool in_order;  // in Flow::first, else in again or lost
     bool retransmitted;
     bool lost = false;
     bool ambiguous = false;  // its last byte was sent again before an ACK covered it
@@ -126,10 +135,11 @@ class Matcher {
     std::uint32_t link;
     std::int64_t packets = 0;  // with data
     std::int64_t payload_bytes = 0;
-    std::int64_t sent_end = 0;       // highest sequence number sent, unwrapped
-    std::vector<Outstanding> first;  // sent once, unacknowledged, ordered by start and by row
-    std::size_t first_head = 0;      // those before it are acknowledged
-    std::multimap<std::int64_t, Resent> again;  // sent again, by end
+    std::int64_t sent_end = 0;           // highest sequence number sent, unwrapped
+    std::uint32_t newest_timestamp = 0;  // TSval that came with sent_end
+    std::vector<Outstanding> first;      // sent once, unacknowledged, ordered by start and by row
+    std::size_t first_head = 0;          // those before it are acknowledged
+    std::multimap<std::int64_t, Resent> again;  // below sent_end when sent, by end
     std::multimap<std::int64_t, std::int64_t>
         lost;        // rows of `again` that were sent yet again, by end
     void Compact();  // frees what is acknowledged, in amortised constant time
@@ -137,6 +147,8 @@ class Matcher {
 
   void Data(const Segment& segment, TraceClock::Reading now);
   void Ack(const Segment& segment, TraceClock::Reading now);
+  bool IsCopy(const Flow& flow, std::int64_t end, TraceClock::Reading now);
+  static bool Reordered(const Flow& flow, const Segment& segment);
   void SentAgain(Flow& flow, std::int64_t start, std::int64_t end);
   void Acknowledge(std::int64_t row, TraceClock::Reading now);
   void Abandon(Flow& flow);
@@ -145,6 +157,7 @@ class Matcher {
   Row& At(std::int64_t row) { return rows_[static_cast<std::size_t>(row - first_row_)]; }
 
   Address sender_;
+  bool at_receiver_;
   LatencyStats stats_;
   TraceClock clock_;
   std::deque<Row> rows_;        // not yet drained, in send order

@@ -135,9 +135,12 @@ def library() -> ctypes.CDLL:
         ("traffic_add", None, [handle, handle, size]),
         ("traffic_heaviest", i64, [handle, handle]),
         ("traffic_from", i64, [handle, ctypes.c_char_p]),
-        ("matcher_new", handle, [ctypes.c_char_p, i64, ctypes.c_double]),
+        ("sender_view_new", handle, [ctypes.c_char_p, i64]),
+        ("sender_view_free", None, [handle]),
+        ("sender_view_without_timestamps", i64, [handle]),
+        ("matcher_new", handle, [ctypes.c_char_p, ctypes.c_int, i64, ctypes.c_double]),
         ("matcher_free", None, [handle]),
-        ("matcher_push", None, [handle, handle, size]),
+        ("matcher_push", None, [handle, handle, handle, size]),
         ("matcher_finish", None, [handle]),
         ("matcher_drain", size, [handle, ctypes.POINTER(_Columns), size]),
         ("matcher_stats", None, [handle, ctypes.POINTER(Stats)]),
@@ -230,17 +233,32 @@ class Rows:
         self.used = 0
 
 
+class SenderView(_Handle):
+    """What the sender saw, reconstructed from a capture made at the receiver (sender_view.h)."""
+
+    _kind = "sender_view"
+
+    def __init__(self, sender: bytes, *, tick_ns: int) -> None:
+        super().__init__(sender, tick_ns)
+
+    def without_timestamps(self) -> int:
+        """Return how many data packets were left out because they carry no timestamp."""
+        return int(self._lib.sq_sender_view_without_timestamps(self._handle))
+
+
 class Matcher(_Handle):
-    """Matches one sender's data packets with the ACKs that come back."""
+    """Matches one sender's data packets with the ACKs that come back, as `view` gives them."""
 
     _kind = "matcher"
 
-    def __init__(self, sender: bytes, *, sharp_ns: int, sharp_share: float) -> None:
-        super().__init__(sender, sharp_ns, sharp_share)
+    def __init__(self, sender: bytes, view: SenderView | None, *, sharp_ns: int, sharp_share: float) -> None:
+        super().__init__(sender, view is not None, sharp_ns, sharp_share)
+        self._view = view
 
     def push(self, segments: npt.NDArray[np.void]) -> None:
         """Take the next segments of the capture, in its order."""
-        self._lib.sq_matcher_push(self._handle, segments.ctypes.data, len(segments))
+        view = self._view._handle if self._view else None
+        self._lib.sq_matcher_push(self._handle, view, segments.ctypes.data, len(segments))
 
     def finish(self) -> None:
         """Say that no segment follows: what has no ACK by now has none."""

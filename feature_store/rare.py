@@ -120,13 +120,11 @@ def fill_segment(packet: Any, cut_bytes: int, segment: npt.NDArray[np.void]) -> 
     if tcp is None:
         return "not TCP"
     if ip.version == 4:
-        total = ip.len or len(ip.original) + cut_bytes
-        headers = len(ip.original) - len(tcp.original)
-        ecn = ip.tos & 3
+        total, headers, ecn = ip.len or len(ip.original) + cut_bytes, ip.ihl * 4, ip.tos & 3
     else:
         total = 40 + ip.plen if ip.plen else len(ip.original) + cut_bytes
-        headers = len(ip.original) - len(tcp.original)
-        ecn = ip.tc & 3
+        # Scapy keeps a frame's padding in `ip.original`, but not in what lies within.
+        headers, ecn = 40 + len(ip.payload.original) - len(tcp.original), ip.tc & 3
     payload = total - headers - (tcp.dataofs or 0) * 4
     if payload < 0 or (tcp.dataofs or 0) < 5:
         return "malformed header"
