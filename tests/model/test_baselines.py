@@ -169,3 +169,55 @@ def test_packets_that_do_not_belong_to_the_windows_are_refused(tmp_path: Path) -
     )
     with pytest.raises(ValueError, match=r"features.parquet: 80 packets, but the windows decide"):
         evaluation.load_traces(tmp_path)
+
+
+class Constant:
+    """Stands where the predictor does, so that only baselines are at work: says 30 ms of everything."""
+
+    def predict(self, trace: evaluation.EvaluatedTrace, visibility: str) -> dict[str, Any]:
+        us_BH = np.full((sum(len(r.test) for r in trace.labels.rounds), 8), 30e3)
+        return {evaluation.FINETUNED: us_BH, evaluation.PRETRAINED: us_BH}
+
+
+def predicted(folder: Path, packets: pl.DataFrame) -> evaluation.TracePredictions:
+    toy_windows.write_windows(folder, {"toy": packets}, ("acked", "previous"))
+    toy = evaluation.load_traces(folder)[1]["toy"]
+    trees = {v: evaluation.fit_trees([toy], v, rounds=20, seed=1) for v in toy.by_visibility}
+    return evaluation.predict_trace(toy, models=Constant(), trees=trees)  # type: ignore[arg-type]
+
+
+def test_no_baseline_changes_when_what_is_not_yet_acknowledged_changes(tmp_path: Path) -> None:
+    """The whole way from packets: labels, trees of both kinds, EWMA, last visible ones."""
+    packets = toy_windows.make_packets(seed=5, seconds=8)
+    before = predicted(tmp_path / "before", packets)
+    row = 60  # of the first test slice
+    hidden = pl.col("acked_ns") > int(before.decision_ns_B[row])
+    later_us = pl.when(hidden).then(pl.col("latency_us") * 2 + 7e3).otherwise("latency_us")
+    changed = packets.with_columns(
+        latency_us=later_us.cast(pl.Float32),
+        acked_ns=pl.when(hidden & (pl.col("acked_ns") < toy_windows.NEVER))
+        .then(pl.col("acked_ns") + 100_000_000)
+        .otherwise("acked_ns"),
+    )
+    after = predicted(tmp_path / "after", changed)
+    assert not np.array_equal(before.y_BH[: row + 1], after.y_BH[: row + 1], equal_nan=True)
+    for method in evaluation.BASELINES:
+        old, new = (p.us_BH["acked"][method][: row + 1] for p in (before, after))
+        np.testing.assert_array_equal(old, new, err_msg=method)
+        old, new = (p.us_BH["previous"][method][: row + 1] for p in (before, after))
+        assert not np.array_equal(old, new), f"{method} does not read the latencies that `previous` shows"
+
+
+def test_last_visible_under_acked_is_the_last_acknowledged(tmp_path: Path) -> None:
+    packets = toy_windows.make_packets(seed=6, seconds=7)
+    got = predicted(tmp_path / "windows", packets).us_BH["acked"]
+    first = packets.filter(pl.col("sent_ns") >= int(packets["sent_ns"][0]) + 5 * 10**9)["packet"][0]
+    start = -(-first // 8)  # the first window of the test slice
+    y, acked, flow = (packets[c].to_numpy() for c in ("latency_us", "acked_ns", "flow_id"))
+    for row in range(0, 40, 3):
+        now = packets["sent_ns"][(start + row) * 8]
+        seen = [int(p) for p in np.argsort(acked, kind="stable") if acked[p] <= now and np.isfinite(y[p])]
+        assert got["last_sender"][row].tolist() == [pytest.approx(y[seen[-1]])] * 8
+        for place in range(8):
+            own = [p for p in seen if flow[p] == flow[(start + row) * 8 + place]]
+            assert got["last_flow"][row, place] == pytest.approx(y[own[-1]])
