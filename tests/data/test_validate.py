@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feature_store.expectations import Failure, population_stability, slice_shifts
+from feature_store.extract import Job, extract_trace
 from pipelines import windows
 from pipelines.stage import StageError
 from pipelines.validate import validate
@@ -257,3 +258,16 @@ def test_windows_of_another_definition_are_refused(sound: tuple[Path, Path], tmp
     (tmp_path / "windows" / "meta.json").write_text(json.dumps({**meta, "schema_hash": "0" * 64}))
     (failure,) = validate(packets_dir, tmp_path / "windows", LIMITS).failures
     assert "trace windows column schema_hash (found = 0000" in str(failure)
+
+
+@pytest.mark.slow
+def test_real_captures_meet_the_default_limits(captures: Path, project: Path, tmp_path: Path) -> None:
+    names = ["wifi-l4s/prague_dualpi2_wifi.pcap.gz", "ndt/ndt-5BA77.pcap.gz"]  # an easy one and the worst
+    packets_dir = tmp_path / "packets"
+    for name in names:
+        extract_trace(Job(captures / name, Path(name).name.split(".")[0]), packets_dir)
+    params = yaml.safe_load((project / "params.yaml").read_text())
+    windows.make_windows(packets_dir, tmp_path / "windows", {**params["windows"], "protocol": "short"})
+    validation = validate(packets_dir, tmp_path / "windows", params["validate"])
+    assert [str(f) for f in validation.failures] == []
+    assert len(validation.report) == 6
