@@ -11,7 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from models.evaluation import METHODS, SEND_GAP
 from models.metrics import VARIANTS
-from models.verdict import ERROR, LATE, Figure, verdict
+from models.verdict import ERROR, LATE, Figure, verdict, verdict_by_trace
 
 TEMPLATE: Final = "report.html.j2"
 SIGNS: Final = {"prediction_change": "p(x) − p(x−1)", "truth_change": "p(x) − t(x−1)"}
@@ -30,6 +30,7 @@ def render(metrics: Mapping[str, Any], plots: Mapping[str, str], folder: Path, c
         caption=caption(metrics),
         command=command,
         sentences=verdict(metrics),
+        by_trace=verdict_by_trace(metrics) if len(metrics["traces"]) > 1 else [],
         headline=[_headline(title, scores, metrics["about"]) for title, scores in _scopes(metrics)],
         sharp=[_sharp(title, scores, metrics["about"]) for title, scores in _scopes(metrics)],
         plots=[

@@ -40,15 +40,13 @@ class Sentence(NamedTuple):
 
 
 def verdict(metrics: Mapping[str, Any]) -> list[Sentence]:
-    """Judge the fine-tuned model against every baseline on the headline figures, pooled and by trace."""
-    scopes = {"all traces": metrics["all"]} if len(metrics["traces"]) > 1 else {}
-    scopes |= {f"trace {name}": scores for name, scores in metrics["traces"].items()}
-    return [sentence for scope, scores in scopes.items() for sentence in _judge(scope, scores)]
-
-
-def pooled_verdict(metrics: Mapping[str, Any]) -> list[Sentence]:
-    """Give the verdict over all traces alone."""
+    """Judge the fine-tuned model against every baseline on the headline figures, over all traces."""
     return list(_judge("all traces", metrics["all"]))
+
+
+def verdict_by_trace(metrics: Mapping[str, Any]) -> list[Sentence]:
+    """Give the same judgement for each trace."""
+    return [s for name, scores in metrics["traces"].items() for s in _judge(f"trace {name}", scores)]
 
 
 def _judge(scope: str, scores: Mapping[str, Any]) -> Iterator[Sentence]:

@@ -14,7 +14,7 @@ from typing import Any, Final
 from models import plot_tables
 from models.evaluation import ModelRounds, TracePredictions, fit_trees, load_traces, predict_trace
 from models.metrics import evaluate as score
-from models.verdict import pooled_verdict
+from models.verdict import verdict
 from pipelines.stage import StageError, atomic_dir, load_params, stage_main
 
 PARAMS: Final = {"seed", "xgboost_rounds", "false_alarm_rate"}
@@ -109,7 +109,7 @@ def main() -> None:
         status.update("evaluate: plots and report")
         command = shlex.join(["python", "-m", "pipelines.evaluate", *sys.argv[1:]])
         write(arguments.output, metrics, predictions, command)
-    for sentence in pooled_verdict(metrics):
+    for sentence in verdict(metrics):
         if sentence.kind != "note":
             print(f"evaluate: {sentence.text}")
     print(f"evaluate: report at {arguments.output / 'report' / 'report.html'}")

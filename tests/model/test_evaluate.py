@@ -122,7 +122,7 @@ def test_within_the_noise_only_where_the_paired_interval_holds_zero() -> None:
     lost = {s.text for s in verdict.verdict(got) if "loses to ewma on the mean absolute error" in s.text}
     assert not any("within the noise" in text for text in lost)
     nearly = copy.deepcopy(got)
-    nearly["traces"]["toy"]["ewma"]["acked"]["finetuned_minus_this"]["mae_ms_95"] = [-0.1, 0.2]
+    nearly["all"]["ewma"]["acked"]["finetuned_minus_this"]["mae_ms_95"] = [-0.1, 0.2]
     assert any(
         "loses to ewma on the mean absolute error" in s.text and "within the noise" in s.text
         for s in verdict.verdict(nearly)
