@@ -8,77 +8,43 @@ Shapes: B batches (decisions), W window tokens, F features, H horizon (8 packets
 
 from __future__ import annotations
 
-import ctypes
-import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
 from feature_store.schema import QUEUES
+from feature_store.window_library import ABI, FEATURES, HORIZON, Feature, schema_hash
 
-Visibility = Literal["acked", "previous"]
+__all__ = [
+    "FEATURES",
+    "HORIZON",
+    "MAX_TIME_NS",
+    "NEVER_NS",
+    "VISIBILITIES",
+    "Feature",
+    "SenderWindow",
+    "Targets",
+    "Windows",
+    "batches_in",
+    "bdp_packets",
+    "build_windows",
+    "check_tokens",
+    "iter_windows",
+    "schema_hash",
+    "targets",
+    "tokens_for",
+]
+
 VISIBILITIES: Final = ("acked", "previous")
 NEVER_NS: Final = 2**63 - 1  # y_acked_ns of a packet that was never acknowledged
 DELIVERY_BIN_NS: Final = 100_000_000  # bdp_packets measures the delivery rate in bins this long
 TOKENS_STEP: Final = 8
 MAX_TIME_NS: Final = 2**62
-
-LIBRARY: Final = Path(__file__).parent / "_build" / "libswiftqueue_window.so"
-SOURCES: Final = tuple(Path(__file__).with_name(name) for name in ("window.h", "window_capi.cc"))
-
-
-@dataclass(frozen=True)
-class Feature:
-    """One input of a token, in raw units."""
-
-    name: str
-    unit: str
-
-
-def _load() -> ctypes.CDLL:
-    remedy = f"run `make -C {LIBRARY.parent.parent}`"
-    if not LIBRARY.is_file():
-        raise ImportError(f"{LIBRARY} is not built; {remedy}")
-    if any(source.stat().st_mtime > LIBRARY.stat().st_mtime for source in SOURCES):
-        raise ImportError(f"{LIBRARY} is older than its sources; {remedy}")
-    library = ctypes.CDLL(str(LIBRARY))
-    pointer, i32, i64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
-    signatures: dict[str, tuple[Any, list[Any]]] = {
-        "sq_horizon": (ctypes.c_int, []),
-        "sq_features": (ctypes.c_int, []),
-        "sq_schema": (ctypes.c_char_p, []),
-        "sq_window_new": (pointer, [ctypes.c_int]),
-        "sq_window_free": (None, [pointer]),
-        "sq_sent": (ctypes.c_int, [pointer, i64, i64, i32, i32, i32, ctypes.c_uint8]),
-        "sq_acked": (ctypes.c_int, [pointer, i64, i64, ctypes.c_float]),
-        "sq_window": (ctypes.c_int, [pointer, i64, *[pointer] * 5]),
-        "sq_trace_new": (pointer, [i64, *[pointer] * 7, ctypes.c_int, ctypes.c_int]),
-        "sq_trace_free": (None, [pointer]),
-        "sq_trace_next": (i64, [pointer, i64, pointer]),
-    }
-    for name, (result, arguments) in signatures.items():
-        function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
-    return library
-
-
-_LIBRARY: Final = _load()
-HORIZON: Final[int] = _LIBRARY.sq_horizon()
-SCHEMA_TEXT: Final[str] = _LIBRARY.sq_schema().decode()
-FEATURES: Final = tuple(
-    Feature(*line.split()) for line in SCHEMA_TEXT.splitlines()[-int(_LIBRARY.sq_features()) :]
-)
-
-
-def schema_hash() -> str:
-    """SHA-256 of the window's definition: layout version, horizon, constants, feature names and units."""
-    return hashlib.sha256(SCHEMA_TEXT.encode()).hexdigest()
 
 
 def check_tokens(tokens: int) -> int:
@@ -113,13 +79,13 @@ class SenderWindow:
                 "before their ACKs; use a model made for `acked`"
             )
         self.tokens = check_tokens(tokens)
-        self._handle = _LIBRARY.sq_window_new(tokens)
+        self._handle = ABI.sq_window_new(tokens)
         if not self._handle:
             raise MemoryError(f"no memory for a window of {tokens} tokens")
 
     def __del__(self) -> None:
         if self._handle:
-            _LIBRARY.sq_window_free(self._handle)
+            ABI.sq_window_free(self._handle)
 
     def sent(
         self, packet: int, sent_ns: int, size_bytes: int, flow_id: int, receiver_id: int, queue: int
@@ -139,9 +105,14 @@ class SenderWindow:
         """
         if queue not in (0, 1):
             raise ValueError(f"packet {packet}: queue {queue!r} must be 0 (classic) or 1 (l4s)")
-        if not _LIBRARY.sq_sent(
+        if not all(-(2**31) <= value < 2**31 for value in (size_bytes, flow_id, receiver_id)):
+            raise ValueError(f"packet {packet}: size_bytes, flow_id and receiver_id must be 32-bit numbers")
+        taken = ABI.sq_sent(
             self._handle, packet, _time("sent_ns", sent_ns), size_bytes, flow_id, receiver_id, queue
-        ):
+        )
+        if taken < 0:
+            raise MemoryError(f"no memory to log packet {packet}")
+        if not taken:
             raise ValueError(
                 f"packet {packet} of {size_bytes} bytes refused: numbers must grow, sizes be at least 1"
             )
@@ -154,7 +125,10 @@ class SenderWindow:
             sent more than 60 s before.
         """
         latency = math.nan if latency_us is None else latency_us
-        return bool(_LIBRARY.sq_acked(self._handle, packet, _time("acked_ns", acked_ns), latency))
+        news: int = ABI.sq_acked(self._handle, packet, _time("acked_ns", acked_ns), latency)
+        if news < 0:
+            raise MemoryError(f"no memory to log the ACK of packet {packet}")
+        return news == 1
 
     def window(
         self,
@@ -180,7 +154,7 @@ class SenderWindow:
         if any(c.shape != (HORIZON,) for c in columns):
             raise ValueError(f"a decision is about {HORIZON} packets: give {HORIZON} of each value")
         x_WF = np.empty((self.tokens, len(FEATURES)), np.float32)
-        in_flight = _LIBRARY.sq_window(
+        in_flight = ABI.sq_window(
             self._handle,
             _time("decision_ns", decision_ns),
             *(c.ctypes.data for c in columns),
@@ -271,7 +245,7 @@ def iter_windows(
     check_tokens(tokens)
     columns = [np.ascontiguousarray(c) for c in _columns(packets).values()]  # alive until the end
     no_memory = f"no memory for the windows of {packets.height} packets"
-    handle = _LIBRARY.sq_trace_new(
+    handle = ABI.sq_trace_new(
         packets.height, *(c.ctypes.data for c in columns), tokens, int(visibility == "previous")
     )
     if not handle:
@@ -280,7 +254,7 @@ def iter_windows(
         left = batches_in(packets)
         while left > 0:
             x_BWF = np.empty((min(chunk, left), tokens, len(FEATURES)), np.float32)
-            written = _LIBRARY.sq_trace_next(handle, len(x_BWF), x_BWF.ctypes.data)
+            written = ABI.sq_trace_next(handle, len(x_BWF), x_BWF.ctypes.data)
             if written == -(2**63):
                 raise MemoryError(no_memory)
             if written < 0:
@@ -289,7 +263,7 @@ def iter_windows(
             left -= len(x_BWF)
             yield x_BWF
     finally:
-        _LIBRARY.sq_trace_free(handle)
+        ABI.sq_trace_free(handle)
 
 
 def build_windows(packets: pl.DataFrame, tokens: int, visibility: str = "acked") -> Windows:

@@ -10,6 +10,7 @@ from typing import Any
 import polars as pl
 
 from feature_store import expectations as ex
+from feature_store.distribution_shift import slice_shifts
 from feature_store.schema import scan_packets, traces_in
 from feature_store.windows import schema_hash
 from pipelines.stage import StageError, atomic_dir, load_params, stage_main
@@ -55,7 +56,7 @@ def validate(packets_dir: Path, windows_dir: Path, params: dict[str, Any]) -> ex
             validation.run(ex.features_check(trace, features))
             slices = meta["traces"][trace]
             tests = [r["test"] for r in slices["rounds"]]
-            shifts.append(ex.slice_shifts(trace, features, slices["pretrain"], tests))
+            shifts.append(slice_shifts(trace, features, slices["pretrain"], tests))
             progress.advance(task)
         validation.run(ex.shift_check(pl.concat(shifts), params["max_shift_psi"]))
         progress.advance(task)

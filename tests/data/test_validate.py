@@ -19,7 +19,8 @@ from bottleneck_tables import bottleneck_table, write_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feature_store.expectations import Failure, population_stability, slice_shifts
+from feature_store.distribution_shift import population_stability, slice_shifts
+from feature_store.expectations import Failure
 from feature_store.extract import Job, extract_trace
 from pipelines import windows
 from pipelines.stage import StageError
@@ -97,6 +98,17 @@ def test_sound_tables_meet_all_expectations(sound: tuple[Path, Path]) -> None:
     ]
 
 
+def alone(sound: tuple[Path, Path], folder: Path, damage: Damage = lambda table: table) -> None:
+    """Put packets and windows of trace `a` only under `folder`, its packet table damaged."""
+    packets_dir, windows_dir = sound
+    table = pl.read_parquet(packets_dir / "trace=a" / "minute=0" / "part-0.parquet")
+    write_table(folder / "packets", damage(table))
+    shutil.copytree(windows_dir, folder / "windows")
+    meta = json.loads((windows_dir / "meta.json").read_text())
+    del meta["traces"]["b"]
+    (folder / "windows" / "meta.json").write_text(json.dumps(meta))
+
+
 def at(packets: list[int], **columns: pl.Expr) -> Damage:
     where = pl.col("packet").is_in(packets)
     return lambda table: table.with_columns(
@@ -167,13 +179,7 @@ PACKET_DAMAGE: list[tuple[str, Damage, str]] = [
 def test_damage_to_the_packet_table_is_named(
     sound: tuple[Path, Path], tmp_path: Path, damage: Damage, message: str
 ) -> None:
-    packets_dir, windows_dir = sound
-    table = pl.read_parquet(packets_dir / "trace=a" / "minute=0" / "part-0.parquet")
-    write_table(tmp_path / "packets", damage(table))
-    shutil.copytree(windows_dir, tmp_path / "windows")
-    meta = json.loads((windows_dir / "meta.json").read_text())
-    del meta["traces"]["b"]
-    (tmp_path / "windows" / "meta.json").write_text(json.dumps(meta))
+    alone(sound, tmp_path, damage)
     failures = [str(f) for f in validate(tmp_path / "packets", tmp_path / "windows", LIMITS).failures]
     assert failures
     assert any(re.search(message, f) for f in failures), failures
@@ -199,11 +205,10 @@ def test_damage_to_the_packet_table_is_named(
 def test_damage_to_the_features_is_named(
     sound: tuple[Path, Path], tmp_path: Path, damage: Damage, message: str
 ) -> None:
-    packets_dir, windows_dir = sound
-    shutil.copytree(windows_dir, tmp_path / "windows")
+    alone(sound, tmp_path)
     path = tmp_path / "windows" / "a" / "features.parquet"
     damage(pl.read_parquet(path)).write_parquet(path)
-    (failure,) = validate(packets_dir, tmp_path / "windows", LIMITS).failures
+    (failure,) = validate(tmp_path / "packets", tmp_path / "windows", LIMITS).failures
     assert re.search(message, str(failure)), str(failure)
 
 

@@ -26,7 +26,7 @@ from feature_store.windows import (
 
 NAMES = [f.name for f in FEATURES]
 TOKENS = st.sampled_from([16, 24, 32, 48])
-FEW = settings(max_examples=60, deadline=None)
+FEW = settings(max_examples=40, deadline=None)
 
 
 def column(name: str) -> int:
@@ -197,6 +197,7 @@ def test_strange_events_are_ignored_or_refused() -> None:
         ((1, 9000, 0, 0, 0, 1), "refused"),  # no bytes
         ((1, 9000, 1500, 0, 0, 2), "queue 2"),
         ((1, -1, 1500, 0, 0, 1), "sent_ns = -1"),
+        ((1, 9000, 1500, 2**32, 0, 1), "32-bit"),
     ]:
         with pytest.raises(ValueError, match=what):
             live.sent(*refused)
