@@ -7,6 +7,7 @@
 #include "ns3/packet.h"
 #include "ns3/simulator.h"
 #include "ns3/tcp-l4-protocol.h"
+#include "ns3/uinteger.h"
 #include "web-search-sizes.h"
 
 namespace swiftqueue {
@@ -25,7 +26,11 @@ ns3::TypeId MessageApplication::GetTypeId() {
           .AddAttribute("DataRate", "Offered load of the messages, on average",
                         ns3::DataRateValue(ns3::DataRate("4Mbps")),
                         ns3::MakeDataRateAccessor(&MessageApplication::m_offered),
-                        ns3::MakeDataRateChecker());
+                        ns3::MakeDataRateChecker())
+          .AddAttribute("DupAckThreshold", "Duplicate ACKs that stand for a loss (RFC 5681: 3)",
+                        ns3::UintegerValue(3),
+                        ns3::MakeUintegerAccessor(&MessageApplication::m_dupAckThreshold),
+                        ns3::MakeUintegerChecker<uint32_t>(1));
   return tid;
 }
 
@@ -52,6 +57,7 @@ int64_t MessageApplication::AssignStreams(int64_t stream) {
 
 void MessageApplication::StartApplication() {
   m_socket = GetNode()->GetObject<ns3::TcpL4Protocol>()->CreateSocket(m_tcp);
+  m_socket->SetAttribute("ReTxThreshold", ns3::UintegerValue(m_dupAckThreshold));
   m_socket->SetSendCallback(ns3::MakeCallback(&MessageApplication::Fill, this));
   m_socket->Bind();
   m_socket->Connect(m_peer);

@@ -40,6 +40,7 @@ class MessageApplication : public ns3::Application {
   ns3::InetSocketAddress m_peer;
   ns3::TypeId m_tcp;
   ns3::DataRate m_offered;
+  uint32_t m_dupAckThreshold;
   ns3::Ptr<ns3::EmpiricalRandomVariable> m_messageBytes;
   ns3::Ptr<ns3::ExponentialRandomVariable> m_gap;  // of mean 1
   ns3::Ptr<ns3::Socket> m_socket;
