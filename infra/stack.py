@@ -109,7 +109,15 @@ def _start_mlflow() -> None:
     store, artifacts = local_store()
     command = [
         *(sys.executable, "-m", "mlflow", "server", "--host", LOOPBACK, "--port", str(number)),
-        *("--backend-store-uri", store, "--artifacts-destination", str(artifacts), "--workers", "1"),
+        # Artifacts by path, not through the server: versions registered either way can be read either way.
+        *(
+            "--backend-store-uri",
+            store,
+            "--no-serve-artifacts",
+            "--default-artifact-root",
+            artifacts.as_uri(),
+        ),
+        *("--workers", "1"),
     ]
     print("starting the MLflow server (10-40 s)", flush=True)
     url = f"http://{LOOPBACK}:{number}"

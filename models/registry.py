@@ -75,8 +75,7 @@ class Registry:
             logging.getLogger(name).setLevel(logging.WARNING)
         if self._uri == local_store()[0]:
             local_store()[1].mkdir(parents=True, exist_ok=True)
-        mlflow.set_tracking_uri(self._uri)
-        mlflow.set_registry_uri(self._uri)
+        _choose(self._uri)
         with _clear_errors("connecting"):
             self._client: MlflowClient = mlflow.MlflowClient(self._uri, self._uri)
 
@@ -123,6 +122,7 @@ class Registry:
 
         Raises:
             RegistryError: there is no such version.
+
         """
         with _clear_errors(f"version {version}"):
             return dict(self._client.get_model_version(self.model, str(version)).tags)
@@ -165,6 +165,7 @@ class Registry:
             params: of the run.
             metrics: of the run; finite numbers.
             reports: folder whose files are logged to the run (metrics, plots, report).
+
         """
         import mlflow
         import mlflow.onnx
@@ -217,6 +218,22 @@ class Registry:
         local = self._uri == local_store()[0]
         location = local_store()[1].as_uri() if local else None  # else the server's own default
         return str(self._client.create_experiment(EXPERIMENT, artifact_location=location))
+
+
+def _choose(uri: str) -> None:
+    """Point MLflow to a store without its side effect on the environment.
+
+    It would set MLFLOW_TRACKING_URI, and what the user chose could no longer be told from our default.
+    """
+    import mlflow
+
+    before = os.environ.get("MLFLOW_TRACKING_URI")
+    mlflow.set_tracking_uri(uri)
+    mlflow.set_registry_uri(uri)
+    if before is None:
+        os.environ.pop("MLFLOW_TRACKING_URI", None)
+    else:
+        os.environ["MLFLOW_TRACKING_URI"] = before
 
 
 def _parts(items: Mapping[str, Any], size: int) -> Iterator[dict[str, Any]]:

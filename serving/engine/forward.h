@@ -4,6 +4,7 @@
 // kernel_*.cc with SWIFTQUEUE_ISA (a namespace), SWIFTQUEUE_LANES and SWIFTQUEUE_TILE_VECTORS set.
 #include <cstddef>
 #include <cstdint>
+#include <utility>  // integer_sequence: types only
 
 #include "serving/engine/kernel.h"
 
@@ -358,15 +359,17 @@ void last_layer(const Layer& layer, const Workspace& work, int count, float* z) 
   weigh_last_token(layer, work, count, z, stride);
   // The value projection is applied to the weighted mean of the tokens, not to every token.
   alignas(64) float mean[kHeads][kWidth];
-  for (int d = 0; d < kWidth; ++d) {
-    Vec sum[kHeads] = {};
-    for (int t = 0; t < count; t += kLanes) {
-      const Vec token = load(block_of(work.x, t / kBlock) + d * kBlock + t % kBlock);
-      for (int head = 0; head < kHeads; ++head) {
-        sum[head] += load(work.weights + head * stride + t) * token;
+  for (int head = 0; head < kHeads; ++head) {
+    const float* weight = work.weights + head * stride;
+    for (int d = 0; d < kWidth; d += kLanes) {
+      Vec sum[kLanes] = {};
+      for (int t = 0; t < count; t += kLanes) {
+        const float* x = block_of(work.x, t / kBlock) + d * kBlock + t % kBlock;
+#pragma GCC unroll 16
+        for (int i = 0; i < kLanes; ++i) sum[i] += load(weight + t) * load(x + i * kBlock);
       }
+      store(mean[head] + d, sum_each(sum));
     }
-    for (int head = 0; head < kHeads; ++head) mean[head][d] = reduce_add(sum[head]);
   }
   alignas(64) float mixed[kWidth];
   alignas(64) float out[kWidth];

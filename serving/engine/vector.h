@@ -18,19 +18,53 @@ SWIFTQUEUE_INLINE void store(float* p, Vec v) { *reinterpret_cast<Vec*>(p) = v; 
 SWIFTQUEUE_INLINE Vec splat(float value) { return value - Vec{}; }
 SWIFTQUEUE_INLINE Vec max(Vec a, Vec b) { return a > b ? a : b; }
 
-SWIFTQUEUE_INLINE float reduce_add(Vec v) {
-  float sum[kLanes];
-  __builtin_memcpy(sum, &v, sizeof sum);
-  for (int width = kLanes / 2; width > 0; width /= 2) {
-    for (int i = 0; i < width; ++i) sum[i] += sum[i + width];
+// A shuffle of vectors a and b: of each group of 2 * kHalf lanes, half of a's lanes and half of
+// b's, of each the first (kPart 0) or the second (1) half.
+template <int kHalf, int kPart>
+struct Halves {
+  static constexpr int lane(int i) {
+    return i % (2 * kHalf) < kHalf ? i + kPart * kHalf : kLanes + i - (1 - kPart) * kHalf;
   }
-  return sum[0];
+  template <int... kLane>
+  static SWIFTQUEUE_INLINE Vec pick(Vec a, Vec b, std::integer_sequence<int, kLane...>) {
+    return __builtin_shuffle(a, b, IntVec{lane(kLane)...});
+  }
+  static SWIFTQUEUE_INLINE Vec of(Vec a, Vec b) {
+    return pick(a, b, std::make_integer_sequence<int, kLanes>());
+  }
+};
+
+// Lane i of the result is the sum of the lanes of rows[i]; overwrites the rows.
+template <int kHalf = kLanes / 2>
+SWIFTQUEUE_INLINE Vec sum_each(Vec* rows) {
+  if constexpr (kHalf == 0) {
+    return rows[0];
+  } else {
+#pragma GCC unroll 8
+    for (int i = 0; i < kHalf; ++i) {
+      rows[i] = Halves<kHalf, 0>::of(rows[i], rows[i + kHalf]) +
+                Halves<kHalf, 1>::of(rows[i], rows[i + kHalf]);
+    }
+    return sum_each<kHalf / 2>(rows);
+  }
 }
 
+template <int kHalf = kLanes / 2>
+SWIFTQUEUE_INLINE float reduce_add(Vec v) {
+  if constexpr (kHalf == 0) {
+    return v[0];
+  } else {
+    return reduce_add<kHalf / 2>(v + Halves<kHalf, 1>::of(v, v));
+  }
+}
+
+template <int kHalf = kLanes / 2>
 SWIFTQUEUE_INLINE float reduce_max(Vec v) {
-  float most = v[0];
-  for (int i = 1; i < kLanes; ++i) most = v[i] > most ? v[i] : most;
-  return most;
+  if constexpr (kHalf == 0) {
+    return v[0];
+  } else {
+    return reduce_max<kHalf / 2>(max(v, Halves<kHalf, 1>::of(v, v)));
+  }
 }
 
 SWIFTQUEUE_INLINE Vec inverse_sqrt(Vec v) {

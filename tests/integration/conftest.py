@@ -91,3 +91,19 @@ def triton(serving_state: Path) -> Iterator[Path]:
     yield serving_state
     stop_stack()
     os.chdir(here)
+
+
+@pytest.fixture(scope="module")
+def champion(triton: Path, make_artifact: Callable[..., Path]) -> int:
+    """A served champion, registered."""
+    from models.lineage import content_hash
+    from models.registry import Registry
+    from serving.deploy import deploy_version
+
+    registry, folder = Registry("swiftqueue"), make_artifact(11, onnx=True)
+    version = registry.find(content_hash(folder))
+    if version is None:
+        tags = {"content_sha256": content_hash(folder), "gate": "passed", "gate_reason": "set by a test"}
+        version = registry.add(folder, tags=tags, params={}, metrics={})
+    deploy_version(version)
+    return version

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import threading
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 pytestmark = pytest.mark.slow
+names = itertools.count()
 
 
 class Clients:
@@ -55,22 +57,35 @@ def registry(triton: Path):  # type: ignore[no-untyped-def]
 
 
 @pytest.fixture
-def register(registry, make_artifact: Callable[..., Path]):  # type: ignore[no-untyped-def]
+def register(triton: Path, registry, make_artifact: Callable[..., Path], tmp_path: Path):  # type: ignore[no-untyped-def]
     """Register an untrained artifact and make it the challenger."""
+    import mlflow
+
     from models.lineage import content_hash
 
     def add(
-        seed: int, gate: str = "passed", spoil: Callable[[Path], None] | None = None, **kwargs: object
+        number: int,
+        gate: str = "passed",
+        spoil: Callable[[Path], None] | None = None,
+        spoil_stored: Callable[[Path], None] | None = None,
     ) -> int:
-        folder = make_artifact(seed, onnx=True, **kwargs)
-        copy = folder.with_name(f"{folder.name}-registered")
-        shutil.copytree(folder, copy, dirs_exist_ok=True)
+        # Exporting a network takes seconds: two networks, told apart further by a word in the description.
+        folder = make_artifact(1 + number % 2, onnx=True)
+        copy = tmp_path / "registered"
+        shutil.copytree(folder, copy)
+        described = json.loads((copy / "model.json").read_text())
+        described["protocol"]["name"] = f"test-{next(names)}"
+        (copy / "model.json").write_text(json.dumps(described))
         if spoil:
             spoil(copy)
         tags = {"content_sha256": content_hash(copy), "gate": gate, "gate_reason": "set by a test"}
         version = registry.add(copy, tags=tags, params={}, metrics={"mae_ms": 1.0})
         registry.set_alias("challenger", version)
         shutil.rmtree(copy)
+        if spoil_stored:
+            source = mlflow.MlflowClient().get_model_version("swiftqueue", str(version)).source
+            model_id = source.removeprefix("models:/")
+            spoil_stored(triton / "mlflow" / "artifacts" / "models" / model_id / "artifacts")
         return int(version)
 
     return add
@@ -119,8 +134,8 @@ def test_a_version_is_deployed_once(triton: Path, registry, register) -> None:  
     assert len(deploy_log.entries()) == entries
 
 
-def corrupt_onnx(folder: Path) -> None:
-    (folder / "model.onnx").write_bytes((folder / "model.onnx").read_bytes()[:-5000] + b"\0" * 5000)
+def truncated_onnx(folder: Path) -> None:
+    (folder / "model.onnx").write_bytes((folder / "model.onnx").read_bytes()[:-5000])
 
 
 def other_schema(folder: Path) -> None:
@@ -136,14 +151,15 @@ def other_scaling(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "line"),
+    ("spoiled", "line"),
     [
-        (corrupt_onnx, "differ from the local ones|failed"),
-        (other_schema, "made for features ffff"),
-        (other_scaling, "latencies differ from the local ones by 0.001"),
+        ({"spoil_stored": truncated_onnx}, "load of swiftqueue_candidate .* failed"),
+        ({"spoil": other_schema}, "made for features ffff"),
+        ({"spoil": other_scaling}, "latencies differ from the local ones by 0.001"),
     ],
+    ids=["truncated", "other-schema", "other-scaling"],
 )
-def test_a_bad_version_never_reaches_a_client(triton: Path, registry, register, spoil, line) -> None:  # type: ignore[no-untyped-def]
+def test_a_bad_version_never_reaches_a_client(triton: Path, registry, register, spoiled, line) -> None:  # type: ignore[no-untyped-def]
     from serving import deploy_log
     from serving.deploy import deploy_version
     from serving.endpoint import Triton
@@ -153,7 +169,7 @@ def test_a_bad_version_never_reaches_a_client(triton: Path, registry, register, 
     deploy_version(good)
     clients = Clients()
     with clients.asking():
-        bad = register(5, spoil=spoil)
+        bad = register(5, **spoiled)
         with pytest.raises(RuntimeError, match=line):
             deploy_version(bad)
         time.sleep(0.2)
@@ -217,7 +233,7 @@ def test_bad_requests_fail_alone(triton: Path, registry, register) -> None:  # t
             with pytest.raises(OSError, match="size_bytes is NaN or outside"):
                 connection.infer(bad)
         for shape in ((1, 63, features), (1, 64, features - 1), (65, 64, features), (64, features)):
-            with pytest.raises(OSError, match="shape|batch-size"):
+            with pytest.raises(OSError, match=r"shape|batch-size"):
                 connection.infer(np.zeros(shape, np.float32))
         assert np.isfinite(connection.infer(good).latency_us).all()
     assert clients.errors == []

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Hostile artifacts and windows against the engine, to be run under sanitizers (`make sanitize`):
+// whatever comes, the answer is a prediction or one error line. Also: predicting allocates nothing,
+// and heads may be swapped under three predicting threads.
+//
+// stress_SANITIZER ARTIFACT ROUNDS [SEED]   ARTIFACT: a valid one, which is mutated in memory
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "serving/engine/artifact.h"
+#include "serving/engine/engine.h"
+#include "serving/engine/safetensors.h"
+
+namespace {
+
+std::atomic<long> allocations{0};
+
+void* counted(std::size_t size, std::size_t alignment) {
+  allocations.fetch_add(1);
+  void* memory = std::aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+
+}  // namespace
+
+void* operator new(std::size_t size) { return counted(size, alignof(std::max_align_t)); }
+void* operator new(std::size_t size, std::align_val_t alignment) {
+  return counted(size, static_cast<std::size_t>(alignment));
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
+
+namespace swiftqueue::engine {
+namespace {
+
+using Random = std::mt19937_64;
+
+std::size_t below(Random& random, std::size_t limit) {
+  return std::uniform_int_distribution<std::size_t>(0, limit - 1)(random);
+}
+
+void require(bool condition, const char* what) {
+  if (condition) return;
+  std::fprintf(stderr, "stress: %s\n", what);
+  std::exit(1);
+}
+
+// Damages the first `reach` bytes of `text` (the rest of a weight file is only numbers).
+std::string mutated(std::string text, std::size_t reach, Random& random) {
+  static const std::vector<std::string> kTokens = {
+      "0",    "-1",   "1e999", "9007199254740993", "18446744073709551615", "\"", "{",     "}",
+      "[",    "]",    ",",     ":",                "null",                 "\\u", "\\",   "F32",
+      "F64",  "1e-9", "\xff",  "\"shape\"",        "[0,0]",                "[]",  "true", "0.5"};
+  for (std::size_t edits = 1 + below(random, 4); edits > 0; --edits) {
+    const std::size_t at = below(random, std::max<std::size_t>(1, std::min(reach, text.size())));
+    switch (below(random, 6)) {
+      case 0:
+        if (!text.empty()) text[at] = static_cast<char>(below(random, 256));
+        break;
+      case 1:
+        text.resize(std::min(text.size(), at));
+        break;
+      case 2:
+        text.erase(std::min(text.size(), at), 1 + below(random, 20));
+        break;
+      case 3:
+        text.insert(std::min(text.size(), at), kTokens[below(random, kTokens.size())]);
+        break;
+      case 4: {
+        const std::string& token = kTokens[below(random, kTokens.size())];
+        text.replace(std::min(text.size(), at), token.size(), token);
+        break;
+      }
+      default:
+        text.insert(std::min(text.size(), at), text.substr(at, below(random, 40)));
+    }
+  }
+  return text;
+}
+
+void fuzz_loader(const std::string& folder, long rounds, Random& random) {
+  const std::string json = read_file(folder + "/model.json", 1 << 20);
+  const std::string weights = read_file(folder + "/model.safetensors", 1 << 26);
+  std::uint64_t header = 0;
+  std::memcpy(&header, weights.data(), sizeof header);
+  const std::size_t reach = sizeof header + header + 64;
+  // Without the numbers, each try costs microseconds; every path up to them is the same.
+  const std::string head = weights.substr(0, reach);
+  long refused = 0;
+  for (long i = 0; i < rounds; ++i) {
+    try {
+      const bool description = i % 2 == 0;
+      const Description parsed =
+          parse_description(description ? mutated(json, json.size(), random) : json);
+      if (description) continue;
+      const bool whole = i % 64 == 1;
+      const Artifact artifact =
+          parse_artifact(parsed, mutated(whole ? weights : head, reach, random));
+      const EncoderWeights encoder(artifact);
+      HeadWeights().assign(artifact);
+    } catch (const InvalidError& error) {
+      ++refused;
+      require(std::strchr(error.what(), '\n') == nullptr, "an error of more than one line");
+      require(std::strlen(error.what()) > 5, "an error that says nothing");
+    }
+  }
+  std::printf("loader: %ld of %ld damaged artifacts refused\n", refused, rounds);
+  require(refused > rounds / 2, "hardly any damaged artifact is refused");
+}
+
+float any_float(Random& random) {
+  static const float kSpecial[] = {0.0F,  -0.0F,    1e-40F, 3.4e38F,  -3.4e38F,
+                                   1e30F, INFINITY, NAN,    -INFINITY, 1.0F};
+  if (below(random, 40) == 0) return kSpecial[below(random, std::size(kSpecial))];
+  return static_cast<float>(std::lognormal_distribution<double>(6, 3)(random));
+}
+
+void stress_windows(const std::string& folder, long rounds, Random& random) {
+  for (const char* isa : {"avx512", "avx2", "portable"}) {
+    std::unique_ptr<Engine> engine;
+    try {
+      engine = std::make_unique<Engine>(folder, isa);
+    } catch (const InvalidError& error) {
+      std::printf("%s: left out: %s\n", isa, error.what());
+      continue;
+    }
+    const Description& model = engine->description();
+    const std::size_t features = model.features.size();
+    const auto horizon = static_cast<std::size_t>(model.horizon);
+    long refused = 0;
+    for (long i = 0; i < rounds; ++i) {
+      const std::size_t tokens =
+          horizon + below(random, static_cast<std::size_t>(model.tokens) - horizon + 1);
+      const std::size_t padding = below(random, tokens + 1);
+      // Exactly as large as they must be, so that one step too far is seen.
+      std::vector<float> x_WF(tokens * features);
+      std::vector<float> y_H(horizon);
+      std::vector<float> feature_D(kWidth);
+      const bool tame = i % 4 != 0;
+      for (std::size_t at = padding * features; at < x_WF.size(); ++at) {
+        x_WF[at] = tame ? static_cast<float>(below(random, 100'000)) : any_float(random);
+      }
+      const long before = allocations.load();
+      try {
+        engine->forward(x_WF.data(), 1, static_cast<int>(tokens), y_H.data(), feature_D.data(),
+                        i % 3 == 0);
+        require(allocations.load() == before, "forward allocates memory");
+        const auto sane = [](float y) { return y >= 0 && y <= 6.1e7F; };
+        require(std::all_of(y_H.begin(), y_H.end(), sane), "a latency out of range");
+      } catch (const InvalidError&) {
+        require(!tame, "a plain window is refused");
+        ++refused;
+      }
+    }
+    std::printf("%s: %ld windows, %ld refused\n", isa, rounds, refused);
+  }
+}
+
+void swap_under_load(const std::string& folder, long swaps) {
+  Engine first(folder, "portable", 0);
+  const Description& model = first.description();
+  const std::vector<float> x_WF(static_cast<std::size_t>(model.tokens) * model.features.size(), 7);
+  std::atomic<bool> done{false};
+  std::atomic<long> predictions{0};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 3; ++i) {
+    threads.emplace_back([&, engine = first.share()] {
+      std::vector<float> y_H(static_cast<std::size_t>(model.horizon));
+      std::int64_t last = 0;
+      while (!done) {
+        const std::int64_t version =
+            engine->forward(x_WF.data(), 1, model.tokens, y_H.data(), nullptr);
+        require(version >= last, "an older head comes back");
+        last = version;
+        ++predictions;
+      }
+    });
+  }
+  for (long version = 1; version <= swaps; ++version) first.swap_head(folder, version);
+  while (predictions < 30) std::this_thread::yield();
+  done = true;
+  for (std::thread& thread : threads) thread.join();
+  require(first.version() == swaps, "a swap is lost");
+  std::printf("swap: %ld heads under %ld predictions\n", swaps, predictions.load());
+}
+
+}  // namespace
+}  // namespace swiftqueue::engine
+
+int main(int argc, char** argv) {
+  if (argc < 3) {
+    std::fprintf(stderr, "usage: %s ARTIFACT ROUNDS [SEED]\n", argv[0]);
+    return 2;
+  }
+  const std::string folder = argv[1];
+  const long rounds = std::atol(argv[2]);
+  std::mt19937_64 random(argc > 3 ? std::strtoull(argv[3], nullptr, 10) : 1);
+  swiftqueue::engine::fuzz_loader(folder, rounds, random);
+  swiftqueue::engine::stress_windows(folder, rounds / 50, random);
+  swiftqueue::engine::swap_under_load(folder, std::min(rounds / 100, 100L));
+  return 0;
+}
