@@ -148,7 +148,8 @@ def _examples(changes: Sequence[Change]) -> Figure:
         axes.set_visible(False)
     for i, (change, axes) in enumerate(zip(changes, places, strict=False)):
         for name, line in change.lines.items():
-            _line(axes, range(-AROUND, AROUND + 1), line, name)
+            # Dots: packets of two queues alternate, and a line between them shows nothing but the zigzag.
+            _line(axes, range(-AROUND, AROUND + 1), line, name, linestyle="none", marker="o", markersize=2.5)
         axes.set_title(f"{change.trace}: {'rise' if change.rise else 'drop'}", fontsize=9)
         if i == 0:
             axes.legend(fontsize=7, frameon=False)
