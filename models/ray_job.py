@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 LOOPBACK: Final = "127.0.0.1"
 OBJECT_STORE_BYTES: Final = 128 * 1024 * 1024  # windows are memory-mapped from disk, not shipped through Ray
+START_WAIT_S: Final = "180"  # Ray's own 30 s are too few on a machine that is busy with something else
 WORKER_RESTARTS: Final = 1  # a worker that dies is restarted from the last checkpoint this often
 PROGRESS_FILE: Final = "progress.jsonl"
 POLL_S: Final = 0.3
@@ -32,6 +33,7 @@ def ray_cluster(workers: int) -> Iterator[None]:
     address = os.environ.get("RAY_ADDRESS")
     if not address:
         os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # before the import: Ray reads it then
+        os.environ.setdefault("RAY_raylet_start_wait_time_s", START_WAIT_S)
     import ray
 
     if ray.is_initialized():

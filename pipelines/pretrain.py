@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from dataclasses import fields
 from pathlib import Path
 
@@ -30,6 +31,7 @@ def main() -> None:
             say=lambda record: print(training.epoch_line(record), flush=True),
         )
         artifact.save(arguments.output, pretrained.model, pretrained.description)
+        (arguments.output / "epochs.json").write_text(json.dumps(pretrained.epochs, indent=1) + "\n")
         training.forget(training.storage_of(arguments.windows, params, state_dir()))
 
 
