@@ -11,19 +11,17 @@
 namespace swiftqueue {
 
 // A histogram with buckets of 1 us below 131 ms and of at most 2^-16 of the value above (in the
-// manner of HdrHistogram), so quantiles of any number of packets cost 6 MB.
+// manner of HdrHistogram), so quantiles of any number of packets cost at most 13 MB.
 class LatencyStats {
  public:
   static constexpr int kSubBits =
       17;  // 2^17 us is linear; each power of two above has half as many
   static constexpr int kMaxBits = 41;  // longer than 25 days is counted as 25 days
-  static constexpr std::size_t kBuckets =
-      (std::size_t{1} << kSubBits) + (kMaxBits - kSubBits) * (std::size_t{1} << (kSubBits - 1));
 
   // A sharp change: two successive latencies differ by `sharp_ns` and by `sharp_share` of the
   // first.
   LatencyStats(std::int64_t sharp_ns, double sharp_share)
-      : sharp_ns_(sharp_ns), sharp_share_(sharp_share), buckets_(kBuckets) {}
+      : sharp_ns_(sharp_ns), sharp_share_(sharp_share) {}
 
   void Add(std::int64_t latency_ns) {
     if (known_ > 0) {
@@ -35,7 +33,9 @@ class LatencyStats {
     ++known_;
     if (latency_ns < min_ns_) min_ns_ = latency_ns;
     if (latency_ns > max_ns_) max_ns_ = latency_ns;
-    ++buckets_[Bucket(static_cast<std::uint64_t>(latency_ns) / 1000)];
+    const std::size_t bucket = Bucket(static_cast<std::uint64_t>(latency_ns) / 1000);
+    if (bucket >= buckets_.size()) buckets_.resize(bucket + 1);
+    ++buckets_[bucket];
   }
 
   static std::size_t Bucket(std::uint64_t us) {

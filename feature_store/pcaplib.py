@@ -294,5 +294,7 @@ class Matcher(_Handle):
         """Return how many latencies fell in each bucket of `latency_stats.h`."""
         pointer = ctypes.c_void_p()
         n = self._lib.sq_matcher_buckets(self._handle, ctypes.byref(pointer))
+        if not n:
+            return np.zeros(0, np.int64)
         array = (ctypes.c_int64 * n).from_address(pointer.value or 0)
         return np.ctypeslib.as_array(array).copy()
