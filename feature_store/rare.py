@@ -111,7 +111,10 @@ def fill_segment(packet: Any, cut_bytes: int, segment: npt.NDArray[np.void]) -> 
     ip = packet.getlayer(layers.IP) or packet.getlayer(layers.IPv6)
     if ip is None:
         return "not IP"
-    if ip.version == 4 and (ip.frag or ip.flags.MF):
+    v4 = isinstance(ip, layers.IP)
+    if ip.version != (4 if v4 else 6):
+        return "malformed header"
+    if v4 and (ip.frag or ip.flags.MF):
         return "IP fragment"
     fragment = ip.getlayer(layers.Fragment)
     if fragment is not None and (fragment.offset or fragment.m):
@@ -119,7 +122,7 @@ def fill_segment(packet: Any, cut_bytes: int, segment: npt.NDArray[np.void]) -> 
     tcp = ip.getlayer(layers.TCP)
     if tcp is None:
         return "not TCP"
-    if ip.version == 4:
+    if v4:
         total, headers, ecn = ip.len or len(ip.original) + cut_bytes, ip.ihl * 4, ip.tos & 3
     else:
         total = 40 + ip.plen if ip.plen else len(ip.original) + cut_bytes
