@@ -71,7 +71,9 @@ def predict(model: Predictor, x_BWF: NDArray[np.float32]) -> NDArray[np.float32]
 
     with torch.inference_mode():
         parts = [
-            model(torch.from_numpy(np.ascontiguousarray(x_BWF[i : i + BATCH]))).numpy()
+            model(
+                torch.from_numpy(np.array(x_BWF[i : i + BATCH]))
+            ).numpy()  # copied: a memory map is read-only
             for i in range(0, len(x_BWF), BATCH)
         ]
     return np.concatenate(parts)

@@ -92,7 +92,7 @@ def test_answers_are_those_of_the_artifact(sender: Sender, make_artifact: Callab
         sender.batch()
     flows = [1] * 8
     x_WF, _ = sender.agent.window.window(sender.now_ns, [900] * 8, flows, [0] * 8, [1] * 8)
-    local_BH = gate.predict(artifact.load(make_artifact(11)).model, x_WF[None])
+    local_BH = gate.predict(artifact.load(make_artifact(1)).model, x_WF[None])
     decision = sender.agent.decide(sender.packet, sender.now_ns, [900] * 8, flows, [0] * 8, [1] * 8)
     assert decision.predicted_us is not None, decision
     np.testing.assert_allclose(decision.predicted_us[1], local_BH[0], rtol=1e-4)

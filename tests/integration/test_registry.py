@@ -244,13 +244,17 @@ def test_the_stage_registers_judges_and_reuses(sqlite: None, data: Path) -> None
 
 
 def test_a_champion_with_another_window_is_judged_by_the_naive_baselines(
-    sqlite: None, data: Path, make_artifact: Callable[..., Path]
+    sqlite: None, data: Path, exported: Path
 ) -> None:
     from models.registry import Registry
 
+    other = shutil.copytree(exported, data / "other")
+    described = json.loads((other / "model.json").read_text())
+    described["window"]["tokens"] = 96
+    (other / "model.json").write_text(json.dumps(described))
     registry = Registry("other-window")
     tags = {"content_sha256": "d" * 64, "gate": "passed"}
-    champion = registry.add(make_artifact(3, onnx=True, tokens=96), tags=tags, params={}, metrics={})
+    champion = registry.add(other, tags=tags, params={}, metrics={})
     registry.set_alias("champion", champion)
     result = run_stage(data, "other-window")
     assert f"champion {champion} takes other windows (tokens 96, here 64)" in result["gate"]["reason"]

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from infra import processes
+from infra.triton_environment import find_environment
 from serving.endpoint import port
 
 SLEEPER = [sys.executable, "-S", "-c", "import time; print('ready', flush=True); time.sleep(60)"]
@@ -94,3 +95,23 @@ def test_ports_come_from_the_environment_the_running_server_or_the_default(
     monkeypatch.setenv("SWIFTQUEUE_TRITON_GRPC", "eighty")
     with pytest.raises(ValueError, match="SWIFTQUEUE_TRITON_GRPC='eighty' is not a port number"):
         port("grpc")
+
+
+def test_a_missing_or_incomplete_triton_environment_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="no Triton environment; run `make setup`"):
+        find_environment(tmp_path / "none")
+    python = tmp_path / "empty" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/sh\necho 'ModuleNotFoundError: numpy' >&2\nexit 1\n")
+    python.chmod(0o755)
+    with pytest.raises(OSError, match=r"incomplete \(ModuleNotFoundError: numpy\); run `make setup`"):
+        find_environment(tmp_path / "empty")
+
+
+def test_a_python_without_its_shared_library_names_the_package(tmp_path: Path) -> None:
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text("#!/bin/sh\nprintf '3.77\\n/nowhere\\n/nowhere/pytriton\\n1.26.4\\n'\n")
+    python.chmod(0o755)
+    with pytest.raises(OSError, match=r"libpython3\.77\.so\.1\.0 is needed .*apt-get install libpython3\.77"):
+        find_environment(tmp_path)
