@@ -34,10 +34,11 @@ class Benchmark(StrEnum):
 
     extract = "extract"
     finetune = "finetune"
+    inference = "inference"
 
 
 class Protocol(StrEnum):
-    """Lengths of pre-training, fine-tuning and test slices: 5/1/2 s, 30/6/10 s, 300/60/300 s."""
+    """Lengths of pre-training, fine-tuning and test slices: 2.5/0.5/1 s, 30/6/10 s, 300/60/300 s."""
 
     short = "short"
     small = "small"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import time
 from pathlib import Path
 
@@ -19,6 +18,7 @@ def run_main_job(*, speed: float, project: Path | None = None) -> int:
     Each step is idempotent: DVC skips stages whose inputs did not change, `up` leaves a running server
     alone, and a version that is served already is not pushed again.
     """
+    from infra.dvc_command import run_dvc
     from infra.stack import start_stack
     from serving.deploy import deploy_version
     from serving.replay import replay_trace
@@ -31,10 +31,9 @@ def run_main_job(*, speed: float, project: Path | None = None) -> int:
     start = time.monotonic()
 
     console.rule("1/4  pipeline: traces to a registered model (DVC)")
-    pipeline = subprocess.run(["dvc", "repro"], cwd=root, check=False)
-    if pipeline.returncode != 0:
+    if code := run_dvc(["repro"], root):
         console.print("The pipeline stopped at the stage named above; mend it and run `make run` again.")
-        return pipeline.returncode
+        return code
 
     console.rule("2/4  local Triton server")
     start_stack(mlflow=False)
@@ -52,11 +51,16 @@ def run_main_job(*, speed: float, project: Path | None = None) -> int:
 
 
 def _print_where_to_look(console: Console, seconds: float) -> None:
-    table = Table(title=f"Done in {seconds:,.0f} s. Where to look next:", title_justify="left", show_header=False)
+    table = Table(
+        title=f"Done in {seconds:,.0f} s. Where to look next:", title_justify="left", show_header=False
+    )
     for what, command in (
         ("report: what the model gains and where it loses", "data/evaluation/report/report.html"),
         ("figures, and how they changed", ".venv/bin/dvc metrics show   |   .venv/bin/dvc plots show"),
-        ("MLflow: runs, versions, lineage", ".venv/bin/swiftqueue up --mlflow   then open http://127.0.0.1:5000"),
+        (
+            "MLflow: runs, versions, lineage",
+            ".venv/bin/swiftqueue up --mlflow   then open http://127.0.0.1:5000",
+        ),
         ("Triton: version served, a real inference", ".venv/bin/swiftqueue status"),
         ("replay again, faster", ".venv/bin/swiftqueue replay TRACE --speed 4"),
         ("your own capture", ".venv/bin/swiftqueue trace add FILE   then   make run"),

@@ -32,7 +32,7 @@ class Protocol:
         return self.pretrain_s + self.test_s / 2
 
 
-SHORT: Final = Protocol("short", 5, 1, 2)
+SHORT: Final = Protocol("short", 2.5, 0.5, 1)  # speed tests of a few seconds
 SMALL: Final = Protocol("small", 30, 6, 10)
 PAPER: Final = Protocol("paper", 300, 60, 300)
 PROTOCOLS: Final = {p.name: p for p in (SHORT, SMALL, PAPER)}

@@ -44,5 +44,7 @@ def run_benchmark(name: str, *, rounds: int, as_json: bool) -> None:
     for column in ("name", "ours", "reference", "unit", "ratio", "reference is"):
         table.add_column(column, justify="right" if column in ("ours", "reference", "ratio") else "left")
     for r in rows:
-        table.add_row(r.name, f"{r.ours:,.4g}", f"{r.reference:,.4g}", r.unit, f"{r.ratio:.2f}×", r.reference_name)
+        table.add_row(
+            r.name, f"{r.ours:,.4g}", f"{r.reference:,.4g}", r.unit, f"{r.ratio:.2f}×", r.reference_name
+        )
     Console().print(table)

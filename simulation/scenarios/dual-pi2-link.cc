@@ -54,8 +54,8 @@ struct Options {
   std::string classicTcp = "ns3::TcpCubic";
   bool classicEcn = false;
   bool pacing = false;
-  double udpMbps = 0;
-  uint32_t udpEcn = 1;
+  double udpEct1Mbps = 0;
+  double udpNotEctMbps = 0;
   double durationS = 20;
   double warmupS = 5;
   uint32_t seed = 1;
@@ -73,8 +73,8 @@ Options Parse(int argc, char** argv) {
   line.AddValue("classic-tcp", "their congestion control", o.classicTcp);
   line.AddValue("classic-ecn", "classic flows negotiate ECN, ECT(0)", o.classicEcn);
   line.AddValue("pacing", "scalable flows are paced", o.pacing);
-  line.AddValue("udp-mbps", "an unresponsive flow of this rate", o.udpMbps);
-  line.AddValue("udp-ecn", "its ECN field, 0 to 3", o.udpEcn);
+  line.AddValue("udp-ect1-mbps", "an unresponsive ECT(1) flow of this rate", o.udpEct1Mbps);
+  line.AddValue("udp-notect-mbps", "an unresponsive Not-ECT flow of this rate", o.udpNotEctMbps);
   line.AddValue("duration-s", "simulated seconds", o.durationS);
   line.AddValue("warmup-s", "of these, left out at the start", o.warmupS);
   line.AddValue("seed", "seed of every random choice", o.seed);
@@ -83,7 +83,6 @@ Options Parse(int argc, char** argv) {
   NS_ABORT_MSG_IF(o.seed == 0, "--seed must be at least 1");
   NS_ABORT_MSG_IF(o.mbps <= 0 || o.mbps > 500, "--mbps must be above 0 and at most 500");
   NS_ABORT_MSG_IF(o.warmupS >= o.durationS, "--warmup-s must be less than --duration-s");
-  NS_ABORT_MSG_IF(o.udpEcn > 3, "--udp-ecn must be 0, 1, 2 or 3");
   return o;
 }
 
@@ -123,9 +122,8 @@ class Link {
     for (uint32_t i = 0; i < options.classic; ++i) {
       AddTcp(options.classicTcp, options.classicEcn, false);
     }
-    if (options.udpMbps > 0) {
-      AddUdp();
-    }
+    AddUdp(options.udpEct1Mbps, Ipv4Header::ECN_ECT1);
+    AddUdp(options.udpNotEctMbps, Ipv4Header::ECN_NotECT);
     Ipv4GlobalRoutingHelper::PopulateRoutingTables();
     Simulator::Schedule(Seconds(options.warmupS), [this] {
       for (const auto& sink : m_sinks) {
@@ -142,8 +140,10 @@ class Link {
     WriteGoodput(out, 0, m_options.scalable);
     out << "], \"classic\": [";
     WriteGoodput(out, m_options.scalable, classicEnd);
-    out << "], \"udp\": [";
-    WriteGoodput(out, classicEnd, m_sinks.size());
+    out << "], \"udp_ect1\": [";
+    WriteGoodput(out, classicEnd, classicEnd + 1);
+    out << "], \"udp_notect\": [";
+    WriteGoodput(out, classicEnd + 1, classicEnd + 2);
     out << "]}";
   }
 
@@ -208,13 +208,15 @@ class Link {
     });
   }
 
-  void AddUdp() {
+  void AddUdp(double mbps, Ipv4Header::EcnType ecn) {
     const auto [sender, receiver] = AddHosts();
     AddSink(receiver, "ns3::UdpSocketFactory");
-    OnOffHelper helper("ns3::UdpSocketFactory", InetSocketAddress(m_receiver, kPort));
-    helper.SetConstantRate(DataRate(uint64_t(m_options.udpMbps * 1e6)), kSegmentBytes);
-    helper.SetAttribute("Tos", UintegerValue(m_options.udpEcn));
-    helper.Install(sender).Get(0)->SetStartTime(StartTime());
+    if (mbps > 0) {
+      OnOffHelper helper("ns3::UdpSocketFactory", InetSocketAddress(m_receiver, kPort));
+      helper.SetConstantRate(DataRate(uint64_t(mbps * 1e6)), kSegmentBytes);
+      helper.SetAttribute("Tos", UintegerValue(ecn));
+      helper.Install(sender).Get(0)->SetStartTime(StartTime());
+    }
   }
 
   void WriteGoodput(std::ostream& out, std::size_t first, std::size_t end) const {
@@ -229,7 +231,7 @@ class Link {
   Ipv4AddressHelper m_addresses{"10.0.0.0", "255.255.255.0"};
   Ipv4Address m_receiver;  // of the hosts added last
   Ptr<DualPi2QueueDisc> m_disc;
-  std::vector<Ptr<PacketSink>> m_sinks;  // scalable, classic, UDP
+  std::vector<Ptr<PacketSink>> m_sinks;  // scalable, classic, UDP ECT(1), UDP Not-ECT
   std::vector<uint64_t> m_warmupBytes;
   int64_t m_stream = 0;
 };
