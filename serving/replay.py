@@ -247,8 +247,8 @@ def replay_trace(trace: str, *, speed: float, deadline_us: int, seconds: float |
         raise ValueError(f"--speed {speed}: must be 0 (as fast as possible) or above")
     if seconds is not None and not seconds > 0:
         raise ValueError(f"--seconds {seconds}: must be above 0")
+    log = open_log(trace, seconds)
     with SenderAgent(deadline_us=deadline_us) as agent:
-        log = open_log(trace, seconds)
         record = Record(log, [])
         with View(log.trace, log.batches, speed, quiet=as_json) as view:
             if not agent.wait_for_model(FIRST_MODEL_S):

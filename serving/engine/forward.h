@@ -2,6 +2,10 @@
 //
 // The predictor's forward pass (models/predictor.py), once for every instruction set: included by
 // kernel_*.cc with SWIFTQUEUE_ISA (a namespace), SWIFTQUEUE_LANES and SWIFTQUEUE_TILE_VECTORS set.
+#if SWIFTQUEUE_LANES > 4
+#include <immintrin.h>
+#endif
+
 #include <cstddef>
 #include <cstdint>
 #include <utility>  // integer_sequence: types only

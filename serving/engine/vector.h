@@ -9,6 +9,7 @@
 constexpr int kLanes = SWIFTQUEUE_LANES;
 typedef float Vec __attribute__((vector_size(kLanes * 4), may_alias));
 typedef std::int32_t IntVec __attribute__((vector_size(kLanes * 4), may_alias));
+typedef std::uint32_t WordVec __attribute__((vector_size(kLanes * 4), may_alias));
 // kLanes consecutive floats; no assumption on alignment.
 typedef float LooseVec __attribute__((vector_size(kLanes * 4), may_alias, aligned(4)));
 
@@ -16,7 +17,16 @@ SWIFTQUEUE_INLINE Vec load(const float* p) { return *reinterpret_cast<const Vec*
 SWIFTQUEUE_INLINE Vec load_loose(const float* p) { return *reinterpret_cast<const LooseVec*>(p); }
 SWIFTQUEUE_INLINE void store(float* p, Vec v) { *reinterpret_cast<Vec*>(p) = v; }
 SWIFTQUEUE_INLINE Vec splat(float value) { return value - Vec{}; }
-SWIFTQUEUE_INLINE Vec max(Vec a, Vec b) { return a > b ? a : b; }
+// As instructions, since the compiler makes two of the comparison; of a NaN all three return b.
+SWIFTQUEUE_INLINE Vec max(Vec a, Vec b) {
+#if SWIFTQUEUE_LANES == 16
+  return _mm512_max_ps(a, b);
+#elif SWIFTQUEUE_LANES == 8
+  return _mm256_max_ps(a, b);
+#else
+  return a > b ? a : b;
+#endif
+}
 
 // A shuffle of vectors a and b: of each group of 2 * kHalf lanes, half of a's lanes and half of
 // b's, of each the first (kPart 0) or the second (1) half.
@@ -87,8 +97,10 @@ SWIFTQUEUE_INLINE Vec exp2_negative(Vec x) {
   p = p * f + 2.40222421e-1F;
   p = p * f + 6.93146978e-1F;
   p = p * f + 1.0F;
-  const IntVec exponent = reinterpret_cast<IntVec>(shifted) << 23;
-  return reinterpret_cast<Vec>(reinterpret_cast<IntVec>(p) + exponent);
+  // The whole part lies in the lowest bits of `shifted`; unsigned, since of an infinite score (the
+  // caller will refuse the window) it may be anything.
+  const WordVec exponent = reinterpret_cast<WordVec>(shifted) << 23;
+  return reinterpret_cast<Vec>(reinterpret_cast<WordVec>(p) + exponent);
 }
 
 // log(1 + x) for finite x >= 0. The logarithm's polynomial is that of Cephes' logf (S. Moshier);

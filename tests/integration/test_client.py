@@ -121,9 +121,12 @@ def test_a_killed_server_is_found_again_when_it_is_back(sender: Sender, champion
     before = sender.agent.counts.decided
     process = server_process()
     family = [process, *process.children(recursive=True)]
+    regions = processes._shared_memory(family)
     process.kill()
     for stub in psutil.wait_procs(family, 5)[1]:
         stub.kill()
+    for region in regions:  # a killed server cannot remove its own
+        region.unlink(missing_ok=True)
     sender.waits_us.clear()
     outcomes = [sender.batch().outcome for _ in range(20)]
     assert set(outcomes) <= {"error", "late"}
