@@ -40,7 +40,8 @@ def dvc_hashes(lock: Path) -> dict[str, str]:
 
 def content_hash(artifact: Path) -> str:
     """SHA-256 of an artifact's description and weights: two artifacts with one hash are one model."""
-    from models.artifact import DESCRIPTION_FILE, WEIGHTS_FILE  # brings PyTorch, which `status` can do without
+    # Here, because it brings PyTorch, which `swiftqueue status` can do without.
+    from models.artifact import DESCRIPTION_FILE, WEIGHTS_FILE
 
     digest = hashlib.sha256()
     for name in (DESCRIPTION_FILE, WEIGHTS_FILE):
