@@ -43,6 +43,11 @@ DualPi2Probe::DualPi2Probe(Ptr<Disc> disc, Time from) : m_disc(disc), m_from(fro
   departed("LSojourn", Disc::kL4s);
   departed("CSojourn", Disc::kClassic);
   disc->TraceConnectWithoutContext("Update", MakeCallback(&DualPi2Probe::Updated, this));
+  Simulator::Schedule(from, [this] {
+    for (auto queue : {Disc::kL4s, Disc::kClassic}) {
+      m_before[queue] = m_disc->GetQueueCounts(queue);
+    }
+  });
 }
 
 void DualPi2Probe::Departed(Disc::Queue queue, Time sojourn) {
@@ -75,7 +80,12 @@ void DualPi2Probe::WriteQueue(std::ostream& out, Disc::Queue queue) {
       << ", \"refused\": " << c.refusedPackets << ", \"marked\": " << c.markedPackets
       << ", \"enqueued_bytes\": " << c.enqueuedBytes << ", \"dequeued_bytes\": " << c.dequeuedBytes
       << ", \"dropped_bytes\": " << c.droppedBytes
-      << ", \"waiting_bytes\": " << waiting->GetNBytes() << "}";
+      << ", \"waiting_bytes\": " << waiting->GetNBytes();
+  const auto& before = m_before[queue];
+  out << ", \"later\": {\"dequeued\": " << c.dequeuedPackets - before.dequeuedPackets
+      << ", \"dropped\": " << c.droppedPackets - before.droppedPackets
+      << ", \"refused\": " << c.refusedPackets - before.refusedPackets
+      << ", \"marked\": " << c.markedPackets - before.markedPackets << "}}";
 }
 
 void DualPi2Probe::WriteJson(std::ostream& out) {

@@ -16,7 +16,7 @@ namespace ns3 {
 
 /**
  * Listens to a disc's trace sources from a given time on (so that start-up can be left out); counts
- * are those of the whole run.
+ * are those of the whole run, but for what stands under "later".
  */
 class DualPi2Probe {
  public:
@@ -44,9 +44,10 @@ class DualPi2Probe {
 
   Ptr<DualPi2QueueDisc> m_disc;
   Time m_from;
-  double m_coupling;                               // k
-  std::array<std::vector<double>, 2> m_sojournUs;  // of each packet sent
-  uint64_t m_departures{14695981039346656037ULL};  // FNV-1a, 64 bits
+  std::array<DualPi2QueueDisc::QueueCounts, 2> m_before;  // until m_from
+  double m_coupling;                                      // k
+  std::array<std::vector<double>, 2> m_sojournUs;         // of each packet sent
+  uint64_t m_departures{14695981039346656037ULL};         // FNV-1a, 64 bits
   Mean m_pBase;
   Mean m_pCoupled;
   Mean m_pClassic;
