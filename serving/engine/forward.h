@@ -37,7 +37,7 @@ SWIFTQUEUE_INLINE void tile(const float* a, const float* bias, const float* star
       if (start != nullptr) sum[r][v] += load(start + r * kBlock + v * kLanes);
     }
   }
-#pragma GCC unroll 2
+#pragma GCC unroll 4
   for (int k = 0; k < depth; ++k) {
     Vec token[V];
 #pragma GCC unroll 4

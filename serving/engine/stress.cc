@@ -60,10 +60,30 @@ void require(bool condition, const char* what) {
 
 // Damages the first `reach` bytes of `text` (the rest of a weight file is only numbers).
 std::string mutated(std::string text, std::size_t reach, Random& random) {
-  static const std::vector<std::string> kTokens = {
-      "0",    "-1",   "1e999", "9007199254740993", "18446744073709551615", "\"", "{",     "}",
-      "[",    "]",    ",",     ":",                "null",                 "\\u", "\\",   "F32",
-      "F64",  "1e-9", "\xff",  "\"shape\"",        "[0,0]",                "[]",  "true", "0.5"};
+  static const std::vector<std::string> kTokens = {"0",
+                                                   "-1",
+                                                   "1e999",
+                                                   "9007199254740993",
+                                                   "18446744073709551615",
+                                                   "\"",
+                                                   "{",
+                                                   "}",
+                                                   "[",
+                                                   "]",
+                                                   ",",
+                                                   ":",
+                                                   "null",
+                                                   "\\u",
+                                                   "\\",
+                                                   "F32",
+                                                   "F64",
+                                                   "1e-9",
+                                                   "\xff",
+                                                   "\"shape\"",
+                                                   "[0,0]",
+                                                   "[]",
+                                                   "true",
+                                                   "0.5"};
   for (std::size_t edits = 1 + below(random, 4); edits > 0; --edits) {
     const std::size_t at = below(random, std::max<std::size_t>(1, std::min(reach, text.size())));
     switch (below(random, 6)) {
@@ -122,7 +142,7 @@ void fuzz_loader(const std::string& folder, long rounds, Random& random) {
 }
 
 float any_float(Random& random) {
-  static const float kSpecial[] = {0.0F,  -0.0F,    1e-40F, 3.4e38F,  -3.4e38F,
+  static const float kSpecial[] = {0.0F,  -0.0F,    1e-40F, 3.4e38F,   -3.4e38F,
                                    1e30F, INFINITY, NAN,    -INFINITY, 1.0F};
   if (below(random, 40) == 0) return kSpecial[below(random, std::size(kSpecial))];
   return static_cast<float>(std::lognormal_distribution<double>(6, 3)(random));

@@ -20,7 +20,7 @@ SWIFTQUEUE_INLINE Vec splat(float value) { return value - Vec{}; }
 // As instructions, since the compiler makes two of the comparison; of a NaN all three return b.
 SWIFTQUEUE_INLINE Vec max(Vec a, Vec b) {
 #if SWIFTQUEUE_LANES == 16
-  return _mm512_max_ps(a, b);
+  return _mm512_maskz_max_ps(0xFFFF, a, b);  // g++ 12 warns falsely of the plain one
 #elif SWIFTQUEUE_LANES == 8
   return _mm256_max_ps(a, b);
 #else

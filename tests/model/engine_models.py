@@ -1,9 +1,14 @@
-"""Models and windows for the tests of the inference engine, deterministic on any machine."""
+"""Models and windows for the tests of the inference engine, deterministic on any machine.
+
+Run as a program, it writes the golden vectors anew: the predictor's answers in float64.
+"""
 
 # Shapes: B batch, W window tokens, F features.
 
 from __future__ import annotations
 
+import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +21,7 @@ from models.artifact import Description
 from models.predictor import Architecture, Predictor
 from models.scaling import Feature, Target, transform_of
 
+GOLDEN = Path(__file__).resolve().parent.parent / "data" / "engine" / "golden.json"
 UNITS = {
     "flow_age_us": "us",
     "latency_us": "us",
@@ -75,3 +81,26 @@ def windows(
     for window, pad in zip(x_BWF, rng.integers(0, padding + 1, batch), strict=True):
         window[:pad] = 0
     return x_BWF
+
+
+def write_golden() -> None:
+    model = make_model()
+    x_BWF = np.round(windows(4, 20, model, 10, seed=7))
+    exact = copy.deepcopy(model).double()
+    with torch.no_grad():
+        latency_BH = exact(torch.from_numpy(x_BWF).double())
+        feature_BD = exact.encode(torch.from_numpy(x_BWF).double())
+    cases = [
+        {
+            "window": x_WF.astype(int).tolist(),
+            "latency_us": [float(f"{v:.9g}") for v in latency_H],
+            "features": [float(f"{v:.9g}") for v in feature_D],
+        }
+        for x_WF, latency_H, feature_D in zip(x_BWF, latency_BH, feature_BD, strict=True)
+    ]
+    lines = ",\n".join(json.dumps(case, separators=(",", ":")) for case in cases)
+    GOLDEN.write_text(f"[\n{lines}\n]\n")
+
+
+if __name__ == "__main__":
+    write_golden()

@@ -12,13 +12,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from engine_models import SIZE, make_model, save, windows
+from engine_models import GOLDEN, SIZE, make_model, save, windows
 
 from models.predictor import Predictor
 from models.scaling import Target
 from serving.engine import Engine, Isa
 
-GOLDEN = Path(__file__).resolve().parent.parent / "data" / "engine" / "golden.json"
 ISAS: tuple[Isa, ...] = ("avx512", "avx2", "portable")
 RELATIVE = 1e-5
 
@@ -43,7 +42,7 @@ def worst(ours: npt.NDArray[Any], theirs: npt.NDArray[Any]) -> float:
 
 @pytest.mark.parametrize("isa", ISAS)
 def test_golden_vectors(tmp_path: Path, isa: Isa) -> None:
-    """Answers of the predictor in float64, written once; see docs/ENGINE.md on how."""
+    """Committed answers of the predictor in float64 (`python tests/model/engine_models.py` writes them)."""
     golden = json.loads(GOLDEN.read_text())
     ours = engine(save(tmp_path / "m", make_model()), isa)
     for case in golden:
