@@ -141,6 +141,39 @@ void fuzz_loader(const std::string& folder, long rounds, Random& random) {
   require(refused > rounds / 2, "hardly any damaged artifact is refused");
 }
 
+// Small files with the right header length, so that nearly every edit reaches the tensors' offsets.
+void fuzz_tensors(long rounds, Random& random) {
+  const std::string header =
+      R"({"a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},)"
+      R"("b":{"dtype":"F32","shape":[4],"data_offsets":[24,40]},"__metadata__":{"x":"y"}})";
+  long accepted = 0;
+  for (long i = 0; i < rounds; ++i) {
+    std::string text = header;
+    if (i % 4 != 0) text = mutated(header, header.size(), random);
+    if (i % 4 >= 2) {  // another digit in place of one
+      const std::size_t digit = text.find_first_of("0123456789", below(random, text.size() + 1));
+      if (digit != std::string::npos) text[digit] = static_cast<char>('0' + below(random, 10));
+    }
+    const std::uint64_t length = text.size();
+    std::string file(sizeof length, '\0');
+    std::memcpy(file.data(), &length, sizeof length);
+    file += text + std::string(i % 3 == 0 ? 40 : below(random, 64), '\1');
+    file.shrink_to_fit();
+    try {
+      const Tensors tensors = parse_safetensors(file);
+      ++accepted;
+      for (const auto& [name, tensor] : tensors) {
+        std::size_t elements = 1;
+        for (const std::int64_t size : tensor.shape) elements *= static_cast<std::size_t>(size);
+        require(tensor.values.size() == elements, "a tensor does not fit its shape");
+      }
+    } catch (const InvalidError&) {
+    }
+  }
+  std::printf("tensors: %ld of %ld files accepted\n", accepted, rounds);
+  require(accepted > 0 && accepted < rounds, "the fuzzer does not reach both outcomes");
+}
+
 float any_float(Random& random) {
   static const float kSpecial[] = {0.0F,  -0.0F,    1e-40F, 3.4e38F,   -3.4e38F,
                                    1e30F, INFINITY, NAN,    -INFINITY, 1.0F};
@@ -229,6 +262,7 @@ int main(int argc, char** argv) {
   const long rounds = std::atol(argv[2]);
   std::mt19937_64 random(argc > 3 ? std::strtoull(argv[3], nullptr, 10) : 1);
   swiftqueue::engine::fuzz_loader(folder, rounds, random);
+  swiftqueue::engine::fuzz_tensors(rounds, random);
   swiftqueue::engine::stress_windows(folder, rounds / 50, random);
   swiftqueue::engine::swap_under_load(folder, std::min(rounds / 100, 100L));
   return 0;

@@ -126,13 +126,10 @@ Scratch::Scratch(int tokens, int features) : rows_(static_cast<std::size_t>(toke
       {&view_.sum, kWidth * kBlock},
       {&view_.weights, keys * kHeads},
   };
-  std::size_t size = 0;
-  for (const auto& [part, floats] : parts) size += floats;
-  floats_ = AlignedFloats(size);
-  float* next = floats_.data();
+  // Memory of its own for each, so that the address sanitizer sees a step from one into another.
   for (const auto& [part, floats] : parts) {
-    *part = next;
-    next += floats;
+    storage_.emplace_back(floats);
+    *part = storage_.back().data();
   }
 }
 

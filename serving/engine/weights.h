@@ -76,7 +76,7 @@ class Scratch {
   const float** rows() { return rows_.data(); }
 
  private:
-  AlignedFloats floats_;
+  std::vector<AlignedFloats> storage_;
   std::vector<const float*> rows_;
   Workspace view_{};
 };

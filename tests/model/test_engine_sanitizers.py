@@ -26,4 +26,5 @@ def test_hostile_artifacts_and_windows_and_swaps_under_sanitizers(tmp_path: Path
     )
     assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-4000:]
     assert len(re.findall(r"of 10000 damaged artifacts refused", ran.stdout)) == 2
+    assert len(re.findall(r"^tensors: \d+ of 10000 files accepted", ran.stdout, re.M)) == 2
     assert len(re.findall(r"^swap: 100 heads under \d+ predictions", ran.stdout, re.M)) == 2
