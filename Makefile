@@ -1,7 +1,8 @@
 # SwiftQueue: `make help` lists the targets.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-PYTHON ?= $(shell for p in python3.12 python3.11 python3; do command -v $$p && break; done)
+# The first one that really runs: version managers leave launchers that do not.
+PYTHON ?= $(shell for p in python3.12 python3.11 python3; do $$p -c '' 2>/dev/null && echo $$p && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
 UV := $(BIN)/uv
@@ -30,9 +31,10 @@ $(VENV)/.synced: requirements.lock pyproject.toml $(UV)
 	@touch $@
 
 # Triton's Python backend needs NumPy 1, so it lives in an environment of its own.
-.venv-triton/.synced: requirements-triton.lock $(UV)
+.venv-triton/.synced: requirements-triton.lock $(VENV)/.synced
 	$(UV) venv --quiet --allow-existing --python $(BIN)/python .venv-triton
 	VIRTUAL_ENV=.venv-triton $(UV) pip sync --require-hashes requirements-triton.lock
+	$(BIN)/python -m infra.triton_environment
 	@touch $@
 
 native: $(VENV)/.synced
@@ -68,9 +70,11 @@ down: ## Stop them
 status: ## Judge each server by a real request
 	swiftqueue status
 
-lock: ## Resolve infra/setup/requirements.in into requirements.lock
+lock: ## Resolve infra/setup/requirements*.in into the two locks
 	$(UV) pip compile infra/setup/requirements.in --override infra/setup/overrides.txt --python-version 3.11 \
 	  --python-platform x86_64-manylinux_2_28 --generate-hashes --no-header --no-annotate -o requirements.lock
+	$(UV) pip compile infra/setup/requirements-triton.in --no-deps --python-version 3.11 \
+	  --python-platform x86_64-manylinux_2_35 --generate-hashes --no-header --no-annotate -o requirements-triton.lock
 
 clean: ## Remove what was built and run-time state (environments and DVC data stay)
 	rm -rf build feature_store/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis

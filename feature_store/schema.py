@@ -13,22 +13,21 @@ import polars as pl
 QUEUES: Final = ("classic", "l4s")  # RFC 9332 section 2.1: ECT(1) and CE go to the L queue, the rest to C
 HORIZON: Final = 8  # packets decided at once (SwiftQueue, section 4)
 
-PACKET_SCHEMA: Final = pl.Schema(
-    {
-        "trace": pl.String,
-        "packet": pl.Int64,  # index in the sender's send order
-        "sent_ns": pl.Int64,
-        "flow_id": pl.Int32,  # a 5-tuple in one direction, numbered by first appearance
-        "receiver_id": pl.Int32,  # a destination address, numbered by first appearance
-        "size_bytes": pl.Int32,  # IP length
-        "ecn": pl.UInt8,  # IP codepoint as sent, 0..3
-        "queue": pl.Enum(QUEUES),
-        "acked_ns": pl.Int64,  # first cumulative ACK covering it; null until acknowledged
-        "latency_us": pl.Float32,  # null where unknown (unacknowledged, or retransmitted: Karn)
-        "retransmitted": pl.Boolean,
-        "lost": pl.Boolean,
-    }
-)
+_COLUMNS: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
+    "trace": pl.String,
+    "packet": pl.Int64,  # index in the sender's send order
+    "sent_ns": pl.Int64,
+    "flow_id": pl.Int32,  # a 5-tuple in one direction, numbered by first appearance
+    "receiver_id": pl.Int32,  # a destination address, numbered by first appearance
+    "size_bytes": pl.Int32,  # IP length
+    "ecn": pl.UInt8,  # IP codepoint as sent, 0..3
+    "queue": pl.Enum(QUEUES),
+    "acked_ns": pl.Int64,  # first cumulative ACK covering it; null until acknowledged
+    "latency_us": pl.Float32,  # null where unknown (unacknowledged, or retransmitted: Karn)
+    "retransmitted": pl.Boolean,
+    "lost": pl.Boolean,
+}
+PACKET_SCHEMA: Final = pl.Schema(_COLUMNS)
 
 
 def scan_packets(packets_dir: Path, trace: str | None = None) -> pl.LazyFrame:

@@ -25,7 +25,10 @@ from safetensors.torch import save_file
 from models.predictor import Architecture, Predictor
 from models.scaling import Feature, Target
 
-FORMAT: Final = "swiftqueue-artifact/1"
+FORMAT: Final = "swiftqueue-artifact/2"
+# Format 1 knew the paper's readout only; its files say nothing of readout and anchor.
+FORMAT_1: Final = "swiftqueue-artifact/1"
+_SINCE_2: Final = {"readout", "anchor"}
 ARCHITECTURE_NAME: Final = "transformer-encoder"
 WEIGHTS_FILE: Final = "model.safetensors"
 DESCRIPTION_FILE: Final = "model.json"
@@ -186,7 +189,8 @@ def _from_json(described: dict[str, Any]) -> tuple[Predictor, Description]:
     if (name := sizes.pop("name")) != ARCHITECTURE_NAME:
         raise ValueError(f"unknown architecture {name!r} (known: {ARCHITECTURE_NAME})")
     _exact_keys("window", window, {"tokens", "horizon"})
-    _exact_keys("architecture", sizes, {f.name for f in fields(Architecture)} - {"horizon"})
+    expected = {f.name for f in fields(Architecture)} - {"horizon"}
+    _exact_keys("architecture", sizes, expected - _SINCE_2 if described["format"] == FORMAT_1 else expected)
     _exact_keys("target", described["target"], {f.name for f in fields(Target)})
     for feature in described["features"]:
         _exact_keys("feature", feature, {f.name for f in fields(Feature)})
@@ -210,7 +214,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path}: truncated or not JSON ({error})") from error
     if not isinstance(described, dict):
         raise ValueError(f"{path}: not a JSON object")
-    if described.get("format") != FORMAT:
+    if described.get("format") not in (FORMAT, FORMAT_1):
         raise ValueError(f"{path}: format {described.get('format')!r} is not {FORMAT!r}")
     _exact_keys(str(path), described, _KEYS)
     return described

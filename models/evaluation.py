@@ -177,10 +177,11 @@ class ModelRounds:
                     raise ValueError(f"{folder}: encoder weight {name} is not that of the pre-trained model")
             with torch.inference_mode():
                 for low in range(round_.test.lo, round_.test.hi, BATCH):
-                    x = np.array(windows.x_BWF[low : min(low + BATCH, round_.test.hi)])
-                    encoded = self._base.encode(torch.from_numpy(x))
-                    before.append(self._base.to_us(self._base.head(encoded)).numpy())
-                    after.append(tuned.to_us(tuned.head(encoded)).numpy())
+                    part = np.array(windows.x_BWF[low : min(low + BATCH, round_.test.hi)])
+                    x_BWF = torch.from_numpy(part)
+                    encoded, anchor = self._base.encode(x_BWF), self._base.anchor(x_BWF)
+                    before.append(self._base.to_us(self._base.head(encoded) + anchor).numpy())
+                    after.append(tuned.to_us(tuned.head(encoded) + anchor).numpy())
         return {
             FINETUNED: np.concatenate(after).astype(np.float64),
             PRETRAINED: np.concatenate(before).astype(np.float64),

@@ -1,7 +1,7 @@
 """Fine-tuning of the head: the two last linear layers, on outputs of the frozen encoder computed once.
 
 In eval mode the encoder gives a window the same output in every epoch, so computing it once and training on
-the cached (N, 64) outputs gives what training through the encoder would, an order of magnitude sooner.
+the cached outputs gives what training through the encoder would, an order of magnitude sooner.
 
 Shapes: N examples, B batch, D model width, H horizon (8 packets).
 """
@@ -59,15 +59,20 @@ class Finetuned:
     train_s: float
 
 
-def encode_examples(model: Predictor, examples: Examples, indices_N: Ints) -> Tensor:
-    """Encode some examples (N, D) in eval mode: dropout would spoil the cache."""
+def encode_examples(model: Predictor, examples: Examples, indices_N: Ints) -> tuple[Tensor, Tensor]:
+    """Encode some examples, in eval mode: dropout would spoil the cache.
+
+    Returns:
+        The encoder's outputs (N, R, D) and the anchors (N, H) that the head's output is added to.
+    """
     model.eval()
-    features_ND = torch.empty(len(indices_N), model.sizes.width)
+    features, anchors = [], []
     with torch.no_grad():
         for start in range(0, len(indices_N), ENCODE_BATCH):
             x_BWF = torch.from_numpy(examples.gather(indices_N[start : start + ENCODE_BATCH]))
-            features_ND[start : start + ENCODE_BATCH] = model.encode(x_BWF)
-    return features_ND
+            features.append(model.encode(x_BWF))
+            anchors.append(model.anchor(x_BWF))
+    return torch.cat(features), torch.cat(anchors)
 
 
 def finetune_head(
@@ -89,10 +94,11 @@ def finetune_head(
     """
     started = time.monotonic()
     own_N = owned(np.arange(len(examples)), rank, workers)
-    features_ND = encode_examples(model, examples, own_N)
+    features_NRD, anchor_NH = encode_examples(model, examples, own_N)
     encoded = time.monotonic()
     tuned = copy.deepcopy(model)
-    target_NH = torch.from_numpy(model.target.apply(examples.y_us_NH))
+    # The head is to give what the anchor lacks; (head + anchor) - target is head - (target - anchor).
+    missing_NH = torch.from_numpy(model.target.apply(examples.y_us_NH)[own_N]) - anchor_NH
     weight_NH = torch.from_numpy(example_weights(examples.y_us_NH, examples.sharp_NH, params.sharp_weight))
     head = prepare(tuned.head)
     optimizer = torch.optim.Adam(
@@ -100,7 +106,7 @@ def finetune_head(
     )
     known_all = int((weight_NH > 0).sum())
     with torch.no_grad():
-        before = weighted_squared_error(tuned.head(features_ND), target_NH[own_N], weight_NH[own_N])
+        before = weighted_squared_error(tuned.head(features_NRD), missing_NH, weight_NH[own_N])
     losses = [all_sum([float(before) / max(1, known_all)], workers)[0]]
     for epoch in range(params.epochs):
         total = torch.zeros(())
@@ -108,9 +114,9 @@ def finetune_head(
             known = max(1, int((weight_NH[batch_N] > 0).sum()))
             mine_N = owned(batch_N, rank, workers)
             optimizer.zero_grad(set_to_none=True)
-            # Example i is the (i // workers)-th that its owner encoded.
+            cached_N = mine_N // workers  # example i is the (i // workers)-th that its owner encoded
             squared = weighted_squared_error(
-                head(features_ND[mine_N // workers]), target_NH[mine_N], weight_NH[mine_N]
+                head(features_NRD[cached_N]), missing_NH[cached_N], weight_NH[mine_N]
             )
             (squared * (workers / known)).backward()  # type: ignore[no-untyped-call]
             optimizer.step()

@@ -1,9 +1,16 @@
 """The predictor: SwiftQueue's Transformer (arXiv 2410.06112, section 4), from raw window to microseconds.
 
 Scaling is the model's first and last operation, so whoever holds the weights cannot scale differently.
-There is no positional encoding: the time inputs (age, gap) carry the order of the packets.
+There is no positional encoding: the time inputs (age, gap) carry the order of the packets sent before.
 
-Shapes: B batch, W window tokens, F features, D model width, H horizon (8 packets), N heads.
+Two readouts. `last` is the paper's: all H latencies from the last token. Nothing then tells the first H - 1
+candidates apart, so no latency can be tied to its own packet; harmless with one flow, wrong with several.
+`candidates` (ours, docs/MODEL.md) reads latency h from candidate h's own token, with the same two linear
+layers. An `anchor` is an input of the candidate, a latency already visible, to which the network adds a
+correction: it then starts from that forecast instead of having to learn to copy it.
+
+Shapes: B batch, W window tokens, F features, D model width, H horizon (8 packets), N heads,
+R tokens read (1 or H).
 """
 
 from __future__ import annotations
@@ -11,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -20,12 +27,16 @@ from torch.nn import functional
 from models.scaling import MIN_LATENCY_US, Feature, Target
 
 PADDING_FEATURE: Final = "size_bytes"  # no packet has size 0: such a token is padding
+ANCHOR_FALLBACK: Final = "last_latency_us"  # the sender's, where the anchor is not visible yet
 MAX_LATENCY_US: Final = 60e6  # nothing above a minute is predicted; keeps exp() finite
+
+
+Readout = Literal["last", "candidates"]
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """Sizes of the network; the defaults are the paper's (105,096 parameters with 6 inputs)."""
+    """Form and sizes of the network; the defaults are the paper's (105,096 parameters with 6 inputs)."""
 
     width: int = 64
     heads: int = 4
@@ -33,18 +44,38 @@ class Architecture:
     layers: int = 2
     dropout: float = 0.2
     horizon: int = 8
+    readout: Readout = "last"
+    anchor: str | None = None  # name of a latency input, or none
 
     def __post_init__(self) -> None:
+        if self.readout not in get_args(Readout):
+            raise ValueError(
+                f"readout {self.readout!r} is unknown; take one of {', '.join(get_args(Readout))}"
+            )
         sizes = (self.width, self.heads, self.feed_forward, self.layers, self.horizon)
         if min(sizes) < 1 or self.width % self.heads or not 0 <= self.dropout < 1:
             raise ValueError(f"architecture {self} is not possible: the heads must divide the width")
 
 
+class Head(nn.Sequential):
+    """The two last linear layers, on the tokens that are read (B, R, D), giving (B, H)."""
+
+    def __init__(self, width: int, horizon: int) -> None:
+        super().__init__(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, horizon))
+
+    def forward(self, features_BRD: Tensor) -> Tensor:
+        """Read latency h from token h, or all of them from the only one (then the two are the same)."""
+        inner, relu, outer = self
+        hidden_BRD = relu(inner(features_BRD))
+        return (hidden_BRD * outer.weight).sum(-1) + outer.bias  # type: ignore[no-any-return]
+
+
 class Predictor(nn.Module):
     """Latencies of the next H packets from one window of raw features.
 
-    `forward(x_BWF)` gives microseconds. Training and fine-tuning use its three steps apart: `encode`,
-    `head` (the two last linear layers, both in scaled target space) and `to_us`.
+    `forward(x_BWF)` gives microseconds. Training and fine-tuning use its steps apart: `encode`, `head` (the
+    two last linear layers), `anchor` (what the head's output is added to; these in scaled target space) and
+    `to_us`.
 
     Parameter names and layouts are those of `torch.nn.TransformerEncoderLayer`, whose modules hold the
     weights; the computation is ours because only the last token of the last layer is ever used.
@@ -79,20 +110,43 @@ class Predictor(nn.Module):
             )
             for _ in range(self.sizes.layers)
         )
-        self.head = nn.Sequential(nn.Linear(d, d), nn.ReLU(), nn.Linear(d, self.sizes.horizon))
+        self.head = Head(d, self.sizes.horizon)
+        if self.sizes.anchor is not None:
+            self.anchor_index = self._latency_index(names, self.sizes.anchor)
+            self.fallback_index = self._latency_index(names, ANCHOR_FALLBACK)
+            for parameter in self.head[2].parameters():  # the untrained network forecasts its anchor
+                nn.init.zeros_(parameter)
 
     def forward(self, x_BWF: Tensor) -> Tensor:
         """Latencies in µs (B, H) of the last H tokens of raw windows (B, W, F)."""
-        return self.to_us(self.head(self.encode(x_BWF)))
+        return self.to_us(self.scaled(x_BWF))
+
+    def scaled(self, x_BWF: Tensor) -> Tensor:
+        """Latencies (B, H) in scaled target space, what the loss sees."""
+        return self.head(self.encode(x_BWF)) + self.anchor(x_BWF)  # type: ignore[no-any-return]
 
     def encode(self, x_BWF: Tensor) -> Tensor:
-        """Compute the encoder's output for the last token (B, D), all that the head ever sees."""
+        """Compute the encoder's output for the tokens that are read (B, R, D), all that the head sees."""
         h_BWD = self.embedding(self.scale(x_BWF))
         attended_B1W = self.attended(x_BWF)
         for layer in self.layers[:-1]:
             h_BWD = _encoder_layer(layer, h_BWD, h_BWD, attended_B1W)
-        # Exact, not an approximation: keys and values of every token, query of the last one only.
-        return _encoder_layer(self.layers[-1], h_BWD[:, -1:], h_BWD, attended_B1W)[:, 0]
+        # Exact, not an approximation: keys and values of every token, queries of those read only.
+        read = self.sizes.horizon if self.sizes.readout == "candidates" else 1
+        return _encoder_layer(self.layers[-1], h_BWD[:, -read:], h_BWD, attended_B1W)
+
+    def anchor(self, x_BWF: Tensor) -> Tensor:
+        """What the head corrects (B, H) in scaled target space; the mean, 0, where nothing is visible yet."""
+        candidates_BHF = x_BWF[:, -self.sizes.horizon :]
+        if self.sizes.anchor is None:
+            return torch.zeros_like(candidates_BHF[..., 0])
+        own_BH = candidates_BHF[..., self.anchor_index]
+        latency_BH = torch.where(own_BH > 0, own_BH, candidates_BHF[..., self.fallback_index])
+        values_BH = latency_BH.clamp(min=MIN_LATENCY_US)
+        if self.target.transform == "log":
+            values_BH = values_BH.log()
+        scaled_BH = (values_BH - self.target.shift) / self.target.scale
+        return torch.where(latency_BH > 0, scaled_BH, torch.zeros_like(scaled_BH))
 
     def scale(self, x_BWF: Tensor) -> Tensor:
         """Scaled inputs: transform, shift and scale of every feature."""
@@ -116,6 +170,12 @@ class Predictor(nn.Module):
         if self.target.transform == "log":
             return values_BH.clamp(math.log(MIN_LATENCY_US), math.log(MAX_LATENCY_US)).exp()
         return values_BH.clamp(0.0, MAX_LATENCY_US)
+
+    @staticmethod
+    def _latency_index(names: list[str], name: str) -> int:
+        if name not in names:
+            raise ValueError(f"the anchor needs the input {name}, which is not among {names}")
+        return names.index(name)
 
     def encoder_state(self) -> dict[str, Tensor]:
         """Every stored tensor but the head's: what fine-tuning must leave bit-identical."""

@@ -27,7 +27,7 @@ from models import checkpoint
 from models.artifact import Description
 from models.examples import Examples, epoch_batches, owned, pretraining_split
 from models.loss import example_weights, weighted_squared_error
-from models.predictor import Architecture, Predictor
+from models.predictor import Architecture, Predictor, Readout
 from models.ray_job import report_progress, run_job
 from models.scaling import MIN_LATENCY_US, Feature, Target, TargetTransform, fit_features, fit_target
 from models.windows_data import WindowSet, fingerprint, load_windows
@@ -52,6 +52,8 @@ class PretrainParams:
     weight_decay: float
     sharp_weight: float
     target: TargetTransform
+    readout: Readout
+    anchor: str | None
 
     def __post_init__(self) -> None:
         check_positive(
@@ -110,7 +112,8 @@ def pretrain(
     result = run_job(pretrain_worker, config, workers=params.workers, storage=storage, say=say)
     if result.checkpoint is None:
         raise ValueError(f"{storage}: the job ended without a checkpoint; remove the folder and run again")
-    model = Predictor(features, target, Architecture(horizon=windows.horizon))
+    sizes = Architecture(horizon=windows.horizon, readout=params.readout, anchor=params.anchor)
+    model = Predictor(features, target, sizes)
     with result.checkpoint.as_directory() as folder:
         model.load_state_dict(load_file(Path(folder) / checkpoint.BEST_FILE))
         progress = checkpoint.read_progress(Path(folder))
@@ -149,7 +152,7 @@ def pretrain_worker(config: dict[str, Any]) -> None:
     model = Predictor(
         [Feature(**feature) for feature in config["features"]],
         target,
-        Architecture(horizon=config["horizon"]),
+        Architecture(horizon=config["horizon"], readout=params.readout, anchor=params.anchor),
     )
     trainer = Pretrainer(
         model,
@@ -185,7 +188,7 @@ class ScaledPrediction(nn.Module):
 
     def forward(self, x_BWF: Tensor) -> Tensor:
         """Latencies (B, H) in scaled target space."""
-        return self.model.head(self.model.encode(x_BWF))  # type: ignore[no-any-return]
+        return self.model.scaled(x_BWF)
 
 
 class Pretrainer:

@@ -26,11 +26,17 @@ def load_params(path: Path, stage: str, known: set[str]) -> dict[str, Any]:
     """
     if not path.is_file():
         raise StageError(f"{path}: no such parameter file")
-    section = (yaml.safe_load(path.read_text()) or {}).get(stage)
+    try:
+        sections = yaml.safe_load(path.read_text()) or {}
+    except yaml.YAMLError as error:
+        raise StageError(f"{path}: not valid YAML: {str(error).splitlines()[-1].strip()}") from error
+    section = sections.get(stage) if isinstance(sections, dict) else None
     if not isinstance(section, dict):
         raise StageError(f"{path}: section `{stage}` is missing")
     if unknown := sorted(set(section) - known):
-        raise StageError(f"{path}: unknown parameter {stage}.{unknown[0]} (known: {', '.join(sorted(known))})")
+        raise StageError(
+            f"{path}: unknown parameter {stage}.{unknown[0]} (known: {', '.join(sorted(known))})"
+        )
     if missing := sorted(known - set(section)):
         raise StageError(f"{path}: parameter {stage}.{missing[0]} is missing")
     return section

@@ -121,7 +121,8 @@ def _reference_s(model: Predictor, examples: Examples, params: FinetuneParams) -
             padding_BW = x_BWF[..., model.size_index] == 0
             h_BWD = encoder(model.embedding(model.scale(x_BWF)), src_key_padding_mask=padding_BW)
         optimizer.zero_grad()
-        loss = weighted_squared_error(head(h_BWD[:, -1]), target_NH[batch_N], weight_NH[batch_N])
+        read_BRD = h_BWD[:, -model.sizes.horizon :] if model.sizes.readout == "candidates" else h_BWD[:, -1:]
+        loss = weighted_squared_error(head(read_BRD), target_NH[batch_N], weight_NH[batch_N])
         (loss / len(batch_N)).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     return time.perf_counter() - started

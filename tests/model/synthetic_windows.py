@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-NEVER = np.iinfo(np.int64).min
+NEVER = np.iinfo(np.int64).max
 FEATURES = [
     ("age_us", "us"),
     ("latency_us", "us"),

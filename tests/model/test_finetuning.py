@@ -106,13 +106,15 @@ def test_cached_outputs_are_exactly_the_encoders(
     examples = examples_from_arrays(trace.x_BWF[:], trace.y_us_BH)
     many = np.random.default_rng(0).integers(0, len(examples), 2 * ENCODE_BATCH + 7)
     model.train(training)  # even if the caller left dropout on
-    cached_ND = encode_examples(model, examples, many)
+    cached_NRD, cached_anchor_NH = encode_examples(model, examples, many)
     assert not model.training
     for start in range(0, len(many), ENCODE_BATCH):
         chosen = many[start : start + ENCODE_BATCH]
+        part = slice(start, start + ENCODE_BATCH)
+        x_BWF = torch.from_numpy(trace.x_BWF[chosen])
         with torch.no_grad():
-            uncached_ND = model.encode(torch.from_numpy(trace.x_BWF[chosen]))
-        assert torch.equal(cached_ND[start : start + ENCODE_BATCH], uncached_ND)
+            assert torch.equal(cached_NRD[part], model.encode(x_BWF))
+            assert torch.equal(cached_anchor_NH[part], model.anchor(x_BWF))
 
 
 def test_fine_tuning_on_the_cache_is_training_through_the_frozen_encoder(
@@ -128,9 +130,11 @@ def test_fine_tuning_on_the_cache_is_training_through_the_frozen_encoder(
     for epoch in range(wanted.epochs):
         for batch_N in epoch_batches(len(examples), wanted.batch_size, wanted.seed, epoch):
             with torch.no_grad():
-                features_BD = slow.eval().encode(torch.from_numpy(examples.gather(batch_N)))
+                x_BWF = torch.from_numpy(examples.gather(batch_N))
+                features_BRD, anchor_BH = slow.eval().encode(x_BWF), slow.anchor(x_BWF)
             optimizer.zero_grad()
-            loss = weighted_squared_error(slow.head(features_BD), target_NH[batch_N], weight_NH[batch_N])
+            predicted_BH = slow.head(features_BRD) + anchor_BH
+            loss = weighted_squared_error(predicted_BH, target_NH[batch_N], weight_NH[batch_N])
             (loss / (weight_NH[batch_N] > 0).sum()).backward()
             optimizer.step()
     fast = finetune_head(model, examples, wanted).model

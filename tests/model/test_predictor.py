@@ -29,10 +29,10 @@ def windows(batch: int, tokens: int, padding: int = 0, seed: int = 0) -> torch.T
     return torch.from_numpy(x_BWF)
 
 
-def make_predictor(seed: int = 0, **sizes: int) -> Predictor:
+def make_predictor(seed: int = 0, **sizes: object) -> Predictor:
     torch.manual_seed(seed)
     x_BWF = windows(32, 24).numpy()
-    model = Predictor(fit_features(x_BWF, NAMES, UNITS), Target("log", 9.0, 1.0), Architecture(**sizes))
+    model = Predictor(fit_features(x_BWF, NAMES, UNITS), Target("log", 9.0, 1.0), Architecture(**sizes))  # type: ignore[arg-type]
     return model.eval()
 
 
@@ -51,16 +51,18 @@ def test_six_features_give_the_papers_parameter_count() -> None:
     assert sum(p.numel() for p in make_predictor().parameters()) == 105_096
 
 
+@pytest.mark.parametrize(("readout", "read"), [("last", 1), ("candidates", 8)])
 @pytest.mark.parametrize("padding", [0, 5, 16])
 @pytest.mark.parametrize("layers", [1, 2, 3])
-def test_last_token_encoder_equals_torchs_encoder(padding: int, layers: int) -> None:
-    model = make_predictor(layers=layers)
+def test_read_tokens_equal_torchs_encoder(padding: int, layers: int, readout: str, read: int) -> None:
+    model = make_predictor(layers=layers, readout=readout)
     x_BWF = windows(16, 24, padding)
     mask_BW = x_BWF[..., model.size_index] == 0
     with torch.no_grad():
-        theirs_BD = torch_encoder(model)(model.embedding(model.scale(x_BWF)), src_key_padding_mask=mask_BW)
-        ours_BD = model.encode(x_BWF)
-    torch.testing.assert_close(ours_BD, theirs_BD[:, -1], atol=1e-5, rtol=1e-5)
+        theirs_BWD = torch_encoder(model)(model.embedding(model.scale(x_BWF)), src_key_padding_mask=mask_BW)
+        ours_BRD = model.encode(x_BWF)
+    assert ours_BRD.shape[1] == read
+    torch.testing.assert_close(ours_BRD, theirs_BWD[:, -read:], atol=1e-5, rtol=1e-5)
 
 
 def test_gradients_equal_torchs_encoder() -> None:
@@ -78,11 +80,66 @@ def test_gradients_equal_torchs_encoder() -> None:
         torch.testing.assert_close(ours.grad, theirs.grad, atol=1e-4, rtol=1e-4, msg=name)
 
 
-def test_forward_is_encode_head_to_us() -> None:
-    model, x_BWF = make_predictor(), windows(4, 24)
+@pytest.mark.parametrize("readout", ["last", "candidates"])
+def test_forward_is_encode_head_to_us(readout: str) -> None:
+    model, x_BWF = make_predictor(readout=readout), windows(4, 24)
     with torch.no_grad():
         assert torch.equal(model(x_BWF), model.to_us(model.head(model.encode(x_BWF))))
         assert model(x_BWF).shape == (4, 8)
+
+
+@pytest.mark.parametrize("readout", ["last", "candidates"])
+def test_the_head_is_two_linear_layers(readout: str) -> None:
+    """Latency h is output h of the plain two layers on token h (on the only token, with one)."""
+    model, x_BWF = make_predictor(readout=readout), windows(4, 24)
+    inner, relu, outer = model.head
+    with torch.no_grad():
+        features_BRD = model.encode(x_BWF)
+        plain_BRH = outer(relu(inner(features_BRD)))
+        token = [h if readout == "candidates" else 0 for h in range(8)]
+        wanted_BH = torch.stack([plain_BRH[:, token[h], h] for h in range(8)], dim=1)
+        torch.testing.assert_close(model.head(features_BRD), wanted_BH, atol=1e-6, rtol=1e-5)
+
+
+def permuted_candidates(x_BWF: torch.Tensor, order: list[int]) -> torch.Tensor:
+    return torch.cat([x_BWF[:, :-8], x_BWF[:, -8:][:, order]], dim=1)
+
+
+def test_the_papers_readout_cannot_tell_the_first_candidates_apart() -> None:
+    """Why `candidates` exists: swapping the packets 0 and 6 does not move any of the 8 latencies."""
+    model, x_BWF = make_predictor(), windows(4, 24)
+    swapped_BWF = permuted_candidates(x_BWF, [6, 1, 2, 3, 4, 5, 0, 7])
+    with torch.no_grad():
+        torch.testing.assert_close(model(swapped_BWF), model(x_BWF), rtol=1e-4, atol=1e-2)
+
+
+def test_the_readout_by_candidates_follows_the_packets() -> None:
+    model, x_BWF = make_predictor(readout="candidates"), windows(4, 24)
+    swapped_BWF = permuted_candidates(x_BWF, [6, 1, 2, 3, 4, 5, 0, 7])
+    with torch.no_grad():
+        features_BRD, swapped_BRD = model.encode(x_BWF), model.encode(swapped_BWF)
+        torch.testing.assert_close(swapped_BRD[:, 0], features_BRD[:, 6], rtol=1e-4, atol=1e-5)
+        assert (model(swapped_BWF)[:, 0] - model(x_BWF)[:, 0]).abs().min() > 0
+
+
+def test_an_untrained_anchored_network_forecasts_its_anchor() -> None:
+    names = [*NAMES, "last_latency_flow_us", "last_latency_us"]
+    x_BWF = windows(3, 24)
+    latencies = torch.tensor([[30_000.0, 20_000.0], [0.0, 20_000.0], [0.0, 0.0]])
+    x_BWF = torch.cat([x_BWF, latencies[:, None].expand(3, 24, 2)], dim=2)
+    features = fit_features(x_BWF.numpy(), names, [*UNITS, "us", "us"])
+    for target in (Target("log", 9.0, 0.7), Target("raw", 8_000.0, 5_000.0)):
+        sizes = Architecture(readout="candidates", anchor="last_latency_flow_us")
+        model = Predictor(features, target, sizes).eval()
+        mean_us = float(model.to_us(torch.zeros(1)))  # nothing visible: the mean in target space
+        wanted_BH = torch.tensor([[30_000.0], [20_000.0], [mean_us]]).expand(3, 8)
+        with torch.no_grad():
+            torch.testing.assert_close(model(x_BWF), wanted_BH, rtol=1e-4, atol=1.0)
+
+
+def test_an_anchor_must_be_an_input() -> None:
+    with pytest.raises(ValueError, match="the anchor needs the input last_latency_flow_us"):
+        make_predictor(anchor="last_latency_flow_us")
 
 
 @given(padding=st.integers(0, 16), garbage=st.floats(-1e6, 1e6), seed=st.integers(0, 5))

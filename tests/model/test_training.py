@@ -38,6 +38,8 @@ PARAMS = {
     "weight_decay": 1e-5,
     "sharp_weight": 10,
     "target": "log",
+    "readout": "candidates",
+    "anchor": "last_latency_us",
 }
 
 
@@ -56,7 +58,8 @@ def make_trainer(windows: WindowSet, **changes: object) -> Pretrainer:
     train, validation = pretraining_split(windows)
     features, target = fit_scaling(windows, train, params.target)
     torch.manual_seed(params.seed)
-    model = Predictor(features, target, Architecture(horizon=windows.horizon))
+    sizes = Architecture(horizon=windows.horizon, readout=params.readout, anchor=params.anchor)
+    model = Predictor(features, target, sizes)
     return Pretrainer(model, training.ScaledPrediction(model), train, validation, params)
 
 
