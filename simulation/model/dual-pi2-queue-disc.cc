@@ -124,18 +124,20 @@ TypeId DualPi2QueueDisc::GetTypeId() {
                                         "TimeShiftedFifo"))
           .AddAttribute("CWeight",
                         "Weighted round robin: C's share of the bytes while both queues wait (RFC "
-                        "9332 4.2.2's example is 1/16; Linux: 0.1)",
+                        "9332 4.2's example is 1/16; Linux: 0.1)",
                         DoubleValue(1.0 / 16), MakeDoubleAccessor(&Self::m_cWeight),
                         MakeDoubleChecker<double>(0, 1))
-          .AddAttribute("TimeShift",
-                        "Time-shifted FIFO: head start of L's packets (RFC 9332 A.1, scheduler())",
-                        TimeValue(MilliSeconds(50)), MakeTimeAccessor(&Self::m_timeShift),
-                        MakeTimeChecker(Time(0)))
+          .AddAttribute(
+              "TimeShift",
+              "Time-shifted FIFO: head start of L's packets (RFC 9332 4.2 leaves its length "
+              "open)",
+              TimeValue(MilliSeconds(50)), MakeTimeAccessor(&Self::m_timeShift),
+              MakeTimeChecker(Time(0)))
           // overload, and how a likelihood becomes a decision
           .AddAttribute(
               "Overload",
               "At saturation: Drop from both queues with p_C (RFC 9332 A.2), or let Delay "
-              "grow to the limit with p_CL capped at 1 (4.2.3; Linux: overflow)",
+              "grow to the limit with p_CL capped at 1 (4.2; Linux: overflow)",
               EnumValue(kDrop), MakeEnumAccessor<Overload>(&Self::m_overload),
               MakeEnumChecker(kDrop, "Drop", kDelay, "Delay"))
           .AddAttribute("Draw",

@@ -199,7 +199,7 @@ class LimitCase : public TestCase {
 class WeightCase : public TestCase {
  public:
   WeightCase(double weight, uint32_t lBytes, uint32_t cBytes)
-      : TestCase("4.2.2: C gets " + std::to_string(weight) + " of the bytes, L packets of " +
+      : TestCase("4.2: C gets " + std::to_string(weight) + " of the bytes, L packets of " +
                  std::to_string(lBytes) + " B, C of " + std::to_string(cBytes)),
         m_weight(weight),
         m_lBytes(lBytes),
@@ -229,6 +229,33 @@ class WeightCase : public TestCase {
   double m_weight;
   uint32_t m_lBytes;
   uint32_t m_cBytes;
+};
+
+class DroppedShareCase : public TestCase {
+ public:
+  DroppedShareCase() : TestCase("4.2: a packet dropped at dequeue costs its queue no share") {}
+
+ private:
+  void DoRun() override {
+    constexpr int kServed = 1000;
+    // uncoupled: C loses p_C = 0.49 of its packets, L none
+    auto disc = Make(HoldBaseProbability(
+        0.7, {{"CWeight", "0.5"}, {"CouplingFactor", "0"}, {"MaxSize", "100000000B"}}));
+    for (int i = 0; i < 2 * kServed; ++i) {
+      disc->Enqueue(Item(kNotEct));
+      disc->Enqueue(Item(kEct1));
+    }
+    int fromC = 0;
+    Simulator::Schedule(kHeld, [&] {
+      for (int i = 0; i < kServed; ++i) {
+        fromC += EcnOf(disc->Dequeue()) == kNotEct;
+      }
+    });
+    Finish(disc, kHeld + Time(1));
+    NS_TEST_EXPECT_MSG_GT(disc->GetQueueCounts(Disc::kClassic).droppedPackets, kServed / 3,
+                          "C loses packets");
+    NS_TEST_EXPECT_MSG_EQ_TOL(fromC, kServed / 2, 2, "and still gets its half of the link");
+  }
 };
 
 class AloneCase : public TestCase {
@@ -475,6 +502,51 @@ class OverloadCase : public TestCase {
   }
 };
 
+class Ipv6Case : public TestCase {
+ public:
+  Ipv6Case() : TestCase("IPv6 packets are marked and dropped as IPv4 ones are") {}
+
+ private:
+  void DoRun() override {
+    auto disc = Make(HoldBaseProbability(0.49, {{"Draw", "Random"}}));
+    for (int i = 0; i < 400; ++i) {
+      disc->Enqueue(Item6(kEct1));
+      disc->Enqueue(Item6(kEct0));
+      disc->Enqueue(Item6(kNotEct));
+    }
+    int marked = 0;
+    Simulator::Schedule(kHeld, [&] {
+      while (auto item = disc->Dequeue()) {
+        marked += EcnOf(item) == kCe;
+      }
+    });
+    Finish(disc, kHeld + Time(1));
+    const auto& stats = disc->GetStats();
+    NS_TEST_EXPECT_MSG_GT(stats.GetNMarkedPackets(Disc::kLCoupledMark), 350u, "p_CL = 0.98");
+    NS_TEST_EXPECT_MSG_GT(stats.GetNMarkedPackets(Disc::kCMark), 60u, "p_C = 0.24, ECT(0)");
+    NS_TEST_EXPECT_MSG_GT(stats.GetNDroppedPackets(Disc::kCDrop), 60u, "p_C = 0.24, Not-ECT");
+    NS_TEST_EXPECT_MSG_EQ(stats.nTotalMarkedPackets, static_cast<uint32_t>(marked), "CE is set");
+  }
+};
+
+class PeekCase : public TestCase {
+ public:
+  PeekCase() : TestCase("Peek() takes no packet out of the count") {}
+
+ private:
+  void DoRun() override {
+    auto disc = Make();
+    disc->Enqueue(Item(kEct1));
+    disc->Enqueue(Item(kNotEct));
+    auto peeked = disc->Peek();
+    NS_TEST_EXPECT_MSG_EQ(disc->GetNPackets(), 2u, "both are still there");
+    NS_TEST_EXPECT_MSG_EQ(disc->Dequeue(), peeked, "the one that was shown");
+    NS_TEST_EXPECT_MSG_NE(disc->Dequeue(), nullptr, "and the other");
+    NS_TEST_EXPECT_MSG_EQ(disc->Dequeue(), nullptr, "no more");
+    Finish(disc, Time(1));
+  }
+};
+
 class MinBacklogCase : public TestCase {
  public:
   MinBacklogCase() : TestCase("MinBacklogBytes spares a short queue, as Linux does") {}
@@ -570,6 +642,7 @@ class DualPi2QueueDiscSuite : public TestSuite {
       add(new WeightCase(weight, 300, 1500));
       add(new WeightCase(weight, 1500, 100));
     }
+    add(new DroppedShareCase);
     add(new AloneCase);
     add(new TimeShiftCase);
     add(new NativeCase);
@@ -578,6 +651,8 @@ class DualPi2QueueDiscSuite : public TestSuite {
     add(new CouplingCase);
     add(new RandomDrawCase);
     add(new OverloadCase);
+    add(new Ipv6Case);
+    add(new PeekCase);
     add(new MinBacklogCase);
     for (uint32_t run = 0; run < 12; ++run) {
       add(new ConservationCase(run));

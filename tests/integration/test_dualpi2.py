@@ -217,7 +217,7 @@ def test_overload_by_unresponsive_l4s(programs: Path) -> None:
 
 
 def test_unresponsive_l4s_below_the_link_rate(programs: Path) -> None:
-    """30 of 40 Mbit/s: two Cubic flows get what is left, and L's delay stays low (RFC 9332 4.2.1)."""
+    """30 of 40 Mbit/s: two Cubic flows get what is left, and L's delay stays low (RFC 9332 4.2)."""
     run = simulate(
         programs, mbps=40, rtt_ms=10, scalable=0, classic=2, udp_ect1_mbps=30, duration_s=12, warmup_s=4
     )
@@ -239,7 +239,7 @@ def test_a_seed_fixes_the_run(programs: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("--disc=Targt=15ms", "DualPi2QueueDisc takes no Targt=15ms"),
+        ("--disc=Aim=15ms", "DualPi2QueueDisc takes no Aim=15ms"),
         ("--disc=Target=-1ms", "DualPi2QueueDisc takes no Target=-1ms"),
         ("--disc=MaxSize=1000B", "MaxSize 1000B is less than one packet of Mtu 1500 bytes"),
         ("--mbps=0", "--mbps must be above 0"),
