@@ -169,6 +169,7 @@ def replay(
     trace: Annotated[str, typer.Argument(help="trace name from params.yaml, or a packet-table folder")],
     speed: Annotated[float, typer.Option(help="times real time; 0 is as fast as possible")] = 1.0,
     deadline_us: Annotated[int, typer.Option(help="after this a batch keeps its default marking")] = 20_000,
+    start: Annotated[float, typer.Option(help="second of the trace to begin at")] = 0.0,
     seconds: Annotated[float | None, typer.Option(help="stop after this much of the trace")] = None,
     json: Annotated[bool, typer.Option("--json", help="print the counts as JSON")] = False,
 ) -> None:
@@ -178,7 +179,9 @@ def replay(
     """
     from serving.replay import replay_trace
 
-    sys.exit(replay_trace(trace, speed=speed, deadline_us=deadline_us, seconds=seconds, as_json=json))
+    sys.exit(
+        replay_trace(trace, speed=speed, deadline_us=deadline_us, start=start, seconds=seconds, as_json=json)
+    )
 
 
 @app.command()

@@ -41,10 +41,12 @@ def run_main_job(*, speed: float, project: Path | None = None) -> int:
     console.rule("3/4  deploy")
     deploy_version(None)
 
-    registered = json.loads((root / "data/models/registered.json").read_text())
-    console.rule("4/4  a sender replays a trace against it")
+    trace = json.loads((root / "data/models/registered.json").read_text())["trace"]
+    duration_s = json.loads((root / "data/windows/meta.json").read_text())["traces"][trace]["duration_s"]
+    console.rule("4/4  a sender replays the end of a trace against it, at the trace's own pace")
+    start = max(0.0, duration_s - REPLAY_SECONDS)  # past the slices that the encoder was trained on
     code = replay_trace(
-        registered["trace"], speed=speed, deadline_us=20_000, seconds=REPLAY_SECONDS, as_json=False
+        trace, speed=speed, deadline_us=20_000, start=start, seconds=REPLAY_SECONDS, as_json=False
     )
     _print_where_to_look(console, time.monotonic() - start)
     return code

@@ -56,30 +56,40 @@ class Log:
     latency_us: NDArray[np.float32]  # NaN where unknown
     acked_ns: NDArray[np.int64]  # of the packets in `ack_packet`, never falling
     ack_packet: NDArray[np.int64]
+    first_batch: int  # the first one that is decided; what was sent before only fills the window
 
     @property
-    def batches(self) -> int:
-        """Batches of 8; an incomplete last one is not decided."""
-        return len(self.sent_ns) // HORIZON
+    def batches(self) -> range:
+        """Batches of 8 to decide; an incomplete last one is not decided."""
+        return range(self.first_batch, len(self.sent_ns) // HORIZON)
 
 
-def open_log(trace: str, seconds: float | None) -> Log:
+def open_log(trace: str, start: float, seconds: float | None) -> Log:
     """Read a trace by its name in `data/packets`, or a packet-table folder.
+
+    Args:
+        trace: name or folder.
+        start: seconds into the trace from which on batches are decided.
+        seconds: how much of it from there; None is all.
 
     Raises:
         FileNotFoundError: there is no such trace and no such folder.
-        ValueError: the folder holds several traces, or the table less than one batch.
+        ValueError: the folder holds several traces, or the table less than one batch from `start` on.
 
     """
     folder, name = _find(trace)
     packets = scan_packets(folder, name).collect()
+    clock_ns = packets["sent_ns"].cum_max().to_numpy()  # `sent_ns` may step back with the capture's clock
     if packets.height and seconds is not None:
-        # `sent_ns` may step backwards with the capture's clock; the trace's time does not.
-        clock = packets["sent_ns"].cum_max()
-        packets = packets.filter(clock <= clock[0] + round(seconds * 1e9))
-    if packets.height < HORIZON:
-        raise ValueError(f"trace {name}: {packets.height} packets are less than one batch of {HORIZON}")
-    clock_ns = packets["sent_ns"].cum_max().to_numpy()
+        kept = int(np.searchsorted(clock_ns, clock_ns[0] + round((start + seconds) * 1e9), side="right"))
+        packets, clock_ns = packets[:kept], clock_ns[:kept]
+    begin = int(np.searchsorted(clock_ns, clock_ns[0] + round(start * 1e9))) if packets.height else 0
+    first_batch = -(-begin // HORIZON)
+    if packets.height // HORIZON <= first_batch:
+        raise ValueError(
+            f"trace {name}: {packets.height - begin} packets from second {start:g} on are less than one "
+            f"batch of {HORIZON}"
+        )
     acks = (
         packets.select("acked_ns", pl.int_range(pl.len()).alias("packet"), clock=clock_ns)
         .drop_nulls("acked_ns")
@@ -96,6 +106,7 @@ def open_log(trace: str, seconds: float | None) -> Log:
         latency_us=packets["latency_us"].fill_null(math.nan).to_numpy(),
         acked_ns=acks["acked_ns"].to_numpy(),
         ack_packet=acks["packet"].to_numpy(),
+        first_batch=first_batch,
     )
 
 
@@ -124,7 +135,6 @@ def _find(trace: str) -> tuple[Path, str]:
 def decide_all(log: Log, agent: SenderAgent, speed: float) -> Iterator[tuple[int, Decision, float]]:
     """Replay the log; yields each batch's number, its decision, and how late against schedule (ns) it was."""
     ack, now_ns = 0, 0
-    start_ns = time.monotonic_ns()
 
     def acknowledge_until(ns: int, before: int) -> None:
         # At one instant ACKs come before the next send, but never before their own packet's.
@@ -136,11 +146,26 @@ def decide_all(log: Log, agent: SenderAgent, speed: float) -> Iterator[tuple[int
             agent.acked(packet, int(log.acked_ns[ack]), None if math.isnan(latency_us) else latency_us)
             ack += 1
 
-    for batch in range(log.batches):
+    def send(batch: int) -> None:
+        for packet in range(batch * HORIZON, (batch + 1) * HORIZON):
+            acknowledge_until(int(log.sent_ns[packet]), packet)
+            agent.sent(
+                packet,
+                int(log.sent_ns[packet]),
+                int(log.size_bytes[packet]),
+                int(log.flow_id[packet]),
+                int(log.receiver_id[packet]),
+                int(log.queue[packet]),
+            )
+
+    for batch in range(log.first_batch):
+        send(batch)
+    start_ns, from_ns = time.monotonic_ns(), int(log.sent_ns[log.first_batch * HORIZON])
+    for batch in log.batches:
         first = batch * HORIZON
         decision_ns, late_ns = int(log.sent_ns[first]), 0.0
         if speed > 0:
-            due_ns = start_ns + (decision_ns - int(log.sent_ns[0])) / speed
+            due_ns = start_ns + (decision_ns - from_ns) / speed
             late_ns = time.monotonic_ns() - due_ns
             if late_ns < 0:
                 time.sleep(-late_ns / 1e9)
@@ -154,16 +179,7 @@ def decide_all(log: Log, agent: SenderAgent, speed: float) -> Iterator[tuple[int
             log.receiver_id[part],  # type: ignore[arg-type]
             log.queue[part],  # type: ignore[arg-type]
         )
-        for packet in range(first, first + HORIZON):
-            acknowledge_until(int(log.sent_ns[packet]), packet)
-            agent.sent(
-                packet,
-                int(log.sent_ns[packet]),
-                int(log.size_bytes[packet]),
-                int(log.flow_id[packet]),
-                int(log.receiver_id[packet]),
-                int(log.queue[packet]),
-            )
+        send(batch)
         yield batch, decision, late_ns
 
 
@@ -235,7 +251,15 @@ def _rounded(value: Any, digits: int = 1) -> float | None:
     return None if value is None else round(float(value), digits)
 
 
-def replay_trace(trace: str, *, speed: float, deadline_us: int, seconds: float | None, as_json: bool) -> int:
+def replay_trace(
+    trace: str,
+    *,
+    speed: float,
+    deadline_us: int,
+    start: float = 0.0,
+    seconds: float | None,
+    as_json: bool,
+) -> int:
     """Replay a trace against Triton and show predicted, came and chosen; 0 when batches were decided.
 
     Raises:
@@ -247,10 +271,12 @@ def replay_trace(trace: str, *, speed: float, deadline_us: int, seconds: float |
         raise ValueError(f"--speed {speed}: must be 0 (as fast as possible) or above")
     if seconds is not None and not seconds > 0:
         raise ValueError(f"--seconds {seconds}: must be above 0")
-    log = open_log(trace, seconds)
+    if not (math.isfinite(start) and start >= 0):
+        raise ValueError(f"--start {start}: must be 0 or above")
+    log = open_log(trace, start, seconds)
     with SenderAgent(deadline_us=deadline_us) as agent:
         record = Record(log, [])
-        with View(log.trace, log.batches, speed, quiet=as_json) as view:
+        with View(log.trace, len(log.batches), speed, quiet=as_json) as view:
             if not agent.wait_for_model(FIRST_MODEL_S):
                 view.say(f"no served model ({agent.problem}): batches keep their default marking")
             begin = time.monotonic()

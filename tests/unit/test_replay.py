@@ -73,7 +73,7 @@ class WindowKeeper:
 
 
 def test_replayed_windows_are_the_offline_ones_bit_for_bit(folder: Path) -> None:
-    log = open_log(str(folder), None)
+    log = open_log(str(folder), 0, None)
     keeper = WindowKeeper(64)
     for _ in decide_all(log, keeper, speed=0):  # type: ignore[arg-type]
         pass
@@ -82,13 +82,36 @@ def test_replayed_windows_are_the_offline_ones_bit_for_bit(folder: Path) -> None
 
 
 def test_a_folder_of_one_trace_and_the_trace_folder_mean_the_same(folder: Path) -> None:
-    assert open_log(str(folder), None).batches == open_log(str(folder / "trace=t"), None).batches == 150
+    assert (
+        open_log(str(folder), 0, None).batches
+        == open_log(str(folder / "trace=t"), 0, None).batches
+        == range(150)
+    )
 
 
 def test_seconds_cut_the_trace(folder: Path) -> None:
-    log = open_log(str(folder), 0.5)
-    assert 0 < log.batches < 150
+    log = open_log(str(folder), 0, 0.5)
+    assert 0 < len(log.batches) < 150
     assert log.sent_ns[-1] - log.sent_ns[0] <= 500_000_000
+
+
+def test_a_later_start_sees_the_same_windows(folder: Path) -> None:
+    """What was sent before the start fills the window, so its decisions are those of the whole replay."""
+    whole, late = open_log(str(folder), 0, None), open_log(str(folder), 0.4, 0.2)
+    first, last = late.batches[0], late.batches[-1]
+    assert (
+        late.sent_ns[first * 8] - late.sent_ns[0]
+        >= 400_000_000
+        > late.sent_ns[first * 8 - 8] - late.sent_ns[0]
+    )
+    assert late.sent_ns[-1] - late.sent_ns[0] <= 600_000_000
+    seen = []
+    for log in (whole, late):
+        keeper = WindowKeeper(64)
+        numbers = [batch for batch, _, _ in decide_all(log, keeper, speed=0)]  # type: ignore[arg-type]
+        assert numbers == list(log.batches)
+        seen.append(keeper.windows)
+    assert np.array_equal(np.stack(seen[0][first : last + 1]), np.stack(seen[1]))
 
 
 @pytest.mark.parametrize(
@@ -111,7 +134,7 @@ def test_what_cannot_be_replayed_is_named(
             packet_table(7).write_parquet(part / "part-0.parquet")
     path = tmp_path / trace
     with pytest.raises(error, match=line):
-        open_log(str(path) if path.exists() else trace, None)
+        open_log(str(path) if path.exists() else trace, 0, None)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +186,7 @@ def test_sparkline_marks_the_unknown() -> None:
 
 
 def test_record_has_a_row_per_packet(folder: Path) -> None:
-    log = open_log(str(folder), None)
+    log = open_log(str(folder), 0, None)
     record = Record(log, [])
     y_2H = np.full((2, 8), 7.0, dtype=np.float32)
     record.add(0, Decision("decided", (0,) * 8, y_2H, 3, 500.0), 0.0)
