@@ -1,6 +1,7 @@
 """The inference engine from Python: a thin binding of its C interface (docs/ENGINE.md).
 
-Shapes: B windows, W window tokens, F features, D model width, H horizon (8 packets).
+Shapes: B windows, W window tokens, F features, D model width, H horizon (8 packets), R tokens that the
+head reads (1 or H).
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ def _load() -> ctypes.CDLL:
         "tokens": (ctypes.c_int, [pointer]),
         "features": (ctypes.c_int, [pointer]),
         "horizon": (ctypes.c_int, [pointer]),
+        "read": (ctypes.c_int, [pointer]),
         "width": (ctypes.c_int, [pointer]),
         "time": (ctypes.c_int, [pointer, pointer, i64, i64, ctypes.c_int, i64, pointer, *error]),
         "peak_flops": (ctypes.c_double, [pointer, ctypes.c_double]),
@@ -126,11 +128,18 @@ class Engine:
         return self._run(x_BWF, full_graph, None)[0]
 
     def features(self, x_BWF: npt.NDArray[Any]) -> FloatArray:
-        """Return the encoder's output f_BD for the last token: what the head is fine-tuned on."""
+        """Return the encoder's output f_BRD for the tokens that are read: what the head is fine-tuned on."""
         x_BWF = self._windows(x_BWF)
-        feature_BD = np.empty((len(x_BWF), _LIBRARY.swiftqueue_engine_width(self._handle)), np.float32)
-        self._run(x_BWF, False, feature_BD)
-        return feature_BD
+        feature_BRD = np.empty(
+            (
+                len(x_BWF),
+                _LIBRARY.swiftqueue_engine_read(self._handle),
+                _LIBRARY.swiftqueue_engine_width(self._handle),
+            ),
+            np.float32,
+        )
+        self._run(x_BWF, False, feature_BRD)
+        return feature_BRD
 
     def forward_versioned(self, x_BWF: npt.NDArray[Any]) -> tuple[FloatArray, int]:
         """Latencies y_BH, and the version of the head that answered them."""
@@ -178,7 +187,7 @@ class Engine:
         return x_BWF
 
     def _run(
-        self, x_BWF: npt.NDArray[Any], full_graph: bool, feature_BD: FloatArray | None
+        self, x_BWF: npt.NDArray[Any], full_graph: bool, feature_BRD: FloatArray | None
     ) -> tuple[FloatArray, int]:
         x_BWF = self._windows(x_BWF)
         y_BH = np.empty((len(x_BWF), _LIBRARY.swiftqueue_engine_horizon(self._handle)), np.float32)
@@ -191,7 +200,7 @@ class Engine:
                 *x_BWF.shape[:2],
                 int(full_graph),
                 y_BH.ctypes.data,
-                None if feature_BD is None else feature_BD.ctypes.data,
+                None if feature_BRD is None else feature_BRD.ctypes.data,
                 ctypes.byref(version),
             )
         return y_BH, version.value

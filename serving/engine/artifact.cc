@@ -14,9 +14,11 @@
 namespace swiftqueue::engine {
 namespace {
 
-constexpr std::string_view kFormat = "swiftqueue-artifact/1";
+constexpr std::string_view kFormat = "swiftqueue-artifact/2";
+constexpr std::string_view kFormat1 = "swiftqueue-artifact/1";  // before readout and anchor
 constexpr std::string_view kArchitecture = "transformer-encoder";
 constexpr std::string_view kPaddingFeature = "size_bytes";  // models/predictor.py: PADDING_FEATURE
+constexpr std::string_view kFallbackFeature = "last_latency_us";  // ANCHOR_FALLBACK
 constexpr std::size_t kMaxDescriptionBytes = std::size_t{1} << 20;
 constexpr std::size_t kMaxWeightBytes = std::size_t{1} << 26;
 constexpr int kMaxLayers = 16;
@@ -65,14 +67,16 @@ std::vector<Scaling> read_features(const json::Array& list) {
 }
 
 // The sizes that the kernels are written for.
-void require_known_sizes(const json::Value& sizes) {
+void require_known_sizes(const json::Value& sizes, bool format_1) {
   const std::string what = "architecture";
   if (const std::string& name = sizes.at("name", what).string(what + ": name");
       name != kArchitecture) {
     throw InvalidError("unknown architecture " + json::quoted(name) +
                        " (known: " + std::string(kArchitecture) + ")");
   }
-  sizes.require_keys({"name", "width", "heads", "feed_forward", "layers", "dropout"}, what);
+  std::vector<std::string_view> keys{"name", "width", "heads", "feed_forward", "layers", "dropout"};
+  if (!format_1) keys.insert(keys.end(), {"readout", "anchor"});
+  sizes.require_keys(keys, what);
   const std::pair<std::string_view, int> known[] = {
       {"width", kWidth}, {"heads", kHeads}, {"feed_forward", kFeedForward}};
   for (const auto& [key, size] : known) {
@@ -93,6 +97,27 @@ int bounded(const json::Value& parent, std::string_view key, const std::string& 
                        std::to_string(least) + ".." + std::to_string(most));
   }
   return static_cast<int>(value);
+}
+
+int index_of(const std::vector<Scaling>& features, std::string_view name) {
+  const auto found = std::find_if(features.begin(), features.end(),
+                                  [&](const Scaling& feature) { return feature.name == name; });
+  if (found == features.end()) throw InvalidError("the features lack " + std::string(name));
+  return static_cast<int>(found - features.begin());
+}
+
+// Which tokens the head reads, and what it corrects (models/predictor.py).
+void read_readout(const json::Value& sizes, Description& result) {
+  const std::string what = "architecture";
+  const std::string& readout = sizes.at("readout", what).string(what + ": readout");
+  if (readout != "last" && readout != "candidates") {
+    throw InvalidError("unknown readout " + json::quoted(readout) + " (known: last, candidates)");
+  }
+  if (readout == "candidates") result.read = result.horizon;
+  const json::Value& anchor = sizes.at("anchor", what);
+  if (anchor.is_null()) return;
+  result.anchor_index = index_of(result.features, anchor.string(what + ": anchor"));
+  result.fallback_index = index_of(result.features, kFallbackFeature);
 }
 
 Shapes expected_shapes(const Description& description) {
@@ -170,14 +195,15 @@ Description parse_description(std::string_view text) {
   }
   const std::string what = "the description";
   if (const std::string& format = described.at("format", what).string("format");
-      format != kFormat) {
+      format != kFormat && format != kFormat1) {
     throw InvalidError("format " + json::quoted(format) + " is not " + json::quoted(kFormat));
   }
   described.require_keys({"format", "architecture", "window", "features", "target", "schema_hash",
                           "visibility", "protocol"},
                          what);
   const json::Value& sizes = described.at("architecture", what);
-  require_known_sizes(sizes);
+  const bool format_1 = described.at("format", what).string("format") == kFormat1;
+  require_known_sizes(sizes, format_1);
   const json::Value& window = described.at("window", what);
   window.require_keys({"tokens", "horizon"}, "window");
   const json::Value& target = described.at("target", what);
@@ -190,10 +216,10 @@ Description parse_description(std::string_view text) {
   result.features = read_features(described.at("features", what).array("features"));
   result.target = read_scaling(target, "target", "raw", "log");
   result.schema_hash = described.at("schema_hash", what).string("schema_hash");
-  const auto size = std::find_if(result.features.begin(), result.features.end(),
-                                 [](const Scaling& f) { return f.name == kPaddingFeature; });
-  if (size == result.features.end()) throw InvalidError("the features lack size_bytes");
-  result.size_index = static_cast<int>(size - result.features.begin());
+  result.size_index = index_of(result.features, kPaddingFeature);
+  result.read = 1;
+  result.anchor_index = result.fallback_index = -1;
+  if (!format_1) read_readout(sizes, result);
   return result;
 }
 

@@ -29,6 +29,9 @@ struct Description {
   int size_index;                 // of the feature that is 0 in a padding token
   std::vector<Scaling> features;  // F
   Scaling target;
+  int read;            // R: tokens that the head reads, 1 (readout `last`) or H (`candidates`)
+  int anchor_index;    // feature that the head's output corrects, or -1
+  int fallback_index;  // feature in its place where it is 0
   std::string schema_hash;
 
   bool operator==(const Description&) const = default;

@@ -76,7 +76,7 @@ std::unique_ptr<Engine> Engine::share() const {
 std::int64_t Engine::version() const { return SharedHead::Reader(*head_)->version; }
 
 std::int64_t Engine::forward(const float* x_BWF, std::int64_t windows, int tokens, float* y_BH,
-                             float* feature_BD, bool full_graph) {
+                             float* feature_BRD, bool full_graph) {
   if (tokens < description_.horizon || tokens > description_.tokens) {
     throw InvalidError("windows of " + std::to_string(tokens) + " tokens: this model takes " +
                        std::to_string(description_.horizon) + ".." +
@@ -84,7 +84,9 @@ std::int64_t Engine::forward(const float* x_BWF, std::int64_t windows, int token
   }
   const SharedHead::Reader head(*head_);
   const std::int64_t stride = std::int64_t{tokens} * encoder_->view().features;
-  alignas(64) float feature_D[kWidth];
+  const int horizon = description_.horizon;
+  const int read = description_.read;
+  alignas(64) float feature_RD[kMaxHorizon * kWidth];
   alignas(64) float scaled_H[kMaxHorizon];
   for (std::int64_t window = 0; window < windows; ++window) {
     const float* x_WF = x_BWF + window * stride;
@@ -92,15 +94,27 @@ std::int64_t Engine::forward(const float* x_BWF, std::int64_t windows, int token
       require_finite(x_WF, tokens, window);
     }
     kernel_.encode(encoder_->view(), scratch_.rows(), attended_rows(x_WF, tokens), scratch_.view(),
-                   full_graph, feature_D);
-    if (!kernel_.all_finite(feature_D, kWidth)) {  // the head's ReLU would swallow a NaN
+                   full_graph, feature_RD);
+    // The head's ReLU would swallow a NaN, so it is looked for before.
+    if (!kernel_.all_finite(feature_RD, static_cast<std::size_t>(read) * kWidth)) {
       throw InvalidError("window " + std::to_string(window) +
                          ": its values are too large to predict from");
     }
-    kernel_.head(head->weights.first(), head->weights.second(), feature_D, scaled_H);
-    to_us(scaled_H, y_BH + window * description_.horizon);
-    if (feature_BD != nullptr)
-      std::memcpy(feature_BD + window * kWidth, feature_D, sizeof feature_D);
+    const float* candidates = x_WF + (tokens - horizon) * encoder_->view().features;
+    for (int h = 0; h < horizon; ++h) {
+      if (h < read) {  // the only token gives all latencies, or token h gives latency h
+        kernel_.head(head->weights.first(), head->weights.second(), feature_RD + h * kWidth,
+                     scaled_H);
+      }
+      y_BH[window * horizon + h] =
+          to_us(scaled_H[h] + anchor(candidates + h * encoder_->view().features));
+      if (std::isnan(y_BH[window * horizon + h])) {
+        throw InvalidError("window " + std::to_string(window) + ": the head overflows");
+      }
+    }
+    if (feature_BRD != nullptr) {
+      std::copy_n(feature_RD, read * kWidth, feature_BRD + window * read * kWidth);
+    }
   }
   return head->version;
 }
@@ -130,15 +144,24 @@ void Engine::require_finite(const float* x_WF, int tokens, std::int64_t window) 
   }
 }
 
-// models/predictor.py: `to_us`.
-void Engine::to_us(const float* scaled_H, float* y_H) const {
+// models/predictor.py: `anchor`, of one candidate's token.
+float Engine::anchor(const float* row) const {
+  if (description_.anchor_index < 0) return 0;
+  const float own = row[description_.anchor_index];
+  const float latency_us = own > 0 ? own : row[description_.fallback_index];
+  if (!(latency_us > 0)) return 0;
   const Scaling& target = description_.target;
-  for (int h = 0; h < description_.horizon; ++h) {
-    const float value = scaled_H[h] * target.scale + target.shift;
-    y_H[h] = target.logarithm
-                 ? std::exp(std::clamp(value, std::log(kMinLatencyUs), std::log(kMaxLatencyUs)))
-                 : std::clamp(value, 0.0F, kMaxLatencyUs);
-  }
+  const float value = std::max(latency_us, kMinLatencyUs);
+  return ((target.logarithm ? std::log(value) : value) - target.shift) / target.scale;
+}
+
+// models/predictor.py: `to_us`.
+float Engine::to_us(float scaled) const {
+  const Scaling& target = description_.target;
+  const float value = scaled * target.scale + target.shift;
+  return target.logarithm
+             ? std::exp(std::clamp(value, std::log(kMinLatencyUs), std::log(kMaxLatencyUs)))
+             : std::clamp(value, 0.0F, kMaxLatencyUs);
 }
 
 void Engine::swap_head(const std::string& folder, std::int64_t version) {

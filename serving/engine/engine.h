@@ -37,11 +37,11 @@ class Engine {
   std::unique_ptr<Engine> share() const;
 
   // Latencies in us of the next H packets, y_BH, for raw windows x_BWF of `tokens` (W, at most the
-  // artifact's; fewer means less history) tokens each; the encoder's outputs too unless feature_BD
+  // artifact's; fewer means less history) tokens each; the encoder's outputs too unless feature_BRD
   // is null. Returns the version of the head that answered all of them. Throws InvalidError,
   // naming the window, if a value is NaN or infinite.
   std::int64_t forward(const float* x_BWF, std::int64_t windows, int tokens, float* y_BH,
-                       float* feature_BD, bool full_graph = false);
+                       float* feature_BRD, bool full_graph = false);
 
   // Puts another artifact's head in place, for all engines that share this one's; calls under way
   // end with the head they began with, and none waits. Any thread may call it. Throws, and leaves
@@ -57,7 +57,8 @@ class Engine {
   Engine(const Engine& other, int);
   int attended_rows(const float* x_WF, int tokens);
   void require_finite(const float* x_WF, int tokens, std::int64_t window) const;
-  void to_us(const float* scaled_H, float* y_H) const;
+  float anchor(const float* row) const;
+  float to_us(float scaled) const;
 
   const Kernel& kernel_;
   Description description_;

@@ -64,11 +64,11 @@ int swiftqueue_engine_share(const swiftqueue_engine* engine, swiftqueue_engine**
 void swiftqueue_engine_destroy(swiftqueue_engine* engine) { delete engine; }
 
 int swiftqueue_engine_forward(swiftqueue_engine* engine, const float* x_BWF, int64_t windows,
-                              int64_t tokens, int full_graph, float* y_BH, float* feature_BD,
+                              int64_t tokens, int full_graph, float* y_BH, float* feature_BRD,
                               int64_t* version, char* error, size_t error_size) {
   return guarded(error, error_size, [&] {
     const std::int64_t answered = engine->engine->forward(x_BWF, windows, checked_tokens(tokens),
-                                                          y_BH, feature_BD, full_graph != 0);
+                                                          y_BH, feature_BRD, full_graph != 0);
     if (version != nullptr) *version = answered;
   });
 }
@@ -100,6 +100,10 @@ int swiftqueue_engine_features(const swiftqueue_engine* engine) {
 
 int swiftqueue_engine_horizon(const swiftqueue_engine* engine) {
   return engine->engine->description().horizon;
+}
+
+int swiftqueue_engine_read(const swiftqueue_engine* engine) {
+  return engine->engine->description().read;
 }
 
 int swiftqueue_engine_width(const swiftqueue_engine*) { return swiftqueue::engine::kWidth; }

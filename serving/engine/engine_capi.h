@@ -38,12 +38,12 @@ SWIFTQUEUE_API int swiftqueue_engine_share(const swiftqueue_engine* engine,
 SWIFTQUEUE_API void swiftqueue_engine_destroy(swiftqueue_engine* engine);
 
 /* Latencies in us, y_BH, of raw windows x_BWF (`windows` of `tokens` x features); the encoder's
- * output too unless feature_BD is null. *version (may be null) becomes that of the head that
+ * output too unless feature_BRD is null. *version (may be null) becomes that of the head that
  * answered. full_graph != 0 computes the last layer for every token: the same result, slower, for
  * comparisons. One call at a time per engine. */
 SWIFTQUEUE_API int swiftqueue_engine_forward(swiftqueue_engine* engine, const float* x_BWF,
                                              int64_t windows, int64_t tokens, int full_graph,
-                                             float* y_BH, float* feature_BD, int64_t* version,
+                                             float* y_BH, float* feature_BRD, int64_t* version,
                                              char* error, size_t error_size);
 
 /* Puts the head of the artifact in `folder` in place, for every engine that shares it; any thread
@@ -54,10 +54,11 @@ SWIFTQUEUE_API int swiftqueue_engine_swap_head(swiftqueue_engine* engine, const 
 SWIFTQUEUE_API int64_t swiftqueue_engine_version(const swiftqueue_engine* engine);
 SWIFTQUEUE_API const char* swiftqueue_engine_schema_hash(const swiftqueue_engine* engine);
 SWIFTQUEUE_API const char* swiftqueue_engine_isa(const swiftqueue_engine* engine);
-/* Sizes: W (the most), F, H, D. */
+/* Sizes: W (the most), F, H, R (tokens that the head reads: 1 or H), D. */
 SWIFTQUEUE_API int swiftqueue_engine_tokens(const swiftqueue_engine* engine);
 SWIFTQUEUE_API int swiftqueue_engine_features(const swiftqueue_engine* engine);
 SWIFTQUEUE_API int swiftqueue_engine_horizon(const swiftqueue_engine* engine);
+SWIFTQUEUE_API int swiftqueue_engine_read(const swiftqueue_engine* engine);
 SWIFTQUEUE_API int swiftqueue_engine_width(const swiftqueue_engine* engine);
 
 /* Times `repeats` calls of one window each, taking the windows in turn: us[i] is call i's time. */

@@ -201,11 +201,11 @@ SWIFTQUEUE_INLINE float* head_rows(const Workspace& work, int block, int part, i
   return work.qkv + (row + head * kHeadWidth) * kBlock;
 }
 
-// Attention of one block's tokens to all `count` tokens: work.mixed, heads side by side.
-void attend(const Workspace& work, int block, int vectors, int count) {
+// Attention of a block's queries[D][64] to all `count` tokens: work.mixed, heads side by side.
+void attend(const Workspace& work, const float* queries, int vectors, int count) {
   alignas(64) float inverse_sum[kBlock];
   for (int head = 0; head < kHeads; ++head) {
-    const float* query = head_rows(work, block, 0, head);
+    const float* query = queries + head * kHeadWidth * kBlock;
     float* mixed = work.mixed + head * kHeadWidth * kBlock;
     for (int first = 0; first < count; first += kBlock) {
       const int keys = count - first < kBlock ? count - first : kBlock;
@@ -233,6 +233,21 @@ SWIFTQUEUE_INLINE float* block_of(float* x, int block) {
   return x + static_cast<std::ptrdiff_t>(block) * kWidth * kBlock;
 }
 
+// What follows attention in an encoder layer, for a block x in place: work.mixed is its output.
+void finish_layer(const Layer& layer, const Workspace& work, int vectors, float* x) {
+  linear<kWidth, kWidth>(layer.out, x, work.mixed, vectors, work.sum);
+  normalise(layer.norm1, work.sum, vectors, x);
+  // In quarters, so that the hidden activations stay in the first-level cache.
+  for (int from = 0; from < kFeedForward; from += kWidth) {
+    const Linear expand = {layer.expand.weight + from * kWidth, layer.expand.bias + from};
+    linear<kWidth, kWidth, Finish::kRelu>(expand, nullptr, x, vectors, work.hidden);
+    product<1, kPanel>(layer.contract.weight + from * kPanel, kFeedForward * kPanel,
+                       kWidth / kPanel, from == 0 ? layer.contract.bias : nullptr,
+                       from == 0 ? x : work.sum, work.hidden, kWidth, vectors, work.sum);
+  }
+  normalise(layer.norm2, work.sum, vectors, x);
+}
+
 // One encoder layer for all tokens, in place.
 void encoder_layer(const Layer& layer, const Workspace& work, int count) {
   for (int first = 0; first < count; first += kBlock) {
@@ -242,20 +257,31 @@ void encoder_layer(const Layer& layer, const Workspace& work, int count) {
   }
   for (int first = 0; first < count; first += kBlock) {
     const int vectors = vectors_for(count - first);
-    float* x = block_of(work.x, first / kBlock);
-    attend(work, first / kBlock, vectors, count);
-    linear<kWidth, kWidth>(layer.out, x, work.mixed, vectors, work.sum);
-    normalise(layer.norm1, work.sum, vectors, x);
-    // In quarters, so that the hidden activations stay in the first-level cache.
-    for (int from = 0; from < kFeedForward; from += kWidth) {
-      const Linear expand = {layer.expand.weight + from * kWidth, layer.expand.bias + from};
-      linear<kWidth, kWidth, Finish::kRelu>(expand, nullptr, x, vectors, work.hidden);
-      product<1, kPanel>(layer.contract.weight + from * kPanel, kFeedForward * kPanel,
-                         kWidth / kPanel, from == 0 ? layer.contract.bias : nullptr,
-                         from == 0 ? x : work.sum, work.hidden, kWidth, vectors, work.sum);
-    }
-    normalise(layer.norm2, work.sum, vectors, x);
+    attend(work, head_rows(work, first / kBlock, 0, 0), vectors, count);
+    finish_layer(layer, work, vectors, block_of(work.x, first / kBlock));
   }
+}
+
+// Copies the last `read` tokens of the window into work.last.
+void gather_last(const Workspace& work, int count, int read) {
+  for (int i = 0; i < read; ++i) {
+    const int t = count - read + i;
+    const float* from = block_of(work.x, t / kBlock) + t % kBlock;
+    for (int d = 0; d < kWidth; ++d) work.last[d * kBlock + i] = from[d * kBlock];
+  }
+}
+
+// The last encoder layer for the tokens in work.last, in place: their queries, everyone's keys and
+// values.
+void last_layer_of_several(const Layer& layer, const Workspace& work, int count, int read) {
+  const Linear keys_and_values = {layer.qkv.weight + kWidth * kWidth, layer.qkv.bias + kWidth};
+  for (int first = 0; first < count; first += kBlock) {
+    linear<2 * kWidth, kWidth>(keys_and_values, nullptr, block_of(work.x, first / kBlock),
+                               vectors_for(count - first), head_rows(work, first / kBlock, 1, 0));
+  }
+  linear<kWidth, kWidth>(layer.qkv, nullptr, work.last, vectors_for(read), work.query);
+  attend(work, work.query, vectors_for(read), count);
+  finish_layer(layer, work, vectors_for(read), work.last);
 }
 
 // y[N] = weight * x[K] + bias, for one token.
@@ -358,7 +384,7 @@ void weigh_last_token(const Layer& layer, const Workspace& work, int count, cons
 }
 
 // The last encoder layer for the last token z_D only, in place; keys and values of all tokens.
-void last_layer(const Layer& layer, const Workspace& work, int count, float* z) {
+void last_layer_of_one(const Layer& layer, const Workspace& work, int count, float* z) {
   const int stride = (count + kBlock - 1) / kBlock * kBlock;
   weigh_last_token(layer, work, count, z, stride);
   // The value projection is applied to the weighted mean of the tokens, not to every token.
@@ -391,18 +417,26 @@ void last_layer(const Layer& layer, const Workspace& work, int count, float* z) 
 }
 
 void encode(const Encoder& encoder, const float* const* rows, int count, Workspace& work,
-            bool full_graph, float* feature_D) {
+            bool full_graph, float* feature_RD) {
   for (int first = 0; first < count; first += kBlock) {
     const int tokens = count - first < kBlock ? count - first : kBlock;
     embed(encoder, rows + first, tokens, work.scaled, block_of(work.x, first / kBlock));
   }
   const int full_layers = full_graph ? encoder.layer_count : encoder.layer_count - 1;
   for (int i = 0; i < full_layers; ++i) encoder_layer(encoder.layers[i], work, count);
-  alignas(64) float z[kWidth];
-  const float* last = block_of(work.x, (count - 1) / kBlock) + (count - 1) % kBlock;
-  for (int d = 0; d < kWidth; ++d) z[d] = last[d * kBlock];
-  if (!full_graph) last_layer(encoder.layers[full_layers], work, count, z);
-  __builtin_memcpy(feature_D, z, sizeof z);
+  const int read = encoder.read;
+  gather_last(work, count, read);
+  if (!full_graph && read > 1) {
+    last_layer_of_several(encoder.layers[full_layers], work, count, read);
+  }
+  for (int i = 0; i < read; ++i) {
+    alignas(64) float z[kWidth];
+    for (int d = 0; d < kWidth; ++d) z[d] = work.last[d * kBlock + i];
+    if (!full_graph && read == 1) {
+      last_layer_of_one(encoder.layers[full_layers], work, count, z);
+    }
+    __builtin_memcpy(feature_RD + i * kWidth, z, sizeof z);
+  }
 }
 
 void head(const Linear& first, const Linear& second, const float* feature_D, float* scaled_H) {

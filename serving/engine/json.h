@@ -29,6 +29,7 @@ class Value {
   const Array& array(const std::string& what) const;
   const Object& object(const std::string& what) const;
   double number(const std::string& what) const;
+  bool is_null() const { return std::holds_alternative<std::monostate>(content_); }
   // A whole number in 0..2^53.
   std::int64_t count(const std::string& what) const;
   // The member `key` of an object.

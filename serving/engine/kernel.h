@@ -4,7 +4,8 @@
 // and sizes. A kernel's source is compiled for its instruction set, so it must not instantiate
 // anything inline from the standard library: the linker might keep that copy for everyone.
 //
-// Shapes: W window tokens, F features, D model width (64), N rows of a matrix, K columns of it.
+// Shapes: W window tokens, F features, D model width (64), R tokens read by the head, N rows of a
+// matrix, K columns of it.
 #ifndef SWIFTQUEUE_SERVING_ENGINE_KERNEL_H_
 #define SWIFTQUEUE_SERVING_ENGINE_KERNEL_H_
 
@@ -59,6 +60,7 @@ struct Encoder {
   const float* inverse_scale;  // [F]
   const Layer* layers;
   int layer_count;
+  int read;  // R: the head reads the last R tokens
 };
 
 // Scratch memory for windows of up to `64 * blocks` tokens; 64-byte aligned.
@@ -70,16 +72,18 @@ struct Workspace {
   float* mixed;    // [D][64]
   float* hidden;   // [64][64]: a quarter of the feed-forward layer
   float* sum;      // [D][64]
+  float* last;     // [D][64]: the tokens that are read, in the last layer
+  float* query;    // [D][64]: their queries
   float* weights;  // [heads][blocks * 64 keys]: attention of the last token
 };
 
 struct Kernel {
   const char* name;
   // Encodes a window given by the rows of its attended tokens, rows[count], the last one last:
-  // feature_D is the encoder's output for the last token. `full_graph` computes the last layer for
-  // every token (the same result, for comparisons); otherwise for the last token only.
+  // feature_RD is the encoder's output for the last R tokens. `full_graph` computes the last layer
+  // for every token (the same result, for comparisons); otherwise for those only.
   void (*encode)(const Encoder& encoder, const float* const* rows, int count, Workspace& work,
-                 bool full_graph, float* feature_D);
+                 bool full_graph, float* feature_RD);
   // scaled_H = second(relu(first(feature_D))); `second` is padded to 16 rows.
   void (*head)(const Linear& first, const Linear& second, const float* feature_D, float* scaled_H);
   bool (*all_finite)(const float* values, std::size_t count);

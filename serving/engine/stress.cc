@@ -201,14 +201,14 @@ void stress_windows(const std::string& folder, long rounds, Random& random) {
       // Exactly as large as they must be, so that one step too far is seen.
       std::vector<float> x_WF(tokens * features);
       std::vector<float> y_H(horizon);
-      std::vector<float> feature_D(kWidth);
+      std::vector<float> feature_RD(static_cast<std::size_t>(model.read * kWidth));
       const bool tame = i % 4 != 0;
       for (std::size_t at = padding * features; at < x_WF.size(); ++at) {
         x_WF[at] = tame ? static_cast<float>(below(random, 100'000)) : any_float(random);
       }
       const long before = allocations.load();
       try {
-        engine->forward(x_WF.data(), 1, static_cast<int>(tokens), y_H.data(), feature_D.data(),
+        engine->forward(x_WF.data(), 1, static_cast<int>(tokens), y_H.data(), feature_RD.data(),
                         i % 3 == 0);
         require(allocations.load() == before, "forward allocates memory");
         const auto sane = [](float y) { return y >= 0 && y <= 6.1e7F; };

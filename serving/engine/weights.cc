@@ -95,7 +95,8 @@ EncoderWeights::EncoderWeights(const Artifact& artifact) {
            keep(copied(shift)),
            keep(copied(inverse_scale)),
            layers_.data(),
-           artifact.description.layers};
+           artifact.description.layers,
+           artifact.description.read};
 }
 
 HeadWeights::HeadWeights()
@@ -124,6 +125,8 @@ Scratch::Scratch(int tokens, int features) : rows_(static_cast<std::size_t>(toke
       {&view_.mixed, kWidth * kBlock},
       {&view_.hidden, kWidth * kBlock},
       {&view_.sum, kWidth * kBlock},
+      {&view_.last, kWidth * kBlock},
+      {&view_.query, kWidth * kBlock},
       {&view_.weights, keys * kHeads},
   };
   // Memory of its own for each, so that the address sanitizer sees a step from one into another.

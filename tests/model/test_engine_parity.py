@@ -14,8 +14,8 @@ import pytest
 import torch
 from engine_models import GOLDEN, SIZE, make_model, save, windows
 
-from models.predictor import Predictor
-from models.scaling import Target
+from models.predictor import Predictor, Readout
+from models.scaling import Target, TargetTransform
 from serving.engine import Engine, Isa
 
 ISAS: tuple[Isa, ...] = ("avx512", "avx2", "portable")
@@ -33,7 +33,7 @@ def engine(folder: Path, isa: Isa) -> Engine:
 
 def answers(model: Predictor, x_BWF: npt.NDArray[np.float32]) -> npt.NDArray[Any]:
     with torch.no_grad():
-        return np.concatenate([model(part).numpy() for part in torch.from_numpy(x_BWF).split(256)])
+        return np.concatenate([model(part).numpy() for part in torch.from_numpy(x_BWF).split(256)])  # type: ignore[no-untyped-call]
 
 
 def worst(ours: npt.NDArray[Any], theirs: npt.NDArray[Any]) -> float:
@@ -48,7 +48,7 @@ def test_golden_vectors(tmp_path: Path, isa: Isa) -> None:
     for case in golden:
         x_WF = np.array(case["window"], np.float32)
         assert worst(ours.forward(x_WF), np.array([case["latency_us"]])) <= RELATIVE
-        np.testing.assert_allclose(ours.features(x_WF)[0], case["features"], atol=1e-5)
+        np.testing.assert_allclose(ours.features(x_WF)[0, 0], case["features"], atol=1e-5)
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -61,22 +61,28 @@ def test_windows_of_the_served_size(tmp_path: Path, isa: Isa, padding: int) -> N
     assert worst(ours.forward(x_BWF), expected_BH) <= RELATIVE
     assert worst(ours.forward(x_BWF, full_graph=True), expected_BH) <= RELATIVE
     with torch.no_grad():
-        feature_BD = model.encode(torch.from_numpy(x_BWF)).numpy()
-    np.testing.assert_allclose(ours.features(x_BWF), feature_BD, atol=1e-5)
+        feature_BRD = model.encode(torch.from_numpy(x_BWF)).numpy()
+    np.testing.assert_allclose(ours.features(x_BWF), feature_BRD, atol=1e-5)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize(("readout", "anchor"), [("last", None), ("candidates", "last_latency_flow_us")])
 def test_ten_thousand_windows(
-    tmp_path: Path, isa: Isa, record_property: Any, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    isa: Isa,
+    readout: Readout,
+    anchor: str | None,
+    record_property: Any,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    model = make_model()
+    model = make_model(readout=readout, anchor=anchor)
     ours = engine(save(tmp_path / "m", model), isa)
     x_BWF = np.concatenate([windows(5_000, 64, model), windows(5_000, 64, model, 64, seed=1)])
     error = worst(ours.forward(x_BWF), answers(model, x_BWF))
     record_property("worst relative error", error)
     with capsys.disabled():
-        print(f"[{isa}: worst relative error of 10,000 windows {error:.2g}] ", end="")
+        print(f"[{isa}, {readout}: worst relative error of 10,000 windows {error:.2g}] ", end="")
     assert error <= RELATIVE
 
 
@@ -109,6 +115,34 @@ def test_sizes_come_from_the_artifact(
     ours = engine(save(tmp_path / "m", model, tokens), isa)
     assert ours.shape == (tokens, count)
     assert worst(ours.forward(x_BWF), answers(model, x_BWF)) <= RELATIVE
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("anchor", [None, "last_latency_flow_us"])
+@pytest.mark.parametrize(
+    ("horizon", "transform"), [(8, "log"), (8, "raw"), (16, "log"), (1, "log"), (5, "log")]
+)
+def test_reading_every_candidate(
+    tmp_path: Path, isa: Isa, anchor: str | None, horizon: int, transform: TargetTransform
+) -> None:
+    """The readout `candidates`, with and without an anchor that may be hidden, and its fallback too."""
+    target = Target(transform, *((9.0, 1.0) if transform == "log" else (8_000.0, 15_000.0)))
+    model = make_model(target=target, horizon=horizon, readout="candidates", anchor=anchor)
+    ours = engine(save(tmp_path / "m", model, tokens=136), isa)
+    names = [feature.name for feature in model.features]
+    for tokens in (horizon, 17, 64, 67, 136):
+        x_BWF = windows(12, max(tokens, horizon), model, max(0, tokens - horizon))
+        x_BWF[3:, -horizon::2, names.index("last_latency_flow_us")] = 0
+        x_BWF[6:, -horizon::3, names.index("last_latency_us")] = 0
+        expected_BH = answers(model, x_BWF)
+        for full_graph in (False, True):
+            ours_BH = ours.forward(x_BWF, full_graph=full_graph)
+            np.testing.assert_allclose(
+                ours_BH, expected_BH, rtol=RELATIVE, atol=RELATIVE * 15_000 * (transform == "raw")
+            )
+        with torch.no_grad():
+            feature_BRD = model.encode(torch.from_numpy(x_BWF)).numpy()
+        np.testing.assert_allclose(ours.features(x_BWF), feature_BRD, atol=1e-5)
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -15,7 +15,9 @@ from serving.engine import LIBRARY
 
 @pytest.mark.slow
 def test_hostile_artifacts_and_windows_and_swaps_under_sanitizers(tmp_path: Path) -> None:
-    artifact = save(tmp_path / "m", make_model(), tokens=136)
+    artifact = save(
+        tmp_path / "m", make_model(readout="candidates", anchor="last_latency_flow_us"), tokens=136
+    )
     ran = subprocess.run(
         ["make", "-j2", "sanitize", f"ARTIFACT={artifact}", "ROUNDS=10000"],
         cwd=LIBRARY.parent.parent,

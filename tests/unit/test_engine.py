@@ -106,7 +106,7 @@ def test_what_it_says_of_itself(folder: Path) -> None:
     y_BH, version = engine.forward_versioned(windows(3))
     assert y_BH.shape == (3, 8)
     assert version == 7
-    assert engine.features(windows(3)).shape == (3, 64)
+    assert engine.features(windows(3)).shape == (3, 1, 64)
     assert np.array_equal(engine.forward(windows(3)[1]), y_BH[1:2])  # one window, and not the others
 
 
@@ -174,6 +174,8 @@ def test_values_too_large_to_predict_from_are_refused(folder: Path, isa: str, to
         ("target/transform", "sqrt", "target: unknown transform 'sqrt'"),
         ("target/scale", -1, "target: the scale must be above zero"),
         ("schema_hash", 5, "schema_hash is not a string"),
+        ("architecture/readout", "last", "unknown key 'readout'"),
+        ("format", "swiftqueue-artifact/2", "key 'readout' is missing"),
     ],
 )
 def test_a_wrong_description_is_refused(folder: Path, path: str, value: object, message: str) -> None:
@@ -182,6 +184,25 @@ def test_a_wrong_description_is_refused(folder: Path, path: str, value: object, 
         Engine(folder)
     assert str(caught.value).startswith(str(folder))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("readout", "anchor", "message"),
+    [
+        ("first", None, r"unknown readout 'first' \(known: last, candidates\)"),
+        (1, None, "readout is not a string"),
+        ("last", "nothing_us", "the features lack nothing_us"),
+        ("last", "latency_us", "the features lack last_latency_us"),
+        ("last", 3, "anchor is not a string"),
+    ],
+)
+def test_a_wrong_readout_is_refused(folder: Path, readout: object, anchor: object, message: str) -> None:
+    described = json.loads((folder / "model.json").read_text())
+    described["format"] = "swiftqueue-artifact/2"
+    described["architecture"] |= {"readout": readout, "anchor": anchor}
+    (folder / "model.json").write_text(json.dumps(described))
+    with pytest.raises(ValueError, match=message):
+        Engine(folder)
 
 
 @pytest.mark.parametrize(
