@@ -102,7 +102,7 @@ def test_commands_and_paths_of_the_documents_exist(project: Path) -> None:
         for command in re.findall(r"`(?:\.venv/bin/)?swiftqueue ([a-z]+)", text):
             assert command in commands, f"{document.name}: swiftqueue {command}"
         for path in re.findall(r"`([A-Za-z0-9_.-]+/[A-Za-z0-9_./-]*)`", text):
-            if not path.startswith(written) and not re.search(r"[A-Z]{4,}|//", path):
+            if not path.startswith(written) and not re.search(r"[A-Z]{3,}|//", path):
                 assert (project / path).exists(), f"{document.name}: {path}"
         for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
             assert (document.parent / link).exists(), f"{document.name}: link {link}"
