@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from models.predictor import Predictor
+    from models.predictor import Predictor, Readout
 
 TOKENS: Final = 64  # W of the published measurements
 WINDOWS: Final = 16  # different ones, taken in turn
@@ -24,12 +24,12 @@ Windows = npt.NDArray[np.float32]
 Call = Callable[[Windows], Any]
 
 
-def make_model() -> Predictor:
+def make_model(readout: Readout = "last", anchor: str | None = None) -> Predictor:
     """Return random weights for the features of today's windows, scaled so that they vary the answers."""
     import torch
 
     from feature_store.windows import FEATURES
-    from models.predictor import Predictor
+    from models.predictor import Architecture, Predictor
     from models.scaling import Feature, Target, transform_of
 
     torch.manual_seed(0)
@@ -39,7 +39,11 @@ def make_model() -> Predictor:
         else Feature(f.name, f.unit)
         for f in FEATURES
     ]
-    return Predictor(features, Target("log", 9.0, 1.0)).eval()
+    sizes = Architecture(readout=readout, anchor=anchor)
+    model = Predictor(features, Target("log", 9.0, 1.0), sizes).eval()
+    with torch.no_grad():
+        model.head[2].get_parameter("weight").normal_(std=0.1)  # an anchored head begins at 0
+    return model
 
 
 def make_windows(batch: int = WINDOWS) -> Windows:
@@ -75,7 +79,7 @@ def full_graph(model: Predictor) -> Any:
         def forward(self, x_BWF: Tensor) -> Tensor:
             predictor = self.predictor
             encoded_BWD = self.encoder(predictor.embedding(predictor.scale(x_BWF)))
-            return predictor.to_us(predictor.head(encoded_BWD[:, -1]))
+            return predictor.to_us(predictor.head(encoded_BWD[:, -1:]))
 
     return FullGraph().eval()
 
@@ -87,7 +91,8 @@ def export(module: Any, path: Path) -> Path:
     from feature_store.windows import FEATURES
     from models.artifact import ONNX_OPSET
 
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of packages we do not use
+    for name in ("torch.onnx", "torch.utils.flop_counter"):  # they warn of packages we do not use
+        logging.getLogger(name).setLevel(logging.ERROR)
     torch.backends.mha.set_fastpath_enabled(False)
     with torch.inference_mode(False), torch.no_grad():
         program = torch.onnx.export(
