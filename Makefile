@@ -39,6 +39,7 @@ $(VENV)/.synced: requirements.lock pyproject.toml $(UV)
 
 native: $(VENV)/.synced
 	@$(MAKE) --no-print-directory -C feature_store
+	@$(MAKE) --no-print-directory -C serving/engine
 	@$(MAKE) --no-print-directory -C simulation
 
 run: setup ## The main job: traces to a served prediction, replayed; ends with where to look next
@@ -60,6 +61,7 @@ format: setup ## Rewrite Python and C++ sources in the project's format
 bench: setup ## Measure every figure beside its reference
 	swiftqueue bench extract
 	swiftqueue bench finetune
+	swiftqueue bench inference
 
 up: setup ## Start the local servers (Triton and MLflow, loopback only)
 	swiftqueue up --mlflow
@@ -77,4 +79,4 @@ lock: ## Resolve infra/setup/requirements*.in into the two locks
 	  --python-platform x86_64-manylinux_2_35 --generate-hashes --no-header --no-annotate -o requirements-triton.lock
 
 clean: ## Remove what was built and run-time state (environments and DVC data stay)
-	rm -rf build feature_store/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build feature_store/_build serving/engine/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
