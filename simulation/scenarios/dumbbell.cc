@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "../helper/sender-capture.h"
-#include "../model/dual-queue-disc.h"
+#include "../model/dual-pi2-queue-disc.h"
 #include "../model/explore-queue-disc.h"
 #include "../model/message-application.h"
 #include "ns3/boolean.h"
@@ -109,6 +109,23 @@ void SetTcpDefaults() {
   Config::SetDefault("ns3::TcpDctcp::UseEct0", BooleanValue(false));  // L4S: ECT(1)
 }
 
+/** The bottleneck's disc, in the profile `premise` of simulation/doc/dual-pi2.md. */
+Ptr<DualPi2QueueDisc> PremiseDisc(Time lStep) {
+  constexpr uint32_t kQueueBytes = 1'000'000;
+  auto disc = CreateObject<DualPi2QueueDisc>();
+  // Each queue for itself: no coupling, a controller and a limit that see one queue only.
+  disc->SetAttribute("CouplingFactor", DoubleValue(0));
+  disc->SetAttribute("Overload", StringValue("Delay"));
+  disc->SetAttribute("DelayInput", StringValue("Classic"));
+  disc->SetAttribute("LMaxBytes", UintegerValue(kQueueBytes));
+  disc->SetAttribute("CMaxBytes", UintegerValue(kQueueBytes));
+  disc->SetAttribute("CWeight", DoubleValue(0.5));
+  disc->SetAttribute("LAqm", StringValue("Step"));
+  disc->SetAttribute("LStep", TimeValue(lStep));
+  disc->SetAttribute("Draw", StringValue("Random"));  // as Linux does
+  return disc;
+}
+
 /** Accept connections of congestion control `tcp` on `port` and discard what they carry. */
 void Listen(Ptr<Node> node, uint16_t port, TypeId tcp) {
   Ptr<Socket> listener = node->GetObject<TcpL4Protocol>()->CreateSocket(tcp);
@@ -177,8 +194,7 @@ class Dumbbell {
     const double oneWayMs = m_options.rttMs / 2 - 2 * kAccessMs;
     auto shared =
         link(m_routers.Get(0), m_routers.Get(1), m_options.bottleneckMbps, oneWayMs, "1p");
-    auto dual = CreateObject<swiftqueue::DualQueueDisc>();
-    dual->SetAttribute("LStep", TimeValue(Seconds(m_options.lStepMs * 1e-3)));
+    auto dual = PremiseDisc(Seconds(m_options.lStepMs * 1e-3));
     m_stream += dual->AssignStreams(m_stream);
     m_routers.Get(0)->GetObject<TrafficControlLayer>()->SetRootQueueDiscOnDevice(shared.Get(0),
                                                                                  dual);

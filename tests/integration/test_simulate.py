@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import signal
 import struct
@@ -98,12 +100,47 @@ def test_no_make_is_said_in_one_line(unbuilt: Path, monkeypatch: pytest.MonkeyPa
         build_simulator(unbuilt)
 
 
-def test_the_queue_discs_keep_their_rules() -> None:
-    """The C++ suite: classification, shares, step, limits, PI2, exploration."""
-    suite = build_simulator(program="queue-disc-test")
+def test_make_alone_builds_what_the_traces_need(unbuilt: Path) -> None:
+    """A user's first run compiles no test; `tests` names them."""
+
+    def compiled(*targets: str) -> set[str]:
+        make = ["make", "--dry-run", "-C", str(unbuilt / "simulation"), f"PYTHON={sys.executable}", *targets]
+        said = subprocess.run(make, capture_output=True, text=True, check=True).stdout
+        return set(re.findall(r"compiling simulation/(\S+?)\.cc", said))
+
+    needed = compiled()
+    assert needed == compiled("dumbbell")
+    assert {name for name in needed if name.startswith(("scenarios", "test"))} == {"scenarios/dumbbell"}
+    sources = {str(p.relative_to(unbuilt / "simulation")) for p in unbuilt.rglob("*.cc")}
+    assert {f"{name}.cc" for name in compiled("tests")} == sources
+
+
+def test_the_stage_depends_on_every_source_of_its_program(project: Path, program: Path) -> None:
+    """`dvc.yaml` names what was compiled into it, so that an edit is simulated, and no tests or docs."""
+    deps = yaml.safe_load((project / "dvc.yaml").read_text())["stages"]["simulate"]["deps"]
+    of_simulator = [Path(d).relative_to("simulation") for d in deps if Path(d).parts[0] == "simulation"]
+    rules = [program.parent / "scenarios" / f"{program.name}.d"]
+    rules += [p for folder in ("model", "helper") for p in (program.parent / folder).glob("*.d")]
+    # a rule is `TARGET.o: SOURCE HEADER ...`
+    sources = {
+        Path(os.path.normpath(word))
+        for rule in rules
+        for word in rule.read_text().replace("\\\n", " ").split()
+        if word.endswith((".cc", ".h"))
+    }
+    assert Path("scenarios/dumbbell.cc") in sources
+    assert len(sources) > 5
+    for source in sources:
+        assert any(source.is_relative_to(dep) for dep in of_simulator), source
+    assert not {Path(), Path("test"), Path("doc")} & set(of_simulator)
+
+
+def test_exploration_keeps_its_rules() -> None:
+    """The C++ suite: whole batches, data only, its share."""
+    suite = build_simulator(program="explore-queue-disc-test")
     result = subprocess.run([suite], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
-    assert result.stdout.count("PASS") == 9  # eight cases and their suite
+    assert result.stdout.count("PASS") == 2  # a case and its suite
 
 
 def test_a_seed_fixes_every_byte(params: dict[str, Any], program: Path, tmp_path: Path) -> None:

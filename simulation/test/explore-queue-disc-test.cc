@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//
+// ExploreQueueDisc without a network: run `build/simulation/explore-queue-disc-test`.
+
+#include "../model/explore-queue-disc.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "ns3/double.h"
+#include "ns3/ipv4-queue-disc-item.h"
+#include "ns3/simulator.h"
+#include "ns3/tcp-header.h"
+#include "ns3/tcp-l4-protocol.h"
+#include "ns3/test.h"
+
+namespace {
+
+using namespace ns3;  // NOLINT(build/namespaces): a test speaks ns-3
+using swiftqueue::ExploreQueueDisc;
+
+Ptr<Ipv4QueueDiscItem> Item(Ipv4Header::EcnType ecn, uint32_t payloadBytes) {
+  auto packet = Create<Packet>(payloadBytes);
+  packet->AddHeader(TcpHeader());
+  Ipv4Header ip;
+  ip.SetEcn(ecn);
+  ip.SetProtocol(TcpL4Protocol::PROT_NUMBER);
+  ip.SetPayloadSize(packet->GetSize());
+  return Create<Ipv4QueueDiscItem>(packet, Address(), 0x0800, ip);
+}
+
+Ipv4Header::EcnType EcnOf(Ptr<const QueueDiscItem> item) {
+  return DynamicCast<const Ipv4QueueDiscItem>(item)->GetHeader().GetEcn();
+}
+
+class ExploreCase : public TestCase {
+ public:
+  ExploreCase() : TestCase("exploration remarks whole batches of L4S data, and nothing else") {}
+
+ private:
+  static std::vector<bool> Remarked(double share, Ipv4Header::EcnType ecn, uint32_t payload) {
+    auto disc = CreateObject<ExploreQueueDisc>();
+    disc->AssignStreams(1);
+    disc->SetAttribute("Share", DoubleValue(share));
+    disc->Initialize();
+    std::vector<bool> remarked;
+    for (int i = 0; i < 8000; ++i) {
+      disc->Enqueue(Item(ecn, payload));
+      remarked.push_back(EcnOf(disc->Dequeue()) != ecn);
+    }
+    disc->Dispose();
+    Simulator::Destroy();
+    return remarked;
+  }
+
+  static int Count(const std::vector<bool>& flags) {
+    return static_cast<int>(std::count(flags.begin(), flags.end(), true));
+  }
+
+  void DoRun() override {
+    NS_TEST_EXPECT_MSG_EQ(Count(Remarked(0, Ipv4Header::ECN_ECT1, 1448)), 0, "share 0");
+    NS_TEST_EXPECT_MSG_EQ(Count(Remarked(1, Ipv4Header::ECN_ECT1, 1448)), 8000, "share 1");
+    NS_TEST_EXPECT_MSG_EQ(Count(Remarked(1, Ipv4Header::ECN_NotECT, 1448)), 0, "classic data");
+    NS_TEST_EXPECT_MSG_EQ(Count(Remarked(1, Ipv4Header::ECN_ECT1, 0)), 0, "pure ACKs");
+    const auto quarter = Remarked(0.25, Ipv4Header::ECN_ECT1, 1448);
+    // 1000 batches: the standard deviation of the count is 14 batches
+    NS_TEST_EXPECT_MSG_EQ_TOL(Count(quarter), 2000, 4 * 14 * 8, "share 0.25");
+    for (std::size_t i = 0; i < quarter.size(); ++i) {
+      NS_TEST_EXPECT_MSG_EQ(quarter[i], quarter[i - i % 8], "one fate a batch");
+    }
+  }
+};
+
+class ExploreQueueDiscSuite : public TestSuite {
+ public:
+  ExploreQueueDiscSuite() : TestSuite("swiftqueue-explore-queue-disc", Type::UNIT) {
+    AddTestCase(new ExploreCase, Duration::QUICK);
+  }
+};
+
+ExploreQueueDiscSuite g_suite;  // registers itself
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::vector<char*> arguments(argv, argv + argc);
+  std::string suite =
+      "--suite=swiftqueue-explore-queue-disc";  // and not those of ns-3's own libraries
+  std::string verbose = "--verbose";
+  arguments.insert(arguments.end(), {suite.data(), verbose.data(), nullptr});
+  return TestRunner::Run(static_cast<int>(arguments.size()) - 1, arguments.data());
+}
