@@ -28,7 +28,7 @@ def run_main_job(*, speed: float, project: Path | None = None) -> int:
     if not (root / "dvc.yaml").is_file():
         console.print(f"{root} holds no dvc.yaml: run this in the project's folder")
         return 2
-    start = time.monotonic()
+    begun = time.monotonic()
 
     console.rule("1/4  pipeline: traces to a registered model (DVC)")
     if code := run_dvc(["repro"], root):
@@ -48,7 +48,7 @@ def run_main_job(*, speed: float, project: Path | None = None) -> int:
     code = replay_trace(
         trace, speed=speed, deadline_us=20_000, start=start, seconds=REPLAY_SECONDS, as_json=False
     )
-    _print_where_to_look(console, time.monotonic() - start)
+    _print_where_to_look(console, time.monotonic() - begun)
     return code
 
 
