@@ -1,40 +1,21 @@
 #include "match.h"
 
 #include <algorithm>
-#include <cstring>
 #include <iterator>
 #include <limits>
 
 namespace swiftqueue {
 namespace {
 
-// A clock set back by more than this is taken as set, not as records that changed places on their
-// way to the file: ntpd steps the clock from 128 ms, and reordering between capture queues stays
-// well below.
-constexpr std::int64_t kClockStepNs = 100'000'000;
 // How long a packet takes through a host at most; a retransmission comes a round trip later.
 constexpr std::int64_t kCopyNs = 5'000'000;
 // A row waits this long for its ACK. RFC 1122 4.2.3.5: a TCP gives up after at least 100 s.
 constexpr std::int64_t kMaxWaitNs = 120'000'000'000;
-constexpr std::size_t kMaxWaiting = std::size_t{1} << 21;   // rows; 150 MB with their bookkeeping
-constexpr std::int64_t kMaxWindow = std::int64_t{1} << 30;  // RFC 7323 2.3
-constexpr std::int64_t kMaxTimeNs = std::int64_t{1} << 62;
-constexpr std::int64_t kShortFlow = 8;  // one batch: HORIZON of schema.py
+constexpr std::int64_t kMaxWaiting = std::int64_t{1} << 21;  // rows; 150 MB with their bookkeeping
+constexpr std::int64_t kMaxWindow = std::int64_t{1} << 30;   // RFC 7323 2.3
+constexpr std::int64_t kShortFlow = 8;                       // one batch: HORIZON of schema.py
 constexpr double kControlShare = 1e-4;
 constexpr std::size_t kCompactFrom = 1024;
-
-std::size_t Mix(std::uint64_t h) {  // the finaliser of MurmurHash3
-  h ^= h >> 33;
-  h *= 0xff51afd7ed558ccdULL;
-  h ^= h >> 33;
-  return static_cast<std::size_t>(h);
-}
-
-std::uint64_t Word(const std::uint8_t* p) {
-  std::uint64_t word;
-  std::memcpy(&word, p, sizeof word);
-  return word;
-}
 
 // The sequence number `low` carries 32 bits; the one nearest to `reference` is meant.
 std::int64_t Unwrap(std::int64_t reference, std::uint32_t low) {
@@ -43,47 +24,20 @@ std::int64_t Unwrap(std::int64_t reference, std::uint32_t low) {
 
 }  // namespace
 
-std::size_t AddressHash::operator()(const Address& address) const {
-  return Mix(Word(address.data()) * 0x9e3779b97f4a7c15ULL ^ Word(address.data() + 8));
-}
-
-std::size_t FlowKeyHash::operator()(const FlowKey& key) const {
-  std::uint64_t h = Word(key.source.data()) ^ Word(key.source.data() + 8) * 3;
-  h = h * 0x9e3779b97f4a7c15ULL + Word(key.destination.data());
-  h = h * 0x9e3779b97f4a7c15ULL + Word(key.destination.data() + 8);
-  h = h * 0x9e3779b97f4a7c15ULL + (std::uint64_t{key.source_port} << 16 | key.destination_port);
-  return Mix(h);
-}
-
-TraceClock::Reading TraceClock::Read(std::int64_t stamp_ns) {
-  // A stamp and the offset are at most 2^62 each: their sum may not fit, and stays there.
-  std::int64_t now = static_cast<std::int64_t>(
-      std::min<__int128>(static_cast<__int128>(stamp_ns) + offset_ns_, kMaxTimeNs));
-  if (may_step_ && now < last_ns_ - kClockStepNs) {
-    offset_ns_ += last_ns_ - now;
-    now = last_ns_;
-    ++steps_;
-  }
-  last_ns_ = std::max(last_ns_, now);
-  return {last_ns_, now};
-}
-
 void Matcher::Push(std::span<const Segment> segments) {
   for (const Segment& segment : segments) {
     if (segment.kind != kTcp) continue;
     const TraceClock::Reading now = clock_.Read(segment.time_ns);
+    ForgetOldest(now.time_ns);
     if (segment.destination == sender_ && segment.flags & kAck) Ack(segment, now);
     if (segment.source == sender_ && (segment.payload_bytes > 0 || segment.flags & kSyn)) {
       Data(segment, now);
     }
   }
-  ForgetOldest();
 }
 
-Matcher::Flow& Matcher::FlowOf(const Segment& segment) {
-  const FlowKey key{segment.source, segment.destination, segment.source_port,
-                    segment.destination_port};
-  const auto [entry, fresh] = flows_.try_emplace(key);
+Matcher::Flow& Matcher::FlowFor(const Segment& segment) {
+  const auto [entry, fresh] = flows_.try_emplace(FlowOf(segment));
   Flow& flow = entry->second;
   if (fresh) {
     const auto receivers = static_cast<std::int32_t>(receivers_.size());
@@ -105,20 +59,18 @@ void Matcher::Flow::Compact() {
 void Matcher::Data(const Segment& segment, TraceClock::Reading now) {
   if (segment.flags & kSyn) {
     // The 5-tuple starts anew, with another sequence space; a flow begins with its first payload.
-    const auto known = flows_.find(
-        {segment.source, segment.destination, segment.source_port, segment.destination_port});
+    const auto known = flows_.find(FlowOf(segment));
     if (known != flows_.end()) {
       Abandon(known->second);
       known->second.sent_end = segment.sequence + 1;
     }
     if (segment.payload_bytes == 0) return;
   }
-  if (!left_out_.empty() && left_out_.contains({segment.source, segment.destination,
-                                                segment.source_port, segment.destination_port})) {
+  if (!left_out_.empty() && left_out_.contains(FlowOf(segment))) {
     ++left_out_packets_;
     return;
   }
-  Flow& flow = FlowOf(segment);
+  Flow& flow = FlowFor(segment);
   // A SYN takes the sequence number before its payload (TCP Fast Open).
   const std::uint32_t sequence = segment.sequence + (segment.flags & kSyn ? 1u : 0u);
   const std::int64_t start = Unwrap(flow.sent_end, sequence);
@@ -190,15 +142,17 @@ void Matcher::SentAgain(Flow& flow, std::int64_t start, std::int64_t end) {
       continue;
     }
     At(packet->second.row).lost = true;
-    At(packet->second.row).ambiguous |= packet->first <= end;
-    flow.lost.emplace(packet->first, packet->second.row);
-    packet = flow.again.erase(packet);
+    if (packet->first > end) {  // another piece of it may be sent again
+      ++packet;
+      continue;
+    }
+    At(packet->second.row).ambiguous = true;
+    flow.again_lost.insert(flow.again.extract(packet++));
   }
 }
 
 void Matcher::Ack(const Segment& segment, TraceClock::Reading now) {
-  const auto known = flows_.find(
-      {segment.destination, segment.source, segment.destination_port, segment.source_port});
+  const auto known = flows_.find(ReverseFlowOf(segment));
   if (known == flows_.end()) return;
   ++acks_;
   Flow& flow = known->second;
@@ -209,13 +163,11 @@ void Matcher::Ack(const Segment& segment, TraceClock::Reading now) {
     Acknowledge(flow.first[flow.first_head].row, now);
   }
   flow.Compact();
-  while (!flow.again.empty() && flow.again.begin()->first <= acked) {
-    Acknowledge(flow.again.begin()->second.row, now);
-    flow.again.erase(flow.again.begin());
-  }
-  while (!flow.lost.empty() && flow.lost.begin()->first <= acked) {
-    Acknowledge(flow.lost.begin()->second, now);
-    flow.lost.erase(flow.lost.begin());
+  for (auto* resent : {&flow.again, &flow.again_lost}) {
+    while (!resent->empty() && resent->begin()->first <= acked) {
+      Acknowledge(resent->begin()->second.row, now);
+      resent->erase(resent->begin());
+    }
   }
 }
 
@@ -231,39 +183,35 @@ void Matcher::Abandon(Flow& flow) {
   for (; flow.first_head < flow.first.size(); ++flow.first_head) {
     At(flow.first[flow.first_head].row).done = true;
   }
-  for (const auto& [end, packet] : flow.again) At(packet.row).done = true;
-  for (const auto& [end, row] : flow.lost) At(row).done = true;
+  for (auto* resent : {&flow.again, &flow.again_lost}) {
+    for (const auto& [end, packet] : *resent) At(packet.row).done = true;
+    resent->clear();
+  }
   flow.first.clear();
   flow.first_head = 0;
-  flow.again.clear();
-  flow.lost.clear();
 }
 
 // Gives up rows that waited too long, so that a dead connection cannot hold all that were sent
-// after it.
-void Matcher::ForgetOldest() {
-  for (std::size_t i = 0; i < rows_.size(); ++i) {
-    Row& row = rows_[i];
-    const bool too_many = rows_.size() - i > kMaxWaiting;
-    if (!too_many && clock_.now_ns() - row.sent_ns <= kMaxWaitNs) break;
+// after it. Asked at every record, so that a table does not depend on how the capture was cut into
+// pieces.
+void Matcher::ForgetOldest(std::int64_t now_ns) {
+  const std::int64_t next = first_row_ + static_cast<std::int64_t>(rows_.size());
+  for (oldest_ = std::max(oldest_, first_row_); oldest_ < next; ++oldest_) {
+    Row& row = At(oldest_);
+    if (next - oldest_ <= kMaxWaiting && now_ns - row.sent_ns <= kMaxWaitNs) break;
     if (row.done) continue;
     row.done = true;
-    const std::int64_t number = first_row_ + static_cast<std::int64_t>(i);
     Flow& flow = *flow_of_id_[static_cast<std::size_t>(row.flow_id)];
     if (row.in_order) {
       ++flow.first_head;  // rows of one flow are in the same order in both
       flow.Compact();
       continue;
     }
-    for (auto [packet, end] = flow.again.equal_range(row.end); packet != end; ++packet) {
-      if (packet->second.row != number) continue;
-      flow.again.erase(packet);
-      break;
-    }
-    for (auto [packet, end] = flow.lost.equal_range(row.end); packet != end; ++packet) {
-      if (packet->second != number) continue;
-      flow.lost.erase(packet);
-      break;
+    const auto is_row = [this](const auto& packet) { return packet.second.row == oldest_; };
+    for (auto* resent : {&flow.again, &flow.again_lost}) {
+      const auto [first, last] = resent->equal_range(row.end);
+      const auto packet = std::find_if(first, last, is_row);
+      if (packet != last) resent->erase(packet);
     }
   }
 }

@@ -16,27 +16,12 @@
 #include <unordered_set>
 #include <vector>
 
+#include "flow_key.h"
 #include "latency_stats.h"
 #include "segment.h"
+#include "trace_clock.h"
 
 namespace swiftqueue {
-
-// One direction of a TCP connection.
-struct FlowKey {
-  Address source;
-  Address destination;
-  std::uint16_t source_port;
-  std::uint16_t destination_port;
-  bool operator==(const FlowKey&) const = default;
-};
-
-struct FlowKeyHash {
-  std::size_t operator()(const FlowKey& key) const;
-};
-
-struct AddressHash {
-  std::size_t operator()(const Address& address) const;
-};
 
 // Columns of the packet table that Drain fills, each at least as long as asked for.
 struct Columns {
@@ -49,26 +34,6 @@ struct Columns {
   std::uint8_t* ecn;
   std::uint8_t* retransmitted;
   std::uint8_t* lost;
-};
-
-// A clock that never runs backwards, over capture timestamps that may.
-class TraceClock {
- public:
-  struct Reading {
-    std::int64_t time_ns;  // never below the reading before
-    std::int64_t
-        stamp_ns;  // the record's own stamp on the same scale; below time_ns if it ran backwards
-  };
-  explicit TraceClock(bool steps) : may_step_(steps) {}
-  Reading Read(std::int64_t stamp_ns);
-  std::int64_t now_ns() const { return last_ns_; }
-  std::int64_t steps() const { return steps_; }  // how often the capture's clock was set back
-
- private:
-  bool may_step_;
-  std::int64_t last_ns_ = 0;
-  std::int64_t offset_ns_ = 0;
-  std::int64_t steps_ = 0;
 };
 
 class Matcher {
@@ -140,8 +105,8 @@ class Matcher {
     std::vector<Outstanding> first;      // sent once, unacknowledged, ordered by start and by row
     std::size_t first_head = 0;          // those before it are acknowledged
     std::multimap<std::int64_t, Resent> again;  // below sent_end when sent, by end
-    std::multimap<std::int64_t, std::int64_t>
-        lost;        // rows of `again` that were sent yet again, by end
+    // Of `again`, those whose last byte was sent yet again: only an ACK can change them.
+    std::multimap<std::int64_t, Resent> again_lost;
     void Compact();  // frees what is acknowledged, in amortised constant time
   };
 
@@ -152,8 +117,8 @@ class Matcher {
   void SentAgain(Flow& flow, std::int64_t start, std::int64_t end);
   void Acknowledge(std::int64_t row, TraceClock::Reading now);
   void Abandon(Flow& flow);
-  void ForgetOldest();
-  Flow& FlowOf(const Segment& segment);
+  void ForgetOldest(std::int64_t now_ns);
+  Flow& FlowFor(const Segment& segment);
   Row& At(std::int64_t row) { return rows_[static_cast<std::size_t>(row - first_row_)]; }
 
   Address sender_;
@@ -162,6 +127,7 @@ class Matcher {
   TraceClock clock_;
   std::deque<Row> rows_;        // not yet drained, in send order
   std::int64_t first_row_ = 0;  // number of rows_.front()
+  std::int64_t oldest_ = 0;     // rows before it are done
   std::unordered_map<FlowKey, Flow, FlowKeyHash> flows_;
   std::vector<Flow*> flow_of_id_;
   std::unordered_map<Address, std::int32_t, AddressHash> receivers_;

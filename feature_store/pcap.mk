@@ -1,6 +1,6 @@
 # The capture decoder and the data-to-ACK matcher, a shared library that pcaplib.py loads.
 EXTRACT_SOURCES := decode.cc pcap.cc match.cc sender_view.cc extract_api.cc
-EXTRACT_HEADERS := segment.h decode.h pcap.h match.h sender_view.h latency_stats.h
+EXTRACT_HEADERS := segment.h flow_key.h trace_clock.h decode.h pcap.h match.h sender_view.h latency_stats.h
 EXTRACT_FLAGS := -std=c++20 -Wall -Wextra -Werror -fPIC -shared -fvisibility=default
 
 _build/libpcapdecode.so: $(EXTRACT_SOURCES) $(EXTRACT_HEADERS) pcap.mk

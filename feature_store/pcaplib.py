@@ -15,7 +15,14 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-LIBRARY: Final = Path(__file__).parent / "_build" / "libpcapdecode.so"
+from feature_store import native
+
+LIBRARY: Final = native.FOLDER / "_build" / "libpcapdecode.so"
+SOURCES: Final = (  # as in pcap.mk
+    *("decode.cc", "pcap.cc", "match.cc", "sender_view.cc", "extract_api.cc"),
+    *("segment.h", "flow_key.h", "trace_clock.h", "decode.h", "pcap.h", "match.h", "sender_view.h"),
+    "latency_stats.h",
+)
 
 SEGMENT: Final = np.dtype(
     [
@@ -116,13 +123,10 @@ def library() -> ctypes.CDLL:
     """Load the library.
 
     Raises:
-        RuntimeError: it was not built yet.
+        NotBuiltError: it was not built yet, or is older than its sources.
 
     """
-    path = Path(os.environ.get("SWIFTQUEUE_PCAP_LIBRARY", LIBRARY))
-    if not path.is_file():
-        raise RuntimeError(f"{path} is not built: run `make setup`")
-    lib = ctypes.CDLL(str(path))
+    lib = native.load(Path(os.environ.get("SWIFTQUEUE_PCAP_LIBRARY", LIBRARY)), SOURCES)
     handle, size, i64 = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64
     for name, result, arguments in (
         ("capture_new", handle, []),

@@ -1,4 +1,7 @@
-"""How fast a sender's TCP timestamp clock runs (RFC 7323, 5.4, allows ticks of 1 ms to 1 s; some are faster)."""
+"""How fast a sender's TCP timestamp clock runs.
+
+RFC 7323, 5.4, allows ticks of 1 ms to 1 s; some clocks are faster.
+"""
 
 from __future__ import annotations
 

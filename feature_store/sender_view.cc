@@ -25,8 +25,7 @@ void SenderView::FromSender(const Segment& segment) {
     without_timestamps_ += segment.payload_bytes > 0;
     return;
   }
-  Flow& flow =
-      flows_[{segment.source, segment.destination, segment.source_port, segment.destination_port}];
+  Flow& flow = flows_[FlowOf(segment)];
   if (!flow.started || segment.flags & kSyn) {
     flow = Flow{.start_ns = segment.time_ns,
                 .ticks = 0,
@@ -52,8 +51,7 @@ void SenderView::FromSender(const Segment& segment) {
 }
 
 void SenderView::ToSender(const Segment& segment) {
-  const auto known = flows_.find(
-      {segment.destination, segment.source, segment.destination_port, segment.source_port});
+  const auto known = flows_.find(ReverseFlowOf(segment));
   if (known == flows_.end() || !segment.has_timestamps) return;
   std::deque<Segment>& held = known->second.held;
   // Of ACKs within one tick of the receiver's clock the last says it all.

@@ -12,7 +12,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "match.h"
+#include "flow_key.h"
 #include "segment.h"
 
 namespace swiftqueue {

@@ -8,11 +8,12 @@ from __future__ import annotations
 import ctypes
 import hashlib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
-LIBRARY: Final = Path(__file__).parent / "_build" / "libswiftqueue_window.so"
-SOURCES: Final = tuple(Path(__file__).with_name(name) for name in ("window.h", "window_capi.cc"))
+from feature_store import native
+
+LIBRARY: Final = native.FOLDER / "_build" / "libswiftqueue_window.so"
+SOURCES: Final = ("window.h", "window_capi.cc")
 
 
 @dataclass(frozen=True)
@@ -24,12 +25,7 @@ class Feature:
 
 
 def _load() -> ctypes.CDLL:
-    remedy = f"run `make -C {LIBRARY.parent.parent}`"
-    if not LIBRARY.is_file():
-        raise OSError(f"{LIBRARY} is not built; {remedy}")
-    if any(source.stat().st_mtime > LIBRARY.stat().st_mtime for source in SOURCES):
-        raise OSError(f"{LIBRARY} is older than its sources; {remedy}")
-    library = ctypes.CDLL(str(LIBRARY))
+    library = native.load(LIBRARY, SOURCES)
     pointer, i32, i64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
     signatures: dict[str, tuple[Any, list[Any]]] = {
         "sq_horizon": (ctypes.c_int, []),

@@ -135,7 +135,8 @@ def main() -> None:
     packets, seconds, peak = extract_in_capped_memory(arguments.gigabytes, arguments.cap_mib)
     print(
         f"{arguments.gigabytes:g} GB, {packets:,} packets: {seconds:.1f} s "
-        f"({packets / seconds:,.0f} packets/s), peak resident memory {peak / 2**20:,.0f} MiB under a cap of {arguments.cap_mib:,} MiB"
+        f"({packets / seconds:,.0f} packets/s), peak resident memory "
+        f"{peak / 2**20:,.0f} MiB under a cap of {arguments.cap_mib:,} MiB"
     )
 
 
