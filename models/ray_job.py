@@ -17,6 +17,9 @@ LOOPBACK: Final = "127.0.0.1"
 OBJECT_STORE_BYTES: Final = 128 * 1024 * 1024  # windows are memory-mapped from disk, not shipped through Ray
 START_WAIT_S: Final = "180"  # Ray's own 30 s are too few on a machine that is busy with something else
 WORKERS_START_WAIT_S: Final = "600"
+# The controller looks at its workers this often, and an epoch's checkpoint waits for it; Ray's own 2 s are
+# more than such an epoch takes.
+CONTROLLER_POLL_S: Final = "0.2"
 WORKER_RESTARTS: Final = 1  # a worker that dies is restarted from the last checkpoint this often
 PROGRESS_FILE: Final = "progress.jsonl"
 POLL_S: Final = 0.3
@@ -80,6 +83,7 @@ def run_job(
     """
     # Ray's 60 s run out on a busy machine, and it then starts the workers anew for ever.
     os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", WORKERS_START_WAIT_S)
+    os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", CONTROLLER_POLL_S)
     with ray_cluster(workers):
         import ray.train
         from ray.train.torch import TorchConfig, TorchTrainer
