@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from scapy.utils import PcapNgReader, PcapReader
 
 from feature_store import pcaplib
 from feature_store.captures import CaptureFile, trace_name
@@ -77,6 +76,7 @@ def test_every_container_and_link_gives_the_same_table(name: str, tmp_path: Path
     assert summary["sharp_changes"] == 1  # 20 -> 44 ms; 44 -> 25 is 19 ms, 25 -> 30 is 5 ms
 
 
+@pytest.mark.slow
 def test_the_committed_captures_are_what_the_script_makes() -> None:
     spec = importlib.util.spec_from_file_location("make_captures", OWN / "make_captures.py")
     assert spec is not None
@@ -91,6 +91,8 @@ def test_the_committed_captures_are_what_the_script_makes() -> None:
 
 def scapy_segments(capture: Path, limit: int | None = None) -> np.ndarray:
     """Decode with scapy alone: the oracle."""
+    from scapy.utils import PcapNgReader, PcapReader
+
     reader = PcapNgReader(str(capture)) if capture.suffix == ".pcapng" else PcapReader(str(capture))
     segments = []
     for number, packet in enumerate(reader):
@@ -116,6 +118,7 @@ FIELDS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [n for n in GOOD if not n.startswith("rare_")])
 def test_decode_equals_scapy_on_own_captures(name: str) -> None:
     ours, oracle = our_segments(OWN / name), scapy_segments(OWN / name)

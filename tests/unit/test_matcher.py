@@ -52,7 +52,7 @@ def conversations(draw: st.DrawFn) -> list[Event]:
     return events
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(conversations())
 def test_matcher_follows_its_rules(events: list[Event]) -> None:
     rows, stats = matched(events, chunk=len(events) + 1)
