@@ -184,15 +184,8 @@ class Capture(_Handle):
 
         """
         consumed = ctypes.c_size_t()
-        segments = self._lib.sq_capture_feed(
-            self._handle,
-            data.ctypes.data,
-            len(data),
-            last,
-            out.ctypes.data,
-            len(out),
-            ctypes.byref(consumed),
-        )
+        source, target = (data.ctypes.data, len(data), last), (out.ctypes.data, len(out))
+        segments = self._lib.sq_capture_feed(self._handle, *source, *target, ctypes.byref(consumed))
         return consumed.value, segments
 
     @property
