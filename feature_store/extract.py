@@ -100,9 +100,13 @@ class _Pass:
             writer.write(rows)
             stats = matcher.stats()
             if not stats.acks:
+                sender = address_text(self.sender or b"")
                 raise ValueError(
-                    f"{self.job.capture}: no ACK comes back to {address_text(self.sender or b'')}: only one "
-                    "direction was captured, so no latency can be known"
+                    f"{self.job.capture}: no packet of {sender} echoes the timestamp of an ACK, so no "
+                    "latency can be known; `--latency acks` is for captures made at the sender"
+                    if self.view
+                    else f"{self.job.capture}: no ACK comes back to {sender}: only one direction was "
+                    "captured, so no latency can be known"
                 )
         for note in capture.notes:
             say(f"{self.job.trace}: {note}")

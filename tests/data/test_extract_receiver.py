@@ -37,7 +37,9 @@ def record(time_ns: int, packet: bytes, payload: int) -> bytes:
     return struct.pack("<IIII", seconds, rest, len(packet), len(packet) + payload) + packet
 
 
-def write_transfer(capture: Path, sender_tick_ns: int, receiver_tick_ns: int, jitter_ns: int) -> list[int]:
+def write_transfer(
+    capture: Path, sender_tick_ns: int, receiver_tick_ns: int, jitter_ns: int, packets: int = PACKETS
+) -> list[int]:
     """Write what the receiver of a window-limited transfer sees; return each packet's true latency in ns.
 
     `jitter_ns`: how much longer than 5 ms an ACK may take back.
@@ -51,9 +53,9 @@ def write_transfer(capture: Path, sender_tick_ns: int, receiver_tick_ns: int, ji
     latency: list[int] = []
     records: list[tuple[int, bytes]] = []
     arrival = back = START_NS
-    echo = [0] * PACKETS  # the receiver's clock in the newest ACK that a packet's sender has had
+    echo = [0] * packets  # the receiver's clock in the newest ACK that a packet's sender has had
     queue_ns = 0
-    for n in range(PACKETS):
+    for n in range(packets):
         queue_ns = min(max(queue_ns + chance.randrange(-2 * MS, 2 * MS), 0), 60 * MS)
         arrival = max(sent[n] + 10 * MS + queue_ns, arrival + MS // 5)  # one way, in order
         value = (sent[n] - START_NS + sender_phase) // sender_tick_ns + 2**32 - 500
@@ -66,7 +68,7 @@ def write_transfer(capture: Path, sender_tick_ns: int, receiver_tick_ns: int, ji
         records.append((arrival + 1_000, record(arrival + 1_000, ack, 0)))
         back = max(arrival + 5 * MS + chance.randint(0, jitter_ns), back + 1)  # the ACK's way, in order
         latency.append(back - sent[n])
-        if n + WINDOW < PACKETS:
+        if n + WINDOW < packets:
             sent.append(back)
             echo[n + WINDOW] = clock
     records.sort(key=lambda timed: timed[0])
