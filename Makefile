@@ -40,6 +40,7 @@ $(VENV)/.synced: requirements.lock pyproject.toml $(UV)
 native: $(VENV)/.synced
 	@$(MAKE) --no-print-directory -C feature_store
 	@$(MAKE) --no-print-directory -C serving/engine
+	@$(MAKE) --no-print-directory -C serving/triton/native
 	@$(MAKE) --no-print-directory -C simulation
 
 run: setup ## The main job: traces to a served prediction, replayed; ends with where to look next
@@ -48,7 +49,7 @@ run: setup ## The main job: traces to a served prediction, replayed; ends with w
 test: setup ## All tests (under 20 minutes on 2 cores)
 	pytest
 
-test-fast: setup ## Unit tests only (under a minute)
+test-fast: setup ## The tests that need no service and no training (under a minute)
 	pytest -m "not slow"
 
 lint: setup ## ruff, mypy, clang-format, codespell
@@ -79,4 +80,4 @@ lock: ## Resolve infra/setup/requirements*.in into the two locks
 	  --python-platform x86_64-manylinux_2_35 --generate-hashes --no-header --no-annotate -o requirements-triton.lock
 
 clean: ## Remove what was built and run-time state (environments and DVC data stay)
-	rm -rf build feature_store/_build serving/engine/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build feature_store/_build serving/engine/_build serving/triton/native/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from pathlib import Path
 
@@ -23,6 +24,8 @@ def run_main_job(*, speed: float, project: Path | None = None) -> int:
     from serving.deploy import deploy_version
     from serving.replay import replay_trace
 
+    if not (math.isfinite(speed) and speed >= 0):
+        raise ValueError(f"--speed {speed}: must be 0 (as fast as possible) or above")
     console = Console()
     root = project or Path.cwd()
     if not (root / "dvc.yaml").is_file():
@@ -61,7 +64,7 @@ def _print_where_to_look(console: Console, seconds: float) -> None:
         ("figures, and how they changed", ".venv/bin/dvc metrics show   |   .venv/bin/dvc plots show"),
         (
             "MLflow: runs, versions, lineage",
-            ".venv/bin/swiftqueue up --mlflow   then open http://127.0.0.1:5000",
+            ".venv/bin/swiftqueue up --mlflow   (it prints the address to open)",
         ),
         ("Triton: version served, a real inference", ".venv/bin/swiftqueue status"),
         ("replay again, faster", ".venv/bin/swiftqueue replay TRACE --speed 4"),

@@ -147,7 +147,7 @@ def _print_triton() -> bool:
             answer = triton.infer(np.zeros((1, tokens, features), dtype=np.float32))
             took_us = (time.perf_counter() - begin) * 1e6
         except TritonError as error:
-            print(f"triton: answers at {triton.address}, but serves no prediction: {error}")
+            print(f"triton: answers at {triton.address}, but serves no version ({error}): swiftqueue deploy")
             return False
     age = last_deployed(answer.version)
     since = f"deployed {_duration(time.time() - age)} ago" if age else "not deployed from here"

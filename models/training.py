@@ -61,8 +61,13 @@ class PretrainParams:
             self,
             ("workers", "epochs", "batch_size", "warmup_steps", "noam_factor", "sharp_weight"),
         )
-        if self.weight_decay < 0:
-            raise ValueError(f"pretrain.weight_decay is {self.weight_decay}; it must not be negative")
+        for name in ("epochs", "workers", "batch_size", "warmup_steps", "seed"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise ValueError(f"pretrain.{name} is {value!r}; it must be a whole number from 0 on")
+        if not (isinstance(self.weight_decay, int | float) and self.weight_decay >= 0):
+            raise ValueError(f"pretrain.weight_decay is {self.weight_decay!r}; it must not be negative")
+        Architecture(readout=self.readout)  # refuses an unknown one, by name
 
 
 @dataclass(frozen=True)
@@ -99,6 +104,8 @@ def pretrain(
         ValueError: the windows cannot be trained on, or training diverged.
     """
     windows = load_windows(windows_dir)
+    if params.anchor is not None and params.anchor not in windows.feature_names:
+        raise ValueError(f"pretrain.anchor is {params.anchor!r}; it must name an input or be null")
     train, _ = pretraining_split(windows)
     features, target = fit_scaling(windows, train, params.target)
     config = {

@@ -21,6 +21,8 @@ def extract(traces: dict[str, dict[str, Any]], output: Path) -> list[Summary]:
         StageError: a trace is described wrongly or cannot be extracted; the line names each.
 
     """
+    if not isinstance(traces, dict):
+        raise StageError(f"extract.traces is {traces!r}; it must map each trace's name to its file")
     if not traces:
         raise StageError("extract.traces is empty: add a capture with `swiftqueue trace add`")
     jobs = []

@@ -26,6 +26,22 @@ from pipelines.stage import StageError, load_params, stage_main
 PARAMS: Final = {"model_name", "trace", "keep_versions"}
 
 
+def read_params(path: Path) -> dict[str, Any]:
+    """Read section `register`, which `swiftqueue deploy` reads too.
+
+    Raises:
+        StageError: a key is unknown, missing or has a value that cannot be.
+    """
+    params = load_params(path, "register", PARAMS)
+    for key in ("model_name", "trace"):
+        if not isinstance(params[key], str) or not params[key]:
+            raise StageError(f"register.{key} is {params[key]!r}; it must be a name")
+    keep = params["keep_versions"]
+    if isinstance(keep, bool) or not isinstance(keep, int) or keep < 2:
+        raise StageError(f"register.keep_versions is {keep!r}; a rollback needs at least 2")
+    return params
+
+
 def last_round(finetuned: Path, trace: str) -> Path:
     """Artifact of the trace's last fine-tuning round.
 
@@ -202,7 +218,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=Path, required=True)
     arguments = parser.parse_args()
     with stage_main("register"):
-        params = load_params(arguments.params, "register", PARAMS)
+        params = read_params(arguments.params)
         result = register(
             params,
             windows=arguments.windows,

@@ -42,6 +42,17 @@ def load_params(path: Path, stage: str, known: set[str]) -> dict[str, Any]:
     return section
 
 
+def check_number(stage: str, section: dict[str, Any], key: str, low: float, high: float) -> None:
+    """Refuse a parameter that is not a number in `low..high`.
+
+    Raises:
+        StageError: the line names the parameter, its value and what it must be.
+    """
+    value = section[key]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise StageError(f"{stage}.{key} is {value!r}; it must be a number from {low:g} to {high:g}")
+
+
 @contextlib.contextmanager
 def atomic_dir(target: Path) -> Iterator[Path]:
     """Yield a fresh folder beside `target` that takes its place only when the block succeeds."""

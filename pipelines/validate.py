@@ -13,10 +13,11 @@ from feature_store import expectations as ex
 from feature_store.distribution_shift import slice_shifts
 from feature_store.schema import scan_packets, traces_in
 from feature_store.windows import schema_hash
-from pipelines.stage import StageError, atomic_dir, load_params, stage_main
+from models.state import state_dir
+from pipelines.stage import StageError, atomic_dir, check_number, load_params, stage_main
 
-PARAMETERS = {"max_unknown_latency", "max_latency_s", "max_shift_psi"}
-FAILED = Path("var/validation")  # report and data docs of a failed run; `--output` is for passed ones
+# Parameter: the lowest and the highest value that make sense.
+PARAMETERS = {"max_unknown_latency": (0, 1), "max_latency_s": (0.001, 3600), "max_shift_psi": (0.01, 100)}
 
 
 def validate(packets_dir: Path, windows_dir: Path, params: dict[str, Any]) -> ex.Validation:
@@ -89,13 +90,16 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()
     with stage_main("validate"):
-        params = load_params(args.params, "validate", PARAMETERS)
+        params = load_params(args.params, "validate", set(PARAMETERS))
+        for key, (low, high) in PARAMETERS.items():
+            check_number("validate", params, key, low, high)
         validation = validate(args.packets, args.windows, params)
-        write(validation, FAILED if validation.failures else args.output)
+        failed = state_dir() / "validation"  # of a failed run; `--output` is for passed ones
+        write(validation, failed if validation.failures else args.output)
         if validation.failures:
             lines = "\n".join(f"  {failure}" for failure in validation.failures)
             raise StageError(
-                f"{len(validation.failures)} expectations failed; see {FAILED}/docs/index.html\n{lines}"
+                f"{len(validation.failures)} expectations failed; see {failed}/docs/index.html\n{lines}"
             )
     expectations = sum(c["expectations"] for c in validation.report.values())
     print(f"{expectations} expectations met; data docs: {args.output}/docs/index.html")

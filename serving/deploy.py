@@ -16,12 +16,12 @@ from typing import Final
 from models.lineage import git_commit
 from models.registry import CHALLENGER, CHAMPION, CONTENT_TAG, Registry, registry_exists
 from models.state import state_dir
-from pipelines.stage import StageError, load_params
+from pipelines.register import read_params
+from pipelines.stage import StageError
 from serving import deploy_log
 from serving.endpoint import Triton
 from serving.triton_repository import ModelRepository
 
-PARAMS: Final = {"model_name", "trace", "keep_versions"}
 PARAMS_FILE: Final = Path("params.yaml")
 REPLACED_TAG: Final = "replaced_version"  # the champion before this one: where a rollback goes
 NONE: Final = "none"
@@ -43,7 +43,7 @@ def deploy_version(version: int | None) -> None:
         chosen = version if version is not None else registry.alias(CHALLENGER)
         if chosen is None:
             if champion is None:
-                raise ValueError("the registry has no version to deploy; run `dvc repro` first")
+                raise ValueError("the registry has no version to deploy; `dvc repro register` makes one")
             chosen = champion
         tags = _tags(registry, chosen)
         if tags.get("gate") != "passed" and chosen != champion:
@@ -104,12 +104,10 @@ def _deployment() -> Iterator[tuple[Registry, Triton, ModelRepository, int]]:
     if not PARAMS_FILE.is_file():
         raise OSError(f"{PARAMS_FILE.absolute()}: no such file; run this in the project's folder")
     try:
-        params = load_params(PARAMS_FILE, "register", PARAMS)
+        params = read_params(PARAMS_FILE)
     except StageError as error:
         raise ValueError(str(error)) from error
-    keep = params["keep_versions"]
-    if not isinstance(keep, int) or keep < 2:
-        raise ValueError(f"register.keep_versions is {keep!r}; a rollback needs at least 2")
+    keep = int(params["keep_versions"])
     state_dir().mkdir(parents=True, exist_ok=True)
     with (state_dir() / "deploy.lock").open("w") as lock, Triton() as triton:
         triton.require_live()

@@ -33,6 +33,8 @@ def interleaved_medians(rounds: int, *measures: Callable[[], float]) -> list[flo
 
 def run_benchmark(name: str, *, rounds: int, as_json: bool) -> None:
     """Run `infra.bench.NAME.measure(rounds)` and print its rows as a table or as JSON."""
+    if rounds < 1:
+        raise ValueError(f"--rounds {rounds}: must be 1 or more")
     rows: list[Row] = importlib.import_module(f"infra.bench.{name}").measure(rounds)
     if as_json:
         print(json.dumps([asdict(row) for row in rows], indent=1))

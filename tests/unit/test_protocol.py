@@ -20,7 +20,7 @@ def every(step_s: float, seconds: float, start_ns: int = 1_700_000_000 * S) -> n
 
 def test_lengths_are_the_designs() -> None:
     assert [(p.pretrain_s, p.finetune_s, p.test_s) for p in (SHORT, SMALL, PAPER)] == [
-        (5, 1, 2),
+        (2.5, 0.5, 1),
         (30, 6, 10),
         (300, 60, 300),
     ]
@@ -81,7 +81,7 @@ def test_slices_are_ordered_and_bounded_by_time(
         (200, PAPER, "protocol 'small' fits"),
         (20, PAPER, "protocol 'short' fits"),
         (20, SMALL, "protocol 'short' fits"),
-        (3, SMALL, "no protocol is short enough"),
+        (2, SMALL, "no protocol is short enough"),
     ],
 )
 def test_a_short_trace_is_told_what_fits(seconds: float, protocol: Protocol, advice: str) -> None:
