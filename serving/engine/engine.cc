@@ -5,6 +5,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "serving/engine/json.h"
 #include "serving/engine/shared_head.h"
@@ -52,13 +53,16 @@ const Kernel& select_kernel(std::string_view isa) {
 }
 
 Engine::Engine(const std::string& folder, std::string_view isa, std::int64_t version)
-    : kernel_(select_kernel(isa)), scratch_(1, 1) {
-  const Artifact artifact = load_artifact(folder);
-  description_ = artifact.description;
-  encoder_ = std::make_shared<const EncoderWeights>(artifact);
-  head_ = std::make_shared<SharedHead>(artifact, version);
-  scratch_ = Scratch(description_.tokens, encoder_->view().features);
-}
+    : Engine(load_artifact(folder), nullptr, isa, version) {}
+
+Engine::Engine(const Artifact& artifact, std::shared_ptr<const EncoderWeights> encoder,
+               std::string_view isa, std::int64_t version)
+    : kernel_(select_kernel(isa)),
+      description_(artifact.description),
+      encoder_(encoder != nullptr ? std::move(encoder)
+                                  : std::make_shared<const EncoderWeights>(artifact)),
+      head_(std::make_shared<SharedHead>(artifact, version)),
+      scratch_(description_.tokens, encoder_->view().features) {}
 
 Engine::Engine(const Engine& other, int)
     : kernel_(other.kernel_),

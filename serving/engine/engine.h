@@ -30,6 +30,10 @@ class Engine {
  public:
   // Loads an artifact; `version` is the caller's number of it, returned with each answer.
   Engine(const std::string& folder, std::string_view isa = "auto", std::int64_t version = 0);
+  // Of an artifact already read. `encoder`, if not null, was made from an artifact of the same
+  // encoder (hash and description): it is shared, and only the head is loaded.
+  Engine(const Artifact& artifact, std::shared_ptr<const EncoderWeights> encoder,
+         std::string_view isa, std::int64_t version);
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The encoders in this process. Versions that differ only in their heads (the five-minute update)
+// share one, so loading such a version adds the two last linear layers and nothing else.
+#ifndef SWIFTQUEUE_SERVING_TRITON_NATIVE_ENCODER_CACHE_H_
+#define SWIFTQUEUE_SERVING_TRITON_NATIVE_ENCODER_CACHE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "serving/engine/artifact.h"
+#include "serving/engine/weights.h"
+
+namespace swiftqueue::backend {
+
+// An encoder lives as long as a version that uses it; the cache itself keeps none alive. Any thread
+// may call.
+class EncoderCache {
+ public:
+  // The artifact's encoder: the one in memory if it has the same weights and the same description
+  // (features, scaling, sizes), else a new one.
+  std::shared_ptr<const engine::EncoderWeights> get(const engine::Artifact& artifact);
+
+  // Encoders in memory now.
+  std::size_t size() const;
+
+ private:
+  struct Entry {
+    std::uint64_t hash;
+    engine::Description description;
+    std::weak_ptr<const engine::EncoderWeights> encoder;
+  };
+
+  mutable std::mutex mutex_;
+  std::vector<Entry> entries_;
+};
+
+}  // namespace swiftqueue::backend
+
+#endif  // SWIFTQUEUE_SERVING_TRITON_NATIVE_ENCODER_CACHE_H_

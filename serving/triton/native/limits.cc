@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "serving/triton/native/limits.h"
+
+#include <cstddef>
+#include <cstdio>
+
+#include "serving/engine/error.h"
+#include "serving/engine/json.h"
+
+namespace swiftqueue::backend {
+
+using engine::InvalidError;
+
+Limits::Limits(std::string_view json, const std::vector<engine::Scaling>& features) {
+  const engine::json::Value described = engine::json::parse(json);
+  std::vector<std::string_view> keys;
+  for (const engine::Scaling& feature : features) keys.emplace_back(feature.name);
+  described.require_keys(keys, "the limits");
+  for (const engine::Scaling& feature : features) {
+    const engine::json::Value& range = described.at(feature.name, "the limits");
+    range.require_keys({"low", "high"}, feature.name);
+    names_.push_back(feature.name);
+    low_F_.push_back(
+        static_cast<float>(range.at("low", feature.name).number(feature.name + ": low")));
+    high_F_.push_back(
+        static_cast<float>(range.at("high", feature.name).number(feature.name + ": high")));
+    if (!(low_F_.back() <= high_F_.back())) {
+      throw InvalidError(feature.name + ": low is above high");
+    }
+  }
+}
+
+// Without a branch per value, so that the compiler uses vectors. A NaN compares false with all.
+bool Limits::within(const float* x_TF, std::int64_t rows) const {
+  const std::size_t features = names_.size();
+  const float* low_F = low_F_.data();
+  const float* high_F = high_F_.data();
+  int bad = 0;
+  for (std::int64_t row = 0; row < rows; ++row, x_TF += features) {
+    for (std::size_t f = 0; f < features; ++f) {
+      bad |= static_cast<int>(!(x_TF[f] >= low_F[f])) | static_cast<int>(!(x_TF[f] <= high_F[f]));
+    }
+  }
+  return bad == 0;
+}
+
+void Limits::check(const float* x_BWF, std::int64_t windows, std::int64_t tokens) const {
+  if (within(x_BWF, windows * tokens)) return;
+  const auto features = static_cast<std::int64_t>(names_.size());
+  for (std::int64_t i = 0; i < windows * tokens * features; ++i) {
+    const auto f = static_cast<std::size_t>(i % features);
+    if (x_BWF[i] >= low_F_[f] && x_BWF[i] <= high_F_[f]) continue;
+    char range[64];
+    std::snprintf(range, sizeof range, "[%g, %g]", static_cast<double>(low_F_[f]),
+                  static_cast<double>(high_F_[f]));
+    throw InvalidError("window " + std::to_string(i / features / tokens) + ", token " +
+                       std::to_string(i / features % tokens) + ": " + names_[f] +
+                       " is NaN or outside " + range);
+  }
+}
+
+}  // namespace swiftqueue::backend

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which values of each feature a version accepts: `limits.json` beside the artifact, written from
+// serving/limits.py.
+#ifndef SWIFTQUEUE_SERVING_TRITON_NATIVE_LIMITS_H_
+#define SWIFTQUEUE_SERVING_TRITON_NATIVE_LIMITS_H_
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "serving/engine/artifact.h"
+
+namespace swiftqueue::backend {
+
+class Limits {
+ public:
+  // Of the text of `limits.json`, {"FEATURE": {"low": L, "high": H}, ...}. Throws InvalidError
+  // unless it names exactly the artifact's features.
+  Limits(std::string_view json, const std::vector<engine::Scaling>& features);
+
+  // Throws InvalidError, naming the first value of x_BWF that is NaN or out of range.
+  void check(const float* x_BWF, std::int64_t windows, std::int64_t tokens) const;
+
+ private:
+  bool within(const float* x_TF, std::int64_t rows) const;
+
+  std::vector<std::string> names_;
+  std::vector<float> low_F_;
+  std::vector<float> high_F_;
+};
+
+}  // namespace swiftqueue::backend
+
+#endif  // SWIFTQUEUE_SERVING_TRITON_NATIVE_LIMITS_H_

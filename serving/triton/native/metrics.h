@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// This backend's own rows at Triton's metrics endpoint, beside those that Triton counts itself.
+#ifndef SWIFTQUEUE_SERVING_TRITON_NATIVE_METRICS_H_
+#define SWIFTQUEUE_SERVING_TRITON_NATIVE_METRICS_H_
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "serving/triton/native/triton_api.h"
+
+namespace swiftqueue::backend {
+
+using Labels = std::vector<std::pair<std::string, std::string>>;
+
+class MetricFamily;
+
+// One row; without a family (a server without metrics) it does nothing.
+class Metric {
+ public:
+  Metric() = default;
+  Metric(const MetricFamily& family, const Labels& labels);
+  ~Metric();
+  Metric(const Metric&) = delete;
+  Metric& operator=(const Metric&) = delete;
+
+  void set(double value);
+  void add(double value);
+
+ private:
+  TRITONSERVER_Metric* metric_ = nullptr;
+};
+
+class MetricFamily {
+ public:
+  // Logs a warning, and leaves the family out, if the server refuses it.
+  MetricFamily(MetricKind kind, const char* name, const char* description);
+  ~MetricFamily();
+  MetricFamily(const MetricFamily&) = delete;
+  MetricFamily& operator=(const MetricFamily&) = delete;
+
+ private:
+  friend class Metric;
+  TRITONSERVER_MetricFamily* family_ = nullptr;
+};
+
+// Exists once, while the backend is loaded.
+struct Metrics {
+  MetricFamily windows{kCounter, "swiftqueue_windows_total", "Windows predicted"};
+  MetricFamily refused{kCounter, "swiftqueue_refused_requests_total",
+                       "Requests answered with an error: shape, range, or not computable"};
+  MetricFamily head{kGauge, "swiftqueue_head_loaded_seconds",
+                    "Unix time when a version's head was loaded, of each version in memory"};
+  MetricFamily encoder_family{kGauge, "swiftqueue_encoders",
+                              "Distinct encoders in memory; versions that differ in their heads "
+                              "share one"};
+  Metric encoders{encoder_family, {}};
+};
+
+// The rows of one version.
+struct VersionMetrics {
+  VersionMetrics(const Metrics& metrics, const std::string& model, std::int64_t version,
+                 const std::string& encoder);
+
+  Metric windows;
+  Metric refused;
+  Metric head;
+};
+
+// Writes a line to the server's log.
+void log_line(LogLevel level, const char* line) noexcept;
+
+// Logs and deletes an error that nobody waits for; true if there is none.
+bool logged(TRITONSERVER_Error* error) noexcept;
+
+}  // namespace swiftqueue::backend
+
+#endif  // SWIFTQUEUE_SERVING_TRITON_NATIVE_METRICS_H_

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "serving/triton/native/model.h"
+
+#include <cstring>
+
+#include "serving/engine/error.h"
+#include "serving/engine/json.h"
+#include "serving/engine/safetensors.h"
+
+namespace swiftqueue::backend {
+namespace {
+
+using engine::InvalidError;
+using engine::json::Value;
+
+constexpr std::size_t kMaxLimitsBytes = std::size_t{1} << 20;
+
+Limits read_limits(const std::string& path, const std::vector<engine::Scaling>& features) {
+  const std::string text = engine::read_file(path, kMaxLimitsBytes);
+  try {
+    return {text, features};
+  } catch (const InvalidError& error) {
+    throw InvalidError(path + ": " + error.what());
+  }
+}
+
+std::string shape_text(std::span<const std::int64_t> shape) {
+  std::string text = "[";
+  for (const std::int64_t size : shape) {
+    text += (text.size() > 1 ? ", " : "") + std::to_string(size);
+  }
+  return text + "]";
+}
+
+// The only tensor of a configuration's `input` or `output`. A size of -1 is left to the request.
+void check_tensor(const Value& config, const std::string& side, const std::string& name,
+                  const std::vector<std::int64_t>& sizes, bool first_may_vary) {
+  const engine::json::Array& tensors = config.at(side, "config").array(side);
+  if (tensors.size() != 1 || tensors[0].at("name", side).string(side + " name") != name) {
+    throw InvalidError("config: " + side + " must be one tensor, " + name);
+  }
+  if (tensors[0].at("data_type", side).string(side + " data_type") != "TYPE_FP32") {
+    throw InvalidError("config: " + name + " must be TYPE_FP32");
+  }
+  const engine::json::Array& dims = tensors[0].at("dims", side).array(side + " dims");
+  bool same = dims.size() == sizes.size();
+  for (std::size_t i = 0; same && i < sizes.size(); ++i) {
+    const double size = dims[i].number(side + " dims");
+    same = size == static_cast<double>(sizes[i]) || (i == 0 && first_may_vary && size == -1);
+  }
+  if (!same) {
+    throw InvalidError("config: this version's " + name + " has dims " + shape_text(sizes) +
+                       ", the configuration says otherwise");
+  }
+}
+
+// Triton leaves out what is not set.
+const Value* member(const Value& object, std::string_view key) {
+  for (const auto& [name, value] : object.object("config")) {
+    if (name == key) return &value;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+Model::Model(const std::string& folder, std::int64_t version, EncoderCache& encoders)
+    : Model(folder, engine::load_artifact(folder), version, encoders) {}
+
+Model::Model(const std::string& folder, const engine::Artifact& artifact, std::int64_t version,
+             EncoderCache& encoders)
+    : engine_(std::make_unique<engine::Engine>(artifact, encoders.get(artifact), "auto", version)),
+      limits_(read_limits(folder + "/limits.json", artifact.description.features)),
+      encoder_hash_(artifact.encoder_hash) {}
+
+void Model::check_config(std::string_view json) const {
+  const engine::Description& description = engine_->description();
+  const Value config = engine::json::parse(json);
+  check_tensor(config, "input", "window",
+               {description.tokens, static_cast<std::int64_t>(description.features.size())}, true);
+  check_tensor(config, "output", "latency_us", {description.horizon}, false);
+  const Value* most = member(config, "max_batch_size");
+  if (most == nullptr || !(most->number("max_batch_size") >= 1)) {
+    throw InvalidError("config: max_batch_size must be at least 1, a request has B windows");
+  }
+  const Value* parameters = member(config, "parameters");
+  const Value* hash = parameters == nullptr ? nullptr : member(*parameters, "schema_hash");
+  if (hash != nullptr &&
+      hash->at("string_value", "schema_hash").string("schema_hash") != description.schema_hash) {
+    throw InvalidError("config: made for features of another schema_hash than the artifact's " +
+                       description.schema_hash);
+  }
+}
+
+std::span<const float> Session::predict(std::span<const std::int64_t> shape,
+                                        std::span<const Piece> pieces) {
+  const engine::Description& description = engine_->description();
+  const auto features = static_cast<std::int64_t>(description.features.size());
+  // Fewer tokens than W are less history; only a configuration with dims [-1, F] lets them through.
+  if (shape.size() != 3 || shape[0] < 1 || shape[1] < description.horizon ||
+      shape[1] > description.tokens || shape[2] != features) {
+    throw InvalidError("window has shape " + shape_text(shape) + ", this version takes " +
+                       shape_text(std::vector<std::int64_t>{-1, description.tokens, features}));
+  }
+  std::size_t bytes = 0;
+  for (const Piece& piece : pieces) bytes += piece.bytes;
+  const auto window_bytes = static_cast<std::size_t>(shape[1] * features) * sizeof(float);
+  // Divided, not multiplied: the number of windows is the client's and could overflow.
+  if (bytes % window_bytes != 0 || bytes / window_bytes != static_cast<std::size_t>(shape[0])) {
+    throw InvalidError("window has " + std::to_string(bytes) + " bytes, which does not fit shape " +
+                       shape_text(shape));
+  }
+  const float* x_BWF = gather(pieces, bytes);
+  model_.limits().check(x_BWF, shape[0], shape[1]);
+  y_BH_.resize(static_cast<std::size_t>(shape[0] * description.horizon));
+  engine_->forward(x_BWF, shape[0], static_cast<int>(shape[1]), y_BH_.data(), nullptr);
+  return y_BH_;
+}
+
+const float* Session::gather(std::span<const Piece> pieces, std::size_t bytes) {
+  if (pieces.size() == 1 &&
+      reinterpret_cast<std::uintptr_t>(pieces[0].data) % alignof(float) == 0) {
+    return static_cast<const float*>(pieces[0].data);
+  }
+  x_BWF_.resize(bytes / sizeof(float));
+  auto* to = reinterpret_cast<std::byte*>(x_BWF_.data());
+  for (const Piece& piece : pieces) {
+    if (piece.bytes == 0) continue;  // its address may be null
+    std::memcpy(to, piece.data, piece.bytes);
+    to += piece.bytes;
+  }
+  return x_BWF_.data();
+}
+
+}  // namespace swiftqueue::backend

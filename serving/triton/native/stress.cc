@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The backend without Triton, to be run under sanitizers (`make sanitize`): hostile requests and
+// limits end in an answer or one error line, and versions that share an encoder come and go while
+// others predict.
+//
+// stress_SANITIZER FOLDER ROUNDS [SEED]   FOLDER: a valid version folder
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "serving/engine/error.h"
+#include "serving/engine/safetensors.h"
+#include "serving/triton/native/model.h"
+
+namespace swiftqueue::backend {
+namespace {
+
+using Random = std::mt19937_64;
+
+std::size_t below(Random& random, std::size_t limit) {
+  return std::uniform_int_distribution<std::size_t>(0, limit - 1)(random);
+}
+
+void require(bool condition, const char* what) {
+  if (condition) return;
+  std::fprintf(stderr, "stress: %s\n", what);
+  std::exit(1);
+}
+
+// A request as a client may send it: bytes in separate allocations, each exactly as large as it
+// says and starting at any address, so that one step too far is seen.
+class Request {
+ public:
+  std::vector<std::int64_t> shape;
+
+  void set_bytes(const std::vector<std::byte>& bytes, Random& random) {
+    memory_.clear();
+    pieces_.clear();
+    const std::size_t parts = below(random, 3) == 0 ? 1 + below(random, 4) : 1;
+    std::size_t at = 0;
+    for (std::size_t part = 1; part <= parts; ++part) {
+      const std::size_t end =
+          part == parts ? bytes.size() : at + below(random, bytes.size() - at + 1);
+      const std::size_t shift = below(random, 4) == 0 ? 1 + below(random, 3) : 0;
+      memory_.push_back(std::make_unique<std::byte[]>(end - at + shift));
+      std::copy_n(bytes.data() + at, end - at, memory_.back().get() + shift);
+      pieces_.push_back({memory_.back().get() + shift, end - at});
+      at = end;
+    }
+  }
+  std::span<const Piece> pieces() const { return pieces_; }
+
+ private:
+  std::vector<std::unique_ptr<std::byte[]>> memory_;
+  std::vector<Piece> pieces_;
+};
+
+std::vector<std::byte> bytes_of(const std::vector<float>& values) {
+  std::vector<std::byte> bytes(values.size() * sizeof(float));
+  if (!values.empty()) std::memcpy(bytes.data(), values.data(), bytes.size());
+  return bytes;
+}
+
+std::int64_t any_size(Random& random, std::int64_t usual) {
+  static const std::int64_t kSpecial[] = {0,
+                                          1,
+                                          -1,
+                                          7,
+                                          8,
+                                          std::numeric_limits<std::int64_t>::max(),
+                                          std::numeric_limits<std::int64_t>::min(),
+                                          std::int64_t{1} << 62,
+                                          std::int64_t{1} << 32};
+  return below(random, 3) == 0 ? kSpecial[below(random, std::size(kSpecial))] : usual;
+}
+
+// What a request's shape must be, said in another way than in model.cc.
+bool fits(const std::vector<std::int64_t>& shape, const engine::Description& description,
+          std::size_t bytes) {
+  const auto features = static_cast<std::int64_t>(description.features.size());
+  if (shape.size() != 3 || shape[0] < 1 || shape[0] > 1000 || shape[2] != features) return false;
+  return shape[1] >= description.horizon && shape[1] <= description.tokens &&
+         static_cast<std::size_t>(shape[0] * shape[1] * features) * sizeof(float) == bytes;
+}
+
+void hostile_requests(const std::string& folder, long rounds, Random& random) {
+  EncoderCache encoders;
+  const Model model(folder, 1, encoders);
+  Session session(model);
+  const engine::Description& description = model.engine().description();
+  const auto features = static_cast<std::int64_t>(description.features.size());
+  long answered = 0;
+  for (long i = 0; i < rounds; ++i) {
+    const auto windows = static_cast<std::int64_t>(1 + below(random, 4));
+    const std::int64_t tokens =
+        description.horizon +
+        static_cast<std::int64_t>(
+            below(random, static_cast<std::size_t>(description.tokens - description.horizon + 1)));
+    // 0 and 1 lie in every feature's range.
+    std::vector<float> x_BWF(static_cast<std::size_t>(windows * tokens * features));
+    for (float& x : x_BWF) x = static_cast<float>(below(random, 2));
+    Request request;
+    request.shape = {windows, tokens, features};
+    const std::size_t damage = below(random, 4);
+    if (damage == 0) {
+      static const float kBad[] = {NAN, INFINITY, -INFINITY, 3e38F, -1e30F};
+      x_BWF[below(random, x_BWF.size())] = kBad[below(random, std::size(kBad))];
+    }
+    std::vector<std::byte> bytes = bytes_of(x_BWF);
+    if (damage == 1) {
+      for (std::int64_t& size : request.shape) size = any_size(random, size);
+      if (below(random, 4) == 0) request.shape.resize(below(random, 6), 1);
+      if (below(random, 4) == 0) bytes.resize(below(random, 2 * bytes.size()));
+    }
+    const bool good = damage != 0 && fits(request.shape, description, bytes.size());
+    request.set_bytes(bytes, random);
+    try {
+      const std::span<const float> y_BH = session.predict(request.shape, request.pieces());
+      require(good, "a bad request is answered");
+      require(y_BH.size() == static_cast<std::size_t>(request.shape[0] * description.horizon),
+              "another number of latencies");
+      const auto sane = [](float y) { return y >= 0 && y <= 6.1e7F; };
+      require(std::all_of(y_BH.begin(), y_BH.end(), sane), "a latency out of range");
+      ++answered;
+    } catch (const engine::InvalidError& error) {
+      require(!good, error.what());
+    }
+  }
+  require(answered > 0 && answered < rounds, "the requests do not reach both outcomes");
+  std::printf("requests: %ld of %ld answered\n", answered, rounds);
+}
+
+// `what` read from text that is valid but for some damaged characters.
+template <typename Read>
+void damaged_text(const char* what, const std::string& text, long rounds, Random& random,
+                  Read read) {
+  static const std::string kCharacters = "{}[]\",:-+.0129eE \\ntf\xff";
+  read(text);
+  long refused = 0;
+  for (long i = 0; i < rounds; ++i) {
+    std::string damaged = text;
+    for (std::size_t edits = 1 + below(random, 3); edits > 0 && !damaged.empty(); --edits) {
+      const std::size_t at = below(random, damaged.size());
+      switch (below(random, 3)) {
+        case 0:
+          damaged[at] = kCharacters[below(random, kCharacters.size())];
+          break;
+        case 1:
+          damaged.erase(at, 1 + below(random, 30));
+          break;
+        default:
+          damaged.resize(below(random, 20) == 0 ? at : damaged.size());
+      }
+    }
+    try {
+      read(damaged);
+    } catch (const engine::InvalidError&) {
+      ++refused;
+    }
+  }
+  require(refused > 0, "no damaged text is refused");
+  std::printf("%s: %ld of %ld damaged texts refused\n", what, refused, rounds);
+}
+
+void hostile_texts(const std::string& folder, long rounds, Random& random) {
+  EncoderCache encoders;
+  const Model model(folder, 1, encoders);
+  const engine::Description& description = model.engine().description();
+  damaged_text("limits", engine::read_file(folder + "/limits.json", 1 << 20), rounds, random,
+               [&](const std::string& text) { Limits(text, description.features); });
+  const std::string config =
+      R"({"max_batch_size":64,"input":[{"name":"window","data_type":"TYPE_FP32","dims":[)" +
+      std::to_string(description.tokens) + "," + std::to_string(description.features.size()) +
+      R"(]}],"output":[{"name":"latency_us","data_type":"TYPE_FP32","dims":[)" +
+      std::to_string(description.horizon) + R"(]}],"parameters":{"schema_hash":{"string_value":")" +
+      description.schema_hash + "\"}}}";
+  damaged_text("config", config, rounds, random,
+               [&](const std::string& text) { model.check_config(text); });
+}
+
+// What Triton does while versions are swapped: a loader thread replaces the served version, two
+// threads predict with whichever is served, each with a session of its own.
+void versions_under_load(const std::string& folder, long versions) {
+  EncoderCache encoders;
+  std::mutex mutex;
+  auto served = std::make_shared<const Model>(folder, 0, encoders);
+  const engine::Description description = served->engine().description();
+  const std::vector<std::int64_t> shape = {2, description.tokens,
+                                           static_cast<std::int64_t>(description.features.size())};
+  const std::vector<float> x_BWF(static_cast<std::size_t>(shape[0] * shape[1] * shape[2]), 1);
+  std::atomic<bool> done{false};
+  std::atomic<long> predictions{0};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 2; ++i) {
+    threads.emplace_back([&] {
+      const Piece piece{x_BWF.data(), x_BWF.size() * sizeof(float)};
+      while (!done) {
+        std::shared_ptr<const Model> mine;
+        {
+          const std::lock_guard<std::mutex> lock(mutex);
+          mine = served;
+        }
+        Session session(*mine);
+        const std::span<const float> y_BH = session.predict(shape, {&piece, 1});
+        require(std::isfinite(y_BH[0]), "no latency");
+        ++predictions;
+      }
+    });
+  }
+  for (long version = 1; version <= versions; ++version) {
+    auto next = std::make_shared<const Model>(folder, version, encoders);
+    require(encoders.size() == 1, "a version brings a second encoder");
+    const std::lock_guard<std::mutex> lock(mutex);
+    served = std::move(next);
+  }
+  while (predictions < 20) std::this_thread::yield();
+  done = true;
+  for (std::thread& thread : threads) thread.join();
+  served.reset();
+  require(encoders.size() == 0, "an encoder outlives its versions");
+  std::printf("swap: %ld versions under %ld predictions, one encoder\n", versions,
+              predictions.load());
+}
+
+}  // namespace
+}  // namespace swiftqueue::backend
+
+int main(int argc, char** argv) {
+  if (argc < 3) {
+    std::fprintf(stderr, "usage: %s FOLDER ROUNDS [SEED]\n", argv[0]);
+    return 2;
+  }
+  const std::string folder = argv[1];
+  const long rounds = std::atol(argv[2]);
+  std::mt19937_64 random(argc > 3 ? std::strtoull(argv[3], nullptr, 10) : 1);
+  swiftqueue::backend::hostile_requests(folder, rounds / 10, random);
+  swiftqueue::backend::hostile_texts(folder, rounds, random);
+  swiftqueue::backend::versions_under_load(folder, std::min(rounds / 100, 100L));
+  return 0;
+}

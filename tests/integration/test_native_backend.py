@@ -1,0 +1,508 @@
+"""The native backend in the real server: parity, errors on one request alone, swaps under load, metrics."""
+
+# Shapes: B windows, W tokens, F features, H horizon (8 packets).
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpc
+
+from infra import processes
+from infra.native_backend import SOURCES, with_native_backend
+from infra.triton_environment import find_environment
+from models import artifact, gate
+from models.predictor import Architecture, Predictor
+from models.scaling import Feature, Target, transform_of
+from serving.endpoint import LOOPBACK, Triton, TritonError
+from serving.limits import limits_of
+from serving.native_repository import NativeRepository, native_config_text
+from serving.push import DeployError, push, smoke_windows
+from serving.triton_repository import CANDIDATE, MODEL, ModelRepository, config_text, write_text
+
+pytestmark = pytest.mark.slow
+NAME = "triton-native"  # of the server's record
+
+
+@dataclass(frozen=True)
+class Native:
+    """A running server with the native backend, and its repository."""
+
+    triton: Triton
+    repository: NativeRepository
+    metrics_url: str
+
+    def push(self, folder: Path, version: int, previous: int | None = None) -> float:
+        return push(folder, version, self.triton, self.repository, previous)
+
+    def metric(self, name: str, **labels: object) -> list[float]:
+        """Values of the rows of a metric that have these labels."""
+        with urllib.request.urlopen(self.metrics_url, timeout=5) as response:  # noqa: S310 - loopback http
+            rows = re.findall(rf"^{name}(?:{{(.*)}})? (\S+)$", response.read().decode(), re.M)
+        wanted = {f'{key}="{value}"' for key, value in labels.items()}
+        return [float(value) for row, value in rows if wanted <= set(row.split(","))]
+
+
+@pytest.fixture(scope="module")
+def native(serving_state: Path) -> Iterator[Native]:
+    subprocess.run(["nice", "make", "-s", "-j2"], cwd=SOURCES, check=True)  # harmless when it is built
+    root = serving_state / NAME
+    environment = with_native_backend(find_environment(), root / "backends")
+    repository = NativeRepository(root)
+    repository.embedded.mkdir(parents=True)
+    ports = dict(zip(("http", "grpc", "metrics"), _free_ports(3), strict=True))
+    command = [
+        str(environment.server),
+        f"--model-repository={repository.embedded}",
+        f"--backend-directory={environment.backends}",
+        "--model-control-mode=explicit",
+        *(f"--{kind}-address={LOOPBACK}" for kind in ports),
+        *(f"--{kind}-port={number}" for kind, number in ports.items()),
+        "--allow-gpu-metrics=false",
+        "--exit-timeout-secs=5",
+    ]
+    with Triton(f"{LOOPBACK}:{ports['grpc']}") as triton:
+        processes.start(NAME, command, ports, environment.variables, triton.live, 60)
+        yield Native(triton, repository, f"http://{LOOPBACK}:{ports['metrics']}/metrics")
+        processes.stop(NAME)
+
+
+@pytest.fixture(autouse=True)
+def empty(native: Native) -> Iterator[None]:
+    """Each test begins and ends with nothing served."""
+    yield
+    for model in (MODEL, CANDIDATE):
+        native.triton.unload(model)
+        shutil.rmtree(native.repository.embedded / model, ignore_errors=True)
+
+
+def _free_ports(count: int) -> list[int]:
+    import socket
+
+    probes = [socket.socket() for _ in range(count)]
+    for probe in probes:
+        probe.bind((LOOPBACK, 0))
+    ports = [int(probe.getsockname()[1]) for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Untrained artifacts of the real size; the same `encoder` with another `head` is a fine-tuned one."""
+    import torch
+
+    from feature_store.windows import FEATURES, schema_hash
+
+    root = tmp_path_factory.mktemp("artifacts")
+    features = [
+        Feature(f.name, f.unit, "log1p", 5.0, 2.0)
+        if transform_of(f.name) == "log1p"
+        else Feature(f.name, f.unit)
+        for f in FEATURES
+    ]
+
+    def build(encoder: int = 0, head: int = 0, tokens: int = 64, **sizes: Any) -> Path:
+        folder = root / f"{encoder}-{head}-{tokens}-{len(list(root.iterdir()))}"
+        torch.manual_seed(encoder)
+        model = Predictor(features, Target("log", 9.0, 0.5), Architecture(**sizes))
+        torch.manual_seed(1000 + head)
+        for parameter in model.head.parameters():
+            torch.nn.init.normal_(parameter, std=0.1)
+        protocol = {"name": "short", "pretrain_s": 5, "finetune_s": 1, "test_s": 2}
+        artifact.save(folder, model, artifact.Description(tokens, schema_hash(), "acked", protocol))
+        return folder
+
+    return build
+
+
+def windows(folder: Path, count: int, seed: int) -> np.ndarray:
+    """Windows of plausible values, the first with padding."""
+    loaded = artifact.load(folder)
+    parts = [
+        smoke_windows(loaded.model.features, loaded.description.tokens, seed + i)[1:]
+        for i in range(-(-count // 15))
+    ]
+    x_BWF = np.concatenate(parts)[:count].copy()
+    x_BWF[0, : loaded.description.tokens // 3] = 0
+    return x_BWF
+
+
+def predicted(folder: Path, x_BWF: np.ndarray) -> np.ndarray:
+    """What PyTorch makes of windows with the artifact's weights."""
+    return gate.predict(artifact.load(folder).model, x_BWF)
+
+
+def served_folder(native: Native, folder: Path, version: int) -> Path:
+    """Put an artifact in the repository as a version of the served model, unchecked by the push."""
+    native.repository.stage(folder, limits_of(artifact.load(folder).model.features), version)
+    native.repository.promote(version)
+    native.repository.serve(version)
+    return native.repository.folder(version)
+
+
+@pytest.mark.parametrize("tokens", [8, 64, 136])
+@pytest.mark.parametrize(
+    "sizes",
+    [{"readout": "last"}, {"readout": "candidates", "anchor": "last_latency_flow_us", "layers": 3}],
+    ids=["last", "candidates"],
+)
+def test_it_answers_what_pytorch_answers(
+    native: Native, make: Callable[..., Path], tokens: int, sizes: dict[str, Any]
+) -> None:
+    folder = make(tokens=tokens, **sizes)
+    native.push(folder, 7)
+    for batch in (1, 2, 7, 64):
+        x_BWF = windows(folder, batch, seed=batch)
+        answer = native.triton.infer(x_BWF)
+        assert answer.version == 7
+        np.testing.assert_allclose(answer.latency_us, predicted(folder, x_BWF), rtol=1e-4)
+
+
+def test_the_configuration_differs_in_the_backend_alone(native: Native, make: Callable[..., Path]) -> None:
+    folder = native.repository.stage(make(), limits_of(artifact.load(make()).model.features), 3)
+    ours, theirs = native_config_text("m", 3, folder).splitlines(), config_text("m", 3, folder).splitlines()
+    assert [pair for pair in zip(ours, theirs, strict=True) if pair[0] != pair[1]] == [
+        ('backend: "swiftqueue"', 'backend: "python"')
+    ]
+
+
+def request(x_BWF: np.ndarray) -> grpc.InferInput:
+    return grpc.InferInput("window", list(x_BWF.shape), "FP32").set_data_from_numpy(x_BWF)
+
+
+def send_all(native: Native, inputs: list[np.ndarray]) -> list[np.ndarray | str]:
+    """Send requests at once and wait: an answer or an error line for each."""
+    answers: list[np.ndarray | str] = [""] * len(inputs)
+    arrived = threading.Semaphore(0)
+
+    def keep(i: int, result: Any, error: Any) -> None:
+        answers[i] = str(error) if error else result.as_numpy("latency_us")
+        arrived.release()
+
+    with grpc.InferenceServerClient(native.triton.address) as client:
+        for i, x_BWF in enumerate(inputs):
+            client.async_infer(MODEL, [request(x_BWF)], lambda result, error, i=i: keep(i, result, error))
+        for _ in inputs:
+            assert arrived.acquire(timeout=20), "a request got no answer"
+    return answers
+
+
+def test_a_bad_request_gets_its_own_error_and_spoils_no_other(
+    native: Native, make: Callable[..., Path]
+) -> None:
+    folder = make()
+    native.push(folder, 1)
+    names = [feature.name for feature in artifact.load(folder).model.features]
+    size = names.index("size_bytes")
+    rng = np.random.default_rng(3)
+    inputs, expected = [windows(folder, 64, seed=1)], [""]
+    for i in range(120):
+        x_BWF, error = windows(folder, 1 + int(rng.integers(0, 9)), seed=i), ""
+        last = len(x_BWF) - 1
+        if i % 10 == 1:
+            x_BWF[last, 17, size] = np.nan
+            error = f"window {last}, token 17: size_bytes is NaN or outside"
+        elif i % 10 == 3:
+            x_BWF[0, 63, size] = -1
+            error = "window 0, token 63: size_bytes is NaN or outside"
+        elif i % 10 == 5:
+            x_BWF[last, 0, 0] = np.inf
+            error = f"window {last}, token 0: {names[0]} is NaN or outside"
+        elif i % 10 == 7:
+            x_BWF, error = x_BWF[:, 1:], "unexpected shape"
+        elif i % 10 == 9:
+            x_BWF, error = np.zeros((65, *x_BWF.shape[1:]), np.float32), "batch-size must be <= 64"
+        inputs.append(np.ascontiguousarray(x_BWF))
+        expected.append(error)
+    answers = send_all(native, inputs)
+    for x_BWF, error, answer in zip(inputs, expected, answers, strict=True):
+        if error:
+            assert isinstance(answer, str)
+            assert error in answer
+        else:
+            assert isinstance(answer, np.ndarray), answer
+            np.testing.assert_allclose(answer, predicted(folder, x_BWF), rtol=1e-4)
+    smoke = 1, 16  # the push's own request, and its windows
+    answered = [x for x, error in zip(inputs, expected, strict=True) if not error]
+    refused = sum("outside" in error for error in expected)  # by the backend; shapes are refused by Triton
+    statistics = _statistics(native, smoke[0] + len(answered) + refused)
+    assert statistics.inference_stats.success.count == len(answered) + smoke[0]
+    assert statistics.inference_stats.fail.count == refused
+    assert statistics.inference_count == sum(len(x) for x in answered) + smoke[1]
+    # Several requests were computed in one call, of different sizes: else this test shows little.
+    assert statistics.execution_count < len(answered)
+
+
+def _statistics(native: Native, requests: int) -> Any:
+    """Triton's statistics once `requests` are counted, which happens just after their answers are sent."""
+    deadline = time.monotonic() + 5
+    with grpc.InferenceServerClient(native.triton.address) as client:
+        while True:
+            statistics = client.get_inference_statistics(MODEL).model_stats[0]
+            stats = statistics.inference_stats
+            computed = sum(batch.batch_size * batch.compute_infer.count for batch in statistics.batch_stats)
+            counted = stats.success.count + stats.fail.count >= requests
+            if (counted and computed == statistics.inference_count) or time.monotonic() > deadline:
+                return statistics
+            time.sleep(0.01)
+
+
+def test_its_figures_are_counted(native: Native, make: Callable[..., Path]) -> None:
+    folder = make()
+    native.push(folder, 41)
+    labels = {"model": MODEL, "version": 41}
+    native.triton.infer(windows(folder, 9, seed=0))
+    for _ in range(3):
+        with pytest.raises(TritonError, match="NaN or outside"):
+            native.triton.infer(np.full((2, *windows(folder, 1, 0).shape[1:]), np.nan, np.float32))
+    statistics = _statistics(native, 5)  # the push's request, one answered, three refused
+    assert native.metric("swiftqueue_windows_total", **labels) == [16 + 9]
+    assert native.metric("swiftqueue_refused_requests_total", **labels) == [3]
+    assert native.metric("nv_inference_request_failure", reason="BACKEND", **labels) == [3]
+    assert native.metric("nv_inference_request_success", **labels) == [2]  # the push's, and the first
+    assert native.metric("swiftqueue_encoders") == [1]
+    assert abs(native.metric("swiftqueue_head_loaded_seconds", **labels)[0] - time.time()) < 60
+    assert statistics.inference_stats.fail.count == 3
+    assert {b.batch_size for b in statistics.batch_stats} == {9, 16}
+    assert 0 < statistics.inference_stats.compute_infer.ns < 1e9
+    native.triton.unload(MODEL)
+    deadline = time.monotonic() + 5
+    while native.metric("swiftqueue_encoders") != [0] and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert native.metric("swiftqueue_encoders") == [0]
+    assert native.metric("swiftqueue_head_loaded_seconds") == []
+
+
+def test_an_exception_while_predicting_ends_one_request_and_not_the_server(
+    native: Native, make: Callable[..., Path]
+) -> None:
+    """A valid artifact whose scaling makes the network overflow on values in range: the engine throws."""
+    folder = make()
+    described = json.loads((folder / "model.json").read_text())
+    flag = [feature["name"] for feature in described["features"]].index("size_bytes")
+    described["features"][flag] |= {"transform": "identity", "shift": 0.0, "scale": 1e-36}
+    (folder / "model.json").write_text(json.dumps(described))
+    served_folder(native, folder, 1)
+    native.triton.load(MODEL)
+    good = np.zeros((2, 64, len(described["features"])), np.float32)
+    bad = good.copy()
+    bad[1, 40, flag] = 1e9
+    answers = send_all(native, [good, bad] * 20)
+    for first, second in zip(answers[::2], answers[1::2], strict=True):
+        assert isinstance(first, np.ndarray)
+        assert np.isfinite(first).all()
+        assert isinstance(second, str)
+        assert "window 1: its values are too large to predict from" in second
+
+
+def truncate(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+
+
+def poison(folder: Path) -> None:
+    weights = bytearray((folder / "model.safetensors").read_bytes())
+    weights[-400:] = np.full(100, np.nan, np.float32).tobytes()
+    (folder / "model.safetensors").write_bytes(weights)
+
+
+def edit_config(old: str, new: str) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        config = folder.parent / "config.pbtxt"
+        text = config.read_text()
+        assert old in text
+        write_text(config, text.replace(old, new))
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("damage", "line"),
+    [
+        (truncate, r"model\.safetensors: truncated"),
+        (poison, r"model\.safetensors: .* NaN"),
+        (lambda folder: (folder / "model.json").write_text("{"), r"model\.json: truncated or not JSON"),
+        (lambda folder: (folder / "model.safetensors").unlink(), r"model\.safetensors: No such file"),
+        (lambda folder: (folder / "limits.json").unlink(), r"limits\.json: No such file"),
+        (lambda folder: (folder / "limits.json").write_text("{}"), r"limits\.json: .*key .* is missing"),
+        (edit_config("dims: [ 64,", "dims: [ 72,"), r"this version's window has dims \[64, "),
+        (edit_config('_hash" value { string_value: "', '_hash" value { string_value: "0'), "schema_hash"),
+        (edit_config("max_batch_size: 64", "max_batch_size: 0"), "max_batch_size must be at least 1"),
+        (edit_config('name: "window"', 'name: "packets"'), "input must be one tensor, window"),
+    ],
+)  # fmt: skip
+def test_a_version_that_is_not_right_is_refused_and_the_old_one_goes_on(
+    native: Native, make: Callable[..., Path], damage: Callable[[Path], None], line: str
+) -> None:
+    folder = make()
+    native.push(folder, 1)
+    x_BWF = windows(folder, 3, seed=5)
+    damage(served_folder(native, make(head=1), 2))
+    with pytest.raises(TritonError, match=line):
+        native.triton.load(MODEL)
+    answer = native.triton.infer(x_BWF)
+    assert answer.version == 1
+    np.testing.assert_allclose(answer.latency_us, predicted(folder, x_BWF), rtol=1e-4)
+
+
+def test_an_architecture_the_engine_does_not_know_is_refused_by_name(
+    native: Native, make: Callable[..., Path]
+) -> None:
+    with pytest.raises(
+        DeployError, match="width is 16, the engine knows only 64; serve this model with ONNX"
+    ):
+        native.push(make(width=16, feed_forward=32), 1)
+
+
+@contextmanager
+def asking(native: Native, answer_of: dict[int, np.ndarray], x_BWF: np.ndarray) -> Iterator[list[Any]]:
+    """A client that asks without pause; every answer must be that of the version it names."""
+    seen: list[Any] = []
+    stop = threading.Event()
+
+    def ask() -> None:
+        with Triton(native.triton.address) as triton:
+            while not stop.is_set():
+                try:
+                    answer = triton.infer(x_BWF)
+                    np.testing.assert_allclose(answer.latency_us, answer_of[answer.version], rtol=1e-4)
+                    seen.append(answer.version)
+                except (OSError, AssertionError, KeyError) as error:
+                    seen.append(error)
+
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask)
+        try:
+            yield seen
+        finally:
+            stop.set()
+        asked.result()
+
+
+def test_twenty_heads_are_swapped_under_a_client_without_a_failure_and_with_one_encoder(
+    native: Native, make: Callable[..., Path]
+) -> None:
+    folders = {version: make(head=version) for version in range(1, 22)}
+    x_BWF = windows(folders[1], 2, seed=9)
+    answers = {version: predicted(folder, x_BWF) for version, folder in folders.items()}
+    assert not np.allclose(answers[1], answers[2], rtol=1e-2)  # else versions could not be told apart
+    native.push(folders[1], 1)
+    most_encoders = 0.0
+    with asking(native, answers, x_BWF) as seen:
+        for version in range(2, 22):
+            native.push(folders[version], version, version - 1)
+            most_encoders = max(most_encoders, *native.metric("swiftqueue_encoders"))
+    assert [error for error in seen if not isinstance(error, int)] == []
+    assert seen == sorted(seen)
+    assert set(seen) >= {2, 10, 21}
+    assert most_encoders == 1
+    encoder_2 = make(encoder=1)
+    with asking(native, answers | {22: predicted(encoder_2, x_BWF)}, x_BWF) as seen:
+        native.push(encoder_2, 22, 21)
+    assert [error for error in seen if not isinstance(error, int)] == []
+    assert native.metric("swiftqueue_head_loaded_seconds", version=22) != []
+
+
+def test_the_same_number_with_another_head_is_another_model(
+    native: Native, make: Callable[..., Path]
+) -> None:
+    """A registry made anew counts from 1 again: what was served under that number must not answer."""
+    first, second = make(), make(head=1)
+    x_BWF = windows(first, 2, seed=4)
+    native.push(first, 1)
+    native.push(second, 1, previous=1)
+    np.testing.assert_allclose(native.triton.infer(x_BWF).latency_us, predicted(second, x_BWF), rtol=1e-4)
+    for name in ("swiftqueue_windows_total", "swiftqueue_head_loaded_seconds"):
+        assert len(native.metric(name, model=MODEL, version=1)) == 1
+    assert native.metric("swiftqueue_encoders") == [1]
+
+
+def test_windows_of_different_lengths_where_the_configuration_lets_them(
+    native: Native, make: Callable[..., Path]
+) -> None:
+    """Less history is fewer tokens: the answer is that of the same window with padding before it."""
+    folder = make()
+    served_folder(native, folder, 1)
+    features = len(artifact.load(folder).model.features)
+    text = native.repository.embedded / MODEL / "config.pbtxt"
+    ragged = f"dims: [ -1, {features} ] allow_ragged_batch: true"
+    # Two instances as well: each has scratch memory of its own over the same weights.
+    edited = text.read_text().replace(f"dims: [ 64, {features} ]", ragged).replace("count: 1", "count: 2")
+    write_text(text, edited)
+    native.triton.load(MODEL)
+    padded = [windows(folder, 1 + i % 3, seed=i) for i in range(40)]
+    lengths = [8 + 7 * i % 57 for i in range(40)]
+    for x_BWF, length in zip(padded, lengths, strict=True):
+        x_BWF[:, : 64 - length] = 0
+    cut = [np.ascontiguousarray(x[:, 64 - n :]) for x, n in zip(padded, lengths, strict=True)]
+    for x_BWF, answer in zip(padded, send_all(native, cut), strict=True):
+        assert isinstance(answer, np.ndarray), answer
+        np.testing.assert_allclose(answer, predicted(folder, x_BWF), rtol=1e-4)
+    with pytest.raises(TritonError, match=r"window has shape \[1, 65, .* takes \[-1, 64, "):
+        native.triton.infer(np.zeros((1, 65, features), np.float32))
+    with pytest.raises(TritonError, match=r"window has shape \[1, 7, "):
+        native.triton.infer(np.zeros((1, 7, features), np.float32))
+
+
+def test_both_backends_serve_side_by_side_and_agree(native: Native, make: Callable[..., Path]) -> None:
+    folder = make(encoder=3)
+    artifact.export_onnx(folder)
+    native.push(folder, 1)
+    python = replace_root(native)
+    python.stage(folder, limits_of(artifact.load(folder).model.features), 1)
+    native.triton.load(CANDIDATE)
+    x_BWF = windows(folder, 32, seed=11)
+    theirs, ours = native.triton.infer(x_BWF, CANDIDATE), native.triton.infer(x_BWF)
+    assert str(native.triton.config(CANDIDATE).backend) == "python"
+    assert str(native.triton.config().backend) == "swiftqueue"
+    np.testing.assert_allclose(ours.latency_us, theirs.latency_us, rtol=1e-4)
+    # And the version folder carries what the GPU container's repository is made of.
+    assert (native.repository.gpu / MODEL / "1" / "model.onnx").is_file()
+    assert "onnxruntime" in (native.repository.gpu / MODEL / "config.pbtxt").read_text()
+
+
+def replace_root(native: Native) -> ModelRepository:
+    """The Python backend's writer on the native server's repository."""
+    return ModelRepository(native.repository.embedded.parent)
+
+
+def test_a_backend_that_is_not_built_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("infra.native_backend.LIBRARY", tmp_path / "libtriton_swiftqueue.so")
+    with pytest.raises(OSError, match="the native backend is not built; run `make -C "):
+        with_native_backend(find_environment(), tmp_path / "backends")
+
+
+def test_hostile_requests_and_versions_under_sanitizers(make: Callable[..., Path], tmp_path: Path) -> None:
+    folder = make(readout="candidates", anchor="last_latency_flow_us")
+    limits = limits_of(artifact.load(folder).model.features)
+    version = NativeRepository(tmp_path).stage(folder, limits, 1)
+    ran = subprocess.run(
+        ["nice", "make", "-j2", "sanitize", f"ARTIFACT={version}", "ROUNDS=5000"],
+        cwd=SOURCES,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"ASAN_OPTIONS": "detect_leaks=1"},
+    )
+    assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-4000:]
+    assert len(re.findall(r"^requests: \d+ of 500 answered", ran.stdout, re.M)) == 2
+    assert len(re.findall(r"^limits: \d+ of 5000 damaged texts refused", ran.stdout, re.M)) == 2
+    assert len(re.findall(r"^config: \d+ of 5000 damaged texts refused", ran.stdout, re.M)) == 2
+    assert len(re.findall(r"^swap: 50 versions under \d+ predictions, one encoder", ran.stdout, re.M)) == 2
