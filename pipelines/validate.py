@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -97,9 +98,10 @@ def main() -> None:
         failed = state_dir() / "validation"  # of a failed run; `--output` is for passed ones
         write(validation, failed if validation.failures else args.output)
         if validation.failures:
+            shown = os.path.relpath(failed) if failed.is_relative_to(Path.cwd()) else failed
             lines = "\n".join(f"  {failure}" for failure in validation.failures)
             raise StageError(
-                f"{len(validation.failures)} expectations failed; see {failed}/docs/index.html\n{lines}"
+                f"{len(validation.failures)} expectations failed; see {shown}/docs/index.html\n{lines}"
             )
     expectations = sum(c["expectations"] for c in validation.report.values())
     print(f"{expectations} expectations met; data docs: {args.output}/docs/index.html")

@@ -27,7 +27,7 @@ from pipelines.stage import StageError
 from pipelines.validate import validate
 
 WINDOWS: dict[str, Any] = {
-    "protocol": "short",
+    "protocol": "small",
     "visibility": ["acked"],
     "tokens": 32,
     "tokens_min": 32,
@@ -42,7 +42,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Folders of packets and of windows, of two traces."""
     folder = tmp_path_factory.mktemp("sound")
     for name, seed in (("a", 1), ("b", 2)):
-        write_table(folder / "packets", bottleneck_table(name, 8, packets_per_s=500, seed=seed))
+        write_table(folder / "packets", bottleneck_table(name, 45, packets_per_s=200, seed=seed))
     windows.make_windows(folder / "packets", folder / "windows", WINDOWS)
     return folder / "packets", folder / "windows"
 
@@ -195,7 +195,7 @@ def test_damage_to_the_packet_table_is_named(
         (at([17], queue_l4s=pl.lit(0.5)), "to_be_in_set of queue_l4s failed in 1 rows: trace a packet 17"),
         (
             lambda f: f.with_columns(
-                gap_us=pl.when(pl.col("packet") > 2500).then(pl.col("gap_us") * 1e6 + 1e6).otherwise("gap_us")
+                gap_us=pl.when(pl.col("packet") > 6500).then(pl.col("gap_us") * 1e6 + 1e6).otherwise("gap_us")
             ),
             "distribution-shift: .* of psi failed in 1 rows: trace a feature gap_us worst_round 1",
         ),

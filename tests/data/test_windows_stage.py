@@ -51,7 +51,7 @@ def test_stage_writes_windows_targets_features_and_split(
     meta = json.loads((tmp_path / "out" / "meta.json").read_text())
     assert meta["schema_hash"] == schema_hash()
     assert meta["features"] == [{"name": f.name, "unit": f.unit} for f in FEATURES]
-    assert meta["protocol"] == {"name": "short", "pretrain_s": 5, "finetune_s": 1, "test_s": 2}
+    assert meta["protocol"] == {"name": "short", "pretrain_s": 2.5, "finetune_s": 0.5, "test_s": 1}
     assert sorted(meta["traces"]) == ["a", "b"]
     for name, described in meta["traces"].items():
         folder = tmp_path / "out" / name
@@ -68,10 +68,9 @@ def test_stage_writes_windows_targets_features_and_split(
         np.testing.assert_array_equal(np.load(folder / "first_packet.npy"), expected.first_packet_B)
         seconds_B = (decision_ns_B - decision_ns_B[0]) / 1e9
         assert [r["test"][0] for r in described["rounds"]] == [
-            np.searchsorted(seconds_B, 5),
-            np.searchsorted(seconds_B, 7),
-            np.searchsorted(seconds_B, 9),
-        ][: len(described["rounds"])]
+            np.searchsorted(seconds_B, 2.5 + k) for k in range(len(described["rounds"]))
+        ]
+        assert len(described["rounds"]) >= 7
 
 
 def test_features_are_the_candidates_of_the_windows(
