@@ -66,7 +66,7 @@ def _row(rounds: int) -> Row:
     def reference_s() -> float:
         return _reference_s(model, examples, params) * EPOCHS * WINDOWS / (REFERENCE_BATCHES * BATCH)
 
-    finetune_head(model, examples, replace(params, epochs=0))  # warm: first-use imports, page cache
+    finetune_head(model, examples, replace(params, epochs=1))  # warm: first-use imports, page cache
     ours, reference = interleaved_medians(rounds, ours_s, reference_s)
     return Row(
         name=f"fine-tune the head: {EPOCHS} epochs, {PACKETS:,} packets = {WINDOWS:,} windows of {TOKENS} "
@@ -85,7 +85,7 @@ def _minute() -> tuple[Examples, Predictor]:
     """One minute of made-up windows, and a full-size model for them."""
     from models.examples import Examples
     from models.loss import sharp_changes
-    from models.predictor import Predictor
+    from models.predictor import Architecture, Predictor
     from models.scaling import Feature, fit_target
     from models.windows_data import Slice
 
@@ -95,7 +95,8 @@ def _minute() -> tuple[Examples, Predictor]:
     names = ["size_bytes", *(f"input_{i}_us" for i in range(1, FEATURES))]
     whole, rest = divmod(WINDOWS, DISTINCT)
     parts = tuple((x_NWF, Slice(0, count)) for count in [DISTINCT] * whole + [rest])
-    model = Predictor([Feature(name, "us", "log1p") for name in names], fit_target(y_us_NH, "log"))
+    inputs = [Feature(name, "us", "log1p") for name in names]
+    model = Predictor(inputs, fit_target(y_us_NH, "log"), Architecture(readout="candidates"))
     return Examples(parts, y_us_NH, sharp_changes(y_us_NH)), model
 
 

@@ -255,3 +255,16 @@ def test_a_killed_stage_keeps_its_finished_rounds(
     described = json.loads((tmp_path / "finetuned" / "t1" / "round-2" / "model.json").read_text())
     assert described["schema_hash"] == windows.schema_hash
     assert list((tmp_path / "var" / "ray").iterdir()) == []
+
+
+@pytest.mark.slow
+def test_the_benchmark_measures_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On few windows: how much faster it is stays with `swiftqueue bench finetune`."""
+    from infra.bench import finetune
+
+    for name, value in (("WINDOWS", 1200), ("DISTINCT", 500), ("REFERENCE_BATCHES", 1)):
+        monkeypatch.setattr(finetune, name, value)
+    (row,) = finetune.measure(rounds=1)
+    assert row.ours > 0
+    assert row.ratio == pytest.approx(row.reference / row.ours)
+    assert "1,200 windows" in row.name
