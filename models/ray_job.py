@@ -33,6 +33,7 @@ def ray_cluster(workers: int) -> Iterator[None]:
 
     Raises:
         ConnectionError: `RAY_ADDRESS` names a cluster that does not answer.
+        TimeoutError: the local cluster did not start.
     """
     address = os.environ.get("RAY_ADDRESS")
     if not address:
@@ -50,14 +51,18 @@ def ray_cluster(workers: int) -> Iterator[None]:
         except ConnectionError as error:
             raise ConnectionError(f"RAY_ADDRESS={address}: no Ray cluster answers there") from error
     else:
-        ray.init(
-            address="local",
-            num_cpus=max(workers, os.cpu_count() or 1),
-            include_dashboard=False,
-            object_store_memory=OBJECT_STORE_BYTES,
-            _node_ip_address=LOOPBACK,
-            **quiet,
-        )
+        try:
+            ray.init(
+                address="local",
+                num_cpus=max(workers, os.cpu_count() or 1),
+                include_dashboard=False,
+                object_store_memory=OBJECT_STORE_BYTES,
+                _node_ip_address=LOOPBACK,
+                **quiet,
+            )
+        except Exception as error:  # Ray has no class of its own for a start that takes too long
+            reason = str(error).splitlines()[0]
+            raise TimeoutError(f"the local Ray cluster did not start ({reason}); run it again") from error
     try:
         yield
     finally:
