@@ -13,7 +13,7 @@ from rich.table import Table
 REPLAY_SECONDS = 20.0  # long enough to see sharp changes, short enough for a second run in under a minute
 
 
-def run_main_job(*, speed: float, project: Path | None = None) -> int:
+def run_main_job(*, speed: float) -> int:
     """Run every step in order and return the exit code of the first that fails, or 0.
 
     Each step is idempotent: DVC skips stages whose inputs did not change, `up` leaves a running server
@@ -27,7 +27,7 @@ def run_main_job(*, speed: float, project: Path | None = None) -> int:
     if not (math.isfinite(speed) and speed >= 0):
         raise ValueError(f"--speed {speed}: must be 0 (as fast as possible) or above")
     console = Console()
-    root = project or Path.cwd()
+    root = Path.cwd()
     if not (root / "dvc.yaml").is_file():
         console.print(f"{root} holds no dvc.yaml: run this in the project's folder")
         return 2

@@ -7,12 +7,14 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 
 from infra import processes
-from infra.triton_environment import find_environment
+from infra.triton_environment import TritonEnvironment, find_environment
 from models.registry import local_store, tracking_uri
 from models.state import state_dir
 from serving.deploy_log import last_deployed
@@ -79,9 +81,20 @@ def _start_triton() -> None:
     repository = ModelRepository()
     repository.embedded.mkdir(parents=True, exist_ok=True)
     repository.drop_candidate()
-    command = [
+    command = triton_command(environment, repository.embedded, ports)
+    with Triton(f"{LOOPBACK}:{ports['grpc']}") as triton:
+        server = processes.start(TRITON, command, ports, environment.variables, triton.live, TRITON_TIMEOUT_S)
+    print(f"triton is up (pid {server.pid}, gRPC {LOOPBACK}:{ports['grpc']}, log {server.log})")
+
+
+def triton_command(environment: TritonEnvironment, repository: Path, ports: Mapping[str, int]) -> list[str]:
+    """Return the command of a Triton on loopback that loads only what it is told to.
+
+    `ports` has `http`, `grpc` and `metrics`.
+    """
+    return [
         str(environment.server),
-        f"--model-repository={repository.embedded}",
+        f"--model-repository={repository}",
         f"--backend-directory={environment.backends}",
         "--model-control-mode=explicit",
         *(f"--{kind}-address={LOOPBACK}" for kind in ports),
@@ -89,9 +102,6 @@ def _start_triton() -> None:
         "--allow-gpu-metrics=false",
         "--exit-timeout-secs=5",
     ]
-    with Triton(f"{LOOPBACK}:{ports['grpc']}") as triton:
-        server = processes.start(TRITON, command, ports, environment.variables, triton.live, TRITON_TIMEOUT_S)
-    print(f"triton is up (pid {server.pid}, gRPC {LOOPBACK}:{ports['grpc']}, log {server.log})")
 
 
 def _start_mlflow() -> None:

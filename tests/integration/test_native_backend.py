@@ -25,6 +25,7 @@ import tritonclient.grpc as grpc
 
 from infra import processes
 from infra.native_backend import SOURCES, with_native_backend
+from infra.stack import triton_command
 from infra.triton_environment import find_environment
 from models import artifact, gate
 from models.predictor import Architecture, Predictor
@@ -66,16 +67,7 @@ def native(serving_state: Path) -> Iterator[Native]:
     repository = NativeRepository(root)
     repository.embedded.mkdir(parents=True)
     ports = dict(zip(("http", "grpc", "metrics"), _free_ports(3), strict=True))
-    command = [
-        str(environment.server),
-        f"--model-repository={repository.embedded}",
-        f"--backend-directory={environment.backends}",
-        "--model-control-mode=explicit",
-        *(f"--{kind}-address={LOOPBACK}" for kind in ports),
-        *(f"--{kind}-port={number}" for kind, number in ports.items()),
-        "--allow-gpu-metrics=false",
-        "--exit-timeout-secs=5",
-    ]
+    command = triton_command(environment, repository.embedded, ports)
     with Triton(f"{LOOPBACK}:{ports['grpc']}") as triton:
         processes.start(NAME, command, ports, environment.variables, triton.live, 60)
         yield Native(triton, repository, f"http://{LOOPBACK}:{ports['metrics']}/metrics")
