@@ -26,7 +26,7 @@ from models.examples import Examples, epoch_batches, finetuning_examples, owned
 from models.loss import example_weights, weighted_squared_error
 from models.predictor import Predictor
 from models.ray_job import report_progress, run_job
-from models.training import ADAM_BETAS, ADAM_EPSILON, all_sum, check_positive
+from models.training import ADAM_BETAS, ADAM_EPSILON, all_sum, check_positive, check_whole
 from models.windows_data import Ints, TraceWindows, fingerprint, load_windows
 
 ENCODE_BATCH: Final = 256  # windows; larger ones fall out of the cache
@@ -47,6 +47,7 @@ class FinetuneParams:
     def __post_init__(self) -> None:
         names = ("workers", "epochs", "batch_size", "learning_rate", "sharp_weight")
         check_positive("finetune", self, names)
+        check_whole("finetune", self, ("seed", "workers", "epochs", "batch_size"))
 
 
 @dataclass(frozen=True)

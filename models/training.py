@@ -61,10 +61,7 @@ class PretrainParams:
             self,
             ("workers", "epochs", "batch_size", "warmup_steps", "noam_factor", "sharp_weight"),
         )
-        for name in ("epochs", "workers", "batch_size", "warmup_steps", "seed"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise ValueError(f"pretrain.{name} is {value!r}; it must be a whole number from 0 on")
+        check_whole("pretrain", self, ("epochs", "workers", "batch_size", "warmup_steps", "seed"))
         if not (isinstance(self.weight_decay, int | float) and self.weight_decay >= 0):
             raise ValueError(f"pretrain.weight_decay is {self.weight_decay!r}; it must not be negative")
         Architecture(readout=self.readout)  # refuses an unknown one, by name
@@ -85,6 +82,14 @@ def check_positive(section: str, params: Any, names: tuple[str, ...]) -> None:
         value = getattr(params, name)
         if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
             raise ValueError(f"{section}.{name} is {value!r}; it must be a number above zero")
+
+
+def check_whole(section: str, params: Any, names: tuple[str, ...]) -> None:
+    """Raise a ValueError that names the first parameter that is not a whole number from 0 on."""
+    for name in names:
+        value = getattr(params, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise ValueError(f"{section}.{name} is {value!r}; it must be a whole number from 0 on")
 
 
 def noam_rate(step: int, width: int, warmup_steps: int, factor: float) -> float:

@@ -179,6 +179,12 @@ def test_bad_parameters_are_named(name: str) -> None:
         params(**{name: 0})
 
 
+@pytest.mark.parametrize("name", ["seed", "workers", "epochs", "batch_size"])
+def test_a_fraction_of_a_whole_number_is_named(name: str) -> None:
+    with pytest.raises(ValueError, match=f"finetune.{name} is 1.5; it must be a whole number from 0 on"):
+        params(**{name: 1.5})
+
+
 def test_a_model_of_other_features_is_refused_before_anything_starts(
     folder: Path, model: Predictor, tmp_path: Path
 ) -> None:

@@ -1,0 +1,82 @@
+"""A stage killed midway leaves no result, and run again it gives what an undisturbed run gives."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from infra.bench.synthetic_capture import write_capture
+
+pytestmark = pytest.mark.slow
+
+PACKETS = 600_000  # about a second of work a stage, so that there is a middle
+TIMEOUT_S = 120.0
+
+
+def command(folder: Path, stage: str, paths: Sequence[str]) -> list[str]:
+    arguments = [f"--{path}={folder / path}" for path in paths]
+    module = [sys.executable, "-m", f"pipelines.{stage}", f"--params={folder / 'params.yaml'}"]
+    return [*module, *arguments, f"--output={folder / 'result'}"]
+
+
+def kill_midway(call: list[str], partial: Path) -> None:
+    """Start a stage and kill it once it has written something."""
+    process = subprocess.Popen(call)
+    deadline = time.monotonic() + TIMEOUT_S
+    while not (partial.is_dir() and any(p.is_file() and p.stat().st_size for p in partial.rglob("*"))):
+        assert process.poll() is None, "the stage ended before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+
+
+def digest(folder: Path) -> dict[str, str]:
+    files = sorted(p for p in folder.rglob("*") if p.is_file())
+    return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
+
+
+@pytest.fixture(scope="module")
+def packets(tmp_path_factory: pytest.TempPathFactory, project: Path) -> Path:
+    """A folder with a capture, its packet table in `packets`, and params.yaml for both stages."""
+    folder = tmp_path_factory.mktemp("killed")
+    capture = folder / "capture.pcap"
+    write_capture(capture, PACKETS)
+    params: dict[str, Any] = yaml.safe_load((project / "params.yaml").read_text())
+    trace = {"file": str(capture), "sender": None, "latency": "acks"}
+    params["extract"]["traces"] = {"capture": trace}
+    params["windows"] |= {"protocol": "short", "tokens": 64}
+    (folder / "params.yaml").write_text(yaml.safe_dump(params))
+    call = command(folder, "extract", [])
+    subprocess.run(call, check=True)
+    (folder / "result").rename(folder / "packets")
+    return folder
+
+
+@pytest.mark.parametrize(("stage", "paths"), [("extract", []), ("windows", ["packets"])])
+def test_nothing_half_written(packets: Path, stage: str, paths: list[str]) -> None:
+    call = command(packets, stage, paths)
+    result, partial = packets / "result", packets / ".result.partial"
+    kill_midway(call, partial)
+    assert not result.exists()
+    subprocess.run(call, check=True)
+    again = digest(result)
+    assert again
+    assert not partial.exists()
+    if stage == "extract":
+        assert again == digest(packets / "packets")
+    # A result that is there outlives a later run that is killed.
+    kill_midway(call, partial)
+    assert digest(result) == again
+    shutil.rmtree(result)
+    shutil.rmtree(partial)
