@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: Apache-2.0
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
 // The window: what the model sees at a decision time. This file is its only definition; the offline
 // stage, the live sender and the simulator all compile it (docs/WINDOWS.md states the rules in

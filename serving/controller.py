@@ -1,53 +1,97 @@
-"""The queue controller: for each packet, the queue with the lower predicted latency, with restraint.
-
-Pure and free of I/O, so that the same rules can stand in C++ beside a kernel. The default marking of an
-L4S-capable flow is the L4S queue; only its packets may be moved, and only to the classic queue.
+"""The queue controller from Python: a thin binding of `serving/agent/controller.h`, its only definition.
 
 Shapes: H horizon (8 packets).
 """
 
 from __future__ import annotations
 
+import ctypes
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from feature_store import native
+from feature_store.schema import HORIZON
+
 CLASSIC: Final = 0  # numbers as in feature_store/window.h
 L4S: Final = 1
+FOLDER: Final = Path(__file__).parent / "agent"
+LIBRARY: Final = FOLDER / "_build" / "libswiftqueue_sender.so"
+SOURCES: Final = (FOLDER / "controller.h", FOLDER / "sender_capi.cc", native.FOLDER / "window.h")
+
+
+def _load() -> ctypes.CDLL:
+    library = native.load(LIBRARY, map(str, SOURCES))
+    pointer, f64, i32, i64 = ctypes.c_void_p, ctypes.c_double, ctypes.c_int32, ctypes.c_int64
+    signatures: dict[str, tuple[Any, list[Any]]] = {
+        "defaults": (None, [ctypes.POINTER(kind) for kind in (f64, f64, i32, i64)]),
+        "new": (pointer, [f64, f64, i32, i64]),
+        "free": (None, [pointer]),
+        "moved_unacked": (i64, [pointer]),
+        "choose": (ctypes.c_int, [pointer, i64, i64, *[pointer] * 4]),
+        "keep_default": (None, [pointer, pointer, i64]),
+        "acked": (None, [pointer, i64]),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(library, f"sq_controller_{name}")
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+_ABI: Final = _load()
+
+
+def _defaults() -> tuple[float, float, int, int]:
+    values = (ctypes.c_double(), ctypes.c_double(), ctypes.c_int32(), ctypes.c_int64())
+    _ABI.sq_controller_defaults(*map(ctypes.byref, values))
+    margin_us, margin_share, max_moved_unacked, give_up_ns = (value.value for value in values)
+    return margin_us, margin_share, max_moved_unacked, give_up_ns
+
+
+_MARGIN_US, _MARGIN_SHARE, _MAX_MOVED_UNACKED, _GIVE_UP_NS = _defaults()
 
 
 @dataclass(frozen=True)
 class ControllerParams:
-    """How willingly packets change queues."""
+    """How willingly packets change queues; what each means and why stands in controller.h."""
 
-    # Hysteresis: the other queue must be better by both margins, or a flow would alternate between queues
-    # whose predictions differ by noise, and every change of queue may reorder its packets.
-    margin_us: float = 1_000.0  # the L queue's marking step, RFC 9332 section 4.2
-    margin_share: float = 0.1  # of the predicted latency in the flow's present queue
-    # A burst moved on one prediction fills the queue it was moved to before its first ACK can say so.
-    max_moved_unacked: int = 64  # packets moved and not yet acknowledged, of all flows
-    give_up_ns: int = 2_000_000_000  # a moved packet without an ACK counts no longer (window.h: kGiveUpNs)
+    margin_us: float = _MARGIN_US
+    margin_share: float = _MARGIN_SHARE  # of the predicted latency in the flow's present queue
+    max_moved_unacked: int = _MAX_MOVED_UNACKED  # packets moved and not yet acknowledged, of all flows
+    give_up_ns: int = _GIVE_UP_NS  # a moved packet without an ACK counts no longer
 
     def __post_init__(self) -> None:
-        if self.margin_us < 0 or self.margin_share < 0 or self.max_moved_unacked < 0 or self.give_up_ns <= 0:
+        values = (self.margin_us, self.margin_share, self.max_moved_unacked)
+        if not all(value >= 0 for value in values) or self.give_up_ns <= 0 or math.isinf(self.margin_share):
             raise ValueError(f"{self}: margins and limits must not be negative")
+        if self.max_moved_unacked >= 2**31 or self.give_up_ns >= 2**63:
+            raise ValueError(f"{self}: max_moved_unacked must be below 2^31, give_up_ns below 2^63")
 
 
 class QueueController:
     """Chooses queues batch by batch; remembers each flow's queue and the moved packets in flight."""
 
     def __init__(self, params: ControllerParams | None = None) -> None:
-        self.params = params or ControllerParams()
-        self._queue_of: dict[int, int] = {}
-        self._moved: dict[int, int] = {}  # packet -> decision time, in send order
+        self.params = p = params or ControllerParams()
+        self._handle = _ABI.sq_controller_new(
+            p.margin_us, p.margin_share, p.max_moved_unacked, p.give_up_ns
+        )
+        if not self._handle:
+            raise MemoryError("no memory for a controller")
+
+    def __del__(self) -> None:
+        if handle := getattr(self, "_handle", None):
+            _ABI.sq_controller_free(handle)
 
     @property
     def moved_unacked(self) -> int:
         """Packets moved to the classic queue and not acknowledged yet."""
-        return len(self._moved)
+        return int(_ABI.sq_controller_moved_unacked(self._handle))
 
     def choose(
         self,
@@ -66,37 +110,29 @@ class QueueController:
             default_queues: L4S for packets of L4S-capable flows, else CLASSIC, (H,).
             predicted_us: latency in the classic (row 0) and in the default queue (row 1), (2, H).
 
+        Raises:
+            ValueError: not a batch of 8.
+
         """
-        self._forget(now_ns)
-        chosen = []
-        for i, (flow, default) in enumerate(zip(flow_ids, default_queues, strict=True)):
-            queue = CLASSIC if default == CLASSIC else self._choose_one(int(flow), predicted_us[:, i])
-            if default == L4S:
-                self._queue_of[int(flow)] = queue
-                if queue == CLASSIC:
-                    self._moved[first_packet + i] = now_ns
-            chosen.append(queue)
-        return chosen
+        flows = np.ascontiguousarray(flow_ids, np.int32)
+        defaults = np.ascontiguousarray(default_queues, np.uint8)
+        predicted_us_2H = np.ascontiguousarray(predicted_us, np.float32)
+        if not flows.shape == defaults.shape == (HORIZON,) or predicted_us_2H.shape != (2, HORIZON):
+            raise ValueError(
+                f"flows {flows.shape}, queues {defaults.shape}, predictions {predicted_us_2H.shape}: "
+                f"a batch is {HORIZON} packets, its predictions (2, {HORIZON})"
+            )
+        chosen = np.empty(HORIZON, np.uint8)
+        pointers = (array.ctypes.data for array in (flows, defaults, predicted_us_2H, chosen))
+        if _ABI.sq_controller_choose(self._handle, first_packet, now_ns, *pointers):
+            raise MemoryError("no memory for another moved packet")
+        return [int(queue) for queue in chosen]
 
     def keep_default(self, flow_ids: Sequence[int]) -> None:
         """Note that a batch went out with its default marking, so its flows are in the L4S queue again."""
-        for flow in flow_ids:
-            self._queue_of.pop(int(flow), None)
+        flows = np.ascontiguousarray(flow_ids, np.int32)
+        _ABI.sq_controller_keep_default(self._handle, flows.ctypes.data, flows.size)
 
     def acked(self, packet: int) -> None:
         """Note the first ACK that covers a packet."""
-        self._moved.pop(packet, None)
-
-    def _choose_one(self, flow: int, predicted_us: NDArray[np.floating]) -> int:
-        present = self._queue_of.get(flow, L4S)
-        stay_us, change_us = float(predicted_us[present]), float(predicted_us[1 - present])
-        margin_us = max(self.params.margin_us, self.params.margin_share * stay_us)
-        queue = 1 - present if stay_us - change_us > margin_us else present
-        return L4S if len(self._moved) >= self.params.max_moved_unacked else queue
-
-    def _forget(self, now_ns: int) -> None:
-        while self._moved:
-            oldest = next(iter(self._moved))
-            if now_ns - self._moved[oldest] < self.params.give_up_ns:
-                return
-            del self._moved[oldest]
+        _ABI.sq_controller_acked(self._handle, packet)

@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: Apache-2.0
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
 // The artifact on disk (docs/ARCHITECTURE.md): `model.json` and `model.safetensors`, checked.
 #ifndef SWIFTQUEUE_SERVING_ENGINE_ARTIFACT_H_

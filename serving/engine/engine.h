@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: Apache-2.0
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
 // The inference engine: the predictor's exact forward pass from an artifact, float32, on the
 // calling thread, without allocating. docs/ENGINE.md says how it works and what it reaches.

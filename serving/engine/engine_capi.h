@@ -1,4 +1,4 @@
-/* SPDX-License-Identifier: Apache-2.0
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
  *
  * The engine's C interface. Functions that return a status put one line about a failure into
  * `error` (at most `error_size` bytes with the final NUL; may be null with size 0).

@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: Apache-2.0
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
 // What goes wrong while an artifact is loaded or a window is predicted: one line for the user.
 #ifndef SWIFTQUEUE_SERVING_ENGINE_ERROR_H_

@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: Apache-2.0
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
 // The predictor's forward pass (models/predictor.py), once for every instruction set: included by
 // kernel_*.cc with SWIFTQUEUE_ISA (a namespace), SWIFTQUEUE_LANES and SWIFTQUEUE_TILE_VECTORS set.

@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: Apache-2.0
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
 // A strict JSON reader (RFC 8259) for `model.json` and the header of a safetensors file. Input is
 // not trusted: depth is bounded, keys must be distinct, numbers finite, and nothing may follow.

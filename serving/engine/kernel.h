@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: Apache-2.0
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
 // The boundary between the engine and its forward passes, one per instruction set: plain pointers
 // and sizes. A kernel's source is compiled for its instruction set, so it must not instantiate

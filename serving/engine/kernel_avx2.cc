@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: Apache-2.0
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
 // The forward pass for AVX2 and FMA: 8 lanes, 16 registers. Compiler flags: see the Makefile.
 #define SWIFTQUEUE_ISA avx2

@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: Apache-2.0
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
 // The forward pass for any instruction set: 4 lanes. Compiler flags: see the Makefile.
 #define SWIFTQUEUE_ISA portable

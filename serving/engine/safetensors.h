@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: Apache-2.0
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
 // Reader of safetensors files (https://github.com/huggingface/safetensors, "Format"): an 8-byte
 // little-endian header length, a JSON header, the tensors. Only float32 tensors are accepted.

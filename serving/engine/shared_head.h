@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: Apache-2.0
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
 // The head in two buffers: readers use the active one without ever waiting, a swap fills the other
 // one once its last reader has left and then makes it the active one.

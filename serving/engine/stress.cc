@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: Apache-2.0
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
 // Hostile artifacts and windows against the engine, to be run under sanitizers (`make sanitize`):
 // whatever comes, the answer is a prediction or one error line. Also: predicting allocates nothing,

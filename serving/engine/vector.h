@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: Apache-2.0
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
 // SIMD vectors of SWIFTQUEUE_LANES floats as the compiler's vector extension, so that one source
 // serves every instruction set, and the few functions a Transformer needs on them. To be included

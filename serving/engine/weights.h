@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: Apache-2.0
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
 // An artifact's weights in the layout that the kernels read (kernel.h), with what can be computed
 // once computed once.

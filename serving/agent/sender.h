@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
+//
+// One sender: its window, its queue controller and its counts. The agent and the simulator compile
+// this file. Pure: no I/O, no clock, no thread; every time is an argument, on the sender's own
+// clock. Only what `sent` and `acked` have said by then is in a question.
+//
+//   const auto question = sender.ask(first_packet, now_ns, batch, x_BWF);   // windows to predict
+//   ... the answer may take its time; other batches may be asked about meanwhile ...
+//   sender.decide(*question, then_ns, y_BH)    or    sender.keep_default(batch, Outcome::kLate)
+//
+// Each batch ends in exactly one of `decide` and `keep_default`: batches = decided + late + failed.
+//
+// Shapes: B windows asked about (1 or 2), W window tokens, F features, H horizon (8 packets).
+#ifndef SWIFTQUEUE_SERVING_AGENT_SENDER_H_
+#define SWIFTQUEUE_SERVING_AGENT_SENDER_H_
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include "feature_store/window.h"
+#include "serving/agent/controller.h"
+
+namespace swiftqueue::agent {
+
+inline constexpr int kMaxWindows = 2;  // asked about per batch: one for each candidate queue
+
+// What became of a batch.
+enum class Outcome : std::uint8_t {
+  kDecided = 0,
+  kLate = 1,     // no answer when it was due
+  kError = 2,    // the server is gone, or refuses
+  kNoModel = 3,  // none is served, or one made for other features
+};
+inline constexpr std::array kOutcomeNames{"decided", "late", "error", "no_model"};
+
+struct Decision {
+  Outcome outcome;
+  Queues queues;  // as chosen; unless decided, each packet's default
+  Predicted predicted;  // valid if decided
+};
+
+// Batches by outcome.
+struct Counts {
+  std::array<std::int64_t, kOutcomeNames.size()> by_outcome{};
+  std::int64_t stale = 0;  // answers that came after their batch was due, and were dropped
+
+  std::int64_t of(Outcome outcome) const {
+    return by_outcome[static_cast<std::size_t>(outcome)];
+  }
+  std::int64_t batches() const { return decided() + late() + failed(); }
+  std::int64_t decided() const { return of(Outcome::kDecided); }
+  std::int64_t late() const { return of(Outcome::kLate); }
+  // Batches without a prediction for another reason than time.
+  std::int64_t failed() const { return of(Outcome::kError) + of(Outcome::kNoModel); }
+};
+
+// A batch that was asked about.
+struct Question {
+  std::int64_t first_packet;
+  Batch batch;
+  int windows;  // B: 1 where both candidate queues make the same window
+};
+
+class Sender {
+ public:
+  // `tokens` W. Throws std::invalid_argument for sizes or parameters that cannot be.
+  explicit Sender(int tokens, const ControllerParams& params = {})
+      : window_(tokens), controller_(params) {}
+
+  int tokens() const { return window_.tokens(); }
+  // Another window size, as another model wants it: history starts anew, as after a restart.
+  void set_tokens(int tokens) {
+    if (tokens != window_.tokens()) window_ = SenderWindow(tokens);
+  }
+
+  // Logs a packet as it is sent, in the queue it is marked for. False: refused, nothing changed.
+  bool sent(std::int64_t packet, std::int64_t sent_ns, const Candidate& what) {
+    return window_.sent(packet, sent_ns, what);
+  }
+
+  // Logs the first ACK that covers a packet; NaN where the latency is unknown (Karn).
+  bool acked(std::int64_t packet, std::int64_t acked_ns, float latency_us) {
+    controller_.acked(packet);
+    return window_.acked(packet, acked_ns, latency_us);
+  }
+
+  // Writes the windows of a decision taken at `now_ns` about packets `first_packet` .. + H - 1:
+  // window 0 with all of them in the classic queue, window 1 with each in its default queue, where
+  // that is not the same window. x_BWF takes kMaxWindows windows. Nothing, if a packet of the batch
+  // cannot be (size below 1, unknown queue).
+  std::optional<Question> ask(std::int64_t first_packet, std::int64_t now_ns, const Batch& batch,
+                              float* x_BWF) const {
+    Question question{first_packet, batch, 1};
+    Batch classic = batch;
+    for (Candidate& packet : classic) packet.queue = kClassic;
+    if (window_.window(now_ns, classic, x_BWF) < 0) return std::nullopt;
+    if (std::any_of(batch.begin(), batch.end(),
+                    [](const Candidate& packet) { return packet.queue != kClassic; })) {
+      const std::ptrdiff_t window_floats = std::ptrdiff_t{tokens()} * kFeatureCount;
+      if (window_.window(now_ns, batch, x_BWF + window_floats) < 0) return std::nullopt;
+      question.windows = 2;
+    }
+    return question;
+  }
+
+  // Chooses the queues of a batch from the answer y_BH (us) to its question. An answer that is not
+  // finite is an error, and the batch keeps its default marking.
+  Decision decide(const Question& question, std::int64_t now_ns, const float* y_BH) {
+    const auto values = static_cast<std::size_t>(question.windows) * kHorizon;
+    if (!std::all_of(y_BH, y_BH + values, [](float us) { return std::isfinite(us); })) {
+      return keep_default(question.batch, Outcome::kError);
+    }
+    Decision decision{Outcome::kDecided, {}, {}};
+    std::copy_n(y_BH, kHorizon, decision.predicted.classic_us_H.begin());
+    std::copy_n(y_BH + values - kHorizon, kHorizon, decision.predicted.default_us_H.begin());
+    decision.queues =
+        controller_.choose(question.first_packet, now_ns, question.batch, decision.predicted);
+    ++counts_.by_outcome[static_cast<std::size_t>(Outcome::kDecided)];
+    return decision;
+  }
+
+  // A batch goes out with its default marking, for one of the reasons other than kDecided.
+  Decision keep_default(const Batch& batch, Outcome why) {
+    Decision decision{why, {}, {}};
+    for (std::size_t i = 0; i < batch.size(); ++i) {
+      decision.queues[i] = batch[i].queue;
+      controller_.keep_default(batch[i].flow_id);
+    }
+    ++counts_.by_outcome[static_cast<std::size_t>(why)];
+    return decision;
+  }
+
+  // An answer came after its batch had been given its default marking.
+  void stale() { ++counts_.stale; }
+
+  const Counts& counts() const { return counts_; }
+  // Packets moved to the classic queue and not acknowledged yet.
+  std::size_t moved_unacked() const { return controller_.moved_unacked(); }
+
+ private:
+  SenderWindow window_;
+  QueueController controller_;
+  Counts counts_;
+};
+
+}  // namespace swiftqueue::agent
+
+#endif  // SWIFTQUEUE_SERVING_AGENT_SENDER_H_
