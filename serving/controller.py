@@ -47,10 +47,15 @@ _ABI: Final = _load()
 
 
 def _defaults() -> tuple[float, float, int, int]:
-    values = (ctypes.c_double(), ctypes.c_double(), ctypes.c_int32(), ctypes.c_int64())
-    _ABI.sq_controller_defaults(*map(ctypes.byref, values))
-    margin_us, margin_share, max_moved_unacked, give_up_ns = (value.value for value in values)
-    return margin_us, margin_share, max_moved_unacked, give_up_ns
+    margin_us, margin_share = ctypes.c_double(), ctypes.c_double()
+    max_moved_unacked, give_up_ns = ctypes.c_int32(), ctypes.c_int64()
+    _ABI.sq_controller_defaults(
+        ctypes.byref(margin_us),
+        ctypes.byref(margin_share),
+        ctypes.byref(max_moved_unacked),
+        ctypes.byref(give_up_ns),
+    )
+    return margin_us.value, margin_share.value, max_moved_unacked.value, give_up_ns.value
 
 
 _MARGIN_US, _MARGIN_SHARE, _MAX_MOVED_UNACKED, _GIVE_UP_NS = _defaults()
@@ -78,9 +83,7 @@ class QueueController:
 
     def __init__(self, params: ControllerParams | None = None) -> None:
         self.params = p = params or ControllerParams()
-        self._handle = _ABI.sq_controller_new(
-            p.margin_us, p.margin_share, p.max_moved_unacked, p.give_up_ns
-        )
+        self._handle = _ABI.sq_controller_new(p.margin_us, p.margin_share, p.max_moved_unacked, p.give_up_ns)
         if not self._handle:
             raise MemoryError("no memory for a controller")
 
@@ -116,14 +119,14 @@ class QueueController:
         """
         flows = np.ascontiguousarray(flow_ids, np.int32)
         defaults = np.ascontiguousarray(default_queues, np.uint8)
-        predicted_us_2H = np.ascontiguousarray(predicted_us, np.float32)
-        if not flows.shape == defaults.shape == (HORIZON,) or predicted_us_2H.shape != (2, HORIZON):
+        y_2H = np.ascontiguousarray(predicted_us, np.float32)
+        if not flows.shape == defaults.shape == (HORIZON,) or y_2H.shape != (2, HORIZON):
             raise ValueError(
-                f"flows {flows.shape}, queues {defaults.shape}, predictions {predicted_us_2H.shape}: "
+                f"flows {flows.shape}, queues {defaults.shape}, predictions {y_2H.shape}: "
                 f"a batch is {HORIZON} packets, its predictions (2, {HORIZON})"
             )
         chosen = np.empty(HORIZON, np.uint8)
-        pointers = (array.ctypes.data for array in (flows, defaults, predicted_us_2H, chosen))
+        pointers = (array.ctypes.data for array in (flows, defaults, y_2H, chosen))
         if _ABI.sq_controller_choose(self._handle, first_packet, now_ns, *pointers):
             raise MemoryError("no memory for another moved packet")
         return [int(queue) for queue in chosen]

@@ -30,9 +30,9 @@ struct Answer {
   std::uint64_t ticket = 0;  // of the question
   bool ok = false;
   std::array<float, kMaxWindows * kHorizon> y_BH{};  // us, of the windows asked about; if ok
-  std::int64_t version = -1;  // of the model that answered; if ok
-  int server = 0;             // index into `servers()`
-  std::string error;          // one line; if not ok
+  std::int64_t version = -1;                         // of the model that answered; if ok
+  int server = 0;                                    // index into `servers()`
+  std::string error;                                 // one line; if not ok
 };
 
 // One server (or the engine in this process), for the metrics.

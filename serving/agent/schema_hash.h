@@ -28,8 +28,8 @@ std::array<std::uint32_t, N> fractions_of_roots(bool cube) {
     bool prime = true;
     for (int d = 2; d * d <= n; ++d) prime = prime && n % d != 0;
     if (!prime) continue;
-    const long double root = cube ? std::cbrt(static_cast<long double>(n))
-                                  : std::sqrt(static_cast<long double>(n));
+    const long double root =
+        cube ? std::cbrt(static_cast<long double>(n)) : std::sqrt(static_cast<long double>(n));
     out[found++] = static_cast<std::uint32_t>((root - std::floor(root)) * 4294967296.0L);
   }
   return out;
@@ -60,8 +60,8 @@ inline std::string sha256(std::string text) {
     for (std::size_t i = 0; i < 64; ++i) {
       const std::uint32_t t1 = h + (std::rotr(e, 6) ^ std::rotr(e, 11) ^ std::rotr(e, 25)) +
                                ((e & f) ^ (~e & g)) + round_constants[i] + w[i];
-      const std::uint32_t t2 = (std::rotr(a, 2) ^ std::rotr(a, 13) ^ std::rotr(a, 22)) +
-                               ((a & b) ^ (a & c) ^ (b & c));
+      const std::uint32_t t2 =
+          (std::rotr(a, 2) ^ std::rotr(a, 13) ^ std::rotr(a, 22)) + ((a & b) ^ (a & c) ^ (b & c));
       h = g, g = f, f = e, e = d + t1, d = c, c = b, b = a, a = t1 + t2;
     }
     const std::array<std::uint32_t, 8> round{a, b, c, d, e, f, g, h};

@@ -39,7 +39,7 @@ inline constexpr std::array kOutcomeNames{"decided", "late", "error", "no_model"
 
 struct Decision {
   Outcome outcome;
-  Queues queues;  // as chosen; unless decided, each packet's default
+  Queues queues;        // as chosen; unless decided, each packet's default
   Predicted predicted;  // valid if decided
 };
 
@@ -48,9 +48,7 @@ struct Counts {
   std::array<std::int64_t, kOutcomeNames.size()> by_outcome{};
   std::int64_t stale = 0;  // answers that came after their batch was due, and were dropped
 
-  std::int64_t of(Outcome outcome) const {
-    return by_outcome[static_cast<std::size_t>(outcome)];
-  }
+  std::int64_t of(Outcome outcome) const { return by_outcome[static_cast<std::size_t>(outcome)]; }
   std::int64_t batches() const { return decided() + late() + failed(); }
   std::int64_t decided() const { return of(Outcome::kDecided); }
   std::int64_t late() const { return of(Outcome::kLate); }
