@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Frames to a file or a unix socket, written by a thread of its own, so that the decision loop makes
+// no system call and takes no lock for them.
+#ifndef SWIFTQUEUE_SERVING_AGENT_FRAME_SINK_H_
+#define SWIFTQUEUE_SERVING_AGENT_FRAME_SINK_H_
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "serving/agent/frames.h"
+
+namespace swiftqueue::agent {
+
+class FrameSink {
+ public:
+  enum class Full : std::uint8_t {
+    kDrop,  // frames that find no room are dropped and counted
+    kWait,  // `put` waits for room: a record must be whole
+  };
+
+  // `path`: a unix socket that somebody listens on (connected to again and again when it closes), or
+  // else a file: appended to with kDrop, written anew with kWait. Throws std::runtime_error if it
+  // cannot be opened.
+  FrameSink(std::string path, Full full);
+  ~FrameSink();  // writes what is left, for a second at most
+  FrameSink(const FrameSink&) = delete;
+  FrameSink& operator=(const FrameSink&) = delete;
+
+  // Called by one thread.
+  template <typename T>
+  void put(const T& frame, std::uint32_t sender) {
+    const T whole = finished(frame, sender, sequence_++);
+    while (!push(&whole, sizeof whole)) {
+      if (full_ == Full::kDrop) {
+        dropped_.fetch_add(1, std::memory_order_relaxed);
+        return;
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+
+  // Frames without room, and frames whose socket was closed. Any thread.
+  std::int64_t dropped() const { return dropped_.load(std::memory_order_relaxed); }
+
+ private:
+  static constexpr std::size_t kRingBytes = std::size_t{1} << 22;
+
+  bool push(const void* data, std::size_t bytes) {
+    const std::size_t tail = tail_.load(std::memory_order_relaxed);
+    if (failed_.load(std::memory_order_relaxed)) return full_ == Full::kWait;  // nowhere to write to
+    if (kRingBytes - (tail - head_.load(std::memory_order_acquire)) < bytes) return false;
+    const std::size_t at = tail % kRingBytes;
+    const std::size_t first = std::min(bytes, kRingBytes - at);
+    std::memcpy(ring_.data() + at, data, first);
+    std::memcpy(ring_.data(), static_cast<const char*>(data) + first, bytes - first);
+    tail_.store(tail + bytes, std::memory_order_release);
+    return true;
+  }
+
+  void run();
+  bool connect_socket();
+  bool write_some();  // false: nothing to write, or nowhere
+  void skip_to_frame();
+
+  const std::string path_;
+  const Full full_;
+  bool is_socket_ = false;
+  int fd_ = -1;
+  std::size_t unfinished_ = 0;  // bytes of a frame whose beginning a socket has taken
+  std::uint64_t sequence_ = 0;
+  std::vector<char> ring_;
+  std::atomic<std::size_t> head_{0};  // bytes taken out
+  std::atomic<std::size_t> tail_{0};  // bytes put in
+  std::atomic<std::int64_t> dropped_{0};
+  std::atomic<bool> failed_{false};
+  std::atomic<bool> closing_{false};
+  std::thread thread_;
+};
+
+}  // namespace swiftqueue::agent
+
+#endif  // SWIFTQUEUE_SERVING_AGENT_FRAME_SINK_H_
