@@ -1,0 +1,1 @@
+"""Watching the loop: what Prometheus scrapes, what it alarms on, and the Grafana dashboard."""

@@ -1,0 +1,111 @@
+"""The dashboard's panels drawn from a running Prometheus: for the docs, and where there is no Grafana.
+
+    python -m infra.monitoring.picture --output docs/pictures/dashboard.png --minutes 30
+
+Same panels and same queries as the Grafana dashboard (dashboard.py). Panels without any data say so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from infra.monitoring.dashboard import Panel, Query, panels
+from infra.monitoring.query import ask
+
+COLUMNS: Final = 3
+POINTS: Final = 180  # per series
+LEGEND_MAX: Final = 6  # series named in one panel
+_LABEL: Final = re.compile(r"{{(\w+)}}")
+AXIS: Final = {"s": "s", "bytes": "bytes", "percentunit": "part", "cps": "1/s", "pps": "1/s", "reqps": "1/s"}
+
+
+def series_of(server: str, query: Query, begin: float, end: float) -> dict[str, tuple[Any, Any]]:
+    """Each series of a query by its legend: times (minutes before the end) and values."""
+    import numpy as np
+
+    step = max(1.0, (end - begin) / POINTS)
+    answer = ask(
+        server, "query_range", query=query.expr, start=f"{begin:.3f}", end=f"{end:.3f}", step=f"{step:.3f}"
+    )
+    found = {}
+    for one in answer["result"]:
+        name = _LABEL.sub(partial(_value, one["metric"]), query.legend)
+        points = np.array(one["values"], dtype=float)
+        found[name] = ((points[:, 0] - end) / 60, points[:, 1])
+    return found
+
+
+def _value(labels: dict[str, str], name: re.Match[str]) -> str:
+    return labels.get(name[1], "")
+
+
+def draw(server: str, output: Path, minutes: float) -> int:
+    """Draw every panel into one PNG; returns how many had data."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    end = time.time()
+    drawn = panels()
+    rows = -(-len(drawn) // COLUMNS)
+    plt.rcParams.update({"font.size": 7, "axes.titlesize": 8, "axes.spines.top": False})
+    figure, axes = plt.subplots(rows, COLUMNS, figsize=(12, 1.9 * rows), layout="constrained")
+    filled = 0
+    for axis, panel in zip(axes.flat, drawn, strict=False):
+        filled += _draw_panel(axis, panel, server, end - 60 * minutes, end)
+    for axis in axes.flat[len(drawn) :]:
+        axis.axis("off")
+    now = time.strftime("%H:%M:%S")
+    figure.suptitle(f"SwiftQueue: the dashboard's panels, drawn from Prometheus; minutes before {now}")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(output, dpi=75)
+    plt.close(figure)
+    return filled
+
+
+def _draw_panel(axis: Any, panel: Panel, server: str, begin: float, end: float) -> bool:
+    """Draw one panel; False when it has no data."""
+    import numpy as np
+
+    series = {}
+    for query in panel.queries:
+        series.update(series_of(server, query, begin, end))
+    axis.set_title(panel.title, loc="left")
+    axis.set_xlim((begin - end) / 60, 0)
+    if unit := AXIS.get(panel.unit):
+        axis.set_ylabel(unit)
+    for k, (name, (minutes, values)) in enumerate(sorted(series.items())):
+        shown = name if k < LEGEND_MAX else None
+        axis.plot(minutes, values, lw=1, label=shown)
+    if not any(np.isfinite(values).any() for _, values in series.values()):
+        axis.text(0.5, 0.5, "no data", ha="center", va="center", transform=axis.transAxes, color="grey")
+        return False
+    axis.set_ylim(bottom=0)
+    axis.grid(alpha=0.3)
+    axis.legend(loc="upper left", frameon=False, ncols=2, fontsize=6)
+    return True
+
+
+def main() -> None:
+    """Read the command line and draw."""
+    parser = argparse.ArgumentParser(description="Draw the dashboard's panels from a running Prometheus.")
+    parser.add_argument("--server", default="http://127.0.0.1:9090", help="Prometheus' address")
+    parser.add_argument("--output", type=Path, required=True, help="PNG file")
+    parser.add_argument("--minutes", type=float, default=30.0, help="how far back")
+    arguments = parser.parse_args()
+    filled = draw(arguments.server, arguments.output, arguments.minutes)
+    print(f"{arguments.output}: {filled} of {len(panels())} panels have data")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except OSError as error:
+        sys.exit(f"picture: {error}")

@@ -1,0 +1,127 @@
+"""A local Prometheus that scrapes whatever of the loop runs here, on loopback only.
+
+    python -m infra.monitoring.prometheus start|targets|stop
+
+What to scrape comes from the servers' own records (`var/NAME/server.json`, infra/processes.py): each one
+that lists a port named `metrics` is a target. `targets` writes the list anew; Prometheus sees it within
+10 s. The port is SWIFTQUEUE_PROMETHEUS_PORT (9090), state and log lie under `var/prometheus`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Final
+
+from infra import processes
+from models.state import state_dir
+
+NAME: Final = "prometheus"
+HERE: Final = Path(__file__).parent
+PORT_VARIABLE: Final = "SWIFTQUEUE_PROMETHEUS_PORT"
+PORT: Final = 9090
+START_TIMEOUT_S: Final = 60.0
+LOOPBACK: Final = "127.0.0.1"
+
+
+def start() -> str:
+    """Start Prometheus if it is not up, and return its address.
+
+    Raises:
+        OSError: it is not installed, or its port is taken.
+        ValueError: the port is not a number.
+        RuntimeError: it ended or did not answer.
+    """
+    if server := processes.running(NAME):
+        write_targets()
+        return f"http://{LOOPBACK}:{server.ports['http']}"
+    program = shutil.which("prometheus")
+    if program is None:
+        raise OSError("prometheus is not installed; on Debian: apt-get install prometheus")
+    text = os.environ.get(PORT_VARIABLE) or str(PORT)
+    if not text.isdigit() or not 0 < int(text) < 65536:
+        raise ValueError(f"{PORT_VARIABLE}={text!r} is not a port number")
+    processes.check_port(int(text), PORT_VARIABLE)
+    folder = write_configuration(int(text))
+    write_targets()
+    url = f"http://{LOOPBACK}:{text}"
+    command = [
+        program,
+        f"--config.file={folder / 'prometheus.yaml'}",
+        f"--storage.tsdb.path={folder / 'data'}",
+        "--storage.tsdb.retention.time=7d",
+        f"--web.listen-address={LOOPBACK}:{text}",
+        "--web.enable-lifecycle",
+        "--log.level=warn",
+    ]
+    processes.start(NAME, command, {"http": int(text)}, {}, lambda: _ready(url), START_TIMEOUT_S)
+    return url
+
+
+def write_configuration(port: int) -> Path:
+    """Put configuration and rules into `var/prometheus`; returns that folder."""
+    folder = state_dir() / NAME
+    shutil.copytree(HERE / "rules", folder / "rules", dirs_exist_ok=True)
+    text = (HERE / "prometheus.yaml").read_text().replace("${PORT}", str(port))
+    (folder / "prometheus.yaml").write_text(text)
+    return folder
+
+
+def write_targets() -> list[dict[str, object]]:
+    """Write `targets.json` from the records of the servers that run, and return its content."""
+    found: list[dict[str, object]] = []
+    for record in sorted(state_dir().glob("*/server.json")):
+        server = processes.running(record.parent.name)
+        if server is None or server.name == NAME:
+            continue
+        # One server may have several metrics ports, one for each of its processes: metrics, metrics-1, ...
+        ports = [number for kind, number in sorted(server.ports.items()) if kind.startswith("metrics")]
+        if ports:
+            found.append(
+                {"targets": [f"{LOOPBACK}:{p}" for p in ports], "labels": {"job": _job(server.name)}}
+            )
+    path = state_dir() / NAME / "targets.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(found, indent=1) + "\n")
+    partial.replace(path)
+    return found
+
+
+def _job(name: str) -> str:
+    """Job of a server: `agent-2` and `agent` are both agents."""
+    return name.split("-")[0]
+
+
+def _ready(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/-/ready", timeout=5) as response:  # noqa: S310 - loopback http only
+            return bool(response.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def main(action: str) -> None:
+    """Do what the command line says."""
+    if action == "start":
+        print(f"prometheus is up at {start()}")
+    elif action == "targets":
+        for target in write_targets():
+            print(json.dumps(target))
+    elif action == "stop":
+        server = processes.stop(NAME)
+        print(f"prometheus: stopped (pid {server.pid})" if server else "prometheus: not running")
+    else:
+        raise ValueError(f"{action!r} is not start, targets or stop")
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1] if len(sys.argv) == 2 else "")
+    except (ValueError, OSError, RuntimeError) as error:
+        sys.exit(f"monitoring: {error}")

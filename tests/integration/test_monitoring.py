@@ -1,0 +1,312 @@
+"""Rules, dashboard, pictures: one list of names, promtool's own tests, a real Prometheus on a real Triton."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from infra.monitoring.dashboard import DATASOURCE, FILE, ROWS, dashboard_json, panels
+from infra.monitoring.metrics import NOT_BUILT, OTHERS, OURS, Kind, series
+
+HERE = Path(__file__).resolve().parents[2] / "infra" / "monitoring"
+RULES = sorted((HERE / "rules").glob("[!.]*.yaml"))
+ALWAYS = {"instance", "job", "le"}  # labels that Prometheus or a histogram brings
+WITHOUT = "Debian's package `prometheus` is not installed (apt-get install prometheus), so {} is not here"
+
+
+def rules(name: str) -> list[dict[str, Any]]:
+    groups = yaml.safe_load((HERE / "rules" / name).read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+RECORDED = {rule["record"] for rule in rules("recording.yaml")}
+QUERIES = {
+    **{f"{panel.title} {k}": q.expr for panel in panels() for k, q in enumerate(panel.queries)},
+    **{rule["record"]: rule["expr"] for rule in rules("recording.yaml")},
+    **{rule["alert"]: rule["expr"] for rule in rules("alerts.yaml")},
+}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def promtool() -> str:
+    program = shutil.which("promtool")
+    if program is None:
+        pytest.skip(WITHOUT.format("promtool"))
+    return program
+
+
+# The one list of names ------------------------------------------------------------------------------
+
+
+def exported(project: Path) -> set[str]:
+    """Names of the metrics that our code defines: prometheus_client, prometheus-cpp, Triton's C interface."""
+    found: set[str] = set()
+    for path in (*(project / "serving").rglob("*"), *(project / "infra").rglob("*")):
+        if path.suffix not in {".py", ".cc", ".h"} or path.is_relative_to(HERE) or "_build" in path.parts:
+            continue
+        text = path.read_text()
+        found |= set(re.findall(r'\.Name\(\s*"(swiftqueue_\w+)"', text))
+        found |= set(re.findall(r'\bk(?:Counter|Gauge),\s*"(swiftqueue_\w+)"', text))
+        for kind, name in re.findall(r'\b(Counter|Gauge|Histogram)(?:MetricFamily)?\(\s*"(swiftqueue_\w+)"', text):
+            # prometheus_client adds the suffix to a counter that has none
+            found.add(name if kind != "Counter" or name.endswith("_total") else f"{name}_total")
+    return found
+
+
+def test_the_list_is_what_the_code_exports(project: Path) -> None:
+    listed, found = {m.name for m in OURS}, exported(project)
+    assert found - listed == set(), "exported but not in infra/monitoring/metrics.py"
+    assert listed - found - NOT_BUILT == set(), (
+        "no code exports these; put them into NOT_BUILT, or remove them"
+    )
+    assert found & NOT_BUILT == set(), "exported by now: take them out of NOT_BUILT"
+
+
+def test_names_carry_their_kind_and_unit() -> None:
+    for metric in OURS:
+        assert metric.name.endswith("_total") == (metric.kind is Kind.counter), metric.name
+        assert metric.kind is not Kind.histogram or metric.name.endswith("_seconds"), metric.name
+
+
+def names_in(expr: str) -> set[str]:
+    return set(
+        re.findall(r"\b(?:swiftqueue|nv|process|up)\b[\w:]*|\b(?:swiftqueue|nv|process)_\w+", expr)
+    ) - {"swiftqueue"}
+
+
+@pytest.mark.parametrize("where", QUERIES)
+def test_queries_use_listed_names_and_their_labels(where: str) -> None:
+    expr = QUERIES[where]
+    names = names_in(expr)
+    assert names
+    assert names <= series() | RECORDED
+    bare = re.sub(r'"[^"]*"', '""', expr)
+    used = set(re.findall(r"(\w+)\s*=~?\s*\"", bare))
+    for group in re.findall(r"\b(?:by|on)\s*\(([^)]*)\)", bare):
+        used |= {label.strip() for label in group.split(",")}
+    known = {label for m in (*OURS, *OTHERS) if m.series & names for label in m.labels}
+    assert used <= known | ALWAYS
+
+
+def test_every_metric_is_looked_at() -> None:
+    """What nobody looks at need not be exported."""
+    seen = set().union(*(names_in(expr) for expr in QUERIES.values()))
+    unseen = {m.name for m in OURS if not m.series & seen} - {
+        "swiftqueue_windows_total",  # with `swiftqueue_refused_requests_total`, Triton's own per version
+        "swiftqueue_refused_requests_total",
+    }
+    assert unseen == set()
+
+
+# The dashboard --------------------------------------------------------------------------------------
+
+
+def test_the_dashboard_is_what_its_source_makes() -> None:
+    assert FILE.read_text() == dashboard_json(), "run: python -m infra.monitoring.dashboard"
+
+
+def test_grafanas_own_types_read_the_whole_dashboard() -> None:
+    """What Grafana 11.6's types do not know would be lost on the way through them."""
+    from grafana_foundation_sdk.cog.encoder import JSONEncoder
+    from grafana_foundation_sdk.cog.plugins import register_default_plugins
+    from grafana_foundation_sdk.models.dashboard import Dashboard
+
+    register_default_plugins()
+    written = json.loads(FILE.read_text())
+    assert json.loads(json.dumps(Dashboard.from_json(written), cls=JSONEncoder)) == written
+    misspelt = written | {"refrehs": "1s"}
+    assert json.loads(json.dumps(Dashboard.from_json(misspelt), cls=JSONEncoder)) == written
+
+
+def test_panels_do_not_overlap_and_have_all_they_need() -> None:
+    board = json.loads(FILE.read_text())
+    taken: set[tuple[int, int]] = set()
+    for panel in board["panels"]:
+        at = panel["gridPos"]
+        cells = {(at["x"] + i, at["y"] + j) for i in range(at["w"]) for j in range(at["h"])}
+        assert not cells & taken
+        assert at["x"] + at["w"] <= 24
+        taken |= cells
+        for target in panel.get("targets", []):
+            assert target["datasource"] == {"type": "prometheus", "uid": DATASOURCE}
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+    assert all(panel.description and panel.queries for panel in panels())
+
+
+def test_provisioning_names_the_same_data_source() -> None:
+    provisioning = HERE / "grafana" / "provisioning"
+    [source] = yaml.safe_load((provisioning / "datasources" / "prometheus.yaml").read_text())["datasources"]
+    assert (source["uid"], source["type"]) == (DATASOURCE, "prometheus")
+    [provider] = yaml.safe_load((provisioning / "dashboards" / "swiftqueue.yaml").read_text())["providers"]
+    assert provider["type"] == "file"
+
+
+# promtool -------------------------------------------------------------------------------------------
+
+
+def test_promtool_accepts_rules_and_configuration(
+    promtool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from infra.monitoring.prometheus import write_configuration, write_targets
+
+    monkeypatch.setenv("SWIFTQUEUE_STATE", str(tmp_path))
+    folder = write_configuration(9090)
+    assert write_targets() == []
+    # Lint warnings are errors.
+    subprocess.run([promtool, "check", "config", "--lint-fatal", folder / "prometheus.yaml"], check=True)
+    subprocess.run(
+        [
+            promtool,
+            "check",
+            "rules",
+            "--lint-fatal",
+            *(HERE / "rules" / n for n in ("alerts.yaml", "recording.yaml")),
+        ],
+        check=True,
+    )
+
+
+def test_alerts_fire_when_they_should_and_only_then(promtool: str) -> None:
+    subprocess.run([promtool, "test", "rules", "alerts_test.yaml"], cwd=HERE / "rules", check=True)
+
+
+def test_every_alert_is_tested_both_ways() -> None:
+    tested = yaml.safe_load((HERE / "rules" / "alerts_test.yaml").read_text())["tests"]
+    cases = [case for test in tested for case in test["alert_rule_test"]]
+    alerts = {rule["alert"] for rule in rules("alerts.yaml")}
+    assert {c["alertname"] for c in cases if c["exp_alerts"]} == alerts
+    quiet = {c["alertname"] for c in cases if not c["exp_alerts"]}
+    assert quiet == alerts
+    for rule in rules("alerts.yaml"):
+        assert rule["labels"]["severity"] in {"page", "ticket"}
+        assert set(rule["annotations"]) == {"summary", "action"}
+
+
+# A real Prometheus on a real Triton -----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def prometheus(champion: int) -> Iterator[str]:
+    """A Prometheus that scrapes the Triton that serves the champion."""
+    from infra.monitoring import prometheus
+
+    if shutil.which("prometheus") is None:
+        pytest.skip(WITHOUT.format("a server"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SWIFTQUEUE_PROMETHEUS_PORT", str(free_port()))
+        url = prometheus.start()
+        assert prometheus.start() == url  # harmless when it is up
+        yield url
+        prometheus.main("stop")
+
+
+def until(server: str, expr: str, seconds: float = 60) -> list[dict[str, Any]]:
+    """Result of an instant query as soon as it is not empty."""
+    from infra.monitoring.query import ask
+
+    deadline = time.monotonic() + seconds
+    while not (result := ask(server, "query", query=expr)["result"]):
+        assert time.monotonic() < deadline, f"no data for {expr}"
+        time.sleep(0.5)
+    found: list[dict[str, Any]] = result
+    return found
+
+
+@pytest.mark.slow
+def test_prometheus_scrapes_triton_and_every_panel_runs(
+    prometheus: str, champion: int, tmp_path: Path
+) -> None:
+    from infra.monitoring.picture import draw, series_of
+    from infra.monitoring.query import QueryError, ask
+    from serving.endpoint import Triton
+
+    until(prometheus, 'up{job="triton"} == 1')
+    with Triton() as triton:
+        tokens, features = triton.config().input[0].dims
+        deadline = time.monotonic() + 60
+        requests = 'rate(nv_inference_request_success{model="swiftqueue"}[1m]) > 0'
+        while not (busy := ask(prometheus, "query", query=requests)["result"]):
+            triton.infer(np.zeros((2, tokens, features), dtype=np.float32))
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    assert busy[0]["metric"]["version"] == str(champion)
+    until(prometheus, "swiftqueue:triton_request_seconds:mean_rate1m > 0")
+
+    end = time.time()
+    filled = set()
+    for panel in panels():
+        for query in panel.queries:
+            if series_of(prometheus, query, end - 60, end + 5):
+                filled.add(panel.title)
+    assert filled >= {panel.title for panel in ROWS["Server"]} - {"Versions in memory"} | {"Up"}
+    with pytest.raises(QueryError, match="parse error"):
+        ask(prometheus, "query", query="sum by (")
+
+    loaded = [rule for group in ask(prometheus, "rules")["groups"] for rule in group["rules"]]
+    assert {rule["name"] for rule in loaded} == RECORDED | {rule["alert"] for rule in rules("alerts.yaml")}
+    assert [rule for rule in loaded if rule["health"] not in ("ok", "unknown")] == []
+
+    picture = tmp_path / "dashboard.png"
+    assert draw(prometheus, picture, minutes=5) >= len(filled)
+    assert 10_000 < picture.stat().st_size < 200_000
+
+
+@pytest.mark.slow
+def test_a_target_that_ends_is_seen(prometheus: str, serving_state: Path) -> None:
+    """A server with a metrics port is a target by its record alone; its end raises the alert."""
+    import sys
+
+    from infra import processes
+    from infra.monitoring.prometheus import write_targets
+
+    port = free_port()
+    serve = (
+        "import time; from prometheus_client import start_http_server as s;"
+        f"s({port}, addr='127.0.0.1'); time.sleep(600)"
+    )
+    processes.start("agent-2", [sys.executable, "-c", serve], {"metrics": port}, {}, lambda: True, 5)
+    try:
+        target = {"targets": [f"127.0.0.1:{port}"], "labels": {"job": "agent"}}
+        assert target in write_targets()
+        until(prometheus, 'up{job="agent"} == 1')
+    finally:
+        processes.stop("agent-2")
+    until(prometheus, 'up{job="agent"} == 0')
+    until(prometheus, 'ALERTS{alertname="PartDown",job="agent",alertstate="pending"}')
+    assert target not in write_targets()
+
+
+def test_a_missing_or_misconfigured_prometheus_is_one_clear_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from infra.monitoring import prometheus
+
+    monkeypatch.setenv("SWIFTQUEUE_STATE", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(OSError, match="apt-get install prometheus"):
+        prometheus.start()
+    monkeypatch.undo()
+    monkeypatch.setenv("SWIFTQUEUE_STATE", str(tmp_path))
+    monkeypatch.setenv("SWIFTQUEUE_PROMETHEUS_PORT", "http")
+    if shutil.which("prometheus"):
+        with pytest.raises(ValueError, match="SWIFTQUEUE_PROMETHEUS_PORT='http' is not a port number"):
+            prometheus.start()
+    with pytest.raises(ValueError, match="is not start, targets or stop"):
+        prometheus.main("restart")
