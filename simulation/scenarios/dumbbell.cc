@@ -11,18 +11,17 @@
 
 #include <exception>
 #include <iostream>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "../helper/queue-profiles.h"
 #include "../helper/sender-capture.h"
-#include "../model/dual-pi2-queue-disc.h"
-#include "../model/explore-queue-disc.h"
-#include "../model/message-application.h"
-#include "ns3/boolean.h"
+#include "../helper/tcp-endpoints.h"
+#include "../model/mark-queue-disc.h"
+#include "../model/traffic-application.h"
 #include "ns3/command-line.h"
-#include "ns3/config.h"
-#include "ns3/double.h"
 #include "ns3/drop-tail-queue.h"
 #include "ns3/internet-stack-helper.h"
 #include "ns3/ipv4-address-helper.h"
@@ -49,6 +48,8 @@ constexpr double kReceiverStepMs = 4;  // each receiver's base round trip is tha
 // ACKs would take for a loss; no other flow is reordered.
 constexpr uint32_t kDupAcksOfLoss = 3;
 constexpr uint32_t kDupAcksOfLossExplored = 12;
+constexpr uint32_t kBatchPackets = 8;  // explored as a whole (SwiftQueue, section 4)
+constexpr uint32_t kQueueBytes = 1'000'000;
 constexpr double kStartSpreadS = 1;  // flows start within the first second
 
 struct Options {
@@ -95,56 +96,6 @@ Options Parse(int argc, char** argv) {
   return o;
 }
 
-void SetTcpDefaults() {
-  constexpr uint32_t kBufferBytes = 4 << 20;  // never what limits a flow here
-  Config::SetDefault("ns3::TcpSocket::SegmentSize", UintegerValue(1448));
-  Config::SetDefault("ns3::TcpSocket::SndBufSize", UintegerValue(kBufferBytes));
-  Config::SetDefault("ns3::TcpSocket::RcvBufSize", UintegerValue(kBufferBytes));
-  // Delayed ACKs alone would make 4 % of the latencies look like sharp changes.
-  Config::SetDefault("ns3::TcpSocket::DelAckCount", UintegerValue(1));
-  Config::SetDefault("ns3::TcpSocketBase::MinRto", TimeValue(MilliSeconds(200)));
-  // Classic ECN (RFC 3168) for Cubic: with drops instead, most late packets would be waiting for a
-  // retransmission and not in a queue.
-  Config::SetDefault("ns3::TcpSocketBase::UseEcn", StringValue("On"));
-  Config::SetDefault("ns3::TcpDctcp::UseEct0", BooleanValue(false));  // L4S: ECT(1)
-}
-
-/** The bottleneck's disc, in the profile `premise` of simulation/doc/dual-pi2.md. */
-Ptr<DualPi2QueueDisc> PremiseDisc(Time lStep) {
-  constexpr uint32_t kQueueBytes = 1'000'000;
-  auto disc = CreateObject<DualPi2QueueDisc>();
-  // Each queue for itself: no coupling, a controller and a limit that see one queue only.
-  disc->SetAttribute("CouplingFactor", DoubleValue(0));
-  disc->SetAttribute("Overload", StringValue("Delay"));
-  disc->SetAttribute("DelayInput", StringValue("Classic"));
-  disc->SetAttribute("LMaxBytes", UintegerValue(kQueueBytes));
-  disc->SetAttribute("CMaxBytes", UintegerValue(kQueueBytes));
-  disc->SetAttribute("CWeight", DoubleValue(0.5));
-  disc->SetAttribute("LAqm", StringValue("Step"));
-  disc->SetAttribute("LStep", TimeValue(lStep));
-  disc->SetAttribute("Draw", StringValue("Random"));  // as Linux does
-  return disc;
-}
-
-/** Accept connections of congestion control `tcp` on `port` and discard what they carry. */
-void Listen(Ptr<Node> node, uint16_t port, TypeId tcp) {
-  Ptr<Socket> listener = node->GetObject<TcpL4Protocol>()->CreateSocket(tcp);
-  listener->Bind(InetSocketAddress(Ipv4Address::GetAny(), port));
-  listener->Listen();
-  listener->ShutdownSend();
-  listener->SetAcceptCallback(
-      MakeNullCallback<bool, Ptr<Socket>, const Address&>(),
-      Callback<void, Ptr<Socket>, const Address&>([](Ptr<Socket> socket, const Address&) {
-        socket->SetRecvCallback(Callback<void, Ptr<Socket>>([](Ptr<Socket> ready) {
-          while (Ptr<Packet> data = ready->Recv()) {
-            if (data->GetSize() == 0) {
-              break;  // the peer closed
-            }
-          }
-        }));
-      }));
-}
-
 class Dumbbell {
  public:
   explicit Dumbbell(const Options& options) : m_options(options) {
@@ -182,9 +133,9 @@ class Dumbbell {
       auto devices = link(m_senders.Get(i), m_routers.Get(0), kAccessMbps, kAccessMs, "100p");
       if (i == 0) {
         m_captured = DynamicCast<PointToPointNetDevice>(devices.Get(0));
-        auto explore = CreateObject<swiftqueue::ExploreQueueDisc>();
-        explore->SetAttribute("Share", DoubleValue(m_options.exploreShare));
-        m_stream += explore->AssignStreams(m_stream);
+        auto explore = CreateObject<swiftqueue::MarkQueueDisc>();
+        explore->SetMarker(std::make_shared<swiftqueue::ExploreMarker>(m_options.exploreShare,
+                                                                       kBatchPackets, m_stream++));
         m_senders.Get(0)->GetObject<TrafficControlLayer>()->SetRootQueueDiscOnDevice(m_captured,
                                                                                      explore);
       }
@@ -194,7 +145,8 @@ class Dumbbell {
     const double oneWayMs = m_options.rttMs / 2 - 2 * kAccessMs;
     auto shared =
         link(m_routers.Get(0), m_routers.Get(1), m_options.bottleneckMbps, oneWayMs, "1p");
-    auto dual = PremiseDisc(Seconds(m_options.lStepMs * 1e-3));
+    auto dual = swiftqueue::MakeDisc(
+        swiftqueue::PremiseProfile(kQueueBytes, Seconds(m_options.lStepMs * 1e-3)));
     m_stream += dual->AssignStreams(m_stream);
     m_routers.Get(0)->GetObject<TrafficControlLayer>()->SetRootQueueDiscOnDevice(shared.Get(0),
                                                                                  dual);
@@ -225,12 +177,16 @@ class Dumbbell {
     const TypeId tcp = TypeId::LookupByName(tcpName);
     const uint32_t receiver = port % m_receivers.GetN();
     // DCTCP's echo of each CE mark is the receiver's part, so it has the same congestion control.
-    Listen(m_receivers.Get(receiver), port, tcp);
-    auto application = CreateObject<swiftqueue::MessageApplication>();
-    application->SetAttribute("DataRate",
-                              DataRateValue(DataRate(uint64_t(m_options.flowMbps * 1e6))));
-    application->SetAttribute("DupAckThreshold", UintegerValue(dupAckThreshold));
-    application->SetPeer(InetSocketAddress(m_receiverAddresses[receiver], port), tcp);
+    swiftqueue::ListenTcp(m_receivers.Get(receiver), port, tcp, [](uint32_t) {});
+    auto application = CreateObject<swiftqueue::TrafficApplication>();
+    application->SetMessages(swiftqueue::kWebSearchBytes, m_options.flowMbps * 1e6);
+    application->SetSocket(
+        [sender, tcp, dupAckThreshold] {
+          Ptr<Socket> socket = sender->GetObject<TcpL4Protocol>()->CreateSocket(tcp);
+          socket->SetAttribute("ReTxThreshold", UintegerValue(dupAckThreshold));
+          return socket;
+        },
+        InetSocketAddress(m_receiverAddresses[receiver], port));
     m_stream += application->AssignStreams(m_stream);
     auto start = CreateObject<UniformRandomVariable>();
     start->SetStream(m_stream++);
@@ -255,7 +211,7 @@ void ReportProgress() {
 
 void Run(const Options& options) {
   RngSeedManager::SetSeed(options.seed);
-  SetTcpDefaults();
+  swiftqueue::SetTcpDefaults();
   Dumbbell dumbbell(options);
   swiftqueue::SenderCapture capture(options.output, dumbbell.CapturedDevice());
   ReportProgress();

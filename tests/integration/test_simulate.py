@@ -112,7 +112,7 @@ def test_make_alone_builds_what_the_traces_need(unbuilt: Path) -> None:
     assert needed == compiled("dumbbell")
     assert {name for name in needed if name.startswith(("scenarios", "test"))} == {"scenarios/dumbbell"}
     sources = {str(p.relative_to(unbuilt / "simulation")) for p in unbuilt.rglob("*.cc")}
-    assert {f"{name}.cc" for name in compiled("tests")} == sources
+    assert {f"{name}.cc" for name in compiled("tests") | compiled("lab")} == sources
 
 
 def test_the_stage_depends_on_every_source_of_its_program(project: Path, program: Path) -> None:
@@ -137,7 +137,7 @@ def test_the_stage_depends_on_every_source_of_its_program(project: Path, program
 
 def test_exploration_keeps_its_rules() -> None:
     """The C++ suite: whole batches, data only, its share."""
-    suite = build_simulator(program="explore-queue-disc-test")
+    suite = build_simulator(program="mark-queue-disc-test")
     result = subprocess.run([suite], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.count("PASS") == 2  # a case and its suite

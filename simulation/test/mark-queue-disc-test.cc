@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //
-// ExploreQueueDisc without a network: run `build/simulation/explore-queue-disc-test`.
+// MarkQueueDisc and ExploreMarker without a network: run `build/simulation/mark-queue-disc-test`.
 
-#include "../model/explore-queue-disc.h"
+#include "../model/mark-queue-disc.h"
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
-#include "ns3/double.h"
 #include "ns3/ipv4-queue-disc-item.h"
 #include "ns3/simulator.h"
 #include "ns3/tcp-header.h"
@@ -19,7 +19,8 @@
 namespace {
 
 using namespace ns3;  // NOLINT(build/namespaces): a test speaks ns-3
-using swiftqueue::ExploreQueueDisc;
+using swiftqueue::ExploreMarker;
+using swiftqueue::MarkQueueDisc;
 
 Ptr<Ipv4QueueDiscItem> Item(Ipv4Header::EcnType ecn, uint32_t payloadBytes) {
   auto packet = Create<Packet>(payloadBytes);
@@ -41,9 +42,8 @@ class ExploreCase : public TestCase {
 
  private:
   static std::vector<bool> Remarked(double share, Ipv4Header::EcnType ecn, uint32_t payload) {
-    auto disc = CreateObject<ExploreQueueDisc>();
-    disc->AssignStreams(1);
-    disc->SetAttribute("Share", DoubleValue(share));
+    auto disc = CreateObject<MarkQueueDisc>();
+    disc->SetMarker(std::make_shared<ExploreMarker>(share, 8, 1));
     disc->Initialize();
     std::vector<bool> remarked;
     for (int i = 0; i < 8000; ++i) {
@@ -73,21 +73,21 @@ class ExploreCase : public TestCase {
   }
 };
 
-class ExploreQueueDiscSuite : public TestSuite {
+class MarkQueueDiscSuite : public TestSuite {
  public:
-  ExploreQueueDiscSuite() : TestSuite("swiftqueue-explore-queue-disc", Type::UNIT) {
+  MarkQueueDiscSuite() : TestSuite("swiftqueue-mark-queue-disc", Type::UNIT) {
     AddTestCase(new ExploreCase, Duration::QUICK);
   }
 };
 
-ExploreQueueDiscSuite g_suite;  // registers itself
+MarkQueueDiscSuite g_suite;  // registers itself
 
 }  // namespace
 
 int main(int argc, char** argv) {
   std::vector<char*> arguments(argv, argv + argc);
   std::string suite =
-      "--suite=swiftqueue-explore-queue-disc";  // and not those of ns-3's own libraries
+      "--suite=swiftqueue-mark-queue-disc";  // and not those of ns-3's own libraries
   std::string verbose = "--verbose";
   arguments.insert(arguments.end(), {suite.data(), verbose.data(), nullptr});
   return TestRunner::Run(static_cast<int>(arguments.size()) - 1, arguments.data());

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//
+// The two profiles in which DualPI2 bottlenecks are run: simulation/doc/dual-pi2.md.
+
+#ifndef SWIFTQUEUE_QUEUE_PROFILES_H
+#define SWIFTQUEUE_QUEUE_PROFILES_H
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../model/dual-pi2-queue-disc.h"
+
+namespace swiftqueue {
+
+using DiscAttributes = std::vector<std::pair<std::string, std::string>>;
+
+/** The standard's queue: the disc's defaults, and one limit for both queues together. */
+DiscAttributes Rfc9332Profile(uint32_t bufferBytes);
+
+/**
+ * The queue in which choosing per packet can pay: each queue for itself, so no coupling, and a
+ * controller and a limit that see one queue only. L marks by a step of its waiting time.
+ */
+DiscAttributes PremiseProfile(uint32_t bufferBytes, ns3::Time lStep = ns3::MilliSeconds(20));
+
+ns3::Ptr<ns3::DualPi2QueueDisc> MakeDisc(const DiscAttributes& attributes);
+
+}  // namespace swiftqueue
+
+#endif  // SWIFTQUEUE_QUEUE_PROFILES_H
