@@ -20,6 +20,10 @@ app = typer.Typer(
 )
 trace_app = typer.Typer(no_args_is_help=True, help="The project's traces, versioned by DVC.")
 app.add_typer(trace_app, name="trace")
+lab_app = typer.Typer(
+    no_args_is_help=True, help="The L4S laboratory: simulated runs with controls, and the report."
+)
+app.add_typer(lab_app, name="lab")
 
 
 class LatencySource(StrEnum):
@@ -88,6 +92,63 @@ def trace_list() -> None:
     from infra.traces import list_traces
 
     list_traces()
+
+
+LabOutput = Annotated[Path, typer.Option(help="folder of runs, results, models and the report")]
+
+
+@lab_app.command("scenarios")
+def lab_scenarios() -> None:
+    """List the scenarios, a line each."""
+    from infra.lab.command import list_scenarios
+
+    list_scenarios()
+
+
+@lab_app.command("run")
+def lab_run(
+    scenarios: Annotated[list[str], typer.Argument(help="names, or YAML files", metavar="SCENARIO...")],
+    seeds: Annotated[int | None, typer.Option(help="how many seeds (default: the scenario's)")] = None,
+    seconds: Annotated[float | None, typer.Option(help="simulated seconds (default: the scenario's)")] = None,
+    artifact: Annotated[
+        str | None, typer.Option(help="the model: a folder, or `champion` of the registry")
+    ] = None,
+    truth: Annotated[bool, typer.Option("--truth", help="keep each packet's truth as Parquet")] = False,
+    output: LabOutput = Path("var/lab"),
+) -> None:
+    """Simulate scenarios with all their controls, on Ray; resumes where it stopped.
+
+    Example: swiftqueue lab run figure8 --artifact var/lab/models/figure8
+    """
+    from infra.lab.command import Request, run_lab
+
+    sys.exit(run_lab(Request(scenarios, seeds, seconds, artifact, truth), output))
+
+
+@lab_app.command("train")
+def lab_train(
+    scenario: Annotated[str, typer.Argument(help="name, or a YAML file")],
+    protocol: Annotated[Protocol, typer.Option(help="slice lengths")] = Protocol.small,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="override a parameter: SECTION.KEY=VALUE")
+    ] = None,
+    output: LabOutput = Path("var/lab"),
+) -> None:
+    """Train a model for each queue profile on a scenario's exploration traces.
+
+    Example: swiftqueue lab train figure8
+    """
+    from infra.lab.train import train
+
+    sys.exit(train(scenario, protocol=protocol.value, overrides=set_ or [], output=output))
+
+
+@lab_app.command("report")
+def lab_report(output: LabOutput = Path("var/lab")) -> None:
+    """Draw the results into one page and a Markdown table."""
+    from infra.lab.report import make_report
+
+    print(f"report: {make_report(output)}")
 
 
 @app.command()

@@ -1,0 +1,1 @@
+"""The L4S laboratory: scenarios as data, their runs on Ray, the results and the report."""

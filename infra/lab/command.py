@@ -1,0 +1,164 @@
+"""`swiftqueue lab run`: from scenarios to results, resumed where an earlier command stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from infra.lab import execution, results, rows
+from infra.lab.model_source import models_by_profile
+from infra.lab.runs import Asked, Cell, Model, cells, control_of, identity, resolve
+from infra.lab.scenario import TRAINING_SEEDS_FROM, Scenario, environment_at, load, names, path_of
+
+MATCHED: Final = ("model", "oracle")  # whose moved share control random gets: the first that was run
+NO_MODEL: Final = "no --artifact was given; train one with `swiftqueue lab train`"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `lab run` was asked for; None is the scenario's own."""
+
+    scenarios: list[str]
+    seeds: int | None = None
+    seconds: float | None = None
+    artifact: str | None = None  # a folder, or `champion`
+    truth: bool = False
+
+
+def run_lab(request: Request, output: Path) -> int:
+    """Run all cells of the scenarios and put them into the results; 1 if a run failed.
+
+    Raises:
+        ValueError: a scenario or the model is wrong, or the program cannot be built; nothing was run.
+    """
+    scenarios = {path_of(name).stem: adjusted(load(path_of(name)), request) for name in request.scenarios}
+    with execution.sole_user(output):
+        models = models_by_profile(request.artifact, output) if request.artifact else {}
+        program, build = execution.build()
+        laboratory = _Laboratory(scenarios, models, program, build, output.resolve(), truth=request.truth)
+        failed = laboratory.run(lambda control: control != "random", "runs")
+        failed += laboratory.run(lambda control: control == "random", "random marking")
+    print(f"results: {output / results.FILE}; `swiftqueue lab report --output {output}` draws them")
+    return 1 if failed else 0
+
+
+def list_scenarios() -> None:
+    """Print each scenario's name, what it is, and how many runs it stands for."""
+    width = max(len(name) for name in names())
+    for name in names():
+        scenario = load(path_of(name))
+        count = len(list(cells(name, scenario)))
+        print(f"{name:<{width}} {scenario.about} ({count} runs of {scenario.seconds:g} s)")
+
+
+def adjusted(scenario: Scenario, request: Request) -> Scenario:
+    """Return the scenario with the command's number of seeds and seconds.
+
+    Raises:
+        ValueError: they leave nothing to measure.
+    """
+    changes: dict[str, object] = {}
+    if request.seeds is not None:
+        if not 1 <= request.seeds < TRAINING_SEEDS_FROM:
+            raise ValueError(f"--seeds {request.seeds}: give 1 to {TRAINING_SEEDS_FROM - 1}")
+        changes["seeds"] = list(range(1, request.seeds + 1))
+    if request.seconds is not None:
+        if request.seconds <= scenario.warmup_s:
+            raise ValueError(
+                f"--seconds {request.seconds:g}: the first {scenario.warmup_s:g} s are left out, so give more"
+            )
+        changes["seconds"] = request.seconds
+    return scenario.model_copy(update=changes)
+
+
+class _Laboratory:
+    """The cells of some scenarios, and what has come of them."""
+
+    def __init__(
+        self,
+        scenarios: Mapping[str, Scenario],
+        models: Mapping[str, Model],
+        program: Path,
+        build: str,
+        output: Path,
+        *,
+        truth: bool,
+    ) -> None:
+        self.scenarios, self.models = scenarios, models
+        self.program, self.build, self.output = program, build, output
+        self.outputs = ["truth"] if truth else []
+
+    def run(self, wanted: Callable[[str], bool], title: str) -> int:
+        """Run the cells whose control is wanted, and return how many runs failed."""
+        asked = [
+            self._asked(scenario, cell)
+            for name, scenario in self.scenarios.items()
+            for cell in cells(name, scenario)
+            if wanted(cell.control)
+        ]
+        waiting: dict[str, list[Asked]] = {}
+        for one in asked:
+            if one.run is not None:
+                waiting.setdefault(identity(one.run, self.build), []).append(one)
+        kept = [key for key in waiting if execution.is_complete(self.output, key)]
+        self._keep([row for key in kept for row in self._rows(key, waiting[key])])
+        self._keep([rows.not_run(one, one.reason or "") for one in asked if one.run is None])
+        jobs = [
+            execution.Job(key, ones[0].run or {}, ones[0].model.folder if ones[0].model else None)
+            for key, ones in waiting.items()
+            if key not in kept
+        ]
+        if kept:
+            print(f"{title}: {len(kept)} of {len(waiting)} have their result already")
+        failures: list[str] = []
+
+        def done(job: execution.Job, problem: str | None) -> None:
+            if problem is None:
+                self._keep(self._rows(job.identity, waiting[job.identity]))
+                return
+            failures.append(job.identity)
+            for one in waiting[job.identity]:
+                print(f"not run: {one.cell.words()}: {problem}")
+            self._keep([rows.not_run(one, problem) for one in waiting[job.identity]])
+
+        execution.run_all(self.program, self.output, jobs, done, title)
+        return len(failures)
+
+    def _asked(self, scenario: Scenario, cell: Cell) -> Asked:
+        environment = environment_at(scenario, cell.point, f"{cell.scenario}.yaml")
+        model = self.models.get(cell.profile) if cell.control == "model" else None
+        share, share_of = 0.0, None
+        if cell.control == "model" and model is None:
+            return Asked(cell, None, NO_MODEL)
+        if cell.control == "random":
+            found = self._share(cell)
+            if found is None:
+                return Asked(cell, None, "nothing says which share to move: neither model nor oracle was run")
+            share, share_of = found
+        control = control_of(environment, cell.control, model=model, share=share)
+        run = resolve(scenario, cell, control, self.outputs)
+        return Asked(cell, run, model=model, share_of=share_of)
+
+    def _share(self, cell: Cell) -> tuple[float, str] | None:
+        """Share that the model (or else the oracle) moved in the same cell, in this program's run."""
+        for control in MATCHED:
+            one = self._asked(self.scenarios[cell.scenario], replace(cell, control=control))
+            if one.run is None or control not in self.scenarios[cell.scenario].controls:
+                continue
+            key = identity(one.run, self.build)
+            if execution.is_complete(self.output, key):
+                row = rows.complete(one, key, self.build, execution.folder_of(self.output, key))
+                return float(row["moved_share"]), control
+        return None
+
+    def _rows(self, key: str, ones: list[Asked]) -> list[dict[str, object]]:
+        folder = execution.folder_of(self.output, key)
+        if self.outputs and not (folder / execution.TRUTH_PARQUET).is_file():
+            execution.truth_to_parquet(folder)
+        return [rows.complete(one, key, self.build, folder) for one in ones]
+
+    def _keep(self, new: list[dict[str, object]]) -> None:
+        if new:
+            results.merge(self.output, new)

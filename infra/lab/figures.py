@@ -1,0 +1,196 @@
+"""The report's plots as PNG files: distributions, costs and sweeps, every control in the same colour."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import polars as pl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from infra.lab.findings import Place, by_seed, places
+from infra.lab.intervals import estimate
+from infra.lab.measures import (
+    CLASSIC_SHARE,
+    MS,
+    QUEUEING_P99,
+    RETRANSMITTED,
+    RTT_P99,
+    S1_GOODPUT,
+    Measure,
+)
+from infra.lab.results import COMPLETE
+from infra.lab.scenario import CONTROLS
+
+COLOURS: Final = {
+    "default": "#212529",
+    "no_l4s": "#adb5bd",
+    "random": "#fab005",
+    "oracle": "#2f9e44",
+    "oracle_in_order": "#8ce99a",
+    "last_latency": "#1c7ed6",
+    "model": "#c2255c",
+}
+SHOWN: Final = (QUEUEING_P99, RTT_P99, S1_GOODPUT, CLASSIC_SHARE, RETRANSMITTED)
+DPI: Final = 110
+LEVELS: Final = np.linspace(0, 1, 101)  # of the quantiles in the results
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A drawn plot and what it shows."""
+
+    title: str
+    png: bytes
+
+    @property
+    def base64(self) -> str:
+        """The picture as it stands in the page."""
+        return base64.b64encode(self.png).decode()
+
+
+def plots_of(runs: pl.DataFrame, scenario: str, axis_label: str, *, log: bool) -> list[Plot]:
+    """Draw a scenario: over its axis if it has one, as distributions and bars otherwise."""
+    here = runs.filter(pl.col("scenario") == scenario, pl.col("status") == COMPLETE)
+    if here.is_empty():
+        return []
+    if axis_label:
+        return [_plot(f"{scenario}: over {axis_label}", _sweep(here, scenario, axis_label, log=log))]
+    return [
+        _plot(f"{scenario}: waiting in the queues and round trips of S1's L4S packets", _distributions(here)),
+        _plot(
+            f"{scenario}: P99 of waiting and of round trips, means over seeds with 95 % intervals",
+            _bars(here),
+        ),
+    ]
+
+
+def _plot(title: str, figure: Figure) -> Plot:
+    picture = io.BytesIO()
+    figure.savefig(picture, dpi=DPI, format="png", metadata={"Software": None})
+    return Plot(title, picture.getvalue())
+
+
+def _grid(rows: int, columns: int, width: float, height: float) -> tuple[Figure, list[list[Axes]]]:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    grid: list[list[Axes]] = figure.subplots(rows, columns, squeeze=False).tolist()
+    for row in grid:
+        for axes in row:
+            axes.spines[["top", "right"]].set_visible(False)
+            axes.grid(color="#f1f3f5")
+            axes.set_axisbelow(True)
+            axes.tick_params(labelsize=8)
+    return figure, grid
+
+
+def _controls(runs: pl.DataFrame) -> list[str]:
+    run = set(runs["control"])
+    return [control for control in CONTROLS if control in run]
+
+
+def _profiles(runs: pl.DataFrame) -> list[str]:
+    return sorted(set(runs["profile"]), reverse=True)  # rfc9332 first
+
+
+def _distributions(runs: pl.DataFrame) -> Figure:
+    """Cumulative distributions, each quantile the mean of the seeds'."""
+    profiles = _profiles(runs)
+    figure, grid = _grid(2, len(profiles), 5.4 * len(profiles), 6.2)
+    for (column, title), row in zip(
+        (("queueing_cdf_us", "waiting in the queues"), ("rtt_cdf_us", "round trip")), grid, strict=True
+    ):
+        for profile, axes in zip(profiles, row, strict=True):
+            for control in _controls(runs):
+                chosen = runs.filter(pl.col("profile") == profile, pl.col("control") == control)
+                quantiles = [q for q in chosen[column].to_list() if q and None not in q]
+                if quantiles:
+                    ms = np.mean(quantiles, axis=0) * MS
+                    width = 2.2 if control in ("default", "model") else 1.3
+                    axes.plot(ms, LEVELS, color=COLOURS[control], label=control, linewidth=width)
+            axes.set(title=f"{profile}: {title}", xlabel="ms", ylabel="share of packets", ylim=(0, 1.01))
+            axes.set_xscale("symlog", linthresh=0.1)
+            axes.axhline(0.99, color="#ced4da", linewidth=0.8, linestyle="--")
+    grid[0][0].legend(fontsize=7, frameon=False)
+    return figure
+
+
+def _bars(runs: pl.DataFrame) -> Figure:
+    profiles = _profiles(runs)
+    figure, grid = _grid(1, 2 * len(profiles), 5.4 * len(profiles), 3.4)
+    pairs = [(profile, measure) for profile in profiles for measure in (QUEUEING_P99, RTT_P99)]
+    for (profile, measure), axes in zip(pairs, grid[0], strict=True):
+        place = Place(runs["scenario"][0], "", profile)
+        for i, control in enumerate(_controls(runs)):
+            for mean, errors in _error_bars(runs, [place], control, measure):
+                axes.bar(
+                    i, mean, yerr=errors, color=COLOURS[control], error_kw={"linewidth": 1, "capsize": 3}
+                )
+        axes.set_xticks(range(len(_controls(runs))), _controls(runs), rotation=60, ha="right", fontsize=8)
+        axes.set_title(f"{profile}: {measure.title}, {measure.unit}", fontsize=9)
+    return figure
+
+
+def _sweep(runs: pl.DataFrame, scenario: str, label: str, *, log: bool) -> Figure:
+    """A row per measure, a column per profile, a line per control; joined on a numeric axis only."""
+    profiles = _profiles(runs)
+    figure, grid = _grid(len(SHOWN), len(profiles), 5.4 * len(profiles), 2.5 * len(SHOWN))
+    controls = _controls(runs)
+    for measure, row in zip(SHOWN, grid, strict=True):
+        for profile, axes in zip(profiles, row, strict=True):
+            here = [p for p in places(runs) if p.profile == profile and p.scenario == scenario]
+            at = _positions(runs, here)
+            for i, control in enumerate(controls):
+                points = [
+                    (x if at else j + 0.09 * (i - len(controls) / 2), mean, errors)
+                    for j, place in enumerate(here)
+                    for x in [at[j] if at else 0.0]
+                    for mean, errors in _error_bars(runs, [place], control, measure)
+                ]
+                axes.errorbar(
+                    [x for x, _, _ in points],
+                    [mean for _, mean, _ in points],
+                    yerr=np.array([[e[0][0], e[1][0]] for _, _, e in points]).T if points else None,
+                    color=COLOURS[control],
+                    label=control,
+                    marker="o",
+                    markersize=3.5,
+                    capsize=2,
+                    linewidth=1.3,
+                    linestyle="-" if at else "none",
+                )
+            if not at:
+                axes.set_xticks(range(len(here)), [p.point for p in here], fontsize=8)
+            elif log:
+                axes.set_xscale("log")
+                axes.set_xticks(at, [p.point for p in here])
+                axes.minorticks_off()
+            axes.set_title(f"{profile}: {measure.title}, {measure.unit}", fontsize=9)
+            axes.set_ylim(bottom=0)
+            axes.set_xlabel(label, fontsize=8)
+    grid[0][0].legend(fontsize=7, frameon=False, ncols=2)
+    return figure
+
+
+def _positions(runs: pl.DataFrame, here: Sequence[Place]) -> list[float]:
+    """Places on a numeric axis; empty where the points have none."""
+    at = dict(runs.select("point", "at").unique().iter_rows())
+    found = [at[p.point] for p in here]
+    return [float(x) for x in found] if all(x is not None for x in found) else []
+
+
+def _error_bars(
+    runs: pl.DataFrame, here: Sequence[Place], control: str, measure: Measure
+) -> Iterator[tuple[float, tuple[list[float], list[float]]]]:
+    """Mean and its distances to the interval's ends, in the measure's unit, of each place that was run."""
+    for place in here:
+        found = estimate(list(by_seed(runs, place, control, measure).values()))
+        if found is not None:
+            mean = found.mean * measure.scale
+            below = mean - found.low * measure.scale if found.low is not None else 0.0
+            above = found.high * measure.scale - mean if found.high is not None else 0.0
+            yield mean, ([min(below, mean)], [above])

@@ -1,0 +1,87 @@
+"""A packet table's statistics as traffic: gaps between bursts, their sizes, how long a flow lasts.
+
+A burst is what a flow sends without a pause: a pause is longer than `PAUSE_NS`, far above the spacing
+of packets within a window and below the pauses of an application. Within a burst the simulated congestion
+control decides, as it did when the trace was captured.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from feature_store.schema import scan_packets, traces_in
+from infra.lab.scenario import Replay
+
+PAUSE_NS: Final = 10_000_000
+HEADER_BYTES: Final = 52  # IPv4 and TCP with timestamps: the table's sizes are IP lengths
+QUANTILES: Final = 100  # pieces of each distribution
+PROJECT: Final = Path(__file__).resolve().parents[2]
+
+
+def replayed(traffic: Replay, key: str) -> dict[str, Any]:
+    """Return the traffic of run.json for a packet table.
+
+    Raises:
+        ValueError: the folder or the trace is not there, or holds too little; the line begins with `key`.
+    """
+    folder = PROJECT / traffic.packets
+    if not folder.is_dir():
+        raise ValueError(f"{key}.packets: {traffic.packets}: no such folder of packet tables")
+    known = traces_in(folder)
+    trace = traffic.trace or (known[0] if len(known) == 1 else None)
+    if trace is None or trace not in known:
+        raise ValueError(
+            f"{key}.trace: {traffic.trace!r} is not in {traffic.packets}; it has {', '.join(known)}"
+        )
+    return _statistics(folder, trace, key)
+
+
+@cache
+def _statistics(folder: Path, trace: str, key: str) -> dict[str, Any]:
+    packets = (
+        scan_packets(folder, trace)
+        .filter(~pl.col("retransmitted"))
+        .select("flow_id", "sent_ns", "size_bytes")
+        .sort("flow_id", "sent_ns")
+        .with_columns(gap_ns=pl.col("sent_ns").diff().over("flow_id"))
+        .collect()
+    )
+    bursts = (
+        packets.with_columns(
+            burst=(pl.col("gap_ns").is_null() | (pl.col("gap_ns") > PAUSE_NS)).cum_sum(),
+            payload_bytes=(pl.col("size_bytes") - HEADER_BYTES).clip(lower_bound=1),
+        )
+        .group_by("flow_id", "burst")
+        .agg(start_ns=pl.col("sent_ns").min(), payload_bytes=pl.col("payload_bytes").sum())
+        .sort("flow_id", "start_ns")
+        .with_columns(gap_ns=pl.col("start_ns").diff().over("flow_id"))
+    )
+    gaps = bursts["gap_ns"].drop_nulls()
+    if gaps.is_empty():
+        raise ValueError(
+            f"{key}: trace {trace} has no pause of {PAUSE_NS / 1e6:g} ms in any flow, so no gaps to replay; "
+            "give it as greedy traffic"
+        )
+    lasted_s = packets.group_by("flow_id").agg(s=(pl.col("sent_ns").max() - pl.col("sent_ns").min()) / 1e9)[
+        "s"
+    ]
+    return {
+        "kind": "replay",
+        "gaps_us": distribution(gaps.to_numpy() / 1e3),
+        "bytes": distribution(bursts["payload_bytes"].to_numpy()),
+        "durations_s": distribution(lasted_s.clip(lower_bound=1e-3).to_numpy()),
+    }
+
+
+def distribution(values: npt.NDArray[Any]) -> list[list[float]]:
+    """Return the values' distribution as [[value, cumulative share], …] from share 0 to 1."""
+    shares = np.linspace(0, 1, QUANTILES + 1)
+    return [
+        [float(value), float(share)] for value, share in zip(np.quantile(values, shares), shares, strict=True)
+    ]

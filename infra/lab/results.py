@@ -1,0 +1,87 @@
+"""The results: one Parquet file, a row per run that was asked for, written whole or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import polars as pl
+
+FILE: Final = "results.parquet"
+COMPLETE: Final = "complete"
+NOT_RUN: Final = "not run"
+KEY: Final = ("scenario", "point", "profile", "control", "seed")
+
+SCHEMA: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
+    "scenario": pl.String,
+    "point": pl.String,  # of the scenario's axis; "" where it has none
+    "at": pl.Float64,  # the point's place on a numeric axis
+    "profile": pl.String,
+    "control": pl.String,
+    "seed": pl.Int64,
+    "status": pl.String,  # complete | not run
+    "reason": pl.String,  # why it was not run
+    "run": pl.String,  # hash of everything the run's result depends on
+    "program": pl.String,  # hash of the program that ran it
+    "artifact": pl.String,  # hash of the model that drove it
+    "share_of": pl.String,  # control random: whose moved share it was given
+    "seconds": pl.Float64,
+    "parameters": pl.String,  # run.json
+    "reordering": pl.String,  # the rule by which S1's flows take reordering for loss
+    "queueing_mean_us": pl.Float64,  # of S1's L4S flows, as are the next columns up to rtt
+    "queueing_p50_us": pl.Float64,
+    "queueing_p90_us": pl.Float64,
+    "queueing_p99_us": pl.Float64,
+    "one_way_p50_us": pl.Float64,
+    "one_way_p90_us": pl.Float64,
+    "one_way_p99_us": pl.Float64,
+    "rtt_p50_us": pl.Float64,
+    "rtt_p90_us": pl.Float64,
+    "rtt_p99_us": pl.Float64,
+    "queueing_cdf_us": pl.List(pl.Float64),  # CDF_LEVELS
+    "rtt_cdf_us": pl.List(pl.Float64),
+    "packets": pl.Float64,
+    "moved_share": pl.Float64,  # of the L4S flows' packets, sent to the classic queue
+    "retransmitted_share": pl.Float64,
+    "reordered_share": pl.Float64,  # arrived after one of their flow that was sent later
+    "dropped_share": pl.Float64,
+    "s1_l4s_goodput_bps": pl.Float64,
+    "s1_classic_goodput_bps": pl.Float64,
+    "s1_goodput_bps": pl.Float64,
+    "cross_goodput_bps": pl.Float64,
+    "classic_share": pl.Float64,  # classic flows' part of all goodput
+    "decide_cpu_s": pl.Float64,
+    "cpu_s": pl.Float64,
+}
+
+
+def load(output: Path) -> pl.DataFrame:
+    """Return the results of an output folder; none yet is an empty table.
+
+    Raises:
+        ValueError: the file has other columns: another version of this project made it.
+    """
+    path = output / FILE
+    if not path.is_file():
+        return pl.DataFrame(schema=SCHEMA)
+    table = pl.read_parquet(path)
+    if table.schema != pl.Schema(SCHEMA):
+        raise ValueError(f"{path} was made by another version; give another --output, or remove it")
+    return table
+
+
+def merge(output: Path, rows: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
+    """Put rows in the place of those of the same key, and return all.
+
+    A reader sees the old file or the new one, never a part.
+    """
+    new = pl.DataFrame([dict(row) for row in rows], schema=SCHEMA)
+    table = pl.concat([load(output).join(new, on=list(KEY), how="anti"), new]).sort(
+        "scenario", "at", "point", "profile", "control", "seed"
+    )
+    output.mkdir(parents=True, exist_ok=True)
+    partial = output / f".{FILE}.partial"
+    table.write_parquet(partial, compression="zstd")
+    partial.replace(output / FILE)
+    return table

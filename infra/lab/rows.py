@@ -1,0 +1,72 @@
+"""A run's files as one row of the results."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from infra.lab.execution import COST, SUMMARY
+from infra.lab.results import COMPLETE, NOT_RUN
+from infra.lab.runs import Asked
+
+
+def not_run(asked: Asked, reason: str) -> dict[str, Any]:
+    """Row of a cell that could not be run, with the reason."""
+    return {**asked.cell.key(), "status": NOT_RUN, "reason": reason}
+
+
+def complete(asked: Asked, identity: str, program: str, folder: Path) -> dict[str, Any]:
+    """Row of a run whose result lies in `folder`; figures leave the warm-up out."""
+    summary = json.loads((folder / SUMMARY).read_text())
+    cost = json.loads((folder / COST).read_text())
+    run = summary["run"]
+    senders, classes = summary["senders"], summary["classes"]
+    captured = senders[run["senders"][0]["name"]]
+    l4s = captured["l4s"]
+    total_bps = sum(group["goodput_bps"] for group in classes.values())
+    s1_bps = sum(group["goodput_bps"] for group in captured.values())
+    return {
+        **asked.cell.key(),
+        "status": COMPLETE,
+        "run": identity,
+        "program": program,
+        "artifact": asked.model.content if asked.model else None,
+        "share_of": asked.share_of,
+        "seconds": run["seconds"],
+        "parameters": json.dumps(asked.run, sort_keys=True),
+        "reordering": reordering_rule(run),
+        **_quantiles("queueing", l4s["queueing_us"], ("mean", "p50", "p90", "p99")),
+        **_quantiles("one_way", l4s["one_way_us"], ("p50", "p90", "p99")),
+        **_quantiles("rtt", l4s["latency_us"], ("p50", "p90", "p99")),
+        "queueing_cdf_us": l4s["queueing_us"]["cdf"],
+        "rtt_cdf_us": l4s["latency_us"]["cdf"],
+        "packets": l4s["packets"],
+        "moved_share": summary["moved"]["share"],
+        "retransmitted_share": _share(l4s["retransmissions"], l4s["packets"]),
+        "reordered_share": _share(l4s["reordered"], l4s["arrived"]),
+        "dropped_share": _share(l4s["dropped"], l4s["packets"]),
+        "s1_l4s_goodput_bps": l4s["goodput_bps"],
+        "s1_classic_goodput_bps": captured["classic"]["goodput_bps"],
+        "s1_goodput_bps": s1_bps,
+        "cross_goodput_bps": total_bps - s1_bps,
+        "classic_share": summary["classic_share"],
+        "decide_cpu_s": cost.get("engine_s"),
+        "cpu_s": cost["cpu_s"],
+    }
+
+
+def reordering_rule(run: Mapping[str, Any]) -> str:
+    """Name the rule by which S1's L4S flows take reordering for loss."""
+    rules = {g["dupack_threshold"] for g in run["senders"][0]["groups"] if g["ecn"] == "ect1"}
+    named = ["non-congestion robustness (RFC 4653)" if r == "ncr" else f"{r} duplicate ACKs" for r in rules]
+    return ", ".join(sorted(named)) or "no L4S flow"
+
+
+def _quantiles(name: str, q: Mapping[str, Any], which: tuple[str, ...]) -> dict[str, Any]:
+    return {f"{name}_{key}_us": q[key] for key in which}
+
+
+def _share(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
