@@ -12,12 +12,13 @@ import copy
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from models import artifact
@@ -27,7 +28,7 @@ from models.loss import example_weights, weighted_squared_error
 from models.predictor import Predictor
 from models.ray_job import report_progress, run_job
 from models.training import ADAM_BETAS, ADAM_EPSILON, all_sum, check_positive, check_whole
-from models.windows_data import Ints, TraceWindows, fingerprint, load_windows
+from models.windows_data import Floats, Ints, TraceWindows, fingerprint, load_windows
 
 ENCODE_BATCH: Final = 256  # windows; larger ones fall out of the cache
 CODE: Final = ("predictor.py", "finetuning.py", "examples.py", "loss.py", "artifact.py")
@@ -56,7 +57,7 @@ class Finetuned:
 
     model: Predictor
     loss: tuple[float, ...]  # before the first epoch, then of each epoch
-    encode_s: float
+    encode_s: float  # 0 where the caller encoded
     train_s: float
 
 
@@ -76,6 +77,16 @@ def encode_examples(model: Predictor, examples: Examples, indices_N: Ints) -> tu
     return torch.cat(features), torch.cat(anchors)
 
 
+@dataclass(frozen=True)
+class Encoded:
+    """Examples as the head sees them: features and anchors of those a worker owns, labels of all."""
+
+    features_NRD: Tensor
+    anchor_NH: Tensor  # in scaled target space
+    y_us_NH: Floats  # NaN: not known
+    sharp_NH: NDArray[np.bool_]
+
+
 def finetune_head(
     model: Predictor,
     examples: Examples,
@@ -85,10 +96,7 @@ def finetune_head(
     rank: int = 0,
     workers: int = 1,
 ) -> Finetuned:
-    """Fine-tune a copy of the model's head; the encoder of the copy is the model's, bit for bit.
-
-    Each of `workers` callers encodes and trains on the examples it owns; `prepare` wraps the head so that
-    gradients are averaged over them (Ray's `prepare_model`). The batches are the same for any number.
+    """Encode the examples that this worker owns, then fine-tune a copy of the model's head on them.
 
     Raises:
         ValueError: the loss is no longer finite.
@@ -96,28 +104,53 @@ def finetune_head(
     started = time.monotonic()
     own_N = owned(np.arange(len(examples)), rank, workers)
     features_NRD, anchor_NH = encode_examples(model, examples, own_N)
-    encoded = time.monotonic()
+    encoded = Encoded(features_NRD, anchor_NH, examples.y_us_NH, examples.sharp_NH)
+    encode_s = time.monotonic() - started
+    tuned = train_head(model, encoded, params, prepare=prepare, rank=rank, workers=workers)
+    return replace(tuned, encode_s=encode_s)
+
+
+def train_head(
+    model: Predictor,
+    encoded: Encoded,
+    params: FinetuneParams,
+    *,
+    prepare: Callable[[nn.Module], nn.Module] = lambda head: head,
+    rank: int = 0,
+    workers: int = 1,
+) -> Finetuned:
+    """Fine-tune a copy of the model's head; the encoder of the copy is the model's, bit for bit.
+
+    Each of `workers` callers trains on the examples it owns; `prepare` wraps the head so that gradients are
+    averaged over them (Ray's `prepare_model`). The batches are the same for any number.
+
+    Raises:
+        ValueError: the loss is no longer finite.
+    """
+    started = time.monotonic()
+    count = len(encoded.y_us_NH)
+    own_N = owned(np.arange(count), rank, workers)
     tuned = copy.deepcopy(model)
     # The head is to give what the anchor lacks; (head + anchor) - target is head - (target - anchor).
-    missing_NH = torch.from_numpy(model.target.apply(examples.y_us_NH)[own_N]) - anchor_NH
-    weight_NH = torch.from_numpy(example_weights(examples.y_us_NH, examples.sharp_NH, params.sharp_weight))
+    missing_NH = torch.from_numpy(model.target.apply(encoded.y_us_NH)[own_N]) - encoded.anchor_NH
+    weight_NH = torch.from_numpy(example_weights(encoded.y_us_NH, encoded.sharp_NH, params.sharp_weight))
     head = prepare(tuned.head)
     optimizer = torch.optim.Adam(
         tuned.head.parameters(), lr=params.learning_rate, betas=ADAM_BETAS, eps=ADAM_EPSILON
     )
     known_all = int((weight_NH > 0).sum())
     with torch.no_grad():
-        before = weighted_squared_error(tuned.head(features_NRD), missing_NH, weight_NH[own_N])
+        before = weighted_squared_error(tuned.head(encoded.features_NRD), missing_NH, weight_NH[own_N])
     losses = [all_sum([float(before) / max(1, known_all)], workers)[0]]
     for epoch in range(params.epochs):
         total = torch.zeros(())
-        for batch_N in epoch_batches(len(examples), params.batch_size, params.seed, epoch):
+        for batch_N in epoch_batches(count, params.batch_size, params.seed, epoch):
             known = max(1, int((weight_NH[batch_N] > 0).sum()))
             mine_N = owned(batch_N, rank, workers)
             optimizer.zero_grad(set_to_none=True)
             cached_N = mine_N // workers  # example i is the (i // workers)-th that its owner encoded
             squared = weighted_squared_error(
-                head(features_NRD[cached_N]), missing_NH[cached_N], weight_NH[mine_N]
+                head(encoded.features_NRD[cached_N]), missing_NH[cached_N], weight_NH[mine_N]
             )
             (squared * (workers / known)).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
@@ -126,7 +159,7 @@ def finetune_head(
     if not np.isfinite(losses).all():
         raise ValueError(f"fine-tuning diverged (loss {losses[-1]}); lower finetune.learning_rate")
     tuned.eval()
-    return Finetuned(tuned, tuple(losses), encoded - started, time.monotonic() - encoded)
+    return Finetuned(tuned, tuple(losses), encode_s=0.0, train_s=time.monotonic() - started)
 
 
 def finetune(

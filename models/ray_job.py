@@ -20,7 +20,7 @@ WORKERS_START_WAIT_S: Final = "600"
 # The controller looks at its workers this often, and an epoch's checkpoint waits for it; Ray's own 2 s are
 # more than such an epoch takes.
 CONTROLLER_POLL_S: Final = "0.2"
-WORKER_RESTARTS: Final = 1  # a worker that dies is restarted from the last checkpoint this often
+WORKER_RESTARTS: Final = 1
 PROGRESS_FILE: Final = "progress.jsonl"
 POLL_S: Final = 0.3
 
@@ -76,8 +76,11 @@ def run_job(
     workers: int,
     storage: Path,
     say: Callable[[dict[str, Any]], None],
+    restarts: int = WORKER_RESTARTS,
 ) -> Result:
     """Run `loop(config)` in `workers` processes and return Ray's result.
+
+    A worker that dies is started again from the last checkpoint, `restarts` times (-1: always).
 
     `storage` keeps the job's last checkpoint: a job that was killed and is run again with the same folder
     finds it by `ray.train.get_checkpoint()`. On a cluster it must be a folder every node sees. `say` gets
@@ -104,7 +107,7 @@ def run_job(
                 name=storage.name,
                 storage_path=str(storage.parent),
                 checkpoint_config=ray.train.CheckpointConfig(num_to_keep=1),
-                failure_config=ray.train.FailureConfig(max_failures=WORKER_RESTARTS),
+                failure_config=ray.train.FailureConfig(max_failures=restarts),
                 logging_config=ray.train.LoggingConfig(log_level="ERROR"),
                 worker_runtime_env={"env_vars": {"OMP_NUM_THREADS": "1"}},
             ),

@@ -1,0 +1,85 @@
+"""What the scheduler tells Prometheus (docs/LIVE.md)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from infra.live.rounds import OUTCOMES, RoundRecord
+from serving.deploy_log import last_deployed
+from serving.endpoint import LOOPBACK, Triton
+from serving.push import served_version
+
+SKIPPED = "skipped"  # a round whose time came while another was running
+
+
+class _Served(Collector):
+    """Version that answers and its age, asked of Triton at each scrape."""
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        with Triton() as triton:
+            version = served_version(triton)
+        served = GaugeMetricFamily(
+            "swiftqueue_served_version", "version that answered a real inference; 0: none"
+        )
+        served.add_metric([], version or 0)
+        yield served
+        if version is not None and (since := last_deployed(version)) is not None:
+            age = GaugeMetricFamily(
+                "swiftqueue_served_version_age_seconds", "since that version was put in service"
+            )
+            age.add_metric([], time.time() - since)
+            yield age
+
+
+class Metrics:
+    """Counters of the rounds, on a loopback port."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._rounds = Counter(
+            "swiftqueue_rounds", "fine-tuning rounds", ["outcome"], registry=self._registry
+        )
+        for outcome in (*OUTCOMES, SKIPPED):
+            self._rounds.labels(outcome)
+        self._steps = Gauge(
+            "swiftqueue_round_step_seconds", "of the last round", ["step"], registry=self._registry
+        )
+        self._gate = Counter(
+            "swiftqueue_gate_decisions", "challengers judged", ["decision"], registry=self._registry
+        )
+        for decision in ("passed", "failed"):
+            self._gate.labels(decision)
+        self._psi = Gauge(
+            "swiftqueue_input_drift_psi",
+            "largest population stability index of an input in the last round",
+            registry=self._registry,
+        )
+        self._retrain = Counter(
+            "swiftqueue_retrain_proposed", "rounds whose inputs have drifted", registry=self._registry
+        )
+        self._registry.register(_Served())
+
+    def serve(self, port: int) -> int:
+        """Answer scrapes on a port (0: a free one); return it."""
+        server, _ = start_http_server(port, addr=LOOPBACK, registry=self._registry)
+        return int(server.server_port)
+
+    def skipped(self, rounds: int) -> None:
+        """Count rounds that fell into a running one."""
+        self._rounds.labels(SKIPPED).inc(rounds)
+
+    def add(self, record: RoundRecord) -> None:
+        """Count a finished round."""
+        self._rounds.labels(record.outcome).inc()
+        for step, seconds in record.seconds.items():
+            self._steps.labels(step).set(seconds)
+        if record.psi:
+            self._psi.set(max(record.psi.values()))
+            self._retrain.inc(record.retrain)
+        if record.version is not None:
+            self._gate.labels("failed" if record.outcome == "kept" else "passed").inc()

@@ -1,0 +1,227 @@
+"""One round's arithmetic: the last minute of packets in, a new head and its judgement out. Pure but for time.
+
+The packets before `learn_from_ns` only fill the first windows' history. Windows decided in
+[learn_from_ns, judge_from_ns) teach, with the latencies known at `judge_from_ns`; windows decided after it
+judge, with those known when the telemetry was read. Champion and challenger have the same encoder, so each
+window is encoded once.
+
+Shapes: B windows, W window tokens, F features, R tokens that the head reads, D model width, H horizon.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import polars as pl
+import torch
+from numpy.typing import NDArray
+
+from feature_store import windows as fw
+from feature_store.distribution_shift import NO_SHIFT_TEST, population_stability
+from models import artifact, gate
+from models.artifact import Artifact
+from models.finetuning import Encoded, FinetuneParams, train_head
+from models.loss import sharp_changes
+from models.predictor import Predictor
+from serving.engine import Engine
+
+CHUNK: Final = 256  # windows encoded at once
+SAMPLE: Final = 20_000  # candidate rows that stand for a minute's inputs
+
+
+class DeclinedError(ValueError):
+    """The round is not run; the line says why."""
+
+
+@dataclass(frozen=True)
+class Minute:
+    """What a round works on."""
+
+    packets: pl.DataFrame  # a packet table: consecutive packets of one sender
+    learn_from_ns: int
+    judge_from_ns: int
+    champion: Mapping[str, bytes]  # artifact files by name
+    params: FinetuneParams
+    reference: NDArray[np.float32] | None  # inputs (N, F) that the encoder is used to; None: this minute's
+    least_windows: int
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A challenger and how it was judged."""
+
+    files: Mapping[str, bytes]  # artifact files by name
+    verdict: gate.Verdict
+    figures: Mapping[str, Any]  # gate figures by predictor
+    loss_before: float
+    loss_after: float
+    learned: int  # windows
+    judged: int
+    psi: Mapping[str, float]  # population stability index by input
+    sample: NDArray[np.float32]  # inputs (N, F) of this minute
+    seconds: Mapping[str, float]  # by step
+
+
+@dataclass(frozen=True)
+class _Encoded:
+    features_BRD: NDArray[np.float32]
+    candidates_BHF: NDArray[np.float32]
+    decision_ns_B: NDArray[np.int64]
+
+
+def tune(minute: Minute, rank: int = 0, workers: int = 1) -> Tuned:
+    """Fine-tune the champion's head on a minute and judge it on the slice after it.
+
+    Raises:
+        DeclinedError: too few windows, no known latency, or telemetry with a gap; the line says which.
+    """
+    if workers != 1:
+        raise ValueError("a minute's head is trained by one worker")  # half a second of work
+    clock = _Clock()
+    loaded, engine = _load(minute.champion)
+    packets = _aligned(minute.packets)
+    clock.lap("load")
+    targets = fw.targets(packets)
+    learn_B = (targets.decision_ns_B >= minute.learn_from_ns) & (targets.decision_ns_B < minute.judge_from_ns)
+    judge_B = targets.decision_ns_B >= minute.judge_from_ns
+    for name, chosen_B in (("to learn from", learn_B), ("to judge on", judge_B)):
+        if (count := int(chosen_B.sum())) < minute.least_windows:
+            raise DeclinedError(f"{count} windows {name}, at least {minute.least_windows} are needed")
+    encoded = _encode(packets, engine, loaded.description.tokens, minute.learn_from_ns, targets)
+    clock.lap("encode")
+
+    y_BH = np.array(targets.y_BH)
+    y_BH[targets.y_acked_ns_BH > minute.judge_from_ns] = np.nan  # not known when the head is trained
+    y_learn_BH = y_BH[learn_B]
+    if not np.isfinite(y_learn_BH).any():
+        raise DeclinedError("no latency was known at the time of training")
+    own_B = encoded.decision_ns_B < minute.judge_from_ns
+    anchor = loaded.model.anchor(torch.from_numpy(encoded.candidates_BHF[own_B]))
+    tuned = train_head(
+        loaded.model,
+        Encoded(torch.from_numpy(encoded.features_BRD[own_B]), anchor, y_learn_BH, sharp_changes(y_learn_BH)),
+        minute.params,
+    )
+    clock.lap("train")
+
+    held_out = gate.HeldOut(
+        encoded.candidates_BHF[~own_B], targets.y_BH[judge_B], tuple(f.name for f in fw.FEATURES)
+    )
+    known = y_learn_BH[np.isfinite(y_learn_BH)]
+    figures = {
+        name: gate.score(_predict(model, encoded, ~own_B), held_out)
+        for name, model in (("challenger", tuned.model), ("champion", loaded.model))
+    }
+    naive = gate.score_naive(held_out, float(np.median(known)))
+    verdict = gate.judge(figures["challenger"], figures["champion"], naive, "")
+    sample = _sample(encoded.candidates_BHF)
+    reference = sample if minute.reference is None else minute.reference
+    clock.lap("judge")
+    return Tuned(
+        files=_files(Artifact(tuned.model, loaded.description)),
+        verdict=verdict,
+        figures={name: asdict(f) for name, f in (figures | naive).items()},
+        loss_before=tuned.loss[0],
+        loss_after=tuned.loss[-1],
+        learned=int(learn_B.sum()),
+        judged=int(judge_B.sum()),
+        psi=input_shift(reference, sample),
+        sample=sample,
+        seconds=clock.laps,
+    )
+
+
+def input_shift(reference_NF: NDArray[np.float32], now_NF: NDArray[np.float32]) -> dict[str, float]:
+    """Population stability index of each input against what the encoder is used to."""
+    return {
+        feature.name: population_stability(reference_NF[:, i], now_NF[:, i])
+        for i, feature in enumerate(fw.FEATURES)
+        if feature.name not in NO_SHIFT_TEST
+    }
+
+
+def artifact_files(folder: Path) -> dict[str, bytes]:
+    """Read the files of an artifact, as they travel to a worker."""
+    names = (artifact.WEIGHTS_FILE, artifact.DESCRIPTION_FILE)
+    return {name: (folder / name).read_bytes() for name in names}
+
+
+def _load(files: Mapping[str, bytes]) -> tuple[Artifact, Engine]:
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
+        return artifact.load(folder, fw.schema_hash()), Engine(folder)
+
+
+def _files(tuned: Artifact) -> dict[str, bytes]:
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / "artifact"
+        artifact.save(folder, tuned.model, tuned.description)
+        return artifact_files(folder)
+
+
+def _aligned(packets: pl.DataFrame) -> pl.DataFrame:
+    """The packets from the first whole batch on, counted from 0; batches keep their borders.
+
+    Raises:
+        DeclinedError: a packet is missing.
+    """
+    first = int(packets["packet"][0]) if packets.height else 0
+    packets = packets[-first % fw.HORIZON :]
+    if packets.is_empty():
+        raise DeclinedError("no packet was sent")
+    first = int(packets["packet"][0])
+    counted = packets["packet"] - first
+    gaps = counted != pl.int_range(packets.height, eager=True)
+    if gaps.any():
+        at = int(gaps.arg_max() or 0)
+        raise DeclinedError(f"telemetry has a gap before packet {packets['packet'][at]}")
+    return packets.with_columns(packet=counted)
+
+
+def _encode(
+    packets: pl.DataFrame, engine: Engine, tokens: int, from_ns: int, targets: fw.Targets
+) -> _Encoded:
+    """Encode every window decided from `from_ns` on."""
+    begin = int(np.searchsorted(targets.decision_ns_B, from_ns))
+    features, candidates, done = [], [], 0
+    for x_BWF in fw.iter_windows(packets, tokens, chunk=CHUNK):
+        part = x_BWF[max(begin - done, 0) :]
+        done += len(x_BWF)
+        if len(part):
+            features.append(engine.features(part))
+            candidates.append(part[:, -fw.HORIZON :].copy())
+    return _Encoded(np.concatenate(features), np.concatenate(candidates), targets.decision_ns_B[begin:])
+
+
+def _predict(model: Predictor, encoded: _Encoded, chosen_B: NDArray[np.bool_]) -> NDArray[np.float32]:
+    """Latencies in µs (B, H) of encoded windows."""
+    with torch.inference_mode():
+        head_BH = model.head(torch.from_numpy(encoded.features_BRD[chosen_B]))
+        anchor_BH = model.anchor(torch.from_numpy(encoded.candidates_BHF[chosen_B]))
+        return model.to_us(head_BH + anchor_BH).numpy()
+
+
+def _sample(candidates_BHF: NDArray[np.float32]) -> NDArray[np.float32]:
+    rows_NF = candidates_BHF.reshape(-1, candidates_BHF.shape[-1])
+    step = max(1, len(rows_NF) // SAMPLE)
+    return np.ascontiguousarray(rows_NF[::step])
+
+
+class _Clock:
+    """Seconds of each step."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+        self.laps: dict[str, float] = {}
+
+    def lap(self, step: str) -> None:
+        now = time.monotonic()
+        self.laps[step], self._last = now - self._last, now

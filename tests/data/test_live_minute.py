@@ -1,0 +1,143 @@
+"""A live round's arithmetic against the offline code, on a made-up sender; no service."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+
+from feature_store import windows as fw
+from infra.live.minute import DeclinedError, Minute, Tuned, artifact_files, tune
+from models import artifact, gate
+from models.examples import examples_from_arrays
+from models.finetuning import FinetuneParams, finetune_head
+from models.predictor import Architecture, Predictor
+from models.scaling import Feature, Target, transform_of
+from bottleneck_tables import START_NS, bottleneck_table
+
+TOKENS = 64
+PARAMS = FinetuneParams(seed=1, workers=1, epochs=3, batch_size=64, learning_rate=1e-3, sharp_weight=1)
+S = 1_000_000_000
+
+
+@pytest.fixture(scope="module")
+def champion(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(3)
+    features = [
+        Feature(f.name, f.unit, "log1p", 5.0, 2.0)
+        if transform_of(f.name) == "log1p"
+        else Feature(f.name, f.unit)
+        for f in fw.FEATURES
+    ]
+    sizes = Architecture(readout="candidates", anchor="last_latency_flow_us")
+    model = Predictor(features, Target("log", 10.0, 0.5), sizes)
+    folder = tmp_path_factory.mktemp("champion") / "model"
+    artifact.save(folder, model, artifact.Description(TOKENS, fw.schema_hash(), "acked", {"name": "short"}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def packets() -> pl.DataFrame:
+    return bottleneck_table("live", seconds=12)
+
+
+def minute(packets: pl.DataFrame, champion: Path, **changes: Any) -> Minute:
+    values: dict[str, Any] = {
+        "packets": packets,
+        "learn_from_ns": START_NS + 2 * S,
+        "judge_from_ns": START_NS + 9 * S,
+        "champion": artifact_files(champion),
+        "params": PARAMS,
+        "reference": None,
+        "least_windows": 10,
+    }
+    return Minute(**(values | changes))
+
+
+@pytest.fixture(scope="module")
+def tuned(packets: pl.DataFrame, champion: Path) -> Tuned:
+    return tune(minute(packets, champion))
+
+
+def load(files: dict[str, bytes], folder: Path) -> artifact.Artifact:
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    return artifact.load(folder, fw.schema_hash())
+
+
+def test_the_head_is_the_one_that_offline_fine_tuning_gives(
+    packets: pl.DataFrame, champion: Path, tuned: Tuned, tmp_path: Path
+) -> None:
+    windows = fw.build_windows(packets, TOKENS)
+    learn = (windows.decision_ns_B >= START_NS + 2 * S) & (windows.decision_ns_B < START_NS + 9 * S)
+    y_BH = windows.y_BH.copy()
+    y_BH[windows.y_acked_ns_BH > START_NS + 9 * S] = np.nan
+    parent = artifact.load(champion, fw.schema_hash())
+    offline = finetune_head(parent.model, examples_from_arrays(windows.x_BWF[learn], y_BH[learn]), PARAMS)
+    live = load(dict(tuned.files), tmp_path)
+    for name, expected in offline.model.state_dict().items():
+        torch.testing.assert_close(live.model.state_dict()[name], expected, rtol=1e-3, atol=1e-5)
+    assert tuned.loss_after < tuned.loss_before
+    for name, expected in parent.model.encoder_state().items():
+        assert torch.equal(live.model.encoder_state()[name], expected)
+
+
+def test_it_is_judged_on_the_slice_after_the_one_it_learned_from(
+    packets: pl.DataFrame, champion: Path, tuned: Tuned
+) -> None:
+    windows = fw.build_windows(packets, TOKENS)
+    judge = windows.decision_ns_B >= START_NS + 9 * S
+    held_out = gate.HeldOut(
+        windows.x_BWF[judge], windows.y_BH[judge], tuple(feature.name for feature in fw.FEATURES)
+    )
+    model = artifact.load(champion, fw.schema_hash()).model
+    expected = gate.score(gate.predict(model, held_out.x_BWF), held_out)
+    assert tuned.figures["champion"]["log_mae"] == pytest.approx(expected.log_mae, rel=1e-4)
+    assert tuned.figures["challenger"]["log_mae"] != tuned.figures["champion"]["log_mae"]
+    assert tuned.verdict.passed  # on this sender the last latency of the flow, the anchor, says it all
+    assert tuned.judged == int(judge.sum())
+
+
+def test_what_is_acknowledged_later_does_not_teach(packets: pl.DataFrame, champion: Path) -> None:
+    """No leak: latencies that became known after the training cut change nothing in the head."""
+    later = pl.col("acked_ns") > START_NS + 9 * S
+    changed = packets.with_columns(latency_us=pl.when(later).then(5.0).otherwise("latency_us"))
+    one, two = tune(minute(packets, champion)), tune(minute(changed, champion))
+    assert one.files == two.files
+
+
+def test_a_batch_border_is_a_batch_border(packets: pl.DataFrame, champion: Path) -> None:
+    """Telemetry that begins within a batch loses that batch and shifts none of the others."""
+    part = packets[3:]
+    whole, cut = tune(minute(packets, champion)), tune(minute(part, champion))
+    assert (whole.learned, whole.judged) == (cut.learned, cut.judged)
+
+
+def test_inputs_that_have_drifted_show(packets: pl.DataFrame, champion: Path, tuned: Tuned) -> None:
+    assert max(tuned.psi.values()) == 0  # the first minute is its own reference
+    slow = packets.with_columns(latency_us=pl.col("latency_us") * 4)
+    again = tune(minute(packets, champion, reference=tuned.sample))
+    drifted = tune(minute(slow, champion, reference=tuned.sample))
+    assert max(again.psi.values()) < 0.05
+    assert drifted.psi["last_latency_us"] > 1
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (lambda p: p[:0], "no packet was sent"),
+        (lambda p: p[:4], "no packet was sent|0 windows"),
+        (lambda p: pl.concat([p[:5000], p[5001:]]), "telemetry has a gap before packet 5001"),
+        (lambda p: p.with_columns(latency_us=pl.lit(None, pl.Float32)), "no latency was known"),
+        (lambda p: p[:2000], "0 windows to learn from|windows to learn from"),
+    ],
+)
+def test_nothing_sound_to_learn_from_is_declined(
+    packets: pl.DataFrame, champion: Path, change: Any, line: str
+) -> None:
+    with pytest.raises(DeclinedError, match=line):
+        tune(minute(change(packets), champion))
