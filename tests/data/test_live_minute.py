@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
+from bottleneck_tables import START_NS, bottleneck_table
 
 from feature_store import windows as fw
 from infra.live.minute import DeclinedError, Minute, Tuned, artifact_files, tune
@@ -17,7 +18,6 @@ from models.examples import examples_from_arrays
 from models.finetuning import FinetuneParams, finetune_head
 from models.predictor import Architecture, Predictor
 from models.scaling import Feature, Target, transform_of
-from bottleneck_tables import START_NS, bottleneck_table
 
 TOKENS = 64
 PARAMS = FinetuneParams(seed=1, workers=1, epochs=3, batch_size=64, learning_rate=1e-3, sharp_weight=1)
