@@ -17,7 +17,8 @@ KSERVE_OBJECTS := $(addprefix $(KSERVE)/,grpc_service.pb.o grpc_service.grpc.pb.
 KSERVE_HEADERS := $(addprefix $(KSERVE)/,grpc_service.pb.h grpc_service.grpc.pb.h model_config.pb.h)
 TRITON_SOURCES := triton_predictor triton_server triton_channel triton_request
 TRITON_OBJECTS := $(TRITON_SOURCES:%=_build/%.o) $(KSERVE_OBJECTS)
-TRITON_LIBS := -lgrpc++ -lgrpc -lgpr -lprotobuf -lpthread
+# gRPC's headers use its own libraries (Abseil), which differ by release: the linker follows them.
+TRITON_LIBS := -Wl,--copy-dt-needed-entries -lgrpc++ -lgrpc -lgpr -lprotobuf -lpthread
 
 # Looked at again when the packages change; compiled again only if the protocol did.
 $(KSERVE)/checked: kserve_descriptors.py ../../requirements.lock

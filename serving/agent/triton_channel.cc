@@ -20,15 +20,12 @@ std::string read_pem(const std::string& path) {
   return text;
 }
 
-bool contains(const std::string& text, const char* part) {
-  return text.find(part) != std::string::npos;
-}
-
 }  // namespace
 
 std::shared_ptr<grpc::ChannelCredentials> make_credentials(const TritonOptions& options) {
   if (options.tls_cert.empty() != options.tls_key.empty()) {
-    throw std::invalid_argument("TLS: a certificate and its key go together; one of them is missing");
+    throw std::invalid_argument(
+        "TLS: a certificate and its key go together; one of them is missing");
   }
   if (options.tls_ca.empty()) {
     if (!options.tls_cert.empty()) {
@@ -48,7 +45,8 @@ std::shared_ptr<grpc::ChannelCredentials> make_credentials(const TritonOptions& 
 std::shared_ptr<grpc::Channel> make_channel(
     const std::string& server, const std::shared_ptr<grpc::ChannelCredentials>& credentials) {
   grpc::ChannelArguments arguments;
-  // gRPC's own reconnection waits up to two minutes; a sender wants a restarted server back at once.
+  // gRPC's own reconnection waits up to two minutes; a sender wants a restarted server back at
+  // once.
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1'000);
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 1'000);  // how long connecting may take

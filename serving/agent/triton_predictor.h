@@ -21,8 +21,6 @@ struct TritonOptions {
   // authority; certificate and key, both or neither, prove who we are (mTLS).
   std::string tls_ca, tls_cert, tls_key;
 
-  // Windows sent together at most: the served model's max_batch_size.
-  int max_batch = 64;
   // Requests under way at once; questions beyond wait and go out together. One for the server to
   // compute and one for it to begin with, so that it never waits for us.
   int max_in_flight = 2;

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One Triton server: its stream, the requests under way on it, and what is known of the model
+// there. All of it is asynchronous on one completion queue, driven by the thread that decides: an
+// answer wakes that thread and no other, and nothing here waits.
+//
+// A server is judged by answers alone. `config` of its model and, while nothing else is asked of
+// it, a real inference are asked for every second; after any trouble it is used again once such an
+// inference was answered.
+#ifndef SWIFTQUEUE_SERVING_AGENT_TRITON_SERVER_H_
+#define SWIFTQUEUE_SERVING_AGENT_TRITON_SERVER_H_
+
+#include <grpcpp/grpcpp.h>
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "grpc_service.grpc.pb.h"
+#include "serving/agent/predictor.h"
+#include "serving/agent/triton_predictor.h"
+#include "serving/agent/triton_request.h"
+
+namespace swiftqueue::agent {
+
+class TritonServer;
+
+// What the completion queue returns: whose event, of which call, and which.
+struct Tag {
+  enum Event { kStart, kRead, kWrite, kFinish, kConfig, kInfer };
+  TritonServer* server;
+  struct Call* call;  // of the first four; nullptr for the others
+  struct Probe* probe;
+  Event event;
+};
+
+// What comes back from servers, for the predictor.
+struct Outcomes {
+  std::deque<Answer> answers;
+  // Their stream broke or stalled: another server may still answer them in time.
+  std::vector<std::unique_ptr<Request>> returned;
+};
+
+class TritonServer {
+ public:
+  TritonServer(std::string name, int index, const TritonOptions& options,
+               std::shared_ptr<grpc::ChannelCredentials> credentials, grpc::CompletionQueue& queue,
+               RequestPool& pool, Outcomes& outcomes);
+  ~TritonServer();  // the queue must have been shut down and emptied
+
+  // Opens the stream and asks about the model when that is due.
+  void tend(std::int64_t now_ns);
+  // Gives the stream up if nothing was answered for too long; to be called when no event waits.
+  void check_stall(std::int64_t now_ns);
+  // An event of this server.
+  void handle(const Tag& tag, bool ok, std::int64_t now_ns);
+  // Ends all calls; their events still come.
+  void cancel();
+
+  bool usable() const { return open_ && model_.tokens > 0 && proven_ns_ > trouble_ns_; }
+  // After repeated trouble it is left alone for a while, where there is another server.
+  bool resting(std::int64_t now_ns) const { return now_ns < rest_until_ns_; }
+  bool room() const { return open_ && !writing_ && in_flight_.size() < max_in_flight_; }
+  void send(std::unique_ptr<Request> request);
+  // All deadlines have been missed for `stall_ns`, though answers may come.
+  bool too_slow(std::int64_t now_ns) const;
+  // Leaves it until it has proven itself again.
+  void leave(const std::string& why, std::int64_t now_ns);
+  bool idle() const { return in_flight_.empty(); }
+
+  const Model& model() const { return model_; }
+  int max_batch() const { return max_batch_; }  // windows in a request
+  const std::string& problem() const { return problem_; }
+  ServerState state() const;
+
+ private:
+  void connect();
+  void open();
+  void take_answer(std::int64_t now_ns);
+  void refuse(std::unique_ptr<Request> request, const std::string& error);
+  void lose(const std::string& why, std::int64_t now_ns);
+  void trouble(const std::string& why, std::int64_t now_ns);
+  void begin_probe(std::int64_t now_ns);
+  void config_done(Probe& probe, std::int64_t now_ns);
+  void infer_done(const Probe& probe, std::int64_t now_ns);
+  void end_probe(const std::string& problem, bool model_gone, std::int64_t now_ns);
+  void drop_probe();
+  std::unique_ptr<Request> padding_window();
+
+  const std::string name_;
+  const int index_;
+  const std::string model_name_;
+  const std::size_t max_in_flight_;
+  const std::int64_t stall_ns_;
+  const std::shared_ptr<grpc::ChannelCredentials> credentials_;
+  grpc::CompletionQueue& queue_;
+  RequestPool& pool_;
+  Outcomes& outcomes_;
+
+  std::shared_ptr<grpc::Channel> channel_;
+  std::unique_ptr<inference::GRPCInferenceService::Stub> stub_;
+
+  std::unique_ptr<Call> call_;  // the stream, or being opened
+  bool open_ = false;
+  bool writing_ = false;
+  std::vector<std::unique_ptr<Request>> in_flight_;  // in the order sent
+  std::uint64_t sent_ = 0;
+  std::int64_t reopen_ns_ = 0;
+  std::int64_t backoff_ns_;
+
+  std::unique_ptr<Probe> probe_;
+  std::int64_t probe_ns_ = 0;  // when the next is due
+  std::int64_t probe_pause_ns_;
+
+  // Given up; kept until their last event.
+  std::vector<std::unique_ptr<Call>> old_calls_;
+  std::vector<std::unique_ptr<Probe>> old_probes_;
+
+  Model model_;
+  int max_batch_ = 0;
+  std::string problem_;
+  std::int64_t answered_ns_ = -1;    // last good answer of the stream
+  std::int64_t trouble_ns_ = 0;      // last trouble
+  std::int64_t proven_ns_ = -1;      // start of the last inference that was asked to prove it
+  std::int64_t late_since_ns_ = -1;  // first deadline missed since the last one met
+  int late_ = 0;                     // since then
+  std::int64_t rest_ns_ = 0;         // how long it rests after the next trouble of slowness
+  std::int64_t rest_until_ns_ = 0;
+};
+
+}  // namespace swiftqueue::agent
+
+#endif  // SWIFTQUEUE_SERVING_AGENT_TRITON_SERVER_H_
