@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Frames to a file or a unix socket, written by a thread of its own, so that the decision loop makes
-// no system call and takes no lock for them.
+// Frames to a file or a unix socket, written by a thread of its own, so that the decision loop
+// makes no system call and takes no lock for them.
 #ifndef SWIFTQUEUE_SERVING_AGENT_FRAME_SINK_H_
 #define SWIFTQUEUE_SERVING_AGENT_FRAME_SINK_H_
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <map>
 #include <string>
 #include <thread>
 #include <vector>
@@ -25,9 +27,9 @@ class FrameSink {
     kWait,  // `put` waits for room: a record must be whole
   };
 
-  // `path`: a unix socket that somebody listens on (connected to again and again when it closes), or
-  // else a file: appended to with kDrop, written anew with kWait. Throws std::runtime_error if it
-  // cannot be opened.
+  // `path`: a unix socket that somebody listens on (connected to again and again when it closes),
+  // or else a file: appended to with kDrop, written anew with kWait. Throws std::runtime_error if
+  // it cannot be opened.
   FrameSink(std::string path, Full full);
   ~FrameSink();  // writes what is left, for a second at most
   FrameSink(const FrameSink&) = delete;
@@ -53,8 +55,8 @@ class FrameSink {
   static constexpr std::size_t kRingBytes = std::size_t{1} << 22;
 
   bool push(const void* data, std::size_t bytes) {
+    if (broken_.load(std::memory_order_relaxed)) return full_ == Full::kWait;  // said once, go on
     const std::size_t tail = tail_.load(std::memory_order_relaxed);
-    if (failed_.load(std::memory_order_relaxed)) return full_ == Full::kWait;  // nowhere to write to
     if (kRingBytes - (tail - head_.load(std::memory_order_acquire)) < bytes) return false;
     const std::size_t at = tail % kRingBytes;
     const std::size_t first = std::min(bytes, kRingBytes - at);
@@ -66,21 +68,25 @@ class FrameSink {
 
   void run();
   bool connect_socket();
-  bool write_some();  // false: nothing to write, or nowhere
-  void skip_to_frame();
+  bool take();       // whole frames out of the ring; false: there are none
+  bool write_out();  // what was taken; false: the other side is gone
+  void lose();       // counts what was taken and not written
 
   const std::string path_;
   const Full full_;
   bool is_socket_ = false;
   int fd_ = -1;
-  std::size_t unfinished_ = 0;  // bytes of a frame whose beginning a socket has taken
   std::uint64_t sequence_ = 0;
-  std::vector<char> ring_;
+  std::vector<char> ring_;            // whole frames only
   std::atomic<std::size_t> head_{0};  // bytes taken out
   std::atomic<std::size_t> tail_{0};  // bytes put in
   std::atomic<std::int64_t> dropped_{0};
-  std::atomic<bool> failed_{false};
+  std::atomic<bool> broken_{false};  // the file cannot be written
   std::atomic<bool> closing_{false};
+  // Of the writing thread:
+  std::string taken_;
+  std::size_t written_ = 0;                    // of `taken_`
+  std::map<std::uint32_t, HelloFrame> names_;  // said again to whoever listens next
   std::thread thread_;
 };
 

@@ -117,7 +117,9 @@ static_assert(sizeof(DecisionFrame) == 120);
 
 // Any frame: `header.type` says which member is meant.
 union Frame {
-  FrameHeader header{};
+  Frame() : header{} {}
+
+  FrameHeader header;
   HelloFrame hello;
   SentFrame sent;
   AckedFrame acked;
@@ -145,8 +147,8 @@ std::array<char, N> text_field(std::string_view text) {
 
 template <std::size_t N>
 std::string_view text_of(const std::array<char, N>& field) {
-  return {field.data(), static_cast<std::size_t>(std::find(field.begin(), field.end(), '\0') -
-                                                 field.begin())};
+  return {field.data(),
+          static_cast<std::size_t>(std::find(field.begin(), field.end(), '\0') - field.begin())};
 }
 
 inline Candidate candidate_of(const SentFrame& sent) {
@@ -186,7 +188,8 @@ template <std::size_t N>
 bool is_text(const std::array<char, N>& field) {
   const std::string_view text = text_of(field);
   return text.size() < N &&
-         std::all_of(text.begin(), text.end(), [](char c) { return c >= ' ' && c <= '~'; }) &&
+         std::all_of(
+             text.begin(), text.end(), [](char c) { return c >= ' ' && c <= '~'; }) &&
          std::all_of(field.begin() + text.size(), field.end(), [](char c) { return c == '\0'; });
 }
 

@@ -46,7 +46,6 @@ struct Decision {
 // Batches by outcome.
 struct Counts {
   std::array<std::int64_t, kOutcomeNames.size()> by_outcome{};
-  std::int64_t stale = 0;  // answers that came after their batch was due, and were dropped
 
   std::int64_t of(Outcome outcome) const { return by_outcome[static_cast<std::size_t>(outcome)]; }
   std::int64_t batches() const { return decided() + late() + failed(); }
@@ -131,9 +130,6 @@ class Sender {
     ++counts_.by_outcome[static_cast<std::size_t>(why)];
     return decision;
   }
-
-  // An answer came after its batch had been given its default marking.
-  void stale() { ++counts_.stale; }
 
   const Counts& counts() const { return counts_; }
   // Packets moved to the classic queue and not acknowledged yet.

@@ -78,11 +78,11 @@ class DurationHistogram {
 struct Statistics {
   std::array<Counter, kOutcomeNames.size()> batches;  // by outcome
   std::array<Counter, kQueues> packets;               // by queue, as chosen
-  Counter stale;             // answers that came after their batch was due
-  Counter moved_unacked;     // of all senders
-  Counter senders;           // connected now
-  Counter behind;            // batches asked about over 5 ms after their time
-  Counter undelivered;       // decisions that a sender's socket did not take
+  Counter stale;                                      // answers that came after their batch was due
+  Counter moved_unacked;                              // of all senders
+  Counter senders;                                    // connected now
+  Counter behind;       // batches asked about over 5 ms after their time
+  Counter undelivered;  // decisions that a sender's socket did not take
   DurationHistogram round_trip;
   DurationHistogram prediction_error;  // |predicted - came|
 

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "serving/agent/decision_loop.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <limits>
+
+#include "serving/agent/clock.h"
+
+namespace swiftqueue::agent {
+namespace {
+
+constexpr int kFirstTokens = 64;  // of the window kept until a model says its own
+// Powers of two. A gigabit of 1,500-byte packets over 100 ms has 8,333 of them in flight.
+constexpr std::size_t kPredictedPackets = 1 << 15;
+constexpr std::size_t kDecidedBatches = kMaxOutstanding;
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+
+}  // namespace
+
+DecisionLoop::Stream::Stream(std::uint32_t number, int tokens, const ControllerParams& params,
+                             DecisionTaker& to)
+    : id(number),
+      sender(tokens, params),
+      taker(to),
+      decided(kDecidedBatches),
+      predicted(kPredictedPackets) {}
+
+DecisionLoop::DecisionLoop(Predictor& predictor, const ControllerParams& params,
+                           Statistics& statistics, FrameSink* telemetry)
+    : predictor_(predictor),
+      params_(params),
+      statistics_(statistics),
+      telemetry_(telemetry),
+      x_BWF_(static_cast<std::size_t>(kMaxWindows) * kMaxTokens * kFeatureCount),
+      pending_(kMaxOutstanding) {
+  due_.reserve(kMaxOutstanding);
+}
+
+std::uint32_t DecisionLoop::open(std::string_view name, DecisionTaker& taker) {
+  const std::uint32_t id = ++last_stream_;
+  const int tokens = predictor_.model().tokens;
+  streams_.emplace(
+      id, std::make_unique<Stream>(id, tokens > 0 ? tokens : kFirstTokens, params_, taker));
+  statistics_.senders.add();
+  if (telemetry_ != nullptr) {
+    HelloFrame hello;
+    hello.name = text_field<sizeof hello.name>(name);
+    telemetry_->put(hello, id);
+  }
+  return id;
+}
+
+void DecisionLoop::close(std::uint32_t sender) {
+  Stream& stream = stream_of(sender);
+  for (Pending& pending : pending_) {
+    if (pending.ticket != 0 && pending.stream == &stream) end(pending, Outcome::kLate);
+  }
+  statistics_.moved_unacked.add(-static_cast<std::int64_t>(stream.sender.moved_unacked()));
+  statistics_.senders.add(-1);
+  streams_.erase(sender);
+}
+
+bool DecisionLoop::sent(std::uint32_t sender, const SentFrame& frame, const char*& why) {
+  Stream& stream = stream_of(sender);
+  if (!stream.sender.sent(frame.packet, frame.sent_ns, candidate_of(frame))) {
+    why = "packets must be numbered in send order";
+    return false;
+  }
+  stream.last_packet = frame.packet;
+  const auto batch = static_cast<std::size_t>(frame.packet / kHorizon);
+  const auto i = static_cast<std::size_t>(frame.packet % kHorizon);
+  const DecidedBatch& decided = stream.decided[batch % kDecidedBatches];
+  if (decided.first_packet == frame.packet - static_cast<std::int64_t>(i)) {
+    const auto& us_H =
+        frame.queue == kClassic ? decided.predicted.classic_us_H : decided.predicted.default_us_H;
+    stream.predicted[static_cast<std::size_t>(frame.packet) % kPredictedPackets] = {frame.packet,
+                                                                                    us_H[i]};
+  }
+  if (telemetry_ != nullptr) telemetry_->put(frame, sender);
+  return true;
+}
+
+void DecisionLoop::acked(std::uint32_t sender, const AckedFrame& frame) {
+  Stream& stream = stream_of(sender);
+  const auto before = static_cast<std::int64_t>(stream.sender.moved_unacked());
+  if (!stream.sender.acked(frame.packet, frame.acked_ns, frame.latency_us)) return;
+  statistics_.moved_unacked.add(static_cast<std::int64_t>(stream.sender.moved_unacked()) - before);
+  SentPrediction& sent =
+      stream.predicted[static_cast<std::size_t>(frame.packet) % kPredictedPackets];
+  if (sent.packet == frame.packet && std::isfinite(frame.latency_us)) {
+    statistics_.prediction_error.observe(
+        static_cast<std::int64_t>(std::fabs(sent.us - frame.latency_us) * 1e3F));
+  }
+  if (telemetry_ != nullptr) telemetry_->put(frame, sender);
+}
+
+bool DecisionLoop::batch(std::uint32_t sender, const BatchFrame& frame, std::int64_t due_ns,
+                         const char*& why) {
+  Stream& stream = stream_of(sender);
+  if (frame.first_packet <= stream.last_packet) {
+    why = "a batch is asked about before its first packet is sent";
+    return false;
+  }
+  if (frame.first_packet <= stream.last_batch) {
+    why = "batches are asked about once, in send order";
+    return false;
+  }
+  stream.last_batch = frame.first_packet;
+  const Batch batch = batch_of(frame);
+  const auto keep = [&](Outcome outcome) {
+    deliver(stream, frame.now_ns, frame.first_packet, stream.sender.keep_default(batch, outcome),
+            -1, kNaN);
+    return true;
+  };
+  const int tokens = predictor_.model().tokens;
+  if (tokens == 0) return keep(Outcome::kNoModel);
+  stream.sender.set_tokens(tokens);
+  const auto question = stream.sender.ask(frame.first_packet, frame.now_ns, batch, x_BWF_.data());
+  Pending& pending = slot_of(last_ticket_ + 1);
+  if (!question || pending.ticket != 0) return keep(Outcome::kError);
+  const std::int64_t asked_ns = monotonic_ns();
+  if (asked_ns >= due_ns) return keep(Outcome::kLate);
+  if (!predictor_.ask(last_ticket_ + 1, x_BWF_.data(), question->windows, due_ns)) {
+    return keep(Outcome::kError);
+  }
+  pending = {++last_ticket_, &stream, *question, frame.now_ns, asked_ns, due_ns};
+  ++outstanding_;
+  due_.push_back({due_ns, pending.ticket});
+  std::push_heap(due_.begin(), due_.end(),
+                 [](const Due& a, const Due& b) { return a.due_ns > b.due_ns; });
+  return true;
+}
+
+void DecisionLoop::run(std::int64_t until_ns) {
+  if (!due_.empty()) until_ns = std::min(until_ns, due_.front().due_ns);
+  bool answered = false;
+  do {  // the first one is waited for, more are taken where they are there
+    answered = predictor_.next(answer_, until_ns);
+    const std::int64_t now_ns = monotonic_ns();
+    end_due(now_ns);
+    if (answered) take_answer(now_ns);
+    until_ns = 0;
+  } while (answered);
+}
+
+void DecisionLoop::take_answer(std::int64_t now_ns) {
+  Pending& pending = slot_of(answer_.ticket);
+  if (pending.ticket != answer_.ticket) {
+    statistics_.stale.add();
+    return;
+  }
+  if (!answer_.ok) {
+    end(pending, Outcome::kError);
+    return;
+  }
+  Stream& stream = *pending.stream;
+  const auto before = static_cast<std::int64_t>(stream.sender.moved_unacked());
+  const Decision decision =
+      stream.sender.decide(pending.question, pending.now_ns, answer_.y_BH.data());
+  statistics_.moved_unacked.add(static_cast<std::int64_t>(stream.sender.moved_unacked()) - before);
+  pending.ticket = 0;
+  --outstanding_;
+  const std::int64_t first_packet = pending.question.first_packet;
+  if (decision.outcome != Outcome::kDecided) {
+    deliver(stream, pending.now_ns, first_packet, decision, -1, kNaN);
+    return;
+  }
+  const std::int64_t round_trip_ns = now_ns - pending.asked_ns;
+  statistics_.round_trip.observe(round_trip_ns);
+  const auto number = static_cast<std::size_t>(first_packet / kHorizon);
+  stream.decided[number % kDecidedBatches] = {first_packet, decision.predicted};
+  deliver(stream, pending.now_ns, first_packet, decision, answer_.version,
+          static_cast<float>(round_trip_ns) / 1e3F);
+}
+
+void DecisionLoop::end_due(std::int64_t now_ns) {
+  while (!due_.empty() && due_.front().due_ns <= now_ns) {
+    Pending& pending = slot_of(due_.front().ticket);
+    if (pending.ticket == due_.front().ticket) end(pending, Outcome::kLate);
+    std::pop_heap(due_.begin(), due_.end(),
+                  [](const Due& a, const Due& b) { return a.due_ns > b.due_ns; });
+    due_.pop_back();
+  }
+}
+
+void DecisionLoop::end(Pending& pending, Outcome outcome) {
+  pending.ticket = 0;
+  --outstanding_;
+  Stream& stream = *pending.stream;
+  deliver(stream, pending.now_ns, pending.question.first_packet,
+          stream.sender.keep_default(pending.question.batch, outcome), -1, kNaN);
+}
+
+void DecisionLoop::deliver(Stream& stream, std::int64_t now_ns, std::int64_t first_packet,
+                           const Decision& decision, std::int64_t version, float round_trip_us) {
+  statistics_.batches[static_cast<std::size_t>(decision.outcome)].add();
+  for (const std::uint8_t queue : decision.queues) statistics_.packets[queue].add();
+  DecisionFrame frame;
+  frame.first_packet = first_packet;
+  frame.now_ns = now_ns;
+  frame.version = version;
+  frame.round_trip_us = round_trip_us;
+  frame.outcome = decision.outcome;
+  frame.queues = decision.queues;
+  frame.classic_us_H.fill(kNaN);
+  frame.default_us_H.fill(kNaN);
+  if (decision.outcome == Outcome::kDecided) {
+    frame.classic_us_H = decision.predicted.classic_us_H;
+    frame.default_us_H = decision.predicted.default_us_H;
+  }
+  stream.taker.take(stream.id, frame);
+}
+
+}  // namespace swiftqueue::agent

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The decision loop: takes what senders send, have acknowledged and are about to send, asks the
+// predictor, and answers each batch when it is due at the latest. No batch ever waits longer: one
+// without an answer keeps its default marking and is counted.
+//
+// One thread owns it. Apart from a sender's first packets it allocates nothing per packet.
+#ifndef SWIFTQUEUE_SERVING_AGENT_DECISION_LOOP_H_
+#define SWIFTQUEUE_SERVING_AGENT_DECISION_LOOP_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "serving/agent/frame_sink.h"
+#include "serving/agent/frames.h"
+#include "serving/agent/predictor.h"
+#include "serving/agent/sender.h"
+#include "serving/agent/statistics.h"
+
+namespace swiftqueue::agent {
+
+// Where a sender's decisions go.
+class DecisionTaker {
+ public:
+  virtual ~DecisionTaker() = default;
+  virtual void take(std::uint32_t sender, const DecisionFrame& decision) = 0;
+};
+
+class DecisionLoop {
+ public:
+  // `telemetry` may be null; everything given must outlive the loop.
+  DecisionLoop(Predictor& predictor, const ControllerParams& params, Statistics& statistics,
+               FrameSink* telemetry);
+
+  // A sender comes (its number, from 1, is returned) or goes; batches of one that went count as
+  // late.
+  std::uint32_t open(std::string_view name, DecisionTaker& taker);
+  void close(std::uint32_t sender);
+
+  // What a sender says, in its order. False: it cannot be, and `why` is one line about it.
+  bool sent(std::uint32_t sender, const SentFrame& frame, const char*& why);
+  void acked(std::uint32_t sender, const AckedFrame& frame);
+  // The batch is decided, or given its default marking, by `due_ns`.
+  bool batch(std::uint32_t sender, const BatchFrame& frame, std::int64_t due_ns, const char*& why);
+
+  // Takes answers and ends what is due, until `until_ns` at the latest; returns early when
+  // something was done or the predictor was woken.
+  void run(std::int64_t until_ns);
+
+  std::size_t outstanding() const { return outstanding_; }
+
+ private:
+  struct SentPrediction {  // of a packet sent, in the queue it was sent to
+    std::int64_t packet = -1;
+    float us = 0;
+  };
+  struct DecidedBatch {
+    std::int64_t first_packet = -1;
+    Predicted predicted;
+  };
+  struct Stream {
+    Stream(std::uint32_t number, int tokens, const ControllerParams& params, DecisionTaker& to);
+    std::uint32_t id;
+    Sender sender;
+    DecisionTaker& taker;
+    std::int64_t last_packet = -1;          // sent
+    std::int64_t last_batch = -1;           // first packet of the last one asked about
+    std::vector<DecidedBatch> decided;      // by batch number, as many as may be of use
+    std::vector<SentPrediction> predicted;  // by packet number, until its ACK
+  };
+  struct Pending {
+    std::uint64_t ticket = 0;  // 0: free
+    Stream* stream = nullptr;
+    Question question;
+    std::int64_t now_ns = 0;  // of the question, the sender's clock
+    std::int64_t asked_ns = 0;
+    std::int64_t due_ns = 0;
+  };
+  struct Due {
+    std::int64_t due_ns;
+    std::uint64_t ticket;
+  };
+
+  Stream& stream_of(std::uint32_t sender) { return *streams_.at(sender); }
+  Pending& slot_of(std::uint64_t ticket) { return pending_[ticket % kMaxOutstanding]; }
+  void take_answer(std::int64_t now_ns);
+  void end_due(std::int64_t now_ns);
+  void end(Pending& pending, Outcome outcome);
+  void deliver(Stream& stream, std::int64_t now_ns, std::int64_t first_packet,
+               const Decision& decision, std::int64_t version, float round_trip_us);
+
+  Predictor& predictor_;
+  const ControllerParams params_;
+  Statistics& statistics_;
+  FrameSink* const telemetry_;
+  std::map<std::uint32_t, std::unique_ptr<Stream>> streams_;
+  std::uint32_t last_stream_ = 0;
+  std::vector<float> x_BWF_;
+  std::vector<Pending> pending_;  // ring by ticket
+  std::vector<Due> due_;          // heap, earliest first; entries of ended batches fall out late
+  std::uint64_t last_ticket_ = 0;
+  std::size_t outstanding_ = 0;
+  Answer answer_;
+};
+
+}  // namespace swiftqueue::agent
+
+#endif  // SWIFTQUEUE_SERVING_AGENT_DECISION_LOOP_H_

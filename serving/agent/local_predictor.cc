@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "serving/agent/local_predictor.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <charconv>
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <filesystem>
+#include <mutex>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include "serving/agent/clock.h"
+#include "serving/agent/schema_hash.h"
+#include "serving/engine/artifact.h"
+#include "serving/engine/engine.h"
+
+namespace swiftqueue::agent {
+namespace {
+
+using engine::Artifact;
+using engine::Engine;
+
+constexpr std::chrono::milliseconds kWatchPause{200};
+constexpr std::int64_t kSpinNs = 60'000;  // a sleep may end this much too late
+
+// What tells one state of an artifact's folder from another.
+struct Fingerprint {
+  std::string folder;  // resolved
+  std::array<std::array<std::int64_t, 4>, 2> files{};
+
+  bool operator==(const Fingerprint&) const = default;
+};
+
+Fingerprint fingerprint_of(const std::string& folder) {
+  std::error_code error;
+  Fingerprint out{std::filesystem::canonical(folder, error).string(), {}};
+  constexpr std::array kFiles{"/model.json", "/model.safetensors"};
+  for (std::size_t i = 0; i < kFiles.size(); ++i) {
+    struct stat status{};
+    if (stat((out.folder + kFiles[i]).c_str(), &status) != 0) continue;
+    out.files[i] = {static_cast<std::int64_t>(status.st_ino), status.st_size, status.st_mtim.tv_sec,
+                    status.st_mtim.tv_nsec};
+  }
+  return out;
+}
+
+// The version number that the folder's name is, or 0.
+std::int64_t version_of(const std::string& folder) {
+  const std::string name = std::filesystem::path(folder).filename().string();
+  std::int64_t version = 0;
+  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), version);
+  return error == std::errc{} && end == name.data() + name.size() && version > 0 ? version : 0;
+}
+
+// An engine that has answered a window of padding; throws what is wrong with the artifact.
+std::unique_ptr<Engine> tried(const Artifact& artifact, std::int64_t version) {
+  const auto& model = artifact.description;
+  if (model.schema_hash != schema_hash()) {
+    throw std::runtime_error("takes features " + model.schema_hash.substr(0, 12) +
+                             ", this sender makes " + schema_hash().substr(0, 12));
+  }
+  if (model.horizon != kHorizon || model.features.size() != std::size_t{kFeatureCount} ||
+      model.tokens <= kHorizon || model.tokens > kMaxTokens || model.tokens % 8 != 0) {
+    throw std::runtime_error("its windows are not those that a sender makes");
+  }
+  auto engine = std::make_unique<Engine>(artifact, nullptr, "auto", version);
+  const std::vector<float> x_WF(static_cast<std::size_t>(model.tokens) * kFeatureCount);
+  std::array<float, kHorizon> y_H{};
+  engine->forward(x_WF.data(), 1, model.tokens, y_H.data(), nullptr);
+  return engine;
+}
+
+class LocalPredictor final : public Predictor {
+ public:
+  explicit LocalPredictor(const std::string& folder) : folder_(folder) {
+    wake_fd_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    if (wake_fd_ < 0) throw std::runtime_error("no event descriptor is to be had");
+    seen_ = fingerprint_of(folder_);
+    try {
+      artifact_ = engine::load_artifact(seen_.folder.empty() ? folder_ : seen_.folder);
+      engine_ = tried(artifact_, version_of(seen_.folder));
+    } catch (const std::exception& error) {
+      close(wake_fd_);
+      throw std::runtime_error(folder_ + ": " + error.what());
+    }
+    artifact_.tensors.clear();  // only description and hash are compared with what comes
+    served_ = engine_.get();
+    version_ = engine_->version();
+    watcher_ = std::thread([this] { watch(); });
+  }
+
+  ~LocalPredictor() override {
+    {
+      const std::lock_guard lock(mutex_);
+      closing_ = true;
+    }
+    closed_.notify_all();
+    watcher_.join();
+    close(wake_fd_);
+  }
+
+  Model model() const override { return {engine_->description().tokens, engine_->version()}; }
+
+  std::string problem() const override { return problem_; }
+
+  bool ask(std::uint64_t ticket, const float* x_BWF, int windows,
+           std::int64_t /*deadline_ns*/) override {
+    if (waiting_ == answers_.size()) {
+      problem_ = "more answers wait than are ever taken";
+      return false;
+    }
+    Answer answer;
+    answer.ticket = ticket;
+    try {
+      answer.version = engine_->forward(x_BWF, windows, engine_->description().tokens,
+                                        answer.y_BH.data(), nullptr);
+      answer.ok = true;
+    } catch (const std::exception& error) {
+      problem_ = answer.error = error.what();
+    }
+    answers_[(taken_ + waiting_++) % answers_.size()] = std::move(answer);
+    return true;
+  }
+
+  bool next(Answer& answer, std::int64_t until_ns) override {
+    if (fresh_.load(std::memory_order_acquire)) take_up();
+    if (waiting_ > 0) {
+      answer = std::move(answers_[taken_++ % answers_.size()]);
+      --waiting_;
+      return true;
+    }
+    wait(until_ns);
+    return false;
+  }
+
+  void wake() override {
+    const std::uint64_t one = 1;
+    // It only fails when 2^64 - 2 calls have not been noticed yet.
+    [[maybe_unused]] const ssize_t written = write(wake_fd_, &one, sizeof one);
+  }
+
+  std::vector<ServerState> servers() const override {
+    const std::lock_guard lock(mutex_);
+    return {{"local", true, version_, watch_problem_}};
+  }
+
+ private:
+  // Sleeps until shortly before `until_ns`, then looks at the clock; `wake` ends it.
+  void wait(std::int64_t until_ns) {
+    while (true) {
+      const std::int64_t left_ns = until_ns - monotonic_ns();
+      if (left_ns <= 0) return;
+      const std::int64_t sleep_ns = std::max<std::int64_t>(left_ns - kSpinNs, 0);
+      const timespec timeout{sleep_ns / 1'000'000'000, sleep_ns % 1'000'000'000};
+      pollfd woken{wake_fd_, POLLIN, 0};
+      if (ppoll(&woken, 1, &timeout, nullptr) > 0) {
+        std::uint64_t times = 0;
+        [[maybe_unused]] const ssize_t got = read(wake_fd_, &times, sizeof times);
+        return;
+      }
+    }
+  }
+
+  // The loop's thread takes the engine that the watcher made; the watcher keeps the old one until
+  // it makes another.
+  void take_up() {
+    const std::lock_guard lock(mutex_);
+    std::swap(engine_, made_);
+    served_ = engine_.get();
+    fresh_ = false;
+    closed_.notify_all();
+  }
+
+  void watch() {
+    std::unique_lock lock(mutex_);
+    while (!closing_) {
+      closed_.wait_for(lock, kWatchPause);
+      if (closing_ || fresh_) continue;
+      lock.unlock();
+      const Fingerprint now = fingerprint_of(folder_);
+      const bool changed = !(now == seen_);
+      std::string problem = changed ? look(now) : "";
+      if (!problem.empty()) {
+        problem = folder_ + ": " + problem + "; version " + std::to_string(version_) + " goes on";
+        std::fprintf(stderr, "swiftqueue-agent: %s\n", problem.c_str());
+      }
+      lock.lock();
+      if (changed) watch_problem_ = problem;
+    }
+  }
+
+  // Takes up what the folder holds now; one line if it cannot be.
+  std::string look(const Fingerprint& now) {
+    seen_ = now;
+    try {
+      if (now.folder.empty()) throw std::runtime_error("is gone");
+      Artifact artifact = engine::load_artifact(now.folder);
+      const std::int64_t version = version_of(now.folder);
+      auto engine = tried(artifact, version);
+      const bool head_only = artifact.encoder_hash == artifact_.encoder_hash &&
+                             artifact.description == artifact_.description;
+      if (head_only) served_.load()->swap_head(now.folder, version);
+      const std::lock_guard lock(mutex_);
+      version_ = version;
+      if (!head_only) {
+        artifact.tensors.clear();
+        artifact_ = std::move(artifact);
+        made_ = std::move(engine);
+        fresh_.store(true, std::memory_order_release);
+      }
+    } catch (const std::exception& error) {
+      return error.what();
+    }
+    return "";
+  }
+
+  const std::string folder_;
+  int wake_fd_ = -1;
+  // Of the loop's thread:
+  std::unique_ptr<Engine> engine_;
+  std::string problem_;
+  std::vector<Answer> answers_ = std::vector<Answer>(kMaxOutstanding);  // ring
+  std::size_t taken_ = 0;
+  std::size_t waiting_ = 0;
+  // Of the watcher:
+  Fingerprint seen_;
+  Artifact artifact_;  // without its tensors
+  // Shared:
+  std::atomic<Engine*> served_{nullptr};  // whose head the watcher may swap
+  mutable std::mutex mutex_;
+  std::condition_variable closed_;
+  std::unique_ptr<Engine> made_;    // waits to be taken up, or was replaced
+  std::atomic<bool> fresh_{false};  // it waits
+  bool closing_ = false;
+  std::int64_t version_ = 0;
+  std::string watch_problem_;
+  std::thread watcher_;
+};
+
+}  // namespace
+
+std::unique_ptr<Predictor> make_local_predictor(const std::string& folder) {
+  return std::make_unique<LocalPredictor>(folder);
+}
+
+}  // namespace swiftqueue::agent

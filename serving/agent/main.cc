@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// swiftqueue-agent: options, and what they put together (docs/AGENT.md).
+#include <pthread.h>
+#include <sys/prctl.h>
+
+#include <CLI/CLI.hpp>
+#include <atomic>
+#include <csignal>
+#include <cstdio>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "serving/agent/clock.h"
+#include "serving/agent/decision_loop.h"
+#include "serving/agent/feed.h"
+#include "serving/agent/local_predictor.h"
+#include "serving/agent/metrics.h"
+#include "serving/agent/report.h"
+#include "serving/agent/schedule.h"
+#include "serving/agent/triton_predictor.h"
+
+namespace swiftqueue::agent {
+namespace {
+
+constexpr std::int64_t kIdleNs = 100'000'000;  // between looks at nothing in particular
+constexpr std::int64_t kReportMs = 250;
+
+struct Options {
+  std::string replay;
+  std::string listen;
+  Synthetic synthetic;
+  std::string local;
+  TritonOptions triton;
+  double speed = 1;
+  std::int64_t deadline_us = 2'000;
+  double wait_model_s = 5;
+  int metrics_port = -1;
+  std::string record;
+  std::string telemetry;
+  ControllerParams controller;
+};
+
+void add_options(CLI::App& app, Options& o) {
+  auto* const inputs = app.add_option_group("input", "where packets come from");
+  inputs->add_option("--replay", o.replay, "a file of frames")->check(CLI::ExistingFile);
+  inputs->add_option("--listen", o.listen, "a unix socket to listen at for senders");
+  inputs
+      ->add_option("--synthetic-bps", o.synthetic.rate_bps,
+                   "packets at an even pace, acknowledged after 40 ms: their rate")
+      ->check(CLI::Range(1e3, 1e12));
+  inputs->require_option(1);
+  auto* const answers = app.add_option_group("answers", "where predictions come from");
+  answers->add_option("--local", o.local, "an artifact's folder: the engine in this process");
+  answers->add_option("--server", o.triton.servers,
+                      "HOST:PORT or unix:PATH of a Triton server; several in order of preference");
+  app.add_option("--tls-ca", o.triton.tls_ca,
+                 "certificate of the authority that signed the servers'");
+  app.add_option("--tls-cert", o.triton.tls_cert, "this agent's own certificate");
+  app.add_option("--tls-key", o.triton.tls_key, "its key");
+  answers->require_option(1);
+  app.add_option("--speed", o.speed, "times real time; 0 is as fast as answers come")
+      ->check(CLI::Range(0.0, 1e6));
+  app.add_option("--deadline-us", o.deadline_us,
+                 "a batch is asked about this long before it is due, and answered by then")
+      ->check(CLI::Range(1, 10'000'000));
+  app.add_option("--wait-model-s", o.wait_model_s,
+                 "how long to look for a model before the first packet")
+      ->check(CLI::Range(0.0, 3600.0));
+  app.add_option("--flows", o.synthetic.flows, "of --synthetic-bps")
+      ->check(CLI::Range(1, 1'000'000));
+  app.add_option("--packet-bytes", o.synthetic.packet_bytes, "of --synthetic-bps")
+      ->check(CLI::Range(1, 65'535));
+  app.add_option("--seconds", o.synthetic.seconds, "of --synthetic-bps, in its own time")
+      ->check(CLI::Range(0.001, 1e6));
+  app.add_option("--metrics-port", o.metrics_port,
+                 "serve Prometheus metrics on loopback; 0 is any free port")
+      ->check(CLI::Range(0, 65'535));
+  app.add_option("--record", o.record, "write every DECISION frame to this file");
+  app.add_option("--telemetry", o.telemetry, "a unix socket, or a file, for SENT and ACKED frames");
+  app.add_option("--margin-us", o.controller.margin_us,
+                 "the other queue must be better by this much")
+      ->check(CLI::Range(0.0, 1e9));
+  app.add_option("--margin-share", o.controller.margin_share,
+                 "and by this share of the latency in the present queue")
+      ->check(CLI::Range(0.0, 1e3));
+  app.add_option("--max-moved-unacked", o.controller.max_moved_unacked,
+                 "most packets moved and not acknowledged yet")
+      ->check(CLI::Range(0, 1'000'000));
+}
+
+std::unique_ptr<Predictor> make_predictor(const Options& o) {
+  if (o.local.empty()) return make_triton_predictor(o.triton);
+  return make_local_predictor(o.local);
+}
+
+// Takes a replay's decisions: to the record, and back to its source.
+class ScheduleTaker final : public DecisionTaker {
+ public:
+  ScheduleTaker(Source& source, FrameSink* record) : source_(source), record_(record) {}
+  void take(std::uint32_t sender, const DecisionFrame& decision) override {
+    source_.decided(decision);
+    if (record_ != nullptr) record_->put(decision, sender);
+  }
+
+ private:
+  Source& source_;
+  FrameSink* const record_;
+};
+
+// Ends the program in order when it is asked to: a thread waits for the signals, which are blocked
+// everywhere else.
+class Stop {
+ public:
+  Stop() {
+    sigemptyset(&signals_);
+    sigaddset(&signals_, SIGINT);
+    sigaddset(&signals_, SIGTERM);
+    pthread_sigmask(SIG_BLOCK, &signals_, nullptr);
+  }
+  ~Stop() {
+    if (!thread_.joinable()) return;
+    pthread_kill(thread_.native_handle(), SIGTERM);
+    thread_.join();
+  }
+  void wakes(Predictor& predictor) {
+    thread_ = std::thread([this, &predictor] {
+      int signal = 0;
+      sigwait(&signals_, &signal);
+      now = true;
+      predictor.wake();
+    });
+  }
+
+  std::atomic<bool> now{false};
+
+ private:
+  sigset_t signals_{};
+  std::thread thread_;
+};
+
+void wait_for_model(DecisionLoop& loop, Predictor& predictor, double seconds, const Stop& stop) {
+  const std::int64_t end_ns = monotonic_ns() + static_cast<std::int64_t>(seconds * 1e9);
+  while (predictor.model().tokens == 0 && monotonic_ns() < end_ns && !stop.now) {
+    loop.run(std::min(monotonic_ns() + kIdleNs, end_ns));
+  }
+}
+
+std::string microseconds(std::int64_t ns) { return std::to_string(static_cast<double>(ns) / 1e3); }
+
+std::string summary(const Statistics& s, const Report& report, double seconds,
+                    const FrameSink* telemetry) {
+  std::string out = "{\"event\": \"summary\", " + report.counts();
+  const auto batches = static_cast<double>(s.all_batches());
+  const double share = batches > 0 ? static_cast<double>(s.of(Outcome::kDecided)) / batches : 0;
+  out += ", \"in_time_share\": " + std::to_string(share);
+  for (const auto& [name, histogram] : {std::pair{"round_trip_us", &s.round_trip},
+                                        std::pair{"prediction_error_us", &s.prediction_error}}) {
+    out += std::string(", \"") + name +
+           "\": {\"p50\": " + microseconds(histogram->quantile_ns(0.5)) +
+           ", \"p99\": " + microseconds(histogram->quantile_ns(0.99)) +
+           ", \"count\": " + std::to_string(histogram->count()) + "}";
+  }
+  if (telemetry != nullptr) {
+    out += ", \"telemetry_dropped\": " + std::to_string(telemetry->dropped());
+  }
+  return out + ", \"undelivered\": " + std::to_string(s.undelivered.get()) +
+         ", \"seconds\": " + std::to_string(seconds) + "}";
+}
+
+int run(const Options& o) {
+  prctl(PR_SET_TIMERSLACK, 1UL);  // ns by which the kernel may delay this program's sleeps
+  Stop stop;                      // first: every thread inherits the signal mask
+  Statistics statistics;
+  const std::unique_ptr<Predictor> predictor = make_predictor(o);
+  std::unique_ptr<FrameSink> telemetry;
+  if (!o.telemetry.empty()) {
+    telemetry = std::make_unique<FrameSink>(o.telemetry, FrameSink::Full::kDrop);
+  }
+  std::optional<Metrics> metrics;
+  if (o.metrics_port >= 0) metrics.emplace(o.metrics_port, statistics, *predictor);
+  stop.wakes(*predictor);
+  DecisionLoop loop(*predictor, o.controller, statistics, telemetry.get());
+  Report report(statistics, o.listen.empty() ? kReportMs : 0);
+  const auto say_ready = [&] {
+    report.say("{\"event\": \"ready\", \"tokens\": " + std::to_string(predictor->model().tokens) +
+               ", \"version\": " + std::to_string(predictor->model().version) +
+               ", \"metrics_port\": " + (metrics ? std::to_string(metrics->port()) : "null") +
+               ", \"problem\": " + json_string(predictor->problem()) + "}");
+  };
+
+  const std::int64_t begin_ns = monotonic_ns();
+  double seconds = 0;
+  if (!o.listen.empty()) {
+    Feed feed(o.listen, statistics, [&] { predictor->wake(); });
+    say_ready();
+    while (!stop.now) {
+      feed.drain(loop, o.deadline_us * 1000);
+      loop.run(monotonic_ns() + kIdleNs);
+    }
+    feed.stop();
+    feed.drain(loop, o.deadline_us * 1000);
+    seconds = static_cast<double>(monotonic_ns() - begin_ns) / 1e9;
+  } else {
+    const std::unique_ptr<Source> source =
+        o.replay.empty() ? make_synthetic(o.synthetic) : open_replay(o.replay);
+    std::unique_ptr<FrameSink> record;
+    if (!o.record.empty()) record = std::make_unique<FrameSink>(o.record, FrameSink::Full::kWait);
+    wait_for_model(loop, *predictor, o.wait_model_s, stop);
+    say_ready();
+    ScheduleTaker taker(*source, record.get());
+    const std::uint32_t sender = loop.open(source->name(), taker);
+    const std::int64_t first_ns = monotonic_ns();
+    run_schedule(*source, loop, sender, {o.speed, o.deadline_us * 1000}, statistics, stop.now);
+    seconds = static_cast<double>(monotonic_ns() - first_ns) / 1e9;
+    loop.close(sender);
+  }
+  report.problem(predictor->problem());
+  report.say(summary(statistics, report, seconds, telemetry.get()));
+  return 0;
+}
+
+}  // namespace
+}  // namespace swiftqueue::agent
+
+int main(int argc, char** argv) {
+  CLI::App app("Says for each batch of 8 packets which L4S queue to mark them for, in time.",
+               "swiftqueue-agent");
+  swiftqueue::agent::Options options;
+  swiftqueue::agent::add_options(app, options);
+  CLI11_PARSE(app, argc, argv);
+  if (options.synthetic.rate_bps > 0 && options.synthetic.seconds <= 0) {
+    std::fprintf(stderr, "swiftqueue-agent: --synthetic-bps needs --seconds\n");
+    return 2;
+  }
+  try {
+    return swiftqueue::agent::run(options);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "swiftqueue-agent: %s\n", error.what());
+    return 1;
+  }
+}
