@@ -226,6 +226,37 @@ def rollback() -> None:
 
 
 @app.command()
+def schedule(
+    telemetry: Annotated[Path, typer.Option(help="the feature store's telemetry")] = Path("var/telemetry"),
+    sender: Annotated[str | None, typer.Option(help="whose telemetry (default: the only sender's)")] = None,
+    every: Annotated[float, typer.Option(help="seconds from one round to the next")] = 300.0,
+    learn: Annotated[float, typer.Option(help="seconds of telemetry that a round learns from")] = 60.0,
+    judge: Annotated[float, typer.Option(help="seconds after them that it is judged on")] = 10.0,
+    least_windows: Annotated[int, typer.Option(help="fewer in either part: the round is declined")] = 200,
+    rounds: Annotated[int | None, typer.Option(help="stop after so many (default: never)")] = None,
+    metrics_port: Annotated[int, typer.Option(help="Prometheus port on loopback; 0: a free one")] = 0,
+) -> None:
+    """Fine-tune, judge, register and push a new head every few minutes, from telemetry.
+
+    Example: swiftqueue schedule --every 60 --learn 30
+    """
+    from infra.live.command import schedule as run_schedule
+
+    sys.exit(
+        run_schedule(
+            telemetry,
+            sender=sender,
+            every_s=every,
+            learn_s=learn,
+            judge_s=judge,
+            least_windows=least_windows,
+            limit=rounds,
+            metrics_port=metrics_port,
+        )
+    )
+
+
+@app.command()
 def replay(
     trace: Annotated[str, typer.Argument(help="trace name from params.yaml, or a packet-table folder")],
     speed: Annotated[float, typer.Option(help="times real time; 0 is as fast as possible")] = 1.0,
