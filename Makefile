@@ -10,12 +10,16 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # Small models train 2-4 times faster on one thread each (docs/LOG.md); Ray gives each worker its own core.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup native run test test-fast lint format bench up down status lock clean
+.PHONY: help setup debian native run test test-fast lint format bench up down status lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-setup: $(VENV)/.synced .venv-triton/.synced native ## Install everything the project needs, into this folder
+setup: debian $(VENV)/.synced .venv-triton/.synced native ## Install everything the project needs, into this folder
+
+# Says what it did, or could not do; never a reason to stop.
+debian:
+	@infra/setup/debian.sh
 
 $(UV): infra/setup/uv.lock
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v in ((3, 11), (3, 12)) else f"Python 3.11 or 3.12 is needed, {v[0]}.{v[1]} was found; name one with: make PYTHON=/path/to/python3.11 setup")'
@@ -37,10 +41,12 @@ $(VENV)/.synced: requirements.lock pyproject.toml $(UV)
 	$(BIN)/python -m infra.triton_environment
 	@touch $@
 
-native: $(VENV)/.synced
+native: $(VENV)/.synced | debian
 	@$(MAKE) --no-print-directory -C feature_store
 	@$(MAKE) --no-print-directory -C serving/engine
 	@$(MAKE) --no-print-directory -C serving/triton/native
+	@$(MAKE) --no-print-directory -C serving/triton/identity
+	@$(MAKE) --no-print-directory -C serving/agent
 	@$(MAKE) --no-print-directory -C simulation
 
 run: setup ## The main job: traces to a served prediction, replayed; ends with where to look next
@@ -63,6 +69,7 @@ bench: setup ## Measure every figure beside its reference
 	swiftqueue bench extract
 	swiftqueue bench finetune
 	swiftqueue bench inference
+	swiftqueue bench serving
 
 up: setup ## Start the local servers (Triton and MLflow, loopback only)
 	swiftqueue up --mlflow
@@ -80,4 +87,4 @@ lock: ## Resolve infra/setup/requirements*.in into the two locks
 	  --python-platform x86_64-manylinux_2_35 --generate-hashes --no-header --no-annotate -o requirements-triton.lock
 
 clean: ## Remove what was built and run-time state (environments and DVC data stay)
-	rm -rf build feature_store/_build serving/engine/_build serving/triton/native/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build feature_store/_build serving/engine/_build serving/agent/_build serving/triton/native/_build serving/triton/identity/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis

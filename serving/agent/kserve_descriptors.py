@@ -3,7 +3,8 @@
     python serving/agent/kserve_descriptors.py FILE
 
 The protocol comes out of the tritonclient package, so no proto is committed and the C++ client speaks what
-the Python client speaks. The file is rewritten only when its content changes: compiling it takes half a minute.
+the Python client speaks. The file is rewritten only when its content changes, because compiling it takes
+half a minute.
 """
 
 from __future__ import annotations

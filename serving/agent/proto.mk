@@ -1,6 +1,6 @@
 # The agent's Triton client and what it needs of gRPC; included by Makefile. The KServe protocol is
 # generated at build time from the tritonclient package (kserve_descriptors.py).
-#   HAVE_GRPC       yes, or empty: then NO_GRPC_REASON says what is missing
+#   HAVE_GRPC       yes, or empty: then NO_GRPC_REASON lists the packages that are missing
 #   TRITON_OBJECTS  objects of make_triton_predictor()
 #   TRITON_LIBS     libraries to link with them
 GRPC_HEADER := $(firstword $(wildcard /usr/include/grpcpp/grpcpp.h /usr/local/include/grpcpp/grpcpp.h))
@@ -8,14 +8,16 @@ PROTOC := $(shell command -v protoc)
 GRPC_PLUGIN := $(shell command -v grpc_cpp_plugin)
 PROTO_PYTHON := $(firstword $(wildcard ../../.venv/bin/python) python3)
 
-NO_GRPC_REASON := $(if $(GRPC_HEADER),,libgrpc++-dev )$(if $(PROTOC),,protobuf-compiler )$(if $(GRPC_PLUGIN),,protobuf-compiler-grpc )
-HAVE_GRPC := $(if $(strip $(NO_GRPC_REASON)),,yes)
-NO_GRPC_REASON := $(if $(HAVE_GRPC),,not installed: $(strip $(NO_GRPC_REASON)))
+NO_GRPC_REASON := $(strip $(if $(GRPC_HEADER),,libgrpc++-dev) $(if $(PROTOC),,protobuf-compiler) \
+  $(if $(GRPC_PLUGIN),,protobuf-compiler-grpc))
+HAVE_GRPC := $(if $(NO_GRPC_REASON),,yes)
 
 KSERVE := _build/kserve
 KSERVE_OBJECTS := $(addprefix $(KSERVE)/,grpc_service.pb.o grpc_service.grpc.pb.o model_config.pb.o)
 KSERVE_HEADERS := $(addprefix $(KSERVE)/,grpc_service.pb.h grpc_service.grpc.pb.h model_config.pb.h)
 TRITON_SOURCES := triton_predictor triton_server triton_channel triton_request
+TRITON_HEADERS := $(wildcard triton_*.h) predictor.h sender.h controller.h schema_hash.h \
+  ../../feature_store/window.h
 TRITON_OBJECTS := $(TRITON_SOURCES:%=_build/%.o) $(KSERVE_OBJECTS)
 # gRPC's headers use its own libraries (Abseil), which differ by release: the linker follows them.
 TRITON_LIBS := -Wl,--copy-dt-needed-entries -lgrpc++ -lgrpc -lgpr -lprotobuf -lpthread
@@ -39,7 +41,7 @@ $(KSERVE_OBJECTS:.o=.cc) $(KSERVE_HEADERS): $(KSERVE)/generated ;
 $(KSERVE)/%.pb.o: $(KSERVE)/%.pb.cc $(KSERVE)/generated
 	$(CXX) -O1 -std=c++20 -fPIC -isystem $(KSERVE) -c -o $@ $<
 
-$(TRITON_SOURCES:%=_build/%.o) _build/round_trip.o: _build/%.o: %.cc $(wildcard *.h) $(KSERVE)/generated proto.mk
+$(TRITON_SOURCES:%=_build/%.o) _build/round_trip.o: _build/%.o: %.cc $(TRITON_HEADERS) $(KSERVE)/generated proto.mk
 	$(CXX) $(CXXFLAGS) -isystem $(KSERVE) -c -o $@ $<
 
 # Times one window's round trip: `swiftqueue bench serving`.
