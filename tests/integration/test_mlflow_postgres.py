@@ -1,0 +1,326 @@
+"""The registry on PostgreSQL and S3: real servers, started as infra/k8s/mlflow.yaml says."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import boto3
+import psycopg2
+import pytest
+import yaml
+from moto.server import ThreadedMotoServer
+
+pytestmark = pytest.mark.slow
+
+MANIFEST = Path(__file__).resolve().parents[2] / "infra" / "k8s" / "mlflow.yaml"
+LOOPBACK = "127.0.0.1"
+BUCKET = "swiftqueue"
+PASSWORD = "of this test only"  # noqa: S105
+START_TIMEOUT_S = 180  # MLflow: 41 s were seen on a busy machine
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return int(probe.getsockname()[1])
+
+
+# PostgreSQL -----------------------------------------------------------------------------------------
+
+
+def postgres_programs() -> Path:
+    """Folder of `initdb` and `postgres`; Debian keeps them out of PATH."""
+    found = shutil.which("initdb")
+    folders = [Path(found).resolve().parent] if found else []
+    folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    for folder in folders:
+        if (folder / "initdb").is_file() and (folder / "postgres").is_file():
+            return folder
+    pytest.skip("PostgreSQL's server is not installed (on Debian: apt-get install postgresql)")
+
+
+def postgres_user() -> dict[str, Any]:
+    """PostgreSQL refuses to run as root: then it runs as the user of its package, or nobody."""
+    import pwd
+
+    if os.getuid() != 0:
+        return {}
+    names = {entry.pw_name: entry for entry in pwd.getpwall()}
+    entry = names.get("postgres") or names.get("nobody")
+    if entry is None:
+        pytest.skip("PostgreSQL refuses to run as root, and there is no user `postgres` or `nobody`")
+    return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
+
+
+@contextmanager
+def postgres(folder: Path) -> Iterator[str]:
+    """A PostgreSQL with a data folder of its own, on loopback, with a password; yields a URI."""
+    programs, user, port = postgres_programs(), postgres_user(), free_port()
+    if user:
+        os.chown(folder, user["user"], user["group"])
+    password = folder / "password"
+    password.write_text(PASSWORD)
+    password.chmod(0o644)
+    quiet: dict[str, Any] = {"cwd": folder, "env": {"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8"}, **user}
+    subprocess.run(
+        [
+            *(programs / "initdb", "--pgdata", folder / "data", "--username", "swiftqueue", "--no-sync"),
+            *("--auth", "scram-sha-256", "--pwfile", password, "--encoding", "UTF8"),
+        ],
+        check=True,
+        stdout=subprocess.DEVNULL,
+        **quiet,
+    )
+    settings = {"listen_addresses": LOOPBACK, "port": port, "unix_socket_directories": folder, "fsync": "off"}
+    log = (folder / "log").open("wb")
+    server = subprocess.Popen(
+        [
+            *(programs / "postgres", "-D", folder / "data"),
+            *(part for name, value in settings.items() for part in ("-c", f"{name}={value}")),
+        ],
+        stdout=log,
+        stderr=log,
+        **quiet,
+    )
+    connect = {"host": LOOPBACK, "port": port, "user": "swiftqueue", "password": PASSWORD}
+    try:
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                connection = psycopg2.connect(dbname="postgres", **connect)
+                break
+            except psycopg2.OperationalError:
+                assert server.poll() is None, (folder / "log").read_text()
+                assert time.monotonic() < deadline, (folder / "log").read_text()
+                time.sleep(0.1)
+        connection.autocommit = True
+        with connection.cursor() as cursor:
+            cursor.execute("CREATE DATABASE mlflow")
+        connection.close()
+        quoted = PASSWORD.replace(" ", "%20")
+        yield f"postgresql+psycopg2://swiftqueue:{quoted}@{LOOPBACK}:{port}/mlflow"
+    finally:
+        server.terminate()
+        server.wait(30)
+        log.close()
+
+
+# MLflow, as in the manifest -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The running servers."""
+
+    mlflow: str  # URL
+    database: str  # URI
+    s3: Any  # a client
+
+
+def container(kind: str) -> dict[str, Any]:
+    """First `containers` or `initContainers` of the manifest's Deployment."""
+    documents = yaml.safe_load_all(MANIFEST.read_text())
+    [deployment] = [d for d in documents if d["kind"] == "Deployment"]
+    found: dict[str, Any] = deployment["spec"]["template"]["spec"][kind][0]
+    return found
+
+
+def command(spec: dict[str, Any], environment: dict[str, str], replaced: dict[str, str]) -> list[str]:
+    """The container's command line as Kubernetes would run it, but for the options in `replaced`.
+
+    A replacement that begins with a comma is added to what stands there.
+    """
+    names = {entry["name"] for entry in spec["env"]}
+    assert names <= environment.keys()
+    words = [*spec["command"], *spec.get("args", [])]
+    assert words[0] == "mlflow"
+    for k, word in enumerate(words):
+        for name in names:
+            word = word.replace(f"$({name})", environment[name])
+        option = word.split("=")[0]
+        other = replaced.get(option)
+        words[k] = word if other is None else word + other if other[0] == "," else f"{option}={other}"
+    return [sys.executable, "-m", *words]
+
+
+def make_tables(words: list[str]) -> None:
+    """Run an `mlflow` command here: another process would import MLflow anew, which takes longer."""
+    from mlflow.cli import cli
+
+    cli.main(words[3:], standalone_mode=False)
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[Stack]:
+    # Not under pytest's folder, which only its owner may enter: PostgreSQL may run as another user.
+    folder = Path(tempfile.mkdtemp(prefix="swiftqueue-postgres-"))
+    storage = ThreadedMotoServer(LOOPBACK, 0, verbose=False)
+    try:
+        with postgres(folder) as database:
+            storage.start()
+            endpoint = "http://{}:{}".format(*storage.get_host_and_port())
+            keys = {
+                "AWS_ACCESS_KEY_ID": "test",
+                "AWS_SECRET_ACCESS_KEY": "test",
+                "AWS_DEFAULT_REGION": "us-east-1",
+            }
+            s3 = boto3.client(
+                "s3",
+                endpoint_url=endpoint,
+                aws_access_key_id="test",
+                aws_secret_access_key="test",  # noqa: S106
+                region_name="us-east-1",
+            )
+            s3.create_bucket(Bucket=BUCKET)
+            port = free_port()
+            environment = {
+                **{k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW_TRACKING", "AWS_"))},
+                **keys,
+                "AWS_EC2_METADATA_DISABLED": "true",
+                "MLFLOW_BACKEND_STORE_URI": database,
+                "MLFLOW_S3_ENDPOINT_URL": endpoint,
+                "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+                "S3_BUCKET": BUCKET,
+            }
+            make_tables(command(container("initContainers"), environment, {}))
+            replaced = {"--host": LOOPBACK, "--port": str(port), "--workers": "1"}
+            replaced["--allowed-hosts"] = f",{LOOPBACK}:{port}"
+            words = command(container("containers"), environment, replaced)
+            with serving(words, environment, folder / "mlflow.log", f"http://{LOOPBACK}:{port}"):
+                yield Stack(f"http://{LOOPBACK}:{port}", database, s3)
+    finally:
+        storage.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def serving(words: list[str], environment: dict[str, str], log: Path, url: str) -> Iterator[None]:
+    """Run a server until the block ends; it and its workers are gone then."""
+    with log.open("wb") as output:
+        server = subprocess.Popen(
+            words, env=environment, stdout=output, stderr=output, start_new_session=True
+        )
+    try:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while status(f"{url}/health") != 200:
+            assert server.poll() is None, log.read_text()[-2000:]
+            assert time.monotonic() < deadline, log.read_text()[-2000:]
+            time.sleep(0.2)
+        yield
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+def status(url: str, host: str | None = None) -> int:
+    """HTTP status of a GET; 0 where nobody answers."""
+    request = urllib.request.Request(url, headers={"Host": host} if host else {})  # noqa: S310 - loopback http
+    try:
+        with urllib.request.urlopen(request, timeout=10) as response:  # noqa: S310
+            return int(response.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except (urllib.error.URLError, OSError):
+        return 0
+
+
+# What is stored where -------------------------------------------------------------------------------
+
+
+def test_versions_are_registered_served_and_rolled_back(
+    stack: Stack,
+    triton: Path,
+    make_artifact: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """`deploy` and `rollback` as on one machine; MLFLOW_TRACKING_URI is all that differs."""
+    from models.lineage import content_hash
+    from models.registry import CHALLENGER, CHAMPION, Registry, RegistryError
+    from serving.deploy import deploy_version, rollback_champion
+    from serving.endpoint import Triton
+    from serving.push import served_version
+
+    # Only the server has the keys of S3 and of the database.
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "MLFLOW_S3_ENDPOINT_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", stack.mlflow)
+    registry = Registry("swiftqueue")
+    assert registry.versions() == []
+    assert registry.alias(CHAMPION) is None
+    artifacts = [make_artifact(seed, onnx=True) for seed in (1, 2)]
+    for number, artifact in enumerate(artifacts, 1):
+        tags = {"content_sha256": content_hash(artifact), "gate": "passed", "gate_reason": "set by a test"}
+        version = registry.add(artifact, tags=tags, params={"seed": str(number)}, metrics={"late.ap": 0.5})
+        assert version == number
+        registry.set_alias(CHALLENGER, version)
+        deploy_version(None)
+        assert registry.alias(CHAMPION) == version
+        assert registry.alias(CHALLENGER) is None
+    assert registry.find(content_hash(artifacts[1])) == 2
+    assert registry.versions() == [1, 2]
+    registry.log_metrics(2, {"gate.log_mae": 0.25})
+    with pytest.raises(RegistryError, match="version 99"):
+        registry.tags(99)
+
+    rollback_champion()
+    assert Registry("swiftqueue").alias(CHAMPION) == 1
+    with Triton() as served:
+        assert served_version(served) == 1
+    assert registry.tags(2)["replaced_version"] == "1"
+    for version, artifact in enumerate(artifacts, 1):
+        fetched = registry.fetch(version, tmp_path / str(version))
+        for name in ("model.safetensors", "model.json", "model.onnx"):
+            assert (fetched / name).read_bytes() == (artifact / name).read_bytes()
+
+    # Rows in PostgreSQL, bytes in S3, nothing beside them
+    with (
+        psycopg2.connect(stack.database.replace("+psycopg2", "")) as connection,
+        connection.cursor() as cursor,
+    ):
+        cursor.execute("SELECT alias, version FROM registered_model_aliases WHERE name = 'swiftqueue'")
+        assert cursor.fetchall() == [("champion", 1)]
+    stored = stack.s3.list_objects_v2(Bucket=BUCKET, Prefix="mlflow/")["Contents"]
+    weights = [o["Size"] for o in stored if o["Key"].endswith("model.safetensors")]
+    assert weights == [(a / "model.safetensors").stat().st_size for a in artifacts]
+
+
+def test_the_server_answers_to_its_own_names_only(stack: Stack) -> None:
+    path = f"{stack.mlflow}/api/2.0/mlflow/experiments/get?experiment_id=0"
+    for host in ("mlflow:5000", "mlflow.swiftqueue.svc:5000"):
+        assert status(path, host) == 200, host
+    assert status(path, "elsewhere.example") == 403
+    assert status(f"{stack.mlflow}/health", "10.1.2.3:5000") == 200  # a probe names the pod's address
+
+
+def test_a_lost_database_is_one_clear_line_and_heals(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PostgreSQL ends every connection (a fail-over does); the next call makes a new one."""
+    from models.registry import Registry
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", stack.mlflow)
+    registry = Registry("swiftqueue")
+    before = registry.versions()
+    with (
+        psycopg2.connect(stack.database.replace("+psycopg2", "")) as connection,
+        connection.cursor() as cursor,
+    ):
+        cursor.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = 'mlflow' AND pid <> pg_backend_pid()"
+        )
+        assert cursor.rowcount > 0
+    assert registry.versions() == before
