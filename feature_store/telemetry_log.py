@@ -1,0 +1,166 @@
+"""The write-ahead log of telemetry: what is acknowledged lies here, fsynced, until it is compacted.
+
+A segment is a file of frames, each one batch as it was sent. Each writer has segments of its own, so
+several may write at once. A segment is `NAME.open` while its writer holds a lock on it, `NAME.wal` when it is
+whole. The lock ends with its process: an open segment that can be locked is that of a writer that was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import struct
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+FRAME: Final = struct.Struct("<4sII")  # magic, bytes of the batch, their CRC-32
+MAGIC: Final = b"SQT1"
+SEGMENT_BYTES: Final = 32 << 20
+SEGMENT_S: Final = 1.0  # how old an open segment gets: what it holds is compacted only then
+OPEN: Final = ".open"
+CLOSED: Final = ".wal"
+
+
+def log_dir(root: Path) -> Path:
+    """Folder of the segments of a telemetry store."""
+    return root / "log"
+
+
+class SegmentWriter:
+    """Appends batches durably to segments of its own; not thread-safe."""
+
+    def __init__(
+        self, root: Path, *, segment_bytes: int = SEGMENT_BYTES, segment_s: float = SEGMENT_S
+    ) -> None:
+        self._folder = log_dir(root)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._writer = f"{time.time_ns():020d}-{os.getpid()}-{secrets.token_hex(4)}"
+        self._segment_bytes, self._segment_s = segment_bytes, segment_s
+        self._number = 0
+        self._file: int | None = None
+        self._path = Path()
+        self._durable = 0  # bytes of the open segment that were acknowledged
+        self._opened_s = 0.0
+
+    def append(self, batches: Sequence[bytes]) -> None:
+        """Append all batches; when it returns, they survive a crash.
+
+        Raises:
+            OSError: none of them counts as stored (disk full, no right); the ones before are safe.
+        """
+        frames = b"".join(part for b in batches for part in (FRAME.pack(MAGIC, len(b), zlib.crc32(b)), b))
+        if self._file is None:
+            self._open()
+        assert self._file is not None  # noqa: S101 - `_open` sets it or raises
+        try:
+            view = memoryview(frames)
+            while view:
+                view = view[os.write(self._file, view) :]
+            os.fdatasync(self._file)
+        except OSError:
+            self._take_back()
+            raise
+        self._durable += len(frames)
+        if self._durable >= self._segment_bytes:
+            self.close()
+
+    def close_if_due(self) -> None:
+        """Close the open segment if it is old enough to be compacted."""
+        if self._file is not None and time.monotonic() - self._opened_s >= self._segment_s:
+            self.close()
+
+    def close(self) -> None:
+        """Close the open segment, if there is one; the next append begins another."""
+        if self._file is None:
+            return
+        file, self._file = self._file, None
+        try:
+            self._path.rename(self._path.with_suffix(CLOSED))
+        finally:
+            os.close(file)
+
+    def _open(self) -> None:
+        """Make the next segment and lock it. A compactor may lock it first; then it is that one's."""
+        while True:
+            self._number += 1
+            path = self._folder / f"{self._writer}-{self._number:06d}{OPEN}"
+            file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND, 0o644)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                ours = path.exists()
+            except BlockingIOError:
+                ours = False
+            if not ours:
+                os.close(file)
+                continue
+            try:
+                sync_dir(self._folder)  # or a power cut leaves data without a name
+            except OSError:
+                os.close(file)
+                raise
+            self._file, self._path, self._durable, self._opened_s = file, path, 0, time.monotonic()
+            return
+
+    def _take_back(self) -> None:
+        """Cut what a failed append left; a segment that cannot be cut ends here, readers stop at the tear."""
+        assert self._file is not None  # noqa: S101 - called by `append` alone
+        try:
+            os.ftruncate(self._file, self._durable)
+        except OSError:
+            with contextlib.suppress(OSError):
+                self.close()
+
+
+def adopt_segments(root: Path) -> list[Path]:
+    """Close the segments of writers that are gone; return all closed ones, oldest first."""
+    folder = log_dir(root)
+    for path in folder.glob(f"*{OPEN}"):
+        with contextlib.suppress(FileNotFoundError, BlockingIOError):
+            file = os.open(path, os.O_RDWR)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.rename(path.with_suffix(CLOSED))
+            finally:
+                os.close(file)
+    return sorted(folder.glob(f"*{CLOSED}"))
+
+
+def read_segment(path: Path) -> Iterator[bytes | None]:
+    """Yield a segment's batches in the order they were appended; None, at the end, where it is torn.
+
+    A tear is what a killed writer leaves of an append that it never acknowledged, or damage by the disk.
+    """
+    with path.open("rb") as file:
+        while header := file.read(FRAME.size):
+            if len(header) == FRAME.size:
+                magic, size, crc = FRAME.unpack(header)
+                if magic == MAGIC and len(body := file.read(size)) == size and zlib.crc32(body) == crc:
+                    yield body
+                    continue
+            yield None
+            return
+
+
+def sync_dir(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def write_durably(path: Path, content: bytes) -> None:
+    """Replace a file whole: readers see the old one or the new one, and so does who comes after a crash."""
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+    sync_dir(path.parent)
