@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: Apache-2.0
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
 // The schema hash of the windows that this program makes: SHA-256 (FIPS 180-4) of schema_text(), as
 // feature_store/window_library.py computes it. A model made for another hash is not asked.

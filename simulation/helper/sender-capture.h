@@ -6,10 +6,10 @@
 #define SWIFTQUEUE_SENDER_CAPTURE_H
 
 #include <cstdint>
+#include <fstream>
 #include <string>
 
 #include "ns3/packet.h"
-#include "ns3/pcap-file-wrapper.h"
 #include "ns3/point-to-point-net-device.h"
 
 namespace swiftqueue {
@@ -24,6 +24,9 @@ class SenderCapture {
   /** Throws std::runtime_error, with the file's name, if it cannot be written. */
   SenderCapture(const std::string& path, ns3::Ptr<ns3::PointToPointNetDevice> device);
 
+  /** Hand what was captured so far to the file; throws std::runtime_error if it cannot be. */
+  void Flush();
+
   /** Close the file; throws std::runtime_error if not all of it could be written. */
   void Close();
 
@@ -32,7 +35,7 @@ class SenderCapture {
   void RequireAllWritten() const;
 
   std::string m_path;
-  ns3::Ptr<ns3::PcapFileWrapper> m_file;
+  std::ofstream m_file;
 };
 
 }  // namespace swiftqueue

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+#include "ack-tracker.h"
+
+#include <algorithm>
+
+namespace swiftqueue::lab {
+
+int64_t AckTracker::Unwrap(uint32_t sequence) const {
+  // the number nearest to the highest sent
+  return m_highest + static_cast<int32_t>(sequence - static_cast<uint32_t>(m_highest));
+}
+
+bool AckTracker::Sent(uint32_t packet, uint32_t sequence, uint32_t payloadBytes) {
+  if (!m_started) {
+    m_started = true;
+    m_highest = sequence;
+  }
+  const int64_t begin = Unwrap(sequence);
+  const int64_t end = begin + payloadBytes;
+  const bool again = begin < m_highest;
+  m_highest = std::max(m_highest, end);
+  if (!again) {
+    m_first.push_back({end, packet, false});
+    return false;
+  }
+  // The ACK of a last byte that was sent twice may belong to either sending.
+  const auto below = [](const Outstanding& o, int64_t byte) { return o.end <= byte; };
+  for (auto o = std::lower_bound(m_first.begin(), m_first.end(), begin, below);
+       o != m_first.end() && o->end <= end; ++o) {
+    o->sentAgain = true;
+  }
+  m_resent.push_back({end, packet, true});
+  return true;
+}
+
+void AckTracker::Acked(uint32_t ackNumber, std::vector<Covered>& covered) {
+  if (!m_started) {
+    return;
+  }
+  const std::size_t before = covered.size();
+  const int64_t ack = Unwrap(ackNumber);
+  for (; !m_first.empty() && m_first.front().end <= ack; m_first.pop_front()) {
+    covered.push_back({m_first.front().packet, !m_first.front().sentAgain});
+  }
+  if (m_resent.empty()) {
+    return;
+  }
+  std::erase_if(m_resent, [&](const Outstanding& o) {
+    if (o.end > ack) {
+      return false;
+    }
+    covered.push_back({o.packet, false});
+    return true;
+  });
+  std::sort(covered.begin() + static_cast<std::ptrdiff_t>(before), covered.end(),
+            [](const Covered& a, const Covered& b) { return a.packet < b.packet; });
+}
+
+}  // namespace swiftqueue::lab

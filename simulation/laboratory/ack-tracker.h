@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//
+// Which data packets a TCP flow's cumulative ACKs cover first: the rules of docs/PACKETS.md.
+
+#ifndef SWIFTQUEUE_LABORATORY_ACK_TRACKER_H
+#define SWIFTQUEUE_LABORATORY_ACK_TRACKER_H
+
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+namespace swiftqueue::lab {
+
+/** One flow. Sequence numbers are TCP's, modulo 2^32. */
+class AckTracker {
+ public:
+  struct Covered {
+    uint32_t packet;
+    bool known;  // false: Karn's rule, its latency is unknown
+  };
+
+  /** A data packet left; true if it is a retransmission (it begins below what was sent before). */
+  bool Sent(uint32_t packet, uint32_t sequence, uint32_t payloadBytes);
+
+  /** An ACK came; appends the packets that it is the first to cover, in send order. */
+  void Acked(uint32_t ackNumber, std::vector<Covered>& covered);
+
+ private:
+  struct Outstanding {
+    int64_t end;  // one past the last byte
+    uint32_t packet;
+    bool sentAgain;  // its last byte
+  };
+
+  int64_t Unwrap(uint32_t sequence) const;
+
+  bool m_started{false};
+  int64_t m_highest{0};               // one past the highest byte sent
+  std::deque<Outstanding> m_first;    // sent once: ends rise
+  std::vector<Outstanding> m_resent;  // retransmissions, in send order
+};
+
+}  // namespace swiftqueue::lab
+
+#endif  // SWIFTQUEUE_LABORATORY_ACK_TRACKER_H

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//
+// The flows of a run: sockets, traffic, receivers.
+
+#ifndef SWIFTQUEUE_LABORATORY_FLOWS_H
+#define SWIFTQUEUE_LABORATORY_FLOWS_H
+
+#include <cstdint>
+#include <vector>
+
+#include "network.h"
+#include "run.h"
+
+namespace swiftqueue::lab {
+
+inline constexpr uint16_t kFirstPort = 5000;  // of a receiver; flow n has port 5000 + n
+
+struct Flow {
+  uint16_t number;
+  uint32_t sender;  // index
+  const Group* group;
+
+  uint16_t Port() const { return kFirstPort + number; }
+
+  uint64_t receivedBytes{0};  // payload, handed to the receiving application
+  uint64_t receivedInWarmup{0};
+};
+
+using Flows = std::vector<Flow>;
+
+/** Every flow of `run`, which must outlive them. */
+Flows MakeFlows(const Run& run);
+
+/** Installs applications, receivers and sockets; `flows` must stay where it is. Takes random
+ * streams from `stream` on. */
+void InstallFlows(const Run& run, const Network& network, Flows& flows, int64_t& stream);
+
+}  // namespace swiftqueue::lab
+
+#endif  // SWIFTQUEUE_LABORATORY_FLOWS_H

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+#include "network-watch.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "ns3/ipv4-l3-protocol.h"
+#include "ns3/queue-disc.h"
+#include "ns3/simulator.h"
+
+namespace swiftqueue::lab {
+
+using ns3::Ptr;
+using ns3::Simulator;
+
+NetworkWatch::NetworkWatch(const Network& network,
+                           std::vector<std::shared_ptr<SenderWatch>>& senders, std::size_t flows)
+    : m_senders(senders), m_newestArrived(flows, -1) {
+  for (const auto& disc : network.Bottlenecks()) {
+    disc->TraceConnectWithoutContext("Dequeue", ns3::MakeCallback(&NetworkWatch::Waited, this));
+    disc->TraceConnectWithoutContext("Drop", ns3::MakeCallback(&NetworkWatch::Dropped, this));
+  }
+  for (const auto& receiver : network.Receivers()) {
+    receiver.node->GetObject<ns3::Ipv4L3Protocol>()->TraceConnectWithoutContext(
+        "LocalDeliver", ns3::MakeCallback(&NetworkWatch::Arrived, this));
+  }
+}
+
+PacketRow* NetworkWatch::RowOf(Ptr<const ns3::Packet> packet) {
+  PacketTag tag;
+  return packet->PeekPacketTag(tag) ? &m_senders[tag.sender]->Log()[tag.packet] : nullptr;
+}
+
+void NetworkWatch::Waited(Ptr<const ns3::QueueDiscItem> item) {
+  if (PacketRow* row = RowOf(item->GetPacket())) {
+    const int64_t waitedNs = (Simulator::Now() - item->GetTimeStamp()).GetNanoSeconds();
+    row->queueingUs += static_cast<float>(static_cast<double>(waitedNs) * 1e-3);
+  }
+}
+
+void NetworkWatch::Dropped(Ptr<const ns3::QueueDiscItem> item) {
+  if (PacketRow* row = RowOf(item->GetPacket())) {
+    row->dropped = 1;
+  }
+}
+
+void NetworkWatch::Arrived(const ns3::Ipv4Header& ip, Ptr<const ns3::Packet> packet, uint32_t) {
+  PacketRow* row = RowOf(packet);
+  if (row == nullptr) {
+    return;
+  }
+  const int64_t oneWayNs = Simulator::Now().GetNanoSeconds() - row->sentNs;
+  row->oneWayUs = static_cast<float>(static_cast<double>(oneWayNs) * 1e-3);
+  row->marked = ip.GetEcn() == ns3::Ipv4Header::ECN_CE;
+  int64_t& newest = m_newestArrived[row->flow];
+  row->reordered = row->packet < newest;
+  newest = std::max<int64_t>(newest, row->packet);
+}
+
+}  // namespace swiftqueue::lab

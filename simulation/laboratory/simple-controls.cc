@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+#include "simple-controls.h"
+
+#include <algorithm>
+#include <cmath>
+#include <type_traits>
+
+#include "model-controller.h"
+#include "ns3/double.h"
+#include "ns3/queue.h"
+#include "ns3/simulator.h"
+#include "packet-log.h"
+#include "streams.h"
+
+namespace swiftqueue::lab {
+
+using ns3::Simulator;
+
+std::unique_ptr<QueueControl> MakeControl(const Run& run, const Network& network) {
+  return std::visit(
+      [&](const auto& params) -> std::unique_ptr<QueueControl> {
+        using Params = std::decay_t<decltype(params)>;
+        if constexpr (std::is_same_v<Params, RandomControl>) {
+          return std::make_unique<RandomMove>(params);
+        } else if constexpr (std::is_same_v<Params, OracleControl>) {
+          return std::make_unique<OracleMove>(params, run, network);
+        } else if constexpr (std::is_same_v<Params, LastLatencyControl>) {
+          return std::make_unique<LastLatencyMove>(params);
+        } else if constexpr (std::is_same_v<Params, ModelControl>) {
+          return std::make_unique<ModelMove>(params);
+        } else {
+          return std::make_unique<NoMove>();
+        }
+      },
+      run.control);
+}
+
+RandomMove::RandomMove(const RandomControl& params)
+    : m_bursts(params.share, params.burstPackets, kRandomControlStream + params.seed) {}
+
+OracleMove::OracleMove(const OracleControl& params, const Run& run, const Network& network)
+    : m_params(params), m_firstBottleneck(run.senders.front().router) {
+  for (const Receiver& receiver : run.receivers) {
+    m_lastBottleneck.push_back(receiver.router);
+  }
+  for (std::size_t i = 0; i < run.bottlenecks.size(); ++i) {
+    const auto& disc = network.Bottlenecks()[i];
+    ns3::DoubleValue weight;
+    disc->GetAttribute("CWeight", weight);
+    m_views.push_back({disc, run.bottlenecks[i].rateBps, weight.Get()});
+  }
+}
+
+Waits OracleMove::Predict(uint32_t receiver) const {
+  Waits waits{0, 0};
+  for (uint32_t i = m_firstBottleneck; i < m_lastBottleneck[receiver]; ++i) {
+    const auto& [disc, rateBps, classicWeight] = m_views[i];
+    const double usPerByte = 8e6 / rateBps;
+    const double l4sBytes = disc->GetInternalQueue(ns3::DualPi2QueueDisc::kL4s)->GetNBytes();
+    const double classicBytes =
+        disc->GetInternalQueue(ns3::DualPi2QueueDisc::kClassic)->GetNBytes();
+    // Both drain at their weights until one is empty; then the other has the whole link.
+    const double bothUs = (l4sBytes + classicBytes) * usPerByte;
+    const double l4sAloneUs = l4sBytes * usPerByte / (1 - classicWeight);
+    const double classicAloneUs = classicBytes * usPerByte / classicWeight;
+    waits.l4sUs += std::min(l4sAloneUs, bothUs);
+    waits.classicUs += std::min(classicAloneUs, bothUs);
+  }
+  return waits;
+}
+
+bool OracleMove::Choose(const Waits& waits, double nowUs, const Last& last) const {
+  const bool better = waits.l4sUs - waits.classicUs > m_params.marginUs;
+  if (!m_params.keepOrder) {
+    return better;
+  }
+  const bool l4sKeepsOrder = nowUs + waits.l4sUs >= last.arrivalUs;
+  const bool classicKeepsOrder = nowUs + waits.classicUs >= last.arrivalUs;
+  if (l4sKeepsOrder && classicKeepsOrder) {
+    return better;
+  }
+  return l4sKeepsOrder == classicKeepsOrder ? last.moved : classicKeepsOrder;
+}
+
+bool OracleMove::Move(const DataPacket& packet, const Waiting&) {
+  if (packet.defaultQueue == kClassicQueue) {
+    return false;
+  }
+  const double nowUs = static_cast<double>(Simulator::Now().GetNanoSeconds()) * 1e-3;
+  const Waits waits = Predict(packet.receiver);
+  Last& last = m_last[packet.flow];
+  last.moved = Choose(waits, nowUs, last);
+  last.arrivalUs = std::max(last.arrivalUs, nowUs + (last.moved ? waits.classicUs : waits.l4sUs));
+  return last.moved;
+}
+
+bool LastLatencyMove::Move(const DataPacket& packet, const Waiting&) {
+  const auto found = m_seen.find(packet.flow);
+  if (found == m_seen.end()) {
+    return false;
+  }
+  const Seen& seen = found->second;
+  const bool fresh = seen.l4sAt >= Simulator::Now() - ns3::Seconds(m_params.staleUs * 1e-6);
+  return fresh && seen.l4sUs - seen.leastUs > m_params.thresholdUs;
+}
+
+void LastLatencyMove::Acked(int64_t, uint16_t flow, uint8_t queue, float latencyUs) {
+  if (std::isnan(latencyUs)) {
+    return;
+  }
+  Seen& seen = m_seen[flow];
+  seen.leastUs = std::min(seen.leastUs, latencyUs);
+  if (queue == kL4sQueue) {
+    seen.l4sUs = latencyUs;
+    seen.l4sAt = Simulator::Now();
+  }
+}
+
+}  // namespace swiftqueue::lab

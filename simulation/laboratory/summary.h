@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//
+// The figures of a run, from its flows and packet logs.
+
+#ifndef SWIFTQUEUE_LABORATORY_SUMMARY_H
+#define SWIFTQUEUE_LABORATORY_SUMMARY_H
+
+#include <span>
+
+#include "flows.h"
+#include "json-text.h"
+#include "network.h"
+#include "packet-log.h"
+#include "run.h"
+
+namespace swiftqueue::lab {
+
+/** What the summary says of every run: simulation/doc/lab.md. `logs`: one of each sender. */
+JsonObject Summarise(const Run& run, const Network& network, const Flows& flows,
+                     std::span<const PacketLog* const> logs);
+
+/** `trace.json`. */
+JsonObject DescribeTrace(const Run& run, const Network& network, const Flows& flows,
+                         const PacketLog& log);
+
+}  // namespace swiftqueue::lab
+
+#endif  // SWIFTQUEUE_LABORATORY_SUMMARY_H
