@@ -10,7 +10,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # Small models train 2-4 times faster on one thread each (docs/LOG.md); Ray gives each worker its own core.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup debian native run test test-fast lint format bench up down status lock clean
+.PHONY: help setup debian native run lab test test-fast lint format bench up down status lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -51,6 +51,10 @@ native: $(VENV)/.synced | debian
 
 run: setup ## The main job: traces to a served prediction, replayed; ends with where to look next
 	swiftqueue run
+
+lab: setup ## The L4S laboratory: a small sweep with its controls, and the report (minutes)
+	swiftqueue lab run small
+	swiftqueue lab report
 
 test: setup ## All tests (under 20 minutes on 2 cores)
 	pytest

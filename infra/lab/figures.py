@@ -88,6 +88,11 @@ def _grid(rows: int, columns: int, width: float, height: float) -> tuple[Figure,
     return figure, grid
 
 
+def _legend(figure: Figure, grid: list[list[Axes]]) -> None:
+    handles, labels = grid[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=len(COLOURS), fontsize=8, frameon=False)
+
+
 def _controls(runs: pl.DataFrame) -> list[str]:
     run = set(runs["control"])
     return [control for control in CONTROLS if control in run]
@@ -113,9 +118,13 @@ def _distributions(runs: pl.DataFrame) -> Figure:
                     width = 2.2 if control in ("default", "model") else 1.3
                     axes.plot(ms, LEVELS, color=COLOURS[control], label=control, linewidth=width)
             axes.set(title=f"{profile}: {title}", xlabel="ms", ylabel="share of packets", ylim=(0, 1.01))
-            axes.set_xscale("symlog", linthresh=0.1)
+            if column == "rtt_cdf_us":
+                axes.set_xscale("log")
+            else:  # many packets do not wait at all
+                axes.set_xscale("symlog", linthresh=0.1)
+                axes.set_xlim(left=0)
             axes.axhline(0.99, color="#ced4da", linewidth=0.8, linestyle="--")
-    grid[0][0].legend(fontsize=7, frameon=False)
+    _legend(figure, grid)
     return figure
 
 
@@ -172,7 +181,7 @@ def _sweep(runs: pl.DataFrame, scenario: str, label: str, *, log: bool) -> Figur
             axes.set_title(f"{profile}: {measure.title}, {measure.unit}", fontsize=9)
             axes.set_ylim(bottom=0)
             axes.set_xlabel(label, fontsize=8)
-    grid[0][0].legend(fontsize=7, frameon=False, ncols=2)
+    _legend(figure, grid)
     return figure
 
 

@@ -147,7 +147,8 @@ def _caption(here: pl.DataFrame) -> str:
     if done.is_empty():
         return "nothing was run"
     seconds = ", ".join(f"{s:g}" for s in sorted(set(done["seconds"])))
-    rules = "; ".join(sorted(set(done["reordering"])))
+    moved = done.filter(pl.col("control") != "no_l4s")  # which moves nothing
+    rules = "; ".join(sorted(set(moved["reordering"])))
     return (
         f"{done.height:,} runs of {seconds} s, {done['seed'].n_unique()} seeds; "
         f"S1's L4S flows take reordering for loss by: {rules}"

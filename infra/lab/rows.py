@@ -59,6 +59,8 @@ def complete(asked: Asked, identity: str, program: str, folder: Path) -> dict[st
 
 def reordering_rule(run: Mapping[str, Any]) -> str:
     """Name the rule by which S1's L4S flows take reordering for loss."""
+    if run["control"]["kind"] == "no_l4s":
+        return "3 duplicate ACKs"
     rules = {g["dupack_threshold"] for g in run["senders"][0]["groups"] if g["ecn"] == "ect1"}
     named = ["non-congestion robustness (RFC 4653)" if r == "ncr" else f"{r} duplicate ACKs" for r in rules]
     return ", ".join(sorted(named)) or "no L4S flow"

@@ -1,0 +1,198 @@
+"""The laboratory with real runs on real Ray: all controls, resumption, the model in the loop, the report."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+import yaml
+
+from infra.lab import execution
+from infra.lab.command import Request, run_lab
+from infra.lab.report import make_report
+from infra.lab.results import COMPLETE, NOT_RUN, load
+from infra.lab.scenario import CONTROLS, FOLDER
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def program() -> tuple[Path, str]:
+    return execution.build()
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Callable[..., str]:
+    """Write a scenario of a few seconds on a slow link; keyword arguments replace its keys."""
+    shutil.copy(FOLDER / "default.yaml", tmp_path)
+    shutil.copy(FOLDER / "small.yaml", tmp_path)
+    base = {
+        "extends": "small",
+        "about": "a test",
+        "seconds": 4,
+        "warmup_s": 1,
+        "seeds": [1],
+        "profiles": ["premise"],
+        "controls": ["default"],
+        "axis": None,
+    }
+
+    def write(name: str = "tiny", **changes: Any) -> str:
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(base | changes, sort_keys=False))
+        return str(path)
+
+    return write
+
+
+def figures(output: Path, control: str) -> dict[str, Any]:
+    (row,) = load(output).filter(pl.col("control") == control).iter_rows(named=True)
+    return row
+
+
+def test_every_control_is_run_resumed_and_reported(
+    ray_cluster: None,
+    program: tuple[Path, str],
+    tiny: Callable[..., str],
+    make_artifact: Callable[..., Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The whole way, with an untrained model: what it chooses does not matter here, that it is asked does."""
+    output = tmp_path / "lab"
+    request = Request([tiny(controls=list(CONTROLS))], artifact=str(make_artifact(3)), truth=True)
+    assert run_lab(request, output) == 0
+    runs = load(output)
+    assert set(runs["control"]) == set(CONTROLS)
+    assert set(runs["status"]) == {COMPLETE}
+    assert figures(output, "default")["moved_share"] == 0
+    assert figures(output, "no_l4s")["queueing_p99_us"] > 0
+    assert figures(output, "oracle")["moved_share"] > 0
+    assert figures(output, "model")["artifact"]
+    assert figures(output, "random")["share_of"] == "model"
+    moved = figures(output, "model")["moved_share"]
+    assert figures(output, "random")["moved_share"] == pytest.approx(moved, abs=0.15)
+    for row in runs.iter_rows(named=True):
+        assert row["s1_goodput_bps"] > 1e6, row["control"]
+        assert row["queueing_p50_us"] <= row["queueing_p90_us"] <= row["queueing_p99_us"], row["control"]
+        assert row["rtt_p50_us"] >= 20_000, row["control"]  # the base round trip
+        assert len(row["queueing_cdf_us"]) == 101
+        assert ("RFC 4653" in row["reordering"]) == (row["control"] != "no_l4s")
+
+    truth = pl.read_parquet(output / "runs" / figures(output, "oracle")["run"] / "truth.parquet")
+    late_enough = truth.filter(pl.col("sent_ns") >= 1e9, pl.col("default_queue") == "l4s")
+    assert (late_enough["queue"] == "classic").mean() == pytest.approx(
+        figures(output, "oracle")["moved_share"], abs=0.01
+    )
+    assert truth["queueing_us"].null_count() < truth.height
+
+    def written() -> dict[Path, float]:
+        return {p: p.stat().st_mtime_ns for p in (output / "runs").rglob("*") if p.is_file()}
+
+    before = written()
+    capsys.readouterr()
+    assert run_lab(request, output) == 0
+    assert written() == before  # nothing was run again
+    assert "6 of 6 have their result already" in capsys.readouterr().out
+    assert load(output).equals(runs)
+
+    page = make_report(output).read_text()
+    assert "selection by the model" in page
+    assert all(f'<tr class="{control}">' in page for control in CONTROLS)
+
+
+def test_what_cannot_be_run_stands_in_the_results_with_the_reason(
+    ray_cluster: None, program: tuple[Path, str], tiny: Callable[..., str], tmp_path: Path
+) -> None:
+    flows = {"flows": 2000, "tcp": "udp", "ecn": "not_ect", "receiver": "r1"}
+    flows["traffic"] = {"kind": "cbr", "mbps": 0.001, "packet_bytes": 100}
+    too_many = {"senders": {"cross": {"groups": {f"g{i}": flows for i in range(11)}}}}
+    scenario = tiny(controls=["default", "random", "model"], environment=too_many)
+    output = tmp_path / "lab"
+    assert run_lab(Request([scenario]), output) == 1
+    assert set(load(output)["status"]) == {NOT_RUN}
+    assert "20000" in figures(output, "default")["reason"].replace(",", "")
+    assert "no --artifact was given" in figures(output, "model")["reason"]
+    assert "neither model nor oracle was run" in figures(output, "random")["reason"]
+    assert not list((output / "runs").iterdir())
+    assert "random: not run" in make_report(output).read_text()
+
+
+def test_the_head_is_tuned_during_the_run(
+    program: tuple[Path, str],
+    tiny: Callable[..., str],
+    make_artifact: Callable[..., Path],
+    ray_cluster: None,
+    tmp_path: Path,
+) -> None:
+    """The program starts the project's own fine-tuning, and the tuned head answers."""
+    tuned = {"finetune_every_s": 2.5, "finetune_span_s": 1.0, "finetune_apply_after_s": 0.2}
+    scenario = tiny(controls=["default", "model"], environment={"controls": {"model": tuned}})
+    output = tmp_path / "lab"
+    assert run_lab(Request([scenario], artifact=str(make_artifact(3))), output) == 0
+    folder = output / "runs" / figures(output, "model")["run"]
+    summary = json.loads((folder / "summary.json").read_text())
+    assert [r["version"] for r in summary["finetune"]] == [2]
+    assert set(summary["decisions"]["versions"]) == {"1", "2"}
+
+
+def test_a_killed_command_leaves_nothing_half_and_goes_on(
+    ray_cluster: None, program: tuple[Path, str], tiny: Callable[..., str], tmp_path: Path
+) -> None:
+    output = tmp_path / "lab"
+    # a short run that is complete when the long ones are killed
+    request = Request([tiny("short", seconds=2), tiny("long", seconds=40, controls=["default", "oracle"])])
+    command = [sys.executable, "-c", "from infra.cli import main; main()", "lab", "run", *request.scenarios]
+    running = subprocess.Popen([*command, "--output", str(output)], start_new_session=True)
+    deadline = time.monotonic() + 120
+    while not ((output / "results.parquet").is_file() and list(output.glob("runs/.*-*/stdout"))):
+        assert running.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.kill(running.pid, signal.SIGKILL)
+    running.wait()
+    whole = {p.name for p in (output / "runs").iterdir() if not p.name.startswith(".")}
+    assert len(whole) < 3
+    assert set(load(output)["run"]) == whole
+    for name in whole:
+        assert (output / "runs" / name / "summary.json").is_file()
+    before = {name: (output / "runs" / name).stat().st_mtime_ns for name in whole}
+
+    assert run_lab(Request(request.scenarios, seconds=None), output) == 0
+    assert set(load(output)["status"]) == {COMPLETE}
+    assert load(output).height == 3
+    assert {name: (output / "runs" / name).stat().st_mtime_ns for name in whole} == before
+    assert not list((output / "runs").glob(".*"))
+
+
+def test_two_commands_do_not_share_an_output(tmp_path: Path) -> None:
+    with execution.sole_user(tmp_path), pytest.raises(ValueError, match="in use by another"):
+        run_lab(Request(["small"]), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("request_", "line"),
+    [
+        (Request(["small"], artifact="no/such/folder"), "--artifact no/such/folder: no such folder"),
+        (Request(["small"], artifact="tests"), "--artifact tests: no model.json there"),
+        (Request(["small"], artifact="tests/data/artifacts/v1-tiny"), "made for features .*train again"),
+        (Request(["small"], seeds=0), "--seeds 0: give 1 to 999"),
+        (Request(["small"], seconds=2), "--seconds 2: the first 2 s are left out"),
+        (Request(["nothing"]), "nothing: no such scenario; there is .*small"),
+    ],
+)
+def test_a_wrong_request_is_one_line_and_runs_nothing(request_: Request, line: str, tmp_path: Path) -> None:
+    with pytest.raises((ValueError, OSError), match=line) as error:
+        run_lab(request_, tmp_path / "lab")
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "lab" / "runs").exists()

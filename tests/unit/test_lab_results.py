@@ -1,0 +1,261 @@
+"""Results and report: what is kept, which intervals come out, and what the words say of which figures."""
+
+from __future__ import annotations
+
+import multiprocessing
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from infra.lab import results
+from infra.lab.findings import findings, sweep_summary
+from infra.lab.intervals import estimate, paired_change
+from infra.lab.report import make_report, markdown_table, render
+from infra.lab.results import COMPLETE, NOT_RUN, SCHEMA, load, merge
+
+NO_NOISE = (0.98, 1.0, 1.01, 1.02, 0.99)  # how seeds differ
+
+
+def run_row(
+    control: str,
+    seed: int,
+    p99_us: float = 10_000.0,
+    *,
+    scenario: str = "mine",
+    point: str = "",
+    at: float | None = None,
+    profile: str = "premise",
+    **figures: Any,
+) -> dict[str, Any]:
+    quantiles_us = [float(q) for q in np.linspace(0, p99_us, 101)]
+    row: dict[str, Any] = dict.fromkeys(SCHEMA) | {
+        "scenario": scenario,
+        "point": point,
+        "at": at,
+        "profile": profile,
+        "control": control,
+        "seed": seed,
+        "status": COMPLETE,
+        "run": f"{control}-{seed}",
+        "program": "p",
+        "seconds": 10.0,
+        "parameters": "{}",
+        "reordering": "3 duplicate ACKs",
+        "queueing_p50_us": p99_us / 4,
+        "queueing_p90_us": p99_us / 2,
+        "queueing_p99_us": p99_us,
+        "rtt_p99_us": 40_000.0,
+        "queueing_cdf_us": quantiles_us,
+        "rtt_cdf_us": quantiles_us,
+        "moved_share": 0.0,
+        "retransmitted_share": 0.001,
+        "reordered_share": 0.0,
+        "s1_l4s_goodput_bps": 3e7,
+        "s1_goodput_bps": 5e7,
+        "cross_goodput_bps": 4e7,
+        "classic_share": 0.2,
+        "cpu_s": 1.0,
+    }
+    return row | figures
+
+
+def runs_of(controls: dict[str, float], **common: Any) -> list[dict[str, Any]]:
+    """Five seeds of each control; a control's value is its P99 relative to default's."""
+    more = {k: v for k, v in common.items() if not isinstance(v, dict)}
+    return [
+        run_row(c, seed, 10_000 * share * noise, **more, **common.get(c, {}))
+        for c, share in controls.items()
+        for seed, noise in enumerate(NO_NOISE, 1)
+    ]
+
+
+def table(rows: list[dict[str, Any]]) -> pl.DataFrame:
+    return pl.DataFrame(rows, schema=SCHEMA)
+
+
+def test_an_interval_is_students() -> None:
+    found = estimate([1.0, 2.0, 3.0])
+    assert found is not None
+    assert found.low is not None
+    # t(0.975, 2) = 4.303, s = 1, so 2 - 4.303 / sqrt(3)
+    assert (found.mean, round(found.low, 3), found.n) == (2.0, -0.484, 3)
+    one = estimate([4.0])
+    assert one is not None
+    assert (one.mean, one.low, one.high) == (4.0, None, None)
+    assert not one.below(5)
+    assert estimate([]) is None
+
+
+def test_a_change_is_paired_by_seed() -> None:
+    base = {1: 10.0, 2: 100.0, 3: 55.0}
+    ours = {seed: value * 0.5 for seed, value in base.items()} | {9: 1e6}
+    change = paired_change(ours, base)
+    assert change is not None
+    assert change.mean == pytest.approx(-0.5)
+    assert change.high == pytest.approx(-0.5)  # however the seeds differ
+    assert change.n == 3
+
+
+def test_newer_rows_take_the_place_of_older_ones(tmp_path: Path) -> None:
+    merge(tmp_path, [run_row("default", 1, 10.0), run_row("oracle", 1, 10.0)])
+    merge(tmp_path, [run_row("default", 1, 20.0)])
+    assert load(tmp_path).select("control", "queueing_p99_us").rows() == [("default", 20.0), ("oracle", 10.0)]
+    assert [p.name for p in tmp_path.iterdir()] == [results.FILE]
+
+
+def _write_for_ever(output: Path) -> None:
+    while True:
+        merge(output, [run_row("default", seed) for seed in range(1, 40)])
+
+
+def test_a_killed_writer_leaves_the_results_whole(tmp_path: Path) -> None:
+    merge(tmp_path, [run_row("default", seed) for seed in range(1, 40)])
+    for _ in range(3):
+        writer = multiprocessing.get_context("fork").Process(target=_write_for_ever, args=(tmp_path,))
+        writer.start()
+        writer.join(0.3)
+        writer.kill()
+        writer.join()
+        assert load(tmp_path).height == 39
+
+
+def test_results_of_another_version_are_refused(tmp_path: Path) -> None:
+    pl.DataFrame({"scenario": ["a"]}).write_parquet(tmp_path / results.FILE)
+    with pytest.raises(ValueError, match=r"results\.parquet was made by another version; .* remove it"):
+        load(tmp_path)
+
+
+def said(controls: dict[str, float], **common: Any) -> tuple[str, str]:
+    (sentence,) = findings(table(runs_of(controls, **common)))
+    return sentence.kind, sentence.text
+
+
+def test_a_gain_within_its_costs_helps() -> None:
+    kind, text = said(
+        {"default": 1, "model": 0.6, "oracle": 0.5, "random": 0.9},
+        model={"moved_share": 0.3},
+        oracle={"moved_share": 0.4},
+    )
+    assert kind == "helps"
+    assert "selection by the model lowers P99 queueing: -40.0 % (-40.0…-40.0) (95 %, 5 seeds)" in text
+    assert "moving 30.0%" in text
+    assert "Its costs stay within the limits." in text
+    assert "gets 80% of the oracle's gain" in text
+    assert "random marking of the same share: -33.3 %" in text
+    assert "so the choice matters" in text
+
+
+@pytest.mark.parametrize(
+    ("cost", "words"),
+    [
+        ({"rtt_p99_us": 44_000.0}, r"RTT P99 \+10\.0 % .*at most \+5%"),
+        ({"s1_goodput_bps": 4.5e7}, r"S1's goodput -10\.0 % .*at least 98%"),
+        ({"classic_share": 0.1}, r"the classic flows' share -50\.0 % .*at least 90%"),
+    ],
+)
+def test_a_gain_that_costs_too_much_harms(cost: dict[str, float], words: str) -> None:
+    kind, text = said({"default": 1, "model": 0.6, "oracle": 0.5}, model={"moved_share": 0.3, **cost})
+    assert kind == "harms"
+    assert re.search(f"It costs too much: {words}", text)
+    assert ("reordering takes back" in text) == ("rtt_p99_us" in cost)
+
+
+def test_a_model_that_moves_too_little_is_told_why() -> None:
+    kind, text = said(
+        {"default": 1, "model": 0.99, "oracle": 0.5},
+        model={"moved_share": 0.01},
+        oracle={"moved_share": 0.4},
+    )
+    assert kind == "helps"
+    assert "It moves too few: the oracle moves 40.0%" in text
+
+
+def test_noise_is_nothing() -> None:
+    rows = runs_of({"default": 1, "oracle": 1})
+    rows += [run_row("model", s, 10_000 * x) for s, x in enumerate((0.9, 1.1, 1.0, 1.2, 0.8), 1)]
+    (sentence,) = findings(table(rows))
+    assert sentence.kind == "nothing"
+    assert "no harm" in sentence.text
+    assert "There is no room to speak of" in sentence.text
+
+
+def test_a_worse_queue_harms() -> None:
+    kind, text = said({"default": 1, "model": 1.2, "oracle": 1.1})
+    assert kind == "harms"
+    assert "raises P99 queueing: +20.0 %" in text
+    assert "even the oracle makes P99 worse" in text
+
+
+def test_one_seed_settles_nothing() -> None:
+    (sentence,) = findings(
+        table([run_row("default", 1), run_row("model", 1, 1000), run_row("oracle", 1, 900)])
+    )
+    assert sentence.kind == "nothing"
+    assert "1 seed, which settles nothing" in sentence.text
+
+
+def test_without_a_model_the_oracle_speaks_and_without_both_nobody() -> None:
+    kind, text = said({"default": 1, "oracle": 0.5}, oracle={"moved_share": 0.4})
+    assert kind == "helps"
+    assert text.endswith(
+        "There is room: the oracle changes P99 by -50.0 % (-50.0…-50.0), moving 40.0%. No model was run."
+    )
+    assert said({"default": 1})[0] == "note"
+
+
+def swept() -> list[dict[str, Any]]:
+    return [
+        row
+        for at, gain in ((10, 1.0), (100, 0.9), (1000, 0.5))
+        for profile in ("rfc9332", "premise")
+        for row in runs_of({"default": 1, "oracle": gain}, point=str(at), at=float(at), profile=profile)
+    ]
+
+
+def test_a_sweep_is_summed_up_by_where_it_helps() -> None:
+    lines = sweep_summary(table(swept()))
+    assert [s.text for s in lines] == [
+        f"mine, {profile}, oracle: lowers P99 queueing at 100 (-10%), 1000 (-50%); "
+        "no settled change at 10 (+0%)."
+        for profile in ("premise", "rfc9332")
+    ]
+
+
+def test_the_page_shows_every_control_profile_and_gap(tmp_path: Path) -> None:
+    rows = runs_of({"default": 1, "model": 0.6, "oracle": 0.5, "random": 0.9}, scenario="figure8")
+    rows += runs_of({"default": 1, "oracle": 0.9}, scenario="figure8", profile="rfc9332")
+    rows += swept()
+    rows.append(
+        dict.fromkeys(SCHEMA)
+        | {"scenario": "figure8", "point": "", "profile": "rfc9332", "control": "model", "seed": 1}
+        | {"status": NOT_RUN, "reason": "no --artifact was given"}
+    )
+    merge(tmp_path, rows)
+    page = make_report(tmp_path).read_text()
+    assert page.count('src="data:image/png;base64,') == 3  # two of figure 8, one of the sweep
+    assert "After the paper's figure 7b." in page
+    assert "rfc9332, model: not run (1 runs): no --artifact was given" in page
+    assert "take reordering for loss by: 3 duplicate ACKs" in page
+    for word in ("goodput", "classic flows&#39; share", "RTT P99", "retransmitted", "reordered"):
+        assert word in page, word
+    assert "http" not in page  # self-contained
+    assert render(load(tmp_path)) == page  # the same results, the same page
+
+    lines = (tmp_path / "report" / "table.md").read_text().splitlines()
+    assert len({line.count("|") for line in lines}) == 1
+    assert len(lines) == 2 + 4 + 2
+    assert any(
+        line.startswith("| figure8 | premise | model | -40.0 % (-40.0…-40.0) | 6.00 |") for line in lines
+    )
+    assert markdown_table(load(tmp_path)).splitlines() == lines
+
+
+def test_nothing_to_report_is_said(tmp_path: Path) -> None:
+    with pytest.raises(
+        FileNotFoundError, match="has no results yet; `swiftqueue lab run SCENARIO` makes them"
+    ):
+        make_report(tmp_path)
