@@ -196,6 +196,15 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
             "When the queue is full, senders are told to wait.",
             (Query("sum by (instance) (swiftqueue_ingest_queue_depth)", "{{instance}}"),),
         ),
+        Panel(
+            "Senders",
+            "short",
+            "Connected to the agents, and decisions a minute that their sockets did not take.",
+            (
+                Query("swiftqueue_agent_senders", "at {{instance}}"),
+                Query("sum(increase(swiftqueue_agent_undelivered_decisions_total[1m]))", "undelivered"),
+            ),
+        ),
     ),
     "Rounds": (
         Panel(

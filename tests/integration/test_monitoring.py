@@ -21,6 +21,7 @@ from infra.monitoring.metrics import NOT_BUILT, OTHERS, OURS, Kind, series
 
 HERE = Path(__file__).resolve().parents[2] / "infra" / "monitoring"
 RULES = sorted((HERE / "rules").glob("[!.]*.yaml"))
+AGENT = HERE.parents[1] / "serving" / "agent" / "_build" / "swiftqueue-agent"
 ALWAYS = {"instance", "job", "le"}  # labels that Prometheus or a histogram brings
 WITHOUT = "Debian's package `prometheus` is not installed (apt-get install prometheus), so {} is not here"
 
@@ -64,7 +65,12 @@ def exported(project: Path) -> set[str]:
         text = path.read_text()
         found |= set(re.findall(r'\.Name\(\s*"(swiftqueue_\w+)"', text))
         found |= set(re.findall(r'\bk(?:Counter|Gauge),\s*"(swiftqueue_\w+)"', text))
-        for kind, name in re.findall(r'\b(Counter|Gauge|Histogram)(?:MetricFamily)?\(\s*"(swiftqueue_\w+)"', text):
+        # The agent's families share a prefix
+        for prefix in re.findall(r'std::string\("(swiftqueue_\w+_)"\) \+ name', text):
+            found |= {prefix + name for name in re.findall(r'\bfamily\("(\w+)"', text)}
+        for kind, name in re.findall(
+            r'\b(Counter|Gauge|Histogram)(?:MetricFamily)?\(\s*"(swiftqueue_\w+)"', text
+        ):
             # prometheus_client adds the suffix to a counter that has none
             found.add(name if kind != "Counter" or name.endswith("_total") else f"{name}_total")
     return found
@@ -269,23 +275,30 @@ def test_prometheus_scrapes_triton_and_every_panel_runs(
 
 
 @pytest.mark.slow
-def test_a_target_that_ends_is_seen(prometheus: str, serving_state: Path) -> None:
+def test_an_agent_fills_its_panels_and_its_end_is_seen(prometheus: str, serving_state: Path) -> None:
     """A server with a metrics port is a target by its record alone; its end raises the alert."""
-    import sys
-
     from infra import processes
+    from infra.monitoring.picture import series_of
     from infra.monitoring.prometheus import write_targets
+    from serving.endpoint import grpc_address
 
+    if not AGENT.is_file():
+        pytest.skip(f"{AGENT} is not built (make -C serving/agent)")
     port = free_port()
-    serve = (
-        "import time; from prometheus_client import start_http_server as s;"
-        f"s({port}, addr='127.0.0.1'); time.sleep(600)"
-    )
-    processes.start("agent-2", [sys.executable, "-c", serve], {"metrics": port}, {}, lambda: True, 5)
+    words = ["--server", grpc_address(), "--deadline-us", "50000", "--metrics-port", str(port)]
+    words += ["--synthetic-bps", "5e6", "--seconds", "600"]
+    processes.start("agent-2", [str(AGENT), *words], {"metrics": port}, {}, lambda: True, 5)
     try:
         target = {"targets": [f"127.0.0.1:{port}"], "labels": {"job": "agent"}}
         assert target in write_targets()
-        until(prometheus, 'up{job="agent"} == 1')
+        until(prometheus, "swiftqueue:agent_deadline_misses:ratio_rate1m")
+        until(prometheus, "swiftqueue:agent_round_trip_seconds:p99_rate1m > 0")
+        until(prometheus, "swiftqueue:agent_prediction_error_seconds:mean_rate5m > 0")
+        end = time.time()
+        for panel in ROWS["Prediction, as the sender sees it"]:
+            for query in panel.queries:
+                assert series_of(prometheus, query, end - 10, end), query.expr
+        assert until(prometheus, "swiftqueue_agent_connected == 1")
     finally:
         processes.stop("agent-2")
     until(prometheus, 'up{job="agent"} == 0')
