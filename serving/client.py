@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from feature_store.windows import HORIZON, SenderWindow, schema_hash
 from serving.controller import CLASSIC, L4S, ControllerParams, QueueController
-from serving.endpoint import first_line, grpc_address
+from serving.endpoint import connect, first_line, grpc_address
 from serving.triton_repository import MODEL
 
 WATCH_S: Final = 1.0  # how often the served model is looked at
@@ -115,7 +115,7 @@ class SenderAgent:
         self.controller = QueueController(controller)
         self.window = SenderWindow(FIRST_TOKENS)
         self._deadline_s = deadline_us / 1e6
-        self._client = triton.InferenceServerClient(self.address, channel_args=CHANNEL)
+        self._client = connect(self.address, CHANNEL)
         self._lock = threading.Lock()  # of the request in flight and of counts.stale
         self._served: _Served | None = None
         self._problem = ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,6 +18,9 @@ from serving.triton_repository import MODEL
 LOOPBACK: Final = "127.0.0.1"
 DEFAULT_PORTS: Final = {"http": 8000, "grpc": 8001, "metrics": 8002}
 CALL_TIMEOUT_S: Final = 5.0
+TLS_CA: Final = "SWIFTQUEUE_TLS_CA"
+TLS_CERT: Final = "SWIFTQUEUE_TLS_CERT"
+TLS_KEY: Final = "SWIFTQUEUE_TLS_KEY"
 LOAD_TIMEOUT_S: Final = 60.0  # a version's interpreter and ONNX Runtime need 1-2 s, 10 s on a busy machine
 
 
@@ -46,6 +50,40 @@ def grpc_address() -> str:
     return f"{LOOPBACK}:{port('grpc')}"
 
 
+def pem_file(variable: str) -> str | None:
+    """File named by an environment variable, None if it is not set.
+
+    Raises:
+        OSError: there is no such file.
+    """
+    path = os.environ.get(variable)
+    if path and not os.path.isfile(path):
+        raise OSError(f"{variable}={path}: no such file")
+    return path or None
+
+
+def connect(address: str, channel_args: Sequence[tuple[str, str | int]] = ()) -> triton.InferenceServerClient:
+    """Make a client of a Triton; with TLS where SWIFTQUEUE_TLS_CA names the authority of its certificate.
+
+    SWIFTQUEUE_TLS_CERT and SWIFTQUEUE_TLS_KEY are what we show to a server that wants to know us.
+
+    Raises:
+        ValueError: the three variables do not go together.
+        OSError: a file is missing.
+    """
+    authority, certificate, key = (pem_file(variable) for variable in (TLS_CA, TLS_CERT, TLS_KEY))
+    if (certificate is None) != (key is None) or (certificate and not authority):
+        raise ValueError(f"TLS: {TLS_CERT} and {TLS_KEY} go together, and need {TLS_CA}")
+    return triton.InferenceServerClient(
+        address,
+        ssl=authority is not None,
+        root_certificates=authority,
+        private_key=key,
+        certificate_chain=certificate,
+        channel_args=list(channel_args) or None,
+    )
+
+
 @dataclass(frozen=True)
 class Answer:
     """Latencies of an inference and the version that computed them."""
@@ -59,7 +97,7 @@ class Triton:
 
     def __init__(self, address: str | None = None) -> None:
         self.address = address or grpc_address()
-        self._client = triton.InferenceServerClient(self.address)
+        self._client = connect(self.address)
 
     def __enter__(self) -> Triton:
         return self

@@ -1,21 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Times the round trip of one window through Triton, as the agent's client makes it: one stream,
-// one question at a time. For `swiftqueue bench serving`.
+// Asks servers questions as the agent does and says what became of them: for `swiftqueue bench
+// serving` and for the tests of the client. Without a rate one question at a time, so that the
+// figures are round trips; with one, as many per second whatever the answers do.
 //
-//   round_trip SERVER MODEL QUESTIONS [BUSY_POLL_US]
-//
-// prints {"tokens": .., "p50_us": .., "p99_us": .., "mean_us": ..} of the questions after a
-// warm-up.
-#include <time.h>
+// Prints a line `ready` once a model is served, and at the end one JSON object:
+//   tokens, asked, in_time, late, failed     questions; each is one of the last three
+//   p50_us, p99_us                           from asking to the answer, of answers in time
+//   gap_ms                                   longest time without an answer in time
+//   cpu_us                                   this process's processor time, per question
+//   servers, versions                        answers in time, by server and by model version
+//   error                                    the last failure
+#include <sys/resource.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
-#include <charconv>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
+#include <deque>
 #include <exception>
+#include <map>
 #include <random>
 #include <stdexcept>
 #include <string>
@@ -26,9 +31,16 @@
 namespace swiftqueue::agent {
 namespace {
 
-constexpr std::int64_t kConnectNs = 10'000'000'000;
-constexpr std::int64_t kAnswerNs = 1'000'000'000;  // more than any answer takes: none is given up
-constexpr int kWarmUp = 500;
+constexpr std::int64_t kWarmUp = 500;  // questions that do not count, where one follows another
+
+struct Settings {
+  TritonOptions triton;
+  std::int64_t questions = 3000;
+  double rate = 0;
+  std::int64_t deadline_us = 1'000'000;
+  std::int64_t connect_ms = 10'000;
+  int windows = 1;
+};
 
 std::int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -36,70 +48,184 @@ std::int64_t now_ns() {
       .count();
 }
 
-std::int64_t number(const char* text) {
-  const std::string all(text);
-  std::int64_t value = 0;
-  const auto end = std::from_chars(all.data(), all.data() + all.size(), value);
-  if (end.ec != std::errc() || end.ptr != all.data() + all.size() || value < 0) {
-    throw std::invalid_argument(all + " is not a number");
-  }
-  return value;
+double cpu_us() {
+  rusage used{};
+  ::getrusage(RUSAGE_SELF, &used);
+  return static_cast<double>(used.ru_utime.tv_sec + used.ru_stime.tv_sec) * 1e6 +
+         static_cast<double>(used.ru_utime.tv_usec + used.ru_stime.tv_usec);
 }
 
-// A window full of real tokens of plausible values: within 0 and 1, as every unit allows.
-std::vector<float> make_window(int tokens) {
+// Windows full of real tokens, of values that every unit allows.
+std::vector<float> make_windows(int windows, int tokens) {
   std::mt19937 random(0);
-  std::vector<float> x_WF(static_cast<std::size_t>(tokens) * kFeatureCount);
-  for (float& value : x_WF) value = static_cast<float>(random() % 2);
-  for (int w = 0; w < tokens; ++w) {
-    x_WF[static_cast<std::size_t>(w * kFeatureCount + feature("size_bytes"))] = 1500;
+  const std::size_t rows = static_cast<std::size_t>(windows) * static_cast<std::size_t>(tokens);
+  std::vector<float> x_BWF(rows * kFeatureCount);
+  for (float& value : x_BWF) value = static_cast<float>(random() % 2);
+  for (std::size_t row = 0; row < rows; ++row) {
+    x_BWF[row * kFeatureCount + static_cast<std::size_t>(feature("size_bytes"))] = 1500;
   }
-  return x_WF;
+  return x_BWF;
 }
 
-int run(int count, char** arguments) {
-  if (count < 4) throw std::invalid_argument("round_trip SERVER MODEL QUESTIONS [BUSY_POLL_US]");
-  TritonOptions options;
-  options.servers = {arguments[1]};
-  options.model = arguments[2];
-  const std::int64_t questions = number(arguments[3]);
-  if (questions < 100) throw std::invalid_argument("QUESTIONS: 100 or more");
-  if (count > 4) options.busy_poll_ns = number(arguments[4]) * 1000;
-  const auto predictor = make_triton_predictor(options);
-
-  Answer answer;
-  const std::int64_t give_up_ns = now_ns() + kConnectNs;
-  while (predictor->model().tokens == 0) {
-    if (now_ns() > give_up_ns) throw std::runtime_error(predictor->problem());
-    predictor->next(answer, now_ns() + 1'000'000);
+// What became of the questions.
+class Tally {
+ public:
+  void asked(std::uint64_t ticket, std::int64_t now, std::int64_t deadline_ns) {
+    open_.push_back({ticket, now, deadline_ns});
+    if (last_ns_ == 0) last_ns_ = now;
+    ++asked_;
   }
-  const int tokens = predictor->model().tokens;
-  const std::vector<float> x_WF = make_window(tokens);
-  std::vector<double> us;
-  us.reserve(static_cast<std::size_t>(questions));
-  for (std::int64_t i = -kWarmUp; i < questions; ++i) {
-    const std::int64_t begin_ns = now_ns();
-    if (!predictor->ask(static_cast<std::uint64_t>(i), x_WF.data(), 1, begin_ns + kAnswerNs)) {
-      throw std::runtime_error(predictor->problem());
+  void refused(const std::string& why) {
+    ++asked_;
+    ++failed_;
+    error_ = why;
+  }
+  void answered(const Answer& answer, std::int64_t now) {
+    const auto place = std::find_if(open_.begin(), open_.end(),
+                                    [&](const Open& each) { return each.ticket == answer.ticket; });
+    if (place == open_.end()) return;  // it was late
+    const Open question = *place;
+    open_.erase(place);
+    if (!answer.ok) {
+      ++failed_;
+      error_ = answer.error;
+    } else if (now > question.deadline_ns) {
+      ++late_;
+    } else {
+      us_.push_back(static_cast<double>(now - question.asked_ns) / 1000);
+      gap_ns_ = std::max(gap_ns_, now - std::exchange(last_ns_, now));
+      ++servers_[answer.server];
+      ++versions_[answer.version];
     }
-    if (!predictor->next(answer, begin_ns + kAnswerNs)) throw std::runtime_error("no answer");
-    if (!answer.ok) throw std::runtime_error(answer.error);
-    if (i >= 0) us.push_back(static_cast<double>(now_ns() - begin_ns) / 1000);
   }
-  double sum = 0;
-  for (const double each : us) sum += each;
-  std::sort(us.begin(), us.end());
-  std::printf("{\"tokens\": %d, \"p50_us\": %.1f, \"p99_us\": %.1f, \"mean_us\": %.1f}\n", tokens,
-              us[us.size() / 2], us[us.size() * 99 / 100], sum / static_cast<double>(us.size()));
-  return 0;
+  void expire(std::int64_t now) {
+    late_ += static_cast<std::int64_t>(
+        std::erase_if(open_, [&](const Open& each) { return each.deadline_ns < now; }));
+  }
+  bool waits() const { return !open_.empty(); }
+  std::int64_t next_deadline_ns() const { return open_.front().deadline_ns; }
+
+  void print(int tokens, double cpu) {
+    std::sort(us_.begin(), us_.end());
+    const auto at = [&](double share) {
+      return us_.empty()
+                 ? -1.0
+                 : us_[static_cast<std::size_t>(share * static_cast<double>(us_.size() - 1))];
+    };
+    std::printf(
+        "{\"tokens\": %d, \"asked\": %ld, \"in_time\": %zu, \"late\": %ld, \"failed\": %ld, ",
+        tokens, asked_, us_.size(), late_, failed_);
+    std::printf("\"p50_us\": %.1f, \"p99_us\": %.1f, \"gap_ms\": %.1f, \"cpu_us\": %.1f, ", at(0.5),
+                at(0.99), static_cast<double>(gap_ns_) / 1e6, cpu / static_cast<double>(asked_));
+    print_map("servers", servers_);
+    print_map("versions", versions_);
+    for (char& c : error_) {
+      if (c == '"' || c == '\\') c = '\'';
+    }
+    std::printf("\"error\": \"%s\"}\n", error_.c_str());
+  }
+
+ private:
+  struct Open {
+    std::uint64_t ticket;
+    std::int64_t asked_ns, deadline_ns;
+  };
+  template <typename Key>
+  static void print_map(const char* name, const std::map<Key, std::int64_t>& counts) {
+    std::printf("\"%s\": {", name);
+    const char* separator = "";
+    for (const auto& [key, count] : counts) {
+      std::printf("%s\"%ld\": %ld", separator, static_cast<long>(key), count);
+      separator = ", ";
+    }
+    std::printf("}, ");
+  }
+
+  std::deque<Open> open_;
+  std::int64_t asked_ = 0, late_ = 0, failed_ = 0, gap_ns_ = 0, last_ns_ = 0;
+  std::vector<double> us_;
+  std::map<int, std::int64_t> servers_;
+  std::map<std::int64_t, std::int64_t> versions_;
+  std::string error_;
+};
+
+void wait_for_model(Predictor& predictor, std::int64_t until_ns) {
+  Answer answer;
+  while (predictor.model().tokens == 0) {
+    if (now_ns() > until_ns) throw std::runtime_error(predictor.problem());
+    predictor.next(answer, now_ns() + 1'000'000);
+  }
+  std::printf("ready\n");
+  std::fflush(stdout);
+}
+
+void run(const Settings& settings) {
+  const auto predictor = make_triton_predictor(settings.triton);
+  wait_for_model(*predictor, now_ns() + settings.connect_ms * 1'000'000);
+  int tokens = predictor->model().tokens;
+  std::vector<float> x_BWF = make_windows(settings.windows, tokens);
+  Tally tally;
+  Answer answer;
+  double cpu_begin_us = cpu_us();
+  const bool one_by_one = settings.rate == 0;
+  const std::int64_t first = one_by_one ? -kWarmUp : 0;
+  std::int64_t due_ns = now_ns();
+  for (std::int64_t i = first; i < settings.questions || tally.waits();) {
+    if (i == 0 && one_by_one && !tally.waits()) tally = {}, cpu_begin_us = cpu_us();
+    std::int64_t now = now_ns();
+    const bool ask = i < settings.questions && (one_by_one ? !tally.waits() : now >= due_ns);
+    if (ask) {
+      if (const int served = predictor->model().tokens; served > 0 && served != tokens) {
+        tokens = served;
+        x_BWF = make_windows(settings.windows, tokens);
+      }
+      const std::int64_t deadline_ns = now + settings.deadline_us * 1000;
+      const auto ticket = static_cast<std::uint64_t>(i++ - first);
+      if (predictor->ask(ticket, x_BWF.data(), settings.windows, deadline_ns)) {
+        tally.asked(ticket, now, deadline_ns);
+      } else {
+        tally.refused(predictor->problem());
+        if (one_by_one) throw std::runtime_error(predictor->problem());
+      }
+      if (!one_by_one) due_ns += static_cast<std::int64_t>(1e9 / settings.rate);
+    }
+    std::int64_t until_ns = tally.waits() ? tally.next_deadline_ns() : now;
+    if (!one_by_one && i < settings.questions) {
+      until_ns = tally.waits() ? std::min(until_ns, due_ns) : due_ns;
+    }
+    if (predictor->next(answer, until_ns)) tally.answered(answer, now_ns());
+    tally.expire(now_ns());
+  }
+  tally.print(tokens, cpu_us() - cpu_begin_us);
 }
 
 }  // namespace
 }  // namespace swiftqueue::agent
 
 int main(int count, char** arguments) {
+  using swiftqueue::agent::Settings;
+  Settings settings;
+  CLI::App app("Asks Triton servers as the sender agent does.");
+  std::int64_t busy_poll_us = 0;
+  app.add_option("--server", settings.triton.servers, "host:port or unix:PATH, preferred first")
+      ->required();
+  app.add_option("--model", settings.triton.model, "model's name");
+  app.add_option("--questions", settings.questions, "how many")->check(CLI::PositiveNumber);
+  app.add_option("--rate", settings.rate, "questions per second; 0: one after the other");
+  app.add_option("--windows", settings.windows, "windows of a question")->check(CLI::Range(1, 2));
+  app.add_option("--deadline-us", settings.deadline_us, "after which an answer is late");
+  app.add_option("--connect-ms", settings.connect_ms, "longest wait for a model");
+  app.add_option("--in-flight", settings.triton.max_in_flight, "requests under way at once");
+  app.add_option("--busy-poll-us", busy_poll_us, "poll this long before sleeping");
+  app.add_option("--tls-ca", settings.triton.tls_ca,
+                 "authority that signed the server's certificate");
+  app.add_option("--tls-cert", settings.triton.tls_cert, "our certificate");
+  app.add_option("--tls-key", settings.triton.tls_key, "its key");
+  CLI11_PARSE(app, count, arguments);
+  settings.triton.busy_poll_ns = busy_poll_us * 1000;
   try {
-    return swiftqueue::agent::run(count, arguments);
+    run(settings);
+    return 0;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "round_trip: %s\n", error.what());
     return 1;

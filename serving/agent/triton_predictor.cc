@@ -27,9 +27,10 @@ namespace {
 
 // gRPC counts its waits in whole ms. A wait that is to end more exactly is ended by a timer.
 constexpr std::int64_t kGrpcTickNs = 1'000'000;
-constexpr std::int64_t kTendNs = 10'000'000;  // servers are tended this often, at least
-constexpr std::int64_t kPollNs = 200'000;     // and polled, when no answer is expected
-constexpr std::int64_t kNearNs = 20'000;      // shorter waits than this poll: no timer is as fast
+constexpr std::int64_t kTendNs = 10'000'000;          // servers are tended this often, at least
+constexpr std::int64_t kLastStallNs = 1'000'000'000;  // then the only server is given up, too
+constexpr std::int64_t kPollNs = 200'000;             // and polled, when no answer is expected
+constexpr std::int64_t kNearNs = 20'000;  // shorter waits than this poll: no timer is as fast
 
 std::int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -108,9 +109,12 @@ class TritonPredictor : public Predictor {
   void tend(std::int64_t now);
   void route(std::int64_t now);
   void choose_server(std::int64_t now);
+  void give_up_stalled(std::int64_t now);
+  bool others(const TritonServer* server) const;
   void publish();
 
   const std::int64_t busy_poll_ns_;
+  const std::int64_t stall_ns_;
   grpc::CompletionQueue queue_;
   Kick kick_{queue_};
   RequestPool pool_;
@@ -127,7 +131,7 @@ class TritonPredictor : public Predictor {
 };
 
 TritonPredictor::TritonPredictor(const TritonOptions& options)
-    : busy_poll_ns_(options.busy_poll_ns), pool_(options.model) {
+    : busy_poll_ns_(options.busy_poll_ns), stall_ns_(options.stall_ns), pool_(options.model) {
   if (options.servers.empty()) throw std::invalid_argument("no server is named");
   if (options.max_in_flight < 1) throw std::invalid_argument("max_in_flight must be at least 1");
   const auto credentials = make_credentials(options);
@@ -187,10 +191,7 @@ bool TritonPredictor::next(Answer& answer, std::int64_t until_ns) {
     polled_ns_ = now;
     const bool event = wait(now, until_ns, !idle && now < busy_until_ns);
     now = now_ns();
-    if (!event) {
-      // Nothing is there to be taken: what is late, is.
-      for (const auto& server : servers_) server->check_stall(now);
-    }
+    if (!event) give_up_stalled(now);
     route(now);
     if (!event && now >= until_ns) return pop(answer);
   }
@@ -238,7 +239,8 @@ void TritonPredictor::route(std::int64_t now) {
   choose_server(now);
   for (auto& request : outcomes_.returned) waiting_.push_front(std::move(request));
   outcomes_.returned.clear();
-  while (!waiting_.empty() && (active_ == nullptr || active_->room())) {
+  while (!waiting_.empty() &&
+         (active_ == nullptr || active_->room() || waiting_.front()->deadline_ns() <= now)) {
     std::unique_ptr<Request> request = std::move(waiting_.front());
     waiting_.pop_front();
     request->drop_expired(now);
@@ -262,13 +264,23 @@ void TritonPredictor::choose_server(std::int64_t now) {
     return resting;
   };
   active_ = best();
-  if (active_ == nullptr || !active_->too_slow(now)) return;
-  const bool others = std::any_of(servers_.begin(), servers_.end(), [&](const auto& server) {
-    return server.get() != active_ && server->usable();
-  });
-  if (!others) return;
+  if (active_ == nullptr || !active_->too_slow(now) || !others(active_)) return;
   active_->leave("its answers are too late", now);
   active_ = best();
+}
+
+// To be called when no event waits: what is overdue then was not answered.
+void TritonPredictor::give_up_stalled(std::int64_t now) {
+  for (const auto& server : servers_) {
+    const std::int64_t overdue_ns = server->overdue_ns(now);
+    // The only server is given its time: there is nothing better to do.
+    if (overdue_ns >= (others(server.get()) ? stall_ns_ : kLastStallNs)) server->give_up(now);
+  }
+}
+
+bool TritonPredictor::others(const TritonServer* server) const {
+  return std::any_of(servers_.begin(), servers_.end(),
+                     [&](const auto& other) { return other.get() != server && other->usable(); });
 }
 
 std::vector<ServerState> TritonPredictor::servers() const {

@@ -27,7 +27,7 @@ struct TritonOptions {
   // The queue is polled this long for an answer before the thread sleeps. Saves the time of a
   // wake-up, costs that much of a core for each answer.
   std::int64_t busy_poll_ns = 0;
-  // A server that misses all deadlines for this long is left for another.
+  // A server that misses all deadlines for this long is left for another, if there is one.
   std::int64_t stall_ns = 30'000'000;
 };
 

@@ -104,10 +104,13 @@ void TritonServer::tend(std::int64_t now_ns) {
   if (probe_ == nullptr && now_ns >= probe_ns_) begin_probe(now_ns);
 }
 
-void TritonServer::check_stall(std::int64_t now_ns) {
-  if (in_flight_.empty() || now_ns - in_flight_.front()->deadline_ns() < stall_ns_) return;
+std::int64_t TritonServer::overdue_ns(std::int64_t now_ns) const {
+  return in_flight_.empty() ? 0 : now_ns - in_flight_.front()->deadline_ns();
+}
+
+void TritonServer::give_up(std::int64_t now_ns) {
   const std::string why =
-      "no answer for " + std::to_string(stall_ns_ / kMs) + " ms after it was due";
+      "no answer for " + std::to_string(overdue_ns(now_ns) / kMs) + " ms after it was due";
   leave(why, now_ns);
   lose(why, now_ns);
   // Perhaps the host is gone, and with it any word of that: the next stream has its own connection.

@@ -52,8 +52,6 @@ class TritonServer {
 
   // Opens the stream and asks about the model when that is due.
   void tend(std::int64_t now_ns);
-  // Gives the stream up if nothing was answered for too long; to be called when no event waits.
-  void check_stall(std::int64_t now_ns);
   // An event of this server.
   void handle(const Tag& tag, bool ok, std::int64_t now_ns);
   // Ends all calls; their events still come.
@@ -64,10 +62,14 @@ class TritonServer {
   bool resting(std::int64_t now_ns) const { return now_ns < rest_until_ns_; }
   bool room() const { return open_ && !writing_ && in_flight_.size() < max_in_flight_; }
   void send(std::unique_ptr<Request> request);
-  // All deadlines have been missed for `stall_ns`, though answers may come.
+  // How long ago the oldest question under way was due. Large only if no event waits to be taken.
+  std::int64_t overdue_ns(std::int64_t now_ns) const;
+  // Answers come, but all deadlines have been missed for `stall_ns`.
   bool too_slow(std::int64_t now_ns) const;
   // Leaves it until it has proven itself again.
   void leave(const std::string& why, std::int64_t now_ns);
+  // Leaves it, with all that is under way, and connects anew.
+  void give_up(std::int64_t now_ns);
   bool idle() const { return in_flight_.empty(); }
 
   const Model& model() const { return model_; }

@@ -1,0 +1,119 @@
+"""A Triton of its own for the benchmarks of serving: models by backend, all with the same window.
+
+`swiftqueue_identity` computes nothing: its round trip is what gRPC and Triton cost.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from infra import processes
+from infra.native_backend import with_native_backend
+from infra.stack import triton_command
+from infra.triton_environment import TritonEnvironment, find_environment
+from models import artifact
+from serving.endpoint import LOOPBACK, Triton
+from serving.limits import limits_of
+from serving.triton_config import CONTENT_FILE, MODEL_SCRIPT, Backend, config_text
+
+PROJECT: Final = Path(__file__).resolve().parents[2]
+IDENTITY: Final = "swiftqueue_identity"
+SERVER: Final = "bench-triton"  # in the servers' record
+START_S: Final = 60.0
+
+
+def write_model(repository: Path, name: str, source: Path, backend: str) -> None:
+    """Put artifact `source` into a repository as version 1 of model `name`.
+
+    `backend` is one of `Backend`, or IDENTITY, which takes only the shapes from the artifact.
+    """
+    folder = repository / name / "1"
+    folder.mkdir(parents=True)
+    python = backend == Backend.PYTHON
+    for file in ("model.json", "model.onnx" if python else "model.safetensors"):
+        shutil.copyfile(source / file, folder / file)
+    if python:
+        shutil.copyfile(PROJECT / "serving" / "triton" / MODEL_SCRIPT, folder / MODEL_SCRIPT)
+    (folder / "limits.json").write_text(json.dumps(limits_of(artifact.load(source).model.features)))
+    (folder / CONTENT_FILE).write_text("0" * 64 + "\n")
+    text = config_text(name, 1, folder)
+    if backend == IDENTITY:
+        text = text.replace(f'backend: "{Backend.NATIVE}"', f'backend: "{IDENTITY}"')
+    (repository / name / "config.pbtxt").write_text(text)
+
+
+def backends(folder: Path) -> TritonEnvironment:
+    """Triton's environment with the native and the identity backend, linked in `folder`.
+
+    Raises:
+        OSError: a backend is not built, or Triton's environment is not set up.
+    """
+    environment = with_native_backend(find_environment(), folder)
+    library = PROJECT / "serving" / "triton" / "identity" / "_build" / f"libtriton_{IDENTITY}.so"
+    if not library.is_file():
+        raise OSError(f"{library}: not built; run `make native`")
+    (folder / IDENTITY).mkdir(exist_ok=True)
+    (folder / IDENTITY / library.name).symlink_to(library)
+    return replace(environment, backends=folder)
+
+
+@contextmanager
+def served(root: Path, name: str = SERVER) -> Iterator[str]:
+    """Serve all models of `root/repository`; the address of Triton's gRPC port.
+
+    Raises:
+        OSError: something is not built.
+        RuntimeError: Triton did not start.
+        TritonError: a model cannot be loaded.
+    """
+    repository = root / "repository"
+    environment = backends(root / "backends")
+    ports = dict(zip(("http", "grpc", "metrics"), free_ports(3), strict=True))
+    command = triton_command(environment, repository, ports)
+    address = f"{LOOPBACK}:{ports['grpc']}"
+    with Triton(address) as triton:
+        processes.start(name, command, ports, environment.variables, triton.live, START_S)
+        try:
+            for model in sorted(repository.iterdir()):
+                triton.load(model.name)
+            yield address
+        finally:
+            processes.stop(name)
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of loopback that nobody listens on now."""
+    probes = [socket.socket() for _ in range(count)]
+    for probe in probes:
+        probe.bind((LOOPBACK, 0))
+    ports = [int(probe.getsockname()[1]) for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports
+
+
+def build(*targets: str) -> Path:
+    """Folder of the agent's programs, with `targets` built; harmless when they are.
+
+    Raises:
+        OSError: gRPC's packages are missing, or it does not compile.
+    """
+    folder = PROJECT / "serving" / "agent"
+    made = subprocess.run(
+        ["make", "-s", "-C", str(folder), *(f"_build/{target}" for target in targets)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if made.returncode:
+        lines = made.stderr.strip().splitlines() or ["no reason given"]
+        raise OSError(f"the agent's client cannot be built ({lines[0]}); `make setup` says what is missing")
+    return folder / "_build"
