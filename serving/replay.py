@@ -1,7 +1,8 @@
-"""`swiftqueue replay`: drives a sender agent with a packet table as if its packets were sent now.
+"""`swiftqueue replay`: drives the sender agent with a packet table as if its packets were sent now.
 
 What happened is what is replayed: each packet is logged in the queue it was really sent to, since its ACK
-belongs to that queue. The controller's own choice is recorded beside it, not acted on.
+belongs to that queue. The controller's own choice is recorded beside it, not acted on. The C++ agent does
+it; where it is not built, the Python client does.
 
 Shapes: H horizon (8 packets).
 """
@@ -11,8 +12,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,12 +20,14 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from feature_store.schema import HORIZON, QUEUES, scan_packets, traces_in
+from feature_store.schema import HORIZON, QUEUES
 from models.state import state_dir
-from serving.client import Decision, SenderAgent
-from serving.replay_view import View
+from serving import agent_process, frames
+from serving.client import Counts, Decision, SenderAgent
+from serving.endpoint import grpc_address
+from serving.packet_log import Log, open_log
+from serving.replay_view import SHOWN_BATCHES, View
 
-PACKETS: Final = Path("data/packets")
 FIRST_MODEL_S: Final = 5.0  # how long to look for a served model before the first packet
 BEHIND_NS: Final = 5_000_000  # a batch this late against its schedule counts as behind
 RECORD_SCHEMA: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
@@ -41,95 +43,6 @@ RECORD_SCHEMA: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
     "version": pl.Int64,
     "round_trip_us": pl.Float64,
 }
-
-
-@dataclass(frozen=True)
-class Log:
-    """A packet table as arrays, and its first ACKs in time order."""
-
-    trace: str
-    sent_ns: NDArray[np.int64]
-    size_bytes: NDArray[np.int32]
-    flow_id: NDArray[np.int32]
-    receiver_id: NDArray[np.int32]
-    queue: NDArray[np.uint8]
-    latency_us: NDArray[np.float32]  # NaN where unknown
-    acked_ns: NDArray[np.int64]  # of the packets in `ack_packet`, never falling
-    ack_packet: NDArray[np.int64]
-    first_batch: int  # the first one that is decided; what was sent before only fills the window
-
-    @property
-    def batches(self) -> range:
-        """Batches of 8 to decide; an incomplete last one is not decided."""
-        return range(self.first_batch, len(self.sent_ns) // HORIZON)
-
-
-def open_log(trace: str, start: float, seconds: float | None) -> Log:
-    """Read a trace by its name in `data/packets`, or a packet-table folder.
-
-    Args:
-        trace: name or folder.
-        start: seconds into the trace from which on batches are decided.
-        seconds: how much of it from there; None is all.
-
-    Raises:
-        FileNotFoundError: there is no such trace and no such folder.
-        ValueError: the folder holds several traces, or the table less than one batch from `start` on.
-
-    """
-    folder, name = _find(trace)
-    packets = scan_packets(folder, name).collect()
-    clock_ns = packets["sent_ns"].cum_max().to_numpy()  # `sent_ns` may step back with the capture's clock
-    if packets.height and seconds is not None:
-        kept = int(np.searchsorted(clock_ns, clock_ns[0] + round((start + seconds) * 1e9), side="right"))
-        packets, clock_ns = packets[:kept], clock_ns[:kept]
-    begin = int(np.searchsorted(clock_ns, clock_ns[0] + round(start * 1e9))) if packets.height else 0
-    first_batch = -(-begin // HORIZON)
-    if packets.height // HORIZON <= first_batch:
-        raise ValueError(
-            f"trace {name}: {packets.height - begin} packets from second {start:g} on are less than one "
-            f"batch of {HORIZON}"
-        )
-    acks = (
-        packets.select("acked_ns", pl.int_range(pl.len()).alias("packet"), clock=clock_ns)
-        .drop_nulls("acked_ns")
-        .with_columns(acked_ns=pl.max_horizontal("acked_ns", "clock"))  # never before its own send
-        .sort("acked_ns", "packet")
-    )
-    return Log(
-        trace=name,
-        sent_ns=packets["sent_ns"].to_numpy(),
-        size_bytes=packets["size_bytes"].to_numpy(),
-        flow_id=packets["flow_id"].to_numpy(),
-        receiver_id=packets["receiver_id"].to_numpy(),
-        queue=(packets["queue"].cast(pl.String) == QUEUES[1]).cast(pl.UInt8).to_numpy(),
-        latency_us=packets["latency_us"].fill_null(math.nan).to_numpy(),
-        acked_ns=acks["acked_ns"].to_numpy(),
-        ack_packet=acks["packet"].to_numpy(),
-        first_batch=first_batch,
-    )
-
-
-def _find(trace: str) -> tuple[Path, str]:
-    """Folder and name of the trace meant."""
-    if PACKETS.is_dir() and trace in traces_in(PACKETS):
-        return PACKETS, trace
-    folder = Path(trace)
-    if not folder.is_dir():
-        known = ", ".join(traces_in(PACKETS)) if PACKETS.is_dir() else ""
-        raise FileNotFoundError(
-            f"{trace!r} is neither a packet-table folder nor a trace of {PACKETS} "
-            f"(traces there: {known or 'none'})"
-        )
-    if folder.name.startswith("trace="):
-        return folder.parent, folder.name.removeprefix("trace=")
-    names = traces_in(folder)
-    if len(names) != 1:
-        which = (
-            "holds no packet table" if not names else f"holds {len(names)} traces: name {folder}/trace=NAME"
-        )
-        raise ValueError(f"{folder} {which}")
-    return folder, names[0]
 
 
 def decide_all(log: Log, agent: SenderAgent, speed: float) -> Iterator[tuple[int, Decision, float]]:
@@ -183,58 +96,65 @@ def decide_all(log: Log, agent: SenderAgent, speed: float) -> Iterator[tuple[int
         yield batch, decision, late_ns
 
 
-@dataclass
-class Record:
-    """Every decision, a row per packet."""
-
-    log: Log
-    rows: list[tuple[Any, ...]]
-    behind: int = 0
-
-    def add(self, batch: int, decision: Decision, late_ns: float) -> None:
-        """Keep one batch's decision."""
-        self.behind += late_ns > BEHIND_NS
-        first = batch * HORIZON
-        for i in range(HORIZON):
-            packet = first + i
-            predicted = decision.predicted_us
-            self.rows.append(
-                (
-                    packet,
-                    int(self.log.sent_ns[first]),
-                    int(self.log.flow_id[packet]),
-                    QUEUES[self.log.queue[packet]],
-                    QUEUES[decision.queues[i]],
-                    decision.outcome,
-                    None if predicted is None else float(predicted[0, i]),
-                    None if predicted is None else float(predicted[1, i]),
-                    None if np.isnan(self.log.latency_us[packet]) else float(self.log.latency_us[packet]),
-                    decision.version,
-                    decision.round_trip_us,
-                )
-            )
-
-    def frame(self) -> pl.DataFrame:
-        """All rows as a table."""
-        return pl.DataFrame(self.rows, schema=RECORD_SCHEMA, orient="row")
+def as_frame(batch: int, decision_ns: int, decision: Decision) -> NDArray[Any]:
+    """Return a decision of the Python client as the agent would record it."""
+    frame = frames.blank(frames.DECISION)
+    frame["first_packet"], frame["now_ns"] = batch * HORIZON, decision_ns
+    frame["outcome"] = frames.OUTCOMES.index(decision.outcome)
+    frame["queues"] = decision.queues
+    frame["version"] = -1 if decision.version is None else decision.version
+    frame["round_trip_us"] = math.nan if decision.round_trip_us is None else decision.round_trip_us
+    predicted_us = np.full((2, HORIZON), np.nan) if decision.predicted_us is None else decision.predicted_us
+    frame["classic_us"], frame["default_us"] = predicted_us
+    return frame
 
 
-def summarise(record: Record, agent: SenderAgent, seconds: float, output: Path) -> dict[str, Any]:
+def record_table(log: Log, decisions: NDArray[Any]) -> pl.DataFrame:
+    """Return decisions (DECISION frames) beside what happened, a row per packet."""
+    packets = (decisions["first_packet"][:, None] + np.arange(HORIZON)).ravel()
+
+    def each(column: str) -> NDArray[Any]:
+        return np.repeat(decisions[column], HORIZON)
+
+    def known(values: NDArray[Any]) -> pl.Series:
+        return pl.Series(values).fill_nan(None)
+
+    queues = np.array(QUEUES)
+    return pl.DataFrame(
+        {
+            "packet": packets,
+            "decision_ns": each("now_ns"),
+            "flow_id": log.flow_id[packets],
+            "queue_sent": queues[log.queue[packets]],
+            "queue_chosen": queues[decisions["queues"].ravel()],
+            "outcome": np.array(frames.OUTCOMES)[each("outcome")],
+            "predicted_classic_us": known(decisions["classic_us"].ravel()),
+            "predicted_us": known(decisions["default_us"].ravel()),
+            "latency_us": known(log.latency_us[packets]),
+            "version": pl.Series(each("version")).replace(-1, None),
+            "round_trip_us": known(each("round_trip_us").astype(np.float64)),
+        },
+        schema=RECORD_SCHEMA,
+    )
+
+
+def summarise(
+    trace: str, table: pl.DataFrame, counts: Counts, behind: int, seconds: float, output: Path
+) -> dict[str, Any]:
     """Return what `--json` prints."""
-    frame, counts = record.frame(), agent.counts
-    decided = frame.filter(pl.col("outcome") == "decided")
+    decided = table.filter(pl.col("outcome") == "decided")
     error_us = (decided["predicted_us"] - decided["latency_us"]).abs().drop_nulls()
     capable = decided.filter(pl.col("queue_sent") == QUEUES[1])
-    trips = decided["round_trip_us"][::HORIZON]
+    trips = decided["round_trip_us"].gather_every(HORIZON)
     return {
-        "trace": record.log.trace,
+        "trace": trace,
         "batches": counts.batches,
         "decided": counts.decided,
         "late": counts.late,
         "failed": counts.failed,
         "failed_by_reason": {"error": counts.error, "no_model": counts.no_model},
         "stale_answers": counts.stale,
-        "behind_schedule": record.behind,
+        "behind_schedule": behind,
         "mae_us": _rounded(error_us.mean()),
         "moved_share": _rounded((capable["queue_chosen"] == QUEUES[0]).mean(), 4),
         "round_trip_us": {"p50": _rounded(trips.quantile(0.5)), "p99": _rounded(trips.quantile(0.99))},
@@ -251,6 +171,74 @@ def _rounded(value: Any, digits: int = 1) -> float | None:
     return None if value is None else round(float(value), digits)
 
 
+class Replay:
+    """A replay under way: its decisions, counts and view, whichever agent makes them."""
+
+    def __init__(self, log: Log, deadline_us: int, speed: float, view: View) -> None:
+        self.log, self.deadline_us, self.speed, self.view = log, deadline_us, speed, view
+        self.decisions = np.zeros(0, frames.DECISION)
+        self.counts = Counts()
+        self.behind = 0
+        self.problem = ""
+        self.seconds = 0.0
+
+    def no_model(self) -> None:
+        """Say that there is nothing to ask."""
+        self.view.say(f"no served model ({self.problem}): batches keep their default marking")
+
+    def show(self, decisions: NDArray[Any]) -> None:
+        """Show where the replay is, if it is time to."""
+        if self.view.due():
+            self.view.update(record_table(self.log, decisions[-SHOWN_BATCHES:]), self.counts)
+
+    def by_agent(self, answers: Sequence[str], folder: Path) -> None:
+        """Let the C++ agent decide; `answers` are its options that say where predictions come from."""
+        file, record = (folder / f".{self.log.trace}.{kind}" for kind in ("frames", "decisions"))
+        try:
+            with file.open("wb") as out:
+                out.writelines(frames.replay_frames(self.log))
+            options = {"--replay": file, "--record": record, "--speed": self.speed}
+            options |= {"--deadline-us": self.deadline_us, "--wait-model-s": FIRST_MODEL_S}
+            arguments = [str(part) for option in options.items() for part in option]
+            with agent_process.running_agent([*arguments, *answers]) as said:
+                for line in said:
+                    self._hear(line, record)
+            self.decisions = frames.read_decisions(record)
+        finally:
+            file.unlink(missing_ok=True)
+            record.unlink(missing_ok=True)
+
+    def _hear(self, line: dict[str, Any], record: Path) -> None:
+        self.problem = line["problem"]
+        if line["event"] == "ready":
+            if not line["tokens"]:
+                self.no_model()
+            return
+        by_outcome = {outcome: line[outcome] for outcome in frames.OUTCOMES}
+        self.counts = Counts(batches=line["batches"], stale=line["stale_answers"], **by_outcome)
+        self.behind = line["behind_schedule"]
+        if line["event"] == "summary":
+            self.seconds = line["seconds"]
+        elif line["batches"]:
+            self.show(frames.read_decisions(record, SHOWN_BATCHES))
+
+    def by_client(self, address: str) -> None:
+        """Let the Python client decide."""
+        with SenderAgent(deadline_us=self.deadline_us, address=address) as agent:
+            self.counts = agent.counts
+            if not agent.wait_for_model(FIRST_MODEL_S):
+                self.problem = agent.problem
+                self.no_model()
+            begin = time.monotonic()
+            decisions = np.zeros(len(self.log.batches), frames.DECISION)
+            for i, (batch, decision, late_ns) in enumerate(decide_all(self.log, agent, self.speed)):
+                decisions[i] = as_frame(batch, int(self.log.sent_ns[batch * HORIZON]), decision)[0]
+                self.behind += late_ns > BEHIND_NS
+                self.show(decisions[: i + 1])
+            self.seconds = time.monotonic() - begin
+            self.decisions, self.problem = decisions, agent.problem
+
+
 def replay_trace(
     trace: str,
     *,
@@ -259,38 +247,51 @@ def replay_trace(
     start: float = 0.0,
     seconds: float | None,
     as_json: bool,
+    servers: Sequence[str] = (),
+    local: Path | None = None,
 ) -> int:
-    """Replay a trace against Triton and show predicted, came and chosen; 0 when batches were decided.
+    """Replay a trace and show predicted, came and chosen; 0 when batches were decided.
+
+    Predictions come from `servers` in order of preference (default: the local stack's Triton), or from the
+    engine on the artifact `local`.
 
     Raises:
         ValueError: a parameter out of range, or no batch in the table.
         FileNotFoundError: no such trace.
+        RuntimeError: the agent ended with an error.
 
     """
     if not (math.isfinite(speed) and speed >= 0):
         raise ValueError(f"--speed {speed}: must be 0 (as fast as possible) or above")
+    if deadline_us <= 0:
+        raise ValueError(f"--deadline-us {deadline_us}: must be above 0")
     if seconds is not None and not seconds > 0:
         raise ValueError(f"--seconds {seconds}: must be above 0")
     if not (math.isfinite(start) and start >= 0):
         raise ValueError(f"--start {start}: must be 0 or above")
+    if servers and local is not None:
+        raise ValueError("--server and --local exclude each other")
     log = open_log(trace, start, seconds)
-    with SenderAgent(deadline_us=deadline_us) as agent:
-        record = Record(log, [])
-        with View(log.trace, len(log.batches), speed, quiet=as_json) as view:
-            if not agent.wait_for_model(FIRST_MODEL_S):
-                view.say(f"no served model ({agent.problem}): batches keep their default marking")
-            begin = time.monotonic()
-            for batch, decision, late_ns in decide_all(log, agent, speed):
-                record.add(batch, decision, late_ns)
-                view.update(record.rows, agent.counts)
-        output = state_dir() / "replay" / f"{log.trace}.parquet"
-        summary = summarise(record, agent, time.monotonic() - begin, output)
-        output.parent.mkdir(parents=True, exist_ok=True)
-        partial = output.with_name(f".{output.name}.partial")
-        record.frame().write_parquet(partial)
-        partial.replace(output)
+    output = state_dir() / "replay" / f"{log.trace}.parquet"
+    output.parent.mkdir(parents=True, exist_ok=True)
+    addresses = servers or [grpc_address()]
+    with View(log.trace, len(log.batches), speed, quiet=as_json) as view:
+        replay = Replay(log, deadline_us, speed, view)
+        if reason := agent_process.why_not_built():
+            if local is not None:
+                raise RuntimeError(f"--local needs the C++ agent: {reason}")
+            view.say(f"the Python client decides: {reason}")
+            replay.by_client(addresses[0])
+        else:
+            answers = [f"--local={local}"] if local else [f"--server={address}" for address in addresses]
+            replay.by_agent(answers, output.parent)
+    table = record_table(log, replay.decisions)
+    summary = summarise(log.trace, table, replay.counts, replay.behind, replay.seconds, output)
+    partial = output.with_name(f".{output.name}.partial")
+    table.write_parquet(partial)
+    partial.replace(output)
     if as_json:
         print(json.dumps(summary))
     else:
-        view.print_summary(summary, agent.problem)
+        view.print_summary(summary, replay.problem)
     return 0 if summary["decided"] else 1

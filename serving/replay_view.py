@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
+import polars as pl
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
@@ -16,11 +17,9 @@ from feature_store.schema import HORIZON
 from serving.client import Counts
 
 BARS: Final = "▁▂▃▄▅▆▇█"
-COLUMNS: Final = 60  # batches shown
+SHOWN_BATCHES: Final = 60
 LIVE_S: Final = 0.25  # between updates on a terminal
 LINE_S: Final = 2.0  # between lines elsewhere
-# Places of the columns in a row of the record (serving/replay.py).
-QUEUE_SENT, QUEUE_CHOSEN, PREDICTED, CAME = 3, 4, 7, 8
 
 
 def sparkline(values: Sequence[float | None], low: float, high: float) -> str:
@@ -63,20 +62,20 @@ class View:
         else:
             print(line, file=sys.stderr if self._quiet else sys.stdout, flush=True)
 
-    def update(self, rows: Sequence[tuple[Any, ...]], counts: Counts) -> None:
-        """Show the state after another batch, if it is time to."""
-        now = time.monotonic()
-        if self._quiet or now < self._next:
-            return
-        if self._live:
-            self._next = now + LIVE_S
-            self._live.update(self._table(rows, counts), refresh=True)
-        else:
-            self._next = now + LINE_S
-            print(self._line(rows, counts), flush=True)
+    def due(self) -> bool:
+        """Whether it is time for another `update`."""
+        return not self._quiet and time.monotonic() >= self._next
 
-    def _table(self, rows: Sequence[tuple[Any, ...]], counts: Counts) -> Group:
-        predicted, came, moved = _by_batch(rows)
+    def update(self, recent: pl.DataFrame, counts: Counts) -> None:
+        """Show the latest batches, as rows of the record."""
+        self._next = time.monotonic() + (LIVE_S if self._live else LINE_S)
+        if self._live:
+            self._live.update(self._table(recent, counts), refresh=True)
+        else:
+            print(self._line(recent, counts), flush=True)
+
+    def _table(self, recent: pl.DataFrame, counts: Counts) -> Group:
+        predicted, came, moved = _by_batch(recent)
         known = [v for v in (*predicted, *came) if v is not None]
         low, high = (min(known), max(known)) if known else (0.0, 1.0)
         table = Table(title=self._title, title_justify="left", show_header=False, box=None)
@@ -86,8 +85,8 @@ class View:
         scale = f"last {len(predicted)} batches, {low / 1e3:.1f} to {high / 1e3:.1f} ms"
         return Group(table, Text(f"{scale}   {self._counts(counts)}"))
 
-    def _line(self, rows: Sequence[tuple[Any, ...]], counts: Counts) -> str:
-        predicted, came, moved = _by_batch(rows)
+    def _line(self, recent: pl.DataFrame, counts: Counts) -> str:
+        predicted, came, moved = _by_batch(recent)
         latest = f"predicted {_ms(predicted)}, came {_ms(came)}, moved {_share(moved)}"
         return f"{self._counts(counts)}   {latest}"
 
@@ -124,18 +123,19 @@ class View:
 
 
 def _by_batch(
-    rows: Sequence[tuple[Any, ...]],
+    recent: pl.DataFrame,
 ) -> tuple[list[float | None], list[float | None], list[float | None]]:
-    """Mean predicted latency, mean latency that came, and share moved, of each of the last batches."""
-    recent = rows[-COLUMNS * HORIZON :]
-    batches = [recent[i : i + HORIZON] for i in range(0, len(recent), HORIZON)]
-
-    def means(column: int) -> list[float | None]:
-        known = [[row[column] for row in batch if row[column] is not None] for batch in batches]
-        return [sum(values) / len(values) if values else None for values in known]
-
-    moved = [sum(row[QUEUE_CHOSEN] != row[QUEUE_SENT] for row in batch) / len(batch) for batch in batches]
-    return means(PREDICTED), means(CAME), list(moved)
+    """Mean predicted latency, mean latency that came, and share moved, of each batch."""
+    batches = recent.group_by(pl.col("packet") // HORIZON, maintain_order=True).agg(
+        pl.col("predicted_us").mean(),
+        pl.col("latency_us").mean(),
+        moved=(pl.col("queue_chosen") != pl.col("queue_sent")).mean(),
+    )
+    return (
+        batches["predicted_us"].to_list(),
+        batches["latency_us"].to_list(),
+        batches["moved"].to_list(),
+    )
 
 
 def _ms(values: Sequence[float | None]) -> str:

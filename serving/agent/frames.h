@@ -24,7 +24,7 @@ namespace swiftqueue::agent {
 
 static_assert(std::endian::native == std::endian::little, "frames are read and written in place");
 
-inline constexpr std::uint8_t kFrameVersion = 1;
+inline constexpr std::uint8_t kFrameFormat = 1;
 inline constexpr std::array<char, 8> kMagic{'S', 'W', 'Q', 'F', 'R', 'A', 'M', 'E'};
 
 enum class FrameType : std::uint8_t {
@@ -39,7 +39,7 @@ enum class FrameType : std::uint8_t {
 struct FrameHeader {
   std::uint16_t bytes = 0;  // of the whole frame
   FrameType type{};
-  std::uint8_t version = kFrameVersion;
+  std::uint8_t format = kFrameFormat;
   std::uint32_t sender = 0;    // the agent's number of the sender; 0 from a sender
   std::uint64_t sequence = 0;  // counts a writer's frames from 0; not looked at in a sender's
 };
@@ -133,7 +133,7 @@ inline constexpr std::size_t kMaxFrameBytes = sizeof(Frame);
 template <typename T>
 T finished(T frame, std::uint32_t sender, std::uint64_t sequence) {
   static_assert(std::is_trivially_copyable_v<T>);
-  frame.header = {sizeof(T), T::kType, kFrameVersion, sender, sequence};
+  frame.header = {sizeof(T), T::kType, kFrameFormat, sender, sequence};
   return frame;
 }
 
@@ -266,7 +266,7 @@ inline Read read_frame(std::string_view data, Frame& frame, const char*& why) {
     why = line;
     return Read::kBad;
   };
-  if (header.version != kFrameVersion) return bad("its version is not 1");
+  if (header.format != kFrameFormat) return bad("its format is not 1");
   const std::size_t bytes = detail::bytes_of(header.type);
   if (bytes == 0) return bad("its type is unknown");
   if (header.bytes != bytes) return bad("its size is not that of its type");

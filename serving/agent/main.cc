@@ -11,7 +11,8 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <vector>
+#include <thread>
+#include <utility>
 
 #include "serving/agent/clock.h"
 #include "serving/agent/decision_loop.h"
@@ -110,34 +111,34 @@ class ScheduleTaker final : public DecisionTaker {
   FrameSink* const record_;
 };
 
+sigset_t ending_signals() {
+  sigset_t signals{};
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGINT);
+  sigaddset(&signals, SIGTERM);
+  return signals;
+}
+
 // Ends the program in order when it is asked to: a thread waits for the signals, which are blocked
-// everywhere else.
+// in every other one.
 class Stop {
  public:
-  Stop() {
-    sigemptyset(&signals_);
-    sigaddset(&signals_, SIGINT);
-    sigaddset(&signals_, SIGTERM);
-    pthread_sigmask(SIG_BLOCK, &signals_, nullptr);
-  }
+  explicit Stop(Predictor& predictor)
+      : thread_([this, &predictor] {
+          const sigset_t signals = ending_signals();
+          int signal = 0;
+          sigwait(&signals, &signal);
+          now = true;
+          predictor.wake();
+        }) {}
   ~Stop() {
-    if (!thread_.joinable()) return;
     pthread_kill(thread_.native_handle(), SIGTERM);
     thread_.join();
-  }
-  void wakes(Predictor& predictor) {
-    thread_ = std::thread([this, &predictor] {
-      int signal = 0;
-      sigwait(&signals_, &signal);
-      now = true;
-      predictor.wake();
-    });
   }
 
   std::atomic<bool> now{false};
 
  private:
-  sigset_t signals_{};
   std::thread thread_;
 };
 
@@ -172,16 +173,17 @@ std::string summary(const Statistics& s, const Report& report, double seconds,
 
 int run(const Options& o) {
   prctl(PR_SET_TIMERSLACK, 1UL);  // ns by which the kernel may delay this program's sleeps
-  Stop stop;                      // first: every thread inherits the signal mask
+  const sigset_t signals = ending_signals();
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // first: every thread inherits it
   Statistics statistics;
   const std::unique_ptr<Predictor> predictor = make_predictor(o);
+  Stop stop(*predictor);
   std::unique_ptr<FrameSink> telemetry;
   if (!o.telemetry.empty()) {
     telemetry = std::make_unique<FrameSink>(o.telemetry, FrameSink::Full::kDrop);
   }
   std::optional<Metrics> metrics;
   if (o.metrics_port >= 0) metrics.emplace(o.metrics_port, statistics, *predictor);
-  stop.wakes(*predictor);
   DecisionLoop loop(*predictor, o.controller, statistics, telemetry.get());
   Report report(statistics, o.listen.empty() ? kReportMs : 0);
   const auto say_ready = [&] {

@@ -11,8 +11,10 @@ import pytest
 
 from feature_store.schema import PACKET_SCHEMA
 from feature_store.windows import build_windows
+from serving import agent_process
 from serving.client import Counts, Decision
-from serving.replay import RECORD_SCHEMA, Record, decide_all, open_log, replay_trace
+from serving.packet_log import open_log
+from serving.replay import RECORD_SCHEMA, as_frame, decide_all, record_table, replay_trace
 from serving.replay_view import sparkline
 
 
@@ -155,19 +157,31 @@ def test_parameters_out_of_range_are_refused(
         replay_trace(str(folder), speed=speed, deadline_us=deadline_us, seconds=seconds, as_json=True)
 
 
+@pytest.mark.parametrize("agent", ["C++", "Python"])
 def test_without_a_server_every_batch_keeps_its_default_and_is_counted(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    agent: str,
 ) -> None:
     import json
     import socket
 
+    if agent == "Python":
+        monkeypatch.setattr("serving.agent_process.BINARY", tmp_path / "agent" / "_build" / "none")
+    elif reason := agent_process.why_not_built():
+        pytest.skip(reason)
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))  # bound and never listening: nobody can answer there
         monkeypatch.setenv("SWIFTQUEUE_TRITON_GRPC", str(unused.getsockname()[1]))
         monkeypatch.setenv("SWIFTQUEUE_STATE", str(tmp_path / "state"))
         monkeypatch.setattr("serving.replay.FIRST_MODEL_S", 0.2)
         code = replay_trace(str(folder), speed=0, deadline_us=2_000, seconds=None, as_json=True)
-    summary = json.loads(capsys.readouterr().out)
+    shown = capsys.readouterr()
+    summary = json.loads(shown.out)
+    assert ("the Python client decides" in shown.err) == (agent == "Python")
+    assert "batches keep their default marking" in shown.err
     assert code == 1
     assert summary["batches"] == summary["failed"] == 150
     assert summary["failed_by_reason"] == {"error": 0, "no_model": 150}
@@ -187,10 +201,17 @@ def test_sparkline_marks_the_unknown() -> None:
 
 def test_record_has_a_row_per_packet(folder: Path) -> None:
     log = open_log(str(folder), 0, None)
-    record = Record(log, [])
     y_2H = np.full((2, 8), 7.0, dtype=np.float32)
-    record.add(0, Decision("decided", (0,) * 8, y_2H, 3, 500.0), 0.0)
-    frame = record.frame()
-    assert frame.schema == pl.Schema(RECORD_SCHEMA)
-    assert frame["packet"].to_list() == list(range(8))
-    assert frame["version"].unique().to_list() == [3]
+    decided = as_frame(0, 5, Decision("decided", (0,) * 8, y_2H, 3, 500.0))
+    late = as_frame(1, 6, Decision("late", (1,) * 8))
+    table = record_table(log, np.concatenate([decided, late]))
+    assert table.schema == pl.Schema(RECORD_SCHEMA)
+    assert table["packet"].to_list() == list(range(16))
+    assert table["version"].to_list() == [3] * 8 + [None] * 8
+    assert table["round_trip_us"].to_list() == [500.0] * 8 + [None] * 8
+    assert table["predicted_us"].null_count() == 8
+    assert table["outcome"].to_list() == ["decided"] * 8 + ["late"] * 8
+    assert table["queue_chosen"].to_list() == ["classic"] * 8 + ["l4s"] * 8
+    assert table["latency_us"].to_list() == [
+        None if math.isnan(us) else us for us in log.latency_us[:16].tolist()
+    ]

@@ -1,0 +1,55 @@
+"""The C++ sender agent as a child process: whether it is built, and what it says while it runs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, Final
+
+BINARY: Final = Path(__file__).parent / "agent" / "_build" / "swiftqueue-agent"
+STOP_S: Final = 5.0  # from asking it to end to ending it
+
+
+def why_not_built() -> str | None:
+    """One line if the agent is not here; None if it is."""
+    if BINARY.is_file():
+        return None
+    return f"{BINARY} is not built; `make -C {BINARY.parent.parent}` builds it or says what is missing"
+
+
+@contextmanager
+def running_agent(arguments: Sequence[str]) -> Iterator[Iterator[dict[str, Any]]]:
+    """Run the agent; gives the objects it says, line by line, until it ends.
+
+    Raises:
+        RuntimeError: it ended with an error; the line is its own.
+
+    """
+    with (
+        tempfile.TemporaryFile("w+") as complaints,  # a pipe would hold up the agent when full
+        subprocess.Popen(
+            [str(BINARY), *arguments], stdout=subprocess.PIPE, stderr=complaints, text=True
+        ) as process,
+    ):
+        try:
+            yield _said(process, complaints)
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                try:
+                    process.wait(STOP_S)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+
+
+def _said(process: subprocess.Popen[str], complaints: IO[str]) -> Iterator[dict[str, Any]]:
+    for line in process.stdout or ():
+        yield json.loads(line)
+    if process.wait():
+        complaints.seek(0)
+        lines = complaints.read().splitlines()
+        raise RuntimeError(lines[-1] if lines else f"{BINARY.name} was ended by signal {-process.returncode}")
