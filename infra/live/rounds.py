@@ -25,7 +25,8 @@ import numpy as np
 import polars as pl
 
 from feature_store import expectations as ex
-from infra.live.minute import DeclinedError, Minute, Tuned, artifact_files
+from feature_store.telemetry import Latest
+from infra.live.minute import DeclinedError, Minute, Tuned, artifact_files, tune
 from models import artifact
 from models.finetuning import FinetuneParams
 from models.lineage import content_hash, git_commit
@@ -77,8 +78,10 @@ class RoundRecord:
     retrain: bool = False  # the inputs have left what the encoder was trained on
 
 
-# The packets of the last so many seconds of a sender's telemetry, in send order, as a packet table.
-Telemetry = Callable[[float], pl.DataFrame]
+MAX_MISSING: Final = 0.01  # share of packets that telemetry lost; windows around them show a wrong history
+
+# The last so many seconds of a sender; FileNotFoundError where there is nothing of it.
+Telemetry = Callable[[float], Latest]
 
 
 class Rounds:
@@ -120,8 +123,6 @@ class Rounds:
         if self._job is not None and not self._job.alive():
             self.close()
         if self._job is None:
-            from infra.live.minute import tune
-
             self._job = WarmJob(tune, workers=1, storage=self._folder / "ray")
         self._job.wait_ready(WARM_START_TIMEOUT_S)
 
@@ -155,10 +156,11 @@ class Rounds:
             raise DeclinedError("the registry has no champion; `swiftqueue run` makes the first one")
         record.parent = champion
         with _timed(record, "telemetry"):
-            packets = self._telemetry(self._params.lead_in_s + self._params.learn_s + self._params.judge_s)
+            latest = self._latest()
+        packets = latest.packets
         record.packets = packets.height
         with _timed(record, "validate"):
-            self._validate(packets)
+            self._validate(latest)
         with tempfile.TemporaryDirectory() as temporary:
             parent = registry.fetch(champion, Path(temporary) / "champion")
             tuned = self._tune(packets, parent)
@@ -175,9 +177,21 @@ class Rounds:
                 deploy_version(record.version)
             record.outcome = "pushed"
 
-    def _validate(self, packets: pl.DataFrame) -> None:
+    def _latest(self) -> Latest:
+        seconds = self._params.lead_in_s + self._params.learn_s + self._params.judge_s
+        try:
+            return self._telemetry(seconds)
+        except FileNotFoundError as error:
+            raise DeclinedError(str(error)) from error
+
+    def _validate(self, latest: Latest) -> None:
+        packets = latest.packets
         if packets.is_empty():
             raise DeclinedError("no telemetry")
+        if latest.missing_packets > MAX_MISSING * packets.height:
+            raise DeclinedError(
+                f"telemetry has gaps: {latest.missing_packets} packets are missing among {packets.height}"
+            )
         validation = ex.Validation()
         name = str(packets["trace"][0])
         limits = self._params.max_unknown_latency, self._params.max_latency_s

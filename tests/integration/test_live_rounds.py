@@ -12,6 +12,7 @@ import polars as pl
 import psutil
 import pytest
 
+from feature_store.telemetry import Latest
 from infra.live.metrics import Metrics
 from infra.live.rounds import RoundParams, Rounds
 from infra.live.scheduler import Scheduler
@@ -43,11 +44,13 @@ class Source:
     def __init__(self) -> None:
         self.table = bottleneck_table("live", seconds=40)
         self.now_s = 9.0
+        self.missing = 0
 
-    def __call__(self, seconds: float) -> pl.DataFrame:
+    def __call__(self, seconds: float) -> Latest:
         self.now_s += 1
         sent_s = (pl.col("sent_ns") - START_NS) / 1e9
-        return self.table.filter(sent_s.is_between(self.now_s - seconds, self.now_s))
+        packets = self.table.filter(sent_s.is_between(self.now_s - seconds, self.now_s))
+        return Latest(packets, int(START_NS + self.now_s * 1e9), session=1, missing_packets=self.missing)
 
 
 @pytest.fixture(scope="module")
@@ -82,21 +85,21 @@ def test_a_round_ends_in_a_served_version(rounds: Rounds, champion: int) -> None
 
 
 @pytest.mark.parametrize(
-    ("rows", "change", "line"),
+    ("rows", "missing", "change", "line"),
     [
-        (0, {}, "no telemetry"),
-        (400, {}, "windows to learn from"),
-        (9000, {"size_bytes": pl.lit(0, pl.Int32)}, "bad telemetry: .*size_bytes"),
-        (9000, {"packet": pl.col("packet") + (pl.col("packet") > 5000)}, "telemetry has a gap before packet"),
+        (0, 0, {}, "no telemetry"),
+        (400, 0, {}, "windows to learn from"),
+        (9000, 0, {"size_bytes": pl.lit(0, pl.Int32)}, "bad telemetry: .*size_bytes"),
+        (9000, 500, {}, "telemetry has gaps: 500 packets are missing among"),
     ],
 )
 def test_unsound_telemetry_is_declined_and_the_champion_goes_on(
-    rounds: Rounds, source: Source, rows: int, change: dict[str, pl.Expr], line: str
+    rounds: Rounds, source: Source, rows: int, missing: int, change: dict[str, pl.Expr], line: str
 ) -> None:
     before, whole, now_s = served(), source.table, source.now_s
-    source.table, source.now_s = whole[:rows].with_columns(**change), 8.0
+    source.table, source.now_s, source.missing = whole[:rows].with_columns(**change), 8.0, missing
     record = rounds.run()
-    source.table, source.now_s = whole, now_s
+    source.table, source.now_s, source.missing = whole, now_s, 0
     assert record.outcome == "declined", record.reason
     assert re.search(line, record.reason)
     assert served() == before

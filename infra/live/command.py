@@ -1,0 +1,81 @@
+"""`swiftqueue schedule`: the scheduler as a process of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import yaml
+
+from feature_store.telemetry import latest_minutes, senders
+from infra.live.metrics import Metrics
+from infra.live.rounds import RoundParams, Rounds
+from infra.live.scheduler import Scheduler, stop_on_signals
+from models.finetuning import FinetuneParams
+from pipelines.register import read_params
+
+PARAMS_FILE: Final = Path("params.yaml")
+LEAD_IN_S: Final = 5.0  # several times the history of a window at any rate a window is made for
+
+
+def schedule(
+    telemetry: Path,
+    *,
+    sender: str | None,
+    every_s: float,
+    learn_s: float,
+    judge_s: float,
+    least_windows: int,
+    limit: int | None,
+    metrics_port: int,
+) -> int:
+    """Run rounds until told to stop; 0 when the last one did not fail.
+
+    Raises:
+        ValueError: a parameter out of range; the line names it.
+        OSError: params.yaml is not here, or the port is taken.
+    """
+    params = yaml.safe_load(PARAMS_FILE.read_text())
+    validate = params["validate"]
+    rounds = Rounds(
+        lambda seconds: latest_minutes(telemetry, _sender(telemetry, sender), seconds / 60),
+        RoundParams(
+            learn_s=learn_s,
+            judge_s=judge_s,
+            lead_in_s=LEAD_IN_S,
+            least_windows=least_windows,
+            max_psi=validate["max_shift_psi"],
+            max_unknown_latency=validate["max_unknown_latency"],
+            max_latency_s=validate["max_latency_s"],
+        ),
+        FinetuneParams(**params["finetune"]),
+        str(read_params(PARAMS_FILE)["model_name"]),
+    )
+    metrics = Metrics()
+    scheduler = Scheduler(rounds, every_s, metrics)
+    port = metrics.serve(metrics_port)
+    stop_on_signals(scheduler)
+    print(f"scheduler: a round every {every_s:g} s; metrics at http://127.0.0.1:{port}/metrics", flush=True)
+    try:
+        scheduler.run(limit, lambda line: print(line, flush=True))
+    finally:
+        rounds.close()
+    history = rounds.history()
+    return 1 if history and history[-1]["outcome"] == "failed" else 0
+
+
+def _sender(telemetry: Path, wanted: str | None) -> str:
+    """The sender to learn from: the one named, or the only one.
+
+    Raises:
+        FileNotFoundError: there is none yet.
+        ValueError: there are several and none was named.
+    """
+    if wanted is not None:
+        return wanted
+    known = senders(telemetry)
+    if not known:
+        raise FileNotFoundError(f"no telemetry under {telemetry} yet")
+    if len(known) > 1:
+        raise ValueError(f"{telemetry} has the senders {', '.join(known)}: name one with --sender")
+    return known[0]
