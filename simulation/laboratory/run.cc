@@ -3,21 +3,15 @@
 #include "run.h"
 
 #include <algorithm>
-#include <cmath>
 #include <functional>
-#include <initializer_list>
-#include <map>
 #include <span>
-#include <sstream>
 #include <utility>
 
-#include "serving/engine/error.h"
-#include "serving/engine/json.h"
+#include "run-reader.h"
 
 namespace swiftqueue::lab {
 namespace {
 
-using engine::InvalidError;
 namespace json = engine::json;
 
 constexpr uint32_t kPacketBytes = 1500;
@@ -25,87 +19,6 @@ constexpr uint32_t kMaxFlows = 20'000;  // of a run: each has a port of its own
 constexpr uint32_t kMaxSenders = 250;   // ns-3's global routing takes the cube of the nodes
 constexpr double kMaxSeconds = 1e5;
 constexpr double kMaxUs = 1e9;
-
-/** A value of the run file, with the path that its errors name. */
-class Node {
- public:
-  Node(const json::Value& value, std::string path) : m_value(value), m_path(std::move(path)) {}
-
-  [[noreturn]] void Fail(const std::string& problem) const {
-    throw InvalidError(m_path + " " + problem);
-  }
-
-  void Keys(const std::vector<std::string_view>& keys) const { m_value.require_keys(keys, m_path); }
-
-  Node operator[](std::string_view key) const {
-    return {m_value.at(key, m_path), (m_path == kRoot ? "" : m_path + ".") + std::string(key)};
-  }
-
-  std::vector<Node> Items() const {
-    std::vector<Node> items;
-    for (const json::Value& value : m_value.array(m_path)) {
-      items.emplace_back(value, m_path + "[" + std::to_string(items.size()) + "]");
-    }
-    return items;
-  }
-
-  bool IsNull() const { return m_value.is_null(); }
-
-  bool Is(std::string_view text) const {
-    try {
-      return m_value.string(m_path) == text;
-    } catch (const InvalidError&) {
-      return false;
-    }
-  }
-
-  const std::string& Text() const { return m_value.string(m_path); }
-
-  double Number(double low, double high) const {
-    const double value = m_value.number(m_path);
-    if (!(value >= low && value <= high)) {
-      std::ostringstream line;
-      line << "is " << value << ": it must be between " << low << " and " << high;
-      Fail(line.str());
-    }
-    return value;
-  }
-
-  uint32_t Count(uint32_t low, uint32_t high) const {
-    m_value.count(m_path);
-    return static_cast<uint32_t>(Number(low, high));
-  }
-
-  /** What the text stands for. */
-  template <typename T>
-  T OneOf(std::initializer_list<std::pair<std::string_view, T>> known) const {
-    std::string names;
-    for (const auto& [name, value] : known) {
-      if (Text() == name) {
-        return value;
-      }
-      names += (names.empty() ? "" : ", ") + std::string(name);
-    }
-    Fail("is " + json::quoted(Text()) + ": it must be one of " + names);
-  }
-
-  std::string Name() const {
-    const auto plain = [](unsigned char c) {
-      return std::isalnum(c) || c == '.' || c == '_' || c == '-';
-    };
-    if (Text().empty() || Text().size() > 100 ||
-        !std::all_of(Text().begin(), Text().end(), plain)) {
-      Fail("is " + json::quoted(Text()) + ": letters, digits, '.', '_' and '-', at most 100");
-    }
-    return Text();
-  }
-
-  static constexpr const char* kRoot = "run file";
-
- private:
-  const json::Value& m_value;
-  std::string m_path;
-};
 
 std::vector<Quantile> ParseDistribution(const Node& node, double low, double high) {
   std::vector<Quantile> points;

@@ -1,0 +1,492 @@
+"""The laboratory's program: what it writes agrees with its own capture, and what it refuses.
+
+Runs are short and seeded, so every figure here is the same each time.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipelines.simulate import build_simulator
+
+pytestmark = pytest.mark.slow  # ns-3 programs are compiled and run
+
+Run = dict[str, Any]
+Result = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def program(project: Path) -> Path:
+    """The laboratory, built."""
+    return build_simulator(program="lab")
+
+
+def group(flows: int, tcp: str, ecn: str, **changes: Any) -> Run:
+    """A group of flows to R1 that offers 5 Mbit/s a flow in messages."""
+    traffic = {"kind": "messages", "rate_bps": 5e6, "sizes": "web_search"}
+    base = {"flows": flows, "tcp": tcp, "ecn": ecn, "receiver": "R1", "start_s": [0, 0.5]}
+    return base | {"dupack_threshold": 3, "traffic": traffic} | changes
+
+
+def figure8(**changes: Any) -> Run:
+    """The paper's figure 8, three seconds of it, in the profile `premise`."""
+    own = [group(6, "dctcp", "ect1", dupack_threshold=12), group(4, "cubic", "ect0")]
+    return {
+        "format": 1,
+        "name": "figure8",
+        "seed": 1,
+        "seconds": 3,
+        "warmup_s": 1,
+        "profile": "premise",
+        "bottlenecks": [{"rate_bps": 100e6, "delay_ms": 20, "buffer_bytes": 1_000_000}],
+        "receivers": [{"name": "R1", "router": 1, "delay_ms": 0.1}],
+        "senders": [
+            {"name": "S1", "router": 0, "delay_ms": 0.1, "groups": own},
+            {"name": "cross", "router": 0, "delay_ms": 0.1, "groups": [group(10, "dctcp", "ect1")]},
+        ],
+        "control": {"kind": "default"},
+        "moved_ecn": "not_ect",
+        "explore": {"share": 0, "burst_packets": 8, "seed": 1},
+        "finetune": None,
+        "outputs": [],
+    } | changes
+
+
+def model(artifact: Path, **changes: Any) -> Run:
+    """Control by a model that changes queues on any difference it predicts."""
+    base = {"kind": "model", "artifact": str(artifact), "version": 1, "inference_us": 200}
+    restraint = {"margin_us": 0, "margin_share": 0, "max_moved_unacked": 1_000_000}
+    return base | {"until_decided": "previous"} | restraint | changes
+
+
+def simulate(program: Path, run: Run, out: Path) -> Result:
+    """Run it and return its summary; every packet of S1 must be accounted for."""
+    file = out.with_suffix(".json")
+    file.write_text(json.dumps(run))
+    done = subprocess.run(
+        [program, f"--run={file}", f"--out={out}"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[0] == "progress 0"
+    assert not out.with_name(out.name + ".partial").exists()
+    summary: Result = json.loads((out / "summary.json").read_text())
+    assert summary["run"] == run
+    return summary
+
+
+def refused(program: Path, run: Run | str, out: Path) -> str:
+    """Run what cannot be run: one line, and no result."""
+    file = out.with_suffix(".json")
+    file.write_text(run if isinstance(run, str) else json.dumps(run))
+    done = subprocess.run(
+        [program, f"--run={file}", f"--out={out}"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert not out.exists()
+    assert not out.with_name(out.name + ".partial").exists()
+    (line,) = done.stderr.strip().split("\n")
+    return line
+
+
+def truth_of(out: Path) -> np.ndarray[Any, Any]:
+    """The truth of S1's packets; arrived, dropped or still under way."""
+    rows = np.load(out / "truth.npy")
+    arrived = ~np.isnan(rows["one_way_us"])
+    assert not (arrived & (rows["dropped"] == 1)).any()
+    under_way = ~arrived & (rows["dropped"] == 0)
+    assert (rows["sent_ns"][-1] - rows["sent_ns"][under_way] < 1e9).all()
+    assert (np.diff(rows["sent_ns"]) >= 0).all()
+    assert (rows["packet"] == np.arange(len(rows))).all()
+    assert (np.isnan(rows["queueing_us"]) == ~arrived).all()
+    return rows
+
+
+def test_the_capture_and_the_simulator_agree(program: Path, tmp_path: Path) -> None:
+    """Every column that a sender can see, packet by packet, amid moves, drops and retransmissions."""
+    from feature_store.extract import Job, extract_trace
+    from feature_store.schema import scan_packets
+
+    run = figure8(
+        control={"kind": "random", "share": 0.3, "burst_packets": 1, "seed": 1},
+        bottlenecks=[{"rate_bps": 40e6, "delay_ms": 10, "buffer_bytes": 60_000}],
+        outputs=["pcap", "truth"],
+        warmup_s=0,
+    )
+    summary = simulate(program, run, tmp_path / "out")
+    rows = truth_of(tmp_path / "out")
+    extract_trace(Job(tmp_path / "out" / "s1.pcap", "lab"), tmp_path / "packets")
+    table = scan_packets(tmp_path / "packets", "lab").collect()
+
+    # the table leaves out connections of fewer than 8 packets if they carry next to nothing
+    assert len(table) == len(rows)
+    assert (table["sent_ns"].to_numpy() == rows["sent_ns"]).all()
+    assert (table["size_bytes"].to_numpy() == rows["size_bytes"]).all()
+    assert ((table["queue"] == "l4s").to_numpy() == (rows["queue"] == 1)).all()
+    assert (table["retransmitted"].to_numpy() == (rows["retransmitted"] == 1)).all()
+    latency_us = table["latency_us"].fill_null(float("nan")).to_numpy()
+    assert np.array_equal(np.isnan(latency_us), np.isnan(rows["latency_us"]))
+    known = ~np.isnan(latency_us)
+    assert known.mean() > 0.8
+    assert np.abs(latency_us[known] - rows["latency_us"][known]).max() < 0.01  # float32 of 100 ms
+    # the way back hardly waits: a latency in order is the one-way delay and 10.2 ms
+    assert (rows["latency_us"][known] >= rows["one_way_us"][known] + 10_200).all()
+
+    # the run had what could go wrong
+    assert rows["dropped"].sum() > 20
+    assert rows["retransmitted"].sum() > 20
+    assert rows["reordered"].sum() > 20
+    assert rows["marked"].sum() > 20
+    assert ((rows["queue"] == 0) & (rows["default_queue"] == 1)).sum() > 100
+    senders = summary["senders"].values()
+    lost = sum(c["dropped"] for s in senders for c in s.values())
+    (bottleneck,) = summary["bottlenecks"]
+    queues = (bottleneck["l4s"], bottleneck["classic"])
+    assert lost == sum(q["dropped"] + q["refused"] for q in queues)
+    assert lost == sum(bottleneck["drops"].values())
+    for queue in queues:
+        waiting_bytes = queue["enqueued_bytes"] - queue["dequeued_bytes"] - queue["dropped_bytes"]
+        assert 0 <= waiting_bytes <= 60_000
+
+
+def test_the_same_run_gives_the_same_bytes(
+    program: Path, make_artifact: Callable[..., Path], tmp_path: Path
+) -> None:
+    run = figure8(
+        seconds=2,
+        control=model(make_artifact(1)),
+        explore={"share": 0.1, "burst_packets": 8, "seed": 4},
+        outputs=["pcap", "truth"],
+    )
+    for name in ("first", "second"):
+        simulate(program, run, tmp_path / name)
+    simulate(program, run | {"seed": 2}, tmp_path / "other")
+    files = sorted(p.name for p in (tmp_path / "first").iterdir())
+    assert files == ["cost.json", "s1.pcap", "summary.json", "trace.json", "truth.npy"]
+    for file in set(files) - {"cost.json"}:
+        first = (tmp_path / "first" / file).read_bytes()
+        assert first == (tmp_path / "second" / file).read_bytes(), file
+        assert first != (tmp_path / "other" / file).read_bytes(), file
+    cost = json.loads((tmp_path / "first" / "cost.json").read_text())
+    assert set(cost) == {"cpu_s", "wall_s", "peak_memory_bytes", "events", "engine_s", "engine_calls"}
+
+
+def test_controls_do_what_they_say(program: Path, tmp_path: Path) -> None:
+    def with_control(
+        name: str, control: Run, seconds: float = 2, **changes: Any
+    ) -> tuple[Result, np.ndarray[Any, Any]]:
+        run = figure8(control=control, outputs=["truth"], seconds=seconds, **changes)
+        return simulate(program, run, tmp_path / name), truth_of(tmp_path / name)
+
+    def p99(summary: Result) -> float:
+        return float(summary["senders"]["S1"]["l4s"]["queueing_us"]["p99"])
+
+    default, rows = with_control("default", {"kind": "default"}, 4)
+    assert default["moved"]["moved"] == 0
+    assert (rows["queue"] == rows["default_queue"]).all()
+
+    no_l4s, rows = with_control("no_l4s", {"kind": "no_l4s"})
+    assert not rows["queue"].any()
+    assert no_l4s["bottlenecks"][0]["l4s"]["enqueued"] == 0
+    assert no_l4s["senders"]["S1"]["l4s"]["flows"] == 6
+    assert no_l4s["moved"]["share"] is None
+
+    third = {"kind": "random", "share": 0.3, "burst_packets": 8, "seed": 5}
+    random, rows = with_control("random", third)
+    assert random["moved"]["share"] == pytest.approx(0.3, abs=0.05)
+    explored, same = with_control(
+        "explored", {"kind": "default"}, explore={"share": 0.3, "burst_packets": 8, "seed": 5}
+    )
+    for moved in (rows, same):  # one fate a burst, but for its classic packets
+        whole = moved[: len(moved) // 8 * 8]
+        fates = np.where(whole["default_queue"] == 1, whole["queue"] == 0, -1).reshape(-1, 8)
+        assert all(len(set(burst) - {-1}) <= 1 for burst in fates)
+    assert explored["moved"]["share"] == pytest.approx(0.3, abs=0.05)
+
+    oracle, _ = with_control("oracle", {"kind": "oracle", "margin_us": 1000, "order": "any"}, 4)
+    assert 0.1 < oracle["moved"]["share"] < 0.7
+    assert p99(oracle) < 0.9 * p99(default)
+    kept, _ = with_control("kept", {"kind": "oracle", "margin_us": 1000, "order": "kept"}, 4)
+    assert kept["moved"]["moved"] > 0
+    reordered = [s["senders"]["S1"]["l4s"]["reordered"] for s in (default, kept, oracle)]
+    assert reordered[0] == 0
+    assert reordered[1] < 0.3 * reordered[2]
+
+    last, _ = with_control("last", {"kind": "last_latency", "threshold_us": 15_000, "stale_us": 1e5})
+    assert last["moved"]["moved"] > 0
+    never, _ = with_control("never", {"kind": "last_latency", "threshold_us": 1e9, "stale_us": 1e5})
+    assert never["moved"]["moved"] == 0
+
+
+def test_a_decision_cannot_act_before_it_exists(
+    program: Path, make_artifact: Callable[..., Path], tmp_path: Path
+) -> None:
+    artifact = make_artifact(2)
+
+    def moved(name: str, **changes: Any) -> tuple[np.ndarray[Any, Any], Result]:
+        run = figure8(control=model(artifact, **changes), outputs=["truth"], seconds=2)
+        decisions: Result = simulate(program, run, tmp_path / name)["decisions"]
+        rows = truth_of(tmp_path / name)
+        assert sum(decisions["versions"].values()) == -(-len(rows) // 8)  # each batch is asked about
+        assert decisions["batches"] == decisions["decided"] + decisions["late"]
+        return (rows["default_queue"] == 1) & (rows["queue"] == 0), decisions
+
+    at_once, decisions = moved("at-once", inference_us=0, until_decided="default")
+    assert decisions["decided"] == -(-len(at_once) // 8)
+    assert at_once[::8].any()  # the packets that were asked at
+
+    delayed, decisions = moved("delayed", until_decided="default")
+    assert not delayed[::8].any()
+    assert delayed.any()
+    assert decisions["decided"] > 0
+
+    for_ever, decisions = moved("for-ever", inference_us=1e6, until_decided="default")
+    assert not for_ever.any()
+    assert decisions["decided"] == 0
+
+    held, decisions = moved("held", until_decided="previous")
+    assert decisions["late"] == 0
+    assert held[::8].any()
+
+
+@pytest.fixture
+def two_heads(make_artifact: Callable[..., Path], tmp_path: Path) -> tuple[Path, Path]:
+    """Two artifacts that differ in the head alone."""
+    import torch
+
+    from models import artifact
+
+    loaded = artifact.load(make_artifact(3))
+    with torch.no_grad():
+        for name, value in loaded.model.named_parameters():
+            if name.startswith("head"):
+                value.mul_(-1)
+    artifact.save(tmp_path / "other-head", loaded.model, loaded.description)
+    return make_artifact(3), tmp_path / "other-head"
+
+
+def test_heads_are_swapped_while_the_run_goes_on(
+    program: Path, two_heads: tuple[Path, Path], make_artifact: Callable[..., Path], tmp_path: Path
+) -> None:
+    first, second = two_heads
+    script = tmp_path / "tune.py"
+    script.write_text(
+        "import json, os, sys\n"
+        "given = dict(zip(sys.argv[2::2], sys.argv[3::2]))\n"
+        "given['bytes'] = os.path.getsize(given['--pcap'])\n"
+        f"open({str(tmp_path / 'asked.jsonl')!r}, 'a').write(json.dumps(given) + chr(10))\n"
+        "print('some words'); print(sys.argv[1])\n"
+    )
+    tuning = {"every_s": 1, "span_s": 0.5, "apply_after_s": 0.25}
+    run = figure8(
+        control=model(first),
+        outputs=["pcap"],
+        seconds=2.5,
+        finetune=tuning | {"command": [sys.executable, str(script), str(second)]},
+    )
+    summary = simulate(program, run, tmp_path / "out")
+    assert summary["finetune"] == [
+        {"at_s": 1, "artifact": str(second), "version": 2},
+        {"at_s": 2, "artifact": str(second), "version": 3},
+    ]
+    versions = summary["decisions"]["versions"]
+    assert set(versions) == {"1", "2", "3"}
+    assert min(versions.values()) > 10
+    asked = [json.loads(line) for line in (tmp_path / "asked.jsonl").read_text().splitlines()]
+    assert [a["--from-ns"] for a in asked] == ["500000000", "1500000000"]
+    assert [a["--to-ns"] for a in asked] == ["1000000000", "2000000000"]
+    assert [a["--artifact"] for a in asked] == [str(first), str(second)]
+    assert [a["--round"] for a in asked] == ["1", "2"]
+    assert 100_000 < asked[0]["bytes"] < asked[1]["bytes"]
+    assert [a["--output"] for a in asked] == [f"{tmp_path}/out.partial/finetune/round-{k}" for k in (1, 2)]
+    assert (tmp_path / "out" / "finetune" / "round-2").is_dir()
+
+    run["finetune"]["command"][-1] = str(make_artifact(4))  # another encoder
+    assert "more than its head" in refused(program, run, tmp_path / "encoder")
+    run["finetune"]["command"] = ["false"]
+    assert refused(program, run, tmp_path / "failed") == "finetune: the command false failed"
+
+
+def test_every_kind_of_traffic_over_two_bottlenecks(program: Path, tmp_path: Path) -> None:
+    """Each kind, each congestion control, joining and leaving at every router."""
+    uniform = [[100, 0], [3000, 1]]
+    replay = {"kind": "replay", "gaps_us": uniform, "bytes": uniform, "durations_s": [[1, 0], [2, 1]]}
+    kinds = {
+        "messages": group(2, "dctcp", "ect1", dupack_threshold="ncr"),
+        "hadoop": group(
+            2, "cubic", "not_ect", traffic={"kind": "messages", "rate_bps": 2e6, "sizes": "hadoop"}
+        ),
+        "greedy": group(1, "prague", "ect1", traffic={"kind": "greedy"}),
+        "video": group(1, "udp", "ect1", traffic={"kind": "video", "rate_bps": 3e6, "frames_per_s": 60}),
+        "cbr": group(1, "udp", "not_ect", traffic={"kind": "cbr", "rate_bps": 1e6, "packet_bytes": 500}),
+        "replay": group(2, "bbr", "ect1", traffic=replay, receiver="R0"),
+        "cubic": group(1, "cubic", "ect1", traffic={"kind": "greedy"}, receiver="R0"),
+    }
+    senders = [
+        {"name": name, "router": 1 if name == "cbr" else 0, "delay_ms": 0.5, "groups": [flows]}
+        for name, flows in kinds.items()
+    ]
+    run = figure8(
+        senders=senders,
+        seconds=4,
+        profile="rfc9332",
+        control={"kind": "oracle", "margin_us": 0, "order": "any"},
+        receivers=[
+            {"name": "R0", "router": 1, "delay_ms": 0.1},
+            {"name": "R1", "router": 2, "delay_ms": 3},
+        ],
+        bottlenecks=[
+            {"rate_bps": 40e6, "delay_ms": 5, "buffer_bytes": 100_000},
+            {"rate_bps": 20e6, "delay_ms": 5, "buffer_bytes": 100_000},
+        ],
+    )
+    summary = simulate(program, run, tmp_path / "out")
+    assert len(summary["disc"]) == len(summary["bottlenecks"]) == 2
+    for name in kinds:
+        of_class = "classic" if name in ("hadoop", "cbr") else "l4s"
+        sender = summary["senders"][name]
+        assert sender[of_class]["goodput_bps"] > 2e5, name
+        assert sender["classic" if of_class == "l4s" else "l4s"]["packets"] == 0, name
+    senders_l4s = {name: summary["senders"][name]["l4s"] for name in kinds}
+    assert senders_l4s["video"]["goodput_bps"] == pytest.approx(3e6, rel=0.2)
+    assert senders_l4s["video"]["latency_us"]["count"] == 0  # nothing acknowledges UDP
+    # one-way: propagation of what lies on the way
+    least_us = {name: senders_l4s[name]["one_way_us"]["cdf"][0] for name in ("greedy", "cubic")}
+    assert 13_500 < least_us["greedy"] < 15_500
+    assert 5_600 < least_us["cubic"] < 6_600
+
+
+def change(path: str, value: Any) -> Callable[[Run], None]:
+    """Set (or, with `...`, remove) what a path like `senders.0.name` leads to."""
+
+    def apply(run: Run) -> None:
+        *way, last = path.split(".")
+        at: Any = run
+        for step in way:
+            at = at[int(step) if step.isdigit() else step]
+        if value is ...:
+            del at[last]
+        else:
+            at[int(last) if last.isdigit() else last] = value
+
+    return apply
+
+
+MODEL = {
+    "kind": "model",
+    "artifact": "/nowhere/artifact",
+    "version": 1,
+    "inference_us": 200,
+    "until_decided": "default",
+    "margin_us": 1000,
+    "margin_share": 0.1,
+    "max_moved_unacked": 64,
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("speed", 1, "run file: unknown key 'speed'"),
+        ("seed", ..., "run file: key 'seed' is missing"),
+        ("format", 2, "format is 2: it must be between 1 and 1"),
+        ("name", "../up", "name is '../up': letters, digits"),
+        ("seconds", "long", "seconds is not a number"),
+        ("warmup_s", 3, "warmup_s leaves nothing of the run"),
+        ("profile", "codel", "profile is 'codel': it must be one of rfc9332, premise"),
+        ("bottlenecks", [], "bottlenecks must be 1 to 8"),
+        ("bottlenecks.0.buffer_bytes", 1499, "buffer_bytes is 1499: less than one packet of 1500 bytes"),
+        ("bottlenecks.0.rate_bps", 0, "bottlenecks[0].rate_bps is 0: it must be between"),
+        ("receivers.0.router", 2, "receivers[0].router is 2: it must be between 1 and 1"),
+        ("senders", [], "senders must be 1 to"),
+        ("senders.1.name", "S1", "senders[1].name is 'S1' twice"),
+        ("senders.0.groups", [], "senders[0].groups is empty: a sender without flows"),
+        ("senders.0.groups.1.flows", 0, "senders[0].groups[1].flows is 0: it must be between 1"),
+        ("senders.0.groups.0.flows", 1.5, "senders[0].groups[0].flows is not a whole number"),
+        ("senders.0.groups.0.ecn", "ect0", "groups[0].ecn must be ect1 for dctcp"),
+        ("senders.0.groups.0.tcp", "vegas", "tcp is 'vegas': it must be one of dctcp, prague"),
+        ("senders.0.groups.0.receiver", "R9", "receiver is 'R9': no receiver has that name"),
+        ("senders.0.groups.0.start_s", [1, 0], "start_s[1] is 0: it must be between 1"),
+        ("senders.0.groups.0.traffic.size", 1, "traffic: unknown key 'size'"),
+        ("senders.0.groups.0.traffic.sizes", "mail", "sizes is 'mail': it must be one of web_search"),
+        (
+            "senders.0.groups.0.traffic",
+            {"kind": "replay", "gaps_us": [[0, 0]], "bytes": [], "durations_s": []},
+            "gaps_us does not run from share 0 to share 1",
+        ),
+        ("control", {"kind": "guess"}, "control.kind is 'guess': it must be one of default"),
+        ("control", {"kind": "random", "share": 2, "burst_packets": 1, "seed": 1}, "control.share is 2"),
+        ("control", MODEL, "/nowhere/artifact"),
+        ("finetune", {}, "finetune: key 'every_s' is missing"),
+        (
+            "finetune",
+            {"every_s": 1, "span_s": 1, "apply_after_s": 0, "command": ["true"]},
+            "finetune needs control model",
+        ),
+        ("outputs", ["video"], "outputs[0] is 'video': it must be one of pcap, truth"),
+    ],
+)
+def test_what_cannot_be_is_named_in_one_line(
+    program: Path, tmp_path: Path, path: str, value: Any, message: str
+) -> None:
+    run = copy.deepcopy(figure8())
+    change(path, value)(run)
+    assert message in refused(program, run, tmp_path / "out")
+
+
+def test_a_broken_run_file_an_old_result_and_a_mismatched_artifact(
+    program: Path, make_artifact: Callable[..., Path], tmp_path: Path
+) -> None:
+    from models import artifact
+
+    assert "out.json: the text ends early" in refused(program, '{"format": 1', tmp_path / "out")
+    loaded = artifact.load(make_artifact(5))
+    described = loaded.description
+    other = tmp_path / "other-windows"
+    artifact.save(
+        other,
+        loaded.model,
+        artifact.Description(described.tokens, "f" * 64, described.visibility, described.protocol),
+    )
+    line = refused(program, figure8(control=model(other)), tmp_path / "out")
+    assert "made for other windows (schema hash ffffffffffff" in line
+
+    (tmp_path / "out").mkdir()
+    done = subprocess.run(
+        [program, f"--run={tmp_path / 'out.json'}", f"--out={tmp_path / 'out'}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "exists already: a result is never overwritten" in done.stderr
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_a_killed_run_leaves_no_result(program: Path, tmp_path: Path) -> None:
+    file, out = tmp_path / "run.json", tmp_path / "out"
+    partial = tmp_path / "out.partial"
+    file.write_text(json.dumps(figure8(seconds=1000, outputs=["pcap"])))
+    running = subprocess.Popen([program, f"--run={file}", f"--out={out}"], stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not (partial / "s1.pcap").exists() or (partial / "s1.pcap").stat().st_size < 50_000:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    os.kill(running.pid, signal.SIGKILL)
+    running.wait()
+    assert partial.exists()
+    assert not out.exists()
+    simulate(program, figure8(seconds=1.5), out)
+    assert not partial.exists()
+    assert {p.name for p in out.iterdir()} == {"cost.json", "summary.json", "trace.json"}
