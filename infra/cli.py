@@ -39,6 +39,7 @@ class Benchmark(StrEnum):
     extract = "extract"
     finetune = "finetune"
     inference = "inference"
+    serving = "serving"
 
 
 class Protocol(StrEnum):

@@ -9,7 +9,7 @@ import json
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -66,24 +66,29 @@ def backends(folder: Path) -> TritonEnvironment:
 
 
 @contextmanager
-def served(root: Path, name: str = SERVER) -> Iterator[str]:
-    """Serve all models of `root/repository`; the address of Triton's gRPC port.
+def served(
+    root: Path, models: Sequence[str], *, name: str = SERVER, socket_path: Path | None = None
+) -> Iterator[str]:
+    """Serve `models` of `root/repository`, on loopback or on a Unix socket; gives the address for clients.
 
     Raises:
         OSError: something is not built.
         RuntimeError: Triton did not start.
         TritonError: a model cannot be loaded.
     """
-    repository = root / "repository"
-    environment = backends(root / "backends")
+    environment = backends(root / f"backends-{name}")
     ports = dict(zip(("http", "grpc", "metrics"), free_ports(3), strict=True))
-    command = triton_command(environment, repository, ports)
+    command = triton_command(environment, root / "repository", ports)
     address = f"{LOOPBACK}:{ports['grpc']}"
+    if socket_path is not None:
+        # Triton adds the port to whatever address it is given, here to the file's name.
+        address = f"unix:{socket_path}:{ports['grpc']}"
+        command[command.index(f"--grpc-address={LOOPBACK}")] = f"--grpc-address=unix:{socket_path}"
     with Triton(address) as triton:
         processes.start(name, command, ports, environment.variables, triton.live, START_S)
         try:
-            for model in sorted(repository.iterdir()):
-                triton.load(model.name)
+            for model in models:
+                triton.load(model)
             yield address
         finally:
             processes.stop(name)
