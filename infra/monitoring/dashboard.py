@@ -40,9 +40,9 @@ def _rate(metric: str, by: str) -> tuple[Query, ...]:
     return (Query(f"sum by ({by}) (rate({metric}[1m]))", f"{{{{{by}}}}}"),)
 
 
-def _quantiles(metric: str, *quantiles: float) -> tuple[Query, ...]:
+def _quantiles(metric: str, *quantiles: float, prefix: str = "") -> tuple[Query, ...]:
     return tuple(
-        Query(f"histogram_quantile({q}, sum by (le) (rate({metric}_bucket[1m])))", f"p{100 * q:g}")
+        Query(f"histogram_quantile({q}, sum by (le) (rate({metric}_bucket[1m])))", f"{prefix}p{100 * q:g}")
         for q in quantiles
     )
 
@@ -169,7 +169,7 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
         Panel(
             "Batches",
             "cps",
-            "By outcome, and the reasons of refusals.",
+            "By outcome (busy and failed are told to come again), and the reasons of refusals.",
             (
                 *_rate("swiftqueue_ingest_batches_total", "outcome"),
                 Query("sum by (reason) (rate(swiftqueue_ingest_refused_total[1m]))", "refused: {{reason}}"),
@@ -185,10 +185,13 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
             ),
         ),
         Panel(
-            "Durable append",
+            "Append and compaction",
             "s",
-            "Time of one append, until it is on the disk.",
-            _quantiles("swiftqueue_ingest_append_seconds", 0.5, 0.99),
+            "Time of one append, until it is on the disk, and of one run of the compaction.",
+            (
+                *_quantiles("swiftqueue_ingest_append_seconds", 0.5, 0.99),
+                *_quantiles("swiftqueue_ingest_compact_seconds", 0.99, prefix="compaction "),
+            ),
         ),
         Panel(
             "Waiting batches",

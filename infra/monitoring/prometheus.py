@@ -3,8 +3,8 @@
     python -m infra.monitoring.prometheus start|targets|stop
 
 What to scrape comes from the servers' own records (`var/NAME/server.json`, infra/processes.py): each one
-that lists a port named `metrics` is a target. `targets` writes the list anew; Prometheus sees it within
-10 s. The port is SWIFTQUEUE_PROMETHEUS_PORT (9090), state and log lie under `var/prometheus`.
+that lists a port named `metrics` is a target, and the ingest. `targets` writes the list anew; Prometheus
+sees it within 10 s. The port is SWIFTQUEUE_PROMETHEUS_PORT (9090), state and log lie under `var/prometheus`.
 """
 
 from __future__ import annotations
@@ -79,8 +79,9 @@ def write_targets() -> list[dict[str, object]]:
         server = processes.running(record.parent.name)
         if server is None or server.name == NAME:
             continue
-        # One server may have several metrics ports, one for each of its processes: metrics, metrics-1, ...
-        ports = [number for kind, number in sorted(server.ports.items()) if kind.startswith("metrics")]
+        # The ingest answers scrapes at the port where it takes telemetry.
+        kind = "http" if _job(server.name) == "ingest" and "metrics" not in server.ports else "metrics"
+        ports = [server.ports[kind]] if kind in server.ports else []
         if ports:
             found.append(
                 {"targets": [f"{LOOPBACK}:{p}" for p in ports], "labels": {"job": _job(server.name)}}
