@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Final
 
 from infra.triton_environment import TritonEnvironment
-from serving.native_repository import BACKEND
+from serving.triton_config import Backend
 
 SOURCES: Final = Path(__file__).resolve().parent.parent / "serving" / "triton" / "native"
-LIBRARY: Final = SOURCES / "_build" / f"libtriton_{BACKEND}.so"
+LIBRARY: Final = SOURCES / "_build" / f"libtriton_{Backend.NATIVE}.so"
 
 
 def with_native_backend(environment: TritonEnvironment, folder: Path) -> TritonEnvironment:
@@ -26,10 +26,10 @@ def with_native_backend(environment: TritonEnvironment, folder: Path) -> TritonE
     """
     if not LIBRARY.is_file():
         raise OSError(f"{LIBRARY}: the native backend is not built; run `make -C {SOURCES}`")
-    (folder / BACKEND).mkdir(parents=True, exist_ok=True)
+    (folder / Backend.NATIVE).mkdir(parents=True, exist_ok=True)
     for backend in environment.backends.iterdir():
         _link(folder / backend.name, backend)
-    _link(folder / BACKEND / LIBRARY.name, LIBRARY)
+    _link(folder / Backend.NATIVE / LIBRARY.name, LIBRARY)
     return replace(environment, backends=folder)
 
 

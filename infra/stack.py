@@ -14,11 +14,14 @@ from typing import Final
 import numpy as np
 
 from infra import processes
+from infra.native_backend import with_native_backend
 from infra.triton_environment import TritonEnvironment, find_environment
+from infra.triton_tls import tls_flags
 from models.registry import local_store, tracking_uri
 from models.state import state_dir
 from serving.deploy_log import last_deployed
 from serving.endpoint import LOOPBACK, Triton, TritonError, port
+from serving.triton_config import Backend
 from serving.triton_repository import ModelRepository
 
 TRITON: Final = "triton"
@@ -45,7 +48,17 @@ def start_stack(*, mlflow: bool = False) -> None:
     if version is None:
         print("no champion in the registry yet; `dvc repro` makes a version, `swiftqueue deploy` serves it")
     else:
-        print(f"champion version {version} is served")
+        print(f"champion version {version} is served by the {served_backend().label}")
+
+
+def served_backend() -> Backend:
+    """Backend of the version that the local Triton serves.
+
+    Raises:
+        OSError: no Triton answers, or it serves nothing.
+    """
+    with Triton() as triton:
+        return Backend(triton.config().backend)
 
 
 def stop_stack() -> None:
@@ -71,6 +84,8 @@ def _start_triton() -> None:
                     "stop it with `swiftqueue down`, then start it again"
                 )
         print(f"triton is up already (pid {server.pid}, gRPC {LOOPBACK}:{server.ports['grpc']})")
+        if not _knows_native_backend(server):
+            print("it was started without the native backend; `swiftqueue down` and `up` start it with it")
         return
     ports = {kind: port(kind) for kind in ("http", "grpc", "metrics")}
     if len(set(ports.values())) < len(ports):
@@ -78,6 +93,10 @@ def _start_triton() -> None:
     for kind, number in ports.items():
         processes.check_port(number, f"SWIFTQUEUE_TRITON_{kind.upper()}")
     environment = find_environment()
+    try:
+        environment = with_native_backend(environment, _backends_folder())
+    except OSError as error:
+        print(f"models are served by the {Backend.PYTHON.label}: {error}")
     repository = ModelRepository()
     repository.embedded.mkdir(parents=True, exist_ok=True)
     repository.drop_candidate()
@@ -85,6 +104,16 @@ def _start_triton() -> None:
     with Triton(f"{LOOPBACK}:{ports['grpc']}") as triton:
         server = processes.start(TRITON, command, ports, environment.variables, triton.live, TRITON_TIMEOUT_S)
     print(f"triton is up (pid {server.pid}, gRPC {LOOPBACK}:{ports['grpc']}, log {server.log})")
+
+
+def _backends_folder() -> Path:
+    return state_dir() / TRITON / "backends"
+
+
+def _knows_native_backend(server: processes.Server) -> bool:
+    """Whether a running Triton was started with the backend directory that holds ours."""
+    process = server.process()
+    return process is not None and f"--backend-directory={_backends_folder()}" in process.cmdline()
 
 
 def triton_command(environment: TritonEnvironment, repository: Path, ports: Mapping[str, int]) -> list[str]:
@@ -97,8 +126,10 @@ def triton_command(environment: TritonEnvironment, repository: Path, ports: Mapp
         f"--model-repository={repository}",
         f"--backend-directory={environment.backends}",
         "--model-control-mode=explicit",
+        "--disable-auto-complete-config",  # ours are whole: what is missing is an error, not a guess
         *(f"--{kind}-address={LOOPBACK}" for kind in ports),
         *(f"--{kind}-port={number}" for kind, number in ports.items()),
+        *tls_flags(),
         "--allow-gpu-metrics=false",
         "--exit-timeout-secs=5",
     ]
@@ -152,7 +183,8 @@ def _print_triton() -> bool:
             print(f"triton: no answer at {triton.address}; start it: swiftqueue up")
             return False
         try:
-            tokens, features = triton.config().input[0].dims
+            config = triton.config()
+            tokens, features = config.input[0].dims
             begin = time.perf_counter()
             answer = triton.infer(np.zeros((1, tokens, features), dtype=np.float32))
             took_us = (time.perf_counter() - begin) * 1e6
@@ -161,7 +193,10 @@ def _print_triton() -> bool:
             return False
     age = last_deployed(answer.version)
     since = f"deployed {_duration(time.time() - age)} ago" if age else "not deployed from here"
-    print(f"triton: serves version {answer.version} at {triton.address}, {since}, inference {took_us:.0f} µs")
+    print(
+        f"triton: serves version {answer.version} by the {Backend(config.backend).label} "
+        f"at {triton.address}, {since}, inference {took_us:.0f} µs"
+    )
     return True
 
 

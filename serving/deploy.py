@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from models.lineage import git_commit
 from models.registry import CHALLENGER, CHAMPION, CONTENT_TAG, Registry, registry_exists
@@ -20,6 +20,7 @@ from pipelines.register import read_params
 from pipelines.stage import StageError
 from serving import deploy_log
 from serving.endpoint import Triton
+from serving.triton_config import Backend
 from serving.triton_repository import ModelRepository
 
 PARAMS_FILE: Final = Path("params.yaml")
@@ -56,13 +57,14 @@ def deploy_version(version: int | None) -> None:
             _ensure_served(chosen, registry, triton, repository)
             print(f"version {chosen} is the champion and served")
             return
-        _put_in_service(chosen, "deploy", registry, triton, repository)
+        backend = _put_in_service(chosen, "deploy", registry, triton, repository)
         registry.set_tags(chosen, {REPLACED_TAG: str(champion or NONE)})
         registry.set_alias(CHAMPION, chosen)
         if registry.alias(CHALLENGER) == chosen:
             registry.remove_alias(CHALLENGER)
         _retire(chosen, champion, keep, repository)
-        print(f"version {chosen} is served and champion" + (f" (before: {champion})" if champion else ""))
+        before = f" (before: {champion})" if champion else ""
+        print(f"version {chosen} is served by the {backend.label} and champion{before}")
 
 
 def rollback_champion() -> None:
@@ -81,10 +83,13 @@ def rollback_champion() -> None:
         if before == NONE:
             raise ValueError(f"champion {champion} replaced no other version, so there is none to go back to")
         previous = int(before)
-        _put_in_service(previous, "rollback", registry, triton, repository)
+        backend = _put_in_service(previous, "rollback", registry, triton, repository)
         registry.set_alias(CHAMPION, previous)
         _retire(previous, champion, keep, repository)
-        print(f"version {previous} is served and champion again (rolled back from {champion})")
+        print(
+            f"version {previous} is served by the {backend.label} and champion again "
+            f"(rolled back from {champion})"
+        )
 
 
 def serve_champion() -> int | None:
@@ -137,24 +142,24 @@ def _put_in_service(
     registry: Registry,
     triton: Triton,
     repository: ModelRepository,
-) -> None:
-    """Fetch, push and log; a failure is logged too."""
+) -> Backend:
+    """Fetch, push and log; a failure is logged too. Returns the backend that serves it."""
     from serving.push import push, served_version
 
     begin = time.monotonic()
     previous = served_version(triton)
-    details = {"previous": previous, "git_commit": git_commit(Path.cwd())}
+    details: dict[str, Any] = {"previous": previous, "git_commit": git_commit(Path.cwd())}
     try:
         with tempfile.TemporaryDirectory() as temporary:
             source = registry.fetch(version, Path(temporary))
-            difference = push(source, version, triton, repository, previous)
+            pushed = push(source, version, triton, repository, previous)
     except (OSError, ValueError, RuntimeError) as error:
         deploy_log.append(action, version, "failed", reason=str(error), **details)
         raise
     seconds = round(time.monotonic() - begin, 3)
-    deploy_log.append(
-        action, version, "served", seconds=seconds, largest_relative_difference=difference, **details
-    )
+    details |= {"backend": str(pushed.backend), "largest_relative_difference": pushed.difference}
+    deploy_log.append(action, version, "served", seconds=seconds, **details)
+    return pushed.backend
 
 
 def _retire(champion: int, previous: int | None, keep: int, repository: ModelRepository) -> None:

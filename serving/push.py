@@ -2,7 +2,8 @@
 
 The version is tried under another model name first (`swiftqueue_candidate`), so no client ever reaches a
 version whose output has not been compared with the local one. Then Triton loads it beside the served
-version and swaps; while it loads, and if that fails, the served version answers.
+version and swaps; while it loads, and if that fails, the served version answers. It is tried with the native
+backend; where the server cannot load it there, with the Python backend, and one line says why.
 
 Shapes: B windows, W tokens, F features, H horizon.
 """
@@ -20,8 +21,9 @@ from numpy.typing import NDArray
 from feature_store.windows import schema_hash
 from models import artifact, gate
 from models.scaling import Feature
-from serving.endpoint import Triton, TritonError
+from serving.endpoint import Triton, TritonError, first_line
 from serving.limits import limits_of
+from serving.triton_config import Backend, backend_of
 from serving.triton_repository import CANDIDATE, MODEL, ModelRepository
 
 TOLERANCE: Final = 1e-4  # relative; float32 through two implementations of the same network
@@ -68,21 +70,24 @@ def smoke_windows(features: Sequence[Feature], tokens: int, seed: int = 1) -> ND
     return x_BWF
 
 
-def local_smoke(folder: Path) -> Smoke:
-    """Load and check an artifact, and compute its own answer to the smoke windows.
-
-    Raises:
-        ValueError, FileNotFoundError: the artifact is not whole, or was made for other features.
-    """
-    loaded = artifact.load(folder, schema_hash())
+def local_smoke(loaded: artifact.Artifact) -> Smoke:
+    """Compute an artifact's own answer to the smoke windows."""
     x_BWF = smoke_windows(loaded.model.features, loaded.description.tokens)
     return Smoke(x_BWF, gate.predict(loaded.model, x_BWF))
 
 
+@dataclass(frozen=True)
+class Pushed:
+    """How a version is served."""
+
+    backend: Backend
+    difference: float  # largest relative difference to the local output
+
+
 def push(
     source: Path, version: int, triton: Triton, repository: ModelRepository, previous: int | None
-) -> float:
-    """Put an artifact in service as `version`; returns the largest relative difference to the local output.
+) -> Pushed:
+    """Put an artifact in service as `version`.
 
     On any failure `previous` is what Triton serves, and nothing of the new version is left.
 
@@ -90,23 +95,71 @@ def push(
         DeployError: the version is not served; the line says why.
     """
     try:
-        smoke = local_smoke(source)
-        limits = limits_of(artifact.load(source).model.features)
-        repository.stage(source, limits, version)
-        try:
-            triton.load(CANDIDATE)
-            smoke.check(triton.infer(smoke.x_BWF, CANDIDATE).latency_us)
-        finally:
-            triton.unload(CANDIDATE)
+        loaded = artifact.load(source, schema_hash())
+        smoke = local_smoke(loaded)
+        if (source / artifact.ONNX_FILE).is_file():
+            _check_onnx(source / artifact.ONNX_FILE, smoke)
+        _try_candidate(source, limits_of(loaded.model.features), version, triton, repository, smoke)
     except (ValueError, OSError, DeployError) as error:
         repository.drop_candidate()
         raise DeployError(f"version {version} is not deployed: {error}") from error
     try:
         repository.promote(version)
-        return serve(version, triton, repository, smoke)
+        difference = serve(version, triton, repository, smoke)
     except (OSError, DeployError) as error:
         _restore(previous, version, triton, repository)
         raise DeployError(f"version {version} is not deployed: {error}") from error
+    return Pushed(backend_of(repository.folder(version)), difference)
+
+
+def _check_onnx(file: Path, smoke: Smoke) -> None:
+    """Judge the network that the GPU container and the Python backend run, whoever serves this version."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1  # the served version needs the other cores
+    try:
+        session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+        (y_BH,) = session.run([artifact.ONNX_OUTPUT], {artifact.ONNX_INPUT: smoke.x_BWF})
+    except Exception as error:  # ONNX Runtime's own classes, none of them documented
+        raise DeployError(f"{file.name}: {first_line(str(error))}") from error
+    try:
+        smoke.check(y_BH)
+    except DeployError as error:
+        raise DeployError(f"{file.name}: {error}") from error
+
+
+def _try_candidate(
+    source: Path,
+    limits: dict[str, dict[str, float]],
+    version: int,
+    triton: Triton,
+    repository: ModelRepository,
+    smoke: Smoke,
+) -> None:
+    """Stage the version for a backend that loads it, and compare its answer there with the local one."""
+    try:
+        repository.stage(source, limits, version, Backend.NATIVE)
+        try:
+            triton.load(CANDIDATE)
+        except TritonError as error:
+            if not (source / artifact.ONNX_FILE).is_file():
+                raise
+            triton.unload(CANDIDATE)
+            repository.stage(source, limits, version, Backend.PYTHON)
+            triton.load(CANDIDATE)
+            print(f"version {version} goes to the {Backend.PYTHON.label}: {_refusal(error)}")
+        smoke.check(triton.infer(smoke.x_BWF, CANDIDATE).latency_us)
+    finally:
+        triton.unload(CANDIDATE)
+
+
+def _refusal(error: TritonError) -> str:
+    """Return why Triton did not load a version natively, without Triton's words around it."""
+    said = str(error).rpartition("UNAVAILABLE state: ")[2].rstrip("; ")
+    if "unable to find backend library" in said:
+        return "the server runs without the native backend"
+    return said
 
 
 def serve(version: int, triton: Triton, repository: ModelRepository, smoke: Smoke) -> float:

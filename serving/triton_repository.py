@@ -1,10 +1,13 @@
-"""Writes Triton's model repositories: one for the embedded server, one for the official GPU container.
+"""Triton's model repositories: one for the embedded server, one for the official GPU container.
 
-    var/triton/repository/swiftqueue/config.pbtxt, N/{model.py,model.onnx,model.json,limits.json}
+    var/triton/repository/swiftqueue/config.pbtxt
+        N/{model.safetensors,model.json,limits.json,content.sha256[,model.onnx]}    for the native backend
+        N/{model.py,model.onnx,model.json,limits.json,content.sha256}               for the Python backend
     var/triton/repository-gpu/swiftqueue/config.pbtxt, N/model.onnx
 
-A version folder appears by one rename, complete. The version policy names the served version, so a client
-that asks for no version gets the champion even when a higher number lies beside it (after a rollback).
+Each version folder is whole for the one backend that it was staged for, appears by one rename, and stays
+as it is. The version policy names the served version, so a client that asks for no version gets the
+champion even when a higher number lies beside it (after a rollback).
 """
 
 from __future__ import annotations
@@ -12,74 +15,20 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from models.lineage import content_hash
 from models.state import state_dir
+from serving.triton_config import CONTENT_FILE, MODEL_SCRIPT, Backend, config_text, gpu_config_text
 
 MODEL: Final = "swiftqueue"
 CANDIDATE: Final = "swiftqueue_candidate"  # a version is tried under this name before clients can see it
-MODEL_FILE: Final = Path(__file__).parent / "triton" / "model.py"
-CONTENT_FILE: Final = "content.sha256"  # of the artifact: the same number may come back with another model
-MAX_BATCH: Final = 64  # windows computed at once: 32 senders asking for both queues
-
-_CONFIG: Final = """\
-name: "{name}"
-{engine}
-max_batch_size: {max_batch}
-input [ {{ name: "window" data_type: TYPE_FP32 dims: [ {tokens}, {features} ] }} ]
-output [ {{ name: "latency_us" data_type: TYPE_FP32 dims: [ {horizon} ] }} ]
-version_policy {{ specific {{ versions: [ {version} ] }} }}
-instance_group [ {{ count: 1 kind: {kind} }} ]
-dynamic_batching {{ }}
-parameters {{ key: "schema_hash" value {{ string_value: "{schema_hash}" }} }}
-parameters {{ key: "content_sha256" value {{ string_value: "{content}" }} }}
-"""
-_ENGINES: Final = {
-    "KIND_CPU": 'backend: "python"',
-    "KIND_GPU": 'platform: "onnxruntime_onnx"',
+_SCRIPT_SOURCE: Final = Path(__file__).parent / "triton" / MODEL_SCRIPT
+_FILES: Final = {
+    Backend.NATIVE: ("model.safetensors", "model.json"),
+    Backend.PYTHON: ("model.onnx", "model.json"),
 }
-
-
-@dataclass(frozen=True)
-class Signature:
-    """What a version's `model.json` says that Triton and its clients must know."""
-
-    tokens: int  # W
-    features: int  # F
-    horizon: int  # H
-    schema_hash: str
-
-    @classmethod
-    def read(cls, folder: Path) -> Signature:
-        """Read it from an artifact or a version folder."""
-        described = json.loads((folder / "model.json").read_text())
-        window = described["window"]
-        return cls(
-            int(window["tokens"]),
-            len(described["features"]),
-            int(window["horizon"]),
-            str(described["schema_hash"]),
-        )
-
-
-def config_text(name: str, version: int, folder: Path, kind: str = "KIND_CPU") -> str:
-    """`config.pbtxt` of model `name` that serves exactly `version`, which lies in `folder`."""
-    signature = Signature.read(folder)
-    return _CONFIG.format(
-        name=name,
-        version=version,
-        engine=_ENGINES[kind],
-        kind=kind,
-        max_batch=MAX_BATCH,
-        tokens=signature.tokens,
-        features=signature.features,
-        horizon=signature.horizon,
-        schema_hash=signature.schema_hash,
-        content=(folder / CONTENT_FILE).read_text().strip(),
-    )
 
 
 class ModelRepository:
@@ -90,14 +39,23 @@ class ModelRepository:
         self.embedded = root / "repository"
         self.gpu = root / "repository-gpu"
 
-    def stage(self, artifact: Path, limits: dict[str, dict[str, float]], version: int) -> Path:
-        """Put a version into the candidate's folder, where no client looks; return its version folder."""
+    def stage(
+        self, artifact: Path, limits: dict[str, dict[str, float]], version: int, backend: Backend
+    ) -> Path:
+        """Put a version into the candidate's folder, where no client looks; return its version folder.
+
+        `model.onnx` is needed for the Python backend; for the native one it is taken along where the
+        artifact has one, because the GPU container serves it.
+        """
         self.drop_candidate()
         folder = self.embedded / CANDIDATE / str(version)
         folder.mkdir(parents=True)
-        for name in ("model.onnx", "model.json"):
+        for name in _FILES[backend]:
             shutil.copyfile(artifact / name, folder / name)
-        shutil.copyfile(MODEL_FILE, folder / "model.py")
+        if backend is Backend.PYTHON:
+            shutil.copyfile(_SCRIPT_SOURCE, folder / MODEL_SCRIPT)
+        elif (artifact / "model.onnx").is_file():
+            shutil.copyfile(artifact / "model.onnx", folder / "model.onnx")
         (folder / "limits.json").write_text(json.dumps(limits, indent=1) + "\n")
         (folder / CONTENT_FILE).write_text(content_hash(artifact) + "\n")
         write_text(self.embedded / CANDIDATE / "config.pbtxt", config_text(CANDIDATE, version, folder))
@@ -105,26 +63,32 @@ class ModelRepository:
 
     def promote(self, version: int) -> None:
         """Move the tried candidate to its place as a version of the served model, in both repositories."""
-        target = self.embedded / MODEL / str(version)
+        target = self.folder(version)
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.exists():
             shutil.rmtree(target)
         (self.embedded / CANDIDATE / str(version)).rename(target)
         self.drop_candidate()
+        gpu = self.gpu / MODEL / str(version)
+        shutil.rmtree(gpu, ignore_errors=True)  # the same number may come back with another model
+        if not (target / "model.onnx").is_file():
+            return
         partial = self.gpu / f".{version}"
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         shutil.copyfile(target / "model.onnx", partial / "model.onnx")
-        gpu = self.gpu / MODEL / str(version)
         gpu.parent.mkdir(exist_ok=True)
-        shutil.rmtree(gpu, ignore_errors=True)
         partial.rename(gpu)
 
     def serve(self, version: int) -> None:
         """Name `version` as the one to serve in both configurations; Triton acts at its next load."""
-        folder = self.embedded / MODEL / str(version)
-        for root, kind in ((self.embedded, "KIND_CPU"), (self.gpu, "KIND_GPU")):
-            write_text(root / MODEL / "config.pbtxt", config_text(MODEL, version, folder, kind))
+        folder = self.folder(version)
+        write_text(self.embedded / MODEL / "config.pbtxt", config_text(MODEL, version, folder))
+        gpu = self.gpu / MODEL / "config.pbtxt"
+        if (self.gpu / MODEL / str(version)).is_dir():
+            write_text(gpu, gpu_config_text(MODEL, version, folder))
+        else:  # it has no ONNX network: better nothing there than another version under this one's name
+            gpu.unlink(missing_ok=True)
 
     def drop_candidate(self) -> None:
         """Remove the candidate, whatever state it is in."""

@@ -26,7 +26,10 @@ def free_ports(count: int) -> list[int]:
 
 @pytest.fixture(scope="session")
 def make_artifact(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Small untrained artifacts with the real features, by seed; `onnx` adds the exported network."""
+    """Untrained artifacts with the real features, by seed; `onnx` adds the exported network.
+
+    The engine computes width 64 only, so another one is served by the Python backend.
+    """
     import torch
 
     from feature_store.windows import FEATURES, schema_hash
@@ -36,8 +39,8 @@ def make_artifact(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pat
 
     root = tmp_path_factory.mktemp("artifacts")
 
-    def make(seed: int, *, onnx: bool = False, tokens: int = 64, shift: float = 9.0) -> Path:
-        folder = root / f"{seed}-{tokens}-{shift}"
+    def make(seed: int, *, onnx: bool = False, tokens: int = 64, shift: float = 9.0, width: int = 64) -> Path:
+        folder = root / f"{seed}-{tokens}-{shift}-{width}"
         if not folder.exists():
             torch.manual_seed(seed)
             features = [
@@ -46,7 +49,8 @@ def make_artifact(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pat
                 else Feature(f.name, f.unit)
                 for f in FEATURES
             ]
-            model = Predictor(features, Target("log", shift, 0.5), Architecture(width=16, feed_forward=32))
+            sizes = Architecture(width=width, feed_forward=4 * width)
+            model = Predictor(features, Target("log", shift, 0.5), sizes)
             protocol = {"name": "short", "pretrain_s": 5, "finetune_s": 1, "test_s": 2}
             artifact.save(folder, model, artifact.Description(tokens, schema_hash(), "acked", protocol))
         if onnx and not (folder / "model.onnx").exists():

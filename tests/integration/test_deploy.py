@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import shutil
 import threading
 import time
@@ -68,9 +69,10 @@ def register(triton: Path, registry, make_artifact: Callable[..., Path], tmp_pat
         gate: str = "passed",
         spoil: Callable[[Path], None] | None = None,
         spoil_stored: Callable[[Path], None] | None = None,
+        width: int = 64,
     ) -> int:
         # Exporting a network takes seconds: two networks, told apart further by a word in the description.
-        folder = make_artifact(1 + number % 2, onnx=True)
+        folder = make_artifact(1 + number % 2, onnx=True, width=width)
         copy = tmp_path / "registered"
         shutil.copytree(folder, copy)
         described = json.loads((copy / "model.json").read_text())
@@ -121,6 +123,39 @@ def test_deploys_a_challenger_and_rolls_back(triton: Path, registry, register, c
     assert (last["action"], last["version"], last["outcome"]) == ("rollback", first, "served")
 
 
+def test_versions_of_both_backends_follow_each_other_without_a_failed_request(
+    triton: Path,
+    registry,  # type: ignore[no-untyped-def]
+    register,  # type: ignore[no-untyped-def]
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from infra.stack import served_backend
+    from serving import deploy_log
+    from serving.deploy import deploy_version, rollback_champion
+
+    native = register(12)
+    deploy_version(native)
+    assert served_backend() == "swiftqueue"
+    clients = Clients()
+    with clients.asking():
+        unknown = register(13, width=16)
+        capsys.readouterr()
+        deploy_version(unknown)
+        said = capsys.readouterr().out
+        assert (served(), served_backend()) == (unknown, "python")
+        rollback_champion()
+        assert (served(), served_backend()) == (native, "swiftqueue")
+        deploy_version(unknown)
+        assert (served(), served_backend()) == (unknown, "python")
+    assert (
+        len(re.findall("goes to the Python backend .*model.json: .*width is 16, the engine knows", said)) == 1
+    )
+    assert clients.errors == []
+    assert clients.versions[0] == native
+    assert clients.versions[-1] == unknown
+    assert deploy_log.entries()[-1]["backend"] == "python"
+
+
 def test_a_version_is_deployed_once(triton: Path, registry, register) -> None:  # type: ignore[no-untyped-def]
     from serving import deploy_log
     from serving.deploy import deploy_version
@@ -138,6 +173,24 @@ def truncated_onnx(folder: Path) -> None:
     (folder / "model.onnx").write_bytes((folder / "model.onnx").read_bytes()[:-5000])
 
 
+def truncated_weights(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-5000])
+
+
+def corrupt_weights(folder: Path) -> None:
+    """As long as it should be, of the right shapes, and not finite."""
+    weights = bytearray((folder / "model.safetensors").read_bytes())
+    weights[-400:] = np.full(100, np.inf, np.float32).tobytes()
+    (folder / "model.safetensors").write_bytes(weights)
+
+
+def other_weights(folder: Path) -> None:
+    """Whole and finite, but not what was exported: the GPU container would serve another network."""
+    weights = bytearray((folder / "model.safetensors").read_bytes())
+    weights[-400:] = np.full(100, 0.25, np.float32).tobytes()
+    (folder / "model.safetensors").write_bytes(weights)
+
+
 def other_schema(folder: Path) -> None:
     described = json.loads((folder / "model.json").read_text())
     (folder / "model.json").write_text(json.dumps(described | {"schema_hash": "f" * 64}))
@@ -153,11 +206,21 @@ def other_scaling(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("spoiled", "line"),
     [
-        ({"spoil_stored": truncated_onnx}, "load of swiftqueue_candidate .* failed"),
+        ({"spoil_stored": truncated_weights}, r"model\.safetensors: truncated or not a safetensors file"),
+        ({"spoil_stored": corrupt_weights}, r"model\.safetensors: weight .* holds NaN or infinity"),
+        ({"spoil_stored": other_weights}, r"model\.onnx: its latencies differ from the local ones by"),
+        ({"spoil_stored": truncated_onnx}, r"model\.onnx: "),
         ({"spoil": other_schema}, "made for features ffff"),
         ({"spoil": other_scaling}, "latencies differ from the local ones by 0.001"),
     ],
-    ids=["truncated", "other-schema", "other-scaling"],
+    ids=[
+        "truncated-weights",
+        "corrupt-weights",
+        "other-weights",
+        "truncated-onnx",
+        "other-schema",
+        "other-scaling",
+    ],
 )
 def test_a_bad_version_never_reaches_a_client(triton: Path, registry, register, spoiled, line) -> None:  # type: ignore[no-untyped-def]
     from serving import deploy_log
@@ -253,9 +316,39 @@ def test_a_restarted_server_serves_the_champion_again(triton: Path, registry, re
     start_stack(mlflow=False)
     start_stack(mlflow=False)  # harmless
     assert served() == version
-    capsys.readouterr()
+    assert "without the native backend" not in capsys.readouterr().out
     assert print_status() == 0
-    assert f"serves version {version}" in capsys.readouterr().out
+    assert f"serves version {version} by the native backend" in capsys.readouterr().out
+
+
+def test_without_the_native_backend_the_python_one_serves_and_one_line_says_why(
+    triton: Path,
+    registry,  # type: ignore[no-untyped-def]
+    register,  # type: ignore[no-untyped-def]
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    from infra.stack import served_backend, start_stack, stop_stack
+    from serving.deploy import deploy_version
+
+    version = register(11)
+    deploy_version(version)
+    assert served_backend() == "swiftqueue"
+    stop_stack()
+    capsys.readouterr()
+    with monkeypatch.context() as patch:
+        patch.setattr("infra.native_backend.LIBRARY", tmp_path / "libtriton_swiftqueue.so")
+        start_stack(mlflow=False)
+    assert (served(), served_backend()) == (version, "python")
+    lines = capsys.readouterr().out.splitlines()
+    assert re.search(r"the native backend is not built; run `make -C .*`$", lines[0])
+    assert f"version {version} goes to the Python backend with ONNX Runtime: the server runs" in lines[2]
+    start_stack(mlflow=False)
+    assert "it was started without the native backend; `swiftqueue down`" in capsys.readouterr().out
+    stop_stack()
+    start_stack(mlflow=False)
+    assert (served(), served_backend()) == (version, "swiftqueue")
 
 
 def test_the_container_repository_holds_the_same_network(triton: Path, registry, register) -> None:  # type: ignore[no-untyped-def]

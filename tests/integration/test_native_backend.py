@@ -32,9 +32,9 @@ from models.predictor import Architecture, Predictor
 from models.scaling import Feature, Target, transform_of
 from serving.endpoint import LOOPBACK, Triton, TritonError
 from serving.limits import limits_of
-from serving.native_repository import NativeRepository, native_config_text
-from serving.push import DeployError, push, smoke_windows
-from serving.triton_repository import CANDIDATE, MODEL, ModelRepository, config_text, write_text
+from serving.push import DeployError, Pushed, push, smoke_windows
+from serving.triton_config import Backend, gpu_config_text
+from serving.triton_repository import CANDIDATE, MODEL, ModelRepository, write_text
 
 pytestmark = pytest.mark.slow
 NAME = "triton-native"  # of the server's record
@@ -45,10 +45,10 @@ class Native:
     """A running server with the native backend, and its repository."""
 
     triton: Triton
-    repository: NativeRepository
+    repository: ModelRepository
     metrics_url: str
 
-    def push(self, folder: Path, version: int, previous: int | None = None) -> float:
+    def push(self, folder: Path, version: int, previous: int | None = None) -> Pushed:
         return push(folder, version, self.triton, self.repository, previous)
 
     def metric(self, name: str, **labels: object) -> list[float]:
@@ -64,7 +64,7 @@ def native(serving_state: Path) -> Iterator[Native]:
     subprocess.run(["nice", "make", "-s", "-j2"], cwd=SOURCES, check=True)  # harmless when it is built
     root = serving_state / NAME
     environment = with_native_backend(find_environment(), root / "backends")
-    repository = NativeRepository(root)
+    repository = ModelRepository(root)
     repository.embedded.mkdir(parents=True)
     ports = dict(zip(("http", "grpc", "metrics"), _free_ports(3), strict=True))
     command = triton_command(environment, repository.embedded, ports)
@@ -141,9 +141,15 @@ def predicted(folder: Path, x_BWF: np.ndarray) -> np.ndarray:
     return gate.predict(artifact.load(folder).model, x_BWF)
 
 
+def stage(native: Native, folder: Path, version: int, backend: Backend = Backend.NATIVE) -> Path:
+    """Put an artifact into the candidate's folder."""
+    limits = limits_of(artifact.load(folder).model.features)
+    return native.repository.stage(folder, limits, version, backend)
+
+
 def served_folder(native: Native, folder: Path, version: int) -> Path:
     """Put an artifact in the repository as a version of the served model, unchecked by the push."""
-    native.repository.stage(folder, limits_of(artifact.load(folder).model.features), version)
+    stage(native, folder, version)
     native.repository.promote(version)
     native.repository.serve(version)
     return native.repository.folder(version)
@@ -165,14 +171,6 @@ def test_it_answers_what_pytorch_answers(
         answer = native.triton.infer(x_BWF)
         assert answer.version == 7
         np.testing.assert_allclose(answer.latency_us, predicted(folder, x_BWF), rtol=1e-4)
-
-
-def test_the_configuration_differs_in_the_backend_alone(native: Native, make: Callable[..., Path]) -> None:
-    folder = native.repository.stage(make(), limits_of(artifact.load(make()).model.features), 3)
-    ours, theirs = native_config_text("m", 3, folder).splitlines(), config_text("m", 3, folder).splitlines()
-    assert [pair for pair in zip(ours, theirs, strict=True) if pair[0] != pair[1]] == [
-        ('backend: "swiftqueue"', 'backend: "python"')
-    ]
 
 
 def request(x_BWF: np.ndarray) -> grpc.InferInput:
@@ -201,6 +199,10 @@ def test_a_bad_request_gets_its_own_error_and_spoils_no_other(
 ) -> None:
     folder = make()
     native.push(folder, 1)
+    # As served, a call has one request; a configuration may collect them, and then each is still its own.
+    config = native.repository.embedded / MODEL / "config.pbtxt"
+    write_text(config, config.read_text() + "dynamic_batching { }\n")
+    native.triton.load(MODEL)
     names = [feature.name for feature in artifact.load(folder).model.features]
     size = names.index("size_bytes")
     rng = np.random.default_rng(3)
@@ -231,13 +233,12 @@ def test_a_bad_request_gets_its_own_error_and_spoils_no_other(
         else:
             assert isinstance(answer, np.ndarray), answer
             np.testing.assert_allclose(answer, predicted(folder, x_BWF), rtol=1e-4)
-    smoke = 1, 16  # the push's own request, and its windows
     answered = [x for x, error in zip(inputs, expected, strict=True) if not error]
     refused = sum("outside" in error for error in expected)  # by the backend; shapes are refused by Triton
-    statistics = _statistics(native, smoke[0] + len(answered) + refused)
-    assert statistics.inference_stats.success.count == len(answered) + smoke[0]
+    statistics = _statistics(native, len(answered) + refused)
+    assert statistics.inference_stats.success.count == len(answered)
     assert statistics.inference_stats.fail.count == refused
-    assert statistics.inference_count == sum(len(x) for x in answered) + smoke[1]
+    assert statistics.inference_count == sum(len(x) for x in answered)
     # Several requests were computed in one call, of different sizes: else this test shows little.
     assert statistics.execution_count < len(answered)
 
@@ -456,9 +457,8 @@ def test_windows_of_different_lengths_where_the_configuration_lets_them(
 def test_both_backends_serve_side_by_side_and_agree(native: Native, make: Callable[..., Path]) -> None:
     folder = make(encoder=3)
     artifact.export_onnx(folder)
-    native.push(folder, 1)
-    python = replace_root(native)
-    python.stage(folder, limits_of(artifact.load(folder).model.features), 1)
+    assert native.push(folder, 1).backend is Backend.NATIVE
+    stage(native, folder, 1, Backend.PYTHON)
     native.triton.load(CANDIDATE)
     x_BWF = windows(folder, 32, seed=11)
     theirs, ours = native.triton.infer(x_BWF, CANDIDATE), native.triton.infer(x_BWF)
@@ -470,9 +470,33 @@ def test_both_backends_serve_side_by_side_and_agree(native: Native, make: Callab
     assert "onnxruntime" in (native.repository.gpu / MODEL / "config.pbtxt").read_text()
 
 
-def replace_root(native: Native) -> ModelRepository:
-    """The Python backend's writer on the native server's repository."""
-    return ModelRepository(native.repository.embedded.parent)
+def test_the_configuration_for_the_gpu_container_is_one_that_triton_takes(
+    native: Native, make: Callable[..., Path]
+) -> None:
+    """All of it but the ONNX Runtime backend and the GPU, which this server has not."""
+    folder = stage(native, make(), 1)
+    text = gpu_config_text(CANDIDATE, 1, folder)
+    config = native.repository.embedded / CANDIDATE / "config.pbtxt"
+    here = text.replace('platform: "onnxruntime_onnx"', 'backend: "swiftqueue"')
+    write_text(config, here)
+    with pytest.raises(TritonError, match="has kind KIND_GPU but no GPUs are available"):
+        native.triton.load(CANDIDATE)
+    write_text(config, here.replace("KIND_GPU", "KIND_CPU"))
+    native.triton.load(CANDIDATE)  # runs the warm-up
+    taken = native.triton.config(CANDIDATE)
+    (accelerator,) = taken.optimization.execution_accelerators.gpu_execution_accelerator
+    assert accelerator.name == "tensorrt"
+    assert accelerator.parameters["precision_mode"] == "FP32"
+    assert [warmup.batch_size for warmup in taken.model_warmup] == [1, taken.max_batch_size]
+    assert taken.dynamic_batching.max_queue_delay_microseconds > 0
+    x_BWF = windows(folder, 64, seed=1)
+    np.testing.assert_allclose(
+        native.triton.infer(x_BWF, CANDIDATE).latency_us, predicted(folder, x_BWF), rtol=1e-4
+    )
+    # A word that Triton does not know is an error there: the parser above would have found a wrong one.
+    write_text(config, here.replace("KIND_GPU", "KIND_CPU").replace("gpu_execution", "gpu_executive"))
+    with pytest.raises(TritonError, match="failed to poll from model repository"):
+        native.triton.load(CANDIDATE)
 
 
 def test_a_backend_that_is_not_built_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -484,7 +508,7 @@ def test_a_backend_that_is_not_built_is_named(tmp_path: Path, monkeypatch: pytes
 def test_hostile_requests_and_versions_under_sanitizers(make: Callable[..., Path], tmp_path: Path) -> None:
     folder = make(readout="candidates", anchor="last_latency_flow_us")
     limits = limits_of(artifact.load(folder).model.features)
-    version = NativeRepository(tmp_path).stage(folder, limits, 1)
+    version = ModelRepository(tmp_path).stage(folder, limits, 1, Backend.NATIVE)
     ran = subprocess.run(
         ["nice", "make", "-j2", "sanitize", f"ARTIFACT={version}", "ROUNDS=5000"],
         cwd=SOURCES,
