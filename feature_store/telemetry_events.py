@@ -7,10 +7,12 @@ refuses a bad batch whole, under one of `REASONS`.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -56,6 +58,31 @@ class BatchKey:
     sender: str
     session: int  # given by the ingest each time a sender starts; from 1
     sequence: int  # from 0 in each session, one more with each batch
+
+
+def event_batch(
+    kind: npt.NDArray[np.uint8],
+    time_ns: npt.NDArray[np.int64],
+    packet: npt.NDArray[np.int64],
+    send: Mapping[str, npt.NDArray[np.generic]],
+    latency_us: npt.NDArray[np.float32],
+) -> pa.RecordBatch:
+    """Return events, given as arrays of one length, as a batch.
+
+    Args:
+        kind: SEND or ACK.
+        time_ns: sender's clock.
+        packet: number in send order.
+        send: the `SEND_COLUMNS`; their values in ACKs do not matter.
+        latency_us: of ACKs; NaN where unknown. Its values in SENDs do not matter.
+    """
+    is_ack = kind == ACK
+    no_latency = ~is_ack | np.isnan(latency_us)
+    columns = {"kind": kind, "time_ns": time_ns, "packet": packet, **send, "latency_us": latency_us}
+    masks = {**dict.fromkeys(SEND_COLUMNS, is_ack), "latency_us": no_latency}
+    return pa.RecordBatch.from_arrays(
+        [pa.array(columns[f.name], f.type, mask=masks.get(f.name)) for f in EVENT_SCHEMA], schema=EVENT_SCHEMA
+    )
 
 
 def encode(key: BatchKey, events: pa.RecordBatch) -> bytes:
@@ -141,7 +168,7 @@ def _check_nulls(events: pa.RecordBatch) -> None:
         raise RefusedError("schema", "latency_us: must not be there in a SEND")
 
 
-def _is_null(column: pa.Array) -> np.typing.NDArray[np.bool_]:
+def _is_null(column: pa.Array) -> npt.NDArray[np.bool_]:
     if not column.null_count:
         return np.zeros(len(column), bool)
     return column.is_null().to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]

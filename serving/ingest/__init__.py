@@ -1,0 +1,1 @@
+"""Telemetry ingest: senders' events over HTTP into the feature store, once (docs/TELEMETRY.md)."""

@@ -1,0 +1,60 @@
+"""Metrics of all ingest processes on one machine, answered by any of them.
+
+Each process keeps its values in files of the folder that `PROMETHEUS_MULTIPROC_DIR` names (set before this
+module is imported), so counts survive a replica that is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from pathlib import Path
+from typing import Final
+
+import prometheus_client as prometheus
+from prometheus_client.multiprocess import MultiProcessCollector
+
+EVENTS: Final = prometheus.Counter("swiftqueue_ingest_events", "events stored durably", ["kind"])
+BATCHES: Final = prometheus.Counter("swiftqueue_ingest_batches", "batches received", ["outcome"])
+REFUSED: Final = prometheus.Counter("swiftqueue_ingest_refused", "batches refused", ["reason"])
+DUPLICATES: Final = prometheus.Counter(
+    "swiftqueue_ingest_duplicates", "batches that came again: not stored, or dropped by the compaction"
+)
+GAPS: Final = prometheus.Counter(
+    "swiftqueue_ingest_gaps", "batches found missing in a sender's sequence numbers by the compaction"
+)
+APPEND_SECONDS: Final = prometheus.Histogram(
+    "swiftqueue_ingest_append_seconds",
+    "one durable append, of the batches of all requests that waited for it",
+    buckets=(0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5),
+)
+QUEUE_DEPTH: Final = prometheus.Gauge(
+    "swiftqueue_ingest_queue_depth", "batches that wait for their append", multiprocess_mode="livesum"
+)
+COMPACT_SECONDS: Final = prometheus.Histogram(
+    "swiftqueue_ingest_compact_seconds",
+    "one run of the compaction",
+    buckets=(0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30),
+)
+COMPACT_FAILURES: Final = prometheus.Counter(
+    "swiftqueue_ingest_compact_failures",
+    "runs of the compaction that ended in an error (the log has its line)",
+)
+
+
+def exposition() -> bytes:
+    """Return the metrics of every process, and this process's own memory and files."""
+    registry = prometheus.CollectorRegistry()
+    MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+    prometheus.ProcessCollector(registry=registry)
+    return prometheus.generate_latest(registry)
+
+
+def forget_dead_processes() -> None:
+    """Remove the gauges of processes that were killed; their counters stay."""
+    for path in Path(os.environ["PROMETHEUS_MULTIPROC_DIR"]).glob("gauge_live*.db"):
+        pid = re.search(r"_(\d+)\.db$", path.name)
+        if pid and not Path(f"/proc/{pid[1]}").exists():
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()

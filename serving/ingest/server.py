@@ -1,0 +1,90 @@
+"""`python -m serving.ingest.server`: the ingest, on a local Ray or that of `RAY_ADDRESS`, until SIGTERM.
+
+Settings, all optional:
+    SWIFTQUEUE_INGEST_PORT      HTTP port on loopback (8010)
+    SWIFTQUEUE_TELEMETRY        folder of the telemetry store (var/telemetry)
+    SWIFTQUEUE_INGEST_REPLICAS  processes that take batches (1)
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Final
+
+from feature_store import telemetry_off
+from models.ray_job import LOOPBACK, ray_cluster
+from models.state import state_dir
+
+PORT_VARIABLE: Final = "SWIFTQUEUE_INGEST_PORT"
+PORT: Final = 8010
+FOLDER_VARIABLE: Final = "SWIFTQUEUE_TELEMETRY"
+REPLICAS_VARIABLE: Final = "SWIFTQUEUE_INGEST_REPLICAS"
+APPLICATION: Final = "swiftqueue-ingest"
+
+
+def port() -> int:
+    """Port of the ingest: from its variable, or the default.
+
+    Raises:
+        ValueError: the variable is not a port number.
+    """
+    return _number(PORT_VARIABLE, PORT, 65535)
+
+
+def telemetry_dir() -> Path:
+    """Absolute path of the telemetry store; it may not exist yet."""
+    return Path(os.environ.get(FOLDER_VARIABLE) or state_dir() / "telemetry").absolute()
+
+
+def serve_ingest(root: Path, port: int, *, replicas: int, compact_s: float = 1.0) -> None:
+    """Start the application on the Ray that is connected, and wait until it answers.
+
+    Raises:
+        RuntimeError: it did not start.
+    """
+    from ray import serve
+
+    from feature_store.telemetry_compact import KEEP_MINUTES
+    from serving.ingest.app import application
+
+    serve.start(http_options={"host": LOOPBACK, "port": port})
+    serve.run(
+        application(root, replicas=replicas, compact_s=compact_s, keep_minutes=KEEP_MINUTES),
+        name=APPLICATION,
+        route_prefix="/",
+    )
+
+
+def main() -> None:
+    """Serve until told to end."""
+    telemetry_off.switch_off()
+    ended = threading.Event()
+    for end in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(end, lambda *_: ended.set())
+    try:
+        root, number, replicas = telemetry_dir(), port(), _number(REPLICAS_VARIABLE, 1, 64)
+        root.mkdir(parents=True, exist_ok=True)
+        with ray_cluster(workers=1):
+            from ray import serve
+
+            serve_ingest(root, number, replicas=replicas)
+            print(f"ingest: http://{LOOPBACK}:{number}, {replicas} replica(s), store {root}", flush=True)
+            ended.wait()
+            serve.delete(APPLICATION)
+    except (ValueError, OSError, RuntimeError) as error:
+        sys.exit(f"ingest: {error}")
+
+
+def _number(variable: str, default: int, most: int) -> int:
+    text = os.environ.get(variable) or str(default)
+    if not text.isdigit() or not 0 < int(text) <= most:
+        raise ValueError(f"{variable}={text!r}: must be a whole number in 1..{most}")
+    return int(text)
+
+
+if __name__ == "__main__":
+    main()
