@@ -1,4 +1,4 @@
-"""The registry on PostgreSQL and S3: real servers, started as infra/k8s/mlflow.yaml says."""
+"""Beyond one machine: MLflow on PostgreSQL and S3 as in infra/k8s/mlflow.yaml, Triton's readiness probe."""
 
 from __future__ import annotations
 
@@ -324,3 +324,19 @@ def test_a_lost_database_is_one_clear_line_and_heals(stack: Stack, monkeypatch: 
         )
         assert cursor.rowcount > 0
     assert registry.versions() == before
+
+
+def test_readiness_is_a_real_inference(champion: int) -> None:
+    """infra/k8s/ready.py against a Triton that serves a version, and against none."""
+    from serving.endpoint import port
+
+    def ready(number: int) -> tuple[int, str]:
+        environment = {"PATH": os.environ["PATH"], "TRITON_HTTP_PORT": str(number)}
+        probe = [sys.executable, "-I", str(MANIFEST.with_name("ready.py"))]
+        done = subprocess.run(probe, env=environment, capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout.strip()
+
+    assert ready(port("http")) == (0, f"ready: version {champion}")
+    code, line = ready(free_port())
+    assert code == 1
+    assert line.startswith("not ready: ")

@@ -1,0 +1,42 @@
+"""Readiness of a Triton pod: 0 when it answers a real inference with finite latencies, 1 otherwise.
+
+Runs inside NVIDIA's container, so it needs only Python's own library.
+"""
+
+import json
+import math
+import os
+import sys
+import urllib.request
+from typing import Any
+
+URL = "http://127.0.0.1:" + os.environ.get("TRITON_HTTP_PORT", "8000") + "/v2/models/swiftqueue"
+TIMEOUT_S = 2
+
+
+def ask(path: str, body: object = None) -> Any:
+    """Answer of Triton's HTTP interface."""
+    data = None if body is None else json.dumps(body).encode()
+    with urllib.request.urlopen(URL + path, data, TIMEOUT_S) as response:  # noqa: S310 - loopback http
+        return json.load(response)
+
+
+def main() -> int:
+    """Ask for one window of padding, which every version takes."""
+    try:
+        tokens, features = ask("/config")["input"][0]["dims"]
+        window = {"name": "window", "datatype": "FP32", "shape": [1, int(tokens), int(features)]}
+        answer = ask("/infer", {"inputs": [window | {"data": [0.0] * (int(tokens) * int(features))}]})
+        latency_us = answer["outputs"][0]["data"]
+    except (OSError, ValueError, LookupError) as error:
+        print(f"not ready: {error}")
+        return 1
+    if not all(math.isfinite(value) for value in latency_us):
+        print(f"not ready: version {answer['model_version']} answers {latency_us}")
+        return 1
+    print(f"ready: version {answer['model_version']}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,349 @@
+"""The manifests: Kubernetes' own schemas, what refers to what, and settings that the code really reads."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+
+K8S = Path(__file__).resolve().parents[2] / "infra" / "k8s"
+VERSIONS = ("1.29", "1.34", kubernetes_validate.latest_version())
+Object = dict[str, Any]
+
+# KubeRay's own kinds are not among Kubernetes' schemas. This is our summary of the fields that we use, from
+# KubeRay's documentation; the pod templates inside are checked by Kubernetes' schema. Not checked: what
+# KubeRay's operator asks for beyond the form of these fields.
+_COUNT = {"type": "integer", "minimum": 0}
+_PARAMS = {"type": "object", "additionalProperties": {"type": "string"}}
+_TEMPLATE = {"type": "object", "required": ["spec"]}
+
+
+def _closed(required: list[str], **properties: object) -> Object:
+    return {
+        "type": "object",
+        "required": required,
+        "properties": properties,
+        "additionalProperties": False,
+    }
+
+
+RAY_CLUSTER_SPEC = _closed(
+    ["rayVersion", "headGroupSpec", "authOptions"],
+    rayVersion={"type": "string"},
+    authOptions=_closed(["mode"], mode={"const": "token"}),
+    headGroupSpec=_closed(["rayStartParams", "template"], rayStartParams=_PARAMS, template=_TEMPLATE),
+    workerGroupSpecs={
+        "type": "array",
+        "items": _closed(
+            ["groupName", "replicas", "minReplicas", "maxReplicas", "rayStartParams", "template"],
+            groupName={"type": "string", "pattern": "^[a-z0-9-]+$"},
+            replicas=_COUNT,
+            minReplicas=_COUNT,
+            maxReplicas=_COUNT,
+            rayStartParams=_PARAMS,
+            template=_TEMPLATE,
+        ),
+    },
+)
+RAY_SPECS = {
+    "RayCluster": RAY_CLUSTER_SPEC,
+    "RayService": _closed(
+        ["serveConfigV2", "rayClusterConfig"],
+        serveConfigV2={"type": "string"},
+        rayClusterConfig=RAY_CLUSTER_SPEC,
+    ),
+}
+SERVE_CONFIG = _closed(
+    ["http_options", "applications"],
+    http_options=_closed(["host", "port"], host={"type": "string"}, port=_COUNT),
+    applications={
+        "type": "array",
+        "items": _closed(
+            ["name", "import_path", "route_prefix"],
+            name={"type": "string"},
+            import_path={"type": "string", "pattern": r"^[\w.]+:\w+$"},
+            route_prefix={"type": "string", "pattern": "^/"},
+            args={"type": "object"},
+        ),
+    },
+)
+
+
+def objects() -> list[Object]:
+    """Every object of every manifest that `kustomization.yaml` lists."""
+    listed = yaml.safe_load((K8S / "kustomization.yaml").read_text())["resources"]
+    return [o for name in listed for o in yaml.safe_load_all((K8S / name).read_text())]
+
+
+OBJECTS = objects()
+NAMES = [f"{o['kind']}/{o['metadata']['name']}" for o in OBJECTS]
+
+
+def find(kind: str, name: str) -> Object:
+    return OBJECTS[NAMES.index(f"{kind}/{name}")]
+
+
+def ray_pods(spec: Object) -> Iterator[Object]:
+    for group in (spec["headGroupSpec"], *spec.get("workerGroupSpecs", [])):
+        yield group["template"]
+
+
+def pods(obj: Object) -> list[Object]:
+    """Pod templates of an object."""
+    spec = obj.get("spec", {})
+    if obj["kind"] == "RayCluster":
+        return list(ray_pods(spec))
+    if obj["kind"] == "RayService":
+        return list(ray_pods(spec["rayClusterConfig"]))
+    if obj["kind"] == "CronJob":
+        return [spec["jobTemplate"]["spec"]["template"]]
+    return [spec["template"]] if "template" in spec else []
+
+
+PODS = {f"{name} {k}": pod for name, o in zip(NAMES, OBJECTS, strict=True) for k, pod in enumerate(pods(o))}
+CONTAINERS = {
+    f"{where} {c['name']}": c
+    for where, pod in PODS.items()
+    for c in (*pod["spec"].get("initContainers", []), *pod["spec"]["containers"])
+}
+
+
+# Schemas --------------------------------------------------------------------------------------------
+
+
+def test_every_file_is_listed() -> None:
+    kustomization = yaml.safe_load((K8S / "kustomization.yaml").read_text())
+    generated = {f for g in kustomization["configMapGenerator"] for f in g["files"]}
+    files = {p.name for p in K8S.iterdir() if p.is_file()} - {
+        "kustomization.yaml",
+        "Containerfile",
+        "ingest.py",  # part of the image
+    }
+    assert files == set(kustomization["resources"]) | generated
+    assert len(NAMES) == len(set(NAMES))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("name", NAMES)
+def test_manifests_follow_kubernetes_schemas(name: str, version: str) -> None:
+    """Strict: a field that Kubernetes does not know is an error, not dropped in silence."""
+    obj = OBJECTS[NAMES.index(name)]
+    if obj["apiVersion"].startswith("ray.io/"):
+        jsonschema.validate(obj["spec"], RAY_SPECS[obj["kind"]])
+        for pod in pods(obj):
+            whole = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": pod["spec"]}
+            kubernetes_validate.validate(whole, version, strict=True)
+    else:
+        kubernetes_validate.validate(obj, version, strict=True)
+
+
+def test_a_misspelt_field_is_found() -> None:
+    broken = json.loads(json.dumps(find("StatefulSet", "triton")))
+    broken["spec"]["template"]["spec"]["containers"][0]["readinesProbe"] = {}
+    with pytest.raises(kubernetes_validate.ValidationError, match="readinesProbe"):
+        kubernetes_validate.validate(broken, "1.34", strict=True)
+
+
+@pytest.mark.slow  # importing Ray Serve takes seconds
+def test_the_ingest_is_a_valid_serve_application(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    config = yaml.safe_load(find("RayService", "ingest")["spec"]["serveConfigV2"])
+    jsonschema.validate(config, SERVE_CONFIG)
+    from ray.serve.schema import ServeDeploySchema  # Ray's own check
+
+    ServeDeploySchema.model_validate(config)
+    # And what Ray would build from it.
+    monkeypatch.setenv("SWIFTQUEUE_STATE", str(tmp_path))
+    [application] = config["applications"]
+    module, name = application["import_path"].split(":")
+    built = getattr(importlib.import_module(module), name)(application["args"])
+    from ray.serve import Application
+
+    assert isinstance(built, Application)
+    assert (tmp_path / "telemetry").is_dir()
+
+
+# What belongs together ------------------------------------------------------------------------------
+
+
+def test_versions_are_those_of_the_lock(project: Path) -> None:
+    ray = re.search(r"^ray==(\S+) ", (project / "requirements.lock").read_text(), re.M)
+    assert ray
+    assert find("RayCluster", "train")["spec"]["rayVersion"] == ray[1]
+    assert find("RayService", "ingest")["spec"]["rayClusterConfig"]["rayVersion"] == ray[1]
+
+
+def test_the_server_list_names_every_replica() -> None:
+    triton = find("StatefulSet", "triton")
+    servers = find("ConfigMap", "swiftqueue-settings")["data"]["SWIFTQUEUE_TRITON_SERVERS"].split(",")
+    service = triton["spec"]["serviceName"]
+    assert servers == [f"triton-{k}.{service}:8001" for k in range(triton["spec"]["replicas"])]
+    headless = find("Service", service)["spec"]
+    assert headless["clusterIP"] == "None"
+    # A pod is ready once it serves; the first push must reach it before.
+    assert headless["publishNotReadyAddresses"] is True
+    assert triton["spec"]["podManagementPolicy"] == "Parallel"
+
+
+def test_services_budgets_and_policies_select_pods_that_exist() -> None:
+    labels = [pod.get("metadata", {}).get("labels", {}) for pod in PODS.values()]
+    for obj in OBJECTS:
+        spec = obj.get("spec", {})
+        wanted = {
+            "Service": lambda s: s["selector"],
+            "PodDisruptionBudget": lambda s: s["selector"]["matchLabels"],
+            "NetworkPolicy": lambda s: s["podSelector"].get("matchLabels", {}),
+        }.get(obj["kind"])
+        if wanted is None:
+            continue
+        selected = wanted(spec)
+        assert any(selected.items() <= have.items() for have in labels), obj["metadata"]["name"]
+
+
+def test_ports_that_are_named_exist() -> None:
+    for where, container in CONTAINERS.items():
+        names = {port["name"] for port in container.get("ports", [])}
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            port = container.get(probe, {}).get("httpGet", {}).get("port")
+            assert port is None or port in names, (where, probe)
+    for service in (o for o in OBJECTS if o["kind"] == "Service"):
+        selector = service["spec"]["selector"].items()
+        names = {
+            port["name"]
+            for pod in PODS.values()
+            if selector <= pod.get("metadata", {}).get("labels", {}).items()
+            for c in pod["spec"]["containers"]
+            for port in c.get("ports", [])
+        }
+        assert {port["targetPort"] for port in service["spec"]["ports"]} <= names
+
+
+@pytest.mark.parametrize("where", PODS)
+def test_volumes_are_those_that_are_mounted(where: str) -> None:
+    spec = PODS[where]["spec"]
+    mounted = {
+        mount["name"]
+        for c in (*spec.get("initContainers", []), *spec["containers"])
+        for mount in c.get("volumeMounts", [])
+    }
+    assert mounted == {volume["name"] for volume in spec.get("volumes", [])}
+    for volume in spec.get("volumes", []):
+        if claim := volume.get("persistentVolumeClaim"):
+            assert find("PersistentVolumeClaim", claim["claimName"])
+    assert spec["automountServiceAccountToken"] is False
+
+
+@pytest.mark.parametrize("where", CONTAINERS)
+def test_every_container_says_what_it_needs(where: str) -> None:
+    container = CONTAINERS[where]
+    assert set(container["resources"]["requests"]) == {"cpu", "memory"}
+    assert "memory" in container["resources"]["limits"]
+    assert container["image"] in {"swiftqueue", "nvcr.io/nvidia/tritonserver:24.10-py3"}
+
+
+def test_rounds_never_overlap_and_end_before_the_next() -> None:
+    spec = find("CronJob", "round")["spec"]
+    assert spec["schedule"] == "*/5 * * * *"
+    assert spec["concurrencyPolicy"] == "Forbid"
+    assert spec["jobTemplate"]["spec"]["activeDeadlineSeconds"] < 300
+
+
+# Settings -------------------------------------------------------------------------------------------
+
+
+def variables_of(root: Path) -> set[str]:
+    """Names of the environment variables that the code reads: constants that look like one."""
+    found: set[str] = set()
+    for room in ("feature_store", "models", "pipelines", "serving", "infra"):
+        for path in (root / room).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    found |= set(
+                        re.findall(r"^(?:SWIFTQUEUE|MLFLOW|RAY|AWS)_[A-Z0-9_]+[A-Z0-9]$", node.value)
+                    )
+                # f"SWIFTQUEUE_TRITON_{kind.upper()}"
+                if isinstance(node, ast.JoinedStr) and "SWIFTQUEUE_TRITON_" in ast.unparse(node):
+                    found |= {f"SWIFTQUEUE_TRITON_{kind}" for kind in ("HTTP", "GRPC", "METRICS")}
+        for path in (root / room).rglob("*.cc"):
+            if "_build" not in path.parts:
+                found |= set(re.findall(r'getenv\("([A-Z0-9_]+)"\)', path.read_text()))
+    return found
+
+
+# Read by MLflow's server, boto3, Ray and DVC themselves.
+OTHERS = {
+    "MLFLOW_BACKEND_STORE_URI",
+    "MLFLOW_S3_ENDPOINT_URL",
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_DEFAULT_REGION",
+    "RAY_AUTH_MODE",
+    "RAY_AUTH_TOKEN",
+    "S3_BUCKET",  # used within the manifest itself
+}
+# Named in manifests and infra/README.md, and read by no code yet.
+NOT_BUILT = {"SWIFTQUEUE_TRITON_SERVERS"}
+
+
+def test_every_setting_is_read_by_the_code(project: Path) -> None:
+    known = variables_of(project)
+    used = set(find("ConfigMap", "swiftqueue-settings")["data"])
+    used |= {entry["name"] for c in CONTAINERS.values() for entry in c.get("env", [])}
+    assert used - known - OTHERS == NOT_BUILT
+    text = (project / "infra" / "README.md").read_text()
+    named = set(re.findall(r"`((?:SWIFTQUEUE|MLFLOW|RAY|AWS)_[A-Z0-9_]+)[`=]", text))
+    assert named - known - OTHERS == NOT_BUILT
+    ours = {name for name in known if name.startswith("SWIFTQUEUE_")}
+    assert ours - named == set(), "say in infra/README.md what these settings are"
+
+
+def test_secrets_are_only_referred_to(project: Path) -> None:
+    assert not [name for name in NAMES if name.startswith("Secret/")]
+    text = (project / "infra" / "README.md").read_text()
+    for where, container in CONTAINERS.items():
+        for entry in container.get("env", []):
+            reference = entry.get("valueFrom", {}).get("secretKeyRef")
+            if reference and reference["name"] != "train":  # the operator makes that one
+                assert f"generic {reference['name']}" in text, where
+                assert f"--from-literal={reference['key']}=" in text, where
+
+
+def test_the_round_calls_a_command_that_exists() -> None:
+    import typer
+
+    from infra.cli import app
+
+    [container] = PODS["CronJob/round 0"]["spec"]["containers"]
+    words = container["args"]
+    at = words.index("swiftqueue")
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    options = {o for p in commands[words[at + 1]].params for o in p.opts}
+    assert {w for w in words[at + 2 :] if w.startswith("--")} <= options
+
+
+# kustomize ------------------------------------------------------------------------------------------
+
+
+def test_kustomize_builds_the_same_objects() -> None:
+    program = shutil.which("kustomize")
+    if program is None:
+        pytest.skip("kustomize is not installed (go install sigs.k8s.io/kustomize/kustomize/v5@v5.8.1)")
+    built = subprocess.run([program, "build", K8S], capture_output=True, text=True, check=True).stdout
+    found = [o for o in yaml.safe_load_all(built) if not o["metadata"]["name"].startswith("triton-probe")]
+    assert sorted(f"{o['kind']}/{o['metadata']['name']}" for o in found) == sorted(NAMES)
+    for obj in found:
+        if obj["kind"] != "Namespace":
+            assert obj["metadata"]["namespace"] == "swiftqueue"
+        for pod in pods(obj):
+            for c in (*pod["spec"].get("initContainers", []), *pod["spec"]["containers"]):
+                assert c["image"] != "swiftqueue", "an image without a tag"
