@@ -85,8 +85,9 @@ bool DecisionLoop::sent(std::uint32_t sender, const SentFrame& frame, const char
 void DecisionLoop::acked(std::uint32_t sender, const AckedFrame& frame) {
   Stream& stream = stream_of(sender);
   const auto before = static_cast<std::int64_t>(stream.sender.moved_unacked());
-  if (!stream.sender.acked(frame.packet, frame.acked_ns, frame.latency_us)) return;
+  const bool taken = stream.sender.acked(frame.packet, frame.acked_ns, frame.latency_us);
   statistics_.moved_unacked.add(static_cast<std::int64_t>(stream.sender.moved_unacked()) - before);
+  if (!taken) return;
   SentPrediction& sent =
       stream.predicted[static_cast<std::size_t>(frame.packet) % kPredictedPackets];
   if (sent.packet == frame.packet && std::isfinite(frame.latency_us)) {
@@ -175,10 +176,14 @@ void DecisionLoop::take_answer(std::int64_t now_ns) {
           static_cast<float>(round_trip_ns) / 1e3F);
 }
 
+// Ends what is due; what was answered falls out as well, once it is the earliest.
 void DecisionLoop::end_due(std::int64_t now_ns) {
-  while (!due_.empty() && due_.front().due_ns <= now_ns) {
-    Pending& pending = slot_of(due_.front().ticket);
-    if (pending.ticket == due_.front().ticket) end(pending, Outcome::kLate);
+  while (!due_.empty()) {
+    const Due first = due_.front();
+    Pending& pending = slot_of(first.ticket);
+    const bool waits = pending.ticket == first.ticket;
+    if (waits && first.due_ns > now_ns) return;
+    if (waits) end(pending, Outcome::kLate);
     std::pop_heap(due_.begin(), due_.end(),
                   [](const Due& a, const Due& b) { return a.due_ns > b.due_ns; });
     due_.pop_back();

@@ -1,0 +1,357 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Controller, sender, frames, decision loop and live feed under sanitizers (`make sanitize`):
+// whatever comes, each batch ends once and in time, hostile frames are refused in one line, and a
+// decision allocates nothing in the steady state.
+//
+// stress_SANITIZER ROUNDS [SEED]
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "serving/agent/clock.h"
+#include "serving/agent/decision_loop.h"
+#include "serving/agent/feed.h"
+#include "serving/agent/schedule.h"
+
+namespace {
+
+std::atomic<long> allocations{0};
+
+void* counted(std::size_t size) {
+  allocations.fetch_add(1, std::memory_order_relaxed);
+  void* memory = std::malloc(size);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+
+}  // namespace
+
+void* operator new(std::size_t size) { return counted(size); }
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+
+namespace swiftqueue::agent {
+namespace {
+
+using Random = std::mt19937_64;
+
+std::int64_t upto(Random& random, std::int64_t n) {
+  return std::uniform_int_distribution<std::int64_t>(0, n)(random);
+}
+
+void require(bool condition, const char* what) {
+  if (condition) return;
+  std::printf("stress: %s\n", what);
+  std::exit(1);
+}
+
+// Answers at any time, out of order, wrongly, or never: what a server may do.
+class MoodyPredictor final : public Predictor {
+ public:
+  explicit MoodyPredictor(std::uint64_t seed) : random_(seed) {}
+
+  Model model() const override { return model_; }
+  std::string problem() const override { return ""; }
+  bool ask(std::uint64_t ticket, const float* x_BWF, int windows, std::int64_t) override {
+    for (int i = 0; i < windows * model_.tokens * kFeatureCount; ++i) {
+      require(std::isfinite(x_BWF[i]), "a window that is not finite");
+    }
+    if (steady) {
+      waiting_.push_back(ticket);
+      return true;
+    }
+    switch (upto(random_, 9)) {
+      case 0:
+        return false;
+      case 1:
+        return true;  // and never a word
+      case 2:
+        waiting_.push_back(ticket - static_cast<std::uint64_t>(upto(random_, 5)));  // another's
+        return true;
+      default:
+        waiting_.insert(
+            waiting_.begin() + upto(random_, static_cast<std::int64_t>(waiting_.size())), ticket);
+        return true;
+    }
+  }
+  bool next(Answer& answer, std::int64_t) override {
+    if (!steady && upto(random_, 99) == 0) {
+      static constexpr int kTokens[] = {0, 16, 64, 72};
+      model_.tokens = kTokens[upto(random_, 3)];
+    }
+    if (waiting_.empty() || (!steady && upto(random_, 3) == 0)) return false;
+    answer.ticket = waiting_.front();
+    waiting_.erase(waiting_.begin());
+    answer.ok = steady || upto(random_, 9) > 0;
+    answer.version = 1;
+    for (float& us : answer.y_BH) us = static_cast<float>(upto(random_, 100'000));
+    if (!steady && upto(random_, 9) == 0) answer.y_BH[3] = NAN;
+    return true;
+  }
+  void wake() override {}
+  std::vector<ServerState> servers() const override { return {}; }
+
+  bool steady = false;
+
+ private:
+  Random random_;
+  Model model_{16, 1};
+  std::vector<std::uint64_t> waiting_;
+};
+
+class CountingTaker final : public DecisionTaker {
+ public:
+  void take(std::uint32_t, const DecisionFrame& decision) override {
+    Frame frame;
+    const char* why = nullptr;
+    const auto whole = finished(decision, 1, 0);
+    require(read_frame({reinterpret_cast<const char*>(&whole), sizeof whole}, frame, why) ==
+                Read::kFrame,
+            "a decision that its reader would refuse");
+    ++taken;
+    last = decision;
+  }
+  long taken = 0;
+  DecisionFrame last;
+};
+
+// A sender's life: every batch that is asked about is answered once.
+void live(long rounds, Random& random) {
+  MoodyPredictor predictor(random());
+  Statistics statistics;
+  DecisionLoop loop(predictor, {}, statistics, nullptr);
+  CountingTaker taker;
+  const std::uint32_t sender = loop.open("stress", taker);
+  long asked = 0;
+  std::int64_t packet = 0;
+  std::int64_t acked = 0;
+  std::int64_t clock_ns = 0;
+  const char* why = nullptr;
+  for (long round = 0; round < rounds; ++round) {
+    clock_ns += upto(random, 2'000'000);
+    BatchFrame batch;
+    batch.first_packet = packet;
+    batch.now_ns = clock_ns;
+    for (FrameCandidate& each : batch.packets) {
+      each = {static_cast<std::int32_t>(1 + upto(random, 1500)),
+              static_cast<std::int32_t>(upto(random, 5)),
+              static_cast<std::int32_t>(upto(random, 2)),
+              static_cast<std::uint8_t>(upto(random, 1)),
+              {}};
+    }
+    if (!loop.batch(sender, batch, monotonic_ns() + upto(random, 200'000) - 20'000, why)) {
+      require(false, why);
+    }
+    ++asked;
+    if (upto(random, 3) == 0) loop.run(0);
+    for (const FrameCandidate& each : batch.packets) {
+      SentFrame sent{
+          {}, packet++, clock_ns, each.size_bytes, each.flow_id, each.receiver_id, each.queue,
+          0,  0,        0};
+      if (!loop.sent(sender, sent, why)) require(false, why);
+    }
+    while (acked < packet && upto(random, 20) > 0) {
+      const float us = upto(random, 9) == 0 ? NAN : static_cast<float>(upto(random, 100'000));
+      loop.acked(sender,
+                 {{}, upto(random, 9) == 0 ? upto(random, packet) : acked++, clock_ns, us, 0});
+    }
+    require(statistics.moved_unacked.get() <= 64, "more packets are moved than may be");
+  }
+  const std::int64_t end_ns = monotonic_ns() + 1'000'000'000;
+  while (loop.outstanding() > 0 && monotonic_ns() < end_ns) loop.run(end_ns);
+  require(loop.outstanding() == 0, "a batch waits past its deadline");
+  require(taker.taken == asked && statistics.all_batches() == asked, "the counts do not add up");
+  require(!loop.batch(sender, {{}, 0, 0, 0, {}}, 0, why), "a batch of packets sent is taken");
+  loop.close(sender);
+  require(statistics.senders.get() == 0 && statistics.moved_unacked.get() == 0, "a sender stays");
+  std::printf("live: %ld batches, %ld decided, %ld late, %ld stale answers\n", asked,
+              static_cast<long>(statistics.of(Outcome::kDecided)),
+              static_cast<long>(statistics.of(Outcome::kLate)),
+              static_cast<long>(statistics.stale.get()));
+}
+
+// The same synthetic sender, long enough to be in its steady state: no allocation per packet.
+void steady(Random& random) {
+  MoodyPredictor predictor(random());
+  predictor.steady = true;
+  Statistics statistics;
+  DecisionLoop loop(predictor, {}, statistics, nullptr);
+  const auto source = make_synthetic({1e9, 1500, 7, 4});
+  struct Taker final : DecisionTaker {
+    explicit Taker(Source& to) : source(to) {}
+    void take(std::uint32_t, const DecisionFrame& decision) override { source.decided(decision); }
+    Source& source;
+  } taker(*source);
+  const std::uint32_t sender = loop.open("steady", taker);
+  const std::atomic<bool> stop{false};
+  long before = -1;
+  for (long batch = 0; source->batch() != nullptr && !stop; ++batch, source->next_batch()) {
+    if (batch == 20'000) before = allocations.load();
+    source->feed(loop, sender, source->batch()->now_ns);
+    const char* why = nullptr;
+    require(loop.batch(sender, *source->batch(), monotonic_ns() + 10'000'000'000, why), "refused");
+    while (loop.outstanding() > 0) loop.run(0);
+  }
+  require(before >= 0 && allocations.load() == before, "a decision allocates memory");
+  std::printf("steady: %ld batches without an allocation\n",
+              static_cast<long>(statistics.all_batches()) - 20'000);
+}
+
+std::string some_frames(Random& random) {
+  std::string out;
+  const auto add = [&](const auto& frame) {
+    const auto whole = finished(frame, 0, 0);
+    out.append(reinterpret_cast<const char*>(&whole), sizeof whole);
+  };
+  HelloFrame hello;
+  hello.name = text_field<sizeof hello.name>("stress");
+  add(hello);
+  std::int64_t packet = 0;
+  for (int i = 0; i < 4; ++i) {
+    BatchFrame batch;
+    batch.first_packet = packet;
+    for (FrameCandidate& each : batch.packets) each = {1500, 1, 0, 1, {}};
+    add(batch);
+    for (int j = 0; j < kHorizon; ++j) {
+      add(SentFrame{{}, packet++, packet * 1000, 1500, 1, 0, 1, 1, 0, 0});
+      if (upto(random, 1) == 0) add(AckedFrame{{}, packet - 1, packet * 1000, 10.0F, 0});
+    }
+  }
+  return out;
+}
+
+std::string damaged(std::string bytes, Random& random) {
+  static constexpr unsigned char kBytes[] = {0, 1, 2, 0x7f, 0x80, 0xff};
+  for (std::int64_t edits = 1 + upto(random, 3); edits > 0 && !bytes.empty(); --edits) {
+    const auto at = static_cast<std::size_t>(
+        upto(random, static_cast<std::int64_t>(std::min<std::size_t>(bytes.size(), 600)) - 1));
+    switch (upto(random, 4)) {
+      case 0:
+        bytes[at] = static_cast<char>(upto(random, 255));
+        break;
+      case 1:
+        bytes[at] = static_cast<char>(kBytes[upto(random, 5)]);
+        break;
+      case 2:
+        bytes.erase(at, 1 + static_cast<std::size_t>(upto(random, 30)));
+        break;
+      case 3:
+        bytes.resize(at);
+        break;
+      default:
+        bytes.insert(at, bytes.substr(at, static_cast<std::size_t>(upto(random, 60))));
+    }
+  }
+  return bytes;
+}
+
+// The reader alone: exactly as many bytes as there are, so that one too far is seen.
+void fuzz_reader(long rounds, Random& random) {
+  long frames = 0;
+  long refused = 0;
+  for (long round = 0; round < rounds; ++round) {
+    const std::string bytes = damaged(some_frames(random), random);
+    const std::vector<char> exact(bytes.begin(), bytes.end());
+    Frame frame;
+    const char* why = nullptr;
+    for (std::size_t at = 0; at <= exact.size(); at += frame.header.bytes, ++frames) {
+      const Read read = read_frame({exact.data() + at, exact.size() - at}, frame, why);
+      if (read == Read::kMore) break;
+      if (read == Read::kBad) {
+        require(why != nullptr && std::strlen(why) > 5, "a refusal that says nothing");
+        ++refused;
+        break;
+      }
+    }
+  }
+  std::printf("reader: %ld frames, %ld of %ld streams refused\n", frames, refused, rounds);
+  require(refused > rounds / 4, "hardly any damage is noticed");
+}
+
+// The real socket: hostile senders beside good ones, and the agent goes on.
+void fuzz_socket(long rounds, Random& random) {
+  const std::string path = "/tmp/swiftqueue-stress-" + std::to_string(getpid()) + ".sock";
+  MoodyPredictor predictor(random());
+  predictor.steady = true;
+  Statistics statistics;
+  DecisionLoop loop(predictor, {}, statistics, nullptr);
+  std::atomic<long> answered{0};
+  {
+    Feed feed(path, statistics, [] {});
+    std::atomic<bool> done{false};
+    std::thread senders([&, seed = random()] {
+      Random own(seed);
+      sockaddr_un address{};
+      address.sun_family = AF_UNIX;
+      std::memcpy(address.sun_path, path.c_str(), path.size());
+      for (long round = 0; round < rounds; ++round) {
+        const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        require(connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0,
+                "the agent no longer listens");
+        const bool good = round % 4 == 0;
+        const std::string bytes = good ? some_frames(own) : damaged(some_frames(own), own);
+        for (std::size_t at = 0; at < bytes.size();) {  // in pieces of any size
+          const auto part = std::min(bytes.size() - at, std::size_t(1 + upto(own, 500)));
+          if (send(fd, bytes.data() + at, part, MSG_NOSIGNAL) < 0) break;  // refused meanwhile
+          at += part;
+        }
+        if (good) {  // HELLO and four decisions
+          std::string got;
+          char buffer[4096];
+          while (got.size() < sizeof(HelloFrame) + 4 * sizeof(DecisionFrame)) {
+            const ssize_t n = recv(fd, buffer, sizeof buffer, 0);
+            if (n <= 0) break;
+            got.append(buffer, static_cast<std::size_t>(n));
+          }
+          require(got.size() == sizeof(HelloFrame) + 4 * sizeof(DecisionFrame),
+                  "a good sender was not answered");
+          ++answered;
+        }
+        close(fd);
+      }
+      done = true;
+    });
+    while (!done) {
+      feed.drain(loop, 10'000'000'000);
+      loop.run(0);
+    }
+    senders.join();
+    feed.stop();
+    feed.drain(loop, 1);
+  }
+  require(statistics.senders.get() == 0, "a sender that went is still counted");
+  require(access(path.c_str(), F_OK) != 0, "the socket stays behind");
+  std::printf("socket: %ld senders, %ld good ones answered, %ld batches\n", rounds, answered.load(),
+              static_cast<long>(statistics.all_batches()));
+}
+
+}  // namespace
+}  // namespace swiftqueue::agent
+
+int main(int argc, char** argv) {
+  if (argc < 2) {
+    std::fprintf(stderr, "usage: %s ROUNDS [SEED]\n", argv[0]);
+    return 2;
+  }
+  const long rounds = std::atol(argv[1]);
+  std::mt19937_64 random(argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1);
+  swiftqueue::agent::live(rounds, random);
+  swiftqueue::agent::steady(random);
+  swiftqueue::agent::fuzz_reader(rounds, random);
+  std::freopen("/dev/null", "w", stderr);  // a line for each sender refused
+  swiftqueue::agent::fuzz_socket(rounds / 40, random);
+  return 0;
+}
