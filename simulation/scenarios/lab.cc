@@ -3,7 +3,6 @@
 // The laboratory: one run file in, one folder of results out (simulation/doc/lab.md).
 
 #include <sys/resource.h>
-#include <unistd.h>
 
 #include <chrono>
 #include <exception>
@@ -56,6 +55,20 @@ void WriteJson(const std::string& path, const swiftqueue::lab::JsonObject& json)
   }
 }
 
+/** The most memory that this program has held; getrusage would count the one that started it. */
+int64_t PeakMemoryBytes() {
+  std::ifstream status("/proc/self/status");
+  const std::string wanted = "VmHWM:";
+  for (std::string word; status >> word;) {
+    if (word == wanted) {
+      int64_t kib = 0;
+      status >> kib;
+      return kib * 1024;
+    }
+  }
+  return 0;
+}
+
 /** What a run has cost so far. */
 class Cost {
  public:
@@ -69,7 +82,7 @@ class Cost {
     JsonObject json;
     json.Add("cpu_s", JsonNumber(seconds(used.ru_utime) + seconds(used.ru_stime)))
         .Add("wall_s", JsonNumber(wall.count()))
-        .Add("peak_memory_bytes", JsonNumber(used.ru_maxrss * 1024L))
+        .Add("peak_memory_bytes", JsonNumber(PeakMemoryBytes()))
         .Add("events", JsonNumber(Simulator::GetEventCount()));
     return json;
   }
