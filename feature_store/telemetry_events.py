@@ -6,7 +6,9 @@ refuses a bad batch whole, under one of `REASONS`.
 
 from __future__ import annotations
 
+import contextlib
 import re
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -102,18 +104,41 @@ def decode(body: bytes) -> tuple[BatchKey, pa.RecordBatch]:
         RefusedError: it is no such batch.
     """
     try:
-        with pa.ipc.open_stream(body) as stream:
-            key = _key(stream.schema)
-            events = stream.read_next_batch()
-            events.validate(full=True)
-            if next(iter(stream), None) is not None:
-                raise RefusedError("schema", "more than one record batch: send each with its own sequence")
-            return key, events
-    except (pa.ArrowException, StopIteration, OSError, ValueError) as error:
+        messages = pa.ipc.MessageReader.open_stream(body)
+        schema = pa.ipc.read_schema(messages.read_next_message())
+        key = _key(schema)
+        message = messages.read_next_message()
+        if message.type != "record batch" or _is_compressed(message.metadata.to_pybytes()):
+            raise RefusedError("schema", "compressed, or no record batch: send one plain record batch")
+        events = pa.ipc.read_record_batch(message, schema)
+        events.validate(full=True)
+        with contextlib.suppress(StopIteration):
+            messages.read_next_message()
+            raise RefusedError("schema", "more than one record batch: send each with its own sequence")
+    except (pa.ArrowException, StopIteration, OSError, ValueError, struct.error) as error:
         if isinstance(error, RefusedError):
             raise
         first = (str(error).splitlines() or ["no record batch"])[0]
         raise RefusedError("schema", f"not an Arrow stream of one record batch: {first[:200]}") from None
+    return key, events
+
+
+def _is_compressed(message: bytes) -> bool:
+    """Whether a record batch's message has its optional field `compression` (Arrow's Message.fbs).
+
+    Arrow would unpack it while reading: a few kilobytes can be made to fill the memory.
+    """
+
+    def field(table: int, number: int) -> int:  # where it stands, 0 if it is not there
+        vtable = table - struct.unpack_from("<i", message, table)[0]
+        slot = 4 + 2 * number
+        if slot >= struct.unpack_from("<H", message, vtable)[0]:
+            return 0
+        offset: int = struct.unpack_from("<H", message, vtable + slot)[0]
+        return table + offset if offset else 0
+
+    header = field(struct.unpack_from("<I", message, 0)[0], 2)
+    return bool(field(header + struct.unpack_from("<I", message, header)[0], 3))
 
 
 def checked(body: bytes) -> tuple[BatchKey, pa.RecordBatch]:
