@@ -39,7 +39,10 @@ class Benchmark(StrEnum):
     extract = "extract"
     finetune = "finetune"
     inference = "inference"
+    ingest = "ingest"
+    linerate = "linerate"
     serving = "serving"
+    swap = "swap"
 
 
 class Protocol(StrEnum):

@@ -10,9 +10,9 @@ Memory over a long run: `python -m infra.bench.ingest --events 50000000`.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,11 +22,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from infra.bench.rows import Row, interleaved_medians
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     import psutil
     import pyarrow as pa
 
@@ -54,7 +55,7 @@ class Source:
         self._time_ns = np.repeat(np.arange(packets, dtype=np.int64) * GAP_NS, 2)
         self._kind = np.tile(np.array([0, 1], np.uint8), packets)
         ones = np.ones(BATCH_EVENTS, np.int32)
-        self._send = {
+        self._send: dict[str, npt.NDArray[Any]] = {
             "size_bytes": 1500 * ones,
             "flow_id": self._packet.astype(np.int32) % 8,
             "receiver_id": 0 * ones,
@@ -95,45 +96,45 @@ class Server:
 
 @contextmanager
 def running_ingest(folder: Path) -> Iterator[Server]:
-    """Start `serving.ingest.server` with its own Ray and put the processes that handle batches on one core."""
+    """Start `serving.ingest.server` with a Ray of its own; what handles batches has one core."""
     import psutil
 
-    port = _free_port()
-    environment = {
+    from infra.bench.served_models import free_ports
+
+    (port,) = free_ports(1)
+    settings = {
         "SWIFTQUEUE_INGEST_PORT": str(port),
         "SWIFTQUEUE_TELEMETRY": str(folder),
         "RAY_ADDRESS": "",
     }
-    with (folder.parent / "ingest.log").open("wb") as log:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "serving.ingest.server"],
-            env={**os.environ, **environment},
-            stdout=log,
-            stderr=log,
-        )
+    command = [sys.executable, "-m", "serving.ingest.server"]
+    log_path = folder.parent / "ingest.log"
+    with log_path.open("wb") as log:
+        child = subprocess.Popen(command, env={**os.environ, **settings}, stdout=log, stderr=log)
     try:
         url = f"http://127.0.0.1:{port}"
         deadline = time.monotonic() + START_S
         while not _answers(url):
             if child.poll() is not None or time.monotonic() > deadline:
-                last = (folder.parent / "ingest.log").read_text().splitlines()[-1:]
+                last = log_path.read_text().splitlines()[-1:]
                 raise RuntimeError(f"the ingest did not start: {' '.join(last)}")
             time.sleep(PROBE_S)
         names = ("ServeReplica", "ProxyActor")
         family = psutil.Process(child.pid).children(recursive=True)
         ours = [p for p in family if any(name in " ".join(p.cmdline()) for name in names)]
         for process in ours:
-            process.cpu_affinity([max(os.sched_getaffinity(0))])
+            _pin(process, max(os.sched_getaffinity(0)))
         yield Server(url, folder, ours)
     finally:
         child.send_signal(signal.SIGTERM)
         child.wait(60)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def _pin(process: psutil.Process, core: int) -> None:
+    """Give every thread of a process, and those it will start, one core."""
+    for thread in process.threads():
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(thread.id, {core})
 
 
 def _answers(url: str) -> bool:
@@ -146,7 +147,7 @@ def _answers(url: str) -> bool:
 
 
 def ship(server: Server, events: int, first_sender: int = 0) -> float:
-    """Send so many events through the ingest from all senders at once; return events per second, all stored."""
+    """Send so many events from all senders at once; return events per second, each of them stored."""
     from serving.ingest.client import IngestClient
 
     sources = [Source(first_sender + n) for n in range(SENDERS)]
@@ -240,9 +241,8 @@ def memory_over(events: int, samples: int = 20) -> list[tuple[int, float]]:
             points.append((sample * (events // samples), server.resident_bytes() / 2**20))
             if sample < samples:
                 rate = ship(server, events // samples, 0)
-                print(
-                    f"{points[-1][0]:>12,} events: {points[-1][1]:,.0f} MiB, {rate:,.0f} events/s", flush=True
-                )
+                so_far, mib = points[-1]
+                print(f"{so_far:>12,} events: {mib:,.0f} MiB, then {rate:,.0f} events/s", flush=True)
     return points
 
 
@@ -256,9 +256,7 @@ def slope(points: list[tuple[int, float]]) -> float:
 
 def main() -> None:
     """Print the memory of the ingest over a long run."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description="Memory of the ingest over a long run.")
     parser.add_argument("--events", type=int, default=50_000_000)
     points = memory_over(parser.parse_args().events)
     print(f"slope over the second half: {slope(points):+.2f} MiB per million events")
