@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -11,6 +12,7 @@ from infra.lab import execution, results, rows
 from infra.lab.model_source import models_by_profile
 from infra.lab.runs import Asked, Cell, Model, cells, control_of, identity, resolve
 from infra.lab.scenario import TRAINING_SEEDS_FROM, Scenario, environment_at, load, names, path_of
+from models.ray_job import ray_cluster
 
 MATCHED: Final = ("model", "oracle")  # whose moved share control random gets: the first that was run
 NO_MODEL: Final = "no --artifact was given; train one with `swiftqueue lab train`"
@@ -38,8 +40,11 @@ def run_lab(request: Request, output: Path) -> int:
         models = models_by_profile(request.artifact, output) if request.artifact else {}
         program, build = execution.build()
         laboratory = _Laboratory(scenarios, models, program, build, output.resolve(), truth=request.truth)
-        failed = laboratory.run(lambda control: control != "random", "runs")
-        failed += laboratory.run(lambda control: control == "random", "random marking")
+        first = laboratory.asked(random=False)
+        # One cluster for both rounds: to start it takes as long as many a run.
+        with ray_cluster(workers=1) if laboratory.missing(first) else contextlib.nullcontext():
+            failed = laboratory.run(first, "runs")
+            failed += laboratory.run(laboratory.asked(random=True), "random marking")
     print(f"results: {output / results.FILE}; `swiftqueue lab report --output {output}` draws them")
     return 1 if failed else 0
 
@@ -90,14 +95,22 @@ class _Laboratory:
         self.program, self.build, self.output = program, build, output
         self.outputs = ["truth"] if truth else []
 
-    def run(self, wanted: Callable[[str], bool], title: str) -> int:
-        """Run the cells whose control is wanted, and return how many runs failed."""
-        asked = [
+    def asked(self, *, random: bool) -> list[Asked]:
+        """Return what is to be run: control random, whose share another run must say, or all others."""
+        return [
             self._asked(scenario, cell)
             for name, scenario in self.scenarios.items()
             for cell in cells(name, scenario)
-            if wanted(cell.control)
+            if (cell.control == "random") == random
         ]
+
+    def missing(self, asked: list[Asked]) -> bool:
+        """Whether any run has no result yet."""
+        keys = {identity(one.run, self.build) for one in asked if one.run is not None}
+        return not all(execution.is_complete(self.output, key) for key in keys)
+
+    def run(self, asked: list[Asked], title: str) -> int:
+        """Run what has no result yet, keep all results, and return how many runs failed."""
         waiting: dict[str, list[Asked]] = {}
         for one in asked:
             if one.run is not None:
@@ -105,11 +118,6 @@ class _Laboratory:
         kept = [key for key in waiting if execution.is_complete(self.output, key)]
         self._keep([row for key in kept for row in self._rows(key, waiting[key])])
         self._keep([rows.not_run(one, one.reason or "") for one in asked if one.run is None])
-        jobs = [
-            execution.Job(key, ones[0].run or {}, ones[0].model.folder if ones[0].model else None)
-            for key, ones in waiting.items()
-            if key not in kept
-        ]
         if kept:
             print(f"{title}: {len(kept)} of {len(waiting)} have their result already")
         failures: list[str] = []
@@ -123,6 +131,11 @@ class _Laboratory:
                 print(f"not run: {one.cell.words()}: {problem}")
             self._keep([rows.not_run(one, problem) for one in waiting[job.identity]])
 
+        jobs = [
+            execution.Job(key, ones[0].run or {}, ones[0].model.folder if ones[0].model else None)
+            for key, ones in waiting.items()
+            if key not in kept
+        ]
         execution.run_all(self.program, self.output, jobs, done, title)
         return len(failures)
 

@@ -99,7 +99,8 @@ def execute(program: Path, output: Path, job: Job) -> str | None:
             stderr.seek(0)
             said = stderr.read().strip().splitlines()
         if done.returncode != 0:
-            return said[-1] if said else f"the program ended with {done.returncode}"
+            # Not where this run happened to lie: the line is kept in the results.
+            return said[-1].replace(f"{work}/", "") if said else f"the program ended with {done.returncode}"
         (work / "result").rename(target)
     finally:
         shutil.rmtree(work, ignore_errors=True)
@@ -150,11 +151,11 @@ def run_all(
                 except ray.exceptions.RayError as error:
                     problem = f"its worker died: {str(error).splitlines()[0]}"
                 done(job, problem)
-            advance(set(running.values()))
+            advance(list(running.values()))
 
 
 @contextlib.contextmanager
-def _bars(title: str, jobs: list[Job], output: Path) -> Iterator[Callable[[set[Any]], None]]:
+def _bars(title: str, jobs: list[Job], output: Path) -> Iterator[Callable[[list[Job]], None]]:
     """Show the simulated seconds of all jobs together: done ones, and what running ones have said."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -168,7 +169,7 @@ def _bars(title: str, jobs: list[Job], output: Path) -> Iterator[Callable[[set[A
     with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=Console(stderr=True)) as bars:
         bar = bars.add_task(title, total=total_s, runs=f"0 of {len(jobs)} runs")
 
-        def advance(left: set[Job]) -> None:
+        def advance(left: list[Job]) -> None:
             going_s = sum(_simulated_s(path) for path in (output / RUNS).glob(".*-*/stdout"))
             finished_s = total_s - sum(job.run["seconds"] for job in left)
             runs = f"{len(jobs) - len(left)} of {len(jobs)} runs"

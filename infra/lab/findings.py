@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import polars as pl
 
-from infra.lab.intervals import Estimate, paired_change, paired_difference
+from infra.lab.intervals import Estimate, paired_change
 from infra.lab.measures import (
     CLASSIC_SHARE,
     MOVED,
@@ -78,13 +78,15 @@ class Comparison:
         """Name the costs beyond what a gain may cost, by their means."""
         said = []
         if self.rtt and self.rtt.mean > MOST_RTT_CHANGE:
-            said.append(f"RTT P99 {percent(self.rtt)} (at most {MOST_RTT_CHANGE:+.0%})")
+            said.append(f"RTT P99 {percent(self.rtt)} (at most {share(MOST_RTT_CHANGE, 0)} more)")
         if self.goodput and 1 + self.goodput.mean < LEAST_GOODPUT:
-            said.append(f"S1's goodput {percent(self.goodput)} (at least {LEAST_GOODPUT:.0%} of default)")
+            said.append(
+                f"S1's goodput {percent(self.goodput)} (at least {share(LEAST_GOODPUT, 0)} of default)"
+            )
         if self.classic_share and 1 + self.classic_share.mean < LEAST_CLASSIC_SHARE:
             said.append(
-                f"the classic flows' share {percent(self.classic_share)} (at least {LEAST_CLASSIC_SHARE:.0%} "
-                "of default)"
+                f"the classic flows' share {percent(self.classic_share)} "
+                f"(at least {share(LEAST_CLASSIC_SHARE, 0)} of default)"
             )
         return said
 
@@ -143,6 +145,11 @@ def percent(change: Estimate) -> str:
     return f"{text} ({change.low * 100:+.1f}…{change.high * 100:+.1f})"
 
 
+def share(value: float, digits: int = 1) -> str:
+    """`12.3 %`."""
+    return f"{value * 100:.{digits}f} %"
+
+
 def findings(runs: pl.DataFrame) -> list[Sentence]:
     """Say where selection helps, where it does not, and why, place by place."""
     return [sentence for place in places(runs) for sentence in _of_place(runs, place)]
@@ -168,10 +175,10 @@ def _judged(model: Comparison) -> str:
 def _gain(model: Comparison) -> str:
     change, n = percent(model.queueing), model.queueing.n
     seeds = "1 seed, which settles nothing" if n == 1 else f"95 %, {n} seeds"
-    moved = f"moving {model.moved:.1%} of S1's L4S packets"
+    moved = f"moving {share(model.moved)} of S1's L4S packets"
     if model.kind == "nothing":
         within = model.queueing.mean <= NO_HARM
-        harm = "no harm" if within else f"more than the {NO_HARM:.0%} that count as no harm"
+        harm = "no harm" if within else f"more than the {share(NO_HARM, 0)} that count as no harm"
         return f"selection by the model changes P99 queueing by {change} ({seeds}), {moved}: {harm}."
     verb = "lowers" if model.kind == "helps" else "raises"
     said = f"selection by the model {verb} P99 queueing: {change} ({seeds}), {moved}."
@@ -189,15 +196,15 @@ def _why(runs: pl.DataFrame, model: Comparison, oracle: Comparison | None) -> st
     said = []
     if oracle is not None:
         said.append(_room(oracle))
-        if oracle.queueing.mean < -ROOM:
+        if oracle.kind == "helps" and oracle.queueing.mean < -ROOM:
             part = model.queueing.mean / oracle.queueing.mean
             if part >= 0:
-                said.append(f"The model gets {part:.0%} of the oracle's gain.")
+                said.append(f"The model gets {share(part, 0)} of the oracle's gain.")
             if oracle.moved > 0 and model.moved < FEW * oracle.moved:
-                said.append(f"It moves too few: the oracle moves {oracle.moved:.1%}.")
+                said.append(f"It moves too few: the oracle moves {share(oracle.moved)}.")
             elif part < 0.5:
                 said.append(
-                    f"It moves {model.moved:.1%} where the oracle moves {oracle.moved:.1%}, and often others."
+                    f"It moves {share(model.moved)}, often others than the oracle's {share(oracle.moved)}."
                 )
     said += _against_random(runs, model)
     if model.rtt and model.rtt.mean > MOST_RTT_CHANGE:
@@ -208,16 +215,16 @@ def _why(runs: pl.DataFrame, model: Comparison, oracle: Comparison | None) -> st
 def _room(oracle: Comparison) -> str:
     change = percent(oracle.queueing)
     if oracle.kind == "helps" and oracle.queueing.mean < -ROOM:
-        return f"There is room: the oracle changes P99 by {change}, moving {oracle.moved:.1%}."
+        return f"There is room: the oracle changes P99 by {change}, moving {share(oracle.moved)}."
     if oracle.queueing.low is None:
-        return f"The oracle changes P99 by {change}, moving {oracle.moved:.1%} (1 seed)."
+        return f"The oracle changes P99 by {change}, moving {share(oracle.moved)} (1 seed)."
     if oracle.kind == "harms":
-        return f"There is no room: even the oracle makes P99 worse, {change}, moving {oracle.moved:.1%}."
-    return f"There is no room to speak of: the oracle changes P99 by {change}, moving {oracle.moved:.1%}."
+        return f"There is no room: even the oracle makes P99 worse, {change}, moving {share(oracle.moved)}."
+    return f"There is no room to speak of: the oracle changes P99 by {change}, moving {share(oracle.moved)}."
 
 
 def _alone(oracle: Comparison) -> str:
-    broken = oracle.broken()
+    broken = oracle.broken() if oracle.kind == "helps" else []
     return f" Even its costs are too high: {'; '.join(broken)}." if broken else ""
 
 
@@ -229,16 +236,13 @@ def _against_random(runs: pl.DataFrame, model: Comparison) -> list[str]:
         return []
     if by_chance.below(0):
         return [f"Against random marking of the same share: {percent(by_chance)}, so the choice matters."]
-    return [
-        f"Against random marking of the same share: {percent(by_chance)}, so no choice is shown."
-    ]
+    return [f"Against random marking of the same share: {percent(by_chance)}, so no choice is shown."]
 
 
 def _reordering(model: Comparison) -> str:
-    retransmitted, reordered = model.retransmitted, model.reordered
+    reordered, again = (f"{share(a, 2)} → {share(b, 2)}" for a, b in (model.reordered, model.retransmitted))
     return (
-        f"What the queue gains, reordering takes back: reordered packets {reordered[0]:.2%} → "
-        f"{reordered[1]:.2%}, retransmitted {retransmitted[0]:.2%} → {retransmitted[1]:.2%}."
+        f"What the queue gains, reordering takes back: reordered packets {reordered}, retransmitted {again}."
     )
 
 
@@ -261,7 +265,7 @@ def _swept(scenario: str, profile: str, control: str, compared: Sequence[Compari
     words = {"helps": "lowers P99 queueing at", "harms": "raises it at", "nothing": "no settled change at"}
     parts = []
     for kind, verb in words.items():
-        at = [f"{c.place.point} ({c.queueing.mean:+.0%})" for c in compared if c.kind == kind]
+        at = [f"{c.place.point} ({c.queueing.mean * 100:+.0f} %)" for c in compared if c.kind == kind]
         if at:
             parts.append(f"{verb} {', '.join(at)}")
     kinds = {c.kind for c in compared}
@@ -271,6 +275,3 @@ def _swept(scenario: str, profile: str, control: str, compared: Sequence[Compari
 
 def _mean(values: dict[int, float]) -> float:
     return sum(values.values()) / len(values) if values else 0.0
-
-
-__all__ = ["Comparison", "Place", "Sentence", "by_seed", "compare", "findings", "paired_difference", "places"]

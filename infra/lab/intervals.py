@@ -54,8 +54,3 @@ def paired_change(ours: Mapping[int, float], base: Mapping[int, float]) -> Estim
     """
     seeds = sorted(set(ours) & set(base))
     return estimate([ours[s] / base[s] - 1 for s in seeds if base[s] > 0])
-
-
-def paired_difference(ours: Mapping[int, float], base: Mapping[int, float]) -> Estimate | None:
-    """Difference `ours` - `base`, by the seeds that both have."""
-    return estimate([ours[s] - base[s] for s in sorted(set(ours) & set(base))])

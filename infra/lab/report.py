@@ -23,6 +23,7 @@ from infra.lab.findings import (
     findings,
     percent,
     places,
+    share,
     sweep_summary,
 )
 from infra.lab.intervals import estimate
@@ -42,6 +43,7 @@ from infra.lab.scenario import CONTROLS, Scenario, load, path_of
 TEMPLATE: Final = "report.html.j2"
 PAGE: Final = "report.html"
 MARKDOWN: Final = "table.md"
+SWEPT_COLUMNS: Final = ("oracle", "oracle_in_order", "random", "model")
 README_COLUMNS: Final = (QUEUEING_P99, RTT_P99, S1_GOODPUT, CLASSIC_SHARE, MOVED, RETRANSMITTED, REORDERED)
 
 
@@ -76,33 +78,40 @@ def render(runs: pl.DataFrame) -> str:
         about=_about(runs),
         columns=[f"{m.title}, {m.unit}" for m in TABLE],
         limits={
-            "rtt": f"{MOST_RTT_CHANGE:.0%}",
-            "goodput": f"{LEAST_GOODPUT:.0%}",
-            "classic": f"{LEAST_CLASSIC_SHARE:.0%}",
-            "harm": f"{NO_HARM:.0%}",
+            "rtt": share(MOST_RTT_CHANGE, 0),
+            "goodput": share(LEAST_GOODPUT, 0),
+            "classic": share(LEAST_CLASSIC_SHARE, 0),
+            "harm": share(NO_HARM, 0),
         },
     )
 
 
 def markdown_table(runs: pl.DataFrame) -> str:
-    """Return the scenarios without an axis as a Markdown table: every profile and control."""
-    head = [
-        "scenario",
-        "profile",
-        "control",
-        "P99 against default",
-        *(f"{m.title}, {m.unit}" for m in README_COLUMNS),
-    ]
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    """Return two Markdown tables: scenarios with every control, and sweeps with the changes that matter."""
+    head = ["scenario", "profile", "control", "P99 against default"]
+    lines = _markdown_head([*head, *(f"{m.title}, {m.unit}" for m in README_COLUMNS)])
     for place in places(runs.filter(pl.col("point") == "")):
         for control in _run_controls(runs, place):
             cells = [_cell(runs, place, control, m)["text"] for m in README_COLUMNS]
-            lines.append(
-                "| "
-                + " | ".join([place.scenario, place.profile, control, _change(runs, place, control), *cells])
-                + " |"
-            )
+            change = _change(runs, place, control)
+            lines.append(_markdown_row([place.scenario, place.profile, control, change, *cells]))
+    swept = places(runs.filter(pl.col("point") != ""))
+    if not swept:
+        return "\n".join(lines) + "\n"
+    lines += ["", *_markdown_head(["scenario", "profile", "at", "default P99, ms", *SWEPT_COLUMNS])]
+    for place in swept:
+        default = _cell(runs, place, "default", QUEUEING_P99)["text"]
+        changes = [_change(runs, place, control) for control in SWEPT_COLUMNS]
+        lines.append(_markdown_row([place.scenario, place.profile, place.point, default, *changes]))
     return "\n".join(lines) + "\n"
+
+
+def _markdown_head(names: Sequence[str]) -> list[str]:
+    return [_markdown_row(names), "|" + "---|" * len(names)]
+
+
+def _markdown_row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def _write(path: Path, text: str) -> None:
@@ -147,10 +156,11 @@ def _caption(here: pl.DataFrame) -> str:
     if done.is_empty():
         return "nothing was run"
     seconds = ", ".join(f"{s:g}" for s in sorted(set(done["seconds"])))
+    seeds = done["seed"].n_unique()
     moved = done.filter(pl.col("control") != "no_l4s")  # which moves nothing
     rules = "; ".join(sorted(set(moved["reordering"])))
     return (
-        f"{done.height:,} runs of {seconds} s, {done['seed'].n_unique()} seeds; "
+        f"{done.height:,} runs of {seconds} s, {seeds} seed{'' if seeds == 1 else 's'}; "
         f"S1's L4S flows take reordering for loss by: {rules}"
     )
 
@@ -194,13 +204,10 @@ def _cell(runs: pl.DataFrame, place: Place, control: str, measure: Measure) -> d
     found = estimate(list(by_seed(runs, place, control, measure).values()))
     if found is None:
         return {"text": "–", "interval": ""}
-    low, high = found.low, found.high
-    bounds = (
-        []
-        if low is None or high is None
-        else [f"{b * measure.scale:,.{measure.digits}f}" for b in (low, high)]
-    )
-    return {"text": f"{found.mean * measure.scale:,.{measure.digits}f}", "interval": "–".join(bounds)}
+    text = f"{found.mean * measure.scale:,.{measure.digits}f}"
+    if found.high is None:
+        return {"text": text, "interval": ""}
+    return {"text": text, "interval": f"± {(found.high - found.mean) * measure.scale:,.{measure.digits}f}"}
 
 
 def _not_run(here: pl.DataFrame) -> Sequence[Sentence]:

@@ -40,8 +40,8 @@ def complete(asked: Asked, identity: str, program: str, folder: Path) -> dict[st
         **_quantiles("queueing", l4s["queueing_us"], ("mean", "p50", "p90", "p99")),
         **_quantiles("one_way", l4s["one_way_us"], ("p50", "p90", "p99")),
         **_quantiles("rtt", l4s["latency_us"], ("p50", "p90", "p99")),
-        "queueing_cdf_us": l4s["queueing_us"]["cdf"],
-        "rtt_cdf_us": l4s["latency_us"]["cdf"],
+        "queueing_cdf_us": _floats(l4s["queueing_us"]["cdf"]),
+        "rtt_cdf_us": _floats(l4s["latency_us"]["cdf"]),
         "packets": l4s["packets"],
         "moved_share": summary["moved"]["share"],
         "retransmitted_share": _share(l4s["retransmissions"], l4s["packets"]),
@@ -68,6 +68,10 @@ def reordering_rule(run: Mapping[str, Any]) -> str:
 
 def _quantiles(name: str, q: Mapping[str, Any], which: tuple[str, ...]) -> dict[str, Any]:
     return {f"{name}_{key}_us": q[key] for key in which}
+
+
+def _floats(values: list[float] | None) -> list[float] | None:
+    return None if values is None else [float(value) for value in values]
 
 
 def _share(part: float, whole: float) -> float | None:

@@ -93,6 +93,8 @@ def resolve(
     """
     environment = environment_at(scenario, cell.point, f"{cell.scenario}.yaml")
     finetune = control.get("finetune")
+    if finetune is not None and finetune["every_s"] >= scenario.seconds:
+        finetune = None  # its first round would come after the end
     return {
         "format": FORMAT,
         "name": "run",  # one name for all, so that scenarios with the same run share it

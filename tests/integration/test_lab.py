@@ -66,7 +66,7 @@ def test_every_control_is_run_resumed_and_reported(
     tiny: Callable[..., str],
     make_artifact: Callable[..., Path],
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """The whole way, with an untrained model: what it chooses does not matter here, that it is asked does."""
     output = tmp_path / "lab"
@@ -100,10 +100,10 @@ def test_every_control_is_run_resumed_and_reported(
         return {p: p.stat().st_mtime_ns for p in (output / "runs").rglob("*") if p.is_file()}
 
     before = written()
-    capsys.readouterr()
+    capfd.readouterr()
     assert run_lab(request, output) == 0
     assert written() == before  # nothing was run again
-    assert "6 of 6 have their result already" in capsys.readouterr().out
+    assert "6 of 6 have their result already" in capfd.readouterr().out
     assert load(output).equals(runs)
 
     page = make_report(output).read_text()

@@ -47,7 +47,7 @@ def test_the_projects_scenarios_are_sound(name: str) -> None:
     if not name.startswith("map-"):  # the maps ask what the standard queue leaves
         assert scenario.profiles == ["rfc9332", "premise"]
     assert set(scenario.controls) == set(CONTROLS)
-    assert len(scenario.seeds) >= (2 if name == "small" else 5)
+    assert len(scenario.seeds) >= (3 if name == "small" else 5)
 
 
 def test_what_the_paper_has_is_there() -> None:
