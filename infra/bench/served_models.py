@@ -30,12 +30,12 @@ SERVER: Final = "bench-triton"  # in the servers' record
 START_S: Final = 60.0
 
 
-def write_model(repository: Path, name: str, source: Path, backend: str) -> None:
-    """Put artifact `source` into a repository as version 1 of model `name`.
+def write_model(repository: Path, name: str, source: Path, backend: str, version: int = 1) -> None:
+    """Put artifact `source` into a repository as a version of model `name`, the one that is served.
 
     `backend` is one of `Backend`, or IDENTITY, which takes only the shapes from the artifact.
     """
-    folder = repository / name / "1"
+    folder = repository / name / str(version)
     folder.mkdir(parents=True)
     python = backend == Backend.PYTHON
     for file in ("model.json", "model.onnx" if python else "model.safetensors"):
@@ -44,7 +44,7 @@ def write_model(repository: Path, name: str, source: Path, backend: str) -> None
         shutil.copyfile(PROJECT / "serving" / "triton" / MODEL_SCRIPT, folder / MODEL_SCRIPT)
     (folder / "limits.json").write_text(json.dumps(limits_of(artifact.load(source).model.features)))
     (folder / CONTENT_FILE).write_text("0" * 64 + "\n")
-    text = config_text(name, 1, folder)
+    text = config_text(name, version, folder)
     if backend == IDENTITY:
         text = text.replace(f'backend: "{Backend.NATIVE}"', f'backend: "{IDENTITY}"')
     (repository / name / "config.pbtxt").write_text(text)
@@ -61,7 +61,9 @@ def backends(folder: Path) -> TritonEnvironment:
     if not library.is_file():
         raise OSError(f"{library}: not built; run `make native`")
     (folder / IDENTITY).mkdir(exist_ok=True)
-    (folder / IDENTITY / library.name).symlink_to(library)
+    link = folder / IDENTITY / library.name
+    if not link.is_symlink():
+        link.symlink_to(library)
     return replace(environment, backends=folder)
 
 

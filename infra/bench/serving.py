@@ -1,7 +1,7 @@
 """One window through Triton over gRPC: our engine and client beside the identity model and what went before.
 
-Triton serves the same window of 64 tokens four ways: `identity` computes nothing (the reference: what gRPC and
-Triton cost), the native backend with both readouts, and the Python backend with ONNX Runtime, asked as
+Triton serves the same window of 64 tokens four ways: `identity` computes nothing (the reference: what gRPC
+and Triton cost), the native backend with both readouts, and the Python backend with ONNX Runtime, asked as
 serving/client.py asks. Contestants take turns over several rounds, one question at a time; each figure is
 the median over the rounds of a round's p50 or p99.
 """

@@ -4,18 +4,22 @@
 // serving` and for the tests of the client. Without a rate one question at a time, so that the
 // figures are round trips; with one, as many per second whatever the answers do.
 //
-// Prints a line `ready` once a model is served, and at the end one JSON object:
+// SIGINT ends it early. Prints a line `ready` once a model is served, and at the end one JSON
+// object:
 //   tokens, asked, in_time, late, failed     questions; each is one of the last three
 //   p50_us, p99_us                           from asking to the answer, of answers in time
-//   gap_ms                                   longest time without an answer in time
-//   cpu_us                                   this process's processor time, per question
+//   gap_ms, silent_ms                        longest time without an answer in time, and that at
+//   the end cpu_us                                   this process's processor time, per question
 //   servers, versions                        answers in time, by server and by model version
+//   last_server                              of the last answer in time; -1: none
 //   error                                    the last failure
 #include <sys/resource.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
+#include <cmath>
+#include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <deque>
@@ -24,6 +28,7 @@
 #include <random>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "serving/agent/triton_predictor.h"
@@ -33,6 +38,8 @@ namespace {
 
 constexpr std::int64_t kWarmUp = 500;  // questions that do not count, where one follows another
 
+volatile std::sig_atomic_t interrupted = 0;
+
 struct Settings {
   TritonOptions triton;
   std::int64_t questions = 3000;
@@ -40,6 +47,7 @@ struct Settings {
   std::int64_t deadline_us = 1'000'000;
   std::int64_t connect_ms = 10'000;
   int windows = 1;
+  std::int64_t poison = 0;  // every so many questions one with a NaN
 };
 
 std::int64_t now_ns() {
@@ -94,7 +102,7 @@ class Tally {
     } else {
       us_.push_back(static_cast<double>(now - question.asked_ns) / 1000);
       gap_ns_ = std::max(gap_ns_, now - std::exchange(last_ns_, now));
-      ++servers_[answer.server];
+      ++servers_[last_server_ = answer.server];
       ++versions_[answer.version];
     }
   }
@@ -115,14 +123,19 @@ class Tally {
     std::printf(
         "{\"tokens\": %d, \"asked\": %ld, \"in_time\": %zu, \"late\": %ld, \"failed\": %ld, ",
         tokens, asked_, us_.size(), late_, failed_);
-    std::printf("\"p50_us\": %.1f, \"p99_us\": %.1f, \"gap_ms\": %.1f, \"cpu_us\": %.1f, ", at(0.5),
-                at(0.99), static_cast<double>(gap_ns_) / 1e6, cpu / static_cast<double>(asked_));
+    const std::int64_t silent_ns = last_ns_ == 0 ? 0 : now_ns() - last_ns_;
+    gap_ns_ = std::max(gap_ns_, silent_ns);
+    std::printf(
+        "\"p50_us\": %.1f, \"p99_us\": %.1f, \"gap_ms\": %.1f, \"silent_ms\": %.1f, \"cpu_us\": "
+        "%.1f, ",
+        at(0.5), at(0.99), static_cast<double>(gap_ns_) / 1e6, static_cast<double>(silent_ns) / 1e6,
+        cpu / static_cast<double>(asked_));
     print_map("servers", servers_);
     print_map("versions", versions_);
     for (char& c : error_) {
       if (c == '"' || c == '\\') c = '\'';
     }
-    std::printf("\"error\": \"%s\"}\n", error_.c_str());
+    std::printf("\"last_server\": %d, \"error\": \"%s\"}\n", last_server_, error_.c_str());
   }
 
  private:
@@ -146,6 +159,7 @@ class Tally {
   std::vector<double> us_;
   std::map<int, std::int64_t> servers_;
   std::map<std::int64_t, std::int64_t> versions_;
+  int last_server_ = -1;
   std::string error_;
 };
 
@@ -170,10 +184,11 @@ void run(const Settings& settings) {
   const bool one_by_one = settings.rate == 0;
   const std::int64_t first = one_by_one ? -kWarmUp : 0;
   std::int64_t due_ns = now_ns();
-  for (std::int64_t i = first; i < settings.questions || tally.waits();) {
+  for (std::int64_t i = first; (i < settings.questions && interrupted == 0) || tally.waits();) {
     if (i == 0 && one_by_one && !tally.waits()) tally = {}, cpu_begin_us = cpu_us();
     std::int64_t now = now_ns();
-    const bool ask = i < settings.questions && (one_by_one ? !tally.waits() : now >= due_ns);
+    const bool more = i < settings.questions && interrupted == 0;
+    const bool ask = more && (one_by_one ? !tally.waits() : now >= due_ns);
     if (ask) {
       if (const int served = predictor->model().tokens; served > 0 && served != tokens) {
         tokens = served;
@@ -181,16 +196,19 @@ void run(const Settings& settings) {
       }
       const std::int64_t deadline_ns = now + settings.deadline_us * 1000;
       const auto ticket = static_cast<std::uint64_t>(i++ - first);
+      const bool poisoned = settings.poison > 0 && i % settings.poison == 0;
+      const float value = std::exchange(x_BWF[0], poisoned ? NAN : x_BWF[0]);
       if (predictor->ask(ticket, x_BWF.data(), settings.windows, deadline_ns)) {
         tally.asked(ticket, now, deadline_ns);
       } else {
         tally.refused(predictor->problem());
         if (one_by_one) throw std::runtime_error(predictor->problem());
       }
+      x_BWF[0] = value;
       if (!one_by_one) due_ns += static_cast<std::int64_t>(1e9 / settings.rate);
     }
     std::int64_t until_ns = tally.waits() ? tally.next_deadline_ns() : now;
-    if (!one_by_one && i < settings.questions) {
+    if (!one_by_one && more) {
       until_ns = tally.waits() ? std::min(until_ns, due_ns) : due_ns;
     }
     if (predictor->next(answer, until_ns)) tally.answered(answer, now_ns());
@@ -213,6 +231,7 @@ int main(int count, char** arguments) {
   app.add_option("--questions", settings.questions, "how many")->check(CLI::PositiveNumber);
   app.add_option("--rate", settings.rate, "questions per second; 0: one after the other");
   app.add_option("--windows", settings.windows, "windows of a question")->check(CLI::Range(1, 2));
+  app.add_option("--poison", settings.poison, "make every so many questions one with a NaN");
   app.add_option("--deadline-us", settings.deadline_us, "after which an answer is late");
   app.add_option("--connect-ms", settings.connect_ms, "longest wait for a model");
   app.add_option("--in-flight", settings.triton.max_in_flight, "requests under way at once");
@@ -222,6 +241,7 @@ int main(int count, char** arguments) {
   app.add_option("--tls-cert", settings.triton.tls_cert, "our certificate");
   app.add_option("--tls-key", settings.triton.tls_key, "its key");
   CLI11_PARSE(app, count, arguments);
+  std::signal(SIGINT, [](int) { swiftqueue::agent::interrupted = 1; });
   settings.triton.busy_poll_ns = busy_poll_us * 1000;
   try {
     run(settings);

@@ -1,0 +1,236 @@
+"""The C++ client on real Tritons: failover, recovery, errors of one question alone.
+
+`round_trip` (serving/agent) asks as the agent does; the identity backend answers, so servers start at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tritonclient.grpc as grpc
+
+from infra import processes
+from infra.bench.served_models import IDENTITY, PROJECT, backends, build, free_ports, served, write_model
+from infra.stack import triton_command
+from models import artifact
+from serving.endpoint import LOOPBACK, Triton
+from serving.triton_config import Backend
+from serving.triton_repository import MODEL
+
+pytestmark = pytest.mark.slow
+RATE = 200  # questions a second
+RECOVERY_S = 2.5  # reconnection waits a second at most, and a server that was slow rests for one
+DEADLINE_US = 100_000  # far above an answer's time, even on a busy machine
+
+
+@pytest.fixture(scope="module")
+def program() -> Path:
+    for backend in ("identity", "native"):  # harmless when they are built
+        subprocess.run(["make", "-s", "-C", str(PROJECT / "serving" / "triton" / backend)], check=True)
+    return build("round_trip") / "round_trip"
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An untrained artifact of the real size."""
+    from feature_store.windows import schema_hash
+    from infra.bench.inference_references import make_model
+
+    folder = tmp_path_factory.mktemp("artifact")
+    artifact.save(folder, make_model(), artifact.Description(64, schema_hash(), "acked"))
+    return folder
+
+
+@dataclass
+class Replica:
+    """A Triton that can be killed, paused and started again at the same port."""
+
+    name: str
+    root: Path
+    ports: dict[str, int]
+
+    @property
+    def address(self) -> str:
+        return f"{LOOPBACK}:{self.ports['grpc']}"
+
+    def start(self) -> None:
+        environment = backends(self.root / "backends")
+        command = triton_command(environment, self.root / "repository", self.ports)
+        command.append(f"--load-model={MODEL}")
+        with Triton(self.address) as triton:
+            processes.start(self.name, command, self.ports, environment.variables, triton.live, 60)
+
+    def signal(self, number: int) -> None:
+        server = processes.running(self.name)
+        assert server is not None
+        os.kill(server.pid, number)
+
+    def kill(self) -> None:
+        """End it at once, as a crash does; harmless when it is gone."""
+        if server := processes.running(self.name):
+            process = server.process()
+            assert process is not None
+            process.kill()
+            process.wait(10)
+            processes.stop(self.name)
+
+
+@pytest.fixture(scope="module")
+def replicas(
+    serving_state: Path, source: Path, tmp_path_factory: pytest.TempPathFactory, program: Path
+) -> Iterator[tuple[Replica, Replica]]:
+    """Two running servers, the preferred one with version 1, the other with 2; tests leave them running."""
+    both = []
+    for version in (1, 2):
+        root = tmp_path_factory.mktemp("replica")
+        write_model(root / "repository", MODEL, source, IDENTITY, version)
+        ports = dict(zip(("http", "grpc", "metrics"), free_ports(3), strict=True))
+        both.append(Replica(f"triton-replica-{version}", root, ports))
+    for replica in both:
+        replica.start()
+    yield both[0], both[1]
+    for replica in both:
+        replica.kill()
+
+
+class Asking:
+    """A client that asks at a steady rate in the background until it is stopped."""
+
+    def __init__(self, program: Path, servers: list[str]) -> None:
+        named = [word for server in servers for word in ("--server", server)]
+        options = ("--rate", str(RATE), "--deadline-us", str(DEADLINE_US), "--windows", "2")
+        self.process = subprocess.Popen(
+            [str(program), *named, "--questions", "1000000", *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == "ready\n", self.process.communicate()
+
+    def stop(self) -> dict[str, Any]:
+        """What became of its questions."""
+        self.process.send_signal(signal.SIGINT)
+        output, error = self.process.communicate(timeout=60)
+        assert self.process.returncode == 0, error
+        found: dict[str, Any] = json.loads(output)
+        assert found["asked"] == found["in_time"] + found["late"] + found["failed"]
+        return found
+
+
+def test_a_killed_server_is_left_for_the_next_and_preferred_again_when_it_is_back(
+    program: Path, replicas: tuple[Replica, Replica]
+) -> None:
+    first, second = replicas
+    asking = Asking(program, [first.address, second.address])
+    time.sleep(1)
+    first.kill()
+    time.sleep(1)
+    first.start()
+    time.sleep(RECOVERY_S)
+    found = asking.stop()
+    assert found["gap_ms"] < 1000
+    assert set(found["servers"]) == {"0", "1"}
+    assert set(found["versions"]) == {"1", "2"}
+    assert found["last_server"] == 0
+    assert found["silent_ms"] < 1000
+    assert found["in_time"] > 0.8 * found["asked"]
+
+
+def test_a_paused_server_is_left_for_the_next_and_preferred_again_when_it_goes_on(
+    program: Path, replicas: tuple[Replica, Replica]
+) -> None:
+    first, second = replicas
+    asking = Asking(program, [first.address, second.address])
+    time.sleep(1)
+    first.signal(signal.SIGSTOP)
+    time.sleep(1)
+    first.signal(signal.SIGCONT)
+    time.sleep(RECOVERY_S)
+    found = asking.stop()
+    assert found["gap_ms"] < 1000
+    assert set(found["servers"]) == {"0", "1"}
+    assert found["last_server"] == 0
+    assert found["silent_ms"] < 1000
+    assert found["in_time"] > 0.8 * found["asked"]
+
+
+def test_the_only_server_is_found_again_after_a_restart(
+    program: Path, replicas: tuple[Replica, Replica]
+) -> None:
+    first, _ = replicas
+    asking = Asking(program, [first.address])
+    time.sleep(1)
+    first.kill()
+    time.sleep(1)
+    first.start()
+    time.sleep(RECOVERY_S)
+    found = asking.stop()
+    assert found["failed"] > 0
+    assert found["last_server"] == 0
+    assert found["silent_ms"] < 1000
+
+
+def test_one_bad_question_gets_an_error_and_those_sent_with_it_get_answers(
+    program: Path, source: Path, serving_state: Path, tmp_path: Path
+) -> None:
+    write_model(tmp_path / "repository", MODEL, source, Backend.NATIVE)
+    path = tmp_path / "t.sock"
+    with served(tmp_path, [MODEL], name="triton-bad-question", socket_path=path) as address:
+        asked = 4000
+        options = ("--rate", "20000", "--windows", "2", "--deadline-us", "20000000", "--poison", "500")
+        ran = subprocess.run(
+            [str(program), "--server", address, "--questions", str(asked), *options],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        found = json.loads(ran.stdout.splitlines()[-1])
+        assert found["failed"] == asked / 500
+        assert found["in_time"] == asked - found["failed"]
+        assert "is NaN or outside" in found["error"]
+        # Questions were sent together, else this shows little; the probe of health is a request, too.
+        with grpc.InferenceServerClient(address) as client:
+            statistics = client.get_inference_statistics(MODEL).model_stats[0]
+        requests = statistics.inference_stats.success.count
+        assert requests < asked / 2
+        assert statistics.inference_count >= 2 * found["in_time"]
+
+
+def test_what_is_wrong_is_one_line(
+    program: Path, source: Path, serving_state: Path, tmp_path: Path, replicas: tuple[Replica, Replica]
+) -> None:
+    nobody = f"{LOOPBACK}:{free_ports(1)[0]}"
+    first, _ = replicas
+    config = first.root / "repository" / MODEL / "config.pbtxt"
+    config.write_text(
+        config.read_text().replace(
+            '"schema_hash" value { string_value: "', '"schema_hash" value { string_value: "0'
+        )
+    )
+    with Triton(first.address) as triton:
+        triton.load(MODEL)
+    for server, line in (
+        (nobody, "Connection refused"),
+        (first.address, "the served model takes features 0"),
+        ("localhost", "write it as host:port or unix:PATH"),
+        (f"unix:{tmp_path}/nobody", "No such file"),
+    ):
+        ran = subprocess.run(
+            [str(program), "--server", server, "--connect-ms", "1500"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert ran.returncode == 1
+        assert line in ran.stderr
+        assert len(ran.stderr.splitlines()) == 1
