@@ -1,0 +1,195 @@
+"""Decisions in time at line rate: agent and server together on two cores, packets of 1,500 bytes.
+
+The C++ agent makes up packets at an even pace, asks about each batch of 8, for both queues, its deadline
+before the first of them is due, and counts what was answered by then. A real Triton serves the readout of
+`params.yaml` by the native backend. A setting is measured in one stretch of 12 s a round: five rounds are a
+minute. Then the highest rate at which 99 % are still in time is searched in short stretches and measured in
+a whole one. References: the Python-backend ONNX model with the Python client, paced the same way, for
+12 s; and for the highest rates the agent's local mode, the engine without a server.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from infra.bench.inference_references import make_model
+from infra.bench.rows import Row
+from infra.bench.served_models import build, served, write_model
+from serving.client import SenderAgent
+from serving.triton_config import Backend
+from serving.triton_repository import MODEL
+
+CORES: Final = 2
+SECONDS: Final = 12.0  # of a stretch per round
+RATE_BPS: Final = 200e6  # where the paper stops
+FLOWS: Final = (1, 4, 16)
+SEARCH_FLOWS: Final = 4  # of the rows that compare forms of serving
+TOKENS: Final = 64  # W of the published measurements
+DEFAULT_TOKENS: Final = 128  # W of the default traces
+DEADLINE_US: Final = 2_000
+PACKET_BYTES: Final = 1_500
+HORIZON: Final = 8
+WANTED_SHARE: Final = 0.99
+LOWEST_BPS, HIGHEST_BPS = 25e6, 3.2e9  # of the search
+STEP: Final = 1.05  # rates are told apart to this factor
+ANCHOR: Final = "last_latency_flow_us"  # as in params.yaml
+
+Share = Callable[[float, int, float], float]  # (bit/s, flows, seconds) -> batches decided in time
+
+
+@dataclass(frozen=True)
+class Agent:
+    """The C++ agent and where its predictions come from."""
+
+    program: Path
+    source: tuple[str, ...]
+
+    def share(self, rate_bps: float, flows: int, seconds: float) -> float:
+        """Share of batches decided in time.
+
+        Raises:
+            RuntimeError: the agent ended with an error.
+        """
+        options = {
+            "synthetic-bps": rate_bps,
+            "flows": flows,
+            "packet-bytes": PACKET_BYTES,
+            "seconds": seconds,
+            "deadline-us": DEADLINE_US,
+        }
+        command = [str(self.program), *self.source, *(f"--{name}={value}" for name, value in options.items())]
+        ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60 + 4 * seconds)
+        if ran.returncode:
+            raise RuntimeError(f"bench linerate: {ran.stderr.strip()}")
+        summary = json.loads(ran.stdout.splitlines()[-1])
+        return float(summary["in_time_share"])
+
+
+def measure(rounds: int) -> list[Row]:
+    """Measure every setting in stretches of `rounds` x 12 s.
+
+    Raises:
+        OSError: the native backend or the agent is not built.
+        RuntimeError: Triton does not start, or the agent ends with an error.
+    """
+    program = build("swiftqueue-agent") / "swiftqueue-agent"
+    seconds = SECONDS * rounds
+    with tempfile.TemporaryDirectory() as temporary, _two_cores():
+        root = Path(temporary)
+        artifacts = {
+            tokens: _save(root / "artifacts" / str(tokens), tokens) for tokens in (TOKENS, DEFAULT_TOKENS)
+        }
+        with _serving(root / "python", artifacts[TOKENS], Backend.PYTHON) as address:
+            python = _python_share(address, RATE_BPS, SEARCH_FLOWS, SECONDS)
+        local = Agent(program, (f"--local={artifacts[TOKENS]}",))
+        local_bps = _highest_bps(local.share, SEARCH_FLOWS, seconds)
+        rows = []
+        with _serving(root / "native", artifacts[TOKENS], Backend.NATIVE) as address:
+            through_triton = Agent(program, (f"--server={address}",))
+            rows += [_in_time(through_triton, flows, TOKENS, seconds, python, rounds) for flows in FLOWS]
+            for flows in FLOWS:
+                highest_bps = _highest_bps(through_triton.share, flows, seconds)
+                rows.append(_highest(f"{flows} flows, W {TOKENS}", highest_bps, local_bps, rounds))
+        with _serving(root / "default", artifacts[DEFAULT_TOKENS], Backend.NATIVE) as address:
+            through_triton = Agent(program, (f"--server={address}",))
+            rows.append(_in_time(through_triton, SEARCH_FLOWS, DEFAULT_TOKENS, seconds, python, rounds))
+            highest_bps = _highest_bps(through_triton.share, SEARCH_FLOWS, seconds)
+            rows.append(_highest(f"{SEARCH_FLOWS} flows, W {DEFAULT_TOKENS}", highest_bps, local_bps, rounds))
+    return rows
+
+
+def _in_time(agent: Agent, flows: int, tokens: int, seconds: float, python: float, rounds: int) -> Row:
+    share = agent.share(RATE_BPS, flows, seconds)
+    name = f"decided in time at {RATE_BPS / 1e6:.0f} Mbit/s, {flows} flows, W {tokens}"
+    least = (
+        PACKET_BYTES * 8 * HORIZON / RATE_BPS / SECONDS
+    )  # one batch of the reference, so that 0 has a ratio
+    reference = f"ONNX in the Python backend, Python client, {SEARCH_FLOWS} flows, W {TOKENS}"
+    return Row(name, share, python, reference, share / max(python, least), "share", rounds)
+
+
+def _highest(name: str, rate_bps: float, local_bps: float, rounds: int) -> Row:
+    name = f"highest rate with {WANTED_SHARE:.0%} in time, {name}"
+    reference = f"local mode, no server, {SEARCH_FLOWS} flows, W {TOKENS}"
+    ratio = rate_bps / max(local_bps, LOWEST_BPS)
+    return Row(name, rate_bps / 1e6, local_bps / 1e6, reference, ratio, "Mbit/s", rounds)
+
+
+def _highest_bps(share: Share, flows: int, seconds: float) -> float:
+    """Highest rate at which enough are in time over a whole stretch; 0 if none is."""
+    low_bps, high_bps = LOWEST_BPS, HIGHEST_BPS
+    while high_bps / low_bps > STEP:
+        middle_bps = (low_bps * high_bps) ** 0.5
+        if share(middle_bps, flows, SECONDS / 4) >= WANTED_SHARE:
+            low_bps = middle_bps
+        else:
+            high_bps = middle_bps
+    # What holds for 3 s may not hold for a minute.
+    for less in (1.0, STEP, STEP**2, STEP**4, STEP**8):
+        if share(low_bps / less, flows, seconds) >= WANTED_SHARE:
+            return low_bps / less
+    return 0.0
+
+
+def _save(folder: Path, tokens: int) -> Path:
+    from feature_store.windows import schema_hash
+    from models import artifact
+
+    model = make_model("candidates", ANCHOR)
+    artifact.save(folder, model, artifact.Description(tokens, schema_hash(), "acked"))
+    return folder
+
+
+@contextmanager
+def _serving(root: Path, source: Path, backend: Backend) -> Iterator[str]:
+    """Serve an artifact as the served model."""
+    from models import artifact
+
+    if backend is Backend.PYTHON:
+        artifact.export_onnx(source)
+    write_model(root / "repository", MODEL, source, backend)
+    with served(root, (MODEL,)) as address:
+        yield address
+
+
+@contextmanager
+def _two_cores() -> Iterator[None]:
+    """Everything started in here runs on the same two cores."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(before)[:CORES])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _python_share(address: str, rate_bps: float, flows: int, seconds: float) -> float:
+    """Share of batches that the Python client decides before they are due, paced as the agent paces them."""
+    batch_s = PACKET_BYTES * 8 * HORIZON / rate_bps
+    lead_s = DEADLINE_US / 1e6
+    batches, in_time = int(seconds / batch_s), 0
+    flow_ids = [i % flows for i in range(HORIZON)]
+    sizes, receivers, queues = [PACKET_BYTES] * HORIZON, [0] * HORIZON, [1] * HORIZON
+    with SenderAgent(deadline_us=DEADLINE_US, address=address) as agent:
+        if not agent.wait_for_model(10):
+            raise RuntimeError(f"bench linerate: {agent.problem}")
+        start_s = time.perf_counter() + lead_s
+        for k in range(batches):
+            due_s = start_s + k * batch_s
+            time.sleep(max(0.0, due_s - lead_s - time.perf_counter()))
+            now_ns = round(k * batch_s * 1e9)
+            if time.perf_counter() < due_s:  # else it is late already
+                decision = agent.decide(k * HORIZON, now_ns, sizes, flow_ids, receivers, queues)
+                in_time += decision.outcome == "decided" and time.perf_counter() <= due_s
+            for i in range(HORIZON):
+                agent.sent(k * HORIZON + i, now_ns, PACKET_BYTES, flow_ids[i], 0, 1)
+    return in_time / batches

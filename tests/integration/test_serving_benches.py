@@ -1,0 +1,45 @@
+"""`bench swap` and `bench linerate`, made short: every figure stands beside its reference."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from infra.bench import linerate, swap
+
+pytestmark = pytest.mark.slow
+
+
+def test_heads_are_swapped_under_a_client_without_an_unanswered_question(
+    serving_state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(swap, "SECONDS", 3)
+    monkeypatch.setattr(swap, "SWAP_S", 0.5)
+    rows = {row.name: row for row in swap.measure(rounds=2)}
+    answered = rows["answered, worst stretch"]
+    assert (answered.ours, answered.reference) == (1, 1)
+    assert rows["swaps made"].ours >= 6
+    for row in rows.values():
+        assert row.ours > 0, row
+        assert row.reference > 0, row
+
+
+def test_batches_in_time_are_measured_through_triton_in_process_and_from_python(
+    serving_state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How many are in time is for `swiftqueue bench linerate` to judge: a test runs beside others."""
+    monkeypatch.setattr(linerate, "SECONDS", 0.4)
+    monkeypatch.setattr(linerate, "RATE_BPS", 5e6)
+    monkeypatch.setattr(linerate, "FLOWS", (4,))
+    monkeypatch.setattr(linerate, "DEADLINE_US", 50_000)
+    monkeypatch.setattr(linerate, "LOWEST_BPS", 1e6)
+    monkeypatch.setattr(linerate, "HIGHEST_BPS", 2e6)
+    monkeypatch.setattr(linerate, "STEP", 1.5)
+    rows = linerate.measure(rounds=1)
+    in_time = [row for row in rows if row.name.startswith("decided in time")]
+    highest = [row for row in rows if row.name.startswith("highest rate")]
+    assert len(in_time) == len(highest) == 2
+    assert all(0 <= row.ours <= 1 for row in in_time), in_time
+    assert all(0 <= row.ours < 2 for row in highest), highest
+    assert {row.unit for row in rows} == {"share", "Mbit/s"}
