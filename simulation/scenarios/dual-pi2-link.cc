@@ -54,6 +54,10 @@ struct Options {
   std::string classicTcp = "ns3::TcpCubic";
   bool classicEcn = false;
   bool pacing = false;
+  bool prague = false;
+  std::string scalableAttributes;
+  std::string scalableExtraRttMs;
+  uint32_t dupAckThreshold = 3;
   double udpEct1Mbps = 0;
   double udpNotEctMbps = 0;
   double durationS = 20;
@@ -73,6 +77,13 @@ Options Parse(int argc, char** argv) {
   line.AddValue("classic-tcp", "their congestion control", o.classicTcp);
   line.AddValue("classic-ecn", "classic flows negotiate ECN, ECT(0)", o.classicEcn);
   line.AddValue("pacing", "scalable flows are paced", o.pacing);
+  line.AddValue("prague", "scalable flows are TCP Prague (paced by itself)", o.prague);
+  line.AddValue("scalable-attributes", "attributes of their TCP, NAME=VALUE;NAME=VALUE",
+                o.scalableAttributes);
+  line.AddValue("scalable-extra-rtt-ms", "longer round trips, by turns, as 0,70",
+                o.scalableExtraRttMs);
+  line.AddValue("dupack-threshold", "duplicate ACKs that scalable flows take for a loss",
+                o.dupAckThreshold);
   line.AddValue("udp-ect1-mbps", "an unresponsive ECT(1) flow of this rate", o.udpEct1Mbps);
   line.AddValue("udp-notect-mbps", "an unresponsive Not-ECT flow of this rate", o.udpNotEctMbps);
   line.AddValue("duration-s", "simulated seconds", o.durationS);
@@ -80,13 +91,48 @@ Options Parse(int argc, char** argv) {
   line.AddValue("seed", "seed of every random choice", o.seed);
   line.AddValue("disc", "attributes of the disc, NAME=VALUE;NAME=VALUE", o.disc);
   line.Parse(argc, argv);
+  if (o.prague) {
+    o.scalableTcp = "ns3::TcpPrague";
+  }
+  NS_ABORT_MSG_IF(o.dupAckThreshold == 0, "--dupack-threshold must be at least 1");
   NS_ABORT_MSG_IF(o.seed == 0, "--seed must be at least 1");
   NS_ABORT_MSG_IF(o.mbps <= 0 || o.mbps > 500, "--mbps must be above 0 and at most 500");
   NS_ABORT_MSG_IF(o.warmupS >= o.durationS, "--warmup-s must be less than --duration-s");
   return o;
 }
 
-void SetTcpDefaults() {
+/** Milliseconds by which each scalable flow's round trip is longer, at least one number. */
+std::vector<double> ExtraRttMs(const std::string& list) {
+  std::vector<double> values;
+  std::istringstream numbers(list.empty() ? "0" : list);
+  for (std::string number; std::getline(numbers, number, ',');) {
+    std::istringstream text(number);
+    double value = -1;
+    text >> value;
+    NS_ABORT_MSG_IF(text.fail() || !text.eof() || value < 0,
+                    "--scalable-extra-rtt-ms: " << number << " is not a time in milliseconds");
+    values.push_back(value);
+  }
+  return values;
+}
+
+/** Calls set(NAME, VALUE) for each of NAME=VALUE;NAME=VALUE; false ends the program. */
+template <typename Set>
+void ForEachAttribute(const std::string& list, const std::string& complaint, Set set) {
+  std::istringstream attributes(list);
+  for (std::string attribute; std::getline(attributes, attribute, ';');) {
+    const auto equals = attribute.find('=');
+    const bool done = equals != std::string::npos &&
+                      set(attribute.substr(0, equals), StringValue(attribute.substr(equals + 1)));
+    NS_ABORT_MSG_UNLESS(done, complaint << " takes no " << attribute);
+  }
+}
+
+void SetTcpDefaults(const Options& options) {
+  ForEachAttribute(options.scalableAttributes, "--scalable-attributes: " + options.scalableTcp,
+                   [&options](const std::string& name, const StringValue& value) {
+                     return Config::SetDefaultFailSafe(options.scalableTcp + "::" + name, value);
+                   });
   Config::SetDefault("ns3::TcpSocket::SegmentSize", UintegerValue(kSegmentBytes));
   Config::SetDefault("ns3::TcpSocket::SndBufSize", UintegerValue(kBufferBytes));
   Config::SetDefault("ns3::TcpSocket::RcvBufSize", UintegerValue(kBufferBytes));
@@ -116,11 +162,13 @@ class Link {
                                                                                  m_disc);
     m_addresses.Assign(devices);
     m_addresses.NewNetwork();
+    const auto extraRttMs = ExtraRttMs(options.scalableExtraRttMs);
     for (uint32_t i = 0; i < options.scalable; ++i) {
-      AddTcp(options.scalableTcp, true, options.pacing);
+      AddTcp(options.scalableTcp, true, options.pacing, options.dupAckThreshold,
+             MicroSeconds(extraRttMs[i % extraRttMs.size()] * 1e3));
     }
     for (uint32_t i = 0; i < options.classic; ++i) {
-      AddTcp(options.classicTcp, options.classicEcn, false);
+      AddTcp(options.classicTcp, options.classicEcn, false, 3, Time(0));
     }
     AddUdp(options.udpEct1Mbps, Ipv4Header::ECN_ECT1);
     AddUdp(options.udpNotEctMbps, Ipv4Header::ECN_NotECT);
@@ -136,7 +184,9 @@ class Link {
 
   void WriteJson(std::ostream& out) const {
     const uint32_t classicEnd = m_options.scalable + m_options.classic;
-    out << "\"goodput_mbps\": {\"scalable\": [";
+    out << "\"scalable_tcp\": \"" << m_options.scalableTcp
+        << "\", \"dupack_threshold\": " << m_options.dupAckThreshold
+        << ", \"goodput_mbps\": {\"scalable\": [";
     WriteGoodput(out, 0, m_options.scalable);
     out << "], \"classic\": [";
     WriteGoodput(out, m_options.scalable, classicEnd);
@@ -149,23 +199,19 @@ class Link {
 
  private:
   void Configure() {
-    std::istringstream attributes(m_options.disc);
-    for (std::string attribute; std::getline(attributes, attribute, ';');) {
-      const auto equals = attribute.find('=');
-      const bool set = equals != std::string::npos &&
-                       m_disc->SetAttributeFailSafe(attribute.substr(0, equals),
-                                                    StringValue(attribute.substr(equals + 1)));
-      NS_ABORT_MSG_UNLESS(set, "--disc: DualPi2QueueDisc takes no " << attribute);
-    }
+    ForEachAttribute(m_options.disc, "--disc: DualPi2QueueDisc",
+                     [this](const std::string& name, const StringValue& value) {
+                       return m_disc->SetAttributeFailSafe(name, value);
+                     });
   }
 
-  /** A sender and a receiver of their own, one access link each. */
-  std::pair<Ptr<Node>, Ptr<Node>> AddHosts() {
+  /** A sender and a receiver of their own, one access link each; half of `extraRtt` on each. */
+  std::pair<Ptr<Node>, Ptr<Node>> AddHosts(Time extraRtt = Time(0)) {
     NodeContainer hosts(2);
     InternetStackHelper().Install(hosts);
     PointToPointHelper access;
     access.SetDeviceAttribute("DataRate", StringValue("1Gbps"));
-    access.SetChannelAttribute("Delay", TimeValue(MicroSeconds(10)));
+    access.SetChannelAttribute("Delay", TimeValue(MicroSeconds(10) + extraRtt / 4));
     access.SetQueue("ns3::DropTailQueue", "MaxSize", StringValue("100000p"));
     for (uint32_t side : {0, 1}) {
       auto interfaces = m_addresses.Assign(access.Install(hosts.Get(side), m_routers.Get(side)));
@@ -186,8 +232,9 @@ class Link {
     return Seconds(start->GetValue(0, kStartSpreadS));
   }
 
-  void AddTcp(const std::string& tcpName, bool ecn, bool paced) {
-    const auto [sender, receiver] = AddHosts();
+  void AddTcp(const std::string& tcpName, bool ecn, bool paced, uint32_t dupAckThreshold,
+              Time extraRtt) {
+    const auto [sender, receiver] = AddHosts(extraRtt);
     for (const auto& node : {sender, receiver}) {
       // DCTCP's echo of each CE mark is the receiver's part, so it has the same congestion control.
       node->GetObject<TcpL4Protocol>()->SetAttribute("SocketType",
@@ -203,8 +250,12 @@ class Link {
       Config::SetDefault("ns3::TcpSocketBase::UseEcn",
                          EnumValue(ecn ? TcpSocketState::On : TcpSocketState::Off));
     });
-    Simulator::Schedule(start + NanoSeconds(1), [application, paced] {
-      DynamicCast<TcpSocketBase>(application->GetSocket())->SetPacingStatus(paced);
+    Simulator::Schedule(start + NanoSeconds(1), [application, paced, dupAckThreshold] {
+      auto socket = DynamicCast<TcpSocketBase>(application->GetSocket());
+      if (paced) {  // not set to false: some pace by themselves
+        socket->SetPacingStatus(true);
+      }
+      socket->SetRetxThresh(dupAckThreshold);
     });
   }
 
@@ -241,7 +292,7 @@ class Link {
 int main(int argc, char** argv) {
   const Options options = Parse(argc, argv);
   RngSeedManager::SetSeed(options.seed);
-  SetTcpDefaults();
+  SetTcpDefaults(options);
   Link link(options);
   DualPi2Probe probe(link.Disc(), Seconds(options.warmupS));
   Simulator::Stop(Seconds(options.durationS));
