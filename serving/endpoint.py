@@ -151,5 +151,19 @@ class Triton:
 
 
 def first_line(text: str | None) -> str:
-    """Triton's errors carry Python tracebacks over many lines; the first ones say it."""
-    return " ".join((text or "no reason given").split())[:400]
+    """Make one line of an error: Triton's carry tracebacks, of which the first lines say it."""
+    line = " ".join((text or "no reason given").split())
+    if "failed to connect" in line:
+        line = next((hint for sign, hint in _CONNECTION_HINTS if sign in line), line)
+    return line[:400]
+
+
+# What gRPC says about TLS says too little. As in serving/agent/triton_channel.cc.
+_CONNECTION_HINTS: Final = (
+    ("CERTIFICATE_VERIFY_FAILED", "TLS: the server's certificate is not signed by the authority we trust"),
+    ("WRONG_VERSION_NUMBER", "TLS: the server does not speak it"),
+    (
+        "Socket closed",
+        "closed by the server on connecting: does it want TLS and a certificate of its authority?",
+    ),
+)

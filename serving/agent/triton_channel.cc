@@ -6,9 +6,20 @@
 #include <fstream>
 #include <iterator>
 #include <stdexcept>
+#include <utility>
 
 namespace swiftqueue::agent {
 namespace {
+
+// What gRPC says about TLS says too little. As in serving/endpoint.py, whose gRPC has another TLS
+// library and other words.
+constexpr std::pair<const char*, const char*> kConnectionHints[] = {
+    {"certificate verify failed",
+     "TLS: the server's certificate is not signed by the authority we trust"},
+    {"wrong version number", "TLS: the server does not speak it"},
+    {"Socket closed",
+     "closed by the server on connecting: does it want TLS and a certificate of its authority?"},
+};
 
 std::string read_pem(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
@@ -62,6 +73,11 @@ std::string describe(const grpc::Status& status) {
   std::string text = status.error_message();
   std::replace_if(
       text.begin(), text.end(), [](unsigned char c) { return std::iscntrl(c) != 0; }, ' ');
+  if (text.find("failed to connect") != std::string::npos) {
+    for (const auto& [sign, hint] : kConnectionHints) {
+      if (text.find(sign) != std::string::npos) return hint;
+    }
+  }
   text.resize(std::min<std::size_t>(text.size(), 300));
   if (text.empty()) text = "no reason given";
   return text;

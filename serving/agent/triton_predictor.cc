@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <mutex>
@@ -298,6 +299,8 @@ void TritonPredictor::publish() {
 }  // namespace
 
 std::unique_ptr<Predictor> make_triton_predictor(const TritonOptions& options) {
+  // What fails is in problem() and in the answers; gRPC would write it to the terminal as well.
+  ::setenv("GRPC_VERBOSITY", "NONE", 0);
   return std::make_unique<TritonPredictor>(options);
 }
 
