@@ -1,0 +1,345 @@
+"""The ingest with its real processes: Ray Serve, HTTP, disk, and what happens when they fail.
+
+In every case: what was acknowledged is in the store, once, and the counts of both sides add up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from feature_store.telemetry import gaps, latest_minutes
+from feature_store.telemetry_events import ACK, EVENT_SCHEMA, SEND, BatchKey, encode
+from feature_store.telemetry_manifest import load_manifest
+from serving.ingest.client import IngestClient, SenderRefusedError
+
+pytestmark = pytest.mark.slow
+START_S = 300.0
+WAIT_S = 90.0
+MS = 1_000_000
+BATCH_PACKETS = 200
+
+
+@dataclass
+class Ingest:
+    """The running ingest."""
+
+    url: str
+    store: Path
+    server: psutil.Process
+    log: Path
+
+    def process(self, name: str) -> psutil.Process:
+        """The Ray process whose title has `name`; waits for it."""
+        found: list[psutil.Process] = []
+
+        def look() -> bool:
+            for process in self.server.children(recursive=True):
+                with contextlib.suppress(psutil.Error):
+                    if name in " ".join(process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE:
+                        found.append(process)
+            return bool(found)
+
+        wait_for(look)
+        return found[0]
+
+    def post(self, path: str, body: bytes = b"") -> tuple[int, str]:
+        request = urllib.request.Request(f"{self.url}{path}", body, method="POST")  # noqa: S310
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    def answers(self) -> bool:
+        with contextlib.suppress(OSError):
+            return self.post("/v1/check")[0] == 200
+        return False
+
+    def metric(self, name: str, **labels: str) -> float:
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as answer:  # noqa: S310
+            families = list(text_string_to_metric_families(answer.read().decode()))
+        return sum(
+            s.value
+            for family in families
+            for s in family.samples
+            if s.name == name and labels.items() <= s.labels.items()
+        )
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float = WAIT_S) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.1)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def ingest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ingest]:
+    """One ingest of two replicas for all tests; its store lies on a small file system of its own."""
+    folder = tmp_path_factory.mktemp("ingest")
+    store, log, port = folder / "store", folder / "log", _free_port()
+    store.mkdir()
+    mounted = (
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", store], check=False).returncode
+        == 0
+    )
+    settings = {
+        "SWIFTQUEUE_INGEST_PORT": str(port),
+        "SWIFTQUEUE_TELEMETRY": str(store),
+        "SWIFTQUEUE_INGEST_REPLICAS": "2",
+        "RAY_ADDRESS": "",
+    }
+    with log.open("wb") as output:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "serving.ingest.server"],
+            env={**os.environ, **settings},
+            stdout=output,
+            stderr=output,
+        )
+    running = Ingest(f"http://127.0.0.1:{port}", store, psutil.Process(server.pid), log)
+    try:
+        wait_for(lambda: running.answers() or server.poll() is not None, START_S)
+        assert server.poll() is None, log.read_text()
+        yield running
+    finally:
+        server.send_signal(signal.SIGTERM)
+        try:
+            server.wait(60)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+        if mounted:
+            subprocess.run(["umount", "-l", store], check=True)
+
+
+def rows(first: int, packets: int = BATCH_PACKETS) -> list[dict[str, object]]:
+    """Events of `packets` packets, each acknowledged 1 ms after it was sent."""
+    made: list[dict[str, object]] = []
+    for packet in range(first, first + packets):
+        at = 10**18 + packet * 2 * MS
+        sent = {"size_bytes": 1500, "flow_id": packet % 3, "receiver_id": 0, "queue": packet % 2}
+        made.append({"kind": SEND, "time_ns": at, "packet": packet, **sent})
+        made.append({"kind": ACK, "time_ns": at + MS, "packet": packet, "latency_us": 1000.0})
+    return made
+
+
+def batch(number: int) -> object:
+    import pyarrow as pa
+
+    return pa.RecordBatch.from_pylist(rows(number * BATCH_PACKETS), schema=EVENT_SCHEMA)
+
+
+def stored_batches(ingest: Ingest, sender: str) -> int:
+    return load_manifest(ingest.store, sender).counts.batches
+
+
+def check_store(ingest: Ingest, sender: str, batches: int) -> None:
+    """All these batches are in the store, once, and the packets in it are theirs."""
+    wait_for(lambda: stored_batches(ingest, sender) >= batches)
+    counts = load_manifest(ingest.store, sender).counts
+    assert (counts.batches, counts.sends, counts.acks) == (
+        batches,
+        batches * BATCH_PACKETS,
+        batches * BATCH_PACKETS,
+    )
+    assert counts.repeated_sends == counts.repeated_acks == counts.unmatched_acks == 0
+    packets = latest_minutes(ingest.store, sender, 1e6).packets
+    assert packets.height == batches * BATCH_PACKETS
+    assert packets["acked_ns"].null_count() == 0
+
+
+def test_agents_events_become_packet_tables(ingest: Ingest) -> None:
+    before = {kind: ingest.metric("swiftqueue_ingest_events_total", kind=kind) for kind in ("send", "ack")}
+    with IngestClient(ingest.url, "plain") as client:
+        for number in range(20):
+            client.send(batch(number))
+        assert client.flush(WAIT_S)
+    assert (client.shipped.accepted, client.shipped.refused, client.shipped.dropped) == (20, 0, 0)
+    check_store(ingest, "plain", 20)
+    assert gaps(ingest.store).filter(sender="plain").is_empty()
+    for kind, value in before.items():
+        assert ingest.metric("swiftqueue_ingest_events_total", kind=kind) - value == 20 * BATCH_PACKETS
+    assert ingest.metric("swiftqueue_ingest_append_seconds_count") > 0
+    assert ingest.metric("swiftqueue_ingest_queue_depth") == 0
+
+
+def test_a_batch_that_comes_again_is_stored_once(ingest: Ingest) -> None:
+    """From several threads at once, so that both replicas get it: the compaction finds what they cannot."""
+    ingest.post("/v1/senders/again/sessions")
+    bodies = [encode(BatchKey("again", 1, n), batch(n)) for n in range(5)]
+    answers: list[int] = []
+
+    def ship() -> None:
+        answers.extend(ingest.post("/v1/batches", body)[0] for body in bodies)
+
+    before = ingest.metric("swiftqueue_ingest_duplicates_total")
+    threads = [threading.Thread(target=ship) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == [200] * 20
+    check_store(ingest, "again", 5)
+    wait_for(lambda: ingest.metric("swiftqueue_ingest_duplicates_total") - before == 15)
+
+
+@pytest.mark.parametrize(
+    ("reason", "change"),
+    [
+        ("nan", lambda events: events[1].update(latency_us=float("nan"))),
+        ("order", lambda events: events.reverse()),
+        ("range", lambda events: events[0].update(size_bytes=0)),
+        ("schema", lambda events: events[0].update(latency_us=1.0)),
+    ],
+)
+def test_a_bad_batch_is_refused_whole_and_counted(
+    ingest: Ingest, reason: str, change: Callable[[list[dict[str, object]]], object]
+) -> None:
+    import pyarrow as pa
+
+    sender, events = f"bad-{reason}", rows(BATCH_PACKETS)
+    change(events)
+    before = ingest.metric("swiftqueue_ingest_refused_total", reason=reason)
+    with IngestClient(ingest.url, sender) as client:
+        client.send(batch(0))
+        client.send(pa.RecordBatch.from_pylist(events, schema=EVENT_SCHEMA))
+        client.send(batch(2))
+        assert client.flush(WAIT_S)
+    assert (client.shipped.accepted, client.shipped.refused) == (2, 1)
+    assert ingest.metric("swiftqueue_ingest_refused_total", reason=reason) == before + 1
+    check_store(ingest, sender, 2)
+    assert gaps(ingest.store).filter(sender=sender).rows() == [(sender, 1, 1, 1, 1)]
+
+
+def test_what_is_no_batch_is_refused_in_one_line(ingest: Ingest) -> None:
+    for body, status, word in (
+        (b"hello", 400, "Arrow"),
+        (b"", 400, "Arrow"),
+        (b"\0" * (5 << 20), 413, "may have"),
+    ):
+        code, line = ingest.post("/v1/batches", body)
+        assert (code, word in line, "\n" in line) == (status, True, False)
+    assert ingest.post("/v1/senders/a%20b/sessions")[0] == 400
+    assert ingest.post("/v1/nothing")[0] == 404
+
+
+def test_of_two_senders_under_one_id_the_later_is_believed(ingest: Ingest) -> None:
+    first = IngestClient(ingest.url, "twin")
+    first.send(batch(0))
+    assert first.flush(WAIT_S)
+    with IngestClient(ingest.url, "twin") as second:
+        second.send(batch(0))
+        assert second.flush(WAIT_S)
+        first.send(batch(1))
+        assert first.flush(WAIT_S)
+        with pytest.raises(SenderRefusedError, match="give each its own"):
+            first.send(batch(2))
+        second.send(batch(1))
+        assert second.flush(WAIT_S)
+    first.close()
+    assert (first.shipped.accepted, first.shipped.dropped, second.shipped.accepted) == (1, 1, 2)
+    assert ingest.metric("swiftqueue_ingest_refused_total", reason="two_senders") >= 1
+    wait_for(lambda: stored_batches(ingest, "twin") == 3)
+    assert latest_minutes(ingest.store, "twin", 1e6).packets.height == 2 * BATCH_PACKETS  # of the second
+
+
+@pytest.mark.parametrize("victim", ["Ingest", "Compaction"])
+def test_a_killed_process_loses_nothing_acknowledged(ingest: Ingest, victim: str) -> None:
+    sender = f"killed-{victim}"
+    with IngestClient(ingest.url, sender) as client:
+        for number in range(60):
+            client.send(batch(number))
+            if number in (15, 40):
+                ingest.process(f"ServeReplica:swiftqueue-ingest:{victim}").kill()
+            time.sleep(0.02)
+        assert client.flush(WAIT_S)
+    assert (client.shipped.accepted, client.shipped.dropped) == (60, 0)
+    check_store(ingest, sender, 60)
+
+
+def test_a_stopped_ingest_fills_a_bounded_buffer_and_the_gap_shows(ingest: Ingest) -> None:
+    proxy = ingest.process("ProxyActor")
+    client = IngestClient(ingest.url, "stopped", buffer=10, timeout_s=2)
+    client.send(batch(0))
+    assert client.flush(WAIT_S)
+    proxy.suspend()
+    try:
+        for number in range(1, 31):
+            client.send(batch(number))  # never blocks
+        assert client.waiting <= 11
+        time.sleep(3)
+    finally:
+        proxy.resume()
+    assert client.flush(WAIT_S)
+    client.close()
+    shipped = client.shipped
+    assert shipped.retries > 0
+    assert shipped.accepted + shipped.dropped == 31
+    assert shipped.dropped in (19, 20)  # one may have been on its way
+    check_store(ingest, "stopped", shipped.accepted)
+    assert gaps(ingest.store).filter(sender="stopped")["batches"].sum() == shipped.dropped
+
+
+def test_a_full_disk_refuses_and_heals(ingest: Ingest) -> None:
+    if os.statvfs(ingest.store).f_blocks * os.statvfs(ingest.store).f_frsize > 1 << 30:
+        pytest.skip("no small file system could be mounted here: mount needs root")
+    ballast = ingest.store / "ballast"
+    with IngestClient(ingest.url, "full") as client:
+        client.send(batch(0))
+        assert client.flush(WAIT_S)
+        with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(b"\0" * 4096)
+        for number in range(1, 10):
+            client.send(batch(number))
+        wait_for(lambda: client.shipped.retries > 0)
+        code, line = ingest.post("/v1/check")
+        assert (code, "No space left" in line) == (503, True)
+        assert client.shipped.accepted < 10
+        ballast.unlink()
+        assert client.flush(WAIT_S)
+    assert (client.shipped.accepted, client.shipped.dropped) == (10, 0)
+    check_store(ingest, "full", 10)
+    assert ingest.metric("swiftqueue_ingest_batches_total", outcome="failed") > 0
+
+
+def test_too_much_at_once_is_told_to_come_again(ingest: Ingest) -> None:
+    """More requests than may wait: some are answered 503, and in the end nothing is lost."""
+    ingest.post("/v1/senders/crowd/sessions")
+    bodies = [encode(BatchKey("crowd", 1, n), batch(n)) for n in range(40)]
+    accepted = []
+
+    def ship(body: bytes) -> None:
+        while (answer := ingest.post("/v1/batches", body))[0] == 503:
+            time.sleep(0.2)
+        accepted.append(answer[0])
+
+    threads = [threading.Thread(target=ship, args=(body,)) for body in bodies]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert accepted == [200] * 40
+    check_store(ingest, "crowd", 40)
