@@ -51,8 +51,28 @@ def run_main_job(*, speed: float) -> int:
     code = replay_trace(
         trace, speed=speed, deadline_us=20_000, start=start, seconds=REPLAY_SECONDS, as_json=False
     )
+    console.print(what_served_it())
     _print_where_to_look(console, time.monotonic() - begun)
     return code
+
+
+def what_served_it() -> str:
+    """Return a line: which backend answered, which agent asked, and why where it is not the usual one."""
+    from serving import agent_process, deploy_log
+    from serving.endpoint import Triton
+    from serving.push import served_version
+    from serving.triton_config import Backend
+
+    with Triton() as triton:
+        version = served_version(triton)
+        if version is None:
+            return f"No version is served at {triton.address} any more"
+        backend = Backend(triton.config().backend)
+    reason = (deploy_log.last_served(version) or {}).get("reason", "")
+    why = f" ({reason})" if reason and backend is not Backend.NATIVE else ""
+    missing = agent_process.why_not_built()
+    agent = f"the Python client ({missing})" if missing else "the C++ agent"
+    return f"Version {version} was served by the {backend.label}{why} and asked by {agent}."
 
 
 def _print_where_to_look(console: Console, seconds: float) -> None:

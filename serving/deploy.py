@@ -158,6 +158,8 @@ def _put_in_service(
         raise
     seconds = round(time.monotonic() - begin, 3)
     details |= {"backend": str(pushed.backend), "largest_relative_difference": pushed.difference}
+    if pushed.reason:
+        details["reason"] = pushed.reason
     deploy_log.append(action, version, "served", seconds=seconds, **details)
     return pushed.backend
 

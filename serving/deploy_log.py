@@ -50,7 +50,13 @@ def entries() -> list[dict[str, Any]]:
     return found
 
 
+def last_served(version: int) -> dict[str, Any] | None:
+    """Entry of the last time that a version was put in service from here."""
+    served = [e for e in entries() if e["version"] == version and e["outcome"] == "served"]
+    return max(served, key=lambda entry: float(entry["time"]), default=None)
+
+
 def last_deployed(version: int) -> float | None:
     """When a version was last put in service from here, in seconds since the epoch."""
-    times = [e["time"] for e in entries() if e["version"] == version and e["outcome"] == "served"]
-    return max(times, default=None)
+    entry = last_served(version)
+    return float(entry["time"]) if entry else None

@@ -81,6 +81,7 @@ class Pushed:
     """How a version is served."""
 
     backend: Backend
+    reason: str  # why it is not the native one; empty if it is
     difference: float  # largest relative difference to the local output
 
 
@@ -99,7 +100,8 @@ def push(
         smoke = local_smoke(loaded)
         if (source / artifact.ONNX_FILE).is_file():
             _check_onnx(source / artifact.ONNX_FILE, smoke)
-        _try_candidate(source, limits_of(loaded.model.features), version, triton, repository, smoke)
+        limits = limits_of(loaded.model.features)
+        reason = _try_candidate(source, limits, version, triton, repository, smoke)
     except (ValueError, OSError, DeployError) as error:
         repository.drop_candidate()
         raise DeployError(f"version {version} is not deployed: {error}") from error
@@ -109,7 +111,7 @@ def push(
     except (OSError, DeployError) as error:
         _restore(previous, version, triton, repository)
         raise DeployError(f"version {version} is not deployed: {error}") from error
-    return Pushed(backend_of(repository.folder(version)), difference)
+    return Pushed(backend_of(repository.folder(version)), reason, difference)
 
 
 def _check_onnx(file: Path, smoke: Smoke) -> None:
@@ -136,8 +138,12 @@ def _try_candidate(
     triton: Triton,
     repository: ModelRepository,
     smoke: Smoke,
-) -> None:
-    """Stage the version for a backend that loads it, and compare its answer there with the local one."""
+) -> str:
+    """Stage the version for a backend that loads it, and compare its answer there with the local one.
+
+    Returns why that is not the native backend; empty if it is.
+    """
+    reason = ""
     try:
         repository.stage(source, limits, version, Backend.NATIVE)
         try:
@@ -148,10 +154,12 @@ def _try_candidate(
             triton.unload(CANDIDATE)
             repository.stage(source, limits, version, Backend.PYTHON)
             triton.load(CANDIDATE)
-            print(f"version {version} goes to the {Backend.PYTHON.label}: {_refusal(error)}")
+            reason = _refusal(error)
+            print(f"version {version} goes to the {Backend.PYTHON.label}: {reason}")
         smoke.check(triton.infer(smoke.x_BWF, CANDIDATE).latency_us)
     finally:
         triton.unload(CANDIDATE)
+    return reason
 
 
 def _refusal(error: TritonError) -> str:

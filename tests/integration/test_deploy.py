@@ -129,6 +129,7 @@ def test_versions_of_both_backends_follow_each_other_without_a_failed_request(
     register,  # type: ignore[no-untyped-def]
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    from infra.main_job import what_served_it
     from infra.stack import served_backend
     from serving import deploy_log
     from serving.deploy import deploy_version, rollback_champion
@@ -145,6 +146,7 @@ def test_versions_of_both_backends_follow_each_other_without_a_failed_request(
         assert (served(), served_backend()) == (unknown, "python")
         rollback_champion()
         assert (served(), served_backend()) == (native, "swiftqueue")
+        assert f"Version {native} was served by the native backend and asked by" in what_served_it()
         deploy_version(unknown)
         assert (served(), served_backend()) == (unknown, "python")
     assert (
@@ -154,6 +156,7 @@ def test_versions_of_both_backends_follow_each_other_without_a_failed_request(
     assert clients.versions[0] == native
     assert clients.versions[-1] == unknown
     assert deploy_log.entries()[-1]["backend"] == "python"
+    assert re.search(r"served by the Python backend .* \(.*width is 16.*\) and asked by", what_served_it())
 
 
 def test_a_version_is_deployed_once(triton: Path, registry, register) -> None:  # type: ignore[no-untyped-def]
