@@ -53,19 +53,25 @@ std::string LastLineOf(const std::vector<std::string>& words) {
 
 }  // namespace
 
-FineTuner::FineTuner(const FineTuning& params, const ModelControl& model, std::string folder,
-                     SenderCapture& capture, ModelMove& control)
-    : m_params(params),
-      m_firstVersion(model.version),
+FineTuner::FineTuner(const Run& run, std::string folder, SenderCapture& capture, ModelMove& control)
+    : m_params(*run.fineTuning),
+      m_end(Seconds(run.seconds)),
+      m_firstVersion(std::get<ModelControl>(run.control).version),
       m_folder(std::move(folder)),
       m_capture(capture),
       m_control(control),
-      m_answering(model.artifact) {
-  Simulator::Schedule(Seconds(params.everyS), &FineTuner::EndRound, this);
+      m_answering(std::get<ModelControl>(run.control).artifact) {
+  ScheduleRound();
+}
+
+void FineTuner::ScheduleRound() {
+  if (Simulator::Now() + Seconds(m_params.everyS) < m_end) {
+    Simulator::Schedule(Seconds(m_params.everyS), &FineTuner::EndRound, this);
+  }
 }
 
 void FineTuner::EndRound() {
-  Simulator::Schedule(Seconds(m_params.everyS), &FineTuner::EndRound, this);
+  ScheduleRound();
   const ns3::Time now = Simulator::Now();
   const ns3::Time from = std::max(now - Seconds(m_params.spanS), Seconds(0));
   const std::string number = std::to_string(m_rounds.size() + 1);

@@ -12,6 +12,7 @@
 #include "../helper/sender-capture.h"
 #include "json-text.h"
 #include "model-controller.h"
+#include "ns3/nstime.h"
 #include "run.h"
 
 namespace swiftqueue::lab {
@@ -20,8 +21,7 @@ namespace swiftqueue::lab {
 class FineTuner {
  public:
   /** `folder` holds the capture, and gets a folder for each round. */
-  FineTuner(const FineTuning& params, const ModelControl& model, std::string folder,
-            SenderCapture& capture, ModelMove& control);
+  FineTuner(const Run& run, std::string folder, SenderCapture& capture, ModelMove& control);
 
   /** Adds the rounds to the summary. */
   void AddTo(JsonObject& summary) const;
@@ -33,10 +33,12 @@ class FineTuner {
     int64_t version;
   };
 
+  void ScheduleRound();
   void EndRound();
   void Apply(std::size_t round);
 
   FineTuning m_params;
+  ns3::Time m_end;  // of the run
   int64_t m_firstVersion;
   std::string m_folder;
   SenderCapture& m_capture;

@@ -19,11 +19,10 @@ struct Flow {
   uint16_t number;
   uint32_t sender;  // index
   const Group* group;
-
-  uint16_t Port() const { return kFirstPort + number; }
-
   uint64_t receivedBytes{0};  // payload, handed to the receiving application
   uint64_t receivedInWarmup{0};
+
+  uint16_t Port() const { return kFirstPort + number; }
 };
 
 using Flows = std::vector<Flow>;

@@ -4,9 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <type_traits>
 
-#include "model-controller.h"
 #include "ns3/double.h"
 #include "ns3/queue.h"
 #include "ns3/simulator.h"
@@ -16,25 +14,6 @@
 namespace swiftqueue::lab {
 
 using ns3::Simulator;
-
-std::unique_ptr<QueueControl> MakeControl(const Run& run, const Network& network) {
-  return std::visit(
-      [&](const auto& params) -> std::unique_ptr<QueueControl> {
-        using Params = std::decay_t<decltype(params)>;
-        if constexpr (std::is_same_v<Params, RandomControl>) {
-          return std::make_unique<RandomMove>(params);
-        } else if constexpr (std::is_same_v<Params, OracleControl>) {
-          return std::make_unique<OracleMove>(params, run, network);
-        } else if constexpr (std::is_same_v<Params, LastLatencyControl>) {
-          return std::make_unique<LastLatencyMove>(params);
-        } else if constexpr (std::is_same_v<Params, ModelControl>) {
-          return std::make_unique<ModelMove>(params);
-        } else {
-          return std::make_unique<NoMove>();
-        }
-      },
-      run.control);
-}
 
 RandomMove::RandomMove(const RandomControl& params)
     : m_bursts(params.share, params.burstPackets, kRandomControlStream + params.seed) {}

@@ -203,7 +203,7 @@ JsonObject Summarise(const Run& run, const Network& network, const Flows& flows,
   JsonObject summary;
   summary.Add("format", "1")
       .Add("run", run.text)
-      .Add("ns3", JsonString("3.44"))
+      .Add("ns3", JsonString(NS3_VERSION))
       .Add("disc", Discs(run))
       .Add("senders", bySender.Text())
       .Add("classes", all.Json(seconds))

@@ -125,8 +125,7 @@ void Simulate(const Run& given, const std::string& folder) {
   }
   std::optional<FineTuner> tuner;
   if (run.fineTuning) {
-    tuner.emplace(*run.fineTuning, std::get<ModelControl>(run.control), folder, *capture,
-                  dynamic_cast<ModelMove&>(*control));
+    tuner.emplace(run, folder, *capture, dynamic_cast<ModelMove&>(*control));
   }
   ReportProgress();
   Simulator::Stop(Seconds(run.seconds));

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+#include "control.h"
+
+#include <type_traits>
+#include <variant>
+
+#include "model-controller.h"
+#include "simple-controls.h"
+
+namespace swiftqueue::lab {
+
+std::unique_ptr<QueueControl> MakeControl(const Run& run, const Network& network) {
+  return std::visit(
+      [&](const auto& params) -> std::unique_ptr<QueueControl> {
+        using Params = std::decay_t<decltype(params)>;
+        if constexpr (std::is_same_v<Params, RandomControl>) {
+          return std::make_unique<RandomMove>(params);
+        } else if constexpr (std::is_same_v<Params, OracleControl>) {
+          return std::make_unique<OracleMove>(params, run, network);
+        } else if constexpr (std::is_same_v<Params, LastLatencyControl>) {
+          return std::make_unique<LastLatencyMove>(params);
+        } else if constexpr (std::is_same_v<Params, ModelControl>) {
+          return std::make_unique<ModelMove>(params);
+        } else {
+          return std::make_unique<NoMove>();
+        }
+      },
+      run.control);
+}
+
+}  // namespace swiftqueue::lab
