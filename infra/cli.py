@@ -264,9 +264,15 @@ def schedule(
 def replay(
     trace: Annotated[str, typer.Argument(help="trace name from params.yaml, or a packet-table folder")],
     speed: Annotated[float, typer.Option(help="times real time; 0 is as fast as possible")] = 1.0,
-    deadline_us: Annotated[int, typer.Option(help="after this a batch keeps its default marking")] = 20_000,
+    deadline_us: Annotated[
+        int, typer.Option(help="a batch is asked about this long before it is due")
+    ] = 20_000,
     start: Annotated[float, typer.Option(help="second of the trace to begin at")] = 0.0,
     seconds: Annotated[float | None, typer.Option(help="stop after this much of the trace")] = None,
+    server: Annotated[
+        list[str] | None, typer.Option(help="HOST:PORT of a Triton server; several in order of preference")
+    ] = None,
+    local: Annotated[Path | None, typer.Option(help="no server: the engine on this artifact")] = None,
     json: Annotated[bool, typer.Option("--json", help="print the counts as JSON")] = False,
 ) -> None:
     """Replay a packet table against Triton: what was predicted, what came, which queue was chosen.
@@ -276,7 +282,51 @@ def replay(
     from serving.replay import replay_trace
 
     sys.exit(
-        replay_trace(trace, speed=speed, deadline_us=deadline_us, start=start, seconds=seconds, as_json=json)
+        replay_trace(
+            trace,
+            speed=speed,
+            deadline_us=deadline_us,
+            start=start,
+            seconds=seconds,
+            as_json=json,
+            servers=server or [],
+            local=local,
+        )
+    )
+
+
+@app.command()
+def agent(
+    listen: Annotated[Path, typer.Option(help="unix socket for programs that send (docs/AGENT.md)")],
+    server: Annotated[
+        list[str] | None, typer.Option(help="HOST:PORT of a Triton server; several in order of preference")
+    ] = None,
+    local: Annotated[
+        bool, typer.Option("--local", help="no server: the champion in the agent's own process")
+    ] = False,
+    deadline_us: Annotated[int, typer.Option(help="of batches that do not say when they are due")] = 2_000,
+    metrics_port: Annotated[
+        int | None, typer.Option(help="Prometheus endpoint on loopback; 0 is any free port")
+    ] = None,
+    telemetry: Annotated[
+        Path | None, typer.Option(help="socket or file for what is sent and acknowledged")
+    ] = None,
+) -> None:
+    """Run the sender agent: programs that send ask it which queue to mark each packet for.
+
+    Example: swiftqueue agent --listen var/agent.sock --local
+    """
+    from serving.agent_command import run_agent
+
+    sys.exit(
+        run_agent(
+            listen,
+            servers=server or [],
+            local=local,
+            deadline_us=deadline_us,
+            metrics_port=metrics_port,
+            telemetry=telemetry,
+        )
     )
 
 

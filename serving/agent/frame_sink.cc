@@ -45,6 +45,9 @@ FrameSink::FrameSink(std::string path, Full full)
 FrameSink::~FrameSink() {
   closing_ = true;
   thread_.join();
+  do {
+    lose();
+  } while (take());
   if (fd_ >= 0) close(fd_);
 }
 

@@ -31,7 +31,7 @@ class FrameSink {
   // or else a file: appended to with kDrop, written anew with kWait. Throws std::runtime_error if
   // it cannot be opened.
   FrameSink(std::string path, Full full);
-  ~FrameSink();  // writes what is left, for a second at most
+  ~FrameSink();  // writes what is left, for a second at most and if somebody listens
   FrameSink(const FrameSink&) = delete;
   FrameSink& operator=(const FrameSink&) = delete;
 

@@ -1,0 +1,141 @@
+"""`swiftqueue agent`: runs the C++ agent for programs that send, and keeps its local model fresh."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from models.registry import CHAMPION, Registry, RegistryError
+from models.state import state_dir
+from pipelines.register import read_params
+from serving import agent_process
+from serving.endpoint import grpc_address
+
+PARAMS_FILE: Final = Path("params.yaml")
+REFRESH_S: Final = 2.0  # between looks at the registry
+KEPT: Final = 2  # versions on disk: the served one and the one before it
+
+
+class LocalChampion:
+    """The registry's champion as a folder of this machine: `var/agent/champion`, a link to `var/agent/N`.
+
+    A version appears by one rename and is served by moving the link, so the agent never sees half of one.
+    """
+
+    def __init__(self, registry: Registry, folder: Path) -> None:
+        self._registry = registry
+        self._folder = folder
+        self.link = folder / "champion"
+
+    def refresh(self) -> int:
+        """Fetch the champion if it is another one than before; returns its version.
+
+        Raises:
+            RegistryError: the registry does not answer, or has no champion.
+
+        """
+        version = self._registry.alias(CHAMPION)
+        if version is None:
+            raise RegistryError(
+                "the registry has no champion; `swiftqueue run` or `swiftqueue deploy` makes one"
+            )
+        if self.version() != version:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            target = self._folder / str(version)
+            if not target.is_dir():
+                partial = self._folder / f".{version}.{os.getpid()}"
+                shutil.rmtree(partial, ignore_errors=True)
+                partial.mkdir()
+                self._registry.fetch(version, partial)
+                partial.replace(target)
+            link = self._folder / f".champion.{os.getpid()}"
+            link.unlink(missing_ok=True)
+            link.symlink_to(target.name)
+            link.replace(self.link)
+            self._remove_old(version)
+        return version
+
+    def version(self) -> int | None:
+        """The version that the link names; None before the first."""
+        return int(self.link.readlink().name) if self.link.is_symlink() else None
+
+    def _remove_old(self, serving: int) -> None:
+        versions = [path for path in self._folder.iterdir() if path.name.isdigit() and path.is_dir()]
+        newest_first = sorted(versions, key=lambda path: path.stat().st_mtime, reverse=True)
+        others = [path for path in newest_first if path.name != str(serving)]
+        for path in others[KEPT - 1 :]:
+            shutil.rmtree(path)
+
+    def keep_fresh(self, closing: threading.Event) -> None:
+        """Refresh every two seconds; a registry that does not answer is said once, and the model goes on."""
+        said = ""
+        while not closing.wait(REFRESH_S):
+            before = self.version()
+            try:
+                version = self.refresh()
+                line = f"champion is version {version}" if version != before else ""
+            except OSError as error:
+                line = f"the registry: {error}; version {before} goes on"
+            if line and line != said:
+                print(line, flush=True)
+            said = line
+
+
+def run_agent(
+    listen: Path,
+    *,
+    servers: Sequence[str],
+    local: bool,
+    deadline_us: int,
+    metrics_port: int | None,
+    telemetry: Path | None,
+) -> int:
+    """Run the agent until it ends or is told to; returns its exit code.
+
+    Args:
+        listen: unix socket for senders (docs/AGENT.md).
+        servers: Triton servers in order of preference (default: the local stack's).
+        local: no server: the engine in the agent's process, on the registry's champion.
+        deadline_us: for batches that name no time.
+        metrics_port: of its Prometheus endpoint; 0 is any free one, None no endpoint.
+        telemetry: socket or file for what its senders send and have acknowledged.
+
+    Raises:
+        ValueError: both or impossible options.
+        OSError: no champion to begin with.
+        RuntimeError: the agent is not built.
+
+    """
+    if reason := agent_process.why_not_built():
+        raise RuntimeError(reason)
+    if servers and local:
+        raise ValueError("--server and --local exclude each other")
+    options: dict[str, Any] = {"--listen": listen, "--deadline-us": deadline_us}
+    options |= {"--metrics-port": metrics_port, "--telemetry": telemetry}
+    arguments = [f"{name}={value}" for name, value in options.items() if value is not None]
+    closing = threading.Event()
+    keeper: threading.Thread | None = None
+    if local:
+        champion = LocalChampion(Registry(str(read_params(PARAMS_FILE)["model_name"])), state_dir() / "agent")
+        print(f"champion is version {champion.refresh()}", flush=True)
+        arguments.append(f"--local={champion.link}")
+        keeper = threading.Thread(target=champion.keep_fresh, args=(closing,), name="swiftqueue-champion")
+    else:
+        arguments += [f"--server={address}" for address in servers or [grpc_address()]]
+    with subprocess.Popen([str(agent_process.BINARY), *arguments]) as agent:
+        # Asked to end, this program asks the agent; the terminal's Ctrl-C reaches both.
+        signal.signal(signal.SIGTERM, lambda *_: agent.terminate())
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if keeper:
+            keeper.start()
+        code = agent.wait()
+    closing.set()
+    if keeper:
+        keeper.join()
+    return code

@@ -1,0 +1,188 @@
+"""The C++ agent as a program, and a sender at its socket, for the tests that need the real ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import threading
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from serving import agent_process, frames
+
+FLOWS = np.arange(8) % 3  # flow 0 is not L4S-capable
+DEFAULTS = (FLOWS > 0).astype(np.uint8)
+LATENCY_NS = 20_000_000
+
+
+class AgentProgram:
+    """`swiftqueue-agent`, started; its last words are read by `end`."""
+
+    def __init__(self, *arguments: object, preload: Path | None = None) -> None:
+        environment = os.environ | ({"LD_PRELOAD": str(preload)} if preload else {})
+        self.process = subprocess.Popen(
+            [str(agent_process.BINARY), *map(str, arguments)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        self.complaints: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, self.complaints
+        self.ready: dict[str, Any] = json.loads(line)
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.complaints.append(line.rstrip())
+
+    def complained(self, text: str, within_s: float = 10) -> None:
+        wait_until(lambda: any(text in line for line in self.complaints), within_s, f"no line about {text!r}")
+
+    def metrics(self) -> dict[str, float]:
+        url = f"http://127.0.0.1:{self.ready['metrics_port']}/metrics"
+        text = urllib.request.urlopen(url, timeout=5).read().decode()
+        return {
+            name.removeprefix("swiftqueue_agent_"): float(value)
+            for name, value in re.findall(r"^(swiftqueue_agent_\S+) (\S+)$", text, re.M)
+        }
+
+    def end(self, how: signal.Signals | None = signal.SIGTERM) -> dict[str, Any]:
+        """Its summary; asked to end unless `how` is None."""
+        if how is not None:
+            self.process.send_signal(how)
+        assert self.process.stdout is not None
+        lines = self.process.stdout.readlines()
+        assert self.process.wait(10) == 0, self.complaints
+        summary = json.loads(lines[-1])
+        assert summary["batches"] == sum(summary[outcome] for outcome in frames.OUTCOMES)
+        return dict(summary)
+
+    def __enter__(self) -> AgentProgram:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._reader.join()
+        for pipe in (self.process.stdout, self.process.stderr):
+            assert pipe is not None
+            pipe.close()
+
+
+def wait_until(condition: Any, within_s: float, otherwise: str) -> None:
+    end = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < end, otherwise
+        time.sleep(0.02)
+
+
+class LiveSender:
+    """A program that sends: a packet every 0.25 ms of its own clock, its ACK 20 ms later.
+
+    It does what docs/AGENT.md asks of a sender: it waits for a decision until it is due, and no longer.
+    """
+
+    def __init__(self, path: Path, name: str = "test", deadline_us: int = 30_000) -> None:
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.connect(str(path))
+        self.deadline_ns = deadline_us * 1000
+        self.packet = 0
+        self.now_ns = 10**9
+        self.waits_us: list[float] = []
+        self.outcomes: list[str] = []
+        self.buffer = b""
+        self.alive = True
+        self.send(frames.hello(name))
+        assert self.receive(time.monotonic_ns() + 10 * 10**9)["type"] == 1
+
+    def __enter__(self) -> LiveSender:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+    def send(self, *parts: np.ndarray[Any, Any]) -> None:
+        try:
+            self.socket.sendall(b"".join(part.tobytes() for part in parts))
+        except ConnectionError:
+            self.alive = False
+
+    def receive(self, until_ns: int) -> Any:
+        """Return the next frame; None if there is none until then, or the connection has ended."""
+        while True:
+            if len(self.buffer) >= 16:
+                size = int.from_bytes(self.buffer[:2], "little")
+                if len(self.buffer) >= size:
+                    frame, self.buffer = self.buffer[:size], self.buffer[size:]
+                    return np.frombuffer(frame, frames.TYPES[frame[2]])[0]
+            left_s = (until_ns - time.monotonic_ns()) / 1e9
+            if left_s <= 0:
+                return None
+            self.socket.settimeout(left_s)
+            try:
+                more = self.socket.recv(1 << 16)
+            except TimeoutError:
+                return None
+            except ConnectionError:
+                more = b""
+            if not more:
+                self.alive = False
+                return None
+            self.buffer += more
+
+    def batch(self) -> Any:
+        """Ask about the next 8 packets, wait until they are due, send them; None if they were not decided."""
+        batch = frames.blank(frames.BATCH)
+        due_ns = time.monotonic_ns() + self.deadline_ns
+        batch["first_packet"], batch["now_ns"], batch["due_ns"] = self.packet, self.now_ns, due_ns
+        packets = batch["packets"]
+        packets["size_bytes"], packets["flow_id"], packets["queue"] = 1500, FLOWS, DEFAULTS
+        begin_ns = time.monotonic_ns()
+        decision = None
+        if self.alive:
+            self.send(batch)
+            # The agent says `late` when it is due; this sender waits a moment more to hear it said.
+            while (decision := self.receive(due_ns + 10**9)) is not None:
+                if decision["type"] == 5 and decision["first_packet"] == self.packet:
+                    break
+        self.waits_us.append((time.monotonic_ns() - begin_ns) / 1e3)
+        self.outcomes.append("gone" if decision is None else frames.OUTCOMES[decision["outcome"]])
+        queues = DEFAULTS if decision is None else decision["queues"]
+        if self.alive:
+            self._send_packets(queues)
+        self.packet += 8
+        return decision
+
+    def _send_packets(self, queues: Any) -> None:
+        sent = frames.blank(frames.SENT, 8)
+        sent["packet"] = np.arange(self.packet, self.packet + 8)
+        sent["sent_ns"] = self.now_ns + np.arange(8) * 250_000
+        sent["size_bytes"], sent["flow_id"], sent["queue"] = 1500, FLOWS, queues
+        self.now_ns = int(sent["sent_ns"][-1]) + 250_000
+        acked = frames.blank(frames.ACKED, 8)
+        acked["packet"] = sent["packet"] - LATENCY_NS // 250_000
+        acked["acked_ns"], acked["latency_us"] = self.now_ns, LATENCY_NS / 1e3
+        self.send(sent, acked[acked["packet"] >= 0])
+
+    def until(self, outcome: str, within_s: float) -> Any:
+        """Send batches until one ends so."""
+        end = time.monotonic() + within_s
+        while time.monotonic() < end:
+            decision = self.batch()
+            if self.outcomes[-1] == outcome:
+                return decision
+            time.sleep(0.01)
+        raise AssertionError(f"no batch was {outcome!r} within {within_s} s: {self.outcomes[-20:]}")
