@@ -15,7 +15,6 @@ import logging
 import re
 import signal
 import socket
-import struct
 import sys
 import threading
 import time
@@ -23,31 +22,26 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import pyarrow as pa
+from numpy.typing import NDArray
 
 from feature_store.telemetry_events import ACK, MAX_EVENTS, SEND, SEND_COLUMNS, event_batch
+from serving import frames
 from serving.ingest.client import IngestClient, SenderRefusedError
 
 BATCH_S: Final = 0.25  # events wait so long for company: a request costs the ingest some milliseconds
 READ_BYTES: Final = 1 << 18
-VERSION: Final = 1
-HELLO, SENT, ACKED = 1, 2, 3
-# Frames of docs/AGENT.md after their header: size of the frame, type, version, sender, sequence.
-HEADER: Final = struct.Struct("<HBBIQ")
-BODIES: Final = {
-    HELLO: struct.Struct("<8s56s"),  # magic, name
-    SENT: struct.Struct("<qqiiiBBBB"),  # packet, time, size, flow, receiver, queue, ecn, retransmitted, 0
-    ACKED: struct.Struct("<qqfI"),  # packet, time, latency (NaN where unknown), 0
-}
+SOON_EVENTS: Final = MAX_EVENTS - READ_BYTES // frames.ACKED.itemsize  # one more read might be too many
+HEADER: Final = np.dtype([(name, frames.SENT[name]) for name in frames.SENT.names[:5]])  # type: ignore[index]
+HELLO: Final = 1
+SIZES: Final = {frames.TYPES[number].itemsize: number for number in (HELLO, 2, 3)}  # HELLO, SENT, ACKED
+TYPE_OF: Final = np.array([SIZES.get(size, 0) for size in range(max(SIZES) + 1)], np.uint8)
 EVENT: Final = np.dtype(
     [
+        ("sender", np.uint32),
         ("kind", np.uint8),
         ("time_ns", np.int64),
         ("packet", np.int64),
-        ("size_bytes", np.int32),
-        ("flow_id", np.int32),
-        ("receiver_id", np.int32),
-        ("queue", np.uint8),
+        *((name, frames.SENT[name]) for name in SEND_COLUMNS),
         ("latency_us", np.float32),
     ]
 )
@@ -55,7 +49,7 @@ _log = logging.getLogger(__name__)
 
 
 class FrameError(ValueError):
-    """Bytes that are no telemetry frame; the connection they came by is closed."""
+    """Bytes that are no frames of telemetry; the connection they came by is closed."""
 
 
 class Forwarder:
@@ -67,29 +61,41 @@ class Forwarder:
         self._clients: dict[int, IngestClient] = {}  # by the agent's number of a sender
         self._next_sequence: int | None = None
         self.lost_frames = 0  # that the agent dropped: its sequence shows them
-        self._events: dict[
-            int, list[tuple[float, ...]]
-        ] = {}  # rows of EVENT by the agent's number of a sender
+        self._events: list[NDArray[Any]] = []  # of EVENT, in the order they came
         self._oldest_s = 0.0
 
     def take(self, data: bytes) -> None:
         """Take what was read from the socket.
 
         Raises:
-            FrameError: it is no frame of this version.
+            FrameError: it is no frame of telemetry.
         """
         data = self._rest + data
-        at = 0
-        while len(data) - at >= HEADER.size:
-            size, kind, version, sender, sequence = HEADER.unpack_from(data, at)
-            body = BODIES.get(kind)
-            if body is None or version != VERSION or size != HEADER.size + body.size:
-                raise FrameError(f"type {kind}, version {version}, {size} bytes: no frame of telemetry")
+        starts, at = [], 0
+        while len(data) - at >= HEADER.itemsize:
+            size = data[at] | data[at + 1] << 8
+            if size not in SIZES:
+                raise FrameError(f"a frame of {size} bytes is none of telemetry (docs/AGENT.md)")
             if len(data) - at < size:
                 break
-            self._take_frame(kind, sender, sequence, body.unpack_from(data, at + HEADER.size))
+            starts.append(at)
             at += size
         self._rest = data[at:]
+        if not starts:
+            return
+        raw, start_N = np.frombuffer(data, np.uint8), np.array(starts)
+        headers = _records(raw, start_N, HEADER)
+        if (headers["format"] != frames.FORMAT).any() or (headers["type"] != TYPE_OF[headers["bytes"]]).any():
+            raise FrameError("a frame's type or format does not fit its size (docs/AGENT.md)")
+        self._count_lost(headers)
+        hellos = np.flatnonzero(headers["type"] == HELLO)
+        for first, last in zip([0, *hellos + 1], [*hellos, len(headers)], strict=True):
+            self._take_events(raw, start_N[first:last], headers[first:last])
+            if last < len(headers):
+                (hello,) = _records(raw, start_N[last : last + 1], frames.HELLO)
+                self._hello(int(hello["sender"]), sender_id(hello["name"].decode("ascii", "replace")))
+        if sum(map(len, self._events)) > SOON_EVENTS:
+            self.ship()
 
     def ship_if_due(self) -> None:
         """Ship what has waited long enough."""
@@ -98,14 +104,20 @@ class Forwarder:
 
     def ship(self) -> None:
         """Give every sender's events to its client."""
-        events, self._events = self._events, {}
-        for sender, rows in events.items():
-            client = self._clients.get(sender)
+        events, self._events = np.concatenate([*self._events, np.empty(0, EVENT)]), []
+        for sender in np.unique(events["sender"]):
+            of_one = events[events["sender"] == sender]
+            client = self._clients.get(int(sender))
             if client is None:  # its HELLO was dropped, or a later sender took its name
-                self.lost_frames += len(rows)
+                self.lost_frames += len(of_one)
                 continue
+            # An ACK may be heard a hair late: it counts as of the last event's time (docs/WINDOWS.md).
+            time_ns = np.maximum.accumulate(of_one["time_ns"])
+            send = {name: of_one[name] for name in SEND_COLUMNS}
             with contextlib.suppress(SenderRefusedError):  # said in the log when it came
-                client.send(_batch(rows))
+                client.send(
+                    event_batch(of_one["kind"], time_ns, of_one["packet"], send, of_one["latency_us"])
+                )
 
     def close(self) -> None:
         """Ship what there is and end the sessions."""
@@ -121,45 +133,50 @@ class Forwarder:
         self.ship()
         for number, client in list(self._clients.items()):
             if client.sender == name:
-                _log.warning(
-                    "sender %s connected anew: its frames before this belong to a session that ended", name
-                )
+                _log.warning("sender %s connected anew: a session of its own", name)
                 _close(self._clients.pop(number))
         self._clients[sender] = IngestClient(self._url, name)
 
-    def _take_frame(self, kind: int, sender: int, sequence: int, body: tuple[Any, ...]) -> None:
-        if kind == HELLO:  # said again on a new connection, with its old number
-            self._hello(sender, sender_id(body[1].rstrip(b"\0").decode("ascii", "replace")))
-        elif self._next_sequence is not None:
-            self.lost_frames += max(sequence - self._next_sequence, 0)
-        if kind != HELLO or self._next_sequence is None or sequence >= self._next_sequence:
-            self._next_sequence = sequence + 1
-        if kind == HELLO:
+    def _count_lost(self, headers: NDArray[Any]) -> None:
+        sequence = headers["sequence"].astype(np.int64)
+        if self._next_sequence is None:  # a HELLO may be said again, with its old number
+            news = sequence[headers["type"] != HELLO]
+            self._next_sequence = int(news[0]) if len(news) else None
+        if self._next_sequence is not None:
+            news = sequence[sequence >= self._next_sequence]
+            after = int(news[-1]) + 1 if len(news) else self._next_sequence
+            self.lost_frames += after - self._next_sequence - len(news)
+            self._next_sequence = after
+
+    def _take_events(self, raw: NDArray[np.uint8], start_N: NDArray[np.int64], headers: NDArray[Any]) -> None:
+        if not len(headers):
             return
+        events = np.zeros(len(headers), EVENT)
+        events["sender"] = headers["sender"]
+        for kind, frame, time_field, columns in (
+            (SEND, frames.SENT, "sent_ns", SEND_COLUMNS),
+            (ACK, frames.ACKED, "acked_ns", ("latency_us",)),
+        ):
+            is_kind = headers["bytes"] == frame.itemsize
+            part = _records(raw, start_N[is_kind], frame)
+            events["kind"][is_kind] = kind
+            events["time_ns"][is_kind], events["packet"][is_kind] = part[time_field], part["packet"]
+            for name in columns:
+                events[name][is_kind] = part[name]
         if not self._events:
             self._oldest_s = time.monotonic()
-        packet, time_ns, *more = body
-        rows = self._events.setdefault(sender, [])
-        if kind == SENT:
-            rows.append((SEND, time_ns, packet, *more[:4], 0.0))
-        else:
-            rows.append((ACK, time_ns, packet, 0, 0, 0, 0, more[0]))
-        if len(rows) == MAX_EVENTS:
-            self.ship()
+        self._events.append(events)
+
+
+def _records(raw: NDArray[np.uint8], start_N: NDArray[np.int64], kind: np.dtype[Any]) -> NDArray[Any]:
+    """Return the records of one kind that begin at these places."""
+    record_NB = raw[start_N[:, None] + np.arange(kind.itemsize)]  # N records, B bytes of each
+    return np.frombuffer(record_NB.tobytes(), kind)
 
 
 def sender_id(name: str) -> str:
     """Return an agent's name of a sender as the ingest takes it: other characters become `_`."""
     return re.sub(r"[^A-Za-z0-9._-]", "_", name).lstrip(".")[:64] or "unnamed"
-
-
-def _batch(rows: list[tuple[float, ...]]) -> pa.RecordBatch:
-    """Return rows of EVENT as a batch."""
-    events = np.array(rows, EVENT)
-    # An ACK may be heard a hair late: a time before the last event's counts as that one's (docs/WINDOWS.md).
-    time_ns = np.maximum.accumulate(events["time_ns"])
-    send = {name: events[name] for name in SEND_COLUMNS}
-    return event_batch(events["kind"], time_ns, events["packet"], send, events["latency_us"])
 
 
 def _close(client: IngestClient) -> None:

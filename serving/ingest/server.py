@@ -24,6 +24,11 @@ PORT: Final = 8010
 FOLDER_VARIABLE: Final = "SWIFTQUEUE_TELEMETRY"
 REPLICAS_VARIABLE: Final = "SWIFTQUEUE_INGEST_REPLICAS"
 APPLICATION: Final = "swiftqueue-ingest"
+# Serve gives its proxy 5 s to start and 10 s for an answer, too few on a machine that is busy with training.
+SERVE_PATIENCE: Final = {
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
+    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "30",
+}
 
 
 def port() -> int:
@@ -47,16 +52,21 @@ def serve_ingest(root: Path, port: int, *, replicas: int, compact_s: float = 1.0
         RuntimeError: it did not start.
     """
     from ray import serve
+    from ray.exceptions import RayError
 
     from feature_store.telemetry_compact import KEEP_MINUTES
     from serving.ingest.app import application
 
-    serve.start(http_options={"host": LOOPBACK, "port": port})
-    serve.run(
-        application(root, replicas=replicas, compact_s=compact_s, keep_minutes=KEEP_MINUTES),
-        name=APPLICATION,
-        route_prefix="/",
-    )
+    try:
+        serve.start(http_options={"host": LOOPBACK, "port": port})
+        serve.run(
+            application(root, replicas=replicas, compact_s=compact_s, keep_minutes=KEEP_MINUTES),
+            name=APPLICATION,
+            route_prefix="/",
+        )
+    except RayError as error:
+        reason = " ".join(str(error).split())[-200:]
+        raise RuntimeError(f"Ray Serve did not start on port {port}: {reason}") from error
 
 
 def main() -> None:
@@ -68,6 +78,8 @@ def main() -> None:
     try:
         root, number, replicas = telemetry_dir(), port(), _number(REPLICAS_VARIABLE, 1, 64)
         root.mkdir(parents=True, exist_ok=True)
+        for name, value in SERVE_PATIENCE.items():  # read by Ray's processes when they start
+            os.environ.setdefault(name, value)
         with ray_cluster(workers=1):
             from ray import serve
 

@@ -26,6 +26,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from feature_store.telemetry import gaps, latest_minutes
 from feature_store.telemetry_events import ACK, EVENT_SCHEMA, SEND, BatchKey, encode
 from feature_store.telemetry_manifest import load_manifest
+from serving import agent_process
 from serving.ingest.client import IngestClient, SenderRefusedError
 
 pytestmark = pytest.mark.slow
@@ -343,3 +344,37 @@ def test_too_much_at_once_is_told_to_come_again(ingest: Ingest) -> None:
         thread.join()
     assert accepted == [200] * 40
     check_store(ingest, "crowd", 40)
+
+
+def test_the_agents_frames_reach_the_store_through_the_forwarder(
+    ingest: Ingest, tmp_path: Path, make_artifact: Callable[..., Path]
+) -> None:
+    """The real agent decides for a synthetic sender; what it hears of every packet is in the store."""
+    if (why := agent_process.why_not_built()) is not None:
+        pytest.skip(why)
+    path = tmp_path / "telemetry.sock"
+    forwarder = subprocess.Popen(
+        [sys.executable, "-m", "serving.ingest.forwarder", path, ingest.url],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        wait_for(path.is_socket)
+        arguments = ["--synthetic-bps", "1.2e7", "--flows", "4", "--seconds", "4", "--deadline-us", "1000000"]
+        local = ["--local", str(make_artifact(1, tokens=16)), "--telemetry", str(path)]
+        for _ in range(2):  # the second agent's packets begin at 0 again: a session of its own
+            with agent_process.running_agent([*arguments, *local]) as said:
+                summary = list(said)[-1]
+    finally:
+        forwarder.terminate()
+        output, _ = forwarder.communicate(timeout=60)
+    assert output.count("dropped=0") == 2, output
+    (sender,) = {line.split()[2].rstrip(":") for line in output.splitlines() if "sender" in line}
+    packets = 8 * summary["batches"]
+    wait_for(lambda: load_manifest(ingest.store, sender).counts.sends == 2 * packets)
+    latest = latest_minutes(ingest.store, sender, 1e6)
+    assert (latest.session, latest.packets.height, latest.missing_packets) == (2, packets, 0)
+    assert latest.packets["flow_id"].n_unique() == 4
+    assert latest.packets["latency_us"].drop_nulls().median() == 40_000
+    counts = load_manifest(ingest.store, sender).counts
+    assert counts.repeated_sends == counts.repeated_acks == counts.unmatched_acks == counts.gaps == 0
