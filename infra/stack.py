@@ -19,7 +19,7 @@ from infra.triton_environment import TritonEnvironment, find_environment
 from infra.triton_tls import tls_flags
 from models.registry import local_store, tracking_uri
 from models.state import state_dir
-from serving.deploy_log import last_deployed
+from serving.deploy_log import last_deployed, last_served
 from serving.endpoint import LOOPBACK, Triton, TritonError, port
 from serving.triton_config import Backend
 from serving.triton_repository import ModelRepository
@@ -197,6 +197,12 @@ def _print_triton() -> bool:
         f"triton: serves version {answer.version} by the {Backend(config.backend).label} "
         f"at {triton.address}, {since}, inference {took_us:.0f} µs"
     )
+    last = last_served()
+    if last is not None and last["version"] != answer.version:
+        print(
+            f"triton: version {last['version']} was deployed last, so this server is not up to date: "
+            "swiftqueue deploy"
+        )
     return True
 
 

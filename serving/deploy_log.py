@@ -50,9 +50,9 @@ def entries() -> list[dict[str, Any]]:
     return found
 
 
-def last_served(version: int) -> dict[str, Any] | None:
-    """Entry of the last time that a version was put in service from here."""
-    served = [e for e in entries() if e["version"] == version and e["outcome"] == "served"]
+def last_served(version: int | None = None) -> dict[str, Any] | None:
+    """Entry of the last time that a version (by default: any) was put in service from here."""
+    served = [e for e in entries() if e["outcome"] == "served" and version in (None, e["version"])]
     return max(served, key=lambda entry: float(entry["time"]), default=None)
 
 

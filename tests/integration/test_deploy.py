@@ -257,6 +257,33 @@ def registry_features() -> tuple[object, ...]:
     return FEATURES
 
 
+def test_a_server_with_another_version_than_the_last_deployed_is_named(
+    triton: Path,
+    registry,  # type: ignore[no-untyped-def]
+    register,  # type: ignore[no-untyped-def]
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from infra.stack import print_status
+    from serving.deploy import deploy_version
+    from serving.endpoint import Triton
+    from serving.triton_repository import MODEL, ModelRepository
+
+    older, newer = register(14), register(15)
+    deploy_version(older)
+    deploy_version(newer)
+    assert print_status() == 0
+    assert "not up to date" not in capsys.readouterr().out
+    with Triton() as connection:  # behind the deploy log's back, as a replica that missed the deploy
+        ModelRepository().serve(older)
+        connection.load(MODEL)
+    assert print_status() == 0
+    said = capsys.readouterr().out
+    assert f"serves version {older} " in said
+    assert f"version {newer} was deployed last, so this server is not up to date" in said
+    deploy_version(newer)
+    assert served() == newer
+
+
 def test_what_failed_the_gate_is_not_deployed(triton: Path, registry, register, capsys) -> None:  # type: ignore[no-untyped-def]
     from serving.deploy import deploy_version
 
