@@ -127,7 +127,7 @@ def run_agent(
         arguments.append(f"--local={champion.link}")
         keeper = threading.Thread(target=champion.keep_fresh, args=(closing,), name="swiftqueue-champion")
     else:
-        arguments += [f"--server={address}" for address in servers or [grpc_address()]]
+        arguments += agent_process.server_options(servers or [grpc_address()])
     with subprocess.Popen([str(agent_process.BINARY), *arguments]) as agent:
         # Asked to end, this program asks the agent; the terminal's Ctrl-C reaches both.
         signal.signal(signal.SIGTERM, lambda *_: agent.terminate())

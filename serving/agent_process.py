@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Final
 
+from serving.endpoint import TLS_CA, TLS_CERT, TLS_KEY, pem_file
+
 BINARY: Final = Path(__file__).parent / "agent" / "_build" / "swiftqueue-agent"
 STOP_S: Final = 5.0  # from asking it to end to ending it
 
@@ -19,6 +21,18 @@ def why_not_built() -> str | None:
     if BINARY.is_file():
         return None
     return f"{BINARY} is not built; `make -C {BINARY.parent.parent}` builds it or says what is missing"
+
+
+def server_options(addresses: Sequence[str]) -> list[str]:
+    """Options that make the agent ask servers; with TLS where SWIFTQUEUE_TLS_CA is set (serving/endpoint.py).
+
+    Raises:
+        OSError: a file is missing.
+
+    """
+    names = (("--tls-ca", TLS_CA), ("--tls-cert", TLS_CERT), ("--tls-key", TLS_KEY))
+    files = [f"{option}={file}" for option, variable in names if (file := pem_file(variable))]
+    return [f"--server={address}" for address in addresses] + files
 
 
 @contextmanager

@@ -283,7 +283,7 @@ def replay_trace(
             view.say(f"the Python client decides: {reason}")
             replay.by_client(addresses[0])
         else:
-            answers = [f"--local={local}"] if local else [f"--server={address}" for address in addresses]
+            answers = [f"--local={local}"] if local else agent_process.server_options(addresses)
             replay.by_agent(answers, output.parent)
     table = record_table(log, replay.decisions)
     summary = summarise(log.trace, table, replay.counts, replay.behind, replay.seconds, output)

@@ -109,7 +109,6 @@ def test_a_paused_server_costs_no_more_than_the_deadline(champion: int, tmp_path
         assert 0 not in outcomes[1:]
         in_time(sender)
         sender.until("decided", 15)
-        wait_until(lambda: agent.metrics()["stale_answers_total"] >= 0, 5, "no metrics after the pause")
 
 
 class SlowProxy:
