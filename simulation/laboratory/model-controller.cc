@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "ns3/simulator.h"
+#include "packet-log.h"
 #include "serving/agent/schema_hash.h"
 
 namespace swiftqueue::lab {
@@ -135,6 +136,8 @@ bool ModelMove::Move(const DataPacket& packet, const Waiting& behind) {
     if (m_batch->decided) {
       return m_batch->queues[mine] == agent::kClassic;
     }
+  } else if (packet.defaultQueue == kL4sQueue) {
+    ++m_unforeseen;
   }
   const auto last = m_lastQueue.find(flow);
   return last != m_lastQueue.end() && last->second == agent::kClassic;
@@ -178,6 +181,7 @@ void ModelMove::AddTo(JsonObject& summary, JsonObject& cost) const {
                                .Add("decided", JsonNumber(counts.decided()))
                                .Add("late", JsonNumber(counts.late()))
                                .Add("failed", JsonNumber(counts.failed()))
+                               .Add("unforeseen", JsonNumber(m_unforeseen))
                                .Add("versions", versions.Text())
                                .Add("schema_hash", JsonString(m_engine.description().schema_hash))
                                .Text());

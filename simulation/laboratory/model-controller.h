@@ -68,6 +68,7 @@ class ModelMove : public QueueControl {
   std::unordered_map<uint32_t, int32_t> m_receiverIds;
   std::deque<InFlight> m_inFlight;  // in send order, all but UDP
   std::map<int64_t, int64_t> m_askedByVersion;
+  int64_t m_unforeseen{0};  // L4S packets of flows that were not among their batch's candidates
   double m_engineS{0};
   int64_t m_engineCalls{0};
 };
