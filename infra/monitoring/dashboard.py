@@ -214,7 +214,7 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
             "Seconds by step",
             "s",
             "Of the last round.",
-            (Query("swiftqueue_round_step_seconds", "{{step}}"),),
+            (Query('swiftqueue_round_step_seconds{step!="total"}', "{{step}}"),),
             stacked=True,
         ),
         Panel(
