@@ -12,20 +12,21 @@ namespace swiftqueue::agent {
 namespace {
 
 constexpr int kFirstTokens = 64;  // of the window kept until a model says its own
-// Powers of two. A gigabit of 1,500-byte packets over 100 ms has 8,333 of them in flight.
-constexpr std::size_t kPredictedPackets = 1 << 15;
-constexpr std::size_t kDecidedBatches = kMaxOutstanding;
+// Whose ACKs are waited for: a gigabit of 1,500-byte packets over 100 ms has 1,042 in flight.
+constexpr std::size_t kDecidedBatches = 4096;
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 }  // namespace
 
 DecisionLoop::Stream::Stream(std::uint32_t number, int tokens, const ControllerParams& params,
                              DecisionTaker& to)
-    : id(number),
-      sender(tokens, params),
-      taker(to),
-      decided(kDecidedBatches),
-      predicted(kPredictedPackets) {}
+    : id(number), sender(tokens, params), taker(to), decided(kDecidedBatches) {}
+
+DecisionLoop::DecidedBatch* DecisionLoop::Stream::decided_about(std::int64_t packet) {
+  const std::int64_t number = packet / kHorizon;
+  DecidedBatch& batch = decided[static_cast<std::size_t>(number) % kDecidedBatches];
+  return batch.first_packet == number * kHorizon ? &batch : nullptr;
+}
 
 DecisionLoop::DecisionLoop(Predictor& predictor, const ControllerParams& params,
                            Statistics& statistics, FrameSink* telemetry)
@@ -69,14 +70,8 @@ bool DecisionLoop::sent(std::uint32_t sender, const SentFrame& frame, const char
     return false;
   }
   stream.last_packet = frame.packet;
-  const auto batch = static_cast<std::size_t>(frame.packet / kHorizon);
-  const auto i = static_cast<std::size_t>(frame.packet % kHorizon);
-  const DecidedBatch& decided = stream.decided[batch % kDecidedBatches];
-  if (decided.first_packet == frame.packet - static_cast<std::int64_t>(i)) {
-    const auto& us_H =
-        frame.queue == kClassic ? decided.predicted.classic_us_H : decided.predicted.default_us_H;
-    stream.predicted[static_cast<std::size_t>(frame.packet) % kPredictedPackets] = {frame.packet,
-                                                                                    us_H[i]};
+  if (DecidedBatch* const batch = stream.decided_about(frame.packet)) {
+    batch->sent[static_cast<std::size_t>(frame.packet % kHorizon)] = frame.queue;
   }
   if (telemetry_ != nullptr) telemetry_->put(frame, sender);
   return true;
@@ -88,11 +83,14 @@ void DecisionLoop::acked(std::uint32_t sender, const AckedFrame& frame) {
   const bool taken = stream.sender.acked(frame.packet, frame.acked_ns, frame.latency_us);
   statistics_.moved_unacked.add(static_cast<std::int64_t>(stream.sender.moved_unacked()) - before);
   if (!taken) return;
-  SentPrediction& sent =
-      stream.predicted[static_cast<std::size_t>(frame.packet) % kPredictedPackets];
-  if (sent.packet == frame.packet && std::isfinite(frame.latency_us)) {
+  const DecidedBatch* const batch = stream.decided_about(frame.packet);
+  if (batch != nullptr && std::isfinite(frame.latency_us)) {
+    const auto i = static_cast<std::size_t>(frame.packet % kHorizon);
+    const Predicted& predicted = batch->predicted;
+    const float us =
+        batch->sent[i] == kClassic ? predicted.classic_us_H[i] : predicted.default_us_H[i];
     statistics_.prediction_error.observe(
-        static_cast<std::int64_t>(std::fabs(sent.us - frame.latency_us) * 1e3F));
+        static_cast<std::int64_t>(std::fabs(us - frame.latency_us) * 1e3F));
   }
   if (telemetry_ != nullptr) telemetry_->put(frame, sender);
 }
@@ -171,7 +169,7 @@ void DecisionLoop::take_answer(std::int64_t now_ns) {
   const std::int64_t round_trip_ns = now_ns - pending.asked_ns;
   statistics_.round_trip.observe(round_trip_ns);
   const auto number = static_cast<std::size_t>(first_packet / kHorizon);
-  stream.decided[number % kDecidedBatches] = {first_packet, decision.predicted};
+  stream.decided[number % kDecidedBatches] = {first_packet, decision.predicted, {}};
   deliver(stream, pending.now_ns, first_packet, decision, answer_.version,
           static_cast<float>(round_trip_ns) / 1e3F);
 }

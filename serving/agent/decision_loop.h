@@ -54,23 +54,22 @@ class DecisionLoop {
   std::size_t outstanding() const { return outstanding_; }
 
  private:
-  struct SentPrediction {  // of a packet sent, in the queue it was sent to
-    std::int64_t packet = -1;
-    float us = 0;
-  };
   struct DecidedBatch {
     std::int64_t first_packet = -1;
     Predicted predicted;
+    Queues sent{};  // the queue each packet really went to
   };
   struct Stream {
     Stream(std::uint32_t number, int tokens, const ControllerParams& params, DecisionTaker& to);
+    // The decision about a packet's batch, if there was one and it is not long ago; else null.
+    DecidedBatch* decided_about(std::int64_t packet);
+
     std::uint32_t id;
     Sender sender;
     DecisionTaker& taker;
-    std::int64_t last_packet = -1;          // sent
-    std::int64_t last_batch = -1;           // first packet of the last one asked about
-    std::vector<DecidedBatch> decided;      // by batch number, as many as may be of use
-    std::vector<SentPrediction> predicted;  // by packet number, until its ACK
+    std::int64_t last_packet = -1;      // sent
+    std::int64_t last_batch = -1;       // first packet of the last one asked about
+    std::vector<DecidedBatch> decided;  // ring by batch number
   };
   struct Pending {
     std::uint64_t ticket = 0;  // 0: free

@@ -22,6 +22,7 @@ namespace swiftqueue::agent {
 namespace {
 
 constexpr std::size_t kReadBytes = 1 << 16;
+constexpr std::size_t kMaxConnections = 256;   // more wait to be accepted
 constexpr std::size_t kInboxFrames = 1 << 14;  // then reading waits, and senders with it
 constexpr std::int64_t kMaxDeadlineNs =
     10'000'000'000;  // longer ones would hold memory for nothing
@@ -110,7 +111,8 @@ void Feed::read_all() {
   std::vector<Connection*> connections;
   std::vector<pollfd> waiting;
   while (true) {
-    waiting.assign({{close_fd_, POLLIN, 0}, {listen_fd_, POLLIN, 0}});
+    const short accepting = connections.size() < kMaxConnections ? POLLIN : 0;
+    waiting.assign({{close_fd_, POLLIN, 0}, {listen_fd_, accepting, 0}});
     for (const Connection* each : connections) waiting.push_back({each->fd, POLLIN, 0});
     if (poll(waiting.data(), waiting.size(), -1) < 0) continue;  // EINTR
     if (waiting[0].revents != 0) break;

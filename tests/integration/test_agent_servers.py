@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 from agent_program import AgentProgram, LiveSender, wait_until
 from conftest import free_ports
 from test_agent import build_stepping_clock
+from triton_process import kill_server, server_process
 
 from serving import agent_process
 from serving.endpoint import Triton, grpc_address
@@ -53,30 +53,12 @@ def in_time(sender: LiveSender) -> None:
     assert sorted(sender.waits_us)[-2] < DEADLINE_US + SLACK_US, sender.waits_us
 
 
-def server_process() -> psutil.Process:
-    from infra import processes
-
-    server = processes.running("triton")
-    assert server is not None
-    process = server.process()
-    assert process is not None
-    return process
-
-
 def test_a_killed_server_is_found_again(champion: int, tmp_path: Path) -> None:
-    from infra import processes
     from infra.stack import start_stack
 
     with agent_at(tmp_path, grpc_address()) as (agent, sender):
         assert sender.until("decided", 15)["version"] == champion
-        process = server_process()
-        family = [process, *process.children(recursive=True)]
-        regions = processes._shared_memory(family)
-        process.kill()
-        for stub in psutil.wait_procs(family, 5)[1]:
-            stub.kill()
-        for region in regions:  # a killed server cannot remove its own
-            region.unlink(missing_ok=True)
+        kill_server()
         sender.waits_us.clear()
         killed_at = len(sender.outcomes)
         end = time.monotonic() + GONE_S
@@ -87,11 +69,7 @@ def test_a_killed_server_is_found_again(champion: int, tmp_path: Path) -> None:
         in_time(sender)
         name = f'connected{{server="{grpc_address()}"}}'
         assert agent.metrics()[name] == 0
-        assert processes.running("triton") is None
         start_stack(mlflow=False)
-        from serving.deploy import deploy_version
-
-        deploy_version(champion)
         assert sender.until("decided", 15)["version"] == champion
         assert agent.metrics()[name] == 1
 

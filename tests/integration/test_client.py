@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
+from triton_process import kill_server, server_process
 
 from serving.client import Decision, SenderAgent
 
@@ -63,16 +63,6 @@ def sender(champion: int) -> Iterator[Sender]:
     assert counts.batches == counts.decided + counts.late + counts.failed
 
 
-def server_process() -> psutil.Process:
-    from infra import processes
-
-    server = processes.running("triton")
-    assert server is not None
-    process = server.process()
-    assert process is not None
-    return process
-
-
 def test_decides_with_the_served_version(sender: Sender, champion: int) -> None:
     sender.until("decided", 10)
     decisions = [sender.batch() for _ in range(100)]
@@ -114,24 +104,15 @@ def test_a_stopped_server_costs_no_more_than_the_deadline(sender: Sender) -> Non
 
 
 def test_a_killed_server_is_found_again_when_it_is_back(sender: Sender, champion: int) -> None:
-    from infra import processes
     from infra.stack import start_stack
 
     sender.until("decided", 10)
     before = sender.agent.counts.decided
-    process = server_process()
-    family = [process, *process.children(recursive=True)]
-    regions = processes._shared_memory(family)
-    process.kill()
-    for stub in psutil.wait_procs(family, 5)[1]:
-        stub.kill()
-    for region in regions:  # a killed server cannot remove its own
-        region.unlink(missing_ok=True)
+    kill_server()
     sender.waits_us.clear()
     outcomes = [sender.batch().outcome for _ in range(20)]
     assert set(outcomes) <= {"error", "late"}
     assert sorted(sender.waits_us)[-2] < DEADLINE_US + SLACK_US
-    assert processes.running("triton") is None
     start_stack(mlflow=False)
     decision = sender.until("decided", 15)
     assert decision.version == champion
