@@ -173,7 +173,7 @@ bool TritonPredictor::ask(std::uint64_t ticket, const float* x_BWF, int windows,
   const int tokens = active_->model().tokens;
   const bool joins = !waiting_.empty() && !waiting_.back()->alone &&
                      waiting_.back()->tokens() == tokens &&
-                     waiting_.back()->windows() + windows <= active_->max_batch();
+                     waiting_.back()->windows() + windows <= active_->batch_limit();
   if (!joins) waiting_.push_back(pool_.take(tokens));
   waiting_.back()->add({ticket, windows, deadline_ns}, x_BWF);
   if (active_->room()) route(now_ns());
@@ -235,15 +235,19 @@ void TritonPredictor::tend(std::int64_t now) {
 }
 
 // Chooses the server, and gives it what waits: new questions, and those that another left
-// unanswered.
+// unanswered. The newest go first. When there are more than the server can answer, those have a
+// chance to be in time; served in order, all would wait until each is too late.
 void TritonPredictor::route(std::int64_t now) {
   choose_server(now);
   for (auto& request : outcomes_.returned) waiting_.push_front(std::move(request));
   outcomes_.returned.clear();
-  while (!waiting_.empty() &&
-         (active_ == nullptr || active_->room() || waiting_.front()->deadline_ns() <= now)) {
-    std::unique_ptr<Request> request = std::move(waiting_.front());
+  while (!waiting_.empty() && waiting_.front()->deadline_ns() <= now) {
+    pool_.give_back(std::move(waiting_.front()));
     waiting_.pop_front();
+  }
+  while (!waiting_.empty() && (active_ == nullptr || active_->room())) {
+    std::unique_ptr<Request> request = std::move(waiting_.back());
+    waiting_.pop_back();
     request->drop_expired(now);
     if (!request->empty() && active_ != nullptr && request->tokens() == active_->model().tokens) {
       active_->send(std::move(request));

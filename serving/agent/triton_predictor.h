@@ -21,8 +21,8 @@ struct TritonOptions {
   // authority; certificate and key, both or neither, prove who we are (mTLS).
   std::string tls_ca, tls_cert, tls_key;
 
-  // Requests under way at once; questions beyond wait and go out together. One for the server to
-  // compute and one for it to begin with, so that it never waits for us.
+  // Requests under way at once: one for the server to compute and one for it to begin with, so that
+  // it never waits for us. Questions beyond these wait and go out together, the newest first.
   int max_in_flight = 2;
   // The queue is polled this long for an answer before the thread sleeps. Saves the time of a
   // wake-up, costs that much of a core for each answer.

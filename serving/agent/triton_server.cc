@@ -241,10 +241,12 @@ void TritonServer::take_answer(std::int64_t now_ns) {
   if (now_ns <= due_ns) {
     late_ = 0;
     late_since_ns_ = -1;
+    batch_limit_ = std::min(batch_limit_ + 1, max_batch_);
     backoff_ns_ = kFirstBackoffNs;
     if (now_ns - rest_until_ns_ > kLastRestNs) rest_ns_ = 0;
-  } else if (late_++ == 0) {
-    late_since_ns_ = due_ns;
+  } else {
+    batch_limit_ = std::max(batch_limit_ / 2, kMaxWindows);
+    if (late_++ == 0) late_since_ns_ = due_ns;
   }
 }
 

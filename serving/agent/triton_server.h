@@ -73,7 +73,8 @@ class TritonServer {
   bool idle() const { return in_flight_.empty(); }
 
   const Model& model() const { return model_; }
-  int max_batch() const { return max_batch_; }  // windows in a request
+  // Windows to send together: fewer after answers that were late, since together they take longer.
+  int batch_limit() const { return batch_limit_; }
   const std::string& problem() const { return problem_; }
   ServerState state() const;
 
@@ -121,7 +122,8 @@ class TritonServer {
   std::vector<std::unique_ptr<Probe>> old_probes_;
 
   Model model_;
-  int max_batch_ = 0;
+  int max_batch_ = 0;  // windows that the model takes in a request
+  int batch_limit_ = kMaxWindows;
   std::string problem_;
   std::int64_t answered_ns_ = -1;    // last good answer of the stream
   std::int64_t trouble_ns_ = 0;      // last trouble
