@@ -47,6 +47,11 @@ class Ingest:
         self._new_committer = Committer
         metrics.forget_dead_processes()
 
+    def check_health(self) -> None:
+        """Tell Serve whether batches can still be appended; it replaces a replica that cannot."""
+        if self._committer is not None and self._committer.ended():
+            raise RuntimeError("the appending task ended")
+
     async def __call__(self, request: Request) -> Response:
         """Answer one request."""
         match (request.method, request.url.path.strip("/").split("/")):

@@ -60,6 +60,10 @@ class Committer:
         await asyncio.shield(future)  # a client that hangs up does not take its batch back
         return True
 
+    def ended(self) -> bool:
+        """Whether the task that appends is gone, which only an error of its own can cause."""
+        return self._task is not None and self._task.done()
+
     async def _run(self) -> None:
         while True:
             with contextlib.suppress(TimeoutError):

@@ -103,7 +103,7 @@ def ingest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ingest]:
     store, log, port = folder / "store", folder / "log", _free_port()
     store.mkdir()
     mounted = (
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", store], check=False).returncode
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256m", "tmpfs", store], check=False).returncode
         == 0
     )
     settings = {
@@ -375,6 +375,24 @@ def test_the_agents_frames_reach_the_store_through_the_forwarder(
     latest = latest_minutes(ingest.store, sender, 1e6)
     assert (latest.session, latest.packets.height, latest.missing_packets) == (2, packets, 0)
     assert latest.packets["flow_id"].n_unique() == 4
-    assert latest.packets["latency_us"].drop_nulls().median() == 40_000
+    assert latest.packets["latency_us"].is_between(35_000, 45_000).all()  # the agent's synthetic path
     counts = load_manifest(ingest.store, sender).counts
     assert counts.repeated_sends == counts.repeated_acks == counts.unmatched_acks == counts.gaps == 0
+
+
+def test_memory_stays_flat(ingest: Ingest) -> None:
+    """3 million events here, 50 million by `python -m infra.bench.ingest` (docs/TELEMETRY.md)."""
+    from infra.bench.ingest import Server, ship
+
+    names = (
+        "ServeReplica:swiftqueue-ingest:Ingest",
+        "ServeReplica:swiftqueue-ingest:Compaction",
+        "ProxyActor",
+    )
+    server = Server(ingest.url, ingest.store, [ingest.process(name) for name in names])
+    resident_mib = []
+    for _ in range(6):
+        ship(server, 500_000)
+        resident_mib.append(server.resident_bytes() / 2**20)
+    # The batches alone of the second half are 51 MB: what kept them, or half of them, would show.
+    assert resident_mib[-1] - resident_mib[2] < 25, resident_mib
