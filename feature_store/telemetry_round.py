@@ -1,0 +1,192 @@
+"""One change of one sender's packets: batches taken in, files written, the manifest replaced.
+
+Everything before the manifest is replaced can be done again; nothing after it is part of the change.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from feature_store import telemetry_tables as tables
+from feature_store.table_writer import MINUTE_NS
+from feature_store.telemetry_events import BatchKey
+from feature_store.telemetry_log import sync_dir
+from feature_store.telemetry_manifest import Manifest, Partition, Session, save_manifest, sender_dir
+
+SETTLED_NS: Final = 120_000_000_000  # a row waits for its ACK as long as in `extract` (docs/PACKETS.md)
+MAX_PARTS: Final = 24  # files of a partition before they become one, settled or not
+SET_BACK_NS: Final = 100_000_000  # a step back this large is a clock that was set (docs/PACKETS.md)
+
+
+class Round:
+    """One change of one sender's packets; for use once."""
+
+    def __init__(self, root: Path, manifest: Manifest, keep: int) -> None:
+        self._root, self._manifest, self._keep = root, manifest, keep
+        self._folder = sender_dir(root, manifest.sender)
+        self._files = 0
+        self._written: set[Path] = set()  # folders
+
+    def take(self, batches: list[tuple[BatchKey, pa.RecordBatch]]) -> None:
+        """Take in batches, in any order and with duplicates, and make the manifest the current one."""
+        manifest = self._manifest
+        missing = {number: session.missing() for number, session in manifest.sessions.items()}
+        fresh: dict[int, tuple[list[pa.RecordBatch], list[pa.RecordBatch]]] = defaultdict(lambda: ([], []))
+        for key, events in sorted(batches, key=lambda batch: (batch[0].session, batch[0].sequence)):
+            session = manifest.sessions.setdefault(key.session, Session())
+            follows = key.sequence > session.last_sequence
+            if not session.take(key.sequence):
+                manifest.counts.duplicate_batches += 1
+                continue
+            manifest.counts.batches += 1
+            in_order, late = fresh[key.session]
+            if follows:
+                in_order.append(_on_one_clock(session, events))
+            else:
+                late.append(events)
+        for number, (in_order, late) in fresh.items():
+            self._take_events(number, in_order, late)
+        for number, session in manifest.sessions.items():
+            manifest.counts.gaps += max(session.missing() - missing.get(number, 0), 0)
+            session.forget_old_gaps()
+        self._settle()
+        self._prune()
+        for folder in {*self._written, self._folder, self._folder.parent}:  # names last as files do
+            sync_dir(folder)
+        save_manifest(self._root, manifest)
+
+    def _take_events(self, number: int, in_order: list[pa.RecordBatch], late: list[pa.RecordBatch]) -> None:
+        counts, session = self._manifest.counts, self._manifest.sessions[number]
+        sends, acks = [], []
+        if in_order:
+            events = tables.event_frame(in_order)
+            packets = tables.packets_of(self._manifest.sender, events)
+            highest_before = pl.col("packet").cum_max().shift(1, fill_value=-1)
+            grown = packets.filter(
+                (pl.col("packet") > highest_before) & (pl.col("packet") > session.last_packet)
+            )
+            counts.sends += packets.height
+            counts.repeated_sends += packets.height - grown.height
+            if grown.height:
+                session.last_packet = int(grown["packet"][-1])
+            sends.append(grown)
+            acks.append(tables.acks_of(events))
+        if late:  # it fills a gap; what it repeats is found when its minute is merged
+            events = tables.event_frame(late)
+            sends.append(tables.packets_of(self._manifest.sender, events))
+            acks.append(tables.acks_of(events))
+            counts.sends += sends[-1].height
+        counts.acks += sum(table.height for table in acks)
+        acks += [tables.read_part(self._folder, name) for name in self._orphans(number)]
+        every_ack = pl.concat(acks)
+        first = every_ack.unique("packet", keep="first", maintain_order=True)
+        counts.repeated_acks += every_ack.height - first.height
+        self._place_acks(number, self._write_packets(number, pl.concat(sends), first))
+
+    def _write_packets(self, number: int, packets: pl.DataFrame, acks: pl.DataFrame) -> pl.DataFrame:
+        """Write new packets to their minutes, with the ACKs that are here; return the other ACKs."""
+        if packets.is_empty():
+            return acks
+        packets = tables.with_acks(packets, acks)
+        minutes = packets.with_columns(minute=pl.col("sent_ns") // MINUTE_NS)
+        for group in minutes.partition_by("minute"):
+            minute = int(group["minute"][0])
+            part = group.drop("minute").sort("packet", maintain_order=True)
+            first, last = int(part["packet"][0]), int(part["packet"][-1])
+            partition = self._partition(number, minute, first, last)
+            partition.first_packet = min(partition.first_packet, first)
+            partition.last_packet = max(partition.last_packet, last)
+            partition.rows += part.height
+            partition.packets.append(self._write(f"minute={minute}/part-{number}", part))
+        return acks.join(packets.select("packet"), on="packet", how="anti", maintain_order="left")
+
+    def _place_acks(self, number: int, acks: pl.DataFrame) -> None:
+        """Put ACKs beside the minutes of their packets; the rest waits for packets still to come."""
+        session = self._manifest.sessions[number]
+        homeless = pl.lit(value=True)
+        for partition in self._manifest.partitions if acks.height else ():
+            if partition.session == number:
+                inside = pl.col("packet").is_between(partition.first_packet, partition.last_packet)
+                here = acks.filter(inside)
+                if here.height:
+                    partition.acks.append(self._write(f"acks/minute-{partition.minute}-{number}", here))
+                homeless &= ~inside
+        orphans = acks.filter(homeless)
+        waiting = orphans.filter(pl.col("acked_ns") > session.newest_ns - SETTLED_NS)
+        self._manifest.counts.unmatched_acks += orphans.height - waiting.height
+        kept = [name for name in self._manifest.orphans if name not in self._orphans(number)]
+        self._manifest.orphans = kept + (
+            [self._write(f"acks/orphans-{number}", waiting)] if waiting.height else []
+        )
+
+    def _settle(self) -> None:
+        """Make each minute one file when no ACK of it can come any more, or when its files are many."""
+        newest = max(self._manifest.sessions, default=0)
+        for partition in self._manifest.partitions:
+            end_ns = (partition.minute + 1) * MINUTE_NS
+            settled = (
+                partition.session < newest
+                or self._manifest.sessions[partition.session].newest_ns > end_ns + SETTLED_NS
+            )
+            parts = len(partition.packets) + len(partition.acks)
+            if parts > MAX_PARTS or (settled and parts > 1):
+                self._merge(partition)
+
+    def _merge(self, partition: Partition) -> None:
+        counts = self._manifest.counts
+        packets = [tables.read_part(self._folder, name) for name in partition.packets]
+        acks = [tables.read_part(self._folder, name) for name in partition.acks]
+        table = tables.merged(packets, acks)
+        counts.repeated_sends += partition.rows - table.height
+        if acks:
+            of_none = pl.concat(acks).join(table, on="packet", how="anti").height
+            acked_before = pl.concat(packets)["acked_ns"].count()
+            news = table["acked_ns"].count() - acked_before
+            counts.unmatched_acks += of_none
+            counts.repeated_acks += sum(a.height for a in acks) - of_none - news
+        partition.rows, partition.acks = table.height, []
+        partition.packets = [self._write(f"minute={partition.minute}/part-{partition.session}", table)]
+
+    def _prune(self) -> None:
+        """Drop the oldest minutes beyond those kept, and sessions of which nothing is left."""
+        manifest = self._manifest
+        manifest.partitions.sort(key=lambda p: (p.session, p.minute))
+        while len(manifest.partitions) > self._keep:
+            manifest.counts.dropped_rows += manifest.partitions.pop(0).rows
+        alive = {p.session for p in manifest.partitions} | {max(manifest.sessions, default=0)}
+        manifest.sessions = {number: s for number, s in manifest.sessions.items() if number in alive}
+        manifest.orphans = [name for number in alive for name in self._orphans(number)]
+
+    def _partition(self, session: int, minute: int, first: int, last: int) -> Partition:
+        for partition in reversed(self._manifest.partitions):
+            if (partition.session, partition.minute) == (session, minute):
+                return partition
+        self._manifest.partitions.append(Partition(session, minute, first, last, 0))
+        return self._manifest.partitions[-1]
+
+    def _orphans(self, session: int) -> list[str]:
+        return [name for name in self._manifest.orphans if name.startswith(f"acks/orphans-{session}-")]
+
+    def _write(self, stem: str, table: pl.DataFrame) -> str:
+        self._files += 1
+        name = f"{stem}-{self._manifest.generation}-{self._files}.parquet"
+        tables.write_part(self._folder, name, table)
+        self._written.add((self._folder / name).parent)
+        return name
+
+
+def _on_one_clock(session: Session, events: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the batch in the session's time, which goes on from where it was when the clock is set back."""
+    time_ns = events.column("time_ns").to_numpy()
+    if time_ns[0] + session.shift_ns < session.newest_ns - SET_BACK_NS:
+        session.shift_ns = session.newest_ns - int(time_ns[0])
+    time_ns = np.maximum(time_ns + session.shift_ns, session.newest_ns)
+    session.newest_ns = int(time_ns[-1])
+    at = events.schema.get_field_index("time_ns")
+    return events.set_column(at, events.schema.field(at), pa.array(time_ns))
