@@ -127,6 +127,9 @@ def triton_command(environment: TritonEnvironment, repository: Path, ports: Mapp
         f"--backend-directory={environment.backends}",
         "--model-control-mode=explicit",
         "--disable-auto-complete-config",  # ours are whole: what is missing is an error, not a guess
+        # With the default of 8, a stream with hundreds of requests under way ends the server: its front end
+        # uses a request's state after it was freed (docs/SERVING.md). Up to so many are kept instead.
+        "--grpc-infer-allocation-pool-size=16384",
         *(f"--{kind}-address={LOOPBACK}" for kind in ports),
         *(f"--{kind}-port={number}" for kind, number in ports.items()),
         *tls_flags(),
