@@ -266,7 +266,7 @@ def replay(
     speed: Annotated[float, typer.Option(help="times real time; 0 is as fast as possible")] = 1.0,
     deadline_us: Annotated[
         int, typer.Option(help="a batch is asked about this long before it is due")
-    ] = 20_000,
+    ] = 5_000,
     start: Annotated[float, typer.Option(help="second of the trace to begin at")] = 0.0,
     seconds: Annotated[float | None, typer.Option(help="stop after this much of the trace")] = None,
     server: Annotated[
