@@ -66,12 +66,12 @@ class SegmentWriter:
             self._take_back()
             raise
         self._durable += len(frames)
-        if self._durable >= self._segment_bytes:
-            self.close()
+        self.close_if_due()
 
     def close_if_due(self) -> None:
-        """Close the open segment if it is old enough to be compacted."""
-        if self._file is not None and time.monotonic() - self._opened_s >= self._segment_s:
+        """Close the open segment if it is large or old enough: what it holds can then be compacted."""
+        large = self._durable >= self._segment_bytes
+        if large or time.monotonic() - self._opened_s >= self._segment_s:
             self.close()
 
     def close(self) -> None:

@@ -77,21 +77,25 @@ class Ingest:
             key, events = checked(body)
             check_session(self._root, key)
         except RefusedError as error:
-            return self._refuse(error)
-        if self._committer is None:
-            self._committer = self._new_committer(self._root)
+            metrics.REFUSED.labels(error.reason).inc()
+            metrics.BATCHES.labels("refused").inc()
+            return _refusal(error)
         try:
+            if self._committer is None:
+                self._committer = self._new_committer(self._root)
             stored = await self._committer.append(key, body)
         except self._busy as error:
-            return self._later("busy", f"busy: {error}")
+            metrics.BATCHES.labels("busy").inc()
+            return _later(f"busy: {error}")
         except OSError as error:
+            metrics.BATCHES.labels("failed").inc()
             _log.error("ingest: a batch of sender %s cannot be stored: %s", key.sender, error)
-            return self._later("failed", f"cannot be stored: {error}")
+            return _later(f"cannot be stored: {error}")
         if not stored:
             metrics.DUPLICATES.inc()
             metrics.BATCHES.labels("duplicate").inc()
             return JSONResponse({"sequence": key.sequence, "duplicate": True})
-        acks = int(events.column("kind").to_numpy().sum()) // ACK
+        acks = int((events.column("kind").to_numpy() == ACK).sum())
         metrics.EVENTS.labels("ack").inc(acks)
         metrics.EVENTS.labels("send").inc(events.num_rows - acks)
         metrics.BATCHES.labels("accepted").inc()
@@ -101,9 +105,9 @@ class Ingest:
         try:
             return JSONResponse({"session": open_session(self._root, sender)}, 201)
         except RefusedError as error:
-            return self._refuse(error)
+            return _refusal(error)
         except OSError as error:
-            return self._later("failed", f"no session can be opened: {error}")
+            return _later(f"no session can be opened: {error}")
 
     def _check(self) -> Response:
         """Write and read in the store, as a batch is."""
@@ -114,18 +118,17 @@ class Ingest:
             same = path.read_text() == content
             path.unlink()
         except OSError as error:
-            return self._later("failed", f"the store cannot be written: {error}")
+            return _later(f"the store cannot be written: {error}")
         took_ms = round((time.perf_counter() - started) * 1e3, 2)
         return JSONResponse({"ok": same, "took_ms": took_ms}, 200 if same else 500)
 
-    def _refuse(self, error: RefusedError) -> Response:
-        self._metrics.REFUSED.labels(error.reason).inc()
-        self._metrics.BATCHES.labels("refused").inc()
-        return JSONResponse({"error": str(error), "reason": error.reason}, STATUS.get(error.reason, 400))
 
-    def _later(self, outcome: str, line: str) -> Response:
-        self._metrics.BATCHES.labels(outcome).inc()
-        return JSONResponse({"error": line}, 503, {"Retry-After": str(RETRY_AFTER_S)})
+def _refusal(error: RefusedError) -> Response:
+    return JSONResponse({"error": str(error), "reason": error.reason}, STATUS.get(error.reason, 400))
+
+
+def _later(line: str) -> Response:
+    return JSONResponse({"error": line}, 503, {"Retry-After": str(RETRY_AFTER_S)})
 
 
 class Compaction:
