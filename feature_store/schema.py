@@ -30,6 +30,12 @@ _COLUMNS: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
 PACKET_SCHEMA: Final = pl.Schema(_COLUMNS)
 
 
+def queue_column(l4s: pl.Expr) -> pl.Expr:
+    """Return the column `queue` of packets, given where they go to the L4S queue."""
+    named = pl.when(l4s).then(pl.lit(QUEUES[1])).otherwise(pl.lit(QUEUES[0]))
+    return named.cast(pl.Enum(QUEUES)).alias("queue")
+
+
 def scan_packets(packets_dir: Path, trace: str | None = None) -> pl.LazyFrame:
     """Lazily read a packet table written by `extract` (of one trace, or of all), in send order.
 

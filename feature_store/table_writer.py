@@ -10,7 +10,7 @@ from typing import Final, Self
 import polars as pl
 
 from feature_store.pcaplib import Rows
-from feature_store.schema import PACKET_SCHEMA, QUEUES
+from feature_store.schema import PACKET_SCHEMA, queue_column
 
 MINUTE_NS: Final = 60_000_000_000
 
@@ -88,11 +88,7 @@ class TraceWriter:
                 pl.exclude("acked_ns", "latency_us"),
                 pl.when(acked >= 0).then(acked).alias("acked_ns"),
                 latency.fill_nan(None),
-                pl.when(l4s)
-                .then(pl.lit(QUEUES[1]))
-                .otherwise(pl.lit(QUEUES[0]))
-                .cast(pl.Enum(QUEUES))
-                .alias("queue"),
+                queue_column(l4s),
             )
             .select(pl.col(name).cast(kind) for name, kind in PACKET_SCHEMA.items())
         )

@@ -14,7 +14,7 @@ from typing import Final
 import polars as pl
 import pyarrow as pa
 
-from feature_store.schema import PACKET_SCHEMA, QUEUES
+from feature_store.schema import PACKET_SCHEMA, queue_column
 from feature_store.telemetry_events import ACK, SEND
 
 ACK_SCHEMA: Final = pl.Schema({"packet": pl.Int64, "acked_ns": pl.Int64, "latency_us": pl.Float32})
@@ -44,11 +44,7 @@ def packets_of(sender: str, events: pl.DataFrame) -> pl.DataFrame:
             pl.lit(sender).alias("trace"),
             pl.col("time_ns").alias("sent_ns"),
             pl.when(l4s).then(ECT_1).otherwise(ECT_0).alias("ecn"),
-            pl.when(l4s)
-            .then(pl.lit(QUEUES[1]))
-            .otherwise(pl.lit(QUEUES[0]))
-            .cast(pl.Enum(QUEUES))
-            .alias("queue"),
+            queue_column(l4s),
             *(pl.lit(value).alias(name) for name, value in unknown.items()),
         )
         .select(pl.col(name).cast(kind) for name, kind in PACKET_SCHEMA.items())
