@@ -11,7 +11,8 @@ from typing import Final
 from infra.lab import execution, results, rows
 from infra.lab.model_source import models_by_profile
 from infra.lab.runs import Asked, Cell, Model, cells, control_of, identity, resolve
-from infra.lab.scenario import TRAINING_SEEDS_FROM, Scenario, environment_at, load, names, path_of
+from infra.lab.scenario import TRAINING_SEEDS_FROM, Scenario
+from infra.lab.scenario_file import environment_at, load, names, path_of
 from models.ray_job import ray_cluster
 
 MATCHED: Final = ("model", "oracle")  # whose moved share control random gets: the first that was run

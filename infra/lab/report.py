@@ -38,7 +38,8 @@ from infra.lab.measures import (
     TABLE,
     Measure,
 )
-from infra.lab.scenario import CONTROLS, Scenario, load, path_of
+from infra.lab.scenario import CONTROLS, Scenario
+from infra.lab.scenario_file import load, path_of
 
 TEMPLATE: Final = "report.html.j2"
 PAGE: Final = "report.html"

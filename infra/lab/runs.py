@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from infra.lab.replay import replayed
-from infra.lab.scenario import Environment, Group, Replay, Scenario, buffer_bytes, environment_at
+from infra.lab.scenario import Environment, Group, Replay, Scenario, buffer_bytes
+from infra.lab.scenario_file import environment_at
 
 FORMAT: Final = 1
 ACCESS_MS: Final = 0.1  # one way, of each access link

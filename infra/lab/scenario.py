@@ -1,4 +1,4 @@
-"""Scenarios as data: YAML files of `simulation/scenarios/`, checked before anything is simulated.
+"""What a scenario may say, and what of it is checked before anything is simulated.
 
 A scenario is an environment (links, senders, traffic), how long and with which seeds it is run, under which
 queue profiles and controls, and an axis of points that each change some keys of the environment.
@@ -6,15 +6,10 @@ queue profiles and controls, and an axis of points that each change some keys of
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-FOLDER: Final = Path(__file__).resolve().parents[2] / "simulation" / "scenarios"
 LARGEST_PACKET_BYTES: Final = 1500  # IP length
 TRAINING_SEEDS_FROM: Final = 1000  # judged seeds are below, so no model is judged on what it was trained on
 PROFILES: Final = ("rfc9332", "premise")
@@ -251,119 +246,3 @@ class Scenario(Checked):
 def buffer_bytes(link: Bottleneck, rtt_ms: float) -> int:
     """Limit of a link's queue. bytes = BDP · bit/s · ms / (bit/byte · ms/s)."""
     return round(link.buffer_bdp * link.mbps * 1e6 * rtt_ms / (8 * 1e3))
-
-
-def names(folder: Path = FOLDER) -> list[str]:
-    """Scenarios that the project has."""
-    return sorted(path.stem for path in folder.glob("*.yaml") if not path.stem.startswith("_"))
-
-
-def path_of(scenario: str) -> Path:
-    """File of a scenario: given by its name, or as a path.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
-    path = Path(scenario) if scenario.endswith((".yaml", ".yml")) else FOLDER / f"{scenario}.yaml"
-    if not path.is_file():
-        raise FileNotFoundError(f"{scenario}: no such scenario; there is {', '.join(names())}")
-    return path
-
-
-def load(path: Path) -> Scenario:
-    """Read and check a scenario; each point of its axis is checked too.
-
-    A key `extends: OTHER` takes what is not said from OTHER.yaml beside the file; mappings are joined by key.
-
-    Raises:
-        ValueError: one line that names the file and the key.
-    """
-    raw = _read(path)
-    try:
-        scenario = Scenario.model_validate(raw)
-    except ValidationError as error:
-        raise ValueError(f"{path.name}: {_first(error)}") from None
-    for name in scenario.axis.points if scenario.axis else ():
-        environment_at(scenario, name, path.name)
-    return scenario
-
-
-def environment_at(scenario: Scenario, point: str, file: str) -> Environment:
-    """Return the environment at a point of the axis (`""`: the scenario's own).
-
-    Raises:
-        ValueError: the point sets a key that is not there, or a value that it cannot have.
-    """
-    if not point:
-        return scenario.environment
-    assert scenario.axis is not None  # noqa: S101 - a point has an axis
-    changed = scenario.environment.model_dump()
-    for key, value in scenario.axis.points[point].set.items():
-        if not _put(changed, key.split("."), value):
-            raise ValueError(f"{file}: axis.points.{point}.set: the environment has no key {key!r}")
-    try:
-        return Environment.model_validate(changed)
-    except ValidationError as error:
-        raise ValueError(f"{file}: axis.points.{point}: {_first(error)}") from None
-
-
-def _put(tree: Any, keys: Sequence[str], value: Any) -> bool:
-    for key in keys[:-1]:
-        index: Any = int(key) if isinstance(tree, list) and key.isdigit() else key
-        try:
-            tree = tree[index]
-        except (KeyError, IndexError, TypeError):
-            return False
-    if not isinstance(tree, dict) or keys[-1] not in tree:
-        return False
-    tree[keys[-1]] = copy.deepcopy(value)
-    return True
-
-
-def _read(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such scenario")
-    try:
-        raw = yaml.safe_load(path.read_text())
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"line {mark.line + 1}" if mark else "somewhere"
-        raise ValueError(f"{path.name}: {where}: not valid YAML") from None
-    if not isinstance(raw, dict):
-        raise ValueError(f"{path.name}: not a mapping of keys")
-    if (base := raw.pop("extends", None)) is None:
-        return raw
-    if not isinstance(base, str) or not (path.parent / f"{base}.yaml").is_file():
-        raise ValueError(f"{path.name}: extends: there is no {base!r} beside it")
-    if base == path.stem:
-        raise ValueError(f"{path.name}: extends: itself")
-    return _joined(_read(path.parent / f"{base}.yaml"), raw)
-
-
-def _joined(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    result = dict(base)
-    for key, value in over.items():
-        below = result.get(key)
-        # `kind` says what a mapping is: another kind is another thing, not a change of this one.
-        joinable = isinstance(below, dict) and isinstance(value, dict) and "kind" not in value
-        result[key] = _joined(below, value) if joinable and isinstance(below, dict) else value
-    return result
-
-
-def _first(error: ValidationError) -> str:
-    """One line about the first thing that is wrong: its key and what it must be."""
-    problem = error.errors()[0]
-    where = ".".join(str(part) for part in problem["loc"] if part not in _TAGS)
-    if problem["type"] == "extra_forbidden":
-        return f"{where}: unknown key"
-    if problem["type"] == "missing":
-        return f"{where}: is missing"
-    message = problem["msg"].removeprefix("Value error, ")
-    given = problem.get("input")
-    if problem["type"] == "value_error":
-        return f"{where}.{message}" if where else message
-    shown = f" (is {given!r})" if isinstance(given, str | int | float) else ""
-    return f"{where}: {message[0].lower()}{message[1:]}{shown}"
-
-
-_TAGS: Final = {"messages", "greedy", "video", "cbr", "replay"}  # pydantic's own step into a union

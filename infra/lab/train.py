@@ -15,7 +15,8 @@ from typing import Any, Final
 from infra.lab import execution
 from infra.lab.model_source import MODELS
 from infra.lab.runs import Cell, control_of, identity, resolve
-from infra.lab.scenario import Scenario, load, path_of
+from infra.lab.scenario import Scenario
+from infra.lab.scenario_file import load, path_of
 
 CAPTURE: Final = "s1.pcap"
 TRACE_METADATA: Final = "trace.json"
@@ -34,7 +35,7 @@ def train(name: str, *, protocol: str, overrides: list[str], output: Path) -> in
     scenario = load(path)
     with execution.sole_user(output):
         program, build = execution.build()
-        traces = _explore(path.stem, scenario, program, build, output.resolve())
+        traces = explore(path.stem, scenario, program, build, output.resolve())
     if traces is None:
         return 1
     for profile, captures in traces.items():
@@ -45,20 +46,20 @@ def train(name: str, *, protocol: str, overrides: list[str], output: Path) -> in
     return 0
 
 
-def _explore(
+def explore(
     name: str, scenario: Scenario, program: Path, build: str, output: Path
 ) -> dict[str, list[Path]] | None:
-    """Run the exploration traces; return the run folders by profile, or None if a run failed."""
-    explore = scenario.explore
-    lengthened = scenario.model_copy(update={"seconds": explore.seconds})
+    """Run the exploration traces; return their captures by profile, or None if a run failed."""
+    wanted = scenario.explore
+    lengthened = scenario.model_copy(update={"seconds": wanted.seconds})
     control = control_of(scenario.environment, "default", model=None, share=0.0)
     jobs: dict[str, execution.Job] = {}
     captures: dict[str, dict[str, str]] = {}
     for profile in scenario.profiles:
-        for seed in explore.seeds:
-            for burst in explore.burst_packets:
+        for seed in wanted.seeds:
+            for burst in wanted.burst_packets:
                 cell = Cell(name, "", None, profile, "default", seed)
-                exploring = {"share": explore.share, "burst_packets": burst, "seed": seed}
+                exploring = {"share": wanted.share, "burst_packets": burst, "seed": seed}
                 run = resolve(lengthened, cell, control, ["pcap"], exploring)
                 key = identity(run, build)
                 jobs[key] = execution.Job(key, run)

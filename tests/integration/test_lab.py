@@ -17,11 +17,16 @@ import polars as pl
 import pytest
 import yaml
 
+from feature_store.extract import Job, extract_trace
+from feature_store.schema import scan_packets
 from infra.lab import execution
 from infra.lab.command import Request, run_lab
 from infra.lab.report import make_report
 from infra.lab.results import COMPLETE, NOT_RUN, load
-from infra.lab.scenario import CONTROLS, FOLDER
+from infra.lab.scenario import CONTROLS
+from infra.lab.scenario_file import FOLDER
+from infra.lab.scenario_file import load as load_scenario
+from infra.lab.train import explore
 
 pytestmark = pytest.mark.slow
 
@@ -173,6 +178,34 @@ def test_a_killed_command_leaves_nothing_half_and_goes_on(
     assert load(output).height == 3
     assert {name: (output / "runs" / name).stat().st_mtime_ns for name in whole} == before
     assert not list((output / "runs").glob(".*"))
+
+
+def test_exploration_traces_explore_and_say_how(
+    ray_cluster: None, program: tuple[Path, str], tiny: Callable[..., str], tmp_path: Path
+) -> None:
+    """A trace per packet and one per burst; about the share that is said is moved."""
+    wanted = {"share": 0.2, "burst_packets": [1, 8], "seconds": 4, "seeds": [1001]}
+    scenario = load_scenario(Path(tiny(explore=wanted)))
+    traces = explore("tiny", scenario, *program, tmp_path / "lab")
+    assert traces is not None
+    bursts = set()
+    for capture in traces["premise"]:
+        said = json.loads(capture.with_suffix(".json").read_text())["run"]["explore"]
+        assert (said["share"], said["seed"]) == (0.2, 1001)
+        bursts.add(said["burst_packets"])
+        summary = extract_trace(Job(capture, "t", "10.0.0.1"), tmp_path / capture.stem)
+        assert summary["latency_known"] > 0.8 * summary["data_packets"]
+        packets = scan_packets(tmp_path / capture.stem, "t").collect()
+        of_l4s = packets.filter((pl.col("queue") == "l4s").any().over("flow_id"))
+        assert (of_l4s["queue"] == "classic").mean() == pytest.approx(0.2, abs=0.08)
+    assert bursts == {1, 8}
+
+
+def test_no_compiler_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(ValueError, match=r"no C\+\+ compiler \(no-such-compiler\)") as error:
+        run_lab(Request(["small"]), tmp_path / "lab")
+    assert "\n" not in str(error.value)
 
 
 def test_two_commands_do_not_share_an_output(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from infra.lab.runs import Cell, Model, cells, control_of, identity, resolve
-from infra.lab.scenario import CONTROLS, FOLDER, environment_at, load, names, path_of
+from infra.lab.scenario import CONTROLS
+from infra.lab.scenario_file import FOLDER, environment_at, load, names, path_of
 
 
 @pytest.fixture
@@ -150,8 +151,10 @@ def test_an_unknown_scenario_is_answered_with_the_known_ones() -> None:
         path_of("figure9")
 
 
-def run_of(name: str, control: str = "default", profile: str = "premise", seed: int = 1) -> dict[str, Any]:
-    scenario = load(path_of(name))
+def run_of(
+    name: str, control: str = "default", profile: str = "premise", seed: int = 1, seconds: float = 300
+) -> dict[str, Any]:
+    scenario = load(path_of(name)).model_copy(update={"seconds": seconds})
     point = next(iter(scenario.axis.points)) if scenario.axis else ""
     cell = Cell(name, point, None, profile, control, seed)
     model = Model(Path("/models/a"), "c0ffee")
@@ -183,12 +186,13 @@ def test_a_runs_identity_is_what_it_depends_on_and_nothing_else() -> None:
     ]
     assert len({base, *others}) == len(others) + 1
     # the same run, asked for by another scenario
-    swept = run_of("sweep-buffer") | {"seconds": 300.0, "warmup_s": 10.0}
+    swept = run_of("sweep-buffer") | {"warmup_s": 10.0}
     assert identity(swept, "program") == base
 
 
 def test_the_models_folder_is_not_in_the_run() -> None:
-    run = run_of("figure8", control="model")
+    assert run_of("figure8", control="model")["finetune"] is None  # it would come after the end
+    run = run_of("figure8", control="model", seconds=900)
     assert "/models/a" not in json.dumps(run)
     assert run["control"]["artifact"] == "c0ffee"
     assert run["finetune"] == {"every_s": 300.0, "span_s": 60.0, "apply_after_s": 5.0, "command": []}
