@@ -4,7 +4,7 @@
 // whatever comes, each batch ends once and in time, hostile frames are refused in one line, and a
 // decision allocates nothing in the steady state.
 //
-// stress_SANITIZER ROUNDS [SEED]
+// stress_SANITIZER ARTIFACT ROUNDS [SEED]   ARTIFACT: a valid one, for the engine in the agent
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -15,6 +15,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <memory>
 #include <new>
 #include <random>
 #include <string>
@@ -24,6 +28,8 @@
 #include "serving/agent/clock.h"
 #include "serving/agent/decision_loop.h"
 #include "serving/agent/feed.h"
+#include "serving/agent/frame_sink.h"
+#include "serving/agent/local_predictor.h"
 #include "serving/agent/schedule.h"
 
 namespace {
@@ -40,6 +46,15 @@ void* counted(std::size_t size) {
 }  // namespace
 
 void* operator new(std::size_t size) { return counted(size); }
+void* operator new(std::size_t size, std::align_val_t alignment) {
+  allocations.fetch_add(1, std::memory_order_relaxed);
+  const auto step = static_cast<std::size_t>(alignment);
+  void* memory = std::aligned_alloc(step, (size + step - 1) / step * step);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
 void operator delete(void* memory) noexcept { std::free(memory); }
 void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 
@@ -281,13 +296,31 @@ void fuzz_reader(long rounds, Random& random) {
   require(refused > rounds / 4, "hardly any damage is noticed");
 }
 
+// Whole frames, in order.
+void check_telemetry(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  const std::string bytes{std::istreambuf_iterator<char>(file), {}};
+  std::filesystem::remove(path);
+  Frame frame;
+  const char* why = nullptr;
+  std::uint64_t frames = 0;
+  for (std::size_t at = 0; at < bytes.size(); at += frame.header.bytes, ++frames) {
+    require(read_frame(std::string_view(bytes).substr(at), frame, why) == Read::kFrame,
+            "telemetry that its reader would refuse");
+    require(frame.header.sequence == frames, "telemetry out of order");
+  }
+  require(frames > 0, "no telemetry");
+}
+
 // The real socket: hostile senders beside good ones, and the agent goes on.
 void fuzz_socket(long rounds, Random& random) {
   const std::string path = "/tmp/swiftqueue-stress-" + std::to_string(getpid()) + ".sock";
   MoodyPredictor predictor(random());
   predictor.steady = true;
   Statistics statistics;
-  DecisionLoop loop(predictor, {}, statistics, nullptr);
+  const std::string heard = path + ".telemetry";
+  auto telemetry = std::make_unique<FrameSink>(heard, FrameSink::Full::kDrop);
+  DecisionLoop loop(predictor, {}, statistics, telemetry.get());
   std::atomic<long> answered{0};
   {
     Feed feed(path, statistics, [] {});
@@ -334,24 +367,79 @@ void fuzz_socket(long rounds, Random& random) {
   }
   require(statistics.senders.get() == 0, "a sender that went is still counted");
   require(access(path.c_str(), F_OK) != 0, "the socket stays behind");
+  telemetry.reset();
+  check_telemetry(heard);
   std::printf("socket: %ld senders, %ld good ones answered, %ld batches\n", rounds, answered.load(),
               static_cast<long>(statistics.all_batches()));
+}
+
+// Artifacts that come, go and are broken under a loop that asks all the while.
+void swap_artifacts(const std::string& artifact, Random& random) {
+  namespace fs = std::filesystem;
+  const fs::path folder = "/tmp/swiftqueue-stress-" + std::to_string(getpid());
+  for (const char* name : {"1", "2", "3"}) {
+    fs::create_directories(folder / name);
+    for (const char* file : {"model.json", "model.safetensors"}) {
+      fs::copy_file(fs::path(artifact) / file, folder / name / file);
+    }
+  }
+  {  // 2: one bit of the last weight is another; 3: cut short
+    std::fstream weights(folder / "2" / "model.safetensors",
+                         std::ios::in | std::ios::out | std::ios::binary);
+    weights.seekg(-4, std::ios::end);
+    const auto byte = static_cast<char>(weights.peek() ^ 1);
+    weights.seekp(-4, std::ios::end);
+    weights.write(&byte, 1);
+  }
+  fs::resize_file(folder / "3" / "model.safetensors", 1000);
+  const fs::path link = folder / "champion";
+  fs::create_symlink("1", link);
+  long answers = 0;
+  {
+    const auto predictor = make_local_predictor(link.string());
+    std::atomic<bool> done{false};
+    std::thread publisher([&, seed = random()] {
+      Random own(seed);
+      for (int i = 0; i < 15; ++i) {
+        fs::create_symlink(std::to_string(1 + upto(own, 2)), folder / "next");
+        fs::rename(folder / "next", link);
+        predictor->wake();
+        require(predictor->servers().size() == 1, "the engine is gone");
+        std::this_thread::sleep_for(std::chrono::milliseconds(150));
+      }
+      done = true;
+    });
+    Answer answer;
+    const int tokens = predictor->model().tokens;
+    const std::vector<float> x_WF(static_cast<std::size_t>(tokens) * kFeatureCount, 7.0F);
+    while (!done) {
+      require(predictor->ask(1, x_WF.data(), 1, 0), "a question is not taken");
+      require(predictor->next(answer, 0) && answer.ok, "no answer");
+      require(answer.version == 1 || answer.version == 2, "a broken artifact answers");
+      ++answers;
+      predictor->next(answer, monotonic_ns() + 100'000);
+    }
+    publisher.join();
+  }
+  fs::remove_all(folder);
+  std::printf("artifacts: %s\n", answers > 0 ? "swapped under questions" : "no answer");
 }
 
 }  // namespace
 }  // namespace swiftqueue::agent
 
 int main(int argc, char** argv) {
-  if (argc < 2) {
-    std::fprintf(stderr, "usage: %s ROUNDS [SEED]\n", argv[0]);
+  if (argc < 3) {
+    std::fprintf(stderr, "usage: %s ARTIFACT ROUNDS [SEED]\n", argv[0]);
     return 2;
   }
-  const long rounds = std::atol(argv[1]);
-  std::mt19937_64 random(argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1);
+  const long rounds = std::atol(argv[2]);
+  std::mt19937_64 random(argc > 3 ? std::strtoull(argv[3], nullptr, 10) : 1);
   swiftqueue::agent::live(rounds, random);
   swiftqueue::agent::steady(random);
   swiftqueue::agent::fuzz_reader(rounds, random);
   std::freopen("/dev/null", "w", stderr);  // a line for each sender refused
   swiftqueue::agent::fuzz_socket(rounds / 40, random);
+  swiftqueue::agent::swap_artifacts(argv[1], random);
   return 0;
 }

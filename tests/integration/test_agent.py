@@ -491,9 +491,9 @@ def test_bad_files_and_options_are_one_line(make_artifact: Callable[..., Path], 
         assert len(ran.stderr.strip().splitlines()) <= 2
 
 
-def test_under_sanitizers() -> None:
+def test_under_sanitizers(make_artifact: Callable[..., Path]) -> None:
     ran = subprocess.run(
-        ["make", "-j2", "sanitize", "ROUNDS=10000"],
+        ["make", "-j2", "sanitize", f"ARTIFACT={make_artifact(1, tokens=16)}", "ROUNDS=10000"],
         cwd=agent_process.BINARY.parent.parent,
         capture_output=True,
         text=True,
@@ -501,5 +501,11 @@ def test_under_sanitizers() -> None:
         env=os.environ | {"ASAN_OPTIONS": "detect_leaks=1"},
     )
     assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-4000:]
-    for line in ("live: 10000 batches", "without an allocation", "streams refused", "good ones answered"):
+    for line in (
+        "live: 10000 batches",
+        "without an allocation",
+        "streams refused",
+        "good ones answered",
+        "swapped under questions",
+    ):
         assert ran.stdout.count(line) == 2, ran.stdout

@@ -226,7 +226,7 @@ def test_the_command_keeps_the_local_champion_fresh(
         version = registry.add(folder, tags=tags, params={}, metrics={})
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
         try:
-            wait_until(path.exists, 60, "the agent does not listen")
+            wait_until(path.exists, 200, "the agent does not listen")
             with LiveSender(path, deadline_us=1_000_000) as sender:
                 assert sender.until("decided", 15)["version"] == champion
                 registry.set_alias(CHAMPION, version)
