@@ -42,6 +42,7 @@ def run_lab(request: Request, output: Path) -> int:
         program, build = execution.build()
         laboratory = _Laboratory(scenarios, models, program, build, output.resolve(), truth=request.truth)
         first = laboratory.asked(random=False)
+        results.forget(output, list(scenarios))
         # One cluster for both rounds: to start it takes as long as many a run.
         with ray_cluster(workers=1) if laboratory.missing(first) else contextlib.nullcontext():
             failed = laboratory.run(first, "runs")
@@ -145,7 +146,7 @@ class _Laboratory:
         model = self.models.get(cell.profile) if cell.control == "model" else None
         share, share_of = 0.0, None
         if cell.control == "model" and model is None:
-            return Asked(cell, None, NO_MODEL)
+            return Asked(cell, None, f"--artifact has no {cell.profile}/" if self.models else NO_MODEL)
         if cell.control == "random":
             found = self._share(cell)
             if found is None:

@@ -77,9 +77,19 @@ def merge(output: Path, rows: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
     A reader sees the old file or the new one, never a part.
     """
     new = pl.DataFrame([dict(row) for row in rows], schema=SCHEMA)
-    table = pl.concat([load(output).join(new, on=list(KEY), how="anti"), new]).sort(
-        "scenario", "at", "point", "profile", "control", "seed"
-    )
+    table = pl.concat([load(output).join(new, on=list(KEY), how="anti"), new])
+    return _write(output, table.sort("scenario", "at", "point", "profile", "control", "seed"))
+
+
+def forget(output: Path, scenarios: Sequence[str]) -> pl.DataFrame:
+    """Take out the rows of some scenarios; those of whole runs can be put back from their folders.
+
+    So a scenario's rows are always those of one command: never of two lengths, programs or models.
+    """
+    return _write(output, load(output).filter(~pl.col("scenario").is_in(list(scenarios))))
+
+
+def _write(output: Path, table: pl.DataFrame) -> pl.DataFrame:
     output.mkdir(parents=True, exist_ok=True)
     partial = output / f".{FILE}.partial"
     table.write_parquet(partial, compression="zstd")

@@ -15,7 +15,7 @@ from infra.lab import results
 from infra.lab.findings import findings, sweep_summary
 from infra.lab.intervals import estimate, paired_change
 from infra.lab.report import make_report, markdown_table, render
-from infra.lab.results import COMPLETE, NOT_RUN, SCHEMA, load, merge
+from infra.lab.results import COMPLETE, NOT_RUN, SCHEMA, forget, load, merge
 
 NO_NOISE = (0.98, 1.0, 1.01, 1.02, 0.99)  # how seeds differ
 
@@ -105,6 +105,12 @@ def test_newer_rows_take_the_place_of_older_ones(tmp_path: Path) -> None:
     merge(tmp_path, [run_row("default", 1, 20.0)])
     assert load(tmp_path).select("control", "queueing_p99_us").rows() == [("default", 20.0), ("oracle", 10.0)]
     assert [p.name for p in tmp_path.iterdir()] == [results.FILE]
+
+
+def test_a_scenarios_rows_can_be_taken_out(tmp_path: Path) -> None:
+    merge(tmp_path, [run_row("default", 1), run_row("default", 1, scenario="other")])
+    forget(tmp_path, ["mine", "never run"])
+    assert load(tmp_path)["scenario"].to_list() == ["other"]
 
 
 def _write_for_ever(output: Path) -> None:
