@@ -294,6 +294,7 @@ void TritonServer::config_done(Probe& probe, std::int64_t now_ns) {
     return end_probe(problem, true, now_ns);
   }
   max_batch_ = config.max_batch_size();
+  batch_limit_ = std::min(batch_limit_, max_batch_);
   model_.tokens = static_cast<int>(config.input(0).dims(0));
   if (usable() && answered_ns_ > now_ns - kProbePauseNs) return end_probe({}, false, now_ns);
   auto request = padding_window();
