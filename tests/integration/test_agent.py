@@ -213,16 +213,16 @@ def test_real_time_asks_a_deadline_ahead(
 ) -> None:
     file, record = tmp_path / "frames", tmp_path / "record"
     file.write_bytes(b"".join(frames.replay_frames(log)))
-    arguments = ("--replay", file, "--record", record, "--speed", 2, "--deadline-us", 50_000)
+    arguments = ("--replay", file, "--record", record, "--speed", 2, "--deadline-us", 300_000)
     with AgentProgram(*arguments, "--local", make_artifact(1, tokens=16)) as agent:
         summary = agent.end(None)
     length_s = (log.sent_ns[1592] - log.sent_ns[0]) / 1e9
     assert summary["decided"] >= 0.9 * summary["batches"] == 180
-    assert length_s / 2 <= summary["seconds"] < length_s / 2 + 2
+    assert length_s / 2 + 0.3 <= summary["seconds"] < length_s / 2 + 3
     decisions = frames.read_decisions(record)
     decisions = decisions[np.argsort(decisions["first_packet"])]
     assert np.array_equal(decisions["first_packet"], np.arange(0, 1600, 8))
-    assert np.array_equal(decisions["now_ns"], log.sent_ns[::8] - 2 * 50_000_000)
+    assert np.array_equal(decisions["now_ns"], log.sent_ns[::8] - 2 * 300_000_000)
 
 
 def test_a_sender_gets_the_engines_decisions(
@@ -397,7 +397,7 @@ def change_head(folder: Path) -> None:
 
 def test_steps_of_the_wall_clock_change_nothing(make_artifact: Callable[..., Path], tmp_path: Path) -> None:
     shim = build_stepping_clock(tmp_path)
-    arguments = ("--synthetic-bps", 2e7, "--seconds", 2, "--deadline-us", 100_000)
+    arguments = ("--synthetic-bps", 2e7, "--seconds", 2, "--deadline-us", 500_000)
     with AgentProgram(*arguments, "--local", make_artifact(1, tokens=16), preload=shim) as agent:
         summary = agent.end(None)
     assert summary["decided"] >= 0.95 * summary["batches"]

@@ -36,13 +36,13 @@ GONE_S = float(os.environ.get("SWIFTQUEUE_TEST_GONE_S", "5"))  # how long a serv
 
 @contextmanager
 def agent_at(
-    tmp_path: Path, *servers: str, preload: Path | None = None
+    tmp_path: Path, *servers: str, deadline_us: int = DEADLINE_US, preload: Path | None = None
 ) -> Iterator[tuple[AgentProgram, LiveSender]]:
     path = tmp_path / "agent.sock"
     arguments = ["--listen", path, "--metrics-port", 0]
     for server in servers:
         arguments += ["--server", server]
-    with AgentProgram(*arguments, preload=preload) as agent, LiveSender(path, "s", DEADLINE_US) as sender:
+    with AgentProgram(*arguments, preload=preload) as agent, LiveSender(path, "s", deadline_us) as sender:
         yield agent, sender
         sender.socket.close()
         assert agent.end()["batches"] == len(sender.outcomes)
@@ -200,11 +200,10 @@ def test_the_second_server_takes_over_and_each_ones_version_is_seen(
 
 
 def test_steps_of_the_wall_clock_change_nothing(champion: int, tmp_path: Path) -> None:
-    with agent_at(tmp_path, grpc_address(), preload=build_stepping_clock(tmp_path)) as (_, sender):
+    shim = build_stepping_clock(tmp_path)
+    with agent_at(tmp_path, grpc_address(), deadline_us=500_000, preload=shim) as (_, sender):
         sender.until("decided", 15)
-        decided = sum(sender.batch()["outcome"] == 0 for _ in range(50))
-        assert decided >= 40
-        in_time(sender)
+        assert sum(sender.batch()["outcome"] == 0 for _ in range(50)) >= 45
 
 
 def test_the_command_keeps_the_local_champion_fresh(
