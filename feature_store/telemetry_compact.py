@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import time
 from collections import defaultdict
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field
@@ -20,10 +21,11 @@ import pyarrow as pa
 
 from feature_store.telemetry_events import BatchKey, RefusedError, decode
 from feature_store.telemetry_log import adopt_segments, log_dir, read_segment, sync_dir
-from feature_store.telemetry_manifest import Counts, Manifest, load_manifest, sender_dir
+from feature_store.telemetry_manifest import Counts, Manifest, load_manifest, save_manifest, sender_dir
 from feature_store.telemetry_round import Round
 
 ROUND_BYTES: Final = 64 << 20  # of segments taken in at once: what bounds the memory
+GAP_S: Final = 5.0  # what is missing so long after a later batch is a gap: all segments were closed since
 KEEP_MINUTES: Final = 120  # partitions kept of a sender, by count: a clock that is set cannot age them
 
 
@@ -49,9 +51,14 @@ class Compactor:
     """
 
     def __init__(
-        self, root: Path, *, keep_minutes: int = KEEP_MINUTES, round_bytes: int = ROUND_BYTES
+        self,
+        root: Path,
+        *,
+        keep_minutes: int = KEEP_MINUTES,
+        round_bytes: int = ROUND_BYTES,
+        gap_s: float = GAP_S,
     ) -> None:
-        self._root, self._keep, self._round_bytes = root, keep_minutes, round_bytes
+        self._root, self._keep, self._round_bytes, self._gap_s = root, keep_minutes, round_bytes, gap_s
         for folder in (log_dir(root), root / "packets"):
             folder.mkdir(parents=True, exist_ok=True)
         self._lock = os.open(root / "compact.lock", os.O_CREAT | os.O_RDWR, 0o644)
@@ -83,7 +90,17 @@ class Compactor:
                 size += waiting[0].stat().st_size
                 some.append(waiting.pop(0))
             self._take_in(some, report)
+        for manifest in self._manifests.values():
+            self._count_gaps(manifest, report)
         return report
+
+    def _count_gaps(self, manifest: Manifest, report: Report) -> None:
+        now_s = time.time()
+        missing = sum(s.newly_missing(now_s, self._gap_s) for s in manifest.sessions.values())
+        if missing:
+            manifest.counts.gaps += missing
+            report.counts.gaps += missing
+            save_manifest(self._root, manifest)
 
     def _take_in(self, segments: list[Path], report: Report) -> None:
         batches: dict[str, list[tuple[str, BatchKey, pa.RecordBatch]]] = defaultdict(list)

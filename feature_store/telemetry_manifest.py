@@ -40,6 +40,9 @@ class Session:
     last_packet: int = -1
     newest_ns: int = -1  # of its events
     shift_ns: int = 0  # added to the sender's clock since that was set back
+    checked: int = 0  # sequence numbers below it were looked at for gaps, once
+    mark: int = 0  # those below it are looked at next
+    mark_s: float = 0.0  # Unix time of the mark
 
     def take(self, sequence: int) -> bool:
         """Note a batch; False if it was in before."""
@@ -72,9 +75,18 @@ class Session:
             if first > end + 1
         ]
 
-    def missing(self) -> int:
-        """Batches that never came although later ones did."""
-        return sum(last - first + 1 for first, last in self.gaps())
+    def newly_missing(self, now_s: float, after_s: float) -> int:
+        """Count, once each, the batches that were still missing `after_s` after a later one was stored.
+
+        A sender's batches are stored in order, but where several replicas write, an earlier one may lie in a
+        segment that is open still.
+        """
+        if 0 <= now_s - self.mark_s < after_s:
+            return 0
+        missing = [(max(first, self.checked), min(last, self.mark - 1)) for first, last in self.gaps()]
+        self.checked = self.mark
+        self.mark, self.mark_s = self.last_sequence + 1, now_s
+        return sum(last - first + 1 for first, last in missing if last >= first)
 
     def forget_old_gaps(self) -> None:
         """Take the oldest gaps for closed where there are too many to remember."""

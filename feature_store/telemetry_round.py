@@ -36,7 +36,6 @@ class Round:
     def take(self, batches: list[tuple[BatchKey, pa.RecordBatch]]) -> None:
         """Take in batches, in any order and with duplicates, and make the manifest the current one."""
         manifest = self._manifest
-        missing = {number: session.missing() for number, session in manifest.sessions.items()}
         fresh: dict[int, tuple[list[pa.RecordBatch], list[pa.RecordBatch]]] = defaultdict(lambda: ([], []))
         for key, events in sorted(batches, key=lambda batch: (batch[0].session, batch[0].sequence)):
             session = manifest.sessions.setdefault(key.session, Session())
@@ -52,8 +51,7 @@ class Round:
                 late.append(events)
         for number, (in_order, late) in fresh.items():
             self._take_events(number, in_order, late)
-        for number, session in manifest.sessions.items():
-            manifest.counts.gaps += max(session.missing() - missing.get(number, 0), 0)
+        for session in manifest.sessions.values():
             session.forget_old_gaps()
         self._settle()
         self._prune()

@@ -127,6 +127,11 @@ def test_a_gap_is_in_the_table_until_it_is_filled(tmp_path: Path) -> None:
     log(tmp_path, [b for i, b in enumerate(batches) if i not in (3, 4, 9)])
     compact(tmp_path)
     assert gaps(tmp_path).rows() == [("a", 1, 3, 4, 2), ("a", 1, 9, 9, 1)]
+    assert load_manifest(tmp_path, "a").counts.gaps == 0  # it may lie in another replica's open segment
+    compactor = Compactor(tmp_path, gap_s=0)
+    for _ in range(3):
+        compactor.run()
+    compactor.close()
     assert load_manifest(tmp_path, "a").counts.gaps == 3
     latest = latest_minutes(tmp_path, "a", 5)
     assert latest.missing_packets > 0
@@ -255,7 +260,8 @@ def test_sequence_ranges_are_those_of_a_set() -> None:
         number = chance.randrange(300)
         assert session.take(number) == (number not in seen)
         seen.add(number)
-        assert session.missing() == max(seen) + 1 - len(seen)
+        missing = {n for first, last in session.gaps() for n in range(first, last + 1)}
+        assert missing == set(range(max(seen))) - seen
     for number in range(1000, 5000, 2):
         session.take(number)
     session.forget_old_gaps()
