@@ -28,6 +28,7 @@ from serving.triton_repository import CANDIDATE, MODEL, ModelRepository
 
 TOLERANCE: Final = 1e-4  # relative; float32 through two implementations of the same network
 SMOKE_WINDOWS: Final = 16
+_REFUSED: Final = "UNAVAILABLE state: "  # in Triton's words before a backend's own, of a version not loaded
 
 
 class DeployError(RuntimeError):
@@ -149,7 +150,8 @@ def _try_candidate(
         try:
             triton.load(CANDIDATE)
         except TritonError as error:
-            if not (source / artifact.ONNX_FILE).is_file():
+            refused = _REFUSED in str(error)  # not: the server is gone, or takes too long
+            if not refused or not (source / artifact.ONNX_FILE).is_file():
                 raise
             triton.unload(CANDIDATE)
             repository.stage(source, limits, version, Backend.PYTHON)
@@ -164,7 +166,7 @@ def _try_candidate(
 
 def _refusal(error: TritonError) -> str:
     """Return why Triton did not load a version natively, without Triton's words around it."""
-    said = str(error).rpartition("UNAVAILABLE state: ")[2].rstrip("; ")
+    said = str(error).rpartition(_REFUSED)[2].rstrip("; ")
     if "unable to find backend library" in said:
         return "the server runs without the native backend"
     return said

@@ -24,6 +24,7 @@ import pytest
 import tritonclient.grpc as grpc
 
 from infra import processes
+from infra.bench.served_models import free_ports
 from infra.native_backend import SOURCES, with_native_backend
 from infra.stack import triton_command
 from infra.triton_environment import find_environment
@@ -66,7 +67,7 @@ def native(serving_state: Path) -> Iterator[Native]:
     environment = with_native_backend(find_environment(), root / "backends")
     repository = ModelRepository(root)
     repository.embedded.mkdir(parents=True)
-    ports = dict(zip(("http", "grpc", "metrics"), _free_ports(3), strict=True))
+    ports = dict(zip(("http", "grpc", "metrics"), free_ports(3), strict=True))
     command = triton_command(environment, repository.embedded, ports)
     with Triton(f"{LOOPBACK}:{ports['grpc']}") as triton:
         processes.start(NAME, command, ports, environment.variables, triton.live, 60)
@@ -81,18 +82,6 @@ def empty(native: Native) -> Iterator[None]:
     for model in (MODEL, CANDIDATE):
         native.triton.unload(model)
         shutil.rmtree(native.repository.embedded / model, ignore_errors=True)
-
-
-def _free_ports(count: int) -> list[int]:
-    import socket
-
-    probes = [socket.socket() for _ in range(count)]
-    for probe in probes:
-        probe.bind((LOOPBACK, 0))
-    ports = [int(probe.getsockname()[1]) for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
 
 
 @pytest.fixture(scope="module")
