@@ -209,7 +209,7 @@ class Replay:
             record.unlink(missing_ok=True)
 
     def _hear(self, line: dict[str, Any], record: Path) -> None:
-        self.problem = line["problem"]
+        self.problem = line.get("problem", self.problem)
         if line["event"] == "ready":
             if not line["tokens"]:
                 self.no_model()

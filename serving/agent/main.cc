@@ -151,9 +151,10 @@ void wait_for_model(DecisionLoop& loop, Predictor& predictor, double seconds, co
 
 std::string microseconds(std::int64_t ns) { return std::to_string(static_cast<double>(ns) / 1e3); }
 
-std::string summary(const Statistics& s, const Report& report, double seconds,
-                    const FrameSink* telemetry) {
+std::string summary(const Statistics& s, const Report& report, const std::string& problem,
+                    double seconds, const FrameSink* telemetry) {
   std::string out = "{\"event\": \"summary\", " + report.counts();
+  out += ", \"problem\": " + json_string(problem);
   const auto batches = static_cast<double>(s.all_batches());
   const double share = batches > 0 ? static_cast<double>(s.of(Outcome::kDecided)) / batches : 0;
   out += ", \"in_time_share\": " + std::to_string(share);
@@ -219,8 +220,7 @@ int run(const Options& o) {
     seconds = static_cast<double>(monotonic_ns() - first_ns) / 1e9;
     loop.close(sender);
   }
-  report.problem(predictor->problem());
-  report.say(summary(statistics, report, seconds, telemetry.get()));
+  report.say(summary(statistics, report, predictor->problem(), seconds, telemetry.get()));
   return 0;
 }
 

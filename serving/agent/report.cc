@@ -42,11 +42,6 @@ void Report::say(const std::string& line) {
   std::fflush(stdout);
 }
 
-void Report::problem(const std::string& line) {
-  const std::lock_guard lock(mutex_);
-  problem_ = line;
-}
-
 std::string Report::counts() const {
   const Statistics& s = statistics_;
   std::string out = "\"batches\": " + std::to_string(s.all_batches());
@@ -60,8 +55,7 @@ std::string Report::counts() const {
   add("behind_schedule", s.behind.get());
   add("packets_classic", s.packets[kClassic].get());
   add("packets_l4s", s.packets[kL4s].get());
-  const std::lock_guard lock(mutex_);
-  return out + ", \"problem\": " + json_string(problem_);
+  return out;
 }
 
 void Report::run(std::int64_t every_ms) {

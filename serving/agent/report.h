@@ -27,10 +27,7 @@ class Report {
 
   // Any thread: a whole line. Blocks as long as nobody reads.
   void say(const std::string& line);
-  // Why predictions fail, for the lines to come; empty if they do not.
-  void problem(const std::string& line);
-
-  // The fields of a `progress` or `summary` line without braces: counts, versions apart.
+  // The fields that `progress` and `summary` share, without braces.
   std::string counts() const;
 
  private:
@@ -38,9 +35,8 @@ class Report {
 
   const Statistics& statistics_;
   std::mutex writing_;
-  mutable std::mutex mutex_;
+  std::mutex mutex_;
   std::condition_variable closed_;
-  std::string problem_;
   bool closing_ = false;
   std::thread thread_;
 };

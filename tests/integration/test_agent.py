@@ -218,7 +218,7 @@ def test_real_time_asks_a_deadline_ahead(
         summary = agent.end(None)
     length_s = (log.sent_ns[1592] - log.sent_ns[0]) / 1e9
     assert summary["decided"] >= 0.9 * summary["batches"] == 180
-    assert length_s / 2 + 0.3 <= summary["seconds"] < length_s / 2 + 3
+    assert length_s / 2 <= summary["seconds"] < length_s / 2 + 3
     decisions = frames.read_decisions(record)
     decisions = decisions[np.argsort(decisions["first_packet"])]
     assert np.array_equal(decisions["first_packet"], np.arange(0, 1600, 8))
@@ -481,7 +481,7 @@ def test_bad_files_and_options_are_one_line(make_artifact: Callable[..., Path], 
         (["--listen", str(broken), *local], "is no socket"),
         (["--listen", "/" + "x" * 200, *local], "no path for a socket"),
         (["--synthetic-bps", "1e6", *local], "needs --seconds"),
-        ([*local], "input"),
+        ([*local], "is required"),
     ):
         ran = subprocess.run(
             [str(agent_process.BINARY), *arguments], capture_output=True, text=True, check=False, timeout=30
