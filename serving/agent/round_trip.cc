@@ -17,7 +17,6 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <csignal>
 #include <cstdint>
@@ -31,6 +30,7 @@
 #include <utility>
 #include <vector>
 
+#include "serving/agent/clock.h"
 #include "serving/agent/triton_predictor.h"
 
 namespace swiftqueue::agent {
@@ -49,12 +49,6 @@ struct Settings {
   int windows = 1;
   std::int64_t poison = 0;  // every so many questions one with a NaN
 };
-
-std::int64_t now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
 
 double cpu_us() {
   rusage used{};
@@ -123,7 +117,7 @@ class Tally {
     std::printf(
         "{\"tokens\": %d, \"asked\": %ld, \"in_time\": %zu, \"late\": %ld, \"failed\": %ld, ",
         tokens, asked_, us_.size(), late_, failed_);
-    const std::int64_t silent_ns = last_ns_ == 0 ? 0 : now_ns() - last_ns_;
+    const std::int64_t silent_ns = last_ns_ == 0 ? 0 : monotonic_ns() - last_ns_;
     gap_ns_ = std::max(gap_ns_, silent_ns);
     std::printf(
         "\"p50_us\": %.1f, \"p99_us\": %.1f, \"gap_ms\": %.1f, \"silent_ms\": %.1f, \"cpu_us\": "
@@ -166,8 +160,8 @@ class Tally {
 void wait_for_model(Predictor& predictor, std::int64_t until_ns) {
   Answer answer;
   while (predictor.model().tokens == 0) {
-    if (now_ns() > until_ns) throw std::runtime_error(predictor.problem());
-    predictor.next(answer, now_ns() + 1'000'000);
+    if (monotonic_ns() > until_ns) throw std::runtime_error(predictor.problem());
+    predictor.next(answer, monotonic_ns() + 1'000'000);
   }
   std::printf("ready\n");
   std::fflush(stdout);
@@ -175,7 +169,7 @@ void wait_for_model(Predictor& predictor, std::int64_t until_ns) {
 
 void run(const Settings& settings) {
   const auto predictor = make_triton_predictor(settings.triton);
-  wait_for_model(*predictor, now_ns() + settings.connect_ms * 1'000'000);
+  wait_for_model(*predictor, monotonic_ns() + settings.connect_ms * 1'000'000);
   int tokens = predictor->model().tokens;
   std::vector<float> x_BWF = make_windows(settings.windows, tokens);
   Tally tally;
@@ -183,10 +177,10 @@ void run(const Settings& settings) {
   double cpu_begin_us = cpu_us();
   const bool one_by_one = settings.rate == 0;
   const std::int64_t first = one_by_one ? -kWarmUp : 0;
-  std::int64_t due_ns = now_ns();
+  std::int64_t due_ns = monotonic_ns();
   for (std::int64_t i = first; (i < settings.questions && interrupted == 0) || tally.waits();) {
     if (i == 0 && one_by_one && !tally.waits()) tally = {}, cpu_begin_us = cpu_us();
-    std::int64_t now = now_ns();
+    std::int64_t now = monotonic_ns();
     const bool more = i < settings.questions && interrupted == 0;
     const bool ask = more && (one_by_one ? !tally.waits() : now >= due_ns);
     if (ask) {
@@ -211,8 +205,8 @@ void run(const Settings& settings) {
     if (!one_by_one && more) {
       until_ns = tally.waits() ? std::min(until_ns, due_ns) : due_ns;
     }
-    if (predictor->next(answer, until_ns)) tally.answered(answer, now_ns());
-    tally.expire(now_ns());
+    if (predictor->next(answer, until_ns)) tally.answered(answer, monotonic_ns());
+    tally.expire(monotonic_ns());
   }
   tally.print(tokens, cpu_us() - cpu_begin_us);
 }

@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -19,6 +18,7 @@
 #include <thread>
 #include <utility>
 
+#include "serving/agent/clock.h"
 #include "serving/agent/triton_channel.h"
 #include "serving/agent/triton_request.h"
 #include "serving/agent/triton_server.h"
@@ -32,12 +32,6 @@ constexpr std::int64_t kTendNs = 10'000'000;          // servers are tended this
 constexpr std::int64_t kLastStallNs = 1'000'000'000;  // then the only server is given up, too
 constexpr std::int64_t kPollNs = 200'000;             // and polled, when no answer is expected
 constexpr std::int64_t kNearNs = 20'000;  // shorter waits than this poll: no timer is as fast
-
-std::int64_t now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
 
 // Ends a wait on the completion queue, from any thread.
 class Kick {
@@ -176,12 +170,12 @@ bool TritonPredictor::ask(std::uint64_t ticket, const float* x_BWF, int windows,
                      waiting_.back()->windows() + windows <= active_->batch_limit();
   if (!joins) waiting_.push_back(pool_.take(tokens));
   waiting_.back()->add({ticket, windows, deadline_ns}, x_BWF);
-  if (active_->room()) route(now_ns());
+  if (active_->room()) route(monotonic_ns());
   return true;
 }
 
 bool TritonPredictor::next(Answer& answer, std::int64_t until_ns) {
-  std::int64_t now = now_ns();
+  std::int64_t now = monotonic_ns();
   const std::int64_t busy_until_ns = now + busy_poll_ns_;
   for (;;) {
     if (pop(answer)) return true;
@@ -191,7 +185,7 @@ bool TritonPredictor::next(Answer& answer, std::int64_t until_ns) {
     if (now >= until_ns && idle && now - polled_ns_ < kPollNs) return false;
     polled_ns_ = now;
     const bool event = wait(now, until_ns, !idle && now < busy_until_ns);
-    now = now_ns();
+    now = monotonic_ns();
     if (!event) give_up_stalled(now);
     route(now);
     if (!event && now >= until_ns) return pop(answer);
@@ -220,10 +214,10 @@ bool TritonPredictor::wait(std::int64_t now, std::int64_t until_ns, bool busy) {
   if (queue_.AsyncNext(&tag, &ok, deadline) != grpc::CompletionQueue::GOT_EVENT) return false;
   if (kick_.is(tag)) {
     kick_.taken();
-    return now_ns() < until_ns;  // of the timer, it means that the time is up
+    return monotonic_ns() < until_ns;  // of the timer, it means that the time is up
   }
   const Tag event = *static_cast<const Tag*>(tag);  // the call may go with its last event
-  event.server->handle(event, ok, now_ns());
+  event.server->handle(event, ok, monotonic_ns());
   return true;
 }
 
