@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from feature_store.telemetry_events import SENDER_NAME, BatchKey, encode
+from feature_store.telemetry_events import EVENT_SCHEMA, SENDER_NAME, BatchKey, encode
 
 BUFFER_BATCHES: Final = 256  # a minute of batches of a quarter of a second
 TIMEOUT_S: Final = 10.0
@@ -78,7 +78,10 @@ class IngestClient:
 
         Raises:
             SenderRefusedError: another sender uses this id; give each its own.
+            ValueError: the batch has other columns.
         """
+        if not events.schema.equals(EVENT_SCHEMA):
+            raise ValueError(f"sender {self.sender}: a batch must have the columns of EVENT_SCHEMA")
         with self._changed:
             if self._conflict:
                 raise SenderRefusedError(self._conflict)
