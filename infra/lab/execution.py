@@ -21,6 +21,7 @@ from typing import Any, Final
 RUNS: Final = "runs"
 SUMMARY: Final = "summary.json"
 COST: Final = "cost.json"
+CAPTURE: Final = "s1.pcap"
 TRUTH: Final = "truth.npy"
 TRUTH_PARQUET: Final = "truth.parquet"
 SPEAKS_EVERY_S: Final = 0.5
@@ -101,6 +102,8 @@ def execute(program: Path, output: Path, job: Job) -> str | None:
         if done.returncode != 0:
             # Not where this run happened to lie: the line is kept in the results.
             return said[-1].replace(f"{work}/", "") if said else f"the program ended with {done.returncode}"
+        if job.run["finetune"] is not None:
+            (work / "result" / CAPTURE).unlink()  # asked for by the fine-tuning only; 1 MB a second
         (work / "result").rename(target)
     finally:
         shutil.rmtree(work, ignore_errors=True)
@@ -190,7 +193,7 @@ def _simulated_s(stdout: Path) -> float:
 
 
 def truth_to_parquet(folder: Path) -> Path:
-    """Write a run's truth as Parquet beside it, with the names of the packet table."""
+    """Turn a run's truth into Parquet, with the names of the packet table."""
     import numpy as np
     import polars as pl
 
@@ -211,4 +214,5 @@ def truth_to_parquet(folder: Path) -> Path:
     partial = folder / f".{TRUTH_PARQUET}.partial"
     table.write_parquet(partial, compression="zstd")
     partial.replace(folder / TRUTH_PARQUET)
+    (folder / TRUTH).unlink()
     return folder / TRUTH_PARQUET

@@ -246,7 +246,7 @@ def _reordering(model: Comparison) -> str:
     )
 
 
-def sweep_summary(runs: pl.DataFrame, labels: Sequence[str] = ("model", "oracle")) -> list[Sentence]:
+def sweep_summary(runs: pl.DataFrame) -> list[Sentence]:
     """One line per sweep, profile and control: at which points it helps, harms or changes nothing."""
     said = []
     groups = (
@@ -254,7 +254,7 @@ def sweep_summary(runs: pl.DataFrame, labels: Sequence[str] = ("model", "oracle"
     )
     for group in groups.iter_rows(named=True):
         here = [p for p in places(runs) if p.scenario == group["scenario"] and p.profile == group["profile"]]
-        for control in labels:
+        for control in ("model", "oracle"):
             compared = [c for p in here if (c := compare(runs, p, control)) is not None]
             if compared:
                 said.append(_swept(group["scenario"], group["profile"], control, compared))

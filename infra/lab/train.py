@@ -18,7 +18,6 @@ from infra.lab.runs import Cell, control_of, identity, resolve
 from infra.lab.scenario import Scenario
 from infra.lab.scenario_file import load, path_of
 
-CAPTURE: Final = "s1.pcap"
 TRACE_METADATA: Final = "trace.json"
 ORIGIN: Final = "origin.json"
 
@@ -85,7 +84,7 @@ def _named(output: Path, trace: str, key: str) -> Path:
     folder = output / "traces"
     folder.mkdir(parents=True, exist_ok=True)
     run = execution.folder_of(output, key)
-    for source, target in ((CAPTURE, f"{trace}.pcap"), (TRACE_METADATA, f"{trace}.json")):
+    for source, target in ((execution.CAPTURE, f"{trace}.pcap"), (TRACE_METADATA, f"{trace}.json")):
         partial = folder / f".{target}.partial"
         partial.unlink(missing_ok=True)
         os.link(run / source, partial)

@@ -156,24 +156,24 @@ def test_a_killed_command_leaves_nothing_half_and_goes_on(
 ) -> None:
     output = tmp_path / "lab"
     # a short run that is complete when the long ones are killed
-    request = Request([tiny("short", seconds=2), tiny("long", seconds=40, controls=["default", "oracle"])])
+    request = Request([tiny("short", seconds=2), tiny("long", seconds=25, controls=["default", "oracle"])])
     command = [sys.executable, "-c", "from infra.cli import main; main()", "lab", "run", *request.scenarios]
     running = subprocess.Popen([*command, "--output", str(output)], start_new_session=True)
-    deadline = time.monotonic() + 120
-    while not ((output / "results.parquet").is_file() and list(output.glob("runs/.*-*/stdout"))):
+    deadline = time.monotonic() + 300
+    while not (load(output).height and list(output.glob("runs/.*-*/stdout"))):
         assert running.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.05)
     os.kill(running.pid, signal.SIGKILL)
     running.wait()
     whole = {p.name for p in (output / "runs").iterdir() if not p.name.startswith(".")}
-    assert len(whole) < 3
-    assert set(load(output)["run"]) == whole
+    assert 1 <= len(whole) < 3
+    assert set(load(output)["run"]) <= whole  # it may have been killed between a rename and its row
     for name in whole:
         assert (output / "runs" / name / "summary.json").is_file()
     before = {name: (output / "runs" / name).stat().st_mtime_ns for name in whole}
 
-    assert run_lab(Request(request.scenarios, seconds=None), output) == 0
+    assert run_lab(request, output) == 0
     assert set(load(output)["status"]) == {COMPLETE}
     assert load(output).height == 3
     assert {name: (output / "runs" / name).stat().st_mtime_ns for name in whole} == before
