@@ -16,7 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from feature_store.windows import SenderWindow
 from serving import agent_process, frames
+from serving.client import Decision
+from serving.controller import CLASSIC, ControllerParams, QueueController
+from serving.engine import Engine
 
 FLOWS = np.arange(8) % 3  # flow 0 is not L4S-capable
 DEFAULTS = (FLOWS > 0).astype(np.uint8)
@@ -186,3 +190,60 @@ class LiveSender:
                 return decision
             time.sleep(0.01)
         raise AssertionError(f"no batch was {outcome!r} within {within_s} s: {self.outcomes[-20:]}")
+
+
+class EngineSender:
+    """The Python side of a decision: window, engine and controller, without any deadline."""
+
+    def __init__(self, artifact: Path, params: ControllerParams | None = None) -> None:
+        self.engine = Engine(artifact)
+        self.window = SenderWindow(self.engine.shape[0])
+        self.controller = QueueController(params)
+        self.sent = self.window.sent
+
+    def acked(self, packet: int, acked_ns: int, latency_us: float | None) -> None:
+        self.window.acked(packet, acked_ns, latency_us)
+        self.controller.acked(packet)
+
+    def decide(self, first: int, now_ns: int, *columns: np.ndarray) -> Decision:
+        *same, defaults = columns
+        windows = [self.window.window(now_ns, *same, queues)[0] for queues in ([CLASSIC] * 8, defaults)]
+        y_2H = self.engine.forward(np.stack(windows))
+        return Decision(
+            "decided", tuple(self.controller.choose(first, now_ns, columns[1], defaults, y_2H)), y_2H
+        )
+
+
+def build_stepping_clock(folder: Path) -> Path:
+    """A library that makes the wall clock of a program step by an hour, back and forth, at each look."""
+    source, library = folder / "step.c", folder / "step.so"
+    source.write_text(
+        """
+        #define _GNU_SOURCE
+        #include <sys/syscall.h>
+        #include <sys/time.h>
+        #include <time.h>
+        #include <unistd.h>
+        static int looks;
+        int clock_gettime(clockid_t clock, struct timespec* now) {
+          int result = syscall(SYS_clock_gettime, clock, now);
+          if (clock == CLOCK_REALTIME) now->tv_sec += __sync_fetch_and_add(&looks, 1) % 2 ? 3600 : -3600;
+          return result;
+        }
+        int gettimeofday(struct timeval* now, void* zone) {
+          struct timespec at;
+          clock_gettime(CLOCK_REALTIME, &at);
+          now->tv_sec = at.tv_sec;
+          now->tv_usec = at.tv_nsec / 1000;
+          return 0;
+        }
+        time_t time(time_t* out) {
+          struct timespec at;
+          clock_gettime(CLOCK_REALTIME, &at);
+          if (out) *out = at.tv_sec;
+          return at.tv_sec;
+        }
+        """
+    )
+    subprocess.run(["g++", "-x", "c", "-shared", "-fPIC", "-O1", "-o", library, source], check=True)
+    return library

@@ -12,19 +12,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
-import polars as pl
 import psutil
 import pytest
-from agent_program import DEFAULTS, FLOWS, AgentProgram, LiveSender, wait_until
+from agent_program import (
+    DEFAULTS,
+    FLOWS,
+    AgentProgram,
+    EngineSender,
+    LiveSender,
+    build_stepping_clock,
+    wait_until,
+)
 
-from feature_store.schema import PACKET_SCHEMA
-from feature_store.windows import SenderWindow
 from serving import agent_process, frames
-from serving.client import Decision
-from serving.controller import CLASSIC, ControllerParams, QueueController
-from serving.engine import Engine
-from serving.packet_log import Log, open_log
-from serving.replay import decide_all, replay_trace
 
 pytestmark = [
     pytest.mark.slow,
@@ -55,174 +55,6 @@ def feed(published: Callable[..., Path], tmp_path: Path) -> Iterator[tuple[Agent
     arguments = ("--listen", path, "--local", published(1, 1), "--metrics-port", 0)
     with AgentProgram(*arguments) as agent:
         yield agent, path
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Log:
-    """1,600 packets of three flows at an uneven pace, with ACKs late, missing and without a latency."""
-    rng = np.random.default_rng(3)
-    packets = 1_600
-    sent_ns = 10**9 + np.cumsum(rng.integers(0, 500_000, packets))
-    latency_us = rng.integers(5_000, 60_000, packets).astype(np.float32)
-    flow = rng.integers(0, 3, packets)
-    table = pl.DataFrame(
-        {
-            "trace": "uneven",
-            "packet": range(packets),
-            "sent_ns": sent_ns,
-            "flow_id": flow,
-            "receiver_id": flow % 2,
-            "size_bytes": rng.integers(40, 1500, packets),
-            "ecn": np.where(flow == 0, 0, 1),
-            "queue": np.where(flow == 0, "classic", "l4s"),
-            "acked_ns": sent_ns + (latency_us * 1000).astype(np.int64),
-            "latency_us": latency_us,
-            "retransmitted": rng.random(packets) < 0.05,
-            "lost": False,
-        }
-    ).select(pl.col(name).cast(kind) for name, kind in PACKET_SCHEMA.items())
-    gone = pl.Series(rng.random(packets) < 0.02)
-    table = table.with_columns(
-        acked_ns=pl.when(gone).then(None).otherwise("acked_ns"),
-        latency_us=pl.when(gone | pl.col("retransmitted")).then(None).otherwise("latency_us"),
-    )
-    part = tmp_path / "packets" / "trace=uneven" / "minute=0"
-    part.mkdir(parents=True)
-    table.write_parquet(part / "part-0.parquet")
-    return open_log(str(tmp_path / "packets"), 0, None)
-
-
-class EngineSender:
-    """The Python side of a decision: window, engine and controller, without any deadline."""
-
-    def __init__(self, artifact: Path, params: ControllerParams | None = None) -> None:
-        self.engine = Engine(artifact)
-        self.window = SenderWindow(self.engine.shape[0])
-        self.controller = QueueController(params)
-        self.sent = self.window.sent
-
-    def acked(self, packet: int, acked_ns: int, latency_us: float | None) -> None:
-        self.window.acked(packet, acked_ns, latency_us)
-        self.controller.acked(packet)
-
-    def decide(self, first: int, now_ns: int, *columns: np.ndarray) -> Decision:
-        *same, defaults = columns
-        windows = [self.window.window(now_ns, *same, queues)[0] for queues in ([CLASSIC] * 8, defaults)]
-        y_2H = self.engine.forward(np.stack(windows))
-        return Decision(
-            "decided", tuple(self.controller.choose(first, now_ns, columns[1], defaults, y_2H)), y_2H
-        )
-
-
-def test_a_replay_decides_as_the_python_parts_do(
-    log: Log, make_artifact: Callable[..., Path], tmp_path: Path
-) -> None:
-    """Windows, engine and controller are the same code: the same predictions and choices, bit for bit."""
-    artifact, file, record = make_artifact(1, tokens=64), tmp_path / "frames", tmp_path / "record"
-    file.write_bytes(b"".join(frames.replay_frames(log)))
-    arguments = ("--replay", file, "--record", record, "--speed", 0, "--deadline-us", 10_000_000)
-    margins = ("--margin-us", 0, "--margin-share", 0, "--max-moved-unacked", 40)
-    with AgentProgram(*arguments, *margins, "--local", artifact) as agent:
-        assert agent.end(None)["decided"] == 200
-    decisions = frames.read_decisions(record)
-    assert np.array_equal(decisions["first_packet"], np.arange(0, 1600, 8))
-    python = EngineSender(artifact, ControllerParams(0, 0, 40))
-    moved = 0
-    for (batch, expected, _), decision in zip(decide_all(log, python, speed=0), decisions, strict=True):  # type: ignore[arg-type]
-        assert expected.predicted_us is not None
-        assert np.array_equal(decision["classic_us"], expected.predicted_us[0])
-        assert np.array_equal(decision["default_us"], expected.predicted_us[1])
-        assert tuple(decision["queues"]) == expected.queues
-        moved += sum(expected.queues[i] != log.queue[batch * 8 + i] for i in range(8))
-    assert moved > 100
-
-
-def test_swiftqueue_replay_in_local_mode(
-    log: Log,
-    make_artifact: Callable[..., Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setenv("SWIFTQUEUE_STATE", str(tmp_path / "state"))
-    code = replay_trace(
-        str(tmp_path / "packets"),
-        speed=0,
-        deadline_us=10_000_000,
-        seconds=None,
-        as_json=False,
-        local=make_artifact(1, tokens=64),
-    )
-    assert code == 0
-    assert "decided in time" in capsys.readouterr().out
-    recorded = pl.read_parquet(tmp_path / "state" / "replay" / "uneven.parquet")
-    assert recorded["packet"].to_list() == list(range(1_600))
-    assert set(recorded["outcome"]) == {"decided"}
-    assert [path.name for path in (tmp_path / "state" / "replay").iterdir()] == ["uneven.parquet"]
-
-
-def test_telemetry_is_what_happened(log: Log, make_artifact: Callable[..., Path], tmp_path: Path) -> None:
-    file, telemetry = tmp_path / "frames", tmp_path / "telemetry"
-    file.write_bytes(b"".join(frames.replay_frames(log)))
-    arguments = ("--replay", file, "--speed", 0, "--telemetry", telemetry)
-    with AgentProgram(*arguments, "--local", make_artifact(1, tokens=16)) as agent:
-        assert agent.end(None)["telemetry_dropped"] == 0
-    said = split_frames(file.read_bytes())
-    heard = split_frames(telemetry.read_bytes())
-    told = [frame for frame in said if frame["type"] in (1, 2, 3)]
-    assert [frame["sequence"] for frame in heard] == list(range(len(told)))
-    assert {int(frame["sender"]) for frame in heard} == {1}
-    assert [frame.tobytes()[16:] for frame in heard] == [frame.tobytes()[16:] for frame in told]
-
-
-def split_frames(data: bytes) -> list[np.void]:
-    out, at = [], 0
-    while at < len(data):
-        out.append(np.frombuffer(data, frames.TYPES[data[at + 2]], 1, at)[0])
-        at += int(out[-1]["bytes"])
-    return out
-
-
-@pytest.mark.parametrize("telemetry_reader", ["there", "comes later"])
-def test_telemetry_to_a_socket(
-    log: Log, make_artifact: Callable[..., Path], tmp_path: Path, telemetry_reader: str
-) -> None:
-    path, file = tmp_path / "telemetry.sock", tmp_path / "frames"
-    file.write_bytes(b"".join(frames.replay_frames(log)))
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(path))
-        server.settimeout(20)
-        if telemetry_reader == "there":
-            server.listen()
-        arguments = ("--replay", file, "--speed", 0.2, "--telemetry", path)
-        with AgentProgram(*arguments, "--local", make_artifact(1, tokens=16)) as agent:
-            time.sleep(0.2)
-            server.listen()
-            reader, _ = server.accept()
-            with reader:
-                data = b"".join(iter(lambda: reader.recv(1 << 16), b""))
-            assert agent.end(None)["telemetry_dropped"] == 0
-    heard = split_frames(data)
-    assert heard[0]["name"] == b"uneven"
-    assert [frame["sequence"] for frame in heard] == list(range(len(heard)))
-    assert sum(int(frame["type"]) == 2 for frame in heard) == 1_600
-
-
-def test_real_time_asks_a_deadline_ahead(
-    log: Log, make_artifact: Callable[..., Path], tmp_path: Path
-) -> None:
-    file, record = tmp_path / "frames", tmp_path / "record"
-    file.write_bytes(b"".join(frames.replay_frames(log)))
-    arguments = ("--replay", file, "--record", record, "--speed", 2, "--deadline-us", 300_000)
-    with AgentProgram(*arguments, "--local", make_artifact(1, tokens=16)) as agent:
-        summary = agent.end(None)
-    length_s = (log.sent_ns[1592] - log.sent_ns[0]) / 1e9
-    assert summary["decided"] >= 0.9 * summary["batches"] == 180
-    assert length_s / 2 <= summary["seconds"] < length_s / 2 + 3
-    decisions = frames.read_decisions(record)
-    decisions = decisions[np.argsort(decisions["first_packet"])]
-    assert np.array_equal(decisions["first_packet"], np.arange(0, 1600, 8))
-    assert np.array_equal(decisions["now_ns"], log.sent_ns[::8] - 2 * 300_000_000)
 
 
 def test_a_sender_gets_the_engines_decisions(
@@ -402,41 +234,6 @@ def test_steps_of_the_wall_clock_change_nothing(make_artifact: Callable[..., Pat
         summary = agent.end(None)
     assert summary["decided"] >= 0.95 * summary["batches"]
     assert 1.9 < summary["seconds"] < 4
-
-
-def build_stepping_clock(folder: Path) -> Path:
-    """A library that makes the wall clock of a program step by an hour, back and forth, at each look."""
-    source, library = folder / "step.c", folder / "step.so"
-    source.write_text(
-        """
-        #define _GNU_SOURCE
-        #include <sys/syscall.h>
-        #include <sys/time.h>
-        #include <time.h>
-        #include <unistd.h>
-        static int looks;
-        int clock_gettime(clockid_t clock, struct timespec* now) {
-          int result = syscall(SYS_clock_gettime, clock, now);
-          if (clock == CLOCK_REALTIME) now->tv_sec += __sync_fetch_and_add(&looks, 1) % 2 ? 3600 : -3600;
-          return result;
-        }
-        int gettimeofday(struct timeval* now, void* zone) {
-          struct timespec at;
-          clock_gettime(CLOCK_REALTIME, &at);
-          now->tv_sec = at.tv_sec;
-          now->tv_usec = at.tv_nsec / 1000;
-          return 0;
-        }
-        time_t time(time_t* out) {
-          struct timespec at;
-          clock_gettime(CLOCK_REALTIME, &at);
-          if (out) *out = at.tv_sec;
-          return at.tv_sec;
-        }
-        """
-    )
-    subprocess.run(["g++", "-x", "c", "-shared", "-fPIC", "-O1", "-o", library, source], check=True)
-    return library
 
 
 def test_memory_is_flat_over_ten_million_packets(make_artifact: Callable[..., Path]) -> None:

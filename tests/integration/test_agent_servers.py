@@ -17,9 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from agent_program import AgentProgram, LiveSender, wait_until
+from agent_program import AgentProgram, LiveSender, build_stepping_clock, wait_until
 from conftest import free_ports
-from test_agent import build_stepping_clock
 from triton_process import kill_server, server_process
 
 from serving import agent_process
@@ -143,13 +142,13 @@ def test_a_slow_server_makes_batches_late_and_its_answers_stale(champion: int, t
 
 
 @pytest.fixture(scope="module")
-def older(champion: int, triton: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def replica(champion: int, triton: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of a second Triton, whose version is another number than the champion's."""
     from infra.native_backend import with_native_backend
     from infra.stack import triton_command
     from infra.triton_environment import find_environment
 
-    folder = tmp_path_factory.mktemp("older")
+    folder = tmp_path_factory.mktemp("replica")
     repository = folder / "repository"
     shutil.copytree(triton / "triton" / "repository", repository)
     model = repository / "swiftqueue"
@@ -177,11 +176,11 @@ def older(champion: int, triton: Path, tmp_path_factory: pytest.TempPathFactory)
 
 
 def test_the_second_server_takes_over_and_each_ones_version_is_seen(
-    champion: int, older: str, tmp_path: Path
+    champion: int, replica: str, tmp_path: Path
 ) -> None:
     proxy = SlowProxy(int(grpc_address().rpartition(":")[2]))
-    with agent_at(tmp_path, proxy.address, older) as (agent, sender):
-        versions = {proxy.address: champion, older: champion + 100}
+    with agent_at(tmp_path, proxy.address, replica) as (agent, sender):
+        versions = {proxy.address: champion, replica: champion + 100}
         while sender.until("decided", 15)["version"] != champion:
             pass
         wait_until(
@@ -196,7 +195,7 @@ def test_the_second_server_takes_over_and_each_ones_version_is_seen(
         end = time.monotonic() + 15
         while sender.until("decided", 15)["version"] != champion + 100:
             assert time.monotonic() < end, "the second server does not take over"
-        assert agent.metrics()[f'connected{{server="{older}"}}'] == 1
+        assert agent.metrics()[f'connected{{server="{replica}"}}'] == 1
 
 
 def test_steps_of_the_wall_clock_change_nothing(champion: int, tmp_path: Path) -> None:
