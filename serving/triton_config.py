@@ -32,7 +32,8 @@ parameters {{ key: "content_sha256" value {{ string_value: "{content}" }} }}
 # collecting requests would only add a thread to each one's way (docs/SERVING.md has the figures).
 _BATCHING: Final = "dynamic_batching { }\n"
 # TensorRT builds its kernels for the range of batch sizes seen so far, which takes seconds: the warm-up
-# shows it the smallest and the largest before any client comes. FP32, as the answers were checked.
+# shows it the smallest and the largest before any client comes. FP32, as the answers were checked. ONNX
+# Runtime knows a kept engine by the graph and not by its weights (its issue 6455): a folder per content.
 _GPU: Final = """\
 dynamic_batching {{ max_queue_delay_microseconds: 50 }}
 optimization {{
@@ -42,7 +43,7 @@ optimization {{
       parameters {{ key: "precision_mode" value: "FP32" }}
       parameters {{ key: "max_workspace_size_bytes" value: "268435456" }}
       parameters {{ key: "trt_engine_cache_enable" value: "true" }}
-      parameters {{ key: "trt_engine_cache_path" value: "{cache}" }}
+      parameters {{ key: "trt_engine_cache_path" value: "{cache}/{content}" }}
     }} ]
   }}
 }}
@@ -113,7 +114,7 @@ def gpu_config_text(name: str, version: int, folder: Path) -> str:
         for batch in (1, MAX_BATCH)
     )
     text = _model_text(name, version, folder, 'platform: "onnxruntime_onnx"', "KIND_GPU")
-    return text + _GPU.format(cache=GPU_CACHE, warmup=warmup)
+    return text + _GPU.format(cache=GPU_CACHE, content=_content(folder), warmup=warmup)
 
 
 def _model_text(name: str, version: int, folder: Path, backend: str, kind: str) -> str:
@@ -128,5 +129,9 @@ def _model_text(name: str, version: int, folder: Path, backend: str, kind: str) 
         features=signature.features,
         horizon=signature.horizon,
         schema_hash=signature.schema_hash,
-        content=(folder / CONTENT_FILE).read_text().strip(),
+        content=_content(folder),
     )
+
+
+def _content(folder: Path) -> str:
+    return (folder / CONTENT_FILE).read_text().strip()

@@ -34,7 +34,7 @@ from models.scaling import Feature, Target, transform_of
 from serving.endpoint import LOOPBACK, Triton, TritonError
 from serving.limits import limits_of
 from serving.push import DeployError, Pushed, push, smoke_windows
-from serving.triton_config import Backend, gpu_config_text
+from serving.triton_config import CONTENT_FILE, GPU_CACHE, Backend, gpu_config_text
 from serving.triton_repository import CANDIDATE, MODEL, ModelRepository, write_text
 
 pytestmark = pytest.mark.slow
@@ -476,6 +476,10 @@ def test_the_configuration_for_the_gpu_container_is_one_that_triton_takes(
     (accelerator,) = taken.optimization.execution_accelerators.gpu_execution_accelerator
     assert accelerator.name == "tensorrt"
     assert accelerator.parameters["precision_mode"] == "FP32"
+    # Kernels kept of another version's weights would be used unseen: the graph is the same.
+    assert accelerator.parameters["trt_engine_cache_path"].endswith(
+        (folder / CONTENT_FILE).read_text().strip()
+    )
     assert [warmup.batch_size for warmup in taken.model_warmup] == [1, taken.max_batch_size]
     assert taken.dynamic_batching.max_queue_delay_microseconds > 0
     x_BWF = windows(folder, 64, seed=1)
