@@ -477,9 +477,8 @@ def test_the_configuration_for_the_gpu_container_is_one_that_triton_takes(
     assert accelerator.name == "tensorrt"
     assert accelerator.parameters["precision_mode"] == "FP32"
     # Kernels kept of another version's weights would be used unseen: the graph is the same.
-    assert accelerator.parameters["trt_engine_cache_path"].endswith(
-        (folder / CONTENT_FILE).read_text().strip()
-    )
+    content = (folder / CONTENT_FILE).read_text().strip()
+    assert accelerator.parameters["trt_engine_cache_path"] == f"{GPU_CACHE}/{content}"
     assert [warmup.batch_size for warmup in taken.model_warmup] == [1, taken.max_batch_size]
     assert taken.dynamic_batching.max_queue_delay_microseconds > 0
     x_BWF = windows(folder, 64, seed=1)
