@@ -5,10 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+from models.state import state_dir
 
 if TYPE_CHECKING:
     from ray.train import Result
@@ -29,16 +33,17 @@ POLL_S: Final = 0.3
 def ray_cluster(workers: int) -> Iterator[None]:
     """Connect to Ray for the block: the cluster in use, or `RAY_ADDRESS`, or a local one of its own.
 
-    A cluster that was there before stays. The local one listens on loopback only, so it needs no token.
+    A cluster that was there before stays. Ray's head listens on every interface, whatever address it is
+    given, so a local one asks for a token, which lies in the state folder (mode 600) unless RAY_AUTH_TOKEN is
+    set.
 
     Raises:
         ConnectionError: `RAY_ADDRESS` names a cluster that does not answer.
         TimeoutError: the local cluster did not start.
     """
     address = os.environ.get("RAY_ADDRESS")
-    if not address:
-        os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # before the import: Ray reads it then
-        os.environ.setdefault("RAY_raylet_start_wait_time_s", START_WAIT_S)
+    _use_token()  # before the import: Ray reads it then
+    os.environ.setdefault("RAY_raylet_start_wait_time_s", START_WAIT_S)
     import ray
 
     if ray.is_initialized():
@@ -67,6 +72,23 @@ def ray_cluster(workers: int) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def _use_token() -> None:
+    """Have Ray ask for, and give, the token of this state folder; one set in the environment stays."""
+    mode = os.environ.setdefault("RAY_AUTH_MODE", "token")
+    if mode != "token" or {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & set(os.environ):
+        return
+    path = state_dir() / "ray" / "token"
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, partial = tempfile.mkstemp(dir=path.parent, prefix=".token-")  # mode 600
+        with os.fdopen(handle, "w") as file:
+            file.write(secrets.token_hex(32))
+        with contextlib.suppress(FileExistsError):
+            os.link(partial, path)  # of two processes, one wins
+        os.unlink(partial)
+    os.environ["RAY_AUTH_TOKEN_PATH"] = str(path)
 
 
 def run_job(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from feature_store import telemetry_off
 
 telemetry_off.switch_off()
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # small models train 2-4 times faster so
-os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # the test cluster listens on loopback only
+os.environ.setdefault("RAY_AUTH_MODE", "token")  # Ray's head listens on every interface
+os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # of this run; its child processes have it too
 
 PROJECT = Path(__file__).resolve().parent.parent
 CAPTURES = PROJECT.parent / "shared" / "data"
