@@ -10,16 +10,21 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # Small models train 2-4 times faster on one thread each (docs/LOG.md); Ray gives each worker its own core.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup debian native run lab test test-fast lint format bench up down status lock clean
+.PHONY: help setup setup-monitoring debian native run lab test test-fast lint format bench up down status lock clean
 
 help: ## Show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 setup: debian $(VENV)/.synced .venv-triton/.synced native ## Install everything the project needs, into this folder
 
 # Says what it did, or could not do; never a reason to stop.
 debian:
-	@infra/setup/debian.sh
+	@infra/setup/debian.sh "the C++ sender agent" "the Python client (serving/client.py) does its work" \
+	  g++ libgrpc++-dev protobuf-compiler protobuf-compiler-grpc libcli11-dev prometheus-cpp-dev
+
+# Apart from `setup`: with an init system Debian starts both servers, Prometheus on every interface.
+setup-monitoring: ## Install Debian's Prometheus and PostgreSQL, which some tests use where they are
+	@infra/setup/debian.sh "the tests with Prometheus and PostgreSQL" "those tests are left out" prometheus postgresql
 
 $(UV): infra/setup/uv.lock
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v in ((3, 11), (3, 12)) else f"Python 3.11 or 3.12 is needed, {v[0]}.{v[1]} was found; name one with: make PYTHON=/path/to/python3.11 setup")'
@@ -74,6 +79,9 @@ bench: setup ## Measure every figure beside its reference
 	swiftqueue bench finetune
 	swiftqueue bench inference
 	swiftqueue bench serving
+	swiftqueue bench linerate
+	swiftqueue bench swap
+	swiftqueue bench ingest
 
 up: setup ## Start the local servers (Triton and MLflow, loopback only)
 	swiftqueue up --mlflow

@@ -13,7 +13,7 @@ NOBODY = 65534
 
 
 def run(project: Path, *packages: str, may_install: bool = True) -> subprocess.CompletedProcess[str]:
-    command = [str(project / "infra/setup/debian.sh"), *packages]
+    command = [str(project / "infra/setup/debian.sh"), "the test", "it goes on without", *packages]
     if not may_install and os.geteuid() == 0:
         command = ["setpriv", f"--reuid={NOBODY}", "--clear-groups", *command]
     return subprocess.run(command, capture_output=True, text=True, check=False)
@@ -37,5 +37,5 @@ def test_without_the_right_to_install_it_says_the_line_and_ends_well(project: Pa
     ran = run(project, "dpkg", "no-such-package", may_install=False)
     assert ran.returncode == 0
     assert "sudo apt-get install -y --no-install-recommends no-such-package;" in ran.stdout
-    assert "the Python client (serving/client.py) does its work" in ran.stdout
+    assert ran.stdout.endswith("; it goes on without\n")
     assert len(ran.stdout.splitlines()) == 1
