@@ -176,6 +176,8 @@ def _gain(model: Comparison) -> str:
     change, n = percent(model.queueing), model.queueing.n
     seeds = "1 seed, which settles nothing" if n == 1 else f"95 %, {n} seeds"
     moved = f"moving {share(model.moved)} of S1's L4S packets"
+    if model.moved == 0 and model.queueing.mean == 0:
+        return "the model moved no packet, so nothing changed."
     if model.kind == "nothing":
         within = model.queueing.mean <= NO_HARM
         harm = "no harm" if within else f"more than the {share(NO_HARM, 0)} that count as no harm"
@@ -232,7 +234,7 @@ def _against_random(runs: pl.DataFrame, model: Comparison) -> list[str]:
     """Say whether choosing matters, or moving any packets would have done as much."""
     ours = by_seed(runs, model.place, "model", QUEUEING_P99)
     by_chance = paired_change(ours, by_seed(runs, model.place, "random", QUEUEING_P99))
-    if by_chance is None:
+    if by_chance is None or model.moved == 0:
         return []
     if by_chance.below(0):
         return [f"Against random marking of the same share: {percent(by_chance)}, so the choice matters."]

@@ -189,6 +189,14 @@ def test_noise_is_nothing() -> None:
     assert "There is no room to speak of" in sentence.text
 
 
+def test_a_model_that_moves_nothing_is_said() -> None:
+    kind, text = said({"default": 1, "model": 1, "oracle": 0.5, "random": 1}, oracle={"moved_share": 0.4})
+    assert kind == "nothing"
+    assert "the model moved no packet, so nothing changed. There is room" in text
+    assert "It moves too few: the oracle moves 40.0 %" in text
+    assert "random" not in text
+
+
 def test_a_worse_queue_harms() -> None:
     kind, text = said({"default": 1, "model": 1.2, "oracle": 1.1})
     assert kind == "harms"
