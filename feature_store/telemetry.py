@@ -5,6 +5,7 @@ It reads what has been compacted, through the manifests alone, while the compact
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -36,6 +37,7 @@ class Latest:
     newest_ns: int  # the session's last event, by the sender's clock
     session: int
     missing_packets: int  # numbers within the span for which no SEND came: lost telemetry
+    flow_starts_ns: Mapping[int, int]  # when each of the flows that sent last sent its first packet
 
 
 def senders(root: Path) -> list[str]:
@@ -73,6 +75,7 @@ def latest_minutes(root: Path, sender: str, minutes: float) -> Latest:
             session.newest_ns,
             number,
             _missing(packets),
+            {int(flow): sent_ns for flow, sent_ns in session.flow_starts_ns.items()},
         )
     raise FileNotFoundError(f"the packets of sender {sender!r} under {root} vanished {TRIES} times")
 

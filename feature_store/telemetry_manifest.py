@@ -16,6 +16,7 @@ from feature_store.telemetry_log import write_durably
 
 FORMAT: Final = 1
 FILE: Final = "manifest.json"
+MAX_FLOWS: Final = 4096  # of a session whose start is remembered: those that sent last
 MAX_RANGES: Final = 1000  # of a session; more gaps than that are counted, but no longer told apart
 
 
@@ -40,6 +41,7 @@ class Session:
     last_packet: int = -1
     newest_ns: int = -1  # of its events
     shift_ns: int = 0  # added to the sender's clock since that was set back
+    flow_starts_ns: dict[str, int] = field(default_factory=dict)  # first SEND by flow, the last to send last
     checked: int = 0  # sequence numbers below it were looked at for gaps, once
     mark: int = 0  # those below it are looked at next
     mark_s: float = 0.0  # Unix time of the mark
@@ -65,6 +67,13 @@ class Session:
     def last_sequence(self) -> int:
         """The highest sequence number taken in; -1 before the first."""
         return self.ranges[-1][1] if self.ranges else -1
+
+    def note_flows(self, first_sent_ns: dict[str, int]) -> None:
+        """Remember when flows began: a window knows a flow's age, a minute of packets does not."""
+        for flow, sent_ns in first_sent_ns.items():
+            self.flow_starts_ns[flow] = self.flow_starts_ns.pop(flow, sent_ns)
+        for flow in list(self.flow_starts_ns)[:-MAX_FLOWS]:
+            del self.flow_starts_ns[flow]
 
     def gaps(self) -> list[tuple[int, int]]:
         """Sequence numbers that never came although later ones did: first and last of each gap."""

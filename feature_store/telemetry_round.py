@@ -73,6 +73,8 @@ class Round:
             counts.repeated_sends += packets.height - grown.height
             if grown.height:
                 session.last_packet = int(grown["packet"][-1])
+                flows = grown.group_by("flow_id", maintain_order=True).agg(pl.col("sent_ns").min())
+                session.note_flows({str(flow): sent_ns for flow, sent_ns in flows.iter_rows()})
             sends.append(grown)
             acks.append(tables.acks_of(events))
         if late:  # it fills a gap; what it repeats is found when its minute is merged

@@ -44,6 +44,7 @@ class Minute:
     """What a round works on."""
 
     packets: pl.DataFrame  # a packet table: consecutive packets of one sender
+    flow_starts_ns: Mapping[int, int]  # of flows that began before them
     learn_from_ns: int
     judge_from_ns: int
     champion: Mapping[str, bytes]  # artifact files by name
@@ -85,7 +86,7 @@ def tune(minute: Minute, rank: int = 0, workers: int = 1) -> Tuned:
         raise ValueError("a minute's head is trained by one worker")  # half a second of work
     clock = _Clock()
     loaded, engine = _load(minute.champion)
-    packets = _aligned(minute.packets)
+    packets = _with_flow_starts(_aligned(minute.packets), minute.flow_starts_ns)
     clock.lap("load")
     targets = fw.targets(packets)
     learn_B = (targets.decision_ns_B >= minute.learn_from_ns) & (targets.decision_ns_B < minute.judge_from_ns)
@@ -184,6 +185,29 @@ def _aligned(packets: pl.DataFrame) -> pl.DataFrame:
         at = int(gaps.arg_max() or 0)
         raise DeclinedError(f"telemetry has a gap before packet {packets['packet'][at]}")
     return packets.with_columns(packet=counted)
+
+
+def _with_flow_starts(packets: pl.DataFrame, flow_starts_ns: Mapping[int, int]) -> pl.DataFrame:
+    """Put before the packets, in whole batches, a packet of each flow that began earlier, sent when it began.
+
+    So the windows know the flows' ages as the sender does. These packets are never acknowledged: they change
+    no latency, are given up after 2 s, and the lead-in moves them out of every window's history.
+    """
+    begin_ns = int(packets["sent_ns"][0])
+    starts = pl.DataFrame(
+        [(flow, start_ns) for flow, start_ns in flow_starts_ns.items() if start_ns < begin_ns],
+        schema={"flow_id": packets.schema["flow_id"], "start_ns": pl.Int64},
+        orient="row",
+    )
+    first = packets.unique("flow_id", keep="first", maintain_order=True).join(starts, on="flow_id")
+    if first.is_empty():
+        return packets
+    unknown = {"acked_ns": None, "latency_us": None, "retransmitted": False, "lost": False}
+    early = first.with_columns(sent_ns="start_ns", **{k: pl.lit(v) for k, v in unknown.items()})
+    padding = -early.height % fw.HORIZON
+    early = pl.concat([early[:1]] * padding + [early]).sort("sent_ns").select(packets.columns)
+    whole = pl.concat([early.cast(packets.schema), packets])
+    return whole.with_columns(packet=pl.int_range(whole.height, dtype=pl.Int64))
 
 
 def _encode(

@@ -163,7 +163,7 @@ class Rounds:
             self._validate(latest)
         with tempfile.TemporaryDirectory() as temporary:
             parent = registry.fetch(champion, Path(temporary) / "champion")
-            tuned = self._tune(packets, parent)
+            tuned = self._tune(latest, parent)
             record.seconds |= tuned.seconds
             record.figures, record.loss = tuned.figures, (tuned.loss_before, tuned.loss_after)
             record.psi = dict(sorted(tuned.psi.items(), key=lambda item: -item[1]))
@@ -199,7 +199,8 @@ class Rounds:
         if validation.failures:
             raise DeclinedError(f"bad telemetry: {validation.failures[0]}")
 
-    def _tune(self, packets: pl.DataFrame, parent: Path) -> Tuned:
+    def _tune(self, latest: Latest, parent: Path) -> Tuned:
+        packets = latest.packets
         self.warm()
         assert self._job is not None  # noqa: S101 - `warm` made it
         newest_ns = int(packets["sent_ns"][-1])
@@ -207,6 +208,7 @@ class Rounds:
         reference = self._folder / f"inputs-{_encoder_hash(parent)[:16]}.npy"
         minute = Minute(
             packets=packets,
+            flow_starts_ns=latest.flow_starts_ns,
             learn_from_ns=judge_from_ns - round(self._params.learn_s * 1e9),
             judge_from_ns=judge_from_ns,
             champion=artifact_files(parent),

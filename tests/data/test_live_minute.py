@@ -48,6 +48,7 @@ def packets() -> pl.DataFrame:
 def minute(packets: pl.DataFrame, champion: Path, **changes: Any) -> Minute:
     values: dict[str, Any] = {
         "packets": packets,
+        "flow_starts_ns": {},
         "learn_from_ns": START_NS + 2 * S,
         "judge_from_ns": START_NS + 9 * S,
         "champion": artifact_files(champion),
@@ -115,6 +116,25 @@ def test_a_batch_border_is_a_batch_border(packets: pl.DataFrame, champion: Path)
     part = packets[3:]
     whole, cut = tune(minute(packets, champion)), tune(minute(part, champion))
     assert (whole.learned, whole.judged) == (cut.learned, cut.judged)
+
+
+def test_flows_keep_their_age(packets: pl.DataFrame, champion: Path, tmp_path: Path) -> None:
+    """The same head as from the whole log, although the flows' first packets are not in the minute."""
+    cut = packets.filter(pl.col("sent_ns") >= START_NS + S)[5:]
+    starts = dict(packets.group_by("flow_id").agg(pl.col("sent_ns").min()).iter_rows())
+    learn = {"learn_from_ns": START_NS + 6 * S}  # 5 s of lead-in
+    whole, known, unknown = (
+        torch.cat(
+            [value.flatten() for value in load(dict(one.files), tmp_path).model.head.state_dict().values()]
+        )
+        for one in (
+            tune(minute(packets, champion, **learn)),
+            tune(minute(cut, champion, flow_starts_ns=starts, **learn)),
+            tune(minute(cut, champion, **learn)),
+        )
+    )
+    torch.testing.assert_close(known, whole, rtol=0, atol=0)
+    assert (unknown - whole).abs().max() > 1e-3
 
 
 def test_inputs_that_have_drifted_show(packets: pl.DataFrame, champion: Path, tuned: Tuned) -> None:

@@ -50,7 +50,9 @@ class Source:
         self.now_s += 1
         sent_s = (pl.col("sent_ns") - START_NS) / 1e9
         packets = self.table.filter(sent_s.is_between(self.now_s - seconds, self.now_s))
-        return Latest(packets, int(START_NS + self.now_s * 1e9), session=1, missing_packets=self.missing)
+        starts = dict(self.table.group_by("flow_id").agg(pl.col("sent_ns").min()).iter_rows())
+        newest_ns = int(START_NS + self.now_s * 1e9)
+        return Latest(packets, newest_ns, 1, self.missing, starts)
 
 
 @pytest.fixture(scope="module")
