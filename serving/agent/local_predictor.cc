@@ -31,6 +31,8 @@ using engine::Artifact;
 using engine::Engine;
 
 constexpr std::chrono::milliseconds kWatchPause{200};
+constexpr std::int64_t kSmooth = 8;  // windows over which the time of one is averaged
+constexpr std::int64_t kTryNs = 20'000'000;
 constexpr std::int64_t kSpinNs = 60'000;  // a sleep may end this much too late
 
 // What tells one state of an artifact's folder from another.
@@ -113,11 +115,16 @@ class LocalPredictor final : public Predictor {
 
   std::string problem() const override { return problem_; }
 
+  // A question that cannot be answered in time is not computed: it would make later ones late too.
   bool ask(std::uint64_t ticket, const float* x_BWF, int windows,
-           std::int64_t /*deadline_ns*/) override {
+           std::int64_t deadline_ns) override {
     if (waiting_ == answers_.size()) {
       problem_ = "more answers wait than are ever taken";
       return false;
+    }
+    const std::int64_t begin_ns = monotonic_ns();
+    if (begin_ns + windows * window_ns_ > deadline_ns && begin_ns - computed_ns_ < kTryNs) {
+      return true;  // but one slow answer must not keep all later ones from being tried
     }
     Answer answer;
     answer.ticket = ticket;
@@ -125,6 +132,8 @@ class LocalPredictor final : public Predictor {
       answer.version = engine_->forward(x_BWF, windows, engine_->description().tokens,
                                         answer.y_BH.data(), nullptr);
       answer.ok = true;
+      computed_ns_ = monotonic_ns();
+      window_ns_ += ((computed_ns_ - begin_ns) / windows - window_ns_) / kSmooth;
     } catch (const std::exception& error) {
       problem_ = answer.error = error.what();
     }
@@ -232,6 +241,8 @@ class LocalPredictor final : public Predictor {
   std::vector<Answer> answers_ = std::vector<Answer>(kMaxOutstanding);  // ring
   std::size_t taken_ = 0;
   std::size_t waiting_ = 0;
+  std::int64_t window_ns_ = 0;    // what one window costs, lately
+  std::int64_t computed_ns_ = 0;  // when the last answer was ready
   // Of the watcher:
   Fingerprint seen_;
   Artifact artifact_;  // without its tensors
