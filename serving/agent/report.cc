@@ -44,12 +44,16 @@ void Report::say(const std::string& line) {
 
 std::string Report::counts() const {
   const Statistics& s = statistics_;
-  std::string out = "\"batches\": " + std::to_string(s.all_batches());
+  // Read once each: the loop goes on counting, and the sum must be that of what is said.
+  std::array<std::int64_t, kOutcomeNames.size()> by_outcome{};
+  std::int64_t batches = 0;
+  for (std::size_t i = 0; i < by_outcome.size(); ++i) batches += by_outcome[i] = s.batches[i].get();
+  std::string out = "\"batches\": " + std::to_string(batches);
   const auto add = [&](std::string_view name, std::int64_t value) {
     ((out += ", \"") += name) += "\": " + std::to_string(value);
   };
   for (std::size_t i = 0; i < kOutcomeNames.size(); ++i) {
-    add(kOutcomeNames[i], s.batches[i].get());
+    add(kOutcomeNames[i], by_outcome[i]);
   }
   add("stale_answers", s.stale.get());
   add("behind_schedule", s.behind.get());

@@ -413,7 +413,8 @@ void swap_artifacts(const std::string& artifact, Random& random) {
     const int tokens = predictor->model().tokens;
     const std::vector<float> x_WF(static_cast<std::size_t>(tokens) * kFeatureCount, 7.0F);
     while (!done) {
-      require(predictor->ask(1, x_WF.data(), 1, 0), "a question is not taken");
+      require(predictor->ask(1, x_WF.data(), 1, monotonic_ns() + 1'000'000'000),
+              "a question is not taken");
       require(predictor->next(answer, 0) && answer.ok, "no answer");
       require(answer.version == 1 || answer.version == 2, "a broken artifact answers");
       ++answers;

@@ -262,6 +262,15 @@ def batches_in(line: str) -> int:
     return int(said["batches"])
 
 
+def test_under_overload_what_it_can_do_is_done_in_time(make_artifact: Callable[..., Path]) -> None:
+    """Many times more batches than the engine can answer: those it answers are of use, not too late."""
+    with AgentProgram("--synthetic-bps", 8e9, "--seconds", 1, "--local", make_artifact(1)) as agent:
+        summary = agent.end(None)
+    assert summary["decided"] + summary["late"] == summary["batches"]
+    assert summary["decided"] > summary["stale_answers"]
+    assert summary["decided"] < summary["batches"] / 2
+
+
 def test_bad_files_and_options_are_one_line(make_artifact: Callable[..., Path], tmp_path: Path) -> None:
     local = ["--local", str(make_artifact(1, tokens=16))]
     broken = tmp_path / "broken"
