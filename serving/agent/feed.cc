@@ -21,6 +21,7 @@
 namespace swiftqueue::agent {
 namespace {
 
+constexpr int kAcceptPauseMs = 100;
 constexpr std::size_t kReadBytes = 1 << 16;
 constexpr std::size_t kMaxConnections = 256;   // more wait to be accepted
 constexpr std::size_t kInboxFrames = 1 << 14;  // then reading waits, and senders with it
@@ -110,11 +111,14 @@ void Feed::stop() {
 void Feed::read_all() {
   std::vector<Connection*> connections;
   std::vector<pollfd> waiting;
+  std::int64_t accept_again_ns = 0;
   while (true) {
-    const short accepting = connections.size() < kMaxConnections ? POLLIN : 0;
+    const bool room = connections.size() < kMaxConnections && monotonic_ns() >= accept_again_ns;
+    const short accepting = room ? POLLIN : 0;
     waiting.assign({{close_fd_, POLLIN, 0}, {listen_fd_, accepting, 0}});
     for (const Connection* each : connections) waiting.push_back({each->fd, POLLIN, 0});
-    if (poll(waiting.data(), waiting.size(), -1) < 0) continue;  // EINTR
+    const int timeout_ms = accept_again_ns > monotonic_ns() ? kAcceptPauseMs : -1;
+    if (poll(waiting.data(), waiting.size(), timeout_ms) < 0) continue;  // EINTR
     if (waiting[0].revents != 0) break;
     for (std::size_t i = 0; i < connections.size(); ++i) {
       if (waiting[i + 2].revents != 0 && !read_from(*connections[i])) connections[i] = nullptr;
@@ -122,7 +126,11 @@ void Feed::read_all() {
     std::erase(connections, nullptr);
     if (waiting[1].revents != 0) {
       const int fd = accept4(listen_fd_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
-      if (fd >= 0) connections.push_back(new Connection(fd));
+      if (fd >= 0) {
+        connections.push_back(new Connection(fd));
+      } else {  // no descriptor is left: the listener stays readable
+        accept_again_ns = monotonic_ns() + kAcceptPauseMs * std::int64_t{1'000'000};
+      }
     }
     hand_over();
   }
@@ -184,7 +192,11 @@ void Feed::drain(DecisionLoop& loop, std::int64_t deadline_ns) {
     std::swap(inbox_, taken_);
   }
   drained_.notify_one();
-  for (const Event& event : taken_) handle(loop, event, deadline_ns);
+  for (const Event& event : taken_) {
+    handle(loop, event, deadline_ns);
+    // However much came at once: what is due is ended, and what is answered goes out.
+    if (event.frame.header.type == FrameType::kBatch) loop.run(0);
+  }
   taken_.clear();
 }
 

@@ -42,13 +42,17 @@ FrameSink::FrameSink(std::string path, Full full)
   thread_ = std::thread([this] { run(); });
 }
 
-FrameSink::~FrameSink() {
-  closing_ = true;
-  thread_.join();
-  do {
-    lose();
-  } while (take());
-  if (fd_ >= 0) close(fd_);
+std::int64_t FrameSink::finish() {
+  if (thread_.joinable()) {
+    closing_ = true;
+    thread_.join();
+    do {
+      lose();
+    } while (take());
+    if (fd_ >= 0) close(fd_);
+    fd_ = -1;
+  }
+  return dropped();
 }
 
 void FrameSink::run() {
@@ -68,7 +72,7 @@ void FrameSink::run() {
       fd_ = -1;
       broken_ = !is_socket_;
     }
-    if (closing && (!more || now_ns >= end_ns)) return;
+    if (closing && (!more || (full_ == Full::kDrop && now_ns >= end_ns))) return;
     if (!more) std::this_thread::sleep_for(kPause);
   }
 }

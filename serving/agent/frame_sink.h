@@ -31,7 +31,7 @@ class FrameSink {
   // or else a file: appended to with kDrop, written anew with kWait. Throws std::runtime_error if
   // it cannot be opened.
   FrameSink(std::string path, Full full);
-  ~FrameSink();  // writes what is left, for a second at most and if somebody listens
+  ~FrameSink() { finish(); }
   FrameSink(const FrameSink&) = delete;
   FrameSink& operator=(const FrameSink&) = delete;
 
@@ -48,14 +48,21 @@ class FrameSink {
     }
   }
 
-  // Frames without room, and frames whose socket was closed. Any thread.
+  // Writes what is left: all of a record, telemetry for a second at most and if somebody listens.
+  // Nothing may be put afterwards. Returns the frames lost.
+  std::int64_t finish();
+
+  // Frames without room, and frames whose socket was closed or file cannot be written. Any thread.
   std::int64_t dropped() const { return dropped_.load(std::memory_order_relaxed); }
 
  private:
   static constexpr std::size_t kRingBytes = std::size_t{1} << 22;
 
   bool push(const void* data, std::size_t bytes) {
-    if (broken_.load(std::memory_order_relaxed)) return full_ == Full::kWait;  // said once, go on
+    if (broken_.load(std::memory_order_relaxed)) {
+      if (full_ == Full::kWait) dropped_.fetch_add(1, std::memory_order_relaxed);
+      return full_ == Full::kWait;
+    }
     const std::size_t tail = tail_.load(std::memory_order_relaxed);
     if (kRingBytes - (tail - head_.load(std::memory_order_acquire)) < bytes) return false;
     const std::size_t at = tail % kRingBytes;

@@ -196,6 +196,7 @@ int run(const Options& o) {
 
   const std::int64_t begin_ns = monotonic_ns();
   double seconds = 0;
+  std::int64_t lost = 0;  // of the record
   if (!o.listen.empty()) {
     Feed feed(o.listen, statistics, [&] { predictor->wake(); });
     say_ready();
@@ -219,9 +220,13 @@ int run(const Options& o) {
     run_schedule(*source, loop, sender, {o.speed, o.deadline_us * 1000}, statistics, stop.now);
     seconds = static_cast<double>(monotonic_ns() - first_ns) / 1e9;
     loop.close(sender);
+    if (record) lost = record->finish();
   }
   report.say(summary(statistics, report, predictor->problem(), seconds, telemetry.get()));
-  return 0;
+  if (lost == 0) return 0;
+  std::fprintf(stderr, "swiftqueue-agent: %s: %lld decisions could not be written\n",
+               o.record.c_str(), static_cast<long long>(lost));
+  return 1;
 }
 
 }  // namespace

@@ -213,7 +213,11 @@ void run_schedule(Source& source, DecisionLoop& loop, std::uint32_t sender, cons
     source.feed(loop, sender, asked.now_ns);
     const char* why = nullptr;
     if (!loop.batch(sender, asked, due_ns, why)) throw std::runtime_error(why);
-    while (pace.speed == 0 && loop.outstanding() > 0) loop.run(due_ns);
+    if (pace.speed == 0) {  // the client is driven also where nothing could be asked
+      do {
+        loop.run(due_ns);
+      } while (loop.outstanding() > 0);
+    }
   }
   while (loop.outstanding() > 0) loop.run(kEnd);  // until the last one is due
   if (batch == nullptr) source.feed(loop, sender, kEnd);

@@ -87,7 +87,7 @@ class TritonPredictor : public Predictor {
   explicit TritonPredictor(const TritonOptions& options);
   ~TritonPredictor() override;
 
-  Model model() const override { return active_ == nullptr ? Model{} : active_->model(); }
+  Model model() const override;
   std::string problem() const override;
   bool ask(std::uint64_t ticket, const float* x_BWF, int windows,
            std::int64_t deadline_ns) override;
@@ -159,6 +159,16 @@ std::string TritonPredictor::problem() const {
     text += state.name + ": " + state.problem;
   }
   return text;
+}
+
+// Of the server in use; while none answers, what was known last, so that a batch asked about then
+// is an error and not one without a model.
+Model TritonPredictor::model() const {
+  if (active_ != nullptr) return active_->model();
+  for (const auto& server : servers_) {
+    if (server->model().tokens > 0) return server->model();
+  }
+  return {};
 }
 
 bool TritonPredictor::ask(std::uint64_t ticket, const float* x_BWF, int windows,
