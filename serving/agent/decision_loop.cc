@@ -116,13 +116,13 @@ bool DecisionLoop::batch(std::uint32_t sender, const BatchFrame& frame, std::int
   const int tokens = predictor_.model().tokens;
   if (tokens == 0) return keep(Outcome::kNoModel);
   stream.sender.set_tokens(tokens);
+  const std::int64_t asked_ns = monotonic_ns();
+  if (asked_ns >= due_ns) return keep(Outcome::kLate);
   const auto question = stream.sender.ask(frame.first_packet, frame.now_ns, batch, x_BWF_.data());
   if (!question || outstanding_ == pending_.size()) return keep(Outcome::kError);
   // A batch that is due long after the others keeps its place; theirs go round it.
   while (slot_of(last_ticket_ + 1).ticket != 0) ++last_ticket_;
   Pending& pending = slot_of(last_ticket_ + 1);
-  const std::int64_t asked_ns = monotonic_ns();
-  if (asked_ns >= due_ns) return keep(Outcome::kLate);
   if (!predictor_.ask(last_ticket_ + 1, x_BWF_.data(), question->windows, due_ns)) {
     return keep(Outcome::kError);
   }

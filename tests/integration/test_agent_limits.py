@@ -1,0 +1,94 @@
+"""The C++ agent at its limits: a burst of batches, no descriptor left, a record that cannot be written."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from agent_program import AgentProgram, LiveSender
+
+from serving import agent_process, frames
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(agent_process.why_not_built() is not None, reason=str(agent_process.why_not_built())),
+]
+BURST = 400
+DEADLINE_NS = 20_000_000
+
+
+def test_a_burst_of_batches_holds_up_nobody(make_artifact: Callable[..., Path], tmp_path: Path) -> None:
+    """More at once than can be answered in time: some are decided, all are ended when they are due."""
+    socket = tmp_path / "agent.sock"
+    with (
+        AgentProgram("--listen", socket, "--local", make_artifact(1, tokens=128)),
+        LiveSender(socket) as sender,
+    ):
+        for _ in range(40):  # a window full of history
+            sender.batch()
+        batches = frames.blank(frames.BATCH, BURST)
+        due_ns = time.monotonic_ns() + DEADLINE_NS
+        batches["first_packet"] = sender.packet + 8 * np.arange(BURST)
+        batches["now_ns"], batches["due_ns"] = sender.now_ns, due_ns
+        batches["packets"]["size_bytes"], batches["packets"]["queue"] = 1500, 1
+        sender.send(batches)
+        answers = [sender.receive(due_ns + 2 * 10**9) for _ in range(BURST)]
+        after_due_ns = time.monotonic_ns() - due_ns
+    assert all(answer is not None for answer in answers)
+    outcomes = [frames.OUTCOMES[answer["outcome"]] for answer in answers]
+    assert outcomes.count("decided") > 0
+    assert outcomes.count("decided") + outcomes.count("late") == BURST
+    assert after_due_ns < 200_000_000  # the scheduler's hiccups; nothing here waits for the other batches
+
+
+def test_without_a_descriptor_left_the_agent_rests(
+    make_artifact: Callable[..., Path], tmp_path: Path
+) -> None:
+    path = tmp_path / "agent.sock"
+    with AgentProgram("--listen", path, "--local", make_artifact(1, tokens=16)) as agent:
+        process = psutil.Process(agent.process.pid)
+        with LiveSender(path) as served:
+            served.until("decided", 10)
+            in_use = process.num_fds()
+            process.rlimit(resource.RLIMIT_NOFILE, (in_use, in_use))
+            waiting = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-c",
+                    "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); input()",
+                    str(path),
+                ],
+                stdin=subprocess.PIPE,
+            )
+            time.sleep(0.5)
+            before = sum(process.cpu_times()[:2])
+            time.sleep(1)
+            spent_s = sum(process.cpu_times()[:2]) - before
+            served.until("decided", 10)
+            waiting.communicate(b"\n", timeout=10)
+    assert spent_s < 0.5
+
+
+def test_a_record_that_cannot_be_written_is_an_error(make_artifact: Callable[..., Path]) -> None:
+    command = [
+        agent_process.BINARY,
+        "--synthetic-bps=1e8",
+        "--seconds=0.3",
+        "--speed=0",
+        "--record=/dev/full",
+    ]
+    ran = subprocess.run(
+        [*map(str, command), f"--local={make_artifact(1, tokens=16)}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 1
+    assert "/dev/full: 312 decisions could not be written" in ran.stderr
