@@ -53,7 +53,10 @@ class LocalChampion:
                 shutil.rmtree(partial, ignore_errors=True)
                 partial.mkdir()
                 self._registry.fetch(version, partial)
-                partial.replace(target)
+                try:
+                    partial.replace(target)
+                except OSError:  # another agent was first
+                    shutil.rmtree(partial)
             link = self._folder / f".champion.{os.getpid()}"
             link.unlink(missing_ok=True)
             link.symlink_to(target.name)
@@ -80,7 +83,7 @@ class LocalChampion:
             try:
                 version = self.refresh()
                 line = f"champion is version {version}" if version != before else ""
-            except OSError as error:
+            except Exception as error:  # whatever the registry's client raises, the agent goes on
                 line = f"the registry: {error}; version {before} goes on"
             if line and line != said:
                 print(line, flush=True)

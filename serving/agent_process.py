@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import tempfile
@@ -16,11 +17,21 @@ BINARY: Final = Path(__file__).parent / "agent" / "_build" / "swiftqueue-agent"
 STOP_S: Final = 5.0  # from asking it to end to ending it
 
 
+@functools.cache
 def why_not_built() -> str | None:
-    """One line if the agent is not here; None if it is."""
-    if BINARY.is_file():
+    """One line if the agent is not here, or does not start; None if it does."""
+    if not BINARY.is_file():
+        return f"{BINARY} is not built; `make -C {BINARY.parent.parent}` builds it or says what is missing"
+    try:
+        tried = subprocess.run(
+            [str(BINARY), "--help"], capture_output=True, text=True, timeout=30, check=False
+        )
+    except OSError as error:
+        return f"{BINARY} does not start: {error}"
+    if tried.returncode == 0:
         return None
-    return f"{BINARY} is not built; `make -C {BINARY.parent.parent}` builds it or says what is missing"
+    said = (tried.stderr.strip().splitlines() or [f"exit code {tried.returncode}"])[-1]
+    return f"{BINARY} does not start: {said}"  # a shared library that was removed, say
 
 
 def server_options(addresses: Sequence[str]) -> list[str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -193,7 +194,10 @@ class Replay:
 
     def by_agent(self, answers: Sequence[str], folder: Path) -> None:
         """Let the C++ agent decide; `answers` are its options that say where predictions come from."""
-        file, record = (folder / f".{self.log.trace}.{kind}" for kind in ("frames", "decisions"))
+        # Another replay of the same trace may be under way.
+        file, record = (
+            folder / f".{self.log.trace}.{os.getpid()}.{kind}" for kind in ("frames", "decisions")
+        )
         try:
             with file.open("wb") as out:
                 out.writelines(frames.replay_frames(self.log))
@@ -280,7 +284,8 @@ def replay_trace(
         if reason := agent_process.why_not_built():
             if local is not None:
                 raise RuntimeError(f"--local needs the C++ agent: {reason}")
-            view.say(f"the Python client decides: {reason}")
+            only = f"; it asks {addresses[0]} alone" if len(addresses) > 1 else ""
+            view.say(f"the Python client decides{only}: {reason}")
             replay.by_client(addresses[0])
         else:
             answers = [f"--local={local}"] if local else agent_process.server_options(addresses)

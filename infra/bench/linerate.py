@@ -4,8 +4,11 @@ The C++ agent makes up packets at an even pace, asks about each batch of 8, for 
 before the first of them is due, and counts what was answered by then. A real Triton serves the readout of
 `params.yaml` by the native backend. A setting is measured in one stretch of 12 s a round: five rounds are a
 minute. Then the highest rate at which 99 % are still in time is searched in short stretches and measured in
-a whole one. References: the Python-backend ONNX model with the Python client, paced the same way, for
-12 s; and for the highest rates the agent's local mode, the engine without a server.
+a whole one. Packets decided in a second, in local mode on one core, have no schedule to keep.
+
+References: the Python-backend ONNX model with the Python client, paced the same way, for 12 s; for the
+highest rates the agent's local mode, the engine without a server; for the packets in a second the way
+through Triton.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from infra.bench.inference_references import make_model
 from infra.bench.rows import Row
@@ -30,6 +33,7 @@ from serving.triton_repository import MODEL
 
 CORES: Final = 2
 SECONDS: Final = 12.0  # of a stretch per round
+UNHURRIED_S: Final = 24.0  # packets of so many seconds at the lowest rate, decided as fast as answers come
 RATE_BPS: Final = 200e6  # where the paper stops
 FLOWS: Final = (1, 4, 16)
 SEARCH_FLOWS: Final = 4  # of the rows that compare forms of serving
@@ -59,19 +63,32 @@ class Agent:
         Raises:
             RuntimeError: the agent ended with an error.
         """
+        return float(self._run(rate_bps, flows, seconds, 1)["in_time_share"])
+
+    def packets_per_s(self, flows: int, seconds: float) -> float:
+        """Packets decided in a second, one batch after another, each as soon as the last was answered.
+
+        Raises:
+            RuntimeError: the agent ended with an error.
+        """
+        summary = self._run(LOWEST_BPS, flows, seconds, 0)
+        return HORIZON * float(summary["decided"]) / float(summary["seconds"])
+
+    def _run(self, rate_bps: float, flows: int, seconds: float, speed: int) -> dict[str, Any]:
         options = {
             "synthetic-bps": rate_bps,
             "flows": flows,
             "packet-bytes": PACKET_BYTES,
             "seconds": seconds,
             "deadline-us": DEADLINE_US,
+            "speed": speed,
         }
         command = [str(self.program), *self.source, *(f"--{name}={value}" for name, value in options.items())]
         ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60 + 4 * seconds)
         if ran.returncode:
             raise RuntimeError(f"bench linerate: {ran.stderr.strip()}")
-        summary = json.loads(ran.stdout.splitlines()[-1])
-        return float(summary["in_time_share"])
+        summary: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+        return summary
 
 
 def measure(rounds: int) -> list[Row]:
@@ -83,7 +100,7 @@ def measure(rounds: int) -> list[Row]:
     """
     program = build("swiftqueue-agent") / "swiftqueue-agent"
     seconds = SECONDS * rounds
-    with tempfile.TemporaryDirectory() as temporary, _two_cores():
+    with tempfile.TemporaryDirectory() as temporary, _cores(CORES):
         root = Path(temporary)
         artifacts = {
             tokens: _save(root / "artifacts" / str(tokens), tokens) for tokens in (TOKENS, DEFAULT_TOKENS)
@@ -92,9 +109,16 @@ def measure(rounds: int) -> list[Row]:
             python = _python_share(address, RATE_BPS, SEARCH_FLOWS, SECONDS)
         local = Agent(program, (f"--local={artifacts[TOKENS]}",))
         local_bps = _highest_bps(local.share, SEARCH_FLOWS, seconds)
+        with _cores(1):
+            local_per_s = {
+                tokens: Agent(program, (f"--local={artifact}",)).packets_per_s(SEARCH_FLOWS, UNHURRIED_S)
+                for tokens, artifact in artifacts.items()
+            }
         rows = []
         with _serving(root / "native", artifacts[TOKENS], Backend.NATIVE) as address:
             through_triton = Agent(program, (f"--server={address}",))
+            served_per_s = through_triton.packets_per_s(SEARCH_FLOWS, UNHURRIED_S)
+            rows += [_per_s(tokens, per_s, served_per_s, rounds) for tokens, per_s in local_per_s.items()]
             rows += [_in_time(through_triton, flows, TOKENS, seconds, python, rounds) for flows in FLOWS]
             for flows in FLOWS:
                 highest_bps = _highest_bps(through_triton.share, flows, seconds)
@@ -115,6 +139,12 @@ def _in_time(agent: Agent, flows: int, tokens: int, seconds: float, python: floa
     )  # one batch of the reference, so that 0 has a ratio
     reference = f"ONNX in the Python backend, Python client, {SEARCH_FLOWS} flows, W {TOKENS}"
     return Row(name, share, python, reference, share / max(python, least), "share", rounds)
+
+
+def _per_s(tokens: int, per_s: float, served_per_s: float, rounds: int) -> Row:
+    name = f"packets decided in a second, local mode, one core, W {tokens}"
+    reference = f"through Triton, two cores, one batch at a time, W {TOKENS}"
+    return Row(name, per_s, served_per_s, reference, per_s / served_per_s, "packets/s", rounds)
 
 
 def _highest(name: str, rate_bps: float, local_bps: float, rounds: int) -> Row:
@@ -162,10 +192,10 @@ def _serving(root: Path, source: Path, backend: Backend) -> Iterator[str]:
 
 
 @contextmanager
-def _two_cores() -> Iterator[None]:
-    """Everything started in here runs on the same two cores."""
+def _cores(count: int) -> Iterator[None]:
+    """Everything started in here runs on the same cores."""
     before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, sorted(before)[:CORES])
+    os.sched_setaffinity(0, sorted(before)[:count])
     try:
         yield
     finally:

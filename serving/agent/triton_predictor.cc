@@ -180,7 +180,11 @@ bool TritonPredictor::ask(std::uint64_t ticket, const float* x_BWF, int windows,
                      waiting_.back()->windows() + windows <= active_->batch_limit();
   if (!joins) waiting_.push_back(pool_.take(tokens));
   waiting_.back()->add({ticket, windows, deadline_ns}, x_BWF);
-  if (active_->room()) route(monotonic_ns());
+  if (active_->room()) {
+    route(monotonic_ns());
+  } else {
+    active_->await(deadline_ns);
+  }
   return true;
 }
 

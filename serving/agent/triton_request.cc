@@ -127,6 +127,12 @@ const char* Request::windows_of(std::size_t index) const {
   return x_BWF;
 }
 
+std::int64_t Request::first_deadline_ns() const {
+  std::int64_t first = std::numeric_limits<std::int64_t>::max();
+  for (const Ticket& ticket : tickets_) first = std::min(first, ticket.deadline_ns);
+  return first;
+}
+
 std::int64_t Request::deadline_ns() const {
   std::int64_t latest = std::numeric_limits<std::int64_t>::min();
   for (const Ticket& ticket : tickets_) latest = std::max(latest, ticket.deadline_ns);

@@ -46,6 +46,8 @@ class Request {
   // The windows of question `index`.
   const char* windows_of(std::size_t index) const;
   const std::string& id() const { return message_.id(); }
+  // When the first of its answers is due.
+  std::int64_t first_deadline_ns() const;
   // After this nobody wants any of its answers.
   std::int64_t deadline_ns() const;
   // A request with several questions was refused: each goes on its own, so that only what is wrong

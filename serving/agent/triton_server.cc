@@ -105,7 +105,10 @@ void TritonServer::tend(std::int64_t now_ns) {
 }
 
 std::int64_t TritonServer::overdue_ns(std::int64_t now_ns) const {
-  return in_flight_.empty() ? 0 : now_ns - in_flight_.front()->deadline_ns();
+  if (in_flight_.empty()) return 0;
+  std::int64_t due_ns = awaited_ns_;
+  for (const auto& request : in_flight_) due_ns = std::min(due_ns, request->first_deadline_ns());
+  return now_ns - due_ns;
 }
 
 void TritonServer::give_up(std::int64_t now_ns) {
@@ -164,6 +167,7 @@ void TritonServer::open() {
 
 void TritonServer::send(std::unique_ptr<Request> request) {
   const inference::ModelInferRequest& message = request->sealed(++sent_);
+  if (in_flight_.empty()) awaited_ns_ = kNobody;  // nothing was owed
   in_flight_.push_back(std::move(request));
   writing_ = true;
   ++call_->events;
@@ -228,6 +232,7 @@ void TritonServer::take_answer(std::int64_t now_ns) {
   }
   std::unique_ptr<Request> request = std::move(*place);
   in_flight_.erase(place);
+  awaited_ns_ = kNobody;
   if (!response.error_message().empty()) {
     refuse(std::move(request), response.error_message());
     probe_ns_ = std::min(probe_ns_, now_ns + kFirstProbePauseNs);  // another model, perhaps

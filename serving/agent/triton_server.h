@@ -12,8 +12,10 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -62,7 +64,10 @@ class TritonServer {
   bool resting(std::int64_t now_ns) const { return now_ns < rest_until_ns_; }
   bool room() const { return open_ && !writing_ && in_flight_.size() < max_in_flight_; }
   void send(std::unique_ptr<Request> request);
-  // How long ago the oldest question under way was due. Large only if no event waits to be taken.
+  // A question waits for room here: silence meanwhile counts against the server, too.
+  void await(std::int64_t deadline_ns) { awaited_ns_ = std::min(awaited_ns_, deadline_ns); }
+  // How long ago the first of the questions under way, or waiting for it since its last answer, was
+  // due. A patient question hides no other one. Large only if no event waits to be taken.
   std::int64_t overdue_ns(std::int64_t now_ns) const;
   // Answers come, but all deadlines have been missed for `stall_ns`.
   bool too_slow(std::int64_t now_ns) const;
@@ -79,6 +84,8 @@ class TritonServer {
   ServerState state() const;
 
  private:
+  static constexpr std::int64_t kNobody = std::numeric_limits<std::int64_t>::max();
+
   void connect();
   void open();
   void take_answer(std::int64_t now_ns);
@@ -110,6 +117,7 @@ class TritonServer {
   bool writing_ = false;
   std::vector<std::unique_ptr<Request>> in_flight_;  // in the order sent
   std::uint64_t sent_ = 0;
+  std::int64_t awaited_ns_ = kNobody;  // first deadline of those that wait for room
   std::int64_t reopen_ns_ = 0;
   std::int64_t backoff_ns_;
 
