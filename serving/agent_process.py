@@ -17,21 +17,25 @@ BINARY: Final = Path(__file__).parent / "agent" / "_build" / "swiftqueue-agent"
 STOP_S: Final = 5.0  # from asking it to end to ending it
 
 
-@functools.cache
 def why_not_built() -> str | None:
     """One line if the agent is not here, or does not start; None if it does."""
     if not BINARY.is_file():
         return f"{BINARY} is not built; `make -C {BINARY.parent.parent}` builds it or says what is missing"
+    return _why_not_started(BINARY)
+
+
+@functools.cache
+def _why_not_started(binary: Path) -> str | None:
+    """One line if the agent does not start, as where a shared library was removed."""
+    command = [str(binary), "--help"]
     try:
-        tried = subprocess.run(
-            [str(BINARY), "--help"], capture_output=True, text=True, timeout=30, check=False
-        )
+        tried = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     except OSError as error:
-        return f"{BINARY} does not start: {error}"
+        return f"{binary} does not start: {error}"
     if tried.returncode == 0:
         return None
     said = (tried.stderr.strip().splitlines() or [f"exit code {tried.returncode}"])[-1]
-    return f"{BINARY} does not start: {said}"  # a shared library that was removed, say
+    return f"{binary} does not start: {said}"
 
 
 def server_options(addresses: Sequence[str]) -> list[str]:
