@@ -114,8 +114,8 @@ def test_a_killed_worker_costs_at_most_one_round(rounds: Rounds) -> None:
     for worker in mine:
         worker.kill()
     first, second = rounds.run(), rounds.run()
-    assert first.outcome in ("failed", "pushed"), first.reason
-    assert second.outcome == "pushed", second.reason
+    assert first.outcome in ("failed", "pushed", "kept"), first.reason
+    assert second.outcome in ("pushed", "kept"), second.reason
 
 
 def test_an_overlapping_round_is_skipped_and_counted(rounds: Rounds) -> None:
@@ -123,12 +123,15 @@ def test_an_overlapping_round_is_skipped_and_counted(rounds: Rounds) -> None:
     port = metrics.serve(0)
     lines: list[str] = []
     Scheduler(rounds, 0.2, metrics).run(2, lines.append)
-    assert len([line for line in lines if "pushed" in line]) == 2
+    assert len([line for line in lines if ": pushed version" in line or ": kept version" in line]) == 2, lines
     assert any("skipped" in line for line in lines)
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
         text = answer.read().decode()
     values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
-    assert float(values['swiftqueue_rounds_total{outcome="pushed"}']) == 2
+    ended = [
+        float(values[f'swiftqueue_rounds_total{{outcome="{outcome}"}}']) for outcome in ("pushed", "kept")
+    ]
+    assert sum(ended) == 2  # the gate may keep the champion on seconds of a made-up sender
     assert float(values['swiftqueue_rounds_total{outcome="skipped"}']) > 0
     assert float(values["swiftqueue_served_version"]) == served()
     assert float(values["swiftqueue_served_version_age_seconds"]) < 60
