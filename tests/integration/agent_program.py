@@ -104,8 +104,10 @@ class LiveSender:
         self.socket.connect(str(path))
         self.deadline_ns = deadline_us * 1000
         self.packet = 0
+        self.size_bytes = 1500  # of its packets
         self.now_ns = 10**9
-        self.waits_us: list[float] = []
+        self.waits_us: list[float] = []  # from asking until the decision came
+        self.lateness_us: list[float] = []  # from when it was due until it came; below 0: in time
         self.outcomes: list[str] = []
         self.buffer = b""
         self.alive = True
@@ -147,22 +149,28 @@ class LiveSender:
                 return None
             self.buffer += more
 
-    def batch(self) -> Any:
-        """Ask about the next 8 packets, wait until they are due, send them; None if they were not decided."""
+    def ask(self, due_ns: int) -> None:
+        """Ask about the next 8 packets, and wait for nothing."""
         batch = frames.blank(frames.BATCH)
-        due_ns = time.monotonic_ns() + self.deadline_ns
         batch["first_packet"], batch["now_ns"], batch["due_ns"] = self.packet, self.now_ns, due_ns
         packets = batch["packets"]
-        packets["size_bytes"], packets["flow_id"], packets["queue"] = 1500, FLOWS, DEFAULTS
+        packets["size_bytes"], packets["flow_id"], packets["queue"] = self.size_bytes, FLOWS, DEFAULTS
+        self.send(batch)
+
+    def batch(self) -> Any:
+        """Ask about the next 8 packets, wait until they are due, send them; None if they were not decided."""
         begin_ns = time.monotonic_ns()
+        due_ns = begin_ns + self.deadline_ns
         decision = None
         if self.alive:
-            self.send(batch)
+            self.ask(due_ns)
             # The agent says `late` when it is due; this sender waits a moment more to hear it said.
             while (decision := self.receive(due_ns + 10**9)) is not None:
                 if decision["type"] == 5 and decision["first_packet"] == self.packet:
                     break
-        self.waits_us.append((time.monotonic_ns() - begin_ns) / 1e3)
+        came_ns = time.monotonic_ns()
+        self.waits_us.append((came_ns - begin_ns) / 1e3)
+        self.lateness_us.append((came_ns - due_ns) / 1e3)
         self.outcomes.append("gone" if decision is None else frames.OUTCOMES[decision["outcome"]])
         queues = DEFAULTS if decision is None else decision["queues"]
         if self.alive:
@@ -174,7 +182,7 @@ class LiveSender:
         sent = frames.blank(frames.SENT, 8)
         sent["packet"] = np.arange(self.packet, self.packet + 8)
         sent["sent_ns"] = self.now_ns + np.arange(8) * 250_000
-        sent["size_bytes"], sent["flow_id"], sent["queue"] = 1500, FLOWS, queues
+        sent["size_bytes"], sent["flow_id"], sent["queue"] = self.size_bytes, FLOWS, queues
         self.now_ns = int(sent["sent_ns"][-1]) + 250_000
         acked = frames.blank(frames.ACKED, 8)
         acked["packet"] = sent["packet"] - LATENCY_NS // 250_000
@@ -214,36 +222,52 @@ class EngineSender:
         )
 
 
-def build_stepping_clock(folder: Path) -> Path:
+class SteppingClock:
     """A library that makes the wall clock of a program step by an hour, back and forth, at each look."""
-    source, library = folder / "step.c", folder / "step.so"
-    source.write_text(
-        """
-        #define _GNU_SOURCE
-        #include <sys/syscall.h>
-        #include <sys/time.h>
-        #include <time.h>
-        #include <unistd.h>
-        static int looks;
-        int clock_gettime(clockid_t clock, struct timespec* now) {
-          int result = syscall(SYS_clock_gettime, clock, now);
-          if (clock == CLOCK_REALTIME) now->tv_sec += __sync_fetch_and_add(&looks, 1) % 2 ? 3600 : -3600;
-          return result;
-        }
-        int gettimeofday(struct timeval* now, void* zone) {
-          struct timespec at;
-          clock_gettime(CLOCK_REALTIME, &at);
-          now->tv_sec = at.tv_sec;
-          now->tv_usec = at.tv_nsec / 1000;
-          return 0;
-        }
-        time_t time(time_t* out) {
-          struct timespec at;
-          clock_gettime(CLOCK_REALTIME, &at);
-          if (out) *out = at.tv_sec;
-          return at.tv_sec;
-        }
-        """
-    )
-    subprocess.run(["g++", "-x", "c", "-shared", "-fPIC", "-O1", "-o", library, source], check=True)
-    return library
+
+    def __init__(self, folder: Path) -> None:
+        source, self.library = folder / "step.c", folder / "step.so"
+        self._looks = folder / "looks"
+        source.write_text(STEPPING_CLOCK)
+        words = ["g++", "-x", "c", "-shared", "-fPIC", "-O1", f'-DLOOKS="{self._looks}"']
+        subprocess.run([*words, "-o", self.library, source], check=True)
+
+    def looks(self) -> tuple[int, int]:
+        """How often the program, which has ended, looked at any clock and at the wall clock."""
+        any_clock, wall = self._looks.read_text().split()
+        return int(any_clock), int(wall)
+
+
+STEPPING_CLOCK = """
+#define _GNU_SOURCE
+#include <stdio.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <time.h>
+#include <unistd.h>
+static int looks, wall_looks;
+int clock_gettime(clockid_t clock, struct timespec* now) {
+  int result = syscall(SYS_clock_gettime, clock, now);
+  __sync_fetch_and_add(&looks, 1);
+  if (clock == CLOCK_REALTIME) now->tv_sec += __sync_fetch_and_add(&wall_looks, 1) % 2 ? 3600 : -3600;
+  return result;
+}
+__attribute__((destructor)) static void tell(void) {
+  FILE* file = fopen(LOOKS, "w");
+  fprintf(file, "%d %d", looks, wall_looks);
+  fclose(file);
+}
+int gettimeofday(struct timeval* now, void* zone) {
+  struct timespec at;
+  clock_gettime(CLOCK_REALTIME, &at);
+  now->tv_sec = at.tv_sec;
+  now->tv_usec = at.tv_nsec / 1000;
+  return 0;
+}
+time_t time(time_t* out) {
+  struct timespec at;
+  clock_gettime(CLOCK_REALTIME, &at);
+  if (out) *out = at.tv_sec;
+  return at.tv_sec;
+}
+"""

@@ -20,7 +20,7 @@ from agent_program import (
     AgentProgram,
     EngineSender,
     LiveSender,
-    build_stepping_clock,
+    SteppingClock,
     wait_until,
 )
 
@@ -162,7 +162,9 @@ def test_a_sender_that_does_not_read_holds_up_nobody(feed: tuple[AgentProgram, P
         good.until("decided", 10)
 
 
-def test_when_the_agent_is_killed_its_sender_knows_at_once(feed: tuple[AgentProgram, Path]) -> None:
+def test_when_the_agent_is_killed_its_sender_knows_at_once_and_finds_the_next(
+    feed: tuple[AgentProgram, Path], tmp_path: Path
+) -> None:
     agent, path = feed
     with LiveSender(path) as sender:
         sender.until("decided", 10)
@@ -172,6 +174,15 @@ def test_when_the_agent_is_killed_its_sender_knows_at_once(feed: tuple[AgentProg
             assert sender.batch() is None
         assert not sender.alive
         assert max(sender.waits_us) < 1e6
+    agent.process.wait(10)
+    assert path.is_socket()  # a killed agent leaves it behind
+    with (
+        AgentProgram("--listen", path, "--local", tmp_path / "champion") as again,
+        LiveSender(path) as sender,
+    ):
+        sender.until("decided", 10)
+        sender.socket.close()
+        again.end()
 
 
 def test_the_artifact_is_refreshed_and_a_broken_one_refused(
@@ -228,12 +239,13 @@ def change_head(folder: Path) -> None:
 
 
 def test_steps_of_the_wall_clock_change_nothing(make_artifact: Callable[..., Path], tmp_path: Path) -> None:
-    shim = build_stepping_clock(tmp_path)
+    clock = SteppingClock(tmp_path)
     arguments = ("--synthetic-bps", 2e7, "--seconds", 2, "--deadline-us", 500_000)
-    with AgentProgram(*arguments, "--local", make_artifact(1, tokens=16), preload=shim) as agent:
+    with AgentProgram(*arguments, "--local", make_artifact(1, tokens=16), preload=clock.library) as agent:
         summary = agent.end(None)
     assert summary["decided"] >= 0.95 * summary["batches"]
     assert 1.9 < summary["seconds"] < 4
+    assert clock.looks()[0] > summary["batches"]  # else it was not the library's clock
 
 
 def test_memory_is_flat_over_millions_of_packets(make_artifact: Callable[..., Path]) -> None:
@@ -298,6 +310,7 @@ def test_bad_files_and_options_are_one_line(make_artifact: Callable[..., Path], 
 
 
 def test_under_sanitizers(make_artifact: Callable[..., Path]) -> None:
+    """All of it is instrumented, the engine too."""
     ran = subprocess.run(
         ["make", "-j2", "sanitize", f"ARTIFACT={make_artifact(1, tokens=16)}", "ROUNDS=10000"],
         cwd=agent_process.BINARY.parent.parent,
@@ -315,3 +328,14 @@ def test_under_sanitizers(make_artifact: Callable[..., Path]) -> None:
         "swapped under questions",
     ):
         assert ran.stdout.count(line) == 2, ran.stdout
+    for sanitizer in ("address", "thread"):
+        linked = subprocess.run(
+            ["make", "-n", "-W", "stress.cc", f"_build/stress_{sanitizer}"],
+            cwd=agent_process.BINARY.parent.parent,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.splitlines()[-1]
+        objects = [word.rpartition("/")[2] for word in linked.split() if word.endswith(".o")]
+        assert f"{sanitizer}_engine.o" in objects
+        assert all(name.startswith(f"{sanitizer}_") for name in objects), linked

@@ -6,6 +6,7 @@ server again by itself.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -13,23 +14,30 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
-from agent_program import AgentProgram, LiveSender, build_stepping_clock, wait_until
+import tritonclient.grpc as grpc
+from agent_program import DEFAULTS, AgentProgram, LiveSender, SteppingClock, wait_until
 from conftest import free_ports
+from test_agent import change_head
 from triton_process import kill_server, server_process
 
-from serving import agent_process
+from infra.bench.served_models import served, write_model
+from serving import agent_process, frames
 from serving.endpoint import Triton, grpc_address
+from serving.triton_config import Backend
+from serving.triton_repository import MODEL
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(agent_process.why_not_built() is not None, reason=str(agent_process.why_not_built())),
 ]
 DEADLINE_US = 30_000
-SLACK_US = 30_000  # what a busy machine may add to most timed waits
+SLACK_US = 5_000  # what waking up takes, for nine batches of ten
+PAUSE_US = 200_000  # longest pause of a busy machine
 GONE_S = float(os.environ.get("SWIFTQUEUE_TEST_GONE_S", "5"))  # how long a server stays away
 
 
@@ -49,9 +57,9 @@ def agent_at(
 
 def in_time(sender: LiveSender) -> None:
     """No batch waited for the server; single ones may have met a pause of a busy machine."""
-    waits_us = sorted(sender.waits_us)
-    assert waits_us[len(waits_us) // 2] < DEADLINE_US + SLACK_US, waits_us
-    assert waits_us[-1] < 1e6
+    lateness_us = sorted(sender.lateness_us)
+    assert lateness_us[len(lateness_us) * 9 // 10] <= SLACK_US, lateness_us
+    assert lateness_us[-1] <= PAUSE_US, lateness_us
 
 
 def test_a_killed_server_is_found_again(champion: int, tmp_path: Path) -> None:
@@ -60,7 +68,7 @@ def test_a_killed_server_is_found_again(champion: int, tmp_path: Path) -> None:
     with agent_at(tmp_path, grpc_address()) as (agent, sender):
         assert sender.until("decided", 15)["version"] == champion
         kill_server()
-        sender.waits_us.clear()
+        sender.lateness_us.clear()
         killed_at = len(sender.outcomes)
         end = time.monotonic() + GONE_S
         while time.monotonic() < end:
@@ -79,7 +87,7 @@ def test_a_paused_server_costs_no_more_than_the_deadline(champion: int, tmp_path
     with agent_at(tmp_path, grpc_address()) as (_, sender):
         sender.until("decided", 15)
         process = server_process()
-        sender.waits_us.clear()
+        sender.lateness_us.clear()
         process.suspend()
         try:
             outcomes = [sender.batch()["outcome"] for _ in range(60)]
@@ -131,7 +139,7 @@ def test_a_slow_server_makes_batches_late_and_its_answers_stale(champion: int, t
     try:
         with agent_at(tmp_path, proxy.address) as (agent, sender):
             sender.until("decided", 15)
-            sender.waits_us.clear()
+            sender.lateness_us.clear()
             proxy.delay_s = 0.1
             outcomes = [sender.batch()["outcome"] for _ in range(15)]
             assert 0 not in outcomes
@@ -145,7 +153,7 @@ def test_a_slow_server_makes_batches_late_and_its_answers_stale(champion: int, t
 
 @pytest.fixture(scope="module")
 def replica(champion: int, triton: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Address of a second Triton, whose version is another number than the champion's."""
+    """Address of a second Triton, which goes on serving the champion, whatever is deployed to the first."""
     from infra.native_backend import with_native_backend
     from infra.stack import triton_command
     from infra.triton_environment import find_environment
@@ -153,12 +161,6 @@ def replica(champion: int, triton: Path, tmp_path_factory: pytest.TempPathFactor
     folder = tmp_path_factory.mktemp("replica")
     repository = folder / "repository"
     shutil.copytree(triton / "triton" / "repository", repository)
-    model = repository / "swiftqueue"
-    (model / str(champion)).rename(model / str(champion + 100))
-    config = (model / "config.pbtxt").read_text()
-    policy = f"versions: [ {champion} ]"
-    assert policy in config, config
-    (model / "config.pbtxt").write_text(config.replace(policy, f"versions: [ {champion + 100} ]"))
     environment = with_native_backend(find_environment(), folder / "backends")
     grpc, http, metrics = free_ports(3)
     command = triton_command(environment, repository, {"http": http, "grpc": grpc, "metrics": metrics})
@@ -177,13 +179,34 @@ def replica(champion: int, triton: Path, tmp_path_factory: pytest.TempPathFactor
     server.wait()
 
 
-def test_the_second_server_takes_over_and_each_ones_version_is_seen(
-    champion: int, replica: str, tmp_path: Path
+@pytest.fixture
+def newer(champion: int, replica: str, tmp_path: Path, make_artifact: Callable[..., Path]) -> Iterator[int]:
+    """A version with another head, deployed to the local stack alone: the replica serves an older one."""
+    from models import artifact
+    from models.lineage import content_hash
+    from models.registry import Registry
+    from serving.deploy import deploy_version
+
+    folder = tmp_path / "other_head"
+    shutil.copytree(make_artifact(1, onnx=True), folder)
+    (folder / "model.onnx").unlink()
+    change_head(folder)
+    artifact.export_onnx(folder)
+    tags = {"content_sha256": content_hash(folder), "gate": "passed", "gate_reason": "set by a test"}
+    version = Registry("swiftqueue").add(folder, tags=tags, params={}, metrics={})
+    deploy_version(version)
+    yield version
+    deploy_version(champion)
+
+
+def test_the_second_server_takes_over_with_an_older_version_and_each_ones_is_seen(
+    champion: int, newer: int, replica: str, tmp_path: Path
 ) -> None:
+    assert champion < newer
     proxy = SlowProxy(int(grpc_address().rpartition(":")[2]))
     with agent_at(tmp_path, proxy.address, replica) as (agent, sender):
-        versions = {proxy.address: champion, replica: champion + 100}
-        while sender.until("decided", 15)["version"] != champion:
+        versions = {proxy.address: newer, replica: champion}
+        while sender.until("decided", 15)["version"] != newer:
             pass
         wait_until(
             lambda: all(
@@ -195,16 +218,92 @@ def test_the_second_server_takes_over_and_each_ones_version_is_seen(
         )
         proxy.close()
         end = time.monotonic() + 15
-        while sender.until("decided", 15)["version"] != champion + 100:
+        while sender.until("decided", 15)["version"] != champion:
             assert time.monotonic() < end, "the second server does not take over"
-        assert agent.metrics()[f'connected{{server="{replica}"}}'] == 1
+        metrics = agent.metrics()
+        assert metrics[f'connected{{server="{replica}"}}'] == 1
+        assert metrics[f'server_version{{server="{replica}"}}'] == champion
+        gone = f'connected{{server="{proxy.address}"}}'
+        wait_until(lambda: agent.metrics()[gone] == 0, 5, "a server that is gone counts as connected")
+
+
+@pytest.mark.parametrize("patient", [1, 3])
+def test_patient_questions_hide_no_stall_from_others(
+    champion: int, replica: str, tmp_path: Path, patient: int
+) -> None:
+    """Some questions that are due in 10 s are under way on a server that hangs; three leave no room."""
+    proxy = SlowProxy(int(grpc_address().rpartition(":")[2]))
+    try:
+        with agent_at(tmp_path, proxy.address, replica) as (agent, hasty), ExitStack() as stack:
+            wait_until(
+                lambda: all(
+                    agent.metrics().get(f'connected{{server="{server}"}}') == 1
+                    for server in (proxy.address, replica)
+                ),
+                15,
+                "not connected to both",
+            )
+            hasty.until("decided", 15)
+            proxy.delay_s = 60.0
+            others = [
+                stack.enter_context(LiveSender(tmp_path / "agent.sock", f"p{i}")) for i in range(patient)
+            ]
+            due_ns = time.monotonic_ns() + 10 * 10**9
+            for other in others:
+                other.ask(due_ns)
+                time.sleep(0.02)  # so that each is a request of its own
+            hasty.until("decided", 5)
+            # Given up in time, the server's questions were asked of the next one.
+            for other in others:
+                decision = other.receive(due_ns + 10**9)
+                assert decision["type"] == 5
+                assert frames.OUTCOMES[decision["outcome"]] == "decided"
+                other.outcomes.append("decided")
+                other.socket.close()
+            hasty.outcomes += ["decided"] * patient  # counted with its own, when the agent ends
+    finally:
+        proxy.close()
 
 
 def test_steps_of_the_wall_clock_change_nothing(champion: int, tmp_path: Path) -> None:
-    shim = build_stepping_clock(tmp_path)
-    with agent_at(tmp_path, grpc_address(), deadline_us=500_000, preload=shim) as (_, sender):
+    clock = SteppingClock(tmp_path)
+    with agent_at(tmp_path, grpc_address(), deadline_us=500_000, preload=clock.library) as (_, sender):
         sender.until("decided", 15)
         assert sum(sender.batch()["outcome"] == 0 for _ in range(50)) >= 45
+    looks, of_the_wall = clock.looks()
+    assert looks > 50  # else it was not the library's clock
+    assert of_the_wall > 0
+
+
+def test_a_backend_that_throws_costs_the_batches_it_throws_at(
+    serving_state: Path, tmp_path: Path, make_artifact: Callable[..., Path]
+) -> None:
+    """A valid artifact whose scaling overflows on packets of a gigabyte: the engine throws."""
+    source = tmp_path / "overflows"
+    shutil.copytree(make_artifact(1), source)
+    described = json.loads((source / "model.json").read_text())
+    size = next(feature for feature in described["features"] if feature["name"] == "size_bytes")
+    size |= {"transform": "identity", "shift": 0.0, "scale": 1e-30}
+    (source / "model.json").write_text(json.dumps(described))
+    write_model(tmp_path / "repository", MODEL, source, Backend.NATIVE)
+    path = tmp_path / "agent.sock"
+    with (
+        served(tmp_path, [MODEL], name="triton-throws") as address,
+        agent_at(tmp_path, address, deadline_us=1_000_000) as (agent, good),
+        LiveSender(path, "large", 1_000_000) as large,
+    ):
+        large.size_bytes = 10**9
+        good.until("decided", 15)
+        refused = [large.batch() for _ in range(10)]
+        assert set(large.outcomes) == {"error"}
+        assert all(np.array_equal(decision["queues"], DEFAULTS) for decision in refused)
+        assert good.batch()["outcome"] == 0
+        assert agent.metrics()['batches_total{outcome="error"}'] == 10
+        with grpc.InferenceServerClient(address) as client:
+            statistics = client.get_inference_statistics(MODEL).model_stats[0]
+        assert statistics.inference_stats.fail.count == 10
+        large.socket.close()
+        good.outcomes += large.outcomes  # counted with its own, when the agent ends
 
 
 def test_the_command_keeps_the_local_champion_fresh(

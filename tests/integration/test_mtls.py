@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from agent_program import AgentProgram, LiveSender
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -20,6 +21,7 @@ from cryptography.x509.oid import NameOID
 from infra.bench.served_models import IDENTITY, PROJECT, build, served, write_model
 from infra.triton_tls import SERVER_CERT, SERVER_KEY, tls_flags
 from models import artifact
+from serving import agent_process
 from serving.client import SenderAgent
 from serving.endpoint import LOOPBACK, TLS_CA, TLS_CERT, TLS_KEY, connect
 from serving.triton_repository import MODEL
@@ -162,6 +164,22 @@ def test_the_right_client_is_answered_in_python(secured: Secured, monkeypatch: p
         assert agent.wait_for_model(10), agent.problem
         decision = agent.decide(0, time.monotonic_ns(), [1500] * 8, [0] * 8, [0] * 8, [1] * 8)
         assert decision.outcome == "decided", agent.problem
+
+
+@pytest.mark.skipif(agent_process.why_not_built() is not None, reason=str(agent_process.why_not_built()))
+def test_the_agent_decides_with_the_files_of_the_environment(
+    secured: Secured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    use(secured, "right", monkeypatch)
+    path = tmp_path / "agent.sock"
+    options = agent_process.server_options([secured.address])
+    with (
+        AgentProgram("--listen", path, *options) as agent,
+        LiveSender(path, deadline_us=1_000_000) as sender,
+    ):
+        sender.until("decided", 15)
+        sender.socket.close()
+        assert agent.end()["decided"] >= 1
 
 
 @pytest.mark.parametrize("case", REFUSED)
