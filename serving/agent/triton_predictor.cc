@@ -116,6 +116,7 @@ class TritonPredictor : public Predictor {
   Outcomes outcomes_;
   std::vector<std::unique_ptr<TritonServer>> servers_;
   TritonServer* active_ = nullptr;
+  const TritonServer* last_ = nullptr;  // in use before; of `servers_`
   std::deque<std::unique_ptr<Request>> waiting_;
   std::int64_t tended_ns_ = 0;
   std::int64_t polled_ns_ = 0;
@@ -161,14 +162,11 @@ std::string TritonPredictor::problem() const {
   return text;
 }
 
-// Of the server in use; while none answers, what was known last, so that a batch asked about then
-// is an error and not one without a model.
+// Of the server in use; while none answers, that of the one last in use, unless it has said that it
+// serves none: a batch asked about then is an error, and not one without a model.
 Model TritonPredictor::model() const {
   if (active_ != nullptr) return active_->model();
-  for (const auto& server : servers_) {
-    if (server->model().tokens > 0) return server->model();
-  }
-  return {};
+  return last_ == nullptr ? Model{} : last_->model();
 }
 
 bool TritonPredictor::ask(std::uint64_t ticket, const float* x_BWF, int windows,
@@ -277,9 +275,11 @@ void TritonPredictor::choose_server(std::int64_t now) {
     return resting;
   };
   active_ = best();
-  if (active_ == nullptr || !active_->too_slow(now) || !others(active_)) return;
-  active_->leave("its answers are too late", now);
-  active_ = best();
+  if (active_ != nullptr && active_->too_slow(now) && others(active_)) {
+    active_->leave("its answers are too late", now);
+    active_ = best();
+  }
+  if (active_ != nullptr) last_ = active_;
 }
 
 // To be called when no event waits: what is overdue then was not answered.
