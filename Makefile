@@ -10,7 +10,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # Small models train 2-4 times faster on one thread each (docs/LOG.md); Ray gives each worker its own core.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup setup-monitoring debian native run lab test test-fast lint format bench up down status lock clean
+.PHONY: help setup setup-monitoring debian native run lab test test-fast lint format bench up down status logs lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -83,14 +83,17 @@ bench: setup ## Measure every figure beside its reference
 	swiftqueue bench swap
 	swiftqueue bench ingest
 
-up: setup ## Start the local servers (Triton and MLflow, loopback only)
-	swiftqueue up --mlflow
+up: setup ## Start the live loop: servers, telemetry, a replaying sender, a fine-tune every five minutes
+	swiftqueue up --live
 
-down: ## Stop them
+down: ## Stop whatever runs of it; no process, port or temporary file stays
 	swiftqueue down
 
-status: ## Judge each server by a real request
+status: ## Judge each part by a real request; the served version and its age
 	swiftqueue status
+
+logs: ## The last lines of every part's log; make logs FOLLOW=1 goes on
+	@tail -n 15 $(if $(FOLLOW),-F) $${SWIFTQUEUE_STATE:-var}/*/server.log
 
 lock: ## Resolve infra/setup/requirements*.in into the two locks
 	$(UV) pip compile infra/setup/requirements.in --override infra/setup/overrides.txt --python-version 3.11 \

@@ -188,16 +188,32 @@ def run(
 @app.command()
 def up(
     mlflow: Annotated[bool, typer.Option("--mlflow", help="start the MLflow server too")] = False,
+    live: Annotated[bool, typer.Option("--live", help="start the whole live loop (docs/LIVE.md)")] = False,
+    trace: Annotated[
+        str | None, typer.Option(help="--live: what its sender replays (default: register.trace)")
+    ] = None,
+    speed: Annotated[float, typer.Option(help="--live: of the replay, times real time")] = 1.0,
+    every: Annotated[float, typer.Option(help="--live: seconds from one round to the next")] = 300.0,
+    learn: Annotated[float, typer.Option(help="--live: seconds that a round learns from")] = 60.0,
+    judge: Annotated[float, typer.Option(help="--live: seconds that it is judged on")] = 10.0,
 ) -> None:
-    """Start the local Triton server (loopback only); harmless when it is up."""
-    from infra.stack import start_stack
+    """Start the local Triton server (loopback only), or the whole live loop; harmless when it is up.
 
-    start_stack(mlflow=mlflow)
+    Example: swiftqueue up --live --every 60
+    """
+    if live:
+        from infra.live.loop import start_loop
+
+        start_loop(trace, speed=speed, every_s=every, learn_s=learn, judge_s=judge)
+    else:
+        from infra.stack import start_stack
+
+        start_stack(mlflow=mlflow)
 
 
 @app.command()
 def down() -> None:
-    """Stop every server that `up` started."""
+    """Stop whatever `up` started."""
     from infra.stack import stop_stack
 
     stop_stack()
@@ -205,7 +221,7 @@ def down() -> None:
 
 @app.command()
 def status() -> None:
-    """Judge each server by a real request, and print the served version and its age."""
+    """Judge each part that runs by a real request, and print the served version and its age."""
     from infra.stack import print_status
 
     sys.exit(print_status())

@@ -59,18 +59,13 @@ def log_path(name: str) -> Path:
 
 
 def running(name: str) -> Server | None:
-    """The server `name` if its process runs; a record left by a dead one is removed."""
-    path = record_path(name)
-    try:
-        server = Server(**json.loads(path.read_text()))
-    except FileNotFoundError:
-        return None
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{path}: not a server record ({error}); remove it") from error
-    if server.process() is None:
-        path.unlink(missing_ok=True)
-        return None
-    return server
+    """The server `name` if its process runs.
+
+    Raises:
+        ValueError: its record cannot be read.
+    """
+    server = _recorded(name)
+    return server if server and server.process() else None
 
 
 def check_port(port: int, variable: str) -> None:
@@ -83,6 +78,18 @@ def check_port(port: int, variable: str) -> None:
             raise OSError(
                 f"port {port} is in use by another program; stop it, or choose another port with {variable}"
             ) from error
+
+
+def chosen_port(variable: str, default: int) -> int:
+    """Port that an environment variable names, or the default.
+
+    Raises:
+        ValueError: it is not a port number.
+    """
+    text = os.environ.get(variable) or str(default)
+    if not text.isdigit() or not 0 < int(text) < 65536:
+        raise ValueError(f"{variable}={text!r} is not a port number")
+    return int(text)
 
 
 def start(
@@ -98,6 +105,7 @@ def start(
     Raises:
         RuntimeError: it ended or did not answer in time; it is stopped, its last log line is in the message.
     """
+    stop(name)  # of one that was killed, children may have stayed
     log_path(name).parent.mkdir(parents=True, exist_ok=True)
     with log_path(name).open("wb") as log:
         child = subprocess.Popen(
@@ -127,25 +135,56 @@ def start(
 
 
 def stop(name: str) -> Server | None:
-    """Stop server `name` and what it started; return it, or None when none ran."""
-    server = running(name)
-    process = server.process() if server else None
-    if server is None or process is None:
+    """Stop server `name` and what it started; return it, or None when none ran.
+
+    Of a server that was killed, what it started and left is stopped.
+    """
+    server = _recorded(name)
+    if server is None:
         return None
-    family = [process, *process.children(recursive=True)]
+    process = server.process()
+    family = _family(server, process)
     regions = _shared_memory(family)
-    with contextlib.suppress(psutil.NoSuchProcess):
-        process.resume()  # a stopped (SIGSTOP) process would never see the request to end
-        process.terminate()
-    _, left = psutil.wait_procs(family, STOP_TIMEOUT_S)
-    for survivor in left:
+    if process is not None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.resume()  # a stopped (SIGSTOP) process would never see the request to end
+            process.terminate()
+        _, family = psutil.wait_procs(family, STOP_TIMEOUT_S)
+    for survivor in family:
         with contextlib.suppress(psutil.NoSuchProcess):
             survivor.kill()
-    psutil.wait_procs(left, STOP_TIMEOUT_S)
+    psutil.wait_procs(family, STOP_TIMEOUT_S)
     for region in regions:
         region.unlink(missing_ok=True)
     record_path(name).unlink(missing_ok=True)
-    return server
+    return server if process else None
+
+
+def _recorded(name: str) -> Server | None:
+    """The server that was started last as `name` and not stopped since."""
+    path = record_path(name)
+    try:
+        return Server(**json.loads(path.read_text()))
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path}: not a server record ({error}); remove it") from error
+
+
+def _family(server: Server, process: psutil.Process | None) -> list[psutil.Process]:
+    """The server's process, if it runs, and whatever it started.
+
+    It leads a session, whose number the kernel gives to no other process while the session has members.
+    """
+    family = {process, *process.children(recursive=True)} if process else set()
+    with contextlib.suppress(psutil.NoSuchProcess):
+        if psutil.Process(server.pid).create_time() != server.created:
+            return []  # the number belongs to somebody else by now
+    for pid in psutil.pids():
+        with contextlib.suppress(OSError, psutil.Error):
+            if os.getsid(pid) == server.pid:
+                family.add(psutil.Process(pid))
+    return list(family)
 
 
 def _shared_memory(family: Sequence[psutil.Process]) -> list[Path]:

@@ -28,6 +28,8 @@ TRITON: Final = "triton"
 MLFLOW: Final = "mlflow"
 MLFLOW_PORT_VARIABLE: Final = "SWIFTQUEUE_MLFLOW_PORT"
 MLFLOW_PORT: Final = 5000
+# Everything that may run on this machine, in the order of its start; the names of `var/NAME/server.json`.
+PARTS: Final = (MLFLOW, TRITON, "ray", "ingest", "forwarder", "agent", "scheduler", "prometheus")
 TRITON_TIMEOUT_S: Final = 60.0
 MLFLOW_TIMEOUT_S: Final = 180.0  # 41 s were seen on a busy machine
 
@@ -62,17 +64,27 @@ def served_backend() -> Backend:
 
 
 def stop_stack() -> None:
-    """Stop the servers that `up` started, and nothing else."""
-    for name in (TRITON, MLFLOW):
-        server = processes.stop(name)
-        print(f"{name}: stopped (pid {server.pid})" if server else f"{name}: not running")
+    """Stop whatever `up` started, the newest part first, and nothing else."""
+    from infra.live import loop
+
+    idle = []
+    for name in reversed(PARTS):
+        if server := processes.stop(name):
+            print(f"{name}: stopped (pid {server.pid})", flush=True)
+        else:
+            idle.append(name)
+    loop.clean_up()
+    if idle:
+        print(f"not running: {', '.join(idle)}")
 
 
 def print_status() -> int:
-    """Print what each server answers to a real request; 0 when a version is served."""
+    """Print what each part answers to a real request; 0: all that run are well and a version is served."""
+    from infra.live.health import print_parts
+
     served = _print_triton()
-    _print_mlflow()
-    return 0 if served else 1
+    well = _print_mlflow()
+    return 0 if print_parts() and well and served else 1
 
 
 def _start_triton() -> None:
@@ -145,10 +157,7 @@ def _start_mlflow() -> None:
     if server := processes.running(MLFLOW):
         print(f"mlflow is up already (pid {server.pid}, http://{LOOPBACK}:{server.ports['http']})")
         return
-    text = os.environ.get(MLFLOW_PORT_VARIABLE, str(MLFLOW_PORT))
-    if not text.isdigit() or not 0 < int(text) < 65536:
-        raise ValueError(f"{MLFLOW_PORT_VARIABLE}={text!r} is not a port number")
-    number = int(text)
+    number = processes.chosen_port(MLFLOW_PORT_VARIABLE, MLFLOW_PORT)
     processes.check_port(number, MLFLOW_PORT_VARIABLE)
     store, artifacts = local_store()
     command = [
@@ -195,7 +204,7 @@ def _print_triton() -> bool:
             print(f"triton: answers at {triton.address}, but serves no version ({error}): swiftqueue deploy")
             return False
     age = last_deployed(answer.version)
-    since = f"deployed {_duration(time.time() - age)} ago" if age else "not deployed from here"
+    since = f"deployed {duration(time.time() - age)} ago" if age else "not deployed from here"
     print(
         f"triton: serves version {answer.version} by the {Backend(config.backend).label} "
         f"at {triton.address}, {since}, inference {took_us:.0f} µs"
@@ -209,21 +218,26 @@ def _print_triton() -> bool:
     return True
 
 
-def _print_mlflow() -> None:
+def _print_mlflow() -> bool:
+    """Judge the MLflow server, if there is one, by a read of the registry; False when it does not answer."""
     if os.environ.get("MLFLOW_TRACKING_URI"):
         url = tracking_uri().rstrip("/")
-        if url.startswith("http"):
-            print(f"mlflow: {'answers' if _answers(f'{url}/health') else 'no answer'} at {url}")
+        if not url.startswith("http"):
+            return True
     elif server := processes.running(MLFLOW):
         url = f"http://{LOOPBACK}:{server.ports['http']}"
-        print(f"mlflow: {'answers' if _answers(f'{url}/health') else 'no answer'} at {url}")
     else:
-        print(
-            f"mlflow: no server (the registry is read from {state_dir() / 'mlflow'}); swiftqueue up --mlflow"
-        )
+        print(f"mlflow: no server (the registry is read from {state_dir() / 'mlflow'})")
+        return True
+    begin = time.perf_counter()
+    well = _answers(f"{url}/api/2.0/mlflow/registered-models/search?max_results=1")
+    took_ms = (time.perf_counter() - begin) * 1e3
+    print(f"mlflow: {f'a registry read in {took_ms:.0f} ms' if well else 'no answer'} at {url}")
+    return well
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Seconds in words."""
     for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
         if seconds >= size:
             return f"{seconds / size:.1f} {unit}"

@@ -42,7 +42,7 @@ def ray_cluster(workers: int) -> Iterator[None]:
         TimeoutError: the local cluster did not start.
     """
     address = os.environ.get("RAY_ADDRESS")
-    _use_token()  # before the import: Ray reads it then
+    use_token()  # before the import: Ray reads it then
     os.environ.setdefault("RAY_raylet_start_wait_time_s", START_WAIT_S)
     import ray
 
@@ -74,7 +74,7 @@ def ray_cluster(workers: int) -> Iterator[None]:
         ray.shutdown()
 
 
-def _use_token() -> None:
+def use_token() -> None:
     """Have Ray ask for, and give, the token of this state folder; one set in the environment stays."""
     mode = os.environ.setdefault("RAY_AUTH_MODE", "token")
     if mode != "token" or {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & set(os.environ):

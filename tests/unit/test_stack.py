@@ -8,12 +8,20 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
 from infra import processes
+from infra.live import health, plan
+from infra.live.sender import laps, laps_of_a_pass
 from infra.triton_environment import find_environment
 from serving.endpoint import port
+from serving.frames import ACKED, BATCH, SENT, replay_frames
+from serving.packet_log import open_log
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "data"))
+from bottleneck_tables import bottleneck_table, write_table
 
 SLEEPER = [sys.executable, "-S", "-c", "import time; print('ready', flush=True); time.sleep(60)"]
 
@@ -57,6 +65,17 @@ def test_a_suspended_server_is_stopped() -> None:
     assert not psutil.pid_exists(server.pid)
 
 
+def test_what_a_killed_server_started_is_stopped() -> None:
+    parent = f"import subprocess; subprocess.Popen({SLEEPER!r}).wait()"
+    server = processes.start("sleeper", [sys.executable, "-S", "-c", parent], {}, {}, says_ready, 10)
+    [child] = psutil.Process(server.pid).children()
+    psutil.Process(server.pid).kill()
+    assert child.is_running()
+    assert processes.stop("sleeper") is None
+    assert not child.is_running()
+    assert not processes.record_path("sleeper").exists()
+
+
 def test_a_server_that_ends_at_once_is_reported_with_its_last_error(state: Path) -> None:
     command = [sys.executable, "-S", "-c", "import sys; sys.exit('error: no model there')"]
     with pytest.raises(RuntimeError, match="sleeper ended with code 1: error: no model there"):
@@ -80,6 +99,15 @@ def test_a_port_in_use_is_named() -> None:
         with pytest.raises(OSError, match=rf"port {number} is in use .* with SOME_VARIABLE"):
             processes.check_port(number, "SOME_VARIABLE")
     processes.check_port(number, "SOME_VARIABLE")
+
+
+def test_a_chosen_port_is_a_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert processes.chosen_port("SOME_VARIABLE", 4711) == 4711
+    monkeypatch.setenv("SOME_VARIABLE", "4712")
+    assert processes.chosen_port("SOME_VARIABLE", 4711) == 4712
+    monkeypatch.setenv("SOME_VARIABLE", "70000")
+    with pytest.raises(ValueError, match="SOME_VARIABLE='70000' is not a port number"):
+        processes.chosen_port("SOME_VARIABLE", 4711)
 
 
 def test_ports_come_from_the_environment_the_running_server_or_the_default(
@@ -115,3 +143,67 @@ def test_a_python_without_its_shared_library_names_the_package(tmp_path: Path) -
     python.chmod(0o755)
     with pytest.raises(OSError, match=r"libpython3\.77\.so\.1\.0 is needed .*apt-get install libpython3\.77"):
         find_environment(tmp_path)
+
+
+# The live loop ----------------------------------------------------------------------------------------
+
+
+def test_what_the_loop_was_asked_for_is_checked_and_remembered(state: Path) -> None:
+    assert plan.asked() is None
+    for number in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match=r"--every .*must be above 0"):
+            plan.Live("x", 1, number, 60, 10)
+    plan.asked_file().parent.mkdir()
+    plan.asked_file().write_text('{"trace": "x", "speed": 2, "every_s": 60, "learn_s": 30, "judge_s": 8}')
+    assert plan.asked() == plan.Live("x", 2, 60, 30, 8)
+    plan.asked_file().write_text("{}")
+    with pytest.raises(ValueError, match=r"up\.json: not what .* remove it"):
+        plan.asked()
+
+
+def test_a_part_that_was_started_and_is_gone_is_named(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert health.print_parts()
+    assert "not started: ray, ingest, forwarder, agent, scheduler" in capsys.readouterr().out
+    plan.asked_file().parent.mkdir()
+    plan.asked_file().write_text('{"trace": "x", "speed": 2, "every_s": 60, "learn_s": 30, "judge_s": 8}')
+    assert not health.print_parts()
+    assert "scheduler: was started and is gone" in capsys.readouterr().out
+
+
+def test_the_scratch_folder_is_ours_alone(state: Path) -> None:
+    try:
+        plan.make_scratch()
+        plan.make_scratch()
+        plan.scratch().chmod(0o755)
+        with pytest.raises(OSError, match="open to others; remove it"):
+            plan.make_scratch()
+    finally:
+        plan.scratch().rmdir()
+
+
+def test_laps_of_a_trace_are_one_sender_that_goes_on(tmp_path: Path) -> None:
+    write_table(tmp_path, bottleneck_table("short", seconds=0.5))
+    log = open_log(str(tmp_path), 0, None)
+    begin_ns = 10**18
+    three = laps(log, 3, begin_ns)
+    packets = len(log.sent_ns)
+    assert three.sent_ns[0] == begin_ns
+    assert len(three.sent_ns) == len(three.latency_us) == 3 * packets
+    assert (np.diff(three.sent_ns) >= 0).all()
+    assert (np.diff(three.acked_ns) >= 0).all()
+    # The same packets at the same distances, under flows of their own.
+    for lap in range(3):
+        part = slice(lap * packets, (lap + 1) * packets)
+        assert (np.diff(three.sent_ns[part]) == np.diff(log.sent_ns)).all()
+        assert (three.size_bytes[part] == log.size_bytes).all()
+        assert set(three.flow_id[part]) == {flow + 4 * lap for flow in log.flow_id}
+    # Each ACK still belongs to its packet: latency and times agree where the latency is known.
+    sent_ns, latency_us = three.sent_ns[three.ack_packet], three.latency_us[three.ack_packet]
+    known = ~np.isnan(latency_us)
+    assert np.allclose((three.acked_ns - sent_ns)[known] / 1e3, latency_us[known], atol=2)
+    frames = b"".join(replay_frames(three))
+    bodies = SENT.itemsize * 3 * packets + ACKED.itemsize * len(three.acked_ns)
+    assert len(frames) == 80 + bodies + BATCH.itemsize * (3 * packets // 8)
+    assert laps_of_a_pass(log, 600) == np.ceil(600e9 / (log.sent_ns.max() - log.sent_ns[0]))

@@ -1,0 +1,218 @@
+"""`swiftqueue status` for the parts of the live loop: each judged by what it does, not by being there."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from infra import processes
+from infra.live import plan, ray_head
+from infra.monitoring.query import QueryError, ask
+from infra.stack import MLFLOW, PARTS, TRITON, duration
+from models.state import state_dir
+from serving.endpoint import LOOPBACK
+
+GROWTH_WAIT_S: Final = 8.0  # a new pass of the sender takes a second or two to begin
+LOOK_S: Final = 1.0
+ROUND_LATE_S: Final = 600.0  # a round waits up to 300 s for its workers and 120 s for their work
+TAIL_BYTES: Final = 1 << 16
+
+
+@dataclass
+class Judgement:
+    """What became of a part's request."""
+
+    well: bool
+    line: str
+
+
+def print_parts() -> bool:
+    """Print a line for each part that runs or ought to; whether all of them are well."""
+    live = plan.asked()
+    running = {name: server for name in PARTS if (server := processes.running(name))}
+    expected = plan.wanted() if live else []
+    judged = {name: _JUDGES[name](server) for name, server in running.items() if name in _JUDGES}
+    judged |= _judge_flow(running)
+    well = True
+    for name in PARTS:
+        if name in judged:
+            print(f"{name}: {judged[name].line}")
+            well = well and judged[name].well
+        elif name in expected and name not in running:
+            print(f"{name}: was started and is gone (log {processes.log_path(name)}); swiftqueue up --live")
+            well = False
+    idle = [name for name in PARTS if name not in (*running, MLFLOW, TRITON)]  # those two said so themselves
+    if idle and not live:
+        print(f"not started: {', '.join(idle)}; the whole loop: swiftqueue up --live")
+    return well
+
+
+def number(url: str, series: str) -> float | None:
+    """A series' value on a page of metrics; None where page or series is not there."""
+    for line in _page(url).splitlines():
+        name, _, value = line.rpartition(" ")
+        if name == series or (name.startswith(f"{series}{{") and "{" not in series):
+            return float(value)
+    return None
+
+
+def last_round() -> dict[str, Any] | None:
+    """The last finished round of `var/live/rounds.jsonl`."""
+    try:
+        with (state_dir() / "live" / "rounds.jsonl").open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - TAIL_BYTES))
+            lines = file.read().splitlines()
+    except FileNotFoundError:
+        return None
+    for line in reversed(lines):
+        try:
+            found: dict[str, Any] = json.loads(line)
+        except ValueError:  # cut short by a full disk
+            continue
+        return found
+    return None
+
+
+def answers(request: str | urllib.request.Request) -> bool:
+    """Whether a request to a server of ours is answered with 200."""
+    try:
+        with urllib.request.urlopen(request, timeout=10) as response:  # noqa: S310 - loopback http only
+            return bool(response.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def ingest_check(url: str) -> bool:
+    """Whether the ingest writes into its store and reads it back."""
+    return answers(urllib.request.Request(f"{url}/v1/check", b"", method="POST"))  # noqa: S310
+
+
+def _page(url: str) -> str:
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310 - loopback http only
+            return str(answer.read().decode(errors="replace"))
+    except (urllib.error.URLError, OSError):
+        return ""
+
+
+def _ray(server: processes.Server) -> Judgement:
+    return Judgement(*ray_head.check(f"{LOOPBACK}:{server.ports['gcs']}"))
+
+
+def _ingest(server: processes.Server) -> Judgement:
+    url = f"http://{LOOPBACK}:{server.ports['http']}"
+    begin = time.perf_counter()
+    well = ingest_check(url)
+    took_ms = (time.perf_counter() - begin) * 1e3
+    return Judgement(well, f"{f'a write and a read in {took_ms:.0f} ms' if well else 'no answer'} at {url}")
+
+
+def _scheduler(server: processes.Server) -> Judgement:
+    url = f"http://{LOOPBACK}:{server.ports['metrics']}/metrics"
+    served = number(url, "swiftqueue_served_version")
+    if served is None:
+        return Judgement(False, f"no answer at {url} (log {server.log})")
+    last = last_round()
+    live = plan.asked()
+    if last is None or last["triggered"] < server.created:
+        late = live is not None and time.time() - server.created > live.every_s + ROUND_LATE_S
+        return Judgement(not late, f"no round has ended yet; metrics at {url}")
+    age_s = time.time() - last["triggered"] - last["seconds"].get("total", 0.0)
+    version = f" version {last['version']}" if last["version"] else ""
+    line = f"round {last['number']} {last['outcome']}{version}, ended {duration(age_s)} ago: {last['reason']}"
+    late = live is not None and age_s > live.every_s + ROUND_LATE_S
+    return Judgement(last["outcome"] != "failed" and not late, line)
+
+
+def _prometheus(server: processes.Server) -> Judgement:
+    url = f"http://{LOOPBACK}:{server.ports['http']}"
+    try:
+        found = ask(url, "query", query="up")["result"]
+    except QueryError:
+        return Judgement(False, f"no answer at {url}")
+    well = sum(one["value"][1] == "1" for one in found)
+    return Judgement(True, f"{well} of {len(found)} targets answer its scrapes, {url}")
+
+
+_JUDGES: Final[dict[str, Callable[[processes.Server], Judgement]]] = {
+    "ray": _ray,
+    "ingest": _ingest,
+    "scheduler": _scheduler,
+    "prometheus": _prometheus,
+}
+
+
+class _Growth:
+    """A count of a page, looked at until it has grown."""
+
+    def __init__(self, url: str, *series: str) -> None:
+        self._url, self._series = url, series
+        self._base: float | None = None
+        self._since = 0.0
+        self.per_s = math.nan  # until it has grown
+
+    def look(self) -> None:
+        """Look once more; a count that is smaller belongs to a process that was started again."""
+        found = [value for one in self._series if (value := number(self._url, one)) is not None]
+        now = time.monotonic()
+        if not found or not math.isnan(self.per_s):
+            return
+        if self._base is None or sum(found) < self._base:
+            self._base, self._since = sum(found), now
+        elif sum(found) > self._base:
+            self.per_s = (sum(found) - self._base) / (now - self._since)
+
+    @property
+    def seen(self) -> bool:
+        """Whether the page answered at all."""
+        return self._base is not None
+
+
+def _judge_flow(running: dict[str, processes.Server]) -> dict[str, Judgement]:
+    """Agent and forwarder serve nobody but each other: are batches decided, do events reach the store?"""
+    watched: dict[str, _Growth] = {}
+    if agent := running.get("agent"):
+        page = f"http://{LOOPBACK}:{agent.ports['metrics']}/metrics"
+        watched["agent"] = _Growth(page, 'swiftqueue_agent_batches_total{outcome="decided"}')
+    ingest = running.get("ingest")
+    if "forwarder" in running and agent and ingest:
+        events = (f'swiftqueue_ingest_events_total{{kind="{kind}"}}' for kind in ("ack", "send"))
+        watched["forwarder"] = _Growth(f"http://{LOOPBACK}:{ingest.ports['http']}/metrics", *events)
+    deadline = time.monotonic() + GROWTH_WAIT_S
+    while watched:
+        for growth in watched.values():
+            growth.look()
+        if not any(math.isnan(growth.per_s) for growth in watched.values()) or time.monotonic() > deadline:
+            break
+        time.sleep(LOOK_S)
+    judged = {}
+    for name, what in (("agent", "batches decided"), ("forwarder", "events stored by the ingest")):
+        if name not in running:
+            continue
+        found = watched.get(name)
+        if found is not None and not math.isnan(found.per_s):
+            judged[name] = Judgement(True, f"{found.per_s:,.0f} {what} per second{_version(running, name)}")
+        else:
+            why = (
+                f"no {what} for {GROWTH_WAIT_S:.0f} s"
+                if found and found.seen
+                else "no metrics to judge it by"
+            )
+            judged[name] = Judgement(False, f"{why} (log {processes.log_path(name)})")
+    return judged
+
+
+def _version(running: dict[str, processes.Server], name: str) -> str:
+    if name != "agent":
+        return ""
+    page = f"http://{LOOPBACK}:{running[name].ports['metrics']}/metrics"
+    version = number(page, "swiftqueue_agent_server_version")
+    return "" if version is None else f", by version {version:.0f}"

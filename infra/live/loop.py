@@ -1,0 +1,231 @@
+"""`swiftqueue up --live`: every part of the live loop on this machine, and what `down` has to clean up.
+
+    mlflow, triton, ray head, ingest, forwarder, agent with a replaying sender, scheduler, prometheus
+
+Each has its record and log in `var/NAME/`. What was asked for is in `var/live/up.json`: a second `up --live`
+starts what is missing of it, `status` misses what does not run, `down` removes it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final
+
+import yaml
+
+from infra import processes
+from infra.live import health, plan, ray_head
+from models.state import state_dir
+from serving.endpoint import LOOPBACK
+
+AGENT_VARIABLE: Final = "SWIFTQUEUE_AGENT_METRICS"
+AGENT_PORT: Final = 9200
+SCHEDULER_VARIABLE: Final = "SWIFTQUEUE_SCHEDULER_METRICS"
+SCHEDULER_PORT: Final = 9201
+PARAMS_FILE: Final = Path("params.yaml")
+TIMEOUT_S: Final = 180.0  # of a part's start; the slowest took 40 s on a busy machine
+PORT_WAIT_S: Final = 3.0  # a killed part's child needs a moment to let go of its port
+
+
+def start_loop(trace: str | None, *, speed: float, every_s: float, learn_s: float, judge_s: float) -> None:
+    """Start every part that does not run, in order, each when the one before it answers.
+
+    Raises:
+        ValueError: a number out of range.
+        OSError: no champion, trace or agent, or a port is taken; the line says what to do.
+        RuntimeError: a part did not start; those before it stay, `down` stops them.
+    """
+    params = yaml.safe_load(PARAMS_FILE.read_text())["register"]
+    live = plan.Live(trace or params["trace"], speed, every_s, learn_s, judge_s)
+    before = plan.asked()
+    if before not in (None, live) and any(map(processes.running, ("agent", "scheduler"))):
+        print(f"the loop was started with {before}; it goes on so (`swiftqueue down` first to change that)")
+        live = before or live
+    sender = _check_what_it_needs(live, str(params["model_name"]))
+    from infra.stack import start_stack
+
+    plan.asked_file().parent.mkdir(parents=True, exist_ok=True)
+    plan.asked_file().write_text(json.dumps(asdict(live)) + "\n")
+    plan.make_scratch()
+    start_stack(mlflow=True)
+    ray = _start_ray()
+    ingest = _start_ingest(ray)
+    _start_part(
+        "forwarder",
+        [sys.executable, "-m", "serving.ingest.forwarder", str(plan.telemetry_socket()), ingest],
+        ready=plan.telemetry_socket().is_socket,
+    )
+    _start_agent(live)
+    _start_scheduler(live, sender, ray)
+    _start_prometheus()
+    print(
+        "the loop is up: `swiftqueue status` judges it, `make logs` shows its logs, `swiftqueue down` ends it"
+    )
+
+
+def clean_up() -> None:
+    """Remove what is not to stay once every part has been stopped."""
+    shutil.rmtree(plan.scratch(), ignore_errors=True)
+    (state_dir() / "agent" / "pass.frames").unlink(missing_ok=True)
+    plan.asked_file().unlink(missing_ok=True)
+
+
+def ray_address() -> str:
+    """Address of the Ray that the loop uses: RAY_ADDRESS, or the head of this machine."""
+    if address := os.environ.get("RAY_ADDRESS"):
+        return address
+    server = processes.running("ray")
+    number = server.ports["gcs"] if server else processes.chosen_port(ray_head.PORT_VARIABLE, ray_head.PORT)
+    return f"{LOOPBACK}:{number}"
+
+
+def _check_what_it_needs(live: plan.Live, model: str) -> str:
+    """Look for champion, trace and agent before anything is started; return the sender's id.
+
+    Raises:
+        OSError: one of them is missing.
+    """
+    from models.registry import CHAMPION, Registry, registry_exists
+    from serving import agent_process
+    from serving.ingest.forwarder import sender_id
+    from serving.packet_log import open_log
+
+    if reason := agent_process.why_not_built():
+        raise OSError(f"the loop's sender needs the C++ agent: {reason}")
+    if not registry_exists() or Registry(model).alias(CHAMPION) is None:
+        raise OSError("the registry has no champion; `make run` makes and serves the first one")
+    return sender_id(open_log(live.trace, 0, None).trace)
+
+
+def _start_part(
+    name: str,
+    command: Sequence[str],
+    *,
+    ready: Callable[[], bool],
+    ports: Mapping[str, int] | None = None,
+    env: Mapping[str, str] | None = None,
+) -> None:
+    """Start a part unless it is up."""
+    if server := processes.running(name):
+        print(f"{name} is up already (pid {server.pid})")
+        return
+    environment = {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", **(env or {})}
+    server = processes.start(name, command, ports or {}, environment, ready, TIMEOUT_S)
+    where = "".join(f", {kind} {LOOPBACK}:{number}" for kind, number in server.ports.items())
+    print(f"{name} is up (pid {server.pid}{where}, log {server.log})", flush=True)
+
+
+def _port(name: str, variable: str, default: int) -> int:
+    """Port of a part; where the part does not run, one that is free.
+
+    Raises:
+        OSError: another program has it.
+    """
+    number = processes.chosen_port(variable, default)
+    deadline = time.monotonic() + PORT_WAIT_S
+    while not processes.running(name):
+        try:
+            processes.check_port(number, variable)
+            break
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise OSError(f"{name}: {error}") from error
+            time.sleep(0.2)
+    return number
+
+
+def _start_ray() -> processes.Server | None:
+    """Start the Ray head; None where RAY_ADDRESS names another."""
+    if os.environ.get("RAY_ADDRESS"):
+        print(f"RAY_ADDRESS is set, so no local Ray is started: {ray_address()}")
+        return None
+    if server := processes.running(ray_head.NAME):
+        print(f"ray is up already (pid {server.pid})")
+        return server
+    folder = plan.scratch() / "ray"
+    processes.stop(ray_head.NAME)  # what a killed head left
+    shutil.rmtree(folder, ignore_errors=True)
+    _port(ray_head.NAME, ray_head.PORT_VARIABLE, ray_head.PORT)
+    server = ray_head.start(folder)
+    print(f"ray is up (pid {server.pid}, {ray_address()}, log {server.log})", flush=True)
+    return server
+
+
+def _outlived(name: str, ray: processes.Server | None) -> None:
+    """Stop a part that was started on a Ray which is gone."""
+    server = processes.running(name)
+    if server is not None and ray is not None and server.created < ray.created:
+        print(f"{name} was on the Ray before this one: started again", flush=True)
+        processes.stop(name)
+
+
+def _start_ingest(ray: processes.Server | None) -> str:
+    """Start the ingest and return its address."""
+    from serving.ingest import server as ingest
+
+    _outlived("ingest", ray)
+    number = ingest.port()
+    url = f"http://{LOOPBACK}:{number}"
+    if not health.ingest_check(url):  # Ray Serve goes on where only the program that started it was killed
+        number = _port("ingest", ingest.PORT_VARIABLE, ingest.PORT)
+    _start_part(
+        "ingest",
+        [sys.executable, "-m", "serving.ingest.server"],
+        ports={"http": number},
+        env={"RAY_ADDRESS": ray_address(), ingest.PORT_VARIABLE: str(number)},
+        ready=lambda: health.ingest_check(url),
+    )
+    return url
+
+
+def _start_agent(live: plan.Live) -> None:
+    port = _port("agent", AGENT_VARIABLE, AGENT_PORT)
+    url = f"http://{LOOPBACK}:{port}/metrics"
+    options = [f"--speed={live.speed}", f"--telemetry={plan.telemetry_socket()}", f"--metrics-port={port}"]
+    _start_part(
+        "agent",
+        [sys.executable, "-m", "infra.live.sender", live.trace, *options],
+        ports={"metrics": port},
+        ready=lambda: (health.number(url, 'swiftqueue_agent_batches_total{outcome="decided"}') or 0) > 0,
+    )
+
+
+def _start_scheduler(live: plan.Live, sender: str, ray: processes.Server | None) -> None:
+    from serving.ingest.server import telemetry_dir
+
+    _outlived("scheduler", ray)
+    port = _port("scheduler", SCHEDULER_VARIABLE, SCHEDULER_PORT)
+    options = {
+        "--telemetry": telemetry_dir(),
+        "--sender": sender,
+        "--every": live.every_s,
+        "--learn": live.learn_s,
+        "--judge": live.judge_s,
+        "--metrics-port": port,
+    }
+    program = Path(sys.executable).with_name("swiftqueue")
+    _start_part(
+        "scheduler",
+        [str(program), "schedule", *(f"{option}={value}" for option, value in options.items())],
+        ports={"metrics": port},
+        env={"RAY_ADDRESS": ray_address()},
+        ready=lambda: health.answers(f"http://{LOOPBACK}:{port}/metrics"),
+    )
+
+
+def _start_prometheus() -> None:
+    from infra.monitoring import prometheus
+
+    if shutil.which("prometheus") is None:
+        print(
+            "no prometheus here (Debian: apt-get install prometheus): metrics are served, nobody keeps them"
+        )
+        return
+    print(f"prometheus is up at {prometheus.start()}")

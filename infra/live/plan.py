@@ -1,0 +1,85 @@
+"""What `swiftqueue up --live` was asked for, what ought to run, and where the parts meet."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from models.state import state_dir
+
+
+@dataclass(frozen=True)
+class Live:
+    """What `up --live` was asked for."""
+
+    trace: str  # a trace of data/packets, or a packet-table folder
+    speed: float  # of the replay, times real time
+    every_s: float
+    learn_s: float
+    judge_s: float
+
+    def __post_init__(self) -> None:
+        """Raise ValueError where a number is not above zero."""
+        for option, value in (
+            ("--speed", self.speed),
+            ("--every", self.every_s),
+            ("--learn", self.learn_s),
+            ("--judge", self.judge_s),
+        ):
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{option} {value}: must be above 0")
+
+
+def asked() -> Live | None:
+    """What the last `up --live` was asked for; None when there was none since the last `down`."""
+    try:
+        return Live(**json.loads(asked_file().read_text()))
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{asked_file()}: not what `up --live` writes ({error}); remove it") from error
+
+
+def wanted() -> list[str]:
+    """Parts that run when the loop is whole, in the order of their start."""
+    from infra.stack import PARTS
+
+    elsewhere = {
+        "mlflow": os.environ.get("MLFLOW_TRACKING_URI"),
+        "ray": os.environ.get("RAY_ADDRESS"),
+        "prometheus": shutil.which("prometheus") is None,
+    }
+    return [name for name in PARTS if not elsewhere.get(name)]
+
+
+def scratch() -> Path:
+    """Folder of sockets and of Ray's files: its path is short, since a socket's has 107 bytes at most."""
+    name = hashlib.sha256(str(state_dir()).encode()).hexdigest()[:8]
+    return Path(f"/tmp/swiftqueue-{name}")  # noqa: S108 - ours alone: see `make_scratch`
+
+
+def make_scratch() -> None:
+    """Make the folder, for this user alone.
+
+    Raises:
+        OSError: somebody else made it.
+    """
+    scratch().mkdir(mode=0o700, exist_ok=True)
+    found = scratch().lstat()
+    if found.st_uid != os.geteuid() or found.st_mode & 0o077 or scratch().is_symlink():
+        raise OSError(f"{scratch()} is somebody else's, or open to others; remove it")
+
+
+def asked_file() -> Path:
+    """Where it is written down, from `up --live` to `down`."""
+    return state_dir() / "live" / "up.json"
+
+
+def telemetry_socket() -> Path:
+    """Where the agent meets the forwarder."""
+    return scratch() / "telemetry.sock"

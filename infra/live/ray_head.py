@@ -1,0 +1,102 @@
+"""The live loop's own Ray head: started on loopback with a token, judged by a real write and read.
+
+    python -m infra.live.ray_head ADDRESS     # the judgement: one line, exit code 0 when it is well
+
+The judgement is a program of its own: Ray ends a process whose head does not answer.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+from infra import processes
+from models.ray_job import LOOPBACK, OBJECT_STORE_BYTES, START_WAIT_S, use_token
+from serving.ingest.server import SERVE_PATIENCE
+
+NAME: Final = "ray"
+PORT_VARIABLE: Final = "SWIFTQUEUE_RAY_PORT"
+PORT: Final = 6380  # Ray's own 6379 is left to others
+START_TIMEOUT_S: Final = 240.0
+CHECK_TIMEOUT_S: Final = 20.0
+CALL_TIMEOUT_S: Final = 5.0
+
+
+def start(folder: Path) -> processes.Server:
+    """Start a Ray head whose files lie in `folder` (a short path), and wait until it answers.
+
+    Raises:
+        OSError: its port is taken.
+        RuntimeError: it did not start.
+    """
+    number = processes.chosen_port(PORT_VARIABLE, PORT)
+    processes.check_port(number, PORT_VARIABLE)
+    use_token()
+    command = [
+        *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats"),
+        *(f"--node-ip-address={LOOPBACK}", f"--port={number}", f"--temp-dir={folder}"),
+        *("--include-dashboard=false", f"--num-cpus={max(2, os.cpu_count() or 1)}"),
+        f"--object-store-memory={OBJECT_STORE_BYTES}",
+        # Else these are fixed ports and ranges, and a second Ray on the machine would meet them.
+        *("--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"),
+        f"--ray-client-server-port={_free_port()}",
+    ]
+    environment = {"RAY_raylet_start_wait_time_s": START_WAIT_S, "OMP_NUM_THREADS": "1", **SERVE_PATIENCE}
+    address = f"{LOOPBACK}:{number}"
+    return processes.start(
+        NAME, command, {"gcs": number}, environment, lambda: check(address)[0], START_TIMEOUT_S
+    )
+
+
+def check(address: str) -> tuple[bool, str]:
+    """Whether a Ray head takes a write, gives it back and has a node to work on; and a line about it."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), CALL_TIMEOUT_S).close()
+    except OSError:
+        return False, f"no answer at {address}"
+    use_token()
+    command = [sys.executable, "-m", "infra.live.ray_head", address]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=CHECK_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return False, f"takes connections at {address}, but does not answer"
+    lines = (done.stdout or done.stderr).strip().splitlines()
+    return done.returncode == 0, lines[-1] if lines else f"ended with code {done.returncode}"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return int(probe.getsockname()[1])
+
+
+def main(address: str) -> None:
+    """Judge the head at an address."""
+    # No process need be started for it, as `ray.init` does. A compiled module: mypy cannot look inside.
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]
+
+    begin = time.perf_counter()
+    client = GcsClient(address=address)
+    key, content, space = f"check-{os.getpid()}".encode(), os.urandom(16), b"swiftqueue"
+    client.internal_kv_put(key, content, True, space, timeout=CALL_TIMEOUT_S)
+    same = client.internal_kv_get(key, space, timeout=CALL_TIMEOUT_S) == content
+    client.internal_kv_del(key, False, space, timeout=CALL_TIMEOUT_S)
+    took_ms = (time.perf_counter() - begin) * 1e3
+    nodes = client.get_all_node_info(timeout=CALL_TIMEOUT_S).values()
+    alive = sum(node.state == type(node).ALIVE for node in nodes)
+    if not same or not alive:
+        sys.exit(f"{alive} nodes; what was written {'came' if same else 'did not come'} back")
+    print(f"{alive} node, a write and a read in {took_ms:.0f} ms")
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1])
+    except Exception as error:  # Ray's own classes, without a common one
+        sys.exit(" ".join(str(error).split())[:200] or type(error).__name__)
