@@ -10,37 +10,43 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
+from models import ray_job
 
-DRIVER = """
-import os, subprocess, sys
-from models.ray_job import ray_cluster
+JOIN = "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False)"
 
-with ray_cluster(1):
+
+def test_the_token_is_the_users_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SWIFTQUEUE_STATE", str(tmp_path))
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "")  # restored afterwards
+    monkeypatch.delenv("RAY_AUTH_TOKEN_PATH")
+    ray_job.use_token()
+    token = tmp_path / "ray" / "token"
+    assert os.environ["RAY_AUTH_TOKEN_PATH"] == str(token)
+    assert stat.S_IMODE(token.stat().st_mode) == 0o600
+    before = token.read_text()
+    monkeypatch.delenv("RAY_AUTH_TOKEN_PATH")
+    ray_job.use_token()
+    assert token.read_text() == before
+    assert len(before) == 64
+    assert [path.name for path in token.parent.iterdir()] == ["token"]
+
+
+@pytest.mark.slow
+def test_a_stranger_is_refused(ray_cluster: None) -> None:
     import ray
 
-    join = f"import ray; ray.init(address={ray.get_runtime_context().gcs_address!r}, log_to_driver=False)"
-    for token in (os.environ["RAY_AUTH_TOKEN_PATH"], sys.argv[1]):
-        other = {**os.environ, "RAY_AUTH_TOKEN_PATH": token}
-        done = subprocess.run([sys.executable, "-c", join], env=other, capture_output=True, timeout=120)
-        print("joined" if done.returncode == 0 else "refused", flush=True)
-"""
-
-
-def test_a_stranger_is_refused(project: Path, tmp_path: Path) -> None:
-    wrong = tmp_path / "wrong"
-    wrong.write_text("0" * 64)
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
-    environment["SWIFTQUEUE_STATE"] = str(tmp_path / "var")
-    done = subprocess.run(
-        [sys.executable, "-c", DRIVER, str(wrong)],
-        cwd=project,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    assert done.stdout.split() == ["joined", "refused"], done.stderr
-    token = tmp_path / "var" / "ray" / "token"
-    assert stat.S_IMODE(token.stat().st_mode) == 0o600
+    address = ray.get_runtime_context().gcs_address
+    tries = {}
+    for who, token in (("ours", os.environ["RAY_AUTH_TOKEN"]), ("a stranger's", "0" * 64)):
+        tries[who] = subprocess.Popen(
+            [sys.executable, "-c", JOIN, address],
+            env={**os.environ, "RAY_AUTH_TOKEN": token},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    said = {who: joining.communicate(timeout=200)[1] for who, joining in tries.items()}
+    assert tries["ours"].returncode == 0, said["ours"]
+    assert tries["a stranger's"].returncode != 0
+    assert "Failed to connect" in said["a stranger's"]
