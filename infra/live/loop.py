@@ -30,7 +30,7 @@ AGENT_PORT: Final = 9200
 SCHEDULER_VARIABLE: Final = "SWIFTQUEUE_SCHEDULER_METRICS"
 SCHEDULER_PORT: Final = 9201
 PARAMS_FILE: Final = Path("params.yaml")
-TIMEOUT_S: Final = 180.0  # of a part's start; the slowest took 40 s on a busy machine
+TIMEOUT_S: Final = 180.0  # of a part's start; 30 s were seen on a busy machine
 PORT_WAIT_S: Final = 3.0  # a killed part's child needs a moment to let go of its port
 
 

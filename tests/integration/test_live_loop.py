@@ -37,7 +37,7 @@ PORTS = (
     "SWIFTQUEUE_SCHEDULER_METRICS",
     "SWIFTQUEUE_PROMETHEUS_PORT",
 )
-ROUNDS_WAIT_S = 180.0  # 20 s on a quiet machine
+ROUNDS_WAIT_S = 300.0  # the first round, which starts the workers, took 100 s beside another training
 
 
 @dataclass
