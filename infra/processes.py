@@ -22,6 +22,7 @@ import psutil
 from models.state import state_dir
 
 STOP_TIMEOUT_S: Final = 15.0  # Triton takes 3-6 s to unload its models
+CHILDREN_TIMEOUT_S: Final = 3.0  # for what a server started and left, once it has ended itself
 POLL_S: Final = 0.1
 
 
@@ -149,7 +150,8 @@ def stop(name: str) -> Server | None:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.resume()  # a stopped (SIGSTOP) process would never see the request to end
             process.terminate()
-        _, family = psutil.wait_procs(family, STOP_TIMEOUT_S)
+        psutil.wait_procs([process], STOP_TIMEOUT_S)
+        _, family = psutil.wait_procs(family, CHILDREN_TIMEOUT_S)
     for survivor in family:
         with contextlib.suppress(psutil.NoSuchProcess):
             survivor.kill()

@@ -69,10 +69,12 @@ def test_what_a_killed_server_started_is_stopped() -> None:
     parent = f"import subprocess; subprocess.Popen({SLEEPER!r}).wait()"
     server = processes.start("sleeper", [sys.executable, "-S", "-c", parent], {}, {}, says_ready, 10)
     [child] = psutil.Process(server.pid).children()
-    psutil.Process(server.pid).kill()
+    leader = psutil.Process(server.pid)
+    leader.kill()
+    leader.wait(10)
     assert child.is_running()
     assert processes.stop("sleeper") is None
-    assert not child.is_running()
+    assert not psutil.pid_exists(child.pid) or child.status() == psutil.STATUS_ZOMBIE
     assert not processes.record_path("sleeper").exists()
 
 
