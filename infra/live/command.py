@@ -12,6 +12,7 @@ from infra.live.metrics import Metrics
 from infra.live.rounds import RoundParams, Rounds
 from infra.live.scheduler import Scheduler, stop_on_signals
 from models.finetuning import FinetuneParams
+from models.warm_job import WarmJobError
 from pipelines.register import read_params
 
 PARAMS_FILE: Final = Path("params.yaml")
@@ -56,6 +57,10 @@ def schedule(
     port = metrics.serve(metrics_port)
     stop_on_signals(scheduler)
     print(f"scheduler: a round every {every_s:g} s; metrics at http://127.0.0.1:{port}/metrics", flush=True)
+    try:
+        rounds.warm()  # so that the first round is not the one that waits for the workers
+    except (WarmJobError, ConnectionError, TimeoutError) as error:
+        print(f"scheduler: {error}; each round tries again", flush=True)
     try:
         scheduler.run(limit, lambda line: print(line, flush=True))
     finally:
