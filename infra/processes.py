@@ -1,7 +1,7 @@
 """Servers that outlive the command that started them: started, recognised and stopped by their own record.
 
-The record (`var/NAME/server.json`) holds the process id and its start time, so a reused id is never taken
-for ours, and `stop` ends exactly what `start` started.
+The record (`var/NAME/server.json`) holds the process id and when, since which boot, it was started, so a
+reused id is never taken for ours, whatever the clock is set to, and `stop` ends exactly what `start` started.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -24,6 +24,7 @@ from models.state import state_dir
 STOP_TIMEOUT_S: Final = 15.0  # Triton takes 3-6 s to unload its models
 CHILDREN_TIMEOUT_S: Final = 3.0  # for what a server started and left, once it has ended itself
 POLL_S: Final = 0.1
+LOG_BYTES: Final = 8 << 20  # a log that is longer when its server is started again becomes `server.log.1`
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,10 @@ class Server:
 
     name: str
     pid: int
-    created: float  # start time of the process, seconds since the epoch, as psutil gives it
+    created: float  # when it was started, in seconds since the epoch; for people, since clocks are set
     ports: dict[str, int]
+    boot: str  # the kernel's id of the boot
+    ticks: int  # when the process was started, in the kernel's ticks since then
 
     @property
     def log(self) -> Path:
@@ -44,7 +47,7 @@ class Server:
         """The running process, or None when it has ended (or its id now belongs to another)."""
         with contextlib.suppress(psutil.NoSuchProcess):
             process = psutil.Process(self.pid)
-            if process.create_time() == self.created and process.status() != psutil.STATUS_ZOMBIE:
+            if _start_of(self.pid) == (self.boot, self.ticks) and process.status() != psutil.STATUS_ZOMBIE:
                 return process
         return None
 
@@ -108,7 +111,10 @@ def start(
     """
     stop(name)  # of one that was killed, children may have stayed
     log_path(name).parent.mkdir(parents=True, exist_ok=True)
-    with log_path(name).open("wb") as log:
+    if log_path(name).is_file() and log_path(name).stat().st_size > LOG_BYTES:
+        log_path(name).replace(log_path(name).with_name("server.log.1"))
+    with log_path(name).open("ab") as log:  # what the one before it said is kept: why it ended
+        begin = log.tell()
         child = subprocess.Popen(
             command,
             env={**os.environ, **env},
@@ -117,17 +123,23 @@ def start(
             stderr=log,
             start_new_session=True,
         )
-    server = Server(name, child.pid, psutil.Process(child.pid).create_time(), dict(ports))
-    partial = record_path(name).with_suffix(".partial")
-    partial.write_text(json.dumps(asdict(server)) + "\n")
-    partial.replace(record_path(name))
+    server = Server(name, child.pid, time.time(), dict(ports), *_start_of(child.pid))
+    try:
+        partial = record_path(name).with_suffix(".partial")
+        partial.write_text(json.dumps(asdict(server)) + "\n")
+        partial.replace(record_path(name))
+    except BaseException:  # as on a full disk: without its record nobody would ever stop it
+        child.kill()
+        raise
     deadline = time.monotonic() + timeout_s
     try:
         while not ready():
             if (code := child.poll()) is not None:
-                raise RuntimeError(f"{name} ended with code {code}: {_last_error(name)}")
+                raise RuntimeError(f"{name} ended with code {code}: {_last_error(name, begin)}")
             if time.monotonic() > deadline:
-                raise RuntimeError(f"{name} did not answer within {timeout_s:.0f} s: {_last_error(name)}")
+                raise RuntimeError(
+                    f"{name} did not answer within {timeout_s:.0f} s: {_last_error(name, begin)}"
+                )
             time.sleep(POLL_S)
     except BaseException:
         stop(name)
@@ -178,15 +190,30 @@ def _family(server: Server, process: psutil.Process | None) -> list[psutil.Proce
 
     It leads a session, whose number the kernel gives to no other process while the session has members.
     """
-    family = {process, *process.children(recursive=True)} if process else set()
+    family = {process, *_children(process, _leaders() - {server.pid})} if process else set()
     with contextlib.suppress(psutil.NoSuchProcess):
-        if psutil.Process(server.pid).create_time() != server.created:
+        if _start_of(server.pid) != (server.boot, server.ticks):
             return []  # the number belongs to somebody else by now
     for pid in psutil.pids():
         with contextlib.suppress(OSError, psutil.Error):
             if os.getsid(pid) == server.pid:
                 family.add(psutil.Process(pid))
     return list(family)
+
+
+def _leaders() -> set[int]:
+    """Processes that were started as servers: one may have been started by another."""
+    names = [path.parent.name for path in state_dir().glob("*/server.json")]
+    return {server.pid for name in names if (server := running(name))}
+
+
+def _children(process: psutil.Process, others: set[int]) -> Iterator[psutil.Process]:
+    """What a process started, and these, and so on; but not `others` and what they started."""
+    for child in process.children():
+        if child.pid not in others:
+            yield child
+            with contextlib.suppress(psutil.NoSuchProcess):
+                yield from _children(child, others)
 
 
 def _shared_memory(family: Sequence[psutil.Process]) -> list[Path]:
@@ -199,8 +226,26 @@ def _shared_memory(family: Sequence[psutil.Process]) -> list[Path]:
     return regions
 
 
-def _last_error(name: str) -> str:
-    """Last log line that looks like an error, or the last line."""
-    lines = [line for line in log_path(name).read_text(errors="replace").splitlines() if line.strip()]
+def _start_of(pid: int) -> tuple[str, int]:
+    """When a process was started: the boot, and ticks since then.
+
+    Not psutil's `create_time`: that is a time of the wall clock, reckoned from where the clock stands when it
+    is asked. After the clock was set each process would have another.
+
+    Raises:
+        psutil.NoSuchProcess: there is no such process.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError) as error:
+        raise psutil.NoSuchProcess(pid) from error
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return boot, int(stat.rpartition(")")[2].split()[19])  # field 22, starttime: proc_pid_stat(5)
+
+
+def _last_error(name: str, begin: int) -> str:
+    """Last line of the log, from byte `begin` on, that looks like an error, or the last line."""
+    said = log_path(name).read_bytes()[begin:].decode(errors="replace")
+    lines = [line for line in said.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("E") or "rror" in line]
     return f"{(errors or lines or ['it wrote nothing'])[-1].strip()[:300]} (log: {log_path(name)})"

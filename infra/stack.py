@@ -26,10 +26,11 @@ from serving.triton_repository import ModelRepository
 
 TRITON: Final = "triton"
 MLFLOW: Final = "mlflow"
+KEEPER: Final = "keeper"  # starts what is gone; stopped first
 MLFLOW_PORT_VARIABLE: Final = "SWIFTQUEUE_MLFLOW_PORT"
 MLFLOW_PORT: Final = 5000
 # Everything that may run on this machine, in the order of its start; the names of `var/NAME/server.json`.
-PARTS: Final = (MLFLOW, TRITON, "ray", "ingest", "forwarder", "agent", "scheduler", "prometheus")
+PARTS: Final = (MLFLOW, TRITON, "ray", "ingest", "forwarder", "agent", "scheduler", "prometheus", KEEPER)
 TRITON_TIMEOUT_S: Final = 60.0
 MLFLOW_TIMEOUT_S: Final = 180.0  # 41 s were seen on a busy machine
 
@@ -42,7 +43,7 @@ def start_stack(*, mlflow: bool = False) -> None:
         RuntimeError: a server ended, did not answer, or could not load the champion.
     """
     if mlflow:
-        _start_mlflow()
+        start_mlflow()
     _start_triton()
     from serving.deploy import serve_champion  # brings PyTorch and MLflow, which `down` does not need
 
@@ -150,7 +151,13 @@ def triton_command(environment: TritonEnvironment, repository: Path, ports: Mapp
     ]
 
 
-def _start_mlflow() -> None:
+def start_mlflow() -> None:
+    """Start the MLflow server, unless it is up or MLFLOW_TRACKING_URI names another.
+
+    Raises:
+        OSError: its port is in use.
+        RuntimeError: it ended or did not answer.
+    """
     if os.environ.get("MLFLOW_TRACKING_URI"):
         print(f"MLFLOW_TRACKING_URI is set, so no local MLflow server is started: {tracking_uri()}")
         return

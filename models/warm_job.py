@@ -7,11 +7,12 @@ and results go through a Ray actor, so that no folder need be shared between the
 from __future__ import annotations
 
 import contextlib
+import secrets
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,6 +41,7 @@ class Outcome:
 
     value: Any = None
     error: Exception | None = None
+    deaths: int = 0  # of workers that had begun it
 
 
 class Mailbox:
@@ -47,6 +49,8 @@ class Mailbox:
 
     def __init__(self, workers: int) -> None:
         self._work: list[deque[Work | None]] = [deque() for _ in range(workers)]
+        self._begun: dict[int, tuple[str, Work]] = {}  # by rank: who is at what
+        self._deaths = 0
         self._outcomes: dict[int, Outcome] = {}
         self._ready: set[int] = set()
 
@@ -59,17 +63,31 @@ class Mailbox:
         """Take back what no worker has begun, and forget every outcome."""
         for queue in self._work:
             queue.clear()
+        self._begun.clear()
+        self._deaths = 0
         self._outcomes.clear()
 
-    def take(self, rank: int) -> tuple[bool, Work | None]:
-        """Return whether there is work for this worker, and the work."""
+    def take(self, rank: int, process: str) -> tuple[bool, Work | None]:
+        """Return whether there is work for this worker, and the work.
+
+        What a worker had begun when it died is given again to the process that takes its place.
+        """
         self._ready.add(rank)
         queue = self._work[rank]
-        return (True, queue.popleft()) if queue else (False, None)
+        if (begun := self._begun.get(rank)) is not None and begun[0] != process:
+            queue.appendleft(begun[1])
+            self._deaths += 1
+        if not queue:
+            return False, None
+        work = queue.popleft()
+        if work is not None:
+            self._begun[rank] = process, work
+        return True, work
 
     def answer(self, number: int, outcome: Outcome) -> None:
         """Keep the outcome of a piece of work until it is asked for."""
-        self._outcomes[number] = outcome
+        self._begun.clear()
+        self._outcomes[number] = replace(outcome, deaths=self._deaths)
 
     def outcome(self, number: int) -> Outcome | None:
         """Return the outcome of a piece of work, once, or None while it is being done."""
@@ -140,6 +158,8 @@ class WarmJob:
         self._ask(self._mailbox.drop.remote())
         self._ask(self._mailbox.put.remote(Work(number, payload)))
         outcome = self._await(lambda: self._ask(self._mailbox.outcome.remote(number)), timeout_s, "work")
+        if outcome.deaths:
+            print("a worker of the Ray Train job died; another did its work again", flush=True)
         if outcome.error is not None:
             raise outcome.error
         return outcome.value
@@ -179,8 +199,9 @@ def _work_for_ever(config: dict[str, Any]) -> None:
     context = ray.train.get_context()
     rank, workers = context.get_world_rank(), context.get_world_size()
     mailbox, handler = config["mailbox"], config["handler"]
+    process = secrets.token_hex(8)
     while True:
-        found, work = ray.get(mailbox.take.remote(rank))
+        found, work = ray.get(mailbox.take.remote(rank, process))
         if not found:
             time.sleep(POLL_S)
             continue

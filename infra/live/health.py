@@ -15,7 +15,7 @@ from typing import Any, Final
 from infra import processes
 from infra.live import plan, ray_head
 from infra.monitoring.query import QueryError, ask
-from infra.stack import MLFLOW, PARTS, TRITON, duration
+from infra.stack import KEEPER, MLFLOW, PARTS, TRITON, duration
 from models.state import state_dir
 from serving.endpoint import LOOPBACK
 
@@ -46,7 +46,8 @@ def print_parts() -> bool:
             print(f"{name}: {judged[name].line}")
             well = well and judged[name].well
         elif name in expected and name not in running:
-            print(f"{name}: was started and is gone (log {processes.log_path(name)}); swiftqueue up --live")
+            heals = "the keeper starts it" if KEEPER in running else "swiftqueue up --live"
+            print(f"{name}: was started and is gone (log {processes.log_path(name)}); {heals}")
             well = False
     idle = [name for name in PARTS if name not in (*running, MLFLOW, TRITON)]  # those two said so themselves
     if idle and not live:
@@ -56,7 +57,11 @@ def print_parts() -> bool:
 
 def number(url: str, series: str) -> float | None:
     """A series' value on a page of metrics; None where page or series is not there."""
-    for line in _page(url).splitlines():
+    return _value(_page(url), series)
+
+
+def _value(page: str, series: str) -> float | None:
+    for line in page.splitlines():
         name, _, value = line.rpartition(" ")
         if name == series or (name.startswith(f"{series}{{") and "{" not in series):
             return float(value)
@@ -142,11 +147,22 @@ def _prometheus(server: processes.Server) -> Judgement:
     return Judgement(True, f"{well} of {len(found)} targets answer its scrapes, {url}")
 
 
+def _keeper(server: processes.Server) -> Judgement:
+    url = f"http://{LOOPBACK}:{server.ports['metrics']}/metrics"
+    series = [f'swiftqueue_part_restarts_total{{part="{name}"}}' for name in plan.wanted()]
+    page = _page(url)
+    if not page:
+        return Judgement(False, f"no answer at {url} (log {server.log})")
+    restarts = sum(_value(page, one) or 0 for one in series)
+    return Judgement(True, f"{restarts:.0f} parts started again so far (log {server.log})")
+
+
 _JUDGES: Final[dict[str, Callable[[processes.Server], Judgement]]] = {
     "ray": _ray,
     "ingest": _ingest,
     "scheduler": _scheduler,
     "prometheus": _prometheus,
+    KEEPER: _keeper,
 }
 
 

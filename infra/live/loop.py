@@ -1,9 +1,10 @@
 """`swiftqueue up --live`: every part of the live loop on this machine, and what `down` has to clean up.
 
-    mlflow, triton, ray head, ingest, forwarder, agent with a replaying sender, scheduler, prometheus
+    mlflow, triton, ray head, ingest, forwarder, agent with a replaying sender, scheduler, prometheus, keeper
 
-Each has its record and log in `var/NAME/`. What was asked for is in `var/live/up.json`: a second `up --live`
-starts what is missing of it, `status` misses what does not run, `down` removes it.
+The keeper starts again what ends without having been told to. Each part has its record and log in
+`var/NAME/`. What was asked for is in `var/live/up.json`: keeper and a second `up --live` start what is
+missing of it, `status` misses what does not run, `down` removes it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import yaml
 
 from infra import processes
 from infra.live import health, plan, ray_head
+from infra.stack import KEEPER, MLFLOW, PARTS, TRITON, start_mlflow, start_stack
 from models.state import state_dir
 from serving.endpoint import LOOPBACK
 
@@ -29,6 +31,9 @@ AGENT_VARIABLE: Final = "SWIFTQUEUE_AGENT_METRICS"
 AGENT_PORT: Final = 9200
 SCHEDULER_VARIABLE: Final = "SWIFTQUEUE_SCHEDULER_METRICS"
 SCHEDULER_PORT: Final = 9201
+KEEPER_VARIABLE: Final = "SWIFTQUEUE_KEEPER_METRICS"
+KEEPER_PORT: Final = 9202
+ON_RAY: Final = ("ingest", "scheduler")
 PARAMS_FILE: Final = Path("params.yaml")
 TIMEOUT_S: Final = 180.0  # of a part's start; 30 s were seen on a busy machine
 PORT_WAIT_S: Final = 3.0  # a killed part's child needs a moment to let go of its port
@@ -44,30 +49,49 @@ def start_loop(trace: str | None, *, speed: float, every_s: float, learn_s: floa
     """
     params = yaml.safe_load(PARAMS_FILE.read_text())["register"]
     live = plan.Live(trace or params["trace"], speed, every_s, learn_s, judge_s)
-    before = plan.asked()
-    if before not in (None, live) and any(map(processes.running, ("agent", "scheduler"))):
-        print(f"the loop was started with {before}; it goes on so (`swiftqueue down` first to change that)")
-        live = before or live
-    sender = _check_what_it_needs(live, str(params["model_name"]))
-    from infra.stack import start_stack
-
-    plan.asked_file().parent.mkdir(parents=True, exist_ok=True)
-    plan.asked_file().write_text(json.dumps(asdict(live)) + "\n")
-    plan.make_scratch()
-    start_stack(mlflow=True)
-    ray = _start_ray()
-    ingest = _start_ingest(ray)
-    _start_part(
-        "forwarder",
-        [sys.executable, "-m", "serving.ingest.forwarder", str(plan.telemetry_socket()), ingest],
-        ready=plan.telemetry_socket().is_socket,
-    )
-    _start_agent(live)
-    _start_scheduler(live, sender, ray)
-    _start_prometheus()
+    with plan.starting():
+        before = plan.asked()
+        if before not in (None, live) and any(map(processes.running, ("agent", "scheduler"))):
+            print(
+                f"the loop was started with {before}; it goes on so (`swiftqueue down` first to change that)"
+            )
+            live = before or live
+        _check_what_it_needs(live, str(params["model_name"]))
+        plan.asked_file().write_text(json.dumps(asdict(live)) + "\n")
+        plan.make_scratch()
+        for name in PARTS:
+            start_part(name, live)
     print(
         "the loop is up: `swiftqueue status` judges it, `make logs` shows its logs, `swiftqueue down` ends it"
     )
+
+
+def start_part(name: str, live: plan.Live) -> None:
+    """Start one part unless it runs, or is elsewhere; those that it needs are to run.
+
+    Raises:
+        OSError: its port is taken, or something is not here.
+        RuntimeError: it did not start.
+    """
+    starters: dict[str, Callable[[], object]] = {
+        MLFLOW: start_mlflow,
+        TRITON: start_stack,
+        ray_head.NAME: _start_ray,
+        "ingest": _start_ingest,
+        "forwarder": _start_forwarder,
+        "agent": lambda: _start_agent(live),
+        "scheduler": lambda: _start_scheduler(live),
+        "prometheus": _start_prometheus,
+        KEEPER: _start_keeper,
+    }
+    starters[name]()
+
+
+def outlived(name: str) -> bool:
+    """Whether a part was started on a Ray head that is gone, and another runs by now."""
+    server, ray = processes.running(name), processes.running(ray_head.NAME)
+    on_ray = name in ON_RAY and not os.environ.get("RAY_ADDRESS")
+    return on_ray and server is not None and ray is not None and server.ticks < ray.ticks
 
 
 def clean_up() -> None:
@@ -86,25 +110,24 @@ def ray_address() -> str:
     return f"{LOOPBACK}:{number}"
 
 
-def _check_what_it_needs(live: plan.Live, model: str) -> str:
-    """Look for champion, trace and agent before anything is started; return the sender's id.
+def _check_what_it_needs(live: plan.Live, model: str) -> None:
+    """Look for champion, trace and agent before anything is started.
 
     Raises:
         OSError: one of them is missing.
     """
     from models.registry import CHAMPION, Registry, registry_exists
     from serving import agent_process
-    from serving.ingest.forwarder import sender_id
     from serving.packet_log import open_log
 
     if reason := agent_process.why_not_built():
         raise OSError(f"the loop's sender needs the C++ agent: {reason}")
     if not registry_exists() or Registry(model).alias(CHAMPION) is None:
         raise OSError("the registry has no champion; `make run` makes and serves the first one")
-    return sender_id(open_log(live.trace, 0, None).trace)
+    open_log(live.trace, 0, None)
 
 
-def _start_part(
+def _start_process(
     name: str,
     command: Sequence[str],
     *,
@@ -112,12 +135,12 @@ def _start_part(
     ports: Mapping[str, int] | None = None,
     env: Mapping[str, str] | None = None,
 ) -> None:
-    """Start a part unless it is up."""
+    """Start a part's process unless it is up."""
     if server := processes.running(name):
         print(f"{name} is up already (pid {server.pid})")
         return
-    environment = {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", **(env or {})}
-    server = processes.start(name, command, ports or {}, environment, ready, TIMEOUT_S)
+    environment = {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "TMPDIR": str(plan.temporary())}
+    server = processes.start(name, command, ports or {}, environment | dict(env or {}), ready, TIMEOUT_S)
     where = "".join(f", {kind} {LOOPBACK}:{number}" for kind, number in server.ports.items())
     print(f"{name} is up (pid {server.pid}{where}, log {server.log})", flush=True)
 
@@ -141,55 +164,65 @@ def _port(name: str, variable: str, default: int) -> int:
     return number
 
 
-def _start_ray() -> processes.Server | None:
-    """Start the Ray head; None where RAY_ADDRESS names another."""
+def _start_ray() -> None:
+    """Start the Ray head, unless RAY_ADDRESS names another."""
     if os.environ.get("RAY_ADDRESS"):
         print(f"RAY_ADDRESS is set, so no local Ray is started: {ray_address()}")
-        return None
+        return
     if server := processes.running(ray_head.NAME):
         print(f"ray is up already (pid {server.pid})")
-        return server
+        return
     folder = plan.scratch() / "ray"
     processes.stop(ray_head.NAME)  # what a killed head left
     shutil.rmtree(folder, ignore_errors=True)
     _port(ray_head.NAME, ray_head.PORT_VARIABLE, ray_head.PORT)
-    server = ray_head.start(folder)
+    server = ray_head.start(folder, plan.temporary())
     print(f"ray is up (pid {server.pid}, {ray_address()}, log {server.log})", flush=True)
-    return server
 
 
-def _outlived(name: str, ray: processes.Server | None) -> None:
-    """Stop a part that was started on a Ray which is gone."""
-    server = processes.running(name)
-    if server is not None and ray is not None and server.created < ray.created:
+def _stop_outlived(name: str) -> None:
+    if outlived(name):
         print(f"{name} was on the Ray before this one: started again", flush=True)
         processes.stop(name)
 
 
-def _start_ingest(ray: processes.Server | None) -> str:
-    """Start the ingest and return its address."""
+def _start_ingest() -> None:
     from serving.ingest import server as ingest
 
-    _outlived("ingest", ray)
-    number = ingest.port()
-    url = f"http://{LOOPBACK}:{number}"
+    _stop_outlived("ingest")
+    number, url = ingest.port(), _ingest_url()
     if not health.ingest_check(url):  # Ray Serve goes on where only the program that started it was killed
         number = _port("ingest", ingest.PORT_VARIABLE, ingest.PORT)
-    _start_part(
+    _start_process(
         "ingest",
         [sys.executable, "-m", "serving.ingest.server"],
         ports={"http": number},
         env={"RAY_ADDRESS": ray_address(), ingest.PORT_VARIABLE: str(number)},
         ready=lambda: health.ingest_check(url),
     )
-    return url
+
+
+def _ingest_url() -> str:
+    from serving.ingest.server import port
+
+    return f"http://{LOOPBACK}:{port()}"
+
+
+def _start_forwarder() -> None:
+    if not processes.running("forwarder"):
+        plan.telemetry_socket().unlink(missing_ok=True)  # of one that was killed: nobody listens at it
+    _start_process(
+        "forwarder",
+        [sys.executable, "-m", "serving.ingest.forwarder", str(plan.telemetry_socket()), _ingest_url()],
+        ready=plan.telemetry_socket().is_socket,
+    )
 
 
 def _start_agent(live: plan.Live) -> None:
     port = _port("agent", AGENT_VARIABLE, AGENT_PORT)
     url = f"http://{LOOPBACK}:{port}/metrics"
     options = [f"--speed={live.speed}", f"--telemetry={plan.telemetry_socket()}", f"--metrics-port={port}"]
-    _start_part(
+    _start_process(
         "agent",
         [sys.executable, "-m", "infra.live.sender", live.trace, *options],
         ports={"metrics": port},
@@ -197,21 +230,23 @@ def _start_agent(live: plan.Live) -> None:
     )
 
 
-def _start_scheduler(live: plan.Live, sender: str, ray: processes.Server | None) -> None:
+def _start_scheduler(live: plan.Live) -> None:
+    from serving.ingest.forwarder import sender_id
     from serving.ingest.server import telemetry_dir
+    from serving.packet_log import open_log
 
-    _outlived("scheduler", ray)
+    _stop_outlived("scheduler")
     port = _port("scheduler", SCHEDULER_VARIABLE, SCHEDULER_PORT)
     options = {
         "--telemetry": telemetry_dir(),
-        "--sender": sender,
+        "--sender": sender_id(open_log(live.trace, 0, None).trace),
         "--every": live.every_s,
         "--learn": live.learn_s,
         "--judge": live.judge_s,
         "--metrics-port": port,
     }
     program = Path(sys.executable).with_name("swiftqueue")
-    _start_part(
+    _start_process(
         "scheduler",
         [str(program), "schedule", *(f"{option}={value}" for option, value in options.items())],
         ports={"metrics": port},
@@ -229,3 +264,17 @@ def _start_prometheus() -> None:
         )
         return
     print(f"prometheus is up at {prometheus.start()}")
+
+
+def _start_keeper() -> None:
+    port = _port(KEEPER, KEEPER_VARIABLE, KEEPER_PORT)
+    _start_process(
+        KEEPER,
+        [sys.executable, "-m", "infra.live.keeper", f"--metrics-port={port}"],
+        ports={"metrics": port},
+        ready=lambda: health.answers(f"http://{LOOPBACK}:{port}/metrics"),
+    )
+    if processes.running("prometheus"):
+        from infra.monitoring import prometheus
+
+        prometheus.write_targets()

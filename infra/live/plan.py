@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import math
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,6 +76,22 @@ def make_scratch() -> None:
     found = scratch().lstat()
     if found.st_uid != os.geteuid() or found.st_mode & 0o077 or scratch().is_symlink():
         raise OSError(f"{scratch()} is somebody else's, or open to others; remove it")
+
+
+def temporary() -> Path:
+    """Folder for the parts' temporary files, so that those of a killed part go with the loop."""
+    folder = scratch() / "tmp"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+@contextmanager
+def starting() -> Iterator[None]:
+    """Start parts in this block, while no other `up`, and not the keeper, does."""
+    asked_file().parent.mkdir(parents=True, exist_ok=True)
+    with asked_file().with_name("up.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def asked_file() -> Path:

@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 from typing import Final
 
+import grpc
+
 from infra import processes
 from models.ray_job import LOOPBACK, OBJECT_STORE_BYTES, START_WAIT_S, use_token
 from serving.ingest.server import SERVE_PATIENCE
@@ -27,8 +29,10 @@ CHECK_TIMEOUT_S: Final = 20.0
 CALL_TIMEOUT_S: Final = 5.0
 
 
-def start(folder: Path) -> processes.Server:
+def start(folder: Path, temporary: Path) -> processes.Server:
     """Start a Ray head whose files lie in `folder` (a short path), and wait until it answers.
+
+    What its workers put away for a moment lies in `temporary`: one that is killed leaves it there.
 
     Raises:
         OSError: its port is taken.
@@ -46,11 +50,27 @@ def start(folder: Path) -> processes.Server:
         *("--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"),
         f"--ray-client-server-port={_free_port()}",
     ]
-    environment = {"RAY_raylet_start_wait_time_s": START_WAIT_S, "OMP_NUM_THREADS": "1", **SERVE_PATIENCE}
+    environment = {
+        "RAY_raylet_start_wait_time_s": START_WAIT_S,
+        "OMP_NUM_THREADS": "1",
+        "TMPDIR": str(temporary),
+        **SERVE_PATIENCE,
+    }
     address = f"{LOOPBACK}:{number}"
     return processes.start(
         NAME, command, {"gcs": number}, environment, lambda: check(address)[0], START_TIMEOUT_S
     )
+
+
+def alive(address: str) -> bool:
+    """Whether a Ray head answers anything at all; cheap, and no judgement of what it does."""
+    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        ask = channel.unary_unary("/grpc.health.v1.Health/Check")
+        try:
+            ask(b"", timeout=CALL_TIMEOUT_S)
+        except grpc.RpcError as error:  # "no token" is an answer too
+            return error.code() not in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
+    return True
 
 
 def check(address: str) -> tuple[bool, str]:

@@ -25,7 +25,7 @@ class Metric:
 
     name: str
     kind: Kind
-    job: str  # the job that exports it: triton, agent, ingest, scheduler
+    job: str  # the job that exports it: triton, agent, ingest, scheduler, keeper
     meaning: str
     labels: tuple[str, ...] = ()
 
@@ -94,6 +94,9 @@ OURS: Final = (
     Metric("swiftqueue_served_version_age_seconds", G, "scheduler", "since that version was deployed"),
     Metric("swiftqueue_input_drift_psi", G, "scheduler", "largest stability index of an input, last round"),
     Metric("swiftqueue_retrain_proposed_total", C, "scheduler", "rounds whose inputs had drifted"),
+    Metric("swiftqueue_retrains_total", C, "scheduler", "full re-trains, by what became of them", ("event",)),
+    # The keeper of the live loop
+    Metric("swiftqueue_part_restarts_total", C, "keeper", "parts that the keeper started again", ("part",)),
 )
 
 OTHERS: Final = (

@@ -35,6 +35,7 @@ PORTS = (
     "SWIFTQUEUE_INGEST_PORT",
     "SWIFTQUEUE_AGENT_METRICS",
     "SWIFTQUEUE_SCHEDULER_METRICS",
+    "SWIFTQUEUE_KEEPER_METRICS",
     "SWIFTQUEUE_PROMETHEUS_PORT",
 )
 ROUNDS_WAIT_S = 300.0  # the first round, which starts the workers, took 100 s beside another training
@@ -145,15 +146,18 @@ def test_one_command_up_and_one_down(
     loop.start()  # harmless
     assert {name: processes.running(name) for name in wanted} == servers
 
-    # A killed sender is named, and `up` starts it, and nothing else.
-    killed = servers["agent"].process()
-    killed.kill()
+    # A killed sender is started by the keeper, and nothing else is; a killed keeper is named: `up` starts it.
+    servers["agent"].process().kill()
+    wait_until(
+        "the keeper did not start it", lambda: processes.running("agent") not in (None, servers["agent"]), 60
+    )
+    servers["keeper"].process().kill()
     capsys.readouterr()
     assert print_status() == 1
-    assert "agent: was started and is gone" in capsys.readouterr().out
+    assert "keeper: was started and is gone" in capsys.readouterr().out
     loop.start()
     again = {name: processes.running(name) for name in wanted}
-    assert {name for name in wanted if again[name] != servers[name]} == {"agent"}
+    assert {name for name in wanted if again[name] != servers[name]} == {"agent", "keeper"}
     wait_until("not well again", lambda: print_status() == 0, 30)
 
     stop_stack()
@@ -166,4 +170,4 @@ def test_one_command_up_and_one_down(
     assert not [name for name in PARTS if processes.record_path(name).exists()]
     capsys.readouterr()
     stop_stack()
-    assert "not running: prometheus, scheduler" in capsys.readouterr().out
+    assert "not running: keeper, prometheus, scheduler" in capsys.readouterr().out

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -49,13 +51,67 @@ def test_stop_ends_exactly_what_start_started() -> None:
     assert processes.stop("sleeper") is None
 
 
-def test_a_reused_process_id_is_not_taken_for_the_server(state: Path) -> None:
-    me = psutil.Process()
-    processes.record_path("sleeper").parent.mkdir()
-    record = {"name": "sleeper", "pid": me.pid, "created": me.create_time() - 1, "ports": {}}
-    processes.record_path("sleeper").write_text(json.dumps(record))
+@pytest.mark.parametrize("change", [{"ticks": -1}, {"boot": "another"}])
+def test_a_reused_process_id_is_not_taken_for_the_server(change: dict[str, object]) -> None:
+    server = start_sleeper()
+    file = processes.record_path("sleeper")
+    record = file.read_text()
+    file.write_text(json.dumps(json.loads(record) | change))
     assert processes.stop("sleeper") is None
-    assert me.is_running()
+    assert psutil.pid_exists(server.pid)
+    file.write_text(record)
+    assert processes.stop("sleeper") == server
+
+
+def test_a_clock_that_was_set_hides_no_server(state: Path) -> None:
+    """The kernel's time of the boot moves with the wall clock, and psutil's times of processes with it."""
+    server = start_sleeper()
+    stat = re.sub(
+        r"btime (\d+)", lambda found: f"btime {int(found[1]) + 3600}", Path("/proc/stat").read_text()
+    )
+    (state / "stat").write_text(stat)
+    look = (
+        "import psutil; from infra import processes as p; print(psutil.boot_time(), p.running('sleeper').pid)"
+    )
+    script = f'mount --bind {state}/stat /proc/stat && exec {sys.executable} -c "{look}"'
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True, check=False
+    )
+    assert processes.stop("sleeper") == server
+    if "ermitted" in done.stderr or "denied" in done.stderr:
+        pytest.skip(f"another clock needs a mount namespace: {done.stderr.strip()}")
+    boot, pid = done.stdout.split()
+    assert abs(float(boot) - psutil.boot_time() - 3600) < 2
+    assert int(pid) == server.pid
+
+
+def test_a_log_keeps_what_was_said_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = [sys.executable, "-S", "-c", "import sys; sys.exit('error: the first')"]
+    with pytest.raises(RuntimeError, match="the first"):
+        processes.start("sleeper", command, {}, {}, lambda: False, 10)
+    command[-1] = "import sys; sys.exit(3)"
+    with pytest.raises(RuntimeError, match="ended with code 3: it wrote nothing"):
+        processes.start("sleeper", command, {}, {}, lambda: False, 10)
+    assert "error: the first" in processes.log_path("sleeper").read_text()
+    monkeypatch.setattr(processes, "LOG_BYTES", 5)
+    start_sleeper()
+    processes.stop("sleeper")
+    assert processes.log_path("sleeper").read_text() == "ready\n"
+    assert "the first" in processes.log_path("sleeper").with_name("server.log.1").read_text()
+
+
+def test_a_server_that_another_started_outlives_it() -> None:
+    start = (
+        "from infra import processes as p; import time; "
+        f"p.start('sleeper', {SLEEPER!r}, {{}}, {{}}, lambda: True, 10); "
+        "print('ready', flush=True); time.sleep(60)"
+    )
+    log = processes.log_path("keeper")
+    processes.start("keeper", [sys.executable, "-c", start], {}, {}, lambda: "ready" in log.read_text(), 30)
+    server = processes.running("sleeper")
+    assert server is not None
+    processes.stop("keeper")
+    assert processes.stop("sleeper") == server
 
 
 def test_a_suspended_server_is_stopped() -> None:

@@ -1,0 +1,124 @@
+"""The live loop's keeper, with small real processes for the parts."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from infra import processes
+from infra.live import keeper, plan
+from infra.live.keeper import Keeper
+
+SLEEPER = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("SWIFTQUEUE_STATE", str(tmp_path))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    yield tmp_path
+    for name in plan.wanted():
+        processes.stop(name)
+
+
+class Loop:
+    """Parts that can be lost, and what became of them."""
+
+    def __init__(self, patience_s: float = 60.0) -> None:
+        self.broken: set[str] = set()
+        self.mute: set[str] = set()
+        self.started: list[str] = []
+        answers = {name: lambda server: server.name not in self.mute for name in ("triton", "agent")}
+        self.keeper = Keeper(self.start, answers, patience_s, self.started.append)
+        for name in plan.wanted():
+            self.start(name)
+
+    def start(self, name: str) -> None:
+        if name in self.broken:
+            raise OSError(f"port of {name} is in use")
+        if processes.running(name) is None:
+            processes.start(name, SLEEPER, {}, {}, lambda: True, 10)
+
+    def lose(self, name: str) -> None:
+        process = psutil.Process(processes.running(name).pid)  # type: ignore[union-attr]
+        process.kill()
+        process.wait(10)
+
+    def look_until(self, *started: str) -> None:
+        deadline = time.monotonic() + 20
+        while self.started != list(started):
+            assert time.monotonic() < deadline, self.started
+            self.keeper.look()
+            time.sleep(0.05)
+
+
+def test_what_is_gone_is_started_in_the_order_of_up(capsys: pytest.CaptureFixture[str]) -> None:
+    loop = Loop()
+    loop.keeper.look()
+    assert loop.started == []
+    for name in ("agent", "mlflow", "forwarder"):
+        loop.lose(name)
+    loop.look_until("mlflow", "forwarder", "agent")
+    assert None not in map(processes.running, plan.wanted())
+    assert "agent is gone: starting it" in capsys.readouterr().out
+
+
+def test_parts_on_a_dead_ray_follow_the_next_one() -> None:
+    loop = Loop()
+    ingest, agent = processes.running("ingest"), processes.running("agent")
+    loop.lose("ray")
+    loop.look_until("ray", "ingest", "scheduler")
+    assert processes.running("ingest") != ingest
+    assert processes.running("agent") == agent
+
+
+def test_what_cannot_be_started_holds_up_no_other_and_is_tried_ever_more_seldom(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(keeper, "FIRST_PAUSE_S", 0.2)
+    loop = Loop()
+    loop.broken = {"triton"}
+    loop.lose("triton")
+    loop.lose("agent")
+    loop.look_until("agent")
+    end = time.monotonic() + 1.5
+    while time.monotonic() < end:
+        loop.keeper.look()
+        time.sleep(0.02)
+    said = capsys.readouterr().out
+    assert 2 <= said.count("triton cannot be started, and is tried again: port of triton is in use") <= 4
+    loop.broken = set()
+    loop.look_until("agent", "triton")
+
+
+def test_what_does_not_answer_is_ended_and_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper, "ASK_S", 0.05)
+    loop = Loop(patience_s=0.5)
+    triton, agent = processes.running("triton"), processes.running("agent")
+    loop.mute = {"triton"}
+    loop.keeper.look()
+    assert processes.running("triton") == triton
+    time.sleep(0.6)
+    loop.mute = set()  # it answers before the keeper looks again
+    loop.keeper.look()
+    assert processes.running("triton") == triton
+    loop.mute = {"triton"}
+    loop.look_until("triton")
+    assert processes.running("triton") != triton
+    assert processes.running("agent") == agent
+
+
+def test_a_part_that_up_started_meanwhile_is_left_alone() -> None:
+    loop = Loop()
+    loop.lose("agent")
+    loop.start("agent")
+    server = processes.running("agent")
+    loop.keeper.look()
+    assert loop.started == []
+    assert processes.running("agent") == server
