@@ -20,6 +20,21 @@ PROJECT = Path(__file__).resolve().parent.parent
 CAPTURES = PROJECT.parent / "shared" / "data"
 
 
+# With several workers (pytest-xdist), what shares a costly fixture or builds in the same folder stays on one.
+SHARED = {"ray_cluster": "ray", "serving_state": "triton"}
+BUILDS = ("test_engine_sanitizers.py", "test_native_backend.py", "test_under_sanitizers")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give each test the name of the group that one worker runs: its file's, or that of what it shares."""
+    for item in items:
+        names = getattr(item, "fixturenames", ())
+        group = next((group for fixture, group in SHARED.items() if fixture in names), item.path.name)
+        if item.path.name in BUILDS or item.name in BUILDS:
+            group = "triton"
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
 @pytest.fixture(scope="session")
 def project() -> Path:
     """The project's root folder."""
