@@ -4,9 +4,13 @@
 // Triton's C interface. Each request of a batch is computed and answered on its own, so a bad one
 // spoils nothing and a good one does not wait for those behind it. No exception leaves a function
 // that Triton calls.
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <future>
 #include <memory>
 #include <span>
 #include <stdexcept>
@@ -38,6 +42,21 @@ struct Backend {
   EncoderCache encoders;
   Metrics metrics;
 };
+
+constexpr int kLowestPriority = 19;  // nice(2)
+
+// Run `work` on a thread of the lowest priority: whoever waits for an answer comes before a version
+// that is being loaded. Triton's own thread would have to take its priority back, which needs
+// rights.
+template <typename Work>
+auto in_the_background(Work work) {
+  return std::async(std::launch::async,
+                    [&] {
+                      setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), kLowestPriority);
+                      return work();
+                    })
+      .get();
+}
 
 // A version as Triton knows it.
 class Version {
@@ -224,8 +243,11 @@ std::unique_ptr<Version> load_version(TRITONBACKEND_Model* model) {
   const std::string folder = std::string(location) + "/" + std::to_string(version);
   auto& shared = state_of<Backend>(TRITONBACKEND_BackendState, backend);
   const std::size_t encoders = shared.encoders.size();
-  auto loaded = std::make_unique<Version>(name, static_cast<std::int64_t>(version), folder,
-                                          config_of(model), shared);
+  const std::string config = config_of(model);
+  auto loaded = in_the_background([&] {
+    return std::make_unique<Version>(name, static_cast<std::int64_t>(version), folder, config,
+                                     shared);
+  });
   log_line(kInfo, (std::string("swiftqueue: ") + name + " version " + std::to_string(version) +
                    " loaded in " + std::to_string((now_ns() - start_ns) / 1000) + " us (" +
                    loaded->model().engine().kernel().name + ", " + std::to_string(encoders) +
