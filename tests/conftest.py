@@ -25,6 +25,7 @@ SHARED = {"ray_cluster": "ray", "serving_state": "triton"}
 BUILDS = ("test_engine_sanitizers.py", "test_native_backend.py", "test_under_sanitizers")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the names
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give each test the name of the group that one worker runs: its file's, or that of what it shares."""
     for item in items:
