@@ -41,8 +41,16 @@ class Benchmark(StrEnum):
     inference = "inference"
     ingest = "ingest"
     linerate = "linerate"
+    live = "live"
     serving = "serving"
     swap = "swap"
+
+
+class Retrain(StrEnum):
+    """What `schedule` does when the inputs have drifted."""
+
+    propose = "propose"
+    start = "start"
 
 
 class Protocol(StrEnum):
@@ -255,6 +263,9 @@ def schedule(
     least_windows: Annotated[int, typer.Option(help="fewer in either part: the round is declined")] = 200,
     rounds: Annotated[int | None, typer.Option(help="stop after so many (default: never)")] = None,
     metrics_port: Annotated[int, typer.Option(help="Prometheus port on loopback; 0: a free one")] = 0,
+    retrain: Annotated[
+        Retrain, typer.Option(help="a full re-train when the inputs have drifted: say so, or do it")
+    ] = Retrain.propose,
 ) -> None:
     """Fine-tune, judge, register and push a new head every few minutes, from telemetry.
 
@@ -272,6 +283,7 @@ def schedule(
             least_windows=least_windows,
             limit=rounds,
             metrics_port=metrics_port,
+            retrain=retrain is Retrain.start,
         )
     )
 

@@ -10,6 +10,7 @@ import logging
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +26,8 @@ CHAMPION: Final = "champion"  # the served version
 CHALLENGER: Final = "challenger"  # the version that may take its place
 CONTENT_TAG: Final = "content_sha256"
 ARTIFACT_FILES: Final = ("model.safetensors", "model.json", "model.onnx")
-BATCH: Final = 500  # metrics or parameters in one call; MLflow takes at most 1000 and 100
+BATCH: Final = 500  # metrics in one call; MLflow takes at most 1000
+PARAMS_BATCH: Final = 100  # as many as it takes
 
 
 class RegistryError(OSError):
@@ -168,35 +170,35 @@ class Registry:
 
         """
         import mlflow
-        import mlflow.onnx
-        import onnx
-        import onnxruntime
+        from mlflow.entities import LoggedModelOutput, Metric, Param
 
-        with _clear_errors("registration"), mlflow.start_run(experiment_id=self._experiment()) as run:
+        with (
+            _clear_errors("registration"),
+            # Tags in one call with the run; what can go in one call does, since each waits for the disk.
+            mlflow.start_run(experiment_id=self._experiment(), tags=dict(tags)) as run,
+            tempfile.TemporaryDirectory() as temporary,
+        ):
             run_id = run.info.run_id
-            mlflow.set_tags(dict(tags))
-            for part in _parts(params, 100):
-                mlflow.log_params(part)
-            for part in _parts(metrics, BATCH):
-                mlflow.log_metrics(part)
+            for part in _parts(params, PARAMS_BATCH):
+                self._client.log_batch(run_id, params=[Param(*pair) for pair in part.items()])
             if reports is not None:
                 mlflow.log_artifacts(str(reports), "evaluation")
-            network = onnx.load(str(artifact / "model.onnx"))
-            logged = mlflow.onnx.log_model(
-                network,
-                name=self.model,
-                signature=_signature(network),
-                pip_requirements=[f"onnxruntime=={onnxruntime.__version__}"],
-                onnx_execution_providers=["CPUExecutionProvider"],
-                save_as_external_data=False,
-                metadata=dict(tags),
+            model = self._client.create_logged_model(
+                run.info.experiment_id, self.model, run_id, params=dict(params)
             )
-            for name in ARTIFACT_FILES:
-                self._client.log_model_artifact(logged.model_id, str(artifact / name))
+            self._client.log_outputs(run_id, [LoggedModelOutput(model.model_id, 0)])
+            now_ms = round(time.time() * 1e3)
+            for part in _parts(metrics, BATCH):
+                values = [Metric(*pair, now_ms, 0, model_id=model.model_id) for pair in part.items()]
+                self._client.log_batch(run_id, metrics=values)
+            folder = Path(temporary) / "model"
+            _save_model(artifact, folder, model, run_id, tags)
+            self._client.log_model_artifacts(model.model_id, str(folder))
+            self._client.finalize_logged_model(model.model_id, "READY")
             if not self._client.search_registered_models(f"name = '{self.model}'"):
                 self._client.create_registered_model(self.model)
             version = self._client.create_model_version(
-                self.model, logged.model_uri, run_id, dict(tags), model_id=logged.model_id
+                self.model, f"models:/{model.model_id}", run_id, dict(tags), model_id=model.model_id
             )
             self._client.set_tag(run_id, "registered_version", str(version.version))
         return int(version.version)
@@ -218,6 +220,33 @@ class Registry:
         local = self._uri == local_store()[0]
         location = local_store()[1].as_uri() if local else None  # else the server's own default
         return str(self._client.create_experiment(EXPERIMENT, artifact_location=location))
+
+
+def _save_model(artifact: Path, folder: Path, model: Any, run_id: str, tags: Mapping[str, str]) -> None:
+    """Write what MLflow keeps of a version: the network with its signature, and our own files beside it."""
+    import mlflow.onnx
+    import onnx
+    import onnxruntime
+    from mlflow.models import Model
+
+    network = onnx.load(str(artifact / "model.onnx"))
+    mlflow.onnx.save_model(
+        network,
+        str(folder),
+        mlflow_model=Model(
+            artifact_path=model.artifact_location,
+            model_uuid=model.model_id,
+            run_id=run_id,
+            model_id=model.model_id,
+        ),
+        signature=_signature(network),
+        pip_requirements=[f"onnxruntime=={onnxruntime.__version__}"],
+        onnx_execution_providers=["CPUExecutionProvider"],
+        save_as_external_data=False,
+        metadata=dict(tags),
+    )
+    for name in ARTIFACT_FILES:
+        shutil.copyfile(artifact / name, folder / name)
 
 
 def _choose(uri: str) -> None:

@@ -1,10 +1,11 @@
-"""A head swap every second under a client that asks 1,000 times a second, beside the same client in peace.
+"""Head swaps under a client that asks on a fixed schedule, beside the same client in peace.
 
-Triton serves the native backend; each swap is the whole of `serving.push.push`, as at the five-minute update:
-load and check the artifact, try it under another name, compare it with PyTorch, load it beside the served
-version, compare again. (The registry is not in it: fetching happens before Triton is touched.) The versions
-differ in their heads alone. Stretches with and without swaps take turns, the C++ client asks on a fixed
-schedule, and what is reported of its latencies is the median over the stretches.
+A swap every second under 1,000 questions a second, and one every five seconds under 500. Triton serves the
+native backend; each swap is the whole of `serving.push.push`, as at the five-minute update: load and check
+the artifact, try it under another name, compare it with PyTorch, load it beside the served version, compare
+again. (The registry is not in it: fetching happens before Triton is touched.) The versions differ in their
+heads alone. Stretches with and without swaps take turns, and what is reported of the C++ client's latencies
+is the median over the stretches.
 """
 
 from __future__ import annotations
@@ -28,13 +29,31 @@ from serving.endpoint import Triton
 from serving.push import push
 from serving.triton_repository import ModelRepository
 
-RATE: Final = 1_000  # questions per second
-SECONDS: Final = 12  # of a stretch: five rounds are a minute with swaps and a minute without
-SWAP_S: Final = 1.0
 ANCHOR: Final = "last_latency_flow_us"  # as in params.yaml
 HEADS: Final = 4  # told apart by version number, so the same ones come round again
 
 Figures = dict[str, float]  # of a stretch, as the client gives them
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How often heads are swapped, and under which load."""
+
+    every_s: float  # from one swap to the next; the first after half of it
+    rate: int  # questions per second
+    stretch_s: float
+
+    @property
+    def swaps(self) -> int:
+        """How many fall into a stretch."""
+        return int(self.stretch_s / self.every_s)
+
+    def __str__(self) -> str:
+        return f"a swap every {self.every_s:g} s, {self.rate} questions/s"
+
+
+# Five rounds of each are a minute or more with swaps, and as much without.
+SETTINGS: Final = (Setting(1.0, 1_000, 12.0), Setting(5.0, 500, 15.0))
 
 
 @dataclass
@@ -45,33 +64,47 @@ class Swaps:
     failure: Exception | None = None
 
 
+@dataclass
+class Served:
+    """The server under test: what it serves is the last of `heads` that was pushed."""
+
+    client: Path
+    address: str
+    triton: Triton
+    repository: ModelRepository
+    heads: list[Path]
+    version: int = 1
+
+
 def measure(rounds: int) -> list[Row]:
-    """Ask through `rounds` stretches without swaps and as many with them.
+    """Ask through `rounds` stretches without swaps and as many with them, in each setting.
 
     Raises:
         OSError: the native backend or the C++ client is not built.
         RuntimeError: Triton does not start, or a push fails.
     """
     client = build("round_trip") / "round_trip"
-    quiet, swapped = list[Figures](), list[Figures]()
-    swaps = Swaps()
     with tempfile.TemporaryDirectory() as temporary:
         root = Path(temporary)
         heads = [_save_head(root / "artifacts" / str(i), i) for i in range(HEADS)]
         repository = ModelRepository(root)
         repository.embedded.mkdir()
         with served(root, ()) as address, Triton(address) as triton:
-            version = 1
-            push(heads[0], version, triton, repository, None)
-            for _ in range(rounds):
-                quiet.append(_ask(client, address))
-                with _swapping(heads, version, triton, repository, swaps) as stop:
-                    swapped.append(_ask(client, address))
-                    stop.set()
-                if swaps.failure:
-                    raise RuntimeError(f"bench swap: a push failed: {swaps.failure}") from swaps.failure
-                version = len(swaps.seconds) + 1
-    return _rows(quiet, swapped, swaps.seconds, rounds)
+            one = Served(client, address, triton, repository, heads)
+            push(heads[0], one.version, [triton], repository, None)
+            return [row for setting in SETTINGS for row in _measure(setting, one, rounds)]
+
+
+def _measure(setting: Setting, one: Served, rounds: int) -> list[Row]:
+    quiet, swapped = list[Figures](), list[Figures]()
+    swaps = Swaps()
+    for _ in range(rounds):
+        quiet.append(_ask(setting, one))
+        with _swapping(setting, one, swaps):
+            swapped.append(_ask(setting, one))
+        if swaps.failure:
+            raise RuntimeError(f"bench swap: a push failed: {swaps.failure}") from swaps.failure
+    return _rows(setting, quiet, swapped, swaps.seconds, rounds)
 
 
 def _save_head(folder: Path, seed: int) -> Path:
@@ -91,38 +124,42 @@ def _save_head(folder: Path, seed: int) -> Path:
 
 
 @contextmanager
-def _swapping(
-    heads: list[Path], version: int, triton: Triton, repository: ModelRepository, swaps: Swaps
-) -> Iterator[threading.Event]:
-    """Push the next head every second, from a thread, until told to stop."""
+def _swapping(setting: Setting, one: Served, swaps: Swaps) -> Iterator[None]:
+    """Push the next head again and again, from a thread, as often as fits into a stretch."""
     stop = threading.Event()
 
     def swap() -> None:
-        current, due_s = version, time.monotonic() + SWAP_S
-        while not stop.wait(max(0.0, due_s - time.monotonic())):
-            begin_s = time.monotonic()
+        due_s = time.monotonic() + setting.every_s / 2
+        for _ in range(setting.swaps):
+            if stop.wait(max(0.0, due_s - time.monotonic())):
+                return
+            begin_s, before = time.monotonic(), one.version
             try:
-                push(heads[current % HEADS], current + 1, triton, repository, current)
+                push(one.heads[before % HEADS], before + 1, [one.triton], one.repository, before)
             except (OSError, RuntimeError) as error:
                 swaps.failure = error
                 return
+            one.version = before + 1
             swaps.seconds.append(time.monotonic() - begin_s)
-            repository.remove(current)
-            current, due_s = current + 1, due_s + SWAP_S
+            one.repository.remove(before)
+            due_s += setting.every_s
 
     thread = threading.Thread(target=swap)
     thread.start()
     try:
-        yield stop
+        yield
     finally:
         stop.set()
         thread.join()
 
 
-def _ask(client: Path, address: str) -> Figures:
+def _ask(setting: Setting, one: Served) -> Figures:
     """One stretch of questions, each a window of real tokens."""
-    command = [str(client), "--server", address, "--rate", str(RATE), "--questions", str(RATE * SECONDS)]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10 * SECONDS)
+    questions = round(setting.rate * setting.stretch_s)
+    command = [str(one.client), "--server", one.address]
+    command += ["--rate", str(setting.rate), "--questions", str(questions)]
+    limit_s = 60 + 10 * setting.stretch_s
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limit_s)
     if ran.returncode:
         raise RuntimeError(f"bench swap: {ran.stderr.strip()}")
     found = json.loads(ran.stdout.splitlines()[-1])
@@ -133,25 +170,37 @@ def _ask(client: Path, address: str) -> Figures:
     }
 
 
-def _rows(quiet: list[Figures], swapped: list[Figures], pushes_s: list[float], rounds: int) -> list[Row]:
-    def row(name: str, key: str, unit: str) -> Row:
+def _rows(
+    setting: Setting, quiet: list[Figures], swapped: list[Figures], pushes_s: list[float], rounds: int
+) -> list[Row]:
+    def row(what: str, key: str, unit: str) -> Row:
         ours, theirs = (statistics.median(figures[key] for figures in side) for side in (swapped, quiet))
-        return Row(name, ours, theirs, "without swaps", theirs / ours, unit, rounds)
+        return Row(f"{setting}: {what}", ours, theirs, "without swaps", theirs / ours, unit, rounds)
 
     ours, theirs = (min(figures["answered"] for figures in side) for side in (swapped, quiet))
-    made = len(pushes_s)
+    due = setting.swaps * rounds
+    seen = sum(figures["versions"] - 1 for figures in swapped)
+    push_s = statistics.median(pushes_s)
     return [
-        Row("answered, worst stretch", ours, theirs, "without swaps", ours / theirs, "share", rounds),
-        row(f"round trip at {RATE} questions/s, p50", "p50_us", "us"),
-        row(f"round trip at {RATE} questions/s, p99", "p99_us", "us"),
-        row("longest time without an answer", "gap_ms", "ms"),
-        Row("swaps made", made, rounds * SECONDS, "one a second", made / (rounds * SECONDS), "", rounds),
         Row(
-            "a push: check, try, load, compare",
-            statistics.median(pushes_s) * 1e3,
-            SWAP_S * 1e3,
+            f"{setting}: answered, worst stretch",
+            ours,
+            theirs,
+            "without swaps",
+            ours / theirs,
+            "share",
+            rounds,
+        ),
+        row("round trip, p50", "p50_us", "us"),
+        row("round trip, p99", "p99_us", "us"),
+        row("longest time without an answer", "gap_ms", "ms"),
+        Row(f"{setting}: swaps the client saw", seen, due, "as many as fit", seen / due, "", rounds),
+        Row(
+            f"{setting}: a push: check, try, load, compare",
+            push_s * 1e3,
+            setting.every_s * 1e3,
             "time until the next one",
-            SWAP_S / statistics.median(pushes_s),
+            setting.every_s / push_s,
             "ms",
             rounds,
         ),

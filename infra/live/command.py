@@ -9,6 +9,7 @@ import yaml
 
 from feature_store.telemetry import latest_minutes, senders
 from infra.live.metrics import Metrics
+from infra.live.retrain import Retraining
 from infra.live.rounds import RoundParams, Rounds
 from infra.live.scheduler import Scheduler, stop_on_signals
 from models.finetuning import FinetuneParams
@@ -29,8 +30,11 @@ def schedule(
     least_windows: int,
     limit: int | None,
     metrics_port: int,
+    retrain: bool,
 ) -> int:
     """Run rounds until told to stop; 0 when the last one did not fail.
+
+    With `retrain` a full re-train is started when the inputs have drifted; else it is only proposed.
 
     Raises:
         ValueError: a parameter out of range; the line names it.
@@ -51,6 +55,7 @@ def schedule(
         ),
         FinetuneParams(**params["finetune"]),
         str(read_params(PARAMS_FILE)["model_name"]),
+        Retraining(params) if retrain else None,
     )
     metrics = Metrics()
     scheduler = Scheduler(rounds, every_s, metrics)

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollecto
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from infra.live.rounds import OUTCOMES, RoundRecord
+from infra.live.record import OUTCOMES, RETRAINING, RoundRecord
 from serving.deploy_log import last_deployed
 from serving.endpoint import LOOPBACK, Triton
 from serving.push import served_version
@@ -63,6 +63,14 @@ class Metrics:
         self._retrain = Counter(
             "swiftqueue_retrain_proposed", "rounds whose inputs have drifted", registry=self._registry
         )
+        self._retrains = Counter(
+            "swiftqueue_retrains",
+            "full re-trains, by what became of them",
+            ["event"],
+            registry=self._registry,
+        )
+        for event in RETRAINING:
+            self._retrains.labels(event)
         self._registry.register(_Served())
 
     def serve(self, port: int) -> int:
@@ -82,5 +90,7 @@ class Metrics:
         if record.psi:
             self._psi.set(max(record.psi.values()))
             self._retrain.inc(record.retrain)
+        if record.retraining:
+            self._retrains.labels(record.retraining).inc()
         if record.version is not None:
             self._gate.labels("failed" if record.outcome == "kept" else "passed").inc()

@@ -3,7 +3,7 @@
 The packets before `learn_from_ns` only fill the first windows' history. Windows decided in
 [learn_from_ns, judge_from_ns) teach, with the latencies known at `judge_from_ns`; windows decided after it
 judge, with those known when the telemetry was read. Champion and challenger have the same encoder, so each
-window is encoded once.
+window is encoded once; a re-trained challenger has its own, and the champion encodes what judges alone.
 
 Shapes: B windows, W window tokens, F features, R tokens that the head reads, D model width, H horizon.
 """
@@ -51,6 +51,7 @@ class Minute:
     params: FinetuneParams
     reference: NDArray[np.float32] | None  # inputs (N, F) that the encoder is used to; None: this minute's
     least_windows: int
+    retrained: Mapping[str, bytes] | None = None  # of an artifact that is to take the champion's place
 
 
 @dataclass(frozen=True)
@@ -75,9 +76,15 @@ class _Encoded:
     candidates_BHF: NDArray[np.float32]
     decision_ns_B: NDArray[np.int64]
 
+    def part(self, chosen_B: NDArray[np.bool_]) -> _Encoded:
+        """Some of the windows."""
+        return _Encoded(
+            self.features_BRD[chosen_B], self.candidates_BHF[chosen_B], self.decision_ns_B[chosen_B]
+        )
+
 
 def tune(minute: Minute, rank: int = 0, workers: int = 1) -> Tuned:
-    """Fine-tune the champion's head on a minute and judge it on the slice after it.
+    """Fine-tune the head of the champion, or of a re-trained artifact, on a minute; judge it on what follows.
 
     Raises:
         DeclinedError: too few windows, no known latency, or telemetry with a gap; the line says which.
@@ -85,7 +92,8 @@ def tune(minute: Minute, rank: int = 0, workers: int = 1) -> Tuned:
     if workers != 1:
         raise ValueError("a minute's head is trained by one worker")  # half a second of work
     clock = _Clock()
-    loaded, engine = _load(minute.champion)
+    champion, engine = _load(minute.champion)
+    loaded, own_engine = (champion, engine) if minute.retrained is None else _load(minute.retrained)
     packets = _with_flow_starts(_aligned(minute.packets), minute.flow_starts_ns)
     clock.lap("load")
     targets = fw.targets(packets)
@@ -94,7 +102,7 @@ def tune(minute: Minute, rank: int = 0, workers: int = 1) -> Tuned:
     for name, chosen_B in (("to learn from", learn_B), ("to judge on", judge_B)):
         if (count := int(chosen_B.sum())) < minute.least_windows:
             raise DeclinedError(f"{count} windows {name}, at least {minute.least_windows} are needed")
-    encoded = _encode(packets, engine, loaded.description.tokens, minute.learn_from_ns, targets)
+    encoded = _encode(packets, own_engine, loaded.description.tokens, minute.learn_from_ns, targets)
     clock.lap("encode")
 
     y_BH = np.array(targets.y_BH)
@@ -111,17 +119,24 @@ def tune(minute: Minute, rank: int = 0, workers: int = 1) -> Tuned:
     )
     clock.lap("train")
 
-    held_out = gate.HeldOut(
-        encoded.candidates_BHF[~own_B], targets.y_BH[judge_B], tuple(f.name for f in fw.FEATURES)
-    )
+    judged = encoded.part(~own_B)
+    if minute.retrained is None:
+        champion_judged = judged
+    else:
+        champion_judged = _encode(packets, engine, champion.description.tokens, minute.judge_from_ns, targets)
+    names = tuple(f.name for f in fw.FEATURES)
+    held_out = gate.HeldOut(judged.candidates_BHF, targets.y_BH[judge_B], names)
     known = y_learn_BH[np.isfinite(y_learn_BH)]
     figures = {
-        name: gate.score(_predict(model, encoded, ~own_B), held_out)
-        for name, model in (("challenger", tuned.model), ("champion", loaded.model))
+        name: gate.score(_predict(model, slice_), held_out)
+        for name, model, slice_ in (
+            ("challenger", tuned.model, judged),
+            ("champion", champion.model, champion_judged),
+        )
     }
     naive = gate.score_naive(held_out, float(np.median(known)))
     verdict = gate.judge(figures["challenger"], figures["champion"], naive, "")
-    sample = _sample(encoded.candidates_BHF)
+    sample = sample_inputs(encoded.candidates_BHF)
     reference = sample if minute.reference is None else minute.reference
     clock.lap("judge")
     return Tuned(
@@ -225,15 +240,16 @@ def _encode(
     return _Encoded(np.concatenate(features), np.concatenate(candidates), targets.decision_ns_B[begin:])
 
 
-def _predict(model: Predictor, encoded: _Encoded, chosen_B: NDArray[np.bool_]) -> NDArray[np.float32]:
+def _predict(model: Predictor, encoded: _Encoded) -> NDArray[np.float32]:
     """Latencies in µs (B, H) of encoded windows."""
     with torch.inference_mode():
-        head_BH = model.head(torch.from_numpy(encoded.features_BRD[chosen_B]))
-        anchor_BH = model.anchor(torch.from_numpy(encoded.candidates_BHF[chosen_B]))
+        head_BH = model.head(torch.from_numpy(encoded.features_BRD))
+        anchor_BH = model.anchor(torch.from_numpy(encoded.candidates_BHF))
         return model.to_us(head_BH + anchor_BH).numpy()
 
 
-def _sample(candidates_BHF: NDArray[np.float32]) -> NDArray[np.float32]:
+def sample_inputs(candidates_BHF: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Rows (N, F) that stand for the inputs of many candidates."""
     rows_NF = candidates_BHF.reshape(-1, candidates_BHF.shape[-1])
     step = max(1, len(rows_NF) // SAMPLE)
     return np.ascontiguousarray(rows_NF[::step])

@@ -11,33 +11,31 @@ Whatever happens, the champion goes on serving; a failed round leaves nothing th
 from __future__ import annotations
 
 import hashlib
-import json
-import os
+import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import polars as pl
 
 from feature_store import expectations as ex
 from feature_store.telemetry import Latest
+from infra.live import challenger
 from infra.live.minute import DeclinedError, Minute, Tuned, artifact_files, tune
+from infra.live.record import LOG_FILE, RoundRecord, append, read
+from infra.live.retrain import MOST_PACKETS, SECONDS, Retrained, RetrainError, Retraining
 from models import artifact
 from models.finetuning import FinetuneParams
-from models.lineage import content_hash, git_commit
-from models.registry import CHALLENGER, CHAMPION, CONTENT_TAG, Registry
+from models.registry import CHAMPION, Registry
 from models.state import state_dir
 from models.warm_job import WarmJob, WarmJobError
-from serving.deploy import deploy_version
+from serving.deploy import deploy_version, serve_champion
 from serving.endpoint import first_line
 
-OUTCOMES: Final = ("pushed", "kept", "declined", "failed")
-STEPS: Final = ("telemetry", "validate", "load", "encode", "train", "judge", "register", "push")
 WORK_TIMEOUT_S: Final = 120.0
 WARM_START_TIMEOUT_S: Final = 300.0
 
@@ -60,24 +58,6 @@ class RoundParams:
                 raise ValueError(f"{name} is {value!r}; it must be a number above zero")
 
 
-@dataclass
-class RoundRecord:
-    """What a round was; one line of the rounds log."""
-
-    number: int
-    triggered: float  # seconds since the epoch
-    outcome: str = "failed"
-    reason: str = ""
-    version: int | None = None
-    parent: int | None = None
-    packets: int = 0
-    seconds: dict[str, float] = field(default_factory=dict)
-    figures: Mapping[str, Any] = field(default_factory=dict)
-    loss: tuple[float, float] | None = None
-    psi: dict[str, float] = field(default_factory=dict)
-    retrain: bool = False  # the inputs have left what the encoder was trained on
-
-
 MAX_MISSING: Final = 0.01  # share of packets that telemetry lost; windows around them show a wrong history
 
 # The last so many seconds of a sender; FileNotFoundError where there is nothing of it.
@@ -88,31 +68,36 @@ class Rounds:
     """Runs rounds one after another; keeps the warm job between them."""
 
     def __init__(
-        self, telemetry: Telemetry, params: RoundParams, finetune: FinetuneParams, model: str
+        self,
+        telemetry: Telemetry,
+        params: RoundParams,
+        finetune: FinetuneParams,
+        model: str,
+        retraining: Retraining | None = None,
     ) -> None:
+        """Make the state folder.
+
+        Args:
+            telemetry: where packets come from.
+            params: how a round is run.
+            finetune: how its head is trained.
+            model: name in the registry.
+            retraining: starts a full re-train when the inputs have drifted; None: it is only proposed.
+        """
         self._telemetry = telemetry
+        self._retraining = retraining
         self._params = params
         self._finetune = finetune
         self._model = model
         self._job: WarmJob | None = None
         self._folder = state_dir() / "live"
         self._folder.mkdir(parents=True, exist_ok=True)
+        self.log = self._folder / LOG_FILE
         self.number = len(self.history())
 
-    @property
-    def log(self) -> Path:
-        """The rounds log: one JSON object a line."""
-        return self._folder / "rounds.jsonl"
-
     def history(self) -> list[dict[str, Any]]:
-        """Every round so far, oldest first; a line cut short by a full disk is left out."""
-        found = []
-        for line in self.log.read_text().splitlines() if self.log.is_file() else []:
-            try:
-                found.append(json.loads(line))
-            except ValueError:
-                continue
-        return found
+        """Every round so far, oldest first."""
+        return read(self.log)
 
     def warm(self) -> None:
         """Start the fine-tuning workers and wait for them; harmless when they are up.
@@ -121,13 +106,18 @@ class Rounds:
             WarmJobError, ConnectionError, TimeoutError: they do not come up.
         """
         if self._job is not None and not self._job.alive():
-            self.close()
+            self._close_job()
         if self._job is None:
             self._job = WarmJob(tune, workers=1, storage=self._folder / "ray")
         self._job.wait_ready(WARM_START_TIMEOUT_S)
 
     def close(self) -> None:
-        """End the workers."""
+        """End the workers, and a re-train that runs."""
+        self._close_job()
+        if self._retraining is not None:
+            self._retraining.close()
+
+    def _close_job(self) -> None:
         if self._job is not None:
             self._job.close()
             self._job = None
@@ -135,47 +125,87 @@ class Rounds:
     def run(self) -> RoundRecord:
         """Run one round; never raises for what can go wrong in one."""
         self.number += 1
-        record = RoundRecord(self.number, time.time())
+        record, begin_s = RoundRecord(self.number, time.time()), time.monotonic()
         try:
             self._run(record)
         except DeclinedError as error:
             record.outcome, record.reason = "declined", first_line(str(error))
         except (WarmJobError, ConnectionError, TimeoutError) as error:
             record.reason = first_line(str(error))
-            self.close()  # the next round starts the workers anew
+            self._close_job()  # the next round starts the workers anew
         except (OSError, ValueError, RuntimeError) as error:
             record.reason = first_line(str(error))
-        record.seconds["total"] = time.time() - record.triggered
-        self._append(record)
+        record.seconds["total"] = time.monotonic() - begin_s
+        self._retrain(record)
+        try:
+            append(record, self.log)
+        except OSError as error:  # the disk is full; metrics and the scheduler's own log have the round
+            record.reason = f"{record.reason}; {self.log}: {error.strerror}"
         return record
 
     def _run(self, record: RoundRecord) -> None:
-        registry = Registry(self._model)
-        champion = registry.alias(CHAMPION)
-        if champion is None:
-            raise DeclinedError("the registry has no champion; `swiftqueue run` makes the first one")
-        record.parent = champion
+        with _timed(record, "champion"):
+            registry = Registry(self._model)
+            champion = registry.alias(CHAMPION)
+            if champion is None:
+                raise DeclinedError("the registry has no champion; `swiftqueue run` makes the first one")
+            record.parent = champion
+            serve_champion()  # a server may have come back with another version, or not at all
         with _timed(record, "telemetry"):
             latest = self._latest()
         packets = latest.packets
         record.packets = packets.height
         with _timed(record, "validate"):
             self._validate(latest)
+        retrained = self._retraining.candidate() if self._retraining else None
         with tempfile.TemporaryDirectory() as temporary:
-            parent = registry.fetch(champion, Path(temporary) / "champion")
-            tuned = self._tune(latest, parent)
-            record.seconds |= tuned.seconds
+            with _timed(record, "fetch"):
+                parent = registry.fetch(champion, Path(temporary) / "champion")
+            begin = time.monotonic()
+            tuned = self._tune(latest, parent, retrained)
+            whole = time.monotonic() - begin
+            # Starting them where they do not run, and the way to them and back.
+            record.seconds |= {"workers": whole - sum(tuned.seconds.values()), **tuned.seconds}
             record.figures, record.loss = tuned.figures, (tuned.loss_before, tuned.loss_after)
             record.psi = dict(sorted(tuned.psi.items(), key=lambda item: -item[1]))
             record.retrain = max(tuned.psi.values()) > self._params.max_psi
             with _timed(record, "register"):
-                folder = Path(temporary) / "challenger"
-                record.version = self._register(registry, champion, tuned, folder, packets)
+                record.version = challenger.register(
+                    registry,
+                    tuned,
+                    Path(temporary) / "challenger",
+                    champion=champion,
+                    parent=parent,
+                    packets=packets,
+                    finetune=self._finetune,
+                    retrained=retrained.tags if retrained else None,
+                )
+            if self._retraining and retrained:
+                encoder = _encoder_hash(Path(temporary) / "challenger")
+                shutil.copyfile(retrained.inputs, self._reference(encoder))
+                self._retraining.drop()  # judged and in the registry; a failed push is not tried again
+                record.retraining = "failed"
         record.outcome, record.reason = "kept", tuned.verdict.reason
         if tuned.verdict.passed:
             with _timed(record, "push"):
                 deploy_version(record.version)
             record.outcome = "pushed"
+        if retrained:
+            record.retraining = record.outcome
+
+    def _retrain(self, record: RoundRecord) -> None:
+        """After a round: say that a re-train failed, and start one that is due."""
+        if self._retraining is None:
+            return
+        try:
+            self._retraining.finish()
+            if record.retrain and not record.retraining and self._retraining.due():
+                rate = record.packets / (self._params.lead_in_s + self._params.learn_s + self._params.judge_s)
+                self._retraining.start(self._telemetry(min(SECONDS, MOST_PACKETS / rate)))
+                record.retraining = "started"
+        except (OSError, RetrainError) as error:
+            record.retraining = "failed"
+            record.reason = f"{record.reason}; {first_line(str(error))}"
 
     def _latest(self) -> Latest:
         seconds = self._params.lead_in_s + self._params.learn_s + self._params.judge_s
@@ -199,19 +229,20 @@ class Rounds:
         if validation.failures:
             raise DeclinedError(f"bad telemetry: {validation.failures[0]}")
 
-    def _tune(self, latest: Latest, parent: Path) -> Tuned:
+    def _tune(self, latest: Latest, parent: Path, retrained: Retrained | None) -> Tuned:
         packets = latest.packets
         self.warm()
         assert self._job is not None  # noqa: S101 - `warm` made it
         newest_ns = int(packets["sent_ns"][-1])
         judge_from_ns = newest_ns - round(self._params.judge_s * 1e9)
-        reference = self._folder / f"inputs-{_encoder_hash(parent)[:16]}.npy"
+        reference = self._reference(_encoder_hash(parent))
         minute = Minute(
             packets=packets,
             flow_starts_ns=latest.flow_starts_ns,
             learn_from_ns=judge_from_ns - round(self._params.learn_s * 1e9),
             judge_from_ns=judge_from_ns,
             champion=artifact_files(parent),
+            retrained=retrained.files if retrained else None,
             params=self._finetune,
             reference=np.load(reference, allow_pickle=False) if reference.is_file() else None,
             least_windows=self._params.least_windows,
@@ -223,49 +254,9 @@ class Rounds:
             partial.replace(reference)
         return tuned
 
-    def _register(
-        self, registry: Registry, parent: int, tuned: Tuned, folder: Path, packets: pl.DataFrame
-    ) -> int:
-        folder.mkdir()
-        for name, written in tuned.files.items():
-            (folder / name).write_bytes(written)
-        content = content_hash(folder)
-        if (known := registry.find(content)) is not None:
-            return known
-        artifact.export_onnx(folder)
-        description = artifact.load(folder).description
-        inherited = {k: v for k, v in registry.tags(parent).items() if k.startswith("dvc.")}
-        tags = inherited | {
-            CONTENT_TAG: content,
-            "git_commit": git_commit(Path.cwd()),
-            "schema_hash": description.schema_hash,
-            "parent_version": str(parent),
-            "protocol": "live",
-            "visibility": description.visibility,
-            "source": f"telemetry/{packets['trace'][0]}",
-            "telemetry_from_ns": str(packets["sent_ns"][0]),
-            "telemetry_to_ns": str(packets["sent_ns"][-1]),
-            "gate": "passed" if tuned.verdict.passed else "failed",
-            "gate_reason": tuned.verdict.reason,
-            "gate_champion": str(parent),
-        }
-        metrics = {
-            f"gate.{who}.{name}": float(value)
-            for who, figures in tuned.figures.items()
-            for name, value in figures.items()
-            if value is not None
-        }
-        version = registry.add(folder, tags=tags, params=_params(self._finetune), metrics=metrics)
-        registry.set_alias(CHALLENGER, version)
-        return version
-
-    def _append(self, record: RoundRecord) -> None:
-        line = (json.dumps(asdict(record)) + "\n").encode()
-        handle = os.open(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            os.write(handle, line)
-        finally:
-            os.close(handle)
+    def _reference(self, encoder: str) -> Path:
+        """File of the inputs that an encoder, named by its hash, is used to."""
+        return self._folder / f"inputs-{encoder[:16]}.npy"
 
 
 def _encoder_hash(folder: Path) -> str:
@@ -274,10 +265,6 @@ def _encoder_hash(folder: Path) -> str:
     for name, value in sorted(artifact.load(folder).model.encoder_state().items()):
         digest.update(name.encode() + value.numpy().tobytes())
     return digest.hexdigest()
-
-
-def _params(finetune: FinetuneParams) -> dict[str, str]:
-    return {f"finetune.{name}": str(value) for name, value in asdict(finetune).items()}
 
 
 @contextmanager

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from types import FrameType
 
 from infra.live.metrics import Metrics
-from infra.live.rounds import RoundRecord, Rounds
+from infra.live.record import RoundRecord
+from infra.live.rounds import Rounds
 
 
 class Scheduler:
@@ -51,6 +52,7 @@ def line(record: RoundRecord) -> str:
     version = f" version {record.version}" if record.version is not None else ""
     steps = ", ".join(f"{k} {v:.1f}" for k, v in record.seconds.items() if k != "total" and v >= 0.05)
     drift = " INPUTS HAVE DRIFTED, a full re-train is due;" if record.retrain else ""
+    drift += f" re-train {record.retraining};" if record.retraining else ""
     total = record.seconds.get("total", math.nan)
     return (
         f"round {record.number}: {record.outcome}{version} in {total:.1f} s ({steps}); "

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import psutil
 import pytest
+import yaml
 
 from feature_store.telemetry import Latest
 from infra.live.metrics import Metrics
+from infra.live.retrain import Retraining, scratch
 from infra.live.rounds import RoundParams, Rounds
 from infra.live.scheduler import Scheduler
 from models.finetuning import FinetuneParams
 from models.registry import CHAMPION, Registry
-from serving.endpoint import Triton
+from serving.endpoint import Triton, grpc_address
 from serving.push import served_version
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "data"))
@@ -81,8 +86,20 @@ def test_a_round_ends_in_a_served_version(rounds: Rounds, champion: int) -> None
     tags = Registry("swiftqueue").tags(record.version)
     assert tags["parent_version"] == str(champion)
     assert tags["source"] == "telemetry/live"
-    steps = {"telemetry", "validate", "load", "encode", "train", "judge", "register", "push", "total"}
-    assert set(record.seconds) == steps
+    steps = {
+        "champion",
+        "telemetry",
+        "validate",
+        "fetch",
+        "workers",
+        "load",
+        "encode",
+        "train",
+        "judge",
+        "register",
+        "push",
+    }
+    assert set(record.seconds) == steps | {"total"}
     assert rounds.history()[-1]["version"] == record.version
 
 
@@ -133,5 +150,76 @@ def test_an_overlapping_round_is_skipped_and_counted(rounds: Rounds) -> None:
     ]
     assert sum(ended) == 2  # the gate may keep the champion on seconds of a made-up sender
     assert float(values['swiftqueue_rounds_total{outcome="skipped"}']) > 0
-    assert float(values["swiftqueue_served_version"]) == served()
-    assert float(values["swiftqueue_served_version_age_seconds"]) < 60
+    server = f'{{server="{grpc_address()}"}}'
+    assert float(values[f"swiftqueue_served_version{server}"]) == served()
+    assert float(values[f"swiftqueue_served_version_age_seconds{server}"]) < 60
+
+
+TINY_PRETRAIN = {"workers": 1, "epochs": 2, "warmup_steps": 20}
+RETRAIN_WAIT_S = 240.0  # three stages and a Ray of their own, at the lowest priority
+
+
+def test_a_drift_starts_a_retrain_that_ends_as_a_challenger(
+    triton: Path, champion: int, source: Source, ray_cluster: None, project: Path
+) -> None:
+    params = yaml.safe_load((project / "params.yaml").read_text())
+    params["windows"]["tokens"] = 64
+    params["pretrain"] |= TINY_PRETRAIN
+    retraining = Retraining(params)
+    metrics = Metrics()
+    rounds = Rounds(source, replace(PARAMS, max_psi=1e-9), FINETUNE, "swiftqueue", retraining)
+    source.now_s = 15.0
+    try:
+        rounds.run()  # whatever the encoder is used to so far
+        first = rounds.run()
+        assert first.retrain, first
+        assert retraining.running()
+        meanwhile = rounds.run()
+        metrics.add(meanwhile)
+        assert meanwhile.outcome in ("pushed", "kept"), meanwhile.reason
+        assert meanwhile.retrain
+        assert not meanwhile.retraining  # it drifts still: none is started beside the one that runs
+        deadline = time.monotonic() + RETRAIN_WAIT_S
+        while retraining.running():
+            assert time.monotonic() < deadline
+            time.sleep(0.5)
+        made = retraining.candidate()
+        assert made is not None, retraining.log.read_text()
+        inputs = np.load(made.inputs)
+        judged = rounds.run()
+        assert (judged.outcome, judged.retraining) == ("pushed", "pushed"), judged.reason
+        assert served() == judged.version == Registry("swiftqueue").alias(CHAMPION)
+        tags = Registry("swiftqueue").tags(int(judged.version or 0))
+        assert tags["retrain.protocol"] == "short"
+        assert tags["gate"] == "passed"
+        assert not scratch().exists()
+        assert retraining.candidate() is None
+
+        after = rounds.run()  # of the new encoder: its inputs are the reference now, and none is started soon
+        references = [np.load(path) for path in (triton / "live").glob("inputs-*.npy")]
+        assert any(one.shape == inputs.shape and (one == inputs).all() for one in references)
+        assert after.outcome in ("pushed", "kept"), after.reason
+        assert after.retrain
+        assert not after.retraining
+        assert Registry("swiftqueue").tags(int(after.version or 0))["retrain.protocol"] == "short"
+        metrics.add(judged)
+    finally:
+        rounds.close()
+
+
+def test_a_retrain_that_is_ended_leaves_no_process(
+    serving_state: Path, source: Source, project: Path
+) -> None:
+    params = yaml.safe_load((project / "params.yaml").read_text())
+    retraining = Retraining(params)
+    source.now_s = 20.0
+    retraining.start(source(20.0))
+    child = psutil.Process().children()[-1]
+    deadline = time.monotonic() + RETRAIN_WAIT_S
+    while not any("pipelines" in " ".join(one.cmdline()) for one in child.children(recursive=True)):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    family = [child, *child.children(recursive=True)]
+    retraining.close()
+    assert not any(process.is_running() and process.status() != "zombie" for process in family)
+    assert not scratch().exists()

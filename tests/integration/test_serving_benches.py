@@ -14,12 +14,14 @@ pytestmark = pytest.mark.slow
 def test_heads_are_swapped_under_a_client_without_an_unanswered_question(
     serving_state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(swap, "SECONDS", 3)
-    monkeypatch.setattr(swap, "SWAP_S", 0.5)
+    settings = (swap.Setting(0.5, 1_000, 3), swap.Setting(1.5, 500, 3))
+    monkeypatch.setattr(swap, "SETTINGS", settings)
     rows = {row.name: row for row in swap.measure(rounds=2)}
-    answered = rows["answered, worst stretch"]
-    assert (answered.ours, answered.reference) == (1, 1)
-    assert rows["swaps made"].ours >= 6
+    for setting in settings:
+        answered = rows[f"{setting}: answered, worst stretch"]
+        assert (answered.ours, answered.reference) == (1, 1)
+        seen = rows[f"{setting}: swaps the client saw"].ours
+        assert seen >= setting.swaps  # half of them, on a busy machine
     for row in rows.values():
         assert row.ours > 0, row
         assert row.reference > 0, row

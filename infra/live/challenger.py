@@ -1,0 +1,79 @@
+"""A round's challenger becomes a registry version, with its lineage and the gate's decision."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+import polars as pl
+
+from infra.live.minute import Tuned
+from models import artifact, onnx_head
+from models.finetuning import FinetuneParams
+from models.lineage import content_hash, git_commit
+from models.registry import CHALLENGER, CONTENT_TAG, Registry
+
+
+def register(
+    registry: Registry,
+    tuned: Tuned,
+    folder: Path,
+    *,
+    champion: int,
+    parent: Path,
+    packets: pl.DataFrame,
+    finetune: FinetuneParams,
+    retrained: Mapping[str, str] | None,
+) -> int:
+    """Register what a round made, or find it again, and point `challenger` at it.
+
+    Args:
+        registry: where.
+        tuned: the round's outcome.
+        folder: where the artifact is put together; it is made.
+        champion: version that it was judged against.
+        parent: that version's artifact, with its ONNX network.
+        packets: what it learned from.
+        finetune: how its head was trained.
+        retrained: tags of the re-train whose encoder it has; None where it has the champion's.
+
+    Raises:
+        OSError: the registry does not answer.
+    """
+    folder.mkdir()
+    for name, written in tuned.files.items():
+        (folder / name).write_bytes(written)
+    content = content_hash(folder)
+    if (known := registry.find(content)) is not None:
+        return known
+    onnx_head.export_onnx(folder, parent)
+    description = artifact.load(folder).description
+    if retrained is None:  # the encoder's data are those of the champion's
+        lineage = {k: v for k, v in registry.tags(champion).items() if k.startswith(("dvc.", "retrain."))}
+    else:
+        lineage = dict(retrained)
+    tags = lineage | {
+        CONTENT_TAG: content,
+        "git_commit": git_commit(Path.cwd()),
+        "schema_hash": description.schema_hash,
+        "parent_version": str(champion),
+        "protocol": "live",
+        "visibility": description.visibility,
+        "source": f"telemetry/{packets['trace'][0]}",
+        "telemetry_from_ns": str(packets["sent_ns"][0]),
+        "telemetry_to_ns": str(packets["sent_ns"][-1]),
+        "gate": "passed" if tuned.verdict.passed else "failed",
+        "gate_reason": tuned.verdict.reason,
+        "gate_champion": str(champion),
+    }
+    metrics = {
+        f"gate.{who}.{name}": float(value)
+        for who, figures in tuned.figures.items()
+        for name, value in figures.items()
+        if value is not None
+    }
+    params = {f"finetune.{name}": str(value) for name, value in asdict(finetune).items()}
+    version = registry.add(folder, tags=tags, params=params, metrics=metrics)
+    registry.set_alias(CHALLENGER, version)
+    return version
