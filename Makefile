@@ -62,7 +62,7 @@ lab: setup ## The L4S laboratory: a small sweep with its controls, and the repor
 	swiftqueue lab report
 
 test: setup ## All tests, two at a time (under 20 minutes on 2 cores)
-	pytest --numprocesses 2 --dist loadgroup
+	pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 test-fast: setup ## The tests that need no service and no training (under a minute)
 	pytest -m "not slow"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 from collections.abc import Iterator
@@ -20,22 +21,6 @@ PROJECT = Path(__file__).resolve().parent.parent
 CAPTURES = PROJECT.parent / "shared" / "data"
 
 
-# With several workers (pytest-xdist), what shares a costly fixture or builds in the same folder stays on one.
-SHARED = {"ray_cluster": "ray", "serving_state": "triton"}
-BUILDS = ("test_engine_sanitizers.py", "test_native_backend.py", "test_under_sanitizers")
-
-
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the names
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give each test the name of the group that one worker runs: its file's, or that of what it shares."""
-    for item in items:
-        names = getattr(item, "fixturenames", ())
-        group = next((group for fixture, group in SHARED.items() if fixture in names), item.path.name)
-        if item.path.name in BUILDS or item.name in BUILDS:
-            group = "triton"
-        item.add_marker(pytest.mark.xdist_group(group))
-
-
 @pytest.fixture(scope="session")
 def project() -> Path:
     """The project's root folder."""
@@ -48,6 +33,15 @@ def captures() -> Path:
     if not CAPTURES.is_dir():
         pytest.skip(f"the folder of real captures {CAPTURES} is not beside this checkout")
     return CAPTURES
+
+
+@pytest.fixture
+def one_build() -> Iterator[None]:
+    """Only one test at a time: those that run `make sanitize` build some of the same objects."""
+    (PROJECT / "build").mkdir(exist_ok=True)
+    with (PROJECT / "build" / ".sanitizers.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @pytest.fixture(scope="session")
