@@ -185,11 +185,11 @@ class Rounds:
                 shutil.copyfile(retrained.inputs, self._reference(encoder))
                 self._retraining.drop()  # judged and in the registry; a failed push is not tried again
                 record.retraining = "failed"
-        record.outcome, record.reason = "kept", tuned.verdict.reason
+        record.reason = tuned.verdict.reason
         if tuned.verdict.passed:
             with _timed(record, "push"):
                 deploy_version(record.version)
-            record.outcome = "pushed"
+        record.outcome = "pushed" if tuned.verdict.passed else "kept"
         if retrained:
             record.retraining = record.outcome
 
