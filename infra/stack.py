@@ -1,4 +1,4 @@
-"""`swiftqueue up`, `down`, `status`: the local servers, on loopback only."""
+"""`swiftqueue up`, `down`, `status`: the local servers, on loopback only; those elsewhere are judged."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from infra.triton_tls import tls_flags
 from models.registry import local_store, tracking_uri
 from models.state import state_dir
 from serving.deploy_log import last_deployed, last_served
-from serving.endpoint import LOOPBACK, Triton, TritonError, port
+from serving.endpoint import LOOPBACK, SERVERS, Triton, TritonError, elsewhere, grpc_addresses, port
+from serving.servers import connected, each
 from serving.triton_config import Backend
-from serving.triton_repository import ModelRepository
+from serving.triton_repository import MODEL, ModelRepository
 
 TRITON: Final = "triton"
 MLFLOW: Final = "mlflow"
@@ -55,7 +56,7 @@ def start_stack(*, mlflow: bool = False) -> None:
 
 
 def served_backend() -> Backend:
-    """Backend of the version that the local Triton serves.
+    """Backend of the version that Triton serves, by its first server: all of them serve it alike.
 
     Raises:
         OSError: no Triton answers, or it serves nothing.
@@ -89,6 +90,9 @@ def print_status() -> int:
 
 
 def _start_triton() -> None:
+    if elsewhere():
+        print(f"{SERVERS} is set, so no local Triton is started: {', '.join(grpc_addresses())}")
+        return
     if server := processes.running(TRITON):
         with Triton(f"{LOOPBACK}:{server.ports['grpc']}") as triton:
             if not triton.live():
@@ -114,6 +118,8 @@ def _start_triton() -> None:
     repository.embedded.mkdir(parents=True, exist_ok=True)
     repository.drop_candidate()
     command = triton_command(environment, repository.embedded, ports)
+    if (repository.embedded / MODEL / "config.pbtxt").is_file():  # what was served last, at once
+        command += [f"--load-model={MODEL}", "--exit-on-error=false"]
     with Triton(f"{LOOPBACK}:{ports['grpc']}") as triton:
         server = processes.start(TRITON, command, ports, environment.variables, triton.live, TRITON_TIMEOUT_S)
     print(f"triton is up (pid {server.pid}, gRPC {LOOPBACK}:{ports['grpc']}, log {server.log})")
@@ -197,32 +203,42 @@ def _answers(url: str) -> bool:
 
 
 def _print_triton() -> bool:
-    with Triton() as triton:
-        if not triton.live():
-            print(f"triton: no answer at {triton.address}; start it: swiftqueue up")
-            return False
-        try:
-            config = triton.config()
-            tokens, features = config.input[0].dims
-            begin = time.perf_counter()
-            answer = triton.infer(np.zeros((1, tokens, features), dtype=np.float32))
-            took_us = (time.perf_counter() - begin) * 1e6
-        except TritonError as error:
-            print(f"triton: answers at {triton.address}, but serves no version ({error}): swiftqueue deploy")
-            return False
-    age = last_deployed(answer.version)
-    since = f"deployed {duration(time.time() - age)} ago" if age else "not deployed from here"
-    print(
-        f"triton: serves version {answer.version} by the {Backend(config.backend).label} "
+    """Print what each Triton answers; whether all of them answer, with one version."""
+    with connected() as servers:
+        judged = each(servers, _judge_triton)
+    last = last_served()
+    newest = last["version"] if last else max((version or 0 for version, _ in judged), default=0)
+    for server, (version, line) in zip(servers, judged, strict=True):
+        print(f"triton: {line}")
+        if version is not None and version != newest:
+            print(
+                f"triton: version {newest} was deployed last, so {server.address} is not up to date: "
+                "swiftqueue deploy"
+            )
+    versions = {version for version, _ in judged}
+    return len(versions) == 1 and None not in versions
+
+
+def _judge_triton(triton: Triton) -> tuple[int | None, str]:
+    """Version that answers a real inference, if one does, and a line about the server."""
+    try:
+        triton.require_live()
+    except TritonError as error:
+        return None, str(error)
+    try:
+        config = triton.config()
+        tokens, features = config.input[0].dims
+        begin = time.perf_counter()
+        answer = triton.infer(np.zeros((1, tokens, features), dtype=np.float32))
+        took_us = (time.perf_counter() - begin) * 1e6
+    except TritonError as error:
+        return None, f"answers at {triton.address}, but serves no version ({error}): swiftqueue deploy"
+    deployed = last_deployed(answer.version)
+    since = f"deployed {duration(time.time() - deployed)} ago" if deployed else "not deployed from here"
+    return answer.version, (
+        f"serves version {answer.version} by the {Backend(config.backend).label} "
         f"at {triton.address}, {since}, inference {took_us:.0f} µs"
     )
-    last = last_served()
-    if last is not None and last["version"] != answer.version:
-        print(
-            f"triton: version {last['version']} was deployed last, so this server is not up to date: "
-            "swiftqueue deploy"
-        )
-    return True
 
 
 def _print_mlflow() -> bool:

@@ -1,6 +1,7 @@
 """`swiftqueue deploy` and `rollback`: registry aliases follow what Triton really serves.
 
-The champion alias moves only after the push succeeded; each step is in the deploy log.
+The champion alias moves only after the push succeeded, at every server where there are several; each step is
+in the deploy log.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +21,7 @@ from pipelines.register import read_params
 from pipelines.stage import StageError
 from serving import deploy_log
 from serving.endpoint import Triton
+from serving.servers import connected, each
 from serving.triton_config import Backend
 from serving.triton_repository import ModelRepository
 
@@ -39,7 +41,7 @@ def deploy_version(version: int | None) -> None:
         OSError: Triton or the registry does not answer.
         RuntimeError: the push failed; the champion goes on serving.
     """
-    with _deployment() as (registry, triton, repository, keep):
+    with _deployment() as (registry, servers, repository, keep):
         champion = registry.alias(CHAMPION)
         chosen = version if version is not None else registry.alias(CHALLENGER)
         if chosen is None:
@@ -54,17 +56,22 @@ def deploy_version(version: int | None) -> None:
             print(f"{line}; it stays challenger and champion {champion} goes on serving")
             return
         if chosen == champion:
-            _ensure_served(chosen, registry, triton, repository)
+            _ensure_served(chosen, registry, servers, repository)
             print(f"version {chosen} is the champion and served")
             return
-        backend = _put_in_service(chosen, "deploy", registry, triton, repository)
-        registry.set_tags(chosen, {REPLACED_TAG: str(champion or NONE)})
-        registry.set_alias(CHAMPION, chosen)
+
+        def name_champion() -> None:
+            registry.set_tags(chosen, {REPLACED_TAG: str(champion or NONE)})
+            registry.set_alias(CHAMPION, chosen)
+
+        backend = _put_in_service(
+            chosen, "deploy", champion, registry, servers, repository, name_champion=name_champion
+        )
         if registry.alias(CHALLENGER) == chosen:
             registry.remove_alias(CHALLENGER)
         _retire(chosen, champion, keep, repository)
         before = f" (before: {champion})" if champion else ""
-        print(f"version {chosen} is served by the {backend.label} and champion{before}")
+        print(f"version {chosen} is served by the {backend.label}{_where(servers)} and champion{before}")
 
 
 def rollback_champion() -> None:
@@ -75,7 +82,7 @@ def rollback_champion() -> None:
         OSError: Triton or the registry does not answer.
         RuntimeError: the previous champion could not be served; the present one goes on.
     """
-    with _deployment() as (registry, triton, repository, keep):
+    with _deployment() as (registry, servers, repository, keep):
         champion = registry.alias(CHAMPION)
         if champion is None:
             raise ValueError("there is no champion to roll back; `swiftqueue deploy` makes one")
@@ -83,28 +90,40 @@ def rollback_champion() -> None:
         if before == NONE:
             raise ValueError(f"champion {champion} replaced no other version, so there is none to go back to")
         previous = int(before)
-        backend = _put_in_service(previous, "rollback", registry, triton, repository)
-        registry.set_alias(CHAMPION, previous)
+        backend = _put_in_service(
+            previous,
+            "rollback",
+            champion,
+            registry,
+            servers,
+            repository,
+            name_champion=lambda: registry.set_alias(CHAMPION, previous),
+        )
         _retire(previous, champion, keep, repository)
         print(
-            f"version {previous} is served by the {backend.label} and champion again "
+            f"version {previous} is served by the {backend.label}{_where(servers)} and champion again "
             f"(rolled back from {champion})"
         )
 
 
 def serve_champion() -> int | None:
-    """Make a fresh Triton serve the registry's champion; returns its version, or None without one."""
+    """Make every server serve the registry's champion; returns its version, or None without one.
+
+    Raises:
+        OSError: a server or the registry does not answer.
+        RuntimeError: the champion could not be put in service.
+    """
     if not registry_exists():
         return None
-    with _deployment() as (registry, triton, repository, _):
+    with _deployment() as (registry, servers, repository, _):
         champion = registry.alias(CHAMPION)
         if champion is not None:
-            _ensure_served(champion, registry, triton, repository)
+            _ensure_served(champion, registry, servers, repository)
         return champion
 
 
 @contextmanager
-def _deployment() -> Iterator[tuple[Registry, Triton, ModelRepository, int]]:
+def _deployment() -> Iterator[tuple[Registry, list[Triton], ModelRepository, int]]:
     """What every command here needs, one command at a time."""
     if not PARAMS_FILE.is_file():
         raise OSError(f"{PARAMS_FILE.absolute()}: no such file; run this in the project's folder")
@@ -114,10 +133,10 @@ def _deployment() -> Iterator[tuple[Registry, Triton, ModelRepository, int]]:
         raise ValueError(str(error)) from error
     keep = int(params["keep_versions"])
     state_dir().mkdir(parents=True, exist_ok=True)
-    with (state_dir() / "deploy.lock").open("w") as lock, Triton() as triton:
-        triton.require_live()
+    with (state_dir() / "deploy.lock").open("w") as lock, connected() as servers:
+        each(servers, lambda triton: triton.require_live())
         fcntl.flock(lock, fcntl.LOCK_EX)
-        yield Registry(str(params["model_name"])), triton, ModelRepository(), keep
+        yield Registry(str(params["model_name"])), servers, ModelRepository(), keep
 
 
 def _tags(registry: Registry, version: int) -> dict[str, str]:
@@ -127,32 +146,56 @@ def _tags(registry: Registry, version: int) -> dict[str, str]:
     return registry.tags(version)
 
 
-def _ensure_served(version: int, registry: Registry, triton: Triton, repository: ModelRepository) -> None:
-    """Serve the champion again after a restart, or after the repository was emptied."""
+def _ensure_served(
+    version: int, registry: Registry, servers: Sequence[Triton], repository: ModelRepository
+) -> None:
+    """Serve the champion again where it is not: after a restart, or after the repository was emptied."""
     from serving.push import served_content, served_version
 
     content = registry.tags(version).get(CONTENT_TAG)
-    if served_version(triton) != version or served_content(triton) != content:
-        _put_in_service(version, "restore", registry, triton, repository)
+
+    def serves_it(triton: Triton) -> bool:
+        return served_version(triton) == version and served_content(triton) == content
+
+    if not all(each(servers, serves_it)):
+        _put_in_service(version, "restore", version, registry, servers, repository)
 
 
 def _put_in_service(
     version: int,
     action: str,
+    champion: int | None,
     registry: Registry,
-    triton: Triton,
+    servers: Sequence[Triton],
     repository: ModelRepository,
+    *,
+    name_champion: Callable[[], None] | None = None,
 ) -> Backend:
-    """Fetch, push and log; a failure is logged too. Returns the backend that serves it."""
-    from serving.push import push, served_version
+    """Fetch, push, name it champion, and log; a failure is logged too. Returns the backend that serves it.
+
+    Where the registry does not take the name, the servers go back: what they serve is what it says.
+    """
+    from serving.push import DeployError, push, put_back, served_version
 
     begin = time.monotonic()
-    previous = served_version(triton)
-    details: dict[str, Any] = {"previous": previous, "git_commit": git_commit(Path.cwd())}
+    served = each(servers, served_version)
+    # What a failure goes back to; a server that had another version (it came back from somewhere) joins in.
+    previous = champion if champion in served else next((v for v in served if v is not None), None)
+    details: dict[str, Any] = {
+        "previous": previous,
+        "git_commit": git_commit(Path.cwd()),
+        "servers": {t.address: v for t, v in zip(servers, served, strict=True)},  # and their versions before
+    }
     try:
         with tempfile.TemporaryDirectory() as temporary:
             source = registry.fetch(version, Path(temporary))
-            pushed = push(source, version, triton, repository, previous)
+            pushed = push(source, version, servers, repository, previous)
+        if name_champion is not None:
+            try:
+                name_champion()
+            except OSError as error:
+                after = put_back(previous, version, servers, repository)
+                raise DeployError(f"version {version} is not deployed: {error}{after}") from error
     except (OSError, ValueError, RuntimeError) as error:
         deploy_log.append(action, version, "failed", reason=str(error), **details)
         raise
@@ -162,6 +205,10 @@ def _put_in_service(
         details["reason"] = pushed.reason
     deploy_log.append(action, version, "served", seconds=seconds, **details)
     return pushed.backend
+
+
+def _where(servers: Sequence[Triton]) -> str:
+    return f" at all {len(servers)} servers" if len(servers) > 1 else ""
 
 
 def _retire(champion: int, previous: int | None, keep: int, repository: ModelRepository) -> None:

@@ -1,9 +1,11 @@
-"""The Triton server this project talks to: where it listens, and the few calls deploy and status need."""
+"""The Triton servers this project talks to: where they listen, and the few calls deploy and status need."""
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,6 +18,8 @@ from models.state import state_dir
 from serving.triton_repository import MODEL
 
 LOOPBACK: Final = "127.0.0.1"
+SERVERS: Final = "SWIFTQUEUE_TRITON_SERVERS"
+METRICS_ADDRESS: Final = "SWIFTQUEUE_METRICS_ADDRESS"
 DEFAULT_PORTS: Final = {"http": 8000, "grpc": 8001, "metrics": 8002}
 CALL_TIMEOUT_S: Final = 5.0
 TLS_CA: Final = "SWIFTQUEUE_TLS_CA"
@@ -45,9 +49,47 @@ def port(kind: str) -> int:
         return DEFAULT_PORTS[kind]
 
 
+def elsewhere() -> bool:
+    """Whether SWIFTQUEUE_TRITON_SERVERS names the servers, so that none is started here."""
+    return bool(os.environ.get(SERVERS, "").strip())
+
+
+def grpc_addresses() -> list[str]:
+    """`host:port` of each server's gRPC service: those of SWIFTQUEUE_TRITON_SERVERS, or the local one.
+
+    Raises:
+        ValueError: the variable, or that of the local port, is not what it ought to be.
+    """
+    if not elsewhere():
+        return [f"{LOOPBACK}:{port('grpc')}"]
+    addresses = [address.strip() for address in os.environ[SERVERS].split(",")]
+    for address in addresses:
+        found = _ADDRESS.fullmatch(address)
+        if not found or not 0 < int(found["port"]) < 65536:
+            raise ValueError(f"{SERVERS}: {address!r} is not HOST:PORT; several are parted by commas")
+    if twice := [address for address in addresses if addresses.count(address) > 1]:
+        raise ValueError(f"{SERVERS} names {twice[0]} twice")
+    return addresses
+
+
 def grpc_address() -> str:
-    """`host:port` of Triton's gRPC service."""
-    return f"{LOOPBACK}:{port('grpc')}"
+    """Address of the server to ask where one is enough: the first."""
+    return grpc_addresses()[0]
+
+
+def metrics_address() -> str:
+    """Address at which agent and scheduler answer scrapes: SWIFTQUEUE_METRICS_ADDRESS, by default loopback.
+
+    Raises:
+        ValueError: the variable is not an IPv4 address.
+    """
+    text = os.environ.get(METRICS_ADDRESS) or LOOPBACK
+    try:
+        return str(ipaddress.IPv4Address(text))
+    except ValueError as error:
+        raise ValueError(
+            f"{METRICS_ADDRESS}={text!r} is not an IPv4 address of this machine; 0.0.0.0 is every one"
+        ) from error
 
 
 def pem_file(variable: str) -> str | None:
@@ -95,35 +137,43 @@ class Answer:
 class Triton:
     """Control and inference over one gRPC channel; every failure is a TritonError with a clear line."""
 
-    def __init__(self, address: str | None = None) -> None:
+    def __init__(self, address: str | None = None, call_timeout_s: float = CALL_TIMEOUT_S) -> None:
+        """Connect in the background; `call_timeout_s` bounds every call but load and unload."""
         self.address = address or grpc_address()
+        self._call_timeout_s = call_timeout_s
         self._client = connect(self.address)
 
     def __enter__(self) -> Triton:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the connection, and every call that waits for an answer."""
         self._client.close()
 
     def live(self) -> bool:
         """Whether a Triton answers at the address."""
         try:
-            return bool(self._client.is_server_live(client_timeout=CALL_TIMEOUT_S))
+            return bool(self._client.is_server_live(client_timeout=self._call_timeout_s))
         except Exception:  # the client raises its own and gRPC's errors here; all mean no
             return False
 
     def require_live(self) -> None:
         """Raise TritonError unless the server answers."""
         if not self.live():
-            raise TritonError(f"no Triton server answers at {self.address}; start it: swiftqueue up")
+            named = f"nothing is deployed while {SERVERS} names it"
+            what = named if elsewhere() else "start it: swiftqueue up"
+            raise TritonError(f"no Triton server answers at {self.address}; {what}")
 
     def load(self, model: str) -> None:
         """Load or reload a model from the repository; the versions served before stay until it is ready."""
         self._call(f"load of {model}", self._client.load_model, model, client_timeout=LOAD_TIMEOUT_S)
 
-    def unload(self, model: str) -> None:
+    def unload(self, model: str, timeout_s: float = LOAD_TIMEOUT_S) -> None:
         """Unload a model; harmless when it is not loaded."""
-        self._call(f"unload of {model}", self._client.unload_model, model, client_timeout=LOAD_TIMEOUT_S)
+        self._call(f"unload of {model}", self._client.unload_model, model, client_timeout=timeout_s)
 
     def infer(self, x_BWF: NDArray[np.float32], model: str = MODEL, version: str = "") -> Answer:
         """Latencies of raw windows by the served version (or a given one)."""
@@ -134,20 +184,23 @@ class Triton:
             model,
             [tensor],
             model_version=version,
-            client_timeout=CALL_TIMEOUT_S,
+            client_timeout=self._call_timeout_s,
         )
         return Answer(result.as_numpy("latency_us"), int(result.get_response().model_version))
 
     def config(self, model: str = MODEL) -> Any:
         """`ModelConfig` of the loaded model."""
         call = self._client.get_model_config
-        return self._call(f"config of {model}", call, model, client_timeout=CALL_TIMEOUT_S).config
+        return self._call(f"config of {model}", call, model, client_timeout=self._call_timeout_s).config
 
     def _call(self, what: str, call: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             return call(*args, **kwargs)
         except triton.InferenceServerException as error:
             raise TritonError(f"{what} at {self.address} failed: {first_line(error.message())}") from error
+
+
+_ADDRESS: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})")
 
 
 def first_line(text: str | None) -> str:

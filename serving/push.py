@@ -5,6 +5,9 @@ version whose output has not been compared with the local one. Then Triton loads
 version and swaps; while it loads, and if that fails, the served version answers. It is tried with the native
 backend; where the server cannot load it there, with the Python backend, and one line says why.
 
+Several servers, which read one repository, are taken through each step together: a version that one of them
+does not load, or answers otherwise than the others, is served by none.
+
 Shapes: B windows, W tokens, F features, H horizon.
 """
 
@@ -13,25 +16,30 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from feature_store.windows import schema_hash
 from models import artifact, gate
 from models.scaling import Feature
-from serving.endpoint import Triton, TritonError, first_line
+from serving.endpoint import CALL_TIMEOUT_S, Triton, TritonError, first_line
 from serving.limits import limits_of
+from serving.servers import each, try_each
 from serving.triton_config import Backend, backend_of
 from serving.triton_repository import CANDIDATE, MODEL, ModelRepository
 
 TOLERANCE: Final = 1e-4  # relative; float32 through two implementations of the same network
 SMOKE_WINDOWS: Final = 16
 LOWEST_PRIORITY: Final = 19  # nice(2)
+WATCH_S: Final = 1.0  # a load that takes longer is watched
+_SILENT: Final = "Deadline Exceeded"  # in gRPC's words: no answer in time
 _REFUSED: Final = "UNAVAILABLE state: "  # in Triton's words before a backend's own, of a version not loaded
 
 
@@ -91,27 +99,39 @@ class Pushed:
 
 
 def push(
-    source: Path, version: int, triton: Triton, repository: ModelRepository, previous: int | None
+    source: Path,
+    version: int,
+    servers: Sequence[Triton],
+    repository: ModelRepository,
+    previous: int | None,
 ) -> Pushed:
-    """Put an artifact in service as `version`.
+    """Put an artifact in service as `version` on all servers, which read the same repository.
 
-    On any failure `previous` is what Triton serves, and nothing of the new version is left. A thread of the
-    lowest priority does it: a request that is to be answered on the same machine comes first.
+    On any failure every server that answers serves `previous`, and nothing of the new version is left.
+    A thread of the lowest priority does it: a request that is to be answered on the same machine comes first.
 
     Raises:
-        DeployError: the version is not served; the line says why.
+        DeployError: the version is not served; the line says why, and names the server.
     """
     with ThreadPoolExecutor(1, "push", _give_way) as thread:
-        return thread.submit(_push, source, version, triton, repository, previous).result()
+        return thread.submit(_push, source, version, servers, repository, previous).result()
 
 
 def _give_way() -> None:
-    """Give this thread the lowest priority; without rights it cannot be taken back."""
+    """Give this thread the lowest priority (without rights it cannot be taken back), and no helpers.
+
+    PyTorch's own threads may be older than this one and so have the priority of whoever asks for answers.
+    """
+    torch.set_num_threads(1)
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
 
 
 def _push(
-    source: Path, version: int, triton: Triton, repository: ModelRepository, previous: int | None
+    source: Path,
+    version: int,
+    servers: Sequence[Triton],
+    repository: ModelRepository,
+    previous: int | None,
 ) -> Pushed:
     try:
         loaded = artifact.load(source, schema_hash())
@@ -119,16 +139,18 @@ def _push(
         if (source / artifact.ONNX_FILE).is_file():
             _check_onnx(source / artifact.ONNX_FILE, smoke)
         limits = limits_of(loaded.model.features)
-        reason = _try_candidate(source, limits, version, triton, repository, smoke)
+        reason = _try_candidate(source, limits, version, servers, repository, smoke)
     except (ValueError, OSError, DeployError) as error:
         repository.drop_candidate()
         raise DeployError(f"version {version} is not deployed: {error}") from error
     try:
         repository.promote(version)
-        difference = serve(version, triton, repository, smoke)
+        repository.serve(version)
+        difference = max(each(servers, lambda triton: _swap(triton, version, smoke)))
     except (OSError, DeployError) as error:
-        _restore(previous, version, triton, repository)
-        raise DeployError(f"version {version} is not deployed: {error}") from error
+        after = put_back(previous, version, servers, repository)
+        raise DeployError(f"version {version} is not deployed: {error}{after}") from error
+    repository.settle()
     return Pushed(backend_of(repository.folder(version)), reason, difference)
 
 
@@ -153,35 +175,54 @@ def _try_candidate(
     source: Path,
     limits: dict[str, dict[str, float]],
     version: int,
-    triton: Triton,
+    servers: Sequence[Triton],
     repository: ModelRepository,
     smoke: Smoke,
 ) -> str:
-    """Stage the version for a backend that loads it, and compare its answer there with the local one.
+    """Stage the version for a backend that loads it at all servers, and compare their answers.
 
     Returns why that is not the native backend; empty if it is.
     """
     reason = ""
     try:
         repository.stage(source, limits, version, Backend.NATIVE)
-        try:
-            triton.load(CANDIDATE)
-        except TritonError as error:
-            refused = _REFUSED in str(error)  # not: the server is gone, or takes too long
-            if not refused or not (source / artifact.ONNX_FILE).is_file():
-                raise
-            triton.unload(CANDIDATE)
+        failures = [e for e in try_each(servers, lambda triton: _load(triton, CANDIDATE)) if e is not None]
+        if failures:
+            # One that is gone, or takes too long, is no reason to try another backend.
+            fatal = [error for error in failures if _REFUSED not in str(error)]
+            if fatal or not (source / artifact.ONNX_FILE).is_file():
+                raise (fatal or failures)[0]
+            each(servers, lambda triton: triton.unload(CANDIDATE))
             repository.stage(source, limits, version, Backend.PYTHON)
-            triton.load(CANDIDATE)
-            reason = _refusal(error)
+            each(servers, lambda triton: _load(triton, CANDIDATE))
+            reason = _refusal(failures[0])
             print(f"version {version} goes to the {Backend.PYTHON.label}: {reason}")
-        smoke.check(triton.infer(smoke.x_BWF, CANDIDATE).latency_us)
+        each(servers, lambda triton: _check(triton, smoke, CANDIDATE))
     finally:
-        triton.unload(CANDIDATE)
+        # Where this fails the server does not answer, and the swap finds that out.
+        try_each(servers, lambda triton: triton.unload(CANDIDATE, CALL_TIMEOUT_S))
     return reason
 
 
-def _refusal(error: TritonError) -> str:
+def _load(triton: Triton, model: str) -> None:
+    """Make one server load a model, for as long as it answers meanwhile: a slow load is no silent server.
+
+    Raises:
+        TritonError: it did not load it, or fell silent.
+    """
+    with Triton(triton.address) as loader, ThreadPoolExecutor(1) as thread:
+        loading = thread.submit(loader.load, model)
+        while not wait([loading], WATCH_S).done:
+            try:
+                triton.infer(np.zeros((1, 1, 1), np.float32))  # whatever is served there: a refusal will do
+            except TritonError as error:
+                if _SILENT in str(error):
+                    loader.close()  # ends the call, for which the thread's end would be waited
+                    raise
+        loading.result()
+
+
+def _refusal(error: Exception) -> str:
     """Return why Triton did not load a version natively, without Triton's words around it."""
     said = str(error).rpartition(_REFUSED)[2].rstrip("; ")
     if "unable to find backend library" in said:
@@ -189,14 +230,26 @@ def _refusal(error: TritonError) -> str:
     return said
 
 
-def serve(version: int, triton: Triton, repository: ModelRepository, smoke: Smoke) -> float:
-    """Make Triton serve a version that lies in the repository, and check that it is the one that answers."""
-    repository.serve(version)
-    triton.load(MODEL)
-    answer = triton.infer(smoke.x_BWF)
-    if answer.version != version:
-        raise DeployError(f"Triton answers with version {answer.version} after loading {version}")
-    return smoke.check(answer.latency_us)
+def _check(triton: Triton, smoke: Smoke, model: str) -> tuple[int, float]:
+    """Version that answers the smoke windows, and its largest relative difference to the local output."""
+    # One window a request: a batch would hold up the questions behind it until all its windows are computed.
+    answers = [triton.infer(x_WF[np.newaxis], model) for x_WF in smoke.x_BWF]
+    versions = {answer.version for answer in answers}
+    if len(versions) > 1:
+        raise DeployError(f"{triton.address} answers with several versions: {sorted(versions)}")
+    try:
+        return versions.pop(), smoke.check(np.concatenate([answer.latency_us for answer in answers]))
+    except DeployError as error:
+        raise DeployError(f"{triton.address}: {error}") from error
+
+
+def _swap(triton: Triton, version: int, smoke: Smoke) -> float:
+    """Make one server serve what the repository now names, and check that it is what answers."""
+    _load(triton, MODEL)
+    answered, difference = _check(triton, smoke, MODEL)
+    if answered != version:
+        raise DeployError(f"{triton.address} answers with version {answered} after loading {version}")
+    return difference
 
 
 def served_version(triton: Triton) -> int | None:
@@ -213,12 +266,37 @@ def served_content(triton: Triton) -> str:
     return str(triton.config().parameters["content_sha256"].string_value)
 
 
-def _restore(previous: int | None, failed: int, triton: Triton, repository: ModelRepository) -> None:
-    """Back to what was served: its configuration, its load, and no trace of the failed version."""
-    if previous is None or previous == failed:
-        triton.unload(MODEL)
+def put_back(
+    previous: int | None,
+    failed: int,
+    servers: Sequence[Triton],
+    repository: ModelRepository,
+) -> str:
+    """Back to what was served, on every server that answers, and no trace of the failed version.
+
+    Returns what is to be added to the line about the failure, if anything.
+    """
+
+    def load(triton: Triton) -> int | None:
+        _load(triton, MODEL)
+        return served_version(triton)
+
+    back = previous if previous != failed or repository.take_back(failed) else None
+    line = ""
+    if back is None:
         repository.withdraw()
+        try_each(servers, lambda triton: triton.unload(MODEL, CALL_TIMEOUT_S))
     else:
-        repository.serve(previous)
-        triton.load(MODEL)
-    repository.remove(failed)
+        with suppress(OSError):  # on a full disk the old configuration may still be there: they will tell
+            repository.serve(back)
+        served = try_each(servers, load)
+        missing = [t.address for t, version in zip(servers, served, strict=True) if version != back]
+        if len(missing) == len(servers):
+            line = f"; no server answers with version {back} now"
+        elif missing:
+            line = f"; version {back} goes on, but not at {', '.join(missing)}"
+        elif len(servers) > 1:
+            line = f"; version {back} goes on"
+    if back != failed:
+        repository.take_back(failed)
+    return line

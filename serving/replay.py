@@ -25,7 +25,7 @@ from feature_store.schema import HORIZON, QUEUES
 from models.state import state_dir
 from serving import agent_process, frames
 from serving.client import Counts, Decision, SenderAgent
-from serving.endpoint import grpc_address
+from serving.endpoint import grpc_addresses
 from serving.packet_log import Log, open_log
 from serving.replay_view import SHOWN_BATCHES, View
 
@@ -278,7 +278,7 @@ def replay_trace(
     log = open_log(trace, start, seconds)
     output = state_dir() / "replay" / f"{log.trace}.parquet"
     output.parent.mkdir(parents=True, exist_ok=True)
-    addresses = servers or [grpc_address()]
+    addresses = servers or grpc_addresses()
     with View(log.trace, len(log.batches), speed, quiet=as_json) as view:
         replay = Replay(log, deadline_us, speed, view)
         if reason := agent_process.why_not_built():

@@ -8,6 +8,9 @@
 Each version folder is whole for the one backend that it was staged for, appears by one rename, and stays
 as it is. The version policy names the served version, so a client that asks for no version gets the
 champion even when a higher number lies beside it (after a rollback).
+
+Several servers read the same folder (a volume that all of them mount): a server that starts, or that carries
+out a load late, takes what the configuration names by then.
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ class ModelRepository:
         root = root or state_dir() / "triton"
         self.embedded = root / "repository"
         self.gpu = root / "repository-gpu"
+        self._replaced = root / "replaced"  # the version of the same number that a push took the place of
 
     def stage(
         self, artifact: Path, limits: dict[str, dict[str, float]], version: int, backend: Backend
@@ -62,21 +66,45 @@ class ModelRepository:
         return folder
 
     def promote(self, version: int) -> None:
-        """Move the tried candidate to its place as a version of the served model, in both repositories."""
+        """Move the tried candidate to its place as a version of the served model, in both repositories.
+
+        A version of the same number is put aside, for `take_back`, until `settle`.
+        """
+        self.settle()
         target = self.folder(version)
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.exists():
-            shutil.rmtree(target)
+            self._replaced.mkdir(parents=True)
+            target.rename(self._replaced / str(version))
         (self.embedded / CANDIDATE / str(version)).rename(target)
         self.drop_candidate()
+        self._copy_for_gpu(version)
+
+    def take_back(self, version: int) -> bool:
+        """Remove a version that was promoted; whether the one whose place it took is there again."""
+        self.remove(version)
+        before = self._replaced / str(version)
+        if not before.is_dir():
+            return False
+        before.rename(self.folder(version))
+        self._copy_for_gpu(version)
+        return True
+
+    def settle(self) -> None:
+        """Forget the version that was put aside: the one in its place is served."""
+        shutil.rmtree(self._replaced, ignore_errors=True)
+
+    def _copy_for_gpu(self, version: int) -> None:
+        """Put a version's ONNX network into the GPU container's repository; nothing where it has none."""
+        network = self.folder(version) / "model.onnx"
         gpu = self.gpu / MODEL / str(version)
         shutil.rmtree(gpu, ignore_errors=True)  # the same number may come back with another model
-        if not (target / "model.onnx").is_file():
+        if not network.is_file():
             return
         partial = self.gpu / f".{version}"
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        shutil.copyfile(target / "model.onnx", partial / "model.onnx")
+        shutil.copyfile(network, partial / "model.onnx")
         gpu.parent.mkdir(exist_ok=True)
         partial.rename(gpu)
 

@@ -11,33 +11,40 @@ from prometheus_client.registry import Collector
 
 from infra.live.record import OUTCOMES, RETRAINING, RoundRecord
 from serving.deploy_log import last_deployed
-from serving.endpoint import LOOPBACK, Triton
+from serving.endpoint import metrics_address
 from serving.push import served_version
+from serving.servers import connected, each
 
 SKIPPED = "skipped"  # a round whose time came while another was running
+SCRAPE_S = 1.5  # for each of two questions to a server; Prometheus gives a scrape 4 s
 
 
 class _Served(Collector):
-    """Version that answers and its age, asked of Triton at each scrape."""
+    """Version that answers at each server, and its age, asked of them at each scrape."""
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        with Triton() as triton:
-            version = served_version(triton)
+        with connected(SCRAPE_S) as servers:
+            answered = each(servers, served_version)
         served = GaugeMetricFamily(
-            "swiftqueue_served_version", "version that answered a real inference; 0: none"
+            "swiftqueue_served_version",
+            "version that answered a real inference; 0: none",
+            labels=["server"],
         )
-        served.add_metric([], version or 0)
+        age = GaugeMetricFamily(
+            "swiftqueue_served_version_age_seconds",
+            "since that version was put in service",
+            labels=["server"],
+        )
+        for server, version in zip(servers, answered, strict=True):
+            served.add_metric([server.address], version or 0)
+            if version is not None and (since := last_deployed(version)) is not None:
+                age.add_metric([server.address], time.time() - since)
         yield served
-        if version is not None and (since := last_deployed(version)) is not None:
-            age = GaugeMetricFamily(
-                "swiftqueue_served_version_age_seconds", "since that version was put in service"
-            )
-            age.add_metric([], time.time() - since)
-            yield age
+        yield age
 
 
 class Metrics:
-    """Counters of the rounds, on a loopback port."""
+    """Counters of the rounds, on a port of loopback, or of SWIFTQUEUE_METRICS_ADDRESS."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -75,7 +82,7 @@ class Metrics:
 
     def serve(self, port: int) -> int:
         """Answer scrapes on a port (0: a free one); return it."""
-        server, _ = start_http_server(port, addr=LOOPBACK, registry=self._registry)
+        server, _ = start_http_server(port, addr=metrics_address(), registry=self._registry)
         return int(server.server_port)
 
     def skipped(self, rounds: int) -> None:

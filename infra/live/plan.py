@@ -51,9 +51,11 @@ def asked() -> Live | None:
 def wanted() -> list[str]:
     """Parts that run when the loop is whole, in the order of their start."""
     from infra.stack import PARTS
+    from serving import endpoint
 
     elsewhere = {
         "mlflow": os.environ.get("MLFLOW_TRACKING_URI"),
+        "triton": endpoint.elsewhere(),
         "ray": os.environ.get("RAY_ADDRESS"),
         "prometheus": shutil.which("prometheus") is None,
     }

@@ -23,7 +23,7 @@ import numpy as np
 
 from models.state import state_dir
 from serving import agent_process, frames
-from serving.endpoint import grpc_address
+from serving.endpoint import grpc_addresses
 from serving.packet_log import Log, open_log
 
 PASS_S: Final = 600.0  # a session's first seconds teach nothing, so there are few of them
@@ -115,7 +115,7 @@ def send_for_ever(
     file = state_dir() / "agent" / "pass.frames"
     file.parent.mkdir(parents=True, exist_ok=True)
     options = [
-        *agent_process.server_options([grpc_address()]),
+        *agent_process.server_options(grpc_addresses()),
         *(f"--speed={speed}", f"--deadline-us={DEADLINE_US}", f"--wait-model-s={FIRST_MODEL_S}"),
         *(f"--telemetry={telemetry}", f"--metrics-port={metrics_port}"),
     ]

@@ -20,9 +20,10 @@ names = itertools.count()
 
 
 class Clients:
-    """A thread that asks without pause; what it saw."""
+    """A thread that asks a server without pause; what it saw."""
 
-    def __init__(self) -> None:
+    def __init__(self, address: str | None = None) -> None:
+        self.address = address
         self.versions: list[int] = []
         self.errors: list[str] = []
         self._stop = threading.Event()
@@ -31,7 +32,7 @@ class Clients:
     def _ask(self) -> None:
         from serving.endpoint import Triton
 
-        with Triton() as triton:
+        with Triton(self.address) as triton:
             tokens, features = triton.config().input[0].dims
             x_BWF = np.zeros((2, tokens, features), dtype=np.float32)
             while not self._stop.is_set():
@@ -265,7 +266,7 @@ def test_a_server_with_another_version_than_the_last_deployed_is_named(
 ) -> None:
     from infra.stack import print_status
     from serving.deploy import deploy_version
-    from serving.endpoint import Triton
+    from serving.endpoint import Triton, grpc_address
     from serving.triton_repository import MODEL, ModelRepository
 
     older, newer = register(14), register(15)
@@ -279,7 +280,7 @@ def test_a_server_with_another_version_than_the_last_deployed_is_named(
     assert print_status() == 0
     said = capsys.readouterr().out
     assert f"serves version {older} " in said
-    assert f"version {newer} was deployed last, so this server is not up to date" in said
+    assert f"version {newer} was deployed last, so {grpc_address()} is not up to date" in said
     deploy_version(newer)
     assert served() == newer
 

@@ -33,7 +33,7 @@ from models.predictor import Architecture, Predictor
 from models.scaling import Feature, Target, transform_of
 from serving.endpoint import LOOPBACK, Triton, TritonError
 from serving.limits import limits_of
-from serving.push import DeployError, Pushed, push, smoke_windows
+from serving.push import SMOKE_WINDOWS, DeployError, Pushed, push, smoke_windows
 from serving.triton_config import CONTENT_FILE, GPU_CACHE, Backend, gpu_config_text
 from serving.triton_repository import CANDIDATE, MODEL, ModelRepository, write_text
 
@@ -50,7 +50,7 @@ class Native:
     metrics_url: str
 
     def push(self, folder: Path, version: int, previous: int | None = None) -> Pushed:
-        return push(folder, version, self.triton, self.repository, previous)
+        return push(folder, version, [self.triton], self.repository, previous)
 
     def metric(self, name: str, **labels: object) -> list[float]:
         """Values of the rows of a metric that have these labels."""
@@ -254,15 +254,15 @@ def test_its_figures_are_counted(native: Native, make: Callable[..., Path]) -> N
     for _ in range(3):
         with pytest.raises(TritonError, match="NaN or outside"):
             native.triton.infer(np.full((2, *windows(folder, 1, 0).shape[1:]), np.nan, np.float32))
-    statistics = _statistics(native, 5)  # the push's request, one answered, three refused
-    assert native.metric("swiftqueue_windows_total", **labels) == [16 + 9]
+    statistics = _statistics(native, SMOKE_WINDOWS + 4)  # the push's requests, one answered, three refused
+    assert native.metric("swiftqueue_windows_total", **labels) == [SMOKE_WINDOWS + 9]
     assert native.metric("swiftqueue_refused_requests_total", **labels) == [3]
     assert native.metric("nv_inference_request_failure", reason="BACKEND", **labels) == [3]
-    assert native.metric("nv_inference_request_success", **labels) == [2]  # the push's, and the first
+    assert native.metric("nv_inference_request_success", **labels) == [SMOKE_WINDOWS + 1]
     assert native.metric("swiftqueue_encoders") == [1]
     assert abs(native.metric("swiftqueue_head_loaded_seconds", **labels)[0] - time.time()) < 60
     assert statistics.inference_stats.fail.count == 3
-    assert {b.batch_size for b in statistics.batch_stats} == {9, 16}
+    assert {b.batch_size for b in statistics.batch_stats} == {1, 9}, "a push asks one by one"
     assert 0 < statistics.inference_stats.compute_infer.ns < 1e9
     native.triton.unload(MODEL)
     deadline = time.monotonic() + 5
@@ -497,7 +497,9 @@ def test_a_backend_that_is_not_built_is_named(tmp_path: Path, monkeypatch: pytes
         with_native_backend(find_environment(), tmp_path / "backends")
 
 
-def test_hostile_requests_and_versions_under_sanitizers(make: Callable[..., Path], tmp_path: Path) -> None:
+def test_hostile_requests_and_versions_under_sanitizers(
+    make: Callable[..., Path], tmp_path: Path, one_build: None
+) -> None:
     folder = make(readout="candidates", anchor="last_latency_flow_us")
     limits = limits_of(artifact.load(folder).model.features)
     version = ModelRepository(tmp_path).stage(folder, limits, 1, Backend.NATIVE)

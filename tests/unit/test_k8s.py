@@ -183,9 +183,13 @@ def test_versions_are_those_of_the_lock(project: Path) -> None:
     assert find("RayService", "ingest")["spec"]["rayClusterConfig"]["rayVersion"] == ray[1]
 
 
-def test_the_server_list_names_every_replica() -> None:
+def test_the_server_list_names_every_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    from serving.endpoint import grpc_addresses
+
     triton = find("StatefulSet", "triton")
-    servers = find("ConfigMap", "swiftqueue-settings")["data"]["SWIFTQUEUE_TRITON_SERVERS"].split(",")
+    listed = find("ConfigMap", "swiftqueue-settings")["data"]["SWIFTQUEUE_TRITON_SERVERS"]
+    monkeypatch.setenv("SWIFTQUEUE_TRITON_SERVERS", listed)
+    servers = grpc_addresses()
     service = triton["spec"]["serviceName"]
     assert servers == [f"triton-{k}.{service}:8001" for k in range(triton["spec"]["replicas"])]
     headless = find("Service", service)["spec"]
@@ -193,6 +197,43 @@ def test_the_server_list_names_every_replica() -> None:
     # A pod is ready once it serves; the first push must reach it before.
     assert headless["publishNotReadyAddresses"] is True
     assert triton["spec"]["podManagementPolicy"] == "Parallel"
+
+
+def test_the_replicas_read_what_a_push_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the one volume, by the arguments that a local server has too."""
+    from infra.stack import triton_command
+    from infra.triton_environment import TritonEnvironment
+    from serving.triton_repository import ModelRepository
+
+    state = find("ConfigMap", "swiftqueue-settings")["data"]["SWIFTQUEUE_STATE"]
+    monkeypatch.setenv("SWIFTQUEUE_STATE", state)
+    for name in ("SWIFTQUEUE_TLS_SERVER_CERT", "SWIFTQUEUE_TLS_SERVER_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    repository = ModelRepository().embedded
+    [server] = find("StatefulSet", "triton")["spec"]["template"]["spec"]["containers"]
+    [mount] = [m for m in server["volumeMounts"] if m["name"] == "state"]
+    assert (mount["mountPath"], mount["readOnly"]) == (state, True)
+    assert CONTAINERS["StatefulSet/triton 0 repository"]["command"][-1] == str(repository)
+    environment = TritonEnvironment(Path("tritonserver"), Path("backends"), {})
+    local = set(triton_command(environment, repository, {})[1:])
+    of_the_machine = {"--backend-directory=backends", "--allow-gpu-metrics=false", "--exit-timeout-secs=5"}
+    assert local - set(server["args"]) == of_the_machine
+
+
+def test_metrics_are_open_to_scrapes_and_to_those_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from serving.endpoint import metrics_address
+
+    settings = find("ConfigMap", "swiftqueue-settings")["data"]
+    monkeypatch.setenv("SWIFTQUEUE_METRICS_ADDRESS", settings["SWIFTQUEUE_METRICS_ADDRESS"])
+    assert metrics_address() == "0.0.0.0"  # noqa: S104 - the policy below says who reaches it
+    [head] = PODS["RayCluster/train 0"]["spec"]["containers"]
+    [port] = [port["containerPort"] for port in head["ports"] if port["name"] == "metrics"]
+    monitoring = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+    rules = [
+        r for r in find("NetworkPolicy", "ray")["spec"]["ingress"] if {"port": port} in r.get("ports", [])
+    ]
+    assert [rule["from"] for rule in rules] == [[monitoring]]
+    assert f"--metrics-port {port}" in (K8S.parent / "README.md").read_text()
 
 
 def test_services_budgets_and_policies_select_pods_that_exist() -> None:
@@ -255,7 +296,10 @@ def test_rounds_never_overlap_and_end_before_the_next() -> None:
     spec = find("CronJob", "round")["spec"]
     assert spec["schedule"] == "*/5 * * * *"
     assert spec["concurrencyPolicy"] == "Forbid"
-    assert spec["jobTemplate"]["spec"]["activeDeadlineSeconds"] < 300
+    whole_s = spec["jobTemplate"]["spec"]["activeDeadlineSeconds"]
+    assert whole_s < 300
+    words = PODS["CronJob/round 0"]["spec"]["containers"][0]["args"]
+    assert int(words[words.index("swiftqueue") - 1]) < whole_s  # Ray's job would outlive the pod
 
 
 # Settings -------------------------------------------------------------------------------------------
@@ -291,18 +335,16 @@ OTHERS = {
     "RAY_AUTH_TOKEN",
     "S3_BUCKET",  # used within the manifest itself
 }
-# Named in manifests and infra/README.md, and read by no code yet.
-NOT_BUILT = {"SWIFTQUEUE_TRITON_SERVERS"}
 
 
 def test_every_setting_is_read_by_the_code(project: Path) -> None:
     known = variables_of(project)
     used = set(find("ConfigMap", "swiftqueue-settings")["data"])
     used |= {entry["name"] for c in CONTAINERS.values() for entry in c.get("env", [])}
-    assert used - known - OTHERS == NOT_BUILT
+    assert used - known - OTHERS == set()
     text = (project / "infra" / "README.md").read_text()
     named = set(re.findall(r"`((?:SWIFTQUEUE|MLFLOW|RAY|AWS)_[A-Z0-9_]+)[`=]", text))
-    assert named - known - OTHERS == NOT_BUILT
+    assert named - known - OTHERS == set()
     ours = {name for name in known if name.startswith("SWIFTQUEUE_")}
     assert ours - named == set(), "say in infra/README.md what these settings are"
 

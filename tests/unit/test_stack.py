@@ -18,7 +18,7 @@ from infra import processes
 from infra.live import health, plan
 from infra.live.sender import laps, laps_of_a_pass
 from infra.triton_environment import find_environment
-from serving.endpoint import port
+from serving.endpoint import elsewhere, grpc_addresses, metrics_address, port
 from serving.frames import ACKED, BATCH, SENT, replay_frames
 from serving.packet_log import open_log
 
@@ -181,6 +181,38 @@ def test_ports_come_from_the_environment_the_running_server_or_the_default(
     monkeypatch.setenv("SWIFTQUEUE_TRITON_GRPC", "eighty")
     with pytest.raises(ValueError, match="SWIFTQUEUE_TRITON_GRPC='eighty' is not a port number"):
         port("grpc")
+
+
+def test_servers_elsewhere_are_a_list_of_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWIFTQUEUE_TRITON_GRPC", "9101")
+    monkeypatch.delenv("SWIFTQUEUE_TRITON_SERVERS", raising=False)
+    assert grpc_addresses() == ["127.0.0.1:9101"]
+    assert not elsewhere()
+    monkeypatch.setenv("SWIFTQUEUE_TRITON_SERVERS", "triton-0.triton:8001, 10.0.0.7:8001,[fd00::1]:8001")
+    assert grpc_addresses() == ["triton-0.triton:8001", "10.0.0.7:8001", "[fd00::1]:8001"]
+    assert elsewhere()
+    assert "triton" not in plan.wanted()
+    for text, line in (
+        ("triton-0.triton", "'triton-0.triton' is not HOST:PORT"),
+        ("a:8001,", "'' is not HOST:PORT"),
+        ("a:80010000", "'a:80010000' is not HOST:PORT"),
+        ("a:0", "'a:0' is not HOST:PORT"),
+        ("http://a:8001", "'http://a:8001' is not HOST:PORT"),
+        ("a:8001,b:8001,a:8001", "names a:8001 twice"),
+    ):
+        monkeypatch.setenv("SWIFTQUEUE_TRITON_SERVERS", text)
+        with pytest.raises(ValueError, match=f"SWIFTQUEUE_TRITON_SERVERS.*{line}"):
+            grpc_addresses()
+
+
+def test_metrics_stay_on_loopback_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SWIFTQUEUE_METRICS_ADDRESS", raising=False)
+    assert metrics_address() == "127.0.0.1"
+    monkeypatch.setenv("SWIFTQUEUE_METRICS_ADDRESS", "10.0.0.7")
+    assert metrics_address() == "10.0.0.7"
+    monkeypatch.setenv("SWIFTQUEUE_METRICS_ADDRESS", "localhost")
+    with pytest.raises(ValueError, match=r"SWIFTQUEUE_METRICS_ADDRESS='localhost' is not .*0\.0\.0\.0"):
+        metrics_address()
 
 
 def test_a_missing_or_incomplete_triton_environment_says_what_to_do(tmp_path: Path) -> None:
