@@ -1,0 +1,289 @@
+"""A whole live loop for the tests of faults: real parts, a client that asks, a sender that counts.
+
+MLflow is a server of its own, as one elsewhere would be: the rounds depend on it, and who runs it heals it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import struct
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow as pa
+
+from feature_store.telemetry_events import ACK, EVENT_SCHEMA, SEND
+from feature_store.telemetry_manifest import load_manifest
+from infra import processes
+from infra.live import health
+from infra.live.loop import start_loop
+from infra.stack import start_mlflow
+from models.lineage import content_hash
+from models.registry import CHAMPION, Registry
+from serving.endpoint import Triton
+from serving.ingest.client import IngestClient
+from serving.push import served_version
+
+HERE = Path(__file__).parent
+PORTS = (
+    "SWIFTQUEUE_TRITON_GRPC",
+    "SWIFTQUEUE_TRITON_HTTP",
+    "SWIFTQUEUE_TRITON_METRICS",
+    "SWIFTQUEUE_MLFLOW_PORT",
+    "SWIFTQUEUE_RAY_PORT",
+    "SWIFTQUEUE_INGEST_PORT",
+    "SWIFTQUEUE_AGENT_METRICS",
+    "SWIFTQUEUE_SCHEDULER_METRICS",
+    "SWIFTQUEUE_KEEPER_METRICS",
+    "SWIFTQUEUE_PROMETHEUS_PORT",
+)
+EVERY_S = 3.0
+HEAL_S = 150.0  # Ray's head, the ingest and the workers one after the other, beside another test
+HELD_S = 60.0
+PROBE = "probe"  # the sender whose telemetry is counted
+MS = 1_000_000
+ENDED_WELL = ("pushed", "kept")
+PROCESSES = {  # a word of the command line of each process that a fault befalls
+    "ray": "gcs_server",
+    "worker": "RayTrainWorker",
+    "ingest": "ServeReplica:swiftqueue-ingest:Ingest",
+    "agent": "swiftqueue-agent",
+}
+
+
+def wait_until(what: str, true: Callable[[], Any], seconds: float) -> Any:
+    """Wait until it is true and return it."""
+    deadline = time.monotonic() + seconds
+    while not (found := true()):
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+    return found
+
+
+class Asking(threading.Thread):
+    """A client that asks Triton for predictions 20 times a second, and what it saw."""
+
+    def __init__(self) -> None:
+        super().__init__(name="asking", daemon=True)
+        self.answered, self.failed = 0, 0
+        self.last_error = ""
+        self.ended = threading.Event()
+
+    def run(self) -> None:
+        tokens, features = 64, 0
+        while not self.ended.wait(0.05):
+            with Triton() as triton:
+                with contextlib.suppress(OSError):
+                    tokens, features = triton.config().input[0].dims
+                x_BWF = np.zeros((1, tokens, features), np.float32)
+                while not self.ended.wait(0.05):
+                    try:
+                        triton.infer(x_BWF)
+                        self.answered += 1
+                    except OSError as error:
+                        self.failed += 1
+                        self.last_error = str(error)
+                        break
+
+
+class Probe(threading.Thread):
+    """A sender of its own: a batch of telemetry five times a second; what was acknowledged must be stored."""
+
+    def __init__(self, url: str, store: Path) -> None:
+        super().__init__(name="probe", daemon=True)
+        self.client = IngestClient(url, PROBE, buffer=10_000, timeout_s=5)
+        self._store, self._sent = store, 0
+        self.ended = threading.Event()
+        self._resting = threading.Lock()
+
+    def run(self) -> None:
+        while not self.ended.wait(0.2):
+            with self._resting:
+                at_ns, packet = 10**18 + self._sent * 10 * MS, self._sent
+                sent = {"size_bytes": 1500, "flow_id": 0, "receiver_id": 0, "queue": 1}
+                rows = [
+                    {"kind": SEND, "time_ns": at_ns, "packet": packet, **sent},
+                    {"kind": ACK, "time_ns": at_ns + MS, "packet": packet, "latency_us": 1000.0},
+                ]
+                self.client.send(pa.RecordBatch.from_pylist(rows, schema=EVENT_SCHEMA))
+                self._sent += 1
+
+    def check(self) -> None:
+        """All that was sent is acknowledged, and all that was acknowledged is stored, once."""
+        with self._resting:
+            assert self.client.flush(HEAL_S), f"{self.client.waiting} batches are not acknowledged"
+            shipped = self.client.shipped
+            assert (shipped.accepted, shipped.refused, shipped.dropped) == (self._sent, 0, 0)
+            wait_until(
+                f"of {self._sent} acknowledged batches these are stored: {self._counts()}",
+                lambda: self._counts() == (self._sent, self._sent, self._sent, 0, 0),
+                HEAL_S,
+            )
+
+    def _counts(self) -> tuple[int, ...]:
+        counts = load_manifest(self._store, PROBE).counts
+        return counts.batches, counts.sends, counts.acks, counts.repeated_sends, counts.repeated_acks
+
+
+@dataclass
+class FaultLoop:
+    """The loop in a state folder of its own."""
+
+    state: Path
+    packets: Path
+    hold: Path
+    clock: Path
+    ports: dict[str, int]
+    small_disk: bool
+    asking: Asking = field(init=False)
+    probe: Probe = field(init=False)
+
+    def start(self) -> None:
+        start_loop(str(self.packets), speed=1, every_s=EVERY_S, learn_s=4, judge_s=2)
+
+    def begin(self) -> None:
+        """Start client and sender, and wait for the first round that ends well."""
+        self.asking = Asking()
+        self.probe = Probe(self.ingest_url, self.state / "telemetry")
+        self.asking.start()
+        self.probe.start()
+        self.next_good_round(0, 300)
+
+    def end(self) -> None:
+        """End client and sender."""
+        self.asking.ended.set()
+        self.probe.ended.set()
+        self.asking.join()
+        self.probe.join()
+        self.probe.client.close()
+
+    @property
+    def ingest_url(self) -> str:
+        return f"http://127.0.0.1:{self.ports['SWIFTQUEUE_INGEST_PORT']}"
+
+    # Processes ------------------------------------------------------------------------------------------
+
+    def process(self, part: str) -> psutil.Process:
+        """The process of a part that a fault befalls; waits for it."""
+
+        def look() -> psutil.Process | None:
+            if (word := PROCESSES.get(part)) is None:
+                server = processes.running(part)
+                return server.process() if server else None
+            for process in psutil.process_iter():
+                with contextlib.suppress(psutil.Error):
+                    ours = process.environ().get("SWIFTQUEUE_STATE") == str(self.state)
+                    if word in " ".join(process.cmdline()[:1]) and ours:
+                        return process
+            return None
+
+        found: psutil.Process = wait_until(f"no process of {part}", look, HEAL_S)
+        return found
+
+    def heal_mlflow(self) -> None:
+        """Do what its own supervisor would: start the registry's server where it is gone."""
+        if processes.running("mlflow") is None:
+            uri = os.environ.pop("MLFLOW_TRACKING_URI")
+            try:
+                processes.stop("mlflow")
+                start_mlflow()
+            finally:
+                os.environ["MLFLOW_TRACKING_URI"] = uri
+
+    # Rounds ---------------------------------------------------------------------------------------------
+
+    def rounds(self) -> list[dict[str, Any]]:
+        """What the rounds log says."""
+        file = self.state / "live" / "rounds.jsonl"
+        found = []
+        for line in file.read_text().splitlines() if file.exists() else ():
+            with contextlib.suppress(ValueError):  # cut short by a full disk
+                found.append(json.loads(line))
+        return found
+
+    def next_good_round(self, after: int, seconds: float = HEAL_S) -> dict[str, Any]:
+        """Wait for a round that ended well beyond the first `after` ones."""
+
+        def look() -> dict[str, Any] | None:
+            later = [one for one in self.rounds()[after:] if one["outcome"] in ENDED_WELL]
+            return later[0] if later else None
+
+        try:
+            found: dict[str, Any] = wait_until("no round ended well", look, seconds)
+        except AssertionError as error:
+            last = [f"{one['number']} {one['outcome']}: {one['reason']}" for one in self.rounds()[after:]]
+            raise AssertionError(f"{error}; the rounds since then: {last[-5:]}") from None
+        return found
+
+    @contextlib.contextmanager
+    def held_at(self, step: str) -> Iterator[None]:
+        """A round waits at the beginning of a step for the block."""
+        (self.hold / step).touch()
+        try:
+            wait_until(f"no round came to {step}", lambda: list(self.hold.glob(f"{step}.*")), HELD_S + 60)
+            yield
+        finally:
+            for file in self.hold.iterdir():
+                file.unlink()
+
+    # What users see -------------------------------------------------------------------------------------
+
+    def restarts(self, part: str) -> float:
+        """How often the keeper has started a part."""
+        url = f"http://127.0.0.1:{self.ports['SWIFTQUEUE_KEEPER_METRICS']}/metrics"
+        return health.number(url, f'swiftqueue_part_restarts_total{{part="{part}"}}') or 0.0
+
+    def rounds_ended(self, outcome: str) -> float:
+        url = f"http://127.0.0.1:{self.ports['SWIFTQUEUE_SCHEDULER_METRICS']}/metrics"
+        return health.number(url, f'swiftqueue_rounds_total{{outcome="{outcome}"}}') or 0.0
+
+    def refused(self, reason: str) -> float:
+        """How many batches the ingest has refused for a reason."""
+        url = f"{self.ingest_url}/metrics"
+        return health.number(url, f'swiftqueue_ingest_refused_total{{reason="{reason}"}}') or 0.0
+
+    def said(self, part: str) -> str:
+        """The part's log."""
+        return processes.log_path(part).read_text(errors="replace")
+
+    def set_clock(self, seconds: float) -> None:
+        """Set the wall clock of all parts so far from the machine's."""
+        with self.clock.open("r+b") as file:
+            file.write(struct.pack("q", round(seconds * 1e9)))
+
+    def served(self) -> int | None:
+        with Triton() as triton:
+            return served_version(triton)
+
+    def check_champion(self) -> None:
+        """The champion is what is served."""
+        registry = Registry("swiftqueue")
+        wait_until(
+            f"version {self.served()} is served, champion is {registry.alias(CHAMPION)}",
+            lambda: self.served() == registry.alias(CHAMPION),
+            30,
+        )
+
+
+def compile_clock(folder: Path) -> Path:
+    """Build the library of the wall clock that a test sets."""
+    library = folder / "stepped_clock.so"
+    words = ["g++", "-x", "c", "-shared", "-fPIC", "-O1", "-o", str(library), str(HERE / "stepped_clock.c")]
+    subprocess.run(words, check=True)
+    return library
+
+
+def register_champion(folder: Path) -> None:
+    """Make an artifact the champion of an empty registry."""
+    registry = Registry("swiftqueue")
+    tags = {"content_sha256": content_hash(folder), "gate": "passed", "gate_reason": "set by a test"}
+    registry.set_alias(CHAMPION, registry.add(folder, tags=tags, params={}, metrics={}))

@@ -1,0 +1,312 @@
+"""Faults in the live loop, with its real processes: in each the champion goes on serving, no acknowledged
+telemetry is lost, a later round ends well, and metrics or logs say what happened (docs/LIVE.md, Faults).
+
+Every process killed and paused at every step is a hundred cases and takes half an hour: by default a
+selection has each process, each signal and each step; all of them with
+
+    SWIFTQUEUE_ALL_FAULTS=1 pytest tests/integration/test_live_faults.py
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from itertools import product
+from pathlib import Path
+
+import mlflow
+import pyarrow as pa
+import pytest
+from conftest import PROJECT, free_ports
+from fault_loop import (
+    HEAL_S,
+    HERE,
+    PORTS,
+    FaultLoop,
+    compile_clock,
+    register_champion,
+    wait_until,
+)
+
+from feature_store.telemetry_events import ACK, EVENT_SCHEMA, SEND
+from infra import processes
+from infra.live import health
+from infra.stack import start_mlflow, stop_stack
+from models.registry import Registry
+from serving.ingest.client import IngestClient
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "data"))
+from bottleneck_tables import bottleneck_table, write_table
+
+pytestmark = pytest.mark.slow
+
+KILL, STOP = signal.SIGKILL, signal.SIGSTOP
+PARTS = ("triton", "mlflow", "ray", "worker", "ingest", "scheduler", "agent")
+STEPS = ("telemetry", "validate", "load", "encode", "train", "judge", "register", "push")
+SELECTION = (
+    ("ray", KILL, "telemetry"),
+    ("ingest", KILL, "validate"),
+    ("agent", STOP, "load"),
+    ("scheduler", KILL, "encode"),
+    ("worker", KILL, "train"),
+    ("triton", STOP, "judge"),
+    ("mlflow", STOP, "register"),
+    ("triton", KILL, "push"),
+)
+ALL = bool(os.environ.get("SWIFTQUEUE_ALL_FAULTS"))
+CASES = list(product(PARTS, (KILL, STOP), STEPS)) if ALL else list(SELECTION)
+PAUSE_S = 2.0
+PATIENCE_S = 6.0  # of the keeper, where a test waits for it
+DISK = "640m"
+# What a round says that failed by the fault of a part.
+BLAMED = {
+    "triton": r"Triton|127\.0\.0\.1:\d+ failed",
+    "mlflow": r"registry",
+    "ray": r"Ray",
+    "worker": r"Ray Train job",
+}
+
+
+@pytest.fixture(scope="module")
+def loop(tmp_path_factory: pytest.TempPathFactory, make_artifact: Callable[..., Path]) -> Iterator[FaultLoop]:
+    """The whole loop, started once; its state lies on a small file system of its own."""
+    folder = tmp_path_factory.mktemp("faults")
+    state, hold, clock = folder / "state", folder / "hold", folder / "clock"
+    state.mkdir()
+    hold.mkdir()
+    clock.write_bytes(struct.pack("q", 0))
+    write_table(folder / "packets", bottleneck_table("live", seconds=20))
+    ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
+    with contextlib.ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", state]
+        small_disk = subprocess.run(mount, check=False).returncode == 0
+        if small_disk:
+            stack.callback(subprocess.run, ["umount", "-l", state], check=True)
+        patch.chdir(PROJECT)
+        settings = {name: str(number) for name, number in ports.items()}
+        settings |= {"SWIFTQUEUE_STATE": str(state), "MLFLOW_HTTP_REQUEST_TIMEOUT": "5"}
+        for name, value in settings.items():
+            patch.setenv(name, value)
+        for name in (
+            "MLFLOW_TRACKING_URI",
+            "RAY_ADDRESS",
+            "SWIFTQUEUE_TELEMETRY",
+            "SWIFTQUEUE_TRITON_SERVERS",
+        ):
+            patch.delenv(name, raising=False)
+        register_champion(make_artifact(1, onnx=True))
+        with contextlib.ExitStack() as running:
+            running.callback(stop_stack)
+            start_mlflow()
+            patch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{ports['SWIFTQUEUE_MLFLOW_PORT']}")
+            patch.setenv("PYTHONPATH", str(HERE / "holding"))
+            patch.setenv("SWIFTQUEUE_TEST_HOLD", str(hold))
+            patch.setenv("LD_PRELOAD", str(compile_clock(folder)))
+            patch.setenv("STEPPED_CLOCK", str(clock))
+            loop = FaultLoop(state, folder / "packets", hold, clock, ports, small_disk)
+            loop.start()
+            loop.begin()
+            running.callback(loop.end)
+            yield loop
+
+
+@pytest.mark.parametrize(
+    ("part", "number", "step"), CASES, ids=[f"{part}-{number.name}-{step}" for part, number, step in CASES]
+)
+def test_a_process_is_killed_or_paused_in_a_round(
+    loop: FaultLoop, part: str, number: signal.Signals, step: str
+) -> None:
+    before, restarts, failed = len(loop.rounds()), loop.restarts(part), loop.asking.failed
+    said = len(loop.said("agent"))
+    begin = time.monotonic()
+    with loop.held_at(step):
+        victim = loop.process(part)
+        victim.send_signal(number)
+    if number == STOP:
+        time.sleep(PAUSE_S)
+        victim.send_signal(signal.SIGCONT)
+    elif part == "mlflow":
+        loop.heal_mlflow()
+    if number == KILL and part in ("triton", "ray", "scheduler"):
+        wait_until(f"the keeper did not start {part}", lambda: loop.restarts(part) > restarts, HEAL_S)
+    after = len(loop.rounds())
+    good = loop.next_good_round(before if part == "agent" else after)
+    loop.check_champion()
+    loop.probe.check()
+    for one in loop.rounds()[before:]:
+        assert one["outcome"] != "failed" or re.search(BLAMED.get(part, "never"), one["reason"]), one
+    if part != "triton":
+        assert loop.asking.failed == failed, loop.asking.last_error
+    if number == KILL and part == "agent":
+        wait_until("the sender said nothing", lambda: "ended with code -9" in loop.said("agent")[said:], 10)
+    if number == STOP:
+        assert loop.restarts(part) == restarts
+    outcomes = [one["outcome"] for one in loop.rounds()[before : after + 1]]
+    print(
+        f"{part} {number.name} {step}: {outcomes}, healed by round {good['number']}, "
+        f"{time.monotonic() - begin:.1f} s"
+    )
+
+
+@contextlib.contextmanager
+def impatient_keeper(loop: FaultLoop) -> Iterator[None]:
+    """A keeper that waits for seconds instead of a minute, in the place of the loop's own."""
+    processes.stop("keeper")
+    port = loop.ports["SWIFTQUEUE_KEEPER_METRICS"]
+    options = [f"--metrics-port={port}", f"--patience={PATIENCE_S}"]
+    command = [sys.executable, "-m", "infra.live.keeper", *options]
+    url = f"http://127.0.0.1:{port}/metrics"
+    processes.start("keeper", command, {"metrics": port}, {}, lambda: health.answers(url), HEAL_S)
+    try:
+        yield
+    finally:
+        processes.stop("keeper")
+        loop.start()
+
+
+@pytest.mark.parametrize("part", ["triton", "ray", "ingest", "agent", "scheduler"] if ALL else ["triton"])
+def test_a_part_that_stays_paused_is_started_again(loop: FaultLoop, part: str) -> None:
+    with impatient_keeper(loop):
+        after = len(loop.rounds())
+        loop.process(part).suspend()
+        wait_until(f"the keeper did not start {part}", lambda: loop.restarts(part) > 0, HEAL_S)
+        assert f"{part} has not answered for {PATIENCE_S:g} s: starting it" in loop.said("keeper")
+        loop.next_good_round(after)
+        loop.check_champion()
+        loop.probe.check()
+
+
+def test_a_stolen_port_is_named_and_taken_back(loop: FaultLoop) -> None:
+    after, said = len(loop.rounds()), len(loop.said("keeper"))
+    port = loop.ports["SWIFTQUEUE_TRITON_GRPC"]
+    keeper = loop.process("keeper")
+    keeper.suspend()
+    with socket.socket() as thief:
+        thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        loop.process("triton").kill()
+        wait_until("the port is not free", lambda: binds(thief, port), 10)
+        thief.listen()
+        keeper.resume()
+        line = f"triton cannot be started, and is tried again: port {port} is in use by another program"
+        wait_until("the keeper did not say it", lambda: line in loop.said("keeper")[said:], 30)
+        wait_until("no round failed", lambda: loop.rounds()[after:], 30)
+        assert all(one["outcome"] == "failed" for one in loop.rounds()[after + 1 :])
+    loop.next_good_round(after)
+    loop.check_champion()
+    loop.probe.check()
+
+
+def binds(probe: socket.socket, port: int) -> bool:
+    with contextlib.suppress(OSError):
+        probe.bind(("127.0.0.1", port))
+        return True
+    return False
+
+
+def test_a_full_disk_declines_everything_and_heals(loop: FaultLoop) -> None:
+    if not loop.small_disk:
+        pytest.skip("no small file system could be mounted here: mount needs root")
+    ballast, failed = loop.state / "ballast", loop.asking.failed
+    rounds_failed, restarts = loop.rounds_ended("failed"), loop.restarts("scheduler")
+    with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(b"\0" * 4096)
+    retries = loop.probe.client.shipped.retries
+    wait_until("no round failed", lambda: loop.rounds_ended("failed") > rounds_failed, 60)
+    wait_until("the ingest took telemetry", lambda: loop.probe.client.shipped.retries > retries, 60)
+    assert loop.served() is not None
+    after = len(loop.rounds())
+    ballast.unlink()
+    loop.next_good_round(after)
+    loop.check_champion()
+    loop.probe.check()
+    assert loop.asking.failed == failed, loop.asking.last_error
+    assert loop.restarts("scheduler") == restarts
+    assert len(loop.rounds()) > after
+
+
+@pytest.mark.parametrize("seconds", [3600.0, -3600.0])
+def test_rounds_go_on_after_a_step_of_the_clock(loop: FaultLoop, seconds: float) -> None:
+    failed = loop.asking.failed
+    restarts = {part: loop.restarts(part) for part in PARTS}
+    after = len(loop.rounds())
+    loop.set_clock(seconds)
+    try:
+        good = loop.next_good_round(after + 1)
+        assert abs(good["triggered"] - time.time() - seconds) < 300  # else it was not the library's clock
+        assert 0 < good["seconds"]["total"] < HEAL_S
+        loop.probe.check()
+        after = len(loop.rounds())
+    finally:
+        loop.set_clock(0)
+    loop.next_good_round(after + 1)
+    loop.check_champion()
+    loop.probe.check()
+    assert loop.asking.failed == failed, loop.asking.last_error
+    assert {part: loop.restarts(part) for part in PARTS} == restarts
+
+
+def test_bad_telemetry_and_a_second_sender_cost_rounds_until_they_end(loop: FaultLoop) -> None:
+    """What is refused is counted; who takes the sender's id is believed, until the sender opens a session."""
+    sender, failed = "live", loop.asking.failed
+    refused = {reason: loop.refused(reason) for reason in ("nan", "order", "schema", "two_senders")}
+    at_ns = time.time_ns()
+    sent = {"size_bytes": 1500, "flow_id": 0, "receiver_id": 0, "queue": 1}
+    rows = [
+        {"kind": SEND, "time_ns": at_ns, "packet": 0, **sent},
+        {"kind": ACK, "time_ns": at_ns + 1000, "packet": 0, "latency_us": 1000.0},
+    ]
+    with IngestClient(loop.ingest_url, sender) as second:  # from now on the sender's own session has ended
+        for change in (
+            {},
+            {"latency_us": float("nan")},
+            {"time_ns": at_ns - 1000},
+            {"size_bytes": 7},  # an ACK has none
+            {},
+        ):
+            batch = [rows[0], rows[1] | change]
+            second.send(pa.RecordBatch.from_pylist(batch, schema=EVENT_SCHEMA))
+        assert second.flush(HEAL_S)
+    assert (second.shipped.accepted, second.shipped.refused) == (2, 3)
+    after = len(loop.rounds())
+    wait_until("the sender was not told", lambda: loop.refused("two_senders") > refused["two_senders"], 30)
+    wait_until("no round", lambda: len(loop.rounds()) > after + 1, 60)
+    assert {one["outcome"] for one in loop.rounds()[after + 1 :]} == {"declined"}
+    for reason, before in refused.items():
+        assert loop.refused(reason) > before, reason
+    loop.process("agent").kill()  # it comes back, as after any restart, with a session of its own
+    loop.next_good_round(len(loop.rounds()))
+    loop.check_champion()
+    loop.probe.check()
+    assert loop.asking.failed == failed, loop.asking.last_error
+
+
+def test_a_corrupt_artifact_never_reaches_a_client(loop: FaultLoop) -> None:
+    failed, after, before = loop.asking.failed, len(loop.rounds()), loop.served()
+    with loop.held_at("deploy"):
+        version = max(Registry("swiftqueue").versions())
+        source = mlflow.MlflowClient().get_model_version("swiftqueue", str(version)).source
+        folder = (
+            loop.state / "mlflow" / "artifacts" / "models" / source.removeprefix("models:/") / "artifacts"
+        )
+        weights = folder / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-5000])
+    wait_until("the round did not end", lambda: len(loop.rounds()) > after, 60)
+    spoiled = next(one for one in loop.rounds()[after:] if one["version"] == version)
+    assert spoiled["outcome"] == "failed"
+    assert re.search(r"model\.safetensors: truncated or not a safetensors file", spoiled["reason"])
+    assert before == spoiled["parent"]
+    good = loop.next_good_round(after + 1)
+    assert good["parent"] == before
+    loop.check_champion()
+    assert loop.asking.failed == failed, loop.asking.last_error
