@@ -8,6 +8,7 @@ from typing import Final
 import yaml
 
 from feature_store.telemetry import latest_minutes, senders
+from infra.live.log import say
 from infra.live.metrics import Metrics
 from infra.live.retrain import Retraining
 from infra.live.rounds import RoundParams, Rounds
@@ -65,9 +66,9 @@ def schedule(
     try:
         rounds.warm()  # so that the first round is not the one that waits for the workers
     except (WarmJobError, ConnectionError, TimeoutError) as error:
-        print(f"scheduler: {error}; each round tries again", flush=True)
+        say(f"scheduler: {error}; each round tries again")
     try:
-        scheduler.run(limit, lambda line: print(line, flush=True))
+        scheduler.run(limit, say)
     finally:
         rounds.close()
     history = rounds.history()
