@@ -118,7 +118,9 @@ def _start_triton() -> None:
     repository.embedded.mkdir(parents=True, exist_ok=True)
     repository.drop_candidate()
     command = triton_command(environment, repository.embedded, ports)
-    if (repository.embedded / MODEL / "config.pbtxt").is_file():  # what was served last, at once
+    # What was served last, at once; one of the Python backend is pushed anew: the native one may take it now.
+    configuration = repository.embedded / MODEL / "config.pbtxt"
+    if configuration.is_file() and f'backend: "{Backend.NATIVE}"' in configuration.read_text():
         command += [f"--load-model={MODEL}", "--exit-on-error=false"]
     with Triton(f"{LOOPBACK}:{ports['grpc']}") as triton:
         server = processes.start(TRITON, command, ports, environment.variables, triton.live, TRITON_TIMEOUT_S)
