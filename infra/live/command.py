@@ -16,6 +16,7 @@ from infra.live.scheduler import Scheduler, stop_on_signals
 from models.finetuning import FinetuneParams
 from models.warm_job import WarmJobError
 from pipelines.register import read_params
+from serving.endpoint import metrics_address
 
 PARAMS_FILE: Final = Path("params.yaml")
 LEAD_IN_S: Final = 5.0  # several times the history of a window at any rate a window is made for
@@ -62,7 +63,8 @@ def schedule(
     scheduler = Scheduler(rounds, every_s, metrics)
     port = metrics.serve(metrics_port)
     stop_on_signals(scheduler)
-    print(f"scheduler: a round every {every_s:g} s; metrics at http://127.0.0.1:{port}/metrics", flush=True)
+    url = f"http://{metrics_address()}:{port}/metrics"
+    print(f"scheduler: a round every {every_s:g} s; metrics at {url}", flush=True)
     try:
         rounds.warm()  # so that the first round is not the one that waits for the workers
     except (WarmJobError, ConnectionError, TimeoutError) as error:
