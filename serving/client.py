@@ -24,9 +24,10 @@ import numpy as np
 import tritonclient.grpc as triton
 from numpy.typing import NDArray
 
-from feature_store.windows import HORIZON, SenderWindow, schema_hash
+from feature_store.windows import HORIZON, SenderWindow
 from serving.controller import CLASSIC, L4S, ControllerParams, QueueController
 from serving.endpoint import connect, first_line, grpc_address
+from serving.served_model import why_not_usable
 from serving.triton_repository import MODEL
 
 WATCH_S: Final = 1.0  # how often the served model is looked at
@@ -258,12 +259,9 @@ class SenderAgent:
                 self._look_now.clear()
 
     def _use(self, config: Any) -> None:
-        theirs = config.parameters["schema_hash"].string_value
-        if theirs != schema_hash():
+        if problem := why_not_usable(config):
             self._served = None
-            self._note(
-                f"the served model takes features {theirs[:12]}, this sender makes {schema_hash()[:12]}"
-            )
+            self._note(f"{self.address}: {problem}")
             return
         self._served = _Served(tokens=int(config.input[0].dims[0]))
         self._problem = ""

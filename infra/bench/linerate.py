@@ -1,10 +1,11 @@
 """Decisions in time at line rate: agent and server together on two cores, packets of 1,500 bytes.
 
-The C++ agent makes up packets at an even pace, asks about each batch of 8, for both queues, its deadline
-before the first of them is due, and counts what was answered by then. A real Triton serves the readout of
-`params.yaml` by the native backend. A setting is measured in one stretch of 12 s a round: five rounds are a
-minute. Then the highest rate at which 99 % are still in time is searched in short stretches and measured in
-a whole one. Packets decided in a second, in local mode on one core, have no schedule to keep.
+The C++ agent makes up packets at an even pace, asks about each batch of 8, for both queues, so long ahead of
+the time its first packet is due, and counts what was answered by then. How long is in each row's name: 2 ms,
+and the 5 ms that `swiftqueue replay` asks ahead. A real Triton serves the readout of `params.yaml` by the
+native backend. A setting is measured in one stretch of 12 s a round: five rounds are a minute. Then the
+highest rate at which 99 % are still in time is searched in short stretches and measured in a whole one.
+Packets decided in a second, in local mode on one core, have no schedule to keep.
 
 References: the Python-backend ONNX model with the Python client, paced the same way, for 12 s; for the
 highest rates the agent's local mode, the engine without a server; for the packets in a second the way
@@ -39,7 +40,7 @@ FLOWS: Final = (1, 4, 16)
 SEARCH_FLOWS: Final = 4  # of the rows that compare forms of serving
 TOKENS: Final = 64  # W of the published measurements
 DEFAULT_TOKENS: Final = 128  # W of the default traces
-DEADLINE_US: Final = 2_000
+AHEAD_US: Final = (2_000, 5_000)  # from asking about a batch to when its first packet is due
 PACKET_BYTES: Final = 1_500
 HORIZON: Final = 8
 WANTED_SHARE: Final = 0.99
@@ -47,7 +48,7 @@ LOWEST_BPS, HIGHEST_BPS = 25e6, 3.2e9  # of the search
 STEP: Final = 1.05  # rates are told apart to this factor
 ANCHOR: Final = "last_latency_flow_us"  # as in params.yaml
 
-Share = Callable[[float, int, float], float]  # (bit/s, flows, seconds) -> batches decided in time
+Share = Callable[[float, float], float]  # (bit/s, seconds) -> batches decided in time
 
 
 @dataclass(frozen=True)
@@ -57,13 +58,19 @@ class Agent:
     program: Path
     source: tuple[str, ...]
 
-    def share(self, rate_bps: float, flows: int, seconds: float) -> float:
+    def share(self, rate_bps: float, flows: int, seconds: float, ahead_us: int) -> float:
         """Share of batches decided in time.
 
         Raises:
             RuntimeError: the agent ended with an error.
         """
-        return float(self._run(rate_bps, flows, seconds, 1)["in_time_share"])
+        return float(self._run(rate_bps, flows, seconds, ahead_us, 1)["in_time_share"])
+
+    def highest_bps(self, flows: int, seconds: float, ahead_us: int) -> float:
+        """Highest rate at which enough are in time over a whole stretch; 0 if none is."""
+        return _highest_bps(
+            lambda rate_bps, length_s: self.share(rate_bps, flows, length_s, ahead_us), seconds
+        )
 
     def packets_per_s(self, flows: int, seconds: float) -> float:
         """Packets decided in a second, one batch after another, each as soon as the last was answered.
@@ -71,16 +78,16 @@ class Agent:
         Raises:
             RuntimeError: the agent ended with an error.
         """
-        summary = self._run(LOWEST_BPS, flows, seconds, 0)
+        summary = self._run(LOWEST_BPS, flows, seconds, max(AHEAD_US), 0)
         return HORIZON * float(summary["decided"]) / float(summary["seconds"])
 
-    def _run(self, rate_bps: float, flows: int, seconds: float, speed: int) -> dict[str, Any]:
+    def _run(self, rate_bps: float, flows: int, seconds: float, ahead_us: int, speed: int) -> dict[str, Any]:
         options = {
             "synthetic-bps": rate_bps,
             "flows": flows,
             "packet-bytes": PACKET_BYTES,
             "seconds": seconds,
-            "deadline-us": DEADLINE_US,
+            "deadline-us": ahead_us,
             "speed": speed,
         }
         command = [str(self.program), *self.source, *(f"--{name}={value}" for name, value in options.items())]
@@ -89,6 +96,21 @@ class Agent:
             raise RuntimeError(f"bench linerate: {ran.stderr.strip()}")
         summary: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
         return summary
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a row is measured at."""
+
+    flows: int
+    tokens: int  # W of the served model
+    ahead_us: int
+    seconds: float
+
+    @property
+    def name(self) -> str:
+        """As rows say it."""
+        return f"asked {self.ahead_us / 1000:g} ms ahead, {self.flows} flows, W {self.tokens}"
 
 
 def measure(rounds: int) -> list[Row]:
@@ -106,38 +128,41 @@ def measure(rounds: int) -> list[Row]:
             tokens: _save(root / "artifacts" / str(tokens), tokens) for tokens in (TOKENS, DEFAULT_TOKENS)
         }
         with _serving(root / "python", artifacts[TOKENS], Backend.PYTHON) as address:
-            python = _python_share(address, RATE_BPS, SEARCH_FLOWS, SECONDS)
+            python = {
+                ahead_us: _python_share(address, RATE_BPS, SEARCH_FLOWS, SECONDS, ahead_us)
+                for ahead_us in AHEAD_US
+            }
         local = Agent(program, (f"--local={artifacts[TOKENS]}",))
-        local_bps = _highest_bps(local.share, SEARCH_FLOWS, seconds)
+        local_bps = {ahead_us: local.highest_bps(SEARCH_FLOWS, seconds, ahead_us) for ahead_us in AHEAD_US}
         with _cores(1):
             local_per_s = {
                 tokens: Agent(program, (f"--local={artifact}",)).packets_per_s(SEARCH_FLOWS, UNHURRIED_S)
                 for tokens, artifact in artifacts.items()
             }
         rows = []
-        with _serving(root / "native", artifacts[TOKENS], Backend.NATIVE) as address:
-            through_triton = Agent(program, (f"--server={address}",))
-            served_per_s = through_triton.packets_per_s(SEARCH_FLOWS, UNHURRIED_S)
-            rows += [_per_s(tokens, per_s, served_per_s, rounds) for tokens, per_s in local_per_s.items()]
-            rows += [_in_time(through_triton, flows, TOKENS, seconds, python, rounds) for flows in FLOWS]
-            for flows in FLOWS:
-                highest_bps = _highest_bps(through_triton.share, flows, seconds)
-                rows.append(_highest(f"{flows} flows, W {TOKENS}", highest_bps, local_bps, rounds))
-        with _serving(root / "default", artifacts[DEFAULT_TOKENS], Backend.NATIVE) as address:
-            through_triton = Agent(program, (f"--server={address}",))
-            rows.append(_in_time(through_triton, SEARCH_FLOWS, DEFAULT_TOKENS, seconds, python, rounds))
-            highest_bps = _highest_bps(through_triton.share, SEARCH_FLOWS, seconds)
-            rows.append(_highest(f"{SEARCH_FLOWS} flows, W {DEFAULT_TOKENS}", highest_bps, local_bps, rounds))
+        for tokens, artifact in artifacts.items():
+            with _serving(root / f"native-{tokens}", artifact, Backend.NATIVE) as address:
+                agent = Agent(program, (f"--server={address}",))
+                if tokens == TOKENS:
+                    served_per_s = agent.packets_per_s(SEARCH_FLOWS, UNHURRIED_S)
+                    rows += [_per_s(w, per_s, served_per_s, rounds) for w, per_s in local_per_s.items()]
+                settings = [
+                    Setting(flows, tokens, ahead_us, seconds)
+                    for ahead_us in AHEAD_US
+                    for flows in (FLOWS if tokens == TOKENS else (SEARCH_FLOWS,))
+                ]
+                rows += [_in_time(agent, each, python[each.ahead_us], rounds) for each in settings]
+                rows += [_highest(agent, each, local_bps[each.ahead_us], rounds) for each in settings]
     return rows
 
 
-def _in_time(agent: Agent, flows: int, tokens: int, seconds: float, python: float, rounds: int) -> Row:
-    share = agent.share(RATE_BPS, flows, seconds)
-    name = f"decided in time at {RATE_BPS / 1e6:.0f} Mbit/s, {flows} flows, W {tokens}"
+def _in_time(agent: Agent, setting: Setting, python: float, rounds: int) -> Row:
+    share = agent.share(RATE_BPS, setting.flows, setting.seconds, setting.ahead_us)
+    name = f"decided in time at {RATE_BPS / 1e6:.0f} Mbit/s, {setting.name}"
     least = (
         PACKET_BYTES * 8 * HORIZON / RATE_BPS / SECONDS
     )  # one batch of the reference, so that 0 has a ratio
-    reference = f"ONNX in the Python backend, Python client, {SEARCH_FLOWS} flows, W {TOKENS}"
+    reference = f"ONNX in the Python backend, Python client, {SEARCH_FLOWS} flows, W {TOKENS}, as long ahead"
     return Row(name, share, python, reference, share / max(python, least), "share", rounds)
 
 
@@ -147,25 +172,25 @@ def _per_s(tokens: int, per_s: float, served_per_s: float, rounds: int) -> Row:
     return Row(name, per_s, served_per_s, reference, per_s / served_per_s, "packets/s", rounds)
 
 
-def _highest(name: str, rate_bps: float, local_bps: float, rounds: int) -> Row:
-    name = f"highest rate with {WANTED_SHARE:.0%} in time, {name}"
-    reference = f"local mode, no server, {SEARCH_FLOWS} flows, W {TOKENS}"
+def _highest(agent: Agent, setting: Setting, local_bps: float, rounds: int) -> Row:
+    rate_bps = agent.highest_bps(setting.flows, setting.seconds, setting.ahead_us)
+    name = f"highest rate with {WANTED_SHARE:.0%} in time, {setting.name}"
+    reference = f"local mode, no server, {SEARCH_FLOWS} flows, W {TOKENS}, as long ahead"
     ratio = rate_bps / max(local_bps, LOWEST_BPS)
     return Row(name, rate_bps / 1e6, local_bps / 1e6, reference, ratio, "Mbit/s", rounds)
 
 
-def _highest_bps(share: Share, flows: int, seconds: float) -> float:
-    """Highest rate at which enough are in time over a whole stretch; 0 if none is."""
+def _highest_bps(share: Share, seconds: float) -> float:
     low_bps, high_bps = LOWEST_BPS, HIGHEST_BPS
     while high_bps / low_bps > STEP:
         middle_bps = (low_bps * high_bps) ** 0.5
-        if share(middle_bps, flows, SECONDS / 4) >= WANTED_SHARE:
+        if share(middle_bps, SECONDS / 4) >= WANTED_SHARE:
             low_bps = middle_bps
         else:
             high_bps = middle_bps
     # What holds for 3 s may not hold for a minute.
     for less in (1.0, STEP, STEP**2, STEP**4, STEP**8):
-        if share(low_bps / less, flows, seconds) >= WANTED_SHARE:
+        if share(low_bps / less, seconds) >= WANTED_SHARE:
             return low_bps / less
     return 0.0
 
@@ -202,14 +227,14 @@ def _cores(count: int) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def _python_share(address: str, rate_bps: float, flows: int, seconds: float) -> float:
+def _python_share(address: str, rate_bps: float, flows: int, seconds: float, ahead_us: int) -> float:
     """Share of batches that the Python client decides before they are due, paced as the agent paces them."""
     batch_s = PACKET_BYTES * 8 * HORIZON / rate_bps
-    lead_s = DEADLINE_US / 1e6
+    lead_s = ahead_us / 1e6
     batches, in_time = int(seconds / batch_s), 0
     flow_ids = [i % flows for i in range(HORIZON)]
     sizes, receivers, queues = [PACKET_BYTES] * HORIZON, [0] * HORIZON, [1] * HORIZON
-    with SenderAgent(deadline_us=DEADLINE_US, address=address) as agent:
+    with SenderAgent(deadline_us=ahead_us, address=address) as agent:
         if not agent.wait_for_model(10):
             raise RuntimeError(f"bench linerate: {agent.problem}")
         start_s = time.perf_counter() + lead_s

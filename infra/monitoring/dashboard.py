@@ -54,7 +54,7 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
             "none",
             "What a real request is answered by, and what each agent last saw from each server.",
             (
-                Query("swiftqueue_served_version", "scheduler"),
+                Query("swiftqueue_served_version", "{{server}}"),
                 Query("swiftqueue_agent_server_version", "{{instance}} sees {{server}}"),
             ),
         ),
@@ -62,7 +62,7 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
             "Age of the served version",
             "s",
             "A saw-tooth: it falls to zero at each push. Above 900 s three rounds brought nothing.",
-            (Query("swiftqueue_served_version_age_seconds", "age"),),
+            (Query("swiftqueue_served_version_age_seconds", "{{server}}"),),
         ),
         Panel(
             "Rounds in 15 minutes",
@@ -70,6 +70,15 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
             "pushed, kept (the gate refused), declined (telemetry), skipped (the one before ran), failed.",
             (Query("sum by (outcome) (increase(swiftqueue_rounds_total[15m]))", "{{outcome}}"),),
             stacked=True,
+        ),
+        Panel(
+            "Refused models",
+            "short",
+            "1 while an agent cannot use the model there (damaged, or made for other features).",
+            (
+                Query("swiftqueue_agent_model_refused", "{{instance}} refuses {{server}}"),
+                Query("sum(increase(swiftqueue_agent_refused_models_total[15m]))", "in 15 minutes"),
+            ),
         ),
     ),
     "Prediction, as the sender sees it": (
@@ -176,10 +185,14 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
             ),
         ),
         Panel(
-            "Duplicates and gaps",
+            "Duplicates, gaps and drops",
             "short",
             "Per minute. Duplicates are harmless retries; a gap is telemetry that never came.",
             (
+                Query(
+                    "sum(increase(swiftqueue_agent_telemetry_dropped_frames_total[1m]))",
+                    "frames dropped by agents",
+                ),
                 Query("sum(increase(swiftqueue_ingest_duplicates_total[1m]))", "duplicates"),
                 Query("sum(increase(swiftqueue_ingest_gaps_total[1m]))", "gaps"),
             ),

@@ -69,6 +69,8 @@ OURS: Final = (
     Metric("swiftqueue_agent_round_trip_seconds", H, "agent", "request to answer"),
     Metric("swiftqueue_agent_server_version", G, "agent", "version in the last answer", ("server",)),
     Metric("swiftqueue_agent_connected", G, "agent", "1 while answers can be expected", ("server",)),
+    Metric("swiftqueue_agent_model_refused", G, "agent", "1 while it refuses the model", ("server",)),
+    Metric("swiftqueue_agent_refused_models_total", C, "agent", "models it could not use", ("server",)),
     Metric("swiftqueue_agent_stale_answers_total", C, "agent", "answers after their deadline, dropped"),
     Metric("swiftqueue_agent_moved_unacked", G, "agent", "moved packets without an ACK yet"),
     Metric(
@@ -76,6 +78,7 @@ OURS: Final = (
     ),
     Metric("swiftqueue_agent_senders", G, "agent", "senders connected"),
     Metric("swiftqueue_agent_undelivered_decisions_total", C, "agent", "a sender's socket did not take them"),
+    Metric("swiftqueue_agent_telemetry_dropped_frames_total", C, "agent", "frames nobody took in time"),
     # The telemetry ingest
     Metric("swiftqueue_ingest_events_total", C, "ingest", "events stored durably", ("kind",)),
     Metric("swiftqueue_ingest_batches_total", C, "ingest", "batches, by what became of them", ("outcome",)),

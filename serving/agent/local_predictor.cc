@@ -160,7 +160,7 @@ class LocalPredictor final : public Predictor {
 
   std::vector<ServerState> servers() const override {
     const std::lock_guard lock(mutex_);
-    return {{"local", true, version_, watch_problem_}};
+    return {{"local", true, version_, watch_problem_, !watch_problem_.empty(), refusals_}};
   }
 
  private:
@@ -204,7 +204,10 @@ class LocalPredictor final : public Predictor {
         std::fprintf(stderr, "swiftqueue-agent: %s\n", problem.c_str());
       }
       lock.lock();
-      if (changed) watch_problem_ = problem;
+      if (changed) {
+        watch_problem_ = problem;
+        refusals_ += problem.empty() ? 0 : 1;
+      }
     }
   }
 
@@ -254,7 +257,8 @@ class LocalPredictor final : public Predictor {
   std::atomic<bool> fresh_{false};  // it waits
   bool closing_ = false;
   std::int64_t version_ = 0;
-  std::string watch_problem_;
+  std::string watch_problem_;  // of what the folder holds now; empty if it is in service
+  std::int64_t refusals_ = 0;
   std::thread watcher_;
 };
 

@@ -39,6 +39,7 @@ struct Options {
   std::int64_t deadline_us = 2'000;
   double wait_model_s = 5;
   int metrics_port = -1;
+  std::string metrics_address = "127.0.0.1";
   std::string record;
   std::string telemetry;
   ControllerParams controller;
@@ -77,8 +78,12 @@ void add_options(CLI::App& app, Options& o) {
   app.add_option("--seconds", o.synthetic.seconds, "of --synthetic-bps, in its own time")
       ->check(CLI::Range(0.001, 1e6));
   app.add_option("--metrics-port", o.metrics_port,
-                 "serve Prometheus metrics on loopback; 0 is any free port")
+                 "serve Prometheus metrics there; 0 is any free port")
       ->check(CLI::Range(0, 65'535));
+  app.add_option("--metrics-address", o.metrics_address,
+                 "address of this machine that is scraped; 0.0.0.0 is every one")
+      ->check(CLI::ValidIPV4)
+      ->capture_default_str();
   app.add_option("--record", o.record, "write every DECISION frame to this file");
   app.add_option("--telemetry", o.telemetry, "a unix socket, or a file, for SENT and ACKED frames");
   app.add_option("--margin-us", o.controller.margin_us,
@@ -184,7 +189,9 @@ int run(const Options& o) {
     telemetry = std::make_unique<FrameSink>(o.telemetry, FrameSink::Full::kDrop);
   }
   std::optional<Metrics> metrics;
-  if (o.metrics_port >= 0) metrics.emplace(o.metrics_port, statistics, *predictor);
+  if (o.metrics_port >= 0) {
+    metrics.emplace(o.metrics_address, o.metrics_port, statistics, *predictor, telemetry.get());
+  }
   DecisionLoop loop(*predictor, o.controller, statistics, telemetry.get());
   Report report(statistics, o.listen.empty() ? kReportMs : 0);
   const auto say_ready = [&] {

@@ -65,8 +65,8 @@ ClientMetric histogram(const DurationHistogram& from, const std::array<double, N
 
 class Collector final : public prometheus::Collectable {
  public:
-  Collector(const Statistics& statistics, const Predictor& predictor)
-      : statistics_(statistics), predictor_(predictor) {}
+  Collector(const Statistics& statistics, const Predictor& predictor, const FrameSink* telemetry)
+      : statistics_(statistics), predictor_(predictor), telemetry_(telemetry) {}
 
   std::vector<MetricFamily> Collect() const override {
     const Statistics& s = statistics_;
@@ -82,9 +82,14 @@ class Collector final : public prometheus::Collectable {
     }
     std::vector<ClientMetric> version;
     std::vector<ClientMetric> connected;
+    std::vector<ClientMetric> refused;
+    std::vector<ClientMetric> refusals;
     for (const ServerState& server : predictor_.servers()) {
       const std::vector<ClientMetric::Label> label{{"server", server.name}};
       connected.push_back(labelled(label, MetricType::Gauge, server.connected ? 1 : 0));
+      refused.push_back(labelled(label, MetricType::Gauge, server.refused ? 1 : 0));
+      refusals.push_back(
+          labelled(label, MetricType::Counter, static_cast<double>(server.refusals)));
       if (server.version >= 0) {
         version.push_back(labelled(label, MetricType::Gauge, static_cast<double>(server.version)));
       }
@@ -92,6 +97,7 @@ class Collector final : public prometheus::Collectable {
     const auto single = [](MetricType type, const Counter& counter) {
       return std::vector{labelled({}, type, static_cast<double>(counter.get()))};
     };
+    const std::int64_t dropped = telemetry_ == nullptr ? 0 : telemetry_->dropped();
     return {
         family("batches_total", "Batches of 8 packets by what became of them.", MetricType::Counter,
                std::move(batches)),
@@ -103,6 +109,10 @@ class Collector final : public prometheus::Collectable {
                std::move(version)),
         family("connected", "1 while answers can be expected of the server.", MetricType::Gauge,
                std::move(connected)),
+        family("model_refused", "1 while the model there is damaged or made for other features.",
+               MetricType::Gauge, std::move(refused)),
+        family("refused_models_total", "Models found damaged or made for other features.",
+               MetricType::Counter, std::move(refusals)),
         family("stale_answers_total", "Answers that came after their batch was due.",
                MetricType::Counter, single(MetricType::Counter, s.stale)),
         family("moved_unacked", "Packets moved to the classic queue and not acknowledged yet.",
@@ -113,22 +123,27 @@ class Collector final : public prometheus::Collectable {
                single(MetricType::Gauge, s.senders)),
         family("undelivered_decisions_total", "Decisions that a sender's socket did not take.",
                MetricType::Counter, single(MetricType::Counter, s.undelivered)),
+        family("telemetry_dropped_frames_total", "Telemetry frames that nobody took in time.",
+               MetricType::Counter,
+               {labelled({}, MetricType::Counter, static_cast<double>(dropped))}),
     };
   }
 
  private:
   const Statistics& statistics_;
   const Predictor& predictor_;
+  const FrameSink* const telemetry_;
 };
 
 }  // namespace
 
-Metrics::Metrics(int port, const Statistics& statistics, const Predictor& predictor)
-    : collector_(std::make_shared<Collector>(statistics, predictor)) {
+Metrics::Metrics(const std::string& address, int port, const Statistics& statistics,
+                 const Predictor& predictor, const FrameSink* telemetry)
+    : collector_(std::make_shared<Collector>(statistics, predictor, telemetry)) {
   try {
-    exposer_ = std::make_unique<prometheus::Exposer>("127.0.0.1:" + std::to_string(port), 1);
+    exposer_ = std::make_unique<prometheus::Exposer>(address + ':' + std::to_string(port), 1);
   } catch (const std::exception&) {
-    throw std::runtime_error("--metrics-port " + std::to_string(port) +
+    throw std::runtime_error("--metrics-port " + std::to_string(port) + " at " + address +
                              ": cannot listen there; 0 takes any free port");
   }
   exposer_->RegisterCollectable(collector_);

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The Prometheus endpoint of the agent, on loopback. A scrape reads the loop's counters; the loop
+// The Prometheus endpoint of the agent. A scrape reads the loop's counters; the loop
 // does nothing for it.
 #ifndef SWIFTQUEUE_SERVING_AGENT_METRICS_H_
 #define SWIFTQUEUE_SERVING_AGENT_METRICS_H_
 
 #include <memory>
+#include <string>
 
+#include "serving/agent/frame_sink.h"
 #include "serving/agent/predictor.h"
 #include "serving/agent/statistics.h"
 
@@ -19,8 +21,10 @@ namespace swiftqueue::agent {
 
 class Metrics {
  public:
-  // Port 0: any free one. Throws std::runtime_error with one line if the port cannot be had.
-  Metrics(int port, const Statistics& statistics, const Predictor& predictor);
+  // Port 0: any free one. `telemetry` may be null. Throws std::runtime_error with one line if the
+  // port cannot be had at that IPv4 address.
+  Metrics(const std::string& address, int port, const Statistics& statistics,
+          const Predictor& predictor, const FrameSink* telemetry);
   ~Metrics();
 
   int port() const;

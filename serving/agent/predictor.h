@@ -41,6 +41,8 @@ struct ServerState {
   bool connected = false;     // answers can be expected of it
   std::int64_t version = -1;  // served there as far as known
   std::string problem;        // one line, why it does not answer; empty if all is well
+  bool refused = false;       // its model cannot be used: damaged, or made for other features
+  std::int64_t refusals = 0;  // how often one was found that cannot be
 };
 
 class Predictor {

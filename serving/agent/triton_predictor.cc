@@ -103,6 +103,7 @@ class TritonPredictor : public Predictor {
   bool wait(std::int64_t now, std::int64_t until_ns, bool busy);
   void tend(std::int64_t now);
   void route(std::int64_t now);
+  bool all_in_time(std::int64_t first_ns) const;
   void choose_server(std::int64_t now);
   void give_up_stalled(std::int64_t now);
   bool others(const TritonServer* server) const;
@@ -173,13 +174,16 @@ bool TritonPredictor::ask(std::uint64_t ticket, const float* x_BWF, int windows,
                           std::int64_t deadline_ns) {
   if (active_ == nullptr || !active_->usable()) return false;
   const int tokens = active_->model().tokens;
-  const bool joins = !waiting_.empty() && !waiting_.back()->alone &&
-                     waiting_.back()->tokens() == tokens &&
-                     waiting_.back()->windows() + windows <= active_->batch_limit();
+  const std::int64_t now = monotonic_ns();
+  if (deadline_ns - now < active_->least_ns(now)) return true;  // it would be late
+  const bool joins =
+      !waiting_.empty() && !waiting_.back()->alone && waiting_.back()->tokens() == tokens &&
+      waiting_.back()->windows() + windows <=
+          active_->batch_limit(std::min(waiting_.back()->first_deadline_ns(), deadline_ns) - now);
   if (!joins) waiting_.push_back(pool_.take(tokens));
   waiting_.back()->add({ticket, windows, deadline_ns}, x_BWF);
   if (active_->room()) {
-    route(monotonic_ns());
+    route(now);
   } else {
     active_->await(deadline_ns);
   }
@@ -241,20 +245,22 @@ void TritonPredictor::tend(std::int64_t now) {
 }
 
 // Chooses the server, and gives it what waits: new questions, and those that another left
-// unanswered. The newest go first. When there are more than the server can answer, those have a
-// chance to be in time; served in order, all would wait until each is too late.
+// unanswered. They go in order where all can be in time so. When there are more than the server can
+// answer, the newest go first: in order, all would wait until each is too late.
 void TritonPredictor::route(std::int64_t now) {
   choose_server(now);
   for (auto& request : outcomes_.returned) waiting_.push_front(std::move(request));
   outcomes_.returned.clear();
-  while (!waiting_.empty() && waiting_.front()->deadline_ns() <= now) {
+  const std::int64_t earliest_ns = now + (active_ == nullptr ? 0 : active_->least_ns(now));
+  while (!waiting_.empty() && waiting_.front()->deadline_ns() <= earliest_ns) {
     pool_.give_back(std::move(waiting_.front()));
     waiting_.pop_front();
   }
   while (!waiting_.empty() && (active_ == nullptr || active_->room())) {
-    std::unique_ptr<Request> request = std::move(waiting_.back());
-    waiting_.pop_back();
-    request->drop_expired(now);
+    const bool in_order = active_ != nullptr && all_in_time(earliest_ns);
+    std::unique_ptr<Request> request = std::move(in_order ? waiting_.front() : waiting_.back());
+    in_order ? waiting_.pop_front() : waiting_.pop_back();
+    request->drop_expired(earliest_ns);
     if (!request->empty() && active_ != nullptr && request->tokens() == active_->model().tokens) {
       active_->send(std::move(request));
       continue;
@@ -262,6 +268,15 @@ void TritonPredictor::route(std::int64_t now) {
     if (!request->empty()) request->fail(problem(), 0, outcomes_.answers);
     pool_.give_back(std::move(request));
   }
+}
+
+// Whether the server in use can answer all that waits in time, the first of it at `first_ns`.
+bool TritonPredictor::all_in_time(std::int64_t first_ns) const {
+  return std::all_of(waiting_.begin(), waiting_.end(), [&](const auto& request) {
+    const bool in_time = first_ns <= request->first_deadline_ns();
+    first_ns += request->windows() * active_->window_ns();
+    return in_time;
+  });
 }
 
 void TritonPredictor::choose_server(std::int64_t now) {

@@ -53,6 +53,7 @@ class Request {
   // A request with several questions was refused: each goes on its own, so that only what is wrong
   // is refused again.
   bool alone = false;
+  std::int64_t sent_ns = 0;
 
  private:
   std::size_t window_bytes() const;

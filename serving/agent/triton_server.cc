@@ -5,6 +5,7 @@
 #include <iterator>
 #include <utility>
 
+#include "serving/agent/clock.h"
 #include "serving/agent/schema_hash.h"
 #include "serving/agent/triton_channel.h"
 
@@ -45,6 +46,9 @@ constexpr std::int64_t kFirstProbePauseNs = 100 * kMs;
 constexpr std::int64_t kProbePauseNs = 1'000 * kMs;
 constexpr std::int64_t kProbeMs = 1'000;  // how long a probe may take
 constexpr int kLateInARow = 8;            // answers, before a server counts as too slow
+constexpr std::int64_t kSmooth = 64;      // answers over which times are averaged
+constexpr std::int64_t kTryNs = 20 * kMs;
+constexpr std::int64_t kTogetherShare = 8;  // of the time left, what a request may take
 constexpr std::int64_t kFirstRestNs = 1'000 * kMs;
 constexpr std::int64_t kLastRestNs = 60'000 * kMs;
 
@@ -54,7 +58,8 @@ gpr_timespec in_ms(std::int64_t ms) {
 
 std::string short_hash(const std::string& hash) { return hash.empty() ? "?" : hash.substr(0, 12); }
 
-// Why the model cannot be asked by this sender; empty if it can.
+// Why the model cannot be asked by this sender; empty if it can. The Python client says the same
+// (serving/served_model.py).
 std::string mismatch(const inference::ModelConfig& config) {
   const auto hash = config.parameters().find("schema_hash");
   const std::string theirs =
@@ -64,11 +69,21 @@ std::string mismatch(const inference::ModelConfig& config) {
     return "the served model takes features " + short_hash(theirs) + ", this sender makes " +
            short_hash(ours);
   }
-  if (config.input_size() != 1 || config.input(0).name() != "window" ||
-      config.input(0).dims_size() != 2 || config.input(0).dims(1) != kFeatureCount ||
-      config.input(0).dims(0) <= kHorizon || config.input(0).dims(0) > kMaxTokens ||
-      config.input(0).dims(0) % 8 != 0) {
-    return "the served model does not take windows [tokens, " + std::to_string(kFeatureCount) + "]";
+  const auto is = [](const auto& tensor, const char* name, int dims) {
+    return tensor.name() == name && tensor.data_type() == inference::TYPE_FP32 &&
+           tensor.dims_size() == dims;
+  };
+  if (config.input_size() != 1 || !is(config.input(0), "window", 2) ||
+      config.input(0).dims(1) != kFeatureCount || config.input(0).dims(0) <= kHorizon ||
+      config.input(0).dims(0) > kMaxTokens || config.input(0).dims(0) % 8 != 0) {
+    return "the served model does not take FP32 windows [tokens, " + std::to_string(kFeatureCount) +
+           "]";
+  }
+  if (std::none_of(config.output().begin(), config.output().end(), [&](const auto& output) {
+        return is(output, "latency_us", 1) && output.dims(0) == kHorizon;
+      })) {
+    return "the served model does not answer with FP32 latency_us [" + std::to_string(kHorizon) +
+           "]";
   }
   if (config.max_batch_size() < kMaxWindows) {
     return "the served model takes fewer than " + std::to_string(kMaxWindows) +
@@ -97,7 +112,9 @@ TritonServer::TritonServer(std::string name, int index, const TritonOptions& opt
 
 TritonServer::~TritonServer() = default;
 
-ServerState TritonServer::state() const { return {name_, usable(), model_.version, problem_}; }
+ServerState TritonServer::state() const {
+  return {name_, usable(), model_.version, problem_, !refusal_.empty(), refusals_};
+}
 
 void TritonServer::tend(std::int64_t now_ns) {
   if (call_ == nullptr && now_ns >= reopen_ns_) open();
@@ -124,6 +141,15 @@ void TritonServer::give_up(std::int64_t now_ns) {
 void TritonServer::cancel() {
   if (call_ != nullptr) lose("closed", 0);
   drop_probe();
+}
+
+std::int64_t TritonServer::least_ns(std::int64_t now_ns) const {
+  return now_ns - answered_ns_ < kTryNs ? least_ns_ : 0;
+}
+
+int TritonServer::batch_limit(std::int64_t left_ns) const {
+  const std::int64_t windows = left_ns / kTogetherShare / std::max<std::int64_t>(window_ns_, 1);
+  return static_cast<int>(std::clamp<std::int64_t>(windows, kMaxWindows, max_batch_));
 }
 
 bool TritonServer::too_slow(std::int64_t now_ns) const {
@@ -168,6 +194,7 @@ void TritonServer::open() {
 void TritonServer::send(std::unique_ptr<Request> request) {
   const inference::ModelInferRequest& message = request->sealed(++sent_);
   if (in_flight_.empty()) awaited_ns_ = kNobody;  // nothing was owed
+  request->sent_ns = monotonic_ns();
   in_flight_.push_back(std::move(request));
   writing_ = true;
   ++call_->events;
@@ -239,6 +266,10 @@ void TritonServer::take_answer(std::int64_t now_ns) {
     return;
   }
   const std::int64_t due_ns = request->deadline_ns();
+  const std::int64_t took_ns = now_ns - request->sent_ns;
+  // The server computes one request after the other.
+  const std::int64_t busy_ns = now_ns - std::max(request->sent_ns, answered_ns_);
+  window_ns_ += (busy_ns / request->windows() - window_ns_) / kSmooth;
   request->answer(response.infer_response(), index_, outcomes_.answers);
   if (outcomes_.answers.back().ok) model_.version = outcomes_.answers.back().version;
   pool_.give_back(std::move(request));
@@ -246,12 +277,11 @@ void TritonServer::take_answer(std::int64_t now_ns) {
   if (now_ns <= due_ns) {
     late_ = 0;
     late_since_ns_ = -1;
-    batch_limit_ = std::min(batch_limit_ + 1, max_batch_);
+    least_ns_ = std::min(took_ns, least_ns_ + (took_ns - least_ns_) / kSmooth);
     backoff_ns_ = kFirstBackoffNs;
     if (now_ns - rest_until_ns_ > kLastRestNs) rest_ns_ = 0;
-  } else {
-    batch_limit_ = std::max(batch_limit_ / 2, kMaxWindows);
-    if (late_++ == 0) late_since_ns_ = due_ns;
+  } else if (late_++ == 0) {
+    late_since_ns_ = due_ns;
   }
 }
 
@@ -292,14 +322,16 @@ void TritonServer::config_done(Probe& probe, std::int64_t now_ns) {
     const bool silent = code == grpc::StatusCode::DEADLINE_EXCEEDED ||
                         code == grpc::StatusCode::CANCELLED || channel_ == nullptr ||
                         channel_->GetState(false) != GRPC_CHANNEL_READY;
+    if (!silent) refusal_.clear();  // no model, so none to refuse
     return end_probe(describe(probe.status), !silent, now_ns);
   }
   const inference::ModelConfig& config = probe.config.config();
-  if (const std::string problem = mismatch(config); !problem.empty()) {
-    return end_probe(problem, true, now_ns);
+  const std::string before = std::exchange(refusal_, mismatch(config));
+  if (!refusal_.empty()) {
+    refusals_ += refusal_ == before ? 0 : 1;  // looked at again and again
+    return end_probe(refusal_, true, now_ns);
   }
   max_batch_ = config.max_batch_size();
-  batch_limit_ = std::min(batch_limit_, max_batch_);
   model_.tokens = static_cast<int>(config.input(0).dims(0));
   if (usable() && answered_ns_ > now_ns - kProbePauseNs) return end_probe({}, false, now_ns);
   auto request = padding_window();

@@ -78,8 +78,13 @@ class TritonServer {
   bool idle() const { return in_flight_.empty(); }
 
   const Model& model() const { return model_; }
-  // Windows to send together: fewer after answers that were late, since together they take longer.
-  int batch_limit() const { return batch_limit_; }
+  // What an answer has taken at least, of late: a question with less time left is not asked, since
+  // it would make others late, too. 0 if that is not known any more.
+  std::int64_t least_ns(std::int64_t now_ns) const;
+  // What a window has cost the server, of late.
+  std::int64_t window_ns() const { return window_ns_; }
+  // Windows to send together with `left_ns` to go: they are answered together, when all are done.
+  int batch_limit(std::int64_t left_ns) const;
   const std::string& problem() const { return problem_; }
   ServerState state() const;
 
@@ -131,9 +136,12 @@ class TritonServer {
 
   Model model_;
   int max_batch_ = 0;  // windows that the model takes in a request
-  int batch_limit_ = kMaxWindows;
   std::string problem_;
-  std::int64_t answered_ns_ = -1;    // last good answer of the stream
+  std::string refusal_;  // why the model there cannot be used; empty if it can
+  std::int64_t refusals_ = 0;
+  std::int64_t answered_ns_ = -1;  // last good answer of the stream
+  std::int64_t least_ns_ = 0;      // from sending to an answer in time: falls at once, rises slowly
+  std::int64_t window_ns_ = 0;
   std::int64_t trouble_ns_ = 0;      // last trouble
   std::int64_t proven_ns_ = -1;      // start of the last inference that was asked to prove it
   std::int64_t late_since_ns_ = -1;  // first deadline missed since the last one met

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from feature_store.windows import SenderWindow
 from serving import agent_process, frames
@@ -25,6 +26,9 @@ from serving.engine import Engine
 FLOWS = np.arange(8) % 3  # flow 0 is not L4S-capable
 DEFAULTS = (FLOWS > 0).astype(np.uint8)
 LATENCY_NS = 20_000_000
+# Faults at their full length: a server away for a minute, memory over 10 million packets (docs/AGENT.md).
+FULL = bool(os.environ.get("SWIFTQUEUE_TEST_FULL"))
+GONE_S = 60.0 if FULL else 5.0  # how long a server stays away
 
 
 class AgentProgram:
@@ -84,6 +88,29 @@ class AgentProgram:
         for pipe in (self.process.stdout, self.process.stderr):
             assert pipe is not None
             pipe.close()
+
+
+def memory_over(packets: int, options: list[object], *others: psutil.Process) -> list[list[int]]:
+    """Memory that an agent, first, and other processes hold while it decides about `packets` packets.
+
+    A list of bytes for each process, from after the first tenth of the packets: until then it may grow.
+    """
+    seconds = packets * 1500 * 8 / 1e9
+    arguments = ("--synthetic-bps", 1e9, "--seconds", seconds, "--speed", 0, "--deadline-us", 1_000_000)
+    held: list[list[int]] = []
+    with AgentProgram(*arguments, *options) as agent:
+        processes = (psutil.Process(agent.process.pid), *others)
+        assert agent.process.stdout is not None
+        for line in agent.process.stdout:
+            said = json.loads(line)
+            assert said["batches"] == sum(said[outcome] for outcome in frames.OUTCOMES)
+            if said["event"] == "progress" and said["batches"] > packets // 8 // 10:
+                held.append([process.memory_info().rss for process in processes])
+        assert agent.process.wait(10) == 0
+    assert said["batches"] == packets // 8
+    assert said["decided"] > 0.99 * said["batches"]
+    assert len(held) > 10
+    return [list(each) for each in zip(*held, strict=True)]
 
 
 def wait_until(condition: Any, within_s: float, otherwise: str) -> None:

@@ -12,15 +12,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 from agent_program import (
     DEFAULTS,
     FLOWS,
+    FULL,
     AgentProgram,
     EngineSender,
     LiveSender,
     SteppingClock,
+    memory_over,
     wait_until,
 )
 
@@ -30,7 +31,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(agent_process.why_not_built() is not None, reason=str(agent_process.why_not_built())),
 ]
-MEMORY_PACKETS = int(os.environ.get("SWIFTQUEUE_TEST_MEMORY_PACKETS", "4_000_000"))
+MEMORY_PACKETS = 10_000_000 if FULL else 3_000_000
 
 
 @pytest.fixture
@@ -206,19 +207,32 @@ def test_the_artifact_is_refreshed_and_a_broken_one_refused(
         published(3, seed=2, tokens=24)
         until_version(3)  # another model, of another window
         whole = (tmp_path / "3" / "model.safetensors").read_bytes()
-        for version, broken in ((4, whole[: len(whole) // 2]), (5, b"\xff" * 64 + whole[64:])):
+        described = json.loads((tmp_path / "3" / "model.json").read_text())
+        broken = [
+            ("model.safetensors", whole[: len(whole) // 2]),
+            ("model.safetensors", b"\xff" * 64 + whole[64:]),
+            ("model.json", json.dumps(described | {"schema_hash": "0" * 64}).encode()),
+            ("model.json", json.dumps(described | {"window": described["window"] | {"tokens": 20}}).encode()),
+        ]
+        refused, refusals = 'model_refused{server="local"}', 'refused_models_total{server="local"}'
+        assert (agent.metrics()[refused], agent.metrics()[refusals]) == (0, 0)
+        for version, (file, data) in enumerate(broken, 4):
             shutil.copytree(tmp_path / "3", tmp_path / str(version))
-            (tmp_path / str(version) / "model.safetensors").write_bytes(broken)
+            (tmp_path / str(version) / file).write_bytes(data)
             move_link(tmp_path, version)
             wait_until(lambda n=version - 3: len(agent.complaints) == n, 10, "nothing was said of it")
             assert "version 3 goes on" in agent.complaints[-1]
+            wait_until(lambda n=version - 3: agent.metrics()[refusals] == n, 5, "it is not counted")
+            assert agent.metrics()[refused] == 1
             until_version(3)
         (tmp_path / "champion").unlink()
         agent.complained("is gone")
         until_version(3)
-        published(6, seed=1)
-        until_version(6)
-        assert agent.metrics()['server_version{server="local"}'] == 6
+        published(9, seed=1)
+        until_version(9)
+        assert agent.metrics()['server_version{server="local"}'] == 9
+        wait_until(lambda: agent.metrics()[refused] == 0, 5, "the model in service counts as refused")
+        assert agent.metrics()[refusals] == 5
     summary = agent.end()
     assert summary["error"] == summary["no_model"] == 0
 
@@ -249,29 +263,9 @@ def test_steps_of_the_wall_clock_change_nothing(make_artifact: Callable[..., Pat
 
 
 def test_memory_is_flat_over_millions_of_packets(make_artifact: Callable[..., Path]) -> None:
-    """What the process holds must not grow after the first tenth; 10,000,000 by the variable above."""
-    seconds = MEMORY_PACKETS * 1500 * 8 / 1e9
-    arguments = ("--synthetic-bps", 1e9, "--seconds", seconds, "--speed", 0, "--deadline-us", 1_000_000)
-    with AgentProgram(*arguments, "--local", make_artifact(1, tokens=16)) as agent:
-        process = psutil.Process(agent.process.pid)
-        held: list[tuple[int, int]] = []
-        assert agent.process.stdout is not None
-        for line in agent.process.stdout:
-            if '"summary"' in line:
-                break
-            progress = batches_in(line)
-            held.append((progress, process.memory_info().rss))
-        assert agent.process.wait(10) == 0
-    assert batches_in(line) == MEMORY_PACKETS // 8
-    settled = [rss for batches, rss in held if batches > MEMORY_PACKETS // 80]
-    assert len(settled) > 10
-    assert max(settled) - settled[0] < 1 << 20, f"{settled[0]} to {max(settled)} bytes"
-
-
-def batches_in(line: str) -> int:
-    said = json.loads(line)
-    assert said["batches"] == said["decided"] + said["late"] + said["error"] + said["no_model"]
-    return int(said["batches"])
+    [held] = memory_over(MEMORY_PACKETS, ["--local", make_artifact(1, tokens=16)])
+    print(f"agent, local mode: {held[0]} to {max(held)} bytes over {MEMORY_PACKETS:,} packets")
+    assert max(held) - held[0] < 1 << 20, f"{held[0]} to {max(held)} bytes"
 
 
 def test_under_overload_what_it_can_do_is_done_in_time(make_artifact: Callable[..., Path]) -> None:
@@ -309,7 +303,7 @@ def test_bad_files_and_options_are_one_line(make_artifact: Callable[..., Path], 
         assert len(ran.stderr.strip().splitlines()) <= 2
 
 
-def test_under_sanitizers(make_artifact: Callable[..., Path]) -> None:
+def test_under_sanitizers(make_artifact: Callable[..., Path], one_build: None) -> None:
     """All of it is instrumented, the engine too."""
     ran = subprocess.run(
         ["make", "-j2", "sanitize", f"ARTIFACT={make_artifact(1, tokens=16)}", "ROUNDS=10000"],
@@ -330,7 +324,7 @@ def test_under_sanitizers(make_artifact: Callable[..., Path]) -> None:
         assert ran.stdout.count(line) == 2, ran.stdout
     for sanitizer in ("address", "thread"):
         linked = subprocess.run(
-            ["make", "-n", "-W", "stress.cc", f"_build/stress_{sanitizer}"],
+            ["make", "--no-print-directory", "-n", "-W", "stress.cc", f"_build/stress_{sanitizer}"],
             cwd=agent_process.BINARY.parent.parent,
             capture_output=True,
             text=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from agent_program import AgentProgram, EngineSender
+from agent_program import AgentProgram, EngineSender, LiveSender, wait_until
 
 from feature_store.schema import PACKET_SCHEMA
 from serving import agent_process, frames
@@ -151,6 +152,53 @@ def test_telemetry_to_a_socket(
     assert heard[0]["name"] == b"uneven"
     assert [frame["sequence"] for frame in heard] == list(range(len(heard)))
     assert sum(int(frame["type"]) == 2 for frame in heard) == 1_600
+
+
+def test_telemetry_that_is_not_read_is_dropped_and_counted(
+    make_artifact: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The reader stops: the buffer fills, decisions go on, and the count is that of the gap."""
+    path, feed = tmp_path / "telemetry.sock", tmp_path / "agent.sock"
+    arguments = ("--listen", feed, "--telemetry", path, "--metrics-port", 0)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        server.settimeout(20)
+        server.listen()
+        with (
+            AgentProgram(*arguments, "--local", make_artifact(1, tokens=16)) as agent,
+            LiveSender(feed, deadline_us=1_000_000) as sender,
+            server.accept()[0] as reader,
+        ):
+            sender.until("decided", 10)
+            assert agent.metrics()["telemetry_dropped_frames_total"] == 0
+            sent = frames.blank(frames.SENT, 120_000)  # 5.8 MB; the buffer holds 4 MiB
+            sent["packet"] = sender.packet + np.arange(len(sent))
+            sent["sent_ns"], sent["size_bytes"] = sender.now_ns, 1500
+            sender.send(sent)
+            sender.packet += len(sent)
+            wait_until(lambda: agent.metrics()["telemetry_dropped_frames_total"] > 0, 20, "none is dropped")
+            sender.until("decided", 10)
+            dropped = agent.metrics()["telemetry_dropped_frames_total"]
+            data = read_until_quiet(reader)
+            sender.until("decided", 10)
+            assert agent.metrics()["telemetry_dropped_frames_total"] == dropped
+            agent.process.terminate()
+            data += b"".join(iter(lambda: reader.recv(1 << 16), b""))
+            assert agent.end(None)["telemetry_dropped"] == dropped
+    sequence = np.array([frame["sequence"] for frame in split_frames(data)])
+    assert np.all(np.diff(sequence) > 0)
+    assert sequence[-1] + 1 - len(sequence) == dropped
+
+
+def read_until_quiet(reader: socket.socket) -> bytes:
+    """What comes until nothing has come for half a second."""
+    data = b""
+    reader.settimeout(0.5)
+    with contextlib.suppress(TimeoutError):
+        while more := reader.recv(1 << 16):
+            data += more
+    reader.settimeout(20)
+    return data
 
 
 def test_real_time_asks_a_deadline_ahead(

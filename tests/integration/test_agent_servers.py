@@ -20,11 +20,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tritonclient.grpc as grpc
-from agent_program import DEFAULTS, AgentProgram, LiveSender, SteppingClock, wait_until
+from agent_program import (
+    DEFAULTS,
+    FULL,
+    GONE_S,
+    AgentProgram,
+    LiveSender,
+    SteppingClock,
+    memory_over,
+    wait_until,
+)
 from conftest import free_ports
 from test_agent import change_head
 from triton_process import kill_server, server_process
 
+from infra import processes
 from infra.bench.served_models import served, write_model
 from serving import agent_process, frames
 from serving.endpoint import Triton, grpc_address
@@ -38,7 +48,7 @@ pytestmark = [
 DEADLINE_US = 30_000
 SLACK_US = 5_000  # what waking up takes, for nine batches of ten
 PAUSE_US = 200_000  # longest pause of a busy machine
-GONE_S = float(os.environ.get("SWIFTQUEUE_TEST_GONE_S", "5"))  # how long a server stays away
+MEMORY_PACKETS = 10_000_000 if FULL else 160_000
 
 
 @contextmanager
@@ -304,6 +314,20 @@ def test_a_backend_that_throws_costs_the_batches_it_throws_at(
         assert statistics.inference_stats.fail.count == 10
         large.socket.close()
         good.outcomes += large.outcomes  # counted with its own, when the agent ends
+
+
+def test_memory_is_flat_over_many_packets_of_agent_and_server(
+    serving_state: Path, tmp_path: Path, make_artifact: Callable[..., Path]
+) -> None:
+    write_model(tmp_path / "repository", MODEL, make_artifact(1, tokens=16), Backend.NATIVE)
+    with served(tmp_path, [MODEL], name="triton-memory") as address:
+        running = processes.running("triton-memory")
+        server = running.process() if running else None
+        assert server is not None
+        agent_held, server_held = memory_over(MEMORY_PACKETS, ["--server", address], server)
+    for name, held in (("agent", agent_held), ("server", server_held)):
+        print(f"{name}: {held[0]} to {max(held)} bytes over {MEMORY_PACKETS:,} packets")
+        assert max(held) - held[0] < 2 << 20, f"{name}: {held[0]} to {max(held)} bytes"
 
 
 def test_the_command_keeps_the_local_champion_fresh(
