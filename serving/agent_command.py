@@ -15,7 +15,7 @@ from models.registry import CHAMPION, Registry, RegistryError
 from models.state import state_dir
 from pipelines.register import read_params
 from serving import agent_process
-from serving.endpoint import grpc_address
+from serving.endpoint import grpc_addresses, metrics_address
 
 PARAMS_FILE: Final = Path("params.yaml")
 REFRESH_S: Final = 2.0  # between looks at the registry
@@ -103,10 +103,11 @@ def run_agent(
 
     Args:
         listen: unix socket for senders (docs/AGENT.md).
-        servers: Triton servers in order of preference (default: the local stack's).
+        servers: Triton servers in order of preference (default: those that `swiftqueue deploy` pushes to).
         local: no server: the engine in the agent's process, on the registry's champion.
         deadline_us: for batches that name no time.
-        metrics_port: of its Prometheus endpoint; 0 is any free one, None no endpoint.
+        metrics_port: of its Prometheus endpoint, at SWIFTQUEUE_METRICS_ADDRESS (default: loopback); 0 is any
+            free one, None no endpoint.
         telemetry: socket or file for what its senders send and have acknowledged.
 
     Raises:
@@ -121,6 +122,8 @@ def run_agent(
         raise ValueError("--server and --local exclude each other")
     options: dict[str, Any] = {"--listen": listen, "--deadline-us": deadline_us}
     options |= {"--metrics-port": metrics_port, "--telemetry": telemetry}
+    if metrics_port is not None:
+        options["--metrics-address"] = metrics_address()
     arguments = [f"{name}={value}" for name, value in options.items() if value is not None]
     closing = threading.Event()
     keeper: threading.Thread | None = None
@@ -130,7 +133,7 @@ def run_agent(
         arguments.append(f"--local={champion.link}")
         keeper = threading.Thread(target=champion.keep_fresh, args=(closing,), name="swiftqueue-champion")
     else:
-        arguments += agent_process.server_options(servers or [grpc_address()])
+        arguments += agent_process.server_options(servers or grpc_addresses())
     with subprocess.Popen([str(agent_process.BINARY), *arguments]) as agent:
         # Asked to end, this program asks the agent; the terminal's Ctrl-C reaches both.
         signal.signal(signal.SIGTERM, lambda *_: agent.terminate())
