@@ -89,7 +89,8 @@ class Keeper:
             return "is gone"
         if loop.outlived(name):
             return "ran on a Ray head that is gone"
-        if part.failed and not self._answers.get(name, bool)(server):
+        answers = self._answers.get(name)
+        if part.failed and answers is not None and not answers(server):
             return "was not started whole"
         silent_since_s = part.silent_since_s
         if silent_since_s is not None and time.monotonic() - silent_since_s > self._patience_s:
