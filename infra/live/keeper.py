@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Final
 
+import numpy as np
 from prometheus_client import CollectorRegistry, Counter, start_http_server
 
 from feature_store import telemetry_off
@@ -24,8 +25,7 @@ from infra import processes
 from infra.live import health, loop, plan, ray_head
 from infra.live.log import say
 from infra.stack import KEEPER, MLFLOW, TRITON
-from serving.endpoint import LOOPBACK, Triton
-from serving.push import served_version
+from serving.endpoint import LOOPBACK, Triton, TritonError
 
 LOOK_S: Final = 1.0
 ASK_S: Final = 10.0  # between two requests to a part
@@ -131,7 +131,12 @@ class Keeper:
 def _serves(server: processes.Server) -> bool:
     """Whether Triton answers an inference, by whichever version."""
     with Triton(f"{LOOPBACK}:{server.ports['grpc']}") as triton:
-        return served_version(triton) is not None
+        try:
+            tokens, features = triton.config().input[0].dims
+            triton.infer(np.zeros((1, tokens, features), dtype=np.float32))
+        except TritonError:
+            return False
+    return True
 
 
 def _page(path: str, port: str) -> Callable[[processes.Server], bool]:
