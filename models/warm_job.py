@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -108,7 +109,8 @@ class WarmJob:
             ConnectionError, TimeoutError: Ray does not answer or did not start.
         """
         self._stack = contextlib.ExitStack()
-        self._stack.enter_context(ray_cluster(workers + 1))  # and the job's controller
+        with _signals_kept():
+            self._stack.enter_context(ray_cluster(workers + 1))  # and the job's controller
         import ray
 
         self._ray = ray
@@ -187,6 +189,20 @@ class WarmJob:
             return self._ray.get(reference, timeout=STOP_TIMEOUT_S)
         except self._ray.exceptions.RayError as error:
             raise WarmJobError(f"Ray is gone: {str(error).splitlines()[0]}") from error
+
+
+@contextlib.contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Keep this program's own handlers: Ray's would end it at once, in the middle of a round."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _work_for_ever(config: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """From a round's trigger to the first answer of its version, on a minute of telemetry at 100 Mbit/s.
 
 Every part is real: packets of an ns-3 simulation, shipped to the ingest and read from its store; a Ray Train
-job that is warm; the registry, with an MLflow server beside it; Triton; and a client of its own that asks 50
+job that is warm; the registry as `up --live` uses it; Triton; and a client of its own that asks 50
 times a second and sees the version change. Before each round two more seconds of telemetry arrive, and each
 round's version is the next one's champion. The reference of each step is the first round, which
 starts Ray and its workers as a job without the warm workers would in every round.
@@ -87,7 +87,7 @@ def _run(
     params = yaml.safe_load(PARAMS_FILE.read_text())
     model = params["register"]["model_name"]
     store = Store(root / "telemetry")
-    start_stack(mlflow=True)
+    start_stack()
     live = Rounds(store.latest, _round_params(params), FinetuneParams(**params["finetune"]), model)
     try:
         _first_champion(root / "champion", tokens, model)

@@ -32,11 +32,13 @@ from infra.live import plan
 from models import artifact
 from models.protocol import PROTOCOLS
 from models.state import state_dir
+from pipelines.validate import PARAMETERS
 
 SECONDS: Final = 600.0  # of telemetry; protocol `paper` needs 450
 MOST_PACKETS: Final = 1_500_000  # their windows are 1.6 GB at 128 tokens
 PAUSE_S: Final = 3600.0  # from one start to the next: what did not pass the gate will not pass at once
 STOP_S: Final = 20.0
+TRIES: Final = 3  # of each stage; `pretrain` goes on from its last epoch
 NICENESS: Final = "19"
 CANDIDATE: Final = "candidate"
 INPUTS_FILE: Final = "inputs.npy"
@@ -183,7 +185,7 @@ def stage_params(params: Mapping[str, Any], packets: pl.DataFrame) -> dict[str, 
         "protocol": max(fitting, key=lambda p: p.least_s).name,
     }
     # The inputs shift within it: that is why it is done.
-    validate = params["validate"] | {"max_shift_psi": 1e9}
+    validate = params["validate"] | {"max_shift_psi": PARAMETERS["max_shift_psi"][1]}
     return {"windows": windows, "validate": validate, "pretrain": params["pretrain"]}
 
 
@@ -201,8 +203,11 @@ def run_stages(folder: Path) -> None:
         command = [sys.executable, "-m", f"pipelines.{name}", "--params", str(folder / "params.yaml")]
         command += [word for one in inputs for word in options[one]]
         command += ["--output", str(folder / output)]
-        if code := subprocess.run(["setpriv", "--pdeathsig", "KILL", *command], check=False).returncode:
-            raise RetrainError(f"stage {name} ended with code {code}")
+        for _ in range(TRIES):  # a Ray of the lowest priority may not start in time on a busy machine
+            code = subprocess.run(["setpriv", "--pdeathsig", "KILL", *command], check=False).returncode
+            if code == 0:
+                return
+        raise RetrainError(f"stage {name} ended with code {code}")
 
     stage("windows", "windows", "packets")
     stage("validate", "validation", "packets", "windows")
