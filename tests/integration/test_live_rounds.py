@@ -23,6 +23,7 @@ from infra.live.rounds import RoundParams, Rounds
 from infra.live.scheduler import Scheduler
 from models.finetuning import FinetuneParams
 from models.registry import CHAMPION, Registry
+from serving.deploy import deploy_version
 from serving.endpoint import Triton, grpc_address
 from serving.push import served_version
 
