@@ -16,6 +16,7 @@ from infra.lab.scenario_file import environment_at, load, names, path_of
 from models.ray_job import ray_cluster
 
 MATCHED: Final = ("model", "oracle")  # whose moved share control random gets: the first that was run
+SCENARIO: Final = "scenario"  # which names the share that control random moves
 NO_MODEL: Final = "no --artifact was given; train one with `swiftqueue lab train`"
 
 
@@ -147,7 +148,9 @@ class _Laboratory:
         share, share_of = 0.0, None
         if cell.control == "model" and model is None:
             return Asked(cell, None, f"--artifact has no {cell.profile}/" if self.models else NO_MODEL)
-        if cell.control == "random":
+        if cell.control == "random" and (given := environment.controls.random.share) is not None:
+            share, share_of = given, SCENARIO
+        elif cell.control == "random":
             found = self._share(cell)
             if found is None:
                 return Asked(cell, None, "nothing says which share to move: neither model nor oracle was run")

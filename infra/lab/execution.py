@@ -102,8 +102,6 @@ def execute(program: Path, output: Path, job: Job) -> str | None:
         if done.returncode != 0:
             # Not where this run happened to lie: the line is kept in the results.
             return said[-1].replace(f"{work}/", "") if said else f"the program ended with {done.returncode}"
-        if job.run["finetune"] is not None:
-            (work / "result" / CAPTURE).unlink()  # asked for by the fine-tuning only; 1 MB a second
         (work / "result").rename(target)
     finally:
         shutil.rmtree(work, ignore_errors=True)
@@ -202,7 +200,7 @@ def truth_to_parquet(folder: Path) -> Path:
     rows = np.load(folder / TRUTH)
     table = pl.DataFrame({name: np.ascontiguousarray(rows[name]) for name in rows.dtype.names})
     queues = pl.Enum(QUEUES)
-    flags = ("retransmitted", "dropped", "marked", "reordered")
+    flags = ("retransmitted", "dropped", "marked", "reordered", "ambiguous")
     table = table.rename({"flow": "flow_id"}).with_columns(
         *(
             pl.col(name).replace_strict(dict(enumerate(QUEUES)), return_dtype=queues)
@@ -210,6 +208,7 @@ def truth_to_parquet(folder: Path) -> Path:
         ),
         *(pl.col(name).cast(pl.Boolean) for name in flags),
         *(pl.col(name).fill_nan(None) for name in ("one_way_us", "queueing_us", "latency_us")),
+        pl.when(pl.col("acked_ns") >= 0).then("acked_ns").alias("acked_ns"),
     )
     partial = folder / f".{TRUTH_PARQUET}.partial"
     table.write_parquet(partial, compression="zstd")

@@ -159,13 +159,24 @@ def _of_place(runs: pl.DataFrame, place: Place) -> Iterator[Sentence]:
     oracle = compare(runs, place, "oracle")
     model = compare(runs, place, "model")
     if model is None and oracle is None:
-        yield Sentence("note", f"{place.words()}: nothing can be said, neither model nor oracle was run.")
+        yield _split(runs, place)
         return
     if model is None:
         assert oracle is not None  # noqa: S101 - the line above
-        yield Sentence(oracle.kind, f"{place.words()}: {_room(oracle)}{_alone(oracle)} No model was run.")
+        said = f"{_room(oracle)}{_alone(oracle)}{_bound(runs, oracle)}"
+        yield Sentence(oracle.kind, f"{place.words()}: {said} No model was run.")
         return
     yield Sentence(_judged(model), f"{place.words()}: {_gain(model)} {_why(runs, model, oracle)}")
+
+
+def _split(runs: pl.DataFrame, place: Place) -> Sentence:
+    """Where nothing chose: what a constant share in the other queue does."""
+    random = compare(runs, place, "random")
+    if random is None:
+        return Sentence("note", f"{place.words()}: nothing can be said, neither model nor oracle was run.")
+    costs = f" It costs too much: {'; '.join(random.broken())}." if random.broken() else ""
+    said = f"{share(random.moved)} moved by chance change P99 by {percent(random.queueing)}."
+    return Sentence(_judged(random), f"{place.words()}: {said}{costs}")
 
 
 def _judged(model: Comparison) -> str:
@@ -197,7 +208,7 @@ def _gain(model: Comparison) -> str:
 def _why(runs: pl.DataFrame, model: Comparison, oracle: Comparison | None) -> str:
     said = []
     if oracle is not None:
-        said.append(_room(oracle))
+        said.append(_room(oracle) + _bound(runs, oracle))
         if oracle.kind == "helps" and oracle.queueing.mean < -ROOM:
             part = model.queueing.mean / oracle.queueing.mean
             if part >= 0:
@@ -230,6 +241,15 @@ def _alone(oracle: Comparison) -> str:
     return f" Even its costs are too high: {'; '.join(broken)}." if broken else ""
 
 
+def _bound(runs: pl.DataFrame, oracle: Comparison) -> str:
+    """Say it where moving by chance gained more: it sees the queues, not what its own packets do to them."""
+    random = compare(runs, oracle.place, "random")
+    if random is None or random.queueing.mean >= oracle.queueing.mean:
+        return ""
+    change = percent(random.queueing)
+    return f" It is no upper bound: {share(random.moved)} moved by chance change P99 by {change}."
+
+
 def _against_random(runs: pl.DataFrame, model: Comparison) -> list[str]:
     """Say whether choosing matters, or moving any packets would have done as much."""
     ours = by_seed(runs, model.place, "model", QUEUEING_P99)
@@ -256,7 +276,8 @@ def sweep_summary(runs: pl.DataFrame) -> list[Sentence]:
     )
     for group in groups.iter_rows(named=True):
         here = [p for p in places(runs) if p.scenario == group["scenario"] and p.profile == group["profile"]]
-        for control in ("model", "oracle"):
+        chosen = [c for c in ("model", "oracle") if any(compare(runs, p, c) for p in here)]
+        for control in chosen or ["random"]:
             compared = [c for p in here if (c := compare(runs, p, control)) is not None]
             if compared:
                 said.append(_swept(group["scenario"], group["profile"], control, compared))

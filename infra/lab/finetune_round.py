@@ -1,17 +1,16 @@
 """One round of fine-tuning inside a simulation: the program of simulation/ starts it now and then.
 
-It does what stage `finetune` does for a round, on the run's own capture as far as it has come: packet table,
-windows, labels that had been acknowledged by the round's end, and `models.finetuning` on the head. The last
-line printed is the new artifact's folder. Without Ray: its start-up takes longer than the round.
+It does what stage `finetune` does for a round, on the run as far as it has come: packet table, windows,
+labels that had been acknowledged by the round's end, and `models.finetuning` on the head. The last line
+printed is the new artifact's folder. Without Ray: its start-up takes longer than the round.
 
-Shapes: B windows of the capture, W window tokens, F features, N windows of the round.
+Shapes: B windows of the run, W window tokens, F features, N windows of the round.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -23,19 +22,18 @@ from feature_store import telemetry_off
 if TYPE_CHECKING:
     from models.windows_data import TraceWindows
 
-SENDER: Final = "10.0.0.1"  # simulation/doc/lab.md
 TRACE: Final = "s1"
 PARAMS: Final = Path(__file__).resolve().parents[2] / "params.yaml"
 
 
 def finetune_round(
-    pcap: Path, span_ns: tuple[int, int], parent: Path, output: Path, params: Path = PARAMS
+    run: Path, span_ns: tuple[int, int], parent: Path, output: Path, params: Path = PARAMS
 ) -> str:
-    """Fine-tune the parent's head on a span of a capture, and write the artifact `output`.
+    """Fine-tune the parent's head on a span of a run, and write the artifact `output`.
 
     Args:
-        pcap: S1's capture from its beginning to the round's end.
-        span_ns: first and last time of the round's data, in the capture's time.
+        run: folder with `truth.npy` and `trace.json` of the run from its beginning to the round's end.
+        span_ns: first and last simulated time of the round's data.
         parent: artifact whose head is trained on.
         output: folder of the new artifact; it appears once it is whole.
         params: parameter file; its section `finetune` counts.
@@ -60,7 +58,7 @@ def finetune_round(
     known = {field.name for field in fields(FinetuneParams)}
     settings = FinetuneParams(**load_params(params, "finetune", known))
     current: Artifact = artifact.load(parent, schema_hash())
-    trace = _windows(pcap, current.description.tokens, span_ns)
+    trace = _windows(run, current.description.tokens, span_ns)
     part = Slice(0, len(trace.decision_ns_B))
     if not np.isfinite(trace.labels_known_at(part, span_ns[1])).any():
         artifact.save(output, current.model, current.description)
@@ -70,16 +68,13 @@ def finetune_round(
     return f"{len(part)} windows, loss {tuned.loss[0]:.4f} -> {tuned.loss[-1]:.4f}"
 
 
-def _windows(pcap: Path, tokens: int, span_ns: tuple[int, int]) -> TraceWindows:
+def _windows(run: Path, tokens: int, span_ns: tuple[int, int]) -> TraceWindows:
     """Return the windows decided within the span; the history before it is in them."""
     from feature_store import windows as fw
-    from feature_store.extract import Job, extract_trace
-    from feature_store.schema import scan_packets
+    from infra.lab.packet_table import packets_of
     from models.windows_data import Slice, TraceWindows
 
-    with tempfile.TemporaryDirectory() as folder:
-        extract_trace(Job(pcap, TRACE, SENDER), Path(folder))
-        packets = scan_packets(Path(folder), TRACE).collect()
+    packets = packets_of(run, TRACE)
     targets = fw.targets(packets)
     lo, hi = np.searchsorted(targets.decision_ns_B, span_ns).tolist()
     x_NWF = np.empty((hi - lo, tokens, len(fw.FEATURES)), np.float32)
@@ -106,7 +101,7 @@ def _windows(pcap: Path, tokens: int, span_ns: tuple[int, int]) -> TraceWindows:
 def main() -> None:
     """Run one round as the simulation's command."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pcap", type=Path, required=True)
+    parser.add_argument("--run", type=Path, required=True)
     parser.add_argument("--from-ns", type=int, required=True)
     parser.add_argument("--to-ns", type=int, required=True)
     parser.add_argument("--artifact", type=Path, required=True)
@@ -116,7 +111,7 @@ def main() -> None:
     telemetry_off.switch_off()
     try:
         said = finetune_round(
-            arguments.pcap, (arguments.from_ns, arguments.to_ns), arguments.artifact, arguments.output
+            arguments.run, (arguments.from_ns, arguments.to_ns), arguments.artifact, arguments.output
         )
     except (ValueError, OSError) as error:
         sys.exit(f"finetune round {arguments.round}: {error}")

@@ -25,7 +25,7 @@ SCHEMA: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
     "run": pl.String,  # hash of everything the run's result depends on
     "program": pl.String,  # hash of the program that ran it
     "artifact": pl.String,  # hash of the model that drove it
-    "share_of": pl.String,  # control random: whose moved share it was given
+    "share_of": pl.String,  # control random: whose moved share it was given; or `scenario`
     "seconds": pl.Float64,
     "parameters": pl.String,  # run.json
     "reordering": pl.String,  # the rule by which S1's flows take reordering for loss

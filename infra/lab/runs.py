@@ -106,9 +106,10 @@ def resolve(
         **_network(environment),
         "control": {key: value for key, value in control.items() if key != "finetune"},
         "moved_ecn": environment.controls.moved_ecn,
+        "acks": environment.controls.acks,
         "explore": dict(explore),
         "finetune": finetune,
-        "outputs": sorted({*outputs, *(["pcap"] if finetune else [])}),
+        "outputs": sorted(outputs),
     }
 
 
@@ -119,7 +120,8 @@ def control_of(environment: Environment, name: str, *, model: Model | None, shar
     """
     settings = environment.controls
     if name == "random":
-        return {"kind": "random", "share": share, "seed": CONTROL_SEED, **settings.random.model_dump()}
+        burst = settings.random.burst_packets
+        return {"kind": "random", "share": share, "burst_packets": burst, "seed": CONTROL_SEED}
     if name in ("oracle", "oracle_in_order"):
         order = "any" if name == "oracle" else "kept"
         return {"kind": "oracle", "order": order, **settings.oracle.model_dump()}

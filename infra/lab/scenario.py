@@ -117,15 +117,17 @@ class LastLatency(Checked):
 
 
 class Oracle(Checked):
-    """Controls `oracle` and `oracle_in_order`."""
+    """Controls `oracle` and `oracle_in_order`: see simulation/doc/lab.md."""
 
     margin_us: NotNegative
+    rate_us: NotNegative
 
 
 class Random(Checked):
     """Control `random`: moved for so many successive packets together."""
 
     burst_packets: Annotated[int, Field(ge=1)]
+    share: Share | None  # None: what the model moved in the same run, or else the oracle
 
 
 class Model(Checked):
@@ -145,6 +147,7 @@ class Settings(Checked):
     """Parameters of the controls."""
 
     moved_ecn: Literal["ect0", "not_ect"]
+    acks: Literal["selective", "cumulative"]  # from which ACKs S1 learns latencies
     random: Random
     oracle: Oracle
     last_latency: LastLatency

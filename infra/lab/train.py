@@ -1,7 +1,7 @@
 """`swiftqueue lab train`: a model for each queue profile, from exploration traces of a scenario's traffic.
 
-The traces are the laboratory's (training seeds, which no judged run has), the training is a study: the
-project's own stages, in a folder of its own.
+The traces are the laboratory's (training seeds, which no judged run has), their packet tables come from the
+simulator's log of S1 (`packet_table.py` says why), the training is the project's own stages.
 """
 
 from __future__ import annotations
@@ -9,17 +9,28 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, Final
 
 from infra.lab import execution
 from infra.lab.model_source import MODELS
+from infra.lab.packet_table import TRACE_METADATA, write_packets
 from infra.lab.runs import Cell, control_of, identity, resolve
 from infra.lab.scenario import Scenario
 from infra.lab.scenario_file import load, path_of
+from infra.params_file import load_yaml, save_yaml
+from infra.study import Study, study_params
 
-TRACE_METADATA: Final = "trace.json"
+PARAMS: Final = execution.PROJECT / "params.yaml"
 ORIGIN: Final = "origin.json"
+SETTINGS: Final = (
+    "windows.visibility=[acked]",  # nothing here evaluates `previous`, and its windows are as large again
+    # The two candidate queues of a packet differ in this input, and have one latency of the flow.
+    "pretrain.anchor=last_latency_queue_us",
+)
+"""Where training for the laboratory differs from params.yaml; `--set` has the last word."""
 
 
 def train(name: str, *, protocol: str, overrides: list[str], output: Path) -> int:
@@ -32,13 +43,15 @@ def train(name: str, *, protocol: str, overrides: list[str], output: Path) -> in
     """
     path = path_of(name)
     scenario = load(path)
+    study = Study({path.stem: path}, protocol, [*SETTINGS, *overrides])
+    params = study_params(load_yaml(PARAMS), study)
     with execution.sole_user(output):
         program, build = execution.build()
         traces = explore(path.stem, scenario, program, build, output.resolve())
     if traces is None:
         return 1
-    for profile, captures in traces.items():
-        code = _study(path.stem, profile, captures, protocol, overrides, output)
+    for profile, runs in traces.items():
+        code = _pretrain(path.stem, profile, runs, params, study, output.resolve())
         if code != 0:
             return code
     print(f"models: {output / MODELS / path.stem}; `swiftqueue lab run {name} --artifact` takes that folder")
@@ -47,8 +60,11 @@ def train(name: str, *, protocol: str, overrides: list[str], output: Path) -> in
 
 def explore(
     name: str, scenario: Scenario, program: Path, build: str, output: Path
-) -> dict[str, list[Path]] | None:
-    """Run the exploration traces; return their captures by profile, or None if a run failed."""
+) -> dict[str, dict[str, Path]] | None:
+    """Run the exploration traces; return their folders by profile and trace, or None if a run failed.
+
+    Their captures lie in `output/traces/TRACE.pcap`, with metadata beside.
+    """
     wanted = scenario.explore
     lengthened = scenario.model_copy(update={"seconds": wanted.seconds})
     control = control_of(scenario.environment, "default", model=None, share=0.0)
@@ -59,7 +75,7 @@ def explore(
             for burst in wanted.burst_packets:
                 cell = Cell(name, "", None, profile, "default", seed)
                 exploring = {"share": wanted.share, "burst_packets": burst, "seed": seed}
-                run = resolve(lengthened, cell, control, ["pcap"], exploring)
+                run = resolve(lengthened, cell, control, ["pcap", "truth"], exploring)
                 key = identity(run, build)
                 jobs[key] = execution.Job(key, run)
                 captures.setdefault(profile, {})[f"{name}-{profile}-{seed}-burst{burst}"] = key
@@ -75,12 +91,13 @@ def explore(
     if failures:
         return None
     return {
-        profile: [_named(output, trace, key) for trace, key in t.items()] for profile, t in captures.items()
+        profile: {trace: _named(output, trace, key) for trace, key in t.items()}
+        for profile, t in captures.items()
     }
 
 
 def _named(output: Path, trace: str, key: str) -> Path:
-    """Put a run's capture under its trace's name, as a study wants it, with its metadata beside it."""
+    """Put a run's capture under its trace's name, with its metadata beside it; return the run's folder."""
     folder = output / "traces"
     folder.mkdir(parents=True, exist_ok=True)
     run = execution.folder_of(output, key)
@@ -89,31 +106,41 @@ def _named(output: Path, trace: str, key: str) -> Path:
         partial.unlink(missing_ok=True)
         os.link(run / source, partial)
         partial.replace(folder / target)
-    return folder / f"{trace}.pcap"
+    return run
 
 
-def _study(
-    name: str, profile: str, captures: list[Path], protocol: str, overrides: list[str], output: Path
-) -> int:
-    """Train on a profile's captures, and publish the pre-trained model."""
-    from infra.study import run_study
-
-    folder = output / "studies" / f"{name}-{profile}"
-    # Nothing here evaluates the offline protocol `previous`, and its windows are as large again.
-    settings = ["windows.visibility=[acked]", *overrides]
-    code = run_study(folder, captures, protocol=protocol, overrides=settings, until="pretrain")
-    if code != 0:
-        return code
-    artifact = folder / "data" / "models" / "pretrained"
+def _pretrain(name: str, profile: str, runs: dict[str, Path], params: Any, study: Study, output: Path) -> int:
+    """Run the project's stages on a profile's runs and publish the model; return a failed stage's code."""
+    folder = output / "training" / f"{name}-{profile}"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    save_yaml(folder / "params.yaml", params)
+    for trace, run in runs.items():
+        write_packets(run, trace, folder / "packets")
+    for stage, arguments in (
+        ("windows", ["--packets", folder / "packets", "--output", folder / "windows"]),
+        ("pretrain", ["--windows", folder / "windows", "--output", folder / "pretrained"]),
+    ):
+        command = [sys.executable, "-m", f"pipelines.{stage}", "--params", str(folder / "params.yaml")]
+        command += [str(argument) for argument in arguments]
+        code = subprocess.run(command, cwd=execution.PROJECT, check=False).returncode
+        if code != 0:
+            return code
     target = output / MODELS / name / profile
     partial = target.with_name(f".{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     for file in ("model.json", "model.safetensors"):
-        shutil.copyfile(artifact / file, partial / file)
-    origin: dict[str, Any] = {"scenario": name, "profile": profile, "protocol": protocol, "set": overrides}
-    origin["traces"] = [path.stem for path in captures]
+        shutil.copyfile(folder / "pretrained" / file, partial / file)
+    origin: dict[str, Any] = {
+        "scenario": name,
+        "profile": profile,
+        "protocol": study.protocol,
+        "set": study.overrides,
+    }
+    origin["traces"] = list(runs)
     (partial / ORIGIN).write_text(json.dumps(origin, indent=1) + "\n")
     shutil.rmtree(target, ignore_errors=True)
     partial.rename(target)
+    shutil.rmtree(folder / "windows")  # gigabytes, and made again from the runs
     return 0

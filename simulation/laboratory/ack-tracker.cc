@@ -21,7 +21,7 @@ bool AckTracker::Sent(uint32_t packet, uint32_t sequence, uint32_t payloadBytes)
   const bool again = begin < m_highest;
   m_highest = std::max(m_highest, end);
   if (!again) {
-    m_first.push_back({end, packet, false});
+    m_first.push_back({end, packet, false, false});
     return false;
   }
   // The ACK of a last byte that was sent twice may belong to either sending.
@@ -30,7 +30,7 @@ bool AckTracker::Sent(uint32_t packet, uint32_t sequence, uint32_t payloadBytes)
        o != m_first.end() && o->end <= end; ++o) {
     o->sentAgain = true;
   }
-  m_resent.push_back({end, packet, true});
+  m_resent.push_back({end, packet, true, false});
   return true;
 }
 
@@ -38,13 +38,11 @@ void AckTracker::Acked(uint32_t ackNumber, std::vector<Covered>& covered) {
   if (!m_started) {
     return;
   }
-  const std::size_t before = covered.size();
   const int64_t ack = Unwrap(ackNumber);
   for (; !m_first.empty() && m_first.front().end <= ack; m_first.pop_front()) {
-    covered.push_back({m_first.front().packet, !m_first.front().sentAgain});
-  }
-  if (m_resent.empty()) {
-    return;
+    if (!m_first.front().covered) {
+      covered.push_back({m_first.front().packet, !m_first.front().sentAgain});
+    }
   }
   std::erase_if(m_resent, [&](const Outstanding& o) {
     if (o.end > ack) {
@@ -53,8 +51,30 @@ void AckTracker::Acked(uint32_t ackNumber, std::vector<Covered>& covered) {
     covered.push_back({o.packet, false});
     return true;
   });
-  std::sort(covered.begin() + static_cast<std::ptrdiff_t>(before), covered.end(),
-            [](const Covered& a, const Covered& b) { return a.packet < b.packet; });
+}
+
+void AckTracker::Sacked(uint32_t begin, uint32_t end, std::vector<Covered>& covered) {
+  if (!m_started) {
+    return;
+  }
+  const int64_t from = Unwrap(begin);
+  const int64_t to = Unwrap(end);
+  // Segments never straddle a block's end: the receiver has them whole.
+  const auto ends = [](int64_t byte, const Outstanding& o) { return byte < o.end; };
+  for (auto o = std::upper_bound(m_first.begin(), m_first.end(), from, ends);
+       o != m_first.end() && o->end <= to; ++o) {
+    if (!o->covered) {
+      o->covered = true;
+      covered.push_back({o->packet, !o->sentAgain});
+    }
+  }
+  std::erase_if(m_resent, [&](const Outstanding& o) {
+    if (o.end <= from || o.end > to) {
+      return false;
+    }
+    covered.push_back({o.packet, false});
+    return true;
+  });
 }
 
 }  // namespace swiftqueue::lab

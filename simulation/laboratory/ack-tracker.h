@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //
-// Which data packets a TCP flow's cumulative ACKs cover first: the rules of docs/PACKETS.md.
+// Which data packets a TCP flow's ACKs cover first: by their number (the rules of docs/PACKETS.md),
+// or by their SACK blocks as well (RFC 2018).
 
 #ifndef SWIFTQUEUE_LABORATORY_ACK_TRACKER_H
 #define SWIFTQUEUE_LABORATORY_ACK_TRACKER_H
@@ -22,14 +23,18 @@ class AckTracker {
   /** A data packet left; true if it is a retransmission (it begins below what was sent before). */
   bool Sent(uint32_t packet, uint32_t sequence, uint32_t payloadBytes);
 
-  /** An ACK came; appends the packets that it is the first to cover, in send order. */
+  /** An ACK came; appends the packets that its number is the first to cover. */
   void Acked(uint32_t ackNumber, std::vector<Covered>& covered);
+
+  /** The same for one of its SACK blocks. A tracker that is never told of them is cumulative. */
+  void Sacked(uint32_t begin, uint32_t end, std::vector<Covered>& covered);
 
  private:
   struct Outstanding {
     int64_t end;  // one past the last byte
     uint32_t packet;
     bool sentAgain;  // its last byte
+    bool covered;    // by a SACK block
   };
 
   int64_t Unwrap(uint32_t sequence) const;

@@ -53,12 +53,13 @@ std::string LastLineOf(const std::vector<std::string>& words) {
 
 }  // namespace
 
-FineTuner::FineTuner(const Run& run, std::string folder, SenderCapture& capture, ModelMove& control)
+FineTuner::FineTuner(const Run& run, std::string folder, std::function<void()> writePackets,
+                     ModelMove& control)
     : m_params(*run.fineTuning),
       m_end(Seconds(run.seconds)),
       m_firstVersion(std::get<ModelControl>(run.control).version),
       m_folder(std::move(folder)),
-      m_capture(capture),
+      m_writePackets(std::move(writePackets)),
       m_control(control),
       m_answering(std::get<ModelControl>(run.control).artifact) {
   ScheduleRound();
@@ -77,9 +78,9 @@ void FineTuner::EndRound() {
   const std::string number = std::to_string(m_rounds.size() + 1);
   const std::string output = m_folder + "/finetune/round-" + number;
   std::filesystem::create_directories(output);
-  m_capture.Flush();
+  m_writePackets();
   std::vector<std::string> command = m_params.command;
-  command.insert(command.end(), {"--pcap", m_folder + "/s1.pcap", "--from-ns",
+  command.insert(command.end(), {"--run", m_folder, "--from-ns",
                                  std::to_string(from.GetNanoSeconds()), "--to-ns",
                                  std::to_string(now.GetNanoSeconds()), "--artifact", m_answering,
                                  "--round", number, "--output", output});

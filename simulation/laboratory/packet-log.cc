@@ -32,12 +32,14 @@ void PacketTag::Print(std::ostream& out) const { out << sender << ':' << packet;
 
 void WriteNpy(const std::string& path, const PacketLog& log) {
   static_assert(std::endian::native == std::endian::little, "rows are written as they lie");
-  static_assert(sizeof(PacketRow) == 34, "the description below is this struct's");
+  static_assert(sizeof(PacketRow) == 43, "the description below is this struct's");
   std::string header =
-      "{'descr': [('sent_ns', '<i8'), ('packet', '<u4'), ('one_way_us', '<f4'), "
+      "{'descr': [('sent_ns', '<i8'), ('acked_ns', '<i8'), ('packet', '<u4'), ('one_way_us', "
+      "'<f4'), "
       "('queueing_us', '<f4'), ('latency_us', '<f4'), ('flow', '<u2'), ('size_bytes', '<u2'), "
       "('queue', '|u1'), ('default_queue', '|u1'), ('retransmitted', '|u1'), ('dropped', '|u1'), "
-      "('marked', '|u1'), ('reordered', '|u1')], 'fortran_order': False, 'shape': (" +
+      "('marked', '|u1'), ('reordered', '|u1'), ('ambiguous', '|u1')], 'fortran_order': False, "
+      "'shape': (" +
       std::to_string(log.size()) + ",)}";
   // Format 1.0: magic, version, length of a header that ends in a newline on a boundary of 64 bytes
   constexpr std::size_t kPrefixBytes = 10;

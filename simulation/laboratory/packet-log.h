@@ -32,7 +32,8 @@ inline constexpr uint8_t kL4sQueue = 1;
 
 /** A row of `truth.npy`, as it lies in the file. Unknown times are NaN. */
 struct [[gnu::packed]] PacketRow {
-  int64_t sentNs;  // its transmission began
+  int64_t sentNs;   // its transmission began
+  int64_t ackedNs;  // first ACK that covers it, as the run's `acks` counts; -1: none came
   uint32_t packet;
   float oneWayUs;
   float queueingUs;  // in all bottleneck discs
@@ -45,6 +46,7 @@ struct [[gnu::packed]] PacketRow {
   uint8_t dropped;
   uint8_t marked;     // arrived with CE
   uint8_t reordered;  // a packet of its flow sent later had arrived before
+  uint8_t ambiguous;  // Karn's rule: its ACK may be another sending's, and says no latency
 };
 
 /** The rows of one sender in send order; a row's index is its packet's number. */

@@ -195,9 +195,10 @@ Control ParseControl(const Node& node) {
        }},
       {"oracle",
        [&]() -> Control {
-         node.Keys({"kind", "margin_us", "order"});
+         node.Keys({"kind", "margin_us", "order", "rate_us"});
          return OracleControl{us("margin_us"),
-                              node["order"].OneOf<bool>({{"any", false}, {"kept", true}})};
+                              node["order"].OneOf<bool>({{"any", false}, {"kept", true}}),
+                              us("rate_us")};
        }},
       {"last_latency",
        [&]() -> Control {
@@ -261,7 +262,7 @@ Run ParseRun(std::string_view text) {
   const json::Value value = json::parse(text);
   const Node root(value, Node::kRoot);
   root.Keys({"format", "name", "seed", "seconds", "warmup_s", "profile", "bottlenecks", "receivers",
-             "senders", "control", "moved_ecn", "explore", "finetune", "outputs"});
+             "senders", "control", "moved_ecn", "acks", "explore", "finetune", "outputs"});
   root["format"].Count(1, 1);
   Run run{};
   run.text = text;
@@ -277,6 +278,8 @@ Run ParseRun(std::string_view text) {
   ParseNetwork(root, run);
   run.control = ParseControl(root["control"]);
   run.movedEcn = root["moved_ecn"].OneOf<Ecn>({{"not_ect", Ecn::kNotEct}, {"ect0", Ecn::kEct0}});
+  run.acks = root["acks"].OneOf<Acks>(
+      {{"cumulative", Acks::kCumulative}, {"selective", Acks::kSelective}});
   root["explore"].Keys({"share", "burst_packets", "seed"});
   run.explore = ParseBursts(root["explore"]);
   run.fineTuning = ParseFineTuning(root["finetune"], run.seconds);
@@ -285,9 +288,6 @@ Run ParseRun(std::string_view text) {
   }
   if (run.fineTuning && !std::holds_alternative<ModelControl>(run.control)) {
     root["finetune"].Fail("needs control model");
-  }
-  if (run.fineTuning && !run.pcap) {
-    root["finetune"].Fail("needs the output pcap");
   }
   return run;
 }

@@ -38,6 +38,9 @@ using Traffic = std::variant<Messages, Greedy, Video, ConstantRate, Replay>;
 
 enum class Ecn { kEct1, kEct0, kNotEct };
 
+/** From which ACKs S1's control learns latencies. */
+enum class Acks { kCumulative, kSelective };
+
 struct Group {
   uint32_t flows;
   std::string tcp;  // as in the run file; "udp" too
@@ -79,6 +82,7 @@ using RandomControl = Bursts;
 struct OracleControl {
   double marginUs;
   bool keepOrder;
+  double rateUs;  // time constant of the arrival rates that it expects to go on; 0: expects none
 };
 struct LastLatencyControl {
   double thresholdUs;
@@ -115,6 +119,7 @@ struct Run {
   std::vector<Sender> senders;
   Control control;
   Ecn movedEcn;
+  Acks acks;
   Bursts explore;
   std::optional<FineTuning> fineTuning;
   bool pcap;

@@ -2,6 +2,7 @@
 
 #include "sender-watch.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -9,6 +10,7 @@
 #include "ns3/simulator.h"
 #include "ns3/tcp-header.h"
 #include "ns3/tcp-l4-protocol.h"
+#include "ns3/tcp-option-sack.h"
 #include "streams.h"
 
 namespace swiftqueue::lab {
@@ -56,6 +58,10 @@ Ipv4Header::EcnType DefaultEcn(const Group& group, const Outgoing& packet) {
   return asL4s ? Ipv4Header::ECN_ECT1 : packet.ecn;
 }
 
+float LatencyUs(const PacketRow& row, int64_t timeNs) {
+  return static_cast<float>(static_cast<double>(timeNs - row.sentNs) * 1e-3);
+}
+
 uint8_t QueueOf(Ipv4Header::EcnType ecn) {
   return ecn == Ipv4Header::ECN_ECT1 || ecn == Ipv4Header::ECN_CE ? kL4sQueue : kClassicQueue;
 }
@@ -70,8 +76,10 @@ SenderWatch::SenderWatch(uint32_t sender, const Flows& flows, const Network::Sen
       "LocalDeliver", ns3::MakeCallback(&SenderWatch::Deliver, this));
 }
 
-void SenderWatch::SetControl(QueueControl* control, Ecn movedEcn, const Bursts& explore) {
+void SenderWatch::SetControl(QueueControl* control, Ecn movedEcn, Acks acks,
+                             const Bursts& explore) {
   m_control = control;
+  m_acks = acks;
   m_movedEcn = movedEcn == Ecn::kEct0 ? Ipv4Header::ECN_ECT0 : Ipv4Header::ECN_NotECT;
   if (explore.share > 0) {
     m_explore.emplace(explore.share, explore.burstPackets, kExploreStream + explore.seed);
@@ -95,10 +103,16 @@ Ipv4Header::EcnType SenderWatch::Mark(const Outgoing& packet, const std::deque<O
     ecn = m_movedEcn;
   }
   const uint8_t queue = QueueOf(ecn);
-  const bool again =
-      !packet.udp && m_trackers[data.flow].Sent(number, packet.sequence, packet.payloadBytes);
-  m_log.push_back({Simulator::Now().GetNanoSeconds(), number, kUnknown, 0, kUnknown, data.flow,
-                   static_cast<uint16_t>(data.sizeBytes), queue, data.defaultQueue, again, 0, 0,
+  bool again = false;
+  if (!packet.udp) {
+    auto& [cumulative, selective] = m_trackers[data.flow];
+    again = cumulative.Sent(number, packet.sequence, packet.payloadBytes);
+    if (m_acks == Acks::kSelective) {
+      selective.Sent(number, packet.sequence, packet.payloadBytes);
+    }
+  }
+  m_log.push_back({Simulator::Now().GetNanoSeconds(), -1, number, kUnknown, 0, kUnknown, data.flow,
+                   static_cast<uint16_t>(data.sizeBytes), queue, data.defaultQueue, again, 0, 0, 0,
                    0});
   PacketTag tag;
   tag.sender = m_sender;
@@ -136,16 +150,34 @@ void SenderWatch::Deliver(const Ipv4Header& ip, Ptr<const ns3::Packet> packet, u
   if (tracker == m_trackers.end() || (tcp.GetFlags() & ns3::TcpHeader::ACK) == 0) {
     return;
   }
+  const uint32_t ackNumber = tcp.GetAckNumber().GetValue();
+  const int64_t timeNs = Simulator::Now().GetNanoSeconds();
+  auto& [cumulative, selective] = tracker->second;
   m_covered.clear();
-  tracker->second.Acked(tcp.GetAckNumber().GetValue(), m_covered);
+  cumulative.Acked(ackNumber, m_covered);
+  for (const auto& [number, known] : m_covered) {
+    if (known) {
+      m_log[number].latencyUs = LatencyUs(m_log[number], timeNs);
+    }
+  }
+  if (m_acks == Acks::kSelective) {
+    m_covered.clear();
+    selective.Acked(ackNumber, m_covered);
+    if (const auto sack =
+            ns3::DynamicCast<const ns3::TcpOptionSack>(tcp.GetOption(ns3::TcpOption::SACK))) {
+      for (const auto& [begin, end] : sack->GetSackList()) {
+        selective.Sacked(begin.GetValue(), end.GetValue(), m_covered);
+      }
+    }
+  }
+  std::sort(m_covered.begin(), m_covered.end(),
+            [](const auto& a, const auto& b) { return a.packet < b.packet; });
   for (const auto& [number, known] : m_covered) {
     PacketRow& row = m_log[number];
-    if (known) {
-      const int64_t latencyNs = Simulator::Now().GetNanoSeconds() - row.sentNs;
-      row.latencyUs = static_cast<float>(static_cast<double>(latencyNs) * 1e-3);
-    }
+    row.ackedNs = timeNs;
+    row.ambiguous = !known;
     if (m_control) {
-      m_control->Acked(number, row.flow, row.queue, row.latencyUs);
+      m_control->Acked(number, row.flow, row.queue, known ? LatencyUs(row, timeNs) : kUnknown);
     }
   }
 }

@@ -27,8 +27,8 @@ class SenderWatch : public Marker {
   /** A sender with default marking. */
   SenderWatch(uint32_t sender, const Flows& flows, const Network::SenderEnd& end);
 
-  /** From now on `control` decides, and a share of the bursts is moved besides. */
-  void SetControl(QueueControl* control, Ecn movedEcn, const Bursts& explore);
+  /** From now on `control` decides, hears of ACKs, and a share of the bursts is moved besides. */
+  void SetControl(QueueControl* control, Ecn movedEcn, Acks acks, const Bursts& explore);
 
   ns3::Ipv4Header::EcnType Mark(const Outgoing& packet,
                                 const std::deque<Outgoing>& behind) override;
@@ -51,7 +51,12 @@ class SenderWatch : public Marker {
   ns3::Ipv4Header::EcnType m_movedEcn{ns3::Ipv4Header::ECN_NotECT};
   std::optional<BurstChooser> m_explore;
   PacketLog m_log;
-  std::unordered_map<uint16_t, AckTracker> m_trackers;  // by the flow's number
+  Acks m_acks{Acks::kCumulative};
+  struct Trackers {
+    AckTracker cumulative;
+    AckTracker selective;  // if the control learns from SACK blocks
+  };
+  std::unordered_map<uint16_t, Trackers> m_trackers;  // by the flow's number
   std::vector<AckTracker::Covered> m_covered;
 };
 

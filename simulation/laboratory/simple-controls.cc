@@ -13,7 +13,31 @@
 
 namespace swiftqueue::lab {
 
+using Disc = ns3::DualPi2QueueDisc;
 using ns3::Simulator;
+
+namespace {
+
+constexpr double kForeverUs = std::numeric_limits<double>::infinity();
+
+/**
+ * How long `ahead` bytes take in a queue of this weight, beside another that holds `other` bytes
+ * and goes on getting `otherArrivals`: at the weights until the other is empty, with what the
+ * other's arrivals leave from then on.
+ */
+double WaitUs(double ahead, double other, double weight, BytesPerUs rate,
+              BytesPerUs otherArrivals) {
+  const BytesPerUs otherShare = (1 - weight) * rate;
+  const double bothUs =
+      otherArrivals < otherShare ? other / (otherShare - otherArrivals) : kForeverUs;
+  const double aloneUs = ahead / (weight * rate);
+  if (aloneUs <= bothUs) {
+    return aloneUs;
+  }
+  return bothUs + (ahead - weight * rate * bothUs) / (rate - otherArrivals);
+}
+
+}  // namespace
 
 RandomMove::RandomMove(const RandomControl& params)
     : m_bursts(params.share, params.burstPackets, kRandomControlStream + params.seed) {}
@@ -27,24 +51,39 @@ OracleMove::OracleMove(const OracleControl& params, const Run& run, const Networ
     const auto& disc = network.Bottlenecks()[i];
     ns3::DoubleValue weight;
     disc->GetAttribute("CWeight", weight);
-    m_views.push_back({disc, run.bottlenecks[i].rateBps, weight.Get()});
+    m_views.push_back({disc, run.bottlenecks[i].rateBps / 8e6, weight.Get()});
   }
+  if (m_params.rateUs > 0) {
+    MeasureArrivals();
+  }
+}
+
+void OracleMove::MeasureArrivals() {
+  constexpr double kEveryUs = 1'000;
+  const double share = 1 - std::exp(-kEveryUs / m_params.rateUs);
+  for (View& view : m_views) {
+    for (const auto queue : {Disc::kL4s, Disc::kClassic}) {
+      const auto& counts = view.disc->GetQueueCounts(queue);
+      const uint64_t bytes = counts.enqueuedBytes + counts.refusedBytes;
+      const BytesPerUs now = static_cast<double>(bytes - view.arrivedBytes[queue]) / kEveryUs;
+      view.arrivals[queue] += share * (now - view.arrivals[queue]);
+      view.arrivedBytes[queue] = bytes;
+    }
+  }
+  Simulator::Schedule(ns3::Seconds(kEveryUs * 1e-6), &OracleMove::MeasureArrivals, this);
 }
 
 Waits OracleMove::Predict(uint32_t receiver) const {
   Waits waits{0, 0};
   for (uint32_t i = m_firstBottleneck; i < m_lastBottleneck[receiver]; ++i) {
-    const auto& [disc, rateBps, classicWeight] = m_views[i];
-    const double usPerByte = 8e6 / rateBps;
-    const double l4sBytes = disc->GetInternalQueue(ns3::DualPi2QueueDisc::kL4s)->GetNBytes();
-    const double classicBytes =
-        disc->GetInternalQueue(ns3::DualPi2QueueDisc::kClassic)->GetNBytes();
-    // Both drain at their weights until one is empty; then the other has the whole link.
-    const double bothUs = (l4sBytes + classicBytes) * usPerByte;
-    const double l4sAloneUs = l4sBytes * usPerByte / (1 - classicWeight);
-    const double classicAloneUs = classicBytes * usPerByte / classicWeight;
-    waits.l4sUs += std::min(l4sAloneUs, bothUs);
-    waits.classicUs += std::min(classicAloneUs, bothUs);
+    const View& view = m_views[i];
+    const double l4sBytes = view.disc->GetInternalQueue(Disc::kL4s)->GetNBytes();
+    const double classicBytes = view.disc->GetInternalQueue(Disc::kClassic)->GetNBytes();
+    const double classicWeight = view.classicWeight;
+    waits.l4sUs +=
+        WaitUs(l4sBytes, classicBytes, 1 - classicWeight, view.rate, view.arrivals[Disc::kClassic]);
+    waits.classicUs +=
+        WaitUs(classicBytes, l4sBytes, classicWeight, view.rate, view.arrivals[Disc::kL4s]);
   }
   return waits;
 }

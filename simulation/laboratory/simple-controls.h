@@ -5,6 +5,7 @@
 #ifndef SWIFTQUEUE_LABORATORY_SIMPLE_CONTROLS_H
 #define SWIFTQUEUE_LABORATORY_SIMPLE_CONTROLS_H
 
+#include <array>
 #include <limits>
 #include <unordered_map>
 
@@ -35,7 +36,10 @@ struct Waits {
   double classicUs;
 };
 
-/** Sees both queues of every bottleneck. */
+/** Bytes in us. */
+using BytesPerUs = double;
+
+/** Sees both queues of every bottleneck, and how fast they have been filled of late. */
 class OracleMove : public QueueControl {
  public:
   OracleMove(const OracleControl& params, const Run& run, const Network& network);
@@ -44,14 +48,18 @@ class OracleMove : public QueueControl {
  private:
   struct View {
     ns3::Ptr<ns3::DualPi2QueueDisc> disc;
-    double rateBps;
+    BytesPerUs rate;
     double classicWeight;
+    // By DualPi2QueueDisc::Queue: of each queue's arrivals, smoothed.
+    std::array<BytesPerUs, 2> arrivals{};
+    std::array<uint64_t, 2> arrivedBytes{};
   };
   struct Last {
     double arrivalUs{-std::numeric_limits<double>::infinity()};  // as predicted
     bool moved{false};
   };
 
+  void MeasureArrivals();
   Waits Predict(uint32_t receiver) const;
   bool Choose(const Waits& waits, double nowUs, const Last& last) const;
 

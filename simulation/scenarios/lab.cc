@@ -117,15 +117,19 @@ void Simulate(const Run& given, const std::string& folder) {
     end.disc->SetMarker(senders.back());
   }
   const std::unique_ptr<QueueControl> control = MakeControl(run, network);
-  senders.front()->SetControl(control.get(), run.movedEcn, run.explore);
+  senders.front()->SetControl(control.get(), run.movedEcn, run.acks, run.explore);
   NetworkWatch watch(network, senders, flows.size());
   std::optional<swiftqueue::SenderCapture> capture;
   if (run.pcap) {
     capture.emplace(folder + "/s1.pcap", network.Senders().front().device);
   }
+  const auto writePackets = [&] {
+    WriteNpy(folder + "/truth.npy", senders.front()->Log());
+    WriteJson(folder + "/trace.json", DescribeTrace(run, network, flows, senders.front()->Log()));
+  };
   std::optional<FineTuner> tuner;
   if (run.fineTuning) {
-    tuner.emplace(run, folder, *capture, dynamic_cast<ModelMove&>(*control));
+    tuner.emplace(run, folder, writePackets, dynamic_cast<ModelMove&>(*control));
   }
   ReportProgress();
   Simulator::Stop(Seconds(run.seconds));
@@ -139,10 +143,10 @@ void Simulate(const Run& given, const std::string& folder) {
   if (capture) {
     capture->Close();
   }
-  if (run.truth) {
-    WriteNpy(folder + "/truth.npy", *logs.front());
+  writePackets();
+  if (!run.truth) {
+    std::filesystem::remove(folder + "/truth.npy");
   }
-  WriteJson(folder + "/trace.json", DescribeTrace(run, network, flows, *logs.front()));
   JsonObject summary = Summarise(run, network, flows, logs);
   JsonObject spent = cost.Json();
   control->AddTo(summary, spent);

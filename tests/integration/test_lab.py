@@ -21,6 +21,7 @@ from feature_store.extract import Job, extract_trace
 from feature_store.schema import scan_packets
 from infra.lab import execution
 from infra.lab.command import Request, run_lab
+from infra.lab.packet_table import packets_of
 from infra.lab.report import make_report
 from infra.lab.results import COMPLETE, NOT_RUN, load
 from infra.lab.scenario import CONTROLS
@@ -92,7 +93,7 @@ def test_every_control_is_run_resumed_and_reported(
     for row in runs.iter_rows(named=True):
         assert row["s1_goodput_bps"] > 1e6, row["control"]
         assert row["queueing_p50_us"] <= row["queueing_p90_us"] <= row["queueing_p99_us"], row["control"]
-        assert row["rtt_p50_us"] >= 20_000, row["control"]  # the base round trip
+        assert row["rtt_p50_us"] >= 40_000, row["control"]  # the base round trip
         assert len(row["queueing_cdf_us"]) == 101
         assert ("RFC 4653" in row["reordering"]) == (row["control"] != "no_l4s")
 
@@ -191,13 +192,16 @@ def test_exploration_traces_explore_and_say_how(
     traces = explore("tiny", scenario, *program, tmp_path / "lab")
     assert traces is not None
     bursts = set()
-    for capture in traces["premise"]:
+    for trace, run in traces["premise"].items():
+        capture = tmp_path / "lab" / "traces" / f"{trace}.pcap"
         said = json.loads(capture.with_suffix(".json").read_text())["run"]["explore"]
         assert (said["share"], said["seed"]) == (0.2, 1001)
         bursts.add(said["burst_packets"])
-        summary = extract_trace(Job(capture, "t", "10.0.0.1"), tmp_path / capture.stem)
+        summary = extract_trace(Job(capture, "t", "10.0.0.1"), tmp_path / trace)
         assert summary["latency_known"] > 0.8 * summary["data_packets"]
-        packets = scan_packets(tmp_path / capture.stem, "t").collect()
+        packets = scan_packets(tmp_path / trace, "t").collect()
+        same = ["packet", "sent_ns", "flow_id", "receiver_id", "size_bytes", "ecn", "queue", "retransmitted"]
+        assert packets_of(run, "t").select(same).equals(packets.select(same))
         of_l4s = packets.filter((pl.col("queue") == "l4s").any().over("flow_id"))
         assert (of_l4s["queue"] == "classic").mean() == pytest.approx(0.2, abs=0.08)
     assert bursts == {1, 8}

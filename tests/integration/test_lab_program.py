@@ -58,6 +58,7 @@ def figure8(**changes: Any) -> Run:
         ],
         "control": {"kind": "default"},
         "moved_ecn": "not_ect",
+        "acks": "cumulative",
         "explore": {"share": 0, "burst_packets": 8, "seed": 1},
         "finetune": None,
         "outputs": [],
@@ -160,6 +161,35 @@ def test_the_capture_and_the_simulator_agree(program: Path, tmp_path: Path) -> N
         assert 0 <= waiting_bytes <= 60_000
 
 
+def test_selective_acks_tell_of_a_packet_that_overtook(program: Path, tmp_path: Path) -> None:
+    """A cumulative ACK hides what overtaking gained; a SACK block says it as the packet arrives."""
+    from infra.lab.packet_table import packets_of
+
+    moving = {"kind": "random", "share": 0.3, "burst_packets": 8, "seed": 1}
+    waits = {}
+    for acks in ("cumulative", "selective"):
+        run = figure8(control=moving, acks=acks, moved_ecn="ect0", outputs=["truth"], seconds=4)
+        simulate(program, run, tmp_path / acks)
+        rows = truth_of(tmp_path / acks)
+        table = packets_of(tmp_path / acks, "t")
+        assert (table["queue"] == "l4s").to_list() == (rows["queue"] == 1).tolist()
+        assert set(table["ecn"]) == {1, 2}
+        known = table["latency_us"].is_not_null().to_numpy()
+        assert known.mean() > 0.8
+        assert not (known & (rows["retransmitted"] == 1)).any()
+        assert (rows["acked_ns"][known] > rows["sent_ns"][known]).all()
+        latency_us = table["latency_us"].to_numpy()
+        # an ACK for each packet, and a way back that hardly waits
+        beyond_us = (latency_us - rows["one_way_us"])[known & ~np.isnan(rows["one_way_us"])] - 20_200
+        moved = (rows["default_queue"] == 1) & (rows["queue"] == 0) & known
+        waits[acks] = np.nanmean(latency_us[moved] - rows["one_way_us"][moved]) - 20_200
+        if acks == "cumulative":
+            assert np.array_equal(latency_us[known], rows["latency_us"][known])
+        else:
+            assert np.quantile(np.abs(beyond_us), 0.99) < 50
+    assert waits["cumulative"] > waits["selective"] + 1_000
+
+
 def test_the_same_run_gives_the_same_bytes(
     program: Path, make_artifact: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -214,10 +244,13 @@ def test_controls_do_what_they_say(program: Path, tmp_path: Path) -> None:
         assert all(len(set(burst) - {-1}) <= 1 for burst in fates)
     assert explored["moved"]["share"] == pytest.approx(0.3, abs=0.05)
 
-    oracle, _ = with_control("oracle", {"kind": "oracle", "margin_us": 1000, "order": "any"}, 4)
+    oracle, _ = with_control("oracle", {"kind": "oracle", "margin_us": 1000, "order": "any", "rate_us": 0}, 4)
     assert 0.1 < oracle["moved"]["share"] < 0.7
     assert p99(oracle) < 0.9 * p99(default)
-    kept, _ = with_control("kept", {"kind": "oracle", "margin_us": 1000, "order": "kept"}, 4)
+    wise, _ = with_control("wise", {"kind": "oracle", "margin_us": 1000, "order": "any", "rate_us": 2e4}, 4)
+    assert wise["moved"]["share"] != oracle["moved"]["share"]
+    assert p99(wise) < 0.9 * p99(default)
+    kept, _ = with_control("kept", {"kind": "oracle", "margin_us": 1000, "order": "kept", "rate_us": 0}, 4)
     assert kept["moved"]["moved"] > 0
     reordered = [s["senders"]["S1"]["l4s"]["reordered"] for s in (default, kept, oracle)]
     assert reordered[0] == 0
@@ -284,14 +317,14 @@ def test_heads_are_swapped_while_the_run_goes_on(
     script.write_text(
         "import json, os, sys\n"
         "given = dict(zip(sys.argv[2::2], sys.argv[3::2]))\n"
-        "given['bytes'] = os.path.getsize(given['--pcap'])\n"
+        "given['bytes'] = os.path.getsize(given['--run'] + '/truth.npy')\n"
+        "given['described'] = os.path.exists(given['--run'] + '/trace.json')\n"
         f"open({str(tmp_path / 'asked.jsonl')!r}, 'a').write(json.dumps(given) + chr(10))\n"
         "print('some words'); print(sys.argv[1])\n"
     )
     tuning = {"every_s": 1, "span_s": 0.5, "apply_after_s": 0.25}
     run = figure8(
         control=model(first),
-        outputs=["pcap"],
         seconds=2.5,
         finetune=tuning | {"command": [sys.executable, str(script), str(second)]},
     )
@@ -308,7 +341,9 @@ def test_heads_are_swapped_while_the_run_goes_on(
     assert [a["--to-ns"] for a in asked] == ["1000000000", "2000000000"]
     assert [a["--artifact"] for a in asked] == [str(first), str(second)]
     assert [a["--round"] for a in asked] == ["1", "2"]
-    assert 100_000 < asked[0]["bytes"] < asked[1]["bytes"]
+    assert 50_000 < asked[0]["bytes"] < asked[1]["bytes"]
+    assert asked[0]["described"]
+    assert not (tmp_path / "out" / "truth.npy").exists()  # not asked for
     assert [a["--output"] for a in asked] == [f"{tmp_path}/out.partial/finetune/round-{k}" for k in (1, 2)]
     assert (tmp_path / "out" / "finetune" / "round-2").is_dir()
 
@@ -341,7 +376,7 @@ def test_every_kind_of_traffic_over_two_bottlenecks(program: Path, tmp_path: Pat
         senders=senders,
         seconds=4,
         profile="rfc9332",
-        control={"kind": "oracle", "margin_us": 0, "order": "any"},
+        control={"kind": "oracle", "margin_us": 0, "order": "any", "rate_us": 20_000},
         receivers=[
             {"name": "R0", "router": 1, "delay_ms": 0.1},
             {"name": "R1", "router": 2, "delay_ms": 3},

@@ -204,6 +204,23 @@ def test_a_worse_queue_harms() -> None:
     assert "even the oracle makes P99 worse" in text
 
 
+def test_an_oracle_that_chance_beats_is_no_bound() -> None:
+    moved = {"model": {"moved_share": 0.7}, "random": {"moved_share": 0.7}, "oracle": {"moved_share": 0.6}}
+    _, text = said({"default": 1, "model": 0.6, "oracle": 0.6, "random": 0.5}, **moved)
+    assert "It is no upper bound: 70.0 % moved by chance change P99 by -50.0 %" in text
+    _, text = said({"default": 1, "model": 0.6, "oracle": 0.5, "random": 0.6}, **moved)
+    assert "upper bound" not in text
+
+
+def test_a_share_without_a_choice_speaks_for_itself() -> None:
+    kind, text = said({"default": 1, "random": 0.7}, random={"moved_share": 0.25})
+    assert kind == "helps"
+    assert "25.0 % moved by chance change P99 by -30.0 %" in text
+    kind, text = said({"default": 1, "random": 0.7}, random={"moved_share": 1.0, "classic_share": 0.1})
+    assert kind == "harms"
+    assert "It costs too much: the classic flows' share -50.0 %" in text
+
+
 def test_one_seed_settles_nothing() -> None:
     (sentence,) = findings(
         table([run_row("default", 1), run_row("model", 1, 1000), run_row("oracle", 1, 900)])
