@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 import time
@@ -209,6 +210,12 @@ def test_a_drift_starts_a_retrain_that_ends_as_a_challenger(
         rounds.close()
 
 
+def command_of(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.Error):  # it has just ended
+        return " ".join(process.cmdline())
+    return ""
+
+
 def test_a_retrain_that_is_ended_leaves_no_process(
     serving_state: Path, source: Source, project: Path
 ) -> None:
@@ -216,9 +223,9 @@ def test_a_retrain_that_is_ended_leaves_no_process(
     retraining = Retraining(params)
     source.now_s = 20.0
     retraining.start(source(20.0))
-    child = psutil.Process().children()[-1]
+    child = next(p for p in psutil.Process().children() if "infra.live.retrain" in command_of(p))
     deadline = time.monotonic() + RETRAIN_WAIT_S
-    while not any("pipelines" in " ".join(one.cmdline()) for one in child.children(recursive=True)):
+    while not any("pipelines" in command_of(one) for one in child.children(recursive=True)):
         assert time.monotonic() < deadline
         time.sleep(0.1)
     family = [child, *child.children(recursive=True)]
