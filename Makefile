@@ -81,6 +81,7 @@ bench: setup ## Measure every figure beside its reference
 	swiftqueue bench serving
 	swiftqueue bench linerate
 	swiftqueue bench swap
+	swiftqueue bench live
 	swiftqueue bench ingest
 
 up: setup ## Start the live loop: servers, telemetry, a replaying sender, a fine-tune every five minutes

@@ -123,7 +123,9 @@ def _start_triton() -> None:
     if configuration.is_file() and f'backend: "{Backend.NATIVE}"' in configuration.read_text():
         command += [f"--load-model={MODEL}", "--exit-on-error=false"]
     with Triton(f"{LOOPBACK}:{ports['grpc']}") as triton:
-        server = processes.start(TRITON, command, ports, environment.variables, triton.live, TRITON_TIMEOUT_S)
+        server = processes.start(
+            TRITON, command, ports, environment.variables, triton.live, TRITON_TIMEOUT_S, ahead=True
+        )
     print(f"triton is up (pid {server.pid}, gRPC {LOOPBACK}:{ports['grpc']}, log {server.log})")
 
 

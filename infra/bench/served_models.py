@@ -87,7 +87,7 @@ def served(
         address = f"unix:{socket_path}:{ports['grpc']}"
         command[command.index(f"--grpc-address={LOOPBACK}")] = f"--grpc-address=unix:{socket_path}"
     with Triton(address) as triton:
-        processes.start(name, command, ports, environment.variables, triton.live, START_S)
+        processes.start(name, command, ports, environment.variables, triton.live, START_S, ahead=True)
         try:
             for model in models:
                 triton.load(model)

@@ -246,6 +246,10 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
                 Query(
                     "sum(increase(swiftqueue_retrain_proposed_total[1h]))", "re-trains proposed in an hour"
                 ),
+                Query(
+                    "sum by (event) (increase(swiftqueue_retrains_total[1h]))",
+                    "re-trains {{event}} in an hour",
+                ),
             ),
         ),
     ),

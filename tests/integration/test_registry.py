@@ -37,7 +37,7 @@ def server(serving_state: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
     before = os.environ["SWIFTQUEUE_STATE"]
     os.environ["SWIFTQUEUE_STATE"] = str(tmp_path_factory.mktemp("server-state"))
-    stack._start_mlflow()
+    stack.start_mlflow()
     record = processes.running("mlflow")
     assert record is not None
     own, os.environ["SWIFTQUEUE_STATE"] = os.environ["SWIFTQUEUE_STATE"], before
