@@ -157,7 +157,7 @@ def start(
 def _put_ahead(pid: int) -> None:
     """Give a session more weight than others have; without CAP_SYS_NICE, or autogroups, nothing happens.
 
-    The kernel shares the cores among sessions first (sched(7), autogroup). A `nice` within one says nothing to
+    The kernel shares the cores among sessions first (sched(7), autogroup). A `nice` in one says nothing to
     another: however low the priority of a push in its session, Triton's threads in theirs waited for it.
     """
     with contextlib.suppress(OSError):
