@@ -80,10 +80,10 @@ void FineTuner::EndRound() {
   std::filesystem::create_directories(output);
   m_writePackets();
   std::vector<std::string> command = m_params.command;
-  command.insert(command.end(), {"--run", m_folder, "--from-ns",
-                                 std::to_string(from.GetNanoSeconds()), "--to-ns",
-                                 std::to_string(now.GetNanoSeconds()), "--artifact", m_answering,
-                                 "--round", number, "--output", output});
+  command.insert(command.end(),
+                 {"--run", m_folder, "--from-ns", std::to_string(from.GetNanoSeconds()), "--to-ns",
+                  std::to_string(now.GetNanoSeconds()), "--artifact", m_answering, "--round",
+                  number, "--output", output});
   m_rounds.push_back({now.GetSeconds(), LastLineOf(command),
                       m_firstVersion + static_cast<int64_t>(m_rounds.size()) + 1});
   Simulator::Schedule(Seconds(m_params.applyAfterS), &FineTuner::Apply, this, m_rounds.size() - 1);
