@@ -61,8 +61,8 @@ lab: setup ## The L4S laboratory: a small sweep with its controls, and the repor
 	swiftqueue lab run small
 	swiftqueue lab report
 
-test: setup ## All tests, two at a time (under 20 minutes on 2 cores)
-	pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+test: setup ## All tests (half an hour on 2 cores)
+	pytest
 
 test-fast: setup ## The tests that need no service and no training (under a minute)
 	pytest -m "not slow"

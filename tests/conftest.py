@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 from collections.abc import Iterator
@@ -33,15 +32,6 @@ def captures() -> Path:
     if not CAPTURES.is_dir():
         pytest.skip(f"the folder of real captures {CAPTURES} is not beside this checkout")
     return CAPTURES
-
-
-@pytest.fixture
-def one_build() -> Iterator[None]:
-    """Only one test at a time: those that run `make sanitize` build some of the same objects."""
-    (PROJECT / "build").mkdir(exist_ok=True)
-    with (PROJECT / "build" / ".sanitizers.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -303,7 +303,7 @@ def test_bad_files_and_options_are_one_line(make_artifact: Callable[..., Path], 
         assert len(ran.stderr.strip().splitlines()) <= 2
 
 
-def test_under_sanitizers(make_artifact: Callable[..., Path], one_build: None) -> None:
+def test_under_sanitizers(make_artifact: Callable[..., Path]) -> None:
     """All of it is instrumented, the engine too."""
     ran = subprocess.run(
         ["make", "-j2", "sanitize", f"ARTIFACT={make_artifact(1, tokens=16)}", "ROUNDS=10000"],

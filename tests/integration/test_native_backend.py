@@ -497,9 +497,7 @@ def test_a_backend_that_is_not_built_is_named(tmp_path: Path, monkeypatch: pytes
         with_native_backend(find_environment(), tmp_path / "backends")
 
 
-def test_hostile_requests_and_versions_under_sanitizers(
-    make: Callable[..., Path], tmp_path: Path, one_build: None
-) -> None:
+def test_hostile_requests_and_versions_under_sanitizers(make: Callable[..., Path], tmp_path: Path) -> None:
     folder = make(readout="candidates", anchor="last_latency_flow_us")
     limits = limits_of(artifact.load(folder).model.features)
     version = ModelRepository(tmp_path).stage(folder, limits, 1, Backend.NATIVE)

@@ -14,7 +14,7 @@ from serving.engine import LIBRARY
 
 
 @pytest.mark.slow
-def test_hostile_artifacts_and_windows_and_swaps_under_sanitizers(tmp_path: Path, one_build: None) -> None:
+def test_hostile_artifacts_and_windows_and_swaps_under_sanitizers(tmp_path: Path) -> None:
     artifact = save(
         tmp_path / "m", make_model(readout="candidates", anchor="last_latency_flow_us"), tokens=136
     )
