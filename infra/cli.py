@@ -204,6 +204,9 @@ def up(
     every: Annotated[float, typer.Option(help="--live: seconds from one round to the next")] = 300.0,
     learn: Annotated[float, typer.Option(help="--live: seconds that a round learns from")] = 60.0,
     judge: Annotated[float, typer.Option(help="--live: seconds that it is judged on")] = 10.0,
+    retrain: Annotated[
+        Retrain, typer.Option(help="--live: a full re-train when the inputs have drifted: say so, or do it")
+    ] = Retrain.propose,
 ) -> None:
     """Start the local Triton server (loopback only), or the whole live loop; harmless when it is up.
 
@@ -212,7 +215,14 @@ def up(
     if live:
         from infra.live.loop import start_loop
 
-        start_loop(trace, speed=speed, every_s=every, learn_s=learn, judge_s=judge)
+        start_loop(
+            trace,
+            speed=speed,
+            every_s=every,
+            learn_s=learn,
+            judge_s=judge,
+            retrain=retrain is Retrain.start,
+        )
     else:
         from infra.stack import start_stack
 

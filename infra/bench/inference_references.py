@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 if TYPE_CHECKING:
     from models.predictor import Predictor, Readout
+    from models.scaling import Feature
 
 TOKENS: Final = 64  # W of the published measurements
 WINDOWS: Final = 16  # different ones, taken in turn
@@ -24,23 +25,29 @@ Windows = npt.NDArray[np.float32]
 Call = Callable[[Windows], Any]
 
 
-def make_model(readout: Readout = "last", anchor: str | None = None) -> Predictor:
-    """Return random weights for the features of today's windows, scaled so that they vary the answers."""
-    import torch
-
+def typical_features() -> list[Feature]:
+    """Return the features of today's windows, scaled to fit most traces: for models that nobody trained."""
     from feature_store.windows import FEATURES
-    from models.predictor import Architecture, Predictor
-    from models.scaling import Feature, Target, transform_of
+    from models.scaling import Feature, transform_of
 
-    torch.manual_seed(0)
-    features = [
+    return [
         Feature(f.name, f.unit, "log1p", 6.0, 2.0)
         if transform_of(f.unit) == "log1p"
         else Feature(f.name, f.unit)
         for f in FEATURES
     ]
+
+
+def make_model(readout: Readout = "last", anchor: str | None = None) -> Predictor:
+    """Return random weights for the features of today's windows, scaled so that they vary the answers."""
+    import torch
+
+    from models.predictor import Architecture, Predictor
+    from models.scaling import Target
+
+    torch.manual_seed(0)
     sizes = Architecture(readout=readout, anchor=anchor)
-    model = Predictor(features, Target("log", 9.0, 1.0), sizes).eval()
+    model = Predictor(typical_features(), Target("log", 9.0, 1.0), sizes).eval()
     with torch.no_grad():
         model.head[2].get_parameter("weight").normal_(std=0.1)  # an anchored head begins at 0
     return model

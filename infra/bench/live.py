@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from infra.live.record import RoundRecord
-    from infra.live.rounds import RoundParams, Rounds
+    from infra.live.rounds import Rounds
     from serving.ingest.client import IngestClient
 
 PARAMS_FILE: Final = Path("params.yaml")
@@ -78,6 +78,7 @@ def measure(rounds: int) -> list[Row]:
 def _run(
     rounds: int, packets: pl.DataFrame, tokens: int, root: Path, url: str
 ) -> tuple[list[Measured], float]:
+    from infra.live.command import round_params
     from infra.live.rounds import Rounds
     from infra.stack import start_stack, stop_stack
     from models.finetuning import FinetuneParams
@@ -88,7 +89,14 @@ def _run(
     model = params["register"]["model_name"]
     store = Store(root / "telemetry")
     start_stack()
-    live = Rounds(store.latest, _round_params(params), FinetuneParams(**params["finetune"]), model)
+    judged = round_params(
+        params["validate"],
+        learn_s=LEARN_S,
+        judge_s=JUDGE_S,
+        lead_in_s=LEAD_IN_S,
+        least_windows=LEAST_WINDOWS,
+    )
+    live = Rounds(store.latest, judged, FinetuneParams(**params["finetune"]), model)
     try:
         _first_champion(root / "champion", tokens, model)
         with VersionWatch(grpc_address()) as watch, contextlib.closing(IngestClient(url, SENDER)) as client:
@@ -236,21 +244,6 @@ def _first_champion(folder: Path, tokens: int, name: str) -> None:
         "gate_reason": "random weights of a bench",
     }
     deploy_version(Registry(name).add(folder, tags=tags, params={}, metrics={}))
-
-
-def _round_params(params: dict[str, Any]) -> RoundParams:
-    from infra.live.rounds import RoundParams
-
-    validate = params["validate"]
-    return RoundParams(
-        learn_s=LEARN_S,
-        judge_s=JUDGE_S,
-        lead_in_s=LEAD_IN_S,
-        least_windows=LEAST_WINDOWS,
-        max_psi=validate["max_shift_psi"],
-        max_unknown_latency=validate["max_unknown_latency"],
-        max_latency_s=validate["max_latency_s"],
-    )
 
 
 @contextmanager

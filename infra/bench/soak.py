@@ -71,21 +71,23 @@ def sample() -> dict[str, float]:
     found: dict[str, float] = {}
     total = psutil.virtual_memory()
     found["machine memory MiB"] = (total.total - total.available) / MIB
+    found["machine shared memory MiB"] = total.shared / MIB  # Ray's objects, whoever looks at them
     for name in PARTS:
         server = processes.running(name)
         first = server.process() if server else None
         if first is None:
             continue
-        resident = threads = files = count = 0
+        private = threads = files = count = 0
         for process in _family(first):
             with contextlib.suppress(psutil.Error):
                 with process.oneshot():
-                    resident += process.memory_info().rss
+                    memory = process.memory_info()
+                    private += memory.rss - memory.shared  # what only this process has
                     threads += process.num_threads()
                 files += process.num_fds()
                 count += 1
         found |= {
-            f"{name} memory MiB": resident / MIB,
+            f"{name} memory MiB": private / MIB,
             f"{name} threads": threads,
             f"{name} open files": files,
             f"{name} processes": count,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import yaml
 
@@ -43,18 +44,9 @@ def schedule(
         OSError: params.yaml is not here, or the port is taken.
     """
     params = yaml.safe_load(PARAMS_FILE.read_text())
-    validate = params["validate"]
     rounds = Rounds(
         lambda seconds: latest_minutes(telemetry, _sender(telemetry, sender), seconds / 60),
-        RoundParams(
-            learn_s=learn_s,
-            judge_s=judge_s,
-            lead_in_s=LEAD_IN_S,
-            least_windows=least_windows,
-            max_psi=validate["max_shift_psi"],
-            max_unknown_latency=validate["max_unknown_latency"],
-            max_latency_s=validate["max_latency_s"],
-        ),
+        round_params(params["validate"], learn_s=learn_s, judge_s=judge_s, least_windows=least_windows),
         FinetuneParams(**params["finetune"]),
         str(read_params(PARAMS_FILE)["model_name"]),
         Retraining(params) if retrain else None,
@@ -75,6 +67,26 @@ def schedule(
         rounds.close()
     history = rounds.history()
     return 1 if history and history[-1]["outcome"] == "failed" else 0
+
+
+def round_params(
+    validate: Mapping[str, Any],
+    *,
+    learn_s: float,
+    judge_s: float,
+    least_windows: int,
+    lead_in_s: float = LEAD_IN_S,
+) -> RoundParams:
+    """How a round is run, with the limits of section `validate`."""
+    return RoundParams(
+        learn_s=learn_s,
+        judge_s=judge_s,
+        lead_in_s=lead_in_s,
+        least_windows=least_windows,
+        max_psi=validate["max_shift_psi"],
+        max_unknown_latency=validate["max_unknown_latency"],
+        max_latency_s=validate["max_latency_s"],
+    )
 
 
 def _sender(telemetry: Path, wanted: str | None) -> str:

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from infra import processes
 from infra.live import plan, ray_head
+from infra.live.record import LOG_FILE
 from infra.monitoring.query import QueryError, ask
 from infra.stack import KEEPER, MLFLOW, PARTS, TRITON, duration
 from models.state import state_dir
@@ -71,7 +72,7 @@ def _value(page: str, series: str) -> float | None:
 def last_round() -> dict[str, Any] | None:
     """The last finished round of `var/live/rounds.jsonl`."""
     try:
-        with (state_dir() / "live" / "rounds.jsonl").open("rb") as file:
+        with (state_dir() / "live" / LOG_FILE).open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - TAIL_BYTES))
             lines = file.read().splitlines()

@@ -39,7 +39,9 @@ TIMEOUT_S: Final = 180.0  # of a part's start; 30 s were seen on a busy machine
 PORT_WAIT_S: Final = 3.0  # a killed part's child needs a moment to let go of its port
 
 
-def start_loop(trace: str | None, *, speed: float, every_s: float, learn_s: float, judge_s: float) -> None:
+def start_loop(
+    trace: str | None, *, speed: float, every_s: float, learn_s: float, judge_s: float, retrain: bool = False
+) -> None:
     """Start every part that does not run, in order, each when the one before it answers.
 
     Raises:
@@ -48,7 +50,7 @@ def start_loop(trace: str | None, *, speed: float, every_s: float, learn_s: floa
         RuntimeError: a part did not start; those before it stay, `down` stops them.
     """
     params = yaml.safe_load(PARAMS_FILE.read_text())["register"]
-    live = plan.Live(trace or params["trace"], speed, every_s, learn_s, judge_s)
+    live = plan.Live(trace or params["trace"], speed, every_s, learn_s, judge_s, retrain)
     with plan.starting():
         before = plan.asked()
         if before not in (None, live) and any(map(processes.running, ("agent", "scheduler"))):
@@ -243,6 +245,7 @@ def _start_scheduler(live: plan.Live) -> None:
         "--every": live.every_s,
         "--learn": live.learn_s,
         "--judge": live.judge_s,
+        "--retrain": "start" if live.retrain else "propose",
         "--metrics-port": port,
     }
     program = Path(sys.executable).with_name("swiftqueue")

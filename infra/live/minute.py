@@ -10,11 +10,15 @@ Shapes: B windows, W window tokens, F features, R tokens that the head reads, D 
 
 from __future__ import annotations
 
+import os
 import tempfile
+import threading
 import time
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, Final
 
 import numpy as np
@@ -228,16 +232,41 @@ def _with_flow_starts(packets: pl.DataFrame, flow_starts_ns: Mapping[int, int]) 
 def _encode(
     packets: pl.DataFrame, engine: Engine, tokens: int, from_ns: int, targets: fw.Targets
 ) -> _Encoded:
-    """Encode every window decided from `from_ns` on."""
+    """Encode every window decided from `from_ns` on, with a thread for each core that we may use."""
     begin = int(np.searchsorted(targets.decision_ns_B, from_ns))
-    features, candidates, done = [], [], 0
-    for x_BWF in fw.iter_windows(packets, tokens, chunk=CHUNK):
-        part = x_BWF[max(begin - done, 0) :]
-        done += len(x_BWF)
-        if len(part):
-            features.append(engine.features(part))
+    cores = len(os.sched_getaffinity(0))
+    engines: SimpleQueue[Engine] = SimpleQueue()
+    for _ in range(cores):
+        engines.put(engine.share())
+
+    def encode(x_BWF: NDArray[np.float32]) -> NDArray[np.float32]:
+        own = engines.get()
+        try:
+            return own.features(x_BWF)
+        finally:
+            engines.put(own)
+
+    features: list[Future[NDArray[np.float32]]] = []
+    candidates, done = [], 0
+    with ThreadPoolExecutor(cores, initializer=_give_way) as pool:
+        for x_BWF in fw.iter_windows(packets, tokens, chunk=CHUNK):
+            part = x_BWF[max(begin - done, 0) :]
+            done += len(x_BWF)
+            if not len(part):
+                continue
             candidates.append(part[:, -fw.HORIZON :].copy())
-    return _Encoded(np.concatenate(features), np.concatenate(candidates), targets.decision_ns_B[begin:])
+            features.append(pool.submit(encode, part))
+            wait(features[-cores - 1 : -cores])  # so that no more than a few chunks of windows lie in memory
+    return _Encoded(
+        np.concatenate([one.result() for one in features]),
+        np.concatenate(candidates),
+        targets.decision_ns_B[begin:],
+    )
+
+
+def _give_way() -> None:
+    """Put the calling thread behind the other programs of its session, the ingest among them."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
 
 
 def _predict(model: Predictor, encoded: _Encoded) -> NDArray[np.float32]:

@@ -25,6 +25,7 @@ class Live:
     every_s: float
     learn_s: float
     judge_s: float
+    retrain: bool = False  # when the inputs have drifted; else it is only proposed
 
     def __post_init__(self) -> None:
         """Raise ValueError where a number is not above zero."""

@@ -12,12 +12,13 @@ import torch
 from bottleneck_tables import START_NS, bottleneck_table
 
 from feature_store import windows as fw
+from infra.bench.inference_references import typical_features
 from infra.live.minute import DeclinedError, Minute, Tuned, artifact_files, tune
 from models import artifact, gate
 from models.examples import examples_from_arrays
 from models.finetuning import FinetuneParams, finetune_head
 from models.predictor import Architecture, Predictor
-from models.scaling import Feature, Target, transform_of
+from models.scaling import Target
 
 TOKENS = 64
 PARAMS = FinetuneParams(seed=1, workers=1, epochs=3, batch_size=64, learning_rate=1e-3, sharp_weight=1)
@@ -27,14 +28,8 @@ S = 1_000_000_000
 @pytest.fixture(scope="module")
 def champion(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(3)
-    features = [
-        Feature(f.name, f.unit, "log1p", 5.0, 2.0)
-        if transform_of(f.name) == "log1p"
-        else Feature(f.name, f.unit)
-        for f in fw.FEATURES
-    ]
     sizes = Architecture(readout="candidates", anchor="last_latency_flow_us")
-    model = Predictor(features, Target("log", 10.0, 0.5), sizes)
+    model = Predictor(typical_features(), Target("log", 10.0, 0.5), sizes)
     folder = tmp_path_factory.mktemp("champion") / "model"
     artifact.save(folder, model, artifact.Description(TOKENS, fw.schema_hash(), "acked", {"name": "short"}))
     return folder

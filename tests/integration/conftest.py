@@ -32,10 +32,11 @@ def make_artifact(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pat
     """
     import torch
 
-    from feature_store.windows import FEATURES, schema_hash
+    from feature_store.windows import schema_hash
+    from infra.bench.inference_references import typical_features
     from models import artifact
     from models.predictor import Architecture, Predictor
-    from models.scaling import Feature, Target, transform_of
+    from models.scaling import Target
 
     root = tmp_path_factory.mktemp("artifacts")
 
@@ -43,14 +44,8 @@ def make_artifact(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pat
         folder = root / f"{seed}-{tokens}-{shift}-{width}"
         if not folder.exists():
             torch.manual_seed(seed)
-            features = [
-                Feature(f.name, f.unit, "log1p", 5.0, 2.0)
-                if transform_of(f.name) == "log1p"
-                else Feature(f.name, f.unit)
-                for f in FEATURES
-            ]
             sizes = Architecture(width=width, feed_forward=4 * width)
-            model = Predictor(features, Target("log", shift, 0.5), sizes)
+            model = Predictor(typical_features(), Target("log", shift, 0.5), sizes)
             protocol = {"name": "short", "pretrain_s": 5, "finetune_s": 1, "test_s": 2}
             artifact.save(folder, model, artifact.Description(tokens, schema_hash(), "acked", protocol))
         if onnx and not (folder / "model.onnx").exists():

@@ -6,7 +6,6 @@ MLflow is a server of its own, as one elsewhere would be: the rounds depend on i
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import struct
 import subprocess
@@ -26,6 +25,7 @@ from feature_store.telemetry_manifest import load_manifest
 from infra import processes
 from infra.live import health
 from infra.live.loop import start_loop
+from infra.live.record import LOG_FILE, read
 from infra.stack import start_mlflow
 from models.lineage import content_hash
 from models.registry import CHAMPION, Registry
@@ -49,6 +49,7 @@ PORTS = (
 EVERY_S = 3.0
 HEAL_S = 150.0  # Ray's head, the ingest and the workers one after the other, beside another test
 HELD_S = 60.0
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
 PROBE = "probe"  # the sender whose telemetry is counted
 MS = 1_000_000
 ENDED_WELL = ("pushed", "kept")
@@ -144,6 +145,7 @@ class FaultLoop:
     clock: Path
     ports: dict[str, int]
     small_disk: bool
+    shared_memory: set[str] = field(default_factory=lambda: names_in_shared_memory())
     asking: Asking = field(init=False)
     probe: Probe = field(init=False)
 
@@ -189,6 +191,25 @@ class FaultLoop:
         found: psutil.Process = wait_until(f"no process of {part}", look, HEAL_S)
         return found
 
+    def processes(self) -> list[psutil.Process]:
+        """Every process that was started for this state folder."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get("SWIFTQUEUE_STATE") == str(self.state):
+                    found.append(process)
+        return found
+
+    def leaked_shared_memory(self) -> set[str]:
+        """What lies in shared memory since the beginning and no process uses."""
+        maps = []
+        for process in Path("/proc").glob("[0-9]*/maps"):
+            with contextlib.suppress(OSError):
+                maps.append(process.read_text())
+        used = "\n".join(maps)
+        new = names_in_shared_memory() - self.shared_memory
+        return {name for name in new if str(SHARED_MEMORY / name) not in used}
+
     def heal_mlflow(self) -> None:
         """Do what its own supervisor would: start the registry's server where it is gone."""
         if processes.running("mlflow") is None:
@@ -203,12 +224,7 @@ class FaultLoop:
 
     def rounds(self) -> list[dict[str, Any]]:
         """What the rounds log says."""
-        file = self.state / "live" / "rounds.jsonl"
-        found = []
-        for line in file.read_text().splitlines() if file.exists() else ():
-            with contextlib.suppress(ValueError):  # cut short by a full disk
-                found.append(json.loads(line))
-        return found
+        return read(self.state / "live" / LOG_FILE)
 
     def next_good_round(self, after: int, seconds: float = HEAL_S) -> dict[str, Any]:
         """Wait for a round that ended well beyond the first `after` ones."""
@@ -274,6 +290,11 @@ class FaultLoop:
         )
 
 
+def names_in_shared_memory() -> set[str]:
+    """Files that lie in shared memory now."""
+    return {path.name for path in SHARED_MEMORY.iterdir()}
+
+
 def compile_clock(folder: Path) -> Path:
     """Build the library of the wall clock that a test sets."""
     library = folder / "stepped_clock.so"
@@ -282,8 +303,10 @@ def compile_clock(folder: Path) -> Path:
     return library
 
 
-def register_champion(folder: Path) -> None:
-    """Make an artifact the champion of an empty registry."""
+def register_champion(folder: Path) -> int:
+    """Make an artifact the champion of an empty registry; return its version."""
     registry = Registry("swiftqueue")
     tags = {"content_sha256": content_hash(folder), "gate": "passed", "gate_reason": "set by a test"}
-    registry.set_alias(CHAMPION, registry.add(folder, tags=tags, params={}, metrics={}))
+    version = registry.add(folder, tags=tags, params={}, metrics={})
+    registry.set_alias(CHAMPION, version)
+    return version

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,22 @@ def test_the_head_is_tuned_during_the_run(
     assert set(summary["decisions"]["versions"]) == {"1", "2"}
 
 
+def _processes_of(output: Path) -> list[psutil.Process]:
+    named = psutil.process_iter(["cmdline"])
+    return [process for process in named if str(output) in " ".join(process.info["cmdline"] or ())]
+
+
+def _pause_simulations(output: Path, command: int) -> bool:
+    """Hold the simulations midway, that none of them ends before the command is killed."""
+    held = False
+    for process in _processes_of(output):
+        if process.pid != command:
+            with suppress(psutil.NoSuchProcess):
+                process.suspend()
+                held = True
+    return held
+
+
 def test_a_killed_command_leaves_nothing_half_and_goes_on(
     ray_cluster: None, program: tuple[Path, str], tiny: Callable[..., str], tmp_path: Path
 ) -> None:
@@ -164,14 +181,14 @@ def test_a_killed_command_leaves_nothing_half_and_goes_on(
     command = [sys.executable, "-c", "from infra.cli import main; main()", "lab", "run", *request.scenarios]
     running = subprocess.Popen([*command, "--output", str(output)], start_new_session=True)
     deadline = time.monotonic() + 300
-    while not (load(output).height and list(output.glob("runs/.*-*/stdout"))):
+    while not (load(output).height and _pause_simulations(output, running.pid)):
         assert running.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.05)
     os.kill(running.pid, signal.SIGKILL)
     running.wait()
     deadline = time.monotonic() + 60
-    while any(str(output) in " ".join(p.info["cmdline"] or ()) for p in psutil.process_iter(["cmdline"])):
+    while _processes_of(output):
         assert time.monotonic() < deadline, "a killed command's simulations go with it"
         time.sleep(0.1)
     whole = {p.name for p in (output / "runs").iterdir() if not p.name.startswith(".")}

@@ -1,5 +1,7 @@
-"""Faults in the live loop, with its real processes: in each the champion goes on serving, no acknowledged
-telemetry is lost, a later round ends well, and metrics or logs say what happened (docs/LIVE.md, Faults).
+"""The live loop with every real part: one command up, one down, and between them its faults.
+
+In each fault the champion goes on serving, no acknowledged telemetry is lost, a later round ends well, and
+metrics or logs say what happened (docs/LIVE.md, Faults).
 
 Every process killed and paused at every step is a hundred cases and takes half an hour: by default a
 selection has each process, each signal and each step; all of them with
@@ -39,8 +41,9 @@ from fault_loop import (
 
 from feature_store.telemetry_events import ACK, EVENT_SCHEMA, SEND
 from infra import processes
-from infra.live import health
-from infra.stack import start_mlflow, stop_stack
+from infra.live import health, plan
+from infra.stack import PARTS as EVERY_PART
+from infra.stack import print_status, start_mlflow, stop_stack
 from models.registry import Registry
 from serving.ingest.client import IngestClient
 
@@ -118,6 +121,56 @@ def loop(tmp_path_factory: pytest.TempPathFactory, make_artifact: Callable[..., 
             loop.begin()
             running.callback(loop.end)
             yield loop
+
+
+def test_without_a_champion_or_a_port_nothing_is_started(
+    loop: FaultLoop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SWIFTQUEUE_STATE", str(tmp_path / "state"))
+    with monkeypatch.context() as patch:
+        patch.delenv("MLFLOW_TRACKING_URI")
+        with pytest.raises(OSError, match="no champion; `make run` makes and serves the first one"):
+            loop.start()
+    with pytest.raises(OSError, match=r"triton: port .* in use .* with SWIFTQUEUE_TRITON_GRPC"):
+        loop.start()  # the registry's champion is there; the port is that of the loop that runs
+    assert not [name for name in EVERY_PART if processes.record_path(name).exists()]
+
+
+def test_one_command_up(loop: FaultLoop, capsys: pytest.CaptureFixture[str]) -> None:
+    wanted = plan.wanted()
+    servers = {name: processes.running(name) for name in wanted}
+    assert None not in servers.values()
+    agent = f"http://127.0.0.1:{loop.ports['SWIFTQUEUE_AGENT_METRICS']}/metrics"
+    newest = max(one["version"] for one in loop.rounds() if one["outcome"] == "pushed")
+    wait_until(
+        "the new version did not reach the agent",
+        lambda: (health.number(agent, "swiftqueue_agent_server_version") or 0) >= newest,
+        30,
+    )
+    capsys.readouterr()
+    status = print_status()
+    said = capsys.readouterr().out
+    assert status == 0, said
+    for name in wanted:
+        assert f"{name}: " in said
+    assert "batches decided per second, by version" in said
+
+    loop.start()  # harmless
+    assert {name: processes.running(name) for name in wanted} == servers
+
+    # A killed sender is started by the keeper, and nothing else is; a killed keeper is named: `up` starts it.
+    servers["agent"].process().kill()
+    wait_until(
+        "the keeper did not start it", lambda: processes.running("agent") not in (None, servers["agent"]), 60
+    )
+    servers["keeper"].process().kill()
+    capsys.readouterr()
+    assert print_status() == 1
+    assert "keeper: was started and is gone" in capsys.readouterr().out
+    loop.start()
+    again = {name: processes.running(name) for name in wanted}
+    assert {name for name in wanted if again[name] != servers[name]} == {"agent", "keeper"}
+    wait_until("not well again", lambda: print_status() == 0, 30)
 
 
 @pytest.mark.parametrize(
@@ -315,3 +368,19 @@ def test_a_corrupt_artifact_never_reaches_a_client(loop: FaultLoop) -> None:
     assert good["parent"] == before
     loop.check_champion()
     assert loop.asking.failed == failed, loop.asking.last_error
+
+
+def test_one_command_down_leaves_nothing(loop: FaultLoop, capsys: pytest.CaptureFixture[str]) -> None:
+    """After all that was done to it. The last test of the file, as it ends the loop."""
+    loop.end()
+    stop_stack()
+    wait_until("processes are left", lambda: not loop.processes(), 10)
+    for name, number in loop.ports.items():
+        with socket.socket() as probe:
+            assert probe.connect_ex(("127.0.0.1", number)) != 0, name
+    assert not plan.scratch().exists()
+    assert loop.leaked_shared_memory() == set()
+    assert not [name for name in EVERY_PART if processes.record_path(name).exists()]
+    capsys.readouterr()
+    stop_stack()
+    assert "not running: keeper, prometheus, scheduler" in capsys.readouterr().out

@@ -24,13 +24,14 @@ import pytest
 import tritonclient.grpc as grpc
 
 from infra import processes
+from infra.bench.inference_references import typical_features
 from infra.bench.served_models import free_ports
 from infra.native_backend import SOURCES, with_native_backend
 from infra.stack import triton_command
 from infra.triton_environment import find_environment
 from models import artifact, gate
 from models.predictor import Architecture, Predictor
-from models.scaling import Feature, Target, transform_of
+from models.scaling import Target
 from serving.endpoint import LOOPBACK, Triton, TritonError
 from serving.limits import limits_of
 from serving.push import SMOKE_WINDOWS, DeployError, Pushed, push, smoke_windows
@@ -89,20 +90,14 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Untrained artifacts of the real size; the same `encoder` with another `head` is a fine-tuned one."""
     import torch
 
-    from feature_store.windows import FEATURES, schema_hash
+    from feature_store.windows import schema_hash
 
     root = tmp_path_factory.mktemp("artifacts")
-    features = [
-        Feature(f.name, f.unit, "log1p", 5.0, 2.0)
-        if transform_of(f.name) == "log1p"
-        else Feature(f.name, f.unit)
-        for f in FEATURES
-    ]
 
     def build(encoder: int = 0, head: int = 0, tokens: int = 64, **sizes: Any) -> Path:
         folder = root / f"{encoder}-{head}-{tokens}-{len(list(root.iterdir()))}"
         torch.manual_seed(encoder)
-        model = Predictor(features, Target("log", 9.0, 0.5), Architecture(**sizes))
+        model = Predictor(typical_features(), Target("log", 9.0, 0.5), Architecture(**sizes))
         torch.manual_seed(1000 + head)
         for parameter in model.head.parameters():
             torch.nn.init.normal_(parameter, std=0.1)

@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from feature_store.windows import FEATURES, schema_hash
+from infra.bench.inference_references import typical_features
 from models import artifact, onnx_head
 from models.predictor import Architecture, Predictor
-from models.scaling import Feature, Target, transform_of
+from models.scaling import Target
 
 pytestmark = pytest.mark.slow  # exports take seconds
 
@@ -27,13 +28,7 @@ FORMS = {
 
 def make_model(sizes: Architecture) -> Predictor:
     torch.manual_seed(1)
-    features = [
-        Feature(f.name, f.unit, "log1p", 5.0, 2.0)
-        if transform_of(f.unit) == "log1p"
-        else Feature(f.name, f.unit)
-        for f in FEATURES
-    ]
-    return Predictor(features, Target("log", 9.0, 0.5), sizes).eval()
+    return Predictor(typical_features(), Target("log", 9.0, 0.5), sizes).eval()
 
 
 def changed(model: Predictor, part: str) -> Predictor:
