@@ -4,7 +4,8 @@ The C++ agent makes up packets at an even pace, asks about each batch of 8, for 
 the time its first packet is due, and counts what was answered by then. How long is in each row's name: 2 ms,
 and the 5 ms that `swiftqueue replay` asks ahead. A real Triton serves the readout of `params.yaml` by the
 native backend. A setting is measured in one stretch of 12 s a round: five rounds are a minute. Then the
-highest rate at which 99 % are still in time is searched in short stretches and measured in a whole one.
+highest rate at which 99 % are still in time is searched in short stretches and measured in a whole one. The
+usual 5 rounds take half an hour; each stretch is said on the standard error when it has ended.
 Packets decided in a second, in local mode on one core, have no schedule to keep.
 
 References: the Python-backend ONNX model with the Python client, paced the same way, for 12 s; for the
@@ -17,6 +18,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -64,7 +66,14 @@ class Agent:
         Raises:
             RuntimeError: the agent ended with an error.
         """
-        return float(self._run(rate_bps, flows, seconds, ahead_us, 1)["in_time_share"])
+        share = float(self._run(rate_bps, flows, seconds, ahead_us, 1)["in_time_share"])
+        what = f"{rate_bps / 1e6:.0f} Mbit/s, {flows} flows, {ahead_us / 1000:g} ms ahead, {seconds:g} s"
+        print(
+            f"{self.source[0].partition('=')[0].strip('-')}, {what}: {share:.2%} in time",
+            file=sys.stderr,
+            flush=True,
+        )
+        return share
 
     def highest_bps(self, flows: int, seconds: float, ahead_us: int) -> float:
         """Highest rate at which enough are in time over a whole stretch; 0 if none is."""

