@@ -98,6 +98,21 @@ def trace_add(
     add_trace(file, name=name, sender=sender, latency=latency.value)
 
 
+@trace_app.command("simulate")
+def trace_simulate(
+    output: Annotated[Path, typer.Argument(help="folder for the packet table")],
+    seed: Annotated[int, typer.Option(help="of the traffic; 1 and 2 are the default traces'")] = 3,
+    seconds: Annotated[float, typer.Option(help="how long it lasts")] = 660.0,
+) -> None:
+    """Simulate one more trace of section `simulate` and extract it: to be replayed, not for DVC.
+
+    Example: swiftqueue trace simulate var/long --seconds 1950 && swiftqueue up --live --trace var/long
+    """
+    from infra.traces import simulate_trace
+
+    sys.exit(simulate_trace(output, seed=seed, seconds=seconds))
+
+
 @trace_app.command("list")
 def trace_list() -> None:
     """List the traces that `params.yaml` names and whether their files are here."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import filecmp
 import re
 import shutil
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any, Final
@@ -68,6 +70,30 @@ def add_trace(
         _forget(target)
         raise
     print(f"added as {trace!r}: {target.relative_to(root)}, named in params.yaml for the next `make run`")
+
+
+def simulate_trace(output: Path, *, seed: int, seconds: float, project: Path | None = None) -> int:
+    """Simulate a trace with the parameters of section `simulate`, but for these, and extract it to `output`.
+
+    Returns:
+        Exit code: 0, or that of the step that failed, which has said why.
+
+    Raises:
+        OSError: `output` cannot be written.
+
+    """
+    from feature_store.extract import run_extract
+
+    params = load_yaml((project or Path.cwd()) / "params.yaml")
+    params["simulate"] |= {"seeds": [seed], "duration_s": seconds}
+    output.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=output, prefix=".simulated-") as scratch:
+        changed, captures = Path(scratch) / "params.yaml", Path(scratch) / "captures"
+        save_yaml(changed, params)
+        stage = [sys.executable, "-m", "pipelines.simulate", "--params", changed, "--output", captures]
+        if code := subprocess.run(stage, check=False).returncode:
+            return code
+        return run_extract(sorted(captures.glob("*.pcap")), output, sender=None, latency="acks", as_json=False)
 
 
 def check_name(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import re
 import sys
 import time
@@ -12,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import polars as pl
 import psutil
 import pytest
@@ -124,6 +126,13 @@ def test_unsound_telemetry_is_declined_and_the_champion_goes_on(
     assert record.outcome == "declined", record.reason
     assert re.search(line, record.reason)
     assert served() == before
+
+
+def test_rounds_do_not_keep_their_telemetry(rounds: Rounds) -> None:
+    for _ in range(3):
+        rounds.run()
+    tables = [one for one in gc.get_objects() if isinstance(one, pd.DataFrame) and "sent_ns" in one.columns]
+    assert len(tables) <= 1  # Great Expectations holds the last one
 
 
 def test_a_killed_worker_costs_at_most_one_round(rounds: Rounds) -> None:

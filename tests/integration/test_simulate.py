@@ -19,6 +19,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from feature_store.schema import scan_packets
+from infra.traces import simulate_trace
 from pipelines.simulate import RANGES, build_simulator, check_params, simulate
 from pipelines.stage import StageError
 
@@ -164,6 +166,21 @@ def test_a_full_disk_is_said(params: dict[str, Any], program: Path, tmp_path: Pa
     (tmp_path / "dumbbell-1.pcap").symlink_to("/dev/full")
     with pytest.raises(StageError, match=r"seed 1: cannot write all of .*dumbbell-1.pcap: is the disk full"):
         simulate(params | {"duration_s": 1, "seeds": [1]}, tmp_path, program)
+
+
+@pytest.mark.slow
+def test_one_more_trace_is_a_packet_table_and_a_bad_one_leaves_nothing(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project)
+    output = tmp_path / "long"
+    assert simulate_trace(output, seed=7, seconds=3) == 0
+    packets = scan_packets(output, "dumbbell-7").collect()
+    assert packets.height > 1_000
+    assert packets["latency_us"].is_not_null().mean() > 0.9  # type: ignore[operator]
+    before = sorted(output.rglob("*"))
+    assert simulate_trace(output, seed=0, seconds=3) == 1
+    assert sorted(output.rglob("*")) == before
 
 
 @pytest.mark.slow

@@ -228,7 +228,7 @@ def test_a_killed_stage_keeps_its_finished_rounds(
 
     address = ray.get_runtime_context().gcs_address
     environment = {**os.environ, "SWIFTQUEUE_STATE": str(tmp_path / "var"), "RAY_ADDRESS": address}
-    wanted = {**PARAMS, "epochs": 600}  # a second or two a round
+    wanted = {**PARAMS, "epochs": 300}  # about a second a round
     (tmp_path / "params.yaml").write_text(yaml.safe_dump({"finetune": wanted}))
     command = [sys.executable, "-u", "-m", "pipelines.finetune", "--params", str(tmp_path / "params.yaml")]
     command += ["--windows", str(folder), "--pretrained", str(pretrained)]
