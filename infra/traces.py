@@ -90,7 +90,8 @@ def simulate_trace(output: Path, *, seed: int, seconds: float, project: Path | N
     with tempfile.TemporaryDirectory(dir=output, prefix=".simulated-") as scratch:
         changed, captures = Path(scratch) / "params.yaml", Path(scratch) / "captures"
         save_yaml(changed, params)
-        stage = [sys.executable, "-m", "pipelines.simulate", "--params", changed, "--output", captures]
+        stage = [sys.executable, "-m", "pipelines.simulate", "--params", str(changed)]
+        stage += ["--output", str(captures)]
         if code := subprocess.run(stage, check=False).returncode:
             return code
         (capture,) = captures.glob("*.pcap")
