@@ -2,23 +2,20 @@
 
 The packets before `learn_from_ns` only fill the first windows' history. Windows decided in
 [learn_from_ns, judge_from_ns) teach, with the latencies known at `judge_from_ns`; windows decided after it
-judge, with those known when the telemetry was read. Champion and challenger have the same encoder, so each
-window is encoded once; a re-trained challenger has its own, and the champion encodes what judges alone.
+judge, with those known when the telemetry was read, and are encoded while the head is trained. Champion and
+challenger have the same encoder, so each window is encoded once; a re-trained challenger has its own, and the
+champion encodes what judges alone.
 
 Shapes: B windows, W window tokens, F features, R tokens that the head reads, D model width, H horizon.
 """
 
 from __future__ import annotations
 
-import os
 import tempfile
-import threading
 import time
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any, Final
 
 import numpy as np
@@ -28,14 +25,14 @@ from numpy.typing import NDArray
 
 from feature_store import windows as fw
 from feature_store.distribution_shift import NO_SHIFT_TEST, population_stability
+from infra.live.encoding import EncodedWindows, Encoding
 from models import artifact, gate
 from models.artifact import Artifact
-from models.finetuning import Encoded, FinetuneParams, train_head
+from models.finetuning import Encoded, Finetuned, FinetuneParams, train_head
 from models.loss import sharp_changes
 from models.predictor import Predictor
 from serving.engine import Engine
 
-CHUNK: Final = 256  # windows encoded at once
 SAMPLE: Final = 20_000  # candidate rows that stand for a minute's inputs
 
 
@@ -74,19 +71,6 @@ class Tuned:
     seconds: Mapping[str, float]  # by step
 
 
-@dataclass(frozen=True)
-class _Encoded:
-    features_BRD: NDArray[np.float32]
-    candidates_BHF: NDArray[np.float32]
-    decision_ns_B: NDArray[np.int64]
-
-    def part(self, chosen_B: NDArray[np.bool_]) -> _Encoded:
-        """Some of the windows."""
-        return _Encoded(
-            self.features_BRD[chosen_B], self.candidates_BHF[chosen_B], self.decision_ns_B[chosen_B]
-        )
-
-
 def tune(minute: Minute, rank: int = 0, workers: int = 1) -> Tuned:
     """Fine-tune the head of the champion, or of a re-trained artifact, on a minute; judge it on what follows.
 
@@ -106,51 +90,42 @@ def tune(minute: Minute, rank: int = 0, workers: int = 1) -> Tuned:
     for name, chosen_B in (("to learn from", learn_B), ("to judge on", judge_B)):
         if (count := int(chosen_B.sum())) < minute.least_windows:
             raise DeclinedError(f"{count} windows {name}, at least {minute.least_windows} are needed")
-    encoded = _encode(packets, own_engine, loaded.description.tokens, minute.learn_from_ns, targets)
-    clock.lap("encode")
+    learns, judges = int(learn_B.sum()), int(judge_B.sum())
+    first = int(np.searchsorted(targets.decision_ns_B, minute.learn_from_ns))
+    with Encoding(packets, own_engine, loaded.description.tokens, first) as encoding:
+        taught = encoding.take(learns)
+        clock.lap("encode")
+        tuned = _train(loaded.model, taught, targets, learn_B, minute)  # while the rest is encoded
+        clock.lap("train")
+        judged = encoding.take(judges)
 
-    y_BH = np.array(targets.y_BH)
-    y_BH[targets.y_acked_ns_BH > minute.judge_from_ns] = np.nan  # not known when the head is trained
-    y_learn_BH = y_BH[learn_B]
-    if not np.isfinite(y_learn_BH).any():
-        raise DeclinedError("no latency was known at the time of training")
-    own_B = encoded.decision_ns_B < minute.judge_from_ns
-    anchor = loaded.model.anchor(torch.from_numpy(encoded.candidates_BHF[own_B]))
-    tuned = train_head(
-        loaded.model,
-        Encoded(torch.from_numpy(encoded.features_BRD[own_B]), anchor, y_learn_BH, sharp_changes(y_learn_BH)),
-        minute.params,
-    )
-    clock.lap("train")
-
-    judged = encoded.part(~own_B)
     if minute.retrained is None:
         champion_judged = judged
     else:
-        champion_judged = _encode(packets, engine, champion.description.tokens, minute.judge_from_ns, targets)
+        with Encoding(packets, engine, champion.description.tokens, first + learns) as encoding:
+            champion_judged = encoding.take(judges)
     names = tuple(f.name for f in fw.FEATURES)
     held_out = gate.HeldOut(judged.candidates_BHF, targets.y_BH[judge_B], names)
-    known = y_learn_BH[np.isfinite(y_learn_BH)]
     figures = {
         name: gate.score(_predict(model, slice_), held_out)
         for name, model, slice_ in (
-            ("challenger", tuned.model, judged),
+            ("challenger", tuned.head.model, judged),
             ("champion", champion.model, champion_judged),
         )
     }
-    naive = gate.score_naive(held_out, float(np.median(known)))
+    naive = gate.score_naive(held_out, tuned.median_us)
     verdict = gate.judge(figures["challenger"], figures["champion"], naive, "")
-    sample = sample_inputs(encoded.candidates_BHF)
+    sample = sample_inputs(np.concatenate([taught.candidates_BHF, judged.candidates_BHF]))
     reference = sample if minute.reference is None else minute.reference
     clock.lap("judge")
     return Tuned(
-        files=_files(Artifact(tuned.model, loaded.description)),
+        files=_files(Artifact(tuned.head.model, loaded.description)),
         verdict=verdict,
         figures={name: asdict(f) for name, f in (figures | naive).items()},
-        loss_before=tuned.loss[0],
-        loss_after=tuned.loss[-1],
-        learned=int(learn_B.sum()),
-        judged=int(judge_B.sum()),
+        loss_before=tuned.head.loss[0],
+        loss_after=tuned.head.loss[-1],
+        learned=learns,
+        judged=judges,
         psi=input_shift(reference, sample),
         sample=sample,
         seconds=clock.laps,
@@ -229,47 +204,30 @@ def _with_flow_starts(packets: pl.DataFrame, flow_starts_ns: Mapping[int, int]) 
     return whole.with_columns(packet=pl.int_range(whole.height, dtype=pl.Int64))
 
 
-def _encode(
-    packets: pl.DataFrame, engine: Engine, tokens: int, from_ns: int, targets: fw.Targets
-) -> _Encoded:
-    """Encode every window decided from `from_ns` on, with a thread for each core that we may use."""
-    begin = int(np.searchsorted(targets.decision_ns_B, from_ns))
-    cores = len(os.sched_getaffinity(0))
-    engines: SimpleQueue[Engine] = SimpleQueue()
-    for _ in range(cores):
-        engines.put(engine.share())
+@dataclass(frozen=True)
+class _Taught:
+    head: Finetuned
+    median_us: float  # of the latencies it learned
 
-    def encode(x_BWF: NDArray[np.float32]) -> NDArray[np.float32]:
-        own = engines.get()
-        try:
-            return own.features(x_BWF)
-        finally:
-            engines.put(own)
 
-    features: list[Future[NDArray[np.float32]]] = []
-    candidates, done = [], 0
-    with ThreadPoolExecutor(cores, initializer=_give_way) as pool:
-        for x_BWF in fw.iter_windows(packets, tokens, chunk=CHUNK):
-            part = x_BWF[max(begin - done, 0) :]
-            done += len(x_BWF)
-            if not len(part):
-                continue
-            candidates.append(part[:, -fw.HORIZON :].copy())
-            features.append(pool.submit(encode, part))
-            wait(features[-cores - 1 : -cores])  # so that no more than a few chunks of windows lie in memory
-    return _Encoded(
-        np.concatenate([one.result() for one in features]),
-        np.concatenate(candidates),
-        targets.decision_ns_B[begin:],
+def _train(
+    model: Predictor, taught: EncodedWindows, targets: fw.Targets, learn_B: NDArray[np.bool_], minute: Minute
+) -> _Taught:
+    """Train the head on what was known when the judging slice began."""
+    y_BH = np.array(targets.y_BH[learn_B])
+    y_BH[targets.y_acked_ns_BH[learn_B] > minute.judge_from_ns] = np.nan
+    known = y_BH[np.isfinite(y_BH)]
+    if not known.size:
+        raise DeclinedError("no latency was known at the time of training")
+    features, anchor = (
+        torch.from_numpy(taught.features_BRD),
+        model.anchor(torch.from_numpy(taught.candidates_BHF)),
     )
+    head = train_head(model, Encoded(features, anchor, y_BH, sharp_changes(y_BH)), minute.params)
+    return _Taught(head, float(np.median(known)))
 
 
-def _give_way() -> None:
-    """Put the calling thread behind the other programs of its session, the ingest among them."""
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
-
-
-def _predict(model: Predictor, encoded: _Encoded) -> NDArray[np.float32]:
+def _predict(model: Predictor, encoded: EncodedWindows) -> NDArray[np.float32]:
     """Latencies in µs (B, H) of encoded windows."""
     with torch.inference_mode():
         head_BH = model.head(torch.from_numpy(encoded.features_BRD))

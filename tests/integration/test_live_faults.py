@@ -134,6 +134,8 @@ def test_without_a_champion_or_a_port_nothing_is_started(
     with pytest.raises(OSError, match=r"port \d+ is in use by another program; .* with SWIFTQUEUE_TRITON_"):
         loop.start()  # the registry's champion is there; the port is that of the loop that runs
     assert not [name for name in EVERY_PART if processes.record_path(name).exists()]
+    stop_stack()
+    assert not plan.scratch().exists()
 
 
 def test_one_command_up(loop: FaultLoop, capsys: pytest.CaptureFixture[str]) -> None:
