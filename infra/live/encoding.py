@@ -93,6 +93,7 @@ class Encoding:
     def _next(self) -> EncodedWindows:
         future = self._done.get()
         if future is None:
+            self._done.put(None)  # for whoever asks again
             self._making.result()  # raises what ended it
             raise ValueError("there are not so many windows")
         return future.result()
