@@ -18,8 +18,10 @@ import contextlib
 import json
 import math
 import os
+import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,17 +79,20 @@ def sample() -> dict[str, float]:
         first = server.process() if server else None
         if first is None:
             continue
-        private = threads = files = count = 0
+        threads = files = count = 0
+        private: Counter[str] = Counter()
         for process in _family(first):
             with contextlib.suppress(psutil.Error):
                 with process.oneshot():
                     memory = process.memory_info()
-                    private += memory.rss - memory.shared  # what only this process has
+                    private[_kind(process)] += memory.rss - memory.shared  # what only this process has
                     threads += process.num_threads()
                 files += process.num_fds()
                 count += 1
+        if count > 1:
+            found |= {f"{name}: {kind} memory MiB": size / MIB for kind, size in private.items()}
         found |= {
-            f"{name} memory MiB": private / MIB,
+            f"{name} memory MiB": private.total() / MIB,
             f"{name} threads": threads,
             f"{name} open files": files,
             f"{name} processes": count,
@@ -147,7 +152,7 @@ def _line(hours: NDArray[np.float64], values: NDArray[np.float64]) -> tuple[floa
 def _allowed(name: str, mean: float) -> float | None:
     """What a quantity may grow by in an hour; None for what is not judged."""
     part, _, what = name.rpartition(" disk ")
-    if part in KEPT or name.startswith(("rounds ", "versions", "served version", "machine ")):
+    if part in KEPT or ": " in name or name.startswith(("rounds ", "versions", "served version", "machine ")):
         return None
     if what == "files" or name.endswith(("threads", "files", "processes")):
         return ALLOWED_COUNT
@@ -226,6 +231,14 @@ def _loop(trace: str | None, every_s: float) -> Iterator[None]:
         yield
     finally:
         stop_stack()
+
+
+def _kind(process: psutil.Process) -> str:
+    """What a process is: Ray's actors and servers have their title in the place of the command line."""
+    words = process.cmdline()
+    title = words[0] if words else process.name()
+    actor = re.match(r"ray::(\w+(?::[\w-]+){0,2})", title)
+    return actor[1] if actor else Path(title.split()[0]).name
 
 
 def _family(first: psutil.Process) -> list[psutil.Process]:
