@@ -72,7 +72,7 @@ def add_trace(
     print(f"added as {trace!r}: {target.relative_to(root)}, named in params.yaml for the next `make run`")
 
 
-def simulate_trace(output: Path, *, seed: int, seconds: float, project: Path | None = None) -> int:
+def simulate_trace(output: Path, *, seed: int, seconds: float) -> int:
     """Simulate a trace with the parameters of section `simulate`, but for these, and extract it to `output`.
 
     Returns:
@@ -84,7 +84,7 @@ def simulate_trace(output: Path, *, seed: int, seconds: float, project: Path | N
     """
     from feature_store.extract import run_extract
 
-    params = load_yaml((project or Path.cwd()) / "params.yaml")
+    params = load_yaml(Path("params.yaml"))
     params["simulate"] |= {"seeds": [seed], "duration_s": seconds}
     output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output, prefix=".simulated-") as scratch:

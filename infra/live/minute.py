@@ -219,11 +219,9 @@ def _train(
     known = y_BH[np.isfinite(y_BH)]
     if not known.size:
         raise DeclinedError("no latency was known at the time of training")
-    features, anchor = (
-        torch.from_numpy(taught.features_BRD),
-        model.anchor(torch.from_numpy(taught.candidates_BHF)),
-    )
-    head = train_head(model, Encoded(features, anchor, y_BH, sharp_changes(y_BH)), minute.params)
+    anchor = model.anchor(torch.from_numpy(taught.candidates_BHF))
+    encoded = Encoded(torch.from_numpy(taught.features_BRD), anchor, y_BH, sharp_changes(y_BH))
+    head = train_head(model, encoded, minute.params)
     return _Taught(head, float(np.median(known)))
 
 

@@ -20,6 +20,7 @@ BUFFER_BATCHES: Final = 256  # a minute of batches of a quarter of a second
 TIMEOUT_S: Final = 10.0
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 5.0
+TAKEN: Final = (200, 201)  # a batch that is on the disk, a session that is open
 _log = logging.getLogger(__name__)
 
 
@@ -140,7 +141,7 @@ class IngestClient:
             answer = self._until_answered(f"/v1/senders/{self.sender}/sessions", b"")
             if answer is None:
                 return
-            if "session" not in answer[1]:
+            if answer[0] not in TAKEN:
                 raise SenderRefusedError(f"sender {self.sender}: {answer[1].get('error', answer)}")
             self._session = int(answer[1]["session"])
         body = encode(BatchKey(self.sender, self._session, sequence), events)
@@ -148,7 +149,7 @@ class IngestClient:
         if answer is None:
             return
         status, said = answer
-        if status == 200:
+        if status in TAKEN:
             self.shipped.accepted += 1
             self.shipped.duplicates += bool(said.get("duplicate"))
         elif said.get("reason") in ("two_senders", "session"):
@@ -164,7 +165,8 @@ class IngestClient:
             asked_s = None
             try:
                 status, said, asked_s = self._post(path, body)
-                if status < 500:
+                # Ray Serve's proxy answers 404 before it knows the application: only the ingest refuses.
+                if status in TAKEN or "reason" in said:
                     return status, said
                 line = f"{status} {said.get('error', '')}"
             except (OSError, http.client.HTTPException) as error:
@@ -188,7 +190,9 @@ class IngestClient:
         try:
             said = json.loads(content)
         except ValueError:  # from Ray Serve itself
-            said = {"error": content[:200].decode(errors="replace")}
+            said = content[:200].decode(errors="replace")
+        if not isinstance(said, dict):
+            said = {"error": said}
         later = response.headers.get("Retry-After", "")
         return response.status, said, float(later) if later.isdigit() else None
 

@@ -181,10 +181,9 @@ class FaultLoop:
             if (word := PROCESSES.get(part)) is None:
                 server = processes.running(part)
                 return server.process() if server else None
-            for process in psutil.process_iter():
+            for process in self.processes():
                 with contextlib.suppress(psutil.Error):
-                    ours = process.environ().get("SWIFTQUEUE_STATE") == str(self.state)
-                    if word in " ".join(process.cmdline()[:1]) and ours:
+                    if word in " ".join(process.cmdline()[:1]):
                         return process
             return None
 

@@ -28,6 +28,7 @@ from feature_store.telemetry_events import ACK, EVENT_SCHEMA, SEND, BatchKey, en
 from feature_store.telemetry_manifest import load_manifest
 from serving import agent_process
 from serving.ingest.client import IngestClient, SenderRefusedError
+from serving.ingest.server import APPLICATION, serve_ingest
 
 pytestmark = pytest.mark.slow
 START_S = 300.0
@@ -278,6 +279,33 @@ def test_a_killed_process_loses_nothing_acknowledged(ingest: Ingest, victim: str
         assert client.flush(WAIT_S)
     assert (client.shipped.accepted, client.shipped.dropped) == (60, 0)
     check_store(ingest, sender, 60)
+
+
+def test_batches_wait_for_an_application_that_the_proxy_does_not_know_yet(
+    ray_cluster: None, tmp_path: Path
+) -> None:
+    """As after a restart: Ray Serve's proxy listens, and says 404 until the ingest is there."""
+    from ray import serve
+
+    port = _free_port()
+    try:
+        serve.start(http_options={"host": "127.0.0.1", "port": port})
+        with IngestClient(f"http://127.0.0.1:{port}", "early") as client:
+            client.send(batch(0))
+            wait_for(lambda: client.shipped.retries > 2)
+            serve_ingest(tmp_path, port, replicas=1)
+            assert client.flush(WAIT_S)
+            serve.delete(APPLICATION)
+            client.send(batch(1))  # within a session
+            retries = client.shipped.retries
+            wait_for(lambda: client.shipped.retries > retries + 2)
+            serve_ingest(tmp_path, port, replicas=1)
+            assert client.flush(WAIT_S)
+        shipped = client.shipped
+        assert (shipped.accepted, shipped.refused, shipped.dropped) == (2, 0, 0)
+        wait_for(lambda: load_manifest(tmp_path, "early").counts.batches == 2)
+    finally:
+        serve.shutdown()
 
 
 def test_a_stopped_ingest_fills_a_bounded_buffer_and_the_gap_shows(ingest: Ingest) -> None:

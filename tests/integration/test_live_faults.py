@@ -123,18 +123,27 @@ def loop(tmp_path_factory: pytest.TempPathFactory, make_artifact: Callable[..., 
             yield loop
 
 
-def test_without_a_champion_or_a_port_nothing_is_started(
-    loop: FaultLoop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_without_a_champion_or_a_port_a_loop_does_not_start(
+    loop: FaultLoop, make_artifact: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A second loop, with an MLflow of its own, meets the first one's Ray."""
     monkeypatch.setenv("SWIFTQUEUE_STATE", str(tmp_path / "state"))
-    with monkeypatch.context() as patch:
-        patch.delenv("MLFLOW_TRACKING_URI")
-        with pytest.raises(OSError, match="no champion; `make run` makes and serves the first one"):
-            loop.start()
-    with pytest.raises(OSError, match=r"port \d+ is in use by another program; .* with SWIFTQUEUE_TRITON_"):
-        loop.start()  # the registry's champion is there; the port is that of the loop that runs
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    own = [name for name in PORTS if "TRITON" in name or "MLFLOW" in name]
+    for name, number in zip(own, free_ports(len(own)), strict=True):
+        monkeypatch.setenv(name, str(number))
+    with pytest.raises(OSError, match="no champion; `make run` makes and serves the first one"):
+        loop.start()
     assert not [name for name in EVERY_PART if processes.record_path(name).exists()]
-    stop_stack()
+    register_champion(make_artifact(1, onnx=True))
+    try:
+        with pytest.raises(OSError, match=r"ray: port .* in use .* with SWIFTQUEUE_RAY_PORT"):
+            loop.start()
+        assert processes.running("mlflow")  # what was started before goes on
+        assert processes.running("triton")
+    finally:
+        stop_stack()
+    assert not [name for name in EVERY_PART if processes.record_path(name).exists()]
     assert not plan.scratch().exists()
 
 
