@@ -47,7 +47,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder / "packets", folder / "windows"
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.floats(-1e9, 1e9), min_size=1), st.lists(st.floats(-1e9, 1e9), min_size=1))
 def test_population_stability_is_never_negative(training: list[float], later: list[float]) -> None:
     assert population_stability(np.array(training), np.array(later)) >= 0

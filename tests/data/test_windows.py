@@ -26,7 +26,7 @@ from feature_store.windows import (
 
 NAMES = [f.name for f in FEATURES]
 TOKENS = st.sampled_from([16, 24, 32, 48])
-FEW = settings(max_examples=40, deadline=None)
+FEW = settings(max_examples=40)
 
 
 def column(name: str) -> int:

@@ -25,37 +25,6 @@ def free_ports(count: int) -> list[int]:
 
 
 @pytest.fixture(scope="session")
-def make_artifact(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Untrained artifacts with the real features, by seed; `onnx` adds the exported network.
-
-    The engine computes width 64 only, so another one is served by the Python backend.
-    """
-    import torch
-
-    from feature_store.windows import schema_hash
-    from infra.bench.inference_references import typical_features
-    from models import artifact
-    from models.predictor import Architecture, Predictor
-    from models.scaling import Target
-
-    root = tmp_path_factory.mktemp("artifacts")
-
-    def make(seed: int, *, onnx: bool = False, tokens: int = 64, shift: float = 9.0, width: int = 64) -> Path:
-        folder = root / f"{seed}-{tokens}-{shift}-{width}"
-        if not folder.exists():
-            torch.manual_seed(seed)
-            sizes = Architecture(width=width, feed_forward=4 * width)
-            model = Predictor(typical_features(), Target("log", shift, 0.5), sizes)
-            protocol = {"name": "short", "pretrain_s": 5, "finetune_s": 1, "test_s": 2}
-            artifact.save(folder, model, artifact.Description(tokens, schema_hash(), "acked", protocol))
-        if onnx and not (folder / "model.onnx").exists():
-            artifact.export_onnx(folder)
-        return folder
-
-    return make
-
-
-@pytest.fixture(scope="session")
 def serving_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A state folder and free ports of its own, by environment, and no tracking URI of the user's."""
     state = tmp_path_factory.mktemp("state")

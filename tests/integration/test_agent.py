@@ -301,35 +301,3 @@ def test_bad_files_and_options_are_one_line(make_artifact: Callable[..., Path], 
         assert ran.returncode != 0, arguments
         assert line in ran.stderr, (arguments, ran.stderr)
         assert len(ran.stderr.strip().splitlines()) <= 2
-
-
-def test_under_sanitizers(make_artifact: Callable[..., Path]) -> None:
-    """All of it is instrumented, the engine too."""
-    ran = subprocess.run(
-        ["make", "-j2", "sanitize", f"ARTIFACT={make_artifact(1, tokens=16)}", "ROUNDS=10000"],
-        cwd=agent_process.BINARY.parent.parent,
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"ASAN_OPTIONS": "detect_leaks=1"},
-    )
-    assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-4000:]
-    for line in (
-        "live: 10000 batches",
-        "without an allocation",
-        "streams refused",
-        "good ones answered",
-        "swapped under questions",
-    ):
-        assert ran.stdout.count(line) == 2, ran.stdout
-    for sanitizer in ("address", "thread"):
-        linked = subprocess.run(
-            ["make", "--no-print-directory", "-n", "-W", "stress.cc", f"_build/stress_{sanitizer}"],
-            cwd=agent_process.BINARY.parent.parent,
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.splitlines()[-1]
-        objects = [word.rpartition("/")[2] for word in linked.split() if word.endswith(".o")]
-        assert f"{sanitizer}_engine.o" in objects
-        assert all(name.startswith(f"{sanitizer}_") for name in objects), linked

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -490,22 +489,3 @@ def test_a_backend_that_is_not_built_is_named(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("infra.native_backend.LIBRARY", tmp_path / "libtriton_swiftqueue.so")
     with pytest.raises(OSError, match="the native backend is not built; run `make -C "):
         with_native_backend(find_environment(), tmp_path / "backends")
-
-
-def test_hostile_requests_and_versions_under_sanitizers(make: Callable[..., Path], tmp_path: Path) -> None:
-    folder = make(readout="candidates", anchor="last_latency_flow_us")
-    limits = limits_of(artifact.load(folder).model.features)
-    version = ModelRepository(tmp_path).stage(folder, limits, 1, Backend.NATIVE)
-    ran = subprocess.run(
-        ["nice", "make", "-j2", "sanitize", f"ARTIFACT={version}", "ROUNDS=5000"],
-        cwd=SOURCES,
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"ASAN_OPTIONS": "detect_leaks=1"},
-    )
-    assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-4000:]
-    assert len(re.findall(r"^requests: \d+ of 500 answered", ran.stdout, re.M)) == 2
-    assert len(re.findall(r"^limits: \d+ of 5000 damaged texts refused", ran.stdout, re.M)) == 2
-    assert len(re.findall(r"^config: \d+ of 5000 damaged texts refused", ran.stdout, re.M)) == 2
-    assert len(re.findall(r"^swap: 50 versions under \d+ predictions, one encoder", ran.stdout, re.M)) == 2

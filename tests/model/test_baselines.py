@@ -64,7 +64,7 @@ def test_ewma_by_hand() -> None:
 events = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 30), st.integers(1, 9)), max_size=25)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(events, st.lists(st.tuples(st.integers(0, 2), st.integers(0, 30)), min_size=1, max_size=10))
 def test_ewma_is_the_literal_recursion(log: list[Any], asked: list[Any]) -> None:
     frame = pl.DataFrame(

@@ -52,7 +52,7 @@ def conversations(draw: st.DrawFn) -> list[Event]:
     return events
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(conversations())
 def test_matcher_follows_its_rules(events: list[Event]) -> None:
     rows, stats = matched(events, chunk=len(events) + 1)
@@ -63,13 +63,13 @@ def test_matcher_follows_its_rules(events: list[Event]) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=2_000, deadline=None)
+@settings(max_examples=2_000)
 @given(conversations())
 def test_matcher_follows_its_rules_in_many_conversations(events: list[Event]) -> None:
     assert matched(events, chunk=3)[0] == expected(events)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(conversations())
 def test_any_length_of_pieces_gives_the_same_table(events: list[Event]) -> None:
     whole, stats = matched(events, chunk=len(events) + 1)

@@ -46,7 +46,7 @@ def test_the_last_test_slice_is_at_least_half_as_long(seconds: float, last: tupl
     assert divide(every(0.1, seconds), SMALL, "t").rounds[-1].test == last
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     st.lists(st.integers(0, 3 * S), min_size=1, max_size=200),
     st.sampled_from(list(PROTOCOLS.values())),

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from models import scores
@@ -172,7 +172,6 @@ def test_errors_by_hand() -> None:
     assert (got["mae_ms"], got["p50_ms"]) == pytest.approx((2.0, 2.0))
 
 
-@settings(deadline=None)
 @given(st.integers(0, 10_000))
 def test_bootstrap_draws_equal_scoring_the_repeated_packets(seed: int) -> None:
     """A draw that takes block k twice must score as if its packets stood there twice."""

@@ -143,7 +143,7 @@ def test_a_compressed_batch_is_refused_before_it_is_unpacked() -> None:
     assert "compress" in str(error)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data())
 def test_damaged_bytes_are_refused_and_never_crash(data: st.DataObject) -> None:
     good = bytearray(body(SENT, ACKED))

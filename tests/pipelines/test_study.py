@@ -41,7 +41,7 @@ def test_overrides_reach_their_parameters() -> None:
     assert params["pretrain"]["noam_factor"] == 2
 
 
-@settings(max_examples=30, deadline=None)  # each reads params.yaml
+@settings(max_examples=30)  # each reads params.yaml
 @given(
     section=st.sampled_from(["simulate", "windows", "pretrain", "none"]),
     key=st.text(st.characters(codec="ascii", categories=["Ll"]), min_size=1),

@@ -16,7 +16,7 @@ from typing import Any
 import polars as pl
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from feature_store.schema import scan_packets
@@ -41,7 +41,6 @@ def test_the_projects_own_parameters_pass(params: dict[str, Any]) -> None:
     assert set(params) == {"seeds", *RANGES}
 
 
-@settings(deadline=None)
 @given(name=st.sampled_from(sorted(RANGES)), beyond=st.floats(0.001, 1e6), above=st.booleans())
 def test_a_value_out_of_range_is_named(name: str, beyond: float, above: bool) -> None:
     params: dict[str, Any] = {"seeds": [1]} | {n: kind(low) for n, (kind, low, _) in RANGES.items()}

@@ -1,0 +1,86 @@
+"""The C++ parts under the address, undefined-behaviour and thread sanitizers, with mutating fuzzers.
+
+Those of the window and of the capture's reader are in tests/data.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from engine_models import make_model, save
+
+from infra.native_backend import SOURCES
+from models import artifact
+from serving import agent_process
+from serving.engine import LIBRARY
+from serving.limits import limits_of
+from serving.triton_config import Backend
+from serving.triton_repository import ModelRepository
+
+pytestmark = pytest.mark.slow
+
+
+def sanitize(sources: Path, folder: Path, rounds: int) -> str:
+    """Build a part with each sanitizer, run what it has for that, and return what that said."""
+    ran = subprocess.run(
+        ["make", "-j2", "sanitize", f"ARTIFACT={folder}", f"ROUNDS={rounds}"],
+        cwd=sources,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"ASAN_OPTIONS": "detect_leaks=1"},
+    )
+    assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-4000:]
+    return ran.stdout
+
+
+def test_engine(tmp_path: Path) -> None:
+    """Hostile artifacts and windows, and heads swapped under predictions."""
+    model = make_model(readout="candidates", anchor="last_latency_flow_us")
+    said = sanitize(LIBRARY.parent.parent, save(tmp_path / "m", model, tokens=136), 10_000)
+    assert len(re.findall(r"of 10000 damaged artifacts refused", said)) == 2
+    assert len(re.findall(r"^tensors: \d+ of 10000 files accepted", said, re.M)) == 2
+    assert len(re.findall(r"^swap: 100 heads under \d+ predictions", said, re.M)) == 2
+
+
+def test_native_backend(tmp_path: Path) -> None:
+    """Hostile requests and versions, and versions swapped under predictions."""
+    folder = save(tmp_path / "m", make_model(readout="candidates", anchor="last_latency_flow_us"), tokens=64)
+    limits = limits_of(artifact.load(folder).model.features)
+    version = ModelRepository(tmp_path).stage(folder, limits, 1, Backend.NATIVE)
+    said = sanitize(SOURCES, version, 5000)
+    assert len(re.findall(r"^requests: \d+ of 500 answered", said, re.M)) == 2
+    assert len(re.findall(r"^limits: \d+ of 5000 damaged texts refused", said, re.M)) == 2
+    assert len(re.findall(r"^config: \d+ of 5000 damaged texts refused", said, re.M)) == 2
+    assert len(re.findall(r"^swap: 50 versions under \d+ predictions, one encoder", said, re.M)) == 2
+
+
+@pytest.mark.skipif(agent_process.why_not_built() is not None, reason=str(agent_process.why_not_built()))
+def test_agent(make_artifact: Callable[..., Path]) -> None:
+    """Hostile frames, streams and swaps; all of it is instrumented, the engine too."""
+    sources = agent_process.BINARY.parent.parent
+    said = sanitize(sources, make_artifact(1, tokens=16), 10_000)
+    for line in (
+        "live: 10000 batches",
+        "without an allocation",
+        "streams refused",
+        "good ones answered",
+        "swapped under questions",
+    ):
+        assert said.count(line) == 2, said
+    for sanitizer in ("address", "thread"):
+        linked = subprocess.run(
+            ["make", "--no-print-directory", "-n", "-W", "stress.cc", f"_build/stress_{sanitizer}"],
+            cwd=sources,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.splitlines()[-1]
+        objects = [word.rpartition("/")[2] for word in linked.split() if word.endswith(".o")]
+        assert f"{sanitizer}_engine.o" in objects
+        assert all(name.startswith(f"{sanitizer}_") for name in objects), linked
