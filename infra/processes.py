@@ -24,7 +24,9 @@ from models.state import state_dir
 STOP_TIMEOUT_S: Final = 15.0  # Triton takes 3-6 s to unload its models
 CHILDREN_TIMEOUT_S: Final = 3.0  # for what a server started and left, once it has ended itself
 POLL_S: Final = 0.1
-AHEAD: Final = "-10"  # nice(2), for a session
+# Niceness of a session among the others: of what is waited for within milliseconds, and of what can wait.
+AHEAD: Final = -10
+BEHIND: Final = 5
 LOG_BYTES: Final = 8 << 20  # a log that is longer when its server is started again becomes `server.log.1`
 
 
@@ -105,11 +107,11 @@ def start(
     ready: Callable[[], bool],
     timeout_s: float,
     *,
-    ahead: bool = False,
+    nice: int = 0,
 ) -> Server:
     """Start a server in a session of its own and wait until `ready` says that it answers.
 
-    `ahead` is for one that somebody waits for: its session comes before others where we may ask for that.
+    `nice` is that of its session among the others (AHEAD, BEHIND), where the kernel has it so and we may ask.
 
     Raises:
         RuntimeError: it ended or did not answer in time; it is stopped, its last log line is in the message.
@@ -128,8 +130,8 @@ def start(
             stderr=log,
             start_new_session=True,
         )
-    if ahead:
-        _put_ahead(child.pid)
+    if nice:
+        _set_niceness(child.pid, nice)
     server = Server(name, child.pid, time.time(), dict(ports), *_start_of(child.pid))
     try:
         partial = record_path(name).with_suffix(".partial")
@@ -154,14 +156,14 @@ def start(
     return server
 
 
-def _put_ahead(pid: int) -> None:
-    """Give a session more weight than others have; without CAP_SYS_NICE, or autogroups, nothing happens.
+def _set_niceness(pid: int, nice: int) -> None:
+    """Give a session more or less weight than others have; below 0 needs CAP_SYS_NICE, else nothing happens.
 
     The kernel shares the cores among sessions first (sched(7), autogroup). A `nice` in one says nothing to
     another: however low the priority of a push in its session, Triton's threads in theirs waited for it.
     """
     with contextlib.suppress(OSError):
-        Path(f"/proc/{pid}/autogroup").write_text(AHEAD)
+        Path(f"/proc/{pid}/autogroup").write_text(str(nice))
 
 
 def stop(name: str) -> Server | None:

@@ -124,7 +124,7 @@ def _start_triton() -> None:
         command += [f"--load-model={MODEL}", "--exit-on-error=false"]
     with Triton(f"{LOOPBACK}:{ports['grpc']}") as triton:
         server = processes.start(
-            TRITON, command, ports, environment.variables, triton.live, TRITON_TIMEOUT_S, ahead=True
+            TRITON, command, ports, environment.variables, triton.live, TRITON_TIMEOUT_S, nice=processes.AHEAD
         )
     print(f"triton is up (pid {server.pid}, gRPC {LOOPBACK}:{ports['grpc']}, log {server.log})")
 

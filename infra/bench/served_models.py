@@ -87,7 +87,8 @@ def served(
         address = f"unix:{socket_path}:{ports['grpc']}"
         command[command.index(f"--grpc-address={LOOPBACK}")] = f"--grpc-address=unix:{socket_path}"
     with Triton(address) as triton:
-        processes.start(name, command, ports, environment.variables, triton.live, START_S, ahead=True)
+        nice = processes.AHEAD
+        processes.start(name, command, ports, environment.variables, triton.live, START_S, nice=nice)
         try:
             for model in models:
                 triton.load(model)

@@ -136,13 +136,15 @@ def _start_process(
     ready: Callable[[], bool],
     ports: Mapping[str, int] | None = None,
     env: Mapping[str, str] | None = None,
+    nice: int = 0,
 ) -> None:
     """Start a part's process unless it is up."""
     if server := processes.running(name):
         print(f"{name} is up already (pid {server.pid})")
         return
     environment = {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "TMPDIR": str(plan.temporary())}
-    server = processes.start(name, command, ports or {}, environment | dict(env or {}), ready, TIMEOUT_S)
+    environment |= env or {}
+    server = processes.start(name, command, ports or {}, environment, ready, TIMEOUT_S, nice=nice)
     where = "".join(f", {kind} {LOOPBACK}:{number}" for kind, number in server.ports.items())
     print(f"{name} is up (pid {server.pid}{where}, log {server.log})", flush=True)
 
@@ -229,6 +231,7 @@ def _start_agent(live: plan.Live) -> None:
         [sys.executable, "-m", "infra.live.sender", live.trace, *options],
         ports={"metrics": port},
         ready=lambda: (health.number(url, 'swiftqueue_agent_batches_total{outcome="decided"}') or 0) > 0,
+        nice=processes.AHEAD,
     )
 
 
@@ -255,6 +258,7 @@ def _start_scheduler(live: plan.Live) -> None:
         ports={"metrics": port},
         env={"RAY_ADDRESS": ray_address()},
         ready=lambda: health.answers(f"http://{LOOPBACK}:{port}/metrics"),
+        nice=processes.BEHIND,  # as Ray is: a round takes every core for seconds
     )
 
 

@@ -114,6 +114,17 @@ def test_a_server_that_another_started_outlives_it() -> None:
     assert processes.stop("sleeper") == server
 
 
+def test_a_session_gets_the_weight_that_it_was_started_with() -> None:
+    server = processes.start("sleeper", SLEEPER, {}, {}, says_ready, 10, nice=processes.BEHIND)
+    group = Path(f"/proc/{server.pid}/autogroup")
+    try:
+        if not group.exists():
+            pytest.skip("this kernel does not group processes by session (CONFIG_SCHED_AUTOGROUP)")
+        assert group.read_text().split()[-1] == str(processes.BEHIND)
+    finally:
+        processes.stop("sleeper")
+
+
 def test_a_suspended_server_is_stopped() -> None:
     server = start_sleeper()
     psutil.Process(server.pid).suspend()
