@@ -137,19 +137,23 @@ def lab_run(
     scenarios: Annotated[list[str], typer.Argument(help="names, or YAML files", metavar="SCENARIO...")],
     seeds: Annotated[int | None, typer.Option(help="how many seeds (default: the scenario's)")] = None,
     seconds: Annotated[float | None, typer.Option(help="simulated seconds (default: the scenario's)")] = None,
+    controls: Annotated[
+        str | None, typer.Option(help="only these, as `default,model` (default: the scenario's)")
+    ] = None,
     artifact: Annotated[
         str | None, typer.Option(help="the model: a folder, or `champion` of the registry")
     ] = None,
     truth: Annotated[bool, typer.Option("--truth", help="keep each packet's truth as Parquet")] = False,
     output: LabOutput = Path("var/lab"),
 ) -> None:
-    """Simulate scenarios with all their controls, on Ray; resumes where it stopped.
+    """Simulate scenarios with their controls, on Ray; resumes where it stopped.
 
     Example: swiftqueue lab run figure8 --artifact var/lab/models/figure8
     """
     from infra.lab.command import Request, run_lab
 
-    sys.exit(run_lab(Request(scenarios, seeds, seconds, artifact, truth), output))
+    chosen = None if controls is None else controls.split(",")
+    sys.exit(run_lab(Request(scenarios, seeds, seconds, artifact, truth, chosen), output))
 
 
 @lab_app.command("train")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -11,7 +11,7 @@ from typing import Final
 from infra.lab import execution, results, rows
 from infra.lab.model_source import models_by_profile
 from infra.lab.runs import Asked, Cell, Model, cells, control_of, identity, resolve
-from infra.lab.scenario import TRAINING_SEEDS_FROM, Scenario
+from infra.lab.scenario import TRAINING_SEEDS_FROM, Scenario, check_controls
 from infra.lab.scenario_file import environment_at, load, names, path_of
 from models.ray_job import ray_cluster
 
@@ -29,6 +29,7 @@ class Request:
     seconds: float | None = None
     artifact: str | None = None  # a folder, or `champion`
     truth: bool = False
+    controls: Sequence[str] | None = None
 
 
 def run_lab(request: Request, output: Path) -> int:
@@ -62,10 +63,10 @@ def list_scenarios() -> None:
 
 
 def adjusted(scenario: Scenario, request: Request) -> Scenario:
-    """Return the scenario with the command's number of seeds and seconds.
+    """Return the scenario with the command's number of seeds, seconds and controls.
 
     Raises:
-        ValueError: they leave nothing to measure.
+        ValueError: they leave nothing to measure, or one is unknown.
     """
     changes: dict[str, object] = {}
     if request.seeds is not None:
@@ -78,6 +79,12 @@ def adjusted(scenario: Scenario, request: Request) -> Scenario:
                 f"--seconds {request.seconds:g}: the first {scenario.warmup_s:g} s are left out, so give more"
             )
         changes["seconds"] = request.seconds
+    if request.controls is not None:
+        try:
+            check_controls(request.controls)
+        except ValueError as error:
+            raise ValueError(f"--controls: {error}") from None
+        changes["controls"] = list(request.controls)
     return scenario.model_copy(update=changes)
 
 

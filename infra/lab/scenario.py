@@ -6,6 +6,7 @@ queue profiles and controls, and an axis of points that each change some keys of
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -236,14 +237,24 @@ class Scenario(Checked):
     def _sound(self) -> Scenario:
         if self.warmup_s >= self.seconds:
             raise ValueError(f"warmup_s: {self.warmup_s:g} s leave nothing of {self.seconds:g} s")
-        if unknown := [c for c in self.controls if c not in CONTROLS]:
-            raise ValueError(f"controls: there is no {unknown[0]!r}, there is {', '.join(CONTROLS)}")
-        if "default" not in self.controls:
-            raise ValueError("controls: default must be among them, every other is compared with it")
-        for key, values in (("seeds", self.seeds), ("profiles", self.profiles), ("controls", self.controls)):
+        try:
+            check_controls(self.controls)
+        except ValueError as error:
+            raise ValueError(f"controls: {error}") from None
+        for key, values in (("seeds", self.seeds), ("profiles", self.profiles)):
             if len(set(values)) < len(values):
                 raise ValueError(f"{key}: one stands there twice")
         return self
+
+
+def check_controls(controls: Sequence[str]) -> None:
+    """Raise ValueError unless these are controls, each once, the default among them."""
+    if unknown := [control for control in controls if control not in CONTROLS]:
+        raise ValueError(f"there is no {unknown[0]!r}, there is {', '.join(CONTROLS)}")
+    if "default" not in controls:
+        raise ValueError("default must be among them, every other is compared with it")
+    if len(set(controls)) < len(controls):
+        raise ValueError("one stands there twice")
 
 
 def buffer_bytes(link: Bottleneck, rtt_ms: float) -> int:

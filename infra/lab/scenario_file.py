@@ -36,7 +36,8 @@ def path_of(scenario: str) -> Path:
 def load(path: Path) -> Scenario:
     """Read and check a scenario; each point of its axis is checked too.
 
-    A key `extends: OTHER` takes what is not said from OTHER.yaml beside the file; mappings are joined by key.
+    A key `extends: OTHER` takes what is not said from OTHER.yaml beside the file, or else from the project's
+    scenario of that name; mappings are joined by key.
 
     Raises:
         ValueError: one line that names the file and the key.
@@ -83,7 +84,8 @@ def _put(tree: Any, keys: Sequence[str], value: Any) -> bool:
     return True
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, *above: Path) -> dict[str, Any]:
+    """Keys of a file joined with those of what it extends; `above` are the files that extend this one."""
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such scenario")
     try:
@@ -96,11 +98,13 @@ def _read(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path.name}: not a mapping of keys")
     if (base := raw.pop("extends", None)) is None:
         return raw
-    if not isinstance(base, str) or not (path.parent / f"{base}.yaml").is_file():
-        raise ValueError(f"{path.name}: extends: there is no {base!r} beside it")
-    if base == path.stem:
-        raise ValueError(f"{path.name}: extends: itself")
-    return _joined(_read(path.parent / f"{base}.yaml"), raw)
+    if not isinstance(base, str):
+        raise ValueError(f"{path.name}: extends: {base!r} is no name of a scenario")
+    chain = (path, *above)
+    for found in (path.parent / f"{base}.yaml", FOLDER / f"{base}.yaml"):
+        if found.is_file() and not any(map(found.samefile, chain)):
+            return _joined(_read(found, *chain), raw)
+    raise ValueError(f"{path.name}: extends: there is no other {base!r}, beside it or of the project")
 
 
 def _joined(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

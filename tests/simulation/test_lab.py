@@ -248,6 +248,8 @@ def test_two_commands_do_not_share_an_output(tmp_path: Path) -> None:
         (Request(["small"], artifact="tests"), "--artifact tests: no model.json there"),
         (Request(["small"], artifact="tests/data/artifacts/v1-tiny"), "made for features .*train again"),
         (Request(["small"], seeds=0), "--seeds 0: give 1 to 999"),
+        (Request(["small"], controls=["model"]), "--controls: default must be among them"),
+        (Request(["small"], controls=["default", "magic"]), "--controls: there is no 'magic'"),
         (Request(["small"], seconds=2), "--seconds 2: the first 2 s are left out"),
         (Request(["nothing"]), "nothing: no such scenario; there is .*small"),
     ],

@@ -119,8 +119,9 @@ S1 = "environment.senders.s1.groups"
         ("axis", {"label": "x", "points": {"a": {"set": {"rtt": 3}}}}, "the environment has no key 'rtt'"),
         ("axis", {"label": "x", "points": {"a": {"set": {"rtt_ms": 0}}}}, "axis.points.a: rtt_ms: "),
         ("axis", {"label": "x", "points": {"a": {"set": {"bottlenecks.7.mbps": 0}}}}, "has no key"),
-        ("extends", "nothing", "extends: there is no 'nothing' beside it"),
-        ("extends", "mine", "extends: itself"),
+        ("extends", "nothing", "extends: there is no other 'nothing', beside it or of the project"),
+        ("extends", "mine", "extends: there is no other 'mine'"),
+        ("extends", 3, "extends: 3 is no name of a scenario"),
     ],
 )
 def test_what_is_wrong_gets_one_line(
@@ -130,6 +131,16 @@ def test_what_is_wrong_gets_one_line(
         load(written(tmp_path, put(small, key, value)))
     assert line in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_scenario_of_ones_own_extends_the_projects(tmp_path: Path) -> None:
+    path = tmp_path / "figure8.yaml"  # even under its name
+    path.write_text("extends: figure8\nseconds: 12\n")
+    assert load(path) == load(path_of("figure8")).model_copy(update={"seconds": 12.0})
+    (tmp_path / "one.yaml").write_text("extends: other\n")
+    (tmp_path / "other.yaml").write_text("extends: one\n")
+    with pytest.raises(ValueError, match=r"^other\.yaml: extends: there is no other 'one'"):
+        load(tmp_path / "one.yaml")
 
 
 def test_no_flow_at_the_captured_sender_is_said(small: dict[str, Any], tmp_path: Path) -> None:
