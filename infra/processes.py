@@ -131,7 +131,7 @@ def start(
             start_new_session=True,
         )
     if nice:
-        _set_niceness(child.pid, nice)
+        set_niceness(child.pid, nice)
     server = Server(name, child.pid, time.time(), dict(ports), *_start_of(child.pid))
     try:
         partial = record_path(name).with_suffix(".partial")
@@ -156,8 +156,8 @@ def start(
     return server
 
 
-def _set_niceness(pid: int, nice: int) -> None:
-    """Give a session more or less weight than others have; below 0 needs CAP_SYS_NICE, else nothing happens.
+def set_niceness(pid: int, nice: int) -> None:
+    """Give a process' session another weight than others have, where it may: below 0 needs CAP_SYS_NICE.
 
     The kernel shares the cores among sessions first (sched(7), autogroup). A `nice` in one says nothing to
     another: however low the priority of a push in its session, Triton's threads in theirs waited for it.

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from infra import processes
 from infra.bench.inference_references import make_model
 from infra.bench.rows import Row
 from infra.bench.served_models import build, served, write_model
@@ -100,10 +101,16 @@ class Agent:
             "speed": speed,
         }
         command = [str(self.program), *self.source, *(f"--{name}={value}" for name, value in options.items())]
-        ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60 + 4 * seconds)
-        if ran.returncode:
-            raise RuntimeError(f"bench linerate: {ran.stderr.strip()}")
-        summary: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as agent:
+            processes.set_niceness(agent.pid, processes.AHEAD)  # as `swiftqueue up --live` does
+            try:
+                said, problem = agent.communicate(timeout=60 + 4 * seconds)
+            finally:
+                agent.kill()
+        if agent.returncode:
+            raise RuntimeError(f"bench linerate: {problem.strip()}")
+        summary: dict[str, Any] = json.loads(said.splitlines()[-1])
         return summary
 
 
