@@ -111,7 +111,8 @@ def start(
 ) -> Server:
     """Start a server in a session of its own and wait until `ready` says that it answers.
 
-    `nice` is that of its session among the others (AHEAD, BEHIND), where the kernel has it so and we may ask.
+    `nice` is that of its session among the others (AHEAD, BEHIND), where the kernel has it so and we may ask;
+    what comes behind others does so once it answers, because somebody waits for its start.
 
     Raises:
         RuntimeError: it ended or did not answer in time; it is stopped, its last log line is in the message.
@@ -130,7 +131,7 @@ def start(
             stderr=log,
             start_new_session=True,
         )
-    if nice:
+    if nice < 0:
         set_niceness(child.pid, nice)
     server = Server(name, child.pid, time.time(), dict(ports), *_start_of(child.pid))
     try:
@@ -153,6 +154,8 @@ def start(
     except BaseException:
         stop(name)
         raise
+    if nice > 0:
+        set_niceness(child.pid, nice)
     return server
 
 
