@@ -61,7 +61,7 @@ lab: setup ## The L4S laboratory: a small sweep with its controls, and the repor
 	swiftqueue lab run small
 	swiftqueue lab report
 
-test: setup ## All tests, against real services (35 minutes on 2 cores)
+test: setup ## All tests, against real services (40 minutes on 2 cores)
 	pytest
 
 test-fast: setup ## The tests that need no service and no training (under a minute)

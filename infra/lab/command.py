@@ -80,10 +80,7 @@ def adjusted(scenario: Scenario, request: Request) -> Scenario:
             )
         changes["seconds"] = request.seconds
     if request.controls is not None:
-        try:
-            check_controls(request.controls)
-        except ValueError as error:
-            raise ValueError(f"--controls: {error}") from None
+        check_controls("--controls", request.controls)
         changes["controls"] = list(request.controls)
     return scenario.model_copy(update=changes)
 

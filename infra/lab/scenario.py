@@ -237,24 +237,24 @@ class Scenario(Checked):
     def _sound(self) -> Scenario:
         if self.warmup_s >= self.seconds:
             raise ValueError(f"warmup_s: {self.warmup_s:g} s leave nothing of {self.seconds:g} s")
-        try:
-            check_controls(self.controls)
-        except ValueError as error:
-            raise ValueError(f"controls: {error}") from None
+        check_controls("controls", self.controls)
         for key, values in (("seeds", self.seeds), ("profiles", self.profiles)):
-            if len(set(values)) < len(values):
-                raise ValueError(f"{key}: one stands there twice")
+            _check_once(key, values)
         return self
 
 
-def check_controls(controls: Sequence[str]) -> None:
-    """Raise ValueError unless these are controls, each once, the default among them."""
+def check_controls(key: str, controls: Sequence[str]) -> None:
+    """Raise ValueError, which names `key`, unless these are controls, each once, the default among them."""
     if unknown := [control for control in controls if control not in CONTROLS]:
-        raise ValueError(f"there is no {unknown[0]!r}, there is {', '.join(CONTROLS)}")
+        raise ValueError(f"{key}: there is no {unknown[0]!r}, there is {', '.join(CONTROLS)}")
     if "default" not in controls:
-        raise ValueError("default must be among them, every other is compared with it")
-    if len(set(controls)) < len(controls):
-        raise ValueError("one stands there twice")
+        raise ValueError(f"{key}: default must be among them, every other is compared with it")
+    _check_once(key, controls)
+
+
+def _check_once(key: str, values: Sequence[object]) -> None:
+    if len(set(values)) < len(values):
+        raise ValueError(f"{key}: one stands there twice")
 
 
 def buffer_bytes(link: Bottleneck, rtt_ms: float) -> int:
