@@ -289,12 +289,14 @@ void TritonPredictor::choose_server(std::int64_t now) {
     }
     return resting;
   };
-  active_ = best();
+  const TritonServer* const before = std::exchange(active_, best());
   if (active_ != nullptr && active_->too_slow(now) && others(active_)) {
     active_->leave("its answers are too late", now);
     active_ = best();
   }
   if (active_ != nullptr) last_ = active_;
+  // Whoever has a decision of a server finds in the metrics that it is connected.
+  if (active_ != before) publish();
 }
 
 // To be called when no event waits: what is overdue then was not answered.
