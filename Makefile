@@ -33,16 +33,17 @@ $(UV): infra/setup/uv.lock
 	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r infra/setup/uv.lock
 	@touch $@
 
-# uv shows its own progress; about 3 GB are fetched the first time.
+# uv shows its own progress; about 3 GB are fetched the first time. Bytecode is made here (a minute), not by whoever imports
+# first: Ray starts a dozen processes that all import the same, and some machines are set never to write it.
 $(VENV)/.synced: requirements.lock pyproject.toml $(UV)
-	VIRTUAL_ENV=$(VENV) $(UV) pip sync --require-hashes requirements.lock
+	VIRTUAL_ENV=$(VENV) $(UV) pip sync --require-hashes --compile-bytecode requirements.lock
 	VIRTUAL_ENV=$(VENV) $(UV) pip install --no-deps --no-build-isolation --quiet --editable .
 	@touch $@
 
 # Triton's Python backend needs NumPy 1, so it lives in an environment of its own.
 .venv-triton/.synced: requirements-triton.lock $(VENV)/.synced
 	$(UV) venv --quiet --allow-existing --python $(BIN)/python .venv-triton
-	VIRTUAL_ENV=.venv-triton $(UV) pip sync --require-hashes requirements-triton.lock
+	VIRTUAL_ENV=.venv-triton $(UV) pip sync --require-hashes --compile-bytecode requirements-triton.lock
 	$(BIN)/python -m infra.triton_environment
 	@touch $@
 
