@@ -24,6 +24,7 @@ from models.state import state_dir
 STOP_TIMEOUT_S: Final = 15.0  # Triton takes 3-6 s to unload its models
 CHILDREN_TIMEOUT_S: Final = 3.0  # for what a server started and left, once it has ended itself
 POLL_S: Final = 0.1
+ENDED_POLL_S: Final = 0.02
 # Niceness of a session among the others: of what is waited for within milliseconds, and of what can wait.
 AHEAD: Final = -10
 BEHIND: Final = 5
@@ -50,7 +51,7 @@ class Server:
         """The running process, or None when it has ended (or its id now belongs to another)."""
         with contextlib.suppress(psutil.NoSuchProcess):
             process = psutil.Process(self.pid)
-            if _start_of(self.pid) == (self.boot, self.ticks) and process.status() != psutil.STATUS_ZOMBIE:
+            if _start_of(self.pid) == (self.boot, self.ticks) and _runs(process):
                 return process
         return None
 
@@ -184,16 +185,35 @@ def stop(name: str) -> Server | None:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.resume()  # a stopped (SIGSTOP) process would never see the request to end
             process.terminate()
-        psutil.wait_procs([process], STOP_TIMEOUT_S)
-        _, family = psutil.wait_procs(family, CHILDREN_TIMEOUT_S)
+        _wait_ended([process], STOP_TIMEOUT_S)
+        family = _wait_ended(family, CHILDREN_TIMEOUT_S)
     for survivor in family:
         with contextlib.suppress(psutil.NoSuchProcess):
             survivor.kill()
-    psutil.wait_procs(family, STOP_TIMEOUT_S)
+    _wait_ended(family, STOP_TIMEOUT_S)
     for region in regions:
         region.unlink(missing_ok=True)
     record_path(name).unlink(missing_ok=True)
     return server if process else None
+
+
+def _wait_ended(processes: Sequence[psutil.Process], timeout_s: float) -> list[psutil.Process]:
+    """Wait until they have ended and return those that have not.
+
+    A zombie has ended. `psutil.wait_procs` waits on until its parent has taken note, and the first process of
+    some containers, the parent of what outlived its own, does so every two seconds only.
+    """
+    deadline = time.monotonic() + timeout_s
+    while (left := [one for one in processes if _runs(one)]) and time.monotonic() < deadline:
+        time.sleep(ENDED_POLL_S)
+    psutil.wait_procs(processes, 0)  # takes note of those that this process started
+    return left
+
+
+def _runs(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    return False
 
 
 def _recorded(name: str) -> Server | None:

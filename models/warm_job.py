@@ -7,6 +7,7 @@ and results go through a Ray actor, so that no folder need be shared between the
 from __future__ import annotations
 
 import contextlib
+import pickle
 import secrets
 import signal
 import threading
@@ -30,18 +31,21 @@ class WarmJobError(RuntimeError):
 
 @dataclass(frozen=True)
 class Work:
-    """One piece of work, for every worker alike."""
+    """One piece of work, for every worker alike.
+
+    Pickled, as an outcome is: the mailbox need not import what workers do (PyTorch costs 2 s and 200 MiB).
+    """
 
     number: int
-    payload: Any
+    payload: bytes
 
 
 @dataclass(frozen=True)
 class Outcome:
     """What rank 0 made of it: a value, or an error of the handler's own."""
 
-    value: Any = None
-    error: Exception | None = None
+    pickled: bytes
+    is_error: bool
     deaths: int = 0  # of workers that had begun it
 
 
@@ -158,13 +162,14 @@ class WarmJob:
         self._number += 1
         number = self._number
         self._ask(self._mailbox.drop.remote())
-        self._ask(self._mailbox.put.remote(Work(number, payload)))
+        self._ask(self._mailbox.put.remote(Work(number, pickle.dumps(payload))))
         outcome = self._await(lambda: self._ask(self._mailbox.outcome.remote(number)), timeout_s, "work")
         if outcome.deaths:
             print("a worker of the Ray Train job died; another did its work again", flush=True)
-        if outcome.error is not None:
-            raise outcome.error
-        return outcome.value
+        made = pickle.loads(outcome.pickled)  # noqa: S301 - of our own worker
+        if outcome.is_error:
+            raise made
+        return made
 
     def close(self) -> None:
         """End the workers, and Ray where this job started it."""
@@ -224,8 +229,9 @@ def _work_for_ever(config: dict[str, Any]) -> None:
         if work is None:
             return
         try:
-            outcome = Outcome(value=handler(work.payload, rank, workers))
+            payload = pickle.loads(work.payload)  # noqa: S301 - of the program that started this job
+            outcome = Outcome(pickle.dumps(handler(payload, rank, workers)), is_error=False)
         except (ValueError, OSError) as error:
-            outcome = Outcome(error=error)
+            outcome = Outcome(pickle.dumps(error), is_error=True)
         if rank == 0:
             ray.get(mailbox.answer.remote(work.number, outcome))

@@ -56,6 +56,7 @@ def start(folder: Path, temporary: Path) -> processes.Server:
     ]
     environment = {
         "RAY_raylet_start_wait_time_s": START_WAIT_S,
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # there is no other node for its actors to move to
         "OMP_NUM_THREADS": "1",
         "TMPDIR": str(temporary),
         **SERVE_PATIENCE,

@@ -35,23 +35,23 @@ def test_a_full_disk_costs_lines_and_no_program() -> None:
 
 
 def test_what_a_dead_worker_had_begun_is_given_again() -> None:
-    box, work = Mailbox(1), Work(7, "a minute")
+    box, work = Mailbox(1), Work(7, b"a minute")
     assert box.take(0, "first") == (False, None)
     box.put(work)
     assert box.take(0, "first") == (True, work)
     assert box.take(0, "first") == (False, None)
     assert box.take(0, "second") == (True, work)
-    box.answer(7, Outcome(value=1))
-    assert box.outcome(7) == Outcome(value=1, deaths=1)
+    box.answer(7, Outcome(b"1", is_error=False))
+    assert box.outcome(7) == Outcome(b"1", is_error=False, deaths=1)
     assert box.take(0, "third") == (False, None)
 
 
 def test_what_was_given_up_is_not_begun_again() -> None:
     box = Mailbox(1)
-    box.put(Work(1, "late"))
+    box.put(Work(1, b"late"))
     box.take(0, "first")
     box.drop()
-    box.put(Work(2, "next"))
-    assert box.take(0, "second") == (True, Work(2, "next"))
-    box.answer(2, Outcome())
-    assert box.outcome(2) == Outcome()
+    box.put(Work(2, b"next"))
+    assert box.take(0, "second") == (True, Work(2, b"next"))
+    box.answer(2, Outcome(b"", is_error=True))
+    assert box.outcome(2) == Outcome(b"", is_error=True)
