@@ -33,7 +33,7 @@ class WarmJobError(RuntimeError):
 class Work:
     """One piece of work, for every worker alike.
 
-    Pickled, as an outcome is: the mailbox need not import what workers do (PyTorch costs 2 s and 200 MiB).
+    Pickled, as an outcome is: the mailbox need not import what workers do (PyTorch costs 2 s and 290 MiB).
     """
 
     number: int
