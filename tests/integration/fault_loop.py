@@ -210,14 +210,14 @@ class FaultLoop:
         return {name for name in new if str(SHARED_MEMORY / name) not in used}
 
     def heal_mlflow(self) -> None:
-        """Do what its own supervisor would: start the registry's server where it is gone."""
-        if processes.running("mlflow") is None:
-            uri = os.environ.pop("MLFLOW_TRACKING_URI")
-            try:
-                processes.stop("mlflow")
-                start_mlflow()
-            finally:
-                os.environ["MLFLOW_TRACKING_URI"] = uri
+        """Do what its own supervisor would after it was killed: start the registry's server."""
+        wait_until("mlflow did not end", lambda: processes.running("mlflow") is None, 10)
+        uri = os.environ.pop("MLFLOW_TRACKING_URI")
+        try:
+            processes.stop("mlflow")
+            start_mlflow()
+        finally:
+            os.environ["MLFLOW_TRACKING_URI"] = uri
 
     # Rounds ---------------------------------------------------------------------------------------------
 
