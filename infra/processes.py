@@ -211,8 +211,9 @@ def _wait_ended(processes: Sequence[psutil.Process], timeout_s: float) -> list[p
 
 
 def _runs(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    """Whether it has not ended. A zombie has when its last thread is gone: until then its ports are taken."""
+    with contextlib.suppress(psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
+        return process.status() != psutil.STATUS_ZOMBIE or len(os.listdir(f"/proc/{process.pid}/task")) > 1
     return False
 
 

@@ -145,6 +145,23 @@ def test_what_a_killed_server_started_is_stopped() -> None:
     assert not processes.record_path("sleeper").exists()
 
 
+def test_a_killed_server_has_ended_when_its_port_is_free() -> None:
+    """Its first thread is a zombie at once; the last one gives back 256 MiB before it closes the port."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    listen = (
+        "import socket, threading, time; "
+        f"listener = socket.create_server(('127.0.0.1', {port})); held = b'x' * (256 << 20); "
+        "threading.Thread(target=time.sleep, args=(60,)).start(); print('ready', flush=True)"
+    )
+    server = processes.start("sleeper", [sys.executable, "-c", listen], {"http": port}, {}, says_ready, 30)
+    psutil.Process(server.pid).kill()
+    while processes.running("sleeper"):
+        time.sleep(0.001)
+    processes.check_port(port, "SWIFTQUEUE_PORT")
+
+
 def test_a_server_that_ends_at_once_is_reported_with_its_last_error(state: Path) -> None:
     command = [sys.executable, "-S", "-c", "import sys; sys.exit('error: no model there')"]
     with pytest.raises(RuntimeError, match="sleeper ended with code 1: error: no model there"):
