@@ -229,9 +229,9 @@ def _work_for_ever(config: dict[str, Any]) -> None:
         if work is None:
             return
         try:
-            payload = pickle.loads(work.payload)  # noqa: S301 - of the program that started this job
-            outcome = Outcome(pickle.dumps(handler(payload, rank, workers)), is_error=False)
+            made = handler(pickle.loads(work.payload), rank, workers)  # noqa: S301 - of who started this job
+            is_error = False
         except (ValueError, OSError) as error:
-            outcome = Outcome(pickle.dumps(error), is_error=True)
+            made, is_error = error, True
         if rank == 0:
-            ray.get(mailbox.answer.remote(work.number, outcome))
+            ray.get(mailbox.answer.remote(work.number, Outcome(pickle.dumps(made), is_error)))
