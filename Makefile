@@ -6,11 +6,12 @@ PYTHON ?= $(shell for p in python3.12 python3.11 python3; do $$p -c '' 2>/dev/nu
 VENV := .venv
 BIN := $(VENV)/bin
 UV := $(BIN)/uv
-export PATH := $(CURDIR)/$(BIN):$(PATH)
+TOOLS := build/tools
+export PATH := $(CURDIR)/$(BIN):$(CURDIR)/$(TOOLS):$(PATH)
 # Small models train 2-4 times faster on one thread each (docs/LOG.md); Ray gives each worker its own core.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup setup-monitoring debian native run lab test test-fast lint format bench up down status logs lock clean
+.PHONY: help setup setup-tests kustomize debian native run lab test test-fast lint format bench up down status logs lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -23,8 +24,15 @@ debian:
 	  g++ libgrpc++-dev protobuf-compiler protobuf-compiler-grpc libcli11-dev prometheus-cpp-dev
 
 # Apart from `setup`: with an init system Debian starts both servers, Prometheus on every interface.
-setup-monitoring: ## Install Debian's Prometheus and PostgreSQL, which some tests use where they are
+setup-tests: kustomize ## Install what some tests use where it is: Debian's Prometheus and PostgreSQL, kustomize
 	@infra/setup/debian.sh "the tests with Prometheus and PostgreSQL" "those tests are left out" prometheus postgresql
+
+# Debian has none. As with its packages: says what it could not do; never a reason to stop.
+KUSTOMIZE := sigs.k8s.io/kustomize/kustomize/v5@v5.8.1
+kustomize:
+	@[ -x $(TOOLS)/kustomize ] || { command -v go >/dev/null && echo "setup: building kustomize" && \
+	  GOBIN=$(CURDIR)/$(TOOLS) go install $(KUSTOMIZE); } || \
+	  echo "setup: no kustomize, one test is left out; to have it (Go 1.24 or later), run: go install $(KUSTOMIZE)"
 
 $(UV): infra/setup/uv.lock
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v in ((3, 11), (3, 12)) else f"Python 3.11 or 3.12 is needed, {v[0]}.{v[1]} was found; name one with: make PYTHON=/path/to/python3.11 setup")'

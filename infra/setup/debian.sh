@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs Debian or Ubuntu packages where that may be done: as root, or with a sudo that asks for no password.
 # Where it may not, says which line to run, and what goes on without them, and ends well. Says and does nothing
-# when all is there. `make setup` and `make setup-monitoring` run it.
+# when all is there. `make setup` and `make setup-tests` run it.
 #
 #   infra/setup/debian.sh "WHAT THEY ARE FOR" "WHAT HAPPENS WITHOUT" PACKAGE...
 set -uo pipefail

@@ -379,7 +379,7 @@ def test_the_round_calls_a_command_that_exists() -> None:
 def test_kustomize_builds_the_same_objects() -> None:
     program = shutil.which("kustomize")
     if program is None:
-        pytest.skip("kustomize is not installed (go install sigs.k8s.io/kustomize/kustomize/v5@v5.8.1)")
+        pytest.skip("kustomize is not installed (make setup-tests)")
     built = subprocess.run([program, "build", K8S], capture_output=True, text=True, check=True).stdout
     found = [o for o in yaml.safe_load_all(built) if not o["metadata"]["name"].startswith("triton-probe")]
     assert sorted(f"{o['kind']}/{o['metadata']['name']}" for o in found) == sorted(NAMES)
