@@ -185,19 +185,19 @@ def stop(name: str) -> Server | None:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.resume()  # a stopped (SIGSTOP) process would never see the request to end
             process.terminate()
-        _wait_ended([process], STOP_TIMEOUT_S)
-        family = _wait_ended(family, CHILDREN_TIMEOUT_S)
+        wait_ended([process], STOP_TIMEOUT_S)
+        family = wait_ended(family, CHILDREN_TIMEOUT_S)
     for survivor in family:
         with contextlib.suppress(psutil.NoSuchProcess):
             survivor.kill()
-    _wait_ended(family, STOP_TIMEOUT_S)
+    wait_ended(family, STOP_TIMEOUT_S)
     for region in regions:
         region.unlink(missing_ok=True)
     record_path(name).unlink(missing_ok=True)
     return server if process else None
 
 
-def _wait_ended(processes: Sequence[psutil.Process], timeout_s: float) -> list[psutil.Process]:
+def wait_ended(processes: Sequence[psutil.Process], timeout_s: float) -> list[psutil.Process]:
     """Wait until they have ended and return those that have not.
 
     A zombie has ended. `psutil.wait_procs` waits on until its parent has taken note, and the first process of

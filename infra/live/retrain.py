@@ -28,6 +28,7 @@ import psutil
 import yaml
 
 from feature_store.telemetry import Latest, write_trace
+from infra import processes
 from infra.live import plan
 from models import artifact
 from models.protocol import PROTOCOLS
@@ -156,7 +157,7 @@ class Retraining:
             for process in family:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.terminate()
-            for process in psutil.wait_procs(family, STOP_S)[1]:
+            for process in processes.wait_ended(family, STOP_S):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
         self._process.wait()

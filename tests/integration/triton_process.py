@@ -20,7 +20,7 @@ def kill_server() -> None:
     family = [process, *process.children(recursive=True)]
     regions = processes._shared_memory(family)
     process.kill()
-    for stub in psutil.wait_procs(family, 5)[1]:
+    for stub in processes.wait_ended(family, 5):
         stub.kill()
     for region in regions:  # a killed server cannot remove its own
         region.unlink(missing_ok=True)
