@@ -1,4 +1,4 @@
-"""How far the inputs of a trace's later slices have left their distribution in the training slice."""
+"""How far the network's inputs have left the distribution that its encoder was trained on."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import polars as pl
 
 from feature_store.windows import FEATURES, HORIZON
 
+SAMPLE: Final = 2_000  # rows that stand for many; the index moves by 0.01 or so from one sample to another
 PSI_BINS: Final = 10
 PSI_FLOOR: Final = 1e-3  # an empty bin would make the index infinite
 # A flow's age grows with the trace; the length of the last hole stands until the next one, so a slice
@@ -34,6 +35,22 @@ def population_stability(training: npt.NDArray[Any], later: npt.NDArray[Any]) ->
 
     p, q = shares(training), shares(later)
     return float(np.sum((q - p) * np.log(q / p)))
+
+
+def sample_inputs(candidates_BHF: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Rows (N, F), at equal distances, that stand for the inputs of many candidates."""
+    rows_NF = candidates_BHF.reshape(-1, candidates_BHF.shape[-1])
+    step = max(1, len(rows_NF) // SAMPLE)
+    return np.ascontiguousarray(rows_NF[::step])
+
+
+def input_shift(training_NF: npt.NDArray[np.float32], now_NF: npt.NDArray[np.float32]) -> dict[str, float]:
+    """Population stability index of each input against the training's."""
+    return {
+        feature.name: population_stability(training_NF[:, i], now_NF[:, i])
+        for i, feature in enumerate(FEATURES)
+        if feature.name not in NO_SHIFT_TEST
+    }
 
 
 def slice_shifts(

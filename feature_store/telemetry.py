@@ -14,6 +14,7 @@ import polars as pl
 
 from feature_store.schema import HORIZON, PACKET_SCHEMA
 from feature_store.table_writer import MINUTE_NS
+from feature_store.telemetry_manifest import FILE as MANIFEST
 from feature_store.telemetry_manifest import Manifest, load_manifest, sender_dir
 from feature_store.telemetry_tables import merged, read_part, write_part
 
@@ -43,6 +44,18 @@ class Latest:
 def senders(root: Path) -> list[str]:
     """Ids of the senders of which packets are stored, sorted."""
     return sorted(p.name.removeprefix("trace=") for p in (root / "packets").glob("trace=*"))
+
+
+def latest_sender(root: Path) -> str:
+    """Id of the sender of which packets were stored last, by this machine's clock.
+
+    Raises:
+        FileNotFoundError: nothing of any sender is stored.
+    """
+    stored = {name: (sender_dir(root, name) / MANIFEST).stat().st_mtime_ns for name in senders(root)}
+    if not stored:
+        raise FileNotFoundError(f"no telemetry under {root} yet")
+    return max(stored, key=stored.__getitem__)
 
 
 def latest_minutes(root: Path, sender: str, minutes: float) -> Latest:

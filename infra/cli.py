@@ -223,6 +223,9 @@ def up(
     every: Annotated[float, typer.Option(help="--live: seconds from one round to the next")] = 300.0,
     learn: Annotated[float, typer.Option(help="--live: seconds that a round learns from")] = 60.0,
     judge: Annotated[float, typer.Option(help="--live: seconds that it is judged on")] = 10.0,
+    drift: Annotated[
+        float, typer.Option(help="--live: stability index of an input beyond which it has drifted")
+    ] = 1.5,
     retrain: Annotated[
         Retrain, typer.Option(help="--live: a full re-train when the inputs have drifted: say so, or do it")
     ] = Retrain.propose,
@@ -240,6 +243,7 @@ def up(
             every_s=every,
             learn_s=learn,
             judge_s=judge,
+            drift=drift,
             retrain=retrain is Retrain.start,
         )
     else:
@@ -284,14 +288,21 @@ def rollback() -> None:
 
 @app.command()
 def schedule(
-    telemetry: Annotated[Path, typer.Option(help="the feature store's telemetry")] = Path("var/telemetry"),
-    sender: Annotated[str | None, typer.Option(help="whose telemetry (default: the only sender's)")] = None,
+    telemetry: Annotated[
+        Path | None, typer.Option(help="the feature store's telemetry (default: where the ingest stores it)")
+    ] = None,
+    sender: Annotated[
+        str | None, typer.Option(help="whose telemetry (default: of the one that was stored last)")
+    ] = None,
     every: Annotated[float, typer.Option(help="seconds from one round to the next")] = 300.0,
     learn: Annotated[float, typer.Option(help="seconds of telemetry that a round learns from")] = 60.0,
     judge: Annotated[float, typer.Option(help="seconds after them that it is judged on")] = 10.0,
     least_windows: Annotated[int, typer.Option(help="fewer in either part: the round is declined")] = 200,
     rounds: Annotated[int | None, typer.Option(help="stop after so many (default: never)")] = None,
     metrics_port: Annotated[int, typer.Option(help="Prometheus port on loopback; 0: a free one")] = 0,
+    drift: Annotated[
+        float, typer.Option(help="stability index of an input beyond which it has drifted")
+    ] = 1.5,
     retrain: Annotated[
         Retrain, typer.Option(help="a full re-train when the inputs have drifted: say so, or do it")
     ] = Retrain.propose,
@@ -312,6 +323,7 @@ def schedule(
             least_windows=least_windows,
             limit=rounds,
             metrics_port=metrics_port,
+            drift=drift,
             retrain=retrain is Retrain.start,
         )
     )

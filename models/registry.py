@@ -26,6 +26,9 @@ CHAMPION: Final = "champion"  # the served version
 CHALLENGER: Final = "challenger"  # the version that may take its place
 CONTENT_TAG: Final = "content_sha256"
 ARTIFACT_FILES: Final = ("model.safetensors", "model.json", "model.onnx")
+INPUTS_FILE: Final = (
+    "inputs.npy"  # beside them: a sample (N, F) of the inputs that the encoder was trained on
+)
 BATCH: Final = 500  # metrics in one call; MLflow takes at most 1000
 PARAMS_BATCH: Final = 100  # as many as it takes
 
@@ -136,7 +139,7 @@ class Registry:
                 self._client.set_model_version_tag(self.model, str(version), key, value)
 
     def fetch(self, version: int, folder: Path) -> Path:
-        """Copy a version's artifact (safetensors, JSON, ONNX) into `folder`."""
+        """Copy a version's artifact (safetensors, JSON, ONNX, INPUTS_FILE if it has one) into `folder`."""
         import mlflow
 
         folder.mkdir(parents=True, exist_ok=True)
@@ -148,6 +151,7 @@ class Registry:
                 if not (source / name).is_file():
                     raise RegistryError(f"version {version} of {self.model}: {name} is missing")
                 shutil.copyfile(source / name, folder / name)
+            _copy_inputs(source, folder)
         return folder
 
     def add(
@@ -162,7 +166,7 @@ class Registry:
         """Log an artifact (with its `model.onnx`) in a run of its own and register it as a new version.
 
         Args:
-            artifact: folder holding the ARTIFACT_FILES.
+            artifact: folder holding the ARTIFACT_FILES and, if it is known, INPUTS_FILE.
             tags: of the run and of the version.
             params: of the run.
             metrics: of the run; finite numbers.
@@ -247,6 +251,12 @@ def _save_model(artifact: Path, folder: Path, model: Any, run_id: str, tags: Map
     )
     for name in ARTIFACT_FILES:
         shutil.copyfile(artifact / name, folder / name)
+    _copy_inputs(artifact, folder)
+
+
+def _copy_inputs(source: Path, target: Path) -> None:
+    if (source / INPUTS_FILE).is_file():  # versions of before it was kept have none
+        shutil.copyfile(source / INPUTS_FILE, target / INPUTS_FILE)
 
 
 def _choose(uri: str) -> None:

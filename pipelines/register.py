@@ -16,11 +16,13 @@ from typing import Any, Final
 
 import numpy as np
 import yaml
+from numpy.typing import NDArray
 
+from feature_store.distribution_shift import sample_inputs
 from feature_store.windows import schema_hash
 from models import artifact, gate
 from models.lineage import content_hash, dvc_hashes, git_commit
-from models.registry import CHALLENGER, CHAMPION, CONTENT_TAG, Registry
+from models.registry import CHALLENGER, CHAMPION, CONTENT_TAG, INPUTS_FILE, Registry
 from pipelines.stage import StageError, load_params, stage_main
 
 PARAMS: Final = {"model_name", "trace", "keep_versions"}
@@ -74,6 +76,20 @@ def held_out_slice(windows: Path, trace: str) -> tuple[gate.HeldOut, float]:
     names = tuple(f if isinstance(f, str) else f["name"] for f in meta["features"])
     before = y_BH[:low][np.isfinite(y_BH[:low])]
     return gate.HeldOut(x_BWF, y_BH[low:high], names), float(np.median(before)) if before.size else 0.0
+
+
+def training_inputs(windows: Path) -> NDArray[np.float32]:
+    """Sample (N, F) of the inputs of all traces' pre-training slices: what drift is measured from.
+
+    Shapes: B windows, W tokens of a window, H candidates, F features.
+    """
+    meta = json.loads((windows / "meta.json").read_text())
+    candidates_BHF = []
+    for trace, slices in meta["traces"].items():
+        low, high = slices["pretrain"]
+        x_BWF = np.load(windows / trace / "x_acked.npy", mmap_mode="r")
+        candidates_BHF.append(x_BWF[low:high, -meta["horizon"] :])
+    return sample_inputs(np.concatenate(candidates_BHF))
 
 
 def champion_figures(
@@ -135,6 +151,7 @@ def register(
             # Exported in a copy: the artifact is an output of another stage, which DVC guards.
             exported = Path(shutil.copytree(source, Path(temporary) / "artifact"))
             artifact.export_onnx(exported)
+            np.save(exported / INPUTS_FILE, training_inputs(windows))
             version = registry.add(
                 exported,
                 tags=tags,

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 
 from infra.live.minute import Tuned
+from infra.live.retrain import Retrained
 from models import artifact, onnx_head
 from models.finetuning import FinetuneParams
 from models.lineage import content_hash, git_commit
-from models.registry import CHALLENGER, CONTENT_TAG, Registry
+from models.registry import CHALLENGER, CONTENT_TAG, INPUTS_FILE, Registry
 
 
 def register(
@@ -24,7 +25,7 @@ def register(
     parent: Path,
     packets: pl.DataFrame,
     finetune: FinetuneParams,
-    retrained: Mapping[str, str] | None,
+    retrained: Retrained | None,
 ) -> int:
     """Register what a round made, or find it again, and point `challenger` at it.
 
@@ -36,7 +37,7 @@ def register(
         parent: that version's artifact, with its ONNX network.
         packets: what it learned from.
         finetune: how its head was trained.
-        retrained: tags of the re-train whose encoder it has; None where it has the champion's.
+        retrained: the re-train whose encoder it has; None where it has the champion's.
 
     Raises:
         OSError: the registry does not answer.
@@ -48,11 +49,14 @@ def register(
     if (known := registry.find(content)) is not None:
         return known
     onnx_head.export_onnx(folder, parent)
+    # Of a champion that has none (an older registry) the first minute stands for them from now on.
+    trained_on = tuned.trained_on if retrained is None else np.load(retrained.trained_on, allow_pickle=False)
+    np.save(folder / INPUTS_FILE, trained_on)
     description = artifact.load(folder).description
     if retrained is None:  # the encoder's data are those of the champion's
         lineage = {k: v for k, v in registry.tags(champion).items() if k.startswith(("dvc.", "retrain."))}
     else:
-        lineage = dict(retrained)
+        lineage = dict(retrained.tags)
     tags = lineage | {
         CONTENT_TAG: content,
         "git_commit": git_commit(Path.cwd()),

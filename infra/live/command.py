@@ -8,9 +8,10 @@ from typing import Any, Final
 
 import yaml
 
-from feature_store.telemetry import latest_minutes, senders
+from feature_store.telemetry import latest_minutes, latest_sender
 from infra.live.log import say
 from infra.live.metrics import Metrics
+from infra.live.plan import DRIFT
 from infra.live.retrain import Retraining
 from infra.live.rounds import RoundParams, Rounds
 from infra.live.scheduler import Scheduler, stop_on_signals
@@ -18,13 +19,14 @@ from models.finetuning import FinetuneParams
 from models.warm_job import WarmJobError
 from pipelines.register import read_params
 from serving.endpoint import metrics_address
+from serving.ingest.server import telemetry_dir
 
 PARAMS_FILE: Final = Path("params.yaml")
 LEAD_IN_S: Final = 5.0  # several times the history of a window at any rate a window is made for
 
 
 def schedule(
-    telemetry: Path,
+    telemetry: Path | None,
     *,
     sender: str | None,
     every_s: float,
@@ -33,6 +35,7 @@ def schedule(
     least_windows: int,
     limit: int | None,
     metrics_port: int,
+    drift: float,
     retrain: bool,
 ) -> int:
     """Run rounds until told to stop; 0 when the last one did not fail.
@@ -44,9 +47,12 @@ def schedule(
         OSError: params.yaml is not here, or the port is taken.
     """
     params = yaml.safe_load(PARAMS_FILE.read_text())
+    root = telemetry or telemetry_dir()
     rounds = Rounds(
-        lambda seconds: latest_minutes(telemetry, _sender(telemetry, sender), seconds / 60),
-        round_params(params["validate"], learn_s=learn_s, judge_s=judge_s, least_windows=least_windows),
+        lambda seconds: latest_minutes(root, sender or latest_sender(root), seconds / 60),
+        round_params(
+            params["validate"], learn_s=learn_s, judge_s=judge_s, least_windows=least_windows, drift=drift
+        ),
         FinetuneParams(**params["finetune"]),
         str(read_params(PARAMS_FILE)["model_name"]),
         Retraining(params) if retrain else None,
@@ -75,6 +81,7 @@ def round_params(
     learn_s: float,
     judge_s: float,
     least_windows: int,
+    drift: float = DRIFT,
     lead_in_s: float = LEAD_IN_S,
 ) -> RoundParams:
     """How a round is run, with the limits of section `validate`."""
@@ -83,24 +90,7 @@ def round_params(
         judge_s=judge_s,
         lead_in_s=lead_in_s,
         least_windows=least_windows,
-        max_psi=validate["max_shift_psi"],
+        drift=drift,
         max_unknown_latency=validate["max_unknown_latency"],
         max_latency_s=validate["max_latency_s"],
     )
-
-
-def _sender(telemetry: Path, wanted: str | None) -> str:
-    """The sender to learn from: the one named, or the only one.
-
-    Raises:
-        FileNotFoundError: there is none yet.
-        ValueError: there are several and none was named.
-    """
-    if wanted is not None:
-        return wanted
-    known = senders(telemetry)
-    if not known:
-        raise FileNotFoundError(f"no telemetry under {telemetry} yet")
-    if len(known) > 1:
-        raise ValueError(f"{telemetry} has the senders {', '.join(known)}: name one with --sender")
-    return known[0]

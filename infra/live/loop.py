@@ -40,7 +40,14 @@ PORT_WAIT_S: Final = 3.0  # a killed part's child needs a moment to let go of it
 
 
 def start_loop(
-    trace: str | None, *, speed: float, every_s: float, learn_s: float, judge_s: float, retrain: bool = False
+    trace: str | None,
+    *,
+    speed: float,
+    every_s: float,
+    learn_s: float,
+    judge_s: float,
+    drift: float = plan.DRIFT,
+    retrain: bool = False,
 ) -> None:
     """Start every part that does not run, in order, each when the one before it answers.
 
@@ -50,7 +57,7 @@ def start_loop(
         RuntimeError: a part did not start; those before it stay, `down` stops them.
     """
     params = yaml.safe_load(PARAMS_FILE.read_text())["register"]
-    live = plan.Live(trace or params["trace"], speed, every_s, learn_s, judge_s, retrain)
+    live = plan.Live(trace or params["trace"], speed, every_s, learn_s, judge_s, drift, retrain)
     with plan.starting():
         before = plan.asked()
         if before not in (None, live) and any(map(processes.running, ("agent", "scheduler"))):
@@ -248,6 +255,7 @@ def _start_scheduler(live: plan.Live) -> None:
         "--every": live.every_s,
         "--learn": live.learn_s,
         "--judge": live.judge_s,
+        "--drift": live.drift,
         "--retrain": "start" if live.retrain else "propose",
         "--metrics-port": port,
     }

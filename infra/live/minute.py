@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 
 from feature_store import windows as fw
-from feature_store.distribution_shift import NO_SHIFT_TEST, population_stability
+from feature_store.distribution_shift import input_shift, sample_inputs
 from infra.live.encoding import EncodedWindows, Encoding
 from models import artifact, gate
 from models.artifact import Artifact
@@ -32,8 +32,6 @@ from models.finetuning import Encoded, Finetuned, FinetuneParams, train_head
 from models.loss import sharp_changes
 from models.predictor import Predictor
 from serving.engine import Engine
-
-SAMPLE: Final = 20_000  # candidate rows that stand for a minute's inputs
 
 
 class DeclinedError(ValueError):
@@ -50,7 +48,7 @@ class Minute:
     judge_from_ns: int
     champion: Mapping[str, bytes]  # artifact files by name
     params: FinetuneParams
-    reference: NDArray[np.float32] | None  # inputs (N, F) that the encoder is used to; None: this minute's
+    trained_on: NDArray[np.float32] | None  # inputs (N, F) of the encoder's training; None: this minute's
     least_windows: int
     retrained: Mapping[str, bytes] | None = None  # of an artifact that is to take the champion's place
 
@@ -67,7 +65,7 @@ class Tuned:
     learned: int  # windows
     judged: int
     psi: Mapping[str, float]  # population stability index by input
-    sample: NDArray[np.float32]  # inputs (N, F) of this minute
+    trained_on: NDArray[np.float32]  # inputs (N, F) that the index compares with
     seconds: Mapping[str, float]  # by step
 
 
@@ -116,7 +114,7 @@ def tune(minute: Minute, rank: int = 0, workers: int = 1) -> Tuned:
     naive = gate.score_naive(held_out, tuned.median_us)
     verdict = gate.judge(figures["challenger"], figures["champion"], naive, "")
     sample = sample_inputs(np.concatenate([taught.candidates_BHF, judged.candidates_BHF]))
-    reference = sample if minute.reference is None else minute.reference
+    trained_on = sample if minute.trained_on is None else minute.trained_on
     clock.lap("judge")
     return Tuned(
         files=_files(Artifact(tuned.head.model, loaded.description)),
@@ -126,19 +124,10 @@ def tune(minute: Minute, rank: int = 0, workers: int = 1) -> Tuned:
         loss_after=tuned.head.loss[-1],
         learned=learns,
         judged=judges,
-        psi=input_shift(reference, sample),
-        sample=sample,
+        psi=input_shift(trained_on, sample),
+        trained_on=trained_on,
         seconds=clock.laps,
     )
-
-
-def input_shift(reference_NF: NDArray[np.float32], now_NF: NDArray[np.float32]) -> dict[str, float]:
-    """Population stability index of each input against what the encoder is used to."""
-    return {
-        feature.name: population_stability(reference_NF[:, i], now_NF[:, i])
-        for i, feature in enumerate(fw.FEATURES)
-        if feature.name not in NO_SHIFT_TEST
-    }
 
 
 def artifact_files(folder: Path) -> dict[str, bytes]:
@@ -231,13 +220,6 @@ def _predict(model: Predictor, encoded: EncodedWindows) -> NDArray[np.float32]:
         head_BH = model.head(torch.from_numpy(encoded.features_BRD))
         anchor_BH = model.anchor(torch.from_numpy(encoded.candidates_BHF))
         return model.to_us(head_BH + anchor_BH).numpy()
-
-
-def sample_inputs(candidates_BHF: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Rows (N, F) that stand for the inputs of many candidates."""
-    rows_NF = candidates_BHF.reshape(-1, candidates_BHF.shape[-1])
-    step = max(1, len(rows_NF) // SAMPLE)
-    return np.ascontiguousarray(rows_NF[::step])
 
 
 class _Clock:

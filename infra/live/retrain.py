@@ -27,11 +27,13 @@ import polars as pl
 import psutil
 import yaml
 
+from feature_store.distribution_shift import sample_inputs
 from feature_store.telemetry import Latest, write_trace
 from infra import processes
 from infra.live import plan
 from models import artifact
 from models.protocol import PROTOCOLS
+from models.registry import INPUTS_FILE
 from models.state import state_dir
 from pipelines.validate import PARAMETERS
 
@@ -42,7 +44,6 @@ STOP_S: Final = 20.0
 TRIES: Final = 3  # of each stage; `pretrain` goes on from its last epoch
 NICENESS: Final = "19"
 CANDIDATE: Final = "candidate"
-INPUTS_FILE: Final = "inputs.npy"
 LOOPBACK: Final = ("127.", "localhost")
 
 
@@ -56,7 +57,7 @@ class Retrained:
 
     files: Mapping[str, bytes]  # artifact files by name
     tags: Mapping[str, str]  # what it learned from
-    inputs: Path  # (N, F) that the encoder is used to
+    trained_on: Path  # file of a sample (N, F) of its inputs
 
 
 class Retraining:
@@ -141,7 +142,7 @@ class Retraining:
             name: (folder / name).read_bytes() for name in (artifact.WEIGHTS_FILE, artifact.DESCRIPTION_FILE)
         }
         tags = yaml.safe_load((folder / "tags.yaml").read_text())
-        return Retrained(files, tags, folder / INPUTS_FILE)
+        return Retrained(files, tags, trained_on=folder / INPUTS_FILE)
 
     def drop(self) -> None:
         """Forget the candidate: it has been judged."""
@@ -220,8 +221,6 @@ def run_stages(folder: Path) -> None:
     low, high = slices["pretrain"]
     x_BWF = np.load(folder / "windows" / trace / "x_acked.npy", mmap_mode="r")
     decision_ns = np.load(folder / "windows" / trace / "decision_ns.npy")
-    from infra.live.minute import sample_inputs
-
     np.save(partial / INPUTS_FILE, sample_inputs(x_BWF[low:high, -meta["horizon"] :]))
     tags = {
         "retrain.protocol": meta["protocol"]["name"],

@@ -11,8 +11,6 @@ Whatever happens, the champion goes on serving; a failed round leaves nothing th
 from __future__ import annotations
 
 import gc
-import hashlib
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -29,9 +27,8 @@ from infra.live import challenger
 from infra.live.minute import DeclinedError, Minute, Tuned, artifact_files, tune
 from infra.live.record import LOG_FILE, RoundRecord, append, read
 from infra.live.retrain import MOST_PACKETS, SECONDS, Retrained, RetrainError, Retraining
-from models import artifact
 from models.finetuning import FinetuneParams
-from models.registry import CHAMPION, Registry
+from models.registry import CHAMPION, INPUTS_FILE, Registry
 from models.state import state_dir
 from models.warm_job import WarmJob, WarmJobError
 from serving.deploy import deploy_version, serve_champion
@@ -49,7 +46,7 @@ class RoundParams:
     judge_s: float  # telemetry after it that judges
     lead_in_s: float  # telemetry before it that only fills the first windows' history
     least_windows: int  # below this in either part the round is declined
-    max_psi: float  # beyond this shift of any input a full re-train is proposed
+    drift: float  # a population stability index of an input beyond this: a full re-train is due
     max_unknown_latency: float
     max_latency_s: float
 
@@ -169,7 +166,7 @@ class Rounds:
             record.seconds |= {"workers": whole - sum(tuned.seconds.values()), **tuned.seconds}
             record.figures, record.loss = tuned.figures, (tuned.loss_before, tuned.loss_after)
             record.psi = dict(sorted(tuned.psi.items(), key=lambda item: -item[1]))
-            record.retrain = max(tuned.psi.values()) > self._params.max_psi
+            record.retrain = max(tuned.psi.values()) > self._params.drift
             with _timed(record, "register"):
                 record.version = challenger.register(
                     registry,
@@ -179,11 +176,9 @@ class Rounds:
                     parent=parent,
                     packets=packets,
                     finetune=self._finetune,
-                    retrained=retrained.tags if retrained else None,
+                    retrained=retrained,
                 )
             if self._retraining and retrained:
-                encoder = _encoder_hash(Path(temporary) / "challenger")
-                shutil.copyfile(retrained.inputs, self._reference(encoder))
                 self._retraining.drop()  # judged and in the registry; a failed push is not tried again
                 record.retraining = "failed"
         record.reason = tuned.verdict.reason
@@ -241,7 +236,7 @@ class Rounds:
         assert self._job is not None  # noqa: S101 - `warm` made it
         newest_ns = int(packets["sent_ns"][-1])
         judge_from_ns = newest_ns - round(self._params.judge_s * 1e9)
-        reference = self._reference(_encoder_hash(parent))
+        trained_on = parent / INPUTS_FILE
         minute = Minute(
             packets=packets,
             flow_starts_ns=latest.flow_starts_ns,
@@ -250,27 +245,11 @@ class Rounds:
             champion=artifact_files(parent),
             retrained=retrained.files if retrained else None,
             params=self._finetune,
-            reference=np.load(reference, allow_pickle=False) if reference.is_file() else None,
+            trained_on=np.load(trained_on, allow_pickle=False) if trained_on.is_file() else None,
             least_windows=self._params.least_windows,
         )
         tuned: Tuned = self._job.do(minute, WORK_TIMEOUT_S)
-        if not reference.is_file():
-            partial = reference.with_name(f".{reference.name}")
-            np.save(partial, tuned.sample)
-            partial.replace(reference)
         return tuned
-
-    def _reference(self, encoder: str) -> Path:
-        """File of the inputs that an encoder, named by its hash, is used to."""
-        return self._folder / f"inputs-{encoder[:16]}.npy"
-
-
-def _encoder_hash(folder: Path) -> str:
-    """Hash of all weights but the head's: fine-tuning leaves them as they are."""
-    digest = hashlib.sha256()
-    for name, value in sorted(artifact.load(folder).model.encoder_state().items()):
-        digest.update(name.encode() + value.numpy().tobytes())
-    return digest.hexdigest()
 
 
 @contextmanager

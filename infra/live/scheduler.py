@@ -51,7 +51,10 @@ def line(record: RoundRecord) -> str:
     """One line about a round."""
     version = f" version {record.version}" if record.version is not None else ""
     steps = ", ".join(f"{k} {v:.1f}" for k, v in record.seconds.items() if k != "total" and v >= 0.05)
-    drift = " INPUTS HAVE DRIFTED, a full re-train is due;" if record.retrain else ""
+    drift = ""
+    if record.retrain:
+        name, index = next(iter(record.psi.items()))  # the largest
+        drift = f" INPUTS HAVE DRIFTED ({name}: {index:.1f}), a full re-train is due;"
     drift += f" re-train {record.retraining};" if record.retraining else ""
     total = record.seconds.get("total", math.nan)
     return (

@@ -240,7 +240,7 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
         Panel(
             "Drift of the inputs",
             "none",
-            "Largest population stability index of an input; above 0.25 the inputs have changed.",
+            "Largest population stability index of an input; beyond --drift a full re-train is due.",
             (
                 Query("swiftqueue_input_drift_psi", "index"),
                 Query(

@@ -13,7 +13,7 @@ from telemetry_batches import MS, SECOND, bodies, event_rows, log, record_batch,
 from window_tables import table_of
 
 from feature_store.schema import scan_packets
-from feature_store.telemetry import gaps, latest_minutes, senders, write_trace
+from feature_store.telemetry import gaps, latest_minutes, latest_sender, senders, write_trace
 from feature_store.telemetry_compact import Compactor
 from feature_store.telemetry_events import BatchKey, encode
 from feature_store.telemetry_log import SegmentWriter, adopt_segments, log_dir, read_segment
@@ -245,6 +245,15 @@ def test_the_stages_read_it_as_a_trace(tmp_path: Path) -> None:
     params = {"protocol": "short", "visibility": ["acked"], "tokens": 32, "tokens_min": 16, "tokens_max": 64}
     meta = make_windows(tmp_path / "trace", tmp_path / "windows", params)
     assert meta["traces"]["a"]["windows"] == 750
+
+
+def test_of_several_senders_the_one_stored_last_is_the_latest(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no telemetry under"):
+        latest_sender(tmp_path)
+    for session, sender in enumerate(("b", "a", "b"), start=1):
+        log(tmp_path, bodies(steady(80), 40, sender=sender, session=session))
+        compact(tmp_path)
+        assert latest_sender(tmp_path) == sender
 
 
 def test_an_unknown_sender_is_named() -> None:

@@ -25,7 +25,7 @@ from infra.live.retrain import Retraining, scratch
 from infra.live.rounds import RoundParams, Rounds
 from infra.live.scheduler import Scheduler
 from models.finetuning import FinetuneParams
-from models.registry import CHAMPION, Registry
+from models.registry import CHAMPION, INPUTS_FILE, Registry
 from serving.deploy import deploy_version
 from serving.endpoint import Triton, grpc_address
 from serving.push import served_version
@@ -40,7 +40,7 @@ PARAMS = RoundParams(
     judge_s=2,
     lead_in_s=1,
     least_windows=50,
-    max_psi=4,
+    drift=4,
     max_unknown_latency=0.5,
     max_latency_s=10,
 )
@@ -171,17 +171,21 @@ RETRAIN_WAIT_S = 240.0  # three stages and a Ray of their own, at the lowest pri
 
 
 def test_a_drift_starts_a_retrain_that_ends_as_a_challenger(
-    triton: Path, champion: int, source: Source, ray_cluster: None, project: Path
+    triton: Path, champion: int, source: Source, ray_cluster: None, project: Path, tmp_path: Path
 ) -> None:
     params = yaml.safe_load((project / "params.yaml").read_text())
     params["windows"]["tokens"] = 64
     params["pretrain"] |= TINY_PRETRAIN
     retraining = Retraining(params)
     metrics = Metrics()
-    rounds = Rounds(source, replace(PARAMS, max_psi=1e-9), FINETUNE, "swiftqueue", retraining)
+    rounds = Rounds(source, replace(PARAMS, drift=1e-9), FINETUNE, "swiftqueue", retraining)
     source.now_s = 15.0
+    deploy_version(champion)  # which says nothing of its training's inputs
     try:
-        rounds.run()  # whatever the encoder is used to so far
+        before = rounds.run()
+        assert before.outcome == "pushed", before.reason
+        assert max(before.psi.values()) == 0
+        assert not before.retrain
         first = rounds.run()
         assert first.retrain, first
         assert retraining.running()
@@ -196,7 +200,7 @@ def test_a_drift_starts_a_retrain_that_ends_as_a_challenger(
             time.sleep(0.5)
         made = retraining.candidate()
         assert made is not None, retraining.log.read_text()
-        inputs = np.load(made.inputs)
+        inputs = np.load(made.trained_on)
         deploy_version(champion)  # the untrained one, so that seconds of training are enough to pass
         judged = rounds.run()
         assert (judged.outcome, judged.retraining) == ("pushed", "pushed"), judged.reason
@@ -207,9 +211,12 @@ def test_a_drift_starts_a_retrain_that_ends_as_a_challenger(
         assert not scratch().exists()
         assert retraining.candidate() is None
 
-        after = rounds.run()  # of the new encoder: its inputs are the reference now, and none is started soon
-        references = [np.load(path) for path in (triton / "live").glob("inputs-*.npy")]
-        assert any(one.shape == inputs.shape and (one == inputs).all() for one in references)
+        after = (
+            rounds.run()
+        )  # of the new encoder: drift is measured from its inputs now, and none is started soon
+        for version in (judged.version, after.version):
+            kept = Registry("swiftqueue").fetch(int(version or 0), tmp_path / str(version)) / INPUTS_FILE
+            np.testing.assert_array_equal(np.load(kept), inputs)
         assert after.outcome in ("pushed", "kept"), after.reason
         assert after.retrain
         assert not after.retraining

@@ -49,11 +49,12 @@ def server(serving_state: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 def check_round_trip(exported: Path, folder: Path) -> None:
     from models import artifact
-    from models.registry import CHALLENGER, CHAMPION, Registry, RegistryError
+    from models.registry import CHALLENGER, CHAMPION, INPUTS_FILE, Registry, RegistryError
 
     registry = Registry("round-trip")
     assert registry.alias(CHAMPION) is None
     assert registry.find(TAGS["content_sha256"]) is None
+    np.save(exported / INPUTS_FILE, np.zeros((3, 24), np.float32))
     reports = folder / "reports"
     (reports / "plots").mkdir(parents=True)
     (reports / "plots" / "curve.csv").write_text("a,b\n1,2\n")
@@ -72,7 +73,7 @@ def check_round_trip(exported: Path, folder: Path) -> None:
     registry.log_metrics(version, {"gate.challenger.log_mae": 0.25})
 
     fetched = registry.fetch(version, folder / "fetched")
-    for name in ("model.safetensors", "model.json", "model.onnx"):
+    for name in ("model.safetensors", "model.json", "model.onnx", INPUTS_FILE):
         assert (fetched / name).read_bytes() == (exported / name).read_bytes()
     artifact.load(fetched)
     with pytest.raises(RegistryError, match="version 99"):
@@ -101,7 +102,7 @@ def check_stored(folder: Path, version: int) -> None:
     assert answer["latency_us"].shape == (2, 8)
     mlflow.artifacts.download_artifacts(uri, dst_path=str(folder))
     files = [p for p in folder.rglob("*") if p.is_file()]
-    assert {p.suffix for p in files} <= {".safetensors", ".json", ".onnx", ".yaml", ".txt", ""}
+    assert {p.suffix for p in files} <= {".safetensors", ".json", ".onnx", ".npy", ".yaml", ".txt", ""}
     assert not [path for path in files if is_pickle(path)]
     client = mlflow.MlflowClient()
     run = client.get_run(client.get_model_version("round-trip", str(version)).run_id)
@@ -169,6 +170,7 @@ def data(tmp_path: Path, make_artifact: Callable[..., Path]) -> Path:
     meta = {
         "schema_hash": schema_hash(),
         "tokens": 64,
+        "horizon": 8,
         "features": [{"name": f.name, "unit": f.unit} for f in FEATURES],
         "traces": {"t": {"pretrain": [0, 16], "rounds": rounds}},
     }
@@ -201,7 +203,7 @@ def run_stage(data: Path, model_name: str) -> dict[str, object]:
 
 def test_the_stage_registers_judges_and_reuses(sqlite: None, data: Path) -> None:
     from models import artifact
-    from models.registry import Registry
+    from models.registry import INPUTS_FILE, Registry
 
     first = run_stage(data, "staged")
     gate = first["gate"]
@@ -221,6 +223,9 @@ def test_the_stage_registers_judges_and_reuses(sqlite: None, data: Path) -> None
     # An untrained network loses to repeating the last latency, and says so.
     assert set(gate["loses_to"]) <= {"last_sender", "last_flow", "last_queue"}
     assert gate["figures"]["challenger"]["n"] == 32 * 8
+    inputs_NF = np.load(registry.fetch(1, data / "fetched") / INPUTS_FILE)
+    assert inputs_NF.shape == (16 * 8, 24)  # of the slice for pre-training
+    assert set(inputs_NF.max(axis=0)) == {0, 1500, 10_000}
 
     again = run_stage(data, "staged")
     assert again["version"] == 1
