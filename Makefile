@@ -94,7 +94,7 @@ bench: setup ## Measure every figure beside its reference
 	swiftqueue bench ingest
 
 up: setup ## Start the live loop: servers, telemetry, a replaying sender, a fine-tune every five minutes
-	swiftqueue up --live
+	swiftqueue up --live $(ARGS)
 
 down: ## Stop whatever runs of it; no process, port or temporary file stays
 	swiftqueue down

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -235,9 +236,11 @@ def up(
     Example: swiftqueue up --live --every 60
     """
     if live:
-        from infra.live.loop import start_loop
+        from infra.live.loop import NoChampionError, start_loop
+        from infra.main_job import make_first_champion
 
-        start_loop(
+        start = partial(
+            start_loop,
             trace,
             speed=speed,
             every_s=every,
@@ -246,6 +249,13 @@ def up(
             drift=drift,
             retrain=retrain is Retrain.start,
         )
+        try:
+            start()
+        except NoChampionError:
+            print("the registry has no champion: the main job makes the first one (minutes)")
+            if code := make_first_champion():
+                sys.exit(code)
+            start()
     else:
         from infra.stack import start_stack
 

@@ -21,32 +21,14 @@ def run_main_job(*, speed: float) -> int:
     Each step is idempotent: DVC skips stages whose inputs did not change, `up` leaves a running server
     alone, and a version that is served already is not pushed again.
     """
-    from infra.dvc_command import run_dvc
-    from infra.stack import start_stack
     from serving import agent_process
-    from serving.deploy import deploy_version
     from serving.replay import replay_trace
 
     if not (math.isfinite(speed) and speed >= 0):
         raise ValueError(f"--speed {speed}: must be 0 (as fast as possible) or above")
-    console = Console()
-    root = Path.cwd()
-    if not (root / "dvc.yaml").is_file():
-        console.print(f"{root} holds no dvc.yaml: run this in the project's folder")
-        return 2
-    begun = time.monotonic()
-
-    console.rule("1/4  pipeline: traces to a registered model (DVC)")
-    if code := run_dvc(["repro"], root):
-        console.print("The pipeline stopped at the stage named above; mend it and run `make run` again.")
+    console, root, begun = Console(), Path.cwd(), time.monotonic()
+    if code := _make_and_serve(console, root, steps=4):
         return code
-
-    console.rule("2/4  local Triton server")
-    start_stack(mlflow=False)
-
-    console.rule("3/4  deploy")
-    deploy_version(None)
-
     trace = json.loads((root / "data/models/registered.json").read_text())["trace"]
     duration_s = json.loads((root / "data/windows/meta.json").read_text())["traces"][trace]["duration_s"]
     console.rule("4/4  a sender replays the end of a trace against it, at the trace's own pace")
@@ -59,6 +41,31 @@ def run_main_job(*, speed: float) -> int:
     console.print(what_served_it())
     _print_where_to_look(console, time.monotonic() - begun)
     return code
+
+
+def make_first_champion() -> int:
+    """Run the main job up to a served champion; return 0, or what the pipeline ended with."""
+    return _make_and_serve(Console(), Path.cwd(), steps=3)
+
+
+def _make_and_serve(console: Console, root: Path, steps: int) -> int:
+    """Pipeline, server and deployment, the first three of so many steps."""
+    from infra.dvc_command import run_dvc
+    from infra.stack import start_stack
+    from serving.deploy import deploy_version
+
+    if not (root / "dvc.yaml").is_file():
+        console.print(f"{root} holds no dvc.yaml: run this in the project's folder")
+        return 2
+    console.rule(f"1/{steps}  pipeline: traces to a registered model (DVC)")
+    if code := run_dvc(["repro"], root):
+        console.print("The pipeline stopped at the stage named above; mend it and run this again.")
+        return code
+    console.rule(f"2/{steps}  local Triton server")
+    start_stack(mlflow=False)
+    console.rule(f"3/{steps}  deploy")
+    deploy_version(None)
+    return 0
 
 
 def what_served_it() -> str:

@@ -9,6 +9,8 @@ it first.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import math
 import signal
 import sys
 import time
@@ -26,10 +28,12 @@ from infra.live import health, loop, plan, ray_head
 from infra.live.log import say
 from infra.stack import KEEPER, MLFLOW, TRITON
 from serving.endpoint import LOOPBACK, Triton, TritonError
+from serving.ingest.forwarder import Heartbeat
 
 LOOK_S: Final = 1.0
 ASK_S: Final = 10.0  # between two requests to a part
 PATIENCE_S: Final = 60.0  # longer than any part is busy with something else
+STILL_S: Final = 5.0  # of the forwarder's heartbeat, which is touched every second
 FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 60.0
 CALM_S: Final = 10.0  # a part that ran so long is not one that ends at its start
@@ -151,11 +155,26 @@ def _ray(server: processes.Server) -> bool:
     return ray_head.alive(f"{LOOPBACK}:{server.ports['gcs']}")
 
 
+class _Beats:
+    """Whether the forwarder's heartbeat goes on: nobody can ask it anything."""
+
+    def __init__(self) -> None:
+        self._seen_ns, self._since_s = 0, -math.inf
+
+    def __call__(self, server: processes.Server) -> bool:
+        with contextlib.suppress(FileNotFoundError):
+            seen_ns = Heartbeat(plan.telemetry_socket()).file.stat().st_mtime_ns
+            if seen_ns != self._seen_ns:
+                self._seen_ns, self._since_s = seen_ns, time.monotonic()
+        return time.monotonic() - self._since_s < STILL_S
+
+
 ANSWERS: Final[dict[str, Callable[[processes.Server], bool]]] = {
     MLFLOW: _page("/health", "http"),
     TRITON: _serves,
     ray_head.NAME: _ray,
     "ingest": _ingest,
+    "forwarder": _Beats(),
     "agent": _page("/metrics", "metrics"),
     "scheduler": _page("/metrics", "metrics"),
     "prometheus": _page("/-/ready", "http"),

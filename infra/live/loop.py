@@ -39,6 +39,10 @@ TIMEOUT_S: Final = 180.0  # of a part's start; 30 s were seen on a busy machine
 PORT_WAIT_S: Final = 3.0  # a killed part's child needs a moment to let go of its port
 
 
+class NoChampionError(OSError):
+    """There is nothing to serve yet."""
+
+
 def start_loop(
     trace: str | None,
     *,
@@ -53,7 +57,8 @@ def start_loop(
 
     Raises:
         ValueError: a number out of range.
-        OSError: no champion, trace or agent, or a port is taken; the line says what to do.
+        NoChampionError: there is none yet; nothing was started.
+        OSError: no trace or agent, or a port is taken; the line says what to do.
         RuntimeError: a part did not start; those before it stay, `down` stops them.
     """
     params = yaml.safe_load(PARAMS_FILE.read_text())["register"]
@@ -132,7 +137,7 @@ def _check_what_it_needs(live: plan.Live, model: str) -> None:
     if reason := agent_process.why_not_built():
         raise OSError(f"the loop's sender needs the C++ agent: {reason}")
     if not registry_exists() or Registry(model).alias(CHAMPION) is None:
-        raise OSError("the registry has no champion; `make run` makes and serves the first one")
+        raise NoChampionError("the registry has no champion; `make run` makes and serves the first one")
     open_log(live.trace, 0, None)
 
 

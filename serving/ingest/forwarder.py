@@ -29,6 +29,7 @@ from serving import frames
 from serving.ingest.client import IngestClient, SenderRefusedError
 
 BATCH_S: Final = 0.25  # events wait so long for company: a request costs the ingest some milliseconds
+HEARTBEAT_S: Final = 1.0
 READ_BYTES: Final = 1 << 18
 SOON_EVENTS: Final = MAX_EVENTS - READ_BYTES // frames.ACKED.itemsize  # one more read might be too many
 HEADER: Final = np.dtype([(name, frames.SENT[name]) for name in frames.SENT.names[:5]])  # type: ignore[index]
@@ -184,6 +185,22 @@ def _close(client: IngestClient) -> None:
     print(f"forwarder: sender {client.sender}: {client.shipped}, {client.waiting} not shipped", flush=True)
 
 
+class Heartbeat:
+    """A file beside the socket that is touched every second: it has no port at which to be asked."""
+
+    def __init__(self, path: Path) -> None:
+        """Choose the file of the forwarder that listens at `path`."""
+        self.file = path.with_name(f"{path.name}.alive")
+        self._last_s = -HEARTBEAT_S
+
+    def beat(self) -> None:
+        """Touch it, if it is time to."""
+        if time.monotonic() - self._last_s >= HEARTBEAT_S:
+            with contextlib.suppress(OSError):  # the disk is full
+                self.file.touch()
+            self._last_s = time.monotonic()
+
+
 def forward(path: Path, url: str, ended: threading.Event) -> None:
     """Listen at `path` and forward whoever connects, one connection after the other, until told to end."""
     with socket.socket(socket.AF_UNIX) as listener:
@@ -192,21 +209,27 @@ def forward(path: Path, url: str, ended: threading.Event) -> None:
         listener.listen(1)
         listener.settimeout(BATCH_S)
         print(f"forwarder: {path} to {url}", flush=True)
+        heart = Heartbeat(path)
         while not ended.is_set():
+            heart.beat()
             with contextlib.suppress(TimeoutError):
                 connection, _ = listener.accept()
                 with connection:
                     connection.settimeout(BATCH_S / 2)
-                    _forward_one(connection, Forwarder(url), ended)
+                    _forward_one(connection, Forwarder(url), ended, heart)
     path.unlink(missing_ok=True)
+    heart.file.unlink(missing_ok=True)
 
 
-def _forward_one(connection: socket.socket, forwarder: Forwarder, ended: threading.Event) -> None:
+def _forward_one(
+    connection: socket.socket, forwarder: Forwarder, ended: threading.Event, heart: Heartbeat
+) -> None:
     # One buffer for all reads: `recv` would allocate all of it each time, and shrink it to the few kilobytes
     # that came, which breaks the heap into pieces (300 MiB an hour at 2,400 events/s).
     buffer = memoryview(bytearray(READ_BYTES))
     try:
         while not ended.is_set():
+            heart.beat()
             with contextlib.suppress(TimeoutError):
                 count = connection.recv_into(buffer)
                 if not count:

@@ -261,6 +261,11 @@ class FaultLoop:
         url = f"http://127.0.0.1:{self.ports['SWIFTQUEUE_SCHEDULER_METRICS']}/metrics"
         return health.number(url, f'swiftqueue_rounds_total{{outcome="{outcome}"}}') or 0.0
 
+    def batches(self, outcome: str) -> float:
+        """How many batches of the replaying sender ended so."""
+        url = f"http://127.0.0.1:{self.ports['SWIFTQUEUE_AGENT_METRICS']}/metrics"
+        return health.number(url, f'swiftqueue_agent_batches_total{{outcome="{outcome}"}}') or 0.0
+
     def refused(self, reason: str) -> float:
         """How many batches the ingest has refused for a reason."""
         url = f"{self.ingest_url}/metrics"
@@ -278,6 +283,12 @@ class FaultLoop:
     def served(self) -> int | None:
         with Triton() as triton:
             return served_version(triton)
+
+    def check_client(self, answered: int) -> None:
+        """The client asks on, and has had more than so many answers."""
+        assert self.asking.is_alive()
+        assert self.probe.is_alive()
+        wait_until("the client has had no answer since", lambda: self.asking.answered > answered, 30)
 
     def check_champion(self) -> None:
         """The champion is what is served."""

@@ -13,6 +13,8 @@ import pytest
 from infra import processes
 from infra.live import keeper, plan
 from infra.live.keeper import Keeper
+from serving.ingest import forwarder
+from serving.ingest.forwarder import Heartbeat
 
 SLEEPER = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
 
@@ -122,3 +124,21 @@ def test_a_part_that_up_started_meanwhile_is_left_alone() -> None:
     loop.keeper.look()
     assert loop.started == []
     assert processes.running("agent") == server
+
+
+def test_a_forwarder_is_alive_while_its_heartbeat_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = processes.Server("forwarder", 1, 0.0, {}, "", 0)
+    monkeypatch.setattr(plan, "telemetry_socket", lambda: tmp_path / "telemetry.sock")
+    monkeypatch.setattr(keeper, "STILL_S", 0.05)
+    heart, answers = Heartbeat(tmp_path / "telemetry.sock"), keeper._Beats()
+    assert not answers(server)  # it has never beaten
+    heart.beat()
+    assert answers(server)
+    heart.beat()  # a moment later: nothing is written
+    time.sleep(0.1)
+    assert not answers(server)
+    monkeypatch.setattr(forwarder, "HEARTBEAT_S", 0.0)
+    heart.beat()
+    assert answers(server)

@@ -74,10 +74,23 @@ def hold_push(endpoint: ModuleType) -> None:
     endpoint.Triton.load = held
 
 
+def hold_alias(registry: ModuleType) -> None:
+    """Hold where Triton serves the new version and the registry does not name it champion yet."""
+    set_alias = registry.Registry.set_alias
+
+    def held(self: object, alias: str, version: int) -> None:
+        if alias == registry.CHAMPION:
+            hold("alias")
+        set_alias(self, alias, version)
+
+    registry.Registry.set_alias = held
+
+
 HOLDS = {
     "infra.live.rounds": hold_rounds,
     "infra.live.minute": hold_minute,
     "serving.endpoint": hold_push,
+    "models.registry": hold_alias,
 }
 
 
