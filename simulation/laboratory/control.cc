@@ -21,7 +21,7 @@ std::unique_ptr<QueueControl> MakeControl(const Run& run, const Network& network
         } else if constexpr (std::is_same_v<Params, LastLatencyControl>) {
           return std::make_unique<LastLatencyMove>(params);
         } else if constexpr (std::is_same_v<Params, ModelControl>) {
-          return std::make_unique<ModelMove>(params);
+          return std::make_unique<ModelMove>(params, run.questions);
         } else {
           return std::make_unique<NoMove>();
         }

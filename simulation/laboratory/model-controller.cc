@@ -6,6 +6,7 @@
 #include <chrono>
 #include <utility>
 
+#include "npy.h"
 #include "ns3/simulator.h"
 #include "packet-log.h"
 #include "serving/agent/schema_hash.h"
@@ -15,6 +16,19 @@ namespace swiftqueue::lab {
 using ns3::Simulator;
 
 namespace {
+
+constexpr int64_t kLoggedEvery = 8;  // batches
+
+/** A row of `questions.npy` but for its windows, which follow. */
+struct [[gnu::packed]] QuestionRow {
+  int64_t askedNs;
+  int64_t firstPacket;
+  int32_t windows;
+  std::array<int32_t, kHorizon> sizeBytes;
+  std::array<int32_t, kHorizon> flow;
+  std::array<int32_t, kHorizon> receiver;
+  std::array<uint8_t, kHorizon> queue;
+};
 
 int64_t TimeNs() { return Simulator::Now().GetNanoSeconds(); }
 
@@ -39,13 +53,14 @@ const std::string& Checked(const std::string& folder) {
 
 }  // namespace
 
-ModelMove::ModelMove(const ModelControl& params)
+ModelMove::ModelMove(const ModelControl& params, bool logged)
     : m_params(params),
       m_engine(Checked(params.artifact), "auto", params.version),
       m_sender(m_engine.description().tokens, {.margin_us = params.marginUs,
                                                .margin_share = params.marginShare,
                                                .max_moved_unacked = params.maxMovedUnacked}),
-      m_x_BWF(static_cast<std::size_t>(agent::kMaxWindows * m_sender.tokens() * kFeatureCount)) {}
+      m_x_BWF(static_cast<std::size_t>(agent::kMaxWindows * m_sender.tokens() * kFeatureCount)),
+      m_logged(logged) {}
 
 void ModelMove::SwapHead(const std::string& artifact, int64_t version) {
   m_engine.swap_head(artifact, version);
@@ -84,6 +99,9 @@ void ModelMove::Ask(const DataPacket& first, const Waiting& behind) {
     return;
   }
   m_batch->question = *question;
+  if (m_logged && m_batch->number % kLoggedEvery == 0) {
+    Log(*question);
+  }
   const auto started = std::chrono::steady_clock::now();
   const int64_t version = m_engine.forward(m_x_BWF.data(), question->windows, m_sender.tokens(),
                                            m_batch->y_BH.data(), nullptr);
@@ -114,6 +132,41 @@ void ModelMove::Due(std::shared_ptr<Batch> batch) {
       m_lastQueue[batch->candidates[i].flow_id] = decision.queues[i];
     }
   }
+}
+
+void ModelMove::Log(const agent::Question& question) {
+  QuestionRow row{TimeNs(), question.first_packet, question.windows, {}, {}, {}, {}};
+  for (std::size_t i = 0; i < kHorizon; ++i) {
+    const Candidate& candidate = question.batch[i];
+    row.sizeBytes[i] = candidate.size_bytes;
+    row.flow[i] = candidate.flow_id;
+    row.receiver[i] = candidate.receiver_id;
+    row.queue[i] = candidate.queue;
+  }
+  const auto append = [this](const void* data, std::size_t bytes) {
+    const auto* first = static_cast<const char*>(data);
+    m_questionRows.insert(m_questionRows.end(), first, first + bytes);
+  };
+  append(&row, sizeof(row));
+  append(m_x_BWF.data(), m_x_BWF.size() * sizeof(float));
+  ++m_questions;
+}
+
+void ModelMove::WriteQuestions(const std::string& path) const {
+  const auto field = [](const std::string& name, const std::string& type,
+                        const std::string& shape) {
+    return ", ('" + name + "', '" + type + "', (" + shape + "))";
+  };
+  const std::string horizon = std::to_string(kHorizon) + ",";
+  const std::string windows = std::to_string(agent::kMaxWindows) + ", " +
+                              std::to_string(m_sender.tokens()) + ", " +
+                              std::to_string(kFeatureCount);
+  const std::string descr = "[('asked_ns', '<i8'), ('first_packet', '<i8'), ('windows', '<i4')" +
+                            field("size_bytes", "<i4", horizon) + field("flow", "<i4", horizon) +
+                            field("receiver", "<i4", horizon) + field("queue", "|u1", horizon) +
+                            field("x_BWF", "<f4", windows) + "]";
+  WriteNpy(path, descr, m_questionRows.data(), m_questions,
+           sizeof(QuestionRow) + m_x_BWF.size() * sizeof(float));
 }
 
 bool ModelMove::Move(const DataPacket& packet, const Waiting& behind) {

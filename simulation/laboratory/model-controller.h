@@ -25,7 +25,8 @@ namespace swiftqueue::lab {
 
 class ModelMove : public QueueControl {
  public:
-  explicit ModelMove(const ModelControl& params);
+  /** With `logged`, keeps what `WriteQuestions` writes. */
+  ModelMove(const ModelControl& params, bool logged);
 
   bool Move(const DataPacket& packet, const Waiting& behind) override;
   void Sent(const DataPacket& packet, uint8_t queue) override;
@@ -34,6 +35,9 @@ class ModelMove : public QueueControl {
 
   /** Another head over the same encoder answers from now on. Throws InvalidError or FileError. */
   void SwapHead(const std::string& artifact, int64_t version);
+
+  /** Writes every eighth question and its windows. Throws std::runtime_error naming the file. */
+  void WriteQuestions(const std::string& path) const;
 
  private:
   /** A batch between its question and its end. */
@@ -57,6 +61,7 @@ class ModelMove : public QueueControl {
   void Ask(const DataPacket& first, const Waiting& behind);
   void Due(std::shared_ptr<Batch> batch);
   void ForgetInFlight();
+  void Log(const agent::Question& question);
 
   ModelControl m_params;
   engine::Engine m_engine;
@@ -68,6 +73,9 @@ class ModelMove : public QueueControl {
   std::unordered_map<uint32_t, int32_t> m_receiverIds;
   std::deque<InFlight> m_inFlight;  // in send order, all but UDP
   std::map<int64_t, int64_t> m_askedByVersion;
+  bool m_logged;
+  std::size_t m_questions{0};
+  std::vector<char> m_questionRows;
   int64_t m_unforeseen{0};  // L4S packets of flows that were not among their batch's candidates
   double m_engineS{0};
   int64_t m_engineCalls{0};

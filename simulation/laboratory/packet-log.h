@@ -53,7 +53,7 @@ struct [[gnu::packed]] PacketRow {
 using PacketLog = std::vector<PacketRow>;
 
 /** Writes a log as a NumPy structured array. Throws std::runtime_error naming the file. */
-void WriteNpy(const std::string& path, const PacketLog& log);
+void WriteTruth(const std::string& path, const PacketLog& log);
 
 }  // namespace swiftqueue::lab
 

@@ -284,10 +284,14 @@ Run ParseRun(std::string_view text) {
   run.explore = ParseBursts(root["explore"]);
   run.fineTuning = ParseFineTuning(root["finetune"], run.seconds);
   for (const Node& output : root["outputs"].Items()) {
-    *output.OneOf<bool*>({{"pcap", &run.pcap}, {"truth", &run.truth}}) = true;
+    *output.OneOf<bool*>(
+        {{"pcap", &run.pcap}, {"truth", &run.truth}, {"questions", &run.questions}}) = true;
   }
   if (run.fineTuning && !std::holds_alternative<ModelControl>(run.control)) {
     root["finetune"].Fail("needs control model");
+  }
+  if (run.questions && !std::holds_alternative<ModelControl>(run.control)) {
+    root["outputs"].Fail("have questions, which need control model");
   }
   return run;
 }

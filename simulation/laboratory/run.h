@@ -124,6 +124,7 @@ struct Run {
   std::optional<FineTuning> fineTuning;
   bool pcap;
   bool truth;
+  bool questions;  // only with ModelControl
 };
 
 /** The run without L4S, for control `no_l4s`: the same flows, all classic. */

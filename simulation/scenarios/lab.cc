@@ -69,18 +69,22 @@ int64_t PeakMemoryBytes() {
   return 0;
 }
 
-/** What a run has cost so far. */
+/** What a run has cost so far, with the programs that tuned its model. */
 class Cost {
  public:
   JsonObject Json() const {
-    rusage used{};
-    getrusage(RUSAGE_SELF, &used);
     const auto seconds = [](const timeval& time) {
       return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) * 1e-6;
     };
+    double cpuS = 0;
+    for (const auto who : {RUSAGE_SELF, RUSAGE_CHILDREN}) {
+      rusage used{};
+      getrusage(who, &used);
+      cpuS += seconds(used.ru_utime) + seconds(used.ru_stime);
+    }
     const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - m_started;
     JsonObject json;
-    json.Add("cpu_s", JsonNumber(seconds(used.ru_utime) + seconds(used.ru_stime)))
+    json.Add("cpu_s", JsonNumber(cpuS))
         .Add("wall_s", JsonNumber(wall.count()))
         .Add("peak_memory_bytes", JsonNumber(PeakMemoryBytes()))
         .Add("events", JsonNumber(Simulator::GetEventCount()));
@@ -124,7 +128,7 @@ void Simulate(const Run& given, const std::string& folder) {
     capture.emplace(folder + "/s1.pcap", network.Senders().front().device);
   }
   const auto writePackets = [&] {
-    WriteNpy(folder + "/truth.npy", senders.front()->Log());
+    WriteTruth(folder + "/truth.npy", senders.front()->Log());
     WriteJson(folder + "/trace.json", DescribeTrace(run, network, flows, senders.front()->Log()));
   };
   std::optional<FineTuner> tuner;
@@ -146,6 +150,9 @@ void Simulate(const Run& given, const std::string& folder) {
   writePackets();
   if (!run.truth) {
     std::filesystem::remove(folder + "/truth.npy");
+  }
+  if (run.questions) {
+    dynamic_cast<const ModelMove&>(*control).WriteQuestions(folder + "/questions.npy");
   }
   JsonObject summary = Summarise(run, network, flows, logs);
   JsonObject spent = cost.Json();

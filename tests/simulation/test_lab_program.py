@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 
 from pipelines.simulate import build_simulator
@@ -291,6 +292,85 @@ def test_a_decision_cannot_act_before_it_exists(
     held, decisions = moved("held", until_decided="previous")
     assert decisions["late"] == 0
     assert held[::8].any()
+
+
+SINCE = (  # features that are times since something was sent
+    "flow_age_us",
+    "age_us",
+    "gap_us",
+    "ack_silence_us",
+    "oldest_unacked_us",
+    "hole_us",
+    "hole_age_us",
+)
+PACKET_US = 12.1  # of 1,502 bytes on S1's link of 1 Gbit/s
+
+
+def test_a_question_holds_what_was_known_when_it_was_asked(
+    program: Path, make_artifact: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The simulator's windows, made again by the offline code from the log cut off at the decision.
+
+    The log's times are those at which transmission began, up to a packet after the decision about it.
+    """
+    from feature_store import windows as fw
+    from infra.lab.packet_table import packets_of
+
+    run = figure8(
+        control=model(make_artifact(2)),
+        acks="selective",
+        moved_ecn="ect0",
+        seconds=4,
+        bottlenecks=[{"rate_bps": 40e6, "delay_ms": 10, "buffer_bytes": 60_000}],
+        outputs=["truth", "questions"],
+    )
+    simulate(program, run, tmp_path / "out")
+    questions = np.load(tmp_path / "out" / "questions.npy")
+    log = packets_of(tmp_path / "out", "t")
+    assert len(questions) == -(-len(log) // 64)  # every eighth batch
+    assert (questions["first_packet"] == 64 * np.arange(len(questions))).all()
+    tokens, both = questions["x_BWF"].shape[2], 0
+    timed = np.array([f.name in SINCE for f in fw.FEATURES])
+    latency = [f.name for f in fw.FEATURES].index("latency_us")
+    some = questions[::5]
+    for question in some:
+        sent = log.head(int(question["first_packet"]))
+        known = pl.col("acked_ns") <= int(question["asked_ns"])
+        seen = sent.with_columns(
+            acked_ns=pl.when(known).then("acked_ns"), latency_us=pl.when(known).then("latency_us")
+        )
+        for queues, x_WF in zip((np.zeros(8), question["queue"]), question["x_BWF"], strict=True):
+            table = pl.concat([seen, candidates(question, queues, log.schema)])
+            *_, x_BWF = fw.iter_windows(table, tokens)
+            assert x_BWF[-1][:, ~timed].tobytes() == x_WF[:, ~timed].tobytes(), question["first_packet"]
+            np.testing.assert_allclose(x_BWF[-1][:, timed], x_WF[:, timed], rtol=2e-7, atol=PACKET_US)
+            if question["windows"] == 1:
+                break
+        both += question["windows"] == 2
+    assert both > 0.5 * len(some)
+    late_half_BWF = questions["x_BWF"][len(questions) // 2 :, 0]
+    assert (late_half_BWF[..., latency] > 0).any(axis=1).all()  # ACKs had come
+
+    line = refused(program, figure8(outputs=["questions"]), tmp_path / "no-model")
+    assert line.endswith("outputs have questions, which need control model")
+
+
+def candidates(question: np.void, queues: Any, schema: pl.Schema) -> pl.DataFrame:
+    """The packets that were asked about as rows of a packet table."""
+    rows = {
+        "trace": ["t"] * 8,
+        "packet": question["first_packet"] + np.arange(8),
+        "sent_ns": [question["asked_ns"]] * 8,
+        "flow_id": question["flow"],
+        "receiver_id": question["receiver"],
+        "size_bytes": question["size_bytes"],
+        "queue": [("classic", "l4s")[int(queue)] for queue in queues],
+        "ecn": [2] * 8,
+        "retransmitted": [False] * 8,
+        "lost": [False] * 8,
+    }
+    columns = {name: rows.get(name, [None] * 8) for name in schema}
+    return pl.DataFrame(columns).select(pl.col(name).cast(kind) for name, kind in schema.items())
 
 
 @pytest.fixture
