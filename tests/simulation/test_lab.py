@@ -335,6 +335,17 @@ def test_no_compiler_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert "\n" not in str(error.value)
 
 
+def test_a_model_that_learned_from_other_acks_is_refused(
+    make_artifact: Callable[..., Path], tmp_path: Path
+) -> None:
+    shutil.copytree(make_artifact(3), tmp_path / "model")
+    (tmp_path / "model" / "origin.json").write_text('{"acks": "cumulative"}')
+    with pytest.raises(ValueError, match=r"of cumulative ACKs, .* selective ones in small") as error:
+        run_lab(Request(["small"], artifact=str(tmp_path / "model")), tmp_path / "lab")
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "lab" / "runs").exists()
+
+
 def test_two_commands_do_not_share_an_output(tmp_path: Path) -> None:
     with execution.sole_user(tmp_path), pytest.raises(ValueError, match="in use by another"):
         run_lab(Request(["small"]), tmp_path)
