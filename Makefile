@@ -11,7 +11,7 @@ export PATH := $(CURDIR)/$(BIN):$(CURDIR)/$(TOOLS):$(PATH)
 # Small models train 2-4 times faster on one thread each (docs/LOG.md); Ray gives each worker its own core.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup setup-tests kustomize debian native run lab test test-fast lint format bench up down status logs lock clean
+.PHONY: help setup setup-tests kustomize debian native run lab lab-full test test-fast lint format bench up down status logs lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -68,6 +68,12 @@ run: setup ## The main job: traces to a served prediction, replayed; ends with w
 
 lab: setup ## The L4S laboratory: a small sweep with its controls, and the report (minutes)
 	swiftqueue lab run small
+	swiftqueue lab report
+
+LAB_MODELS := var/lab/models/figure8
+lab-full: setup ## The full laboratory: models, figure 8, sweeps, maps, 500 flows, report (some 18 hours of CPU; resumes)
+	[ -d $(LAB_MODELS)/rfc9332 ] && [ -d $(LAB_MODELS)/premise ] || swiftqueue lab train figure8
+	swiftqueue lab run --full --artifact $(LAB_MODELS)
 	swiftqueue lab report
 
 test: setup ## All tests, against real services (20 to 25 minutes on 2 cores)

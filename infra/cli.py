@@ -135,16 +135,22 @@ def lab_scenarios() -> None:
 
 @lab_app.command("run")
 def lab_run(
-    scenarios: Annotated[list[str], typer.Argument(help="names, or YAML files", metavar="SCENARIO...")],
+    scenarios: Annotated[
+        list[str] | None, typer.Argument(help="names, or YAML files", metavar="SCENARIO...")
+    ] = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="the full laboratory: figure 8, all sweeps and maps, many flows")
+    ] = False,
     seeds: Annotated[int | None, typer.Option(help="how many seeds (default: the scenario's)")] = None,
     seconds: Annotated[float | None, typer.Option(help="simulated seconds (default: the scenario's)")] = None,
     controls: Annotated[
-        str | None, typer.Option(help="only these, as `default,model` (default: the scenario's)")
+        str | None, typer.Option(help="run only these, as `default,model` (default: the scenario's)")
     ] = None,
     artifact: Annotated[
         str | None, typer.Option(help="the model: a folder, or `champion` of the registry")
     ] = None,
     truth: Annotated[bool, typer.Option("--truth", help="keep each packet's truth as Parquet")] = False,
+    pcap: Annotated[bool, typer.Option("--pcap", help="keep S1's captures: `extract` reads them")] = False,
     output: LabOutput = Path("var/lab"),
 ) -> None:
     """Simulate scenarios with their controls, on Ray; resumes where it stopped.
@@ -152,9 +158,13 @@ def lab_run(
     Example: swiftqueue lab run figure8 --artifact var/lab/models/figure8
     """
     from infra.lab.command import Request, run_lab
+    from infra.lab.scenario_file import full as full_laboratory
 
+    if full == bool(scenarios):
+        raise typer.BadParameter("name scenarios, or give --full", param_hint="SCENARIO...")
+    named = full_laboratory() if full else scenarios or []
     chosen = None if controls is None else controls.split(",")
-    sys.exit(run_lab(Request(scenarios, seeds, seconds, artifact, truth, chosen), output))
+    sys.exit(run_lab(Request(named, seeds, seconds, artifact, truth, chosen, pcap), output))
 
 
 @lab_app.command("train")

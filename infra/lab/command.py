@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Final
 
 from infra.lab import execution, results, rows
-from infra.lab.model_source import models_by_profile
+from infra.lab.model_source import check_acks, models_by_profile
 from infra.lab.runs import Asked, Cell, Model, cells, control_of, identity, resolve
-from infra.lab.scenario import TRAINING_SEEDS_FROM, Scenario, check_controls
-from infra.lab.scenario_file import environment_at, load, names, path_of
+from infra.lab.scenario import LONGEST_S, TRAINING_SEEDS_FROM, Scenario, check_controls
+from infra.lab.scenario_file import check_points, environment_at, files_of, load, names, path_of
 from models.ray_job import ray_cluster
 
 MATCHED: Final = ("model", "oracle")  # whose moved share control random gets: the first that was run
 SCENARIO: Final = "scenario"  # which names the share that control random moves
 NO_MODEL: Final = "no --artifact was given; train one with `swiftqueue lab train`"
+LEFT_OUT: Final = "left out by --controls"
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,8 @@ class Request:
     seconds: float | None = None
     artifact: str | None = None  # a folder, or `champion`
     truth: bool = False
-    controls: Sequence[str] | None = None
+    controls: Sequence[str] | None = None  # to run; of the scenario's others, only what was run before counts
+    pcap: bool = False
 
 
 def run_lab(request: Request, output: Path) -> int:
@@ -38,11 +40,12 @@ def run_lab(request: Request, output: Path) -> int:
     Raises:
         ValueError: a scenario or the model is wrong, or the program cannot be built; nothing was run.
     """
-    scenarios = {path_of(name).stem: adjusted(load(path_of(name)), request) for name in request.scenarios}
+    scenarios = {name: adjusted(load(path), request) for name, path in files_of(request.scenarios).items()}
     with execution.sole_user(output):
         models = models_by_profile(request.artifact, output) if request.artifact else {}
+        check_acks(models, scenarios)
         program, build = execution.build()
-        laboratory = _Laboratory(scenarios, models, program, build, output.resolve(), truth=request.truth)
+        laboratory = _Laboratory(request, scenarios, models, program, build, output.resolve())
         first = laboratory.asked(random=False)
         results.forget(output, list(scenarios))
         # One cluster for both rounds: to start it takes as long as many a run.
@@ -78,11 +81,17 @@ def adjusted(scenario: Scenario, request: Request) -> Scenario:
             raise ValueError(
                 f"--seconds {request.seconds:g}: the first {scenario.warmup_s:g} s are left out, so give more"
             )
+        if request.seconds > LONGEST_S:
+            raise ValueError(f"--seconds {request.seconds:g}: give {LONGEST_S:g} at most")
         changes["seconds"] = request.seconds
     if request.controls is not None:
         check_controls("--controls", request.controls)
-        changes["controls"] = list(request.controls)
-    return scenario.model_copy(update=changes)
+        added = [control for control in request.controls if control not in scenario.controls]
+        changes["controls"] = [*scenario.controls, *added]
+    changed = scenario.model_copy(update=changes)
+    if request.seconds is not None:
+        check_points(changed, f"--seconds {request.seconds:g}")
+    return changed
 
 
 class _Laboratory:
@@ -90,22 +99,23 @@ class _Laboratory:
 
     def __init__(
         self,
+        request: Request,
         scenarios: Mapping[str, Scenario],
         models: Mapping[str, Model],
         program: Path,
         build: str,
         output: Path,
-        *,
-        truth: bool,
     ) -> None:
         self.scenarios, self.models = scenarios, models
         self.program, self.build, self.output = program, build, output
-        self.outputs = ["truth"] if truth else []
+        self.only = request.controls
+        self.truth = request.truth
+        self.outputs = [name for name in ("pcap", "truth") if getattr(request, name)]
 
     def asked(self, *, random: bool) -> list[Asked]:
         """Return what is to be run: control random, whose share another run must say, or all others."""
         return [
-            self._asked(scenario, cell)
+            self._unless_left_out(self._asked(scenario, cell))
             for name, scenario in self.scenarios.items()
             for cell in cells(name, scenario)
             if (cell.control == "random") == random
@@ -146,6 +156,14 @@ class _Laboratory:
         execution.run_all(self.program, self.output, jobs, done, title)
         return len(failures)
 
+    def _unless_left_out(self, one: Asked) -> Asked:
+        """Return it as not to be run if --controls leaves it out and it has no result yet."""
+        if self.only is None or one.cell.control in self.only:
+            return one
+        if one.run is not None and execution.is_complete(self.output, identity(one.run, self.build)):
+            return one
+        return Asked(one.cell, None, LEFT_OUT)
+
     def _asked(self, scenario: Scenario, cell: Cell) -> Asked:
         environment = environment_at(scenario, cell.point, f"{cell.scenario}.yaml")
         model = self.models.get(cell.profile) if cell.control == "model" else None
@@ -164,7 +182,10 @@ class _Laboratory:
         return Asked(cell, run, model=model, share_of=share_of)
 
     def _share(self, cell: Cell) -> tuple[float, str] | None:
-        """Share that the model (or else the oracle) moved in the same cell, in this program's run."""
+        """Share that the model (or else the oracle) moved in the same cell, in this program's run.
+
+        None where neither has a result, or no L4S packet was sent.
+        """
         for control in MATCHED:
             one = self._asked(self.scenarios[cell.scenario], replace(cell, control=control))
             if one.run is None or control not in self.scenarios[cell.scenario].controls:
@@ -172,13 +193,15 @@ class _Laboratory:
             key = identity(one.run, self.build)
             if execution.is_complete(self.output, key):
                 row = rows.complete(one, key, self.build, execution.folder_of(self.output, key))
-                return float(row["moved_share"]), control
+                if row["moved_share"] is not None:
+                    return float(row["moved_share"]), control
         return None
 
     def _rows(self, key: str, ones: list[Asked]) -> list[dict[str, object]]:
         folder = execution.folder_of(self.output, key)
-        if self.outputs and not (folder / execution.TRUTH_PARQUET).is_file():
-            execution.truth_to_parquet(folder)
+        if self.truth and not (folder / execution.TRUTH_PARQUET).is_file():
+            execution.write_truth(folder, folder / execution.TRUTH_PARQUET)
+            (folder / execution.TRUTH).unlink()
         return [rows.complete(one, key, self.build, folder) for one in ones]
 
     def _keep(self, new: list[dict[str, object]]) -> None:

@@ -88,7 +88,7 @@ def execute(program: Path, output: Path, job: Job) -> str | None:
     target = folder_of(output, job.identity)
     work = Path(tempfile.mkdtemp(prefix=f".{job.identity}-", dir=target.parent))
     try:
-        (work / "run.json").write_text(json.dumps(_with_paths(job), indent=1) + "\n")
+        (work / "run.json").write_text(json.dumps(with_paths(job), indent=1) + "\n")
         with (work / "stdout").open("w") as stdout, (work / "stderr").open("w+") as stderr:
             done = subprocess.run(
                 [str(program), f"--run={work / 'run.json'}", f"--out={work / 'result'}"],
@@ -108,12 +108,16 @@ def execute(program: Path, output: Path, job: Job) -> str | None:
     return None
 
 
-def _with_paths(job: Job) -> dict[str, Any]:
-    """Return the run with what depends on this machine: the model's folder, the fine-tuning's command."""
+def with_paths(job: Job) -> dict[str, Any]:
+    """Return the run as the program takes it: with the model's folder and the fine-tuning's command here.
+
+    The hash of what the fine-tuning does is the run's identity alone.
+    """
     run = json.loads(json.dumps(job.run))
     if job.artifact is not None:
         run["control"]["artifact"] = str(job.artifact)
     if run["finetune"] is not None:
+        del run["finetune"]["content"]
         run["finetune"]["command"] = [sys.executable, "-m", "infra.lab.finetune_round"]
     return dict(run)
 
@@ -190,14 +194,14 @@ def _simulated_s(stdout: Path) -> float:
     return 0.0
 
 
-def truth_to_parquet(folder: Path) -> Path:
-    """Turn a run's truth into Parquet, with the names of the packet table."""
+def write_truth(run: Path, target: Path) -> None:
+    """Write a run's truth as Parquet, with the names of the packet table."""
     import numpy as np
     import polars as pl
 
     from feature_store.schema import QUEUES
 
-    rows = np.load(folder / TRUTH)
+    rows = np.load(run / TRUTH)
     table = pl.DataFrame({name: np.ascontiguousarray(rows[name]) for name in rows.dtype.names})
     queues = pl.Enum(QUEUES)
     flags = ("retransmitted", "dropped", "marked", "reordered", "ambiguous")
@@ -210,8 +214,6 @@ def truth_to_parquet(folder: Path) -> Path:
         *(pl.col(name).fill_nan(None) for name in ("one_way_us", "queueing_us", "latency_us")),
         pl.when(pl.col("acked_ns") >= 0).then("acked_ns").alias("acked_ns"),
     )
-    partial = folder / f".{TRUTH_PARQUET}.partial"
+    partial = target.with_name(f".{target.name}.partial")
     table.write_parquet(partial, compression="zstd")
-    partial.replace(folder / TRUTH_PARQUET)
-    (folder / TRUTH).unlink()
-    return folder / TRUTH_PARQUET
+    partial.replace(target)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from infra.lab.runs import Model
-from infra.lab.scenario import PROFILES
+from infra.lab.scenario import PROFILES, Scenario
+from infra.lab.scenario_file import environment_at
 
 CHAMPION: Final = "champion"
 MODELS: Final = "models"
+ORIGIN: Final = "origin.json"  # beside a model that `lab train` made: what it was trained on
+UNSAID: Final = "unsaid"  # an origin that does not say from which ACKs
 
 
 def models_by_profile(artifact: str, output: Path) -> dict[str, Model]:
@@ -41,13 +46,58 @@ def models_by_profile(artifact: str, output: Path) -> dict[str, Model]:
     return found
 
 
+def check_acks(models: Mapping[str, Model], scenarios: Mapping[str, Scenario]) -> None:
+    """See that the models learned latencies as S1 does here; print a line for one that does not say.
+
+    Raises:
+        ValueError: a model was trained on latencies of other ACKs.
+    """
+    here: dict[str, str] = {}  # acks -> the first scenario that has them
+    for name, scenario in scenarios.items():
+        if "model" in scenario.controls:
+            for point in ("", *(scenario.axis.points if scenario.axis else ())):
+                here.setdefault(environment_at(scenario, point, name).controls.acks, name)
+    for model in dict.fromkeys(models.values()):
+        for acks, name in here.items():
+            if model.acks not in (None, UNSAID, acks):
+                raise ValueError(
+                    f"{model.folder}: trained on latencies of {model.acks} ACKs, and S1 learns from {acks} "
+                    f"ones in {name} (controls.acks); train a model on that scenario"
+                )
+        if model.acks in (None, UNSAID) and "selective" in here:
+            learned = (
+                "trained on latencies of cumulative ACKs, as every model without"
+                if model.acks is None
+                else "an earlier version trained it, and of which ACKs' latencies is not in its"
+            )
+            print(f"{model.folder}: {learned} {ORIGIN}; S1 learns from selective ACKs here")
+
+
 def _model(folder: Path) -> Model:
     from feature_store.windows import schema_hash
     from models.artifact import load
     from models.lineage import content_hash
 
     load(folder, schema_hash())
-    return Model(folder.resolve(), content_hash(folder))
+    return Model(folder.resolve(), content_hash(folder), said_acks(folder / ORIGIN))
+
+
+def said_acks(origin: Path) -> str | None:
+    """From which ACKs' latencies a model learned, as its origin says; None: it has no origin.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    if not origin.is_file():
+        return None
+    try:
+        said = json.loads(origin.read_text())
+    except ValueError:
+        said = None
+    acks = said.get("acks", UNSAID) if isinstance(said, dict) else None
+    if acks not in (UNSAID, "cumulative", "selective"):
+        raise ValueError(f"{origin}: not what `swiftqueue lab train` writes; train the model again")
+    return str(acks)
 
 
 def _champion(output: Path) -> Path:

@@ -9,17 +9,21 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+import yaml
+
+from infra.lab.execution import PROJECT
 from infra.lab.replay import replayed
-from infra.lab.scenario import Environment, Group, Replay, Scenario, buffer_bytes
+from infra.lab.scenario import ACCESS_MS, Environment, Group, Replay, Scenario, buffer_bytes
 from infra.lab.scenario_file import environment_at
 
 FORMAT: Final = 1
-ACCESS_MS: Final = 0.1  # one way, of each access link
 CONTROL_SEED: Final = 1  # of the draws of control `random`: the traffic's seed varies beside it
 FIRST_VERSION: Final = 1
+ROUND_CODE: Final = ("infra/lab/finetune_round.py", "infra/lab/packet_table.py")
 NO_EXPLORATION: Final = {"share": 0.0, "burst_packets": 1, "seed": 1}
 
 
@@ -29,6 +33,7 @@ class Model:
 
     folder: Path
     content: str
+    acks: str | None = None  # of the latencies that it was trained on, as its origin says
 
 
 @dataclass(frozen=True)
@@ -96,6 +101,8 @@ def resolve(
     finetune = control.get("finetune")
     if finetune is not None and finetune["every_s"] >= scenario.seconds:
         finetune = None  # its first round would come after the end
+    if finetune is not None:
+        finetune = {**finetune, "content": finetuning_content()}
     return {
         "format": FORMAT,
         "name": "run",  # one name for all, so that scenarios with the same run share it
@@ -156,6 +163,19 @@ def control_of(environment: Environment, name: str, *, model: Model | None, shar
     }
 
 
+@cache
+def finetuning_content() -> str:
+    """Hash of what a round of fine-tuning does: its code and section `finetune` of params.yaml."""
+    from models import finetuning  # brings PyTorch, and few runs fine-tune
+
+    section = yaml.safe_load((PROJECT / "params.yaml").read_text())["finetune"]
+    digest = hashlib.sha256(json.dumps(section, sort_keys=True).encode())
+    models = Path(finetuning.__file__).parent
+    for path in (*(models / name for name in finetuning.CODE), *(PROJECT / name for name in ROUND_CODE)):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
 def identity(run: Mapping[str, Any], program: str) -> str:
     """Hash of a run and of the program that runs it: runs of one hash have one result."""
     text = json.dumps(run, sort_keys=True, allow_nan=False)
@@ -165,7 +185,7 @@ def identity(run: Mapping[str, Any], program: str) -> str:
 def _network(environment: Environment) -> dict[str, Any]:
     links = environment.bottlenecks
     # ms = ms / 2 - access links at both ends, divided among the bottlenecks
-    one_way_ms = max(0.0, environment.rtt_ms / 2 - 2 * ACCESS_MS) / len(links)
+    one_way_ms = (environment.rtt_ms / 2 - 2 * ACCESS_MS) / len(links)
     return {
         "bottlenecks": [
             {

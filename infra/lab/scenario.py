@@ -2,16 +2,25 @@
 
 A scenario is an environment (links, senders, traffic), how long and with which seeds it is run, under which
 queue profiles and controls, and an axis of points that each change some keys of the environment.
+
+The ranges are the program's (simulation/laboratory/run.cc), so that no run is refused after others have run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 LARGEST_PACKET_BYTES: Final = 1500  # IP length
+LARGEST_BUFFER_BYTES: Final = 2_000_000_000
+LONGEST_S: Final = 1e5  # of a run
+MOST_FLOWS: Final = 20_000  # of a run: each has a port of its own
+MOST_SENDERS: Final = 250
+ACCESS_MS: Final = 0.1  # one way, of each access link
+LEAST_RTT_MS: Final = 4 * ACCESS_MS  # a packet and its ACK pass two access links each
 TRAINING_SEEDS_FROM: Final = 1000  # judged seeds are below, so no model is judged on what it was trained on
 PROFILES: Final = ("rfc9332", "premise")
 CONTROLS: Final = (
@@ -34,13 +43,19 @@ class Checked(BaseModel):
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
+Seconds = Annotated[float, Field(ge=0.01, le=LONGEST_S)]
+Microseconds = Annotated[float, Field(ge=0, le=1e9)]
+Milliseconds = Annotated[float, Field(gt=0, le=1e6)]
+Rate = Annotated[float, Field(ge=1e-6, le=1e5)]  # Mbit/s of a flow
+BurstPackets = Annotated[int, Field(ge=1, le=1_000_000)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,100}$")]
 
 
 class Messages(Checked):
     """Poisson messages."""
 
     kind: Literal["messages"]
-    mbps: Positive
+    mbps: Rate
     sizes: Literal["web_search", "hadoop"]
 
 
@@ -54,16 +69,16 @@ class Video(Checked):
     """A frame at each tick, unpaced."""
 
     kind: Literal["video"]
-    mbps: Positive
-    frames_per_s: Positive
+    mbps: Rate
+    frames_per_s: Annotated[float, Field(ge=0.1, le=1000)]
 
 
 class ConstantRate(Checked):
     """Packets at equal gaps."""
 
     kind: Literal["cbr"]
-    mbps: Positive
-    packet_bytes: Annotated[int, Field(ge=1, le=1472)]
+    mbps: Rate
+    packet_bytes: Annotated[int, Field(ge=1, le=1448)]
 
 
 class Replay(Checked):
@@ -80,19 +95,19 @@ Traffic = Annotated[Messages | Greedy | Video | ConstantRate | Replay, Field(dis
 class Group(Checked):
     """Flows that are alike, of one sender to one receiver."""
 
-    flows: Annotated[int, Field(ge=0, le=2000)]
+    flows: Annotated[int, Field(ge=0, le=2000)]  # 0: as if the group were not there
     tcp: Literal["dctcp", "prague", "cubic", "bbr", "udp"]
     ecn: Literal["ect1", "ect0", "not_ect"]
     receiver: str
     start_s: Annotated[list[NotNegative], Field(min_length=2, max_length=2)] = [0.0, 1.0]
-    dupack_threshold: Annotated[int, Field(ge=3)] | Literal["ncr"] = 3
+    dupack_threshold: Annotated[int, Field(ge=3, le=10_000)] | Literal["ncr"] = 3
     traffic: Traffic
 
 
 class Bottleneck(Checked):
     """A link with a dual queue; the delay is its part of the path's."""
 
-    mbps: Positive
+    mbps: Annotated[float, Field(ge=0.01, le=1e5)]
     buffer_bdp: Positive  # limit of the queue, in bandwidth-delay products of this link and `rtt_ms`
 
 
@@ -100,7 +115,7 @@ class Receiver(Checked):
     """Where flows end: the router it hangs on, and how much farther away it is than `rtt_ms`."""
 
     router: Annotated[int, Field(ge=1)] = 1
-    extra_rtt_ms: NotNegative = 0.0
+    extra_rtt_ms: Annotated[float, Field(ge=0, le=10_000)] = 0.0
 
 
 class Sender(Checked):
@@ -113,35 +128,35 @@ class Sender(Checked):
 class LastLatency(Checked):
     """Control `last_latency`: see simulation/doc/lab.md."""
 
-    threshold_ms: Positive
-    stale_ms: Positive
+    threshold_ms: Milliseconds
+    stale_ms: Milliseconds
 
 
 class Oracle(Checked):
     """Controls `oracle` and `oracle_in_order`: see simulation/doc/lab.md."""
 
-    margin_us: NotNegative
-    rate_us: NotNegative
+    margin_us: Microseconds
+    rate_us: Microseconds
 
 
 class Random(Checked):
     """Control `random`: moved for so many successive packets together."""
 
-    burst_packets: Annotated[int, Field(ge=1)]
+    burst_packets: BurstPackets
     share: Share | None  # None: what the model moved in the same run, or else the oracle
 
 
 class Model(Checked):
     """Control `model`: the sender agent's controller."""
 
-    inference_us: NotNegative
+    inference_us: Microseconds
     until_decided: Literal["default", "previous"]
-    margin_us: NotNegative
-    margin_share: NotNegative
-    max_moved_unacked: Annotated[int, Field(ge=0)]
-    finetune_every_s: Positive | None  # None: the head stays
-    finetune_span_s: Positive
-    finetune_apply_after_s: NotNegative
+    margin_us: Microseconds
+    margin_share: Annotated[float, Field(ge=0, le=1e6)]
+    max_moved_unacked: Annotated[int, Field(ge=0, le=1_000_000_000)]
+    finetune_every_s: Annotated[float, Field(ge=0.1, le=1e5)] | None  # None: the head stays
+    finetune_span_s: Seconds
+    finetune_apply_after_s: Annotated[float, Field(ge=0, le=1e5)]
 
 
 class Settings(Checked):
@@ -159,49 +174,58 @@ class Explore(Checked):
     """How traces to train on explore: the share of S1's bursts, and the bursts' lengths, a trace each."""
 
     share: Share
-    burst_packets: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1)]
-    seconds: Positive
-    seeds: Annotated[list[Annotated[int, Field(ge=TRAINING_SEEDS_FROM, le=2**31)]], Field(min_length=1)]
+    burst_packets: Annotated[list[BurstPackets], Field(min_length=1)]
+    seconds: Seconds
+    seeds: Annotated[list[Annotated[int, Field(ge=TRAINING_SEEDS_FROM, le=1_000_000)]], Field(min_length=1)]
 
 
 class Environment(Checked):
     """Links, senders and traffic; senders are in order, the first is S1, captured and controlled."""
 
-    rtt_ms: Positive  # base round trip of the nearest receiver over all bottlenecks
-    bottlenecks: Annotated[list[Bottleneck], Field(min_length=1)]
-    receivers: Annotated[dict[str, Receiver], Field(min_length=1)]
-    senders: Annotated[dict[str, Sender], Field(min_length=1)]
+    # Base round trip of the nearest receiver over all bottlenecks.
+    rtt_ms: Annotated[float, Field(ge=LEAST_RTT_MS, le=20_000)]
+    bottlenecks: Annotated[list[Bottleneck], Field(min_length=1, max_length=8)]
+    receivers: Annotated[dict[Name, Receiver], Field(min_length=1)]
+    senders: Annotated[dict[Name, Sender], Field(min_length=1, max_length=MOST_SENDERS)]
     controls: Settings
+
+    def groups(self) -> Iterator[tuple[str, Sender, Group]]:
+        """All groups of flows: each with its key in the environment and its sender."""
+        for name, sender in self.senders.items():
+            for key, group in sender.groups.items():
+                yield f"senders.{name}.groups.{key}", sender, group
 
     @model_validator(mode="after")
     def _sound(self) -> Environment:
-        last = len(self.bottlenecks)
         for i, link in enumerate(self.bottlenecks):
-            limit = buffer_bytes(link, self.rtt_ms)
-            if limit < LARGEST_PACKET_BYTES:
-                raise ValueError(
-                    f"bottlenecks.{i}.buffer_bdp: {link.buffer_bdp:g} is a queue of {limit} bytes, smaller "
-                    f"than a packet of {LARGEST_PACKET_BYTES}"
-                )
+            _check_buffer(f"bottlenecks.{i}.buffer_bdp", link, self.rtt_ms)
+        last = len(self.bottlenecks)
         for name, receiver in self.receivers.items():
             if receiver.router > last:
                 raise ValueError(f"receivers.{name}.router: {receiver.router} is beyond the last, {last}")
-        for name, sender in self.senders.items():
-            for key, group in sender.groups.items():
-                where = f"senders.{name}.groups.{key}"
-                if group.receiver not in self.receivers:
-                    known = ", ".join(self.receivers)
-                    raise ValueError(f"{where}.receiver: there is no {group.receiver!r}, there is {known}")
-                if self.receivers[group.receiver].router <= sender.router:
-                    raise ValueError(
-                        f"{where}.receiver: {group.receiver!r} is not behind the sender's router"
-                    )
-                if group.tcp in ("dctcp", "prague") and group.ecn != "ect1":
-                    raise ValueError(f"{where}.ecn: {group.tcp} is always ect1")
-        if sum(g.flows for g in next(iter(self.senders.values())).groups.values()) == 0:
-            first = next(iter(self.senders))
-            raise ValueError(f"senders.{first}.groups: the captured sender has no flow")
+        for where, sender, group in self.groups():
+            self._check_group(where, sender, group)
+        if (flows := sum(group.flows for _, _, group in self.groups())) > MOST_FLOWS:
+            raise ValueError(f"senders: {flows} flows, at most {MOST_FLOWS} can be simulated")
+        first, captured = next(iter(self.senders.items()))
+        if not any(group.flows for group in captured.groups.values() if group.ecn == "ect1"):
+            raise ValueError(
+                f"senders.{first}.groups: the captured sender has no flow with ecn ect1, so nothing to choose"
+            )
         return self
+
+    def _check_group(self, where: str, sender: Sender, group: Group) -> None:
+        if group.receiver not in self.receivers:
+            known = ", ".join(self.receivers)
+            raise ValueError(f"{where}.receiver: there is no {group.receiver!r}, there is {known}")
+        if self.receivers[group.receiver].router <= sender.router:
+            raise ValueError(f"{where}.receiver: {group.receiver!r} is not behind the sender's router")
+        if group.tcp in ("dctcp", "prague") and group.ecn != "ect1":
+            raise ValueError(f"{where}.ecn: {group.tcp} is always ect1")
+        if group.tcp == "udp" and isinstance(group.traffic, Greedy):
+            raise ValueError(f"{where}.traffic: udp cannot be greedy, it would send without end")
+        if group.start_s[0] > group.start_s[1]:
+            raise ValueError(f"{where}.start_s: {group.start_s[0]:g} is after {group.start_s[1]:g}")
 
 
 class Point(Checked):
@@ -224,12 +248,13 @@ class Scenario(Checked):
 
     about: str
     figure: str | None = None  # of the paper, that it redraws
-    seconds: Positive
+    seconds: Seconds
     warmup_s: NotNegative
     seeds: Annotated[list[Annotated[int, Field(ge=1, lt=TRAINING_SEEDS_FROM)]], Field(min_length=1)]
     profiles: Annotated[list[Literal["rfc9332", "premise"]], Field(min_length=1)]
     controls: Annotated[list[str], Field(min_length=1)]
     explore: Explore
+    train: dict[str, Any] = {}  # parameters in which `lab train` differs from params.yaml: SECTION.KEY
     environment: Environment
     axis: Axis | None = None
 
@@ -237,10 +262,30 @@ class Scenario(Checked):
     def _sound(self) -> Scenario:
         if self.warmup_s >= self.seconds:
             raise ValueError(f"warmup_s: {self.warmup_s:g} s leave nothing of {self.seconds:g} s")
+        starts_s = [group.start_s[1] for _, _, group in self.environment.groups()]
+        if self.explore.seconds <= (begins_s := max(self.warmup_s, *starts_s)):
+            raise ValueError(
+                f"explore.seconds: {self.explore.seconds:g} s are too few: warm-up and starts of flows "
+                f"take {begins_s:g}"
+            )
         check_controls("controls", self.controls)
+        if unknown := [key for key in self.train if not re.fullmatch(r"\w+\.\w+", key)]:
+            raise ValueError(f"train.{unknown[0]}: not of the form SECTION.KEY")
         for key, values in (("seeds", self.seeds), ("profiles", self.profiles)):
             _check_once(key, values)
         return self
+
+
+def check_times(environment: Environment, seconds: float) -> None:
+    """Raise ValueError, which names the key, unless a run of that length has room for what happens in it."""
+    for where, _, group in environment.groups():
+        if group.flows and group.start_s[1] > seconds:
+            raise ValueError(f"{where}.start_s: {group.start_s[1]:g} is after the end, {seconds:g}")
+    model = environment.controls.model
+    if model.finetune_every_s is not None and model.finetune_every_s < seconds < model.finetune_span_s:
+        raise ValueError(
+            f"controls.model.finetune_span_s: {model.finetune_span_s:g} s are more than the run's {seconds:g}"
+        )
 
 
 def check_controls(key: str, controls: Sequence[str]) -> None:
@@ -260,3 +305,16 @@ def _check_once(key: str, values: Sequence[object]) -> None:
 def buffer_bytes(link: Bottleneck, rtt_ms: float) -> int:
     """Limit of a link's queue. bytes = BDP · bit/s · ms / (bit/byte · ms/s)."""
     return round(link.buffer_bdp * link.mbps * 1e6 * rtt_ms / (8 * 1e3))
+
+
+def _check_buffer(key: str, link: Bottleneck, rtt_ms: float) -> None:
+    limit = buffer_bytes(link, rtt_ms)
+    if limit < LARGEST_PACKET_BYTES:
+        raise ValueError(
+            f"{key}: {link.buffer_bdp:g} is a queue of {limit} bytes, smaller than a packet of "
+            f"{LARGEST_PACKET_BYTES}"
+        )
+    if limit > LARGEST_BUFFER_BYTES:
+        raise ValueError(
+            f"{key}: {link.buffer_bdp:g} is a queue of {limit} bytes, more than {LARGEST_BUFFER_BYTES}"
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import fnmatch
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -10,15 +11,41 @@ from typing import Any, Final
 import yaml
 from pydantic import ValidationError
 
-from infra.lab.scenario import Environment, Scenario
+from infra.lab.scenario import Environment, Scenario, check_times
 
 FOLDER: Final = Path(__file__).resolve().parents[2] / "simulation" / "scenarios"
-_TAGS: Final = {"messages", "greedy", "video", "cbr", "replay"}  # pydantic's own step into a union
+FULL: Final = ("figure8", "figure8-finetuned", "sweep-*", "map-*", "many-flows")
+"""The full laboratory: what `swiftqueue lab run --full` runs."""
+# pydantic's own steps into a union and to a key
+_STEPS: Final = {"messages", "greedy", "video", "cbr", "replay", "[key]"}
 
 
 def names(folder: Path = FOLDER) -> list[str]:
     """Scenarios that the project has."""
     return sorted(path.stem for path in folder.glob("*.yaml") if not path.stem.startswith("_"))
+
+
+def full() -> list[str]:
+    """Scenarios of the full laboratory."""
+    return [name for pattern in FULL for name in fnmatch.filter(names(), pattern)]
+
+
+def files_of(scenarios: Sequence[str]) -> dict[str, Path]:
+    """Files of scenarios by their names, under which their results are kept; each name means one file.
+
+    Raises:
+        FileNotFoundError: there is no such scenario.
+        ValueError: two files have one name, or a user's own has that of a scenario of the project.
+    """
+    files: dict[str, Path] = {}
+    for path in map(path_of, scenarios):
+        projects = FOLDER / f"{path.stem}.yaml"
+        if projects.is_file() and not projects.samefile(path):
+            raise ValueError(f"{path}: the project has a scenario {path.stem}; give the file another name")
+        other = files.setdefault(path.stem, path)
+        if not other.samefile(path):
+            raise ValueError(f"{path}: {other} has the same name; give one of the files another")
+    return files
 
 
 def path_of(scenario: str) -> Path:
@@ -47,9 +74,19 @@ def load(path: Path) -> Scenario:
         scenario = Scenario.model_validate(raw)
     except ValidationError as error:
         raise ValueError(f"{path.name}: {_first(error)}") from None
-    for name in scenario.axis.points if scenario.axis else ():
-        environment_at(scenario, name, path.name)
+    check_points(scenario, path.name)
     return scenario
+
+
+def check_points(scenario: Scenario, source: str) -> None:
+    """Raise ValueError, which begins with `source`, unless the scenario is sound at each of its points."""
+    for point in ("", *(scenario.axis.points if scenario.axis else ())):
+        environment = environment_at(scenario, point, source)
+        try:
+            check_times(environment, scenario.seconds)
+        except ValueError as error:
+            where = f"axis.points.{point}: " if point else "environment."
+            raise ValueError(f"{source}: {where}{error}") from None
 
 
 def environment_at(scenario: Scenario, point: str, file: str) -> Environment:
@@ -120,7 +157,7 @@ def _joined(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 def _first(error: ValidationError) -> str:
     """One line about the first thing that is wrong: its key and what it must be."""
     problem = error.errors()[0]
-    where = ".".join(str(part) for part in problem["loc"] if part not in _TAGS)
+    where = ".".join(str(part) for part in problem["loc"] if part not in _STEPS)
     if problem["type"] == "extra_forbidden":
         return f"{where}: unknown key"
     if problem["type"] == "missing":

@@ -15,22 +15,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from infra.lab import execution
-from infra.lab.model_source import MODELS
+from infra.lab.model_source import MODELS, ORIGIN
 from infra.lab.packet_table import TRACE_METADATA, write_packets
 from infra.lab.runs import Cell, control_of, identity, resolve
 from infra.lab.scenario import Scenario
-from infra.lab.scenario_file import load, path_of
+from infra.lab.scenario_file import files_of, load
 from infra.params_file import load_yaml, save_yaml
 from infra.study import Study, study_params
 
 PARAMS: Final = execution.PROJECT / "params.yaml"
-ORIGIN: Final = "origin.json"
-SETTINGS: Final = (
-    "windows.visibility=[acked]",  # nothing here evaluates `previous`, and its windows are as large again
-    # The two candidate queues of a packet differ in this input, and have one latency of the flow.
-    "pretrain.anchor=last_latency_queue_us",
-)
-"""Where training for the laboratory differs from params.yaml; `--set` has the last word."""
 
 
 def train(name: str, *, protocol: str, overrides: list[str], output: Path) -> int:
@@ -41,21 +34,45 @@ def train(name: str, *, protocol: str, overrides: list[str], output: Path) -> in
     Raises:
         ValueError: the scenario is wrong, the program cannot be built, or a parameter is unknown.
     """
-    path = path_of(name)
+    ((stem, path),) = files_of([name]).items()
     scenario = load(path)
-    study = Study({path.stem: path}, protocol, [*SETTINGS, *overrides])
-    params = study_params(load_yaml(PARAMS), study)
+    params, origin = settings(scenario, path, protocol, overrides)
     with execution.sole_user(output):
         program, build = execution.build()
-        traces = explore(path.stem, scenario, program, build, output.resolve())
+        traces = explore(stem, scenario, program, build, output.resolve())
     if traces is None:
         return 1
     for profile, runs in traces.items():
-        code = _pretrain(path.stem, profile, runs, params, study, output.resolve())
+        code = _pretrain(stem, profile, runs, params, origin, output.resolve())
         if code != 0:
             return code
-    print(f"models: {output / MODELS / path.stem}; `swiftqueue lab run {name} --artifact` takes that folder")
+    print(f"models: {output / MODELS / stem}; `swiftqueue lab run {name} --artifact` takes that folder")
     return 0
+
+
+def settings(
+    scenario: Scenario, path: Path, protocol: str, overrides: list[str]
+) -> tuple[Any, dict[str, Any]]:
+    """Return the stages' parameters, and what a model's origin says of them and of the scenario.
+
+    The scenario's `train` changes params.yaml; `overrides` have the last word.
+
+    Raises:
+        ValueError: a parameter is unknown or of another kind; the line names it.
+    """
+    own = [f"{key}={json.dumps(value)}" for key, value in scenario.train.items()]
+    try:
+        study_params(load_yaml(PARAMS), Study({path.stem: path}, protocol, own))
+    except ValueError as error:
+        raise ValueError(f"{path.name}: train: {str(error).removeprefix('--set ')}") from None
+    study = Study({path.stem: path}, protocol, [*own, *overrides])
+    learned = scenario.environment.controls
+    return study_params(load_yaml(PARAMS), study), {
+        "protocol": study.protocol,
+        "set": study.overrides,
+        "acks": learned.acks,
+        "moved_ecn": learned.moved_ecn,
+    }
 
 
 def explore(
@@ -63,7 +80,7 @@ def explore(
 ) -> dict[str, dict[str, Path]] | None:
     """Run the exploration traces; return their folders by profile and trace, or None if a run failed.
 
-    Their captures lie in `output/traces/TRACE.pcap`, with metadata beside.
+    Their captures lie in `output/traces/TRACE.pcap`, with metadata and truth (Parquet) beside.
     """
     wanted = scenario.explore
     lengthened = scenario.model_copy(update={"seconds": wanted.seconds})
@@ -97,7 +114,7 @@ def explore(
 
 
 def _named(output: Path, trace: str, key: str) -> Path:
-    """Put a run's capture under its trace's name, with its metadata beside it; return the run's folder."""
+    """Put a run's capture under its trace's name, metadata and truth beside it; return the run's folder."""
     folder = output / "traces"
     folder.mkdir(parents=True, exist_ok=True)
     run = execution.folder_of(output, key)
@@ -106,10 +123,13 @@ def _named(output: Path, trace: str, key: str) -> Path:
         partial.unlink(missing_ok=True)
         os.link(run / source, partial)
         partial.replace(folder / target)
+    execution.write_truth(run, folder / f"{trace}.parquet")
     return run
 
 
-def _pretrain(name: str, profile: str, runs: dict[str, Path], params: Any, study: Study, output: Path) -> int:
+def _pretrain(
+    name: str, profile: str, runs: dict[str, Path], params: Any, origin: dict[str, Any], output: Path
+) -> int:
     """Run the project's stages on a profile's runs and publish the model; return a failed stage's code."""
     folder = output / "training" / f"{name}-{profile}"
     shutil.rmtree(folder, ignore_errors=True)
@@ -132,14 +152,8 @@ def _pretrain(name: str, profile: str, runs: dict[str, Path], params: Any, study
     partial.mkdir(parents=True)
     for file in ("model.json", "model.safetensors"):
         shutil.copyfile(folder / "pretrained" / file, partial / file)
-    origin: dict[str, Any] = {
-        "scenario": name,
-        "profile": profile,
-        "protocol": study.protocol,
-        "set": study.overrides,
-    }
-    origin["traces"] = list(runs)
-    (partial / ORIGIN).write_text(json.dumps(origin, indent=1) + "\n")
+    said = {"scenario": name, "profile": profile, **origin, "traces": list(runs)}
+    (partial / ORIGIN).write_text(json.dumps(said, indent=1) + "\n")
     shutil.rmtree(target, ignore_errors=True)
     partial.rename(target)
     shutil.rmtree(folder / "windows")  # gigabytes, and made again from the runs

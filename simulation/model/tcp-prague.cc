@@ -41,8 +41,8 @@ TypeId TcpPrague::GetTypeId() {
                         MakeDoubleChecker<double>(0, 1))
           .AddAttribute("SlowStartReduction",
                         "Share of the window given up at the mark that ends slow start, which has "
-                        "overshot by up to a factor of 2, while alpha still knows nothing (Linux: "
-                        "half at the first mark, prague_alpha_mode 0)",
+                        "overshot by up to a factor of 2, while alpha still knows nothing (RFC "
+                        "9331 leaves it open; Linux: half at the first mark, prague_alpha_mode 0)",
                         DoubleValue(0.5), MakeDoubleAccessor(&Self::m_slowStartReduction),
                         MakeDoubleChecker<double>(0, 1))
           // RTT independence
@@ -53,7 +53,8 @@ TypeId TcpPrague::GetTypeId() {
               TimeValue(MilliSeconds(25)), MakeTimeAccessor(&Self::m_virtualRtt),
               MakeTimeChecker(Time(0)))
           .AddAttribute("IndependentAfterRounds",
-                        "Rounds after slow start from which the virtual RTT rules (Linux: 4)",
+                        "Rounds after slow start from which the virtual RTT rules (RFC 9331 "
+                        "leaves it open; Linux: 4)",
                         UintegerValue(4), MakeUintegerAccessor(&Self::m_independentRounds),
                         MakeUintegerChecker<uint32_t>())
           // loss
@@ -70,13 +71,14 @@ TypeId TcpPrague::GetTypeId() {
               DoubleValue(2), MakeDoubleAccessor(&Self::m_slowStartPacing),
               MakeDoubleChecker<double>(0.1))
           .AddAttribute("AvoidancePacing",
-                        "Pacing rate over window / srtt otherwise (the draft and Linux: 1)",
+                        "Pacing rate over window / srtt otherwise (RFC 9331 4.3 asks for limited "
+                        "bursts; the draft and Linux: 1)",
                         DoubleValue(1), MakeDoubleAccessor(&Self::m_avoidancePacing),
                         MakeDoubleChecker<double>(0.1))
           .AddAttribute("PacingVariation",
                         "After slow start the rate is this share higher in the first half of each "
                         "round and lower in the second, so that a step AQM gives some marks in "
-                        "each round instead of all at once (Linux: 3 %)",
+                        "each round instead of all at once (RFC 9331 leaves it open; Linux: 3 %)",
                         DoubleValue(0.03), MakeDoubleAccessor(&Self::m_pacingVariation),
                         MakeDoubleChecker<double>(0, 0.5))
           .AddAttribute("PaceInitialWindow",
@@ -90,7 +92,9 @@ TypeId TcpPrague::GetTypeId() {
               "back (RFC 9331 4.3, Scaling Down to Fractional Congestion Windows; Linux: 2)",
               UintegerValue(2), MakeUintegerAccessor(&Self::m_minSegments),
               MakeUintegerChecker<uint32_t>(1))
-          .AddAttribute("MinRate", "Slowest pacing, whatever the marks (Linux: 100 kbit/s)",
+          .AddAttribute("MinRate",
+                        "Slowest pacing, whatever the marks (RFC 9331 4.3, Scaling Down to "
+                        "Fractional Congestion Windows; Linux: 100 kbit/s)",
                         DataRateValue(DataRate("100kbps")), MakeDataRateAccessor(&Self::m_minRate),
                         MakeDataRateChecker())
           // a classic bottleneck

@@ -149,8 +149,14 @@ class DefaultsCase : public TestCase {
         {"Draw", "Recur"},
         {"Scheduler", "WeightedRoundRobin"},
         {"MaxSize", "3125000B"},
+        {"LMaxBytes", "4294967295"},
+        {"CMaxBytes", "4294967295"},
+        {"Mtu", "1500"},
+        {"MinBacklogBytes", "0"},
+        {"TimeShift", "+5e+07ns"},
     };
     const TypeId tid = Disc::GetTypeId();
+    NS_TEST_EXPECT_MSG_EQ(tid.GetAttributeN(), defaults.size(), "every attribute is here");
     for (const auto& [name, expected] : defaults) {
       TypeId::AttributeInformation information;
       NS_TEST_ASSERT_MSG_EQ(tid.LookupAttributeByName(name, &information), true, name);

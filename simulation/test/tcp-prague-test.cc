@@ -168,20 +168,23 @@ class IdentityCase : public PragueCase {
     NS_TEST_EXPECT_MSG_EQ(tcb->m_useEcn, TcpSocketState::On, "it asks for ECN");
     NS_TEST_EXPECT_MSG_EQ(tcb->m_pacing, true, "paced");
     NS_TEST_EXPECT_MSG_EQ(tcb->m_paceInitialWindow, true, "from the first packet");
-    for (const auto& [name, expected] : Attributes{{"AlphaGain", "0.0625"},
-                                                   {"VirtualRtt", "+2.5e+07ns"},
-                                                   {"IndependentAfterRounds", "4"},
-                                                   {"LossReduction", "0.5"},
-                                                   {"SlowStartReduction", "0.5"},
-                                                   {"SlowStartPacing", "2"},
-                                                   {"AvoidancePacing", "1"},
-                                                   {"PacingVariation", "0.03"},
-                                                   {"MinSegments", "2"},
-                                                   {"MinRate", "100000bps"},
-                                                   {"DetectClassicEcn", "false"}}) {
-      StringValue value;
-      CreateObject<TcpPrague>()->GetAttribute(name, value);
-      NS_TEST_EXPECT_MSG_EQ(value.Get(), expected, name);
+    const Attributes defaults = {{"AlphaGain", "0.0625"},           {"VirtualRtt", "+2.5e+07ns"},
+                                 {"IndependentAfterRounds", "4"},   {"LossReduction", "0.5"},
+                                 {"SlowStartReduction", "0.5"},     {"SlowStartPacing", "2"},
+                                 {"AvoidancePacing", "1"},          {"PacingVariation", "0.03"},
+                                 {"PaceInitialWindow", "true"},     {"MinSegments", "2"},
+                                 {"MinRate", "100000bps"},          {"DetectClassicEcn", "false"},
+                                 {"ClassicDeviation", "+750000ns"}, {"ClassicDepth", "+2e+06ns"}};
+    const TypeId tid = TcpPrague::GetTypeId();
+    NS_TEST_EXPECT_MSG_EQ(tid.GetAttributeN(), defaults.size(), "every attribute is here");
+    for (const auto& [name, expected] : defaults) {
+      TypeId::AttributeInformation information;
+      NS_TEST_ASSERT_MSG_EQ(tid.LookupAttributeByName(name, &information), true, name);
+      NS_TEST_EXPECT_MSG_EQ(information.initialValue->SerializeToString(information.checker),
+                            expected, name);
+      const bool sourced = information.help.find("RFC ") != std::string::npos ||
+                           information.help.find("arXiv") != std::string::npos;
+      NS_TEST_EXPECT_MSG_EQ(sourced, true, name << " names its section or paper");
     }
   }
 };

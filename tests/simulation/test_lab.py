@@ -6,11 +6,14 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ import polars as pl
 import psutil
 import pytest
 import yaml
+from safetensors.numpy import load_file
 
 from feature_store.extract import Job, extract_trace
 from feature_store.schema import scan_packets
@@ -30,6 +34,7 @@ from infra.lab.scenario import CONTROLS
 from infra.lab.scenario_file import FOLDER
 from infra.lab.scenario_file import load as load_scenario
 from infra.lab.train import explore
+from models.artifact import WEIGHTS_FILE
 
 pytestmark = pytest.mark.slow
 
@@ -80,8 +85,9 @@ def test_every_control_is_run_resumed_and_reported(
     output = tmp_path / "lab"
     willing = {"controls": {"model": {"margin_us": 0, "margin_share": 0}}}
     scenario = tiny(controls=list(CONTROLS), environment=willing)
-    request = Request([scenario], artifact=str(make_artifact(3)), truth=True)
+    request = Request([scenario], artifact=str(make_artifact(3)), truth=True, pcap=True)
     assert run_lab(request, output) == 0
+    assert "trained on latencies of cumulative ACKs" in capfd.readouterr().out
     runs = load(output)
     assert set(runs["control"]) == set(CONTROLS)
     assert set(runs["status"]) == {COMPLETE}
@@ -105,6 +111,8 @@ def test_every_control_is_run_resumed_and_reported(
         figures(output, "oracle")["moved_share"], abs=0.01
     )
     assert truth["queueing_us"].null_count() < truth.height
+    capture = output / "runs" / figures(output, "oracle")["run"] / execution.CAPTURE
+    assert extract_trace(Job(capture, "t", "10.0.0.1"), tmp_path / "t")["data_packets"] == truth.height
 
     def written() -> dict[Path, float]:
         return {p: p.stat().st_mtime_ns for p in (output / "runs").rglob("*") if p.is_file()}
@@ -116,6 +124,11 @@ def test_every_control_is_run_resumed_and_reported(
     assert "6 of 6 have their result already" in capfd.readouterr().out
     assert load(output).equals(runs)
 
+    # what --controls leaves out keeps its rows, random's share too
+    assert run_lab(replace(request, controls=["default", "oracle"]), output) == 0
+    assert written() == before
+    assert load(output).equals(runs)
+
     page = make_report(output).read_text()
     assert "the model" in page
     assert all(f'<tr class="{control}">' in page for control in CONTROLS)
@@ -124,18 +137,44 @@ def test_every_control_is_run_resumed_and_reported(
 def test_what_cannot_be_run_stands_in_the_results_with_the_reason(
     ray_cluster: None, program: tuple[Path, str], tiny: Callable[..., str], tmp_path: Path
 ) -> None:
-    flows = {"flows": 2000, "tcp": "udp", "ecn": "not_ect", "receiver": "r1"}
-    flows["traffic"] = {"kind": "cbr", "mbps": 0.001, "packet_bytes": 100}
-    too_many = {"senders": {"cross": {"groups": {f"g{i}": flows for i in range(11)}}}}
-    scenario = tiny(controls=["default", "random", "model"], environment=too_many)
+    # pauses of 2000 s: more than the program takes, and known only once the table is read
+    sent_ns = [0, 2_000_000_000_000, 4_000_000_000_000]
+    part = tmp_path / "packets" / "trace=t" / "minute=0"
+    part.mkdir(parents=True)
+    columns = {"trace": "t", "packet": range(3), "flow_id": 0, "size_bytes": 1000, "retransmitted": False}
+    pl.DataFrame({"sent_ns": sent_ns, **columns}).write_parquet(part / "part-0.parquet")
+    traffic = {"kind": "replay", "packets": str(tmp_path / "packets")}
+    replayed = {"senders": {"s1": {"groups": {"l4s": {"traffic": traffic}}}}}
+    scenario = tiny(controls=["default", "random", "model"], environment=replayed)
     output = tmp_path / "lab"
     assert run_lab(Request([scenario]), output) == 1
     assert set(load(output)["status"]) == {NOT_RUN}
-    assert "20000" in figures(output, "default")["reason"].replace(",", "")
+    assert "gaps_us" in figures(output, "default")["reason"]
+    assert "is 2e+09: it must be between" in figures(output, "default")["reason"]
     assert "no --artifact was given" in figures(output, "model")["reason"]
     assert "neither model nor oracle was run" in figures(output, "random")["reason"]
     assert not list((output / "runs").iterdir())
     assert "random: not run" in make_report(output).read_text()
+
+
+def test_controls_left_out_stand_with_the_reason_until_they_are_run(
+    ray_cluster: None, program: tuple[Path, str], tiny: Callable[..., str], tmp_path: Path
+) -> None:
+    output = tmp_path / "lab"
+    request = Request([tiny(seconds=2, controls=["default", "no_l4s", "oracle"])])
+    some = replace(request, controls=["default", "oracle"])
+    assert run_lab(some, output) == 0
+    assert figures(output, "no_l4s")["status"] == NOT_RUN
+    assert figures(output, "no_l4s")["reason"] == "left out by --controls"
+    assert run_lab(request, output) == 0
+    runs = load(output)
+    assert set(runs["status"]) == {COMPLETE}
+    assert run_lab(some, output) == 0
+    assert load(output).equals(runs)
+    # another length is another run: nothing of the whole ones is put beside it
+    assert run_lab(replace(some, seconds=3), output) == 0
+    assert figures(output, "no_l4s")["status"] == NOT_RUN
+    assert set(load(output).filter(pl.col("status") == COMPLETE)["seconds"]) == {3.0}
 
 
 def test_the_head_is_tuned_during_the_run(
@@ -149,11 +188,70 @@ def test_the_head_is_tuned_during_the_run(
     tuned = {"finetune_every_s": 2.5, "finetune_span_s": 1.0, "finetune_apply_after_s": 0.2}
     scenario = tiny(controls=["default", "model"], environment={"controls": {"model": tuned}})
     output = tmp_path / "lab"
-    assert run_lab(Request([scenario], artifact=str(make_artifact(3))), output) == 0
+    parent = make_artifact(3)
+    assert run_lab(Request([scenario], artifact=str(parent)), output) == 0
     folder = output / "runs" / figures(output, "model")["run"]
     summary = json.loads((folder / "summary.json").read_text())
     assert [r["version"] for r in summary["finetune"]] == [2]
     assert set(summary["decisions"]["versions"]) == {"1", "2"}
+    # a round that knew no latency would have kept the head
+    before = load_file(parent / WEIGHTS_FILE)
+    after = load_file(folder / summary["finetune"][0]["artifact"] / WEIGHTS_FILE)
+    assert before.keys() == after.keys()
+    changed = {name for name in before if before[name].tobytes() != after[name].tobytes()}
+    assert changed == {name for name in before if name.startswith("head.")}
+
+
+def _free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return int(listening.getsockname()[1])
+
+
+@pytest.fixture
+def other_cluster() -> Iterator[tuple[str, Path]]:
+    """A Ray cluster that the command does not start: its address, and its folder, which its nodes name."""
+    folder = Path(tempfile.mkdtemp(prefix="ray"))  # short: a socket's path has 107 characters at most
+    address = f"127.0.0.1:{_free_port()}"
+    start = [Path(sys.executable).parent / "ray", "start", "--head", "--block", f"--port={address[10:]}"]
+    options = ["--node-ip-address=127.0.0.1", "--num-cpus=1", "--include-dashboard=false"]
+    running = subprocess.Popen([*start, *options, f"--temp-dir={folder}"], start_new_session=True)
+    try:
+        yield address, folder
+    finally:
+        running.terminate()
+        running.wait(60)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_the_same_command_uses_a_cluster(
+    other_cluster: tuple[str, Path], program: tuple[Path, str], tiny: Callable[..., str], tmp_path: Path
+) -> None:
+    """With RAY_ADDRESS the simulation is a child of that cluster's, not of one of the command's own."""
+    address, folder = other_cluster
+    output = tmp_path / "lab"
+    command = [sys.executable, "-c", "from infra.cli import main; main()", "lab", "run", tiny(seconds=30)]
+    environment = {**os.environ, "RAY_ADDRESS": address}
+    deadline = time.monotonic() + 300
+    where: set[bool] = set()
+    while not load(output).height:  # again while the cluster is not up yet
+        running = subprocess.Popen([*command, "--output", str(output)], env=environment)
+        while running.poll() is None:
+            where |= {_is_below(process, folder) for process in _simulations_of(output)}
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    assert running.returncode == 0
+    assert figures(output, "default")["status"] == COMPLETE
+    assert where == {True}
+
+
+def _simulations_of(output: Path) -> list[psutil.Process]:
+    return [process for process in _processes_of(output) if process.info["cmdline"][0].endswith("/lab")]
+
+
+def _is_below(process: psutil.Process, folder: Path) -> bool:
+    """Whether one of the processes that started it names the folder."""
+    return any(str(folder) in " ".join(parent.cmdline()) for parent in process.parents())
 
 
 def _processes_of(output: Path) -> list[psutil.Process]:
@@ -224,6 +322,7 @@ def test_exploration_traces_explore_and_say_how(
         packets = scan_packets(tmp_path / trace, "t").collect()
         same = ["packet", "sent_ns", "flow_id", "receiver_id", "size_bytes", "ecn", "queue", "retransmitted"]
         assert packets_of(run, "t").select(same).equals(packets.select(same))
+        assert pl.read_parquet(capture.with_suffix(".parquet"))["sent_ns"].equals(packets["sent_ns"])
         of_l4s = packets.filter((pl.col("queue") == "l4s").any().over("flow_id"))
         assert (of_l4s["queue"] == "classic").mean() == pytest.approx(0.2, abs=0.08)
     assert bursts == {1, 8}
@@ -234,6 +333,17 @@ def test_no_compiler_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     with pytest.raises(ValueError, match=r"no C\+\+ compiler \(no-such-compiler\)") as error:
         run_lab(Request(["small"]), tmp_path / "lab")
     assert "\n" not in str(error.value)
+
+
+def test_a_model_that_learned_from_other_acks_is_refused(
+    make_artifact: Callable[..., Path], tmp_path: Path
+) -> None:
+    shutil.copytree(make_artifact(3), tmp_path / "model")
+    (tmp_path / "model" / "origin.json").write_text('{"acks": "cumulative"}')
+    with pytest.raises(ValueError, match=r"of cumulative ACKs, .* selective ones in small") as error:
+        run_lab(Request(["small"], artifact=str(tmp_path / "model")), tmp_path / "lab")
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "lab" / "runs").exists()
 
 
 def test_two_commands_do_not_share_an_output(tmp_path: Path) -> None:
@@ -251,6 +361,7 @@ def test_two_commands_do_not_share_an_output(tmp_path: Path) -> None:
         (Request(["small"], controls=["model"]), "--controls: default must be among them"),
         (Request(["small"], controls=["default", "magic"]), "--controls: there is no 'magic'"),
         (Request(["small"], seconds=2), "--seconds 2: the first 2 s are left out"),
+        (Request(["small"], seconds=1e6), "--seconds 1e\\+06: give 100000 at most"),
         (Request(["nothing"]), "nothing: no such scenario; there is .*small"),
     ],
 )

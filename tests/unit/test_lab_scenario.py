@@ -11,9 +11,12 @@ import polars as pl
 import pytest
 import yaml
 
-from infra.lab.runs import Cell, Model, cells, control_of, identity, resolve
+from infra.lab import execution
+from infra.lab.model_source import check_acks, said_acks
+from infra.lab.runs import Cell, Model, cells, control_of, finetuning_content, identity, resolve
 from infra.lab.scenario import CONTROLS
-from infra.lab.scenario_file import FOLDER, environment_at, load, names, path_of
+from infra.lab.scenario_file import FOLDER, environment_at, files_of, full, load, names, path_of
+from infra.lab.train import settings
 
 
 @pytest.fixture
@@ -47,9 +50,10 @@ def test_the_projects_scenarios_are_sound(name: str) -> None:
         assert environment_at(scenario, cell.point, name).senders["s1"].groups
     if not name.startswith("map-"):  # the maps ask what the standard queue leaves
         assert scenario.profiles == ["rfc9332", "premise"]
-    if name != "split":  # asks what no choice at all is worth
+    # which ask what no choice at all is worth, what the model costs, and what a new head brings
+    if name not in ("split", "many-flows", "figure8-finetuned"):
         assert set(scenario.controls) == set(CONTROLS)
-    assert len(scenario.seeds) >= (3 if name == "small" else 5)
+    assert len(scenario.seeds) >= {"small": 3, "figure8-finetuned": 3, "many-flows": 1}.get(name, 5)
 
 
 def test_what_the_paper_has_is_there() -> None:
@@ -65,10 +69,95 @@ def test_what_the_paper_has_is_there() -> None:
 
     assert (swept("sweep-flows")[0], swept("sweep-flows")[-1]) == (10, 1000)
     assert swept("sweep-buffer") == [2, 5, 10, 20]
-    assert swept("sweep-rtt") == [20, 50, 100, 200]
+    assert swept("sweep-rtt") == [10, 20, 50, 100, 200]
+    rtt = load(path_of("sweep-rtt"))
+    assert rtt.axis is not None
+    # one way is `at`; a round trip is twice that: 20 ms, the paper's, may be either
+    rtts_ms = [environment_at(rtt, point, "sweep-rtt").rtt_ms for point in rtt.axis.points]
+    assert rtts_ms == [20, 40, 100, 200, 400]
     axis = load(path_of("sweep-congestion-control")).axis
     assert axis is not None
     assert list(axis.points) == ["DCTCP", "Prague", "Cubic", "BBR"]
+
+
+def test_the_full_laboratory_is_one_list() -> None:
+    swept = ["sweep-buffer", "sweep-congestion-control", "sweep-flows", "sweep-rtt"]
+    mapped = ["map-flows", "map-two-bottlenecks", "map-unresponsive", "map-video"]
+    assert full() == ["figure8", *swept, *mapped, "many-flows"]
+    flows = load(path_of("many-flows"))
+    assert (flows.seconds, flows.seeds, flows.controls) == (300, [1], ["default", "model"])
+    groups = flows.environment.groups()
+    assert sum(group.flows for _, _, group in groups) == 500
+
+
+def test_a_scenario_says_how_its_model_is_trained(tmp_path: Path) -> None:
+    """`lab train figure8` makes the judged model again; --set has the last word."""
+    path = path_of("figure8")
+    params, origin = settings(load(path), path, "small", [])
+    assert (params["windows"]["tokens"], params["windows"]["visibility"]) == (128, ["acked"])
+    trained = {key: params["pretrain"][key] for key in ("workers", "epochs", "anchor")}
+    assert trained == {"workers": 1, "epochs": 2, "anchor": "last_latency_queue_us"}
+    assert (origin["acks"], origin["moved_ecn"]) == ("selective", "ect0")
+    params, origin = settings(load(path), path, "small", ["pretrain.epochs=3"])
+    assert (params["pretrain"]["epochs"], origin["set"][-1]) == (3, "pretrain.epochs=3")
+    own = tmp_path / "mine.yaml"
+    own.write_text("extends: figure8\ntrain: {windows.tokenz: 64}\n")
+    with pytest.raises(ValueError, match=r"^mine\.yaml: train: windows\.tokenz=64: there is no parameter"):
+        settings(load(own), own, "small", [])
+    assert "train" not in json.dumps(run_of("figure8"))
+
+
+def test_a_name_means_one_file(tmp_path: Path) -> None:
+    """Results are kept by the scenario's name: another file's must not take the place of the project's."""
+    (tmp_path / "figure8.yaml").write_text("extends: figure8\n")
+    with pytest.raises(ValueError, match="the project has a scenario figure8; give the file another name"):
+        files_of(["figure8", str(tmp_path / "figure8.yaml")])
+    with pytest.raises(ValueError, match="the project has a scenario figure8"):
+        files_of([str(tmp_path / "figure8.yaml")])
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine.yaml").write_text("extends: figure8\n")
+    mine = [str(tmp_path / folder / "mine.yaml") for folder in ("a", "b")]
+    with pytest.raises(ValueError, match=r"b/mine\.yaml: .*a/mine\.yaml has the same name; give one"):
+        files_of(mine)
+    assert list(files_of(["figure8", str(path_of("figure8")), mine[0]])) == ["figure8", "mine"]
+
+
+def model_of(folder: Path, origin: object) -> Model:
+    """A model as `_model` finds it, but for its weights."""
+    if origin is not None:
+        (folder / "origin.json").write_text(json.dumps(origin))
+    return Model(folder, "c0ffee", said_acks(folder / "origin.json"))
+
+
+@pytest.mark.parametrize(
+    ("origin", "said"),
+    [
+        ({"acks": "selective"}, ""),
+        (None, "trained on latencies of cumulative ACKs, as every model without origin.json"),
+        ({"scenario": "figure8"}, "an earlier version trained it"),
+    ],
+)
+def test_a_model_says_from_which_acks_it_learned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], origin: object, said: str
+) -> None:
+    models = dict.fromkeys(("rfc9332", "premise"), model_of(tmp_path, origin))
+    check_acks(models, {"figure8": load(path_of("figure8"))})
+    printed = capsys.readouterr().out
+    assert said in printed
+    assert printed.count("\n") == (1 if said else 0)
+
+
+def test_a_model_of_other_acks_is_refused(tmp_path: Path) -> None:
+    models = {"premise": model_of(tmp_path, {"acks": "cumulative"})}
+    with pytest.raises(
+        ValueError, match="cumulative ACKs, and S1 learns from selective ones in fig"
+    ) as error:
+        check_acks(models, {"figure8": load(path_of("figure8"))})
+    assert "\n" not in str(error.value)
+    check_acks(models, {"split": load(path_of("split"))})  # no model drives it
+    with pytest.raises(ValueError, match=r"origin\.json: not what `swiftqueue lab train` writes"):
+        model_of(tmp_path, ["acks"])
 
 
 def test_a_sweep_of_flows_has_as_many_as_it_says() -> None:
@@ -86,6 +175,88 @@ def test_a_sweep_of_flows_has_as_many_as_it_says() -> None:
 
 
 S1 = "environment.senders.s1.groups"
+CBR = {"kind": "cbr", "mbps": 1, "packet_bytes": 1200}
+VIDEO = {"kind": "video", "mbps": 1, "frames_per_s": 60}
+UDP = {"flows": 2000, "tcp": "udp", "ecn": "not_ect", "receiver": "r1", "traffic": CBR}
+# what the program would refuse, after other runs have run
+BAD_GROUPS: list[tuple[str, object, str]] = [
+    (
+        "traffic",
+        {**CBR, "packet_bytes": 1449},
+        "traffic.packet_bytes: input should be less than or equal to 1448",
+    ),
+    ("traffic", {**CBR, "mbps": 1e6}, "traffic.mbps: input should be less than or equal to 100000"),
+    (
+        "traffic",
+        {**VIDEO, "frames_per_s": 0.01},
+        "traffic.frames_per_s: input should be greater than or equal",
+    ),
+    ("traffic", {**VIDEO, "frames_per_s": 1001}, "traffic.frames_per_s: input should be less than or equal"),
+    ("flows", 2001, "flows: input should be less than or equal to 2000"),
+    ("start_s", [2, 1], "start_s: 2 is after 1"),
+    ("dupack_threshold", 20_000, "dupack_threshold"),
+]
+BAD_ENVIRONMENTS: list[tuple[str, object, str]] = [
+    ("rtt_ms", 0.3, "rtt_ms: input should be greater than or equal to 0.4 (is 0.3)"),
+    ("rtt_ms", 1e5, "rtt_ms: input should be less than or equal to 20000"),
+    ("receivers.r1", {"extra_rtt_ms": 1e5}, "receivers.r1.extra_rtt_ms: input should be less than or equal"),
+    ("receivers.r 2", {}, "receivers.r 2: string should match pattern"),
+    ("senders.s/2", {"groups": {}}, "senders.s/2: string should match pattern"),
+    (
+        "senders.cross.groups",
+        {f"g{i}": UDP for i in range(10)},
+        "senders: 20010 flows, at most 20000 can be simu",
+    ),
+    (
+        "senders",
+        {f"s{i}": {"groups": {"g": {**UDP, "flows": 1, "ecn": "ect1"}}} for i in range(251)},
+        "senders: dictionary should have at most 250 items",
+    ),
+    (
+        "senders.s1.groups.l4s",
+        {**UDP, "ecn": "ect1", "flows": 1, "traffic": {"kind": "greedy"}},
+        "senders.s1.groups.l4s.traffic: udp cannot be greedy",
+    ),
+    ("bottlenecks", [{"mbps": 100, "buffer_bdp": 2}] * 9, "bottlenecks: list should have at most 8 items"),
+    ("bottlenecks.0.mbps", 0.001, "bottlenecks.0.mbps: input should be greater than or equal to 0.01"),
+    (
+        "bottlenecks.0.buffer_bdp",
+        1e5,
+        "bottlenecks.0.buffer_bdp: 100000 is a queue of 50000000000 bytes, more than",
+    ),
+    (
+        "controls.random.burst_packets",
+        0,
+        "controls.random.burst_packets: input should be greater than or equal to 1",
+    ),
+    ("controls.oracle.rate_us", 1e10, "controls.oracle.rate_us: input should be less than or equal to"),
+    ("controls.last_latency.stale_ms", 1e7, "controls.last_latency.stale_ms: input should be less than or"),
+    (
+        "controls.model.inference_us",
+        -1,
+        "controls.model.inference_us: input should be greater than or equal to 0",
+    ),
+    (
+        "controls.model.margin_share",
+        1e7,
+        "controls.model.margin_share: input should be less than or equal to",
+    ),
+    (
+        "controls.model.max_moved_unacked",
+        2**40,
+        "controls.model.max_moved_unacked: input should be less than",
+    ),
+    (
+        "controls.model.finetune_every_s",
+        0.01,
+        "controls.model.finetune_every_s: input should be greater than or",
+    ),
+    (
+        "controls.model.finetune_apply_after_s",
+        1e6,
+        "controls.model.finetune_apply_after_s: input should be less",
+    ),
+]
 
 
 @pytest.mark.parametrize(
@@ -111,8 +282,17 @@ S1 = "environment.senders.s1.groups"
         ("seeds", [1, 1], "seeds: one stands there twice"),
         ("seeds", [], "seeds: "),
         ("seeds", [1001], "seeds.0: input should be less than 1000 (is 1001)"),
+        ("seeds", [0], "seeds.0: input should be greater than or equal to 1 (is 0)"),
         ("explore.seeds", [1], "explore.seeds.0: input should be greater than or equal to 1000 (is 1)"),
+        ("explore.seeds", [2_000_000], "explore.seeds.0: input should be less than or equal to 1000000"),
+        ("explore.burst_packets", [0], "explore.burst_packets.0: input should be greater than or equal to 1"),
+        ("explore.seconds", 5, "explore.seconds: 5 s are too few: warm-up and starts of flows take 5"),
+        ("seconds", 1e6, "seconds: input should be less than or equal to 100000"),
+        ("seconds", float("nan"), "seconds: "),
         ("warmup_s", 60, "warmup_s: 60 s leave nothing of 60 s"),
+        ("train", {"tokens": 64}, "mine.yaml: train.tokens: not of the form SECTION.KEY"),
+        *((f"{S1}.l4s.{key}", value, f"{S1}.l4s.{line}") for key, value, line in BAD_GROUPS),
+        *((f"environment.{key}", value, f"environment.{line}") for key, value, line in BAD_ENVIRONMENTS),
         ("controls", ["oracle"], "controls: default must be among them"),
         ("controls", ["default", "magic"], "controls: there is no 'magic', there is default, "),
         ("profiles", ["linux"], "profiles.0: input should be 'rfc9332' or 'premise' (is 'linux')"),
@@ -147,6 +327,35 @@ def test_no_flow_at_the_captured_sender_is_said(small: dict[str, Any], tmp_path:
     none = put(put(small, f"{S1}.l4s.flows", 0), f"{S1}.classic.flows", 0)
     with pytest.raises(ValueError, match=r"mine\.yaml: environment\.senders\.s1\.groups: .* has no flow"):
         load(written(tmp_path, none))
+    # nor is anything to choose or to judge where none of them is an L4S flow
+    classic = put(small, f"{S1}.l4s.flows", 0)
+    with pytest.raises(ValueError, match=r"environment\.senders\.s1\.groups: .* has no flow with ecn ect1"):
+        load(written(tmp_path, classic))
+    swept = put(
+        small, "axis", {"label": "x", "points": {"none": {"set": {"senders.s1.groups.l4s.flows": 0}}}}
+    )
+    with pytest.raises(ValueError, match=r"axis\.points\.none: senders\.s1\.groups: .* has no flow"):
+        load(written(tmp_path, swept))
+    # of others it means that the group is not there
+    alone = load(written(tmp_path, put(small, "environment.senders.cross.groups.l4s.flows", 0)))
+    run = resolve(alone, Cell("mine", "", None, "premise", "default", 1), {"kind": "default"}, [])
+    assert [sender["name"] for sender in run["senders"]] == ["s1"]
+
+
+def test_what_does_not_fit_into_the_run_is_said(small: dict[str, Any], tmp_path: Path) -> None:
+    late = put(put(small, f"{S1}.classic.start_s", [0, 35]), "seconds", 30)
+    with pytest.raises(ValueError, match=r"^mine\.yaml: environment\.s.*start_s: 35 is after the end, 30$"):
+        load(written(tmp_path, late))
+    later = {"label": "x", "points": {"a": {"set": {"senders.s1.groups.classic.start_s": [0, 61]}}}}
+    with pytest.raises(
+        ValueError, match=r"^mine\.yaml: axis\.points\.a: s.*start_s: 61 is after the end, 60$"
+    ):
+        load(written(tmp_path, put(small, "axis", later)))
+    short = put(put(small, "environment.controls.model.finetune_every_s", 30), "seconds", 50)
+    with pytest.raises(
+        ValueError, match=r"controls\.model\.finetune_span_s: 60 s are more than the run's 50"
+    ):
+        load(written(tmp_path, short))
 
 
 @pytest.mark.parametrize("text", ["[1, 2]", "a: [", "", "- x\n- y"])
@@ -207,7 +416,16 @@ def test_the_models_folder_is_not_in_the_run() -> None:
     run = run_of("figure8", control="model", seconds=900)
     assert "/models/a" not in json.dumps(run)
     assert run["control"]["artifact"] == "c0ffee"
+    content = run["finetune"].pop("content")
     assert run["finetune"] == {"every_s": 300.0, "span_s": 60.0, "apply_after_s": 5.0, "command": []}
+    # what a round does is in the identity, and not in what the program gets
+    assert content == finetuning_content()
+    run["finetune"]["content"] = "other"
+    changed = identity(run, "program")
+    assert changed != identity(run_of("figure8", control="model", seconds=900), "program")
+    given = execution.with_paths(execution.Job(changed, run, Path("/models/a")))
+    assert set(given["finetune"]) == {"every_s", "span_s", "apply_after_s", "command"}
+    assert given["control"]["artifact"] == "/models/a"
 
 
 def packet_table(folder: Path, sent: list[tuple[int, float, int]]) -> None:
