@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from infra.lab import execution, results, rows
 from infra.lab.model_source import models_by_profile
@@ -124,7 +124,7 @@ class _Laboratory:
                 waiting.setdefault(identity(one.run, self.build), []).append(one)
         kept = [key for key in waiting if execution.is_complete(self.output, key)]
         self._keep([row for key in kept for row in self._rows(key, waiting[key])])
-        self._keep([rows.not_run(one, one.reason or "") for one in asked if one.run is None])
+        self._keep([self._not_run(one, one.reason or "") for one in asked if one.run is None])
         if kept:
             print(f"{title}: {len(kept)} of {len(waiting)} have their result already")
         failures: list[str] = []
@@ -136,7 +136,7 @@ class _Laboratory:
             failures.append(job.identity)
             for one in waiting[job.identity]:
                 print(f"not run: {one.cell.words()}: {problem}")
-            self._keep([rows.not_run(one, problem) for one in waiting[job.identity]])
+            self._keep([self._not_run(one, problem) for one in waiting[job.identity]])
 
         jobs = [
             execution.Job(key, ones[0].run or {}, ones[0].model.folder if ones[0].model else None)
@@ -171,15 +171,21 @@ class _Laboratory:
                 continue
             key = identity(one.run, self.build)
             if execution.is_complete(self.output, key):
-                row = rows.complete(one, key, self.build, execution.folder_of(self.output, key))
-                return float(row["moved_share"]), control
+                return float(self._row(key, one)["moved_share"]), control
         return None
 
     def _rows(self, key: str, ones: list[Asked]) -> list[dict[str, object]]:
         folder = execution.folder_of(self.output, key)
         if self.outputs and not (folder / execution.TRUTH_PARQUET).is_file():
             execution.truth_to_parquet(folder)
-        return [rows.complete(one, key, self.build, folder) for one in ones]
+        return [self._row(key, one) for one in ones]
+
+    def _row(self, key: str, one: Asked) -> dict[str, Any]:
+        folder = execution.folder_of(self.output, key)
+        return rows.complete(one, self.scenarios[one.cell.scenario], key, self.build, folder)
+
+    def _not_run(self, one: Asked, reason: str) -> dict[str, Any]:
+        return rows.not_run(one, self.scenarios[one.cell.scenario], reason)
 
     def _keep(self, new: list[dict[str, object]]) -> None:
         if new:
