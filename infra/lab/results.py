@@ -72,7 +72,10 @@ def load(output: Path) -> pl.DataFrame:
         return pl.DataFrame(schema=SCHEMA)
     table = pl.read_parquet(path)
     if table.schema != pl.Schema(SCHEMA):
-        raise ValueError(f"{path} was made by another version; give another --output, or remove it")
+        raise ValueError(
+            f"{path} was made by another version; give another --output, or remove it: "
+            "`swiftqueue lab run` puts the rows of whole runs back"
+        )
     return table
 
 

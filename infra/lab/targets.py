@@ -134,7 +134,7 @@ def remarks(runs: pl.DataFrame, found: Sequence[Target]) -> list[str]:
     asked = f"{LONG_S:g} s and at least {FEWEST_SEEDS} seeds"
     said = []
     if JUDGED not in set(runs["scenario"]):
-        said.append(f"The targets are of {JUDGED} with {asked}; it is not among these results.")
+        said.append(f"The targets are of {JUDGED} ({asked}), which is not among these results.")
     for profile in sorted({t.place.profile for t in found if t.place.scenario == JUDGED}):
         beside = [t for t in found if t.place == Place(JUDGED, "", profile) and t.is_beside]
         if beside:

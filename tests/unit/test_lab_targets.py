@@ -126,7 +126,7 @@ def test_what_was_not_run_is_said() -> None:
     rows = runs_of({"default": 1, "oracle": 0.5})
     assert targets(table(rows)) == []
     assert markdown(table(rows)).startswith(
-        "The targets are of figure8 with 300 s and at least 5 seeds; it is not among these results.\n\n|"
+        "The targets are of figure8 (300 s and at least 5 seeds), which is not among these results.\n\n|"
     )
     rows = figure8({"default": 1, "oracle": 0.5})
     assert {t.said for t in targets(table(rows))} == {"not run"}
