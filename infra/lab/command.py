@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from infra.lab import execution, results, rows
 from infra.lab.model_source import check_acks, models_by_profile
@@ -134,7 +134,7 @@ class _Laboratory:
                 waiting.setdefault(identity(one.run, self.build), []).append(one)
         kept = [key for key in waiting if execution.is_complete(self.output, key)]
         self._keep([row for key in kept for row in self._rows(key, waiting[key])])
-        self._keep([rows.not_run(one, one.reason or "") for one in asked if one.run is None])
+        self._keep([self._not_run(one, one.reason or "") for one in asked if one.run is None])
         if kept:
             print(f"{title}: {len(kept)} of {len(waiting)} have their result already")
         failures: list[str] = []
@@ -146,7 +146,7 @@ class _Laboratory:
             failures.append(job.identity)
             for one in waiting[job.identity]:
                 print(f"not run: {one.cell.words()}: {problem}")
-            self._keep([rows.not_run(one, problem) for one in waiting[job.identity]])
+            self._keep([self._not_run(one, problem) for one in waiting[job.identity]])
 
         jobs = [
             execution.Job(key, ones[0].run or {}, ones[0].model.folder if ones[0].model else None)
@@ -192,9 +192,9 @@ class _Laboratory:
                 continue
             key = identity(one.run, self.build)
             if execution.is_complete(self.output, key):
-                row = rows.complete(one, key, self.build, execution.folder_of(self.output, key))
-                if row["moved_share"] is not None:
-                    return float(row["moved_share"]), control
+                moved = self._row(key, one)["moved_share"]
+                if moved is not None:
+                    return float(moved), control
         return None
 
     def _rows(self, key: str, ones: list[Asked]) -> list[dict[str, object]]:
@@ -202,7 +202,14 @@ class _Laboratory:
         if self.truth and not (folder / execution.TRUTH_PARQUET).is_file():
             execution.write_truth(folder, folder / execution.TRUTH_PARQUET)
             (folder / execution.TRUTH).unlink()
-        return [rows.complete(one, key, self.build, folder) for one in ones]
+        return [self._row(key, one) for one in ones]
+
+    def _row(self, key: str, one: Asked) -> dict[str, Any]:
+        folder = execution.folder_of(self.output, key)
+        return rows.complete(one, self.scenarios[one.cell.scenario], key, self.build, folder)
+
+    def _not_run(self, one: Asked, reason: str) -> dict[str, Any]:
+        return rows.not_run(one, self.scenarios[one.cell.scenario], reason)
 
     def _keep(self, new: list[dict[str, object]]) -> None:
         if new:

@@ -12,8 +12,9 @@ import numpy as np
 import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, MaxNLocator, StrMethodFormatter
 
-from infra.lab.findings import Place, by_seed, places
+from infra.lab.comparison import Place, by_seed, places
 from infra.lab.intervals import estimate
 from infra.lab.measures import (
     CLASSIC_SHARE,
@@ -38,6 +39,8 @@ COLOURS: Final = {
 }
 SHOWN: Final = (QUEUEING_P99, RTT_P99, S1_GOODPUT, CLASSIC_SHARE, RETRANSMITTED)
 DPI: Final = 110
+NARROW: Final = 5.0  # times its beginning: a logarithmic axis with few round numbers
+PLAIN: Final = StrMethodFormatter("{x:g}")
 LEVELS: Final = np.linspace(0, 1, 101)  # of the quantiles in the results
 
 
@@ -59,14 +62,17 @@ def plots_of(runs: pl.DataFrame, scenario: str, axis_label: str, *, log: bool) -
     here = runs.filter(pl.col("scenario") == scenario, pl.col("status") == COMPLETE)
     if here.is_empty():
         return []
+    several = here["seed"].n_unique() > 1
+    bands = ", means over seeds in bands of each quantile's 95 % interval" if several else ""
+    intervals = ", means over seeds with 95 % intervals" if several else ""
     if axis_label:
-        return [_plot(f"{scenario}: over {axis_label}", _sweep(here, scenario, axis_label, log=log))]
+        return [
+            _plot(f"{scenario}: over {axis_label}{intervals}", _sweep(here, scenario, axis_label, log=log))
+        ]
+    waiting = "waiting in the queues and round trips of S1's L4S packets"
     return [
-        _plot(f"{scenario}: waiting in the queues and round trips of S1's L4S packets", _distributions(here)),
-        _plot(
-            f"{scenario}: P99 of waiting and of round trips, means over seeds with 95 % intervals",
-            _bars(here),
-        ),
+        _plot(f"{scenario}: {waiting}{bands}", _distributions(here)),
+        _plot(f"{scenario}: P99 of waiting and of round trips{intervals}", _bars(here)),
     ]
 
 
@@ -89,7 +95,14 @@ def _grid(rows: int, columns: int, width: float, height: float) -> tuple[Figure,
 
 
 def _legend(figure: Figure, grid: list[list[Axes]]) -> None:
-    handles, labels = grid[0][0].get_legend_handles_labels()
+    drawn = {
+        label: handle
+        for row in grid
+        for axes in row
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    labels = [control for control in CONTROLS if control in drawn]
+    handles = [drawn[label] for label in labels]
     figure.legend(handles, labels, loc="outside upper center", ncols=len(COLOURS), fontsize=8, frameon=False)
 
 
@@ -103,7 +116,7 @@ def _profiles(runs: pl.DataFrame) -> list[str]:
 
 
 def _distributions(runs: pl.DataFrame) -> Figure:
-    """Cumulative distributions, each quantile the mean of the seeds'."""
+    """Cumulative distributions, each quantile the mean of the seeds' in the band of its 95 % interval."""
     profiles = _profiles(runs)
     figure, grid = _grid(2, len(profiles), 5.4 * len(profiles), 6.2)
     for (column, title), row in zip(
@@ -113,19 +126,44 @@ def _distributions(runs: pl.DataFrame) -> Figure:
             for control in _controls(runs):
                 chosen = runs.filter(pl.col("profile") == profile, pl.col("control") == control)
                 quantiles = [q for q in chosen[column].to_list() if q and None not in q]
-                if quantiles:
-                    ms = np.mean(quantiles, axis=0) * MS
-                    width = 2.2 if control in ("default", "model") else 1.3
-                    axes.plot(ms, LEVELS, color=COLOURS[control], label=control, linewidth=width)
-            axes.set(title=f"{profile}: {title}", xlabel="ms", ylabel="share of packets", ylim=(0, 1.01))
+                _distribution(axes, control, quantiles)
+            axes.set(xlabel="ms", ylabel="share of packets", ylim=(0, 1.01))
+            axes.set_title(f"{profile}: {title}", fontsize=9)
             if column == "rtt_cdf_us":
-                axes.set_xscale("log")
+                _log_axis(axes)
             else:  # many packets do not wait at all
                 axes.set_xscale("symlog", linthresh=0.1)
                 axes.set_xlim(left=0)
+                axes.xaxis.set_major_formatter(PLAIN)
             axes.axhline(0.99, color="#ced4da", linewidth=0.8, linestyle="--")
     _legend(figure, grid)
     return figure
+
+
+def _distribution(axes: Axes, control: str, quantiles_us: Sequence[Sequence[float]]) -> None:
+    """Draw a control's line and, with two seeds and more, its band."""
+    found = [e for at_level in zip(*quantiles_us, strict=True) if (e := estimate(at_level)) is not None]
+    if not found:
+        return
+    width = 2.2 if control in ("default", "model") else 1.3
+    ms = np.array([e.mean for e in found]) * MS
+    axes.plot(ms, LEVELS, color=COLOURS[control], label=control, linewidth=width)
+    bands = [(max(0.0, e.low), e.high) for e in found if e.low is not None and e.high is not None]
+    if bands:
+        low_ms, high_ms = np.array(bands).T * MS
+        axes.fill_betweenx(LEVELS, low_ms, high_ms, color=COLOURS[control], alpha=0.15, linewidth=0)
+
+
+def _log_axis(axes: Axes) -> None:
+    """Give a logarithmic axis numbers as people write them, also where it spans less than a decade."""
+    axes.set_xscale("log")
+    low, high = axes.get_xlim()
+    narrow = high < NARROW * low
+    axes.xaxis.set_major_locator(
+        MaxNLocator(6, steps=[1, 2, 5, 10]) if narrow else LogLocator(subs=(1.0, 2.0, 5.0))
+    )
+    axes.xaxis.set_major_formatter(PLAIN)
+    axes.minorticks_off()
 
 
 def _bars(runs: pl.DataFrame) -> Figure:
@@ -195,11 +233,14 @@ def _positions(runs: pl.DataFrame, here: Sequence[Place]) -> list[float]:
 def _error_bars(
     runs: pl.DataFrame, here: Sequence[Place], control: str, measure: Measure
 ) -> Iterator[tuple[float, tuple[list[float], list[float]]]]:
-    """Mean and its distances to the interval's ends, in the measure's unit, of each place that was run."""
+    """Mean and its distances to the interval's ends, in the measure's unit, of each place that was run.
+
+    Where one seed has no interval they are NaN: nothing is drawn.
+    """
     for place in here:
         found = estimate(list(by_seed(runs, place, control, measure).values()))
         if found is not None:
             mean = found.mean * measure.scale
-            below = mean - found.low * measure.scale if found.low is not None else 0.0
-            above = found.high * measure.scale - mean if found.high is not None else 0.0
+            below = mean - found.low * measure.scale if found.low is not None else np.nan
+            above = found.high * measure.scale - mean if found.high is not None else np.nan
             yield mean, ([min(below, mean)], [above])

@@ -10,42 +10,25 @@ import polars as pl
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from infra.lab import results
+from infra.lab.comparison import Place, places, share
 from infra.lab.figures import plots_of
-from infra.lab.findings import (
+from infra.lab.findings import Sentence, cpu_times, findings, sweep_summary
+from infra.lab.limits import (
+    JUDGED,
     LEAST_CLASSIC_SHARE,
     LEAST_GOODPUT,
+    LONG_S,
     MOST_RTT_CHANGE,
     NO_HARM,
-    Place,
-    Sentence,
-    by_seed,
-    compare,
-    findings,
-    percent,
-    places,
-    share,
-    sweep_summary,
 )
-from infra.lab.intervals import estimate
-from infra.lab.measures import (
-    CLASSIC_SHARE,
-    MOVED,
-    QUEUEING_P99,
-    REORDERED,
-    RETRANSMITTED,
-    RTT_P99,
-    S1_GOODPUT,
-    TABLE,
-    Measure,
-)
-from infra.lab.scenario import CONTROLS, Scenario
-from infra.lab.scenario_file import load, path_of
+from infra.lab.measures import DELAYS, TRAFFIC, Measure
+from infra.lab.scenario import CONTROLS
+from infra.lab.tables import cell, change, controls_run, markdown
+from infra.lab.targets import remarks, targets
 
 TEMPLATE: Final = "report.html.j2"
 PAGE: Final = "report.html"
 MARKDOWN: Final = "table.md"
-SWEPT_COLUMNS: Final = ("oracle", "oracle_in_order", "random", "model")
-README_COLUMNS: Final = (QUEUEING_P99, RTT_P99, S1_GOODPUT, CLASSIC_SHARE, MOVED, RETRANSMITTED, REORDERED)
 
 
 def make_report(output: Path) -> Path:
@@ -59,7 +42,7 @@ def make_report(output: Path) -> Path:
         raise FileNotFoundError(f"{output} has no results yet; `swiftqueue lab run SCENARIO` makes them")
     folder = output / "report"
     folder.mkdir(parents=True, exist_ok=True)
-    _write(folder / MARKDOWN, markdown_table(runs))
+    _write(folder / MARKDOWN, markdown(runs))
     _write(folder / PAGE, render(runs))
     return folder / PAGE
 
@@ -73,11 +56,13 @@ def render(runs: pl.DataFrame) -> str:
         trim_blocks=True,
     )
     scenarios = [_section(runs, name) for name in sorted(set(runs["scenario"]), key=_order)]
+    judged = targets(runs)
     return environment.get_template(TEMPLATE).render(
         scenarios=scenarios,
+        targets=judged,
+        remarks=remarks(runs, judged),
         summary=sweep_summary(runs),
         about=_about(runs),
-        columns=[f"{m.title}, {m.unit}" for m in TABLE],
         limits={
             "rtt": share(MOST_RTT_CHANGE, 0),
             "goodput": share(LEAST_GOODPUT, 0),
@@ -85,34 +70,6 @@ def render(runs: pl.DataFrame) -> str:
             "harm": share(NO_HARM, 0),
         },
     )
-
-
-def markdown_table(runs: pl.DataFrame) -> str:
-    """Return two Markdown tables: scenarios with every control, and sweeps with the changes that matter."""
-    head = ["scenario", "profile", "control", "P99 against default"]
-    lines = _markdown_head([*head, *(f"{m.title}, {m.unit}" for m in README_COLUMNS)])
-    for place in places(runs.filter(pl.col("point") == "")):
-        for control in _run_controls(runs, place):
-            cells = [_cell(runs, place, control, m)["text"] for m in README_COLUMNS]
-            change = _change(runs, place, control)
-            lines.append(_markdown_row([place.scenario, place.profile, control, change, *cells]))
-    swept = places(runs.filter(pl.col("point") != ""))
-    if not swept:
-        return "\n".join(lines) + "\n"
-    lines += ["", *_markdown_head(["scenario", "profile", "at", "default P99, ms", *SWEPT_COLUMNS])]
-    for place in swept:
-        default = _cell(runs, place, "default", QUEUEING_P99)["text"]
-        changes = [_change(runs, place, control) for control in SWEPT_COLUMNS]
-        lines.append(_markdown_row([place.scenario, place.profile, place.point, default, *changes]))
-    return "\n".join(lines) + "\n"
-
-
-def _markdown_head(names: Sequence[str]) -> list[str]:
-    return [_markdown_row(names), "|" + "---|" * len(names)]
-
-
-def _markdown_row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 def _write(path: Path, text: str) -> None:
@@ -123,32 +80,24 @@ def _write(path: Path, text: str) -> None:
 
 def _order(name: str) -> tuple[int, str]:
     """Figure 8 first, then what extends it, the maps last."""
-    return (0 if name == "figure8" else 2 if name.startswith("map-") else 1, name)
-
-
-def _scenario(name: str) -> Scenario | None:
-    """The scenario's file, if it is the project's: a user's own may have gone since."""
-    try:
-        return load(path_of(name))
-    except (FileNotFoundError, ValueError):
-        return None
+    return (0 if name == JUDGED else 2 if name.startswith("map-") else 1, name)
 
 
 def _section(runs: pl.DataFrame, name: str) -> dict[str, Any]:
     here = runs.filter(pl.col("scenario") == name)
-    scenario = _scenario(name)
+    # All rows of a scenario are those of one command, so the first speaks for them.
+    about, figure, label, log = here.select("about", "figure", "axis_label", "axis_log").row(0)
     swept = here.filter(pl.col("point") != "").height > 0
-    label = scenario.axis.label if scenario and scenario.axis else "point"
-    log = bool(scenario and scenario.axis and scenario.axis.log)
     return {
         "name": name,
-        "about": scenario.about if scenario else "",
-        "figure": scenario.figure if scenario else None,
+        "about": about,
+        "figure": figure,
         "caption": _caption(here),
-        "sentences": findings(here),
+        "variance": _variance(here),
+        "sentences": [*findings(here), *cpu_times(here)],
         "tables": [_table(here, place) for place in places(here)],
-        "plots": plots_of(runs, name, label if swept else "", log=log),
-        "not_run": _not_run(here),
+        "plots": plots_of(runs, name, (label or "point") if swept else "", log=bool(log)),
+        "not_run": [*_not_run(here), *_not_asked(here)],
     }
 
 
@@ -166,6 +115,15 @@ def _caption(here: pl.DataFrame) -> str:
     )
 
 
+def _variance(here: pl.DataFrame) -> str:
+    """Say it where runs are short (simulation/doc/lab.md, "Short runs mislead")."""
+    done = here.filter(pl.col("status") == results.COMPLETE, pl.col("seconds") < LONG_S)
+    if done.is_empty():
+        return ""
+    judged_s = min(seconds - warmup_s for seconds, warmup_s in done.select("seconds", "warmup_s").iter_rows())
+    return f"Short runs of heavy-tailed messages vary: these figures are of {judged_s:g} s after the warm-up."
+
+
 def _about(runs: pl.DataFrame) -> dict[str, Any]:
     done = runs.filter(pl.col("status") == results.COMPLETE)
     programs = sorted(set(done["program"]))
@@ -178,37 +136,26 @@ def _about(runs: pl.DataFrame) -> dict[str, Any]:
     }
 
 
-def _run_controls(runs: pl.DataFrame, place: Place) -> list[str]:
-    return [c for c in CONTROLS if by_seed(runs, place, c, QUEUEING_P99)]
-
-
 def _table(runs: pl.DataFrame, place: Place) -> dict[str, Any]:
     return {
         "title": ", ".join(part for part in (place.profile, place.point) if part),
-        "rows": [
-            {
-                "name": control,
-                "change": _change(runs, place, control),
-                "cells": [_cell(runs, place, control, measure) for measure in TABLE],
-            }
-            for control in _run_controls(runs, place)
-        ],
+        "parts": [_part(runs, place, measures) for measures in (DELAYS, TRAFFIC)],
     }
 
 
-def _change(runs: pl.DataFrame, place: Place, control: str) -> str:
-    compared = compare(runs, place, control) if control != "default" else None
-    return percent(compared.queueing) if compared else "–"
-
-
-def _cell(runs: pl.DataFrame, place: Place, control: str, measure: Measure) -> dict[str, str]:
-    found = estimate(list(by_seed(runs, place, control, measure).values()))
-    if found is None:
-        return {"text": "–", "interval": ""}
-    text = f"{found.mean * measure.scale:,.{measure.digits}f}"
-    if found.high is None:
-        return {"text": text, "interval": ""}
-    return {"text": text, "interval": f"± {(found.high - found.mean) * measure.scale:,.{measure.digits}f}"}
+def _part(runs: pl.DataFrame, place: Place, measures: Sequence[Measure]) -> dict[str, Any]:
+    """Figures of every control; delays and traffic apart, so that a table is as wide as the page."""
+    return {
+        "columns": [f"{m.title}, {m.unit}" for m in measures],
+        "rows": [
+            {
+                "name": control,
+                "change": change(runs, place, control),
+                "cells": [cell(runs, place, control, measure) for measure in measures],
+            }
+            for control in controls_run(runs, [place])
+        ],
+    }
 
 
 def _not_run(here: pl.DataFrame) -> Sequence[Sentence]:
@@ -223,3 +170,9 @@ def _not_run(here: pl.DataFrame) -> Sequence[Sentence]:
         Sentence("note", f"{profile}, {control}: not run ({count} runs): {reason}")
         for profile, control, reason, count in missing.iter_rows()
     ]
+
+
+def _not_asked(here: pl.DataFrame) -> Sequence[Sentence]:
+    """Name the controls that were left out when the scenario was run."""
+    left_out = [control for control in CONTROLS if control not in set(here["control"])]
+    return [Sentence("note", f"not asked for: {', '.join(left_out)}")] if left_out else []

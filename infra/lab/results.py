@@ -20,6 +20,10 @@ SCHEMA: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
     "profile": pl.String,
     "control": pl.String,
     "seed": pl.Int64,
+    "about": pl.String,  # of the scenario as it was run, so that a report needs no scenario's file
+    "figure": pl.String,  # of the paper, that it redraws
+    "axis_label": pl.String,  # null where it has no axis
+    "axis_log": pl.Boolean,
     "status": pl.String,  # complete | not run
     "reason": pl.String,  # why it was not run
     "run": pl.String,  # hash of everything the run's result depends on
@@ -27,6 +31,7 @@ SCHEMA: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
     "artifact": pl.String,  # hash of the model that drove it
     "share_of": pl.String,  # control random: whose moved share it was given; or `scenario`
     "seconds": pl.Float64,
+    "warmup_s": pl.Float64,  # which all figures but the costs leave out
     "parameters": pl.String,  # run.json
     "reordering": pl.String,  # the rule by which S1's flows take reordering for loss
     "queueing_mean_us": pl.Float64,  # of S1's L4S flows, as are the next columns up to rtt
@@ -51,8 +56,8 @@ SCHEMA: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
     "s1_goodput_bps": pl.Float64,
     "cross_goodput_bps": pl.Float64,
     "classic_share": pl.Float64,  # classic flows' part of all goodput
-    "decide_cpu_s": pl.Float64,
-    "cpu_s": pl.Float64,
+    "engine_wall_s": pl.Float64,  # wall time of the model's forward passes
+    "cpu_s": pl.Float64,  # of the program, with the processes that fine-tune
 }
 
 
@@ -67,7 +72,10 @@ def load(output: Path) -> pl.DataFrame:
         return pl.DataFrame(schema=SCHEMA)
     table = pl.read_parquet(path)
     if table.schema != pl.Schema(SCHEMA):
-        raise ValueError(f"{path} was made by another version; give another --output, or remove it")
+        raise ValueError(
+            f"{path} was made by another version; give another --output, or remove it: "
+            "`swiftqueue lab run` puts the rows of whole runs back"
+        )
     return table
 
 

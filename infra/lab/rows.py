@@ -10,14 +10,15 @@ from typing import Any
 from infra.lab.execution import COST, SUMMARY
 from infra.lab.results import COMPLETE, NOT_RUN
 from infra.lab.runs import Asked
+from infra.lab.scenario import Scenario
 
 
-def not_run(asked: Asked, reason: str) -> dict[str, Any]:
+def not_run(asked: Asked, scenario: Scenario, reason: str) -> dict[str, Any]:
     """Row of a cell that could not be run, with the reason."""
-    return {**asked.cell.key(), "status": NOT_RUN, "reason": reason}
+    return {**asked.cell.key(), **_described(scenario), "status": NOT_RUN, "reason": reason}
 
 
-def complete(asked: Asked, identity: str, program: str, folder: Path) -> dict[str, Any]:
+def complete(asked: Asked, scenario: Scenario, identity: str, program: str, folder: Path) -> dict[str, Any]:
     """Row of a run whose result lies in `folder`; figures leave the warm-up out."""
     summary = json.loads((folder / SUMMARY).read_text())
     cost = json.loads((folder / COST).read_text())
@@ -29,12 +30,14 @@ def complete(asked: Asked, identity: str, program: str, folder: Path) -> dict[st
     s1_bps = sum(group["goodput_bps"] for group in captured.values())
     return {
         **asked.cell.key(),
+        **_described(scenario),
         "status": COMPLETE,
         "run": identity,
         "program": program,
         "artifact": asked.model.content if asked.model else None,
         "share_of": asked.share_of,
         "seconds": run["seconds"],
+        "warmup_s": run["warmup_s"],
         "parameters": json.dumps(asked.run, sort_keys=True),
         "reordering": reordering_rule(run),
         **_quantiles("queueing", l4s["queueing_us"], ("mean", "p50", "p90", "p99")),
@@ -52,8 +55,19 @@ def complete(asked: Asked, identity: str, program: str, folder: Path) -> dict[st
         "s1_goodput_bps": s1_bps,
         "cross_goodput_bps": total_bps - s1_bps,
         "classic_share": summary["classic_share"],
-        "decide_cpu_s": cost.get("engine_s"),
+        "engine_wall_s": cost.get("engine_s"),
         "cpu_s": cost["cpu_s"],
+    }
+
+
+def _described(scenario: Scenario) -> dict[str, Any]:
+    """What the report says of a scenario."""
+    axis = scenario.axis
+    return {
+        "about": scenario.about,
+        "figure": scenario.figure,
+        "axis_label": axis.label if axis else None,
+        "axis_log": axis.log if axis else None,
     }
 
 

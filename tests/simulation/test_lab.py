@@ -95,6 +95,7 @@ def test_every_control_is_run_resumed_and_reported(
     assert figures(output, "no_l4s")["queueing_p99_us"] > 0
     assert figures(output, "oracle")["moved_share"] > 0
     assert figures(output, "model")["artifact"]
+    assert figures(output, "model")["engine_wall_s"] > 0
     assert figures(output, "random")["share_of"] == "model"
     moved = figures(output, "model")["moved_share"]
     assert figures(output, "random")["moved_share"] == pytest.approx(moved, abs=0.15)

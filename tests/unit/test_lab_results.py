@@ -2,79 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import polars as pl
 import pytest
+from lab_rows import run_row, runs_of, table
 
 from infra.lab import results
-from infra.lab.findings import findings, sweep_summary
+from infra.lab.findings import cpu_times, findings, sweep_summary
 from infra.lab.intervals import estimate, paired_change
-from infra.lab.report import make_report, markdown_table, render
-from infra.lab.results import COMPLETE, NOT_RUN, SCHEMA, forget, load, merge
-
-NO_NOISE = (0.98, 1.0, 1.01, 1.02, 0.99)  # how seeds differ
-
-
-def run_row(
-    control: str,
-    seed: int,
-    p99_us: float = 10_000.0,
-    *,
-    scenario: str = "mine",
-    point: str = "",
-    at: float | None = None,
-    profile: str = "premise",
-    **figures: Any,
-) -> dict[str, Any]:
-    quantiles_us = [float(q) for q in np.linspace(0, p99_us, 101)]
-    row: dict[str, Any] = dict.fromkeys(SCHEMA) | {
-        "scenario": scenario,
-        "point": point,
-        "at": at,
-        "profile": profile,
-        "control": control,
-        "seed": seed,
-        "status": COMPLETE,
-        "run": f"{control}-{seed}",
-        "program": "p",
-        "seconds": 10.0,
-        "parameters": "{}",
-        "reordering": "3 duplicate ACKs",
-        "queueing_p50_us": p99_us / 4,
-        "queueing_p90_us": p99_us / 2,
-        "queueing_p99_us": p99_us,
-        "rtt_p99_us": 40_000.0,
-        "queueing_cdf_us": quantiles_us,
-        "rtt_cdf_us": quantiles_us,
-        "moved_share": 0.0,
-        "retransmitted_share": 0.001,
-        "reordered_share": 0.0,
-        "s1_l4s_goodput_bps": 3e7,
-        "s1_goodput_bps": 5e7,
-        "cross_goodput_bps": 4e7,
-        "classic_share": 0.2,
-        "cpu_s": 1.0,
-    }
-    return row | figures
-
-
-def runs_of(controls: dict[str, float], **common: Any) -> list[dict[str, Any]]:
-    """Five seeds of each control; a control's value is its P99 relative to default's."""
-    more = {k: v for k, v in common.items() if not isinstance(v, dict)}
-    return [
-        run_row(c, seed, 10_000 * share * noise, **more, **common.get(c, {}))
-        for c, share in controls.items()
-        for seed, noise in enumerate(NO_NOISE, 1)
-    ]
-
-
-def table(rows: list[dict[str, Any]]) -> pl.DataFrame:
-    return pl.DataFrame(rows, schema=SCHEMA)
+from infra.lab.report import make_report, render
+from infra.lab.results import NOT_RUN, SCHEMA, forget, load, merge
+from infra.lab.rows import complete, not_run
+from infra.lab.runs import Asked, Cell
+from infra.lab.scenario_file import load as load_scenario
+from infra.lab.scenario_file import path_of
+from infra.lab.tables import markdown
 
 
 def test_an_interval_is_students() -> None:
@@ -98,6 +45,29 @@ def test_a_change_is_paired_by_seed() -> None:
     assert change.mean == pytest.approx(-0.5)
     assert change.high == pytest.approx(-0.5)  # however the seeds differ
     assert change.n == 3
+
+
+def test_a_row_has_what_the_report_says_of_its_scenario(tmp_path: Path) -> None:
+    scenario = load_scenario(path_of("sweep-rtt"))
+    described = {"about": scenario.about, "figure": "11", "axis_log": False}
+    described["axis_label"] = "propagation one way, ms"
+    asked = Asked(Cell("mine", "20 ms", 20.0, "premise", "model", 1), run={})
+    assert described.items() <= not_run(asked, scenario, "no model").items()
+
+    quantiles = dict.fromkeys(("mean", "p50", "p90", "p99", "cdf"))
+    numbers = dict.fromkeys(("packets", "arrived", "dropped", "reordered", "retransmissions"), 1)
+    delays = dict.fromkeys(("queueing_us", "one_way_us", "latency_us"), quantiles)
+    group = {"goodput_bps": 1e6, **numbers, **delays}
+    sender = {"name": "s1", "groups": [{"ecn": "ect1", "dupack_threshold": 3}]}
+    run = {"seconds": 30.0, "warmup_s": 5.0, "control": {"kind": "model"}, "senders": [sender]}
+    groups = {"l4s": group, "classic": group}
+    summary = {"run": run, "senders": {"s1": groups}, "classes": groups}
+    summary |= {"classic_share": 0.5, "moved": {"share": 0.1}}
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    (tmp_path / "cost.json").write_text(json.dumps({"cpu_s": 3.0, "engine_s": 1.0}))
+    row = complete(asked, scenario, "hash", "program", tmp_path)
+    assert (described | {"warmup_s": 5.0, "engine_wall_s": 1.0, "cpu_s": 3.0}).items() <= row.items()
+    assert set(row) <= set(SCHEMA)
 
 
 def test_newer_rows_take_the_place_of_older_ones(tmp_path: Path) -> None:
@@ -189,6 +159,31 @@ def test_noise_is_nothing() -> None:
     assert "There is no room to speak of" in sentence.text
 
 
+@pytest.mark.parametrize(
+    ("cost", "words"),
+    [
+        ({"rtt_p99_us": 44_000.0}, r"RTT P99 \+10\.0 % "),
+        ({"s1_goodput_bps": 4.5e7}, r"S1's goodput -10\.0 % "),
+        ({"classic_share": 0.1}, r"the classic flows' share -50\.0 % "),
+    ],
+)
+def test_costs_without_a_gain_are_harm(cost: dict[str, float], words: str) -> None:
+    rows = runs_of({"default": 1, "oracle": 1})
+    for seed, share in enumerate((0.9, 1.1, 1.0, 1.2, 0.8), 1):
+        rows.append(run_row("model", seed, 10_000 * share, moved_share=0.3, **cost))
+    (sentence,) = findings(table(rows))
+    assert sentence.kind == "harms"
+    assert "no harm" not in sentence.text
+    assert re.search(f"no gain is settled. It costs too much: {words}", sentence.text)
+
+
+def test_an_oracle_that_costs_too_much_harms() -> None:
+    kind, text = said({"default": 1, "oracle": 0.5}, oracle={"moved_share": 0.4, "classic_share": 0.1})
+    assert kind == "harms"
+    assert "There is room" in text
+    assert "Its costs are too high: the classic flows' share -50.0 %" in text
+
+
 def test_a_model_that_moves_nothing_is_said() -> None:
     kind, text = said({"default": 1, "model": 1, "oracle": 0.5, "random": 1}, oracle={"moved_share": 0.4})
     assert kind == "nothing"
@@ -238,12 +233,18 @@ def test_without_a_model_the_oracle_speaks_and_without_both_nobody() -> None:
     assert said({"default": 1})[0] == "note"
 
 
-def swept() -> list[dict[str, Any]]:
+def swept(**of_oracle: float) -> list[dict[str, Any]]:
     return [
         row
         for at, gain in ((10, 1.0), (100, 0.9), (1000, 0.5))
         for profile in ("rfc9332", "premise")
-        for row in runs_of({"default": 1, "oracle": gain}, point=str(at), at=float(at), profile=profile)
+        for row in runs_of(
+            {"default": 1, "oracle": gain, "random": 0.95},
+            point=str(at),
+            at=float(at),
+            profile=profile,
+            oracle=of_oracle if at != 100 else {},
+        )
     ]
 
 
@@ -253,6 +254,35 @@ def test_a_sweep_is_summed_up_by_where_it_helps() -> None:
         f"mine, {profile}, oracle: lowers P99 queueing at 100 (-10 %), 1000 (-50 %); "
         "no settled change at 10 (+0 %)."
         for profile in ("premise", "rfc9332")
+    ]
+    assert {s.kind for s in lines} == {"mixed"}
+
+
+def test_a_sweep_is_as_red_at_the_top_as_below() -> None:
+    """Points where costs break the limits are named with them, and judged as below."""
+    runs = table(swept(rtt_p99_us=44_000.0, classic_share=0.1))
+    costs = "RTT P99 +10 %; the classic flows' share -50 %"
+    assert sweep_summary(runs)[0].text == (
+        f"mine, premise, oracle: lowers P99 queueing at 100 (-10 %); lowers P99 queueing, "
+        f"but costs too much, at 1000 (-50 %; {costs}); no settled change, "
+        f"but costs too much, at 10 (+0 %; {costs})."
+    )
+    dear = runs.filter(pl.col("point") != "100")
+    assert {s.kind for s in sweep_summary(dear)} == {s.kind for s in findings(dear)} == {"harms"}
+
+
+def test_what_the_model_costs_is_said() -> None:
+    both = {"default": 1, "model": 1}
+    rows = runs_of(both, scenario="figure8", model={"cpu_s": 1.4})
+    rows += runs_of(both, point="10", at=10.0, model={"cpu_s": 1.2})
+    rows += runs_of(both, point="20", at=20.0, model={"cpu_s": 1.3})
+    rows += runs_of({"default": 1}, scenario="many-flows", default={"cpu_s": 312.0})
+    assert [s.text for s in cpu_times(table(rows))] == [
+        "figure8, premise: CPU time with the model against default: 1.40 times (1.40…1.40); "
+        "at most 3 times is wanted.",
+        "many-flows, premise: CPU time of a run: default 312 s; at most 600 s is wanted.",
+        "mine, premise: CPU time with the model against default: 1.20 times (1.20…1.20) at 10, "
+        "1.30 times (1.30…1.30) at 20.",
     ]
 
 
@@ -270,19 +300,48 @@ def test_the_page_shows_every_control_profile_and_gap(tmp_path: Path) -> None:
     assert page.count('src="data:image/png;base64,') == 3  # two of figure 8, one of the sweep
     assert "After the paper's figure 7b." in page
     assert "rfc9332, model: not run (1 runs): no --artifact was given" in page
+    assert "not asked for: no_l4s, oracle_in_order, last_latency<" in page  # of figure 8
+    assert "not asked for: no_l4s, oracle_in_order, last_latency, model<" in page
     assert "take reordering for loss by: 3 duplicate ACKs" in page
+    assert "Short runs of heavy-tailed messages vary: these figures are of 8 s after the warm-up." in page
     for word in ("goodput", "classic flows&#39; share", "RTT P99", "retransmitted", "reordered"):
         assert word in page, word
+    for column in ("RTT P90, ms", "one-way P90, ms", "S1 L4S goodput", "S1 classic goodput", "CPU, s"):
+        assert f"<th>{column}" in page, column
     assert "http" not in page  # self-contained
     assert render(load(tmp_path)) == page  # the same results, the same page
 
-    lines = (tmp_path / "report" / "table.md").read_text().splitlines()
-    assert len(lines) == (2 + 4 + 2) + 1 + (2 + 6)  # all controls; the sweep's points
-    assert "| mine | premise | 100 | 10.00 | -10.0 % (-10.0…-10.0) | – | – | – |" in lines
+    written = (tmp_path / "report" / "table.md").read_text()
+    assert markdown(load(tmp_path)) == written
+    targets, scenarios, sweeps = (part.splitlines() for part in written.split("\n\n| scenario"))
+    assert targets[0] == "| target | wanted | measured | oracle | seeds | verdict |"
+    assert len(scenarios) == 2 + 4 + 2  # all controls
     assert any(
-        line.startswith("| figure8 | premise | model | -40.0 % (-40.0…-40.0) | 6.00 |") for line in lines
+        line.startswith("| figure8 | premise | model | -40.0 % (-40.0…-40.0) | 6.00 |") for line in scenarios
     )
-    assert markdown_table(load(tmp_path)).splitlines() == lines
+    assert sweeps[0] == (
+        " | profile | at | default P99, ms | random | random: RTT P99 | random: classic share "
+        "| oracle | oracle: RTT P99 | oracle: classic share |"
+    )
+    assert len(sweeps) == 2 + 6  # the sweep's points
+    costs = "+0.0 % (+0.0…+0.0) | +0.0 % (+0.0…+0.0)"
+    changes = f"-5.0 % (-5.0…-5.0) | {costs} | -10.0 % (-10.0…-10.0) | {costs}"
+    assert f"| mine | premise | 100 | 10.00 | {changes} |" in sweeps
+
+
+def test_a_users_scenario_is_not_taken_for_the_projects(tmp_path: Path) -> None:
+    """What it is, and its axis, stand in the results: no file of that name is looked for."""
+    rows = runs_of({"default": 1, "oracle": 0.5}, scenario="sweep-rtt", point="near", about="My own", at=1.0)
+    merge(tmp_path, rows)
+    page = make_report(tmp_path).read_text()
+    assert "<p>My own</p>" in page
+    assert "sweep-rtt: over load" in page
+    assert "After the paper" not in page
+
+
+def test_long_runs_have_no_word_about_short_ones(tmp_path: Path) -> None:
+    merge(tmp_path, runs_of({"default": 1, "oracle": 0.5}, seconds=300.0))
+    assert "Short runs" not in make_report(tmp_path).read_text()
 
 
 def test_nothing_to_report_is_said(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_what_the_paper_has_is_there() -> None:
 def test_the_full_laboratory_is_one_list() -> None:
     swept = ["sweep-buffer", "sweep-congestion-control", "sweep-flows", "sweep-rtt"]
     mapped = ["map-flows", "map-two-bottlenecks", "map-unresponsive", "map-video"]
-    assert full() == ["figure8", *swept, *mapped, "many-flows"]
+    assert full() == ["figure8", "figure8-finetuned", *swept, *mapped, "many-flows"]
     flows = load(path_of("many-flows"))
     assert (flows.seconds, flows.seeds, flows.controls) == (300, [1], ["default", "model"])
     groups = flows.environment.groups()
