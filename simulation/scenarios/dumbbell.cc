@@ -6,10 +6,12 @@
 //                     +-- router == bottleneck == router -- receiver 1 (farther away)
 //   other senders  ---+                              +-- ...
 //
-// Writes the sender's capture and prints `progress SECONDS` for each simulated second. The same
-// arguments give the same bytes.
+// Writes the sender's capture, what was simulated beside it (JSON), and prints `progress SECONDS`
+// for each simulated second. The same arguments give the same bytes.
 
 #include <exception>
+#include <filesystem>
+#include <fstream>
 #include <iostream>
 #include <memory>
 #include <stdexcept>
@@ -19,6 +21,7 @@
 #include "../helper/queue-profiles.h"
 #include "../helper/sender-capture.h"
 #include "../helper/tcp-endpoints.h"
+#include "../laboratory/json-text.h"
 #include "../model/mark-queue-disc.h"
 #include "../model/traffic-application.h"
 #include "ns3/command-line.h"
@@ -209,6 +212,36 @@ void ReportProgress() {
   Simulator::Schedule(Seconds(1), &ReportProgress);
 }
 
+/** What was simulated, beside the capture: `NAME.json` for `NAME.pcap`. */
+void WriteMetadata(const Options& o) {
+  using swiftqueue::lab::JsonNumber;
+  using swiftqueue::lab::JsonObject;
+  const std::string text = JsonObject()
+                               .Add("format", JsonNumber(1))
+                               .Add("seed", JsonNumber(o.seed))
+                               .Add("duration_s", JsonNumber(o.durationS))
+                               .Add("bottleneck_mbps", JsonNumber(o.bottleneckMbps))
+                               .Add("rtt_ms", JsonNumber(o.rttMs))
+                               .Add("receivers", JsonNumber(o.receivers))
+                               .Add("dctcp_flows", JsonNumber(o.dctcpFlows))
+                               .Add("cubic_flows", JsonNumber(o.cubicFlows))
+                               .Add("cross_flows", JsonNumber(o.crossFlows))
+                               .Add("flow_mbps", JsonNumber(o.flowMbps))
+                               .Add("l_step_ms", JsonNumber(o.lStepMs))
+                               .Add("explore", JsonObject()
+                                                   .Add("share", JsonNumber(o.exploreShare))
+                                                   .Add("burst_packets", JsonNumber(kBatchPackets))
+                                                   .Add("seed", JsonNumber(o.seed))
+                                                   .Text())
+                               .Add("dctcp_dupack_threshold", JsonNumber(kDupAcksOfLossExplored))
+                               .Text();
+  const auto path = std::filesystem::path(o.output).replace_extension(".json");
+  std::ofstream file(path);
+  file << text << '\n';
+  file.close();
+  Require(bool(file), "cannot write all of the trace's metadata: is the disk full?");
+}
+
 void Run(const Options& options) {
   RngSeedManager::SetSeed(options.seed);
   swiftqueue::SetTcpDefaults();
@@ -218,6 +251,7 @@ void Run(const Options& options) {
   Simulator::Stop(Seconds(options.durationS));
   Simulator::Run();
   capture.Close();
+  WriteMetadata(options);
   std::cout << dumbbell.BottleneckStats() << std::endl;
   Simulator::Destroy();
 }

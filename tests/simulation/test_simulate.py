@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -154,6 +155,11 @@ def test_a_seed_fixes_every_byte(params: dict[str, Any], program: Path, tmp_path
     assert one != two
     magic, _, _, _, _, snaplen, linktype = struct.unpack_from("<IHHiIII", one)
     assert (magic, snaplen, linktype) == (0xA1B23C4D, 96, 101)  # nanoseconds, headers only, raw IP
+    described = json.loads((first / "dumbbell-2.json").read_text())
+    assert described["explore"] == {"share": params["explore_share"], "burst_packets": 8, "seed": 2}
+    assert described["dctcp_dupack_threshold"] == 12  # explored packets overtake
+    given = {name: value for name, value in params.items() if name not in ("seeds", "explore_share")}
+    assert described.items() >= (given | {"duration_s": 2, "seed": 2}).items()
 
 
 def test_a_failing_simulation_is_named(params: dict[str, Any], program: Path, tmp_path: Path) -> None:
@@ -200,7 +206,7 @@ def test_a_killed_stage_leaves_nothing_half_written(project: Path, program: Path
     text["simulate"] |= {"duration_s": 1, "seeds": [7]}
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(text))
     subprocess.run(command, cwd=tmp_path, check=True)
-    assert [p.name for p in (tmp_path / "traces").iterdir()] == ["dumbbell-7.pcap"]
+    assert sorted(p.name for p in (tmp_path / "traces").iterdir()) == ["dumbbell-7.json", "dumbbell-7.pcap"]
     assert not partial.parent.exists()
 
 
