@@ -7,6 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 UV := $(BIN)/uv
 TOOLS := build/tools
+STATE := $(or $(SWIFTQUEUE_STATE),var)
 export PATH := $(CURDIR)/$(BIN):$(CURDIR)/$(TOOLS):$(PATH)
 # Small models train 2-4 times faster on one thread each (docs/LOG.md); Ray gives each worker its own core.
 export OMP_NUM_THREADS ?= 1
@@ -103,7 +104,7 @@ status: ## Judge each part by a real request; the served version and its age
 	swiftqueue status
 
 logs: ## The last lines of every part's log; make logs FOLLOW=1 goes on
-	@tail -n 15 $(if $(FOLLOW),-F) $${SWIFTQUEUE_STATE:-var}/*/server.log
+	@tail -n 15 $(if $(FOLLOW),-F) $(STATE)/*/server.log $(wildcard $(STATE)/ingest/replicas.log)
 
 lock: ## Resolve infra/setup/requirements*.in into the two locks
 	$(UV) pip compile infra/setup/requirements.in --override infra/setup/overrides.txt --python-version 3.11 \

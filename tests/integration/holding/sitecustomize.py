@@ -2,7 +2,7 @@
 
 Python imports this module when it starts, where this folder is on PYTHONPATH. Where the file
 $SWIFTQUEUE_TEST_HOLD/STEP exists when a step begins, its process renames it to STEP.PID and waits until that
-file is gone.
+file is gone. While the file $SWIFTQUEUE_TEST_HOLD/appends exists, no replica of the ingest appends anything.
 """
 
 from __future__ import annotations
@@ -74,10 +74,23 @@ def hold_push(endpoint: ModuleType) -> None:
     endpoint.Triton.load = held
 
 
+def hold_appends(log: ModuleType) -> None:
+    """Hold every append of telemetry, as a disk that takes its time does."""
+    append = log.SegmentWriter.append
+
+    def held(self: object, batches: Sequence[bytes]) -> None:
+        while os.path.exists(os.path.join(FOLDER, "appends")):
+            time.sleep(0.01)
+        append(self, batches)
+
+    log.SegmentWriter.append = held
+
+
 HOLDS = {
     "infra.live.rounds": hold_rounds,
     "infra.live.minute": hold_minute,
     "serving.endpoint": hold_push,
+    "feature_store.telemetry_log": hold_appends,
 }
 
 
