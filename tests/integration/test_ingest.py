@@ -450,7 +450,7 @@ def test_the_agents_frames_reach_the_store_through_the_forwarder(
 
 
 def test_memory_stays_flat(ingest: Ingest) -> None:
-    """4 million events here, 50 million by `python -m infra.bench.ingest` (docs/TELEMETRY.md)."""
+    """4 million events here, 50 million by `swiftqueue bench ingest --events` (docs/TELEMETRY.md)."""
     from infra.bench.ingest import Server, ship
 
     names = (
