@@ -1,7 +1,7 @@
 """Telemetry under kill -9 at each step that touches the disk: nothing acknowledged is lost.
 
 A step is a call of the store's Python that changes the disk. Of a compaction's every fourth is tried; each of
-them, in minutes, with SWIFTQUEUE_TEST_FULL=1.
+them, in two minutes or so, with SWIFTQUEUE_TEST_FULL=1.
 """
 
 from __future__ import annotations
