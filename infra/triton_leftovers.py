@@ -34,7 +34,7 @@ def remove_folders(since: float) -> None:
     that is younger than itself.
     """
     ours = [path for path in TEMPORARY.glob(FOLDERS) if since <= _made(path)]
-    starts = [process.create_time() for process in owners()] if ours else []
+    starts = list(_starts()) if ours else []
     for path in ours:
         if not any(start <= _made(path) for start in starts):
             with contextlib.suppress(OSError):  # not empty, or gone meanwhile
@@ -47,6 +47,13 @@ def owners() -> Iterator[psutil.Process]:
         with contextlib.suppress(OSError):
             if LIBRARY in Path(f"/proc/{process.pid}/maps").read_text():
                 yield process
+
+
+def _starts() -> Iterator[float]:
+    """When the owners were started."""
+    for process in owners():
+        with contextlib.suppress(psutil.Error):  # it has ended
+            yield process.create_time()
 
 
 def _made(path: Path) -> float:

@@ -28,6 +28,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from feature_store.telemetry import gaps, latest_minutes
 from feature_store.telemetry_events import ACK, EVENT_SCHEMA, SEND, BatchKey, encode
 from feature_store.telemetry_manifest import load_manifest
+from infra.bench import ingest as bench
 from serving import agent_process
 from serving.ingest.client import IngestClient, SenderRefusedError
 from serving.ingest.committer import WAITING_BATCHES
@@ -449,19 +450,36 @@ def test_the_agents_frames_reach_the_store_through_the_forwarder(
     assert gaps(ingest.store).filter(sender=sender).is_empty()
 
 
-def test_memory_stays_flat(ingest: Ingest) -> None:
-    """4 million events here, 50 million by `swiftqueue bench ingest --events` (docs/TELEMETRY.md)."""
-    from infra.bench.ingest import Server, ship
-
+@pytest.fixture
+def measured(ingest: Ingest) -> bench.Server:
+    """The ingest as its bench sees it; of its two replicas one is looked at."""
     names = (
         "ServeReplica:swiftqueue-ingest:Ingest",
         "ServeReplica:swiftqueue-ingest:Compaction",
         "ProxyActor",
     )
-    server = Server(ingest.url, ingest.store, [ingest.process(name) for name in names])
+    return bench.Server(ingest.url, ingest.store, [ingest.process(name) for name in names])
+
+
+def test_memory_stays_flat(measured: bench.Server) -> None:
+    """4 million events here, 50 million by `swiftqueue bench ingest --events` (docs/TELEMETRY.md)."""
     resident_mib = []
     for _ in range(8):
-        ship(server, 500_000)
-        resident_mib.append(server.resident_bytes() / 2**20)
+        bench.ship(measured, 500_000)
+        resident_mib.append(measured.resident_bytes() / 2**20)
     # The batches alone of the last three are 51 MB: what kept them, or half of them, would show.
     assert resident_mib[-1] - resident_mib[-4] < 25, resident_mib
+
+
+def test_the_bench_of_memory_gives_rows(measured: bench.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "SAMPLES", 4)
+    monkeypatch.setattr(bench, "running_ingest", lambda _: contextlib.nullcontext(measured))
+    least = 4 * bench.SENDERS * bench.BATCH_EVENTS
+    with pytest.raises(ValueError, match=f"{least:,} are needed"):
+        bench.measure(1, events=least - 1)
+    slope, end, rate, slowest = bench.measure(1, events=least)
+    assert f"{least:,} events" in slope.name
+    assert (slope.reference, slope.unit) == (bench.FLAT_MIB, "MiB/million events")
+    assert min(end.ours, end.reference) > 100
+    assert 0 < slowest.ours <= rate.ours
+    assert rate.reference == bench.PROMISED

@@ -22,17 +22,3 @@ def test_replicas_promise_and_references_stand_beside_the_ingest(monkeypatch: py
         assert row.unit == "events/s"
         assert row.ours > 0
         assert row.ratio == pytest.approx(row.ours / row.reference)
-
-
-def test_memory_over_a_long_run_is_rows_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ingest, "SAMPLES", 4)
-    least = 4 * ingest.SENDERS * ingest.BATCH_EVENTS
-    with pytest.raises(ValueError, match=f"{least:,} are needed"):
-        ingest.measure(1, events=least - 1)
-    slope, end, rate, slowest = ingest.measure(1, events=least)
-    assert f"{least:,} events" in slope.name
-    assert (slope.reference, slope.unit) == (ingest.FLAT_MIB, "MiB/million events")
-    assert end.ours > 100
-    assert end.reference > 100
-    assert slowest.ours <= rate.ours
-    assert rate.reference == ingest.PROMISED
