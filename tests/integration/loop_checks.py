@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import tempfile
 import time
 from pathlib import Path
@@ -49,3 +51,16 @@ def temporary_names() -> set[str]:
     """What lies in the folder of temporary files and may be of a loop."""
     folder = Path(tempfile.gettempdir())
     return {path.name for pattern in TEMPORARY for path in folder.glob(pattern)}
+
+
+def left_behind(before: set[str]) -> set[str]:
+    """What is new there and no process that runs has open, works in or was started with."""
+    used = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            used.append((process / "cmdline").read_text(errors="replace"))
+            for link in (process / "cwd", *(process / "fd").iterdir()):
+                with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                    used.append(os.readlink(link))
+    words = "\n".join(used)
+    return {name for name in temporary_names() - before if name not in words}
