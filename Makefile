@@ -7,11 +7,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 UV := $(BIN)/uv
 TOOLS := build/tools
+STATE := $(or $(SWIFTQUEUE_STATE),var)
 export PATH := $(CURDIR)/$(BIN):$(CURDIR)/$(TOOLS):$(PATH)
 # Small models train 2-4 times faster on one thread each (docs/LOG.md); Ray gives each worker its own core.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup setup-tests kustomize debian native run lab lab-full test test-fast lint format bench up down status logs lock clean
+.PHONY: help setup setup-tests kustomize kuberay debian native run lab lab-full test test-fast lint format bench up down status logs lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -24,7 +25,7 @@ debian:
 	  g++ libgrpc++-dev protobuf-compiler protobuf-compiler-grpc libcli11-dev prometheus-cpp-dev
 
 # Apart from `setup`: with an init system Debian starts both servers, Prometheus on every interface.
-setup-tests: kustomize ## Install what some tests use where it is: Debian's Prometheus and PostgreSQL, kustomize
+setup-tests: kustomize kuberay ## Install what some tests use where it is: Prometheus, PostgreSQL, kustomize, KubeRay's schemas
 	@infra/setup/debian.sh "the tests with Prometheus and PostgreSQL" "those tests are left out" prometheus postgresql
 
 # Debian has none. As with its packages: says what it could not do; never a reason to stop.
@@ -33,6 +34,14 @@ kustomize:
 	@[ -x $(TOOLS)/kustomize ] || { command -v go >/dev/null && echo "setup: building kustomize" && \
 	  GOBIN=$(CURDIR)/$(TOOLS) go install $(KUSTOMIZE); } || \
 	  echo "setup: no kustomize, one test is left out; to have it (Go 1.24 or later), run: go install $(KUSTOMIZE)"
+
+# The definitions of RayCluster and RayService lie in the Go module of KubeRay's operator, of the version we ask for.
+KUBERAY := github.com/ray-project/kuberay/ray-operator@v1.5.1
+kuberay:
+	@[ -d $(TOOLS)/kuberay ] || { command -v go >/dev/null && echo "setup: fetching KubeRay's schemas" && \
+	  go mod download $(KUBERAY) && install -D -m 644 -t $(TOOLS)/kuberay \
+	  "$$(go env GOMODCACHE)"/$(KUBERAY)/config/crd/bases/ray.io_ray{clusters,services}.yaml; } || \
+	  echo "setup: no schemas of KubeRay, two tests are left out; with Go 1.24 or later, run again: make setup-tests"
 
 $(UV): infra/setup/uv.lock
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v in ((3, 11), (3, 12)) else f"Python 3.11 or 3.12 is needed, {v[0]}.{v[1]} was found; name one with: make PYTHON=/path/to/python3.11 setup")'
@@ -109,7 +118,7 @@ status: ## Judge each part by a real request; the served version and its age
 	swiftqueue status
 
 logs: ## The last lines of every part's log; make logs FOLLOW=1 goes on
-	@tail -n 15 $(if $(FOLLOW),-F) $${SWIFTQUEUE_STATE:-var}/*/server.log
+	@tail -n 15 $(if $(FOLLOW),-F) $(STATE)/*/server.log $(wildcard $(STATE)/ingest/replicas.log)
 
 lock: ## Resolve infra/setup/requirements*.in into the two locks
 	$(UV) pip compile infra/setup/requirements.in --override infra/setup/overrides.txt --python-version 3.11 \

@@ -44,6 +44,7 @@ class Benchmark(StrEnum):
     linerate = "linerate"
     live = "live"
     serving = "serving"
+    soak = "soak"
     swap = "swap"
 
 
@@ -423,6 +424,10 @@ def agent(
 def bench(
     what: Annotated[Benchmark, typer.Argument(help="the benchmark")],
     rounds: Annotated[int, typer.Option(help="rounds; medians are reported")] = 5,
+    events: Annotated[
+        int | None, typer.Option(help="ingest: its memory over so many events, as 50000000")
+    ] = None,
+    minutes: Annotated[float | None, typer.Option(help="soak: how long the loop runs (default: 120)")] = None,
     json: Annotated[bool, typer.Option("--json", help="print a JSON list of rows")] = False,
 ) -> None:
     """Measure a step beside its reference in the same run.
@@ -431,7 +436,7 @@ def bench(
     """
     from infra.bench.rows import run_benchmark
 
-    run_benchmark(what.value, rounds=rounds, as_json=json)
+    run_benchmark(what.value, rounds=rounds, as_json=json, events=events, minutes=minutes)
 
 
 def main() -> None:

@@ -19,6 +19,7 @@ from typing import Final
 
 import psutil
 
+from infra import triton_leftovers
 from models.state import state_dir
 
 STOP_TIMEOUT_S: Final = 15.0  # Triton takes 3-6 s to unload its models
@@ -46,6 +47,11 @@ class Server:
     def log(self) -> Path:
         """Where its output goes."""
         return log_path(self.name)
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since it was started, whatever the wall clock was set to."""
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - self.ticks / os.sysconf("SC_CLK_TCK")
 
     def process(self) -> psutil.Process | None:
         """The running process, or None when it has ended (or its id now belongs to another)."""
@@ -173,14 +179,14 @@ def set_niceness(pid: int, nice: int) -> None:
 def stop(name: str) -> Server | None:
     """Stop server `name` and what it started; return it, or None when none ran.
 
-    Of a server that was killed, what it started and left is stopped.
+    Of a server that was killed, what it started and left is stopped, and what it made is removed.
     """
     server = _recorded(name)
     if server is None:
         return None
     process = server.process()
     family = _family(server, process)
-    regions = _shared_memory(family)
+    regions = triton_leftovers.shared_memory(family)
     if process is not None:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.resume()  # a stopped (SIGSTOP) process would never see the request to end
@@ -193,6 +199,8 @@ def stop(name: str) -> Server | None:
     wait_ended(family, STOP_TIMEOUT_S)
     for region in regions:
         region.unlink(missing_ok=True)
+    if name.startswith("triton"):
+        triton_leftovers.remove_folders(_began(server))
     record_path(name).unlink(missing_ok=True)
     return server if process else None
 
@@ -259,14 +267,9 @@ def _children(process: psutil.Process, others: set[int]) -> Iterator[psutil.Proc
                 yield from _children(child, others)
 
 
-def _shared_memory(family: Sequence[psutil.Process]) -> list[Path]:
-    """Shared memory of Triton's Python backend, named in its stubs' arguments: a killed server leaves it."""
-    regions = []
-    for process in family:
-        with contextlib.suppress(psutil.Error):
-            names = [a for a in process.cmdline() if a.startswith("triton_python_backend_shm_region_")]
-            regions += [Path("/dev/shm") / name for name in names]  # noqa: S108 - POSIX shared memory
-    return regions
+def _began(server: Server) -> float:
+    """When a server was started, in seconds since the epoch as the kernel dates files."""
+    return psutil.boot_time() + server.ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _start_of(pid: int) -> tuple[str, int]:

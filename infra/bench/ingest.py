@@ -2,23 +2,25 @@
 
 Senders at 100 Mbit/s each would bring 16,700 events/s; here each sends its next batch when the last one is
 answered. The references write the same batches from a loop of their own, on one core: the bare append to the
-log without a server, and one Parquet file per batch, fsynced, which nothing protects from duplicates.
+log without a server, and one Parquet file per batch, fsynced, which nothing protects from duplicates. Two
+replicas stand beside one, both on every core and beside the senders: where there are only two cores, those
+senders and Serve's one proxy leave them little to be faster with.
 
-Memory over a long run: `python -m infra.bench.ingest --events 50000000`.
+Memory over a long run: `swiftqueue bench ingest --events 50000000`.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +33,9 @@ if TYPE_CHECKING:
     import psutil
     import pyarrow as pa
 
+PROMISED: Final = 200_000.0  # events/s on one core, durable
 SENDERS: Final = 12  # 12 · 16,700 events/s are 200,000
+REPLICAS: Final = 2
 BATCH_EVENTS: Final = 4096  # a quarter of a second of one sender at 100 Mbit/s
 ROUND_EVENTS: Final = 2_000_000
 REFERENCE_EVENTS: Final = 500_000
@@ -39,6 +43,8 @@ GAP_NS: Final = 120_000  # between packets of 1500 bytes at 100 Mbit/s
 LATENCY_PACKETS: Final = 166  # 20 ms in flight
 START_S: Final = 240.0  # Ray on a busy machine
 PROBE_S: Final = 0.5
+SAMPLES: Final = 20  # of the memory over a long run
+FLAT_MIB: Final = 1.0  # per million events: a byte of each, of the 25 or so that it has
 
 
 class Source:
@@ -89,22 +95,32 @@ class Server:
     root: Path
     processes: list[psutil.Process]
 
+    def pin(self, cores: set[int]) -> None:
+        """Give every thread that handles batches, and those they will start, these cores."""
+        for process in self.processes:
+            for thread in process.threads():
+                with contextlib.suppress(ProcessLookupError):
+                    os.sched_setaffinity(thread.id, cores)
+
     def resident_bytes(self) -> int:
         """Resident memory of the proxy, the replica and the compaction, not of Ray's own processes."""
         return sum(p.memory_info().rss for p in self.processes)
 
 
 @contextmanager
-def running_ingest(folder: Path) -> Iterator[Server]:
+def running_ingest(folder: Path, replicas: int = 1) -> Iterator[Server]:
     """Start `serving.ingest.server` with a Ray of its own; what handles batches has one core."""
     import psutil
 
     from infra.bench.served_models import free_ports
 
     (port,) = free_ports(1)
+    folder.parent.mkdir(parents=True, exist_ok=True)
     settings = {
         "SWIFTQUEUE_INGEST_PORT": str(port),
         "SWIFTQUEUE_TELEMETRY": str(folder),
+        "SWIFTQUEUE_INGEST_REPLICAS": str(replicas),
+        "SWIFTQUEUE_STATE": str(folder.parent / "state"),
         "RAY_ADDRESS": "",
     }
     command = [sys.executable, "-m", "serving.ingest.server"]
@@ -122,19 +138,23 @@ def running_ingest(folder: Path) -> Iterator[Server]:
         names = ("ServeReplica", "ProxyActor")
         family = psutil.Process(child.pid).children(recursive=True)
         ours = [p for p in family if any(name in " ".join(p.cmdline()) for name in names)]
-        for process in ours:
-            _pin(process, max(os.sched_getaffinity(0)))
-        yield Server(url, folder, ours)
+        server = Server(url, folder, ours)
+        server.pin({max(os.sched_getaffinity(0))})
+        yield server
     finally:
         child.send_signal(signal.SIGTERM)
         child.wait(60)
 
 
-def _pin(process: psutil.Process, core: int) -> None:
-    """Give every thread of a process, and those it will start, one core."""
-    for thread in process.threads():
-        with contextlib.suppress(ProcessLookupError):
-            os.sched_setaffinity(thread.id, {core})
+@contextmanager
+def _on(cores: set[int]) -> Iterator[None]:
+    """Run on these cores."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def _answers(url: str) -> bool:
@@ -202,65 +222,111 @@ def parquet_files(folder: Path) -> float:
     return count * BATCH_EVENTS / (time.perf_counter() - started)
 
 
-def measure(rounds: int) -> list[Row]:
-    """Events per second, durable, of the ingest on one core, beside both references on one core."""
-    with tempfile.TemporaryDirectory() as temporary:
-        folder, senders = Path(temporary), iter(range(0, 10_000, SENDERS))
-        with running_ingest(folder / "store") as server:
-            ship(server, ROUND_EVENTS // 4, next(senders))  # warm
-            everywhere = os.sched_getaffinity(0)
-            os.sched_setaffinity(0, {min(everywhere)})
-            try:
-                ours, bare, parquet = interleaved_medians(
-                    rounds,
-                    lambda: ship(server, ROUND_EVENTS, next(senders)),
-                    lambda: bare_append(folder / "bare"),
-                    lambda: parquet_files(folder / "parquet"),
-                )
-            finally:
-                os.sched_setaffinity(0, everywhere)
-    name = (
-        f"ingest over HTTP through Ray Serve, fsynced, checked and compacted on one core, {SENDERS} senders, "
-        f"batches of {BATCH_EVENTS:,} events"
-    )
+def measure(rounds: int, events: int | None = None) -> list[Row]:
+    """Events per second, durable, beside the promise, the references and two replicas.
+
+    With `events`, the ingest's memory over so many instead.
+    """
+    if events is not None:
+        return _memory(events)
+    cores = os.sched_getaffinity(0)
+    with (
+        tempfile.TemporaryDirectory() as temporary,
+        running_ingest(Path(temporary) / "one" / "store") as one,
+        running_ingest(Path(temporary) / "more" / "store", REPLICAS) as more,
+    ):
+        folder, senders = Path(temporary), iter(range(0, 100_000, SENDERS))
+
+        def rate(server: Server, theirs: set[int], ours: set[int], events: int = ROUND_EVENTS) -> float:
+            server.pin(theirs)
+            with _on(ours):
+                return ship(server, events, next(senders))
+
+        def alone(reference: Callable[[Path], float], name: str) -> float:
+            with _on({min(cores)}):
+                return reference(folder / name)
+
+        for server in (one, more):
+            rate(server, cores, cores, ROUND_EVENTS // 4)  # warm
+        ours, bare, parquet, single, double = interleaved_medians(
+            rounds,
+            lambda: rate(one, {max(cores)}, {min(cores)}),
+            lambda: alone(bare_append, "bare"),
+            lambda: alone(parquet_files, "parquet"),
+            lambda: rate(one, cores, cores),
+            lambda: rate(more, cores, cores),
+        )
+    what = "ingest over HTTP through Ray Serve, fsynced, checked and compacted"
+    load = f"{SENDERS} senders, batches of {BATCH_EVENTS:,} events"
+    shared = f"{len(cores)} cores that the senders share"
+    name = f"{what} on one core, {load}"
     references = {
+        PROMISED: "promised at least",
         bare: "check, append and fsync of each batch, without a server",
         parquet: "a Parquet file per batch, fsynced, without a server",
     }
-    return [
-        Row(name, ours, reference, what, ours / reference, "events/s", rounds)
-        for reference, what in references.items()
+    rows = [
+        Row(name, ours, reference, told, ours / reference, "events/s", rounds)
+        for reference, told in references.items()
     ]
+    name = f"{what} by {REPLICAS} replicas on {shared}, {load}"
+    return [*rows, Row(name, double, single, "one replica, likewise", double / single, "events/s", rounds)]
 
 
-def memory_over(events: int, samples: int = 20) -> list[tuple[int, float]]:
-    """Send many events; return events so far and the ingest's resident MiB, `samples` times."""
-    points = []
+@dataclass(frozen=True)
+class Stretch:
+    """A part of a long run: what the ingest's processes held when it began, and how fast it went."""
+
+    events: int  # before it
+    mib: float
+    rate: float  # events/s
+
+
+def memory_over(events: int, samples: int) -> list[Stretch]:
+    """Send many events in so many stretches; one more, without events, shows what is held at the end."""
+    found = []
     with tempfile.TemporaryDirectory() as temporary, running_ingest(Path(temporary) / "store") as server:
         for sample in range(samples + 1):
-            points.append((sample * (events // samples), server.resident_bytes() / 2**20))
-            if sample < samples:
-                rate = ship(server, events // samples, 0)
-                so_far, mib = points[-1]
-                print(f"{so_far:>12,} events: {mib:,.0f} MiB, then {rate:,.0f} events/s", flush=True)
-    return points
+            so_far, mib = sample * (events // samples), server.resident_bytes() / 2**20
+            rate = ship(server, events // samples, 0) if sample < samples else 0.0
+            found.append(Stretch(so_far, mib, rate))
+            print(f"{so_far:>12,} events: {mib:,.0f} MiB, then {rate:,.0f} events/s", flush=True)
+    return found
 
 
-def slope(points: list[tuple[int, float]]) -> float:
-    """MiB per million events over the second half of the run (least squares)."""
+def slope(run: list[Stretch]) -> float:
+    """MiB per million events over the second half of a run (least squares)."""
     import numpy as np
 
-    late = np.array(points[len(points) // 2 :])
-    return float(np.polyfit(late[:, 0] / 1e6, late[:, 1], 1)[0])
+    late = run[len(run) // 2 :]
+    return float(np.polyfit([one.events / 1e6 for one in late], [one.mib for one in late], 1)[0])
 
 
-def main() -> None:
-    """Print the memory of the ingest over a long run."""
-    parser = argparse.ArgumentParser(description="Memory of the ingest over a long run.")
-    parser.add_argument("--events", type=int, default=50_000_000)
-    points = memory_over(parser.parse_args().events)
-    print(f"slope over the second half: {slope(points):+.2f} MiB per million events")
+def _memory(events: int) -> list[Row]:
+    """Raise ValueError where there are too few events."""
+    least = SAMPLES * SENDERS * BATCH_EVENTS
+    if events < least:
+        raise ValueError(f"--events {events:,}: {least:,} are needed, a batch of each sender in each stretch")
+    with contextlib.redirect_stdout(sys.stderr):  # `--json` owns the standard output
+        run = memory_over(events, SAMPLES)
+    return memory_rows(run)
 
 
-if __name__ == "__main__":
-    main()
+def memory_rows(run: list[Stretch]) -> list[Row]:
+    """What a long run says: does the memory grow, and was it fast all the time."""
+    what, count = "memory of the ingest's processes", f"{run[-1].events:,} events"
+    grows = slope(run)
+    half, end = run[len(run) // 2].mib, run[-1].mib
+    rates = [one.rate for one in run[:-1]]
+    rate, slowest = statistics.median(rates), min(rates)
+    parts = len(rates)
+    # A slope that is nothing or below would be better without bound.
+    ratio = FLAT_MIB / max(grows, FLAT_MIB / 100)
+    unit = "MiB/million events"
+    promised = "promised at least"
+    return [
+        Row(f"{what}, slope over the second half of {count}", grows, FLAT_MIB, "flat", ratio, unit, parts),
+        Row(f"{what} after {count}", end, half, "after half of them", half / end, "MiB", parts),
+        Row("ingest on one core meanwhile", rate, PROMISED, promised, rate / PROMISED, "events/s", parts),
+        Row("its slowest stretch", slowest, PROMISED, promised, slowest / PROMISED, "events/s", parts),
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import statistics
 from collections.abc import Callable
@@ -31,18 +32,33 @@ def interleaved_medians(rounds: int, *measures: Callable[[], float]) -> list[flo
     return [statistics.median(values) for values in samples]
 
 
-def run_benchmark(name: str, *, rounds: int, as_json: bool) -> None:
-    """Run `infra.bench.NAME.measure(rounds)` and print its rows as a table or as JSON."""
+def run_benchmark(name: str, *, rounds: int, as_json: bool, **options: object) -> None:
+    """Run `infra.bench.NAME.measure(rounds, ...)` and print its rows as a table or as JSON.
+
+    Options that are None were not given.
+
+    Raises:
+        ValueError: the benchmark has no such option.
+    """
     if rounds < 1:
         raise ValueError(f"--rounds {rounds}: must be 1 or more")
-    rows: list[Row] = importlib.import_module(f"infra.bench.{name}").measure(rounds)
+    measure: Callable[..., list[Row]] = importlib.import_module(f"infra.bench.{name}").measure
+    given = {option: value for option, value in options.items() if value is not None}
+    for option in given.keys() - inspect.signature(measure).parameters.keys():
+        raise ValueError(f"--{option}: bench {name} has no such option")
+    title = f"swiftqueue bench {name}" if given else f"swiftqueue bench {name}: medians of {rounds} rounds"
+    print_rows(measure(rounds, **given), title, as_json=as_json)
+
+
+def print_rows(rows: list[Row], title: str, *, as_json: bool) -> None:
+    """Print rows as a table or as JSON."""
     if as_json:
         print(json.dumps([asdict(row) for row in rows], indent=1))
         return
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"swiftqueue bench {name}: medians of {rounds} rounds")
+    table = Table(title=title)
     for column in ("name", "ours", "reference", "unit", "ratio", "reference is"):
         table.add_column(column, justify="right" if column in ("ours", "reference", "ratio") else "left")
     for r in rows:

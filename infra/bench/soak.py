@@ -1,6 +1,7 @@
 """The live loop for hours: what each part uses, sampled, with the slopes and what they say of leaks.
 
-    python -m infra.bench.soak --minutes 120 --every 10
+    swiftqueue bench soak --minutes 120
+    python -m infra.bench.soak --minutes 120 --every 10     # the same, with more to choose
 
 starts the loop (`swiftqueue up --live`) where it does not run, and stops it at the end where it started it.
 Each sample is a line of `var/soak/samples.jsonl`, on the disk before the next one is taken; the same command
@@ -8,7 +9,8 @@ after an interruption goes on with that file (remove it for a new run), and `--r
 
 A slope is that of a least-squares line through the means of twelve equal stretches of the run, without its
 first sixth; its 95 % interval is Student's over those means, because samples ten seconds apart are not
-independent. A quantity grows when the whole interval lies above what is allowed.
+independent. A quantity grows when the whole interval lies above what is allowed: that is what the ratio of
+its row compares (1 and more: it does not; 100 at most).
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ import psutil
 from numpy.typing import NDArray
 
 from infra import processes
+from infra.bench.rows import Row, print_rows
 from infra.live import health, plan, record
 from infra.stack import PARTS
 from models.state import state_dir
@@ -43,6 +46,8 @@ STRETCHES: Final = 12
 STUDENT: Final = 2.228  # t of 97.5 % with STRETCHES - 2 degrees of freedom
 SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108
 MIB: Final = 2**20
+MINUTES, EVERY_S = 120.0, 10.0
+BEST: Final = 100.0  # ratio of what does not grow at all
 # What a part may grow by in an hour: 2 % of its memory, or 5 MiB where that is more; nothing of the rest.
 ALLOWED_SHARE: Final = 0.02
 ALLOWED_MIB: Final = 5.0
@@ -187,6 +192,37 @@ def report(samples: list[dict[str, Any]]) -> int:
     return 1 if growing else 0
 
 
+def measure(rounds: int, minutes: float = MINUTES) -> list[Row]:
+    """Run the loop for so long, or go on with a run that was interrupted; a row for each quantity judged.
+
+    It is one run, whatever `rounds` says.
+    """
+    path = samples_file()
+    with contextlib.redirect_stdout(sys.stderr):  # `--json` owns the standard output
+        with _loop(None, EVERY_S):
+            run(path, minutes)
+        report(read(path))
+    return rows(read(path))
+
+
+def rows(samples: list[dict[str, Any]]) -> list[Row]:
+    """What grows by how much an hour, beside what is allowed."""
+    found = []
+    for one in slopes(samples):
+        if one.allowed is None:
+            continue
+        name = f"{one.name}, change an hour ({one.low:+.2f} to {one.high:+.2f}) of {one.mean:,.1f}"
+        ratio = BEST if one.low <= 0 else min(BEST, one.allowed / one.low)
+        unit = "MiB/h" if one.name.endswith("MiB") else "1/h"
+        found.append(Row(name, one.per_hour, one.allowed, "allowed", ratio, unit, len(samples)))
+    return found
+
+
+def samples_file() -> Path:
+    """Where the samples lie."""
+    return state_dir() / "soak" / "samples.jsonl"
+
+
 def read(path: Path) -> list[dict[str, Any]]:
     """Samples of a file, oldest first; a line cut short is left out."""
     found = []
@@ -261,17 +297,21 @@ def _tree(folder: Path) -> tuple[int, int]:
 def main() -> None:
     """Run, or only report."""
     parser = argparse.ArgumentParser(description="The live loop for hours, with slopes of what it uses.")
-    parser.add_argument("--minutes", type=float, default=120.0)
-    parser.add_argument("--every", type=float, default=10.0, help="seconds from one round to the next")
+    parser.add_argument("--minutes", type=float, default=MINUTES)
+    parser.add_argument("--every", type=float, default=EVERY_S, help="seconds from one round to the next")
     parser.add_argument("--trace", help="what the sender replays (default: register.trace)")
     parser.add_argument("--samples", type=Path, help="file of the samples (default: var/soak/samples.jsonl)")
     parser.add_argument("--report", action="store_true", help="only the slopes of the samples there are")
+    parser.add_argument("--json", action="store_true", help="with --report: a JSON list of rows")
     arguments = parser.parse_args()
-    path = arguments.samples or state_dir() / "soak" / "samples.jsonl"
+    path = arguments.samples or samples_file()
     try:
         if not arguments.report:
             with _loop(arguments.trace, arguments.every):
                 run(path, arguments.minutes)
+        if arguments.report and arguments.json:
+            print_rows(rows(read(path)), "", as_json=True)
+            sys.exit()
         sys.exit(report(read(path)))
     except (OSError, ValueError, RuntimeError) as error:
         sys.exit(f"soak: {error}")

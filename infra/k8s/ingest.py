@@ -19,8 +19,9 @@ def build(settings: dict[str, int]) -> Application:
     """
     from feature_store.telemetry_compact import KEEP_MINUTES
     from serving.ingest.app import application
-    from serving.ingest.server import telemetry_dir
+    from serving.ingest.server import replicas_log, telemetry_dir
 
     root = telemetry_dir()
     root.mkdir(parents=True, exist_ok=True)
-    return application(root, replicas=int(settings["replicas"]), keep_minutes=KEEP_MINUTES, cpus=1.0)
+    replicas = int(settings["replicas"])
+    return application(root, replicas_log(), replicas=replicas, keep_minutes=KEEP_MINUTES, cpus=1.0)

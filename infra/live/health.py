@@ -15,6 +15,7 @@ from typing import Any, Final
 from infra import processes
 from infra.live import plan, ray_head
 from infra.live.record import LOG_FILE
+from infra.monitoring import prometheus
 from infra.monitoring.query import QueryError, ask
 from infra.stack import KEEPER, MLFLOW, PARTS, TRITON, duration
 from models.state import state_dir
@@ -22,6 +23,7 @@ from serving.endpoint import LOOPBACK
 
 GROWTH_WAIT_S: Final = 8.0  # a new pass of the sender takes a second or two to begin
 LOOK_S: Final = 1.0
+SCRAPED_S: Final = 30.0  # six scrapes: one that took too long is no failure
 ROUND_LATE_S: Final = 600.0  # a round waits up to 300 s for its workers and 120 s for their work
 TAIL_BYTES: Final = 1 << 16
 
@@ -139,13 +141,20 @@ def _scheduler(server: processes.Server) -> Judgement:
 
 
 def _prometheus(server: processes.Server) -> Judgement:
+    """Whether every part that can be scraped was, of late; one that was just started has time."""
     url = f"http://{LOOPBACK}:{server.ports['http']}"
     try:
-        found = ask(url, "query", query="up")["result"]
+        found = ask(url, "query", query=f"max_over_time(up[{SCRAPED_S:.0f}s])")["result"]
     except QueryError:
         return Judgement(False, f"no answer at {url}")
-    well = sum(one["value"][1] == "1" for one in found)
-    return Judgement(True, f"{well} of {len(found)} targets answer its scrapes, {url}")
+    well = {one["metric"]["instance"] for one in found if one["value"][1] == "1"}
+    down = [
+        f"{part.name} ({address})"
+        for part, address in prometheus.targets()
+        if address not in well and min(part.age_s, server.age_s) > SCRAPED_S
+    ]
+    line = f"{len(well)} of {len(found)} targets answer its scrapes, {url}"
+    return Judgement(not down, f"{line}; not scraped: {', '.join(down)}" if down else line)
 
 
 def _keeper(server: processes.Server) -> Judgement:

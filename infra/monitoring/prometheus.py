@@ -72,20 +72,25 @@ def write_configuration(port: int) -> Path:
     return folder
 
 
-def write_targets() -> list[dict[str, object]]:
-    """Write `targets.json` from the records of the servers that run, and return its content."""
-    found: list[dict[str, object]] = []
+def targets() -> list[tuple[processes.Server, str]]:
+    """The servers that run here and can be scraped, each with its address."""
+    found = []
     for record in sorted(state_dir().glob("*/server.json")):
         server = processes.running(record.parent.name)
         if server is None or server.name == NAME:
             continue
         # The ingest answers scrapes at the port where it takes telemetry.
         kind = "http" if _job(server.name) == "ingest" and "metrics" not in server.ports else "metrics"
-        ports = [server.ports[kind]] if kind in server.ports else []
-        if ports:
-            found.append(
-                {"targets": [f"{LOOPBACK}:{p}" for p in ports], "labels": {"job": _job(server.name)}}
-            )
+        if kind in server.ports:
+            found.append((server, f"{LOOPBACK}:{server.ports[kind]}"))
+    return found
+
+
+def write_targets() -> list[dict[str, object]]:
+    """Write `targets.json` from the records of the servers that run, and return its content."""
+    found: list[dict[str, object]] = [
+        {"targets": [address], "labels": {"job": _job(server.name)}} for server, address in targets()
+    ]
     path = state_dir() / NAME / "targets.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")

@@ -22,6 +22,7 @@ from feature_store.telemetry_compact import Compactor
 from feature_store.telemetry_events import ACK, MAX_BODY_BYTES, RefusedError, checked
 from feature_store.telemetry_log import write_durably
 from feature_store.telemetry_sessions import check_session, open_session
+from serving.ingest.log import SERVE, keep_log
 
 if TYPE_CHECKING:
     from ray.serve import Application
@@ -31,16 +32,17 @@ WAITING_REQUESTS: Final = 256
 RETRY_AFTER_S: Final = 1
 METRICS_FOLDER: Final = "PROMETHEUS_MULTIPROC_DIR"  # read by prometheus_client when it is imported
 STATUS: Final = {"too_large": 413, "two_senders": 409, "session": 409}  # by reason; the others 400
-_log = logging.getLogger("ray.serve")
+_log = logging.getLogger(SERVE)
 
 
 class Ingest:
     """One replica."""
 
-    def __init__(self, root: str, _compaction: Any) -> None:
+    def __init__(self, root: str, log: str, _compaction: Any) -> None:
         from serving.ingest import metrics  # once the replica's environment names the metrics folder
         from serving.ingest.committer import BusyError, Committer
 
+        keep_log(log)
         self._root = Path(root)
         self._metrics, self._busy = metrics, BusyError
         self._committer: Committer | None = None
@@ -79,6 +81,7 @@ class Ingest:
         except RefusedError as error:
             metrics.REFUSED.labels(error.reason).inc()
             metrics.BATCHES.labels("refused").inc()
+            _log.warning("ingest: a batch is refused (%s): %s", error.reason, error)
             return _refusal(error)
         try:
             if self._committer is None:
@@ -134,9 +137,10 @@ def _later(line: str) -> Response:
 class Compaction:
     """The one process that compacts; if it is killed, Serve starts another, which goes on."""
 
-    def __init__(self, root: str, every_s: float, keep_minutes: int) -> None:
+    def __init__(self, root: str, log: str, every_s: float, keep_minutes: int) -> None:
         from serving.ingest import metrics
 
+        keep_log(log)
         self._root, self._every_s, self._keep = Path(root), every_s, keep_minutes
         self._metrics = metrics
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -168,12 +172,13 @@ class Compaction:
 
 
 def application(
-    root: Path, *, replicas: int = 1, compact_s: float = 1.0, keep_minutes: int, cpus: float = 0.0
+    root: Path, log: Path, *, replicas: int = 1, compact_s: float = 1.0, keep_minutes: int, cpus: float = 0.0
 ) -> Application:
     """Return the application: bind it to a Serve instance with `serve.run`.
 
     Args:
         root: folder of the telemetry store; on a cluster one that every node sees.
+        log: file of what they say of errors.
         replicas: processes that take batches.
         compact_s: pause between two compactions.
         keep_minutes: minutes kept of each sender.
@@ -200,4 +205,4 @@ def application(
         graceful_shutdown_timeout_s=5,
         **health,
     )
-    return ingest.bind(str(root), compaction.bind(str(root), compact_s, keep_minutes))
+    return ingest.bind(str(root), str(log), compaction.bind(str(root), str(log), compact_s, keep_minutes))

@@ -18,6 +18,7 @@ from typing import Final
 from feature_store import telemetry_off
 from models.ray_job import LOOPBACK, ray_cluster
 from models.state import state_dir
+from serving.ingest.log import LOG_NAME
 
 PORT_VARIABLE: Final = "SWIFTQUEUE_INGEST_PORT"
 PORT: Final = 8010
@@ -45,6 +46,14 @@ def telemetry_dir() -> Path:
     return Path(os.environ.get(FOLDER_VARIABLE) or state_dir() / "telemetry").absolute()
 
 
+def replicas_log() -> Path:
+    """Log of the replicas and the compaction; it is there from now on, for who follows it."""
+    path = state_dir() / "ingest" / LOG_NAME
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    return path
+
+
 def serve_ingest(root: Path, port: int, *, replicas: int, compact_s: float = 1.0) -> None:
     """Start the application on the Ray that is connected, and wait until it answers.
 
@@ -60,7 +69,9 @@ def serve_ingest(root: Path, port: int, *, replicas: int, compact_s: float = 1.0
     try:
         serve.start(http_options={"host": LOOPBACK, "port": port})
         serve.run(
-            application(root, replicas=replicas, compact_s=compact_s, keep_minutes=KEEP_MINUTES),
+            application(
+                root, replicas_log(), replicas=replicas, compact_s=compact_s, keep_minutes=KEEP_MINUTES
+            ),
             name=APPLICATION,
             route_prefix="/",
         )

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pyarrow as pa
+from loop_checks import temporary_names
 
 from feature_store.telemetry_events import ACK, EVENT_SCHEMA, SEND
 from feature_store.telemetry_manifest import load_manifest
@@ -146,6 +147,7 @@ class FaultLoop:
     ports: dict[str, int]
     small_disk: bool
     shared_memory: set[str] = field(default_factory=lambda: names_in_shared_memory())
+    temporary: set[str] = field(default_factory=temporary_names)
     asking: Asking = field(init=False)
     probe: Probe = field(init=False)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from email.message import Message
 from pathlib import Path
 
 import psutil
@@ -26,8 +28,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from feature_store.telemetry import gaps, latest_minutes
 from feature_store.telemetry_events import ACK, EVENT_SCHEMA, SEND, BatchKey, encode
 from feature_store.telemetry_manifest import load_manifest
+from infra.bench import ingest as bench
 from serving import agent_process
 from serving.ingest.client import IngestClient, SenderRefusedError
+from serving.ingest.committer import WAITING_BATCHES
 from serving.ingest.server import APPLICATION, serve_ingest
 
 pytestmark = pytest.mark.slow
@@ -35,6 +39,8 @@ START_S = 300.0
 WAIT_S = 90.0
 MS = 1_000_000
 BATCH_PACKETS = 200
+CROWD = 200  # batches at once; each replica has one in its append and 64 that wait
+HOLDING = Path(__file__).parent / "holding"
 
 
 @dataclass
@@ -45,6 +51,8 @@ class Ingest:
     store: Path
     server: psutil.Process
     log: Path
+    replicas_log: Path
+    hold: Path
 
     def process(self, name: str) -> psutil.Process:
         """The Ray process whose title has `name`; waits for it."""
@@ -61,12 +69,15 @@ class Ingest:
         return found[0]
 
     def post(self, path: str, body: bytes = b"") -> tuple[int, str]:
+        return self.answer(path, body)[:2]
+
+    def answer(self, path: str, body: bytes) -> tuple[int, str, Message]:
         request = urllib.request.Request(f"{self.url}{path}", body, method="POST")  # noqa: S310
         try:
-            with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
-                return answer.status, answer.read().decode()
+            with urllib.request.urlopen(request, timeout=WAIT_S) as answer:  # noqa: S310
+                return answer.status, answer.read().decode(), answer.headers
         except urllib.error.HTTPError as error:
-            return error.code, error.read().decode()
+            return error.code, error.read().decode(), error.headers
 
     def answers(self) -> bool:
         with contextlib.suppress(OSError):
@@ -102,7 +113,9 @@ def ingest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ingest]:
     """One ingest of two replicas for all tests; its store lies on a small file system of its own."""
     folder = tmp_path_factory.mktemp("ingest")
     store, log, port = folder / "store", folder / "log", _free_port()
+    state, hold = folder / "state", folder / "hold"
     store.mkdir()
+    hold.mkdir()
     mounted = (
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256m", "tmpfs", store], check=False).returncode
         == 0
@@ -111,7 +124,10 @@ def ingest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ingest]:
         "SWIFTQUEUE_INGEST_PORT": str(port),
         "SWIFTQUEUE_TELEMETRY": str(store),
         "SWIFTQUEUE_INGEST_REPLICAS": "2",
+        "SWIFTQUEUE_STATE": str(state),
         "RAY_ADDRESS": "",
+        "PYTHONPATH": str(HOLDING),
+        "SWIFTQUEUE_TEST_HOLD": str(hold),
     }
     with log.open("wb") as output:
         server = subprocess.Popen(
@@ -120,7 +136,8 @@ def ingest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ingest]:
             stdout=output,
             stderr=output,
         )
-    running = Ingest(f"http://127.0.0.1:{port}", store, psutil.Process(server.pid), log)
+    replicas_log = state / "ingest" / "replicas.log"
+    running = Ingest(f"http://127.0.0.1:{port}", store, psutil.Process(server.pid), log, replicas_log, hold)
     try:
         wait_for(lambda: running.answers() or server.poll() is not None, START_S)
         assert server.poll() is None, log.read_text()
@@ -231,6 +248,7 @@ def test_a_bad_batch_is_refused_whole_and_counted(
         assert client.flush(WAIT_S)
     assert (client.shipped.accepted, client.shipped.refused) == (2, 1)
     assert ingest.metric("swiftqueue_ingest_refused_total", reason=reason) == before + 1
+    assert f"WARNING ingest: a batch is refused ({reason}): " in ingest.replicas_log.read_text()
     check_store(ingest, sender, 2)
     assert gaps(ingest.store).filter(sender=sender).rows() == [(sender, 1, 1, 1, 1)]
 
@@ -282,11 +300,12 @@ def test_a_killed_process_loses_nothing_acknowledged(ingest: Ingest, victim: str
 
 
 def test_batches_wait_for_an_application_that_the_proxy_does_not_know_yet(
-    ray_cluster: None, tmp_path: Path
+    ray_cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after a restart: Ray Serve's proxy listens, and says 404 until the ingest is there."""
     from ray import serve
 
+    monkeypatch.setenv("SWIFTQUEUE_STATE", str(tmp_path / "state"))
     port = _free_port()
     try:
         serve.start(http_options={"host": "127.0.0.1", "port": port})
@@ -353,26 +372,47 @@ def test_a_full_disk_refuses_and_heals(ingest: Ingest) -> None:
     assert (client.shipped.accepted, client.shipped.dropped) == (10, 0)
     check_store(ingest, "full", 10)
     assert ingest.metric("swiftqueue_ingest_batches_total", outcome="failed") > 0
+    said = ingest.replicas_log.read_text()
+    assert re.search(r"ERROR ingest: a batch of sender full cannot be stored: .*No space left", said)
 
 
-def test_too_much_at_once_is_told_to_come_again(ingest: Ingest) -> None:
-    """More requests than may wait: some are answered 503, and in the end nothing is lost."""
+def test_too_much_at_once_is_told_to_come_again_and_is_stored_once(ingest: Ingest) -> None:
+    """While no append ends, 64 batches wait in each of the two replicas, and the others are sent away."""
     ingest.post("/v1/senders/crowd/sessions")
-    bodies = [encode(BatchKey("crowd", 1, n), batch(n)) for n in range(40)]
-    accepted = []
+    bodies = [encode(BatchKey("crowd", 1, n), batch(n)) for n in range(CROWD)]
+    busy_before = ingest.metric("swiftqueue_ingest_batches_total", outcome="busy")
+    stored: list[str] = []
+    sent_away: list[tuple[int, str, str | None]] = []
 
     def ship(body: bytes) -> None:
-        while (answer := ingest.post("/v1/batches", body))[0] == 503:
-            time.sleep(0.2)
-        accepted.append(answer[0])
+        while True:
+            status, said, headers = ingest.answer("/v1/batches", body)
+            if status == 200:
+                stored.append(said)
+                return
+            sent_away.append((status, said, headers["Retry-After"]))
+            time.sleep(1)
 
     threads = [threading.Thread(target=ship, args=(body,)) for body in bodies]
-    for thread in threads:
-        thread.start()
+    held = ingest.hold / "appends"
+    held.touch()
+    try:
+        for thread in threads:
+            thread.start()
+        wait_for(lambda: len(sent_away) > CROWD // 10)
+        assert not stored
+        assert ingest.metric("swiftqueue_ingest_queue_depth") == 2 * WAITING_BATCHES
+    finally:
+        held.unlink()
     for thread in threads:
         thread.join()
-    assert accepted == [200] * 40
-    check_store(ingest, "crowd", 40)
+    assert {(status, after) for status, _, after in sent_away} == {(503, "1")}
+    assert all(f"busy: {WAITING_BATCHES} batches wait for the disk" in said for _, said, _ in sent_away)
+    busy = ingest.metric("swiftqueue_ingest_batches_total", outcome="busy")
+    assert busy - busy_before == len(sent_away)
+    assert len(stored) == CROWD
+    assert not any("true" in said for said in stored)  # none is a duplicate
+    check_store(ingest, "crowd", CROWD)
 
 
 def test_the_agents_frames_reach_the_store_through_the_forwarder(
@@ -410,19 +450,36 @@ def test_the_agents_frames_reach_the_store_through_the_forwarder(
     assert gaps(ingest.store).filter(sender=sender).is_empty()
 
 
-def test_memory_stays_flat(ingest: Ingest) -> None:
-    """4 million events here, 50 million by `python -m infra.bench.ingest` (docs/TELEMETRY.md)."""
-    from infra.bench.ingest import Server, ship
-
+@pytest.fixture
+def measured(ingest: Ingest) -> bench.Server:
+    """The ingest as its bench sees it; of its two replicas one is looked at."""
     names = (
         "ServeReplica:swiftqueue-ingest:Ingest",
         "ServeReplica:swiftqueue-ingest:Compaction",
         "ProxyActor",
     )
-    server = Server(ingest.url, ingest.store, [ingest.process(name) for name in names])
+    return bench.Server(ingest.url, ingest.store, [ingest.process(name) for name in names])
+
+
+def test_memory_stays_flat(measured: bench.Server) -> None:
+    """4 million events here, 50 million by `swiftqueue bench ingest --events` (docs/TELEMETRY.md)."""
     resident_mib = []
     for _ in range(8):
-        ship(server, 500_000)
-        resident_mib.append(server.resident_bytes() / 2**20)
+        bench.ship(measured, 500_000)
+        resident_mib.append(measured.resident_bytes() / 2**20)
     # The batches alone of the last three are 51 MB: what kept them, or half of them, would show.
     assert resident_mib[-1] - resident_mib[-4] < 25, resident_mib
+
+
+def test_the_bench_of_memory_gives_rows(measured: bench.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "SAMPLES", 4)
+    monkeypatch.setattr(bench, "running_ingest", lambda _: contextlib.nullcontext(measured))
+    least = 4 * bench.SENDERS * bench.BATCH_EVENTS
+    with pytest.raises(ValueError, match=f"{least:,} are needed"):
+        bench.measure(1, events=least - 1)
+    slope, end, rate, slowest = bench.measure(1, events=least)
+    assert f"{least:,} events" in slope.name
+    assert (slope.reference, slope.unit) == (bench.FLAT_MIB, "MiB/million events")
+    assert min(end.ours, end.reference) > 100
+    assert 0 < slowest.ours <= rate.ours
+    assert rate.reference == bench.PROMISED

@@ -38,6 +38,7 @@ from fault_loop import (
     register_champion,
     wait_until,
 )
+from loop_checks import check_prometheus, left_behind
 
 from feature_store.telemetry_events import ACK, EVENT_SCHEMA, SEND
 from infra import processes
@@ -163,6 +164,8 @@ def test_one_command_up(loop: FaultLoop, capsys: pytest.CaptureFixture[str]) -> 
         lambda: (health.number(agent, "swiftqueue_agent_server_version") or 0) >= newest,
         30,
     )
+    if "prometheus" in wanted:
+        check_prometheus(f"http://127.0.0.1:{loop.ports['SWIFTQUEUE_PROMETHEUS_PORT']}")
     capsys.readouterr()
     status = print_status()
     said = capsys.readouterr().out
@@ -444,6 +447,7 @@ def test_one_command_down_leaves_nothing(loop: FaultLoop, capsys: pytest.Capture
         with socket.socket() as probe:
             assert probe.connect_ex(("127.0.0.1", number)) != 0, name
     assert not plan.scratch().exists()
+    assert left_behind(loop.temporary) == set()
     assert loop.leaked_shared_memory() == set()
     assert not [name for name in EVERY_PART if processes.record_path(name).exists()]
     capsys.readouterr()

@@ -305,6 +305,38 @@ def test_an_agent_fills_its_panels_and_its_end_is_seen(prometheus: str, serving_
     assert target not in write_targets()
 
 
+@pytest.mark.slow
+def test_status_names_a_part_that_is_not_scraped(
+    prometheus: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A part that runs, and whose page nobody answers."""
+    from infra import processes
+    from infra.live import health
+    from infra.monitoring.prometheus import write_targets
+
+    monkeypatch.setattr(health, "SCRAPED_S", 8.0)
+    until(prometheus, 'max_over_time(up{job="triton"}[8s]) == 1')
+    assert health.print_parts(), capsys.readouterr().out
+    port = free_port()
+    processes.start("scheduler-2", ["sleep", "600"], {"metrics": port}, {}, lambda: True, 5)
+    try:
+        write_targets()
+        assert health.print_parts()  # it was just started
+        deadline = time.monotonic() + 60
+        while health.print_parts():
+            assert time.monotonic() < deadline, capsys.readouterr().out
+            time.sleep(0.5)
+        said = capsys.readouterr().out.splitlines()[-2:]
+        assert (
+            f"targets answer its scrapes, {prometheus}; not scraped: scheduler-2 (127.0.0.1:{port})"
+            in said[0]
+        )
+    finally:
+        processes.stop("scheduler-2")
+        write_targets()
+    assert health.print_parts()
+
+
 def test_a_missing_or_misconfigured_prometheus_is_one_clear_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import psutil
 
-from infra import processes
+from infra import processes, triton_leftovers
 
 
 def server_process() -> psutil.Process:
@@ -18,7 +18,7 @@ def server_process() -> psutil.Process:
 def kill_server() -> None:
     process = server_process()
     family = [process, *process.children(recursive=True)]
-    regions = processes._shared_memory(family)
+    regions = triton_leftovers.shared_memory(family)
     process.kill()
     for stub in processes.wait_ended(family, 5):
         stub.kill()

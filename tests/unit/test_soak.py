@@ -1,4 +1,4 @@
-"""Slopes and verdict of a long run, on made-up samples; the run itself is `python -m infra.bench.soak`."""
+"""Slopes and verdict of a long run, on made-up samples; the run itself is `swiftqueue bench soak`."""
 
 from __future__ import annotations
 
@@ -33,6 +33,17 @@ def test_what_grows_is_named_and_what_does_not_is_not(capsys: pytest.CaptureFixt
     assert soak.report(samples(**flat | {"agent threads": 3.0})) == 1
 
 
+def test_what_is_judged_is_a_row_beside_what_is_allowed() -> None:
+    found = soak.rows(samples(**{"agent memory MiB": 20.0, "ray open files": 0.0, "mlflow disk MiB": 50.0}))
+    agent, ray = found
+    assert agent.name.startswith("agent memory MiB, change an hour (+")
+    assert (agent.reference, agent.unit, agent.rounds) == (soak.ALLOWED_MIB, "MiB/h", 720)
+    assert 18 < agent.ours < 22
+    assert agent.ratio < 1  # it grows
+    assert (ray.reference, ray.unit) == (soak.ALLOWED_COUNT, "1/h")
+    assert ray.ratio > 1
+
+
 def test_the_interval_holds_the_true_slope() -> None:
     by_name = {one.name: one for one in soak.slopes(samples(a=7.0, b=-3.0))}
     assert by_name["a"].low < 7.0 < by_name["a"].high
@@ -50,6 +61,7 @@ def test_a_run_goes_on_where_it_stopped_and_loses_no_sample(
 ) -> None:
     monkeypatch.setenv("SWIFTQUEUE_STATE", str(tmp_path))
     monkeypatch.setattr(soak, "SAMPLE_S", 0.01)
+    assert soak.samples_file() == tmp_path / "soak" / "samples.jsonl"
     path = tmp_path / "soak" / "samples.jsonl"
     soak.run(path, 3 * 0.01 / 60)
     with path.open("a") as lines:

@@ -2,7 +2,7 @@
 
 Python imports this module when it starts, where this folder is on PYTHONPATH. Where the file
 $SWIFTQUEUE_TEST_HOLD/STEP exists when a step begins, its process renames it to STEP.PID and waits until that
-file is gone.
+file is gone. While the file $SWIFTQUEUE_TEST_HOLD/appends exists, no replica of the ingest appends anything.
 """
 
 from __future__ import annotations
@@ -86,11 +86,24 @@ def hold_alias(registry: ModuleType) -> None:
     registry.Registry.set_alias = held
 
 
+def hold_appends(log: ModuleType) -> None:
+    """Hold every append of telemetry, as a disk that takes its time does."""
+    append = log.SegmentWriter.append
+
+    def held(self: object, batches: Sequence[bytes]) -> None:
+        while os.path.exists(os.path.join(FOLDER, "appends")):
+            time.sleep(0.01)
+        append(self, batches)
+
+    log.SegmentWriter.append = held
+
+
 HOLDS = {
     "infra.live.rounds": hold_rounds,
     "infra.live.minute": hold_minute,
     "serving.endpoint": hold_push,
     "models.registry": hold_alias,
+    "feature_store.telemetry_log": hold_appends,
 }
 
 

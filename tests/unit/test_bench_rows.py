@@ -1,0 +1,31 @@
+"""Rows of the benches that run long, on made-up figures; and options that a bench does not have."""
+
+from __future__ import annotations
+
+import pytest
+
+from infra.bench.ingest import FLAT_MIB, PROMISED, Stretch, memory_rows, slope
+from infra.bench.rows import run_benchmark
+
+
+def long_run(mib_per_million: float) -> list[Stretch]:
+    rates = [300_000.0, 250_000.0, 350_000.0, 260_000.0, 0.0]
+    return [Stretch(n * 1_000_000, 900.0 + mib_per_million * n, rate) for n, rate in enumerate(rates)]
+
+
+@pytest.mark.parametrize("grows", [0.2, 5.0, -1.0])
+def test_memory_that_grows_is_worse_than_flat(grows: float) -> None:
+    assert slope(long_run(grows)) == pytest.approx(grows)
+    flat, end, rate, slowest = memory_rows(long_run(grows))
+    assert flat.ours == pytest.approx(grows)
+    assert (flat.ratio >= 1) == (grows <= FLAT_MIB)
+    assert (end.ours, end.reference) == pytest.approx((900 + 4 * grows, 900 + 2 * grows))
+    assert (rate.ours, slowest.ours) == (280_000, 250_000)
+    assert rate.ratio == rate.ours / PROMISED
+
+
+def test_an_option_of_another_bench_is_named() -> None:
+    with pytest.raises(ValueError, match="--events: bench soak has no such option"):
+        run_benchmark("soak", rounds=1, as_json=True, events=5, minutes=None)
+    with pytest.raises(ValueError, match="--minutes: bench ingest has no such option"):
+        run_benchmark("ingest", rounds=1, as_json=True, events=None, minutes=1.0)
