@@ -15,8 +15,13 @@ SAMPLE: Final = 2_000  # rows that stand for many; the index moves by 0.01 or so
 PSI_BINS: Final = 10
 PSI_FLOOR: Final = 1e-3  # an empty bin would make the index infinite
 # A flow's age grows with the trace; the length of the last hole stands until the next one, so a slice
-# holds a handful of values of it.
-NO_SHIFT_TEST: Final = ("flow_age_us", "hole_us", "hole_age_us")
+# holds a handful of values of it; which flow or receiver has which signs is chance.
+NO_SHIFT_TEST: Final = (
+    *(f.name for f in FEATURES if f.unit == "sign"),
+    "flow_age_us",
+    "hole_us",
+    "hole_age_us",
+)
 
 
 def population_stability(training: npt.NDArray[Any], later: npt.NDArray[Any]) -> float:
