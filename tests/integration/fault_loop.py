@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import psutil
 import pyarrow as pa
-from loop_checks import temporary_names
 
 from feature_store.telemetry_events import ACK, EVENT_SCHEMA, SEND
 from feature_store.telemetry_manifest import load_manifest
@@ -146,8 +145,8 @@ class FaultLoop:
     clock: Path
     ports: dict[str, int]
     small_disk: bool
+    temporary: Path  # the TMPDIR of every part
     shared_memory: set[str] = field(default_factory=lambda: names_in_shared_memory())
-    temporary: set[str] = field(default_factory=temporary_names)
     asking: Asking = field(init=False)
     probe: Probe = field(init=False)
 
@@ -227,12 +226,14 @@ class FaultLoop:
         """What the rounds log says."""
         return read(self.state / "live" / LOG_FILE)
 
-    def next_good_round(self, after: int, seconds: float = HEAL_S) -> dict[str, Any]:
-        """Wait for a round that ended well beyond the first `after` ones."""
+    def next_good_round(self, after: int, seconds: float = HEAL_S, *, begun_s: float = 0.0) -> dict[str, Any]:
+        """Wait for a round that ended well, beyond the first `after` ones and begun since then."""
 
         def look() -> dict[str, Any] | None:
-            later = [one for one in self.rounds()[after:] if one["outcome"] in ENDED_WELL]
-            return later[0] if later else None
+            for one in self.rounds()[after:]:
+                if one["outcome"] in ENDED_WELL and one["triggered"] > begun_s:
+                    return one
+            return None
 
         try:
             found: dict[str, Any] = wait_until("no round ended well", look, seconds)
