@@ -85,7 +85,7 @@ lab-full: setup ## The full laboratory: models, figure 8, sweeps, maps, 500 flow
 	swiftqueue lab run --full --artifact $(LAB_MODELS)
 	swiftqueue lab report
 
-test: setup ## All tests, against real services (20 to 25 minutes on 2 cores)
+test: setup ## All tests, against real services (25 minutes on 2 cores)
 	infra/setup/test.sh
 
 test-fast: setup ## The tests that need no service and no training (under a minute)
