@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from feature_store import telemetry_off
+from infra.live.plan import DRIFT
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -237,7 +238,7 @@ def up(
     judge: Annotated[float, typer.Option(help="--live: seconds that it is judged on")] = 10.0,
     drift: Annotated[
         float, typer.Option(help="--live: stability index of an input beyond which it has drifted")
-    ] = 1.5,
+    ] = DRIFT,
     retrain: Annotated[
         Retrain, typer.Option(help="--live: a full re-train when the inputs have drifted: say so, or do it")
     ] = Retrain.propose,
@@ -323,7 +324,7 @@ def schedule(
     metrics_port: Annotated[int, typer.Option(help="Prometheus port on loopback; 0: a free one")] = 0,
     drift: Annotated[
         float, typer.Option(help="stability index of an input beyond which it has drifted")
-    ] = 1.5,
+    ] = DRIFT,
     retrain: Annotated[
         Retrain, typer.Option(help="a full re-train when the inputs have drifted: say so, or do it")
     ] = Retrain.propose,

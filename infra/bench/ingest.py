@@ -19,7 +19,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -113,6 +112,7 @@ def running_ingest(folder: Path, replicas: int = 1) -> Iterator[Server]:
     import psutil
 
     from infra.bench.served_models import free_ports
+    from infra.live.health import ingest_check
 
     (port,) = free_ports(1)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -130,7 +130,7 @@ def running_ingest(folder: Path, replicas: int = 1) -> Iterator[Server]:
     try:
         url = f"http://127.0.0.1:{port}"
         deadline = time.monotonic() + START_S
-        while not _answers(url):
+        while not ingest_check(url):
             if child.poll() is not None or time.monotonic() > deadline:
                 last = log_path.read_text().splitlines()[-1:]
                 raise RuntimeError(f"the ingest did not start: {' '.join(last)}")
@@ -155,15 +155,6 @@ def _on(cores: set[int]) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
-
-
-def _answers(url: str) -> bool:
-    try:
-        request = urllib.request.Request(f"{url}/v1/check", b"", method="POST")  # noqa: S310 - loopback http
-        with urllib.request.urlopen(request, timeout=5) as answer:  # noqa: S310
-            return bool(answer.status == 200)
-    except OSError:
-        return False
 
 
 def ship(server: Server, events: int, first_sender: int = 0) -> float:
