@@ -42,7 +42,7 @@ class Ingest:
         from serving.ingest import metrics  # once the replica's environment names the metrics folder
         from serving.ingest.committer import BusyError, Committer
 
-        keep_log(log)
+        keep_log(log, "a replica")
         self._root = Path(root)
         self._metrics, self._busy = metrics, BusyError
         self._committer: Committer | None = None
@@ -140,7 +140,7 @@ class Compaction:
     def __init__(self, root: str, log: str, every_s: float, keep_minutes: int) -> None:
         from serving.ingest import metrics
 
-        keep_log(log)
+        keep_log(log, "the compaction")
         self._root, self._every_s, self._keep = Path(root), every_s, keep_minutes
         self._metrics = metrics
         self._thread = threading.Thread(target=self._run, daemon=True)

@@ -1,4 +1,4 @@
-"""What the ingest's replicas and its compaction say of errors: one file of bounded size.
+"""What the ingest's replicas and its compaction say: when they begin, and errors. One file of bounded size.
 
 Ray writes it into a folder of its own, which goes with its head; this stays.
 """
@@ -44,6 +44,9 @@ class SharedLog(logging.Handler):
                 self._path.replace(self._path.with_name(f"{self._path.name}.1"))
 
 
-def keep_log(path: str) -> None:
-    """Keep what this process of Ray Serve says of errors in a file too."""
-    logging.getLogger(SERVE).addHandler(SharedLog(Path(path)))
+def keep_log(path: str, part: str) -> None:
+    """Keep what this process of Ray Serve says of errors in a file too, and that the part begins here."""
+    log = SharedLog(Path(path))
+    logging.getLogger(SERVE).addHandler(log)
+    begins = logging.LogRecord(SERVE, logging.INFO, __file__, 0, "ingest: %s begins", (part,), None)
+    log.emit(begins)

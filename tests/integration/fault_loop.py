@@ -58,6 +58,7 @@ PROCESSES = {  # a word of the command line of each process that a fault befalls
     "worker": "RayTrainWorker",
     "ingest": "ServeReplica:swiftqueue-ingest:Ingest",
     "agent": "swiftqueue-agent",
+    "mlflow": "uvicorn",  # `mlflow server` itself only waits for it
 }
 
 
@@ -184,7 +185,7 @@ class FaultLoop:
                 return server.process() if server else None
             for process in self.processes():
                 with contextlib.suppress(psutil.Error):
-                    if word in " ".join(process.cmdline()[:1]):
+                    if word in " ".join(process.cmdline()[:3]):  # python -m NAME
                         return process
             return None
 
@@ -274,9 +275,10 @@ class FaultLoop:
         url = f"{self.ingest_url}/metrics"
         return health.number(url, f'swiftqueue_ingest_refused_total{{reason="{reason}"}}') or 0.0
 
-    def said(self, part: str) -> str:
-        """The part's log."""
-        return processes.log_path(part).read_text(errors="replace")
+    def said(self, part: str, name: str = "server.log") -> str:
+        """A log of the part; nothing if there is none yet."""
+        log = self.state / part / name
+        return log.read_text(errors="replace") if log.exists() else ""
 
     def set_clock(self, seconds: float) -> None:
         """Set the wall clock of all parts so far from the machine's."""

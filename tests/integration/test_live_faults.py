@@ -47,6 +47,7 @@ from infra.stack import PARTS as EVERY_PART
 from infra.stack import print_status, start_mlflow, stop_stack
 from models.registry import Registry
 from serving.ingest.client import IngestClient
+from serving.ingest.log import LOG_NAME as REPLICAS_LOG
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "data"))
 from bottleneck_tables import bottleneck_table, write_table
@@ -239,9 +240,9 @@ def test_a_process_is_killed_or_paused_in_a_round(
 def what_shows(loop: FaultLoop, part: str, number: signal.Signals, step: str) -> Callable[[], bool]:
     """What is to show after a fault, beside the rounds log: a line that is new, or a count that has grown."""
 
-    def line(log: str, text: str) -> Callable[[], bool]:
-        begin = len(loop.said(log))
-        return lambda: text in loop.said(log)[begin:]
+    def line(part: str, text: str, name: str = "server.log") -> Callable[[], bool]:
+        begin = len(loop.said(part, name))
+        return lambda: text in loop.said(part, name)[begin:]
 
     def growth(count: Callable[[], float]) -> Callable[[], bool]:
         begin = count()
@@ -254,7 +255,7 @@ def what_shows(loop: FaultLoop, part: str, number: signal.Signals, step: str) ->
     if number == KILL and part == "worker" and step in ON_WORKER:
         return line("scheduler", "a worker of the Ray Train job died; another did its work again")
     if number == KILL and part == "ingest":
-        return growth(lambda: loop.probe.client.shipped.retries)
+        return line("ingest", "ingest: a replica begins", REPLICAS_LOG)
     if number == STOP and part == "triton":
         return growth(lambda: loop.batches("late") + loop.batches("error"))
     return lambda: True  # a round that took longer, or failed by its part's name: see BLAMED
@@ -300,8 +301,8 @@ def test_a_part_that_stays_paused_is_started_again(
 
 @pytest.mark.skipif(not ALL, reason="it waits two minutes: SWIFTQUEUE_ALL_FAULTS=1")
 def test_a_worker_that_stays_paused_costs_the_round(loop: FaultLoop) -> None:
-    after = len(loop.rounds())
     with loop.held_at("train"):
+        after = len(loop.rounds())  # the one before may have ended while this one began
         victim = loop.process("worker")
         victim.suspend()
     failed = wait_until("no round failed", lambda: loop.rounds()[after:], 180)[0]
