@@ -80,7 +80,7 @@ lab: setup ## The L4S laboratory: a small sweep with its controls, and the repor
 	swiftqueue lab report
 
 LAB_MODELS := var/lab/models/figure8
-lab-full: setup ## The full laboratory: models, figure 8, sweeps, maps, 500 flows, report (some 18 hours of CPU; resumes)
+lab-full: setup ## The full laboratory: models, figure 8, sweeps, maps, 500 flows, report (some 19 hours of CPU; resumes)
 	[ -d $(LAB_MODELS)/rfc9332 ] && [ -d $(LAB_MODELS)/premise ] || swiftqueue lab train figure8
 	swiftqueue lab run --full --artifact $(LAB_MODELS)
 	swiftqueue lab report

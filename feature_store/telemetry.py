@@ -5,6 +5,7 @@ It reads what has been compacted, through the manifests alone, while the compact
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,10 @@ from feature_store.telemetry_manifest import FILE as MANIFEST
 from feature_store.telemetry_manifest import Manifest, load_manifest, sender_dir
 from feature_store.telemetry_tables import merged, read_part, write_part
 
+# Where several replicas write, a batch may lie in a segment that is open still: for SEGMENT_S, twice that
+# where its replica is idle, and a batch's own span.
+OPEN_NS: Final = 3_000_000_000
+LIVE_NS: Final = 60_000_000_000  # senders of which packets were stored within so long all still send
 TRIES: Final = 20  # a minute can be merged, and its parts removed, between the manifest's reading and theirs
 GAP_SCHEMA: Final = pl.Schema(
     {
@@ -49,18 +54,30 @@ def senders(root: Path) -> list[str]:
 def latest_sender(root: Path) -> str:
     """Id of the sender of which packets were stored last, by this machine's clock.
 
+    Of several that send at the same time it is the one of which most packets are kept: not another each time.
+
     Raises:
         FileNotFoundError: nothing of any sender is stored.
+        ValueError: a manifest is none of ours.
     """
-    stored = {name: (sender_dir(root, name) / MANIFEST).stat().st_mtime_ns for name in senders(root)}
-    if not stored:
+    stored_ns = {}
+    for name in senders(root):
+        with contextlib.suppress(FileNotFoundError):  # its first packets are being written
+            stored_ns[name] = (sender_dir(root, name) / MANIFEST).stat().st_mtime_ns
+    if not stored_ns:
         raise FileNotFoundError(f"no telemetry under {root} yet")
-    return max(stored, key=stored.__getitem__)
+    newest_ns = max(stored_ns.values())
+    live = [name for name, at_ns in stored_ns.items() if at_ns > newest_ns - LIVE_NS]
+    if len(live) == 1:
+        return live[0]
+    return max(live, key=lambda name: sum(p.rows for p in load_manifest(root, name).partitions))
 
 
-def latest_minutes(root: Path, sender: str, minutes: float) -> Latest:
+def latest_minutes(root: Path, sender: str, minutes: float, *, settled: bool = False) -> Latest:
     """Return what a sender sent in the last minutes before its newest event, for `windows` as it is.
 
+    With `settled` the newest seconds are left out while a batch of before them may still come: as long as
+    replicas close their segments at different times, those have holes.
     Batches of 8 stay those that the sender decided; one of which a packet is missing is left out.
 
     Raises:
@@ -76,9 +93,11 @@ def latest_minutes(root: Path, sender: str, minutes: float) -> Latest:
                 f"no telemetry of sender {sender!r} under {root}: {', '.join(senders(root))}"
             )
         number, session = newest
-        since_ns = session.newest_ns - round(minutes * MINUTE_NS)
+        awaited = settled and any(last >= session.checked for _, last in session.gaps())
+        until_ns = session.newest_ns - (OPEN_NS if awaited else 0)
+        since_ns = until_ns - round(minutes * MINUTE_NS)
         try:
-            packets = _read(sender_dir(root, sender), manifest, number, since_ns)
+            packets = _read(sender_dir(root, sender), manifest, number, since_ns, until_ns)
         except FileNotFoundError:
             continue
         batch = pl.col("packet") // HORIZON
@@ -119,7 +138,7 @@ def gaps(root: Path) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=GAP_SCHEMA, orient="row")
 
 
-def _read(folder: Path, manifest: Manifest, session: int, since_ns: int) -> pl.DataFrame:
+def _read(folder: Path, manifest: Manifest, session: int, since_ns: int, until_ns: int) -> pl.DataFrame:
     tables = [
         merged([read_part(folder, name) for name in p.packets], [read_part(folder, name) for name in p.acks])
         for p in manifest.partitions
@@ -127,7 +146,7 @@ def _read(folder: Path, manifest: Manifest, session: int, since_ns: int) -> pl.D
     ]
     packets = pl.concat(tables) if tables else pl.DataFrame(schema=PACKET_SCHEMA)
     return (
-        packets.filter(pl.col("sent_ns") > since_ns)
+        packets.filter((pl.col("sent_ns") > since_ns) & (pl.col("sent_ns") <= until_ns))
         .unique("packet", keep="first", maintain_order=True)
         .sort("packet")
         .with_columns(pl.col("sent_ns").cum_max())

@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 import polars as pl
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from feature_store import telemetry_tables as tables
 from feature_store.table_writer import MINUTE_NS
@@ -48,7 +49,7 @@ class Round:
             if follows:
                 in_order.append(_on_one_clock(session, events))
             else:
-                late.append(events)
+                late.append(_late_on_one_clock(session, events))
         for number, (in_order, late) in fresh.items():
             self._take_events(number, in_order, late)
         for session in manifest.sessions.values():
@@ -73,8 +74,7 @@ class Round:
             counts.repeated_sends += packets.height - grown.height
             if grown.height:
                 session.last_packet = int(grown["packet"][-1])
-                flows = grown.group_by("flow_id", maintain_order=True).agg(pl.col("sent_ns").min())
-                session.note_flows({str(flow): sent_ns for flow, sent_ns in flows.iter_rows()})
+                _note_flows(session, grown)
             sends.append(grown)
             acks.append(tables.acks_of(events))
         if late:  # it fills a gap; what it repeats is found when its minute is merged
@@ -82,6 +82,7 @@ class Round:
             sends.append(tables.packets_of(self._manifest.sender, events))
             acks.append(tables.acks_of(events))
             counts.sends += sends[-1].height
+            _note_flows(session, sends[-1])
         counts.acks += sum(table.height for table in acks)
         acks += [tables.read_part(self._folder, name) for name in self._orphans(number)]
         every_ack = pl.concat(acks)
@@ -188,5 +189,28 @@ def _on_one_clock(session: Session, events: pa.RecordBatch) -> pa.RecordBatch:
         session.shift_ns = session.newest_ns - int(time_ns[0])
     time_ns = np.maximum(time_ns + session.shift_ns, session.newest_ns)
     session.newest_ns = int(time_ns[-1])
+    return _with_time(events, time_ns)
+
+
+def _late_on_one_clock(session: Session, events: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a batch that fills a gap in the session's time.
+
+    Its events came before the session's newest. Where the shift puts them after it, the clock was set later.
+    """
+    time_ns = events.column("time_ns").to_numpy()
+    if time_ns[0] + session.shift_ns > session.newest_ns + SET_BACK_NS:
+        return events
+    return _with_time(events, time_ns + session.shift_ns)
+
+
+def _with_time(events: pa.RecordBatch, time_ns: NDArray[np.int64]) -> pa.RecordBatch:
     at = events.schema.get_field_index("time_ns")
     return events.set_column(at, events.schema.field(at), pa.array(time_ns))
+
+
+def _note_flows(session: Session, packets: pl.DataFrame) -> None:
+    flows = packets.group_by("flow_id", maintain_order=True).agg(pl.col("sent_ns").min())
+    starts_ns = {str(flow): sent_ns for flow, sent_ns in flows.iter_rows()}
+    known_ns = session.flow_starts_ns
+    known_ns |= {flow: min(ns, known_ns[flow]) for flow, ns in starts_ns.items() if flow in known_ns}
+    session.note_flows(starts_ns)

@@ -314,7 +314,10 @@ def schedule(
         Path | None, typer.Option(help="the feature store's telemetry (default: where the ingest stores it)")
     ] = None,
     sender: Annotated[
-        str | None, typer.Option(help="whose telemetry (default: of the one that was stored last)")
+        str | None,
+        typer.Option(
+            help="whose telemetry (default: of those stored within a minute, the one with most packets)"
+        ),
     ] = None,
     every: Annotated[float, typer.Option(help="seconds from one round to the next")] = 300.0,
     learn: Annotated[float, typer.Option(help="seconds of telemetry that a round learns from")] = 60.0,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
@@ -202,7 +202,7 @@ def _answers(url: str) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=5) as response:  # noqa: S310 - loopback http only
             return bool(response.status == 200)
-    except (urllib.error.URLError, OSError):
+    except (OSError, http.client.HTTPException):  # nobody there, or something that is no HTTP server
         return False
 
 

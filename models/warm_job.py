@@ -157,6 +157,7 @@ class WarmJob:
 
         Raises:
             ValueError, OSError: the handler's own.
+            RuntimeError: any other error of the handler, by its name.
             WarmJobError: no outcome within the time, or Ray is gone.
         """
         self._number += 1
@@ -233,5 +234,7 @@ def _work_for_ever(config: dict[str, Any]) -> None:
             is_error = False
         except (ValueError, OSError) as error:
             made, is_error = error, True
+        except Exception as error:  # else Ray starts this worker again and it is given the same work
+            made, is_error = RuntimeError(f"{type(error).__name__}: {error}"), True
         if rank == 0:
             ray.get(mailbox.answer.remote(work.number, Outcome(pickle.dumps(made), is_error)))

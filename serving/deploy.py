@@ -7,10 +7,11 @@ in the deploy log.
 from __future__ import annotations
 
 import fcntl
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,21 +29,32 @@ from serving.triton_repository import ModelRepository
 PARAMS_FILE: Final = Path("params.yaml")
 REPLACED_TAG: Final = "replaced_version"  # the champion before this one: where a rollback goes
 NONE: Final = "none"
+LOCK_WAIT_S: Final = 120.0  # a push takes seconds, a load that Triton gives up 60
+LOCK_LOOK_S: Final = 0.1
 
 
-def deploy_version(version: int | None) -> None:
+class ChampionChangedError(ValueError):
+    """The champion is another than the one that the version was judged against."""
+
+
+def deploy_version(version: int | None, *, judged_against: int | None = None) -> None:
     """Put a registered version in service and make it the champion.
 
     Without a number it is the challenger, if it passed the gate; what did not pass is never deployed. A
     version that is the champion and served already is left alone.
 
     Raises:
+        ChampionChangedError: the champion is not `judged_against`, where that is given.
         ValueError: there is no such version, or it did not pass the gate.
         OSError: Triton or the registry does not answer.
         RuntimeError: the push failed; the champion goes on serving.
     """
     with _deployment() as (registry, servers, repository, keep):
         champion = registry.alias(CHAMPION)
+        if judged_against is not None and champion != judged_against:
+            raise ChampionChangedError(
+                f"version {version} was judged against champion {judged_against}; {champion} is champion now"
+            )
         chosen = version if version is not None else registry.alias(CHALLENGER)
         if chosen is None:
             if champion is None:
@@ -67,9 +79,11 @@ def deploy_version(version: int | None) -> None:
         backend = _put_in_service(
             chosen, "deploy", champion, registry, servers, repository, name_champion=name_champion
         )
-        if registry.alias(CHALLENGER) == chosen:
-            registry.remove_alias(CHALLENGER)
-        _retire(chosen, champion, keep, repository)
+        with _once_served(chosen):
+            if registry.alias(CHALLENGER) == chosen:
+                registry.remove_alias(CHALLENGER)
+        with _once_served(chosen):
+            _retire(chosen, champion, keep, repository)
         before = f" (before: {champion})" if champion else ""
         print(f"version {chosen} is served by the {backend.label}{_where(servers)} and champion{before}")
 
@@ -99,7 +113,8 @@ def rollback_champion() -> None:
             repository,
             name_champion=lambda: registry.set_alias(CHAMPION, previous),
         )
-        _retire(previous, champion, keep, repository)
+        with _once_served(previous):
+            _retire(previous, champion, keep, repository)
         print(
             f"version {previous} is served by the {backend.label}{_where(servers)} and champion again "
             f"(rolled back from {champion})"
@@ -133,10 +148,50 @@ def _deployment() -> Iterator[tuple[Registry, list[Triton], ModelRepository, int
         raise ValueError(str(error)) from error
     keep = int(params["keep_versions"])
     state_dir().mkdir(parents=True, exist_ok=True)
-    with (state_dir() / "deploy.lock").open("w") as lock, connected() as servers:
+    with connected() as servers:
         each(servers, lambda triton: triton.require_live())
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield Registry(str(params["model_name"])), servers, ModelRepository(), keep
+        with _locked(state_dir() / "deploy.lock"):
+            yield Registry(str(params["model_name"])), servers, ModelRepository(), keep
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold the lock, waiting for it while another deployment may still end by itself.
+
+    Raises:
+        OSError: another one has it all the time.
+    """
+    deadline_s = time.monotonic() + LOCK_WAIT_S
+    with path.open("ab+", buffering=0) as lock:
+        while not _try_lock(lock.fileno()):
+            if time.monotonic() > deadline_s:
+                holder = os.pread(lock.fileno(), 100, 0).decode(errors="replace") or "unknown"
+                raise OSError(
+                    f"{path}: another deployment (pid {holder}) has held this lock for {LOCK_WAIT_S:g} s; "
+                    "if it is stopped, continue it (kill -CONT) or end it, then deploy again"
+                )
+            time.sleep(LOCK_LOOK_S)
+        with suppress(OSError):  # the disk is full: then nobody reads who holds it
+            lock.truncate(0)
+            lock.write(str(os.getpid()).encode())
+        yield
+
+
+def _try_lock(file: int) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@contextmanager
+def _once_served(version: int) -> Iterator[None]:
+    """For what is left to do once a version is served: a failure there is said, and is none of the push."""
+    try:
+        yield
+    except (OSError, ValueError, RuntimeError) as error:
+        print(f"version {version} is served, but not all is tidied up: {error}")
 
 
 def _tags(registry: Registry, version: int) -> dict[str, str]:
@@ -197,13 +252,15 @@ def _put_in_service(
                 after = put_back(previous, version, servers, repository)
                 raise DeployError(f"version {version} is not deployed: {error}{after}") from error
     except (OSError, ValueError, RuntimeError) as error:
-        deploy_log.append(action, version, "failed", reason=str(error), **details)
+        with suppress(OSError):  # the disk is full too: what failed first is what counts
+            deploy_log.append(action, version, "failed", reason=str(error), **details)
         raise
     seconds = round(time.monotonic() - begin, 3)
     details |= {"backend": str(pushed.backend), "largest_relative_difference": pushed.difference}
     if pushed.reason:
         details["reason"] = pushed.reason
-    deploy_log.append(action, version, "served", seconds=seconds, **details)
+    with _once_served(version):
+        deploy_log.append(action, version, "served", seconds=seconds, **details)
     return pushed.backend
 
 

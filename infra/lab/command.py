@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from infra.lab import execution, results, rows
 from infra.lab.model_source import check_acks, models_by_profile
-from infra.lab.runs import Asked, Cell, Model, cells, control_of, identity, resolve
+from infra.lab.runs import Asked, Cell, Model, cells, check_tables, control_of, identity, resolve
 from infra.lab.scenario import LONGEST_S, TRAINING_SEEDS_FROM, Scenario, check_controls
 from infra.lab.scenario_file import check_points, environment_at, files_of, load, names, path_of
 from models.ray_job import ray_cluster
@@ -41,6 +41,8 @@ def run_lab(request: Request, output: Path) -> int:
         ValueError: a scenario or the model is wrong, or the program cannot be built; nothing was run.
     """
     scenarios = {name: adjusted(load(path), request) for name, path in files_of(request.scenarios).items()}
+    for name, scenario in scenarios.items():
+        check_tables(name, scenario)
     with execution.sole_user(output):
         models = models_by_profile(request.artifact, output) if request.artifact else {}
         check_acks(models, scenarios)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import polars as pl
 
 from infra.lab.intervals import Estimate, paired_change
-from infra.lab.limits import LEAST_CLASSIC_SHARE, LEAST_GOODPUT, MOST_RTT_CHANGE
+from infra.lab.limits import LEAST_CLASSIC_SHARE, LEAST_GOODPUT, MOST_RTT_CHANGE, NO_HARM
 from infra.lab.measures import (
     CLASSIC_SHARE,
     MOVED,
@@ -17,6 +17,7 @@ from infra.lab.measures import (
     RETRANSMITTED,
     RTT_P99,
     S1_GOODPUT,
+    UNFORESEEN,
     Measure,
 )
 from infra.lab.results import COMPLETE
@@ -59,13 +60,14 @@ class Comparison:
     moved: float  # mean share
     retransmitted: tuple[float, float]  # mean share by default, and under the control
     reordered: tuple[float, float]
+    unforeseen: float  # mean share of L4S packets without a decision of their own in all of S1's
 
     @property
     def kind(self) -> str:
-        """`helps`, `harms` or `nothing`, by the interval of P99 queueing."""
+        """`helps`, `harms` or `nothing`, by P99 queueing: harm is settled, and more than `NO_HARM`."""
         if self.queueing.below(0):
             return "helps"
-        return "harms" if self.queueing.above(0) else "nothing"
+        return "harms" if self.queueing.above(0) and self.queueing.mean > NO_HARM else "nothing"
 
     @property
     def judged(self) -> str:
@@ -94,14 +96,19 @@ class Comparison:
 
 def by_seed(runs: pl.DataFrame, place: Place, control: str, measure: Measure) -> dict[int, float]:
     """Value of a measure for each seed that was run there."""
-    chosen = runs.filter(
-        pl.col("status") == COMPLETE,
-        pl.col("scenario") == place.scenario,
-        pl.col("point") == place.point,
-        pl.col("profile") == place.profile,
-        pl.col("control") == control,
-    ).drop_nulls(measure.column)
+    chosen = _complete(runs, place, control).drop_nulls(measure.column)
     return dict(zip(chosen["seed"], chosen[measure.column], strict=True))
+
+
+def same_share(runs: pl.DataFrame) -> pl.DataFrame:
+    """Leave out random marking of another share than the model moved with the same seed."""
+    return runs.filter((pl.col("control") != "random") | pl.col("share_of").eq_missing(pl.lit("model")))
+
+
+def other_shares(runs: pl.DataFrame, place: Place) -> str:
+    """Whose share random marking moved there, where not the model's; empty where there is none such."""
+    whose = set(_complete(runs, place, "random")["share_of"].drop_nulls()) - {"model"}
+    return " and ".join(f"the {name}'s" for name in sorted(whose))
 
 
 def places(runs: pl.DataFrame) -> list[Place]:
@@ -139,6 +146,7 @@ def compare(runs: pl.DataFrame, place: Place, control: str) -> Comparison | None
         moved=means(MOVED)[1],
         retransmitted=means(RETRANSMITTED),
         reordered=means(REORDERED),
+        unforeseen=means(UNFORESEEN)[1],
     )
 
 
@@ -161,6 +169,16 @@ def times(change: Estimate) -> str:
 def share(value: float, digits: int = 1) -> str:
     """`12.3 %`."""
     return f"{value * 100:.{digits}f} %"
+
+
+def _complete(runs: pl.DataFrame, place: Place, control: str) -> pl.DataFrame:
+    return runs.filter(
+        pl.col("status") == COMPLETE,
+        pl.col("scenario") == place.scenario,
+        pl.col("point") == place.point,
+        pl.col("profile") == place.profile,
+        pl.col("control") == control,
+    )
 
 
 def _mean(values: dict[int, float]) -> float:

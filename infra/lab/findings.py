@@ -18,8 +18,10 @@ from infra.lab.comparison import (
     by_seed,
     change_of,
     compare,
+    other_shares,
     percent,
     places,
+    same_share,
     share,
     times,
 )
@@ -31,7 +33,7 @@ from infra.lab.scenario import CONTROLS
 SWEPT: Final = {
     "helps": "lowers P99 queueing",
     "harms": "raises it",
-    "nothing": "no settled change",
+    "nothing": "no settled gain or harm",
 }
 
 
@@ -80,16 +82,22 @@ def _gain(model: Comparison) -> str:
     broken = model.broken_words()
     if model.kind == "nothing":
         said = f"selection by the model changes P99 queueing by {change} ({seeds}), {moved}: "
-        if model.queueing.mean > NO_HARM:
-            said += f"more than the {share(NO_HARM, 0)} that count as no harm."
-        else:
-            said += "no gain is settled." if broken else "no harm."
+        within = model.queueing.mean <= NO_HARM
+        said += "no gain is settled." if broken and within else _harmless(model.queueing)
         return said + (f" It costs too much: {broken}." if broken else "")
     verb = "lowers" if model.kind == "helps" else "raises"
     said = f"selection by the model {verb} P99 queueing: {change} ({seeds}), {moved}."
     if model.kind == "helps":
         return said + (f" It costs too much: {broken}." if broken else " Its costs stay within the limits.")
     return said + (f" It costs beside: {broken}." if broken else "")
+
+
+def _harmless(change: Estimate) -> str:
+    """Say whether it is settled that there is no harm: where the target of `rfc9332` is held."""
+    if change.high is not None and change.high <= NO_HARM:
+        return "no harm."
+    where = "above" if change.mean > NO_HARM else "within"
+    return f"not settled, its mean {where} the {share(NO_HARM, 0)} that count as no harm."
 
 
 def _why(runs: pl.DataFrame, model: Comparison, oracle: Comparison | None) -> str:
@@ -103,12 +111,14 @@ def _why(runs: pl.DataFrame, model: Comparison, oracle: Comparison | None) -> st
             if oracle.moved > 0 and model.moved < FEW * oracle.moved:
                 said.append(f"It moves too few: the oracle moves {share(oracle.moved)}.")
             elif part < 0.5:
-                said.append(
-                    f"It moves {share(model.moved)}, often others than the oracle's {share(oracle.moved)}."
-                )
+                said.append(f"It moves {share(model.moved)}, the oracle {share(oracle.moved)}.")
     said += _against_random(runs, model)
+    if model.unforeseen > 0:
+        said.append(
+            f"{share(model.unforeseen)} of S1's packets are L4S ones without a decision of their own."
+        )
     if model.rtt and model.rtt.mean > MOST_RTT_CHANGE:
-        said.append(_reordering(model))
+        said.append(_longer(model))
     return " ".join(said)
 
 
@@ -138,19 +148,28 @@ def _bound(runs: pl.DataFrame, oracle: Comparison) -> str:
 
 def _against_random(runs: pl.DataFrame, model: Comparison) -> list[str]:
     """Say whether choosing matters, or moving any packets would have done as much."""
-    by_chance = change_of(runs, model.place, "model", QUEUEING_P99, base="random")
-    if by_chance is None or model.moved == 0:
+    if model.moved == 0:
         return []
-    if by_chance.below(0):
-        return [f"Against random marking of the same share: {percent(by_chance)}, so the choice matters."]
-    return [f"Against random marking of the same share: {percent(by_chance)}, so no choice is shown."]
+    by_chance = change_of(same_share(runs), model.place, "model", QUEUEING_P99, base="random")
+    if by_chance is None:
+        whose = other_shares(runs, model.place)
+        said = f"Random marking moved {whose} share, so it says nothing of the choice."
+        return [said] if whose else []
+    some = "" if by_chance.n == model.queueing.n else f" with {by_chance.n} of the seeds"
+    shown = "the choice matters" if by_chance.below(0) else "no choice is shown"
+    return [f"Against random marking of the same share{some}: {percent(by_chance)}, so {shown}."]
 
 
-def _reordering(model: Comparison) -> str:
-    reordered, again = (f"{share(a, 2)} → {share(b, 2)}" for a, b in (model.reordered, model.retransmitted))
-    return (
-        f"What the queue gains, reordering takes back: reordered packets {reordered}, retransmitted {again}."
-    )
+def _longer(model: Comparison) -> str:
+    """Say that round trips are longer; of a gain taken back, only where both were measured."""
+    counted = {"reordering": model.reordered, "retransmission": model.retransmitted}
+    rose = [name for name, (before, after) in counted.items() if after > before]
+    reordered, again = (f"{share(a, 2)} → {share(b, 2)}" for a, b in counted.values())
+    if model.kind == "helps" and rose:
+        said = f"What the queue gains, {rose[0]} takes back"
+    else:
+        said = "RTT P99 rises" if rose else "RTT P99 rises, though no more is reordered or sent again"
+    return f"{said}: reordered packets {reordered}, retransmitted {again}."
 
 
 def sweep_summary(runs: pl.DataFrame) -> list[Sentence]:

@@ -36,6 +36,7 @@ CLASSIC_SHARE: Final = Measure("classic_share", "classic flows' share", "%", PER
 MOVED: Final = Measure("moved_share", "moved", "%", PERCENT, 1)
 RETRANSMITTED: Final = Measure("retransmitted_share", "retransmitted", "%", PERCENT, 2)
 REORDERED: Final = Measure("reordered_share", "reordered", "%", PERCENT, 2)
+UNFORESEEN: Final = Measure("unforeseen_share", "not foreseen", "%", PERCENT, 1)
 CPU: Final = Measure("cpu_s", "CPU", "s", 1.0, 1)  # with the processes that fine-tune
 
 DELAYS: Final = (QUEUEING_P50, QUEUEING_P90, QUEUEING_P99, ONE_WAY_P90, ONE_WAY_P99, RTT_P90, RTT_P99)

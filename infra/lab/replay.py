@@ -8,6 +8,7 @@ control decides, as it did when the trace was captured.
 from __future__ import annotations
 
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +21,9 @@ from infra.lab.scenario import Replay
 
 PAUSE_NS: Final = 10_000_000
 HEADER_BYTES: Final = 52  # IPv4 and TCP with timestamps: the table's sizes are IP lengths
-QUANTILES: Final = 100  # pieces of each distribution
+# Pieces of each distribution, shorter at the ends: most bytes and most waiting are in few bursts and gaps.
+SHARES: Final = np.unique([*np.linspace(0, 1, 101), 5e-4, 1e-3, 5e-3, 0.995, 0.999, 0.9995])
+LEAST_PART: Final = 1e-6  # of a piece, in which a step may rise: two points have two shares
 PROJECT: Final = Path(__file__).resolve().parents[2]
 
 
@@ -80,8 +83,20 @@ def _statistics(folder: Path, trace: str, key: str) -> dict[str, Any]:
 
 
 def distribution(values: npt.NDArray[Any]) -> list[list[float]]:
-    """Return the values' distribution as [[value, cumulative share], …] from share 0 to 1."""
-    shares = np.linspace(0, 1, QUANTILES + 1)
-    return [
-        [float(value), float(share)] for value, share in zip(np.quantile(values, shares), shares, strict=True)
-    ]
+    """Return the values' distribution as [[value, cumulative share], …] from share 0 to 1, linear in between.
+
+    Each piece has the mean of its values; up to 100 values have a piece each, which is their steps.
+    """
+    ordered = np.sort(values).astype(np.float64)
+    n = len(ordered)
+    points = [[float(ordered[0]), 0.0]]
+    for first, last in pairwise(np.unique(np.round(SHARES * n).astype(int)).tolist()):
+        low, high = points[-1][0], float(ordered[last - 1])
+        if low < high:
+            # Of two lines that meet at the mean, with this part of the piece below it,
+            # part · (low + mean) / 2 + (1 - part) · (mean + high) / 2 is the mean.
+            mean = min(max(float(ordered[first:last].mean()), low), high)
+            part = min(max((high - mean) / (high - low), LEAST_PART), 1 - LEAST_PART)
+            points.append([mean, (first + part * (last - first)) / n])
+        points.append([high, last / n])
+    return points

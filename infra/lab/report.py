@@ -23,7 +23,7 @@ from infra.lab.limits import (
 )
 from infra.lab.measures import DELAYS, TRAFFIC, Measure
 from infra.lab.scenario import CONTROLS
-from infra.lab.tables import cell, change, controls_run, markdown
+from infra.lab.tables import cell, change, controls_run, loss_rules, markdown
 from infra.lab.targets import remarks, targets
 
 TEMPLATE: Final = "report.html.j2"
@@ -107,12 +107,8 @@ def _caption(here: pl.DataFrame) -> str:
         return "nothing was run"
     seconds = ", ".join(f"{s:g}" for s in sorted(set(done["seconds"])))
     seeds = done["seed"].n_unique()
-    moved = done.filter(pl.col("control") != "no_l4s")  # which moves nothing
-    rules = "; ".join(sorted(set(moved["reordering"])))
-    return (
-        f"{done.height:,} runs of {seconds} s, {seeds} seed{'' if seeds == 1 else 's'}; "
-        f"S1's L4S flows take reordering for loss by: {rules}"
-    )
+    counted = f"{done.height:,} runs of {seconds} s, {seeds} seed{'' if seeds == 1 else 's'}"
+    return "; ".join([counted, *loss_rules(here)])
 
 
 def _variance(here: pl.DataFrame) -> str:

@@ -48,6 +48,7 @@ SCHEMA: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
     "rtt_cdf_us": pl.List(pl.Float64),
     "packets": pl.Float64,
     "moved_share": pl.Float64,  # of the L4S flows' packets, sent to the classic queue
+    "unforeseen_share": pl.Float64,  # of all S1's packets: L4S, not asked about; null but for model
     "retransmitted_share": pl.Float64,
     "reordered_share": pl.Float64,  # arrived after one of their flow that was sent later
     "dropped_share": pl.Float64,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.lab.execution import COST, SUMMARY
+from infra.lab.packet_table import TRACE_METADATA
 from infra.lab.results import COMPLETE, NOT_RUN
 from infra.lab.runs import Asked
 from infra.lab.scenario import Scenario
@@ -47,6 +48,7 @@ def complete(asked: Asked, scenario: Scenario, identity: str, program: str, fold
         "rtt_cdf_us": _floats(l4s["latency_us"]["cdf"]),
         "packets": l4s["packets"],
         "moved_share": summary["moved"]["share"],
+        "unforeseen_share": _unforeseen(summary, folder),
         "retransmitted_share": _share(l4s["retransmissions"], l4s["packets"]),
         "reordered_share": _share(l4s["reordered"], l4s["arrived"]),
         "dropped_share": _share(l4s["dropped"], l4s["packets"]),
@@ -58,6 +60,16 @@ def complete(asked: Asked, scenario: Scenario, identity: str, program: str, fold
         "engine_wall_s": cost.get("engine_s"),
         "cpu_s": cost["cpu_s"],
     }
+
+
+def _unforeseen(summary: Mapping[str, Any], folder: Path) -> float | None:
+    """Share of S1's L4S packets without a decision of their own in all its packets; None without a model.
+
+    Both are of the whole run: no file of a run has the number of its L4S packets with the warm-up.
+    """
+    if (decisions := summary.get("decisions")) is None:
+        return None
+    return _share(decisions["unforeseen"], json.loads((folder / TRACE_METADATA).read_text())["packets"])
 
 
 def _described(scenario: Scenario) -> dict[str, Any]:

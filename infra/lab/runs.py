@@ -120,6 +120,15 @@ def resolve(
     }
 
 
+def check_tables(name: str, scenario: Scenario) -> None:
+    """Raise ValueError, which names file and key, unless the packet tables that are replayed can be read."""
+    for cell in {cell.point: cell for cell in cells(name, scenario)}.values():
+        try:
+            resolve(scenario, cell, {"kind": "default"}, [])
+        except ValueError as error:
+            raise ValueError(f"{name}.yaml: {error}") from None
+
+
 def control_of(environment: Environment, name: str, *, model: Model | None, share: float) -> dict[str, Any]:
     """Return `control` of run.json; `share` is control random's, `model` control model's.
 

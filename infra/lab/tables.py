@@ -19,6 +19,7 @@ from infra.lab.measures import (
     S1_GOODPUT,
     Measure,
 )
+from infra.lab.results import COMPLETE
 from infra.lab.scenario import CONTROLS
 from infra.lab.targets import remarks, targets
 
@@ -63,8 +64,17 @@ def markdown(runs: pl.DataFrame) -> str:
         _targets(runs),
         _scenarios(runs, places(runs.filter(pl.col("point") == ""))),
         _swept(runs, places(runs.filter(pl.col("point") != ""))),
+        loss_rules(runs),
     )
     return "\n\n".join("\n".join(lines) for lines in parts if lines) + "\n"
+
+
+def loss_rules(runs: pl.DataFrame) -> list[str]:
+    """Say by which rules S1's L4S flows take reordering for loss, but for `no_l4s`, which moves nothing."""
+    done = runs.filter(pl.col("status") == COMPLETE, pl.col("control") != "no_l4s")
+    found = done.group_by("reordering").agg(pl.col("scenario").unique().sort()).sort("reordering").rows()
+    rules = [rule if len(found) == 1 else f"{rule} ({', '.join(names)})" for rule, names in found]
+    return [f"S1's L4S flows take reordering for loss by: {'; '.join(rules)}"] if rules else []
 
 
 def _targets(runs: pl.DataFrame) -> list[str]:

@@ -17,7 +17,7 @@ from typing import Any, Final
 from infra.lab import execution
 from infra.lab.model_source import MODELS, ORIGIN
 from infra.lab.packet_table import TRACE_METADATA, write_packets
-from infra.lab.runs import Cell, control_of, identity, resolve
+from infra.lab.runs import Cell, check_tables, control_of, identity, resolve
 from infra.lab.scenario import Scenario
 from infra.lab.scenario_file import files_of, load
 from infra.params_file import load_yaml, save_yaml
@@ -37,6 +37,7 @@ def train(name: str, *, protocol: str, overrides: list[str], output: Path) -> in
     ((stem, path),) = files_of([name]).items()
     scenario = load(path)
     params, origin = settings(scenario, path, protocol, overrides)
+    check_tables(stem, scenario)
     with execution.sole_user(output):
         program, build = execution.build()
         traces = explore(stem, scenario, program, build, output.resolve())

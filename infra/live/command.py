@@ -49,7 +49,7 @@ def schedule(
     params = yaml.safe_load(PARAMS_FILE.read_text())
     root = telemetry or telemetry_dir()
     rounds = Rounds(
-        lambda seconds: latest_minutes(root, sender or latest_sender(root), seconds / 60),
+        lambda seconds: latest_minutes(root, sender or latest_sender(root), seconds / 60, settled=True),
         round_params(
             params["validate"], learn_s=learn_s, judge_s=judge_s, least_windows=least_windows, drift=drift
         ),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import math
 import os
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -94,7 +94,7 @@ def answers(request: str | urllib.request.Request) -> bool:
     try:
         with urllib.request.urlopen(request, timeout=10) as response:  # noqa: S310 - loopback http only
             return bool(response.status == 200)
-    except (urllib.error.URLError, OSError):
+    except (OSError, http.client.HTTPException):  # nobody there, or something that is no HTTP server
         return False
 
 
@@ -107,7 +107,7 @@ def _page(url: str) -> str:
     try:
         with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310 - loopback http only
             return str(answer.read().decode(errors="replace"))
-    except (urllib.error.URLError, OSError):
+    except (OSError, http.client.HTTPException):
         return ""
 
 
@@ -145,7 +145,7 @@ def _prometheus(server: processes.Server) -> Judgement:
     url = f"http://{LOOPBACK}:{server.ports['http']}"
     try:
         found = ask(url, "query", query=f"max_over_time(up[{SCRAPED_S:.0f}s])")["result"]
-    except QueryError:
+    except (QueryError, http.client.HTTPException):
         return Judgement(False, f"no answer at {url}")
     well = {one["metric"]["instance"] for one in found if one["value"][1] == "1"}
     down = [

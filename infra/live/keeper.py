@@ -104,7 +104,7 @@ class Keeper:
     def _heal(self, name: str, part: Part, why: str) -> None:
         begin_s = time.monotonic()
         say(f"{name} {why}: starting it")
-        if begin_s - part.started_s > CALM_S:
+        if not part.failed and begin_s - part.started_s > CALM_S:
             part.pause_s = 0.0
         try:
             processes.stop(name)  # with what it left
@@ -114,11 +114,12 @@ class Keeper:
         else:
             part.failed, outcome = False, f"is up after {time.monotonic() - begin_s:.1f} s"
             self._started(name)
+            for other in self._parts.values():  # they may have waited for this one
+                other.silent_since_s = None
         part.started_s = time.monotonic()
         part.pause_s = min(max(FIRST_PAUSE_S, 2 * part.pause_s), LONGEST_PAUSE_S)
         part.due_s = part.started_s + part.pause_s
-        for other in self._parts.values():  # they may have waited for this one
-            other.silent_since_s = None
+        part.silent_since_s = None
         say(f"{name} {outcome}")
 
     def _ask(self) -> None:

@@ -92,6 +92,7 @@ class Metrics:
     def add(self, record: RoundRecord) -> None:
         """Count a finished round."""
         self._rounds.labels(record.outcome).inc()
+        self._steps.clear()  # a declined round has few of them
         for step, seconds in record.seconds.items():
             self._steps.labels(step).set(seconds)
         if record.psi:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Mapping
@@ -26,6 +27,7 @@ class RoundRecord:
     version: int | None = None
     parent: int | None = None
     packets: int = 0
+    newest_ns: int | None = None  # of the telemetry, by the sender's clock
     seconds: dict[str, float] = field(default_factory=dict)  # by step, in the order of the steps
     figures: Mapping[str, Any] = field(default_factory=dict)
     loss: tuple[float, float] | None = None
@@ -45,7 +47,9 @@ def append(record: RoundRecord, log: Path) -> None:
     try:
         size = os.fstat(handle).st_size
         cut = size and os.pread(handle, 1, size - 1) != b"\n"  # the line before, by a full disk
-        os.write(handle, b"\n" + line if cut else line)
+        line = b"\n" + line if cut else line
+        if os.write(handle, line) < len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(log))
     finally:
         os.close(handle)
 

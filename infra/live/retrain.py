@@ -134,18 +134,24 @@ class Retraining:
             raise RetrainError(f"the re-train failed: {reason[:400]} (log {self.log})")
 
     def candidate(self) -> Retrained | None:
-        """What the last one made and no round has judged yet."""
+        """What the last one made and no round has judged yet.
+
+        Raises:
+            RetrainError: it cannot be read.
+        """
         folder = self._folder / CANDIDATE
         if self.running() or not folder.is_dir():  # it appears a moment before the process has ended
             return None
-        files = {
-            name: (folder / name).read_bytes() for name in (artifact.WEIGHTS_FILE, artifact.DESCRIPTION_FILE)
-        }
-        tags = yaml.safe_load((folder / "tags.yaml").read_text())
+        try:
+            names = (artifact.WEIGHTS_FILE, artifact.DESCRIPTION_FILE)
+            files = {name: (folder / name).read_bytes() for name in names}
+            tags = yaml.safe_load((folder / "tags.yaml").read_text())
+        except (OSError, yaml.YAMLError) as error:
+            raise RetrainError(f"what the re-train left in {folder} cannot be read: {error}") from error
         return Retrained(files, tags, trained_on=folder / INPUTS_FILE)
 
     def drop(self) -> None:
-        """Forget the candidate: it has been judged."""
+        """Forget the candidate: it has been judged, or cannot be."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def close(self) -> None:

@@ -2,7 +2,8 @@
 
     pushed    the new version is served
     kept      the challenger did not pass the gate; it is in the registry, the champion goes on serving
-    declined  there was nothing sound to learn from: too little or bad telemetry
+    declined  there was nothing sound to learn from: none that is new, too little or bad telemetry; or the
+              champion was changed by hand meanwhile
     failed    a part of the system was gone; the next round tries again
 
 Whatever happens, the champion goes on serving; a failed round leaves nothing that the next one trips over.
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import polars as pl
 
 from feature_store import expectations as ex
 from feature_store.telemetry import Latest
@@ -31,7 +33,7 @@ from models.finetuning import FinetuneParams
 from models.registry import CHAMPION, INPUTS_FILE, Registry
 from models.state import state_dir
 from models.warm_job import WarmJob, WarmJobError
-from serving.deploy import deploy_version, serve_champion
+from serving.deploy import ChampionChangedError, deploy_version, serve_champion
 from serving.endpoint import first_line
 
 WORK_TIMEOUT_S: Final = 120.0
@@ -56,6 +58,7 @@ class RoundParams:
                 raise ValueError(f"{name} is {value!r}; it must be a number above zero")
 
 
+LEARNED: Final = ("pushed", "kept")
 MAX_MISSING: Final = 0.01  # share of packets that telemetry lost; windows around them show a wrong history
 
 # The last so many seconds of a sender; FileNotFoundError where there is nothing of it.
@@ -91,7 +94,12 @@ class Rounds:
         self._folder = state_dir() / "live"
         self._folder.mkdir(parents=True, exist_ok=True)
         self.log = self._folder / LOG_FILE
-        self.number = len(self.history())
+        history = self.history()
+        self.number = len(history)
+        learned = [one for one in history if one["outcome"] in LEARNED and one.get("newest_ns") is not None]
+        self._learned: tuple[int, int] | None = None  # the last round that learned, and its newest event
+        if learned:
+            self._learned = learned[-1]["number"], learned[-1]["newest_ns"]
 
     def history(self) -> list[dict[str, Any]]:
         """Every round so far, oldest first."""
@@ -126,13 +134,15 @@ class Rounds:
         record, begin_s = RoundRecord(self.number, time.time()), time.monotonic()
         try:
             self._run(record)
-        except DeclinedError as error:
+        except (DeclinedError, ChampionChangedError) as error:
             record.outcome, record.reason = "declined", first_line(str(error))
         except (WarmJobError, ConnectionError, TimeoutError) as error:
             record.reason = first_line(str(error))
             self._close_job()  # the next round starts the workers anew
-        except (OSError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError, pl.exceptions.PolarsError) as error:
             record.reason = first_line(str(error))
+        if record.outcome in LEARNED and record.newest_ns is not None:
+            self._learned = record.number, record.newest_ns
         record.seconds["total"] = time.monotonic() - begin_s
         self._retrain(record)
         try:
@@ -152,15 +162,23 @@ class Rounds:
         with _timed(record, "telemetry"):
             latest = self._latest()
         packets = latest.packets
-        record.packets = packets.height
+        record.packets, record.newest_ns = packets.height, latest.newest_ns
         with _timed(record, "validate"):
             self._validate(latest)
-        retrained = self._retraining.candidate() if self._retraining else None
+        retrained = self._candidate(record)
         with tempfile.TemporaryDirectory() as temporary:
             with _timed(record, "fetch"):
                 parent = registry.fetch(champion, Path(temporary) / "champion")
             begin = time.monotonic()
-            tuned = self._tune(latest, parent, retrained)
+            try:
+                tuned = self._tune(latest, parent, retrained)
+            except (DeclinedError, WarmJobError, ConnectionError, TimeoutError):
+                raise
+            except (OSError, ValueError, RuntimeError):
+                if self._retraining and retrained:  # its fault or not: the next round tunes the champion
+                    self._retraining.drop()
+                    record.retraining = "failed"
+                raise
             whole = time.monotonic() - begin
             # Starting them where they do not run, and the way to them and back.
             record.seconds |= {"workers": whole - sum(tuned.seconds.values()), **tuned.seconds}
@@ -184,10 +202,21 @@ class Rounds:
         record.reason = tuned.verdict.reason
         if tuned.verdict.passed:
             with _timed(record, "push"):
-                deploy_version(record.version)
+                deploy_version(record.version, judged_against=champion)
         record.outcome = "pushed" if tuned.verdict.passed else "kept"
         if retrained:
             record.retraining = record.outcome
+
+    def _candidate(self, record: RoundRecord) -> Retrained | None:
+        """What a re-train made; one that cannot be read is dropped and the round tunes the champion."""
+        try:
+            return self._retraining.candidate() if self._retraining else None
+        except RetrainError as error:
+            print(f"round {record.number}: {first_line(str(error))}", flush=True)
+            record.retraining = "failed"
+            assert self._retraining is not None  # noqa: S101 - it raised
+            self._retraining.drop()
+            return None
 
     def _retrain(self, record: RoundRecord) -> None:
         """After a round: say that a re-train failed, and start one that is due."""
@@ -214,6 +243,8 @@ class Rounds:
         packets = latest.packets
         if packets.is_empty():
             raise DeclinedError("no telemetry")
+        if self._learned is not None and latest.newest_ns == self._learned[1]:
+            raise DeclinedError(f"no telemetry since round {self._learned[0]}")
         if latest.missing_packets > MAX_MISSING * packets.height:
             raise DeclinedError(
                 f"telemetry has gaps: {latest.missing_packets} packets are missing among {packets.height}"

@@ -9,11 +9,11 @@ sees it within 10 s. The port is SWIFTQUEUE_PROMETHEUS_PORT (9090), state and lo
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import shutil
 import sys
-import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Final
@@ -108,7 +108,7 @@ def _ready(url: str) -> bool:
     try:
         with urllib.request.urlopen(f"{url}/-/ready", timeout=5) as response:  # noqa: S310 - loopback http only
             return bool(response.status == 200)
-    except (urllib.error.URLError, OSError):
+    except (OSError, http.client.HTTPException):  # nobody there, or something that is no HTTP server
         return False
 
 

@@ -40,7 +40,7 @@ struct Predicted {
 struct ControllerParams {
   // Hysteresis: the other queue must be better by both margins, or a flow would alternate between
   // queues whose predictions differ by noise, and every change of queue may reorder its packets.
-  double margin_us = 1'000;   // the L queue's marking step, RFC 9332 section 4.2
+  double margin_us = 1'000;   // the L queue's marking step: RFC 9332 A.1, 1 ms as in Linux
   double margin_share = 0.1;  // of the predicted latency in the flow's present queue
   // A burst moved on one prediction fills the queue it was moved to before its first ACK can say
   // so. Packets moved and not yet acknowledged, of all flows:

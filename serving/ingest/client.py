@@ -9,12 +9,13 @@ import random
 import threading
 import urllib.parse
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
 
-from feature_store.telemetry_events import EVENT_SCHEMA, SENDER_NAME, BatchKey, encode
+from feature_store.telemetry_events import EVENT_SCHEMA, REASONS, SENDER_NAME, BatchKey, encode
 
 BUFFER_BATCHES: Final = 256  # a minute of batches of a quarter of a second
 TIMEOUT_S: Final = 10.0
@@ -130,6 +131,9 @@ class IngestClient:
                     self._conflict = str(error)
                     self.shipped.dropped += len(self._waiting) + 1
                     self._waiting.clear()
+            except Exception:  # a mistake of ours costs this batch, not the thread and so all later ones
+                _log.exception("batch %d of sender %s is given up", sequence, self.sender)
+                self.shipped.dropped += 1
             finally:
                 with self._changed:
                     self._in_hand = False
@@ -138,14 +142,15 @@ class IngestClient:
     def _ship(self, sequence: int, events: pa.RecordBatch) -> None:
         """Send one batch until it is answered."""
         if self._session is None:
-            answer = self._until_answered(f"/v1/senders/{self.sender}/sessions", b"")
+            path = f"/v1/senders/{self.sender}/sessions"
+            answer = self._until_answered(path, b"", lambda said: type(said.get("session")) is int)
             if answer is None:
                 return
             if answer[0] not in TAKEN:
                 raise SenderRefusedError(f"sender {self.sender}: {answer[1].get('error', answer)}")
-            self._session = int(answer[1]["session"])
+            self._session = answer[1]["session"]
         body = encode(BatchKey(self.sender, self._session, sequence), events)
-        answer = self._until_answered("/v1/batches", body)
+        answer = self._until_answered("/v1/batches", body, lambda said: said.get("sequence") == sequence)
         if answer is None:
             return
         status, said = answer
@@ -158,20 +163,25 @@ class IngestClient:
             self.shipped.refused += 1
             _log.error("batch %d of sender %s refused: %s", sequence, self.sender, said.get("error", status))
 
-    def _until_answered(self, path: str, body: bytes) -> tuple[int, dict[str, Any]] | None:
-        """Post again and again, ever more slowly, until the answer is final; None when closed meanwhile."""
+    def _until_answered(
+        self, path: str, body: bytes, is_taken: Callable[[dict[str, Any]], bool]
+    ) -> tuple[int, dict[str, Any]] | None:
+        """Post again and again, ever more slowly, until the answer is final; None when closed meanwhile.
+
+        Only the ingest says what it took or why it refused: Ray Serve's proxy answers 404 before it knows the
+        application, and whoever else has its port now may answer 200.
+        """
         pause_s = FIRST_PAUSE_S
         while not self._closing.is_set():
             asked_s = None
             try:
                 status, said, asked_s = self._post(path, body)
-                # Ray Serve's proxy answers 404 before it knows the application: only the ingest refuses.
-                if status in TAKEN or "reason" in said:
+                if is_taken(said) if status in TAKEN else said.get("reason") in REASONS:
                     return status, said
                 line = f"{status} {said.get('error', '')}"
             except (OSError, http.client.HTTPException) as error:
-                self._hang_up()
                 line = f"{type(error).__name__}: {error}"
+            self._hang_up()  # the port may be another's by the next try
             if self.shipped.retries == 0 or pause_s == LONGEST_PAUSE_S:
                 _log.warning(
                     "sender %s: the ingest does not take batches (%s); trying again", self.sender, line
@@ -194,7 +204,7 @@ class IngestClient:
         if not isinstance(said, dict):
             said = {"error": said}
         later = response.headers.get("Retry-After", "")
-        return response.status, said, float(later) if later.isdigit() else None
+        return response.status, said, min(float(later), LONGEST_PAUSE_S) if later.isdecimal() else None
 
     def _hang_up(self) -> None:
         if self._connection is not None:

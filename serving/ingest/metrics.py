@@ -15,6 +15,11 @@ from typing import Final
 import prometheus_client as prometheus
 from prometheus_client.multiprocess import MultiProcessCollector
 
+from feature_store.telemetry_events import REASONS
+
+KINDS: Final = ("send", "ack")
+OUTCOMES: Final = ("accepted", "duplicate", "refused", "busy", "failed")
+
 EVENTS: Final = prometheus.Counter("swiftqueue_ingest_events", "events stored durably", ["kind"])
 BATCHES: Final = prometheus.Counter("swiftqueue_ingest_batches", "batches received", ["outcome"])
 REFUSED: Final = prometheus.Counter("swiftqueue_ingest_refused", "batches refused", ["reason"])
@@ -41,6 +46,10 @@ COMPACT_FAILURES: Final = prometheus.Counter(
     "swiftqueue_ingest_compact_failures",
     "runs of the compaction that ended in an error (the log has its line)",
 )
+# Each series is there from the start, at 0: no alert sees the first count of an absent one, or its lack.
+for _series, _values in ((EVENTS, KINDS), (BATCHES, OUTCOMES), (REFUSED, REASONS)):
+    for _value in _values:
+        _series.labels(_value)
 
 
 def exposition() -> bytes:

@@ -209,7 +209,7 @@ void TcpPrague::MeasureRtt(Ptr<const TcpSocketState> tcb, Time sent) {
 }
 
 void TcpPrague::Grow(Ptr<const TcpSocketState> tcb, double segments, uint32_t priorInFlight) {
-  // A window of which not half is used says nothing about the path (RFC 7661 4.1).
+  // A window of which not half is used says nothing about the path (RFC 7661 4.3).
   if (m_window > m_minSegments && 2.0 * priorInFlight < m_window * tcb->m_segmentSize) {
     return;
   }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import time
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +19,7 @@ from feature_store.telemetry import gaps, latest_minutes, latest_sender, senders
 from feature_store.telemetry_compact import Compactor
 from feature_store.telemetry_events import BatchKey, encode
 from feature_store.telemetry_log import SegmentWriter, adopt_segments, log_dir, read_segment
-from feature_store.telemetry_manifest import MAX_RANGES, Session, load_manifest, sender_dir
+from feature_store.telemetry_manifest import FILE, MAX_RANGES, Session, load_manifest, sender_dir
 from feature_store.windows import build_windows
 
 
@@ -145,6 +147,55 @@ def test_a_gap_is_in_the_table_until_it_is_filled(tmp_path: Path) -> None:
     assert_frame_equal(latest_minutes(tmp_path, "a", 5).packets, expected(packets))
 
 
+def test_the_newest_seconds_are_left_out_while_a_batch_of_them_may_still_come(tmp_path: Path) -> None:
+    packets = steady(4000)  # 8 s
+    batches = bodies(packets, 100)
+    late = len(batches) - 5  # in a segment that another replica has not closed yet
+    log(tmp_path, batches[:late] + batches[late + 1 :])
+    compact(tmp_path)
+    assert latest_minutes(tmp_path, "a", 5).missing_packets > 0
+    settled = latest_minutes(tmp_path, "a", 5, settled=True)
+    whole = int((packets["sent_ns"] <= settled.newest_ns - 3 * SECOND).sum()) // 8 * 8
+    assert_frame_equal(settled.packets, expected(packets)[:whole])
+    assert settled.missing_packets == 0
+    last_minute = latest_minutes(tmp_path, "a", 1 / 60, settled=True)  # a whole second all the same
+    assert last_minute.packets.height == pytest.approx(500, abs=8)
+    compactor = Compactor(tmp_path, gap_s=0)
+    for _ in range(3):  # it is not coming any more: nothing is left out for it
+        compactor.run()
+    compactor.close()
+    assert latest_minutes(tmp_path, "a", 5, settled=True).packets["sent_ns"][-1] > settled.newest_ns - SECOND
+    log(tmp_path, [batches[late]])
+    compact(tmp_path)
+    assert_frame_equal(latest_minutes(tmp_path, "a", 5, settled=True).packets, expected(packets))
+
+
+@pytest.mark.parametrize("late", [13, 15, 16, 30])
+def test_a_batch_that_comes_late_has_the_clock_of_its_time(tmp_path: Path, late: int) -> None:
+    """The clock is set back before batch 16; the late one has the first packets of a flow."""
+    rows = event_rows(steady(2000))
+    begin_ns = rows[late * 100]["time_ns"]
+    for row in rows[late * 100 :]:
+        if row["kind"] == 0:
+            row["flow_id"] = 7
+    for row in rows[1600:]:
+        row["time_ns"] -= 3600 * SECOND
+    batches = [
+        encode(BatchKey("a", 1, n), record_batch(rows[at : at + 100]))
+        for n, at in enumerate(range(0, len(rows), 100))
+    ]
+    for part in (batches[:late], batches[late + 1 :], [batches[late]]):
+        log(tmp_path, part)
+        compact(tmp_path)
+    latest = latest_minutes(tmp_path, "a", 5)
+    assert latest.packets.height == 2000
+    assert latest.packets["sent_ns"][-1] - latest.packets["sent_ns"][0] < 4 * SECOND
+    assert len(load_manifest(tmp_path, "a").partitions) == 1
+    # Where the first batch after the step is the late one, the session's time went on without its 0.1 s.
+    least_ms = -110 if late == 16 else -5
+    assert least_ms * MS <= latest.flow_starts_ns[7] - begin_ns <= 5 * MS
+
+
 def test_a_clock_set_back_neither_ages_nor_disorders_anything(tmp_path: Path) -> None:
     rows = event_rows(steady(2000))
     for row in rows[1800:]:
@@ -247,13 +298,32 @@ def test_the_stages_read_it_as_a_trace(tmp_path: Path) -> None:
     assert meta["traces"]["a"]["windows"] == 750
 
 
+def stored_ago(root: Path, sender: str, seconds: int) -> None:
+    at_ns = time.time_ns() - seconds * SECOND
+    os.utime(sender_dir(root, sender) / FILE, ns=(at_ns, at_ns))
+
+
 def test_of_several_senders_the_one_stored_last_is_the_latest(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no telemetry under"):
         latest_sender(tmp_path)
-    for session, sender in enumerate(("b", "a", "b"), start=1):
-        log(tmp_path, bodies(steady(80), 40, sender=sender, session=session))
-        compact(tmp_path)
-        assert latest_sender(tmp_path) == sender
+    for sender, packets in (("a", 80), ("b", 800)):
+        log(tmp_path, bodies(steady(packets), 40, sender=sender))
+    compact(tmp_path)
+    (tmp_path / "packets" / "trace=c").mkdir()  # its first packets are being written
+    stored_ago(tmp_path, "b", 61)
+    assert latest_sender(tmp_path) == "a"
+    stored_ago(tmp_path, "a", 200)
+    assert latest_sender(tmp_path) == "b"
+
+
+def test_of_senders_at_the_same_time_the_one_of_most_packets_is_the_latest(tmp_path: Path) -> None:
+    for sender, packets in (("a", 80), ("b", 160), ("c", 80)):
+        log(tmp_path, bodies(steady(packets), 40, sender=sender))
+    compact(tmp_path)
+    for last in ("a", "b", "c"):
+        for sender in ("a", "b", "c"):
+            stored_ago(tmp_path, sender, 0 if sender == last else 30)
+        assert latest_sender(tmp_path) == "b"
 
 
 def test_an_unknown_sender_is_named() -> None:

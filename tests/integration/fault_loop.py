@@ -11,6 +11,7 @@ import struct
 import subprocess
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -121,6 +122,7 @@ class Probe(threading.Thread):
 
     def check(self) -> None:
         """All that was sent is acknowledged, and all that was acknowledged is stored, once."""
+        assert self.is_alive()
         with self._resting:
             assert self.client.flush(HEAL_S), f"{self.client.waiting} batches are not acknowledged"
             shipped = self.client.shipped
@@ -146,7 +148,7 @@ class FaultLoop:
     clock: Path
     ports: dict[str, int]
     small_disk: bool
-    temporary: Path  # the TMPDIR of every part
+    temporary: Path  # the TMPDIR of what makes none of its own
     shared_memory: set[str] = field(default_factory=lambda: names_in_shared_memory())
     asking: Asking = field(init=False)
     probe: Probe = field(init=False)
@@ -289,20 +291,40 @@ class FaultLoop:
         with Triton() as triton:
             return served_version(triton)
 
-    def check_client(self, answered: int) -> None:
-        """The client asks on, and has had more than so many answers."""
-        assert self.asking.is_alive()
-        assert self.probe.is_alive()
-        wait_until("the client has had no answer since", lambda: self.asking.answered > answered, 30)
-
     def check_champion(self) -> None:
-        """The champion is what is served."""
+        """The champion is what is served, and a client that has asked all the while is answered now."""
         registry = Registry("swiftqueue")
         wait_until(
             f"version {self.served()} is served, champion is {registry.alias(CHAMPION)}",
             lambda: self.served() == registry.alias(CHAMPION),
             30,
         )
+        assert self.asking.is_alive()
+        answered = self.asking.answered
+        wait_until("the client has no answer", lambda: self.asking.answered > answered, 30)
+
+    def check_sender(self) -> None:
+        """The replaying sender's agent decides by predictions again."""
+        decided = self.batches("decided")  # 0 while it is not there, and of a new one
+        wait_until("the agent decides nothing", lambda: self.batches("decided") > decided, HEAL_S)
+
+    def answers(self, part: str) -> bool:
+        """Whether a part answers within a second; also true of one that cannot be asked."""
+        pages = {
+            "mlflow": ("SWIFTQUEUE_MLFLOW_PORT", "health"),
+            "triton": ("SWIFTQUEUE_TRITON_HTTP", "v2/health/live"),
+            "ingest": ("SWIFTQUEUE_INGEST_PORT", "metrics"),
+            "agent": ("SWIFTQUEUE_AGENT_METRICS", "metrics"),
+            "scheduler": ("SWIFTQUEUE_SCHEDULER_METRICS", "metrics"),
+        }
+        if part not in pages:
+            return True
+        variable, path = pages[part]
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.ports[variable]}/{path}", timeout=1):
+                return True
+        except OSError:
+            return False
 
 
 def names_in_shared_memory() -> set[str]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import resource
+import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,10 +26,10 @@ DEADLINE_NS = 20_000_000
 
 def test_a_burst_of_batches_holds_up_nobody(make_artifact: Callable[..., Path], tmp_path: Path) -> None:
     """More at once than can be answered in time: some are decided, all are ended when they are due."""
-    socket = tmp_path / "agent.sock"
+    path = tmp_path / "agent.sock"
     with (
-        AgentProgram("--listen", socket, "--local", make_artifact(1, tokens=128)),
-        LiveSender(socket) as sender,
+        AgentProgram("--listen", path, "--local", make_artifact(1, tokens=128)),
+        LiveSender(path) as sender,
     ):
         for _ in range(40):  # a window full of history
             sender.batch()
@@ -58,22 +58,20 @@ def test_without_a_descriptor_left_the_agent_rests(
         with LiveSender(path) as served:
             served.until("decided", 10)
             in_use = process.num_fds()
-            process.rlimit(resource.RLIMIT_NOFILE, (in_use, in_use))
-            waiting = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-c",
-                    "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); input()",
-                    str(path),
-                ],
-                stdin=subprocess.PIPE,
-            )
-            time.sleep(0.5)
-            before = sum(process.cpu_times()[:2])
-            time.sleep(1)
-            spent_s = sum(process.cpu_times()[:2]) - before
-            served.until("decided", 10)
-            waiting.communicate(b"\n", timeout=10)
+            _, most = process.rlimit(resource.RLIMIT_NOFILE)
+            process.rlimit(resource.RLIMIT_NOFILE, (in_use, most))
+            with socket.socket(socket.AF_UNIX) as waiting:
+                waiting.connect(str(path))
+                waiting.sendall(frames.hello("waiting").tobytes())
+                waiting.settimeout(1)
+                before = sum(process.cpu_times()[:2])
+                with pytest.raises(TimeoutError):  # a second without an answer
+                    waiting.recv(1)
+                spent_s = sum(process.cpu_times()[:2]) - before
+                served.until("decided", 10)
+                process.rlimit(resource.RLIMIT_NOFILE, (in_use + 1, most))
+                waiting.settimeout(10)
+                assert waiting.recv(1)
     assert spent_s < 0.5
 
 

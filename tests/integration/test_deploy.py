@@ -43,12 +43,18 @@ class Clients:
 
     @contextmanager
     def asking(self) -> Iterator[None]:
+        """They ask when the block begins, and they still ask when it ends."""
         self._thread.start()
         try:
+            while self._thread.is_alive() and not (self.versions or self.errors):
+                time.sleep(0.001)
             yield
         finally:
+            alive = self._thread.is_alive()
             self._stop.set()
             self._thread.join()
+        assert alive
+        assert self.versions
 
 
 @pytest.fixture(scope="module")

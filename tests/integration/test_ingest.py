@@ -51,11 +51,18 @@ class Ingest:
     store: Path
     server: psutil.Process
     log: Path
-    replicas_log: Path
+    state: Path
     hold: Path
+
+    @property
+    def replicas_log(self) -> Path:
+        return self.state / "ingest" / "replicas.log"
 
     def process(self, name: str) -> psutil.Process:
         """The Ray process whose title has `name`; waits for it."""
+        return self.processes(name)[0]
+
+    def processes(self, name: str) -> list[psutil.Process]:
         found: list[psutil.Process] = []
 
         def look() -> bool:
@@ -66,7 +73,7 @@ class Ingest:
             return bool(found)
 
         wait_for(look)
-        return found[0]
+        return found
 
     def post(self, path: str, body: bytes = b"") -> tuple[int, str]:
         return self.answer(path, body)[:2]
@@ -93,6 +100,15 @@ class Ingest:
             for s in family.samples
             if s.name == name and labels.items() <= s.labels.items()
         )
+
+    def events(self) -> dict[str, float]:
+        """How many were counted, by kind."""
+        return {kind: self.metric("swiftqueue_ingest_events_total", kind=kind) for kind in ("send", "ack")}
+
+
+def without_token() -> dict[str, str]:
+    """The environment without the token that this run of the tests has for Ray."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH_")}
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float = WAIT_S) -> None:
@@ -132,12 +148,11 @@ def ingest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ingest]:
     with log.open("wb") as output:
         server = subprocess.Popen(
             [sys.executable, "-m", "serving.ingest.server"],
-            env={**os.environ, **settings},
+            env={**without_token(), **settings},
             stdout=output,
             stderr=output,
         )
-    replicas_log = state / "ingest" / "replicas.log"
-    running = Ingest(f"http://127.0.0.1:{port}", store, psutil.Process(server.pid), log, replicas_log, hold)
+    running = Ingest(f"http://127.0.0.1:{port}", store, psutil.Process(server.pid), log, state, hold)
     try:
         wait_for(lambda: running.answers() or server.poll() is not None, START_S)
         assert server.poll() is None, log.read_text()
@@ -189,8 +204,24 @@ def check_store(ingest: Ingest, sender: str, batches: int) -> None:
     assert packets["acked_ns"].null_count() == 0
 
 
+def test_its_ray_refuses_a_stranger(ingest: Ingest) -> None:
+    """The ingest starts a Ray of its own, and a token for it; nothing in its environment asks for one."""
+    raylet = " ".join(ingest.process("raylet/raylet").cmdline())
+    [address] = set(re.findall(r"--gcs-address=(\S+)", raylet))
+    token = ingest.state / "ray" / "token"
+    tries = []
+    for secret in (token.read_text(), "0" * 64):
+        environment = {**without_token(), "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secret}
+        knock = [sys.executable, "-m", "infra.live.ray_head", address]
+        tries.append(subprocess.run(knock, env=environment, capture_output=True, text=True, check=False))
+    ours, stranger = tries
+    assert ours.returncode == 0, ours.stderr
+    assert stranger.returncode == 1
+    assert "InvalidAuthToken" in stranger.stderr
+
+
 def test_agents_events_become_packet_tables(ingest: Ingest) -> None:
-    before = {kind: ingest.metric("swiftqueue_ingest_events_total", kind=kind) for kind in ("send", "ack")}
+    before = ingest.events()
     with IngestClient(ingest.url, "plain") as client:
         for number in range(20):
             client.send(batch(number))
@@ -198,8 +229,8 @@ def test_agents_events_become_packet_tables(ingest: Ingest) -> None:
     assert (client.shipped.accepted, client.shipped.refused, client.shipped.dropped) == (20, 0, 0)
     check_store(ingest, "plain", 20)
     assert gaps(ingest.store).filter(sender="plain").is_empty()
-    for kind, value in before.items():
-        assert ingest.metric("swiftqueue_ingest_events_total", kind=kind) - value == 20 * BATCH_PACKETS
+    for kind, counted in ingest.events().items():
+        assert counted - before[kind] == 20 * BATCH_PACKETS
     assert ingest.metric("swiftqueue_ingest_append_seconds_count") > 0
     assert ingest.metric("swiftqueue_ingest_queue_depth") == 0
 
@@ -288,6 +319,7 @@ def test_of_two_senders_under_one_id_the_later_is_believed(ingest: Ingest) -> No
 @pytest.mark.parametrize("victim", ["Ingest", "Compaction"])
 def test_a_killed_process_loses_nothing_acknowledged(ingest: Ingest, victim: str) -> None:
     sender = f"killed-{victim}"
+    before = ingest.events()
     with IngestClient(ingest.url, sender) as client:
         for number in range(60):
             client.send(batch(number))
@@ -297,6 +329,10 @@ def test_a_killed_process_loses_nothing_acknowledged(ingest: Ingest, victim: str
         assert client.flush(WAIT_S)
     assert (client.shipped.accepted, client.shipped.dropped) == (60, 0)
     check_store(ingest, sender, 60)
+    # A batch that the killed replica counted and did not answer for is counted again by the other.
+    again = 1 if victim == "Ingest" else 0
+    for kind, counted in ingest.events().items():
+        assert 0 <= counted - before[kind] - 60 * BATCH_PACKETS <= again * BATCH_PACKETS
 
 
 def test_batches_wait_for_an_application_that_the_proxy_does_not_know_yet(
@@ -328,22 +364,26 @@ def test_batches_wait_for_an_application_that_the_proxy_does_not_know_yet(
 
 
 def test_a_stopped_ingest_fills_a_bounded_buffer_and_the_gap_shows(ingest: Ingest) -> None:
-    proxy, gaps_before = ingest.process("ProxyActor"), ingest.metric("swiftqueue_ingest_gaps_total")
+    gaps_before = ingest.metric("swiftqueue_ingest_gaps_total")
+    serving = [ingest.process("ProxyActor")]
+    wait_for(lambda: len(ingest.processes(f"ServeReplica:{APPLICATION}")) == 3)  # with the compaction
+    serving += ingest.processes(f"ServeReplica:{APPLICATION}")
     client = IngestClient(ingest.url, "stopped", buffer=10, timeout_s=2)
     client.send(batch(0))
     assert client.flush(WAIT_S)
-    proxy.suspend()
+    for process in serving:
+        process.suspend()
     try:
         for number in range(1, 31):
             client.send(batch(number))  # never blocks
         assert client.waiting <= 11
-        time.sleep(3)
+        wait_for(lambda: client.shipped.retries > 0)
     finally:
-        proxy.resume()
+        for process in serving:
+            process.resume()
     assert client.flush(WAIT_S)
     client.close()
     shipped = client.shipped
-    assert shipped.retries > 0
     assert shipped.accepted + shipped.dropped == 31
     assert shipped.dropped in (19, 20)  # one may have been on its way
     check_store(ingest, "stopped", shipped.accepted)

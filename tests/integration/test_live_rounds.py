@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,12 +22,13 @@ import yaml
 
 from feature_store.telemetry import Latest
 from infra.live.metrics import Metrics
+from infra.live.minute import Tuned
 from infra.live.retrain import Retraining, scratch
 from infra.live.rounds import RoundParams, Rounds
 from infra.live.scheduler import Scheduler
 from models.finetuning import FinetuneParams
 from models.registry import CHAMPION, INPUTS_FILE, Registry
-from serving.deploy import deploy_version
+from serving.deploy import deploy_version, rollback_champion
 from serving.endpoint import Triton, grpc_address
 from serving.push import served_version
 
@@ -107,6 +109,17 @@ def test_a_round_ends_in_a_served_version(rounds: Rounds, champion: int) -> None
     assert rounds.history()[-1]["version"] == record.version
 
 
+def test_a_spoilt_head_is_kept_from_serving(rounds: Rounds, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = served()
+    monkeypatch.setattr(rounds, "_finetune", replace(FINETUNE, learning_rate=1.0))
+    record = rounds.run()
+    assert record.outcome == "kept", record.reason
+    assert record.reason.startswith("worse than the champion: ")
+    registry = Registry("swiftqueue")
+    assert registry.tags(int(record.version or 0))["gate"] == "failed"
+    assert served() == before == registry.alias(CHAMPION) == record.parent
+
+
 @pytest.mark.parametrize(
     ("rows", "missing", "change", "line"),
     [
@@ -128,9 +141,69 @@ def test_unsound_telemetry_is_declined_and_the_champion_goes_on(
     assert served() == before
 
 
+def test_telemetry_that_a_round_has_learned_from_teaches_no_other(rounds: Rounds, source: Source) -> None:
+    learned = rounds.run()
+    before = served()
+    assert learned.outcome in ("pushed", "kept"), learned.reason
+    for one in (rounds, Rounds(source, PARAMS, FINETUNE, "swiftqueue")):  # and a scheduler that came back
+        source.now_s -= 1
+        record = one.run()
+        assert (record.outcome, record.reason) == ("declined", f"no telemetry since round {learned.number}")
+    assert served() == before
+
+
+def test_a_rollback_during_a_round_stands(
+    rounds: Rounds, champion: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first version is untrained, so that its child passes the gate."""
+    deploy_version(champion)
+    judge = rounds._tune
+
+    def rolled_back(*arguments: Any) -> Tuned:
+        tuned = judge(*arguments)
+        rollback_champion()
+        return tuned
+
+    monkeypatch.setattr(rounds, "_tune", rolled_back)
+    record = rounds.run()
+    back = served()
+    assert record.outcome == "declined", record.reason
+    assert record.reason.endswith(f"was judged against champion {champion}; {back} is champion now")
+    assert back == Registry("swiftqueue").alias(CHAMPION) != record.version
+
+
+def test_a_retrained_model_that_cannot_be_used_costs_one_round_at_most(
+    rounds: Rounds, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = yaml.safe_load((project / "params.yaml").read_text())
+    monkeypatch.setattr(rounds, "_retraining", Retraining(params))
+    made = rounds.log.parent / "retrain" / "candidate"
+    made.mkdir(parents=True)
+    first = rounds.run()
+    assert (first.outcome in ("pushed", "kept"), first.retraining) == (True, "failed"), first.reason
+    assert not made.exists()
+    for name, content in (("model.json", "{}"), ("model.safetensors", ""), ("tags.yaml", "{}")):
+        made.mkdir(parents=True, exist_ok=True)
+        (made / name).write_text(content)
+    (made / INPUTS_FILE).touch()
+    second, third = rounds.run(), rounds.run()
+    assert (second.outcome, second.retraining) == ("failed", "failed"), second.reason
+    assert third.outcome in ("pushed", "kept"), third.reason
+    assert not third.retrain  # else it has started a real one
+
+
+def test_an_error_of_the_worker_is_named_and_costs_no_worker(rounds: Rounds) -> None:
+    rounds.warm()
+    assert rounds._job is not None
+    with pytest.raises(RuntimeError, match="AttributeError: 'str' object has no attribute"):
+        rounds._job.do("not a minute", 30)
+    assert rounds.run().outcome in ("pushed", "kept")
+
+
 def test_rounds_do_not_keep_their_telemetry(rounds: Rounds) -> None:
     for _ in range(3):
-        rounds.run()
+        record = rounds.run()
+        assert record.outcome in ("pushed", "kept"), record.reason
     tables = [one for one in gc.get_objects() if isinstance(one, pd.DataFrame) and "sent_ns" in one.columns]
     assert len(tables) <= 1  # Great Expectations holds the last one
 

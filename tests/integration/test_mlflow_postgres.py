@@ -307,7 +307,7 @@ def test_the_server_answers_to_its_own_names_only(stack: Stack) -> None:
     assert status(f"{stack.mlflow}/health", "10.1.2.3:5000") == 200  # a probe names the pod's address
 
 
-def test_a_lost_database_is_one_clear_line_and_heals(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_connections_to_the_database_heal(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     """PostgreSQL ends every connection (a fail-over does); the next call makes a new one."""
     from models.registry import Registry
 
@@ -327,8 +327,8 @@ def test_a_lost_database_is_one_clear_line_and_heals(stack: Stack, monkeypatch: 
 
 
 def test_readiness_is_a_real_inference(champion: int) -> None:
-    """infra/k8s/ready.py against a Triton that serves a version, and against none."""
-    from serving.endpoint import port
+    """infra/k8s/ready.py against a Triton that serves a version, one that serves none, and no Triton."""
+    from serving.endpoint import MODEL, Triton, port
 
     def ready(number: int) -> tuple[int, str]:
         environment = {"PATH": os.environ["PATH"], "TRITON_HTTP_PORT": str(number)}
@@ -337,6 +337,10 @@ def test_readiness_is_a_real_inference(champion: int) -> None:
         return done.returncode, done.stdout.strip()
 
     assert ready(port("http")) == (0, f"ready: version {champion}")
-    code, line = ready(free_port())
-    assert code == 1
-    assert line.startswith("not ready: ")
+    with Triton() as triton:
+        triton.unload(MODEL)
+        without = ready(port("http"))
+        triton.load(MODEL)
+    for code, line in (without, ready(free_port())):
+        assert code == 1
+        assert line.startswith("not ready: ")

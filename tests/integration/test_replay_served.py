@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 
@@ -79,4 +80,4 @@ def test_replay_as_fast_as_possible_shows_a_summary(
     shown = capsys.readouterr().out
     assert code == 0
     assert "decided in time" in shown
-    assert f"{champion} (50 batches)" in shown or f"{champion} (4" in shown
+    assert re.search(rf"{champion} \((4\d|50) batches\)", shown)

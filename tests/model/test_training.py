@@ -380,7 +380,9 @@ def test_a_killed_job_resumes_and_ends_with_the_weights_it_would_have_had(
     killed.wait()
     killed.stdout.close()
     assert not (tmp_path / "pretrained").exists()
-    _, alive = psutil.wait_procs(set(children) - set(agents), timeout=30)
+    others = set(children) - set(agents)
+    assert others
+    _, alive = psutil.wait_procs(others, timeout=30)
     assert not alive, "Ray's processes must go with the job that started them"
 
     again = run_stage(folder, tmp_path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import resource
 import shutil
 import subprocess
@@ -197,12 +196,15 @@ def test_memory_does_not_grow_with_the_capture() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_cluster")
-def test_ray_tasks_give_the_same_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_tasks_give_the_same_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     jobs = [Job(OWN / name, name.split(".")[0]) for name in ("raw.pcap", "ipv6.pcap", "no_acks.pcap")]
     here = extract_traces(jobs, tmp_path / "here")
-    assert "ray" not in sys.modules or not os.environ.get("RAY_ADDRESS")
+    assert "as Ray tasks" not in capsys.readouterr().err
     monkeypatch.setattr(extract_many, "PARALLEL_FROM_BYTES", 1)
     there = extract_traces(jobs, tmp_path / "there")
+    assert "extracting 3 traces as Ray tasks" in capsys.readouterr().err
     assert here == there
     a, b = (scan_packets(tmp_path / name).collect() for name in ("here", "there"))
     assert a.equals(b)

@@ -23,10 +23,10 @@ PACKETS = 600_000  # about a second of work a stage, so that there is a middle
 TIMEOUT_S = 120.0
 
 
-def command(folder: Path, stage: str, paths: Sequence[str]) -> list[str]:
+def command(folder: Path, stage: str, paths: Sequence[str], output: str = "result") -> list[str]:
     arguments = [f"--{path}={folder / path}" for path in paths]
     module = [sys.executable, "-m", f"pipelines.{stage}", f"--params={folder / 'params.yaml'}"]
-    return [*module, *arguments, f"--output={folder / 'result'}"]
+    return [*module, *arguments, f"--output={folder / output}"]
 
 
 def kill_midway(call: list[str], partial: Path) -> None:
@@ -48,7 +48,7 @@ def digest(folder: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def packets(tmp_path_factory: pytest.TempPathFactory, project: Path) -> Path:
-    """A folder with a capture, its packet table in `packets`, and params.yaml for both stages."""
+    """A folder with a capture, params.yaml, and what both stages give undisturbed: `packets`, `windows`."""
     folder = tmp_path_factory.mktemp("killed")
     capture = folder / "capture.pcap"
     write_capture(capture, PACKETS)
@@ -57,14 +57,15 @@ def packets(tmp_path_factory: pytest.TempPathFactory, project: Path) -> Path:
     params["extract"]["traces"] = {"capture": trace}
     params["windows"] |= {"protocol": "short", "tokens": 64}
     (folder / "params.yaml").write_text(yaml.safe_dump(params))
-    call = command(folder, "extract", [])
-    subprocess.run(call, check=True)
-    (folder / "result").rename(folder / "packets")
+    subprocess.run(command(folder, "extract", [], "packets"), check=True)
+    subprocess.run(command(folder, "windows", ["packets"], "windows"), check=True)
     return folder
 
 
-@pytest.mark.parametrize(("stage", "paths"), [("extract", []), ("windows", ["packets"])])
-def test_nothing_half_written(packets: Path, stage: str, paths: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("stage", "paths", "whole"), [("extract", [], "packets"), ("windows", ["packets"], "windows")]
+)
+def test_nothing_half_written(packets: Path, stage: str, paths: list[str], whole: str) -> None:
     call = command(packets, stage, paths)
     result, partial = packets / "result", packets / ".result.partial"
     kill_midway(call, partial)
@@ -73,8 +74,7 @@ def test_nothing_half_written(packets: Path, stage: str, paths: list[str]) -> No
     again = digest(result)
     assert again
     assert not partial.exists()
-    if stage == "extract":
-        assert again == digest(packets / "packets")
+    assert again == digest(packets / whole)
     # A result that is there outlives a later run that is killed.
     kill_midway(call, partial)
     assert digest(result) == again

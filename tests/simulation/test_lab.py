@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import psutil
 import pytest
@@ -106,11 +107,26 @@ def test_every_control_is_run_resumed_and_reported(
         assert len(row["queueing_cdf_us"]) == 101
         assert ("RFC 4653" in row["reordering"]) == (row["control"] != "no_l4s")
 
-    truth = pl.read_parquet(output / "runs" / figures(output, "oracle")["run"] / "truth.parquet")
-    late_enough = truth.filter(pl.col("sent_ns") >= 1e9, pl.col("default_queue") == "l4s")
-    assert (late_enough["queue"] == "classic").mean() == pytest.approx(
-        figures(output, "oracle")["moved_share"], abs=0.01
-    )
+    def truth_of(control: str) -> pl.DataFrame:
+        return pl.read_parquet(output / "runs" / figures(output, control)["run"] / "truth.parquet")
+
+    def p99(values_us: pl.Series) -> float:
+        sorted_us = values_us.drop_nulls().sort()  # float32
+        return float(sorted_us[min(int(0.99 * len(sorted_us)), len(sorted_us) - 1)])
+
+    l4s_flows = truth_of("default").filter(pl.col("default_queue") == "l4s")["flow_id"].unique()
+    for row in runs.iter_rows(named=True):
+        sent = truth_of(row["control"]).filter(pl.col("sent_ns") >= 1e9, pl.col("flow_id").is_in(l4s_flows))
+        movable = sent.filter(pl.col("default_queue") == "l4s")["queue"]
+        assert np.float32(row["queueing_p99_us"]) == p99(sent["queueing_us"]), row["control"]
+        assert np.float32(row["rtt_p99_us"]) == p99(sent["latency_us"]), row["control"]
+        assert row["moved_share"] == (movable == "classic").mean(), row["control"]
+        assert (row["unforeseen_share"] is not None) == (row["control"] == "model")
+    model = figures(output, "model")
+    decisions = json.loads((output / "runs" / model["run"] / "summary.json").read_text())["decisions"]
+    assert model["unforeseen_share"] == decisions["unforeseen"] / truth_of("model").height > 0
+
+    truth = truth_of("oracle")
     assert truth["queueing_us"].null_count() < truth.height
     capture = output / "runs" / figures(output, "oracle")["run"] / execution.CAPTURE
     assert extract_trace(Job(capture, "t", "10.0.0.1"), tmp_path / "t")["data_packets"] == truth.height

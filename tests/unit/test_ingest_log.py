@@ -17,7 +17,7 @@ import logging, sys
 from pathlib import Path
 from serving.ingest import log
 log.LOG_BYTES = 10_000
-log.keep_log(sys.argv[1])
+log.keep_log(sys.argv[1], "part")
 for number in range(400):
     logging.getLogger(log.SERVE).error("process %s says %d", sys.argv[2], number)
 logging.getLogger(log.SERVE).info("what is no error is not told")
@@ -32,8 +32,18 @@ def test_lines_of_several_processes_are_whole_and_bounded(tmp_path: Path) -> Non
     assert set(path.parent.iterdir()) <= {path, older}
     assert older.stat().st_size < 11_000
     lines = older.read_text().splitlines() + (path.read_text().splitlines() if path.exists() else [])
+    told = r"ERROR process \d says \d+|INFO ingest: part begins"
     for line in lines:
-        assert re.fullmatch(r"[\d-]+ [\d:,]+ pid \d+ ERROR process \d says \d+", line), line
+        assert re.fullmatch(rf"[\d-]+ [\d:,]+ pid \d+ ({told})", line), line
+
+
+def test_a_part_says_once_that_it_begins(tmp_path: Path) -> None:
+    path = tmp_path / log.LOG_NAME
+    subprocess.run([sys.executable, "-c", WRITER.replace("400", "1"), path, "0"], check=True)
+    assert [line.split(" ", 4)[4] for line in path.read_text().splitlines()] == [
+        "INFO ingest: part begins",
+        "ERROR process 0 says 0",
+    ]
 
 
 def test_a_full_disk_costs_lines_and_no_batch(capsys: pytest.CaptureFixture[str]) -> None:

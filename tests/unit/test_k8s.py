@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import importlib
 import json
+import os
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,9 +22,10 @@ import yaml
 K8S = Path(__file__).resolve().parents[2] / "infra" / "k8s"
 VERSIONS = ("1.29", "1.34", kubernetes_validate.latest_version())
 Object = dict[str, Any]
+TOOLS = K8S.parents[1] / "build" / "tools"
 
 # Of KubeRay's operator in the version that infra/README.md asks for.
-KUBERAY = K8S.parents[1] / "build" / "tools" / "kuberay"
+KUBERAY = TOOLS / "kuberay"
 
 
 def _closed(required: list[str], **properties: object) -> Object:
@@ -99,7 +102,9 @@ def test_every_file_is_listed() -> None:
     files = {p.name for p in K8S.iterdir() if p.is_file()} - {
         "kustomization.yaml",
         "Containerfile",
-        "ingest.py",  # part of the image
+        "ingest.py",  # part of the image, as is the next
+        "round.sh",
+        "scrape.yaml",  # for a Prometheus elsewhere
     }
     assert files == set(kustomization["resources"]) | generated
     assert len(NAMES) == len(set(NAMES))
@@ -299,6 +304,26 @@ def test_volumes_are_those_that_are_mounted(where: str) -> None:
     assert spec["automountServiceAccountToken"] is False
 
 
+def test_pods_that_read_the_settings_mount_the_state() -> None:
+    """Each of them: Ray may run what makes folders there, as building the ingest does, on any node."""
+    settings = find("ConfigMap", "swiftqueue-settings")
+    reads = {"configMapRef": {"name": settings["metadata"]["name"]}}
+    of_the_settings = [
+        (where, pod["spec"], c)
+        for where, pod in PODS.items()
+        for c in pod["spec"]["containers"]
+        if reads in c.get("envFrom", [])
+    ]
+    assert {where for where, *_ in of_the_settings} == {where for where in PODS if where.startswith("Ray")}
+    claim = find("PersistentVolumeClaim", "swiftqueue-state")
+    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+    volume = {"name": "state", "persistentVolumeClaim": {"claimName": claim["metadata"]["name"]}}
+    mount = {"name": "state", "mountPath": settings["data"]["SWIFTQUEUE_STATE"]}
+    for where, spec, c in of_the_settings:
+        assert mount in c.get("volumeMounts", []), where
+        assert volume in spec["volumes"], where
+
+
 @pytest.mark.parametrize("where", CONTAINERS)
 def test_every_container_says_what_it_needs(where: str) -> None:
     container = CONTAINERS[where]
@@ -307,14 +332,133 @@ def test_every_container_says_what_it_needs(where: str) -> None:
     assert container["image"] in {"swiftqueue", "nvcr.io/nvidia/tritonserver:24.10-py3"}
 
 
-def test_rounds_never_overlap_and_end_before_the_next() -> None:
+def run_round_pod(now_s: int, folder: Path) -> list[str]:
+    """What the round's pod submits to Ray where its clock says `now_s`."""
+    for name, line in {"date": f"echo {now_s}", "ray": 'printf "%s\\n" "$@"'}.items():
+        (folder / name).write_text(f"#!/bin/sh\n{line}\n")
+        (folder / name).chmod(0o755)
+    [container] = PODS["CronJob/round 0"]["spec"]["containers"]
+    environment = {"PATH": f"{folder}:{os.environ['PATH']}"}
+    words = [*container["command"], *container["args"]]
+    return subprocess.run(words, env=environment, check=True, capture_output=True, text=True).stdout.split()
+
+
+def test_rounds_never_overlap_and_end_before_the_next(tmp_path: Path) -> None:
     spec = find("CronJob", "round")["spec"]
-    assert spec["schedule"] == "*/5 * * * *"
-    assert spec["concurrencyPolicy"] == "Forbid"
-    whole_s = spec["jobTemplate"]["spec"]["activeDeadlineSeconds"]
-    assert whole_s < 300
-    words = PODS["CronJob/round 0"]["spec"]["containers"][0]["args"]
-    assert int(words[words.index("swiftqueue") - 1]) < whole_s  # Ray's job would outlive the pod
+    assert (spec["schedule"], spec["concurrencyPolicy"]) == ("*/5 * * * *", "Forbid")
+    # Whatever starts in the pod starts before the next round is due,
+    latest_s = spec["startingDeadlineSeconds"] + spec["jobTemplate"]["spec"]["activeDeadlineSeconds"]
+    assert latest_s + PODS["CronJob/round 0"]["spec"]["terminationGracePeriodSeconds"] < 300
+    # and ends before it, while the pod still waits.
+    due_s = 1_800_000_000
+    for start_s in (0, 1, 150, latest_s):
+        submitted = run_round_pod(due_s + start_s, tmp_path)
+        assert submitted[:2] == ["job", "submit"]
+        assert int(submitted[-1]) - due_s == 270 <= spec["jobTemplate"]["spec"]["activeDeadlineSeconds"] - 5
+
+
+@pytest.mark.parametrize(("left_s", "code"), [(2, 124), (0, 1), (-40, 1)])
+def test_a_round_ends_when_its_time_is_over(left_s: int, code: int, tmp_path: Path) -> None:
+    """However late Ray starts it; `swiftqueue` is one that would not end."""
+    (tmp_path / "swiftqueue").write_text("#!/bin/sh\nexec sleep 60\n")
+    (tmp_path / "swiftqueue").chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    until_s = int(time.time()) + left_s
+    done = subprocess.run(["sh", K8S / "round.sh", str(until_s)], env=environment, check=False, timeout=30)
+    assert done.returncode == code
+
+
+def test_the_operator_reaches_what_it_asks() -> None:
+    """Ray's dashboard, and Serve's proxy at the head's own address (`updateHeadPodServeLabel` in KubeRay)."""
+    operator = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kuberay-operator"}}}
+    rules = [r for r in find("NetworkPolicy", "ray")["spec"]["ingress"] if operator in r["from"]]
+    [head] = PODS["RayService/ingest 0"]["spec"]["containers"]
+    asked = {p["containerPort"] for p in head["ports"] if p["name"] in ("dashboard", "serve")}
+    assert {port["port"] for rule in rules for port in rule["ports"]} == asked
+
+
+# Image and metrics ----------------------------------------------------------------------------------
+
+
+def test_an_image_is_made_of_what_git_has(project: Path, tmp_path: Path) -> None:
+    """Docker's own reading of .dockerignore, on a checkout in which someone has worked."""
+    from docker.utils.build import exclude_paths
+
+    command = ["git", "-C", str(project), "ls-files", "--cached", "--others", "--exclude-standard"]
+    has = set(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines())
+    ignored = {"var/ray/token", ".venv/bin/python", "data/models/finetuned/x", "serving/engine/_build/x.so"}
+    for path in (name for name in has if Path(name).name == ".gitignore"):
+        for line in (project / path).read_text().splitlines():
+            if line and not line.startswith("#"):
+                ignored.add(str(Path(path).parent / line.strip("/").replace("*", "x") / "x"))
+                if "/" not in line.rstrip("/"):  # at any depth
+                    ignored.add(str(Path(path).parent / "infra" / line.strip("/").replace("*", "x") / "x"))
+    of_git = {".git/HEAD", ".git/index", ".git/objects/ab/x", ".git/refs/heads/main", ".git/packed-refs"}
+    never = {".git/config", ".git/FETCH_HEAD", ".git/logs/HEAD", ".git/hooks/pre-commit"}
+    for name in has | ignored | of_git | never:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    lines = (project / ".dockerignore").read_text().splitlines()
+    patterns = [line for line in lines if line and not line.startswith("#")]
+    copied = exclude_paths(str(tmp_path), patterns, dockerfile="infra/k8s/Containerfile")
+    assert {name for name in copied if (tmp_path / name).is_file()} == has | of_git
+
+
+def test_prometheus_names_what_it_scrapes_as_the_alerts_do(tmp_path: Path) -> None:
+    """Its own tool applies the relabelling to what it would find of each pod."""
+    from infra.monitoring.metrics import OURS
+
+    program = shutil.which("promtool")
+    if program is None:
+        pytest.skip("promtool is not installed (apt-get install prometheus)")
+    annotated = {
+        where: annotations
+        for where, pod in PODS.items()
+        if (annotations := pod.get("metadata", {}).get("annotations", {}))
+    }
+    for where, annotations in annotated.items():
+        ports = {p["containerPort"] for c in PODS[where]["spec"]["containers"] for p in c.get("ports", [])}
+        assert int(annotations["prometheus.io/port"]) in ports
+    config = yaml.safe_load((K8S / "scrape.yaml").read_text())
+    [job] = config["scrape_configs"]
+    assert job.pop("kubernetes_sd_configs") == [{"role": "pod"}]
+
+    def target(k: int, phase: str, annotations: Object) -> Object:
+        found = {"pod_phase": phase, "pod_name": f"pod-{k}", "pod_ip": f"10.0.0.{k}"}
+        found |= {f"pod_annotation_{re.sub('[^a-z]', '_', name)}": v for name, v in annotations.items()}
+        labels = {f"__meta_kubernetes_{name}": value for name, value in found.items()}
+        return {"targets": [f"10.0.0.{k}:1"], "labels": labels}
+
+    others = [{}, {"prometheus.io/scrape": "true", "prometheus.io/port": "80"}, {"prometheus.io/job": "web"}]
+    pods_there = [target(k, "Running", one) for k, one in enumerate([*annotated.values(), *others])]
+    pods_there.append(target(9, "Failed", next(iter(annotated.values()))))
+    job["static_configs"] = pods_there
+    file = tmp_path / "prometheus.yaml"
+    file.write_text(yaml.safe_dump(config))
+    command = [program, "check", "service-discovery", "--timeout=2s", str(file), "swiftqueue"]
+    answer = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    scraped = {(one["labels"]["job"], one["labels"]["__address__"]) for one in answer if one.get("labels")}
+    assert scraped == {
+        (a["prometheus.io/job"], f"10.0.0.{k}:{a['prometheus.io/port']}")
+        for k, a in enumerate(annotated.values())
+    }
+    assert {name for name, _ in scraped} == {"triton", "ingest"} <= {metric.job for metric in OURS}
+
+
+def test_the_alerts_that_cannot_fire_are_named(project: Path) -> None:
+    from infra.monitoring.metrics import OURS
+
+    rules = yaml.safe_load((project / "infra/monitoring/rules/alerts.yaml").read_text())["groups"]
+    silent = {name for m in OURS if m.job == "scheduler" for name in m.series}
+    needs_a_scheduler = {
+        rule["alert"]
+        for group in rules
+        for rule in group["rules"]
+        if any(re.search(rf"\b{name}\b", rule["expr"]) for name in silent)
+    }
+    text = (project / "infra/README.md").read_text()
+    [named] = re.findall(r"before they are scraped: ([\w, \n]+), and PartDown", text)
+    assert set(re.split(r",\s+", named)) == needs_a_scheduler
 
 
 # Settings -------------------------------------------------------------------------------------------
@@ -380,9 +524,8 @@ def test_the_round_calls_a_command_that_exists() -> None:
 
     from infra.cli import app
 
-    [container] = PODS["CronJob/round 0"]["spec"]["containers"]
-    words = container["args"]
-    at = words.index("swiftqueue")
+    words = (K8S / "round.sh").read_text().split()
+    at = len(words) - 1 - words[::-1].index("swiftqueue")
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     options = {o for p in commands[words[at + 1]].params for o in p.opts}
     assert {w for w in words[at + 2 :] if w.startswith("--")} <= options
@@ -392,7 +535,7 @@ def test_the_round_calls_a_command_that_exists() -> None:
 
 
 def test_kustomize_builds_the_same_objects() -> None:
-    program = shutil.which("kustomize")
+    program = shutil.which("kustomize", path=f"{TOOLS}:{os.environ['PATH']}")
     if program is None:
         pytest.skip("kustomize is not installed (make setup-tests)")
     built = subprocess.run([program, "build", K8S], capture_output=True, text=True, check=True).stdout

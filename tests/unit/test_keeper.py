@@ -116,6 +116,19 @@ def test_what_does_not_answer_is_ended_and_started(monkeypatch: pytest.MonkeyPat
     assert processes.running("agent") == agent
 
 
+def test_what_cannot_be_started_hides_no_part_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is tried more often than the patience is long, and ever more seldom, up to the longest pause."""
+    monkeypatch.setattr(keeper, "ASK_S", 0.05)
+    monkeypatch.setattr(keeper, "FIRST_PAUSE_S", 0.05)
+    monkeypatch.setattr(keeper, "CALM_S", 0.1)
+    monkeypatch.setattr(keeper, "LONGEST_PAUSE_S", 0.4)
+    loop = Loop(patience_s=0.6)
+    loop.broken, loop.mute = {"triton"}, {"agent"}
+    loop.lose("triton")
+    loop.look_until("agent")
+    assert loop.keeper._parts["triton"].pause_s == keeper.LONGEST_PAUSE_S
+
+
 def test_a_part_that_up_started_meanwhile_is_left_alone() -> None:
     loop = Loop()
     loop.lose("agent")

@@ -22,6 +22,7 @@ from infra.lab.runs import Asked, Cell
 from infra.lab.scenario_file import load as load_scenario
 from infra.lab.scenario_file import path_of
 from infra.lab.tables import markdown
+from infra.lab.targets import targets as judged
 
 
 def test_an_interval_is_students() -> None:
@@ -63,11 +64,17 @@ def test_a_row_has_what_the_report_says_of_its_scenario(tmp_path: Path) -> None:
     groups = {"l4s": group, "classic": group}
     summary = {"run": run, "senders": {"s1": groups}, "classes": groups}
     summary |= {"classic_share": 0.5, "moved": {"share": 0.1}}
+    summary |= {"decisions": {"unforeseen": 4}}
+    (tmp_path / "trace.json").write_text(json.dumps({"packets": 40}))
     (tmp_path / "summary.json").write_text(json.dumps(summary))
     (tmp_path / "cost.json").write_text(json.dumps({"cpu_s": 3.0, "engine_s": 1.0}))
     row = complete(asked, scenario, "hash", "program", tmp_path)
-    assert (described | {"warmup_s": 5.0, "engine_wall_s": 1.0, "cpu_s": 3.0}).items() <= row.items()
+    figures = {"warmup_s": 5.0, "engine_wall_s": 1.0, "cpu_s": 3.0, "unforeseen_share": 0.1}
+    assert (described | figures).items() <= row.items()
     assert set(row) <= set(SCHEMA)
+    del summary["decisions"]  # which other controls do not have
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    assert complete(asked, scenario, "hash", "program", tmp_path)["unforeseen_share"] is None
 
 
 def test_newer_rows_take_the_place_of_older_ones(tmp_path: Path) -> None:
@@ -100,12 +107,18 @@ def test_a_killed_writer_leaves_the_results_whole(tmp_path: Path) -> None:
 
 
 def test_results_of_another_version_are_refused(tmp_path: Path) -> None:
-    pl.DataFrame({"scenario": ["a"]}).write_parquet(tmp_path / results.FILE)
-    with pytest.raises(ValueError, match=r"results\.parquet was made by another version; .* remove it"):
-        load(tmp_path)
+    older = pl.DataFrame([run_row("default", 1)], schema=SCHEMA).drop("unforeseen_share")
+    for other in (pl.DataFrame({"scenario": ["a"]}), older):
+        other.write_parquet(tmp_path / results.FILE)
+        with pytest.raises(ValueError, match=r"results\.parquet was made by another version; .* remove it"):
+            load(tmp_path)
+
+
+SAME_SHARE = {"share_of": "model"}
 
 
 def said(controls: dict[str, float], **common: Any) -> tuple[str, str]:
+    common["random"] = SAME_SHARE | common.get("random", {})
     (sentence,) = findings(table(runs_of(controls, **common)))
     return sentence.kind, sentence.text
 
@@ -134,10 +147,52 @@ def test_a_gain_within_its_costs_helps() -> None:
     ],
 )
 def test_a_gain_that_costs_too_much_harms(cost: dict[str, float], words: str) -> None:
-    kind, text = said({"default": 1, "model": 0.6, "oracle": 0.5}, model={"moved_share": 0.3, **cost})
+    reordered = {"moved_share": 0.3, "reordered_share": 0.1}
+    kind, text = said({"default": 1, "model": 0.6, "oracle": 0.5}, model=reordered | cost)
     assert kind == "harms"
     assert re.search(f"It costs too much: {words}", text)
-    assert ("reordering takes back" in text) == ("rtt_p99_us" in cost)
+    assert ("What the queue gains, reordering takes back" in text) == ("rtt_p99_us" in cost)
+
+
+@pytest.mark.parametrize(
+    ("p99", "cost", "words"),
+    [
+        (
+            0.6,
+            {},
+            "RTT P99 rises, though no more is reordered or sent again: reordered packets 0.00 % → 0.00 %",
+        ),
+        (1.2, {"reordered_share": 0.1}, "RTT P99 rises: reordered packets 0.00 % → 10.00 %"),
+        (0.6, {"retransmitted_share": 0.1}, "What the queue gains, retransmission takes back: reordered"),
+    ],
+)
+def test_reordering_takes_back_only_a_gain_and_only_where_it_rose(
+    p99: float, cost: dict[str, float], words: str
+) -> None:
+    longer = {"moved_share": 0.3, "rtt_p99_us": 44_000.0}
+    _, text = said({"default": 1, "model": p99, "oracle": 0.5}, model=longer | cost)
+    assert words in text
+    assert "reordering takes back" not in text
+
+
+def test_moves_are_counted_and_not_compared_one_by_one() -> None:
+    moved = {"model": {"moved_share": 0.3, "unforeseen_share": 0.05}, "oracle": {"moved_share": 0.3}}
+    _, text = said({"default": 1, "model": 0.9, "oracle": 0.5}, **moved)
+    assert "It moves 30.0 %, the oracle 30.0 %. 5.0 % of S1's packets are L4S ones without a dec" in text
+    assert "others" not in text
+
+
+def test_random_marking_of_another_share_is_not_compared() -> None:
+    controls = {"default": 1, "model": 0.6, "random": 0.9}
+    _, text = said(controls, model={"moved_share": 0.3}, random={"share_of": "oracle"})
+    assert "same share" not in text
+    assert "Random marking moved the oracle's share, so it says nothing of the choice." in text
+    rows = runs_of(controls, model={"moved_share": 0.3}, random=SAME_SHARE)
+    for row in rows:
+        if row["control"] == "random" and row["seed"] > 3:
+            row |= {"share_of": "oracle", "queueing_p99_us": 1.0}
+    (sentence,) = findings(table(rows))
+    assert "Against random marking of the same share with 3 of the seeds: -33.3 %" in sentence.text
 
 
 def test_a_model_that_moves_too_little_is_told_why() -> None:
@@ -155,8 +210,37 @@ def test_noise_is_nothing() -> None:
     rows += [run_row("model", s, 10_000 * x) for s, x in enumerate((0.9, 1.1, 1.0, 1.2, 0.8), 1)]
     (sentence,) = findings(table(rows))
     assert sentence.kind == "nothing"
-    assert "no harm" in sentence.text
+    assert "not settled, its mean within the 2 % that count as no harm." in sentence.text
     assert "There is no room to speak of" in sentence.text
+
+
+@pytest.mark.parametrize(
+    ("shares", "kind", "words", "verdict"),
+    [
+        ((1.010, 1.011, 1.009, 1.010, 1.010), "nothing", ": no harm.", "held"),
+        ((0.990, 0.991, 0.989, 0.990, 0.990), "helps", "lowers P99 queueing", "held"),
+        (
+            (1.010, 1.030, 0.990, 1.010, 1.010),
+            "nothing",
+            "not settled, its mean within the 2 %",
+            "not settled",
+        ),
+        ((1.08, 1.4, 0.8, 1.02, 1.1), "nothing", "not settled, its mean above the 2 %", "not settled"),
+        ((1.03, 1.05, 1.01, 1.03, 1.03), "harms", "raises P99 queueing", "not settled"),
+        ((1.08, 1.09, 1.07, 1.08, 1.08), "harms", "raises P99 queueing", "not held"),
+    ],
+)
+def test_a_sentence_and_its_target_agree(
+    shares: tuple[float, ...], kind: str, words: str, verdict: str
+) -> None:
+    here: dict[str, Any] = {"scenario": "figure8", "profile": "rfc9332", "seconds": 300.0}
+    rows = [run_row("default", seed, **here) for seed in range(1, 6)]
+    rows += [run_row("model", s, 10_000 * x, moved_share=0.3, **here) for s, x in enumerate(shares, 1)]
+    (sentence,) = findings(table(rows))
+    assert sentence.kind == kind
+    assert words in sentence.text
+    (target,) = [t for t in judged(table(rows)) if t.wanted == "P99 queueing at most 2 % higher"]
+    assert target.said == verdict
 
 
 @pytest.mark.parametrize(
@@ -252,7 +336,7 @@ def test_a_sweep_is_summed_up_by_where_it_helps() -> None:
     lines = sweep_summary(table(swept()))
     assert [s.text for s in lines] == [
         f"mine, {profile}, oracle: lowers P99 queueing at 100 (-10 %), 1000 (-50 %); "
-        "no settled change at 10 (+0 %)."
+        "no settled gain or harm at 10 (+0 %)."
         for profile in ("premise", "rfc9332")
     ]
     assert {s.kind for s in lines} == {"mixed"}
@@ -264,7 +348,7 @@ def test_a_sweep_is_as_red_at_the_top_as_below() -> None:
     costs = "RTT P99 +10 %; the classic flows' share -50 %"
     assert sweep_summary(runs)[0].text == (
         f"mine, premise, oracle: lowers P99 queueing at 100 (-10 %); lowers P99 queueing, "
-        f"but costs too much, at 1000 (-50 %; {costs}); no settled change, "
+        f"but costs too much, at 1000 (-50 %; {costs}); no settled gain or harm, "
         f"but costs too much, at 10 (+0 %; {costs})."
     )
     dear = runs.filter(pl.col("point") != "100")
@@ -313,7 +397,9 @@ def test_the_page_shows_every_control_profile_and_gap(tmp_path: Path) -> None:
 
     written = (tmp_path / "report" / "table.md").read_text()
     assert markdown(load(tmp_path)) == written
-    targets, scenarios, sweeps = (part.splitlines() for part in written.split("\n\n| scenario"))
+    tables, _, rule = written.rpartition("\n\n")
+    assert rule == "S1's L4S flows take reordering for loss by: 3 duplicate ACKs\n"
+    targets, scenarios, sweeps = (part.splitlines() for part in tables.split("\n\n| scenario"))
     assert targets[0] == "| target | wanted | measured | oracle | seeds | verdict |"
     assert len(scenarios) == 2 + 4 + 2  # all controls
     assert any(
@@ -327,6 +413,12 @@ def test_the_page_shows_every_control_profile_and_gap(tmp_path: Path) -> None:
     costs = "+0.0 % (+0.0…+0.0) | +0.0 % (+0.0…+0.0)"
     changes = f"-5.0 % (-5.0…-5.0) | {costs} | -10.0 % (-10.0…-10.0) | {costs}"
     assert f"| mine | premise | 100 | 10.00 | {changes} |" in sweeps
+
+
+def test_each_rule_of_loss_is_named_with_its_scenarios() -> None:
+    rows = [run_row("default", 1, scenario=name, reordering=rule) for name, rule in (("a", "x"), ("b", "y"))]
+    rows.append(run_row("no_l4s", 1, scenario="a", reordering="3 duplicate ACKs"))
+    assert markdown(table(rows)).endswith("\n\nS1's L4S flows take reordering for loss by: x (a); y (b)\n")
 
 
 def test_a_users_scenario_is_not_taken_for_the_projects(tmp_path: Path) -> None:

@@ -7,16 +7,19 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 import yaml
 
 from infra.lab import execution
+from infra.lab.command import Request, run_lab
 from infra.lab.model_source import check_acks, said_acks
+from infra.lab.replay import distribution
 from infra.lab.runs import Cell, Model, cells, control_of, finetuning_content, identity, resolve
 from infra.lab.scenario import CONTROLS
 from infra.lab.scenario_file import FOLDER, environment_at, files_of, full, load, names, path_of
-from infra.lab.train import settings
+from infra.lab.train import settings, train
 
 
 @pytest.fixture
@@ -88,6 +91,19 @@ def test_the_full_laboratory_is_one_list() -> None:
     assert (flows.seconds, flows.seeds, flows.controls) == (300, [1], ["default", "model"])
     groups = flows.environment.groups()
     assert sum(group.flows for _, _, group in groups) == 500
+
+
+def test_tuning_the_head_has_no_tuning_beside_it() -> None:
+    name = "figure8-finetuned"
+    scenario = load(path_of(name))
+    runs: dict[tuple[str, str], dict[str, Any]] = {}
+    for cell in cells(name, scenario):
+        environment = environment_at(scenario, cell.point, name)
+        control = control_of(environment, cell.control, model=Model(Path("a"), "c0ffee"), share=0)
+        runs[cell.point, cell.control] = resolve(scenario, cell, control, [])
+    assert runs["never", "default"] == runs["every 300 s", "default"]  # one run for both
+    assert runs["never", "model"] == runs["every 300 s", "model"] | {"finetune": None}
+    assert runs["every 300 s", "model"]["finetune"]["every_s"] == 300
 
 
 def test_a_scenario_says_how_its_model_is_trained(tmp_path: Path) -> None:
@@ -465,6 +481,40 @@ def test_a_replay_has_the_tables_statistics(small: dict[str, Any], tmp_path: Pat
     assert replay["durations_s"][-1] == [pytest.approx(0.2), 1]
     shares = [share for _, share in replay["bytes"]]
     assert shares == sorted(shares)
+
+
+@pytest.mark.parametrize("n", [3, 40, 150, 20_000])
+def test_a_replay_keeps_the_means_of_heavy_tails(n: int) -> None:
+    """The largest of a hundred values is most of their sum, so it must not be spread over those below."""
+    values = 1000 * (1 + np.random.default_rng(1).pareto(1.1, n))
+    points = np.array(distribution(values))
+    # as the program refuses others, and draws from these
+    assert (np.diff(points[:, 0]) >= 0).all()
+    assert (np.diff(points[:, 1]) > 0).all()
+    assert (points[0].tolist(), points[-1].tolist()) == ([values.min(), 0], [values.max(), 1])
+    drawn = np.interp((np.arange(2_000_000) + 0.5) / 2_000_000, points[:, 1], points[:, 0])
+    assert drawn.mean() == pytest.approx(values.mean(), rel=0.01)
+    for share in (0.01, 0.5, 0.99, 0.999):
+        at = np.interp(share, points[:, 1], points[:, 0])
+        nearest = np.quantile(values, [max(0, share - 1 / n), min(1, share + 1 / n)])
+        assert 0.999 * nearest[0] <= at <= 1.001 * nearest[1]
+
+
+def test_a_table_that_cannot_be_read_is_said_before_anything_is_built(
+    small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(execution, "build", lambda: pytest.fail("built"))
+    traffic = {"kind": "replay", "packets": str(tmp_path / "packets")}
+    path = written(tmp_path, put(small, f"{S1}.l4s.traffic", traffic))
+    for command in (
+        lambda: run_lab(Request([str(path)]), tmp_path / "lab"),
+        lambda: train(str(path), protocol="small", overrides=[], output=tmp_path / "lab"),
+    ):
+        with pytest.raises(
+            ValueError, match=r"^mine\.yaml: senders\.s1\.g.*: no such folder of packet tables"
+        ):
+            command()
+    assert not (tmp_path / "lab").exists()
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,8 @@ def one(rows: list[dict[str, Any]], start: str, profile: str = "premise") -> Tar
 
 
 def figure8(controls: dict[str, float], profile: str = "premise", **more: Any) -> list[dict[str, Any]]:
-    return runs_of(controls, scenario="figure8", profile=profile, **(LONG | more))
+    same_share = {"random": {"share_of": "model"}}
+    return runs_of(controls, scenario="figure8", profile=profile, **(LONG | same_share | more))
 
 
 def noisy(control: str, shares: tuple[float, ...], **more: Any) -> list[dict[str, Any]]:
@@ -85,6 +86,14 @@ def test_no_better_than_random_is_not_below_it() -> None:
     assert one(rows, "P99 queueing below random").said == "not held"
     rows = figure8({"default": 1, "model": 0.6})
     assert one(rows, "P99 queueing below random").said == "not run"
+
+
+def test_random_marking_of_another_share_judges_nothing() -> None:
+    rows = figure8(GOOD, random={"share_of": "oracle"})
+    assert one(rows, "P99 queueing below random").said == "not run"
+    assert remarks(table(rows), targets(table(rows))) == [
+        "figure8, premise: random marking that moved the oracle's share is left out of the targets."
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,64 @@
+"""A disk that is full once a version is served, or when one is refused: the log's loss is all it costs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+
+def register(folder: Path) -> int:
+    """A challenger that passed the gate."""
+    from models.lineage import content_hash
+    from models.registry import Registry
+
+    registry = Registry("swiftqueue")
+    tags = {"content_sha256": content_hash(folder), "gate": "passed", "gate_reason": "set by a test"}
+    version = registry.add(folder, tags=tags, params={}, metrics={})
+    registry.set_alias("challenger", version)
+    return int(version)
+
+
+def test_a_full_disk_neither_undoes_a_switch_nor_hides_why_there_was_none(
+    champion: int,
+    make_artifact: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from models.registry import Registry
+    from serving import deploy_log
+    from serving.deploy import deploy_version
+    from serving.endpoint import Triton
+    from serving.push import served_version
+
+    def served() -> int | None:
+        with Triton() as triton:
+            return served_version(triton)
+
+    registry, log = Registry("swiftqueue"), deploy_log.log_file()
+    good = register(make_artifact(2, onnx=True))
+    entries = len(deploy_log.entries())
+    monkeypatch.setattr(deploy_log, "log_file", lambda: Path("/dev/full"))
+    deploy_version(None)
+    assert served() == good == registry.alias("champion")
+    assert registry.alias("challenger") is None
+    said = capsys.readouterr().out
+    assert f"version {good} is served, but not all is tidied up: [Errno 28] No space left" in said
+    assert f"version {good} is served by the " in said
+
+    copy = tmp_path / "other"
+    shutil.copytree(make_artifact(1, onnx=True), copy)
+    described = json.loads((copy / "model.json").read_text())
+    (copy / "model.json").write_text(json.dumps(described | {"schema_hash": "f" * 64}))
+    with pytest.raises(RuntimeError, match="made for features ffff"):
+        deploy_version(register(copy))
+    assert served() == good == registry.alias("champion")
+    registry.remove_alias("challenger")
+    monkeypatch.setattr(deploy_log, "log_file", lambda: log)
+    assert len(deploy_log.entries()) == entries
