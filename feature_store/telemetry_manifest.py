@@ -71,7 +71,7 @@ class Session:
     def note_flows(self, first_sent_ns: dict[str, int]) -> None:
         """Remember when flows began: a window knows a flow's age, a minute of packets does not."""
         for flow, sent_ns in first_sent_ns.items():
-            self.flow_starts_ns[flow] = self.flow_starts_ns.pop(flow, sent_ns)
+            self.flow_starts_ns[flow] = min(self.flow_starts_ns.pop(flow, sent_ns), sent_ns)
         for flow in list(self.flow_starts_ns)[:-MAX_FLOWS]:
             del self.flow_starts_ns[flow]
 

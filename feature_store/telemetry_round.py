@@ -210,7 +210,4 @@ def _with_time(events: pa.RecordBatch, time_ns: NDArray[np.int64]) -> pa.RecordB
 
 def _note_flows(session: Session, packets: pl.DataFrame) -> None:
     flows = packets.group_by("flow_id", maintain_order=True).agg(pl.col("sent_ns").min())
-    starts_ns = {str(flow): sent_ns for flow, sent_ns in flows.iter_rows()}
-    known_ns = session.flow_starts_ns
-    known_ns |= {flow: min(ns, known_ns[flow]) for flow, ns in starts_ns.items() if flow in known_ns}
-    session.note_flows(starts_ns)
+    session.note_flows({str(flow): sent_ns for flow, sent_ns in flows.iter_rows()})

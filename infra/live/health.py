@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import http.client
-import json
 import math
-import os
 import time
 import urllib.request
 from collections.abc import Callable
@@ -18,6 +16,7 @@ from infra.live.record import LOG_FILE
 from infra.monitoring import prometheus
 from infra.monitoring.query import QueryError, ask
 from infra.stack import KEEPER, MLFLOW, PARTS, TRITON, duration
+from models import json_lines
 from models.state import state_dir
 from serving.endpoint import LOOPBACK
 
@@ -25,7 +24,6 @@ GROWTH_WAIT_S: Final = 8.0  # a new pass of the sender takes a second or two to 
 LOOK_S: Final = 1.0
 SCRAPED_S: Final = 30.0  # six scrapes: one that took too long is no failure
 ROUND_LATE_S: Final = 600.0  # a round waits up to 300 s for its workers and 120 s for their work
-TAIL_BYTES: Final = 1 << 16
 
 
 @dataclass
@@ -73,20 +71,7 @@ def _value(page: str, series: str) -> float | None:
 
 def last_round() -> dict[str, Any] | None:
     """The last finished round of `var/live/rounds.jsonl`."""
-    try:
-        with (state_dir() / "live" / LOG_FILE).open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - TAIL_BYTES))
-            lines = file.read().splitlines()
-    except FileNotFoundError:
-        return None
-    for line in reversed(lines):
-        try:
-            found: dict[str, Any] = json.loads(line)
-        except ValueError:  # cut short by a full disk
-            continue
-        return found
-    return None
+    return next(json_lines.newest_first(state_dir() / "live" / LOG_FILE), None)
 
 
 def answers(request: str | urllib.request.Request) -> bool:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import errno
-import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
+
+from models import json_lines
 
 LOG_FILE: Final = "rounds.jsonl"
 OUTCOMES: Final = ("pushed", "kept", "declined", "failed")
@@ -42,24 +41,9 @@ def append(record: RoundRecord, log: Path) -> None:
     Raises:
         OSError: the disk is full; the line is cut short, or not there.
     """
-    line = (json.dumps(asdict(record)) + "\n").encode()
-    handle = os.open(log, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
-    try:
-        size = os.fstat(handle).st_size
-        cut = size and os.pread(handle, 1, size - 1) != b"\n"  # the line before, by a full disk
-        line = b"\n" + line if cut else line
-        if os.write(handle, line) < len(line):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(log))
-    finally:
-        os.close(handle)
+    json_lines.append(log, asdict(record))
 
 
 def read(log: Path) -> list[dict[str, Any]]:
     """Every round of a log, oldest first; a line cut short by a full disk is left out."""
-    found = []
-    for line in log.read_text().splitlines() if log.is_file() else []:
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            continue
-    return found
+    return list(json_lines.newest_first(log))[::-1]

@@ -176,8 +176,7 @@ class Rounds:
                 raise
             except (OSError, ValueError, RuntimeError):
                 if self._retraining and retrained:  # its fault or not: the next round tunes the champion
-                    self._retraining.drop()
-                    record.retraining = "failed"
+                    self._give_up(self._retraining, record)
                 raise
             whole = time.monotonic() - begin
             # Starting them where they do not run, and the way to them and back.
@@ -197,8 +196,7 @@ class Rounds:
                     retrained=retrained,
                 )
             if self._retraining and retrained:
-                self._retraining.drop()  # judged and in the registry; a failed push is not tried again
-                record.retraining = "failed"
+                self._give_up(self._retraining, record)  # in the registry; a failed push is not tried again
         record.reason = tuned.verdict.reason
         if tuned.verdict.passed:
             with _timed(record, "push"):
@@ -209,14 +207,20 @@ class Rounds:
 
     def _candidate(self, record: RoundRecord) -> Retrained | None:
         """What a re-train made; one that cannot be read is dropped and the round tunes the champion."""
+        if self._retraining is None:
+            return None
         try:
-            return self._retraining.candidate() if self._retraining else None
+            return self._retraining.candidate()
         except RetrainError as error:
             print(f"round {record.number}: {first_line(str(error))}", flush=True)
-            record.retraining = "failed"
-            assert self._retraining is not None  # noqa: S101 - it raised
-            self._retraining.drop()
+            self._give_up(self._retraining, record)
             return None
+
+    @staticmethod
+    def _give_up(retraining: Retraining, record: RoundRecord) -> None:
+        """Drop what a re-train made: failed, unless the round ends otherwise."""
+        retraining.drop()
+        record.retraining = "failed"
 
     def _retrain(self, record: RoundRecord) -> None:
         """After a round: say that a re-train failed, and start one that is due."""
