@@ -22,7 +22,7 @@ setup: debian $(VENV)/.synced .venv-triton/.synced native ## Install everything 
 # Says what it did, or could not do; never a reason to stop.
 debian:
 	@infra/setup/debian.sh "the C++ sender agent" "the Python client (serving/client.py) does its work" \
-	  g++ libgrpc++-dev protobuf-compiler protobuf-compiler-grpc libcli11-dev prometheus-cpp-dev
+	  g++ libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc libcli11-dev prometheus-cpp-dev
 
 # Apart from `setup`: with an init system Debian starts both servers, Prometheus on every interface.
 setup-tests: kustomize kuberay ## Install what some tests use where it is: Prometheus, PostgreSQL, kustomize, KubeRay's schemas

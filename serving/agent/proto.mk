@@ -4,12 +4,13 @@
 #   TRITON_OBJECTS  objects of make_triton_predictor()
 #   TRITON_LIBS     libraries to link with them
 GRPC_HEADER := $(firstword $(wildcard /usr/include/grpcpp/grpcpp.h /usr/local/include/grpcpp/grpcpp.h))
+PROTOBUF_HEADER := $(firstword $(wildcard $(addsuffix /include/google/protobuf/port_def.inc,/usr /usr/local)))
 PROTOC := $(shell command -v protoc)
 GRPC_PLUGIN := $(shell command -v grpc_cpp_plugin)
 PROTO_PYTHON := $(firstword $(wildcard ../../.venv/bin/python) python3)
 
-NO_GRPC_REASON := $(strip $(if $(GRPC_HEADER),,libgrpc++-dev) $(if $(PROTOC),,protobuf-compiler) \
-  $(if $(GRPC_PLUGIN),,protobuf-compiler-grpc))
+NO_GRPC_REASON := $(strip $(if $(GRPC_HEADER),,libgrpc++-dev) $(if $(PROTOBUF_HEADER),,libprotobuf-dev) \
+  $(if $(PROTOC),,protobuf-compiler) $(if $(GRPC_PLUGIN),,protobuf-compiler-grpc))
 HAVE_GRPC := $(if $(NO_GRPC_REASON),,yes)
 
 KSERVE := _build/kserve
