@@ -2,11 +2,19 @@
 
 #include "fine-tuning.h"
 
+#include <fcntl.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
+#include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <filesystem>
 #include <stdexcept>
+#include <system_error>
 #include <utility>
 
 #include "ns3/simulator.h"
@@ -18,32 +26,51 @@ using ns3::Simulator;
 
 namespace {
 
-std::string ShellQuoted(const std::string& word) {
-  std::string out = "'";
-  for (const char c : word) {
-    out += c == '\'' ? std::string("'\\''") : std::string(1, c);
+/** In the child: becomes the command, and dies with the simulation that asked for it. */
+[[noreturn]] void Become(std::vector<char*> words, pid_t simulation, int output) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  // Else it died before it could be watched.
+  if (getppid() == simulation && dup2(output, STDOUT_FILENO) >= 0) {
+    words.push_back(nullptr);
+    execvp(words.front(), words.data());
   }
-  return out + "'";
+  _exit(127);
 }
 
 /** Runs a command and returns the last line that it prints. */
-std::string LastLineOf(const std::vector<std::string>& words) {
-  std::string line;
-  for (const std::string& word : words) {
-    line += (line.empty() ? "" : " ") + ShellQuoted(word);
+std::string LastLineOf(std::vector<std::string> command) {
+  std::vector<char*> words;
+  for (std::string& word : command) {
+    words.push_back(word.data());
   }
   std::fflush(nullptr);
-  std::FILE* pipe = popen(line.c_str(), "r");
-  if (pipe == nullptr) {
-    throw std::runtime_error("finetune: cannot start " + words.front());
+  std::array<int, 2> ends;  // to read, to write
+  const pid_t simulation = getpid();
+  const pid_t child = pipe2(ends.data(), O_CLOEXEC) == 0 ? fork() : -1;
+  if (child < 0) {
+    throw std::system_error(errno, std::generic_category(),
+                            "finetune: cannot start " + command.front());
   }
+  if (child == 0) {
+    Become(std::move(words), simulation, ends[1]);
+  }
+  close(ends[1]);
   std::string printed;
   std::array<char, 4096> part;
-  while (const std::size_t got = std::fread(part.data(), 1, part.size(), pipe)) {
-    printed.append(part.data(), got);
+  ssize_t got = 0;
+  while ((got = read(ends[0], part.data(), part.size())) != 0) {
+    if (got > 0) {
+      printed.append(part.data(), static_cast<std::size_t>(got));
+    } else if (errno != EINTR) {
+      break;
+    }
   }
-  if (pclose(pipe) != 0) {
-    throw std::runtime_error("finetune: the command " + words.front() + " failed");
+  close(ends[0]);
+  int status = 0;
+  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  if (got < 0 || status != 0) {
+    throw std::runtime_error("finetune: the command " + command.front() + " failed");
   }
   while (!printed.empty() && printed.back() == '\n') {
     printed.pop_back();

@@ -433,6 +433,21 @@ def test_heads_are_swapped_while_the_run_goes_on(
     assert refused(program, run, tmp_path / "failed") == "finetune: the command false failed"
 
 
+def test_a_killed_run_takes_the_command_with_it(
+    program: Path, make_artifact: Callable[..., Path], tmp_path: Path
+) -> None:
+    script = "import sys, time; print('begun', file=sys.stderr); time.sleep(20); sys.exit('it lived on')"
+    tuning = {"every_s": 1, "span_s": 0.5, "apply_after_s": 0.25, "command": [sys.executable, "-c", script]}
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps(figure8(control=model(make_artifact(3)), finetune=tuning)))
+    command = [program, f"--run={file}", f"--out={tmp_path / 'out'}"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as run:
+        assert run.stderr is not None
+        assert run.stderr.readline() == "begun\n"
+        run.kill()
+        assert run.stderr.read() == ""  # to its end: both have closed it
+
+
 def test_every_kind_of_traffic_over_two_bottlenecks(program: Path, tmp_path: Path) -> None:
     """Each kind, each congestion control, joining and leaving at every router."""
     uniform = [[100, 0], [3000, 1]]
