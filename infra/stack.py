@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import http.client
 import os
 import sys
 import time
-import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -15,6 +13,7 @@ import numpy as np
 
 from infra import processes
 from infra.native_backend import with_native_backend
+from infra.pages import answers
 from infra.triton_environment import TritonEnvironment, find_environment
 from infra.triton_tls import tls_flags
 from models.registry import local_store, tracking_uri
@@ -193,17 +192,9 @@ def start_mlflow() -> None:
     url = f"http://{LOOPBACK}:{number}"
     environment = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # we start no jobs in it
     server = processes.start(
-        MLFLOW, command, {"http": number}, environment, lambda: _answers(f"{url}/health"), MLFLOW_TIMEOUT_S
+        MLFLOW, command, {"http": number}, environment, lambda: answers(f"{url}/health"), MLFLOW_TIMEOUT_S
     )
     print(f"mlflow is up (pid {server.pid}, {url}, log {server.log})")
-
-
-def _answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=5) as response:  # noqa: S310 - loopback http only
-            return bool(response.status == 200)
-    except (OSError, http.client.HTTPException):  # nobody there, or something that is no HTTP server
-        return False
 
 
 def _print_triton() -> bool:
@@ -257,7 +248,7 @@ def _print_mlflow() -> bool:
         print(f"mlflow: no server (the registry is read from {state_dir() / 'mlflow'})")
         return True
     begin = time.perf_counter()
-    well = _answers(f"{url}/api/2.0/mlflow/registered-models/search?max_results=1")
+    well = answers(f"{url}/api/2.0/mlflow/registered-models/search?max_results=1")
     took_ms = (time.perf_counter() - begin) * 1e3
     print(f"mlflow: {f'a registry read in {took_ms:.0f} ms' if well else 'no answer'} at {url}")
     return well

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import math
 import time
 import urllib.request
@@ -15,6 +14,7 @@ from infra.live import plan, ray_head
 from infra.live.record import LOG_FILE
 from infra.monitoring import prometheus
 from infra.monitoring.query import QueryError, ask
+from infra.pages import answers, page
 from infra.stack import KEEPER, MLFLOW, PARTS, TRITON, duration
 from models import json_lines
 from models.state import state_dir
@@ -58,11 +58,11 @@ def print_parts() -> bool:
 
 def number(url: str, series: str) -> float | None:
     """A series' value on a page of metrics; None where page or series is not there."""
-    return _value(_page(url), series)
+    return _value(page(url) or "", series)
 
 
-def _value(page: str, series: str) -> float | None:
-    for line in page.splitlines():
+def _value(text: str, series: str) -> float | None:
+    for line in text.splitlines():
         name, _, value = line.rpartition(" ")
         if name == series or (name.startswith(f"{series}{{") and "{" not in series):
             return float(value)
@@ -74,26 +74,9 @@ def last_round() -> dict[str, Any] | None:
     return next(json_lines.newest_first(state_dir() / "live" / LOG_FILE), None)
 
 
-def answers(request: str | urllib.request.Request) -> bool:
-    """Whether a request to a server of ours is answered with 200."""
-    try:
-        with urllib.request.urlopen(request, timeout=10) as response:  # noqa: S310 - loopback http only
-            return bool(response.status == 200)
-    except (OSError, http.client.HTTPException):  # nobody there, or something that is no HTTP server
-        return False
-
-
 def ingest_check(url: str) -> bool:
     """Whether the ingest writes into its store and reads it back."""
     return answers(urllib.request.Request(f"{url}/v1/check", b"", method="POST"))  # noqa: S310
-
-
-def _page(url: str) -> str:
-    try:
-        with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310 - loopback http only
-            return str(answer.read().decode(errors="replace"))
-    except (OSError, http.client.HTTPException):
-        return ""
 
 
 def _ray(server: processes.Server) -> Judgement:
@@ -130,7 +113,7 @@ def _prometheus(server: processes.Server) -> Judgement:
     url = f"http://{LOOPBACK}:{server.ports['http']}"
     try:
         found = ask(url, "query", query=f"max_over_time(up[{SCRAPED_S:.0f}s])")["result"]
-    except (QueryError, http.client.HTTPException):
+    except QueryError:
         return Judgement(False, f"no answer at {url}")
     well = {one["metric"]["instance"] for one in found if one["value"][1] == "1"}
     down = [
@@ -145,10 +128,10 @@ def _prometheus(server: processes.Server) -> Judgement:
 def _keeper(server: processes.Server) -> Judgement:
     url = f"http://{LOOPBACK}:{server.ports['metrics']}/metrics"
     series = [f'swiftqueue_part_restarts_total{{part="{name}"}}' for name in plan.wanted()]
-    page = _page(url)
-    if not page:
+    told = page(url)
+    if told is None:
         return Judgement(False, f"no answer at {url} (log {server.log})")
-    restarts = sum(_value(page, one) or 0 for one in series)
+    restarts = sum(_value(told, one) or 0 for one in series)
     return Judgement(True, f"{restarts:.0f} parts started again so far (log {server.log})")
 
 

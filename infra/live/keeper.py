@@ -23,7 +23,7 @@ import numpy as np
 from prometheus_client import CollectorRegistry, Counter, start_http_server
 
 from feature_store import telemetry_off
-from infra import processes
+from infra import pages, processes
 from infra.live import health, loop, plan, ray_head
 from infra.live.log import say
 from infra.stack import KEEPER, MLFLOW, TRITON
@@ -145,7 +145,7 @@ def _serves(server: processes.Server) -> bool:
 
 
 def _page(path: str, port: str) -> Callable[[processes.Server], bool]:
-    return lambda server: health.answers(f"http://{LOOPBACK}:{server.ports[port]}{path}")
+    return lambda server: pages.answers(f"http://{LOOPBACK}:{server.ports[port]}{path}")
 
 
 def _ingest(server: processes.Server) -> bool:

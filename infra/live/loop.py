@@ -23,6 +23,7 @@ import yaml
 
 from infra import processes
 from infra.live import health, plan, ray_head
+from infra.pages import answers
 from infra.stack import KEEPER, MLFLOW, PARTS, TRITON, start_mlflow, start_stack
 from models.state import state_dir
 from serving.endpoint import LOOPBACK
@@ -270,7 +271,7 @@ def _start_scheduler(live: plan.Live) -> None:
         [str(program), "schedule", *(f"{option}={value}" for option, value in options.items())],
         ports={"metrics": port},
         env={"RAY_ADDRESS": ray_address()},
-        ready=lambda: health.answers(f"http://{LOOPBACK}:{port}/metrics"),
+        ready=lambda: answers(f"http://{LOOPBACK}:{port}/metrics"),
         nice=processes.BEHIND,  # as Ray is: a round takes every core for seconds
     )
 
@@ -292,7 +293,7 @@ def _start_keeper() -> None:
         KEEPER,
         [sys.executable, "-m", "infra.live.keeper", f"--metrics-port={port}"],
         ports={"metrics": port},
-        ready=lambda: health.answers(f"http://{LOOPBACK}:{port}/metrics"),
+        ready=lambda: answers(f"http://{LOOPBACK}:{port}/metrics"),
     )
     if processes.running("prometheus"):
         from infra.monitoring import prometheus

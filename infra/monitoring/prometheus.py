@@ -9,16 +9,15 @@ sees it within 10 s. The port is SWIFTQUEUE_PROMETHEUS_PORT (9090), state and lo
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import shutil
 import sys
-import urllib.request
 from pathlib import Path
 from typing import Final
 
 from infra import processes
+from infra.pages import answers
 from models.state import state_dir
 
 NAME: Final = "prometheus"
@@ -59,7 +58,8 @@ def start() -> str:
         "--web.enable-lifecycle",
         "--log.level=warn",
     ]
-    processes.start(NAME, command, {"http": int(text)}, {}, lambda: _ready(url), START_TIMEOUT_S)
+    ready = f"{url}/-/ready"
+    processes.start(NAME, command, {"http": int(text)}, {}, lambda: answers(ready), START_TIMEOUT_S)
     return url
 
 
@@ -102,14 +102,6 @@ def write_targets() -> list[dict[str, object]]:
 def _job(name: str) -> str:
     """Job of a server: `agent-2` and `agent` are both agents."""
     return name.split("-")[0]
-
-
-def _ready(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{url}/-/ready", timeout=5) as response:  # noqa: S310 - loopback http only
-            return bool(response.status == 200)
-    except (OSError, http.client.HTTPException):  # nobody there, or something that is no HTTP server
-        return False
 
 
 def main(action: str) -> None:

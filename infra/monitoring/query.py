@@ -8,11 +8,13 @@ import urllib.parse
 import urllib.request
 from typing import Any
 
+from infra.pages import NO_ANSWER
+
 TIMEOUT_S = 30.0
 
 
 class QueryError(OSError):
-    """Prometheus does not answer, or refused a query; the message has its reason."""
+    """Prometheus does not answer, another server does, or it refused a query; the message has its reason."""
 
 
 def ask(server: str, path: str, **parameters: str) -> Any:
@@ -22,6 +24,9 @@ def ask(server: str, path: str, **parameters: str) -> Any:
         server: address, such as http://127.0.0.1:9090.
         path: below `/api/v1/`.
         parameters: of the query.
+
+    Raises:
+        QueryError: see there.
     """
     url = f"{server}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
     try:
@@ -30,5 +35,7 @@ def ask(server: str, path: str, **parameters: str) -> Any:
     except urllib.error.HTTPError as error:
         reason = error.read().decode(errors="replace")[:300]
         raise QueryError(f"{server} refuses {parameters.get('query', path)!r}: {reason}") from error
-    except (urllib.error.URLError, OSError) as error:
+    except NO_ANSWER as error:
         raise QueryError(f"no Prometheus answers at {server}: {error}") from error
+    except (ValueError, TypeError, LookupError) as error:
+        raise QueryError(f"what answers at {server} is no Prometheus") from error

@@ -11,7 +11,6 @@ import struct
 import subprocess
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +26,7 @@ from infra import processes
 from infra.live import health
 from infra.live.loop import start_loop
 from infra.live.record import LOG_FILE, read
+from infra.pages import answers
 from infra.stack import start_mlflow
 from models.lineage import content_hash
 from models.registry import CHAMPION, Registry
@@ -320,11 +320,7 @@ class FaultLoop:
         if part not in pages:
             return True
         variable, path = pages[part]
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.ports[variable]}/{path}", timeout=1):
-                return True
-        except OSError:
-            return False
+        return answers(f"http://127.0.0.1:{self.ports[variable]}/{path}", timeout_s=1)
 
 
 def names_in_shared_memory() -> set[str]:

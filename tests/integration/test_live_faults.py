@@ -44,6 +44,7 @@ from loop_checks import check_prometheus
 from feature_store.telemetry_events import ACK, EVENT_SCHEMA, SEND
 from infra import processes
 from infra.live import health, plan
+from infra.pages import answers
 from infra.stack import PARTS as EVERY_PART
 from infra.stack import print_status, start_mlflow, stop_stack
 from models.registry import Registry
@@ -280,7 +281,7 @@ def impatient_keeper(loop: FaultLoop, monkeypatch: pytest.MonkeyPatch) -> Iterat
     url = f"http://127.0.0.1:{port}/metrics"
     with monkeypatch.context() as patch:
         patch.delenv("MLFLOW_TRACKING_URI")
-        processes.start("keeper", command, {"metrics": port}, {}, lambda: health.answers(url), HEAL_S)
+        processes.start("keeper", command, {"metrics": port}, {}, lambda: answers(url), HEAL_S)
     try:
         yield
     finally:

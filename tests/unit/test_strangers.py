@@ -5,19 +5,25 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from infra import stack
 from infra.live import health
-from infra.monitoring import prometheus
+from infra.monitoring.query import QueryError, ask
+from infra.pages import answers
 from infra.processes import Server
 
-CUT_SHORT = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nswiftqueue_x 1\n"
+STRANGERS = {
+    "no-http": b"SSH-2.0-OpenSSH\r\n",
+    "cut-short": b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nswiftqueue_x 1\n",
+    "hangs-up": b"",
+    "refuses": b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 15\r\n\r\nswiftqueue_x 1\n",
+}
 
 
-@pytest.fixture(params=[b"SSH-2.0-OpenSSH\r\n", CUT_SHORT, b""], ids=["no-http", "cut-short", "hangs-up"])
-def stranger(request: pytest.FixtureRequest) -> Iterator[tuple[int, bytes]]:
+@pytest.fixture(params=STRANGERS.values(), ids=STRANGERS)
+def stranger(request: pytest.FixtureRequest) -> Iterator[int]:
     """A port at which each connection is told the same, and closed."""
 
     def serve() -> None:
@@ -33,21 +39,41 @@ def stranger(request: pytest.FixtureRequest) -> Iterator[tuple[int, bytes]]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=serve)
         thread.start()
-        yield int(listener.getsockname()[1]), request.param
+        yield int(listener.getsockname()[1])
         listener.shutdown(socket.SHUT_RDWR)
         thread.join()
 
 
-@pytest.mark.parametrize("asks", [health.answers, health.ingest_check, stack._answers, prometheus._ready])
-def test_a_stranger_is_no_answer(asks: Callable[[str], bool], stranger: tuple[int, bytes]) -> None:
-    port, said = stranger
-    assert asks(f"http://127.0.0.1:{port}") is (said == CUT_SHORT)  # of that the status was asked alone
+@pytest.mark.parametrize("asks", [answers, health.ingest_check])
+def test_a_stranger_is_no_answer(asks: Callable[[str], bool], stranger: int) -> None:
+    assert asks(f"http://127.0.0.1:{stranger}") is False
 
 
-def test_a_strangers_page_has_no_series(stranger: tuple[int, bytes]) -> None:
-    assert health.number(f"http://127.0.0.1:{stranger[0]}", "swiftqueue_x") is None
+def test_a_strangers_page_has_no_series(stranger: int) -> None:
+    assert health.number(f"http://127.0.0.1:{stranger}", "swiftqueue_x") is None
 
 
-def test_a_stranger_is_no_prometheus(stranger: tuple[int, bytes]) -> None:
-    port, _ = stranger
-    assert not health._prometheus(Server("prometheus", 1, 0.0, {"http": port}, "", 0)).well
+def test_a_stranger_is_no_prometheus(stranger: int) -> None:
+    with pytest.raises(QueryError, match=f"127.0.0.1:{stranger}"):
+        ask(f"http://127.0.0.1:{stranger}", "query", query="up")
+    assert not health._prometheus(Server("prometheus", 1, 0.0, {"http": stranger}, "", 0)).well
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"[1]", b"{}"])
+def test_another_server_that_says_yes_is_no_prometheus(body: bytes) -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        with pytest.raises(QueryError, match="is no Prometheus"):
+            ask(f"http://127.0.0.1:{server.server_port}", "query", query="up")
+        server.shutdown()
+        thread.join()
