@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from registered import add_version
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -64,14 +65,8 @@ def triton(serving_state: Path) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def champion(triton: Path, make_artifact: Callable[..., Path]) -> int:
     """A served champion, registered."""
-    from models.lineage import content_hash
-    from models.registry import Registry
     from serving.deploy import deploy_version
 
-    registry, folder = Registry("swiftqueue"), make_artifact(1, onnx=True)
-    version = registry.find(content_hash(folder))
-    if version is None:
-        tags = {"content_sha256": content_hash(folder), "gate": "passed", "gate_reason": "set by a test"}
-        version = registry.add(folder, tags=tags, params={}, metrics={})
+    version = add_version(make_artifact(1, onnx=True))
     deploy_version(version)
     return version

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pyarrow as pa
+from registered import add_version
 
 from feature_store.telemetry_events import ACK, EVENT_SCHEMA, SEND
 from feature_store.telemetry_manifest import load_manifest
@@ -28,7 +29,6 @@ from infra.live.loop import start_loop
 from infra.live.record import LOG_FILE, read
 from infra.pages import answers
 from infra.stack import start_mlflow
-from models.lineage import content_hash
 from models.registry import CHAMPION, Registry
 from serving.endpoint import Triton
 from serving.ingest.client import IngestClient
@@ -338,8 +338,6 @@ def compile_clock(folder: Path) -> Path:
 
 def register_champion(folder: Path) -> int:
     """Make an artifact the champion of an empty registry; return its version."""
-    registry = Registry("swiftqueue")
-    tags = {"content_sha256": content_hash(folder), "gate": "passed", "gate_reason": "set by a test"}
-    version = registry.add(folder, tags=tags, params={}, metrics={})
-    registry.set_alias(CHAMPION, version)
+    version = add_version(folder)
+    Registry("swiftqueue").set_alias(CHAMPION, version)
     return version

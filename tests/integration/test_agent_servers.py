@@ -31,6 +31,7 @@ from agent_program import (
     wait_until,
 )
 from conftest import free_ports
+from registered import add_version
 from test_agent import change_head
 from triton_process import kill_server, server_process
 
@@ -193,8 +194,6 @@ def replica(champion: int, triton: Path, tmp_path_factory: pytest.TempPathFactor
 def newer(champion: int, replica: str, tmp_path: Path, make_artifact: Callable[..., Path]) -> Iterator[int]:
     """A version with another head, deployed to the local stack alone: the replica serves an older one."""
     from models import artifact
-    from models.lineage import content_hash
-    from models.registry import Registry
     from serving.deploy import deploy_version
 
     folder = tmp_path / "other_head"
@@ -202,8 +201,7 @@ def newer(champion: int, replica: str, tmp_path: Path, make_artifact: Callable[.
     (folder / "model.onnx").unlink()
     change_head(folder)
     artifact.export_onnx(folder)
-    tags = {"content_sha256": content_hash(folder), "gate": "passed", "gate_reason": "set by a test"}
-    version = Registry("swiftqueue").add(folder, tags=tags, params={}, metrics={})
+    version = add_version(folder)
     deploy_version(version)
     yield version
     deploy_version(champion)
@@ -335,18 +333,13 @@ def test_the_command_keeps_the_local_champion_fresh(
 ) -> None:
     import sys
 
-    from models.lineage import content_hash
     from models.registry import CHAMPION, Registry
 
     path = tmp_path / "agent.sock"
     command = [sys.executable, "-c", "from infra.cli import main; main()", "agent"]
     command += ["--listen", str(path), "--local"]
     registry = Registry("swiftqueue")
-    folder = make_artifact(21, onnx=True)
-    version = registry.find(content_hash(folder))
-    if version is None:
-        tags = {"content_sha256": content_hash(folder), "gate": "passed", "gate_reason": "set by a test"}
-        version = registry.add(folder, tags=tags, params={}, metrics={})
+    version = add_version(make_artifact(21, onnx=True))
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
         try:
             wait_until(path.exists, 200, "the agent does not listen")

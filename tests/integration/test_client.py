@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from agent_program import GONE_S, AgentProgram, wait_until
+from registered import add_version
 from triton_process import kill_server, server_process
 
 from infra.bench.served_models import IDENTITY, served, write_model
@@ -141,15 +142,11 @@ def test_late_answers_are_dropped_and_counted(champion: int) -> None:
 def test_a_model_with_another_window_is_taken_up(
     sender: Sender, champion: int, make_artifact: Callable[..., Path]
 ) -> None:
-    from models.lineage import content_hash
-    from models.registry import Registry
     from serving.deploy import deploy_version, rollback_champion
 
     sender.until("decided", 10)
     folder = make_artifact(12, onnx=True, tokens=96)
-    registry = Registry("swiftqueue")
-    tags = {"content_sha256": content_hash(folder), "gate": "passed", "gate_reason": "set by a test"}
-    version = registry.add(folder, tags=tags, params={}, metrics={})
+    version = add_version(folder)
     deploy_version(version)
     decision = sender.until("decided", 10)
     while decision.version != version:

@@ -8,20 +8,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from registered import add_version
 
 pytestmark = pytest.mark.slow
 
 
-def register(folder: Path) -> int:
+def challenger(folder: Path) -> int:
     """A challenger that passed the gate."""
-    from models.lineage import content_hash
-    from models.registry import Registry
+    from models.registry import CHALLENGER, Registry
 
-    registry = Registry("swiftqueue")
-    tags = {"content_sha256": content_hash(folder), "gate": "passed", "gate_reason": "set by a test"}
-    version = registry.add(folder, tags=tags, params={}, metrics={})
-    registry.set_alias("challenger", version)
-    return int(version)
+    version = add_version(folder)
+    Registry("swiftqueue").set_alias(CHALLENGER, version)
+    return version
 
 
 def test_a_full_disk_neither_undoes_a_switch_nor_hides_why_there_was_none(
@@ -42,7 +40,7 @@ def test_a_full_disk_neither_undoes_a_switch_nor_hides_why_there_was_none(
             return served_version(triton)
 
     registry, log = Registry("swiftqueue"), deploy_log.log_file()
-    good = register(make_artifact(2, onnx=True))
+    good = challenger(make_artifact(2, onnx=True))
     entries = len(deploy_log.entries())
     monkeypatch.setattr(deploy_log, "log_file", lambda: Path("/dev/full"))
     deploy_version(None)
@@ -57,7 +55,7 @@ def test_a_full_disk_neither_undoes_a_switch_nor_hides_why_there_was_none(
     described = json.loads((copy / "model.json").read_text())
     (copy / "model.json").write_text(json.dumps(described | {"schema_hash": "f" * 64}))
     with pytest.raises(RuntimeError, match="made for features ffff"):
-        deploy_version(register(copy))
+        deploy_version(challenger(copy))
     assert served() == good == registry.alias("champion")
     registry.remove_alias("challenger")
     monkeypatch.setattr(deploy_log, "log_file", lambda: log)

@@ -25,6 +25,7 @@ import pytest
 import yaml
 from agent_program import AgentProgram, LiveSender, wait_until
 from conftest import PROJECT, free_ports
+from registered import add_version
 from test_deploy import Clients
 
 from infra import processes
@@ -142,7 +143,6 @@ def registered(
     serving_state: Path, make_artifact: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Any, int, int]:
     """The registry, and two versions of its own in it."""
-    from models.lineage import content_hash
     from models.registry import Registry
 
     registry = Registry("swiftqueue")
@@ -153,8 +153,7 @@ def registered(
         described = json.loads((folder / "model.json").read_text())
         described["protocol"]["name"] = "several-servers"  # another content than other tests' versions
         (folder / "model.json").write_text(json.dumps(described))
-        tags = {"content_sha256": content_hash(folder), "gate": "passed", "gate_reason": "set by a test"}
-        versions.append(registry.add(folder, tags=tags, params={}, metrics={}))
+        versions.append(add_version(folder))
     first, second = versions
     return registry, first, second
 
