@@ -48,6 +48,7 @@ def run_lab(request: Request, output: Path) -> int:
         check_acks(models, scenarios)
         program, build = execution.build()
         laboratory = _Laboratory(request, scenarios, models, program, build, output.resolve())
+        rows.keep_rows(output)
         first = laboratory.asked(random=False)
         results.forget(output, list(scenarios))
         # One cluster for both rounds: to start it takes as long as many a run.

@@ -21,6 +21,7 @@ from typing import Any, Final
 RUNS: Final = "runs"
 SUMMARY: Final = "summary.json"
 COST: Final = "cost.json"
+ROW: Final = "row.json"
 CAPTURE: Final = "s1.pcap"
 TRUTH: Final = "truth.npy"
 TRUTH_PARQUET: Final = "truth.parquet"
@@ -77,7 +78,7 @@ def folder_of(output: Path, identity: str) -> Path:
 
 def is_complete(output: Path, identity: str) -> bool:
     """Whether a run has its result."""
-    return (folder_of(output, identity) / SUMMARY).is_file()
+    return any((folder_of(output, identity) / name).is_file() for name in (SUMMARY, ROW))
 
 
 def execute(program: Path, output: Path, job: Job) -> str | None:

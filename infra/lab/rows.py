@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from infra.lab.execution import COST, SUMMARY
+import polars as pl
+
+from infra.lab.execution import COST, ROW, SUMMARY, folder_of, is_complete
 from infra.lab.packet_table import TRACE_METADATA
-from infra.lab.results import COMPLETE, NOT_RUN
+from infra.lab.results import COMPLETE, NOT_RUN, load
 from infra.lab.runs import Asked
 from infra.lab.scenario import Scenario
 
@@ -21,6 +23,9 @@ def not_run(asked: Asked, scenario: Scenario, reason: str) -> dict[str, Any]:
 
 def complete(asked: Asked, scenario: Scenario, identity: str, program: str, folder: Path) -> dict[str, Any]:
     """Row of a run whose result lies in `folder`; figures leave the warm-up out."""
+    if (folder / ROW).is_file():
+        kept = json.loads((folder / ROW).read_text())
+        return {**kept, **asked.cell.key(), **_described(scenario), "share_of": asked.share_of}
     summary = json.loads((folder / SUMMARY).read_text())
     cost = json.loads((folder / COST).read_text())
     run = summary["run"]
@@ -60,6 +65,22 @@ def complete(asked: Asked, scenario: Scenario, identity: str, program: str, fold
         "engine_wall_s": cost.get("engine_s"),
         "cpu_s": cost["cpu_s"],
     }
+
+
+def keep_rows(output: Path) -> None:
+    """Let each row of the results stand for its run where that run's folder is not there.
+
+    So what others have published can be gone on with. Runs that left captures or packets are none of these:
+    a row does not stand for those.
+    """
+    for row in load(output).filter(pl.col("status") == COMPLETE).iter_rows(named=True):
+        if is_complete(output, row["run"]) or json.loads(row["parameters"])["outputs"]:
+            continue
+        folder = folder_of(output, row["run"])
+        partial = folder.with_name(f".{folder.name}-row")
+        partial.mkdir(parents=True, exist_ok=True)
+        (partial / ROW).write_text(json.dumps(row) + "\n")
+        partial.rename(folder)
 
 
 def _unforeseen(summary: Mapping[str, Any], folder: Path) -> float | None:

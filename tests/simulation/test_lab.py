@@ -30,7 +30,7 @@ from infra.lab import execution
 from infra.lab.command import Request, run_lab
 from infra.lab.packet_table import packets_of
 from infra.lab.report import make_report
-from infra.lab.results import COMPLETE, NOT_RUN, load
+from infra.lab.results import COMPLETE, FILE, NOT_RUN, load
 from infra.lab.scenario import CONTROLS
 from infra.lab.scenario_file import FOLDER
 from infra.lab.scenario_file import load as load_scenario
@@ -149,6 +149,34 @@ def test_every_control_is_run_resumed_and_reported(
     page = make_report(output).read_text()
     assert "the model" in page
     assert all(f'<tr class="{control}">' in page for control in CONTROLS)
+
+
+def test_rows_alone_will_do_where_their_runs_are_not_at_hand(
+    ray_cluster: None,
+    program: tuple[Path, str],
+    tiny: Callable[..., str],
+    make_artifact: Callable[..., Path],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    scenario = tiny(seconds=2, controls=["default", "model", "random", "no_l4s"])
+    request = Request([scenario], artifact=str(make_artifact(3)), controls=["default", "model", "random"])
+    assert run_lab(request, tmp_path / "lab") == 0
+    rows = load(tmp_path / "lab").filter(pl.col("status") == COMPLETE)
+    published = tmp_path / "published"
+    published.mkdir()
+    shutil.copy(tmp_path / "lab" / FILE, published)
+    capfd.readouterr()
+    assert run_lab(replace(request, controls=["default", "no_l4s"]), published) == 0  # one more
+    said = capfd.readouterr().out
+    assert "runs: 2 of 3 have their result already" in said
+    assert "random marking: 1 of 1 have their result already" in said
+    whole = load(published)
+    assert set(whole["status"]) == {COMPLETE}
+    assert whole.filter(pl.col("control") != "no_l4s").equals(rows)
+    # a row has no packets: these are run
+    assert run_lab(replace(request, controls=["default"], truth=True), published) == 0
+    assert (published / "runs" / figures(published, "default")["run"] / execution.TRUTH_PARQUET).is_file()
 
 
 def test_what_cannot_be_run_stands_in_the_results_with_the_reason(
