@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -102,13 +103,14 @@ def _why_ray(sizes: Sequence[int]) -> str | None:
 
 def _with_ray(jobs: Sequence[Job], output: Path) -> list[Outcome]:
     """Extract each job in a Ray task. On a cluster, captures and output lie on a file system all share."""
+    elsewhere = bool(os.environ.get("RAY_ADDRESS"))
+    if not elsewhere:
+        _ask_for_a_token()
     import ray
 
     started = not ray.is_initialized()
     if started:
-        ray.init(log_to_driver=False, include_dashboard=False) if not os.environ.get(
-            "RAY_ADDRESS"
-        ) else ray.init(log_to_driver=False)
+        ray.init(log_to_driver=False, **({} if elsewhere else {"include_dashboard": False}))
     try:
         task = ray.remote(num_cpus=1, max_retries=0)(_attempt)
         absolute = [Job(job.capture.resolve(), job.trace, job.sender, job.latency) for job in jobs]
@@ -117,6 +119,13 @@ def _with_ray(jobs: Sequence[Job], output: Path) -> list[Outcome]:
     finally:
         if started:
             ray.shutdown()
+
+
+def _ask_for_a_token() -> None:
+    """Have our own Ray refuse strangers (its head listens on every interface). Call it before the import."""
+    mode = os.environ.setdefault("RAY_AUTH_MODE", "token")
+    if mode == "token" and not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & set(os.environ):
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
 
 
 def _in_turn(jobs: Sequence[Job], sizes: Sequence[int], output: Path) -> Iterator[Outcome]:

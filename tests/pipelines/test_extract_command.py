@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import shutil
 import subprocess
@@ -208,6 +209,38 @@ def test_ray_tasks_give_the_same_tables(
     assert here == there
     a, b = (scan_packets(tmp_path / name).collect() for name in ("here", "there"))
     assert a.equals(b)
+
+
+KNOCK = """
+import os, subprocess, sys
+from pathlib import Path
+from feature_store import extract_many
+
+def knock(job, output):
+    import ray
+    address = ray.get_runtime_context().gcs_address
+    secrets = os.environ["RAY_AUTH_TOKEN"], "0" * 64
+    tries = (
+        subprocess.run(
+            [sys.executable, "-m", "infra.live.ray_head", address],
+            env={**os.environ, "RAY_AUTH_TOKEN": secret}, capture_output=True, text=True,
+        )
+        for secret in secrets
+    )
+    return [(done.returncode, "InvalidAuthToken" in done.stderr) for done in tries]
+
+extract_many._attempt = knock
+print(extract_many._with_ray([extract_many.Job(Path("a"), "a")], Path("o")))
+"""
+
+
+@pytest.mark.slow
+def test_a_ray_of_its_own_refuses_a_stranger(project: Path) -> None:
+    """Nothing in its environment asks for a token."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    command = [sys.executable, "-c", KNOCK]
+    done = subprocess.run(command, env=environment, cwd=project, capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[0] == str([[(0, False), (1, True)]])
 
 
 def test_the_stage_writes_what_the_command_writes(tmp_path: Path, project: Path) -> None:
