@@ -18,7 +18,7 @@ from infra.triton_environment import TritonEnvironment, find_environment
 from infra.triton_tls import tls_flags
 from models.registry import local_store, tracking_uri
 from models.state import state_dir
-from serving.deploy_log import last_deployed, last_served
+from serving.deploy_log import age_s, last_served
 from serving.endpoint import LOOPBACK, SERVERS, Triton, TritonError, elsewhere, grpc_addresses, port
 from serving.servers import connected, each
 from serving.triton_config import Backend
@@ -228,11 +228,11 @@ def _judge_triton(triton: Triton) -> tuple[int | None, str]:
         took_us = (time.perf_counter() - begin) * 1e6
     except TritonError as error:
         return None, f"answers at {triton.address}, but serves no version ({error}): swiftqueue deploy"
-    deployed = last_deployed(answer.version)
-    since = f"deployed {duration(time.time() - deployed)} ago" if deployed else "not deployed from here"
+    age = age_s(answer.version)
+    old = "not deployed from here" if age is None else f"{duration(age)} old"
     return answer.version, (
         f"serves version {answer.version} by the {Backend(config.backend).label} "
-        f"at {triton.address}, {since}, inference {took_us:.0f} µs"
+        f"at {triton.address}, {old}, inference {took_us:.0f} µs"
     )
 
 

@@ -132,6 +132,16 @@ class Registry:
         with _clear_errors(f"version {version}"):
             return dict(self._client.get_model_version(self.model, str(version)).tags)
 
+    def registered(self, version: int) -> float:
+        """When a version was registered, in seconds since the epoch.
+
+        Raises:
+            RegistryError: there is no such version.
+
+        """
+        with _clear_errors(f"version {version}"):
+            return float(self._client.get_model_version(self.model, str(version)).creation_timestamp) / 1e3
+
     def set_tags(self, version: int, tags: Mapping[str, str]) -> None:
         """Add or replace tags of a version."""
         with _clear_errors(f"version {version}"):

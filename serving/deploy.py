@@ -242,6 +242,7 @@ def _put_in_service(
         "servers": {t.address: v for t, v in zip(servers, served, strict=True)},  # and their versions before
     }
     try:
+        details["registered"] = registry.registered(version)
         with tempfile.TemporaryDirectory() as temporary:
             source = registry.fetch(version, Path(temporary))
             pushed = push(source, version, servers, repository, previous)

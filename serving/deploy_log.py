@@ -45,7 +45,7 @@ def last_served(version: int | None = None) -> dict[str, Any] | None:
     return next(served, None)
 
 
-def last_deployed(version: int) -> float | None:
-    """When a version was last put in service from here, in seconds since the epoch."""
+def age_s(version: int) -> float | None:
+    """Seconds since a version was registered, however often it was deployed since; None: never from here."""
     entry = last_served(version)
-    return float(entry["time"]) if entry else None
+    return time.time() - float(entry.get("registered", entry["time"])) if entry else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, start_http_server
@@ -10,7 +9,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from infra.live.record import OUTCOMES, RETRAINING, RoundRecord
-from serving.deploy_log import last_deployed
+from serving.deploy_log import age_s
 from serving.endpoint import metrics_address
 from serving.push import served_version
 from serving.servers import connected, each
@@ -32,13 +31,13 @@ class _Served(Collector):
         )
         age = GaugeMetricFamily(
             "swiftqueue_served_version_age_seconds",
-            "since that version was put in service",
+            "since that version was registered",
             labels=["server"],
         )
         for server, version in zip(servers, answered, strict=True):
             served.add_metric([server.address], version or 0)
-            if version is not None and (since := last_deployed(version)) is not None:
-                age.add_metric([server.address], time.time() - since)
+            if version is not None and (seconds := age_s(version)) is not None:
+                age.add_metric([server.address], seconds)
         yield served
         yield age
 

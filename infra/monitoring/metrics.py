@@ -94,7 +94,7 @@ OURS: Final = (
     Metric("swiftqueue_round_step_seconds", G, "scheduler", "the last round's seconds", ("step",)),
     Metric("swiftqueue_gate_decisions_total", C, "scheduler", "challengers judged", ("decision",)),
     Metric("swiftqueue_served_version", G, "scheduler", "version that answered a real request", ("server",)),
-    Metric("swiftqueue_served_version_age_seconds", G, "scheduler", "since that was deployed", ("server",)),
+    Metric("swiftqueue_served_version_age_seconds", G, "scheduler", "since that was registered", ("server",)),
     Metric("swiftqueue_input_drift_psi", G, "scheduler", "largest stability index of an input, last round"),
     Metric("swiftqueue_retrain_proposed_total", C, "scheduler", "rounds whose inputs had drifted"),
     Metric("swiftqueue_retrains_total", C, "scheduler", "full re-trains, by what became of them", ("event",)),

@@ -116,6 +116,7 @@ def test_deploys_a_challenger_and_rolls_back(triton: Path, registry, register, c
     assert registry.alias("challenger") is None
     clients = Clients()
     with clients.asking():
+        begun = time.time()
         second = register(2)
         deploy_version(None)
         assert served() == second == registry.alias("champion")
@@ -126,6 +127,7 @@ def test_deploys_a_challenger_and_rolls_back(triton: Path, registry, register, c
     assert set(clients.versions) == {first, second}
     last = deploy_log.entries()[-1]
     assert (last["action"], last["version"], last["outcome"]) == ("rollback", first, "served")
+    assert last["registered"] < begun < (deploy_log.last_served(second) or {})["registered"]
 
 
 def test_versions_of_both_backends_follow_each_other_without_a_failed_request(

@@ -44,9 +44,15 @@ def test_the_last_entry_counts_whatever_the_clock_said(monkeypatch: pytest.Monke
         deploy_log.append("deploy", version, "served")
     deploy_log.append("deploy", 3, "failed")
     assert (deploy_log.last_served() or {})["version"] == 1
-    assert deploy_log.last_deployed(1) == 1000.0
-    assert deploy_log.last_deployed(2) == 2000.0
-    assert deploy_log.last_deployed(3) is None
+
+
+def test_a_version_is_as_old_as_its_registration(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deploy_log.time, "time", lambda: 1000.0)
+    deploy_log.append("deploy", 1, "served", registered=900.0)
+    deploy_log.append("deploy", 2, "served", registered=980.0)
+    deploy_log.append("deploy", 3, "failed", registered=990.0)
+    deploy_log.append("rollback", 1, "served", registered=900.0)
+    assert [deploy_log.age_s(version) for version in (1, 2, 3)] == [100.0, 20.0, None]
 
 
 def test_a_deployment_that_does_not_end_is_named(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
