@@ -27,6 +27,7 @@ from feature_store.telemetry_round import Round
 ROUND_BYTES: Final = 64 << 20  # of segments taken in at once: what bounds the memory
 GAP_S: Final = 5.0  # what is missing so long after a later batch is a gap: all segments were closed since
 KEEP_MINUTES: Final = 120  # partitions kept of a sender, by count: a clock that is set cannot age them
+KEEP_DAMAGED: Final = 16  # torn segments, the newest
 
 
 @dataclass
@@ -138,6 +139,8 @@ class Compactor:
         folder = self._root / "damaged"
         folder.mkdir(exist_ok=True)
         path.rename(folder / path.name)
+        for older in sorted(folder.iterdir(), key=lambda kept: kept.stat().st_mtime_ns)[:-KEEP_DAMAGED]:
+            older.unlink()
 
     def _manifest(self, sender: str) -> Manifest:
         if sender not in self._manifests:

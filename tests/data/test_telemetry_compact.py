@@ -14,6 +14,7 @@ from polars.testing import assert_frame_equal
 from telemetry_batches import MS, SECOND, bodies, event_rows, log, record_batch, steady
 from window_tables import table_of
 
+from feature_store import telemetry_compact
 from feature_store.schema import scan_packets
 from feature_store.telemetry import gaps, latest_minutes, latest_sender, senders, write_trace
 from feature_store.telemetry_compact import Compactor
@@ -275,6 +276,18 @@ def test_a_torn_segment_is_read_to_its_tear_and_kept(tmp_path: Path) -> None:
     assert report.damaged == [segment.name]
     assert (tmp_path / "damaged" / segment.name).exists()
     assert load_manifest(tmp_path, "a").counts.batches == 4
+
+
+def test_only_the_newest_torn_segments_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telemetry_compact, "KEEP_DAMAGED", 2)
+    torn = []
+    for part in bodies(steady(2000), 500):
+        log(tmp_path, [part])
+        (segment,) = adopt_segments(tmp_path)
+        segment.write_bytes(segment.read_bytes()[:-10])
+        torn.append(segment.name)
+        compact(tmp_path)
+    assert {path.name for path in (tmp_path / "damaged").iterdir()} == set(torn[-2:])
 
 
 def test_one_compactor_at_a_time(tmp_path: Path) -> None:
