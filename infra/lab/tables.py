@@ -27,6 +27,11 @@ NONE: Final = "–"
 README_COLUMNS: Final = (QUEUEING_P99, RTT_P99, S1_GOODPUT, CLASSIC_SHARE, MOVED, RETRANSMITTED, REORDERED)
 SWEPT_COSTS: Final = ((RTT_P99, "RTT P99"), (CLASSIC_SHARE, "classic share"))  # beside a gain
 COSTS_OF: Final = ("random", "oracle", "model")
+# of sweeps in brief: change of P99 queueing by control, and what the last one costs the classic flows
+BRIEF: Final = {
+    "premise": ("last_latency", "random", "oracle", "model"),
+    "rfc9332": ("no_l4s", "oracle", "model"),
+}
 
 
 class Cell(NamedTuple):
@@ -63,10 +68,44 @@ def markdown(runs: pl.DataFrame) -> str:
     parts = (
         _targets(runs),
         _scenarios(runs, places(runs.filter(pl.col("point") == ""))),
+        brief(runs),
         _swept(runs, places(runs.filter(pl.col("point") != ""))),
         loss_rules(runs),
     )
     return "\n\n".join("\n".join(lines) for lines in parts if lines) + "\n"
+
+
+def brief(runs: pl.DataFrame) -> list[str]:
+    """Sweeps, both profiles in a line: mean changes in %, bold where all of their interval is on one side."""
+    here = places(runs.filter(pl.col("point") != ""))
+    profiles = [profile for profile in BRIEF if any(place.profile == profile for place in here)]
+    columns: list[tuple[str, str, str, Measure | None]] = []
+    for profile in profiles:
+        columns.append((f"`{profile}`: P99, ms", profile, "default", None))
+        columns += [(f"{control}, %", profile, control, QUEUEING_P99) for control in BRIEF[profile]]
+        columns.append(("classic share, %", profile, BRIEF[profile][-1], CLASSIC_SHARE))
+    if not columns:
+        return []
+    lines = _head(["sweep", "at", *(title for title, *_ in columns)])
+    for scenario, point in dict.fromkeys((place.scenario, place.point) for place in here):
+        cells = []
+        for _, profile, control, measure in columns:
+            place = Place(scenario, point, profile)
+            cells.append(
+                _settled(runs, place, control, measure)
+                if measure
+                else cell(runs, place, control, QUEUEING_P99).text
+            )
+        lines.append(_row([scenario, point, *cells]))
+    return lines
+
+
+def _settled(runs: pl.DataFrame, place: Place, control: str, measure: Measure) -> str:
+    found = change_of(runs, place, control, measure)
+    if found is None:
+        return NONE
+    text = f"{found.mean * 100:+,.0f}"
+    return f"**{text}**" if found.below(0) or found.above(0) else text
 
 
 def loss_rules(runs: pl.DataFrame) -> list[str]:

@@ -399,7 +399,15 @@ def test_the_page_shows_every_control_profile_and_gap(tmp_path: Path) -> None:
     assert markdown(load(tmp_path)) == written
     tables, _, rule = written.rpartition("\n\n")
     assert rule == "S1's L4S flows take reordering for loss by: 3 duplicate ACKs\n"
-    targets, scenarios, sweeps = (part.splitlines() for part in tables.split("\n\n| scenario"))
+    *rest, sweeps = (part.splitlines() for part in tables.split("\n\n| scenario"))
+    targets, (*scenarios, _, head, _, near, middle, far) = rest
+    assert head == (
+        "| sweep | at | `premise`: P99, ms | last_latency, % | random, % | oracle, % | model, % "
+        "| classic share, % | `rfc9332`: P99, ms | no_l4s, % | oracle, % | model, % | classic share, % |"
+    )
+    assert near == "| mine | 10 | 10.00 | – | **-5** | +0 | – | – | 10.00 | – | +0 | – | – |"
+    assert middle == "| mine | 100 | 10.00 | – | **-5** | **-10** | – | – | 10.00 | – | **-10** | – | – |"
+    assert far.startswith("| mine | 1000 | 10.00 | – | **-5** | **-50** |")
     assert targets[0] == "| target | wanted | measured | oracle | seeds | verdict |"
     assert len(scenarios) == 2 + 4 + 2  # all controls
     assert any(
