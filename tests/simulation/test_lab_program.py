@@ -263,6 +263,35 @@ def test_controls_do_what_they_say(program: Path, tmp_path: Path) -> None:
     assert never["moved"]["moved"] == 0
 
 
+def test_a_threshold_on_the_last_latency_packet_by_packet(program: Path, tmp_path: Path) -> None:
+    """Its decisions again, from what S1 had seen by then: not from latencies older than `stale_us`."""
+    threshold_us, stale_us = 8_000.0, 2_000.0
+    control = {"kind": "last_latency", "threshold_us": threshold_us, "stale_us": stale_us}
+    simulate(program, figure8(control=control, outputs=["truth"], seconds=2), tmp_path / "out")
+    rows = truth_of(tmp_path / "out")
+    known = rows[(rows["acked_ns"] >= 0) & ~np.isnan(rows["latency_us"])]
+    known = known[np.argsort(known["acked_ns"], kind="stable")]
+    least_us: dict[int, float] = {}
+    last: dict[int, Any] = {}
+    seen = moved = stale = 0
+    for packet in rows[rows["default_queue"] == 1]:
+        while seen < len(known) and known[seen]["acked_ns"] <= packet["sent_ns"]:
+            told = known[seen]
+            flow = int(told["flow"])
+            least_us[flow] = min(least_us.get(flow, np.inf), told["latency_us"])
+            if told["queue"] == 1:
+                last[flow] = told
+            seen += 1
+        flow = int(packet["flow"])
+        high = flow in last and last[flow]["latency_us"] - least_us[flow] > threshold_us
+        fresh = high and last[flow]["acked_ns"] >= packet["sent_ns"] - stale_us * 1e3
+        assert (packet["queue"] == 0) == fresh, packet
+        moved += fresh
+        stale += high and not fresh
+    assert moved > 100
+    assert stale > 100
+
+
 def test_a_decision_cannot_act_before_it_exists(
     program: Path, make_artifact: Callable[..., Path], tmp_path: Path
 ) -> None:
