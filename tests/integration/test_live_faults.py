@@ -40,6 +40,7 @@ from fault_loop import (
     wait_until,
 )
 from loop_checks import check_prometheus
+from ray_stranger import check_strangers_are_refused
 
 from feature_store.telemetry_events import ACK, EVENT_SCHEMA, SEND
 from infra import processes
@@ -118,8 +119,12 @@ def loop(tmp_path_factory: pytest.TempPathFactory, make_artifact: Callable[..., 
             "RAY_ADDRESS",
             "SWIFTQUEUE_TELEMETRY",
             "SWIFTQUEUE_TRITON_SERVERS",
+            "RAY_AUTH_MODE",  # the loop asks for a token of its own
+            "RAY_AUTH_TOKEN",
         ):
             patch.delenv(name, raising=False)
+        patch.setenv("RAY_AUTH_TOKEN_PATH", "")  # so that what the loop sets is gone afterwards
+        patch.delenv("RAY_AUTH_TOKEN_PATH")
         register_champion(make_artifact(1, onnx=True))
         with contextlib.ExitStack() as running:
             running.callback(stop_stack)
@@ -158,6 +163,12 @@ def test_without_a_champion_or_a_port_a_loop_does_not_start(
         stop_stack()
     assert not [name for name in EVERY_PART if processes.record_path(name).exists()]
     assert not plan.scratch().exists()
+
+
+def test_its_ray_refuses_a_stranger(loop: FaultLoop) -> None:
+    check_strangers_are_refused(
+        f"127.0.0.1:{loop.ports['SWIFTQUEUE_RAY_PORT']}", loop.state / "ray" / "token"
+    )
 
 
 def test_one_command_up(loop: FaultLoop, capsys: pytest.CaptureFixture[str]) -> None:
