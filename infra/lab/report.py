@@ -1,4 +1,4 @@
-"""`swiftqueue lab report`: the results as one self-contained page, and as a table for the README."""
+"""`swiftqueue lab report`: the results as one self-contained page, as pictures and as tables."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MARKDOWN: Final = "table.md"
 
 
 def make_report(output: Path) -> Path:
-    """Write `report/report.html` and `report/table.md` from the results; return the page.
+    """Write `report/report.html`, its plots as PNG files and `report/table.md`; return the page.
 
     Raises:
         FileNotFoundError: there are no results.
@@ -42,23 +42,30 @@ def make_report(output: Path) -> Path:
         raise FileNotFoundError(f"{output} has no results yet; `swiftqueue lab run SCENARIO` makes them")
     folder = output / "report"
     folder.mkdir(parents=True, exist_ok=True)
-    _write(folder / MARKDOWN, markdown(runs))
-    _write(folder / PAGE, render(runs))
+    sections = _sections(runs)
+    _write(folder / MARKDOWN, markdown(runs).encode())
+    for section in sections:
+        for number, plot in enumerate(section["plots"], 1):
+            name = f"{section['name']}-{number}" if len(section["plots"]) > 1 else section["name"]
+            _write(folder / f"{name}.png", plot.png)
+    _write(folder / PAGE, _page(runs, sections).encode())
     return folder / PAGE
 
 
-def render(runs: pl.DataFrame) -> str:
-    """Render the page."""
+def _sections(runs: pl.DataFrame) -> list[dict[str, Any]]:
+    return [_section(runs, name) for name in sorted(set(runs["scenario"]), key=_order)]
+
+
+def _page(runs: pl.DataFrame, sections: Sequence[dict[str, Any]]) -> str:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
     )
-    scenarios = [_section(runs, name) for name in sorted(set(runs["scenario"]), key=_order)]
     judged = targets(runs)
     return environment.get_template(TEMPLATE).render(
-        scenarios=scenarios,
+        scenarios=sections,
         targets=judged,
         remarks=remarks(runs, judged),
         summary=sweep_summary(runs),
@@ -72,9 +79,9 @@ def render(runs: pl.DataFrame) -> str:
     )
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, content: bytes) -> None:
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text)
+    partial.write_bytes(content)
     partial.replace(path)
 
 
