@@ -1,29 +1,33 @@
 #!/usr/bin/env bash
-# All tests, in three runs at once: those with servers wait half of their time, the live loop's most of all. What
-# only computes has the cores meanwhile, in a session that comes behind the others. The runs in the background are
-# shown at the end. `pytest` runs all of them one after the other.
+# All tests, in four runs at once. Those with servers wait half of their time, the live loop's most of all. What only
+# computes has the cores meanwhile, in sessions that come behind the others. The runs in the background are shown at
+# the end. `pytest` runs all of them one after the other.
 set -uo pipefail
 mkdir -p build
 live=(tests/integration/test_{live,ingest}*.py)
+simulated=(tests/simulation tests/pipelines)
 
-behind() { # LOG NICENESS PYTEST-ARGUMENT...
-  local log=$1
+sessions=()
+behind() { # NAME NICENESS PYTEST-ARGUMENT...
+  local name=$1
   shift
   # The kernel shares the cores among sessions first (sched(7), autogroup), and within one by niceness.
-  setsid bash -c '{ echo "$0" >/proc/self/autogroup; } 2>/dev/null; exec nice -n "$0" pytest "$@"' "$@" >"$log" 2>&1 &
+  setsid bash -c '{ echo "$0" >/proc/self/autogroup; } 2>/dev/null; exec nice -n "$0" pytest "$@"' "$@" \
+    >"build/tests-$name.log" 2>&1 &
+  sessions+=("$!:$name")
 }
-behind build/tests-without-servers.log 15 tests --ignore=tests/integration
-without=$!
-behind build/tests-live.log 0 "${live[@]}"
-loop=$!
-trap 'kill -TERM -- "-$without" "-$loop" 2>/dev/null' EXIT
+stop() { for session in "${sessions[@]}"; do kill -TERM -- "-${session%%:*}"; done 2>/dev/null; }
+trap stop EXIT
+
+behind live 5 "${live[@]}"
+behind simulated 15 "${simulated[@]}"
+behind computed 15 tests --ignore=tests/integration "${simulated[@]/#/--ignore=}"
 pytest tests/integration "${live[@]/#/--ignore=}"
 failed=$?
 if ((failed == 2)); then exit 2; fi # Ctrl-C
-for run in "$loop:live loop:build/tests-live.log" "$without:without servers:build/tests-without-servers.log"; do
-  IFS=: read -r session name log <<<"$run"
-  wait "$session" || failed=1
-  printf '\nTests, %s (%s):\n' "$name" "$log"
-  cat "$log"
+for session in "${sessions[@]}"; do
+  wait "${session%%:*}" || failed=1
+  printf '\nTests, %s (build/tests-%s.log):\n' "${session#*:}" "${session#*:}"
+  cat "build/tests-${session#*:}.log"
 done
 exit "$failed"

@@ -152,7 +152,7 @@ def test_a_slow_server_makes_batches_late_and_its_answers_stale(champion: int, t
             sender.until("decided", 15)
             sender.lateness_us.clear()
             proxy.delay_s = 0.1
-            outcomes = [sender.batch()["outcome"] for _ in range(15)]
+            outcomes = [sender.batch()["outcome"] for _ in range(50)]
             assert 0 not in outcomes
             in_time(sender)
             wait_until(lambda: agent.metrics()["stale_answers_total"] > 0, 10, "no answer came late")

@@ -230,7 +230,8 @@ def test_versions_follow_at_all_servers_without_a_failed_request(
     assert seen == [{fleet.first, fleet.second}] * 3
     lines = [line for line in said.splitlines() if line.startswith("triton: ")]
     for line, replica in zip(lines, replicas, strict=True):
-        assert f"serves version {fleet.second} by the native backend at {replica.address}, deployed" in line
+        assert f"serves version {fleet.second} by the native backend at {replica.address}, " in line
+        assert re.search(r", [\d.]+ (s|min) old, inference \d+ µs$", line), line
     last = deploy_log.entries()[-1]
     assert (last["action"], last["outcome"], last["previous"]) == ("rollback", "served", fleet.second)
     assert last["servers"] == {replica.address: fleet.second for replica in replicas}
