@@ -105,7 +105,6 @@ def grid(programs: Path) -> list[Run]:
         programs,
         [
             point(200, 100, 30),  # the longest first
-            point(120, 100, 30),
             point(200, 20, 9),
             point(200, 5, 9),
             point(120, 20, 9),
