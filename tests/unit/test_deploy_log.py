@@ -44,6 +44,8 @@ def test_the_last_entry_counts_whatever_the_clock_said(monkeypatch: pytest.Monke
         deploy_log.append("deploy", version, "served")
     deploy_log.append("deploy", 3, "failed")
     assert (deploy_log.last_served() or {})["version"] == 1
+    # entries of before registrations were noted: now, at 1000 s, since each was last deployed
+    assert [deploy_log.age_s(version) for version in (1, 2, 3)] == [0.0, -1000.0, None]
 
 
 def test_a_version_is_as_old_as_its_registration(monkeypatch: pytest.MonkeyPatch) -> None:
