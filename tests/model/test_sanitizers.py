@@ -1,4 +1,4 @@
-"""The C++ parts under the address, undefined-behaviour and thread sanitizers, with mutating fuzzers.
+"""The C++ parts under the address and undefined-behaviour sanitizers; threads under the thread sanitizer.
 
 Those of the window and of the capture's reader are in tests/data.
 """
@@ -43,8 +43,8 @@ def test_engine(tmp_path: Path) -> None:
     """Hostile artifacts and windows, and heads swapped under predictions."""
     model = make_model(readout="candidates", anchor="last_latency_flow_us")
     said = sanitize(LIBRARY.parent.parent, save(tmp_path / "m", model, tokens=136), 10_000)
-    assert len(re.findall(r"of 10000 damaged artifacts refused", said)) == 2
-    assert len(re.findall(r"^tensors: \d+ of 10000 files accepted", said, re.M)) == 2
+    assert len(re.findall(r"of 10000 damaged artifacts refused", said)) == 1
+    assert len(re.findall(r"^tensors: \d+ of 10000 files accepted", said, re.M)) == 1
     assert len(re.findall(r"^swap: 100 heads under \d+ predictions", said, re.M)) == 2
 
 
@@ -54,9 +54,9 @@ def test_native_backend(tmp_path: Path) -> None:
     limits = limits_of(artifact.load(folder).model.features)
     version = ModelRepository(tmp_path).stage(folder, limits, 1, Backend.NATIVE)
     said = sanitize(SOURCES, version, 5000)
-    assert len(re.findall(r"^requests: \d+ of 500 answered", said, re.M)) == 2
-    assert len(re.findall(r"^limits: \d+ of 5000 damaged texts refused", said, re.M)) == 2
-    assert len(re.findall(r"^config: \d+ of 5000 damaged texts refused", said, re.M)) == 2
+    assert len(re.findall(r"^requests: \d+ of 500 answered", said, re.M)) == 1
+    assert len(re.findall(r"^limits: \d+ of 5000 damaged texts refused", said, re.M)) == 1
+    assert len(re.findall(r"^config: \d+ of 5000 damaged texts refused", said, re.M)) == 1
     assert len(re.findall(r"^swap: 50 versions under \d+ predictions, one encoder", said, re.M)) == 2
 
 
