@@ -141,7 +141,10 @@ def lab_run(
         list[str] | None, typer.Argument(help="names, or YAML files", metavar="SCENARIO...")
     ] = None,
     full: Annotated[
-        bool, typer.Option("--full", help="the full laboratory: figure 8, all sweeps and maps, many flows")
+        bool,
+        typer.Option(
+            "--full", help="the full laboratory: figure 8 (tuned heads too), all sweeps and maps, many flows"
+        ),
     ] = False,
     seeds: Annotated[int | None, typer.Option(help="how many seeds (default: the scenario's)")] = None,
     seconds: Annotated[float | None, typer.Option(help="simulated seconds (default: the scenario's)")] = None,

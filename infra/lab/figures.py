@@ -6,13 +6,13 @@ import base64
 import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator, StrMethodFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
 from infra.lab.comparison import Place, by_seed, places
 from infra.lab.intervals import estimate
@@ -38,6 +38,9 @@ COLOURS: Final = {
     "model": "#c2255c",
 }
 SHOWN: Final = (QUEUEING_P99, RTT_P99, S1_GOODPUT, CLASSIC_SHARE, RETRANSMITTED)
+OF_MANY_SIZES: Final = (QUEUEING_P99, RTT_P99)  # a hundred times as much without L4S
+PROFILE_WIDTH: Final = 5.4  # inches
+LABELS_WIDE: Final = 4  # of the legend, over one profile
 DPI: Final = 110
 NARROW: Final = 5.0  # times its beginning: a logarithmic axis with few round numbers
 PLAIN: Final = StrMethodFormatter("{x:g}")
@@ -103,7 +106,8 @@ def _legend(figure: Figure, grid: list[list[Axes]]) -> None:
     }
     labels = [control for control in CONTROLS if control in drawn]
     handles = [drawn[label] for label in labels]
-    figure.legend(handles, labels, loc="outside upper center", ncols=len(COLOURS), fontsize=8, frameon=False)
+    columns = max(LABELS_WIDE, LABELS_WIDE * round(figure.get_figwidth() / PROFILE_WIDTH))
+    figure.legend(handles, labels, loc="outside upper center", ncols=columns, fontsize=8, frameon=False)
 
 
 def _controls(runs: pl.DataFrame) -> list[str]:
@@ -118,7 +122,7 @@ def _profiles(runs: pl.DataFrame) -> list[str]:
 def _distributions(runs: pl.DataFrame) -> Figure:
     """Cumulative distributions, each quantile the mean of the seeds' in the band of its 95 % interval."""
     profiles = _profiles(runs)
-    figure, grid = _grid(2, len(profiles), 5.4 * len(profiles), 6.2)
+    figure, grid = _grid(2, len(profiles), PROFILE_WIDTH * len(profiles), 6.2)
     for (column, title), row in zip(
         (("queueing_cdf_us", "waiting in the queues"), ("rtt_cdf_us", "round trip")), grid, strict=True
     ):
@@ -130,7 +134,7 @@ def _distributions(runs: pl.DataFrame) -> Figure:
             axes.set(xlabel="ms", ylabel="share of packets", ylim=(0, 1.01))
             axes.set_title(f"{profile}: {title}", fontsize=9)
             if column == "rtt_cdf_us":
-                _log_axis(axes)
+                _log_axis(axes, "x")
             else:  # many packets do not wait at all
                 axes.set_xscale("symlog", linthresh=0.1)
                 axes.set_xlim(left=0)
@@ -154,21 +158,22 @@ def _distribution(axes: Axes, control: str, quantiles_us: Sequence[Sequence[floa
         axes.fill_betweenx(LEVELS, low_ms, high_ms, color=COLOURS[control], alpha=0.15, linewidth=0)
 
 
-def _log_axis(axes: Axes) -> None:
+def _log_axis(axes: Axes, which: Literal["x", "y"]) -> None:
     """Give a logarithmic axis numbers as people write them, also where it spans less than a decade."""
-    axes.set_xscale("log")
-    low, high = axes.get_xlim()
+    axes.set(**{f"{which}scale": "log"})
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    low, high = axis.get_view_interval()
     narrow = high < NARROW * low
-    axes.xaxis.set_major_locator(
+    axis.set_major_locator(
         MaxNLocator(6, steps=[1, 2, 5, 10]) if narrow else LogLocator(subs=(1.0, 2.0, 5.0))
     )
-    axes.xaxis.set_major_formatter(PLAIN)
-    axes.minorticks_off()
+    axis.set_major_formatter(PLAIN)
+    axis.set_minor_locator(NullLocator())
 
 
 def _bars(runs: pl.DataFrame) -> Figure:
     profiles = _profiles(runs)
-    figure, grid = _grid(1, 2 * len(profiles), 5.4 * len(profiles), 3.4)
+    figure, grid = _grid(1, 2 * len(profiles), PROFILE_WIDTH * len(profiles), 3.4)
     pairs = [(profile, measure) for profile in profiles for measure in (QUEUEING_P99, RTT_P99)]
     for (profile, measure), axes in zip(pairs, grid[0], strict=True):
         place = Place(runs["scenario"][0], "", profile)
@@ -185,7 +190,7 @@ def _bars(runs: pl.DataFrame) -> Figure:
 def _sweep(runs: pl.DataFrame, scenario: str, label: str, *, log: bool) -> Figure:
     """A row per measure, a column per profile, a line per control; joined on a numeric axis only."""
     profiles = _profiles(runs)
-    figure, grid = _grid(len(SHOWN), len(profiles), 5.4 * len(profiles), 2.5 * len(SHOWN))
+    figure, grid = _grid(len(SHOWN), len(profiles), PROFILE_WIDTH * len(profiles), 2.5 * len(SHOWN))
     controls = _controls(runs)
     for measure, row in zip(SHOWN, grid, strict=True):
         for profile, axes in zip(profiles, row, strict=True):
@@ -217,7 +222,10 @@ def _sweep(runs: pl.DataFrame, scenario: str, label: str, *, log: bool) -> Figur
                 axes.set_xticks(at, [p.point for p in here])
                 axes.minorticks_off()
             axes.set_title(f"{profile}: {measure.title}, {measure.unit}", fontsize=9)
-            axes.set_ylim(bottom=0)
+            if measure in OF_MANY_SIZES:
+                _log_axis(axes, "y")
+            else:
+                axes.set_ylim(bottom=0)
             axes.set_xlabel(label, fontsize=8)
     _legend(figure, grid)
     return figure

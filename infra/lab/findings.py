@@ -1,7 +1,8 @@
 """What the results say, in words: rules on intervals over seeds, sentence by sentence.
 
-Every comparison is paired by seed with default L4S marking. A change counts where its 95 % interval leaves
-out zero; a single seed settles nothing, and the sentence says so.
+Every comparison is paired by seed with default L4S marking. A change of P99 counts where its 95 % interval
+leaves out zero, a cost where its mean is beyond the limit; a single seed settles nothing, and the sentence
+says so.
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ from infra.lab.limits import FEW, JUDGED, MANY_FLOWS, MOST_CPU, MOST_CPU_S, MOST
 from infra.lab.measures import CPU, QUEUEING_P99
 from infra.lab.scenario import CONTROLS
 
-SWEPT: Final = {
-    "helps": "lowers P99 queueing",
-    "harms": "raises it",
-    "nothing": "no settled gain or harm",
+SWEPT: Final = {  # kind: without and with costs beyond their limits
+    "helps": ("lowers P99 queueing", "lowers P99 queueing, but costs too much,"),
+    "harms": ("raises it", "raises it, and costs too much,"),
+    "nothing": ("no settled gain or harm", "no settled gain or harm, but costs too much,"),
 }
+SHOWN: Final = 5e-4  # shares below are 0.0 % in a sentence
 
 
 class Sentence(NamedTuple):
@@ -96,6 +98,8 @@ def _harmless(change: Estimate) -> str:
     """Say whether it is settled that there is no harm: where the target of `rfc9332` is held."""
     if change.high is not None and change.high <= NO_HARM:
         return "no harm."
+    if change.mean < 0:
+        return "not settled, though its mean is lower."
     where = "above" if change.mean > NO_HARM else "within"
     return f"not settled, its mean {where} the {share(NO_HARM, 0)} that count as no harm."
 
@@ -130,7 +134,8 @@ def _room(oracle: Comparison) -> str:
         return f"The oracle changes P99 by {change}, moving {share(oracle.moved)} (1 seed)."
     if oracle.kind == "harms":
         return f"There is no room: even the oracle makes P99 worse, {change}, moving {share(oracle.moved)}."
-    return f"There is no room to speak of: the oracle changes P99 by {change}, moving {share(oracle.moved)}."
+    room = "no room to speak of" if oracle.queueing.low > -ROOM else "no room that is settled"
+    return f"There is {room}: the oracle changes P99 by {change}, moving {share(oracle.moved)}."
 
 
 def _alone(oracle: Comparison) -> str:
@@ -140,7 +145,7 @@ def _alone(oracle: Comparison) -> str:
 def _bound(runs: pl.DataFrame, oracle: Comparison) -> str:
     """Say it where moving by chance gained more: it sees the queues, not what its own packets do to them."""
     random = compare(runs, oracle.place, "random")
-    if random is None or random.queueing.mean >= oracle.queueing.mean:
+    if random is None or random.moved < SHOWN or random.queueing.mean >= oracle.queueing.mean:
         return ""
     change = percent(random.queueing)
     return f" It is no upper bound: {share(random.moved)} moved by chance change P99 by {change}."
@@ -156,8 +161,13 @@ def _against_random(runs: pl.DataFrame, model: Comparison) -> list[str]:
         said = f"Random marking moved {whose} share, so it says nothing of the choice."
         return [said] if whose else []
     some = "" if by_chance.n == model.queueing.n else f" with {by_chance.n} of the seeds"
-    shown = "the choice matters" if by_chance.below(0) else "no choice is shown"
-    return [f"Against random marking of the same share{some}: {percent(by_chance)}, so {shown}."]
+    if by_chance.n == 1:
+        shown = "1 seed, which settles nothing"
+    elif by_chance.below(0):
+        shown = "so the choice matters"
+    else:
+        shown = "so choosing did worse than chance" if by_chance.above(0) else "so no choice is shown"
+    return [f"Against random marking of the same share{some}: {percent(by_chance)}, {shown}."]
 
 
 def _longer(model: Comparison) -> str:
@@ -186,11 +196,11 @@ def sweep_summary(runs: pl.DataFrame) -> list[Sentence]:
 
 def _swept(scenario: str, profile: str, control: str, compared: Sequence[Comparison]) -> Sentence:
     parts = []
-    for kind, verb in SWEPT.items():
-        for dear in (False, True):
+    for kind, words in SWEPT.items():
+        for dear, verb in enumerate(words):
             at = [_at_point(c) for c in compared if c.kind == kind and bool(c.broken()) == dear]
             if at:
-                parts.append(f"{verb}{', but costs too much,' if dear else ''} at {', '.join(at)}")
+                parts.append(f"{verb} at {', '.join(at)}")
     judged = {c.judged for c in compared}
     overall = judged.pop() if len(judged) == 1 else "mixed"
     return Sentence(overall, f"{scenario}, {profile}, {control}: {'; '.join(parts)}.")

@@ -11,8 +11,8 @@ from typing import Final
 from infra.lab.runs import Model
 from infra.lab.scenario import PROFILES, Scenario
 from infra.lab.scenario_file import environment_at
+from models.registry import CHAMPION
 
-CHAMPION: Final = "champion"
 MODELS: Final = "models"
 ORIGIN: Final = "origin.json"  # beside a model that `lab train` made: what it was trained on
 UNSAID: Final = "unsaid"  # an origin that does not say from which ACKs
@@ -105,14 +105,13 @@ def _champion(output: Path) -> Path:
     import yaml
 
     from infra.lab.execution import PROJECT
-    from models.registry import CHAMPION as ALIAS
     from models.registry import Registry, registry_exists
 
     if not registry_exists():
         raise FileNotFoundError("--artifact champion: there is no registry yet; `make run` makes one")
     name = yaml.safe_load((PROJECT / "params.yaml").read_text())["register"]["model_name"]
     registry = Registry(name)
-    version = registry.alias(ALIAS)
+    version = registry.alias(CHAMPION)
     if version is None:
         raise FileNotFoundError("--artifact champion: no version is champion; `swiftqueue deploy` makes one")
     target = output / MODELS / f"champion-{version}"

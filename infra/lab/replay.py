@@ -17,6 +17,7 @@ import numpy.typing as npt
 import polars as pl
 
 from feature_store.schema import scan_packets, traces_in
+from infra.lab.execution import PROJECT
 from infra.lab.scenario import Replay
 
 PAUSE_NS: Final = 10_000_000
@@ -24,25 +25,32 @@ HEADER_BYTES: Final = 52  # IPv4 and TCP with timestamps: the table's sizes are 
 # Pieces of each distribution, shorter at the ends: most bytes and most waiting are in few bursts and gaps.
 SHARES: Final = np.unique([*np.linspace(0, 1, 101), 5e-4, 1e-3, 5e-3, 0.995, 0.999, 0.9995])
 LEAST_PART: Final = 1e-6  # of a piece, in which a step may rise: two points have two shares
-PROJECT: Final = Path(__file__).resolve().parents[2]
 
 
 def replayed(traffic: Replay, key: str) -> dict[str, Any]:
     """Return the traffic of run.json for a packet table.
 
     Raises:
-        ValueError: the folder or the trace is not there, or holds too little; the line begins with `key`.
+        ValueError: the folder or the trace is not there, is damaged or holds too little; the line begins
+            with `key`.
     """
     folder = PROJECT / traffic.packets
     if not folder.is_dir():
         raise ValueError(f"{key}.packets: {traffic.packets}: no such folder of packet tables")
-    known = traces_in(folder)
-    trace = traffic.trace or (known[0] if len(known) == 1 else None)
-    if trace is None or trace not in known:
+    if not (known := traces_in(folder)):
+        raise ValueError(f"{key}.packets: {traffic.packets} holds no packet table")
+    if traffic.trace is None and len(known) > 1:
+        raise ValueError(f"{key}.trace: {traffic.packets} has several, name one: {', '.join(known)}")
+    trace = traffic.trace or known[0]
+    if trace not in known:
+        raise ValueError(f"{key}.trace: {trace!r} is not in {traffic.packets}; it has {', '.join(known)}")
+    try:
+        return _statistics(folder, trace, key)
+    except pl.exceptions.PolarsError as error:
+        reason = str(error).splitlines()[0]
         raise ValueError(
-            f"{key}.trace: {traffic.trace!r} is not in {traffic.packets}; it has {', '.join(known)}"
-        )
-    return _statistics(folder, trace, key)
+            f"{key}.packets: trace {trace} of {traffic.packets} cannot be read: {reason}"
+        ) from None
 
 
 @cache

@@ -66,17 +66,18 @@ def load(output: Path) -> pl.DataFrame:
     """Return the results of an output folder; none yet is an empty table.
 
     Raises:
-        ValueError: the file has other columns: another version of this project made it.
+        ValueError: the file is damaged, or has other columns: another version of this project made it.
     """
     path = output / FILE
     if not path.is_file():
         return pl.DataFrame(schema=SCHEMA)
-    table = pl.read_parquet(path)
+    remedy = "give another --output, or remove it: `swiftqueue lab run` puts the rows of whole runs back"
+    try:
+        table = pl.read_parquet(path)
+    except pl.exceptions.PolarsError:
+        raise ValueError(f"{path} is damaged; {remedy}") from None
     if table.schema != pl.Schema(SCHEMA):
-        raise ValueError(
-            f"{path} was made by another version; give another --output, or remove it: "
-            "`swiftqueue lab run` puts the rows of whole runs back"
-        )
+        raise ValueError(f"{path} was made by another version; {remedy}")
     return table
 
 

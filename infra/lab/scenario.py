@@ -232,15 +232,22 @@ class Point(Checked):
     """A point of the axis: which keys of the environment it changes, by their path."""
 
     set: dict[str, Any]
-    at: float | None = None  # place on a numeric axis
+    at: Annotated[float, Field(allow_inf_nan=False)] | None = None  # place on a numeric axis
 
 
 class Axis(Checked):
     """What a sweep varies."""
 
     label: str
-    points: Annotated[dict[str, Point], Field(min_length=1)]
+    points: Annotated[dict[Annotated[str, Field(min_length=1)], Point], Field(min_length=1)]
     log: bool = False  # whether plots have a logarithmic axis
+
+    @model_validator(mode="after")
+    def _placeable(self) -> Axis:
+        for name, point in self.points.items():
+            if self.log and point.at is not None and point.at <= 0:
+                raise ValueError(f"points.{name}.at: {point.at:g} has no place on a logarithmic axis")
+        return self
 
 
 class Scenario(Checked):

@@ -121,16 +121,37 @@ def _put(tree: Any, keys: Sequence[str], value: Any) -> bool:
     return True
 
 
+class _TwiceError(yaml.MarkedYAMLError):
+    """A key that is given twice."""
+
+
+class _Once(yaml.SafeLoader):
+    """Refuses a key that is given twice, of which YAML would take the last."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    raise _TwiceError(problem=f"{key.value}: stands there twice", problem_mark=key.start_mark)
+                seen.add(key.value)
+        return node
+
+
 def _read(path: Path, *above: Path) -> dict[str, Any]:
     """Keys of a file joined with those of what it extends; `above` are the files that extend this one."""
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such scenario")
     try:
-        raw = yaml.safe_load(path.read_text())
+        raw = yaml.load(path.read_text(encoding="utf-8"), _Once)  # noqa: S506 - a safe loader
+    except UnicodeDecodeError:
+        raise ValueError(f"{path.name}: not text in UTF-8") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}" if mark else "somewhere"
-        raise ValueError(f"{path.name}: {where}: not valid YAML") from None
+        what = error.problem if isinstance(error, _TwiceError) else "not valid YAML"
+        raise ValueError(f"{path.name}: {where}: {what}") from None
     if not isinstance(raw, dict):
         raise ValueError(f"{path.name}: not a mapping of keys")
     if (base := raw.pop("extends", None)) is None:

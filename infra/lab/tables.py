@@ -7,8 +7,8 @@ from typing import Final, NamedTuple
 
 import polars as pl
 
-from infra.lab.comparison import Place, by_seed, change_of, percent, places
-from infra.lab.intervals import estimate
+from infra.lab.comparison import Place, by_seed, change_of, compare, percent, places
+from infra.lab.intervals import Estimate, estimate
 from infra.lab.measures import (
     CLASSIC_SHARE,
     MOVED,
@@ -25,13 +25,13 @@ from infra.lab.targets import remarks, targets
 
 NONE: Final = "–"
 README_COLUMNS: Final = (QUEUEING_P99, RTT_P99, S1_GOODPUT, CLASSIC_SHARE, MOVED, RETRANSMITTED, REORDERED)
-SWEPT_COSTS: Final = ((RTT_P99, "RTT P99"), (CLASSIC_SHARE, "classic share"))  # beside a gain
+SWEPT_COSTS: Final = (  # beside a gain
+    (RTT_P99, "RTT P99"),
+    (S1_GOODPUT, "S1's goodput"),
+    (CLASSIC_SHARE, "classic share"),
+)
 COSTS_OF: Final = ("random", "oracle", "model")
-# of sweeps in brief: change of P99 queueing by control, and what the last one costs the classic flows
-BRIEF: Final = {
-    "premise": ("last_latency", "random", "oracle", "model"),
-    "rfc9332": ("no_l4s", "oracle", "model"),
-}
+PROFILES_IN_BRIEF: Final = ("premise", "rfc9332")
 
 
 class Cell(NamedTuple):
@@ -76,32 +76,33 @@ def markdown(runs: pl.DataFrame) -> str:
 
 
 def brief(runs: pl.DataFrame) -> list[str]:
-    """Sweeps, both profiles in a line: mean changes in %, bold where all of their interval is on one side."""
-    here = places(runs.filter(pl.col("point") != ""))
-    profiles = [profile for profile in BRIEF if any(place.profile == profile for place in here)]
-    columns: list[tuple[str, str, str, Measure | None]] = []
-    for profile in profiles:
-        columns.append((f"`{profile}`: P99, ms", profile, "default", None))
-        columns += [(f"{control}, %", profile, control, QUEUEING_P99) for control in BRIEF[profile]]
-        columns.append(("classic share, %", profile, BRIEF[profile][-1], CLASSIC_SHARE))
-    if not columns:
-        return []
-    lines = _head(["sweep", "at", *(title for title, *_ in columns)])
-    for scenario, point in dict.fromkeys((place.scenario, place.point) for place in here):
-        cells = []
-        for _, profile, control, measure in columns:
-            place = Place(scenario, point, profile)
-            cells.append(
-                _settled(runs, place, control, measure)
-                if measure
-                else cell(runs, place, control, QUEUEING_P99).text
-            )
-        lines.append(_row([scenario, point, *cells]))
-    return lines
+    """Sweeps, a table for each profile: mean changes of P99 in %, and the model's costs beyond their limits.
+
+    Bold is a change whose whole interval is on one side of zero.
+    """
+    lines: list[str] = []
+    for profile in PROFILES_IN_BRIEF:
+        here = [p for p in places(runs.filter(pl.col("point") != "")) if p.profile == profile]
+        controls = [control for control in controls_run(runs, here) if control != "default"]
+        if not controls:
+            continue
+        head = [f"`{profile}`", "at", "default, ms", *controls]
+        lines += ["", *_head([*head, "the model's costs beyond their limits"])]
+        for place in here:
+            default = cell(runs, place, "default", QUEUEING_P99).text
+            changes = [_settled(change_of(runs, place, control, QUEUEING_P99)) for control in controls]
+            lines.append(_row([place.scenario, place.point, default, *changes, _costs(runs, place)]))
+    return lines[1:]
 
 
-def _settled(runs: pl.DataFrame, place: Place, control: str, measure: Measure) -> str:
-    found = change_of(runs, place, control, measure)
+def _costs(runs: pl.DataFrame, place: Place) -> str:
+    model = compare(runs, place, "model")
+    if model is None:
+        return NONE
+    return ", ".join(f"{cost.name} {_settled(cost.change)}" for cost in model.broken()) or "none"
+
+
+def _settled(found: Estimate | None) -> str:
     if found is None:
         return NONE
     text = f"{found.mean * 100:+,.0f}"

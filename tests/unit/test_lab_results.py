@@ -22,7 +22,7 @@ from infra.lab.rows import complete, not_run
 from infra.lab.runs import Asked, Cell
 from infra.lab.scenario_file import load as load_scenario
 from infra.lab.scenario_file import path_of
-from infra.lab.tables import markdown
+from infra.lab.tables import brief, markdown
 from infra.lab.targets import targets as judged
 
 
@@ -113,6 +113,14 @@ def test_results_of_another_version_are_refused(tmp_path: Path) -> None:
         other.write_parquet(tmp_path / results.FILE)
         with pytest.raises(ValueError, match=r"results\.parquet was made by another version; .* remove it"):
             load(tmp_path)
+
+
+def test_damaged_results_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / results.FILE
+    table([run_row("default", 1)]).write_parquet(path)
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ValueError, match=r"results\.parquet is damaged; give another --output, or remove it"):
+        load(tmp_path)
 
 
 SAME_SHARE = {"share_of": "model"}
@@ -208,7 +216,7 @@ def test_a_model_that_moves_too_little_is_told_why() -> None:
 
 def test_noise_is_nothing() -> None:
     rows = runs_of({"default": 1, "oracle": 1})
-    rows += [run_row("model", s, 10_000 * x) for s, x in enumerate((0.9, 1.1, 1.0, 1.2, 0.8), 1)]
+    rows += [run_row("model", s, 10_000 * x) for s, x in enumerate((0.9, 1.1, 1.0, 1.2, 0.83), 1)]
     (sentence,) = findings(table(rows))
     assert sentence.kind == "nothing"
     assert "not settled, its mean within the 2 % that count as no harm." in sentence.text
@@ -290,6 +298,29 @@ def test_an_oracle_that_chance_beats_is_no_bound() -> None:
     assert "It is no upper bound: 70.0 % moved by chance change P99 by -50.0 %" in text
     _, text = said({"default": 1, "model": 0.6, "oracle": 0.5, "random": 0.6}, **moved)
     assert "upper bound" not in text
+    moved["random"] = {"moved_share": 1e-4}
+    _, text = said({"default": 1, "model": 0.6, "oracle": 0.6, "random": 0.5}, **moved)
+    assert "upper bound" not in text  # 0.0 % moved are nothing moved
+
+
+@pytest.mark.parametrize(
+    ("random", "words"),
+    [
+        (0.8, "-25.0 % (-25.0…-25.0), so the choice matters."),
+        (0.5, "+20.0 % (+20.0…+20.0), so choosing did worse than chance."),
+        (0.6, "+0.0 % (+0.0…+0.0), so no choice is shown."),
+    ],
+)
+def test_a_choice_is_compared_with_chance(random: float, words: str) -> None:
+    _, text = said({"default": 1, "model": 0.6, "random": random}, model={"moved_share": 0.3})
+    assert f"Against random marking of the same share: {words}" in text
+
+
+def test_room_that_is_not_settled_is_not_denied() -> None:
+    rows = runs_of({"default": 1, "model": 1})
+    rows += [run_row("oracle", s, 10_000 * x) for s, x in enumerate((0.3, 1.1, 0.5, 1.2, 0.6), 1)]
+    (sentence,) = findings(table(rows))
+    assert "There is no room that is settled: the oracle changes P99 by -26.3 %" in sentence.text
 
 
 def test_a_share_without_a_choice_speaks_for_itself() -> None:
@@ -302,11 +333,14 @@ def test_a_share_without_a_choice_speaks_for_itself() -> None:
 
 
 def test_one_seed_settles_nothing() -> None:
-    (sentence,) = findings(
-        table([run_row("default", 1), run_row("model", 1, 1000), run_row("oracle", 1, 900)])
-    )
+    moved = {"moved_share": 0.5}
+    rows = [run_row("default", 1), run_row("model", 1, 1000, **moved), run_row("oracle", 1, 900, **moved)]
+    rows.append(run_row("random", 1, 5000, share_of="model", **moved))
+    (sentence,) = findings(table(rows))
     assert sentence.kind == "nothing"
-    assert "1 seed, which settles nothing" in sentence.text
+    assert "by -90.0 % (1 seed, which settles nothing)" in sentence.text
+    assert "not settled, though its mean is lower" in sentence.text
+    assert "of the same share: -80.0 %, 1 seed, which settles nothing." in sentence.text
 
 
 def test_without_a_model_the_oracle_speaks_and_without_both_nobody() -> None:
@@ -404,27 +438,40 @@ def test_the_page_shows_every_control_profile_and_gap(tmp_path: Path) -> None:
     tables, _, rule = written.rpartition("\n\n")
     assert rule == "S1's L4S flows take reordering for loss by: 3 duplicate ACKs\n"
     *rest, sweeps = (part.splitlines() for part in tables.split("\n\n| scenario"))
-    targets, (*scenarios, _, head, _, near, middle, far) = rest
-    assert head == (
-        "| sweep | at | `premise`: P99, ms | last_latency, % | random, % | oracle, % | model, % "
-        "| classic share, % | `rfc9332`: P99, ms | no_l4s, % | oracle, % | model, % | classic share, % |"
-    )
-    assert near == "| mine | 10 | 10.00 | – | **-5** | +0 | – | – | 10.00 | – | +0 | – | – |"
-    assert middle == "| mine | 100 | 10.00 | – | **-5** | **-10** | – | – | 10.00 | – | **-10** | – | – |"
-    assert far.startswith("| mine | 1000 | 10.00 | – | **-5** | **-50** |")
+    targets, scenarios = rest[0], rest[1][:-12]
+    costs = "the model's costs beyond their limits |"
+    assert rest[1][-12:] == [
+        line
+        for profile in ("premise", "rfc9332")
+        for line in (
+            "",
+            f"| `{profile}` | at | default, ms | random | oracle | {costs}",
+            "|---|---|---|---|---|---|",
+            "| mine | 10 | 10.00 | **-5** | +0 | – |",
+            "| mine | 100 | 10.00 | **-5** | **-10** | – |",
+            "| mine | 1000 | 10.00 | **-5** | **-50** | – |",
+        )
+    ]
     assert targets[0] == "| target | wanted | measured | oracle | seeds | verdict |"
     assert len(scenarios) == 2 + 4 + 2  # all controls
     assert any(
         line.startswith("| figure8 | premise | model | -40.0 % (-40.0…-40.0) | 6.00 |") for line in scenarios
     )
     assert sweeps[0] == (
-        " | profile | at | default P99, ms | random | random: RTT P99 | random: classic share "
-        "| oracle | oracle: RTT P99 | oracle: classic share |"
+        " | profile | at | default P99, ms | random | random: RTT P99 | random: S1's goodput "
+        "| random: classic share | oracle | oracle: RTT P99 | oracle: S1's goodput | oracle: classic share |"
     )
     assert len(sweeps) == 2 + 6  # the sweep's points
-    costs = "+0.0 % (+0.0…+0.0) | +0.0 % (+0.0…+0.0)"
+    costs = " | ".join(["+0.0 % (+0.0…+0.0)"] * 3)
     changes = f"-5.0 % (-5.0…-5.0) | {costs} | -10.0 % (-10.0…-10.0) | {costs}"
     assert f"| mine | premise | 100 | 10.00 | {changes} |" in sweeps
+
+
+def test_a_table_in_brief_names_the_models_costs_beyond_their_limits() -> None:
+    dear = {"rtt_p99_us": 44_000.0, "classic_share": 0.1, "moved_share": 0.3}
+    for costs, said in (({}, "none"), (dear, "RTT P99 **+10**, the classic flows' share **-50**")):
+        rows = runs_of({"default": 1, "model": 0.6}, point="10", at=10.0, model=costs)
+        assert brief(table(rows))[-1] == f"| mine | 10 | 10.00 | **-40** | {said} |"
 
 
 def test_each_rule_of_loss_is_named_with_its_scenarios() -> None:

@@ -314,6 +314,13 @@ BAD_ENVIRONMENTS: list[tuple[str, object, str]] = [
         ("profiles", ["linux"], "profiles.0: input should be 'rfc9332' or 'premise' (is 'linux')"),
         ("axis", {"label": "x", "points": {"a": {"set": {"rtt": 3}}}}, "the environment has no key 'rtt'"),
         ("axis", {"label": "x", "points": {"a": {"set": {"rtt_ms": 0}}}}, "axis.points.a: rtt_ms: "),
+        ("axis", {"label": "x", "points": {"": {"set": {}}}}, "axis.points.: string should have at least 1"),
+        ("axis", {"label": "x", "points": {"a": {"set": {}, "at": float("inf")}}}, "axis.points.a.at: "),
+        (
+            "axis",
+            {"label": "x", "log": True, "points": {"a": {"set": {}, "at": 0}}},
+            "axis.points.a.at: 0 has no place on a logarithmic axis",
+        ),
         ("axis", {"label": "x", "points": {"a": {"set": {"bottlenecks.7.mbps": 0}}}}, "has no key"),
         ("extends", "nothing", "extends: there is no other 'nothing', beside it or of the project"),
         ("extends", "mine", "extends: there is no other 'mine'"),
@@ -374,11 +381,22 @@ def test_what_does_not_fit_into_the_run_is_said(small: dict[str, Any], tmp_path:
         load(written(tmp_path, short))
 
 
-@pytest.mark.parametrize("text", ["[1, 2]", "a: [", "", "- x\n- y"])
-def test_a_file_that_is_no_scenario_is_said(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (b"[1, 2]", "not a mapping of keys"),
+        (b"a: [", "line 1: not valid YAML"),
+        (b"", "not a mapping of keys"),
+        (b"- x\n- y", "not a mapping of keys"),
+        (b"extends: figure8\nabout: caf\xe9", "not text in UTF-8"),
+        (b"extends: figure8\nseconds: 30\nseconds: 40", "line 3: seconds: stands there twice"),
+        (b"extends: figure8\nenvironment: {rtt_ms: 1, rtt_ms: 2}", "line 2: rtt_ms: stands there twice"),
+    ],
+)
+def test_a_file_that_is_no_scenario_is_said(tmp_path: Path, text: bytes, line: str) -> None:
     path = tmp_path / "mine.yaml"
-    path.write_text(text)
-    with pytest.raises(ValueError, match=r"mine\.yaml: .*(not a mapping|not valid YAML)") as error:
+    path.write_bytes(text)
+    with pytest.raises(ValueError, match=rf"mine\.yaml: {line}$") as error:
         load(path)
     assert "\n" not in str(error.value)
 
@@ -523,6 +541,7 @@ def test_a_table_that_cannot_be_read_is_said_before_anything_is_built(
         (None, None, "no such folder of packet tables"),
         ([(0, 0, 1000)], "u", "'u' is not in .*; it has t"),
         ([(0, 0, 1000), (0, 1, 1000)], None, "has no pause of 10 ms"),
+        ([], None, "holds no packet table"),
     ],
 )
 def test_a_replay_of_nothing_gets_one_line(
@@ -534,7 +553,24 @@ def test_a_replay_of_nothing_gets_one_line(
 ) -> None:
     if sent:
         packet_table(tmp_path / "packets", sent)
+    elif sent is not None:
+        (tmp_path / "packets").mkdir()
     traffic = {"kind": "replay", "packets": str(tmp_path / "packets"), "trace": trace}
     scenario = load(written(tmp_path, put(small, f"{S1}.l4s.traffic", traffic)))
     with pytest.raises(ValueError, match=rf"^senders\.s1\.groups\.l4s\.traffic.*{line}"):
         resolve(scenario, Cell("mine", "", None, "premise", "default", 1), {"kind": "default"}, [])
+
+
+@pytest.mark.parametrize("damage", ["cut short", "other columns"])
+def test_a_damaged_replay_gets_one_line(small: dict[str, Any], tmp_path: Path, damage: str) -> None:
+    packet_table(tmp_path / "packets", [(0, 0, 1000), (0, 50, 1000)])
+    (file,) = (tmp_path / "packets").rglob("*.parquet")
+    if damage == "cut short":
+        file.write_bytes(file.read_bytes()[:-50])
+    else:
+        pl.DataFrame({"a": [1]}).write_parquet(file)
+    traffic = {"kind": "replay", "packets": str(tmp_path / "packets"), "trace": None}
+    scenario = load(written(tmp_path, put(small, f"{S1}.l4s.traffic", traffic)))
+    with pytest.raises(ValueError, match=r"^senders.*packets: trace t of .* cannot be read: ") as error:
+        resolve(scenario, Cell("mine", "", None, "premise", "default", 1), {"kind": "default"}, [])
+    assert "\n" not in str(error.value)
