@@ -388,7 +388,7 @@ def test_what_does_not_fit_into_the_run_is_said(small: dict[str, Any], tmp_path:
         (b"a: [", "line 1: not valid YAML"),
         (b"", "not a mapping of keys"),
         (b"- x\n- y", "not a mapping of keys"),
-        (b"extends: figure8\nabout: caf\xe9", "not text in UTF-8"),
+        (b"extends: figure8\nabout: \xe9", "not text in UTF-8"),
         (b"extends: figure8\nseconds: 30\nseconds: 40", "line 3: seconds: stands there twice"),
         (b"extends: figure8\nenvironment: {rtt_ms: 1, rtt_ms: 2}", "line 2: rtt_ms: stands there twice"),
     ],
