@@ -21,6 +21,7 @@ import psutil
 
 from infra import triton_leftovers
 from models.state import state_dir
+from serving.endpoint import LOOPBACK
 
 STOP_TIMEOUT_S: Final = 15.0  # Triton takes 3-6 s to unload its models
 CHILDREN_TIMEOUT_S: Final = 3.0  # for what a server started and left, once it has ended itself
@@ -87,11 +88,22 @@ def check_port(port: int, variable: str) -> None:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # TIME_WAIT leftovers do not count
         try:
-            probe.bind(("127.0.0.1", port))
+            probe.bind((LOOPBACK, port))
         except OSError as error:
             raise OSError(
                 f"port {port} is in use by another program; stop it, or choose another port with {variable}"
             ) from error
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of loopback that nobody listens on now."""
+    probes = [socket.socket() for _ in range(count)]
+    for probe in probes:
+        probe.bind((LOOPBACK, 0))
+    ports = [int(probe.getsockname()[1]) for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports
 
 
 def chosen_port(variable: str, default: int) -> int:

@@ -111,8 +111,8 @@ def running_ingest(folder: Path, replicas: int = 1) -> Iterator[Server]:
     """Start `serving.ingest.server` with a Ray of its own; what handles batches has one core."""
     import psutil
 
-    from infra.bench.served_models import free_ports
     from infra.live.health import ingest_check
+    from infra.processes import free_ports
 
     (port,) = free_ports(1)
     folder.parent.mkdir(parents=True, exist_ok=True)

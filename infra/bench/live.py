@@ -26,8 +26,8 @@ import yaml
 from infra.bench.inference_references import make_model
 from infra.bench.ingest import running_ingest
 from infra.bench.rows import Row
-from infra.bench.served_models import free_ports
 from infra.bench.version_watch import VersionWatch
+from infra.processes import free_ports
 
 if TYPE_CHECKING:
     import polars as pl

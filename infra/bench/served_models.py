@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -79,7 +78,7 @@ def served(
         TritonError: a model cannot be loaded.
     """
     environment = backends(root / f"backends-{name}")
-    ports = dict(zip(("http", "grpc", "metrics"), free_ports(3), strict=True))
+    ports = dict(zip(("http", "grpc", "metrics"), processes.free_ports(3), strict=True))
     command = triton_command(environment, root / "repository", ports)
     address = f"{LOOPBACK}:{ports['grpc']}"
     if socket_path is not None:
@@ -95,17 +94,6 @@ def served(
             yield address
         finally:
             processes.stop(name)
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of loopback that nobody listens on now."""
-    probes = [socket.socket() for _ in range(count)]
-    for probe in probes:
-        probe.bind((LOOPBACK, 0))
-    ports = [int(probe.getsockname()[1]) for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
 
 
 def build(*targets: str) -> Path:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from infra import processes
 from infra.live import plan, ray_head
-from infra.live.record import LOG_FILE
+from infra.live.record import LOG_FILE, OUTCOMES
 from infra.monitoring import prometheus
 from infra.monitoring.query import QueryError, ask
 from infra.pages import answers, page
@@ -19,6 +19,7 @@ from infra.stack import KEEPER, MLFLOW, PARTS, TRITON, duration
 from models import json_lines
 from models.state import state_dir
 from serving.endpoint import LOOPBACK
+from serving.ingest import server as ingest
 
 GROWTH_WAIT_S: Final = 8.0  # a new pass of the sender takes a second or two to begin
 LOOK_S: Final = 1.0
@@ -93,15 +94,16 @@ def _ingest(server: processes.Server) -> Judgement:
 
 def _scheduler(server: processes.Server) -> Judgement:
     url = f"http://{LOOPBACK}:{server.ports['metrics']}/metrics"
-    served = number(url, "swiftqueue_served_version")
-    if served is None:
+    told = page(url)
+    if told is None or _value(told, "swiftqueue_served_version") is None:
         return Judgement(False, f"no answer at {url} (log {server.log})")
-    last = last_round()
+    ended = sum(_value(told, f'swiftqueue_rounds_total{{outcome="{outcome}"}}') or 0 for outcome in OUTCOMES)
+    last = last_round() if ended else None  # else it is of a scheduler before this one
     live = plan.asked()
-    if last is None or last["triggered"] < server.created:
-        late = live is not None and time.time() - server.created > live.every_s + ROUND_LATE_S
+    if last is None or last.get("ended_boot_s") is None:
+        late = live is not None and server.age_s > live.every_s + ROUND_LATE_S
         return Judgement(not late, f"no round has ended yet; metrics at {url}")
-    age_s = time.time() - last["triggered"] - last["seconds"].get("total", 0.0)
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - last["ended_boot_s"]
     version = f" version {last['version']}" if last["version"] else ""
     line = f"round {last['number']} {last['outcome']}{version}, ended {duration(age_s)} ago: {last['reason']}"
     late = live is not None and age_s > live.every_s + ROUND_LATE_S
@@ -176,10 +178,9 @@ def _judge_flow(running: dict[str, processes.Server]) -> dict[str, Judgement]:
     if agent := running.get("agent"):
         page = f"http://{LOOPBACK}:{agent.ports['metrics']}/metrics"
         watched["agent"] = _Growth(page, 'swiftqueue_agent_batches_total{outcome="decided"}')
-    ingest = running.get("ingest")
-    if "forwarder" in running and agent and ingest:
+    if "forwarder" in running and agent and ("ingest" in running or ingest.elsewhere()):
         events = (f'swiftqueue_ingest_events_total{{kind="{kind}"}}' for kind in ("ack", "send"))
-        watched["forwarder"] = _Growth(f"http://{LOOPBACK}:{ingest.ports['http']}/metrics", *events)
+        watched["forwarder"] = _Growth(f"{ingest.address()}/metrics", *events)
     deadline = time.monotonic() + GROWTH_WAIT_S
     while watched:
         for growth in watched.values():

@@ -9,13 +9,11 @@ missing of it, `status` misses what does not run, `down` removes it.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
@@ -72,7 +70,8 @@ def start_loop(
             )
             live = before or live
         _check_what_it_needs(live, str(params["model_name"]))
-        plan.asked_file().write_text(json.dumps(asdict(live)) + "\n")
+        if live != before:
+            plan.write_asked(live)
         plan.make_scratch()
         for name in PARTS:
             start_part(name, live)
@@ -126,15 +125,18 @@ def ray_address() -> str:
 
 
 def _check_what_it_needs(live: plan.Live, model: str) -> None:
-    """Look for champion, trace and agent before anything is started.
+    """Look for champion, trace, agent and an ingest elsewhere before anything is started.
 
     Raises:
         OSError: one of them is missing.
     """
     from models.registry import CHAMPION, Registry, registry_exists
     from serving import agent_process
+    from serving.ingest import server as ingest
     from serving.packet_log import open_log
 
+    if ingest.elsewhere() and not health.ingest_check(ingest.address()):
+        raise OSError(f"{ingest.ADDRESS_VARIABLE}: no ingest answers at {ingest.address()}")
     if reason := agent_process.why_not_built():
         raise OSError(f"the loop's sender needs the C++ agent: {reason}")
     if not registry_exists() or Registry(model).alias(CHAMPION) is None:
@@ -206,8 +208,12 @@ def _stop_outlived(name: str) -> None:
 def _start_ingest() -> None:
     from serving.ingest import server as ingest
 
+    url = ingest.address()
+    if ingest.elsewhere():
+        print(f"{ingest.ADDRESS_VARIABLE} is set, so no local ingest is started: {url}")
+        return
     _stop_outlived("ingest")
-    number, url = ingest.port(), _ingest_url()
+    number = ingest.port()
     if not health.ingest_check(url):  # Ray Serve goes on where only the program that started it was killed
         number = _port("ingest", ingest.PORT_VARIABLE, ingest.PORT)
     _start_process(
@@ -219,18 +225,14 @@ def _start_ingest() -> None:
     )
 
 
-def _ingest_url() -> str:
-    from serving.ingest.server import port
-
-    return f"http://{LOOPBACK}:{port()}"
-
-
 def _start_forwarder() -> None:
+    from serving.ingest.server import address
+
     if not processes.running("forwarder"):
         plan.telemetry_socket().unlink(missing_ok=True)  # of one that was killed: nobody listens at it
     _start_process(
         "forwarder",
-        [sys.executable, "-m", "serving.ingest.forwarder", str(plan.telemetry_socket()), _ingest_url()],
+        [sys.executable, "-m", "serving.ingest.forwarder", str(plan.telemetry_socket()), address()],
         ready=plan.telemetry_socket().is_socket,
     )
 

@@ -10,7 +10,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
@@ -56,15 +56,24 @@ def asked() -> Live | None:
         raise ValueError(f"{asked_file()}: not what `up --live` writes ({error}); remove it") from error
 
 
+def write_asked(live: Live) -> None:
+    """Write down what `up --live` was asked for, in one step: keeper and `status` read it at any time."""
+    partial = asked_file().with_suffix(".partial")
+    partial.write_text(json.dumps(asdict(live)) + "\n")
+    partial.replace(asked_file())
+
+
 def wanted() -> list[str]:
     """Parts that run when the loop is whole, in the order of their start."""
     from infra.stack import PARTS
     from serving import endpoint
+    from serving.ingest import server as ingest
 
     elsewhere = {
         "mlflow": os.environ.get("MLFLOW_TRACKING_URI"),
         "triton": endpoint.elsewhere(),
         "ray": os.environ.get("RAY_ADDRESS"),
+        "ingest": ingest.elsewhere(),
         "prometheus": shutil.which("prometheus") is None,
     }
     return [name for name in PARTS if not elsewhere.get(name)]

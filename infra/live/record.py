@@ -27,6 +27,7 @@ class RoundRecord:
     parent: int | None = None
     packets: int = 0
     newest_ns: int | None = None  # of the telemetry, by the sender's clock
+    ended_boot_s: float | None = None  # seconds since the boot, by the clock that nobody sets
     seconds: dict[str, float] = field(default_factory=dict)  # by step, in the order of the steps
     figures: Mapping[str, Any] = field(default_factory=dict)
     loss: tuple[float, float] | None = None

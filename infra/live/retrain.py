@@ -44,7 +44,7 @@ STOP_S: Final = 20.0
 TRIES: Final = 3  # of each stage; `pretrain` goes on from its last epoch
 NICENESS: Final = "19"
 CANDIDATE: Final = "candidate"
-LOOPBACK: Final = ("127.", "localhost")
+LOCAL_PREFIXES: Final = ("127.", "localhost")
 
 
 class RetrainError(ValueError):
@@ -108,7 +108,7 @@ class Retraining:
         plan.make_scratch()
         scratch().mkdir(exist_ok=True)
         environment = os.environ | {"RAY_TMPDIR": str(scratch()), "OMP_NUM_THREADS": "1"}
-        if os.environ.get("RAY_ADDRESS", "").startswith(LOOPBACK):
+        if os.environ.get("RAY_ADDRESS", "").startswith(LOCAL_PREFIXES):
             # A Ray of its own: on that of the rounds its workers would have their priority and their cores.
             environment["RAY_ADDRESS"] = ""
         command = ["nice", "-n", NICENESS, sys.executable, "-m", "infra.live.retrain", str(self._folder)]

@@ -95,7 +95,7 @@ class Rounds:
         self._folder.mkdir(parents=True, exist_ok=True)
         self.log = self._folder / LOG_FILE
         history = self.history()
-        self.number = len(history)
+        self.number = max((one["number"] for one in history), default=0)
         learned = [one for one in history if one["outcome"] in LEARNED and one.get("newest_ns") is not None]
         self._learned: tuple[int, int] | None = None  # the last round that learned, and its newest event
         if learned:
@@ -144,6 +144,7 @@ class Rounds:
         if record.outcome in LEARNED and record.newest_ns is not None:
             self._learned = record.number, record.newest_ns
         record.seconds["total"] = time.monotonic() - begin_s
+        record.ended_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
         self._retrain(record)
         try:
             append(record, self.log)

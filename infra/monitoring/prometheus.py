@@ -10,7 +10,6 @@ sees it within 10 s. The port is SWIFTQUEUE_PROMETHEUS_PORT (9090), state and lo
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
 from pathlib import Path
@@ -19,13 +18,13 @@ from typing import Final
 from infra import processes
 from infra.pages import answers
 from models.state import state_dir
+from serving.endpoint import LOOPBACK
 
 NAME: Final = "prometheus"
 HERE: Final = Path(__file__).parent
 PORT_VARIABLE: Final = "SWIFTQUEUE_PROMETHEUS_PORT"
 PORT: Final = 9090
 START_TIMEOUT_S: Final = 60.0
-LOOPBACK: Final = "127.0.0.1"
 
 
 def start() -> str:
@@ -42,24 +41,22 @@ def start() -> str:
     program = shutil.which("prometheus")
     if program is None:
         raise OSError("prometheus is not installed; on Debian: apt-get install prometheus")
-    text = os.environ.get(PORT_VARIABLE) or str(PORT)
-    if not text.isdigit() or not 0 < int(text) < 65536:
-        raise ValueError(f"{PORT_VARIABLE}={text!r} is not a port number")
-    processes.check_port(int(text), PORT_VARIABLE)
-    folder = write_configuration(int(text))
+    port = processes.chosen_port(PORT_VARIABLE, PORT)
+    processes.check_port(port, PORT_VARIABLE)
+    folder = write_configuration(port)
     write_targets()
-    url = f"http://{LOOPBACK}:{text}"
+    url = f"http://{LOOPBACK}:{port}"
     command = [
         program,
         f"--config.file={folder / 'prometheus.yaml'}",
         f"--storage.tsdb.path={folder / 'data'}",
         "--storage.tsdb.retention.time=7d",
-        f"--web.listen-address={LOOPBACK}:{text}",
+        f"--web.listen-address={LOOPBACK}:{port}",
         "--web.enable-lifecycle",
         "--log.level=warn",
     ]
     ready = f"{url}/-/ready"
-    processes.start(NAME, command, {"http": int(text)}, {}, lambda: answers(ready), START_TIMEOUT_S)
+    processes.start(NAME, command, {"http": port}, {}, lambda: answers(ready), START_TIMEOUT_S)
     return url
 
 

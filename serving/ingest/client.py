@@ -36,8 +36,21 @@ class Shipped:
     accepted: int = 0
     duplicates: int = 0  # of those accepted: the ingest had it already, its answer had been lost
     refused: int = 0  # bad batches; sending them again would not help
-    dropped: int = 0  # the oldest, where the buffer was full: a gap in the sequence numbers
+    # The oldest, where the buffer was full: a gap in the sequence numbers; and what waited at the close.
+    dropped: int = 0
     retries: int = 0
+
+
+def host_and_port(url: str) -> tuple[str, int]:
+    """Take an ingest's address apart.
+
+    Raises:
+        ValueError: it is not `http://HOST:PORT`.
+    """
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme != "http" or not parts.hostname:
+        raise ValueError(f"ingest address {url!r}: must be http://HOST:PORT")
+    return parts.hostname, parts.port or 80
 
 
 class IngestClient:
@@ -50,19 +63,18 @@ class IngestClient:
     def __init__(
         self, url: str, sender: str, *, buffer: int = BUFFER_BATCHES, timeout_s: float = TIMEOUT_S
     ) -> None:
-        parts = urllib.parse.urlsplit(url)
-        if parts.scheme != "http" or not parts.hostname:
-            raise ValueError(f"ingest address {url!r}: must be http://HOST:PORT")
         if not SENDER_NAME.fullmatch(sender):
             raise ValueError(f"sender {sender!r}: must be 1 to 64 of A-Z a-z 0-9 . _ -")
         self.sender, self.shipped = sender, Shipped()
-        self._host, self._port, self._timeout_s = parts.hostname, parts.port or 80, timeout_s
+        self._host, self._port = host_and_port(url)
+        self._timeout_s = timeout_s
         self._connection: http.client.HTTPConnection | None = None
         self._session: int | None = None
         self._sequence = 0
         self._waiting: deque[tuple[int, pa.RecordBatch]] = deque()
         self._buffer = buffer
         self._in_hand = False  # one batch is out of the buffer and not answered yet
+        self._given_up = 0  # batches in hand when it was closed
         self._changed = threading.Condition()
         self._closing = threading.Event()
         self._conflict: str | None = None
@@ -108,12 +120,22 @@ class IngestClient:
             return len(self._waiting) + self._in_hand
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Ship what waits, for so long at most, and end the thread."""
+        """Ship what waits, for so long at most, and end the thread; what is left is dropped, and said."""
         self.flush(timeout_s)
         self._closing.set()
         with self._changed:
             self._changed.notify_all()
         self._thread.join(self._timeout_s + LONGEST_PAUSE_S)
+        with self._changed:
+            left = len(self._waiting)
+            self._waiting.clear()
+            self.shipped.dropped += left
+        if self._given_up + left:
+            _log.warning(
+                "sender %s: closed with %d batches not shipped, its last: their loss shows as no gap",
+                self.sender,
+                self._given_up + left,
+            )
 
     def _run(self) -> None:
         while True:
@@ -124,7 +146,9 @@ class IngestClient:
                 sequence, events = self._waiting.popleft()
                 self._in_hand = True
             try:
-                self._ship(sequence, events)
+                if not self._ship(sequence, events):
+                    self._given_up += 1
+                    self.shipped.dropped += 1
             except SenderRefusedError as error:
                 _log.error("%s", error)
                 with self._changed:
@@ -139,20 +163,20 @@ class IngestClient:
                     self._in_hand = False
                     self._changed.notify_all()
 
-    def _ship(self, sequence: int, events: pa.RecordBatch) -> None:
-        """Send one batch until it is answered."""
+    def _ship(self, sequence: int, events: pa.RecordBatch) -> bool:
+        """Send one batch until it is answered; False when closed before."""
         if self._session is None:
             path = f"/v1/senders/{self.sender}/sessions"
             answer = self._until_answered(path, b"", lambda said: type(said.get("session")) is int)
             if answer is None:
-                return
+                return False
             if answer[0] not in TAKEN:
                 raise SenderRefusedError(f"sender {self.sender}: {answer[1].get('error', answer)}")
             self._session = answer[1]["session"]
         body = encode(BatchKey(self.sender, self._session, sequence), events)
         answer = self._until_answered("/v1/batches", body, lambda said: said.get("sequence") == sequence)
         if answer is None:
-            return
+            return False
         status, said = answer
         if status in TAKEN:
             self.shipped.accepted += 1
@@ -162,6 +186,7 @@ class IngestClient:
         else:
             self.shipped.refused += 1
             _log.error("batch %d of sender %s refused: %s", sequence, self.sender, said.get("error", status))
+        return True
 
     def _until_answered(
         self, path: str, body: bytes, is_taken: Callable[[dict[str, Any]], bool]

@@ -182,7 +182,7 @@ def sender_id(name: str) -> str:
 
 def _close(client: IngestClient) -> None:
     client.close()
-    print(f"forwarder: sender {client.sender}: {client.shipped}, {client.waiting} not shipped", flush=True)
+    print(f"forwarder: sender {client.sender}: {client.shipped}", flush=True)
 
 
 class Heartbeat:

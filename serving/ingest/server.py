@@ -18,8 +18,10 @@ from typing import Final
 from feature_store import telemetry_off
 from models.ray_job import LOOPBACK, ray_cluster
 from models.state import state_dir
+from serving.ingest.client import host_and_port
 from serving.ingest.log import LOG_NAME
 
+ADDRESS_VARIABLE: Final = "SWIFTQUEUE_INGEST"
 PORT_VARIABLE: Final = "SWIFTQUEUE_INGEST_PORT"
 PORT: Final = 8010
 FOLDER_VARIABLE: Final = "SWIFTQUEUE_TELEMETRY"
@@ -39,6 +41,24 @@ def port() -> int:
         ValueError: the variable is not a port number.
     """
     return _number(PORT_VARIABLE, PORT, 65535)
+
+
+def elsewhere() -> bool:
+    """Whether SWIFTQUEUE_INGEST names one, so that none is started here."""
+    return bool(os.environ.get(ADDRESS_VARIABLE))
+
+
+def address() -> str:
+    """`http://HOST:PORT` of the ingest that senders use: that of SWIFTQUEUE_INGEST, or the local one.
+
+    Raises:
+        ValueError: the variable is no such address.
+    """
+    if not elsewhere():
+        return f"http://{LOOPBACK}:{port()}"
+    url = os.environ[ADDRESS_VARIABLE]
+    host_and_port(url)
+    return url.rstrip("/")
 
 
 def telemetry_dir() -> Path:

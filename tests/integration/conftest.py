@@ -4,25 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from registered import add_version
 
+from infra.processes import free_ports
+
 PROJECT = Path(__file__).resolve().parents[2]
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports nobody listens on now."""
-    probes = [socket.socket() for _ in range(count)]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    ports = [int(probe.getsockname()[1]) for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
 
 
 @pytest.fixture(scope="session")

@@ -260,22 +260,30 @@ class FaultLoop:
 
     def restarts(self, part: str) -> float:
         """How often the keeper has started a part."""
-        url = f"http://127.0.0.1:{self.ports['SWIFTQUEUE_KEEPER_METRICS']}/metrics"
-        return health.number(url, f'swiftqueue_part_restarts_total{{part="{part}"}}') or 0.0
+        return self._count("KEEPER_METRICS", f'swiftqueue_part_restarts_total{{part="{part}"}}')
 
     def rounds_ended(self, outcome: str) -> float:
-        url = f"http://127.0.0.1:{self.ports['SWIFTQUEUE_SCHEDULER_METRICS']}/metrics"
-        return health.number(url, f'swiftqueue_rounds_total{{outcome="{outcome}"}}') or 0.0
+        return self._count("SCHEDULER_METRICS", f'swiftqueue_rounds_total{{outcome="{outcome}"}}')
 
     def batches(self, outcome: str) -> float:
         """How many batches of the replaying sender ended so."""
-        url = f"http://127.0.0.1:{self.ports['SWIFTQUEUE_AGENT_METRICS']}/metrics"
-        return health.number(url, f'swiftqueue_agent_batches_total{{outcome="{outcome}"}}') or 0.0
+        return self._count("AGENT_METRICS", f'swiftqueue_agent_batches_total{{outcome="{outcome}"}}')
 
     def refused(self, reason: str) -> float:
         """How many batches the ingest has refused for a reason."""
-        url = f"{self.ingest_url}/metrics"
-        return health.number(url, f'swiftqueue_ingest_refused_total{{reason="{reason}"}}') or 0.0
+        return self._count("INGEST_PORT", f'swiftqueue_ingest_refused_total{{reason="{reason}"}}')
+
+    def _count(self, port: str, series: str) -> float:
+        """A series of a part's page, which is waited for; 0 of one that has not begun to count."""
+        url = f"http://127.0.0.1:{self.ports[f'SWIFTQUEUE_{port}']}/metrics"
+        wait_until(f"no answer at {url}", lambda: answers(url), HEAL_S)
+        return health.number(url, series) or 0.0
+
+    def newest_session(self, sender: str) -> int:
+        """The last session of a sender of which packets are in the store."""
+        newest = load_manifest(self.state / "telemetry", sender).newest()
+        assert newest is not None
+        return newest[0]
 
     def said(self, part: str, name: str = "server.log") -> str:
         """A log of the part; nothing if there is none yet."""

@@ -30,13 +30,13 @@ from agent_program import (
     memory_over,
     wait_until,
 )
-from conftest import free_ports
 from registered import add_version
 from test_agent import change_head
 from triton_process import kill_server, server_process
 
 from infra import processes
 from infra.bench.served_models import served, write_model
+from infra.processes import free_ports
 from serving import agent_process, frames
 from serving.endpoint import Triton, grpc_address
 from serving.triton_config import Backend

@@ -9,7 +9,6 @@ import contextlib
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -32,6 +31,7 @@ from feature_store.telemetry_events import ACK, EVENT_SCHEMA, SEND, BatchKey, en
 from feature_store.telemetry_log import log_dir
 from feature_store.telemetry_manifest import load_manifest
 from infra.bench import ingest as bench
+from infra.processes import free_ports
 from serving import agent_process
 from serving.ingest.client import IngestClient, SenderRefusedError
 from serving.ingest.committer import WAITING_BATCHES
@@ -121,17 +121,11 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = WAIT_S) -> None:
         time.sleep(0.1)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.fixture(scope="module")
 def ingest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ingest]:
     """One ingest of two replicas for all tests; its store lies on a small file system of its own."""
     folder = tmp_path_factory.mktemp("ingest")
-    store, log, port = folder / "store", folder / "log", _free_port()
+    store, log, port = folder / "store", folder / "log", free_ports(1)[0]
     state, hold = folder / "state", folder / "hold"
     store.mkdir()
     hold.mkdir()
@@ -337,7 +331,7 @@ def test_batches_wait_for_an_application_that_the_proxy_does_not_know_yet(
     from ray import serve
 
     monkeypatch.setenv("SWIFTQUEUE_STATE", str(tmp_path / "state"))
-    port = _free_port()
+    port = free_ports(1)[0]
     try:
         serve.start(http_options={"host": "127.0.0.1", "port": port})
         with IngestClient(f"http://127.0.0.1:{port}", "early") as client:

@@ -29,7 +29,7 @@ import mlflow
 import psutil
 import pyarrow as pa
 import pytest
-from conftest import PROJECT, free_ports
+from conftest import PROJECT
 from fault_loop import (
     HEAL_S,
     HERE,
@@ -46,6 +46,7 @@ from feature_store.telemetry_events import ACK, EVENT_SCHEMA, SEND
 from infra import processes
 from infra.live import health, plan
 from infra.pages import answers
+from infra.processes import free_ports
 from infra.stack import PARTS as EVERY_PART
 from infra.stack import print_status, start_mlflow, stop_stack
 from models.registry import Registry
@@ -207,7 +208,7 @@ def test_one_command_up(loop: FaultLoop, capsys: pytest.CaptureFixture[str]) -> 
     loop.start()
     again = {name: processes.running(name) for name in wanted}
     assert {name for name in wanted if again[name] != servers[name]} == {"agent", "keeper"}
-    wait_until("not well again", lambda: print_status() == 0, 30)
+    wait_until("not well again", lambda: print_status() == 0, HEAL_S)
 
 
 @pytest.mark.parametrize(
@@ -228,7 +229,10 @@ def test_a_process_is_killed_or_paused_in_a_round(
         paused_s = time.monotonic()
         wait_until("it is not paused", lambda: victim.status() == psutil.STATUS_STOPPED, PAUSE_S)
         silent = not loop.answers(part)
+        decided = loop.batches("decided") if part == "triton" else 0
         time.sleep(max(0.0, paused_s + PAUSE_S - time.monotonic()))
+        if part == "triton":
+            assert loop.batches("decided") == decided
         victim.send_signal(signal.SIGCONT)
         assert silent or part in ("ray", "worker"), "something else answers in its place"
     elif part == "mlflow":
@@ -386,7 +390,9 @@ def test_a_full_disk_declines_everything_and_heals(loop: FaultLoop) -> None:
 
 
 @pytest.mark.parametrize("seconds", [3600.0, -3600.0])
-def test_rounds_go_on_after_a_step_of_the_clock(loop: FaultLoop, seconds: float) -> None:
+def test_rounds_go_on_after_a_step_of_the_clock(
+    loop: FaultLoop, seconds: float, capsys: pytest.CaptureFixture[str]
+) -> None:
     failed = loop.asking.failed
     restarts = {part: loop.restarts(part) for part in PARTS}
     after = len(loop.rounds())
@@ -395,6 +401,9 @@ def test_rounds_go_on_after_a_step_of_the_clock(loop: FaultLoop, seconds: float)
         good = loop.next_good_round(after + 1)
         assert abs(good["triggered"] - time.time() - seconds) < 300  # else it was not the library's clock
         assert 0 < good["seconds"]["total"] < HEAL_S
+        capsys.readouterr()
+        wait_until("not well", lambda: print_status() == 0, HEAL_S)
+        assert re.search(r"^scheduler: round \d+ \w+.*, ended \d+ s ago: ", capsys.readouterr().out, re.M)
         loop.probe.check()
         after = len(loop.rounds())
     finally:
@@ -410,7 +419,7 @@ def test_bad_telemetry_and_a_second_sender_cost_rounds_until_they_end(loop: Faul
     """What is refused is counted; who takes the sender's id is believed, until the sender opens a session."""
     loop.process("agent").kill()  # a new pass of ten minutes: the next one would open a session meanwhile
     loop.next_good_round(len(loop.rounds()), begun_s=time.time())
-    sender, failed = "live", loop.asking.failed
+    sender, failed, session = "live", loop.asking.failed, loop.newest_session("live")
     refused = {reason: loop.refused(reason) for reason in ("nan", "order", "schema", "two_senders")}
     at_ns = time.time_ns()
     sent = {"size_bytes": 1500, "flow_id": 0, "receiver_id": 0, "queue": 1}
@@ -430,6 +439,7 @@ def test_bad_telemetry_and_a_second_sender_cost_rounds_until_they_end(loop: Faul
             second.send(pa.RecordBatch.from_pylist(batch, schema=EVENT_SCHEMA))
         assert second.flush(HEAL_S)
     assert (second.shipped.accepted, second.shipped.refused) == (2, 3)
+    wait_until("it is not in the store", lambda: loop.newest_session(sender) > session, 60)
     after = len(loop.rounds())
     wait_until("the sender was not told", lambda: loop.refused("two_senders") > refused["two_senders"], 30)
     wait_until("no round", lambda: len(loop.rounds()) > after + 1, 60)

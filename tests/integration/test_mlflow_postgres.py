@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,8 @@ import yaml
 from moto.server import ThreadedMotoServer
 from registered import add_version
 
+from infra.processes import free_ports
+
 pytestmark = pytest.mark.slow
 
 MANIFEST = Path(__file__).resolve().parents[2] / "infra" / "k8s" / "mlflow.yaml"
@@ -31,12 +32,6 @@ LOOPBACK = "127.0.0.1"
 BUCKET = "swiftqueue"
 PASSWORD = "of this test only"  # noqa: S105
 START_TIMEOUT_S = 180  # MLflow: 41 s were seen on a busy machine
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        return int(probe.getsockname()[1])
 
 
 # PostgreSQL -----------------------------------------------------------------------------------------
@@ -69,7 +64,7 @@ def postgres_user() -> dict[str, Any]:
 @contextmanager
 def postgres(folder: Path) -> Iterator[str]:
     """A PostgreSQL with a data folder of its own, on loopback, with a password; yields a URI."""
-    programs, user, port = postgres_programs(), postgres_user(), free_port()
+    programs, user, port = postgres_programs(), postgres_user(), free_ports(1)[0]
     if user:
         os.chown(folder, user["user"], user["group"])
     password = folder / "password"
@@ -186,7 +181,7 @@ def stack() -> Iterator[Stack]:
                 region_name="us-east-1",
             )
             s3.create_bucket(Bucket=BUCKET)
-            port = free_port()
+            port = free_ports(1)[0]
             environment = {
                 **{k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW_TRACKING", "AWS_"))},
                 **keys,
@@ -341,6 +336,6 @@ def test_readiness_is_a_real_inference(champion: int) -> None:
         triton.unload(MODEL)
         without = ready(port("http"))
         triton.load(MODEL)
-    for code, line in (without, ready(free_port())):
+    for code, line in (without, ready(free_ports(1)[0])):
         assert code == 1
         assert line.startswith("not ready: ")

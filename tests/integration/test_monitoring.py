@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ import yaml
 
 from infra.monitoring.dashboard import DATASOURCE, FILE, ROWS, dashboard_json, panels
 from infra.monitoring.metrics import OTHERS, OURS, Kind, series
+from infra.processes import free_ports
 
 HERE = Path(__file__).resolve().parents[2] / "infra" / "monitoring"
 RULES = sorted((HERE / "rules").glob("[!.]*.yaml"))
@@ -37,12 +37,6 @@ QUERIES = {
     **{rule["record"]: rule["expr"] for rule in rules("recording.yaml")},
     **{rule["alert"]: rule["expr"] for rule in rules("alerts.yaml")},
 }
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="module")
@@ -213,7 +207,7 @@ def prometheus(champion: int) -> Iterator[str]:
     if shutil.which("prometheus") is None:
         pytest.skip(WITHOUT.format("a server"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SWIFTQUEUE_PROMETHEUS_PORT", str(free_port()))
+        patch.setenv("SWIFTQUEUE_PROMETHEUS_PORT", str(free_ports(1)[0]))
         url = prometheus.start()
         assert prometheus.start() == url  # harmless when it is up
         yield url
@@ -293,7 +287,7 @@ def test_an_agent_fills_its_panels_and_its_end_is_seen(prometheus: str, serving_
 
     if not AGENT.is_file():
         pytest.skip(f"{AGENT} is not built (make -C serving/agent)")
-    port = free_port()
+    port = free_ports(1)[0]
     words = ["--server", grpc_address(), "--deadline-us", "50000", "--metrics-port", str(port)]
     words += ["--synthetic-bps", "5e6", "--seconds", "600"]
     processes.start("agent-2", [str(AGENT), *words], {"metrics": port}, {}, lambda: True, 5)
@@ -327,7 +321,7 @@ def test_status_names_a_part_that_is_not_scraped(
     monkeypatch.setattr(health, "SCRAPED_S", 8.0)
     until(prometheus, 'max_over_time(up{job="triton"}[8s]) == 1')
     assert health.print_parts(), capsys.readouterr().out
-    port = free_port()
+    port = free_ports(1)[0]
     processes.start("scheduler-2", ["sleep", "600"], {"metrics": port}, {}, lambda: True, 5)
     try:
         write_targets()

@@ -24,8 +24,8 @@ import tritonclient.grpc as grpc
 
 from infra import processes
 from infra.bench.inference_references import typical_features
-from infra.bench.served_models import free_ports
 from infra.native_backend import SOURCES, with_native_backend
+from infra.processes import free_ports
 from infra.stack import triton_command
 from infra.triton_environment import find_environment
 from models import artifact, gate

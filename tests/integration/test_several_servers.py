@@ -24,12 +24,13 @@ import psutil
 import pytest
 import yaml
 from agent_program import AgentProgram, LiveSender, wait_until
-from conftest import PROJECT, free_ports
+from conftest import PROJECT
 from registered import add_version
 from test_deploy import Clients
 
 from infra import processes
 from infra.native_backend import with_native_backend
+from infra.processes import free_ports
 from infra.stack import print_status
 from infra.triton_environment import TritonEnvironment, find_environment
 from models.state import state_dir

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import free_ports
 
 from infra import processes, triton_leftovers
+from infra.processes import free_ports
 from infra.stack import triton_command
 from infra.triton_environment import find_environment
 from serving.endpoint import LOOPBACK, Triton

@@ -19,7 +19,8 @@ import pytest
 import tritonclient.grpc as grpc
 
 from infra import processes
-from infra.bench.served_models import IDENTITY, PROJECT, backends, build, free_ports, served, write_model
+from infra.bench.served_models import IDENTITY, PROJECT, backends, build, served, write_model
+from infra.processes import free_ports
 from infra.stack import triton_command
 from models import artifact
 from serving.endpoint import LOOPBACK, Triton

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -35,6 +34,7 @@ from infra.lab.scenario import CONTROLS
 from infra.lab.scenario_file import FOLDER
 from infra.lab.scenario_file import load as load_scenario
 from infra.lab.train import explore
+from infra.processes import free_ports
 from models.artifact import WEIGHTS_FILE
 
 pytestmark = pytest.mark.slow
@@ -247,17 +247,11 @@ def test_the_head_is_tuned_during_the_run(
     assert changed == {name for name in before if name.startswith("head.")}
 
 
-def _free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return int(listening.getsockname()[1])
-
-
 @pytest.fixture
 def other_cluster() -> Iterator[tuple[str, Path]]:
     """A Ray cluster that the command does not start: its address, and its folder, which its nodes name."""
     folder = Path(tempfile.mkdtemp(prefix="ray"))  # short: a socket's path has 107 characters at most
-    address = f"127.0.0.1:{_free_port()}"
+    address = f"127.0.0.1:{free_ports(1)[0]}"
     start = [Path(sys.executable).parent / "ray", "start", "--head", "--block", f"--port={address[10:]}"]
     options = ["--node-ip-address=127.0.0.1", "--num-cpus=1", "--include-dashboard=false"]
     running = subprocess.Popen([*start, *options, f"--temp-dir={folder}"], start_new_session=True)

@@ -151,3 +151,18 @@ def test_an_error_costs_its_batch_and_not_the_thread(
     assert stored == [0, 2]
     assert (ours.shipped.accepted, ours.shipped.dropped) == (2, 1)
     assert "batch 1 of sender a is given up" in caplog.text
+
+
+def test_what_waits_when_it_is_closed_is_counted_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    stored: list[int] = []
+    with answering(ingest(stored), Connection="close") as port:
+        ours = IngestClient(f"http://127.0.0.1:{port}", "a")
+        ours.send(batch(0))
+        assert ours.flush(20)
+    for number in (1, 2, 3):  # one of them in hand
+        ours.send(batch(number))
+    wait_for_retries(ours, 2)
+    ours.close(timeout_s=0.1)
+    assert stored == [0]
+    assert (ours.shipped.accepted, ours.shipped.dropped, ours.waiting) == (1, 3, 0)
+    assert "sender a: closed with 3 batches not shipped" in caplog.text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 import socket
 import subprocess
 import sys
@@ -13,13 +14,18 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from typer.testing import CliRunner
 
 from infra import processes
+from infra.cli import app
 from infra.live import health, plan
+from infra.live.loop import NoChampionError, start_loop
 from infra.live.sender import laps, laps_of_a_pass
+from infra.stack import PARTS
 from infra.triton_environment import find_environment
 from serving.endpoint import elsewhere, grpc_addresses, metrics_address, port
 from serving.frames import ACKED, BATCH, SENT, replay_frames
+from serving.ingest import server as ingest
 from serving.packet_log import open_log
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "data"))
@@ -233,6 +239,23 @@ def test_servers_elsewhere_are_a_list_of_addresses(monkeypatch: pytest.MonkeyPat
             grpc_addresses()
 
 
+def test_an_ingest_elsewhere_is_an_address(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SWIFTQUEUE_INGEST", raising=False)
+    assert ingest.address() == "http://127.0.0.1:8010"
+    assert "ingest" in plan.wanted()
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("SWIFTQUEUE_INGEST", f"http://127.0.0.1:{nobody.getsockname()[1]}/")
+        assert ingest.address() == f"http://127.0.0.1:{nobody.getsockname()[1]}"
+        assert "ingest" not in plan.wanted()
+        with pytest.raises(OSError, match=r"SWIFTQUEUE_INGEST: no ingest answers at http://127\.0\.0\.1"):
+            start_loop("t", speed=1, every_s=60, learn_s=30, judge_s=8)
+    assert not [name for name in PARTS if processes.record_path(name).exists()]
+    monkeypatch.setenv("SWIFTQUEUE_INGEST", "ingest:8010")
+    with pytest.raises(ValueError, match=r"ingest address 'ingest:8010': must be http://HOST:PORT"):
+        ingest.address()
+
+
 def test_metrics_stay_on_loopback_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SWIFTQUEUE_METRICS_ADDRESS", raising=False)
     assert metrics_address() == "127.0.0.1"
@@ -277,6 +300,33 @@ def test_what_the_loop_was_asked_for_is_checked_and_remembered(state: Path) -> N
     plan.asked_file().write_text("{}")
     with pytest.raises(ValueError, match=r"up\.json: not what .* remove it"):
         plan.asked()
+    plan.write_asked(plan.Live("y", 1, 60, 30, 8))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))  # ten bytes are left on the disk
+    try:
+        with pytest.raises(OSError, match="too large"):
+            plan.write_asked(plan.Live("z", 1, 60, 30, 8))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert plan.asked() == plan.Live("y", 1, 60, 30, 8)  # as before
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_up_makes_the_first_champion_where_there_is_none(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pipeline itself, and the loop's start, are tests of their own."""
+    done: list[str] = []
+
+    def start(trace: str | None, **_: object) -> None:
+        done.append("start")
+        if "made" not in done:
+            raise NoChampionError("none yet")
+
+    monkeypatch.setattr("infra.live.loop.start_loop", start)
+    monkeypatch.setattr("infra.main_job.make_first_champion", lambda: done.append("made") or code)
+    result = CliRunner().invoke(app, ["up", "--live"])
+    assert result.exit_code == code, result.output
+    assert done == ["start", "made", "start"][: 2 if code else 3]
+    assert "the main job makes the first one" in result.output
 
 
 def test_a_part_that_was_started_and_is_gone_is_named(
