@@ -75,7 +75,9 @@ SELECTION = (
     ("mlflow", STOP, "register"),
     ("triton", KILL, "push"),
     ("scheduler", KILL, "alias"),
+    ("forwarder", KILL, "telemetry"),
 )
+HEALED_BY_THE_KEEPER = ("triton", "ray", "scheduler", "forwarder")
 ALL = bool(os.environ.get("SWIFTQUEUE_ALL_FAULTS"))
 CASES = list(product(PARTS, (KILL, STOP), STEPS)) if ALL else list(SELECTION)
 PAUSE_S = 2.0
@@ -237,7 +239,7 @@ def test_a_process_is_killed_or_paused_in_a_round(
         assert silent or part in ("ray", "worker"), "something else answers in its place"
     elif part == "mlflow":
         loop.heal_mlflow()
-    if number == KILL and part in ("triton", "ray", "scheduler"):
+    if number == KILL and part in HEALED_BY_THE_KEEPER:
         wait_until(f"the keeper did not start {part}", lambda: loop.restarts(part) > restarts, HEAL_S)
     after = len(loop.rounds())
     # Not the held round: it has what it took from the others already.
@@ -270,7 +272,7 @@ def what_shows(loop: FaultLoop, part: str, number: signal.Signals, step: str) ->
         begin = count()
         return lambda: count() > begin
 
-    if number == KILL and part in ("triton", "ray", "scheduler"):
+    if number == KILL and part in HEALED_BY_THE_KEEPER:
         return line("keeper", f"{part} is gone: starting it")
     if number == KILL and part == "agent":
         return line("agent", "ended with code -9")
