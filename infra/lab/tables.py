@@ -20,7 +20,7 @@ from infra.lab.measures import (
     Measure,
 )
 from infra.lab.results import COMPLETE
-from infra.lab.scenario import CONTROLS
+from infra.lab.scenario import CONTROLS, PROFILES
 from infra.lab.targets import remarks, targets
 
 NONE: Final = "–"
@@ -31,7 +31,6 @@ SWEPT_COSTS: Final = (  # beside a gain
     (CLASSIC_SHARE, "classic share"),
 )
 COSTS_OF: Final = ("random", "oracle", "model")
-PROFILES_IN_BRIEF: Final = ("premise", "rfc9332")
 
 
 class Cell(NamedTuple):
@@ -81,7 +80,7 @@ def brief(runs: pl.DataFrame) -> list[str]:
     Bold is a change whose whole interval is on one side of zero.
     """
     lines: list[str] = []
-    for profile in PROFILES_IN_BRIEF:
+    for profile in sorted(PROFILES):
         here = [p for p in places(runs.filter(pl.col("point") != "")) if p.profile == profile]
         controls = [control for control in controls_run(runs, here) if control != "default"]
         if not controls:
