@@ -178,9 +178,11 @@ def _judge_flow(running: dict[str, processes.Server]) -> dict[str, Judgement]:
     if agent := running.get("agent"):
         page = f"http://{LOOPBACK}:{agent.ports['metrics']}/metrics"
         watched["agent"] = _Growth(page, 'swiftqueue_agent_batches_total{outcome="decided"}')
-    if "forwarder" in running and agent and ("ingest" in running or ingest.elsewhere()):
+    local = running.get("ingest")
+    if "forwarder" in running and agent and (local or ingest.elsewhere()):
+        url = f"http://{LOOPBACK}:{local.ports['http']}" if local else ingest.address()
         events = (f'swiftqueue_ingest_events_total{{kind="{kind}"}}' for kind in ("ack", "send"))
-        watched["forwarder"] = _Growth(f"{ingest.address()}/metrics", *events)
+        watched["forwarder"] = _Growth(f"{url}/metrics", *events)
     deadline = time.monotonic() + GROWTH_WAIT_S
     while watched:
         for growth in watched.values():

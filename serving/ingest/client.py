@@ -74,7 +74,6 @@ class IngestClient:
         self._waiting: deque[tuple[int, pa.RecordBatch]] = deque()
         self._buffer = buffer
         self._in_hand = False  # one batch is out of the buffer and not answered yet
-        self._given_up = 0  # batches in hand when it was closed
         self._changed = threading.Condition()
         self._closing = threading.Event()
         self._conflict: str | None = None
@@ -130,11 +129,11 @@ class IngestClient:
             left = len(self._waiting)
             self._waiting.clear()
             self.shipped.dropped += left
-        if self._given_up + left:
+        if left:
             _log.warning(
                 "sender %s: closed with %d batches not shipped, its last: their loss shows as no gap",
                 self.sender,
-                self._given_up + left,
+                left,
             )
 
     def _run(self) -> None:
@@ -147,8 +146,8 @@ class IngestClient:
                 self._in_hand = True
             try:
                 if not self._ship(sequence, events):
-                    self._given_up += 1
-                    self.shipped.dropped += 1
+                    with self._changed:
+                        self._waiting.appendleft((sequence, events))
             except SenderRefusedError as error:
                 _log.error("%s", error)
                 with self._changed:
