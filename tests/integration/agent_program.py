@@ -8,6 +8,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 import urllib.request
@@ -225,6 +226,43 @@ class LiveSender:
                 return decision
             time.sleep(0.01)
         raise AssertionError(f"no batch was {outcome!r} within {within_s} s: {self.outcomes[-20:]}")
+
+
+class Sleeper:
+    """A program that only sleeps until it is asked to wake up, and says so: what a machine's wake-ups cost.
+
+    The reference of a sender's lateness: it is waited for exactly as an agent that answers when due.
+    """
+
+    PROGRAM = """
+import struct, sys, time
+while due := sys.stdin.buffer.read(8):
+    time.sleep(max(0, struct.unpack("<q", due)[0] - time.monotonic_ns()) / 1e9)
+    sys.stdout.buffer.write(due)
+    sys.stdout.buffer.flush()
+"""
+
+    def __init__(self) -> None:
+        self.lateness_us: list[float] = []
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", self.PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+        )
+        self.sleep(0)  # it runs
+        self.lateness_us.clear()
+
+    def sleep(self, for_us: int) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        due_ns = time.monotonic_ns() + for_us * 1000
+        self._process.stdin.write(due_ns.to_bytes(8, "little"))
+        assert self._process.stdout.read(8)
+        self.lateness_us.append((time.monotonic_ns() - due_ns) / 1e3)
+
+    def __enter__(self) -> Sleeper:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate()
 
 
 class EngineSender:
