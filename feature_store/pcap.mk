@@ -10,4 +10,4 @@ _build/libpcapdecode.so: $(EXTRACT_SOURCES) $(EXTRACT_HEADERS) pcap.mk
 # The same with run-time checks of addresses and undefined behaviour, for the tests.
 _build/libpcapdecode-asan.so: $(EXTRACT_SOURCES) $(EXTRACT_HEADERS) pcap.mk
 	@mkdir -p _build
-	$(CXX) -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all $(EXTRACT_FLAGS) $(EXTRACT_SOURCES) -o $@.partial.$$$$ && mv $@.partial.$$$$ $@
+	$(CXX) $(FLAGS_address) $(EXTRACT_FLAGS) $(EXTRACT_SOURCES) -o $@.partial.$$$$ && mv $@.partial.$$$$ $@

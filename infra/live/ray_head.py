@@ -53,10 +53,13 @@ def start(folder: Path, temporary: Path) -> processes.Server:
         *("--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"),
         f"--system-config={json.dumps(SYSTEM_CONFIG)}",
         f"--ray-client-server-port={_free_port()}",
+        # No autoscaler for one machine, and no copies of workers' lines for drivers, which show none of them.
+        *("--no-monitor", "--include-log-monitor=false"),
     ]
     environment = {
         "RAY_raylet_start_wait_time_s": START_WAIT_S,
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # there is no other node for its actors to move to
+        "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # a process per job, for nodes that a cloud takes back
         "OMP_NUM_THREADS": "1",
         "TMPDIR": str(temporary),
         **SERVE_PATIENCE,

@@ -30,9 +30,11 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 class Loop:
-    """Parts that can be lost, and what became of them."""
+    """Parts that can be lost, and what became of them. Also the keeper's clock, which no machine delays."""
 
-    def __init__(self, patience_s: float = 60.0) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, patience_s: float = keeper.PATIENCE_S) -> None:
+        monkeypatch.setattr(keeper, "time", self)
+        self.now_s = 1000.0
         self.broken: set[str] = set()
         self.mute: set[str] = set()
         self.started: list[str] = []
@@ -40,6 +42,9 @@ class Loop:
         self.keeper = Keeper(self.start, answers, patience_s, self.started.append)
         for name in plan.wanted():
             self.start(name)
+
+    def monotonic(self) -> float:
+        return self.now_s
 
     def start(self, name: str) -> None:
         if name in self.broken:
@@ -52,16 +57,24 @@ class Loop:
         process.kill()
         process.wait(10)
 
-    def look_until(self, *started: str) -> None:
-        deadline = time.monotonic() + 20
-        while self.started != list(started):
-            assert time.monotonic() < deadline, self.started
+    def look_for(self, seconds: int) -> None:
+        """As the keeper's program does, once a second."""
+        for _ in range(seconds):
             self.keeper.look()
-            time.sleep(0.05)
+            self.now_s += keeper.LOOK_S
+
+    def look_until(self, *started: str) -> None:
+        for _ in range(200):
+            if self.started == list(started):
+                return
+            self.look_for(1)
+        raise AssertionError(self.started)
 
 
-def test_what_is_gone_is_started_in_the_order_of_up(capsys: pytest.CaptureFixture[str]) -> None:
-    loop = Loop()
+def test_what_is_gone_is_started_in_the_order_of_up(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loop = Loop(monkeypatch)
     loop.keeper.look()
     assert loop.started == []
     for name in ("agent", "mlflow", "forwarder"):
@@ -71,8 +84,8 @@ def test_what_is_gone_is_started_in_the_order_of_up(capsys: pytest.CaptureFixtur
     assert "agent is gone: starting it" in capsys.readouterr().out
 
 
-def test_parts_on_a_dead_ray_follow_the_next_one() -> None:
-    loop = Loop()
+def test_parts_on_a_dead_ray_follow_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = Loop(monkeypatch)
     ingest, agent = processes.running("ingest"), processes.running("agent")
     loop.lose("ray")
     loop.look_until("ray", "ingest", "scheduler")
@@ -83,34 +96,30 @@ def test_parts_on_a_dead_ray_follow_the_next_one() -> None:
 def test_what_cannot_be_started_holds_up_no_other_and_is_tried_ever_more_seldom(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(keeper, "FIRST_PAUSE_S", 0.2)
-    loop = Loop()
+    loop = Loop(monkeypatch)
     loop.broken = {"triton"}
     loop.lose("triton")
     loop.lose("agent")
-    loop.look_until("agent")
-    end = time.monotonic() + 1.5
-    while time.monotonic() < end:
-        loop.keeper.look()
-        time.sleep(0.02)
+    loop.look_for(30)
+    assert loop.started == ["agent"]
     said = capsys.readouterr().out
-    assert 2 <= said.count("triton cannot be started, and is tried again: port of triton is in use") <= 4
+    # after 0, 1, 3, 7 and 15 s
+    assert said.count("triton cannot be started, and is tried again: port of triton is in use") == 5
     loop.broken = set()
     loop.look_until("agent", "triton")
 
 
 def test_what_does_not_answer_is_ended_and_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper, "ASK_S", 0.05)
-    loop = Loop(patience_s=0.5)
+    loop = Loop(monkeypatch)
     triton, agent = processes.running("triton"), processes.running("agent")
     loop.mute = {"triton"}
-    loop.keeper.look()
-    assert processes.running("triton") == triton
-    time.sleep(0.6)
-    loop.mute = set()  # it answers before the keeper looks again
-    loop.keeper.look()
+    loop.look_for(60)
+    loop.mute = set()  # it answers at the last moment
+    loop.look_for(60)
     assert processes.running("triton") == triton
     loop.mute = {"triton"}
+    loop.look_for(60)
+    assert loop.started == []
     loop.look_until("triton")
     assert processes.running("triton") != triton
     assert processes.running("agent") == agent
@@ -118,19 +127,15 @@ def test_what_does_not_answer_is_ended_and_started(monkeypatch: pytest.MonkeyPat
 
 def test_what_cannot_be_started_hides_no_part_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is tried more often than the patience is long, and ever more seldom, up to the longest pause."""
-    monkeypatch.setattr(keeper, "ASK_S", 0.05)
-    monkeypatch.setattr(keeper, "FIRST_PAUSE_S", 0.05)
-    monkeypatch.setattr(keeper, "CALM_S", 0.1)
-    monkeypatch.setattr(keeper, "LONGEST_PAUSE_S", 0.4)
-    loop = Loop(patience_s=0.6)
+    loop = Loop(monkeypatch, patience_s=90)
     loop.broken, loop.mute = {"triton"}, {"agent"}
     loop.lose("triton")
     loop.look_until("agent")
     assert loop.keeper._parts["triton"].pause_s == keeper.LONGEST_PAUSE_S
 
 
-def test_a_part_that_up_started_meanwhile_is_left_alone() -> None:
-    loop = Loop()
+def test_a_part_that_up_started_meanwhile_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = Loop(monkeypatch)
     loop.lose("agent")
     loop.start("agent")
     server = processes.running("agent")
