@@ -263,6 +263,15 @@ def test_controls_do_what_they_say(program: Path, tmp_path: Path) -> None:
     assert never["moved"]["moved"] == 0
 
 
+def test_the_oracle_predicts_what_a_dual_queue_does() -> None:
+    """The C++ suite: how long a packet waits in a real DualPI2 while more arrives in the other queue."""
+    result = subprocess.run(
+        [build_simulator(program="oracle-wait-test")], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.count("PASS") > 100
+
+
 def test_a_threshold_on_the_last_latency_packet_by_packet(program: Path, tmp_path: Path) -> None:
     """Its decisions again, from what S1 had seen by then: not from latencies older than `stale_us`."""
     threshold_us, stale_us = 8_000.0, 2_000.0
