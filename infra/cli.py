@@ -190,6 +190,35 @@ def lab_train(
     sys.exit(train(scenario, protocol=protocol.value, overrides=set_ or [], output=output))
 
 
+@lab_app.command("explain")
+def lab_explain(
+    scenario: Annotated[str, typer.Argument(help="name, or a YAML file")],
+    artifact: Annotated[str, typer.Option(help="the model: a folder, or `champion` of the registry")],
+    profile: Annotated[str, typer.Option(help="queue profile")] = "premise",
+    point: Annotated[str, typer.Option(help="of a sweep, as `50`")] = "",
+    seed: Annotated[int, typer.Option(help="of the traffic")] = 1,
+    seconds: Annotated[float | None, typer.Option(help="simulated seconds (default: the scenario's)")] = None,
+    output: LabOutput = Path("var/lab"),
+) -> None:
+    """Run one seed with the model: what it predicted beside what came, and what makes the tail.
+
+    Example: swiftqueue lab explain receivers --artifact var/lab/models/figure8 --profile rfc9332
+    """
+    from infra.lab.explain import explain
+
+    sys.exit(
+        explain(
+            scenario,
+            artifact=artifact,
+            profile=profile,
+            point=point,
+            seed=seed,
+            seconds=seconds,
+            output=output,
+        )
+    )
+
+
 @lab_app.command("report")
 def lab_report(output: LabOutput = Path("var/lab")) -> None:
     """Draw the results into one page and a Markdown table."""

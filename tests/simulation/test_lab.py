@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -27,6 +28,7 @@ from feature_store.extract import Job, extract_trace
 from feature_store.schema import scan_packets
 from infra.lab import execution
 from infra.lab.command import Request, run_lab
+from infra.lab.explain import explain
 from infra.lab.packet_table import packets_of
 from infra.lab.report import make_report
 from infra.lab.results import COMPLETE, FILE, NOT_RUN, load
@@ -149,6 +151,48 @@ def test_every_control_is_run_resumed_and_reported(
     page = make_report(output).read_text()
     assert "selection by the model" in page or "the model moved no packet" in page
     assert all(f'<tr class="{control}">' in page for control in CONTROLS)
+
+
+def test_a_run_is_explained_once_simulated(
+    ray_cluster: None,
+    tiny: Callable[..., str],
+    make_artifact: Callable[..., Path],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    output = tmp_path / "lab"
+    points = {name: {"at": ms, "set": {"rtt_ms": ms}} for name, ms in (("near", 20), ("far", 50))}
+    scenario = tiny(axis={"label": "RTT, ms", "points": points})
+    asked: dict[str, Any] = {
+        "artifact": str(make_artifact(3)),
+        "profile": "premise",
+        "point": "far",
+        "seed": 2,
+        "seconds": 3.0,
+        "output": output,
+    }
+    said = []
+    for _ in range(2):
+        assert explain(scenario, **asked) == 0
+        said.append(capfd.readouterr().out)
+    assert said[0] == said[1]
+    assert len(list((output / execution.RUNS).iterdir())) == 1
+    assert "tiny, far, premise, model, seed 2, 3 s" in said[0]
+    row = next(line for line in said[0].splitlines() if " r1 " in line)
+    _, receiver, least, moved, packets, *_ = (cell.strip() for cell in row.split("│"))
+    assert receiver == "r1"
+    assert 49 < float(least) < 52
+    assert moved.endswith("%")
+    assert int(packets.replace(",", "")) > 20
+    assert re.search(r"P99 of queueing delay [\d.]+ ms: the \d+ packets above it left in \d+ epi", said[0])
+    for key, value, line in (
+        ("point", "", "--point .none.: tiny has .*near, far"),
+        ("profile", "rfc9332", "--profile rfc9332: tiny has premise"),
+        ("seed", 0, "--seed 0: give 1 to"),
+        ("seconds", 1.0, "--seconds 1: the first 1 s are left out"),
+    ):
+        with pytest.raises(ValueError, match=line):
+            explain(scenario, **asked | {key: value})
 
 
 def test_rows_alone_will_do_where_their_runs_are_not_at_hand(
