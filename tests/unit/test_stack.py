@@ -179,7 +179,7 @@ def test_a_server_that_does_not_answer_in_time_is_stopped() -> None:
     begin = time.monotonic()
     with pytest.raises(RuntimeError, match="did not answer within 0 s"):
         processes.start("sleeper", SLEEPER, {}, {}, lambda: False, 0.2)
-    assert time.monotonic() - begin < 30  # it sleeps for 60
+    assert time.monotonic() - begin < 5
     assert processes.running("sleeper") is None
 
 
