@@ -12,7 +12,7 @@ export PATH := $(CURDIR)/$(BIN):$(CURDIR)/$(TOOLS):$(PATH)
 # Small models train 2-4 times faster on one thread each (docs/LOG.md); Ray gives each worker its own core.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup setup-tests kustomize kuberay debian native run lab lab-full test test-fast lint format bench up down status logs lock clean
+.PHONY: help setup setup-tests kustomize kuberay podsecurity apiserver debian native run lab lab-full test test-all test-fast lint format bench up down status logs lock audit clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -21,12 +21,12 @@ setup: debian $(VENV)/.synced .venv-triton/.synced native ## Install everything 
 
 # Says what it did, or could not do; never a reason to stop.
 debian:
-	@infra/setup/debian.sh "the C++ sender agent" "the Python client (serving/client.py) does its work" \
+	@infra/setup/debian.sh "the C++ sender agent" "the Python client (serving/agent/reference_client.py) does its work" \
 	  g++ libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc libcli11-dev prometheus-cpp-dev
 
 # Apart from `setup`: with an init system Debian starts both servers, Prometheus on every interface.
-setup-tests: kustomize kuberay ## Install what some tests use where it is: Prometheus, PostgreSQL, kustomize, KubeRay's schemas
-	@infra/setup/debian.sh "the tests with Prometheus and PostgreSQL" "those tests are left out" prometheus postgresql
+setup-tests: kustomize kuberay podsecurity ## Install what some tests use where it is: Prometheus, PostgreSQL, kustomize, KubeRay's schemas, Pod Security's rules
+	@infra/setup/debian.sh "the tests with Prometheus and PostgreSQL" "those tests are left out" prometheus prometheus-alertmanager postgresql
 
 # Debian has none. As with its packages: says what it could not do; never a reason to stop.
 KUSTOMIZE := sigs.k8s.io/kustomize/kustomize/v5@v5.8.1
@@ -42,6 +42,18 @@ kuberay:
 	  go mod download $(KUBERAY) && install -D -m 644 -t $(TOOLS)/kuberay \
 	  "$$(go env GOMODCACHE)"/$(KUBERAY)/config/crd/bases/ray.io_ray{clusters,services}.yaml; } || \
 	  echo "setup: no schemas of KubeRay, two tests are left out; with Go 1.24 or later, run again: make setup-tests"
+
+# Kubernetes' own judge of pods, and its API server with etcd: Go programs of the versions in infra/setup/kubernetes.
+GO_BUILD := cd infra/setup/kubernetes && CGO_ENABLED=0 GOFLAGS=-mod=readonly go build -trimpath -ldflags='-s -w' -o $(CURDIR)/$(TOOLS)/
+podsecurity:
+	@[ -x $(TOOLS)/podsecurity ] || { command -v go >/dev/null && mkdir -p $(TOOLS) && \
+	  echo "setup: building podsecurity" && $(GO_BUILD) ./podsecurity; } || \
+	  echo "setup: no podsecurity, some tests are left out; with Go 1.24 or later, run again: make setup-tests"
+
+apiserver: ## Build the real Kubernetes API server for the tests that ask it (Go; ten minutes on 2 cores)
+	@command -v go >/dev/null || { echo "Go 1.24 or later is needed"; exit 1; }
+	@mkdir -p $(TOOLS)
+	$(GO_BUILD) ./kube-apiserver ./etcd
 
 $(UV): infra/setup/uv.lock
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v in ((3, 11), (3, 12)) else f"Python 3.11 or 3.12 is needed, {v[0]}.{v[1]} was found; name one with: make PYTHON=/path/to/python3.11 setup")'
@@ -61,12 +73,13 @@ $(VENV)/.synced: requirements.lock pyproject.toml $(UV)
 .venv-triton/.synced: requirements-triton.lock $(VENV)/.synced
 	$(UV) venv --quiet --allow-existing --python $(BIN)/python .venv-triton
 	VIRTUAL_ENV=.venv-triton $(UV) pip sync --require-hashes --compile-bytecode requirements-triton.lock
-	$(BIN)/python -m infra.triton_environment
+	$(BIN)/python -m infra.local.triton_environment
 	@touch $@
 
 native: $(VENV)/.synced | debian
 	@$(MAKE) --no-print-directory -C feature_store
 	@$(MAKE) --no-print-directory -C serving/engine
+	@$(MAKE) --no-print-directory -C serving/triton/front
 	@$(MAKE) --no-print-directory -C serving/triton/native
 	@$(MAKE) --no-print-directory -C serving/triton/identity
 	@$(MAKE) --no-print-directory -C serving/agent
@@ -81,17 +94,21 @@ lab: setup ## The L4S laboratory: a small sweep with its controls, and the repor
 
 LAB_MODELS := var/lab/models/figure8
 lab-full: setup ## The full laboratory: models, figure 8, sweeps, maps, 500 flows, report (some 19 hours of CPU; resumes)
-	[ -d $(LAB_MODELS)/rfc9332 ] && [ -d $(LAB_MODELS)/premise ] || swiftqueue lab train figure8
+	[ -d $(LAB_MODELS)/rfc9332 ] && [ -d $(LAB_MODELS)/uncoupled -o -d $(LAB_MODELS)/premise ] || swiftqueue lab train figure8
 	swiftqueue lab run --full --artifact $(LAB_MODELS)
 	swiftqueue lab report
 
-test: setup ## All tests, against real services (25 minutes on 2 cores)
+test: setup ## The tests that each change must pass, against real services
+	infra/setup/test.sh
+
+test-all: export SWIFTQUEUE_TEST_ALL := 1
+test-all: setup ## All of it: every fault at every step, a million mutants of each input, whole grids (hours)
 	infra/setup/test.sh
 
 test-fast: setup ## The tests that need no service and no training (under a minute)
 	pytest -m "not slow"
 
-lint: setup ## ruff, mypy, clang-format, codespell
+lint: setup ## ruff, mypy, clang-format, codespell, the locks
 	infra/setup/lint.sh
 
 format: setup ## Rewrite Python and C++ sources in the project's format
@@ -108,23 +125,34 @@ bench: setup ## Measure every figure beside its reference
 	swiftqueue bench live
 	swiftqueue bench ingest
 
+# What asks for the loop knows which `down` came before it: one that comes during the setup holds (infra/local/under_way.py).
+up run: export SWIFTQUEUE_DOWN := $(or $(shell cat $(STATE)/live/down 2>/dev/null),none)
+
 up: setup ## Start the live loop: servers, telemetry, a replaying sender, a fine-tune every five minutes
 	swiftqueue up --live $(ARGS)
 
 down: ## Stop whatever runs of it; no process, port or temporary file stays
-	swiftqueue down
+	@if [ -x $(BIN)/swiftqueue ]; then swiftqueue down; else \
+	  mkdir -p $(STATE)/live && cat /proc/sys/kernel/random/uuid > $(STATE)/live/down; \
+	  echo "not set up yet, so nothing of it runs; a \`make up\` under way starts nothing"; fi
 
 status: ## Judge each part by a real request; the served version and its age
-	swiftqueue status
+	@if [ -x $(BIN)/swiftqueue ]; then swiftqueue status; else \
+	  echo "not set up yet, so nothing of it runs: make up"; exit 1; fi
 
 logs: ## The last lines of every part's log; make logs FOLLOW=1 goes on
 	@tail -n 15 $(if $(FOLLOW),-F) $(STATE)/*/server.log $(wildcard $(STATE)/ingest/replicas.log)
 
-lock: ## Resolve infra/setup/requirements*.in into the two locks
+lock: ## Resolve infra/setup/requirements*.in into the two locks, and write their bill of materials, sbom.json
 	$(UV) pip compile infra/setup/requirements.in --override infra/setup/overrides.txt --python-version 3.11 \
 	  --python-platform x86_64-manylinux_2_28 --generate-hashes --no-header --no-annotate -o requirements.lock
 	$(UV) pip compile infra/setup/requirements-triton.in --no-deps --python-version 3.11 \
 	  --python-platform x86_64-manylinux_2_35 --generate-hashes --no-header --no-annotate -o requirements-triton.lock
+	$(BIN)/python -m infra.sbom
+
+audit: ## Ask PyPI for known vulnerabilities of all that the locks name (needs the net)
+	for lock in requirements.lock requirements-triton.lock infra/setup/uv.lock; do \
+	  pip-audit --disable-pip --require-hashes --progress-spinner=off -r $$lock || exit 1; done
 
 clean: ## Remove what was built and run-time state (environments and DVC data stay)
-	rm -rf build feature_store/_build serving/engine/_build serving/agent/_build serving/triton/native/_build serving/triton/identity/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build feature_store/_build serving/engine/_build serving/agent/_build serving/triton/front/_build serving/triton/native/_build serving/triton/identity/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 FOLDER: Final = Path(__file__).parent
+BUILT_BY: Final = ("Makefile", "packets/pcap.mk", "sanitizers.mk")
 
 
 class NotBuiltError(RuntimeError, SystemExit):
@@ -23,16 +28,41 @@ class NotBuiltError(RuntimeError, SystemExit):
 
 
 def load(library: Path, sources: Iterable[str]) -> ctypes.CDLL:
-    """Load a library that was built from `sources`, files of this folder.
+    """Load a library built from `sources`, files of this folder; in a fresh checkout it is built first.
 
     Raises:
-        NotBuiltError: it was not built yet, or one of its sources changed since.
+        NotBuiltError: it is missing or older than a source, and cannot be built here.
 
     """
+    if problem := _problem(library, sources):
+        _build(library)
+        if _problem(library, sources):
+            raise NotBuiltError(f"{library} {problem}: run `make setup`")
+    return ctypes.CDLL(str(library))
+
+
+def _problem(library: Path, sources: Iterable[str]) -> str | None:
     try:
         built = library.stat().st_mtime
     except FileNotFoundError:
-        raise NotBuiltError(f"{library} is not built: run `make setup`") from None
-    if any((FOLDER / source).stat().st_mtime > built for source in sources):
-        raise NotBuiltError(f"{library} is older than its sources: run `make setup`")
-    return ctypes.CDLL(str(library))
+        return "is not built"
+    stale = any((FOLDER / source).stat().st_mtime > built for source in sources)
+    return "is older than its sources" if stale else None
+
+
+def _build(library: Path) -> None:
+    """Build one of this folder's own libraries, where there are make and a compiler to do it with."""
+    if library.parent != FOLDER / "_build" or shutil.which("make") is None:
+        return
+    print(f"building {library.name}", file=sys.stderr, flush=True)
+    library.parent.mkdir(exist_ok=True)
+    with (library.parent / ".lock").open("w") as lock:  # several stages may start at once
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        target = f"_build/{library.name}"
+        made = subprocess.run(
+            ["make", "--no-print-directory", "-C", str(FOLDER), "-f", BUILT_BY[0], target],
+            stdout=sys.stderr,
+            check=False,
+        )
+    if made.returncode == 0 and library.is_file():
+        library.touch()  # a checkout gives its files the times of their writing, in any order

@@ -1,1 +1,1 @@
-"""Command line, local servers and benchmarks."""
+"""Command line, results, studies, traces; the loop on one machine (`local`) and on a cluster (`k8s`)."""

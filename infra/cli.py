@@ -2,30 +2,72 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from feature_store import telemetry_off
-from infra.live.plan import DRIFT
+from models.program import new_app, one_line
+from pipelines.live import DRIFT
 
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    help="Predict each packet's latency before it is sent and mark it for the better L4S queue.",
-)
+
+def _programs(**programs: str) -> type[TyperGroup]:
+    """Commands that are functions of other modules, `MODULE:FUNCTION`, imported when they are asked for."""
+
+    class Programs(TyperGroup):
+        def list_commands(self, ctx: Any) -> list[str]:
+            return list(programs)
+
+        def get_command(self, ctx: Any, cmd_name: str) -> Any:
+            if cmd_name not in programs:
+                return None
+            module, _, function = programs[cmd_name].partition(":")
+            app = new_app()
+            app.command(cmd_name)(getattr(importlib.import_module(module), function))
+            return typer.main.get_command(app)
+
+    return Programs
+
+
+app = new_app("Predict each packet's latency before it is sent and mark it for the better L4S queue.")
 trace_app = typer.Typer(no_args_is_help=True, help="The project's traces, versioned by DVC.")
 app.add_typer(trace_app, name="trace")
+app.add_typer(
+    typer.Typer(
+        no_args_is_help=True,
+        help="One part of the live loop by itself; `up --live` starts them all.",
+        cls=_programs(
+            agent="infra.local.sender:main",
+            forwarder="serving.ingest.forwarder:main",
+            ingest="serving.ingest.server:main",
+            keeper="infra.local.keeper:main",
+            mlflow="infra.local.mlflow_server:main",
+        ),
+    ),
+    name="part",
+)
+app.add_typer(
+    typer.Typer(
+        no_args_is_help=True,
+        help="Prometheus here, and the dashboard.",
+        cls=_programs(
+            dashboard="infra.monitoring.dashboard:main",
+            picture="infra.monitoring.picture:main",
+            prometheus="infra.local.prometheus:main",
+        ),
+    ),
+    name="monitor",
+)
 lab_app = typer.Typer(
     no_args_is_help=True, help="The L4S laboratory: simulated runs with controls, and the report."
 )
 app.add_typer(lab_app, name="lab")
+sender_app = typer.Typer(no_args_is_help=True, help="Tokens with which senders elsewhere ship telemetry.")
+app.add_typer(sender_app, name="sender")
 
 
 class LatencySource(StrEnum):
@@ -80,7 +122,7 @@ def extract(
 
     Example: swiftqueue extract wifi.pcap.gz -o packets
     """
-    from feature_store.extract import run_extract
+    from feature_store.packets.extract_many import run_extract
 
     sys.exit(run_extract(traces, output, sender=sender, latency=latency.value, as_json=json))
 
@@ -91,6 +133,10 @@ def trace_add(
     name: Annotated[str | None, typer.Option(help="the trace's name (default: from the file name)")] = None,
     sender: Annotated[str | None, typer.Option(help="sender's address, if not the heaviest")] = None,
     latency: Annotated[LatencySource, typer.Option(help="where latencies come from")] = LatencySource.acks,
+    protocol: Annotated[
+        Protocol | None,
+        typer.Option(help="its slice lengths (default: the project's, or the longest that fits)"),
+    ] = None,
 ) -> None:
     """Check a capture, put it under DVC and name it in params.yaml.
 
@@ -98,7 +144,8 @@ def trace_add(
     """
     from infra.traces import add_trace
 
-    add_trace(file, name=name, sender=sender, latency=latency.value)
+    own = protocol.value if protocol else None
+    add_trace(file, name=name, sender=sender, latency=latency.value, protocol=own)
 
 
 @trace_app.command("simulate")
@@ -124,13 +171,54 @@ def trace_list() -> None:
     list_traces()
 
 
+@sender_app.command("add")
+def sender_add(
+    name: Annotated[str, typer.Argument(help="the sender's id: 1 to 64 of A-Z a-z 0-9 . _ -")],
+    out: Annotated[
+        Path | None, typer.Option(help="new file of mode 0600 for the token (default: print it, once)")
+    ] = None,
+) -> None:
+    """Make a sender's token: from now on nobody else speaks for it, not even this machine's forwarder.
+
+    Example: swiftqueue sender add agent-7 --out agent-7.token
+    """
+    from serving.ingest import senders
+    from serving.ingest.server import telemetry_dir
+
+    token = senders.add(telemetry_dir(), name, out)
+    print(f"the token of sender {name} is in {out}" if out else token)
+
+
+@sender_app.command("remove")
+def sender_remove(name: Annotated[str, typer.Argument(help="the sender's id")]) -> None:
+    """Take a sender's token back: the running ingest refuses it from now on.
+
+    Example: swiftqueue sender remove agent-7
+    """
+    from serving.ingest import senders
+    from serving.ingest.server import telemetry_dir
+
+    senders.remove(telemetry_dir(), name)
+    print(f"the token of sender {name} is taken back")
+
+
+@sender_app.command("list")
+def sender_list() -> None:
+    """List the senders that have a token of their own."""
+    from serving.ingest import senders
+    from serving.ingest.server import telemetry_dir
+
+    for name in senders.with_tokens(telemetry_dir()):
+        print(name)
+
+
 LabOutput = Annotated[Path, typer.Option(help="folder of runs, results, models and the report")]
 
 
 @lab_app.command("scenarios")
 def lab_scenarios() -> None:
     """List the scenarios, a line each."""
-    from infra.lab.command import list_scenarios
+    from laboratory.command import list_scenarios
 
     list_scenarios()
 
@@ -162,8 +250,8 @@ def lab_run(
 
     Example: swiftqueue lab run figure8 --artifact var/lab/models/figure8
     """
-    from infra.lab.command import Request, run_lab
-    from infra.lab.scenario_file import full as full_laboratory
+    from laboratory.command import Request, run_lab
+    from laboratory.scenarios.files import full as full_laboratory
 
     if full == bool(scenarios):
         raise typer.BadParameter("name scenarios, or give --full", param_hint="SCENARIO...")
@@ -185,7 +273,7 @@ def lab_train(
 
     Example: swiftqueue lab train figure8
     """
-    from infra.lab.train import train
+    from laboratory.learning.train import train
 
     sys.exit(train(scenario, protocol=protocol.value, overrides=set_ or [], output=output))
 
@@ -194,7 +282,7 @@ def lab_train(
 def lab_explain(
     scenario: Annotated[str, typer.Argument(help="name, or a YAML file")],
     artifact: Annotated[str, typer.Option(help="the model: a folder, or `champion` of the registry")],
-    profile: Annotated[str, typer.Option(help="queue profile")] = "premise",
+    profile: Annotated[str, typer.Option(help="queue profile")] = "uncoupled",
     point: Annotated[str, typer.Option(help="of a sweep, as `50`")] = "",
     seed: Annotated[int, typer.Option(help="of the traffic")] = 1,
     seconds: Annotated[float | None, typer.Option(help="simulated seconds (default: the scenario's)")] = None,
@@ -204,7 +292,7 @@ def lab_explain(
 
     Example: swiftqueue lab explain receivers --artifact var/lab/models/figure8 --profile rfc9332
     """
-    from infra.lab.explain import explain
+    from laboratory.explain import explain
 
     sys.exit(
         explain(
@@ -219,10 +307,33 @@ def lab_explain(
     )
 
 
+@lab_app.command("canary")
+def lab_canary() -> None:
+    """Prove that the program gives the published one's results, and list it as its equal."""
+    from laboratory.runs.canary import prove
+
+    sys.exit(prove())
+
+
+@lab_app.command("tune", hidden=True)
+def lab_tune(
+    run: Annotated[Path, typer.Option(help="folder of the run so far")],
+    from_ns: Annotated[int, typer.Option("--from-ns", help="first simulated time of the round's data")],
+    to_ns: Annotated[int, typer.Option("--to-ns", help="last simulated time of it")],
+    artifact: Annotated[Path, typer.Option(help="whose head is trained on")],
+    number: Annotated[int, typer.Option("--round", help="the round's number")],
+    output: Annotated[Path, typer.Option(help="folder of the new artifact")],
+) -> None:
+    """Tune the head on a running simulation's last seconds; the program of `lab run` starts this."""
+    from laboratory.learning.finetune_round import print_round
+
+    print_round(number, run, (from_ns, to_ns), artifact, output)
+
+
 @lab_app.command("report")
 def lab_report(output: LabOutput = Path("var/lab")) -> None:
     """Draw the results into one page and a Markdown table."""
-    from infra.lab.report import make_report
+    from laboratory.report.page import make_report
 
     print(f"report: {make_report(output)}")
 
@@ -237,6 +348,9 @@ def study(
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="override a parameter: SECTION.KEY=VALUE")
     ] = None,
+    latency: Annotated[
+        LatencySource, typer.Option(help="`timestamps` for captures made at the receiver")
+    ] = LatencySource.acks,
 ) -> None:
     """Run the whole pipeline on other traces or with other parameters, in a folder of its own.
 
@@ -244,7 +358,9 @@ def study(
     """
     from infra.study import run_study
 
-    sys.exit(run_study(folder, traces or [], protocol=protocol.value, overrides=set_ or []))
+    sys.exit(
+        run_study(folder, traces or [], protocol=protocol.value, overrides=set_ or [], latency=latency.value)
+    )
 
 
 @app.command()
@@ -279,12 +395,14 @@ def up(
 
     Example: swiftqueue up --live --every 60
     """
+    from infra.local.servers import say_who_runs_this, start_stack
+
+    say_who_runs_this()
     if live:
-        from infra.live.loop import NoChampionError, start_loop
+        from infra.local.loop import start_loop
         from infra.main_job import make_first_champion
 
-        start = partial(
-            start_loop,
+        start_loop(
             trace,
             speed=speed,
             every_s=every,
@@ -292,34 +410,48 @@ def up(
             judge_s=judge,
             drift=drift,
             retrain=retrain is Retrain.start,
+            make_champion=make_first_champion,
         )
-        try:
-            start()
-        except NoChampionError:
-            print("the registry has no champion: the main job makes the first one (minutes)")
-            if code := make_first_champion():
-                sys.exit(code)
-            start()
     else:
-        from infra.stack import start_stack
+        from infra.local.under_way import under_way
 
-        start_stack(mlflow=mlflow)
+        with under_way():
+            start_stack(mlflow=mlflow)
 
 
 @app.command()
 def down() -> None:
-    """Stop whatever `up` started."""
-    from infra.stack import stop_stack
+    """Stop whatever `up` started, and an `up` or `run` that is under way."""
+    from infra.local.loop import stop_stack
 
     stop_stack()
 
 
 @app.command()
-def status() -> None:
+def status(
+    json: Annotated[bool, typer.Option("--json", help="print one JSON object, a judgement a part")] = False,
+) -> None:
     """Judge each part that runs by a real request, and print the served version and its age."""
-    from infra.stack import print_status
+    from infra.local.status import print_status
 
-    sys.exit(print_status())
+    sys.exit(print_status(as_json=json))
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def units(
+    context: typer.Context,
+    memory: Annotated[str, typer.Option(help="what all parts together may have, as 12G or 75%")] = "75%",
+) -> None:
+    """Write a systemd unit of this user that starts the live loop at boot; further options go to `up --live`.
+
+    Example: swiftqueue units --memory 12G --every 60
+    """
+    from infra.local.units import NAME, write_unit
+
+    print(f"{write_unit(memory, context.args)} is written; to start it, now and at boot:")
+    print(
+        f"  systemctl --user daemon-reload && systemctl --user enable --now {NAME} && loginctl enable-linger"
+    )
 
 
 @app.command()
@@ -327,17 +459,29 @@ def deploy(
     version: Annotated[int | None, typer.Option(help="registry version (default: the challenger)")] = None,
 ) -> None:
     """Push a registered version to Triton: stage, load, compare with the local output, then alias."""
-    from serving.deploy import deploy_version
+    from serving.deploy.deployment import deploy_version
 
     deploy_version(version)
 
 
 @app.command()
-def rollback() -> None:
+def rollback(
+    hold: Annotated[
+        bool, typer.Option("--hold", help="keep that version until `release`, whatever rounds bring")
+    ] = False,
+) -> None:
     """Put the previous champion back, in the registry and in Triton."""
-    from serving.deploy import rollback_champion
+    from serving.deploy.deployment import rollback_champion
 
-    rollback_champion()
+    rollback_champion(and_hold=hold)
+
+
+@app.command()
+def release() -> None:
+    """Let rounds and `deploy` replace a version again that `rollback --hold` keeps."""
+    from serving.deploy import hold
+
+    print("rounds push again" if hold.release() else "no version was held")
 
 
 @app.command()
@@ -368,7 +512,7 @@ def schedule(
 
     Example: swiftqueue schedule --every 60 --learn 30
     """
-    from infra.live.command import schedule as run_schedule
+    from pipelines.live.command import schedule as run_schedule
 
     sys.exit(
         run_schedule(
@@ -405,7 +549,7 @@ def replay(
 
     Example: swiftqueue replay dumbbell-a --speed 4
     """
-    from serving.replay import replay_trace
+    from serving.agent.replay import replay_trace
 
     sys.exit(
         replay_trace(
@@ -435,14 +579,14 @@ def agent(
         int | None, typer.Option(help="Prometheus endpoint on loopback; 0 is any free port")
     ] = None,
     telemetry: Annotated[
-        Path | None, typer.Option(help="socket or file for what is sent and acknowledged")
+        str | None, typer.Option(help="unix:PATH or a file for what is sent and acknowledged")
     ] = None,
 ) -> None:
     """Run the sender agent: programs that send ask it which queue to mark each packet for.
 
     Example: swiftqueue agent --listen var/agent.sock --local
     """
-    from serving.agent_command import run_agent
+    from serving.agent.command import run_agent
 
     sys.exit(
         run_agent(
@@ -464,21 +608,58 @@ def bench(
         int | None, typer.Option(help="ingest: its memory over so many events, as 50000000")
     ] = None,
     minutes: Annotated[float | None, typer.Option(help="soak: how long the loop runs (default: 120)")] = None,
+    gigabytes: Annotated[
+        float | None, typer.Option(help="extract: its memory over one capture of so many GB")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="print a JSON list of rows")] = False,
+    publish: Annotated[
+        bool, typer.Option("--publish", help="put the rows into docs/results/bench.json too")
+    ] = False,
 ) -> None:
     """Measure a step beside its reference in the same run.
 
     Example: swiftqueue bench extract --rounds 3
     """
-    from infra.bench.rows import run_benchmark
+    from benchmarks import published
+    from benchmarks.rows import run_benchmark
+    from infra.local.under_way import leaving_at_sigterm
 
-    run_benchmark(what.value, rounds=rounds, as_json=json, events=events, minutes=minutes)
+    if publish:
+        published.load(published.FILE)  # before the minutes that a benchmark takes
+    with leaving_at_sigterm():
+        rows = run_benchmark(
+            what.value, rounds=rounds, as_json=json, events=events, minutes=minutes, gigabytes=gigabytes
+        )
+    if publish:
+        published.publish(what.value, rows)
+
+
+@app.command("results")
+def draw_results(
+    scores: Annotated[
+        tuple[str, Path] | None,
+        typer.Option(help="publish an evaluation's scores.json under a name first", metavar="NAME FILE"),
+    ] = None,
+    replay: Annotated[
+        Path | None, typer.Option(help="publish two seconds of what `replay` recorded first", metavar="FILE")
+    ] = None,
+) -> None:
+    """Draw the pages of docs/results, the README's table and its pictures from the published data.
+
+    Example: swiftqueue results --scores late-packets data/evaluation/report/scores.json
+    """
+    from infra.results import evaluations, replayed
+    from infra.results.pages import rewrite
+
+    if scores:
+        evaluations.take(*scores)
+    if replay:
+        replayed.take(replay)
+    for path in rewrite(Path.cwd()):
+        print(path)
 
 
 def main() -> None:
     """Run the command line: one clear line for an expected error, never a traceback."""
-    telemetry_off.switch_off()
-    try:
+    with one_line("swiftqueue"):
         app()
-    except (ValueError, OSError, RuntimeError) as error:
-        sys.exit(f"swiftqueue: {error}")

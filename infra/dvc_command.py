@@ -5,22 +5,24 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
-from feature_store import telemetry_off
+from feature_store import usage_reporting
 
 
 def dvc_environment() -> dict[str, str]:
     """Return the environment in which `dvc`, and `python` in a stage's command, are this environment's."""
-    telemetry_off.switch_off()
+    usage_reporting.switch_off()
     own = str(Path(sys.executable).parent)
     return os.environ | {"PATH": os.pathsep.join([own, os.environ.get("PATH", os.defpath)])}
 
 
-def run_dvc(arguments: list[str], folder: Path) -> int:
-    """Run DVC in `folder` on this terminal and return its exit code."""
+def run_dvc(arguments: list[str], folder: Path, variables: Mapping[str, str] | None = None) -> int:
+    """Run DVC in `folder` on this terminal, with more environment variables; return its exit code."""
     command = [sys.executable, "-m", "dvc", *arguments]
-    return subprocess.run(command, cwd=folder, env=dvc_environment(), check=False).returncode
+    environment = {**dvc_environment(), **(variables or {})}
+    return subprocess.run(command, cwd=folder, env=environment, check=False).returncode
 
 
 def call_dvc(arguments: list[str], folder: Path) -> None:

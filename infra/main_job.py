@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import time
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+
+from infra.local.under_way import under_way
 
 AGENT_DEADLINE_US = 2_000
 PYTHON_DEADLINE_US = 20_000  # a Python client on a busy core needs it
@@ -21,16 +24,18 @@ def run_main_job(*, speed: float) -> int:
     Each step is idempotent: DVC skips stages whose inputs did not change, `up` leaves a running server
     alone, and a version that is served already is not pushed again.
     """
-    from serving import agent_process
-    from serving.replay import replay_trace
+    from serving.agent import process as agent_process
+    from serving.agent.replay import replay_trace
 
     if not (math.isfinite(speed) and speed >= 0):
         raise ValueError(f"--speed {speed}: must be 0 (as fast as possible) or above")
     console, root, begun = Console(), Path.cwd(), time.monotonic()
-    if code := _make_and_serve(console, root, steps=4):
+    with under_way():
+        code = _make_and_serve(console, root, steps=4)
+    if code:
         return code
     trace = json.loads((root / "data/models/registered.json").read_text())["trace"]
-    duration_s = json.loads((root / "data/windows/meta.json").read_text())["traces"][trace]["duration_s"]
+    duration_s = json.loads((root / "data/split.json").read_text())["traces"][trace]["duration_s"]
     console.rule("4/4  a sender replays the end of a trace against it, at the trace's own pace")
     start = max(0.0, duration_s - REPLAY_SECONDS)  # past the slices that the encoder was trained on
     # The agent asks its deadline before a batch is due: the sooner, the less it sees of what came before.
@@ -43,16 +48,18 @@ def run_main_job(*, speed: float) -> int:
     return code
 
 
-def make_first_champion() -> int:
-    """Run the main job up to a served champion; return 0, or what the pipeline ended with."""
-    return _make_and_serve(Console(), Path.cwd(), steps=3)
+def make_first_champion() -> None:
+    """Run the main job up to a served champion; exit with what the pipeline ended with, if not 0."""
+    print("the registry has no champion: the main job makes the first one (minutes)", flush=True)
+    if code := _make_and_serve(Console(), Path.cwd(), steps=3):
+        sys.exit(code)
 
 
 def _make_and_serve(console: Console, root: Path, steps: int) -> int:
     """Pipeline, server and deployment, the first three of so many steps."""
     from infra.dvc_command import run_dvc
-    from infra.stack import start_stack
-    from serving.deploy import deploy_version
+    from infra.local.servers import start_stack
+    from serving.deploy.deployment import deploy_version
 
     if not (root / "dvc.yaml").is_file():
         console.print(f"{root} holds no dvc.yaml: run this in the project's folder")
@@ -70,13 +77,13 @@ def _make_and_serve(console: Console, root: Path, steps: int) -> int:
 
 def what_served_it() -> str:
     """Return a line: which backend answered, which agent asked, and why where it is not the usual one."""
-    from serving import agent_process, deploy_log
-    from serving.endpoint import Triton
-    from serving.push import served_version
-    from serving.triton_config import Backend
+    from serving.agent import process as agent_process
+    from serving.deploy import log as deploy_log
+    from serving.triton.config import Backend
+    from serving.triton.endpoint import Triton
 
     with Triton() as triton:
-        version = served_version(triton)
+        version = triton.served_version()
         if version is None:
             return f"No version is served at {triton.address} any more"
         backend = Backend(triton.config().backend)

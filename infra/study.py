@@ -14,19 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from feature_store.atomic import new_file, write_file
+from feature_store.settings import variable
+from feature_store.state import state_dir
 from infra.dvc_command import call_dvc, run_dvc
-from infra.params_file import load_yaml, parse_value, save_yaml, trace_entry
 from infra.traces import TRACES, check_name
+from pipelines.params.document import load_yaml, save_yaml, trace_entry
+from pipelines.params.override import override
 
 PROJECT: Final = Path(__file__).resolve().parent.parent
 SETTINGS: Final = "study.json"  # what the study was asked for; a study of other settings is another study
 SIMULATED_ROUNDS: Final = 2  # walk-forward rounds that a simulated trace is long enough for
-# What the command's own arguments say; `--set` would contradict them.
-OWN_ARGUMENTS: Final = {
-    "windows.protocol": "use --protocol",
-    "extract.traces": "name the captures on the command line",
-    "register.trace": "a study does not register a model",
-}
 
 
 @dataclass(frozen=True)
@@ -36,30 +34,39 @@ class Study:
     captures: dict[str, Path]  # by trace name; empty: simulated traces
     protocol: str
     overrides: list[str]
+    latency: str = "acks"
 
     def settings(self) -> dict[str, Any]:
         """Return what makes it this study, for its `study.json`."""
         captures = {name: str(path.resolve()) for name, path in self.captures.items()}
-        return {"traces": captures, "protocol": self.protocol, "set": self.overrides}
+        own = {"traces": captures, "protocol": self.protocol, "set": self.overrides}
+        return own if self.latency == "acks" else own | {"latency": self.latency}
 
 
 def run_study(
-    folder: Path, traces: list[Path], *, protocol: str, overrides: list[str], until: str = "evaluate"
+    folder: Path,
+    traces: list[Path],
+    *,
+    protocol: str,
+    overrides: list[str],
+    latency: str = "acks",
+    until: str = "evaluate",
 ) -> int:
     """Make or resume a study and run its stages up to `until`; return DVC's exit code.
 
     Args:
         folder: the study's folder; made if it is not there.
         traces: captures; none means simulated ones, long enough for the protocol.
-        protocol: name of the slice lengths, see models/protocol.py.
+        protocol: name of the slice lengths, see models/training/protocol.py.
         overrides: `SECTION.KEY=VALUE`, VALUE in YAML.
+        latency: where the captures' latencies come from, `acks` or `timestamps`.
         until: last stage to run. A study does not register.
 
     Raises:
         ValueError: an argument is wrong, or the folder holds something else; nothing was changed.
 
     """
-    study = Study(_named(traces), protocol, overrides)
+    study = Study(_named(traces), protocol, overrides, latency)
     params = study_params(load_yaml(PROJECT / "params.yaml"), study)
     stages = _stages(load_yaml(PROJECT / "dvc.yaml"), simulated=not study.captures)
     if until not in stages["stages"]:
@@ -70,12 +77,19 @@ def run_study(
     _prepare(folder, study, params, stages)
 
     print(f"study {folder}: {len(params['extract']['traces'])} traces, protocol {protocol}, up to {until}")
-    code = run_dvc(["repro", until], folder)
+    # Its runs are to be compared with others: they go where this folder's go.
+    code = run_dvc(
+        ["repro", until], folder, {variable("state"): str(state_dir()), variable("study"): folder.name}
+    )
     if code != 0:
-        print(f"study {folder} stopped at the stage named above; the same command resumes it")
+        print(
+            f"study {folder} stopped at the stage named above, which said why; once that is mended (or if "
+            "you stopped it) the same command goes on from there; other settings are another study, "
+            "in a folder of its own"
+        )
     elif until == "evaluate":
         print(f"report: {folder / 'data/evaluation/report/report.html'}")
-        print(f"figures: {folder / 'data/evaluation/metrics.json'}")
+        print(f"figures: {folder / 'data/evaluation/report/scores.json'}")
     return code
 
 
@@ -86,23 +100,20 @@ def study_params(params: Any, study: Study) -> Any:
         ValueError: the protocol is unknown, or an override names no parameter or is of another kind.
 
     """
-    from models.protocol import protocol_named
-    from pipelines.simulate import check_params
-    from pipelines.stage import StageError
+    from models.training.protocol import protocol_named
+    from pipelines.params.sections import check
 
     least = protocol_named(study.protocol)
-    params["windows"]["protocol"] = study.protocol
     enough_s = least.pretrain_s + SIMULATED_ROUNDS * least.test_s + 2  # flows start in the first second
     params["simulate"]["duration_s"] = max(params["simulate"]["duration_s"], round(enough_s))
-    for override in study.overrides:
-        _override(params, override)
-    try:
-        check_params(dict(params["simulate"]))
-    except StageError as error:
-        raise ValueError(str(error)) from None
+    override(params, study.protocol, study.overrides)
+    check(json.loads(json.dumps({name: params[name] for name in params if name != "extract"})))
 
     if study.captures:
-        entries = {name: trace_entry(str(TRACES / path.name)) for name, path in study.captures.items()}
+        entries = {
+            name: trace_entry(str(TRACES / path.name), latency=study.latency)
+            for name, path in study.captures.items()
+        }
     else:
         duration_s = params["simulate"]["duration_s"]
         if duration_s < least.least_s:
@@ -117,38 +128,9 @@ def study_params(params: Any, study: Study) -> Any:
     return params
 
 
-def _override(params: Any, override: str) -> None:
-    key, equals, text = override.partition("=")
-    section, dot, name = key.strip().partition(".")
-    if not equals or not dot or not text.strip():
-        raise ValueError(f"--set {override!r} is not of the form SECTION.KEY=VALUE")
-    if section not in params:
-        raise ValueError(f"--set {override}: there is no section {section!r}; there is {', '.join(params)}")
-    if name not in params[section]:
-        known = ", ".join(f"{section}.{k}" for k in params[section])
-        raise ValueError(f"--set {override}: there is no parameter {section}.{name}; there is {known}")
-    if instead := OWN_ARGUMENTS.get(f"{section}.{name}"):
-        raise ValueError(f"--set {override}: {instead}")
-    value, default = parse_value(text), params[section][name]
-    if _kind(default) != _kind(value) and not isinstance(default, str):  # `auto` may become a number
-        raise ValueError(
-            f"--set {override}: {section}.{name} is {_kind(default)} (now {default}), not {_kind(value)}"
-        )
-    params[section][name] = value
-
-
-def _kind(value: object) -> str:
-    if isinstance(value, bool):
-        return "true or false"
-    for types, kind in (((int, float), "a number"), (list, "a list"), (dict, "a mapping")):
-        if isinstance(value, types):
-            return kind
-    return "text"
-
-
 def _named(captures: list[Path]) -> dict[str, Path]:
     """Name each capture after its file."""
-    from feature_store.captures import trace_name
+    from feature_store.packets.captures import trace_name
 
     named: dict[str, Path] = {}
     for path in captures:
@@ -175,12 +157,13 @@ def _check_folder(folder: Path, study: Study) -> None:
     settings = folder / SETTINGS
     if settings.is_file():
         made_with = json.loads(settings.read_text())
-        for what, value in study.settings().items():
-            if made_with.get(what) != value:
-                raise ValueError(
-                    f"{folder} holds a study with other settings ({what}: {made_with.get(what)}); "
-                    "repeat those to resume it, or name another folder"
-                )
+        asked = study.settings()
+        if differ := [what for what in {**made_with, **asked} if made_with.get(what) != asked.get(what)]:
+            was = made_with.get(differ[0], "acks")  # only `latency` is left out where it is the usual one
+            raise ValueError(
+                f"{folder} holds a study with other settings ({differ[0]}: {was}); "
+                "repeat those to go on with it, or name another folder"
+            )
     elif folder.is_dir() and any(folder.iterdir()):
         raise ValueError(f"{folder} is not empty and holds no study; name another folder")
 
@@ -189,12 +172,11 @@ def _prepare(folder: Path, study: Study, params: Any, stages: Any) -> None:
     """Write what the study's DVC project consists of; harmless when it is there."""
     folder.mkdir(parents=True, exist_ok=True)
     # First of all, so that a preparation that was cut short is recognised and completed.
-    partial = folder / f".{SETTINGS}"
-    partial.write_text(json.dumps(study.settings(), indent=2) + "\n")
-    partial.replace(folder / SETTINGS)
+    write_file(folder / SETTINGS, json.dumps(study.settings(), indent=2) + "\n")
     if not (folder / ".dvc" / "config").is_file():
         call_dvc(["init", "--no-scm", "--force"], folder)
         call_dvc(["config", "core.analytics", "false"], folder)
+        call_dvc(["config", "plots.html_template", str(PROJECT / ".dvc" / "plots.html")], folder)
     for room in _code_folders(stages):
         link = folder / room
         if not link.is_symlink() or link.resolve() != PROJECT / room:
@@ -208,18 +190,16 @@ def _prepare(folder: Path, study: Study, params: Any, stages: Any) -> None:
 
 
 def _code_folders(stages: Any) -> list[str]:
-    dependencies = [dep for stage in stages["stages"].values() for dep in stage["deps"]]
-    return sorted({Path(dep).parts[0] for dep in dependencies} - {TRACES.parts[0]})
+    dependencies = [dep for stage in stages["stages"].values() for dep in stage.get("do", stage)["deps"]]
+    return sorted({Path(dep).parts[0] for dep in dependencies if not dep.startswith("$")} - {TRACES.parts[0]})
 
 
 def _place(capture: Path, target: Path) -> None:
     """Put a capture into the study: a hard link where that is possible, else a copy."""
     if target.is_file() and filecmp.cmp(capture, target, shallow=False):
         return
-    partial = target.with_name(f".{target.name}.partial")
-    partial.unlink(missing_ok=True)
-    try:
-        os.link(capture.resolve(), partial)
-    except OSError:  # another file system, or no right to link
-        shutil.copyfile(capture, partial)
-    partial.replace(target)
+    with new_file(target) as partial:
+        try:
+            os.link(capture.resolve(), partial)
+        except OSError:  # another file system, or no right to link
+            shutil.copyfile(capture, partial)

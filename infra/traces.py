@@ -11,8 +11,9 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final
 
+from feature_store.atomic import new_file
 from infra.dvc_command import call_dvc
-from infra.params_file import load_yaml, save_yaml, trace_entry
+from pipelines.params.document import load_yaml, save_yaml, trace_entry
 
 TRACES: Final = Path("data/traces")
 # A trace's name becomes a folder (trace=NAME) and a key of params.yaml.
@@ -25,6 +26,7 @@ def add_trace(
     name: str | None = None,
     sender: str | None = None,
     latency: str = "acks",
+    protocol: str | None = None,
     project: Path | None = None,
 ) -> None:
     """Check a capture by extracting it, copy it to data/traces, `dvc add` it and name it in params.yaml.
@@ -34,6 +36,7 @@ def add_trace(
         name: the trace's name; None takes it from the file's.
         sender: the sender's address; None is who sent most TCP payload.
         latency: where latencies come from, `acks` or `timestamps`.
+        protocol: name of its slice lengths; None is the project's, or the longest that fits.
         project: the project's folder; None is the current one.
 
     Raises:
@@ -41,7 +44,7 @@ def add_trace(
         OSError: it cannot be read or copied; nothing was changed.
 
     """
-    from feature_store.captures import trace_name
+    from feature_store.packets.captures import trace_name
 
     root = project or Path.cwd()
     params_path = root / "params.yaml"
@@ -61,14 +64,19 @@ def add_trace(
         if known.is_file() and filecmp.cmp(file, known, shallow=False):
             raise ValueError(f"{file} is trace {other!r} already, byte for byte")
 
-    print(_check(file, trace, sender, latency, params["windows"]["protocol"]))
+    line, seconds = _check(file, trace, sender, latency)
+    projects = params["split"]["protocol"]
+    own = _own_protocol(file, seconds, protocol, projects)
+    print(line)
     _version(file, target, root)
     try:
-        traces[trace] = trace_entry(target.relative_to(root).as_posix(), sender, latency)
+        traces[trace] = trace_entry(target.relative_to(root).as_posix(), sender, latency, own)
         save_yaml(params_path, params)
     except BaseException:
         _forget(target)
         raise
+    if own:
+        print(f"{seconds:.1f} s: protocol {own!r} is this trace's own (the project's: {projects!r})")
     print(f"added as {trace!r}: {target.relative_to(root)}, named in params.yaml for the next `make run`")
 
 
@@ -82,7 +90,7 @@ def simulate_trace(output: Path, *, seed: int, seconds: float) -> int:
         OSError: `output` cannot be written.
 
     """
-    from feature_store.extract import run_extract
+    from feature_store.packets.extract_many import run_extract
 
     params = load_yaml(Path("params.yaml"))
     params["simulate"] |= {"seeds": [seed], "duration_s": seconds}
@@ -113,16 +121,14 @@ def check_name(name: str) -> str:
     return name
 
 
-def _check(file: Path, trace: str, sender: str | None, latency: str, protocol_name: str) -> str:
-    """Extract the capture into a folder that is thrown away; return its summary line."""
+def _check(file: Path, trace: str, sender: str | None, latency: str) -> tuple[str, float]:
+    """Extract the capture into a folder that is thrown away; return its summary line and its seconds."""
     import polars as pl
     from rich.console import Console
 
-    from feature_store.extract import Job, extract_trace, summary_line
-    from feature_store.schema import scan_packets
-    from models.protocol import protocol_named
+    from feature_store.packets.extract import Job, extract_trace, summary_line
+    from feature_store.packets.schema import scan_packets
 
-    protocol = protocol_named(protocol_name)
     with tempfile.TemporaryDirectory(prefix="swiftqueue-") as scratch:
         with Console(stderr=True).status(f"reading {file.name}"):
             summary = extract_trace(Job(file, trace, sender, latency), Path(scratch))
@@ -132,26 +138,40 @@ def _check(file: Path, trace: str, sender: str | None, latency: str, protocol_na
             )
         sent = scan_packets(Path(scratch), trace).select(pl.col("sent_ns").max() - pl.col("sent_ns").min())
         duration_s = sent.collect().item() / 1e9
-    if duration_s < protocol.least_s:
-        raise ValueError(
-            f"{file} lasts {duration_s:.1f} s, and protocol {protocol.name!r} of params.yaml needs at least "
-            f"{protocol.least_s:g} s; a study may: swiftqueue study FOLDER {file} --protocol short"
+    return summary_line(summary), duration_s
+
+
+def _own_protocol(file: Path, seconds: float, asked: str | None, projects: str) -> str | None:
+    """Name the protocol of a trace; None where it is the project's.
+
+    Raises:
+        ValueError: the trace is too short for the one asked for, or for any.
+    """
+    from models.training.protocol import PROTOCOLS, protocol_named
+
+    chosen = protocol_named(asked or projects)
+    if asked is None and seconds < chosen.least_s:
+        chosen = max(
+            (p for p in PROTOCOLS.values() if p.least_s <= seconds),
+            key=lambda p: p.least_s,
+            default=min(PROTOCOLS.values(), key=lambda p: p.least_s),
         )
-    return summary_line(summary)
+    if seconds < chosen.least_s:
+        raise ValueError(
+            f"{file} lasts {seconds:.1f} s, and protocol {chosen.name!r} needs at least {chosen.least_s:g} s"
+        )
+    return None if chosen.name == projects else chosen.name
 
 
 def _version(file: Path, target: Path, root: Path) -> None:
     """Copy a capture and `dvc add` it; after an error neither is there."""
-    target.parent.mkdir(parents=True, exist_ok=True)
     ignored = target.with_name(".gitignore")
     before = ignored.read_bytes() if ignored.exists() else None
-    partial = target.with_name(f".{target.name}.partial")
     try:
-        shutil.copyfile(file, partial)
-        partial.rename(target)
+        with new_file(target) as partial:
+            shutil.copyfile(file, partial)
         call_dvc(["add", target.relative_to(root).as_posix()], root)
     except BaseException:
-        partial.unlink(missing_ok=True)
         _forget(target)
         if before is None:
             ignored.unlink(missing_ok=True)
@@ -168,10 +188,14 @@ def _forget(target: Path) -> None:
 def list_traces(*, project: Path | None = None) -> None:
     """Print each trace of params.yaml: its file, its size, and where it comes from if it is not here."""
     root = project or Path.cwd()
-    rows = [("trace", "file", "size", "sender", "latency")]
-    for name, entry in load_yaml(root / "params.yaml")["extract"]["traces"].items():
-        sender = entry["sender"] or "the heaviest"
-        rows.append((name, entry["file"], _size(root, entry), sender, entry["latency"]))
+    params = load_yaml(root / "params.yaml")
+    rows = [("trace", "file", "size", "sender", "latency", "protocol")]
+    for name, entry in params["extract"]["traces"].items():
+        sender, protocol = (
+            entry["sender"] or "the heaviest",
+            entry.get("protocol") or params["split"]["protocol"],
+        )
+        rows.append((name, entry["file"], _size(root, entry), sender, entry["latency"], protocol))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:  # plain, so that no terminal's width cuts a path
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

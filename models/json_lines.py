@@ -18,7 +18,7 @@ def append(log: Path, entry: Mapping[str, Any], *, sync: bool = False) -> None:
         OSError: the disk is full; the entry is cut short, or not there.
     """
     line = (json.dumps(entry) + "\n").encode()
-    handle = os.open(log, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+    handle = os.open(log, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)  # whatever the umask
     try:
         size = os.fstat(handle).st_size
         if size and os.pread(handle, 1, size - 1) != b"\n":  # the entry before was cut short
@@ -32,7 +32,7 @@ def append(log: Path, entry: Mapping[str, Any], *, sync: bool = False) -> None:
 
 
 def newest_first(log: Path) -> Iterator[dict[str, Any]]:
-    """Read from the log's end, no further than is asked for; what a full disk cut short is left out."""
+    """Read from the log's end, no further than is asked for; what is no object, or cut short, is left out."""
     if not log.is_file() or not log.stat().st_size:
         return
     with log.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
@@ -41,6 +41,8 @@ def newest_first(log: Path) -> Iterator[dict[str, Any]]:
             begin = content.rfind(b"\n", 0, end - 1) + 1
             line, end = content[begin:end], begin
             try:
-                yield json.loads(line)
-            except ValueError:
+                entry = json.loads(line)
+            except (ValueError, RecursionError):
                 continue
+            if isinstance(entry, dict):
+                yield entry

@@ -2,56 +2,72 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, ClassVar, Final
 
-from models import plot_tables
-from models.evaluation import ModelRounds, TracePredictions, fit_trees, load_traces, predict_trace
-from models.metrics import evaluate as score
-from models.verdict import verdict
-from pipelines.stage import StageError, atomic_dir, load_params, stage_main
+import polars.selectors as cs
+from pydantic import Field
 
-PARAMS: Final = {"seed", "xgboost_rounds", "false_alarm_rate"}
+from feature_store.atomic import new_folder, write_file
+from models.registry.runs import stage_run
+from models.scoring import plot_tables
+from models.scoring.evaluation import DIGITS, HEADLINE_METHODS, headline
+from models.scoring.evaluation import evaluate as score
+from models.scoring.predictions import ModelRounds, TracePredictions, fit_trees, load_traces, predict_trace
+from models.scoring.verdict import verdict
+from models.section import Section, read, read_all
+from pipelines.stage import Given, run_stage
+
+BY_ROUND: Final = ("average_precision", "mae_ms")  # logged by round
+
+
+class EvaluateParams(Section):
+    """What the predictor is compared with."""
+
+    section: ClassVar = "evaluate"
+    seed: Annotated[int, Field(ge=0)]
+    """Of the trees and of the bootstrap's draws."""
+    xgboost_rounds: Annotated[int, Field(ge=1)]
+    """Boosted trees."""
+    false_alarm_rate: Annotated[float, Field(gt=0, lt=1)]
+    """At which the recall of late packets is reported."""
 
 
 def evaluate(
-    params: dict[str, Any],
+    params: EvaluateParams,
     *,
     windows: Path,
+    split: Path,
     pretrained: Path,
     finetuned: Path,
     progress: Callable[[str], None] = lambda _: None,
 ) -> tuple[dict[str, Any], list[TracePredictions]]:
-    """Predict every test slice with every method and score it; gives metrics.json and the predictions."""
-    _check(params)
-    window_set, traces = load_traces(windows)
+    """Predict every test slice with every method and score it; gives scores.json and the predictions."""
+    window_set, traces = load_traces(windows, split)
     models = ModelRounds(pretrained, finetuned, window_set)
     trees = {}
     for visibility in next(iter(traces.values())).by_visibility:
         progress(f"training XGBoost, {visibility}")
         trees[visibility] = fit_trees(
-            traces.values(), visibility, rounds=params["xgboost_rounds"], seed=params["seed"]
+            traces.values(), visibility, rounds=params.xgboost_rounds, seed=params.seed
         )
     predictions = [predict_trace(t, models=models, trees=trees, progress=progress) for t in traces.values()]
     progress("scores")
     metrics = score(
         predictions,
-        protocol=window_set.protocol,
-        seed=params["seed"],
-        false_alarm_rate=params["false_alarm_rate"],
+        seed=params.seed,
+        false_alarm_rate=params.false_alarm_rate,
     )
     return metrics, predictions
 
 
 def write(output: Path, metrics: dict[str, Any], predictions: list[TracePredictions], command: str) -> None:
-    """Write metrics.json, plots/*.csv and report/ under `output`, each appearing only when complete."""
-    from models import figures, report
+    """Write metrics.json, plots/*.csv and report/, with all scores, under `output`, each when complete."""
+    from models.scoring import plots, report
 
     over_time = {p.trace: plot_tables.score_over_time_table(p) for p in predictions}
     tables = {
@@ -61,11 +77,12 @@ def write(output: Path, metrics: dict[str, Any], predictions: list[TracePredicti
         "sharp_changes": plot_tables.sharp_changes_table(predictions),
     }
     output.mkdir(parents=True, exist_ok=True)
-    with atomic_dir(output / "plots") as folder:
+    with new_folder(output / "plots") as folder:
         for name, table in tables.items():
-            table.write_csv(folder / f"{name}.csv", float_precision=6)
-    with atomic_dir(output / "report") as folder:
-        drawn = figures.draw(
+            # They are committed: beyond these digits, machines differ.
+            table.with_columns(cs.float().round_sig_figs(DIGITS)).write_csv(folder / f"{name}.csv")
+    with new_folder(output / "report") as folder:
+        drawn = plots.draw(
             folder,
             report.caption(metrics),
             tables,
@@ -74,46 +91,42 @@ def write(output: Path, metrics: dict[str, Any], predictions: list[TracePredicti
             [change for p in predictions for change in plot_tables.change_examples(p)],
         )
         (folder / "report.html").write_text(report.render(metrics, drawn, folder, command))
-    partial = output / ".metrics.json.partial"
-    partial.write_text(json.dumps(metrics, indent=1, allow_nan=False) + "\n")
-    os.replace(partial, output / "metrics.json")
+        write_file(folder / "scores.json", json.dumps(metrics, indent=1, allow_nan=False) + "\n")
+    write_file(output / "metrics.json", json.dumps(headline(metrics), indent=1, allow_nan=False) + "\n")
 
 
-def _check(params: dict[str, Any]) -> None:
-    rounds, rate = params["xgboost_rounds"], params["false_alarm_rate"]
-    if not isinstance(rounds, int) or rounds < 1:
-        raise StageError(f"evaluate.xgboost_rounds is {rounds!r}; it must be a whole number from 1 on")
-    if not isinstance(rate, int | float) or not 0 < rate < 1:
-        raise StageError(f"evaluate.false_alarm_rate is {rate!r}; it must be a share between 0 and 1")
-    if not isinstance(params["seed"], int) or params["seed"] < 0:
-        raise StageError(f"evaluate.seed is {params['seed']!r}; it must be a whole number from 0 on")
-
-
-def main() -> None:
+def main(
+    params: Given, windows: Given, split: Given, pretrained: Given, finetuned: Given, output: Given
+) -> None:
     """Read paths from the command line and values from section `evaluate`."""
     from rich.console import Console
 
-    parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("params", "windows", "finetuned", "pretrained", "output"):
-        parser.add_argument(f"--{name}", type=Path, required=True)
-    arguments = parser.parse_args()
-    with stage_main("evaluate"), Console(stderr=True).status("evaluate: reading windows") as status:
-        params = load_params(arguments.params, "evaluate", PARAMS)
+    section = read(params, EvaluateParams)
+    with Console(stderr=True).status("evaluate: reading windows") as status:
         metrics, predictions = evaluate(
-            params,
-            windows=arguments.windows,
-            pretrained=arguments.pretrained,
-            finetuned=arguments.finetuned,
+            section,
+            windows=windows,
+            split=split,
+            pretrained=pretrained,
+            finetuned=finetuned,
             progress=lambda step: status.update(f"evaluate: {step}"),
         )
         status.update("evaluate: plots and report")
         command = shlex.join(["python", "-m", "pipelines.evaluate", *sys.argv[1:]])
-        write(arguments.output, metrics, predictions, command)
+        write(output, metrics, predictions, command)
+        status.update("evaluate: MLflow")
+        traces = [p.trace for p in predictions]
+        with stage_run("evaluate", traces=traces, params=read_all(params), seed=section.seed) as run:
+            run.log(headline(metrics))
+            for trace, rounds in metrics["rounds"].items():
+                for figures in rounds:
+                    shown = {m: {key: figures[m][key] for key in BY_ROUND} for m in HEADLINE_METHODS}
+                    run.log({trace: shown}, step=figures["round"])
     for sentence in verdict(metrics):
         if sentence.kind != "note":
             print(f"evaluate: {sentence.text}")
-    print(f"evaluate: report at {arguments.output / 'report' / 'report.html'}")
+    print(f"evaluate: report at {output / 'report' / 'report.html'}")
 
 
 if __name__ == "__main__":
-    main()
+    run_stage("evaluate", main)

@@ -2,39 +2,36 @@
 
 from __future__ import annotations
 
-import argparse
-from dataclasses import fields
-from pathlib import Path
+import shutil
+from typing import Any
 
-from pipelines.stage import atomic_dir, load_params, stage_main
+from pipelines.stage import Given, run_stage
 
 
-def main() -> None:
+def main(params: Given, windows: Given, split: Given, pretrained: Given, output: Given) -> None:
     """Read windows and the pre-trained artifact, walk the rounds (or resume), write their artifacts."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--params", type=Path, required=True)
-    parser.add_argument("--windows", type=Path, required=True)
-    parser.add_argument("--pretrained", type=Path, required=True)
-    parser.add_argument("--output", type=Path, required=True)
-    arguments = parser.parse_args()
-    with stage_main("finetune"):
-        from models import finetuning, training
-        from models.state import state_dir
+    from feature_store.atomic import new_folder
+    from feature_store.state import state_dir
+    from models.registry.runs import stage_run
+    from models.section import read, read_all
+    from models.training import finetuning
+    from models.training.windows import load_windows
 
-        known = {field.name for field in fields(finetuning.FinetuneParams)}
-        params = finetuning.FinetuneParams(**load_params(arguments.params, "finetune", known))
-        print(f"finetune: starting Ray Train with {params.workers} worker(s)", flush=True)
-        rounds_dir = finetuning.finetune(
-            arguments.windows,
-            arguments.pretrained,
-            params,
-            state_dir(),
-            say=lambda record: print(finetuning.round_line(record), flush=True),
-        )
-        with atomic_dir(arguments.output) as partial:
-            finetuning.publish(rounds_dir, partial)
-        training.forget(rounds_dir.parent)
+    section = read(params, finetuning.FinetuneParams)
+    print(f"finetune: starting Ray Train with {section.workers} worker(s)", flush=True)
+    traces = list(load_windows(windows, split).traces)
+    with stage_run("finetune", traces=traces, params=read_all(params), seed=section.seed) as run:
+
+        def say(record: dict[str, Any]) -> None:
+            print(finetuning.round_line(record), flush=True)
+            if "round" in record:
+                run.log({record["trace"]: finetuning.figures(record)}, step=record["round"])
+
+        rounds_dir = finetuning.finetune(windows, split, pretrained, section, state_dir(), say=say)
+    with new_folder(output) as partial:
+        shutil.copytree(rounds_dir, partial, dirs_exist_ok=True)
+    shutil.rmtree(rounds_dir.parent, ignore_errors=True)  # running it again trains again
 
 
 if __name__ == "__main__":
-    main()
+    run_stage("finetune", main)

@@ -2,38 +2,46 @@
 
 from __future__ import annotations
 
-import argparse
-import json
-from dataclasses import fields
-from pathlib import Path
+import shutil
+from typing import Any
 
-from pipelines.stage import load_params, stage_main
+from pipelines.stage import Given, run_stage
 
 
-def main() -> None:
-    """Read the windows, train (or resume), write the artifact."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--params", type=Path, required=True)
-    parser.add_argument("--windows", type=Path, required=True)
-    parser.add_argument("--output", type=Path, required=True)
-    arguments = parser.parse_args()
-    with stage_main("pretrain"):
-        from models import artifact, training
-        from models.state import state_dir
+def main(params: Given, windows: Given, split: Given, output: Given) -> None:
+    """Read the windows, train (or resume), write the artifact and the record of the epochs."""
+    import polars as pl
 
-        known = {field.name for field in fields(training.PretrainParams)}
-        params = training.PretrainParams(**load_params(arguments.params, "pretrain", known))
-        print(f"pretrain: starting Ray Train with {params.workers} worker(s)", flush=True)
-        pretrained = training.pretrain(
-            arguments.windows,
-            params,
-            state_dir(),
-            say=lambda record: print(training.epoch_line(record), flush=True),
-        )
-        artifact.save(arguments.output, pretrained.model, pretrained.description)
-        (arguments.output / "epochs.json").write_text(json.dumps(pretrained.epochs, indent=1) + "\n")
-        training.forget(training.storage_of(arguments.windows, params, state_dir()))
+    from feature_store.atomic import new_folder
+    from feature_store.state import state_dir
+    from models.networks import artifact
+    from models.registry.runs import stage_run
+    from models.section import read, read_all
+    from models.training import pretraining
+    from models.training.windows import load_windows
+
+    section = read(params, pretraining.PretrainParams)
+    traces = list(load_windows(windows, split).traces)
+    print(f"pretrain: starting Ray Train with {section.workers} worker(s)", flush=True)
+    with stage_run("pretrain", traces=traces, params=read_all(params), seed=section.seed) as run:
+        logged = set()
+
+        def say(record: dict[str, Any]) -> None:
+            print(pretraining.epoch_line(record), flush=True)
+            if "epoch" in record:
+                run.log(record, step=record["epoch"])
+                logged.add(record["epoch"])
+
+        pretrained = pretraining.pretrain(windows, split, section, state_dir(), say=say)
+        for record in pretrained.epochs:  # of a run that was stopped, too
+            if record["epoch"] not in logged:
+                run.log(record, step=record["epoch"])
+    with new_folder(output) as folder:
+        artifact.write(folder, pretrained.model, pretrained.description)
+        pl.DataFrame(pretrained.epochs).write_csv(folder / "epochs.csv")
+    finished = pretraining.storage_of(windows, split, section, state_dir())
+    shutil.rmtree(finished, ignore_errors=True)  # running it again trains again
 
 
 if __name__ == "__main__":
-    main()
+    run_stage("pretrain", main)

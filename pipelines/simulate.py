@@ -1,12 +1,13 @@
-"""Stage `simulate`: make the default traces with the ns-3 program of `simulation/`, one for each seed.
+"""Stage `simulate`: make the default traces with the laboratory's program, one for each seed.
 
-The program is built and started here, never imported: it links ns-3 and is GPL-2.0-only.
+A captured sender and others share one bottleneck with a dual queue (simulation/README.md). The program is
+built and started here, never imported: it links ns-3 and is GPL-2.0-only.
 """
 
 from __future__ import annotations
 
-import argparse
 import fcntl
+import json
 import os
 import shutil
 import subprocess
@@ -16,56 +17,130 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, ClassVar, Final
 
-from pipelines.stage import StageError, atomic_dir, load_params, stage_main
+import typer
+from pydantic import AfterValidator, Field, model_validator
+
+from feature_store.atomic import new_folder
+from models.section import Section, read
+from pipelines.stage import Given, StageError, run_stage
 
 PROJECT: Final = Path(__file__).resolve().parent.parent  # also where a study's symlinks point
-# parameter: (type, smallest, largest); each is the program's option of the same name
-RANGES: Final[dict[str, tuple[type, float, float]]] = {
-    "duration_s": (float, 1, 86_400),
-    "bottleneck_mbps": (float, 1, 1_000),  # the access links have 1 Gbit/s
-    "rtt_ms": (float, 1, 1_000),
-    "receivers": (int, 1, 100),
-    "dctcp_flows": (int, 0, 1_000),
-    "cubic_flows": (int, 0, 1_000),
-    "cross_flows": (int, 0, 100),  # a node each
-    "flow_mbps": (float, 0.01, 1_000),
-    "explore_share": (float, 0, 1),
-    "l_step_ms": (float, 0, 1_000),
-}
-LARGEST_SEED: Final = 2**32 - 1
+FIRST_PORT: Final = 5000  # of a receiver; the flow of port p goes to receiver p modulo their number
+ACCESS_MS: Final = 0.1  # delay of an access link
+RECEIVER_STEP_MS: Final = 4  # each receiver's base round trip is that much longer
+QUEUE_BYTES: Final = 1_000_000  # limit of each queue
+# ns-3 has no RACK. An explored packet arrives tens of ms out of order, which the usual 3 duplicate ACKs would
+# take for a loss; no other flow is reordered.
+EXPLORED_DUPACKS: Final = 12
+Seed = Annotated[int, Field(ge=1, le=2**32 - 1)]
 
 
-def check_params(params: dict[str, Any]) -> None:
-    """Refuse what the program could not simulate.
-
-    Raises:
-        StageError: a value has the wrong type or is out of range; the message names it and the range.
-
-    """
-    seeds = params["seeds"]
-    if not isinstance(seeds, list) or not seeds or not all(_is_number(s, int) for s in seeds):
-        raise StageError(f"simulate.seeds is {seeds!r}; give a list of whole numbers, a trace each")
-    if bad := [s for s in seeds if not 1 <= s <= LARGEST_SEED]:
-        raise StageError(f"simulate.seeds holds {bad[0]}; a seed is between 1 and {LARGEST_SEED}")
+def _distinct(seeds: list[int]) -> list[int]:
     if len(set(seeds)) < len(seeds):
-        raise StageError(f"simulate.seeds is {seeds}; a seed stands there twice, which makes the same trace")
-    for name, (kind, low, high) in RANGES.items():
-        value = params[name]
-        if not _is_number(value, kind) or not low <= value <= high:
-            what = "a whole number" if kind is int else "a number"
-            raise StageError(f"simulate.{name} is {value!r}; give {what} between {low:g} and {high:g}")
-    if params["dctcp_flows"] + params["cubic_flows"] == 0:
-        raise StageError("simulate.dctcp_flows and simulate.cubic_flows are both 0: nothing to capture")
+        raise ValueError("a seed stands there twice, which makes the same trace")
+    return seeds
 
 
-def _is_number(value: object, kind: type) -> bool:
-    kinds = (int,) if kind is int else (int, float)
-    return isinstance(value, kinds) and not isinstance(value, bool)
+class SimulateParams(Section):
+    """What the simulated traces are like."""
+
+    section: ClassVar = "simulate"
+    seeds: Annotated[list[Seed], Field(min_length=1), AfterValidator(_distinct)]
+    """One trace each, named dumbbell-SEED."""
+    duration_s: Annotated[float, Field(ge=1, le=86_400)]
+    """Simulated seconds of a trace."""
+    bottleneck_mbps: Annotated[float, Field(ge=1, le=1_000)]
+    """Rate of the bottleneck; the access links have 1 Gbit/s, or four times this rate if that is more."""
+    rtt_ms: Annotated[float, Field(ge=1, le=1_000)]
+    """Base round trip through the bottleneck."""
+    receivers: Annotated[int, Field(ge=1, le=100)]
+    """Hosts that the captured sender sends to."""
+    dctcp_flows: Annotated[int, Field(ge=0, le=1_000)]
+    """L4S flows of the captured sender, ECT(1)."""
+    cubic_flows: Annotated[int, Field(ge=0, le=1_000)]
+    """Classic flows of the captured sender."""
+    cross_flows: Annotated[int, Field(ge=0, le=100)]
+    """Flows of other senders through the same bottleneck, a node each."""
+    flow_mbps: Annotated[float, Field(ge=0.01, le=1_000)]
+    """Offered load of a flow, in Poisson messages."""
+    explore_share: Annotated[float, Field(ge=0, le=1)]
+    """Share of the captured sender's batches of 8 whose L4S packets are sent as classic."""
+    l_step_ms: Annotated[float, Field(ge=0, le=1_000)]
+    """Waiting time above which the L queue marks (RFC 9332: 1)."""
+
+    @model_validator(mode="after")
+    def _something_to_capture(self) -> SimulateParams:
+        if self.dctcp_flows + self.cubic_flows == 0:
+            raise ValueError("simulate.dctcp_flows and simulate.cubic_flows are both 0: nothing to capture")
+        return self
+
+    def run(self, seed: int) -> dict[str, Any]:
+        """Return `run.json` of the trace of a seed: what the program simulates (simulation/doc/lab.md)."""
+        flows = [*["dctcp"] * self.dctcp_flows, *["cubic"] * self.cubic_flows]
+        flows += ["cubic" if i % 2 else "dctcp" for i in range(self.cross_flows)]
+        own = self.dctcp_flows + self.cubic_flows
+        groups = [
+            {
+                "flows": 1,
+                "tcp": tcp,
+                "ecn": "ect1" if tcp == "dctcp" else "ect0",
+                "receiver": f"r{(FIRST_PORT + i) % self.receivers}",
+                "start_s": [0, 1],
+                "dupack_threshold": EXPLORED_DUPACKS if i < self.dctcp_flows else 3,
+                "traffic": {"kind": "messages", "rate_bps": self.flow_mbps * 1e6, "sizes": "web_search"},
+            }
+            for i, tcp in enumerate(flows)
+        ]
+        senders = [groups[:own], *([group] for group in groups[own:])]
+        bottleneck = {
+            "rate_bps": self.bottleneck_mbps * 1e6,
+            "delay_ms": self.rtt_ms / 2 - 2 * ACCESS_MS,
+            "buffer_bytes": QUEUE_BYTES,
+            "l_step_ms": self.l_step_ms,
+        }
+        return {
+            "format": 1,
+            "seed": seed,
+            "streams": "traces",
+            "seconds": self.duration_s,
+            "warmup_s": 0,
+            "profile": "uncoupled",
+            "bottlenecks": [bottleneck],
+            "receivers": [
+                {"name": f"r{i}", "router": 1, "delay_ms": ACCESS_MS + i * RECEIVER_STEP_MS / 2}
+                for i in range(self.receivers)
+            ],
+            "senders": [
+                {"name": f"s{i + 1}", "router": 0, "delay_ms": ACCESS_MS, "groups": groups}
+                for i, groups in enumerate(senders)
+            ],
+            "control": {"kind": "default"},
+            "moved_ecn": "not_ect",
+            "acks": "cumulative",
+            "explore": self._explore(seed),
+            "finetune": None,
+            "outputs": ["pcap"],
+        }
+
+    def description(self, seed: int) -> str:
+        """Return what stands beside the capture, as JSON: all parameters, whole numbers without a point."""
+        values = self.model_dump(exclude={"seeds", "explore_share"})
+        described = {"format": 1, "seed": seed, **values, "explore": self._explore(seed)}
+        described["dctcp_dupack_threshold"] = EXPLORED_DUPACKS
+        whole = (
+            (name, int(value) if isinstance(value, float) and value.is_integer() else value)
+            for name, value in described.items()
+        )
+        return json.dumps(dict(whole)) + "\n"
+
+    def _explore(self, seed: int) -> dict[str, float]:
+        share = int(self.explore_share) if self.explore_share.is_integer() else self.explore_share
+        return {"share": share, "burst_packets": 8, "seed": seed}
 
 
-def build_simulator(project: Path = PROJECT, program: str = "dumbbell") -> Path:
+def build_simulator(project: Path = PROJECT, program: str = "lab") -> Path:
     """Build a program of `simulation/` where it is missing or outdated, and return its path.
 
     Raises:
@@ -96,7 +171,7 @@ def build_simulator(project: Path = PROJECT, program: str = "dumbbell") -> Path:
 
 
 def simulate(
-    params: dict[str, Any],
+    params: SimulateParams,
     output_dir: Path,
     program: Path,
     report: Callable[[str, float], None] = lambda _name, _seconds: None,
@@ -104,8 +179,8 @@ def simulate(
     """Simulate each seed, as many at a time as there are cores, and return the captures' paths.
 
     Args:
-        params: section `simulate`, checked.
-        output_dir: existing folder for `dumbbell-SEED.pcap`.
+        params: section `simulate`.
+        output_dir: existing folder for `dumbbell-SEED.pcap`, and `.json` with what was simulated.
         program: what `build_simulator` returned.
         report: called with a trace's name and its simulated seconds as they pass.
 
@@ -113,12 +188,13 @@ def simulate(
         StageError: the program ended with an error; the others are stopped.
 
     """
-    options = [f"--{name.replace('_', '-')}={params[name]}" for name in RANGES]
     running: list[subprocess.Popen[str]] = []
 
     def run(seed: int) -> Path:
         path = output_dir / f"dumbbell-{seed}.pcap"
-        command = [str(program), f"--output={path}", f"--seed={seed}", *options]
+        result, file = path.with_suffix(""), path.with_suffix(".json")
+        file.write_text(json.dumps(params.run(seed)))
+        command = [str(program), f"--run={file}", f"--out={result}"]
         with tempfile.TemporaryFile("w+") as errors:
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
             running.append(process)
@@ -130,11 +206,14 @@ def simulate(
                 errors.seek(0)
                 said = errors.read().strip().splitlines() or [f"ended with {process.returncode}"]
                 raise StageError(f"{program.name}, seed {seed}: {said[0]}")
-        report(path.stem, float(params["duration_s"]))
+        (result / "s1.pcap").replace(path)
+        shutil.rmtree(result)
+        file.write_text(params.description(seed))
+        report(path.stem, params.duration_s)
         return path
 
     with ThreadPoolExecutor(_cores()) as pool:
-        futures = [pool.submit(run, seed) for seed in params["seeds"]]
+        futures = [pool.submit(run, seed) for seed in params.seeds]
         try:
             wait(futures, return_when=FIRST_EXCEPTION)
             if failed := [f for f in futures if f.done() and f.exception()]:
@@ -162,20 +241,20 @@ def _progress_bars(names: list[str], duration_s: float) -> Iterator[Callable[[st
         yield lambda name, seconds: progress.update(tasks[name], completed=seconds)
 
 
-def main() -> None:
-    """Read `simulate` of the params file and write the captures."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--params", type=Path, required=True, help="parameter file")
-    parser.add_argument("--output", type=Path, required=True, help="folder for the captures")
-    arguments = parser.parse_args()
-    with stage_main("simulate"):
-        params = load_params(arguments.params, "simulate", {"seeds", *RANGES})
-        check_params(params)
-        program = build_simulator()
-        names = [f"dumbbell-{seed}" for seed in params["seeds"]]
-        with atomic_dir(arguments.output) as output, _progress_bars(names, params["duration_s"]) as report:
-            simulate(params, output, program, report)
+def main(params: Given, output: Given, seed: Annotated[int | None, typer.Option()] = None) -> None:
+    """Read `simulate` of the params file and write the captures, all or the one of `--seed`."""
+    section = read(params, SimulateParams)
+    if seed is not None:
+        section = SimulateParams(**section.model_dump() | {"seeds": [seed]})
+    program = build_simulator()
+    names = [f"dumbbell-{number}" for number in section.seeds]
+    done = output / f".done-{section.seeds[0]}"  # beside those that others make meanwhile
+    with new_folder(done) as partial, _progress_bars(names, section.duration_s) as report:
+        simulate(section, partial, program, report)
+    for made in done.iterdir():
+        made.replace(output / made.name)
+    done.rmdir()
 
 
 if __name__ == "__main__":
-    main()
+    run_stage("simulate", main)

@@ -1,27 +1,28 @@
-"""Stage `windows`: packet tables to windows, targets, features per packet, and the split by time.
+"""Stage `windows`: packet tables to windows, targets, and features per packet.
 
 Shapes: B batches (decisions), W window tokens, F features, H horizon (8 packets).
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Annotated, Any, BinaryIO, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+from pydantic import AfterValidator, Field, model_validator
 
-from feature_store import windows as fw
-from feature_store.schema import scan_packets, traces_in
-from models.protocol import Protocol, Slices, divide, protocol_named
-from pipelines.stage import StageError, atomic_dir, load_params, stage_main
+from feature_store.atomic import new_folder
+from feature_store.events import windows as fw
+from feature_store.packets.schema import scan_packets, traces_in
+from models.section import Section, read, read_all
+from pipelines.stage import Given, StageError, run_stage
 
-PARAMETERS = {"protocol", "visibility", "tokens", "tokens_min", "tokens_max"}
+Visibility = Annotated[str, Field(json_schema_extra={"enum": list(fw.VISIBILITIES)})]
 COLUMNS = (
     "packet",
     "sent_ns",
@@ -35,22 +36,50 @@ COLUMNS = (
 CONSTANT = {"age_us", "latency_us", "latency_visible", "candidate"}  # inputs: for candidates 0, 0, 0, 1
 
 
+def _visibilities(given: list[str]) -> list[str]:
+    if "acked" not in given or not set(given) <= set(fw.VISIBILITIES):
+        raise ValueError("it must be [acked] or [acked, previous]")
+    return list(dict.fromkeys(given))
+
+
+class WindowsParams(Section):
+    """What the model sees at a decision."""
+
+    section: ClassVar = "windows"
+    visibility: Annotated[list[Visibility], AfterValidator(_visibilities)]
+    """Which latencies a window shows: what was acknowledged, or every earlier packet's (the paper's)."""
+    tokens: Literal["auto"] | Annotated[int, Field(gt=8, le=4096, multiple_of=8)]
+    """Tokens of a window; `auto` sizes it for the largest bandwidth-delay product among the traces."""
+    tokens_min: Annotated[int, Field(ge=16, le=4096, multiple_of=8)]
+    """The least that `auto` chooses."""
+    tokens_max: Annotated[int, Field(ge=16, le=4096, multiple_of=8)]
+    """The most that `auto` chooses."""
+
+    @model_validator(mode="after")
+    def _a_range(self) -> WindowsParams:
+        if self.tokens_min > self.tokens_max:
+            raise ValueError(
+                f"windows.tokens_min is {self.tokens_min}; it must not be above "
+                f"windows.tokens_max, which is {self.tokens_max}"
+            )
+        return self
+
+
 def read_trace(packets_dir: Path, trace: str) -> pl.DataFrame:
     """Return one trace's packet table, as far as windows need it."""
     return scan_packets(packets_dir, trace).select(COLUMNS).collect()
 
 
-def measure(packets: pl.DataFrame, protocol: Protocol, trace: str) -> tuple[float, Slices]:
-    """Return a trace's bandwidth-delay product in packets, and its division by time.
+def measure(packets: pl.DataFrame, trace: str) -> float:
+    """Return a trace's bandwidth-delay product in packets.
 
     Raises:
-        ValueError: the trace has no latencies, or is too short for the protocol; the line names it.
+        ValueError: the trace has no latencies; the line names it.
     """
     try:
-        bdp = fw.bdp_packets(packets)
+        return fw.bdp_packets(packets)
     except ValueError as error:
         raise ValueError(f"trace {trace}: {error}") from error
-    return bdp, divide(fw.targets(packets).decision_ns_B, protocol, trace)
 
 
 def candidate_features(
@@ -128,30 +157,40 @@ def write_trace(
                     advance(len(x_BWF))
 
 
-def make_windows(packets_dir: Path, output: Path, params: dict[str, Any]) -> dict[str, Any]:
-    """Write the windows of every trace under `packets_dir` into `output`; return meta.json's content.
+def make_windows(
+    packets_dir: Path, output: Path, params: WindowsParams, wanted: Sequence[str] | None = None
+) -> dict[str, Any]:
+    """Write the windows of the traces under `packets_dir` into `output`; return meta.json's content.
+
+    Of all traces, or of those wanted: DVC leaves the table of one that params.yaml no longer names.
 
     Raises:
-        StageError: there is no packet table, or a parameter has no meaning.
+        StageError: there is no packet table.
         ValueError: a trace cannot be windowed under these parameters; the line names it.
     """
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress
 
-    protocol = protocol_named(params["protocol"])
-    visibilities = checked_visibilities(params["visibility"])
-    traces = traces_in(packets_dir)
+    visibilities = params.visibility
+    found = traces_in(packets_dir)
+    traces = found if wanted is None else sorted(wanted)
+    if missing := [trace for trace in traces if trace not in found]:
+        raise StageError(
+            f"no packet table of {missing[0]} under {packets_dir}; run the stage `extract` first"
+        )
     if not traces:
         raise StageError(f"no packet tables under {packets_dir}; run the stage `extract` first")
 
-    measured = {t: measure(read_trace(packets_dir, t), protocol, t) for t in traces}
-    tokens = window_tokens(params, max(bdp for bdp, _ in measured.values()))
+    bdp = {t: measure(read_trace(packets_dir, t), t) for t in traces}
+    if params.tokens == "auto":
+        tokens = fw.tokens_for(max(bdp.values()), params.tokens_min, params.tokens_max)
+    else:
+        tokens = fw.check_tokens(params.tokens)
     meta: dict[str, Any] = {
         "schema_hash": fw.schema_hash(),
         "tokens": tokens,
         "horizon": fw.HORIZON,
         "features": [vars(f) for f in fw.FEATURES],
-        "protocol": vars(protocol),
         "visibility": visibilities,
         "traces": {},
     }
@@ -169,48 +208,24 @@ def make_windows(packets_dir: Path, output: Path, params: dict[str, Any]) -> dic
                 visibilities,
                 lambda n, task=task: progress.advance(task, n),  # type: ignore[misc]
             )
-            bdp, slices = measured[trace]
-            meta["traces"][trace] = {"windows": windows, "bdp_packets": bdp, **slices.as_json()}
+            meta["traces"][trace] = {"windows": windows, "bdp_packets": bdp[trace]}
     (output / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
     return meta
 
 
-def checked_visibilities(value: Any) -> list[str]:
-    """Return the list of visibilities, or raise StageError."""
-    if not isinstance(value, list) or "acked" not in value or not set(value) <= set(fw.VISIBILITIES):
-        raise StageError(f"windows.visibility = {value!r}: must be [acked] or [acked, previous]")
-    return list(dict.fromkeys(value))
-
-
-def window_tokens(params: dict[str, Any], bdp: float) -> int:
-    """Return W for all traces: as given, or sized for the largest bandwidth-delay product among them."""
-    tokens, least, most = params["tokens"], params["tokens_min"], params["tokens_max"]
-    if tokens == "auto":
-        if not isinstance(least, int) or not isinstance(most, int) or least > most:
-            raise StageError(f"windows.tokens_min = {least!r}, tokens_max = {most!r}: must be a range")
-        return fw.tokens_for(bdp, least, most)
-    if not isinstance(tokens, int):
-        raise StageError(f"windows.tokens = {tokens!r}: must be `auto` or a multiple of 8")
-    return fw.check_tokens(tokens)
-
-
-def main() -> None:
+def main(params: Given, packets: Given, output: Given) -> None:
     """Read packet tables, write windows."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--params", type=Path, required=True)
-    parser.add_argument("--packets", type=Path, required=True)
-    parser.add_argument("--output", type=Path, required=True)
-    args = parser.parse_args()
-    with stage_main("windows"):
-        params = load_params(args.params, "windows", PARAMETERS)
-        with atomic_dir(args.output) as partial:
-            meta = make_windows(args.packets, partial, params)
+    section = read(params, WindowsParams)
+    named = (read_all(params).get("extract") or {}).get("traces")
+    wanted = list(named) if isinstance(named, dict) else None
+    with new_folder(output) as partial:
+        meta = make_windows(packets, partial, section, wanted)
     for name, trace in meta["traces"].items():
         print(
-            f"{name}: {trace['windows']} windows of {meta['tokens']} tokens, {trace['duration_s']:.1f} s, "
-            f"BDP {trace['bdp_packets']:.0f} packets, {len(trace['rounds'])} rounds of {params['protocol']}"
+            f"{name}: {trace['windows']} windows of {meta['tokens']} tokens, "
+            f"BDP {trace['bdp_packets']:.0f} packets"
         )
 
 
 if __name__ == "__main__":
-    main()
+    run_stage("windows", main)

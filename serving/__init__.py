@@ -1,1 +1,1 @@
-"""Triton model repository, deployment, sender client and queue controller."""
+"""From a registered version to a marked packet, and its telemetry back: engine, Triton, agent, ingest."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from collections.abc import Callable, Iterator
@@ -10,12 +11,15 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from feature_store import telemetry_off
+from feature_store import usage_reporting
 
-telemetry_off.switch_off()
+usage_reporting.switch_off()
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # small models train 2-4 times faster so
-os.environ.setdefault("RAY_AUTH_MODE", "token")  # Ray's head listens on every interface
+os.environ.setdefault("RAY_AUTH_MODE", "token")
 os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # of this run; its child processes have it too
+
+if os.environ.get("SWIFTQUEUE_TEST_ALL") == "1":
+    os.environ.setdefault("PYTEST_TIMEOUT", "14400")  # a million mutants take longer than any hang is worth
 
 # A test's time is no property of what it tests, and a busy machine takes ten times as long.
 hypothesis.settings.register_profile(
@@ -25,6 +29,30 @@ hypothesis.settings.load_profile("untimed")
 
 PROJECT = Path(__file__).resolve().parent.parent
 CAPTURES = PROJECT.parent / "shared" / "data"
+
+
+FAILURES = os.environ.get("SWIFTQUEUE_TEST_FAILURES")  # a file: what failed, and last the test under way
+
+
+def pytest_runtest_logstart(nodeid: str) -> None:
+    _note(f"in {nodeid}")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.failed:
+        _note(f"FAILED {report.nodeid} ({report.when})")
+
+
+def _note(line: str) -> None:
+    """Write a line down at once: where the interpreter crashes, pytest names nothing."""
+    if FAILURES:
+        path = Path(FAILURES)
+        kept = (
+            [old for old in path.read_text().splitlines() if old.startswith("FAILED")]
+            if path.exists()
+            else []
+        )
+        path.write_text("\n".join([*kept, line]) + "\n")
 
 
 @pytest.fixture(scope="session")
@@ -44,11 +72,24 @@ def captures() -> Path:
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[None]:
     """One local Ray cluster for the whole test session (start-up costs 10-20 s)."""
-    import ray
+    from feature_store import local_ray
 
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
+    with contextlib.ExitStack() as stack:
+        for tries_left in (
+            2,
+            1,
+            0,
+        ):  # Ray's node waits 30 s for its agent, which a busy machine may take longer
+            try:
+                stack.enter_context(local_ray.ray_cluster(workers=2))
+                break
+            except TimeoutError:
+                import ray  # not before: it reads at its import what the start has set
+
+                ray.shutdown()
+                if not tries_left:
+                    raise
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -59,11 +100,11 @@ def make_artifact(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pat
     """
     import torch
 
-    from feature_store.windows import schema_hash
-    from infra.bench.inference_references import typical_features
-    from models import artifact
-    from models.predictor import Architecture, Predictor
-    from models.scaling import Target
+    from benchmarks.inference_references import typical_features
+    from feature_store.events.windows import schema_hash
+    from models.networks import artifact
+    from models.networks.scaling import Target
+    from models.networks.transformer import Architecture, Predictor
 
     root = tmp_path_factory.mktemp("artifacts")
 

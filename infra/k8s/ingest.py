@@ -17,11 +17,17 @@ def build(settings: dict[str, int]) -> Application:
     Args:
         settings: `args` of the application in ray.yaml; `replicas`: processes that take batches.
     """
-    from feature_store.telemetry_compact import KEEP_MINUTES
+    from feature_store.telemetry.log import check_format
     from serving.ingest.app import application
-    from serving.ingest.server import replicas_log, telemetry_dir
+    from serving.ingest.server import keep, limits, replicas_log, telemetry_dir
 
     root = telemetry_dir()
-    root.mkdir(parents=True, exist_ok=True)
-    replicas = int(settings["replicas"])
-    return application(root, replicas_log(), replicas=replicas, keep_minutes=KEEP_MINUTES, cpus=1.0)
+    check_format(root)
+    return application(
+        root,
+        replicas_log(),
+        replicas=int(settings["replicas"]),
+        keep=keep(),
+        limits=limits(),
+        cpus=1.0,
+    )

@@ -1,4 +1,7 @@
-"""Readiness of a Triton pod: 0 when it answers a real inference with finite latencies, 1 otherwise.
+"""Probes of a Triton pod, whose HTTP only the pod itself reaches; 0 where all is well, 1 otherwise.
+
+    ready.py live       it answers
+    ready.py serving    it answers a real inference with finite latencies
 
 Runs inside NVIDIA's container, so it needs only Python's own library.
 """
@@ -10,7 +13,8 @@ import sys
 import urllib.request
 from typing import Any
 
-URL = "http://127.0.0.1:" + os.environ.get("TRITON_HTTP_PORT", "8000") + "/v2/models/swiftqueue"
+URL = "http://127.0.0.1:" + os.environ.get("TRITON_HTTP_PORT", "8000") + "/v2"
+MODEL = "/models/swiftqueue"
 TIMEOUT_S = 2
 
 
@@ -21,12 +25,22 @@ def ask(path: str, body: object = None) -> Any:
         return json.load(response)
 
 
-def main() -> int:
+def live() -> int:
+    """Ask whether the server answers at all."""
+    try:
+        with urllib.request.urlopen(URL + "/health/live", timeout=TIMEOUT_S):  # noqa: S310 - loopback http
+            return 0
+    except OSError as error:
+        print(f"not live: {error}")
+        return 1
+
+
+def serving() -> int:
     """Ask for one window of padding, which every version takes."""
     try:
-        tokens, features = ask("/config")["input"][0]["dims"]
+        tokens, features = ask(MODEL)["inputs"][0]["shape"][1:]
         window = {"name": "window", "datatype": "FP32", "shape": [1, int(tokens), int(features)]}
-        answer = ask("/infer", {"inputs": [window | {"data": [0.0] * (int(tokens) * int(features))}]})
+        answer = ask(MODEL + "/infer", {"inputs": [window | {"data": [0.0] * (int(tokens) * int(features))}]})
         latency_us = answer["outputs"][0]["data"]
     except (OSError, ValueError, LookupError) as error:
         print(f"not ready: {error}")
@@ -39,4 +53,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit({"live": live, "serving": serving}[sys.argv[1]]())

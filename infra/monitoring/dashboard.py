@@ -1,4 +1,4 @@
-"""The Grafana dashboard, as a list of panels; `python -m infra.monitoring.dashboard` writes its JSON.
+"""The Grafana dashboard, as a list of panels; `swiftqueue monitor dashboard` writes its JSON.
 
 The JSON (`grafana/dashboards/swiftqueue.json`) is built with Grafana's own types; a test says that it is
 what this file makes. `picture.py` draws the same panels without Grafana.
@@ -195,6 +195,7 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
                 ),
                 Query("sum(increase(swiftqueue_ingest_duplicates_total[1m]))", "duplicates"),
                 Query("sum(increase(swiftqueue_ingest_gaps_total[1m]))", "gaps"),
+                Query("sum(increase(swiftqueue_ingest_missing_events_total[1m]))", "events missing"),
             ),
         ),
         Panel(
@@ -218,7 +219,17 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
             "Connected to the agents, and decisions a minute that their sockets did not take.",
             (
                 Query("swiftqueue_agent_senders", "at {{instance}}"),
+                Query("sum(increase(swiftqueue_agent_refused_senders_total[1m]))", "refused"),
                 Query("sum(increase(swiftqueue_agent_undelivered_decisions_total[1m]))", "undelivered"),
+            ),
+        ),
+        Panel(
+            "Packets remembered",
+            "short",
+            "Whose ACK may still come, at each agent, and those given up early a minute for want of room.",
+            (
+                Query("swiftqueue_agent_remembered_packets", "at {{instance}}"),
+                Query("sum(increase(swiftqueue_agent_overflowed_packets_total[1m]))", "given up early"),
             ),
         ),
     ),
@@ -334,6 +345,7 @@ def dashboard_json() -> str:
     return json.dumps(board.build(), cls=JSONEncoder, indent=1, sort_keys=True) + "\n"
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Write Grafana's JSON of the dashboard anew, after a change of its panels."""
     FILE.write_text(dashboard_json())
     print(f"{FILE}: {len(panels())} panels")

@@ -1,22 +1,22 @@
 """The dashboard's panels drawn from a running Prometheus: for the docs, and where there is no Grafana.
 
-    python -m infra.monitoring.picture --output docs/pictures/dashboard.png --minutes 30
+    swiftqueue monitor picture --output docs/pictures/dashboard.png --minutes 30
 
 Same panels and same queries as the Grafana dashboard (dashboard.py). Panels without any data say so.
 """
 
 from __future__ import annotations
 
-import argparse
 import re
-import sys
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+import typer
+
+from infra.local.prometheus_query import ask
 from infra.monitoring.dashboard import Panel, Query, panels
-from infra.monitoring.query import ask
 
 COLUMNS: Final = 3
 POINTS: Final = 180  # per series
@@ -96,19 +96,11 @@ def _draw_panel(axis: Any, panel: Panel, server: str, begin: float, end: float) 
     return True
 
 
-def main() -> None:
-    """Read the command line and draw."""
-    parser = argparse.ArgumentParser(description="Draw the dashboard's panels from a running Prometheus.")
-    parser.add_argument("--server", default="http://127.0.0.1:9090", help="Prometheus' address")
-    parser.add_argument("--output", type=Path, required=True, help="PNG file")
-    parser.add_argument("--minutes", type=float, default=30.0, help="how far back")
-    arguments = parser.parse_args()
-    filled = draw(arguments.server, arguments.output, arguments.minutes)
-    print(f"{arguments.output}: {filled} of {len(panels())} panels have data")
-
-
-if __name__ == "__main__":
-    try:
-        main()
-    except OSError as error:
-        sys.exit(f"picture: {error}")
+def main(
+    output: Annotated[Path, typer.Option(help="PNG file")],
+    server: Annotated[str, typer.Option(help="Prometheus' address")] = "http://127.0.0.1:9090",
+    minutes: Annotated[float, typer.Option(help="how far back")] = 30.0,
+) -> None:
+    """Draw the dashboard's panels from a running Prometheus."""
+    filled = draw(server, output, minutes)
+    print(f"{output}: {filled} of {len(panels())} panels have data")

@@ -2,8 +2,9 @@
 //
 // The queue controller: for each packet, the queue with the lower predicted latency, with
 // restraint. This file is its only definition; the agent, the simulator and Python
-// (serving/controller.py) use it. Pure: no I/O, no clock, no thread; choosing allocates nothing
-// once as many packets have been moved, and flows been in the classic queue, as ever will be.
+// (serving/agent/controller.py) use it. Pure: no I/O, no clock, no thread; choosing allocates
+// nothing once as many packets have been moved, and flows been in the classic queue, as ever will
+// be.
 //
 // The default marking of an L4S-capable flow is the L4S queue; only its packets may be moved, and
 // only to the classic queue.
@@ -20,12 +21,15 @@
 #include <stdexcept>
 #include <vector>
 
-#include "feature_store/window.h"
+#include "feature_store/events/window.h"
 
 namespace swiftqueue::agent {
 
-inline constexpr std::uint8_t kClassic = 0;  // numbers as in feature_store/window.h
+inline constexpr std::uint8_t kClassic = 0;  // numbers as in feature_store/events/window.h
 inline constexpr std::uint8_t kL4s = 1;
+
+// Flows in the classic queue that are remembered; packets of more keep their default queue.
+inline constexpr std::size_t kMaxClassicFlows = 1 << 14;
 
 using Queues = std::array<std::uint8_t, kHorizon>;
 using Batch = std::array<Candidate, kHorizon>;  // about to be sent, each with its default queue
@@ -43,9 +47,8 @@ struct ControllerParams {
   double margin_us = 1'000;   // the L queue's marking step: RFC 9332 A.1, 1 ms as in Linux
   double margin_share = 0.1;  // of the predicted latency in the flow's present queue
   // A burst moved on one prediction fills the queue it was moved to before its first ACK can say
-  // so. Packets moved and not yet acknowledged, of all flows:
+  // so. Packets moved and not yet acknowledged, of all flows, or given up (kGiveUpNs):
   std::int32_t max_moved_unacked = 64;
-  std::int64_t give_up_ns = kGiveUpNs;  // a moved packet without an ACK counts no longer
 };
 
 // Chooses queues batch by batch; remembers which flows are in the classic queue and the moved
@@ -54,8 +57,7 @@ class QueueController {
  public:
   // Throws std::invalid_argument for a negative margin or limit (NaN too).
   explicit QueueController(const ControllerParams& params = {}) : params_(params) {
-    if (!(params.margin_us >= 0) || !(params.margin_share >= 0) || params.max_moved_unacked < 0 ||
-        params.give_up_ns <= 0) {
+    if (!(params.margin_us >= 0) || !(params.margin_share >= 0) || params.max_moved_unacked < 0) {
       throw std::invalid_argument("the controller's margins and limits must not be negative");
     }
   }
@@ -104,6 +106,7 @@ class QueueController {
     const double change_us = in_classic ? l4s_us : classic_us;
     const bool change =
         stay_us - change_us > std::max(params_.margin_us, params_.margin_share * stay_us);
+    if (!in_classic && classic_flows_.size() >= kMaxClassicFlows) return kL4s;
     return in_classic != change ? kClassic : kL4s;
   }
 
@@ -129,9 +132,8 @@ class QueueController {
   }
 
   void forget(std::int64_t now_ns) {
-    const auto live = std::find_if(moved_.begin(), moved_.end(), [&](const Moved& m) {
-      return now_ns - m.moved_ns < params_.give_up_ns;
-    });
+    const auto live = std::find_if(moved_.begin(), moved_.end(),
+                                   [&](const Moved& m) { return now_ns - m.moved_ns < kGiveUpNs; });
     moved_.erase(moved_.begin(), live);
   }
 

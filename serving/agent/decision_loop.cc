@@ -14,15 +14,14 @@ namespace {
 constexpr int kFirstTokens = 64;  // of the window kept until a model says its own
 // Whose ACKs are waited for: a gigabit of 1,500-byte packets over 100 ms has 1,042 in flight.
 constexpr std::size_t kDecidedBatches = 4096;
+constexpr float kMaxErrorUs = 1e12F;  // what a sender calls a latency may be any number
+constexpr int kRoom = 64;  // packets given up at once: few, since other senders wait meanwhile
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 }  // namespace
 
-DecisionLoop::Stream::Stream(std::uint32_t number, int tokens, const ControllerParams& params,
-                             DecisionTaker& to)
-    : id(number), sender(tokens, params), taker(to), decided(kDecidedBatches) {}
-
 DecisionLoop::DecidedBatch* DecisionLoop::Stream::decided_about(std::int64_t packet) {
+  if (decided.empty()) return nullptr;
   const std::int64_t number = packet / kHorizon;
   DecidedBatch& batch = decided[static_cast<std::size_t>(number) % kDecidedBatches];
   return batch.first_packet == number * kHorizon ? &batch : nullptr;
@@ -36,14 +35,17 @@ DecisionLoop::DecisionLoop(Predictor& predictor, const ControllerParams& params,
       telemetry_(telemetry),
       x_BWF_(static_cast<std::size_t>(kMaxWindows) * kMaxTokens * kFeatureCount),
       pending_(kMaxOutstanding) {
-  due_.reserve(kMaxOutstanding);
+  due_.reserve(2 * kMaxOutstanding);
 }
 
 std::uint32_t DecisionLoop::open(std::string_view name, DecisionTaker& taker) {
-  const std::uint32_t id = ++last_stream_;
+  do {
+    ++last_stream_;
+  } while (last_stream_ == 0 || streams_.contains(last_stream_));
+  const std::uint32_t id = last_stream_;
   const int tokens = predictor_.model().tokens;
-  streams_.emplace(
-      id, std::make_unique<Stream>(id, tokens > 0 ? tokens : kFirstTokens, params_, taker));
+  streams_.emplace(id, std::make_unique<Stream>(id, name, tokens > 0 ? tokens : kFirstTokens,
+                                                params_, pool_, taker));
   statistics_.senders.add();
   if (telemetry_ != nullptr) {
     HelloFrame hello;
@@ -56,19 +58,70 @@ std::uint32_t DecisionLoop::open(std::string_view name, DecisionTaker& taker) {
 void DecisionLoop::close(std::uint32_t sender) {
   Stream& stream = stream_of(sender);
   for (Pending& pending : pending_) {
+    if (stream.outstanding == 0) break;
     if (pending.ticket != 0 && pending.stream == &stream) end(pending, Outcome::kLate);
   }
   statistics_.moved_unacked.add(-static_cast<std::int64_t>(stream.sender.moved_unacked()));
+  statistics_.remembered.add(-stream.sender.remembered());
   statistics_.senders.add(-1);
+  flows_ -= stream.sender.flows();
   streams_.erase(sender);
+  if (telemetry_ != nullptr) telemetry_->put(ByeFrame{}, sender);
+}
+
+template <typename Change>
+auto DecisionLoop::counted(Stream& stream, Change change) {
+  const Sender& sender = stream.sender;
+  const auto moved = static_cast<std::int64_t>(sender.moved_unacked());
+  const std::int64_t remembered = sender.remembered();
+  const std::int64_t overflowed = sender.overflowed();
+  const std::size_t flows = sender.flows();
+  const auto result = change();
+  statistics_.moved_unacked.add(static_cast<std::int64_t>(sender.moved_unacked()) - moved);
+  statistics_.remembered.add(sender.remembered() - remembered);
+  flows_ += sender.flows() - flows;
+  if (sender.overflowed() != overflowed) {
+    statistics_.overflowed.add(sender.overflowed() - overflowed);
+    if (!stream.overflowed) {
+      complaints_.say("sender " + std::to_string(stream.id) + " (" + stream.name +
+                      "): more packets wait for an ACK than are remembered; the oldest are given "
+                      "up before their time");
+    }
+    stream.overflowed = true;
+  }
+  return result;
+}
+
+void DecisionLoop::make_room() {
+  if (statistics_.remembered.get() <= kAllRemembered) return;
+  Stream& most =
+      *std::max_element(streams_.begin(), streams_.end(), [](const auto& a, const auto& b) {
+         return a.second->sender.remembered() < b.second->sender.remembered();
+       })->second;
+  counted(most, [&] {
+    int given_up = 0;
+    while (given_up < kRoom && most.sender.give_up_oldest()) ++given_up;
+    return given_up;
+  });
 }
 
 bool DecisionLoop::sent(std::uint32_t sender, const SentFrame& frame, const char*& why) {
   Stream& stream = stream_of(sender);
-  if (!stream.sender.sent(frame.packet, frame.sent_ns, candidate_of(frame))) {
+  if (!counted(stream, [&] {
+        return stream.sender.sent(frame.packet, frame.sent_ns, candidate_of(frame));
+      })) {
     why = "packets must be numbered in send order";
     return false;
   }
+  if (stream.sender.flows() > kMaxFlows) {
+    why = "it has opened more than 1048576 flows; use their ids again, or connect anew";
+    return false;
+  }
+  if (flows_ > kAllFlows && stream.sender.flows() > kAllFlows / kMaxSenders) {
+    why = "all senders together have opened more than 2097152 flows, and it more than its share";
+    return false;
+  }
+  make_room();
   stream.last_packet = frame.packet;
   if (DecidedBatch* const batch = stream.decided_about(frame.packet)) {
     batch->sent[static_cast<std::size_t>(frame.packet % kHorizon)] = frame.queue;
@@ -79,10 +132,11 @@ bool DecisionLoop::sent(std::uint32_t sender, const SentFrame& frame, const char
 
 void DecisionLoop::acked(std::uint32_t sender, const AckedFrame& frame) {
   Stream& stream = stream_of(sender);
-  const auto before = static_cast<std::int64_t>(stream.sender.moved_unacked());
-  const bool taken = stream.sender.acked(frame.packet, frame.acked_ns, frame.latency_us);
-  statistics_.moved_unacked.add(static_cast<std::int64_t>(stream.sender.moved_unacked()) - before);
-  if (!taken) return;
+  if (!counted(stream, [&] {
+        return stream.sender.acked(frame.packet, frame.acked_ns, frame.latency_us);
+      })) {
+    return;
+  }
   const DecidedBatch* const batch = stream.decided_about(frame.packet);
   if (batch != nullptr && std::isfinite(frame.latency_us)) {
     const auto i = static_cast<std::size_t>(frame.packet % kHorizon);
@@ -90,7 +144,7 @@ void DecisionLoop::acked(std::uint32_t sender, const AckedFrame& frame) {
     const float us =
         batch->sent[i] == kClassic ? predicted.classic_us_H[i] : predicted.default_us_H[i];
     statistics_.prediction_error.observe(
-        static_cast<std::int64_t>(std::fabs(us - frame.latency_us) * 1e3F));
+        static_cast<std::int64_t>(std::min(std::fabs(us - frame.latency_us), kMaxErrorUs) * 1e3F));
   }
   if (telemetry_ != nullptr) telemetry_->put(frame, sender);
 }
@@ -115,11 +169,16 @@ bool DecisionLoop::batch(std::uint32_t sender, const BatchFrame& frame, std::int
   };
   const int tokens = predictor_.model().tokens;
   if (tokens == 0) return keep(Outcome::kNoModel);
-  stream.sender.set_tokens(tokens);
+  counted(stream, [&] {
+    stream.sender.set_tokens(tokens);
+    return true;
+  });
   const std::int64_t asked_ns = monotonic_ns();
   if (asked_ns >= due_ns) return keep(Outcome::kLate);
   const auto question = stream.sender.ask(frame.first_packet, frame.now_ns, batch, x_BWF_.data());
-  if (!question || outstanding_ == pending_.size()) return keep(Outcome::kError);
+  if (!question || stream.outstanding >= pending_.size() - outstanding_) {
+    return keep(Outcome::kError);
+  }
   // A batch that is due long after the others keeps its place; theirs go round it.
   while (slot_of(last_ticket_ + 1).ticket != 0) ++last_ticket_;
   Pending& pending = slot_of(last_ticket_ + 1);
@@ -128,9 +187,14 @@ bool DecisionLoop::batch(std::uint32_t sender, const BatchFrame& frame, std::int
   }
   pending = {++last_ticket_, &stream, *question, frame.now_ns, asked_ns, due_ns};
   ++outstanding_;
+  ++stream.outstanding;
+  if (due_.size() == 2 * kMaxOutstanding) {  // half of them or more have ended
+    std::erase_if(due_,
+                  [&](const Due& each) { return slot_of(each.ticket).ticket != each.ticket; });
+    std::make_heap(due_.begin(), due_.end(), later);
+  }
   due_.push_back({due_ns, pending.ticket});
-  std::push_heap(due_.begin(), due_.end(),
-                 [](const Due& a, const Due& b) { return a.due_ns > b.due_ns; });
+  std::push_heap(due_.begin(), due_.end(), later);
   return true;
 }
 
@@ -157,12 +221,12 @@ void DecisionLoop::take_answer(std::int64_t now_ns) {
     return;
   }
   Stream& stream = *pending.stream;
-  const auto before = static_cast<std::int64_t>(stream.sender.moved_unacked());
-  const Decision decision =
-      stream.sender.decide(pending.question, pending.now_ns, answer_.y_BH.data());
-  statistics_.moved_unacked.add(static_cast<std::int64_t>(stream.sender.moved_unacked()) - before);
+  const Decision decision = counted(stream, [&] {
+    return stream.sender.decide(pending.question, pending.now_ns, answer_.y_BH.data());
+  });
   pending.ticket = 0;
   --outstanding_;
+  --stream.outstanding;
   const std::int64_t first_packet = pending.question.first_packet;
   if (decision.outcome != Outcome::kDecided) {
     deliver(stream, pending.now_ns, first_packet, decision, -1, kNaN);
@@ -171,6 +235,7 @@ void DecisionLoop::take_answer(std::int64_t now_ns) {
   const std::int64_t round_trip_ns = now_ns - pending.asked_ns;
   statistics_.round_trip.observe(round_trip_ns);
   const auto number = static_cast<std::size_t>(first_packet / kHorizon);
+  if (stream.decided.empty()) stream.decided.resize(kDecidedBatches);
   stream.decided[number % kDecidedBatches] = {first_packet, decision.predicted, {}};
   deliver(stream, pending.now_ns, first_packet, decision, answer_.version,
           static_cast<float>(round_trip_ns) / 1e3F);
@@ -184,8 +249,7 @@ void DecisionLoop::end_due(std::int64_t now_ns) {
     const bool waits = pending.ticket == first.ticket;
     if (waits && first.due_ns > now_ns) return;
     if (waits) end(pending, Outcome::kLate);
-    std::pop_heap(due_.begin(), due_.end(),
-                  [](const Due& a, const Due& b) { return a.due_ns > b.due_ns; });
+    std::pop_heap(due_.begin(), due_.end(), later);
     due_.pop_back();
   }
 }
@@ -194,6 +258,7 @@ void DecisionLoop::end(Pending& pending, Outcome outcome) {
   pending.ticket = 0;
   --outstanding_;
   Stream& stream = *pending.stream;
+  --stream.outstanding;
   deliver(stream, pending.now_ns, pending.question.first_packet,
           stream.sender.keep_default(pending.question.batch, outcome), -1, kNaN);
 }

@@ -5,6 +5,10 @@
 // without an answer keeps its default marking and is counted.
 //
 // One thread owns it. Apart from a sender's first packets it allocates nothing per packet.
+//
+// What senders can make it hold is bounded: packets that are remembered (kMaxRemembered of one
+// sender, kAllRemembered of all), flows (kMaxFlows, kAllFlows) and batches under way
+// (kMaxOutstanding, of which a sender gets as many as then stay free).
 #ifndef SWIFTQUEUE_SERVING_AGENT_DECISION_LOOP_H_
 #define SWIFTQUEUE_SERVING_AGENT_DECISION_LOOP_H_
 
@@ -12,9 +16,11 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
+#include "serving/agent/complaints.h"
 #include "serving/agent/frame_sink.h"
 #include "serving/agent/frames.h"
 #include "serving/agent/predictor.h"
@@ -22,6 +28,14 @@
 #include "serving/agent/statistics.h"
 
 namespace swiftqueue::agent {
+
+// Packets of all senders that are remembered; then the sender with the most gives up its oldest.
+inline constexpr std::int64_t kAllRemembered = 1 << 20;
+// Flows are remembered until their sender goes. A sender may have kMaxFlows, or its share once all
+// senders together have kAllFlows.
+inline constexpr std::size_t kMaxFlows = 1 << 20;
+inline constexpr std::size_t kAllFlows = 1 << 21;
+inline constexpr std::size_t kMaxSenders = 256;
 
 // Where a sender's decisions go.
 class DecisionTaker {
@@ -52,6 +66,7 @@ class DecisionLoop {
   void run(std::int64_t until_ns);
 
   std::size_t outstanding() const { return outstanding_; }
+  Complaints& complaints() { return complaints_; }
 
  private:
   struct DecidedBatch {
@@ -60,16 +75,21 @@ class DecisionLoop {
     Queues sent{};  // the queue each packet really went to
   };
   struct Stream {
-    Stream(std::uint32_t number, int tokens, const ControllerParams& params, DecisionTaker& to);
+    Stream(std::uint32_t number, std::string_view called, int tokens,
+           const ControllerParams& params, const SenderWindow::Pool& pool, DecisionTaker& to)
+        : id(number), name(called), sender(tokens, params, pool), taker(to) {}
     // The decision about a packet's batch, if there was one and it is not long ago; else null.
     DecidedBatch* decided_about(std::int64_t packet);
 
     std::uint32_t id;
+    std::string name;
     Sender sender;
     DecisionTaker& taker;
     std::int64_t last_packet = -1;      // sent
     std::int64_t last_batch = -1;       // first packet of the last one asked about
-    std::vector<DecidedBatch> decided;  // ring by batch number
+    std::size_t outstanding = 0;        // batches under way
+    bool overflowed = false;            // it was said
+    std::vector<DecidedBatch> decided;  // ring by batch number, made with the first one
   };
   struct Pending {
     std::uint64_t ticket = 0;  // 0: free
@@ -83,9 +103,14 @@ class DecisionLoop {
     std::int64_t due_ns;
     std::uint64_t ticket;
   };
+  static bool later(const Due& a, const Due& b) { return a.due_ns > b.due_ns; }
 
   Stream& stream_of(std::uint32_t sender) { return *streams_.at(sender); }
   Pending& slot_of(std::uint64_t ticket) { return pending_[ticket % kMaxOutstanding]; }
+  // Keeps the totals while `change` changes a sender, and the bound on them.
+  template <typename Change>
+  auto counted(Stream& stream, Change change);
+  void make_room();
   void take_answer(std::int64_t now_ns);
   void end_due(std::int64_t now_ns);
   void end(Pending& pending, Outcome outcome);
@@ -96,14 +121,17 @@ class DecisionLoop {
   const ControllerParams params_;
   Statistics& statistics_;
   FrameSink* const telemetry_;
+  const SenderWindow::Pool pool_ = std::make_shared<swiftqueue::detail::RecordPool>();
   std::map<std::uint32_t, std::unique_ptr<Stream>> streams_;
+  std::size_t flows_ = 0;  // of all senders
   std::uint32_t last_stream_ = 0;
   std::vector<float> x_BWF_;
   std::vector<Pending> pending_;  // ring by ticket
-  std::vector<Due> due_;          // heap, earliest first; entries of ended batches fall out late
+  std::vector<Due> due_;          // heap, earliest first; entries of ended batches are swept out
   std::uint64_t last_ticket_ = 0;
   std::size_t outstanding_ = 0;
   Answer answer_;
+  Complaints complaints_;
 };
 
 }  // namespace swiftqueue::agent

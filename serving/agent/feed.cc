@@ -13,6 +13,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <limits>
 #include <stdexcept>
 #include <utility>
 
@@ -21,12 +22,20 @@
 namespace swiftqueue::agent {
 namespace {
 
-constexpr int kAcceptPauseMs = 100;
-constexpr std::size_t kReadBytes = 1 << 16;
-constexpr std::size_t kMaxConnections = 256;   // more wait to be accepted
-constexpr std::size_t kInboxFrames = 1 << 14;  // then reading waits, and senders with it
+constexpr int kPauseMs = 100;  // between looks at who is silent, or whether there are descriptors
+constexpr std::size_t kReadBytes = 1 << 15;
+constexpr std::size_t kQueuedFrames = 1 << 10;  // then a sender is not read, and waits
+// Frames in a turn, of all senders and of one at most; a share of a few is everybody's.
+constexpr std::size_t kTurnFrames = 1 << 10;
+constexpr std::size_t kTurnFramesOfOne = 256;
+constexpr std::size_t kTurnFramesLeast = 8;
+// A sender that has had so much more of the loop than another one waits until that has caught up.
+constexpr std::int64_t kAheadNs = 500'000;
+constexpr std::int64_t kHelloNs = 5'000'000'000;   // from connecting to the HELLO
+constexpr std::int64_t kComeAndGoNs = 50'000'000;  // a HELLO or an end may wait so long
 constexpr std::int64_t kMaxDeadlineNs =
     10'000'000'000;  // longer ones would hold memory for nothing
+constexpr std::int64_t kMs = 1'000'000;
 
 sockaddr_un address_of(const std::string& path) {
   sockaddr_un address{};
@@ -39,20 +48,34 @@ sockaddr_un address_of(const std::string& path) {
   return address;
 }
 
-int listening_at(const std::string& path) {
-  const sockaddr_un address = address_of(path);
-  const auto* const at = reinterpret_cast<const sockaddr*>(&address);
-  struct stat status{};
-  if (stat(path.c_str(), &status) == 0) {
-    if (!S_ISSOCK(status.st_mode)) throw std::runtime_error(path + ": is there and is no socket");
-    const int probe = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    const bool alive = connect(probe, at, sizeof address) == 0;
-    close(probe);
-    if (alive) throw std::runtime_error(path + ": another program listens there");
-    unlink(path.c_str());
+// Removes what a killed agent of this user left there; whatever else is there stays.
+void remove_stale(const std::string& path, const sockaddr_un& address) {
+  struct stat found{};
+  if (lstat(path.c_str(), &found) != 0) return;  // bind() says what else is wrong with the path
+  if (!S_ISSOCK(found.st_mode) || found.st_uid != geteuid()) {
+    throw std::runtime_error(path + ": is there and is no socket of this user");
   }
+  const int probe = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  const bool answers =
+      connect(probe, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
+  const int error = answers ? EAGAIN : errno;  // EAGAIN: so many wait there that no more may
+  close(probe);
+  if (error == EAGAIN) throw std::runtime_error(path + ": another program listens there");
+  if (error != ECONNREFUSED && error != ENOENT) {
+    throw std::runtime_error(path + ": " + std::strerror(error));
+  }
+  unlink(path.c_str());
+}
+
+// `mode`: of the socket from its first moment, since Linux makes it with the descriptor's.
+int listening_at(const std::string& path, mode_t mode) {
+  const sockaddr_un address = address_of(path);
+  remove_stale(path, address);
   const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-  if (fd < 0 || bind(fd, at, sizeof address) != 0 || listen(fd, 16) != 0) {
+  if (fd < 0 || fchmod(fd, mode) != 0 ||
+      bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
+      chmod(path.c_str(), mode) != 0 ||  // the umask may have taken from it
+      listen(fd, 16) != 0) {
     const int error = errno;
     close(fd);
     throw std::runtime_error(path + ": " + std::strerror(error));
@@ -60,52 +83,86 @@ int listening_at(const std::string& path) {
   return fd;
 }
 
+// What tells a file from every other while it is there.
+std::pair<dev_t, ino_t> identity(const std::string& path) {
+  struct stat found{};
+  if (lstat(path.c_str(), &found) != 0) return {};
+  return {found.st_dev, found.st_ino};
+}
+
+// The user at the other end, or -1.
+uid_t user_of(int fd) {
+  ucred peer{};
+  socklen_t bytes = sizeof peer;
+  return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) == 0 ? peer.uid
+                                                                     : static_cast<uid_t>(-1);
+}
+
+RefusedFrame refusal(const std::string& why, std::uint32_t sender, std::uint64_t sequence) {
+  RefusedFrame refused;
+  refused.line = text_field<sizeof refused.line>(why);
+  return finished(refused, sender, sequence);
+}
+
 }  // namespace
 
 // Made by the reading thread; freed by the loop's, at the last event about it.
 struct Feed::Connection {
-  explicit Connection(int socket) : fd(socket), buffer(kReadBytes + kMaxFrameBytes) {}
+  explicit Connection(int socket)
+      : fd(socket), since_ns(monotonic_ns()), buffer(kReadBytes + kMaxFrameBytes) {}
   ~Connection() { close(fd); }
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
 
   const int fd;
   // Of the reading thread:
+  const std::int64_t since_ns;
   std::vector<char> buffer;
   std::size_t filled = 0;
+  bool heard = false;  // a whole frame
+  // Shared:
+  std::vector<Event> inbox;            // under the feed's mutex
+  std::atomic<std::size_t> queued{0};  // frames in `inbox` and `taken`
+  std::atomic<bool> held{false};       // it is not read until fewer are
   // Of the loop's thread:
+  std::vector<Event> taken;
+  std::size_t at = 0;         // of `taken`: the next one
+  std::int64_t spent_ns = 0;  // by its batches; those that come later begin with the others
+  bool active = false;
   std::uint32_t sender = 0;    // none before its HELLO
   std::uint64_t sequence = 0;  // of the frames to it
   bool refused = false;        // what else it sends is not looked at
 };
 
-Feed::Feed(std::string path, Statistics& statistics, std::function<void()> woken)
-    : path_(std::move(path)), statistics_(statistics), woken_(std::move(woken)) {
-  listen_fd_ = listening_at(path_);
-  close_fd_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+Feed::Feed(std::string path, std::vector<uid_t> allowed, Statistics& statistics,
+           Complaints& complaints, std::function<void()> woken)
+    : path_(std::move(path)),
+      allowed_(std::move(allowed)),
+      statistics_(statistics),
+      complaints_(complaints),
+      woken_(std::move(woken)) {
+  listen_fd_ = listening_at(path_, allowed_.empty() ? 0600 : 0666);
+  own_ = identity(path_);
+  look_fd_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
   thread_ = std::thread([this] { read_all(); });
 }
 
 Feed::~Feed() {
   stop();
-  for (const Event& event : inbox_) {
-    if (event.kind == Kind::kClosed) delete event.connection;
-  }
+  take_over();
+  for (Connection* const each : active_) delete each;
 }
 
 void Feed::stop() {
   if (!thread_.joinable()) return;
-  {
-    const std::lock_guard lock(mutex_);
-    closing_ = true;
-  }
-  drained_.notify_all();
+  closing_ = true;
   const std::uint64_t one = 1;
-  [[maybe_unused]] const ssize_t written = write(close_fd_, &one, sizeof one);
+  [[maybe_unused]] const ssize_t written = write(look_fd_, &one, sizeof one);
   thread_.join();
+  // While it is bound nobody else's file can have its number.
+  if (identity(path_) == own_) unlink(path_.c_str());
   close(listen_fd_);
-  close(close_fd_);
-  unlink(path_.c_str());
+  close(look_fd_);
 }
 
 void Feed::read_all() {
@@ -113,29 +170,66 @@ void Feed::read_all() {
   std::vector<pollfd> waiting;
   std::int64_t accept_again_ns = 0;
   while (true) {
-    const bool room = connections.size() < kMaxConnections && monotonic_ns() >= accept_again_ns;
-    const short accepting = room ? POLLIN : 0;
-    waiting.assign({{close_fd_, POLLIN, 0}, {listen_fd_, accepting, 0}});
-    for (const Connection* each : connections) waiting.push_back({each->fd, POLLIN, 0});
-    const int timeout_ms = accept_again_ns > monotonic_ns() ? kAcceptPauseMs : -1;
-    if (poll(waiting.data(), waiting.size(), timeout_ms) < 0) continue;  // EINTR
-    if (waiting[0].revents != 0) break;
+    const std::int64_t now_ns = monotonic_ns();
+    const bool rests = accept_again_ns > now_ns;  // no descriptor is left: it stays readable
+    waiting.assign({{look_fd_, POLLIN, 0}, {rests ? -1 : listen_fd_, POLLIN, 0}});
+    bool silent = false;  // somebody has said nothing yet
+    for (Connection* const each : connections) {
+      if (!each->heard && now_ns - each->since_ns > kHelloNs) {
+        shutdown(each->fd, SHUT_RD);  // its end is read at once
+      }
+      silent = silent || !each->heard;
+      each->held = each->queued >= kQueuedFrames;
+      // Not read while the loop has enough of it; looked at again since that may just have changed.
+      const bool reads = !each->held || each->queued < kQueuedFrames;
+      waiting.push_back({reads ? each->fd : -1, POLLIN, 0});
+    }
+    if (poll(waiting.data(), waiting.size(), rests || silent ? kPauseMs : -1) < 0) continue;
+    if (closing_) break;
+    if (waiting[0].revents != 0) {
+      std::uint64_t times = 0;
+      [[maybe_unused]] const ssize_t got = read(look_fd_, &times, sizeof times);
+    }
     for (std::size_t i = 0; i < connections.size(); ++i) {
-      if (waiting[i + 2].revents != 0 && !read_from(*connections[i])) connections[i] = nullptr;
+      if (waiting[i + 2].revents == 0) continue;
+      Connection& connection = *connections[i];
+      if (!read_from(connection)) connections[i] = nullptr;
+      hand_over(connection);
     }
     std::erase(connections, nullptr);
-    if (waiting[1].revents != 0) {
-      const int fd = accept4(listen_fd_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
-      if (fd >= 0) {
-        connections.push_back(new Connection(fd));
-      } else {  // no descriptor is left: the listener stays readable
-        accept_again_ns = monotonic_ns() + kAcceptPauseMs * std::int64_t{1'000'000};
-      }
+    if (waiting[1].revents != 0 && !accept_one(connections)) {
+      accept_again_ns = monotonic_ns() + kPauseMs * kMs;
     }
-    hand_over();
   }
-  for (Connection* const each : connections) read_.push_back({each, Kind::kClosed, 0, {}});
-  hand_over();
+  for (Connection* const each : connections) {
+    end(*each, nullptr);
+    hand_over(*each);
+  }
+}
+
+// False: there is no descriptor for whoever waits.
+bool Feed::accept_one(std::vector<Connection*>& connections) {
+  const int fd = accept4(listen_fd_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+  if (fd < 0) return errno == ECONNABORTED || errno == EAGAIN || errno == EINTR;
+  const uid_t user = user_of(fd);
+  std::string why;
+  if (user != geteuid() && user != 0 &&
+      std::find(allowed_.begin(), allowed_.end(), user) == allowed_.end()) {
+    why = "user " + std::to_string(static_cast<std::int64_t>(user)) +
+          " may not connect; the agent's --allow-uid allows it";
+  } else if (connections.size() >= kMaxSenders) {
+    why = std::to_string(kMaxSenders) + " senders are connected, and more are not taken";
+  }
+  if (why.empty()) {
+    connections.push_back(new Connection(fd));
+    return true;
+  }
+  statistics_.turned_away.add();
+  complaints_.say("a connection refused: " + why);
+  const RefusedFrame whole = refusal(why, 0, 0);
+  send(fd, &whole, sizeof whole, MSG_NOSIGNAL | MSG_DONTWAIT);
+  close(fd);
+  return true;
 }
 
 // Reads what there is; false once the connection is at its end.
@@ -154,50 +248,147 @@ bool Feed::read_from(Connection& connection) {
     at += event.frame.header.bytes;
     read_.push_back(event);
   }
+  connection.heard = connection.heard || at > 0;
   std::copy(connection.buffer.begin() + static_cast<std::ptrdiff_t>(at),
             connection.buffer.begin() + static_cast<std::ptrdiff_t>(connection.filled),
             connection.buffer.begin());
   connection.filled -= at;
   if (got > 0 && read != Read::kBad) return true;
-  if (got <= 0 && connection.filled > 0) {
-    read = Read::kBad;
-    why = "the connection ends inside a frame";
+  const bool timely = connection.heard || now_ns - connection.since_ns <= kHelloNs;
+  if (read != Read::kBad) {
+    why = !timely                 ? "no HELLO frame came within 5 s"
+          : connection.filled > 0 ? "the connection ends inside a frame"
+                                  : nullptr;
   }
-  // The last event of a connection; a refusal travels in it as a REFUSED frame.
-  event.kind = Kind::kClosed;
-  event.frame = {};
-  if (read == Read::kBad) {
-    RefusedFrame refused;
-    refused.line = text_field<sizeof refused.line>(why);
-    event.frame.refused = finished(refused, 0, 0);
-  }
-  read_.push_back(event);
+  end(connection, why);
   return false;
 }
 
-void Feed::hand_over() {
+// The last event of a connection; a refusal travels in it as a REFUSED frame.
+void Feed::end(Connection& connection, const char* why) {
+  Event event{&connection, Kind::kClosed, monotonic_ns(), {}};
+  event.frame = {};
+  if (why != nullptr) event.frame.refused = refusal(why, 0, 0);
+  read_.push_back(event);
+}
+
+void Feed::hand_over(Connection& connection) {
   if (read_.empty()) return;
   {
-    std::unique_lock lock(mutex_);
-    drained_.wait(lock, [this] { return inbox_.size() < kInboxFrames || closing_; });
-    inbox_.insert(inbox_.end(), read_.begin(), read_.end());
+    const std::lock_guard lock(mutex_);
+    if (connection.inbox.empty()) came_.push_back(&connection);
+    connection.inbox.insert(connection.inbox.end(), read_.begin(), read_.end());
+    connection.queued.fetch_add(read_.size());
+    more_.store(true, std::memory_order_release);
   }
   read_.clear();
   woken_();
 }
 
-void Feed::drain(DecisionLoop& loop, std::int64_t deadline_ns) {
-  {
-    const std::lock_guard lock(mutex_);
-    std::swap(inbox_, taken_);
+// Takes the frames of those that have none left here. The others' stay in their inboxes.
+void Feed::take_over() {
+  if (!more_.load(std::memory_order_acquire)) return;
+  const std::lock_guard lock(mutex_);
+  std::erase_if(came_, [&](Connection* each) {
+    if (each->at < each->taken.size()) return false;
+    each->taken.clear();
+    each->at = 0;
+    std::swap(each->taken, each->inbox);
+    if (!each->active) {
+      each->active = true;
+      each->spent_ns = std::max(each->spent_ns, least_spent_ns_);
+      active_.push_back(each);
+    }
+    return true;
+  });
+  more_.store(!came_.empty(), std::memory_order_release);
+}
+
+std::int64_t Feed::due_ns(const Event& event, std::int64_t deadline_ns) const {
+  if (event.frame.header.type != FrameType::kBatch) return event.arrived_ns + kComeAndGoNs;
+  const std::int64_t named_ns = event.frame.batch.due_ns;
+  return std::min(named_ns != 0 ? named_ns : event.arrived_ns + deadline_ns,
+                  event.arrived_ns + kMaxDeadlineNs);
+}
+
+// Frames that take long: a turn takes one of them. What comes after a refusal is not looked at.
+bool Feed::costly(const Event& event) {
+  if (event.kind == Kind::kClosed) return true;
+  const FrameType type = event.frame.header.type;
+  return !event.connection->refused && (type == FrameType::kBatch || type == FrameType::kHello);
+}
+
+// Of the senders that come to something costly, who comes next; null: nobody does.
+Feed::Connection* Feed::next_costly(std::int64_t deadline_ns) {
+  const auto waits = [](const Connection& each) {
+    return each.at < each.taken.size() && costly(each.taken[each.at]);
+  };
+  std::int64_t least_ns = std::numeric_limits<std::int64_t>::max();
+  for (Connection* const each : active_) {
+    if (waits(*each)) {
+      least_ns = std::min(least_ns, each->spent_ns);
+    } else {  // nobody saves up
+      each->spent_ns = std::max(each->spent_ns, least_spent_ns_);
+    }
   }
-  drained_.notify_one();
-  for (const Event& event : taken_) {
+  Connection* next = nullptr;
+  std::int64_t first_ns = 0;
+  for (Connection* const each : active_) {
+    if (!waits(*each) || each->spent_ns - least_ns > kAheadNs) continue;
+    const std::int64_t ns = due_ns(each->taken[each->at], deadline_ns);
+    if (next == nullptr || ns < first_ns) {
+      next = each;
+      first_ns = ns;
+    }
+  }
+  if (next != nullptr) least_spent_ns_ = std::max(least_spent_ns_, least_ns);
+  return next;
+}
+
+bool Feed::drain(DecisionLoop& loop, std::int64_t deadline_ns) {
+  take_over();
+  if (active_.empty()) return false;
+  const auto took = [](Connection& connection, std::size_t frames) {
+    connection.at += frames;
+    const std::size_t before = connection.queued.fetch_sub(frames);
+    return before >= kQueuedFrames && before - frames < kQueuedFrames && connection.held;
+  };
+  bool look = false;  // somebody is to be read again
+  const std::size_t share =
+      std::clamp(kTurnFrames / active_.size(), kTurnFramesLeast, kTurnFramesOfOne);
+  for (Connection* const each : active_) {
+    std::size_t frames = 0;
+    for (; frames < share && each->at + frames < each->taken.size(); ++frames) {
+      const Event& event = each->taken[each->at + frames];
+      if (costly(event)) break;
+      handle(loop, event, deadline_ns);
+    }
+    look = took(*each, frames) || look;
+  }
+  if (Connection* const next = next_costly(deadline_ns)) {
+    const std::int64_t begin_ns = monotonic_ns();
+    const Event& event = next->taken[next->at];
+    const bool last = event.kind == Kind::kClosed;
     handle(loop, event, deadline_ns);
-    // However much came at once: what is due is ended, and what is answered goes out.
-    if (event.frame.header.type == FrameType::kBatch) loop.run(0);
+    if (last) {
+      std::erase(active_, next);
+      delete next;
+    } else {
+      next->spent_ns += monotonic_ns() - begin_ns;
+      look = took(*next, 1) || look;
+    }
   }
-  taken_.clear();
+  loop.run(0);  // however much came at once: what is due is ended, and what is answered goes out
+  if (look) {
+    const std::uint64_t one = 1;
+    [[maybe_unused]] const ssize_t written = write(look_fd_, &one, sizeof one);
+  }
+  take_over();
+  std::erase_if(active_, [](Connection* each) {
+    each->active = each->at < each->taken.size();
+    return !each->active;
+  });
+  return !active_.empty();
 }
 
 void Feed::handle(DecisionLoop& loop, const Event& event, std::int64_t deadline_ns) {
@@ -211,7 +402,6 @@ void Feed::handle(DecisionLoop& loop, const Event& event, std::int64_t deadline_
       loop.close(connection.sender);
       by_sender_.erase(connection.sender);
     }
-    delete &connection;
     return;
   }
   if (connection.refused) return;
@@ -232,14 +422,12 @@ void Feed::handle(DecisionLoop& loop, const Event& event, std::int64_t deadline_
       return;
     case FrameType::kAcked:
       return loop.acked(connection.sender, event.frame.acked);
-    case FrameType::kBatch: {
-      const std::int64_t named_ns = event.frame.batch.due_ns;
-      const std::int64_t due_ns =
-          std::min(named_ns != 0 ? named_ns : event.arrived_ns + deadline_ns,
-                   event.arrived_ns + kMaxDeadlineNs);
-      if (!loop.batch(connection.sender, event.frame.batch, due_ns, why)) refuse(connection, why);
+    case FrameType::kBatch:
+      if (closing_) return;  // nobody is there to be answered
+      if (!loop.batch(connection.sender, event.frame.batch, due_ns(event, deadline_ns), why)) {
+        refuse(connection, why);
+      }
       return;
-    }
     default:
       return refuse(connection, "a sender sends one HELLO, then SENT, ACKED and BATCH frames");
   }
@@ -247,10 +435,9 @@ void Feed::handle(DecisionLoop& loop, const Event& event, std::int64_t deadline_
 
 void Feed::refuse(Connection& connection, const char* why) {
   connection.refused = true;
-  std::fprintf(stderr, "swiftqueue-agent: sender %u refused: %s\n", connection.sender, why);
-  RefusedFrame refused;
-  refused.line = text_field<sizeof refused.line>(why);
-  const auto whole = finished(refused, connection.sender, connection.sequence++);
+  statistics_.refused.add();
+  complaints_.say("sender " + std::to_string(connection.sender) + " refused: " + why);
+  const auto whole = refusal(why, connection.sender, connection.sequence++);
   send(connection.fd, &whole, sizeof whole, MSG_NOSIGNAL | MSG_DONTWAIT);
   shutdown(connection.fd, SHUT_RDWR);  // the reading thread sees its end
 }

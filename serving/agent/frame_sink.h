@@ -14,6 +14,7 @@
 #include <map>
 #include <string>
 #include <thread>
+#include <unordered_map>
 #include <vector>
 
 #include "serving/agent/frames.h"
@@ -27,19 +28,32 @@ class FrameSink {
     kWait,  // `put` waits for room: a record must be whole
   };
 
-  // `path`: a unix socket that somebody listens on (connected to again and again when it closes),
-  // or else a file: appended to with kDrop, written anew with kWait. Throws std::runtime_error if
-  // it cannot be opened.
-  FrameSink(std::string path, Full full);
+  // `address`: `unix:PATH`, a socket, which is connected to again and again and never made, with
+  // kDrop only; or else a file, appended to with kDrop, written anew with kWait. The text alone
+  // says which. Throws std::runtime_error, in one line, if it cannot be opened.
+  FrameSink(std::string address, Full full);
   ~FrameSink() { finish(); }
   FrameSink(const FrameSink&) = delete;
   FrameSink& operator=(const FrameSink&) = delete;
 
-  // Called by one thread.
+  // Called by one thread. A sender's frames are numbered from 0; one that is dropped has its
+  // number.
   template <typename T>
   void put(const T& frame, std::uint32_t sender) {
-    const T whole = finished(frame, sender, sequence_++);
-    while (!push(&whole, sizeof whole)) {
+    constexpr bool kHello = T::kType == FrameType::kHello;
+    constexpr bool kBye = T::kType == FrameType::kBye;
+    constexpr bool kNumbered = !kHello && !kBye;
+    if (next_ == nullptr || sender != sender_) {
+      sender_ = sender;
+      next_ = &numbers_[sender];
+    }
+    const T whole = finished(frame, sender, *next_);
+    *next_ += kNumbered ? 1 : 0;
+    if (kBye) {
+      numbers_.erase(sender);
+      next_ = nullptr;
+    }
+    while (!push(&whole, sizeof whole, kNumbered ? kReservedBytes : 0)) {
       if (full_ == Full::kDrop) {
         dropped_.fetch_add(1, std::memory_order_relaxed);
         return;
@@ -57,14 +71,17 @@ class FrameSink {
 
  private:
   static constexpr std::size_t kRingBytes = std::size_t{1} << 22;
+  // Room that only HELLO and BYE take: without them what comes later would belong to nobody.
+  static constexpr std::size_t kReservedBytes = std::size_t{1} << 16;
 
-  bool push(const void* data, std::size_t bytes) {
+  bool push(const void* data, std::size_t bytes, std::size_t reserved) {
     if (broken_.load(std::memory_order_relaxed)) {
       if (full_ == Full::kWait) dropped_.fetch_add(1, std::memory_order_relaxed);
       return full_ == Full::kWait;
     }
     const std::size_t tail = tail_.load(std::memory_order_relaxed);
-    if (kRingBytes - (tail - head_.load(std::memory_order_acquire)) < bytes) return false;
+    if (kRingBytes - (tail - head_.load(std::memory_order_acquire)) < bytes + reserved)
+      return false;
     const std::size_t at = tail % kRingBytes;
     const std::size_t first = std::min(bytes, kRingBytes - at);
     std::memcpy(ring_.data() + at, data, first);
@@ -76,14 +93,20 @@ class FrameSink {
   void run();
   bool connect_socket();
   bool take();       // whole frames out of the ring; false: there are none
-  bool write_out();  // what was taken; false: the other side is gone
+  bool write_out();  // HELLOs said again, then what was taken; false: the other side is gone
+  void settle();     // forgets what was taken and went out whole, and keeps `names_` by it
   void lose();       // counts what was taken and not written
+  bool complain(const char* what);  // a line with `errno`; false: there was one just now
 
+  const bool is_socket_;
   const std::string path_;
   const Full full_;
-  bool is_socket_ = false;
   int fd_ = -1;
-  std::uint64_t sequence_ = 0;
+  // Of the thread that calls `put`:
+  std::unordered_map<std::uint32_t, std::uint64_t> numbers_;  // the next one, by sender
+  std::uint32_t sender_ = 0;                                  // of the last frame, and
+  std::uint64_t* next_ = nullptr;                             // its place in `numbers_`
+
   std::vector<char> ring_;            // whole frames only
   std::atomic<std::size_t> head_{0};  // bytes taken out
   std::atomic<std::size_t> tail_{0};  // bytes put in
@@ -92,8 +115,13 @@ class FrameSink {
   std::atomic<bool> closing_{false};
   // Of the writing thread:
   std::string taken_;
-  std::size_t written_ = 0;                    // of `taken_`
-  std::map<std::uint32_t, HelloFrame> names_;  // said again to whoever listens next
+  std::size_t written_ = 0;       // of `taken_`
+  std::string hellos_;            // to be said again before it
+  std::size_t said_ = 0;          // of `hellos_`
+  bool complained_ = false;       // that nobody listens
+  std::int64_t complain_ns_ = 0;  // no line before then
+  // Senders that are there, as of what went out; `sequence` is the number of their next frame.
+  std::map<std::uint32_t, HelloFrame> names_;
   std::thread thread_;
 };
 

@@ -17,7 +17,7 @@
 #include <string_view>
 #include <type_traits>
 
-#include "feature_store/window.h"
+#include "feature_store/events/window.h"
 #include "serving/agent/sender.h"
 
 namespace swiftqueue::agent {
@@ -34,14 +34,17 @@ enum class FrameType : std::uint8_t {
   kBatch = 4,
   kDecision = 5,
   kRefused = 6,
+  kBye = 7,
 };
 
 struct FrameHeader {
   std::uint16_t bytes = 0;  // of the whole frame
   FrameType type{};
   std::uint8_t format = kFrameFormat;
-  std::uint32_t sender = 0;    // the agent's number of the sender; 0 from a sender
-  std::uint64_t sequence = 0;  // counts a writer's frames from 0; not looked at in a sender's
+  std::uint32_t sender = 0;  // the agent's number of the sender; 0 from a sender
+  // Numbers what a writer says of one sender, from 0. HELLO and BYE have no number of their own:
+  // they carry the next one's. Not looked at in a sender's frames.
+  std::uint64_t sequence = 0;
 };
 
 struct HelloFrame {
@@ -111,6 +114,13 @@ struct RefusedFrame {
   std::array<char, 112> line{};  // why; the connection is closed after it
 };
 
+// Of telemetry: nothing more comes of this sender.
+struct ByeFrame {
+  static constexpr FrameType kType = FrameType::kBye;
+  FrameHeader header;
+};
+
+static_assert(sizeof(ByeFrame) == 16);
 static_assert(sizeof(FrameHeader) == 16 && sizeof(HelloFrame) == 80 && sizeof(SentFrame) == 48);
 static_assert(sizeof(AckedFrame) == 40 && sizeof(BatchFrame) == 168 && sizeof(RefusedFrame) == 128);
 static_assert(sizeof(DecisionFrame) == 120);
@@ -126,6 +136,7 @@ union Frame {
   BatchFrame batch;
   DecisionFrame decision;
   RefusedFrame refused;
+  ByeFrame bye;
 };
 inline constexpr std::size_t kMaxFrameBytes = sizeof(Frame);
 
@@ -180,6 +191,8 @@ inline std::size_t bytes_of(FrameType type) {
       return sizeof(DecisionFrame);
     case FrameType::kRefused:
       return sizeof(RefusedFrame);
+    case FrameType::kBye:
+      return sizeof(ByeFrame);
   }
   return 0;
 }
@@ -290,6 +303,9 @@ inline Read read_frame(std::string_view data, Frame& frame, const char*& why) {
       break;
     case FrameType::kRefused:
       why = detail::fault(frame.refused);
+      break;
+    case FrameType::kBye:
+      why = nullptr;
       break;
   }
   return why == nullptr ? Read::kFrame : Read::kBad;

@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "serving/agent/clock.h"
-#include "serving/agent/schema_hash.h"
+#include "serving/agent/usable_model.h"
 #include "serving/engine/artifact.h"
 #include "serving/engine/engine.h"
 
@@ -67,14 +67,9 @@ std::int64_t version_of(const std::string& folder) {
 // An engine that has answered a window of padding; throws what is wrong with the artifact.
 std::unique_ptr<Engine> tried(const Artifact& artifact, std::int64_t version) {
   const auto& model = artifact.description;
-  if (model.schema_hash != schema_hash()) {
-    throw std::runtime_error("takes features " + model.schema_hash.substr(0, 12) +
-                             ", this sender makes " + schema_hash().substr(0, 12));
-  }
-  if (model.horizon != kHorizon || model.features.size() != std::size_t{kFeatureCount} ||
-      model.tokens <= kHorizon || model.tokens > kMaxTokens || model.tokens % 8 != 0) {
-    throw std::runtime_error("its windows are not those that a sender makes");
-  }
+  const auto features = static_cast<std::int64_t>(model.features.size());
+  const std::string why = why_not_usable(model.schema_hash, model.tokens, features, model.horizon);
+  if (!why.empty()) throw std::runtime_error(why);
   auto engine = std::make_unique<Engine>(artifact, nullptr, "auto", version);
   const std::vector<float> x_WF(static_cast<std::size_t>(model.tokens) * kFeatureCount);
   std::array<float, kHorizon> y_H{};

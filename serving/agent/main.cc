@@ -3,6 +3,7 @@
 // swiftqueue-agent: options, and what they put together (docs/AGENT.md).
 #include <pthread.h>
 #include <sys/prctl.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <atomic>
@@ -13,6 +14,7 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "serving/agent/clock.h"
 #include "serving/agent/decision_loop.h"
@@ -32,6 +34,7 @@ constexpr std::int64_t kReportMs = 250;
 struct Options {
   std::string replay;
   std::string listen;
+  std::vector<uid_t> allowed;
   Synthetic synthetic;
   std::string local;
   TritonOptions triton;
@@ -53,6 +56,8 @@ void add_options(CLI::App& app, Options& o) {
       ->add_option("--synthetic-bps", o.synthetic.rate_bps,
                    "packets at an even pace, acknowledged after 40 ms: their rate")
       ->check(CLI::Range(1e3, 1e12));
+  app.add_option("--allow-uid", o.allowed,
+                 "users, by number, that may connect to --listen besides this one and root");
   inputs->require_option(1);
   auto* const answers = app.add_option_group("answers", "where predictions come from");
   answers->add_option("--local", o.local, "an artifact's folder: the engine in this process");
@@ -73,8 +78,6 @@ void add_options(CLI::App& app, Options& o) {
       ->check(CLI::Range(0.0, 3600.0));
   app.add_option("--flows", o.synthetic.flows, "of --synthetic-bps")
       ->check(CLI::Range(1, 1'000'000));
-  app.add_option("--packet-bytes", o.synthetic.packet_bytes, "of --synthetic-bps")
-      ->check(CLI::Range(1, 65'535));
   app.add_option("--seconds", o.synthetic.seconds, "of --synthetic-bps, in its own time")
       ->check(CLI::Range(0.001, 1e6));
   app.add_option("--metrics-port", o.metrics_port,
@@ -85,7 +88,8 @@ void add_options(CLI::App& app, Options& o) {
       ->check(CLI::ValidIPV4)
       ->capture_default_str();
   app.add_option("--record", o.record, "write every DECISION frame to this file");
-  app.add_option("--telemetry", o.telemetry, "a unix socket, or a file, for SENT and ACKED frames");
+  app.add_option("--telemetry", o.telemetry,
+                 "unix:PATH of a socket, or a file, for SENT and ACKED frames");
   app.add_option("--margin-us", o.controller.margin_us,
                  "the other queue must be better by this much")
       ->check(CLI::Range(0.0, 1e9));
@@ -178,6 +182,11 @@ std::string summary(const Statistics& s, const Report& report, const std::string
 }
 
 int run(const Options& o) {
+  if (geteuid() == 0) {
+    std::fprintf(stderr,
+                 "swiftqueue-agent: runs as root, which it does not need; the user whose programs "
+                 "send will do\n");
+  }
   prctl(PR_SET_TIMERSLACK, 1UL);  // ns by which the kernel may delay this program's sleeps
   const sigset_t signals = ending_signals();
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // first: every thread inherits it
@@ -205,14 +214,14 @@ int run(const Options& o) {
   double seconds = 0;
   std::int64_t lost = 0;  // of the record
   if (!o.listen.empty()) {
-    Feed feed(o.listen, statistics, [&] { predictor->wake(); });
+    Feed feed(o.listen, o.allowed, statistics, loop.complaints(), [&] { predictor->wake(); });
     say_ready();
     while (!stop.now) {
-      feed.drain(loop, o.deadline_us * 1000);
-      loop.run(monotonic_ns() + kIdleNs);
+      if (!feed.drain(loop, o.deadline_us * 1000)) loop.run(monotonic_ns() + kIdleNs);
     }
     feed.stop();
-    feed.drain(loop, o.deadline_us * 1000);
+    while (feed.drain(loop, o.deadline_us * 1000)) {
+    }
     seconds = static_cast<double>(monotonic_ns() - begin_ns) / 1e9;
   } else {
     const std::unique_ptr<Source> source =

@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "feature_store/window.h"
+#include "feature_store/events/window.h"
 #include "serving/agent/sender.h"
 
 namespace swiftqueue::agent {

@@ -9,12 +9,11 @@
 //   tokens, asked, in_time, late, failed     questions; each is one of the last three
 //   p50_us, p99_us                           from asking to the answer, of answers in time
 //   gap_ms, silent_ms                        longest time without an answer in time, and that at
-//   the end cpu_us                                   this process's processor time, per question
+//   the
+//                                            end
 //   servers, versions                        answers in time, by server and by model version
 //   last_server                              of the last answer in time; -1: none
 //   error                                    the last failure
-#include <sys/resource.h>
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
@@ -49,13 +48,6 @@ struct Settings {
   int windows = 1;
   std::int64_t poison = 0;  // every so many questions one with a NaN
 };
-
-double cpu_us() {
-  rusage used{};
-  ::getrusage(RUSAGE_SELF, &used);
-  return static_cast<double>(used.ru_utime.tv_sec + used.ru_stime.tv_sec) * 1e6 +
-         static_cast<double>(used.ru_utime.tv_usec + used.ru_stime.tv_usec);
-}
 
 // Windows full of real tokens, of values that every unit allows.
 std::vector<float> make_windows(int windows, int tokens) {
@@ -107,7 +99,7 @@ class Tally {
   bool waits() const { return !open_.empty(); }
   std::int64_t next_deadline_ns() const { return open_.front().deadline_ns; }
 
-  void print(int tokens, double cpu) {
+  void print(int tokens) {
     std::sort(us_.begin(), us_.end());
     const auto at = [&](double share) {
       return us_.empty()
@@ -119,11 +111,9 @@ class Tally {
         tokens, asked_, us_.size(), late_, failed_);
     const std::int64_t silent_ns = last_ns_ == 0 ? 0 : monotonic_ns() - last_ns_;
     gap_ns_ = std::max(gap_ns_, silent_ns);
-    std::printf(
-        "\"p50_us\": %.1f, \"p99_us\": %.1f, \"gap_ms\": %.1f, \"silent_ms\": %.1f, \"cpu_us\": "
-        "%.1f, ",
-        at(0.5), at(0.99), static_cast<double>(gap_ns_) / 1e6, static_cast<double>(silent_ns) / 1e6,
-        cpu / static_cast<double>(asked_));
+    std::printf("\"p50_us\": %.1f, \"p99_us\": %.1f, \"gap_ms\": %.1f, \"silent_ms\": %.1f, ",
+                at(0.5), at(0.99), static_cast<double>(gap_ns_) / 1e6,
+                static_cast<double>(silent_ns) / 1e6);
     print_map("servers", servers_);
     print_map("versions", versions_);
     for (char& c : error_) {
@@ -174,12 +164,11 @@ void run(const Settings& settings) {
   std::vector<float> x_BWF = make_windows(settings.windows, tokens);
   Tally tally;
   Answer answer;
-  double cpu_begin_us = cpu_us();
   const bool one_by_one = settings.rate == 0;
   const std::int64_t first = one_by_one ? -kWarmUp : 0;
   std::int64_t due_ns = monotonic_ns();
   for (std::int64_t i = first; (i < settings.questions && interrupted == 0) || tally.waits();) {
-    if (i == 0 && one_by_one && !tally.waits()) tally = {}, cpu_begin_us = cpu_us();
+    if (i == 0 && one_by_one && !tally.waits()) tally = {};
     std::int64_t now = monotonic_ns();
     const bool more = i < settings.questions && interrupted == 0;
     const bool ask = more && (one_by_one ? !tally.waits() : now >= due_ns);
@@ -208,7 +197,7 @@ void run(const Settings& settings) {
     if (predictor->next(answer, until_ns)) tally.answered(answer, monotonic_ns());
     tally.expire(monotonic_ns());
   }
-  tally.print(tokens, cpu_us() - cpu_begin_us);
+  tally.print(tokens);
 }
 
 }  // namespace
@@ -218,7 +207,6 @@ int main(int count, char** arguments) {
   using swiftqueue::agent::Settings;
   Settings settings;
   CLI::App app("Asks Triton servers as the sender agent does.");
-  std::int64_t busy_poll_us = 0;
   app.add_option("--server", settings.triton.servers, "host:port or unix:PATH, preferred first")
       ->required();
   app.add_option("--model", settings.triton.model, "model's name");
@@ -228,15 +216,12 @@ int main(int count, char** arguments) {
   app.add_option("--poison", settings.poison, "make every so many questions one with a NaN");
   app.add_option("--deadline-us", settings.deadline_us, "after which an answer is late");
   app.add_option("--connect-ms", settings.connect_ms, "longest wait for a model");
-  app.add_option("--in-flight", settings.triton.max_in_flight, "requests under way at once");
-  app.add_option("--busy-poll-us", busy_poll_us, "poll this long before sleeping");
   app.add_option("--tls-ca", settings.triton.tls_ca,
                  "authority that signed the server's certificate");
   app.add_option("--tls-cert", settings.triton.tls_cert, "our certificate");
   app.add_option("--tls-key", settings.triton.tls_key, "its key");
   CLI11_PARSE(app, count, arguments);
   std::signal(SIGINT, [](int) { swiftqueue::agent::interrupted = 1; });
-  settings.triton.busy_poll_ns = busy_poll_us * 1000;
   try {
     run(settings);
     return 0;

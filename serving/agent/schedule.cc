@@ -103,7 +103,7 @@ class Made final : public Source {
   explicit Made(const Synthetic& what)
       : what_(what),
         // ns/packet = bits/packet / (bits/s) * ns/s
-        gap_ns_(what.packet_bytes * 8.0 / what.rate_bps * 1e9),
+        gap_ns_(kPacketBytes * 8.0 / what.rate_bps * 1e9),
         batches_(static_cast<std::int64_t>(what.seconds * 1e9 / gap_ns_) / kHorizon),
         chosen_(kRemembered) {
     Queues default_queues;
@@ -132,7 +132,7 @@ class Made final : public Source {
         loop.acked(sender, {{}, acked_, last_ack_ns_, latency_ns(acked_) / 1e3F, 0});
         ++acked_;
       } else if (send_ns <= until_ns && send_ns != kEnd) {
-        SentFrame sent{{}, sent_, send_ns, what_.packet_bytes, flow(sent_), 0, 0, 1, 0, 0};
+        SentFrame sent{{}, sent_, send_ns, kPacketBytes, flow(sent_), 0, 0, 1, 0, 0};
         sent.queue = chosen_[place(sent_)][static_cast<std::size_t>(sent_ % kHorizon)];
         const char* why = nullptr;
         loop.sent(sender, sent, why);
@@ -146,6 +146,7 @@ class Made final : public Source {
  private:
   static constexpr std::size_t kRemembered = std::size_t{1} << 16;  // batches asked, not yet sent
   static constexpr std::int64_t kBeginNs = 1'000'000'000;
+  static constexpr std::int32_t kPacketBytes = 1'500;
 
   static std::size_t place(std::int64_t packet) {
     return static_cast<std::size_t>(packet / kHorizon) % kRemembered;
@@ -167,7 +168,7 @@ class Made final : public Source {
     batch_.now_ns = sent_ns(batch_.first_packet);
     for (std::size_t i = 0; i < batch_.packets.size(); ++i) {
       const std::int64_t packet = batch_.first_packet + static_cast<std::int64_t>(i);
-      batch_.packets[i] = {what_.packet_bytes, flow(packet), 0, kL4s, {}};
+      batch_.packets[i] = {kPacketBytes, flow(packet), 0, kL4s, {}};
     }
   }
 

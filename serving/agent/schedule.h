@@ -35,12 +35,11 @@ std::unique_ptr<Source> open_replay(const std::string& path);
 
 struct Synthetic {
   double rate_bps = 0;
-  int packet_bytes = 1500;
   int flows = 4;  // all L4S-capable, packets in turn
   double seconds = 0;
 };
-// Packets at an even pace, each acknowledged about 40 ms later and sent in the queue that was
-// chosen.
+// Packets of 1,500 bytes at an even pace, each acknowledged about 40 ms later and sent in the queue
+// that was chosen.
 std::unique_ptr<Source> make_synthetic(const Synthetic& what);
 
 struct Pace {

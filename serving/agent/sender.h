@@ -19,9 +19,11 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
+#include <utility>
 
-#include "feature_store/window.h"
+#include "feature_store/events/window.h"
 #include "serving/agent/controller.h"
 
 namespace swiftqueue::agent {
@@ -65,24 +67,35 @@ struct Question {
 class Sender {
  public:
   // `tokens` W. Throws std::invalid_argument for sizes or parameters that cannot be.
-  explicit Sender(int tokens, const ControllerParams& params = {})
-      : window_(tokens), controller_(params) {}
+  explicit Sender(int tokens, const ControllerParams& params = {},
+                  SenderWindow::Pool pool = std::make_shared<swiftqueue::detail::RecordPool>())
+      : window_(std::in_place, tokens, std::move(pool)), controller_(params) {}
 
-  int tokens() const { return window_.tokens(); }
+  int tokens() const { return window_->tokens(); }
   // Another window size, as another model wants it: history starts anew, as after a restart.
   void set_tokens(int tokens) {
-    if (tokens != window_.tokens()) window_ = SenderWindow(tokens);
+    if (tokens == window_->tokens()) return;
+    overflowed_ += window_->overflowed();
+    window_.emplace(tokens, SenderWindow::Pool(window_->pool()));
   }
+
+  // Packets remembered because an ACK may come, and the flows they were of.
+  std::int32_t remembered() const { return window_->remembered(); }
+  std::size_t flows() const { return window_->flows(); }
+  // Packets given up before their time, for want of room.
+  std::int64_t overflowed() const { return overflowed_ + window_->overflowed(); }
+  // Gives up the oldest packet before its time. False: there is none.
+  bool give_up_oldest() { return window_->give_up_oldest(); }
 
   // Logs a packet as it is sent, in the queue it is marked for. False: refused, nothing changed.
   bool sent(std::int64_t packet, std::int64_t sent_ns, const Candidate& what) {
-    return window_.sent(packet, sent_ns, what);
+    return window_->sent(packet, sent_ns, what);
   }
 
   // Logs the first ACK that covers a packet; NaN where the latency is unknown (Karn).
   bool acked(std::int64_t packet, std::int64_t acked_ns, float latency_us) {
     controller_.acked(packet);
-    return window_.acked(packet, acked_ns, latency_us);
+    return window_->acked(packet, acked_ns, latency_us);
   }
 
   // Writes the windows of a decision taken at `now_ns` about packets `first_packet` .. + H - 1:
@@ -94,11 +107,11 @@ class Sender {
     Question question{first_packet, batch, 1};
     Batch classic = batch;
     for (Candidate& packet : classic) packet.queue = kClassic;
-    if (window_.window(now_ns, classic, x_BWF) < 0) return std::nullopt;
+    if (window_->window(now_ns, classic, x_BWF) < 0) return std::nullopt;
     if (std::any_of(batch.begin(), batch.end(),
                     [](const Candidate& packet) { return packet.queue != kClassic; })) {
       const std::ptrdiff_t window_floats = std::ptrdiff_t{tokens()} * kFeatureCount;
-      if (window_.window(now_ns, batch, x_BWF + window_floats) < 0) return std::nullopt;
+      if (window_->window(now_ns, batch, x_BWF + window_floats) < 0) return std::nullopt;
       question.windows = 2;
     }
     return question;
@@ -136,7 +149,8 @@ class Sender {
   std::size_t moved_unacked() const { return controller_.moved_unacked(); }
 
  private:
-  SenderWindow window_;
+  std::optional<SenderWindow> window_;
+  std::int64_t overflowed_ = 0;  // in windows of other sizes
   QueueController controller_;
   Counts counts_;
 };

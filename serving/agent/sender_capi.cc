@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// C interface of controller.h for Python's ctypes (serving/controller.py). No exception crosses it.
+// C interface of controller.h for Python's ctypes (serving/agent/controller.py). No exception
+// crosses it.
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <new>
-#include <string>
 
 #include "serving/agent/controller.h"
-#include "serving/agent/schema_hash.h"
 
 using swiftqueue::kHorizon;
 using swiftqueue::agent::Batch;
@@ -20,19 +19,18 @@ using swiftqueue::agent::QueueController;
 extern "C" {
 
 void sq_controller_defaults(double* margin_us, double* margin_share,
-                            std::int32_t* max_moved_unacked, std::int64_t* give_up_ns) {
+                            std::int32_t* max_moved_unacked) {
   const ControllerParams params;
   *margin_us = params.margin_us;
   *margin_share = params.margin_share;
   *max_moved_unacked = params.max_moved_unacked;
-  *give_up_ns = params.give_up_ns;
 }
 
 // Null for parameters that cannot be, or when out of memory.
 QueueController* sq_controller_new(double margin_us, double margin_share,
-                                   std::int32_t max_moved_unacked, std::int64_t give_up_ns) {
+                                   std::int32_t max_moved_unacked) {
   try {
-    return new QueueController({margin_us, margin_share, max_moved_unacked, give_up_ns});
+    return new QueueController({margin_us, margin_share, max_moved_unacked});
   } catch (const std::exception&) {
     return nullptr;
   }
@@ -73,11 +71,6 @@ void sq_controller_keep_default(QueueController* controller, const std::int32_t*
 
 void sq_controller_acked(QueueController* controller, std::int64_t packet) {
   controller->acked(packet);
-}
-
-const char* sq_sender_schema_hash() {
-  static const std::string hash = swiftqueue::agent::schema_hash();
-  return hash.c_str();
 }
 
 }  // extern "C"

@@ -83,6 +83,10 @@ struct Statistics {
   Counter senders;                                    // connected now
   Counter behind;       // batches asked about over 5 ms after their time
   Counter undelivered;  // decisions that a sender's socket did not take
+  Counter refused;      // senders that were refused
+  Counter turned_away;  // connections that were, of the thread that accepts them
+  Counter remembered;   // packets of all senders that an ACK may come for
+  Counter overflowed;   // packets given up before their time, for want of room
   DurationHistogram round_trip;
   DurationHistogram prediction_error;  // |predicted - came|
 

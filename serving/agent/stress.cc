@@ -18,6 +18,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <memory>
 #include <new>
 #include <random>
@@ -225,6 +226,100 @@ void steady(Random& random) {
               static_cast<long>(statistics.all_batches()) - 20'000);
 }
 
+// One sender asks about more than can be under way, and nobody answers: another one still may ask.
+void shares(Random& random) {
+  MoodyPredictor predictor(random());
+  predictor.steady = true;
+  Statistics statistics;
+  DecisionLoop loop(predictor, {}, statistics, nullptr);
+  CountingTaker taker;
+  const std::uint32_t greedy = loop.open("greedy", taker);
+  const std::uint32_t other = loop.open("other", taker);
+  const char* why = nullptr;
+  BatchFrame batch;
+  for (FrameCandidate& each : batch.packets) each = {1500, 1, 0, 1, {}};
+  const std::int64_t due_ns = monotonic_ns() + 60'000'000'000;
+  for (; batch.first_packet < 3 * kMaxOutstanding * kHorizon; batch.first_packet += kHorizon) {
+    require(loop.batch(greedy, batch, due_ns, why), "refused");
+  }
+  require(loop.outstanding() == kMaxOutstanding / 2, "a sender has more than its share under way");
+  batch.first_packet = 0;
+  const std::int64_t errors = statistics.of(Outcome::kError);
+  require(loop.batch(other, batch, due_ns, why) && statistics.of(Outcome::kError) == errors,
+          "a sender may not ask because of another one");
+  loop.close(greedy);
+  loop.close(other);
+  require(loop.outstanding() == 0, "a batch of one that went is under way");
+  std::printf("shares: half of the batches under way are left to others\n");
+}
+
+// Takes questions in the order in which they come, and notes when they are due.
+class NotingPredictor final : public Predictor {
+ public:
+  Model model() const override { return {16, 1}; }
+  std::string problem() const override { return ""; }
+  bool ask(std::uint64_t, const float*, int, std::int64_t due_ns) override {
+    due.push_back(due_ns);
+    return true;
+  }
+  bool next(Answer&, std::int64_t) override { return false; }
+  void wake() override {}
+  std::vector<ServerState> servers() const override { return {}; }
+  std::vector<std::int64_t> due;
+};
+
+int connected_to(const std::string& path) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path, path.c_str(), path.size());
+  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  require(connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0,
+          "the agent does not listen");
+  return fd;
+}
+
+// Of what senders asked meanwhile, what is due first is computed first.
+bool earliest_first() {
+  const std::string path = "/tmp/swiftqueue-stress-" + std::to_string(getpid()) + ".sock";
+  NotingPredictor predictor;
+  Statistics statistics;
+  DecisionLoop loop(predictor, {}, statistics, nullptr);
+  std::atomic<int> wakes{0};
+  Feed feed(path, {}, statistics, loop.complaints(), [&] { ++wakes; });
+  std::vector<int> senders;
+  constexpr int kBatches = 4;
+  const std::int64_t now_ns = monotonic_ns();
+  for (const std::int64_t seconds : {9, 3, 6}) {
+    senders.push_back(connected_to(path));
+    std::string bytes;
+    const auto add = [&](const auto& frame) {
+      const auto whole = finished(frame, 0, 0);
+      bytes.append(reinterpret_cast<const char*>(&whole), sizeof whole);
+    };
+    add(HelloFrame{});
+    for (int i = 0; i < kBatches; ++i) {
+      BatchFrame batch;
+      batch.first_packet = i * kHorizon;
+      batch.due_ns = now_ns + seconds * 1'000'000'000 + i;
+      for (FrameCandidate& each : batch.packets) each = {1500, 1, 0, 0, {}};
+      add(batch);
+    }
+    require(send(senders.back(), bytes.data(), bytes.size(), MSG_NOSIGNAL) ==
+                static_cast<ssize_t>(bytes.size()),
+            "not sent");
+  }
+  const std::int64_t end_ns = monotonic_ns() + 10'000'000'000;
+  while (wakes < 3 && monotonic_ns() < end_ns) std::this_thread::yield();
+  while (feed.drain(loop, 1)) {
+  }
+  for (const int fd : senders) close(fd);
+  feed.stop();
+  while (feed.drain(loop, 1)) {
+  }
+  require(predictor.due.size() == 3 * kBatches, "not all were asked");
+  return std::is_sorted(predictor.due.begin(), predictor.due.end());
+}
+
 std::string some_frames(Random& random) {
   std::string out;
   const auto add = [&](const auto& frame) {
@@ -303,13 +398,19 @@ void check_telemetry(const std::string& path) {
   std::filesystem::remove(path);
   Frame frame;
   const char* why = nullptr;
-  std::uint64_t frames = 0;
-  for (std::size_t at = 0; at < bytes.size(); at += frame.header.bytes, ++frames) {
+  std::map<std::uint32_t, std::uint64_t> next;  // number by sender that is there
+  long left = 0;
+  for (std::size_t at = 0; at < bytes.size(); at += frame.header.bytes) {
     require(read_frame(std::string_view(bytes).substr(at), frame, why) == Read::kFrame,
             "telemetry that its reader would refuse");
-    require(frame.header.sequence == frames, "telemetry out of order");
+    const FrameType type = frame.header.type;
+    const std::uint32_t sender = frame.header.sender;
+    require((type == FrameType::kHello) != next.contains(sender), "telemetry of no sender, or two");
+    require(frame.header.sequence == next[sender], "telemetry out of order");
+    if (type == FrameType::kSent || type == FrameType::kAcked) ++next[sender];
+    if (type == FrameType::kBye) left += static_cast<long>(next.erase(sender));
   }
-  require(frames > 0, "no telemetry");
+  require(left > 0 && next.empty(), "no telemetry, or a sender that never left");
 }
 
 // The real socket: hostile senders beside good ones, and the agent goes on.
@@ -323,17 +424,12 @@ void fuzz_socket(long rounds, Random& random) {
   DecisionLoop loop(predictor, {}, statistics, telemetry.get());
   std::atomic<long> answered{0};
   {
-    Feed feed(path, statistics, [] {});
+    Feed feed(path, {}, statistics, loop.complaints(), [] {});
     std::atomic<bool> done{false};
     std::thread senders([&, seed = random()] {
       Random own(seed);
-      sockaddr_un address{};
-      address.sun_family = AF_UNIX;
-      std::memcpy(address.sun_path, path.c_str(), path.size());
       for (long round = 0; round < rounds; ++round) {
-        const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        require(connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0,
-                "the agent no longer listens");
+        const int fd = connected_to(path);
         const bool good = round % 4 == 0;
         const std::string bytes = good ? some_frames(own) : damaged(some_frames(own), own);
         for (std::size_t at = 0; at < bytes.size();) {  // in pieces of any size
@@ -363,7 +459,8 @@ void fuzz_socket(long rounds, Random& random) {
     }
     senders.join();
     feed.stop();
-    feed.drain(loop, 1);
+    while (feed.drain(loop, 1)) {
+    }
   }
   require(statistics.senders.get() == 0, "a sender that went is still counted");
   require(access(path.c_str(), F_OK) != 0, "the socket stays behind");
@@ -438,6 +535,12 @@ int main(int argc, char** argv) {
   std::mt19937_64 random(argc > 3 ? std::strtoull(argv[3], nullptr, 10) : 1);
   swiftqueue::agent::live(rounds, random);
   swiftqueue::agent::steady(random);
+  swiftqueue::agent::shares(random);
+  int tries = 0;  // one that is interrupted for long counts as having had its share
+  while (!swiftqueue::agent::earliest_first()) {
+    swiftqueue::agent::require(++tries < 10, "what is due first does not come first");
+  }
+  std::printf("order: what is due first comes first\n");
   swiftqueue::agent::fuzz_reader(rounds, random);
   std::freopen("/dev/null", "w", stderr);  // a line for each sender refused
   swiftqueue::agent::fuzz_socket(rounds / 40, random);

@@ -11,14 +11,16 @@
 namespace swiftqueue::agent {
 namespace {
 
-// What gRPC says about TLS says too little. As in serving/endpoint.py, whose gRPC has another TLS
-// library and other words.
+// What gRPC says about TLS says too little. As in serving/triton/endpoint.py, whose gRPC has
+// another TLS library and other words.
 constexpr std::pair<const char*, const char*> kConnectionHints[] = {
+    {"not in peer certificate", "TLS: the server's certificate is not for the name in its address"},
     {"certificate verify failed",
-     "TLS: the server's certificate is not signed by the authority we trust"},
+     "TLS: the server's certificate is not signed by the authority we trust, or has expired"},
     {"wrong version number", "TLS: the server does not speak it"},
     {"Socket closed",
-     "closed by the server on connecting: does it want TLS and a certificate of its authority?"},
+     "closed by the server on connecting: does it want TLS and a certificate of its authority that "
+     "has not expired?"},
 };
 
 std::string read_pem(const std::string& path) {

@@ -100,7 +100,7 @@ class TritonPredictor : public Predictor {
 
  private:
   bool pop(Answer& answer);
-  bool wait(std::int64_t now, std::int64_t until_ns, bool busy);
+  bool wait(std::int64_t now, std::int64_t until_ns);
   void tend(std::int64_t now);
   void route(std::int64_t now);
   bool all_in_time(std::int64_t first_ns) const;
@@ -109,8 +109,6 @@ class TritonPredictor : public Predictor {
   bool others(const TritonServer* server) const;
   void publish();
 
-  const std::int64_t busy_poll_ns_;
-  const std::int64_t stall_ns_;
   grpc::CompletionQueue queue_;
   Kick kick_{queue_};
   RequestPool pool_;
@@ -127,10 +125,8 @@ class TritonPredictor : public Predictor {
   std::optional<Timer> timer_{std::in_place, kick_};
 };
 
-TritonPredictor::TritonPredictor(const TritonOptions& options)
-    : busy_poll_ns_(options.busy_poll_ns), stall_ns_(options.stall_ns), pool_(options.model) {
+TritonPredictor::TritonPredictor(const TritonOptions& options) : pool_(options.model) {
   if (options.servers.empty()) throw std::invalid_argument("no server is named");
-  if (options.max_in_flight < 1) throw std::invalid_argument("max_in_flight must be at least 1");
   const auto credentials = make_credentials(options);
   for (const std::string& name : options.servers) {
     if (name.find(':') == std::string::npos) {
@@ -192,7 +188,6 @@ bool TritonPredictor::ask(std::uint64_t ticket, const float* x_BWF, int windows,
 
 bool TritonPredictor::next(Answer& answer, std::int64_t until_ns) {
   std::int64_t now = monotonic_ns();
-  const std::int64_t busy_until_ns = now + busy_poll_ns_;
   for (;;) {
     if (pop(answer)) return true;
     if (woken_.exchange(false)) return false;
@@ -200,7 +195,7 @@ bool TritonPredictor::next(Answer& answer, std::int64_t until_ns) {
     const bool idle = active_ == nullptr || active_->idle();
     if (now >= until_ns && idle && now - polled_ns_ < kPollNs) return false;
     polled_ns_ = now;
-    const bool event = wait(now, until_ns, !idle && now < busy_until_ns);
+    const bool event = wait(now, until_ns);
     now = monotonic_ns();
     if (!event) give_up_stalled(now);
     route(now);
@@ -216,12 +211,12 @@ bool TritonPredictor::pop(Answer& answer) {
 }
 
 // Takes an event, waiting for it until `until_ns` or until servers are to be tended; false: none.
-bool TritonPredictor::wait(std::int64_t now, std::int64_t until_ns, bool busy) {
+bool TritonPredictor::wait(std::int64_t now, std::int64_t until_ns) {
   const std::int64_t tend_ns = tended_ns_ + kTendNs;
   gpr_timespec deadline = gpr_time_0(GPR_CLOCK_MONOTONIC);
-  if (!busy && tend_ns <= until_ns) {
+  if (tend_ns <= until_ns) {
     deadline = gpr_time_from_nanos(tend_ns, GPR_CLOCK_MONOTONIC);
-  } else if (!busy && until_ns - now > kNearNs) {
+  } else if (until_ns - now > kNearNs) {
     timer_->set(until_ns);
     deadline = gpr_time_from_nanos(until_ns + kGrpcTickNs, GPR_CLOCK_MONOTONIC);
   }
@@ -304,7 +299,7 @@ void TritonPredictor::give_up_stalled(std::int64_t now) {
   for (const auto& server : servers_) {
     const std::int64_t overdue_ns = server->overdue_ns(now);
     // The only server is given its time: there is nothing better to do.
-    if (overdue_ns >= (others(server.get()) ? stall_ns_ : kLastStallNs)) server->give_up(now);
+    if (overdue_ns >= (others(server.get()) ? kStallNs : kLastStallNs)) server->give_up(now);
   }
 }
 

@@ -5,7 +5,6 @@
 #ifndef SWIFTQUEUE_SERVING_AGENT_TRITON_PREDICTOR_H_
 #define SWIFTQUEUE_SERVING_AGENT_TRITON_PREDICTOR_H_
 
-#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -20,15 +19,6 @@ struct TritonOptions {
   // Files in PEM. With `tls_ca` the connection is encrypted and the server must be signed by that
   // authority; certificate and key, both or neither, prove who we are (mTLS).
   std::string tls_ca, tls_cert, tls_key;
-
-  // Requests under way at once: one for the server to compute and one for it to begin with, so that
-  // it never waits for us. Questions beyond these wait and go out together, the newest first.
-  int max_in_flight = 2;
-  // The queue is polled this long for an answer before the thread sleeps. Saves the time of a
-  // wake-up, costs that much of a core for each answer.
-  std::int64_t busy_poll_ns = 0;
-  // A server that misses all deadlines for this long is left for another, if there is one.
-  std::int64_t stall_ns = 30'000'000;
 };
 
 // Connects in the background; a server that is not there is no error. Throws std::invalid_argument

@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "serving/agent/clock.h"
-#include "serving/agent/schema_hash.h"
 #include "serving/agent/triton_channel.h"
+#include "serving/agent/usable_model.h"
 
 namespace swiftqueue::agent {
 
@@ -56,40 +56,32 @@ gpr_timespec in_ms(std::int64_t ms) {
   return gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_millis(ms, GPR_TIMESPAN));
 }
 
-std::string short_hash(const std::string& hash) { return hash.empty() ? "?" : hash.substr(0, 12); }
-
-// Why the model cannot be asked by this sender; empty if it can. The Python client says the same
-// (serving/served_model.py).
+// Why the model cannot be asked by this sender; empty if it can.
 std::string mismatch(const inference::ModelConfig& config) {
   const auto hash = config.parameters().find("schema_hash");
-  const std::string theirs =
-      hash == config.parameters().end() ? std::string() : hash->second.string_value();
-  static const std::string ours = schema_hash();
-  if (theirs != ours) {
-    return "the served model takes features " + short_hash(theirs) + ", this sender makes " +
-           short_hash(ours);
-  }
   const auto is = [](const auto& tensor, const char* name, int dims) {
     return tensor.name() == name && tensor.data_type() == inference::TYPE_FP32 &&
            tensor.dims_size() == dims;
   };
-  if (config.input_size() != 1 || !is(config.input(0), "window", 2) ||
-      config.input(0).dims(1) != kFeatureCount || config.input(0).dims(0) <= kHorizon ||
-      config.input(0).dims(0) > kMaxTokens || config.input(0).dims(0) % 8 != 0) {
-    return "the served model does not take FP32 windows [tokens, " + std::to_string(kFeatureCount) +
-           "]";
-  }
-  if (std::none_of(config.output().begin(), config.output().end(), [&](const auto& output) {
-        return is(output, "latency_us", 1) && output.dims(0) == kHorizon;
-      })) {
-    return "the served model does not answer with FP32 latency_us [" + std::to_string(kHorizon) +
-           "]";
-  }
+  const bool takes = config.input_size() == 1 && is(config.input(0), "window", 2);
+  const auto answer = std::find_if(config.output().begin(), config.output().end(),
+                                   [&](const auto& each) { return is(each, "latency_us", 1); });
+  const std::string why =
+      why_not_usable(hash == config.parameters().end() ? "" : hash->second.string_value(),
+                     takes ? config.input(0).dims(0) : 0, takes ? config.input(0).dims(1) : 0,
+                     answer == config.output().end() ? 0 : answer->dims(0));
+  if (!why.empty()) return "the served model " + why;
   if (config.max_batch_size() < kMaxWindows) {
     return "the served model takes fewer than " + std::to_string(kMaxWindows) +
            " windows in a request";
   }
   return {};
+}
+
+// Whether Triton says that it serves no version (any more), as it does while it ends.
+bool ending(const std::string& error) {
+  return error.find("has no available versions") != std::string::npos ||
+         error.find("Server is stopping") != std::string::npos;
 }
 
 }  // namespace
@@ -100,8 +92,6 @@ TritonServer::TritonServer(std::string name, int index, const TritonOptions& opt
     : name_(std::move(name)),
       index_(index),
       model_name_(options.model),
-      max_in_flight_(static_cast<std::size_t>(options.max_in_flight)),
-      stall_ns_(options.stall_ns),
       credentials_(std::move(credentials)),
       queue_(queue),
       pool_(pool),
@@ -153,7 +143,7 @@ int TritonServer::batch_limit(std::int64_t left_ns) const {
 }
 
 bool TritonServer::too_slow(std::int64_t now_ns) const {
-  return late_ >= kLateInARow && now_ns - late_since_ns_ >= stall_ns_;
+  return late_ >= kLateInARow && now_ns - late_since_ns_ >= kStallNs;
 }
 
 void TritonServer::leave(const std::string& why, std::int64_t now_ns) {
@@ -260,6 +250,11 @@ void TritonServer::take_answer(std::int64_t now_ns) {
   std::unique_ptr<Request> request = std::move(*place);
   in_flight_.erase(place);
   awaited_ns_ = kNobody;
+  if (ending(response.error_message())) {  // no fault of the question: another server may answer it
+    in_flight_.push_back(std::move(request));
+    lose(describe(grpc::Status(grpc::StatusCode::UNAVAILABLE, response.error_message())), now_ns);
+    return;
+  }
   if (!response.error_message().empty()) {
     refuse(std::move(request), response.error_message());
     probe_ns_ = std::min(probe_ns_, now_ns + kFirstProbePauseNs);  // another model, perhaps

@@ -27,6 +27,12 @@
 
 namespace swiftqueue::agent {
 
+// Requests under way at once: one for the server to compute and one for it to begin with, so that
+// it never waits for us. Questions beyond these wait and go out together, the newest first.
+inline constexpr std::size_t kMaxInFlight = 2;
+// A server that misses all deadlines for this long is left for another, if there is one.
+inline constexpr std::int64_t kStallNs = 30'000'000;
+
 class TritonServer;
 
 // What the completion queue returns: whose event, of which call, and which.
@@ -62,14 +68,14 @@ class TritonServer {
   bool usable() const { return open_ && model_.tokens > 0 && proven_ns_ > trouble_ns_; }
   // After repeated trouble it is left alone for a while, where there is another server.
   bool resting(std::int64_t now_ns) const { return now_ns < rest_until_ns_; }
-  bool room() const { return open_ && !writing_ && in_flight_.size() < max_in_flight_; }
+  bool room() const { return open_ && !writing_ && in_flight_.size() < kMaxInFlight; }
   void send(std::unique_ptr<Request> request);
   // A question waits for room here: silence meanwhile counts against the server, too.
   void await(std::int64_t deadline_ns) { awaited_ns_ = std::min(awaited_ns_, deadline_ns); }
   // How long ago the first of the questions under way, or waiting for it since its last answer, was
   // due. A patient question hides no other one. Large only if no event waits to be taken.
   std::int64_t overdue_ns(std::int64_t now_ns) const;
-  // Answers come, but all deadlines have been missed for `stall_ns`.
+  // Answers come, but all deadlines have been missed for kStallNs.
   bool too_slow(std::int64_t now_ns) const;
   // Leaves it until it has proven itself again.
   void leave(const std::string& why, std::int64_t now_ns);
@@ -107,8 +113,6 @@ class TritonServer {
   const std::string name_;
   const int index_;
   const std::string model_name_;
-  const std::size_t max_in_flight_;
-  const std::int64_t stall_ns_;
   const std::shared_ptr<grpc::ChannelCredentials> credentials_;
   grpc::CompletionQueue& queue_;
   RequestPool& pool_;

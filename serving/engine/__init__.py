@@ -46,7 +46,6 @@ def _load() -> ctypes.CDLL:
         "read": (ctypes.c_int, [pointer]),
         "width": (ctypes.c_int, [pointer]),
         "time": (ctypes.c_int, [pointer, pointer, i64, i64, ctypes.c_int, i64, pointer, *error]),
-        "peak_flops": (ctypes.c_double, [pointer, ctypes.c_double]),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(library, f"swiftqueue_engine_{name}")
@@ -69,7 +68,7 @@ class Engine:
     """A loaded artifact that predicts on the calling thread, in float32.
 
     Calls of one engine wait for each other; `share` gives another thread its own. The answers agree
-    with `models.predictor.Predictor` in eval mode to a relative 1e-5.
+    with `models.networks.transformer.Predictor` in eval mode to a relative 1e-5.
     """
 
     def __init__(self, folder: Path | str, isa: Isa = "auto", version: int = 0) -> None:
@@ -170,10 +169,6 @@ class Engine:
                 us.ctypes.data,
             )
         return us
-
-    def peak_flops(self, seconds: float) -> float:
-        """Most floating-point operations per second of multiply-adds in registers, measured now."""
-        return float(_LIBRARY.swiftqueue_engine_peak_flops(self._handle, seconds))
 
     def _windows(self, x_BWF: npt.NDArray[Any]) -> FloatArray:
         x_BWF = np.ascontiguousarray(x_BWF, np.float32)

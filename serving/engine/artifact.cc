@@ -17,7 +17,7 @@ namespace {
 constexpr std::string_view kFormat = "swiftqueue-artifact/2";
 constexpr std::string_view kFormat1 = "swiftqueue-artifact/1";  // before readout and anchor
 constexpr std::string_view kArchitecture = "transformer-encoder";
-constexpr std::string_view kPaddingFeature = "size_bytes";  // models/predictor.py: PADDING_FEATURE
+constexpr std::string_view kPaddingFeature = "size_bytes";        // transformer.py: PADDING_FEATURE
 constexpr std::string_view kFallbackFeature = "last_latency_us";  // ANCHOR_FALLBACK
 constexpr std::size_t kMaxDescriptionBytes = std::size_t{1} << 20;
 constexpr std::size_t kMaxWeightBytes = std::size_t{1} << 26;
@@ -106,7 +106,7 @@ int index_of(const std::vector<Scaling>& features, std::string_view name) {
   return static_cast<int>(found - features.begin());
 }
 
-// Which tokens the head reads, and what it corrects (models/predictor.py).
+// Which tokens the head reads, and what it corrects (transformer.py).
 void read_readout(const json::Value& sizes, Description& result) {
   const std::string what = "architecture";
   const std::string& readout = sizes.at("readout", what).string(what + ": readout");

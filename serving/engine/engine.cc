@@ -13,7 +13,7 @@
 namespace swiftqueue::engine {
 namespace {
 
-// models/scaling.py and models/predictor.py: the range of what is predicted.
+// scaling.py and transformer.py: the range of what is predicted.
 constexpr float kMinLatencyUs = 1.0F;
 constexpr float kMaxLatencyUs = 60e6F;
 
@@ -124,7 +124,7 @@ std::int64_t Engine::forward(const float* x_BWF, std::int64_t windows, int token
 }
 
 // Lists the tokens that are attended to: all but padding, and the packets about to be sent in any
-// case (models/predictor.py: `attended`). What is not attended to need not be computed.
+// case (transformer.py: `attended`). What is not attended to need not be computed.
 int Engine::attended_rows(const float* x_WF, int tokens) {
   const int features = encoder_->view().features;
   int count = 0;
@@ -148,7 +148,7 @@ void Engine::require_finite(const float* x_WF, int tokens, std::int64_t window) 
   }
 }
 
-// models/predictor.py: `anchor`, of one candidate's token.
+// transformer.py: `anchor`, of one candidate's token.
 float Engine::anchor(const float* row) const {
   if (description_.anchor_index < 0) return 0;
   const float own = row[description_.anchor_index];
@@ -159,7 +159,7 @@ float Engine::anchor(const float* row) const {
   return ((target.logarithm ? std::log(value) : value) - target.shift) / target.scale;
 }
 
-// models/predictor.py: `to_us`.
+// transformer.py: `to_us`.
 float Engine::to_us(float scaled) const {
   const Scaling& target = description_.target;
   const float value = scaled * target.scale + target.shift;

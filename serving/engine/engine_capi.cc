@@ -122,17 +122,3 @@ int swiftqueue_engine_time(swiftqueue_engine* engine, const float* x_BWF, int64_
     }
   });
 }
-
-double swiftqueue_engine_peak_flops(const swiftqueue_engine* engine, double seconds) {
-  constexpr std::int64_t kIterations = 20'000;  // a tenth of a millisecond
-  const swiftqueue::engine::Kernel& kernel = engine->engine->kernel();
-  double best = 0;  // the least disturbed stretch
-  const Clock::time_point end = Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                                                   std::chrono::duration<double>(seconds));
-  do {
-    const Clock::time_point start = Clock::now();
-    const double operations = kernel.multiply_add(kIterations);
-    best = std::max(best, operations / std::chrono::duration<double>(Clock::now() - start).count());
-  } while (Clock::now() < end);
-  return best;
-}

@@ -67,10 +67,6 @@ SWIFTQUEUE_API int swiftqueue_engine_time(swiftqueue_engine* engine, const float
                                           int64_t repeats, double* us, char* error,
                                           size_t error_size);
 
-/* Floating-point operations per second of independent multiply-adds in the registers of this
- * engine's instruction set, measured for about `seconds`: the core's peak. */
-SWIFTQUEUE_API double swiftqueue_engine_peak_flops(const swiftqueue_engine* engine, double seconds);
-
 #ifdef __cplusplus
 }
 #endif

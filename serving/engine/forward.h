@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
-// The predictor's forward pass (models/predictor.py), once for every instruction set: included by
+// The predictor's forward pass (transformer.py), once for every instruction set: included by
 // kernel_*.cc with SWIFTQUEUE_ISA (a namespace), SWIFTQUEUE_LANES and SWIFTQUEUE_TILE_VECTORS set.
 #if SWIFTQUEUE_LANES > 4
 #include <immintrin.h>
@@ -454,25 +454,6 @@ bool all_finite(const float* values, std::size_t count) {
   float rest = 0;
   for (; i < count; ++i) rest += values[i] * 0.0F;
   return reduce_add(sum[0] + sum[1] + (sum[2] + sum[3])) + rest == 0.0F;
-}
-
-double multiply_add(std::int64_t iterations) {
-  constexpr int kSums = 12;  // hides a latency of 4 cycles on two units, and fits 16 registers
-  Vec sum[kSums];
-  volatile float start = 1.0F;  // what the compiler cannot see through
-  const Vec factor = splat(start * 0.999F);
-  const Vec term = splat(start * 0.001F);
-  for (int i = 0; i < kSums; ++i) sum[i] = splat(start + static_cast<float>(i));
-#pragma GCC unroll 4
-  for (std::int64_t n = 0; n < iterations; ++n) {
-#pragma GCC unroll 12
-    for (int i = 0; i < kSums; ++i) sum[i] = sum[i] * factor + term;
-  }
-  Vec total = {};
-  for (int i = 0; i < kSums; ++i) total += sum[i];
-  volatile float result = reduce_add(total);
-  static_cast<void>(result);
-  return 2.0 * kSums * kLanes * static_cast<double>(iterations);
 }
 
 }  // namespace

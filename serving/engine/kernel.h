@@ -87,9 +87,6 @@ struct Kernel {
   // scaled_H = second(relu(first(feature_D))); `second` is padded to 16 rows.
   void (*head)(const Linear& first, const Linear& second, const float* feature_D, float* scaled_H);
   bool (*all_finite)(const float* values, std::size_t count);
-  // Runs independent multiply-adds, all in registers; returns how many floating-point operations
-  // (2 for each lane of each) that was.
-  double (*multiply_add)(std::int64_t iterations);
 };
 
 extern const Kernel kPortableKernel;

@@ -7,6 +7,5 @@
 #include "serving/engine/forward.h"
 
 namespace swiftqueue::engine {
-extern const Kernel kAvx2Kernel = {"avx2", &avx2::encode, &avx2::head, &avx2::all_finite,
-                                   &avx2::multiply_add};
+extern const Kernel kAvx2Kernel = {"avx2", &avx2::encode, &avx2::head, &avx2::all_finite};
 }  // namespace swiftqueue::engine

@@ -7,6 +7,5 @@
 #include "serving/engine/forward.h"
 
 namespace swiftqueue::engine {
-extern const Kernel kAvx512Kernel = {"avx512", &avx512::encode, &avx512::head, &avx512::all_finite,
-                                     &avx512::multiply_add};
+extern const Kernel kAvx512Kernel = {"avx512", &avx512::encode, &avx512::head, &avx512::all_finite};
 }  // namespace swiftqueue::engine

@@ -8,5 +8,5 @@
 
 namespace swiftqueue::engine {
 extern const Kernel kPortableKernel = {"portable", &portable::encode, &portable::head,
-                                       &portable::all_finite, &portable::multiply_add};
+                                       &portable::all_finite};
 }  // namespace swiftqueue::engine

@@ -6,11 +6,13 @@ found by the compaction. The answer 200 means: on disk.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import secrets
 import threading
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,11 +20,14 @@ from ray import serve
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from feature_store.telemetry_compact import Compactor
-from feature_store.telemetry_events import ACK, MAX_BODY_BYTES, RefusedError, checked
-from feature_store.telemetry_log import write_durably
-from feature_store.telemetry_sessions import check_session, open_session
+from feature_store.atomic import write_durably
+from feature_store.state import private_dir, secret
+from feature_store.telemetry.compact import Compactor
+from feature_store.telemetry.events import ACK, MAX_BODY_BYTES, RefusedError, checked
+from feature_store.telemetry.sessions import check_session, open_session, read_asked
+from serving.ingest.bounds import Allowance, Bounds, LaterError, Limits
 from serving.ingest.log import SERVE, keep_log
+from serving.ingest.senders import INSTALLATION, hashed, may_speak
 
 if TYPE_CHECKING:
     from ray.serve import Application
@@ -30,23 +35,39 @@ if TYPE_CHECKING:
 ONGOING_REQUESTS: Final = 128  # of a replica; beyond, and beyond those waiting, Serve itself answers 503
 WAITING_REQUESTS: Final = 256
 RETRY_AFTER_S: Final = 1
+CHECK_S: Final = 1.0  # from one check to the next: anybody may ask for one, and it waits for the disk
+BODY_S: Final = 30.0  # a body that takes longer to come is given up
+STRANGERS_S: Final = 0.1  # lines in the log about requests without a right token
+COMPACT_PAUSE_S: Final = 1.0  # between two compactions
+ASKED_BYTES: Final = 1024  # of the body of a request for a session
 METRICS_FOLDER: Final = "PROMETHEUS_MULTIPROC_DIR"  # read by prometheus_client when it is imported
-STATUS: Final = {"too_large": 413, "two_senders": 409, "session": 409}  # by reason; the others 400
+STATUS: Final = {
+    "token": 401,
+    "two_senders": 409,
+    "session": 409,
+    "no_size": 411,
+    "too_large": 413,
+    "senders": 507,
+}  # by reason; the others 400
 _log = logging.getLogger(SERVE)
 
 
 class Ingest:
     """One replica."""
 
-    def __init__(self, root: str, log: str, _compaction: Any) -> None:
+    def __init__(self, root: str, log: str, installation: str, limits: Limits, _compaction: Any) -> None:
         from serving.ingest import metrics  # once the replica's environment names the metrics folder
         from serving.ingest.committer import BusyError, Committer
 
         keep_log(log, "a replica")
-        self._root = Path(root)
-        self._metrics, self._busy = metrics, BusyError
+        self._root, self._installation, self._limits = Path(root), installation, limits
+        self._metrics, self._later = metrics, (BusyError, LaterError)
         self._committer: Committer | None = None
         self._new_committer = Committer
+        self._bounds = Bounds(self._root, limits)
+        self._strangers = Allowance(STRANGERS_S, 1)
+        self._checking: asyncio.Task[Response] | None = None
+        self._checked_s = 0.0
         metrics.forget_dead_processes()
 
     def check_health(self) -> None:
@@ -57,60 +78,81 @@ class Ingest:
     async def __call__(self, request: Request) -> Response:
         """Answer one request."""
         match (request.method, request.url.path.strip("/").split("/")):
-            case ("POST", ["v1", "batches"]):
-                return await self._batch(request)
+            case ("POST", ["v1", "senders", sender, "batches"]):
+                return await self._answered(sender, request, self._batch, "batch")
             case ("POST", ["v1", "senders", sender, "sessions"]):
-                return self._session(sender)
+                return await self._answered(sender, request, self._session, "session")
             case ("POST", ["v1", "check"]):
-                return self._check()
+                now_s = time.monotonic()
+                if self._checking is None or (self._checking.done() and now_s > self._checked_s + CHECK_S):
+                    self._checked_s = now_s
+                    self._checking = asyncio.create_task(asyncio.to_thread(self._check))
+                return await asyncio.shield(self._checking)
             case ("GET", ["metrics"]):
                 return Response(self._metrics.exposition(), media_type="text/plain; version=0.0.4")
         return JSONResponse({"error": f"{request.method} {request.url.path}: no such call"}, 404)
 
-    async def _batch(self, request: Request) -> Response:
+    async def _answered(
+        self,
+        sender: str,
+        request: Request,
+        answer: Callable[[str, Request], Awaitable[Response]],
+        what: str,
+    ) -> Response:
+        """Let a request of a sender be answered, if it is that sender's and in its turn."""
         metrics = self._metrics
         try:
-            size = request.headers.get("content-length", "")
-            if not size.isdigit() or int(size) > MAX_BODY_BYTES:
-                raise RefusedError(
-                    "too_large", f"{size or 'unknown'} bytes: a batch may have {MAX_BODY_BYTES:,}"
-                )
-            body = await request.body()
-            key, events = checked(body)
-            check_session(self._root, key)
+            if not may_speak(
+                self._root, self._installation, sender, request.headers.get("authorization", "")
+            ):
+                raise RefusedError("token", f"no token, or none that speaks for sender {sender[:64]!r}")
+            with self._bounds.turn(sender):
+                return await answer(sender, request)
         except RefusedError as error:
             metrics.REFUSED.labels(error.reason).inc()
-            metrics.BATCHES.labels("refused").inc()
-            _log.warning("ingest: a batch is refused (%s): %s", error.reason, error)
+            metrics.BATCHES.labels("refused").inc(what == "batch")
+            if error.reason != "token" or self._strangers.take(1):  # they cannot fill the log
+                _log.warning("ingest: a %s is refused (%s): %s", what, error.reason, error)
             return _refusal(error)
-        try:
-            if self._committer is None:
-                self._committer = self._new_committer(self._root)
-            stored = await self._committer.append(key, body)
-        except self._busy as error:
-            metrics.BATCHES.labels("busy").inc()
-            return _later(f"busy: {error}")
+        except self._later as error:
+            metrics.BATCHES.labels("busy").inc(what == "batch")
+            return _later(f"busy: {error}", 429 if isinstance(error, LaterError) else 503)
+        except TimeoutError:
+            return JSONResponse({"error": f"the {what} took over {BODY_S:g} s to come"}, 408)
         except OSError as error:
-            metrics.BATCHES.labels("failed").inc()
-            _log.error("ingest: a batch of sender %s cannot be stored: %s", key.sender, error)
+            metrics.BATCHES.labels("failed").inc(what == "batch")
+            _log.error("ingest: a %s of sender %s cannot be stored: %s", what, sender[:64], error)
             return _later(f"cannot be stored: {error}")
+
+    async def _batch(self, sender: str, request: Request) -> Response:
+        metrics = self._metrics
+        body = await _body(request, MAX_BODY_BYTES)
+        key, events = checked(body)
+        if key.sender != sender:
+            raise RefusedError("schema", f"the batch is of sender {key.sender}, the request of {sender}")
+        check_session(self._root, key)
+        await self._bounds.check(key, events, len(body))
+        if self._committer is None:
+            self._committer = self._new_committer(self._root)
+        stored = await self._committer.append(key, body)
+        self._bounds.note(key, events)
         if not stored:
             metrics.DUPLICATES.inc()
             metrics.BATCHES.labels("duplicate").inc()
             return JSONResponse({"sequence": key.sequence, "duplicate": True})
-        acks = int((events.column("kind").to_numpy() == ACK).sum())
+        acks = int((events["kind"] == ACK).sum())
         metrics.EVENTS.labels("ack").inc(acks)
-        metrics.EVENTS.labels("send").inc(events.num_rows - acks)
+        metrics.EVENTS.labels("send").inc(len(events) - acks)
         metrics.BATCHES.labels("accepted").inc()
         return JSONResponse({"sequence": key.sequence, "duplicate": False})
 
-    def _session(self, sender: str) -> Response:
-        try:
-            return JSONResponse({"session": open_session(self._root, sender)}, 201)
-        except RefusedError as error:
-            return _refusal(error)
-        except OSError as error:
-            return _later(f"no session can be opened: {error}")
+    async def _session(self, sender: str, request: Request) -> Response:
+        asked = read_asked(await _body(request, ASKED_BYTES))
+        self._bounds.check_opening(sender)
+        number = await asyncio.to_thread(
+            open_session, self._root, sender, asked.events_before, most=self._limits.senders
+        )
+        return JSONResponse({"session": number}, 201)
 
     def _check(self) -> Response:
         """Write and read in the store, as a batch is."""
@@ -126,23 +168,48 @@ class Ingest:
         return JSONResponse({"ok": same, "took_ms": took_ms}, 200 if same else 500)
 
 
+async def _body(request: Request, most: int) -> bytes:
+    """Read a request's body, once its size is known and allowed.
+
+    Raises:
+        RefusedError: it does not say its size, or it is too large; nothing more of it is read.
+        TimeoutError: it does not come.
+    """
+    size = request.headers.get("content-length", "")
+    if not (size.isascii() and size.isdecimal()) or "transfer-encoding" in request.headers:
+        raise RefusedError("no_size", "a body must say its size: Content-Length, and not chunked")
+    line = f"{size[:20]} bytes: this body may have {most:,}"
+    if len(size) > 10 or int(size) > most:
+        raise RefusedError("too_large", line)
+    parts, came = [], 0
+    async with asyncio.timeout(BODY_S):
+        async for part in request.stream():
+            parts.append(part)
+            came += len(part)
+            if came > most:
+                raise RefusedError("too_large", line)
+    return b"".join(parts)  # at once: a buffer that grows breaks the heap into pieces
+
+
 def _refusal(error: RefusedError) -> Response:
-    return JSONResponse({"error": str(error), "reason": error.reason}, STATUS.get(error.reason, 400))
+    headers = {"WWW-Authenticate": "Bearer"} if error.reason == "token" else None
+    said = {"error": str(error), "reason": error.reason}
+    return JSONResponse(said, STATUS.get(error.reason, 400), headers)
 
 
-def _later(line: str) -> Response:
-    return JSONResponse({"error": line}, 503, {"Retry-After": str(RETRY_AFTER_S)})
+def _later(line: str, status: int = 503) -> Response:
+    return JSONResponse({"error": line}, status, {"Retry-After": str(RETRY_AFTER_S)})
 
 
 class Compaction:
     """The one process that compacts; if it is killed, Serve starts another, which goes on."""
 
-    def __init__(self, root: str, log: str, every_s: float, keep_minutes: int) -> None:
+    def __init__(self, root: str, log: str, keep: dict[str, int]) -> None:
         from serving.ingest import metrics
 
         keep_log(log, "the compaction")
-        self._root, self._every_s, self._keep = Path(root), every_s, keep_minutes
-        self._metrics = metrics
+        self._root, self._metrics = Path(root), metrics
+        self._keep = keep
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -156,23 +223,30 @@ class Compaction:
         while True:
             started = time.perf_counter()
             try:
-                compactor = compactor or Compactor(self._root, keep_minutes=self._keep)
+                compactor = compactor or Compactor(self._root, **self._keep)
                 report = compactor.run()
             except (OSError, ValueError) as error:  # disk full; the one before still ends
                 _log.error("ingest: the compaction waits: %s", error)
                 self._metrics.COMPACT_FAILURES.inc()
             else:
-                for name in report.damaged:
-                    _log.error("ingest: segment %s is torn; kept in %s", name, self._root / "damaged")
+                for line in report.damaged:
+                    _log.error("ingest: %s", line)
                 self._metrics.DUPLICATES.inc(report.counts.duplicate_batches)
                 self._metrics.GAPS.inc(report.counts.gaps)
+                self._metrics.MISSING_EVENTS.inc(report.counts.missing_events)
                 if report.segments:
                     self._metrics.COMPACT_SECONDS.observe(time.perf_counter() - started)
-            time.sleep(self._every_s)
+            time.sleep(COMPACT_PAUSE_S)
 
 
 def application(
-    root: Path, log: Path, *, replicas: int = 1, compact_s: float = 1.0, keep_minutes: int, cpus: float = 0.0
+    root: Path,
+    log: Path,
+    *,
+    replicas: int = 1,
+    keep: dict[str, int],
+    limits: Limits,
+    cpus: float = 0.0,
 ) -> Application:
     """Return the application: bind it to a Serve instance with `serve.run`.
 
@@ -180,12 +254,11 @@ def application(
         root: folder of the telemetry store; on a cluster one that every node sees.
         log: file of what they say of errors.
         replicas: processes that take batches.
-        compact_s: pause between two compactions.
-        keep_minutes: minutes kept of each sender.
+        keep: what the compaction keeps, the arguments of `Compactor`.
+        limits: what a sender may ask.
         cpus: what each process reserves in Ray; 0 lets training have all.
     """
-    folder = root / "metrics"
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = private_dir(private_dir(root) / "metrics")
     options = {
         "num_cpus": cpus,
         "runtime_env": {
@@ -193,8 +266,14 @@ def application(
         },
     }
     health = {"health_check_period_s": 5, "health_check_timeout_s": 20}
+    quiet = {"enable_access_log": False}
     compaction = serve.deployment(
-        Compaction, num_replicas=1, ray_actor_options=options, graceful_shutdown_timeout_s=5, **health
+        Compaction,
+        num_replicas=1,
+        ray_actor_options=options,
+        graceful_shutdown_timeout_s=5,
+        logging_config=quiet,
+        **health,
     )
     ingest = serve.deployment(
         Ingest,
@@ -203,6 +282,13 @@ def application(
         max_queued_requests=WAITING_REQUESTS,
         ray_actor_options=options,
         graceful_shutdown_timeout_s=5,
+        logging_config=quiet,
         **health,
     )
-    return ingest.bind(str(root), str(log), compaction.bind(str(root), str(log), compact_s, keep_minutes))
+    return ingest.bind(
+        str(root),
+        str(log),
+        hashed(secret(INSTALLATION)),
+        limits,
+        compaction.bind(str(root), str(log), keep),
+    )

@@ -6,27 +6,33 @@ import http.client
 import json
 import logging
 import random
+import re
+import ssl
+import stat
 import threading
 import urllib.parse
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
-import pyarrow as pa
-
-from feature_store.telemetry_events import EVENT_SCHEMA, REASONS, SENDER_NAME, BatchKey, encode
+from feature_store.state import stranger_listens
+from feature_store.telemetry.events import EVENT, REASONS, SENDER_NAME, BatchKey, Events, encode
 
 BUFFER_BATCHES: Final = 256  # a minute of batches of a quarter of a second
 TIMEOUT_S: Final = 10.0
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 5.0
+PORTS: Final = {"http": 80, "https": 443}
+LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
+TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/=-]{16,256}")
 TAKEN: Final = (200, 201)  # a batch that is on the disk, a session that is open
 _log = logging.getLogger(__name__)
 
 
 class SenderRefusedError(RuntimeError):
-    """The ingest takes no more batches from this client: another one uses its sender id, and came later."""
+    """The ingest takes no more from this client: another one uses its sender id, or its token is wrong."""
 
 
 @dataclass
@@ -45,12 +51,28 @@ def host_and_port(url: str) -> tuple[str, int]:
     """Take an ingest's address apart.
 
     Raises:
-        ValueError: it is not `http://HOST:PORT`.
+        ValueError: it is not `http://HOST:PORT` or `https://HOST:PORT`.
     """
     parts = urllib.parse.urlsplit(url)
-    if parts.scheme != "http" or not parts.hostname:
-        raise ValueError(f"ingest address {url!r}: must be http://HOST:PORT")
-    return parts.hostname, parts.port or 80
+    if parts.scheme not in PORTS or not parts.hostname or "@" in parts.netloc:
+        told = url.rpartition("@")[2]  # what stands before is nobody's business
+        raise ValueError(f"ingest address {told!r}: must be http://HOST:PORT or https://HOST:PORT")
+    return parts.hostname, parts.port or PORTS[parts.scheme]
+
+
+def read_token(path: Path) -> str:
+    """Read a token from the file that `swiftqueue sender add --out` or the installation made.
+
+    Raises:
+        OSError: it is not there, or others may read it.
+        ValueError: it has none.
+    """
+    if stat.S_IMODE(path.stat().st_mode) & 0o077:
+        raise PermissionError(f"{path}: others may read this token: chmod 600 {path}, or make a new one")
+    token = path.read_text(errors="replace").strip()
+    if not TOKEN.fullmatch(token):
+        raise ValueError(f"{path}: has no token (swiftqueue sender add NAME --out FILE)")
+    return token
 
 
 class IngestClient:
@@ -61,17 +83,53 @@ class IngestClient:
     """
 
     def __init__(
-        self, url: str, sender: str, *, buffer: int = BUFFER_BATCHES, timeout_s: float = TIMEOUT_S
+        self,
+        url: str,
+        sender: str,
+        *,
+        token: str | None = None,
+        ca: Path | None = None,
+        own_server: bool = False,
+        events_before: int = 0,
+        after: threading.Event | None = None,
+        buffer: int = BUFFER_BATCHES,
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
+        """Begin; nothing is sent before the first batch.
+
+        Args:
+            url: of the ingest.
+            sender: the id to send under.
+            token: that speaks for it.
+            ca: certificates (PEM) of who may sign an `https://` server's; the system's without it.
+            own_server: of this user, on this machine: no other user who has its port is told the token.
+            events_before: that the sender produced since it connected to the agent (docs/TELEMETRY.md).
+            after: set when the client before it, of the same sender, has ended: nothing is sent until then.
+            buffer: batches that wait at most.
+            timeout_s: of one answer.
+
+        Raises:
+            ValueError: the id is none, the address is none, or the token is none.
+            OSError: the certificates cannot be read.
+        """
         if not SENDER_NAME.fullmatch(sender):
             raise ValueError(f"sender {sender!r}: must be 1 to 64 of A-Z a-z 0-9 . _ -")
+        if token is not None and not TOKEN.fullmatch(token):
+            raise ValueError(f"sender {sender}: its token is none: 16 to 256 letters, digits, . _ ~ + / = -")
         self.sender, self.shipped = sender, Shipped()
         self._host, self._port = host_and_port(url)
+        self._tls = ssl.create_default_context(cafile=ca) if url.startswith("https:") else None
+        if token and not self._tls and self._host not in LOOPBACK:
+            _log.warning("sender %s: its token goes to %s in clear; use https://", sender, self._host)
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._own_server = own_server and self._host in LOOPBACK
+        self._events_before, self._after = events_before, after
         self._timeout_s = timeout_s
         self._connection: http.client.HTTPConnection | None = None
         self._session: int | None = None
         self._sequence = 0
-        self._waiting: deque[tuple[int, pa.RecordBatch]] = deque()
+        self._first = 0  # number of the batch that is the session's 0
+        self._waiting: deque[tuple[int, Events]] = deque()
         self._buffer = buffer
         self._in_hand = False  # one batch is out of the buffer and not answered yet
         self._changed = threading.Condition()
@@ -86,15 +144,15 @@ class IngestClient:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def send(self, events: pa.RecordBatch) -> None:
-        """Give one batch (`EVENT_SCHEMA`) to be shipped.
+    def send(self, events: Events) -> None:
+        """Give one batch (records of `EVENT`) to be shipped.
 
         Raises:
             SenderRefusedError: another sender uses this id; give each its own.
-            ValueError: the batch has other columns.
+            ValueError: it is none.
         """
-        if not events.schema.equals(EVENT_SCHEMA):
-            raise ValueError(f"sender {self.sender}: a batch must have the columns of EVENT_SCHEMA")
+        if events.dtype != EVENT or events.ndim != 1:
+            raise ValueError(f"sender {self.sender}: a batch must be an array of records of EVENT")
         with self._changed:
             if self._conflict:
                 raise SenderRefusedError(self._conflict)
@@ -137,6 +195,8 @@ class IngestClient:
             )
 
     def _run(self) -> None:
+        if self._after is not None:
+            self._after.wait()
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting or self._closing.is_set())
@@ -162,33 +222,40 @@ class IngestClient:
                     self._in_hand = False
                     self._changed.notify_all()
 
-    def _ship(self, sequence: int, events: pa.RecordBatch) -> bool:
+    def _ship(self, number: int, events: Events) -> bool:
         """Send one batch until it is answered; False when closed before."""
         if self._session is None:
-            path = f"/v1/senders/{self.sender}/sessions"
-            answer = self._until_answered(path, b"", lambda said: type(said.get("session")) is int)
+            asked = (
+                json.dumps({"events_before": self._events_before}).encode() if self._events_before else b""
+            )
+            answer = self._until_answered("sessions", asked, lambda said: type(said.get("session")) is int)
             if answer is None:
                 return False
             if answer[0] not in TAKEN:
                 raise SenderRefusedError(f"sender {self.sender}: {answer[1].get('error', answer)}")
             self._session = answer[1]["session"]
+        sequence = number - self._first
         body = encode(BatchKey(self.sender, self._session, sequence), events)
-        answer = self._until_answered("/v1/batches", body, lambda said: said.get("sequence") == sequence)
+        answer = self._until_answered("batches", body, lambda said: said.get("sequence") == sequence)
         if answer is None:
             return False
+        if answer[1].get("reason") == "jump" and sequence:  # far too much was dropped: begin anew
+            _log.warning("%s: in a new session", answer[1].get("error"))
+            self._session, self._first, self._events_before = None, number, 0
+            return self._ship(number, events)
         status, said = answer
         if status in TAKEN:
             self.shipped.accepted += 1
             self.shipped.duplicates += bool(said.get("duplicate"))
-        elif said.get("reason") in ("two_senders", "session"):
+        elif said.get("reason") in ("two_senders", "session", "token"):
             raise SenderRefusedError(str(said.get("error")))
         else:
             self.shipped.refused += 1
-            _log.error("batch %d of sender %s refused: %s", sequence, self.sender, said.get("error", status))
+            _log.error("batch %d of sender %s refused: %s", number, self.sender, said.get("error", status))
         return True
 
     def _until_answered(
-        self, path: str, body: bytes, is_taken: Callable[[dict[str, Any]], bool]
+        self, call: str, body: bytes, is_taken: Callable[[dict[str, Any]], bool]
     ) -> tuple[int, dict[str, Any]] | None:
         """Post again and again, ever more slowly, until the answer is final; None when closed meanwhile.
 
@@ -199,7 +266,7 @@ class IngestClient:
         while not self._closing.is_set():
             asked_s = None
             try:
-                status, said, asked_s = self._post(path, body)
+                status, said, asked_s = self._post(f"/v1/senders/{self.sender}/{call}", body)
                 if is_taken(said) if status in TAKEN else said.get("reason") in REASONS:
                     return status, said
                 line = f"{status} {said.get('error', '')}"
@@ -217,8 +284,16 @@ class IngestClient:
 
     def _post(self, path: str, body: bytes) -> tuple[int, dict[str, Any], float | None]:
         if self._connection is None:
-            self._connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
-        self._connection.request("POST", path, body, {"Content-Type": "application/vnd.apache.arrow.stream"})
+            if self._own_server and stranger_listens(self._port):
+                raise PermissionError(f"another user listens at port {self._port}, and is not told the token")
+            self._connection = (
+                http.client.HTTPSConnection(
+                    self._host, self._port, timeout=self._timeout_s, context=self._tls
+                )
+                if self._tls
+                else http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
+            )
+        self._connection.request("POST", path, body, self._headers)
         response = self._connection.getresponse()
         content = response.read()
         try:

@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from feature_store.telemetry_events import BatchKey
-from feature_store.telemetry_log import SEGMENT_S, SegmentWriter
+from feature_store.telemetry.events import BatchKey
+from feature_store.telemetry.log import SEGMENT_S, SegmentWriter
 from serving.ingest import metrics
 
 GROUP_BYTES: Final = 16 << 20  # of one append

@@ -1,44 +1,57 @@
-"""`python -m serving.ingest.forwarder`: from the agent's telemetry socket to the ingest.
+"""`swiftqueue part forwarder`: from the agents' telemetry socket to the ingest.
 
-    python -m serving.ingest.forwarder SOCKET http://127.0.0.1:8010
-
-It listens on the unix socket; the agent (`--telemetry SOCKET`, docs/AGENT.md) connects and writes frames.
-Each sender that the agent names becomes a sender of the ingest, by that name, and each time that it connects
-to the agent a session of its own, since its packets count from 0 again.
+It listens on the unix socket; agents (`--telemetry unix:SOCKET`, docs/AGENT.md) connect and write frames.
+Each sender that they name becomes one of the ingest, with a session of its own each time that it comes.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
+import errno
+import hashlib
 import logging
 import re
+import selectors
 import signal
 import socket
-import sys
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import numpy as np
+import typer
 from numpy.typing import NDArray
 
-from feature_store.telemetry_events import ACK, MAX_EVENTS, SEND, SEND_COLUMNS, event_batch
-from serving import frames
-from serving.ingest.client import IngestClient, SenderRefusedError
+from feature_store.settings import settings
+from feature_store.state import secret
+from feature_store.telemetry.events import ACK, MAX_EVENTS, MAX_NUMBER, SEND, SEND_COLUMNS, event_batch
+from models.say import say
+from serving.agent import frames
+from serving.ingest.client import IngestClient, SenderRefusedError, read_token
+from serving.ingest.heartbeat import Heartbeat
+from serving.ingest.own_socket import listening, stranger
+from serving.ingest.senders import INSTALLATION
 
 BATCH_S: Final = 0.25  # events wait so long for company: a request costs the ingest some milliseconds
-HEARTBEAT_S: Final = 1.0
+COMPLAINT_S: Final = 10.0  # between two lines about the same
+LAST_READ_S: Final = 1.0  # of what agents had written when the end came
+MOST_SENDERS: Final = 64  # at once: each has a thread; an agent takes 256
+MOST_NAMED: Final = 4096  # that one connection may name at once
+MOST_AGENTS: Final = 16
+CLOSERS: Final = 16  # threads that end clients: each waits some seconds where the ingest is away
 READ_BYTES: Final = 1 << 18
 SOON_EVENTS: Final = MAX_EVENTS - READ_BYTES // frames.ACKED.itemsize  # one more read might be too many
-HEADER: Final = np.dtype([(name, frames.SENT[name]) for name in frames.SENT.names[:5]])  # type: ignore[index]
-HELLO: Final = 1
-SIZES: Final = {frames.TYPES[number].itemsize: number for number in (HELLO, 2, 3)}  # HELLO, SENT, ACKED
+HELLO, BYE = 1, 7
+SIZES: Final = {frames.TYPES[number].itemsize: number for number in (HELLO, 2, 3, BYE)}  # and SENT, ACKED
 TYPE_OF: Final = np.array([SIZES.get(size, 0) for size in range(max(SIZES) + 1)], np.uint8)
 EVENT: Final = np.dtype(
     [
         ("sender", np.uint32),
+        ("number", np.uint64),
         ("kind", np.uint8),
         ("time_ns", np.int64),
         ("packet", np.int64),
@@ -53,50 +66,148 @@ class FrameError(ValueError):
     """Bytes that are no frames of telemetry; the connection they came by is closed."""
 
 
+@dataclass
+class Counts:
+    """What the forwarder did; `SOCKET.alive` has it, as JSON."""
+
+    events: int = 0  # given to the senders' clients
+    lost: int = 0  # numbered by their agent, and never came here
+    of_nobody: int = 0  # of senders that nobody had named, or that were refused
+    refused_senders: int = 0
+    refused_agents: int = 0
+    bad_streams: int = 0
+    said_s: dict[str, float] = field(default_factory=dict, repr=False)
+
+    def as_said(self) -> dict[str, int]:
+        """The counts alone."""
+        return {name: value for name, value in asdict(self).items() if name != "said_s"}
+
+    def complain(self, about: str, line: str) -> None:
+        """Count it, and say it unless that was done a moment ago."""
+        count = getattr(self, about) + 1
+        setattr(self, about, count)
+        if time.monotonic() - self.said_s.get(about, -COMPLAINT_S) >= COMPLAINT_S:
+            self.said_s[about] = time.monotonic()
+            _log.warning("%s (%s: %d so far)", line, about, count)
+
+
+@dataclass(eq=False)
+class Sender:
+    """One that an agent named."""
+
+    id: str  # at the ingest
+    taken: int  # its agent's number of the event that comes next
+    client: IngestClient | None = None  # from its first event on
+    refused: bool = False
+
+
+# Makes a client for a sender id: how many of its events came before, and what to wait for first.
+Connect = Callable[[str, int, threading.Event | None], IngestClient]
+
+
+class Senders:
+    """The senders of all agents: a client for each, at most so many, and one for an id."""
+
+    def __init__(self, connect: Connect, counts: Counts, most: int = MOST_SENDERS) -> None:
+        if most < 1:
+            raise ValueError(f"--most-senders {most}: must be at least 1")
+        self.counts = counts
+        self._connect, self._most = connect, most
+        self._there: dict[str, Sender] = {}
+        self._ends: dict[threading.Event, str] = {}  # of clients that ship their last, in their order
+        self._closers = ThreadPoolExecutor(CLOSERS, "forwarder-closer")
+
+    def client(self, sender: Sender, number: int) -> IngestClient | None:
+        """Return the sender's client, made for its event `number`; None while there is no place for it."""
+        if sender.client is not None:
+            return sender.client
+        self._ends = {end: name for end, name in self._ends.items() if not end.is_set()}
+        why = ""
+        if sender.id in self._there:
+            why = "one of that name is there; give each its own"
+        elif len(self._there) + len(self._ends) >= self._most:
+            why = f"{self._most} are there already (--most-senders)"
+        if why:
+            if not sender.refused:
+                sender.refused = True
+                self.counts.complain("refused_senders", f"sender {sender.id} is not forwarded: {why}")
+            return None
+        # Its session would end the one before it, which may have batches to ship.
+        before = [end for end, name in self._ends.items() if name == sender.id]
+        sender.client = self._connect(sender.id, number, before[-1] if before else None)
+        self._there[sender.id] = sender
+        return sender.client
+
+    def leave(self, sender: Sender) -> None:
+        """Let the sender's client ship what it has, and end."""
+        if sender.client is None:
+            return
+        del self._there[sender.id]
+        end = threading.Event()
+        self._ends[end] = sender.id
+        self._closers.submit(_end, sender.client, end)
+
+    def close(self) -> None:
+        """Wait until those that left have ended; all have left."""
+        self._closers.shutdown()
+
+    def __len__(self) -> int:
+        return len(self._there)
+
+
+def _end(client: IngestClient, end: threading.Event) -> None:
+    try:
+        client.close()
+        say(f"forwarder: sender {client.sender}: {client.shipped}")
+    except Exception:
+        _log.exception("sender %s", client.sender)
+    finally:
+        end.set()
+
+
 class Forwarder:
     """Turns one connection's frames into batches and gives them to the senders' clients."""
 
-    def __init__(self, url: str) -> None:
-        self._url = url
+    def __init__(self, senders: Senders) -> None:
+        self._senders = senders
+        self._counts = senders.counts
         self._rest = b""  # an incomplete frame
-        self._clients: dict[int, IngestClient] = {}  # by the agent's number of a sender
-        self._next_sequence: int | None = None
-        self.lost_frames = 0  # that the agent dropped: its sequence shows them
+        self._named: dict[int, Sender] = {}  # by the agent's number
         self._events: list[NDArray[Any]] = []  # of EVENT, in the order they came
         self._oldest_s = 0.0
 
     def take(self, data: bytes) -> None:
-        """Take what was read from the socket.
+        """Take what was read from the socket: what comes before a bad frame too.
 
         Raises:
             FrameError: it is no frame of telemetry.
         """
         data = self._rest + data
-        starts, at = [], 0
-        while len(data) - at >= HEADER.itemsize:
-            size = data[at] | data[at + 1] << 8
-            if size not in SIZES:
-                raise FrameError(f"a frame of {size} bytes is none of telemetry (docs/AGENT.md)")
-            if len(data) - at < size:
-                break
-            starts.append(at)
-            at += size
-        self._rest = data[at:]
-        if not starts:
-            return
-        raw, start_N = np.frombuffer(data, np.uint8), np.array(starts)
-        headers = _records(raw, start_N, HEADER)
-        if (headers["format"] != frames.FORMAT).any() or (headers["type"] != TYPE_OF[headers["bytes"]]).any():
-            raise FrameError("a frame's type or format does not fit its size (docs/AGENT.md)")
-        self._count_lost(headers)
-        hellos = np.flatnonzero(headers["type"] == HELLO)
-        for first, last in zip([0, *hellos + 1], [*hellos, len(headers)], strict=True):
-            self._take_events(raw, start_N[first:last], headers[first:last])
-            if last < len(headers):
-                (hello,) = _records(raw, start_N[last : last + 1], frames.HELLO)
-                self._hello(int(hello["sender"]), sender_id(hello["name"].decode("ascii", "replace")))
+        start_N, rest, bad_size = frames.split(data, SIZES)
+        self._rest = data[rest:]
+        if len(start_N):
+            self._take_frames(np.frombuffer(data, np.uint8), start_N)
+        if bad_size is not None:
+            raise FrameError(f"a frame of {bad_size} bytes is none of telemetry (docs/AGENT.md)")
         if sum(map(len, self._events)) > SOON_EVENTS:
             self.ship()
+
+    def _take_frames(self, raw: NDArray[np.uint8], start_N: NDArray[np.int64]) -> None:
+        headers = frames.records(raw, start_N, frames.HEADER)
+        is_bad = (headers["format"] != frames.FORMAT) | (headers["type"] != TYPE_OF[headers["bytes"]])
+        is_bad |= headers["sequence"] > MAX_NUMBER
+        good = int(np.argmax(is_bad)) if is_bad.any() else len(headers)
+        news = np.flatnonzero((headers["type"][:good] == HELLO) | (headers["type"][:good] == BYE))
+        for first, last in zip([0, *news + 1], [*news, good], strict=True):
+            self._take_events(raw, start_N[first:last], headers[first:last])
+            if last == good:
+                break
+            if headers["type"][last] == BYE:
+                self._bye(headers[last])
+            else:
+                self._hello(frames.records(raw, start_N[last : last + 1], frames.HELLO)[0])
+        if good < len(headers):
+            raise FrameError("a frame's type, format or number cannot be (docs/AGENT.md)")
 
     def ship_if_due(self) -> None:
         """Ship what has waited long enough."""
@@ -105,157 +216,233 @@ class Forwarder:
 
     def ship(self) -> None:
         """Give every sender's events to its client."""
-        events, self._events = np.concatenate([*self._events, np.empty(0, EVENT)]), []
-        for sender in np.unique(events["sender"]):
-            of_one = events[events["sender"] == sender]
-            client = self._clients.get(int(sender))
-            if client is None:  # its HELLO was dropped, or a later sender took its name
-                self.lost_frames += len(of_one)
+        if not self._events:
+            return
+        events, self._events = np.concatenate(self._events), []
+        of_nobody = len(events)
+        for number in np.unique(events["sender"]).tolist():
+            sender = self._named.get(number)
+            if sender is None:
+                continue
+            of_one = events[events["sender"] == number]
+            client = self._senders.client(sender, int(of_one["number"][0]))
+            if client is None:
                 continue
             # An ACK may be heard a hair late: it counts as of the last event's time (docs/WINDOWS.md).
             time_ns = np.maximum.accumulate(of_one["time_ns"])
             send = {name: of_one[name] for name in SEND_COLUMNS}
+            batch = event_batch(of_one["kind"], time_ns, of_one["packet"], send, of_one["latency_us"])
             with contextlib.suppress(SenderRefusedError):  # said in the log when it came
-                client.send(
-                    event_batch(of_one["kind"], time_ns, of_one["packet"], send, of_one["latency_us"])
-                )
+                client.send(batch)
+                self._counts.events += len(of_one)
+                of_nobody -= len(of_one)
+        self._counts.of_nobody += of_nobody
 
     def close(self) -> None:
         """Ship what there is and end the sessions."""
         self.ship()
-        for client in self._clients.values():
-            _close(client)
-        if self.lost_frames:
-            _log.warning("%d frames never came, or belonged to nobody", self.lost_frames)
+        for sender in self._named.values():
+            self._senders.leave(sender)
+        self._named.clear()
 
-    def _hello(self, sender: int, name: str) -> None:
-        if sender in self._clients:  # said again
+    def _hello(self, hello: np.void) -> None:
+        number, name = int(hello["sender"]), hello["name"]
+        if hello["magic"] != frames.MAGIC or len(name) == frames.HELLO["name"].itemsize:
+            raise FrameError("a HELLO whose magic is not SWQFRAME, or whose name does not end")
+        if not all(32 <= byte < 127 for byte in name):
+            raise FrameError("a sender's name that is not printable ASCII (docs/AGENT.md)")
+        if number in self._named or len(self._named) >= MOST_NAMED:
+            raise FrameError(f"a HELLO of a sender that is there, or of more than {MOST_NAMED}")
+        self._named[number] = Sender(sender_id(name.decode()), int(hello["sequence"]))
+
+    def _bye(self, header: np.void) -> None:
+        if int(header["sender"]) not in self._named:  # its HELLO was dropped
             return
         self.ship()
-        for number, client in list(self._clients.items()):
-            if client.sender == name:
-                _log.warning("sender %s connected anew: a session of its own", name)
-                _close(self._clients.pop(number))
-        self._clients[sender] = IngestClient(self._url, name)
-
-    def _count_lost(self, headers: NDArray[Any]) -> None:
-        sequence = headers["sequence"].astype(np.int64)
-        if self._next_sequence is None:  # a HELLO may be said again, with its old number
-            news = sequence[headers["type"] != HELLO]
-            self._next_sequence = int(news[0]) if len(news) else None
-        if self._next_sequence is not None:
-            news = sequence[sequence >= self._next_sequence]
-            after = int(news[-1]) + 1 if len(news) else self._next_sequence
-            self.lost_frames += after - self._next_sequence - len(news)
-            self._next_sequence = after
+        sender = self._named.pop(int(header["sender"]))
+        self._counts.lost += max(0, int(header["sequence"]) - sender.taken)  # dropped at its end
+        self._senders.leave(sender)
 
     def _take_events(self, raw: NDArray[np.uint8], start_N: NDArray[np.int64], headers: NDArray[Any]) -> None:
         if not len(headers):
             return
         events = np.zeros(len(headers), EVENT)
-        events["sender"] = headers["sender"]
+        events["sender"], events["number"] = headers["sender"], headers["sequence"]
         for kind, frame, time_field, columns in (
             (SEND, frames.SENT, "sent_ns", SEND_COLUMNS),
             (ACK, frames.ACKED, "acked_ns", ("latency_us",)),
         ):
             is_kind = headers["bytes"] == frame.itemsize
-            part = _records(raw, start_N[is_kind], frame)
+            part = frames.records(raw, start_N[is_kind], frame)
             events["kind"][is_kind] = kind
             events["time_ns"][is_kind], events["packet"][is_kind] = part[time_field], part["packet"]
             for name in columns:
                 events[name][is_kind] = part[name]
+        self._check_numbers(events)
         if not self._events:
             self._oldest_s = time.monotonic()
         self._events.append(events)
 
-
-def _records(raw: NDArray[np.uint8], start_N: NDArray[np.int64], kind: np.dtype[Any]) -> NDArray[Any]:
-    """Return the records of one kind that begin at these places."""
-    record_NB = raw[start_N[:, None] + np.arange(kind.itemsize)]  # N records, B bytes of each
-    return np.frombuffer(record_NB.tobytes(), kind)
+    def _check_numbers(self, events: NDArray[Any]) -> None:
+        """See that each sender's numbers grow, and count those that did not come."""
+        order = np.argsort(events["sender"], kind="stable")
+        sender_N, number_N = events["sender"][order], events["number"][order].astype(np.int64)
+        begins = np.flatnonzero(np.append(True, np.diff(sender_N) != 0))
+        for begin, end in zip(begins, [*begins[1:], len(events)], strict=True):
+            sender = self._named.get(int(sender_N[begin]))
+            if sender is None:
+                continue
+            of_one = number_N[begin:end]
+            if of_one[0] < sender.taken or (np.diff(of_one) <= 0).any():
+                raise FrameError("a sender's frames are not in their order")
+            after = int(of_one[-1]) + 1
+            self._counts.lost += after - sender.taken - len(of_one)
+            sender.taken = after
 
 
 def sender_id(name: str) -> str:
-    """Return an agent's name of a sender as the ingest takes it: other characters become `_`."""
-    return re.sub(r"[^A-Za-z0-9._-]", "_", name).lstrip(".")[:64] or "unnamed"
+    """Return an agent's name of a sender as the ingest takes it.
+
+    Other characters than A-Z a-z 0-9 . _ - become `_`, and the first 8 digits of the name's SHA-256 follow:
+    two names are never one id.
+    """
+    taken = re.sub(r"[^A-Za-z0-9._-]", "_", name).lstrip(".") or "unnamed"
+    if taken == name and len(name) <= 64:
+        return name
+    return f"{taken[:55]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
-def _close(client: IngestClient) -> None:
-    client.close()
-    print(f"forwarder: sender {client.sender}: {client.shipped}", flush=True)
+class _Agents:
+    """The connections, each with its forwarder."""
 
+    def __init__(self, senders: Senders) -> None:
+        self._senders = senders
+        self._counts = senders.counts
+        self._by_connection: dict[socket.socket, Forwarder] = {}
+        self._selector = selectors.DefaultSelector()
+        # One buffer for all reads: `recv` would allocate all of it each time, and shrink it to the few
+        # kilobytes that came, which breaks the heap into pieces (300 MiB an hour at 2,400 events/s).
+        self._buffer = memoryview(bytearray(READ_BYTES))
 
-class Heartbeat:
-    """A file beside the socket that is touched every second: it has no port at which to be asked."""
-
-    def __init__(self, path: Path) -> None:
-        """Choose the file of the forwarder that listens at `path`."""
-        self.file = path.with_name(f"{path.name}.alive")
-        self._last_s = -HEARTBEAT_S
-
-    def beat(self) -> None:
-        """Touch it, if it is time to."""
-        if time.monotonic() - self._last_s >= HEARTBEAT_S:
-            with contextlib.suppress(OSError):  # the disk is full
-                self.file.touch()
-            self._last_s = time.monotonic()
-
-
-def forward(path: Path, url: str, ended: threading.Event) -> None:
-    """Listen at `path` and forward whoever connects, one connection after the other, until told to end."""
-    with socket.socket(socket.AF_UNIX) as listener:
-        path.unlink(missing_ok=True)  # of one that was killed
-        listener.bind(str(path))
-        listener.listen(1)
-        listener.settimeout(BATCH_S)
-        print(f"forwarder: {path} to {url}", flush=True)
-        heart = Heartbeat(path)
+    def serve(self, listener: socket.socket, beat: Callable[[], None], ended: threading.Event) -> None:
+        """Accept and read until told to end; then read what was written before."""
+        listener.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ)
         while not ended.is_set():
-            heart.beat()
-            with contextlib.suppress(TimeoutError):
-                connection, _ = listener.accept()
-                with connection:
-                    connection.settimeout(BATCH_S / 2)
-                    _forward_one(connection, Forwarder(url), ended, heart)
-    path.unlink(missing_ok=True)
+            beat()
+            for key, _ in self._selector.select(BATCH_S / 2):
+                if key.fileobj is listener:
+                    self._accept(listener)
+                else:
+                    self._read(key.fileobj)  # type: ignore[arg-type]  # only sockets are registered
+            for forwarder in self._by_connection.values():
+                forwarder.ship_if_due()
+        listener.shutdown(socket.SHUT_RDWR)  # nobody connects any more; who did is heard
+        while self._accept(listener):
+            pass
+        until_s = time.monotonic() + LAST_READ_S
+        for connection in list(self._by_connection):
+            # From now on its agent's writes fail: those frames are for the next forwarder.
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RD)
+            while connection in self._by_connection and time.monotonic() < until_s:
+                self._read(connection)
+        for connection in list(self._by_connection):
+            self._hang_up(connection)
+        self._selector.close()
+
+    def _accept(self, listener: socket.socket) -> bool:
+        """Accept one connection; False if none waits."""
+        try:
+            connection, _ = listener.accept()
+        except OSError as error:  # it is gone already; or no descriptor is left, and the listener stays ready
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                time.sleep(BATCH_S)
+            return False
+        why = stranger(connection)
+        if not why and len(self._by_connection) >= MOST_AGENTS:
+            why = f"more than {MOST_AGENTS}"
+        if why:
+            self._counts.complain("refused_agents", f"an agent is refused: {why}")
+            connection.close()
+            return True
+        connection.setblocking(False)
+        self._selector.register(connection, selectors.EVENT_READ)
+        self._by_connection[connection] = Forwarder(self._senders)
+        return True
+
+    def _read(self, connection: socket.socket) -> None:
+        try:
+            count = connection.recv_into(self._buffer)
+            if count:
+                self._by_connection[connection].take(bytes(self._buffer[:count]))
+                return
+        except BlockingIOError:
+            return
+        except FrameError as error:
+            self._counts.complain("bad_streams", f"an agent's stream is closed: {error}")
+        except OSError as error:
+            _log.error("an agent's connection: %s", error)
+        self._hang_up(connection)
+
+    def _hang_up(self, connection: socket.socket) -> None:
+        self._selector.unregister(connection)
+        self._by_connection.pop(connection).close()
+        connection.close()
+
+
+def forward(path: Path, senders: Senders, ended: threading.Event) -> None:
+    """Listen at `path` and forward whatever agents say, until told to end.
+
+    Raises:
+        OSError: no socket can be made there.
+    """
+    heart = Heartbeat(path)
+    with listening(path) as listener:
+        say(f"forwarder: listens at {path}")
+        said = lambda: {"senders": len(senders)} | senders.counts.as_said()  # noqa: E731
+        _Agents(senders).serve(listener, lambda: heart.beat(said), ended)
+    senders.close()
+    counts = senders.counts
+    if counts.lost or counts.of_nobody:
+        _log.warning("%d events never came, %d belonged to nobody", counts.lost, counts.of_nobody)
     heart.file.unlink(missing_ok=True)
 
 
-def _forward_one(
-    connection: socket.socket, forwarder: Forwarder, ended: threading.Event, heart: Heartbeat
+def main(
+    listen: Annotated[
+        Path, typer.Argument(metavar="SOCKET", help="to listen at; the agent's --telemetry unix:SOCKET")
+    ],
+    url: Annotated[
+        str, typer.Argument(metavar="URL", help="of the ingest, http://HOST:PORT or https://HOST:PORT")
+    ],
+    token_file: Annotated[
+        Path | None,
+        typer.Option(help="of the token that speaks for the senders (default: this machine's own)"),
+    ] = None,
+    ca: Annotated[
+        Path | None, typer.Option(help="certificate of the authority that signed the ingest's")
+    ] = None,
+    most_senders: Annotated[int, typer.Option(help="at once")] = MOST_SENDERS,
 ) -> None:
-    # One buffer for all reads: `recv` would allocate all of it each time, and shrink it to the few kilobytes
-    # that came, which breaks the heap into pieces (300 MiB an hour at 2,400 events/s).
-    buffer = memoryview(bytearray(READ_BYTES))
-    try:
-        while not ended.is_set():
-            heart.beat()
-            with contextlib.suppress(TimeoutError):
-                count = connection.recv_into(buffer)
-                if not count:
-                    break
-                forwarder.take(bytes(buffer[:count]))
-            forwarder.ship_if_due()
-    except (FrameError, ConnectionError) as error:
-        _log.error("%s", error)
-    forwarder.close()
-
-
-def main() -> None:
-    """Forward until SIGTERM."""
-    parser = argparse.ArgumentParser(description="From the agent's telemetry socket to the ingest.")
-    parser.add_argument("socket", type=Path, help="unix socket to listen at; the agent's --telemetry")
-    parser.add_argument("url", help="of the ingest, http://HOST:PORT")
-    arguments = parser.parse_args()
-    logging.basicConfig(format="forwarder: %(message)s")
+    """Forward from the agents' telemetry socket to the ingest until SIGTERM."""
+    logging.basicConfig(format="%(asctime)s forwarder: %(message)s")
     ended = threading.Event()
     for end in (signal.SIGTERM, signal.SIGINT):
         signal.signal(end, lambda *_: ended.set())
-    try:
-        forward(arguments.socket, arguments.url, ended)
-    except (OSError, ValueError) as error:
-        sys.exit(f"forwarder: {error}")
+    file = token_file or settings().ingest_token_file
+    token = read_token(file) if file else secret(INSTALLATION)
 
+    def connect(sender: str, events_before: int = 0, after: threading.Event | None = None) -> IngestClient:
+        return IngestClient(
+            url,
+            sender,
+            token=token,
+            ca=ca or settings().ingest_ca,
+            own_server=file is None,
+            events_before=events_before,
+            after=after,
+        )
 
-if __name__ == "__main__":
-    main()
+    connect("address-and-certificates").close()  # they can be: it sends nothing
+    forward(listen, Senders(connect, Counts(), most_senders), ended)

@@ -15,19 +15,22 @@ from typing import Final
 import prometheus_client as prometheus
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from feature_store.telemetry_events import REASONS
+from feature_store.telemetry.events import REASONS
 
 KINDS: Final = ("send", "ack")
 OUTCOMES: Final = ("accepted", "duplicate", "refused", "busy", "failed")
 
 EVENTS: Final = prometheus.Counter("swiftqueue_ingest_events", "events stored durably", ["kind"])
 BATCHES: Final = prometheus.Counter("swiftqueue_ingest_batches", "batches received", ["outcome"])
-REFUSED: Final = prometheus.Counter("swiftqueue_ingest_refused", "batches refused", ["reason"])
+REFUSED: Final = prometheus.Counter("swiftqueue_ingest_refused", "batches and sessions refused", ["reason"])
 DUPLICATES: Final = prometheus.Counter(
     "swiftqueue_ingest_duplicates", "batches that came again: not stored, or dropped by the compaction"
 )
 GAPS: Final = prometheus.Counter(
     "swiftqueue_ingest_gaps", "batches found missing in a sender's sequence numbers by the compaction"
+)
+MISSING_EVENTS: Final = prometheus.Counter(
+    "swiftqueue_ingest_missing_events", "events that a forwarder held when it was killed: no session has them"
 )
 APPEND_SECONDS: Final = prometheus.Histogram(
     "swiftqueue_ingest_append_seconds",

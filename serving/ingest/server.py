@@ -1,31 +1,31 @@
-"""`python -m serving.ingest.server`: the ingest, on a local Ray or that of `RAY_ADDRESS`, until SIGTERM.
+"""`swiftqueue part ingest`: the ingest, on a local Ray or that of `RAY_ADDRESS`.
 
-Settings, all optional:
-    SWIFTQUEUE_INGEST_PORT      HTTP port on loopback (8010)
-    SWIFTQUEUE_TELEMETRY        folder of the telemetry store (var/telemetry)
-    SWIFTQUEUE_INGEST_REPLICAS  processes that take batches (1)
+Its settings are SWIFTQUEUE_TELEMETRY and SWIFTQUEUE_INGEST_* (docs/SETTINGS.md).
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from feature_store import telemetry_off
-from models.ray_job import LOOPBACK, ray_cluster
-from models.state import state_dir
+from feature_store.local_ray import LOOPBACK, ray_cluster
+from feature_store.settings import settings, variable
+from feature_store.state import private_dir, state_dir
+from feature_store.telemetry.log import check_format
+from models.say import say
 from serving.ingest.client import host_and_port
 from serving.ingest.log import LOG_NAME
 
-ADDRESS_VARIABLE: Final = "SWIFTQUEUE_INGEST"
-PORT_VARIABLE: Final = "SWIFTQUEUE_INGEST_PORT"
-PORT: Final = 8010
-FOLDER_VARIABLE: Final = "SWIFTQUEUE_TELEMETRY"
-REPLICAS_VARIABLE: Final = "SWIFTQUEUE_INGEST_REPLICAS"
+if TYPE_CHECKING:
+    from serving.ingest.bounds import Limits
+
+ADDRESS_VARIABLE: Final = variable("ingest")
+HOST_VARIABLE, CERT_VARIABLE, KEY_VARIABLE = map(variable, ("ingest_host", "ingest_cert", "ingest_key"))
+LISTEN_VARIABLES: Final = (HOST_VARIABLE, CERT_VARIABLE, KEY_VARIABLE)
 APPLICATION: Final = "swiftqueue-ingest"
 # Serve gives its proxy 5 s to start and 10 s for an answer, too few on a machine that is busy with training.
 SERVE_PATIENCE: Final = {
@@ -34,63 +34,113 @@ SERVE_PATIENCE: Final = {
 }
 
 
-def port() -> int:
-    """Port of the ingest: from its variable, or the default.
-
-    Raises:
-        ValueError: the variable is not a port number.
-    """
-    return _number(PORT_VARIABLE, PORT, 65535)
-
-
 def elsewhere() -> bool:
     """Whether SWIFTQUEUE_INGEST names one, so that none is started here."""
-    return bool(os.environ.get(ADDRESS_VARIABLE))
+    return settings().ingest is not None
 
 
 def address() -> str:
-    """`http://HOST:PORT` of the ingest that senders use: that of SWIFTQUEUE_INGEST, or the local one.
+    """`http(s)://HOST:PORT` of the ingest that senders use: that of SWIFTQUEUE_INGEST, or the local one.
 
     Raises:
         ValueError: the variable is no such address.
     """
-    if not elsewhere():
-        return f"http://{LOOPBACK}:{port()}"
-    url = os.environ[ADDRESS_VARIABLE]
+    url = settings().ingest
+    if url is None:
+        return f"http://{LOOPBACK}:{settings().ingest_port}"
     host_and_port(url)
     return url.rstrip("/")
 
 
 def telemetry_dir() -> Path:
     """Absolute path of the telemetry store; it may not exist yet."""
-    return Path(os.environ.get(FOLDER_VARIABLE) or state_dir() / "telemetry").absolute()
+    return (settings().telemetry or state_dir() / "telemetry").absolute()
 
 
 def replicas_log() -> Path:
     """Log of the replicas and the compaction; it is there from now on, for who follows it."""
     path = state_dir() / "ingest" / LOG_NAME
-    path.parent.mkdir(parents=True, exist_ok=True)
+    private_dir(path.parent)
     path.touch()
     return path
 
 
-def serve_ingest(root: Path, port: int, *, replicas: int, compact_s: float = 1.0) -> None:
+@dataclass(frozen=True)
+class Tls:
+    """What a server shows: PEM files."""
+
+    certificate: Path
+    key: Path
+
+
+def listen_at() -> tuple[str, Tls | None]:
+    """Address to listen at, and what to show there.
+
+    Raises:
+        ValueError: the address is not of this machine alone, and it would be in clear; or half of a pair.
+    """
+    host, certificate, key = settings().ingest_host, settings().ingest_cert, settings().ingest_key
+    if bool(certificate) != bool(key):
+        raise ValueError(f"{CERT_VARIABLE} and {KEY_VARIABLE} go together: set both")
+    if certificate and key:
+        return host, Tls(certificate.absolute(), key.absolute())
+    if host != LOOPBACK:
+        raise ValueError(f"{HOST_VARIABLE}={host}: tokens would be in clear there; set {CERT_VARIABLE}")
+    return host, None
+
+
+def limits() -> Limits:
+    """What a sender may ask, by the settings."""
+    from serving.ingest.bounds import Limits
+
+    return Limits(senders=settings().ingest_senders, bytes_s=float(settings().ingest_rate_mb << 20))
+
+
+def keep() -> dict[str, int]:
+    """What the compaction keeps (the arguments of `Compactor`), by the settings."""
+    from feature_store.telemetry import compact
+
+    return {
+        "keep_minutes": compact.KEEP_MINUTES,
+        "keep_bytes": settings().ingest_sender_mb << 20,
+        "keep_total_bytes": settings().ingest_mb << 20,
+        "free_bytes": settings().ingest_free_mb << 20,
+    }
+
+
+def serve_ingest(
+    root: Path,
+    port: int,
+    *,
+    replicas: int,
+    host: str = LOOPBACK,
+    tls: Tls | None = None,
+) -> None:
     """Start the application on the Ray that is connected, and wait until it answers.
 
     Raises:
         RuntimeError: it did not start.
+        ValueError: the store is of an earlier version.
     """
     from ray import serve
     from ray.exceptions import RayError
 
-    from feature_store.telemetry_compact import KEEP_MINUTES
     from serving.ingest.app import application
 
+    check_format(root)
+    http: dict[str, str | int] = {"host": host, "port": port}
+    if tls:
+        http |= {"ssl_certfile": str(tls.certificate), "ssl_keyfile": str(tls.key)}
     try:
-        serve.start(http_options={"host": LOOPBACK, "port": port})
+        # A line for each request of each sender: gigabytes a day.
+        serve.start(http_options=http, logging_config={"enable_access_log": False})
         serve.run(
             application(
-                root, replicas_log(), replicas=replicas, compact_s=compact_s, keep_minutes=KEEP_MINUTES
+                root,
+                replicas_log(),
+                replicas=replicas,
+                keep=keep(),
+                limits=limits(),
             ),
             name=APPLICATION,
             route_prefix="/",
@@ -101,33 +151,21 @@ def serve_ingest(root: Path, port: int, *, replicas: int, compact_s: float = 1.0
 
 
 def main() -> None:
-    """Serve until told to end."""
-    telemetry_off.switch_off()
+    """Serve telemetry's ingest, on a local Ray or that of `RAY_ADDRESS`, until SIGTERM."""
     ended = threading.Event()
     for end in (signal.SIGTERM, signal.SIGINT):
         signal.signal(end, lambda *_: ended.set())
-    try:
-        root, number, replicas = telemetry_dir(), port(), _number(REPLICAS_VARIABLE, 1, 64)
-        root.mkdir(parents=True, exist_ok=True)
-        for name, value in SERVE_PATIENCE.items():  # read by Ray's processes when they start
-            os.environ.setdefault(name, value)
-        with ray_cluster(workers=1):
-            from ray import serve
+    root, port, replicas = telemetry_dir(), settings().ingest_port, settings().ingest_replicas
+    host, tls = listen_at()
+    private_dir(root)
+    check_format(root)
+    for name, value in SERVE_PATIENCE.items():  # read by Ray's processes when they start
+        os.environ.setdefault(name, value)
+    with ray_cluster(workers=1):
+        from ray import serve
 
-            serve_ingest(root, number, replicas=replicas)
-            print(f"ingest: http://{LOOPBACK}:{number}, {replicas} replica(s), store {root}", flush=True)
-            ended.wait()
-            serve.delete(APPLICATION)
-    except (ValueError, OSError, RuntimeError) as error:
-        sys.exit(f"ingest: {error}")
-
-
-def _number(variable: str, default: int, most: int) -> int:
-    text = os.environ.get(variable) or str(default)
-    if not text.isdigit() or not 0 < int(text) <= most:
-        raise ValueError(f"{variable}={text!r}: must be a whole number in 1..{most}")
-    return int(text)
-
-
-if __name__ == "__main__":
-    main()
+        serve_ingest(root, port, replicas=replicas, host=host, tls=tls)
+        url = f"http{'s' if tls else ''}://{host}:{port}"
+        say(f"ingest: {url}, {replicas} replica(s), store {root}")
+        ended.wait()
+        serve.delete(APPLICATION)

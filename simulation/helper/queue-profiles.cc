@@ -10,7 +10,7 @@ DiscAttributes Rfc9332Profile(uint32_t bufferBytes) {
   return {{"MaxSize", std::to_string(bufferBytes) + "B"}};
 }
 
-DiscAttributes PremiseProfile(uint32_t bufferBytes, ns3::Time lStep) {
+DiscAttributes UncoupledProfile(uint32_t bufferBytes, ns3::Time lStep) {
   const std::string limit = std::to_string(bufferBytes);
   return {
       {"CouplingFactor", "0"},

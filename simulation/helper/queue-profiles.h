@@ -23,7 +23,7 @@ DiscAttributes Rfc9332Profile(uint32_t bufferBytes);
  * The queue in which choosing per packet can pay: each queue for itself, so no coupling, and a
  * controller and a limit that see one queue only. L marks by a step of its waiting time.
  */
-DiscAttributes PremiseProfile(uint32_t bufferBytes, ns3::Time lStep = ns3::MilliSeconds(20));
+DiscAttributes UncoupledProfile(uint32_t bufferBytes, ns3::Time lStep);
 
 ns3::Ptr<ns3::DualPi2QueueDisc> MakeDisc(const DiscAttributes& attributes);
 

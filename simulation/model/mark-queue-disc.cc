@@ -116,12 +116,4 @@ bool BurstChooser::Next() {
   return m_chosen;
 }
 
-ExploreMarker::ExploreMarker(double share, uint32_t burstPackets, int64_t stream)
-    : m_bursts(share, burstPackets, stream) {}
-
-Ipv4Header::EcnType ExploreMarker::Mark(const Outgoing& packet, const std::deque<Outgoing>&) {
-  const bool explored = m_bursts.Next();
-  return explored && packet.ecn == Ipv4Header::ECN_ECT1 ? Ipv4Header::ECN_NotECT : packet.ecn;
-}
-
 }  // namespace swiftqueue

@@ -55,7 +55,14 @@ class MarkQueueDisc : public ns3::QueueDisc {
   std::deque<Outgoing> m_waiting;  // what the internal queue holds
 };
 
-/** True for a seeded share of the bursts of so many successive calls. */
+/**
+ * True for a seeded share of the bursts of so many successive calls: what exploration sends to the
+ * other queue.
+ *
+ * Without it a trace never shows what a flow's packet would have met there, and no model could
+ * learn it. Packets are counted in send order, all flows together, and each burst is explored or
+ * left alone as a whole, as a sender's controller would decide.
+ */
 class BurstChooser {
  public:
   /** `stream` of ns-3's generator: the same stream and seed, the same choices. */
@@ -68,23 +75,6 @@ class BurstChooser {
   uint64_t m_packets{0};
   bool m_chosen{false};
   ns3::Ptr<ns3::UniformRandomVariable> m_uniform;
-};
-
-/**
- * Exploration: sends a share of the sender's L4S data packets as classic ones (Not-ECT).
- *
- * Without it a trace never shows what a flow's packet would have met in the other queue, and no
- * model could learn it. Packets are counted in send order, all flows together, and each burst is
- * explored or left alone as a whole, as a sender's controller would decide.
- */
-class ExploreMarker : public Marker {
- public:
-  ExploreMarker(double share, uint32_t burstPackets, int64_t stream);
-  ns3::Ipv4Header::EcnType Mark(const Outgoing& packet,
-                                const std::deque<Outgoing>& behind) override;
-
- private:
-  BurstChooser m_bursts;
 };
 
 }  // namespace swiftqueue

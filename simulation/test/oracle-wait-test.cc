@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "../laboratory/simple-controls.cc"  // WaitUs is its own
+#include "../programs/laboratory/simple-controls.cc"  // WaitUs is its own
 #include "ns3/ipv4-queue-disc-item.h"
 #include "ns3/string.h"
 #include "ns3/test.h"

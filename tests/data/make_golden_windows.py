@@ -1,15 +1,17 @@
-"""Writes tests/data/golden/windows.{json,bin}: an event log and, bit for bit, the windows it gives.
+"""Writes tests/data/golden/windows.{json,bin} and events.bin: a log and, bit for bit, what it gives.
 
 Any implementation, in any language and on any machine, must turn the log into these bytes. Run it only
 when the definition changes on purpose, which changes the schema hash too:
 `python tests/data/make_golden_windows.py`.
 
-Format: the JSON holds `schema_hash`, `tokens`, `features` and `events` in time order, each one of
+Format: the JSON holds `schema_hash`, `tokens`, `features`, `event_schema_hash`, `event_inputs` and
+`events` in time order, each one of
   ["sent", packet, sent_ns, size_bytes, flow_id, receiver_id, queue]
   ["acked", packet, acked_ns, latency_us or null]
   ["window", decision_ns, in_flight, [size_bytes x 8], [flow_id x 8], [receiver_id x 8], [queue x 8]]
-and the binary file the windows in the order of the "window" events, float32, little-endian,
-`tokens` x `features` each, row by row.
+and windows.bin the windows in the order of the "window" events, float32, little-endian, `tokens` x
+`features` each, row by row. events.bin holds rows of `event_inputs` float32: one for a "sent" or an
+"acked", eight queries for a "window".
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from feature_store.windows import FEATURES, SenderWindow, schema_hash
+from feature_store.events.event_stream import INPUTS, EventStream, event_schema_hash
+from feature_store.events.windows import FEATURES, SenderWindow, schema_hash
 
 GOLDEN = Path(__file__).parent / "golden"
 TOKENS = 24
@@ -77,6 +80,21 @@ def replay(events: list[list[Any]], tokens: int) -> tuple[list[bytes], list[int]
     return windows, in_flight
 
 
+def replay_stream(events: list[list[Any]]) -> bytes:
+    """Feed a log to the event stream and return all its rows."""
+    stream, rows = EventStream(), []
+    for kind, *values in events:
+        if kind == "sent":
+            rows.append(stream.sent(*values))
+        elif kind == "acked":
+            rows.append(stream.acked(*values))
+        else:
+            decision_ns, _, *columns = values
+            eight = zip(*columns, range(8), strict=True)
+            rows.extend(stream.query(decision_ns, *packet) for packet in eight)
+    return b"".join(row.astype("<f4").tobytes() for row in rows if row is not None)
+
+
 def main() -> None:
     """Write the golden files."""
     events = make_events()
@@ -85,10 +103,12 @@ def main() -> None:
         event[2] = flying
     lines = ",\n".join(f"    {json.dumps(e)}" for e in events)
     head = {"schema_hash": schema_hash(), "tokens": TOKENS, "features": len(FEATURES)}
+    head |= {"event_schema_hash": event_schema_hash(), "event_inputs": len(INPUTS)}
     text = json.dumps(head, indent=2)[:-2] + f',\n  "events": [\n{lines}\n  ]\n}}\n'
     GOLDEN.mkdir(exist_ok=True)
     (GOLDEN / "windows.json").write_text(text)
     (GOLDEN / "windows.bin").write_bytes(b"".join(windows))
+    (GOLDEN / "events.bin").write_bytes(replay_stream(events))
 
 
 if __name__ == "__main__":

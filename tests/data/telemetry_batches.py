@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-import pyarrow as pa
+from event_rows import batch
 from window_tables import MS, events, table_of
 
-from feature_store.telemetry_events import ACK, EVENT_SCHEMA, SEND, BatchKey, encode
-from feature_store.telemetry_log import SegmentWriter
+from feature_store.telemetry.events import ACK, SEND, BatchKey, encode
+from feature_store.telemetry.log import SegmentWriter
 
 SECOND = 1000 * MS
 START_NS = 1_700_000_040 * 10**9  # 20 s after a full minute
@@ -37,7 +37,7 @@ def steady(packets: int, gap_ns: int = 2 * MS, latency_ns: int = 30 * MS) -> pl.
 
 
 def event_rows(packets: pl.DataFrame) -> list[dict[str, Any]]:
-    """The table's log, one dictionary per event, in the columns of `EVENT_SCHEMA`."""
+    """The table's log, one dictionary per event, in the fields of `EVENT`."""
     rows = []
     for kind, row in events(packets):
         if kind == "sent":
@@ -52,17 +52,13 @@ def event_rows(packets: pl.DataFrame) -> list[dict[str, Any]]:
     return rows
 
 
-def record_batch(rows: Sequence[dict[str, Any]]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist(list(rows), schema=EVENT_SCHEMA)
-
-
 def bodies(
     packets: pl.DataFrame, size: int, sender: str = "a", session: int = 1, first: int = 0
 ) -> list[bytes]:
     """The table's log in encoded batches of `size` events, numbered from `first`."""
     rows = event_rows(packets)
     return [
-        encode(BatchKey(sender, session, first + n), record_batch(rows[at : at + size]))
+        encode(BatchKey(sender, session, first + n), batch(rows[at : at + size]))
         for n, at in enumerate(range(0, len(rows), size))
     ]
 

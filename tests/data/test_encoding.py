@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 import pytest
-from bottleneck_tables import bottleneck_table
+from toy_world import bottleneck_table
 
-from feature_store import windows as fw
-from infra.bench.inference_references import make_model
-from infra.live import encoding
-from infra.live.encoding import Encoding
-from models import artifact
+from benchmarks.inference_references import make_model
+from feature_store.events import windows as fw
+from models.networks import artifact
+from pipelines.live import encoding
+from pipelines.live.encoding import Encoding
 from serving.engine import Engine
 
 TOKENS = 64

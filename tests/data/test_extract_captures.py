@@ -11,11 +11,11 @@ import numpy as np
 import polars as pl
 import pytest
 
-from feature_store import pcaplib
-from feature_store.captures import CaptureFile, trace_name
-from feature_store.extract import Job, extract_trace
-from feature_store.rare import address_bytes, fill_segment
-from feature_store.schema import PACKET_SCHEMA, scan_packets
+from feature_store.packets import pcaplib
+from feature_store.packets.captures import CaptureFile, trace_name
+from feature_store.packets.extract import Job, extract_trace
+from feature_store.packets.rare import address_bytes, fill_segment
+from feature_store.packets.schema import PACKET_SCHEMA, scan_packets
 
 OWN = Path(__file__).parent / "captures"
 START_NS = 1_700_000_000_000_000_000

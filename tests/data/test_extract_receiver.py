@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from feature_store.extract import Job, extract_trace
-from feature_store.schema import scan_packets
+from feature_store.packets.extract import Job, extract_trace
+from feature_store.packets.schema import scan_packets
 
 START_NS = 1_700_000_000_000_000_000
 MS = 1_000_000
@@ -75,6 +75,18 @@ def write_transfer(
     header = struct.pack("<IHHiIII", 0xA1B23C4D, 2, 4, 0, 0, 96, RAW_IP)
     capture.write_bytes(header + b"".join(data for _, data in records))
     return latency
+
+
+def test_a_capture_made_at_the_receiver_is_recognised(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_transfer(tmp_path / "away.pcap", MS, MS, 0, packets=500)
+    extract_trace(Job(tmp_path / "away.pcap", "away", latency="acks"), tmp_path / "acks")
+    said = capsys.readouterr().err
+    assert "away: WARNING: the median latency is 0.001 ms" in said
+    assert "--latency timestamps" in said
+    extract_trace(Job(tmp_path / "away.pcap", "away", latency="timestamps"), tmp_path / "timestamps")
+    assert "WARNING" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("sender_tick_ms", [1, 4])

@@ -9,17 +9,19 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
-from bottleneck_tables import START_NS, bottleneck_table
+from toy_world import START_NS, bottleneck_table
 
-from feature_store import windows as fw
-from infra.bench.inference_references import typical_features
-from infra.live.minute import DeclinedError, Minute, Tuned, artifact_files, tune
-from infra.live.plan import DRIFT
-from models import artifact, gate
-from models.examples import examples_from_arrays
-from models.finetuning import FinetuneParams, finetune_head
-from models.predictor import Architecture, Predictor
-from models.scaling import Target
+from benchmarks.inference_references import typical_features
+from feature_store.events import windows as fw
+from models.networks import artifact
+from models.networks.prediction import predict
+from models.networks.scaling import Target
+from models.networks.transformer import Architecture, Predictor
+from models.registry import gate
+from models.training.examples import examples_from_arrays
+from models.training.finetuning import FinetuneParams, finetune_head
+from pipelines.live import DRIFT
+from pipelines.live.minute import DeclinedError, Minute, Tuned, tune
 
 TOKENS = 64
 PARAMS = FinetuneParams(seed=1, workers=1, epochs=3, batch_size=64, learning_rate=1e-3, sharp_weight=1)
@@ -47,7 +49,7 @@ def minute(packets: pl.DataFrame, champion: Path, **changes: Any) -> Minute:
         "flow_starts_ns": {},
         "learn_from_ns": START_NS + 2 * S,
         "judge_from_ns": START_NS + 9 * S,
-        "champion": artifact_files(champion),
+        "champion": artifact.read_files(champion),
         "params": PARAMS,
         "trained_on": None,
         "least_windows": 10,
@@ -92,7 +94,7 @@ def test_it_is_judged_on_the_slice_after_the_one_it_learned_from(
         windows.x_BWF[judge], windows.y_BH[judge], tuple(feature.name for feature in fw.FEATURES)
     )
     model = artifact.load(champion, fw.schema_hash()).model
-    expected = gate.score(gate.predict(model, held_out.x_BWF), held_out)
+    expected = gate.score(predict(model, held_out.x_BWF), held_out)
     assert tuned.figures["champion"]["log_mae"] == pytest.approx(expected.log_mae, rel=1e-4)
     assert tuned.figures["challenger"]["log_mae"] != tuned.figures["champion"]["log_mae"]
     assert tuned.verdict.passed  # on this sender the last latency of the flow, the anchor, says it all

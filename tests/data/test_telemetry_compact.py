@@ -4,24 +4,36 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
+from event_rows import batch
 from polars.testing import assert_frame_equal
-from telemetry_batches import MS, SECOND, bodies, event_rows, log, record_batch, steady
+from telemetry_batches import MS, SECOND, bodies, event_rows, log, steady
 from window_tables import table_of
 
-from feature_store import telemetry_compact
-from feature_store.schema import scan_packets
-from feature_store.telemetry import gaps, latest_minutes, latest_sender, senders, write_trace
-from feature_store.telemetry_compact import Compactor
-from feature_store.telemetry_events import BatchKey, encode
-from feature_store.telemetry_log import SegmentWriter, adopt_segments, log_dir, read_segment
-from feature_store.telemetry_manifest import FILE, MAX_RANGES, Session, load_manifest, sender_dir
-from feature_store.windows import build_windows
+from feature_store.events.windows import build_windows
+from feature_store.packets.schema import scan_packets
+from feature_store.telemetry import compact as telemetry_compact
+from feature_store.telemetry import round as telemetry_round
+from feature_store.telemetry.compact import Compactor
+from feature_store.telemetry.events import ACK, HEADER, MAX_TIME_NS, SEND, BatchKey, encode, sealed
+from feature_store.telemetry.log import SegmentWriter, adopt_segments, log_dir, read_segment
+from feature_store.telemetry.manifest import FILE, MAX_RANGES, Session, load_manifest, sender_dir
+from feature_store.telemetry.recent import gaps, latest_minutes, latest_sender, senders, write_trace
+from feature_store.telemetry.sessions import (
+    KEPT,
+    Opening,
+    current_session,
+    open_session,
+    read_opening,
+    sessions_dir,
+)
 
 
 def expected(packets: pl.DataFrame, sender: str = "a") -> pl.DataFrame:
@@ -106,9 +118,9 @@ def test_disorder_and_repetition_change_nothing(tmp_path: Path, seed: int) -> No
     arrived = batches + chance.choices(batches, k=10)
     chance.shuffle(arrived)
     writers = [SegmentWriter(tmp_path) for _ in range(3)]
-    for batch in arrived:
+    for body in arrived:
         writer = chance.choice(writers)
-        writer.append([batch])
+        writer.append([body])
         if chance.random() < 0.3:
             writer.close()
         if chance.random() < 0.2:
@@ -129,7 +141,7 @@ def test_a_gap_is_in_the_table_until_it_is_filled(tmp_path: Path) -> None:
     batches = bodies(packets, 100)
     log(tmp_path, [b for i, b in enumerate(batches) if i not in (3, 4, 9)])
     compact(tmp_path)
-    assert gaps(tmp_path).rows() == [("a", 1, 3, 4, 2), ("a", 1, 9, 9, 1)]
+    assert gaps(tmp_path).rows() == [("a", 1, 3, 4, 2, None), ("a", 1, 9, 9, 1, None)]
     assert load_manifest(tmp_path, "a").counts.gaps == 0  # it may lie in another replica's open segment
     compactor = Compactor(tmp_path, gap_s=0)
     for _ in range(3):
@@ -141,7 +153,7 @@ def test_a_gap_is_in_the_table_until_it_is_filled(tmp_path: Path) -> None:
     assert latest.packets.height % 8 == 0
     log(tmp_path, [batches[9]])
     compact(tmp_path)
-    assert gaps(tmp_path).rows() == [("a", 1, 3, 4, 2)]
+    assert gaps(tmp_path).rows() == [("a", 1, 3, 4, 2, None)]
     log(tmp_path, [batches[4], batches[3]])
     compact(tmp_path)
     assert gaps(tmp_path).is_empty()
@@ -182,7 +194,7 @@ def test_a_batch_that_comes_late_has_the_clock_of_its_time(tmp_path: Path, late:
     for row in rows[1600:]:
         row["time_ns"] -= 3600 * SECOND
     batches = [
-        encode(BatchKey("a", 1, n), record_batch(rows[at : at + 100]))
+        encode(BatchKey("a", 1, n), batch(rows[at : at + 100]))
         for n, at in enumerate(range(0, len(rows), 100))
     ]
     for part in (batches[:late], batches[late + 1 :], [batches[late]]):
@@ -202,7 +214,7 @@ def test_a_clock_set_back_neither_ages_nor_disorders_anything(tmp_path: Path) ->
     for row in rows[1800:]:
         row["time_ns"] -= 3600 * SECOND
     batches = [
-        encode(BatchKey("a", 1, n), record_batch(rows[at : at + 100]))
+        encode(BatchKey("a", 1, n), batch(rows[at : at + 100]))
         for n, at in enumerate(range(0, len(rows), 100))
     ]
     for part in (batches[:15], batches[15:18], batches[18:30], batches[30:]):
@@ -241,8 +253,9 @@ def test_repeated_packets_and_acks_and_acks_of_nothing_are_counted(tmp_path: Pat
     again = [
         {**row, "time_ns": rows[-1]["time_ns"]} for row in (*rows[:2], *acks[:3], {**acks[0], "packet": 999})
     ]
-    for n, part in enumerate((rows, again)):
-        log(tmp_path, [encode(BatchKey("a", 1, n), record_batch(part))])
+    halves = (rows[: len(rows) // 2], rows[len(rows) // 2 :])  # a batch may span four minutes
+    for n, part in enumerate((*halves, again)):
+        log(tmp_path, [encode(BatchKey("a", 1, n), batch(part))])
         compact(tmp_path)
     log(tmp_path, bodies(steady(8), 100, session=2))  # settles session 1
     compact(tmp_path)
@@ -273,7 +286,7 @@ def test_a_torn_segment_is_read_to_its_tear_and_kept(tmp_path: Path) -> None:
     compactor = Compactor(tmp_path)
     report = compactor.run()
     compactor.close()
-    assert report.damaged == [segment.name]
+    assert [line.split()[1] for line in report.damaged] == [segment.name]
     assert (tmp_path / "damaged" / segment.name).exists()
     assert load_manifest(tmp_path, "a").counts.batches == 4
 
@@ -299,14 +312,14 @@ def test_one_compactor_at_a_time(tmp_path: Path) -> None:
 
 
 def test_the_stages_read_it_as_a_trace(tmp_path: Path) -> None:
-    from pipelines.windows import make_windows
+    from pipelines.windows import WindowsParams, make_windows
 
     log(tmp_path, bodies(steady(6000), 1000))
     compact(tmp_path)
     latest = latest_minutes(tmp_path, "a", 5)
     write_trace(latest, tmp_path / "trace")
     assert_frame_equal(scan_packets(tmp_path / "trace").collect(), latest.packets)
-    params = {"protocol": "short", "visibility": ["acked"], "tokens": 32, "tokens_min": 16, "tokens_max": 64}
+    params = WindowsParams(visibility=["acked"], tokens=32, tokens_min=16, tokens_max=64)
     meta = make_windows(tmp_path / "trace", tmp_path / "windows", params)
     assert meta["traces"]["a"]["windows"] == 750
 
@@ -323,7 +336,8 @@ def test_of_several_senders_the_one_stored_last_is_the_latest(tmp_path: Path) ->
         log(tmp_path, bodies(steady(packets), 40, sender=sender))
     compact(tmp_path)
     (tmp_path / "packets" / "trace=c").mkdir()  # its first packets are being written
-    stored_ago(tmp_path, "b", 61)
+    stored_ago(tmp_path, "b", 70)
+    stored_ago(tmp_path, "a", 0)
     assert latest_sender(tmp_path) == "a"
     stored_ago(tmp_path, "a", 200)
     assert latest_sender(tmp_path) == "b"
@@ -367,3 +381,245 @@ def test_a_table_with_every_corner_case(tmp_path: Path) -> None:
     log(tmp_path, bodies(packets, 7))
     compact(tmp_path)
     assert_frame_equal(latest_minutes(tmp_path, "a", 1).packets, expected(packets))
+
+
+def sent_by(root: Path, batches: list[bytes], events_before: int = 0) -> int:
+    """Open a session, and log the batches that are made for it; return its number."""
+    session = open_session(root, "a", events_before, most=10)
+    log(root, batches)
+    return session
+
+
+def missing_events(root: Path) -> int:
+    compactor = Compactor(root, gap_s=0)
+    report = compactor.run()
+    compactor.close()
+    return report.counts.missing_events
+
+
+def test_what_a_killed_forwarder_held_is_a_gap(tmp_path: Path) -> None:
+    """Its successor says how many events there had been; what no session has of them is missing, once."""
+    rows = event_rows(steady(1000))
+
+    def batches(session: int, first: int, last: int) -> list[bytes]:
+        return [encode(BatchKey("a", session, 0), batch(rows[first:last]))]
+
+    assert sent_by(tmp_path, batches(1, 0, 200)) == 1
+    assert missing_events(tmp_path) == 0
+    sent_by(tmp_path, batches(2, 250, 300), 250)  # 50 were in the first forwarder's memory
+    sent_by(tmp_path, batches(3, 300, 400), 300)  # nothing was
+    assert missing_events(tmp_path) == 50
+    open_session(tmp_path, "a", 450, most=10)  # killed before it stored anything
+    sent_by(tmp_path, batches(5, 500, 600), 500)
+    assert missing_events(tmp_path) == 100
+    assert missing_events(tmp_path) == 0
+    assert gaps(tmp_path).rows() == [("a", 2, None, None, None, 50), ("a", 5, None, None, None, 100)]
+    sent_by(tmp_path, batches(6, 0, 10))  # it connected anew: nothing came before
+    sent_by(tmp_path, batches(7, 30, 40), 30)
+    assert missing_events(tmp_path) == 20
+    assert load_manifest(tmp_path, "a").counts.missing_events == 170
+    assert latest_minutes(tmp_path, "a", 5).session == 7
+
+
+def test_what_the_session_before_still_has_in_an_open_segment_is_awaited(tmp_path: Path) -> None:
+    rows = event_rows(steady(100))
+    first = encode(BatchKey("a", open_session(tmp_path, "a", most=1), 0), batch(rows[:50]))
+    sent_by(tmp_path, [encode(BatchKey("a", 2, 0), batch(rows[50:]))], 50)
+    compact(tmp_path)  # as after a second: the first is in the segment of another replica
+    log(tmp_path, [first])
+    assert missing_events(tmp_path) == 0
+    assert gaps(tmp_path).is_empty()
+
+
+def test_a_log_of_an_older_format_is_refused_in_one_line_and_left(tmp_path: Path) -> None:
+    log(tmp_path, bodies(steady(100), 1000))
+    (segment,) = adopt_segments(tmp_path)
+    older = segment.with_name(f"0{segment.name}")
+    older.write_bytes(b"SQT1" + b"\0" * 100)
+    with pytest.raises(ValueError, match=r"1 segment\(s\) as .* are of an older format") as caught:
+        Compactor(tmp_path)
+    assert older.name in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert older.exists()
+    assert not (tmp_path / "damaged").exists()
+    older.unlink()
+    compact(tmp_path)
+    assert load_manifest(tmp_path, "a").counts.batches == 1
+
+
+def test_a_senders_oldest_minutes_go_where_it_has_too_many_bytes(tmp_path: Path) -> None:
+    packets = steady(3000, gap_ns=200 * MS)  # 10 minutes
+    for part in bodies(packets, 500):
+        log(tmp_path, [part])
+        compact(tmp_path, keep_bytes=20_000)
+    stored = sum(path.stat().st_size for path in sender_dir(tmp_path, "a").glob("minute=*/*"))
+    manifest = load_manifest(tmp_path, "a")
+    assert 0 < stored <= 20_000
+    assert 1 <= len(manifest.partitions) < 8
+    assert manifest.partitions[-1].last_packet == 2999
+    assert sum(p.rows for p in manifest.partitions) + manifest.counts.dropped_rows == 3000
+
+
+def test_a_minute_does_not_grow_while_the_clock_stands_still(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is merged whole, in the memory of the one process that compacts for all senders."""
+    monkeypatch.setattr(telemetry_round, "MAX_MINUTE_ROWS", 100)
+    sent = {"size_bytes": 1500, "flow_id": 0, "receiver_id": 0, "queue": 1}
+    for number in range(5):
+        sends = [{"kind": SEND, "time_ns": SECOND, "packet": 60 * number + row, **sent} for row in range(60)]
+        log(tmp_path, [encode(BatchKey("a", 1, number), batch(sends))])
+        compact(tmp_path)
+    later = [{"kind": SEND, "time_ns": 61 * SECOND, "packet": 1000, **sent}]
+    log(tmp_path, [encode(BatchKey("a", 1, 5), batch(later))])
+    compact(tmp_path)
+    manifest = load_manifest(tmp_path, "a")
+    assert [(p.minute, p.rows, p.last_packet) for p in manifest.partitions] == [(0, 100, 99), (1, 1, 1000)]
+    assert (manifest.counts.sends, manifest.counts.dropped_rows) == (301, 200)
+
+
+@pytest.mark.parametrize("limit", ["quota", "free"])
+def test_a_sender_that_stopped_makes_room_for_the_others(
+    tmp_path: Path, limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(telemetry_compact, "ROOM_S", 0.0)
+    for sender in "ab":  # `a` has stopped when `b` sends
+        for part in bodies(steady(3000, gap_ns=200 * MS), 500, sender=sender):  # 10 minutes
+            log(tmp_path, [part])
+            compact(tmp_path)
+    files = list((tmp_path / "packets").glob("*/minute=*/*"))
+    for file in files:
+        if "trace=a" in str(file):
+            os.utime(file, (1e9, 1e9))
+    stored = sum(file.stat().st_size for file in files)
+    if limit == "quota":
+        compact(tmp_path, keep_total_bytes=stored * 3 // 4)
+    else:
+        usage = shutil.disk_usage(tmp_path)
+        short = usage._replace(total=20 * usage.free, free=usage.free - stored // 4)
+        monkeypatch.setattr(telemetry_compact.shutil, "disk_usage", lambda path: short)
+        compact(tmp_path, free_bytes=usage.free)
+    left = [file for file in files if file.exists()]
+    assert sum(file.stat().st_size for file in left) == pytest.approx(stored * 3 / 4, rel=0.15)
+    a, b = (load_manifest(tmp_path, sender) for sender in "ab")
+    assert len(b.partitions) > len(a.partitions) >= telemetry_compact.LEAST_MINUTES
+    assert b.counts.dropped_rows == 0
+    assert sum(p.rows for p in a.partitions) + a.counts.dropped_rows == 3000
+    assert rows_in(tmp_path, "a") > 0
+    compact(tmp_path, keep_total_bytes=1)  # the newest stay, whatever the disk says
+    assert len(load_manifest(tmp_path, "b").partitions) == telemetry_compact.LEAST_MINUTES
+
+
+def test_acks_of_nothing_do_not_grow_while_the_clock_stands_still(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else they fill the memory of the one process that compacts for all senders."""
+    monkeypatch.setattr(telemetry_round, "MAX_WAITING", 100)
+    for number in range(5):
+        acks = [
+            {"kind": ACK, "time_ns": SECOND, "packet": 60 * number + row, "latency_us": 1.0}
+            for row in range(60)
+        ]
+        log(tmp_path, [encode(BatchKey("a", 1, number), batch(acks))])
+        compact(tmp_path)
+    manifest = load_manifest(tmp_path, "a")
+    (waiting,) = (pl.read_parquet(sender_dir(tmp_path, "a") / name) for name in manifest.orphans)
+    assert sorted(waiting["packet"].to_list())[-60:] == list(range(240, 300))  # the newest are among them
+    assert waiting.height == 100
+    assert manifest.counts.unmatched_acks == 200
+    assert len(list((sender_dir(tmp_path, "a") / "acks").iterdir())) == 1
+
+
+def test_times_at_the_end_of_the_clock_do_not_wrap(tmp_path: Path) -> None:
+    """A clock set to the far end, back to 0, and forward again: the session's time stands still there."""
+    rows = [
+        {"kind": 0, "packet": n, "size_bytes": 100, "time_ns": t} for n, t in enumerate((MAX_TIME_NS, 0, 9))
+    ]
+    rows.append({**rows[0], "packet": 3})
+    batches = [encode(BatchKey("a", 1, n), batch([row])) for n, row in enumerate(rows)]
+    log(tmp_path, batches[:3])
+    compact(tmp_path)
+    log(tmp_path, batches[3:])
+    compact(tmp_path)
+    manifest = load_manifest(tmp_path, "a")
+    assert manifest.sessions[1].newest_ns == MAX_TIME_NS
+    assert manifest.counts.sends == 4
+    assert {p.minute for p in manifest.partitions} == {MAX_TIME_NS // (60 * SECOND)}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[:-10],
+        lambda text: text.replace('"format": 1', '"format": 2'),
+        lambda text: text.replace('"sender": "a"', '"sender": "b"'),
+        lambda text: text.replace('"packets": ["minute=', '"packets": ["../../minute='),
+        lambda text: text.replace('"ranges": [[0, ', '"ranges": [[5, '),
+        lambda text: text.replace('"rows": ', '"rows": -'),
+        lambda text: text.replace('"sessions": {"1"', '"sessions": {"2"'),
+        lambda text: text.replace('"newest_ns": ', '"newest_ns": 99999999999999999999'),
+        lambda text: "[" * 100_000,
+    ],
+)
+def test_a_damaged_manifest_is_named_in_one_line(tmp_path: Path, damage: Callable[[str], str]) -> None:
+    log(tmp_path, bodies(steady(100), 1000))
+    compact(tmp_path)
+    path = sender_dir(tmp_path, "a") / FILE
+    good = path.read_text()
+    path.write_text(damage(good))
+    assert path.read_text() != good
+    with pytest.raises(ValueError, match="not a telemetry manifest") as caught:
+        load_manifest(tmp_path, "a")
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_damaged_manifest_costs_its_own_sender_alone(tmp_path: Path) -> None:
+    packets = steady(200)
+    batches = {name: bodies(packets, 100, sender=name) for name in "ab"}
+    log(tmp_path, [batches["a"][0], batches["b"][0]])
+    compact(tmp_path)
+    (sender_dir(tmp_path, "a") / FILE).write_bytes(b"")
+    log(tmp_path, [*batches["a"][1:], *batches["b"][1:]])
+    compactor = Compactor(tmp_path)
+    (line,) = compactor.run().damaged
+    assert "trace=a" in line
+    assert "begins anew" in line
+    assert load_manifest(tmp_path, "b").counts.batches == len(batches["b"])
+    assert load_manifest(tmp_path, "a").counts.batches == len(batches["a"]) - 1
+    assert list((tmp_path / "damaged" / "trace=a").glob("minute=*/*.parquet"))  # nothing is lost
+    assert compactor.run().damaged == []
+
+
+def test_of_senders_one_with_a_damaged_manifest_is_not_the_latest(tmp_path: Path) -> None:
+    log(tmp_path, [*bodies(steady(100), 100, sender="a"), *bodies(steady(50), 100, sender="b")])
+    compact(tmp_path)
+    (sender_dir(tmp_path, "a") / FILE).write_bytes(b"")
+    assert latest_sender(tmp_path) == "b"
+
+
+def test_events_of_another_layout_are_refused_in_one_line_and_never_filed_as_damaged(tmp_path: Path) -> None:
+    (body, *_) = bodies(steady(100), 1000)
+    at = HEADER.fields["format"][1]  # type: ignore[index]
+    older = sealed(body[:at] + bytes([7]) + body[at + 1 :])
+    compactor = Compactor(tmp_path)
+    log(tmp_path, [older])
+    with pytest.raises(ValueError, match=r"1 segment\(s\) as .* are of an older format"):
+        compactor.run()  # of a replica of another version, while this one compacts
+    compactor.close()
+    with pytest.raises(ValueError, match=r"1 segment\(s\) as .* are of an older format"):
+        Compactor(tmp_path)
+    assert not (tmp_path / "damaged").exists()
+    assert len(adopt_segments(tmp_path)) == 1
+
+
+def test_sessions_are_kept_as_long_as_the_compaction_may_ask(tmp_path: Path) -> None:
+    for number in range(1, 40):
+        assert open_session(tmp_path, "a", number, most=1) == number
+    (sessions_dir(tmp_path) / "a" / "notes.txt").touch()  # somebody's
+    assert current_session(tmp_path, "a") == 39
+    assert read_opening(tmp_path, "a", 30) == Opening(30, 1)
+    assert len(list((sessions_dir(tmp_path) / "a").iterdir())) == KEPT + 1
+    assert read_opening(tmp_path, "a", 1) == Opening()
+    assert open_session(tmp_path, "a", most=1) == 40
+    assert read_opening(tmp_path, "a", 40) == Opening(0, 40)

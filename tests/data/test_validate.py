@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import shutil
@@ -15,25 +16,26 @@ import numpy as np
 import polars as pl
 import pytest
 import yaml
-from bottleneck_tables import bottleneck_table, write_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from toy_world import bottleneck_table, write_table
 
-from feature_store.distribution_shift import population_stability, slice_shifts
-from feature_store.expectations import Failure
-from feature_store.extract import Job, extract_trace
+from feature_store.packets.extract import Job, extract_trace
+from feature_store.quality.distribution_shift import population_stability, slice_shifts
+from feature_store.quality.expectations import Failure, Validation
 from pipelines import windows
+from pipelines.split import SplitParams, split
 from pipelines.stage import StageError
-from pipelines.validate import validate
+from pipelines.validate import ValidateParams, validate
 
 WINDOWS: dict[str, Any] = {
-    "protocol": "small",
     "visibility": ["acked"],
     "tokens": 32,
     "tokens_min": 32,
     "tokens_max": 128,
 }
 LIMITS: dict[str, Any] = {"max_unknown_latency": 0.1, "max_latency_s": 10, "max_shift_psi": 4.0}
+CHECKED = ValidateParams(**LIMITS)
 Damage = Callable[[pl.DataFrame], pl.DataFrame]
 
 
@@ -43,8 +45,15 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("sound")
     for name, seed in (("a", 1), ("b", 2)):
         write_table(folder / "packets", bottleneck_table(name, 45, packets_per_s=200, seed=seed))
-    windows.make_windows(folder / "packets", folder / "windows", WINDOWS)
+    windows.make_windows(folder / "packets", folder / "windows", windows.WindowsParams(**WINDOWS))
+    divide(folder / "windows", "small")
     return folder / "packets", folder / "windows"
+
+
+def divide(windows_dir: Path, protocol: str) -> Path:
+    path = windows_dir.with_name("split.json")
+    path.write_text(json.dumps(split(SplitParams(protocol=protocol), windows_dir)))
+    return path
 
 
 @settings(max_examples=30)
@@ -86,7 +95,7 @@ def test_a_failure_is_one_line() -> None:
 
 @pytest.mark.slow
 def test_sound_tables_meet_all_expectations(sound: tuple[Path, Path]) -> None:
-    validation = validate(*sound, LIMITS)
+    validation = validate(*sound, sound[1].with_name("split.json"), CHECKED)
     assert validation.failures == []
     assert sorted(validation.report) == [
         "distribution-shift",
@@ -98,6 +107,10 @@ def test_sound_tables_meet_all_expectations(sound: tuple[Path, Path]) -> None:
     ]
 
 
+def checked(folder: Path) -> Validation:
+    return validate(folder / "packets", folder / "windows", folder / "split.json", CHECKED)
+
+
 def alone(sound: tuple[Path, Path], folder: Path, damage: Damage = lambda table: table) -> None:
     """Put packets and windows of trace `a` only under `folder`, its packet table damaged."""
     packets_dir, windows_dir = sound
@@ -107,6 +120,7 @@ def alone(sound: tuple[Path, Path], folder: Path, damage: Damage = lambda table:
     meta = json.loads((windows_dir / "meta.json").read_text())
     del meta["traces"]["b"]
     (folder / "windows" / "meta.json").write_text(json.dumps(meta))
+    divide(folder / "windows", "small")
 
 
 def at(packets: list[int], **columns: pl.Expr) -> Damage:
@@ -116,105 +130,103 @@ def at(packets: list[int], **columns: pl.Expr) -> Damage:
     ).cast({name: table.schema[name] for name in columns})
 
 
-PACKET_DAMAGE: list[tuple[str, Damage, str]] = [
-    (
-        "ack",
-        at([5, 9], acked_ns=pl.col("sent_ns") - 1),
-        "between of ack_after_send_ns failed in 2 rows: trace a packet 5 .*trace a packet 9",
-    ),
-    (
-        "time",
-        at([100], sent_ns=pl.col("sent_ns") - 10**9),
-        "increasing of sent_ns failed in 1 rows: trace a packet 100",
-    ),
-    (
-        "queue",
-        at([7], queue=pl.lit("l4s"), ecn=pl.lit(0)),
-        "to_be_equal of queue and queue_by_ecn failed in 1 rows",
-    ),
-    ("ecn", at([8], ecn=pl.lit(4)), "to_be_in_set of ecn failed in 1 rows: trace a packet 8"),
-    ("size", at([3], size_bytes=pl.lit(0)), "to_be_between of size_bytes failed in 1 rows: trace a packet 3"),
-    (
-        "slow",
-        at(
-            [4], latency_us=pl.lit(11e6), acked_ns=pl.col("sent_ns") + 11 * 10**9, retransmitted=pl.lit(False)
+HARMS: dict[str, list[tuple[Damage, str]]] = {  # what is done to the packet table, and what is said of it
+    "values": [
+        (
+            at([5, 9], acked_ns=pl.col("sent_ns") - 1),
+            "between of ack_after_send_ns failed in 2 rows: trace a packet 5 .*trace a packet 9",
         ),
-        "to_be_between of latency_us failed in 1 rows: trace a packet 4",
-    ),
-    (
-        "nan",
-        at([4], latency_us=pl.lit(np.nan), acked_ns=pl.col("sent_ns"), retransmitted=pl.lit(False)),
-        "to_be_between of latency_us failed in 1 rows: trace a packet 4",
-    ),
-    (
-        "unknown",
-        lambda t: t.with_columns(latency_us=pl.when(pl.col("packet") % 4 > 0).then("latency_us")),
-        r"non_null_values_to_be_between of latency_us failed: observed 0\.7\d+, asked min_value 0.9",
-    ),
-    (
-        "karn",
-        at([6], retransmitted=pl.lit(True), latency_us=pl.lit(1e4), acked_ns=pl.col("sent_ns") + 10**7),
-        "to_be_null of latency_retransmitted_us failed in 1 rows: trace a packet 6",
-    ),
-    (
-        "twice",
-        lambda t: pl.concat([t[:11], t[10:]]),
-        "increasing of packet failed in 1 rows: trace a packet 10",
-    ),
-    ("hole", at([2], flow_id=pl.lit(None)), "not_be_null of flow_id failed in 1 rows: trace a packet 2"),
-    ("short", lambda t: t[:7], r"row_count_to_be_between failed: observed 7, asked min_value 8"),
-    (
-        "type",
-        lambda t: t.with_columns(pl.col("size_bytes").cast(pl.Int64)),
-        r"schema: .* rows: trace a column size_bytes \(found = Int64, expected = Int32",
-    ),
-    ("missing", lambda t: t.drop("lost"), r"column lost \(found = missing"),
-]
+        (
+            at([7], queue=pl.lit("l4s"), ecn=pl.lit(0)),
+            "to_be_equal of queue and queue_by_ecn failed in . rows: .*trace a packet 7",
+        ),
+        (at([8], ecn=pl.lit(4)), "to_be_in_set of ecn failed in 1 rows: trace a packet 8"),
+        (at([3], size_bytes=pl.lit(0)), "to_be_between of size_bytes failed in 1 rows: trace a packet 3"),
+        (
+            at(
+                [4],
+                latency_us=pl.lit(11e6),
+                acked_ns=pl.col("sent_ns") + 11 * 10**9,
+                retransmitted=pl.lit(False),
+            ),
+            "to_be_between of latency_us failed in 1 rows: trace a packet 4",
+        ),
+        (
+            at([6], retransmitted=pl.lit(True), latency_us=pl.lit(1e4), acked_ns=pl.col("sent_ns") + 10**7),
+            "to_be_null of latency_retransmitted_us failed in 1 rows: trace a packet 6",
+        ),
+        (at([2], flow_id=pl.lit(None)), "not_be_null of flow_id failed in 1 rows: trace a packet 2"),
+    ],
+    "order": [
+        (
+            at([100], sent_ns=pl.col("sent_ns") - 10**9),
+            "increasing of sent_ns failed in . rows: .*trace a packet 100",
+        ),
+        (
+            at([5], latency_us=pl.lit(np.nan), acked_ns=pl.col("sent_ns"), retransmitted=pl.lit(False)),
+            "to_be_between of latency_us failed in 1 rows: trace a packet 5",
+        ),
+        (
+            lambda t: t.with_columns(latency_us=pl.when(pl.col("packet") % 4 > 0).then("latency_us")),
+            r"non_null_values_to_be_between of latency_us failed: observed 0\.7\d+, asked min_value 0.9",
+        ),
+    ],
+    "twice": [
+        (
+            lambda t: pl.concat([t[:11], t[10:]]),
+            "increasing of packet failed in 1 rows: trace a packet 10",
+        )
+    ],
+    "short": [(lambda t: t[:7], r"row_count_to_be_between failed: observed 7, asked min_value 8")],
+    "schema": [
+        (
+            lambda t: t.with_columns(pl.col("size_bytes").cast(pl.Int64)),
+            r"schema: .* rows: trace a column size_bytes \(found = Int64, expected = Int32",
+        ),
+        (lambda t: t.drop("lost"), r"column lost \(found = missing"),
+    ],
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("damage", "message"), [d[1:] for d in PACKET_DAMAGE], ids=[d[0] for d in PACKET_DAMAGE]
-)
+@pytest.mark.parametrize("harms", HARMS.values(), ids=HARMS)
 def test_damage_to_the_packet_table_is_named(
-    sound: tuple[Path, Path], tmp_path: Path, damage: Damage, message: str
+    sound: tuple[Path, Path], tmp_path: Path, harms: list[tuple[Damage, str]]
 ) -> None:
-    alone(sound, tmp_path, damage)
-    failures = [str(f) for f in validate(tmp_path / "packets", tmp_path / "windows", LIMITS).failures]
-    assert failures
-    assert any(re.search(message, f) for f in failures), failures
+    alone(sound, tmp_path, lambda table: functools.reduce(lambda t, harm: harm[0](t), harms, table))
+    failures = [str(f) for f in checked(tmp_path).failures]
+    for _, message in harms:
+        assert any(re.search(message, f) for f in failures), (message, failures)
     assert all("\n" not in f for f in failures)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (at([16], in_flight=pl.lit(np.nan)), "not_be_null of in_flight failed in 1 rows: trace a packet 16"),
-        (at([16], gap_us=pl.lit(np.inf)), "to_be_between of gap_us failed in 1 rows: trace a packet 16"),
-        (at([17], queue_l4s=pl.lit(0.5)), "to_be_in_set of queue_l4s failed in 1 rows: trace a packet 17"),
-        (
-            lambda f: f.with_columns(
-                gap_us=pl.when(pl.col("packet") > 6500).then(pl.col("gap_us") * 1e6 + 1e6).otherwise("gap_us")
-            ),
-            "distribution-shift: .* of psi failed in 1 rows: trace a feature gap_us worst_round 1",
-        ),
-    ],
-    ids=["nan", "infinite", "flag", "shift"],
-)
-def test_damage_to_the_features_is_named(
-    sound: tuple[Path, Path], tmp_path: Path, damage: Damage, message: str
-) -> None:
+def test_damage_to_the_features_is_named(sound: tuple[Path, Path], tmp_path: Path) -> None:
     alone(sound, tmp_path)
     path = tmp_path / "windows" / "a" / "features.parquet"
-    damage(pl.read_parquet(path)).write_parquet(path)
-    (failure,) = validate(tmp_path / "packets", tmp_path / "windows", LIMITS).failures
-    assert re.search(message, str(failure)), str(failure)
+    features = pl.read_parquet(path)
+    for column, packet, value in (("in_flight", 16, np.nan), ("gap_us", 16, np.inf), ("queue_l4s", 17, 0.5)):
+        features = at([packet], **{column: pl.lit(value)})(features)
+    late = pl.when(pl.col("packet") > 6500)
+    features.with_columns(
+        ack_silence_us=late.then(pl.col("ack_silence_us") * 1e6 + 1e6).otherwise("ack_silence_us")
+    ).write_parquet(path)
+    failures = [str(f) for f in checked(tmp_path).failures]
+    messages = (
+        "not_be_null of in_flight failed in 1 rows: trace a packet 16",
+        "to_be_between of gap_us failed in 1 rows: trace a packet 16",
+        "to_be_in_set of queue_l4s failed in 1 rows: trace a packet 17",
+        "distribution-shift: .* of psi failed in 1 rows: trace a feature ack_silence_us worst_round 1",
+    )
+    assert len(failures) == len(messages), failures
+    for message in messages:
+        assert any(re.search(message, f) for f in failures), (message, failures)
 
 
 def run_stage(cwd: Path, packets_dir: Path, windows_dir: Path, limits: dict[str, Any], project: Path) -> Any:
     (cwd / "params.yaml").write_text(yaml.safe_dump({"validate": limits}))
     paths = ["--packets", str(packets_dir), "--windows", str(windows_dir), "--output", "validation"]
+    paths += ["--split", str(windows_dir.with_name("split.json"))]
     command = [sys.executable, "-m", "pipelines.validate", "--params", "params.yaml", *paths]
     return subprocess.run(
         command, cwd=cwd, capture_output=True, text=True, check=False, env={"PYTHONPATH": str(project)}
@@ -225,20 +237,22 @@ def run_stage(cwd: Path, packets_dir: Path, windows_dir: Path, limits: dict[str,
 def test_the_stage_stops_the_pipeline_and_writes_the_docs(
     sound: tuple[Path, Path], tmp_path: Path, project: Path
 ) -> None:
-    done = run_stage(tmp_path, *sound, LIMITS, project)
+    alone(sound, tmp_path)
+    folders = (tmp_path / "packets", tmp_path / "windows")
+    done = run_stage(tmp_path, *folders, LIMITS, project)
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "validation" / "report.json").read_text())
     assert report["success"] is True
     assert (tmp_path / "validation" / "docs" / "index.html").is_file()
-    assert len(list((tmp_path / "validation" / "docs" / "validations").rglob("*.html"))) == 6
+    assert len(list((tmp_path / "validation" / "docs" / "validations").rglob("*.html"))) == 4
     assert not (tmp_path / "var").exists()
 
-    done = run_stage(tmp_path, *sound, {**LIMITS, "max_latency_s": 0.03}, project)
+    done = run_stage(tmp_path, *folders, {**LIMITS, "max_latency_s": 0.03}, project)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert "see var/validation/docs/index.html" in done.stderr
     assert "packets-a: expect_column_values_to_be_between of latency_us failed in" in done.stderr
-    assert "trace b packet" in done.stderr
+    assert "trace a packet" in done.stderr
     failed = json.loads((tmp_path / "var" / "validation" / "report.json").read_text())
     assert failed["success"] is False
     assert (tmp_path / "var" / "validation" / "docs" / "index.html").is_file()
@@ -250,9 +264,9 @@ def test_windows_of_other_traces_are_refused(sound: tuple[Path, Path], tmp_path:
     packets_dir, windows_dir = sound
     write_table(tmp_path / "packets", bottleneck_table("c", 1))
     with pytest.raises(StageError, match="packet tables are of c, windows of a, b; run the stage `windows`"):
-        validate(tmp_path / "packets", windows_dir, LIMITS)
-    with pytest.raises(StageError, match=r"meta\.json is missing; run the stage `windows` first"):
-        validate(packets_dir, tmp_path / "none", LIMITS)
+        validate(tmp_path / "packets", windows_dir, windows_dir.with_name("split.json"), CHECKED)
+    with pytest.raises(FileNotFoundError, match=r"meta\.json: no such file; run the stage `windows` first"):
+        validate(packets_dir, tmp_path / "none", windows_dir.with_name("split.json"), CHECKED)
 
 
 @pytest.mark.slow
@@ -261,7 +275,8 @@ def test_windows_of_another_definition_are_refused(sound: tuple[Path, Path], tmp
     shutil.copytree(windows_dir, tmp_path / "windows")
     meta = json.loads((windows_dir / "meta.json").read_text())
     (tmp_path / "windows" / "meta.json").write_text(json.dumps({**meta, "schema_hash": "0" * 64}))
-    (failure,) = validate(packets_dir, tmp_path / "windows", LIMITS).failures
+    again = divide(tmp_path / "windows", "small")
+    (failure,) = validate(packets_dir, tmp_path / "windows", again, CHECKED).failures
     assert "trace windows column schema_hash (found = 0000" in str(failure)
 
 
@@ -272,7 +287,9 @@ def test_real_captures_meet_the_default_limits(captures: Path, project: Path, tm
     for name in names:
         extract_trace(Job(captures / name, Path(name).name.split(".")[0]), packets_dir)
     params = yaml.safe_load((project / "params.yaml").read_text())
-    windows.make_windows(packets_dir, tmp_path / "windows", {**params["windows"], "protocol": "short"})
-    validation = validate(packets_dir, tmp_path / "windows", params["validate"])
+    windows.make_windows(packets_dir, tmp_path / "windows", windows.WindowsParams(**params["windows"]))
+    divided = divide(tmp_path / "windows", "short")
+    limits = ValidateParams(**params["validate"])
+    validation = validate(packets_dir, tmp_path / "windows", divided, limits)
     assert [str(f) for f in validation.failures] == []
     assert len(validation.report) == 6

@@ -8,9 +8,9 @@ import polars as pl
 import pytest
 from window_oracle import Oracle
 
-from feature_store.extract import Job, extract_trace
-from feature_store.schema import scan_packets
-from feature_store.windows import FEATURES, VISIBILITIES, build_windows
+from feature_store.events.windows import FEATURES, VISIBILITIES, build_windows
+from feature_store.packets.extract import Job, extract_trace
+from feature_store.packets.schema import scan_packets
 
 PACKETS = 400
 

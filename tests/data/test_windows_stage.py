@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,14 +13,15 @@ import numpy as np
 import polars as pl
 import pytest
 import yaml
-from bottleneck_tables import bottleneck_table, write_table
+from toy_world import bottleneck_table, write_table
 
-from feature_store.windows import FEATURES, HORIZON, build_windows, schema_hash
+from feature_store.events.windows import FEATURES, HORIZON, build_windows, schema_hash
+from models.training.windows import load_windows
+from pipelines import split as split_stage
 from pipelines import windows as stage
 from pipelines.stage import StageError
 
 PARAMS: dict[str, Any] = {
-    "protocol": "short",
     "visibility": ["acked", "previous"],
     "tokens": "auto",
     "tokens_min": 32,
@@ -35,23 +37,21 @@ def packets_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run_main(packets_dir: Path, output: Path, params: dict[str, Any], monkeypatch: Any) -> None:
+def run_main(packets_dir: Path, output: Path, params: dict[str, Any]) -> None:
     path = output.parent / "params.yaml"
     path.write_text(yaml.safe_dump({"windows": params}))
-    arguments = ["windows", "--params", str(path), "--packets", str(packets_dir), "--output", str(output)]
-    monkeypatch.setattr(sys, "argv", arguments)
-    stage.main()
+    stage.main(path, packets_dir, output)
 
 
 def test_stage_writes_windows_targets_features_and_split(
-    packets_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    packets_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run_main(packets_dir, tmp_path / "out", PARAMS, monkeypatch)
+    run_main(packets_dir, tmp_path / "out", PARAMS)
     assert "a: 12" in capsys.readouterr().out
     meta = json.loads((tmp_path / "out" / "meta.json").read_text())
     assert meta["schema_hash"] == schema_hash()
     assert meta["features"] == [{"name": f.name, "unit": f.unit} for f in FEATURES]
-    assert meta["protocol"] == {"name": "short", "pretrain_s": 2.5, "finetune_s": 0.5, "test_s": 1}
+    divided = split_stage.split(split_stage.SplitParams(protocol="short"), tmp_path / "out")
     assert sorted(meta["traces"]) == ["a", "b"]
     for name, described in meta["traces"].items():
         folder = tmp_path / "out" / name
@@ -67,16 +67,17 @@ def test_stage_writes_windows_targets_features_and_split(
         np.testing.assert_array_equal(decision_ns_B, expected.decision_ns_B)
         np.testing.assert_array_equal(np.load(folder / "first_packet.npy"), expected.first_packet_B)
         seconds_B = (decision_ns_B - decision_ns_B[0]) / 1e9
-        assert [r["test"][0] for r in described["rounds"]] == [
-            np.searchsorted(seconds_B, 2.5 + k) for k in range(len(described["rounds"]))
+        lengths = {"name": "short", "pretrain_s": 2.5, "finetune_s": 0.5, "test_s": 1}
+        assert divided["traces"][name]["protocol"] == lengths
+        rounds = divided["traces"][name]["rounds"]
+        assert [r["test"][0] for r in rounds] == [
+            np.searchsorted(seconds_B, 2.5 + k) for k in range(len(rounds))
         ]
-        assert len(described["rounds"]) >= 7
+        assert len(rounds) >= 7
 
 
-def test_features_are_the_candidates_of_the_windows(
-    packets_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run_main(packets_dir, tmp_path / "out", PARAMS, monkeypatch)
+def test_features_are_the_candidates_of_the_windows(packets_dir: Path, tmp_path: Path) -> None:
+    run_main(packets_dir, tmp_path / "out", PARAMS)
     features = pl.read_parquet(tmp_path / "out" / "a" / "features.parquet")
     x_BHF = np.load(tmp_path / "out" / "a" / "x_acked.npy")[:, -HORIZON:]
     assert features["packet"].to_list() == list(range(features.height))
@@ -92,38 +93,65 @@ def test_features_are_the_candidates_of_the_windows(
 
 
 def test_the_window_follows_the_widest_trace_or_the_parameter(packets_dir: Path, tmp_path: Path) -> None:
-    meta = stage.make_windows(packets_dir, tmp_path / "auto", PARAMS)
+    meta = stage.make_windows(packets_dir, tmp_path / "auto", stage.WindowsParams(**PARAMS))
     widest = max(t["bdp_packets"] for t in meta["traces"].values())
     assert 1.5 * widest + HORIZON <= meta["tokens"] < 1.5 * widest + HORIZON + 8
-    fixed = stage.make_windows(packets_dir, tmp_path / "fixed", {**PARAMS, "tokens": 40})
+    fixed = stage.make_windows(
+        packets_dir, tmp_path / "fixed", stage.WindowsParams(**PARAMS | {"tokens": 40})
+    )
     assert fixed["tokens"] == 40
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"protocol": "long"}, "protocol 'long' is unknown; take one of short, small, paper"),
-        (
-            {"protocol": "small"},
-            "trace a lasts .* s, and protocol 'small' needs at least 35 s; protocol 'short'",
-        ),
-        ({"visibility": ["previous"]}, "visibility = .*must be"),
-        ({"visibility": "acked"}, "visibility = .*must be"),
-        ({"tokens": 50}, "50 tokens: must be a multiple of 8"),
-        ({"tokens": "many"}, "tokens = 'many': must be"),
-        ({"tokens_min": 256}, "tokens_min = 256, tokens_max = 128"),
+        ({"visibility": ["previous"]}, r"windows\.visibility is \['previous'\]; it must be \[acked\] or"),
+        ({"visibility": "acked"}, r"windows\.visibility is 'acked'; it must be a list"),
+        ({"tokens": 50}, r"windows\.tokens is 50; it must be `auto` or .* a multiple of 8"),
+        ({"tokens": "many"}, r"windows\.tokens is 'many'; it must be `auto` or"),
+        ({"tokens_min": 256}, r"tokens_min is 256; .*tokens_max, which is 128"),
     ],
 )
-def test_bad_parameters_are_named(
-    packets_dir: Path, tmp_path: Path, change: dict[str, Any], message: str
+def test_bad_parameters_are_named(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        stage.WindowsParams(**PARAMS | change)
+
+
+def test_a_division_that_cannot_be_is_named(packets_dir: Path, tmp_path: Path) -> None:
+    stage.make_windows(packets_dir, tmp_path / "out", stage.WindowsParams(**PARAMS))
+    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("*")}
+    with pytest.raises(ValueError, match=r"split\.protocol is 'long'; it must be one of short, small, paper"):
+        split_stage.SplitParams(protocol="long")
+    with pytest.raises(
+        ValueError, match=r"trace a lasts .* s, and protocol 'small' needs .*; protocol 'short'"
+    ):
+        split_stage.split(split_stage.SplitParams(protocol="small"), tmp_path / "out")
+    with pytest.raises(StageError, match="run the stage `windows` first"):
+        split_stage.split(split_stage.SplitParams(protocol="small"), tmp_path / "none")
+    assert before == {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("*")}
+
+
+def test_a_trace_may_have_a_protocol_of_its_own(
+    packets_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises((StageError, ValueError), match=message):
-        stage.make_windows(packets_dir, tmp_path / "out", {**PARAMS, **change})
+    write_table(tmp_path / "packets", bottleneck_table("long", 40, packets_per_s=200, seed=3))
+    shutil.copytree(packets_dir, tmp_path / "packets", dirs_exist_ok=True)
+    stage.make_windows(tmp_path / "packets", tmp_path / "windows", stage.WindowsParams(**PARAMS))
+    entry: dict[str, Any] = {"file": "x.pcap", "sender": None, "latency": "acks"}
+    traces = {"long": entry, "a": entry | {"protocol": "short"}, "b": entry | {"protocol": "short"}}
+    params = {"split": {"protocol": "small"}, "extract": {"traces": traces}}
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
+    split_stage.main(tmp_path / "params.yaml", tmp_path / "windows", tmp_path / "split.json")
+    assert "rounds of short" in (said := capsys.readouterr().out)
+    assert "s, 1 rounds of small" in said
+    windows = load_windows(tmp_path / "windows", tmp_path / "split.json")
+    assert windows.protocol == {"name": "short+small"}
+    assert windows.traces["a"].slices.protocol.name == "short"
 
 
 def test_no_packet_tables(tmp_path: Path) -> None:
     with pytest.raises(StageError, match="run the stage `extract` first"):
-        stage.make_windows(tmp_path / "none", tmp_path / "out", PARAMS)
+        stage.make_windows(tmp_path / "none", tmp_path / "out", stage.WindowsParams(**PARAMS))
 
 
 def test_a_trace_without_acks_is_named(tmp_path: Path) -> None:
@@ -132,7 +160,7 @@ def test_a_trace_without_acks_is_named(tmp_path: Path) -> None:
     )
     write_table(tmp_path / "packets", table)
     with pytest.raises(ValueError, match="trace mute: no packet has a known latency"):
-        stage.make_windows(tmp_path / "packets", tmp_path / "out", PARAMS)
+        stage.make_windows(tmp_path / "packets", tmp_path / "out", stage.WindowsParams(**PARAMS))
 
 
 def test_a_full_disk_leaves_the_last_windows_alone(packets_dir: Path, project: Path, tmp_path: Path) -> None:
@@ -144,7 +172,7 @@ def test_a_full_disk_leaves_the_last_windows_alone(packets_dir: Path, project: P
     # A limit on the size of files fails a write just as a full disk does.
     limited = (
         "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20)); "
-        "sys.argv[0] = 'windows'; runpy.run_module('pipelines.windows', run_name='__main__')"
+        "sys.argv[0] = 'windows'; runpy.run_module('pipelines.windows', run_name='__main__', alter_sys=True)"
     )
     paths = ["--params", str(params), "--packets", str(packets_dir), "--output", str(output)]
     done = subprocess.run(

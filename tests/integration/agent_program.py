@@ -17,18 +17,21 @@ from typing import Any
 
 import numpy as np
 import psutil
+from mutants import ALL
+from waiting import LIMIT_S, wait_until
 
-from feature_store.windows import SenderWindow
-from serving import agent_process, frames
-from serving.client import Decision
-from serving.controller import CLASSIC, ControllerParams, QueueController
+from feature_store.events.windows import SenderWindow
+from serving.agent import frames
+from serving.agent import process as agent_process
+from serving.agent.controller import CLASSIC, ControllerParams, QueueController
+from serving.agent.reference_client import Decision
 from serving.engine import Engine
 
 FLOWS = np.arange(8) % 3  # flow 0 is not L4S-capable
 DEFAULTS = (FLOWS > 0).astype(np.uint8)
 LATENCY_NS = 20_000_000
 # Faults at their full length: a server away for a minute, memory over 10 million packets (docs/AGENT.md).
-FULL = bool(os.environ.get("SWIFTQUEUE_TEST_FULL"))
+FULL = ALL
 GONE_S = 60.0 if FULL else 5.0  # how long a server stays away
 
 
@@ -45,6 +48,7 @@ class AgentProgram:
             env=environment,
         )
         self.complaints: list[str] = []
+        self.warnings: list[str] = []  # that it runs as root
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         assert self.process.stdout is not None
@@ -55,10 +59,10 @@ class AgentProgram:
     def _read(self) -> None:
         assert self.process.stderr is not None
         for line in self.process.stderr:
-            self.complaints.append(line.rstrip())
+            (self.warnings if "runs as root" in line else self.complaints).append(line.rstrip())
 
-    def complained(self, text: str, within_s: float = 10) -> None:
-        wait_until(lambda: any(text in line for line in self.complaints), within_s, f"no line about {text!r}")
+    def complained(self, text: str) -> None:
+        wait_until(lambda: any(text in line for line in self.complaints), f"no line about {text!r}")
 
     def metrics(self) -> dict[str, float]:
         url = f"http://127.0.0.1:{self.ready['metrics_port']}/metrics"
@@ -74,7 +78,7 @@ class AgentProgram:
             self.process.send_signal(how)
         assert self.process.stdout is not None
         lines = self.process.stdout.readlines()
-        assert self.process.wait(10) == 0, self.complaints
+        assert self.process.wait(LIMIT_S) == 0, self.complaints
         summary = json.loads(lines[-1])
         assert summary["batches"] == sum(summary[outcome] for outcome in frames.OUTCOMES)
         return dict(summary)
@@ -107,18 +111,20 @@ def memory_over(packets: int, options: list[object], *others: psutil.Process) ->
             assert said["batches"] == sum(said[outcome] for outcome in frames.OUTCOMES)
             if said["event"] == "progress" and said["batches"] > packets // 8 // 10:
                 held.append([process.memory_info().rss for process in processes])
-        assert agent.process.wait(10) == 0
+        assert agent.process.wait(LIMIT_S) == 0
     assert said["batches"] == packets // 8
     assert said["decided"] > 0.99 * said["batches"]
     assert len(held) > 10
     return [list(each) for each in zip(*held, strict=True)]
 
 
-def wait_until(condition: Any, within_s: float, otherwise: str) -> None:
-    end = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < end, otherwise
-        time.sleep(0.02)
+def split_frames(data: bytes) -> list[np.void]:
+    """The whole frames; a last one that is incomplete is left out."""
+    out, at = [], 0
+    while len(data) - at >= 16 and len(data) - at >= (size := int.from_bytes(data[at : at + 2], "little")):
+        out.append(np.frombuffer(data, frames.TYPES[data[at + 2]], 1, at)[0])
+        at += size
+    return out
 
 
 class LiveSender:
@@ -217,15 +223,15 @@ class LiveSender:
         acked["acked_ns"], acked["latency_us"] = self.now_ns, LATENCY_NS / 1e3
         self.send(sent, acked[acked["packet"] >= 0])
 
-    def until(self, outcome: str, within_s: float) -> Any:
-        """Send batches until one ends so."""
-        end = time.monotonic() + within_s
-        while time.monotonic() < end:
+    def until_decided(self, version: int | None = None) -> Any:
+        """Send batches until one is decided, by this version."""
+
+        def decided() -> Any:
             decision = self.batch()
-            if self.outcomes[-1] == outcome:
-                return decision
-            time.sleep(0.01)
-        raise AssertionError(f"no batch was {outcome!r} within {within_s} s: {self.outcomes[-20:]}")
+            well = self.outcomes[-1] == "decided" and version in (None, decision["version"])
+            return decision if well else None
+
+        return wait_until(decided, lambda: f"version {version} decides nothing: {self.outcomes[-20:]}")
 
 
 class Sleeper:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from registered import add_version
 
-from infra.processes import free_ports
+from infra.local.processes import free_ports
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -19,11 +19,10 @@ PROJECT = Path(__file__).resolve().parents[2]
 def serving_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A state folder and free ports of its own, by environment, and no tracking URI of the user's."""
     state = tmp_path_factory.mktemp("state")
-    grpc, http, metrics, mlflow = free_ports(4)
+    grpc, metrics, mlflow = free_ports(3)
     settings = {
         "SWIFTQUEUE_STATE": str(state),
         "SWIFTQUEUE_TRITON_GRPC": str(grpc),
-        "SWIFTQUEUE_TRITON_HTTP": str(http),
         "SWIFTQUEUE_TRITON_METRICS": str(metrics),
         "SWIFTQUEUE_MLFLOW_PORT": str(mlflow),
         "MLFLOW_TRACKING_URI": "",
@@ -42,7 +41,8 @@ def serving_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def triton(serving_state: Path) -> Iterator[Path]:
     """A running Triton; it may serve any version, or none."""
-    from infra.stack import start_stack, stop_stack
+    from infra.local.loop import stop_stack
+    from infra.local.servers import start_stack
 
     here = Path.cwd()
     os.chdir(PROJECT)
@@ -53,9 +53,16 @@ def triton(serving_state: Path) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
+def registry(triton: Path):  # type: ignore[no-untyped-def]
+    from models.registry.registry import Registry
+
+    return Registry("swiftqueue")
+
+
+@pytest.fixture(scope="module")
 def champion(triton: Path, make_artifact: Callable[..., Path]) -> int:
     """A served champion, registered."""
-    from serving.deploy import deploy_version
+    from serving.deploy.deployment import deploy_version
 
     version = add_version(make_artifact(1, onnx=True))
     deploy_version(version)

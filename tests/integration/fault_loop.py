@@ -10,34 +10,32 @@ import os
 import struct
 import subprocess
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
-import pyarrow as pa
+from event_rows import batch
 from registered import add_version
+from waiting import wait_until
 
-from feature_store.telemetry_events import ACK, EVENT_SCHEMA, SEND
-from feature_store.telemetry_manifest import load_manifest
-from infra import processes
-from infra.live import health
-from infra.live.loop import start_loop
-from infra.live.record import LOG_FILE, read
-from infra.pages import answers
-from infra.stack import start_mlflow
-from models.registry import CHAMPION, Registry
-from serving.endpoint import Triton
-from serving.ingest.client import IngestClient
-from serving.push import served_version
+from feature_store.telemetry.events import ACK, SEND
+from feature_store.telemetry.manifest import load_manifest
+from infra.local import processes, status
+from infra.local.loop import start_loop
+from infra.local.pages import answers
+from infra.local.servers import start_mlflow
+from models.registry.registry import CHAMPION, Registry
+from pipelines.live.rounds_log import LOG_FILE, read
+from serving.ingest.client import IngestClient, read_token
+from serving.ingest.senders import INSTALLATION
+from serving.triton.endpoint import Triton
 
 HERE = Path(__file__).parent
 PORTS = (
     "SWIFTQUEUE_TRITON_GRPC",
-    "SWIFTQUEUE_TRITON_HTTP",
     "SWIFTQUEUE_TRITON_METRICS",
     "SWIFTQUEUE_MLFLOW_PORT",
     "SWIFTQUEUE_RAY_PORT",
@@ -56,20 +54,10 @@ MS = 1_000_000
 ENDED_WELL = ("pushed", "kept")
 PROCESSES = {  # a word of the command line of each process that a fault befalls
     "ray": "gcs_server",
-    "worker": "RayTrainWorker",
+    "worker": "ray::WarmActor",
     "ingest": "ServeReplica:swiftqueue-ingest:Ingest",
     "agent": "swiftqueue-agent",
-    "mlflow": "uvicorn",  # `mlflow server` itself only waits for it
 }
-
-
-def wait_until(what: str, true: Callable[[], Any], seconds: float) -> Any:
-    """Wait until it is true and return it."""
-    deadline = time.monotonic() + seconds
-    while not (found := true()):
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
-    return found
 
 
 class Asking(threading.Thread):
@@ -101,9 +89,9 @@ class Asking(threading.Thread):
 class Probe(threading.Thread):
     """A sender of its own: a batch of telemetry five times a second; what was acknowledged must be stored."""
 
-    def __init__(self, url: str, store: Path) -> None:
+    def __init__(self, url: str, store: Path, token: str) -> None:
         super().__init__(name="probe", daemon=True)
-        self.client = IngestClient(url, PROBE, buffer=10_000, timeout_s=5)
+        self.client = IngestClient(url, PROBE, token=token, buffer=10_000, timeout_s=5)
         self._store, self._sent = store, 0
         self.ended = threading.Event()
         self._resting = threading.Lock()
@@ -117,7 +105,7 @@ class Probe(threading.Thread):
                     {"kind": SEND, "time_ns": at_ns, "packet": packet, **sent},
                     {"kind": ACK, "time_ns": at_ns + MS, "packet": packet, "latency_us": 1000.0},
                 ]
-                self.client.send(pa.RecordBatch.from_pylist(rows, schema=EVENT_SCHEMA))
+                self.client.send(batch(rows))
                 self._sent += 1
 
     def check(self) -> None:
@@ -128,9 +116,8 @@ class Probe(threading.Thread):
             shipped = self.client.shipped
             assert (shipped.accepted, shipped.refused, shipped.dropped) == (self._sent, 0, 0)
             wait_until(
-                f"of {self._sent} acknowledged batches these are stored: {self._counts()}",
                 lambda: self._counts() == (self._sent, self._sent, self._sent, 0, 0),
-                HEAL_S,
+                f"of {self._sent} acknowledged batches these are stored: {self._counts()}",
             )
 
     def _counts(self) -> tuple[int, ...]:
@@ -159,7 +146,7 @@ class FaultLoop:
     def begin(self) -> None:
         """Start client and sender, and wait for the first round that ends well."""
         self.asking = Asking()
-        self.probe = Probe(self.ingest_url, self.state / "telemetry")
+        self.probe = Probe(self.ingest_url, self.state / "telemetry", self.token)
         self.asking.start()
         self.probe.start()
         self.next_good_round(0, 300)
@@ -171,6 +158,10 @@ class FaultLoop:
         self.asking.join()
         self.probe.join()
         self.probe.client.close()
+
+    @property
+    def token(self) -> str:
+        return read_token(self.state / "secrets" / INSTALLATION)
 
     @property
     def ingest_url(self) -> str:
@@ -191,7 +182,7 @@ class FaultLoop:
                         return process
             return None
 
-        found: psutil.Process = wait_until(f"no process of {part}", look, HEAL_S)
+        found: psutil.Process = wait_until(look, f"no process of {part}")
         return found
 
     def processes(self) -> list[psutil.Process]:
@@ -215,7 +206,7 @@ class FaultLoop:
 
     def heal_mlflow(self) -> None:
         """Do what its own supervisor would after it was killed: start the registry's server."""
-        wait_until("mlflow did not end", lambda: processes.running("mlflow") is None, 10)
+        wait_until(lambda: processes.running("mlflow") is None, "mlflow did not end")
         uri = os.environ.pop("MLFLOW_TRACKING_URI")
         try:
             processes.stop("mlflow")
@@ -239,7 +230,7 @@ class FaultLoop:
             return None
 
         try:
-            found: dict[str, Any] = wait_until("no round ended well", look, seconds)
+            found: dict[str, Any] = wait_until(look, "no round ended well")
         except AssertionError as error:
             last = [f"{one['number']} {one['outcome']}: {one['reason']}" for one in self.rounds()[after:]]
             raise AssertionError(f"{error}; the rounds since then: {last[-5:]}") from None
@@ -250,7 +241,7 @@ class FaultLoop:
         """A round waits at the beginning of a step for the block."""
         (self.hold / step).touch()
         try:
-            wait_until(f"no round came to {step}", lambda: list(self.hold.glob(f"{step}.*")), HELD_S + 60)
+            wait_until(lambda: list(self.hold.glob(f"{step}.*")), f"no round came to {step}")
             yield
         finally:
             for file in self.hold.iterdir():
@@ -276,8 +267,8 @@ class FaultLoop:
     def _count(self, port: str, series: str) -> float:
         """A series of a part's page, which is waited for; 0 of one that has not begun to count."""
         url = f"http://127.0.0.1:{self.ports[f'SWIFTQUEUE_{port}']}/metrics"
-        wait_until(f"no answer at {url}", lambda: answers(url), HEAL_S)
-        return health.number(url, series) or 0.0
+        wait_until(lambda: answers(url), f"no answer at {url}")
+        return status.number(url, series) or 0.0
 
     def newest_session(self, sender: str) -> int:
         """The last session of a sender of which packets are in the store."""
@@ -297,34 +288,35 @@ class FaultLoop:
 
     def served(self) -> int | None:
         with Triton() as triton:
-            return served_version(triton)
+            return triton.served_version()
 
     def check_champion(self) -> None:
         """The champion is what is served, and a client that has asked all the while is answered now."""
         registry = Registry("swiftqueue")
         wait_until(
-            f"version {self.served()} is served, champion is {registry.alias(CHAMPION)}",
             lambda: self.served() == registry.alias(CHAMPION),
-            30,
+            f"version {self.served()} is served, champion is {registry.alias(CHAMPION)}",
         )
         assert self.asking.is_alive()
         answered = self.asking.answered
-        wait_until("the client has no answer", lambda: self.asking.answered > answered, 30)
+        wait_until(lambda: self.asking.answered > answered, "the client has no answer")
 
     def check_sender(self) -> None:
         """The replaying sender's agent decides by predictions again."""
         decided = self.batches("decided")  # 0 while it is not there, and of a new one
-        wait_until("the agent decides nothing", lambda: self.batches("decided") > decided, HEAL_S)
+        wait_until(lambda: self.batches("decided") > decided, "the agent decides nothing")
 
     def answers(self, part: str) -> bool:
         """Whether a part answers within a second; also true of one that cannot be asked."""
         pages = {
             "mlflow": ("SWIFTQUEUE_MLFLOW_PORT", "health"),
-            "triton": ("SWIFTQUEUE_TRITON_HTTP", "v2/health/live"),
             "ingest": ("SWIFTQUEUE_INGEST_PORT", "metrics"),
             "agent": ("SWIFTQUEUE_AGENT_METRICS", "metrics"),
             "scheduler": ("SWIFTQUEUE_SCHEDULER_METRICS", "metrics"),
         }
+        if part == "triton":
+            with Triton(call_timeout_s=1.0) as triton:
+                return triton.live()
         if part not in pages:
             return True
         variable, path = pages[part]

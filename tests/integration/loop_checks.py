@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 
+from waiting import wait_until
+
+from infra.local.prometheus_query import ask
 from infra.monitoring.dashboard import ROWS
 from infra.monitoring.picture import series_of
-from infra.monitoring.query import ask
 
 SCRAPED = {"triton", "agent", "ingest", "scheduler", "keeper"}
 FILLED = ("Telemetry", "Rounds")  # rows of the dashboard
-FILLED_S = 90.0  # targets are read every 10 s, and a rate needs two scrapes
 
 
 def check_prometheus(server: str) -> None:
@@ -18,10 +19,10 @@ def check_prometheus(server: str) -> None:
 
     After a round; waits until it is so.
     """
-    deadline = time.monotonic() + FILLED_S
-    while missing := _not_scraped(server) + _empty_panels(server):
-        assert time.monotonic() < deadline, missing
-        time.sleep(1)
+    wait_until(
+        lambda: not _not_scraped(server) + _empty_panels(server),
+        lambda: _not_scraped(server) + _empty_panels(server),
+    )
 
 
 def _not_scraped(server: str) -> list[str]:

@@ -14,12 +14,22 @@ def add_version(
     metrics: Mapping[str, float] | None = None,
 ) -> int:
     """Register an artifact with what the gate is to have said of it; return its version, old or new."""
-    from models.lineage import content_hash
-    from models.registry import Registry
+    from models.registry.lineage import content_hash
+    from models.registry.registry import Decision, Registry
 
     registry, content = Registry("swiftqueue"), content_hash(folder)
     version = registry.find(content)
     if version is None:
-        tags = {"content_sha256": content, "gate": gate, "gate_reason": "set by a test"}
-        version = registry.add(folder, tags=tags, params=dict(params or {}), metrics=dict(metrics or {}))
+        judged = Decision(gate == "passed", "set by a test", None)
+        version = registry.add(
+            folder, judged=judged, tags={}, params=dict(params or {}), metrics=dict(metrics or {})
+        )
     return version
+
+
+def served() -> int | None:
+    """Return the version that Triton serves."""
+    from serving.triton.endpoint import Triton
+
+    with Triton() as connection:
+        return connection.served_version()

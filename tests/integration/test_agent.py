@@ -22,10 +22,11 @@ from agent_program import (
     LiveSender,
     SteppingClock,
     memory_over,
-    wait_until,
 )
+from waiting import wait_until
 
-from serving import agent_process, frames
+from serving.agent import frames
+from serving.agent import process as agent_process
 
 pytestmark = [
     pytest.mark.slow,
@@ -89,7 +90,7 @@ def test_a_sender_gets_the_engines_decisions(
             by_outcome * 8
             == metrics['packets_total{queue="classic"}'] + metrics['packets_total{queue="l4s"}']
         )
-    wait_until(lambda: agent.metrics()["senders"] == 0, 5, "senders that went are still counted")
+    wait_until(lambda: agent.metrics()["senders"] == 0, "senders that went are still counted")
     assert agent.end()["batches"] == 100
     assert not path.exists()
 
@@ -147,7 +148,7 @@ def test_what_cannot_be_is_refused_in_one_line_and_others_go_on(feed: tuple[Agen
                         pass
                 except ConnectionError:
                     pass
-        good.until("decided", 5)
+        good.until_decided()
     assert len(agent.complaints) == len(bad_frames()) + 3
 
 
@@ -158,9 +159,9 @@ def test_a_sender_that_does_not_read_holds_up_nobody(feed: tuple[AgentProgram, P
         batch["first_packet"] = np.arange(4_000) * 8
         batch["packets"]["size_bytes"] = 100
         deaf.send(batch)
-        good.until("decided", 10)
-        wait_until(lambda: agent.metrics()["undelivered_decisions_total"] > 0, 20, "all were delivered")
-        good.until("decided", 10)
+        good.until_decided()
+        wait_until(lambda: agent.metrics()["undelivered_decisions_total"] > 0, "all were delivered")
+        good.until_decided()
 
 
 def test_when_the_agent_is_killed_its_sender_knows_at_once_and_finds_the_next(
@@ -168,7 +169,7 @@ def test_when_the_agent_is_killed_its_sender_knows_at_once_and_finds_the_next(
 ) -> None:
     agent, path = feed
     with LiveSender(path) as sender:
-        sender.until("decided", 10)
+        sender.until_decided()
         agent.process.kill()
         sender.waits_us.clear()
         for _ in range(5):
@@ -181,7 +182,7 @@ def test_when_the_agent_is_killed_its_sender_knows_at_once_and_finds_the_next(
         AgentProgram("--listen", path, "--local", tmp_path / "champion") as again,
         LiveSender(path) as sender,
     ):
-        sender.until("decided", 10)
+        sender.until_decided()
         sender.socket.close()
         again.end()
 
@@ -191,21 +192,15 @@ def test_the_artifact_is_refreshed_and_a_broken_one_refused(
 ) -> None:
     agent, path = feed
     with LiveSender(path, deadline_us=1_000_000) as sender:
-
-        def until_version(version: int) -> None:
-            end = time.monotonic() + 10
-            while sender.until("decided", 10)["version"] != version:
-                assert time.monotonic() < end, f"version {version} was not taken up"
-
-        until_version(1)
+        sender.until_decided(1)
         head = tmp_path / "head"
         shutil.copytree(tmp_path / "1", head)
         change_head(head)
         head.rename(tmp_path / "2")
         move_link(tmp_path, 2)
-        until_version(2)  # the head alone
+        sender.until_decided(2)  # the head alone
         published(3, seed=2, tokens=24)
-        until_version(3)  # another model, of another window
+        sender.until_decided(3)  # another model, of another window
         whole = (tmp_path / "3" / "model.safetensors").read_bytes()
         described = json.loads((tmp_path / "3" / "model.json").read_text())
         broken = [
@@ -220,18 +215,18 @@ def test_the_artifact_is_refreshed_and_a_broken_one_refused(
             shutil.copytree(tmp_path / "3", tmp_path / str(version))
             (tmp_path / str(version) / file).write_bytes(data)
             move_link(tmp_path, version)
-            wait_until(lambda n=version - 3: len(agent.complaints) == n, 10, "nothing was said of it")
+            wait_until(lambda n=version - 3: len(agent.complaints) == n, "nothing was said of it")
             assert "version 3 goes on" in agent.complaints[-1]
-            wait_until(lambda n=version - 3: agent.metrics()[refusals] == n, 5, "it is not counted")
+            wait_until(lambda n=version - 3: agent.metrics()[refusals] == n, "it is not counted")
             assert agent.metrics()[refused] == 1
-            until_version(3)
+            sender.until_decided(3)
         (tmp_path / "champion").unlink()
         agent.complained("is gone")
-        until_version(3)
+        sender.until_decided(3)
         published(9, seed=1)
-        until_version(9)
+        sender.until_decided(9)
         assert agent.metrics()['server_version{server="local"}'] == 9
-        wait_until(lambda: agent.metrics()[refused] == 0, 5, "the model in service counts as refused")
+        wait_until(lambda: agent.metrics()[refused] == 0, "the model in service counts as refused")
         assert agent.metrics()[refusals] == 5
     summary = agent.end()
     assert summary["error"] == summary["no_model"] == 0

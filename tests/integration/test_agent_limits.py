@@ -14,7 +14,8 @@ import psutil
 import pytest
 from agent_program import AgentProgram, LiveSender
 
-from serving import agent_process, frames
+from serving.agent import frames
+from serving.agent import process as agent_process
 
 pytestmark = [
     pytest.mark.slow,
@@ -56,7 +57,7 @@ def test_without_a_descriptor_left_the_agent_rests(
     with AgentProgram("--listen", path, "--local", make_artifact(1, tokens=16)) as agent:
         process = psutil.Process(agent.process.pid)
         with LiveSender(path) as served:
-            served.until("decided", 10)
+            served.until_decided()
             in_use = process.num_fds()
             _, most = process.rlimit(resource.RLIMIT_NOFILE)
             process.rlimit(resource.RLIMIT_NOFILE, (in_use, most))
@@ -68,7 +69,7 @@ def test_without_a_descriptor_left_the_agent_rests(
                 with pytest.raises(TimeoutError):  # a second without an answer
                     waiting.recv(1)
                 spent_s = sum(process.cpu_times()[:2]) - before
-                served.until("decided", 10)
+                served.until_decided()
                 process.rlimit(resource.RLIMIT_NOFILE, (in_use + 1, most))
                 waiting.settimeout(10)
                 assert waiting.recv(1)

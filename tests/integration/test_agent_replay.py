@@ -11,13 +11,15 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from agent_program import AgentProgram, EngineSender, LiveSender, wait_until
+from agent_program import AgentProgram, EngineSender, LiveSender, split_frames
+from waiting import wait_until
 
-from feature_store.schema import PACKET_SCHEMA
-from serving import agent_process, frames
-from serving.controller import ControllerParams
-from serving.packet_log import Log, open_log
-from serving.replay import decide_all, replay_trace
+from feature_store.packets.schema import PACKET_SCHEMA
+from serving.agent import frames
+from serving.agent import process as agent_process
+from serving.agent.controller import ControllerParams
+from serving.agent.packet_log import Log, open_log
+from serving.agent.replay import decide_all, replay_trace
 
 pytestmark = [
     pytest.mark.slow,
@@ -116,17 +118,10 @@ def test_telemetry_is_what_happened(log: Log, make_artifact: Callable[..., Path]
     said = split_frames(file.read_bytes())
     heard = split_frames(telemetry.read_bytes())
     told = [frame for frame in said if frame["type"] in (1, 2, 3)]
-    assert [frame["sequence"] for frame in heard] == list(range(len(told)))
     assert {int(frame["sender"]) for frame in heard} == {1}
-    assert [frame.tobytes()[16:] for frame in heard] == [frame.tobytes()[16:] for frame in told]
-
-
-def split_frames(data: bytes) -> list[np.void]:
-    out, at = [], 0
-    while at < len(data):
-        out.append(np.frombuffer(data, frames.TYPES[data[at + 2]], 1, at)[0])
-        at += int(out[-1]["bytes"])
-    return out
+    assert [int(frame["type"]) for frame in (heard[0], heard[-1])] == [1, 7]  # HELLO, BYE
+    assert [frame["sequence"] for frame in heard] == [0, *range(len(told) - 1), len(told) - 1]
+    assert [frame.tobytes()[16:] for frame in heard[:-1]] == [frame.tobytes()[16:] for frame in told]
 
 
 @pytest.mark.parametrize("telemetry_reader", ["there", "comes later"])
@@ -140,7 +135,7 @@ def test_telemetry_to_a_socket(
         server.settimeout(20)
         if telemetry_reader == "there":
             server.listen()
-        arguments = ("--replay", file, "--speed", 0.2, "--telemetry", path)
+        arguments = ("--replay", file, "--speed", 0.2, "--telemetry", f"unix:{path}")
         with AgentProgram(*arguments, "--local", make_artifact(1, tokens=16)) as agent:
             time.sleep(0.2)
             server.listen()
@@ -150,7 +145,7 @@ def test_telemetry_to_a_socket(
             assert agent.end(None)["telemetry_dropped"] == 0
     heard = split_frames(data)
     assert heard[0]["name"] == b"uneven"
-    assert [frame["sequence"] for frame in heard] == list(range(len(heard)))
+    assert [frame["sequence"] for frame in heard] == [0, *range(len(heard) - 2), len(heard) - 2]
     assert sum(int(frame["type"]) == 2 for frame in heard) == 1_600
 
 
@@ -159,7 +154,7 @@ def test_telemetry_that_is_not_read_is_dropped_and_counted(
 ) -> None:
     """The reader stops: the buffer fills, decisions go on, and the count is that of the gap."""
     path, feed = tmp_path / "telemetry.sock", tmp_path / "agent.sock"
-    arguments = ("--listen", feed, "--telemetry", path, "--metrics-port", 0)
+    arguments = ("--listen", feed, "--telemetry", f"unix:{path}", "--metrics-port", 0)
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(path))
         server.settimeout(20)
@@ -169,25 +164,27 @@ def test_telemetry_that_is_not_read_is_dropped_and_counted(
             LiveSender(feed, deadline_us=1_000_000) as sender,
             server.accept()[0] as reader,
         ):
-            sender.until("decided", 10)
+            sender.until_decided()
             assert agent.metrics()["telemetry_dropped_frames_total"] == 0
             sent = frames.blank(frames.SENT, 120_000)  # 5.8 MB; the buffer holds 4 MiB
             sent["packet"] = sender.packet + np.arange(len(sent))
             sent["sent_ns"], sent["size_bytes"] = sender.now_ns, 1500
             sender.send(sent)
             sender.packet += len(sent)
-            wait_until(lambda: agent.metrics()["telemetry_dropped_frames_total"] > 0, 20, "none is dropped")
-            sender.until("decided", 10)
+            wait_until(lambda: agent.metrics()["telemetry_dropped_frames_total"] > 0, "none is dropped")
+            sender.until_decided()
             dropped = agent.metrics()["telemetry_dropped_frames_total"]
             data = read_until_quiet(reader)
-            sender.until("decided", 10)
+            sender.until_decided()
             assert agent.metrics()["telemetry_dropped_frames_total"] == dropped
             agent.process.terminate()
             data += b"".join(iter(lambda: reader.recv(1 << 16), b""))
             assert agent.end(None)["telemetry_dropped"] == dropped
-    sequence = np.array([frame["sequence"] for frame in split_frames(data)])
+    heard = split_frames(data)
+    sequence = np.array([frame["sequence"] for frame in heard if frame["type"] in (2, 3)])
     assert np.all(np.diff(sequence) > 0)
-    assert sequence[-1] + 1 - len(sequence) == dropped
+    assert heard[-1]["type"] == 7
+    assert heard[-1]["sequence"] - len(sequence) == dropped
 
 
 def read_until_quiet(reader: socket.socket) -> bytes:

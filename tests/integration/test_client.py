@@ -9,15 +9,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from agent_program import GONE_S, AgentProgram, wait_until
+from agent_program import GONE_S, AgentProgram
 from registered import add_version
 from triton_process import kill_server, server_process
+from waiting import wait_until
 
-from infra.bench.served_models import IDENTITY, served, write_model
-from serving import agent_process
-from serving.client import Decision, SenderAgent
-from serving.endpoint import Triton
-from serving.triton_repository import MODEL
+from benchmarks.served_models import IDENTITY, served, write_model
+from feature_store.events.windows import FEATURES
+from serving.agent import process as agent_process
+from serving.agent.reference_client import Decision, SenderAgent
+from serving.triton.endpoint import Triton
+from serving.triton.repository import MODEL
 
 pytestmark = pytest.mark.slow
 
@@ -49,16 +51,12 @@ class Sender:
             self.now_ns += 250_000
         return decision
 
-    def until(self, outcome: str, within_s: float) -> Decision:
-        end = time.monotonic() + within_s
-        while time.monotonic() < end:
+    def until_decided(self) -> Decision:
+        def decided() -> Decision | None:
             decision = self.batch()
-            if decision.outcome == outcome:
-                return decision
-            time.sleep(0.01)
-        pytest.fail(
-            f"no batch was {outcome!r} within {within_s} s: {self.agent.counts}, {self.agent.problem}"
-        )
+            return decision if decision.outcome == "decided" else None
+
+        return wait_until(decided, lambda: f"nothing is decided: {self.agent.counts}, {self.agent.problem}")
 
 
 @pytest.fixture
@@ -71,7 +69,7 @@ def sender(champion: int) -> Iterator[Sender]:
 
 
 def test_decides_with_the_served_version(sender: Sender, champion: int) -> None:
-    sender.until("decided", 10)
+    sender.until_decided()
     decisions = [sender.batch() for _ in range(100)]
     decided = [d for d in decisions if d.outcome == "decided"]
     assert len(decided) >= 90
@@ -83,20 +81,21 @@ def test_decides_with_the_served_version(sender: Sender, champion: int) -> None:
 
 
 def test_answers_are_those_of_the_artifact(sender: Sender, make_artifact: Callable[..., Path]) -> None:
-    from models import artifact, gate
+    from models.networks import artifact
+    from models.networks.prediction import predict
 
     for _ in range(20):
         sender.batch()
     flows = [1] * 8
     x_WF, _ = sender.agent.window.window(sender.now_ns, [900] * 8, flows, [0] * 8, [1] * 8)
-    local_BH = gate.predict(artifact.load(make_artifact(1)).model, x_WF[None])
+    local_BH = predict(artifact.load(make_artifact(1)).model, x_WF[None])
     decision = sender.agent.decide(sender.packet, sender.now_ns, [900] * 8, flows, [0] * 8, [1] * 8)
     assert decision.predicted_us is not None, decision
     np.testing.assert_allclose(decision.predicted_us[1], local_BH[0], rtol=1e-4)
 
 
 def test_a_stopped_server_costs_no_more_than_the_deadline(sender: Sender) -> None:
-    sender.until("decided", 10)
+    sender.until_decided()
     process = server_process()
     process.suspend()
     try:
@@ -107,13 +106,13 @@ def test_a_stopped_server_costs_no_more_than_the_deadline(sender: Sender) -> Non
     assert "decided" not in outcomes
     assert set(outcomes) <= {"late", "error"}
     assert sorted(sender.waits_us)[-2] < DEADLINE_US + SLACK_US  # one may meet a pause of the machine
-    sender.until("decided", 10)
+    sender.until_decided()
 
 
 def test_a_killed_server_is_found_again_when_it_is_back(sender: Sender, champion: int) -> None:
-    from infra.stack import start_stack
+    from infra.local.servers import start_stack
 
-    sender.until("decided", 10)
+    sender.until_decided()
     before = sender.agent.counts.decided
     kill_server()
     sender.waits_us.clear()
@@ -125,7 +124,7 @@ def test_a_killed_server_is_found_again_when_it_is_back(sender: Sender, champion
     assert set(outcomes) <= {"error", "late"}
     assert sorted(sender.waits_us)[len(outcomes) * 99 // 100 - 1] < DEADLINE_US + SLACK_US
     start_stack(mlflow=False)
-    decision = sender.until("decided", 15)
+    decision = sender.until_decided()
     assert decision.version == champion
     assert sender.agent.counts.decided == before + 1
 
@@ -142,23 +141,23 @@ def test_late_answers_are_dropped_and_counted(champion: int) -> None:
 def test_a_model_with_another_window_is_taken_up(
     sender: Sender, champion: int, make_artifact: Callable[..., Path]
 ) -> None:
-    from serving.deploy import deploy_version, rollback_champion
+    from serving.deploy.deployment import deploy_version, rollback_champion
 
-    sender.until("decided", 10)
+    sender.until_decided()
     folder = make_artifact(12, onnx=True, tokens=96)
     version = add_version(folder)
     deploy_version(version)
-    decision = sender.until("decided", 10)
+    decision = sender.until_decided()
     while decision.version != version:
-        decision = sender.until("decided", 10)
+        decision = sender.until_decided()
     assert sender.agent.window.tokens == 96
     rollback_champion()
     while decision.version != champion:
-        decision = sender.until("decided", 10)
+        decision = sender.until_decided()
 
 
 def test_a_model_made_for_other_features_is_not_asked(champion: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serving.served_model.schema_hash", lambda: "0" * 64)
+    monkeypatch.setattr("serving.triton.served_model.schema_hash", lambda: "0" * 64)
     with SenderAgent(deadline_us=DEADLINE_US) as agent:
         assert not agent.wait_for_model(0.5)
         assert Sender(agent).batch().outcome == "no_model"
@@ -174,8 +173,16 @@ OTHER_MODELS = {
     ),
     "another input": ('name: "window"', 'name: "windows"', "take FP32 windows"),
     "doubles": ("data_type: TYPE_FP32 dims: [ 64", "data_type: TYPE_FP64 dims: [ 64", "take FP32 windows"),
-    "fewer features": ("dims: [ 64, 24 ]", "dims: [ 64, 23 ]", "take FP32 windows"),
-    "any number of tokens": ("dims: [ 64, 24 ]", "dims: [ -1, 24 ]", "take FP32 windows"),
+    "fewer features": (
+        f"dims: [ 64, {len(FEATURES)} ]",
+        f"dims: [ 64, {len(FEATURES) - 1} ]",
+        "take FP32 windows",
+    ),
+    "any number of tokens": (
+        f"dims: [ 64, {len(FEATURES)} ]",
+        f"dims: [ -1, {len(FEATURES)} ]",
+        "take FP32 windows",
+    ),
     "another output": ('name: "latency_us"', 'name: "latency_ms"', "answer with FP32 latency_us"),
     "whole numbers": (
         '"latency_us" data_type: TYPE_FP32',
@@ -202,22 +209,22 @@ def test_a_model_of_another_shape_is_not_asked_and_both_clients_say_the_same(
         refused = f'model_refused{{server="{address}"}}'
         with SenderAgent(deadline_us=1_000_000, address=address) as agent, ExitStack() as stack:
             sender = Sender(agent)
-            sender.until("decided", 10)
+            sender.until_decided()
             cpp = None if without_agent else stack.enter_context(AgentProgram(*agent_options))
             for what, (was, becomes, line) in OTHER_MODELS.items():
                 assert was in ours
                 file.write_text(ours.replace(was, becomes, 1))
                 triton.load(MODEL)
-                wait_until(lambda line=line: line in agent.problem, 10, f"nothing is said of {what}")
+                wait_until(lambda line=line: line in agent.problem, f"nothing is said of {what}")
                 assert sender.batch().outcome == "no_model"
                 if cpp is not None:
-                    wait_until(lambda: cpp.metrics()[refused] == 1, 10, f"the agent takes {what}")
+                    wait_until(lambda: cpp.metrics()[refused] == 1, f"the agent takes {what}")
                     assert problem_of_the_agent(address, line) == agent.problem
             file.write_text(ours)
             triton.load(MODEL)
-            sender.until("decided", 10)
+            sender.until_decided()
             if cpp is not None:
-                wait_until(lambda: cpp.metrics()[refused] == 0, 10, "a model that is ours is refused")
+                wait_until(lambda: cpp.metrics()[refused] == 0, "a model that is ours is refused")
                 counted = cpp.metrics()[f'refused_models_total{{server="{address}"}}']
                 assert 1 <= counted <= len(OTHER_MODELS)  # each reason in a row once, if it was looked at
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import re
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from registered import add_version
+from registered import add_version, served
 
 pytestmark = pytest.mark.slow
 names = itertools.count()
@@ -31,7 +32,7 @@ class Clients:
         self._thread = threading.Thread(target=self._ask)
 
     def _ask(self) -> None:
-        from serving.endpoint import Triton
+        from serving.triton.endpoint import Triton
 
         with Triton(self.address) as triton:
             tokens, features = triton.config().input[0].dims
@@ -58,23 +59,19 @@ class Clients:
         assert self.versions
 
 
-@pytest.fixture(scope="module")
-def registry(triton: Path):  # type: ignore[no-untyped-def]
-    from models.registry import Registry
-
-    return Registry("swiftqueue")
-
-
 @pytest.fixture
 def register(triton: Path, registry, make_artifact: Callable[..., Path], tmp_path: Path):  # type: ignore[no-untyped-def]
     """Register an untrained artifact and make it the challenger."""
     import mlflow
+
+    from models.registry import decision
 
     def add(
         number: int,
         gate: str = "passed",
         spoil: Callable[[Path], None] | None = None,
         spoil_stored: Callable[[Path], None] | None = None,
+        sign_spoilt: Callable[[Path], None] | None = None,
         width: int = 64,
     ) -> int:
         # Exporting a network takes seconds: two networks, told apart further by a word in the description.
@@ -89,26 +86,28 @@ def register(triton: Path, registry, make_artifact: Callable[..., Path], tmp_pat
         version = add_version(copy, gate=gate, metrics={"mae_ms": 1.0})
         registry.set_alias("challenger", version)
         shutil.rmtree(copy)
-        if spoil_stored:
+        if spoil_stored or sign_spoilt:
             source = mlflow.MlflowClient().get_model_version("swiftqueue", str(version)).source
             model_id = source.removeprefix("models:/")
-            spoil_stored(triton / "mlflow" / "artifacts" / "models" / model_id / "artifacts")
+            stored = triton / "mlflow" / "artifacts" / "models" / model_id / "artifacts"
+            (spoil_stored or sign_spoilt or print)(stored)
+        if sign_spoilt:  # as whoever has the key could
+            tags = registry.tags(version)
+            files = {
+                name: hashlib.sha256((stored / name).read_bytes()).hexdigest()
+                for name in json.loads(tags[decision.FILES_TAG])
+            }
+            tags[decision.FILES_TAG] = json.dumps(files)
+            tags[decision.SIGNATURE_TAG] = decision.signature("swiftqueue", version, tags)
+            registry.set_tags(version, tags)
         return int(version)
 
     return add
 
 
-def served() -> int | None:
-    from serving.endpoint import Triton
-    from serving.push import served_version
-
-    with Triton() as connection:
-        return served_version(connection)
-
-
 def test_deploys_a_challenger_and_rolls_back(triton: Path, registry, register, capsys) -> None:  # type: ignore[no-untyped-def]
-    from serving import deploy_log
-    from serving.deploy import deploy_version, rollback_champion
+    from serving.deploy import log as deploy_log
+    from serving.deploy.deployment import deploy_version, rollback_champion
 
     first = register(1)
     deploy_version(None)
@@ -130,16 +129,54 @@ def test_deploys_a_challenger_and_rolls_back(triton: Path, registry, register, c
     assert last["registered"] < begun < (deploy_log.last_served(second) or {})["registered"]
 
 
+def test_a_held_version_is_replaced_by_nothing_until_it_is_released(
+    triton: Path,
+    registry,  # type: ignore[no-untyped-def]
+    register,  # type: ignore[no-untyped-def]
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from infra.local.status import print_status
+    from models.training.finetuning import FinetuneParams
+    from pipelines.live.rounds import RoundParams, Rounds
+    from serving.deploy import hold
+    from serving.deploy.deployment import deploy_version, rollback_champion
+
+    first, second = register(1), register(2)
+    for version in (first, second):
+        deploy_version(version)
+    rollback_champion(and_hold=True)
+    try:
+        assert f"version {first} is held" in capsys.readouterr().out
+        finetune = FinetuneParams(
+            seed=1, workers=1, epochs=2, batch_size=64, learning_rate=1e-3, sharp_weight=1
+        )
+        rounds = Rounds(pytest.fail, RoundParams(6, 2, 1, 50, 4, 0.5, 10), finetune, "swiftqueue")
+        record = rounds.run()  # of a scheduler that has just been started: the hold is on the disk
+        assert (record.outcome, record.version) == ("declined", None), record.reason
+        assert record.reason.startswith(f"version {first} is held, and no other takes its place until")
+        with pytest.raises(ValueError, match=f"version {first} is held"):
+            deploy_version(second, judged_against=first)  # of a round that was under way
+        registry.set_alias("challenger", second)
+        deploy_version(None)
+        assert served() == first == registry.alias("champion")
+        print_status()
+        assert f"hold: version {first} is held" in capsys.readouterr().out
+    finally:
+        assert hold.release()
+    deploy_version(second)
+    assert served() == second
+
+
 def test_versions_of_both_backends_follow_each_other_without_a_failed_request(
     triton: Path,
     registry,  # type: ignore[no-untyped-def]
     register,  # type: ignore[no-untyped-def]
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    from infra.local.servers import served_backend
     from infra.main_job import what_served_it
-    from infra.stack import served_backend
-    from serving import deploy_log
-    from serving.deploy import deploy_version, rollback_champion
+    from serving.deploy import log as deploy_log
+    from serving.deploy.deployment import deploy_version, rollback_champion
 
     native = register(12)
     deploy_version(native)
@@ -167,8 +204,8 @@ def test_versions_of_both_backends_follow_each_other_without_a_failed_request(
 
 
 def test_a_version_is_deployed_once(triton: Path, registry, register) -> None:  # type: ignore[no-untyped-def]
-    from serving import deploy_log
-    from serving.deploy import deploy_version
+    from serving.deploy import log as deploy_log
+    from serving.deploy.deployment import deploy_version
 
     version = register(3)
     deploy_version(version)
@@ -216,10 +253,12 @@ def other_scaling(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("spoiled", "line"),
     [
-        ({"spoil_stored": truncated_weights}, r"model\.safetensors: truncated or not a safetensors file"),
-        ({"spoil_stored": corrupt_weights}, r"model\.safetensors: weight .* holds NaN or infinity"),
-        ({"spoil_stored": other_weights}, r"model\.onnx: its latencies differ from the local ones by"),
-        ({"spoil_stored": truncated_onnx}, r"model\.onnx: "),
+        ({"spoil": truncated_weights}, r"model\.safetensors: truncated or not a safetensors file"),
+        ({"spoil": corrupt_weights}, r"model\.safetensors: weight .* holds NaN or infinity"),
+        ({"spoil": other_weights}, r"model\.onnx: its latencies differ from the local ones by"),
+        ({"sign_spoilt": truncated_onnx}, r"is not deployed: model\.onnx: "),
+        ({"spoil_stored": truncated_onnx}, r"model\.onnx is not the file that was registered"),
+        ({"spoil_stored": other_weights}, r"model\.safetensors is not the file that was registered"),
         ({"spoil": other_schema}, "made for features ffff"),
         ({"spoil": other_scaling}, "latencies differ from the local ones by 0.001"),
     ],
@@ -228,22 +267,24 @@ def other_scaling(folder: Path) -> None:
         "corrupt-weights",
         "other-weights",
         "truncated-onnx",
+        "swapped-onnx",
+        "swapped-weights",
         "other-schema",
         "other-scaling",
     ],
 )
 def test_a_bad_version_never_reaches_a_client(triton: Path, registry, register, spoiled, line) -> None:  # type: ignore[no-untyped-def]
-    from serving import deploy_log
-    from serving.deploy import deploy_version
-    from serving.endpoint import Triton
-    from serving.triton_repository import CANDIDATE, ModelRepository
+    from serving.deploy import log as deploy_log
+    from serving.deploy.deployment import deploy_version
+    from serving.triton.endpoint import Triton
+    from serving.triton.repository import CANDIDATE, ModelRepository
 
     good = register(4)
     deploy_version(good)
     clients = Clients()
     with clients.asking():
         bad = register(5, **spoiled)
-        with pytest.raises(RuntimeError, match=line):
+        with pytest.raises((OSError, RuntimeError), match=line):
             deploy_version(bad)
         time.sleep(0.2)
     assert clients.errors == []
@@ -259,7 +300,7 @@ def test_a_bad_version_never_reaches_a_client(triton: Path, registry, register, 
 
 
 def registry_features() -> tuple[object, ...]:
-    from feature_store.windows import FEATURES
+    from feature_store.events.windows import FEATURES
 
     return FEATURES
 
@@ -270,10 +311,10 @@ def test_a_server_with_another_version_than_the_last_deployed_is_named(
     register,  # type: ignore[no-untyped-def]
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from infra.stack import print_status
-    from serving.deploy import deploy_version
-    from serving.endpoint import Triton, grpc_address
-    from serving.triton_repository import MODEL, ModelRepository
+    from infra.local.status import print_status
+    from serving.deploy.deployment import deploy_version
+    from serving.triton.endpoint import Triton, grpc_address
+    from serving.triton.repository import MODEL, ModelRepository
 
     older, newer = register(14), register(15)
     deploy_version(older)
@@ -292,7 +333,7 @@ def test_a_server_with_another_version_than_the_last_deployed_is_named(
 
 
 def test_what_failed_the_gate_is_not_deployed(triton: Path, registry, register, capsys) -> None:  # type: ignore[no-untyped-def]
-    from serving.deploy import deploy_version
+    from serving.deploy.deployment import deploy_version
 
     good = register(6)
     deploy_version(good)
@@ -307,20 +348,20 @@ def test_what_failed_the_gate_is_not_deployed(triton: Path, registry, register, 
         deploy_version(999)
 
 
-def test_old_versions_are_retired_but_not_the_one_to_go_back_to(triton: Path, registry, register) -> None:  # type: ignore[no-untyped-def]
-    from serving.deploy import _retire
-    from serving.triton_repository import ModelRepository
+def test_old_versions_are_retired_but_not_the_one_to_go_back_to(registry, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    from serving.deploy.deployment import _Deployment
+    from serving.triton.repository import ModelRepository
 
-    repository = ModelRepository(triton / "retire")
+    repository = ModelRepository(tmp_path / "retire")
     for version in range(1, 8):
         repository.folder(version).mkdir(parents=True)
-    _retire(champion=7, previous=2, keep=4, repository=repository)
+    _Deployment(registry, [], repository, keep=4).retire(champion=7, previous=2)
     assert repository.versions() == [2, 5, 6, 7]
 
 
 def test_bad_requests_fail_alone(triton: Path, registry, register) -> None:  # type: ignore[no-untyped-def]
-    from serving.deploy import deploy_version
-    from serving.endpoint import Triton
+    from serving.deploy.deployment import deploy_version
+    from serving.triton.endpoint import Triton
 
     deploy_version(register(8))
     features = len(registry_features())
@@ -340,8 +381,10 @@ def test_bad_requests_fail_alone(triton: Path, registry, register) -> None:  # t
 
 
 def test_a_restarted_server_serves_the_champion_again(triton: Path, registry, register, capsys) -> None:  # type: ignore[no-untyped-def]
-    from infra.stack import print_status, start_stack, stop_stack
-    from serving.deploy import deploy_version
+    from infra.local.loop import stop_stack
+    from infra.local.servers import start_stack
+    from infra.local.status import print_status
+    from serving.deploy.deployment import deploy_version
 
     version = register(9)
     deploy_version(version)
@@ -366,8 +409,9 @@ def test_without_the_native_backend_the_python_one_serves_and_one_line_says_why(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    from infra.stack import served_backend, start_stack, stop_stack
-    from serving.deploy import deploy_version
+    from infra.local.loop import stop_stack
+    from infra.local.servers import served_backend, start_stack
+    from serving.deploy.deployment import deploy_version
 
     version = register(11)
     deploy_version(version)
@@ -375,7 +419,7 @@ def test_without_the_native_backend_the_python_one_serves_and_one_line_says_why(
     stop_stack()
     capsys.readouterr()
     with monkeypatch.context() as patch:
-        patch.setattr("infra.native_backend.LIBRARY", tmp_path / "libtriton_swiftqueue.so")
+        patch.setattr("infra.local.native_backend.LIBRARY", tmp_path / "libtriton_swiftqueue.so")
         start_stack(mlflow=False)
     assert (served(), served_backend()) == (version, "python")
     lines = capsys.readouterr().out.splitlines()
@@ -391,8 +435,8 @@ def test_without_the_native_backend_the_python_one_serves_and_one_line_says_why(
 def test_the_container_repository_holds_the_same_network(triton: Path, registry, register) -> None:  # type: ignore[no-untyped-def]
     import onnx
 
-    from serving.deploy import deploy_version
-    from serving.triton_repository import MODEL, ModelRepository
+    from serving.deploy.deployment import deploy_version
+    from serving.triton.repository import MODEL, ModelRepository
 
     version = register(10)
     deploy_version(version)

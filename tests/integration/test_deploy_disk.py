@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 def challenger(folder: Path) -> int:
     """A challenger that passed the gate."""
-    from models.registry import CHALLENGER, Registry
+    from models.registry.registry import CHALLENGER, Registry
 
     version = add_version(folder)
     Registry("swiftqueue").set_alias(CHALLENGER, version)
@@ -29,15 +29,14 @@ def test_a_full_disk_neither_undoes_a_switch_nor_hides_why_there_was_none(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from models.registry import Registry
-    from serving import deploy_log
-    from serving.deploy import deploy_version
-    from serving.endpoint import Triton
-    from serving.push import served_version
+    from models.registry.registry import Registry
+    from serving.deploy import log as deploy_log
+    from serving.deploy.deployment import deploy_version
+    from serving.triton.endpoint import Triton
 
     def served() -> int | None:
         with Triton() as triton:
-            return served_version(triton)
+            return triton.served_version()
 
     registry, log = Registry("swiftqueue"), deploy_log.log_file()
     good = challenger(make_artifact(2, onnx=True))

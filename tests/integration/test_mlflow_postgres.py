@@ -1,13 +1,13 @@
-"""Beyond one machine: MLflow on PostgreSQL and S3 as in infra/k8s/mlflow.yaml, Triton's readiness probe."""
+"""Beyond one machine: MLflow on PostgreSQL and S3 as in infra/k8s/mlflow.yaml."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -15,15 +15,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import boto3
 import psycopg2
 import pytest
 import yaml
+from cmdlines import cmdlines
 from moto.server import ThreadedMotoServer
 from registered import add_version
+from waiting import wait_until
 
-from infra.processes import free_ports
+from infra.local.processes import free_ports
 
 pytestmark = pytest.mark.slow
 
@@ -93,15 +96,14 @@ def postgres(folder: Path) -> Iterator[str]:
     )
     connect = {"host": LOOPBACK, "port": port, "user": "swiftqueue", "password": PASSWORD}
     try:
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                connection = psycopg2.connect(dbname="postgres", **connect)
-                break
-            except psycopg2.OperationalError:
-                assert server.poll() is None, (folder / "log").read_text()
-                assert time.monotonic() < deadline, (folder / "log").read_text()
-                time.sleep(0.1)
+
+        def connected() -> Any:
+            with contextlib.suppress(psycopg2.OperationalError):
+                return psycopg2.connect(dbname="postgres", **connect)
+            assert server.poll() is None, (folder / "log").read_text()
+            return None
+
+        connection = wait_until(connected, (folder / "log").read_text)
         connection.autocommit = True
         with connection.cursor() as cursor:
             cursor.execute("CREATE DATABASE mlflow")
@@ -142,21 +144,13 @@ def command(spec: dict[str, Any], environment: dict[str, str], replaced: dict[st
     names = {entry["name"] for entry in spec["env"]}
     assert names <= environment.keys()
     words = [*spec["command"], *spec.get("args", [])]
-    assert words[0] == "mlflow"
     for k, word in enumerate(words):
         for name in names:
             word = word.replace(f"$({name})", environment[name])
         option = word.split("=")[0]
         other = replaced.get(option)
         words[k] = word if other is None else word + other if other[0] == "," else f"{option}={other}"
-    return [sys.executable, "-m", *words]
-
-
-def make_tables(words: list[str]) -> None:
-    """Run an `mlflow` command here: another process would import MLflow anew, which takes longer."""
-    from mlflow.cli import cli
-
-    cli.main(words[3:], standalone_mode=False)
+    return [str(Path(sys.executable).with_name(words[0])), *words[1:]]
 
 
 @pytest.fixture(scope="module")
@@ -191,11 +185,14 @@ def stack() -> Iterator[Stack]:
                 "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
                 "S3_BUCKET": BUCKET,
             }
-            make_tables(command(container("initContainers"), environment, {}))
+            made = command(container("initContainers"), environment, {})
+            assert not any(PASSWORD in unquote(word) for word in made)
+            subprocess.run(made, env=environment, check=True)
             replaced = {"--host": LOOPBACK, "--port": str(port), "--workers": "1"}
             replaced["--allowed-hosts"] = f",{LOOPBACK}:{port}"
             words = command(container("containers"), environment, replaced)
             with serving(words, environment, folder / "mlflow.log", f"http://{LOOPBACK}:{port}"):
+                assert not any(PASSWORD in unquote(line.decode("utf-8", "replace")) for line in cmdlines())
                 yield Stack(f"http://{LOOPBACK}:{port}", database, s3)
     finally:
         storage.stop()
@@ -210,11 +207,8 @@ def serving(words: list[str], environment: dict[str, str], log: Path, url: str) 
             words, env=environment, stdout=output, stderr=output, start_new_session=True
         )
     try:
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while status(f"{url}/health") != 200:
-            assert server.poll() is None, log.read_text()[-2000:]
-            assert time.monotonic() < deadline, log.read_text()[-2000:]
-            time.sleep(0.2)
+        wait_until(lambda: server.poll() is not None or status(f"{url}/health") == 200, log.read_text)
+        assert server.poll() is None, log.read_text()[-2000:]
         yield
     finally:
         server.terminate()
@@ -244,11 +238,11 @@ def test_versions_are_registered_served_and_rolled_back(
     tmp_path: Path,
 ) -> None:
     """`deploy` and `rollback` as on one machine; MLFLOW_TRACKING_URI is all that differs."""
-    from models.lineage import content_hash
-    from models.registry import CHALLENGER, CHAMPION, Registry, RegistryError
-    from serving.deploy import deploy_version, rollback_champion
-    from serving.endpoint import Triton
-    from serving.push import served_version
+    from models.registry.lineage import content_hash
+    from models.registry.registry import CHALLENGER, CHAMPION, Registry
+    from models.registry.store import RegistryError
+    from serving.deploy.deployment import deploy_version, rollback_champion
+    from serving.triton.endpoint import Triton
 
     # Only the server has the keys of S3 and of the database.
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "MLFLOW_S3_ENDPOINT_URL"):
@@ -275,7 +269,7 @@ def test_versions_are_registered_served_and_rolled_back(
     rollback_champion()
     assert Registry("swiftqueue").alias(CHAMPION) == 1
     with Triton() as served:
-        assert served_version(served) == 1
+        assert served.served_version() == 1
     assert registry.tags(2)["replaced_version"] == "1"
     for version, artifact in enumerate(artifacts, 1):
         fetched = registry.fetch(version, tmp_path / str(version))
@@ -304,7 +298,7 @@ def test_the_server_answers_to_its_own_names_only(stack: Stack) -> None:
 
 def test_lost_connections_to_the_database_heal(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     """PostgreSQL ends every connection (a fail-over does); the next call makes a new one."""
-    from models.registry import Registry
+    from models.registry.registry import Registry
 
     monkeypatch.setenv("MLFLOW_TRACKING_URI", stack.mlflow)
     registry = Registry("swiftqueue")
@@ -319,23 +313,3 @@ def test_lost_connections_to_the_database_heal(stack: Stack, monkeypatch: pytest
         )
         assert cursor.rowcount > 0
     assert registry.versions() == before
-
-
-def test_readiness_is_a_real_inference(champion: int) -> None:
-    """infra/k8s/ready.py against a Triton that serves a version, one that serves none, and no Triton."""
-    from serving.endpoint import MODEL, Triton, port
-
-    def ready(number: int) -> tuple[int, str]:
-        environment = {"PATH": os.environ["PATH"], "TRITON_HTTP_PORT": str(number)}
-        probe = [sys.executable, "-I", str(MANIFEST.with_name("ready.py"))]
-        done = subprocess.run(probe, env=environment, capture_output=True, text=True, check=False)
-        return done.returncode, done.stdout.strip()
-
-    assert ready(port("http")) == (0, f"ready: version {champion}")
-    with Triton() as triton:
-        triton.unload(MODEL)
-        without = ready(port("http"))
-        triton.load(MODEL)
-    for code, line in (without, ready(free_ports(1)[0])):
-        assert code == 1
-        assert line.startswith("not ready: ")

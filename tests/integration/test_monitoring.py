@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from metric_names import OTHERS, OURS
+from waiting import wait_until
 
+from infra.local.processes import free_ports
 from infra.monitoring.dashboard import DATASOURCE, FILE, ROWS, dashboard_json, panels
-from infra.monitoring.metrics import OTHERS, OURS, Kind, series
-from infra.processes import free_ports
 
 HERE = Path(__file__).resolve().parents[2] / "infra" / "monitoring"
 RULES = sorted((HERE / "rules").glob("[!.]*.yaml"))
@@ -50,10 +51,18 @@ def promtool() -> str:
 # The one list of names ------------------------------------------------------------------------------
 
 
+LABELS = OTHERS | {name: labels for names in OURS.values() for name, labels in names.items()}
+
+
+def family(series: str) -> str:
+    """Name of the metric that a series is of: a histogram has three."""
+    return series if series in LABELS else re.sub(r"_(bucket|sum|count)$", "", series)
+
+
 def exported(project: Path) -> set[str]:
     """Names of the metrics that our code defines: prometheus_client, prometheus-cpp, Triton's C interface."""
     found: set[str] = set()
-    for path in (*(project / "serving").rglob("*"), *(project / "infra").rglob("*")):
+    for path in (path for room in ("serving", "pipelines", "infra") for path in (project / room).rglob("*")):
         if path.suffix not in {".py", ".cc", ".h"} or path.is_relative_to(HERE) or "_build" in path.parts:
             continue
         text = path.read_text()
@@ -71,15 +80,9 @@ def exported(project: Path) -> set[str]:
 
 
 def test_the_list_is_what_the_code_exports(project: Path) -> None:
-    listed, found = {m.name for m in OURS}, exported(project)
-    assert found - listed == set(), "exported but not in infra/monitoring/metrics.py"
+    listed, found = LABELS.keys() - OTHERS.keys(), exported(project)
+    assert found - listed == set(), "exported but not in tests/metric_names.py"
     assert listed - found == set(), "no code exports these"
-
-
-def test_names_carry_their_kind_and_unit() -> None:
-    for metric in OURS:
-        assert metric.name.endswith("_total") == (metric.kind is Kind.counter), metric.name
-        assert metric.kind is not Kind.histogram or metric.name.endswith("_seconds"), metric.name
 
 
 def names_in(expr: str) -> set[str]:
@@ -93,22 +96,28 @@ def test_queries_use_listed_names_and_their_labels(where: str) -> None:
     expr = QUERIES[where]
     names = names_in(expr)
     assert names
-    assert names <= series() | RECORDED
+    families = {family(name) for name in names - RECORDED}
+    assert families <= LABELS.keys()
     bare = re.sub(r'"[^"]*"', '""', expr)
     used = set(re.findall(r"(\w+)\s*=~?\s*\"", bare))
     for group in re.findall(r"\b(?:by|on)\s*\(([^)]*)\)", bare):
         used |= {label.strip() for label in group.split(",")}
-    known = {label for m in (*OURS, *OTHERS) if m.series & names for label in m.labels}
+    known = {label for name in families for label in LABELS[name]}
     assert used <= known | ALWAYS
 
 
 def test_every_metric_is_looked_at() -> None:
     """What nobody looks at need not be exported."""
-    seen = set().union(*(names_in(expr) for expr in QUERIES.values()))
-    unseen = {m.name for m in OURS if not m.series & seen} - {
-        "swiftqueue_windows_total",  # with `swiftqueue_refused_requests_total`, Triton's own per version
-        "swiftqueue_refused_requests_total",
-    }
+    seen = {family(name) for expr in QUERIES.values() for name in names_in(expr)}
+    unseen = (
+        LABELS.keys()
+        - OTHERS.keys()
+        - seen
+        - {
+            "swiftqueue_windows_total",  # with `swiftqueue_refused_requests_total`, Triton's own per version
+            "swiftqueue_refused_requests_total",
+        }
+    )
     assert unseen == set()
 
 
@@ -116,7 +125,7 @@ def test_every_metric_is_looked_at() -> None:
 
 
 def test_the_dashboard_is_what_its_source_makes() -> None:
-    assert FILE.read_text() == dashboard_json(), "run: python -m infra.monitoring.dashboard"
+    assert FILE.read_text() == dashboard_json(), "run: swiftqueue monitor dashboard"
 
 
 def test_grafanas_own_types_read_the_whole_dashboard() -> None:
@@ -161,7 +170,7 @@ def test_provisioning_names_the_same_data_source() -> None:
 def test_promtool_accepts_rules_and_configuration(
     promtool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from infra.monitoring.prometheus import write_configuration, write_targets
+    from infra.local.prometheus import write_configuration, write_targets
 
     monkeypatch.setenv("SWIFTQUEUE_STATE", str(tmp_path))
     folder = write_configuration(9090)
@@ -180,6 +189,36 @@ def test_promtool_accepts_rules_and_configuration(
     )
 
 
+def test_alerts_go_to_the_alertmanager_that_is_named(
+    promtool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The real Prometheus names it as the one that it tells."""
+    from infra.local import prometheus
+    from infra.local.prometheus_query import ask
+
+    monkeypatch.setenv("SWIFTQUEUE_STATE", str(tmp_path))
+    for wrong in ("127.0.0.1", "http://a:9093", "a b:1", "a:0"):
+        monkeypatch.setenv("SWIFTQUEUE_ALERTMANAGER", wrong)
+        with pytest.raises(ValueError, match=r"SWIFTQUEUE_ALERTMANAGER=.* is not HOST:PORT"):
+            prometheus.start()
+    own, manager = free_ports(2)
+    monkeypatch.setenv("SWIFTQUEUE_PROMETHEUS_PORT", str(own))
+    monkeypatch.setenv("SWIFTQUEUE_ALERTMANAGER", f"127.0.0.1:{manager}")
+    url = prometheus.start()
+    try:
+        subprocess.run(
+            [promtool, "check", "config", "--lint-fatal", tmp_path / "prometheus" / "prometheus.yaml"],
+            check=True,
+        )
+        deadline = time.monotonic() + 60
+        while not (told := ask(url, "alertmanagers")["activeAlertmanagers"]):
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        assert [one["url"] for one in told] == [f"http://127.0.0.1:{manager}/api/v2/alerts"]
+    finally:
+        prometheus.main("stop")
+
+
 def test_alerts_fire_when_they_should_and_only_then(promtool: str) -> None:
     subprocess.run([promtool, "test", "rules", "alerts_test.yaml"], cwd=HERE / "rules", check=True)
 
@@ -196,13 +235,22 @@ def test_every_alert_is_tested_both_ways() -> None:
         assert set(rule["annotations"]) == {"summary", "action"}
 
 
+def test_every_alert_has_its_line_in_the_runbook(project: Path) -> None:
+    page = (project / "docs/OPERATIONS.md").read_text()
+    page = page.partition("### At three in the morning")[2].partition("\n## ")[0]
+    rows = [row.split("|") for row in page.splitlines() if row.startswith("|")][2:]
+    named = [name.strip() for row in rows for name in row[1].split(",")]
+    assert sorted(named) == sorted(rule["alert"] for rule in rules("alerts.yaml"))
+    assert all("`" in row[3] for row in rows)  # a command
+
+
 # A real Prometheus on a real Triton -----------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def prometheus(champion: int) -> Iterator[str]:
     """A Prometheus that scrapes the Triton that serves the champion."""
-    from infra.monitoring import prometheus
+    from infra.local import prometheus
 
     if shutil.which("prometheus") is None:
         pytest.skip(WITHOUT.format("a server"))
@@ -214,21 +262,19 @@ def prometheus(champion: int) -> Iterator[str]:
         prometheus.main("stop")
 
 
-def until(server: str, expr: str, seconds: float = 60) -> list[dict[str, Any]]:
+def until(server: str, expr: str) -> list[dict[str, Any]]:
     """Result of an instant query as soon as it is not empty."""
-    from infra.monitoring.query import ask
+    from infra.local.prometheus_query import ask
 
-    deadline = time.monotonic() + seconds
-    while not (result := ask(server, "query", query=expr)["result"]):
-        assert time.monotonic() < deadline, f"no data for {expr}"
-        time.sleep(0.5)
-    found: list[dict[str, Any]] = result
+    found: list[dict[str, Any]] = wait_until(
+        lambda: ask(server, "query", query=expr)["result"], f"no data for {expr}"
+    )
     return found
 
 
 def rule_health(server: str) -> dict[str, str]:
     """`ok`, `err`, or `unknown` until it is evaluated, by the rule's name."""
-    from infra.monitoring.query import ask
+    from infra.local.prometheus_query import ask
 
     groups = ask(server, "rules")["groups"]
     return {rule["name"]: rule["health"] for group in groups for rule in group["rules"]}
@@ -238,20 +284,22 @@ def rule_health(server: str) -> dict[str, str]:
 def test_prometheus_scrapes_triton_and_every_panel_runs(
     prometheus: str, champion: int, tmp_path: Path
 ) -> None:
+    from infra.local.native_backend import LIBRARY
+    from infra.local.prometheus_query import QueryError, ask
     from infra.monitoring.picture import draw, series_of
-    from infra.monitoring.query import QueryError, ask
-    from infra.native_backend import LIBRARY
-    from serving.endpoint import Triton
+    from serving.triton.endpoint import Triton
 
     until(prometheus, 'up{job="triton"} == 1')
     with Triton() as triton:
         tokens, features = triton.config().input[0].dims
-        deadline = time.monotonic() + 60
         requests = 'rate(nv_inference_request_success{model="swiftqueue"}[1m]) > 0'
-        while not (busy := ask(prometheus, "query", query=requests)["result"]):
+
+        def busy_now() -> list[dict[str, Any]]:
             triton.infer(np.zeros((2, tokens, features), dtype=np.float32))
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+            found: list[dict[str, Any]] = ask(prometheus, "query", query=requests)["result"]
+            return found
+
+        busy = wait_until(busy_now)
     assert busy[0]["metric"]["version"] == str(champion)
     until(prometheus, "swiftqueue:triton_request_seconds:mean_rate1m > 0")
 
@@ -266,27 +314,24 @@ def test_prometheus_scrapes_triton_and_every_panel_runs(
     with pytest.raises(QueryError, match="parse error"):
         ask(prometheus, "query", query="sum by (")
 
-    deadline = time.monotonic() + 60
-    while "unknown" in (health := rule_health(prometheus)).values():
-        assert time.monotonic() < deadline, health
-        time.sleep(0.5)
-    assert health == dict.fromkeys(RECORDED | {rule["alert"] for rule in rules("alerts.yaml")}, "ok")
+    wait_until(lambda: "unknown" not in rule_health(prometheus).values())
+    assert rule_health(prometheus) == dict.fromkeys(
+        RECORDED | {rule["alert"] for rule in rules("alerts.yaml")}, "ok"
+    )
 
     picture = tmp_path / "dashboard.png"
     # Its steps are longer: what is a few seconds old may lie between two of them.
-    deadline = time.monotonic() + 60
-    while draw(prometheus, picture, minutes=5) < len(filled):
-        assert time.monotonic() < deadline
+    wait_until(lambda: draw(prometheus, picture, minutes=5) >= len(filled))
     assert 10_000 < picture.stat().st_size < 200_000
 
 
 @pytest.mark.slow
 def test_an_agent_fills_its_panels_and_its_end_is_seen(prometheus: str, serving_state: Path) -> None:
     """A server with a metrics port is a target by its record alone; its end raises the alert."""
-    from infra import processes
+    from infra.local import processes
+    from infra.local.prometheus import write_targets
     from infra.monitoring.picture import series_of
-    from infra.monitoring.prometheus import write_targets
-    from serving.endpoint import grpc_address
+    from serving.triton.endpoint import grpc_address
 
     if not AGENT.is_file():
         pytest.skip(f"{AGENT} is not built (make -C serving/agent)")
@@ -317,37 +362,36 @@ def test_status_names_a_part_that_is_not_scraped(
     prometheus: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A part that runs, and whose page nobody answers."""
-    from infra import processes
-    from infra.live import health
-    from infra.monitoring.prometheus import write_targets
+    from infra.local import processes, status
+    from infra.local.prometheus import write_targets
 
-    monkeypatch.setattr(health, "SCRAPED_S", 8.0)
+    monkeypatch.setattr(status, "SCRAPED_S", 8.0)
     until(prometheus, 'max_over_time(up{job="triton"}[8s]) == 1')
-    assert health.print_parts(), capsys.readouterr().out
+
+    def well() -> bool:
+        return all(one.well for one in status.judge_parts())
+
+    assert well()
     port = free_ports(1)[0]
     processes.start("scheduler-2", ["sleep", "600"], {"metrics": port}, {}, lambda: True, 5)
     try:
         write_targets()
-        assert health.print_parts()  # it was just started
-        deadline = time.monotonic() + 60
-        while health.print_parts():
-            assert time.monotonic() < deadline, capsys.readouterr().out
-            time.sleep(0.5)
-        said = capsys.readouterr().out.splitlines()[-2:]
-        assert (
+        assert well()  # it was just started
+        wait_until(lambda: not well())
+        (said,) = [one.line for one in status.judge_parts() if one.part == "prometheus"]
+        assert said.endswith(
             f"targets answer its scrapes, {prometheus}; not scraped: scheduler-2 (127.0.0.1:{port})"
-            in said[0]
         )
     finally:
         processes.stop("scheduler-2")
         write_targets()
-    assert health.print_parts()
+    assert well()
 
 
 def test_a_missing_or_misconfigured_prometheus_is_one_clear_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from infra.monitoring import prometheus
+    from infra.local import prometheus
 
     monkeypatch.setenv("SWIFTQUEUE_STATE", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -357,7 +401,5 @@ def test_a_missing_or_misconfigured_prometheus_is_one_clear_line(
     monkeypatch.setenv("SWIFTQUEUE_STATE", str(tmp_path))
     monkeypatch.setenv("SWIFTQUEUE_PROMETHEUS_PORT", "http")
     if shutil.which("prometheus"):
-        with pytest.raises(ValueError, match="SWIFTQUEUE_PROMETHEUS_PORT='http' is not a port number"):
+        with pytest.raises(ValueError, match="SWIFTQUEUE_PROMETHEUS_PORT='http': it must be a whole number"):
             prometheus.start()
-    with pytest.raises(ValueError, match="is not start, targets or stop"):
-        prometheus.main("restart")

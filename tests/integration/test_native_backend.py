@@ -20,24 +20,34 @@ from typing import Any
 
 import numpy as np
 import pytest
+import toy_world
 import tritonclient.grpc as grpc
+import yaml
+from waiting import wait_until
 
-from infra import processes
-from infra.bench.inference_references import typical_features
-from infra.native_backend import SOURCES, with_native_backend
-from infra.processes import free_ports
-from infra.stack import triton_command
-from infra.triton_environment import find_environment
-from models import artifact, gate
-from models.predictor import Architecture, Predictor
-from models.scaling import Target
-from serving.endpoint import LOOPBACK, Triton, TritonError
-from serving.limits import limits_of
-from serving.push import SMOKE_WINDOWS, DeployError, Pushed, push, smoke_windows
-from serving.triton_config import CONTENT_FILE, GPU_CACHE, Backend, gpu_config_text
-from serving.triton_repository import CANDIDATE, MODEL, ModelRepository, write_text
+from benchmarks.inference_references import typical_features
+from feature_store.atomic import write_file
+from infra.local import processes
+from infra.local.native_backend import SOURCES, with_native_backend
+from infra.local.processes import free_ports
+from infra.local.servers import triton_command
+from infra.local.triton_environment import find_environment
+from models.networks import artifact
+from models.networks.prediction import predict
+from models.networks.scaling import Target
+from models.networks.transformer import Architecture, Predictor
+from models.training.examples import pretraining_split
+from models.training.pretraining import Pretrainer, PretrainParams, ScaledPrediction, fit_scaling
+from models.training.protocol import Protocol
+from models.training.windows import load_windows
+from serving.deploy.push import SMOKE_WINDOWS, DeployError, Pushed, push, smoke_windows
+from serving.triton.config import CONTENT_FILE, GPU_CACHE, Backend, gpu_config_text
+from serving.triton.endpoint import LOOPBACK, Triton, TritonError, control_headers
+from serving.triton.limits import limits_of
+from serving.triton.repository import CANDIDATE, MODEL, ModelRepository
 
 pytestmark = pytest.mark.slow
+PROJECT = Path(__file__).resolve().parents[2]
 NAME = "triton-native"  # of the server's record
 
 
@@ -67,7 +77,7 @@ def native(serving_state: Path) -> Iterator[Native]:
     environment = with_native_backend(find_environment(), root / "backends")
     repository = ModelRepository(root)
     repository.embedded.mkdir(parents=True)
-    ports = dict(zip(("http", "grpc", "metrics"), free_ports(3), strict=True))
+    ports = dict(zip(("grpc", "metrics"), free_ports(2), strict=True))
     command = triton_command(environment, repository.embedded, ports)
     with Triton(f"{LOOPBACK}:{ports['grpc']}") as triton:
         processes.start(NAME, command, ports, environment.variables, triton.live, 60)
@@ -89,7 +99,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Untrained artifacts of the real size; the same `encoder` with another `head` is a fine-tuned one."""
     import torch
 
-    from feature_store.windows import schema_hash
+    from feature_store.events.windows import schema_hash
 
     root = tmp_path_factory.mktemp("artifacts")
 
@@ -121,7 +131,7 @@ def windows(folder: Path, count: int, seed: int) -> np.ndarray:
 
 def predicted(folder: Path, x_BWF: np.ndarray) -> np.ndarray:
     """What PyTorch makes of windows with the artifact's weights."""
-    return gate.predict(artifact.load(folder).model, x_BWF)
+    return predict(artifact.load(folder).model, x_BWF)
 
 
 def stage(native: Native, folder: Path, version: int, backend: Backend = Backend.NATIVE) -> Path:
@@ -184,7 +194,7 @@ def test_a_bad_request_gets_its_own_error_and_spoils_no_other(
     native.push(folder, 1)
     # As served, a call has one request; a configuration may collect them, and then each is still its own.
     config = native.repository.embedded / MODEL / "config.pbtxt"
-    write_text(config, config.read_text() + "dynamic_batching { }\n")
+    write_file(config, config.read_text() + "dynamic_batching { }\n")
     native.triton.load(MODEL)
     names = [feature.name for feature in artifact.load(folder).model.features]
     size = names.index("size_bytes")
@@ -228,16 +238,16 @@ def test_a_bad_request_gets_its_own_error_and_spoils_no_other(
 
 def _statistics(native: Native, requests: int) -> Any:
     """Triton's statistics once `requests` are counted, which happens just after their answers are sent."""
-    deadline = time.monotonic() + 5
     with grpc.InferenceServerClient(native.triton.address) as client:
-        while True:
-            statistics = client.get_inference_statistics(MODEL).model_stats[0]
+
+        def counted() -> Any:
+            statistics = client.get_inference_statistics(MODEL, headers=control_headers()).model_stats[0]
             stats = statistics.inference_stats
             computed = sum(batch.batch_size * batch.compute_infer.count for batch in statistics.batch_stats)
-            counted = stats.success.count + stats.fail.count >= requests
-            if (counted and computed == statistics.inference_count) or time.monotonic() > deadline:
-                return statistics
-            time.sleep(0.01)
+            all_of_them = stats.success.count + stats.fail.count >= requests
+            return statistics if all_of_them and computed == statistics.inference_count else None
+
+        return wait_until(counted)
 
 
 def test_its_figures_are_counted(native: Native, make: Callable[..., Path]) -> None:
@@ -259,10 +269,7 @@ def test_its_figures_are_counted(native: Native, make: Callable[..., Path]) -> N
     assert {b.batch_size for b in statistics.batch_stats} == {1, 9}, "a push asks one by one"
     assert 0 < statistics.inference_stats.compute_infer.ns < 1e9
     native.triton.unload(MODEL)
-    deadline = time.monotonic() + 5
-    while native.metric("swiftqueue_encoders") != [0] and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert native.metric("swiftqueue_encoders") == [0]
+    wait_until(lambda: native.metric("swiftqueue_encoders") == [0])
     assert native.metric("swiftqueue_head_loaded_seconds") == []
 
 
@@ -304,7 +311,7 @@ def edit_config(old: str, new: str) -> Callable[[Path], None]:
         config = folder.parent / "config.pbtxt"
         text = config.read_text()
         assert old in text
-        write_text(config, text.replace(old, new))
+        write_file(config, text.replace(old, new))
 
     return edit
 
@@ -319,6 +326,7 @@ def edit_config(old: str, new: str) -> Callable[[Path], None]:
         (lambda folder: (folder / "limits.json").unlink(), r"limits\.json: No such file"),
         (lambda folder: (folder / "limits.json").write_text("{}"), r"limits\.json: .*key .* is missing"),
         (edit_config("dims: [ 64,", "dims: [ 72,"), r"this version's window has dims \[64, "),
+        (edit_config("dims: [ 64,", "dims: [ -1,"), r"this version's window has dims \[64, "),
         (edit_config('_hash" value { string_value: "', '_hash" value { string_value: "0'), "schema_hash"),
         (edit_config("max_batch_size: 64", "max_batch_size: 0"), "max_batch_size must be at least 1"),
         (edit_config('name: "window"', 'name: "packets"'), "input must be one tensor, window"),
@@ -336,6 +344,25 @@ def test_a_version_that_is_not_right_is_refused_and_the_old_one_goes_on(
     answer = native.triton.infer(x_BWF)
     assert answer.version == 1
     np.testing.assert_allclose(answer.latency_us, predicted(folder, x_BWF), rtol=1e-4)
+
+
+def test_three_layers_trained_by_a_parameter_are_served_by_the_engine(native: Native, tmp_path: Path) -> None:
+    world = toy_world.write_windows(
+        tmp_path, [toy_world.bottleneck_table("t", 2.5, swing_ms=60)], protocol=Protocol("toy", 1.2, 0.3, 0.5)
+    )
+    opened = load_windows(world / "windows", world / "split.json")
+    section = yaml.safe_load((PROJECT / "params.yaml").read_text())["pretrain"]
+    params = PretrainParams(**section | {"layers": 3, "workers": 1})
+    train, validation = pretraining_split(opened)
+    features, target = fit_scaling(opened, train, params.target)
+    model = Predictor(features, target, params.sizes(opened.horizon))
+    Pretrainer(model, ScaledPrediction(model), train, validation, params).run_epoch()
+    described = artifact.Description(opened.tokens, opened.schema_hash, "acked", opened.protocol)
+    artifact.save(tmp_path / "three", model, described)
+    assert native.push(tmp_path / "three", 1).backend is Backend.NATIVE
+    x_BWF = np.array(opened.traces["t"].x_BWF[-4:])
+    answer = native.triton.infer(x_BWF)
+    np.testing.assert_allclose(answer.latency_us, predicted(tmp_path / "three", x_BWF), rtol=1e-4)
 
 
 def test_an_architecture_the_engine_does_not_know_is_refused_by_name(
@@ -410,31 +437,17 @@ def test_the_same_number_with_another_head_is_another_model(
     assert native.metric("swiftqueue_encoders") == [1]
 
 
-def test_windows_of_different_lengths_where_the_configuration_lets_them(
-    native: Native, make: Callable[..., Path]
-) -> None:
-    """Less history is fewer tokens: the answer is that of the same window with padding before it."""
+def test_several_instances_over_the_same_weights(native: Native, make: Callable[..., Path]) -> None:
+    """Each has scratch memory of its own."""
     folder = make()
     served_folder(native, folder, 1)
-    features = len(artifact.load(folder).model.features)
     text = native.repository.embedded / MODEL / "config.pbtxt"
-    ragged = f"dims: [ -1, {features} ] allow_ragged_batch: true"
-    # Two instances as well: each has scratch memory of its own over the same weights.
-    edited = text.read_text().replace(f"dims: [ 64, {features} ]", ragged).replace("count: 1", "count: 2")
-    write_text(text, edited)
+    write_file(text, text.read_text().replace("count: 1", "count: 2"))
     native.triton.load(MODEL)
-    padded = [windows(folder, 1 + i % 3, seed=i) for i in range(40)]
-    lengths = [8 + 7 * i % 57 for i in range(40)]
-    for x_BWF, length in zip(padded, lengths, strict=True):
-        x_BWF[:, : 64 - length] = 0
-    cut = [np.ascontiguousarray(x[:, 64 - n :]) for x, n in zip(padded, lengths, strict=True)]
-    for x_BWF, answer in zip(padded, send_all(native, cut), strict=True):
+    asked = [windows(folder, 1 + i % 3, seed=i) for i in range(40)]
+    for x_BWF, answer in zip(asked, send_all(native, asked), strict=True):
         assert isinstance(answer, np.ndarray), answer
         np.testing.assert_allclose(answer, predicted(folder, x_BWF), rtol=1e-4)
-    with pytest.raises(TritonError, match=r"window has shape \[1, 65, .* takes \[-1, 64, "):
-        native.triton.infer(np.zeros((1, 65, features), np.float32))
-    with pytest.raises(TritonError, match=r"window has shape \[1, 7, "):
-        native.triton.infer(np.zeros((1, 7, features), np.float32))
 
 
 def test_both_backends_serve_side_by_side_and_agree(native: Native, make: Callable[..., Path]) -> None:
@@ -461,10 +474,10 @@ def test_the_configuration_for_the_gpu_container_is_one_that_triton_takes(
     text = gpu_config_text(CANDIDATE, 1, folder)
     config = native.repository.embedded / CANDIDATE / "config.pbtxt"
     here = text.replace('platform: "onnxruntime_onnx"', 'backend: "swiftqueue"')
-    write_text(config, here)
+    write_file(config, here)
     with pytest.raises(TritonError, match="has kind KIND_GPU but no GPUs are available"):
         native.triton.load(CANDIDATE)
-    write_text(config, here.replace("KIND_GPU", "KIND_CPU"))
+    write_file(config, here.replace("KIND_GPU", "KIND_CPU"))
     native.triton.load(CANDIDATE)  # runs the warm-up
     taken = native.triton.config(CANDIDATE)
     (accelerator,) = taken.optimization.execution_accelerators.gpu_execution_accelerator
@@ -480,12 +493,12 @@ def test_the_configuration_for_the_gpu_container_is_one_that_triton_takes(
         native.triton.infer(x_BWF, CANDIDATE).latency_us, predicted(folder, x_BWF), rtol=1e-4
     )
     # A word that Triton does not know is an error there: the parser above would have found a wrong one.
-    write_text(config, here.replace("KIND_GPU", "KIND_CPU").replace("gpu_execution", "gpu_executive"))
+    write_file(config, here.replace("KIND_GPU", "KIND_CPU").replace("gpu_execution", "gpu_executive"))
     with pytest.raises(TritonError, match="failed to poll from model repository"):
         native.triton.load(CANDIDATE)
 
 
 def test_a_backend_that_is_not_built_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("infra.native_backend.LIBRARY", tmp_path / "libtriton_swiftqueue.so")
+    monkeypatch.setattr("infra.local.native_backend.LIBRARY", tmp_path / "libtriton_swiftqueue.so")
     with pytest.raises(OSError, match="the native backend is not built; run `make -C "):
         with_native_backend(find_environment(), tmp_path / "backends")

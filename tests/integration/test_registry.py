@@ -1,20 +1,25 @@
-"""The registry on SQLite and behind a real MLflow server, and the stage that fills it."""
+"""The registry on SQLite (behind a server: test_untrusted_registry.py), and the stage that fills it."""
 
 from __future__ import annotations
 
 import json
 import pickletools
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import yaml
 
+from feature_store.events.windows import FEATURES
+from models.training.protocol import SHORT
+
 pytestmark = pytest.mark.slow
 
-TAGS = {"content_sha256": "a" * 64, "git_commit": "b" * 40, "gate": "passed"}
+TAGS = {"git_commit": "b" * 40, "schema_hash": "a" * 64}
 
 
 @pytest.fixture(scope="module")
@@ -27,43 +32,33 @@ def sqlite(serving_state: Path) -> None:
     """The default store in the tests' state folder."""
 
 
-@pytest.fixture(scope="module")
-def server(serving_state: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A real MLflow server with a store of its own, started by `up --mlflow`."""
-    import os
+def check_round_trip(name: str, exported: Path, folder: Path) -> None:
+    from models.networks import artifact
+    from models.registry.lineage import content_hash
+    from models.registry.registry import CHALLENGER, CHAMPION, INPUTS_FILE, Decision, Registry
+    from models.registry.store import RegistryError
 
-    from infra import processes, stack
-    from serving.endpoint import LOOPBACK
-
-    before = os.environ["SWIFTQUEUE_STATE"]
-    os.environ["SWIFTQUEUE_STATE"] = str(tmp_path_factory.mktemp("server-state"))
-    stack.start_mlflow()
-    record = processes.running("mlflow")
-    assert record is not None
-    own, os.environ["SWIFTQUEUE_STATE"] = os.environ["SWIFTQUEUE_STATE"], before
-    yield f"http://{LOOPBACK}:{record.ports['http']}"
-    os.environ["SWIFTQUEUE_STATE"] = own
-    processes.stop("mlflow")
-    os.environ["SWIFTQUEUE_STATE"] = before
-
-
-def check_round_trip(exported: Path, folder: Path) -> None:
-    from models import artifact
-    from models.registry import CHALLENGER, CHAMPION, INPUTS_FILE, Registry, RegistryError
-
-    registry = Registry("round-trip")
+    registry, content = Registry(name), content_hash(exported)
     assert registry.alias(CHAMPION) is None
-    assert registry.find(TAGS["content_sha256"]) is None
-    np.save(exported / INPUTS_FILE, np.zeros((3, 24), np.float32))
+    assert registry.find(content) is None
+    np.save(exported / INPUTS_FILE, np.zeros((3, len(FEATURES)), np.float32))
     reports = folder / "reports"
     (reports / "plots").mkdir(parents=True)
     (reports / "plots" / "curve.csv").write_text("a,b\n1,2\n")
     version = registry.add(
-        exported, tags=TAGS, params={"pretrain.seed": "1"}, metrics={"late.ap": 0.5}, reports=reports
+        exported,
+        judged=Decision(True, "a test", None),
+        tags=TAGS,
+        params={"pretrain.seed": "1"},
+        metrics={"late.ap": 0.5},
+        reports=reports,
     )
     assert version == 1
-    assert registry.find(TAGS["content_sha256"]) == version
-    assert registry.tags(version).items() >= TAGS.items()
+    assert registry.find(content) == version
+    assert registry.tags(version).items() >= (TAGS | {"gate": "passed", "content_sha256": content}).items()
+    assert registry.refusal(version) == ""
+    registry.decide(version, Decision(False, "not any more", None))
+    assert registry.refusal(version) == f"version {version} did not pass the gate: not any more"
     registry.set_alias(CHALLENGER, version)
     registry.set_alias(CHAMPION, version)
     assert registry.alias(CHALLENGER) == registry.alias(CHAMPION) == version
@@ -73,12 +68,12 @@ def check_round_trip(exported: Path, folder: Path) -> None:
     registry.log_metrics(version, {"gate.challenger.log_mae": 0.25})
 
     fetched = registry.fetch(version, folder / "fetched")
-    for name in ("model.safetensors", "model.json", "model.onnx", INPUTS_FILE):
-        assert (fetched / name).read_bytes() == (exported / name).read_bytes()
+    for file in ("model.safetensors", "model.json", "model.onnx", INPUTS_FILE):
+        assert (fetched / file).read_bytes() == (exported / file).read_bytes()
     artifact.load(fetched)
     with pytest.raises(RegistryError, match="version 99"):
         registry.tags(99)
-    check_stored(folder / "stored", version)
+    check_stored(name, version, folder / "stored")
 
 
 def is_pickle(path: Path) -> bool:
@@ -89,15 +84,15 @@ def is_pickle(path: Path) -> bool:
         return False
 
 
-def check_stored(folder: Path, version: int) -> None:
+def check_stored(name: str, version: int, folder: Path) -> None:
     """What MLflow keeps: a signature its UI shows, a network its own loader runs, and no pickle."""
     import mlflow
 
-    uri = f"models:/round-trip/{version}"
+    uri = f"models:/{name}/{version}"
     info = mlflow.models.get_model_info(uri)
-    assert [(i.name, i.shape[1:]) for i in info.signature.inputs.inputs] == [("window", (64, 24))]
+    assert [(i.name, i.shape[1:]) for i in info.signature.inputs.inputs] == [("window", (64, len(FEATURES)))]
     assert [(o.name, o.shape) for o in info.signature.outputs.inputs] == [("latency_us", (-1, 8))]
-    x_BWF = np.zeros((2, 64, 24), dtype=np.float32)
+    x_BWF = np.zeros((2, 64, len(FEATURES)), dtype=np.float32)
     answer = mlflow.pyfunc.load_model(uri).predict({"window": x_BWF})
     assert answer["latency_us"].shape == (2, 8)
     mlflow.artifacts.download_artifacts(uri, dst_path=str(folder))
@@ -105,7 +100,7 @@ def check_stored(folder: Path, version: int) -> None:
     assert {p.suffix for p in files} <= {".safetensors", ".json", ".onnx", ".npy", ".yaml", ".txt", ""}
     assert not [path for path in files if is_pickle(path)]
     client = mlflow.MlflowClient()
-    run = client.get_run(client.get_model_version("round-trip", str(version)).run_id)
+    run = client.get_run(client.get_model_version(name, str(version)).run_id)
     assert run.data.params == {"pretrain.seed": "1"}
     assert run.data.metrics["late.ap"] == 0.5
     assert run.data.metrics["gate.challenger.log_mae"] == 0.25
@@ -114,26 +109,56 @@ def check_stored(folder: Path, version: int) -> None:
 
 
 def test_round_trip_in_sqlite(sqlite: None, exported: Path, tmp_path: Path) -> None:
-    from models.registry import local_store, tracking_uri
+    from models.registry.store import local_store, tracking_uri
 
     assert tracking_uri() == local_store()[0]
-    check_round_trip(exported, tmp_path)
+    check_round_trip("round-trip", exported, tmp_path)
 
 
-def test_round_trip_through_a_server(
-    server: str, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_versions_that_nobody_needs_leave_nothing_but_their_number(
+    exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from models.registry import tracking_uri
+    import sqlite3
 
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
-    assert tracking_uri() == server
-    check_round_trip(exported, tmp_path)
+    from models.registry import registry as module
+    from models.registry.registry import CHAMPION, Decision, Registry
+    from models.registry.retention import prune
+    from models.registry.store import RegistryError
+
+    monkeypatch.setenv("SWIFTQUEUE_STATE", str(tmp_path))
+    monkeypatch.setattr(module, "PAGE", 2)  # more versions than one answer holds
+    registry = Registry("many")
+    judged = Decision(passed=True, reason="set by a test", champion=None)
+    versions = [
+        registry.add(exported, judged=judged, tags=TAGS, params={"a": "1"}, metrics={"b": 1.0})
+        for _ in range(5)
+    ]
+    registry.set_alias(CHAMPION, versions[1])
+    assert registry.versions() == versions
+    store = tmp_path / "mlflow"
+    bytes_each = sum(file.stat().st_size for file in (store / "artifacts").rglob("*")) / 5
+    assert prune(registry, 2, budget_s=0.0) == []  # no time: the next round goes on
+    assert prune(registry, 2) == [versions[2]]  # the first has the champion's encoder, as far as it is known
+    assert prune(registry, 2) == []
+    assert registry.versions() == [v for v in versions if v != versions[2]]
+    with pytest.raises(RegistryError):
+        registry.tags(versions[2])
+    left = sum(file.stat().st_size for file in (store / "artifacts").rglob("*"))
+    assert left == pytest.approx(4 * bytes_each, rel=0.05)
+    with sqlite3.connect(store / "mlflow.db") as rows:
+        for table in ("runs", "logged_models", "params", "metrics", "model_version_tags"):
+            column = "version" if table == "model_version_tags" else "rowid"
+            count = f"select count(distinct {column}) from {table}"  # noqa: S608 - names of this test
+            assert rows.execute(count).fetchone()[0] % 4 == 0, table
+    registry.fetch(versions[0], tmp_path / "fetched")
+    assert registry.add(exported, judged=judged, tags=TAGS, params={}, metrics={}) == versions[-1] + 1
 
 
 def test_a_registry_that_does_not_answer_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
     import socket
 
-    from models.registry import Registry, RegistryError
+    from models.registry.registry import Registry
+    from models.registry.store import RegistryError
 
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
@@ -151,7 +176,7 @@ def test_a_registry_that_does_not_answer_is_one_clear_line(monkeypatch: pytest.M
 @pytest.fixture
 def data(tmp_path: Path, make_artifact: Callable[..., Path]) -> Path:
     """A folder as the earlier stages leave it: windows of one trace, two rounds, an evaluation."""
-    from feature_store.windows import FEATURES, schema_hash
+    from feature_store.events.windows import FEATURES, schema_hash
 
     rng = np.random.default_rng(1)
     names = [f.name for f in FEATURES]
@@ -166,34 +191,44 @@ def data(tmp_path: Path, make_artifact: Callable[..., Path]) -> Path:
     (windows / "t").mkdir(parents=True)
     np.save(windows / "t" / "x_acked.npy", x_BWF)
     np.save(windows / "t" / "y_us.npy", y_BH)
+    np.save(windows / "t" / "y_acked_ns.npy", np.zeros(y_BH.shape, np.int64))
+    np.save(windows / "t" / "decision_ns.npy", np.arange(batches, dtype=np.int64))
     rounds = [{"finetune": [0, 16], "test": [16, 32]}, {"finetune": [16, 32], "test": [32, 64]}]
     meta = {
         "schema_hash": schema_hash(),
         "tokens": 64,
         "horizon": 8,
         "features": [{"name": f.name, "unit": f.unit} for f in FEATURES],
-        "traces": {"t": {"pretrain": [0, 16], "rounds": rounds}},
+        "visibility": ["acked"],
+        "traces": {"t": {"windows": batches, "bdp_packets": 8}},
     }
     (windows / "meta.json").write_text(json.dumps(meta))
+    divided = {"protocol": asdict(SHORT), "duration_s": 1.0, "pretrain": [0, 16], "rounds": rounds}
+    (tmp_path / "split.json").write_text(json.dumps({"traces": {"t": divided}}))
     for number in (0, 1):
         shutil.copytree(make_artifact(1 + number), tmp_path / "finetuned" / "t" / f"round-{number}")
     (tmp_path / "evaluation").mkdir()
-    (tmp_path / "evaluation" / "metrics.json").write_text(
-        '{"model": {"mae_ms": 1.5, "interval": [1, 2], "x": null}}'
-    )
-    (tmp_path / "params.yaml").write_text("register: {model_name: NAME, trace: t, keep_versions: 5}\n")
-    lock = {"stages": {"windows": {"outs": [{"path": "data/windows", "md5": "c" * 32}]}}}
+    (tmp_path / "evaluation" / "metrics.json").write_text('{"n": 5, "model": {"mae_ms": 1.5, "x": null}}')
+    hashes = {"data/windows": "c" * 32, "data/packets/trace=t": "d" * 32}
+    lock = {"stages": {"all": {"outs": [{"path": path, "md5": md5} for path, md5 in hashes.items()]}}}
     (tmp_path / "dvc.lock").write_text(yaml.safe_dump(lock))
     return tmp_path
 
 
 def run_stage(data: Path, model_name: str) -> dict[str, object]:
+    from models.registry.register_params import RegisterParams
+    from models.training.windows import load_windows
     from pipelines.register import register
 
-    params = {"model_name": model_name, "trace": "t", "keep_versions": 5}
+    params: dict[str, Any] = {
+        "model_name": model_name,
+        "trace": "t",
+        "keep_versions": 5,
+        "experiments": False,
+    }
     return register(
-        params,
-        windows=data / "windows",
+        RegisterParams(**params),
+        windows=load_windows(data / "windows", data / "split.json"),
         finetuned=data / "finetuned",
         evaluation=data / "evaluation",
         all_params={"register": params},
@@ -203,7 +238,7 @@ def run_stage(data: Path, model_name: str) -> dict[str, object]:
 
 def change_head(data: Path, *, share: float, bias: float) -> None:
     """Leave that share of the last layer's answer and add `bias`, of which 2 is a factor e."""
-    from models import artifact
+    from models.networks import artifact
 
     source = data / "finetuned" / "t" / "round-1"
     loaded = artifact.load(source)
@@ -214,7 +249,7 @@ def change_head(data: Path, *, share: float, bias: float) -> None:
 
 
 def test_the_stage_registers_judges_and_reuses(sqlite: None, data: Path) -> None:
-    from models.registry import INPUTS_FILE, Registry
+    from models.registry.registry import INPUTS_FILE, Registry
 
     first = run_stage(data, "staged")
     gate = first["gate"]
@@ -228,6 +263,7 @@ def test_the_stage_registers_judges_and_reuses(sqlite: None, data: Path) -> None
     assert registry.alias("challenger") == 1
     tags = registry.tags(1)
     assert tags["dvc.data/windows"] == "c" * 32
+    assert tags["dvc.data/packets/trace:t"] == "d" * 32
     assert tags["protocol"] == "short"
     assert tags["parent_version"] == "none"
     assert len(tags["git_commit"].split("+")[0]) == 40
@@ -235,8 +271,14 @@ def test_the_stage_registers_judges_and_reuses(sqlite: None, data: Path) -> None
     assert gate["loses_to"] == ["last_sender", "last_flow", "last_queue"]
     assert gate["figures"]["challenger"]["n"] == 32 * 8
     inputs_NF = np.load(registry.fetch(1, data / "fetched") / INPUTS_FILE)
-    assert inputs_NF.shape == (16 * 8, 24)  # of the slice for pre-training
+    assert inputs_NF.shape == (16 * 8, len(FEATURES))  # of the slice for pre-training
     assert set(inputs_NF.max(axis=0)) == {0, 1500, 10_000}
+
+    version = registry._client.get_model_version("staged", "1")
+    run = registry._client.get_run(version.run_id)
+    assert run.info.run_name == "version 1 t/round-1"
+    assert {name: run.data.metrics[name] for name in ("n", "model.mae_ms")} == {"n": 5, "model.mae_ms": 1.5}
+    assert len(run.data.metrics) < 50
 
     again = run_stage(data, "staged")
     assert again["version"] == 1
@@ -259,15 +301,15 @@ def test_the_stage_registers_judges_and_reuses(sqlite: None, data: Path) -> None
 def test_beside_a_champion_with_another_window_the_naive_baselines_judge(
     sqlite: None, data: Path, exported: Path
 ) -> None:
-    from models.registry import Registry
+    from models.registry.registry import Decision, Registry
 
     other = shutil.copytree(exported, data / "other")
     described = json.loads((other / "model.json").read_text())
     described["window"]["tokens"] = 96
     (other / "model.json").write_text(json.dumps(described))
     registry = Registry("other-window")
-    tags = {"content_sha256": "d" * 64, "gate": "passed"}
-    champion = registry.add(other, tags=tags, params={}, metrics={})
+    judged = Decision(True, "a test", None)
+    champion = registry.add(other, judged=judged, tags={}, params={}, metrics={})
     registry.set_alias("champion", champion)
     why = f"champion {champion} takes other windows (tokens 96, here 64)"
     change_head(data, share=0, bias=2)  # e times the last latency: nearer to what comes than that itself
@@ -278,6 +320,27 @@ def test_beside_a_champion_with_another_window_the_naive_baselines_judge(
     gate = run_stage(data, "other-window")["gate"]
     assert not gate["passed"]
     assert f"{why}, and it loses to last_" in gate["reason"]
+
+
+def test_an_experiment_registers_nothing_unless_it_is_asked_to(
+    sqlite: None, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from models.registry.registry import Registry
+    from pipelines import register
+
+    section = {"model_name": "experiment", "trace": "t", "keep_versions": 5, "experiments": False}
+    output = data / "registered.json"
+    places = (data / name for name in ("params.yaml", "windows", "split.json", "finetuned", "evaluation"))
+    given = (*places, output)
+    monkeypatch.setenv("DVC_EXP_NAME", "wide")  # as `dvc exp run` sets it
+    (data / "params.yaml").write_text(yaml.safe_dump({"register": section}))
+    register.main(*given)
+    assert "experiment wide registers nothing: register.experiments is false" in capsys.readouterr().out
+    assert json.loads(output.read_text())["version"] is None
+    assert Registry("experiment").versions() == []
+    (data / "params.yaml").write_text(yaml.safe_dump({"register": section | {"experiments": True}}))
+    register.main(*given)
+    assert json.loads(output.read_text())["version"] == 1
 
 
 def test_the_stage_names_what_is_missing(sqlite: None, data: Path) -> None:

@@ -6,12 +6,15 @@ They are started with the arguments of the Kubernetes manifest, each on ports of
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import sqlite3
 import subprocess
+import sys
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -23,23 +26,25 @@ import numpy as np
 import psutil
 import pytest
 import yaml
-from agent_program import AgentProgram, LiveSender, wait_until
+from agent_program import AgentProgram, LiveSender
 from conftest import PROJECT
 from registered import add_version
 from test_deploy import Clients
+from waiting import wait_until
 
-from infra import processes
-from infra.native_backend import with_native_backend
-from infra.processes import free_ports
-from infra.stack import print_status
-from infra.triton_environment import TritonEnvironment, find_environment
-from models.state import state_dir
-from serving import agent_process, deploy_log
-from serving.deploy import deploy_version, rollback_champion, serve_champion
-from serving.endpoint import LOOPBACK, METRICS_ADDRESS, SERVERS, Triton, grpc_addresses
-from serving.push import DeployError, local_smoke, push, served_version
-from serving.servers import connected, each
-from serving.triton_repository import MODEL, ModelRepository
+from feature_store.state import secret_file, state_dir
+from infra.local import processes
+from infra.local.native_backend import with_native_backend
+from infra.local.processes import free_ports
+from infra.local.status import print_status
+from infra.local.triton_environment import TritonEnvironment, find_environment
+from serving.agent import process as agent_process
+from serving.deploy import log as deploy_log
+from serving.deploy.deployment import deploy_version, rollback_champion, serve_champion
+from serving.deploy.push import DeployError, local_smoke, push
+from serving.triton.endpoint import LOOPBACK, SERVERS, Triton, TritonError, grpc_addresses
+from serving.triton.repository import MODEL, ModelRepository
+from serving.triton.servers import connected, each
 
 pytestmark = pytest.mark.slow
 OTHER_LOOPBACK = "127.0.0.2"
@@ -86,7 +91,7 @@ class Replica:
 
     def serves(self) -> int | None:
         with Triton(self.address) as triton:
-            return served_version(triton)
+            return triton.served_version()
 
 
 @dataclass(frozen=True)
@@ -113,13 +118,21 @@ def manifest_commands(state: Path) -> tuple[list[str], list[str]]:
     [pod] = [d["spec"]["template"]["spec"] for d in documents if d["kind"] == "StatefulSet"]
     [first] = [c["command"] for c in pod["initContainers"] if c["name"] == "repository"]
     [server] = pod["containers"]
-    here = [[word.replace("/state/", f"{state}/") for word in words] for words in (first, server["args"])]
+    # Senders' certificates have tests of their own (test_mtls.py); the secret is the test's own, and the
+    # library before Triton's main is that of the local one.
+    tls = ("--grpc-use-ssl", "--grpc-server", "--grpc-root")
+    arguments = [word for word in server["args"] if not word.startswith(tls)]
+    control = f"=@{secret_file('triton')}"
+    here = [
+        [word.replace("/state/", f"{state}/").replace("=@/control/triton", control) for word in words]
+        for words in (first, arguments)
+    ]
     return here[0], here[1]
 
 
 @pytest.fixture(scope="module")
 def replicas(serving_state: Path) -> Iterator[list[Replica]]:
-    environment = with_native_backend(find_environment(), serving_state / "replicas" / "backends")
+    environment = with_native_backend(find_environment(), serving_state / "triton" / "replicas" / "backends")
     made = []
     prepare, arguments = manifest_commands(serving_state)
     subprocess.run(prepare, check=True)
@@ -130,6 +143,7 @@ def replicas(serving_state: Path) -> Iterator[list[Replica]]:
         command += [f"--{kind}-port={port}" for kind, port in ports.items()]
         made.append(Replica(number, command, ports, environment))
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SWIFTQUEUE_TRITON_SECRET", str(serving_state / "secrets" / "triton"))
         patch.setenv(SERVERS, ",".join(replica.address for replica in made))
         patch.chdir(PROJECT)
         yield made
@@ -144,7 +158,7 @@ def registered(
     serving_state: Path, make_artifact: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Any, int, int]:
     """The registry, and two versions of its own in it."""
-    from models.registry import Registry
+    from models.registry.registry import Registry
 
     registry = Registry("swiftqueue")
     versions: list[int] = []
@@ -238,6 +252,50 @@ def test_versions_follow_at_all_servers_without_a_failed_request(
     assert last["servers"] == {replica.address: fleet.second for replica in replicas}
 
 
+def test_a_replica_is_ready_where_it_answers_a_real_inference(fleet: Fleet) -> None:
+    """infra/k8s/ready.py at one that serves a version, one that serves none, and none at all."""
+    ports = fleet.replicas[0].ports
+
+    def says(what: str, number: int) -> tuple[int, str]:
+        environment = {"PATH": os.environ["PATH"], "TRITON_HTTP_PORT": str(number)}
+        probe = [sys.executable, "-I", str(PROJECT / "infra/k8s/ready.py"), what]
+        done = subprocess.run(probe, env=environment, capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout.strip()
+
+    assert says("serving", ports["http"]) == (0, f"ready: version {fleet.first}")
+    with Triton(fleet.replicas[0].address) as triton:
+        triton.unload(MODEL)
+        without = says("serving", ports["http"])
+        assert says("live", ports["http"]) == (0, "")
+        triton.load(MODEL)
+    (nobody,) = free_ports(1)
+    for code, line in (without, says("serving", nobody), says("live", nobody)):
+        assert code == 1
+        assert line.startswith("not ")
+
+
+@pytest.mark.parametrize("body", [{}, {"parameters": {"config": "{}"}}])
+def test_nobody_loads_by_http_without_the_secret(fleet: Fleet, body: dict[str, Any]) -> None:
+    url = f"http://{LOOPBACK}:{fleet.replicas[0].ports['http']}/v2/repository/models/{MODEL}"
+    for what in ("load", "unload"):
+        request = urllib.request.Request(f"{url}/{what}", json.dumps(body).encode())  # noqa: S310 - loopback
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.urlopen(request, timeout=10)  # noqa: S310
+    assert fleet.serves() == [fleet.first] * 3
+
+
+def test_a_message_of_megabytes_is_refused_and_no_argument_is_the_secret(fleet: Fleet) -> None:
+    with Triton(fleet.replicas[0].address) as triton:
+        x_BWF = np.zeros((1 << 10, *triton.config().input[0].dims), np.float32)
+        assert x_BWF.nbytes > 5 << 20
+        with pytest.raises(TritonError, match="larger than max"):
+            triton.infer(x_BWF)
+    assert fleet.serves() == [fleet.first] * 3
+    called = " ".join(fleet.replicas[0].process().cmdline())
+    assert "--grpc-restricted-protocol=" in called
+    assert secret_file("triton").read_text().strip() not in called
+
+
 def test_a_server_killed_in_a_push_leaves_the_others_with_the_champion(
     fleet: Fleet, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -261,7 +319,7 @@ def test_a_server_killed_in_a_push_leaves_the_others_with_the_champion(
     assert fleet.serves() == [fleet.first, fleet.first, None]
 
     dead.start()  # it loads by itself what the one configuration names
-    wait_until(lambda: dead.serves() == fleet.first, 10, "it did not load the champion at its start")
+    wait_until(lambda: dead.serves() == fleet.first, "it did not load the champion at its start")
     assert print_status() == 0
     deploy_version(fleet.second)
     assert fleet.serves() == [fleet.second] * 3
@@ -277,7 +335,7 @@ def test_without_the_dead_server_in_the_list_deploys_go_on_and_it_catches_up(
         deploy_version(fleet.second)
     assert fleet.serves() == [fleet.second, fleet.second, None]
     dead.start()
-    wait_until(lambda: dead.serves() == fleet.second, 10, "it did not load the champion at its start")
+    wait_until(lambda: dead.serves() == fleet.second, "it did not load the champion at its start")
 
 
 def test_a_server_paused_in_a_push_delays_it_and_heals(fleet: Fleet) -> None:
@@ -291,7 +349,7 @@ def test_a_server_paused_in_a_push_delays_it_and_heals(fleet: Fleet) -> None:
         assert [first.serves(), third.serves()] == [fleet.first] * 2
         assert fleet.champion == fleet.first
         paused.process().resume()
-        wait_until(lambda: paused.serves() is not None, 10, "it does not answer again")
+        wait_until(lambda: paused.serves() is not None, "it does not answer again")
         serve_champion()
     assert fleet.serves() == [fleet.first] * 3
 
@@ -347,7 +405,7 @@ def test_a_number_that_fails_with_new_content_leaves_the_old_content_served(
     fleet: Fleet, make_artifact: Callable[..., Path]
 ) -> None:
     """A registry made anew counts from 1 again: the push of its version N takes the place of the old N."""
-    from models import artifact
+    from models.networks import artifact
 
     number, repository = 900, ModelRepository()
     kept, dead = fleet.replicas[:2]
@@ -363,7 +421,7 @@ def test_a_number_that_fails_with_new_content_leaves_the_old_content_served(
         assert answer.version == number
         np.testing.assert_allclose(answer.latency_us, smoke.y_BH, rtol=1e-4)
     dead.start()
-    wait_until(lambda: dead.serves() == number, 10, "it does not serve the old content at its start")
+    wait_until(lambda: dead.serves() == number, "it does not serve the old content at its start")
     with Triton(dead.address) as two:
         np.testing.assert_allclose(two.infer(smoke.x_BWF).latency_us, smoke.y_BH, rtol=1e-4)
     serve_champion()
@@ -401,11 +459,11 @@ def scraped(port: int) -> dict[str, str]:
 def test_the_scheduler_reports_each_server_where_it_is_to_be_scraped(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from infra.live.metrics import Metrics
+    from pipelines.live.metrics import Metrics
 
     *others, dead = fleet.replicas
     dead.kill()
-    monkeypatch.setenv(METRICS_ADDRESS, OTHER_LOOPBACK)
+    monkeypatch.setenv("SWIFTQUEUE_METRICS_ADDRESS", OTHER_LOOPBACK)
     values = scraped(Metrics().serve(0))
     for replica in others:
         assert float(values[f'swiftqueue_served_version{{server="{replica.address}"}}']) == fleet.first
@@ -421,7 +479,7 @@ def test_the_agent_asks_all_of_them_and_is_scraped_where_it_is_told(fleet: Fleet
         AgentProgram("--listen", path, *options) as agent,
         LiveSender(path, deadline_us=1_000_000) as sender,
     ):
-        assert sender.until("decided", 15)["version"] == fleet.first
+        assert sender.until_decided()["version"] == fleet.first
 
         def all_known() -> bool:
             values = scraped(agent.ready["metrics_port"])
@@ -431,7 +489,7 @@ def test_the_agent_asks_all_of_them_and_is_scraped_where_it_is_told(fleet: Fleet
                 for replica in fleet.replicas
             )
 
-        wait_until(all_known, 10, "the agent does not know each server's version")
+        wait_until(all_known, "the agent does not know each server's version")
         sender.socket.close()
         agent.end()
 
@@ -460,7 +518,7 @@ def test_where_the_registry_does_not_take_the_name_the_servers_go_back(fleet: Fl
 def test_servers_that_are_named_are_served_and_none_is_started(
     fleet: Fleet, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from infra.stack import start_stack
+    from infra.local.servers import start_stack
 
     for replica in fleet.replicas:
         with Triton(replica.address) as triton:
@@ -472,4 +530,4 @@ def test_servers_that_are_named_are_served_and_none_is_started(
     assert f"{SERVERS} is set, so no local Triton is started" in said
     assert f"champion version {fleet.first} is served" in said
     with connected() as servers:
-        assert each(servers, served_version) == [fleet.first] * 3
+        assert each(servers, Triton.served_version) == [fleet.first] * 3

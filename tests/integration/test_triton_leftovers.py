@@ -8,11 +8,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from infra import processes, triton_leftovers
-from infra.processes import free_ports
-from infra.stack import triton_command
-from infra.triton_environment import find_environment
-from serving.endpoint import LOOPBACK, Triton
+from infra.local import processes, triton_leftovers
+from infra.local.processes import free_ports
+from infra.local.servers import triton_command
+from infra.local.triton_environment import find_environment
+from serving.triton.endpoint import LOOPBACK, Triton
 
 pytestmark = pytest.mark.slow
 
@@ -42,7 +42,7 @@ class Python:
         (version / "model.py").write_text(MODEL)
         (version.parent / "config.pbtxt").write_text(CONFIG)
         environment = find_environment()
-        ports = dict(zip(("http", "grpc", "metrics"), free_ports(3), strict=True))
+        ports = dict(zip(("grpc", "metrics"), free_ports(2), strict=True))
         command = [*triton_command(environment, root / "repository", ports), "--load-model=m"]
         before = folders()
         with Triton(f"{LOOPBACK}:{ports['grpc']}") as triton:

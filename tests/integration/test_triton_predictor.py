@@ -18,14 +18,16 @@ from typing import Any
 import pytest
 import tritonclient.grpc as grpc
 
-from infra import processes
-from infra.bench.served_models import IDENTITY, PROJECT, backends, build, served, write_model
-from infra.processes import free_ports
-from infra.stack import triton_command
-from models import artifact
-from serving.endpoint import LOOPBACK, Triton
-from serving.triton_config import Backend
-from serving.triton_repository import MODEL
+from benchmarks.inference_references import make_model
+from benchmarks.served_models import IDENTITY, PROJECT, backends, build, served, write_model
+from feature_store.events.windows import schema_hash
+from infra.local import processes
+from infra.local.processes import free_ports
+from infra.local.servers import triton_command
+from models.networks import artifact
+from serving.triton.config import Backend
+from serving.triton.endpoint import LOOPBACK, Triton, control_headers
+from serving.triton.repository import MODEL
 
 pytestmark = pytest.mark.slow
 RATE = 200  # questions a second
@@ -43,9 +45,6 @@ def program() -> Path:
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An untrained artifact of the real size."""
-    from feature_store.windows import schema_hash
-    from infra.bench.inference_references import make_model
-
     folder = tmp_path_factory.mktemp("artifact")
     artifact.save(folder, make_model(), artifact.Description(64, schema_hash(), "acked"))
     return folder
@@ -94,7 +93,7 @@ def replicas(
     for version in (1, 2):
         root = tmp_path_factory.mktemp("replica")
         write_model(root / "repository", MODEL, source, IDENTITY, version)
-        ports = dict(zip(("http", "grpc", "metrics"), free_ports(3), strict=True))
+        ports = dict(zip(("grpc", "metrics"), free_ports(2), strict=True))
         both.append(Replica(f"triton-replica-{version}", root, ports))
     for replica in both:
         replica.start()
@@ -106,11 +105,11 @@ def replicas(
 class Asking:
     """A client that asks at a steady rate in the background until it is stopped."""
 
-    def __init__(self, program: Path, servers: list[str]) -> None:
+    def __init__(self, program: Path, servers: list[str], *more: str) -> None:
         named = [word for server in servers for word in ("--server", server)]
         options = ("--rate", str(RATE), "--deadline-us", str(DEADLINE_US), "--windows", "2")
         self.process = subprocess.Popen(
-            [str(program), *named, "--questions", "1000000", *options],
+            [str(program), *named, "--questions", "1000000", *options, *more],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -184,7 +183,7 @@ def test_one_bad_question_gets_an_error_and_those_sent_with_it_get_answers(
         assert "is NaN or outside" in found["error"]
         # Questions were sent together, else this shows little; the probe of health is a request, too.
         with grpc.InferenceServerClient(address) as client:
-            statistics = client.get_inference_statistics(MODEL).model_stats[0]
+            statistics = client.get_inference_statistics(MODEL, headers=control_headers()).model_stats[0]
         requests = statistics.inference_stats.success.count
         assert requests < asked / 2
         assert statistics.inference_count >= 2 * found["in_time"]

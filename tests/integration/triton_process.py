@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import psutil
 
-from infra import processes, triton_leftovers
+from infra.local import processes, triton_leftovers
 
 
 def server_process() -> psutil.Process:

@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from models import artifact
-from models.artifact import Description
-from models.predictor import Architecture, Predictor, Readout
-from models.scaling import Feature, Target, transform_of
+from models.networks import artifact
+from models.networks.artifact import Description
+from models.networks.scaling import ScaledFeature, Target, transform_of
+from models.networks.transformer import Architecture, Predictor, Readout
 
 GOLDEN = Path(__file__).resolve().parent.parent / "data" / "engine" / "golden.json"
 UNITS = {
@@ -36,11 +36,11 @@ UNITS = {
 SIZE = list(UNITS).index("size_bytes")
 
 
-def features(count: int) -> list[Feature]:
+def features(count: int) -> list[ScaledFeature]:
     """Of the sorts that windows hold, log1p and identity; `count` may be more than there are names."""
     named = list(UNITS.items()) + [(f"more_{i}", ("us", "flag")[i % 2]) for i in range(count - len(UNITS))]
     return [
-        Feature(name, unit, transform_of(unit), *((5.0, 2.5) if transform_of(unit) == "log1p" else ()))
+        ScaledFeature(name, unit, transform_of(unit), *((5.0, 2.5) if transform_of(unit) == "log1p" else ()))
         for name, unit in named[:count]
     ]
 

@@ -9,21 +9,28 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-import toy_windows
+import toy_world
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models import baselines, evaluation
-from models.baselines import BoostedTrees, Candidates
-from models.windows_data import Slice
+from models.scoring import baselines, predictions
+from models.scoring.baselines import BoostedTrees, Candidates
+from models.training.protocol import Slice
+
+
+def sent(seed: int, seconds: float) -> pl.DataFrame:
+    return toy_world.bottleneck_table("toy", seconds, 400, seed=seed, flows=3, episodes=True)
+
+
+def opened(folder: Path, packets: pl.DataFrame) -> predictions.EvaluatedTrace:
+    toy_world.write_windows(folder, [packets], visibility=("acked", "previous"))
+    return predictions.load_traces(folder / "windows", folder / "split.json")[1]["toy"]
 
 
 @pytest.fixture(scope="module")
-def trace(tmp_path_factory: pytest.TempPathFactory) -> evaluation.EvaluatedTrace:
+def trace(tmp_path_factory: pytest.TempPathFactory) -> predictions.EvaluatedTrace:
     folder = tmp_path_factory.mktemp("windows")
-    packets = toy_windows.make_packets(seed=3, seconds=8)
-    toy_windows.write_windows(folder, {"toy": packets}, ("acked", "previous"))
-    return evaluation.load_traces(folder)[1]["toy"]
+    return opened(folder, sent(seed=3, seconds=8))
 
 
 def tokens(**columns: list[list[float]]) -> Candidates:
@@ -81,11 +88,11 @@ def test_ewma_is_the_literal_recursion(log: list[Any], asked: list[Any]) -> None
 
 @pytest.mark.parametrize("visibility", ["acked", "previous"])
 def test_ewma_of_a_trace_uses_what_the_visibility_shows(
-    trace: evaluation.EvaluatedTrace, visibility: str
+    trace: predictions.EvaluatedTrace, visibility: str
 ) -> None:
     """Window by window, with a loop over every packet and its acknowledgement time."""
     rows = np.arange(340, 370)
-    got = evaluation._ewma(trace, rows, visibility, np.full((30, 8), -1.0))
+    got = predictions._ewma(trace, rows, visibility, np.full((30, 8), -1.0))
     y, acked, flow = (a.ravel() for a in (trace.labels.y_us_BH, trace.labels.y_acked_ns_BH, trace.flow_BH))
     order = np.argsort(acked, kind="stable") if visibility == "acked" else np.arange(len(y))
     for row, ours in zip(rows, got, strict=True):
@@ -98,7 +105,17 @@ def test_ewma_of_a_trace_uses_what_the_visibility_shows(
         assert ours == pytest.approx([value[f] for f in trace.flow_BH[row]])
 
 
-def with_changed_future(trace: evaluation.EvaluatedTrace, at: int) -> evaluation.EvaluatedTrace:
+def test_a_slice_in_which_the_sender_was_silent_leaves_the_trees_as_they_are(
+    trace: predictions.EvaluatedTrace,
+) -> None:
+    trees, _ = predictions.fit_trees([trace], "acked", rounds=3, seed=1)
+    silent = Slice(trace.labels.pretrain.hi, trace.labels.pretrain.hi)
+    inputs = baselines.tree_inputs(trace.candidates("acked", silent))
+    assert inputs.shape == (0, baselines.tree_inputs(trace.candidates("acked", Slice(0, 2))).shape[1])
+    assert trees.continued(inputs, trace.known_by_slice_end(silent)) is trees
+
+
+def with_changed_future(trace: predictions.EvaluatedTrace, at: int) -> predictions.EvaluatedTrace:
     """The same trace, where every latency that was not yet visible at decision `at` is another."""
     hidden = trace.labels.y_acked_ns_BH > trace.labels.decision_ns_B[at]
     y_us_BH = np.where(hidden, trace.labels.y_us_BH * 3 + 1e5, trace.labels.y_us_BH)
@@ -107,21 +124,23 @@ def with_changed_future(trace: evaluation.EvaluatedTrace, at: int) -> evaluation
 
 
 def test_baselines_do_not_see_latencies_acknowledged_after_the_decision(
-    trace: evaluation.EvaluatedTrace,
+    trace: predictions.EvaluatedTrace,
 ) -> None:
     """Fails if visibility leaks: under `acked`, an unacknowledged latency must not move a prediction."""
     rows, otherwise = np.arange(350, 371), np.full((21, 8), 5e3)
     changed = with_changed_future(trace, at=370)
     for visibility, moved in (("acked", False), ("previous", True)):
-        before = evaluation._ewma(trace, rows, visibility, otherwise)
-        after = evaluation._ewma(changed, rows, visibility, otherwise)
+        before = predictions._ewma(trace, rows, visibility, otherwise)
+        after = predictions._ewma(changed, rows, visibility, otherwise)
         # Only under `previous` do the latencies of packets still in flight at decision 370 count.
         assert (not np.array_equal(before, after)) is moved
     inputs = [baselines.tree_inputs(t.candidates("acked", Slice(350, 371))) for t in (trace, changed)]
     np.testing.assert_array_equal(*inputs)
 
 
-def test_trees_learn_only_from_labels_acknowledged_within_the_slice(trace: evaluation.EvaluatedTrace) -> None:
+def test_trees_learn_only_from_labels_acknowledged_within_the_slice(
+    trace: predictions.EvaluatedTrace,
+) -> None:
     part, labels = Slice(100, 300), trace.labels
     known = trace.known_by_slice_end(part).reshape(-1, 8)
     seen = labels.y_acked_ns_BH[100:300] <= labels.decision_ns_B[300]
@@ -162,46 +181,41 @@ def test_trees_without_labels() -> None:
 
 
 def test_packets_that_do_not_belong_to_the_windows_are_refused(tmp_path: Path) -> None:
-    packets = toy_windows.make_packets(seed=1, seconds=6.5)
-    toy_windows.write_windows(tmp_path, {"toy": packets}, ("acked",))
-    pl.read_parquet(tmp_path / "toy" / "features.parquet").head(80).write_parquet(
-        tmp_path / "toy" / "features.parquet"
-    )
+    toy_world.write_windows(tmp_path, [sent(seed=1, seconds=6.5)])
+    features = tmp_path / "windows" / "toy" / "features.parquet"
+    pl.read_parquet(features).head(80).write_parquet(features)
     with pytest.raises(ValueError, match=r"features.parquet: 80 packets, but the windows decide"):
-        evaluation.load_traces(tmp_path)
+        predictions.load_traces(tmp_path / "windows", tmp_path / "split.json")
 
 
 class Constant:
     """Stands where the predictor does, so that only baselines are at work: says 30 ms of everything."""
 
-    def predict(self, trace: evaluation.EvaluatedTrace, visibility: str) -> dict[str, Any]:
+    def predict(self, trace: predictions.EvaluatedTrace, visibility: str) -> dict[str, Any]:
         us_BH = np.full((sum(len(r.test) for r in trace.labels.rounds), 8), 30e3)
-        return {evaluation.FINETUNED: us_BH, evaluation.PRETRAINED: us_BH}
+        return {predictions.FINETUNED: us_BH, predictions.PRETRAINED: us_BH}
 
 
-def predicted(folder: Path, packets: pl.DataFrame) -> evaluation.TracePredictions:
-    toy_windows.write_windows(folder, {"toy": packets}, ("acked", "previous"))
-    toy = evaluation.load_traces(folder)[1]["toy"]
-    trees = {v: evaluation.fit_trees([toy], v, rounds=20, seed=1) for v in toy.by_visibility}
-    return evaluation.predict_trace(toy, models=Constant(), trees=trees)  # type: ignore[arg-type]
+def predicted(folder: Path, packets: pl.DataFrame) -> predictions.TracePredictions:
+    toy = opened(folder, packets)
+    trees = {v: predictions.fit_trees([toy], v, rounds=20, seed=1) for v in toy.by_visibility}
+    return predictions.predict_trace(toy, models=Constant(), trees=trees)  # type: ignore[arg-type]
 
 
 def test_no_baseline_changes_when_what_is_not_yet_acknowledged_changes(tmp_path: Path) -> None:
     """The whole way from packets: labels, trees of both kinds, EWMA, last visible ones."""
-    packets = toy_windows.make_packets(seed=5, seconds=8)
+    packets = sent(seed=5, seconds=8)
     before = predicted(tmp_path / "before", packets)
     row = 60  # of the first test slice
     hidden = pl.col("acked_ns") > int(before.decision_ns_B[row])
     later_us = pl.when(hidden).then(pl.col("latency_us") * 2 + 7e3).otherwise("latency_us")
     changed = packets.with_columns(
         latency_us=later_us.cast(pl.Float32),
-        acked_ns=pl.when(hidden & (pl.col("acked_ns") < toy_windows.NEVER))
-        .then(pl.col("acked_ns") + 100_000_000)
-        .otherwise("acked_ns"),
+        acked_ns=pl.when(hidden).then(pl.col("acked_ns") + 100_000_000).otherwise("acked_ns"),
     )
     after = predicted(tmp_path / "after", changed)
     assert not np.array_equal(before.y_BH[: row + 1], after.y_BH[: row + 1], equal_nan=True)
-    for method in evaluation.BASELINES:
+    for method in predictions.BASELINES:
         old, new = (p.us_BH["acked"][method][: row + 1] for p in (before, after))
         np.testing.assert_array_equal(old, new, err_msg=method)
         old, new = (p.us_BH["previous"][method][: row + 1] for p in (before, after))
@@ -209,11 +223,12 @@ def test_no_baseline_changes_when_what_is_not_yet_acknowledged_changes(tmp_path:
 
 
 def test_last_visible_under_acked_is_the_last_acknowledged(tmp_path: Path) -> None:
-    packets = toy_windows.make_packets(seed=6, seconds=7)
+    packets = sent(seed=6, seconds=7)
     got = predicted(tmp_path / "windows", packets).us_BH["acked"]
     first = packets.filter(pl.col("sent_ns") >= int(packets["sent_ns"][0]) + 5 * 10**9)["packet"][0]
     start = -(-first // 8)  # the first window of the test slice
     y, acked, flow = (packets[c].to_numpy() for c in ("latency_us", "acked_ns", "flow_id"))
+    acked = np.nan_to_num(acked, nan=np.inf)
     for row in range(0, 40, 3):
         now = packets["sent_ns"][(start + row) * 8]
         seen = [int(p) for p in np.argsort(acked, kind="stable") if acked[p] <= now and np.isfinite(y[p])]

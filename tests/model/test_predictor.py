@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from models.predictor import MAX_LATENCY_US, Architecture, Predictor
-from models.scaling import SCALE_FLOOR, Feature, Target, fit_features, fit_target
+from models.networks.prediction import BATCH, predict
+from models.networks.scaling import SCALE_FLOOR, ScaledFeature, Target, fit_features, fit_target
+from models.networks.transformer import MAX_LATENCY_US, Architecture, Predictor
 
 NAMES = ["age_us", "latency_us", "latency_visible", "candidate", "size_bytes", "in_flight"]
 UNITS = ["us", "us", "flag", "flag", "bytes", "packets"]
@@ -209,8 +210,19 @@ def test_bad_inputs_are_refused() -> None:
     with pytest.raises(ValueError, match="no known latency"):
         fit_target(np.full((3, 8), np.nan, dtype=np.float32), "log")
     with pytest.raises(ValueError, match="unknown transform 'sqrt'"):
-        Feature("age_us", "us", "sqrt")  # type: ignore[arg-type]
+        ScaledFeature("age_us", "us", "sqrt")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="hold size_bytes"):
-        Predictor([Feature("age_us", "us")], Target())
+        Predictor([ScaledFeature("age_us", "us")], Target())
     with pytest.raises(ValueError, match="heads must divide"):
         Architecture(width=63)
+
+
+def test_windows_are_predicted_in_batches_as_the_model_predicts_them() -> None:
+    """In eval mode, from what cannot be written to, and the last batch is shorter."""
+    model, x_BWF = make_predictor(readout="candidates").train(), windows(BATCH + 3, 16).numpy()
+    x_BWF.setflags(write=False)
+    us_BH = predict(model, x_BWF)
+    assert not model.training
+    with torch.no_grad():
+        for part in (slice(0, BATCH), slice(BATCH, None)):
+            np.testing.assert_array_equal(us_BH[part], model(torch.from_numpy(x_BWF[part].copy())).numpy())

@@ -1,6 +1,6 @@
 """The C++ parts under the address and undefined-behaviour sanitizers; threads under the thread sanitizer.
 
-Those of the window and of the capture's reader are in tests/data.
+`make test` tries one of the two parts that compile quickly, chosen by the commit; `make test-all` all five.
 """
 
 from __future__ import annotations
@@ -11,18 +11,22 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import mutants
 import pytest
+from by_commit import tried
 from engine_models import make_model, save
 
-from infra.native_backend import SOURCES
-from models import artifact
-from serving import agent_process
+from infra.local.native_backend import SOURCES
+from models.networks import artifact
+from serving.agent import process as agent_process
 from serving.engine import LIBRARY
-from serving.limits import limits_of
-from serving.triton_config import Backend
-from serving.triton_repository import ModelRepository
+from serving.triton.config import Backend
+from serving.triton.limits import limits_of
+from serving.triton.repository import ModelRepository
 
 pytestmark = pytest.mark.slow
+QUICK = ("window", "capture reader")
+minutes = pytest.mark.skipif(not mutants.ALL, reason="minutes of compilation: make test-all")
 
 
 def sanitize(sources: Path, folder: Path, rounds: int) -> str:
@@ -39,6 +43,36 @@ def sanitize(sources: Path, folder: Path, rounds: int) -> str:
     return ran.stdout
 
 
+@tried("window", QUICK, 1)
+def test_window(project: Path) -> None:
+    """Random and hostile events."""
+    make = ["make", "-C", "feature_store", "sanitize"]
+    done = subprocess.run(make, cwd=project, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "40 senders, nothing found" in done.stdout
+
+
+@tried("capture reader", QUICK, 1)
+def test_capture_reader(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutated captures; the decoder stops at the first bad address or undefined operation."""
+    monkeypatch.syspath_prepend(project / "tests" / "data")
+    from test_extract_fuzz import TIMES, good_captures
+
+    library = project / "feature_store" / "_build" / "libpcapdecode-asan.so"
+    subprocess.run(["make", "-s", "-C", project / "feature_store", f"_build/{library.name}"], check=True)
+    find = ["g++", "-print-file-name=libasan.so"]
+    runtime = subprocess.run(find, check=True, capture_output=True, text=True).stdout.strip()
+    environment = {
+        "LD_PRELOAD": runtime,
+        "ASAN_OPTIONS": "detect_leaks=0",  # Python itself leaks
+    }
+    taken, _ = mutants.survive(
+        "test_extract_fuzz:feed_sanitized", good_captures(), 1_000 * TIMES, environment=environment
+    )
+    assert taken > 250 * TIMES
+
+
+@minutes
 def test_engine(tmp_path: Path) -> None:
     """Hostile artifacts and windows, and heads swapped under predictions."""
     model = make_model(readout="candidates", anchor="last_latency_flow_us")
@@ -48,6 +82,7 @@ def test_engine(tmp_path: Path) -> None:
     assert len(re.findall(r"^swap: 100 heads under \d+ predictions", said, re.M)) == 2
 
 
+@minutes
 def test_native_backend(tmp_path: Path) -> None:
     """Hostile requests and versions, and versions swapped under predictions."""
     folder = save(tmp_path / "m", make_model(readout="candidates", anchor="last_latency_flow_us"), tokens=64)
@@ -60,6 +95,7 @@ def test_native_backend(tmp_path: Path) -> None:
     assert len(re.findall(r"^swap: 50 versions under \d+ predictions, one encoder", said, re.M)) == 2
 
 
+@minutes
 @pytest.mark.skipif(agent_process.why_not_built() is not None, reason=str(agent_process.why_not_built()))
 def test_agent(make_artifact: Callable[..., Path]) -> None:
     """Hostile frames, streams and swaps; all of it is instrumented, the engine too."""

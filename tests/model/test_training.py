@@ -15,23 +15,30 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-import synthetic_windows
 import torch
+import toy_world
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from waiting import LIMIT_S
 
-from models import artifact, checkpoint, training
-from models.examples import epoch_batches, examples_from_arrays, owned, pretraining_split
-from models.loss import example_weights, sharp_changes, weighted_squared_error
-from models.predictor import Architecture, Predictor
-from models.ray_job import PROGRESS_FILE
-from models.scaling import MIN_LATENCY_US
-from models.training import Pretrainer, PretrainParams, fit_scaling, noam_rate
-from models.windows_data import Slice, WindowSet, fingerprint, load_windows
+from models.networks import artifact
+from models.networks.scaling import MIN_LATENCY_US
+from models.networks.transformer import Architecture, Predictor
+from models.training import checkpoint, pretraining
+from models.training.examples import epoch_batches, examples_from_arrays, owned, pretraining_split
+from models.training.loss import example_weights, weighted_squared_error
+from models.training.pretraining import Pretrainer, PretrainParams, fit_scaling, noam_rate
+from models.training.protocol import Protocol, Slice
+from models.training.ray_job import PROGRESS_FILE
+from models.training.sharp import sharp_changes
+from models.training.windows import WindowSet, fingerprint, load_windows
 
 PARAMS = {
+    "layers": 2,
+    "width": 64,
+    "heads": 4,
     "seed": 1,
     "workers": 1,
     "epochs": 3,
@@ -48,12 +55,22 @@ PARAMS = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return synthetic_windows.write_windows(tmp_path_factory.mktemp("windows"), windows=160)
+    return make_world(tmp_path_factory.mktemp("world"))
+
+
+def make_world(folder: Path) -> Path:
+    """Two traces of 160 windows, half of them to pre-train on; their latency swings, so it can be learned."""
+    tables = [toy_world.bottleneck_table(f"t{i}", 1.28, seed=i, swing_ms=60) for i in (0, 1)]
+    return toy_world.write_windows(folder, tables, protocol=Protocol("toy", 0.64, 0.16, 0.21))
+
+
+def opened(folder: Path) -> WindowSet:
+    return load_windows(folder / "windows", folder / "split.json")
 
 
 @pytest.fixture(scope="module")
 def windows(folder: Path) -> WindowSet:
-    return load_windows(folder)
+    return opened(folder)
 
 
 def make_trainer(windows: WindowSet, **changes: object) -> Pretrainer:
@@ -61,9 +78,8 @@ def make_trainer(windows: WindowSet, **changes: object) -> Pretrainer:
     train, validation = pretraining_split(windows)
     features, target = fit_scaling(windows, train, params.target)
     torch.manual_seed(params.seed)
-    sizes = Architecture(horizon=windows.horizon, readout=params.readout, anchor=params.anchor)
-    model = Predictor(features, target, sizes)
-    return Pretrainer(model, training.ScaledPrediction(model), train, validation, params)
+    model = Predictor(features, target, params.sizes(windows.horizon))
+    return Pretrainer(model, pretraining.ScaledPrediction(model), train, validation, params)
 
 
 # The loss
@@ -133,18 +149,19 @@ def test_labels_acknowledged_after_their_part_ends_are_not_used(windows: WindowS
 
 
 def test_nothing_after_the_pretraining_slice_reaches_training(folder: Path, tmp_path: Path) -> None:
-    changed = synthetic_windows.write_windows(tmp_path / "changed", windows=160)
-    for name in ("t0", "t1"):
+    changed = make_world(tmp_path / "changed")
+    for name, trace in opened(folder).traces.items():
+        part, end = changed / "windows" / name, trace.pretrain.hi
         for file in ("x_acked", "y_us"):
-            array = np.load(changed / name / f"{file}.npy")
-            array[80:] = 7e5
-            np.save(changed / name / f"{file}.npy", array)
-        decision_ns = np.load(changed / name / "decision_ns.npy")
-        y_us, acked_ns = np.load(changed / name / "y_us.npy"), np.load(changed / name / "y_acked_ns.npy")
-        y_us[acked_ns > decision_ns[80]] = 7e5  # nor what became known later
-        np.save(changed / name / "y_us.npy", y_us)
+            array = np.load(part / f"{file}.npy")
+            array[end:] = 7e5
+            np.save(part / f"{file}.npy", array)
+        decision_ns = np.load(part / "decision_ns.npy")
+        y_us, acked_ns = np.load(part / "y_us.npy"), np.load(part / "y_acked_ns.npy")
+        y_us[acked_ns > decision_ns[end]] = 7e5  # nor what became known later
+        np.save(part / "y_us.npy", y_us)
     for ours, theirs in zip(
-        pretraining_split(load_windows(folder)), pretraining_split(load_windows(changed)), strict=True
+        pretraining_split(opened(folder)), pretraining_split(opened(changed)), strict=True
     ):
         every = np.arange(len(ours))
         np.testing.assert_array_equal(ours.y_us_NH, theirs.y_us_NH)
@@ -154,7 +171,8 @@ def test_nothing_after_the_pretraining_slice_reaches_training(folder: Path, tmp_
 
 def test_gather_reads_the_right_windows_across_traces(windows: WindowSet) -> None:
     train, _ = pretraining_split(windows)
-    expected = np.concatenate([t.x_BWF[t.pretrain.lo : t.pretrain.lo + 72] for t in windows.traces.values()])
+    learned = [(t, t.pretrain.hi - max(1, round(len(t.pretrain) * 0.1))) for t in windows.traces.values()]
+    expected = np.concatenate([t.x_BWF[t.pretrain.lo : middle] for t, middle in learned])
     order = np.random.default_rng(0).permutation(len(train))
     np.testing.assert_array_equal(train.gather(order), expected[order])
 
@@ -162,37 +180,58 @@ def test_gather_reads_the_right_windows_across_traces(windows: WindowSet) -> Non
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda meta: meta.pop("tokens"), "meta.json: malformed .KeyError: 'tokens'"),
-        (lambda meta: meta["traces"]["t0"].update(windows=9), r"shape \(160,\), but meta.json says \(9,\)"),
-        (lambda meta: meta["traces"]["t0"].update(pretrain=[0, 999]), r"slice \[0, 999\) of trace t0"),
-        (lambda meta: meta["traces"].update(t9=meta["traces"]["t0"]), "t9/decision_ns.npy: no such file"),
+        (lambda meta, _: meta.pop("tokens"), "malformed .KeyError: 'tokens'"),
+        (
+            lambda meta, _: meta["traces"]["t0"].update(windows=9),
+            r"shape \(160,\), but meta.json says \(9,\)",
+        ),
+        (lambda _, split: split["traces"]["t0"].update(pretrain=[0, 999]), r"slice \[0, 999\) of trace t0"),
+        (lambda meta, _: meta["traces"].update(t9=meta["traces"]["t0"]), "split.json divides t0, t1, and"),
+        (
+            lambda *both: [one["traces"].update(t9=one["traces"]["t0"]) for one in both],
+            "t9/decision_ns.npy: no such file",
+        ),
     ],
 )
 def test_windows_that_do_not_fit_their_description_are_refused(
     folder: Path, tmp_path: Path, edit: object, message: str
 ) -> None:
-    meta = json.loads((folder / "meta.json").read_text())
-    edit(meta)  # type: ignore[operator]
-    (tmp_path / "meta.json").write_text(json.dumps(meta))
+    meta, split = (json.loads((folder / name).read_text()) for name in ("windows/meta.json", "split.json"))
+    edit(meta, split)  # type: ignore[operator]
+    (tmp_path / "windows").mkdir()
+    (tmp_path / "windows/meta.json").write_text(json.dumps(meta))
+    (tmp_path / "split.json").write_text(json.dumps(split))
     for name in ("t0", "t1"):
-        (tmp_path / name).symlink_to(folder / name)
+        (tmp_path / "windows" / name).symlink_to(folder / "windows" / name)
     with pytest.raises((ValueError, FileNotFoundError), match=message):
-        load_windows(tmp_path)
+        opened(tmp_path)
 
 
 def test_missing_windows_name_the_stage_to_run(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="run the stage `windows` first"):
-        load_windows(tmp_path)
+        opened(tmp_path)
 
 
 def test_the_fingerprint_changes_with_data_and_parameters(folder: Path, tmp_path: Path) -> None:
-    same = synthetic_windows.write_windows(tmp_path / "same", windows=160)
-    assert fingerprint(folder, PARAMS) == fingerprint(same, PARAMS)
-    assert fingerprint(folder, PARAMS) != fingerprint(folder, {**PARAMS, "seed": 2})
-    y_us = np.load(same / "t0" / "y_us.npy")
-    y_us[0, 0] += 1
-    np.save(same / "t0" / "y_us.npy", y_us)
-    assert fingerprint(folder, PARAMS) != fingerprint(same, PARAMS)
+    def of(world: Path, params: object = PARAMS) -> str:
+        return fingerprint(world / "windows", world / "split.json", params)
+
+    same = make_world(tmp_path / "same")
+    before = of(folder)
+    assert before == of(same)
+    assert before != of(folder, {**PARAMS, "seed": 2})
+    for file in ("y_us", "y_acked_ns", "decision_ns"):
+        path = same / "windows" / "t0" / f"{file}.npy"
+        kept, array = path.read_bytes(), np.load(path)
+        array.flat[0] += 1
+        np.save(path, array)
+        assert before != of(same), file
+        path.write_bytes(kept)
+    assert before == of(same)
+    split = json.loads((same / "split.json").read_text())
+    split["traces"]["t0"]["pretrain"][1] -= 1
+    (same / "split.json").write_text(json.dumps(split))
+    assert before != of(same)
 
 
 # Sharding
@@ -309,14 +348,14 @@ def test_diverged_training_is_an_error(windows: WindowSet) -> None:
 def test_slices_without_anything_to_learn_are_refused(windows: WindowSet) -> None:
     from dataclasses import replace
 
-    from models.examples import examples_of
+    from models.training.examples import examples_of
 
     trace = windows.trace("t0")
     with pytest.raises(ValueError, match="trace t0: a training slice holds no window"):
         examples_of([(trace, Slice(5, 5), 0)])
     blank = replace(trace, y_us_BH=np.full_like(trace.y_us_BH, np.nan))
     with pytest.raises(ValueError, match="trace t0: no latency is known"):
-        examples_of([(blank, Slice(0, 5), trace.time_ns(160))])
+        examples_of([(blank, Slice(0, 5), trace.time_ns(len(trace.decision_ns_B)))])
     with pytest.raises(ValueError, match="no windows of trace 't7'"):
         windows.trace("t7")
     assert not examples_from_arrays(trace.x_BWF[:2], np.full((2, 8), 1e4, np.float32)).sharp_NH.any()
@@ -325,15 +364,31 @@ def test_slices_without_anything_to_learn_are_refused(windows: WindowSet) -> Non
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"epochs": 0}, "pretrain.epochs is 0; it must be a number above zero"),
+        ({"epochs": 0}, "pretrain.epochs is 0; it must be a whole number from 1"),
         ({"batch_size": "many"}, "pretrain.batch_size is 'many'"),
         ({"workers": True}, "pretrain.workers is True"),
         ({"weight_decay": -1}, "pretrain.weight_decay is -1"),
+        ({"layers": 0}, "pretrain.layers is 0; it must be a whole number from 1, at most 16"),
+        ({"heads": 5}, "pretrain.width is 64; it must be a multiple of pretrain.heads, which is 5"),
     ],
 )
 def test_bad_parameters_are_named(change: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         PretrainParams(**{**PARAMS, **change})  # type: ignore[arg-type]
+
+
+def test_layers_width_and_heads_are_parameters(windows: WindowSet, tmp_path: Path) -> None:
+    usual = make_trainer(windows).model.sizes
+    assert usual == Architecture(horizon=8, readout="candidates", anchor="last_latency_us"), (
+        "the paper's sizes"
+    )
+    trainer = make_trainer(windows, layers=3, width=32, heads=2)
+    first, last = [trainer.run_epoch()["loss"] for _ in range(3)][::2]
+    assert last < first
+    described = artifact.Description(windows.tokens, windows.schema_hash, "acked", windows.protocol)
+    artifact.save(tmp_path / "a", trainer.model, described)
+    sizes = artifact.load(tmp_path / "a").model.sizes
+    assert (sizes.layers, sizes.width, sizes.heads, sizes.feed_forward) == (3, 32, 2, 128)
 
 
 # As a Ray Train job
@@ -345,7 +400,9 @@ def test_two_ray_workers_share_one_epochs_windows(
 ) -> None:
     params = PretrainParams(**{**PARAMS, "workers": 2})  # type: ignore[arg-type]
     said: list[dict[str, object]] = []
-    pretrained = training.pretrain(folder, params, tmp_path, said.append)
+    pretrained = pretraining.pretrain(
+        folder / "windows", folder / "split.json", params, tmp_path, said.append
+    )
     train, _ = pretraining_split(windows)
     assert [r["epoch"] for r in said] == [1, 2, 3]
     assert {r["windows"] for r in said} == {len(train)}  # summed over the workers: each window once
@@ -357,21 +414,37 @@ def test_two_ray_workers_share_one_epochs_windows(
     assert single.validate()["validation_log_mse"] == pytest.approx(best, rel=1e-4)
 
 
-def run_stage(folder: Path, tmp_path: Path) -> "subprocess.Popen[str]":
-    environment = {**os.environ, "SWIFTQUEUE_STATE": str(tmp_path / "var"), "RAY_ADDRESS": ""}
+def run_stage(folder: Path, tmp_path: Path, ray: str) -> "subprocess.Popen[str]":
+    environment = {**os.environ, "SWIFTQUEUE_STATE": str(tmp_path / "var"), "RAY_ADDRESS": ray}
     command = [sys.executable, "-u", "-m", "pipelines.pretrain"]
-    command += ["--params", str(tmp_path / "params.yaml"), "--windows", str(folder)]
+    command += ["--params", str(tmp_path / "params.yaml"), "--windows", str(folder / "windows")]
+    command += ["--split", str(folder / "split.json")]
     command += ["--output", str(tmp_path / "pretrained")]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
 
 
+def logged_epochs(state: Path) -> tuple[list[str], list[list[int]]]:
+    """Names of the runs in MLflow, and the epochs of which each has the loss."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{state}/mlflow/mlflow.db")
+    experiment = client.get_experiment_by_name("swiftqueue-training")
+    assert experiment is not None
+    runs = client.search_runs([experiment.experiment_id])
+    steps = [[one.step for one in client.get_metric_history(run.info.run_id, "loss")] for run in runs]
+    return [run.info.run_name for run in runs], [sorted(one) for one in steps]
+
+
 @pytest.mark.slow
 def test_a_killed_job_resumes_and_ends_with_the_weights_it_would_have_had(
-    folder: Path, windows: WindowSet, tmp_path: Path
+    folder: Path, windows: WindowSet, tmp_path: Path, ray_cluster: None
 ) -> None:
+    """Killed with a Ray of its own, which goes with it; resumed on a cluster that is there."""
+    import ray
+
     epochs = 20  # of 0.2 s and more: it is killed before the last one
     (tmp_path / "params.yaml").write_text(yaml.safe_dump({"pretrain": {**PARAMS, "epochs": epochs}}))
-    killed = run_stage(folder, tmp_path)
+    killed = run_stage(folder, tmp_path, "")
     # The worker's own record: the job's lines come later. An epoch's may come before its checkpoint, but not
     # before the last one's.
     while not any('"epoch": 4' in path.read_text() for path in tmp_path.glob(f"var/ray/*/{PROGRESS_FILE}")):
@@ -384,11 +457,11 @@ def test_a_killed_job_resumes_and_ends_with_the_weights_it_would_have_had(
     assert not (tmp_path / "pretrained").exists()
     others = set(children) - set(agents)
     assert others
-    _, alive = psutil.wait_procs(others, timeout=30)
+    _, alive = psutil.wait_procs(others, timeout=LIMIT_S)
     assert not alive, "Ray's processes must go with the job that started them"
 
-    again = run_stage(folder, tmp_path)
-    output, _ = again.communicate(timeout=300)
+    again = run_stage(folder, tmp_path, ray.get_runtime_context().gcs_address)
+    output, _ = again.communicate()
     assert again.returncode == 0, output
     resumed = re.search(r"resumed at epoch (\d+)", output)
     assert resumed, output
@@ -400,6 +473,9 @@ def test_a_killed_job_resumes_and_ends_with_the_weights_it_would_have_had(
     loaded = artifact.load(tmp_path / "pretrained", windows.schema_hash)
     for name, value in loaded.model.state_dict().items():
         assert torch.equal(value, straight.best[name]), name
+    named, epochs_logged = logged_epochs(tmp_path / "var")
+    assert named == ["pretrain t0+t1 2x64x4 seed 1"] * 2  # the killed one's, and the other's with all epochs
+    assert list(range(1, epochs + 1)) in epochs_logged
     assert list((tmp_path / "var" / "ray").iterdir()) == [], "finished work leaves no checkpoints behind"
     for agent in agents:  # they look for their parent once a minute only and would go by themselves then
         with contextlib.suppress(psutil.NoSuchProcess):

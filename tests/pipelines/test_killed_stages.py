@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from infra.bench.synthetic_capture import write_capture
+from benchmarks.synthetic_capture import write_capture
 
 pytestmark = pytest.mark.slow
 
@@ -32,10 +32,8 @@ def command(folder: Path, stage: str, paths: Sequence[str], output: str = "resul
 def kill_midway(call: list[str], partial: Path) -> None:
     """Start a stage and kill it once it has written something."""
     process = subprocess.Popen(call)
-    deadline = time.monotonic() + TIMEOUT_S
     while not (partial.is_dir() and any(p.is_file() and p.stat().st_size for p in partial.rglob("*"))):
         assert process.poll() is None, "the stage ended before it could be killed"
-        assert time.monotonic() < deadline
         time.sleep(0.002)
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
@@ -55,7 +53,7 @@ def packets(tmp_path_factory: pytest.TempPathFactory, project: Path) -> Path:
     params: dict[str, Any] = yaml.safe_load((project / "params.yaml").read_text())
     trace = {"file": str(capture), "sender": None, "latency": "acks"}
     params["extract"]["traces"] = {"capture": trace}
-    params["windows"] |= {"protocol": "short", "tokens": 64}
+    params["windows"] |= {"tokens": 64}
     (folder / "params.yaml").write_text(yaml.safe_dump(params))
     subprocess.run(command(folder, "extract", [], "packets"), check=True)
     subprocess.run(command(folder, "windows", ["packets"], "windows"), check=True)

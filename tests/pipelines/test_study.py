@@ -12,10 +12,11 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infra.params_file import load_yaml
+from feature_store.packets.schema import scan_packets
 from infra.study import PROJECT, Study, run_study, study_params
-from models.protocol import PROTOCOLS
-from pipelines.simulate import build_simulator, simulate
+from models.training.protocol import PROTOCOLS
+from pipelines.params.document import load_yaml
+from pipelines.simulate import SimulateParams, build_simulator, simulate
 
 
 def params_of(protocol: str, *overrides: str, captures: dict[str, Path] | None = None) -> Any:
@@ -26,7 +27,7 @@ def params_of(protocol: str, *overrides: str, captures: dict[str, Path] | None =
 def test_simulated_traces_are_long_enough_for_two_rounds(protocol: str) -> None:
     slices = PROTOCOLS[protocol]
     params = params_of(protocol)
-    assert params["windows"]["protocol"] == protocol
+    assert params["split"]["protocol"] == protocol
     assert params["simulate"]["duration_s"] > slices.pretrain_s + 2 * slices.test_s
 
 
@@ -60,15 +61,15 @@ def test_an_override_changes_its_own_key_or_is_refused(section: str, key: str) -
         ("pretrain.epochs", "not of the form"),
         ("epochs=3", "not of the form"),
         ("pretrain.epochs=", "not of the form"),
-        ("pretrian.epochs=3", "no section 'pretrian'; there is simulate"),
-        ("pretrain.epoch=3", "no parameter pretrain.epoch; there is .*pretrain.epochs"),
-        ("pretrain.epochs=many", "pretrain.epochs is a number .*not text"),
-        ("simulate.seeds=3", "simulate.seeds is a list .*not a number"),
-        ("simulate.seeds=[0]", "a seed is between"),
+        ("pretrian.epochs=3", r"no section 'pretrian'; did you mean pretrain\?"),
+        ("pretrain.epoch=3", r"no parameter pretrain.epoch; did you mean epochs\?"),
+        ("pretrain.epochs=many", "pretrain.epochs is 'many'; it must be a whole number"),
+        ("simulate.seeds=3", "simulate.seeds is 3; it must be a list"),
+        ("simulate.seeds=[0]", "simulate.seeds.0 is 0"),
         ("simulate.rtt_ms=0", "simulate.rtt_ms is 0"),
         ("simulate.duration_s=12", "protocol 'small' needs at least 35 s"),
         ("pretrain.epochs=[1", "no YAML value"),
-        ("windows.protocol=paper", "use --protocol"),
+        ("split.protocol=paper", "use --protocol"),
         ("extract.traces={}", "command line"),
     ],
 )
@@ -78,6 +79,17 @@ def test_a_bad_override_stops_before_anything_runs(override: str, message: str, 
         run_study(folder, [], protocol="small", overrides=[override])
     assert "\n" not in str(error.value)
     assert not folder.exists()
+
+
+def test_where_latencies_come_from_is_part_of_a_study(tmp_path: Path) -> None:
+    study = Study({"away": tmp_path / "away.pcap"}, "short", [], "timestamps")
+    params = study_params(load_yaml(PROJECT / "params.yaml"), study)
+    assert params["extract"]["traces"]["away"]["latency"] == "timestamps"
+    (tmp_path / "study").mkdir()
+    (tmp_path / "study" / "study.json").write_text(json.dumps(study.settings()))
+    (tmp_path / "away.pcap").touch()
+    with pytest.raises(ValueError, match=r"other settings \(latency: timestamps\)"):
+        run_study(tmp_path / "study", [tmp_path / "away.pcap"], protocol="short", overrides=[])
 
 
 def test_bad_folders_and_captures_stop_before_anything_runs(tmp_path: Path) -> None:
@@ -120,10 +132,10 @@ def test_a_study_of_simulated_traces_runs_and_resumes(
         return capfd.readouterr().out
 
     overrides = ("simulate.duration_s=8", "simulate.seeds=[4]")
-    assert "Running stage 'simulate'" in run(*overrides)
-    (summary,) = json.loads((folder / "data/packets/summary.json").read_text())
-    assert summary["trace"] == "dumbbell-4"
-    assert summary["latency_known"] > 1_000
+    assert "Running stage 'simulate@4'" in run(*overrides)
+    packets = scan_packets(folder / "data/packets").collect()
+    assert packets["trace"].unique().to_list() == ["dumbbell-4"]
+    assert packets["latency_us"].count() > 1_000
 
     (folder / "study.json").replace(folder / "study.json.old")
     with pytest.raises(ValueError, match="holds no study"):
@@ -137,17 +149,19 @@ def test_a_study_of_simulated_traces_runs_and_resumes(
     (folder / "dvc.lock").unlink()
     for path in sorted((folder / ".dvc/cache").rglob("*"), reverse=True):
         path.unlink() if path.is_file() else path.rmdir()
-    assert "Running stage 'extract'" in run(*overrides)
+    assert "Running stage 'extract@dumbbell-4'" in run(*overrides)
 
 
 @pytest.mark.slow
 def test_a_study_of_a_capture_does_not_simulate(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     params = yaml.safe_load((PROJECT / "params.yaml").read_text())["simulate"]
-    (capture,) = simulate(params | {"seeds": [6], "duration_s": 7}, tmp_path, build_simulator())
+    (capture,) = simulate(
+        SimulateParams(**params | {"seeds": [6], "duration_s": 7}), tmp_path, build_simulator()
+    )
     capture = capture.rename(tmp_path / "wifi.pcap")
     folder = tmp_path / "studies" / "wifi"
     assert run_study(folder, [capture], protocol="short", overrides=[], until="extract") == 0
-    assert "Running stage 'simulate'" not in capfd.readouterr().out
+    assert "Running stage 'simulate" not in capfd.readouterr().out
     assert (folder / "data/packets/trace=wifi").is_dir()
     assert os.path.samefile(capture, folder / "data/traces/wifi.pcap")
     assert not (folder / "data/traces/simulated").exists()
@@ -172,4 +186,5 @@ def test_a_capture_that_is_none_stops_the_study_with_one_line(
     captured = capfd.readouterr()
     assert "notes.pcap: not a capture" in captured.out + captured.err
     assert "Traceback" not in captured.out + captured.err
-    assert not (tmp_path / "s" / "data/packets").exists()
+    assert "the same command goes on from there; other settings are another study" in captured.out
+    assert not [path for path in (tmp_path / "s" / "data/packets").rglob("*") if path.is_file()]

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from infra.params_file import load_yaml, parse_value, save_yaml
 from infra.traces import add_trace, check_name, list_traces
-from pipelines.simulate import build_simulator, simulate
+from pipelines.extract import ExtractParams
+from pipelines.params.document import load_yaml, parse_value, save_yaml
+from pipelines.simulate import SimulateParams, build_simulator, simulate
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +21,7 @@ def capture(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Eight seconds of a sender: long enough for protocol `short` only."""
     params = yaml.safe_load((project / "params.yaml").read_text())["simulate"]
     folder = tmp_path_factory.mktemp("capture")
-    (path,) = simulate(params | {"seeds": [5], "duration_s": 8}, folder, build_simulator())
+    (path,) = simulate(SimulateParams(**params | {"seeds": [5], "duration_s": 8}), folder, build_simulator())
     return path.rename(folder / "office.pcap")
 
 
@@ -89,6 +90,31 @@ def test_a_capture_joins(checkout: Path, capture: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.slow
+def test_a_short_capture_joins_with_a_protocol_of_its_own(
+    checkout: Path, capture: Path, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copyfile(project / "params.yaml", checkout / "params.yaml")  # the project's protocol is `small`
+    before = contents(checkout)
+    with pytest.raises(
+        ValueError, match=r"office.pcap lasts \d.\d s, and protocol 'small' needs at least 35 s"
+    ):
+        add_trace(capture, protocol="small", project=checkout)
+    assert contents(checkout) == before
+    add_trace(capture, project=checkout)
+    assert "protocol 'short' is this trace's own (the project's: 'small')" in capsys.readouterr().out
+    params = yaml.safe_load((checkout / "params.yaml").read_text())
+    assert params["split"]["protocol"] == "small"
+    assert params["extract"]["traces"]["office"]["protocol"] == "short"
+    ExtractParams(**params["extract"])
+    list_traces(project=checkout)
+    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()[1:]] == [
+        "small",
+        "small",
+        "short",
+    ]
+
+
+@pytest.mark.slow
 def test_a_failing_dvc_leaves_nothing(checkout: Path, capture: Path) -> None:
     (checkout / ".dvc" / "config").write_text("[core\n")
     before = contents(checkout)
@@ -131,7 +157,7 @@ def _ill_named(folder: Path, capture: Path) -> Path:
         (_empty, "empty.pcap: "),
         (_text, "notes.pcap: not a capture"),
         (_missing, "missing.pcap: no such file"),
-        (_short, r"short.pcap.gz lasts \d\.\d s, and protocol 'short' .* needs at least"),
+        (_short, r"short.pcap.gz lasts \d\.\d s, and protocol 'short' needs at least"),
         (_ill_named, "'my office' cannot name a trace.*--name"),
     ],
 )

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from by_commit import some
+from mutants import ALL
 
 from pipelines.simulate import build_simulator
 
@@ -22,6 +24,7 @@ pytestmark = pytest.mark.slow  # ns-3 programs are compiled and run
 TARGET_MS = 15
 PACKET_BITS = 1500 * 8
 Run = dict[str, Any]
+Options = dict[str, float | str]
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +69,7 @@ def simulate(programs: Path, **options: float | str) -> Run:
     return run
 
 
-def simulate_all(programs: Path, runs: Iterable[dict[str, float | str]]) -> list[Run]:
+def simulate_all(programs: Path, runs: Iterable[Options]) -> list[Run]:
     """Several runs, as many at a time as there are cores."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return list(pool.map(lambda options: simulate(programs, **options), runs))
@@ -85,7 +88,7 @@ def loss(run: Run, queue: str) -> float:
     return float(lost / (lost + c["dequeued"]))
 
 
-def point(mbps: int, rtt_ms: int, seconds: int, **more: float | str) -> dict[str, float | str]:
+def point(mbps: int, rtt_ms: int, seconds: int, **more: float | str) -> Options:
     """One paced DCTCP flow against one Cubic flow; the first third is left out."""
     return {
         "mbps": mbps,
@@ -97,24 +100,27 @@ def point(mbps: int, rtt_ms: int, seconds: int, **more: float | str) -> dict[str
     }
 
 
+ECN: Options = {"classic_ecn": 1}
+LONGEST = [point(200, 100, 30)]  # as dear as all others of this list in `make test`
+DROPPING = [
+    *(point(mbps, rtt_ms, 9) for mbps in (200, 120) for rtt_ms in (20, 5)),
+    point(40, 100, 45),
+    *(point(40, rtt_ms, 15) for rtt_ms in (5, 20)),
+    *(point(mbps, rtt_ms, 30) for mbps in (12, 4) for rtt_ms in (5, 20, 100)),
+]
+MARKING = [
+    *(point(40, rtt_ms, 15, **ECN) for rtt_ms in (5, 20)),
+    *(point(mbps, rtt_ms, 30, **ECN) for mbps in (12, 4) for rtt_ms in (5, 20, 100)),
+]
+
+
 @pytest.fixture(scope="module")
 def grid(programs: Path) -> list[Run]:
-    """4 to 200 Mbit/s by 5 to 100 ms; the classic flow without ECN, and with it at some points."""
-    ecn: dict[str, float | str] = {"classic_ecn": 1}
-    return simulate_all(
-        programs,
-        [
-            point(200, 100, 30),  # the longest first
-            point(200, 20, 9),
-            point(200, 5, 9),
-            point(120, 20, 9),
-            point(120, 5, 9),
-            point(40, 100, 45),
-            *(point(40, rtt_ms, 15, **e) for rtt_ms in (5, 20) for e in ({}, ecn)),
-            *(point(12, rtt_ms, 30, **e) for rtt_ms in (5, 20, 100) for e in ({}, ecn)),
-            *(point(4, rtt_ms, 30, **e) for rtt_ms in (5, 20, 100) for e in ({}, ecn)),
-        ],
-    )
+    """4 to 200 Mbit/s by 5 to 100 ms; the classic flow without ECN, and with it at some points.
+
+    `make test` has two points without and one with it, by commit; `make test-all` has all.
+    """
+    return simulate_all(programs, [*(LONGEST if ALL else []), *some(DROPPING, 2), *some(MARKING, 1)])
 
 
 def is_cubic_mode(run: Run) -> bool:
@@ -146,7 +152,7 @@ def test_l_delay_with_many_flows(programs: Path) -> None:
         programs,
         [
             point(100, 20, 6, scalable=10, classic=10, disc=disc)
-            for disc in ("LAqm=Ramp", "Scheduler=TimeShiftedFifo", "LAqm=Step")
+            for disc in some(("LAqm=Ramp", "Scheduler=TimeShiftedFifo", "LAqm=Step"), 1)
         ],
     )
     for run in runs:
@@ -185,8 +191,8 @@ def test_without_coupling_the_scalable_flow_takes_the_link(programs: Path) -> No
 
 def test_overload_by_unresponsive_l4s(programs: Path) -> None:
     """ECT(1) that ignores marks, 1.5 times the link: it gets no advantage over classic traffic."""
-    link: dict[str, float | str] = {"mbps": 40, "rtt_ms": 10, "scalable": 0, "duration_s": 9, "warmup_s": 3}
-    flood: dict[str, float | str] = {"udp_ect1_mbps": 60}
+    link: Options = {"mbps": 40, "rtt_ms": 10, "scalable": 0, "duration_s": 6, "warmup_s": 2}
+    flood: Options = {"udp_ect1_mbps": 60}
     voice, tcp_l, tcp_c, delayed = simulate_all(
         programs,
         [
@@ -212,7 +218,7 @@ def test_overload_by_unresponsive_l4s(programs: Path) -> None:
 def test_unresponsive_l4s_below_the_link_rate(programs: Path) -> None:
     """30 of 40 Mbit/s: two Cubic flows get what is left, and L's delay stays low (RFC 9332 4.2)."""
     run = simulate(
-        programs, mbps=40, rtt_ms=10, scalable=0, classic=2, udp_ect1_mbps=30, duration_s=12, warmup_s=4
+        programs, mbps=40, rtt_ms=10, scalable=0, classic=2, udp_ect1_mbps=30, duration_s=9, warmup_s=3
     )
     left = 40 * 1448 / 1502 - 30
     assert sum(run["goodput_mbps"]["classic"]) >= 0.9 * left * 1448 / 1502
@@ -222,7 +228,7 @@ def test_unresponsive_l4s_below_the_link_rate(programs: Path) -> None:
 
 def test_a_seed_fixes_the_run(programs: Path) -> None:
     """Every departure of a run at random is the same with the same seed, and another with another."""
-    options: dict[str, float | str] = {"mbps": 20, "duration_s": 4, "warmup_s": 1, "disc": "Draw=Random"}
+    options: Options = {"mbps": 20, "duration_s": 4, "warmup_s": 1, "disc": "Draw=Random"}
     first, again, other = simulate_all(programs, [options | {"seed": seed} for seed in (1, 1, 2)])
     del first["options"], again["options"]
     assert first == again

@@ -23,28 +23,31 @@ import psutil
 import pytest
 import yaml
 from safetensors.numpy import load_file
+from waiting import wait_until
 
-from feature_store.extract import Job, extract_trace
-from feature_store.schema import scan_packets
-from infra.lab import execution
-from infra.lab.command import Request, run_lab
-from infra.lab.explain import explain
-from infra.lab.packet_table import packets_of
-from infra.lab.report import make_report
-from infra.lab.results import COMPLETE, FILE, NOT_RUN, load
-from infra.lab.scenario import CONTROLS
-from infra.lab.scenario_file import FOLDER
-from infra.lab.scenario_file import load as load_scenario
-from infra.lab.train import explore
-from infra.processes import free_ports
-from models.artifact import WEIGHTS_FILE
+from feature_store.packets.extract import Job, extract_trace
+from feature_store.packets.schema import scan_packets
+from infra.local.processes import free_ports
+from laboratory import command
+from laboratory.command import Request, run_lab
+from laboratory.explain import explain
+from laboratory.learning.packet_table import packets_of
+from laboratory.learning.train import explore
+from laboratory.report.page import make_report
+from laboratory.runs import execution, programs
+from laboratory.runs.resolve import Model
+from laboratory.runs.results import COMPLETE, FILE, NOT_RUN, load
+from laboratory.scenarios.files import FOLDER
+from laboratory.scenarios.files import load as load_scenario
+from laboratory.scenarios.schema import CONTROLS
+from models.networks.artifact import WEIGHTS_FILE
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def program() -> tuple[Path, str]:
-    return execution.build()
+    return programs.build()
 
 
 @pytest.fixture
@@ -58,7 +61,7 @@ def tiny(tmp_path: Path) -> Callable[..., str]:
         "seconds": 4,
         "warmup_s": 1,
         "seeds": [1],
-        "profiles": ["premise"],
+        "profiles": ["uncoupled"],
         "controls": ["default"],
         "axis": None,
     }
@@ -149,7 +152,6 @@ def test_every_control_is_run_resumed_and_reported(
     assert load(output).equals(runs)
 
     page = make_report(output).read_text()
-    assert "selection by the model" in page or "the model moved no packet" in page
     assert all(f'<tr class="{control}">' in page for control in CONTROLS)
 
 
@@ -165,7 +167,7 @@ def test_a_run_is_explained_once_simulated(
     scenario = tiny(axis={"label": "RTT, ms", "points": points})
     asked: dict[str, Any] = {
         "artifact": str(make_artifact(3)),
-        "profile": "premise",
+        "profile": "uncoupled",
         "point": "far",
         "seed": 2,
         "seconds": 3.0,
@@ -177,7 +179,7 @@ def test_a_run_is_explained_once_simulated(
         said.append(capfd.readouterr().out)
     assert said[0] == said[1]
     assert len(list((output / execution.RUNS).iterdir())) == 1
-    assert "tiny, far, premise, model, seed 2, 3 s" in said[0]
+    assert "tiny, far, uncoupled, model, seed 2, 3 s" in said[0]
     row = next(line for line in said[0].splitlines() if " r1 " in line)
     _, receiver, least, moved, packets, *_ = (cell.strip() for cell in row.split("│"))
     assert receiver == "r1"
@@ -187,7 +189,7 @@ def test_a_run_is_explained_once_simulated(
     assert re.search(r"P99 of queueing delay [\d.]+ ms: the \d+ packets above it left in \d+ epi", said[0])
     for key, value, line in (
         ("point", "", "--point .none.: tiny has .*near, far"),
-        ("profile", "rfc9332", "--profile rfc9332: tiny has premise"),
+        ("profile", "rfc9332", "--profile rfc9332: tiny has uncoupled"),
         ("seed", 0, "--seed 0: give 1 to"),
         ("seconds", 1.0, "--seconds 1: the first 1 s are left out"),
     ):
@@ -224,25 +226,26 @@ def test_rows_alone_will_do_where_their_runs_are_not_at_hand(
 
 
 def test_what_cannot_be_run_stands_in_the_results_with_the_reason(
-    ray_cluster: None, program: tuple[Path, str], tiny: Callable[..., str], tmp_path: Path
+    ray_cluster: None,
+    program: tuple[Path, str],
+    tiny: Callable[..., str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # pauses of 2000 s: more than the program takes, and known only once the table is read
-    sent_ns = [0, 2_000_000_000_000, 4_000_000_000_000]
-    part = tmp_path / "packets" / "trace=t" / "minute=0"
-    part.mkdir(parents=True)
-    columns = {"trace": "t", "packet": range(3), "flow_id": 0, "size_bytes": 1000, "retransmitted": False}
-    pl.DataFrame({"sent_ns": sent_ns, **columns}).write_parquet(part / "part-0.parquet")
-    traffic = {"kind": "replay", "packets": str(tmp_path / "packets")}
-    replayed = {"senders": {"s1": {"groups": {"l4s": {"traffic": traffic}}}}}
-    scenario = tiny(controls=["default", "random", "model"], environment=replayed)
+    gone = Model(tmp_path / "gone", "c0ffee", "selective")  # since it was looked at
+    monkeypatch.setattr(command, "models_by_profile", lambda *_: {"uncoupled": gone})
     output = tmp_path / "lab"
-    assert run_lab(Request([scenario]), output) == 1
-    assert set(load(output)["status"]) == {NOT_RUN}
-    assert "gaps_us" in figures(output, "default")["reason"]
-    assert "is 2e+09: it must be between" in figures(output, "default")["reason"]
-    assert "no --artifact was given" in figures(output, "model")["reason"]
-    assert "neither model nor oracle was run" in figures(output, "random")["reason"]
-    assert not list((output / "runs").iterdir())
+    scenario = tiny(seconds=2, controls=["default", "random", "model"], profiles=["rfc9332", "uncoupled"])
+    assert run_lab(Request([scenario], artifact="given"), output) == 1
+    rows = {(r["profile"], r["control"]): r for r in load(output).iter_rows(named=True)}
+    assert {key for key, row in rows.items() if row["status"] == COMPLETE} == {
+        ("rfc9332", "default"),
+        ("uncoupled", "default"),
+    }
+    assert "gone" in rows["uncoupled", "model"]["reason"]
+    assert "--artifact has no rfc9332/" in rows["rfc9332", "model"]["reason"]
+    assert "neither model nor oracle was run" in rows["uncoupled", "random"]["reason"]
+    assert len(list((output / "runs").iterdir())) == 2
     assert "random: not run" in make_report(output).read_text()
 
 
@@ -315,7 +318,6 @@ def test_the_same_command_uses_a_cluster(
     output = tmp_path / "lab"
     command = [sys.executable, "-c", "from infra.cli import main; main()", "lab", "run", tiny(seconds=30)]
     environment = {**os.environ, "RAY_ADDRESS": address}
-    deadline = time.monotonic() + 300
     where: set[bool] = set()
     while not load(output).height:  # again while the cluster is not up yet
         running = subprocess.Popen([*command, "--output", str(output)], env=environment)
@@ -323,7 +325,6 @@ def test_the_same_command_uses_a_cluster(
             for process in _simulations_of(output):
                 with suppress(psutil.NoSuchProcess):  # it has just ended
                     where.add(_is_below(process, folder))
-            assert time.monotonic() < deadline
             time.sleep(0.05)
     assert running.returncode == 0
     assert figures(output, "default")["status"] == COMPLETE
@@ -360,20 +361,18 @@ def test_a_killed_command_leaves_nothing_half_and_goes_on(
 ) -> None:
     output = tmp_path / "lab"
     # a short run that is complete when the long ones are killed
-    request = Request([tiny("short", seconds=2), tiny("long", seconds=60, controls=["default", "oracle"])])
+    request = Request([tiny("short", seconds=2), tiny("long", seconds=30, controls=["default", "oracle"])])
     command = [sys.executable, "-c", "from infra.cli import main; main()", "lab", "run", *request.scenarios]
     running = subprocess.Popen([*command, "--output", str(output)], start_new_session=True)
-    deadline = time.monotonic() + 300
-    while not (load(output).height and _pause_simulations(output, running.pid)):
-        assert running.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+
+    def held() -> bool:
+        assert running.poll() is None, "it ended before it could be killed"
+        return bool(load(output).height and _pause_simulations(output, running.pid))
+
+    wait_until(held)
     os.kill(running.pid, signal.SIGKILL)
     running.wait()
-    deadline = time.monotonic() + 60
-    while _processes_of(output):
-        assert time.monotonic() < deadline, "a killed command's simulations go with it"
-        time.sleep(0.1)
+    wait_until(lambda: not _processes_of(output), "a killed command's simulations go with it")
     whole = {p.name for p in (output / "runs").iterdir() if not p.name.startswith(".")}
     assert 1 <= len(whole) < 3
     assert set(load(output)["run"]) <= whole  # it may have been killed between a rename and its row
@@ -397,7 +396,7 @@ def test_exploration_traces_explore_and_say_how(
     traces = explore("tiny", scenario, *program, tmp_path / "lab")
     assert traces is not None
     bursts = set()
-    for trace, run in traces["premise"].items():
+    for trace, run in traces["uncoupled"].items():
         capture = tmp_path / "lab" / "traces" / f"{trace}.pcap"
         said = json.loads(capture.with_suffix(".json").read_text())["run"]["explore"]
         assert (said["share"], said["seed"]) == (0.2, 1001)

@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+from waiting import wait_until
 
 from pipelines.simulate import build_simulator
 
@@ -42,7 +42,7 @@ def group(flows: int, tcp: str, ecn: str, **changes: Any) -> Run:
 
 
 def figure8(**changes: Any) -> Run:
-    """The paper's figure 8, three seconds of it, in the profile `premise`."""
+    """The paper's figure 8, three seconds of it, in the profile `uncoupled`."""
     own = [group(6, "dctcp", "ect1", dupack_threshold=12), group(4, "cubic", "ect0")]
     return {
         "format": 1,
@@ -50,7 +50,7 @@ def figure8(**changes: Any) -> Run:
         "seed": 1,
         "seconds": 3,
         "warmup_s": 1,
-        "profile": "premise",
+        "profile": "uncoupled",
         "bottlenecks": [{"rate_bps": 100e6, "delay_ms": 20, "buffer_bytes": 1_000_000}],
         "receivers": [{"name": "R1", "router": 1, "delay_ms": 0.1}],
         "senders": [
@@ -64,6 +64,15 @@ def figure8(**changes: Any) -> Run:
         "finetune": None,
         "outputs": [],
     } | changes
+
+
+def third(**changes: Any) -> Run:
+    """A third of it, where the load does not matter."""
+    run = figure8(bottlenecks=[{"rate_bps": 33e6, "delay_ms": 20, "buffer_bytes": 330_000}])
+    for groups in (sender["groups"] for sender in run["senders"]):
+        for flows in groups:
+            flows["flows"] = (flows["flows"] + 2) // 3
+    return run | changes
 
 
 def model(artifact: Path, **changes: Any) -> Run:
@@ -117,8 +126,8 @@ def truth_of(out: Path) -> np.ndarray[Any, Any]:
 
 def test_the_capture_and_the_simulator_agree(program: Path, tmp_path: Path) -> None:
     """Every column that a sender can see, packet by packet, amid moves, drops and retransmissions."""
-    from feature_store.extract import Job, extract_trace
-    from feature_store.schema import scan_packets
+    from feature_store.packets.extract import Job, extract_trace
+    from feature_store.packets.schema import scan_packets
 
     run = figure8(
         control={"kind": "random", "share": 0.3, "burst_packets": 1, "seed": 1},
@@ -164,12 +173,12 @@ def test_the_capture_and_the_simulator_agree(program: Path, tmp_path: Path) -> N
 
 def test_selective_acks_tell_of_a_packet_that_overtook(program: Path, tmp_path: Path) -> None:
     """A cumulative ACK hides what overtaking gained; a SACK block says it as the packet arrives."""
-    from infra.lab.packet_table import packets_of
+    from laboratory.learning.packet_table import packets_of
 
     moving = {"kind": "random", "share": 0.3, "burst_packets": 8, "seed": 1}
     waits = {}
     for acks in ("cumulative", "selective"):
-        run = figure8(control=moving, acks=acks, moved_ecn="ect0", outputs=["truth"], seconds=4)
+        run = third(control=moving, acks=acks, moved_ecn="ect0", outputs=["truth"], seconds=4)
         simulate(program, run, tmp_path / acks)
         rows = truth_of(tmp_path / acks)
         table = packets_of(tmp_path / acks, "t")
@@ -194,8 +203,8 @@ def test_selective_acks_tell_of_a_packet_that_overtook(program: Path, tmp_path: 
 def test_the_same_run_gives_the_same_bytes(
     program: Path, make_artifact: Callable[..., Path], tmp_path: Path
 ) -> None:
-    run = figure8(
-        seconds=2,
+    run = third(
+        seconds=1.2,
         control=model(make_artifact(1)),
         explore={"share": 0.1, "burst_packets": 8, "seed": 4},
         outputs=["pcap", "truth"],
@@ -215,7 +224,7 @@ def test_the_same_run_gives_the_same_bytes(
 
 def test_controls_do_what_they_say(program: Path, tmp_path: Path) -> None:
     def with_control(
-        name: str, control: Run, seconds: float = 2, **changes: Any
+        name: str, control: Run, seconds: float = 1.5, **changes: Any
     ) -> tuple[Result, np.ndarray[Any, Any]]:
         run = figure8(control=control, outputs=["truth"], seconds=seconds, **changes)
         return simulate(program, run, tmp_path / name), truth_of(tmp_path / name)
@@ -223,7 +232,7 @@ def test_controls_do_what_they_say(program: Path, tmp_path: Path) -> None:
     def p99(summary: Result) -> float:
         return float(summary["senders"]["S1"]["l4s"]["queueing_us"]["p99"])
 
-    default, rows = with_control("default", {"kind": "default"}, 4)
+    default, rows = with_control("default", {"kind": "default"}, 3)
     assert default["moved"]["moved"] == 0
     assert (rows["queue"] == rows["default_queue"]).all()
 
@@ -245,13 +254,12 @@ def test_controls_do_what_they_say(program: Path, tmp_path: Path) -> None:
         assert all(len(set(burst) - {-1}) <= 1 for burst in fates)
     assert explored["moved"]["share"] == pytest.approx(0.3, abs=0.05)
 
-    oracle, _ = with_control("oracle", {"kind": "oracle", "margin_us": 1000, "order": "any", "rate_us": 0}, 4)
+    oracle, _ = with_control("oracle", {"kind": "oracle", "margin_us": 1000, "order": "any", "rate_us": 0}, 3)
     assert 0.1 < oracle["moved"]["share"] < 0.7
     assert p99(oracle) < 0.9 * p99(default)
-    wise, _ = with_control("wise", {"kind": "oracle", "margin_us": 1000, "order": "any", "rate_us": 2e4}, 4)
-    assert wise["moved"]["share"] != oracle["moved"]["share"]
-    assert p99(wise) < 0.9 * p99(default)
-    kept, _ = with_control("kept", {"kind": "oracle", "margin_us": 1000, "order": "kept", "rate_us": 0}, 4)
+    wise, _ = with_control("wise", {"kind": "oracle", "margin_us": 1000, "order": "any", "rate_us": 2e4}, 1.5)
+    assert wise["moved"]["moved"] > 0
+    kept, _ = with_control("kept", {"kind": "oracle", "margin_us": 1000, "order": "kept", "rate_us": 0}, 3)
     assert kept["moved"]["moved"] > 0
     reordered = [s["senders"]["S1"]["l4s"]["reordered"] for s in (default, kept, oracle)]
     assert reordered[0] == 0
@@ -307,7 +315,7 @@ def test_a_decision_cannot_act_before_it_exists(
     artifact = make_artifact(2)
 
     def moved(name: str, **changes: Any) -> tuple[np.ndarray[Any, Any], Result]:
-        run = figure8(control=model(artifact, **changes), outputs=["truth"], seconds=2)
+        run = third(control=model(artifact, **changes), outputs=["truth"], seconds=2)
         decisions: Result = simulate(program, run, tmp_path / name)["decisions"]
         rows = truth_of(tmp_path / name)
         assert sum(decisions["versions"].values()) == -(-len(rows) // 8)  # each batch is asked about
@@ -351,8 +359,8 @@ def test_a_question_holds_what_was_known_when_it_was_asked(
 
     The log's times are those at which transmission began, up to a packet after the decision about it.
     """
-    from feature_store import windows as fw
-    from infra.lab.packet_table import packets_of
+    from feature_store.events import windows as fw
+    from laboratory.learning.packet_table import packets_of
 
     run = figure8(
         control=model(make_artifact(2)),
@@ -390,7 +398,7 @@ def test_a_question_holds_what_was_known_when_it_was_asked(
     assert (late_half_BWF[..., latency] > 0).any(axis=1).all()  # ACKs had come
 
     line = refused(program, figure8(outputs=["questions"]), tmp_path / "no-model")
-    assert line.endswith("outputs have questions, which need control model")
+    assert line.endswith("finetune and questions need control model")
 
 
 def candidates(question: np.void, queues: Any, schema: pl.Schema) -> pl.DataFrame:
@@ -416,7 +424,7 @@ def two_heads(make_artifact: Callable[..., Path], tmp_path: Path) -> tuple[Path,
     """Two artifacts that differ in the head alone."""
     import torch
 
-    from models import artifact
+    from models.networks import artifact
 
     loaded = artifact.load(make_artifact(3))
     with torch.no_grad():
@@ -441,7 +449,7 @@ def test_heads_are_swapped_while_the_run_goes_on(
         "print('some words'); print(sys.argv[1])\n"
     )
     tuning = {"every_s": 1, "span_s": 0.5, "apply_after_s": 0.25}
-    run = figure8(
+    run = third(
         control=model(first),
         seconds=2.5,
         finetune=tuning | {"command": [sys.executable, str(script), str(second)]},
@@ -459,7 +467,7 @@ def test_heads_are_swapped_while_the_run_goes_on(
     assert [a["--to-ns"] for a in asked] == ["1000000000", "2000000000"]
     assert [a["--artifact"] for a in asked] == [str(first), str(second)]
     assert [a["--round"] for a in asked] == ["1", "2"]
-    assert 50_000 < asked[0]["bytes"] < asked[1]["bytes"]
+    assert 15_000 < asked[0]["bytes"] < asked[1]["bytes"]
     assert asked[0]["described"]
     assert not (tmp_path / "out" / "truth.npy").exists()  # not asked for
     assert [a["--output"] for a in asked] == [f"{tmp_path}/out.partial/finetune/round-{k}" for k in (1, 2)]
@@ -477,7 +485,7 @@ def test_a_killed_run_takes_the_command_with_it(
     script = "import sys, time; print('begun', file=sys.stderr); time.sleep(20); sys.exit('it lived on')"
     tuning = {"every_s": 1, "span_s": 0.5, "apply_after_s": 0.25, "command": [sys.executable, "-c", script]}
     file = tmp_path / "run.json"
-    file.write_text(json.dumps(figure8(control=model(make_artifact(3)), finetune=tuning)))
+    file.write_text(json.dumps(third(control=model(make_artifact(3)), finetune=tuning)))
     command = [program, f"--run={file}", f"--out={tmp_path / 'out'}"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as run:
         assert run.stderr is not None
@@ -551,63 +559,32 @@ def change(path: str, value: Any) -> Callable[[Run], None]:
     return apply
 
 
-MODEL = {
-    "kind": "model",
-    "artifact": "/nowhere/artifact",
-    "version": 1,
-    "inference_us": 200,
-    "until_decided": "default",
-    "margin_us": 1000,
-    "margin_share": 0.1,
-    "max_moved_unacked": 64,
-}
+MODEL = {"inference_us": 200, "until_decided": "default", "margin_us": 1000, "margin_share": 0.1}
+ABSENT = {"kind": "model", "artifact": "/nowhere/artifact", "version": 1, "max_moved_unacked": 64} | MODEL
+TUNING = {"every_s": 1, "span_s": 1, "apply_after_s": 0, "command": ["true"]}
 
 
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ("speed", 1, "run file: unknown key 'speed'"),
         ("seed", ..., "run file: key 'seed' is missing"),
-        ("format", 2, "format is 2: it must be between 1 and 1"),
-        ("name", "../up", "name is '../up': letters, digits"),
-        ("seconds", "long", "seconds is not a number"),
-        ("warmup_s", 3, "warmup_s leaves nothing of the run"),
-        ("profile", "codel", "profile is 'codel': it must be one of rfc9332, premise"),
-        ("bottlenecks", [], "bottlenecks must be 1 to 8"),
-        ("bottlenecks.0.buffer_bytes", 1499, "buffer_bytes is 1499: less than one packet of 1500 bytes"),
-        ("bottlenecks.0.rate_bps", 0, "bottlenecks[0].rate_bps is 0: it must be between"),
-        ("receivers.0.router", 2, "receivers[0].router is 2: it must be between 1 and 1"),
-        ("senders", [], "senders must be 1 to"),
-        ("senders.1.name", "S1", "senders[1].name is 'S1' twice"),
-        ("senders.0.groups", [], "senders[0].groups is empty: a sender without flows"),
-        ("senders.0.groups.1.flows", 0, "senders[0].groups[1].flows is 0: it must be between 1"),
-        ("senders.0.groups.0.flows", 1.5, "senders[0].groups[0].flows is not a whole number"),
-        ("senders.0.groups.0.ecn", "ect0", "groups[0].ecn must be ect1 for dctcp"),
-        ("senders.0.groups.0.tcp", "vegas", "tcp is 'vegas': it must be one of dctcp, prague"),
-        ("senders.0.groups.0.receiver", "R9", "receiver is 'R9': no receiver has that name"),
-        ("senders.0.groups.0.start_s", [1, 0], "start_s[1] is 0: it must be between 1"),
-        ("senders.0.groups.0.traffic.size", 1, "traffic: unknown key 'size'"),
-        ("senders.0.groups.0.traffic.sizes", "mail", "sizes is 'mail': it must be one of web_search"),
-        (
-            "senders.0.groups.0.traffic",
-            {"kind": "replay", "gaps_us": [[0, 0]], "bytes": [], "durations_s": []},
-            "gaps_us does not run from share 0 to share 1",
-        ),
-        ("control", {"kind": "guess"}, "control.kind is 'guess': it must be one of default"),
-        ("control", {"kind": "random", "share": 2, "burst_packets": 1, "seed": 1}, "control.share is 2"),
-        ("control", MODEL, "/nowhere/artifact"),
-        ("finetune", {}, "finetune: key 'every_s' is missing"),
-        (
-            "finetune",
-            {"every_s": 1, "span_s": 1, "apply_after_s": 0, "command": ["true"]},
-            "finetune needs control model",
-        ),
-        ("outputs", ["video"], "outputs[0] is 'video': it must be one of pcap, truth"),
+        ("format", 2, "run file: its format is not 1"),
+        ("seconds", "long", "run file is not a number"),
+        ("bottlenecks", [], "run file: a receiver's router is beyond the last"),
+        ("receivers.0.router", 2, "run file: a receiver's router is beyond the last"),
+        ("senders", [], "run file: there is no sender"),
+        ("senders.0.router", 1, "run file: a sender's router is beyond the last bottleneck"),
+        ("senders.0.groups.1.flows", 70_000, "run file: there are more than 20000 flows"),
+        ("senders.0.groups.0.receiver", "R9", "run file: a group's receiver is none of the receivers"),
+        ("senders.0.groups.0.start_s", [1], "run file: what must be a pair is none"),
+        ("control", ABSENT, "/nowhere/artifact"),
+        ("finetune", TUNING, "run file: finetune and questions need control model"),
     ],
 )
-def test_what_cannot_be_is_named_in_one_line(
+def test_what_would_lead_out_of_bounds_is_refused_in_one_line(
     program: Path, tmp_path: Path, path: str, value: Any, message: str
 ) -> None:
+    """Ranges are the scenario's to check (tests/unit/test_lab_scenario.py); these protect memory."""
     run = copy.deepcopy(figure8())
     change(path, value)(run)
     assert message in refused(program, run, tmp_path / "out")
@@ -616,7 +593,7 @@ def test_what_cannot_be_is_named_in_one_line(
 def test_a_broken_run_file_an_old_result_and_a_mismatched_artifact(
     program: Path, make_artifact: Callable[..., Path], tmp_path: Path
 ) -> None:
-    from models import artifact
+    from models.networks import artifact
 
     assert "out.json: the text ends early" in refused(program, '{"format": 1', tmp_path / "out")
     loaded = artifact.load(make_artifact(5))
@@ -628,7 +605,7 @@ def test_a_broken_run_file_an_old_result_and_a_mismatched_artifact(
         artifact.Description(described.tokens, "f" * 64, described.visibility, described.protocol),
     )
     line = refused(program, figure8(control=model(other)), tmp_path / "out")
-    assert "made for other windows (schema hash ffffffffffff" in line
+    assert "other-windows: takes features ffffffffffff, this sender makes" in line
 
     (tmp_path / "out").mkdir()
     done = subprocess.run(
@@ -645,16 +622,13 @@ def test_a_broken_run_file_an_old_result_and_a_mismatched_artifact(
 def test_a_killed_run_leaves_no_result(program: Path, tmp_path: Path) -> None:
     file, out = tmp_path / "run.json", tmp_path / "out"
     partial = tmp_path / "out.partial"
-    file.write_text(json.dumps(figure8(seconds=1000, outputs=["pcap"])))
+    file.write_text(json.dumps(third(seconds=1000, outputs=["pcap"])))
     running = subprocess.Popen([program, f"--run={file}", f"--out={out}"], stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
-    while not (partial / "s1.pcap").exists() or (partial / "s1.pcap").stat().st_size < 50_000:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: (partial / "s1.pcap").exists() and (partial / "s1.pcap").stat().st_size > 50_000)
     os.kill(running.pid, signal.SIGKILL)
     running.wait()
     assert partial.exists()
     assert not out.exists()
-    simulate(program, figure8(seconds=1.5), out)
+    simulate(program, third(seconds=1.5), out)
     assert not partial.exists()
     assert {p.name for p in out.iterdir()} == {"cost.json", "summary.json", "trace.json"}

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from infra.lab.results import COMPLETE, SCHEMA
+from laboratory.runs.results import COMPLETE, SCHEMA
 
 NO_NOISE = (0.98, 1.0, 1.01, 1.02, 0.99)  # how seeds differ
 
@@ -20,7 +20,7 @@ def run_row(
     scenario: str = "mine",
     point: str = "",
     at: float | None = None,
-    profile: str = "premise",
+    profile: str = "uncoupled",
     **figures: Any,
 ) -> dict[str, Any]:
     quantiles_us = [float(q) for q in np.linspace(0, p99_us, 101)]

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from test_replay import packet_table
 
-from serving import frames
-from serving.client import Decision
-from serving.packet_log import Log, open_log
-from serving.replay import decide_all
+from serving.agent import frames
+from serving.agent.packet_log import Log, open_log
+from serving.agent.reference_client import Decision
+from serving.agent.replay import decide_all
 
 
 def test_frames_are_as_documented(project: Path) -> None:

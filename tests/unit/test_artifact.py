@@ -8,18 +8,18 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from models import artifact
-from models.artifact import Description
-from models.predictor import Architecture, Predictor
-from models.scaling import Feature, Target
+from models.networks import artifact
+from models.networks.artifact import Description
+from models.networks.scaling import ScaledFeature, Target
+from models.networks.transformer import Architecture, Predictor
 
 COMMITTED = Path(__file__).resolve().parent.parent / "data" / "artifacts" / "v1-tiny"
 TOKENS = 16
 FEATURES = [
-    Feature("age_us", "us", "log1p", 9.5, 2.0),
-    Feature("latency_us", "us", "log1p", 4.0, 3.0),
-    Feature("latency_visible", "flag"),
-    Feature("size_bytes", "bytes", "log1p", 7.0, 0.5),
+    ScaledFeature("age_us", "us", "log1p", 9.5, 2.0),
+    ScaledFeature("latency_us", "us", "log1p", 4.0, 3.0),
+    ScaledFeature("latency_visible", "flag"),
+    ScaledFeature("size_bytes", "bytes", "log1p", 7.0, 0.5),
 ]
 TINY = Architecture(width=8, heads=2, feed_forward=16)
 DESCRIPTION = Description(TOKENS, "a" * 64, "acked", {"name": "small", "pretrain_s": 30})

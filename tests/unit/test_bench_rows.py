@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from infra.bench.ingest import FLAT_MIB, PROMISED, Stretch, memory_rows, slope
-from infra.bench.rows import run_benchmark
+from benchmarks.ingest import FLAT_MIB, PROMISED, Stretch, memory_rows, slope
+from benchmarks.rows import run_benchmark
 
 
 def long_run(mib_per_million: float) -> list[Stretch]:

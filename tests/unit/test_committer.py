@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from prometheus_client import REGISTRY
 
-from feature_store.telemetry_events import BatchKey
-from feature_store.telemetry_log import SegmentWriter, log_dir, read_segment
+from feature_store.telemetry.events import BatchKey
+from feature_store.telemetry.log import SegmentWriter, log_dir, read_segment
 from serving.ingest import committer
 from serving.ingest.committer import WAITING_BATCHES, BusyError, Committer
 

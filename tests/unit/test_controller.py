@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from serving.controller import CLASSIC, L4S, ControllerParams, QueueController
+from serving.agent.controller import CLASSIC, L4S, ControllerParams, QueueController
 
 latencies = arrays.arrays(np.float32, (2, 8), elements=st.floats(1, 2e6, width=32))
 flows = st.lists(st.integers(0, 3), min_size=8, max_size=8)
@@ -54,7 +54,7 @@ def test_a_clear_gain_moves_and_a_margin_keeps() -> None:
 
 
 def test_acknowledged_and_forgotten_packets_free_the_limit() -> None:
-    controller = QueueController(ControllerParams(max_moved_unacked=8, give_up_ns=100))
+    controller = QueueController(ControllerParams(max_moved_unacked=8))
     better = predicted(1_000, 90_000)
     assert controller.choose(0, 0, range(8), [L4S] * 8, better) == [CLASSIC] * 8
     assert controller.choose(8, 1, range(8, 16), [L4S] * 8, better) == [L4S] * 8
@@ -62,7 +62,21 @@ def test_acknowledged_and_forgotten_packets_free_the_limit() -> None:
         controller.acked(packet)
     assert controller.moved_unacked == 4
     assert controller.choose(16, 2, range(16, 24), [L4S] * 8, better) == [CLASSIC] * 4 + [L4S] * 4
-    assert controller.choose(24, 200, range(24, 32), [L4S] * 8, better) == [CLASSIC] * 8
+    assert controller.choose(24, 10**9, range(24, 32), [L4S] * 8, better) == [L4S] * 8
+    assert controller.choose(32, 2 * 10**9 + 2, range(32, 40), [L4S] * 8, better) == [CLASSIC] * 8
+
+
+def test_flows_in_the_classic_queue_are_bounded() -> None:
+    """A sender that names new flows for ever fills no memory: those beyond the bound keep their queue."""
+    controller = QueueController(ControllerParams(max_moved_unacked=2**20))
+    better, bound = predicted(1_000, 90_000), 1 << 14
+    for first in range(0, bound, 8):
+        assert controller.choose(first, 0, range(first, first + 8), [L4S] * 8, better) == [CLASSIC] * 8
+    new = range(bound, bound + 8)
+    assert controller.choose(bound, 0, new, [L4S] * 8, better) == [L4S] * 8
+    assert controller.choose(bound + 8, 0, range(8), [L4S] * 8, better) == [CLASSIC] * 8  # known ones go on
+    controller.keep_default(range(4))
+    assert controller.choose(bound + 16, 0, new, [L4S] * 8, better) == [CLASSIC] * 4 + [L4S] * 4
 
 
 def test_default_marking_ends_the_hysteresis() -> None:

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from serving import deploy, deploy_log
+from models.lock import held
+from serving.deploy import hold
+from serving.deploy import log as deploy_log
 
 
 @pytest.fixture(autouse=True)
@@ -57,25 +59,23 @@ def test_a_version_is_as_old_as_its_registration(monkeypatch: pytest.MonkeyPatch
     assert [deploy_log.age_s(version) for version in (1, 2, 3)] == [100.0, 20.0, None]
 
 
-def test_a_deployment_that_does_not_end_is_named(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deployment_that_does_not_end_is_named(state: Path) -> None:
     lock = state / "deploy.lock"
     program = (
-        "import sys, pathlib; from serving.deploy import _locked\n"
-        "with _locked(pathlib.Path(sys.argv[1])): print(1, flush=True); sys.stdin.read()"
+        "import sys, pathlib; from models.lock import held\n"
+        "with held(pathlib.Path(sys.argv[1]), '', 9): print(1, flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", program, lock]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         holder.stdout.readline()
-        monkeypatch.setattr(deploy, "LOCK_WAIT_S", 0.3)
         with (
             pytest.raises(OSError, match=rf"{lock}: another deployment \(pid {holder.pid}\) has held"),
-            deploy._locked(lock),
+            held(lock, "another deployment", 0.3),
         ):
             pass
-        monkeypatch.setattr(deploy, "LOCK_WAIT_S", 60.0)
         holder.stdin.close()  # type: ignore[union-attr]
-        with deploy._locked(lock):
+        with held(lock, "another deployment", 60):
             pass
     assert holder.returncode == 0
 
@@ -85,6 +85,19 @@ def test_the_lock_is_waited_for_and_given_back(state: Path) -> None:
     with lock.open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         threading.Timer(0.3, fcntl.flock, (other, fcntl.LOCK_UN)).start()
-        with deploy._locked(lock):
-            assert not deploy._try_lock(other.fileno())
-        assert deploy._try_lock(other.fileno())
+        with held(lock, "another deployment", 60), pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_hold_is_a_file_that_outlives_the_program(state: Path) -> None:
+    assert hold.held() is None
+    hold.hold(7)
+    kept = hold.held()
+    assert kept is not None
+    assert str(kept).startswith("version 7 is held")
+    hold.hold_file().write_text("")  # as a power cut may leave it
+    with pytest.raises(ValueError, match=r"hold\.json: damaged, so nothing is deployed until"):
+        hold.held()
+    assert hold.release()
+    assert hold.held() is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from models.gate import NO_CHAMPION, Figures, judge
+from models.registry.gate import NO_CHAMPION, Figures, judge
 
 NOT_HERE = "champion 3 cannot run here"
 

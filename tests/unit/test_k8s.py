@@ -18,6 +18,9 @@ import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
+from metric_names import OURS
+
+from feature_store.settings import Settings, variable
 
 K8S = Path(__file__).resolve().parents[2] / "infra" / "k8s"
 VERSIONS = ("1.29", "1.34", kubernetes_validate.latest_version())
@@ -61,6 +64,7 @@ def objects() -> list[Object]:
 
 
 OBJECTS = objects()
+EXAMPLE = list(yaml.safe_load_all((K8S / "sender.yaml").read_text()))
 NAMES = [f"{o['kind']}/{o['metadata']['name']}" for o in OBJECTS]
 
 
@@ -86,6 +90,7 @@ def pods(obj: Object) -> list[Object]:
 
 
 PODS = {f"{name} {k}": pod for name, o in zip(NAMES, OBJECTS, strict=True) for k, pod in enumerate(pods(o))}
+SENDER = next(pod for o in EXAMPLE for pod in pods(o))
 CONTAINERS = {
     f"{where} {c['name']}": c
     for where, pod in PODS.items()
@@ -102,9 +107,12 @@ def test_every_file_is_listed() -> None:
     files = {p.name for p in K8S.iterdir() if p.is_file()} - {
         "kustomization.yaml",
         "Containerfile",
-        "ingest.py",  # part of the image, as is the next
+        "ingest.py",  # part of the image, as are the next two
         "round.sh",
+        "tls.py",
         "scrape.yaml",  # for a Prometheus elsewhere
+        "sender.yaml",  # an example, for the senders' namespace
+        "certificates.yaml",  # where there is cert-manager
     }
     assert files == set(kustomization["resources"]) | generated
     assert len(NAMES) == len(set(NAMES))
@@ -204,7 +212,7 @@ def test_versions_are_those_of_the_lock(project: Path) -> None:
 
 
 def test_the_server_list_names_every_replica(monkeypatch: pytest.MonkeyPatch) -> None:
-    from serving.endpoint import grpc_addresses
+    from serving.triton.endpoint import grpc_addresses
 
     triton = find("StatefulSet", "triton")
     listed = find("ConfigMap", "swiftqueue-settings")["data"]["SWIFTQUEUE_TRITON_SERVERS"]
@@ -219,38 +227,39 @@ def test_the_server_list_names_every_replica(monkeypatch: pytest.MonkeyPatch) ->
     assert triton["spec"]["podManagementPolicy"] == "Parallel"
 
 
-def test_the_replicas_read_what_a_push_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_replicas_read_what_a_push_writes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """On the one volume, by the arguments that a local server has too."""
-    from infra.stack import triton_command
-    from infra.triton_environment import TritonEnvironment
-    from serving.triton_repository import ModelRepository
+    from infra.local.servers import triton_command
+    from infra.local.triton_environment import TritonEnvironment
+    from serving.triton.repository import ModelRepository
 
     state = find("ConfigMap", "swiftqueue-settings")["data"]["SWIFTQUEUE_STATE"]
     monkeypatch.setenv("SWIFTQUEUE_STATE", state)
+    (tmp_path / "secret").write_text("of the test")
+    (tmp_path / "secret").chmod(0o600)
+    monkeypatch.setenv("SWIFTQUEUE_TRITON_SECRET", str(tmp_path / "secret"))
     for name in ("SWIFTQUEUE_TLS_SERVER_CERT", "SWIFTQUEUE_TLS_SERVER_KEY"):
         monkeypatch.delenv(name, raising=False)
     repository = ModelRepository().embedded
     [server] = find("StatefulSet", "triton")["spec"]["template"]["spec"]["containers"]
-    [mount] = [m for m in server["volumeMounts"] if m["name"] == "state"]
-    assert (mount["mountPath"], mount["readOnly"]) == (state, True)
     assert CONTAINERS["StatefulSet/triton 0 repository"]["command"][-1] == str(repository)
     environment = TritonEnvironment(Path("tritonserver"), Path("backends"), {})
     local = set(triton_command(environment, repository, {})[1:])
-    of_the_machine = {"--backend-directory=backends", "--allow-gpu-metrics=false", "--exit-timeout-secs=5"}
-    assert local - set(server["args"]) == of_the_machine
+    of_the_machine = {"--backend-directory", "--allow-gpu-metrics", "--exit-timeout-secs"}
+    # HTTP is off, and the secret lies elsewhere.
+    of_the_machine |= {"--allow-http", "--grpc-restricted-protocol"}
+    assert {word.partition("=")[0] for word in local - set(server["args"])} <= of_the_machine
 
 
 def test_metrics_are_open_to_scrapes_and_to_those_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    from serving.endpoint import metrics_address
-
-    settings = find("ConfigMap", "swiftqueue-settings")["data"]
-    monkeypatch.setenv("SWIFTQUEUE_METRICS_ADDRESS", settings["SWIFTQUEUE_METRICS_ADDRESS"])
-    assert metrics_address() == "0.0.0.0"  # noqa: S104 - the policy below says who reaches it
+    for name, value in find("ConfigMap", "swiftqueue-settings")["data"].items():
+        monkeypatch.setenv(name, value)
+    assert str(Settings().metrics_address) == "0.0.0.0"  # noqa: S104 - the policy below says who reaches it
     [head] = PODS["RayCluster/train 0"]["spec"]["containers"]
     [port] = [port["containerPort"] for port in head["ports"] if port["name"] == "metrics"]
     monitoring = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
     rules = [
-        r for r in find("NetworkPolicy", "ray")["spec"]["ingress"] if {"port": port} in r.get("ports", [])
+        r for r in find("NetworkPolicy", "train")["spec"]["ingress"] if {"port": port} in r.get("ports", [])
     ]
     assert [rule["from"] for rule in rules] == [[monitoring]]
     assert f"--metrics-port {port}" in (K8S.parent / "README.md").read_text()
@@ -258,6 +267,8 @@ def test_metrics_are_open_to_scrapes_and_to_those_alone(monkeypatch: pytest.Monk
 
 def test_services_budgets_and_policies_select_pods_that_exist() -> None:
     labels = [pod.get("metadata", {}).get("labels", {}) for pod in PODS.values()]
+    # KubeRay's own
+    labels += [{"ray.io/cluster": "train", "ray.io/node-type": node} for node in ("head", "worker")]
     for obj in OBJECTS:
         spec = obj.get("spec", {})
         wanted = {
@@ -324,11 +335,170 @@ def test_pods_that_read_the_settings_mount_the_state() -> None:
         assert volume in spec["volumes"], where
 
 
+# Who may write what Triton loads, and who may tell Triton to load it.
+HEAD = "RayCluster/train 0"
+
+
+def mounts(where: str) -> dict[str, Object]:
+    """Volumes of a pod by what they are of, each with its mounts."""
+    spec = PODS[where]["spec"]
+    found: dict[str, Object] = {}
+    for volume in spec.get("volumes", []):
+        [source] = [v for k, v in volume.items() if k != "name"]
+        name = source.get("claimName") or source.get("secretName") or volume["name"]
+        found[name] = [
+            mount
+            for c in (*spec.get("initContainers", []), *spec["containers"])
+            for mount in c.get("volumeMounts", [])
+            if mount["name"] == volume["name"]
+        ]
+    return found
+
+
+def test_only_the_round_writes_what_triton_loads() -> None:
+    """And Triton's own first step, which makes the folder; its server and all workers do not."""
+    has = {
+        where: mounts(where)["swiftqueue-repository"]
+        for where in PODS
+        if "swiftqueue-repository" in mounts(where)
+    }
+    assert set(has) == {HEAD, "StatefulSet/triton 0"}
+    assert [mount["mountPath"] for mount in has[HEAD]] == ["/state/triton"]
+    server = CONTAINERS["StatefulSet/triton 0 triton"]
+    [mount] = [m for m in server["volumeMounts"] if m["name"] == "repository"]
+    assert mount["readOnly"] is True
+    settings = find("ConfigMap", "swiftqueue-settings")["data"]
+    assert Path(mount["mountPath"]) == Path(settings["SWIFTQUEUE_STATE"]) / "triton"
+    assert f"--model-repository={mount['mountPath']}/repository" in server["args"]
+
+
+def test_only_the_round_has_what_controls_triton() -> None:
+    """And Triton itself, which has not the key that signs the gate's decisions."""
+    triton = "StatefulSet/triton 0"
+    assert {where for where in PODS if "swiftqueue-control" in mounts(where)} == {HEAD, triton}
+    assert {where for where in PODS if "swiftqueue-control-tls" in mounts(where)} == {HEAD}
+    volumes = {v["name"]: v for v in PODS[triton]["spec"]["volumes"]}
+    assert [item["key"] for item in volumes["control"]["secret"]["items"]] == ["triton"]
+    assert "swiftqueue-control" not in json.dumps([c.get("env") for c in CONTAINERS.values()])
+
+
+def test_senders_reach_triton_by_a_certificate_and_do_not_control_it() -> None:
+    server = CONTAINERS["StatefulSet/triton 0 triton"]
+    options = dict(word.partition("=")[::2] for word in server["args"])
+    assert options["--grpc-use-ssl-mutual"] == "true"
+    assert {options[f"--grpc-{what}"] for what in ("server-cert", "server-key", "root-cert")} == {
+        "/tls/tls.crt",
+        "/tls/tls.key",
+        "/tls/ca.crt",
+    }
+    protocols, _, pair = options["--grpc-restricted-protocol"].partition(":")
+    assert {"model-repository", "shared-memory", "trace", "logging"} <= set(protocols.split(","))
+    assert pair.endswith("=@/control/triton")  # a file: every user of a node may read arguments
+    assert options["--http-address"] == "127.0.0.1"
+    assert {port["containerPort"] for port in server["ports"]} == {8001, 8002}
+    for service in ("triton", "predictions"):
+        assert 8000 not in {port["port"] for port in find("Service", service)["spec"]["ports"]}
+
+
+# Pod Security and network ---------------------------------------------------------------------------
+
+
+def judged(level: str, pods_there: list[Object]) -> list[str]:
+    """What the library of the API server's own admission says of pods."""
+    program = TOOLS / "podsecurity"
+    if not program.is_file():
+        pytest.skip("podsecurity is not built (make setup-tests, with Go)")
+    done = subprocess.run(
+        [program, level], input=json.dumps(pods_there), capture_output=True, text=True, check=False
+    )
+    assert done.returncode in (0, 1), done.stderr
+    return done.stdout.splitlines()
+
+
+def as_pod(where: str, pod: Object) -> Object:
+    name = re.sub("[^a-z0-9]+", "-", where.lower())
+    return {"metadata": {**pod.get("metadata", {}), "name": name}, "spec": pod["spec"]}
+
+
+def test_pods_are_what_restricted_asks_for() -> None:
+    assert judged("restricted", [as_pod(where, pod) for where, pod in PODS.items()]) == []
+    assert (
+        find("Namespace", "swiftqueue")["metadata"]["labels"]["pod-security.kubernetes.io/enforce"]
+        == "restricted"
+    )
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["allowPrivilegeEscalation", "capabilities", "runAsNonRoot", "seccompProfile"],
+)
+def test_a_pod_that_lacks_one_of_them_is_refused(key: str) -> None:
+    for where, pod in PODS.items():
+        broken = json.loads(json.dumps(as_pod(where, pod)))
+        broken["spec"]["securityContext"].pop(key, None)
+        broken["spec"]["containers"][0]["securityContext"].pop(key, None)
+        assert len(judged("restricted", [broken])) == 1, where
+
+
+@pytest.mark.parametrize("where", CONTAINERS)
+def test_a_container_writes_only_where_it_was_given_a_place(where: str) -> None:
+    container = CONTAINERS[where]
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    pod = PODS[where.rsplit(" ", 1)[0]]["spec"]
+    assert pod["securityContext"]["runAsUser"] > 0
+    assert pod["enableServiceLinks"] is False
+    for volume in pod.get("volumes", []):
+        assert "emptyDir" not in volume or "sizeLimit" in volume["emptyDir"], "a node's disk has an end"
+        assert "hostPath" not in volume
+
+
+def test_nothing_is_reached_that_no_policy_names() -> None:
+    closed = find("NetworkPolicy", "closed")["spec"]
+    assert closed == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
+    for obj in (o for o in OBJECTS if o["kind"] == "NetworkPolicy" and o["metadata"]["name"] != "closed"):
+        spec = obj["spec"]
+        for direction, peer in (("ingress", "from"), ("egress", "to")):
+            for rule in spec.get(direction, []):
+                assert rule.get(peer), (obj["metadata"]["name"], "from or to anywhere")
+                assert {}.items() != rule, obj["metadata"]["name"]
+            assert (direction in spec) <= (direction.capitalize() in spec["policyTypes"])
+    # Both ends of each way within the namespace are open.
+    ways = {
+        (json.dumps(peer["podSelector"]["matchLabels"], sort_keys=True), port.get("port"))
+        for obj in OBJECTS
+        if obj["kind"] == "NetworkPolicy"
+        for rule in obj["spec"].get("egress", [])
+        for peer in rule["to"]
+        if set(peer) == {"podSelector"}
+        for port in rule.get("ports", [{}])
+    }
+    for target, port in ways:
+        assert any(
+            o["kind"] == "NetworkPolicy"
+            and o["spec"]["podSelector"].get("matchLabels", {"-": ""}).items() <= json.loads(target).items()
+            and any(p.get("port") == port for r in o["spec"].get("ingress", []) for p in r.get("ports", [{}]))
+            for o in OBJECTS
+        ), (target, port)
+    senders = {"namespaceSelector": {"matchLabels": {"swiftqueue/senders": "true"}}}
+    reach = {
+        (obj["metadata"]["name"], port["port"])
+        for obj in OBJECTS
+        if obj["kind"] == "NetworkPolicy"
+        for rule in obj["spec"].get("ingress", [])
+        if senders in rule["from"]
+        for port in rule["ports"]
+    }
+    assert reach == {("triton", 8001), ("ingest", 8443)}
+
+
 @pytest.mark.parametrize("where", CONTAINERS)
 def test_every_container_says_what_it_needs(where: str) -> None:
     container = CONTAINERS[where]
-    assert set(container["resources"]["requests"]) == {"cpu", "memory"}
-    assert "memory" in container["resources"]["limits"]
+    every = {"cpu", "memory", "ephemeral-storage"}
+    assert set(container["resources"]["requests"]) == every
+    # Where a prediction waits for it, a limit of its cores would throttle it.
+    free = {"cpu"} if where == "StatefulSet/triton 0 triton" else set()
+    assert set(container["resources"]["limits"]) == every - free
     assert container["image"] in {"swiftqueue", "nvcr.io/nvidia/tritonserver:24.10-py3"}
 
 
@@ -371,10 +541,100 @@ def test_a_round_ends_when_its_time_is_over(left_s: int, code: int, tmp_path: Pa
 def test_the_operator_reaches_what_it_asks() -> None:
     """Ray's dashboard, and Serve's proxy at the head's own address (`updateHeadPodServeLabel` in KubeRay)."""
     operator = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kuberay-operator"}}}
-    rules = [r for r in find("NetworkPolicy", "ray")["spec"]["ingress"] if operator in r["from"]]
+    rules = [r for r in find("NetworkPolicy", "ingest")["spec"]["ingress"] if operator in r["from"]]
     [head] = PODS["RayService/ingest 0"]["spec"]["containers"]
     asked = {p["containerPort"] for p in head["ports"] if p["name"] in ("dashboard", "serve")}
     assert {port["port"] for rule in rules for port in rule["ports"]} == asked
+
+
+# The senders' side ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_example_of_a_sender_is_sound(version: str) -> None:
+    for obj in EXAMPLE:
+        kubernetes_validate.validate(obj, version, strict=True)
+    namespace, deployment = EXAMPLE
+    assert deployment["metadata"]["namespace"] == namespace["metadata"]["name"]
+    assert namespace["metadata"]["labels"]["swiftqueue/senders"] == "true"
+    assert judged("restricted", [as_pod("sender", SENDER)]) == []
+
+
+def test_the_agent_of_the_example_takes_its_options(project: Path) -> None:
+    """And asks what the cluster has, over TLS."""
+    [agent] = [c for c in SENDER["spec"]["initContainers"] if c["name"] == "agent"]
+    binary = project / Path(agent["command"][0]).relative_to("/opt/swiftqueue")
+    if not binary.is_file():
+        pytest.skip(f"{binary} is not built")
+    text = subprocess.run([binary, "--help"], capture_output=True, text=True, check=True).stdout
+    options = dict(word.split("=", 1) for word in agent["args"])
+    assert not {name for name in options if f" {name} " not in text}
+    host, _, number = options["--server"].partition(":")
+    service = find("Service", host.split(".")[0])
+    assert int(number) in {port["port"] for port in service["spec"]["ports"]}
+    assert host == f"{service['metadata']['name']}.swiftqueue.svc"
+    assert {"--tls-ca", "--tls-cert", "--tls-key"} <= set(options)
+    files = (project / "infra/k8s/Containerfile").read_text()
+    assert "make -C serving/agent" in files
+
+
+def test_the_agent_of_the_example_reaches_its_forwarder() -> None:
+    """By a socket in a folder that the forwarder makes: it takes no other, the volume is the group's too."""
+    made = {c["name"]: c for c in SENDER["spec"]["initContainers"]}
+    path = Path(made["forwarder"]["args"][0])
+    assert f"--telemetry=unix:{path}" in made["agent"]["args"]
+    for container in made.values():
+        shared = [Path(m["mountPath"]) for m in container["volumeMounts"] if m["name"] == "run"]
+        assert path.parent.parent in shared
+
+
+def test_the_forwarder_of_the_example_speaks_tls_to_what_has_it() -> None:
+    [forwarder] = [c for c in SENDER["spec"]["initContainers"] if c["name"] == "forwarder"]
+    _, url, authority = forwarder["args"]
+    service = find("Service", "telemetry")
+    [port] = service["spec"]["ports"]
+    assert url == f"https://telemetry.swiftqueue.svc:{port['port']}"
+    assert authority == "--ca=/tls/ca.crt"
+    front = CONTAINERS["RayService/ingest 1 tls"]
+    assert [p["name"] for p in front["ports"]] == [port["targetPort"]]
+    options = dict(word.split("=") for word in front["args"])
+    assert options["--listen"] == f"0.0.0.0:{front['ports'][0]['containerPort']}"
+    serve = find("RayService", "ingest")["spec"]["serveConfigV2"]
+    assert options["--to"] == f"127.0.0.1:{yaml.safe_load(serve)['http_options']['port']}"
+    labels = PODS["RayService/ingest 1"]["metadata"]["labels"]
+    assert service["spec"]["selector"].items() <= labels.items()
+
+
+def test_certificates_name_what_is_asked() -> None:
+    made = [
+        o for o in yaml.safe_load_all((K8S / "certificates.yaml").read_text()) if o["kind"] == "Certificate"
+    ]
+    by_secret = {o["spec"]["secretName"]: o["spec"] for o in made}
+    used = {
+        v["secret"]["secretName"]
+        for p in PODS.values()
+        for v in p["spec"].get("volumes", [])
+        if "secret" in v
+    }
+    assert {name for name in used if name.endswith("-tls")} == set(by_secret) - {"swiftqueue-authority"}
+    listed = find("ConfigMap", "swiftqueue-settings")["data"]["SWIFTQUEUE_TRITON_SERVERS"]
+    hosts = {address.partition(":")[0] for address in listed.split(",")} | {"predictions.swiftqueue.svc"}
+    assert set(by_secret["swiftqueue-triton-tls"]["dnsNames"]) == hosts
+    assert by_secret["swiftqueue-ingest-tls"]["dnsNames"] == ["telemetry.swiftqueue.svc"]
+
+
+def test_what_bounds_tritons_messages_is_in_the_image_and_before_its_main(project: Path) -> None:
+    """The image's build tries it on that very Triton; test_several_servers.py runs these arguments."""
+    made = (project / "infra/k8s/Containerfile").read_text()
+    [library] = re.findall(r"/build/serving/triton/front/_build/(\S+\.so) triton-backend/", made)
+    makefile = (project / "serving/triton/front/Makefile").read_text()
+    assert f"LIBRARY := _build/{library}" in makefile
+    copied = CONTAINERS["StatefulSet/triton 0 backend"]
+    assert copied["command"][-2:] == ["/opt/swiftqueue/triton-backend/.", "/backend/"]
+    server = CONTAINERS["StatefulSet/triton 0 triton"]
+    folders = {m["name"]: m["mountPath"] for m in server["volumeMounts"]}
+    assert server["command"] == ["env", f"LD_PRELOAD={folders['backend']}/{library}", "tritonserver"]
+    assert f"LD_PRELOAD=/build/serving/triton/front/_build/{library}" in made
 
 
 # Image and metrics ----------------------------------------------------------------------------------
@@ -406,8 +666,6 @@ def test_an_image_is_made_of_what_git_has(project: Path, tmp_path: Path) -> None
 
 def test_prometheus_names_what_it_scrapes_as_the_alerts_do(tmp_path: Path) -> None:
     """Its own tool applies the relabelling to what it would find of each pod."""
-    from infra.monitoring.metrics import OURS
-
     program = shutil.which("promtool")
     if program is None:
         pytest.skip("promtool is not installed (apt-get install prometheus)")
@@ -442,14 +700,12 @@ def test_prometheus_names_what_it_scrapes_as_the_alerts_do(tmp_path: Path) -> No
         (a["prometheus.io/job"], f"10.0.0.{k}:{a['prometheus.io/port']}")
         for k, a in enumerate(annotated.values())
     }
-    assert {name for name, _ in scraped} == {"triton", "ingest"} <= {metric.job for metric in OURS}
+    assert {name for name, _ in scraped} == {"triton", "ingest"} <= OURS.keys()
 
 
 def test_the_alerts_that_cannot_fire_are_named(project: Path) -> None:
-    from infra.monitoring.metrics import OURS
-
     rules = yaml.safe_load((project / "infra/monitoring/rules/alerts.yaml").read_text())["groups"]
-    silent = {name for m in OURS if m.job == "scheduler" for name in m.series}
+    silent = OURS["scheduler"]
     needs_a_scheduler = {
         rule["alert"]
         for group in rules
@@ -465,18 +721,13 @@ def test_the_alerts_that_cannot_fire_are_named(project: Path) -> None:
 
 
 def variables_of(root: Path) -> set[str]:
-    """Names of the environment variables that the code reads: constants that look like one."""
-    found: set[str] = set()
+    """Names of the environment variables that the code reads: settings, and constants that look like one."""
+    found = {variable(name) for name in Settings.model_fields}
     for room in ("feature_store", "models", "pipelines", "serving", "infra"):
         for path in (root / room).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                    found |= set(
-                        re.findall(r"^(?:SWIFTQUEUE|MLFLOW|RAY|AWS)_[A-Z0-9_]+[A-Z0-9]$", node.value)
-                    )
-                # f"SWIFTQUEUE_TRITON_{kind.upper()}"
-                if isinstance(node, ast.JoinedStr) and "SWIFTQUEUE_TRITON_" in ast.unparse(node):
-                    found |= {f"SWIFTQUEUE_TRITON_{kind}" for kind in ("HTTP", "GRPC", "METRICS")}
+                    found |= set(re.findall(r"^(?:MLFLOW|RAY|AWS)_[A-Z0-9_]+[A-Z0-9]$", node.value))
         for path in (root / room).rglob("*.cc"):
             if "_build" not in path.parts:
                 found |= set(re.findall(r'getenv\("([A-Z0-9_]+)"\)', path.read_text()))
@@ -493,6 +744,7 @@ OTHERS = {
     "RAY_AUTH_MODE",
     "RAY_AUTH_TOKEN",
     "S3_BUCKET",  # used within the manifest itself
+    "HOME",
 }
 
 
@@ -504,8 +756,6 @@ def test_every_setting_is_read_by_the_code(project: Path) -> None:
     text = (project / "infra" / "README.md").read_text()
     named = set(re.findall(r"`((?:SWIFTQUEUE|MLFLOW|RAY|AWS)_[A-Z0-9_]+)[`=]", text))
     assert named - known - OTHERS == set()
-    ours = {name for name in known if name.startswith("SWIFTQUEUE_")}
-    assert ours - named == set(), "say in infra/README.md what these settings are"
 
 
 def test_secrets_are_only_referred_to(project: Path) -> None:
@@ -516,7 +766,11 @@ def test_secrets_are_only_referred_to(project: Path) -> None:
             reference = entry.get("valueFrom", {}).get("secretKeyRef")
             if reference and reference["name"] != "train":  # the operator makes that one
                 assert f"generic {reference['name']}" in text, where
-                assert f"--from-literal={reference['key']}=" in text, where
+                assert re.search(rf"--from-(literal|file)={reference['key']}=", text), where
+    for where in PODS:
+        for volume in PODS[where]["spec"].get("volumes", []):
+            if "secret" in volume:
+                assert f"generic {volume['secret']['secretName']}" in text, where
 
 
 def test_the_round_calls_a_command_that_exists() -> None:
@@ -547,3 +801,29 @@ def test_kustomize_builds_the_same_objects() -> None:
         for pod in pods(obj):
             for c in (*pod["spec"].get("initContainers", []), *pod["spec"]["containers"]):
                 assert c["image"] != "swiftqueue", "an image without a tag"
+
+
+def test_images_may_be_named_by_digest(tmp_path: Path) -> None:
+    """As infra/README.md says how; every container of ours then has one, for Ray's kinds too."""
+    program = shutil.which("kustomize", path=f"{TOOLS}:{os.environ['PATH']}")
+    if program is None:
+        pytest.skip("kustomize is not installed (make setup-tests)")
+    shutil.copytree(K8S, tmp_path / "k8s")
+    digests = {
+        "swiftqueue": "registry.example/swiftqueue",
+        "nvcr.io/nvidia/tritonserver": "nvcr.io/nvidia/tritonserver",
+    }
+    for name, new in digests.items():
+        command = [program, "edit", "set", "image", f"{name}={new}@sha256:{'ab' * 32}"]
+        subprocess.run(command, cwd=tmp_path / "k8s", check=True)
+    built = subprocess.run(
+        [program, "build", tmp_path / "k8s"], capture_output=True, text=True, check=True
+    ).stdout
+    images = [
+        c["image"]
+        for obj in yaml.safe_load_all(built)
+        for pod in pods(obj)
+        for c in (*pod["spec"].get("initContainers", []), *pod["spec"]["containers"])
+    ]
+    assert len(images) == len(CONTAINERS)
+    assert all(re.search("@sha256:(ab){32}$", image) for image in images), images

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
-import time
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
+from waiting import wait_until
 
-from infra import processes
-from infra.live import keeper, plan
-from infra.live.keeper import Keeper
-from serving.ingest import forwarder
-from serving.ingest.forwarder import Heartbeat
+from infra.local import asked, keeper, parts, processes, under_way
+from infra.local.keeper import Keeper
+from serving.ingest import heartbeat
+from serving.ingest.heartbeat import Heartbeat
 
 SLEEPER = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
 
@@ -25,8 +29,30 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     yield tmp_path
-    for name in plan.wanted():
+    for name in parts.wanted():
         processes.stop(name)
+
+
+class Ended:
+    """A start that has ended; of one in `hangs` nobody knows yet."""
+
+    def __init__(self, name: str, failure: str, hangs: set[str]) -> None:
+        self.name, self.failure, self.hangs = name, failure, hangs
+
+    def outcome(self) -> str | None:
+        return None if self.name in self.hangs else self.failure
+
+    def end(self) -> None:
+        self.hangs.discard(self.name)
+
+
+class AtOnce(Executor):
+    """Asks before it returns: no machine delays what a part answers."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result(fn(*args, **kwargs))
+        return future
 
 
 class Loop:
@@ -37,11 +63,30 @@ class Loop:
         self.now_s = 1000.0
         self.broken: set[str] = set()
         self.mute: set[str] = set()
+        self.idle: set[str] = set()  # answers, and has lost its work until it is started
+        self.hangs: set[str] = set()  # their starts do not end
         self.started: list[str] = []
-        answers = {name: lambda server: server.name not in self.mute for name in ("triton", "agent")}
-        self.keeper = Keeper(self.start, answers, patience_s, self.started.append)
-        for name in plan.wanted():
+        self.failed: list[str] = []
+        answers = {
+            name: lambda server: server.name not in self.mute | self.idle for name in ("triton", "agent")
+        }
+        idle = {"triton": lambda server: server.name in self.idle}
+        self.keeper = Keeper(self.heal, answers, patience_s, self.note, idle, AtOnce())
+        for name in parts.wanted():
             self.start(name)
+
+    def note(self, name: str, well: bool) -> None:
+        (self.started if well else self.failed).append(name)
+
+    def heal(self, name: str, idle: bool) -> Ended:
+        """As infra.local.heal does, at once."""
+        try:
+            if not idle:
+                processes.stop(name)
+            self.start(name)
+        except OSError as error:
+            return Ended(name, str(error), self.hangs)
+        return Ended(name, "", self.hangs)
 
     def monotonic(self) -> float:
         return self.now_s
@@ -49,6 +94,7 @@ class Loop:
     def start(self, name: str) -> None:
         if name in self.broken:
             raise OSError(f"port of {name} is in use")
+        self.idle.discard(name)
         if processes.running(name) is None:
             processes.start(name, SLEEPER, {}, {}, lambda: True, 10)
 
@@ -80,7 +126,8 @@ def test_what_is_gone_is_started_in_the_order_of_up(
     for name in ("agent", "mlflow", "forwarder"):
         loop.lose(name)
     loop.look_until("mlflow", "forwarder", "agent")
-    assert None not in map(processes.running, plan.wanted())
+    assert loop.keeper.well("agent")
+    assert None not in map(processes.running, parts.wanted())
     assert "agent is gone: starting it" in capsys.readouterr().out
 
 
@@ -105,8 +152,69 @@ def test_what_cannot_be_started_holds_up_no_other_and_is_tried_ever_more_seldom(
     said = capsys.readouterr().out
     # after 0, 1, 3, 7 and 15 s
     assert said.count("triton cannot be started, and is tried again: port of triton is in use") == 5
+    assert loop.failed == ["triton"] * 5  # counted, for an alert
+    assert not loop.keeper.well("triton")
     loop.broken = set()
     loop.look_until("agent", "triton")
+
+
+def test_a_start_that_does_not_end_delays_no_other_part(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Ray head that fails blocked the keeper for four minutes."""
+    loop = Loop(monkeypatch)
+    loop.hangs = {"ray"}
+    loop.lose("ray")
+    loop.look_for(3)
+    for name in ("agent", "triton", "ingest"):
+        loop.lose(name)
+    loop.look_until("triton", "agent")  # not the ingest, which waits for its Ray
+    with pytest.raises(OSError, match="another `up` or `down`"), under_way.starting(0):
+        pass  # nobody starts parts meanwhile
+    loop.hangs.clear()
+    loop.look_until("triton", "agent", "ray", "ingest", "scheduler")
+    loop.look_for(1)
+    with under_way.starting(0):
+        loop.lose("agent")
+        loop.look_for(10)
+        assert processes.running("agent") is None  # an `up` is under way: nothing is started
+    loop.look_until("triton", "agent", "ray", "ingest", "scheduler", "agent")
+
+
+def test_a_part_that_hangs_in_its_answer_delays_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = Loop(monkeypatch)
+    answered, asked_again = threading.Event(), threading.Event()
+    answers = {
+        "triton": lambda server: answered.wait(60),
+        "agent": lambda server: asked_again.set() or True,
+    }
+    one = Keeper(loop.heal, answers, 60, loop.note)
+    one.look()
+    assert asked_again.wait(60)
+    asked_again.clear()
+    loop.now_s += keeper.ASK_S
+    one.look()
+    assert asked_again.wait(60)
+    answered.set()
+
+
+def test_what_heals_triton_leaves_the_keeper_small(project: Path) -> None:
+    """It grew from 151 to 855 MB: serving the champion brings PyTorch and MLflow."""
+    program = """
+import sys, time, psutil
+from infra.local import keeper
+from infra.local.heal import Healing
+healing = Healing("triton", idle=False)
+while healing.outcome() is None:
+    time.sleep(0.1)
+heavy = {"torch", "mlflow", "polars", "pandas", "ray"}
+print(healing._process.returncode, sorted(heavy & sys.modules.keys()))
+print(psutil.Process().memory_info().rss)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=project, capture_output=True, text=True, check=True
+    )
+    first, rss_bytes = done.stdout.splitlines()
+    assert first == "1 []"  # there is no loop to keep here: it says so and ends
+    assert int(rss_bytes) < 100e6
 
 
 def test_what_does_not_answer_is_ended_and_started(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,6 +231,29 @@ def test_what_does_not_answer_is_ended_and_started(monkeypatch: pytest.MonkeyPat
     loop.look_until("triton")
     assert processes.running("triton") != triton
     assert processes.running("agent") == agent
+
+
+def test_what_has_lost_its_work_gets_it_back_and_is_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = Loop(monkeypatch)
+    triton = processes.running("triton")
+    loop.idle = {"triton"}
+    loop.look_for(int(keeper.ASK_S) + 2)
+    assert loop.started == ["triton"]
+    assert processes.running("triton") == triton
+
+
+def test_what_does_not_get_its_work_back_is_ended_and_started_in_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop = Loop(monkeypatch, patience_s=30)
+    triton = processes.running("triton")
+    loop.idle, loop.broken = {"triton"}, {"triton"}  # as where the registry does not answer
+    loop.look_for(25)
+    assert processes.running("triton") == triton
+    loop.look_for(15)
+    assert processes.running("triton") is None
+    loop.broken = set()
+    loop.look_until("triton")
 
 
 def test_what_cannot_be_started_hides_no_part_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,16 +279,16 @@ def test_a_forwarder_is_alive_while_its_heartbeat_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = processes.Server("forwarder", 1, 0.0, {}, "", 0)
-    monkeypatch.setattr(plan, "telemetry_socket", lambda: tmp_path / "telemetry.sock")
-    monkeypatch.setattr(keeper, "STILL_S", 0.05)
-    monkeypatch.setattr(forwarder, "HEARTBEAT_S", 3600.0)
+    monkeypatch.setattr(asked, "telemetry_socket", lambda: tmp_path / "telemetry.sock")
+    monkeypatch.setattr(heartbeat, "HEARTBEAT_S", 3600.0)
+    now_s = 0.0
+    monkeypatch.setattr(keeper, "time", SimpleNamespace(monotonic=lambda: now_s))
     heart, answers = Heartbeat(tmp_path / "telemetry.sock"), keeper._Beats()
     assert not answers(server)  # it has never beaten
     heart.beat()
     assert answers(server)
     heart.beat()  # too early: nothing is written
-    time.sleep(0.1)
+    now_s = keeper.STILL_S
     assert not answers(server)
-    monkeypatch.setattr(forwarder, "HEARTBEAT_S", 0.0)
-    heart.beat()
-    assert answers(server)
+    monkeypatch.setattr(heartbeat, "HEARTBEAT_S", 0.0)
+    wait_until(lambda: heart.beat() or answers(server))  # a clock of files ticks each few milliseconds

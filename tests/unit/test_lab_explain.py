@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from infra.lab.explain import CLASSIC, L4S, errors, tail
+from laboratory.explain import CLASSIC, L4S, errors, tail
 
 TRUTH = [
     ("sent_ns", "<i8"),

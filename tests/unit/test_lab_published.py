@@ -1,4 +1,4 @@
-"""The laboratory's published results: what README and docs show is what they give."""
+"""The laboratory's published results: they are found again, and gone on with."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from infra.lab.model_source import models_by_profile
-from infra.lab.results import COMPLETE, load
-from infra.lab.tables import brief, markdown
+from laboratory.learning.judged_models import models_by_profile
+from laboratory.runs.programs import Equals
+from laboratory.runs.resolve import cells, control_of, identity, resolve
+from laboratory.runs.results import COMPLETE, load
+from laboratory.scenarios.files import load as load_scenario
+from laboratory.scenarios.files import path_of
+from laboratory.scenarios.schema import CONTROLS
 
 
 @pytest.fixture(scope="module")
@@ -17,10 +21,33 @@ def published(project: Path) -> Path:
     return project / "docs" / "laboratory"
 
 
-def test_the_tables_are_those_of_the_results(project: Path, published: Path) -> None:
-    runs = load(published)
-    assert (published / "report" / "table.md").read_text() == markdown(runs)
-    assert "\n".join(brief(runs)) in (project / "README.md").read_text()
+def test_published_runs_are_known_by_their_hashes(published: Path, tmp_path: Path) -> None:
+    """Figure 8 resolved today, profile `uncoupled`, has the hashes under which its runs were published."""
+    models = models_by_profile(str(published / "models" / "figure8"), tmp_path)
+    rows = load(published).filter(pl.col("status") == COMPLETE, pl.col("scenario") == "figure8")
+    (name,) = set(rows["program"])
+    assert name == Equals.load().programs[0]
+    moved = {
+        (row["profile"], row["seed"]): row["moved_share"]
+        for row in rows.filter(pl.col("control") == "model").iter_rows(named=True)
+    }
+    scenario, found = load_scenario(path_of("figure8")), {}
+    for cell in cells("figure8", scenario):
+        model, share = models[cell.profile], moved[cell.profile, cell.seed]
+        control = control_of(scenario.environment, cell.control, model=model, share=share)
+        found[cell.profile, cell.control, cell.seed] = identity(resolve(scenario, cell, control, []), name)
+    published_as = {(r["profile"], r["control"], r["seed"]): r["run"] for r in rows.iter_rows(named=True)}
+    assert len(published_as) > 60
+    assert published_as.items() <= found.items()
+
+
+def test_the_list_of_equals_is_whole(tmp_path: Path) -> None:
+    equals = Equals.load()
+    assert len(equals.canaries) == 2 * 2 * len(CONTROLS)  # points, profiles
+    assert len(set(equals.programs)) == len(equals.programs)
+    (tmp_path / "programs.json").write_text('{"programs": []')
+    with pytest.raises(ValueError, match=r"programs\.json is damaged: restore it with git"):
+        Equals.load(tmp_path / "programs.json")
 
 
 def test_the_models_are_those_that_were_judged(published: Path, tmp_path: Path) -> None:

@@ -12,14 +12,14 @@ import polars as pl
 import pytest
 import yaml
 
-from infra.lab import execution
-from infra.lab.command import Request, run_lab
-from infra.lab.model_source import check_acks, said_acks
-from infra.lab.replay import distribution
-from infra.lab.runs import Cell, Model, cells, control_of, finetuning_content, identity, resolve
-from infra.lab.scenario import CONTROLS
-from infra.lab.scenario_file import FOLDER, environment_at, files_of, full, load, names, path_of
-from infra.lab.train import settings, train
+from laboratory.command import Request, run_lab
+from laboratory.learning.judged_models import check_acks, said_acks
+from laboratory.learning.train import settings, train
+from laboratory.runs import execution, programs
+from laboratory.runs.resolve import Cell, Model, cells, control_of, finetuning_content, identity, resolve
+from laboratory.scenarios.files import FOLDER, environment_at, files_of, full, load, names, path_of
+from laboratory.scenarios.replay import distribution
+from laboratory.scenarios.schema import CONTROLS
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_the_projects_scenarios_are_sound(name: str) -> None:
     for cell in cells(name, scenario):
         assert environment_at(scenario, cell.point, name).senders["s1"].groups
     if not name.startswith("map-"):  # the maps ask what the standard queue leaves
-        assert scenario.profiles == ["rfc9332", "premise"]
+        assert scenario.profiles == ["rfc9332", "uncoupled"]
     # which ask what no choice at all is worth, what the model costs, and what a new head brings
     if name not in ("split", "many-flows", "figure8-finetuned"):
         assert set(scenario.controls) == set(CONTROLS)
@@ -157,7 +157,7 @@ def model_of(folder: Path, origin: object) -> Model:
 def test_a_model_says_from_which_acks_it_learned(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], origin: object, said: str
 ) -> None:
-    models = dict.fromkeys(("rfc9332", "premise"), model_of(tmp_path, origin))
+    models = dict.fromkeys(("rfc9332", "uncoupled"), model_of(tmp_path, origin))
     check_acks(models, {"figure8": load(path_of("figure8"))})
     printed = capsys.readouterr().out
     assert said in printed
@@ -165,7 +165,7 @@ def test_a_model_says_from_which_acks_it_learned(
 
 
 def test_a_model_of_other_acks_is_refused(tmp_path: Path) -> None:
-    models = {"premise": model_of(tmp_path, {"acks": "cumulative"})}
+    models = {"uncoupled": model_of(tmp_path, {"acks": "cumulative"})}
     with pytest.raises(
         ValueError, match="cumulative ACKs, and S1 learns from selective ones in fig"
     ) as error:
@@ -194,7 +194,6 @@ S1 = "environment.senders.s1.groups"
 CBR = {"kind": "cbr", "mbps": 1, "packet_bytes": 1200}
 VIDEO = {"kind": "video", "mbps": 1, "frames_per_s": 60}
 UDP = {"flows": 2000, "tcp": "udp", "ecn": "not_ect", "receiver": "r1", "traffic": CBR}
-# what the program would refuse, after other runs have run
 BAD_GROUPS: list[tuple[str, object, str]] = [
     (
         "traffic",
@@ -311,7 +310,7 @@ BAD_ENVIRONMENTS: list[tuple[str, object, str]] = [
         *((f"environment.{key}", value, f"environment.{line}") for key, value, line in BAD_ENVIRONMENTS),
         ("controls", ["oracle"], "controls: default must be among them"),
         ("controls", ["default", "magic"], "controls: there is no 'magic', there is default, "),
-        ("profiles", ["linux"], "profiles.0: input should be 'rfc9332' or 'premise' (is 'linux')"),
+        ("profiles", ["linux"], "profiles.0: input should be 'rfc9332' or 'uncoupled' (is 'linux')"),
         ("axis", {"label": "x", "points": {"a": {"set": {"rtt": 3}}}}, "the environment has no key 'rtt'"),
         ("axis", {"label": "x", "points": {"a": {"set": {"rtt_ms": 0}}}}, "axis.points.a: rtt_ms: "),
         ("axis", {"label": "x", "points": {"": {"set": {}}}}, "axis.points.: string should have at least 1"),
@@ -334,6 +333,17 @@ def test_what_is_wrong_gets_one_line(
         load(written(tmp_path, put(small, key, value)))
     assert line in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_the_profiles_former_name_is_still_read(small: dict[str, Any], tmp_path: Path) -> None:
+    """`premise` is `uncoupled`: in scenario files, and in the hashes by which published runs are known."""
+    scenario = load(written(tmp_path, put(small, "profiles", ["rfc9332", "premise"])))
+    assert scenario.profiles == ["rfc9332", "uncoupled"]
+    with pytest.raises(ValueError, match="profiles: one stands there twice"):
+        load(written(tmp_path, put(small, "profiles", ["uncoupled", "premise"])))
+    run = run_of("figure8")
+    assert run["profile"] == "uncoupled"
+    assert identity(run, "program") == identity(run | {"profile": "premise"}, "program")
 
 
 def test_a_scenario_of_ones_own_extends_the_projects(tmp_path: Path) -> None:
@@ -361,7 +371,7 @@ def test_no_flow_at_the_captured_sender_is_said(small: dict[str, Any], tmp_path:
         load(written(tmp_path, swept))
     # of others it means that the group is not there
     alone = load(written(tmp_path, put(small, "environment.senders.cross.groups.l4s.flows", 0)))
-    run = resolve(alone, Cell("mine", "", None, "premise", "default", 1), {"kind": "default"}, [])
+    run = resolve(alone, Cell("mine", "", None, "uncoupled", "default", 1), {"kind": "default"}, [])
     assert [sender["name"] for sender in run["senders"]] == ["s1"]
 
 
@@ -407,7 +417,7 @@ def test_an_unknown_scenario_is_answered_with_the_known_ones() -> None:
 
 
 def run_of(
-    name: str, control: str = "default", profile: str = "premise", seed: int = 1, seconds: float = 300
+    name: str, control: str = "default", profile: str = "uncoupled", seed: int = 1, seconds: float = 300
 ) -> dict[str, Any]:
     scenario = load(path_of(name)).model_copy(update={"seconds": seconds})
     point = next(iter(scenario.axis.points)) if scenario.axis else ""
@@ -491,7 +501,7 @@ def test_a_replay_has_the_tables_statistics(small: dict[str, Any], tmp_path: Pat
     packet_table(tmp_path / "packets", sorted(sent, key=lambda row: row[1]))
     traffic = {"kind": "replay", "packets": str(tmp_path / "packets")}
     scenario = load(written(tmp_path, put(small, f"{S1}.l4s.traffic", traffic)))
-    run = resolve(scenario, Cell("mine", "", None, "premise", "default", 1), {"kind": "default"}, [])
+    run = resolve(scenario, Cell("mine", "", None, "uncoupled", "default", 1), {"kind": "default"}, [])
     replay = run["senders"][0]["groups"][0]["traffic"]
     assert replay["gaps_us"][0] == [100_000, 0]
     assert replay["gaps_us"][-1] == [100_000, 1]
@@ -521,7 +531,7 @@ def test_a_replay_keeps_the_means_of_heavy_tails(n: int) -> None:
 def test_a_table_that_cannot_be_read_is_said_before_anything_is_built(
     small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(execution, "build", lambda: pytest.fail("built"))
+    monkeypatch.setattr(programs, "build", lambda: pytest.fail("built"))
     traffic = {"kind": "replay", "packets": str(tmp_path / "packets")}
     path = written(tmp_path, put(small, f"{S1}.l4s.traffic", traffic))
     for command in (
@@ -541,6 +551,7 @@ def test_a_table_that_cannot_be_read_is_said_before_anything_is_built(
         (None, None, "no such folder of packet tables"),
         ([(0, 0, 1000)], "u", "'u' is not in .*; it has t"),
         ([(0, 0, 1000), (0, 1, 1000)], None, "has no pause of 10 ms"),
+        ([(0, 0, 1000), (0, 2e6, 1000)], None, r"gaps_us of 2e\+09, at most 1e\+09 can be simulated"),
         ([], None, "holds no packet table"),
     ],
 )
@@ -558,7 +569,7 @@ def test_a_replay_of_nothing_gets_one_line(
     traffic = {"kind": "replay", "packets": str(tmp_path / "packets"), "trace": trace}
     scenario = load(written(tmp_path, put(small, f"{S1}.l4s.traffic", traffic)))
     with pytest.raises(ValueError, match=rf"^senders\.s1\.groups\.l4s\.traffic.*{line}"):
-        resolve(scenario, Cell("mine", "", None, "premise", "default", 1), {"kind": "default"}, [])
+        resolve(scenario, Cell("mine", "", None, "uncoupled", "default", 1), {"kind": "default"}, [])
 
 
 @pytest.mark.parametrize("damage", ["cut short", "other columns"])
@@ -572,5 +583,5 @@ def test_a_damaged_replay_gets_one_line(small: dict[str, Any], tmp_path: Path, d
     traffic = {"kind": "replay", "packets": str(tmp_path / "packets"), "trace": None}
     scenario = load(written(tmp_path, put(small, f"{S1}.l4s.traffic", traffic)))
     with pytest.raises(ValueError, match=r"^senders.*packets: trace t of .* cannot be read: ") as error:
-        resolve(scenario, Cell("mine", "", None, "premise", "default", 1), {"kind": "default"}, [])
+        resolve(scenario, Cell("mine", "", None, "uncoupled", "default", 1), {"kind": "default"}, [])
     assert "\n" not in str(error.value)

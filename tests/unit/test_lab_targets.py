@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from lab_rows import run_row, runs_of, table
 
-from infra.lab.figures import plots_of
-from infra.lab.tables import markdown
-from infra.lab.targets import Target, remarks, targets
+from laboratory.report.plots import plots_of
+from laboratory.report.tables import markdown
+from laboratory.report.targets import Target, remarks, targets
 
 LONG = {"seconds": 300.0, "warmup_s": 10.0}
 GOOD = {"default": 1, "model": 0.6, "oracle": 0.5, "random": 0.8}
@@ -22,12 +22,12 @@ def judged(rows: list[dict[str, Any]], profile: str) -> dict[str, Target]:
     return {t.wanted: t for t in found if t.place.profile == profile}
 
 
-def one(rows: list[dict[str, Any]], start: str, profile: str = "premise") -> Target:
+def one(rows: list[dict[str, Any]], start: str, profile: str = "uncoupled") -> Target:
     (target,) = [t for wanted, t in judged(rows, profile).items() if wanted.startswith(start)]
     return target
 
 
-def figure8(controls: dict[str, float], profile: str = "premise", **more: Any) -> list[dict[str, Any]]:
+def figure8(controls: dict[str, float], profile: str = "uncoupled", **more: Any) -> list[dict[str, Any]]:
     same_share = {"random": {"share_of": "model"}}
     return runs_of(controls, scenario="figure8", profile=profile, **(LONG | same_share | more))
 
@@ -43,10 +43,10 @@ def noisy(control: str, shares: tuple[float, ...], **more: Any) -> list[dict[str
 def test_all_targets_of_good_runs_are_held() -> None:
     rows = figure8(GOOD, model={"cpu_s": 2.5}) + figure8(GOOD, "rfc9332", model={"cpu_s": 2.5})
     found = targets(table(rows))
-    assert [(t.place.profile, t.said) for t in found] == [("premise", "held")] * 5 + [
+    assert [(t.place.profile, t.said) for t in found] == [("uncoupled", "held")] * 5 + [
         ("rfc9332", "held"),
         ("rfc9332", "held"),
-        ("premise", "held"),
+        ("uncoupled", "held"),
         ("rfc9332", "held"),
     ]
     assert remarks(table(rows), found) == []
@@ -67,7 +67,7 @@ def test_all_targets_of_good_runs_are_held() -> None:
 )
 def test_a_cost_beyond_its_limit_is_not_held(start: str, of_model: dict[str, float]) -> None:
     rows = figure8(GOOD, model=of_model)
-    assert [t.wanted for t in judged(rows, "premise").values() if t.said == "not held"] == [
+    assert [t.wanted for t in judged(rows, "uncoupled").values() if t.said == "not held"] == [
         one(rows, start).wanted
     ]
     assert one(rows, start).kind == "harms"
@@ -92,7 +92,7 @@ def test_random_marking_of_another_share_judges_nothing() -> None:
     rows = figure8(GOOD, random={"share_of": "oracle"})
     assert one(rows, "P99 queueing below random").said == "not run"
     assert remarks(table(rows), targets(table(rows))) == [
-        "figure8, premise: random marking that moved the oracle's share is left out of the targets."
+        "figure8, uncoupled: random marking that moved the oracle's share is left out of the targets."
     ]
 
 
@@ -121,7 +121,7 @@ def test_short_runs_and_few_seeds_do_not_count() -> None:
     fall = one(rows, "P99 queueing at least 36 % lower")
     assert (fall.said, fall.kind) == ("does not count (held)", "nothing")
     assert remarks(table(rows), found) == [
-        "figure8, premise: runs of 60 s, 5 seeds: these figures do not count for the targets, "
+        "figure8, uncoupled: runs of 60 s, 5 seeds: these figures do not count for the targets, "
         "which ask for 300 s and at least 5 seeds."
     ]
     rows = [row for row in figure8(GOOD) if row["control"] != "model" or row["seed"] < 3]
@@ -135,7 +135,7 @@ def test_what_was_not_run_is_said() -> None:
     rows = runs_of({"default": 1, "oracle": 0.5})
     assert targets(table(rows)) == []
     assert markdown(table(rows)).startswith(
-        "The targets are of figure8 (300 s and at least 5 seeds), which is not among these results.\n\n|"
+        "The targets are of figure8 (300 s and at least 5 seeds), which is not among these results.\n\n**"
     )
     rows = figure8({"default": 1, "oracle": 0.5})
     assert {t.said for t in targets(table(rows))} == {"not run"}

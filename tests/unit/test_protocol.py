@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 
 import numpy as np
@@ -9,7 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.protocol import PAPER, PROTOCOLS, SHORT, SMALL, Protocol, divide, protocol_named
+from models.training.protocol import (
+    PAPER,
+    PROTOCOLS,
+    SHORT,
+    SMALL,
+    Protocol,
+    Round,
+    Slice,
+    divide,
+    protocol_named,
+)
 
 S = 10**9
 
@@ -32,18 +43,18 @@ def test_lengths_are_the_designs() -> None:
 def test_slices_of_an_even_trace() -> None:
     slices = divide(every(0.1, 60), SMALL, "t")
     assert slices.duration_s == 60
-    assert slices.pretrain == (0, 300)
-    assert [(r.finetune, r.test) for r in slices.rounds] == [
-        ((240, 300), (300, 400)),
-        ((340, 400), (400, 500)),
-        ((440, 500), (500, 601)),  # the last decision is the trace's end, and belongs to it
+    assert slices.pretrain == Slice(0, 300)
+    assert list(slices.rounds) == [
+        Round(Slice(240, 300), Slice(300, 400)),
+        Round(Slice(340, 400), Slice(400, 500)),
+        Round(Slice(440, 500), Slice(500, 601)),  # the last decision is the trace's end, and belongs to it
     ]
     assert slices.as_json()["rounds"][0] == {"finetune": [240, 300], "test": [300, 400]}
 
 
 @pytest.mark.parametrize(("seconds", "last"), [(44.9, (300, 400)), (45, (400, 451)), (49, (400, 491))])
 def test_the_last_test_slice_is_at_least_half_as_long(seconds: float, last: tuple[int, int]) -> None:
-    assert divide(every(0.1, seconds), SMALL, "t").rounds[-1].test == last
+    assert divide(every(0.1, seconds), SMALL, "t").rounds[-1].test == Slice(*last)
 
 
 @settings(max_examples=50)
@@ -60,18 +71,23 @@ def test_slices_are_ordered_and_bounded_by_time(
         with pytest.raises(ValueError, match="needs at least"):
             divide(decision_ns_B, protocol, "t")
         return
-    slices = divide(decision_ns_B, protocol, "t")
     elapsed_s = (decision_ns_B - decision_ns_B[0]) / S
-    low, high = slices.pretrain
-    assert low == 0
-    assert (elapsed_s[:high] < protocol.pretrain_s).all()
+    later_s = elapsed_s[elapsed_s >= protocol.pretrain_s]
+    untested_s = elapsed_s[-1] - protocol.test_s / 2  # a rest of half a test slice is not tested
+    if (elapsed_s < protocol.pretrain_s).sum() < 2 or (later_s > untested_s).all():
+        with contextlib.suppress(ValueError):  # whether one at the very boundary counts is rounding's
+            divide(decision_ns_B, protocol, "t")
+        return
+    slices = divide(decision_ns_B, protocol, "t")
+    assert slices.pretrain.lo == 0
+    assert (elapsed_s[: slices.pretrain.hi] < protocol.pretrain_s).all()
     for fit, test in ((r.finetune, r.test) for r in slices.rounds):
-        assert fit[0] <= fit[1] <= test[0] < test[1] <= len(decision_ns_B)
-        boundary_s = elapsed_s[test[0]]  # the first decision tested: nothing trained on is later
-        assert (elapsed_s[fit[0] : fit[1]] <= boundary_s).all()
-        assert elapsed_s[test[1] - 1] - boundary_s <= protocol.test_s
+        assert fit.lo <= fit.hi <= test.lo < test.hi <= len(decision_ns_B)
+        boundary_s = elapsed_s[test.lo]  # the first decision tested: nothing trained on is later
+        assert (elapsed_s[fit.lo : fit.hi] <= boundary_s).all()
+        assert elapsed_s[test.hi - 1] - boundary_s <= protocol.test_s
     tests = [r.test for r in slices.rounds]
-    assert all(a[1] <= b[0] for a, b in itertools.pairwise(tests))
+    assert all(a.hi <= b.lo for a, b in itertools.pairwise(tests))
     assert slices == divide(decision_ns_B + 12345, protocol, "t")  # absolute time does not matter
 
 
@@ -88,6 +104,18 @@ def test_a_short_trace_is_told_what_fits(seconds: float, protocol: Protocol, adv
     with pytest.raises(ValueError, match=f"trace office lasts {seconds}.0 s.*{advice}") as error:
         divide(every(0.5, seconds), protocol, "office")
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("elapsed_s", "said"),
+    [
+        ([0, 2.6, 2.7, 3.6], "was silent in the first 2.5 s, so protocol 'short' has nothing to train on"),
+        ([0, 1, 2.4, 4.6], "was silent after 2.5 s"),
+    ],
+)
+def test_a_silent_sender_is_named_before_anything_is_trained(elapsed_s: list[float], said: str) -> None:
+    with pytest.raises(ValueError, match=f"trace t: its sender {said}"):
+        divide((np.array(elapsed_s) * S).astype(np.int64), SHORT, "t")
 
 
 def test_no_window_at_all() -> None:

@@ -9,13 +9,13 @@ import numpy as np
 import polars as pl
 import pytest
 
-from feature_store.schema import PACKET_SCHEMA
-from feature_store.windows import build_windows
-from serving import agent_process
-from serving.client import Counts, Decision
-from serving.packet_log import open_log
-from serving.replay import RECORD_SCHEMA, as_frame, decide_all, record_table, replay_trace
-from serving.replay_view import sparkline
+from feature_store.events.windows import build_windows
+from feature_store.packets.schema import PACKET_SCHEMA
+from serving.agent import process as agent_process
+from serving.agent.packet_log import open_log
+from serving.agent.reference_client import Counts, Decision
+from serving.agent.replay import RECORD_SCHEMA, as_frame, decide_all, record_table, replay_trace
+from serving.agent.replay_view import sparkline
 
 
 def packet_table(packets: int, seed: int = 1) -> pl.DataFrame:
@@ -62,7 +62,7 @@ class WindowKeeper:
     """Keeps the default-queue window of every decision, as SenderAgent computes it."""
 
     def __init__(self, tokens: int) -> None:
-        from feature_store.windows import SenderWindow
+        from feature_store.events.windows import SenderWindow
 
         self.window = SenderWindow(tokens)
         self.windows: list[np.ndarray] = []
@@ -169,14 +169,14 @@ def test_without_a_server_every_batch_keeps_its_default_and_is_counted(
     import socket
 
     if agent == "Python":
-        monkeypatch.setattr("serving.agent_process.BINARY", tmp_path / "agent" / "_build" / "none")
+        monkeypatch.setattr("serving.agent.process.BINARY", tmp_path / "agent" / "_build" / "none")
     elif reason := agent_process.why_not_built():
         pytest.skip(reason)
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))  # bound and never listening: nobody can answer there
         monkeypatch.setenv("SWIFTQUEUE_TRITON_GRPC", str(unused.getsockname()[1]))
         monkeypatch.setenv("SWIFTQUEUE_STATE", str(tmp_path / "state"))
-        monkeypatch.setattr("serving.replay.FIRST_MODEL_S", 0.2)
+        monkeypatch.setattr("serving.agent.replay.FIRST_MODEL_S", 0.2)
         code = replay_trace(str(folder), speed=0, deadline_us=2_000, seconds=None, as_json=True)
     shown = capsys.readouterr()
     summary = json.loads(shown.out)

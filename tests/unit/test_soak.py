@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from infra.bench import soak
+from benchmarks import soak
 
 HOURS = 2.0
 

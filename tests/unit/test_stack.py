@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import resource
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
-from typer.testing import CliRunner
+from toy_world import bottleneck_table, write_table
 
-from infra import processes
-from infra.cli import app
-from infra.live import health, plan
-from infra.live.loop import NoChampionError, start_loop
-from infra.live.sender import laps, laps_of_a_pass
-from infra.stack import PARTS
-from infra.triton_environment import find_environment
-from serving.endpoint import elsewhere, grpc_addresses, metrics_address, port
-from serving.frames import ACKED, BATCH, SENT, replay_frames
+from feature_store.state import make_scratch, scratch
+from infra.local import asked, parts, processes, status, under_way
+from infra.local.loop import start_loop, stop_stack
+from infra.local.parts import PARTS
+from infra.local.sender import laps, laps_of_a_pass
+from infra.local.triton_environment import find_environment
+from serving.agent.frames import ACKED, BATCH, SENT, replay_frames
+from serving.agent.packet_log import open_log
 from serving.ingest import server as ingest
-from serving.packet_log import open_log
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "data"))
-from bottleneck_tables import bottleneck_table, write_table
+from serving.triton.endpoint import elsewhere, grpc_addresses, port
 
 SLEEPER = [sys.executable, "-S", "-c", "import time; print('ready', flush=True); time.sleep(60)"]
 
@@ -69,6 +67,40 @@ def test_a_reused_process_id_is_not_taken_for_the_server(change: dict[str, objec
     assert processes.stop("sleeper") == server
 
 
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"name": "sleeper"}'])
+def test_a_damaged_record_hides_no_server_and_stops_no_down(
+    damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server, gone = start_sleeper(), processes.record_path("ingest")
+    processes.record_path("sleeper").write_text(damage)
+    gone.parent.mkdir()
+    gone.write_text(damage)  # of a part that does not run
+    found = processes.running("sleeper")
+    assert found is not None
+    assert (found.pid, found.ports, found.ticks) == (server.pid, server.ports, server.ticks)
+    assert processes.running("ingest") is None
+    stop_stack()
+    assert "ingest" in capsys.readouterr().out
+    assert not gone.exists()
+    assert processes.stop("sleeper") is not None
+    assert not psutil.pid_exists(server.pid)
+
+
+def test_what_another_version_of_the_program_started_is_stopped() -> None:
+    """The first records knew the start by the wall clock alone; a later one may say more."""
+    for older in (True, False):
+        server = start_sleeper()
+        record = json.loads(processes.record_path("sleeper").read_text())
+        assert record["format"] == processes.FORMAT
+        if older:
+            record = {name: record[name] for name in ("name", "pid", "created", "ports")}
+        else:
+            record |= {"format": processes.FORMAT + 1, "something": ["new"]}
+        processes.record_path("sleeper").write_text(json.dumps(record))
+        assert processes.stop("sleeper") is not None
+        assert not psutil.pid_exists(server.pid)
+
+
 def test_a_clock_that_was_set_hides_no_server(state: Path) -> None:
     """The kernel's time of the boot moves with the wall clock, and psutil's times of processes with it."""
     server = start_sleeper()
@@ -77,7 +109,8 @@ def test_a_clock_that_was_set_hides_no_server(state: Path) -> None:
     )
     (state / "stat").write_text(stat)
     look = (
-        "import psutil; from infra import processes as p; print(psutil.boot_time(), p.running('sleeper').pid)"
+        "import psutil; from infra.local import processes as p; "
+        "print(psutil.boot_time(), p.running('sleeper').pid)"
     )
     script = f'mount --bind {state}/stat /proc/stat && exec {sys.executable} -c "{look}"'
     done = subprocess.run(
@@ -108,7 +141,7 @@ def test_a_log_keeps_what_was_said_before(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_server_that_another_started_outlives_it() -> None:
     start = (
-        "from infra import processes as p; import time; "
+        "from infra.local import processes as p; import time; "
         f"p.start('sleeper', {SLEEPER!r}, {{}}, {{}}, lambda: True, 10); "
         "print('ready', flush=True); time.sleep(60)"
     )
@@ -165,7 +198,7 @@ def test_a_killed_server_has_ended_when_its_port_is_free() -> None:
     psutil.Process(server.pid).kill()
     while processes.running("sleeper"):
         time.sleep(0.001)
-    processes.check_port(port, "SWIFTQUEUE_PORT")
+    processes.check_port(port, "ray_port")
 
 
 def test_a_server_that_ends_at_once_is_reported_with_its_last_error(state: Path) -> None:
@@ -183,23 +216,14 @@ def test_a_server_that_does_not_answer_in_time_is_stopped() -> None:
     assert processes.running("sleeper") is None
 
 
-def test_a_port_in_use_is_named() -> None:
+def test_a_port_in_use_is_named_with_its_setting() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         number = taken.getsockname()[1]
-        with pytest.raises(OSError, match=rf"port {number} is in use .* with SOME_VARIABLE"):
-            processes.check_port(number, "SOME_VARIABLE")
-    processes.check_port(number, "SOME_VARIABLE")
-
-
-def test_a_chosen_port_is_a_port(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert processes.chosen_port("SOME_VARIABLE", 4711) == 4711
-    monkeypatch.setenv("SOME_VARIABLE", "4712")
-    assert processes.chosen_port("SOME_VARIABLE", 4711) == 4712
-    monkeypatch.setenv("SOME_VARIABLE", "70000")
-    with pytest.raises(ValueError, match="SOME_VARIABLE='70000' is not a port number"):
-        processes.chosen_port("SOME_VARIABLE", 4711)
+        with pytest.raises(OSError, match=rf"port {number} is in use .* with SWIFTQUEUE_RAY_PORT"):
+            processes.check_port(number, "ray_port")
+    processes.check_port(number, "ray_port")
 
 
 def test_ports_come_from_the_environment_the_running_server_or_the_default(
@@ -212,9 +236,6 @@ def test_ports_come_from_the_environment_the_running_server_or_the_default(
     assert port("grpc") == 9001
     monkeypatch.setenv("SWIFTQUEUE_TRITON_GRPC", "9101")
     assert port("grpc") == 9101
-    monkeypatch.setenv("SWIFTQUEUE_TRITON_GRPC", "eighty")
-    with pytest.raises(ValueError, match="SWIFTQUEUE_TRITON_GRPC='eighty' is not a port number"):
-        port("grpc")
 
 
 def test_servers_elsewhere_are_a_list_of_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,7 +246,7 @@ def test_servers_elsewhere_are_a_list_of_addresses(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("SWIFTQUEUE_TRITON_SERVERS", "triton-0.triton:8001, 10.0.0.7:8001,[fd00::1]:8001")
     assert grpc_addresses() == ["triton-0.triton:8001", "10.0.0.7:8001", "[fd00::1]:8001"]
     assert elsewhere()
-    assert "triton" not in plan.wanted()
+    assert "triton" not in parts.wanted()
     for text, line in (
         ("triton-0.triton", "'triton-0.triton' is not HOST:PORT"),
         ("a:8001,", "'' is not HOST:PORT"),
@@ -242,28 +263,18 @@ def test_servers_elsewhere_are_a_list_of_addresses(monkeypatch: pytest.MonkeyPat
 def test_an_ingest_elsewhere_is_an_address(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SWIFTQUEUE_INGEST", raising=False)
     assert ingest.address() == "http://127.0.0.1:8010"
-    assert "ingest" in plan.wanted()
+    assert "ingest" in parts.wanted()
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         monkeypatch.setenv("SWIFTQUEUE_INGEST", f"http://127.0.0.1:{nobody.getsockname()[1]}/")
         assert ingest.address() == f"http://127.0.0.1:{nobody.getsockname()[1]}"
-        assert "ingest" not in plan.wanted()
+        assert "ingest" not in parts.wanted()
         with pytest.raises(OSError, match=r"SWIFTQUEUE_INGEST: no ingest answers at http://127\.0\.0\.1"):
             start_loop("t", speed=1, every_s=60, learn_s=30, judge_s=8)
     assert not [name for name in PARTS if processes.record_path(name).exists()]
     monkeypatch.setenv("SWIFTQUEUE_INGEST", "ingest:8010")
     with pytest.raises(ValueError, match=r"ingest address 'ingest:8010': must be http://HOST:PORT"):
         ingest.address()
-
-
-def test_metrics_stay_on_loopback_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("SWIFTQUEUE_METRICS_ADDRESS", raising=False)
-    assert metrics_address() == "127.0.0.1"
-    monkeypatch.setenv("SWIFTQUEUE_METRICS_ADDRESS", "10.0.0.7")
-    assert metrics_address() == "10.0.0.7"
-    monkeypatch.setenv("SWIFTQUEUE_METRICS_ADDRESS", "localhost")
-    with pytest.raises(ValueError, match=r"SWIFTQUEUE_METRICS_ADDRESS='localhost' is not .*0\.0\.0\.0"):
-        metrics_address()
 
 
 def test_a_missing_or_incomplete_triton_environment_says_what_to_do(tmp_path: Path) -> None:
@@ -290,65 +301,87 @@ def test_a_python_without_its_shared_library_names_the_package(tmp_path: Path) -
 
 
 def test_what_the_loop_was_asked_for_is_checked_and_remembered(state: Path) -> None:
-    assert plan.asked() is None
+    assert asked.asked() is None
     for number in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match=r"--every .*must be above 0"):
-            plan.Live("x", 1, number, 60, 10)
-    plan.asked_file().parent.mkdir()
-    plan.asked_file().write_text('{"trace": "x", "speed": 2, "every_s": 60, "learn_s": 30, "judge_s": 8}')
-    assert plan.asked() == plan.Live("x", 2, 60, 30, 8)
-    plan.asked_file().write_text("{}")
+            asked.Live("x", 1, number, 60, 10)
+    asked.asked_file().parent.mkdir()
+    asked.asked_file().write_text('{"trace": "x", "speed": 2, "every_s": 60, "learn_s": 30, "judge_s": 8}')
+    assert asked.asked() == asked.Live("x", 2, 60, 30, 8)
+    asked.asked_file().write_text("{}")
     with pytest.raises(ValueError, match=r"up\.json: not what .* remove it"):
-        plan.asked()
-    plan.write_asked(plan.Live("y", 1, 60, 30, 8))
+        asked.asked()
+    asked.write_asked(asked.Live("y", 1, 60, 30, 8))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))  # ten bytes are left on the disk
     try:
         with pytest.raises(OSError, match="too large"):
-            plan.write_asked(plan.Live("z", 1, 60, 30, 8))
+            asked.write_asked(asked.Live("z", 1, 60, 30, 8))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert plan.asked() == plan.Live("y", 1, 60, 30, 8)  # as before
-
-
-@pytest.mark.parametrize("code", [0, 3])
-def test_up_makes_the_first_champion_where_there_is_none(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pipeline itself, and the loop's start, are tests of their own."""
-    done: list[str] = []
-
-    def start(trace: str | None, **_: object) -> None:
-        done.append("start")
-        if "made" not in done:
-            raise NoChampionError("none yet")
-
-    monkeypatch.setattr("infra.live.loop.start_loop", start)
-    monkeypatch.setattr("infra.main_job.make_first_champion", lambda: done.append("made") or code)
-    result = CliRunner().invoke(app, ["up", "--live"])
-    assert result.exit_code == code, result.output
-    assert done == ["start", "made", "start"][: 2 if code else 3]
-    assert "the main job makes the first one" in result.output
+    assert asked.asked() == asked.Live("y", 1, 60, 30, 8)  # as before
 
 
 def test_a_part_that_was_started_and_is_gone_is_named(
     state: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert health.print_parts()
-    assert "not started: ray, ingest, forwarder, agent, scheduler" in capsys.readouterr().out
-    plan.asked_file().parent.mkdir()
-    plan.asked_file().write_text('{"trace": "x", "speed": 2, "every_s": 60, "learn_s": 30, "judge_s": 8}')
-    assert not health.print_parts()
-    assert "scheduler: was started and is gone" in capsys.readouterr().out
+    (idle,) = status.judge_parts()
+    assert (idle.well, idle.part) == (True, "not started")
+    assert idle.line.startswith("ray, ingest, forwarder, agent, scheduler")
+    asked.asked_file().parent.mkdir()
+    asked.asked_file().write_text('{"trace": "x", "speed": 2, "every_s": 60, "learn_s": 30, "judge_s": 8}')
+    record = processes.record_path("scheduler")
+    record.parent.mkdir()
+    gone = {"name": "scheduler", "pid": 1, "created": 0, "ports": {}, "boot": "", "ticks": 1}
+    record.write_text(json.dumps(gone))
+    judged = {one.part: one for one in status.judge_parts()}
+    assert not any(one.well for one in judged.values())
+    assert judged["scheduler"].line.startswith("was started and is gone")
+    assert judged["agent"].line.startswith("was never started, or did not start")
+    processes.record(under_way.NAME, os.getpid(), {})
+    assert {one.line for one in status.judge_parts() if one.part == "agent"} == {"not started yet"}
+    assert status.print_status(as_json=True) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert said["well"] is False
+    assert {"part": "agent", "well": False, "line": "not started yet"} in said["parts"]
+
+
+def test_one_that_does_not_answer_holds_up_no_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    """30 s while Ray was away: each part was asked after the one before."""
+    for name in ("ray", "keeper"):
+        processes.start(name, SLEEPER, {"gcs": 1, "metrics": 1}, {}, lambda: True, 10)
+    never = threading.Event()
+    monkeypatch.setattr(status, "BOUND_S", 0.3)
+    monkeypatch.setitem(status._JUDGES, "ray", lambda server: never.wait(60) and status.Judgement(True, ""))
+    monkeypatch.setitem(status._JUDGES, "keeper", lambda server: status.Judgement(True, "well"))
+    judged = {one.part: one for one in status.judge_parts()}
+    assert judged["ray"] == status.Judgement(False, "no answer within 0.3 s", "ray")
+    assert judged["keeper"] == status.Judgement(True, "well", "keeper")
+    never.set()
+    for name in ("ray", "keeper"):
+        processes.stop(name)
+
+
+def test_a_prometheus_that_has_scraped_nothing_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status, "ask", lambda *_, **__: {"result": []})
+    server = processes.start("prometheus", SLEEPER, {"http": 1}, {}, lambda: True, 10)
+    young = status._prometheus(server)
+    assert young.well
+    assert "has scraped nothing yet" in young.line
+    monkeypatch.setattr(status, "SCRAPED_S", 0.0)
+    assert not status._prometheus(server).well
+    processes.stop("prometheus")
 
 
 def test_the_scratch_folder_is_ours_alone(state: Path) -> None:
     try:
-        plan.make_scratch()
-        plan.make_scratch()
-        plan.scratch().chmod(0o755)
+        make_scratch()
+        make_scratch()
+        scratch().chmod(0o755)
         with pytest.raises(OSError, match="open to others; remove it"):
-            plan.make_scratch()
+            make_scratch()
     finally:
-        plan.scratch().rmdir()
+        scratch().rmdir()
 
 
 def test_laps_of_a_trace_are_one_sender_that_goes_on(tmp_path: Path) -> None:

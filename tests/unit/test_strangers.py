@@ -9,10 +9,10 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from infra.live import health
-from infra.monitoring.query import QueryError, ask
-from infra.pages import answers
-from infra.processes import Server
+from infra.local import status
+from infra.local.pages import answers
+from infra.local.processes import Server
+from infra.local.prometheus_query import QueryError, ask
 
 STRANGERS = {
     "no-http": b"SSH-2.0-OpenSSH\r\n",
@@ -44,19 +44,19 @@ def stranger(request: pytest.FixtureRequest) -> Iterator[int]:
         thread.join()
 
 
-@pytest.mark.parametrize("asks", [answers, health.ingest_check])
+@pytest.mark.parametrize("asks", [answers, status.ingest_check])
 def test_a_stranger_is_no_answer(asks: Callable[[str], bool], stranger: int) -> None:
     assert asks(f"http://127.0.0.1:{stranger}") is False
 
 
 def test_a_strangers_page_has_no_series(stranger: int) -> None:
-    assert health.number(f"http://127.0.0.1:{stranger}", "swiftqueue_x") is None
+    assert status.number(f"http://127.0.0.1:{stranger}", "swiftqueue_x") is None
 
 
 def test_a_stranger_is_no_prometheus(stranger: int) -> None:
     with pytest.raises(QueryError, match=f"127.0.0.1:{stranger}"):
         ask(f"http://127.0.0.1:{stranger}", "query", query="up")
-    assert not health._prometheus(Server("prometheus", 1, 0.0, {"http": stranger}, "", 0)).well
+    assert not status._prometheus(Server("prometheus", 1, 0.0, {"http": stranger}, "", 0)).well
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"[1]", b"{}"])

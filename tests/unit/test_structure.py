@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import ast
-import json
+import graphlib
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
-# docs/ARCHITECTURE.md: a folder imports only from folders above it; infra from any.
-ROOMS = ["feature_store", "models", "pipelines", "serving", "infra"]
+# docs/ARCHITECTURE.md: a room imports only from itself and from rooms above it; the command line from any.
+ROOMS = [
+    *("feature_store", "models", "serving", "pipelines", "laboratory"),
+    *("infra.local", "infra.monitoring", "benchmarks", "infra", "swiftqueue"),
+]
+STAGES_SHARE = {"__init__", "stage", "dependencies"}
+MODEL_ROOMS = ["networks", "training", "scoring", "registry"]
+OWN_VARIABLE = re.compile(r"SWIFTQUEUE_[A-Z0-9_]*")
+ABOVE_ROOMS = {"json_lines", "json_file", "redaction", "section", "import_closure", "lock", "program", "say"}
 HEAVY = {"torch", "ray", "mlflow", "polars", "pandas", "numpy", "scapy", "great_expectations", "xgboost"}
 
 
@@ -31,37 +40,104 @@ def tracked(project: Path, *patterns: str) -> list[Path]:
 def test_stages_params_and_files_are_the_same_set(project: Path) -> None:
     stages = set(yaml.safe_load((project / "dvc.yaml").read_text())["stages"])
     sections = set(yaml.safe_load((project / "params.yaml").read_text()))
-    files = {p.stem for p in (project / "pipelines").glob("*.py")} - {"__init__", "stage"}
+    files = {p.stem for p in (project / "pipelines").glob("*.py")} - STAGES_SHARE
     assert stages == sections == files
 
 
+def stages_of(project: Path) -> dict[str, Any]:
+    stages = yaml.safe_load((project / "dvc.yaml").read_text())["stages"]
+    return {name: stage.get("do", stage) for name, stage in stages.items()}
+
+
 def test_each_stage_depends_on_its_own_file_and_section(project: Path) -> None:
-    for name, stage in yaml.safe_load((project / "dvc.yaml").read_text())["stages"].items():
+    for name, stage in stages_of(project).items():
         assert f"pipelines/{name}.py" in stage["deps"]
-        assert stage["params"] == [name]
-        assert f"python -m pipelines.{name} " in stage["cmd"]
+        if name == "simulate":  # all but the seeds: each is a stage of its own
+            section = yaml.safe_load((project / "params.yaml").read_text())[name]
+            assert stage["params"] == [f"{name}.{key}" for key in section if key != "seeds"]
+        elif name != "extract":  # whose command holds all that params.yaml says of its trace
+            assert stage["params"][0] == name
+        assert stage["cmd"].startswith(f"pipelines/run {name} ")
 
 
-def imported_rooms(path: Path) -> set[str]:
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            names |= {a.name.split(".")[0] for a in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-            names.add(node.module.split(".")[0])
-    return names & set(ROOMS)
+def test_each_stage_depends_on_all_it_imports_and_on_nothing_else(project: Path) -> None:
+    """Lazy imports counted, C++ sources and templates too; `python -m pipelines.dependencies` mends it."""
+    from pipelines.dependencies import dependencies
+
+    deps = stages_of(project)
+    for name, stage in deps.items():
+        assert stage["deps"] == dependencies(name, stage), name
+        assert all((project / dep).exists() for dep in stage["deps"] if not dep.startswith(("data", "$"))), (
+            name
+        )
+    assert "models/scoring/report.html.j2" in deps["evaluate"]["deps"]
+    assert {"feature_store/packets/match.cc", "feature_store/native.py"} <= set(deps["extract"]["deps"])
+    assert "models/training/sharp.py" in deps["pretrain"]["deps"]
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_a_room_imports_only_from_rooms_above_it(project: Path, room: str) -> None:
-    allowed = set(ROOMS[: ROOMS.index(room) + 1])
-    for path in (project / room).rglob("*.py"):
-        assert imported_rooms(path) <= allowed, path
+def module_imports(project: Path) -> dict[str, set[str]]:
+    """Our modules, and which of ours each imports, lazy imports counted."""
+    folders = sorted({room.split(".")[0] for room in ROOMS})
+    paths = [path for folder in folders for path in (project / folder).rglob("*.py")]
+    names = {path: ".".join(path.relative_to(project).with_suffix("").parts) for path in paths}
+    modules = {name.removesuffix(".__init__"): path for path, name in names.items()}
+    found: dict[str, set[str]] = {name: set() for name in modules}
+    for name, path in modules.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                found[name] |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+                inner = {f"{node.module}.{alias.name}" for alias in node.names}
+                found[name] |= inner & modules.keys() or {node.module}
+    return {name: imported & modules.keys() - {name} for name, imported in found.items()}
 
 
-def test_the_command_line_starts_without_heavy_imports(project: Path) -> None:
+def room_of(module: str) -> str:
+    return max((room for room in ROOMS if f"{module}.".startswith(f"{room}.")), key=len)
+
+
+def test_a_room_imports_only_from_rooms_above_it(project: Path) -> None:
+    for module, imported in module_imports(project).items():
+        allowed = ROOMS[: ROOMS.index(room_of(module)) + 1]
+        assert {room_of(one) for one in imported} <= set(allowed), module
+
+
+def test_only_the_settings_know_the_names_of_our_variables(project: Path) -> None:
+    """Nobody else reads them; who starts a program with one asks `variable` for its name."""
+    folders = sorted({room.split(".")[0] for room in ROOMS})
+    paths = [path for folder in folders for path in (project / folder).rglob("*.py")]
+    for path in set(paths) - {project / "feature_store/settings.py"}:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                assert not OWN_VARIABLE.fullmatch(node.value), f"{path}: {node.value}"
+
+
+def test_each_room_is_installed_and_checked(project: Path) -> None:
+    settings = tomllib.loads((project / "pyproject.toml").read_text())["tool"]
+    rooms = list(dict.fromkeys(room.split(".")[0] for room in ROOMS))
+    installed = settings["setuptools"]["packages"]["find"]["include"]
+    assert sorted(installed) == sorted(f"{room}*" for room in rooms)
+    assert sorted(settings["mypy"]["packages"]) == sorted(rooms)
+
+
+def test_no_module_imports_itself_by_way_of_others(project: Path) -> None:
+    graphlib.TopologicalSorter(module_imports(project)).prepare()  # raises CycleError, with the circle
+
+
+def test_the_rooms_of_models_build_on_each_other(project: Path) -> None:
+    """Networks, training, scoring, registry: each imports from those before it only, lazy imports counted."""
+    for path in (project / "models").rglob("*.py"):
+        room = path.relative_to(project / "models").parts[0]
+        allowed = MODEL_ROOMS[: MODEL_ROOMS.index(room) + 1] if room in MODEL_ROOMS else []
+        imported = {m[1] for m in re.finditer(r"^\s*from models(?:\.| import )(\w+)", path.read_text(), re.M)}
+        assert imported & set(MODEL_ROOMS) <= set(allowed), path
+        assert imported <= {*MODEL_ROOMS, *ABOVE_ROOMS}, path
+
+
+@pytest.mark.parametrize("module", ["infra.cli", "swiftqueue"])
+def test_the_command_line_and_the_library_start_without_heavy_imports(project: Path, module: str) -> None:
     loaded = subprocess.run(
-        [sys.executable, "-c", "import infra.cli, sys; print(*{m.split('.')[0] for m in sys.modules})"],
+        [sys.executable, "-c", f"import {module}, sys; print(*{{m.split('.')[0] for m in sys.modules}})"],
         cwd=project,
         capture_output=True,
         text=True,
@@ -70,42 +146,96 @@ def test_the_command_line_starts_without_heavy_imports(project: Path) -> None:
     assert not HEAVY & set(loaded)
 
 
-def test_the_flag_list_is_frozen(project: Path) -> None:
-    """A changed flag changes what others' scripts rely on: change tests/unit/cli_flags.json knowingly."""
+def documents(project: Path) -> list[Path]:
+    return [path for path in tracked(project, "*.md") if not path.is_relative_to(project / "tests")]
+
+
+def commands_in(text: str) -> list[str]:
+    """What a page shows as code: spans, fenced and indented lines, those that go on joined."""
+    blocks = re.compile(r"^```[a-z]*\n(.*?)^```", re.M | re.S)
+    fenced, text = blocks.findall(text), blocks.sub("", text)
+    lines = "\n".join([*fenced, *re.findall(r"^ {4,}(\S.*)$", text, re.M)]).replace("\\\n", " ")
+    return [*(line.split(" #")[0] for line in lines.splitlines()), *re.findall(r"`([^`\n]+)`", text)]
+
+
+def flags_by_command() -> dict[str, set[str]]:
+    """Options of each command, `trace add` as well as `run`."""
     import typer
+    from click import Command, Context
+    from typer.core import TyperGroup
 
     from infra.cli import app
 
-    def flags(command: object) -> object:
-        subcommands = getattr(command, "commands", None)
-        if subcommands is not None:
-            return {name: flags(sub) for name, sub in sorted(subcommands.items())}
-        return [" ".join(p.opts) if p.param_type_name == "option" else p.name.upper() for p in command.params]  # type: ignore[attr-defined]
+    none, found = Context(Command(None)), {}
 
-    frozen = json.loads((project / "tests/unit/cli_flags.json").read_text())
-    assert flags(typer.main.get_command(app)) == frozen
+    def walk(command: Any, name: str) -> None:
+        if isinstance(command, TyperGroup):  # some import their commands when they are asked for
+            for sub in command.list_commands(none):
+                walk(command.get_command(none, sub), f"{name} {sub}".strip())
+        else:
+            found[name] = {word for p in command.params for word in (*p.opts, *p.secondary_opts)}
+
+    walk(typer.main.get_command(app), "")
+    return found
 
 
-def test_commands_and_paths_of_the_documents_exist(project: Path) -> None:
-    import typer
+def test_commands_of_the_documents_exist_with_their_options(project: Path) -> None:
+    makefile, flags = (project / "Makefile").read_text(), flags_by_command()
+    groups = {name.split()[0] for name in flags if " " in name}
+    for document in documents(project):
+        for code in commands_in(document.read_text()):
+            for said in re.findall(r"(?:^|bin/|&& |-- )swiftqueue ([a-z]+[^|&;#)]*)", code):
+                words = said.split()
+                name = " ".join(words[:2]) if words[0] in groups else words[0]
+                if name in groups:
+                    continue  # the group as a whole
+                assert name in flags, f"{document}: swiftqueue {name}"
+                unknown = {word for word in words if word.startswith("--")} - flags[name]
+                assert not unknown - {"--help"}, f"{document}: swiftqueue {name} {unknown}"
+            for target in re.findall(r"(?:^|[ &])make ([a-z][a-z-]*)(?=$|[ ;`])", code):
+                assert re.search(rf"^{target}:", makefile, re.M), f"{document}: make {target}"
+            for module in re.findall(
+                r"python -m ((?:infra|benchmarks|pipelines|serving)[a-z_.]*[a-z])", code
+            ):
+                path = project / module.replace(".", "/")
+                assert path.with_suffix(".py").is_file() or path.is_dir(), f"{document}: {module}"
 
-    from infra.cli import app
 
-    makefile = (project / "Makefile").read_text()
-    commands = set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+def test_paths_and_links_of_the_documents_exist(project: Path) -> None:
     # Made at run time, or the reader's own.
-    written = ("data/", "var/", "build/", ".venv", "studies/", "shared/", "../")
-    for document in [project / "README.md", project / "CONTRIBUTING.md", *(project / "docs").glob("*.md")]:
+    written = ("data/", "var/", "build/", ".venv", "studies/", "shared/", "../", "prometheus.io/")
+    for document in documents(project):
         text = document.read_text()
-        for target in re.findall(r"`make ([a-z][a-z-]*)", text):
-            assert re.search(rf"^{target}:", makefile, re.M), f"{document.name}: make {target}"
-        for command in re.findall(r"`(?:\.venv/bin/)?swiftqueue ([a-z]+)", text):
-            assert command in commands, f"{document.name}: swiftqueue {command}"
         for path in re.findall(r"`([A-Za-z0-9_.-]+/[A-Za-z0-9_./-]*)`", text):
             if not path.startswith(written) and not re.search(r"[A-Z]{3,}|//", path):
-                assert (project / path).exists(), f"{document.name}: {path}"
+                near = [project / path, document.parent / path, project / "tests" / path]
+                assert any(one.exists() for one in near), f"{document}: {path}"
+        for path in re.findall(r"[( ](docs/[A-Za-z0-9_/-]+\.md)", text):
+            assert (project / path).exists() or (document.parent / path).exists(), f"{document}: {path}"
         for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
-            assert (document.parent / link).exists(), f"{document.name}: link {link}"
+            assert (document.parent / link).exists(), f"{document}: link {link}"
+        for link, place in re.findall(r"\]\(([^)#:]*)#([^)]*)\)", text):
+            titles = re.findall(
+                r"^#+ (.*)$", (document.parent / link if link else document).read_text(), re.M
+            )
+            anchors = {re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-") for title in titles}
+            assert place in anchors, f"{document}: {link}#{place}"
+
+
+def test_documents_can_be_read_in_a_narrow_window(project: Path) -> None:
+    for document in documents(project):
+        widest = 120 if document.name in ("README.md", "SECURITY.md") and document.parent == project else 160
+        for number, line in enumerate(document.read_text().splitlines(), 1):
+            assert len(line) <= widest, f"{document}:{number}: {len(line)} characters"
+    assert len((project / "README.md").read_text().splitlines()) <= 90
+
+
+def test_entries_of_the_log_are_short(project: Path) -> None:
+    _, *entries = re.split(r"^## ", (project / "docs/LOG.md").read_text(), flags=re.M)
+    for entry in entries:
+        title, *lines = [line for line in entry.splitlines() if line]
+        assert title == "Open" or re.match(r"20\d\d-\d\d-\d\d: \w", title), title
+        assert title == "Open" or len(lines) <= 8, f"{title}: {len(lines)} lines"
 
 
 def test_nothing_names_a_package_registry_or_is_large(project: Path) -> None:
@@ -129,3 +259,12 @@ def test_every_locked_package_has_hashes(project: Path) -> None:
         pins = re.findall(r"^([A-Za-z0-9_.\[\]-]+)==", text, re.M)
         assert pins
         assert len(re.findall(r"==[^\n]*\\\n    --hash=sha256:", text)) == len(pins), lock
+
+
+def test_what_defends_us_has_its_test(project: Path) -> None:
+    text = (project / "SECURITY.md").read_text()
+    named = set(re.findall(r"`((?:unit|data|integration)/\w+\.py)`", text))
+    assert len(named) > 10
+    assert {name for name in named if not (project / "tests" / name).is_file()} == set()
+    assert len(text.splitlines()) <= 100
+    assert max(map(len, text.splitlines())) <= 120

@@ -23,20 +23,11 @@
 #include "serving/triton/native/guard.h"
 #include "serving/triton/native/metrics.h"
 #include "serving/triton/native/model.h"
+#include "serving/triton/native/request.h"
 #include "serving/triton/native/triton_api.h"
 
 namespace swiftqueue::backend {
 namespace {
-
-constexpr const char* kInput = "window";
-constexpr const char* kOutput = "latency_us";
-
-// Triton's statistics count on the monotonic clock.
-std::uint64_t now_ns() {
-  return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
-                                        std::chrono::steady_clock::now().time_since_epoch())
-                                        .count());
-}
 
 // Lives while the backend is loaded.
 struct Backend {
@@ -133,11 +124,12 @@ class Instance {
     TRITONBACKEND_Response* response = nullptr;
     OwnedError error(guarded([&] {
       require(TRITONBACKEND_ResponseNew(&response, request));
-      const std::span<const std::int64_t> shape = read_input(request);
+      const std::span<const std::int64_t> shape = read_windows(request, pieces_);
       answer.compute_start_ns = now_ns();
       const std::span<const float> y_BH = session_.predict(shape, pieces_);
       answer.compute_end_ns = now_ns();
-      write_output(response, shape[0], y_BH);
+      const auto horizon = static_cast<std::int64_t>(y_BH.size()) / shape[0];
+      std::memcpy(latencies(response, shape[0], horizon), y_BH.data(), y_BH.size_bytes());
       answer.windows = static_cast<std::uint64_t>(shape[0]);
     }));
     if (error != nullptr) version_.metrics().refused.add(1);
@@ -150,48 +142,6 @@ class Instance {
     if (response == nullptr) logged(error.release());
     logged(TRITONBACKEND_RequestRelease(request, kReleaseAll));
     return answer;
-  }
-
-  // Lists the parts of the request's input in pieces_; returns its shape, the request's memory.
-  std::span<const std::int64_t> read_input(TRITONBACKEND_Request* request) {
-    TRITONBACKEND_Input* input = nullptr;
-    int data_type = 0;
-    const std::int64_t* shape = nullptr;
-    std::uint32_t dimensions = 0;
-    std::uint32_t buffers = 0;
-    require(TRITONBACKEND_RequestInput(request, kInput, &input));
-    require(TRITONBACKEND_InputProperties(input, nullptr, &data_type, &shape, &dimensions, nullptr,
-                                          &buffers));
-    if (data_type != kFp32) throw engine::InvalidError("window is not FP32");
-    pieces_.clear();
-    for (std::uint32_t i = 0; i < buffers; ++i) {
-      const void* buffer = nullptr;
-      std::uint64_t bytes = 0;
-      int memory_type = kCpu;
-      std::int64_t memory_id = 0;
-      require(TRITONBACKEND_InputBuffer(input, i, &buffer, &bytes, &memory_type, &memory_id));
-      if (memory_type != kCpu && memory_type != kCpuPinned) {
-        throw engine::InvalidError("window lies in GPU memory; send it from CPU memory");
-      }
-      pieces_.push_back({buffer, bytes});
-    }
-    return {shape, dimensions};
-  }
-
-  static void write_output(TRITONBACKEND_Response* response, std::int64_t windows,
-                           std::span<const float> y_BH) {
-    const std::int64_t shape[] = {windows, static_cast<std::int64_t>(y_BH.size()) / windows};
-    TRITONBACKEND_Output* output = nullptr;
-    require(TRITONBACKEND_ResponseOutput(response, &output, kOutput, kFp32, shape, 2));
-    void* buffer = nullptr;
-    int memory_type = kCpu;
-    std::int64_t memory_id = 0;
-    require(
-        TRITONBACKEND_OutputBuffer(output, &buffer, y_BH.size_bytes(), &memory_type, &memory_id));
-    if (memory_type != kCpu && memory_type != kCpuPinned) {
-      throw engine::InvalidError("latency_us is wanted in GPU memory; ask for CPU memory");
-    }
-    std::memcpy(buffer, y_BH.data(), y_BH.size_bytes());
   }
 
   Version& version_;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Between Triton's errors, which are returned, and C++ exceptions: none may reach the server.
+// Between Triton's errors, which are returned, and C++ exceptions: none may reach the server. What
+// nobody waits for is logged.
 #ifndef SWIFTQUEUE_SERVING_TRITON_NATIVE_GUARD_H_
 #define SWIFTQUEUE_SERVING_TRITON_NATIVE_GUARD_H_
 
@@ -22,6 +23,20 @@ using OwnedError = std::unique_ptr<TRITONSERVER_Error, ErrorDeleter>;
 struct TritonFailure {
   OwnedError error;
 };
+
+// Writes a line to the server's log.
+inline void log_line(LogLevel level, const char* line) noexcept {
+  // Should logging fail there is nowhere to say so.
+  OwnedError(TRITONSERVER_LogMessage(level, "swiftqueue", 0, line));
+}
+
+// Logs and deletes an error that nobody waits for; true if there is none.
+inline bool logged(TRITONSERVER_Error* error) noexcept {
+  if (error == nullptr) return true;
+  const OwnedError owned(error);
+  log_line(kError, TRITONSERVER_ErrorMessage(error));
+  return false;
+}
 
 inline void require(TRITONSERVER_Error* error) {
   if (error != nullptr) throw TritonFailure{OwnedError(error)};

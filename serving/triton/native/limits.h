@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Which values of each feature a version accepts: `limits.json` beside the artifact, written from
-// serving/limits.py.
+// serving/triton/limits.py.
 #ifndef SWIFTQUEUE_SERVING_TRITON_NATIVE_LIMITS_H_
 #define SWIFTQUEUE_SERVING_TRITON_NATIVE_LIMITS_H_
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "serving/triton/native/metrics.h"
 
+#include "serving/triton/native/guard.h"
+
 namespace swiftqueue::backend {
 namespace {
 
@@ -14,20 +16,6 @@ Labels version_labels(const std::string& model, std::int64_t version) {
 }
 
 }  // namespace
-
-void log_line(LogLevel level, const char* line) noexcept {
-  // Should logging fail there is nowhere to say so.
-  if (auto* error = TRITONSERVER_LogMessage(level, "swiftqueue", 0, line)) {
-    TRITONSERVER_ErrorDelete(error);
-  }
-}
-
-bool logged(TRITONSERVER_Error* error) noexcept {
-  if (error == nullptr) return true;
-  log_line(kError, TRITONSERVER_ErrorMessage(error));
-  TRITONSERVER_ErrorDelete(error);
-  return false;
-}
 
 Metric::Metric(const MetricFamily& family, const Labels& labels) {
   if (family.family_ == nullptr) return;

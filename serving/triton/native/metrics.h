@@ -69,12 +69,6 @@ struct VersionMetrics {
   Metric head;
 };
 
-// Writes a line to the server's log.
-void log_line(LogLevel level, const char* line) noexcept;
-
-// Logs and deletes an error that nobody waits for; true if there is none.
-bool logged(TRITONSERVER_Error* error) noexcept;
-
 }  // namespace swiftqueue::backend
 
 #endif  // SWIFTQUEUE_SERVING_TRITON_NATIVE_METRICS_H_

@@ -32,9 +32,9 @@ std::string shape_text(std::span<const std::int64_t> shape) {
   return text + "]";
 }
 
-// The only tensor of a configuration's `input` or `output`. A size of -1 is left to the request.
+// The only tensor of a configuration's `input` or `output`.
 void check_tensor(const Value& config, const std::string& side, const std::string& name,
-                  const std::vector<std::int64_t>& sizes, bool first_may_vary) {
+                  const std::vector<std::int64_t>& sizes) {
   const engine::json::Array& tensors = config.at(side, "config").array(side);
   if (tensors.size() != 1 || tensors[0].at("name", side).string(side + " name") != name) {
     throw InvalidError("config: " + side + " must be one tensor, " + name);
@@ -45,8 +45,7 @@ void check_tensor(const Value& config, const std::string& side, const std::strin
   const engine::json::Array& dims = tensors[0].at("dims", side).array(side + " dims");
   bool same = dims.size() == sizes.size();
   for (std::size_t i = 0; same && i < sizes.size(); ++i) {
-    const double size = dims[i].number(side + " dims");
-    same = size == static_cast<double>(sizes[i]) || (i == 0 && first_may_vary && size == -1);
+    same = dims[i].number(side + " dims") == static_cast<double>(sizes[i]);
   }
   if (!same) {
     throw InvalidError("config: this version's " + name + " has dims " + shape_text(sizes) +
@@ -77,8 +76,8 @@ void Model::check_config(std::string_view json) const {
   const engine::Description& description = engine_->description();
   const Value config = engine::json::parse(json);
   check_tensor(config, "input", "window",
-               {description.tokens, static_cast<std::int64_t>(description.features.size())}, true);
-  check_tensor(config, "output", "latency_us", {description.horizon}, false);
+               {description.tokens, static_cast<std::int64_t>(description.features.size())});
+  check_tensor(config, "output", "latency_us", {description.horizon});
   const Value* most = member(config, "max_batch_size");
   if (most == nullptr || !(most->number("max_batch_size") >= 1)) {
     throw InvalidError("config: max_batch_size must be at least 1, a request has B windows");
@@ -96,9 +95,7 @@ std::span<const float> Session::predict(std::span<const std::int64_t> shape,
                                         std::span<const Piece> pieces) {
   const engine::Description& description = engine_->description();
   const auto features = static_cast<std::int64_t>(description.features.size());
-  // Fewer tokens than W are less history; only a configuration with dims [-1, F] lets them through.
-  if (shape.size() != 3 || shape[0] < 1 || shape[1] < description.horizon ||
-      shape[1] > description.tokens || shape[2] != features) {
+  if (shape.size() != 3 || shape[0] < 1 || shape[1] != description.tokens || shape[2] != features) {
     throw InvalidError("window has shape " + shape_text(shape) + ", this version takes " +
                        shape_text(std::vector<std::int64_t>{-1, description.tokens, features}));
   }

@@ -91,7 +91,7 @@ bool fits(const std::vector<std::int64_t>& shape, const engine::Description& des
           std::size_t bytes) {
   const auto features = static_cast<std::int64_t>(description.features.size());
   if (shape.size() != 3 || shape[0] < 1 || shape[0] > 1000 || shape[2] != features) return false;
-  return shape[1] >= description.horizon && shape[1] <= description.tokens &&
+  return shape[1] == description.tokens &&
          static_cast<std::size_t>(shape[0] * shape[1] * features) * sizeof(float) == bytes;
 }
 
@@ -104,10 +104,7 @@ void hostile_requests(const std::string& folder, long rounds, Random& random) {
   long answered = 0;
   for (long i = 0; i < rounds; ++i) {
     const auto windows = static_cast<std::int64_t>(1 + below(random, 4));
-    const std::int64_t tokens =
-        description.horizon +
-        static_cast<std::int64_t>(
-            below(random, static_cast<std::size_t>(description.tokens - description.horizon + 1)));
+    const std::int64_t tokens = description.tokens;
     // 0 and 1 lie in every feature's range.
     std::vector<float> x_BWF(static_cast<std::size_t>(windows * tokens * features));
     for (float& x : x_BWF) x = static_cast<float>(below(random, 2));
@@ -197,8 +194,7 @@ void versions_under_load(const std::string& folder, long versions) {
   std::mutex mutex;
   auto served = std::make_shared<const Model>(folder, 0, encoders);
   const engine::Description description = served->engine().description();
-  // The shortest windows: most predictions.
-  const std::vector<std::int64_t> shape = {2, description.horizon,
+  const std::vector<std::int64_t> shape = {2, description.tokens,
                                            static_cast<std::int64_t>(description.features.size())};
   const std::vector<float> x_BWF(static_cast<std::size_t>(shape[0] * shape[1] * shape[2]), 1);
   std::atomic<bool> done{false};

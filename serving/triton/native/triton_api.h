@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What this backend uses of Triton's C interface (backend API 1.19, server API of Triton 24.10),
-// declared here because no package brings the headers. Nothing is linked: the server that loads the
+// What our backends use of Triton's C interface (backend API 1.19, server API of Triton 24.10),
+// declared here because no package brings the headers: the wheel that brings the server has none,
+// and neither PyPI nor Debian has another. Nothing is linked: the server that loads the
 // backend has these symbols. Names and values: tritonserver.h and tritonbackend.h of
 // github.com/triton-inference-server/core. Enumerations are passed as int, as C does.
 #ifndef SWIFTQUEUE_SERVING_TRITON_NATIVE_TRITON_API_H_

@@ -99,11 +99,11 @@ def hold_appends(log: ModuleType) -> None:
 
 
 HOLDS = {
-    "infra.live.rounds": hold_rounds,
-    "infra.live.minute": hold_minute,
-    "serving.endpoint": hold_push,
-    "models.registry": hold_alias,
-    "feature_store.telemetry_log": hold_appends,
+    "pipelines.live.rounds": hold_rounds,
+    "pipelines.live.minute": hold_minute,
+    "serving.triton.endpoint": hold_push,
+    "models.registry.registry": hold_alias,
+    "feature_store.telemetry.log": hold_appends,
 }
 
 

@@ -1,0 +1,282 @@
+"""From a round's trigger to the first answer of its version, on a minute of telemetry at 100 Mbit/s.
+
+Every part is real: packets of an ns-3 simulation, shipped to the ingest and read from its store; a worker
+that is warm; the registry as `up --live` uses it; Triton; and a client of its own that asks 50
+times a second and sees the version change. Before each round two more seconds of telemetry arrive, and each
+round's version is the next one's champion. The reference of each step is the first round, which
+starts Ray and its worker as a job without the warm worker would in every round.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import yaml
+
+from benchmarks.inference_references import make_model
+from benchmarks.ingest import Server, running_ingest
+from benchmarks.rows import Row
+from benchmarks.version_watch import VersionWatch
+from feature_store.settings import variable
+from infra.local.processes import free_ports
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from pipelines.live.rounds import Rounds
+    from pipelines.live.rounds_log import RoundRecord
+    from serving.ingest.client import IngestClient
+
+PARAMS_FILE: Final = Path("params.yaml")
+PROMISED_S: Final = 30.0
+LEARN_S, JUDGE_S, LEAD_IN_S = 60.0, 10.0, 5.0  # the defaults of `swiftqueue schedule`
+STEP_S: Final = 2.0  # of telemetry that comes between two rounds
+START_S: Final = 3.0  # of the simulation, in which its flows begin
+LEAST_WINDOWS: Final = 200
+# What differs from params.yaml: the same network, seven times as fast. Its sender gets about 100 Mbit/s.
+TRAFFIC: Final = {"seeds": [1], "bottleneck_mbps": 175, "flow_mbps": 14}
+BATCH_EVENTS: Final = 8192
+ANCHOR: Final = "last_latency_flow_us"  # as in params.yaml
+STORED_WAIT_S: Final = 60.0
+SEEN_WAIT_S: Final = 30.0
+SENDER: Final = "bench"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One round, and when its version first answered."""
+
+    record: RoundRecord
+    first_answer_s: float  # after the trigger
+
+
+def measure(rounds: int) -> list[Row]:
+    """Run the first round, which is cold, and `rounds` warm ones.
+
+    Raises:
+        OSError, RuntimeError: a part did not start; the line says which.
+    """
+    # `--json` owns the standard output.
+    with contextlib.redirect_stdout(sys.stderr), tempfile.TemporaryDirectory() as temporary:
+        root = Path(temporary)
+        packets = _simulated(root, START_S + LEAD_IN_S + LEARN_S + JUDGE_S + STEP_S * (rounds + 1))
+        tokens = _window_tokens(packets)
+        with _state(root / "state"), running_ingest(root / "telemetry") as ingest:
+            measured, answered = _run(rounds, packets, tokens, root, ingest)
+    return _rows(measured[0], measured[1:], tokens, answered, rounds)
+
+
+def _run(
+    rounds: int, packets: pl.DataFrame, tokens: int, root: Path, ingest: Server
+) -> tuple[list[Measured], float]:
+    from infra.local.loop import stop_stack
+    from infra.local.servers import start_stack
+    from models.training.finetuning import FinetuneParams
+    from pipelines.live.command import round_params
+    from pipelines.live.rounds import Rounds
+    from serving.ingest.client import IngestClient
+    from serving.triton.endpoint import grpc_address
+
+    params = yaml.safe_load(PARAMS_FILE.read_text())
+    model = params["register"]["model_name"]
+    store = Store(root / "telemetry")
+    start_stack()
+    judged = round_params(
+        params["validate"],
+        learn_s=LEARN_S,
+        judge_s=JUDGE_S,
+        lead_in_s=LEAD_IN_S,
+        least_windows=LEAST_WINDOWS,
+    )
+    live = Rounds(store.latest, judged, FinetuneParams(**params["finetune"]), model)
+    try:
+        _first_champion(root / "champion", tokens, model)
+        sender = IngestClient(ingest.url, SENDER, token=ingest.token)
+        with VersionWatch(grpc_address()) as watch, contextlib.closing(sender) as client:
+            measured = []
+            end_s = START_S + LEAD_IN_S + LEARN_S + JUDGE_S
+            shipped_s = 0.0
+            for _ in range(rounds + 1):
+                store.ship(client, packets, shipped_s, end_s)
+                shipped_s, end_s = end_s, end_s + STEP_S
+                measured.append(_one_round(live, watch))
+            return measured, watch.close()
+    finally:
+        live.close()
+        stop_stack()
+
+
+def _one_round(live: Rounds, watch: VersionWatch) -> Measured:
+    """Run a round that ends in a served version.
+
+    Raises:
+        RuntimeError: it ended otherwise.
+    """
+    begin_s = time.monotonic()
+    record = live.run()
+    if record.outcome != "pushed" or record.version is None:
+        raise RuntimeError(f"bench live: round {record.number} {record.outcome}: {record.reason}")
+    seen_s = watch.first_answer_s(record.version, SEEN_WAIT_S)
+    print(f"round {record.number}: version {record.version} answered after {seen_s - begin_s:.1f} s")
+    return Measured(record, seen_s - begin_s)
+
+
+class Store:
+    """The telemetry store of the ingest, filled by a sender and read as the scheduler reads it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def latest(self, seconds: float) -> Any:
+        """The sender's last seconds."""
+        from feature_store.telemetry.recent import latest_minutes
+
+        return latest_minutes(self._folder, SENDER, seconds / 60)
+
+    def ship(self, client: IngestClient, packets: pl.DataFrame, from_s: float, to_s: float) -> None:
+        """Ship the events of these seconds of a packet table, and wait until they can be read.
+
+        Raises:
+            RuntimeError: they could not within the time.
+        """
+        events = event_table(packets, from_s, to_s)
+        for first in range(0, len(events["kind"]), BATCH_EVENTS):
+            while client.waiting >= 4:
+                time.sleep(0.001)
+            client.send(
+                _batch({name: column[first : first + BATCH_EVENTS] for name, column in events.items()})
+            )
+        client.flush(STORED_WAIT_S)
+        newest_ns = int(events["time_ns"][-1])
+        deadline = time.monotonic() + STORED_WAIT_S
+        while time.monotonic() < deadline:
+            with contextlib.suppress(FileNotFoundError):
+                if self.latest(1.0).newest_ns == newest_ns:
+                    return
+            time.sleep(0.2)
+        raise RuntimeError(f"bench live: {from_s:g} to {to_s:g} s of telemetry were not stored")
+
+
+def event_table(packets: pl.DataFrame, from_s: float, to_s: float) -> dict[str, Any]:
+    """The events of a packet table between two times after its first packet, in time order, as columns."""
+    import numpy as np
+    import polars as pl
+
+    sent_ns = packets["sent_ns"].to_numpy()
+    acked = packets.filter(packets["acked_ns"].is_not_null())
+    number = packets["packet"].to_numpy()
+    kind = np.concatenate([np.zeros(len(number), np.uint8), np.ones(acked.height, np.uint8)])
+    time_ns = np.concatenate([sent_ns, acked["acked_ns"].to_numpy()])
+    columns: dict[str, Any] = {
+        "kind": kind,
+        "time_ns": time_ns,
+        "packet": np.concatenate([number, acked["packet"].to_numpy()]),
+        "latency_us": np.concatenate(
+            [np.zeros(len(number), np.float32), acked["latency_us"].fill_null(float("nan")).to_numpy()]
+        ),
+    }
+    is_l4s = (packets["queue"].cast(pl.String) == "l4s").cast(pl.UInt8).to_numpy()
+    for name, values in (
+        *((name, packets[name].to_numpy()) for name in ("size_bytes", "flow_id", "receiver_id")),
+        ("queue", is_l4s),
+    ):
+        columns[name] = np.concatenate([values, np.zeros(acked.height, values.dtype)])
+    begin_ns = int(sent_ns[0])
+    inside = (time_ns >= begin_ns + round(from_s * 1e9)) & (time_ns < begin_ns + round(to_s * 1e9))
+    order = np.flatnonzero(inside)
+    order = order[np.lexsort((columns["packet"][order], time_ns[order]))]
+    return {name: values[order] for name, values in columns.items()}
+
+
+def _batch(columns: dict[str, Any]) -> Any:
+    from feature_store.telemetry.events import SEND_COLUMNS, event_batch
+
+    send = {name: columns[name] for name in SEND_COLUMNS}
+    return event_batch(columns["kind"], columns["time_ns"], columns["packet"], send, columns["latency_us"])
+
+
+def _simulated(root: Path, seconds: float) -> pl.DataFrame:
+    """Packets of a simulated sender of about 100 Mbit/s."""
+    import polars as pl
+
+    from feature_store.packets.extract import Job
+    from feature_store.packets.extract_many import extract_traces
+    from feature_store.packets.schema import scan_packets
+    from pipelines.simulate import SimulateParams, build_simulator, simulate
+
+    section = yaml.safe_load(PARAMS_FILE.read_text())["simulate"]
+    params = SimulateParams(**(section | TRAFFIC | {"duration_s": seconds + 2}))
+    print(f"simulating {seconds:.0f} s of a sender at 100 Mbit/s (a minute or two)", flush=True)
+    (capture,) = simulate(params, root, build_simulator())
+    extract_traces([Job(capture, SENDER, None, "acks")], root / "packets")
+    packets = scan_packets(root / "packets", SENDER).collect()
+    return packets.with_columns(pl.col("sent_ns").cum_max())
+
+
+def _window_tokens(packets: pl.DataFrame) -> int:
+    """Window that stage `windows` would choose for this sender."""
+    from feature_store.events import windows as fw
+
+    windows = yaml.safe_load(PARAMS_FILE.read_text())["windows"]
+    return fw.tokens_for(fw.bdp_packets(packets), windows["tokens_min"], windows["tokens_max"])
+
+
+def _first_champion(folder: Path, tokens: int, name: str) -> None:
+    """Register and serve a model of the served form; its weights are random, so each round improves it."""
+    from feature_store.events.windows import schema_hash
+    from models.networks import artifact
+    from models.registry.registry import Decision, Registry
+    from serving.deploy.deployment import deploy_version
+
+    description = artifact.Description(tokens, schema_hash(), "acked", {"name": "bench"})
+    artifact.save(folder, make_model("candidates", ANCHOR), description)
+    artifact.export_onnx(folder)
+    judged = Decision(True, "random weights of a bench", None)
+    deploy_version(Registry(name).add(folder, judged=judged, tags={}, params={}, metrics={}))
+
+
+@contextmanager
+def _state(folder: Path) -> Iterator[None]:
+    """A state folder and free ports of its own, by environment."""
+    names = ("triton_grpc", "triton_metrics", "mlflow_port")
+    settings = {variable(name): str(port) for name, port in zip(names, free_ports(3), strict=True)}
+    settings |= {variable("state"): str(folder), "MLFLOW_TRACKING_URI": "", "RAY_ADDRESS": ""}
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _rows(cold: Measured, warm: list[Measured], tokens: int, answered: float, rounds: int) -> list[Row]:
+    count = round(statistics.median(one.record.packets for one in warm))
+    ours = statistics.median(one.first_answer_s for one in warm)
+    name = f"trigger to the first answer of the new version, {count:,} packets, W {tokens}"
+    first = "the first round, which starts Ray and the workers"
+    worst = max(one.first_answer_s for one in warm)
+    rows = [
+        Row(name, ours, PROMISED_S, "promised at most", PROMISED_S / ours, "s", rounds),
+        Row(f"{name}, slowest round", worst, PROMISED_S, "promised at most", PROMISED_S / worst, "s", rounds),
+        Row(name, ours, cold.first_answer_s, first, cold.first_answer_s / ours, "s", rounds),
+    ]
+    for step in warm[0].record.seconds:
+        step_s = statistics.median(one.record.seconds[step] for one in warm)
+        cold_s = cold.record.seconds[step]
+        rows.append(Row(f"step {step}", step_s, cold_s, first, cold_s / max(step_s, 1e-6), "s", rounds))
+    rows.append(Row("questions answered meanwhile", answered, 1.0, "all of them", answered, "share", rounds))
+    return rows

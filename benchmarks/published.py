@@ -1,0 +1,81 @@
+"""The published figures: `docs/results/bench.json`, an entry for each benchmark."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from benchmarks.rows import Row
+from feature_store.atomic import write_file
+
+FILE: Final = Path("docs/results/bench.json")
+
+
+@dataclass(frozen=True)
+class Published:
+    """A benchmark's rows, and when, of which commit and on which machine they were measured."""
+
+    date: str
+    commit: str
+    machine: str
+    remark: str  # what a reader should know of that run; may be empty
+    rows: list[Row]
+
+
+def load(path: Path) -> dict[str, Published]:
+    """Return what is published, by the benchmark's name.
+
+    Raises:
+        ValueError: the file is damaged, or has other keys.
+    """
+    try:
+        found = json.loads(path.read_text())
+        return {
+            name: Published(**{**entry, "rows": [Row(**row) for row in entry["rows"]]})
+            for name, entry in found.items()
+        }
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{path} is damaged ({error}): restore it with git") from None
+
+
+def publish(name: str, rows: Sequence[Row], path: Path = FILE) -> None:
+    """Put a benchmark's rows into the file, in the place of those that it had.
+
+    Raises:
+        ValueError: the file is not there (the command runs in another folder) or damaged.
+    """
+    if not path.is_file():
+        raise ValueError(f"{path} is not here: run this in the project's folder")
+    new = Published(**origin(), remark="", rows=list(rows))
+    entries = {**load(path), name: new}
+    text = json.dumps({key: asdict(entries[key]) for key in sorted(entries)}, indent=1)
+    write_file(path, (text + "\n").encode())
+
+
+def origin() -> dict[str, str]:
+    """Return what stands beside every published figure: date, commit and machine."""
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    return {"date": today, "commit": _commit(), "machine": _machine()}
+
+
+def _commit() -> str:
+    said = subprocess.run(
+        ["git", "describe", "--always", "--dirty=+dirty", "--abbrev=7"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return said.stdout.strip() or "unknown"
+
+
+def _machine() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    named = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+    return f"{os.cpu_count()} cores of {named or platform.machine()}"

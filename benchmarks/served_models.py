@@ -1,0 +1,115 @@
+"""A Triton of its own for the benchmarks of serving: models by backend, all with the same window.
+
+`swiftqueue_identity` computes nothing: its round trip is what gRPC and Triton cost.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from infra.local import processes
+from infra.local.native_backend import with_native_backend
+from infra.local.servers import triton_command
+from infra.local.triton_environment import TritonEnvironment, find_environment
+from models.networks import artifact
+from serving.triton.config import CONTENT_FILE, MODEL_SCRIPT, Backend, config_text
+from serving.triton.endpoint import LOOPBACK, Triton
+from serving.triton.limits import limits_of
+
+PROJECT: Final = Path(__file__).resolve().parents[1]
+IDENTITY: Final = "swiftqueue_identity"
+SERVER: Final = "bench-triton"  # in the servers' record
+START_S: Final = 60.0
+
+
+def write_model(repository: Path, name: str, source: Path, backend: str, version: int = 1) -> None:
+    """Put artifact `source` into a repository as a version of model `name`, the one that is served.
+
+    `backend` is one of `Backend`, or IDENTITY, which takes only the shapes from the artifact.
+    """
+    folder = repository / name / str(version)
+    folder.mkdir(parents=True)
+    python = backend == Backend.PYTHON
+    for file in ("model.json", "model.onnx" if python else "model.safetensors"):
+        shutil.copyfile(source / file, folder / file)
+    if python:
+        shutil.copyfile(PROJECT / "serving" / "triton" / MODEL_SCRIPT, folder / MODEL_SCRIPT)
+    (folder / "limits.json").write_text(json.dumps(limits_of(artifact.load(source).model.features)))
+    (folder / CONTENT_FILE).write_text("0" * 64 + "\n")
+    text = config_text(name, version, folder)
+    if backend == IDENTITY:
+        text = text.replace(f'backend: "{Backend.NATIVE}"', f'backend: "{IDENTITY}"')
+    (repository / name / "config.pbtxt").write_text(text)
+
+
+def backends(folder: Path) -> TritonEnvironment:
+    """Triton's environment with the native and the identity backend, linked in `folder`.
+
+    Raises:
+        OSError: a backend is not built, or Triton's environment is not set up.
+    """
+    environment = with_native_backend(find_environment(), folder)
+    library = PROJECT / "serving" / "triton" / "identity" / "_build" / f"libtriton_{IDENTITY}.so"
+    if not library.is_file():
+        raise OSError(f"{library}: not built; run `make native`")
+    (folder / IDENTITY).mkdir(exist_ok=True)
+    link = folder / IDENTITY / library.name
+    if not link.is_symlink():
+        link.symlink_to(library)
+    return replace(environment, backends=folder)
+
+
+@contextmanager
+def served(
+    root: Path, models: Sequence[str], *, name: str = SERVER, socket_path: Path | None = None
+) -> Iterator[str]:
+    """Serve `models` of `root/repository`, on loopback or on a Unix socket; gives the address for clients.
+
+    Raises:
+        OSError: something is not built.
+        RuntimeError: Triton did not start.
+        TritonError: a model cannot be loaded.
+    """
+    environment = backends(root / f"backends-{name}")
+    ports = dict(zip(("grpc", "metrics"), processes.free_ports(2), strict=True))
+    command = triton_command(environment, root / "repository", ports)
+    address = f"{LOOPBACK}:{ports['grpc']}"
+    if socket_path is not None:
+        # Triton adds the port to whatever address it is given, here to the file's name.
+        address = f"unix:{socket_path}:{ports['grpc']}"
+        command[command.index(f"--grpc-address={LOOPBACK}")] = f"--grpc-address=unix:{socket_path}"
+    with Triton(address) as triton:
+        nice = processes.AHEAD
+        processes.start(name, command, ports, environment.variables, triton.live, START_S, nice=nice)
+        try:
+            for model in models:
+                triton.load(model)
+            yield address
+        finally:
+            processes.stop(name)
+
+
+def build(*targets: str, room: str = "agent") -> Path:
+    """Folder of the programs of a room of serving, with `targets` built; harmless when they are.
+
+    Raises:
+        OSError: a package is missing, or it does not compile.
+    """
+    folder = PROJECT / "serving" / room
+    made = subprocess.run(
+        ["make", "-s", "-C", str(folder), *(f"_build/{target}" for target in targets)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if made.returncode:
+        lines = made.stderr.strip().splitlines() or ["no reason given"]
+        raise OSError(f"serving/{room} cannot be built ({lines[0]}); `make setup` says what is missing")
+    return folder / "_build"

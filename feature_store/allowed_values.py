@@ -1,0 +1,41 @@
+"""Which values a field of a pydantic model takes, in words: for its messages and its reference page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+_RANGE: Final = {  # of a JSON schema
+    "minimum": "from",
+    "exclusiveMinimum": "above",
+    "maximum": "at most",
+    "exclusiveMaximum": "below",
+    "multipleOf": "a multiple of",
+}
+_FORMATS: Final = {"path": "a path", "ipv4": "an IPv4 address"}
+
+
+def allowed(schema: Mapping[str, Any]) -> str:
+    """Say in words which values a JSON schema allows."""
+    if "anyOf" in schema:
+        return " or ".join(allowed(one) for one in schema["anyOf"])
+    if "enum" in schema:
+        return "one of " + ", ".join(str(value) for value in schema["enum"])
+    if "const" in schema:
+        return f"`{schema['const']}`"
+    match schema.get("type"):
+        case "integer" | "number" as kind:
+            words = ["a whole number" if kind == "integer" else "a number"]
+            for key, word in _RANGE.items():
+                if key in schema:
+                    words.append(f"{word} {schema[key]:.15g}")
+            return ", ".join([" ".join(words[:2]), *words[2:]])
+        case "array":
+            empty = ", not empty" if schema.get("minItems") else ""
+            return f"a list{empty}, each {allowed(schema['items'])}"
+        case "string":
+            return _FORMATS.get(schema.get("format", ""), "a name" if schema.get("minLength") else "a text")
+        case "null":
+            return "null"
+        case _:
+            return "a mapping of names" + (", not empty" if schema.get("minProperties") else "")

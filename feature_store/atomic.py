@@ -1,0 +1,109 @@
+"""Folders and files that appear whole or not at all, however their writer ends: one writer of each at a time.
+
+A folder that is there is exchanged for the new one in one step of the kernel: at no moment is it missing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+AT_FDCWD: Final = -100
+RENAME_EXCHANGE: Final = 2  # linux/fs.h
+UNSUPPORTED: Final = (errno.EINVAL, errno.ENOSYS)  # of a file system that cannot exchange
+
+
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """Yield an empty folder beside `target` that takes its place, whatever was there, if the block succeeds.
+
+    After an error, or where the writer was killed, `target` is what it was.
+    """
+    partial = _beside(target)
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    if target.is_dir():
+        _exchange(partial, target)
+        shutil.rmtree(partial)  # what was there
+    else:
+        partial.rename(target)
+
+
+@contextmanager
+def new_file(target: Path, *, on_disk: bool = False) -> Iterator[Path]:
+    """Yield the path of a file, to be made, that takes the place of `target` if the block succeeds.
+
+    Its folder is made if it is not there. With `on_disk` the content is on the disk before the file takes its
+    place: after a power cut, too, it is whole or not there. The name is on the disk once its folder is.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = _beside(target)
+    partial.unlink(missing_ok=True)
+    try:
+        yield partial
+        if on_disk:
+            _sync(partial, os.O_RDONLY)
+        partial.replace(target)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def write_file(target: Path, content: str | bytes) -> None:
+    """Write a file that readers see whole, old or new; its folder is made if it is not there."""
+    with new_file(target) as partial:
+        partial.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def write_durably(target: Path, content: bytes, mode: int = 0o644) -> None:
+    """As `write_file`; when it returns, a crash of the machine leaves the new content."""
+
+    def as_asked(path: str, flags: int) -> int:
+        return os.open(path, flags, mode)
+
+    with new_file(target, on_disk=True) as partial, open(partial, "wb", opener=as_asked) as file:
+        file.write(content)
+    sync_dir(target.parent)
+
+
+def sync_dir(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    _sync(folder, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def _sync(path: Path, flags: int) -> None:
+    file = os.open(path, flags)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def _beside(target: Path) -> Path:
+    return target.with_name(f".{target.name}.partial")
+
+
+def _exchange(one: Path, other: Path) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not libc.renameat2(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE):
+        return
+    code = ctypes.get_errno()
+    if code not in UNSUPPORTED:
+        raise OSError(code, os.strerror(code), str(other))
+    # Two steps: a writer killed between them leaves what was there under the other name.
+    aside = other.with_name(f".{other.name}.old")
+    shutil.rmtree(aside, ignore_errors=True)
+    other.rename(aside)
+    one.rename(other)
+    aside.rename(one)

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// C ABI of event_stream.h, for Python's ctypes: the live stream of a sender, and the offline
+// builder that drives the same class through a packet table. No exception crosses it; a null
+// pointer or a negative result is an error.
+#include <cstdint>
+#include <limits>
+#include <new>
+#include <string>
+
+#include "feature_store/events/event_stream.h"
+#include "feature_store/events/packet_table.h"
+
+namespace {
+
+using swiftqueue::AckLog;
+using swiftqueue::Candidate;
+using swiftqueue::EventStream;
+using swiftqueue::kEventInputCount;
+using swiftqueue::kHorizon;
+using swiftqueue::PacketColumns;
+
+// Where the rows of the events go, in time order.
+struct EventColumns {
+  std::uint8_t* ack;  // 1: an ACK, 0: a SEND
+  std::int64_t* packet;
+  std::int64_t* time_ns;
+  float* x_EF;
+};
+
+// Decisions, each about the 8 packets from `first` on, at the send time of the first.
+struct Decisions {
+  std::int64_t count;
+  const std::int64_t* first;  // in ascending order, each with 8 packets
+  int queue;                  // of the candidates; -1: the one they were sent in
+  std::int64_t* cut;          // events before the decision
+  float* x_DHF;
+};
+
+std::int64_t replay(const PacketColumns& columns, bool previous, const EventColumns& out,
+                    const Decisions& decisions) {
+  EventStream stream;
+  AckLog acks(columns, previous);
+  std::int64_t events = 0;
+  std::int64_t now_ns = 0;
+  std::int64_t decision = 0;
+  const auto said = [&](bool ack, std::int64_t packet, std::int64_t ns) {
+    now_ns = ns > now_ns ? ns : now_ns;
+    out.ack[events] = ack;
+    out.packet[events] = packet;
+    out.time_ns[events] = now_ns;
+    ++events;
+  };
+  for (std::int64_t p = 0; p < columns.packets; ++p) {
+    const std::int64_t sent_ns = columns.sent_ns[p];
+    acks.take_until(sent_ns, p, [&](std::int64_t packet, std::int64_t acked_ns, float latency_us) {
+      if (stream.acked(packet, acked_ns, latency_us, out.x_EF + events * kEventInputCount)) {
+        said(true, packet, acked_ns);
+      }
+    });
+    for (; decision < decisions.count && decisions.first[decision] == p; ++decision) {
+      decisions.cut[decision] = events;
+      float* x_F = decisions.x_DHF + decision * kHorizon * kEventInputCount;
+      for (int i = 0; i < kHorizon; ++i, x_F += kEventInputCount) {
+        Candidate what = columns.candidate(p + i);
+        if (decisions.queue >= 0) what.queue = static_cast<std::uint8_t>(decisions.queue);
+        if (!stream.query(sent_ns, what, i, x_F)) return -1 - (p + i);
+      }
+    }
+    if (!stream.sent(p, sent_ns, columns.candidate(p), out.x_EF + events * kEventInputCount)) {
+      return -1 - p;
+    }
+    said(false, p, sent_ns);
+  }
+  // What is acknowledged after the last SEND: no decision sees it, a live sender's next one would.
+  acks.take_until(
+      swiftqueue::kMaxTimeNs, columns.packets,
+      [&](std::int64_t packet, std::int64_t acked_ns, float latency_us) {
+        if (stream.acked(packet, acked_ns, latency_us, out.x_EF + events * kEventInputCount)) {
+          said(true, packet, acked_ns);
+        }
+      });
+  return events;
+}
+
+}  // namespace
+
+extern "C" {
+
+int sq_event_inputs() { return kEventInputCount; }
+const char* sq_event_schema() {
+  static const std::string text = swiftqueue::event_schema_text();
+  return text.c_str();
+}
+
+EventStream* sq_events_new() { return new (std::nothrow) EventStream; }
+void sq_events_free(EventStream* stream) { delete stream; }
+
+// 1 taken, 0 refused, -1 out of memory (as below).
+int sq_event_sent(EventStream* stream, std::int64_t packet, std::int64_t sent_ns,
+                  std::int32_t size_bytes, std::int32_t flow_id, std::int32_t receiver_id,
+                  std::uint8_t queue, float* x_F) {
+  try {
+    return stream->sent(packet, sent_ns, {size_bytes, flow_id, receiver_id, queue}, x_F);
+  } catch (const std::bad_alloc&) {
+    return -1;
+  }
+}
+int sq_event_acked(EventStream* stream, std::int64_t packet, std::int64_t acked_ns,
+                   float latency_us, float* x_F) {
+  try {
+    return stream->acked(packet, acked_ns, latency_us, x_F);
+  } catch (const std::bad_alloc&) {
+    return -1;
+  }
+}
+int sq_event_query(const EventStream* stream, std::int64_t decision_ns, std::int32_t size_bytes,
+                   std::int32_t flow_id, std::int32_t receiver_id, std::uint8_t queue, int place,
+                   float* x_F) {
+  return stream->query(decision_ns, {size_bytes, flow_id, receiver_id, queue}, place, x_F);
+}
+
+// Events written (at most twice the packets), -1 - packet for a packet refused, INT64_MIN when out
+// of memory.
+std::int64_t sq_events_replay(std::int64_t packets, const std::int64_t* sent_ns,
+                              const std::int32_t* size_bytes, const std::int32_t* flow_id,
+                              const std::int32_t* receiver_id, const std::uint8_t* queue,
+                              const std::int64_t* acked_ns, const float* latency_us, int previous,
+                              std::uint8_t* ack, std::int64_t* packet, std::int64_t* time_ns,
+                              float* x_EF, std::int64_t decisions, const std::int64_t* first,
+                              int candidate_queue, std::int64_t* cut, float* x_DHF) {
+  try {
+    return replay({packets, sent_ns, size_bytes, flow_id, receiver_id, queue, acked_ns, latency_us},
+                  previous != 0, {ack, packet, time_ns, x_EF},
+                  {decisions, first, candidate_queue, cut, x_DHF});
+  } catch (const std::bad_alloc&) {
+    return std::numeric_limits<std::int64_t>::min();
+  }
+}
+
+}  // extern "C"

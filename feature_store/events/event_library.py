@@ -1,0 +1,65 @@
+"""Loads the library built from `event_stream.h` and reads the inputs' definition from it.
+
+Inputs and their order stand in `event_stream.h` only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from dataclasses import dataclass
+from typing import Any, Final
+
+from feature_store import native
+
+LIBRARY: Final = native.FOLDER / "_build" / "libswiftqueue_events.so"
+SOURCES: Final = (
+    "events/event_stream.h",
+    "events/window.h",
+    "events/packet_table.h",
+    "events/event_capi.cc",
+)
+
+
+@dataclass(frozen=True)
+class EventInput:
+    """One input of an event or a query, in raw units; `rows`: `both`, `events` or `queries` have it."""
+
+    name: str
+    unit: str
+    rows: str
+
+
+def _load() -> ctypes.CDLL:
+    library = native.load(LIBRARY, SOURCES)
+    pointer, i32, i64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+    packet = [i32, i32, i32, ctypes.c_uint8]  # size, flow, receiver, queue
+    signatures: dict[str, tuple[Any, list[Any]]] = {
+        "sq_event_inputs": (ctypes.c_int, []),
+        "sq_event_schema": (ctypes.c_char_p, []),
+        "sq_events_new": (pointer, []),
+        "sq_events_free": (None, [pointer]),
+        "sq_event_sent": (ctypes.c_int, [pointer, i64, i64, *packet, pointer]),
+        "sq_event_acked": (ctypes.c_int, [pointer, i64, i64, ctypes.c_float, pointer]),
+        "sq_event_query": (ctypes.c_int, [pointer, i64, *packet, ctypes.c_int, pointer]),
+        "sq_events_replay": (
+            i64,
+            [i64, *[pointer] * 7, ctypes.c_int, *[pointer] * 4, i64, pointer, ctypes.c_int, *[pointer] * 2],
+        ),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+ABI: Final = _load()
+SCHEMA_TEXT: Final[str] = ABI.sq_event_schema().decode()
+INPUTS: Final = tuple(
+    EventInput(*line.split()) for line in SCHEMA_TEXT.splitlines()[-int(ABI.sq_event_inputs()) :]
+)
+
+
+def event_schema_hash() -> str:
+    """SHA-256 of the stream's definition: layout version, constants, input names, units and rows."""
+    return hashlib.sha256(SCHEMA_TEXT.encode()).hexdigest()

@@ -1,0 +1,429 @@
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
+//
+// The event stream: a sender's SEND and ACK events, each with inputs that are fixed when it
+// happens, and the inputs of a query about a packet that may be sent next. This file is their only
+// definition; docs/EVENTS.md states the rules in words. Times, give-up, forgetting, holes, Karn and
+// codes are those of window.h.
+//
+// Compile with -ffp-contract=off and without -ffast-math: inputs are compared bit for bit.
+#ifndef SWIFTQUEUE_FEATURE_STORE_EVENT_STREAM_H_
+#define SWIFTQUEUE_FEATURE_STORE_EVENT_STREAM_H_
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "feature_store/events/window.h"
+
+namespace swiftqueue {
+
+inline constexpr int kEventLayoutVersion = 1;
+// SENDs and ACKs are counted with weights that fall by e in this time: the rates over some 20 ms.
+inline constexpr double kRateDecayNs = 20e6;
+
+// Which rows have an input: events, queries, or both. Elsewhere it is 0.
+enum class Rows : std::uint8_t { kBoth, kEvents, kQueries };
+
+struct EventInput {
+  std::string_view name;
+  std::string_view unit;
+  Rows rows = Rows::kBoth;
+};
+
+// The inputs of an event or a query, in order. Nothing else in the project writes this order down.
+// Those of a scope come thrice: of the sender, of the packet's queue, of its flow.
+inline constexpr std::array kEventInputs{
+    EventInput{"size_bytes", "bytes"},
+    EventInput{"queue_l4s", "flag"},
+    EventInput{"flow_code_0", "sign"},
+    EventInput{"flow_code_1", "sign"},
+    EventInput{"flow_code_2", "sign"},
+    EventInput{"flow_code_3", "sign"},
+    EventInput{"receiver_code_0", "sign"},
+    EventInput{"receiver_code_1", "sign"},
+    EventInput{"flow_age_us", "us"},  // since the flow's first packet was sent; 0 for a new flow
+    EventInput{"gap_us", "us"},       // since the last SEND; of an ACK, since the last ACK
+    EventInput{"hole_us", "us"},
+    EventInput{"hole_age_us", "us"},
+    EventInput{"in_flight", "packets"},
+    EventInput{"in_flight_queue", "packets"},
+    EventInput{"in_flight_flow", "packets"},
+    EventInput{"last_latency_us", "us"},
+    EventInput{"last_latency_queue_us", "us"},
+    EventInput{"last_latency_flow_us", "us"},
+    EventInput{"mean8_latency_us", "us"},  // moving averages of gain 1/8 (RFC 6298's SRTT) and 1/2
+    EventInput{"mean8_latency_queue_us", "us"},
+    EventInput{"mean8_latency_flow_us", "us"},
+    EventInput{"mean2_latency_us", "us"},
+    EventInput{"mean2_latency_queue_us", "us"},
+    EventInput{"mean2_latency_flow_us", "us"},
+    EventInput{"min_latency_us", "us"},
+    EventInput{"min_latency_queue_us", "us"},
+    EventInput{"min_latency_flow_us", "us"},
+    EventInput{"ack_silence_us", "us"},  // since the last ACK; before any, since the first SEND
+    EventInput{"ack_silence_queue_us", "us"},
+    EventInput{"ack_silence_flow_us", "us"},
+    EventInput{"oldest_unacked_us", "us"},
+    EventInput{"oldest_unacked_queue_us", "us"},
+    EventInput{"oldest_unacked_flow_us", "us"},
+    EventInput{"send_rate", "packets"},  // in the last 20 ms, decayed
+    EventInput{"send_rate_queue", "packets"},
+    EventInput{"send_rate_flow", "packets"},
+    EventInput{"ack_rate", "packets"},
+    EventInput{"ack_rate_queue", "packets"},
+    EventInput{"ack_rate_flow", "packets"},
+    EventInput{"latency_us", "us", Rows::kEvents},  // of an ACK; 0 where unknown (Karn)
+    EventInput{"latency_visible", "flag", Rows::kEvents},
+    EventInput{"previous_latency_flow_us", "us", Rows::kEvents},  // before this ACK
+    EventInput{"place", "packets", Rows::kQueries},               // 0 … 7 in the batch
+};
+inline constexpr int kEventInputCount = static_cast<int>(kEventInputs.size());
+
+// Index of an input by name, at compile time; a name that does not exist does not compile.
+consteval int event_input(std::string_view name) {
+  for (int i = 0; i < kEventInputCount; ++i) {
+    if (kEventInputs[static_cast<std::size_t>(i)].name == name) return i;
+  }
+  throw "no such input";
+}
+
+// Everything a model trained on these rows relies on, as text; the schema hash is its SHA-256.
+inline std::string event_schema_text() {
+  std::string text = "events " + std::to_string(kEventLayoutVersion) + "\nhorizon " +
+                     std::to_string(kHorizon) + "\ngive_up_ns " + std::to_string(kGiveUpNs) +
+                     "\nforget_ns " + std::to_string(kForgetNs) + "\nhole_ns " +
+                     std::to_string(kHoleNs) + "\nhole_cap_ns " + std::to_string(kHoleCapNs) +
+                     "\nhole_age_cap_ns " + std::to_string(kHoleAgeCapNs) + "\nhash_multiplier " +
+                     std::to_string(kHashMultiplier) + "\nrate_decay_ns " +
+                     std::to_string(static_cast<std::int64_t>(kRateDecayNs)) + "\n";
+  constexpr std::array<std::string_view, 3> kRows{"both", "events", "queries"};
+  for (const EventInput& input : kEventInputs) {
+    text.append(input.name).append(" ").append(input.unit).append(" ");
+    text.append(kRows[static_cast<std::size_t>(input.rows)]).append("\n");
+  }
+  return text;
+}
+
+namespace detail {
+
+// exp(-ns / kRateDecayNs) within 1e-9, the same on every machine, as libraries' exp is not: only
+// operations that IEEE 754 rounds correctly. 2^-(n + i/64) by tables, the rest by Taylor.
+class Decay {
+ public:
+  Decay() {
+    double root = 0.5;
+    for (int i = 0; i < 6; ++i) root = std::sqrt(root);  // 2^-(1/64)
+    whole_[0] = part_[0] = 1;
+    for (std::size_t i = 1; i < whole_.size(); ++i) whole_[i] = whole_[i - 1] / 2;
+    for (std::size_t i = 1; i < part_.size(); ++i) part_[i] = part_[i - 1] * root;
+  }
+  double operator()(std::int64_t ns) const {
+    if (ns >= kGone) return 0;
+    const double steps = static_cast<double>(ns) * (64 * 1.4426950408889634 / kRateDecayNs);
+    const auto step = static_cast<std::uint32_t>(steps);
+    const double x = (steps - step) * (-0.6931471805599453 / 64);  // in (-0.011, 0]
+    const double rest = 1 + x * (1 + x * (0.5 + x * (1.0 / 6 + x * (1.0 / 24))));
+    return whole_[step / 64] * part_[step % 64] * rest;
+  }
+
+ private:
+  static constexpr std::int64_t kGone = 830'000'000;  // 2^-60, less than any float shows
+
+  std::array<double, 64> whole_{};
+  std::array<double, 64> part_{};
+};
+inline const Decay kDecayed;
+
+// Packets sent, or acknowledged, of late.
+struct DecayedCount {
+  double count = 0;
+  std::int64_t at_ns = 0;
+
+  double at(std::int64_t ns) const { return count == 0 ? 0 : count * kDecayed(ns - at_ns); }
+  void add(std::int64_t ns) {
+    count = at(ns) + 1;
+    at_ns = ns;
+  }
+};
+
+// What is known of a sender, of one of its queues, or of one of its flows.
+struct Scope {
+  std::int64_t first_sent_ns = kNever;
+  std::int64_t last_ack_ns = kNever;
+  std::int32_t in_flight = 0;
+  bool seen = false;  // a latency
+  float last_us = 0;
+  float min_us = 0;
+  double mean8_us = 0;
+  double mean2_us = 0;
+  DecayedCount sends;
+  DecayedCount acks;
+  std::int32_t oldest = kNone;  // of the packets in flight, a list in send order
+  std::int32_t newest = kNone;
+  // As of the last query: the oldest packet that is not given up yet, and how many are.
+  mutable std::int32_t live = kNone;
+  mutable std::int32_t overdue = 0;
+};
+
+}  // namespace detail
+
+// A sender's log of SEND and ACK events as rows of inputs. Feed events in time order, at one
+// instant ACKs before sends; a time before the last event's counts as that event's time. Not
+// thread-safe. An event and a query cost O(1); giving up costs O(1) a packet. A query changes
+// nothing that an event or another query could see.
+class EventStream {
+ public:
+  EventStream() = default;
+  EventStream(const EventStream&) = delete;
+  EventStream& operator=(const EventStream&) = delete;
+
+  // SEND. Packets are numbered in send order. Writes the event's row x_F, the state just after it.
+  // Returns false, and changes and writes nothing, for what SenderWindow::sent refuses.
+  bool sent(std::int64_t packet, std::int64_t sent_ns, const Candidate& what, float* x_F) {
+    if (packet <= last_packet_ || !valid(what) || sent_ns < 0 || sent_ns > kMaxTimeNs) return false;
+    now_ns_ = std::max(now_ns_, sent_ns);
+    give_up_and_forget();
+    if (outstanding_.size() + given_up_.size() >= kMaxRemembered) {
+      if (given_up_.front() == detail::kNone) give_up(sender_.oldest);
+      forget(given_up_.front());
+    }
+    detail::Scope& flow = flows_[what.flow_id];
+    const std::int32_t index = take();
+    packets_[at(index)] = {packet, now_ns_, what, {&sender_, &queues_[what.queue], &flow},
+                           {},     true};
+    outstanding_.push(packet, index);
+    for (int k = 0; k < kScopes; ++k) {
+      detail::Scope& scope = *packets_[at(index)].scopes[place(k)];
+      if (scope.first_sent_ns == detail::kNever) scope.first_sent_ns = now_ns_;
+      scope.sends.add(now_ns_);
+      append(scope, k, index);
+    }
+    write(what, flow, now_ns_, x_F);
+    if (last_packet_ >= 0)
+      x_F[event_input("gap_us")] = detail::microseconds(now_ns_ - last_sent_ns_);
+    last_packet_ = packet;
+    last_sent_ns_ = now_ns_;
+    return true;
+  }
+
+  // ACK: the first one that covers `packet`. `latency_us` is NaN where unknown; a negative or
+  // infinite one counts as unknown. Writes the event's row x_F, the state just after it. Returns
+  // false, and changes and writes nothing, for a packet never sent, acknowledged before, or
+  // forgotten.
+  bool acked(std::int64_t packet, std::int64_t acked_ns, float latency_us, float* x_F) {
+    if (acked_ns < 0 || acked_ns > kMaxTimeNs) return false;
+    const std::int64_t now_ns = std::max(now_ns_, acked_ns);
+    std::int32_t index = outstanding_.take(packet);
+    if (index == detail::kNone) index = given_up_.take(packet);
+    if (index == detail::kNone) return false;
+    if (packets_[at(index)].in_flight) settle(index);
+    const Packet acknowledged = packets_[at(index)];
+    give_back(index);
+    if (now_ns - acknowledged.sent_ns > kForgetNs) return false;
+
+    now_ns_ = now_ns;
+    give_up_and_forget();
+    std::int64_t gap_ns = 0;
+    if (sender_.last_ack_ns != detail::kNever) {
+      gap_ns = now_ns - sender_.last_ack_ns;
+      if (gap_ns >= kHoleNs) {
+        hole_ns_ = gap_ns;
+        hole_end_ns_ = now_ns;
+      }
+    }
+    const bool visible = std::isfinite(latency_us) && latency_us >= 0;
+    const float previous_us = acknowledged.scopes[2]->last_us;
+    for (detail::Scope* scope : acknowledged.scopes) {
+      scope->last_ack_ns = now_ns;
+      scope->acks.add(now_ns);
+      if (visible) see(*scope, latency_us);
+    }
+    write(acknowledged.what, *acknowledged.scopes[2], now_ns, x_F);
+    x_F[event_input("gap_us")] = detail::microseconds(gap_ns);
+    x_F[event_input("latency_us")] = visible ? latency_us : 0;
+    x_F[event_input("latency_visible")] = visible;
+    x_F[event_input("previous_latency_flow_us")] = previous_us;
+    return true;
+  }
+
+  // Writes the row x_F of packet number `place` (0 … 7) of the batch that is decided at
+  // `decision_ns`. Returns false, and writes nothing, for a packet that `sent` would refuse.
+  bool query(std::int64_t decision_ns, const Candidate& what, int place, float* x_F) const {
+    if (!valid(what)) return false;
+    const std::int64_t now_ns = std::max(now_ns_, std::min(decision_ns, kMaxTimeNs));
+    const auto known = flows_.find(what.flow_id);
+    write(what, known == flows_.end() ? kNewFlow : known->second, now_ns, x_F);
+    if (place == 0 && last_packet_ >= 0) {  // when the others will be sent is not known
+      x_F[event_input("gap_us")] = detail::microseconds(now_ns - last_sent_ns_);
+    }
+    x_F[event_input("place")] = static_cast<float>(place);
+    return true;
+  }
+
+  // Packets remembered because an ACK may come: in flight, or given up and not forgotten.
+  std::int32_t remembered() const { return outstanding_.size() + given_up_.size(); }
+
+ private:
+  static constexpr int kScopes = 3;  // sender, queue, flow
+  static inline const detail::Scope kNewFlow{};
+
+  struct Link {
+    std::int32_t older = detail::kNone;
+    std::int32_t newer = detail::kNone;
+    mutable bool overdue = false;  // in flight, but given up as of the scope's last query
+  };
+  struct Packet {
+    std::int64_t packet;
+    std::int64_t sent_ns;
+    Candidate what;
+    std::array<detail::Scope*, kScopes> scopes;
+    std::array<Link, kScopes> links;
+    bool in_flight;
+  };
+
+  static bool valid(const Candidate& c) { return c.size_bytes > 0 && c.queue < kQueues; }
+  static std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
+  static std::size_t place(int k) { return static_cast<std::size_t>(k); }
+  const Link& link(std::int32_t i, int k) const { return packets_[at(i)].links[place(k)]; }
+  Link& link(std::int32_t i, int k) { return packets_[at(i)].links[place(k)]; }
+
+  std::int32_t take() {
+    if (free_.empty()) {
+      packets_.emplace_back();
+      return static_cast<std::int32_t>(packets_.size() - 1);
+    }
+    const std::int32_t index = free_.back();
+    free_.pop_back();
+    return index;
+  }
+  void give_back(std::int32_t index) { free_.push_back(index); }
+
+  void append(detail::Scope& scope, int k, std::int32_t index) {
+    link(index, k).older = scope.newest;
+    (scope.newest == detail::kNone ? scope.oldest : link(scope.newest, k).newer) = index;
+    scope.newest = index;
+    if (scope.live == detail::kNone) scope.live = index;
+    ++scope.in_flight;
+  }
+
+  // Takes a packet out of the lists in flight.
+  void settle(std::int32_t index) {
+    Packet& packet = packets_[at(index)];
+    packet.in_flight = false;
+    for (int k = 0; k < kScopes; ++k) {
+      detail::Scope& scope = *packet.scopes[place(k)];
+      const Link& own = link(index, k);
+      if (own.overdue) --scope.overdue;
+      if (scope.live == index) scope.live = own.newer;
+      (own.older == detail::kNone ? scope.oldest : link(own.older, k).newer) = own.newer;
+      (own.newer == detail::kNone ? scope.newest : link(own.newer, k).older) = own.older;
+      --scope.in_flight;
+    }
+  }
+
+  void give_up(std::int32_t index) {
+    outstanding_.take(packets_[at(index)].packet);
+    given_up_.push(packets_[at(index)].packet, index);
+    settle(index);
+  }
+  void forget(std::int32_t index) {
+    given_up_.take(packets_[at(index)].packet);
+    give_back(index);
+  }
+  void give_up_and_forget() {
+    while (sender_.oldest != detail::kNone && given_up_by(now_ns_, sender_.oldest)) {
+      give_up(sender_.oldest);
+    }
+    for (std::int32_t i = given_up_.front();
+         i != detail::kNone && now_ns_ - packets_[at(i)].sent_ns > kForgetNs;
+         i = given_up_.front()) {
+      forget(i);
+    }
+  }
+  bool given_up_by(std::int64_t now_ns, std::int32_t i) const {
+    return now_ns - packets_[at(i)].sent_ns >= kGiveUpNs;
+  }
+
+  // Counts the packets of a scope that are given up as of a query; each is looked at once.
+  void mark_overdue(const detail::Scope& scope, int k, std::int64_t now_ns) const {
+    for (; scope.live != detail::kNone && given_up_by(now_ns, scope.live);
+         scope.live = link(scope.live, k).newer) {
+      link(scope.live, k).overdue = true;
+      ++scope.overdue;
+    }
+    const auto newest = [&] {
+      return scope.live == detail::kNone ? scope.newest : link(scope.live, k).older;
+    };
+    for (std::int32_t i = newest(); i != detail::kNone && !given_up_by(now_ns, i); i = newest()) {
+      link(i, k).overdue = false;
+      --scope.overdue;
+      scope.live = i;
+    }
+  }
+
+  static void see(detail::Scope& scope, float latency_us) {
+    const double x = latency_us;
+    scope.mean8_us = scope.seen ? scope.mean8_us + (x - scope.mean8_us) / 8 : x;
+    scope.mean2_us = scope.seen ? scope.mean2_us + (x - scope.mean2_us) / 2 : x;
+    scope.min_us = scope.seen ? std::min(scope.min_us, latency_us) : latency_us;
+    scope.last_us = latency_us;
+    scope.seen = true;
+  }
+
+  // All but the gap and what only an ACK or a query has.
+  void write(const Candidate& what, const detail::Scope& flow, std::int64_t now_ns,
+             float* x_F) const {
+    using detail::kNever;
+    using detail::microseconds;
+    std::fill_n(x_F, kEventInputCount, 0.0F);
+    x_F[event_input("size_bytes")] = static_cast<float>(what.size_bytes);
+    x_F[event_input("queue_l4s")] = what.queue;
+    detail::write_code(x_F + event_input("flow_code_0"), 4, what.flow_id);
+    detail::write_code(x_F + event_input("receiver_code_0"), 2, what.receiver_id);
+    x_F[event_input("flow_age_us")] =
+        microseconds(flow.first_sent_ns == kNever ? 0 : now_ns - flow.first_sent_ns);
+    x_F[event_input("hole_us")] = microseconds(std::min(hole_ns_, kHoleCapNs));
+    x_F[event_input("hole_age_us")] = microseconds(
+        hole_end_ns_ == kNever ? kHoleAgeCapNs : std::min(now_ns - hole_end_ns_, kHoleAgeCapNs));
+    const std::array<const detail::Scope*, kScopes> scopes{&sender_, &queues_[what.queue], &flow};
+    for (int k = 0; k < kScopes; ++k) {
+      const detail::Scope& scope = *scopes[place(k)];
+      mark_overdue(scope, k, now_ns);
+      const std::int64_t quiet_since =
+          scope.last_ack_ns == kNever ? scope.first_sent_ns : scope.last_ack_ns;
+      x_F[event_input("in_flight") + k] = static_cast<float>(scope.in_flight - scope.overdue);
+      x_F[event_input("last_latency_us") + k] = scope.last_us;
+      x_F[event_input("mean8_latency_us") + k] = static_cast<float>(scope.mean8_us);
+      x_F[event_input("mean2_latency_us") + k] = static_cast<float>(scope.mean2_us);
+      x_F[event_input("min_latency_us") + k] = scope.min_us;
+      x_F[event_input("ack_silence_us") + k] =
+          microseconds(quiet_since == kNever ? 0 : now_ns - quiet_since);
+      x_F[event_input("oldest_unacked_us") + k] =
+          microseconds(scope.live == detail::kNone ? 0 : now_ns - packets_[at(scope.live)].sent_ns);
+      x_F[event_input("send_rate") + k] = static_cast<float>(scope.sends.at(now_ns));
+      x_F[event_input("ack_rate") + k] = static_cast<float>(scope.acks.at(now_ns));
+    }
+  }
+
+  std::int64_t now_ns_ = 0;
+  std::int64_t last_packet_ = -1;
+  std::int64_t last_sent_ns_ = detail::kNever;
+  std::int64_t hole_ns_ = 0;
+  std::int64_t hole_end_ns_ = detail::kNever;
+  detail::Scope sender_;
+  std::array<detail::Scope, kQueues> queues_{};
+  std::unordered_map<std::int32_t, detail::Scope> flows_;  // its elements stay where they are
+  std::vector<Packet> packets_;
+  std::vector<std::int32_t> free_;
+  detail::PacketIndex outstanding_;  // the packets in flight
+  detail::PacketIndex given_up_;     // given up, not acknowledged, not forgotten
+};
+
+}  // namespace swiftqueue
+
+#endif  // SWIFTQUEUE_FEATURE_STORE_EVENT_STREAM_H_

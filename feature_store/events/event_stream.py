@@ -1,0 +1,158 @@
+"""The event stream from Python: a live sender's, and that of a packet table; both in `event_stream.h`.
+
+`event_stream.h` is the one definition of the inputs and their order; docs/EVENTS.md states its rules.
+
+Shapes: E events, D decisions, H horizon (8 packets), F inputs.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from feature_store.events.event_library import ABI, INPUTS, EventInput, event_schema_hash
+from feature_store.events.windows import HORIZON, VISIBILITIES, packet_columns
+
+__all__ = [
+    "INPUTS",
+    "EventInput",
+    "EventStream",
+    "Events",
+    "event_schema_hash",
+    "replay_events",
+]
+
+Row = npt.NDArray[np.float32]
+AS_SENT: Final = -1
+
+
+class EventStream:
+    """A live sender's log as rows of inputs. Feed events in time order; not thread-safe.
+
+    At one instant ACKs come before sends. A time before the last event's counts as that event's time.
+    """
+
+    def __init__(self) -> None:
+        """Start an empty log."""
+        self._handle: int | None = ABI.sq_events_new()
+        if not self._handle:
+            raise MemoryError("no memory for an event stream")
+
+    def __del__(self) -> None:
+        if self._handle:
+            ABI.sq_events_free(self._handle)
+
+    def sent(
+        self, packet: int, sent_ns: int, size_bytes: int, flow_id: int, receiver_id: int, queue: int
+    ) -> Row | None:
+        """Log a SEND and return its inputs (F,), the state just after it.
+
+        None, and no change, for a number not above the last one, a size below 1, a queue other than
+        0 (classic) and 1 (l4s), or a time outside 0..2^62.
+        """
+        x_F = np.empty(len(INPUTS), np.float32)
+        taken = ABI.sq_event_sent(
+            self._handle, packet, sent_ns, size_bytes, flow_id, receiver_id, queue, x_F.ctypes.data
+        )
+        return self._row(taken, x_F)
+
+    def acked(self, packet: int, acked_ns: int, latency_us: float | None) -> Row | None:
+        """Log the first ACK of a packet (`latency_us` None where unknown: Karn); its inputs (F,) after it.
+
+        None, and no change, for a packet never sent, acknowledged before, or sent more than 60 s before.
+        """
+        x_F = np.empty(len(INPUTS), np.float32)
+        latency = math.nan if latency_us is None else latency_us
+        return self._row(ABI.sq_event_acked(self._handle, packet, acked_ns, latency, x_F.ctypes.data), x_F)
+
+    def query(
+        self, decision_ns: int, size_bytes: int, flow_id: int, receiver_id: int, queue: int, place: int
+    ) -> Row | None:
+        """Return the inputs (F,) of packet `place` (0..7) of a batch decided now; it changes nothing.
+
+        None for a packet that `sent` would refuse.
+        """
+        x_F = np.empty(len(INPUTS), np.float32)
+        taken = ABI.sq_event_query(
+            self._handle, decision_ns, size_bytes, flow_id, receiver_id, queue, place, x_F.ctypes.data
+        )
+        return self._row(taken, x_F)
+
+    @staticmethod
+    def _row(taken: int, x_F: Row) -> Row | None:
+        if taken < 0:
+            raise MemoryError("no memory for an event")
+        return x_F if taken else None
+
+
+@dataclass(frozen=True)
+class Events:
+    """A trace's events in time order, and the queries of some decisions."""
+
+    ack_E: npt.NDArray[np.bool_]  # False: a SEND
+    packet_E: npt.NDArray[np.int64]
+    time_ns_E: npt.NDArray[np.int64]
+    x_EF: Row
+    cut_D: npt.NDArray[np.int64]  # a decision sees events[:cut]
+    x_DHF: Row
+
+
+def replay_events(
+    packets: pl.DataFrame,
+    first_packet_D: npt.NDArray[np.int64] | None = None,
+    *,
+    visibility: str = "acked",
+    queue: int = AS_SENT,
+) -> Events:
+    """Return the events of a trace's packet table, and the queries of decisions about 8 packets each.
+
+    Args:
+        packets: the packet table of one trace, whole and in send order.
+        first_packet_D: the first packet of each decision, ascending; by default batches 8k..8k+7.
+        visibility: `acked` (what a sender can do) or `previous` (the paper's offline protocol).
+        queue: of the candidates: 0 classic, 1 l4s, or -1, the one they were sent in.
+
+    Raises:
+        ValueError: a visibility, decision or packet that cannot be; the message names it.
+    """
+    if visibility not in VISIBILITIES:
+        raise ValueError(f"visibility {visibility!r} is unknown; take one of {', '.join(VISIBILITIES)}")
+    if queue not in (AS_SENT, 0, 1):
+        raise ValueError(f"queue {queue!r} of the candidates must be 0 (classic), 1 (l4s) or -1 (as sent)")
+    if first_packet_D is None:
+        first_packet_D = np.arange(0, packets.height - HORIZON + 1, HORIZON, dtype=np.int64)
+    first_D = np.ascontiguousarray(first_packet_D, np.int64)
+    if len(first_D) and (
+        first_D[0] < 0 or first_D[-1] + HORIZON > packets.height or (np.diff(first_D) < 0).any()
+    ):
+        raise ValueError(
+            f"decisions must be ascending, each with {HORIZON} of {packets.height} packets after it"
+        )
+    columns: list[npt.NDArray[Any]] = [np.ascontiguousarray(c) for c in packet_columns(packets).values()]
+    most = packets.height + int((columns[5] >= 0).sum())
+    ack_E, packet_E, time_ns_E = np.empty(most, np.bool_), np.empty(most, np.int64), np.empty(most, np.int64)
+    x_EF = np.empty((most, len(INPUTS)), np.float32)
+    cut_D = np.empty(len(first_D), np.int64)
+    x_DHF = np.empty((len(first_D), HORIZON, len(INPUTS)), np.float32)
+    written = ABI.sq_events_replay(
+        packets.height,
+        *(c.ctypes.data for c in columns),
+        int(visibility == "previous"),
+        *(out.ctypes.data for out in (ack_E, packet_E, time_ns_E, x_EF)),
+        len(first_D),
+        first_D.ctypes.data,
+        queue,
+        cut_D.ctypes.data,
+        x_DHF.ctypes.data,
+    )
+    if written == -(2**63):
+        raise MemoryError(f"no memory for the events of {packets.height} packets")
+    if written < 0:
+        bad = packets.row(-1 - written, named=True)
+        raise ValueError(f"packet {bad['packet']}: size_bytes {bad['size_bytes']} must be at least 1")
+    return Events(ack_E[:written], packet_E[:written], time_ns_E[:written], x_EF[:written], cut_D, x_DHF)

@@ -1,0 +1,84 @@
+"""The one start of Ray: a cluster of this machine alone, which asks for a token, or that of `RAY_ADDRESS`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import tempfile
+from collections.abc import Iterator
+from typing import Final
+
+from feature_store.settings import settings
+from feature_store.state import private_dir, state_dir
+
+LOOPBACK: Final = "127.0.0.1"
+# Ray replaces a loopback address by that of the machine, and then listens on every interface. This variable
+# says that no other machine is to join; by its name it is for other systems, but it counts on all.
+ALONE: Final = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+OBJECT_STORE_BYTES: Final = 128 * 1024 * 1024  # windows are memory-mapped from disk, not shipped through Ray
+# Ray waits 30 s for its node and 60 s for a worker, too few on a machine that is busy with something else.
+PATIENCE: Final = {"RAY_raylet_start_wait_time_s": "180", "RAY_worker_register_timeout_seconds": "180"}
+
+
+@contextlib.contextmanager
+def ray_cluster(workers: int) -> Iterator[None]:
+    """Connect to Ray for the block: the cluster in use, or `RAY_ADDRESS`, or a local one of its own.
+
+    A cluster that was there before stays. A local one listens on loopback, and asks for a token, which lies
+    in the state folder (mode 600) unless RAY_AUTH_TOKEN is set.
+
+    Raises:
+        ConnectionError: `RAY_ADDRESS` names a cluster that does not answer.
+        TimeoutError: the local cluster did not start.
+    """
+    address = settings().ray_address
+    use_token()  # before the import, as what follows: Ray reads it then
+    for name, seconds in PATIENCE.items():
+        os.environ.setdefault(name, seconds)
+    if not address:
+        os.environ.update(ALONE)
+    import ray
+
+    if ray.is_initialized():
+        yield
+        return
+    quiet = {"log_to_driver": False, "logging_level": "ERROR"}
+    if address:
+        try:
+            ray.init(address=address, **quiet)
+        except ConnectionError as error:
+            raise ConnectionError(f"RAY_ADDRESS={address}: no Ray cluster answers there") from error
+    else:
+        try:
+            ray.init(
+                address="local",
+                num_cpus=max(workers, os.cpu_count() or 1),
+                include_dashboard=False,
+                object_store_memory=OBJECT_STORE_BYTES,
+                **quiet,
+            )
+        except Exception as error:  # Ray has no class of its own for a start that takes too long
+            reason = str(error).splitlines()[0]
+            raise TimeoutError(f"the local Ray cluster did not start ({reason}); run it again") from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def use_token() -> None:
+    """Have Ray ask for, and give, the token of this state folder; one set in the environment stays."""
+    mode = os.environ.setdefault("RAY_AUTH_MODE", "token")
+    if mode != "token" or {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & set(os.environ):
+        return
+    path = state_dir() / "ray" / "token"
+    if not path.is_file():
+        private_dir(path.parent)
+        handle, partial = tempfile.mkstemp(dir=path.parent, prefix=".token-")  # mode 600
+        with os.fdopen(handle, "w") as file:
+            file.write(secrets.token_hex(32))
+        with contextlib.suppress(FileExistsError):
+            os.link(partial, path)  # of two processes, one wins
+        os.unlink(partial)
+    os.environ["RAY_AUTH_TOKEN_PATH"] = str(path)

@@ -1,0 +1,1 @@
+"""Traces to packet tables: captures decoded, data matched with ACKs, Parquet written."""

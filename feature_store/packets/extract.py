@@ -1,0 +1,232 @@
+"""Captures to packet tables: decode, match data with ACKs, write Parquet, say what was found.
+
+The format and every rule stand in docs/PACKETS.md.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from feature_store.atomic import new_folder
+from feature_store.packets import pcaplib
+from feature_store.packets.captures import CaptureFile, say
+from feature_store.packets.rare import address_bytes, address_text
+from feature_store.packets.sender_clock import sender_tick_ns
+from feature_store.packets.table_writer import TraceWriter
+
+SHARP_NS: Final = 20_000_000  # a sharp change: latencies of successive packets differ by 20 ms ...
+SHARP_SHARE: Final = 0.20  # ... and by 20 % of the first (SwiftQueue, section 2)
+FLUSH_ROWS: Final = 1 << 19  # rows per Parquet part; 20 MB of columns
+# An ACK that follows its data sooner than this has crossed no path: most captures made at the receiver.
+NO_PATH_MS: Final = 0.5
+LATENCIES: Final = ("acks", "timestamps")
+
+Summary = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One trace to extract: its capture, its name, its sender (None: the heaviest), its latency source."""
+
+    capture: Path
+    trace: str
+    sender: str | None = None
+    latency: str = "acks"
+
+
+@dataclass(frozen=True)
+class _Plan:
+    sender: bytes | None  # None: whoever sent most in the first records that carry payload
+    left_out: bytes = b""  # keys of flows
+
+
+class _WrongPlanError(Exception):
+    """A pass has shown that its plan was a wrong guess; the argument is the plan to follow."""
+
+
+def extract_trace(job: Job, output: Path, progress: Callable[[int], None] = lambda _: None) -> Summary:
+    """Write the packet table of one capture under `output` and return its summary.
+
+    A capture is read once if the first records show who sent most and no flow is to be left out, as
+    mostly; a second and a third time where that guess was wrong.
+
+    Raises:
+        ValueError: the capture is no capture, or no latency can come from it; the sender is not in it.
+        OSError: the capture cannot be read or the table cannot be written.
+
+    """
+    if job.latency not in LATENCIES:
+        raise ValueError(f"latency {job.latency!r} is unknown; it is one of {', '.join(LATENCIES)}")
+    try:
+        plan = _Plan(address_bytes(job.sender) if job.sender else None)
+    except ValueError:
+        raise ValueError(f"sender {job.sender!r} is no IP address") from None
+    while True:
+        try:
+            return _Pass(job, plan).run(output, progress)
+        except _WrongPlanError as wrong:
+            plan = wrong.args[0]
+
+
+class _Pass:
+    """One reading of a capture, from its first byte to the written table."""
+
+    def __init__(self, job: Job, plan: _Plan) -> None:
+        self.job, self.plan = job, plan
+        self.traffic = pcaplib.Traffic()
+        self.view: pcaplib.SenderView | None = None
+        self.matcher: pcaplib.Matcher | None = None
+        self.sender = plan.sender
+
+    def run(self, output: Path, progress: Callable[[int], None]) -> Summary:
+        """Write the table and return its summary.
+
+        Raises:
+            _WrongPlanError: nothing was written.
+
+        """
+        capture = CaptureFile(self.job.capture, progress)
+        rows = pcaplib.Rows(FLUSH_ROWS)
+        with new_folder(output / f"trace={self.job.trace}") as folder:
+            writer = TraceWriter(folder, self.job.trace)
+            for segments in capture:
+                self._push(segments)
+                self._drain(rows, writer)
+            matcher = self._finished(capture)
+            self._drain(rows, writer)
+            writer.write(rows)
+            stats = matcher.stats()
+            if not stats.acks:
+                sender = address_text(self.sender or b"")
+                raise ValueError(
+                    f"{self.job.capture}: no packet of {sender} echoes the timestamp of an ACK, so no "
+                    "latency can be known; `--latency acks` is for captures made at the sender"
+                    if self.view
+                    else f"{self.job.capture}: no ACK comes back to {sender}: only one direction was "
+                    "captured, so no latency can be known"
+                )
+        for note in capture.notes:
+            say(f"{self.job.trace}: {note}")
+        if stats.clock_steps:
+            say(f"{self.job.trace}: clock set back {stats.clock_steps} times; no latency spans such a step")
+        summary = self._summary(capture, matcher, writer.rows_written)
+        if line := seen_at_receiver(summary, self.job.latency):
+            say(line)
+        return summary
+
+    def _push(self, segments: npt.NDArray[np.void]) -> None:
+        self.traffic.add(segments)
+        if self.matcher is None:
+            self.sender = self.sender or self.traffic.heaviest()
+            if self.sender is None:
+                return
+            if self.job.latency == "timestamps":
+                tick_ns = sender_tick_ns(self.job.capture, self.sender)
+                self.view = pcaplib.SenderView(self.sender, tick_ns=tick_ns)
+            self.matcher = pcaplib.Matcher(self.sender, self.view, sharp_ns=SHARP_NS, sharp_share=SHARP_SHARE)
+            self.matcher.leave_out(self.plan.left_out)
+        self.matcher.push(segments)
+
+    def _drain(self, rows: pcaplib.Rows, writer: TraceWriter) -> None:
+        while self.matcher is not None and self.matcher.drain(rows):
+            writer.write(rows)
+
+    def _finished(self, capture: CaptureFile) -> pcaplib.Matcher:
+        """Say that the capture has ended, and check that the plan was right and that there is data."""
+        if self.traffic.heaviest() is None or self.matcher is None or self.sender is None:
+            raise ValueError(f"{self.job.capture}: {_no_payload(capture)}")
+        if self.plan.sender is None and (heaviest := self.traffic.heaviest()) != self.sender:
+            raise _WrongPlanError(_Plan(heaviest))
+        if not self.traffic.sent_by(self.sender):
+            raise ValueError(
+                f"{self.job.capture}: {address_text(self.sender)} sends no TCP payload in it; most "
+                f"comes from {address_text(self.traffic.heaviest() or b'')}"
+            )
+        if not self.plan.left_out and (control := self.matcher.control_flows()):
+            raise _WrongPlanError(_Plan(self.sender, control))
+        self.matcher.finish()
+        return self.matcher
+
+    def _summary(self, capture: CaptureFile, matcher: pcaplib.Matcher, data_packets: int) -> Summary:
+        stats = matcher.stats()
+        skipped = capture.skipped + Counter(
+            {
+                "copy on another link": stats.copies,
+                "control connection": stats.left_out,
+                "no TCP timestamps": self.view.without_timestamps() if self.view else 0,
+            }
+        )
+        return {
+            "trace": self.job.trace,
+            "packets": capture.records,
+            "data_packets": data_packets,
+            "latency_known": stats.known,
+            "retransmitted": stats.retransmitted,
+            "flows": stats.flows,
+            "receivers": stats.receivers,
+            "sharp_changes": stats.sharp,
+            "latency_ms": latency_quantiles(stats, matcher.latency_buckets()),
+            "skipped": dict(sorted(skipped.items())),
+        }
+
+
+def _no_payload(capture: CaptureFile) -> str:
+    if not capture.records:
+        return "no packets in it"
+    why = ", ".join(f"{reason}: {n:,}" for reason, n in capture.skipped.most_common(3))
+    return f"no TCP payload in its {capture.records:,} packets" + (f" ({why})" if why else "")
+
+
+def seen_at_receiver(summary: Summary, latency: str) -> str:
+    """Say in a line that a capture seems to be the receiver's, by its latencies; empty if it does not."""
+    median_ms = summary["latency_ms"]["p50"]
+    if latency != "acks" or median_ms is None or median_ms >= NO_PATH_MS:
+        return ""
+    return (
+        f"{summary['trace']}: WARNING: the median latency is {median_ms:g} ms, so ACKs leave where this was "
+        "captured: it seems "
+        "to be the receiver's side. Read it with `--latency timestamps`, or capture at the sender"
+    )
+
+
+def latency_quantiles(stats: pcaplib.Stats, buckets: npt.NDArray[np.int64]) -> dict[str, float | None]:
+    """Return min, p50, p90, p99 and max in ms, of exact ends and buckets of 1 us (see latency_stats.h)."""
+    if not stats.known:
+        return dict.fromkeys(("min", "p50", "p90", "p99", "max"))
+    below = np.cumsum(buckets)
+
+    def quantile(share: float) -> float:
+        rank = int(share * stats.known)  # an observed value; NumPy would interpolate between two
+        return round(pcaplib.bucket_us(int(np.searchsorted(below, rank, side="right"))) / 1e3, 3)
+
+    return {
+        "min": round(stats.min_ns / 1e6, 3),
+        "p50": quantile(0.50),
+        "p90": quantile(0.90),
+        "p99": quantile(0.99),
+        "max": round(stats.max_ns / 1e6, 3),
+    }
+
+
+def summary_line(summary: Summary) -> str:
+    """Return one trace's summary as a line for people."""
+    ms = summary["latency_ms"]
+    shown = " / ".join("-" if ms[key] is None else f"{ms[key]:.1f}" for key in ms)
+    return (
+        f"{summary['trace']}: {summary['packets']:,} packets, {summary['data_packets']:,} with data from "
+        f"the sender ({summary['latency_known']:,} latencies known, {summary['retransmitted']:,} "
+        f"retransmitted), {summary['flows']:,} flows to {summary['receivers']:,} receivers; latency ms "
+        f"min/p50/p90/p99/max {shown}; {summary['sharp_changes']:,} sharp changes"
+        + (
+            f"; skipped {', '.join(f'{why}: {n:,}' for why, n in summary['skipped'].items())}"
+            if summary["skipped"]
+            else ""
+        )
+    )

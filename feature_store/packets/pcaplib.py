@@ -1,0 +1,309 @@
+"""Binding of `_build/libpcapdecode.so`: capture bytes to TCP segments, segments to packet-table rows.
+
+The record types below repeat `segment.h`, `match.h` and `extract_api.cc`; the library is small and its
+whole interface stands here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from feature_store import native
+
+LIBRARY: Final = native.FOLDER / "_build" / "libpcapdecode.so"
+SOURCES: Final = (  # as in pcap.mk
+    *(
+        "packets/decode.cc",
+        "packets/pcap.cc",
+        "packets/match.cc",
+        "packets/sender_view.cc",
+        "packets/extract_api.cc",
+    ),
+    *(
+        "packets/segment.h",
+        "packets/flow_key.h",
+        "packets/trace_clock.h",
+        "packets/decode.h",
+        "packets/pcap.h",
+        "packets/match.h",
+        "packets/sender_view.h",
+    ),
+    "packets/latency_stats.h",
+)
+
+SEGMENT: Final = np.dtype(
+    [
+        ("time_ns", "<i8"),
+        ("source", "V16"),
+        ("destination", "V16"),
+        ("source_port", "<u2"),
+        ("destination_port", "<u2"),
+        ("sequence", "<u4"),
+        ("acknowledgment", "<u4"),
+        ("payload_bytes", "<u4"),
+        ("ip_bytes", "<u4"),
+        ("timestamp_value", "<u4"),
+        ("timestamp_echo", "<u4"),
+        ("link", "<u4"),
+        ("record_offset", "<u4"),
+        ("record_bytes", "<u4"),
+        ("original_bytes", "<u4"),
+        ("link_type", "<u2"),
+        ("flags", "u1"),
+        ("ecn", "u1"),
+        ("kind", "u1"),
+        ("has_timestamps", "u1"),
+        ("padding", "V6"),
+    ]
+)
+TCP, RARE, NOTHING = 0, 1, 2  # Segment.kind
+
+# Why a record gave no segment: enum Skip of segment.h, in its order.
+SKIP_REASONS: Final = (
+    "not IP",
+    "not TCP",
+    "IP fragment",
+    "header cut by the snapshot length",
+    "malformed header",
+    "link type unknown",
+    "no timestamp",
+    "absurd timestamp",
+    "unknown interface",
+    "absurd length",
+    "truncated",
+)
+FLOW_KEY_BYTES: Final = 36  # struct FlowKey of match.h
+READING, NOT_A_CAPTURE, STOPPED = 0, 1, 2  # Capture::State
+
+# Columns of a packet-table row as the matcher fills them: struct Columns of match.h, in its order.
+ROW_COLUMNS: Final = {
+    "sent_ns": np.int64,
+    "acked_ns": np.int64,  # -1: not acknowledged
+    "latency_us": np.float32,  # NaN: unknown
+    "flow_id": np.int32,
+    "receiver_id": np.int32,
+    "size_bytes": np.int32,
+    "ecn": np.uint8,
+    "retransmitted": np.bool_,
+    "lost": np.bool_,
+}
+
+
+def bucket_us(index: int) -> int:
+    """Return the lowest latency in us that falls in a bucket of `latency_stats.h`."""
+    half = 1 << 16  # 2^kSubBits / 2
+    if index < 2 * half:
+        return index
+    shift = index // half - 1
+    return (index - shift * half) << shift
+
+
+class _Columns(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_void_p) for name in ROW_COLUMNS]
+
+
+class Stats(ctypes.Structure):
+    """Counts of a matcher, `SqStats` of extract_api.cc; times in ns."""
+
+    _fields_ = [
+        (name, ctypes.c_int64)
+        for name in (
+            *("known", "sharp", "min_ns", "max_ns", "clock_steps", "acks", "copies", "left_out"),
+            *("retransmitted", "flows", "receivers"),
+        )
+    ]
+    known: int
+    sharp: int
+    min_ns: int
+    max_ns: int
+    clock_steps: int
+    acks: int
+    copies: int
+    left_out: int
+    retransmitted: int
+    flows: int
+    receivers: int
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """Load the library.
+
+    Raises:
+        NotBuiltError: it was not built yet, or is older than its sources.
+
+    """
+    lib = native.load(LIBRARY, SOURCES)
+    handle, size, i64 = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64
+    for name, result, arguments in (
+        ("capture_new", handle, []),
+        ("capture_free", None, [handle]),
+        ("capture_feed", size, [handle, handle, size, ctypes.c_int, handle, size, ctypes.POINTER(size)]),
+        ("capture_state", ctypes.c_int32, [handle]),
+        ("capture_counts", i64, [handle, handle]),
+        ("traffic_new", handle, []),
+        ("traffic_free", None, [handle]),
+        ("traffic_add", None, [handle, handle, size]),
+        ("traffic_heaviest", i64, [handle, handle]),
+        ("traffic_from", i64, [handle, ctypes.c_char_p]),
+        ("sender_view_new", handle, [ctypes.c_char_p, i64]),
+        ("sender_view_free", None, [handle]),
+        ("sender_view_without_timestamps", i64, [handle]),
+        ("matcher_new", handle, [ctypes.c_char_p, ctypes.c_int, i64, ctypes.c_double]),
+        ("matcher_free", None, [handle]),
+        ("matcher_push", None, [handle, handle, handle, size]),
+        ("matcher_finish", None, [handle]),
+        ("matcher_drain", size, [handle, ctypes.POINTER(_Columns), size]),
+        ("matcher_stats", None, [handle, ctypes.POINTER(Stats)]),
+        ("matcher_control_flows", size, [handle, handle, size]),
+        ("matcher_leave_out", None, [handle, ctypes.c_char_p, size]),
+        ("matcher_buckets", size, [handle, ctypes.POINTER(handle)]),
+    ):
+        function: Any = getattr(lib, f"sq_{name}")
+        function.restype, function.argtypes = result, arguments
+    return lib
+
+
+class _Handle:
+    """A C++ object that lives as long as its Python owner."""
+
+    _kind = ""
+
+    def __init__(self, *arguments: Any) -> None:
+        self._lib = library()
+        self._handle = getattr(self._lib, f"sq_{self._kind}_new")(*arguments)
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None):
+            getattr(self._lib, f"sq_{self._kind}_free")(self._handle)
+
+
+class Capture(_Handle):
+    """Decoder of one capture file that is fed piece by piece."""
+
+    _kind = "capture"
+
+    def feed(self, data: npt.NDArray[np.uint8], *, last: bool, out: npt.NDArray[np.void]) -> tuple[int, int]:
+        """Decode the complete records at the head of `data` into `out`.
+
+        Returns:
+            Bytes of `data` that are done with, and segments written.
+
+        """
+        consumed = ctypes.c_size_t()
+        source, target = (data.ctypes.data, len(data), last), (out.ctypes.data, len(out))
+        segments = self._lib.sq_capture_feed(self._handle, *source, *target, ctypes.byref(consumed))
+        return consumed.value, segments
+
+    @property
+    def state(self) -> int:
+        """`READING`, `NOT_A_CAPTURE` or `STOPPED`."""
+        return int(self._lib.sq_capture_state(self._handle))
+
+    def counts(self) -> tuple[int, dict[str, int]]:
+        """Return the number of records read, and how many of them were skipped for each reason met."""
+        counts = np.zeros(len(SKIP_REASONS), np.int64)
+        records = self._lib.sq_capture_counts(self._handle, counts.ctypes.data)
+        return records, {reason: int(n) for reason, n in zip(SKIP_REASONS, counts, strict=True) if n}
+
+
+class Traffic(_Handle):
+    """TCP payload by source address."""
+
+    _kind = "traffic"
+
+    def add(self, segments: npt.NDArray[np.void]) -> None:
+        """Count the segments' payload."""
+        self._lib.sq_traffic_add(self._handle, segments.ctypes.data, len(segments))
+
+    def heaviest(self) -> bytes | None:
+        """Return the address (16 bytes) that sent most payload; None before any was sent."""
+        address = ctypes.create_string_buffer(16)
+        return address.raw if self._lib.sq_traffic_heaviest(self._handle, address) else None
+
+    def sent_by(self, address: bytes) -> int:
+        """Return the payload bytes that an address sent."""
+        return int(self._lib.sq_traffic_from(self._handle, address))
+
+
+class Rows:
+    """Room for packet-table rows, filled from the front."""
+
+    def __init__(self, capacity: int) -> None:
+        self.columns: dict[str, npt.NDArray[Any]] = {
+            name: np.empty(capacity, kind) for name, kind in ROW_COLUMNS.items()
+        }
+        self.capacity = capacity
+        self.used = 0
+
+
+class SenderView(_Handle):
+    """What the sender saw, reconstructed from a capture made at the receiver (sender_view.h)."""
+
+    _kind = "sender_view"
+
+    def __init__(self, sender: bytes, *, tick_ns: int) -> None:
+        super().__init__(sender, tick_ns)
+
+    def without_timestamps(self) -> int:
+        """Return how many data packets were left out because they carry no timestamp."""
+        return int(self._lib.sq_sender_view_without_timestamps(self._handle))
+
+
+class Matcher(_Handle):
+    """Matches one sender's data packets with the ACKs that come back, as `view` gives them."""
+
+    _kind = "matcher"
+
+    def __init__(self, sender: bytes, view: SenderView | None, *, sharp_ns: int, sharp_share: float) -> None:
+        super().__init__(sender, view is not None, sharp_ns, sharp_share)
+        self._view = view
+
+    def push(self, segments: npt.NDArray[np.void]) -> None:
+        """Take the next segments of the capture, in its order."""
+        view = self._view._handle if self._view else None
+        self._lib.sq_matcher_push(self._handle, view, segments.ctypes.data, len(segments))
+
+    def finish(self) -> None:
+        """Say that no segment follows: what has no ACK by now has none."""
+        self._lib.sq_matcher_finish(self._handle)
+
+    def drain(self, rows: Rows) -> bool:
+        """Move finished rows, in send order, into `rows`; False once there is no more to move."""
+        pointers = _Columns(
+            *(column.ctypes.data + rows.used * column.itemsize for column in rows.columns.values())
+        )
+        n = self._lib.sq_matcher_drain(self._handle, ctypes.byref(pointers), rows.capacity - rows.used)
+        rows.used += n
+        return rows.used == rows.capacity
+
+    def stats(self) -> Stats:
+        """Return the counts over all rows drained so far."""
+        stats = Stats()
+        self._lib.sq_matcher_stats(self._handle, ctypes.byref(stats))
+        return stats
+
+    def control_flows(self) -> bytes:
+        """Return the keys of the sender's control connections, to be left out (see docs/PACKETS.md)."""
+        n = self._lib.sq_matcher_control_flows(self._handle, None, 0)
+        keys = ctypes.create_string_buffer(n * FLOW_KEY_BYTES)
+        self._lib.sq_matcher_control_flows(self._handle, keys, n)
+        return keys.raw
+
+    def leave_out(self, flows: bytes) -> None:
+        """Take flows, given by their keys, out of the table; before the first `push`."""
+        self._lib.sq_matcher_leave_out(self._handle, flows, len(flows) // FLOW_KEY_BYTES)
+
+    def latency_buckets(self) -> npt.NDArray[np.int64]:
+        """Return how many latencies fell in each bucket of `latency_stats.h`."""
+        pointer = ctypes.c_void_p()
+        n = self._lib.sq_matcher_buckets(self._handle, ctypes.byref(pointer))
+        if not n:
+            return np.zeros(0, np.int64)
+        array = (ctypes.c_int64 * n).from_address(pointer.value or 0)
+        return np.ctypeslib.as_array(array).copy()

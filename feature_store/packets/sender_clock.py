@@ -1,0 +1,72 @@
+"""How fast a sender's TCP timestamp clock runs.
+
+RFC 7323, 5.4, allows ticks of 1 ms to 1 s; some clocks are faster.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from feature_store.packets import pcaplib
+from feature_store.packets.captures import CaptureFile
+from feature_store.packets.rare import address_text
+
+TICKS_NS: Final = (
+    1_000,
+    10_000,
+    100_000,
+    1_000_000,
+    2_000_000,
+    4_000_000,
+    10_000_000,
+    100_000_000,
+    500_000_000,
+)
+ENOUGH_NS: Final = 2_000_000_000  # a flow this long tells ticks of 1, 2 and 4 ms apart in spite of queueing
+
+
+def sender_tick_ns(capture: Path, sender: bytes) -> int:
+    """Return what one count of TSval is worth, from the longest flow at the head of a capture.
+
+    Raises:
+        ValueError: the sender's segments carry no timestamps, or they never move.
+
+    """
+    first: dict[bytes, tuple[int, int]] = {}  # flow: capture time and TSval of its first segment
+    span_ns, ticks = 0, 0
+    sender_void = np.frombuffer(sender, "V16")[0]
+    for segments in CaptureFile(capture):
+        own = segments[
+            (segments["kind"] == pcaplib.TCP)
+            & (segments["has_timestamps"] == 1)
+            & (segments["source"] == sender_void)
+        ]
+        if not len(own):
+            continue
+        flow = own[["destination", "source_port", "destination_port"]]
+        keys = (
+            np.ascontiguousarray(flow)
+            .astype([(n, flow.dtype[n]) for n in flow.dtype.names or ()])
+            .view("V20")
+        )
+        for key in np.unique(keys):
+            rows = own[keys == key]
+            start = first.setdefault(
+                key.tobytes(), (int(rows["time_ns"][0]), int(rows["timestamp_value"][0]))
+            )
+            elapsed_ns = int(rows["time_ns"][-1]) - start[0]
+            counts = (int(rows["timestamp_value"][-1]) - start[1]) % 2**32
+            if elapsed_ns > span_ns and 0 < counts < 2**31:
+                span_ns, ticks = elapsed_ns, counts
+        if span_ns >= ENOUGH_NS:
+            break
+    if not ticks:
+        raise ValueError(
+            f"{capture}: {address_text(sender)} sends no running TCP timestamps, which `--latency "
+            "timestamps` needs; use `--latency acks` on a capture made at the sender"
+        )
+    return min(TICKS_NS, key=lambda tick_ns: abs(math.log(span_ns / ticks / tick_ns)))

@@ -1,0 +1,95 @@
+"""How far the network's inputs have left the distribution that its encoder was trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from feature_store.events.windows import FEATURES, HORIZON
+
+SAMPLE: Final = 2_000  # rows that stand for many; the index moves by 0.01 or so from one sample to another
+PSI_BINS: Final = 10
+PSI_FLOOR: Final = 1e-3  # an empty bin would make the index infinite
+# A flow's age grows with the trace; the length of the last hole stands until the next one, so a slice
+# holds a handful of values of it; which flow or receiver has which signs is chance.
+NO_SHIFT_TEST: Final = (
+    *(f.name for f in FEATURES if f.unit == "sign"),
+    "flow_age_us",
+    "hole_us",
+    "hole_age_us",
+)
+
+
+def population_stability(training: npt.NDArray[Any], later: npt.NDArray[Any]) -> float:
+    """Return the population stability index of `later` against `training`: 0 is no shift.
+
+    The sum over bins of (q - p) ln(q / p), p and q being the shares of training and later values; the
+    bins are the training values' deciles, and a value that fills deciles by itself has its own bin.
+    """
+    edges = np.unique(np.quantile(training, np.linspace(0, 1, PSI_BINS + 1)))
+
+    def shares(values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        # Even bins are the edges themselves, odd ones the open intervals between them.
+        left, right = np.searchsorted(edges, values, "left"), np.searchsorted(edges, values, "right")
+        counts = np.bincount(left + right, minlength=2 * len(edges) + 1)
+        return np.maximum(counts / len(values), PSI_FLOOR).astype(np.float64)
+
+    p, q = shares(training), shares(later)
+    return float(np.sum((q - p) * np.log(q / p)))
+
+
+def sample_inputs(candidates_BHF: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Rows (N, F), at equal distances, that stand for the inputs of many candidates."""
+    rows_NF = candidates_BHF.reshape(-1, candidates_BHF.shape[-1])
+    step = max(1, len(rows_NF) // SAMPLE)
+    return np.ascontiguousarray(rows_NF[::step])
+
+
+def input_shift(training_NF: npt.NDArray[np.float32], now_NF: npt.NDArray[np.float32]) -> dict[str, float]:
+    """Population stability index of each input against the training's."""
+    return {
+        feature.name: population_stability(training_NF[:, i], now_NF[:, i])
+        for i, feature in enumerate(FEATURES)
+        if feature.name not in NO_SHIFT_TEST
+    }
+
+
+def slice_shifts(
+    trace: str, features: pl.DataFrame, pretrain: Sequence[int], tests: Sequence[Sequence[int]]
+) -> pl.DataFrame:
+    """Return the shift of each input, and of the latency, from the training slice to the test slices.
+
+    The test slices count as one: seconds of real traffic differ by far more than minutes do, so that
+    single short slices cross any limit that would tell broken data from a change of the weather.
+
+    Args:
+        trace: the trace's name.
+        features: its features.parquet, in the order of `packet`.
+        pretrain: window indices of the training slice.
+        tests: of the test slice of each round.
+
+    Returns:
+        Columns `trace`, `feature`, `psi`, `worst_round` (the one that differs most); a feature without a
+        known value on either side has no row.
+    """
+
+    def known(name: str, windows: Sequence[int]) -> npt.NDArray[Any]:
+        part = features[name][windows[0] * HORIZON : windows[1] * HORIZON].to_numpy()
+        finite: npt.NDArray[Any] = part[np.isfinite(part)]
+        return finite
+
+    rows = []
+    for name in (f.name for f in FEATURES if f.name in features.columns and f.name not in NO_SHIFT_TEST):
+        training = known(name, pretrain)
+        later = {number: known(name, test) for number, test in enumerate(tests, start=1)}
+        later = {number: values for number, values in later.items() if len(values)}
+        if len(training) and later:
+            by_round = {number: population_stability(training, values) for number, values in later.items()}
+            together = population_stability(training, np.concatenate(list(later.values())))
+            rows.append((trace, name, together, max(by_round, key=by_round.__getitem__)))
+    schema = {"trace": pl.String, "feature": pl.String, "psi": pl.Float64, "worst_round": pl.Int64}
+    return pl.DataFrame(rows, schema=schema, orient="row")

@@ -1,0 +1,269 @@
+"""Great Expectations suites for the packet table and for the features made from it.
+
+Great Expectations has no Polars engine, so each check gets a pandas frame with just the columns it
+needs; what a row-wise expectation cannot say (a delay, a shift between slices) is computed in Polars
+first and stands in the frame as a column or a row of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import polars as pl
+
+from feature_store.events.windows import FEATURES, HORIZON, MAX_TIME_NS
+from feature_store.packets.schema import PACKET_SCHEMA, QUEUES
+
+SHOWN_ROWS: Final = 5  # offending rows named per expectation
+MAX_SIZE_BYTES: Final = 1 << 20  # GSO super-segments reach 64 KiB, BIG TCP (RFC 2675) 512 KiB
+RANGES: Final[Mapping[str, tuple[float, float]]] = {  # of a feature, by unit
+    "us": (0, MAX_TIME_NS / 1000),
+    "packets": (0, 1e9),
+    "bytes": (1, MAX_SIZE_BYTES),
+}
+LEVELS: Final[Mapping[str, list[float]]] = {"flag": [0, 1], "sign": [-1, 1]}
+CHANGED_COLUMNS: Final = {"trace": pl.String, "column": pl.String, "found": pl.String, "expected": pl.String}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One frame and the expectations that it must meet."""
+
+    name: str  # names the page of the data docs
+    frame: pl.DataFrame
+    expectations: Sequence[Any]  # great_expectations expectations
+    rows_by: tuple[str, ...]  # columns that name a row to a reader
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An expectation not met, and where."""
+
+    check: str
+    expectation: str
+    column: str
+    count: int  # of offending rows; 0 where the expectation is about the table
+    rows: tuple[str, ...]  # the first of them
+    observed: str
+
+    def __str__(self) -> str:
+        """Return the line for the user."""
+        where = f"{self.expectation} of {self.column}" if self.column else self.expectation
+        if not self.count:
+            return f"{self.check}: {where} failed: {self.observed}"
+        more = f" and {self.count - len(self.rows)} more" if self.count > len(self.rows) else ""
+        return f"{self.check}: {where} failed in {self.count} rows: {'; '.join(self.rows)}{more}"
+
+
+def schema_check(found: Mapping[str, pl.Schema], feature_hash: tuple[str, str]) -> Check:
+    """Check column names and types of each trace's packet table, and the windows' schema hash.
+
+    Args:
+        found: by trace, the packet table's schema.
+        feature_hash: that of the windows, and that of this program.
+    """
+    import great_expectations.expectations as gxe
+
+    rows = [
+        {
+            "trace": trace,
+            "column": column,
+            "found": str(schema.get(column, "missing")),
+            "expected": str(PACKET_SCHEMA.get(column, "no such column")),
+        }
+        for trace, schema in found.items()
+        for column in dict.fromkeys((*PACKET_SCHEMA, *schema))
+    ]
+    rows.append(
+        {"trace": "windows", "column": "schema_hash", "found": feature_hash[0], "expected": feature_hash[1]}
+    )
+    return Check(
+        "schema",
+        pl.DataFrame(rows, schema=CHANGED_COLUMNS),
+        [gxe.ExpectColumnPairValuesToBeEqual(column_A="found", column_B="expected")],
+        ("trace", "column"),
+    )
+
+
+def packets_check(trace: str, packets: pl.DataFrame, max_unknown: float, max_latency_s: float) -> Check:
+    """Check one trace's packet table, its rows in the order of `packet`.
+
+    Args:
+        trace: the trace's name.
+        packets: columns of `PACKET_SCHEMA`.
+        max_unknown: largest share of packets whose latency is not known.
+        max_latency_s: largest latency.
+    """
+    import great_expectations.expectations as gxe
+
+    l4s = pl.col("ecn").is_in([1, 3])  # RFC 9331 section 5.1: ECT(1) and CE
+    frame = packets.select(
+        "trace",
+        "packet",
+        "sent_ns",
+        "flow_id",
+        "receiver_id",
+        "size_bytes",
+        "ecn",
+        pl.col("queue").cast(pl.String),
+        queue_by_ecn=pl.when(l4s).then(pl.lit(QUEUES[1])).otherwise(pl.lit(QUEUES[0])),
+        ack_after_send_ns=pl.col("acked_ns") - pl.col("sent_ns"),
+        # pandas takes a NaN for a missing value; as infinity it is out of range and shows up.
+        latency_us=pl.col("latency_us").fill_nan(float("inf")),
+        latency_unacked_us=pl.when(pl.col("acked_ns").is_null()).then("latency_us"),
+        latency_retransmitted_us=pl.when("retransmitted").then("latency_us"),
+    )
+    between = gxe.ExpectColumnValuesToBeBetween
+    required = ("packet", "sent_ns", "flow_id", "receiver_id", "size_bytes", "ecn", "queue")
+    return Check(
+        f"packets-{trace}",
+        frame,
+        [
+            gxe.ExpectTableRowCountToBeBetween(min_value=HORIZON),
+            *(gxe.ExpectColumnValuesToNotBeNull(column=c) for c in required),
+            gxe.ExpectColumnValuesToBeIncreasing(column="packet", strictly=True),
+            gxe.ExpectColumnValuesToBeIncreasing(column="sent_ns"),
+            between(column="sent_ns", min_value=0, max_value=MAX_TIME_NS),
+            between(column="flow_id", min_value=0),
+            between(column="receiver_id", min_value=0),
+            between(column="size_bytes", min_value=1, max_value=MAX_SIZE_BYTES),
+            gxe.ExpectColumnValuesToBeInSet(column="ecn", value_set=[0, 1, 2, 3]),
+            gxe.ExpectColumnPairValuesToBeEqual(column_A="queue", column_B="queue_by_ecn"),
+            between(column="ack_after_send_ns", min_value=0),
+            between(column="latency_us", min_value=0, max_value=max_latency_s * 1e6),
+            gxe.ExpectColumnProportionOfNonNullValuesToBeBetween(
+                column="latency_us", min_value=1 - max_unknown
+            ),
+            gxe.ExpectColumnValuesToBeNull(column="latency_unacked_us"),
+            gxe.ExpectColumnValuesToBeNull(column="latency_retransmitted_us"),  # Karn
+        ],
+        ("trace", "packet"),
+    )
+
+
+def features_check(trace: str, features: pl.DataFrame) -> Check:
+    """Check one trace's features.parquet: every feature finite and in its range.
+
+    Args:
+        trace: the trace's name.
+        features: one row per decided packet, in the order of `packet`.
+    """
+    import great_expectations.expectations as gxe
+
+    tested = [f for f in FEATURES if f.name in features.columns and f.name != "latency_us"]
+    expectations: list[Any] = [
+        gxe.ExpectColumnValuesToBeIncreasing(column="decision_ns"),
+        gxe.ExpectColumnValuesToBeBetween(column="horizon", min_value=0, max_value=HORIZON - 1),
+    ]
+    for feature in tested:
+        expectations.append(gxe.ExpectColumnValuesToNotBeNull(column=feature.name))  # NaN too
+        if feature.unit in LEVELS:
+            expectations.append(
+                gxe.ExpectColumnValuesToBeInSet(column=feature.name, value_set=LEVELS[feature.unit])
+            )
+        else:
+            least, most = RANGES[feature.unit]
+            expectations.append(
+                gxe.ExpectColumnValuesToBeBetween(column=feature.name, min_value=least, max_value=most)
+            )
+    frame = features.select("trace", "packet", "horizon", "decision_ns", *(f.name for f in tested))
+    return Check(f"features-{trace}", frame, expectations, ("trace", "packet"))
+
+
+def shift_check(shifts: pl.DataFrame, max_psi: float) -> Check:
+    """Check that no feature of a later slice has left its distribution in the training slice.
+
+    Args:
+        shifts: rows of `slice_shifts`, of all traces.
+        max_psi: largest population stability index.
+    """
+    import great_expectations.expectations as gxe
+
+    return Check(
+        "distribution-shift",
+        shifts,
+        [gxe.ExpectColumnValuesToBeBetween(column="psi", min_value=0, max_value=max_psi)],
+        ("trace", "feature", "worst_round"),
+    )
+
+
+class Validation:
+    """Runs checks in a Great Expectations context that lives in memory, and writes its data docs."""
+
+    def __init__(self) -> None:
+        import great_expectations as gx
+
+        self._gx = gx
+        self._context = gx.get_context(mode="ephemeral")
+        self._context.variables.progress_bars = {"globally": False}
+        self._source = self._context.data_sources.add_pandas("traces")
+        self.failures: list[Failure] = []
+        self.report: dict[str, Any] = {}
+
+    def run(self, check: Check) -> None:
+        """Run one check; what fails joins `failures`, what was seen joins `report`."""
+        gx, context = self._gx, self._context
+        frames = self._source.add_dataframe_asset(check.name)
+        batch = frames.add_batch_definition_whole_dataframe("all")
+        suite = context.suites.add(gx.ExpectationSuite(name=check.name, expectations=check.expectations))
+        definition = context.validation_definitions.add(
+            gx.ValidationDefinition(name=check.name, data=batch, suite=suite)
+        )
+        checkpoint = context.checkpoints.add(
+            gx.Checkpoint(
+                name=check.name,
+                validation_definitions=[definition],
+                result_format={
+                    "result_format": "SUMMARY",
+                    "partial_unexpected_count": SHOWN_ROWS,
+                    "unexpected_index_column_names": list(check.rows_by),
+                },
+            )
+        )
+        ran = checkpoint.run(batch_parameters={"dataframe": check.frame.to_pandas()})
+        (result,) = ran.run_results.values()
+        failures = [self._failure(check, r) for r in result.results if not r.success]
+        self.failures += failures
+        self.report[check.name] = {
+            "rows": check.frame.height,
+            "expectations": len(result.results),
+            "failures": [str(f) for f in failures],
+        }
+
+    @staticmethod
+    def _failure(check: Check, result: Any) -> Failure:
+        asked, seen = result.expectation_config, result.result
+        column = asked.kwargs.get("column") or " and ".join(
+            asked.kwargs[k] for k in ("column_A", "column_B") if k in asked.kwargs
+        )
+        rows = []
+        for row in seen.get("partial_unexpected_index_list") or []:
+            where = " ".join(f"{key} {row[key]}" for key in check.rows_by)
+            values = ", ".join(f"{k} = {v}" for k, v in row.items() if k not in check.rows_by)
+            rows.append(f"{where} ({values})")
+        observed = seen.get("observed_value", "no value")
+        bounds = [f"{k} {asked.kwargs[k]:g}" for k in ("min_value", "max_value") if k in asked.kwargs]
+        exception = (result.exception_info or {}).get("exception_message")
+        return Failure(
+            check=check.name,
+            expectation=asked.type,
+            column=column,
+            count=seen.get("unexpected_count", 0),
+            rows=tuple(rows),
+            observed=exception or f"observed {observed}, asked {' '.join(bounds) or 'otherwise'}",
+        )
+
+    def write_docs(self, folder: Path) -> None:
+        """Write the data docs of all checks run so far, HTML that opens without a server."""
+        store = {"class_name": "TupleFilesystemStoreBackend", "base_directory": str(folder.resolve())}
+        site = {
+            "class_name": "SiteBuilder",
+            "show_how_to_buttons": False,
+            "store_backend": store,
+            "site_index_builder": {"class_name": "DefaultSiteIndexBuilder"},
+        }
+        self._context.add_data_docs_site("swiftqueue", site)
+        self._context.build_data_docs(site_names=["swiftqueue"])

@@ -1,0 +1,1 @@
+"""Live telemetry: batches of events, their write-ahead log, and its compaction to packet tables."""

@@ -1,0 +1,231 @@
+"""Compaction: batches of the log become packet tables by sender and minute; readers never see half of one.
+
+Each step can be cut short by a crash: files are staged and renamed, then the manifest that names them
+replaces the old one, then what is no longer needed is removed. A run that finds a half-done one before it
+removes the files that no manifest names and reads the segments again that no manifest has taken in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import math
+import os
+import shutil
+import time
+from collections import defaultdict
+from copy import deepcopy
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Final
+
+from feature_store.atomic import sync_dir
+from feature_store.telemetry.events import BatchKey, Events, RefusedError, checked, is_other_format
+from feature_store.telemetry.log import adopt_segments, check_format, log_dir, read_segment
+from feature_store.telemetry.manifest import Counts, Manifest, load_manifest, save_manifest, sender_dir
+from feature_store.telemetry.round import Round
+
+ROUND_BYTES: Final = 64 << 20  # of segments taken in at once: what bounds the memory
+GAP_S: Final = 5.0  # what is missing so long after a later batch is a gap: all segments were closed since
+KEEP_MINUTES: Final = 120  # partitions kept of a sender, by count: a clock that is set cannot age them
+KEEP_BYTES: Final = 4 << 30  # of a sender: 4 to 8 hours at 100 Mbit/s
+KEEP_TOTAL_BYTES: Final = 64 << 30  # of all senders together, those that stopped among them
+FREE_BYTES: Final = 2 << 30  # of the disk, for what else needs it
+FREE_SHARE: Final = 20  # on a small disk: one part in so many of it
+LEAST_MINUTES: Final = 3  # of a sender, that stay: a round needs two
+ROOM_S: Final = 60.0  # how often the room is looked at
+KEEP_DAMAGED: Final = 16  # torn segments, and senders' folders with a damaged manifest: the newest
+
+
+@dataclass
+class Report:
+    """What one round did."""
+
+    segments: int = 0
+    counts: Counts = field(default_factory=Counts)  # what was added to them, over all senders
+    damaged: list[str] = field(default_factory=list)  # a line for each segment and manifest put aside
+
+    def add(self, now: Counts, before: Counts) -> None:
+        """Add what one sender's counts grew by."""
+        for name, value in asdict(now).items():
+            setattr(self.counts, name, getattr(self.counts, name) + value - getattr(before, name))
+
+
+class Compactor:
+    """The one that compacts a telemetry store; a second one on the same store is refused.
+
+    Raises:
+        BlockingIOError: another compactor is at work there.
+        ValueError: the log is of an earlier version.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        keep_minutes: int = KEEP_MINUTES,
+        keep_bytes: int = KEEP_BYTES,
+        keep_total_bytes: int = KEEP_TOTAL_BYTES,
+        free_bytes: int = FREE_BYTES,
+        round_bytes: int = ROUND_BYTES,
+        gap_s: float = GAP_S,
+    ) -> None:
+        self._root, self._round_bytes, self._gap_s = root, round_bytes, gap_s
+        self._keep_minutes, self._keep_bytes = keep_minutes, keep_bytes
+        self._keep_total_bytes, self._free_bytes, self._room_s = keep_total_bytes, free_bytes, -math.inf
+        for folder in (log_dir(root), root / "packets"):
+            folder.mkdir(parents=True, exist_ok=True)
+        check_format(root)
+        self._lock = os.open(root / "compact.lock", os.O_CREAT | os.O_RDWR, 0o644)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            raise BlockingIOError(f"{root}: another compactor is at work there") from None
+        self._manifests: dict[str, Manifest] = {}
+        self._lost: list[str] = []  # lines about damaged manifests
+        for folder in (root / "packets").glob("trace=*"):
+            self._sweep(self._manifest(folder.name.removeprefix("trace=")))
+
+    def close(self) -> None:
+        """Let another compactor have the store."""
+        os.close(self._lock)
+
+    def run(self) -> Report:
+        """Take in every closed segment, some at a time.
+
+        Raises:
+            OSError: a file cannot be written; what was not taken in stays in the log for the next run.
+        """
+        report = Report()
+        waiting = adopt_segments(self._root)
+        while waiting:
+            some: list[Path] = []
+            size = 0
+            while waiting and (not some or size < self._round_bytes):
+                size += waiting[0].stat().st_size
+                some.append(waiting.pop(0))
+            self._take_in(some, report)
+        for manifest in self._manifests.values():
+            self._count_gaps(manifest, report)
+        if time.monotonic() - self._room_s >= ROOM_S:
+            self._make_room(report)
+            self._room_s = time.monotonic()
+        report.damaged += self._lost
+        self._lost = []
+        return report
+
+    def _count_gaps(self, manifest: Manifest, report: Report) -> None:
+        now_s = time.time()
+        missing = sum(s.newly_missing(now_s, self._gap_s) for s in manifest.sessions.values())
+        events = manifest.newly_missing_events(now_s, self._gap_s)
+        if missing or events:
+            manifest.counts.gaps += missing
+            manifest.counts.missing_events += events
+            report.counts.gaps += missing
+            report.counts.missing_events += events
+            save_manifest(self._root, manifest)
+
+    def _make_room(self, report: Report) -> None:
+        """Drop the oldest minutes of all senders, by when they were stored, beyond what there may be.
+
+        The newest of each stay: where another program fills the disk, they cannot help it.
+        """
+        ages: list[tuple[float, str, int, int]] = []  # stored at, sender, place among its minutes, bytes
+        for sender, manifest in self._manifests.items():
+            folder = sender_dir(self._root, sender)
+            for place, partition in enumerate(manifest.partitions):
+                found = [(folder / name).stat() for name in (*partition.packets, *partition.acks)]
+                newest_s = max((one.st_mtime for one in found), default=0.0)
+                ages.append((newest_s, sender, place, sum(one.st_size for one in found)))
+        disk = shutil.disk_usage(self._root)
+        over = max(
+            sum(size for *_, size in ages) - self._keep_total_bytes,
+            min(self._free_bytes, disk.total // FREE_SHARE) - disk.free,
+        )
+        gone: dict[str, set[int]] = defaultdict(set)
+        for _, sender, place, size in sorted(ages):
+            if over <= 0:
+                break
+            if place < len(self._manifests[sender].partitions) - LEAST_MINUTES:
+                gone[sender].add(place)
+                over -= size
+        for sender, places in gone.items():
+            manifest = deepcopy(self._manifests[sender])
+            manifest.generation += 1
+            dropped = sum(manifest.partitions[place].rows for place in places)
+            manifest.partitions = [p for n, p in enumerate(manifest.partitions) if n not in places]
+            manifest.counts.dropped_rows += dropped
+            report.counts.dropped_rows += dropped
+            save_manifest(self._root, manifest)
+            self._manifests[sender] = manifest
+            self._sweep(manifest)
+
+    def _take_in(self, segments: list[Path], report: Report) -> None:
+        batches: dict[str, list[tuple[str, BatchKey, Events]]] = defaultdict(list)
+        damaged = set()
+        for path in segments:
+            for body in read_segment(path):
+                try:
+                    key, events = checked(body or b"")
+                except RefusedError:  # torn
+                    if is_other_format(body or b""):
+                        check_format(self._root)  # raises: it came from a replica of another version
+                    damaged.add(path)
+                else:
+                    batches[key.sender].append((path.name, key, events))
+        present = {path.name for path in log_dir(self._root).iterdir()}
+        for sender, named in sorted(batches.items()):
+            before = self._manifest(sender)
+            manifest = deepcopy(before)
+            manifest.generation += 1
+            manifest.segments = sorted((present & set(before.segments)) | {path.name for path in segments})
+            fresh = [(key, events) for name, key, events in named if name not in before.segments]
+            Round(self._root, manifest, self._keep_minutes, self._keep_bytes).take(fresh)
+            self._manifests[sender] = manifest
+            report.add(manifest.counts, before.counts)
+        for path in segments:
+            if path in damaged:
+                aside = self._put_aside(path)
+                report.damaged.append(f"segment {path.name} is torn; kept as {aside}")
+            else:
+                path.unlink()
+        sync_dir(log_dir(self._root))
+        report.segments += len(segments)
+        for sender in batches:
+            self._sweep(self._manifests[sender])
+
+    def _manifest(self, sender: str) -> Manifest:
+        """A sender's manifest. A damaged one goes aside with its files: it costs its own past alone."""
+        if sender not in self._manifests:
+            try:
+                self._manifests[sender] = load_manifest(self._root, sender)
+            except ValueError as error:
+                aside = self._put_aside(sender_dir(self._root, sender))
+                self._lost.append(f"{error}; its minutes lie in {aside} now, and it begins anew")
+                self._manifests[sender] = Manifest(sender)
+        return self._manifests[sender]
+
+    def _put_aside(self, path: Path) -> Path:
+        """Move what is damaged out of the store; beyond KEEP_DAMAGED the oldest goes."""
+        folder = self._root / "damaged"
+        folder.mkdir(exist_ok=True)
+        target = folder / path.name
+        if target.exists():
+            target = folder / f"{path.name}-{time.time_ns()}"
+        path.rename(target)
+        os.utime(target)
+        for older in sorted(folder.iterdir(), key=lambda kept: kept.stat().st_mtime_ns)[:-KEEP_DAMAGED]:
+            shutil.rmtree(older) if older.is_dir() else older.unlink()
+        return target
+
+    def _sweep(self, manifest: Manifest) -> None:
+        """Remove a sender's files that its manifest does not name, and folders that they leave empty."""
+        folder = sender_dir(self._root, manifest.sender)
+        named = manifest.files()
+        for path in folder.glob("*/*"):
+            if str(path.relative_to(folder)) not in named:
+                path.unlink(missing_ok=True)
+        for minute in folder.glob("minute=*"):
+            with contextlib.suppress(OSError):  # not empty
+                minute.rmdir()

@@ -1,0 +1,176 @@
+"""The write-ahead log of telemetry: what is acknowledged lies here, fsynced, until it is compacted.
+
+A segment is a file of frames, each one batch as it was sent. Each writer has segments of its own, so
+several may write at once. A segment is `NAME.open` while its writer holds a lock on it, `NAME.wal` when it is
+whole. The lock ends with its process: an open segment that can be locked is that of a writer that was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import struct
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from feature_store.atomic import sync_dir
+from feature_store.telemetry.events import is_other_format
+
+FRAME: Final = struct.Struct("<4sII")  # magic, bytes of the batch, their CRC-32
+MAGIC: Final = b"SQT2"
+OLDER: Final = b"SQT1"  # its batches were Arrow streams, which no reader here takes
+MAX_BATCH_BYTES: Final = 4 << 20  # a size beyond it is damage
+SEGMENT_BYTES: Final = 32 << 20
+SEGMENT_S: Final = 1.0  # how old an open segment gets: what it holds is compacted only then
+OPEN: Final = ".open"
+CLOSED: Final = ".wal"
+
+
+def log_dir(root: Path) -> Path:
+    """Folder of the segments of a telemetry store."""
+    return root / "log"
+
+
+class SegmentWriter:
+    """Appends batches durably to segments of its own; not thread-safe."""
+
+    def __init__(self, root: Path, *, segment_bytes: int = SEGMENT_BYTES) -> None:
+        self._folder = log_dir(root)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._writer = f"{time.time_ns():020d}-{os.getpid()}-{secrets.token_hex(4)}"
+        self._segment_bytes = segment_bytes
+        self._number = 0
+        self._file: int | None = None
+        self._path = Path()
+        self._durable = 0  # bytes of the open segment that were acknowledged
+        self._opened_s = 0.0
+
+    def append(self, batches: Sequence[bytes]) -> None:
+        """Append all batches; when it returns, they survive a crash.
+
+        Raises:
+            OSError: none of them counts as stored (disk full, no right); the ones before are safe.
+        """
+        frames = b"".join(part for b in batches for part in (FRAME.pack(MAGIC, len(b), zlib.crc32(b)), b))
+        if self._file is None:
+            self._open()
+        assert self._file is not None  # noqa: S101 - `_open` sets it or raises
+        try:
+            view = memoryview(frames)
+            while view:
+                view = view[os.write(self._file, view) :]
+            os.fdatasync(self._file)
+        except OSError:
+            self._take_back()
+            raise
+        self._durable += len(frames)
+        self.close_if_due()
+
+    def close_if_due(self) -> None:
+        """Close the open segment if it is large or old enough: what it holds can then be compacted."""
+        large = self._durable >= self._segment_bytes
+        if large or time.monotonic() - self._opened_s >= SEGMENT_S:
+            self.close()
+
+    def close(self) -> None:
+        """Close the open segment, if there is one; the next append begins another."""
+        if self._file is None:
+            return
+        file, self._file = self._file, None
+        try:
+            self._path.rename(self._path.with_suffix(CLOSED))
+        finally:
+            os.close(file)
+
+    def _open(self) -> None:
+        """Make the next segment and lock it. A compactor may lock it first; then it is that one's."""
+        while True:
+            self._number += 1
+            path = self._folder / f"{self._writer}-{self._number:06d}{OPEN}"
+            file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND, 0o644)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                ours = path.exists()
+            except BlockingIOError:
+                ours = False
+            if not ours:
+                os.close(file)
+                continue
+            try:
+                sync_dir(self._folder)  # or a power cut leaves data without a name
+            except OSError:
+                os.close(file)
+                raise
+            self._file, self._path, self._durable, self._opened_s = file, path, 0, time.monotonic()
+            return
+
+    def _take_back(self) -> None:
+        """Cut what a failed append left; a segment that cannot be cut ends here, readers stop at the tear."""
+        assert self._file is not None  # noqa: S101 - called by `append` alone
+        try:
+            os.ftruncate(self._file, self._durable)
+        except OSError:
+            with contextlib.suppress(OSError):
+                self.close()
+
+
+def adopt_segments(root: Path) -> list[Path]:
+    """Close the segments of writers that are gone; return all closed ones, oldest first."""
+    folder = log_dir(root)
+    for path in folder.glob(f"*{OPEN}"):
+        with contextlib.suppress(FileNotFoundError, BlockingIOError):
+            file = os.open(path, os.O_RDWR)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.rename(path.with_suffix(CLOSED))
+            finally:
+                os.close(file)
+    return sorted(folder.glob(f"*{CLOSED}"))
+
+
+def check_format(root: Path) -> None:
+    """Refuse a log that another version of this program wrote: its segments, or the events in them.
+
+    Raises:
+        ValueError: it has segments of that version; the message says what to do.
+    """
+    older = []
+    for path in adopt_segments(root):
+        with path.open("rb") as file:
+            if file.read(len(OLDER)) == OLDER:
+                older.append(path)
+                continue
+        if is_other_format(next(read_segment(path), None) or b""):
+            older.append(path)
+    if older:
+        raise ValueError(
+            f"{log_dir(root)}: {len(older)} segment(s) as {older[0].name} are of an older format "
+            "that this version does not read: let the one that wrote them compact them, or rm them"
+        )
+
+
+def read_segment(path: Path) -> Iterator[bytes | None]:
+    """Yield a segment's batches in the order they were appended; None, at the end, where it is torn.
+
+    A tear is what a killed writer leaves of an append that it never acknowledged, or damage by the disk.
+    """
+    with path.open("rb") as file:
+        yield from read_frames(file)
+
+
+def read_frames(file: BinaryIO) -> Iterator[bytes | None]:
+    """As `read_segment`, of an open file."""
+    while header := file.read(FRAME.size):
+        if len(header) == FRAME.size:
+            magic, size, crc = FRAME.unpack(header)
+            is_ours = magic == MAGIC and size <= MAX_BATCH_BYTES
+            if is_ours and len(body := file.read(size)) == size and zlib.crc32(body) == crc:
+                yield body
+                continue
+        yield None
+        return

@@ -1,0 +1,247 @@
+"""The manifest of one sender's packets: which files make up which minute, which batches are in them.
+
+It is the only thing that makes a file part of the store: readers open what it names, and a crash before it
+is replaced leaves files that nobody reads and the next compaction removes.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, ClassVar, Final, Literal
+
+from pydantic import ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
+
+from feature_store.atomic import write_durably
+from feature_store.telemetry.sessions import Opening
+
+FILE: Final = "manifest.json"
+MAX_FLOWS: Final = 4096  # of a session whose start is remembered: those that sent last
+MAX_RANGES: Final = 1000  # of a session; more gaps than that are counted, but no longer told apart
+_STRICT: Final = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+Whole = Annotated[int, Field(ge=0, lt=2**63)]
+WholeOrNone = Annotated[int, Field(ge=-1, lt=2**63)]  # -1 before the first
+FileName = Annotated[
+    str, StringConstraints(pattern=r"\A(minute=\d{1,12}|acks)/[A-Za-z0-9][A-Za-z0-9-]{0,80}\.parquet\z")
+]
+
+
+@dataclass
+class Partition:
+    """The packets that one session sent in one minute, in files relative to the sender's folder."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+    session: Whole
+    minute: Whole  # sent_ns / 60 s
+    first_packet: Whole
+    last_packet: Whole
+    rows: Whole
+    packets: list[FileName] = field(default_factory=list)  # packet tables, oldest first
+    acks: list[FileName] = field(default_factory=list)  # ACKs that came in a later compaction
+
+
+@dataclass
+class Session:
+    """What is known of a session: which batches are in, and where its packets and its clock stand."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+    ranges: list[Annotated[list[Whole], Field(min_length=2, max_length=2)]] = field(
+        default_factory=list
+    )  # [first, last] sequence numbers taken in
+    last_packet: WholeOrNone = -1
+    newest_ns: WholeOrNone = -1  # of its events
+    shift_ns: Whole = 0  # added to the sender's clock since that was set back
+    flow_starts_ns: dict[Annotated[str, StringConstraints(pattern=r"\A\d{1,10}\z")], Whole] = field(
+        default_factory=dict
+    )  # first SEND by flow, the last to send last
+    checked: Whole = 0  # sequence numbers below it were looked at for gaps, once
+    mark: Whole = 0  # those below it are looked at next
+    mark_s: float = 0.0  # Unix time of the mark
+    events: Whole = 0  # of its batches
+    events_before: Whole = 0  # that the sender produced in the same life before
+    life: Whole = 0  # first session since the sender connected to the agent; 0 where that is not known
+    missing_before: Whole | None = 0  # of `events_before` those that no session has; None until counted
+    seen_s: float = 0.0  # Unix time of its first batch
+
+    @classmethod
+    def of(cls, opening: Opening, now_s: float) -> Session:
+        """Return a session of which the first batch comes now."""
+        before = opening.events_before
+        return cls(
+            events_before=before, life=opening.life, missing_before=None if before else 0, seen_s=now_s
+        )
+
+    def take(self, sequence: int) -> bool:
+        """Note a batch; False if it was in before."""
+        at = bisect.bisect_right(self.ranges, [sequence, 2**63])  # the first range that begins after it
+        if at and sequence <= self.ranges[at - 1][1]:
+            return False
+        joins_before = at > 0 and self.ranges[at - 1][1] == sequence - 1
+        joins_after = at < len(self.ranges) and self.ranges[at][0] == sequence + 1
+        if joins_before and joins_after:
+            self.ranges[at - 1][1] = self.ranges.pop(at)[1]
+        elif joins_before:
+            self.ranges[at - 1][1] = sequence
+        elif joins_after:
+            self.ranges[at][0] = sequence
+        else:
+            self.ranges.insert(at, [sequence, sequence])
+        return True
+
+    @property
+    def last_sequence(self) -> int:
+        """The highest sequence number taken in; -1 before the first."""
+        return self.ranges[-1][1] if self.ranges else -1
+
+    def note_flows(self, first_sent_ns: dict[str, int]) -> None:
+        """Remember when flows began: a window knows a flow's age, a minute of packets does not."""
+        for flow, sent_ns in first_sent_ns.items():
+            self.flow_starts_ns[flow] = min(self.flow_starts_ns.pop(flow, sent_ns), sent_ns)
+        for flow in list(self.flow_starts_ns)[:-MAX_FLOWS]:
+            del self.flow_starts_ns[flow]
+
+    def gaps(self) -> list[tuple[int, int]]:
+        """Sequence numbers that never came although later ones did: first and last of each gap."""
+        ends = [-1, *(last for _, last in self.ranges)]
+        return [
+            (end + 1, first - 1)
+            for end, (first, _) in zip(ends, self.ranges, strict=False)
+            if first > end + 1
+        ]
+
+    def newly_missing(self, now_s: float, after_s: float) -> int:
+        """Count, once each, the batches that were still missing `after_s` after a later one was stored.
+
+        A sender's batches are stored in order, but where several replicas write, an earlier one may lie in a
+        segment that is open still.
+        """
+        if 0 <= now_s - self.mark_s < after_s:
+            return 0
+        missing = [(max(first, self.checked), min(last, self.mark - 1)) for first, last in self.gaps()]
+        self.checked = self.mark
+        self.mark, self.mark_s = self.last_sequence + 1, now_s
+        return sum(last - first + 1 for first, last in missing if last >= first)
+
+    def forget_old_gaps(self) -> None:
+        """Take the oldest gaps for closed where there are too many to remember."""
+        if len(self.ranges) > MAX_RANGES:
+            self.ranges[: -MAX_RANGES // 2] = [[0, self.ranges[-MAX_RANGES // 2 - 1][1]]]
+
+
+@dataclass
+class Counts:
+    """What came of everything that was in the log; sends and acks count events of unique batches."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+    batches: Whole = 0
+    duplicate_batches: Whole = 0
+    gaps: Whole = 0  # batches found missing
+    missing_events: Whole = 0  # that a forwarder held when it was killed
+    sends: Whole = 0
+    acks: Whole = 0
+    repeated_sends: int = 0  # a packet number that was there before
+    repeated_acks: int = 0  # of a packet that was acknowledged before
+    unmatched_acks: int = 0  # of a packet that no SEND ever named
+    dropped_rows: Whole = 0  # of minutes beyond those kept, and beyond what a minute may have
+
+
+@dataclass
+class Manifest:
+    """One sender's packets."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+    sender: str
+    format: Literal[1] = 1
+    generation: Whole = 0  # one more with each change; names the files it adds
+    sessions: dict[Whole, Session] = field(default_factory=dict)
+    partitions: list[Partition] = field(default_factory=list)
+    orphans: list[FileName] = field(default_factory=list)  # ACKs whose SEND is not here yet
+    segments: list[str] = field(default_factory=list)  # of the log, taken in but not removed yet
+    counts: Counts = field(default_factory=Counts)
+
+    def files(self) -> set[str]:
+        """Every file that the manifest names."""
+        return {name for p in self.partitions for name in (*p.packets, *p.acks)} | set(self.orphans)
+
+    def newest(self) -> tuple[int, Session] | None:
+        """The last session from which packets came, and its number."""
+        numbers = {p.session for p in self.partitions}
+        return (number := max(numbers), self.sessions[number]) if numbers else None
+
+    def newly_missing_events(self, now_s: float, after_s: float) -> int:
+        """Count, once a session, the events before it that no earlier session of its life has.
+
+        It waits `after_s`: the earlier session's last batches may lie in a segment that is open still.
+        """
+        found = 0
+        for number, session in sorted(self.sessions.items()):
+            if session.missing_before is None and not 0 <= now_s - session.seen_s < after_s:
+                earlier = (s for n, s in self.sessions.items() if n < number and s.life == session.life)
+                known = max((s.events_before + s.events for s in earlier), default=0)
+                session.missing_before = max(session.events_before - known, 0)
+                found += session.missing_before
+        return found
+
+    def check(self) -> None:
+        """Look at what the types of the fields cannot say.
+
+        Raises:
+            ValueError: a session is not there, or its sequence numbers are out of order.
+        """
+        if not {p.session for p in self.partitions} <= self.sessions.keys():
+            raise ValueError("a minute of no session")
+        for session in self.sessions.values():
+            ends = [number for both in session.ranges for number in both]
+            if ends != sorted(ends):
+                raise ValueError("sequence numbers out of order")
+
+
+_STORED: Final = TypeAdapter(Manifest)
+
+
+def sender_dir(root: Path, sender: str) -> Path:
+    """Folder of a sender's packets, laid out as the stage `extract` lays out a trace."""
+    return root / "packets" / f"trace={sender}"
+
+
+def load_manifest(root: Path, sender: str) -> Manifest:
+    """Read a sender's manifest; an empty one if it has none.
+
+    Raises:
+        ValueError: the file is none of ours.
+    """
+    path = sender_dir(root, sender) / FILE
+    try:
+        manifest = read_manifest(path.read_bytes())
+        if manifest.sender != sender:
+            raise ValueError("of another sender")
+    except FileNotFoundError:
+        return Manifest(sender)
+    except ValueError as error:
+        raise ValueError(
+            f"{path}: not a telemetry manifest ({error}); the log still holds what came since"
+        ) from None
+    return manifest
+
+
+def read_manifest(content: bytes) -> Manifest:
+    """Read a manifest's bytes.
+
+    Raises:
+        ValueError: they are none.
+    """
+    try:
+        stored = _STORED.validate_json(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ValueError(f"{where[:80]}: {first['msg'][:120]}") from None
+    stored.check()
+    return stored
+
+
+def save_manifest(root: Path, manifest: Manifest) -> None:
+    """Make a manifest the current one, durably and at once."""
+    write_durably(sender_dir(root, manifest.sender) / FILE, json.dumps(asdict(manifest)).encode())

@@ -1,0 +1,167 @@
+"""What the rest of the project reads from telemetry: a sender's last minutes, as the packet table they are.
+
+It reads what has been compacted, through the manifests alone, while the compactor works.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import polars as pl
+
+from feature_store.packets.schema import HORIZON, PACKET_SCHEMA
+from feature_store.packets.table_writer import MINUTE_NS
+from feature_store.telemetry.manifest import FILE as MANIFEST
+from feature_store.telemetry.manifest import Manifest, load_manifest, sender_dir
+from feature_store.telemetry.tables import merged, read_part, write_part
+
+# Where several replicas write, a batch may lie in a segment that is open still: for SEGMENT_S, twice that
+# where its replica is idle, and a batch's own span.
+OPEN_NS: Final = 3_000_000_000
+LIVE_NS: Final = 60_000_000_000  # senders of which packets were stored within so long all still send
+TRIES: Final = 20  # a minute can be merged, and its parts removed, between the manifest's reading and theirs
+GAP_SCHEMA: Final = pl.Schema(
+    {
+        "sender": pl.String,
+        "session": pl.Int64,
+        "first_sequence": pl.Int64,
+        "last_sequence": pl.Int64,
+        "batches": pl.Int64,
+        "events": pl.Int64,
+    }
+)
+
+
+@dataclass(frozen=True)
+class Latest:
+    """The last minutes of a sender's newest session."""
+
+    packets: pl.DataFrame  # PACKET_SCHEMA: whole batches of 8, `packet` counted from 0 in this table
+    newest_ns: int  # the session's last event, by the sender's clock
+    session: int
+    missing_packets: int  # numbers within the span for which no SEND came: lost telemetry
+    flow_starts_ns: Mapping[int, int]  # when each of the flows that sent last sent its first packet
+
+
+def senders(root: Path) -> list[str]:
+    """Ids of the senders of which packets are stored, sorted."""
+    return sorted(p.name.removeprefix("trace=") for p in (root / "packets").glob("trace=*"))
+
+
+def latest_sender(root: Path) -> str:
+    """Id of the sender of which packets were stored last, by this machine's clock.
+
+    Of several that send at the same time it is the one of which most packets are kept: not another each time.
+
+    Raises:
+        FileNotFoundError: nothing of any sender is stored.
+    """
+    stored_ns = {}
+    for name in senders(root):
+        with contextlib.suppress(FileNotFoundError):  # its first packets are being written
+            stored_ns[name] = (sender_dir(root, name) / MANIFEST).stat().st_mtime_ns
+    if not stored_ns:
+        raise FileNotFoundError(f"no telemetry under {root} yet")
+    newest_ns = max(stored_ns.values())
+    live = [name for name, at_ns in stored_ns.items() if at_ns > newest_ns - LIVE_NS]
+    if len(live) == 1:
+        return live[0]
+    rows = {}
+    for name in live:
+        with contextlib.suppress(ValueError):  # the compaction puts it aside
+            rows[name] = sum(p.rows for p in load_manifest(root, name).partitions)
+    return max(rows, key=rows.__getitem__, default=live[0])
+
+
+def latest_minutes(root: Path, sender: str, minutes: float, *, settled: bool = False) -> Latest:
+    """Return what a sender sent in the last minutes before its newest event, for `windows` as it is.
+
+    With `settled` the newest seconds are left out while a batch of before them may still come: as long as
+    replicas close their segments at different times, those have holes.
+    Batches of 8 stay those that the sender decided; one of which a packet is missing is left out.
+
+    Raises:
+        FileNotFoundError: nothing of this sender is stored.
+        ValueError: `minutes` is not above 0.
+    """
+    if not minutes > 0:
+        raise ValueError(f"latest_minutes: {minutes!r} minutes: must be above 0")
+    for _ in range(TRIES):
+        manifest = load_manifest(root, sender)
+        if (newest := manifest.newest()) is None:
+            raise FileNotFoundError(
+                f"no telemetry of sender {sender!r} under {root}: {', '.join(senders(root))}"
+            )
+        number, session = newest
+        awaited = settled and any(last >= session.checked for _, last in session.gaps())
+        until_ns = session.newest_ns - (OPEN_NS if awaited else 0)
+        since_ns = until_ns - round(minutes * MINUTE_NS)
+        try:
+            packets = _read(sender_dir(root, sender), manifest, number, since_ns, until_ns)
+        except FileNotFoundError:
+            continue
+        batch = pl.col("packet") // HORIZON
+        whole = packets.filter(pl.len().over(batch) == HORIZON)
+        return Latest(
+            whole.with_columns(packet=pl.int_range(whole.height, dtype=pl.Int64)),
+            session.newest_ns,
+            number,
+            _missing(packets),
+            {int(flow): sent_ns for flow, sent_ns in session.flow_starts_ns.items()},
+        )
+    raise FileNotFoundError(f"the packets of sender {sender!r} under {root} vanished {TRIES} times")
+
+
+def write_trace(latest: Latest, folder: Path) -> None:
+    """Write the packets as `extract` writes a trace's, for the stages: `folder/trace=NAME/minute=M/`.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    packets = latest.packets
+    if packets.is_empty():
+        return
+    name = packets["trace"][0]
+    since_start = packets.with_columns(minute=(pl.col("sent_ns") - pl.col("sent_ns").first()) // MINUTE_NS)
+    for (minute,), part in since_start.partition_by("minute", as_dict=True).items():
+        write_part(folder, f"trace={name}/minute={minute}/part-0.parquet", part.drop("minute"))
+
+
+def gaps(root: Path) -> pl.DataFrame:
+    """Return one row for each gap in what a sender's session should have (`GAP_SCHEMA`).
+
+    A gap is a run of batches that never came, or `events` that a forwarder held when it was killed, before
+    the session's first batch; the other columns are null.
+    """
+    rows: list[tuple[str, int, int | None, int | None, int | None, int | None]] = []
+    for sender in senders(root):
+        for number, session in load_manifest(root, sender).sessions.items():
+            if session.missing_before:
+                rows.append((sender, number, None, None, None, session.missing_before))
+            rows += [(sender, number, first, last, last - first + 1, None) for first, last in session.gaps()]
+    return pl.DataFrame(rows, schema=GAP_SCHEMA, orient="row")
+
+
+def _read(folder: Path, manifest: Manifest, session: int, since_ns: int, until_ns: int) -> pl.DataFrame:
+    tables = [
+        merged([read_part(folder, name) for name in p.packets], [read_part(folder, name) for name in p.acks])
+        for p in manifest.partitions
+        if p.session == session and p.minute >= since_ns // MINUTE_NS
+    ]
+    packets = pl.concat(tables) if tables else pl.DataFrame(schema=PACKET_SCHEMA)
+    return (
+        packets.filter((pl.col("sent_ns") > since_ns) & (pl.col("sent_ns") <= until_ns))
+        .unique("packet", keep="first", maintain_order=True)
+        .sort("packet")
+        .with_columns(pl.col("sent_ns").cum_max())
+    )
+
+
+def _missing(packets: pl.DataFrame) -> int:
+    if packets.is_empty():
+        return 0
+    return int(packets["packet"][-1]) - int(packets["packet"][0]) + 1 - packets.height

@@ -1,0 +1,158 @@
+"""Which process speaks for a sender id: the one that opened a session last.
+
+Sequence numbers start at 0 in each session. A sender that starts opens the next one; from then on the batches
+of the session before are refused, so of two processes under one id the later one is believed, and the other
+is told. The number is a file's name: no clock is asked, and every replica sees it at once. The file says how
+many events the sender had produced before, and in which session its connection to the agent began.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar, Final
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from feature_store.atomic import sync_dir
+from feature_store.telemetry.events import MAX_NUMBER, BatchKey, RefusedError, check_sender
+
+KEPT: Final = 16  # sessions whose file is kept: the compaction may come to one that has ended
+Number = Annotated[int, Field(ge=0, le=MAX_NUMBER)]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the body of a request for a session may say."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+    events_before: Number = 0  # that the sender produced since it connected to the agent
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What is known of a session from its opening."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+    events_before: Number = 0
+    life: Number = 0  # number of the first session of the same connection to the agent
+
+
+_ASKED: Final = TypeAdapter(Asked)
+_OPENING: Final = TypeAdapter(Opening)
+
+
+def read_asked(body: bytes) -> Asked:
+    """Read the body of a request for a session.
+
+    Raises:
+        RefusedError: it is none.
+    """
+    if not body:
+        return Asked()
+    try:
+        return _ASKED.validate_json(body)
+    except ValidationError:
+        raise RefusedError(
+            "schema", f'not the body of a session: must be empty or {{"events_before": 0..{MAX_NUMBER}}}'
+        ) from None
+
+
+def sessions_dir(root: Path) -> Path:
+    """Folder that has a folder for each sender id, and in it a file named after its session."""
+    return root / "sessions"
+
+
+def open_session(root: Path, sender: str, events_before: int = 0, *, most: int) -> int:
+    """Open a sender's next session, durably, and return its number, from 1.
+
+    Args:
+        root: of the store.
+        sender: its id.
+        events_before: that it produced since it connected to the agent; 0 if it has just connected.
+        most: senders that there may be.
+
+    Raises:
+        RefusedError: the sender id is none, or one more than there may be.
+        OSError: the store cannot be written.
+    """
+    check_sender(sender)
+    folder = sessions_dir(root) / sender
+    if not folder.is_dir():
+        _admit(root, sender, most)
+    partial = folder / f".{os.getpid()}-{secrets.token_hex(4)}"
+    while True:
+        number = current_session(root, sender) + 1
+        goes_on = events_before and read_opening(root, sender, number - 1).life
+        try:
+            with partial.open("w") as file:
+                json.dump(asdict(Opening(events_before, goes_on or number)), file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.link(partial, folder / str(number))
+            break
+        except FileExistsError:  # another replica was first: take the next
+            continue
+        finally:
+            partial.unlink(missing_ok=True)
+    for path in (folder, folder.parent, root):
+        sync_dir(path)
+    for ended in _numbers(folder):
+        if ended <= number - KEPT:
+            (folder / str(ended)).unlink(missing_ok=True)
+    return number
+
+
+def _admit(root: Path, sender: str, most: int) -> None:
+    """Make the folder of a new sender: one sender at a time, or together they would be too many."""
+    senders = sessions_dir(root)
+    senders.mkdir(parents=True, exist_ok=True)
+    with (root / "sessions.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if (senders / sender).is_dir():
+            return
+        if len(os.listdir(senders)) >= most:
+            line = f"sender {sender}: there are {most} others already, as many as may be"
+            raise RefusedError("senders", line)
+        (senders / sender).mkdir()
+
+
+def read_opening(root: Path, sender: str, session: int) -> Opening:
+    """What was said when a session was opened; nothing, where that is not known any more."""
+    try:
+        return _OPENING.validate_json((sessions_dir(root) / sender / str(session)).read_bytes())
+    except (FileNotFoundError, ValidationError):  # gone; or of a version that said nothing
+        return Opening()
+
+
+def current_session(root: Path, sender: str) -> int:
+    """Number of the sender's newest session; 0 if it never opened one."""
+    return max(_numbers(sessions_dir(root) / sender), default=0)
+
+
+def _numbers(folder: Path) -> list[int]:
+    try:
+        return [int(name) for name in os.listdir(folder) if name.isdecimal() and name.isascii()]
+    except FileNotFoundError:
+        return []
+
+
+def check_session(root: Path, key: BatchKey) -> None:
+    """Refuse a batch that is not of its sender's newest session.
+
+    Raises:
+        RefusedError: `two_senders` for an earlier session, `session` for one that was never opened.
+    """
+    newest = current_session(root, key.sender)
+    if key.session < newest:
+        raise RefusedError(
+            "two_senders",
+            f"sender {key.sender}: session {key.session} ended when session {newest} was opened; "
+            "if two senders run under this id, give each its own",
+        )
+    if key.session > newest:
+        raise RefusedError("session", f"sender {key.sender}: session {key.session} was never opened")

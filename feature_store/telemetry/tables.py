@@ -1,0 +1,118 @@
+"""From events to the packet table, and ACKs that came later joined to it.
+
+`packets` are tables of `PACKET_SCHEMA`, `acks` have its columns `packet`, `acked_ns` and `latency_us`; every
+function takes and gives them in the order in which the events came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import polars as pl
+
+from feature_store.atomic import new_file
+from feature_store.packets.schema import PACKET_SCHEMA, queue_column
+from feature_store.telemetry.events import ACK, EVENT, SEND, UNKNOWN_US, Events
+
+ECT_0: Final = 2  # RFC 3168; telemetry names the queue, not the codepoint: this stands for the classic queue
+ECT_1: Final = 1  # RFC 9331, and this for the L4S queue
+
+
+def event_frame(batches: Sequence[Events]) -> pl.DataFrame:
+    """Return the events of several batches as one frame."""
+    names = [name for name in EVENT.names or () if name != "zero"]
+    return pl.DataFrame({name: np.concatenate([events[name] for events in batches]) for name in names})
+
+
+def packets_of(sender: str, events: pl.DataFrame) -> pl.DataFrame:
+    """Return a packet table of the SENDs, nothing acknowledged yet."""
+    l4s = pl.col("queue") == 1
+    unknown = {"acked_ns": None, "latency_us": None, "retransmitted": False, "lost": False}
+    return (
+        events.lazy()
+        .filter(pl.col("kind") == SEND)
+        .select(
+            "packet",
+            "size_bytes",
+            "flow_id",
+            "receiver_id",
+            pl.lit(sender).alias("trace"),
+            pl.col("time_ns").alias("sent_ns"),
+            pl.when(l4s).then(ECT_1).otherwise(ECT_0).alias("ecn"),
+            queue_column(l4s),
+            *(pl.lit(value).alias(name) for name, value in unknown.items()),
+        )
+        .select(pl.col(name).cast(kind) for name, kind in PACKET_SCHEMA.items())
+        .collect()
+    )
+
+
+def acks_of(events: pl.DataFrame) -> pl.DataFrame:
+    """Return the ACKs; an unknown latency is null."""
+    latency_us = pl.col("latency_us")
+    return events.filter(pl.col("kind") == ACK).select(
+        "packet",
+        pl.col("time_ns").alias("acked_ns"),
+        pl.when(latency_us != UNKNOWN_US).then(latency_us).alias("latency_us"),
+    )
+
+
+def with_acks(packets: pl.DataFrame, acks: pl.DataFrame) -> pl.DataFrame:
+    """Acknowledge packets, each by its first ACK; one that was acknowledged before stays as it is.
+
+    An ACK without a latency is that of a packet sent more than once (Karn). One stamped before its packet
+    counts as of that packet's time and has no latency.
+    """
+    if acks.is_empty():
+        return packets
+    first = acks.unique("packet", keep="first", maintain_order=True).rename(
+        {"acked_ns": "ack_ns", "latency_us": "ack_latency_us"}
+    )
+    news = pl.col("acked_ns").is_null() & pl.col("ack_ns").is_not_null()
+    backwards = pl.col("ack_ns") < pl.col("sent_ns")
+    return (
+        packets.lazy()
+        .join(first.lazy(), on="packet", how="left", maintain_order="left")
+        .with_columns(
+            pl.when(news)
+            .then(pl.max_horizontal("ack_ns", "sent_ns"))
+            .otherwise("acked_ns")
+            .alias("acked_ns"),
+            pl.when(news & ~backwards).then("ack_latency_us").otherwise("latency_us").alias("latency_us"),
+            pl.when(news)
+            .then(pl.col("ack_latency_us").is_null())
+            .otherwise("retransmitted")
+            .alias("retransmitted"),
+        )
+        .select(PACKET_SCHEMA.names())
+        .collect()
+    )
+
+
+def merged(packets: Sequence[pl.DataFrame], acks: Sequence[pl.DataFrame]) -> pl.DataFrame:
+    """Return one packet table, in send order, of the parts of a partition; of a repeated packet the first."""
+    whole = pl.concat(packets).unique("packet", keep="first", maintain_order=True).sort("packet")
+    return with_acks(whole, pl.concat(acks)) if acks else whole
+
+
+def write_part(folder: Path, name: str, table: pl.DataFrame) -> None:
+    """Write a table to `folder/name` durably; under that name it is whole or not there.
+
+    The name itself is durable once its folder is.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    try:
+        with new_file(folder / name, on_disk=True) as partial:
+            table.write_parquet(partial, compression="zstd", compression_level=1)
+    except pl.exceptions.PolarsError as error:
+        raise OSError(f"{folder / name}: cannot be written: {error}") from None
+
+
+def read_part(folder: Path, name: str) -> pl.DataFrame:
+    """Read a table that `write_part` wrote."""
+    return pl.read_parquet(folder / name, hive_partitioning=False)

@@ -1,0 +1,77 @@
+"""`python -m infra.local.heal PART`: ends what is left of a part of the live loop and starts it again.
+
+The keeper starts this, a process for each part: what hangs or takes minutes holds up no other part, and what
+a start needs (serving the champion: PyTorch and MLflow, 700 MB) goes with it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Annotated, Final
+
+import typer
+
+from infra.local import asked, loop, processes, under_way
+from infra.local.parts import PARTS
+from models import program
+
+PROGRAM: Final = "heal"
+LONGEST_S: Final = 600.0  # beyond any part's own time-out
+END_S: Final = 10.0
+
+
+class Healing:
+    """A start that is under way."""
+
+    def __init__(self, part: str, *, idle: bool) -> None:
+        """Start a part again; one that is `idle` runs, and gets back the work that it has lost."""
+        self._begin_s = time.monotonic()
+        self._said = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - till its end
+        command = [sys.executable, "-m", "infra.local.heal", part, *(["--idle"] if idle else [])]
+        # A keeper that is killed takes it along.
+        self._process = subprocess.Popen(
+            ["setpriv", "--pdeathsig", "TERM", *command], stdout=self._said, stderr=self._said
+        )
+
+    def outcome(self) -> str | None:
+        """Why it failed, in one line; empty if the part is up; None while nobody knows."""
+        code = self._process.poll()
+        if code is None and time.monotonic() - self._begin_s > LONGEST_S:
+            self.end()
+            return f"its start took over {LONGEST_S:g} s"
+        if code is None:
+            return None
+        self._said.seek(0)
+        lines = [line for line in self._said.read().splitlines() if line.strip()]
+        self._said.close()
+        return "" if code == 0 else (lines or [f"ended with code {code}"])[-1].removeprefix(f"{PROGRAM}: ")
+
+    def end(self) -> None:
+        """End it, with what it has begun."""
+        self._process.terminate()
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+
+
+def main(
+    part: str, idle: Annotated[bool, typer.Option(help="it runs, and has lost only its work")] = False
+) -> None:
+    """Start a part of the live loop again."""
+    if part not in PARTS:
+        raise ValueError(f"{part!r} is no part of the loop; take one of {', '.join(PARTS)}")
+    live = asked.asked()
+    if live is None:
+        raise ValueError("there is no loop to keep: swiftqueue up --live")
+    with under_way.leaving_at_sigterm():
+        if not idle:
+            processes.stop(part)  # with what it left
+        loop.start_part(part, live)
+
+
+if __name__ == "__main__":
+    program.run(PROGRAM, main)

@@ -1,0 +1,342 @@
+"""`swiftqueue up --live`: every part of the live loop on this machine, and what `down` has to clean up.
+
+    mlflow, triton, ray head, ingest, forwarder, agent with a replaying sender, scheduler, prometheus, keeper
+
+The keeper starts again what ends without having been told to. Each part has its record and log in
+`var/NAME/`. What was asked for is in `var/live/up.json`: keeper and a second `up --live` start what is
+missing of it, `status` misses what does not run, `down` removes it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import yaml
+
+from feature_store.local_ray import ALONE, LOOPBACK
+from feature_store.settings import settings, variable
+from feature_store.state import make_scratch, scratch, state_dir
+from infra.local import asked, processes, ray_head, status, under_way
+from infra.local.pages import answers
+from infra.local.parts import KEEPER, MLFLOW, PARTS, TRITON
+from infra.local.servers import start_mlflow, start_stack
+from models.program import SWIFTQUEUE
+from pipelines.live import DRIFT
+
+ON_RAY: Final = ("ingest", "scheduler")
+PARAMS_FILE: Final = Path("params.yaml")
+TIMEOUT_S: Final = 180.0  # of a part's start; 30 s were seen on a busy machine
+PORT_WAIT_S: Final = 3.0  # a killed part's child needs a moment to let go of its port
+
+
+class NoChampionError(OSError):
+    """There is nothing to serve yet."""
+
+
+def start_loop(
+    trace: str | None,
+    *,
+    speed: float,
+    every_s: float,
+    learn_s: float,
+    judge_s: float,
+    drift: float = DRIFT,
+    retrain: bool = False,
+    make_champion: Callable[[], None] | None = None,
+) -> None:
+    """Start every part that does not run, in order, each when the one before it answers.
+
+    The numbers are those of `asked.Live`; without a trace it is the one of section `register`. Where there
+    is no champion, `make_champion` makes and serves the first one.
+
+    Raises:
+        ValueError: a number out of range.
+        NoChampionError: there is none, and nobody to make it; nothing was started.
+        OSError: no trace or agent, or a port is taken; the line says what to do.
+        RuntimeError: a part did not start; those before it stay, `down` stops them.
+    """
+    params = yaml.safe_load(PARAMS_FILE.read_text())["register"]
+    live = asked.Live(trace or params["trace"], speed, every_s, learn_s, judge_s, drift, retrain)
+    with under_way.under_way():
+        before = asked.asked()
+        if before not in (None, live) and any(map(processes.running, ("agent", "scheduler"))):
+            print(
+                f"the loop was started with {before}; it goes on so (`swiftqueue down` first to change that)"
+            )
+            live = before or live
+        try:
+            _check_what_it_needs(live, str(params["model_name"]))
+        except NoChampionError:
+            if make_champion is None:
+                raise
+            make_champion()
+            _check_what_it_needs(live, str(params["model_name"]))
+        if live != before:
+            asked.write_asked(live)
+        make_scratch()
+        for name in PARTS:
+            start_part(name, live)
+    print(
+        "the loop is up: `swiftqueue status` judges it, `make logs` shows its logs, `swiftqueue down` ends it"
+    )
+
+
+def start_part(name: str, live: asked.Live) -> None:
+    """Start one part unless it runs, or is elsewhere; those that it needs are to run.
+
+    Raises:
+        OSError: its port is taken, or something is not here.
+        RuntimeError: it did not start.
+    """
+    starters: dict[str, Callable[[], object]] = {
+        MLFLOW: start_mlflow,
+        TRITON: start_stack,
+        ray_head.NAME: _start_ray,
+        "ingest": _start_ingest,
+        "forwarder": _start_forwarder,
+        "agent": lambda: _start_agent(live),
+        "scheduler": lambda: _start_scheduler(live),
+        "prometheus": _start_prometheus,
+        KEEPER: _start_keeper,
+    }
+    starters[name]()
+
+
+def outlived(name: str) -> bool:
+    """Whether a part was started on a Ray head that is gone, and another runs by now."""
+    server, ray = processes.running(name), processes.running(ray_head.NAME)
+    on_ray = name in ON_RAY and not ray_elsewhere()
+    return on_ray and server is not None and ray is not None and server.ticks < ray.ticks
+
+
+def ray_elsewhere() -> bool:
+    """Whether RAY_ADDRESS names a Ray, so that none is started here."""
+    return settings().ray_address is not None
+
+
+def stop_stack() -> None:
+    """Stop whatever `up` started, the newest part first, and nothing else; end an `up` that is under way.
+
+    Raises:
+        HeldError: another `down` does not end.
+    """
+    under_way.end_what_is_under_way()
+    keeper = processes.stop(KEEPER)  # it may be starting a part
+    idle = []
+    with under_way.starting(under_way.DOWN_WAIT_S, lambda pid: print(f"another `down` (pid {pid}): waiting")):
+        for name in reversed(PARTS):
+            if server := keeper if name == KEEPER else processes.stop(name):
+                print(f"{name}: stopped (pid {server.pid})", flush=True)
+            else:
+                idle.append(name)
+        clean_up()
+    if idle:
+        print(f"not running: {', '.join(idle)}")
+
+
+def clean_up() -> None:
+    """Remove what is not to stay once every part has been stopped."""
+    shutil.rmtree(scratch(), ignore_errors=True)
+    (state_dir() / "agent" / "pass.frames").unlink(missing_ok=True)
+    asked.asked_file().unlink(missing_ok=True)
+
+
+def ray_environment() -> dict[str, str]:
+    """What leads a part to the Ray that the loop uses: RAY_ADDRESS, or the head of this machine."""
+    if address := settings().ray_address:
+        return {"RAY_ADDRESS": address}
+    server = processes.running("ray")
+    number = server.ports["gcs"] if server else settings().ray_port
+    return {"RAY_ADDRESS": f"{LOOPBACK}:{number}", **ALONE}
+
+
+def _check_what_it_needs(live: asked.Live, model: str) -> None:
+    """Look for champion, trace, agent and an ingest elsewhere before anything is started.
+
+    Raises:
+        OSError: one of them is missing.
+    """
+    from models.registry.registry import Registry
+    from models.registry.store import registry_exists
+    from serving.agent import process as agent_process
+    from serving.agent.packet_log import open_log
+    from serving.deploy.champion import find_champion
+    from serving.ingest import server as ingest
+
+    if ingest.elsewhere() and not status.ingest_check(ingest.address()):
+        raise OSError(f"{ingest.ADDRESS_VARIABLE}: no ingest answers at {ingest.address()}")
+    if reason := agent_process.why_not_built():
+        raise OSError(f"the loop's sender needs the C++ agent: {reason}")
+    if not registry_exists() or find_champion(Registry(model)).version is None:
+        raise NoChampionError("the registry has no champion; `make run` makes and serves the first one")
+    open_log(live.trace, 0, None)
+
+
+def _start_process(
+    name: str,
+    command: Sequence[str],
+    *,
+    ready: Callable[[], bool],
+    ports: Mapping[str, int] | None = None,
+    env: Mapping[str, str] | None = None,
+    nice: int = 0,
+) -> None:
+    """Start a part's process unless it is up."""
+    if server := processes.running(name):
+        print(f"{name} is up already (pid {server.pid})")
+        return
+    environment = {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "TMPDIR": str(asked.temporary())}
+    environment |= env or {}
+    server = processes.start(name, command, ports or {}, environment, ready, TIMEOUT_S, nice=nice)
+    where = "".join(f", {kind} {LOOPBACK}:{number}" for kind, number in server.ports.items())
+    print(f"{name} is up (pid {server.pid}{where}, log {server.log})", flush=True)
+
+
+def _port(name: str, setting: str) -> int:
+    """Port of a part, by its setting; where the part does not run, one that is free.
+
+    Raises:
+        OSError: another program has it.
+    """
+    number: int = getattr(settings(), setting)
+    deadline = time.monotonic() + PORT_WAIT_S
+    while not processes.running(name):
+        try:
+            processes.check_port(number, setting)
+            break
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise OSError(f"{name}: {error}") from error
+            time.sleep(0.2)
+    return number
+
+
+def _start_ray() -> None:
+    """Start the Ray head, unless RAY_ADDRESS names another."""
+    if ray_elsewhere():
+        print(f"RAY_ADDRESS is set, so no local Ray is started: {settings().ray_address}")
+        return
+    if server := processes.running(ray_head.NAME):
+        print(f"ray is up already (pid {server.pid})")
+        return
+    folder = scratch() / "ray"
+    processes.stop(ray_head.NAME)  # what a killed head left
+    shutil.rmtree(folder, ignore_errors=True)
+    _port(ray_head.NAME, "ray_port")
+    server = ray_head.start(folder, asked.temporary())
+    print(f"ray is up (pid {server.pid}, {ray_environment()['RAY_ADDRESS']}, log {server.log})", flush=True)
+
+
+def _stop_outlived(name: str) -> None:
+    if outlived(name):
+        print(f"{name} was on the Ray before this one: started again", flush=True)
+        processes.stop(name)
+
+
+def _start_ingest() -> None:
+    from serving.ingest import server as ingest
+
+    url = ingest.address()
+    if ingest.elsewhere():
+        print(f"{ingest.ADDRESS_VARIABLE} is set, so no local ingest is started: {url}")
+        return
+    _stop_outlived("ingest")
+    number = settings().ingest_port
+    if not status.ingest_check(url):  # Ray Serve goes on where only the program that started it was killed
+        number = _port("ingest", "ingest_port")
+    _start_process(
+        "ingest",
+        [SWIFTQUEUE, "part", "ingest"],
+        ports={"http": number},
+        env={
+            **ray_environment(),
+            variable("ingest_port"): str(number),
+            **dict.fromkeys(ingest.LISTEN_VARIABLES, ""),  # the loop's own listens on loopback, without TLS
+        },
+        ready=lambda: status.ingest_check(url),
+    )
+
+
+def _start_forwarder() -> None:
+    from serving.ingest.own_socket import listens
+    from serving.ingest.server import address
+
+    _start_process(
+        "forwarder",
+        [SWIFTQUEUE, "part", "forwarder", str(asked.telemetry_socket()), address()],
+        ready=lambda: listens(asked.telemetry_socket()),
+    )
+
+
+def _start_agent(live: asked.Live) -> None:
+    port = _port("agent", "agent_metrics")
+    url = f"http://{LOOPBACK}:{port}/metrics"
+    options = [
+        f"--speed={live.speed}",
+        f"--telemetry=unix:{asked.telemetry_socket()}",
+        f"--metrics-port={port}",
+    ]
+    _start_process(
+        "agent",
+        [SWIFTQUEUE, "part", "agent", live.trace, *options],
+        ports={"metrics": port},
+        ready=lambda: (status.number(url, 'swiftqueue_agent_batches_total{outcome="decided"}') or 0) > 0,
+        nice=processes.AHEAD,
+    )
+
+
+def _start_scheduler(live: asked.Live) -> None:
+    from serving.agent.frames import heard_name
+    from serving.agent.packet_log import open_log
+    from serving.ingest.forwarder import sender_id
+    from serving.ingest.server import telemetry_dir
+
+    _stop_outlived("scheduler")
+    port = _port("scheduler", "scheduler_metrics")
+    options = {
+        "--telemetry": telemetry_dir(),
+        "--sender": sender_id(heard_name(open_log(live.trace, 0, None).trace)),
+        "--every": live.every_s,
+        "--learn": live.learn_s,
+        "--judge": live.judge_s,
+        "--drift": live.drift,
+        "--retrain": "start" if live.retrain else "propose",
+        "--metrics-port": port,
+    }
+    _start_process(
+        "scheduler",
+        [SWIFTQUEUE, "schedule", *(f"{option}={value}" for option, value in options.items())],
+        ports={"metrics": port},
+        env=ray_environment(),
+        ready=lambda: answers(f"http://{LOOPBACK}:{port}/metrics"),
+        nice=processes.BEHIND,  # as Ray is: a round takes every core for seconds
+    )
+
+
+def _start_prometheus() -> None:
+    from infra.local import prometheus
+
+    if shutil.which("prometheus") is None:
+        print(
+            "no prometheus here (Debian: apt-get install prometheus): metrics are served, nobody keeps them"
+        )
+        return
+    print(f"prometheus is up at {prometheus.start()}")
+
+
+def _start_keeper() -> None:
+    port = _port(KEEPER, "keeper_metrics")
+    _start_process(
+        KEEPER,
+        [SWIFTQUEUE, "part", "keeper", f"--metrics-port={port}"],
+        ports={"metrics": port},
+        ready=lambda: answers(f"http://{LOOPBACK}:{port}/metrics"),
+    )
+    if processes.running("prometheus"):
+        from infra.local import prometheus
+
+        prometheus.write_targets()

@@ -1,0 +1,40 @@
+"""Where Triton finds the native backend: a backend directory of links, the environment's backends and ours.
+
+Triton takes one backend directory. Nothing is written into `.venv-triton`: the directory made here links to
+what lies there and, as `swiftqueue/libtriton_swiftqueue.so`, to what `make` built.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from infra.local.triton_environment import TritonEnvironment
+from serving.triton.config import Backend
+
+SOURCES: Final = Path(__file__).resolve().parents[2] / "serving" / "triton" / "native"
+LIBRARY: Final = SOURCES / "_build" / f"libtriton_{Backend.NATIVE}.so"
+
+
+def with_native_backend(environment: TritonEnvironment, folder: Path) -> TritonEnvironment:
+    """Make backend directory `folder` and return the environment with it; harmless when it is there.
+
+    Raises:
+        OSError: the backend is not built; the line says what to do.
+    """
+    if not LIBRARY.is_file():
+        raise OSError(f"{LIBRARY}: the native backend is not built; run `make -C {SOURCES}`")
+    (folder / Backend.NATIVE).mkdir(parents=True, exist_ok=True)
+    for backend in environment.backends.iterdir():
+        _link(folder / backend.name, backend)
+    _link(folder / Backend.NATIVE / LIBRARY.name, LIBRARY)
+    return replace(environment, backends=folder)
+
+
+def _link(link: Path, target: Path) -> None:
+    """Make or replace a symbolic link in one step."""
+    partial = link.with_name(f".{link.name}.{os.getpid()}")
+    partial.symlink_to(target.resolve())
+    partial.replace(link)

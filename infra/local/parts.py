@@ -1,0 +1,28 @@
+"""The parts of the live loop on this machine: their names, and which of them ought to run."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Final
+
+from feature_store.settings import settings
+from serving.ingest import server as ingest
+from serving.triton import endpoint
+
+TRITON: Final = "triton"
+MLFLOW: Final = "mlflow"
+KEEPER: Final = "keeper"  # starts what is gone; stopped first
+# Everything that may run on this machine, in the order of its start; the names of `var/NAME/server.json`.
+PARTS: Final = (MLFLOW, TRITON, "ray", "ingest", "forwarder", "agent", "scheduler", "prometheus", KEEPER)
+
+
+def wanted() -> list[str]:
+    """Parts that run when the loop is whole, in the order of their start."""
+    elsewhere = {
+        "mlflow": settings().mlflow_tracking_uri,
+        "triton": endpoint.elsewhere(),
+        "ray": settings().ray_address,
+        "ingest": ingest.elsewhere(),
+        "prometheus": shutil.which("prometheus") is None,
+    }
+    return [name for name in PARTS if not elsewhere.get(name)]

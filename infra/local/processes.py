@@ -1,0 +1,367 @@
+"""Servers that outlive the command that started them: started, recognised and stopped by their own record.
+
+The record (`var/NAME/server.json`) holds the process id and when, since which boot, it was started, so a
+reused id is never taken for ours, whatever the clock is set to, and `stop` ends exactly what `start` started.
+Where a record is damaged, as by a power cut, its process is known by its environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from feature_store.atomic import write_durably
+from feature_store.settings import variable
+from feature_store.state import private_dir, state_dir
+from infra.local import triton_leftovers
+from models.json_file import read_object
+from models.redaction import redacted
+from serving.triton.endpoint import LOOPBACK
+
+STOP_TIMEOUT_S: Final = 15.0  # Triton takes 3-6 s to unload its models
+CHILDREN_TIMEOUT_S: Final = 3.0  # for what a server started and left, once it has ended itself
+POLL_S: Final = 0.1
+ENDED_POLL_S: Final = 0.02
+# Niceness of a session among the others: of what is waited for within milliseconds, and of what can wait.
+AHEAD: Final = -10
+BEHIND: Final = 5
+FORMAT: Final = 2  # of a record; the first had neither `boot` nor `ticks`
+MARK: Final = variable("part")  # in the environment of what was started: of which state, its name, its ports
+SAME_S: Final = 1.0  # two readings of when a process was started, by the wall clock
+LOG_BYTES: Final = 8 << 20  # a log that is longer when its server is started again becomes `server.log.1`
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server this project started: its process and where it listens."""
+
+    name: str
+    pid: int
+    created: float  # when it was started, in seconds since the epoch: what records of the first format go by
+    ports: dict[str, int]
+    boot: str  # the kernel's id of the boot
+    ticks: int  # when the process was started, in the kernel's ticks since then
+
+    def __post_init__(self) -> None:
+        """Raise ValueError where a value cannot be that of a process."""
+        numbers = {"pid": (self.pid, 0, 2**22), "ticks": (self.ticks, -(2**63), 2**63)}
+        numbers |= {f"port {kind}": (number, 0, 2**16 - 1) for kind, number in self.ports.items()}
+        for what, (number, least, most) in numbers.items():
+            if type(number) is not int or not least <= number <= most:
+                raise ValueError(f"{what} is {number!r}")
+
+    @property
+    def log(self) -> Path:
+        """Where its output goes."""
+        return log_path(self.name)
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since it was started, whatever the wall clock was set to."""
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - self.ticks / os.sysconf("SC_CLK_TCK")
+
+    def process(self) -> psutil.Process | None:
+        """The running process, or None when it has ended (or its id now belongs to another)."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(self.pid)
+            if _start_of(self.pid) == (self.boot, self.ticks) and _runs(process):
+                return process
+        return None
+
+
+def record_path(name: str) -> Path:
+    """File that says which process serves as `name`."""
+    return state_dir() / name / "server.json"
+
+
+def log_path(name: str) -> Path:
+    """Log of server `name`."""
+    return state_dir() / name / "server.log"
+
+
+def running(name: str) -> Server | None:
+    """The server `name` if its process runs."""
+    server = _recorded(name)
+    return server if server and server.process() else None
+
+
+def check_port(port: int, setting: str) -> None:
+    """Raise OSError with a clear line if a loopback port, which a setting chooses, is taken."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # TIME_WAIT leftovers do not count
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError as error:
+            raise OSError(
+                f"port {port} is in use by another program; stop it, or choose another port with "
+                f"{variable(setting)}"
+            ) from error
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of loopback that nobody listens on now."""
+    probes = [socket.socket() for _ in range(count)]
+    for probe in probes:
+        probe.bind((LOOPBACK, 0))
+    ports = [int(probe.getsockname()[1]) for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports
+
+
+def start(
+    name: str,
+    command: Sequence[str],
+    ports: Mapping[str, int],
+    env: Mapping[str, str],
+    ready: Callable[[], bool],
+    timeout_s: float,
+    *,
+    nice: int = 0,
+) -> Server:
+    """Start a server in a session of its own and wait until `ready` says that it answers.
+
+    `nice` is that of its session among the others (AHEAD, BEHIND), where the kernel has it so and we may ask;
+    what comes behind others does so once it answers, because somebody waits for its start.
+
+    Raises:
+        RuntimeError: it ended or did not answer in time; it is stopped, its last log line is in the message.
+    """
+    stop(name)  # of one that was killed, children may have stayed
+    private_dir(log_path(name).parent)
+    if log_path(name).is_file() and log_path(name).stat().st_size > LOG_BYTES:
+        log_path(name).replace(log_path(name).with_name("server.log.1"))
+    with log_path(name).open("ab") as log:  # what the one before it said is kept: why it ended
+        begin = log.tell()
+        child = subprocess.Popen(
+            command,
+            env={**os.environ, **env, MARK: _mark(name) + json.dumps(dict(ports))},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        server = record(name, child.pid, ports)
+    except BaseException:  # as on a full disk: without its record nobody would ever stop it
+        child.kill()
+        raise
+    deadline = time.monotonic() + timeout_s
+    try:
+        if nice < 0:
+            set_niceness(child.pid, nice)
+        while not ready():
+            if (code := child.poll()) is not None:
+                raise RuntimeError(f"{name} ended with code {code}: {_last_error(name, begin)}")
+            if time.monotonic() > deadline:
+                raise RuntimeError(
+                    f"{name} did not answer within {timeout_s:.0f} s: {_last_error(name, begin)}"
+                )
+            time.sleep(POLL_S)
+    except BaseException:
+        stop(name)
+        raise
+    if nice > 0:
+        set_niceness(child.pid, nice)
+    return server
+
+
+def record(name: str, pid: int, ports: Mapping[str, int]) -> Server:
+    """Write down which process serves as `name`; it is the one that `stop` ends.
+
+    Raises:
+        OSError: the disk is full.
+        psutil.NoSuchProcess: it has ended.
+    """
+    server = Server(name, pid, time.time(), dict(ports), *_start_of(pid))
+    private_dir(record_path(name).parent)
+    content = json.dumps({"format": FORMAT, **asdict(server)}) + "\n"
+    write_durably(record_path(name), content.encode(), mode=0o600)
+    return server
+
+
+def forget(server: Server) -> None:
+    """Remove a server's record, unless it is another's by now."""
+    if _recorded(server.name) == server:
+        record_path(server.name).unlink(missing_ok=True)
+
+
+def set_niceness(pid: int, nice: int) -> None:
+    """Give a process' session another weight than others have, where it may: below 0 needs CAP_SYS_NICE.
+
+    The kernel shares the cores among sessions first (sched(7), autogroup). A `nice` in one says nothing to
+    another: however low the priority of a push in its session, Triton's threads in theirs waited for it.
+    """
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{pid}/autogroup").write_text(str(nice))
+
+
+def stop(name: str) -> Server | None:
+    """Stop server `name` and what it started; return it, or None when none ran.
+
+    Of a server that was killed, what it started and left is stopped, and what it made is removed.
+    """
+    server = _recorded(name)
+    if server is None:
+        record_path(name).unlink(missing_ok=True)  # a damaged one
+        return None
+    process = server.process()
+    family = _family(server, process)
+    regions = triton_leftovers.shared_memory(family)
+    if process is not None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.resume()  # a stopped (SIGSTOP) process would never see the request to end
+            process.terminate()
+        wait_ended([process], STOP_TIMEOUT_S)
+        family = wait_ended(family, CHILDREN_TIMEOUT_S)
+    for survivor in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            survivor.kill()
+    wait_ended(family, STOP_TIMEOUT_S)
+    for region in regions:
+        region.unlink(missing_ok=True)
+    if name.startswith("triton"):
+        triton_leftovers.remove_folders(_began(server))
+    record_path(name).unlink(missing_ok=True)
+    return server if process else None
+
+
+def wait_ended(processes: Sequence[psutil.Process], timeout_s: float) -> list[psutil.Process]:
+    """Wait until they have ended and return those that have not.
+
+    A zombie has ended. `psutil.wait_procs` waits on until its parent has taken note, and the first process of
+    some containers, the parent of what outlived its own, does so every two seconds only.
+    """
+    deadline = time.monotonic() + timeout_s
+    while (left := [one for one in processes if _runs(one)]) and time.monotonic() < deadline:
+        time.sleep(ENDED_POLL_S)
+    psutil.wait_procs(processes, 0)  # takes note of those that this process started
+    return left
+
+
+def _runs(process: psutil.Process) -> bool:
+    """Whether it has not ended. A zombie has when its last thread is gone: until then its ports are taken."""
+    with contextlib.suppress(psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
+        return process.status() != psutil.STATUS_ZOMBIE or len(os.listdir(f"/proc/{process.pid}/task")) > 1
+    return False
+
+
+def _recorded(name: str) -> Server | None:
+    """The server that was started last as `name` and not stopped since."""
+    try:
+        return read_record(record_path(name))
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        return _marked(name)
+
+
+def read_record(path: Path) -> Server:
+    """The server of a record; what another version wrote beside it is left out.
+
+    Raises:
+        FileNotFoundError: there is no record.
+        ValueError: it is none.
+    """
+    found = read_object(path)
+    known = {field.name: found[field.name] for field in fields(Server) if field.name in found}
+    try:
+        if "ticks" in known:
+            return Server(**known)
+        server = Server(**known, boot="", ticks=0)  # of the first format: by the wall clock alone
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path}: not a server record ({error})") from error
+    with contextlib.suppress(psutil.NoSuchProcess, TypeError):
+        if abs(psutil.Process(server.pid).create_time() - server.created) < SAME_S:
+            boot, ticks = _start_of(server.pid)
+            return replace(server, boot=boot, ticks=ticks)
+    return server
+
+
+def _mark(name: str) -> str:
+    """How the mark of what is started as `name` begins; its ports follow."""
+    return f"{state_dir()} {name} "
+
+
+def _marked(name: str) -> Server | None:
+    """The oldest session's leader that was started as `name` here, by its environment."""
+    mark, found = f"{MARK}={_mark(name)}".encode(), []
+    for folder in Path("/proc").glob("[1-9]*"):
+        with contextlib.suppress(OSError, psutil.Error, ValueError, StopIteration):
+            said = next(one for one in (folder / "environ").read_bytes().split(b"\0") if one.startswith(mark))
+            pid = int(folder.name)
+            if os.getsid(pid) == pid:
+                ports = json.loads(said.removeprefix(mark))
+                found.append(Server(name, pid, time.time(), ports, *_start_of(pid)))
+    return min(found, key=lambda server: server.ticks, default=None)
+
+
+def _family(server: Server, process: psutil.Process | None) -> list[psutil.Process]:
+    """The server's process, if it runs, and whatever it started.
+
+    It leads a session, whose number the kernel gives to no other process while the session has members.
+    """
+    family = {process, *_children(process, _leaders() - {server.pid})} if process else set()
+    with contextlib.suppress(psutil.NoSuchProcess):
+        if _start_of(server.pid) != (server.boot, server.ticks):
+            return []  # the number belongs to somebody else by now
+    for pid in psutil.pids():
+        with contextlib.suppress(OSError, psutil.Error):
+            if os.getsid(pid) == server.pid:
+                family.add(psutil.Process(pid))
+    return list(family)
+
+
+def _leaders() -> set[int]:
+    """Processes that were started as servers: one may have been started by another."""
+    names = [path.parent.name for path in state_dir().glob("*/server.json")]
+    return {server.pid for name in names if (server := running(name))}
+
+
+def _children(process: psutil.Process, others: set[int]) -> Iterator[psutil.Process]:
+    """What a process started, and these, and so on; but not `others` and what they started."""
+    for child in process.children():
+        if child.pid not in others:
+            yield child
+            with contextlib.suppress(psutil.NoSuchProcess):
+                yield from _children(child, others)
+
+
+def _began(server: Server) -> float:
+    """When a server was started, in seconds since the epoch as the kernel dates files."""
+    return psutil.boot_time() + server.ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _start_of(pid: int) -> tuple[str, int]:
+    """When a process was started: the boot, and ticks since then.
+
+    Not psutil's `create_time`: that is a time of the wall clock, reckoned from where the clock stands when it
+    is asked. After the clock was set each process would have another.
+
+    Raises:
+        psutil.NoSuchProcess: there is no such process.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError) as error:
+        raise psutil.NoSuchProcess(pid) from error
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return boot, int(stat.rpartition(")")[2].split()[19])  # field 22, starttime: proc_pid_stat(5)
+
+
+def _last_error(name: str, begin: int) -> str:
+    """Last line of the log, from byte `begin` on, that looks like an error, or the last line."""
+    said = log_path(name).read_bytes()[begin:].decode(errors="replace")
+    lines = [line for line in said.splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("E") or "rror" in line]
+    return f"{redacted((errors or lines or ['it wrote nothing'])[-1].strip())[:300]} (log: {log_path(name)})"

@@ -1,0 +1,142 @@
+"""A local Prometheus that scrapes whatever of the loop runs here, on loopback only.
+
+    swiftqueue monitor prometheus start|targets|stop
+
+What to scrape comes from the servers' own records (`var/NAME/server.json`, infra/local/processes.py): each
+one that lists a port named `metrics` is a target, and the ingest. `targets` writes the list anew; Prometheus
+sees it within 10 s. The port is SWIFTQUEUE_PROMETHEUS_PORT (9090), state and log lie under `var/prometheus`.
+Alerts go to the Alertmanager that SWIFTQUEUE_ALERTMANAGER names (HOST:PORT).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+import yaml
+
+from feature_store.atomic import write_file
+from feature_store.settings import settings, variable
+from feature_store.state import state_dir
+from infra.local import processes
+from infra.local.pages import answers
+from serving.triton.endpoint import LOOPBACK
+
+NAME: Final = "prometheus"
+CONFIGURATION: Final = Path(__file__).resolve().parents[1] / "monitoring"
+ALERTMANAGER: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+):([1-9][0-9]{0,4})")
+START_TIMEOUT_S: Final = 60.0
+
+
+def start() -> str:
+    """Start Prometheus if it is not up, and return its address.
+
+    Raises:
+        OSError: it is not installed, or its port is taken.
+        ValueError: SWIFTQUEUE_ALERTMANAGER is no address.
+        RuntimeError: it ended or did not answer.
+    """
+    if server := processes.running(NAME):
+        write_targets()
+        return f"http://{LOOPBACK}:{server.ports['http']}"
+    program = shutil.which("prometheus")
+    if program is None:
+        raise OSError("prometheus is not installed; on Debian: apt-get install prometheus")
+    port = settings().prometheus_port
+    processes.check_port(port, "prometheus_port")
+    folder = write_configuration(port)
+    write_targets()
+    url = f"http://{LOOPBACK}:{port}"
+    command = [
+        program,
+        f"--config.file={folder / 'prometheus.yaml'}",
+        f"--storage.tsdb.path={folder / 'data'}",
+        "--storage.tsdb.retention.time=7d",
+        f"--web.listen-address={LOOPBACK}:{port}",
+        "--log.level=warn",
+    ]
+    ready = f"{url}/-/ready"
+    processes.start(NAME, command, {"http": port}, {}, lambda: answers(ready), START_TIMEOUT_S)
+    return url
+
+
+def write_configuration(port: int) -> Path:
+    """Put configuration and rules into `var/prometheus`; returns that folder.
+
+    Raises:
+        ValueError: SWIFTQUEUE_ALERTMANAGER is no address.
+    """
+    alerting = _alerting()
+    folder = state_dir() / NAME
+    shutil.copytree(CONFIGURATION / "rules", folder / "rules", dirs_exist_ok=True)
+    text = (CONFIGURATION / "prometheus.yaml").read_text().replace("${PORT}", str(port))
+    (folder / "prometheus.yaml").write_text(text + alerting)
+    return folder
+
+
+def _alerting() -> str:
+    """The section of the configuration that says where alerts go; empty where nobody said."""
+    address = settings().alertmanager
+    if not address:
+        return ""
+    if not ALERTMANAGER.fullmatch(address):
+        raise ValueError(f"{variable('alertmanager')}={address!r} is not HOST:PORT")
+    return "\n" + yaml.safe_dump(
+        {"alerting": {"alertmanagers": [{"static_configs": [{"targets": [address]}]}]}}
+    )
+
+
+def targets() -> list[tuple[processes.Server, str]]:
+    """The servers that run here and can be scraped, each with its address."""
+    found = []
+    for record in sorted(state_dir().glob("*/server.json")):
+        server = processes.running(record.parent.name)
+        if server is None or server.name == NAME:
+            continue
+        # The ingest answers scrapes at the port where it takes telemetry.
+        kind = "http" if _job(server.name) == "ingest" and "metrics" not in server.ports else "metrics"
+        if kind in server.ports:
+            found.append((server, f"{LOOPBACK}:{server.ports[kind]}"))
+    return found
+
+
+def write_targets() -> list[dict[str, object]]:
+    """Write `targets.json` from the records of the servers that run, and return its content."""
+    found: list[dict[str, object]] = [
+        {"targets": [address], "labels": {"job": _job(server.name)}} for server, address in targets()
+    ]
+    write_file(state_dir() / NAME / "targets.json", json.dumps(found, indent=1) + "\n")
+    return found
+
+
+def _job(name: str) -> str:
+    """Job of a server: `agent-2` and `agent` are both agents."""
+    return name.split("-")[0]
+
+
+class Action(StrEnum):
+    """What can be done with it."""
+
+    start = "start"
+    targets = "targets"
+    stop = "stop"
+
+
+def main(
+    action: Annotated[Action, typer.Argument(help="`targets`: after a server was started or stopped")],
+) -> None:
+    """Start or stop the local Prometheus, or write the list of what it scrapes anew."""
+    match action:
+        case Action.start:
+            print(f"prometheus is up at {start()}")
+        case Action.targets:
+            for target in write_targets():
+                print(json.dumps(target))
+        case Action.stop:
+            server = processes.stop(NAME)
+            print(f"prometheus: stopped (pid {server.pid})" if server else "prometheus: not running")

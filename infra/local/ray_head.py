@@ -1,0 +1,138 @@
+"""The live loop's own Ray head: started on loopback with a token, judged by a real write and read.
+
+    python -m infra.local.ray_head ADDRESS     # the judgement: one line, exit code 0 when it is well
+
+The judgement is a program of its own: Ray ends a process whose head does not answer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+import grpc
+
+from feature_store.local_ray import ALONE, LOOPBACK, OBJECT_STORE_BYTES, PATIENCE, use_token
+from feature_store.settings import settings
+from feature_store.state import stranger_listens
+from infra.local import processes
+from serving.ingest.server import SERVE_PATIENCE
+
+NAME: Final = "ray"
+START_TIMEOUT_S: Final = 240.0
+CHECK_TIMEOUT_S: Final = 20.0
+CALL_TIMEOUT_S: Final = 5.0
+# No record of each task for a dashboard that nobody starts: the head's memory rose by 250 MiB an hour.
+SYSTEM_CONFIG: Final = {"task_events_report_interval_ms": 0}
+
+
+def start(folder: Path, temporary: Path) -> processes.Server:
+    """Start a Ray head whose files lie in `folder` (a short path), and wait until it answers.
+
+    What its workers put away for a moment lies in `temporary`: one that is killed leaves it there.
+
+    Raises:
+        OSError: its port is taken.
+        RuntimeError: it did not start.
+    """
+    number = settings().ray_port
+    processes.check_port(number, "ray_port")
+    use_token()
+    command = [
+        *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats"),
+        *(f"--node-ip-address={LOOPBACK}", f"--port={number}", f"--temp-dir={folder}"),
+        *("--include-dashboard=false", f"--num-cpus={max(2, os.cpu_count() or 1)}"),
+        f"--object-store-memory={OBJECT_STORE_BYTES}",
+        # Else these are fixed ports and ranges, and a second Ray on the machine would meet them.
+        *("--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"),
+        f"--system-config={json.dumps(SYSTEM_CONFIG)}",
+        f"--ray-client-server-port={_free_port()}",
+        # No autoscaler for one machine, and no copies of workers' lines for drivers, which show none of them.
+        *("--no-monitor", "--include-log-monitor=false"),
+    ]
+    environment = {
+        **PATIENCE,
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # there is no other node for its actors to move to
+        "OMP_NUM_THREADS": "1",
+        "TMPDIR": str(temporary),
+        **ALONE,
+        **SERVE_PATIENCE,
+    }
+    address = f"{LOOPBACK}:{number}"
+    return processes.start(
+        NAME,
+        command,
+        {"gcs": number},
+        environment,
+        lambda: check(address)[0],
+        START_TIMEOUT_S,
+        nice=processes.BEHIND,
+    )
+
+
+def alive(address: str) -> bool:
+    """Whether a Ray head answers anything at all; cheap, and no judgement of what it does."""
+    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        ask = channel.unary_unary("/grpc.health.v1.Health/Check")
+        try:
+            ask(b"", timeout=CALL_TIMEOUT_S)
+        except grpc.RpcError as error:  # "no token" is an answer too
+            return error.code() not in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
+    return True
+
+
+def check(address: str) -> tuple[bool, str]:
+    """Whether a Ray head takes a write, gives it back and has a node to work on; and a line about it."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), CALL_TIMEOUT_S).close()
+    except OSError:
+        return False, f"no answer at {address}"
+    if host == LOOPBACK and stranger_listens(int(port)):
+        return False, f"another user listens at {address}, and is not told our token"
+    use_token()
+    command = [sys.executable, "-m", "infra.local.ray_head", address]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=CHECK_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return False, f"takes connections at {address}, but does not answer"
+    lines = (done.stdout or done.stderr).strip().splitlines()
+    return done.returncode == 0, lines[-1] if lines else f"ended with code {done.returncode}"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return int(probe.getsockname()[1])
+
+
+def main(address: str) -> None:
+    """Judge the head at an address."""
+    # No process need be started for it, as `ray.init` does. A compiled module: mypy cannot look inside.
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]
+
+    begin = time.perf_counter()
+    client = GcsClient(address=address)
+    key, content, space = f"check-{os.getpid()}".encode(), os.urandom(16), b"swiftqueue"
+    client.internal_kv_put(key, content, True, space, timeout=CALL_TIMEOUT_S)
+    same = client.internal_kv_get(key, space, timeout=CALL_TIMEOUT_S) == content
+    client.internal_kv_del(key, False, space, timeout=CALL_TIMEOUT_S)
+    took_ms = (time.perf_counter() - begin) * 1e3
+    nodes = client.get_all_node_info(timeout=CALL_TIMEOUT_S).values()
+    alive = sum(node.state == type(node).ALIVE for node in nodes)
+    if not same or not alive:
+        sys.exit(f"{alive} nodes; what was written {'came' if same else 'did not come'} back")
+    print(f"{alive} node, a write and a read in {took_ms:.0f} ms")
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1])
+    except Exception as error:  # Ray's own classes, without a common one
+        sys.exit(" ".join(str(error).split())[:200] or type(error).__name__)

@@ -1,0 +1,130 @@
+"""`swiftqueue part agent TRACE`: the C++ agent and a sender that never ends, of one packet table.
+
+A pass is the table again and again, for ten minutes or so, as one sender's session; then a new pass begins.
+Its times are now: a trace's own would step back with each pass, which no sender's clock does.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Final
+
+import numpy as np
+import typer
+
+from feature_store.state import private_dir, state_dir
+from models.say import say
+from serving.agent import frames
+from serving.agent import process as agent_process
+from serving.agent.packet_log import Log, open_log
+from serving.triton.endpoint import grpc_addresses
+
+PASS_S: Final = 600.0  # a session's first seconds teach nothing, so there are few of them
+DEADLINE_US: Final = 5_000  # beside training on the same cores
+FIRST_MODEL_S: Final = 5.0
+RETRY_S: Final = 1.0  # after an agent that ended by itself
+
+
+def laps(log: Log, count: int, begin_ns: int) -> Log:
+    """Return a log with its packets `count` times one after the other, the first sent at `begin_ns`.
+
+    Each lap's flows are new ones, so that their ages are those of the trace.
+    """
+    packets = len(log.sent_ns)
+    span_ns = int(log.sent_ns.max() - log.sent_ns[0])
+    lap_ns = span_ns + span_ns // max(1, packets - 1)  # and one mean gap to the next lap's first packet
+    lap = np.arange(count, dtype=np.int64)[:, None]  # (laps, 1), against packets or ACKs
+    shift_ns = begin_ns - int(log.sent_ns[0]) + lap * lap_ns
+    acked_ns = (shift_ns + log.acked_ns).ravel()
+    ack_packet = (lap * packets + log.ack_packet).ravel()
+    order = np.lexsort((ack_packet, acked_ns))  # a lap's last ACKs come in the next one
+    flows = np.int32(log.flow_id.max() + 1)
+    return replace(
+        log,
+        sent_ns=(shift_ns + log.sent_ns).ravel(),
+        flow_id=(lap.astype(np.int32) * flows + log.flow_id).ravel(),
+        acked_ns=acked_ns[order],
+        ack_packet=ack_packet[order],
+        size_bytes=np.tile(log.size_bytes, count),
+        receiver_id=np.tile(log.receiver_id, count),
+        queue=np.tile(log.queue, count),
+        ecn=np.tile(log.ecn, count),
+        retransmitted=np.tile(log.retransmitted, count),
+        latency_us=np.tile(log.latency_us, count),
+    )
+
+
+def laps_of_a_pass(log: Log, pass_s: float) -> int:
+    """How many laps fill a pass."""
+    return max(1, math.ceil(pass_s * 1e9 / max(1, int(log.sent_ns.max() - log.sent_ns[0]))))
+
+
+def run_pass(file: Path, options: list[str]) -> int:
+    """Let the agent replay a file of frames, which is removed once it is mapped; return its exit code."""
+    # A killed (-9) sender takes its agent along: it would hold the metrics port until its pass ends.
+    command = ["setpriv", "--pdeathsig", "TERM", str(agent_process.BINARY), f"--replay={file}", *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as agent:
+        try:
+            for line in agent.stdout or ():
+                said = json.loads(line)
+                if said["event"] == "ready":
+                    file.unlink(missing_ok=True)
+                    say(f"ready, version {said['version']} {said['problem']}".rstrip())
+                elif said["event"] == "summary":
+                    say(f"pass ended: {line.strip()}")
+        finally:
+            agent_process.end(agent)
+    return agent.returncode
+
+
+def send_for_ever(log: Log, speed: float, telemetry: str, metrics_port: int) -> None:
+    """Replay passes one after the other until a signal ends the program.
+
+    Raises:
+        OSError: the disk is full.
+    """
+    count = laps_of_a_pass(log, PASS_S * speed)
+    file = private_dir(state_dir() / "agent") / "pass.frames"
+    options = [
+        *agent_process.server_options(grpc_addresses()),
+        *(f"--speed={speed}", f"--deadline-us={DEADLINE_US}", f"--wait-model-s={FIRST_MODEL_S}"),
+        *(f"--telemetry={telemetry}", f"--metrics-port={metrics_port}"),
+    ]
+    newest_ns = 0
+    say(f"{log.trace}: {count} laps of {len(log.sent_ns)} packets in a pass")
+    while True:
+        one = laps(log, count, max(time.time_ns(), newest_ns))
+        newest_ns = int(one.sent_ns[-1])
+        try:
+            with file.open("wb") as out:
+                out.writelines(frames.replay_frames(one))
+            del one
+            if code := run_pass(file, options):
+                say(f"the agent ended with code {code}: starting another")
+                time.sleep(RETRY_S)
+        finally:
+            file.unlink(missing_ok=True)
+
+
+def main(
+    trace: Annotated[str, typer.Argument(metavar="TRACE", help="of data/packets, or a packet-table folder")],
+    telemetry: Annotated[str, typer.Option(help="unix:PATH of the forwarder's socket")],
+    metrics_port: Annotated[int, typer.Option(help="of the agent, on loopback")],
+    speed: Annotated[float, typer.Option(help="times real time")] = 1.0,
+) -> None:
+    """Replay a packet table again and again by the C++ agent, until SIGTERM."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        sys.exit(0)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
+    send_for_ever(open_log(trace, 0, None), speed, telemetry, metrics_port)

@@ -1,0 +1,188 @@
+"""`swiftqueue up`, `down`, `status`: the local servers, on loopback only; those elsewhere are judged."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from feature_store.settings import settings
+from feature_store.state import private_dir, state_dir
+from infra.local import processes
+from infra.local.native_backend import with_native_backend
+from infra.local.pages import answers
+from infra.local.parts import MLFLOW, TRITON
+from infra.local.triton_environment import TritonEnvironment, check_front, find_environment
+from infra.local.triton_tls import tls_flags
+from models.program import SWIFTQUEUE
+from models.redaction import redacted
+from models.registry.store import PASSWORD, USER, local_store, tracking_uri
+from serving.triton.config import Backend
+from serving.triton.endpoint import (
+    CONTROL_KEY,
+    LOOPBACK,
+    SERVERS,
+    Triton,
+    control_secret_file,
+    elsewhere,
+    grpc_addresses,
+    port,
+)
+from serving.triton.repository import MODEL, ModelRepository
+
+# What a sender has no use for: loading (with files of its own in the request: code), another program's
+# memory, figures, traces, and the log. It asks for the model's configuration, and for inferences.
+RESTRICTED: Final = ("model-repository", "shared-memory", "statistics", "trace", "logging")
+# gRPC's own default, which Triton sets to 2 GiB: 64 windows of 128 tokens are 0.8 MB.
+MAX_MESSAGE_BYTES: Final = 4 << 20
+TRITON_TIMEOUT_S: Final = 60.0
+MLFLOW_TIMEOUT_S: Final = 180.0  # 41 s were seen on a busy machine
+
+
+def start_stack(*, mlflow: bool = False) -> None:
+    """Start Triton (and the MLflow server), wait until they answer, and serve the champion.
+
+    Raises:
+        OSError: a port is in use, or Triton's environment is not set up.
+        RuntimeError: a server ended, did not answer, or could not load the champion.
+    """
+    if mlflow:
+        start_mlflow()
+    _start_triton()
+    from serving.deploy.deployment import (
+        serve_champion,  # brings PyTorch and MLflow, which `down` does not need
+    )
+
+    version = serve_champion()
+    if version is None:
+        print("no champion in the registry yet; `dvc repro` makes a version, `swiftqueue deploy` serves it")
+    else:
+        print(f"champion version {version} is served by the {served_backend().label}")
+
+
+def say_who_runs_this() -> None:
+    """Print a line where everything is about to run as root, which nothing here needs."""
+    if os.geteuid() == 0:
+        print("running as root, which nothing here needs: a user of its own limits what a fault can reach")
+
+
+def served_backend() -> Backend:
+    """Backend of the version that Triton serves, by its first server: all of them serve it alike.
+
+    Raises:
+        OSError: no Triton answers, or it serves nothing.
+    """
+    with Triton() as triton:
+        return Backend(triton.config().backend)
+
+
+def _start_triton() -> None:
+    if elsewhere():
+        print(f"{SERVERS} is set, so no local Triton is started: {', '.join(grpc_addresses())}")
+        return
+    if server := processes.running(TRITON):
+        with Triton(f"{LOOPBACK}:{server.ports['grpc']}") as triton:
+            if not triton.live():
+                raise RuntimeError(
+                    f"Triton (pid {server.pid}) runs but does not answer; "
+                    "stop it with `swiftqueue down`, then start it again"
+                )
+        print(f"triton is up already (pid {server.pid}, gRPC {LOOPBACK}:{server.ports['grpc']})")
+        if not _knows_native_backend(server):
+            print("it was started without the native backend; `swiftqueue down` and `up` start it with it")
+        return
+    ports = {kind: port(kind) for kind in ("grpc", "metrics")}
+    if len(set(ports.values())) < len(ports):
+        raise ValueError(f"Triton's ports must differ: {ports}")
+    for kind, number in ports.items():
+        processes.check_port(number, f"triton_{kind}")
+    environment = find_environment()
+    try:
+        environment = with_native_backend(environment, _backends_folder())
+    except OSError as error:
+        print(f"models are served by the {Backend.PYTHON.label}: {error}")
+    private_dir(state_dir() / TRITON)
+    repository = ModelRepository()
+    repository.embedded.mkdir(parents=True, exist_ok=True)
+    repository.drop_candidate()
+    command = triton_command(environment, repository.embedded, ports)
+    # What was served last, at once; one of the Python backend is pushed anew: the native one may take it now.
+    configuration = repository.embedded / MODEL / "config.pbtxt"
+    if configuration.is_file() and f'backend: "{Backend.NATIVE}"' in configuration.read_text():
+        command += [f"--load-model={MODEL}", "--exit-on-error=false"]
+    with Triton(f"{LOOPBACK}:{ports['grpc']}") as triton:
+        server = processes.start(
+            TRITON, command, ports, environment.variables, triton.live, TRITON_TIMEOUT_S, nice=processes.AHEAD
+        )
+    print(f"triton is up (pid {server.pid}, gRPC {LOOPBACK}:{ports['grpc']}, log {server.log})")
+
+
+def _backends_folder() -> Path:
+    return state_dir() / TRITON / "backends"
+
+
+def _knows_native_backend(server: processes.Server) -> bool:
+    """Whether a running Triton was started with the backend directory that holds ours."""
+    process = server.process()
+    return process is not None and f"--backend-directory={_backends_folder()}" in process.cmdline()
+
+
+def triton_command(environment: TritonEnvironment, repository: Path, ports: Mapping[str, int]) -> list[str]:
+    """Return the command of a Triton on loopback that loads only what it is told to, by who has the secret.
+
+    `ports` has `grpc` and `metrics`. What the command says to serving/triton/front, which the environment's
+    variables put before Triton: the file of the secret after `=@`, and the largest message.
+
+    Raises:
+        OSError: the secret cannot be made, or others may read it; or the front is not built.
+    """
+    check_front()
+    return [
+        str(environment.server),
+        f"--model-repository={repository}",
+        f"--backend-directory={environment.backends}",
+        "--model-control-mode=explicit",
+        "--disable-auto-complete-config",  # ours are whole: what is missing is an error, not a guess
+        # With the default of 8, a stream with hundreds of requests under way ends the server: its front end
+        # uses a request's state after it was freed (docs/SERVING.md). Up to so many are kept instead.
+        "--grpc-infer-allocation-pool-size=16384",
+        "--allow-http=false",  # nobody needs it, and a body of 6 MB ends the server there
+        f"--grpc-max-message-bytes={MAX_MESSAGE_BYTES}",
+        f"--grpc-restricted-protocol={','.join(RESTRICTED)}:{CONTROL_KEY}=@{control_secret_file()}",
+        *(f"--{kind}-address={LOOPBACK}" for kind in ports),
+        *(f"--{kind}-port={number}" for kind, number in ports.items()),
+        *tls_flags(),
+        "--allow-gpu-metrics=false",
+        "--exit-timeout-secs=5",
+    ]
+
+
+def start_mlflow() -> None:
+    """Start the MLflow server, unless it is up or MLFLOW_TRACKING_URI names another.
+
+    Raises:
+        OSError: its port is in use.
+        RuntimeError: it ended or did not answer.
+    """
+    if settings().mlflow_tracking_uri:
+        print(f"MLFLOW_TRACKING_URI is set, so no local MLflow server is started: {redacted(tracking_uri())}")
+        return
+    if server := processes.running(MLFLOW):
+        print(f"mlflow is up already (pid {server.pid}, http://{LOOPBACK}:{server.ports['http']})")
+        return
+    number = settings().mlflow_port
+    processes.check_port(number, "mlflow_port")
+    private_dir(local_store()[1])
+    command = [SWIFTQUEUE, "part", "mlflow", f"--port={number}"]
+    print("starting the MLflow server (10-40 s)", flush=True)
+    url = f"http://{LOOPBACK}:{number}"
+    server = processes.start(
+        MLFLOW, command, {"http": number}, {}, lambda: answers(f"{url}/health"), MLFLOW_TIMEOUT_S
+    )
+    print(f"mlflow is up (pid {server.pid}, {url}, {how_to_log_in()}, log {server.log})")
+
+
+def how_to_log_in() -> str:
+    """What a person needs for the page of MLflow's server."""
+    return f"user {USER}, password in {state_dir() / 'secrets' / PASSWORD}"

@@ -1,0 +1,438 @@
+"""`swiftqueue status`: each part judged by what it does, not by being there."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+import urllib.request
+from base64 import b64encode
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from threading import Thread
+from typing import Any, Final
+from urllib.parse import unquote, urlencode, urlsplit, urlunsplit
+from urllib.request import Request
+
+import numpy as np
+
+from feature_store.settings import settings
+from feature_store.state import secret, state_dir
+from infra.local import asked, parts, processes, prometheus, ray_head, under_way
+from infra.local.pages import answers, page
+from infra.local.parts import KEEPER, MLFLOW, PARTS, TRITON
+from infra.local.prometheus_query import QueryError, ask
+from infra.local.servers import how_to_log_in
+from models.redaction import redacted
+from models.registry import decision
+from models.registry.registry import CHAMPION
+from models.registry.store import PASSWORD, USER, is_own_server, registry_exists, tracking_uri
+from pipelines.live.rounds_log import LOG_FILE, OUTCOMES, newest_first
+from serving.deploy.hold import held
+from serving.deploy.log import age_s, last_served
+from serving.ingest import server as ingest
+from serving.triton.config import Backend
+from serving.triton.endpoint import LOOPBACK, Triton, TritonError
+from serving.triton.servers import connected, each
+
+BOUND_S: Final = 3.0  # for an answer
+FLOWS: Final = {"agent": "batches decided", "forwarder": "events stored by the ingest"}
+GROWTH_WAIT_S: Final = 8.0  # a new pass of the sender takes a second or two to begin
+LOOK_S: Final = 1.0
+SCRAPED_S: Final = 30.0  # six scrapes: one that took too long is no failure
+ROUND_LATE_S: Final = 600.0  # a round waits up to 300 s for its workers and 120 s for their work
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What became of a part's request."""
+
+    well: bool
+    line: str
+    part: str = ""
+
+
+def print_status(*, as_json: bool = False) -> int:
+    """Print what each part answers to a real request; 0: all that run are well and a version is served."""
+    judged = [*_under_way(), *_judge_tritons(), *_hold(), *_judge_mlflow(), *judge_parts(), *_firing()]
+    if all(one.well for one in judged if one.part == MLFLOW):  # without an answer nobody knows
+        judged += _astray()
+    well = all(one.well for one in judged)
+    if as_json:
+        print(json.dumps({"well": well, "parts": [asdict(one) for one in judged]}))
+    else:
+        for one in judged:
+            print(f"{one.part}: {one.line}")
+    return 0 if well else 1
+
+
+def judge_parts() -> list[Judgement]:
+    """Judge each part that runs or ought to, all at the same time, within BOUND_S of what does not answer."""
+    live = asked.asked()
+    running = {name: server for name in PARTS if (server := processes.running(name))}
+    expected = parts.wanted() if live else []
+    judges = {name: partial(_JUDGES[name], server) for name, server in running.items() if name in _JUDGES}
+    judges |= {name: partial(_judge_flow, name, running) for name in FLOWS if name in running}
+    judged = _in_time(judges)
+    lines = []
+    for name in PARTS:
+        if name in judged:
+            lines.append(judged[name])
+        elif name in expected and name not in running:
+            lines.append(Judgement(False, _why_missing(name, KEEPER in running), name))
+    idle = [name for name in PARTS if name not in (*running, MLFLOW, TRITON)]  # those two said so themselves
+    if idle and not live:
+        line = f"{', '.join(idle)}; the whole loop: swiftqueue up --live"
+        lines.append(Judgement(True, line, "not started"))
+    return lines
+
+
+def _why_missing(name: str, kept: bool) -> str:
+    if not processes.record_path(name).exists():
+        if processes.running(under_way.NAME):
+            return "not started yet"
+        return f"was never started, or did not start (log {processes.log_path(name)}); swiftqueue up --live"
+    heals = "the keeper starts it" if kept else "swiftqueue up --live"
+    return f"was started and is gone (log {processes.log_path(name)}); {heals}"
+
+
+def _in_time(judges: Mapping[str, Callable[[], Judgement]]) -> dict[str, Judgement]:
+    """Ask every judge at the same time; one that has not answered within BOUND_S has found nothing well."""
+    found: dict[str, Judgement] = {}
+    late = Judgement(False, f"no answer within {BOUND_S:g} s")
+
+    def judge(name: str, one: Callable[[], Judgement]) -> None:
+        found[name] = one()
+
+    threads = {name: Thread(target=judge, args=(name, one), daemon=True) for name, one in judges.items()}
+    for thread in threads.values():
+        thread.start()
+    deadline = time.monotonic() + BOUND_S
+    for name, thread in threads.items():
+        until = deadline + (GROWTH_WAIT_S if name in FLOWS else 0.0)  # they watch something grow
+        thread.join(max(0.0, until - time.monotonic()))
+    return {name: replace(found.get(name, late), part=name) for name in judges}
+
+
+def number(url: str, series: str) -> float | None:
+    """A series' value on a page of metrics; None where page or series is not there."""
+    return _value(page(url) or "", series)
+
+
+def _value(text: str, series: str) -> float | None:
+    for line in text.splitlines():
+        name, _, value = line.rpartition(" ")
+        if name == series or (name.startswith(f"{series}{{") and "{" not in series):
+            return float(value)
+    return None
+
+
+def last_round() -> dict[str, Any] | None:
+    """The last finished round of `var/live/rounds.jsonl`."""
+    return next(newest_first(state_dir() / "live" / LOG_FILE), None)
+
+
+def ingest_check(url: str, timeout_s: float = 10) -> bool:
+    """Whether the ingest writes into its store and reads it back."""
+    return answers(urllib.request.Request(f"{url}/v1/check", b"", method="POST"), timeout_s)  # noqa: S310
+
+
+def _ray(server: processes.Server) -> Judgement:
+    return Judgement(*ray_head.check(f"{LOOPBACK}:{server.ports['gcs']}"))
+
+
+def _ingest(server: processes.Server) -> Judgement:
+    url = f"http://{LOOPBACK}:{server.ports['http']}"
+    begin = time.perf_counter()
+    well = ingest_check(url, BOUND_S)
+    took_ms = (time.perf_counter() - begin) * 1e3
+    return Judgement(well, f"{f'a write and a read in {took_ms:.0f} ms' if well else 'no answer'} at {url}")
+
+
+def _scheduler(server: processes.Server) -> Judgement:
+    url = f"http://{LOOPBACK}:{server.ports['metrics']}/metrics"
+    told = page(url)
+    if told is None or _value(told, "swiftqueue_served_version") is None:
+        return Judgement(False, f"no answer at {url} (log {server.log})")
+    ended = sum(_value(told, f'swiftqueue_rounds_total{{outcome="{outcome}"}}') or 0 for outcome in OUTCOMES)
+    last = last_round() if ended else None  # else it is of a scheduler before this one
+    live = asked.asked()
+    if last is None or last.get("ended_boot_s") is None:
+        late = live is not None and server.age_s > live.every_s + ROUND_LATE_S
+        return Judgement(not late, f"no round has ended yet; metrics at {url}")
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - last["ended_boot_s"]
+    version = f" version {last['version']}" if last["version"] else ""
+    line = f"round {last['number']} {last['outcome']}{version}, ended {duration(age_s)} ago: {last['reason']}"
+    late = live is not None and age_s > live.every_s + ROUND_LATE_S
+    return Judgement(last["outcome"] != "failed" and not late, line)
+
+
+def _prometheus(server: processes.Server) -> Judgement:
+    """Whether every part that can be scraped was, of late; one that was just started has time."""
+    url = f"http://{LOOPBACK}:{server.ports['http']}"
+    try:
+        query = f"max_over_time(up[{SCRAPED_S:.0f}s])"
+        found = ask(url, "query", timeout_s=BOUND_S, query=query)["result"]
+    except QueryError:
+        return Judgement(False, f"no answer at {url}")
+    well = {one["metric"]["instance"] for one in found if one["value"][1] == "1"}
+    down = [
+        f"{part.name} ({address})"
+        for part, address in prometheus.targets()
+        if address not in well and min(part.age_s, server.age_s) > SCRAPED_S
+    ]
+    line = f"{len(well)} of {len(found)} targets answer its scrapes, {url}"
+    if not found:
+        young = f"has scraped nothing yet, {duration(server.age_s)} after its start, {url}"
+        return Judgement(server.age_s < SCRAPED_S, young)
+    return Judgement(not down, f"{line}; not scraped: {', '.join(down)}" if down else line)
+
+
+def _keeper(server: processes.Server) -> Judgement:
+    url = f"http://{LOOPBACK}:{server.ports['metrics']}/metrics"
+    series = [f'swiftqueue_part_restarts_total{{part="{name}"}}' for name in parts.wanted()]
+    told = page(url)
+    if told is None:
+        return Judgement(False, f"no answer at {url} (log {server.log})")
+    restarts = sum(_value(told, one) or 0 for one in series)
+    return Judgement(True, f"{restarts:.0f} parts started again so far (log {server.log})")
+
+
+_JUDGES: Final[dict[str, Callable[[processes.Server], Judgement]]] = {
+    "ray": _ray,
+    "ingest": _ingest,
+    "scheduler": _scheduler,
+    "prometheus": _prometheus,
+    KEEPER: _keeper,
+}
+
+
+class _Growth:
+    """A count of a page, looked at until it has grown."""
+
+    def __init__(self, url: str, *series: str) -> None:
+        self._url, self._series = url, series
+        self._base: float | None = None
+        self._since = 0.0
+        self.per_s = math.nan  # until it has grown
+
+    def look(self) -> None:
+        """Look once more; a count that is smaller belongs to a process that was started again."""
+        told = page(self._url, BOUND_S) or ""
+        found = [value for one in self._series if (value := _value(told, one)) is not None]
+        now = time.monotonic()
+        if not found or not math.isnan(self.per_s):
+            return
+        if self._base is None or sum(found) < self._base:
+            self._base, self._since = sum(found), now
+        elif sum(found) > self._base:
+            self.per_s = (sum(found) - self._base) / (now - self._since)
+
+    @property
+    def seen(self) -> bool:
+        """Whether the page answered at all."""
+        return self._base is not None
+
+
+def _judge_flow(name: str, running: Mapping[str, processes.Server]) -> Judgement:
+    """Agent and forwarder serve nobody but each other: are batches decided, do events reach the store?"""
+    what, url = FLOWS[name], ""
+    series: tuple[str, ...] = ()
+    agent, local = running.get("agent"), running.get("ingest")
+    if name == "agent":
+        url = f"http://{LOOPBACK}:{running[name].ports['metrics']}/metrics"
+        series = ('swiftqueue_agent_batches_total{outcome="decided"}',)
+    elif agent and (local or ingest.elsewhere()):
+        base = f"http://{LOOPBACK}:{local.ports['http']}" if local else ingest.address()
+        url = f"{base}/metrics"
+        series = tuple(f'swiftqueue_ingest_events_total{{kind="{kind}"}}' for kind in ("ack", "send"))
+    log = f"(log {processes.log_path(name)})"
+    growth = _Growth(url, *series)
+    deadline = time.monotonic() + GROWTH_WAIT_S
+    while url and math.isnan(growth.per_s) and time.monotonic() < deadline:
+        growth.look()
+        if not growth.seen:
+            break
+        time.sleep(LOOK_S if math.isnan(growth.per_s) else 0.0)
+    if not math.isnan(growth.per_s):
+        return Judgement(True, f"{growth.per_s:,.0f} {what} per second{_version(running, name)}")
+    if not growth.seen:
+        return Judgement(False, f"no metrics to judge it by {log}")
+    since = f", the last {ago}" if name == "forwarder" and (ago := _last_stored()) else ""
+    return Judgement(False, f"no {what} in the {GROWTH_WAIT_S:.0f} s that it was watched{since} {log}")
+
+
+def _last_stored() -> str:
+    """How long ago telemetry was stored last; empty where nothing is, or where it is stored elsewhere."""
+    manifests = (ingest.telemetry_dir() / "packets").glob("trace=*/manifest.json")
+    stored_s = [file.stat().st_mtime for file in manifests]
+    return f"{duration(max(0.0, time.time() - max(stored_s)))} ago" if stored_s else ""
+
+
+def _version(running: Mapping[str, processes.Server], name: str) -> str:
+    if name != "agent":
+        return ""
+    page = f"http://{LOOPBACK}:{running[name].ports['metrics']}/metrics"
+    version = number(page, "swiftqueue_agent_server_version")
+    return "" if version is None else f", by version {version:.0f}"
+
+
+def _judge_tritons() -> list[Judgement]:
+    """What each Triton answers; all are well where they answer with one version."""
+    with connected() as servers:
+        judged = each(servers, _judge_triton)
+    last = last_served()
+    newest = last["version"] if last else max((version or 0 for version, _ in judged), default=0)
+    one = len({version for version, _ in judged}) == 1
+    lines = []
+    for server, (version, line) in zip(servers, judged, strict=True):
+        lines.append(Judgement(one and version is not None, line, TRITON))
+        if version is not None and version != newest:
+            old = f"version {newest} was deployed last, so {server.address} is not up to date"
+            behind = f"{old}: swiftqueue deploy"
+            lines.append(Judgement(True, behind, TRITON))
+    return lines or [Judgement(False, "no server", TRITON)]
+
+
+def _under_way() -> list[Judgement]:
+    server = processes.running(under_way.NAME)
+    line = f"an `up` or `run` is under way (pid {server.pid}) for {duration(server.age_s)}" if server else ""
+    return [Judgement(True, line, under_way.NAME)] if server else []
+
+
+def _hold() -> list[Judgement]:
+    try:
+        kept = held()
+    except ValueError as error:
+        return [Judgement(False, str(error), "hold")]
+    return [Judgement(True, f"{kept} (for {duration(time.time() - kept.time)})", "hold")] if kept else []
+
+
+def _firing() -> list[Judgement]:
+    """Alerts that fire, by the local Prometheus; they do not change what the parts themselves answer."""
+    server = processes.running("prometheus")
+    if server is None:
+        return []
+    try:
+        found = ask(f"http://{LOOPBACK}:{server.ports['http']}", "alerts", timeout_s=BOUND_S)["alerts"]
+        firing = [one for one in found if one["state"] == "firing"]
+        return [
+            Judgement(
+                True,
+                f"{one['labels']['alertname']} ({one['labels'].get('severity', '')}): "
+                f"{one['annotations'].get('summary', '')}; docs/OPERATIONS.md says what to do",
+                "alert",
+            )
+            for one in firing
+        ]
+    except (QueryError, LookupError, TypeError):  # its own line says so
+        return []
+
+
+def _judge_triton(triton: Triton) -> tuple[int | None, str]:
+    """Version that answers a real inference, if one does, and a line about the server."""
+    try:
+        triton.require_live()
+    except TritonError as error:
+        return None, str(error)
+    try:
+        config = triton.config()
+        tokens, features = config.input[0].dims
+        begin = time.perf_counter()
+        answer = triton.infer(np.zeros((1, tokens, features), dtype=np.float32))
+        took_us = (time.perf_counter() - begin) * 1e6
+    except TritonError as error:
+        return None, f"answers at {triton.address}, but serves no version ({error}): swiftqueue deploy"
+    age = age_s(answer.version)
+    old = "not deployed from here" if age is None else f"{duration(age)} old"
+    return answer.version, (
+        f"serves version {answer.version} by the {Backend(config.backend).label} "
+        f"at {triton.address}, {old}, inference {took_us:.0f} µs"
+    )
+
+
+def _mlflow_url() -> str | None:
+    """Address of the MLflow server, if there is one."""
+    if settings().mlflow_tracking_uri:
+        url = tracking_uri().rstrip("/")
+        return url if url.startswith("http") else None
+    server = processes.running(MLFLOW)
+    return f"http://{LOOPBACK}:{server.ports['http']}" if server else None
+
+
+def _judge_mlflow() -> list[Judgement]:
+    """Judge the MLflow server, if there is one, by a read of the registry."""
+    url = _mlflow_url()
+    if url is None:
+        if settings().mlflow_tracking_uri:
+            return []
+        return [Judgement(True, f"no server (the registry is read from {state_dir() / 'mlflow'})", MLFLOW)]
+    begin = time.perf_counter()
+    well = answers(_asking(url, "search", max_results=1), BOUND_S)
+    took_ms = (time.perf_counter() - begin) * 1e3
+    log_in = f" ({how_to_log_in()})" if _is_own(url) else ""
+    said = f"a registry read in {took_ms:.0f} ms" if well else "no answer"
+    return [Judgement(well, f"{said} at {redacted(url)}{log_in}", MLFLOW)]
+
+
+def _is_own(url: str) -> bool:
+    return processes.running(MLFLOW) is not None and is_own_server(url)
+
+
+def _asking(url: str, what: str, **options: str | int) -> Request:
+    """Make a request about registered models, with what the server at `url` asks for."""
+    path = f"api/2.0/mlflow/registered-models/{what}?{urlencode(options)}"
+    return _with_credentials(f"{url}/{path}", _is_own(url))
+
+
+def _with_credentials(url: str, own: bool) -> Request:
+    """Make a request with the password of our own server, or the credentials that the user set."""
+    parts = urlsplit(url)
+    user, password = os.environ.get("MLFLOW_TRACKING_USERNAME"), os.environ.get("MLFLOW_TRACKING_PASSWORD")
+    if own:
+        user, password = USER, secret(PASSWORD)
+    elif parts.username is not None:
+        user, password = unquote(parts.username), unquote(parts.password or "")
+    request = Request(urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])))  # noqa: S310 - http(s)
+    if user is not None and password is not None:
+        request.add_header("Authorization", f"Basic {b64encode(f'{user}:{password}'.encode()).decode()}")
+    elif token := os.environ.get("MLFLOW_TRACKING_TOKEN"):
+        request.add_header("Authorization", f"Bearer {token}")
+    return request
+
+
+def _astray() -> list[Judgement]:
+    """Where the alias champion names a version that may not be served."""
+    served = last_served()
+    if served is None or "model" not in served or not registry_exists():
+        return []
+    if (url := _mlflow_url()) and _may_be_served(url, served["model"]):
+        return []
+    from models.registry.registry import Registry  # brings MLflow, for seconds
+    from serving.deploy.champion import find_champion
+
+    try:
+        astray = find_champion(Registry(served["model"])).astray
+    except OSError as error:
+        astray = str(error)
+    return [Judgement(False, astray, "registry")] if astray else []
+
+
+def _may_be_served(url: str, model: str) -> bool:
+    """Whether the alias champion names a version that the gate passed, asked of a server without MLflow."""
+    try:
+        named = json.loads(page(_asking(url, "alias", name=model, alias=CHAMPION)) or "")["model_version"]
+        tags = {tag["key"]: tag["value"] for tag in named["tags"]}
+        return not decision.refusal(model, int(named["version"]), tags)
+    except (ValueError, KeyError, TypeError, OSError):
+        return False  # whoever asks by MLflow learns why
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words."""
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s"

@@ -1,0 +1,90 @@
+"""The live loop as a systemd unit of this user: started at boot, bounded in memory, ended whole.
+
+The unit runs `up` and `down`; its control group holds every part, and the keeper among them mends the loop.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Final
+
+from feature_store.settings import PREFIX, variable
+from feature_store.state import state_dir
+from infra.local.under_way import UP_WAIT_S
+
+NAME: Final = "swiftqueue.service"
+MEMORY: Final = re.compile(r"[1-9][0-9]*[KMGT]?|[1-9][0-9]?%|100%")
+STOP_S: Final = 300
+INHERITED: Final = (PREFIX, "MLFLOW_", "RAY_")  # settings that the loop was set up with
+TEMPLATE: Final = """\
+# Written by `swiftqueue units`; written anew by the same command.
+[Unit]
+Description=SwiftQueue: the live loop
+After=network.target
+
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+WorkingDirectory={folder}
+{environment}
+ExecStart={program} up --live{options}
+ExecStop={program} down
+TimeoutStartSec={start_s:.0f}
+TimeoutStopSec={stop_s}
+Restart=on-failure
+RestartSec=60
+MemoryMax={memory}
+
+[Install]
+WantedBy=default.target
+"""
+
+
+def write_unit(memory: str, options: list[str]) -> Path:
+    """Write the unit into this user's systemd folder; returns its path.
+
+    Args:
+        memory: what all parts together may have, as systemd takes it: 12G, 75%.
+        options: of `up --live`.
+
+    Raises:
+        ValueError: the memory is no such amount, or a value holds what a unit file cannot.
+        OSError: it cannot be written.
+    """
+    if not MEMORY.fullmatch(memory):
+        raise ValueError(f"--memory {memory!r}: must be as 12G, or as 75%")
+    program = Path(sys.executable).with_name("swiftqueue")
+    settings = {name: value for name, value in os.environ.items() if name.startswith(INHERITED)}
+    settings = {"PATH": os.environ.get("PATH", os.defpath), **settings, variable("state"): str(state_dir())}
+    settings.pop(variable("down"), None)  # of the `make` that called us
+    text = TEMPLATE.format(
+        folder=_escaped(str(Path.cwd())),
+        environment="\n".join(f"Environment={_quoted(f'{n}={v}')}" for n, v in sorted(settings.items())),
+        program=_quoted(str(program)),
+        options="".join(f" {_quoted(one)}" for one in options).replace("$", "$$"),  # systemd.service(5)
+        start_s=UP_WAIT_S,
+        stop_s=STOP_S,
+        memory=memory,
+    )
+    home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    path = Path(home) / "systemd" / "user" / NAME
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.touch(mode=0o600)  # settings may hold a password
+    partial.write_text(text)
+    partial.replace(path)
+    return path
+
+
+def _quoted(text: str) -> str:
+    """A word of a unit file (systemd.syntax(7))."""
+    return '"' + _escaped(text).replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _escaped(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError(f"{text!r}: a systemd unit cannot hold this")
+    return text.replace("%", "%%")

@@ -1,0 +1,63 @@
+"""Published scores of the stage `evaluate`: `docs/results/evaluations.json`, an entry for each question."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.published import origin
+from feature_store.atomic import write_file
+from models.json_file import read_object
+from models.scoring.predictions import FINETUNED, METHODS
+
+FILE: Final = Path("docs/results/evaluations.json")
+ABOUT: Final = ("protocol", "seed", "traces", "false_alarm_rate")
+LATE: Final = ("average_precision", "average_precision_95", "recall_at_false_alarms")
+ERROR: Final = ("mae_ms", "mae_ms_95", "p99_ms", "log_mae")
+DIGITS: Final = 6
+
+
+def taken(path: Path) -> dict[str, Any]:
+    """Return what the pages need of a `scores.json`.
+
+    Raises:
+        OSError: it is not there.
+        ValueError: it is not one.
+    """
+    scores = read_object(path)
+    try:
+        pooled = scores["all"]
+        late = pooled[FINETUNED]["acked"]["late"]
+        return {
+            "about": {
+                key: scores["about"][key] for key in ("protocol", "seed", "traces", "false_alarm_rate")
+            },
+            "n": pooled[FINETUNED]["acked"]["n"],
+            "n_late": late["n_late"],
+            "base_rate": round(late["base_rate"], DIGITS),
+            "methods": {method: _method(pooled[method]) for method in METHODS},
+        }
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{path} is no scores.json of the stage evaluate: {error}") from None
+
+
+def take(name: str, scores: Path, path: Path = FILE) -> None:
+    """Put an evaluation's scores into the file, in the place of those that it had under this name."""
+    entries = {**read_object(path), name: {**origin(), **taken(scores)}}
+    write_file(path, json.dumps({key: entries[key] for key in sorted(entries)}, indent=1) + "\n")
+
+
+def _method(scores: dict[str, Any]) -> dict[str, Any]:
+    acked = scores["acked"]
+    found = {key: acked["late"][key] for key in LATE} | {key: acked["error"][key] for key in ERROR}
+    found["f1_sharp_acked"] = acked["sharp"]["prediction_change"]["all"]["f1"]
+    if "previous" in scores:
+        found["f1_sharp_previous"] = scores["previous"]["sharp"]["truth_change"]["all"]["f1"]
+    return {key: _rounded(value) for key, value in found.items()}
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_rounded(one) for one in value]
+    return value if value is None else round(value, DIGITS)

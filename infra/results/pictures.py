@@ -1,0 +1,77 @@
+"""The README's two pictures, as SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+import polars as pl
+from matplotlib.figure import Figure
+
+from infra.results import replayed
+from infra.results.replayed import SHOWN_MS
+from infra.results.tables import Data
+from laboratory.report.comparison import Place, by_seed
+from laboratory.report.intervals import estimate
+from laboratory.report.judging import JUDGED
+from laboratory.report.measures import MS, QUEUEING_P99
+from laboratory.report.plots import COLOURS as LAB_COLOURS
+from laboratory.scenarios.schema import CONTROLS
+from models.scoring.plot_style import INK, grid, svg
+
+MODEL: Final = "#e64980"  # on both pages
+DIGITS: Final = 3  # of a drawn figure: what differs beyond them on another machine changes no byte
+PICTURES: Final[Mapping[str, Callable[[Path, Data], bytes]]] = {
+    "sender.svg": lambda root, _: svg(lambda: sender(pl.read_csv(root / replayed.FILE))),
+    "p99.svg": lambda _, data: svg(lambda: p99(data.of(JUDGED))),
+}
+
+
+def sender(packets: pl.DataFrame) -> Figure:
+    """True latency and prediction, packet by packet, and which the controller would have moved."""
+    figure, [[above], [below]] = grid(2, 1, 8.4, 3.6)
+    time_s = packets["time_ms"] / 1e3
+    above.plot(time_s, packets["latency_ms"], "o", color=INK, markersize=3.4, label="came")
+    said = "predicted before it was sent"
+    above.plot(time_s, packets["predicted_ms"], "o", color=MODEL, markersize=2.2, label=said)
+    above.set(ylabel="latency, ms", xlim=(0, SHOWN_MS / 1e3))
+    above.set_ylim(bottom=0)
+    above.legend(fontsize=8, frameon=False, ncols=2, loc="upper left", labelcolor=INK)
+    for moved in (0, 1):
+        here = packets.filter(pl.col("moved") == moved)["time_ms"] / 1e3
+        below.plot(here, [1 - moved] * len(here), "|", color=LAB_COLOURS["last_latency"], markersize=7)
+    below.set(xlabel="s", xlim=(0, SHOWN_MS / 1e3), ylim=(-0.6, 1.6))
+    below.set_yticks([1, 0], ["marked L4S", "marked classic"])
+    below.grid(visible=False)
+    above.get_gridspec().set_height_ratios([4, 1])  # type: ignore[union-attr]
+    return figure
+
+
+def p99(runs: pl.DataFrame) -> Figure:
+    """P99 of the sender's L4S packets' wait under each control, a panel for each profile."""
+    figure, [panels] = grid(1, 2, 8.4, 2.7)
+    for axes, profile in zip(panels, ("uncoupled", "rfc9332"), strict=True):
+        place = Place(JUDGED, "", profile)
+        for row, control in enumerate(CONTROLS):
+            found = estimate([v * MS for v in by_seed(runs, place, control, QUEUEING_P99).values()])
+            if found is None:
+                continue
+            colour = {"default": INK, "no_l4s": INK, "model": MODEL}.get(control, LAB_COLOURS[control])
+            mean = round(found.mean, DIGITS)
+            if found.low is not None and found.high is not None:
+                axes.hlines(
+                    row, round(found.low, DIGITS), round(found.high, DIGITS), color=colour, linewidth=2
+                )
+            fill = colour if found.n > 1 else "none"
+            axes.plot(mean, row, "o", color=colour, markerfacecolor=fill, markersize=6)
+        axes.set_yticks(range(len(CONTROLS)), CONTROLS if profile == "uncoupled" else [])
+        axes.invert_yaxis()
+        axes.set_title(f"{profile}: P99 wait of L4S packets, ms", fontsize=9)
+        if profile == "rfc9332":
+            axes.set_xscale("log")
+            axes.set_xticks([2, 5, 10, 20, 50], ["2", "5", "10", "20", "50"])
+            axes.minorticks_off()
+        else:
+            axes.set_xlim(left=0)
+    return figure

@@ -1,0 +1,276 @@
+"""The tables of the pages, each a function of what is published; a page names them in its markers."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import polars as pl
+
+from benchmarks import published
+from benchmarks.published import Published
+from benchmarks.rows import Row
+from infra.results import evaluations
+from laboratory.report import tables as lab
+from laboratory.report.comparison import Place, against_chance, by_seed, change_of, percent
+from laboratory.report.intervals import Estimate
+from laboratory.report.judging import JUDGED
+from laboratory.report.measures import MS, QUEUEING_P99
+from laboratory.runs.results import COMPLETE
+from laboratory.runs.results import load as load_runs
+from laboratory.scenarios.schema import CONTROLS, PROFILES
+from models.json_file import read_object
+from models.scoring.predictions import FINETUNED, METHODS, TREES
+
+LABORATORY: Final = Path("docs/laboratory")
+WIDEST: Final = 150  # of a table's line, in characters
+WORDS: Final = {
+    FINETUNED: "**fine-tuned model**",
+    "pretrained": "the same without fine-tuning",
+    TREES: "XGBoost, derived inputs",
+    "xgboost_continued": "XGBoost, continued on each fine-tuning slice",
+    "ewma": "EWMA of the flow (RFC 6298)",
+    "last_flow": "last latency of the flow",
+    "last_queue": "last latency of the queue",
+    "last_sender": "last latency of the sender",
+}
+
+
+@dataclass(frozen=True)
+class Data:
+    """All that is published."""
+
+    evaluations: Mapping[str, Any]
+    runs: pl.DataFrame
+    benchmarks: Mapping[str, Published]
+
+    @classmethod
+    def load(cls, root: Path) -> Data:
+        """Read it from a checkout.
+
+        Raises:
+            OSError: a file is not there.
+            ValueError: one is damaged.
+        """
+        return cls(
+            read_object(root / evaluations.FILE),
+            load_runs(root / LABORATORY),
+            published.load(root / published.FILE),
+        )
+
+    def evaluation(self, name: str) -> dict[str, Any]:
+        """Scores of a published evaluation.
+
+        Raises:
+            ValueError: there is none of that name.
+        """
+        if name not in self.evaluations:
+            raise ValueError(f"{evaluations.FILE} has no {name}: swiftqueue results --scores {name} FILE")
+        found: dict[str, Any] = self.evaluations[name]
+        return found
+
+    def benchmark(self, name: str) -> Published:
+        """Figures of a published benchmark.
+
+        Raises:
+            ValueError: there are none.
+        """
+        if name not in self.benchmarks:
+            raise ValueError(f"{published.FILE} has no {name}: swiftqueue bench {name} --publish")
+        return self.benchmarks[name]
+
+    def of(self, *scenarios: str) -> pl.DataFrame:
+        """Runs of some scenarios."""
+        return self.runs.filter(pl.col("scenario").is_in(scenarios))
+
+
+def scores(data: Data, name: str) -> list[str]:
+    """Every method's scores in one evaluation."""
+    one = data.evaluation(name)
+    about = one["about"]
+    said = (
+        f"{_origin(one['date'], one['commit'], one['machine'])} "
+        f"Protocol `{about['protocol']}`, {about['traces']} traces, training seed {about['seed']}, "
+        f"n = {one['n']:,} packets, {one['n_late']:,} of them late (share {one['base_rate']:.3f})."
+    )
+    rate = f"recall at {about['false_alarm_rate']:.0%} false alarms"
+    head = ["method", "AP late (95 %)", rate, "MAE, ms (95 %)", "P99 error, ms", "F1 sharp, `acked`"]
+    lines = [*_wrapped(said), "", *lab.head_of([*head, "F1 sharp, `previous`"])]
+    for method in METHODS:
+        found = one["methods"][method]
+        lines.append(
+            lab.row_of(
+                [
+                    WORDS[method],
+                    _interval(found["average_precision"], found["average_precision_95"], 3),
+                    _number(found["recall_at_false_alarms"], 3),
+                    _interval(found["mae_ms"], found["mae_ms_95"], 2),
+                    _number(found["p99_ms"], 0),
+                    _number(found["f1_sharp_acked"], 2),
+                    _number(found.get("f1_sharp_previous"), 2),
+                ]
+            )
+        )
+    return lines
+
+
+def figures(data: Data, name: str) -> list[str]:
+    """A benchmark's rows, with date, commit and machine; a list where a table would be too wide."""
+    one = data.benchmark(name)
+    said = f"{_origin(one.date, one.commit, one.machine)} {one.remark}".strip()
+    lines = lab.head_of(["what", "ours", "reference", "", "ratio"])
+    for row in one.rows:
+        ours, reference = _measured(row.ours, row), _measured(row.reference, row)
+        lines.append(lab.row_of([row.name, ours, reference, row.reference_name, f"{row.ratio:.3g}"]))
+    if max(map(len, lines)) > WIDEST:
+        lines = [
+            line
+            for row in one.rows
+            for line in _wrapped(
+                f"- **{_measured(row.ours, row)}**: {row.name}. Reference: {_measured(row.reference, row)} "
+                f"({row.reference_name}), ratio {row.ratio:.3g}.",
+                "  ",
+            )
+        ]
+    return [*_wrapped(said), "", *lines]
+
+
+def worst_wait(data: Data) -> list[str]:
+    """The longest wait of any L4S packet of the sender in figure 8 under RFC 9332, by seed."""
+    runs = data.of(JUDGED).filter(pl.col("profile") == "rfc9332", pl.col("status") == COMPLETE)
+    seeds = sorted(set(runs["seed"]))
+    lines = lab.head_of(["control", *(f"seed {seed}, ms" for seed in seeds)])
+    for control in CONTROLS:
+        waits = {
+            seed: quantiles[-1]
+            for seed, quantiles in runs.filter(pl.col("control") == control)
+            .select("seed", "queueing_cdf_us")
+            .iter_rows()
+        }
+        cells = [f"{waits[seed] * MS:.0f}" if seed in waits else lab.NONE for seed in seeds]
+        lines.append(lab.row_of([f"`{control}`", *cells]))
+    return lines
+
+
+def brief(data: Data, profile: str, prefix: str) -> list[str]:
+    """Scenarios along an axis, whose names begin so, in short."""
+    return lab.brief(data.runs.filter(pl.col("scenario").str.starts_with(prefix)), profile)
+
+
+def costs(data: Data, prefix: str) -> list[str]:
+    """The same with intervals and costs, folded away."""
+    names = sorted({name for name in data.runs["scenario"] if name.startswith(prefix)})
+    parts = [line for name in names for line in ["", *lab.costs(data.runs, name)]]
+    return [
+        "<details><summary>With intervals, and what each control costs</summary>",
+        *parts,
+        "",
+        "</details>",
+    ]
+
+
+def summary(data: Data) -> list[str]:
+    """The README's six rows, each with its page."""
+    rows = (
+        ("late packets", "late-packets", _late(data, "late-packets")),
+        ("late packets, Wi-Fi", "wifi", _late(data, "wifi")),
+        ("P99 wait, uncoupled", "figure8", _wait(data, "uncoupled")),
+        ("P99 wait, RFC 9332", "rfc9332", _wait(data, "rfc9332")),
+        ("one answer through Triton", "serving", _answer(data)),
+        ("a new head in service", "live", _new_head(data)),
+    )
+    lines = lab.head_of(["page", "result"])
+    return [*lines, *(lab.row_of([f"[{what}](docs/results/{page}.md)", said]) for what, page, said in rows)]
+
+
+TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
+    "summary": summary,
+    "late-packets": lambda data: scores(data, "late-packets"),
+    "wifi": lambda data: scores(data, "wifi"),
+    "speed-tests": lambda data: scores(data, "speed-tests"),
+    "targets": lambda data: lab.judged(data.of(JUDGED, "many-flows")),
+    "figure8": lambda data: lab.by_control(data.of(JUDGED)),
+    "worst-wait": worst_wait,
+    "other-traffic": lambda data: lab.by_control(data.of("hadoop", "receivers", "replay", "many-flows")),
+    **{f"sweeps-{profile}": partial(brief, profile=profile, prefix="sweep-") for profile in PROFILES},
+    "sweeps-costs": lambda data: costs(data, "sweep-"),
+    "map": lambda data: brief(data, "rfc9332", "map-"),
+    "map-costs": lambda data: costs(data, "map-"),
+    **{
+        f"bench-{name}": partial(figures, name=name)
+        for name in (
+            *("extract", "finetune", "inference", "ingest", "linerate"),
+            *("live", "serving", "soak", "soak-first", "swap"),
+        )
+    },
+}
+
+
+def _late(data: Data, name: str) -> str:
+    one = data.evaluation(name)
+    ours, trees = (one["methods"][method]["average_precision"] for method in (FINETUNED, TREES))
+    low, high = one["methods"][FINETUNED]["average_precision_95"]
+    said = f"average precision {ours:.2f} ({low:.2f}–{high:.2f})"
+    return f"{said}; trees {trees:.2f}, chance {one['base_rate']:.2f}"
+
+
+def _wait(data: Data, profile: str) -> str:
+    place = Place(JUDGED, "", profile)
+    runs = data.of(JUDGED)
+    random = change_of(runs, place, "random", QUEUEING_P99)
+    said = f"{_to(change_of(runs, place, 'model', QUEUEING_P99))}; by chance {_short(random)}"
+    if profile == "uncoupled":
+        return f"{said}; beside chance {_short(against_chance(runs, place))}"
+    return f"{said}; {len(by_seed(runs, place, 'model', QUEUEING_P99))} seeds"
+
+
+def _answer(data: Data) -> str:
+    row = _row_named(data, "serving", "every candidate, p50", "identity, p50")
+    return f"{row.ours:.0f} µs (p50); with an empty model {row.reference:.0f} µs"
+
+
+def _new_head(data: Data) -> str:
+    rows = data.benchmark("live").rows
+    return f"{rows[0].ours:.1f} s after its round began, on a minute of 100 Mbit/s"
+
+
+def _row_named(data: Data, bench: str, name: str, reference: str) -> Row:
+    return next(r for r in data.benchmark(bench).rows if (r.name, r.reference_name) == (name, reference))
+
+
+def _to(change: Estimate | None) -> str:
+    if change is None or change.low is None or change.high is None:
+        return lab.NONE
+    return f"{change.mean * 100:+.1f} % ({change.low * 100:.1f} to {change.high * 100:.1f})"
+
+
+def _short(change: Estimate | None) -> str:
+    return lab.NONE if change is None else percent(change).split(" (")[0]
+
+
+def _interval(value: float | None, ends: Sequence[float] | None, digits: int) -> str:
+    text = _number(value, digits)
+    return f"{text} ({ends[0]:.{digits}f}–{ends[1]:.{digits}f})" if ends else text
+
+
+def _number(value: float | None, digits: int) -> str:
+    return lab.NONE if value is None else f"{value:.{digits}f}"
+
+
+def _measured(value: float, row: Row) -> str:
+    if row.unit == "share":
+        return f"{value:.2%}".replace("%", " %")
+    text = f"{value:,.4g}" if abs(value) < 10_000 else f"{value:,.0f}"
+    return f"{text} {'µs' if row.unit == 'us' else row.unit}".strip()
+
+
+def _origin(date: str, commit: str, machine: str) -> str:
+    return f"Measured on {date} at commit `{commit}`, on {machine}."
+
+
+def _wrapped(text: str, indent: str = "") -> list[str]:
+    return textwrap.wrap(text, 118, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

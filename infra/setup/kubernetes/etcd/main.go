@@ -1,0 +1,12 @@
+// etcd, where the API server keeps what it was given.
+package main
+
+import (
+	"os"
+
+	"go.etcd.io/etcd/server/v3/etcdmain"
+)
+
+func main() {
+	etcdmain.Main(os.Args)
+}

@@ -1,0 +1,219 @@
+"""`swiftqueue lab run`: from scenarios to results, resumed where an earlier command stopped."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from feature_store.local_ray import ray_cluster
+from laboratory.learning.judged_models import check_acks, models_by_profile
+from laboratory.runs import execution, programs, results, rows
+from laboratory.runs.resolve import Asked, Cell, Model, cells, check_tables, control_of, identity, resolve
+from laboratory.scenarios.files import check_points, environment_at, files_of, load, names, path_of
+from laboratory.scenarios.schema import LONGEST_S, TRAINING_SEEDS_FROM, Scenario, check_controls
+
+MATCHED: Final = ("model", "oracle")  # whose moved share control random gets: the first that was run
+SCENARIO: Final = "scenario"  # which names the share that control random moves
+NO_MODEL: Final = "no --artifact was given; train one with `swiftqueue lab train`"
+LEFT_OUT: Final = "left out by --controls"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `lab run` was asked for; None is the scenario's own."""
+
+    scenarios: list[str]
+    seeds: int | None = None
+    seconds: float | None = None
+    artifact: str | None = None  # a folder, or `champion`
+    truth: bool = False
+    controls: Sequence[str] | None = None  # to run; of the scenario's others, only what was run before counts
+    pcap: bool = False
+
+
+def run_lab(request: Request, output: Path) -> int:
+    """Run all cells of the scenarios and put them into the results; 1 if a run failed.
+
+    Raises:
+        ValueError: a scenario or the model is wrong, or the program cannot be built; nothing was run.
+    """
+    scenarios = {name: adjusted(load(path), request) for name, path in files_of(request.scenarios).items()}
+    for name, scenario in scenarios.items():
+        check_tables(name, scenario)
+    with execution.sole_user(output):
+        models = models_by_profile(request.artifact, output) if request.artifact else {}
+        check_acks(models, scenarios)
+        program, build = programs.build()
+        laboratory = _Laboratory(request, scenarios, models, program, build, output.resolve())
+        rows.keep_rows(output)
+        first = laboratory.asked(random=False)
+        results.forget(output, list(scenarios))
+        # One cluster for both rounds: to start it takes as long as many a run.
+        with ray_cluster(workers=1) if laboratory.missing(first) else contextlib.nullcontext():
+            failed = laboratory.run(first, "runs")
+            failed += laboratory.run(laboratory.asked(random=True), "random marking")
+    print(f"results: {output / results.FILE}; `swiftqueue lab report --output {output}` draws them")
+    return 1 if failed else 0
+
+
+def list_scenarios() -> None:
+    """Print each scenario's name, what it is, and how many runs it stands for."""
+    width = max(len(name) for name in names())
+    for name in names():
+        scenario = load(path_of(name))
+        count = len(list(cells(name, scenario)))
+        print(f"{name:<{width}} {scenario.about} ({count} runs of {scenario.seconds:g} s)")
+
+
+def adjusted(scenario: Scenario, request: Request) -> Scenario:
+    """Return the scenario with the command's number of seeds, seconds and controls.
+
+    Raises:
+        ValueError: they leave nothing to measure, or one is unknown.
+    """
+    changes: dict[str, object] = {}
+    if request.seeds is not None:
+        if not 1 <= request.seeds < TRAINING_SEEDS_FROM:
+            raise ValueError(f"--seeds {request.seeds}: give 1 to {TRAINING_SEEDS_FROM - 1}")
+        changes["seeds"] = list(range(1, request.seeds + 1))
+    if request.seconds is not None:
+        if request.seconds <= scenario.warmup_s:
+            raise ValueError(
+                f"--seconds {request.seconds:g}: the first {scenario.warmup_s:g} s are left out, so give more"
+            )
+        if request.seconds > LONGEST_S:
+            raise ValueError(f"--seconds {request.seconds:g}: give {LONGEST_S:g} at most")
+        changes["seconds"] = request.seconds
+    if request.controls is not None:
+        check_controls("--controls", request.controls)
+        added = [control for control in request.controls if control not in scenario.controls]
+        changes["controls"] = [*scenario.controls, *added]
+    changed = scenario.model_copy(update=changes)
+    if request.seconds is not None:
+        check_points(changed, f"--seconds {request.seconds:g}")
+    return changed
+
+
+class _Laboratory:
+    """The cells of some scenarios, and what has come of them."""
+
+    def __init__(
+        self,
+        request: Request,
+        scenarios: Mapping[str, Scenario],
+        models: Mapping[str, Model],
+        program: Path,
+        build: str,
+        output: Path,
+    ) -> None:
+        self.scenarios, self.models = scenarios, models
+        self.program, self.build, self.output = program, build, output
+        self.only = request.controls
+        self.truth = request.truth
+        self.outputs = [name for name in ("pcap", "truth") if getattr(request, name)]
+
+    def asked(self, *, random: bool) -> list[Asked]:
+        """Return what is to be run: control random, whose share another run must say, or all others."""
+        return [
+            self._unless_left_out(self._asked(scenario, cell))
+            for name, scenario in self.scenarios.items()
+            for cell in cells(name, scenario)
+            if (cell.control == "random") == random
+        ]
+
+    def missing(self, asked: list[Asked]) -> bool:
+        """Whether any run has no result yet."""
+        keys = {identity(one.run, self.build) for one in asked if one.run is not None}
+        return not all(execution.is_complete(self.output, key) for key in keys)
+
+    def run(self, asked: list[Asked], title: str) -> int:
+        """Run what has no result yet, keep all results, and return how many runs failed."""
+        waiting: dict[str, list[Asked]] = {}
+        for one in asked:
+            if one.run is not None:
+                waiting.setdefault(identity(one.run, self.build), []).append(one)
+        kept = [key for key in waiting if execution.is_complete(self.output, key)]
+        self._keep([row for key in kept for row in self._rows(key, waiting[key])])
+        self._keep([self._not_run(one, one.reason or "") for one in asked if one.run is None])
+        if kept:
+            print(f"{title}: {len(kept)} of {len(waiting)} have their result already")
+        failures: list[str] = []
+
+        def done(job: execution.Job, problem: str | None) -> None:
+            if problem is None:
+                self._keep(self._rows(job.identity, waiting[job.identity]))
+                return
+            failures.append(job.identity)
+            for one in waiting[job.identity]:
+                print(f"not run: {one.cell.words()}: {problem}")
+            self._keep([self._not_run(one, problem) for one in waiting[job.identity]])
+
+        jobs = [
+            execution.Job(key, ones[0].run or {}, ones[0].model.folder if ones[0].model else None)
+            for key, ones in waiting.items()
+            if key not in kept
+        ]
+        execution.run_all(self.program, self.output, jobs, done, title)
+        return len(failures)
+
+    def _unless_left_out(self, one: Asked) -> Asked:
+        """Return it as not to be run if --controls leaves it out and it has no result yet."""
+        if self.only is None or one.cell.control in self.only:
+            return one
+        if one.run is not None and execution.is_complete(self.output, identity(one.run, self.build)):
+            return one
+        return Asked(one.cell, None, LEFT_OUT)
+
+    def _asked(self, scenario: Scenario, cell: Cell) -> Asked:
+        environment = environment_at(scenario, cell.point, f"{cell.scenario}.yaml")
+        model = self.models.get(cell.profile) if cell.control == "model" else None
+        share, share_of = 0.0, None
+        if cell.control == "model" and model is None:
+            return Asked(cell, None, f"--artifact has no {cell.profile}/" if self.models else NO_MODEL)
+        if cell.control == "random" and (given := environment.controls.random.share) is not None:
+            share, share_of = given, SCENARIO
+        elif cell.control == "random":
+            found = self._share(cell)
+            if found is None:
+                return Asked(cell, None, "nothing says which share to move: neither model nor oracle was run")
+            share, share_of = found
+        control = control_of(environment, cell.control, model=model, share=share)
+        run = resolve(scenario, cell, control, self.outputs)
+        return Asked(cell, run, model=model, share_of=share_of)
+
+    def _share(self, cell: Cell) -> tuple[float, str] | None:
+        """Share that the model (or else the oracle) moved in the same cell, in this program's run.
+
+        None where neither has a result, or no L4S packet was sent.
+        """
+        for control in MATCHED:
+            one = self._asked(self.scenarios[cell.scenario], replace(cell, control=control))
+            if one.run is None or control not in self.scenarios[cell.scenario].controls:
+                continue
+            key = identity(one.run, self.build)
+            if execution.is_complete(self.output, key):
+                moved = self._row(key, one)["moved_share"]
+                if moved is not None:
+                    return float(moved), control
+        return None
+
+    def _rows(self, key: str, ones: list[Asked]) -> list[dict[str, object]]:
+        folder = execution.folder_of(self.output, key)
+        if self.truth and not (folder / execution.TRUTH_PARQUET).is_file():
+            execution.write_truth(folder, folder / execution.TRUTH_PARQUET)
+            (folder / execution.TRUTH).unlink()
+        return [self._row(key, one) for one in ones]
+
+    def _row(self, key: str, one: Asked) -> dict[str, Any]:
+        folder = execution.folder_of(self.output, key)
+        return rows.complete(one, self.scenarios[one.cell.scenario], key, self.build, folder)
+
+    def _not_run(self, one: Asked, reason: str) -> dict[str, Any]:
+        return rows.not_run(one, self.scenarios[one.cell.scenario], reason)
+
+    def _keep(self, new: list[dict[str, object]]) -> None:
+        if new:
+            results.merge(self.output, new)

@@ -1,0 +1,125 @@
+"""The models that are judged: a folder, a folder with one for each profile, or the registry's champion."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from feature_store.atomic import new_folder
+from laboratory.runs.resolve import Model
+from laboratory.scenarios.files import environment_at
+from laboratory.scenarios.schema import FORMER_PROFILES, PROFILES, Scenario
+from models.registry.registry import CHAMPION
+from pipelines.simulate import PROJECT
+
+MODELS: Final = "models"
+ORIGIN: Final = "origin.json"  # beside a model that `lab train` made: what it was trained on
+UNSAID: Final = "unsaid"  # an origin that does not say from which ACKs
+
+
+def models_by_profile(artifact: str, output: Path) -> dict[str, Model]:
+    """Find the model of each queue profile.
+
+    Args:
+        artifact: folder of an artifact, for all profiles; a folder that holds `PROFILE/` (as `lab train`
+            writes it); or `champion`, which the registry hands out into `output`.
+        output: the laboratory's folder.
+
+    Raises:
+        FileNotFoundError: there is no artifact in that folder.
+        ValueError: it was made for other windows than this code computes, or is malformed.
+    """
+    if artifact == CHAMPION:
+        model = _model(_champion(output))
+        return dict.fromkeys(PROFILES, model)
+    folder = Path(artifact)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"--artifact {artifact}: no such folder; a folder or `{CHAMPION}` is needed")
+    if (folder / "model.json").is_file():
+        return dict.fromkeys(PROFILES, _model(folder))
+    names = {name: name for name in PROFILES} | FORMER_PROFILES
+    found = {profile: _model(folder / name) for name, profile in names.items() if (folder / name).is_dir()}
+    if not found:
+        raise FileNotFoundError(
+            f"--artifact {artifact}: no model.json there, nor in {' or '.join(PROFILES)} below"
+        )
+    return found
+
+
+def check_acks(models: Mapping[str, Model], scenarios: Mapping[str, Scenario]) -> None:
+    """See that the models learned latencies as S1 does here; print a line for one that does not say.
+
+    Raises:
+        ValueError: a model was trained on latencies of other ACKs.
+    """
+    here: dict[str, str] = {}  # acks -> the first scenario that has them
+    for name, scenario in scenarios.items():
+        if "model" in scenario.controls:
+            for point in ("", *(scenario.axis.points if scenario.axis else ())):
+                here.setdefault(environment_at(scenario, point, name).controls.acks, name)
+    for model in dict.fromkeys(models.values()):
+        for acks, name in here.items():
+            if model.acks not in (None, UNSAID, acks):
+                raise ValueError(
+                    f"{model.folder}: trained on latencies of {model.acks} ACKs, and S1 learns from {acks} "
+                    f"ones in {name} (controls.acks); train a model on that scenario"
+                )
+        if model.acks in (None, UNSAID) and "selective" in here:
+            learned = (
+                "trained on latencies of cumulative ACKs, as every model without"
+                if model.acks is None
+                else "an earlier version trained it, and of which ACKs' latencies is not in its"
+            )
+            print(f"{model.folder}: {learned} {ORIGIN}; S1 learns from selective ACKs here")
+
+
+def _model(folder: Path) -> Model:
+    from feature_store.events.windows import schema_hash
+    from models.networks.artifact import load
+    from models.registry.lineage import content_hash
+
+    load(folder, schema_hash())
+    return Model(folder.resolve(), content_hash(folder), said_acks(folder / ORIGIN))
+
+
+def said_acks(origin: Path) -> str | None:
+    """From which ACKs' latencies a model learned, as its origin says; None: it has no origin.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    if not origin.is_file():
+        return None
+    try:
+        said = json.loads(origin.read_text())
+    except (ValueError, RecursionError):
+        said = None
+    acks = said.get("acks", UNSAID) if isinstance(said, dict) else None
+    if acks not in (UNSAID, "cumulative", "selective"):
+        raise ValueError(f"{origin}: not what `swiftqueue lab train` writes; train the model again")
+    return str(acks)
+
+
+def _champion(output: Path) -> Path:
+    """Fetch the champion into `output/models/champion-VERSION`."""
+    import yaml
+
+    from models.registry.registry import Registry
+    from models.registry.store import registry_exists
+    from serving.deploy.champion import find_champion
+
+    if not registry_exists():
+        raise FileNotFoundError("--artifact champion: there is no registry yet; `make run` makes one")
+    name = yaml.safe_load((PROJECT / "params.yaml").read_text())["register"]["model_name"]
+    registry = Registry(name)
+    found = find_champion(registry)
+    if (version := found.version) is None:
+        why = found.astray or "no version is champion; `swiftqueue deploy` makes one"
+        raise FileNotFoundError(f"--artifact champion: {why}")
+    target = output / MODELS / f"champion-{version}"
+    if not target.is_dir():
+        with new_folder(target) as partial:
+            registry.fetch(version, partial)
+    return target

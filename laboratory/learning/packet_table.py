@@ -1,0 +1,69 @@
+"""The packet table of a simulated run, from the simulator's own log of S1 instead of its capture.
+
+`extract` knows cumulative ACKs alone (docs/PACKETS.md). The log has each packet's first ACK as the run's
+`acks` counts it, SACK blocks too, which is what the run's controls learn from. All else that is taken the
+sender knows too, except `lost`: the simulator says which packets were dropped. No input of a window uses it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from feature_store.packets.schema import PACKET_SCHEMA, queue_column
+from laboratory.runs.execution import TRACE_METADATA, TRUTH
+
+ECT1, ECT0, NOT_ECT = 1, 2, 0  # RFC 3168 section 5
+
+
+def packets_of(run: Path, trace: str) -> pl.DataFrame:
+    """Return the packet table of the run in that folder (`truth.npy` and `trace.json`), named `trace`.
+
+    Raises:
+        FileNotFoundError: the run has no log.
+    """
+    rows = np.load(run / TRUTH)
+    described = json.loads((run / TRACE_METADATA).read_text())
+    addresses = {flow["number"]: flow["address"] for flow in described["flows"]}
+    not_ect = {flow["number"] for flow in described["flows"] if flow["ecn"] == "not_ect"}
+    moved_ecn = ECT0 if described["run"]["moved_ecn"] == "ect0" else NOT_ECT
+    own_ecn = np.where(np.isin(rows["flow"], list(not_ect)), NOT_ECT, ECT0)
+    classic_ecn = np.where(rows["default_queue"] == 1, moved_ecn, own_ecn)
+    acked_ns = rows["acked_ns"]
+    latency_us = ((acked_ns - rows["sent_ns"]) / 1e3).astype(np.float32)
+    table = pl.DataFrame(
+        {
+            "trace": pl.Series([trace]).new_from_index(0, len(rows)),
+            "packet": rows["packet"],
+            "sent_ns": rows["sent_ns"],
+            "flow_id": _by_first_appearance(rows["flow"].tolist()),
+            "receiver_id": _by_first_appearance([addresses[flow] for flow in rows["flow"].tolist()]),
+            "size_bytes": rows["size_bytes"],
+            "ecn": np.where(rows["queue"] == 1, ECT1, classic_ecn),
+            "acked_ns": acked_ns,
+            "latency_us": latency_us,
+            "retransmitted": rows["retransmitted"] == 1,
+            "lost": rows["dropped"] == 1,
+        }
+    ).with_columns(queue_column(pl.col("ecn") == ECT1))
+    unknown = (acked_ns < 0) | (rows["ambiguous"] == 1)
+    return table.with_columns(
+        acked_ns=pl.when(pl.col("acked_ns") >= 0).then("acked_ns"),
+        latency_us=pl.when(~pl.Series(unknown)).then("latency_us"),
+    ).select(pl.col(name).cast(kind) for name, kind in PACKET_SCHEMA.items())
+
+
+def write_packets(run: Path, trace: str, folder: Path) -> None:
+    """Write a run's packet table into a folder of packet tables, as `scan_packets` reads it."""
+    part = folder / f"trace={trace}" / "minute=0"
+    part.mkdir(parents=True)
+    packets_of(run, trace).write_parquet(part / "part-0.parquet", compression="zstd")
+
+
+def _by_first_appearance(values: list[object]) -> npt.NDArray[np.int32]:
+    numbers: dict[object, int] = {}
+    return np.array([numbers.setdefault(value, len(numbers)) for value in values], np.int32)

@@ -1,0 +1,159 @@
+"""`swiftqueue lab train`: a model for each queue profile, from exploration traces of a scenario's traffic.
+
+The traces are the laboratory's (training seeds, which no judged run has), their packet tables come from the
+simulator's log of S1 (`packet_table.py` says why), the training is the project's own stages.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from feature_store.atomic import new_file, new_folder
+from laboratory.learning.judged_models import MODELS, ORIGIN
+from laboratory.learning.packet_table import write_packets
+from laboratory.runs import execution, programs
+from laboratory.runs.resolve import Cell, check_tables, control_of, identity, resolve
+from laboratory.scenarios.files import files_of, load
+from laboratory.scenarios.schema import Scenario
+from pipelines.params.document import load_yaml, save_yaml
+from pipelines.params.override import override
+from pipelines.simulate import PROJECT
+
+PARAMS: Final = PROJECT / "params.yaml"
+
+
+def train(name: str, *, protocol: str, overrides: list[str], output: Path) -> int:
+    """Simulate a scenario's exploration traces and train on them; return 1 if a run or a stage failed.
+
+    Leaves `output/models/SCENARIO/PROFILE/`, each an artifact: what `lab run --artifact` takes.
+
+    Raises:
+        ValueError: the scenario is wrong, the program cannot be built, or a parameter is unknown.
+    """
+    ((stem, path),) = files_of([name]).items()
+    scenario = load(path)
+    params, origin = settings(scenario, path, protocol, overrides)
+    check_tables(stem, scenario)
+    with execution.sole_user(output):
+        program, build = programs.build()
+        traces = explore(stem, scenario, program, build, output.resolve())
+    if traces is None:
+        return 1
+    for profile, runs in traces.items():
+        code = _pretrain(stem, profile, runs, params, origin, output.resolve())
+        if code != 0:
+            return code
+    print(f"models: {output / MODELS / stem}; `swiftqueue lab run {name} --artifact` takes that folder")
+    return 0
+
+
+def settings(
+    scenario: Scenario, path: Path, protocol: str, overrides: list[str]
+) -> tuple[Any, dict[str, Any]]:
+    """Return the stages' parameters, and what a model's origin says of them and of the scenario.
+
+    The scenario's `train` changes params.yaml; `overrides` have the last word.
+
+    Raises:
+        ValueError: a parameter is unknown or of another kind; the line names it.
+    """
+    own = [f"{key}={json.dumps(value)}" for key, value in scenario.train.items()]
+    params = load_yaml(PARAMS)
+    try:
+        override(params, protocol, own)
+    except ValueError as error:
+        raise ValueError(f"{path.name}: train: {str(error).removeprefix('--set ')}") from None
+    override(params, protocol, overrides)
+    learned = scenario.environment.controls
+    return params, {
+        "protocol": protocol,
+        "set": [*own, *overrides],
+        "acks": learned.acks,
+        "moved_ecn": learned.moved_ecn,
+    }
+
+
+def explore(
+    name: str, scenario: Scenario, program: Path, build: str, output: Path
+) -> dict[str, dict[str, Path]] | None:
+    """Run the exploration traces; return their folders by profile and trace, or None if a run failed.
+
+    Their captures lie in `output/traces/TRACE.pcap`, with metadata and truth (Parquet) beside.
+    """
+    wanted = scenario.explore
+    lengthened = scenario.model_copy(update={"seconds": wanted.seconds})
+    control = control_of(scenario.environment, "default", model=None, share=0.0)
+    jobs: dict[str, execution.Job] = {}
+    captures: dict[str, dict[str, str]] = {}
+    for profile in scenario.profiles:
+        for seed in wanted.seeds:
+            for burst in wanted.burst_packets:
+                cell = Cell(name, "", None, profile, "default", seed)
+                exploring = {"share": wanted.share, "burst_packets": burst, "seed": seed}
+                run = resolve(lengthened, cell, control, ["pcap", "truth"], exploring)
+                key = identity(run, build)
+                jobs[key] = execution.Job(key, run)
+                captures.setdefault(profile, {})[f"{name}-{profile}-{seed}-burst{burst}"] = key
+    problems = execution.run_missing(program, output, list(jobs.values()), "exploration")
+    for key, problem in problems.items():
+        print(f"exploration run {key}: {problem}")
+    if problems:
+        return None
+    return {
+        profile: {trace: _named(output, trace, key) for trace, key in t.items()}
+        for profile, t in captures.items()
+    }
+
+
+def _named(output: Path, trace: str, key: str) -> Path:
+    """Put a run's capture under its trace's name, metadata and truth beside it; return the run's folder."""
+    folder = output / "traces"
+    run = execution.folder_of(output, key)
+    for source, target in ((execution.CAPTURE, f"{trace}.pcap"), (execution.TRACE_METADATA, f"{trace}.json")):
+        with new_file(folder / target) as partial:
+            os.link(run / source, partial)
+    execution.write_truth(run, folder / f"{trace}.parquet")
+    return run
+
+
+def _pretrain(
+    name: str, profile: str, runs: dict[str, Path], params: Any, origin: dict[str, Any], output: Path
+) -> int:
+    """Run the project's stages on a profile's runs and publish the model; return a failed stage's code."""
+    folder = output / "training" / f"{name}-{profile}"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    params.pop("extract", None)  # its traces are others
+    save_yaml(folder / "params.yaml", params)
+    for trace, run in runs.items():
+        write_packets(run, trace, folder / "packets")
+    for stage, arguments in (
+        ("windows", ["--packets", folder / "packets", "--output", folder / "windows"]),
+        ("split", ["--windows", folder / "windows", "--output", folder / "split.json"]),
+        (
+            "pretrain",
+            [
+                *("--windows", folder / "windows", "--split", folder / "split.json"),
+                "--output",
+                folder / "pretrained",
+            ],
+        ),
+    ):
+        command = [sys.executable, "-m", f"pipelines.{stage}", "--params", str(folder / "params.yaml")]
+        command += [str(argument) for argument in arguments]
+        code = subprocess.run(command, cwd=PROJECT, check=False).returncode
+        if code != 0:
+            return code
+    with new_folder(output / MODELS / name / profile) as partial:
+        for file in ("model.json", "model.safetensors"):
+            shutil.copyfile(folder / "pretrained" / file, partial / file)
+        said = {"scenario": name, "profile": profile, **origin, "traces": list(runs)}
+        (partial / ORIGIN).write_text(json.dumps(said, indent=1) + "\n")
+    shutil.rmtree(folder / "windows")  # gigabytes, and made again from the runs
+    return 0

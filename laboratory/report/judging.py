@@ -1,0 +1,24 @@
+"""Every limit that results are judged by: what a gain may cost, and the figures to reach.
+
+docs/LABORATORY.md explains them. Shares are of default L4S marking with the same seed.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+# What a gain may cost.
+MOST_RTT_CHANGE: Final = 0.05
+LEAST_GOODPUT: Final = 0.98
+LEAST_CLASSIC_SHARE: Final = 0.90
+NO_HARM: Final = 0.02  # P99 queueing may be that much worse where there is nothing to gain
+
+# The figures to reach, beside the limits above.
+JUDGED: Final = "figure8"
+LONG_S: Final = 300.0  # simulated; shorter runs count for no target
+FEWEST_SEEDS: Final = 5
+LEAST_P99_FALL: Final = 0.36  # in `uncoupled`; the paper says 36 to 45 %
+ORACLE_PART: Final = 0.5  # in `rfc9332`, of whatever gain the oracle shows
+MOST_CPU: Final = 3.0  # times the run without the model
+MANY_FLOWS: Final = "many-flows"  # 500
+MOST_CPU_S: Final = 600.0  # of its runs, on one core

@@ -1,0 +1,55 @@
+"""What a run is measured by: each figure's column in the results, its title and its unit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A figure of a run. A column's value times `scale` is in `unit`."""
+
+    column: str
+    title: str
+    unit: str
+    scale: float
+    digits: int
+
+
+MS: Final = 1e-3  # ms/us
+MBPS: Final = 1e-6  # Mbit/bit
+PERCENT: Final = 100.0
+
+QUEUEING_P50: Final = Measure("queueing_p50_us", "queueing P50", "ms", MS, 2)
+QUEUEING_P90: Final = Measure("queueing_p90_us", "queueing P90", "ms", MS, 2)
+QUEUEING_P99: Final = Measure("queueing_p99_us", "queueing P99", "ms", MS, 2)
+ONE_WAY_P90: Final = Measure("one_way_p90_us", "one-way P90", "ms", MS, 1)
+ONE_WAY_P99: Final = Measure("one_way_p99_us", "one-way P99", "ms", MS, 1)
+RTT_P90: Final = Measure("rtt_p90_us", "RTT P90", "ms", MS, 1)
+RTT_P99: Final = Measure("rtt_p99_us", "RTT P99", "ms", MS, 1)
+L4S_GOODPUT: Final = Measure("s1_l4s_goodput_bps", "S1 L4S goodput", "Mbit/s", MBPS, 1)
+CLASSIC_GOODPUT: Final = Measure("s1_classic_goodput_bps", "S1 classic goodput", "Mbit/s", MBPS, 1)
+S1_GOODPUT: Final = Measure("s1_goodput_bps", "S1 goodput", "Mbit/s", MBPS, 1)
+CROSS_GOODPUT: Final = Measure("cross_goodput_bps", "cross goodput", "Mbit/s", MBPS, 1)
+CLASSIC_SHARE: Final = Measure("classic_share", "classic flows' share", "%", PERCENT, 1)
+MOVED: Final = Measure("moved_share", "moved", "%", PERCENT, 1)
+RETRANSMITTED: Final = Measure("retransmitted_share", "retransmitted", "%", PERCENT, 2)
+REORDERED: Final = Measure("reordered_share", "reordered", "%", PERCENT, 2)
+UNFORESEEN: Final = Measure("unforeseen_share", "not foreseen", "%", PERCENT, 1)
+CPU: Final = Measure("cpu_s", "CPU", "s", 1.0, 1)  # with the processes that fine-tune
+
+DELAYS: Final = (QUEUEING_P50, QUEUEING_P90, QUEUEING_P99, ONE_WAY_P90, ONE_WAY_P99, RTT_P90, RTT_P99)
+TRAFFIC: Final = (
+    L4S_GOODPUT,
+    CLASSIC_GOODPUT,
+    S1_GOODPUT,
+    CROSS_GOODPUT,
+    CLASSIC_SHARE,
+    MOVED,
+    RETRANSMITTED,
+    REORDERED,
+    UNFORESEEN,
+    CPU,
+)
+"""Stand beside every gain."""

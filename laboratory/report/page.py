@@ -1,0 +1,175 @@
+"""`swiftqueue lab report`: the results as one self-contained page, as pictures and as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import polars as pl
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from feature_store.atomic import write_file
+from laboratory.report.comparison import Place, places, share
+from laboratory.report.judging import (
+    JUDGED,
+    LEAST_CLASSIC_SHARE,
+    LEAST_GOODPUT,
+    LONG_S,
+    MOST_RTT_CHANGE,
+    NO_HARM,
+)
+from laboratory.report.measures import DELAYS, TRAFFIC, Measure
+from laboratory.report.plots import plots_of
+from laboratory.report.tables import cell, chance, change, controls_run, loss_rules, markdown, verdict
+from laboratory.report.targets import remarks, targets
+from laboratory.runs import results
+from laboratory.scenarios.schema import CONTROLS
+
+TEMPLATE: Final = "page.html.j2"
+PAGE: Final = "report.html"
+MARKDOWN: Final = "table.md"
+
+
+def make_report(output: Path) -> Path:
+    """Write `report/report.html`, its plots as PNG files and `report/table.md`; return the page.
+
+    Raises:
+        FileNotFoundError: there are no results.
+    """
+    runs = results.load(output)
+    if runs.is_empty():
+        raise FileNotFoundError(f"{output} has no results yet; `swiftqueue lab run SCENARIO` makes them")
+    folder = output / "report"
+    folder.mkdir(parents=True, exist_ok=True)
+    sections = _sections(runs)
+    write_file(folder / MARKDOWN, markdown(runs))
+    for section in sections:
+        for number, plot in enumerate(section["plots"], 1):
+            name = f"{section['name']}-{number}" if len(section["plots"]) > 1 else section["name"]
+            write_file(folder / f"{name}.png", plot.png)
+    write_file(folder / PAGE, _page(runs, sections))
+    return folder / PAGE
+
+
+def _sections(runs: pl.DataFrame) -> list[dict[str, Any]]:
+    return [_section(runs, name) for name in sorted(set(runs["scenario"]), key=_order)]
+
+
+def _page(runs: pl.DataFrame, sections: Sequence[dict[str, Any]]) -> str:
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+    )
+    judged = targets(runs)
+    return environment.get_template(TEMPLATE).render(
+        scenarios=sections,
+        targets=judged,
+        remarks=remarks(runs, judged),
+        about=_about(runs),
+        limits={
+            "rtt": share(MOST_RTT_CHANGE, 0),
+            "goodput": share(LEAST_GOODPUT, 0),
+            "classic": share(LEAST_CLASSIC_SHARE, 0),
+            "harm": share(NO_HARM, 0),
+        },
+    )
+
+
+def _order(name: str) -> tuple[int, str]:
+    """Figure 8 first, then what extends it, the maps last."""
+    return (0 if name == JUDGED else 2 if name.startswith("map-") else 1, name)
+
+
+def _section(runs: pl.DataFrame, name: str) -> dict[str, Any]:
+    here = runs.filter(pl.col("scenario") == name)
+    # All rows of a scenario are those of one command, so the first speaks for them.
+    about, figure, label, log = here.select("about", "figure", "axis_label", "axis_log").row(0)
+    swept = here.filter(pl.col("point") != "").height > 0
+    return {
+        "name": name,
+        "about": about,
+        "figure": figure,
+        "caption": _caption(here),
+        "variance": _variance(here),
+        "tables": [_table(here, place) for place in places(here)],
+        "plots": plots_of(runs, name, (label or "point") if swept else "", log=bool(log)),
+        "not_run": [*_not_run(here), *_not_asked(here)],
+    }
+
+
+def _caption(here: pl.DataFrame) -> str:
+    done = here.filter(pl.col("status") == results.COMPLETE)
+    if done.is_empty():
+        return "nothing was run"
+    seconds = ", ".join(f"{s:g}" for s in sorted(set(done["seconds"])))
+    seeds = done["seed"].n_unique()
+    counted = f"{done.height:,} runs of {seconds} s, {seeds} seed{'' if seeds == 1 else 's'}"
+    return "; ".join([counted, *loss_rules(here)])
+
+
+def _variance(here: pl.DataFrame) -> str:
+    """Say it where runs are short (simulation/doc/lab.md, "Short runs mislead")."""
+    done = here.filter(pl.col("status") == results.COMPLETE, pl.col("seconds") < LONG_S)
+    if done.is_empty():
+        return ""
+    judged_s = min(seconds - warmup_s for seconds, warmup_s in done.select("seconds", "warmup_s").iter_rows())
+    return f"Short runs of heavy-tailed messages vary: these figures are of {judged_s:g} s after the warm-up."
+
+
+def _about(runs: pl.DataFrame) -> dict[str, Any]:
+    done = runs.filter(pl.col("status") == results.COMPLETE)
+    programs = sorted(set(done["program"]))
+    return {
+        "runs": done.height,
+        "simulated_s": f"{done['seconds'].sum():,.0f}",
+        "cpu_s": f"{done['cpu_s'].sum():,.0f}",
+        "programs": programs,
+        "artifacts": sorted({a[:12] for a in done["artifact"] if a}),
+    }
+
+
+def _table(runs: pl.DataFrame, place: Place) -> dict[str, Any]:
+    return {
+        "title": ", ".join(part for part in (place.profile, place.point) if part),
+        "parts": [_part(runs, place, measures) for measures in (DELAYS, TRAFFIC)],
+    }
+
+
+def _part(runs: pl.DataFrame, place: Place, measures: Sequence[Measure]) -> dict[str, Any]:
+    """Figures of every control; delays and traffic apart, so that a table is as wide as the page."""
+    return {
+        "columns": [f"{m.title}, {m.unit}" for m in measures],
+        "rows": [
+            {
+                "name": control,
+                "verdict": verdict(runs, place, control),
+                "change": change(runs, place, control),
+                "chance": chance(runs, place, control),
+                "cells": [cell(runs, place, control, measure) for measure in measures],
+            }
+            for control in controls_run(runs, [place])
+        ],
+    }
+
+
+def _not_run(here: pl.DataFrame) -> list[str]:
+    """Say which controls are missing, and why."""
+    missing = (
+        here.filter(pl.col("status") == results.NOT_RUN)
+        .group_by("profile", "control", "reason")
+        .agg(pl.len())
+        .sort("profile", "control", "reason")
+    )
+    return [
+        f"{profile}, {control}: not run ({count} runs): {reason}"
+        for profile, control, reason, count in missing.iter_rows()
+    ]
+
+
+def _not_asked(here: pl.DataFrame) -> list[str]:
+    """Name the controls that were left out when the scenario was run."""
+    left_out = [control for control in CONTROLS if control not in set(here["control"])]
+    return [f"not asked for: {', '.join(left_out)}"] if left_out else []

@@ -1,0 +1,200 @@
+"""The results' figures as cells, and as Markdown tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import polars as pl
+
+from laboratory.report.comparison import Place, against_chance, by_seed, change_of, compare, percent, places
+from laboratory.report.intervals import Estimate, estimate
+from laboratory.report.measures import (
+    CLASSIC_SHARE,
+    MOVED,
+    QUEUEING_P99,
+    REORDERED,
+    RETRANSMITTED,
+    RTT_P99,
+    S1_GOODPUT,
+    Measure,
+)
+from laboratory.report.targets import remarks, targets
+from laboratory.runs.results import COMPLETE
+from laboratory.scenarios.schema import CONTROLS, PROFILES
+
+NONE: Final = "–"
+TABLE_COLUMNS: Final = (
+    (QUEUEING_P99, "queueing P99, ms"),
+    (RTT_P99, "RTT P99, ms"),
+    (S1_GOODPUT, "S1, Mbit/s"),
+    (CLASSIC_SHARE, "classic, %"),
+    (MOVED, "moved, %"),
+    (RETRANSMITTED, "resent, %"),
+    (REORDERED, "reordered, %"),
+)
+SWEPT_COSTS: Final = (  # beside a gain
+    (RTT_P99, "RTT P99"),
+    (S1_GOODPUT, "S1's goodput"),
+    (CLASSIC_SHARE, "classic share"),
+)
+COSTS_OF: Final = ("random", "oracle", "model")
+
+
+class Cell(NamedTuple):
+    """A figure in a table: its mean, and half its interval."""
+
+    text: str
+    interval: str
+
+
+class Verdict(NamedTuple):
+    """A verdict in a table, and the colour that it has."""
+
+    text: str
+    kind: str
+
+
+def cell(runs: pl.DataFrame, place: Place, control: str, measure: Measure) -> Cell:
+    """Return the mean over seeds, in the measure's unit."""
+    found = estimate(list(by_seed(runs, place, control, measure).values()))
+    if found is None:
+        return Cell(NONE, "")
+    text = f"{found.mean * measure.scale:,.{measure.digits}f}"
+    if found.high is None:
+        return Cell(text, "")
+    return Cell(text, f"± {(found.high - found.mean) * measure.scale:,.{measure.digits}f}")
+
+
+def change(runs: pl.DataFrame, place: Place, control: str, measure: Measure = QUEUEING_P99) -> str:
+    """Return the change against default marking, with its interval."""
+    found = change_of(runs, place, control, measure) if control != "default" else None
+    return percent(found) if found else NONE
+
+
+def verdict(runs: pl.DataFrame, place: Place, control: str) -> Verdict:
+    """Return how a control is judged against default marking."""
+    found = compare(runs, place, control) if control != "default" else None
+    return Verdict(found.verdict, found.judged) if found else Verdict(NONE, "")
+
+
+def chance(runs: pl.DataFrame, place: Place, control: str) -> str:
+    """Return the model's change against random marking of the same share."""
+    found = against_chance(runs, place) if control == "model" else None
+    return percent(found) if found else NONE
+
+
+def controls_run(runs: pl.DataFrame, here: Sequence[Place]) -> list[str]:
+    """Controls that have figures at any of the places, in the order of all."""
+    return [c for c in CONTROLS if any(by_seed(runs, place, c, QUEUEING_P99) for place in here)]
+
+
+def markdown(runs: pl.DataFrame) -> str:
+    """Return Markdown tables: targets, scenarios with every control, sweeps with the changes that matter."""
+    swept = [p.scenario for p in places(runs.filter(pl.col("point") != ""))]
+    parts = (
+        judged(runs),
+        by_control(runs),
+        *(brief(runs, profile) for profile in PROFILES),
+        *(costs(runs, name) for name in dict.fromkeys(swept)),
+        loss_rules(runs),
+    )
+    return "\n\n".join("\n".join(lines) for lines in parts if lines) + "\n"
+
+
+def brief(runs: pl.DataFrame, profile: str) -> list[str]:
+    """Sweeps of a profile: mean changes of P99 in %, and the model's costs beyond their limits.
+
+    Bold is a change whose whole interval is on one side of zero.
+    """
+    here = [p for p in places(runs.filter(pl.col("point") != "")) if p.profile == profile]
+    controls = [control for control in controls_run(runs, here) if control != "default"]
+    if not controls:
+        return []
+    head = [f"`{profile}`", "at", "default, ms", *controls, "the model's costs beyond their limits"]
+    lines = head_of(head)
+    for place in here:
+        default = cell(runs, place, "default", QUEUEING_P99).text
+        changes = [_settled(change_of(runs, place, control, QUEUEING_P99)) for control in controls]
+        lines.append(row_of([place.scenario, place.point, default, *changes, _costs(runs, place)]))
+    return lines
+
+
+def _costs(runs: pl.DataFrame, place: Place) -> str:
+    model = compare(runs, place, "model")
+    if model is None:
+        return NONE
+    return ", ".join(f"{cost.name} {_settled(cost.change)}" for cost in model.broken()) or "none"
+
+
+def _settled(found: Estimate | None) -> str:
+    if found is None:
+        return NONE
+    text = f"{found.mean * 100:+,.0f}"
+    return f"**{text}**" if found.below(0) or found.above(0) else text
+
+
+def loss_rules(runs: pl.DataFrame) -> list[str]:
+    """Say by which rules S1's L4S flows take reordering for loss, but for `no_l4s`, which moves nothing."""
+    done = runs.filter(pl.col("status") == COMPLETE, pl.col("control") != "no_l4s")
+    found = done.group_by("reordering").agg(pl.col("scenario").unique().sort()).sort("reordering").rows()
+    rules = [rule if len(found) == 1 else f"{rule} ({', '.join(names)})" for rule, names in found]
+    return [f"S1's L4S flows take reordering for loss by: {'; '.join(rules)}"] if rules else []
+
+
+def judged(runs: pl.DataFrame) -> list[str]:
+    """Return the targets, each with its verdict."""
+    found = targets(runs)
+    said = remarks(runs, found)
+    if not found:
+        return said
+    lines = head_of(["target", "wanted", "measured", "oracle", "seeds", "verdict"])
+    lines += [row_of([t.place.words(), t.wanted, t.measured, t.oracle, str(t.seeds), t.said]) for t in found]
+    return [*lines, *(["", *said] if said else [])]
+
+
+def by_control(runs: pl.DataFrame) -> list[str]:
+    """Scenarios without an axis, a table for each place: every control's figures and its verdict."""
+    lines: list[str] = []
+    head = ["control", "verdict", "P99 against default", "against random"]
+    for place in places(runs.filter(pl.col("point") == "")):
+        done = [len(by_seed(runs, place, control, QUEUEING_P99)) for control in CONTROLS]
+        seeds = max(done, default=0)
+        lines += [
+            "",
+            f"**{place.scenario}, `{place.profile}`** ({seeds} seed{'' if seeds == 1 else 's'})",
+            "",
+        ]
+        lines += head_of([*head, *(title for _, title in TABLE_COLUMNS)])
+        for control in controls_run(runs, [place]):
+            cells = [cell(runs, place, control, m).text for m, _ in TABLE_COLUMNS]
+            said = [verdict(runs, place, control).text, change(runs, place, control)]
+            lines.append(row_of([control, *said, chance(runs, place, control), *cells]))
+    return lines[1:]
+
+
+def costs(runs: pl.DataFrame, scenario: str) -> list[str]:
+    """What chance, oracle and model change along a scenario's axis, with intervals."""
+    here = [p for p in places(runs.filter(pl.col("point") != "")) if p.scenario == scenario]
+    lines: list[str] = []
+    for control in COSTS_OF:
+        if control not in controls_run(runs, here):
+            continue
+        lines += ["", f"**{scenario}: {control}** against `default`", ""]
+        measures = ((QUEUEING_P99, "P99 queueing"), *SWEPT_COSTS)
+        lines += head_of(["profile", "at", "verdict", *(title for _, title in measures)])
+        for place in here:
+            said = verdict(runs, place, control).text.split(":")[0]
+            cells = [change(runs, place, control, measure) for measure, _ in measures]
+            lines.append(row_of([place.profile, place.point, said, *cells]))
+    return lines[1:]
+
+
+def head_of(names: Sequence[str]) -> list[str]:
+    """Return a table's first two lines."""
+    return [row_of(names), "|" + "---|" * len(names)]
+
+
+def row_of(cells: Sequence[str]) -> str:
+    """Return a line of a table."""
+    return f"| {' | '.join(cells)} |"

@@ -1,0 +1,123 @@
+"""`swiftqueue lab canary`: whether the program gives the bytes that the published one gave."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from laboratory.runs import execution
+from laboratory.runs.programs import LISTED, Equals, build, hash_of
+from laboratory.runs.resolve import Model, cells, control_of, resolve
+from laboratory.scenarios.files import environment_at, load
+from pipelines.simulate import PROJECT
+
+SCENARIO: Final = Path(__file__).with_name("canary.yaml")
+MODEL: Final = PROJECT / "docs" / "laboratory" / "models" / "figure8" / "rfc9332"
+RANDOM_SHARE: Final = 0.3
+UNIFORM: Final = [[100, 0], [3000, 1]]
+REPLAYED: Final = {"kind": "replay", "gaps_us": UNIFORM, "bytes": UNIFORM, "durations_s": [[1, 0], [2, 1]]}
+
+
+def prove(listed: Path = LISTED) -> int:
+    """Run all canaries with the program as it is built, and list it if it is an equal; 1 if it is not.
+
+    Raises:
+        ValueError: it cannot be built, the list is damaged, or it has no canary for this CPU's kernel.
+    """
+    program, _ = build()
+    own, equals = hash_of(program), Equals.load(listed)
+    runs = canaries()
+    different = differing(program, runs, equals.canaries)
+    if different:
+        print(f"program {own} gives other results than {equals.programs[0]}: {len(different)} of {len(runs)}")
+        print("\n".join(f"  {name}" for name in different))
+        return 1
+    if own not in equals.programs:
+        replace(equals, programs=[*equals.programs, own]).save(listed)
+    print(f"program {own} gives the bytes of {equals.programs[0]} in {len(runs)} runs: {listed}")
+    return 0
+
+
+def canaries() -> dict[str, execution.Job]:
+    """All canary runs by their names; a model's has the name of the kernel that this CPU answers with."""
+    from serving.engine import Engine
+
+    scenario = load(SCENARIO)
+    kernel = Engine(MODEL).isa
+    jobs: dict[str, execution.Job] = {}
+    for cell in cells("canary", scenario):
+        drives = cell.control == "model"
+        outputs = ["pcap", "truth", *(["questions"] if drives else [])]
+        control = control_of(
+            environment_at(scenario, cell.point, SCENARIO.name),
+            cell.control,
+            model=Model(MODEL, "canary") if drives else None,
+            share=RANDOM_SHARE,
+        )
+        name = f"{cell.point}, {cell.profile}, {cell.control}" + (f" ({kernel})" if drives else "")
+        run = resolve(scenario, cell, control, outputs)
+        for sender in run["senders"]:
+            if sender["name"] == "replayed":
+                sender["groups"][0]["traffic"] = REPLAYED
+        jobs[name] = execution.Job(f"canary-{len(jobs)}", run, MODEL if drives else None)
+    return jobs
+
+
+def differing(program: Path, runs: Mapping[str, execution.Job], expected: Mapping[str, str]) -> Sequence[str]:
+    """Run the canaries and return the names of those whose files are not as expected.
+
+    Raises:
+        ValueError: there is no digest for one, or the program refused one.
+    """
+    if unknown := [name for name in runs if name not in expected]:
+        raise ValueError(
+            f"{LISTED.name} has no canary {unknown[0]!r}: prove the program on a CPU whose kernel it has"
+        )
+    found = digests(program, runs)
+    return [name for name in runs if found[name] != expected[name]]
+
+
+def digests(program: Path, runs: Mapping[str, execution.Job]) -> dict[str, str]:
+    """Run the canaries, as many at a time as there are cores; return the digest of each one's files.
+
+    Raises:
+        ValueError: the program refused one.
+    """
+    with tempfile.TemporaryDirectory(prefix="canary-") as folder:
+        (Path(folder) / execution.RUNS).mkdir()
+
+        def digest(job: execution.Job) -> str:
+            if problem := execution.execute(program, Path(folder), job):
+                raise ValueError(f"{job.identity}: {problem}")
+            return _digest(execution.folder_of(Path(folder), job.identity))
+
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            return dict(zip(runs, pool.map(digest, runs.values()), strict=True))
+
+
+def _digest(result: Path) -> str:
+    """Hash of a result's files, without what it cost and the run that was given, which they repeat."""
+    digest = hashlib.sha256()
+    for name, content in _files(result):
+        digest.update(f"{name} {len(content)}\n".encode())
+        digest.update(content)
+    return digest.hexdigest()
+
+
+def _files(result: Path) -> Iterator[tuple[str, bytes]]:
+    for path in sorted(result.iterdir()):
+        if path.name == execution.COST:
+            continue
+        content = path.read_bytes()
+        if path.suffix == ".json":
+            described: dict[str, Any] = json.loads(content)
+            del described["run"]
+            content = json.dumps(described).encode()
+        yield path.name, content

@@ -1,0 +1,238 @@
+"""What is to be run: each scenario's points, profiles, controls and seeds, resolved to `run.json`.
+
+The format of a run is that of simulation/doc/lab.md. Two scenarios that ask for the same run share it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from laboratory.scenarios.files import environment_at
+from laboratory.scenarios.replay import replayed
+from laboratory.scenarios.schema import (
+    ACCESS_MS,
+    FORMER_PROFILES,
+    Environment,
+    Group,
+    Replay,
+    Scenario,
+    buffer_bytes,
+)
+from pipelines.simulate import PROJECT
+
+FORMAT: Final = 1
+CONTROL_SEED: Final = 1  # of the draws of control `random`: the traffic's seed varies beside it
+FIRST_VERSION: Final = 1
+ROUND_CODE: Final = ("laboratory/learning/finetune_round.py", "laboratory/learning/packet_table.py")
+NO_EXPLORATION: Final = {"share": 0.0, "burst_packets": 1, "seed": 1}
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model to be judged: where it lies, and the hash of what it is."""
+
+    folder: Path
+    content: str
+    acks: str | None = None  # of the latencies that it was trained on, as its origin says
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A place of the results: a run of a scenario's point under one profile, control and seed."""
+
+    scenario: str
+    point: str
+    at: float | None
+    profile: str
+    control: str
+    seed: int
+
+    def key(self) -> dict[str, Any]:
+        """Return it as columns of the results."""
+        return asdict(self)
+
+    def words(self) -> str:
+        """Name it on one line."""
+        parts = (self.scenario, self.point, self.profile, self.control, f"seed {self.seed}")
+        return ", ".join(part for part in parts if part)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A cell and the run it needs; `run` is None, with the reason, where it cannot be run."""
+
+    cell: Cell
+    run: dict[str, Any] | None
+    reason: str | None = None
+    model: Model | None = None
+    share_of: str | None = None  # control random: whose moved share it has
+
+
+def cells(name: str, scenario: Scenario) -> Iterator[Cell]:
+    """All cells of a scenario."""
+    points = {p: v.at for p, v in scenario.axis.points.items()} if scenario.axis else {"": None}
+    for point, at in points.items():
+        for profile in scenario.profiles:
+            for control in scenario.controls:
+                for seed in scenario.seeds:
+                    yield Cell(name, point, at, profile, control, seed)
+
+
+def resolve(
+    scenario: Scenario,
+    cell: Cell,
+    control: Mapping[str, Any],
+    outputs: list[str],
+    explore: Mapping[str, Any] = NO_EXPLORATION,
+) -> dict[str, Any]:
+    """Return `run.json` of a cell under a control that `control_of` gave.
+
+    Raises:
+        ValueError: a replayed packet table cannot be read; the line names the key.
+    """
+    environment = environment_at(scenario, cell.point, f"{cell.scenario}.yaml")
+    finetune = control.get("finetune")
+    if finetune is not None and finetune["every_s"] >= scenario.seconds:
+        finetune = None  # its first round would come after the end
+    if finetune is not None:
+        finetune = {**finetune, "content": finetuning_content()}
+    return {
+        "format": FORMAT,
+        "name": "run",  # one name for all, so that scenarios with the same run share it
+        "seed": cell.seed,
+        "seconds": scenario.seconds,
+        "warmup_s": scenario.warmup_s,
+        "profile": cell.profile,
+        **_network(environment),
+        "control": {key: value for key, value in control.items() if key != "finetune"},
+        "moved_ecn": environment.controls.moved_ecn,
+        "acks": environment.controls.acks,
+        "explore": dict(explore),
+        "finetune": finetune,
+        "outputs": sorted(outputs),
+    }
+
+
+def check_tables(name: str, scenario: Scenario) -> None:
+    """Raise ValueError, which names file and key, unless the packet tables that are replayed can be read."""
+    for cell in {cell.point: cell for cell in cells(name, scenario)}.values():
+        try:
+            resolve(scenario, cell, {"kind": "default"}, [])
+        except ValueError as error:
+            raise ValueError(f"{name}.yaml: {error}") from None
+
+
+def control_of(environment: Environment, name: str, *, model: Model | None, share: float) -> dict[str, Any]:
+    """Return `control` of run.json; `share` is control random's, `model` control model's.
+
+    The model's folder is put in when the run starts: where it lies must not change what the run is.
+    """
+    settings = environment.controls
+    if name == "random":
+        burst = settings.random.burst_packets
+        return {"kind": "random", "share": share, "burst_packets": burst, "seed": CONTROL_SEED}
+    if name in ("oracle", "oracle_in_order"):
+        order = "any" if name == "oracle" else "kept"
+        return {"kind": "oracle", "order": order, **settings.oracle.model_dump()}
+    if name == "last_latency":
+        return {
+            "kind": "last_latency",
+            "threshold_us": settings.last_latency.threshold_ms * 1e3,
+            "stale_us": settings.last_latency.stale_ms * 1e3,
+        }
+    if name != "model":
+        return {"kind": name}
+    assert model is not None  # noqa: S101 - the caller has said why it is not run
+    chosen = settings.model
+    finetune = None
+    if chosen.finetune_every_s is not None:
+        finetune = {
+            "every_s": chosen.finetune_every_s,
+            "span_s": chosen.finetune_span_s,
+            "apply_after_s": chosen.finetune_apply_after_s,
+            "command": [],  # put in when the run starts
+        }
+    return {
+        "kind": "model",
+        "artifact": model.content,
+        "version": FIRST_VERSION,
+        "inference_us": chosen.inference_us,
+        "until_decided": chosen.until_decided,
+        "margin_us": chosen.margin_us,
+        "margin_share": chosen.margin_share,
+        "max_moved_unacked": chosen.max_moved_unacked,
+        "finetune": finetune,
+    }
+
+
+@cache
+def finetuning_content() -> str:
+    """Hash of what a round of fine-tuning does: its code and section `finetune` of params.yaml."""
+    from models.import_closure import files_of
+
+    section = yaml.safe_load((PROJECT / "params.yaml").read_text())["finetune"]
+    digest = hashlib.sha256(json.dumps(section, sort_keys=True).encode())
+    for path in (*files_of("models.training.finetuning"), *map(Path, ROUND_CODE)):
+        digest.update((PROJECT / path).read_bytes())
+    return digest.hexdigest()
+
+
+def identity(run: Mapping[str, Any], program: str) -> str:
+    """Hash of a run and of the program that runs it: runs of one hash have one result.
+
+    A profile counts by its first name, so that a new one makes no other run.
+    """
+    first = {name: former for former, name in FORMER_PROFILES.items()}
+    named = {**run, "profile": first.get(run["profile"], run["profile"])}
+    text = json.dumps(named, sort_keys=True, allow_nan=False)
+    return hashlib.sha256(f"{program}\n{text}".encode()).hexdigest()[:24]
+
+
+def _network(environment: Environment) -> dict[str, Any]:
+    links = environment.bottlenecks
+    # ms = ms / 2 - access links at both ends, divided among the bottlenecks
+    one_way_ms = (environment.rtt_ms / 2 - 2 * ACCESS_MS) / len(links)
+    return {
+        "bottlenecks": [
+            {
+                "rate_bps": round(link.mbps * 1e6),
+                "delay_ms": one_way_ms,
+                "buffer_bytes": buffer_bytes(link, environment.rtt_ms),
+            }
+            for link in links
+        ],
+        "receivers": [
+            {"name": name, "router": r.router, "delay_ms": ACCESS_MS + r.extra_rtt_ms / 2}
+            for name, r in environment.receivers.items()
+        ],
+        "senders": [
+            {
+                "name": name,
+                "router": sender.router,
+                "delay_ms": ACCESS_MS,
+                "groups": [_group(name, key, g) for key, g in sender.groups.items() if g.flows],
+            }
+            for name, sender in environment.senders.items()
+            if any(g.flows for g in sender.groups.values())
+        ],
+    }
+
+
+def _group(sender: str, key: str, group: Group) -> dict[str, Any]:
+    traffic = group.traffic
+    if isinstance(traffic, Replay):
+        described = replayed(traffic, f"senders.{sender}.groups.{key}.traffic")
+    else:
+        described = traffic.model_dump()
+        if "mbps" in described:
+            described["rate_bps"] = round(described.pop("mbps") * 1e6)
+    fields = group.model_dump(include={"flows", "tcp", "ecn", "receiver", "start_s", "dupack_threshold"})
+    return {**fields, "traffic": described}

@@ -1,0 +1,108 @@
+"""The results: one Parquet file, a row per run that was asked for, written whole or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import polars as pl
+
+from feature_store.atomic import new_file
+from laboratory.scenarios.schema import FORMER_PROFILES
+
+FILE: Final = "results.parquet"
+COMPLETE: Final = "complete"
+NOT_RUN: Final = "not run"
+KEY: Final = ("scenario", "point", "profile", "control", "seed")
+
+SCHEMA: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
+    "scenario": pl.String,
+    "point": pl.String,  # of the scenario's axis; "" where it has none
+    "at": pl.Float64,  # the point's place on a numeric axis
+    "profile": pl.String,
+    "control": pl.String,
+    "seed": pl.Int64,
+    "about": pl.String,  # of the scenario as it was run, so that a report needs no scenario's file
+    "figure": pl.String,  # of the paper, that it redraws
+    "axis_label": pl.String,  # null where it has no axis
+    "axis_log": pl.Boolean,
+    "status": pl.String,  # complete | not run
+    "reason": pl.String,  # why it was not run
+    "run": pl.String,  # hash of everything the run's result depends on
+    "program": pl.String,  # hash of the program that ran it
+    "artifact": pl.String,  # hash of the model that drove it
+    "share_of": pl.String,  # control random: whose moved share it was given; or `scenario`
+    "seconds": pl.Float64,
+    "warmup_s": pl.Float64,  # which all figures but the costs leave out
+    "parameters": pl.String,  # run.json
+    "reordering": pl.String,  # the rule by which S1's flows take reordering for loss
+    "queueing_mean_us": pl.Float64,  # of S1's L4S flows, as are the next columns up to rtt
+    "queueing_p50_us": pl.Float64,
+    "queueing_p90_us": pl.Float64,
+    "queueing_p99_us": pl.Float64,
+    "one_way_p50_us": pl.Float64,
+    "one_way_p90_us": pl.Float64,
+    "one_way_p99_us": pl.Float64,
+    "rtt_p50_us": pl.Float64,
+    "rtt_p90_us": pl.Float64,
+    "rtt_p99_us": pl.Float64,
+    "queueing_cdf_us": pl.List(pl.Float64),  # CDF_LEVELS
+    "rtt_cdf_us": pl.List(pl.Float64),
+    "packets": pl.Float64,
+    "moved_share": pl.Float64,  # of the L4S flows' packets, sent to the classic queue
+    "unforeseen_share": pl.Float64,  # of all S1's packets: L4S, not asked about; null but for model
+    "retransmitted_share": pl.Float64,
+    "reordered_share": pl.Float64,  # arrived after one of their flow that was sent later
+    "dropped_share": pl.Float64,
+    "s1_l4s_goodput_bps": pl.Float64,
+    "s1_classic_goodput_bps": pl.Float64,
+    "s1_goodput_bps": pl.Float64,
+    "cross_goodput_bps": pl.Float64,
+    "classic_share": pl.Float64,  # classic flows' part of all goodput
+    "engine_wall_s": pl.Float64,  # wall time of the model's forward passes
+    "cpu_s": pl.Float64,  # of the program, with the processes that fine-tune
+}
+
+
+def load(output: Path) -> pl.DataFrame:
+    """Return the results of an output folder; none yet is an empty table.
+
+    Raises:
+        ValueError: the file is damaged, or has other columns: another version of this project made it.
+    """
+    path = output / FILE
+    if not path.is_file():
+        return pl.DataFrame(schema=SCHEMA)
+    remedy = "give another --output, or remove it: `swiftqueue lab run` puts the rows of whole runs back"
+    try:
+        table = pl.read_parquet(path)
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException):
+        raise ValueError(f"{path} is damaged; {remedy}") from None
+    if table.schema != pl.Schema(SCHEMA):
+        raise ValueError(f"{path} was made by another version; {remedy}")
+    return table.with_columns(pl.col("profile").replace(FORMER_PROFILES))
+
+
+def merge(output: Path, rows: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
+    """Put rows in the place of those of the same key, and return all.
+
+    A reader sees the old file or the new one, never a part.
+    """
+    new = pl.DataFrame([dict(row) for row in rows], schema=SCHEMA)
+    table = pl.concat([load(output).join(new, on=list(KEY), how="anti"), new])
+    return _write(output, table.sort("scenario", "at", "point", "profile", "control", "seed"))
+
+
+def forget(output: Path, scenarios: Sequence[str]) -> pl.DataFrame:
+    """Take out the rows of some scenarios; those of whole runs can be put back from their folders.
+
+    So a scenario's rows are always those of one command: never of two lengths, programs or models.
+    """
+    return _write(output, load(output).filter(~pl.col("scenario").is_in(list(scenarios))))
+
+
+def _write(output: Path, table: pl.DataFrame) -> pl.DataFrame:
+    with new_file(output / FILE) as partial:
+        table.write_parquet(partial, compression="zstd")
+    return table

@@ -1,0 +1,123 @@
+"""A run's files as one row of the results."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from feature_store.atomic import new_folder
+from laboratory.runs.execution import COST, ROW, SUMMARY, TRACE_METADATA, folder_of, is_complete
+from laboratory.runs.resolve import Asked
+from laboratory.runs.results import COMPLETE, NOT_RUN, load
+from laboratory.scenarios.schema import Scenario
+
+
+def not_run(asked: Asked, scenario: Scenario, reason: str) -> dict[str, Any]:
+    """Row of a cell that could not be run, with the reason."""
+    return {**asked.cell.key(), **_described(scenario), "status": NOT_RUN, "reason": reason}
+
+
+def complete(asked: Asked, scenario: Scenario, identity: str, program: str, folder: Path) -> dict[str, Any]:
+    """Row of a run whose result lies in `folder`; figures leave the warm-up out."""
+    if (folder / ROW).is_file():
+        kept = json.loads((folder / ROW).read_text())
+        return {**kept, **asked.cell.key(), **_described(scenario), "share_of": asked.share_of}
+    summary = json.loads((folder / SUMMARY).read_text())
+    cost = json.loads((folder / COST).read_text())
+    run = summary["run"]
+    senders, classes = summary["senders"], summary["classes"]
+    captured = senders[run["senders"][0]["name"]]
+    l4s = captured["l4s"]
+    total_bps = sum(group["goodput_bps"] for group in classes.values())
+    s1_bps = sum(group["goodput_bps"] for group in captured.values())
+    return {
+        **asked.cell.key(),
+        **_described(scenario),
+        "status": COMPLETE,
+        "run": identity,
+        "program": program,
+        "artifact": asked.model.content if asked.model else None,
+        "share_of": asked.share_of,
+        "seconds": run["seconds"],
+        "warmup_s": run["warmup_s"],
+        "parameters": json.dumps(asked.run, sort_keys=True),
+        "reordering": reordering_rule(run),
+        **_quantiles("queueing", l4s["queueing_us"], ("mean", "p50", "p90", "p99")),
+        **_quantiles("one_way", l4s["one_way_us"], ("p50", "p90", "p99")),
+        **_quantiles("rtt", l4s["latency_us"], ("p50", "p90", "p99")),
+        "queueing_cdf_us": _floats(l4s["queueing_us"]["cdf"]),
+        "rtt_cdf_us": _floats(l4s["latency_us"]["cdf"]),
+        "packets": l4s["packets"],
+        "moved_share": summary["moved"]["share"],
+        "unforeseen_share": _unforeseen(summary, folder),
+        "retransmitted_share": _share(l4s["retransmissions"], l4s["packets"]),
+        "reordered_share": _share(l4s["reordered"], l4s["arrived"]),
+        "dropped_share": _share(l4s["dropped"], l4s["packets"]),
+        "s1_l4s_goodput_bps": l4s["goodput_bps"],
+        "s1_classic_goodput_bps": captured["classic"]["goodput_bps"],
+        "s1_goodput_bps": s1_bps,
+        "cross_goodput_bps": total_bps - s1_bps,
+        "classic_share": summary["classic_share"],
+        "engine_wall_s": cost.get("engine_s"),
+        "cpu_s": cost["cpu_s"],
+    }
+
+
+def keep_rows(output: Path) -> None:
+    """Let each row of the results stand for its run where that run's folder is not there.
+
+    So what others have published can be gone on with. Runs that left captures or packets are none of these:
+    a row does not stand for those.
+    """
+    for row in load(output).filter(pl.col("status") == COMPLETE).iter_rows(named=True):
+        if is_complete(output, row["run"]) or json.loads(row["parameters"])["outputs"]:
+            continue
+        folder = folder_of(output, row["run"])
+        with new_folder(folder) as partial:
+            (partial / ROW).write_text(json.dumps(row) + "\n")
+
+
+def _unforeseen(summary: Mapping[str, Any], folder: Path) -> float | None:
+    """Share of S1's L4S packets without a decision of their own in all its packets; None without a model.
+
+    Both are of the whole run: no file of a run has the number of its L4S packets with the warm-up.
+    """
+    if (decisions := summary.get("decisions")) is None:
+        return None
+    return _share(decisions["unforeseen"], json.loads((folder / TRACE_METADATA).read_text())["packets"])
+
+
+def _described(scenario: Scenario) -> dict[str, Any]:
+    """What the report says of a scenario."""
+    axis = scenario.axis
+    return {
+        "about": scenario.about,
+        "figure": scenario.figure,
+        "axis_label": axis.label if axis else None,
+        "axis_log": axis.log if axis else None,
+    }
+
+
+def reordering_rule(run: Mapping[str, Any]) -> str:
+    """Name the rule by which S1's L4S flows take reordering for loss."""
+    if run["control"]["kind"] == "no_l4s":
+        return "3 duplicate ACKs"
+    rules = {g["dupack_threshold"] for g in run["senders"][0]["groups"] if g["ecn"] == "ect1"}
+    named = ["non-congestion robustness (RFC 4653)" if r == "ncr" else f"{r} duplicate ACKs" for r in rules]
+    return ", ".join(sorted(named)) or "no L4S flow"
+
+
+def _quantiles(name: str, q: Mapping[str, Any], which: tuple[str, ...]) -> dict[str, Any]:
+    return {f"{name}_{key}_us": q[key] for key in which}
+
+
+def _floats(values: list[float] | None) -> list[float] | None:
+    return None if values is None else [float(value) for value in values]
+
+
+def _share(part: float, whole: float) -> float | None:
+    return part / whole if whole else None

@@ -1,0 +1,196 @@
+"""Scenario files: `simulation/scenarios/NAME.yaml` or a user's own, read and checked."""
+
+from __future__ import annotations
+
+import copy
+import fnmatch
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+from pydantic import ValidationError
+
+from laboratory.scenarios.schema import Environment, Scenario, check_times
+from pipelines.simulate import PROJECT
+
+FOLDER: Final = PROJECT / "simulation" / "scenarios"
+FULL: Final = ("figure8", "figure8-finetuned", "sweep-*", "map-*", "many-flows")
+"""The full laboratory: what `swiftqueue lab run --full` runs."""
+# pydantic's own steps into a union and to a key
+_STEPS: Final = {"messages", "greedy", "video", "cbr", "replay", "[key]"}
+
+
+def names() -> list[str]:
+    """Scenarios that the project has."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml") if not path.stem.startswith("_"))
+
+
+def full() -> list[str]:
+    """Scenarios of the full laboratory."""
+    return [name for pattern in FULL for name in fnmatch.filter(names(), pattern)]
+
+
+def files_of(scenarios: Sequence[str]) -> dict[str, Path]:
+    """Files of scenarios by their names, under which their results are kept; each name means one file.
+
+    Raises:
+        FileNotFoundError: there is no such scenario.
+        ValueError: two files have one name, or a user's own has that of a scenario of the project.
+    """
+    files: dict[str, Path] = {}
+    for path in map(path_of, scenarios):
+        projects = FOLDER / f"{path.stem}.yaml"
+        if projects.is_file() and not projects.samefile(path):
+            raise ValueError(f"{path}: the project has a scenario {path.stem}; give the file another name")
+        other = files.setdefault(path.stem, path)
+        if not other.samefile(path):
+            raise ValueError(f"{path}: {other} has the same name; give one of the files another")
+    return files
+
+
+def path_of(scenario: str) -> Path:
+    """File of a scenario: given by its name, or as a path.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    path = Path(scenario) if scenario.endswith((".yaml", ".yml")) else FOLDER / f"{scenario}.yaml"
+    if not path.is_file():
+        raise FileNotFoundError(f"{scenario}: no such scenario; there is {', '.join(names())}")
+    return path
+
+
+def load(path: Path) -> Scenario:
+    """Read and check a scenario; each point of its axis is checked too.
+
+    A key `extends: OTHER` takes what is not said from OTHER.yaml beside the file, or else from the project's
+    scenario of that name; mappings are joined by key.
+
+    Raises:
+        ValueError: one line that names the file and the key.
+    """
+    raw = _read(path)
+    try:
+        scenario = Scenario.model_validate(raw)
+    except ValidationError as error:
+        raise ValueError(f"{path.name}: {_first(error)}") from None
+    check_points(scenario, path.name)
+    return scenario
+
+
+def check_points(scenario: Scenario, source: str) -> None:
+    """Raise ValueError, which begins with `source`, unless the scenario is sound at each of its points."""
+    for point in ("", *(scenario.axis.points if scenario.axis else ())):
+        environment = environment_at(scenario, point, source)
+        try:
+            check_times(environment, scenario.seconds)
+        except ValueError as error:
+            where = f"axis.points.{point}: " if point else "environment."
+            raise ValueError(f"{source}: {where}{error}") from None
+
+
+def environment_at(scenario: Scenario, point: str, file: str) -> Environment:
+    """Return the environment at a point of the axis (`""`: the scenario's own).
+
+    Raises:
+        ValueError: the point sets a key that is not there, or a value that it cannot have.
+    """
+    if not point:
+        return scenario.environment
+    assert scenario.axis is not None  # noqa: S101 - a point has an axis
+    changed = scenario.environment.model_dump()
+    for key, value in scenario.axis.points[point].set.items():
+        if not _put(changed, key.split("."), value):
+            raise ValueError(f"{file}: axis.points.{point}.set: the environment has no key {key!r}")
+    try:
+        return Environment.model_validate(changed)
+    except ValidationError as error:
+        raise ValueError(f"{file}: axis.points.{point}: {_first(error)}") from None
+
+
+def _put(tree: Any, keys: Sequence[str], value: Any) -> bool:
+    for key in keys[:-1]:
+        index: Any = int(key) if isinstance(tree, list) and key.isdigit() else key
+        try:
+            tree = tree[index]
+        except (KeyError, IndexError, TypeError):
+            return False
+    if not isinstance(tree, dict) or keys[-1] not in tree:
+        return False
+    tree[keys[-1]] = copy.deepcopy(value)
+    return True
+
+
+class _TwiceError(yaml.MarkedYAMLError):
+    """A key that is given twice."""
+
+
+class _Once(yaml.SafeLoader):
+    """Refuses a key that is given twice, of which YAML would take the last."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    raise _TwiceError(problem=f"{key.value}: stands there twice", problem_mark=key.start_mark)
+                seen.add(key.value)
+        return node
+
+
+def _read(path: Path, *above: Path) -> dict[str, Any]:
+    """Keys of a file joined with those of what it extends; `above` are the files that extend this one."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such scenario")
+    try:
+        raw = yaml.load(path.read_text(encoding="utf-8"), _Once)  # noqa: S506 - a safe loader
+    except UnicodeDecodeError:
+        raise ValueError(f"{path.name}: not text in UTF-8") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}" if mark else "somewhere"
+        what = error.problem if isinstance(error, _TwiceError) else "not valid YAML"
+        raise ValueError(f"{path.name}: {where}: {what}") from None
+    except RecursionError:
+        raise ValueError(f"{path.name}: nested too deep") from None
+    except ValueError as error:  # a date that is none, as 2026-13-01
+        raise ValueError(f"{path.name}: {error}") from None
+    if not isinstance(raw, dict):
+        raise ValueError(f"{path.name}: not a mapping of keys")
+    if (base := raw.pop("extends", None)) is None:
+        return raw
+    if not isinstance(base, str):
+        raise ValueError(f"{path.name}: extends: {base!r} is no name of a scenario")
+    chain = (path, *above)
+    for found in (path.parent / f"{base}.yaml", FOLDER / f"{base}.yaml"):
+        if found.is_file() and not any(map(found.samefile, chain)):
+            return _joined(_read(found, *chain), raw)
+    raise ValueError(f"{path.name}: extends: there is no other {base!r}, beside it or of the project")
+
+
+def _joined(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    result = dict(base)
+    for key, value in over.items():
+        below = result.get(key)
+        # `kind` says what a mapping is: another kind is another thing, not a change of this one.
+        joinable = isinstance(below, dict) and isinstance(value, dict) and "kind" not in value
+        result[key] = _joined(below, value) if joinable and isinstance(below, dict) else value
+    return result
+
+
+def _first(error: ValidationError) -> str:
+    """One line about the first thing that is wrong: its key and what it must be."""
+    problem = error.errors()[0]
+    where = ".".join(str(part) for part in problem["loc"] if part not in _STEPS)
+    if problem["type"] == "extra_forbidden":
+        return f"{where}: unknown key"
+    if problem["type"] == "missing":
+        return f"{where}: is missing"
+    message = problem["msg"].removeprefix("Value error, ")
+    given = problem.get("input")
+    if problem["type"] == "value_error":
+        return f"{where}.{message}" if where else message
+    shown = f" (is {given!r})" if isinstance(given, str | int | float) else ""
+    return f"{where}: {message[0].lower()}{message[1:]}{shown}"

@@ -1,0 +1,337 @@
+"""What a scenario may say, and what of it is checked before anything is simulated.
+
+A scenario is an environment (links, senders, traffic), how long and with which seeds it is run, under which
+queue profiles and controls, and an axis of points that each change some keys of the environment.
+
+This is the only place where ranges are checked: the program trusts the runs that come of a scenario.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+LARGEST_PACKET_BYTES: Final = 1500  # IP length
+LARGEST_BUFFER_BYTES: Final = 2_000_000_000
+LONGEST_S: Final = 1e5  # of a run
+MOST_FLOWS: Final = 20_000  # of a run: each has a port of its own
+MOST_SENDERS: Final = 250
+ACCESS_MS: Final = 0.1  # one way, of each access link
+LEAST_RTT_MS: Final = 4 * ACCESS_MS  # a packet and its ACK pass two access links each
+TRAINING_SEEDS_FROM: Final = 1000  # judged seeds are below, so no model is judged on what it was trained on
+PROFILES: Final = ("rfc9332", "uncoupled")
+FORMER_PROFILES: Final = {
+    "premise": "uncoupled"
+}  # in what was published or written before: results, models, files
+CONTROLS: Final = (
+    "default",
+    "no_l4s",
+    "random",
+    "oracle",
+    "oracle_in_order",
+    "last_latency",
+    "model",
+)
+
+
+def profile_named(name: Any) -> Any:
+    """Return the present name of a queue profile; what is none stays as it is."""
+    return FORMER_PROFILES.get(name, name) if isinstance(name, str) else name
+
+
+class Checked(BaseModel):
+    """A part of a scenario: unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Seconds = Annotated[float, Field(ge=0.01, le=LONGEST_S)]
+Microseconds = Annotated[float, Field(ge=0, le=1e9)]
+Milliseconds = Annotated[float, Field(gt=0, le=1e6)]
+Rate = Annotated[float, Field(ge=1e-6, le=1e5)]  # Mbit/s of a flow
+BurstPackets = Annotated[int, Field(ge=1, le=1_000_000)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,100}$")]
+
+
+class Messages(Checked):
+    """Poisson messages."""
+
+    kind: Literal["messages"]
+    mbps: Rate
+    sizes: Literal["web_search", "hadoop"]
+
+
+class Greedy(Checked):
+    """Always something to send."""
+
+    kind: Literal["greedy"]
+
+
+class Video(Checked):
+    """A frame at each tick, unpaced."""
+
+    kind: Literal["video"]
+    mbps: Rate
+    frames_per_s: Annotated[float, Field(ge=0.1, le=1000)]
+
+
+class ConstantRate(Checked):
+    """Packets at equal gaps."""
+
+    kind: Literal["cbr"]
+    mbps: Rate
+    packet_bytes: Annotated[int, Field(ge=1, le=1448)]
+
+
+class Replay(Checked):
+    """The statistics of a packet table: its folder (relative to the project's), and its trace."""
+
+    kind: Literal["replay"]
+    packets: str
+    trace: str | None = None  # may be left out where the folder holds one
+
+
+Traffic = Annotated[Messages | Greedy | Video | ConstantRate | Replay, Field(discriminator="kind")]
+
+
+class Group(Checked):
+    """Flows that are alike, of one sender to one receiver."""
+
+    flows: Annotated[int, Field(ge=0, le=2000)]  # 0: as if the group were not there
+    tcp: Literal["dctcp", "prague", "cubic", "bbr", "udp"]
+    ecn: Literal["ect1", "ect0", "not_ect"]
+    receiver: str
+    start_s: Annotated[list[NotNegative], Field(min_length=2, max_length=2)] = [0.0, 1.0]
+    dupack_threshold: Annotated[int, Field(ge=3, le=10_000)] | Literal["ncr"] = 3
+    traffic: Traffic
+
+
+class Bottleneck(Checked):
+    """A link with a dual queue; the delay is its part of the path's."""
+
+    mbps: Annotated[float, Field(ge=0.01, le=1e5)]
+    buffer_bdp: Positive  # limit of the queue, in bandwidth-delay products of this link and `rtt_ms`
+
+
+class Receiver(Checked):
+    """Where flows end: the router it hangs on, and how much farther away it is than `rtt_ms`."""
+
+    router: Annotated[int, Field(ge=1)] = 1
+    extra_rtt_ms: Annotated[float, Field(ge=0, le=10_000)] = 0.0
+
+
+class Sender(Checked):
+    """Where flows begin: the router it hangs on, its groups by name."""
+
+    router: Annotated[int, Field(ge=0)] = 0
+    groups: dict[str, Group]
+
+
+class LastLatency(Checked):
+    """Control `last_latency`: see simulation/doc/lab.md."""
+
+    threshold_ms: Milliseconds
+    stale_ms: Milliseconds
+
+
+class Oracle(Checked):
+    """Controls `oracle` and `oracle_in_order`: see simulation/doc/lab.md."""
+
+    margin_us: Microseconds
+    rate_us: Microseconds
+
+
+class Random(Checked):
+    """Control `random`: moved for so many successive packets together."""
+
+    burst_packets: BurstPackets
+    share: Share | None  # None: what the model moved in the same run, or else the oracle
+
+
+class Model(Checked):
+    """Control `model`: the sender agent's controller."""
+
+    inference_us: Microseconds
+    until_decided: Literal["default", "previous"]
+    margin_us: Microseconds
+    margin_share: Annotated[float, Field(ge=0, le=1e6)]
+    max_moved_unacked: Annotated[int, Field(ge=0, le=1_000_000_000)]
+    finetune_every_s: Annotated[float, Field(ge=0.1, le=1e5)] | None  # None: the head stays
+    finetune_span_s: Seconds
+    finetune_apply_after_s: Annotated[float, Field(ge=0, le=1e5)]
+
+
+class Settings(Checked):
+    """Parameters of the controls."""
+
+    moved_ecn: Literal["ect0", "not_ect"]
+    acks: Literal["selective", "cumulative"]  # from which ACKs S1 learns latencies
+    random: Random
+    oracle: Oracle
+    last_latency: LastLatency
+    model: Model
+
+
+class Explore(Checked):
+    """How traces to train on explore: the share of S1's bursts, and the bursts' lengths, a trace each."""
+
+    share: Share
+    burst_packets: Annotated[list[BurstPackets], Field(min_length=1)]
+    seconds: Seconds
+    seeds: Annotated[list[Annotated[int, Field(ge=TRAINING_SEEDS_FROM, le=1_000_000)]], Field(min_length=1)]
+
+
+class Environment(Checked):
+    """Links, senders and traffic; senders are in order, the first is S1, captured and controlled."""
+
+    # Base round trip of the nearest receiver over all bottlenecks.
+    rtt_ms: Annotated[float, Field(ge=LEAST_RTT_MS, le=20_000)]
+    bottlenecks: Annotated[list[Bottleneck], Field(min_length=1, max_length=8)]
+    receivers: Annotated[dict[Name, Receiver], Field(min_length=1)]
+    senders: Annotated[dict[Name, Sender], Field(min_length=1, max_length=MOST_SENDERS)]
+    controls: Settings
+
+    def groups(self) -> Iterator[tuple[str, Sender, Group]]:
+        """All groups of flows: each with its key in the environment and its sender."""
+        for name, sender in self.senders.items():
+            for key, group in sender.groups.items():
+                yield f"senders.{name}.groups.{key}", sender, group
+
+    @model_validator(mode="after")
+    def _sound(self) -> Environment:
+        for i, link in enumerate(self.bottlenecks):
+            _check_buffer(f"bottlenecks.{i}.buffer_bdp", link, self.rtt_ms)
+        last = len(self.bottlenecks)
+        for name, receiver in self.receivers.items():
+            if receiver.router > last:
+                raise ValueError(f"receivers.{name}.router: {receiver.router} is beyond the last, {last}")
+        for where, sender, group in self.groups():
+            self._check_group(where, sender, group)
+        if (flows := sum(group.flows for _, _, group in self.groups())) > MOST_FLOWS:
+            raise ValueError(f"senders: {flows} flows, at most {MOST_FLOWS} can be simulated")
+        first, captured = next(iter(self.senders.items()))
+        if not any(group.flows for group in captured.groups.values() if group.ecn == "ect1"):
+            raise ValueError(
+                f"senders.{first}.groups: the captured sender has no flow with ecn ect1, so nothing to choose"
+            )
+        return self
+
+    def _check_group(self, where: str, sender: Sender, group: Group) -> None:
+        if group.receiver not in self.receivers:
+            known = ", ".join(self.receivers)
+            raise ValueError(f"{where}.receiver: there is no {group.receiver!r}, there is {known}")
+        if self.receivers[group.receiver].router <= sender.router:
+            raise ValueError(f"{where}.receiver: {group.receiver!r} is not behind the sender's router")
+        if group.tcp in ("dctcp", "prague") and group.ecn != "ect1":
+            raise ValueError(f"{where}.ecn: {group.tcp} is always ect1")
+        if group.tcp == "udp" and isinstance(group.traffic, Greedy):
+            raise ValueError(f"{where}.traffic: udp cannot be greedy, it would send without end")
+        if group.start_s[0] > group.start_s[1]:
+            raise ValueError(f"{where}.start_s: {group.start_s[0]:g} is after {group.start_s[1]:g}")
+
+
+class Point(Checked):
+    """A point of the axis: which keys of the environment it changes, by their path."""
+
+    set: dict[str, Any]
+    at: Annotated[float, Field(allow_inf_nan=False)] | None = None  # place on a numeric axis
+
+
+class Axis(Checked):
+    """What a sweep varies."""
+
+    label: str
+    points: Annotated[dict[Annotated[str, Field(min_length=1)], Point], Field(min_length=1)]
+    log: bool = False  # whether plots have a logarithmic axis
+
+    @model_validator(mode="after")
+    def _placeable(self) -> Axis:
+        for name, point in self.points.items():
+            if self.log and point.at is not None and point.at <= 0:
+                raise ValueError(f"points.{name}.at: {point.at:g} has no place on a logarithmic axis")
+        return self
+
+
+class Scenario(Checked):
+    """A whole scenario file."""
+
+    about: str
+    figure: str | None = None  # of the paper, that it redraws
+    seconds: Seconds
+    warmup_s: NotNegative
+    seeds: Annotated[list[Annotated[int, Field(ge=1, lt=TRAINING_SEEDS_FROM)]], Field(min_length=1)]
+    profiles: Annotated[
+        list[Annotated[Literal["rfc9332", "uncoupled"], BeforeValidator(profile_named)]], Field(min_length=1)
+    ]
+    controls: Annotated[list[str], Field(min_length=1)]
+    explore: Explore
+    train: dict[str, Any] = {}  # parameters in which `lab train` differs from params.yaml: SECTION.KEY
+    environment: Environment
+    axis: Axis | None = None
+
+    @model_validator(mode="after")
+    def _sound(self) -> Scenario:
+        if self.warmup_s >= self.seconds:
+            raise ValueError(f"warmup_s: {self.warmup_s:g} s leave nothing of {self.seconds:g} s")
+        starts_s = [group.start_s[1] for _, _, group in self.environment.groups()]
+        if self.explore.seconds <= (begins_s := max(self.warmup_s, *starts_s)):
+            raise ValueError(
+                f"explore.seconds: {self.explore.seconds:g} s are too few: warm-up and starts of flows "
+                f"take {begins_s:g}"
+            )
+        check_controls("controls", self.controls)
+        if unknown := [key for key in self.train if not re.fullmatch(r"\w+\.\w+", key)]:
+            raise ValueError(f"train.{unknown[0]}: not of the form SECTION.KEY")
+        for key, values in (("seeds", self.seeds), ("profiles", self.profiles)):
+            _check_once(key, values)
+        return self
+
+
+def check_times(environment: Environment, seconds: float) -> None:
+    """Raise ValueError, which names the key, unless a run of that length has room for what happens in it."""
+    for where, _, group in environment.groups():
+        if group.flows and group.start_s[1] > seconds:
+            raise ValueError(f"{where}.start_s: {group.start_s[1]:g} is after the end, {seconds:g}")
+    model = environment.controls.model
+    if model.finetune_every_s is not None and model.finetune_every_s < seconds < model.finetune_span_s:
+        raise ValueError(
+            f"controls.model.finetune_span_s: {model.finetune_span_s:g} s are more than the run's {seconds:g}"
+        )
+
+
+def check_controls(key: str, controls: Sequence[str]) -> None:
+    """Raise ValueError, which names `key`, unless these are controls, each once, the default among them."""
+    if unknown := [control for control in controls if control not in CONTROLS]:
+        raise ValueError(f"{key}: there is no {unknown[0]!r}, there is {', '.join(CONTROLS)}")
+    if "default" not in controls:
+        raise ValueError(f"{key}: default must be among them, every other is compared with it")
+    _check_once(key, controls)
+
+
+def _check_once(key: str, values: Sequence[object]) -> None:
+    if len(set(values)) < len(values):
+        raise ValueError(f"{key}: one stands there twice")
+
+
+def buffer_bytes(link: Bottleneck, rtt_ms: float) -> int:
+    """Limit of a link's queue. bytes = BDP · bit/s · ms / (bit/byte · ms/s)."""
+    return round(link.buffer_bdp * link.mbps * 1e6 * rtt_ms / (8 * 1e3))
+
+
+def _check_buffer(key: str, link: Bottleneck, rtt_ms: float) -> None:
+    limit = buffer_bytes(link, rtt_ms)
+    if limit < LARGEST_PACKET_BYTES:
+        raise ValueError(
+            f"{key}: {link.buffer_bdp:g} is a queue of {limit} bytes, smaller than a packet of "
+            f"{LARGEST_PACKET_BYTES}"
+        )
+    if limit > LARGEST_BUFFER_BYTES:
+        raise ValueError(
+            f"{key}: {link.buffer_bdp:g} is a queue of {limit} bytes, more than {LARGEST_BUFFER_BYTES}"
+        )

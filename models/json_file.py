@@ -1,0 +1,25 @@
+"""Files of one JSON object, which a disk, an older version or somebody else may have left as anything."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Read the object in a file.
+
+    Raises:
+        OSError: the file is not there, or cannot be read.
+        ValueError: it is truncated, no JSON, nested too deep, or no object; the line names the file.
+    """
+    try:
+        content = json.loads(path.read_text())
+    except RecursionError:
+        raise ValueError(f"{path}: nested too deep") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: truncated or not JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: not a JSON object")
+    return content

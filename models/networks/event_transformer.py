@@ -1,0 +1,213 @@
+"""A Transformer over a sender's events: each is computed once, and a decision costs its queries only.
+
+Events (docs/EVENTS.md) pass a causal banded mask: one sees itself and the `band - 1` before it. A query about
+a packet that may be sent sees the `band` events before the decision and no other query; nobody sees a query.
+Keys and values of an event never change, so a live sender keeps those of the last `band` and adds a tile of
+new events at each decision; the answers are those of the whole log at once.
+
+Each layer also has a key and a value of its own, the sink, that is always seen: an empty log has an answer.
+Pre-norm layers; no positional code, for the time inputs carry the order.
+
+Shapes: G segments of N events, T events of a tile, K the band, D model width, A heads, Q decisions, H horizon
+(8 packets), F inputs of an event, P inputs of a query.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from models.networks.scaling import ScaledFeature, Target
+from models.networks.transformer import ANCHOR_FALLBACK, Scaling, scaled_latency, to_us
+
+BLOCK: Final = 64  # events whose band is one piece of attention
+
+
+@dataclass(frozen=True)
+class EventArchitecture:
+    """Sizes of the network; what an event sees in all is `layers` bands."""
+
+    layers: int = 1
+    band: int = 64
+    width: int = 64
+    heads: int = 4
+    feed_forward: int = 128
+    dropout: float = 0.1
+    anchor: str | None = "last_latency_flow_us"  # a query's input that the network corrects, or none
+
+    def __post_init__(self) -> None:
+        sizes = (self.layers, self.band, self.width, self.heads, self.feed_forward)
+        if min(sizes) < 1 or self.width % self.heads or self.band % BLOCK or not 0 <= self.dropout < 1:
+            raise ValueError(
+                f"architecture {self} is not possible: the heads must divide the width, {BLOCK} the band"
+            )
+
+
+@dataclass
+class Memory:
+    """Keys and values (K or fewer, D) of the last events, by layer: all that a live sender keeps."""
+
+    keys: list[Tensor]
+    values: list[Tensor]
+
+
+class EventLayer(nn.Module):
+    """One layer: attention to a band and the sink, then two linear layers."""
+
+    def __init__(self, sizes: EventArchitecture) -> None:
+        super().__init__()
+        d = sizes.width
+        self.heads = sizes.heads
+        self.norm1, self.norm2 = nn.LayerNorm(d), nn.LayerNorm(d)
+        self.query, self.key_value, self.out = nn.Linear(d, d), nn.Linear(d, 2 * d), nn.Linear(d, d)
+        self.linear1, self.linear2 = nn.Linear(d, sizes.feed_forward), nn.Linear(sizes.feed_forward, d)
+        self.sink = nn.Parameter(torch.randn(2, 1, d) * 0.02)
+        self.drop = nn.Dropout(sizes.dropout)
+
+    def keys_and_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Of events (…, D)."""
+        keys, values = self.key_value(self.norm1(x)).chunk(2, -1)
+        return keys, values
+
+    def forward(self, x: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
+        """Rows x (…, R, D) after attending to (…, S, D) where `seen` (…, R or 1, S), and to the sink."""
+        lead = keys.shape[:-2]
+        sink_key, sink_value = (part.expand(*lead, 1, -1) for part in self.sink)
+        seen = torch.cat([seen.new_ones(*seen.shape[:-1], 1), seen], -1).unsqueeze(-3)
+        attended = functional.scaled_dot_product_attention(
+            self._by_head(self.query(self.norm1(x))),
+            self._by_head(torch.cat([sink_key, keys], -2)),
+            self._by_head(torch.cat([sink_value, values], -2)),
+            attn_mask=seen,
+        )
+        x = x + self.drop(self.out(attended.transpose(-3, -2).flatten(-2)))
+        return x + self.drop(self.linear2(functional.relu(self.linear1(self.norm2(x)))))  # type: ignore[no-any-return]
+
+    def _by_head(self, x: Tensor) -> Tensor:
+        return x.reshape(*x.shape[:-1], self.heads, -1).transpose(-3, -2)
+
+
+class EventPredictor(nn.Module):
+    """Latencies of the next H packets from a sender's events and the queries about those packets.
+
+    `scaled` is the form for training, of whole segments; `extend` and `ask` that of a live sender.
+    """
+
+    def __init__(
+        self,
+        event_inputs: Sequence[ScaledFeature],
+        query_inputs: Sequence[ScaledFeature],
+        target: Target,
+        sizes: EventArchitecture | None = None,
+    ) -> None:
+        super().__init__()
+        self.sizes, self.target = sizes or EventArchitecture(), target
+        d = self.sizes.width
+        self.event_scaling, self.query_scaling = Scaling(event_inputs), Scaling(query_inputs)
+        self.send, self.ack = nn.Linear(len(event_inputs), d), nn.Linear(len(event_inputs), d)
+        self.ask_about = nn.Linear(len(query_inputs), d)
+        self.layers = nn.ModuleList(EventLayer(self.sizes) for _ in range(self.sizes.layers))
+        self.norm = nn.LayerNorm(d)
+        self.head = nn.Sequential(nn.Linear(d, d), nn.ReLU(), nn.Linear(d, 1))
+        names = [each.name for each in query_inputs]
+        for needed in (self.sizes.anchor, ANCHOR_FALLBACK) if self.sizes.anchor else ():
+            if needed not in names:
+                raise ValueError(f"the anchor needs the input {needed}, which is not among {names}")
+        if self.sizes.anchor:
+            self.anchor_index, self.fallback_index = map(names.index, (self.sizes.anchor, ANCHOR_FALLBACK))
+            for parameter in self.head[2].parameters():  # the untrained network forecasts its anchor
+                nn.init.zeros_(parameter)
+
+    def forward(self, x_GNF: Tensor, ack_GN: Tensor, cut_Q: Tensor, x_QHP: Tensor) -> Tensor:
+        """Latencies in µs (Q, H); arguments as of `scaled`."""
+        return to_us(self.scaled(x_GNF, ack_GN, cut_Q, x_QHP), self.target)
+
+    def scaled(self, x_GNF: Tensor, ack_GN: Tensor, cut_Q: Tensor, x_QHP: Tensor) -> Tensor:
+        """Latencies (Q, H) in scaled target space.
+
+        Args:
+            x_GNF: raw inputs of the events of segments, N a multiple of 64; none is before a segment's first.
+            ack_GN: True for an ACK, False for a SEND.
+            cut_Q: of each decision, g · N + the number of events of segment g before it, at least 1.
+            x_QHP: raw inputs of its queries.
+        """
+        return self.answer(self.encode(x_GNF, ack_GN, cut_Q, x_QHP), x_QHP)
+
+    def answer(self, read_QHD: Tensor, x_QHP: Tensor) -> Tensor:
+        """What the head makes (Q, H), in scaled target space, of what it reads, and the anchor."""
+        return self.head(read_QHD)[..., 0] + self.anchor(x_QHP)  # type: ignore[no-any-return]
+
+    def anchor(self, x_QHP: Tensor) -> Tensor:
+        """What the head corrects (Q, H) in scaled target space; the mean, 0, where nothing is visible yet."""
+        if not self.sizes.anchor:
+            return torch.zeros_like(x_QHP[..., 0])
+        own_QH = x_QHP[..., self.anchor_index]
+        return scaled_latency(torch.where(own_QH > 0, own_QH, x_QHP[..., self.fallback_index]), self.target)
+
+    def encode(self, x_GNF: Tensor, ack_GN: Tensor, cut_Q: Tensor, x_QHP: Tensor) -> Tensor:
+        """Compute what the head reads (Q, H, D); arguments as of `scaled`."""
+        events = ack_GN.shape[1]
+        band = self.sizes.band
+        x_GND, u_QHD = self._embed(x_GNF, ack_GN), self.ask_about(self.query_scaling(x_QHP))
+        segment_Q = (cut_Q - 1) // events
+        place_QK = cut_Q[:, None] + torch.arange(-band, 0, device=cut_Q.device)
+        seen_QK = place_QK >= (segment_Q * events)[:, None]
+        place_QK = place_QK.clamp(min=0)
+        for layer in self.layers:
+            k_GND, v_GND = layer.keys_and_values(x_GND)  # type: ignore[operator]
+            if layer is not self.layers[-1]:  # of the last one, events need keys and values only
+                x_GND = self._banded(layer, x_GND, k_GND, v_GND)
+            k_QKD, v_QKD = (each.flatten(0, 1)[place_QK] for each in (k_GND, v_GND))
+            u_QHD = layer(u_QHD, k_QKD, v_QKD, seen_QK[:, None])
+        return self.norm(u_QHD)  # type: ignore[no-any-return]
+
+    def empty(self) -> Memory:
+        """The memory of a sender without events."""
+        nothing = [self.send.weight.new_zeros(0, self.sizes.width) for _ in self.layers]
+        return Memory(list(nothing), list(nothing))
+
+    def extend(self, memory: Memory, x_TF: Tensor, ack_T: Tensor) -> Memory:
+        """Return the memory after a tile of further events, raw inputs in time order."""
+        band, tile = self.sizes.band, len(ack_T)
+        x_TD, after = self._embed(x_TF, ack_T), self.empty()
+        for number, layer in enumerate(self.layers):
+            k_TD, v_TD = layer.keys_and_values(x_TD)  # type: ignore[operator]
+            keys = torch.cat([memory.keys[number], k_TD])
+            values = torch.cat([memory.values[number], v_TD])
+            if layer is not self.layers[-1] and tile:
+                own_T1 = torch.arange(len(keys) - tile, len(keys))[:, None]
+                place_S = torch.arange(len(keys))
+                x_TD = layer(x_TD, keys, values, (place_S <= own_T1) & (place_S > own_T1 - band))
+            after.keys[number], after.values[number] = keys[-band:], values[-band:]
+        return after
+
+    def ask(self, memory: Memory, x_HP: Tensor) -> Tensor:
+        """Latencies in µs (H,) of a decision's queries, raw inputs."""
+        u_HD = self.ask_about(self.query_scaling(x_HP))
+        for number, layer in enumerate(self.layers):
+            keys = memory.keys[number]
+            seen_HS = torch.ones(len(x_HP), len(keys), dtype=torch.bool)
+            u_HD = layer(u_HD, keys, memory.values[number], seen_HS)
+        return to_us(self.answer(self.norm(u_HD), x_HP), self.target)
+
+    def _embed(self, x_GNF: Tensor, ack_GN: Tensor) -> Tensor:
+        scaled_GNF = self.event_scaling(x_GNF)
+        return torch.where(ack_GN[..., None], self.ack(scaled_GNF), self.send(scaled_GNF))
+
+    def _banded(self, layer: nn.Module, x_GND: Tensor, k_GND: Tensor, v_GND: Tensor) -> Tensor:
+        """The layer of all events, by blocks: each needs its own keys and those of a band before."""
+        band, blocks = self.sizes.band, x_GND.shape[1] // BLOCK
+        place_BS = torch.arange(blocks)[:, None] * BLOCK + torch.arange(-band, BLOCK)
+        own_B1 = place_BS[:, band:, None]
+        seen_BRS = (
+            (place_BS[:, None] <= own_B1) & (place_BS[:, None] > own_B1 - band) & (place_BS[:, None] >= 0)
+        )
+        there_BS = place_BS.clamp(min=0)
+        return layer(  # type: ignore[no-any-return]
+            x_GND.reshape(len(x_GND), blocks, BLOCK, -1), k_GND[:, there_BS], v_GND[:, there_BS], seen_BRS
+        ).flatten(1, 2)

@@ -1,0 +1,66 @@
+"""The one way from windows to predicted latencies: batch by batch, in eval mode, on the device of the model.
+
+A row of the answer is a decision: place h is its packet h, in the queue that the packet's own token names. To
+ask for both queues, give the windows of both. The encoder's output is computed once, for however many heads.
+
+Shapes: B windows (decisions), W window tokens, F features, R tokens that the head reads, D model width,
+H horizon (8 packets).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from models.networks.transformer import Predictor
+
+BATCH: Final = 512  # windows per forward pass
+Floats = NDArray[np.float32]
+
+
+class RawWindows(Protocol):
+    """Raw windows, read as they are needed: an array (B, W, F), in memory or mapped, or what acts so."""
+
+    def __len__(self) -> int:
+        """B."""
+
+    def __getitem__(self, part: slice, /) -> Floats:
+        """Some that follow each other."""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Windows as a head sees them."""
+
+    read_BRD: Tensor
+    anchor_BH: Tensor  # in scaled target space: what the head's output is added to
+
+
+def encode(model: Predictor, windows: RawWindows, batch: int = BATCH) -> Iterator[Encoded]:
+    """Encode windows, `batch` at a time."""
+    model.eval()  # dropout would spoil a cache of it
+    device = model.scale.log_F.device
+    for first in range(0, len(windows), batch):
+        # Copied: a memory map is read-only.
+        x_BWF = torch.from_numpy(np.array(windows[first : first + batch])).to(device)
+        with torch.no_grad():
+            part = Encoded(model.encode(x_BWF), model.anchor(x_BWF))
+        yield part
+
+
+def latencies(model: Predictor, encoded: Encoded) -> Floats:
+    """Latencies in µs (B, H) by the head of `model`, of windows that its own encoder has encoded."""
+    with torch.no_grad():
+        us_BH = model.to_us(model.head(encoded.read_BRD) + encoded.anchor_BH)
+    return us_BH.cpu().numpy()
+
+
+def predict(model: Predictor, windows: RawWindows) -> Floats:
+    """Latencies in µs (B, H) of windows; at least one."""
+    return np.concatenate([latencies(model, part) for part in encode(model, windows)])

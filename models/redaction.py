@@ -1,0 +1,48 @@
+"""Credentials taken out of what is printed, logged or raised: in addresses, and those of our environment."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Final
+from urllib.parse import quote, quote_plus, unquote, urlsplit
+
+HIDDEN: Final = "***"
+# Up to the last @ of the word: a password may hold one itself, though it ought to be quoted.
+_USERINFO: Final = re.compile(r"(?<=://)[^\s'\"<>]*@")
+_QUERY: Final = re.compile(
+    r"(?<=[?&;])([^=&;\s'\"]*(?:pass|pwd|token|secret|key|sig|cred|auth)[^=&;\s'\"]*=)[^&;\s'\"<>]*",
+    re.IGNORECASE,
+)
+_HEADER: Final = re.compile(r"\b(Basic|Bearer) +[A-Za-z0-9._~+/=-]{8,}")
+_SECRETS: Final = (
+    "MLFLOW_TRACKING_PASSWORD",
+    "MLFLOW_TRACKING_TOKEN",
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+)
+_ADDRESSES: Final = ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI", "MLFLOW_BACKEND_STORE_URI")
+_SHORTEST: Final = 4  # a shorter one is part of ordinary words
+
+
+def redacted(text: str) -> str:
+    """Return a text without user names, passwords, tokens and keys."""
+    for secret in _known():
+        text = text.replace(secret, HIDDEN)
+    text = _USERINFO.sub(f"{HIDDEN}@", text)
+    text = _QUERY.sub(rf"\1{HIDDEN}", text)
+    return _HEADER.sub(rf"\1 {HIDDEN}", text)
+
+
+def _known() -> list[str]:
+    """Secrets of our environment, as they are and as an address quotes them; the longest first."""
+    found = {os.environ.get(name, "") for name in _SECRETS}
+    for name in _ADDRESSES:
+        try:
+            found.add(urlsplit(os.environ.get(name, "")).password or "")
+        except ValueError:  # no address: what it holds is hidden by its form alone
+            continue
+    plain = {one for secret in found for one in (secret, unquote(secret))}
+    forms = {form for secret in plain for form in (secret, quote(secret, safe=""), quote_plus(secret))}
+    return sorted((form for form in forms if len(form) >= _SHORTEST), key=len, reverse=True)

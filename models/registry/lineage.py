@@ -1,0 +1,57 @@
+"""Where a model comes from: the commit of the code and the DVC hashes of the data it was made with."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+from pathlib import Path
+from typing import Final
+
+import yaml
+
+UNKNOWN: Final = "unknown"
+
+
+def git_commit(folder: Path) -> str:
+    """Commit checked out in `folder`, with `+dirty` if tracked files differ; `unknown` outside git."""
+    try:
+        commit = _git(folder, "rev-parse", "HEAD")
+        changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    except (OSError, subprocess.CalledProcessError):
+        return UNKNOWN
+    return f"{commit}+dirty" if changed else commit
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        ["git", "-C", str(folder), *arguments], check=True, capture_output=True, text=True, timeout=30
+    )
+    return done.stdout.strip()
+
+
+def dvc_hashes(lock: Path) -> dict[str, str]:
+    """MD5 by path of every output that `dvc.lock` knows; empty without one (a run outside DVC).
+
+    Raises:
+        ValueError: the file is malformed.
+    """
+    if not lock.is_file():
+        return {}
+    try:
+        stages = (yaml.safe_load(lock.read_text()) or {}).get("stages") or {}
+        outs = [out for stage in stages.values() for out in stage.get("outs", [])]
+        return {str(out["path"]): str(out["md5"]) for out in outs if "md5" in out}
+    except (yaml.YAMLError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        reason = (str(error) or "nested too deep").splitlines()[0]
+        raise ValueError(f"{lock}: not what DVC writes ({reason}); dvc repro writes it anew") from error
+
+
+def content_hash(artifact: Path) -> str:
+    """SHA-256 of an artifact's description and weights: two artifacts with one hash are one model."""
+    # Here, because it brings PyTorch, which `swiftqueue status` can do without.
+    from models.networks.artifact import DESCRIPTION_FILE, WEIGHTS_FILE
+
+    digest = hashlib.sha256()
+    for name in (DESCRIPTION_FILE, WEIGHTS_FILE):
+        digest.update((artifact / name).read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,396 @@
+"""The model registry (MLflow): versions with lineage tags, and the aliases champion and challenger.
+
+A version is the artifact (safetensors, JSON, ONNX) beside an `MLmodel` file with the signature; no pickle.
+Which store that is says models/registry/store.py.
+
+What a registry answers is not trusted: a version's files and the gate's decision about it count only as we
+signed them (models/registry/decision.py), and an answer that makes no sense is a RegistryError.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from models.redaction import redacted
+from models.registry import decision
+from models.registry.decision import CONTENT_TAG, FILES_TAG
+from models.registry.lineage import content_hash
+from models.registry.store import (
+    RegistryError,
+    clear_errors,
+    connect,
+    experiment,
+    local_store,
+    log_params,
+    tracking_uri,
+)
+
+EXPERIMENT: Final = "swiftqueue"
+CHAMPION: Final = "champion"  # the served version
+CHALLENGER: Final = "challenger"  # the version that may take its place
+ARTIFACT_FILES: Final = ("model.safetensors", "model.json", "model.onnx")
+INPUTS_FILE: Final = (
+    "inputs.npy"  # beside them: a sample (N, F) of the inputs that the encoder was trained on
+)
+PAGE: Final = 1000  # versions in one answer
+
+
+_VERSION: Final = re.compile(r"[1-9][0-9]{0,8}")
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What the gate said of a version."""
+
+    passed: bool
+    reason: str
+    champion: int | None  # that it was judged against
+
+    def tags(self) -> dict[str, str]:
+        """Return it as tags of a version."""
+        return {
+            decision.DECISION_TAG: decision.PASSED if self.passed else decision.FAILED,
+            decision.REASON_TAG: self.reason,
+            "gate_champion": str(self.champion or "none"),
+        }
+
+
+def _unless_gone(delete: Callable[[str], Any], what: str) -> None:
+    """Delete something that may have been deleted before."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        delete(what)
+    except MlflowException as error:
+        if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+            raise
+
+
+def _number(version: Any) -> int:
+    """Number of a version as the registry writes it."""
+    if not _VERSION.fullmatch(str(version)):
+        raise RegistryError(f"the registry {redacted(tracking_uri())} names a version {str(version)[:30]!r}")
+    return int(version)
+
+
+class Registry:
+    """The versions of one registered model."""
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+        self._client = connect()
+
+    def find(self, content: str) -> int | None:
+        """Newest version with this content hash; one whose decision we did not sign is none."""
+        known = self.tags_by_version(f" and tags.{CONTENT_TAG} = '{content}'")
+        signed = (
+            version
+            for version, tags in known.items()
+            if tags.get(CONTENT_TAG) == content and not decision.unsigned(self.model, version, tags)
+        )
+        return max(signed, default=None)
+
+    def versions(self) -> list[int]:
+        """All versions, ascending."""
+        return sorted(self.tags_by_version())
+
+    def tags_by_version(self, condition: str = "") -> dict[int, dict[str, str]]:
+        """Tags of all versions, or of those that a further condition (MLflow's filter) holds for."""
+        known: dict[int, dict[str, str]] = {}
+        token: str | None = ""
+        with clear_errors("search"):
+            while token is not None:
+                found = self._client.search_model_versions(
+                    f"name = '{self.model}'{condition}", max_results=PAGE, page_token=token or None
+                )
+                known |= {
+                    _number(one.version): {str(name): str(value) for name, value in one.tags.items()}
+                    for one in found
+                }
+                token = found.token or None
+        return known
+
+    def aliases(self) -> dict[str, int]:
+        """Every alias and its version."""
+        with clear_errors("aliases"):
+            found = self._client.get_registered_model(self.model).aliases
+            return {str(name): _number(version) for name, version in found.items()}
+
+    def remove(self, version: int) -> None:
+        """Remove a version, its run and its files; one that was half removed goes, too.
+
+        Nothing of it stays in the local store but its number. Elsewhere MLflow keeps run and files until its
+        own `mlflow gc`.
+        """
+        with clear_errors(f"removal of version {version}"):
+            found = self._client.get_model_version(self.model, str(version))
+            model_id = str(found.source).removeprefix("models:/")
+            for delete, what in (
+                (self._client.delete_logged_model, model_id),
+                (self._client.delete_run, found.run_id),
+            ):
+                _unless_gone(delete, what)
+            if tracking_uri() == local_store()[0]:
+                self._free(model_id, found.run_id)
+            for name in found.tags:  # MLflow keeps those of a deleted version
+                self._client.delete_model_version_tag(self.model, str(version), name)
+            self._client.delete_model_version(self.model, str(version))
+
+    def _free(self, model_id: str, run_id: str) -> None:
+        """Give back the space of a deleted run and its logged model, as `mlflow gc` does."""
+        artifacts = local_store()[1]
+        for parent, name in ((artifacts / "models", model_id), (artifacts, run_id)):
+            if re.fullmatch(r"[A-Za-z0-9-]+", name):  # a registry is not trusted with paths
+                shutil.rmtree(parent / name, ignore_errors=True)
+        store = self._client._tracking_client.store  # what `mlflow gc` asks
+        _unless_gone(store._hard_delete_logged_model, model_id)
+        _unless_gone(store._hard_delete_run, run_id)
+
+    def alias(self, name: str) -> int | None:
+        """Version that an alias points to; whether it may be served says serving/deploy/champion.py."""
+        from mlflow.exceptions import MlflowException
+
+        with clear_errors(f"alias {name}"):
+            try:
+                return _number(self._client.get_model_version_by_alias(self.model, name).version)
+            except MlflowException as error:
+                # Unknown model or alias; which code says so depends on the store.
+                if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+                    return None
+                raise
+
+    def set_alias(self, name: str, version: int) -> None:
+        """Point an alias to a version, away from any other."""
+        with clear_errors(f"alias {name}"):
+            self._client.set_registered_model_alias(self.model, name, str(version))
+
+    def remove_alias(self, name: str) -> None:
+        """Remove an alias; harmless if it is not set."""
+        if self.alias(name) is not None:
+            with clear_errors(f"alias {name}"):
+                self._client.delete_registered_model_alias(self.model, name)
+
+    def tags(self, version: int) -> dict[str, str]:
+        """Tags of a version.
+
+        Raises:
+            RegistryError: there is no such version.
+
+        """
+        with clear_errors(f"version {version}"):
+            tags = self._client.get_model_version(self.model, str(version)).tags
+            return {str(name): str(value) for name, value in tags.items()}
+
+    def refusal(self, version: int) -> str:
+        """Why a version may not be served, in one line; empty if the gate passed it and we signed that.
+
+        Raises:
+            RegistryError: there is no such version.
+
+        """
+        return decision.refusal(self.model, version, self.tags(version))
+
+    def decided(self, version: int) -> bool:
+        """Whether there is a decision about a version that we signed, whichever it is."""
+        return not decision.unsigned(self.model, version, self.tags(version))
+
+    def decide(self, version: int, judged: Decision) -> None:
+        """Replace the decision about a version and sign it.
+
+        Raises:
+            RegistryError: the one before was not ours, so that nobody knows what its files are.
+
+        """
+        tags = self.tags(version)
+        if why := decision.unsigned(self.model, version, tags):
+            raise RegistryError(why)
+        self._sign(version, tags | judged.tags())
+
+    def _sign(self, version: int, tags: Mapping[str, str]) -> None:
+        own = (*Decision(False, "", None).tags(), decision.SIGNATURE_TAG)
+        signed = {**tags, decision.SIGNATURE_TAG: decision.signature(self.model, version, tags)}
+        self.set_tags(version, {name: signed[name] for name in own})
+
+    def registered(self, version: int) -> float:
+        """When a version was registered, in seconds since the epoch.
+
+        Raises:
+            RegistryError: there is no such version.
+
+        """
+        with clear_errors(f"version {version}"):
+            return float(self._client.get_model_version(self.model, str(version)).creation_timestamp) / 1e3
+
+    def set_tags(self, version: int, tags: Mapping[str, str]) -> None:
+        """Add or replace tags of a version."""
+        with clear_errors(f"version {version}"):
+            for key, value in tags.items():
+                self._client.set_model_version_tag(self.model, str(version), key, value)
+
+    def fetch(self, version: int, folder: Path) -> Path:
+        """Copy a version's artifact (safetensors, JSON, ONNX, INPUTS_FILE if it has one) into `folder`.
+
+        Nothing reads a file before its SHA-256 is found to be that of the signed decision.
+
+        Raises:
+            RegistryError: there is no such version, its decision is not ours, or a file is missing, damaged
+                or another.
+
+        """
+        import mlflow
+
+        tags = self.tags(version)
+        if why := decision.unsigned(self.model, version, tags):
+            raise RegistryError(why)
+        hashes: dict[str, str] = json.loads(tags[FILES_TAG])
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory() as temporary:
+            for name, expected in hashes.items():
+                # By name: what else a registry holds there, or leads us to, is not ours to copy.
+                with clear_errors(f"download of {name} of version {version}"):
+                    uri = self._client.get_model_version_download_uri(self.model, str(version))
+                    source = Path(mlflow.artifacts.download_artifacts(f"{uri}/{name}", dst_path=temporary))
+                    shutil.copyfile(source, folder / name)
+                if (found := _sha256(folder / name)) != expected:
+                    (folder / name).unlink()
+                    raise RegistryError(
+                        f"version {version} of {self.model}: {name} is not the file that was registered "
+                        f"(SHA-256 {found[:12]}, signed was {expected[:12]}): damaged, or swapped there"
+                    )
+        return folder
+
+    def add(
+        self,
+        artifact: Path,
+        *,
+        judged: Decision,
+        tags: Mapping[str, str],
+        params: Mapping[str, str],
+        metrics: Mapping[str, float],
+        reports: Path | None = None,
+    ) -> int:
+        """Log an artifact (with its `model.onnx`) in a run of its own and register it as a new version.
+
+        Args:
+            artifact: folder holding the ARTIFACT_FILES and, if it is known, INPUTS_FILE.
+            judged: what the gate says of it; it is signed.
+            tags: of the run and of the version, beside its hashes and the decision.
+            params: of the run.
+            metrics: of the run; finite numbers.
+            reports: folder whose files are logged to the run (metrics, plots, report).
+
+        """
+        import mlflow
+        from mlflow.entities import LoggedModelOutput, Metric
+
+        tags = {**tags, **judged.tags(), **_hashes(artifact)}
+        with (
+            clear_errors("registration"),
+            # Tags in one call with the run; what can go in one call does, since each waits for the disk.
+            mlflow.start_run(experiment_id=experiment(self._client, EXPERIMENT), tags=dict(tags)) as run,
+            tempfile.TemporaryDirectory() as temporary,
+        ):
+            run_id = run.info.run_id
+            log_params(self._client, run_id, params)
+            if reports is not None:
+                mlflow.log_artifacts(str(reports), "evaluation")
+            model = self._client.create_logged_model(
+                run.info.experiment_id, self.model, run_id, params=dict(params)
+            )
+            self._client.log_outputs(run_id, [LoggedModelOutput(model.model_id, 0)])
+            now_ms = round(time.time() * 1e3)
+            values = [Metric(*pair, now_ms, 0, model_id=model.model_id) for pair in metrics.items()]
+            self._client.log_batch(run_id, metrics=values)
+            folder = Path(temporary) / "model"
+            _save_model(artifact, folder, model, run_id, tags)
+            self._client.log_model_artifacts(model.model_id, str(folder))
+            self._client.finalize_logged_model(model.model_id, "READY")
+            if not self._client.search_registered_models(f"name = '{self.model}'"):
+                self._client.create_registered_model(self.model)
+            version = self._client.create_model_version(
+                self.model, f"models:/{model.model_id}", run_id, dict(tags), model_id=model.model_id
+            )
+            number = _number(version.version)
+            self._client.set_tag(run_id, "registered_version", str(number))
+            self._client.set_tag(
+                run_id, "mlflow.runName", f"version {number} {tags.get('source', '')}".strip()
+            )
+            self._sign(number, tags)
+        return number
+
+    def log_metrics(self, version: int, metrics: Mapping[str, float]) -> None:
+        """Add metrics to the run that made a version."""
+        from mlflow.entities import Metric
+
+        with clear_errors(f"metrics of version {version}"):
+            run_id = self._client.get_model_version(self.model, str(version)).run_id
+            self._client.log_batch(run_id, metrics=[Metric(*pair, 0, 0) for pair in metrics.items()])
+
+
+def _save_model(artifact: Path, folder: Path, model: Any, run_id: str, tags: Mapping[str, str]) -> None:
+    """Write what MLflow keeps of a version: the network with its signature, and our own files beside it."""
+    import mlflow.onnx
+    import onnx
+    import onnxruntime
+    from mlflow.models import Model
+
+    network = onnx.load(str(artifact / "model.onnx"))
+    mlflow.onnx.save_model(
+        network,
+        str(folder),
+        mlflow_model=Model(
+            artifact_path=model.artifact_location,
+            model_uuid=model.model_id,
+            run_id=run_id,
+            model_id=model.model_id,
+        ),
+        signature=_signature(network),
+        pip_requirements=[f"onnxruntime=={onnxruntime.__version__}"],
+        onnx_execution_providers=["CPUExecutionProvider"],
+        save_as_external_data=False,
+        metadata=dict(tags),
+    )
+    for name in _files(artifact):
+        shutil.copyfile(artifact / name, folder / name)
+
+
+def _files(artifact: Path) -> list[str]:
+    """Names of the files of an artifact that a version keeps."""
+    return [*ARTIFACT_FILES, *([INPUTS_FILE] if (artifact / INPUTS_FILE).is_file() else [])]
+
+
+def _hashes(artifact: Path) -> dict[str, str]:
+    """Tags that say what an artifact's files are."""
+    files = {name: _sha256(artifact / name) for name in _files(artifact)}
+    return {CONTENT_TAG: content_hash(artifact), FILES_TAG: json.dumps(files)}
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def _signature(network: Any) -> Any:
+    """MLflow's signature of an ONNX network; a free dimension is -1."""
+    import numpy as np
+    from mlflow.models import ModelSignature
+    from mlflow.types import Schema, TensorSpec
+
+    def specs(values: Any) -> Any:
+        described = []
+        for value in values:
+            dims = value.type.tensor_type.shape.dim
+            shape = tuple(int(d.dim_value) if d.HasField("dim_value") else -1 for d in dims)
+            described.append(TensorSpec(np.dtype("float32"), shape, value.name))
+        return Schema(described)
+
+    return ModelSignature(inputs=specs(network.graph.input), outputs=specs(network.graph.output))

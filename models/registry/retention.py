@@ -1,0 +1,67 @@
+"""Which versions of the registry stay, so that it does not grow with the rounds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from models.registry.registry import CHAMPION, Registry
+
+BUDGET_S: Final = 10.0  # of one pruning: where there are thousands, the next round goes on
+ORIGIN: Final = ("dvc.", "retrain.")  # tags that say where a version's encoder comes from
+LINKS: Final = ("replaced_version", "parent_version")
+
+
+def spare(versions: Mapping[int, Mapping[str, str]], aliases: Mapping[str, int], keep: int) -> list[int]:
+    """Versions that may go, oldest first.
+
+    The last `keep` stay, those with an alias, so many generations of the champion's ancestors and of what it
+    replaced, and the oldest version with the champion's encoder.
+
+    Args:
+        versions: the tags of each.
+        aliases: the version of each.
+        keep: see there.
+    """
+    stay = {*sorted(versions)[-keep:], *aliases.values()}
+    champion = aliases.get(CHAMPION)
+    if champion is not None and champion in versions:
+        for link in LINKS:
+            stay |= set(_chain(versions, champion, link, keep))
+        origin = _origin(versions[champion])
+        stay.add(min(version for version, tags in versions.items() if _origin(tags) == origin))
+    return sorted(versions.keys() - stay)
+
+
+def prune(registry: Registry, keep: int, budget_s: float = BUDGET_S) -> list[int]:
+    """Remove what may go, as much of it as the time allows, and return it.
+
+    Raises:
+        RegistryError: the registry does not answer.
+    """
+    begin_s, removed = time.monotonic(), []
+    for version in spare(registry.tags_by_version(), registry.aliases(), keep):
+        if time.monotonic() - begin_s > budget_s:
+            break
+        registry.remove(version)
+        removed.append(version)
+    return removed
+
+
+def _origin(tags: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in tags.items() if name.startswith(ORIGIN)}
+
+
+def _chain(
+    versions: Mapping[int, Mapping[str, str]], version: int, link: str, generations: int
+) -> Iterator[int]:
+    """A version and those before it; one that is gone, or a circle, ends it."""
+    for _ in range(generations + 1):
+        if version not in versions:
+            return
+        yield version
+        before = versions[version].get(link, "")
+        if not before.isdecimal():
+            return
+        version = int(before)

@@ -1,0 +1,183 @@
+"""The MLflow store: which one it is, how it is asked, and what is said where it does not answer.
+
+By default it is a SQLite file and a folder under `var/mlflow`, otherwise what MLFLOW_TRACKING_URI names.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit, urlunsplit
+
+from feature_store.settings import settings
+from feature_store.state import private_dir, secret, state_dir, stranger_listens
+from models.redaction import redacted
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+PARAMS_BATCH: Final = 100  # in one call: as many as MLflow takes
+USER: Final = "swiftqueue"  # of the MLflow server that `up` starts
+PASSWORD: Final = "mlflow"  # noqa: S105 - the name of its file under `var/secrets`
+
+
+class RegistryError(OSError):
+    """The registry does not answer or has not what was asked for; the message says what to do."""
+
+
+def local_store() -> tuple[str, Path]:
+    """Address of the default store, and the folder of its artifacts."""
+    folder = state_dir() / "mlflow"
+    return f"sqlite:///{folder / 'mlflow.db'}", folder / "artifacts"
+
+
+def tracking_uri() -> str:
+    """Where the registry is: MLFLOW_TRACKING_URI, or the SQLite file under `var/mlflow`."""
+    return settings().mlflow_tracking_uri or local_store()[0]
+
+
+def registry_exists() -> bool:
+    """Whether there can be anything to read: a tracking URI is set, or the local store was made."""
+    return settings().mlflow_tracking_uri is not None or (state_dir() / "mlflow" / "mlflow.db").is_file()
+
+
+def connect() -> MlflowClient:
+    """Connect to the store; the local one is made where it is missing.
+
+    Raises:
+        RegistryError: it does not answer.
+        OSError: the local one cannot be made.
+
+    """
+    uri = tracking_uri()
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    # A server that does not answer is an error within seconds, not after MLflow's minutes of retries.
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # it may hold a password
+    import mlflow
+
+    for name in ("mlflow", "alembic"):  # lines about tables made and updated
+        logging.getLogger(name).setLevel(logging.WARNING)
+    if uri == local_store()[0]:
+        private_dir(local_store()[1].parent)
+        private_dir(local_store()[1])
+    address = _with_password(uri)
+    _choose(address)
+    with clear_errors("connecting"):
+        return mlflow.MlflowClient(address, address)
+
+
+def experiment(client: MlflowClient, name: str) -> str:
+    """Id of an experiment, made on first use."""
+    if found := client.get_experiment_by_name(name):
+        return str(found.experiment_id)
+    local = tracking_uri() == local_store()[0]
+    location = local_store()[1].as_uri() if local else None  # else the server's own default
+    return str(client.create_experiment(name, artifact_location=location))
+
+
+@contextmanager
+def clear_errors(what: str) -> Iterator[None]:
+    """Make whatever goes wrong in the block, named `what`, a RegistryError of one line."""
+    try:
+        yield
+    except RegistryError:
+        raise
+    except (
+        Exception
+    ) as error:  # MLflow's own, and whatever its client raises for an answer that makes no sense
+        raise RegistryError(
+            f"{what} failed at the registry {redacted(tracking_uri())}: {_line(error)}"
+        ) from error
+
+
+def _line(error: Exception) -> str:
+    from mlflow.exceptions import MlflowException
+
+    said = next(iter(str(error).strip().splitlines()), "")
+    said = said if isinstance(error, MlflowException) else f"not understood ({type(error).__name__}: {said})"
+    return redacted("".join(c if c.isprintable() else "?" for c in said))[:300]
+
+
+def _with_password(uri: str) -> str:
+    """Return the address of the server that `up` started with its password; any other address as it is.
+
+    Whoever set credentials in the environment keeps these. Ours are not put there: programs that we start, or
+    that come after us, may ask another server.
+    """
+    names = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
+    if any(os.environ.get(name) for name in names) or not is_own_server(uri):
+        return uri
+    parts = urlsplit(uri)
+    if stranger_listens(parts.port):
+        return uri
+    return urlunsplit(parts._replace(netloc=f"{USER}:{secret(PASSWORD)}@{parts.netloc}"))
+
+
+def is_own_server(uri: str) -> bool:
+    """Whether an address without credentials is that of the MLflow server which `up` started here."""
+    try:
+        record = json.loads((state_dir() / "mlflow" / "server.json").read_text())
+        parts = urlsplit(uri)
+        local = parts.scheme == "http" and parts.hostname in ("127.0.0.1", "localhost")
+        return local and parts.username is None and parts.port == record["ports"]["http"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _choose(uri: str) -> None:
+    """Point MLflow to a store without its side effect on the environment.
+
+    It would set two variables: what the user chose could not be told from our default any more, and programs
+    that we start would find a password there.
+    """
+    import mlflow
+
+    names = ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI")
+    before = {name: os.environ.pop(name, None) for name in names}
+    mlflow.set_tracking_uri(uri)
+    mlflow.set_registry_uri(uri)
+    for name, value in before.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
+
+
+def log_params(client: MlflowClient, run_id: str, params: Mapping[str, str]) -> None:
+    """Log a run's parameters, as many in a call as MLflow takes."""
+    from mlflow.entities import Param
+
+    pairs = list(params.items())
+    for first in range(0, len(pairs), PARAMS_BATCH):
+        client.log_batch(run_id, params=[Param(*pair) for pair in pairs[first : first + PARAMS_BATCH]])
+
+
+def flat(values: Any, prefix: str = "") -> dict[str, Any]:
+    """Leaves of nested mappings as `section.key`."""
+    if not isinstance(values, Mapping):
+        return {prefix: values}
+    leaves: dict[str, Any] = {}
+    for key, value in values.items():
+        leaves |= flat(value, f"{prefix}.{key}" if prefix else str(key))
+    return leaves
+
+
+def texts(values: Mapping[str, Any]) -> dict[str, str]:
+    """Leaves of nested parameters as MLflow keeps them."""
+    return {name: str(value)[:500] for name, value in flat(values).items()}
+
+
+def numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    """Leaves of nested figures that are finite numbers."""
+    return {
+        name: float(value)
+        for name, value in flat(values).items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    }

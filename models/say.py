@@ -1,0 +1,12 @@
+"""What the programs of the live loop say: each line with its time."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+
+def say(line: str) -> None:
+    """Print a line with its time; on a full disk the line is lost, and the program goes on."""
+    with contextlib.suppress(OSError):
+        print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}", flush=True)

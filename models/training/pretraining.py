@@ -1,0 +1,362 @@
+"""Pre-training: the paper's loss and schedule, sharded over Ray Train workers, resumed from any epoch.
+
+Batches, dropout and weights of a run depend on its parameters only, so a job that is killed and run again
+ends with the very weights it would have had, bit for bit.
+
+Shapes: B batch, N examples, W window tokens, F features, H horizon (8 packets).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Final
+
+import numpy as np
+import torch
+import torch.distributed
+from pydantic import Field, model_validator
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from models.import_closure import code_hash
+from models.networks.artifact import Description
+from models.networks.prediction import BATCH, encode, latencies
+from models.networks.scaling import (
+    MIN_LATENCY_US,
+    ScaledFeature,
+    Target,
+    TargetTransform,
+    fit_features,
+    fit_target,
+)
+from models.networks.transformer import Architecture, Predictor, Readout
+from models.section import Section
+from models.training import checkpoint
+from models.training.examples import Chosen, Examples, epoch_batches, owned, pretraining_split
+from models.training.loss import example_weights, weighted_squared_error
+from models.training.ray_job import report_progress, run_job
+from models.training.windows import WindowSet, fingerprint, load_windows
+
+ADAM_BETAS: Final = (0.9, 0.98)  # Vaswani et al. 2017, section 5.3, as the paper
+ADAM_EPSILON: Final = 1e-9
+FIT_WINDOWS: Final = 4096  # evenly spaced windows that the scaling is fitted on; more change no digit
+FEED_FORWARD: Final = 4  # times the width (Vaswani et al. 2017, table 3; the paper\x27s 256 for 64)
+
+
+Count = Annotated[int, Field(ge=1)]
+Above0 = Annotated[float, Field(gt=0)]
+
+
+class PretrainParams(Section):
+    """Sizes of the predictor and how it is trained; docs/MODEL.md has where it leaves the paper."""
+
+    section: ClassVar = "pretrain"
+    layers: Annotated[int, Field(ge=1, le=16)]
+    """Of the encoder."""
+    width: Annotated[int, Field(ge=1, le=1024)]
+    """Of each token in it; the inner layers of the feed-forward networks are four times as wide."""
+    heads: Annotated[int, Field(ge=1, le=64)]
+    """Of its attention; they divide the width. The engine computes 64 with 4, ONNX Runtime any."""
+    seed: Annotated[int, Field(ge=0)]
+    """Of weights, batches and dropout."""
+    workers: Count
+    """Ray Train workers, one core each."""
+    epochs: Count
+    """Passes over the pre-training slices; the best one's weights are kept."""
+    batch_size: Count
+    """Windows of a step, over all workers."""
+    warmup_steps: Count
+    """Of the Noam schedule; the paper's 2000 are more steps than half a minute trains."""
+    noam_factor: Above0
+    """Times the Noam schedule's learning rate."""
+    weight_decay: Annotated[float, Field(ge=0)]
+    """Of Adam."""
+    sharp_weight: Above0
+    """Alpha of the loss, on sharp changes; the paper's 10 costs accuracy here (docs/MODEL.md)."""
+    target: TargetTransform
+    """What the loss compares: the latency, or its logarithm."""
+    readout: Readout
+    """Which tokens the latencies are read from: each candidate's own, or the last one (the paper's)."""
+    anchor: str | None
+    """A visible latency that the network corrects, by the input's name; null is the paper's form."""
+
+    @model_validator(mode="after")
+    def _heads_divide_the_width(self) -> PretrainParams:
+        if self.width % self.heads:
+            raise ValueError(
+                f"pretrain.width is {self.width}; it must be a multiple of "
+                f"pretrain.heads, which is {self.heads}"
+            )
+        return self
+
+    def sizes(self, horizon: int) -> Architecture:
+        """Form and sizes of the network, for so many packets decided at once."""
+        return Architecture(
+            width=self.width,
+            heads=self.heads,
+            feed_forward=FEED_FORWARD * self.width,
+            layers=self.layers,
+            horizon=horizon,
+            readout=self.readout,
+            anchor=self.anchor,
+        )
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """What pre-training gives: the model of the best epoch and the record of every epoch."""
+
+    model: Predictor
+    description: Description
+    epochs: list[dict[str, Any]]
+
+
+def noam_rate(step: int, width: int, warmup_steps: int, factor: float) -> float:
+    """Learning rate of step 1, 2, … (Vaswani et al. 2017, equation 3)."""
+    return float(factor * width**-0.5 * min(step**-0.5, step * warmup_steps**-1.5))
+
+
+def pretrain(
+    windows_dir: Path,
+    split: Path,
+    params: PretrainParams,
+    state_dir: Path,
+    say: Callable[[dict[str, Any]], None],
+) -> Pretrained:
+    """Train the whole predictor on the pre-training slices of all traces, as a Ray Train job.
+
+    The job's checkpoints lie under `state_dir`, in a folder named after a hash of windows, parameters and
+    code: only the same work is ever resumed. The caller removes it once the result is saved.
+
+    Raises:
+        ValueError: the windows cannot be trained on, or training diverged.
+    """
+    windows = load_windows(windows_dir, split)
+    if params.anchor is not None and params.anchor not in windows.feature_names:
+        raise ValueError(f"pretrain.anchor is {params.anchor!r}; it must name an input or be null")
+    train, _ = pretraining_split(windows)
+    features, target = fit_scaling(windows, train, params.target)
+    config = {
+        "windows_dir": str(windows_dir.absolute()),
+        "split": str(split.absolute()),
+        "params": params.model_dump(),
+        "features": [asdict(feature) for feature in features],
+        "target": asdict(target),
+        "horizon": windows.horizon,
+    }
+    storage = storage_of(windows_dir, split, params, state_dir)
+    result = run_job(pretrain_worker, config, workers=params.workers, storage=storage, say=say)
+    if result.checkpoint is None:
+        raise ValueError(f"{storage}: the job ended without a checkpoint; remove the folder and run again")
+    model = Predictor(features, target, params.sizes(windows.horizon))
+    with result.checkpoint.as_directory() as folder:
+        model.load_state_dict(load_file(Path(folder) / checkpoint.BEST_FILE))
+        progress = checkpoint.read_progress(Path(folder))
+    description = Description(windows.tokens, windows.schema_hash, windows.visibility, windows.protocol)
+    return Pretrained(model.eval(), description, progress["epochs"])
+
+
+def storage_of(windows_dir: Path, split: Path, params: PretrainParams, state_dir: Path) -> Path:
+    """Folder of the checkpoints of exactly this work."""
+    code = code_hash(__name__)
+    return state_dir / "ray" / f"pretrain-{fingerprint(windows_dir, split, params.model_dump(), code)[:16]}"
+
+
+def fit_scaling(
+    windows: WindowSet, train: Examples, transform: TargetTransform
+) -> tuple[tuple[ScaledFeature, ...], Target]:
+    """Fit inputs and target on the training part of the pre-training slices, and on nothing later."""
+    chosen_N = np.unique(np.linspace(0, len(train) - 1, min(FIT_WINDOWS, len(train))).astype(np.int64))
+    features = fit_features(train.gather(chosen_N), windows.feature_names, windows.feature_units)
+    return features, fit_target(train.y_us_NH, transform)
+
+
+def pretrain_worker(config: dict[str, Any]) -> None:
+    """Train in one Ray Train worker: it reads its own windows, gradients are averaged over all."""
+    import ray.train
+    from ray.train.torch import prepare_model
+
+    torch.set_num_threads(1)  # one core per worker; a model this small only loses by more
+    context = ray.train.get_context()
+    params = PretrainParams(**config["params"])
+    target = Target(**config["target"])
+    windows = load_windows(Path(config["windows_dir"]), Path(config["split"]))
+    train, validation = pretraining_split(windows)
+    torch.manual_seed(params.seed)
+    model = Predictor(
+        [ScaledFeature(**feature) for feature in config["features"]],
+        target,
+        params.sizes(config["horizon"]),
+    )
+    trainer = Pretrainer(
+        model,
+        prepare_model(ScaledPrediction(model)),
+        train,
+        validation,
+        params,
+        rank=context.get_world_rank(),
+        workers=context.get_world_size(),
+    )
+    if (found := ray.train.get_checkpoint()) is not None:
+        with found.as_directory() as folder:
+            trainer.resume(Path(folder))
+        if trainer.rank == 0:
+            report_progress(config, {"resumed_at_epoch": len(trainer.epochs) + 1})
+    while len(trainer.epochs) < params.epochs:
+        record = trainer.run_epoch()
+        if trainer.rank != 0:
+            ray.train.report(record)
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            trainer.save(Path(folder))
+            ray.train.report(record, checkpoint=ray.train.Checkpoint.from_directory(folder))
+        report_progress(config, record)
+
+
+class ScaledPrediction(nn.Module):
+    """The predictor up to scaled target space: one module for the averaging of gradients to wrap."""
+
+    def __init__(self, model: Predictor) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x_BWF: Tensor) -> Tensor:
+        """Latencies (B, H) in scaled target space."""
+        return self.model.scaled(x_BWF)
+
+
+class Pretrainer:
+    """One worker's share of pre-training; with one worker it needs no Ray at all."""
+
+    def __init__(
+        self,
+        model: Predictor,
+        forward: nn.Module,
+        train: Examples,
+        validation: Examples,
+        params: PretrainParams,
+        rank: int = 0,
+        workers: int = 1,
+    ) -> None:
+        self.model, self.forward, self.params = model, forward, params
+        self.train, self.validation = train, validation
+        self.rank, self.workers = rank, workers
+        self.optimizer = torch.optim.Adam(
+            model.parameters(), betas=ADAM_BETAS, eps=ADAM_EPSILON, weight_decay=params.weight_decay
+        )
+        self.target_NH = model.target.apply(train.y_us_NH)
+        self.weight_NH = example_weights(train.y_us_NH, train.sharp_NH, params.sharp_weight)
+        self.best = copy.deepcopy(model.state_dict())
+        self.step = 0
+        self.epochs: list[dict[str, Any]] = []
+
+    def resume(self, folder: Path) -> None:
+        """Continue after the last epoch of a checkpoint."""
+        self.best, progress = checkpoint.load_checkpoint(folder, self.model, self.optimizer)
+        self.step, self.epochs = progress["step"], progress["epochs"]
+
+    def save(self, folder: Path) -> None:
+        """Write a checkpoint."""
+        progress = {"step": self.step, "epochs": self.epochs}
+        checkpoint.save_checkpoint(folder, self.model, self.optimizer, self.best, progress)
+
+    def run_epoch(self) -> dict[str, Any]:
+        """Train one epoch, validate, remember the weights if they are the best so far.
+
+        Raises:
+            ValueError: the loss is no longer finite.
+        """
+        started, epoch, params = time.monotonic(), len(self.epochs) + 1, self.params
+        dropout_seed = np.random.SeedSequence([params.seed, epoch, self.rank]).generate_state(1)
+        torch.manual_seed(int(dropout_seed[0]))  # each epoch anew, so that a resumed one is the same
+        self.forward.train()
+        loss_sum = trained_on = 0.0
+        for batch_N in epoch_batches(len(self.train), params.batch_size, params.seed, epoch):
+            self.step += 1
+            rate = noam_rate(self.step, self.model.sizes.width, params.warmup_steps, params.noam_factor)
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate
+            known = max(1, int((self.weight_NH[batch_N] > 0).sum()))
+            own_N = owned(batch_N, self.rank, self.workers)
+            self.optimizer.zero_grad(set_to_none=True)
+            squared = weighted_squared_error(
+                self.forward(torch.from_numpy(self.train.gather(own_N))),
+                torch.from_numpy(self.target_NH[own_N]),
+                torch.from_numpy(self.weight_NH[own_N]),
+            )
+            # Gradients are averaged over the workers; times their number it is the sum over the batch.
+            (squared * (self.workers / known)).backward()  # type: ignore[no-untyped-call]
+            self.optimizer.step()
+            loss_sum += float(squared.detach()) / known
+            trained_on += len(own_N)
+        steps = math.ceil(len(self.train) / params.batch_size)
+        loss_sum, trained_on = all_sum([loss_sum, trained_on], self.workers)
+        record: dict[str, Any] = {
+            "epoch": epoch,
+            "epochs": params.epochs,
+            "loss": loss_sum / steps,
+            **self.validate(),
+            "learning_rate": rate,
+            "windows": int(trained_on),
+            "seconds": round(time.monotonic() - started, 2),
+        }
+        if not math.isfinite(record["loss"] + record["validation_log_mse"]):
+            raise ValueError(
+                f"pre-training diverged in epoch {epoch} (loss {record['loss']}); lower pretrain.noam_factor"
+            )
+        if all(record["validation_log_mse"] < earlier["validation_log_mse"] for earlier in self.epochs):
+            self.best = copy.deepcopy(self.model.state_dict())
+        self.epochs.append(record)
+        return record
+
+    def validate(self) -> dict[str, float]:
+        """Mean squared error of log-latency and mean absolute error on the validation part.
+
+        Checkpoints are chosen by the former: a few 1-second latencies would rule a raw error.
+        """
+        self.forward.eval()
+        log_squared = absolute_us = count = 0.0
+        own_N = owned(np.arange(len(self.validation)), self.rank, self.workers)
+        parts = encode(self.model, Chosen(self.validation, own_N))
+        for number, part in enumerate(parts):
+            predicted_us = latencies(self.model, part)
+            truth_us = self.validation.y_us_NH[own_N[number * BATCH : (number + 1) * BATCH]]
+            known = np.isfinite(truth_us)
+            predicted_us, truth_us = predicted_us[known].astype(np.float64), truth_us[known]
+            floor_us = MIN_LATENCY_US
+            logs = np.log(np.maximum(predicted_us, floor_us)) - np.log(np.maximum(truth_us, floor_us))
+            log_squared += float(np.square(logs).sum())
+            absolute_us += float(np.abs(predicted_us - truth_us).sum())
+            count += known.sum()
+        log_squared, absolute_us, count = all_sum([log_squared, absolute_us, count], self.workers)
+        return {
+            "validation_log_mse": log_squared / count,
+            "validation_mae_ms": absolute_us / count / 1e3,
+        }
+
+
+def all_sum(values: list[float], workers: int) -> list[float]:
+    """Sum figures over all workers."""
+    if workers == 1:
+        return values
+    summed = torch.tensor(values, dtype=torch.float64)
+    torch.distributed.all_reduce(summed)
+    return [float(value) for value in summed]
+
+
+def epoch_line(record: Mapping[str, Any]) -> str:
+    """One line about an epoch, or about where the job was resumed."""
+    if "resumed_at_epoch" in record:
+        return f"pretrain: resumed at epoch {record['resumed_at_epoch']} from the last checkpoint"
+    speed = record["windows"] / max(record["seconds"], 1e-3)
+    return (
+        f"pretrain: epoch {record['epoch']}/{record['epochs']}  loss {record['loss']:.4f}  "
+        f"validation log-MSE {record['validation_log_mse']:.4f}  MAE {record['validation_mae_ms']:.2f} ms  "
+        f"{record['seconds']:.1f} s  {speed:,.0f} windows/s"
+    )

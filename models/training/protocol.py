@@ -1,0 +1,176 @@
+"""Walk-forward protocols: how a trace's windows divide into pre-training, fine-tuning and test slices.
+
+Splits are by time, never by random window. After the paper (SwiftQueue, section 5): pre-train on the
+trace's beginning; then, round by round, fine-tune the head on the slice just past and test on the next.
+
+Shapes: B batches (decisions).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Windows [lo, hi) of a trace, by decision time."""
+
+    lo: int
+    hi: int
+
+    def __len__(self) -> int:
+        return self.hi - self.lo
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """Lengths of the slices in seconds."""
+
+    name: str
+    pretrain_s: float
+    finetune_s: float
+    test_s: float
+
+    @property
+    def least_s(self) -> float:
+        """The shortest trace that leaves one round: its test slice may be half as long."""
+        return self.pretrain_s + self.test_s / 2
+
+
+SHORT: Final = Protocol("short", 2.5, 0.5, 1)  # speed tests of a few seconds
+SMALL: Final = Protocol("small", 30, 6, 10)
+PAPER: Final = Protocol("paper", 300, 60, 300)
+LEAST_WINDOWS: Final = 2  # of a pre-training slice: one to train on, one to validate
+PROTOCOLS: Final = {p.name: p for p in (SHORT, SMALL, PAPER)}
+
+
+@dataclass(frozen=True)
+class Round:
+    """One step of the walk: fine-tune on the slice before the boundary, test on the slice after it."""
+
+    finetune: Slice
+    test: Slice
+
+
+@dataclass(frozen=True)
+class Slices:
+    """A trace's windows divided by decision time."""
+
+    protocol: Protocol
+    duration_s: float  # from the first decision to the last
+    pretrain: Slice
+    rounds: tuple[Round, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the form in data/split.json."""
+        return {
+            "protocol": asdict(self.protocol),
+            "duration_s": self.duration_s,
+            "pretrain": _bounds(self.pretrain),
+            "rounds": [{"finetune": _bounds(r.finetune), "test": _bounds(r.test)} for r in self.rounds],
+        }
+
+    @classmethod
+    def from_json(cls, described: Mapping[str, Any], windows: int, trace: str) -> Slices:
+        """Read that form, of a trace of so many windows.
+
+        Raises:
+            ValueError: a slice lies outside of them.
+        """
+
+        def cut(bounds: Any) -> Slice:
+            lo, hi = (int(bound) for bound in bounds)
+            if not 0 <= lo <= hi <= windows:
+                raise ValueError(
+                    f"slice [{lo}, {hi}) of trace {trace} has {windows} windows; run the stage `split` again"
+                )
+            return Slice(lo, hi)
+
+        rounds = tuple(Round(cut(r["finetune"]), cut(r["test"])) for r in described["rounds"])
+        protocol, duration_s = Protocol(**described["protocol"]), float(described["duration_s"])
+        return cls(protocol, duration_s, cut(described["pretrain"]), rounds)
+
+
+def _bounds(part: Slice) -> list[int]:
+    return [part.lo, part.hi]
+
+
+def protocol_named(name: str) -> Protocol:
+    """Return the protocol of that name.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if name not in PROTOCOLS:
+        raise ValueError(f"protocol {name!r} is unknown; take one of {', '.join(PROTOCOLS)}")
+    return PROTOCOLS[name]
+
+
+def divide(decision_ns_B: npt.NDArray[np.int64], protocol: Protocol, trace: str) -> Slices:
+    """Divide a trace's windows, in decision order, by time from its first decision.
+
+    Round r has its boundary at `pretrain_s + r * test_s`. The last test slice may be cut short by the
+    trace's end, to half its length at the least. A round without a window to test (the sender was
+    silent) is left out; a fine-tune slice may be empty, and then there is nothing to tune on.
+
+    Args:
+        decision_ns_B: decision times, never falling.
+        protocol: lengths of the slices.
+        trace: the trace's name, for the message.
+
+    Raises:
+        ValueError: the trace is too short (the message names the shorter protocol that fits), or its sender
+            was silent in the time to pre-train on, or after it.
+    """
+    if not len(decision_ns_B):
+        raise ValueError(f"trace {trace}: fewer than 8 packets, so no window; leave it out")
+    elapsed_ns_B = decision_ns_B - decision_ns_B[0]
+    duration_s = float(elapsed_ns_B[-1]) / 1e9
+    if duration_s < protocol.least_s:
+        raise ValueError(_too_short(trace, duration_s, protocol))
+
+    def between(start_s: float, end_s: float) -> Slice:
+        low, high = np.searchsorted(elapsed_ns_B, [round(start_s * 1e9), round(end_s * 1e9)])
+        return Slice(int(low), int(high))
+
+    rounds = []
+    boundary_s = protocol.pretrain_s
+    while duration_s - boundary_s >= protocol.test_s / 2:
+        end_s = boundary_s + protocol.test_s
+        # The last decision belongs to the slice it ends.
+        test = between(boundary_s, end_s if duration_s > end_s else duration_s + 1e-9)
+        if len(test):
+            rounds.append(Round(between(boundary_s - protocol.finetune_s, boundary_s), test))
+        boundary_s = end_s
+    pretrain = between(0, protocol.pretrain_s)
+    if len(pretrain) < LEAST_WINDOWS or not rounds:
+        silent = f"in the first {protocol.pretrain_s:g} s" if rounds else f"after {protocol.pretrain_s:g} s"
+        raise ValueError(
+            f"trace {trace}: its sender was silent {silent}, so protocol {protocol.name!r} has nothing to "
+            f"{'train' if rounds else 'test'} on; leave it out"
+        )
+    return Slices(protocol, duration_s, pretrain, tuple(rounds))
+
+
+def together(protocols: Iterable[Protocol]) -> dict[str, Any]:
+    """Name and lengths of the protocol that some traces share; of several, their names joined by `+`."""
+    used = {protocol.name: protocol for protocol in protocols}
+    shared = next(iter(used.values()))
+    return asdict(shared) if len(used) == 1 else {"name": "+".join(sorted(used))}
+
+
+def _too_short(trace: str, duration_s: float, protocol: Protocol) -> str:
+    line = (
+        f"trace {trace} lasts {duration_s:.1f} s, and protocol {protocol.name!r} needs at least "
+        f"{protocol.least_s:g} s"
+    )
+    fitting = [p for p in PROTOCOLS.values() if p.least_s <= duration_s]
+    if not fitting:
+        return f"{line}; no protocol is short enough for it ({SHORT.name!r} needs {SHORT.least_s:g} s)"
+    longest = max(fitting, key=lambda p: p.least_s)
+    return f"{line}; protocol {longest.name!r} fits"

@@ -1,0 +1,115 @@
+"""A worker that stays: a Ray actor that is started once and then does one piece of work after another.
+
+Starting a process that has PyTorch takes longer than fine-tuning a head does, so the five-minute round keeps
+one. Why an actor and no Ray Train job: docs/decisions/0007-a-round-is-tuned-by-a-ray-actor.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from feature_store.local_ray import ray_cluster
+
+RESTART_ALWAYS: Final = -1
+RETRIES: Final = 1  # of work that a worker had begun when it died
+
+
+class WarmWorkerError(RuntimeError):
+    """The work was not done: the worker or Ray itself is gone, or it took too long."""
+
+
+class WarmActor:
+    """What runs in the worker."""
+
+    def __init__(self, handler: Callable[[Any], Any]) -> None:
+        import torch
+
+        torch.set_num_threads(1)  # the handler says itself what it does on several cores
+        self._handler = handler
+
+    def process(self) -> int:
+        """Return its process id."""
+        return os.getpid()
+
+    def do(self, payload: Any) -> tuple[int, Any]:
+        """Return its process id and what the handler made of the payload."""
+        return os.getpid(), self._handler(payload)
+
+
+class WarmWorker:
+    """One worker, which calls `handler(payload)` for each piece of work; Ray starts it again when it dies."""
+
+    def __init__(self, handler: Callable[[Any], Any]) -> None:
+        """Start Ray (or join `RAY_ADDRESS`) and the worker, which comes up in the background.
+
+        Raises:
+            ConnectionError, TimeoutError: Ray does not answer or did not start.
+        """
+        self._stack = contextlib.ExitStack()
+        with _signals_kept():
+            self._stack.enter_context(ray_cluster(workers=1))
+        import ray
+
+        self._ray = ray
+        actor = ray.remote(num_cpus=1, max_restarts=RESTART_ALWAYS, max_task_retries=RETRIES)(WarmActor)
+        self._actor: Any = actor.remote(handler)
+        self._process: int | None = None
+
+    def wait_ready(self, timeout_s: float) -> None:
+        """Wait until the worker has come up.
+
+        Raises:
+            WarmWorkerError: it did not within the time.
+        """
+        self._process = self._get(self._actor.process.remote(), timeout_s, "its start")
+
+    def do(self, payload: Any, timeout_s: float) -> Any:
+        """Have a piece of work done and return what the handler returned; a worker that is new does it again.
+
+        Raises:
+            ValueError, OSError: the handler's own.
+            RuntimeError: any other error of the handler, by its name.
+            WarmWorkerError: no outcome within the time, or Ray is gone.
+        """
+        process, made = self._get(self._actor.do.remote(payload), timeout_s, "its work")
+        if self._process not in (None, process):
+            print("Ray's worker died; another did its work again", flush=True)
+        self._process = process
+        return made
+
+    def close(self) -> None:
+        """End the worker, and Ray where it was started for it."""
+        self._actor = None
+        self._stack.close()
+
+    def _get(self, reference: Any, timeout_s: float, what: str) -> Any:
+        errors = self._ray.exceptions
+        try:
+            return self._ray.get(reference, timeout=timeout_s)
+        except errors.RayTaskError as error:
+            if isinstance(error.cause, ValueError | OSError):
+                raise error.cause from None
+            raise RuntimeError(f"{type(error.cause).__name__}: {error.cause}") from error
+        except errors.GetTimeoutError as error:
+            raise WarmWorkerError(f"Ray's worker did not finish {what} within {timeout_s:g} s") from error
+        except errors.RayError as error:
+            raise WarmWorkerError(f"Ray's worker is gone: {str(error).splitlines()[0]}") from error
+
+
+@contextlib.contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Keep this program's own handlers: Ray's would end it at once, in the middle of a round."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,81 @@
+"""A round's challenger becomes a registry version, with its lineage and the gate's decision."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from models.networks import artifact, onnx_head
+from models.registry.lineage import content_hash, git_commit
+from models.registry.registry import CHALLENGER, INPUTS_FILE, Decision, Registry
+from models.training.finetuning import FinetuneParams
+from pipelines.live.minute import Tuned
+from pipelines.live.retrain import Retrained
+
+
+def register(
+    registry: Registry,
+    tuned: Tuned,
+    folder: Path,
+    *,
+    champion: int,
+    parent: Path,
+    packets: pl.DataFrame,
+    finetune: FinetuneParams,
+    retrained: Retrained | None,
+) -> int:
+    """Register what a round made, or find it again, and point `challenger` at it.
+
+    Args:
+        registry: where.
+        tuned: the round's outcome.
+        folder: where the artifact is put together; it is made.
+        champion: version that it was judged against.
+        parent: that version's artifact, with its ONNX network.
+        packets: what it learned from.
+        finetune: how its head was trained.
+        retrained: the re-train whose encoder it has; None where it has the champion's.
+
+    Raises:
+        OSError: the registry does not answer.
+    """
+    folder.mkdir()
+    for name, written in tuned.files.items():
+        (folder / name).write_bytes(written)
+    content = content_hash(folder)
+    judged = Decision(tuned.verdict.passed, tuned.verdict.reason, champion)
+    if (known := registry.find(content)) is not None:
+        if judged.passed:  # what passed before may still be gone back to
+            registry.decide(known, judged)
+        return known
+    onnx_head.export_onnx(folder, parent)
+    # Of a champion that has none (an older registry) the first minute stands for them from now on.
+    trained_on = tuned.trained_on if retrained is None else np.load(retrained.trained_on, allow_pickle=False)
+    np.save(folder / INPUTS_FILE, trained_on)
+    description = artifact.load(folder).description
+    if retrained is None:  # the encoder's data are those of the champion's
+        lineage = {k: v for k, v in registry.tags(champion).items() if k.startswith(("dvc.", "retrain."))}
+    else:
+        lineage = dict(retrained.tags)
+    tags = lineage | {
+        "git_commit": git_commit(Path.cwd()),
+        "schema_hash": description.schema_hash,
+        "parent_version": str(champion),
+        "protocol": "live",
+        "visibility": description.visibility,
+        "source": f"telemetry/{packets['trace'][0]}",
+        "telemetry_from_ns": str(packets["sent_ns"][0]),
+        "telemetry_to_ns": str(packets["sent_ns"][-1]),
+    }
+    metrics = {
+        f"gate.{who}.{name}": float(value)
+        for who, figures in tuned.figures.items()
+        for name, value in figures.items()
+        if value is not None
+    }
+    params = {f"finetune.{name}": str(value) for name, value in finetune.model_dump().items()}
+    version = registry.add(folder, judged=judged, tags=tags, params=params, metrics=metrics)
+    registry.set_alias(CHALLENGER, version)
+    return version

@@ -1,0 +1,97 @@
+"""`swiftqueue schedule`: the scheduler as a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from feature_store.settings import settings
+from feature_store.telemetry.recent import latest_minutes, latest_sender
+from models.registry.register_params import RegisterParams
+from models.say import say
+from models.section import read
+from models.training.finetuning import FinetuneParams
+from models.training.warm_worker import WarmWorkerError
+from pipelines.live import DRIFT
+from pipelines.live.metrics import Metrics
+from pipelines.live.retrain import Retraining
+from pipelines.live.rounds import RoundParams, Rounds
+from pipelines.live.scheduler import Scheduler, stop_on_signals
+from serving.ingest.server import telemetry_dir
+
+PARAMS_FILE: Final = Path("params.yaml")
+LEAD_IN_S: Final = 5.0  # several times the history of a window at any rate a window is made for
+
+
+def schedule(
+    telemetry: Path | None,
+    *,
+    sender: str | None,
+    every_s: float,
+    learn_s: float,
+    judge_s: float,
+    least_windows: int,
+    limit: int | None,
+    metrics_port: int,
+    drift: float,
+    retrain: bool,
+) -> int:
+    """Run rounds until told to stop; 0 when the last one did not fail.
+
+    With `retrain` a full re-train is started when the inputs have drifted; else it is only proposed.
+
+    Raises:
+        ValueError: a parameter out of range; the line names it.
+        OSError: params.yaml is not here, or the port is taken.
+    """
+    params = yaml.safe_load(PARAMS_FILE.read_text())
+    root = telemetry or telemetry_dir()
+    rounds = Rounds(
+        lambda seconds: latest_minutes(root, sender or latest_sender(root), seconds / 60, settled=True),
+        round_params(
+            params["validate"], learn_s=learn_s, judge_s=judge_s, least_windows=least_windows, drift=drift
+        ),
+        read(PARAMS_FILE, FinetuneParams),
+        read(PARAMS_FILE, RegisterParams).model_name,
+        Retraining(params) if retrain else None,
+    )
+    metrics = Metrics()
+    scheduler = Scheduler(rounds, every_s, metrics)
+    port = metrics.serve(metrics_port)
+    stop_on_signals(scheduler)
+    url = f"http://{settings().metrics_address}:{port}/metrics"
+    say(f"scheduler: a round every {every_s:g} s; metrics at {url}")
+    try:
+        rounds.warm()  # so that the first round is not the one that waits for the worker
+    except (WarmWorkerError, ConnectionError, TimeoutError) as error:
+        say(f"scheduler: {error}; each round tries again")
+    try:
+        scheduler.run(limit, say)
+    finally:
+        rounds.close()
+    history = rounds.history()
+    return 1 if history and history[-1]["outcome"] == "failed" else 0
+
+
+def round_params(
+    validate: Mapping[str, Any],
+    *,
+    learn_s: float,
+    judge_s: float,
+    least_windows: int,
+    drift: float = DRIFT,
+    lead_in_s: float = LEAD_IN_S,
+) -> RoundParams:
+    """How a round is run, with the limits of section `validate`."""
+    return RoundParams(
+        learn_s=learn_s,
+        judge_s=judge_s,
+        lead_in_s=lead_in_s,
+        least_windows=least_windows,
+        drift=drift,
+        max_unknown_latency=validate["max_unknown_latency"],
+        max_latency_s=validate["max_latency_s"],
+    )

@@ -1,0 +1,123 @@
+"""Windows of a minute of packets, encoded on every core, and read while it goes on.
+
+Shapes: B windows, W window tokens, F features, R tokens that the head reads, D model width, H horizon.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from queue import Queue, SimpleQueue
+from types import TracebackType
+from typing import Final, Self
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from feature_store.events import windows as fw
+from serving.engine import Engine
+
+CHUNK: Final = 256  # windows encoded at once
+
+
+@dataclass(frozen=True)
+class EncodedWindows:
+    """What the head needs of windows that follow each other."""
+
+    features_BRD: NDArray[np.float32]
+    candidates_BHF: NDArray[np.float32]
+
+    def split(self, count: int) -> tuple[EncodedWindows, EncodedWindows]:
+        """The first `count` windows, and the others."""
+        return (
+            EncodedWindows(self.features_BRD[:count], self.candidates_BHF[:count]),
+            EncodedWindows(self.features_BRD[count:], self.candidates_BHF[count:]),
+        )
+
+
+def joined(parts: list[EncodedWindows]) -> EncodedWindows:
+    """Several runs of windows as one."""
+    return EncodedWindows(
+        np.concatenate([part.features_BRD for part in parts]),
+        np.concatenate([part.candidates_BHF for part in parts]),
+    )
+
+
+class Encoding:
+    """Encodes windows in decision order, a few chunks ahead of each other, from its entry to its exit."""
+
+    def __init__(self, packets: pl.DataFrame, engine: Engine, tokens: int, first: int) -> None:
+        """Encode all windows of W `tokens` from number `first` on."""
+        self._packets, self._tokens, self._first = packets, tokens, first
+        self._cores = len(os.sched_getaffinity(0))
+        self._engines: SimpleQueue[Engine] = SimpleQueue()
+        for _ in range(self._cores):
+            self._engines.put(engine.share())
+        # Windows are large: no more than so many chunks of them lie in memory.
+        self._room = threading.BoundedSemaphore(self._cores + 1)
+        self._done: Queue[Future[EncodedWindows] | None] = Queue()
+        self._rest: list[EncodedWindows] = []
+        self._stop = False
+
+    def __enter__(self) -> Self:
+        """Begin."""
+        self._pool = ThreadPoolExecutor(self._cores + 1, initializer=_give_way)
+        self._making = self._pool.submit(self._make)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End, also before everything is encoded."""
+        self._stop = True
+        self._pool.shutdown()
+
+    def take(self, count: int) -> EncodedWindows:
+        """Wait for the next `count` windows, at least one, and return them.
+
+        Raises:
+            ValueError, MemoryError: a packet that cannot be, or no memory for the windows.
+        """
+        have, parts = 0, []
+        while have < count:
+            part = self._rest.pop() if self._rest else self._next()
+            parts.append(part)
+            have += len(part.features_BRD)
+        wanted, more = joined(parts).split(count)
+        self._rest.append(more)
+        return wanted
+
+    def _next(self) -> EncodedWindows:
+        future = self._done.get()
+        if future is None:
+            self._done.put(None)  # for whoever asks again
+            self._making.result()  # raises what ended it
+            raise ValueError("there are not so many windows")
+        return future.result()
+
+    def _make(self) -> None:
+        """Make windows; the other threads encode them."""
+        try:
+            for x_BWF in fw.iter_windows(self._packets, self._tokens, chunk=CHUNK, first=self._first):
+                self._room.acquire()
+                if self._stop:
+                    return
+                self._done.put(self._pool.submit(self._encode, x_BWF))
+        finally:
+            self._done.put(None)
+
+    def _encode(self, x_BWF: NDArray[np.float32]) -> EncodedWindows:
+        engine = self._engines.get()
+        try:
+            return EncodedWindows(engine.features(x_BWF), x_BWF[:, -fw.HORIZON :].copy())
+        finally:
+            self._engines.put(engine)
+            self._room.release()
+
+
+def _give_way() -> None:
+    """Put the calling thread behind the other programs of its session, the ingest among them."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)

@@ -1,0 +1,110 @@
+"""What the scheduler tells Prometheus (docs/LIVE.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, start_http_server
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from feature_store.settings import settings
+from pipelines.live.rounds_log import OUTCOMES, RETRAINING, RoundRecord
+from serving.deploy.log import age_s
+from serving.triton.endpoint import Triton
+from serving.triton.servers import connected, each
+
+SKIPPED = "skipped"  # a round whose time came while another was running
+SCRAPE_S = 1.5  # for each of two questions to a server; Prometheus gives a scrape 4 s
+
+
+class _Served(Collector):
+    """Version that answers at each server, and its age, asked of them at each scrape."""
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        with connected(SCRAPE_S) as servers:
+            answered = each(servers, Triton.served_version)
+        served = GaugeMetricFamily(
+            "swiftqueue_served_version",
+            "version that answered a real inference; 0: none",
+            labels=["server"],
+        )
+        age = GaugeMetricFamily(
+            "swiftqueue_served_version_age_seconds",
+            "since that version was registered",
+            labels=["server"],
+        )
+        for server, version in zip(servers, answered, strict=True):
+            served.add_metric([server.address], version or 0)
+            if version is not None and (seconds := age_s(version)) is not None:
+                age.add_metric([server.address], seconds)
+        yield served
+        yield age
+
+
+class Metrics:
+    """Counters of the rounds, on a port of SWIFTQUEUE_METRICS_ADDRESS."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)  # memory and open files: leaks show
+        self._rounds = Counter(
+            "swiftqueue_rounds", "fine-tuning rounds", ["outcome"], registry=self._registry
+        )
+        for outcome in (*OUTCOMES, SKIPPED):
+            self._rounds.labels(outcome)
+        self._steps = Gauge(
+            "swiftqueue_round_step_seconds", "of the last round", ["step"], registry=self._registry
+        )
+        self._gate = Counter(
+            "swiftqueue_gate_decisions", "challengers judged", ["decision"], registry=self._registry
+        )
+        for decision in ("passed", "failed"):
+            self._gate.labels(decision)
+        self._interval = Gauge(
+            "swiftqueue_round_interval_seconds", "from one round to the next", registry=self._registry
+        )
+        self._psi = Gauge(
+            "swiftqueue_input_drift_psi",
+            "largest population stability index of an input in the last round",
+            registry=self._registry,
+        )
+        self._retrain = Counter(
+            "swiftqueue_retrain_proposed", "rounds whose inputs have drifted", registry=self._registry
+        )
+        self._retrains = Counter(
+            "swiftqueue_retrains",
+            "full re-trains, by what became of them",
+            ["event"],
+            registry=self._registry,
+        )
+        for event in RETRAINING:
+            self._retrains.labels(event)
+        self._registry.register(_Served())
+
+    def serve(self, port: int) -> int:
+        """Answer scrapes on a port (0: a free one); return it."""
+        server, _ = start_http_server(port, addr=str(settings().metrics_address), registry=self._registry)
+        return int(server.server_port)
+
+    def every(self, seconds: float) -> None:
+        """Tell how often rounds come."""
+        self._interval.set(seconds)
+
+    def skipped(self, rounds: int) -> None:
+        """Count rounds that fell into a running one."""
+        self._rounds.labels(SKIPPED).inc(rounds)
+
+    def add(self, record: RoundRecord) -> None:
+        """Count a finished round."""
+        self._rounds.labels(record.outcome).inc()
+        self._steps.clear()  # a declined round has few of them
+        for step, seconds in record.seconds.items():
+            self._steps.labels(step).set(seconds)
+        if record.psi:
+            self._psi.set(max(record.psi.values()))
+            self._retrain.inc(record.retrain)
+        if record.retraining:
+            self._retrains.labels(record.retraining).inc()
+        if record.version is not None:
+            self._gate.labels("failed" if record.outcome == "kept" else "passed").inc()

@@ -1,0 +1,251 @@
+"""A full re-train in the background: the project's stages on the recent telemetry, at the lowest priority.
+
+    python -m pipelines.live.retrain FOLDER      # the stages; started by the scheduler, one at a time
+
+FOLDER holds `params.yaml` and `packets/`. The stages `windows`, `validate` and `pretrain` run in it; then
+`candidate/` appears: the artifact, and `inputs.npy`, the inputs that its encoder was trained on. A round
+fine-tunes its head on the newest minute and judges it as any challenger (rounds.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import numpy as np
+import polars as pl
+import psutil
+import typer
+import yaml
+
+from feature_store.atomic import new_folder
+from feature_store.quality.distribution_shift import sample_inputs
+from feature_store.settings import settings
+from feature_store.state import make_scratch, private_dir, state_dir
+from feature_store.state import scratch as loop_scratch
+from feature_store.telemetry.recent import Latest, write_trace
+from models import program
+from models.networks import artifact
+from models.registry.registry import INPUTS_FILE
+from models.training.protocol import PROTOCOLS
+from models.training.windows import load_windows
+
+SECONDS: Final = 600.0  # of telemetry; protocol `paper` needs 450
+MOST_PACKETS: Final = 1_500_000  # their windows are 1.6 GB at 128 tokens
+PAUSE_S: Final = 3600.0  # from one start to the next: what did not pass the gate will not pass at once
+STOP_S: Final = 20.0
+TRIES: Final = 3  # of each stage; `pretrain` goes on from its last epoch
+NICENESS: Final = "19"
+CANDIDATE: Final = "candidate"
+ANY_SHIFT: Final = 100.0  # the most that section `validate` takes
+LOCAL_PREFIXES: Final = ("127.", "localhost")
+
+
+class RetrainError(ValueError):
+    """It was not started, or ended without a model; the line says why."""
+
+
+@dataclass(frozen=True)
+class Retrained:
+    """What a re-train made."""
+
+    files: Mapping[str, bytes]  # artifact files by name
+    tags: Mapping[str, str]  # what it learned from
+    trained_on: Path  # file of a sample (N, F) of its inputs
+
+
+class Retraining:
+    """Starts a re-train, never a second one beside it, and hands over what it made."""
+
+    def __init__(self, params: Mapping[str, Any]) -> None:
+        """Drop what an earlier scheduler left unfinished.
+
+        Args:
+            params: all of params.yaml; the sections `windows`, `validate` and `pretrain` are used.
+        """
+        self._folder = state_dir() / "live" / "retrain"
+        self._params = params
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started_s: float | None = None
+        if not (self._folder / CANDIDATE).is_dir():
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    @property
+    def log(self) -> Path:
+        """What the stages said, of the last re-train."""
+        return self._folder.with_suffix(".log")
+
+    def running(self) -> bool:
+        """Whether one runs."""
+        return self._process is not None and self._process.poll() is None
+
+    def due(self) -> bool:
+        """Whether one may be started now."""
+        waited = self._started_s is None or time.monotonic() - self._started_s >= PAUSE_S
+        return waited and self._process is None and self.candidate() is None
+
+    def start(self, latest: Latest) -> None:
+        """Start one on this telemetry.
+
+        Raises:
+            RetrainError: there is too little telemetry.
+            OSError: the disk is full.
+        """
+        self._started_s = time.monotonic()  # a start that fails is not tried again at once either
+        params = stage_params(self._params, latest.packets)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        private_dir(self._folder.parent)
+        self._folder.mkdir()
+        (self._folder / "params.yaml").write_text(yaml.safe_dump(params))
+        write_trace(latest, self._folder / "packets")
+        make_scratch()
+        scratch().mkdir(exist_ok=True)
+        environment = os.environ | {"RAY_TMPDIR": str(scratch()), "OMP_NUM_THREADS": "1"}
+        if (settings().ray_address or "").startswith(LOCAL_PREFIXES):
+            # A Ray of its own: on that of the rounds its workers would have their priority and their cores.
+            environment["RAY_ADDRESS"] = ""
+        command = ["nice", "-n", NICENESS, sys.executable, "-m", "pipelines.live.retrain", str(self._folder)]
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                ["setpriv", "--pdeathsig", "KILL", *command], stdout=log, stderr=log, env=environment
+            )
+
+    def finish(self) -> None:
+        """Look whether one has ended; harmless when none did.
+
+        Raises:
+            RetrainError: it ended without a model.
+        """
+        if self._process is None or (code := self._process.poll()) is None:
+            return
+        self._process = None
+        shutil.rmtree(scratch(), ignore_errors=True)
+        if code:
+            lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+            # The stage's own line, and which stage it was.
+            reason = "; ".join(lines[-2:]) or f"ended with code {code}"
+            raise RetrainError(f"the re-train failed: {reason[:400]} (log {self.log})")
+
+    def candidate(self) -> Retrained | None:
+        """What the last one made and no round has judged yet.
+
+        Raises:
+            RetrainError: it cannot be read.
+        """
+        folder = self._folder / CANDIDATE
+        if self.running() or not folder.is_dir():  # it appears a moment before the process has ended
+            return None
+        try:
+            files = artifact.read_files(folder)
+            tags = yaml.safe_load((folder / "tags.yaml").read_text())
+        except (OSError, yaml.YAMLError) as error:
+            raise RetrainError(f"what the re-train left in {folder} cannot be read: {error}") from error
+        return Retrained(files, tags, trained_on=folder / INPUTS_FILE)
+
+    def drop(self) -> None:
+        """Forget the candidate: it has been judged, or cannot be."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def close(self) -> None:
+        """End what runs, with its stages and their Ray."""
+        if self._process is None:
+            return
+        with contextlib.suppress(psutil.NoSuchProcess):
+            first = psutil.Process(self._process.pid)
+            family = [first, *first.children(recursive=True)]
+            for process in family:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.terminate()
+            for process in psutil.wait_procs(family, STOP_S)[1]:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+        self._process.wait()
+        self._process = None
+        shutil.rmtree(scratch(), ignore_errors=True)
+
+
+def scratch() -> Path:
+    """Folder of the re-train's own Ray, with a short path."""
+    return loop_scratch() / "retrain"
+
+
+def stage_params(params: Mapping[str, Any], packets: pl.DataFrame) -> dict[str, Any]:
+    """Return the stages' parameters: the project's, with the longest protocol that this telemetry fills.
+
+    Raises:
+        RetrainError: none is short enough.
+    """
+    sent_ns = packets["sent_ns"]
+    seconds = (int(sent_ns[-1]) - int(sent_ns[0])) / 1e9 if packets.height else 0.0
+    fitting = [p for p in PROTOCOLS.values() if p.least_s < seconds]
+    if not fitting:
+        raise RetrainError(f"{seconds:.1f} s of telemetry are too few for a re-train")
+    windows = params["windows"] | {"visibility": ["acked"]}
+    split = {"protocol": max(fitting, key=lambda p: p.least_s).name}
+    # The inputs shift within it: that is why it is done.
+    validate = params["validate"] | {"max_shift_psi": ANY_SHIFT}
+    return {"windows": windows, "split": split, "validate": validate, "pretrain": params["pretrain"]}
+
+
+def run_stages(folder: Path) -> None:
+    """Run the stages and put the candidate into the folder, in one step.
+
+    Raises:
+        RetrainError: a stage failed.
+    """
+    options = {
+        name: ["--" + name, str(folder / name)] for name in ("packets", "windows", "split", "validation")
+    }
+
+    def stage(name: str, output: str, *inputs: str) -> None:
+        command = [sys.executable, "-m", f"pipelines.{name}", "--params", str(folder / "params.yaml")]
+        command += [word for one in inputs for word in options[one]]
+        command += ["--output", str(folder / output)]
+        for _ in range(TRIES):  # a Ray of the lowest priority may not start in time on a busy machine
+            code = subprocess.run(["setpriv", "--pdeathsig", "KILL", *command], check=False).returncode
+            if code == 0:
+                return
+        raise RetrainError(f"stage {name} ended with code {code}")
+
+    stage("windows", "windows", "packets")
+    stage("split", "split", "windows")
+    stage("validate", "validation", "packets", "windows", "split")
+    stage("pretrain", "pretrained", "windows", "split")
+    windows = load_windows(folder / "windows", folder / "split")
+    (trace,) = windows.traces.values()
+    learned = trace.pretrain
+    tags = {
+        "retrain.protocol": windows.protocol["name"],
+        "retrain.from_ns": str(trace.decision_ns_B[learned.lo]),
+        "retrain.to_ns": str(trace.decision_ns_B[learned.hi - 1]),
+    }
+    inputs_NF = sample_inputs(trace.x_BWF[learned.lo : learned.hi, -windows.horizon :])
+    with new_folder(folder / CANDIDATE) as partial:
+        shutil.copytree(folder / "pretrained", partial, dirs_exist_ok=True)
+        np.save(partial / INPUTS_FILE, inputs_NF)
+        (partial / "tags.yaml").write_text(yaml.safe_dump(tags))
+    for name in ("packets", "windows", "pretrained"):  # gigabytes that nobody needs any more
+        shutil.rmtree(folder / name)
+
+
+def main(folder: Annotated[Path, typer.Argument(help="with params.yaml and packets/")]) -> None:
+    """Run the stages of one re-train; another one of this state folder must not run."""
+    with folder.with_suffix(".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RetrainError(f"{folder}: another re-train runs there") from None
+        run_stages(folder)
+
+
+if __name__ == "__main__":
+    program.run("re-train", main)

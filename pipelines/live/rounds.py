@@ -1,0 +1,324 @@
+"""One round of the live loop: telemetry, validation, a new head, the gate, the registry, Triton.
+
+    pushed    the new version is served
+    kept      the challenger did not pass the gate; it is in the registry, the champion goes on serving
+    declined  there was nothing sound to learn from: none that is new, too little or bad telemetry; or the
+              champion was changed by hand meanwhile, or is held
+    failed    a part of the system was gone; the next round tries again
+
+Whatever happens, the champion goes on serving; a failed round leaves nothing that the next one trips over.
+"""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import polars as pl
+
+from feature_store.quality import expectations as ex
+from feature_store.settings import settings
+from feature_store.state import private_dir, state_dir
+from feature_store.telemetry.recent import Latest
+from models import json_lines
+from models.networks.artifact import read_files
+from models.registry.registry import INPUTS_FILE, Registry
+from models.say import say
+from models.training.finetuning import FinetuneParams
+from models.training.warm_worker import WarmWorker, WarmWorkerError
+from pipelines.live import challenger
+from pipelines.live.minute import DeclinedError, Minute, Tuned, tune
+from pipelines.live.retrain import MOST_PACKETS, SECONDS, Retrained, RetrainError, Retraining
+from pipelines.live.rounds_log import LOG_FILE, RoundRecord, read
+from serving.deploy.champion import find_champion
+from serving.deploy.deployment import (
+    ChampionChangedError,
+    deploy_version,
+    prune_registry,
+    serve_champion,
+)
+from serving.deploy.hold import HeldVersionError, held
+from serving.triton.endpoint import first_line
+
+WORK_TIMEOUT_S: Final = 120.0
+WARM_START_TIMEOUT_S: Final = 300.0
+
+
+@dataclass(frozen=True)
+class RoundParams:
+    """How a round is run."""
+
+    learn_s: float  # telemetry that teaches
+    judge_s: float  # telemetry after it that judges
+    lead_in_s: float  # telemetry before it that only fills the first windows' history
+    least_windows: int  # below this in either part the round is declined
+    drift: float  # a population stability index of an input beyond this: a full re-train is due
+    max_unknown_latency: float
+    max_latency_s: float
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+                raise ValueError(f"{name} is {value!r}; it must be a number above zero")
+
+
+LEARNED: Final = ("pushed", "kept")
+MAX_MISSING: Final = 0.01  # share of packets that telemetry lost; windows around them show a wrong history
+
+# The last so many seconds of a sender; FileNotFoundError where there is nothing of it.
+Telemetry = Callable[[float], Latest]
+
+
+class Rounds:
+    """Runs rounds one after another; keeps the warm worker between them."""
+
+    def __init__(
+        self,
+        telemetry: Telemetry,
+        params: RoundParams,
+        finetune: FinetuneParams,
+        model: str,
+        retraining: Retraining | None = None,
+    ) -> None:
+        """Make the state folder.
+
+        Args:
+            telemetry: where packets come from.
+            params: how a round is run.
+            finetune: how its head is trained.
+            model: name in the registry.
+            retraining: starts a full re-train when the inputs have drifted; None: it is only proposed.
+        """
+        self._telemetry = telemetry
+        self._retraining = retraining
+        self._params = params
+        self._finetune = finetune
+        self._model = model
+        self._keep_versions = settings().keep_versions
+        self._worker: WarmWorker | None = None
+        self._folder = state_dir() / "live"
+        private_dir(self._folder)
+        self.log = self._folder / LOG_FILE
+        history = self.history()
+        self.number = max((one["number"] for one in history), default=0)
+        learned = [one for one in history if one["outcome"] in LEARNED and one.get("newest_ns") is not None]
+        self._learned: tuple[int, int] | None = None  # the last round that learned, and its newest event
+        if learned:
+            self._learned = learned[-1]["number"], learned[-1]["newest_ns"]
+
+    def history(self) -> list[dict[str, Any]]:
+        """Every round so far, oldest first."""
+        return read(self.log)
+
+    def warm(self) -> None:
+        """Start the fine-tuning worker and wait for it; harmless when it is up.
+
+        Raises:
+            WarmWorkerError, ConnectionError, TimeoutError: it does not come up.
+        """
+        if self._worker is None:
+            self._worker = WarmWorker(tune)
+        self._worker.wait_ready(WARM_START_TIMEOUT_S)
+
+    def close(self) -> None:
+        """End the worker, and a re-train that runs."""
+        self._close_worker()
+        if self._retraining is not None:
+            self._retraining.close()
+
+    def _close_worker(self) -> None:
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None
+
+    def run(self) -> RoundRecord:
+        """Run one round; never raises for what can go wrong in one."""
+        self.number += 1
+        record, begin_s = RoundRecord(self.number, time.time()), time.monotonic()
+        try:
+            self._run(record)
+        except (DeclinedError, ChampionChangedError, HeldVersionError) as error:
+            record.outcome, record.reason = "declined", first_line(str(error))
+        except (WarmWorkerError, ConnectionError, TimeoutError) as error:
+            record.reason = first_line(str(error))
+            self._close_worker()  # the next round starts another
+        except (OSError, ValueError, RuntimeError, pl.exceptions.PolarsError) as error:
+            record.reason = first_line(str(error))
+        if record.outcome in LEARNED and record.newest_ns is not None:
+            self._learned = record.number, record.newest_ns
+        record.seconds["total"] = time.monotonic() - begin_s
+        record.ended_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        self._retrain(record)
+        try:
+            json_lines.append(self.log, asdict(record))
+        except OSError as error:  # the disk is full; metrics and the scheduler's own log have the round
+            record.reason = f"{record.reason}; {self.log}: {error.strerror}"
+        self._prune(record)
+        return record
+
+    def _prune(self, record: RoundRecord) -> None:
+        """After a round that registered a version: remove what nobody needs. No fault of the round's."""
+        if record.version is None:
+            return
+        try:
+            if gone := prune_registry(self._model, self._keep_versions):
+                say(
+                    f"round {record.number}: {len(gone)} versions removed from the registry, up to {gone[-1]}"
+                )
+        except OSError as error:
+            say(f"round {record.number}: the registry is not pruned: {first_line(str(error))}")
+
+    def _run(self, record: RoundRecord) -> None:
+        with _timed(record, "champion"):
+            registry = Registry(self._model)
+            found = find_champion(registry)
+            if (champion := found.version) is None:
+                why = found.astray or "the registry has no champion"
+                raise DeclinedError(f"{why}; `swiftqueue run` makes the first one")
+            record.parent = champion
+            # A server may have come back with another version, or not at all. Says where the alias is astray.
+            serve_champion()
+            if kept := held():
+                raise DeclinedError(str(kept))
+        with _timed(record, "telemetry"):
+            latest = self._latest()
+        packets = latest.packets
+        record.packets, record.newest_ns = packets.height, latest.newest_ns
+        with _timed(record, "validate"):
+            self._validate(latest)
+        retrained = self._candidate(record)
+        with tempfile.TemporaryDirectory() as temporary:
+            with _timed(record, "fetch"):
+                parent = registry.fetch(champion, Path(temporary) / "champion")
+            begin = time.monotonic()
+            try:
+                tuned = self._tune(latest, parent, retrained)
+            except (DeclinedError, WarmWorkerError, ConnectionError, TimeoutError):
+                raise
+            except (OSError, ValueError, RuntimeError):
+                if self._retraining and retrained:  # its fault or not: the next round tunes the champion
+                    self._give_up(self._retraining, record)
+                raise
+            whole = time.monotonic() - begin
+            # Starting it where it does not run, and the way to it and back.
+            record.seconds |= {"workers": whole - sum(tuned.seconds.values()), **tuned.seconds}
+            record.figures, record.loss = tuned.figures, (tuned.loss_before, tuned.loss_after)
+            record.psi = dict(sorted(tuned.psi.items(), key=lambda item: -item[1]))
+            record.retrain = max(tuned.psi.values()) > self._params.drift
+            with _timed(record, "register"):
+                record.version = challenger.register(
+                    registry,
+                    tuned,
+                    Path(temporary) / "challenger",
+                    champion=champion,
+                    parent=parent,
+                    packets=packets,
+                    finetune=self._finetune,
+                    retrained=retrained,
+                )
+            if self._retraining and retrained:
+                self._give_up(self._retraining, record)  # in the registry; a failed push is not tried again
+        record.reason = tuned.verdict.reason
+        if tuned.verdict.passed:
+            with _timed(record, "push"):
+                deploy_version(record.version, judged_against=champion)
+        record.outcome = "pushed" if tuned.verdict.passed else "kept"
+        if retrained:
+            record.retraining = record.outcome
+
+    def _candidate(self, record: RoundRecord) -> Retrained | None:
+        """What a re-train made; one that cannot be read is dropped and the round tunes the champion."""
+        if self._retraining is None:
+            return None
+        try:
+            return self._retraining.candidate()
+        except RetrainError as error:
+            say(f"round {record.number}: {first_line(str(error))}")
+            self._give_up(self._retraining, record)
+            return None
+
+    @staticmethod
+    def _give_up(retraining: Retraining, record: RoundRecord) -> None:
+        """Drop what a re-train made: failed, unless the round ends otherwise."""
+        retraining.drop()
+        record.retraining = "failed"
+
+    def _retrain(self, record: RoundRecord) -> None:
+        """After a round: say that a re-train failed, and start one that is due."""
+        if self._retraining is None:
+            return
+        try:
+            self._retraining.finish()
+            if record.retrain and not record.retraining and self._retraining.due():
+                rate = record.packets / (self._params.lead_in_s + self._params.learn_s + self._params.judge_s)
+                self._retraining.start(self._telemetry(min(SECONDS, MOST_PACKETS / rate)))
+                record.retraining = "started"
+        except (OSError, RetrainError) as error:
+            record.retraining = "failed"
+            record.reason = f"{record.reason}; {first_line(str(error))}"
+
+    def _latest(self) -> Latest:
+        seconds = self._params.lead_in_s + self._params.learn_s + self._params.judge_s
+        try:
+            return self._telemetry(seconds)
+        except FileNotFoundError as error:
+            raise DeclinedError(str(error)) from error
+
+    def _validate(self, latest: Latest) -> None:
+        packets = latest.packets
+        if packets.is_empty():
+            raise DeclinedError("no telemetry")
+        if self._learned is not None and latest.newest_ns == self._learned[1]:
+            raise DeclinedError(f"no telemetry since round {self._learned[0]}")
+        if latest.missing_packets > MAX_MISSING * packets.height:
+            raise DeclinedError(
+                f"telemetry has gaps: {latest.missing_packets} packets are missing among {packets.height}"
+            )
+        validation = ex.Validation()
+        name = str(packets["trace"][0])
+        limits = self._params.max_unknown_latency, self._params.max_latency_s
+        validation.run(ex.packets_check(name, packets, *limits))
+        failures = validation.failures
+        # Great Expectations leaves each frame in a cycle of references, and few objects beside it: left to
+        # itself the collector would come after some forty rounds and half a gigabyte.
+        del validation
+        gc.collect()
+        if failures:
+            raise DeclinedError(f"bad telemetry: {failures[0]}")
+
+    def _tune(self, latest: Latest, parent: Path, retrained: Retrained | None) -> Tuned:
+        packets = latest.packets
+        self.warm()
+        assert self._worker is not None  # noqa: S101 - `warm` made it
+        newest_ns = int(packets["sent_ns"][-1])
+        judge_from_ns = newest_ns - round(self._params.judge_s * 1e9)
+        trained_on = parent / INPUTS_FILE
+        minute = Minute(
+            packets=packets,
+            flow_starts_ns=latest.flow_starts_ns,
+            learn_from_ns=judge_from_ns - round(self._params.learn_s * 1e9),
+            judge_from_ns=judge_from_ns,
+            champion=read_files(parent),
+            retrained=retrained.files if retrained else None,
+            params=self._finetune,
+            trained_on=np.load(trained_on, allow_pickle=False) if trained_on.is_file() else None,
+            least_windows=self._params.least_windows,
+        )
+        tuned: Tuned = self._worker.do(minute, WORK_TIMEOUT_S)
+        return tuned
+
+
+@contextmanager
+def _timed(record: RoundRecord, step: str) -> Iterator[None]:
+    begin = time.monotonic()
+    try:
+        yield
+    finally:
+        record.seconds[step] = time.monotonic() - begin

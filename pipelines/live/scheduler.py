@@ -1,0 +1,74 @@
+"""`swiftqueue schedule`: a round every few minutes, on the monotonic clock, never two at once."""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+
+from pipelines.live.metrics import Metrics
+from pipelines.live.rounds import Rounds
+from pipelines.live.rounds_log import RoundRecord
+
+
+class Scheduler:
+    """Triggers rounds at start, start + every, ...; one whose time comes while another runs is skipped."""
+
+    def __init__(self, rounds: Rounds, every_s: float, metrics: Metrics) -> None:
+        """Raise ValueError where `every_s` is not above zero."""
+        if not (math.isfinite(every_s) and every_s > 0):
+            raise ValueError(f"--every {every_s}: must be above 0 seconds")
+        self._rounds = rounds
+        self._every_s = every_s
+        self._metrics = metrics
+        metrics.every(every_s)
+        self._stop = threading.Event()
+
+    def stop(self) -> None:
+        """End after the round that is running."""
+        self._stop.set()
+
+    def run(self, limit: int | None, say: Callable[[str], None]) -> None:
+        """Run rounds until `stop`, or `limit` of them."""
+        begin, triggers, ran = time.monotonic(), 0, 0
+        while not self._stop.is_set() and (limit is None or ran < limit):
+            record = self._rounds.run()
+            ran += 1
+            self._metrics.add(record)
+            say(line(record))
+            passed = math.floor((time.monotonic() - begin) / self._every_s)
+            if missed := passed - triggers:
+                self._metrics.skipped(missed)
+                say(f"round {record.number} took longer than {self._every_s:g} s: {missed} skipped")
+            triggers = passed + 1
+            if limit is None or ran < limit:
+                self._stop.wait(max(0.0, begin + triggers * self._every_s - time.monotonic()))
+
+
+def line(record: RoundRecord) -> str:
+    """One line about a round."""
+    version = f" version {record.version}" if record.version is not None else ""
+    steps = ", ".join(f"{k} {v:.1f}" for k, v in record.seconds.items() if k != "total" and v >= 0.05)
+    drift = ""
+    if record.retrain:
+        name, index = next(iter(record.psi.items()))  # the largest
+        drift = f" INPUTS HAVE DRIFTED ({name}: {index:.1f}), a full re-train is due;"
+    drift += f" re-train {record.retraining};" if record.retraining else ""
+    total = record.seconds.get("total", math.nan)
+    return (
+        f"round {record.number}: {record.outcome}{version} in {total:.1f} s ({steps}); "
+        f"{record.packets} packets;{drift} {record.reason}"
+    )
+
+
+def stop_on_signals(scheduler: Scheduler) -> None:
+    """End the loop at SIGTERM and SIGINT, after the round that is running."""
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        scheduler.stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, ask)

@@ -1,0 +1,50 @@
+"""Parameters changed from the command line: `SECTION.KEY=VALUE`, checked against what is there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from models.section import near
+from pipelines.params.document import parse_value
+
+# What the command's own arguments say; `--set` would contradict them.
+OWN_ARGUMENTS: Final = {
+    "split.protocol": "use --protocol",
+    "extract.traces": "name the captures on the command line",
+    "register.trace": "a study does not register a model",
+}
+
+
+def override(params: Any, protocol: str, overrides: Sequence[str]) -> None:
+    """Put a protocol and overrides into the document of params.yaml.
+
+    Args:
+        params: what `load_yaml` returned; changed in place.
+        protocol: name of the slice lengths, see models/training/protocol.py.
+        overrides: `SECTION.KEY=VALUE`, VALUE in YAML; later ones win.
+
+    Raises:
+        ValueError: the protocol is unknown, or an override names no parameter.
+    """
+    from models.training.protocol import protocol_named
+
+    protocol_named(protocol)
+    params["split"]["protocol"] = protocol
+    for one in overrides:
+        _override(params, one)
+
+
+def _override(params: Any, override: str) -> None:
+    key, equals, text = override.partition("=")
+    section, dot, name = key.strip().partition(".")
+    if not equals or not dot or not text.strip():
+        raise ValueError(f"--set {override!r} is not of the form SECTION.KEY=VALUE")
+    if section not in params:
+        raise ValueError(f"--set {override}: there is no section {section!r}; {near(section, list(params))}")
+    if name not in params[section]:
+        known = near(name, list(params[section]))
+        raise ValueError(f"--set {override}: there is no parameter {section}.{name}; {known}")
+    if instead := OWN_ARGUMENTS.get(f"{section}.{name}"):
+        raise ValueError(f"--set {override}: {instead}")
+    params[section][name] = parse_value(text)

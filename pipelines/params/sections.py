@@ -1,0 +1,77 @@
+"""All sections of params.yaml together: where each is defined, and the reference page made from them.
+
+`python -m pipelines.params.sections > docs/PARAMETERS.md`
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, cast
+
+from feature_store.allowed_values import allowed
+from models.section import Section, near, read_all, schema_at
+
+# Named, not imported: some of them bring PyTorch.
+SECTIONS: Final = {
+    "simulate": "pipelines.simulate:SimulateParams",
+    "extract": "pipelines.extract:ExtractParams",
+    "windows": "pipelines.windows:WindowsParams",
+    "split": "pipelines.split:SplitParams",
+    "validate": "pipelines.validate:ValidateParams",
+    "pretrain": "models.training.pretraining:PretrainParams",
+    "finetune": "models.training.finetuning:FinetuneParams",
+    "evaluate": "pipelines.evaluate:EvaluateParams",
+    "register": "models.registry.register_params:RegisterParams",
+}
+
+
+def section_of(name: str) -> type[Section]:
+    """Return the class of a section.
+
+    Raises:
+        ValueError: there is no such section.
+    """
+    if name not in SECTIONS:
+        raise ValueError(f"there is no section {name!r}; {near(name, list(SECTIONS))}")
+    module, _, attribute = SECTIONS[name].partition(":")
+    return cast("type[Section]", getattr(importlib.import_module(module), attribute))
+
+
+def check(sections: Mapping[str, Any]) -> None:
+    """Refuse sections that a stage would refuse.
+
+    Raises:
+        ValueError: an unknown section, or a value that cannot be; the line names it.
+    """
+    for name, values in sections.items():
+        section_of(name)(**values)
+
+
+def reference(project: Path) -> str:
+    """Write docs/PARAMETERS.md: every parameter, its values, the project's own choice, its meaning."""
+    own = read_all(project / "params.yaml")
+    lines = [
+        "# Parameters",
+        "",
+        "What the sections of `params.yaml` take. A stage checks its section before it does any work, and",
+        "refuses what is not here. The value after *here* is that of this project. Made by",
+        "`python -m pipelines.params.sections > docs/PARAMETERS.md`.",
+    ]
+    for name in SECTIONS:
+        section = section_of(name)
+        lines += ["", f"## {name}", "", f"{section.__doc__}", ""]
+        for key, about in section.model_fields.items():
+            here = own[name][key]
+            shown = f"{len(here)} traces" if isinstance(here, dict) else f"`{json.dumps(here)}`"
+            values = allowed(schema_at(section, [key]))
+            said = f"- **`{key}`**, here {shown}: {about.description} Takes {values}."
+            lines += textwrap.wrap(said, 118, subsequent_indent="  ", break_on_hyphens=False)
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(reference(Path.cwd()), end="")

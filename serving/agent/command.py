@@ -1,0 +1,155 @@
+"""`swiftqueue agent`: runs the C++ agent for programs that send, and keeps its local model fresh."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from feature_store.settings import settings
+from feature_store.state import private_dir, state_dir
+from models.registry.register_params import RegisterParams
+from models.registry.registry import Registry
+from models.registry.store import RegistryError
+from models.section import read
+from serving.agent import process as agent_process
+from serving.deploy.champion import find_champion
+from serving.triton.endpoint import grpc_addresses
+
+PARAMS_FILE: Final = Path("params.yaml")
+REFRESH_S: Final = 2.0  # between looks at the registry
+KEPT: Final = 2  # versions on disk: the served one and the one before it
+
+
+class LocalChampion:
+    """The registry's champion as a folder of this machine: `var/agent/champion`, a link to `var/agent/N`.
+
+    A version appears by one rename and is served by moving the link, so the agent never sees half of one.
+    """
+
+    def __init__(self, registry: Registry, folder: Path) -> None:
+        self._registry = registry
+        self._folder = folder
+        self.link = folder / "champion"
+
+    def refresh(self) -> int:
+        """Fetch the champion if it is another one than before; returns its version.
+
+        Raises:
+            RegistryError: the registry does not answer, or has no champion that may be served.
+
+        """
+        found = find_champion(self._registry)
+        version = found.version
+        if version is None:
+            raise RegistryError(
+                found.astray
+                or "the registry has no champion; `swiftqueue run` or `swiftqueue deploy` makes one"
+            )
+        if self.version() != version:
+            private_dir(self._folder)
+            target = self._folder / str(version)
+            if not target.is_dir():
+                partial = self._folder / f".{version}.{os.getpid()}"
+                shutil.rmtree(partial, ignore_errors=True)
+                partial.mkdir()
+                self._registry.fetch(version, partial)
+                try:
+                    partial.replace(target)
+                except OSError:  # another agent was first
+                    shutil.rmtree(partial)
+            link = self._folder / f".champion.{os.getpid()}"
+            link.unlink(missing_ok=True)
+            link.symlink_to(target.name)
+            link.replace(self.link)
+            self._remove_old(version)
+        return version
+
+    def version(self) -> int | None:
+        """The version that the link names; None before the first."""
+        return int(self.link.readlink().name) if self.link.is_symlink() else None
+
+    def _remove_old(self, serving: int) -> None:
+        versions = [path for path in self._folder.iterdir() if path.name.isdigit() and path.is_dir()]
+        newest_first = sorted(versions, key=lambda path: path.stat().st_mtime, reverse=True)
+        others = [path for path in newest_first if path.name != str(serving)]
+        for path in others[KEPT - 1 :]:
+            shutil.rmtree(path)
+
+    def keep_fresh(self, closing: threading.Event) -> None:
+        """Refresh every two seconds; a registry that does not answer is said once, and the model goes on."""
+        said = ""
+        while not closing.wait(REFRESH_S):
+            before = self.version()
+            try:
+                version = self.refresh()
+                line = f"champion is version {version}" if version != before else ""
+            except Exception as error:  # whatever the registry's client raises, the agent goes on
+                line = f"the registry: {error}; version {before} goes on"
+            if line and line != said:
+                print(line, flush=True)
+            said = line
+
+
+def run_agent(
+    listen: Path,
+    *,
+    servers: Sequence[str],
+    local: bool,
+    deadline_us: int,
+    metrics_port: int | None,
+    telemetry: str | None,
+) -> int:
+    """Run the agent until it ends or is told to; returns its exit code.
+
+    Args:
+        listen: unix socket for senders (docs/AGENT.md).
+        servers: Triton servers in order of preference (default: those that `swiftqueue deploy` pushes to).
+        local: no server: the engine in the agent's process, on the registry's champion.
+        deadline_us: for batches that name no time.
+        metrics_port: of its Prometheus endpoint, at SWIFTQUEUE_METRICS_ADDRESS; 0 is any
+            free one, None no endpoint.
+        telemetry: `unix:PATH` of a socket, or a file, for what its senders send and have acknowledged.
+
+    Raises:
+        ValueError: both or impossible options.
+        OSError: no champion to begin with.
+        RuntimeError: the agent is not built.
+
+    """
+    if reason := agent_process.why_not_built():
+        raise RuntimeError(reason)
+    if servers and local:
+        raise ValueError("--server and --local exclude each other")
+    options: dict[str, Any] = {"--listen": listen, "--deadline-us": deadline_us}
+    options |= {"--metrics-port": metrics_port, "--telemetry": telemetry}
+    if metrics_port is not None:
+        options["--metrics-address"] = str(settings().metrics_address)
+    arguments = [f"{name}={value}" for name, value in options.items() if value is not None]
+    closing = threading.Event()
+    keeper: threading.Thread | None = None
+    if local:
+        champion = LocalChampion(
+            Registry(read(PARAMS_FILE, RegisterParams).model_name), state_dir() / "agent"
+        )
+        print(f"champion is version {champion.refresh()}", flush=True)
+        arguments.append(f"--local={champion.link}")
+        keeper = threading.Thread(target=champion.keep_fresh, args=(closing,), name="swiftqueue-champion")
+    else:
+        arguments += agent_process.server_options(servers or grpc_addresses())
+    with subprocess.Popen([str(agent_process.BINARY), *arguments]) as agent:
+        # Asked to end, this program asks the agent; the terminal's Ctrl-C reaches both.
+        signal.signal(signal.SIGTERM, lambda *_: agent.terminate())
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if keeper:
+            keeper.start()
+        code = agent.wait()
+    closing.set()
+    if keeper:
+        keeper.join()
+    return code

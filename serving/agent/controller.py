@@ -1,0 +1,134 @@
+"""The queue controller from Python: a thin binding of `serving/agent/controller.h`, its only definition.
+
+Shapes: H horizon (8 packets).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feature_store import native
+from feature_store.packets.schema import HORIZON
+
+CLASSIC: Final = 0  # numbers as in feature_store/events/window.h
+L4S: Final = 1
+FOLDER: Final = Path(__file__).parent
+LIBRARY: Final = FOLDER / "_build" / "libswiftqueue_sender.so"
+SOURCES: Final = (FOLDER / "controller.h", FOLDER / "sender_capi.cc", native.FOLDER / "events" / "window.h")
+
+
+def _load() -> ctypes.CDLL:
+    library = native.load(LIBRARY, map(str, SOURCES))
+    pointer, f64, i32, i64 = ctypes.c_void_p, ctypes.c_double, ctypes.c_int32, ctypes.c_int64
+    signatures: dict[str, tuple[Any, list[Any]]] = {
+        "defaults": (None, [ctypes.POINTER(kind) for kind in (f64, f64, i32)]),
+        "new": (pointer, [f64, f64, i32]),
+        "free": (None, [pointer]),
+        "moved_unacked": (i64, [pointer]),
+        "choose": (ctypes.c_int, [pointer, i64, i64, *[pointer] * 4]),
+        "keep_default": (None, [pointer, pointer, i64]),
+        "acked": (None, [pointer, i64]),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(library, f"sq_controller_{name}")
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+_ABI: Final = _load()
+
+
+def _defaults() -> tuple[float, float, int]:
+    values = ctypes.c_double(), ctypes.c_double(), ctypes.c_int32()
+    _ABI.sq_controller_defaults(*[ctypes.byref(value) for value in values])
+    return values[0].value, values[1].value, values[2].value
+
+
+_MARGIN_US, _MARGIN_SHARE, _MAX_MOVED_UNACKED = _defaults()
+
+
+@dataclass(frozen=True)
+class ControllerParams:
+    """How willingly packets change queues; what each means and why stands in controller.h."""
+
+    margin_us: float = _MARGIN_US
+    margin_share: float = _MARGIN_SHARE  # of the predicted latency in the flow's present queue
+    max_moved_unacked: int = _MAX_MOVED_UNACKED  # packets moved and not yet acknowledged, of all flows
+
+    def __post_init__(self) -> None:
+        values = (self.margin_us, self.margin_share, self.max_moved_unacked)
+        if not all(value >= 0 for value in values) or math.isinf(self.margin_share):
+            raise ValueError(f"{self}: margins and limits must not be negative")
+        if self.max_moved_unacked >= 2**31:
+            raise ValueError(f"{self}: max_moved_unacked must be below 2^31")
+
+
+class QueueController:
+    """Chooses queues batch by batch; remembers each flow's queue and the moved packets in flight."""
+
+    def __init__(self, params: ControllerParams | None = None) -> None:
+        self.params = p = params or ControllerParams()
+        self._handle = _ABI.sq_controller_new(p.margin_us, p.margin_share, p.max_moved_unacked)
+        if not self._handle:
+            raise MemoryError("no memory for a controller")
+
+    def __del__(self) -> None:
+        if handle := getattr(self, "_handle", None):
+            _ABI.sq_controller_free(handle)
+
+    @property
+    def moved_unacked(self) -> int:
+        """Packets moved to the classic queue and not acknowledged yet."""
+        return int(_ABI.sq_controller_moved_unacked(self._handle))
+
+    def choose(
+        self,
+        first_packet: int,
+        now_ns: int,
+        flow_ids: Sequence[int],
+        default_queues: Sequence[int],
+        predicted_us: NDArray[np.floating],
+    ) -> list[int]:
+        """Choose the queue of each packet of a batch.
+
+        Args:
+            first_packet: number of the batch's first packet in send order.
+            now_ns: the decision time.
+            flow_ids: flow of each packet, (H,).
+            default_queues: L4S for packets of L4S-capable flows, else CLASSIC, (H,).
+            predicted_us: latency in the classic (row 0) and in the default queue (row 1), (2, H).
+
+        Raises:
+            ValueError: not a batch of 8.
+
+        """
+        flows = np.ascontiguousarray(flow_ids, np.int32)
+        defaults = np.ascontiguousarray(default_queues, np.uint8)
+        y_2H = np.ascontiguousarray(predicted_us, np.float32)
+        if not flows.shape == defaults.shape == (HORIZON,) or y_2H.shape != (2, HORIZON):
+            raise ValueError(
+                f"flows {flows.shape}, queues {defaults.shape}, predictions {y_2H.shape}: "
+                f"a batch is {HORIZON} packets, its predictions (2, {HORIZON})"
+            )
+        chosen = np.empty(HORIZON, np.uint8)
+        pointers = (array.ctypes.data for array in (flows, defaults, y_2H, chosen))
+        if _ABI.sq_controller_choose(self._handle, first_packet, now_ns, *pointers):
+            raise MemoryError("no memory for another moved packet")
+        return [int(queue) for queue in chosen]
+
+    def keep_default(self, flow_ids: Sequence[int]) -> None:
+        """Note that a batch went out with its default marking, so its flows are in the L4S queue again."""
+        flows = np.ascontiguousarray(flow_ids, np.int32)
+        _ABI.sq_controller_keep_default(self._handle, flows.ctypes.data, flows.size)
+
+    def acked(self, packet: int) -> None:
+        """Note the first ACK that covers a packet."""
+        _ABI.sq_controller_acked(self._handle, packet)

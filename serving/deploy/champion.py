@@ -1,0 +1,58 @@
+"""Which version may be served: what the alias champion names, if the gate passed it and we signed that.
+
+Whoever may write in the registry may move the alias. Where it points to a version that is not to be served,
+it is not followed: the version that was served last from here (the deploy log) stays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from models import json_lines
+from models.registry.decision import CONTENT_TAG
+from models.registry.registry import CHAMPION, Registry
+from models.registry.store import RegistryError
+from serving.deploy import log as deploy_log
+
+
+@dataclass(frozen=True)
+class Champion:
+    """The version to serve, and what is wrong with the alias."""
+
+    version: int | None  # None: there is none
+    astray: str  # why the alias is not followed, in one line; empty if it is
+
+
+def find_champion(registry: Registry) -> Champion:
+    """Return the version that is to be served.
+
+    Raises:
+        RegistryError: the registry does not answer.
+    """
+    named = registry.alias(CHAMPION)
+    if named is None or not (why := registry.refusal(named)):
+        return Champion(named, "")
+    version = _last_served(registry)
+    stays = "there is none to serve instead" if version is None else f"version {version} stays champion"
+    mend = "" if version is None else f"; `swiftqueue deploy --version {version}` sets it right"
+    return Champion(
+        version, f"the alias {CHAMPION} points to version {named} and is not followed ({why}): {stays}{mend}"
+    )
+
+
+def _last_served(registry: Registry) -> int | None:
+    """The newest version of the deploy log that the registry still has as it was served, and that passed."""
+    looked_at = set()
+    for entry in json_lines.newest_first(deploy_log.log_file()):
+        version = entry.get("version")
+        known = entry.get("outcome") == "served" and entry.get("model") == registry.model
+        if not known or not isinstance(version, int) or version in looked_at:
+            continue
+        looked_at.add(version)
+        try:
+            same = registry.tags(version).get(CONTENT_TAG) == entry.get("content")
+            if same and not registry.refusal(version):
+                return version
+        except RegistryError:  # it was deleted there
+            continue
+    return None

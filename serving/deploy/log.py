@@ -1,0 +1,64 @@
+"""The append-only deploy log, `var/deploy.log.jsonl`: one JSON object per push, rollback or failure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from feature_store.state import private_dir, state_dir
+from models import json_lines
+from models.redaction import redacted
+
+
+def log_file() -> Path:
+    """Path of the log."""
+    return state_dir() / "deploy.log.jsonl"
+
+
+def append(action: str, version: int, outcome: str, **details: Any) -> None:
+    """Write one entry; it is on the disk when this returns.
+
+    Args:
+        action: `deploy`, `rollback` or `restore`.
+        version: registry version it was about.
+        outcome: `served` or `failed`.
+        details: further values, JSON-able.
+
+    Raises:
+        OSError: the disk is full; the entry is cut short, or not there.
+    """
+    entry = {"time": time.time(), "action": action, "version": version, "outcome": outcome, **details}
+    if "reason" in entry:
+        entry["reason"] = redacted(entry["reason"])
+    path = log_file()
+    if not path.parent.exists():
+        private_dir(path.parent)
+    json_lines.append(path, entry, sync=True)
+
+
+def entries() -> list[dict[str, Any]]:
+    """Every entry, oldest first; a line that is none, as one cut short by a full disk, is left out."""
+    return list(_newest_first())[::-1]
+
+
+def last_served(version: int | None = None) -> dict[str, Any] | None:
+    """Entry of the last time that a version (by default: any) was put in service from here."""
+    served = (e for e in _newest_first() if e["outcome"] == "served" and version in (None, e["version"]))
+    return next(served, None)
+
+
+def age_s(version: int) -> float | None:
+    """Seconds since a version was registered, however often it was deployed since; None: never from here."""
+    entry = last_served(version)
+    return time.time() - float(entry.get("registered", entry["time"])) if entry else None
+
+
+def _newest_first() -> Iterator[dict[str, Any]]:
+    for entry in json_lines.newest_first(log_file()):
+        times_s = entry.get("time"), entry.get("registered", 0)
+        if type(entry.get("version")) is int and all(
+            isinstance(s, int | float) and abs(s) < 2**63 for s in times_s
+        ):
+            yield {"outcome": "", **entry, "reason": str(entry.get("reason") or "")}

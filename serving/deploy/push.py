@@ -1,0 +1,294 @@
+"""Puts one version into Triton without a failed request: stage, validate, try, rename, load, check.
+
+The version is tried under another model name first (`swiftqueue_candidate`), so no client ever reaches a
+version whose output has not been compared with the local one. Then Triton loads it beside the served
+version and swaps; while it loads, and if that fails, the served version answers. It is tried with the native
+backend; where the server cannot load it there, with the Python backend, and one line says why.
+
+Several servers, which read one repository, are taken through each step together: a version that one of them
+does not load, or answers otherwise than the others, is served by none.
+
+Shapes: B windows, W tokens, F features, H horizon.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from feature_store.events.windows import schema_hash
+from models.networks import artifact
+from models.networks.prediction import predict
+from models.networks.scaling import ScaledFeature
+from serving.triton.config import Backend, backend_of
+from serving.triton.endpoint import CALL_TIMEOUT_S, Triton, TritonError, first_line
+from serving.triton.limits import limits_of
+from serving.triton.repository import CANDIDATE, MODEL, ModelRepository
+from serving.triton.servers import each, try_each
+
+TOLERANCE: Final = 1e-4  # relative; float32 through two implementations of the same network
+SMOKE_WINDOWS: Final = 16
+LOWEST_PRIORITY: Final = 19  # nice(2)
+WATCH_S: Final = 1.0  # a load that takes longer is watched
+_SILENT: Final = "Deadline Exceeded"  # in gRPC's words: no answer in time
+_REFUSED: Final = "UNAVAILABLE state: "  # in Triton's words before a backend's own, of a version not loaded
+
+
+class DeployError(RuntimeError):
+    """A version was not put in service; the message says why, and what is served instead."""
+
+
+@dataclass(frozen=True)
+class Smoke:
+    """Windows and what the artifact's own weights make of them."""
+
+    x_BWF: NDArray[np.float32]
+    y_BH: NDArray[np.float32]
+
+    def check(self, y_BH: NDArray[np.float32]) -> float:
+        """Largest relative difference to the local output.
+
+        Raises:
+            DeployError: it is above the tolerance, or the shapes differ.
+        """
+        if y_BH.shape != self.y_BH.shape:
+            raise DeployError(f"it answers with shape {y_BH.shape} instead of {self.y_BH.shape}")
+        difference = float(np.max(np.abs(y_BH - self.y_BH) / np.abs(self.y_BH)))
+        if not difference <= TOLERANCE:  # NaN fails as well
+            raise DeployError(
+                f"its latencies differ from the local ones by {difference:.2g} (limit {TOLERANCE})"
+            )
+        return difference
+
+
+def smoke_windows(features: Sequence[ScaledFeature], tokens: int, seed: int = 1) -> NDArray[np.float32]:
+    """Windows of plausible values, after the scaling in the artifact; the first one is all padding."""
+    rng = np.random.default_rng(seed)
+    x_BWF = np.zeros((SMOKE_WINDOWS, tokens, len(features)), dtype=np.float32)
+    limits = limits_of(features)
+    for f, feature in enumerate(features):
+        values = feature.shift + feature.scale * rng.standard_normal(x_BWF.shape[:2])
+        values = np.expm1(values) if feature.transform == "log1p" else np.round(values)
+        x_BWF[..., f] = np.clip(values, limits[feature.name]["low"], limits[feature.name]["high"])
+    x_BWF[0] = 0
+    return x_BWF
+
+
+def local_smoke(loaded: artifact.Artifact) -> Smoke:
+    """Compute an artifact's own answer to the smoke windows."""
+    x_BWF = smoke_windows(loaded.model.features, loaded.description.tokens)
+    return Smoke(x_BWF, predict(loaded.model, x_BWF))
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """How a version is served."""
+
+    backend: Backend
+    reason: str  # why it is not the native one; empty if it is
+    difference: float  # largest relative difference to the local output
+
+
+def push(
+    source: Path,
+    version: int,
+    servers: Sequence[Triton],
+    repository: ModelRepository,
+    previous: int | None,
+) -> Pushed:
+    """Put an artifact in service as `version` on all servers, which read the same repository.
+
+    On any failure every server that answers serves `previous`, and nothing of the new version is left.
+    A thread of the lowest priority does it: a request that is to be answered on the same machine comes first.
+
+    Raises:
+        DeployError: the version is not served; the line says why, and names the server.
+    """
+    with ThreadPoolExecutor(1, "push", _give_way) as thread:
+        return thread.submit(_push, source, version, servers, repository, previous).result()
+
+
+def _give_way() -> None:
+    """Give this thread the lowest priority (without rights it cannot be taken back), and no helpers.
+
+    PyTorch's own threads may be older than this one and so have the priority of whoever asks for answers.
+    """
+    torch.set_num_threads(1)
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
+
+
+def _push(
+    source: Path,
+    version: int,
+    servers: Sequence[Triton],
+    repository: ModelRepository,
+    previous: int | None,
+) -> Pushed:
+    try:
+        loaded = artifact.load(source, schema_hash())
+        smoke = local_smoke(loaded)
+        if (source / artifact.ONNX_FILE).is_file():
+            _check_onnx(source / artifact.ONNX_FILE, smoke)
+        limits = limits_of(loaded.model.features)
+        reason = _try_candidate(source, limits, version, servers, repository, smoke)
+    except (ValueError, OSError, DeployError) as error:
+        repository.drop_candidate()
+        raise DeployError(f"version {version} is not deployed: {error}") from error
+    try:
+        repository.promote(version)
+        repository.serve(version)
+        difference = max(each(servers, lambda triton: _swap(triton, version, smoke)))
+    except (OSError, DeployError) as error:
+        after = put_back(previous, version, servers, repository)
+        raise DeployError(f"version {version} is not deployed: {error}{after}") from error
+    repository.settle()
+    return Pushed(backend_of(repository.folder(version)), reason, difference)
+
+
+def _check_onnx(file: Path, smoke: Smoke) -> None:
+    """Judge the network that the GPU container and the Python backend run, whoever serves this version."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1  # the served version needs the other cores
+    try:
+        session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+        (y_BH,) = session.run([artifact.ONNX_OUTPUT], {artifact.ONNX_INPUT: smoke.x_BWF})
+    except Exception as error:  # ONNX Runtime's own classes, none of them documented
+        raise DeployError(f"{file.name}: {first_line(str(error))}") from error
+    try:
+        smoke.check(y_BH)
+    except DeployError as error:
+        raise DeployError(f"{file.name}: {error}") from error
+
+
+def _try_candidate(
+    source: Path,
+    limits: dict[str, dict[str, float]],
+    version: int,
+    servers: Sequence[Triton],
+    repository: ModelRepository,
+    smoke: Smoke,
+) -> str:
+    """Stage the version for a backend that loads it at all servers, and compare their answers.
+
+    Returns why that is not the native backend; empty if it is.
+    """
+    reason = ""
+    try:
+        repository.stage(source, limits, version, Backend.NATIVE)
+        failures = [e for e in try_each(servers, lambda triton: _load(triton, CANDIDATE)) if e is not None]
+        if failures:
+            # One that is gone, or takes too long, is no reason to try another backend.
+            fatal = [error for error in failures if _REFUSED not in str(error)]
+            if fatal or not (source / artifact.ONNX_FILE).is_file():
+                raise (fatal or failures)[0]
+            each(servers, lambda triton: triton.unload(CANDIDATE))
+            repository.stage(source, limits, version, Backend.PYTHON)
+            each(servers, lambda triton: _load(triton, CANDIDATE))
+            reason = _refusal(failures[0])
+            print(f"version {version} goes to the {Backend.PYTHON.label}: {reason}")
+        each(servers, lambda triton: _check(triton, smoke, CANDIDATE))
+    finally:
+        # Where this fails the server does not answer, and the swap finds that out.
+        try_each(servers, lambda triton: triton.unload(CANDIDATE, CALL_TIMEOUT_S))
+    return reason
+
+
+def _load(triton: Triton, model: str) -> None:
+    """Make one server load a model, for as long as it answers meanwhile: a slow load is no silent server.
+
+    Raises:
+        TritonError: it did not load it, or fell silent.
+    """
+    with Triton(triton.address) as loader, ThreadPoolExecutor(1) as thread:
+        loading = thread.submit(loader.load, model)
+        while not wait([loading], WATCH_S).done:
+            try:
+                triton.infer(np.zeros((1, 1, 1), np.float32))  # whatever is served there: a refusal will do
+            except TritonError as error:
+                if _SILENT in str(error):
+                    loader.close()  # ends the call, for which the thread's end would be waited
+                    raise
+        loading.result()
+
+
+def _refusal(error: Exception) -> str:
+    """Return why Triton did not load a version natively, without Triton's words around it."""
+    said = str(error).rpartition(_REFUSED)[2].rstrip("; ")
+    if "unable to find backend library" in said:
+        return "the server runs without the native backend"
+    return said
+
+
+def _check(triton: Triton, smoke: Smoke, model: str) -> tuple[int, float]:
+    """Version that answers the smoke windows, and its largest relative difference to the local output."""
+    # One window a request: a batch would hold up the questions behind it until all its windows are computed.
+    answers = [triton.infer(x_WF[np.newaxis], model) for x_WF in smoke.x_BWF]
+    versions = {answer.version for answer in answers}
+    if len(versions) > 1:
+        raise DeployError(f"{triton.address} answers with several versions: {sorted(versions)}")
+    try:
+        return versions.pop(), smoke.check(np.concatenate([answer.latency_us for answer in answers]))
+    except DeployError as error:
+        raise DeployError(f"{triton.address}: {error}") from error
+
+
+def _swap(triton: Triton, version: int, smoke: Smoke) -> float:
+    """Make one server serve what the repository now names, and check that it is what answers."""
+    _load(triton, MODEL)
+    answered, difference = _check(triton, smoke, MODEL)
+    if answered != version:
+        raise DeployError(f"{triton.address} answers with version {answered} after loading {version}")
+    return difference
+
+
+def served_content(triton: Triton) -> str:
+    """Content hash of the artifact behind the served version."""
+    return str(triton.config().parameters["content_sha256"].string_value)
+
+
+def put_back(
+    previous: int | None,
+    failed: int,
+    servers: Sequence[Triton],
+    repository: ModelRepository,
+) -> str:
+    """Back to what was served, on every server that answers, and no trace of the failed version.
+
+    Returns what is to be added to the line about the failure, if anything.
+    """
+
+    def load(triton: Triton) -> int | None:
+        _load(triton, MODEL)
+        return triton.served_version()
+
+    back = previous if previous != failed or repository.take_back(failed) else None
+    line = ""
+    if back is None:
+        repository.withdraw()
+        try_each(servers, lambda triton: triton.unload(MODEL, CALL_TIMEOUT_S))
+    else:
+        with suppress(OSError):  # on a full disk the old configuration may still be there: they will tell
+            repository.serve(back)
+        served = try_each(servers, load)
+        missing = [t.address for t, version in zip(servers, served, strict=True) if version != back]
+        if len(missing) == len(servers):
+            line = f"; no server answers with version {back} now"
+        elif missing:
+            line = f"; version {back} goes on, but not at {', '.join(missing)}"
+        elif len(servers) > 1:
+            line = f"; version {back} goes on"
+    if back != failed:
+        repository.take_back(failed)
+    return line

@@ -1,0 +1,171 @@
+"""What one sender may ask of a replica, so that it can neither fill the store nor crowd out another.
+
+Each replica counts for itself: of N replicas a sender gets at most N times as much.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from feature_store.telemetry.events import MINUTE_NS, BatchKey, Events, RefusedError
+from feature_store.telemetry.manifest import load_manifest
+
+IN_FLIGHT: Final = 8  # requests of one sender; a client sends its batches one after the other
+SEQUENCE_JUMP: Final = 1 << 20  # three days of batches of a quarter of a second that never came
+PACKET_JUMP: Final = 1 << 32  # six days of packets at 100 Mbit/s
+REMEMBERED: Final = 4096  # senders
+BURST_S: Final = 10.0  # of what a sender may bring per second, at once
+
+
+class LaterError(RuntimeError):
+    """The sender asks for more than its share at this time: it must come again."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of one sender; the first two are settings (docs/SETTINGS.md)."""
+
+    senders: int  # that there may be in the store
+    bytes_s: float  # of batches
+    minutes_s: float = (
+        1.0  # new minutes by a sender's clock: each is a file. Sixty times as fast as time goes
+    )
+    minutes_burst: float = 60.0
+    openings_s: float = 0.5
+    openings_burst: float = 30.0
+
+
+class Allowance:
+    """So much per second, and so much at once."""
+
+    def __init__(self, per_s: float, burst: float) -> None:
+        self._per_s, self._burst = per_s, burst
+        self._left, self._at_s = burst, time.monotonic()
+
+    def take(self, amount: float) -> bool:
+        """Take it, if it is there; more than a whole burst is there when the burst is."""
+        now_s = time.monotonic()
+        self._left = min(self._left + (now_s - self._at_s) * self._per_s, self._burst)
+        self._at_s = now_s
+        if amount and self._left < min(amount, self._burst):
+            return False
+        self._left -= amount
+        return True
+
+
+@dataclass
+class _Sender:
+    bytes: Allowance
+    minutes: Allowance
+    openings: Allowance
+    in_flight: int = 0
+    session: int = 0  # of what follows
+    sequence: int = -1  # the highest that was stored
+    packet: int = -1  # likewise; -1: not known
+    minute: int = field(default=-1)  # of the last event
+
+
+class Bounds:
+    """What a replica knows of its senders. For one event loop."""
+
+    def __init__(self, root: Path, limits: Limits) -> None:
+        self._root, self._limits = root, limits
+        self._senders: OrderedDict[str, _Sender] = OrderedDict()
+
+    @contextmanager
+    def turn(self, name: str) -> Iterator[None]:
+        """Hold one of the sender's places while a request of its is answered.
+
+        Raises:
+            LaterError: all are taken.
+        """
+        sender = self._of(name)
+        if sender.in_flight >= IN_FLIGHT:
+            raise LaterError(f"sender {name} has {IN_FLIGHT} requests under way")
+        sender.in_flight += 1
+        try:
+            yield
+        finally:
+            sender.in_flight -= 1
+
+    def check_opening(self, name: str) -> None:
+        """Allow for one more session.
+
+        Raises:
+            LaterError: the sender opens too many.
+        """
+        if not self._of(name).openings.take(1):
+            raise LaterError(f"sender {name} opens sessions too fast")
+
+    async def check(self, key: BatchKey, events: Events, size: int) -> None:
+        """Allow for a batch, once what the store has of its session is known.
+
+        Raises:
+            RefusedError: `jump`: its numbers are too far above the session's last.
+            LaterError: the sender brings too much at this time.
+        """
+        sender = self._of(key.sender)
+        if sender.session != key.session or sender.packet < 0:  # its first may be with another replica
+            await self._look_up(sender, key)
+        line = self._jump(sender, key, events)
+        if line:  # another replica may have stored what lies between
+            await self._look_up(sender, key)
+            line = self._jump(sender, key, events)
+        if line:
+            raise RefusedError("jump", f"sender {key.sender}: {line}; to go on from there, open a session")
+        minutes = np.unique(events["time_ns"] // MINUTE_NS)
+        if not sender.bytes.take(size) or not sender.minutes.take(float((minutes != sender.minute).sum())):
+            raise LaterError(f"sender {key.sender} brings too much at once")
+        sender.minute = int(minutes[-1])
+
+    def note(self, key: BatchKey, events: Events) -> None:
+        """Remember a batch that was stored."""
+        sender = self._of(key.sender)
+        if sender.session == key.session:
+            sender.sequence = max(sender.sequence, key.sequence)
+            sender.packet = max(sender.packet, int(events["packet"].max()))
+
+    def _of(self, name: str) -> _Sender:
+        sender = self._senders.get(name)
+        if sender is None:
+            limits = self._limits
+            sender = self._senders[name] = _Sender(
+                Allowance(limits.bytes_s, BURST_S * limits.bytes_s),
+                Allowance(limits.minutes_s, limits.minutes_burst),
+                Allowance(limits.openings_s, limits.openings_burst),
+            )
+        self._senders.move_to_end(name)
+        if len(self._senders) > REMEMBERED and not next(iter(self._senders.values())).in_flight:
+            self._senders.popitem(last=False)
+        return sender
+
+    async def _look_up(self, sender: _Sender, key: BatchKey) -> None:
+        """Learn from the store how far the session has come."""
+        stored = None
+        with contextlib.suppress(OSError, ValueError):  # the compaction says what is wrong with it
+            manifest = await asyncio.to_thread(load_manifest, self._root, key.sender)
+            stored = manifest.sessions.get(key.session)
+        if sender.session != key.session:
+            sender.session, sender.sequence, sender.packet = key.session, -1, -1
+        if stored is not None:
+            sender.sequence = max(sender.sequence, stored.last_sequence)
+            sender.packet = max(sender.packet, stored.last_packet)
+
+    @staticmethod
+    def _jump(sender: _Sender, key: BatchKey, events: Events) -> str:
+        if key.sequence > sender.sequence + SEQUENCE_JUMP:
+            return f"batch {key.sequence} after batch {sender.sequence}"
+        packet = int(events["packet"].max())
+        if sender.packet >= 0 and packet > sender.packet + PACKET_JUMP:
+            return f"packet {packet} after packet {sender.packet}"
+        return ""

@@ -1,0 +1,146 @@
+"""`config.pbtxt` for each way a version is served; a configuration names one version and its one backend.
+
+Triton mixes no backends within a model, so the configuration follows the version served: when the next one
+needs another backend, Triton loads it beside the present one and swaps, as it does for a new version of
+the same backend.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+from models.json_file import read_object
+
+MAX_BATCH: Final = 64  # windows computed at once: 32 senders asking for both queues
+MODEL_SCRIPT: Final = "model.py"  # lies in the folders of versions for the Python backend, and only there
+CONTENT_FILE: Final = "content.sha256"  # of the artifact: the same number may come back with another model
+
+_MODEL: Final = """\
+name: "{name}"
+{backend}
+max_batch_size: {max_batch}
+input [ {{ name: "window" data_type: TYPE_FP32 dims: [ {tokens}, {features} ] }} ]
+output [ {{ name: "latency_us" data_type: TYPE_FP32 dims: [ {horizon} ] }} ]
+version_policy {{ specific {{ versions: [ {version} ] }} }}
+instance_group [ {{ count: 1 kind: {kind} }} ]
+parameters {{ key: "schema_hash" value {{ string_value: "{schema_hash}" }} }}
+parameters {{ key: "content_sha256" value {{ string_value: "{content}" }} }}
+"""
+# The Python backend computes what waits together. The engine answers each request by itself, so there
+# collecting requests would only add a thread to each one's way (docs/SERVING.md has the figures).
+_BATCHING: Final = "dynamic_batching { }\n"
+# TensorRT builds its kernels for the range of batch sizes seen so far, which takes seconds: the warm-up
+# shows it the smallest and the largest before any client comes. FP32, as the answers were checked. ONNX
+# Runtime knows a kept engine by the graph and not by its weights (its issue 6455): a folder per content.
+_GPU: Final = """\
+dynamic_batching {{ max_queue_delay_microseconds: 50 }}
+optimization {{
+  execution_accelerators {{
+    gpu_execution_accelerator: [ {{
+      name: "tensorrt"
+      parameters {{ key: "precision_mode" value: "FP32" }}
+      parameters {{ key: "max_workspace_size_bytes" value: "268435456" }}
+      parameters {{ key: "trt_engine_cache_enable" value: "true" }}
+      parameters {{ key: "trt_engine_cache_path" value: "{cache}/{content}" }}
+    }} ]
+  }}
+}}
+{warmup}"""
+_WARMUP: Final = """\
+model_warmup {{
+  name: "batch of {batch}" batch_size: {batch} count: 3
+  inputs {{
+    key: "window" value {{ data_type: TYPE_FP32 dims: [ {tokens}, {features} ] zero_data: true }}
+  }}
+}}
+"""
+# Inside NVIDIA's container; a folder mounted there keeps the built kernels over restarts.
+GPU_CACHE: Final = "/tensorrt-cache"
+
+
+class Backend(StrEnum):
+    """What runs a version in the embedded server; the value is the backend's name in Triton."""
+
+    NATIVE = "swiftqueue"  # the C++ engine, serving/triton/native
+    PYTHON = "python"  # ONNX Runtime, serving/triton/model.py
+
+    @property
+    def label(self) -> str:
+        """How messages call it."""
+        return {"swiftqueue": "native backend", "python": "Python backend with ONNX Runtime"}[self.value]
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a version's `model.json` says that Triton and its clients must know."""
+
+    tokens: int  # W
+    features: int  # F
+    horizon: int  # H
+    schema_hash: str
+
+    @classmethod
+    def read(cls, folder: Path) -> Signature:
+        """Read it from an artifact or a version folder.
+
+        Raises:
+            OSError: there is no description.
+            ValueError: it is malformed.
+        """
+        described = read_object(folder / "model.json")
+        try:
+            window = described["window"]
+            return cls(
+                int(window["tokens"]),
+                len(described["features"]),
+                int(window["horizon"]),
+                str(described["schema_hash"]),
+            )
+        except (KeyError, TypeError, OverflowError) as error:
+            raise ValueError(f"{folder / 'model.json'}: malformed: {error}") from error
+
+
+def backend_of(folder: Path) -> Backend:
+    """Backend that a version folder was staged for."""
+    return Backend.PYTHON if (folder / MODEL_SCRIPT).is_file() else Backend.NATIVE
+
+
+def config_text(name: str, version: int, folder: Path) -> str:
+    """`config.pbtxt` of model `name` in the embedded server; it serves `version`, which lies in `folder`."""
+    backend = backend_of(folder)
+    text = _model_text(name, version, folder, f'backend: "{backend}"', "KIND_CPU")
+    return text + (_BATCHING if backend is Backend.PYTHON else "")
+
+
+def gpu_config_text(name: str, version: int, folder: Path) -> str:
+    """`config.pbtxt` of model `name` in NVIDIA's container: ONNX Runtime with TensorRT on each GPU."""
+    signature = Signature.read(folder)
+    warmup = "".join(
+        _WARMUP.format(batch=batch, tokens=signature.tokens, features=signature.features)
+        for batch in (1, MAX_BATCH)
+    )
+    text = _model_text(name, version, folder, 'platform: "onnxruntime_onnx"', "KIND_GPU")
+    return text + _GPU.format(cache=GPU_CACHE, content=_content(folder), warmup=warmup)
+
+
+def _model_text(name: str, version: int, folder: Path, backend: str, kind: str) -> str:
+    signature = Signature.read(folder)
+    return _MODEL.format(
+        name=name,
+        version=version,
+        backend=backend,
+        kind=kind,
+        max_batch=MAX_BATCH,
+        tokens=signature.tokens,
+        features=signature.features,
+        horizon=signature.horizon,
+        schema_hash=signature.schema_hash,
+        content=_content(folder),
+    )
+
+
+def _content(folder: Path) -> str:
+    return (folder / CONTENT_FILE).read_text().strip()

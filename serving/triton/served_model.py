@@ -1,0 +1,41 @@
+"""Whether a sender can ask the model that a server serves, from Triton's configuration of it.
+
+The C++ agent makes the same check and says the same line (serving/agent/usable_model.h).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from tritonclient.grpc.model_config_pb2 import TYPE_FP32
+
+from feature_store.events.windows import FEATURES, HORIZON, check_tokens, schema_hash
+
+WINDOWS: Final = 2  # of a question: one for each candidate queue
+
+
+def why_not_usable(config: Any) -> str:
+    """One line, why windows made here are not for this model (a `ModelConfig`); empty if they are."""
+    theirs = config.parameters["schema_hash"].string_value if "schema_hash" in config.parameters else ""
+    if theirs != schema_hash():
+        return f"the served model takes features {theirs[:12] or '?'}, this sender makes {schema_hash()[:12]}"
+    inputs = [tensor for tensor in config.input if _is(tensor, "window", 2)]
+    if len(config.input) != 1 or not inputs or not _takes_windows(*inputs[0].dims):
+        return f"the served model does not take FP32 windows [tokens, {len(FEATURES)}]"
+    if not any(_is(tensor, "latency_us", 1) and tensor.dims[0] == HORIZON for tensor in config.output):
+        return f"the served model does not answer with FP32 latency_us [{HORIZON}]"
+    if config.max_batch_size < WINDOWS:
+        return f"the served model takes fewer than {WINDOWS} windows in a request"
+    return ""
+
+
+def _is(tensor: Any, name: str, dims: int) -> bool:
+    return bool(tensor.name == name and tensor.data_type == TYPE_FP32 and len(tensor.dims) == dims)
+
+
+def _takes_windows(tokens: int, features: int) -> bool:
+    try:
+        check_tokens(tokens)
+    except ValueError:
+        return False
+    return features == len(FEATURES)

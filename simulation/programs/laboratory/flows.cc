@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+#include "flows.h"
+
+#include <algorithm>
+#include <type_traits>
+
+#include "../../helper/tcp-endpoints.h"
+#include "../../model/traffic-application.h"
+#include "ns3/double.h"
+#include "ns3/enum.h"
+#include "ns3/inet-socket-address.h"
+#include "ns3/simulator.h"
+#include "ns3/tcp-l4-protocol.h"
+#include "ns3/tcp-socket-base.h"
+#include "ns3/udp-l4-protocol.h"
+#include "serving/engine/error.h"
+
+namespace swiftqueue::lab {
+
+using namespace ns3;  // NOLINT(build/namespaces): sockets speak ns-3
+
+namespace {
+
+TypeId CongestionControl(const std::string& tcp) {
+  const std::string name = tcp == "dctcp"    ? "ns3::TcpDctcp"
+                           : tcp == "prague" ? "ns3::TcpPrague"
+                           : tcp == "cubic"  ? "ns3::TcpCubic"
+                                             : "ns3::TcpBbr";
+  TypeId id;
+  if (!TypeId::LookupByNameFailSafe(name, &id)) {
+    throw engine::InvalidError("tcp " + tcp + ": there is no " + name + " in this program");
+  }
+  return id;
+}
+
+Ptr<Socket> OpenTcp(Ptr<Node> node, const Group& group) {
+  const TypeId tcp = CongestionControl(group.tcp);
+  auto socket = DynamicCast<TcpSocketBase>(node->GetObject<TcpL4Protocol>()->CreateSocket(tcp));
+  socket->SetUseEcn(group.ecn == Ecn::kNotEct ? TcpSocketState::Off : TcpSocketState::On);
+  if (group.dupAckThreshold) {
+    socket->SetRetxThresh(*group.dupAckThreshold);
+  } else {
+    // RFC 4653, careful variant: LT_F = 2/3 of the window. ns-3 counts duplicates, not bytes.
+    socket->TraceConnectWithoutContext(
+        "CongestionWindow", Callback<void, uint32_t, uint32_t>([raw = PeekPointer(socket)](
+                                                                   uint32_t, uint32_t windowBytes) {
+          raw->SetRetxThresh(std::max(3U, windowBytes * 2 / 3 / kSegmentBytes));
+        }));
+  }
+  return socket;
+}
+
+Ptr<RandomVariableStream> Uniform(double low, double high) {
+  return CreateObjectWithAttributes<UniformRandomVariable>("Min", DoubleValue(low), "Max",
+                                                           DoubleValue(high));
+}
+
+Ptr<RandomVariableStream> Constant(double value) {
+  return CreateObjectWithAttributes<ConstantRandomVariable>("Constant", DoubleValue(value));
+}
+
+/** Gives an application its writes; returns how long the flow lasts, or zero for to the end. */
+Time SetTraffic(TrafficApplication& application, const Traffic& traffic, int64_t& stream) {
+  Time duration;
+  std::visit(
+      [&](const auto& kind) {
+        using Kind = std::decay_t<decltype(kind)>;
+        if constexpr (std::is_same_v<Kind, Messages>) {
+          application.SetMessages(kind.bytes, kind.rateBps);
+        } else if constexpr (std::is_same_v<Kind, Greedy>) {
+          application.SetGreedy();
+        } else if constexpr (std::is_same_v<Kind, Video>) {
+          const double meanBytes = kind.rateBps / 8 / kind.framesPerS;
+          application.SetWrites(Uniform(0.5 * meanBytes, 1.5 * meanBytes), Constant(1),
+                                1 / kind.framesPerS);
+        } else if constexpr (std::is_same_v<Kind, ConstantRate>) {
+          application.SetWrites(Constant(kind.packetBytes), Constant(1),
+                                kind.packetBytes * 8 / kind.rateBps);
+        } else {
+          application.SetWrites(Empirical(kind.bytes), Empirical(kind.gapsUs), 1e-6);
+          auto seconds = Empirical(kind.durationsS);
+          seconds->SetStream(stream++);
+          duration = Seconds(seconds->GetValue());
+        }
+      },
+      traffic);
+  stream += application.AssignStreams(stream);
+  return duration;
+}
+
+}  // namespace
+
+Flows MakeFlows(const Run& run) {
+  Flows flows;
+  for (uint32_t s = 0; s < run.senders.size(); ++s) {
+    for (const Group& group : run.senders[s].groups) {
+      for (uint32_t i = 0; i < group.flows; ++i) {
+        flows.push_back({static_cast<uint16_t>(flows.size()), s, &group});
+      }
+    }
+  }
+  return flows;
+}
+
+void InstallFlows(const Run& run, const Network& network, Flows& flows, int64_t& stream) {
+  for (Flow& flow : flows) {
+    const Group& group = *flow.group;
+    const auto& receiver = network.Receivers()[group.receiver];
+    const auto received = [&flow](uint32_t bytes) { flow.receivedBytes += bytes; };
+    Ptr<Node> node = network.Senders()[flow.sender].node;
+    auto application = CreateObject<TrafficApplication>();
+    const InetSocketAddress peer(receiver.address, flow.Port());
+    if (group.tcp == "udp") {
+      ListenUdp(receiver.node, flow.Port(), received);
+      application->SetSocket([node] { return node->GetObject<UdpL4Protocol>()->CreateSocket(); },
+                             peer);
+    } else {
+      // DCTCP's echo of each CE mark is the receiver's part, so it has the same congestion control.
+      ListenTcp(receiver.node, flow.Port(), CongestionControl(group.tcp), received);
+      application->SetSocket([node, &group] { return OpenTcp(node, group); }, peer);
+    }
+    auto start = Uniform(group.startFromS, group.startToS);
+    if (!run.tracesStreams) {
+      start->SetStream(stream++);
+    }
+    const Time duration = SetTraffic(*application, group.traffic, stream);
+    if (run.tracesStreams) {
+      start->SetStream(stream++);
+    }
+    const Time from = Seconds(start->GetValue());
+    application->SetStartTime(from);
+    if (duration.IsStrictlyPositive()) {
+      application->SetStopTime(from + duration);
+    }
+    node->AddApplication(application);
+  }
+  Simulator::Schedule(Seconds(run.warmupS), [&flows] {
+    for (Flow& flow : flows) {
+      flow.receivedInWarmup = flow.receivedBytes;
+    }
+  });
+}
+
+}  // namespace swiftqueue::lab

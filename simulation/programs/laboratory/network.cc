@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+#include "network.h"
+
+#include <algorithm>
+
+#include "ns3/data-rate.h"
+#include "ns3/internet-stack-helper.h"
+#include "ns3/ipv4-global-routing-helper.h"
+#include "ns3/point-to-point-helper.h"
+#include "ns3/string.h"
+#include "ns3/traffic-control-helper.h"
+#include "ns3/traffic-control-layer.h"
+
+namespace swiftqueue::lab {
+
+using namespace ns3;  // NOLINT(build/namespaces): a network speaks ns-3
+
+namespace {
+
+constexpr double kAccessBps = 1e9;
+constexpr double kAccessOverBottleneck = 4;  // so that no access link is what queues
+
+/** First in, first out, and never full: where nothing is to be studied. */
+void InstallFifo(Ptr<NetDevice> device) {
+  TrafficControlHelper helper;
+  helper.SetRootQueueDisc("ns3::FifoQueueDisc", "MaxSize", StringValue("1000000p"));
+  helper.Install(device);
+}
+
+}  // namespace
+
+DiscAttributes ProfileOf(const Run& run, const Bottleneck& bottleneck) {
+  return run.isUncoupled
+             ? UncoupledProfile(bottleneck.bufferBytes, Seconds(bottleneck.lStepMs * 1e-3))
+             : Rfc9332Profile(bottleneck.bufferBytes);
+}
+
+Network::Network(const Run& run, int64_t& stream) {
+  m_routers.Create(static_cast<uint32_t>(run.bottlenecks.size()) + 1);
+  InternetStackHelper internet;
+  internet.Install(m_routers);
+  double accessBps = kAccessBps;
+  for (const Bottleneck& bottleneck : run.bottlenecks) {
+    accessBps = std::max(accessBps, kAccessOverBottleneck * bottleneck.rateBps);
+  }
+  const auto addNode = [&internet] {
+    auto node = CreateObject<Node>();
+    internet.Install(node);
+    return node;
+  };
+
+  for (const Sender& sender : run.senders) {  // the first gets 10.0.0.1
+    SenderEnd end{addNode(), nullptr, CreateObject<MarkQueueDisc>()};
+    const auto devices = Link(end.node, m_routers.Get(sender.router), accessBps, sender.delayMs);
+    end.device = DynamicCast<PointToPointNetDevice>(devices.Get(0));
+    end.node->GetObject<TrafficControlLayer>()->SetRootQueueDiscOnDevice(end.device, end.disc);
+    InstallFifo(devices.Get(1));
+    AssignAddresses(devices);
+    m_senders.push_back(end);
+  }
+  for (std::size_t i = 0; i < run.bottlenecks.size(); ++i) {
+    const Bottleneck& bottleneck = run.bottlenecks[i];
+    Ptr<Node> from = m_routers.Get(static_cast<uint32_t>(i));
+    const auto devices = Link(from, m_routers.Get(static_cast<uint32_t>(i) + 1), bottleneck.rateBps,
+                              bottleneck.delayMs);
+    m_bottlenecks.push_back(MakeDisc(ProfileOf(run, bottleneck)));
+    stream += m_bottlenecks.back()->AssignStreams(stream);
+    from->GetObject<TrafficControlLayer>()->SetRootQueueDiscOnDevice(devices.Get(0),
+                                                                     m_bottlenecks.back());
+    InstallFifo(devices.Get(1));
+    AssignAddresses(devices);
+  }
+  for (const Receiver& receiver : run.receivers) {
+    ReceiverEnd end{addNode(), {}};
+    const auto devices =
+        Link(m_routers.Get(receiver.router), end.node, accessBps, receiver.delayMs);
+    InstallFifo(devices.Get(0));
+    InstallFifo(devices.Get(1));
+    end.address = AssignAddresses(devices);
+    m_receivers.push_back(end);
+  }
+  Ipv4GlobalRoutingHelper::PopulateRoutingTables();
+}
+
+NetDeviceContainer Network::Link(Ptr<Node> from, Ptr<Node> to, double rateBps, double delayMs) {
+  PointToPointHelper helper;
+  helper.SetDeviceAttribute("DataRate", DataRateValue(DataRate(static_cast<uint64_t>(rateBps))));
+  helper.SetChannelAttribute("Delay", TimeValue(Seconds(delayMs * 1e-3)));
+  // One packet in the device, so that all waiting happens in the queue disc.
+  helper.SetQueue("ns3::DropTailQueue", "MaxSize", StringValue("1p"));
+  return helper.Install(from, to);
+}
+
+Ipv4Address Network::AssignAddresses(const NetDeviceContainer& devices) {
+  const Ipv4Address far = m_addresses.Assign(devices).GetAddress(1);
+  m_addresses.NewNetwork();
+  return far;
+}
+
+}  // namespace swiftqueue::lab

@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+#include "run.h"
+
+#include <algorithm>
+#include <span>
+#include <utility>
+
+#include "serving/engine/error.h"
+#include "serving/engine/json.h"
+
+namespace swiftqueue::lab {
+namespace {
+
+namespace json = engine::json;
+
+constexpr std::size_t kMaxFlows = 20'000;  // of a run: each has a port of its own
+constexpr double kLStepMs = 20;            // where the run does not say
+const std::string kFile = "run file";
+
+/** What would lead beyond the end of something; all else its writer has seen to. */
+void Require(bool sound, const std::string& problem) {
+  if (!sound) {
+    throw engine::InvalidError(kFile + ": " + problem);
+  }
+}
+
+/** A value of the run file; one of another kind, or a key that is missing, is refused. */
+class Node {
+ public:
+  explicit Node(const json::Value& value) : m_value(value) {}
+
+  Node operator[](std::string_view key) const { return Node(m_value.at(key, kFile)); }
+  bool IsNull() const { return m_value.is_null(); }
+  bool Has(std::string_view key) const {
+    const auto& members = m_value.object(kFile);
+    return std::any_of(members.begin(), members.end(),
+                       [&](const auto& member) { return member.first == key; });
+  }
+  const std::string& Text() const { return m_value.string(kFile); }
+  double Number() const { return m_value.number(kFile); }
+  uint32_t Count() const { return static_cast<uint32_t>(m_value.count(kFile)); }
+
+  std::optional<uint32_t> CountIfNumber() const {
+    try {
+      return Count();
+    } catch (const engine::InvalidError&) {
+      return std::nullopt;
+    }
+  }
+
+  template <typename T, typename Read>
+  std::vector<T> All(Read read) const {
+    std::vector<T> all;
+    for (const json::Value& value : m_value.array(kFile)) {
+      all.push_back(read(Node(value)));
+    }
+    return all;
+  }
+
+  std::pair<double, double> Pair() const {
+    const auto both = All<double>([](const Node& node) { return node.Number(); });
+    Require(both.size() == 2, "what must be a pair is none");
+    return {both[0], both[1]};
+  }
+
+ private:
+  const json::Value& m_value;
+};
+
+std::vector<Quantile> ReadDistribution(const Node& node) {
+  auto points = node.All<Quantile>([](const Node& point) {
+    const auto [value, cumulative] = point.Pair();
+    return Quantile{value, cumulative};
+  });
+  Require(!points.empty(), "a distribution is empty");
+  return points;
+}
+
+Traffic ReadTraffic(const Node& node) {
+  const std::string& kind = node["kind"].Text();
+  if (kind == "greedy") {
+    return Greedy{};
+  }
+  if (kind == "replay") {
+    return Replay{ReadDistribution(node["gaps_us"]), ReadDistribution(node["bytes"]),
+                  ReadDistribution(node["durations_s"])};
+  }
+  const double rateBps = node["rate_bps"].Number();
+  if (kind == "video") {
+    return Video{rateBps, node["frames_per_s"].Number()};
+  }
+  if (kind == "cbr") {
+    return ConstantRate{rateBps, node["packet_bytes"].Count()};
+  }
+  const bool hadoop = node["sizes"].Text() == "hadoop";
+  const auto bytes = hadoop ? std::span<const Quantile>(kHadoopBytes) : kWebSearchBytes;
+  return Messages{rateBps, {bytes.begin(), bytes.end()}};
+}
+
+Ecn ReadEcn(const Node& node) {
+  const std::string& text = node.Text();
+  return text == "ect1" ? Ecn::kEct1 : text == "ect0" ? Ecn::kEct0 : Ecn::kNotEct;
+}
+
+Group ReadGroup(const Node& node, const std::vector<Receiver>& receivers) {
+  Group group{};
+  group.flows = node["flows"].Count();
+  group.tcp = node["tcp"].Text();
+  group.ecn = ReadEcn(node["ecn"]);
+  group.l4s = group.ecn == Ecn::kEct1;
+  const auto found = std::find_if(
+      receivers.begin(), receivers.end(),
+      [&](const Receiver& receiver) { return receiver.name == node["receiver"].Text(); });
+  Require(found != receivers.end(), "a group's receiver is none of the receivers");
+  group.receiver = static_cast<uint32_t>(found - receivers.begin());
+  const auto [from, to] = node["start_s"].Pair();
+  group.startFromS = from;
+  group.startToS = to;
+  group.dupAckThreshold = node["dupack_threshold"].CountIfNumber();
+  group.traffic = ReadTraffic(node["traffic"]);
+  return group;
+}
+
+void ReadNetwork(const Node& root, Run& run) {
+  run.bottlenecks = root["bottlenecks"].All<Bottleneck>([](const Node& node) {
+    return Bottleneck{node["rate_bps"].Number(), node["delay_ms"].Number(),
+                      node["buffer_bytes"].Count(),
+                      node.Has("l_step_ms") ? node["l_step_ms"].Number() : kLStepMs};
+  });
+  const std::size_t routers = run.bottlenecks.size();
+  run.receivers = root["receivers"].All<Receiver>([&](const Node& node) {
+    Receiver receiver{node["name"].Text(), node["router"].Count(), node["delay_ms"].Number()};
+    Require(receiver.router <= routers, "a receiver's router is beyond the last");
+    return receiver;
+  });
+  std::size_t flows = 0;
+  run.senders = root["senders"].All<Sender>([&](const Node& node) {
+    Sender sender{node["name"].Text(), node["router"].Count(), node["delay_ms"].Number(),
+                  node["groups"].All<Group>(
+                      [&](const Node& group) { return ReadGroup(group, run.receivers); })};
+    Require(sender.router < routers, "a sender's router is beyond the last bottleneck");
+    for (const Group& group : sender.groups) {
+      flows += group.flows;
+    }
+    return sender;
+  });
+  Require(!run.senders.empty(), "there is no sender");
+  Require(flows <= kMaxFlows, "there are more than " + std::to_string(kMaxFlows) + " flows");
+}
+
+Bursts ReadBursts(const Node& node) {
+  return {node["share"].Number(), node["burst_packets"].Count(), node["seed"].Count()};
+}
+
+Control ReadControl(const Node& node) {
+  const std::string& kind = node["kind"].Text();
+  if (kind == "no_l4s") {
+    return NoL4sControl{};
+  }
+  if (kind == "random") {
+    return ReadBursts(node);
+  }
+  if (kind == "oracle") {
+    return OracleControl{node["margin_us"].Number(), node["order"].Text() == "kept",
+                         node["rate_us"].Number()};
+  }
+  if (kind == "last_latency") {
+    return LastLatencyControl{node["threshold_us"].Number(), node["stale_us"].Number()};
+  }
+  if (kind == "model") {
+    return ModelControl{node["artifact"].Text(),
+                        node["version"].Count(),
+                        node["inference_us"].Number(),
+                        node["until_decided"].Text() == "previous",
+                        node["margin_us"].Number(),
+                        node["margin_share"].Number(),
+                        static_cast<int32_t>(node["max_moved_unacked"].Count())};
+  }
+  return DefaultControl{};
+}
+
+std::optional<FineTuning> ReadFineTuning(const Node& node) {
+  if (node.IsNull()) {
+    return std::nullopt;
+  }
+  FineTuning tuning{node["every_s"].Number(), node["span_s"].Number(),
+                    node["apply_after_s"].Number(),
+                    node["command"].All<std::string>([](const Node& word) { return word.Text(); })};
+  Require(!tuning.command.empty(), "finetune.command is empty");
+  return tuning;
+}
+
+}  // namespace
+
+void RemoveL4s(Run& run) {
+  for (Sender& sender : run.senders) {
+    for (Group& group : sender.groups) {
+      if (!group.l4s) {
+        continue;
+      }
+      if (group.tcp == "udp") {
+        group.ecn = Ecn::kNotEct;
+      } else {
+        group.tcp = "cubic";
+        group.ecn = Ecn::kEct0;
+        group.dupAckThreshold = 3;
+      }
+    }
+  }
+}
+
+Run ReadRun(std::string_view text) {
+  const json::Value value = json::parse(text);
+  const Node root(value);
+  Require(root["format"].Count() == 1, "its format is not 1");
+  Run run{};
+  run.text = text;
+  run.seed = root["seed"].Count();
+  run.tracesStreams = root.Has("streams") && root["streams"].Text() == "traces";
+  run.seconds = root["seconds"].Number();
+  run.warmupS = root["warmup_s"].Number();
+  run.isUncoupled = root["profile"].Text() == "uncoupled";
+  ReadNetwork(root, run);
+  run.control = ReadControl(root["control"]);
+  run.movedEcn = ReadEcn(root["moved_ecn"]);
+  run.acks = root["acks"].Text() == "selective" ? Acks::kSelective : Acks::kCumulative;
+  run.explore = ReadBursts(root["explore"]);
+  run.fineTuning = ReadFineTuning(root["finetune"]);
+  const auto outputs =
+      root["outputs"].All<std::string>([](const Node& output) { return output.Text(); });
+  const auto asked = [&outputs](const char* output) {
+    return std::find(outputs.begin(), outputs.end(), output) != outputs.end();
+  };
+  run.pcap = asked("pcap");
+  run.truth = asked("truth");
+  run.questions = asked("questions");
+  Require(std::holds_alternative<ModelControl>(run.control) || !(run.fineTuning || run.questions),
+          "finetune and questions need control model");
+  return run;
+}
+
+}  // namespace swiftqueue::lab

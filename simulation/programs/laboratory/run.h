@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//
+// One run of the laboratory as simulation/doc/lab.md describes it, read from JSON.
+
+#ifndef SWIFTQUEUE_LABORATORY_RUN_H
+#define SWIFTQUEUE_LABORATORY_RUN_H
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "../../model/message-sizes.h"
+
+namespace swiftqueue::lab {
+
+struct Messages {
+  double rateBps;
+  std::vector<Quantile> bytes;
+};
+struct Greedy {};
+struct Video {
+  double rateBps;
+  double framesPerS;
+};
+struct ConstantRate {
+  double rateBps;
+  uint32_t packetBytes;
+};
+struct Replay {
+  std::vector<Quantile> gapsUs;
+  std::vector<Quantile> bytes;
+  std::vector<Quantile> durationsS;
+};
+using Traffic = std::variant<Messages, Greedy, Video, ConstantRate, Replay>;
+
+enum class Ecn { kEct1, kEct0, kNotEct };
+
+/** From which ACKs S1's control learns latencies. */
+enum class Acks { kCumulative, kSelective };
+
+struct Group {
+  uint32_t flows;
+  std::string tcp;  // as in the run file; "udp" too
+  Ecn ecn;
+  bool l4s;           // counted as an L4S flow
+  uint32_t receiver;  // index
+  double startFromS;
+  double startToS;
+  std::optional<uint32_t> dupAckThreshold;  // none: RFC 4653's
+  Traffic traffic;
+};
+
+struct Bottleneck {
+  double rateBps;
+  double delayMs;
+  uint32_t bufferBytes;
+  double lStepMs;  // of profile uncoupled
+};
+struct Receiver {
+  std::string name;
+  uint32_t router;
+  double delayMs;
+};
+struct Sender {
+  std::string name;
+  uint32_t router;
+  double delayMs;
+  std::vector<Group> groups;
+};
+
+struct Bursts {
+  double share;
+  uint32_t burstPackets;
+  uint32_t seed;
+};
+
+struct DefaultControl {};
+struct NoL4sControl {};
+using RandomControl = Bursts;
+struct OracleControl {
+  double marginUs;
+  bool keepOrder;
+  double rateUs;  // time constant of the arrival rates that it expects to go on; 0: expects none
+};
+struct LastLatencyControl {
+  double thresholdUs;
+  double staleUs;
+};
+struct ModelControl {
+  std::string artifact;
+  int64_t version;
+  double inferenceUs;
+  bool holdPrevious;  // until_decided: previous
+  double marginUs;
+  double marginShare;
+  int32_t maxMovedUnacked;
+};
+using Control = std::variant<DefaultControl, NoL4sControl, RandomControl, OracleControl,
+                             LastLatencyControl, ModelControl>;
+
+struct FineTuning {
+  double everyS;
+  double spanS;
+  double applyAfterS;
+  std::vector<std::string> command;
+};
+
+struct Run {
+  std::string text;  // the file
+  uint32_t seed;
+  bool tracesStreams;  // random streams are numbered as the default traces have them (streams.h)
+  double seconds;
+  double warmupS;
+  bool isUncoupled;  // the bottlenecks' profile; else rfc9332
+  std::vector<Bottleneck> bottlenecks;
+  std::vector<Receiver> receivers;
+  std::vector<Sender> senders;
+  Control control;
+  Ecn movedEcn;
+  Acks acks;
+  Bursts explore;
+  std::optional<FineTuning> fineTuning;
+  bool pcap;
+  bool truth;
+  bool questions;  // only with ModelControl
+};
+
+/** The run without L4S, for control `no_l4s`: the same flows, all classic. */
+void RemoveL4s(Run& run);
+
+/**
+ * Reads what laboratory/runs wrote of a checked scenario. Throws engine::InvalidError, one line,
+ * where it is no run file or would lead beyond the end of something.
+ */
+Run ReadRun(std::string_view text);
+
+}  // namespace swiftqueue::lab
+
+#endif  // SWIFTQUEUE_LABORATORY_RUN_H

@@ -1,0 +1,108 @@
+"""The event stream's rules (docs/EVENTS.md) by brute force: each row from the whole log before it.
+
+None of event_stream.h's bookkeeping is used. Sums are taken anew for each row, so averages and rates agree to
+float32's digits, and all else bit for bit.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import polars as pl
+from window_oracle import SECOND_NS, code, us
+from window_tables import events
+
+ROUNDED = ("mean8", "mean2", "send_rate", "ack_rate")
+SCOPES = ("", "_queue", "_flow")
+
+
+class EventOracle:
+    """A packet table's events in time order; a time before the last event's counts as that event's."""
+
+    def __init__(self, packets: pl.DataFrame) -> None:
+        self.log: list[tuple[str, int, dict[str, Any]]] = []
+        latest, sent = 0, {}
+        for kind, row in events(packets):
+            latest = max(latest, row["sent_ns" if kind == "sent" else "acked_ns"])
+            if kind == "sent":
+                sent[row["packet"]] = latest
+            elif latest - sent[row["packet"]] > 60 * SECOND_NS:
+                continue  # forgotten
+            self.log.append((kind, latest, row))
+
+    def inputs(self, upto: int, t: int, packet: dict[str, Any]) -> dict[str, Any]:
+        """What is known of `packet`, its queue and its flow at `t`, after `upto` events."""
+        seen = self.log[:upto]
+        acks = [at for kind, at, _ in seen if kind == "acked"]
+        holes = [(b, b - a) for a, b in itertools.pairwise(acks) if b - a >= 5_000_000]
+        flow_sends = [at for kind, at, r in seen if kind == "sent" and r["flow_id"] == packet["flow_id"]]
+        row: dict[str, Any] = {
+            "size_bytes": packet["size_bytes"],
+            "queue_l4s": int(packet["queue"] == "l4s"),
+            **{f"flow_code_{i}": v for i, v in enumerate(code(packet["flow_id"], 4))},
+            **{f"receiver_code_{i}": v for i, v in enumerate(code(packet["receiver_id"], 2))},
+            "flow_age_us": us(t - flow_sends[0]) if flow_sends else 0,
+            "hole_us": us(min(holes[-1][1], SECOND_NS)) if holes else 0,
+            "hole_age_us": us(min(t - holes[-1][0], 10 * SECOND_NS)) if holes else us(10 * SECOND_NS),
+        }
+        for suffix in SCOPES:
+            key = {"": None, "_queue": "queue", "_flow": "flow_id"}[suffix]
+            scope = [e for e in seen if key is None or e[2][key] == packet[key]]
+            row.update({n.replace("@", suffix): v for n, v in self._scope(scope, t).items()})
+        return row
+
+    @staticmethod
+    def _scope(scope: list[tuple[str, int, dict[str, Any]]], t: int) -> dict[str, Any]:
+        sends = [(at, r) for kind, at, r in scope if kind == "sent"]
+        acks = [(at, r) for kind, at, r in scope if kind == "acked"]
+        settled = {r["packet"] for _, r in acks}
+        flying = [at for at, r in sends if r["packet"] not in settled and t - at < 2 * SECOND_NS]
+        known = [r["latency_us"] for _, r in acks if r["latency_us"] is not None]
+        mean8 = mean2 = known[0] if known else 0.0
+        for value in known[1:]:
+            mean8, mean2 = mean8 + (value - mean8) / 8, mean2 + (value - mean2) / 2
+        since = acks[-1][0] if acks else sends[0][0] if sends else t
+        return {
+            "in_flight@": len(flying),
+            "last_latency@_us": known[-1] if known else 0,
+            "mean8_latency@_us": mean8,
+            "mean2_latency@_us": mean2,
+            "min_latency@_us": min(known, default=0),
+            "ack_silence@_us": us(t - since),
+            "oldest_unacked@_us": us(t - flying[0]) if flying else 0,
+            "send_rate@": sum(math.exp(-(t - at) / 20e6) for at, _ in sends),
+            "ack_rate@": sum(math.exp(-(t - at) / 20e6) for at, _ in acks),
+        }
+
+    def event(self, number: int) -> dict[str, Any]:
+        """Inputs of an event: the state just after it."""
+        kind, t, packet = self.log[number]
+        before = [(at, r) for k, at, r in self.log[:number] if k == kind]
+        row = self.inputs(number + 1, t, packet) | {
+            "gap_us": us(t - before[-1][0]) if before else 0,
+            "place": 0,
+        }
+        ack = kind == "acked"
+        known = ack and packet["latency_us"] is not None
+        heard = [r for k, _, r in self.log[:number] if k == "acked" and r["flow_id"] == packet["flow_id"]]
+        seen = [r["latency_us"] for r in heard if r["latency_us"] is not None]
+        return row | {
+            "latency_us": packet["latency_us"] if known else 0,
+            "latency_visible": int(known),
+            "previous_latency_flow_us": seen[-1] if ack and seen else 0,
+        }
+
+    def cut(self, packet: int) -> int:
+        """Events before the SEND of a packet."""
+        return next(i for i, (kind, _, r) in enumerate(self.log) if kind == "sent" and r["packet"] == packet)
+
+    def query(self, first: int, place: int, packet: dict[str, Any]) -> dict[str, Any]:
+        """Inputs of a packet of the batch that begins with packet `first`."""
+        cut = self.cut(first)
+        t = self.log[cut][1]
+        sends = [at for kind, at, _ in self.log[:cut] if kind == "sent"]
+        gap = us(t - sends[-1]) if sends and place == 0 else 0
+        event_only = {"latency_us": 0, "latency_visible": 0, "previous_latency_flow_us": 0}
+        return self.inputs(cut, t, packet) | {"gap_us": gap, "place": place} | event_only

@@ -1,0 +1,211 @@
+"""What the agent tells of its senders, and to whom: addresses, readers that come and go, numbers."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import stat
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from agent_program import AgentProgram, LiveSender, split_frames
+from waiting import wait_until
+
+from serving.agent import process as agent_process
+
+if (_why := agent_process.why_not_built()) is not None:
+    pytest.skip(_why, allow_module_level=True)
+
+HELLO, SENT, BYE = 1, 2, 7
+EVENTS = (2, 3)
+
+
+class Reader:
+    """Listens like a forwarder, and keeps what one connection says."""
+
+    def __init__(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+        self.data = b""
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        self._connected = threading.Event()
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        self._connection, _ = self._listener.accept()
+        self._connected.set()
+        with contextlib.suppress(ConnectionError):
+            while more := self._connection.recv(1000):  # ends inside frames
+                self.data += more
+
+    def frames(self) -> list[np.void]:
+        return split_frames(self.data)
+
+    def end(self) -> list[np.void]:
+        """End in order, once somebody has connected: what was written before is read."""
+        assert self._connected.wait(30), "nobody connected"
+        self._listener.close()
+        self._connection.shutdown(socket.SHUT_RD)
+        self._thread.join()
+        self._connection.close()
+        return self.frames()
+
+
+@contextmanager
+def agent_telling(folder: Path, artifact: Path) -> Iterator[tuple[AgentProgram, Path, Path]]:
+    """A listening agent, where its senders connect, and the socket it tells."""
+    listen, telemetry = folder / "agent.sock", folder / "telemetry.sock"
+    arguments = (
+        "--listen",
+        listen,
+        f"--telemetry=unix:{telemetry}",
+        "--metrics-port",
+        0,
+        "--local",
+        artifact,
+    )
+    with AgentProgram(*arguments) as agent:
+        yield agent, listen, telemetry
+
+
+def numbers(heard: list[np.void], sender: int) -> list[int]:
+    return [int(f["sequence"]) for f in heard if f["type"] in EVENTS and f["sender"] == sender]
+
+
+def test_a_socket_that_is_not_there_is_waited_for_and_never_made(
+    make_artifact: Callable[..., Path], tmp_path: Path
+) -> None:
+    with agent_telling(tmp_path, make_artifact(1, tokens=16)) as (agent, listen, telemetry):
+        agent.complained(f"unix:{telemetry}: nobody listens there, telemetry waits")
+        assert any(each.endswith("No such file or directory") for each in agent.complaints)
+        with LiveSender(listen, deadline_us=1_000_000) as sender:
+            sender.until_decided()
+            assert not telemetry.exists()
+            events = 8 * len(sender.outcomes)
+            reader = Reader(telemetry)
+            wait_until(lambda: len(numbers(reader.frames(), 1)) >= events, "what waited did not come")
+        wait_until(lambda: reader.frames()[-1]["type"] == BYE, "no BYE")
+        heard = reader.end()
+        assert agent.end()["telemetry_dropped"] == 0
+    assert [int(frame["type"]) for frame in heard].count(HELLO) == 1
+    assert numbers(heard, 1) == list(range(len(heard) - 2))
+    assert sum("nobody listens" in line for line in agent.complaints) == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "address", "line"),
+    [
+        ("--telemetry", "SOCKET", "is a socket; its address is unix:"),
+        ("--telemetry", "unix:", "a socket's path has 1 to 107 bytes"),
+        ("--telemetry", "unix:/" + "x" * 107, "a socket's path has 1 to 107 bytes"),
+        ("--telemetry", "FOLDER", "Is a directory"),
+        ("--record", "unix:SOCKET", "a record is a file, not a socket"),
+    ],
+)
+def test_an_address_that_cannot_be_is_one_line(
+    make_artifact: Callable[..., Path], tmp_path: Path, option: str, address: str, line: str
+) -> None:
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(tmp_path / "other.sock"))
+        other.listen()
+        named = address.replace("SOCKET", str(tmp_path / "other.sock")).replace("FOLDER", str(tmp_path))
+        command = [agent_process.BINARY, "--local", make_artifact(1, tokens=16), option, named]
+        command += ["--synthetic-bps", "1e6", "--seconds", "0.1"]
+        ended = subprocess.run(
+            list(map(str, command)), capture_output=True, text=True, timeout=30, check=False
+        )
+    assert ended.returncode == 1
+    (said,) = (each for each in ended.stderr.splitlines() if "runs as root" not in each)
+    assert line in said
+    assert named in said
+
+
+def test_telemetry_files_are_their_owners_alone(make_artifact: Callable[..., Path], tmp_path: Path) -> None:
+    file = tmp_path / "telemetry"
+    arguments = ("--synthetic-bps", "1e6", "--seconds", "0.1", "--telemetry", file, "--speed", 0)
+    with AgentProgram(*arguments, "--local", make_artifact(1, tokens=16)) as agent:
+        agent.end(None)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_a_new_reader_hears_who_is_there_and_all_that_happened(
+    make_artifact: Callable[..., Path], tmp_path: Path
+) -> None:
+    """A sender that stayed while 1,100 came and went is known to each reader, and none misses an event."""
+    with agent_telling(tmp_path, make_artifact(1, tokens=16)) as (agent, listen, telemetry):
+        reader = Reader(telemetry)
+        with LiveSender(listen, "stays", deadline_us=1_000_000) as sender:
+            sender.until_decided()
+            for each in range(1100):
+                LiveSender(listen, f"goes {each}").socket.close()
+            wait_until(lambda: agent.metrics()["senders"] == 1, "not all have left")
+            sender.until_decided()
+            every_bye = lambda: sum(f["type"] == BYE for f in reader.frames()) == 1100  # noqa: E731
+            wait_until(every_bye, "not all were heard of")
+            heard = [reader.end()]
+            for _ in range(3):
+                for _ in range(20):  # told to nobody at first, then in one piece with what is new
+                    sender.batch()
+                reader = Reader(telemetry)
+                wait_until(lambda to=reader: len(to.frames()) > 100, "nothing came")
+                for _ in range(5):
+                    sender.batch()
+                heard.append(reader.end())
+            reader = Reader(telemetry)
+            sender.until_decided()
+        wait_until(lambda: bool(reader.frames()) and reader.frames()[-1]["type"] == BYE, "no BYE")
+        heard.append(reader.end())
+        assert agent.end()["telemetry_dropped"] == 0
+    together: list[int] = []
+    for each in heard[1:]:
+        hellos = [(f["name"], int(f["sequence"])) for f in each if f["type"] == HELLO]
+        assert [name for name, _ in hellos] == [b"stays"]
+        assert hellos[0][1] == numbers(each, 1)[0]  # it says which number comes next
+    for each in heard:
+        together += numbers(each, 1)
+    assert together == list(range(len(together)))
+    assert len(together) > 8 * len(sender.outcomes)
+    assert heard[-1][-1]["sequence"] == len(together)
+
+
+def test_a_reader_that_hangs_up_again_and_again_is_not_a_line_each(
+    make_artifact: Callable[..., Path], tmp_path: Path
+) -> None:
+    with agent_telling(tmp_path, make_artifact(1, tokens=16)) as (agent, listen, telemetry):
+        with socket.socket(socket.AF_UNIX) as listener, LiveSender(listen) as sender:
+            listener.bind(str(telemetry))
+            listener.listen()
+            listener.setblocking(False)
+            refused = 0
+            while refused < 6:
+                sender.batch()
+                with contextlib.suppress(BlockingIOError):
+                    listener.accept()[0].close()
+                    refused += 1
+        agent.end()
+    assert sum("unix:" in each for each in agent.complaints) == 1
+
+
+def test_senders_have_numbers_of_their_own(make_artifact: Callable[..., Path], tmp_path: Path) -> None:
+    with agent_telling(tmp_path, make_artifact(1, tokens=16)) as (agent, listen, telemetry):
+        reader = Reader(telemetry)
+        with LiveSender(listen, "a") as one, LiveSender(listen, "b") as two:
+            for _ in range(10):
+                one.batch()
+                two.batch()
+                two.batch()
+        wait_until(lambda: agent.metrics()["senders"] == 0, "not all have left")
+        agent.end()
+        heard = reader.end()
+    for sender in (1, 2):
+        mine = [frame for frame in heard if frame["sender"] == sender]
+        assert [int(mine[0]["type"]), int(mine[-1]["type"])] == [HELLO, BYE]
+        assert numbers(heard, sender) == list(range(len(mine) - 2))
+        assert mine[-1]["sequence"] == len(mine) - 2

@@ -1,0 +1,147 @@
+"""The benches, made short: every figure stands beside its reference, and its ratio says who is better.
+
+How fast is for `swiftqueue bench` to judge: a test runs beside others. `make test` tries two of them, chosen
+by the commit; `make test-all` tries all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import by_commit
+import pytest
+
+from benchmarks import finetune, inference, ingest, linerate, live, rows, serving, swap
+
+pytestmark = pytest.mark.slow
+BENCHES = ("inference", "finetune", "ingest", "live", "serving", "swap", "linerate")
+LESS_IS_BETTER = ("us", "ms", "s")
+tried = partial(by_commit.tried, cases=BENCHES, count=2)
+
+
+def check(found: list[rows.Row]) -> None:
+    """Every row has a figure, a reference with a name, and a ratio above 1 where ours is better."""
+    for row in found:
+        assert 0 < row.ours < math.inf, row
+        assert 0 < row.reference < math.inf, row
+        assert row.reference_name, row
+        better = row.reference / row.ours if row.unit in LESS_IS_BETTER else row.ours / row.reference
+        assert row.ratio == pytest.approx(better), row
+
+
+@pytest.fixture
+def set_to(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Set constants of a bench."""
+
+    def change(bench: object, **values: object) -> None:
+        for name, value in values.items():
+            monkeypatch.setattr(bench, name, value)
+
+    return change
+
+
+@tried("inference")
+def test_inference() -> None:
+    found = inference.measure(rounds=1)
+    check(found)
+    assert {row.rounds for row in found} == {1}
+    names = " ".join(row.name for row in found)
+    for figure in ("full graph", "last token", "share of the core's peak", "encoder features"):
+        assert figure in names
+
+
+@tried("finetune")
+def test_finetune(set_to: Callable[..., None]) -> None:
+    set_to(finetune, WINDOWS=1200, DISTINCT=500, REFERENCE_BATCHES=1)
+    (row,) = finetune.measure(rounds=1)
+    check([row])
+    assert "1,200 windows" in row.name
+
+
+@tried("ingest")
+def test_replicas_promise_and_references_stand_beside_the_ingest(set_to: Callable[..., None]) -> None:
+    events = ingest.BATCH_EVENTS
+    set_to(ingest, ROUND_EVENTS=4 * ingest.SENDERS * events, REFERENCE_EVENTS=4 * events)
+    promised, bare, parquet, more = found = ingest.measure(rounds=1)
+    check(found)
+    assert promised.name == bare.name == parquet.name
+    assert "on one core" in promised.name
+    assert (promised.reference, promised.reference_name) == (ingest.PROMISED, "promised at least")
+    assert "by 2 replicas on " in more.name
+    assert more.reference_name == "one replica, likewise"
+    assert {row.unit for row in found} == {"events/s"}
+
+
+@tried("live")
+def test_a_round_is_timed_up_to_an_asking_clients_first_answer(
+    project: Path, monkeypatch: pytest.MonkeyPatch, set_to: Callable[..., None]
+) -> None:
+    monkeypatch.chdir(project)
+    set_to(live, TRAFFIC={"seeds": [1]}, LEARN_S=6.0, JUDGE_S=3.0, LEAD_IN_S=2.0, LEAST_WINDOWS=50)
+    found = live.measure(rounds=1)
+    first, slowest, cold = found[:3]
+    check(found[:3])
+    assert first.name.startswith("trigger to the first answer of the new version, ")
+    assert (first.reference, first.unit) == (live.PROMISED_S, "s")
+    assert first.ours <= slowest.ours
+    assert cold.ours == first.ours
+    steps = {row.name.removeprefix("step "): row.ours for row in found if row.name.startswith("step ")}
+    assert {"telemetry", "encode", "train", "register", "push", "total"} <= set(steps)
+    assert sum(seconds for step, seconds in steps.items() if step != "total") <= steps["total"]
+    assert found[-1].ours == 1, found[-1]  # every question was answered
+
+
+@tried("serving")
+def test_round_trips_stand_beside_the_identity_model_and_what_went_before(
+    serving_state: Path, set_to: Callable[..., None]
+) -> None:
+    set_to(serving, QUESTIONS=40, PYTHON_QUESTIONS=20, WARM_UP=5)
+    found = serving.measure(rounds=1)
+    check(found)
+    names = [row.name for row in found]
+    for what in ("every candidate, p50", "every candidate, p99", "last token, p50", "last token, p99"):
+        references = {row.reference_name for row in found if row.name == what}
+        figure = what.rpartition(" ")[2]
+        assert {"identity, p50", f"ONNX in the Python backend, Python client, {figure}"} <= references
+    for what in ("unix socket", "Python client"):
+        assert any(what in name for name in names), names
+    assert {row.unit for row in found} == {"us"}
+
+
+@tried("swap")
+def test_heads_are_swapped_under_a_client_without_an_unanswered_question(
+    serving_state: Path, set_to: Callable[..., None]
+) -> None:
+    settings = (swap.Setting(0.5, 1_000, 3), swap.Setting(1.5, 500, 3))
+    set_to(swap, SETTINGS=settings)
+    found = {row.name: row for row in swap.measure(rounds=2)}
+    check(list(found.values()))
+    for setting in settings:
+        answered = found[f"{setting}: answered, worst stretch"]
+        assert (answered.ours, answered.reference) == (1, 1)
+        seen = found[f"{setting}: swaps the client saw"].ours
+        assert seen >= setting.swaps  # half of them, on a busy machine
+
+
+@tried("linerate")
+def test_batches_in_time_are_measured_through_triton_in_process_and_from_python(
+    serving_state: Path, set_to: Callable[..., None]
+) -> None:
+    set_to(linerate, SECONDS=0.4, UNHURRIED_S=0.4, RATE_BPS=5e6, FLOWS=(4,), AHEAD_US=(50_000, 100_000))
+    set_to(linerate, LOWEST_BPS=1e6, HIGHEST_BPS=2e6, STEP=1.5)
+    found = linerate.measure(rounds=1)
+    in_time = [row for row in found if row.name.startswith("decided in time")]
+    highest = [row for row in found if row.name.startswith("highest rate")]
+    assert len(in_time) == len(highest) == 4
+    assert all(0 < row.ours <= 1 for row in in_time), in_time
+    assert all(0 <= row.ours < 2 for row in highest), highest
+    for rows_of_a_kind in (in_time, highest):
+        assert sum("asked 50 ms ahead" in row.name for row in rows_of_a_kind) == 2
+        assert sum("asked 100 ms ahead" in row.name for row in rows_of_a_kind) == 2
+    unhurried = [row for row in found if row.name.startswith("packets decided in a second")]
+    assert len(unhurried) == 2
+    check(unhurried)
+    assert {row.unit for row in found} == {"share", "Mbit/s", "packets/s"}

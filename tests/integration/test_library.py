@@ -1,0 +1,98 @@
+"""`import swiftqueue` from a folder that is nobody's project: the lines of the documents, word for word."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+import toy_world
+from registered import add_version
+
+import swiftqueue
+from feature_store.events.windows import iter_windows
+from models.networks import artifact
+from models.registry.registry import Registry
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def champion(serving_state: Path, make_artifact: Callable[..., Path]) -> int:
+    version = add_version(make_artifact(3, onnx=True))
+    Registry("swiftqueue").set_alias("champion", version)
+    return version
+
+
+def test_the_lines_of_the_page_run_from_an_empty_folder(
+    project: Path, champion: int, serving_state: Path, tmp_path: Path
+) -> None:
+    block = re.search(r"```python\n(.*?)```", (project / "docs" / "EXPERIMENTS.md").read_text(), re.S)
+    assert block is not None
+    assert len(block[1].splitlines()) <= 10
+    (capture,) = re.findall(r'read_capture\("(.*?)"\)', block[1])
+    shutil.copyfile(project / "tests/data/captures/ethernet_us_le.pcap", tmp_path / capture)
+    before = sorted(path for path in serving_state.rglob("*") if path.is_dir())
+    environment = os.environ | {"PYTHONPATH": str(project), "SWIFTQUEUE_STATE": str(serving_state)}
+    ran = subprocess.run(
+        [sys.executable, "-c", block[1]],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "predicted_us" in ran.stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([capture, "forecasts.png"])
+    assert sorted(path for path in serving_state.rglob("*") if path.is_dir()) == before
+
+
+def test_forecasts_are_the_models_own(make_artifact: Callable[..., Path], champion: int) -> None:
+    packets = toy_world.bottleneck_table("toy", 1.0).head(803)
+    folder = make_artifact(3, onnx=True)
+    forecasts = swiftqueue.load_model(folder).predict(packets)
+    assert forecasts.drop("predicted_us").equals(packets)
+    assert forecasts.schema["predicted_us"] == pl.Float32
+    assert forecasts["predicted_us"].is_null().to_list() == [False] * 800 + [True] * 3
+    (x_BWF,) = iter_windows(packets, 64)
+    import torch
+
+    with torch.no_grad():
+        expected_BH = artifact.load(folder).model(torch.from_numpy(x_BWF)).numpy()
+    np.testing.assert_allclose(forecasts["predicted_us"].head(800).to_numpy(), expected_BH.ravel(), rtol=1e-5)
+    for which in (champion, "champion"):
+        again = swiftqueue.load_model(which).predict(packets)
+        assert again["predicted_us"].equals(forecasts["predicted_us"])
+    shown = swiftqueue.plot(forecasts, start_s=0.2, seconds=0.5).axes[0]
+    true, predicted = shown.get_lines()
+    assert 0.2 <= min(predicted.get_xdata()) < max(predicted.get_xdata()) <= 0.7
+    assert max(true.get_ydata()) < 1_000, "milliseconds"
+
+
+def test_what_is_not_there_is_named_and_nothing_is_made(
+    champion: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ValueError, match="has no alias 'chempion'; its versions: "):
+        swiftqueue.load_model("chempion")
+    with pytest.raises(ValueError, match="no column predicted_us"):
+        swiftqueue.plot(toy_world.bottleneck_table("toy", 0.1))
+    monkeypatch.delenv("SWIFTQUEUE_STATE")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        ValueError, match=r"'champion' is no artifact's folder, and .*other/var holds no registry"
+    ):
+        swiftqueue.load_model("champion", project=tmp_path / "other")
+    monkeypatch.setenv(
+        "MLFLOW_TRACKING_URI", "http://127.0.0.1:9"
+    )  # without a key nothing there can be believed
+    with pytest.raises(ValueError, match="holds no registry with a key"):
+        swiftqueue.load_model(1, project=tmp_path / "other")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,93 @@
+"""The whole live loop of a user who is not root, with a home and a state folder of its own."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import mutants
+import psutil
+import pytest
+from conftest import PROJECT
+from fault_loop import ENDED_WELL, HEAL_S, PORTS
+from toy_world import bottleneck_table, write_table
+from waiting import wait_until
+
+from infra.local.processes import free_ports
+from pipelines.live.rounds_log import LOG_FILE, read
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not mutants.ALL, reason="minutes: with SWIFTQUEUE_TEST_ALL=1"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user"),
+]
+FIRST = (
+    "import sys; from pathlib import Path; import fault_loop; fault_loop.register_champion(Path(sys.argv[1]))"
+)
+
+
+def test_nothing_needs_root(make_artifact: Callable[..., Path]) -> None:
+    user = pwd.getpwnam("nobody")
+    folder = Path(tempfile.mkdtemp(prefix="swiftqueue-user-"))
+    folder.chmod(0o755)
+    for name in ("home", "state", "tmp"):
+        (folder / name).mkdir(mode=0o700)
+        os.chown(folder / name, user.pw_uid, user.pw_gid)
+    write_table(folder / "packets", bottleneck_table("live", seconds=20))
+    ours = ("SWIFTQUEUE_", "RAY_", "MLFLOW_")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    environment |= {name: str(port) for name, port in zip(PORTS, free_ports(len(PORTS)), strict=True)}
+    environment |= {"HOME": str(folder / "home"), "TMPDIR": str(folder / "tmp")}
+    environment |= {"SWIFTQUEUE_STATE": str(folder / "state"), "PYTHONPATH": os.pathsep.join(sys.path)}
+    # All that is left of root's rights: to read what lies in root's own folders, as Python may here.
+    become = ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
+    become += ["--inh-caps=-all,+dac_read_search", "--ambient-caps=-all,+dac_read_search"]
+    become += ["--bounding-set=-all,+dac_read_search", "--no-new-privs"]
+
+    def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
+        words = [*become, *map(str, command)]
+        return subprocess.run(
+            words, env=environment, cwd=PROJECT, capture_output=True, text=True, check=False
+        )
+
+    def of_the_loop() -> list[psutil.Process]:
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get("SWIFTQUEUE_STATE") == str(folder / "state"):
+                    found.append(process)
+            except psutil.Error:  # it has just ended
+                continue
+        return found
+
+    def well() -> bool:
+        rounds = read(folder / "state" / "live" / LOG_FILE)
+        return (
+            any(one["outcome"] in ENDED_WELL for one in rounds) and run(swiftqueue, "status").returncode == 0
+        )
+
+    swiftqueue = Path(sys.executable).with_name("swiftqueue")
+    try:
+        made = run(sys.executable, "-c", FIRST, make_artifact(1, onnx=True))
+        assert made.returncode == 0, made.stderr
+        up = run(
+            *(swiftqueue, "up", "--live", "--trace", folder / "packets"),
+            *("--every=3", "--learn=4", "--judge=2"),
+        )
+        assert up.returncode == 0, up.stdout + up.stderr
+        assert "root" not in up.stdout + up.stderr
+        wait_until(well, "no round ended well, or a part is not", 2 * HEAL_S)
+        assert {process.uids() for process in of_the_loop()} == {(user.pw_uid,) * 3}
+        down = run(swiftqueue, "down")
+        assert down.returncode == 0, down.stderr
+        assert of_the_loop() == []
+    finally:
+        for process in of_the_loop():
+            process.kill()
+        shutil.rmtree(folder, ignore_errors=True)

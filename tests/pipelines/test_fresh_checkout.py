@@ -1,0 +1,80 @@
+"""Stages in a checkout that nobody set up: built libraries, the right Python, and each trace by itself."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+pytestmark = pytest.mark.slow
+
+ROOMS = ("feature_store", "models", "pipelines", "tests/data/captures", ".dvc", ".gitignore", ".dvcignore")
+
+
+@pytest.fixture
+def checkout(project: Path, tmp_path: Path) -> Path:
+    """A repository of the tracked files alone, with one tiny trace: no environment, no library built."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--", *ROOMS], cwd=project, capture_output=True, text=True, check=True
+    )
+    for name in listed.stdout.rstrip("\0").split("\0"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(project / name, tmp_path / name)
+    stages = yaml.safe_load((project / "dvc.yaml").read_text())["stages"]
+    (tmp_path / "dvc.yaml").write_text(yaml.safe_dump({"stages": {"extract": stages["extract"]}}))
+    name_traces(tmp_path, "ethernet_us_le")
+    for command in (
+        ["init", "--quiet"],
+        ["add", "--all"],
+        ["-c", "user.name=t", "-c", "user.email=t@example.org", "commit", "--quiet", "-m", "all"],
+    ):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True)
+    return tmp_path
+
+
+def name_traces(checkout: Path, *names: str) -> None:
+    files = {name: f"tests/data/captures/{name}.pcap" for name in names}
+    traces = {name: {"file": file, "sender": None, "latency": "acks"} for name, file in files.items()}
+    (checkout / "params.yaml").write_text(yaml.safe_dump({"extract": {"traces": traces}}))
+
+
+def dvc(checkout: Path, *arguments: str) -> str:
+    """Run DVC from a shell that knows nothing of our environment."""
+    bare = {"PATH": "/usr/lib/ccache:/usr/bin:/bin", "HOME": str(checkout), "CCACHE_NOHASHDIR": "1"}
+    bare |= {"CCACHE_DIR": os.environ.get("CCACHE_DIR", str(Path.home() / ".cache" / "ccache"))}
+    ran = subprocess.run(
+        [sys.executable, "-m", "dvc", *arguments],
+        cwd=checkout,
+        env=bare | {"DVC_NO_ANALYTICS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout + ran.stderr
+
+
+def test_an_experiment_runs_in_a_folder_of_its_own(checkout: Path) -> None:
+    assert "building libpcapdecode.so" in dvc(checkout, "exp", "run", "--temp", "--name", "apart", "extract")
+    kept = ["git", "for-each-ref", "--format=%(refname:lstrip=-1)", "refs/exps"]
+    assert "apart" in subprocess.run(kept, cwd=checkout, capture_output=True, text=True, check=True).stdout
+    assert not (checkout / "feature_store" / "_build").exists(), "it ran elsewhere"
+    assert not (checkout / "data").exists()
+
+
+def test_a_new_trace_is_extracted_alone(checkout: Path) -> None:
+    def ran() -> list[str]:
+        lines = dvc(checkout, "repro", "extract").splitlines()
+        return [line.partition("'")[2].rstrip("':") for line in lines if line.startswith("Running stage")]
+
+    assert ran() == ["extract@ethernet_us_le"]
+    name_traces(checkout, "ethernet_us_le", "vlan")
+    assert ran() == ["extract@vlan"]
+    assert ran() == []
+    tables = sorted(path.name for path in (checkout / "data/packets").glob("trace=*"))
+    assert tables == ["trace=ethernet_us_le", "trace=vlan"]

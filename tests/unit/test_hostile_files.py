@@ -1,0 +1,445 @@
+"""Files that others wrote or a disk damaged: each reader takes them or refuses them, and never dies of them.
+
+Each reader gets mutants of a good file. Those of JSON also get good files in which some values are others: a
+mutant of bytes seldom stays JSON, and what the JSON parser refuses tests nothing behind it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import mutants
+import numpy as np
+import polars as pl
+import pytest
+import yaml
+
+PROJECT = Path(__file__).resolve().parents[2]
+TINY = PROJECT / "tests/data/artifacts/v1-tiny"
+PLACED = b"values "  # an input that begins so has other values at places it chooses by its bytes
+
+# What no reader may stumble over, wherever it stands.
+VALUES: tuple[Any, ...] = (
+    None, True, 0, -1, 1, 2**31, 2**63, 2**64, 10**400, 1e308, -0.5, float("inf"), float("nan"),
+    "", "x", "1", "\ud800", "../../etc/passwd", "a\0b", [], [[]], [None] * 3, {}, {"": {}}, {"x": [1]},
+)  # fmt: skip
+DEEP = 100_000  # brackets: a parser that calls itself has no stack for so many
+
+
+@cache
+def folder() -> Path:
+    """A folder of this process, in memory where there is such."""
+    memory = Path("/dev/shm")  # noqa: S108 - a folder of mkdtemp in it
+    return Path(tempfile.mkdtemp(prefix="hostile-", dir=memory if memory.is_dir() else None))
+
+
+@cache
+def state() -> Path:
+    """The run-time state that a child process reads."""
+    os.environ["SWIFTQUEUE_STATE"] = str(folder())
+    return folder()
+
+
+def place(document: Any, dice: random.Random) -> Any:
+    """Return a copy of a document in which one value is another, or a key is gone, new or renamed."""
+    copy = json.loads(json.dumps(document))
+    spots: list[tuple[Any, Any]] = []
+
+    def walk(node: Any) -> None:
+        for key in list(node) if isinstance(node, dict) else range(len(node)):
+            spots.append((node, key))
+            if isinstance(node[key], dict | list):
+                walk(node[key])
+
+    if not isinstance(copy, dict | list) or dice.random() < 0.02:
+        return dice.choice(VALUES)
+    walk(copy)
+    node, key = dice.choice(spots) if spots else (copy, "x")
+    what = dice.randrange(8)
+    if what == 0 and isinstance(node, dict):
+        node.pop(key, None)
+    elif what == 1 and isinstance(node, dict):
+        node[dice.choice(("", "x", "__class__", "name"))] = node.get(key)
+    elif isinstance(node, dict) or spots:
+        node[key] = dice.choice(VALUES)
+    return copy
+
+
+def placed(document: Any, data: bytes, dump: Callable[[Any], str] = json.dumps) -> bytes:
+    """Bytes of a file: the given ones, or the document with some other values where they ask for it."""
+    if not data.startswith(PLACED):
+        return data
+    dice = random.Random(data)
+    for _ in range(dice.choice((1, 1, 2, 3))):
+        document = place(document, dice)
+    return dump(document).encode(errors="surrogatepass")
+
+
+def good(content: bytes) -> list[bytes]:
+    """Inputs to make mutants of: a good file's bytes, and as often a choice of other values in it."""
+    return [content] * 2 + [PLACED + bytes(8), PLACED + bytes(range(8))]
+
+
+def written(name: str, content: bytes) -> Path:
+    path = state() / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+# The readers ----------------------------------------------------------------------------------------
+
+
+def artifact_folder(described: bytes, weights: bytes) -> Path:
+    written("artifact/model.json", described)
+    return written("artifact/model.safetensors", weights).parent
+
+
+@cache
+def small_artifact() -> tuple[bytes, bytes]:
+    return (TINY / "model.json").read_bytes(), (TINY / "model.safetensors").read_bytes()
+
+
+def read_description(data: bytes) -> None:
+    from models.networks import artifact
+
+    described, weights = small_artifact()
+    artifact.load(artifact_folder(placed(json.loads(described), data), weights))
+
+
+def read_weights(data: bytes) -> None:
+    """A safetensors file of which the header was changed, or the end is missing."""
+    from models.networks import artifact
+
+    artifact.load(artifact_folder(small_artifact()[0], data))
+
+
+def read_signature(data: bytes) -> None:
+    from serving.triton.config import Signature
+
+    described, weights = small_artifact()
+    Signature.read(artifact_folder(placed(json.loads(described), data), weights))
+
+
+@cache
+def engine_artifact() -> tuple[bytes, bytes]:
+    """Of the width that the engine computes, one layer, no larger than it must be."""
+    from test_engine import write_artifact
+
+    made = write_artifact(folder() / "wide")
+    return (made / "model.json").read_bytes(), (made / "model.safetensors").read_bytes()
+
+
+def read_description_in_engine(data: bytes) -> None:
+    from serving.engine import Engine
+
+    described, weights = engine_artifact()
+    Engine(artifact_folder(placed(json.loads(described), data), weights))
+
+
+def read_weights_in_engine(data: bytes) -> None:
+    from serving.engine import Engine
+
+    described, weights = engine_artifact()
+    (length,) = np.frombuffer(weights[:8], "<u8")
+    whole = len(data) > 100_000
+    Engine(artifact_folder(described, data if whole else data + weights[8 + int(length) :]))
+
+
+def read_scenario(data: bytes) -> None:
+    from laboratory.scenarios import files as scenario_file
+
+    document = yaml.safe_load((PROJECT / "simulation/scenarios/default.yaml").read_text())
+    scenario_file.load(written("mine.yaml", placed(document, data)))
+
+
+def read_params(data: bytes) -> None:
+    from models.section import read
+    from pipelines.windows import WindowsParams
+
+    document = yaml.safe_load((PROJECT / "params.yaml").read_text())
+    read(written("params.yaml", placed(document, data)), WindowsParams)
+
+
+def packet_tables(data: bytes) -> Path:
+    written("tables/trace=t/minute=0/part-0.parquet", data)
+    return state() / "tables"
+
+
+def read_replayed_table(data: bytes) -> None:
+    from laboratory.scenarios.replay import replayed
+    from laboratory.scenarios.schema import Replay
+
+    replayed(Replay(kind="replay", packets=str(packet_tables(data)), trace="t"), f"key {len(data)}")
+
+
+def read_log_to_replay(data: bytes) -> None:
+    from serving.agent.packet_log import open_log
+
+    open_log(str(packet_tables(data) / "trace=t"), 0.0, None)
+
+
+def read_results(data: bytes) -> None:
+    from laboratory.runs import results
+
+    results.load(written("lab/results.parquet", data).parent)
+
+
+SERVER = {
+    "name": "triton",
+    "pid": 2**22 + 1,
+    "created": 1.0,
+    "ports": {"http": 8000, "grpc": 8001, "metrics": 8002},
+    "boot": "b",
+    "ticks": 12,
+}
+
+
+def read_server_record(data: bytes) -> None:
+    from infra.local import processes
+    from serving.triton import endpoint
+
+    written("triton/server.json", placed(SERVER, data))
+    assert 0 < endpoint.port("grpc") < 65536
+    server = processes.read_record(processes.record_path("triton"))
+    if server.process():
+        assert server.age_s > -1e30
+        assert 0 < server.ports["grpc"] < 65536
+
+
+LIVE = {"trace": "t", "speed": 1.0, "every_s": 300.0, "learn_s": 60.0, "judge_s": 60.0, "drift": 1.5}
+
+
+def read_asked(data: bytes) -> None:
+    from infra.local import asked
+
+    written("live/up.json", placed(LIVE, data))
+    live = asked.asked()
+    assert live is None or live.every_s + live.speed + live.learn_s + live.judge_s + live.drift > 0
+
+
+DEPLOYED = {
+    "time": 1.0,
+    "action": "deploy",
+    "version": 3,
+    "outcome": "served",
+    "registered": 0.5,
+    "reason": "",
+}
+
+
+def lines(entry: Any, data: bytes) -> bytes:
+    """A log of which the last but one line, or any bytes, were changed."""
+    if not data.startswith(PLACED):
+        return data
+    line = json.dumps(entry).encode()
+    return b"\n".join((line, placed(entry, data), line, b""))
+
+
+def read_deploy_log(data: bytes) -> None:
+    from serving.deploy import log as deploy_log
+
+    written("deploy.log.jsonl", lines(DEPLOYED, data))
+    for entry in deploy_log.entries():
+        assert isinstance(entry["version"], int)
+    if last := deploy_log.last_served():
+        age_s = deploy_log.age_s(last["version"])
+        assert age_s is not None
+        assert age_s > -1e30
+        assert isinstance(last.get("reason", ""), str)
+
+
+def round_entry() -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from pipelines.live.rounds_log import RoundRecord
+
+    return asdict(RoundRecord(3, 1.0, "pushed", "better", 4, 3, 100, ended_boot_s=5.0, psi={"x": 0.1}))
+
+
+def read_rounds(data: bytes) -> None:
+    from infra.local import status
+    from pipelines.live import rounds_log as record
+
+    log = written("live/rounds.jsonl", lines(round_entry(), data))
+    for entry in record.read(log):
+        assert entry["outcome"] in record.OUTCOMES
+    if last := status.last_round():
+        assert last["ended_boot_s"] is None or last["ended_boot_s"] > -1e30
+        assert isinstance(last["number"], int)
+        assert isinstance(last["reason"], str)
+
+
+METRICS = {"traces": {"t": {"model": {"f1": 0.5, "interval": [0.4, 0.6]}}}, "pooled": {"mae_us": 12.5}}
+
+
+def read_metrics(data: bytes) -> None:
+    from pipelines.register import headline_figures
+
+    written("evaluation/metrics.json", placed(METRICS, data))
+    assert all(np.isfinite(value) for value in headline_figures(state() / "evaluation").values())
+
+
+WINDOWS = {
+    "schema_hash": "a",
+    "tokens": 4,
+    "horizon": 2,
+    "features": [{"name": "age_us", "unit": "us"}],
+    "visibility": ["acked"],
+    "traces": {"t": {"windows": 3}},
+}
+LENGTHS = {"name": "small", "pretrain_s": 30, "finetune_s": 6, "test_s": 10}
+ROUNDS = [{"finetune": [0, 1], "test": [1, 3]}]
+SLICES = {"protocol": LENGTHS, "duration_s": 1.0, "pretrain": [0, 1], "rounds": ROUNDS}
+SPLIT = {"traces": {"t": SLICES}}
+
+
+@cache
+def arrays() -> dict[str, bytes]:
+    import io
+
+    shapes = {"x_acked": (3, 4, 1), "y_us": (3, 2), "y_acked_ns": (3, 2), "decision_ns": (3,)}
+    files = {}
+    for name, shape in shapes.items():
+        buffer = io.BytesIO()
+        np.save(buffer, np.zeros(shape, np.int64 if name.endswith("_ns") else np.float32))
+        files[name] = buffer.getvalue()
+    return files
+
+
+def open_windows(meta: bytes, split: bytes, **changed: bytes) -> None:
+    from models.training.windows import load_windows
+
+    for name, content in (arrays() | changed).items():
+        written(f"windows/t/{name}.npy", content)
+    load_windows(written("windows/meta.json", meta).parent, written("split.json", split))
+
+
+def read_windows(data: bytes) -> None:
+    open_windows(placed(WINDOWS, data), dumped(SPLIT))
+
+
+def read_split(data: bytes) -> None:
+    open_windows(dumped(WINDOWS), placed(SPLIT, data))
+
+
+def read_window_arrays(data: bytes) -> None:
+    name = random.Random(data).choice(("x_acked", "y_us", "y_acked_ns", "decision_ns"))
+    open_windows(dumped(WINDOWS), dumped(SPLIT), **{name: data})
+
+
+def read_origin(data: bytes) -> None:
+    from laboratory.learning.judged_models import said_acks
+
+    said_acks(written("origin.json", placed({"acks": "selective"}, data)))
+
+
+LOCK = {"schema": "2.0", "stages": {"s": {"outs": [{"path": "p", "md5": "m"}]}}}
+
+
+def read_dvc_lock(data: bytes) -> None:
+    from models.registry.lineage import dvc_hashes
+
+    hashes = dvc_hashes(written("dvc.lock", placed(LOCK, data)))
+    assert all(isinstance(text, str) for pair in hashes.items() for text in pair)
+
+
+# The good files -------------------------------------------------------------------------------------
+
+
+def parquet(table: pl.DataFrame) -> bytes:
+    import io
+
+    buffer = io.BytesIO()
+    table.write_parquet(buffer)
+    return buffer.getvalue()
+
+
+def packets() -> bytes:
+    from test_replay import packet_table
+
+    return parquet(packet_table(40))
+
+
+def results_table() -> bytes:
+    from laboratory.runs.results import SCHEMA
+
+    return parquet(pl.DataFrame(schema=SCHEMA))
+
+
+def header(weights: bytes) -> bytes:
+    (length,) = np.frombuffer(weights[:8], "<u8")
+    return weights[: 8 + int(length)]
+
+
+def log_of(entry: Any) -> bytes:
+    return (json.dumps(entry) + "\n").encode() * 3
+
+
+def dumped(document: Any) -> bytes:
+    return json.dumps(document).encode()
+
+
+# Reader, its good inputs, and the part of the mutants that it gets (one of so many), for the time it takes: a
+# network is built for each description, the engine copies its weights, YAML is parsed by Python (30 ms), a
+# Parquet file is opened and queried (3 ms), PyTorch alone takes seconds to import.
+CASES: dict[Callable[[bytes], None], tuple[Callable[[], list[bytes]], int]] = {
+    read_description: (lambda: good(small_artifact()[0]), 20),
+    read_weights: (lambda: [small_artifact()[1], header(small_artifact()[1])], 20),
+    read_signature: (lambda: good(small_artifact()[0]), 4),
+    read_description_in_engine: (lambda: good(engine_artifact()[0]), 10),
+    read_weights_in_engine: (lambda: [engine_artifact()[1], header(engine_artifact()[1])], 20),
+    read_scenario: (
+        lambda: good((PROJECT / "simulation/scenarios/default.yaml").read_bytes()),
+        200,
+    ),
+    read_params: (lambda: good((PROJECT / "params.yaml").read_bytes()), 200),
+    read_replayed_table: (lambda: [packets()], 20),
+    read_log_to_replay: (lambda: [packets()], 20),
+    read_results: (lambda: [results_table()], 10),
+    read_server_record: (lambda: good(dumped(SERVER)), 4),
+    read_asked: (lambda: good(dumped(LIVE)), 4),
+    read_deploy_log: (lambda: good(log_of(DEPLOYED)), 4),
+    read_rounds: (lambda: good(log_of(round_entry())), 4),
+    read_metrics: (lambda: good(dumped(METRICS)), 10),
+    read_windows: (lambda: good(dumped(WINDOWS)), 10),
+    read_split: (lambda: good(dumped(SPLIT)), 10),
+    read_window_arrays: (lambda: list(arrays().values()), 10),
+    read_origin: (lambda: good(dumped({"acks": "selective"})), 10),
+    read_dvc_lock: (lambda: good(dumped(LOCK)), 10),
+}
+
+
+@pytest.fixture(autouse=True)
+def _own_folder() -> Any:
+    yield
+    shutil.rmtree(folder(), ignore_errors=True)
+    folder.cache_clear(), state.cache_clear()
+    os.environ.pop("SWIFTQUEUE_STATE", None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reader", CASES, ids=lambda reader: reader.__name__)
+def test_a_reader_survives_damaged_files(reader: Callable[[bytes], None]) -> None:
+    inputs, one_of = CASES[reader]
+    taken, refused = mutants.survive(f"{__name__}:{reader.__name__}", inputs(), mutants.COUNT // one_of)
+    assert refused > 0 or reader in (read_deploy_log, read_rounds)  # they leave out what is no entry
+    assert taken > 0, "nothing got past the first check"
+
+
+@pytest.mark.parametrize("reader", CASES, ids=lambda reader: reader.__name__)
+def test_a_reader_survives_what_no_mutant_is(reader: Callable[[bytes], None]) -> None:
+    """Nested deeper than a parser's stack, of another kind, empty, no text."""
+    deep = [b"[" * DEEP, b'{"a":' * DEEP, b"[" * DEEP + b"]" * DEEP, b"- " * DEEP]
+    for data in (b"", b"\0", b"\xff\xfe", b"null", b"[]", b"{}", b"3", b'"x"', b"1" * 5000, b"1e999", *deep):
+        with contextlib.suppress(ValueError, OSError):
+            reader(data)

@@ -1,0 +1,149 @@
+"""The pages of docs/results, the README's table and its pictures are what the published data give."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from benchmarks import published
+from benchmarks.rows import Row
+from infra.results import evaluations, replayed
+from infra.results.pages import END, FOLDER, drawn, filled, rewrite
+from infra.results.tables import TABLES, Data
+from models.json_file import read_object
+
+ROW = Row("a thing", 2.0, 1.0, "another", 2.0, "s", 3)
+
+
+@pytest.fixture(scope="module")
+def data(project: Path) -> Data:
+    return Data.load(project)
+
+
+@pytest.fixture
+def copy(project: Path, tmp_path: Path) -> Path:
+    """What the command reads and writes, in a folder of its own."""
+    for path in ("docs/results", "docs/laboratory"):
+        shutil.copytree(project / path, tmp_path / path, ignore=shutil.ignore_patterns("models", "*.png"))
+    shutil.copy(project / "README.md", tmp_path)
+    return tmp_path
+
+
+def test_every_page_and_picture_is_drawn_from_the_data(project: Path) -> None:
+    for path, content in drawn(project).items():
+        assert (project / path).read_bytes() == content, f"{path} differs from its data: swiftqueue results"
+
+
+def test_what_was_typed_is_drawn_anew(copy: Path) -> None:
+    page, picture = copy / FOLDER / "figure8.md", copy / FOLDER / "p99.svg"
+    was, shown = page.read_text(), picture.read_bytes()
+    page.write_text(was.replace("| 35.75 |", "| 25.75 |"))
+    picture.write_bytes(shown[:-100])
+    assert rewrite(copy) == [FOLDER / "p99.svg", FOLDER / "figure8.md"]
+    assert (page.read_text(), picture.read_bytes()) == (was, shown)
+    assert rewrite(copy) == []
+
+
+def test_every_table_has_its_page(project: Path) -> None:
+    pages = [project / "README.md", *(project / FOLDER).glob("*.md")]
+    shown = [name for page in pages for name in re.findall(r"<!-- table: (\S+) -->", page.read_text())]
+    assert sorted(shown) == sorted(TABLES)
+    index = (project / FOLDER / "README.md").read_text()
+    assert all(f"[{page.stem}]({page.name})" in index for page in pages if page.stem != "README")
+
+
+def test_a_page_that_cannot_be_drawn_is_named(data: Data) -> None:
+    with pytest.raises(ValueError, match=r"x\.md: there is no table no-such; these are: bench-extract, "):
+        filled(f"<!-- table: no-such -->\n{END}\n", Path("x.md"), data)
+    with pytest.raises(ValueError, match=f"x.md: table targets has no line {END}"):
+        filled("<!-- table: targets -->\n", Path("x.md"), data)
+    empty = Data({}, data.runs, {})
+    with pytest.raises(ValueError, match="has no wifi: swiftqueue results --scores wifi FILE"):
+        TABLES["wifi"](empty)
+    with pytest.raises(ValueError, match="has no swap: swiftqueue bench swap --publish"):
+        TABLES["bench-swap"](empty)
+
+
+def test_pictures_are_readable_on_light_and_dark_pages(project: Path) -> None:
+    for name in ("sender.svg", "p99.svg"):
+        text = (project / FOLDER / name).read_text()
+        assert len(text) < 100_000
+        assert not re.search(
+            r"(fill|stroke): ?(#ffffff|#000000|white|black)", text
+        )  # no ground, no black ink
+        assert "<text" in text  # not drawn as outlines
+        assert not re.search(r"\b20\d\d-\d\d-\d\d", text)
+
+
+def test_a_benchmark_takes_the_place_of_its_old_figures(copy: Path) -> None:
+    path = copy / published.FILE
+    before = published.load(path)
+    published.publish("swap", [ROW], path)
+    after = published.load(path)
+    assert after["swap"].rows == [ROW]
+    assert {k: v for k, v in after.items() if k != "swap"} == {k: v for k, v in before.items() if k != "swap"}
+    assert "| a thing | 2 s | 1 s | another | 2 |" in TABLES["bench-swap"](Data.load(copy))
+    path.write_text('{"swap": {}}')
+    with pytest.raises(ValueError, match=r"bench\.json is damaged \(.*: restore it with git"):
+        published.publish("swap", [ROW], path)
+    with pytest.raises(ValueError, match=r"bench\.json is not here: run this in the project's folder"):
+        published.publish("swap", [ROW], copy / "no" / "bench.json")
+
+
+def test_a_row_that_no_table_holds_becomes_a_list(copy: Path) -> None:
+    published.publish("swap", [Row("x" * 200, 2.0, 1.0, "y", 2.0, "us", 3)], copy / published.FILE)
+    lines = TABLES["bench-swap"](Data.load(copy))
+    assert "- **2 µs**:" in lines
+    assert not any(line.startswith("|") for line in lines)
+
+
+def test_the_published_scores_are_near_those_under_version_control(project: Path) -> None:
+    """Another machine trains another model of the same settings; more than that is another evaluation."""
+    headline = json.loads((project / "data/evaluation/metrics.json").read_text())
+    shown = read_object(project / evaluations.FILE)["late-packets"]
+    assert (shown["n"], shown["n_late"]) == (headline["n"], headline["n_late"])
+    for method in ("finetuned", "xgboost", "last_flow"):
+        ours, theirs = shown["methods"][method], headline[method]
+        assert ours["average_precision"] == pytest.approx(theirs["average_precision"], abs=0.02)
+        assert ours["mae_ms"] == pytest.approx(theirs["mae_ms"], abs=0.1)
+
+
+def test_scores_that_are_none_are_refused(copy: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.json"
+    other.write_text('{"all": {}}')
+    before = (copy / evaluations.FILE).read_bytes()
+    with pytest.raises(ValueError, match=r"other\.json is no scores\.json of the stage evaluate"):
+        evaluations.take("wifi", other, copy / evaluations.FILE)
+    assert (copy / evaluations.FILE).read_bytes() == before
+
+
+def recorded(latency_us: list[float | None], queue: str = "l4s") -> pl.DataFrame:
+    """What `replay` records: a packet each 100 ms."""
+    n = len(latency_us)
+    return pl.DataFrame(
+        {
+            "decision_ns": [100_000_000 * i for i in range(n)],
+            "queue_sent": [queue] * n,
+            "queue_chosen": ["classic" if i % 2 else "l4s" for i in range(n)],
+            "predicted_us": [1_000.0] * n,
+            "latency_us": latency_us,
+        }
+    )
+
+
+def test_two_seconds_are_those_whose_latency_varies_most(tmp_path: Path) -> None:
+    path = tmp_path / "replay.parquet"
+    recorded([1_000.0] * 20 + [1_000.0, 90_000.0] * 10 + [None] * 5).write_parquet(path)
+    found = replayed.two_seconds(path)
+    assert found.shape == (20, 4)
+    assert found["time_ms"].to_list() == pytest.approx([100 * i for i in range(20)])
+    assert found["latency_ms"].max() == 90
+    assert found["moved"].to_list() == [0, 1] * 10
+    recorded([1_000.0], queue="classic").write_parquet(path)
+    with pytest.raises(ValueError, match="no packet was decided and acknowledged"):
+        replayed.two_seconds(path)
