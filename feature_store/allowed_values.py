@@ -35,6 +35,8 @@ def allowed(schema: Mapping[str, Any]) -> str:
             return f"a list{empty}, each {allowed(schema['items'])}"
         case "string":
             return _FORMATS.get(schema.get("format", ""), "a name" if schema.get("minLength") else "a text")
+        case "boolean":
+            return "true or false"
         case "null":
             return "null"
         case _:

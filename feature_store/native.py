@@ -7,10 +7,11 @@ import fcntl
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+Signatures = Mapping[str, tuple[Any, list[Any]]]  # function: its result and its arguments
 FOLDER: Final = Path(__file__).parent
 BUILT_BY: Final = ("Makefile", "packets/pcap.mk", "sanitizers.mk")
 
@@ -27,18 +28,21 @@ class NotBuiltError(RuntimeError, SystemExit):
         self.code = line
 
 
-def load(library: Path, sources: Iterable[str]) -> ctypes.CDLL:
+def load(library: Path, sources: Iterable[str], signatures: Signatures) -> ctypes.CDLL:
     """Load a library built from `sources`, files of this folder; in a fresh checkout it is built first.
 
     Raises:
         NotBuiltError: it is missing or older than a source, and cannot be built here.
-
     """
     if problem := _problem(library, sources):
         _build(library)
         if _problem(library, sources):
             raise NotBuiltError(f"{library} {problem}: run `make setup`")
-    return ctypes.CDLL(str(library))
+    loaded = ctypes.CDLL(str(library))
+    for name, (result, arguments) in signatures.items():
+        function = getattr(loaded, name)
+        function.restype, function.argtypes = result, list(arguments)
+    return loaded
 
 
 def _problem(library: Path, sources: Iterable[str]) -> str | None:

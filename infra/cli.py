@@ -15,7 +15,7 @@ from models.program import new_app, one_line
 from pipelines.live import DRIFT
 
 
-def _programs(**programs: str) -> type[TyperGroup]:
+def _programs(about: str, **programs: str) -> typer.Typer:
     """Commands that are functions of other modules, `MODULE:FUNCTION`, imported when they are asked for."""
 
     class Programs(TyperGroup):
@@ -30,35 +30,29 @@ def _programs(**programs: str) -> type[TyperGroup]:
             app.command(cmd_name)(getattr(importlib.import_module(module), function))
             return typer.main.get_command(app)
 
-    return Programs
+    return typer.Typer(no_args_is_help=True, help=about, cls=Programs)
 
 
 app = new_app("Predict each packet's latency before it is sent and mark it for the better L4S queue.")
 trace_app = typer.Typer(no_args_is_help=True, help="The project's traces, versioned by DVC.")
 app.add_typer(trace_app, name="trace")
 app.add_typer(
-    typer.Typer(
-        no_args_is_help=True,
-        help="One part of the live loop by itself; `up --live` starts them all.",
-        cls=_programs(
-            agent="infra.local.sender:main",
-            forwarder="serving.ingest.forwarder:main",
-            ingest="serving.ingest.server:main",
-            keeper="infra.local.keeper:main",
-            mlflow="infra.local.mlflow_server:main",
-        ),
+    _programs(
+        "One part of the live loop by itself; `up --live` starts them all.",
+        agent="infra.local.sender:main",
+        forwarder="serving.ingest.forwarder:main",
+        ingest="serving.ingest.server:main",
+        keeper="infra.local.keeper:main",
+        mlflow="infra.local.mlflow_server:main",
     ),
     name="part",
 )
 app.add_typer(
-    typer.Typer(
-        no_args_is_help=True,
-        help="Prometheus here, and the dashboard.",
-        cls=_programs(
-            dashboard="infra.monitoring.dashboard:main",
-            picture="infra.monitoring.picture:main",
-            prometheus="infra.local.prometheus:main",
-        ),
+    _programs(
+        "Prometheus here, and the dashboard.",
+        dashboard="infra.monitoring.dashboard:main",
+        picture="infra.monitoring.picture:main",
+        prometheus="infra.local.prometheus:main",
     ),
     name="monitor",
 )

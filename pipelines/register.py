@@ -74,7 +74,7 @@ def training_inputs(windows: WindowSet) -> NDArray[np.float32]:
     return sample_inputs(np.concatenate(candidates_BHF))
 
 
-def find_champion(registry: Registry) -> tuple[int | None, str]:
+def champion_to_beat(registry: Registry) -> tuple[int | None, str]:
     """The version to be judged against; None with the reason where none may be served."""
     version = registry.alias(CHAMPION)
     if version is None:
@@ -114,7 +114,7 @@ def register(
     loaded = artifact.load(source, schema_hash())
     held_out, otherwise_us = held_out_slice(windows, trace)
     registry = Registry(params.model_name)
-    champion, why_not = find_champion(registry)
+    champion, why_not = champion_to_beat(registry)
     content = content_hash(source)
     version = registry.find(content)
 

@@ -18,14 +18,19 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # small models train 2-4 times fa
 os.environ.setdefault("RAY_AUTH_MODE", "token")
 os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # of this run; its child processes have it too
 
-if os.environ.get("SWIFTQUEUE_TEST_ALL") == "1":
+ALL = os.environ.get("SWIFTQUEUE_TEST_ALL") == "1"  # `make test-all`
+if ALL:
     os.environ.setdefault("PYTEST_TIMEOUT", "14400")  # a million mutants take longer than any hang is worth
 
-# A test's time is no property of what it tests, and a busy machine takes ten times as long.
+# A test's time is no property of what it tests, and a busy machine takes ten times as long. Each `make test`
+# draws the same examples, so that a change fails by what it changed; `make test-all` draws new ones.
 hypothesis.settings.register_profile(
-    "untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    "project",
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    derandomize=not ALL,
 )
-hypothesis.settings.load_profile("untimed")
+hypothesis.settings.load_profile("project")
 
 PROJECT = Path(__file__).resolve().parent.parent
 CAPTURES = PROJECT.parent / "shared" / "data"

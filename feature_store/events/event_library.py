@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from feature_store import native
 
@@ -31,10 +31,9 @@ class EventInput:
 
 
 def _load() -> ctypes.CDLL:
-    library = native.load(LIBRARY, SOURCES)
     pointer, i32, i64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
     packet = [i32, i32, i32, ctypes.c_uint8]  # size, flow, receiver, queue
-    signatures: dict[str, tuple[Any, list[Any]]] = {
+    signatures: native.Signatures = {
         "sq_event_inputs": (ctypes.c_int, []),
         "sq_event_schema": (ctypes.c_char_p, []),
         "sq_events_new": (pointer, []),
@@ -47,10 +46,7 @@ def _load() -> ctypes.CDLL:
             [i64, *[pointer] * 7, ctypes.c_int, *[pointer] * 4, i64, pointer, ctypes.c_int, *[pointer] * 2],
         ),
     }
-    for name, (result, arguments) in signatures.items():
-        function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
-    return library
+    return native.load(LIBRARY, SOURCES, signatures)
 
 
 ABI: Final = _load()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from feature_store import native
 
@@ -25,9 +25,8 @@ class Feature:
 
 
 def _load() -> ctypes.CDLL:
-    library = native.load(LIBRARY, SOURCES)
     pointer, i32, i64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
-    signatures: dict[str, tuple[Any, list[Any]]] = {
+    signatures: native.Signatures = {
         "sq_horizon": (ctypes.c_int, []),
         "sq_features": (ctypes.c_int, []),
         "sq_schema": (ctypes.c_char_p, []),
@@ -41,10 +40,7 @@ def _load() -> ctypes.CDLL:
         "sq_trace_free": (None, [pointer]),
         "sq_trace_next": (i64, [pointer, i64, pointer]),
     }
-    for name, (result, arguments) in signatures.items():
-        function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
-    return library
+    return native.load(LIBRARY, SOURCES, signatures)
 
 
 ABI: Final = _load()

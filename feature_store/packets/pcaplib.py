@@ -138,35 +138,32 @@ def library() -> ctypes.CDLL:
         NotBuiltError: it was not built yet, or is older than its sources.
 
     """
-    lib = native.load(LIBRARY, SOURCES)
     handle, size, i64 = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64
-    for name, result, arguments in (
-        ("capture_new", handle, []),
-        ("capture_free", None, [handle]),
-        ("capture_feed", size, [handle, handle, size, ctypes.c_int, handle, size, ctypes.POINTER(size)]),
-        ("capture_state", ctypes.c_int32, [handle]),
-        ("capture_counts", i64, [handle, handle]),
-        ("traffic_new", handle, []),
-        ("traffic_free", None, [handle]),
-        ("traffic_add", None, [handle, handle, size]),
-        ("traffic_heaviest", i64, [handle, handle]),
-        ("traffic_from", i64, [handle, ctypes.c_char_p]),
-        ("sender_view_new", handle, [ctypes.c_char_p, i64]),
-        ("sender_view_free", None, [handle]),
-        ("sender_view_without_timestamps", i64, [handle]),
-        ("matcher_new", handle, [ctypes.c_char_p, ctypes.c_int, i64, ctypes.c_double]),
-        ("matcher_free", None, [handle]),
-        ("matcher_push", None, [handle, handle, handle, size]),
-        ("matcher_finish", None, [handle]),
-        ("matcher_drain", size, [handle, ctypes.POINTER(_Columns), size]),
-        ("matcher_stats", None, [handle, ctypes.POINTER(Stats)]),
-        ("matcher_control_flows", size, [handle, handle, size]),
-        ("matcher_leave_out", None, [handle, ctypes.c_char_p, size]),
-        ("matcher_buckets", size, [handle, ctypes.POINTER(handle)]),
-    ):
-        function: Any = getattr(lib, f"sq_{name}")
-        function.restype, function.argtypes = result, arguments
-    return lib
+    signatures: native.Signatures = {
+        "sq_capture_new": (handle, []),
+        "sq_capture_free": (None, [handle]),
+        "sq_capture_feed": (size, [handle, handle, size, ctypes.c_int, handle, size, ctypes.POINTER(size)]),
+        "sq_capture_state": (ctypes.c_int32, [handle]),
+        "sq_capture_counts": (i64, [handle, handle]),
+        "sq_traffic_new": (handle, []),
+        "sq_traffic_free": (None, [handle]),
+        "sq_traffic_add": (None, [handle, handle, size]),
+        "sq_traffic_heaviest": (i64, [handle, handle]),
+        "sq_traffic_from": (i64, [handle, ctypes.c_char_p]),
+        "sq_sender_view_new": (handle, [ctypes.c_char_p, i64]),
+        "sq_sender_view_free": (None, [handle]),
+        "sq_sender_view_without_timestamps": (i64, [handle]),
+        "sq_matcher_new": (handle, [ctypes.c_char_p, ctypes.c_int, i64, ctypes.c_double]),
+        "sq_matcher_free": (None, [handle]),
+        "sq_matcher_push": (None, [handle, handle, handle, size]),
+        "sq_matcher_finish": (None, [handle]),
+        "sq_matcher_drain": (size, [handle, ctypes.POINTER(_Columns), size]),
+        "sq_matcher_stats": (None, [handle, ctypes.POINTER(Stats)]),
+        "sq_matcher_control_flows": (size, [handle, handle, size]),
+        "sq_matcher_leave_out": (None, [handle, ctypes.c_char_p, size]),
+        "sq_matcher_buckets": (size, [handle, ctypes.POINTER(handle)]),
+    }
+    return native.load(LIBRARY, SOURCES, signatures)
 
 
 class _Handle:

@@ -12,7 +12,6 @@ from models.json_file import read_object
 from models.scoring.predictions import FINETUNED, METHODS
 
 FILE: Final = Path("docs/results/evaluations.json")
-ABOUT: Final = ("protocol", "seed", "traces", "false_alarm_rate")
 LATE: Final = ("average_precision", "average_precision_95", "recall_at_false_alarms")
 ERROR: Final = ("mae_ms", "mae_ms_95", "p99_ms", "log_mae")
 DIGITS: Final = 6

@@ -33,11 +33,10 @@ def run_job(
     workers: int,
     storage: Path,
     say: Callable[[dict[str, Any]], None],
-    restarts: int = WORKER_RESTARTS,
 ) -> Result:
     """Run `loop(config)` in `workers` processes and return Ray's result.
 
-    A worker that dies is started again from the last checkpoint, `restarts` times (-1: always).
+    A worker that dies is started again from the last checkpoint, `WORKER_RESTARTS` times.
 
     `storage` keeps the job's last checkpoint: a job that was killed and is run again with the same folder
     finds it by `ray.train.get_checkpoint()`. On a cluster it must be a folder every node sees. `say` gets
@@ -63,7 +62,7 @@ def run_job(
                 name=storage.name,
                 storage_path=str(storage.parent),
                 checkpoint_config=ray.train.CheckpointConfig(num_to_keep=1),
-                failure_config=ray.train.FailureConfig(max_failures=restarts),
+                failure_config=ray.train.FailureConfig(max_failures=WORKER_RESTARTS),
                 logging_config=ray.train.LoggingConfig(log_level="ERROR"),
                 worker_runtime_env={"env_vars": {"OMP_NUM_THREADS": "1"}},
             ),

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,21 +26,17 @@ SOURCES: Final = (FOLDER / "controller.h", FOLDER / "sender_capi.cc", native.FOL
 
 
 def _load() -> ctypes.CDLL:
-    library = native.load(LIBRARY, map(str, SOURCES))
     pointer, f64, i32, i64 = ctypes.c_void_p, ctypes.c_double, ctypes.c_int32, ctypes.c_int64
-    signatures: dict[str, tuple[Any, list[Any]]] = {
-        "defaults": (None, [ctypes.POINTER(kind) for kind in (f64, f64, i32)]),
-        "new": (pointer, [f64, f64, i32]),
-        "free": (None, [pointer]),
-        "moved_unacked": (i64, [pointer]),
-        "choose": (ctypes.c_int, [pointer, i64, i64, *[pointer] * 4]),
-        "keep_default": (None, [pointer, pointer, i64]),
-        "acked": (None, [pointer, i64]),
+    signatures: native.Signatures = {
+        "sq_controller_defaults": (None, [ctypes.POINTER(kind) for kind in (f64, f64, i32)]),
+        "sq_controller_new": (pointer, [f64, f64, i32]),
+        "sq_controller_free": (None, [pointer]),
+        "sq_controller_moved_unacked": (i64, [pointer]),
+        "sq_controller_choose": (ctypes.c_int, [pointer, i64, i64, *[pointer] * 4]),
+        "sq_controller_keep_default": (None, [pointer, pointer, i64]),
+        "sq_controller_acked": (None, [pointer, i64]),
     }
-    for name, (result, arguments) in signatures.items():
-        function = getattr(library, f"sq_controller_{name}")
-        function.restype, function.argtypes = result, arguments
-    return library
+    return native.load(LIBRARY, map(str, SOURCES), signatures)
 
 
 _ABI: Final = _load()

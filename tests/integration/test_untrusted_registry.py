@@ -233,16 +233,16 @@ def test_a_stage_run_does_not_make_a_refused_version_champion(  # type: ignore[n
 ) -> None:
     """`it is the champion already` is no reason where only the alias says so."""
     from models.registry import gate
-    from pipelines.register import find_champion
+    from pipelines.register import champion_to_beat
 
     bad = version_of(make_artifact, tmp_path, "stage", "failed")
     registry.set_alias("champion", bad)
-    version, why = find_champion(registry)
+    version, why = champion_to_beat(registry)
     assert version is None
     assert why != gate.NO_CHAMPION
     assert f"version {bad} did not pass the gate" in why
     registry.set_alias("champion", good)
-    assert find_champion(registry) == (good, "")
+    assert champion_to_beat(registry) == (good, "")
 
 
 def test_a_key_of_several_machines_is_a_file_that_others_do_not_read(

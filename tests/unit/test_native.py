@@ -19,14 +19,14 @@ def test_a_library_older_than_a_source_is_refused(tmp_path: Path) -> None:
     library.write_bytes(b"")
     os.utime(library, (0, 0))
     with pytest.raises(native.NotBuiltError, match=r"old\.so is older than its sources: run `make setup`"):
-        native.load(library, ("events/window.h",))
+        native.load(library, ("events/window.h",), {})
     with pytest.raises(native.NotBuiltError, match=r"gone\.so is not built: run `make setup`"):
-        native.load(tmp_path / "gone.so", ())
+        native.load(tmp_path / "gone.so", (), {})
 
 
 def test_both_libraries_load() -> None:
-    assert native.load(pcaplib.LIBRARY, pcaplib.SOURCES).sq_capture_new
-    assert native.load(window_library.LIBRARY, window_library.SOURCES).sq_schema
+    assert native.load(pcaplib.LIBRARY, pcaplib.SOURCES, {}).sq_capture_new
+    assert native.load(window_library.LIBRARY, window_library.SOURCES, {}).sq_schema
 
 
 def test_an_import_that_meets_it_ends_in_one_line(tmp_path: Path) -> None:
@@ -35,7 +35,8 @@ def test_an_import_that_meets_it_ends_in_one_line(tmp_path: Path) -> None:
         [
             sys.executable,
             "-c",
-            "import pathlib, sys; from feature_store.native import load; load(pathlib.Path(sys.argv[1]), ())",
+            "import pathlib, sys; from feature_store.native import load;"
+            " load(pathlib.Path(sys.argv[1]), (), {})",
             str(library),
         ],
         capture_output=True,
