@@ -673,6 +673,10 @@ def draw_results(
         tuple[str, Path] | None,
         typer.Option(help="publish an evaluation's scores.json under a name first", metavar="NAME FILE"),
     ] = None,
+    forecasts: Annotated[
+        tuple[str, Path] | None,
+        typer.Option(help="publish the summary of `forecasts` under a name first", metavar="NAME FILE"),
+    ] = None,
     replay: Annotated[
         Path | None, typer.Option(help="publish two seconds of what `replay` recorded first", metavar="FILE")
     ] = None,
@@ -681,11 +685,13 @@ def draw_results(
 
     Example: swiftqueue results --scores late-packets data/evaluation/report/scores.json
     """
-    from infra.results import evaluations, replayed
+    from infra.results import evaluations, forecasters, replayed
     from infra.results.pages import rewrite
 
     if scores:
         evaluations.take(*scores)
+    if forecasts:
+        forecasters.take(*forecasts)
     if replay:
         replayed.take(replay)
     for path in rewrite(Path.cwd()):

@@ -23,6 +23,7 @@ from models.import_closure import code_hash
 from models.json_file import read_object
 from models.say import say
 from models.scoring.metrics import interval
+from models.section import read_all
 from models.training.protocol import divide, protocol_named
 
 SUMMARY: Final = "scores.json"
@@ -59,6 +60,8 @@ def run_forecasts(
     import torch
 
     wanted = variants(sections, only)
+    if against not in read_all(sections):
+        raise ValueError(f"--against {against}: there is no section of that name in {sections}")
     torch.set_num_threads(1)  # small networks lose by more, and seconds are of one core
     traces = _traces(packets, names or traces_in(packets), protocol)
     if choose:
