@@ -436,6 +436,7 @@ def test_a_reader_survives_damaged_files(reader: Callable[[bytes], None]) -> Non
     assert taken > 0, "nothing got past the first check"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reader", CASES, ids=lambda reader: reader.__name__)
 def test_a_reader_survives_what_no_mutant_is(reader: Callable[[bytes], None]) -> None:
     """Nested deeper than a parser's stack, of another kind, empty, no text."""

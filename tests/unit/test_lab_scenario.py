@@ -274,6 +274,7 @@ BAD_ENVIRONMENTS: list[tuple[str, object, str]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("key", "value", "line"),
     [
