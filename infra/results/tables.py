@@ -235,7 +235,7 @@ def _answer(data: Data) -> str:
 
 def _new_head(data: Data) -> str:
     rows = data.benchmark("live").rows
-    return f"{rows[0].ours:.1f} s from trigger to first answer, learned from a minute at 100 Mbit/s"
+    return f"{rows[0].ours:.1f} s from trigger to first answer, on a minute at 100 Mbit/s"
 
 
 def _row_named(data: Data, bench: str, name: str, reference: str) -> Row:
