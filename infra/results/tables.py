@@ -181,7 +181,7 @@ def summary(data: Data) -> list[str]:
         ("P99 wait, uncoupled", "figure8", _wait(data, "uncoupled")),
         ("P99 wait, RFC 9332", "rfc9332", _wait(data, "rfc9332")),
         ("one answer through Triton", "serving", _answer(data)),
-        ("a new head in service", "live", _new_head(data)),
+        ("a new version in service", "live", _new_head(data)),
     )
     lines = lab.head_of(["page", "result"])
     return [*lines, *(lab.row_of([f"[{what}](docs/results/{page}.md)", said]) for what, page, said in rows)]
@@ -215,7 +215,7 @@ def _late(data: Data, name: str) -> str:
     ours, trees = (one["methods"][method]["average_precision"] for method in (FINETUNED, TREES))
     low, high = one["methods"][FINETUNED]["average_precision_95"]
     said = f"average precision {ours:.2f} ({low:.2f}–{high:.2f})"
-    return f"{said}; trees {trees:.2f}, chance {one['base_rate']:.2f}"
+    return f"{said}; boosted trees {trees:.2f}, chance {one['base_rate']:.2f}"
 
 
 def _wait(data: Data, profile: str) -> str:
@@ -224,18 +224,18 @@ def _wait(data: Data, profile: str) -> str:
     random = change_of(runs, place, "random", QUEUEING_P99)
     said = f"{_to(change_of(runs, place, 'model', QUEUEING_P99))}; by chance {_short(random)}"
     if profile == "uncoupled":
-        return f"{said}; beside chance {_short(against_chance(runs, place))}"
+        return f"{said}; against chance {_short(against_chance(runs, place))}"
     return f"{said}; {len(by_seed(runs, place, 'model', QUEUEING_P99))} seeds"
 
 
 def _answer(data: Data) -> str:
     row = _row_named(data, "serving", "every candidate, p50", "identity, p50")
-    return f"{row.ours:.0f} µs (p50); with an empty model {row.reference:.0f} µs"
+    return f"{row.ours:.0f} µs (p50); of a model that computes nothing {row.reference:.0f} µs"
 
 
 def _new_head(data: Data) -> str:
     rows = data.benchmark("live").rows
-    return f"{rows[0].ours:.1f} s after its round began, on a minute of 100 Mbit/s"
+    return f"{rows[0].ours:.1f} s from trigger to first answer, on a minute at 100 Mbit/s"
 
 
 def _row_named(data: Data, bench: str, name: str, reference: str) -> Row:
