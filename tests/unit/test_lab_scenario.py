@@ -54,7 +54,7 @@ def test_the_projects_scenarios_are_sound(name: str) -> None:
     if not name.startswith("map-"):  # the maps ask what the standard queue leaves
         assert scenario.profiles == ["rfc9332", "uncoupled"]
     # which ask what no choice at all is worth, what the model costs, and what a new head brings
-    if name not in ("split", "many-flows", "figure8-finetuned"):
+    if name not in ("split", "many-flows", "figure8-finetuned", "ladder"):
         assert set(scenario.controls) == set(CONTROLS)
     assert len(scenario.seeds) >= {"small": 3, "figure8-finetuned": 3, "many-flows": 1}.get(name, 5)
 
@@ -104,6 +104,26 @@ def test_tuning_the_head_has_no_tuning_beside_it() -> None:
     assert runs["never", "default"] == runs["every 300 s", "default"]  # one run for both
     assert runs["never", "model"] == runs["every 300 s", "model"] | {"finetune": None}
     assert runs["every 300 s", "model"]["finetune"]["every_s"] == 300
+
+
+def test_a_bottlenecks_disc_is_an_axis(small: dict[str, Any], tmp_path: Path) -> None:
+    """Attributes are written as ns-3 reads them; a run without a disc of its own is the one it was."""
+    plain = load(written(tmp_path, small))
+    cell = Cell("mine", "", None, "rfc9332", "default", 1)
+    assert "disc" not in resolve(plain, cell, {"kind": "default"}, [])["bottlenecks"][0]
+
+    disc = {"type": "ns3::DualPi2QueueDisc", "attributes": {"LAqm": "Step", "LStep": "1ms", "CWeight": 0.1}}
+    raw = put(small, "environment.bottlenecks.0.disc", disc)
+    steps = {"5ms": {"at": 5, "set": {"bottlenecks.0.disc.attributes.LStep": "5ms"}}}
+    other = {"type": "ns3::PieQueueDisc", "attributes": {"UseEcn": True}}
+    steps["PIE"] = {"at": None, "set": {"bottlenecks.0.disc": other}}  # type: ignore[dict-item]
+    swept = load(written(tmp_path, raw | {"axis": {"label": "L step", "points": steps}}))
+    found = {c.point: resolve(swept, c, {"kind": "default"}, []) for c in cells("mine", swept)}
+    discs = {point: run["bottlenecks"][0]["disc"] for point, run in found.items()}
+    assert discs["5ms"] == disc | {"attributes": {"LAqm": "Step", "LStep": "5ms", "CWeight": "0.1"}}
+    assert discs["PIE"] == other | {"attributes": {"UseEcn": "true"}}
+    views = [environment_at(swept, point, "mine").without_view() for point in discs]
+    assert views == [None, "ns3::PieQueueDisc"]
 
 
 def test_a_scenario_says_how_its_model_is_trained(tmp_path: Path) -> None:
