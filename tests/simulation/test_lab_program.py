@@ -729,8 +729,8 @@ def test_each_choice_is_scored_by_what_the_packet_found(program: Path, tmp_path:
     assert choice["classic_less_l4s_us"]["max"] == pytest.approx(more_us.max(), rel=1e-5)
 
 
-def test_who_sees_the_queues_chooses_better_and_best_of_all_now(program: Path, tmp_path: Path) -> None:
-    """The rungs of the ladder, without a limit: how often they choose the shorter queue."""
+def test_who_sees_the_queues_now_chooses_best(program: Path, tmp_path: Path) -> None:
+    """Rungs of the ladder, without a limit: how often they choose the shorter queue."""
     controls = {
         "default": {"kind": "default"},
         "chance": batched({"kind": "chance", "share": 0.5, "seed": 1}),
@@ -743,7 +743,7 @@ def test_who_sees_the_queues_chooses_better_and_best_of_all_now(program: Path, t
         choice = simulate(program, run | {"control": control}, tmp_path / name)["choice"]
         right[name] = choice["right"] / choice["apart"]
     assert right["now"] > 0.75
-    assert right["now"] > right["late"] > max(right["default"], right["chance"])
+    assert right["now"] > 0.2 + max(right[name] for name in ("default", "chance", "late"))
 
 
 def test_flows_are_split_and_the_limit_holds(program: Path, tmp_path: Path) -> None:

@@ -131,8 +131,8 @@ class RecordRung : public Rung {
 
  protected:
   void Forecast(const agent::Question& question, const float*, float* y_BH) override {
-    const int64_t nowNs = ns3::Simulator::Now().GetNanoSeconds();
-    const int64_t thenNs = (nowNs - m_shiftNs + m_lengthNs) % m_lengthNs;
+    const int64_t currentNs = ns3::Simulator::Now().GetNanoSeconds();
+    const int64_t thenNs = (currentNs - m_shiftNs + m_lengthNs) % m_lengthNs;
     Fill(question, y_BH, [this, thenNs](const Candidate& candidate) {
       return Either(WasMoved(FlowOf(candidate), thenNs));
     });
