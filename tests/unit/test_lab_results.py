@@ -19,7 +19,7 @@ from laboratory.report.tables import brief, chance, markdown, verdict
 from laboratory.report.targets import targets as judged
 from laboratory.runs import results
 from laboratory.runs.resolve import Asked, Cell
-from laboratory.runs.results import NOT_RUN, SCHEMA, forget, load, merge
+from laboratory.runs.results import LATER, NOT_RUN, SCHEMA, forget, load, merge
 from laboratory.runs.rows import complete, not_run
 from laboratory.scenarios.files import load as load_scenario
 from laboratory.scenarios.files import path_of
@@ -55,7 +55,7 @@ def test_a_row_has_what_the_report_says_of_its_scenario(tmp_path: Path) -> None:
     asked = Asked(Cell("mine", "20 ms", 20.0, "uncoupled", "model", 1), run={})
     assert described.items() <= not_run(asked, scenario, "no model").items()
 
-    quantiles = dict.fromkeys(("mean", "p50", "p90", "p99", "cdf"))
+    quantiles = dict.fromkeys(("count", "mean", "p50", "p90", "p99", "p999", "max", "cdf"))
     numbers = dict.fromkeys(("packets", "arrived", "dropped", "reordered", "retransmissions"), 1)
     delays = dict.fromkeys(("queueing_us", "one_way_us", "latency_us"), quantiles)
     group = {"goodput_bps": 1e6, **numbers, **delays}
@@ -104,6 +104,17 @@ def test_a_killed_writer_leaves_the_results_whole(tmp_path: Path) -> None:
         writer.kill()
         writer.join()
         assert load(tmp_path).height == 39
+
+
+def test_results_from_before_the_tail_are_read(tmp_path: Path) -> None:
+    """What they lack is null; their quantiles end with the maximum."""
+    old = table([run_row("default", 1, 10_000)]).drop(LATER)
+    old = old.with_columns(pl.Series("queueing_cdf_us", [[0.0, 5.0, 70.0]]))
+    old.write_parquet(tmp_path / results.FILE)
+    (row,) = load(tmp_path).iter_rows(named=True)
+    assert list(row) == list(SCHEMA)
+    assert {name: row[name] for name in LATER} == dict.fromkeys(LATER) | {"queueing_max_us": 70.0}
+    assert row["queueing_p99_us"] == 10_000
 
 
 def test_results_of_another_version_are_refused(tmp_path: Path) -> None:
@@ -211,6 +222,7 @@ def swept() -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.slow
 def test_the_page_shows_every_control_profile_and_gap(tmp_path: Path) -> None:
     rows = runs_of({"default": 1, "model": 0.6, "oracle": 0.5, "random": 0.9}, scenario="figure8")
     rows += runs_of({"default": 1, "oracle": 0.9}, scenario="figure8", profile="rfc9332")
