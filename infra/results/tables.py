@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -14,7 +14,7 @@ import polars as pl
 from benchmarks import published
 from benchmarks.published import Published
 from benchmarks.rows import Row
-from infra.results import evaluations
+from infra.results import evaluations, forecasters
 from laboratory.report import tables as lab
 from laboratory.report.comparison import Place, against_chance, by_seed, change_of, percent
 from laboratory.report.intervals import Estimate
@@ -28,6 +28,7 @@ from models.scoring.predictions import FINETUNED, METHODS, TREES
 
 LABORATORY: Final = Path("docs/laboratory")
 WIDEST: Final = 150  # of a table's line, in characters
+FORMS: Final = {"tuned": "Head tuned before each test slice", "pretrained": "The same without tuning"}
 WORDS: Final = {
     FINETUNED: "**fine-tuned model**",
     "pretrained": "the same without fine-tuning",
@@ -47,6 +48,7 @@ class Data:
     evaluations: Mapping[str, Any]
     runs: pl.DataFrame
     benchmarks: Mapping[str, Published]
+    forecasters: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def load(cls, root: Path) -> Data:
@@ -60,6 +62,7 @@ class Data:
             read_object(root / evaluations.FILE),
             load_runs(root / LABORATORY),
             published.load(root / published.FILE),
+            forecasters.load(root),
         )
 
     def evaluation(self, name: str) -> dict[str, Any]:
@@ -116,6 +119,15 @@ def scores(data: Data, name: str) -> list[str]:
             )
         )
     return lines
+
+
+def forecasts(data: Data, name: str) -> list[str]:
+    """Every variant's scores on one kind of trace, with tuned heads and without."""
+    if name not in data.forecasters:
+        raise ValueError(f"{forecasters.FILE} has no {name}: swiftqueue results --forecasts {name} FILE")
+    one = data.forecasters[name]
+    tables = [line for form in FORMS for line in ["", f"{FORMS[form]}:", "", *forecasters.rows(one, form)]]
+    return [*_wrapped(forecasters.said(one)), *tables]
 
 
 def figures(data: Data, name: str) -> list[str]:
@@ -192,6 +204,8 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "late-packets": lambda data: scores(data, "late-packets"),
     "wifi": lambda data: scores(data, "wifi"),
     "speed-tests": lambda data: scores(data, "speed-tests"),
+    "forecasters-simulated": lambda data: forecasts(data, "simulated"),
+    "forecasters-wifi": lambda data: forecasts(data, "wifi"),
     "targets": lambda data: lab.judged(data.of(JUDGED, "many-flows")),
     "figure8": lambda data: lab.by_control(data.of(JUDGED)),
     "worst-wait": worst_wait,
