@@ -14,7 +14,7 @@ from __future__ import annotations
 import gc
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,6 +30,7 @@ from feature_store.telemetry.recent import Latest
 from models import json_lines
 from models.networks.artifact import read_files
 from models.registry.registry import INPUTS_FILE, Registry
+from models.registry.store import RegistryError
 from models.say import say
 from models.training.finetuning import FinetuneParams
 from models.training.warm_worker import WarmWorker, WarmWorkerError
@@ -37,6 +38,7 @@ from pipelines.live import challenger
 from pipelines.live.minute import DeclinedError, Minute, Tuned, tune
 from pipelines.live.retrain import MOST_PACKETS, SECONDS, Retrained, RetrainError, Retraining
 from pipelines.live.rounds_log import LOG_FILE, RoundRecord, read
+from pipelines.live.slices import Slices
 from serving.deploy.champion import find_champion
 from serving.deploy.deployment import (
     ChampionChangedError,
@@ -103,8 +105,10 @@ class Rounds:
         self._model = model
         self._keep_versions = settings().keep_versions
         self._worker: WarmWorker | None = None
+        self._reference: tuple[int, Mapping[str, bytes]] | None = None  # the last one's number and files
         self._folder = state_dir() / "live"
         private_dir(self._folder)
+        self._slices = Slices(self._folder / "slices")
         self.log = self._folder / LOG_FILE
         history = self.history()
         self.number = max((one["number"] for one in history), default=0)
@@ -197,9 +201,10 @@ class Rounds:
         with tempfile.TemporaryDirectory() as temporary:
             with _timed(record, "fetch"):
                 parent = registry.fetch(champion, Path(temporary) / "champion")
+                reference = self._fetch_reference(registry, champion, record)
             begin = time.monotonic()
             try:
-                tuned = self._tune(latest, parent, retrained)
+                tuned = self._tune(latest, parent, retrained, reference)
             except (DeclinedError, WarmWorkerError, ConnectionError, TimeoutError):
                 raise
             except (OSError, ValueError, RuntimeError):
@@ -223,6 +228,7 @@ class Rounds:
                     finetune=self._finetune,
                     retrained=retrained,
                 )
+            self._keep_slices(tuned, record)
             if self._retraining and retrained:
                 self._give_up(self._retraining, record)  # in the registry; a failed push is not tried again
         record.reason = tuned.verdict.reason
@@ -232,6 +238,29 @@ class Rounds:
         record.outcome = "pushed" if tuned.verdict.passed else "kept"
         if retrained:
             record.retraining = record.outcome
+
+    def _fetch_reference(
+        self, registry: Registry, champion: int, record: RoundRecord
+    ) -> Mapping[str, bytes] | None:
+        """Files of the gate's reference; None where it is the champion itself, or cannot be had."""
+        try:
+            number = registry.reference(champion)
+            if number == champion:
+                return None
+            if self._reference is None or self._reference[0] != number:
+                with tempfile.TemporaryDirectory() as temporary:
+                    self._reference = number, read_files(registry.fetch(number, Path(temporary)))
+            return self._reference[1]
+        except RegistryError as error:
+            say(f"round {record.number}: judged without the reference: {first_line(str(error))}")
+            return None
+
+    def _keep_slices(self, tuned: Tuned, record: RoundRecord) -> None:
+        """Keep what judged for the rounds to come. On a full disk those are judged by what there is."""
+        try:
+            self._slices.keep(tuned.slices)
+        except OSError as error:
+            say(f"round {record.number}: what judged it is not kept: {error}")
 
     def _candidate(self, record: RoundRecord) -> Retrained | None:
         """What a re-train made; one that cannot be read is dropped and the round tunes the champion."""
@@ -293,7 +322,13 @@ class Rounds:
         if failures:
             raise DeclinedError(f"bad telemetry: {failures[0]}")
 
-    def _tune(self, latest: Latest, parent: Path, retrained: Retrained | None) -> Tuned:
+    def _tune(
+        self,
+        latest: Latest,
+        parent: Path,
+        retrained: Retrained | None,
+        reference: Mapping[str, bytes] | None,
+    ) -> Tuned:
         packets = latest.packets
         self.warm()
         assert self._worker is not None  # noqa: S101 - `warm` made it
@@ -307,6 +342,8 @@ class Rounds:
             judge_from_ns=judge_from_ns,
             champion=read_files(parent),
             retrained=retrained.files if retrained else None,
+            reference=reference,
+            earlier=self._slices.recent(),
             params=self._finetune,
             trained_on=np.load(trained_on, allow_pickle=False) if trained_on.is_file() else None,
             least_windows=self._params.least_windows,
