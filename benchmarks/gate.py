@@ -2,7 +2,7 @@
 
 A made-up sender whose latencies 16 inputs say in part. A head has two rows of weights: one for the latency of
 ordinary packets, one for the late ones, which come in episodes of seconds. Its true quality is the average
-precision on 300 seconds that judge nothing. The gate is the real one, over the newest ten seconds and the
+precision on 120 seconds that judge nothing. The gate is the real one, over the newest ten seconds and the
 eleven slices before them, with the first head as the reference. The gate before it: the newest ten seconds,
 no figure worse than the champion's by more than 0.02.
 
@@ -33,7 +33,7 @@ HORIZON: Final = 8
 DECISIONS_PER_S: Final = 30
 SLICE_S: Final = 10
 EARLIER: Final = 11  # slices that judged before, as pipelines/live keeps
-TRUTH_S: Final = 300  # that quality is measured on
+TRUTH_S: Final = 120  # that quality is measured on
 LAST_US: Final = 40_000.0  # the last visible latency of every flow
 SPREAD: Final = 0.08  # of the log-latency of packets that are not late
 KNOWN: Final = 0.9  # share of what makes a packet slow, or late, that the inputs say
@@ -47,7 +47,7 @@ START: Final = 0.45  # how far from the best head the first one is, as a share o
 NOISE: Final = 0.25  # a random step, likewise
 POISON: Final = 0.012  # average precision that each poisoned head loses to its parent
 GAINS: Final = (-0.05, -0.02, 0.0, 0.01, 0.02, 0.05)
-TRIALS: Final = 100
+TRIALS: Final = 60
 Challenge = Callable[["Sender", Floats], Floats]
 Gate = Callable[["Slice", "Slice", Floats, Floats, Floats], bool]
 
@@ -125,7 +125,7 @@ class Sender:
             return np.stack([head_KD[0], late_D])
 
         low, high = 0.0, np.pi
-        for _ in range(12):
+        for _ in range(8):
             middle = (low + high) / 2
             low, high = (middle, high) if self.quality(at(middle)) > goal else (low, middle)
         return at(low)
