@@ -9,6 +9,7 @@ from typing import Any, Final
 import polars as pl
 
 from feature_store.atomic import new_file
+from feature_store.parquet import read_parquet
 from laboratory.scenarios.schema import FORMER_PROFILES
 
 FILE: Final = "results.parquet"
@@ -84,8 +85,8 @@ def load(output: Path) -> pl.DataFrame:
         return pl.DataFrame(schema=SCHEMA)
     remedy = "give another --output, or remove it: `swiftqueue lab run` puts the rows of whole runs back"
     try:
-        table = pl.read_parquet(path)
-    except (pl.exceptions.PolarsError, pl.exceptions.PanicException):
+        table = read_parquet([path])
+    except ValueError:
         raise ValueError(f"{path} is damaged; {remedy}") from None
     if set(table.columns) == set(SCHEMA) - set(LATER):
         table = table.with_columns(

@@ -340,15 +340,8 @@ def test_a_decision_cannot_act_before_it_exists(
     assert held[::8].any()
 
 
-SINCE = (  # features that are times since something was sent
-    "flow_age_us",
-    "age_us",
-    "gap_us",
-    "ack_silence_us",
-    "oldest_unacked_us",
-    "hole_us",
-    "hole_age_us",
-)
+# The other features in microseconds are times since something was sent.
+LATENCIES = ("latency_us", "last_latency_us", "last_latency_flow_us", "last_latency_queue_us")
 PACKET_US = 12.1  # of 1,502 bytes on S1's link of 1 Gbit/s
 
 
@@ -376,7 +369,7 @@ def test_a_question_holds_what_was_known_when_it_was_asked(
     assert len(questions) == -(-len(log) // 64)  # every eighth batch
     assert (questions["first_packet"] == 64 * np.arange(len(questions))).all()
     tokens, both = questions["x_BWF"].shape[2], 0
-    timed = np.array([f.name in SINCE for f in fw.FEATURES])
+    timed = np.array([f.unit == "us" and f.name not in LATENCIES for f in fw.FEATURES])
     latency = [f.name for f in fw.FEATURES].index("latency_us")
     some = questions[::5]
     for question in some:

@@ -284,6 +284,7 @@ def swept() -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.slow
 def test_the_page_shows_every_control_profile_and_gap(tmp_path: Path) -> None:
     rows = runs_of({"default": 1, "model": 0.6, "oracle": 0.5, "random": 0.9}, scenario="figure8")
     rows += runs_of({"default": 1, "oracle": 0.9}, scenario="figure8", profile="rfc9332")

@@ -12,6 +12,7 @@ import polars as pl
 import pytest
 import yaml
 
+from feature_store.packets.schema import PACKET_SCHEMA
 from laboratory.command import Request, adjusted, run_lab
 from laboratory.learning.judged_models import check_acks, said_acks
 from laboratory.learning.train import settings, train
@@ -307,6 +308,7 @@ BAD_ENVIRONMENTS: list[tuple[str, object, str]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("key", "value", "line"),
     [
@@ -520,7 +522,7 @@ def packet_table(folder: Path, sent: list[tuple[int, float, int]]) -> None:
     ]
     part = folder / "trace=t" / "minute=0"
     part.mkdir(parents=True)
-    pl.DataFrame(rows).write_parquet(part / "part-0.parquet")
+    pl.DataFrame(rows, schema=PACKET_SCHEMA).write_parquet(part / "part-0.parquet")
 
 
 def test_a_replay_has_the_tables_statistics(small: dict[str, Any], tmp_path: Path) -> None:
@@ -605,8 +607,13 @@ def test_a_replay_of_nothing_gets_one_line(
         resolve(scenario, Cell("mine", "", None, "uncoupled", "default", 1), {"kind": "default"}, [])
 
 
-@pytest.mark.parametrize("damage", ["cut short", "other columns"])
-def test_a_damaged_replay_gets_one_line(small: dict[str, Any], tmp_path: Path, damage: str) -> None:
+@pytest.mark.parametrize(
+    ("damage", "line"),
+    [("cut short", "part-0.parquet cannot be read: "), ("other columns", "not a packet table: ")],
+)
+def test_a_damaged_replay_gets_one_line(
+    small: dict[str, Any], tmp_path: Path, damage: str, line: str
+) -> None:
     packet_table(tmp_path / "packets", [(0, 0, 1000), (0, 50, 1000)])
     (file,) = (tmp_path / "packets").rglob("*.parquet")
     if damage == "cut short":
@@ -615,6 +622,6 @@ def test_a_damaged_replay_gets_one_line(small: dict[str, Any], tmp_path: Path, d
         pl.DataFrame({"a": [1]}).write_parquet(file)
     traffic = {"kind": "replay", "packets": str(tmp_path / "packets"), "trace": None}
     scenario = load(written(tmp_path, put(small, f"{S1}.l4s.traffic", traffic)))
-    with pytest.raises(ValueError, match=r"^senders.*packets: trace t of .* cannot be read: ") as error:
+    with pytest.raises(ValueError, match=rf"^senders.*packets: .*{line}") as error:
         resolve(scenario, Cell("mine", "", None, "uncoupled", "default", 1), {"kind": "default"}, [])
     assert "\n" not in str(error.value)
