@@ -215,9 +215,11 @@ class _Laboratory:
                 return Asked(cell, None, "nothing says which share to move: neither model nor oracle was run")
             share, share_of = found
         if cell.control == "placebo" and (record := self._record(scenario, cell)) is None:
-            return Asked(cell, None, "the model's run, whose decisions it repeats, is not at hand")
+            return Asked(cell, None, "the model, whose decisions it repeats, was not run")
         control = control_of(environment, cell.control, model=model, share=share, record=record or "")
         run = resolve(scenario, cell, control, self.outputs)
+        if record is not None and not self._is_repeatable(record, run):
+            return Asked(cell, None, "the model's run, whose decisions it repeats, is not at hand")
         return Asked(cell, run, model=model, share_of=share_of, record=record)
 
     def _model(self, cell: Cell) -> Model | None:
@@ -235,11 +237,14 @@ class _Laboratory:
         return f"--artifact has no {cell.profile}/" if self.models else NO_MODEL
 
     def _record(self, scenario: Scenario, cell: Cell) -> str | None:
-        """Identity of the model's run in the same cell, if its decisions are there."""
+        """Identity of the model's run in the same cell; None without a model."""
         one = self._asked(scenario, replace(cell, control="model"))
-        key = identity(one.run, self.build) if one.run is not None else None
-        there = key is not None and (execution.folder_of(self.output, key) / execution.DECISIONS).is_file()
-        return key if there else None
+        return identity(one.run, self.build) if one.run is not None else None
+
+    def _is_repeatable(self, record: str, run: Mapping[str, Any]) -> bool:
+        """Whether the decisions of a run are there, or the run that repeats them has its result already."""
+        decisions = execution.folder_of(self.output, record) / execution.DECISIONS
+        return decisions.is_file() or execution.is_complete(self.output, identity(run, self.build))
 
     def _share(self, cell: Cell) -> tuple[float, str] | None:
         """Share that the model (or else the oracle) moved in the same cell, in this program's run.

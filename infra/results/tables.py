@@ -19,6 +19,7 @@ from laboratory.report import tables as lab
 from laboratory.report.comparison import Place, against_chance, by_seed, change_of, percent
 from laboratory.report.intervals import Estimate
 from laboratory.report.judging import JUDGED
+from laboratory.report.ladder import ladder
 from laboratory.report.measures import MS, QUEUEING_P99
 from laboratory.runs.results import COMPLETE
 from laboratory.runs.results import load as load_runs
@@ -185,6 +186,11 @@ def costs(data: Data, prefix: str) -> list[str]:
     ]
 
 
+def known(data: Data, profile: str) -> list[str]:
+    """The ladder of information in one profile."""
+    return ladder(data.runs, profile)
+
+
 def summary(data: Data) -> list[str]:
     """The README's six rows, each with its page."""
     rows = (
@@ -212,6 +218,7 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "other-traffic": lambda data: lab.by_control(data.of("hadoop", "receivers", "replay", "many-flows")),
     **{f"sweeps-{profile}": partial(brief, profile=profile, prefix="sweep-") for profile in PROFILES},
     "sweeps-costs": lambda data: costs(data, "sweep-"),
+    **{f"ladder-{profile}": partial(known, profile=profile) for profile in PROFILES},
     "map": lambda data: brief(data, "rfc9332", "map-"),
     "map-costs": lambda data: costs(data, "map-"),
     **{

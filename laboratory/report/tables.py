@@ -180,7 +180,7 @@ def by_control(runs: pl.DataFrame) -> list[str]:
     lines: list[str] = []
     head = ["control", "verdict", "P99 against default", "against random"]
     for place in places(runs.filter(pl.col("point") == "")):
-        lines += ["", f"**{place.scenario}, `{place.profile}`** ({_sample(runs, place)})", ""]
+        lines += ["", f"**{place.scenario}, `{place.profile}`** ({sample(runs, place)})", ""]
         lines += head_of([*head, *(title for _, title in TABLE_COLUMNS)])
         for control in controls_run(runs, [place]):
             cells = [cell(runs, place, control, m).text for m, _ in TABLE_COLUMNS]
@@ -189,7 +189,7 @@ def by_control(runs: pl.DataFrame) -> list[str]:
     return lines[1:]
 
 
-def _sample(runs: pl.DataFrame, place: Place) -> str:
+def sample(runs: pl.DataFrame, place: Place) -> str:
     """Say how many seeds there are, and how many packets of a run the quantiles rest on."""
     seeds = max((len(by_seed(runs, place, control, QUEUEING_P99)) for control in ALL_CONTROLS), default=0)
     said = f"{seeds} seed{'' if seeds == 1 else 's'}"

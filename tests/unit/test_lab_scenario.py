@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from feature_store.packets.schema import PACKET_SCHEMA
-from laboratory.command import Request, run_lab
+from laboratory.command import Request, adjusted, run_lab
 from laboratory.learning.judged_models import check_acks, said_acks
 from laboratory.learning.train import settings, train
 from laboratory.runs import execution, programs
@@ -195,6 +195,19 @@ def test_a_model_of_other_acks_is_refused(tmp_path: Path) -> None:
     check_acks(models, {"split": load(path_of("split"))})  # no model drives it
     with pytest.raises(ValueError, match=r"origin\.json: not what `swiftqueue lab train` writes"):
         model_of(tmp_path, ["acks"])
+
+
+@pytest.mark.parametrize(
+    ("name", "seeds", "found"),
+    [
+        ("ladder", 2, [101, 102]),
+        ("ladder", 12, [*range(101, 113)]),
+        ("figure8", 3, [1, 2, 3]),
+        ("figure8", 7, [*range(1, 8)]),
+    ],
+)
+def test_seeds_are_the_scenarios_first_and_those_after(name: str, seeds: int, found: list[int]) -> None:
+    assert adjusted(load(path_of(name)), Request([name], seeds=seeds)).seeds == found
 
 
 def test_a_sweep_of_flows_has_as_many_as_it_says() -> None:
