@@ -121,6 +121,13 @@ class Settings(BaseSettings):
     ingest_free_mb: Annotated[int, Field(ge=1, le=1 << 30)] = 2048
     """MiB of the disk that stay free, a twentieth of a small disk; likewise. The last three minutes of each
     sender stay."""
+    senders: str = ""
+    """NAME,NAME=WEIGHT of the senders whose telemetry teaches and judges, each a share of the rounds by its
+    weight (1). Otherwise all that the ingest takes events of, alike."""
+    least_rtt_us: Annotated[float, Field(ge=0)] = 5.0
+    """Least round trip of any path, in microseconds: a latency below it is not believed."""
+    most_mbps: Annotated[float, Field(gt=0)] = 100_000.0
+    """Mbit/s that no sender's line exceeds: what claims more is not believed."""
     ingest_rate_mb: Annotated[int, Field(ge=1, le=1 << 20)] = 16
     """MiB/s of a sender's batches, by each replica: 28 times one of 100 Mbit/s.
     Beyond ten seconds of it, 429."""

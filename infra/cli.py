@@ -76,6 +76,7 @@ class Benchmark(StrEnum):
 
     extract = "extract"
     finetune = "finetune"
+    gate = "gate"
     inference = "inference"
     ingest = "ingest"
     linerate = "linerate"

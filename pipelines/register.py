@@ -8,28 +8,34 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from feature_store.atomic import write_file
-from feature_store.events.windows import schema_hash
+from feature_store.events.windows import FEATURES, iter_windows, schema_hash
+from feature_store.packets.schema import scan_packets
 from feature_store.quality.distribution_shift import sample_inputs
 from feature_store.state import experiment_name
 from models.json_file import read_object
 from models.networks import artifact
 from models.networks.prediction import predict
 from models.registry import gate
+from models.registry.decision import REFERENCE_TAG
 from models.registry.lineage import content_hash, dvc_hashes, git_commit
 from models.registry.register_params import RegisterParams
-from models.registry.registry import CHALLENGER, CHAMPION, INPUTS_FILE, Decision, Registry
-from models.registry.store import numbers, texts
+from models.registry.registry import CHALLENGER, CHAMPION, INPUTS_FILE, ITSELF, Decision, Registry
+from models.registry.store import RegistryError, numbers, texts
 from models.section import read, read_all
 from models.training.windows import WindowSet, load_windows
 from pipelines.stage import Given, StageError, run_stage
+
+LAST_SLICES: Final = 12  # as in a live round
+CHUNK: Final = 512  # windows read at once
 
 
 def last_round(finetuned: Path, trace: str) -> Path:
@@ -45,19 +51,32 @@ def last_round(finetuned: Path, trace: str) -> Path:
     return rounds[max(rounds)]
 
 
-def held_out_slice(windows: WindowSet, trace: str) -> tuple[gate.HeldOut, float]:
-    """The last test slice of a trace, and the median latency (µs) before it.
+def judging(windows: WindowSet, trace: str) -> NDArray[np.int64]:
+    """Windows (B,) that judge: the last test slices, as far as no head was fine-tuned on them.
 
     Raises:
-        ValueError: the windows do not have that trace, or were made for other features.
+        StageError: the windows were made for other features.
+        ValueError: the windows do not have that trace.
     """
     if windows.schema_hash != schema_hash():
         raise StageError("the windows are of another feature definition; run `dvc repro`")
+    rounds = windows.trace(trace).rounds
+    tested = [np.arange(one.test.lo, one.test.hi) for one in rounds[-LAST_SLICES:]]
+    taught = [np.arange(one.finetune.lo, one.finetune.hi) for one in rounds]
+    return np.setdiff1d(np.concatenate(tested), np.concatenate(taught)).astype(np.int64)
+
+
+def held_out_slices(
+    windows: WindowSet, trace: str, judging_B: NDArray[np.int64]
+) -> tuple[gate.HeldOut, float]:
+    """What came of the windows that judge, and the median latency (µs) before them."""
     found = windows.trace(trace)
-    test = found.rounds[-1].test
-    before = found.y_us_BH[: test.lo][np.isfinite(found.y_us_BH[: test.lo])]
+    before = found.y_us_BH[: judging_B[0]][np.isfinite(found.y_us_BH[: judging_B[0]])]
     held_out = gate.HeldOut(
-        found.x_BWF[test.lo : test.hi], found.y_us_BH[test.lo : test.hi], windows.feature_names
+        np.array(found.x_BWF[judging_B, -windows.horizon :]),
+        found.y_us_BH[judging_B],
+        found.decision_ns_B[judging_B],
+        windows.feature_names,
     )
     return held_out, float(np.median(before)) if before.size else 0.0
 
@@ -86,23 +105,53 @@ def champion_to_beat(registry: Registry) -> tuple[int | None, str]:
     return None, f"the alias {CHAMPION} is not followed: {why}" if signed else gate.NO_CHAMPION
 
 
-def champion_figures(
-    registry: Registry, version: int, held_out: gate.HeldOut, challenger: artifact.Description
-) -> tuple[gate.Figures | None, str]:
-    """Figures of the champion on the slice; None with the reason when it cannot be judged there."""
-    with tempfile.TemporaryDirectory() as temporary:
-        champion = artifact.load(registry.fetch(version, Path(temporary)))
-    for what in ("schema_hash", "tokens", "visibility"):
-        theirs, ours = getattr(champion.description, what), getattr(challenger, what)
-        if theirs != ours:
-            return None, f"champion {version} takes other windows ({what} {theirs}, here {ours})"
-    return gate.score(predict(champion.model, held_out.x_BWF), held_out), ""
+def predictions(
+    found: artifact.Artifact, windows: WindowSet, trace: str, packets: Path, judging_B: NDArray[np.int64]
+) -> NDArray[np.float32]:
+    """What any version says (B, H) of the packets that judge, µs, from the windows that it takes.
+
+    Where these are others than the stage's (their length, what is visible in them, or fewer inputs), they are
+    made from the packets.
+
+    Raises:
+        ValueError: it takes an input that is not computed any more.
+    """
+    described = found.description
+    if described.schema_hash == windows.schema_hash:
+        columns: slice | list[int] = slice(None)
+    else:
+        computed = {(one.name, one.unit): i for i, one in enumerate(FEATURES)}
+        inputs = [(one.name, one.unit) for one in found.model.features]
+        if gone := [name for name, unit in inputs if (name, unit) not in computed]:
+            raise ValueError(f"it takes the input {gone[0]}, which is not computed any more")
+        columns = [computed[one] for one in inputs]
+    if (described.tokens, described.visibility) == (windows.tokens, windows.visibility):
+        x_BWF = windows.trace(trace).x_BWF
+        firsts = range(0, len(judging_B), CHUNK)
+        parts: Iterable[NDArray[np.float32]] = (x_BWF[judging_B[lo : lo + CHUNK]] for lo in firsts)
+    else:
+        table = scan_packets(packets, trace).collect()
+        made = iter_windows(table, described.tokens, described.visibility)
+        parts = _rows_of(made, judging_B)
+    return np.concatenate([predict(found.model, part[..., columns]) for part in parts if len(part)])
+
+
+def _rows_of(
+    made: Iterable[NDArray[np.float32]], chosen_B: NDArray[np.int64]
+) -> Iterator[NDArray[np.float32]]:
+    """Some windows of those that are made one array after the other."""
+    done = 0
+    for x_BWF in made:
+        here_B = chosen_B[(chosen_B >= done) & (chosen_B < done + len(x_BWF))]
+        yield x_BWF[here_B - done]
+        done += len(x_BWF)
 
 
 def register(
     params: RegisterParams,
     *,
     windows: WindowSet,
+    packets: Path,
     finetuned: Path,
     evaluation: Path,
     all_params: dict[str, Any],
@@ -112,28 +161,41 @@ def register(
     trace = params.trace
     source = last_round(finetuned, trace)
     loaded = artifact.load(source, schema_hash())
-    held_out, otherwise_us = held_out_slice(windows, trace)
+    judging_B = judging(windows, trace)
+    held_out, otherwise_us = held_out_slices(windows, trace, judging_B)
     registry = Registry(params.model_name)
     champion, why_not = champion_to_beat(registry)
     content = content_hash(source)
     version = registry.find(content)
 
-    ours = gate.score(predict(loaded.model, held_out.x_BWF), held_out)
-    naive = gate.score_naive(held_out, otherwise_us)
-    theirs = None
-    if champion is not None:
-        theirs, why_not = champion_figures(registry, champion, held_out, loaded.description)
-    if champion is not None and champion == version:
-        verdict = gate.Verdict(
-            True, "it is the champion already", gate.judge(ours, theirs, naive, why_not).loses_to
-        )
-    else:
-        verdict = gate.judge(ours, theirs, naive, why_not)
+    def scored(found: artifact.Artifact) -> gate.Scored:
+        return gate.score(predictions(found, windows, trace, packets, judging_B), held_out)
 
-    metrics = ours.as_metrics("gate.challenger")
-    metrics |= theirs.as_metrics("gate.champion") if theirs else {}
-    for name, figures in naive.items():
-        metrics |= figures.as_metrics(f"gate.{name}")
+    def scored_version(of: int) -> gate.Scored:
+        with tempfile.TemporaryDirectory() as temporary:
+            return scored(artifact.load(registry.fetch(of, Path(temporary))))
+
+    ours = scored(loaded)
+    naive = gate.score_naive(held_out, otherwise_us)
+    theirs = reference = None
+    if champion is not None:
+        try:
+            theirs = scored_version(champion)
+        except ValueError as error:
+            why_not = f"champion {champion} cannot be judged here: {error}"
+        bar = champion
+        try:
+            if (bar := registry.reference(champion)) != champion:
+                reference = scored_version(bar)
+        except (RegistryError, ValueError) as error:  # somebody removed it, or it is of an older program
+            why_not = f"reference {bar} cannot be judged here: {error}"
+    verdict = gate.judge(ours, theirs, naive, why_not, reference)
+    if champion is not None and champion == version:
+        verdict = gate.Verdict(True, "it is the champion already", verdict.loses_to)
+
+    scores = {"challenger": ours, "champion": theirs, "reference": reference, **naive}
+    figures = {name: one.figures for name, one in scores.items() if one is not None}
+    metrics = {k: v for name, one in figures.items() for k, v in one.as_metrics(f"gate.{name}").items()}
     judged = Decision(verdict.passed, verdict.reason, champion)
     if version is None:
         tags = _lineage(loaded.description, champion, source, lock)
@@ -165,12 +227,8 @@ def register(
             "passed": verdict.passed,
             "reason": verdict.reason,
             "champion": champion,
-            "tolerance": {"average_precision": gate.AP_TOLERANCE, "log_mae": gate.LOG_MAE_TOLERANCE},
-            "figures": {
-                "challenger": asdict(ours),
-                "champion": asdict(theirs) if theirs else None,
-                **{name: asdict(figures) for name, figures in naive.items()},
-            },
+            "margin": {"average_precision": gate.AP_MARGIN, "log_mae": gate.LOG_MARGIN},
+            "figures": {name: asdict(one) for name, one in figures.items()},
             "loses_to": list(verdict.loses_to),
         },
     }
@@ -185,6 +243,7 @@ def _lineage(
         "parent_version": str(parent or "none"),
         "protocol": str(description.protocol.get("name", "unknown")),
         "visibility": description.visibility,
+        REFERENCE_TAG: ITSELF,
         "source": f"{source.parent.name}/{source.name}",
         # MLflow takes no `=` in a tag's name, which `data/packets/trace=NAME` has.
         **{f"dvc.{path.replace('=', ':')}": md5 for path, md5 in dvc_hashes(lock).items()},
@@ -200,7 +259,13 @@ def headline_figures(evaluation: Path) -> dict[str, float]:
 
 
 def main(
-    params: Given, windows: Given, split: Given, finetuned: Given, evaluation: Given, output: Given
+    params: Given,
+    windows: Given,
+    packets: Given,
+    split: Given,
+    finetuned: Given,
+    evaluation: Given,
+    output: Given,
 ) -> None:
     """Read paths from the command line and values from section `register`."""
     section = read(params, RegisterParams)
@@ -213,6 +278,7 @@ def main(
     result = register(
         section,
         windows=load_windows(windows, split),
+        packets=packets,
         finetuned=finetuned,
         evaluation=evaluation,
         all_params=read_all(params),
@@ -224,7 +290,7 @@ def main(
     print(f"version {version} {outcome} the gate: {verdict['reason']}")
     if verdict["loses_to"]:
         losers = ", ".join(verdict["loses_to"])
-        print(f"WARNING: on the last held-out slice version {version} loses to: {losers}")
+        print(f"WARNING: on the packets that judge version {version} loses to: {losers}")
 
 
 if __name__ == "__main__":

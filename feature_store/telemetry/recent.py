@@ -6,7 +6,8 @@ It reads what has been compacted, through the manifests alone, while the compact
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -15,6 +16,8 @@ import polars as pl
 
 from feature_store.packets.schema import HORIZON, PACKET_SCHEMA
 from feature_store.packets.table_writer import MINUTE_NS
+from feature_store.settings import variable
+from feature_store.telemetry.events import check_sender
 from feature_store.telemetry.manifest import FILE as MANIFEST
 from feature_store.telemetry.manifest import Manifest, load_manifest, sender_dir
 from feature_store.telemetry.tables import merged, read_part, write_part
@@ -45,6 +48,7 @@ class Latest:
     session: int
     missing_packets: int  # numbers within the span for which no SEND came: lost telemetry
     flow_starts_ns: Mapping[int, int]  # when each of the flows that sent last sent its first packet
+    unmatched_acks: int = 0  # of packets that it never sent, since the store knows it
 
 
 def senders(root: Path) -> list[str]:
@@ -52,29 +56,61 @@ def senders(root: Path) -> list[str]:
     return sorted(p.name.removeprefix("trace=") for p in (root / "packets").glob("trace=*"))
 
 
-def latest_sender(root: Path) -> str:
-    """Id of the sender of which packets were stored last, by this machine's clock.
+def next_sender(root: Path, weights: Mapping[str, float], turns: Sequence[str]) -> str:
+    """Id of the sender whose turn it is to teach: of those that send now, the one furthest behind its share.
 
-    Of several that send at the same time it is the one of which most packets are kept: not another each time.
+    So none teaches everyone by sending most; what one teaches is judged on the slices of the others, too.
+
+    Args:
+        root: of the store.
+        weights: share of each that may teach; empty: all alike.
+        turns: senders of the last rounds.
 
     Raises:
-        FileNotFoundError: nothing of any sender is stored.
+        FileNotFoundError: nothing of any of them is stored.
     """
     stored_ns = {}
     for name in senders(root):
-        with contextlib.suppress(FileNotFoundError):  # its first packets are being written
-            stored_ns[name] = (sender_dir(root, name) / MANIFEST).stat().st_mtime_ns
+        if not weights or name in weights:
+            with contextlib.suppress(FileNotFoundError):  # its first packets are being written
+                stored_ns[name] = (sender_dir(root, name) / MANIFEST).stat().st_mtime_ns
     if not stored_ns:
-        raise FileNotFoundError(f"no telemetry under {root} yet")
+        of = f" of {', '.join(weights)} ({variable('senders')})" if weights else ""
+        raise FileNotFoundError(f"no telemetry{of} under {root} yet")
     newest_ns = max(stored_ns.values())
     live = [name for name, at_ns in stored_ns.items() if at_ns > newest_ns - LIVE_NS]
-    if len(live) == 1:
-        return live[0]
-    rows = {}
-    for name in live:
-        with contextlib.suppress(ValueError):  # the compaction puts it aside
-            rows[name] = sum(p.rows for p in load_manifest(root, name).partitions)
-    return max(rows, key=rows.__getitem__, default=live[0])
+    whole = [name for name in live if len(live) == 1 or _has_manifest(root, name)] or live
+    return min(whole, key=lambda name: ((turns.count(name) + 1) / weights.get(name, 1.0), name))
+
+
+def _has_manifest(root: Path, sender: str) -> bool:
+    """Whether a sender's manifest can be read; the compaction puts a damaged one aside."""
+    try:
+        load_manifest(root, sender)
+    except ValueError:
+        return False
+    return True
+
+
+def sender_weights(text: str) -> dict[str, float]:
+    """Read SWIFTQUEUE_SENDERS: NAME,NAME=WEIGHT.
+
+    Raises:
+        ValueError: a name or a weight that cannot be.
+    """
+    weights: dict[str, float] = {}
+    for one in filter(None, (part.strip() for part in text.split(","))):
+        name, _, weight = one.partition("=")
+        try:
+            check_sender(name)
+            weights[name] = float(weight or 1)
+            if not 0 < weights[name] < math.inf:
+                raise ValueError
+        except ValueError:
+            raise ValueError(
+                f"{variable('senders')}={text!r}: {one!r} must be a sender, or SENDER=WEIGHT above 0"
+            ) from None
+    return weights
 
 
 def latest_minutes(root: Path, sender: str, minutes: float, *, settled: bool = False) -> Latest:
@@ -112,6 +148,7 @@ def latest_minutes(root: Path, sender: str, minutes: float, *, settled: bool = F
             number,
             _missing(packets),
             {int(flow): sent_ns for flow, sent_ns in session.flow_starts_ns.items()},
+            manifest.counts.unmatched_acks,
         )
     raise FileNotFoundError(f"the packets of sender {sender!r} under {root} vanished {TRIES} times")
 

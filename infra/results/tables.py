@@ -19,6 +19,7 @@ from laboratory.report import tables as lab
 from laboratory.report.comparison import Place, against_chance, by_seed, change_of, percent
 from laboratory.report.intervals import Estimate
 from laboratory.report.judging import JUDGED
+from laboratory.report.ladder import ladder
 from laboratory.report.measures import MS, QUEUEING_P99
 from laboratory.runs.results import COMPLETE
 from laboratory.runs.results import load as load_runs
@@ -185,6 +186,11 @@ def costs(data: Data, prefix: str) -> list[str]:
     ]
 
 
+def known(data: Data, profile: str) -> list[str]:
+    """The ladder of information in one profile."""
+    return ladder(data.runs, profile)
+
+
 def summary(data: Data) -> list[str]:
     """The README's six rows, each with its page."""
     rows = (
@@ -193,7 +199,7 @@ def summary(data: Data) -> list[str]:
         ("P99 wait, uncoupled", "figure8", _wait(data, "uncoupled")),
         ("P99 wait, RFC 9332", "rfc9332", _wait(data, "rfc9332")),
         ("one answer through Triton", "serving", _answer(data)),
-        ("a new head in service", "live", _new_head(data)),
+        ("a new version in service", "live", _new_head(data)),
     )
     lines = lab.head_of(["page", "result"])
     return [*lines, *(lab.row_of([f"[{what}](docs/results/{page}.md)", said]) for what, page, said in rows)]
@@ -211,12 +217,13 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "other-traffic": lambda data: lab.by_control(data.of("hadoop", "receivers", "replay", "many-flows")),
     **{f"sweeps-{profile}": partial(brief, profile=profile, prefix="sweep-") for profile in PROFILES},
     "sweeps-costs": lambda data: costs(data, "sweep-"),
+    **{f"ladder-{profile}": partial(known, profile=profile) for profile in PROFILES},
     "map": lambda data: brief(data, "rfc9332", "map-"),
     "map-costs": lambda data: costs(data, "map-"),
     **{
         f"bench-{name}": partial(figures, name=name)
         for name in (
-            *("extract", "finetune", "inference", "ingest", "linerate"),
+            *("extract", "finetune", "gate", "inference", "ingest", "linerate"),
             *("live", "serving", "soak", "soak-first", "swap"),
         )
     },
@@ -228,7 +235,7 @@ def _late(data: Data, name: str) -> str:
     ours, trees = (one["methods"][method]["average_precision"] for method in (FINETUNED, TREES))
     low, high = one["methods"][FINETUNED]["average_precision_95"]
     said = f"average precision {ours:.2f} ({low:.2f}–{high:.2f})"
-    return f"{said}; trees {trees:.2f}, chance {one['base_rate']:.2f}"
+    return f"{said}; boosted trees {trees:.2f}, chance {one['base_rate']:.2f}"
 
 
 def _wait(data: Data, profile: str) -> str:
@@ -237,18 +244,18 @@ def _wait(data: Data, profile: str) -> str:
     random = change_of(runs, place, "random", QUEUEING_P99)
     said = f"{_to(change_of(runs, place, 'model', QUEUEING_P99))}; by chance {_short(random)}"
     if profile == "uncoupled":
-        return f"{said}; beside chance {_short(against_chance(runs, place))}"
+        return f"{said}; against chance {_short(against_chance(runs, place))}"
     return f"{said}; {len(by_seed(runs, place, 'model', QUEUEING_P99))} seeds"
 
 
 def _answer(data: Data) -> str:
     row = _row_named(data, "serving", "every candidate, p50", "identity, p50")
-    return f"{row.ours:.0f} µs (p50); with an empty model {row.reference:.0f} µs"
+    return f"{row.ours:.0f} µs (p50); of a model that computes nothing {row.reference:.0f} µs"
 
 
 def _new_head(data: Data) -> str:
     rows = data.benchmark("live").rows
-    return f"{rows[0].ours:.1f} s after its round began, on a minute of 100 Mbit/s"
+    return f"{rows[0].ours:.1f} s from trigger to first answer, on a minute at 100 Mbit/s"
 
 
 def _row_named(data: Data, bench: str, name: str, reference: str) -> Row:

@@ -7,12 +7,25 @@ from typing import Final, NamedTuple
 
 import polars as pl
 
-from laboratory.report.comparison import Place, against_chance, by_seed, change_of, compare, percent, places
+from laboratory.report.comparison import (
+    Place,
+    against_chance,
+    by_seed,
+    change_of,
+    compare,
+    percent,
+    places,
+    rests_on,
+    settled,
+)
 from laboratory.report.intervals import Estimate, estimate
 from laboratory.report.measures import (
     CLASSIC_SHARE,
+    CROSS_GOODPUT,
     MOVED,
+    QUEUEING_MAX,
     QUEUEING_P99,
+    QUEUEING_P999,
     REORDERED,
     RETRANSMITTED,
     RTT_P99,
@@ -21,21 +34,26 @@ from laboratory.report.measures import (
 )
 from laboratory.report.targets import remarks, targets
 from laboratory.runs.results import COMPLETE
-from laboratory.scenarios.schema import CONTROLS, PROFILES
+from laboratory.scenarios.schema import ALL_CONTROLS, PROFILES
 
 NONE: Final = "–"
 TABLE_COLUMNS: Final = (
     (QUEUEING_P99, "queueing P99, ms"),
+    (QUEUEING_P999, "P99.9, ms"),
+    (QUEUEING_MAX, "longest, ms"),
     (RTT_P99, "RTT P99, ms"),
     (S1_GOODPUT, "S1, Mbit/s"),
+    (CROSS_GOODPUT, "cross, Mbit/s"),
     (CLASSIC_SHARE, "classic, %"),
     (MOVED, "moved, %"),
     (RETRANSMITTED, "resent, %"),
     (REORDERED, "reordered, %"),
 )
 SWEPT_COSTS: Final = (  # beside a gain
+    (QUEUEING_MAX, "longest wait"),
     (RTT_P99, "RTT P99"),
     (S1_GOODPUT, "S1's goodput"),
+    (CROSS_GOODPUT, "cross goodput"),
     (CLASSIC_SHARE, "classic share"),
 )
 COSTS_OF: Final = ("random", "oracle", "model")
@@ -86,7 +104,7 @@ def chance(runs: pl.DataFrame, place: Place, control: str) -> str:
 
 def controls_run(runs: pl.DataFrame, here: Sequence[Place]) -> list[str]:
     """Controls that have figures at any of the places, in the order of all."""
-    return [c for c in CONTROLS if any(by_seed(runs, place, c, QUEUEING_P99) for place in here)]
+    return [c for c in ALL_CONTROLS if any(by_seed(runs, place, c, QUEUEING_P99) for place in here)]
 
 
 def markdown(runs: pl.DataFrame) -> str:
@@ -105,7 +123,7 @@ def markdown(runs: pl.DataFrame) -> str:
 def brief(runs: pl.DataFrame, profile: str) -> list[str]:
     """Sweeps of a profile: mean changes of P99 in %, and the model's costs beyond their limits.
 
-    Bold is a change whose whole interval is on one side of zero.
+    Bold is a change that is settled.
     """
     here = [p for p in places(runs.filter(pl.col("point") != "")) if p.profile == profile]
     controls = [control for control in controls_run(runs, here) if control != "default"]
@@ -115,7 +133,7 @@ def brief(runs: pl.DataFrame, profile: str) -> list[str]:
     lines = head_of(head)
     for place in here:
         default = cell(runs, place, "default", QUEUEING_P99).text
-        changes = [_settled(change_of(runs, place, control, QUEUEING_P99)) for control in controls]
+        changes = [_changed(runs, place, control) for control in controls]
         lines.append(row_of([place.scenario, place.point, default, *changes, _costs(runs, place)]))
     return lines
 
@@ -124,14 +142,18 @@ def _costs(runs: pl.DataFrame, place: Place) -> str:
     model = compare(runs, place, "model")
     if model is None:
         return NONE
-    return ", ".join(f"{cost.name} {_settled(cost.change)}" for cost in model.broken()) or "none"
+    costs = [cost for cost in model.broken() if cost.name != "P99"]
+    return ", ".join(f"{cost.name} {_bold(cost.change, cost.settled)}" for cost in costs) or "none"
 
 
-def _settled(found: Estimate | None) -> str:
-    if found is None:
-        return NONE
+def _changed(runs: pl.DataFrame, place: Place, control: str) -> str:
+    found = change_of(runs, place, control, QUEUEING_P99)
+    return _bold(found, settled(runs, place, control, QUEUEING_P99)) if found else NONE
+
+
+def _bold(found: Estimate, is_settled: bool) -> str:
     text = f"{found.mean * 100:+,.0f}"
-    return f"**{text}**" if found.below(0) or found.above(0) else text
+    return f"**{text}**" if is_settled else text
 
 
 def loss_rules(runs: pl.DataFrame) -> list[str]:
@@ -158,19 +180,23 @@ def by_control(runs: pl.DataFrame) -> list[str]:
     lines: list[str] = []
     head = ["control", "verdict", "P99 against default", "against random"]
     for place in places(runs.filter(pl.col("point") == "")):
-        done = [len(by_seed(runs, place, control, QUEUEING_P99)) for control in CONTROLS]
-        seeds = max(done, default=0)
-        lines += [
-            "",
-            f"**{place.scenario}, `{place.profile}`** ({seeds} seed{'' if seeds == 1 else 's'})",
-            "",
-        ]
+        lines += ["", f"**{place.scenario}, `{place.profile}`** ({sample(runs, place)})", ""]
         lines += head_of([*head, *(title for _, title in TABLE_COLUMNS)])
         for control in controls_run(runs, [place]):
             cells = [cell(runs, place, control, m).text for m, _ in TABLE_COLUMNS]
             said = [verdict(runs, place, control).text, change(runs, place, control)]
             lines.append(row_of([control, *said, chance(runs, place, control), *cells]))
     return lines[1:]
+
+
+def sample(runs: pl.DataFrame, place: Place) -> str:
+    """Say how many seeds there are, and how many packets of a run the quantiles rest on."""
+    seeds = max((len(by_seed(runs, place, control, QUEUEING_P99)) for control in ALL_CONTROLS), default=0)
+    said = f"{seeds} seed{'' if seeds == 1 else 's'}"
+    if (p99 := rests_on(runs, place, QUEUEING_P99)) is None:
+        return said
+    p999 = rests_on(runs, place, QUEUEING_P999)
+    return f"{said}; of a run, P99 rests on {p99:,} packets or more, P99.9 on {p999:,}, the longest on one"
 
 
 def costs(runs: pl.DataFrame, scenario: str) -> list[str]:

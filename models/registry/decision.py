@@ -1,9 +1,9 @@
 """The gate's decision about a version, signed: what a registry says of a version is believed only so.
 
 The signature (HMAC-SHA256) lies beside the decision as a tag of the version. It covers the model's name, the
-version, what its files are, and the decision, so no other version can have it and no file can be another. The
-key never goes to the registry: `var/secrets/gate`, or the file that SWIFTQUEUE_GATE_KEY names, where several
-machines decide.
+version, what its files are, the decision, and which version is the gate's reference, so no other version can
+have it and no file can be another. The key never goes to the registry: `var/secrets/gate`, or the file that
+SWIFTQUEUE_GATE_KEY names, where several machines decide.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ KEY_VARIABLE: Final = variable("gate_key")
 SHORTEST_KEY: Final = 32  # bytes
 CONTENT_TAG: Final = "content_sha256"  # of weights and description: two versions with one are one model
 FILES_TAG: Final = "files_sha256"  # JSON: SHA-256 of each file by its name
+REFERENCE_TAG: Final = "reference_version"  # the gate's fixed bar: the version that its encoder came with
 DECISION_TAG: Final = "gate"
 REASON_TAG: Final = "gate_reason"
 SIGNATURE_TAG: Final = "gate_signature"
@@ -38,7 +39,8 @@ def signature(model: str, version: int, tags: Mapping[str, str]) -> str:
     Raises:
         OSError: the key cannot be read, or others may read it; the message says what to do.
     """
-    signed = (CONTENT_TAG, FILES_TAG, "schema_hash", DECISION_TAG)
+    signed = [CONTENT_TAG, FILES_TAG, "schema_hash", DECISION_TAG]
+    signed += [REFERENCE_TAG] if REFERENCE_TAG in tags else []  # older versions name none
     text = json.dumps([model, version, *(tags.get(name, "") for name in signed)])
     return hmac.new(_key(), text.encode(), hashlib.sha256).hexdigest()
 

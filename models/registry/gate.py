@@ -1,55 +1,130 @@
-"""The gate: may a challenger take the champion's place? Judged on the last held-out slice alone.
+"""The gate: may a challenger take the champion's place?
 
-Shapes: B windows, W tokens, F features, H horizon (8 packets), N packets.
+It is judged on packets that neither it nor the champion has learned from: the newest seconds, and those that
+judged the rounds before. Three bars, each on the average precision of late packets and on the log-error:
+
+    champion   not worse by more than a margin; 95 % sure of it by a paired block bootstrap over seconds
+    reference  likewise, with half that margin: the version with which the champion's encoder came (the
+               stages', or the last full re-train's). It stays the same however many heads follow, so small
+               losses cannot add up
+    naive      never below the last visible latency of the sender, the flow or the queue, but for a tie
+
+Where the champion is below one of the last two itself, a challenger that is settled better than it passes
+that bar: the way up is never barred.
+
+Shapes: B decisions, F features, H horizon (8 packets), N packets of known latency, S those of them whose flow
+has a visible latency, R draws of the bootstrap.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from models.scoring.baselines import LAST_VISIBLE, Candidates, last_visible
-from models.scoring.metrics import score_predictions
+from models.scoring.metrics import (
+    Bools,
+    Floats,
+    Ints,
+    average_precision_draws,
+    block_draws,
+    late_margin,
+    precision_recall,
+)
 
-# 'Not worse' leaves room for the noise of a slice of seconds: on the default traces the 95 % block-bootstrap
-# interval of one model's average precision is wider than this, so more would bar good challengers by chance.
-AP_TOLERANCE: Final = 0.02  # absolute, of average precision
-LOG_MAE_TOLERANCE: Final = 0.02  # relative
-FALSE_ALARM_RATE: Final = 0.01
+AP_MARGIN: Final = 0.02  # absolute, of average precision
+LOG_MARGIN: Final = 0.02  # relative, of the log-error
+REFERENCE_MARGIN: Final = 0.01  # of either: smaller, because nothing moves this bar up again
+TIE: Final = 0.005  # of either: calm traffic is what the last latency says, and so is a good head
+SURE: Final = 95.0  # percent, one-sided
+LEAST_SECONDS: Final = 5  # fewer have no interval worth the name: the figures themselves are compared
+# Late packets come in episodes; with fewer of them one episode decides, so average precision is left out.
+LEAST_LATE: Final = 50
+LEAST_LATE_SECONDS: Final = 5
+LATE: Final = "average precision of late packets"
+LOG: Final = "log-error"
+SEED: Final = 1  # of the draws: the same for all that are judged together
+NO_CHAMPION: Final = "no champion yet"
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The slice: windows in time order and what came."""
+    """What judges: decisions in time order and what came."""
 
-    x_BWF: NDArray[np.float32]
+    candidates_BHF: NDArray[np.float32]  # tokens of the packets about to be sent
     y_BH: NDArray[np.float32]  # µs; NaN where unknown
+    decision_ns_B: Ints
     features: tuple[str, ...]
 
     @property
     def candidates(self) -> Candidates:
         """Tokens of the packets about to be sent."""
-        return Candidates(np.asarray(self.x_BWF[:, -self.y_BH.shape[1] :]), self.features)
+        return Candidates(self.candidates_BHF, self.features)
+
+    @cached_property
+    def known_BH(self) -> Bools:
+        """Packets of known latency."""
+        return np.isfinite(self.y_BH)
+
+    @cached_property
+    def y_N(self) -> Floats:
+        """Their latencies, µs."""
+        return self.y_BH[self.known_BH].astype(np.float64)
+
+    @cached_property
+    def last_N(self) -> Floats:
+        """The last visible latency of each one's flow, µs."""
+        return self.candidates.column("last_latency_flow_us")[self.known_BH]
+
+    @cached_property
+    def referred_N(self) -> Bools:
+        """Whether there was one: no other packet can be late."""
+        return np.isfinite(late_margin(self.y_N, self.last_N))
+
+    @cached_property
+    def late_S(self) -> Bools:
+        """Which packets were late."""
+        return late_margin(self.y_N, self.last_N)[self.referred_N] >= 1
+
+    @cached_property
+    def draws(self) -> tuple[Ints, Floats]:
+        """Second (N,) of each packet, and how often each draw takes each second (R, seconds)."""
+        block_B, draws = block_draws(self.decision_ns_B, SEED)
+        return np.repeat(block_B, self.y_BH.shape[1]).reshape(self.y_BH.shape)[self.known_BH], draws
 
 
 @dataclass(frozen=True)
 class Figures:
-    """How well a predictor does on the slice; None where it cannot be computed."""
+    """How well a predictor does; None where it cannot be computed."""
 
     average_precision: float | None  # of late packets
     log_mae: float | None  # mean |ln predicted - ln true|
     mae_ms: float | None
     n: int  # packets of known latency
     n_late: int
+    seconds: int = 0  # that they are from
+    late_seconds: int = 0  # of these, with a late packet
 
     def as_metrics(self, prefix: str) -> dict[str, float]:
         """The figures that exist, by metric name."""
         return {f"{prefix}.{k}": float(v) for k, v in asdict(self).items() if v is not None}
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A predictor's figures, and those under each draw of the bootstrap; NaN where a draw leaves none.
+
+    None were drawn for a naive baseline: a challenger is not to be below it, however little is known.
+    """
+
+    figures: Figures
+    average_precision_R: Floats
+    log_mae_R: Floats
 
 
 @dataclass(frozen=True)
@@ -61,71 +136,167 @@ class Verdict:
     loses_to: tuple[str, ...]  # naive baselines that do better on late packets or on log-error
 
 
-def score(pred_BH: NDArray[Any], held_out: HeldOut) -> Figures:
-    """Figures of predicted latencies (µs) on the slice."""
-    last_BH = held_out.candidates.column("last_latency_flow_us")
-    scores = score_predictions(pred_BH, held_out.y_BH, last_BH, false_alarm_rate=FALSE_ALARM_RATE)
-    known = np.isfinite(held_out.y_BH) & (held_out.y_BH > 0)
-    logs_N = np.abs(np.log(np.maximum(pred_BH[known], 1.0)) - np.log(held_out.y_BH[known]))
-    return Figures(
-        average_precision=scores["late"]["average_precision"],
-        log_mae=float(logs_N.mean()) if logs_N.size else None,
-        mae_ms=scores["error"]["mae_ms"],
-        n=scores["n"],
-        n_late=scores["late"]["n_late"],
+def score(pred_BH: NDArray[Any], held_out: HeldOut, *, drawn: bool = True) -> Scored:
+    """Figures of predicted latencies (µs); without `drawn` no bootstrap.
+
+    Raises:
+        ValueError: a prediction is no finite number.
+    """
+    pred_N = np.asarray(pred_BH, np.float64)[held_out.known_BH]
+    if not np.isfinite(pred_N).all():
+        raise ValueError(
+            f"{np.sum(~np.isfinite(pred_N))} of {pred_N.size} predictions are not finite numbers"
+        )
+    y_N, referred_N, late_S = held_out.y_N, held_out.referred_N, held_out.late_S
+    none_R = np.zeros(0)
+    if not y_N.size:
+        return Scored(Figures(None, None, None, 0, 0), none_R, none_R)
+    second_N, draws = held_out.draws
+    curve = precision_recall(late_S, late_margin(pred_N, held_out.last_N)[referred_N])
+    log_N = np.abs(np.log(np.maximum(pred_N, 1.0)) - np.log(np.maximum(y_N, 1.0)))  # 1 µs: resolution
+    figures = Figures(
+        average_precision=curve.average_precision(),
+        log_mae=float(log_N.mean()),
+        mae_ms=float(np.abs(pred_N - y_N).mean() / 1e3),
+        n=int(y_N.size),
+        n_late=int(late_S.sum()),
+        seconds=int(np.unique(second_N).size),
+        late_seconds=int(np.unique(second_N[referred_N][late_S]).size),
+    )
+    if not drawn:
+        return Scored(figures, none_R, none_R)
+    packets_R, errors_R = (
+        draws @ np.bincount(second_N, weight_N, minlength=draws.shape[1])
+        for weight_N in (np.ones_like(log_N), log_N)
+    )
+    return Scored(
+        figures,
+        average_precision_draws(curve, late_S, second_N[referred_N], draws),
+        np.divide(errors_R, packets_R, out=np.full_like(errors_R, np.nan), where=packets_R > 0),
     )
 
 
-def score_naive(held_out: HeldOut, otherwise_us: float) -> dict[str, Figures]:
+def score_naive(held_out: HeldOut, otherwise_us: float) -> dict[str, Scored]:
     """Figures of the last visible latency of the sender, the flow and the queue."""
     return {
-        method: score(last_visible(held_out.candidates, method, otherwise_us), held_out)
+        method: score(last_visible(held_out.candidates, method, otherwise_us), held_out, drawn=False)
         for method in LAST_VISIBLE
     }
 
 
 def judge(
-    challenger: Figures, champion: Figures | None, naive: Mapping[str, Figures], why_not: str
+    challenger: Scored,
+    champion: Scored | None,
+    naive: Mapping[str, Scored],
+    why_not: str,
+    reference: Scored | None = None,
 ) -> Verdict:
-    """Decide: not worse than the champion beyond the tolerances on either figure.
+    """Decide, by the bars above.
 
     Args:
-        challenger: figures of the new version.
-        champion: figures of the served version on the same windows, or None if there are none.
-        naive: figures of the naive baselines.
-        why_not: why there are no figures of a champion; `no champion yet`, or why it cannot run here.
+        challenger: the new version.
+        champion: the served version on the same packets, or None if there are no figures of it.
+        naive: the naive baselines.
+        why_not: why there are no figures of a champion (`no champion yet`, or why it cannot run here), or of
+            a reference.
+        reference: the version that the champion's encoder came with; None where it is the champion itself, or
+            cannot be had.
     """
-    loses_to = tuple(name for name, figures in naive.items() if _worse(challenger, figures, 0.0, 0.0))
-    if challenger.log_mae is None:
-        return Verdict(False, "no packet of the held-out slice has a known latency", loses_to)
-    if champion is None:
-        if why_not == NO_CHAMPION or not loses_to:
-            return Verdict(True, why_not, loses_to)
-        return Verdict(False, f"{why_not}, and it loses to {', '.join(loses_to)}", loses_to)
-    if worse := _worse(challenger, champion, AP_TOLERANCE, LOG_MAE_TOLERANCE):
-        return Verdict(False, f"worse than the champion: {worse}", loses_to)
-    return Verdict(True, f"not worse than the champion: {_beside(challenger, champion)}", loses_to)
-
-
-NO_CHAMPION: Final = "no champion yet"
-
-
-def _worse(ours: Figures, other: Figures, ap_tolerance: float, log_tolerance: float) -> str:
-    """Which figure is worse than the other's by more than the tolerance, in words; empty if none."""
-    ours_ap, other_ap = ours.average_precision, other.average_precision
-    if ours_ap is not None and other_ap is not None and ours_ap < other_ap - ap_tolerance:
-        return f"average precision of late packets {ours_ap:.3f} against {other_ap:.3f}"
-    ours_log, other_log = ours.log_mae, other.log_mae
-    if ours_log is not None and other_log is not None and ours_log > other_log * (1 + log_tolerance):
-        return f"log-error {ours_log:.3f} against {other_log:.3f}"
-    return ""
-
-
-def _beside(ours: Figures, other: Figures) -> str:
-    def text(value: float | None) -> str:
-        return "none" if value is None or math.isnan(value) else f"{value:.3f}"
-
-    return (
-        f"average precision of late packets {text(ours.average_precision)} against "
-        f"{text(other.average_precision)}, log-error {text(ours.log_mae)} against {text(other.log_mae)}"
+    below = {name: [g for g in _gains(challenger, other) if g.below] for name, other in naive.items()}
+    loses_to = tuple(
+        name for name, other in naive.items() if any(g.gain < 0 for g in _gains(challenger, other))
     )
+    if challenger.figures.log_mae is None:
+        return Verdict(False, "no packet that judges has a known latency", loses_to)
+    few = _few(challenger.figures)
+    if champion is None and why_not == NO_CHAMPION:
+        return Verdict(True, why_not, loses_to)
+    failed = []
+    ours = {} if champion is None else {gain.figure: gain for gain in _gains(challenger, champion)}
+    failed += [f"worse than the champion: {gain}" for gain in ours.values() if gain.inferior]
+    if reference is not None:
+        theirs = _gains(champion, reference, REFERENCE_MARGIN, REFERENCE_MARGIN) if champion else []
+        up = {g.figure for g in theirs if g.inferior and ours[g.figure].better}
+        gains = _gains(challenger, reference, REFERENCE_MARGIN, REFERENCE_MARGIN)
+        failed += [f"worse than the reference: {g}" for g in gains if g.inferior and g.figure not in up]
+    for name, gains in below.items():
+        theirs = _gains(champion, naive[name]) if champion else []
+        up = {g.figure for g in theirs if g.below and ours[g.figure].better}
+        failed += [f"below {name}: {gain}" for gain in gains if gain.figure not in up]
+    if failed:
+        return Verdict(False, ", and ".join(filter(None, [why_not, failed[0]])) + few, loses_to)
+    if champion is None:
+        return Verdict(True, why_not + few, loses_to)
+    beside = ", ".join(map(str, ours.values()))
+    missing = f"; {why_not}" if why_not else ""
+    return Verdict(True, f"not worse than the champion: {beside}{few}{missing}", loses_to)
+
+
+@dataclass(frozen=True)
+class _Gain:
+    """What a predictor gains over another in one figure; below zero it loses."""
+
+    figure: str
+    ours: float
+    other: float
+    gain: float  # absolute of average precision, relative of the log-error
+    margin: float
+    low: float | None  # it gains more than that, at SURE percent; None: too few seconds
+
+    @property
+    def inferior(self) -> bool:
+        """Whether it may lose more than the margin."""
+        return (self.gain if self.low is None else self.low) < -self.margin
+
+    @property
+    def below(self) -> bool:
+        """Whether it loses, and is no tie."""
+        return self.gain < -TIE
+
+    @property
+    def better(self) -> bool:
+        """Whether that it gains is settled."""
+        return self.gain > self.margin if self.low is None else self.low > 0
+
+    def __str__(self) -> str:
+        least = "" if self.low is None else f" ({self.low:+.3f} or more)"
+        return f"{self.figure} {self.ours:.3f} against {self.other:.3f}{least}"
+
+
+def _gains(
+    ours: Scored, other: Scored, ap_margin: float = AP_MARGIN, log_margin: float = LOG_MARGIN
+) -> list[_Gain]:
+    """What `ours` gains over another in each figure that both have and that counts."""
+    one, two = ours.figures, other.figures
+    drawn = one.seconds >= LEAST_SECONDS and other.log_mae_R.size > 0
+    found = []
+    if one.average_precision is not None and two.average_precision is not None and _enough_late(one):
+        low = _low(ours.average_precision_R - other.average_precision_R) if drawn else None
+        gain = one.average_precision - two.average_precision
+        found.append(_Gain(LATE, one.average_precision, two.average_precision, gain, ap_margin, low))
+    if one.log_mae is not None and two.log_mae:  # 0: it knows all, as an oracle in a test
+        low = _low(1 - ours.log_mae_R / other.log_mae_R) if drawn else None
+        found.append(_Gain(LOG, one.log_mae, two.log_mae, 1 - one.log_mae / two.log_mae, log_margin, low))
+    return found
+
+
+def _low(gain_R: Floats) -> float | None:
+    finite_R = gain_R[np.isfinite(gain_R)]
+    return float(np.percentile(finite_R, 100 - SURE)) if finite_R.size else None
+
+
+def _enough_late(figures: Figures) -> bool:
+    return figures.n_late >= LEAST_LATE and figures.late_seconds >= LEAST_LATE_SECONDS
+
+
+def _few(figures: Figures) -> str:
+    """What is too few to judge by, in words; empty if nothing is."""
+    said = []
+    if figures.seconds < LEAST_SECONDS:
+        said.append(f"{figures.seconds} s judge, too few for an interval ({LEAST_SECONDS})")
+    if not _enough_late(figures):
+        said.append(
+            f"{figures.n_late} late packets in {figures.late_seconds} s, too few for average precision "
+            f"({LEAST_LATE} in {LEAST_LATE_SECONDS} s): the log-error alone judges"
+        )
+    return "".join(f"; {one}" for one in said)

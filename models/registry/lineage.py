@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 import yaml
 
 UNKNOWN: Final = "unknown"
+ORIGIN: Final = ("dvc.", "retrain.")  # tags that say where a version's encoder comes from
+
+
+def origin(tags: Mapping[str, str]) -> dict[str, str]:
+    """Tags that say where a version's encoder comes from."""
+    return {name: value for name, value in tags.items() if name.startswith(ORIGIN)}
 
 
 def git_commit(folder: Path) -> str:

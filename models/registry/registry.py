@@ -22,8 +22,8 @@ from typing import Any, Final
 
 from models.redaction import redacted
 from models.registry import decision
-from models.registry.decision import CONTENT_TAG, FILES_TAG
-from models.registry.lineage import content_hash
+from models.registry.decision import CONTENT_TAG, FILES_TAG, REFERENCE_TAG
+from models.registry.lineage import content_hash, origin
 from models.registry.store import (
     RegistryError,
     clear_errors,
@@ -37,6 +37,8 @@ from models.registry.store import (
 EXPERIMENT: Final = "swiftqueue"
 CHAMPION: Final = "champion"  # the served version
 CHALLENGER: Final = "challenger"  # the version that may take its place
+ITSELF: Final = "itself"  # REFERENCE_TAG of the version that an encoder came with
+LIVE: Final = "live"  # tag `protocol` of a version that a round made
 ARTIFACT_FILES: Final = ("model.safetensors", "model.json", "model.onnx")
 INPUTS_FILE: Final = (
     "inputs.npy"  # beside them: a sample (N, F) of the inputs that the encoder was trained on
@@ -189,6 +191,22 @@ class Registry:
         with clear_errors(f"version {version}"):
             tags = self._client.get_model_version(self.model, str(version)).tags
             return {str(name): str(value) for name, value in tags.items()}
+
+    def reference(self, version: int) -> int:
+        """The version that a version's encoder came with: the stages' own, or a full re-train's.
+
+        Raises:
+            RegistryError: there is no such version, or its tag makes no sense.
+
+        """
+        tags = self.tags(version)
+        if (named := tags.get(REFERENCE_TAG, ITSELF)) != ITSELF:
+            return _number(named)
+        if REFERENCE_TAG in tags or tags.get("protocol") != LIVE:
+            return version
+        # A round of an older program made it, which named none.
+        alike = (v for v, other in self.tags_by_version().items() if origin(other) == origin(tags))
+        return min(alike, default=version)
 
     def refusal(self, version: int) -> str:
         """Why a version may not be served, in one line; empty if the gate passed it and we signed that.

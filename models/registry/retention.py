@@ -6,10 +6,11 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from models.registry.decision import REFERENCE_TAG
+from models.registry.lineage import origin
 from models.registry.registry import CHAMPION, Registry
 
 BUDGET_S: Final = 10.0  # of one pruning: where there are thousands, the next round goes on
-ORIGIN: Final = ("dvc.", "retrain.")  # tags that say where a version's encoder comes from
 LINKS: Final = ("replaced_version", "parent_version")
 
 
@@ -17,7 +18,7 @@ def spare(versions: Mapping[int, Mapping[str, str]], aliases: Mapping[str, int],
     """Versions that may go, oldest first.
 
     The last `keep` stay, those with an alias, so many generations of the champion's ancestors and of what it
-    replaced, and the oldest version with the champion's encoder.
+    replaced, and the oldest version with the champion's encoder, which is the gate's reference.
 
     Args:
         versions: the tags of each.
@@ -29,8 +30,10 @@ def spare(versions: Mapping[int, Mapping[str, str]], aliases: Mapping[str, int],
     if champion is not None and champion in versions:
         for link in LINKS:
             stay |= set(_chain(versions, champion, link, keep))
-        origin = _origin(versions[champion])
-        stay.add(min(version for version, tags in versions.items() if _origin(tags) == origin))
+        came_from = origin(versions[champion])
+        stay.add(min(version for version, tags in versions.items() if origin(tags) == came_from))
+        named = versions[champion].get(REFERENCE_TAG, "")
+        stay |= {int(named)} if named.isdecimal() else set()
     return sorted(versions.keys() - stay)
 
 
@@ -47,10 +50,6 @@ def prune(registry: Registry, keep: int, budget_s: float = BUDGET_S) -> list[int
         registry.remove(version)
         removed.append(version)
     return removed
-
-
-def _origin(tags: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in tags.items() if name.startswith(ORIGIN)}
 
 
 def _chain(

@@ -8,8 +8,9 @@ import numpy as np
 import polars as pl
 
 from models.networks import artifact, onnx_head
-from models.registry.lineage import content_hash, git_commit
-from models.registry.registry import CHALLENGER, INPUTS_FILE, Decision, Registry
+from models.registry.decision import REFERENCE_TAG
+from models.registry.lineage import content_hash, git_commit, origin
+from models.registry.registry import CHALLENGER, INPUTS_FILE, ITSELF, LIVE, Decision, Registry
 from models.training.finetuning import FinetuneParams
 from pipelines.live.minute import Tuned
 from pipelines.live.retrain import Retrained
@@ -55,15 +56,15 @@ def register(
     trained_on = tuned.trained_on if retrained is None else np.load(retrained.trained_on, allow_pickle=False)
     np.save(folder / INPUTS_FILE, trained_on)
     description = artifact.load(folder).description
-    if retrained is None:  # the encoder's data are those of the champion's
-        lineage = {k: v for k, v in registry.tags(champion).items() if k.startswith(("dvc.", "retrain."))}
+    if retrained is None:  # the encoder is the champion's
+        lineage = {**origin(registry.tags(champion)), REFERENCE_TAG: str(registry.reference(champion))}
     else:
-        lineage = dict(retrained.tags)
+        lineage = {**retrained.tags, REFERENCE_TAG: ITSELF}
     tags = lineage | {
         "git_commit": git_commit(Path.cwd()),
         "schema_hash": description.schema_hash,
         "parent_version": str(champion),
-        "protocol": "live",
+        "protocol": LIVE,
         "visibility": description.visibility,
         "source": f"telemetry/{packets['trace'][0]}",
         "telemetry_from_ns": str(packets["sent_ns"][0]),

@@ -9,7 +9,7 @@ from typing import Any, Final
 import yaml
 
 from feature_store.settings import settings
-from feature_store.telemetry.recent import latest_minutes, latest_sender
+from feature_store.telemetry.recent import Latest, latest_minutes, next_sender, sender_weights
 from models.registry.register_params import RegisterParams
 from models.say import say
 from models.section import read
@@ -44,13 +44,19 @@ def schedule(
     With `retrain` a full re-train is started when the inputs have drifted; else it is only proposed.
 
     Raises:
-        ValueError: a parameter out of range; the line names it.
+        ValueError: a parameter out of range, or SWIFTQUEUE_SENDERS is wrong; the line names it.
         OSError: params.yaml is not here, or the port is taken.
     """
     params = yaml.safe_load(PARAMS_FILE.read_text())
     root = telemetry or telemetry_dir()
+    weights = sender_weights(settings().senders)
+
+    def telemetry_of_turn(seconds: float) -> Latest:
+        whose = sender or next_sender(root, weights, rounds.turns)
+        return latest_minutes(root, whose, seconds / 60, settled=True)
+
     rounds = Rounds(
-        lambda seconds: latest_minutes(root, sender or latest_sender(root), seconds / 60, settled=True),
+        telemetry_of_turn,
         round_params(
             params["validate"], learn_s=learn_s, judge_s=judge_s, least_windows=least_windows, drift=drift
         ),

@@ -30,6 +30,10 @@ class EncodedWindows:
     features_BRD: NDArray[np.float32]
     candidates_BHF: NDArray[np.float32]
 
+    def chosen(self, which: slice | NDArray[np.bool_]) -> EncodedWindows:
+        """Some of them."""
+        return EncodedWindows(self.features_BRD[which], self.candidates_BHF[which])
+
     def split(self, count: int) -> tuple[EncodedWindows, EncodedWindows]:
         """The first `count` windows, and the others."""
         return (

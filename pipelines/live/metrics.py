@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollecto
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from feature_store.quality.claims import KINDS
 from feature_store.settings import settings
 from pipelines.live.rounds_log import OUTCOMES, RETRAINING, RoundRecord
 from serving.deploy.log import age_s
@@ -80,6 +81,14 @@ class Metrics:
         )
         for event in RETRAINING:
             self._retrains.labels(event)
+        self._claims = Counter(
+            "swiftqueue_claims_refused",
+            "claims of senders that cannot be, by kind",
+            ["kind"],
+            registry=self._registry,
+        )
+        for kind in KINDS:
+            self._claims.labels(kind)
         self._registry.register(_Served())
 
     def serve(self, port: int) -> int:
@@ -101,6 +110,8 @@ class Metrics:
         self._steps.clear()  # a declined round has few of them
         for step, seconds in record.seconds.items():
             self._steps.labels(step).set(seconds)
+        for kind, count in record.refused.items():
+            self._claims.labels(kind).inc(count)
         if record.psi:
             self._psi.set(max(record.psi.values()))
             self._retrain.inc(record.retrain)

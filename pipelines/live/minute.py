@@ -2,9 +2,9 @@
 
 The packets before `learn_from_ns` only fill the first windows' history. Windows decided in
 [learn_from_ns, judge_from_ns) teach, with the latencies known at `judge_from_ns`; windows decided after it
-judge, with those known when the telemetry was read, and are encoded while the head is trained. Champion and
-challenger have the same encoder, so each window is encoded once; a re-trained challenger has its own, and the
-champion encodes what judges alone.
+judge, with those known when the telemetry was read, and are encoded while the head is trained; so do the
+slices that judged rounds before, which teach nothing. Champion, challenger and reference have one encoder,
+so each window is encoded once; a re-trained challenger has its own, and each encodes what judges.
 
 Shapes: B windows, W window tokens, F features, R tokens that the head reads, D model width, H horizon.
 """
@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Self
 
 import numpy as np
 import polars as pl
@@ -33,7 +33,10 @@ from models.registry import gate
 from models.training.finetuning import Finetuned, FinetuneParams, train_head
 from models.training.sharp import sharp_changes
 from pipelines.live.encoding import EncodedWindows, Encoding
+from pipelines.live.slices import JudgingSlice, due, encoder_of, usable
 from serving.engine import Engine
+
+LEAD_IN_NS: Final = 5_000_000_000  # of a slice that is kept: fills its first windows' history
 
 
 class DeclinedError(ValueError):
@@ -53,6 +56,8 @@ class Minute:
     trained_on: NDArray[np.float32] | None  # inputs (N, F) of the encoder's training; None: this minute's
     least_windows: int
     retrained: Mapping[str, bytes] | None = None  # of an artifact that is to take the champion's place
+    reference: Mapping[str, bytes] | None = None  # of the version that the champion's encoder came with
+    earlier: tuple[JudgingSlice, ...] = ()  # that judged before
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,7 @@ class Tuned:
     judged: int
     psi: Mapping[str, float]  # population stability index by input
     trained_on: NDArray[np.float32]  # inputs (N, F) that the index compares with
+    slices: tuple[JudgingSlice, ...]  # to be kept, oldest first
     seconds: Mapping[str, float]  # by step
 
 
@@ -78,64 +84,113 @@ def tune(minute: Minute) -> Tuned:
         DeclinedError: too few windows, no known latency, or telemetry with a gap; the line says which.
     """
     clock = _Clock()
-    champion, engine = _load(minute.champion)
-    loaded, own_engine = (champion, engine) if minute.retrained is None else _load(minute.retrained)
+    champion = _Version.load(minute.champion)
+    own = champion if minute.retrained is None else _Version.load(minute.retrained)
     packets = _with_flow_starts(_aligned(minute.packets), minute.flow_starts_ns)
+    trace = str(packets["trace"][0])
     clock.lap("load")
     targets = fw.targets(packets)
-    learn_B = (targets.decision_ns_B >= minute.learn_from_ns) & (targets.decision_ns_B < minute.judge_from_ns)
-    judge_B = targets.decision_ns_B >= minute.judge_from_ns
-    for name, chosen_B in (("to learn from", learn_B), ("to judge on", judge_B)):
-        if (count := int(chosen_B.sum())) < minute.least_windows:
+    decision_ns_B = targets.decision_ns_B
+    first, judge = (
+        int(np.searchsorted(decision_ns_B, ns)) for ns in (minute.learn_from_ns, minute.judge_from_ns)
+    )
+    learn_B = (decision_ns_B >= minute.learn_from_ns) & (decision_ns_B < minute.judge_from_ns)
+    for one in minute.earlier:
+        learn_B &= ~one.holds(trace, decision_ns_B)
+    judges = len(decision_ns_B) - judge
+    for name, count in (("to learn from", int(learn_B.sum())), ("to judge on", judges)):
+        if count < minute.least_windows:
             raise DeclinedError(f"{count} windows {name}, at least {minute.least_windows} are needed")
-    learns, judges = int(learn_B.sum()), int(judge_B.sum())
-    first = int(np.searchsorted(targets.decision_ns_B, minute.learn_from_ns))
-    with Encoding(packets, own_engine, loaded.description.tokens, first) as encoding:
-        taught = encoding.take(learns)
+    with Encoding(packets, own.engine, own.tokens, first) as encoding:
+        taught = encoding.take(judge - first).chosen(learn_B[first:judge])
         clock.lap("encode")
-        tuned = _train(loaded.model, taught, targets, learn_B, minute)  # while the rest is encoded
+        tuned = _train(own.found.model, taught, targets, learn_B, minute)  # while the rest is encoded
         clock.lap("train")
         judged = encoding.take(judges)
+    newest = JudgingSlice.of(
+        _since(packets, decision_ns_B, minute.judge_from_ns - LEAD_IN_NS),
+        minute.judge_from_ns,
+        own.encoder,
+        judged,
+    )
+    earlier = usable(minute.earlier, trace, newest.from_ns, newest.to_ns)
+    slices = (*earlier, newest)
+    seen = {own.encoder: [one.by(own.encoder, own.engine, own.tokens) for one in slices]}
 
-    if minute.retrained is None:
-        champion_judged = judged
-    else:
-        with Encoding(packets, engine, champion.description.tokens, first + learns) as encoding:
-            champion_judged = encoding.take(judges)
-    names = tuple(f.name for f in fw.FEATURES)
-    held_out = gate.HeldOut(judged.candidates_BHF, targets.y_BH[judge_B], names)
-    figures = {
-        name: gate.score(latencies(model, _seen(model, slice_)), held_out)
-        for name, model, slice_ in (
-            ("challenger", tuned.head.model, judged),
-            ("champion", champion.model, champion_judged),
-        )
-    }
+    def scored(version: _Version, head: Predictor | None = None) -> gate.Scored:
+        if version.encoder not in seen:
+            seen[version.encoder] = [
+                one.by(version.encoder, version.engine, version.tokens) for one in slices
+            ]
+        model = head or version.found.model
+        parts = [latencies(model, _seen(model, one.windows)) for one in seen[version.encoder]]
+        return gate.score(np.concatenate(parts), held_out)
+
+    held_out = _held_out(seen[own.encoder])
     naive = gate.score_naive(held_out, tuned.median_us)
-    verdict = gate.judge(figures["challenger"], figures["champion"], naive, "")
+    scores = {"challenger": scored(own, tuned.head.model), "champion": scored(champion)}
+    if minute.reference is not None:
+        scores["reference"] = scored(_Version.load(minute.reference))
+    verdict = gate.judge(scores["challenger"], scores["champion"], naive, "", scores.get("reference"))
+    served = own if verdict.passed else champion
+    known = {id(one) for one in minute.earlier}
+    kept = [one for one in seen[served.encoder] if id(one) not in known]  # what is new, or encoded anew
     sample = sample_inputs(np.concatenate([taught.candidates_BHF, judged.candidates_BHF]))
     trained_on = sample if minute.trained_on is None else minute.trained_on
     clock.lap("judge")
     return Tuned(
-        files=_files(Artifact(tuned.head.model, loaded.description)),
+        files=_files(Artifact(tuned.head.model, own.found.description)),
         verdict=verdict,
-        figures={name: asdict(f) for name, f in (figures | naive).items()},
+        figures={name: asdict(one.figures) for name, one in (scores | naive).items()},
         loss_before=tuned.head.loss[0],
         loss_after=tuned.head.loss[-1],
-        learned=learns,
+        learned=int(learn_B.sum()),
         judged=judges,
         psi=input_shift(trained_on, sample),
         trained_on=trained_on,
+        slices=tuple(kept if due(minute.earlier, newest) else kept[:-1]),
         seconds=clock.laps,
     )
 
 
-def _load(files: Mapping[str, bytes]) -> tuple[Artifact, Engine]:
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        for name, content in files.items():
-            (folder / name).write_bytes(content)
-        return artifact.load(folder, fw.schema_hash()), Engine(folder)
+@dataclass(frozen=True)
+class _Version:
+    """A version's artifact, and what encodes for it."""
+
+    found: Artifact
+    engine: Engine
+    encoder: str
+
+    @property
+    def tokens(self) -> int:
+        return self.found.description.tokens
+
+    @classmethod
+    def load(cls, files: Mapping[str, bytes]) -> Self:
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary)
+            for name, content in files.items():
+                (folder / name).write_bytes(content)
+            found = artifact.load(folder, fw.schema_hash())
+            return cls(found, Engine(folder), encoder_of(found))
+
+
+def _held_out(slices: Sequence[JudgingSlice]) -> gate.HeldOut:
+    """What judges, of all slices together."""
+    return gate.HeldOut(
+        np.concatenate([one.windows.candidates_BHF for one in slices]),
+        np.concatenate([one.y_BH for one in slices]),
+        np.concatenate([one.decision_ns_B for one in slices]),
+        tuple(feature.name for feature in fw.FEATURES),
+    )
+
+
+def _since(packets: pl.DataFrame, decision_ns_B: NDArray[np.int64], from_ns: int) -> pl.DataFrame:
+    """The packets of all batches decided since a time, with their flows' starts, as a table of its own."""
+    begin = int(np.searchsorted(decision_ns_B, from_ns)) * fw.HORIZON
+    starts = dict(packets[:begin].group_by("flow_id").agg(pl.col("sent_ns").min()).iter_rows())
+    rest = packets[begin:]
+    return _with_flow_starts(rest.with_columns(packet=pl.int_range(rest.height, dtype=pl.Int64)), starts)
 
 
 def _files(tuned: Artifact) -> dict[str, bytes]:

@@ -14,9 +14,10 @@ from __future__ import annotations
 import gc
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,12 +25,14 @@ import numpy as np
 import polars as pl
 
 from feature_store.quality import expectations as ex
+from feature_store.quality.claims import believed
 from feature_store.settings import settings
 from feature_store.state import private_dir, state_dir
 from feature_store.telemetry.recent import Latest
 from models import json_lines
 from models.networks.artifact import read_files
 from models.registry.registry import INPUTS_FILE, Registry
+from models.registry.store import RegistryError
 from models.say import say
 from models.training.finetuning import FinetuneParams
 from models.training.warm_worker import WarmWorker, WarmWorkerError
@@ -37,6 +40,7 @@ from pipelines.live import challenger
 from pipelines.live.minute import DeclinedError, Minute, Tuned, tune
 from pipelines.live.retrain import MOST_PACKETS, SECONDS, Retrained, RetrainError, Retraining
 from pipelines.live.rounds_log import LOG_FILE, RoundRecord, read
+from pipelines.live.slices import Slices
 from serving.deploy.champion import find_champion
 from serving.deploy.deployment import (
     ChampionChangedError,
@@ -70,6 +74,7 @@ class RoundParams:
 
 
 LEARNED: Final = ("pushed", "kept")
+TURNS: Final = 50  # rounds in which senders get their shares
 MAX_MISSING: Final = 0.01  # share of packets that telemetry lost; windows around them show a wrong history
 
 # The last so many seconds of a sender; FileNotFoundError where there is nothing of it.
@@ -103,15 +108,23 @@ class Rounds:
         self._model = model
         self._keep_versions = settings().keep_versions
         self._worker: WarmWorker | None = None
+        self._reference: tuple[int, Mapping[str, bytes]] | None = None  # the last one's number and files
         self._folder = state_dir() / "live"
         private_dir(self._folder)
+        self._slices = Slices(self._folder / "slices")
         self.log = self._folder / LOG_FILE
         history = self.history()
         self.number = max((one["number"] for one in history), default=0)
         learned = [one for one in history if one["outcome"] in LEARNED and one.get("newest_ns") is not None]
-        self._learned: tuple[int, int] | None = None  # the last round that learned, and its newest event
-        if learned:
-            self._learned = learned[-1]["number"], learned[-1]["newest_ns"]
+        # By sender, the last round that learned of it, and its newest event.
+        self._learned = {str(one.get("sender", "")): (one["number"], one["newest_ns"]) for one in learned}
+        self._turns = deque((str(one.get("sender", "")) for one in learned), TURNS)
+        self._unmatched: dict[str, int] = {}  # ACKs of nothing by sender, as of its last round
+
+    @property
+    def turns(self) -> list[str]:
+        """Senders of the last rounds that learned."""
+        return list(self._turns)
 
     def history(self) -> list[dict[str, Any]]:
         """Every round so far, oldest first."""
@@ -152,7 +165,8 @@ class Rounds:
         except (OSError, ValueError, RuntimeError, pl.exceptions.PolarsError) as error:
             record.reason = first_line(str(error))
         if record.outcome in LEARNED and record.newest_ns is not None:
-            self._learned = record.number, record.newest_ns
+            self._learned[record.sender] = record.number, record.newest_ns
+            self._turns.append(record.sender)
         record.seconds["total"] = time.monotonic() - begin_s
         record.ended_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
         self._retrain(record)
@@ -189,17 +203,18 @@ class Rounds:
                 raise DeclinedError(str(kept))
         with _timed(record, "telemetry"):
             latest = self._latest()
-        packets = latest.packets
-        record.packets, record.newest_ns = packets.height, latest.newest_ns
+        record.packets, record.newest_ns = latest.packets.height, latest.newest_ns
         with _timed(record, "validate"):
-            self._validate(latest)
+            latest = self._validate(latest, record)
+        packets = latest.packets
         retrained = self._candidate(record)
         with tempfile.TemporaryDirectory() as temporary:
             with _timed(record, "fetch"):
                 parent = registry.fetch(champion, Path(temporary) / "champion")
+                reference = self._fetch_reference(registry, champion, record)
             begin = time.monotonic()
             try:
-                tuned = self._tune(latest, parent, retrained)
+                tuned = self._tune(latest, parent, retrained, reference)
             except (DeclinedError, WarmWorkerError, ConnectionError, TimeoutError):
                 raise
             except (OSError, ValueError, RuntimeError):
@@ -223,6 +238,7 @@ class Rounds:
                     finetune=self._finetune,
                     retrained=retrained,
                 )
+            self._keep_slices(tuned, record)
             if self._retraining and retrained:
                 self._give_up(self._retraining, record)  # in the registry; a failed push is not tried again
         record.reason = tuned.verdict.reason
@@ -232,6 +248,29 @@ class Rounds:
         record.outcome = "pushed" if tuned.verdict.passed else "kept"
         if retrained:
             record.retraining = record.outcome
+
+    def _fetch_reference(
+        self, registry: Registry, champion: int, record: RoundRecord
+    ) -> Mapping[str, bytes] | None:
+        """Files of the gate's reference; None where it is the champion itself, or cannot be had."""
+        try:
+            number = registry.reference(champion)
+            if number == champion:
+                return None
+            if self._reference is None or self._reference[0] != number:
+                with tempfile.TemporaryDirectory() as temporary:
+                    self._reference = number, read_files(registry.fetch(number, Path(temporary)))
+            return self._reference[1]
+        except RegistryError as error:
+            say(f"round {record.number}: judged without the reference: {first_line(str(error))}")
+            return None
+
+    def _keep_slices(self, tuned: Tuned, record: RoundRecord) -> None:
+        """Keep what judged for the rounds to come. On a full disk those are judged by what there is."""
+        try:
+            self._slices.keep(tuned.slices)
+        except OSError as error:
+            say(f"round {record.number}: what judged it is not kept: {error}")
 
     def _candidate(self, record: RoundRecord) -> Retrained | None:
         """What a re-train made; one that cannot be read is dropped and the round tunes the champion."""
@@ -271,18 +310,32 @@ class Rounds:
         except FileNotFoundError as error:
             raise DeclinedError(str(error)) from error
 
-    def _validate(self, latest: Latest) -> None:
-        packets = latest.packets
-        if packets.is_empty():
+    def _validate(self, latest: Latest, record: RoundRecord) -> Latest:
+        """Return the telemetry without what cannot be.
+
+        Raises:
+            DeclinedError: nobody should learn from it.
+        """
+        if latest.packets.is_empty():
             raise DeclinedError("no telemetry")
-        if self._learned is not None and latest.newest_ns == self._learned[1]:
-            raise DeclinedError(f"no telemetry since round {self._learned[0]}")
+        name = record.sender = str(latest.packets["trace"][0])
+        number, newest_ns = self._learned.get(name, (0, None))
+        if latest.newest_ns == newest_ns:
+            raise DeclinedError(f"no telemetry since round {number}")
+        before = self._unmatched.get(
+            name, latest.unmatched_acks
+        )  # those of before this program are long gone
+        self._unmatched[name] = latest.unmatched_acks
+        found = believed(latest.packets, max(latest.unmatched_acks - before, 0))
+        packets, record.refused = found.packets, dict(found.refused)
+        if found.refused:
+            said = ", ".join(f"{count} {kind}" for kind, count in found.refused.items())
+            say(f"round {record.number}: claims of sender {name} that cannot be are refused: {said}")
         if latest.missing_packets > MAX_MISSING * packets.height:
             raise DeclinedError(
                 f"telemetry has gaps: {latest.missing_packets} packets are missing among {packets.height}"
             )
         validation = ex.Validation()
-        name = str(packets["trace"][0])
         limits = self._params.max_unknown_latency, self._params.max_latency_s
         validation.run(ex.packets_check(name, packets, *limits))
         failures = validation.failures
@@ -292,8 +345,17 @@ class Rounds:
         gc.collect()
         if failures:
             raise DeclinedError(f"bad telemetry: {failures[0]}")
+        if line := found.line():
+            raise DeclinedError(line)
+        return replace(latest, packets=packets)
 
-    def _tune(self, latest: Latest, parent: Path, retrained: Retrained | None) -> Tuned:
+    def _tune(
+        self,
+        latest: Latest,
+        parent: Path,
+        retrained: Retrained | None,
+        reference: Mapping[str, bytes] | None,
+    ) -> Tuned:
         packets = latest.packets
         self.warm()
         assert self._worker is not None  # noqa: S101 - `warm` made it
@@ -307,6 +369,8 @@ class Rounds:
             judge_from_ns=judge_from_ns,
             champion=read_files(parent),
             retrained=retrained.files if retrained else None,
+            reference=reference,
+            earlier=self._slices.recent(),
             params=self._finetune,
             trained_on=np.load(trained_on, allow_pickle=False) if trained_on.is_file() else None,
             least_windows=self._params.least_windows,

@@ -25,7 +25,9 @@ class RoundRecord:
     reason: str = ""
     version: int | None = None
     parent: int | None = None
+    sender: str = ""
     packets: int = 0
+    refused: dict[str, int] = field(default_factory=dict)  # claims of the sender, by kind
     newest_ns: int | None = None  # of the telemetry, by the sender's clock
     ended_boot_s: float | None = None  # seconds since the boot, by the clock that nobody sets
     seconds: dict[str, float] = field(default_factory=dict)  # by step, in the order of the steps

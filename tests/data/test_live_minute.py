@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,12 @@ from models.training.examples import examples_from_arrays
 from models.training.finetuning import FinetuneParams, finetune_head
 from pipelines.live import DRIFT
 from pipelines.live.minute import DeclinedError, Minute, Tuned, tune
+from pipelines.live.slices import KEPT, Slices, encoder_of
+from serving.engine import Engine
 
 TOKENS = 64
 PARAMS = FinetuneParams(seed=1, workers=1, epochs=3, batch_size=64, learning_rate=1e-3, sharp_weight=1)
+LONGER = PARAMS.model_copy(update={"epochs": 20})
 S = 1_000_000_000
 
 
@@ -68,6 +72,7 @@ def load(files: dict[str, bytes], folder: Path) -> artifact.Artifact:
     return artifact.load(folder, fw.schema_hash())
 
 
+@pytest.mark.slow
 def test_the_head_is_the_one_that_offline_fine_tuning_gives(
     packets: pl.DataFrame, champion: Path, tuned: Tuned, tmp_path: Path
 ) -> None:
@@ -90,11 +95,11 @@ def test_it_is_judged_on_the_slice_after_the_one_it_learned_from(
 ) -> None:
     windows = fw.build_windows(packets, TOKENS)
     judge = windows.decision_ns_B >= START_NS + 9 * S
-    held_out = gate.HeldOut(
-        windows.x_BWF[judge], windows.y_BH[judge], tuple(feature.name for feature in fw.FEATURES)
-    )
+    names = tuple(feature.name for feature in fw.FEATURES)
+    x_BWF, decision_ns_B = windows.x_BWF[judge], windows.decision_ns_B[judge]
+    held_out = gate.HeldOut(x_BWF[:, -fw.HORIZON :], windows.y_BH[judge], decision_ns_B, names)
     model = artifact.load(champion, fw.schema_hash()).model
-    expected = gate.score(predict(model, held_out.x_BWF), held_out)
+    expected = gate.score(predict(model, x_BWF), held_out).figures
     assert tuned.figures["champion"]["log_mae"] == pytest.approx(expected.log_mae, rel=1e-4)
     assert tuned.figures["challenger"]["log_mae"] != tuned.figures["champion"]["log_mae"]
     assert tuned.verdict.passed  # on this sender the last latency of the flow, the anchor, says it all
@@ -160,3 +165,94 @@ def test_nothing_sound_to_learn_from_is_declined(
 ) -> None:
     with pytest.raises(DeclinedError, match=line):
         tune(minute(change(packets), champion))
+
+
+@pytest.fixture(scope="module")
+def long() -> pl.DataFrame:
+    return bottleneck_table("live", seconds=20, swing_ms=40)  # which a head can learn
+
+
+def at(long: pl.DataFrame, champion: Path, now_s: int, **changes: Any) -> Minute:
+    """A round at a time, with six seconds to learn from and two to judge on."""
+    packets = long.filter(pl.col("sent_ns") <= START_NS + now_s * S)
+    spans = {"learn_from_ns": START_NS + (now_s - 8) * S, "judge_from_ns": START_NS + (now_s - 2) * S}
+    return minute(packets, champion, **spans, **changes)
+
+
+def test_what_judged_before_judges_again_and_teaches_nothing(
+    long: pl.DataFrame, champion: Path, tmp_path: Path
+) -> None:
+    (first,) = tune(at(long, champion, 9)).slices
+    store = Slices(tmp_path)
+    store.keep((first,))
+    kept = store.recent()
+    alone, both = tune(at(long, champion, 17)), tune(at(long, champion, 17, earlier=kept))
+    assert both.figures["champion"]["n"] > 1.9 * alone.figures["champion"]["n"]
+    assert both.figures["champion"]["seconds"] >= 4
+    assert both.files == alone.files  # it lies before what is learned from
+    overlapping = tune(at(long, champion, 12, earlier=kept))
+    assert overlapping.learned == pytest.approx(tune(at(long, champion, 12)).learned * 4 / 6, rel=0.1)
+    # Whatever its latencies were, they change nothing in the head.
+    inside = pl.col("sent_ns").is_between(first.from_ns, first.to_ns + S // 10)
+    other = long.with_columns(latency_us=pl.when(inside).then(None).otherwise("latency_us"))
+    again = tune(at(other, champion, 12, earlier=kept))
+    assert again.learned == overlapping.learned
+    # One second later it would be most of the same seconds: they judge once, and are not kept twice.
+    soon = tune(at(long, champion, 10, earlier=kept))
+    assert soon.figures["champion"]["n"] == tune(at(long, champion, 10)).figures["champion"]["n"]
+    assert soon.slices == ()
+
+
+def test_a_slice_is_the_same_for_whoever_encodes_it(
+    long: pl.DataFrame, champion: Path, tmp_path: Path
+) -> None:
+    """From its own packets, with the lead-in alone, and by an encoder of other windows and weights."""
+    (first,) = tune(at(long, champion, 9)).slices
+    (later,) = tune(at(long, champion, 17)).slices  # begins with a lead-in of five seconds
+    assert later.packets.height < long.height / 2
+    version = artifact.load(champion, fw.schema_hash())
+    for one in (first, later):
+        anew = one.by("anew", Engine(champion), TOKENS)
+        np.testing.assert_allclose(anew.windows.features_BRD, one.windows.features_BRD, rtol=1e-4, atol=1e-4)
+    torch.manual_seed(9)
+    other = Predictor(version.model.features, version.model.target, version.model.sizes)
+    artifact.save(tmp_path / "other", other, replace(version.description, tokens=2 * TOKENS))
+    files = artifact.read_files(tmp_path / "other")
+    judged = tune(at(long, champion, 17, earlier=(first,), retrained=files, params=LONGER))
+    expected = tune(at(long, champion, 17, earlier=(first,)))
+    theirs = judged.figures["champion"]["log_mae"]
+    assert theirs == pytest.approx(expected.figures["champion"]["log_mae"], rel=1e-4)
+    # What passed has its encoder from now on: no round encodes the old slices again.
+    assert judged.verdict.passed, judged.verdict.reason
+    wide = encoder_of(artifact.load(tmp_path / "other"))
+    assert [one.encoder for one in judged.slices] == [wide, wide]
+
+
+def test_the_reference_judges_with_the_champion(long: pl.DataFrame, champion: Path) -> None:
+    """One that is far better; beside the champion alone the challenger is not worse."""
+    good = tune(at(long, champion, 17, params=LONGER))
+    weak = PARAMS.model_copy(update={"epochs": 1, "learning_rate": 1e-5})
+    alone = tune(at(long, champion, 17, params=weak))
+    beside = tune(at(long, champion, 17, params=weak, reference=good.files))
+    assert not alone.verdict.reason.startswith("worse")
+    assert not beside.verdict.passed
+    assert beside.verdict.reason.startswith("worse than the reference: ")
+    assert beside.figures["reference"]["log_mae"] < beside.figures["challenger"]["log_mae"]
+
+
+def test_a_slice_that_is_damaged_costs_itself_alone(
+    long: pl.DataFrame, champion: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = Slices(tmp_path / "slices")
+    (first,) = tune(at(long, champion, 9)).slices
+    (second,) = tune(at(long, champion, 17)).slices
+    store.keep((first, second))
+    oldest = min((tmp_path / "slices").iterdir())
+    oldest.write_bytes(oldest.read_bytes()[:-100])
+    (found,) = store.recent()
+    assert found.from_ns == second.from_ns
+    assert "cannot be read and is left out" in capsys.readouterr().out
+    assert not oldest.exists()
+    for number in range(KEPT + 2):
+        store.keep((replace(first, from_ns=number),))
+    assert [one.from_ns for one in store.recent()] == list(range(2, KEPT + 2))

@@ -25,7 +25,14 @@ from feature_store.telemetry.compact import Compactor
 from feature_store.telemetry.events import ACK, HEADER, MAX_TIME_NS, SEND, BatchKey, encode, sealed
 from feature_store.telemetry.log import SegmentWriter, adopt_segments, log_dir, read_segment
 from feature_store.telemetry.manifest import FILE, MAX_RANGES, Session, load_manifest, sender_dir
-from feature_store.telemetry.recent import gaps, latest_minutes, latest_sender, senders, write_trace
+from feature_store.telemetry.recent import (
+    gaps,
+    latest_minutes,
+    next_sender,
+    sender_weights,
+    senders,
+    write_trace,
+)
 from feature_store.telemetry.sessions import (
     KEPT,
     Opening,
@@ -109,6 +116,7 @@ def test_an_ack_of_an_earlier_minute_finds_its_packet(tmp_path: Path) -> None:
     assert_frame_equal(latest_minutes(tmp_path, "a", 60).packets, expected(packets))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_disorder_and_repetition_change_nothing(tmp_path: Path, seed: int) -> None:
     """Several replicas, retries that both arrived, segments compacted in any order."""
@@ -329,28 +337,46 @@ def stored_ago(root: Path, sender: str, seconds: int) -> None:
     os.utime(sender_dir(root, sender) / FILE, ns=(at_ns, at_ns))
 
 
-def test_of_several_senders_the_one_stored_last_is_the_latest(tmp_path: Path) -> None:
+def test_a_sender_that_has_stopped_teaches_no_more(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no telemetry under"):
-        latest_sender(tmp_path)
+        next_sender(tmp_path, {}, [])
     for sender, packets in (("a", 80), ("b", 800)):
         log(tmp_path, bodies(steady(packets), 40, sender=sender))
     compact(tmp_path)
     (tmp_path / "packets" / "trace=c").mkdir()  # its first packets are being written
     stored_ago(tmp_path, "b", 70)
     stored_ago(tmp_path, "a", 0)
-    assert latest_sender(tmp_path) == "a"
+    assert next_sender(tmp_path, {}, ["a", "a"]) == "a"
     stored_ago(tmp_path, "a", 200)
-    assert latest_sender(tmp_path) == "b"
+    assert next_sender(tmp_path, {}, ["b", "b"]) == "b"
 
 
-def test_of_senders_at_the_same_time_the_one_of_most_packets_is_the_latest(tmp_path: Path) -> None:
-    for sender, packets in (("a", 80), ("b", 160), ("c", 80)):
+def test_senders_teach_by_their_weights_and_only_those_that_are_trusted(tmp_path: Path) -> None:
+    """However much one sends: it was the one of most packets that taught everyone."""
+    for sender, packets in (("a", 80), ("b", 1600), ("c", 80)):
         log(tmp_path, bodies(steady(packets), 40, sender=sender))
     compact(tmp_path)
-    for last in ("a", "b", "c"):
-        for sender in ("a", "b", "c"):
-            stored_ago(tmp_path, sender, 0 if sender == last else 30)
-        assert latest_sender(tmp_path) == "b"
+    for sender in ("a", "b", "c"):
+        stored_ago(tmp_path, sender, 0 if sender == "b" else 30)
+
+    def turns(weights: dict[str, float]) -> str:
+        taught: list[str] = []
+        for _ in range(12):
+            taught.append(next_sender(tmp_path, weights, taught))
+        return "".join(sorted(taught))
+
+    assert turns({}) == "aaaabbbbcccc"
+    assert turns({"a": 1, "c": 3}) == "aaaccccccccc"
+    with pytest.raises(FileNotFoundError, match=r"no telemetry of d \(SWIFTQUEUE_SENDERS\) under"):
+        next_sender(tmp_path, {"d": 1}, [])
+
+
+def test_the_trusted_senders_are_read_from_the_setting() -> None:
+    assert sender_weights("") == {}
+    assert sender_weights("a, b=2.5") == {"a": 1.0, "b": 2.5}
+    for wrong in ("a=0", "a=x", "a/b", "a=inf", "=2"):
+        with pytest.raises(ValueError, match="must be a sender, or SENDER=WEIGHT above 0"):
+            sender_weights(wrong)
 
 
 def test_an_unknown_sender_is_named() -> None:
@@ -478,6 +504,7 @@ def test_a_minute_does_not_grow_while_the_clock_stands_still(
     assert (manifest.counts.sends, manifest.counts.dropped_rows) == (301, 200)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", ["quota", "free"])
 def test_a_sender_that_stopped_makes_room_for_the_others(
     tmp_path: Path, limit: str, monkeypatch: pytest.MonkeyPatch
@@ -595,7 +622,7 @@ def test_of_senders_one_with_a_damaged_manifest_is_not_the_latest(tmp_path: Path
     log(tmp_path, [*bodies(steady(100), 100, sender="a"), *bodies(steady(50), 100, sender="b")])
     compact(tmp_path)
     (sender_dir(tmp_path, "a") / FILE).write_bytes(b"")
-    assert latest_sender(tmp_path) == "b"
+    assert next_sender(tmp_path, {}, ["b", "b"]) == "b"
 
 
 def test_events_of_another_layout_are_refused_in_one_line_and_never_filed_as_damaged(tmp_path: Path) -> None:

@@ -123,6 +123,7 @@ def test_a_spoilt_head_is_kept_from_serving(rounds: Rounds, monkeypatch: pytest.
         (0, 0, {}, "no telemetry"),
         (400, 0, {}, "windows to learn from"),
         (9000, 0, {"size_bytes": pl.lit(0, pl.Int32)}, "bad telemetry: .*size_bytes"),
+        (9000, 0, {"latency_us": pl.lit(1.0, pl.Float32)}, r"claims what cannot be: \d+ latency_below_path"),
         (9000, 500, {}, "telemetry has gaps: 500 packets are missing among"),
     ],
 )

@@ -6,7 +6,7 @@ import json
 import pickletools
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -229,6 +229,7 @@ def run_stage(data: Path, model_name: str) -> dict[str, object]:
     return register(
         RegisterParams(**params),
         windows=load_windows(data / "windows", data / "split.json"),
+        packets=data / "packets",
         finetuned=data / "finetuned",
         evaluation=data / "evaluation",
         all_params={"register": params},
@@ -298,28 +299,150 @@ def test_the_stage_registers_judges_and_reuses(sqlite: None, data: Path) -> None
     assert registry.tags(2)["gate"] == "failed"
 
 
-def test_beside_a_champion_with_another_window_the_naive_baselines_judge(
-    sqlite: None, data: Path, exported: Path
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as the earlier stages leave it, of a trace with packets."""
+    from toy_world import bottleneck_table, write_artifacts, write_windows
+
+    folder = write_windows(tmp_path_factory.mktemp("traced"), [bottleneck_table("t", seconds=14)])
+    write_artifacts(folder)
+    (folder / "evaluation").mkdir()
+    (folder / "evaluation" / "metrics.json").write_text("{}")
+    return folder
+
+
+def other_champion(traced: Path, folder: Path, *, inputs: int = 100, new: str = "", **described: Any) -> Path:
+    """An artifact that takes other windows: the first so many inputs, the last of them by a new name."""
+    import torch
+
+    from models.networks import artifact
+    from models.networks.transformer import Predictor
+
+    torch.manual_seed(5)
+    ours = artifact.load(traced / "pretrained")
+    features = list(ours.model.features[:inputs])
+    if new:
+        features[-1] = replace(features[-1], name=new)
+    model = Predictor(features, ours.model.target, ours.model.sizes)
+    torch.nn.init.normal_(model.head[2].weight, std=0.1)
+    artifact.save(folder, model, replace(ours.description, **described))
+    artifact.export_onnx(folder)
+    return folder
+
+
+OTHER_SCHEMA = "0" * 64
+
+
+@pytest.mark.parametrize(
+    "described",
+    [
+        {"tokens": 32},
+        {"visibility": "previous"},
+        {"schema_hash": OTHER_SCHEMA, "inputs": 20},
+        {"schema_hash": OTHER_SCHEMA, "inputs": 20, "tokens": 24},
+    ],
+)
+def test_a_champion_that_takes_other_windows_is_judged_on_the_same_packets(
+    sqlite: None, traced: Path, tmp_path: Path, described: dict[str, Any]
+) -> None:
+    from feature_store.events import windows as fw
+    from feature_store.packets.schema import scan_packets
+    from models.networks import artifact
+    from models.networks.prediction import predict
+    from models.registry import gate
+    from models.registry.registry import Decision, Registry
+    from models.training.windows import load_windows
+    from pipelines.register import held_out_slices, judging, predictions
+
+    champion = artifact.load(other_champion(traced, tmp_path / "other", **described))
+    windows = load_windows(traced / "windows", traced / "split.json")
+    chosen_B = judging(windows, "t")
+    tests = sum(len(one.test) for one in windows.trace("t").rounds)
+    assert len(windows.trace("t").rounds[-1].test) < len(chosen_B) < tests  # of several slices
+    table = scan_packets(traced / "packets", "t").collect()
+    made = fw.build_windows(table, champion.description.tokens, champion.description.visibility)
+    expected_BH = predict(champion.model, made.x_BWF[chosen_B][..., : described.get("inputs", 100)])
+    found_BH = predictions(champion, windows, "t", traced / "packets", chosen_B)
+    np.testing.assert_allclose(found_BH, expected_BH, rtol=1e-5)
+    held_out, _ = held_out_slices(windows, "t", chosen_B)
+    np.testing.assert_array_equal(held_out.y_BH, made.y_BH[chosen_B])
+
+    model = f"other-{'-'.join(map(str, described.values()))[:40]}"
+    registry = Registry(model)
+    judged = Decision(True, "a test", None)
+    version = registry.add(tmp_path / "other", judged=judged, tags={}, params={}, metrics={})
+    registry.set_alias("champion", version)
+    found = run_stage(traced, model)["gate"]
+    assert found["figures"]["champion"]["log_mae"] == pytest.approx(
+        gate.score(expected_BH, held_out).figures.log_mae
+    )
+    assert "against" in found["reason"]
+
+
+def test_beside_a_champion_whose_input_is_gone_the_naive_baselines_judge(
+    sqlite: None, traced: Path, tmp_path: Path
 ) -> None:
     from models.registry.registry import Decision, Registry
 
-    other = shutil.copytree(exported, data / "other")
-    described = json.loads((other / "model.json").read_text())
-    described["window"]["tokens"] = 96
-    (other / "model.json").write_text(json.dumps(described))
-    registry = Registry("other-window")
+    gone = {"schema_hash": OTHER_SCHEMA, "inputs": 20, "new": "temperature"}
+    registry = Registry("gone")
     judged = Decision(True, "a test", None)
-    champion = registry.add(other, judged=judged, tags={}, params={}, metrics={})
+    other = other_champion(traced, tmp_path / "other", **gone)
+    registry.set_alias("champion", registry.add(other, judged=judged, tags={}, params={}, metrics={}))
+    found = run_stage(traced, "gone")["gate"]
+    why = "champion 1 cannot be judged here: it takes the input temperature, which is not computed any more"
+    assert found["reason"].startswith(why)
+    assert found["passed"] == ("below last_" not in found["reason"])
+
+
+def test_the_reference_is_the_version_that_the_encoder_came_with(
+    sqlite: None, exported: Path, tmp_path: Path
+) -> None:
+    """Named by a signed tag; of rounds of an older program, the oldest version of the same origin."""
+    from models.registry.registry import REFERENCE_TAG, Decision, Registry, RegistryError
+
+    registry = Registry("references")
+
+    def add(name: str, **tags: str) -> int:
+        folder = Path(shutil.copytree(exported, tmp_path / name))
+        described = json.loads((folder / "model.json").read_text())
+        (folder / "model.json").write_text(json.dumps({**described, "protocol": {"name": name}}))
+        return registry.add(folder, judged=Decision(True, "", None), tags=tags, params={}, metrics={})
+
+    origin = {"dvc.data/windows": "a" * 32}
+    staged = add("staged", **origin, protocol="small")
+    older = add("older", **origin, protocol="live")
+    live = add("live", **origin, protocol="live", **{REFERENCE_TAG: str(staged)})
+    retrained = add("retrained", protocol="live", **{REFERENCE_TAG: "itself"}, **{"retrain.from_ns": "5"})
+    assert [registry.reference(one) for one in (staged, older, live, retrained)] == [1, 1, 1, retrained]
+    for one in (live, older):  # who moves it, or names one, spoils the decision
+        registry.set_tags(one, {REFERENCE_TAG: str(live)})
+        assert "do not fit the gate's signature" in registry.refusal(one)
+    registry.set_tags(live, {REFERENCE_TAG: "../1"})
+    with pytest.raises(RegistryError, match="names a version"):
+        registry.reference(live)
+
+
+def test_the_stages_challenger_is_not_below_the_reference(sqlite: None, data: Path) -> None:
+    """As good as a champion that rounds had made worse little by little, it does not pass."""
+    from models.registry.registry import REFERENCE_TAG, Decision, Registry
+
+    change_head(data, share=0, bias=2)
+    first = run_stage(data, "floor")["version"]
+    change_head(data, share=1, bias=1)
+    worse = Path(shutil.copytree(data / "finetuned" / "t" / "round-1", data / "worse"))
+    from models.networks import artifact
+
+    artifact.export_onnx(worse)
+    registry = Registry("floor")
+    tags = {"protocol": "live", REFERENCE_TAG: str(first)}
+    champion = registry.add(worse, judged=Decision(True, "", 1), tags=tags, params={}, metrics={})
     registry.set_alias("champion", champion)
-    why = f"champion {champion} takes other windows (tokens 96, here 64)"
-    change_head(data, share=0, bias=2)  # e times the last latency: nearer to what comes than that itself
-    gate = run_stage(data, "other-window")["gate"]
-    assert (gate["passed"], gate["loses_to"]) == (True, [])
-    assert why in gate["reason"]
-    change_head(data, share=1, bias=5)
-    gate = run_stage(data, "other-window")["gate"]
-    assert not gate["passed"]
-    assert f"{why}, and it loses to last_" in gate["reason"]
+    change_head(data, share=1, bias=0.001)
+    found = run_stage(data, "floor")["gate"]
+    assert not found["passed"]
+    assert found["reason"].startswith("worse than the reference: ")
+    assert found["figures"]["reference"]["log_mae"] < found["figures"]["champion"]["log_mae"]
 
 
 def test_an_experiment_registers_nothing_unless_it_is_asked_to(

@@ -1,0 +1,183 @@
+"""The slices of telemetry that judged the rounds before, and judge again: nothing learns from them.
+
+A slice is a file of `var/live/slices`: the packets with the lead-in that fills the first windows' history,
+and what the served encoder made of them, so that judging a new head costs its two layers alone.
+
+Shapes: B windows, F features, R tokens that the head reads, D model width, H horizon (8 packets).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, Self
+from zipfile import BadZipFile
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from feature_store.atomic import write_file
+from feature_store.events import windows as fw
+from feature_store.state import private_dir
+from models.networks.artifact import Artifact
+from models.say import say
+from pipelines.live.encoding import EncodedWindows, Encoding
+from serving.engine import Engine
+
+KEPT: Final = 11  # with the newest ten seconds: two minutes judge
+MOST_WINDOWS: Final = 2048  # of a slice; of more every second one is taken, or every third: they are alike
+# From the end of one to the beginning of the next, in its own lengths: three quarters of the telemetry teach.
+PAUSE: Final = 3
+
+
+@dataclass(frozen=True)
+class JudgingSlice:
+    """Some seconds of one sender."""
+
+    packets: pl.DataFrame  # counted from 0, from the lead-in on
+    from_ns: int
+    to_ns: int  # its last packet
+    encoder: str  # that encoded it
+    windows: EncodedWindows
+    y_BH: NDArray[np.float32]  # µs; NaN where unknown
+    decision_ns_B: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, packets: pl.DataFrame, from_ns: int, encoder: str, encoded: EncodedWindows) -> Self:
+        """Put one together from all windows decided since `from_ns`."""
+        targets = fw.targets(packets)
+        chosen_B = np.flatnonzero(targets.decision_ns_B >= from_ns)
+        every = slice(None, None, -(-len(chosen_B) // MOST_WINDOWS) or 1)
+        return cls(
+            packets,
+            from_ns,
+            int(packets["sent_ns"][-1]),
+            encoder,
+            encoded.chosen(every),
+            targets.y_BH[chosen_B][every],
+            targets.decision_ns_B[chosen_B][every],
+        )
+
+    def holds(self, trace: str, decision_ns_B: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which decisions of a sender are among its seconds."""
+        inside_B = (decision_ns_B >= self.from_ns) & (decision_ns_B <= self.to_ns)
+        return inside_B & bool(trace == self.packets["trace"][0])
+
+    def by(self, encoder: str, engine: Engine, tokens: int) -> JudgingSlice:
+        """The same slice as an encoder sees it, with windows of W `tokens`."""
+        if encoder == self.encoder:
+            return self
+        first = int(np.searchsorted(fw.targets(self.packets).decision_ns_B, self.from_ns))
+        with Encoding(self.packets, engine, tokens, first) as encoding:
+            encoded = encoding.take(fw.batches_in(self.packets) - first)
+        other = JudgingSlice.of(self.packets, self.from_ns, encoder, encoded)
+        return replace(self, encoder=encoder, windows=other.windows)
+
+    def save(self, file: Path) -> None:
+        """Write it, whole or not at all."""
+        packets, content = io.BytesIO(), io.BytesIO()
+        self.packets.write_parquet(packets)
+        np.savez(
+            content,
+            packets=np.frombuffer(packets.getvalue(), np.uint8),
+            from_ns=self.from_ns,
+            to_ns=self.to_ns,
+            encoder=self.encoder,
+            features_BRD=self.windows.features_BRD,
+            candidates_BHF=self.windows.candidates_BHF,
+            y_BH=self.y_BH,
+            decision_ns_B=self.decision_ns_B,
+        )
+        write_file(file, content.getvalue())
+
+    @classmethod
+    def load(cls, file: Path) -> Self:
+        """Read one.
+
+        Raises:
+            OSError, ValueError, KeyError, BadZipFile, PolarsError: it is not there, or damaged.
+        """
+        with np.load(file, allow_pickle=False) as found:
+            windows = EncodedWindows(found["features_BRD"], found["candidates_BHF"])
+            y_BH, decision_ns_B = found["y_BH"], found["decision_ns_B"]
+            if (
+                not len(windows.features_BRD)
+                == len(windows.candidates_BHF)
+                == len(y_BH)
+                == len(decision_ns_B)
+            ):
+                raise ValueError("its arrays differ in length")
+            return cls(
+                pl.read_parquet(io.BytesIO(found["packets"].tobytes())),
+                int(found["from_ns"]),
+                int(found["to_ns"]),
+                str(found["encoder"]),
+                windows,
+                y_BH,
+                decision_ns_B,
+            )
+
+
+class Slices:
+    """The last of them, in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def recent(self) -> tuple[JudgingSlice, ...]:
+        """All, oldest first; one that cannot be read is removed, with a line."""
+        found = []
+        for file in self._files():
+            try:
+                found.append(JudgingSlice.load(file))
+            except (OSError, ValueError, KeyError, BadZipFile, pl.exceptions.PolarsError) as error:
+                file.unlink(missing_ok=True)
+                said = str(error).splitlines() or [type(error).__name__]
+                say(f"a slice that judged cannot be read and is left out: {file.name}: {said[0][:200]}")
+        return tuple(found)
+
+    def keep(self, slices: tuple[JudgingSlice, ...]) -> None:
+        """Write slices, those that are there anew; the oldest beyond KEPT go.
+
+        Raises:
+            OSError: the disk is full; those before stay.
+        """
+        private_dir(self._folder)
+        for one in slices:
+            sender = hashlib.sha256(str(one.packets["trace"][0]).encode()).hexdigest()[:8]
+            one.save(self._folder / f"{one.from_ns:019d}-{sender}.npz")
+        for file in self._files()[:-KEPT]:
+            file.unlink()
+
+    def _files(self) -> list[Path]:
+        return sorted(self._folder.glob("*.npz"), key=lambda file: file.stat().st_mtime_ns)
+
+
+def encoder_of(found: Artifact) -> str:
+    """Hash of all that decides what an encoder makes of packets."""
+    digest = hashlib.sha256(repr((found.description.tokens, found.model.features)).encode())
+    for name, value in sorted(found.model.encoder_state().items()):
+        digest.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def usable(
+    slices: tuple[JudgingSlice, ...], trace: str, from_ns: int, to_ns: int
+) -> tuple[JudgingSlice, ...]:
+    """Slices of before the newest one: what overlaps it, or lies ahead (a clock was set back), judges not."""
+    return tuple(
+        one
+        for one in slices
+        if one.packets["trace"][0] != trace or not (one.to_ns >= from_ns and one.from_ns <= to_ns)
+    )
+
+
+def due(slices: tuple[JudgingSlice, ...], newest: JudgingSlice) -> bool:
+    """Whether the newest is to be kept: what is kept teaches no more, so they have pauses between them."""
+    trace = newest.packets["trace"][0]
+    own = [one for one in slices if one.packets["trace"][0] == trace]
+    pause_ns = PAUSE * (newest.to_ns - newest.from_ns)
+    return all(newest.from_ns >= one.to_ns + pause_ns or newest.to_ns < one.from_ns for one in own)
