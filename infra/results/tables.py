@@ -211,6 +211,7 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "wifi": lambda data: scores(data, "wifi"),
     "speed-tests": lambda data: scores(data, "speed-tests"),
     "forecasters-simulated": lambda data: forecasts(data, "simulated"),
+    "forecasters-wifi": lambda data: forecasts(data, "wifi"),
     "targets": lambda data: lab.judged(data.of(JUDGED, "many-flows")),
     "figure8": lambda data: lab.by_control(data.of(JUDGED)),
     "worst-wait": worst_wait,
