@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -56,6 +57,7 @@ SWEPT_COSTS: Final = (  # beside a gain
     (CROSS_GOODPUT, "cross goodput"),
     (CLASSIC_SHARE, "classic share"),
 )
+WIDE: Final = 0.1005  # a change, from which on a tenth of a per cent says nothing
 COSTS_OF: Final = ("random", "oracle", "model")
 
 
@@ -176,16 +178,19 @@ def judged(runs: pl.DataFrame) -> list[str]:
 
 
 def by_control(runs: pl.DataFrame) -> list[str]:
-    """Scenarios without an axis, a table for each place: every control's figures and its verdict."""
+    """Scenarios without an axis, two tables for each place: every control's figures, and its verdict."""
     lines: list[str] = []
-    head = ["control", "verdict", "P99 against default", "against random"]
     for place in places(runs.filter(pl.col("point") == "")):
         lines += ["", f"**{place.scenario}, `{place.profile}`** ({sample(runs, place)})", ""]
-        lines += head_of([*head, *(title for _, title in TABLE_COLUMNS)])
-        for control in controls_run(runs, [place]):
+        controls = controls_run(runs, [place])
+        lines += head_of(["control", *(title for _, title in TABLE_COLUMNS)])
+        for control in controls:
             cells = [cell(runs, place, control, m).text for m, _ in TABLE_COLUMNS]
+            lines.append(row_of([control, *cells]))
+        lines += ["", *head_of(["control", "verdict", "P99 against default", "against random"])]
+        for control in controls:
             said = [verdict(runs, place, control).text, change(runs, place, control)]
-            lines.append(row_of([control, *said, chance(runs, place, control), *cells]))
+            lines.append(row_of([control, *said, chance(runs, place, control)]))
     return lines[1:]
 
 
@@ -206,14 +211,23 @@ def costs(runs: pl.DataFrame, scenario: str) -> list[str]:
     for control in COSTS_OF:
         if control not in controls_run(runs, here):
             continue
-        lines += ["", f"**{scenario}: {control}** against `default`", ""]
+        lines += ["", f"**{scenario}: {control}** against `default`, %", ""]
         measures = ((QUEUEING_P99, "P99 queueing"), *SWEPT_COSTS)
         lines += head_of(["profile", "at", "verdict", *(title for _, title in measures)])
         for place in here:
-            said = verdict(runs, place, control).text.split(":")[0]
-            cells = [change(runs, place, control, measure) for measure, _ in measures]
+            said = re.split("[:(]", verdict(runs, place, control).text)[0].strip()
+            cells = [_rounded(runs, place, control, measure) for measure, _ in measures]
             lines.append(row_of([place.profile, place.point, said, *cells]))
     return lines[1:]
+
+
+def _rounded(runs: pl.DataFrame, place: Place, control: str, measure: Measure) -> str:
+    """Return a change as narrow as its size lets it be."""
+    found = change_of(runs, place, control, measure)
+    if found is None:
+        return NONE
+    widest = max(abs(value) for value in (found.mean, found.low or 0.0, found.high or 0.0))
+    return percent(found, 1 if widest < WIDE else 0).replace(" %", "")
 
 
 def head_of(names: Sequence[str]) -> list[str]:
