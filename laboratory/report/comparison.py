@@ -156,7 +156,7 @@ class Comparison:
 
 
 def _listed(costs: Iterable[Cost]) -> str:
-    return ", ".join(f"{cost.name} {cost.change.mean * 100:+.1f} %" for cost in costs)
+    return ", ".join(f"{cost.name} {percent(cost.change)}" for cost in costs)
 
 
 def _within(one: Judged) -> bool:
@@ -288,12 +288,12 @@ def against_chance(runs: pl.DataFrame, place: Place) -> Estimate | None:
     return change_of(same_share(runs), place, "model", QUEUEING_P99, base="random")
 
 
-def percent(change: Estimate, digits: int = 1) -> str:
-    """`-38.2 % (-45.0…-31.4)`; the interval is left out where there is none."""
-    text = f"{change.mean * 100:+.{digits}f} %"
+def percent(change: Estimate) -> str:
+    """`-38 % (-45…-31)`; the interval is left out where there is none."""
+    text = f"{change.mean * 100:+.1f} %"
     if change.low is None or change.high is None:
         return text
-    return f"{text} ({change.low * 100:+.{digits}f}…{change.high * 100:+.{digits}f})"
+    return f"{text} ({change.low * 100:+.1f}…{change.high * 100:+.1f})"
 
 
 def times(change: Estimate) -> str:

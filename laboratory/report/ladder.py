@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import textwrap
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import polars as pl
 
-from laboratory.report.comparison import NOT_SETTLED, Place, by_seed, change_of, percent
+from laboratory.report.comparison import NOT_SETTLED, Place, by_seed, change_of, compare, percent
 from laboratory.report.intervals import Estimate, corrected
 from laboratory.report.judging import FEWEST_SEEDS, SETTLED
 from laboratory.report.measures import (
@@ -20,31 +20,22 @@ from laboratory.report.measures import (
     REORDERED,
     Measure,
 )
-from laboratory.report.tables import cell, change, head_of, row_of, sample, verdict
+from laboratory.report.tables import NONE, WRAPPED, beyond_limits, cell, head_of, in_a_word, row_of, sample
 
 SCENARIO: Final = "ladder"
 RUNGS: Final = {
     "default": "nothing is moved",
     "constant_share": "a constant share of the batches",
-    "flow_split": "a constant share of the flows",
+    "flow_split": "a constant share of the flows, nothing reordered",
     "always": "everything, up to the limit",
     "last_latency_batched": "the flow's last latency",
-    "anchor": "the last latency in either queue",
+    "anchor": "the last latency in either queue: the untrained model",
     "placebo": "the model's decisions, at another time",
     "model": "the model",
     "oracle_late": "both queues, a round trip ago",
     "oracle_batched": "both queues, now",
 }
-WRAPPED: Final[Any] = {"width": 118, "subsequent_indent": "  ", "break_on_hyphens": False}
-COLUMNS: Final = (
-    (QUEUEING_P99, "P99, ms"),
-    (QUEUEING_P999, "P99.9, ms"),
-    (QUEUEING_MAX, "longest, ms"),
-    (CHOICE_RIGHT, "right, %"),
-    (REGRET, "regret, ms"),
-    (MOVED, "moved, %"),
-    (REORDERED, "reordered, %"),
-)
+COLUMNS: Final = (QUEUEING_P99, QUEUEING_P999, QUEUEING_MAX, CHOICE_RIGHT, REGRET, MOVED, REORDERED)
 
 
 class Step(NamedTuple):
@@ -70,16 +61,17 @@ def ladder(runs: pl.DataFrame, profile: str) -> list[str]:
     place = Place(SCENARIO, "", profile)
     if not by_seed(runs, place, "default", QUEUEING_P99):
         return [f"`{profile}`: not run."]
+    titles = [f"{m.title.removeprefix('queueing ')}, {m.unit}" for m in COLUMNS]
     lines = [f"**`{profile}`** ({sample(runs, place)})", ""]
-    titles = [title for _, title in COLUMNS]
-    lines += head_of(["what is known", "control", "P99 against default", *titles])
+    lines += head_of(["what is known", "control", "verdict", "P99 against default", *titles])
+    verdicts: dict[str, str] = {}
     for control, what in RUNGS.items():
-        cells = [cell(runs, place, control, measure).text for measure, _ in COLUMNS]
-        lines.append(row_of([what, f"`{control}`", change(runs, place, control), *cells]))
-    verdicts = [
-        f"`{control}` {verdict(runs, place, control).text}" for control in RUNGS if control != "default"
-    ]
-    return [*lines, "", *textwrap.wrap(f"Verdicts: {'; '.join(verdicts)}.", 118), "", *steps(runs, place)]
+        found = compare(runs, place, control) if control != "default" else None
+        change = percent(found.queueing) if found else NONE
+        cells = [cell(runs, place, control, measure).text for measure in COLUMNS]
+        verdicts[control] = found.verdict if found else NONE
+        lines.append(row_of([what, f"`{control}`", in_a_word(verdicts[control]), change, *cells]))
+    return [*lines, *beyond_limits(verdicts), "", *steps(runs, place)]
 
 
 def steps(runs: pl.DataFrame, place: Place) -> list[str]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import polars as pl
 
@@ -38,11 +38,14 @@ from laboratory.runs.results import COMPLETE
 from laboratory.scenarios.schema import ALL_CONTROLS, PROFILES
 
 NONE: Final = "–"
-TABLE_COLUMNS: Final = (
+WRAPPED: Final[Any] = {"width": 118, "subsequent_indent": "  ", "break_on_hyphens": False}
+WAITS: Final = (
     (QUEUEING_P99, "queueing P99, ms"),
     (QUEUEING_P999, "P99.9, ms"),
     (QUEUEING_MAX, "longest, ms"),
     (RTT_P99, "RTT P99, ms"),
+)
+COSTS: Final = (
     (S1_GOODPUT, "S1, Mbit/s"),
     (CROSS_GOODPUT, "cross, Mbit/s"),
     (CLASSIC_SHARE, "classic, %"),
@@ -50,14 +53,12 @@ TABLE_COLUMNS: Final = (
     (RETRANSMITTED, "resent, %"),
     (REORDERED, "reordered, %"),
 )
-SWEPT_COSTS: Final = (  # beside a gain
-    (QUEUEING_MAX, "longest wait"),
-    (RTT_P99, "RTT P99"),
+SWEPT_WAITS: Final = ((QUEUEING_P99, "P99 queueing"), (QUEUEING_MAX, "longest wait"), (RTT_P99, "RTT P99"))
+SWEPT_COSTS: Final = (
     (S1_GOODPUT, "S1's goodput"),
     (CROSS_GOODPUT, "cross goodput"),
     (CLASSIC_SHARE, "classic share"),
 )
-WIDE: Final = 0.1005  # a change, from which on a tenth of a per cent says nothing
 COSTS_OF: Final = ("random", "oracle", "model")
 
 
@@ -178,20 +179,35 @@ def judged(runs: pl.DataFrame) -> list[str]:
 
 
 def by_control(runs: pl.DataFrame) -> list[str]:
-    """Scenarios without an axis, two tables for each place: every control's figures, and its verdict."""
+    """Scenarios without an axis, two tables for each place: each control's verdict and waits, its costs."""
     lines: list[str] = []
+    head = ["control", "verdict", "P99 against default", "against random"]
     for place in places(runs.filter(pl.col("point") == "")):
         lines += ["", f"**{place.scenario}, `{place.profile}`** ({sample(runs, place)})", ""]
-        controls = controls_run(runs, [place])
-        lines += head_of(["control", *(title for _, title in TABLE_COLUMNS)])
-        for control in controls:
-            cells = [cell(runs, place, control, m).text for m, _ in TABLE_COLUMNS]
-            lines.append(row_of([control, *cells]))
-        lines += ["", *head_of(["control", "verdict", "P99 against default", "against random"])]
-        for control in controls:
-            said = [verdict(runs, place, control).text, change(runs, place, control)]
-            lines.append(row_of([control, *said, chance(runs, place, control)]))
+        lines += head_of([*head, *(title for _, title in WAITS)])
+        for control in controls_run(runs, [place]):
+            said = [in_a_word(verdict(runs, place, control).text), change(runs, place, control)]
+            cells = [cell(runs, place, control, measure).text for measure, _ in WAITS]
+            lines.append(row_of([control, *said, chance(runs, place, control), *cells]))
+        lines += ["", *head_of(["control", *(title for _, title in COSTS)])]
+        for control in controls_run(runs, [place]):
+            lines.append(row_of([control, *(cell(runs, place, control, m).text for m, _ in COSTS)]))
+        lines += beyond_limits({c: verdict(runs, place, c).text for c in controls_run(runs, [place])})
     return lines[1:]
+
+
+def in_a_word(verdict: str) -> str:
+    """Return a verdict without what is beyond its limit."""
+    return verdict.partition(":")[0]
+
+
+def beyond_limits(verdicts: Mapping[str, str]) -> list[str]:
+    """Return a list of the controls whose verdicts name something beyond its limit, and what."""
+    lines: list[str] = []
+    for control, said in verdicts.items():
+        if ":" in said:
+            lines += textwrap.wrap(f"- `{control}`, {said}", **WRAPPED)
+    return ["", *lines] if lines else []
 
 
 def sample(runs: pl.DataFrame, place: Place) -> str:
@@ -211,23 +227,17 @@ def costs(runs: pl.DataFrame, scenario: str) -> list[str]:
     for control in COSTS_OF:
         if control not in controls_run(runs, here):
             continue
-        lines += ["", f"**{scenario}: {control}** against `default`, %", ""]
-        measures = ((QUEUEING_P99, "P99 queueing"), *SWEPT_COSTS)
-        lines += head_of(["profile", "at", "verdict", *(title for _, title in measures)])
+        lines += ["", f"**{scenario}: {control}** against `default`", ""]
+        lines += head_of(["profile", "at", "verdict", *(title for _, title in SWEPT_WAITS)])
         for place in here:
-            said = re.split("[:(]", verdict(runs, place, control).text)[0].strip()
-            cells = [_rounded(runs, place, control, measure) for measure, _ in measures]
+            said = in_a_word(verdict(runs, place, control).text)
+            cells = [change(runs, place, control, measure) for measure, _ in SWEPT_WAITS]
             lines.append(row_of([place.profile, place.point, said, *cells]))
+        lines += ["", *head_of(["profile", "at", *(title for _, title in SWEPT_COSTS)])]
+        for place in here:
+            cells = [change(runs, place, control, measure) for measure, _ in SWEPT_COSTS]
+            lines.append(row_of([place.profile, place.point, *cells]))
     return lines[1:]
-
-
-def _rounded(runs: pl.DataFrame, place: Place, control: str, measure: Measure) -> str:
-    """Return a change as narrow as its size lets it be."""
-    found = change_of(runs, place, control, measure)
-    if found is None:
-        return NONE
-    widest = max(abs(value) for value in (found.mean, found.low or 0.0, found.high or 0.0))
-    return percent(found, 1 if widest < WIDE else 0).replace(" %", "")
 
 
 def head_of(names: Sequence[str]) -> list[str]:

@@ -157,10 +157,10 @@ def test_a_gain_within_its_costs_helps() -> None:
 @pytest.mark.parametrize(
     ("cost", "within", "words"),
     [
-        ({"rtt_p99_us": 44_000.0}, 41_900.0, "harms: RTT P99 +10.0 %"),
-        ({"s1_goodput_bps": 4.5e7}, 4.95e7, "harms: S1's goodput -10.0 %"),
-        ({"classic_share": 0.1}, 0.185, "harms: the classic flows' share -50.0 %"),
-        ({"cross_goodput_bps": 3.6e7}, 3.95e7, "harms: cross traffic's goodput -10.0 %"),
+        ({"rtt_p99_us": 44_000.0}, 41_900.0, "harms: RTT P99 +10.0 % (+10.0…+10.0)"),
+        ({"s1_goodput_bps": 4.5e7}, 4.95e7, "harms: S1's goodput -10.0 % (-10.0…-10.0)"),
+        ({"classic_share": 0.1}, 0.185, "harms: the classic flows' share -50.0 % (-50.0…-50.0)"),
+        ({"cross_goodput_bps": 3.6e7}, 3.95e7, "harms: cross traffic's goodput -10.0 % (-10.0…-10.0)"),
     ],
 )
 @pytest.mark.parametrize("p99", [0.6, 1.0, 1.2])
@@ -168,7 +168,7 @@ def test_costs_beyond_their_limits_harm_whatever_p99_does(
     p99: float, cost: dict[str, float], within: float, words: str
 ) -> None:
     controls = {"default": 1, "model": p99}
-    longer = "P99 +20.0 %, " if p99 > 1 else ""
+    longer = "P99 +20.0 % (+20.0…+20.0), " if p99 > 1 else ""
     assert verdict_of(controls, model=cost) == (words.replace("harms: ", f"harms: {longer}"), "harms")
     assert verdict_of(controls, model=dict.fromkeys(cost, within)) == verdict_of(controls)
 
@@ -181,7 +181,7 @@ def test_costs_beyond_their_limits_harm_whatever_p99_does(
         ((1.010, 1.030, 0.990, 1.010, 1.010), "not settled (11 seeds might)", "nothing", "not settled"),
         ((1.08, 1.4, 0.8, 1.02, 1.1), "not settled (52 seeds might)", "nothing", "not settled"),
         ((1.03, 1.05, 1.01, 1.03, 1.03), "not settled (11 seeds might)", "nothing", "not settled"),
-        ((1.08, 1.09, 1.07, 1.08, 1.08), "harms: P99 +8.0 %", "harms", "not held"),
+        ((1.08, 1.09, 1.07, 1.08, 1.08), "harms: P99 +8.0 % (+7.1…+8.9)", "harms", "not held"),
     ],
 )
 def test_a_verdict_and_its_target_agree(shares: tuple[float, ...], said: str, kind: str, target: str) -> None:
@@ -199,7 +199,7 @@ def test_a_longer_tail_harms_where_p99_falls() -> None:
     short = tails | {"queueing_max_us": 10_000.0}
     controls = {"default": 1, "model": 0.6}
     assert verdict_of(controls, default=short, model=short) == ("helps", "helps")
-    longest = "harms: the longest wait +500.0 %"
+    longest = "harms: the longest wait +500.0 % (+500.0…+500.0)"
     assert verdict_of(controls, default=short, model=tails) == (longest, "harms")
     p999 = short | {"queueing_p999_us": 15_000.0}
     assert verdict_of(controls, default=short, model=p999)[0].startswith("harms: P99.9 +25.0 %")
@@ -213,7 +213,7 @@ def test_a_longer_tail_harms_where_p99_falls() -> None:
 def test_no_limit_is_finer_than_a_packets_time() -> None:
     """3 % of 2.86 ms is less than the 120 us that a packet takes at 100 Mbit/s, but not than 1.2 us."""
     rows = runs_of({"default": 1, "model": 1.03})
-    for rate_bps, said in ((100e6, "no harm"), (10e9, "harms: P99 +3.0 %")):
+    for rate_bps, said in ((100e6, "no harm"), (10e9, "harms: P99 +3.0 % (+3.0…+3.0)")):
         parameters = json.dumps({"bottlenecks": [{"rate_bps": rate_bps}, {"rate_bps": 50e9}]})
         for row in rows:
             row |= {"parameters": parameters}
@@ -240,7 +240,7 @@ def test_what_is_asked_at_many_places_needs_more_to_be_settled() -> None:
 def test_four_seeds_settle_nothing() -> None:
     assert verdict(table(noisy(0.1, 0.1, 0.1, 0.1)), HERE, "model") == ("4 seeds", "nothing")
     dear = {"classic_share": 0.1}
-    said = "4 seeds: the classic flows' share -50.0 %"
+    said = "4 seeds: the classic flows' share -50.0 % (-50.0…-50.0)"
     assert verdict(table(noisy(0.1, 0.1, 0.1, 0.1, **dear)), HERE, "model") == (said, "nothing")
 
 
@@ -334,16 +334,17 @@ def test_the_page_shows_every_control_profile_and_gap(tmp_path: Path) -> None:
     _, _, rest = tables.partition("**figure8, `uncoupled`** (5 seeds)\n\n")
     scenario = rest.partition("\n\n")[0].splitlines()
     assert len(scenario) == 2 + 4  # all controls
-    assert scenario[-1].startswith("| model | 6.00 | – | – | 40.0 | 50.0 | 40.0 | 20.0 |")
-    assert "| model | helps | -40.0 % (-40.0…-40.0) | – |\n" in rest
-    _, _, rest = tables.partition("**mine: oracle** against `default`, %\n\n")
+    assert scenario[-1].startswith("| model | helps | -40.0 % (-40.0…-40.0) | – | 6.00 |")
+    _, _, rest = tables.partition("**mine: oracle** against `default`\n\n")
     swept_by_oracle = rest.partition("\n\n")[0].splitlines()
-    costs = "longest wait | RTT P99 | S1's goodput | cross goodput | classic share"
-    title = f"| profile | at | verdict | P99 queueing | {costs} |"
+    title = "| profile | at | verdict | P99 queueing | longest wait | RTT P99 |"
     assert swept_by_oracle[0] == title
     assert len(swept_by_oracle) == 2 + 6  # the sweep's points
-    unchanged = " | ".join(["–", *["+0.0 (+0.0…+0.0)"] * 4])
-    assert f"| uncoupled | 100 | helps | -10.0 (-10.0…-10.0) | {unchanged} |" in swept_by_oracle
+    same = "+0.0 % (+0.0…+0.0)"
+    assert f"| uncoupled | 100 | helps | -10.0 % (-10.0…-10.0) | – | {same} |" in swept_by_oracle
+    costs = rest.split("\n\n")[1].splitlines()
+    assert costs[0] == "| profile | at | S1's goodput | cross goodput | classic share |"
+    assert f"| uncoupled | 100 | {same} | {same} | {same} |" in costs
 
 
 def test_a_table_in_brief_names_the_models_costs_beyond_their_limits() -> None:
