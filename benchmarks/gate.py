@@ -248,8 +248,8 @@ def measure(rounds: int) -> list[Row]:
     for gain in GAINS:
         passed = accepted((passes, passed_before), gain, TRIALS, rounds)
         what = "refused" if gain < 0 else "passed"
-        shares = [1 - share if gain < 0 else share for share in passed]
-        rows.append(_row(f"{what}, of {TRIALS} heads with {gain:+g}", *shares, TRIALS, "share"))
+        ours_, before_ = (1 - share if gain < 0 else share for share in passed)
+        rows.append(_row(f"{what}, of {TRIALS} heads with {gain:+g}", ours_, before_, TRIALS, "share"))
     return rows
 
 
