@@ -459,6 +459,8 @@ class Rounds:
         if found.refused:
             said = ", ".join(f"{count} {kind}" for kind, count in found.refused.items())
             say(f"round {record.number}: claims of sender {name} that cannot be are refused: {said}")
+        if line := found.line():
+            raise DeclinedError(line)
         if latest.missing_packets > MAX_MISSING * packets.height:
             raise DeclinedError(
                 f"telemetry has gaps: {latest.missing_packets} packets are missing among {packets.height}"
@@ -473,8 +475,6 @@ class Rounds:
         gc.collect()
         if failures:
             raise DeclinedError(f"bad telemetry: {failures[0]}")
-        if line := found.line():
-            raise DeclinedError(line)
         return replace(latest, packets=packets)
 
     def _tune(

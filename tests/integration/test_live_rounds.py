@@ -183,12 +183,12 @@ def test_a_rollback_during_a_round_stands(
 
 
 def spoilt_files(files: Mapping[str, bytes], folder: Path) -> dict[str, bytes]:
-    """An artifact whose head says twice what it would."""
+    """An artifact whose head says a twentieth of what it would."""
     for name, content in files.items():
         (folder / name).write_bytes(content)
     loaded = artifact.load(folder)
     with torch.no_grad():
-        loaded.model.head[2].bias += np.log(2) / loaded.model.target.scale
+        loaded.model.head[2].bias -= np.log(20) / loaded.model.target.scale
     artifact.save(folder / "bad", loaded.model, loaded.description)
     return artifact.read_files(folder / "bad")
 
