@@ -629,11 +629,54 @@ def bench(
         published.publish(what.value, rows)
 
 
+@app.command()
+def forecasts(
+    packets: Annotated[Path, typer.Argument(help="folder of packet tables")] = Path("data/packets"),
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="folder of the runs and their summary")
+    ] = Path("var/forecasts"),
+    trace: Annotated[list[str] | None, typer.Option(help="a trace (default: all); may be repeated")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="a section of forecasters.yaml (default: all); may be repeated")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="training seeds: 1 to so many")] = 3,
+    protocol: Annotated[Protocol, typer.Option(help="lengths of the slices")] = Protocol.small,
+    against: Annotated[
+        str, typer.Option(help="the section that differences are taken from")
+    ] = "event-stream",
+    choose: Annotated[
+        bool, typer.Option("--choose", help="test on the last third of the training slices instead")
+    ] = False,
+    sections: Annotated[Path, typer.Option(help="the variants")] = Path("forecasters.yaml"),
+) -> None:
+    """Train the forecasters of forecasters.yaml and score them on the same packets; goes on where it stopped.
+
+    Example: swiftqueue forecasts data/packets --only event-stream --only xgboost --seeds 3
+    """
+    from infra.forecasts import run_forecasts
+
+    run_forecasts(
+        packets,
+        output,
+        names=trace or [],
+        only=only or [],
+        seeds=seeds,
+        protocol=protocol.value,
+        against=against,
+        choose=choose,
+        sections=sections,
+    )
+
+
 @app.command("results")
 def draw_results(
     scores: Annotated[
         tuple[str, Path] | None,
         typer.Option(help="publish an evaluation's scores.json under a name first", metavar="NAME FILE"),
+    ] = None,
+    forecasts: Annotated[
+        tuple[str, Path] | None,
+        typer.Option(help="publish the summary of `forecasts` under a name first", metavar="NAME FILE"),
     ] = None,
     replay: Annotated[
         Path | None, typer.Option(help="publish two seconds of what `replay` recorded first", metavar="FILE")
@@ -643,11 +686,13 @@ def draw_results(
 
     Example: swiftqueue results --scores late-packets data/evaluation/report/scores.json
     """
-    from infra.results import evaluations, replayed
+    from infra.results import evaluations, forecasters, replayed
     from infra.results.pages import rewrite
 
     if scores:
         evaluations.take(*scores)
+    if forecasts:
+        forecasters.take(*forecasts)
     if replay:
         replayed.take(replay)
     for path in rewrite(Path.cwd()):

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from feature_store.local_ray import ray_cluster
-from laboratory.learning.judged_models import check_acks, models_by_profile
+from laboratory.learning.judged_models import anchor_of, check_acks, models_by_profile
 from laboratory.runs import execution, programs, results, rows
 from laboratory.runs.resolve import Asked, Cell, Model, cells, check_tables, control_of, identity, resolve
 from laboratory.scenarios.files import check_points, environment_at, files_of, load, names, path_of
-from laboratory.scenarios.schema import LONGEST_S, TRAINING_SEEDS_FROM, Scenario, check_controls
+from laboratory.scenarios.schema import (
+    LONGEST_S,
+    TRAINING_SEEDS_FROM,
+    VIEWED_BY,
+    Scenario,
+    check_controls,
+)
 
+DEPENDENT: Final = ("random", "placebo")  # on another run's result
 MATCHED: Final = ("model", "oracle")  # whose moved share control random gets: the first that was run
 SCENARIO: Final = "scenario"  # which names the share that control random moves
 NO_MODEL: Final = "no --artifact was given; train one with `swiftqueue lab train`"
@@ -47,14 +55,15 @@ def run_lab(request: Request, output: Path) -> int:
         models = models_by_profile(request.artifact, output) if request.artifact else {}
         check_acks(models, scenarios)
         program, build = programs.build()
+        check_discs(program, scenarios)
         laboratory = _Laboratory(request, scenarios, models, program, build, output.resolve())
         rows.keep_rows(output)
-        first = laboratory.asked(random=False)
+        first = laboratory.asked(dependent=False)
         results.forget(output, list(scenarios))
         # One cluster for both rounds: to start it takes as long as many a run.
         with ray_cluster(workers=1) if laboratory.missing(first) else contextlib.nullcontext():
             failed = laboratory.run(first, "runs")
-            failed += laboratory.run(laboratory.asked(random=True), "random marking")
+            failed += laboratory.run(laboratory.asked(dependent=True), "random marking and placebos")
     print(f"results: {output / results.FILE}; `swiftqueue lab report --output {output}` draws them")
     return 1 if failed else 0
 
@@ -78,7 +87,8 @@ def adjusted(scenario: Scenario, request: Request) -> Scenario:
     if request.seeds is not None:
         if not 1 <= request.seeds < TRAINING_SEEDS_FROM:
             raise ValueError(f"--seeds {request.seeds}: give 1 to {TRAINING_SEEDS_FROM - 1}")
-        changes["seeds"] = list(range(1, request.seeds + 1))
+        further = range(max(scenario.seeds) + 1, TRAINING_SEEDS_FROM)
+        changes["seeds"] = [*scenario.seeds, *further][: request.seeds]
     if request.seconds is not None:
         if request.seconds <= scenario.warmup_s:
             raise ValueError(
@@ -97,6 +107,25 @@ def adjusted(scenario: Scenario, request: Request) -> Scenario:
     return changed
 
 
+def check_discs(program: Path, scenarios: Mapping[str, Scenario]) -> None:
+    """See that the program can set up the queue discs that the scenarios name; each network once.
+
+    Raises:
+        ValueError: one line that names file and key.
+    """
+    seen: set[str] = set()
+    for name, scenario in scenarios.items():
+        for cell in {(cell.point, cell.profile): cell for cell in cells(name, scenario)}.values():
+            run = resolve(scenario, cell, {"kind": "default"}, [])
+            network = json.dumps([run["profile"], run["bottlenecks"]])
+            if network in seen or not any("disc" in link for link in run["bottlenecks"]):
+                continue
+            seen.add(network)
+            if problem := execution.check(program, run):
+                where = f"axis.points.{cell.point}" if cell.point else "environment"
+                raise ValueError(f"{name}.yaml: {where}: {problem}")
+
+
 class _Laboratory:
     """The cells of some scenarios, and what has come of them."""
 
@@ -111,17 +140,18 @@ class _Laboratory:
     ) -> None:
         self.scenarios, self.models = scenarios, models
         self.program, self.build, self.output = program, build, output
+        self.anchors: dict[str, Model | None] = {}  # by the content of the trained model
         self.only = request.controls
         self.truth = request.truth
         self.outputs = [name for name in ("pcap", "truth") if getattr(request, name)]
 
-    def asked(self, *, random: bool) -> list[Asked]:
-        """Return what is to be run: control random, whose share another run must say, or all others."""
+    def asked(self, *, dependent: bool) -> list[Asked]:
+        """Return what is to be run, seed by seed: what needs another run's result, or all else."""
         return [
             self._unless_left_out(self._asked(scenario, cell))
             for name, scenario in self.scenarios.items()
-            for cell in cells(name, scenario)
-            if (cell.control == "random") == random
+            for cell in sorted(cells(name, scenario), key=lambda cell: cell.seed)
+            if (cell.control in DEPENDENT) == dependent
         ]
 
     def missing(self, asked: list[Asked]) -> bool:
@@ -151,13 +181,14 @@ class _Laboratory:
                 print(f"not run: {one.cell.words()}: {problem}")
             self._keep([self._not_run(one, problem) for one in waiting[job.identity]])
 
-        jobs = [
-            execution.Job(key, ones[0].run or {}, ones[0].model.folder if ones[0].model else None)
-            for key, ones in waiting.items()
-            if key not in kept
-        ]
+        jobs = [self._job(key, ones[0]) for key, ones in waiting.items() if key not in kept]
         execution.run_all(self.program, self.output, jobs, done, title)
         return len(failures)
+
+    def _job(self, key: str, one: Asked) -> execution.Job:
+        folder = one.model.folder if one.model else None
+        record = execution.folder_of(self.output, one.record) / execution.DECISIONS if one.record else None
+        return execution.Job(key, one.run or {}, folder, record)
 
     def _unless_left_out(self, one: Asked) -> Asked:
         """Return it as not to be run if --controls leaves it out and it has no result yet."""
@@ -169,10 +200,13 @@ class _Laboratory:
 
     def _asked(self, scenario: Scenario, cell: Cell) -> Asked:
         environment = environment_at(scenario, cell.point, f"{cell.scenario}.yaml")
-        model = self.models.get(cell.profile) if cell.control == "model" else None
-        share, share_of = 0.0, None
-        if cell.control == "model" and model is None:
-            return Asked(cell, None, f"--artifact has no {cell.profile}/" if self.models else NO_MODEL)
+        disc = environment.without_view()
+        if cell.control in VIEWED_BY and disc is not None:
+            return Asked(cell, None, f"{disc} gives no view of its queues")
+        model = self._model(cell)
+        share, share_of, record = 0.0, None, None
+        if cell.control in ("model", "anchor") and model is None:
+            return Asked(cell, None, self._why_no_model(cell))
         if cell.control == "random" and (given := environment.controls.random.share) is not None:
             share, share_of = given, SCENARIO
         elif cell.control == "random":
@@ -180,9 +214,37 @@ class _Laboratory:
             if found is None:
                 return Asked(cell, None, "nothing says which share to move: neither model nor oracle was run")
             share, share_of = found
-        control = control_of(environment, cell.control, model=model, share=share)
+        if cell.control == "placebo" and (record := self._record(scenario, cell)) is None:
+            return Asked(cell, None, "the model, whose decisions it repeats, was not run")
+        control = control_of(environment, cell.control, model=model, share=share, record=record or "")
         run = resolve(scenario, cell, control, self.outputs)
-        return Asked(cell, run, model=model, share_of=share_of)
+        if record is not None and not self._is_repeatable(record, run):
+            return Asked(cell, None, "the model's run, whose decisions it repeats, is not at hand")
+        return Asked(cell, run, model=model, share_of=share_of, record=record)
+
+    def _model(self, cell: Cell) -> Model | None:
+        """The model that drives a cell's control, or None."""
+        model = self.models.get(cell.profile) if cell.control in ("model", "anchor") else None
+        if model is None or cell.control == "model":
+            return model
+        if model.content not in self.anchors:
+            self.anchors[model.content] = anchor_of(model, self.output)
+        return self.anchors[model.content]
+
+    def _why_no_model(self, cell: Cell) -> str:
+        if cell.profile in self.models:
+            return "the model has no anchor"
+        return f"--artifact has no {cell.profile}/" if self.models else NO_MODEL
+
+    def _record(self, scenario: Scenario, cell: Cell) -> str | None:
+        """Identity of the model's run in the same cell; None without a model."""
+        one = self._asked(scenario, replace(cell, control="model"))
+        return identity(one.run, self.build) if one.run is not None else None
+
+    def _is_repeatable(self, record: str, run: Mapping[str, Any]) -> bool:
+        """Whether the decisions of a run are there, or the run that repeats them has its result already."""
+        decisions = execution.folder_of(self.output, record) / execution.DECISIONS
+        return decisions.is_file() or execution.is_complete(self.output, identity(run, self.build))
 
     def _share(self, cell: Cell) -> tuple[float, str] | None:
         """Share that the model (or else the oracle) moved in the same cell, in this program's run.

@@ -87,13 +87,20 @@ def write(validation: ex.Validation, output: Path) -> None:
 
 def main(params: Given, packets: Given, windows: Given, split: Given, output: Given) -> None:
     """Validate; on failure say what and where, one line each, and stop the pipeline."""
-    validation = validate(packets, windows, split, read(params, ValidateParams))
+    limits = read(params, ValidateParams)
+    validation = validate(packets, windows, split, limits)
     failed = state_dir() / "validation"  # of a failed run; `--output` is for passed ones
     write(validation, failed if validation.failures else output)
     if validation.failures:
         private_dir(failed)
         shown = os.path.relpath(failed) if failed.is_relative_to(Path.cwd()) else failed
         lines = "\n".join(f"  {failure}" for failure in validation.failures)
+        if any(failure.check == ex.SHIFT for failure in validation.failures):
+            lines += (
+                "\n  the traffic changes more between the slices than validate.max_shift_psi "
+                f"({limits.max_shift_psi:g}) allows; short captures do: raise it in params.yaml, or for a "
+                "study with --set validate.max_shift_psi=VALUE"
+            )
         raise StageError(
             f"{len(validation.failures)} expectations failed; see {shown}/docs/index.html\n{lines}"
         )

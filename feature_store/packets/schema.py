@@ -5,12 +5,12 @@ One row per data packet that the sender sent, in send order.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import polars as pl
+
+from feature_store.parquet import read_parquet
 
 QUEUES: Final = ("classic", "l4s")  # RFC 9332 section 2.1: ECT(1) and CE go to the L queue, the rest to C
 HORIZON: Final = 8  # packets decided at once (SwiftQueue, section 4)
@@ -44,21 +44,32 @@ def scan_packets(packets_dir: Path, trace: str | None = None) -> pl.LazyFrame:
     Raises:
         FileNotFoundError: there is no packet table, or none of that trace, under `packets_dir`.
     """
-    pattern = f"trace={trace or '*'}/minute=*/*.parquet"
-    files = sorted(packets_dir.glob(pattern))
-    if not files:
-        what = f"trace {trace!r}" if trace else "any trace"
-        raise FileNotFoundError(f"no packet table of {what} under {packets_dir}; run `swiftqueue extract`")
+    files = _files(packets_dir, trace)
     return pl.scan_parquet(files, hive_partitioning=False).sort("trace", "packet")
 
 
-@contextlib.contextmanager
-def readable(what: str) -> Iterator[None]:
-    """Make a ValueError that names `what` of what Polars raises, or panics of, on a damaged Parquet file."""
+def read_packets(packets_dir: Path, trace: str) -> pl.DataFrame:
+    """Read a packet table that somebody else may have made, in send order.
+
+    Raises:
+        FileNotFoundError: there is no packet table of that trace under `packets_dir`.
+        ValueError: a file of it is damaged, or holds other columns; the line names it.
+    """
+    table = read_parquet(_files(packets_dir, trace))
     try:
-        yield
-    except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
-        raise ValueError(f"{what} cannot be read: {str(error).splitlines()[0][:200]}") from None
+        table = table.match_to_schema(PACKET_SCHEMA, extra_columns="ignore")
+    except pl.exceptions.PolarsError as error:
+        said = str(error).splitlines()[0][:200]
+        raise ValueError(f"{packets_dir}, trace {trace}: not a packet table: {said}") from None
+    return table.sort("trace", "packet")
+
+
+def _files(packets_dir: Path, trace: str | None) -> list[Path]:
+    files = sorted(packets_dir.glob(f"trace={trace or '*'}/minute=*/*.parquet"))
+    if not files:
+        what = f"trace {trace!r}" if trace else "any trace"
+        raise FileNotFoundError(f"no packet table of {what} under {packets_dir}; run `swiftqueue extract`")
+    return files
 
 
 def traces_in(packets_dir: Path) -> list[str]:

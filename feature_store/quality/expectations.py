@@ -17,6 +17,7 @@ import polars as pl
 from feature_store.events.windows import FEATURES, HORIZON, MAX_TIME_NS
 from feature_store.packets.schema import PACKET_SCHEMA, QUEUES
 
+SHIFT: Final = "distribution-shift"  # the check between slices
 SHOWN_ROWS: Final = 5  # offending rows named per expectation
 MAX_SIZE_BYTES: Final = 1 << 20  # GSO super-segments reach 64 KiB, BIG TCP (RFC 2675) 512 KiB
 RANGES: Final[Mapping[str, tuple[float, float]]] = {  # of a feature, by unit
@@ -183,7 +184,7 @@ def shift_check(shifts: pl.DataFrame, max_psi: float) -> Check:
     import great_expectations.expectations as gxe
 
     return Check(
-        "distribution-shift",
+        SHIFT,
         shifts,
         [gxe.ExpectColumnValuesToBeBetween(column="psi", min_value=0, max_value=max_psi)],
         ("trace", "feature", "worst_round"),

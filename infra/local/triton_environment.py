@@ -44,7 +44,7 @@ def find_environment(folder: Path = ENVIRONMENT) -> TritonEnvironment:
     if not python.exists():
         raise OSError(f"{folder}: no Triton environment; run `make setup`")
     # PyTriton itself is only located: importing it needs packages that its server does not.
-    asked = subprocess.run([str(python), "-c", _ASK], capture_output=True, text=True, check=False)
+    asked = subprocess.run([str(python), "-I", "-c", _ASK], capture_output=True, text=True, check=False)
     if asked.returncode:
         raise OSError(f"{folder}: incomplete ({asked.stderr.strip().splitlines()[-1]}); run `make setup`")
     version, library_dir, pytriton, numpy_version = asked.stdout.splitlines()
@@ -68,6 +68,7 @@ def find_environment(folder: Path = ENVIRONMENT) -> TritonEnvironment:
     variables = {
         "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}",
         "LD_PRELOAD": ":".join(preloads),
+        "PYTHONPATH": "",  # what it names is for another Python: a NumPy found there ends the Python backend
     }
     if paths:
         variables["LD_LIBRARY_PATH"] = os.pathsep.join(paths)

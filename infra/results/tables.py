@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -14,11 +14,12 @@ import polars as pl
 from benchmarks import published
 from benchmarks.published import Published
 from benchmarks.rows import Row
-from infra.results import evaluations
+from infra.results import evaluations, forecasters
 from laboratory.report import tables as lab
 from laboratory.report.comparison import Place, against_chance, by_seed, change_of, percent
 from laboratory.report.intervals import Estimate
 from laboratory.report.judging import JUDGED
+from laboratory.report.ladder import ladder
 from laboratory.report.measures import MS, QUEUEING_P99
 from laboratory.runs.results import COMPLETE
 from laboratory.runs.results import load as load_runs
@@ -28,6 +29,7 @@ from models.scoring.predictions import FINETUNED, METHODS, TREES
 
 LABORATORY: Final = Path("docs/laboratory")
 WIDEST: Final = 150  # of a table's line, in characters
+FORMS: Final = {"tuned": "Head tuned before each test slice", "pretrained": "The same without tuning"}
 WORDS: Final = {
     FINETUNED: "**fine-tuned model**",
     "pretrained": "the same without fine-tuning",
@@ -47,6 +49,7 @@ class Data:
     evaluations: Mapping[str, Any]
     runs: pl.DataFrame
     benchmarks: Mapping[str, Published]
+    forecasters: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def load(cls, root: Path) -> Data:
@@ -60,6 +63,7 @@ class Data:
             read_object(root / evaluations.FILE),
             load_runs(root / LABORATORY),
             published.load(root / published.FILE),
+            forecasters.load(root),
         )
 
     def evaluation(self, name: str) -> dict[str, Any]:
@@ -118,6 +122,15 @@ def scores(data: Data, name: str) -> list[str]:
     return lines
 
 
+def forecasts(data: Data, name: str) -> list[str]:
+    """Every variant's scores on one kind of trace, with tuned heads and without."""
+    if name not in data.forecasters:
+        raise ValueError(f"{forecasters.FILE} has no {name}: swiftqueue results --forecasts {name} FILE")
+    one = data.forecasters[name]
+    tables = [line for form in FORMS for line in ["", f"{FORMS[form]}:", "", *forecasters.rows(one, form)]]
+    return [*_wrapped(forecasters.said(one)), *tables]
+
+
 def figures(data: Data, name: str) -> list[str]:
     """A benchmark's rows, with date, commit and machine; a list where a table would be too wide."""
     one = data.benchmark(name)
@@ -173,6 +186,11 @@ def costs(data: Data, prefix: str) -> list[str]:
     ]
 
 
+def known(data: Data, profile: str) -> list[str]:
+    """The ladder of information in one profile."""
+    return ladder(data.runs, profile)
+
+
 def summary(data: Data) -> list[str]:
     """The README's six rows, each with its page."""
     rows = (
@@ -181,7 +199,7 @@ def summary(data: Data) -> list[str]:
         ("P99 wait, uncoupled", "figure8", _wait(data, "uncoupled")),
         ("P99 wait, RFC 9332", "rfc9332", _wait(data, "rfc9332")),
         ("one answer through Triton", "serving", _answer(data)),
-        ("a new head in service", "live", _new_head(data)),
+        ("a new version in service", "live", _new_head(data)),
     )
     lines = lab.head_of(["page", "result"])
     return [*lines, *(lab.row_of([f"[{what}](docs/results/{page}.md)", said]) for what, page, said in rows)]
@@ -192,12 +210,15 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "late-packets": lambda data: scores(data, "late-packets"),
     "wifi": lambda data: scores(data, "wifi"),
     "speed-tests": lambda data: scores(data, "speed-tests"),
+    "forecasters-simulated": lambda data: forecasts(data, "simulated"),
+    "forecasters-wifi": lambda data: forecasts(data, "wifi"),
     "targets": lambda data: lab.judged(data.of(JUDGED, "many-flows")),
     "figure8": lambda data: lab.by_control(data.of(JUDGED)),
     "worst-wait": worst_wait,
     "other-traffic": lambda data: lab.by_control(data.of("hadoop", "receivers", "replay", "many-flows")),
     **{f"sweeps-{profile}": partial(brief, profile=profile, prefix="sweep-") for profile in PROFILES},
     "sweeps-costs": lambda data: costs(data, "sweep-"),
+    **{f"ladder-{profile}": partial(known, profile=profile) for profile in PROFILES},
     "map": lambda data: brief(data, "rfc9332", "map-"),
     "map-costs": lambda data: costs(data, "map-"),
     **{
@@ -215,7 +236,7 @@ def _late(data: Data, name: str) -> str:
     ours, trees = (one["methods"][method]["average_precision"] for method in (FINETUNED, TREES))
     low, high = one["methods"][FINETUNED]["average_precision_95"]
     said = f"average precision {ours:.2f} ({low:.2f}–{high:.2f})"
-    return f"{said}; trees {trees:.2f}, chance {one['base_rate']:.2f}"
+    return f"{said}; boosted trees {trees:.2f}, chance {one['base_rate']:.2f}"
 
 
 def _wait(data: Data, profile: str) -> str:
@@ -224,18 +245,18 @@ def _wait(data: Data, profile: str) -> str:
     random = change_of(runs, place, "random", QUEUEING_P99)
     said = f"{_to(change_of(runs, place, 'model', QUEUEING_P99))}; by chance {_short(random)}"
     if profile == "uncoupled":
-        return f"{said}; beside chance {_short(against_chance(runs, place))}"
+        return f"{said}; against chance {_short(against_chance(runs, place))}"
     return f"{said}; {len(by_seed(runs, place, 'model', QUEUEING_P99))} seeds"
 
 
 def _answer(data: Data) -> str:
     row = _row_named(data, "serving", "every candidate, p50", "identity, p50")
-    return f"{row.ours:.0f} µs (p50); with an empty model {row.reference:.0f} µs"
+    return f"{row.ours:.0f} µs (p50); of a model that computes nothing {row.reference:.0f} µs"
 
 
 def _new_head(data: Data) -> str:
     rows = data.benchmark("live").rows
-    return f"{rows[0].ours:.1f} s after its round began, on a minute of 100 Mbit/s"
+    return f"{rows[0].ours:.1f} s from trigger to first answer, on a minute at 100 Mbit/s"
 
 
 def _row_named(data: Data, bench: str, name: str, reference: str) -> Row:

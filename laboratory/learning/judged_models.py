@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -82,6 +83,27 @@ def _model(folder: Path) -> Model:
 
     load(folder, schema_hash())
     return Model(folder.resolve(), content_hash(folder), said_acks(folder / ORIGIN))
+
+
+def anchor_of(model: Model, output: Path) -> Model | None:
+    """Return the model as it was before its training: what it forecasts is its anchor alone.
+
+    It is kept in `output/models/`. None: the model has no anchor, so untrained it would forecast nothing.
+    """
+    import torch
+
+    from models.networks.artifact import load, save
+
+    target = output / MODELS / f"anchor-{model.content[:16]}"
+    artifact = load(model.folder)
+    if artifact.model.sizes.anchor is None:
+        return None
+    if not target.is_dir():
+        with torch.no_grad():
+            for parameter in artifact.model.head[2].parameters():
+                parameter.zero_()
+        save(target, artifact.model, artifact.description)
+    return replace(_model(target), acks=model.acks)
 
 
 def said_acks(origin: Path) -> str | None:

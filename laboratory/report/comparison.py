@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import polars as pl
 
-from laboratory.report.intervals import Estimate, paired_change
-from laboratory.report.judging import LEAST_CLASSIC_SHARE, LEAST_GOODPUT, MOST_RTT_CHANGE, NO_HARM
-from laboratory.report.measures import CLASSIC_SHARE, QUEUEING_P99, RTT_P99, S1_GOODPUT, Measure
+from laboratory.report.intervals import Estimate, corrected, paired_change
+from laboratory.report.judging import (
+    FEWEST_PACKETS,
+    FEWEST_SEEDS,
+    LEAST_CLASSIC_SHARE,
+    LEAST_CROSS_GOODPUT,
+    LEAST_GOODPUT,
+    MOST_RTT_CHANGE,
+    NO_HARM,
+    PACKET_BITS,
+    SETTLED,
+)
+from laboratory.report.measures import (
+    CLASSIC_SHARE,
+    CROSS_GOODPUT,
+    QUEUEING_MAX,
+    QUEUEING_P99,
+    QUEUEING_P999,
+    RTT_P99,
+    S1_GOODPUT,
+    TAILS,
+    Measure,
+)
 from laboratory.runs.results import COMPLETE
 
 NOT_SETTLED: Final = "not settled"
@@ -27,58 +50,119 @@ class Place(NamedTuple):
         return ", ".join(part for part in self if part)
 
 
+class Limit(NamedTuple):
+    """What a gain may cost: a relative change of a measure, upwards unless `falls`."""
+
+    name: str
+    measure: Measure
+    most: float
+    falls: bool = False
+
+    def coarse(self, packet_us: float, base: Mapping[int, float]) -> Limit:
+        """Return the limit where default marking has these values: never finer than a packet's time."""
+        if self.falls or not base or (mean := math.fsum(base.values()) / len(base)) <= 0:
+            return self
+        return self._replace(most=max(self.most, packet_us / mean))
+
+    def is_passed_by(self, change: float) -> bool:
+        """Whether a change is beyond it."""
+        return change < -self.most if self.falls else change > self.most
+
+    def chance(self, change: Estimate) -> float:
+        """Chance of such a change if the truth were the limit itself."""
+        return change.chance(-self.most if self.falls else self.most, below=self.falls)
+
+
+LIMITS: Final = (
+    Limit("P99", QUEUEING_P99, NO_HARM),
+    Limit("P99.9", QUEUEING_P999, NO_HARM),
+    Limit("the longest wait", QUEUEING_MAX, NO_HARM),
+    Limit("RTT P99", RTT_P99, MOST_RTT_CHANGE),
+    Limit("S1's goodput", S1_GOODPUT, 1 - LEAST_GOODPUT, falls=True),
+    Limit("cross traffic's goodput", CROSS_GOODPUT, 1 - LEAST_CROSS_GOODPUT, falls=True),
+    Limit("the classic flows' share", CLASSIC_SHARE, 1 - LEAST_CLASSIC_SHARE, falls=True),
+)
+
+
 class Cost(NamedTuple):
-    """A cost beyond its limit."""
+    """A cost beyond its limit by its mean, and whether that is settled."""
 
     name: str
     change: Estimate
+    settled: bool
+
+
+class Judged(NamedTuple):
+    """A change, the limit it is held to there, and whether it is settled: beyond the limit; not zero."""
+
+    limit: Limit
+    change: Estimate
+    beyond: bool
+    below_zero: bool
+    above_zero: bool
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Changes of one control against default marking at one place."""
+    """Changes of one control against default marking at one place, each settled or not.
+
+    What is asked at several places of a scenario is corrected for how many they are (Holm), each measure
+    for itself; places with fewer than `FEWEST_SEEDS` seeds settle nothing, and are not counted.
+    """
 
     queueing: Estimate  # relative, of P99
-    rtt: Estimate | None
-    goodput: Estimate | None
-    classic_share: Estimate | None
+    found: Mapping[Measure, Judged]  # of what there was to compare
+    few_packets: bool  # P99 rests on fewer than FEWEST_PACKETS
 
     @property
     def judged(self) -> str:
-        """`helps`, `harms` or `nothing`: harm is settled and above `NO_HARM`, or a cost beyond its limit.
-
-        One seed settles nothing, so its costs do not either.
-        """
-        if self.broken() and self.queueing.n > 1:
+        """`helps`, `harms` or `nothing`: harm is any change that is settled beyond its limit."""
+        if any(cost.settled for cost in self.broken()):
             return "harms"
-        if self.queueing.below(0):
-            return "helps"
-        return "harms" if self.queueing.above(0) and self.queueing.mean > NO_HARM else "nothing"
+        p99 = self.found.get(QUEUEING_P99)
+        return "helps" if p99 and p99.below_zero else "nothing"
 
     @property
     def verdict(self) -> str:
-        """The same as it stands in a table, with the costs beyond their limits."""
-        costs = ", ".join(f"{cost.name} {percent(cost.change)}" for cost in self.broken())
-        if self.queueing.n == 1:
-            said = "1 seed"
-        elif self.judged != "nothing":
-            said = self.judged
+        """The same as it stands in a table, with what is beyond its limit."""
+        costs = self.broken()
+        if self.judged == "harms":
+            return f"harms: {_listed(cost for cost in costs if cost.settled)}"
+        if self.few_packets:
+            said = "not enough packets"
+        elif self.queueing.n < FEWEST_SEEDS:
+            said = f"{self.queueing.n} seed{'' if self.queueing.n == 1 else 's'}"
+        elif self.judged == "helps":
+            said = f"helps; {NOT_SETTLED}" if costs else "helps"
         else:
-            said = (
-                "no harm" if self.queueing.high is not None and self.queueing.high <= NO_HARM else NOT_SETTLED
-            )
-        return f"{said}: {costs}" if costs else said
+            said = "no harm" if all(map(_within, self.found.values())) else self._not_settled()
+        return f"{said}: {_listed(costs)}" if costs else said
+
+    def _not_settled(self) -> str:
+        """Say how many seeds would settle on which side of its limit each change is, were they like these."""
+        open_ones = [one for one in self.found.values() if not _within(one)]
+        limits = [-one.limit.most if one.limit.falls else one.limit.most for one in open_ones]
+        seeds = [one.change.seeds_to_leave(limit) for one, limit in zip(open_ones, limits, strict=True)]
+        return f"{NOT_SETTLED} ({max([self.queueing.n + 1, *seeds])} seeds might)"
 
     def broken(self) -> list[Cost]:
-        """Costs beyond what a gain may cost, by their means."""
-        found = []
-        if self.rtt and self.rtt.mean > MOST_RTT_CHANGE:
-            found.append(Cost("RTT P99", self.rtt))
-        if self.goodput and 1 + self.goodput.mean < LEAST_GOODPUT:
-            found.append(Cost("S1's goodput", self.goodput))
-        if self.classic_share and 1 + self.classic_share.mean < LEAST_CLASSIC_SHARE:
-            found.append(Cost("the classic flows' share", self.classic_share))
-        return found
+        """What is beyond its limit by its mean; a longer P99 and tail too where it is settled."""
+        delays = (QUEUEING_P99, QUEUEING_P999, QUEUEING_MAX)
+        return [
+            Cost(one.limit.name, one.change, one.beyond)
+            for measure, one in self.found.items()
+            if one.limit.is_passed_by(one.change.mean) and (one.beyond or measure not in delays)
+        ]
+
+
+def _listed(costs: Iterable[Cost]) -> str:
+    return ", ".join(f"{cost.name} {percent(cost.change)}" for cost in costs)
+
+
+def _within(one: Judged) -> bool:
+    """Whether the whole interval is within the limit."""
+    ends = (one.change.low, one.change.high)
+    return None not in ends and not any(one.limit.is_passed_by(end) for end in ends if end is not None)
 
 
 def by_seed(runs: pl.DataFrame, place: Place, control: str, measure: Measure) -> dict[int, float]:
@@ -118,8 +202,85 @@ def compare(runs: pl.DataFrame, place: Place, control: str) -> Comparison | None
     queueing = change_of(runs, place, control, QUEUEING_P99)
     if queueing is None:
         return None
-    costs = (change_of(runs, place, control, measure) for measure in (RTT_P99, S1_GOODPUT, CLASSIC_SHARE))
-    return Comparison(queueing, *costs)
+    here = runs.filter(pl.col("scenario") == place.scenario, pl.col("control").is_in(["default", control]))
+    found = {}
+    for limit in LIMITS:
+        asked = _asked(here, control, limit)
+        if place in asked:
+            found[limit.measure] = _judged(asked, place)
+    return Comparison(queueing, found, _rests_on(here, place, QUEUEING_P99) < FEWEST_PACKETS)
+
+
+def settled(runs: pl.DataFrame, place: Place, control: str, measure: Measure) -> bool:
+    """Whether a change from default marking is settled not to be zero."""
+    found = compare(runs, place, control)
+    one = found.found.get(measure) if found else None
+    return bool(one and (one.below_zero or one.above_zero))
+
+
+def _asked(here: pl.DataFrame, control: str, limit: Limit) -> dict[Place, tuple[Limit, Estimate]]:
+    """The change of a measure at each place of a scenario, with its limit there."""
+    values: dict[Place, dict[str, dict[int, float]]] = {}
+    packet_us: dict[Place, float] = {}
+    columns = ("point", "profile", "control", "seed", "scenario", "parameters", limit.measure.column)
+    for row in here.filter(pl.col("status") == COMPLETE).select(columns).iter_rows(named=True):
+        if (value := row[limit.measure.column]) is None:
+            continue
+        place = Place(row["scenario"], row["point"], row["profile"])
+        values.setdefault(place, {}).setdefault(row["control"], {})[row["seed"]] = value
+        if place not in packet_us:
+            packet_us[place] = _packet_us(row["parameters"])
+    asked = {}
+    for place, by_control in values.items():
+        base = by_control.get("default", {})
+        change = paired_change(by_control.get(control, {}), base)
+        enough = limit.measure not in TAILS or _rests_on(here, place, limit.measure) >= FEWEST_PACKETS
+        if change is not None and enough:
+            asked[place] = (limit.coarse(packet_us[place], base), change)
+    return asked
+
+
+def _judged(asked: Mapping[Place, tuple[Limit, Estimate]], place: Place) -> Judged:
+    limit, change = asked[place]
+    if change.n < FEWEST_SEEDS:
+        return Judged(limit, change, beyond=False, below_zero=False, above_zero=False)
+    counted = [other for other, (_, one) in asked.items() if one.n >= FEWEST_SEEDS]
+
+    def is_settled(chance: Callable[[Limit, Estimate], float]) -> bool:
+        found = corrected([chance(*asked[other]) for other in counted])
+        return found[counted.index(place)] < SETTLED
+
+    return Judged(
+        limit,
+        change,
+        beyond=is_settled(lambda limit, one: limit.chance(one)),
+        # two-sided: half the chance on either side
+        below_zero=is_settled(lambda _, one: 2 * one.chance(0, below=True)),
+        above_zero=is_settled(lambda _, one: 2 * one.chance(0, below=False)),
+    )
+
+
+def rests_on(runs: pl.DataFrame, place: Place, measure: Measure) -> int | None:
+    """How many packets a quantile rests on in the run that has the fewest; None where that is not known."""
+    fewest = _rests_on(runs, place, measure)
+    return int(fewest) if math.isfinite(fewest) else None
+
+
+def _rests_on(runs: pl.DataFrame, place: Place, measure: Measure) -> float:
+    done = runs.filter(
+        pl.col("status") == COMPLETE,
+        pl.col("scenario") == place.scenario,
+        pl.col("point") == place.point,
+        pl.col("profile") == place.profile,
+    )
+    packets = done.select(pl.coalesce("queueing_packets", "packets").min()).item()
+    return math.inf if packets is None else packets * TAILS[measure]
+
+
+def _packet_us(parameters: str) -> float:
+    """Time of a full-sized packet on the slowest bottleneck; 0 where a run does not say."""
+    links = json.loads(parameters).get("bottlenecks", [])
+    return max((PACKET_BITS / link["rate_bps"] * 1e6 for link in links), default=0.0)
 
 
 def against_chance(runs: pl.DataFrame, place: Place) -> Estimate | None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 LEVEL: Final = 0.95
+MOST_SEEDS: Final = 999
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,35 @@ class Estimate:
     low: float | None
     high: float | None
     n: int
+    error: float = math.nan  # standard error of the mean
+
+    def chance(self, limit: float, *, below: bool) -> float:
+        """Chance of such a mean, or one farther away, if the truth were `limit` (Student's one-sided test).
+
+        Args:
+            limit: what is tested.
+            below: whether the mean is to be below it, else above.
+        """
+        from scipy.stats import t as student  # type: ignore[import-untyped]
+
+        away = limit - self.mean if below else self.mean - limit
+        if not self.error > 0:  # every seed says the same, or there is one
+            return 0.0 if away > 0 and self.n > 1 else 1.0
+        return float(student.sf(away / self.error, self.n - 1))
+
+    def seeds_to_leave(self, limit: float) -> int:
+        """How many seeds such an interval needs to leave `limit` out; `MOST_SEEDS` stands for more too."""
+        from scipy.stats import t as student
+
+        if not self.error > 0:
+            return self.n
+        spread, away = self.error * math.sqrt(self.n), abs(self.mean - limit)
+        needed = (
+            n
+            for n in range(2, MOST_SEEDS)
+            if float(student.ppf((1 + LEVEL) / 2, n - 1)) * spread / math.sqrt(n) < away
+        )
+        return next(needed, MOST_SEEDS)
 
     def below(self, limit: float) -> bool:
         """Whether the whole interval is below `limit`."""
@@ -34,7 +64,7 @@ class Estimate:
 
 def estimate(values: Sequence[float]) -> Estimate | None:
     """Mean and interval of one value per seed; None where there is none."""
-    from scipy.stats import t as student  # type: ignore[import-untyped]
+    from scipy.stats import t as student
 
     n = len(values)
     if n == 0:
@@ -44,13 +74,28 @@ def estimate(values: Sequence[float]) -> Estimate | None:
         return Estimate(mean, None, None, n)
     variance = math.fsum((v - mean) ** 2 for v in values) / (n - 1)
     half = float(student.ppf((1 + LEVEL) / 2, n - 1)) * math.sqrt(variance / n)
-    return Estimate(mean, mean - half, mean + half, n)
+    return Estimate(mean, mean - half, mean + half, n, math.sqrt(variance / n))
 
 
 def paired_change(ours: Mapping[int, float], base: Mapping[int, float]) -> Estimate | None:
-    """Relative change from `base` to `ours` (0.1 is 10 % more), by the seeds that both have.
+    """Mean relative change from `base` to `ours` (0.1 is 10 % more), by the seeds that both have.
 
-    Pairing takes out what the seeds have in common: the traffic that was offered.
+    Pairing takes out what the seeds have in common: the traffic that was offered. Nothing falls by more than
+    all of it, so the interval ends at -1.
     """
     seeds = sorted(set(ours) & set(base))
-    return estimate([ours[s] / base[s] - 1 for s in seeds if base[s] > 0])
+    found = estimate([ours[s] / base[s] - 1 for s in seeds if base[s] > 0])
+    if found is None or found.low is None:
+        return found
+    return replace(found, low=max(found.low, -1.0))
+
+
+def corrected(chances: Sequence[float]) -> list[float]:
+    """Chances corrected for how many were asked together (Holm 1979): each at most 1, in the order given."""
+    order = sorted(range(len(chances)), key=lambda i: chances[i])
+    found = [0.0] * len(chances)
+    most = 0.0
+    for rank, i in enumerate(order):
+        most = max(most, min(1.0, (len(chances) - rank) * chances[i]))
+        found[i] = most
+    return found

@@ -10,13 +10,20 @@ from typing import Final
 # What a gain may cost.
 MOST_RTT_CHANGE: Final = 0.05
 LEAST_GOODPUT: Final = 0.98
+LEAST_CROSS_GOODPUT: Final = 0.98
 LEAST_CLASSIC_SHARE: Final = 0.90
-NO_HARM: Final = 0.02  # P99 queueing may be that much worse where there is nothing to gain
+NO_HARM: Final = 0.02  # P99, P99.9 and the longest wait may be that much worse where there is nothing to gain
+PACKET_BITS: Final = 12_000  # no limit of a delay is finer than this at the slowest bottleneck's rate
+
+# When something is settled.
+SETTLED: Final = 0.05  # the chance that it is chance, corrected for the places of the scenario
+FEWEST_PACKETS: Final = 100  # that a quantile rests on
+
+FEWEST_SEEDS: Final = 5
 
 # The figures to reach, beside the limits above.
 JUDGED: Final = "figure8"
 LONG_S: Final = 300.0  # simulated; shorter runs count for no target
-FEWEST_SEEDS: Final = 5
 LEAST_P99_FALL: Final = 0.36  # in `uncoupled`; the paper says 36 to 45 %
 ORACLE_PART: Final = 0.5  # in `rfc9332`, of whatever gain the oracle shows
 MOST_CPU: Final = 3.0  # times the run without the model

@@ -24,6 +24,8 @@ PERCENT: Final = 100.0
 QUEUEING_P50: Final = Measure("queueing_p50_us", "queueing P50", "ms", MS, 2)
 QUEUEING_P90: Final = Measure("queueing_p90_us", "queueing P90", "ms", MS, 2)
 QUEUEING_P99: Final = Measure("queueing_p99_us", "queueing P99", "ms", MS, 2)
+QUEUEING_P999: Final = Measure("queueing_p999_us", "queueing P99.9", "ms", MS, 2)
+QUEUEING_MAX: Final = Measure("queueing_max_us", "longest wait", "ms", MS, 1)
 ONE_WAY_P90: Final = Measure("one_way_p90_us", "one-way P90", "ms", MS, 1)
 ONE_WAY_P99: Final = Measure("one_way_p99_us", "one-way P99", "ms", MS, 1)
 RTT_P90: Final = Measure("rtt_p90_us", "RTT P90", "ms", MS, 1)
@@ -39,7 +41,22 @@ REORDERED: Final = Measure("reordered_share", "reordered", "%", PERCENT, 2)
 UNFORESEEN: Final = Measure("unforeseen_share", "not foreseen", "%", PERCENT, 1)
 CPU: Final = Measure("cpu_s", "CPU", "s", 1.0, 1)  # with the processes that fine-tune
 
-DELAYS: Final = (QUEUEING_P50, QUEUEING_P90, QUEUEING_P99, ONE_WAY_P90, ONE_WAY_P99, RTT_P90, RTT_P99)
+CHOICE_RIGHT: Final = Measure("choice_right_share", "right choices", "%", PERCENT, 1)
+REGRET: Final = Measure("choice_regret_mean_us", "regret", "ms", MS, 2)
+
+DELAYS: Final = (
+    QUEUEING_P50,
+    QUEUEING_P90,
+    QUEUEING_P99,
+    QUEUEING_P999,
+    QUEUEING_MAX,
+    ONE_WAY_P90,
+    ONE_WAY_P99,
+    RTT_P90,
+    RTT_P99,
+)
+TAILS: Final = {QUEUEING_P99: 0.01, QUEUEING_P999: 0.001}
+"""Share of the packets that a quantile rests on."""
 TRAFFIC: Final = (
     L4S_GOODPUT,
     CLASSIC_GOODPUT,

@@ -12,8 +12,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from feature_store.atomic import write_file
 from laboratory.report.comparison import Place, places, share
 from laboratory.report.judging import (
+    FEWEST_PACKETS,
+    FEWEST_SEEDS,
     JUDGED,
     LEAST_CLASSIC_SHARE,
+    LEAST_CROSS_GOODPUT,
     LEAST_GOODPUT,
     LONG_S,
     MOST_RTT_CHANGE,
@@ -73,7 +76,10 @@ def _page(runs: pl.DataFrame, sections: Sequence[dict[str, Any]]) -> str:
             "rtt": share(MOST_RTT_CHANGE, 0),
             "goodput": share(LEAST_GOODPUT, 0),
             "classic": share(LEAST_CLASSIC_SHARE, 0),
+            "cross": share(LEAST_CROSS_GOODPUT, 0),
             "harm": share(NO_HARM, 0),
+            "seeds": FEWEST_SEEDS,
+            "packets": FEWEST_PACKETS,
         },
     )
 

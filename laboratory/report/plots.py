@@ -26,7 +26,7 @@ from laboratory.report.measures import (
     Measure,
 )
 from laboratory.runs.results import COMPLETE
-from laboratory.scenarios.schema import CONTROLS, PROFILES
+from laboratory.scenarios.schema import ALL_CONTROLS, PROFILES
 from models.scoring.plot_style import DPI, grid
 
 COLOURS: Final = {
@@ -37,6 +37,14 @@ COLOURS: Final = {
     "oracle_in_order": "#8ce99a",
     "last_latency": "#1c7ed6",
     "model": "#c2255c",
+    "constant_share": "#ffd43b",
+    "flow_split": "#e8590c",
+    "always": "#868e96",
+    "last_latency_batched": "#74c0fc",
+    "anchor": "#9c36b5",
+    "placebo": "#f783ac",
+    "oracle_late": "#66a80f",
+    "oracle_batched": "#087f5b",
 }
 SHOWN: Final = (QUEUEING_P99, RTT_P99, S1_GOODPUT, CLASSIC_SHARE, RETRANSMITTED)
 OF_MANY_SIZES: Final = (QUEUEING_P99, RTT_P99)  # a hundred times as much without L4S
@@ -92,7 +100,7 @@ def _legend(figure: Figure, by_row: list[list[Axes]]) -> None:
         for axes in row
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
-    labels = [control for control in CONTROLS if control in drawn]
+    labels = [control for control in ALL_CONTROLS if control in drawn]
     handles = [drawn[label] for label in labels]
     columns = max(LABELS_WIDE, LABELS_WIDE * round(figure.get_figwidth() / PROFILE_WIDTH))
     figure.legend(handles, labels, loc="outside upper center", ncols=columns, fontsize=8, frameon=False)
@@ -100,7 +108,7 @@ def _legend(figure: Figure, by_row: list[list[Axes]]) -> None:
 
 def _controls(runs: pl.DataFrame) -> list[str]:
     run = set(runs["control"])
-    return [control for control in CONTROLS if control in run]
+    return [control for control in ALL_CONTROLS if control in run]
 
 
 def _profiles(runs: pl.DataFrame) -> list[str]:

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import polars as pl
 
-from laboratory.report.comparison import Place, against_chance, by_seed, change_of, compare, percent, places
+from laboratory.report.comparison import (
+    Place,
+    against_chance,
+    by_seed,
+    change_of,
+    compare,
+    percent,
+    places,
+    rests_on,
+    settled,
+)
 from laboratory.report.intervals import Estimate, estimate
 from laboratory.report.measures import (
     CLASSIC_SHARE,
+    CROSS_GOODPUT,
     MOVED,
+    QUEUEING_MAX,
     QUEUEING_P99,
+    QUEUEING_P999,
     REORDERED,
     RETRANSMITTED,
     RTT_P99,
@@ -21,21 +35,28 @@ from laboratory.report.measures import (
 )
 from laboratory.report.targets import remarks, targets
 from laboratory.runs.results import COMPLETE
-from laboratory.scenarios.schema import CONTROLS, PROFILES
+from laboratory.scenarios.schema import ALL_CONTROLS, PROFILES
 
 NONE: Final = "–"
-TABLE_COLUMNS: Final = (
+WRAPPED: Final[Any] = {"width": 118, "subsequent_indent": "  ", "break_on_hyphens": False}
+WAITS: Final = (
     (QUEUEING_P99, "queueing P99, ms"),
+    (QUEUEING_P999, "P99.9, ms"),
+    (QUEUEING_MAX, "longest, ms"),
     (RTT_P99, "RTT P99, ms"),
+)
+COSTS: Final = (
     (S1_GOODPUT, "S1, Mbit/s"),
+    (CROSS_GOODPUT, "cross, Mbit/s"),
     (CLASSIC_SHARE, "classic, %"),
     (MOVED, "moved, %"),
     (RETRANSMITTED, "resent, %"),
     (REORDERED, "reordered, %"),
 )
-SWEPT_COSTS: Final = (  # beside a gain
-    (RTT_P99, "RTT P99"),
+SWEPT_WAITS: Final = ((QUEUEING_P99, "P99 queueing"), (QUEUEING_MAX, "longest wait"), (RTT_P99, "RTT P99"))
+SWEPT_COSTS: Final = (
     (S1_GOODPUT, "S1's goodput"),
+    (CROSS_GOODPUT, "cross goodput"),
     (CLASSIC_SHARE, "classic share"),
 )
 COSTS_OF: Final = ("random", "oracle", "model")
@@ -86,7 +107,7 @@ def chance(runs: pl.DataFrame, place: Place, control: str) -> str:
 
 def controls_run(runs: pl.DataFrame, here: Sequence[Place]) -> list[str]:
     """Controls that have figures at any of the places, in the order of all."""
-    return [c for c in CONTROLS if any(by_seed(runs, place, c, QUEUEING_P99) for place in here)]
+    return [c for c in ALL_CONTROLS if any(by_seed(runs, place, c, QUEUEING_P99) for place in here)]
 
 
 def markdown(runs: pl.DataFrame) -> str:
@@ -105,7 +126,7 @@ def markdown(runs: pl.DataFrame) -> str:
 def brief(runs: pl.DataFrame, profile: str) -> list[str]:
     """Sweeps of a profile: mean changes of P99 in %, and the model's costs beyond their limits.
 
-    Bold is a change whose whole interval is on one side of zero.
+    Bold is a change that is settled.
     """
     here = [p for p in places(runs.filter(pl.col("point") != "")) if p.profile == profile]
     controls = [control for control in controls_run(runs, here) if control != "default"]
@@ -115,7 +136,7 @@ def brief(runs: pl.DataFrame, profile: str) -> list[str]:
     lines = head_of(head)
     for place in here:
         default = cell(runs, place, "default", QUEUEING_P99).text
-        changes = [_settled(change_of(runs, place, control, QUEUEING_P99)) for control in controls]
+        changes = [_changed(runs, place, control) for control in controls]
         lines.append(row_of([place.scenario, place.point, default, *changes, _costs(runs, place)]))
     return lines
 
@@ -124,14 +145,18 @@ def _costs(runs: pl.DataFrame, place: Place) -> str:
     model = compare(runs, place, "model")
     if model is None:
         return NONE
-    return ", ".join(f"{cost.name} {_settled(cost.change)}" for cost in model.broken()) or "none"
+    costs = [cost for cost in model.broken() if cost.name != "P99"]
+    return ", ".join(f"{cost.name} {_bold(cost.change, cost.settled)}" for cost in costs) or "none"
 
 
-def _settled(found: Estimate | None) -> str:
-    if found is None:
-        return NONE
+def _changed(runs: pl.DataFrame, place: Place, control: str) -> str:
+    found = change_of(runs, place, control, QUEUEING_P99)
+    return _bold(found, settled(runs, place, control, QUEUEING_P99)) if found else NONE
+
+
+def _bold(found: Estimate, is_settled: bool) -> str:
     text = f"{found.mean * 100:+,.0f}"
-    return f"**{text}**" if found.below(0) or found.above(0) else text
+    return f"**{text}**" if is_settled else text
 
 
 def loss_rules(runs: pl.DataFrame) -> list[str]:
@@ -154,23 +179,45 @@ def judged(runs: pl.DataFrame) -> list[str]:
 
 
 def by_control(runs: pl.DataFrame) -> list[str]:
-    """Scenarios without an axis, a table for each place: every control's figures and its verdict."""
+    """Scenarios without an axis, two tables for each place: each control's verdict and waits, its costs."""
     lines: list[str] = []
     head = ["control", "verdict", "P99 against default", "against random"]
     for place in places(runs.filter(pl.col("point") == "")):
-        done = [len(by_seed(runs, place, control, QUEUEING_P99)) for control in CONTROLS]
-        seeds = max(done, default=0)
-        lines += [
-            "",
-            f"**{place.scenario}, `{place.profile}`** ({seeds} seed{'' if seeds == 1 else 's'})",
-            "",
-        ]
-        lines += head_of([*head, *(title for _, title in TABLE_COLUMNS)])
+        lines += ["", f"**{place.scenario}, `{place.profile}`** ({sample(runs, place)})", ""]
+        lines += head_of([*head, *(title for _, title in WAITS)])
         for control in controls_run(runs, [place]):
-            cells = [cell(runs, place, control, m).text for m, _ in TABLE_COLUMNS]
-            said = [verdict(runs, place, control).text, change(runs, place, control)]
+            said = [in_a_word(verdict(runs, place, control).text), change(runs, place, control)]
+            cells = [cell(runs, place, control, measure).text for measure, _ in WAITS]
             lines.append(row_of([control, *said, chance(runs, place, control), *cells]))
+        lines += ["", *head_of(["control", *(title for _, title in COSTS)])]
+        for control in controls_run(runs, [place]):
+            lines.append(row_of([control, *(cell(runs, place, control, m).text for m, _ in COSTS)]))
+        lines += beyond_limits({c: verdict(runs, place, c).text for c in controls_run(runs, [place])})
     return lines[1:]
+
+
+def in_a_word(verdict: str) -> str:
+    """Return a verdict without what is beyond its limit."""
+    return verdict.partition(":")[0]
+
+
+def beyond_limits(verdicts: Mapping[str, str]) -> list[str]:
+    """Return a list of the controls whose verdicts name something beyond its limit, and what."""
+    lines: list[str] = []
+    for control, said in verdicts.items():
+        if ":" in said:
+            lines += textwrap.wrap(f"- `{control}`, {said}", **WRAPPED)
+    return ["", *lines] if lines else []
+
+
+def sample(runs: pl.DataFrame, place: Place) -> str:
+    """Say how many seeds there are, and how many packets of a run the quantiles rest on."""
+    seeds = max((len(by_seed(runs, place, control, QUEUEING_P99)) for control in ALL_CONTROLS), default=0)
+    said = f"{seeds} seed{'' if seeds == 1 else 's'}"
+    if (p99 := rests_on(runs, place, QUEUEING_P99)) is None:
+        return said
+    p999 = rests_on(runs, place, QUEUEING_P999)
+    return f"{said}; of a run, P99 rests on {p99:,} packets or more, P99.9 on {p999:,}, the longest on one"
 
 
 def costs(runs: pl.DataFrame, scenario: str) -> list[str]:
@@ -181,12 +228,15 @@ def costs(runs: pl.DataFrame, scenario: str) -> list[str]:
         if control not in controls_run(runs, here):
             continue
         lines += ["", f"**{scenario}: {control}** against `default`", ""]
-        measures = ((QUEUEING_P99, "P99 queueing"), *SWEPT_COSTS)
-        lines += head_of(["profile", "at", "verdict", *(title for _, title in measures)])
+        lines += head_of(["profile", "at", "verdict", *(title for _, title in SWEPT_WAITS)])
         for place in here:
-            said = verdict(runs, place, control).text.split(":")[0]
-            cells = [change(runs, place, control, measure) for measure, _ in measures]
+            said = in_a_word(verdict(runs, place, control).text)
+            cells = [change(runs, place, control, measure) for measure, _ in SWEPT_WAITS]
             lines.append(row_of([place.profile, place.point, said, *cells]))
+        lines += ["", *head_of(["profile", "at", *(title for _, title in SWEPT_COSTS)])]
+        for place in here:
+            cells = [change(runs, place, control, measure) for measure, _ in SWEPT_COSTS]
+            lines.append(row_of([place.profile, place.point, *cells]))
     return lines[1:]
 
 

@@ -21,6 +21,14 @@ from pipelines.simulate import PROJECT
 SCENARIO: Final = Path(__file__).with_name("canary.yaml")
 MODEL: Final = PROJECT / "docs" / "laboratory" / "models" / "figure8" / "rfc9332"
 RANDOM_SHARE: Final = 0.3
+RUNGS: Final = (  # of the ladder: those that need no other run
+    "constant_share",
+    "flow_split",
+    "always",
+    "last_latency_batched",
+    "oracle_late",
+    "oracle_batched",
+)
 UNIFORM: Final = [[100, 0], [3000, 1]]
 REPLAYED: Final = {"kind": "replay", "gaps_us": UNIFORM, "bytes": UNIFORM, "durations_s": [[1, 0], [2, 1]]}
 
@@ -52,9 +60,13 @@ def canaries() -> dict[str, execution.Job]:
     scenario = load(SCENARIO)
     kernel = Engine(MODEL).isa
     jobs: dict[str, execution.Job] = {}
-    for cell in cells("canary", scenario):
+    all_cells = list(cells("canary", scenario))
+    plain = [cell for cell in all_cells if cell.control == "default" and cell.point == "one bottleneck"]
+    for cell in [*all_cells, *(replace(cell, control=rung) for cell in plain for rung in RUNGS)]:
         drives = cell.control == "model"
         outputs = ["pcap", "truth", *(["questions"] if drives else [])]
+        if cell.control in RUNGS:
+            outputs = ["truth", "waits"]
         control = control_of(
             environment_at(scenario, cell.point, SCENARIO.name),
             cell.control,

@@ -26,6 +26,7 @@ COST: Final = "cost.json"
 ROW: Final = "row.json"
 CAPTURE: Final = "s1.pcap"
 TRUTH: Final = "truth.npy"
+DECISIONS: Final = "decisions.txt"
 TRACE_METADATA: Final = "trace.json"
 TRUTH_PARQUET: Final = "truth.parquet"
 SPEAKS_EVERY_S: Final = 0.5
@@ -34,11 +35,15 @@ PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 
 @dataclass(frozen=True)
 class Job:
-    """One run to execute: its hash, `run.json`, and the model's folder where one drives it."""
+    """One run to execute: its hash, `run.json`, and the model's folder where one drives it.
+
+    `record`: the decisions of another run, where they drive it.
+    """
 
     identity: str
     run: Mapping[str, Any]
     artifact: Path | None = None
+    record: Path | None = None
 
 
 @contextlib.contextmanager
@@ -96,6 +101,23 @@ def execute(program: Path, output: Path, job: Job) -> str | None:
     return None
 
 
+def check(program: Path, run: Mapping[str, Any]) -> str | None:
+    """See whether the program can set up a run's network; return None, or the line that says why not."""
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(run, file)
+        file.flush()
+        done = subprocess.run(
+            [str(program), f"--run={file.name}", "--check"], capture_output=True, text=True, check=False
+        )
+    if done.returncode == 0:
+        return None
+    said = [line for line in done.stderr.strip().splitlines() if line]
+    if done.returncode > 0 and said:
+        return said[-1]
+    # ns-3 ends the process where a disc cannot stand alone
+    return "bottlenecks: ns-3 cannot set up a network with these discs"
+
+
 def with_paths(job: Job) -> dict[str, Any]:
     """Return the run as the program takes it: with the model's folder and the fine-tuning's command here.
 
@@ -104,6 +126,8 @@ def with_paths(job: Job) -> dict[str, Any]:
     run = json.loads(json.dumps(job.run))
     if job.artifact is not None:
         run["control"]["artifact"] = str(job.artifact)
+    if job.record is not None:
+        run["control"]["by"]["decisions"] = str(job.record)
     if run["finetune"] is not None:
         del run["finetune"]["content"]
         run["finetune"]["command"] = [SWIFTQUEUE, "lab", "tune"]

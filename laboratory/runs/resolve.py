@@ -20,6 +20,8 @@ from laboratory.scenarios.replay import replayed
 from laboratory.scenarios.schema import (
     ACCESS_MS,
     FORMER_PROFILES,
+    LADDER,
+    Bottleneck,
     Environment,
     Group,
     Replay,
@@ -32,6 +34,7 @@ FORMAT: Final = 1
 CONTROL_SEED: Final = 1  # of the draws of control `random`: the traffic's seed varies beside it
 FIRST_VERSION: Final = 1
 ROUND_CODE: Final = ("laboratory/learning/finetune_round.py", "laboratory/learning/packet_table.py")
+BATCHING: Final = {"inference_us", "until_decided", "margin_us", "margin_share", "max_moved_unacked"}
 NO_EXPLORATION: Final = {"share": 0.0, "burst_packets": 1, "seed": 1}
 
 
@@ -74,6 +77,7 @@ class Asked:
     reason: str | None = None
     model: Model | None = None
     share_of: str | None = None  # control random: whose moved share it has
+    record: str | None = None  # control placebo: the run whose decisions it repeats
 
 
 def cells(name: str, scenario: Scenario) -> Iterator[Cell]:
@@ -117,8 +121,17 @@ def resolve(
         "acks": environment.controls.acks,
         "explore": dict(explore),
         "finetune": finetune,
-        "outputs": sorted(outputs),
+        "outputs": sorted([*outputs, *_scored(scenario, environment, cell.control)]),
     }
+
+
+def _scored(scenario: Scenario, environment: Environment, control: str) -> list[str]:
+    """Outputs of a run whose choices are scored, where the discs let them be."""
+    if not scenario.regret:
+        return []
+    repeated = control == "model" and "placebo" in scenario.controls
+    viewed = environment.without_view() is None
+    return [*(["waits"] if viewed else []), *(["decisions"] if repeated else [])]
 
 
 def check_tables(name: str, scenario: Scenario) -> None:
@@ -130,10 +143,19 @@ def check_tables(name: str, scenario: Scenario) -> None:
             raise ValueError(f"{name}.yaml: {error}") from None
 
 
-def control_of(environment: Environment, name: str, *, model: Model | None, share: float) -> dict[str, Any]:
-    """Return `control` of run.json; `share` is control random's, `model` control model's.
+def control_of(
+    environment: Environment, name: str, *, model: Model | None, share: float, record: str = ""
+) -> dict[str, Any]:
+    """Return `control` of run.json.
 
     The model's folder is put in when the run starts: where it lies must not change what the run is.
+
+    Args:
+        environment: has the controls' parameters.
+        name: of the control.
+        model: of controls model and anchor.
+        share: of control random.
+        record: of control placebo: the identity of the run whose decisions it repeats.
     """
     settings = environment.controls
     if name == "random":
@@ -143,17 +165,18 @@ def control_of(environment: Environment, name: str, *, model: Model | None, shar
         order = "any" if name == "oracle" else "kept"
         return {"kind": "oracle", "order": order, **settings.oracle.model_dump()}
     if name == "last_latency":
-        return {
-            "kind": "last_latency",
-            "threshold_us": settings.last_latency.threshold_ms * 1e3,
-            "stale_us": settings.last_latency.stale_ms * 1e3,
-        }
-    if name != "model":
+        return _last_latency(environment)
+    if name == "flow_split":
+        return {"kind": "flow_split", "share": settings.ladder.flow_share}
+    if name in LADDER and name != "anchor":
+        by = _forecast(environment, name, record)
+        return {"kind": "batched", "by": by, **settings.model.model_dump(include=BATCHING)}
+    if name not in ("model", "anchor"):
         return {"kind": name}
     assert model is not None  # noqa: S101 - the caller has said why it is not run
     chosen = settings.model
     finetune = None
-    if chosen.finetune_every_s is not None:
+    if chosen.finetune_every_s is not None and name == "model":
         finetune = {
             "every_s": chosen.finetune_every_s,
             "span_s": chosen.finetune_span_s,
@@ -164,13 +187,33 @@ def control_of(environment: Environment, name: str, *, model: Model | None, shar
         "kind": "model",
         "artifact": model.content,
         "version": FIRST_VERSION,
-        "inference_us": chosen.inference_us,
-        "until_decided": chosen.until_decided,
-        "margin_us": chosen.margin_us,
-        "margin_share": chosen.margin_share,
-        "max_moved_unacked": chosen.max_moved_unacked,
+        **chosen.model_dump(include=BATCHING),
         "finetune": finetune,
     }
+
+
+def _last_latency(environment: Environment) -> dict[str, Any]:
+    settings = environment.controls.last_latency
+    return {
+        "kind": "last_latency",
+        "threshold_us": settings.threshold_ms * 1e3,
+        "stale_us": settings.stale_ms * 1e3,
+    }
+
+
+def _forecast(environment: Environment, name: str, record: str) -> dict[str, Any]:
+    """What stands in the model's place: `by` of a batched control."""
+    settings = environment.controls
+    if name == "constant_share":
+        return {"kind": "chance", "share": settings.ladder.constant_share, "seed": CONTROL_SEED}
+    if name == "last_latency_batched":
+        return _last_latency(environment)
+    if name == "placebo":
+        return {"kind": "record", "decisions": record, "shift_us": settings.ladder.shift_s * 1e6}
+    if name in ("oracle_late", "oracle_batched"):
+        age_us = environment.rtt_ms * 1e3 if name == "oracle_late" else 0.0
+        return {"kind": "view", "rate_us": settings.oracle.rate_us, "age_us": age_us}
+    return {"kind": "always"}
 
 
 @cache
@@ -201,14 +244,7 @@ def _network(environment: Environment) -> dict[str, Any]:
     # ms = ms / 2 - access links at both ends, divided among the bottlenecks
     one_way_ms = (environment.rtt_ms / 2 - 2 * ACCESS_MS) / len(links)
     return {
-        "bottlenecks": [
-            {
-                "rate_bps": round(link.mbps * 1e6),
-                "delay_ms": one_way_ms,
-                "buffer_bytes": buffer_bytes(link, environment.rtt_ms),
-            }
-            for link in links
-        ],
+        "bottlenecks": [_bottleneck(link, one_way_ms, environment.rtt_ms) for link in links],
         "receivers": [
             {"name": name, "router": r.router, "delay_ms": ACCESS_MS + r.extra_rtt_ms / 2}
             for name, r in environment.receivers.items()
@@ -223,6 +259,16 @@ def _network(environment: Environment) -> dict[str, Any]:
             for name, sender in environment.senders.items()
             if any(g.flows for g in sender.groups.values())
         ],
+    }
+
+
+def _bottleneck(link: Bottleneck, one_way_ms: float, rtt_ms: float) -> dict[str, Any]:
+    disc = {"disc": {"type": link.disc.type, "attributes": link.disc.texts()}} if link.disc else {}
+    return {
+        "rate_bps": round(link.mbps * 1e6),
+        "delay_ms": one_way_ms,
+        "buffer_bytes": buffer_bytes(link, rtt_ms),
+        **disc,
     }
 
 

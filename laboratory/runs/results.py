@@ -9,6 +9,7 @@ from typing import Any, Final
 import polars as pl
 
 from feature_store.atomic import new_file
+from feature_store.parquet import read_parquet
 from laboratory.scenarios.schema import FORMER_PROFILES
 
 FILE: Final = "results.parquet"
@@ -62,7 +63,15 @@ SCHEMA: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
     "classic_share": pl.Float64,  # classic flows' part of all goodput
     "engine_wall_s": pl.Float64,  # wall time of the model's forward passes
     "cpu_s": pl.Float64,  # of the program, with the processes that fine-tune
+    "queueing_p999_us": pl.Float64,  # of S1's L4S flows, as are the next columns
+    "queueing_max_us": pl.Float64,
+    "queueing_packets": pl.Float64,  # of which these and the other quantiles are
+    "choice_right_share": pl.Float64,  # of the packets whose queues were apart: in the shorter one
+    "choice_regret_mean_us": pl.Float64,  # wait in the chosen queue less that in the shorter one
+    "choice_regret_p99_us": pl.Float64,
 }
+LATER: Final = tuple(SCHEMA)[-6:]
+"""Columns that older results lack: there they are null, but for what other columns say."""
 
 
 def load(output: Path) -> pl.DataFrame:
@@ -76,9 +85,14 @@ def load(output: Path) -> pl.DataFrame:
         return pl.DataFrame(schema=SCHEMA)
     remedy = "give another --output, or remove it: `swiftqueue lab run` puts the rows of whole runs back"
     try:
-        table = pl.read_parquet(path)
-    except (pl.exceptions.PolarsError, pl.exceptions.PanicException):
+        table = read_parquet([path])
+    except ValueError:
         raise ValueError(f"{path} is damaged; {remedy}") from None
+    if set(table.columns) == set(SCHEMA) - set(LATER):
+        table = table.with_columns(
+            *(pl.lit(None, SCHEMA[name]).alias(name) for name in LATER if name != "queueing_max_us"),
+            pl.col("queueing_cdf_us").list.last().alias("queueing_max_us"),
+        ).select(list(SCHEMA))
     if table.schema != pl.Schema(SCHEMA):
         raise ValueError(f"{path} was made by another version; {remedy}")
     return table.with_columns(pl.col("profile").replace(FORMER_PROFILES))

@@ -64,6 +64,9 @@ def complete(asked: Asked, scenario: Scenario, identity: str, program: str, fold
         "classic_share": summary["classic_share"],
         "engine_wall_s": cost.get("engine_s"),
         "cpu_s": cost["cpu_s"],
+        **_quantiles("queueing", l4s["queueing_us"], ("p999", "max")),
+        "queueing_packets": l4s["queueing_us"]["count"],
+        **_choice(summary.get("choice")),
     }
 
 
@@ -74,7 +77,8 @@ def keep_rows(output: Path) -> None:
     a row does not stand for those.
     """
     for row in load(output).filter(pl.col("status") == COMPLETE).iter_rows(named=True):
-        if is_complete(output, row["run"]) or json.loads(row["parameters"])["outputs"]:
+        kept = {"pcap", "truth"} & set(json.loads(row["parameters"])["outputs"])
+        if is_complete(output, row["run"]) or kept:
             continue
         folder = folder_of(output, row["run"])
         with new_folder(folder) as partial:
@@ -89,6 +93,17 @@ def _unforeseen(summary: Mapping[str, Any], folder: Path) -> float | None:
     if (decisions := summary.get("decisions")) is None:
         return None
     return _share(decisions["unforeseen"], json.loads((folder / TRACE_METADATA).read_text())["packets"])
+
+
+def _choice(scored: Mapping[str, Any] | None) -> dict[str, Any]:
+    """How good the choices were, where they were scored."""
+    if scored is None:
+        return {}
+    return {
+        "choice_right_share": _share(scored["right"], scored["apart"]),
+        "choice_regret_mean_us": scored["regret_us"]["mean"],
+        "choice_regret_p99_us": scored["regret_us"]["p99"],
+    }
 
 
 def _described(scenario: Scenario) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from feature_store.packets.schema import readable, scan_packets, traces_in
+from feature_store.packets.schema import read_packets, traces_in
 from laboratory.scenarios.schema import LONGEST_S, Replay
 from pipelines.simulate import PROJECT
 
@@ -45,19 +45,20 @@ def replayed(traffic: Replay, key: str) -> dict[str, Any]:
     trace = traffic.trace or known[0]
     if trace not in known:
         raise ValueError(f"{key}.trace: {trace!r} is not in {traffic.packets}; it has {', '.join(known)}")
-    with readable(f"{key}.packets: trace {trace} of {traffic.packets}"):
-        return _statistics(folder, trace, key)
+    return _statistics(folder, trace, key)
 
 
 @cache
 def _statistics(folder: Path, trace: str, key: str) -> dict[str, Any]:
+    try:
+        table = read_packets(folder, trace)
+    except ValueError as error:
+        raise ValueError(f"{key}.packets: {error}") from None
     packets = (
-        scan_packets(folder, trace)
-        .filter(~pl.col("retransmitted"))
+        table.filter(~pl.col("retransmitted"))
         .select("flow_id", "sent_ns", "size_bytes")
         .sort("flow_id", "sent_ns")
         .with_columns(gap_ns=pl.col("sent_ns").diff().over("flow_id"))
-        .collect()
     )
     bursts = (
         packets.with_columns(

@@ -37,6 +37,22 @@ CONTROLS: Final = (
 )
 
 
+LADDER: Final = (
+    "constant_share",
+    "flow_split",
+    "always",
+    "last_latency_batched",
+    "anchor",
+    "placebo",
+    "oracle_late",
+    "oracle_batched",
+)
+"""Controls that stand beside the model on the ladder of information (docs/LABORATORY.md)."""
+ALL_CONTROLS: Final = (*CONTROLS, *LADDER)
+VIEWED_BY: Final = ("oracle", "oracle_in_order", "oracle_late", "oracle_batched")  # need a view of the queues
+DUAL_PI2: Final = "ns3::DualPi2QueueDisc"  # the disc that a bottleneck has, and that gives a view
+
+
 def profile_named(name: Any) -> Any:
     """Return the present name of a queue profile; what is none stays as it is."""
     return FORMER_PROFILES.get(name, name) if isinstance(name, str) else name
@@ -112,11 +128,26 @@ class Group(Checked):
     traffic: Traffic
 
 
+class Disc(Checked):
+    """A queue disc of ns-3 by its TypeId; of a DualPI2, these attributes come after the profile's."""
+
+    type: str
+    attributes: dict[str, str | int | float | bool] = {}
+
+    def texts(self) -> dict[str, str]:
+        """Return the attributes as ns-3 reads them."""
+        return {
+            name: str(value).lower() if isinstance(value, bool) else str(value)
+            for name, value in self.attributes.items()
+        }
+
+
 class Bottleneck(Checked):
-    """A link with a dual queue; the delay is its part of the path's."""
+    """A link with a dual queue, or any other disc; the delay is its part of the path's."""
 
     mbps: Annotated[float, Field(ge=0.01, le=1e5)]
     buffer_bdp: Positive  # limit of the queue, in bandwidth-delay products of this link and `rtt_ms`
+    disc: Disc | None = None  # None: the profile's
 
 
 class Receiver(Checked):
@@ -167,6 +198,14 @@ class Model(Checked):
     finetune_apply_after_s: Annotated[float, Field(ge=0, le=1e5)]
 
 
+class Ladder(Checked):
+    """Parameters of the controls that stand beside the model on the ladder of information."""
+
+    constant_share: Share = 0.75  # of the batches
+    flow_share: Share = 0.5  # of the flows
+    shift_s: Seconds = 10.0  # how much later the placebo decides what the model decided
+
+
 class Settings(Checked):
     """Parameters of the controls."""
 
@@ -176,6 +215,7 @@ class Settings(Checked):
     oracle: Oracle
     last_latency: LastLatency
     model: Model
+    ladder: Ladder = Ladder()
 
 
 class Explore(Checked):
@@ -196,6 +236,11 @@ class Environment(Checked):
     receivers: Annotated[dict[Name, Receiver], Field(min_length=1)]
     senders: Annotated[dict[Name, Sender], Field(min_length=1, max_length=MOST_SENDERS)]
     controls: Settings
+
+    def without_view(self) -> str | None:
+        """Type of the first disc that gives no view of its queues; None where all do."""
+        types = (link.disc.type for link in self.bottlenecks if link.disc)
+        return next((name for name in types if name != DUAL_PI2), None)
 
     def groups(self) -> Iterator[tuple[str, Sender, Group]]:
         """All groups of flows: each with its key in the environment and its sender."""
@@ -274,6 +319,7 @@ class Scenario(Checked):
     train: dict[str, Any] = {}  # parameters in which `lab train` differs from params.yaml: SECTION.KEY
     environment: Environment
     axis: Axis | None = None
+    regret: bool = False  # whether each choice is scored by what the packet found in both queues
 
     @model_validator(mode="after")
     def _sound(self) -> Scenario:
@@ -307,8 +353,8 @@ def check_times(environment: Environment, seconds: float) -> None:
 
 def check_controls(key: str, controls: Sequence[str]) -> None:
     """Raise ValueError, which names `key`, unless these are controls, each once, the default among them."""
-    if unknown := [control for control in controls if control not in CONTROLS]:
-        raise ValueError(f"{key}: there is no {unknown[0]!r}, there is {', '.join(CONTROLS)}")
+    if unknown := [control for control in controls if control not in ALL_CONTROLS]:
+        raise ValueError(f"{key}: there is no {unknown[0]!r}, there is {', '.join(ALL_CONTROLS)}")
     if "default" not in controls:
         raise ValueError(f"{key}: default must be among them, every other is compared with it")
     _check_once(key, controls)

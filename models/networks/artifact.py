@@ -92,7 +92,7 @@ def save(folder: Path, model: Predictor, description: Description) -> None:
 def write(folder: Path, model: Predictor, description: Description) -> None:
     """Write the artifact's files into a folder that is there; raises as `save`."""
     state = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
-    _check_finite(state, str(folder))
+    check_finite(state, str(folder))
     save_file(state, str(folder / WEIGHTS_FILE))
     (folder / DESCRIPTION_FILE).write_text(json.dumps(_to_json(model, description), indent=1) + "\n")
 
@@ -131,7 +131,7 @@ def load(folder: Path, schema_hash: str | None = None) -> Artifact:
         state = parse_tensors(weights.read_bytes())
     except SafetensorError as error:
         raise ValueError(f"{weights}: truncated or not a safetensors file ({error})") from error
-    _check_state(state, model.state_dict(), weights)
+    check_state(state, model.state_dict(), weights)
     model.load_state_dict(state)
     model.eval()
     return Artifact(model, description)
@@ -238,7 +238,8 @@ def _exact_keys(what: str, found: Mapping[str, Any], expected: set[str]) -> None
         raise ValueError(f"{what}: unknown key {unknown[0]!r}")
 
 
-def _check_state(state: dict[str, torch.Tensor], expected: Mapping[str, torch.Tensor], path: Path) -> None:
+def check_state(state: dict[str, torch.Tensor], expected: Mapping[str, torch.Tensor], path: Path) -> None:
+    """Refuse weights of other names, shapes or types than expected, or not finite; the line says which."""
     if missing := sorted(set(expected) - set(state)):
         raise ValueError(f"{path}: weight {missing[0]} is missing")
     if unknown := sorted(set(state) - set(expected)):
@@ -249,10 +250,11 @@ def _check_state(state: dict[str, torch.Tensor], expected: Mapping[str, torch.Te
                 f"{path}: weight {name} is {value.dtype} {tuple(value.shape)}, "
                 f"expected {expected[name].dtype} {tuple(expected[name].shape)}"
             )
-    _check_finite(state, str(path))
+    check_finite(state, str(path))
 
 
-def _check_finite(state: Mapping[str, torch.Tensor], what: str) -> None:
+def check_finite(state: Mapping[str, torch.Tensor], what: str) -> None:
+    """Refuse a weight that is NaN or infinite; the line names it."""
     for name, value in state.items():
         if not torch.isfinite(value).all():
             raise ValueError(f"{what}: weight {name} holds NaN or infinity")

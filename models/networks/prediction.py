@@ -16,8 +16,9 @@ from typing import Final, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
+from models.networks.scaling import Target
 from models.networks.transformer import Predictor
 
 BATCH: Final = 512  # windows per forward pass
@@ -34,9 +35,27 @@ class RawWindows(Protocol):
         """Some that follow each other."""
 
 
+class Headed(Protocol):
+    """A network whose head can be trained and asked by itself; each of `models/networks` is one."""
+
+    @property
+    def target(self) -> Target:
+        """Scaling of the latency."""
+
+    @property
+    def head(self) -> nn.Module:
+        """The last layers."""
+
+    def to_us(self, scaled: Tensor, /) -> Tensor:
+        """Latencies in µs of values in scaled target space."""
+
+    def eval(self) -> object:
+        """Switch dropout off."""
+
+
 @dataclass(frozen=True)
 class Encoded:
-    """Windows as a head sees them."""
+    """Decisions as a head sees them."""
 
     read_BRD: Tensor
     anchor_BH: Tensor  # in scaled target space: what the head's output is added to
@@ -54,8 +73,8 @@ def encode(model: Predictor, windows: RawWindows, batch: int = BATCH) -> Iterato
         yield part
 
 
-def latencies(model: Predictor, encoded: Encoded) -> Floats:
-    """Latencies in µs (B, H) by the head of `model`, of windows that its own encoder has encoded."""
+def latencies(model: Headed, encoded: Encoded) -> Floats:
+    """Latencies in µs (B, H) by the head of `model`, of decisions that its own encoder has encoded."""
     with torch.no_grad():
         us_BH = model.to_us(model.head(encoded.read_BRD) + encoded.anchor_BH)
     return us_BH.cpu().numpy()

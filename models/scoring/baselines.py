@@ -10,6 +10,7 @@ Shapes: `B` windows, `H` horizon (8 packets), `F` features, `N` packets in send 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -125,7 +126,7 @@ class BoostedTrees:
     """XGBoost on the derived inputs of the packet about to be sent, squared error of the log-latency."""
 
     def __init__(self, booster: xgboost.Booster, rounds: int, seed: int) -> None:
-        self._booster, self._rounds, self._seed = booster, rounds, seed
+        self._booster, self._rounds, self.seed = booster, rounds, seed
 
     @classmethod
     def fit(cls, x_NF: NDArray[np.float32], y_N: Floats, *, rounds: int, seed: int) -> BoostedTrees:
@@ -137,7 +138,30 @@ class BoostedTrees:
         if not np.isfinite(y_N).any():
             return self
         extra = max(1, round(self._rounds * CONTINUED_SHARE))
-        return BoostedTrees(_boost(x_NF, y_N, extra, self._seed, self._booster), self._rounds, self._seed)
+        return BoostedTrees(_boost(x_NF, y_N, extra, self.seed, self._booster), self._rounds, self.seed)
+
+    def save(self, path: Path) -> None:
+        """Write them in XGBoost's own form, which holds no code; the suffix says which: `.ubj` or `.json`."""
+        self._booster.save_model(path)
+
+    @classmethod
+    def load(cls, path: Path, rounds: int, seed: int) -> BoostedTrees:
+        """Read what `save` wrote.
+
+        Raises:
+            FileNotFoundError: it is not there.
+            ValueError: it is damaged.
+        """
+        import xgboost
+
+        if not path.is_file():
+            raise FileNotFoundError(f"{path}: no such file")
+        booster = xgboost.Booster()
+        try:
+            booster.load_model(path)
+        except xgboost.core.XGBoostError as error:
+            raise ValueError(f"{path}: no trees ({str(error).splitlines()[0]})") from None
+        return cls(booster, rounds, seed)
 
     def predict(self, x_NF: NDArray[np.float32]) -> Floats:
         """Latencies in µs, (N,)."""

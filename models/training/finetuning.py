@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final, TypeVar
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from torch import nn
 from models.import_closure import code_hash
 from models.networks import artifact
 from models.networks.artifact import Artifact
-from models.networks.prediction import Encoded, encode
+from models.networks.prediction import Encoded, Headed, encode
 from models.networks.transformer import Predictor
 from models.section import Section
 from models.training.examples import Chosen, Examples, epoch_batches, finetuning_examples, owned
@@ -64,6 +64,7 @@ class Share:
 
 
 ALONE: Final = Share()
+M = TypeVar("M", bound=Headed)
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,19 @@ def train_head(
         ValueError: the loss is no longer finite.
     """
     started = time.monotonic()
+    tuned, loss = with_trained_head(model, encoded, y_us_NH, sharp_NH, params, share)
+    return Finetuned(tuned, loss, encode_s=0.0, train_s=time.monotonic() - started)
+
+
+def with_trained_head(
+    model: M,
+    encoded: Encoded,
+    y_us_NH: Floats,
+    sharp_NH: NDArray[np.bool_],
+    params: FinetuneParams,
+    share: Share = ALONE,
+) -> tuple[M, tuple[float, ...]]:
+    """As `train_head`, of any network that has a head: the copy, and the loss before and after each epoch."""
     count = len(y_us_NH)
     rank, workers = share.rank, share.workers
     own_N = owned(np.arange(count), rank, workers)
@@ -150,7 +164,7 @@ def train_head(
     if not np.isfinite(losses).all():
         raise ValueError(f"fine-tuning diverged (loss {losses[-1]}); lower finetune.learning_rate")
     tuned.eval()
-    return Finetuned(tuned, tuple(losses), encode_s=0.0, train_s=time.monotonic() - started)
+    return tuned, tuple(losses)
 
 
 def finetune(

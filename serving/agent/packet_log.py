@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from feature_store.packets.schema import HORIZON, PACKET_SCHEMA, QUEUES, readable, scan_packets, traces_in
+from feature_store.packets.schema import HORIZON, QUEUES, read_packets, traces_in
 
 PACKETS: Final = Path("data/packets")
 
@@ -54,9 +54,7 @@ def open_log(trace: str, start: float, seconds: float | None) -> Log:
 
     """
     folder, name = _find(trace)
-    with readable(f"packet table of trace {name} in {folder}"):
-        table = scan_packets(folder, name)
-        packets = table.match_to_schema(PACKET_SCHEMA, extra_columns="ignore").collect()
+    packets = read_packets(folder, name)
     clock_ns = packets["sent_ns"].cum_max().to_numpy()  # `sent_ns` may step back with the capture's clock
     if packets.height and seconds is not None:
         kept = int(np.searchsorted(clock_ns, clock_ns[0] + round((start + seconds) * 1e9), side="right"))

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //
-// The two profiles in which DualPI2 bottlenecks are run: simulation/doc/dual-pi2.md.
+// The two profiles in which DualPI2 bottlenecks are run (simulation/doc/dual-pi2.md), and queue
+// discs of any other type.
 
 #ifndef SWIFTQUEUE_QUEUE_PROFILES_H
 #define SWIFTQUEUE_QUEUE_PROFILES_H
@@ -25,7 +26,14 @@ DiscAttributes Rfc9332Profile(uint32_t bufferBytes);
  */
 DiscAttributes UncoupledProfile(uint32_t bufferBytes, ns3::Time lStep);
 
-ns3::Ptr<ns3::DualPi2QueueDisc> MakeDisc(const DiscAttributes& attributes);
+/**
+ * Makes a queue disc of an ns-3 type, its attributes set in order. Throws std::invalid_argument: a
+ * line that begins with the key that is wrong, `type` or `attributes.NAME`.
+ */
+ns3::Ptr<ns3::QueueDisc> MakeDisc(const std::string& type, const DiscAttributes& attributes);
+
+/** Limits a disc to so many bytes, or as many full-sized packets if it counts packets. */
+void Limit(ns3::Ptr<ns3::QueueDisc> disc, uint32_t bufferBytes);
 
 }  // namespace swiftqueue
 

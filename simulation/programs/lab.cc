@@ -100,6 +100,17 @@ void ReportProgress() {
   Simulator::Schedule(Seconds(1), &ReportProgress);
 }
 
+/** Every sender with default marking. */
+std::vector<std::shared_ptr<SenderWatch>> WatchSenders(const Network& network, const Flows& flows) {
+  std::vector<std::shared_ptr<SenderWatch>> senders;
+  for (uint32_t s = 0; s < network.Senders().size(); ++s) {
+    const auto& end = network.Senders()[s];
+    senders.push_back(std::make_shared<SenderWatch>(s, flows, end));
+    end.disc->SetMarker(senders.back());
+  }
+  return senders;
+}
+
 /** Simulates `given` and writes its files into the existing `folder`. */
 void Simulate(const Run& given, const std::string& folder) {
   Cost cost;
@@ -115,15 +126,13 @@ void Simulate(const Run& given, const std::string& folder) {
   Flows flows = MakeFlows(run);
   InstallFlows(run, network, flows, stream);
 
-  std::vector<std::shared_ptr<SenderWatch>> senders;
-  for (uint32_t s = 0; s < run.senders.size(); ++s) {
-    const auto& end = network.Senders()[s];
-    senders.push_back(std::make_shared<SenderWatch>(s, flows, end));
-    end.disc->SetMarker(senders.back());
-  }
+  auto senders = WatchSenders(network, flows);
   const std::unique_ptr<QueueControl> control = MakeControl(run, network);
   senders.front()->SetControl(control.get(), run.movedEcn, run.acks, run.explore, exploreStream);
   NetworkWatch watch(network, senders, flows.size());
+  if (run.waits) {
+    watch.LogWaits(run);
+  }
   std::optional<swiftqueue::SenderCapture> capture;
   if (run.pcap) {
     capture.emplace(folder + "/s1.pcap", network.Senders().front().device);
@@ -153,9 +162,17 @@ void Simulate(const Run& given, const std::string& folder) {
     std::filesystem::remove(folder + "/truth.npy");
   }
   if (run.questions) {
-    dynamic_cast<const ModelMove&>(*control).WriteQuestions(folder + "/questions.npy");
+    dynamic_cast<const BatchMove&>(*control).WriteQuestions(folder + "/questions.npy");
+  }
+  if (run.decisions) {
+    dynamic_cast<const BatchMove&>(*control).WriteDecisions(folder + "/decisions.txt");
   }
   JsonObject summary = Summarise(run, network, flows, logs);
+  if (run.waits) {
+    const WaitsLog waits = watch.Waits();
+    WriteWaits(folder + "/waits.npy", waits);
+    summary.Add("choice", ScoreChoice(run, *logs.front(), waits).Text());
+  }
   JsonObject spent = cost.Json();
   control->AddTo(summary, spent);
   if (tuner) {
@@ -166,15 +183,32 @@ void Simulate(const Run& given, const std::string& folder) {
   Simulator::Destroy();
 }
 
+/** Sets up the network of `run` and starts it, but lets no time pass: what cannot be says so. */
+void Check(const Run& run) {
+  int64_t stream = kTrafficStream;
+  const Network network(run, stream);
+  const Flows flows;
+  const auto senders = WatchSenders(network, flows);
+  Simulator::Stop(Seconds(0));
+  Simulator::Run();
+  Simulator::Destroy();
+}
+
 int Main(int argc, char** argv) {
   std::string runFile;
   std::string out;
+  bool check = false;
   ns3::CommandLine line(__FILE__);
   line.AddValue("run", "run file to simulate (JSON)", runFile);
   line.AddValue("out", "folder to make for its results", out);
+  line.AddValue("check", "only see whether its network can be set up", check);
   line.Parse(argc, argv);
-  if (runFile.empty() || out.empty()) {
+  if (runFile.empty() || (out.empty() && !check)) {
     throw std::invalid_argument(runFile.empty() ? "--run is missing" : "--out is missing");
+  }
+  if (check) {
+    Check(ReadRun(ReadText(runFile)));
+    return 0;
   }
   if (std::filesystem::exists(out)) {
     throw std::invalid_argument(out + " exists already: a result is never overwritten");

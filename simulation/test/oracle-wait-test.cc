@@ -5,14 +5,17 @@
 #include <string>
 #include <vector>
 
-#include "../programs/laboratory/simple-controls.cc"  // WaitUs is its own
+#include "../programs/laboratory/queue-view.h"
+#include "ns3/double.h"
 #include "ns3/ipv4-queue-disc-item.h"
+#include "ns3/simulator.h"
 #include "ns3/string.h"
 #include "ns3/test.h"
 
 namespace swiftqueue::lab {
 namespace {
 
+using Disc = ns3::DualPi2QueueDisc;
 using ns3::Ptr;
 
 constexpr uint32_t kPacketBytes = 1500;

@@ -34,6 +34,7 @@ def differing(got_F: np.ndarray, expected: dict[str, Any]) -> list[Any]:
     return out
 
 
+@pytest.mark.slow
 @FEW
 @given(tables(48))
 @example(STEADY)

@@ -74,6 +74,7 @@ def load(files: dict[str, bytes], folder: Path) -> artifact.Artifact:
     return artifact.load(folder, fw.schema_hash())
 
 
+@pytest.mark.slow
 def test_the_head_is_the_one_that_offline_fine_tuning_gives(
     packets: pl.DataFrame, champion: Path, tuned: Tuned, tmp_path: Path
 ) -> None:

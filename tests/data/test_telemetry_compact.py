@@ -116,6 +116,7 @@ def test_an_ack_of_an_earlier_minute_finds_its_packet(tmp_path: Path) -> None:
     assert_frame_equal(latest_minutes(tmp_path, "a", 60).packets, expected(packets))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_disorder_and_repetition_change_nothing(tmp_path: Path, seed: int) -> None:
     """Several replicas, retries that both arrived, segments compacted in any order."""
@@ -503,6 +504,7 @@ def test_a_minute_does_not_grow_while_the_clock_stands_still(
     assert (manifest.counts.sends, manifest.counts.dropped_rows) == (301, 200)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", ["quota", "free"])
 def test_a_sender_that_stopped_makes_room_for_the_others(
     tmp_path: Path, limit: str, monkeypatch: pytest.MonkeyPatch

@@ -253,11 +253,18 @@ def test_the_stage_stops_the_pipeline_and_writes_the_docs(
     assert "see var/validation/docs/index.html" in done.stderr
     assert "packets-a: expect_column_values_to_be_between of latency_us failed in" in done.stderr
     assert "trace a packet" in done.stderr
+    assert "max_shift_psi" not in done.stderr
     failed = json.loads((tmp_path / "var" / "validation" / "report.json").read_text())
     assert failed["success"] is False
     assert (tmp_path / "var" / "validation" / "docs" / "index.html").is_file()
     # What passed before is not overwritten by what failed.
     assert json.loads((tmp_path / "validation" / "report.json").read_text())["success"] is True
+
+    done = run_stage(tmp_path, *folders, {**LIMITS, "max_shift_psi": 0.01}, project)
+    assert done.returncode == 1
+    assert (
+        "than validate.max_shift_psi (0.01) allows; short captures do: raise it in params.yaml" in done.stderr
+    )
 
 
 def test_windows_of_other_traces_are_refused(sound: tuple[Path, Path], tmp_path: Path) -> None:

@@ -189,6 +189,7 @@ def test_promtool_accepts_rules_and_configuration(
     )
 
 
+@pytest.mark.slow
 def test_alerts_go_to_the_alertmanager_that_is_named(
     promtool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,6 +220,7 @@ def test_alerts_go_to_the_alertmanager_that_is_named(
         prometheus.main("stop")
 
 
+@pytest.mark.slow
 def test_alerts_fire_when_they_should_and_only_then(promtool: str) -> None:
     subprocess.run([promtool, "test", "rules", "alerts_test.yaml"], cwd=HERE / "rules", check=True)
 

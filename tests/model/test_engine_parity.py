@@ -118,6 +118,7 @@ def test_sizes_come_from_the_artifact(
     assert worst(ours.forward(x_BWF), answers(model, x_BWF)) <= RELATIVE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("anchor", [None, "last_latency_flow_us"])
 @pytest.mark.parametrize(

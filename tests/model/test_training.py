@@ -286,6 +286,7 @@ def test_shards_gradients_sum_to_the_batchs(windows: WindowSet) -> None:
 # Training
 
 
+@pytest.mark.slow
 def test_training_beats_the_mean_and_its_first_epoch(windows: WindowSet) -> None:
     trainer = make_trainer(windows, epochs=20)
 

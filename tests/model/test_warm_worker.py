@@ -49,6 +49,7 @@ def worker(ray_cluster: None) -> Iterator[WarmWorker]:
         warm.close()
 
 
+@pytest.mark.slow
 def test_the_handlers_errors_come_back_and_cost_no_worker(worker: WarmWorker) -> None:
     with pytest.raises(ValueError, match=r"^too few windows$") as refused:
         worker.do(("refuse", "too few windows"), 60)
@@ -58,6 +59,7 @@ def test_the_handlers_errors_come_back_and_cost_no_worker(worker: WarmWorker) ->
     assert worker.do(("double", 21), 60) == 42
 
 
+@pytest.mark.slow
 def test_work_of_a_worker_that_dies_is_done_again(
     worker: WarmWorker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -67,6 +69,7 @@ def test_work_of_a_worker_that_dies_is_done_again(
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.slow
 def test_work_that_kills_every_worker_is_given_up_and_the_next_is_done(worker: WarmWorker) -> None:
     with pytest.raises(WarmWorkerError, match="Ray's worker is gone"):
         worker.do(("die", None), START_S)

@@ -151,6 +151,7 @@ def _ill_named(folder: Path, capture: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -249,6 +249,39 @@ def test_what_cannot_be_run_stands_in_the_results_with_the_reason(
     assert "random: not run" in make_report(output).read_text()
 
 
+def test_a_scenario_of_another_disc_is_run_without_its_oracle(
+    ray_cluster: None, tiny: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def with_disc(kind: str, **attributes: Any) -> str:
+        disc = {"type": kind, "attributes": attributes}
+        link = {"mbps": 25, "buffer_bdp": 8, "disc": disc}
+        controls = ["default", "oracle", "oracle_late"]
+        return tiny(environment={"bottlenecks": [link]}, controls=controls, seconds=2, regret=True)
+
+    assert run_lab(Request([with_disc("ns3::FqCoDelQueueDisc")]), tmp_path / "lab") == 0
+    rows = {row["control"]: row for row in load(tmp_path / "lab").iter_rows(named=True)}
+    assert rows["default"]["status"] == COMPLETE
+    assert rows["default"]["choice_right_share"] is None
+    for control in ("oracle", "oracle_late"):
+        assert rows[control]["reason"] == "ns3::FqCoDelQueueDisc gives no view of its queues"
+
+    asked: list[object] = []
+    check = execution.check
+    monkeypatch.setattr(execution, "check", lambda *given: asked.append(given) or check(*given))
+    for kind, attributes, line in (
+        ("ns3::Nothing", {}, "type: there is no queue disc ns3::Nothing"),
+        (
+            "ns3::FifoQueueDisc",
+            {"Size": 1},
+            "attributes.Size: ns3::FifoQueueDisc has no such attribute, it has",
+        ),
+    ):
+        with pytest.raises(ValueError, match=rf"^tiny\.yaml: environment: bottlenecks\.0\.disc\.{line}"):
+            run_lab(Request([with_disc(kind, **attributes)]), tmp_path / "wrong")
+    assert len(asked) == 2  # seeds and controls have one network
+    assert not (tmp_path / "wrong" / FILE).exists()
+
+
 def test_controls_left_out_stand_with_the_reason_until_they_are_run(
     ray_cluster: None, program: tuple[Path, str], tiny: Callable[..., str], tmp_path: Path
 ) -> None:

@@ -340,15 +340,8 @@ def test_a_decision_cannot_act_before_it_exists(
     assert held[::8].any()
 
 
-SINCE = (  # features that are times since something was sent
-    "flow_age_us",
-    "age_us",
-    "gap_us",
-    "ack_silence_us",
-    "oldest_unacked_us",
-    "hole_us",
-    "hole_age_us",
-)
+# The other features in microseconds are times since something was sent.
+LATENCIES = ("latency_us", "last_latency_us", "last_latency_flow_us", "last_latency_queue_us")
 PACKET_US = 12.1  # of 1,502 bytes on S1's link of 1 Gbit/s
 
 
@@ -376,7 +369,7 @@ def test_a_question_holds_what_was_known_when_it_was_asked(
     assert len(questions) == -(-len(log) // 64)  # every eighth batch
     assert (questions["first_packet"] == 64 * np.arange(len(questions))).all()
     tokens, both = questions["x_BWF"].shape[2], 0
-    timed = np.array([f.name in SINCE for f in fw.FEATURES])
+    timed = np.array([f.unit == "us" and f.name not in LATENCIES for f in fw.FEATURES])
     latency = [f.name for f in fw.FEATURES].index("latency_us")
     some = questions[::5]
     for question in some:
@@ -632,3 +625,170 @@ def test_a_killed_run_leaves_no_result(program: Path, tmp_path: Path) -> None:
     simulate(program, third(seconds=1.5), out)
     assert not partial.exists()
     assert {p.name for p in out.iterdir()} == {"cost.json", "summary.json", "trace.json"}
+
+
+def with_disc(kind: str, **attributes: str) -> Run:
+    """A third of figure 8 whose bottleneck has that disc."""
+    run = third(outputs=["truth"])
+    run["bottlenecks"][0]["disc"] = {"type": f"ns3::{kind}", "attributes": attributes}
+    return run
+
+
+def test_a_bottleneck_has_any_disc_of_ns3(program: Path, tmp_path: Path) -> None:
+    """The run's limit holds in bytes or packets; the disc that is not DualPI2 has no two queues to count."""
+    delays_us = {}
+    for kind, attributes in (("FifoQueueDisc", {}), ("FqCoDelQueueDisc", {}), ("CoDelQueueDisc", {})):
+        out = tmp_path / kind
+        summary = simulate(program, with_disc(kind, **attributes), out)
+        (bottleneck,) = summary["bottlenecks"]
+        assert (bottleneck["l4s"], bottleneck["classic"]) == (None, None)
+        assert 0.3 < bottleneck["utilisation"] <= 1
+        assert summary["senders"]["S1"]["l4s"]["goodput_bps"] > 1e6
+        delays_us[kind] = np.nanmax(truth_of(out)["queueing_us"])
+    # 330,000 bytes at 33 Mbit/s; an AQM keeps it far below
+    assert 60_000 < delays_us["FifoQueueDisc"] < 81_000
+    assert delays_us["CoDelQueueDisc"] < delays_us["FifoQueueDisc"]
+    shorter = simulate(program, with_disc("FifoQueueDisc", MaxSize="30p"), tmp_path / "shorter")
+    assert shorter["senders"]["S1"]["l4s"]["queueing_us"]["max"] < 30 * 1500 * 8 / 33
+    assert shorter["disc"] == [{"MaxSize": "30p"}]
+
+
+def test_attributes_of_the_dual_queue_come_after_the_profiles(program: Path, tmp_path: Path) -> None:
+    plain = simulate(program, third(outputs=["truth"]), tmp_path / "plain")
+    same = simulate(program, with_disc("DualPi2QueueDisc"), tmp_path / "same")
+    assert same["bottlenecks"] == plain["bottlenecks"]
+    assert (tmp_path / "same" / "truth.npy").read_bytes() == (tmp_path / "plain" / "truth.npy").read_bytes()
+    early = simulate(program, with_disc("DualPi2QueueDisc", LStep="1ms"), tmp_path / "early")
+    assert early["disc"][0]["LStep"] == "1ms"
+    waits_us = [one["senders"]["S1"]["l4s"]["queueing_us"]["p99"] for one in (early, plain)]
+    assert waits_us[0] < waits_us[1] / 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "attributes", "line"),
+    [
+        ("NoQueueDisc", {}, "bottlenecks.0.disc.type: there is no queue disc ns3::NoQueueDisc"),
+        ("TcpDctcp", {}, "bottlenecks.0.disc.type: there is no queue disc ns3::TcpDctcp"),
+        ("QueueDisc", {}, "bottlenecks.0.disc.type: there is no queue disc ns3::QueueDisc"),
+        ("DualPi2QueueDisc", {"Step": "1ms"}, "disc.attributes.Step: ns3::DualPi2QueueDisc has no such"),
+        ("DualPi2QueueDisc", {"LAqm": "Stairs"}, "disc.attributes.LAqm: 'Stairs' is no ns3::EnumValue"),
+        ("DualPi2QueueDisc", {"CWeight": "7"}, "disc.attributes.CWeight: '7' is no ns3::DoubleValue"),
+        ("FifoQueueDisc", {"MaxSize": "many"}, "disc.attributes.MaxSize: 'many' is no ns3::QueueSizeValue"),
+        ("DualPi2QueueDisc", {"LStep": "soon"}, "disc.attributes.LStep: 'soon' is no ns3::TimeValue"),
+    ],
+)
+def test_a_disc_that_cannot_be_is_one_line(
+    program: Path, tmp_path: Path, kind: str, attributes: dict[str, str], line: str
+) -> None:
+    assert line in refused(program, with_disc(kind, **attributes), tmp_path / "out")
+
+
+def test_an_oracle_needs_a_view_of_the_queues(program: Path, tmp_path: Path) -> None:
+    oracle = {"kind": "oracle", "margin_us": 1000, "order": "any", "rate_us": 20_000}
+    run = with_disc("FqCoDelQueueDisc") | {"control": oracle}
+    assert refused(program, run, tmp_path / "out") == "bottlenecks.0.disc: there is no view of its queues"
+
+
+def batched(by: Run, **changes: Any) -> Run:
+    """A control that decides as the model does, on something else."""
+    restraint = {"margin_us": 0, "margin_share": 0, "max_moved_unacked": 1_000_000}
+    base = {"kind": "batched", "by": by, "inference_us": 200, "until_decided": "previous"}
+    return base | restraint | changes
+
+
+def view(age_us: float) -> Run:
+    return {"kind": "view", "rate_us": 20_000, "age_us": age_us}
+
+
+def test_each_choice_is_scored_by_what_the_packet_found(program: Path, tmp_path: Path) -> None:
+    """The queues at a packet's arrival foretell its wait, and regret is what they say of its choice."""
+    run = figure8(seconds=4, outputs=["truth", "waits"], moved_ecn="ect0")
+    bursts = {"kind": "random", "share": 0.5, "burst_packets": 8, "seed": 1}
+    summary = simulate(program, run | {"control": bursts}, tmp_path / "out")
+    rows, waits = truth_of(tmp_path / "out"), np.load(tmp_path / "out" / "waits.npy")
+    assert len(waits) == len(rows)
+    assert waits[0].tolist() == (0, 0)  # its own bytes do not count
+    found = ~np.isnan(waits["l4s_us"])
+    assert found[~np.isnan(rows["one_way_us"])].all()
+    assert (rows["dropped"][~found] + (rows["sent_ns"][~found] > 3.99e9) > 0).all()
+    chosen_us = np.where(rows["queue"] == 1, waits["l4s_us"], waits["classic_us"])
+    arrived = ~np.isnan(rows["queueing_us"])
+    off_us = np.abs(chosen_us - rows["queueing_us"])[arrived]
+    assert np.corrcoef(chosen_us[arrived], rows["queueing_us"][arrived])[0, 1] > 0.9
+    assert off_us.mean() < 0.25 * rows["queueing_us"][arrived].mean()
+
+    scored = (rows["sent_ns"] >= 1e9) & (rows["default_queue"] == 1) & found
+    more_us = (waits["classic_us"] - waits["l4s_us"])[scored]
+    classic = rows["queue"][scored] == 0
+    apart = np.abs(more_us) > 120  # a packet's time at 100 Mbit/s
+    regret_us = np.maximum(0, np.where(classic, more_us, -more_us))
+    choice = summary["choice"]
+    assert (choice["apart"], choice["right"]) == (apart.sum(), (classic == (more_us < 0))[apart].sum())
+    assert choice["regret_us"]["count"] == scored.sum()
+    assert choice["regret_us"]["mean"] == pytest.approx(regret_us.mean(), rel=1e-5)
+    assert choice["classic_less_l4s_us"]["max"] == pytest.approx(more_us.max(), rel=1e-5)
+
+
+def test_who_sees_the_queues_now_chooses_best(program: Path, tmp_path: Path) -> None:
+    """Rungs of the ladder, without a limit: how often they choose the shorter queue."""
+    controls = {
+        "default": {"kind": "default"},
+        "chance": batched({"kind": "chance", "share": 0.5, "seed": 1}),
+        "late": batched(view(40_000)),
+        "now": batched(view(0)),
+    }
+    right = {}
+    for name, control in controls.items():
+        run = figure8(seconds=6, warmup_s=2, outputs=["waits"], moved_ecn="ect0", acks="selective")
+        choice = simulate(program, run | {"control": control}, tmp_path / name)["choice"]
+        right[name] = choice["right"] / choice["apart"]
+    assert right["now"] > 0.75
+    assert right["now"] > 0.2 + max(right[name] for name in ("default", "chance", "late"))
+
+
+def test_flows_are_split_and_the_limit_holds(program: Path, tmp_path: Path) -> None:
+    outputs = {"outputs": ["truth"], "acks": "selective", "moved_ecn": "ect0"}
+    simulate(program, figure8(**outputs, control={"kind": "flow_split", "share": 0.5}), tmp_path / "split")
+    rows = truth_of(tmp_path / "split")
+    l4s = rows[rows["default_queue"] == 1]
+    classic = {flow: set(l4s["queue"][l4s["flow"] == flow]) for flow in set(l4s["flow"].tolist())}
+    assert sorted(map(len, classic.values())) == [1] * 6  # each flow in one queue
+    assert sum(queue == {0} for queue in classic.values()) == 3
+    assert rows["reordered"].sum() == 0
+
+    moved = {}
+    for limit in (0, 1_000_000):
+        control = batched({"kind": "always"}, max_moved_unacked=limit)
+        summary = simulate(program, figure8(**outputs, control=control), tmp_path / f"always-{limit}")
+        moved[limit] = summary["moved"]["share"]
+    assert moved[0] == 0
+    assert moved[1_000_000] > 0.95
+
+
+def test_a_placebo_repeats_decisions_at_another_time(program: Path, tmp_path: Path) -> None:
+    """Flow 0 was moved from the start to 1.5 s of a run of 3 s: a second later, that is from 1 s to 2.5."""
+    record = tmp_path / "decisions.txt"
+    record.write_text("0 0 0\n1500000000 0 1\n")
+    by = {"kind": "record", "decisions": str(record), "shift_us": 1_000_000}
+    changes = {"outputs": ["truth", "decisions"], "acks": "selective", "moved_ecn": "ect0", "warmup_s": 0}
+    simulate(program, figure8(**changes, control=batched(by)), tmp_path / "placebo")
+    rows = truth_of(tmp_path / "placebo")
+    own = rows[(rows["flow"] == 0) & (rows["default_queue"] == 1)]
+    at_s = own["sent_ns"] / 1e9
+    clear = np.minimum(abs(at_s - 1), abs(at_s - 2.5)) > 0.05  # a batch is decided ahead
+    inside = (at_s > 1) & (at_s < 2.5)
+    assert ((own["queue"] == 0) == inside)[clear].mean() > 0.98
+    assert inside[clear].sum() > 20
+    others = rows[(rows["flow"] != 0) & (rows["default_queue"] == 1)]
+    assert (others["queue"] == 1).all()
+    # what it decided is itself a record
+    at_ns = [
+        int(line.split()[0]) for line in (tmp_path / "placebo" / "decisions.txt").read_text().splitlines()
+    ]
+    assert any(abs(ns - 1e9) < 5e7 for ns in at_ns)
+
+    by = {"kind": "record", "decisions": str(tmp_path / "nowhere.txt"), "shift_us": 0}
+    line = refused(program, figure8(control=batched(by)), tmp_path / "out")
+    assert line == f"cannot read {tmp_path / 'nowhere.txt'}"
+    line = refused(program, figure8(outputs=["decisions"]), tmp_path / "out")
+    assert line.endswith("run file: decisions need control model or batched")

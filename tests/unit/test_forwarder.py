@@ -547,6 +547,7 @@ def test_the_heartbeat_has_the_counts(running: tuple[Path, Store, Senders]) -> N
 # The program.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["http", "https"])
 def test_the_token_of_a_file_goes_to_the_ingest_and_nowhere_else(folder: Path, scheme: str) -> None:
     """The program beside an ingest that notes what it is told."""
@@ -602,6 +603,7 @@ def test_the_token_of_a_file_goes_to_the_ingest_and_nowhere_else(folder: Path, s
     assert json.loads(heard[0][2]) == {"events_before": 5}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "line"),
     [

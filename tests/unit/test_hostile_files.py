@@ -11,6 +11,8 @@ import json
 import os
 import random
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from functools import cache
@@ -436,6 +438,22 @@ def test_a_reader_survives_damaged_files(reader: Callable[[bytes], None]) -> Non
     assert taken > 0, "nothing got past the first check"
 
 
+def test_a_page_that_ends_polars_is_refused(tmp_path: Path) -> None:
+    """Of -39 rows: one byte of a good table, which ended the process before PyArrow read it."""
+    table, rows_of_a_page = packets(), b"\x2c\x15\x50\x15"
+    assert rows_of_a_page in table
+    (tmp_path / "table.parquet").write_bytes(table.replace(rows_of_a_page, b"\x2c\x15\x4d\x15", 1))
+    code = (
+        "import pathlib, sys; from feature_store.parquet import read_parquet;"
+        " read_parquet([pathlib.Path(sys.argv[1])])"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "table.parquet")]
+    said = subprocess.run(command, capture_output=True, text=True, check=False).stderr.splitlines()[-1]
+    assert said.startswith("ValueError: ")
+    assert "table.parquet cannot be read: " in said
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("reader", CASES, ids=lambda reader: reader.__name__)
 def test_a_reader_survives_what_no_mutant_is(reader: Callable[[bytes], None]) -> None:
     """Nested deeper than a parser's stack, of another kind, empty, no text."""

@@ -12,7 +12,8 @@ import polars as pl
 import pytest
 import yaml
 
-from laboratory.command import Request, run_lab
+from feature_store.packets.schema import PACKET_SCHEMA
+from laboratory.command import Request, adjusted, run_lab
 from laboratory.learning.judged_models import check_acks, said_acks
 from laboratory.learning.train import settings, train
 from laboratory.runs import execution, programs
@@ -54,7 +55,7 @@ def test_the_projects_scenarios_are_sound(name: str) -> None:
     if not name.startswith("map-"):  # the maps ask what the standard queue leaves
         assert scenario.profiles == ["rfc9332", "uncoupled"]
     # which ask what no choice at all is worth, what the model costs, and what a new head brings
-    if name not in ("split", "many-flows", "figure8-finetuned"):
+    if name not in ("split", "many-flows", "figure8-finetuned", "ladder"):
         assert set(scenario.controls) == set(CONTROLS)
     assert len(scenario.seeds) >= {"small": 3, "figure8-finetuned": 3, "many-flows": 1}.get(name, 5)
 
@@ -104,6 +105,26 @@ def test_tuning_the_head_has_no_tuning_beside_it() -> None:
     assert runs["never", "default"] == runs["every 300 s", "default"]  # one run for both
     assert runs["never", "model"] == runs["every 300 s", "model"] | {"finetune": None}
     assert runs["every 300 s", "model"]["finetune"]["every_s"] == 300
+
+
+def test_a_bottlenecks_disc_is_an_axis(small: dict[str, Any], tmp_path: Path) -> None:
+    """Attributes are written as ns-3 reads them; a run without a disc of its own is the one it was."""
+    plain = load(written(tmp_path, small))
+    cell = Cell("mine", "", None, "rfc9332", "default", 1)
+    assert "disc" not in resolve(plain, cell, {"kind": "default"}, [])["bottlenecks"][0]
+
+    disc = {"type": "ns3::DualPi2QueueDisc", "attributes": {"LAqm": "Step", "LStep": "1ms", "CWeight": 0.1}}
+    raw = put(small, "environment.bottlenecks.0.disc", disc)
+    steps = {"5ms": {"at": 5, "set": {"bottlenecks.0.disc.attributes.LStep": "5ms"}}}
+    other = {"type": "ns3::PieQueueDisc", "attributes": {"UseEcn": True}}
+    steps["PIE"] = {"at": None, "set": {"bottlenecks.0.disc": other}}  # type: ignore[dict-item]
+    swept = load(written(tmp_path, raw | {"axis": {"label": "L step", "points": steps}}))
+    found = {c.point: resolve(swept, c, {"kind": "default"}, []) for c in cells("mine", swept)}
+    discs = {point: run["bottlenecks"][0]["disc"] for point, run in found.items()}
+    assert discs["5ms"] == disc | {"attributes": {"LAqm": "Step", "LStep": "5ms", "CWeight": "0.1"}}
+    assert discs["PIE"] == other | {"attributes": {"UseEcn": "true"}}
+    views = [environment_at(swept, point, "mine").without_view() for point in discs]
+    assert views == [None, "ns3::PieQueueDisc"]
 
 
 def test_a_scenario_says_how_its_model_is_trained(tmp_path: Path) -> None:
@@ -174,6 +195,19 @@ def test_a_model_of_other_acks_is_refused(tmp_path: Path) -> None:
     check_acks(models, {"split": load(path_of("split"))})  # no model drives it
     with pytest.raises(ValueError, match=r"origin\.json: not what `swiftqueue lab train` writes"):
         model_of(tmp_path, ["acks"])
+
+
+@pytest.mark.parametrize(
+    ("name", "seeds", "found"),
+    [
+        ("ladder", 2, [101, 102]),
+        ("ladder", 12, [*range(101, 113)]),
+        ("figure8", 3, [1, 2, 3]),
+        ("figure8", 7, [*range(1, 8)]),
+    ],
+)
+def test_seeds_are_the_scenarios_first_and_those_after(name: str, seeds: int, found: list[int]) -> None:
+    assert adjusted(load(path_of(name)), Request([name], seeds=seeds)).seeds == found
 
 
 def test_a_sweep_of_flows_has_as_many_as_it_says() -> None:
@@ -274,6 +308,7 @@ BAD_ENVIRONMENTS: list[tuple[str, object, str]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("key", "value", "line"),
     [
@@ -487,7 +522,7 @@ def packet_table(folder: Path, sent: list[tuple[int, float, int]]) -> None:
     ]
     part = folder / "trace=t" / "minute=0"
     part.mkdir(parents=True)
-    pl.DataFrame(rows).write_parquet(part / "part-0.parquet")
+    pl.DataFrame(rows, schema=PACKET_SCHEMA).write_parquet(part / "part-0.parquet")
 
 
 def test_a_replay_has_the_tables_statistics(small: dict[str, Any], tmp_path: Path) -> None:
@@ -572,8 +607,13 @@ def test_a_replay_of_nothing_gets_one_line(
         resolve(scenario, Cell("mine", "", None, "uncoupled", "default", 1), {"kind": "default"}, [])
 
 
-@pytest.mark.parametrize("damage", ["cut short", "other columns"])
-def test_a_damaged_replay_gets_one_line(small: dict[str, Any], tmp_path: Path, damage: str) -> None:
+@pytest.mark.parametrize(
+    ("damage", "line"),
+    [("cut short", "part-0.parquet cannot be read: "), ("other columns", "not a packet table: ")],
+)
+def test_a_damaged_replay_gets_one_line(
+    small: dict[str, Any], tmp_path: Path, damage: str, line: str
+) -> None:
     packet_table(tmp_path / "packets", [(0, 0, 1000), (0, 50, 1000)])
     (file,) = (tmp_path / "packets").rglob("*.parquet")
     if damage == "cut short":
@@ -582,6 +622,6 @@ def test_a_damaged_replay_gets_one_line(small: dict[str, Any], tmp_path: Path, d
         pl.DataFrame({"a": [1]}).write_parquet(file)
     traffic = {"kind": "replay", "packets": str(tmp_path / "packets"), "trace": None}
     scenario = load(written(tmp_path, put(small, f"{S1}.l4s.traffic", traffic)))
-    with pytest.raises(ValueError, match=r"^senders.*packets: trace t of .* cannot be read: ") as error:
+    with pytest.raises(ValueError, match=rf"^senders.*packets: .*{line}") as error:
         resolve(scenario, Cell("mine", "", None, "uncoupled", "default", 1), {"kind": "default"}, [])
     assert "\n" not in str(error.value)

@@ -288,6 +288,13 @@ def test_a_missing_or_incomplete_triton_environment_says_what_to_do(tmp_path: Pa
         find_environment(tmp_path / "empty")
 
 
+def test_triton_takes_no_packages_that_the_users_pythonpath_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(np.__file__).parents[1]))  # of this environment: NumPy 2
+    assert find_environment().variables["PYTHONPATH"] == ""
+
+
 def test_a_python_without_its_shared_library_names_the_package(tmp_path: Path) -> None:
     python = tmp_path / "bin" / "python"
     python.parent.mkdir()

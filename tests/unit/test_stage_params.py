@@ -114,6 +114,7 @@ def test_a_parameter_file_that_cannot_be_used_is_named(tmp_path: Path, text: str
         read(tmp_path / "none.yaml", ExtractParams)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("traces", [[1], "x", {}])
 def test_a_stage_says_it_in_one_line_and_writes_nothing(tmp_path: Path, project: Path, traces: Any) -> None:
     path = tmp_path / "params.yaml"

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import event_rows
 import mutants
+import pytest
 
 from feature_store.telemetry.compact import Compactor
 from feature_store.telemetry.events import ACK, HEADER, SEND, BatchKey, RefusedError, checked, encode, sealed
@@ -102,6 +103,7 @@ def test_damaged_batches() -> None:
     assert min(taken, refused) > mutants.COUNT // 100  # it comes behind the checksum
 
 
+@pytest.mark.slow
 def test_damaged_segments() -> None:
     mutants.survive("test_telemetry_fuzz:segment", [frames(*BATCHES)], mutants.COUNT // 4)
     mutants.survive("test_telemetry_fuzz:segment_with_checksums", [frames(*BATCHES), frames(BATCHES[0])])

@@ -55,6 +55,7 @@ def program(project: Path, text: str) -> Iterator[tuple[subprocess.Popen[str], s
         yield started, started.stdout.readline()
 
 
+@pytest.mark.slow
 def test_down_ends_an_up_that_is_under_way_and_one_that_waits(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

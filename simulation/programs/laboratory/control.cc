@@ -6,6 +6,7 @@
 #include <variant>
 
 #include "model-controller.h"
+#include "rungs.h"
 #include "simple-controls.h"
 
 namespace swiftqueue::lab {
@@ -21,7 +22,11 @@ std::unique_ptr<QueueControl> MakeControl(const Run& run, const Network& network
         } else if constexpr (std::is_same_v<Params, LastLatencyControl>) {
           return std::make_unique<LastLatencyMove>(params);
         } else if constexpr (std::is_same_v<Params, ModelControl>) {
-          return std::make_unique<ModelMove>(params, run.questions);
+          return ModelMove::Make(params, run.questions);
+        } else if constexpr (std::is_same_v<Params, FlowSplitControl>) {
+          return std::make_unique<FlowSplitMove>(params);
+        } else if constexpr (std::is_same_v<Params, BatchedControl>) {
+          return MakeRung(params, run, network);
         } else {
           return std::make_unique<NoMove>();
         }

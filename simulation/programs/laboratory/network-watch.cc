@@ -3,6 +3,7 @@
 #include "network-watch.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "ns3/ipv4-l3-protocol.h"
@@ -14,9 +15,17 @@ namespace swiftqueue::lab {
 using ns3::Ptr;
 using ns3::Simulator;
 
+namespace {
+
+constexpr double kViewRateUs = 20'000;  // as the oracle's in the scenarios
+constexpr float kUnknown = std::numeric_limits<float>::quiet_NaN();
+constexpr Waits kCameToNone{kUnknown, kUnknown};
+
+}  // namespace
+
 NetworkWatch::NetworkWatch(const Network& network,
                            std::vector<std::shared_ptr<SenderWatch>>& senders, std::size_t flows)
-    : m_senders(senders), m_newestArrived(flows, -1) {
+    : m_network(network), m_senders(senders), m_newestArrived(flows, -1) {
   for (const auto& disc : network.Bottlenecks()) {
     disc->TraceConnectWithoutContext("Dequeue", ns3::MakeCallback(&NetworkWatch::Waited, this));
     disc->TraceConnectWithoutContext("Drop", ns3::MakeCallback(&NetworkWatch::Dropped, this));
@@ -25,6 +34,36 @@ NetworkWatch::NetworkWatch(const Network& network,
     receiver.node->GetObject<ns3::Ipv4L3Protocol>()->TraceConnectWithoutContext(
         "LocalDeliver", ns3::MakeCallback(&NetworkWatch::Arrived, this));
   }
+}
+
+void NetworkWatch::LogWaits(const Run& run) {
+  m_view.emplace(run, m_network, kViewRateUs);
+  for (uint32_t i = 0; i < m_network.Bottlenecks().size(); ++i) {
+    m_network.Bottlenecks()[i]->TraceConnectWithoutContext(
+        "Enqueue", ns3::MakeCallback(&NetworkWatch::Came, this, i));
+  }
+}
+
+WaitsLog NetworkWatch::Waits() const {
+  WaitsLog waits = m_waits;
+  waits.resize(m_senders.front()->Log().size(), kCameToNone);
+  return waits;
+}
+
+void NetworkWatch::Came(uint32_t bottleneck, Ptr<const ns3::QueueDiscItem> item) {
+  PacketTag tag;
+  if (!item->GetPacket()->PeekPacketTag(tag) || tag.sender != 0) {
+    return;
+  }
+  const auto queue = QueueView::Disc::ClassifyItem(ns3::ConstCast<ns3::QueueDiscItem>(item));
+  const QueueView::Both found = m_view->Behind(bottleneck, queue, item->GetSize());
+  if (tag.packet >= m_waits.size()) {
+    m_waits.resize(tag.packet + 1, kCameToNone);
+  }
+  lab::Waits& waits = m_waits[tag.packet];
+  waits = {
+      static_cast<float>(found.l4sUs) + (std::isnan(waits.l4sUs) ? 0 : waits.l4sUs),
+      static_cast<float>(found.classicUs) + (std::isnan(waits.classicUs) ? 0 : waits.classicUs)};
 }
 
 PacketRow* NetworkWatch::RowOf(Ptr<const ns3::Packet> packet) {

@@ -3,6 +3,8 @@
 #include "network.h"
 
 #include <algorithm>
+#include <stdexcept>
+#include <string>
 
 #include "ns3/data-rate.h"
 #include "ns3/internet-stack-helper.h"
@@ -21,6 +23,29 @@ namespace {
 constexpr double kAccessBps = 1e9;
 constexpr double kAccessOverBottleneck = 4;  // so that no access link is what queues
 
+const std::string kDualPi2 = "ns3::DualPi2QueueDisc";
+
+/** A bottleneck's disc; other types than DualPI2 get its limit, unless the run says another. */
+Ptr<QueueDisc> MakeBottleneckDisc(const Run& run, std::size_t index, int64_t& stream) {
+  const Bottleneck& bottleneck = run.bottlenecks[index];
+  const std::string& type = bottleneck.disc ? bottleneck.disc->type : kDualPi2;
+  const DiscAttributes attributes = DiscAttributesOf(run, bottleneck);
+  try {
+    const auto disc = MakeDisc(type, attributes);
+    const bool limited = std::any_of(attributes.begin(), attributes.end(),
+                                     [](const auto& pair) { return pair.first == "MaxSize"; });
+    if (!limited) {
+      Limit(disc, bottleneck.bufferBytes);
+    }
+    if (const auto dualPi2 = DynamicCast<DualPi2QueueDisc>(disc)) {
+      stream += dualPi2->AssignStreams(stream);
+    }
+    return disc;
+  } catch (const std::invalid_argument& error) {
+    throw std::invalid_argument("bottlenecks." + std::to_string(index) + ".disc." + error.what());
+  }
+}
+
 /** First in, first out, and never full: where nothing is to be studied. */
 void InstallFifo(Ptr<NetDevice> device) {
   TrafficControlHelper helper;
@@ -30,10 +55,18 @@ void InstallFifo(Ptr<NetDevice> device) {
 
 }  // namespace
 
-DiscAttributes ProfileOf(const Run& run, const Bottleneck& bottleneck) {
-  return run.isUncoupled
-             ? UncoupledProfile(bottleneck.bufferBytes, Seconds(bottleneck.lStepMs * 1e-3))
-             : Rfc9332Profile(bottleneck.bufferBytes);
+DiscAttributes DiscAttributesOf(const Run& run, const Bottleneck& bottleneck) {
+  DiscAttributes attributes;
+  if (!bottleneck.disc || bottleneck.disc->type == kDualPi2) {
+    attributes = run.isUncoupled
+                     ? UncoupledProfile(bottleneck.bufferBytes, Seconds(bottleneck.lStepMs * 1e-3))
+                     : Rfc9332Profile(bottleneck.bufferBytes);
+  }
+  if (bottleneck.disc) {
+    const auto& own = bottleneck.disc->attributes;
+    attributes.insert(attributes.end(), own.begin(), own.end());
+  }
+  return attributes;
 }
 
 Network::Network(const Run& run, int64_t& stream) {
@@ -64,8 +97,7 @@ Network::Network(const Run& run, int64_t& stream) {
     Ptr<Node> from = m_routers.Get(static_cast<uint32_t>(i));
     const auto devices = Link(from, m_routers.Get(static_cast<uint32_t>(i) + 1), bottleneck.rateBps,
                               bottleneck.delayMs);
-    m_bottlenecks.push_back(MakeDisc(ProfileOf(run, bottleneck)));
-    stream += m_bottlenecks.back()->AssignStreams(stream);
+    m_bottlenecks.push_back(MakeBottleneckDisc(run, i, stream));
     from->GetObject<TrafficControlLayer>()->SetRootQueueDiscOnDevice(devices.Get(0),
                                                                      m_bottlenecks.back());
     InstallFifo(devices.Get(1));

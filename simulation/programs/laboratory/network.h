@@ -18,11 +18,15 @@
 
 namespace swiftqueue::lab {
 
-DiscAttributes ProfileOf(const Run& run, const Bottleneck& bottleneck);
+/** Attributes of a bottleneck's disc: the profile's if it is a DualPI2, then those of the run. */
+DiscAttributes DiscAttributesOf(const Run& run, const Bottleneck& bottleneck);
 
 class Network {
  public:
-  /** Every sender's disc still needs its marker. Takes random streams from `stream` on. */
+  /**
+   * Every sender's disc still needs its marker. Takes random streams from `stream` on. Throws
+   * std::invalid_argument, which names the key, for a disc that cannot be.
+   */
   Network(const Run& run, int64_t& stream);
 
   struct SenderEnd {
@@ -37,7 +41,7 @@ class Network {
 
   const std::vector<SenderEnd>& Senders() const { return m_senders; }
   const std::vector<ReceiverEnd>& Receivers() const { return m_receivers; }
-  const std::vector<ns3::Ptr<ns3::DualPi2QueueDisc>>& Bottlenecks() const { return m_bottlenecks; }
+  const std::vector<ns3::Ptr<ns3::QueueDisc>>& Bottlenecks() const { return m_bottlenecks; }
 
  private:
   ns3::NetDeviceContainer Link(ns3::Ptr<ns3::Node> from, ns3::Ptr<ns3::Node> to, double rateBps,
@@ -49,7 +53,7 @@ class Network {
   ns3::NodeContainer m_routers;
   std::vector<SenderEnd> m_senders;
   std::vector<ReceiverEnd> m_receivers;
-  std::vector<ns3::Ptr<ns3::DualPi2QueueDisc>> m_bottlenecks;
+  std::vector<ns3::Ptr<ns3::QueueDisc>> m_bottlenecks;
 };
 
 }  // namespace swiftqueue::lab

@@ -38,4 +38,9 @@ void WriteTruth(const std::string& path, const PacketLog& log) {
            log.data(), log.size(), sizeof(PacketRow));
 }
 
+void WriteWaits(const std::string& path, const WaitsLog& log) {
+  WriteNpy(path, "[('l4s_us', '<f4'), ('classic_us', '<f4')]", log.data(), log.size(),
+           sizeof(Waits));
+}
+
 }  // namespace swiftqueue::lab

@@ -52,8 +52,20 @@ struct [[gnu::packed]] PacketRow {
 /** The rows of one sender in send order; a row's index is its packet's number. */
 using PacketLog = std::vector<PacketRow>;
 
+/**
+ * A row of `waits.npy`: how long each queue of the bottlenecks would have kept the packet, as it
+ * looked when the packet came. NaN: it came to none.
+ */
+struct [[gnu::packed]] Waits {
+  float l4sUs;
+  float classicUs;
+};
+/** Of one sender's packets, in send order. */
+using WaitsLog = std::vector<Waits>;
+
 /** Writes a log as a NumPy structured array. Throws std::runtime_error naming the file. */
 void WriteTruth(const std::string& path, const PacketLog& log);
+void WriteWaits(const std::string& path, const WaitsLog& log);
 
 }  // namespace swiftqueue::lab
 

@@ -41,6 +41,14 @@ class Node {
   double Number() const { return m_value.number(kFile); }
   uint32_t Count() const { return static_cast<uint32_t>(m_value.count(kFile)); }
 
+  std::vector<std::pair<std::string, std::string>> Texts() const {
+    std::vector<std::pair<std::string, std::string>> all;
+    for (const auto& [key, value] : m_value.object(kFile)) {
+      all.emplace_back(key, value.string(kFile));
+    }
+    return all;
+  }
+
   std::optional<uint32_t> CountIfNumber() const {
     try {
       return Count();
@@ -122,11 +130,14 @@ Group ReadGroup(const Node& node, const std::vector<Receiver>& receivers) {
   return group;
 }
 
+DiscOfType ReadDisc(const Node& node) { return {node["type"].Text(), node["attributes"].Texts()}; }
+
 void ReadNetwork(const Node& root, Run& run) {
   run.bottlenecks = root["bottlenecks"].All<Bottleneck>([](const Node& node) {
-    return Bottleneck{node["rate_bps"].Number(), node["delay_ms"].Number(),
-                      node["buffer_bytes"].Count(),
-                      node.Has("l_step_ms") ? node["l_step_ms"].Number() : kLStepMs};
+    return Bottleneck{
+        node["rate_bps"].Number(), node["delay_ms"].Number(), node["buffer_bytes"].Count(),
+        node.Has("l_step_ms") ? node["l_step_ms"].Number() : kLStepMs,
+        node.Has("disc") ? std::optional<DiscOfType>(ReadDisc(node["disc"])) : std::nullopt};
   });
   const std::size_t routers = run.bottlenecks.size();
   run.receivers = root["receivers"].All<Receiver>([&](const Node& node) {
@@ -153,6 +164,28 @@ Bursts ReadBursts(const Node& node) {
   return {node["share"].Number(), node["burst_packets"].Count(), node["seed"].Count()};
 }
 
+Batching ReadBatching(const Node& node) {
+  return {node["inference_us"].Number(), node["until_decided"].Text() == "previous",
+          node["margin_us"].Number(), node["margin_share"].Number(),
+          static_cast<int32_t>(node["max_moved_unacked"].Count())};
+}
+
+BatchedControl ReadBatched(const Node& node) {
+  const Node by = node["by"];
+  const std::string& kind = by["kind"].Text();
+  BatchedControl control{ForecastAlways{}, ReadBatching(node)};
+  if (kind == "chance") {
+    control.by = ForecastByChance{by["share"].Number(), by["seed"].Count()};
+  } else if (kind == "last_latency") {
+    control.by = ForecastByLastLatency{by["threshold_us"].Number(), by["stale_us"].Number()};
+  } else if (kind == "view") {
+    control.by = ForecastByView{by["rate_us"].Number(), by["age_us"].Number()};
+  } else if (kind == "record") {
+    control.by = ForecastByRecord{by["decisions"].Text(), by["shift_us"].Number()};
+  }
+  return control;
+}
+
 Control ReadControl(const Node& node) {
   const std::string& kind = node["kind"].Text();
   if (kind == "no_l4s") {
@@ -169,13 +202,13 @@ Control ReadControl(const Node& node) {
     return LastLatencyControl{node["threshold_us"].Number(), node["stale_us"].Number()};
   }
   if (kind == "model") {
-    return ModelControl{node["artifact"].Text(),
-                        node["version"].Count(),
-                        node["inference_us"].Number(),
-                        node["until_decided"].Text() == "previous",
-                        node["margin_us"].Number(),
-                        node["margin_share"].Number(),
-                        static_cast<int32_t>(node["max_moved_unacked"].Count())};
+    return ModelControl{node["artifact"].Text(), node["version"].Count(), ReadBatching(node)};
+  }
+  if (kind == "flow_split") {
+    return FlowSplitControl{node["share"].Number()};
+  }
+  if (kind == "batched") {
+    return ReadBatched(node);
   }
   return DefaultControl{};
 }
@@ -235,8 +268,12 @@ Run ReadRun(std::string_view text) {
   run.pcap = asked("pcap");
   run.truth = asked("truth");
   run.questions = asked("questions");
-  Require(std::holds_alternative<ModelControl>(run.control) || !(run.fineTuning || run.questions),
-          "finetune and questions need control model");
+  run.waits = asked("waits");
+  run.decisions = asked("decisions");
+  const bool model = std::holds_alternative<ModelControl>(run.control);
+  Require(model || !(run.fineTuning || run.questions), "finetune and questions need control model");
+  Require(model || std::holds_alternative<BatchedControl>(run.control) || !run.decisions,
+          "decisions need control model or batched");
   return run;
 }
 

@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -53,11 +54,17 @@ struct Group {
   Traffic traffic;
 };
 
+/** A queue disc of any type, with values as text. */
+struct DiscOfType {
+  std::string type;
+  std::vector<std::pair<std::string, std::string>> attributes;
+};
 struct Bottleneck {
   double rateBps;
   double delayMs;
   uint32_t bufferBytes;
-  double lStepMs;  // of profile uncoupled
+  double lStepMs;                  // of profile uncoupled
+  std::optional<DiscOfType> disc;  // none: the profile's
 };
 struct Receiver {
   std::string name;
@@ -89,17 +96,46 @@ struct LastLatencyControl {
   double thresholdUs;
   double staleUs;
 };
-struct ModelControl {
-  std::string artifact;
-  int64_t version;
+/** How forecasts for a batch become queues: the agent's controller, and when its answer exists. */
+struct Batching {
   double inferenceUs;
   bool holdPrevious;  // until_decided: previous
   double marginUs;
   double marginShare;
   int32_t maxMovedUnacked;
 };
+struct ModelControl {
+  std::string artifact;
+  int64_t version;
+  Batching batching;
+};
+struct FlowSplitControl {
+  double share;
+};
+
+struct ForecastAlways {};
+struct ForecastByChance {
+  double share;
+  uint32_t seed;
+};
+using ForecastByLastLatency = LastLatencyControl;
+struct ForecastByView {
+  double rateUs;
+  double ageUs;  // how old what it sees is
+};
+struct ForecastByRecord {
+  std::string decisions;  // file of another run
+  double shiftUs;
+};
+/** Decides as the model does, by batches, delay and limit, on what something else says. */
+struct BatchedControl {
+  std::variant<ForecastAlways, ForecastByChance, ForecastByLastLatency, ForecastByView,
+               ForecastByRecord>
+      by;
+  Batching batching;
+};
 using Control = std::variant<DefaultControl, NoL4sControl, RandomControl, OracleControl,
-                             LastLatencyControl, ModelControl>;
+                             LastLatencyControl, ModelControl, FlowSplitControl, BatchedControl>;
 
 struct FineTuning {
   double everyS;
@@ -126,6 +162,8 @@ struct Run {
   bool pcap;
   bool truth;
   bool questions;  // only with ModelControl
+  bool waits;      // each packet's queues as they were when it came
+  bool decisions;  // only with ModelControl and BatchedControl
 };
 
 /** The run without L4S, for control `no_l4s`: the same flows, all classic. */

@@ -5,12 +5,12 @@
 #ifndef SWIFTQUEUE_LABORATORY_SIMPLE_CONTROLS_H
 #define SWIFTQUEUE_LABORATORY_SIMPLE_CONTROLS_H
 
-#include <array>
 #include <limits>
 #include <unordered_map>
 
 #include "control.h"
 #include "ns3/nstime.h"
+#include "queue-view.h"
 
 namespace swiftqueue::lab {
 
@@ -30,52 +30,42 @@ class RandomMove : public QueueControl {
   BurstChooser m_bursts;
 };
 
-/** Waiting time ahead of a packet that comes now, if no other came after it. */
-struct Waits {
-  double l4sUs;
-  double classicUs;
-};
-
-/** Bytes in us. */
-using BytesPerUs = double;
-
-/** Sees both queues of every bottleneck, and how fast they have been filled of late. */
+/** Takes the queue that is shorter now, by a margin. */
 class OracleMove : public QueueControl {
  public:
   OracleMove(const OracleControl& params, const Run& run, const Network& network);
   bool Move(const DataPacket& packet, const Waiting& behind) override;
 
  private:
-  struct View {
-    ns3::Ptr<ns3::DualPi2QueueDisc> disc;
-    BytesPerUs rate;
-    double classicWeight;
-    // By DualPi2QueueDisc::Queue: of each queue's arrivals, smoothed.
-    std::array<BytesPerUs, 2> arrivals{};
-    std::array<uint64_t, 2> arrivedBytes{};
-  };
   struct Last {
     double arrivalUs{-std::numeric_limits<double>::infinity()};  // as predicted
     bool moved{false};
   };
 
-  void MeasureArrivals();
-  Waits Predict(uint32_t receiver) const;
-  bool Choose(const Waits& waits, double nowUs, const Last& last) const;
+  bool Choose(const QueueView::Both& waits, double nowUs, const Last& last) const;
 
   OracleControl m_params;
-  uint32_t m_firstBottleneck;
-  std::vector<uint32_t> m_lastBottleneck;  // of each receiver; exclusive
-  std::vector<View> m_views;
+  QueueView m_view;
   std::unordered_map<uint16_t, Last> m_last;  // of each flow
 };
 
-/** A threshold on what the flow saw last in the L4S queue. */
-class LastLatencyMove : public QueueControl {
+/** A fixed share of the flows, in the order in which they first send: none changes its queue. */
+class FlowSplitMove : public QueueControl {
  public:
-  explicit LastLatencyMove(const LastLatencyControl& params) : m_params(params) {}
+  explicit FlowSplitMove(const FlowSplitControl& params) : m_share(params.share) {}
   bool Move(const DataPacket& packet, const Waiting& behind) override;
-  void Acked(int64_t packet, uint16_t flow, uint8_t queue, float latencyUs) override;
+
+ private:
+  double m_share;
+  std::unordered_map<uint16_t, bool> m_moved;  // of each L4S flow
+};
+
+/** A threshold on what each flow saw last in the L4S queue. */
+class LastLatency {
+ public:
+  explicit LastLatency(const LastLatencyControl& params) : m_params(params) {}
+  bool IsHigh(uint16_t flow) const;
+  void Acked(uint16_t flow, uint8_t queue, float latencyUs);
 
  private:
   struct Seen {
@@ -86,6 +76,20 @@ class LastLatencyMove : public QueueControl {
 
   LastLatencyControl m_params;
   std::unordered_map<uint16_t, Seen> m_seen;  // of each flow
+};
+
+class LastLatencyMove : public QueueControl {
+ public:
+  explicit LastLatencyMove(const LastLatencyControl& params) : m_last(params) {}
+  bool Move(const DataPacket& packet, const Waiting&) override {
+    return m_last.IsHigh(packet.flow);
+  }
+  void Acked(int64_t, uint16_t flow, uint8_t queue, float latencyUs) override {
+    m_last.Acked(flow, queue, latencyUs);
+  }
+
+ private:
+  LastLatency m_last;
 };
 
 }  // namespace swiftqueue::lab

@@ -14,6 +14,7 @@ namespace swiftqueue::lab {
 namespace {
 
 constexpr int kQuantileSteps = 100;  // of "cdf"
+constexpr double kPacketBits = 12'000;
 
 /** Sorts `values`, those of one group of packets. */
 std::string Distribution(std::vector<float>& values) {
@@ -137,17 +138,24 @@ std::string Bottlenecks(const Run& run, const Network& network) {
   JsonArray json;
   for (std::size_t i = 0; i < run.bottlenecks.size(); ++i) {
     const auto& disc = network.Bottlenecks()[i];
-    const auto& l4s = disc->GetQueueCounts(Disc::kL4s);
-    const auto& classic = disc->GetQueueCounts(Disc::kClassic);
-    const double bits = 8.0 * static_cast<double>(l4s.dequeuedBytes + classic.dequeuedBytes);
     const auto& stats = disc->GetStats();
+    const auto dualPi2 = ns3::DynamicCast<Disc>(disc);
+    uint64_t bytes = stats.nTotalDequeuedBytes;
+    if (dualPi2) {
+      bytes = dualPi2->GetQueueCounts(Disc::kL4s).dequeuedBytes +
+              dualPi2->GetQueueCounts(Disc::kClassic).dequeuedBytes;
+    }
+    const double bits = 8.0 * static_cast<double>(bytes);
     Reasons drops = stats.nDroppedPacketsBeforeEnqueue;
     drops.insert(stats.nDroppedPacketsAfterDequeue.begin(),
                  stats.nDroppedPacketsAfterDequeue.end());
+    const auto counts = [&dualPi2](Disc::Queue queue) {
+      return dualPi2 ? Counts(dualPi2->GetQueueCounts(queue)) : "null";
+    };
     json.Add(JsonObject()
                  .Add("utilisation", JsonNumber(bits / run.bottlenecks[i].rateBps / run.seconds))
-                 .Add("l4s", Counts(l4s))
-                 .Add("classic", Counts(classic))
+                 .Add("l4s", counts(Disc::kL4s))
+                 .Add("classic", counts(Disc::kClassic))
                  .Add("marks", ByReason(stats.nMarkedPackets))
                  .Add("drops", ByReason(drops))
                  .Text());
@@ -159,7 +167,7 @@ std::string Discs(const Run& run) {
   JsonArray json;
   for (const Bottleneck& bottleneck : run.bottlenecks) {
     JsonObject attributes;
-    for (const auto& [name, value] : ProfileOf(run, bottleneck)) {
+    for (const auto& [name, value] : DiscAttributesOf(run, bottleneck)) {
       attributes.Add(name, JsonString(value));
     }
     json.Add(attributes.Text());
@@ -216,6 +224,37 @@ JsonObject Summarise(const Run& run, const Network& network, const Flows& flows,
                .Text())
       .Add("bottlenecks", Bottlenecks(run, network));
   return summary;
+}
+
+JsonObject ScoreChoice(const Run& run, const PacketLog& log, const WaitsLog& waits) {
+  double slowestBps = run.bottlenecks.front().rateBps;
+  for (const Bottleneck& bottleneck : run.bottlenecks) {
+    slowestBps = std::min(slowestBps, bottleneck.rateBps);
+  }
+  const double packetUs = kPacketBits / slowestBps * 1e6;
+  const auto fromNs = static_cast<int64_t>(run.warmupS * 1e9);
+  uint64_t apart = 0;
+  uint64_t right = 0;
+  std::vector<float> regretUs;
+  std::vector<float> classicLessL4sUs;
+  for (std::size_t i = 0; i < log.size(); ++i) {
+    if (log[i].sentNs < fromNs || log[i].defaultQueue != kL4sQueue || std::isnan(waits[i].l4sUs)) {
+      continue;
+    }
+    const float moreUs = waits[i].classicUs - waits[i].l4sUs;
+    const bool classic = log[i].queue == kClassicQueue;
+    classicLessL4sUs.push_back(moreUs);
+    regretUs.push_back(std::max(0.0F, classic ? moreUs : -moreUs));
+    if (std::abs(moreUs) > packetUs) {
+      ++apart;
+      right += classic == (moreUs < 0);
+    }
+  }
+  return JsonObject()
+      .Add("apart", JsonNumber(apart))
+      .Add("right", JsonNumber(right))
+      .Add("regret_us", Distribution(regretUs))
+      .Add("classic_less_l4s_us", Distribution(classicLessL4sUs));
 }
 
 JsonObject DescribeTrace(const Run& run, const Network& network, const Flows& flows,

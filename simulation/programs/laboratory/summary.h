@@ -19,6 +19,9 @@ namespace swiftqueue::lab {
 JsonObject Summarise(const Run& run, const Network& network, const Flows& flows,
                      std::span<const PacketLog* const> logs);
 
+/** How good the choice for each packet of S1's L4S flows was, by what it found: `choice`. */
+JsonObject ScoreChoice(const Run& run, const PacketLog& log, const WaitsLog& waits);
+
 /** `trace.json`. */
 JsonObject DescribeTrace(const Run& run, const Network& network, const Flows& flows,
                          const PacketLog& log);

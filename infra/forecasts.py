@@ -1,0 +1,211 @@
+"""`swiftqueue forecasts`: every variant of forecasters.yaml on the same packets, seed by seed; resumable.
+
+Each run, a variant with a seed, is a file of its own, written whole or not at all: what is there for the same
+packets, parameters and code is kept. The summary beside them is drawn anew from all runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from feature_store.atomic import write_file
+from feature_store.packets.schema import scan_packets, traces_in
+from laboratory.report.intervals import Estimate, estimate
+from models.forecasters.forecaster import Trace, Variant, decision_times, variants
+from models.forecasters.walk import FORMS, Asked, run, within_training
+from models.import_closure import code_hash
+from models.json_file import read_object
+from models.say import say
+from models.scoring.metrics import interval
+from models.section import read_all
+from models.training.protocol import divide, protocol_named
+
+SUMMARY: Final = "scores.json"
+SCORES: Final = {
+    "average_precision": ("late", "average_precision"),
+    "recall_at_false_alarms": ("late", "recall_at_false_alarms"),
+    "mae_ms": ("error", "mae_ms"),
+    "p99_ms": ("error", "p99_ms"),
+    "log_mae": ("error", "log_mae"),
+}
+DRAWN: Final = ("average_precision", "mae_ms")  # scores that have draws of seconds
+DRAWS_SEED: Final = 1
+DIGITS: Final = 5
+
+
+def run_forecasts(
+    packets: Path,
+    output: Path,
+    *,
+    names: Sequence[str],
+    only: Sequence[str],
+    seeds: int,
+    protocol: str,
+    against: str,
+    choose: bool,
+    sections: Path,
+) -> None:
+    """Run what is missing and write the summary.
+
+    Raises:
+        FileNotFoundError: there is no packet table of a trace.
+        ValueError: an argument, a section or a trace cannot be; the line names it.
+    """
+    import torch
+
+    wanted = variants(sections, only)
+    if against not in read_all(sections):
+        raise ValueError(f"--against {against}: there is no section of that name in {sections}")
+    torch.set_num_threads(1)  # small networks lose by more, and seconds are of one core
+    traces = _traces(packets, names or traces_in(packets), protocol)
+    if choose:
+        traces = within_training(traces)
+    work = _fingerprint(traces)
+    asked: Asked | None = None
+    for variant in wanted:
+        for seed in range(1, (seeds if variant.kind.seeded else 1) + 1):
+            path, key = output / f"{variant.name}-{seed}.json", _key(variant, seed, work)
+            if path.is_file() and read_object(path).get("key") == key:
+                say(f"{variant.name}, seed {seed}: kept")
+                continue
+            asked = asked or Asked.of(traces)
+            line = f"{variant.name}, seed {seed}"
+            found = run(variant, seed, traces, asked, lambda one, line=line: say(f"{line}: {one}"))  # type: ignore[misc]
+            write_file(path, json.dumps({"key": key, **found}, allow_nan=False) + "\n")
+            late, error = found["tuned"]["late"], found["tuned"]["error"]
+            say(f"{line}: AP {_shown(late['average_precision'])}, MAE {_shown(error['mae_ms'])} ms")
+    about = {
+        "traces": [trace.name for trace in traces],
+        "protocol": protocol,
+        "within_training": choose,
+        "against": against,
+    }
+    summary = summarised(_runs(output, work), about)
+    write_file(output / SUMMARY, json.dumps(summary, indent=1, allow_nan=False) + "\n")
+    say(f"{output / SUMMARY}: {len(summary['variants'])} variants")
+
+
+def _traces(packets: Path, names: Sequence[str], protocol: str) -> list[Trace]:
+    if not names:
+        raise ValueError(f"no packet tables under {packets}; run `swiftqueue extract` or the stage `extract`")
+    found = []
+    for name in names:
+        table = scan_packets(packets, name).collect()
+        slices = divide(decision_times(table), protocol_named(protocol), name)
+        found.append(Trace(name, table, slices))
+    return found
+
+
+def _fingerprint(traces: Sequence[Trace]) -> str:
+    digest = hashlib.sha256()
+    for trace in traces:
+        digest.update(json.dumps([trace.name, trace.slices.as_json()]).encode())
+        digest.update(trace.packets.hash_rows(seed=1).to_numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _key(variant: Variant, seed: int, work: str) -> str:
+    code = code_hash(variant.kind.__module__, "models.forecasters.walk")
+    content = [variant.kind_name, variant.params.model_dump(), seed, work, code]
+    return f"{work}-{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]}"
+
+
+def _runs(output: Path, work: str) -> dict[str, list[dict[str, Any]]]:
+    """All runs on these packets, by variant."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for path in sorted(output.glob("*.json")):
+        one = read_object(path) if path.name != SUMMARY else {}
+        if str(one.get("key", "")).startswith(work):
+            found.setdefault(str(one["variant"]), []).append(one)
+    return found
+
+
+def summarised(runs: Mapping[str, Sequence[Mapping[str, Any]]], about: Mapping[str, Any]) -> dict[str, Any]:
+    """Means over seeds, their intervals, and paired differences from one variant, for each form.
+
+    An interval over seeds is Student's t of the differences by seed; the one over seconds draws seconds and
+    seeds together. One variant may have a single run, which is then the same for every seed.
+    """
+    first = next(iter(runs.values()))[0]["tuned"]
+    result: dict[str, Any] = {
+        **about,
+        "n": first["n"],
+        "n_late": first["late"]["n_late"],
+        "base_rate": first["late"]["base_rate"],
+        "variants": {},
+    }
+    base = runs.get(str(about["against"]))
+    for name, some in runs.items():
+        result["variants"][name] = {
+            "seeds": len(some),
+            "multiply_adds": some[0]["multiply_adds"],
+            "fit_cpu_s": round(float(np.mean([one["fit_cpu_s"] for one in some])), 1),
+            **{form: _form(some, base if base is not some else None, form) for form in FORMS},
+        }
+    return result
+
+
+def _form(
+    runs: Sequence[Mapping[str, Any]], base: Sequence[Mapping[str, Any]] | None, form: str
+) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for score, (part, key) in SCORES.items():
+        values = [one[form][part][key] for one in runs]
+        if any(value is None for value in values):
+            found[score] = None
+            continue
+        found[score] = _said(estimate(values))
+        if base is not None and all(one[form][part][key] is not None for one in base):
+            pairs = _paired(runs, base)
+            seeds = [ours[form][part][key] - other[form][part][key] for ours, other in pairs]
+            found[score]["less_reference"] = _said(estimate(seeds))
+            if score in DRAWN:
+                found[score]["less_reference"]["seconds_95"] = _over_seconds(pairs, form, score)
+    return found
+
+
+def _paired(
+    runs: Sequence[Mapping[str, Any]], base: Sequence[Mapping[str, Any]]
+) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """Runs of one seed; a variant that knows no seed stands beside every one of the other."""
+    if len(runs) == 1 or len(base) == 1:
+        return [(ours, other) for ours in runs for other in base]
+    by_seed = {one["seed"]: one for one in base}
+    return [(one, by_seed[one["seed"]]) for one in runs if one["seed"] in by_seed]
+
+
+def _over_seconds(
+    pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], form: str, score: str
+) -> list[float] | None:
+    """95 % of the differences under draws of seconds, each with a draw of seeds."""
+    if not pairs or not all(one[form]["draws"] for pair in pairs for one in pair):
+        return None
+    ours, other = (
+        np.array([pair[side][form]["draws"][score] for pair in pairs], dtype=np.float64) for side in (0, 1)
+    )
+    draws = ours.shape[1]
+    random = np.random.default_rng(DRAWS_SEED)
+    chosen = random.integers(len(pairs), size=(len(pairs), draws))
+    difference = (ours - other)[chosen, np.arange(draws)].mean(0)
+    ends = interval(difference)
+    return None if ends is None else [round(end, DIGITS) for end in ends]
+
+
+def _said(found: Estimate | None) -> dict[str, Any]:
+    if found is None:
+        return {"mean": None, "seeds_95": None}
+    ends = None if found.low is None or found.high is None else [found.low, found.high]
+    return {
+        "mean": round(found.mean, DIGITS),
+        "seeds_95": ends and [round(end, DIGITS) for end in ends],
+    }
+
+
+def _shown(value: float | None) -> str:
+    return "none" if value is None else f"{value:.3f}"

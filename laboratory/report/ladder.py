@@ -1,0 +1,113 @@
+"""The ladder of information: what the model gains between controls that know less, and more, than it."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Final, NamedTuple
+
+import polars as pl
+
+from laboratory.report.comparison import NOT_SETTLED, Place, by_seed, change_of, compare, percent
+from laboratory.report.intervals import Estimate, corrected
+from laboratory.report.judging import FEWEST_SEEDS, SETTLED
+from laboratory.report.measures import (
+    CHOICE_RIGHT,
+    MOVED,
+    QUEUEING_MAX,
+    QUEUEING_P99,
+    QUEUEING_P999,
+    REGRET,
+    REORDERED,
+    Measure,
+)
+from laboratory.report.tables import NONE, WRAPPED, beyond_limits, cell, head_of, in_a_word, row_of, sample
+
+SCENARIO: Final = "ladder"
+RUNGS: Final = {
+    "default": "nothing is moved",
+    "constant_share": "a constant share of the batches",
+    "flow_split": "a constant share of the flows, nothing reordered",
+    "always": "everything, up to the limit",
+    "last_latency_batched": "the flow's last latency",
+    "anchor": "the last latency in either queue: the untrained model",
+    "placebo": "the model's decisions, at another time",
+    "model": "the model",
+    "oracle_late": "both queues, a round trip ago",
+    "oracle_batched": "both queues, now",
+}
+COLUMNS: Final = (QUEUEING_P99, QUEUEING_P999, QUEUEING_MAX, CHOICE_RIGHT, REGRET, MOVED, REORDERED)
+
+
+class Step(NamedTuple):
+    """What one rung has over another."""
+
+    name: str
+    above: str
+    below: str
+    what: str
+
+
+STEPS: Final = (
+    Step("Balance", "constant_share", "default", "moving a constant share of the batches by chance"),
+    Step("Reacting", "anchor", "constant_share", "following the last latency in either queue"),
+    Step("Learning", "model", "anchor", "the model's training"),
+    Step("Timing", "model", "placebo", "deciding when the model decides, and not at another time"),
+    Step("Predicting", "oracle_batched", "oracle_late", "seeing the queues now and not a round trip ago"),
+)
+
+
+def ladder(runs: pl.DataFrame, profile: str) -> list[str]:
+    """Return the ladder of a profile as a table, and a sentence about each step."""
+    place = Place(SCENARIO, "", profile)
+    if not by_seed(runs, place, "default", QUEUEING_P99):
+        return [f"`{profile}`: not run."]
+    titles = [f"{m.title.removeprefix('queueing ')}, {m.unit}" for m in COLUMNS]
+    lines = [f"**`{profile}`** ({sample(runs, place)})", ""]
+    lines += head_of(["what is known", "control", "verdict", "P99 against default", *titles])
+    verdicts: dict[str, str] = {}
+    for control, what in RUNGS.items():
+        found = compare(runs, place, control) if control != "default" else None
+        change = percent(found.queueing) if found else NONE
+        cells = [cell(runs, place, control, measure).text for measure in COLUMNS]
+        verdicts[control] = found.verdict if found else NONE
+        lines.append(row_of([what, f"`{control}`", in_a_word(verdicts[control]), change, *cells]))
+    return [*lines, *beyond_limits(verdicts), "", *steps(runs, place)]
+
+
+def steps(runs: pl.DataFrame, place: Place) -> list[str]:
+    """Return a sentence about each step: what it changes, and whether that is settled (Holm)."""
+    found = {step: change_of(runs, place, step.above, QUEUEING_P99, base=step.below) for step in STEPS}
+    asked = [(step, change) for step, change in found.items() if change and change.n >= FEWEST_SEEDS]
+    chances = corrected([2 * change.chance(0, below=change.mean < 0) for _, change in asked])  # two-sided
+    settled = {step for (step, _), chance in zip(asked, chances, strict=True) if chance < SETTLED}
+    return [
+        line
+        for step, change in found.items()
+        for line in textwrap.wrap(_sentence(runs, place, step, change, step in settled), **WRAPPED)
+    ]
+
+
+def _sentence(runs: pl.DataFrame, place: Place, step: Step, change: Estimate | None, is_settled: bool) -> str:
+    said = f"- **{step.name}** (`{step.below}` to `{step.above}`): {step.what} "
+    if change is None:
+        return f"{said}was not run."
+    seeds = f"{change.n} seed{'' if change.n == 1 else 's'}"
+    if change.n < FEWEST_SEEDS:
+        how = f"which {seeds} cannot settle"
+    else:
+        how = "settled" if is_settled else f"{NOT_SETTLED} by {seeds}"
+    regret = _fall(runs, place, step, REGRET)
+    return f"{said}changes P99 by {percent(change)}, {how}{regret}."
+
+
+def _fall(runs: pl.DataFrame, place: Place, step: Step, measure: Measure) -> str:
+    """Say how a measure differs between the rungs, where both have it."""
+    means = [
+        sum(values) / len(values) * measure.scale
+        for control in (step.below, step.above)
+        if (values := by_seed(runs, place, control, measure).values())
+    ]
+    if len(means) < 2:
+        return ""
+    before, after = (f"{mean:.{measure.digits}f}" for mean in means)
+    return f"; {measure.title} from {before} to {after} {measure.unit}"

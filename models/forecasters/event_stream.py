@@ -1,0 +1,250 @@
+"""The event stream: a Transformer over the sender's SENDs and ACKs, each computed once (docs/EVENTS.md).
+
+Training: segments of a trace's events with a band of context before them, several to a step. Every SEND of
+the training slices is a target once an epoch: decisions lie 8 packets apart, and each epoch begins them at
+another packet.
+
+Shapes: E events, B decisions of a part, Q decisions of a step, G segments, N events of one, H horizon
+(8 packets), F inputs of an event, P inputs of a query.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Final, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+
+from feature_store.events.event_stream import AS_SENT, event_schema_hash
+from feature_store.packets.schema import HORIZON
+from models.forecasters.forecaster import Floats, Forecaster, Part, Say
+from models.forecasters.queries import EVENT_INPUTS, QUERY_INPUTS, Inputs, replayed
+from models.forecasters.torch_files import read_inputs, read_weights, write_network
+from models.networks.event_prediction import Log, encode_log, segment
+from models.networks.event_transformer import BLOCK, EventArchitecture, EventPredictor
+from models.networks.prediction import latencies
+from models.networks.scaling import ScaledFeature, fit_features, fit_target
+from models.training.loss import example_weights
+from models.training.pretraining import Count
+from models.training.query_training import Batch, QueryTraining, head_tuned, log_mse, train
+from models.training.sharp import sharp_changes
+
+
+class EventStreamParams(QueryTraining):
+    """Sizes of the event stream's network and how it is trained."""
+
+    section: ClassVar = "event-stream"
+    layers: Annotated[int, Field(ge=1, le=16)]
+    """Of the network."""
+    band: Annotated[int, Field(ge=BLOCK, le=4096, multiple_of=BLOCK)]
+    """Events that one layer sees."""
+    width: Annotated[int, Field(ge=1, le=1024)]
+    """Of each event and query in it."""
+    heads: Annotated[int, Field(ge=1, le=64)]
+    """Of its attention; they divide the width."""
+    feed_forward: Annotated[int, Field(ge=1, le=4096)]
+    """Width of the inner layers."""
+    dropout: Annotated[float, Field(ge=0, lt=1)]
+    """In training."""
+    anchor: str | None
+    """A latency of the query that the network corrects, by the input's name, or null."""
+    left_out: list[str]
+    """Inputs that it does not see, by name (docs/EVENTS.md)."""
+    segments: Count
+    """Of a step."""
+    segment_events: Annotated[int, Field(ge=BLOCK, multiple_of=BLOCK)]
+    """Events of a segment whose decisions are targets; a band of context comes before them."""
+
+    def sizes(self) -> EventArchitecture:
+        """Form and sizes of the network."""
+        return EventArchitecture(
+            self.layers, self.band, self.width, self.heads, self.feed_forward, self.dropout, self.anchor
+        )
+
+
+@dataclass(frozen=True)
+class _Taught:
+    """A trace's events, and the decisions that teach in one epoch."""
+
+    log: Log
+    target_BH: torch.Tensor
+    weight_BH: torch.Tensor
+
+
+class EventStream(Forecaster):
+    """The network over events."""
+
+    Params = EventStreamParams
+
+    def __init__(self, model: EventPredictor, params: EventStreamParams) -> None:
+        """Take a trained network."""
+        self.model, self.params = model.eval(), params
+
+    @classmethod
+    def fit(cls, parts: Sequence[Part], params: EventStreamParams, seed: int, say: Say) -> Self:
+        """Train on the earlier part of each slice; the last tenth chooses the epoch."""
+        learnt, held_out = zip(*(part.held_out() for part in parts), strict=True)
+        torch.manual_seed(seed)
+        model = _untrained(learnt, params)
+        fitted = cls(model, params)
+        logs = [(fitted._log(part), part.latencies_us()) for part in held_out]
+        random = np.random.default_rng(seed)
+        lesson = _Lesson(learnt, model, params, random)
+        train(
+            model,
+            lesson.batches,
+            lesson.steps,
+            lambda: log_mse((latencies(model, encode_log(model, log)), came_BH) for log, came_BH in logs),
+            params,
+            say,
+        )
+        return fitted
+
+    def tuned(self, part: Part) -> Self:
+        """Train the head alone on states of the frozen network, computed once."""
+        encoded = encode_log(self.model, self._log(part))
+        other = copy.copy(self)
+        other.model = head_tuned(self.model, encoded, part.latencies_us(), self.params)
+        return other
+
+    def predict(self, part: Part, queue: int = AS_SENT) -> Floats:
+        """Latencies in µs (B, H)."""
+        return latencies(self.model, encode_log(self.model, self._log(part, queue)))
+
+    def multiply_adds(self) -> int:
+        """Of a batch: 16 events, of whose last layer only keys and values are needed, and 16 queries."""
+        sizes, d = self.model.sizes, self.model.sizes.width
+        seen = 2 * d * (sizes.band + 1)  # the band and the sink: scores, then their sum
+        after = 2 * d * d + 2 * d * sizes.feed_forward + seen  # query, output, two linear layers
+        event = d * len(self.model.event_inputs) + sizes.layers * 2 * d * d + (sizes.layers - 1) * after
+        query = d * len(self.model.query_inputs) + sizes.layers * after + d * d + d
+        return 2 * HORIZON * (event + query)
+
+    def write(self, folder: Path) -> dict[str, Any]:
+        """Write the weights."""
+        inputs = {"event": self.model.event_inputs, "query": self.model.query_inputs}
+        return write_network(folder, self.model, self.model.target, inputs, event_schema_hash())
+
+    @classmethod
+    def read(cls, folder: Path, params: EventStreamParams, described: Mapping[str, Any]) -> Self:
+        """Read the weights."""
+        inputs, target = read_inputs(described, event_schema_hash())
+        model = EventPredictor(inputs["event"], inputs["query"], target, params.sizes())
+        read_weights(folder, model)
+        return cls(model, params)
+
+    def _log(self, part: Part, queue: int = AS_SENT) -> Log:
+        return _log(part, self.params, queue)
+
+
+FORECASTERS: Final = {"event-stream": EventStream}
+
+
+def _log(part: Part, params: EventStreamParams, queue: int = AS_SENT, phase: int = 0) -> Log:
+    found = replayed(part, queue, phase=phase)
+    events, queries = (Inputs.without(rows, params.left_out) for rows in (EVENT_INPUTS, QUERY_INPUTS))
+    return Log(events.of(found.x_EF), found.ack_E, found.cut_D, queries.of(found.x_DHF))
+
+
+def _untrained(learnt: Sequence[Part], params: EventStreamParams) -> EventPredictor:
+    """A network of random weights whose scaling is fitted to what it will learn from."""
+    logs = [_log(part, params) for part in learnt]
+
+    def fitted(inputs: Inputs, rows: Sequence[Floats]) -> tuple[ScaledFeature, ...]:
+        x_1NF = np.concatenate([x.reshape(1, -1, len(inputs.names)) for x in rows], axis=1)
+        return fit_features(x_1NF, inputs.names, inputs.units)
+
+    events = fitted(Inputs.without(EVENT_INPUTS, params.left_out), [log.x_EF for log in logs])
+    queries = fitted(Inputs.without(QUERY_INPUTS, params.left_out), [log.x_BHP for log in logs])
+    target = fit_target(np.concatenate([part.latencies_us() for part in learnt]), "log")
+    return EventPredictor(events, queries, target, params.sizes())
+
+
+class _Lesson:
+    """The batches of each epoch."""
+
+    def __init__(
+        self,
+        learnt: Sequence[Part],
+        model: EventPredictor,
+        params: EventStreamParams,
+        random: np.random.Generator,
+    ) -> None:
+        self.learnt, self.target, self.params, self.random = learnt, model.target, params, random
+        sharp = [sharp_changes(_packet_latencies(part)) for part in learnt]
+        self.weights = [
+            example_weights(_packet_latencies(part), sharp_N1, params.sharp_weight)[:, 0]
+            for part, sharp_N1 in zip(learnt, sharp, strict=True)
+        ]
+        self.codes = tuple(
+            np.array([number for number, each in enumerate(inputs) if each.unit == "sign"], dtype=np.int64)
+            for inputs in (model.event_inputs, model.query_inputs)
+        )
+        events = sum(len(_log(part, params).ack_E) for part in learnt)
+        self.steps = max(1, round(events / params.segment_events / params.segments))
+        self.phases = np.concatenate(
+            [random.permutation(HORIZON) for _ in range(-(-params.epochs // HORIZON))]
+        )
+
+    def batches(self, epoch: int) -> Iterator[Batch]:
+        """Segments in random order, each beginning at another event than in other epochs."""
+        step = self.params.segment_events
+        taught = [self._taught(number, int(self.phases[epoch])) for number in range(len(self.learnt))]
+        begins = [
+            (number, begin)
+            for number, one in enumerate(taught)
+            for begin in range(int(self.random.integers(step)) - step, len(one.log.ack_E), step)
+        ]
+        order = self.random.permutation(len(begins))
+        for first in range(0, len(order), self.params.segments):
+            chosen = [begins[place] for place in order[first : first + self.params.segments]]
+            yield self._batch([(taught[number], begin) for number, begin in chosen])
+
+    def _taught(self, number: int, phase: int) -> _Taught:
+        part = self.learnt[number]
+        log = _log(part, self.params, phase=phase)
+        first_B = part.first_packets[: len(log.cut_B)] + phase
+        packets_BH = first_B[:, None] + np.arange(HORIZON)
+        target_N = self.target.apply(_packet_latencies(part)[:, 0])
+        target_BH, weight_BH = target_N[packets_BH], self.weights[number][packets_BH]
+        return _Taught(log, torch.from_numpy(target_BH), torch.from_numpy(weight_BH))
+
+    def _batch(self, chosen: Sequence[tuple[_Taught, int]]) -> Batch:
+        length = -(-(self.params.band + self.params.segment_events) // BLOCK) * BLOCK
+        rows = []
+        for place, (one, begin) in enumerate(chosen):
+            start = max(0, begin - self.params.band)
+            decided = slice(
+                *np.searchsorted(one.log.cut_B, [max(begin, 1), begin + self.params.segment_events])
+            )
+            x_NF, ack_N = segment(one.log, start, length)
+            x_QHP = torch.from_numpy(one.log.x_BHP[decided])
+            cut_Q = torch.from_numpy(one.log.cut_B[decided] - start + place * length)
+            x_NF, x_QHP = self._renamed(x_NF, x_QHP)
+            rows.append((x_NF, ack_N, cut_Q, x_QHP, one.target_BH[decided], one.weight_BH[decided]))
+        x, ack, cut, asked, target, weight = zip(*rows, strict=True)
+        inputs = (torch.stack(x), torch.stack(ack), torch.cat(cut), torch.cat(asked))
+        return Batch(inputs, torch.cat(target), torch.cat(weight))
+
+    def _renamed(self, x_NF: torch.Tensor, x_QHP: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Other signs for the codes of flows and receivers: what a flow was called says nothing of others."""
+        event_codes, query_codes = self.codes
+        signs = torch.from_numpy(self.random.choice(np.array([-1, 1], np.float32), len(query_codes)))
+        if len(signs):
+            x_QHP = x_QHP.clone()
+            x_NF[:, event_codes] *= signs
+            x_QHP[..., query_codes] *= signs
+        return x_NF, x_QHP
+
+
+def _packet_latencies(part: Part) -> NDArray[np.float32]:
+    """Latencies (N, 1) of the packets up to the part's last, µs; NaN: unknown, or before the part."""
+    latency_N = part.packets["latency_us"].cast(float).fill_null(float("nan")).to_numpy().astype(np.float32)
+    latency_N[: part.decisions.lo * HORIZON] = np.nan
+    return latency_N[:, None]

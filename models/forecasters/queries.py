@@ -1,0 +1,74 @@
+"""Queries of decisions (docs/EVENTS.md) for the forecasters that read nothing else, and their choice by name.
+
+Shapes: B decisions, H horizon (8 packets), P inputs of a query, F inputs of an event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feature_store.events.event_stream import AS_SENT, INPUTS, EventInput, Events, replay_events
+from models.forecasters.forecaster import Part
+from models.section import near
+
+Floats = NDArray[np.float32]
+
+NEEDED: Final = "size_bytes"  # tells a packet from padding when the scaling is fitted
+QUERY_INPUTS: Final = tuple(each for each in INPUTS if each.rows != "events")
+EVENT_INPUTS: Final = tuple(each for each in INPUTS if each.rows != "queries")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Some of the inputs of a row."""
+
+    chosen: tuple[EventInput, ...]
+
+    @classmethod
+    def without(cls, rows: Sequence[EventInput], left_out: Sequence[str]) -> Inputs:
+        """All of `rows` but those named.
+
+        Raises:
+            ValueError: a name is no input, or nothing is left.
+        """
+        known = {each.name for each in INPUTS}
+        if wrong := [name for name in left_out if name not in known]:
+            raise ValueError(
+                f"left_out names {wrong[0]!r}, which is no input; {near(wrong[0], sorted(known))}"
+            )
+        if NEEDED in left_out:
+            raise ValueError(f"left_out names {NEEDED!r}, which no network can do without")
+        return cls(tuple(each for each in rows if each.name not in left_out))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Their names."""
+        return tuple(each.name for each in self.chosen)
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        """Their units."""
+        return tuple(each.unit for each in self.chosen)
+
+    def of(self, x: Floats) -> Floats:
+        """These columns (…, P) of whole rows (…, all inputs)."""
+        return np.ascontiguousarray(x[..., [INPUTS.index(each) for each in self.chosen]])
+
+
+def column(x_BHF: Floats, name: str) -> NDArray[np.float64]:
+    """One input of whole rows, (B, H)."""
+    return x_BHF[..., [each.name for each in INPUTS].index(name)].astype(np.float64)
+
+
+def replayed(part: Part, queue: int = AS_SENT, *, phase: int = 0) -> Events:
+    """Events up to a part's end, and its queries; a `phase` above 0 decides that many packets later.
+
+    The events are those that the part's packets tell of: of a part to learn from, none after its end.
+    """
+    first_B = part.first_packets + phase
+    return replay_events(part.packets, first_B[first_B + 8 <= part.packets.height], queue=queue)

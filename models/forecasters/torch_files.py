@@ -1,0 +1,81 @@
+"""How a forecaster that is a network is kept: weights as safetensors; scaling and schema hash as JSON.
+
+Normalisation travels with the weights, and a forecaster made for other inputs is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from safetensors import SafetensorError
+from safetensors.torch import load as parse_tensors
+from safetensors.torch import save_file
+from torch import nn
+
+from models.networks.artifact import check_finite, check_state
+from models.networks.scaling import ScaledFeature, Target
+
+WEIGHTS_FILE: Final = "model.safetensors"
+
+
+def write_network(
+    folder: Path,
+    model: nn.Module,
+    target: Target,
+    inputs: Mapping[str, Sequence[ScaledFeature]],
+    schema_hash: str,
+) -> dict[str, Any]:
+    """Write weights; return what describes them: inputs by row, target, schema hash.
+
+    Raises:
+        ValueError: a weight is NaN or infinite.
+    """
+    state = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
+    check_finite(state, str(folder))
+    save_file(state, str(folder / WEIGHTS_FILE))
+    return {
+        "inputs": {row: [asdict(each) for each in features] for row, features in inputs.items()},
+        "target": asdict(target),
+        "schema_hash": schema_hash,
+    }
+
+
+def read_inputs(
+    described: Mapping[str, Any], schema_hash: str
+) -> tuple[dict[str, list[ScaledFeature]], Target]:
+    """Read what `write_network` described.
+
+    Raises:
+        ValueError: it was made for another definition of inputs.
+    """
+    if described["schema_hash"] != schema_hash:
+        raise ValueError(
+            f"made for inputs {described['schema_hash']}, but this code computes {schema_hash}; train again"
+        )
+    inputs = {
+        str(row): [ScaledFeature(**each) for each in features]
+        for row, features in described["inputs"].items()
+    }
+    return inputs, Target(**described["target"])
+
+
+def read_weights(folder: Path, model: nn.Module) -> None:
+    """Read weights into a network of the same form, and switch its dropout off.
+
+    Raises:
+        FileNotFoundError: they are not there.
+        ValueError: they are damaged or of another form.
+    """
+    path = folder / WEIGHTS_FILE
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file; the forecaster is incomplete")
+    try:
+        state = parse_tensors(path.read_bytes())
+    except SafetensorError as error:
+        raise ValueError(f"{path}: truncated or not a safetensors file ({error})") from error
+    check_state(state, model.state_dict(), path)
+    model.load_state_dict(state)
+    model.eval()

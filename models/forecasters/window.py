@@ -1,0 +1,198 @@
+"""Networks over windows: the Transformer of this project and of the paper, and the BiLSTM beside it.
+
+Training is that of the stage `pretrain`, on one core; tuning that of the stage `finetune`.
+
+Shapes: B decisions, W window tokens, F features, H horizon (8 packets).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import nn
+
+from feature_store.events.event_stream import AS_SENT
+from feature_store.events.windows import FEATURES, HORIZON, bdp_packets, iter_windows, schema_hash, tokens_for
+from models.forecasters.forecaster import Floats, Forecaster, Part, Say
+from models.forecasters.queries import QUERY_INPUTS, column, replayed
+from models.forecasters.torch_files import read_inputs, read_weights, write_network
+from models.networks.bilstm import BiLstm
+from models.networks.prediction import predict
+from models.networks.scaling import ScaledFeature, Target, fit_features, fit_target
+from models.networks.transformer import Predictor
+from models.section import near
+from models.training.examples import Examples, examples_from_arrays
+from models.training.finetuning import FinetuneParams, finetune_head
+from models.training.pretraining import (
+    Above0,
+    Count,
+    Pretrainer,
+    PretrainParams,
+    ScaledPrediction,
+    epoch_line,
+)
+from models.training.protocol import Slice
+from models.training.sharp import sharp_changes
+
+NETWORKS: Final = {"transformer": Predictor, "bilstm": BiLstm}
+FIT_WINDOWS: Final = 4096  # evenly spaced windows that the scaling is fitted on
+TOKENS: Final = (64, 256)  # least and most of a window
+SHARED: Final = {each.name for each in QUERY_INPUTS}
+
+
+class WindowParams(PretrainParams):
+    """Form and sizes of a network over windows, how it is trained, and how its head is tuned."""
+
+    section: ClassVar = "window"
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Not read: the command says which."""
+    workers: Literal[1] = 1
+    """One core: so that all forecasters are trained alike."""
+    network: Literal["transformer", "bilstm"]
+    """What stands between the inputs and the head."""
+    inputs: list[str]
+    """Inputs of a token, by name (docs/WINDOWS.md); none named: all."""
+    head_dropout: Annotated[float, Field(ge=0, lt=1)]
+    """In training, between the head's two layers: the paper has 0.2."""
+    head_epochs: Count
+    """Passes over a fine-tuning slice."""
+    head_batch_size: Count
+    """Windows of a step of fine-tuning."""
+    head_learning_rate: Above0
+    """Of Adam, of the head alone."""
+
+
+class WindowForecaster(Forecaster):
+    """A network over windows."""
+
+    Params = WindowParams
+
+    def __init__(self, model: Predictor, params: WindowParams, tokens: int) -> None:
+        """Take a trained network and the size of its windows."""
+        self.model, self.params, self.tokens = model.eval(), params, tokens
+
+    @classmethod
+    def fit(cls, parts: Sequence[Part], params: WindowParams, seed: int, say: Say) -> Self:
+        """Train on the earlier part of each slice; the last tenth chooses the epoch."""
+        learnt, held_out = zip(*(part.held_out() for part in parts), strict=True)
+        tokens = tokens_for(max(bdp_packets(part.packets) for part in learnt), *TOKENS)
+        names = _inputs(params)
+        train, validation = (_examples(some, tokens, names) for some in (learnt, held_out))
+        shown = train.gather(np.unique(np.linspace(0, len(train) - 1, FIT_WINDOWS).astype(np.int64)))
+        units = {feature.name: feature.unit for feature in FEATURES}
+        features = fit_features(shown, names, [units[name] for name in names])
+        torch.manual_seed(seed)
+        model = _network(features, fit_target(train.y_us_NH, params.target), params)
+        how = PretrainParams(**{**params.model_dump(include=set(PretrainParams.model_fields)), "seed": seed})
+        trainer = Pretrainer(model, ScaledPrediction(model), train, validation, how)
+        while len(trainer.epochs) < params.epochs:
+            say(epoch_line(trainer.run_epoch()).removeprefix("pretrain: "))
+        model.load_state_dict(trainer.best)
+        return cls(model, params, tokens)
+
+    def tuned(self, part: Part) -> Self:
+        """Train the head alone on cached outputs of the encoder."""
+        came_BH = part.latencies_us()
+        if not np.isfinite(came_BH).any():
+            return self
+        how = FinetuneParams(
+            seed=1,
+            workers=1,
+            epochs=self.params.head_epochs,
+            batch_size=self.params.head_batch_size,
+            learning_rate=self.params.head_learning_rate,
+            sharp_weight=self.params.sharp_weight,
+        )
+        examples = examples_from_arrays(self._windows(part), came_BH)
+        other = copy.copy(self)
+        other.model = finetune_head(self.model, examples, how).model
+        return other
+
+    def predict(self, part: Part, queue: int = AS_SENT) -> Floats:
+        """Latencies in µs (B, H)."""
+        return predict(self.model, self._windows(part, queue))
+
+    def multiply_adds(self) -> int:
+        """Of a batch: a window for each queue."""
+        sizes, tokens, d = self.model.sizes, self.tokens, self.model.sizes.width
+        read = sizes.horizon if sizes.readout == "candidates" else 1
+        if self.params.network == "bilstm":  # four gates, of the input and of the state before
+            body = sizes.layers * tokens * 2 * 4 * (d // 2) * (d + d // 2)
+        else:
+            after = (
+                2 * d * d + 2 * d * sizes.feed_forward + 2 * tokens * d
+            )  # query, output, two layers, attention
+            body = sizes.layers * tokens * 2 * d * d + ((sizes.layers - 1) * tokens + read) * after
+        head = read * d * d + sizes.horizon * d
+        return 2 * (tokens * len(self.model.features) * d + body + head)
+
+    def write(self, folder: Path) -> dict[str, Any]:
+        """Write the weights."""
+        inputs = {"token": self.model.features}
+        described = write_network(folder, self.model, self.model.target, inputs, schema_hash())
+        return {**described, "tokens": self.tokens}
+
+    @classmethod
+    def read(cls, folder: Path, params: WindowParams, described: Mapping[str, Any]) -> Self:
+        """Read the weights."""
+        inputs, target = read_inputs(described, schema_hash())
+        model = _network(inputs["token"], target, params)
+        read_weights(folder, model)
+        return cls(model, params, int(described["tokens"]))
+
+    def _windows(self, part: Part, queue: int = AS_SENT) -> Floats:
+        return _windows(part, self.tokens, _inputs(self.params), queue)
+
+
+FORECASTERS: Final = {"window": WindowForecaster}
+
+
+def _inputs(params: WindowParams) -> list[str]:
+    known = [feature.name for feature in FEATURES]
+    if wrong := [name for name in params.inputs if name not in known]:
+        raise ValueError(f"inputs names {wrong[0]!r}, which no window has; {near(wrong[0], known)}")
+    return params.inputs or known
+
+
+def _network(features: Sequence[ScaledFeature], target: Target, params: WindowParams) -> Predictor:
+    model = NETWORKS[params.network](features, target, params.sizes(HORIZON))
+    # In the place of the ReLU alone: names of weights stay as they are.
+    model.head[1] = nn.Sequential(nn.ReLU(), nn.Dropout(params.head_dropout))
+    return model
+
+
+def _windows(part: Part, tokens: int, names: Sequence[str], queue: int = AS_SENT) -> Floats:
+    """Windows (B, W, F) of a part's decisions, with the inputs named."""
+    chosen = [[feature.name for feature in FEATURES].index(name) for name in names]
+    x_BWF = np.empty((len(part), tokens, len(names)), np.float32)
+    done = 0
+    for some_BWF in iter_windows(part.packets, tokens, first=part.decisions.lo):
+        here = some_BWF[: len(part) - done, :, chosen]
+        x_BWF[done : done + len(here)] = here
+        done += len(here)
+        if done == len(part):
+            break
+    if queue != AS_SENT:  # of an input that both have, a query's value is a candidate's
+        asked_BHF = replayed(part, queue).x_DHF
+        for number, name in enumerate(names):
+            if name in SHARED:
+                x_BWF[:, -HORIZON:, number] = column(asked_BHF, name)
+    return x_BWF
+
+
+def _examples(parts: Sequence[Part], tokens: int, names: Sequence[str]) -> Examples:
+    windows = [_windows(part, tokens, names) for part in parts]
+    came = [part.latencies_us() for part in parts]
+    if not any(np.isfinite(came_BH).any() for came_BH in came):
+        raise ValueError("no latency is known in a training slice")
+    return Examples(
+        tuple((x_BWF, Slice(0, len(x_BWF))) for x_BWF in windows),
+        np.concatenate(came),
+        np.concatenate([sharp_changes(came_BH) for came_BH in came]),
+    )

@@ -1,0 +1,35 @@
+"""The papers' other baseline: two bidirectional LSTM layers where the window's Transformer has its encoder.
+
+Shapes: B batch, W window tokens, F features, R tokens read (1 or H), D model width, H horizon (8 packets).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from models.networks.scaling import ScaledFeature, Target
+from models.networks.transformer import Architecture, Predictor
+
+
+class BiLstm(Predictor):
+    """Scaling, anchor, readout and head of the window's network; half the width in each direction."""
+
+    def __init__(
+        self, features: Sequence[ScaledFeature], target: Target, sizes: Architecture | None = None
+    ) -> None:
+        super().__init__(features, target, sizes)
+        width = self.sizes.width
+        if width % 2:
+            raise ValueError(f"width is {width}; of a BiLSTM it must be even")
+        self.layers = nn.ModuleList(
+            nn.LSTM(width, width // 2, batch_first=True, bidirectional=True) for _ in range(self.sizes.layers)
+        )
+
+    def encode(self, x_BWF: Tensor) -> Tensor:
+        """Compute what the head reads (B, R, D); padding is zeros."""
+        h_BWD = self.embedding(self.scale(x_BWF)) * self.attended(x_BWF)[:, 0, 0, :, None]
+        for layer in self.layers:
+            h_BWD, _ = layer(h_BWD)
+        return h_BWD[:, -(self.sizes.horizon if self.sizes.readout == "candidates" else 1) :]  # type: ignore[no-any-return]

@@ -1,0 +1,65 @@
+"""The one way from a trace's events to what a head reads: piece by piece, each with the context it needs.
+
+What a decision sees reaches back `layers` bands of events, so a piece begins that much earlier; the answers
+are those of a live sender's tiles.
+
+Shapes: E events, N events of a piece, B decisions, Q of a piece, H horizon (8 packets), F inputs of an event,
+P inputs of a query, D model width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from models.networks.event_transformer import BLOCK, EventPredictor
+from models.networks.prediction import Encoded
+
+PIECE: Final = 2048  # events that are new in a forward pass
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Log:
+    """A trace's events and the queries of some decisions, raw inputs."""
+
+    x_EF: Floats
+    ack_E: NDArray[np.bool_]
+    cut_B: NDArray[np.int64]  # ascending; a decision sees events[:cut]
+    x_BHP: Floats
+
+
+def segment(log: Log, start: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Events (length, F) from `start` on, and whether each is an ACK; beyond the last, zeros."""
+    x_NF = torch.zeros(length, log.x_EF.shape[1])
+    ack_N = torch.zeros(length, dtype=torch.bool)
+    there = log.x_EF[start : start + length]
+    x_NF[: len(there)] = torch.from_numpy(there)
+    ack_N[: len(there)] = torch.from_numpy(log.ack_E[start : start + length])
+    return x_NF, ack_N
+
+
+def encode_log(model: EventPredictor, log: Log) -> Encoded:
+    """Encode all decisions of a log: what the head reads (B, H, D), and the anchor (B, H)."""
+    model.eval()  # dropout would spoil a cache of it
+    sizes = model.sizes
+    reach = sizes.layers * sizes.band
+    x_BHP = torch.from_numpy(np.ascontiguousarray(log.x_BHP))
+    read_BHD = torch.zeros(*x_BHP.shape[:2], sizes.width)
+    with torch.no_grad():
+        done = int(np.searchsorted(log.cut_B, 0, side="right"))
+        if done:  # before the first event
+            read_BHD[:done] = model.read(model.empty(), x_BHP[:done])
+        while done < len(x_BHP):
+            start = max(0, int(log.cut_B[done]) - reach)
+            length = -(-(reach + PIECE) // BLOCK) * BLOCK
+            upto = int(np.searchsorted(log.cut_B, start + length, side="right"))
+            x_NF, ack_N = segment(log, start, length)
+            cut_Q = torch.from_numpy(log.cut_B[done:upto] - start)
+            read_BHD[done:upto] = model.encode(x_NF[None], ack_N[None], cut_Q, x_BHP[done:upto])
+            done = upto
+        return Encoded(read_BHD, model.anchor(x_BHP))

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//
+// A forecaster in the loop: the agent's own sender and controller on simulated time.
+// simulation/doc/lab.md, "The model in the loop".
+//
+// Shapes: B windows asked about (1 or 2), W window tokens, F features, H horizon (8 packets).
+
+#ifndef SWIFTQUEUE_LABORATORY_BATCH_MOVE_H
+#define SWIFTQUEUE_LABORATORY_BATCH_MOVE_H
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "control.h"
+#include "serving/agent/sender.h"
+
+namespace swiftqueue::lab {
+
+/** What decides by batches; what it decides on is its subclasses' to say. */
+class BatchMove : public QueueControl {
+ public:
+  /** `tokens` W of its windows. With `logged`, keeps what `WriteQuestions` writes. */
+  BatchMove(const Batching& params, int tokens, bool logged);
+
+  bool Move(const DataPacket& packet, const Waiting& behind) override;
+  void Sent(const DataPacket& packet, uint8_t queue) override;
+  void Acked(int64_t packet, uint16_t flow, uint8_t queue, float latencyUs) override;
+  void AddTo(JsonObject& summary, JsonObject& cost) const override;
+
+  /** Writes every eighth question and its windows. Throws std::runtime_error naming the file. */
+  void WriteQuestions(const std::string& path) const;
+
+  /** Writes each change of a flow's queue: nanoseconds, flow, queue. Throws as above. */
+  void WriteDecisions(const std::string& path) const;
+
+ protected:
+  /** Latencies in us: all packets of the batch in the classic queue, then as they are marked. */
+  virtual void Forecast(const agent::Question& question, const float* x_BWF, float* y_BH) = 0;
+
+  /** What a subclass has to say of its decisions. */
+  virtual void Describe(JsonObject& decisions) const { (void)decisions; }
+
+  int Tokens() const { return m_sender.tokens(); }
+  uint16_t FlowOf(const Candidate& candidate) const { return m_flows[candidate.flow_id]; }
+  uint32_t ReceiverOf(const Candidate& candidate) const {
+    return m_receivers[candidate.receiver_id];
+  }
+
+ private:
+  /** A batch between its question and its end. */
+  struct Batch {
+    int64_t number{-1};
+    agent::Question question;
+    std::array<float, agent::kMaxWindows * kHorizon> y_BH;
+    agent::Batch candidates;
+    agent::Queues queues;  // once decided
+    std::array<bool, kHorizon> used{};
+    bool decided{false};
+  };
+  struct InFlight {
+    DataPacket packet;
+    int64_t sentNs;
+    bool acked;
+  };
+
+  agent::Batch Candidates(const DataPacket& first, const Waiting& behind);
+  Candidate Known(const DataPacket& packet);
+  void Ask(const DataPacket& first, const Waiting& behind);
+  void Due(std::shared_ptr<Batch> batch);
+  void ForgetInFlight();
+  void Log(const agent::Question& question);
+
+  Batching m_params;
+  agent::Sender m_sender;
+  std::vector<float> m_x_BWF;
+  std::shared_ptr<Batch> m_batch;                    // of the packet that leaves
+  std::unordered_map<int32_t, uint8_t> m_lastQueue;  // each flow's last decision
+  std::unordered_map<uint16_t, int32_t> m_flowIds;   // by first appearance, as in a packet table
+  std::unordered_map<uint32_t, int32_t> m_receiverIds;
+  std::vector<uint16_t> m_flows;  // by flow id
+  std::vector<uint32_t> m_receivers;
+  std::deque<InFlight> m_inFlight;  // in send order, all but UDP
+  bool m_logged;
+  std::size_t m_questions{0};
+  std::vector<char> m_questionRows;
+  int64_t m_unforeseen{0};  // L4S packets of flows that were not among their batch's candidates
+  struct Change {
+    int64_t atNs;
+    uint16_t flow;
+    uint8_t queue;
+  };
+  std::vector<Change> m_changes;
+};
+
+}  // namespace swiftqueue::lab
+
+#endif  // SWIFTQUEUE_LABORATORY_BATCH_MOVE_H

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//
+// What can be seen of the bottlenecks' queues: how long a packet that comes now will wait in
+// either.
+
+#ifndef SWIFTQUEUE_LABORATORY_QUEUE_VIEW_H
+#define SWIFTQUEUE_LABORATORY_QUEUE_VIEW_H
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include "network.h"
+
+namespace swiftqueue::lab {
+
+/** Bytes in us. */
+using BytesPerUs = double;
+
+/**
+ * How long `ahead` bytes take in a queue of this weight, beside another that holds `other` bytes
+ * and goes on getting `otherArrivals`: at the weights until the other is empty, with what the
+ * other's arrivals leave from then on.
+ */
+double WaitUs(double ahead, double other, double weight, BytesPerUs rate, BytesPerUs otherArrivals);
+
+/** Sees both queues of every bottleneck, and how fast they have been filled of late. */
+class QueueView {
+ public:
+  using Disc = ns3::DualPi2QueueDisc;
+  using Queue = Disc::Queue;
+
+  /**
+   * `rateUs`: over which arrivals are smoothed; 0: it expects that nothing comes. `ageUs`: how old
+   * what it sees is. Throws std::invalid_argument for a disc that is no DualPI2.
+   */
+  QueueView(const Run& run, const Network& network, double rateUs, double ageUs = 0);
+  QueueView(const QueueView&) = delete;
+  QueueView& operator=(const QueueView&) = delete;
+
+  struct Both {
+    double l4sUs;
+    double classicUs;
+  };
+  /** Of all bottlenecks on the captured sender's way to a receiver. */
+  Both Toward(uint32_t receiver) const;
+  /** At one bottleneck, for a packet that has just been put into `queue`, its bytes not counted. */
+  Both Behind(uint32_t bottleneck, Queue queue, uint32_t bytes) const;
+
+ private:
+  struct State {  // by Queue
+    std::array<double, 2> bytes{};
+    std::array<BytesPerUs, 2> arrivals{};  // smoothed
+  };
+  struct Seen {
+    ns3::Ptr<Disc> disc;
+    BytesPerUs rate;
+    double classicWeight;
+    std::array<BytesPerUs, 2> arrivals{};
+    std::array<uint64_t, 2> arrivedBytes{};
+    std::deque<State> past;  // of the last ageUs, the oldest first
+  };
+
+  void Measure();
+  State Now(const Seen& seen) const;
+  static Both Predict(const Seen& seen, const State& state);
+
+  double m_rateUs;
+  std::size_t m_ageTicks;
+  uint32_t m_firstBottleneck;
+  std::vector<uint32_t> m_lastBottleneck;  // of each receiver; exclusive
+  std::vector<Seen> m_seen;
+};
+
+}  // namespace swiftqueue::lab
+
+#endif  // SWIFTQUEUE_LABORATORY_QUEUE_VIEW_H

@@ -1,0 +1,374 @@
+"""The one door: any forecaster is fitted, tuned, asked, saved and loaded alike; none sees the future."""
+
+# Shapes: B decisions, H horizon (8 packets), N packets.
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+import toy_world
+import yaml
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from feature_store.events.event_stream import AS_SENT
+from feature_store.events.event_stream import EventStream as LiveEvents
+from feature_store.events.windows import SenderWindow
+from models.forecasters import forecaster as door
+from models.forecasters.event_stream import EventStream, _Lesson, _untrained
+from models.forecasters.forecaster import Forecaster, Part, Trace, Variant, decision_times, variants
+from models.forecasters.queries import EVENT_INPUTS, QUERY_INPUTS, Inputs
+from models.forecasters.walk import FORMS, Asked, run, within_training
+from models.forecasters.window import WindowForecaster
+from models.training.protocol import Protocol, Slice, divide
+
+PROTOCOL = Protocol("toy", 1.6, 0.4, 0.5)
+QUICK = {  # of the published sizes: enough to be trained, little enough to be quick
+    "epochs": 1,
+    "segments": 2,
+    "segment_events": 128,
+    "rounds": 5,
+    "head_epochs": 2,
+    "width": 16,
+    "feed_forward": 32,
+}
+PACKET = ("size_bytes", "flow_id", "receiver_id")
+NAMES = [
+    *("event-stream", "event-stream-2", "mlp", "window", "bilstm", "paper"),
+    *("xgboost", "ewma-flow", "last-flow", "last-queue", "last-sender"),
+]
+
+
+def trace(table: pl.DataFrame, name: str = "t") -> Trace:
+    return Trace(name, table, divide(decision_times(table), PROTOCOL, name))
+
+
+@pytest.fixture(scope="module")
+def toy() -> Trace:
+    return trace(toy_world.bottleneck_table("t", 2.7, seed=3, swing_ms=40, episodes=True))
+
+
+@pytest.fixture(scope="module")
+def quick(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project's variants, made small."""
+    sections = yaml.safe_load((project / "forecasters.yaml").read_text())
+    for sizes in sections.values():
+        sizes.update({key: value for key, value in QUICK.items() if key in sizes})
+    path = tmp_path_factory.mktemp("quick") / "forecasters.yaml"
+    path.write_text(yaml.safe_dump(sections))
+    return path
+
+
+@pytest.fixture(scope="module")
+def fitted(quick: Path, toy: Trace) -> dict[str, tuple[Variant, Forecaster]]:
+    part = toy.to_learn(toy.slices.pretrain)
+    return {each.name: (each, each.fit([part], seed=1)) for each in variants(quick)}
+
+
+def test_the_published_variants_are_those_tested(project: Path) -> None:
+    assert sorted(each.name for each in variants(project / "forecasters.yaml")) == sorted(NAMES)
+
+
+def test_what_is_learned_from_ends_with_its_slice(toy: Trace) -> None:
+    part = toy.to_learn(Slice(10, 50))
+    now_ns = int(toy.packets["sent_ns"][400])
+    whole = toy.packets.head(400)
+    assert part.packets.height == 400
+    assert (part.packets["acked_ns"].drop_nulls() <= now_ns).all()
+    later = (whole["acked_ns"] > now_ns).fill_null(False)
+    assert later.any()
+    assert part.packets.filter(later)["latency_us"].null_count() == later.sum()
+    assert part.packets.filter(~later).equals(whole.filter(~later))
+    earlier, held_out = part.held_out(0.25)
+    assert (earlier.decisions, held_out.decisions) == (Slice(10, 40), Slice(40, 50))
+    assert earlier.packets.height == 320
+    assert held_out.packets is part.packets
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_forecast_depends_on_what_comes_after_its_decision(
+    name: str, fitted: dict[str, tuple[Variant, Forecaster]], toy: Trace
+) -> None:
+    """Cut through a trace at a decision: what was decided before is the same, for each queue."""
+    _, model = fitted[name]
+    last = 260
+    cut = toy.to_learn(Slice(200, last)).packets
+    # The decision itself names the packets of its batch, and nothing of what becomes of them.
+    batch = toy.packets[last * 8 : last * 8 + 8].with_columns(
+        acked_ns=pl.lit(None, pl.Int64), latency_us=pl.lit(None, pl.Float32)
+    )
+    for queue in (AS_SENT, 0, 1):
+        whole_BH = model.predict(Part("t", toy.packets, Slice(200, last + 1)), queue)
+        cut_BH = model.predict(Part("t", pl.concat([cut, batch]), Slice(200, last + 1)), queue)
+        assert whole_BH.shape == (last + 1 - 200, 8)
+        assert np.isfinite(whole_BH).all()
+        np.testing.assert_array_equal(whole_BH, cut_BH)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_saved_and_loaded_it_forecasts_the_same(
+    name: str, fitted: dict[str, tuple[Variant, Forecaster]], toy: Trace, tmp_path: Path
+) -> None:
+    variant, model = fitted[name]
+    part = toy.to_predict(toy.slices.rounds[0].test)
+    door.save(tmp_path / "kept", variant, model)
+    again = door.load(tmp_path / "kept")
+    np.testing.assert_array_equal(model.predict(part), again.predict(part))
+    assert again.multiply_adds() == model.multiply_adds()
+    if name == "xgboost":  # which draws other rows when it goes on boosting loaded trees
+        return
+    tuning = toy.to_learn(toy.slices.rounds[0].finetune)
+    np.testing.assert_array_equal(model.tuned(tuning).predict(part), again.tuned(tuning).predict(part))
+
+
+@pytest.mark.parametrize("name", ["event-stream", "mlp"])
+def test_a_seed_gives_its_weights_and_another_gives_others(name: str, quick: Path, toy: Trace) -> None:
+    [variant] = variants(quick, [name])
+    learn, ask = toy.to_learn(toy.slices.pretrain), toy.to_predict(toy.slices.rounds[0].test)
+    one, same, other = (variant.fit([learn], seed).predict(ask) for seed in (1, 1, 2))
+    np.testing.assert_array_equal(one, same)
+    assert not np.array_equal(one, other)
+
+
+@pytest.mark.parametrize("name", ["event-stream-2", "mlp", "window", "bilstm"])
+def test_tuning_changes_the_head_alone_and_needs_a_latency(
+    name: str, fitted: dict[str, tuple[Variant, Forecaster]], toy: Trace
+) -> None:
+    model: Any = fitted[name][1]
+    part = toy.to_learn(toy.slices.rounds[0].finetune)
+    before = {key: value.clone() for key, value in model.model.state_dict().items()}
+    tuned: Any = model.tuned(part)
+    for key, value in tuned.model.state_dict().items():
+        assert torch.equal(value, before[key]) != key.startswith("head."), key
+        assert torch.equal(model.model.state_dict()[key], before[key]), key
+    unknown = part.packets.with_columns(latency_us=pl.lit(None, pl.Float32))
+    silent: Any = model.tuned(replace(part, packets=unknown))
+    for key, value in silent.model.state_dict().items():
+        assert torch.equal(value, before[key]), key
+
+
+@pytest.mark.parametrize("name", ["event-stream", "event-stream-2"])
+def test_the_event_stream_answers_as_a_live_sender_would(
+    name: str, fitted: dict[str, tuple[Variant, Forecaster]], toy: Trace
+) -> None:
+    """Events one by one through the live log and the memory of keys and values: the bulk's to 1e-5."""
+    stream = fitted[name][1]
+    assert isinstance(stream, EventStream)
+    model, live, memory = stream.model, LiveEvents(), stream.model.empty()
+    events, queries = (Inputs.without(rows, []) for rows in (EVENT_INPUTS, QUERY_INPUTS))
+    bulk = {q: stream.predict(Part("t", toy.packets, Slice(0, 80)), q) for q in (0, 1)}
+    table = toy.packets.to_dicts()
+    acks = sorted((p["acked_ns"], p["packet"]) for p in table if p["acked_ns"] is not None)
+    queue_of = {"classic": 0, "l4s": 1}
+    with torch.inference_mode():
+        for packet in table[: 80 * 8]:
+            now = packet["sent_ns"]
+            while acks and acks[0][0] <= now:
+                acked_ns, number = acks.pop(0)
+                row = live.acked(number, acked_ns, table[number]["latency_us"])
+                memory = model.extend(memory, torch.from_numpy(events.of(row[None])), torch.tensor([True]))
+            if packet["packet"] % 8 == 0:
+                for queue, expected_BH in bulk.items():
+                    asked = [
+                        live.query(now, p["size_bytes"], p["flow_id"], p["receiver_id"], queue, place)
+                        for place, p in enumerate(table[packet["packet"] : packet["packet"] + 8])
+                    ]
+                    us_H = model.ask(memory, torch.from_numpy(queries.of(np.stack(asked))))
+                    np.testing.assert_allclose(us_H, expected_BH[packet["packet"] // 8], rtol=1e-5)
+            what = packet["size_bytes"], packet["flow_id"], packet["receiver_id"], queue_of[packet["queue"]]
+            row = live.sent(packet["packet"], now, *what)
+            memory = model.extend(memory, torch.from_numpy(events.of(row[None])), torch.tensor([False]))
+
+
+def test_a_window_asked_for_a_queue_is_the_live_senders(
+    fitted: dict[str, tuple[Variant, Forecaster]], toy: Trace
+) -> None:
+    window = fitted["window"][1]
+    assert isinstance(window, WindowForecaster)
+    live = SenderWindow(window.tokens)
+    bulk = {q: window._windows(Part("t", toy.packets, Slice(0, 60)), q) for q in (0, 1)}
+    table = toy.packets.to_dicts()
+    acks = sorted((p["acked_ns"], p["packet"]) for p in table if p["acked_ns"] is not None)
+    for packet in table[: 60 * 8]:
+        number, now = packet["packet"], packet["sent_ns"]
+        while acks and acks[0][0] <= now:
+            acked_ns, acked = acks.pop(0)
+            live.acked(acked, acked_ns, table[acked]["latency_us"])
+        if number % 8 == 0:
+            what = [
+                [p[k] for p in table[number : number + 8]] for k in ("size_bytes", "flow_id", "receiver_id")
+            ]
+            for queue, x_BWF in bulk.items():
+                x_WF, _ = live.window(now, *what, [queue] * 8)
+                np.testing.assert_array_equal(x_BWF[number // 8], x_WF)
+        live.sent(
+            number,
+            now,
+            *(packet[k] for k in ("size_bytes", "flow_id", "receiver_id")),
+            packet["queue"] == "l4s",
+        )
+
+
+def test_every_send_is_a_target_once_an_epoch(quick: Path, toy: Trace) -> None:
+    [variant] = variants(quick, ["event-stream"])
+    params: Any = variant.params
+    part = toy.to_learn(toy.slices.pretrain)
+    lesson = _Lesson(
+        [part], _untrained([part], params), params.model_copy(update={"epochs": 9}), np.random.default_rng(1)
+    )
+    known = int(part.packets["latency_us"].is_not_null().sum())
+    for epoch in range(9):
+        targets = torch.cat([batch.target_QH[batch.weight_QH > 0] for batch in lesson.batches(epoch)])
+        assert known - 24 <= len(targets) <= known  # but those before the first decision or after the last
+    assert sorted(lesson.phases[:8]) == list(range(8))
+
+
+def multiplied(model: Callable[..., Any], *call: Any) -> int:
+    """Multiplications and additions as torch counts them."""
+    plain = sdpa_kernel(SDPBackend.MATH)  # whose products are counted
+    with FlopCounterMode(display=False) as counter, plain:
+        model(*call)
+    return int(counter.get_total_flops()) // 2
+
+
+def test_multiply_adds_are_those_that_torch_counts(fitted: dict[str, tuple[Variant, Forecaster]]) -> None:
+    for name in ("event-stream", "event-stream-2"):
+        stream: Any = fitted[name][1]
+        model = stream.model
+        full = model.empty()
+        x_TF, ack_T = torch.rand(model.sizes.band, len(EVENT_INPUTS)), torch.zeros(1, dtype=torch.bool)
+        full = model.extend(full, x_TF, ack_T.expand(len(x_TF)))
+        x_HP = torch.rand(8, len(QUERY_INPUTS))
+        event = multiplied(model.extend, full, x_TF[:1], ack_T)
+        # Both embeddings are computed and one is taken: one of the two does not count.
+        event -= model.sizes.width * len(EVENT_INPUTS)
+        asked = multiplied(model.ask, full, x_HP)
+        assert stream.multiply_adds() == pytest.approx(16 * event + 2 * asked, rel=0.01), name
+    mlp: Any = fitted["mlp"][1]
+    assert mlp.multiply_adds() == 2 * multiplied(mlp.model.scaled, torch.rand(1, 8, len(QUERY_INPUTS)))
+    for name in ("window", "paper"):
+        window: Any = fitted[name][1]
+        x_1WF = torch.rand(1, window.tokens, len(window.model.features)) + 1
+        assert window.multiply_adds() == pytest.approx(2 * multiplied(window.model, x_1WF), rel=0.02), name
+
+
+def strange(kind: str) -> pl.DataFrame:
+    table = toy_world.bottleneck_table("t", 2.7, seed=1)
+    if kind == "one flow":
+        one = pl.lit(0, pl.Int32)
+        table = table.with_columns(flow_id=one, receiver_id=one)
+    if kind == "constant latency":
+        table = table.with_columns(
+            latency_us=pl.lit(20_000.0, pl.Float32), acked_ns=pl.col("sent_ns") + 20_000_000
+        )
+    if kind == "99 % unknown":
+        known = pl.col("packet") % 100 == 0
+        table = table.with_columns(latency_us=pl.when(known).then("latency_us"))
+    return table
+
+
+@pytest.mark.parametrize("kind", ["one flow", "constant latency", "99 % unknown"])
+def test_strange_traces_give_defined_results(kind: str, quick: Path) -> None:
+    traces = [trace(strange(kind))]
+    asked = Asked.of(traces)
+    for variant in variants(quick):
+        found = run(variant, 1, traces, asked, lambda _: None)
+        json.dumps(found, allow_nan=False)
+        for form in FORMS:
+            assert found[form]["error"]["mae_ms"] is not None
+            late = found[form]["late"]
+            assert (late["average_precision"] is None) == (late["n_late"] == 0)
+    if kind == "constant latency":
+        assert late["n_late"] == 0
+
+
+def test_without_a_latency_to_learn_from_there_is_one_line(quick: Path, toy: Trace) -> None:
+    part = toy.to_learn(toy.slices.pretrain)
+    silent = replace(part, packets=part.packets.with_columns(latency_us=pl.lit(None, pl.Float32)))
+    for variant in variants(quick):
+        with pytest.raises(ValueError, match=r"latenc") as caught:
+            variant.fit([silent], seed=1)
+        assert "\n" not in str(caught.value), variant.name
+
+
+def test_a_choice_is_made_within_the_training_slice(toy: Trace) -> None:
+    [within] = within_training([toy])
+    end = toy.slices.pretrain.hi
+    assert within.packets.height == end * 8
+    [only] = within.slices.rounds
+    assert within.slices.pretrain.hi == only.finetune.hi == only.test.lo < only.test.hi == end
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"nme": 1}, "section `mlp` must have a `name`"),
+        ({"name": "query-mlq"}, "section `mlp`: there is no forecaster 'query-mlq'; did you mean query-mlp?"),
+        ({"name": "query-mlp", "layers": 0}, "section `mlp`: query-mlp.layers is 0; it must be "),
+        ({"name": "query-mlp", "depth": 3}, "section `mlp`: unknown parameter query-mlp.depth"),
+        ({"name": "repeated", "input": "gap_us"}, "repeated.input is 'gap_us'; it must be a visible latency"),
+    ],
+)
+def test_an_unknown_name_or_size_is_one_line(
+    change: dict[str, Any], line: str, quick: Path, tmp_path: Path
+) -> None:
+    sections = yaml.safe_load(quick.read_text())
+    kept = (
+        {k: v for k, v in sections["mlp"].items() if k != "name"} if change.get("name") == "query-mlp" else {}
+    )
+    path = tmp_path / "forecasters.yaml"
+    path.write_text(yaml.safe_dump({"mlp": {**kept, **change}}))
+    with pytest.raises(ValueError, match=re.escape(line)) as caught:
+        variants(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_section_or_input_is_one_line(quick: Path, toy: Trace) -> None:
+    with pytest.raises(ValueError, match="section `mpl` is missing; did you mean mlp"):
+        variants(quick, ["mpl"])
+    [mlp] = variants(quick, ["mlp"])
+    for name, line in (("gap", "'gap', which is no input; "), ("size_bytes", "no network can do without")):
+        wrong = replace(mlp, params=mlp.params.model_copy(update={"left_out": [name]}))
+        with pytest.raises(ValueError, match=line):
+            wrong.fit([toy.to_learn(toy.slices.pretrain)], seed=1)
+
+
+def test_what_was_saved_is_refused_when_it_is_not_whole(
+    fitted: dict[str, tuple[Variant, Forecaster]], tmp_path: Path
+) -> None:
+    variant, model = fitted["event-stream"]
+    folder = tmp_path / "kept"
+    door.save(folder, variant, model)
+    path = folder / "forecaster.json"
+    good = json.loads(path.read_text())
+    for change, line in (
+        ({"format": "other/1"}, "format 'other/1' is not"),
+        ({"name": "gone"}, "there is no forecaster 'gone'"),
+        ({"schema_hash": "0"}, "made for inputs 0, but this code computes"),
+        ({"params": {**good["params"], "layers": 3}}, r"weight layers\.1\..* is missing"),
+        ({"params": {**good["params"], "band": 65}}, "event-stream.band is 65"),
+        ({"inputs": 3}, "malformed"),
+    ):
+        path.write_text(json.dumps({**good, **change}))
+        with pytest.raises(ValueError, match=line):
+            door.load(folder)
+    path.write_text(json.dumps(good))
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-9])
+    with pytest.raises(ValueError, match="truncated or not a safetensors file"):
+        door.load(folder)
+    weights.unlink()
+    with pytest.raises(FileNotFoundError, match="the forecaster is incomplete"):
+        door.load(folder)
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match="not a forecaster"):
+        door.load(folder)

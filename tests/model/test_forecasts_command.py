@@ -1,0 +1,135 @@
+"""`swiftqueue forecasts`: each run is kept, what changed is run again, and differences are by seed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import toy_world
+import yaml
+from typer.testing import CliRunner
+
+from infra.cli import app
+from infra.results import forecasters as published
+from laboratory.report.intervals import estimate
+from laboratory.report.tables import NONE
+
+TINY = {"epochs": 1, "width": 8, "head_epochs": 1}
+
+
+@pytest.fixture(scope="module")
+def world(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("forecasts")
+    for number in (1, 2):
+        table = toy_world.bottleneck_table(f"t{number}", 4.2, seed=number, swing_ms=40, episodes=True)
+        toy_world.write_table(folder / "packets", table)
+    sections = yaml.safe_load((project / "forecasters.yaml").read_text())
+    few = {name: sections[name] for name in ("mlp", "last-flow")}
+    few["mlp"] |= TINY
+    (folder / "forecasters.yaml").write_text(yaml.safe_dump(few))
+    return folder
+
+
+def forecasts(world: Path, *more: str) -> str:
+    result = CliRunner().invoke(
+        app,
+        [
+            *("forecasts", str(world / "packets"), "-o", str(world / "runs"), "--protocol", "short"),
+            *("--sections", str(world / "forecasters.yaml"), "--seeds", "2", "--against", "mlp", *more),
+        ],
+        catch_exceptions=True,
+    )
+    return result.output if result.exception is None else f"{result.exception}"
+
+
+def summary(world: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((world / "runs" / "scores.json").read_text())
+    return found
+
+
+def test_runs_are_kept_and_those_that_changed_are_run_again(world: Path) -> None:
+    first = forecasts(world)
+    assert sorted(p.name for p in (world / "runs").iterdir()) == [
+        *("last-flow-1.json", "mlp-1.json", "mlp-2.json", "scores.json")
+    ]
+    assert "kept" not in first
+    before = {p.name: p.read_bytes() for p in (world / "runs").iterdir()}
+    again = forecasts(world)
+    assert again.count("kept") == 3
+    assert {p.name: p.read_bytes() for p in (world / "runs").iterdir()} == before
+
+    path = world / "forecasters.yaml"
+    sections = yaml.safe_load(path.read_text())
+    path.write_text(yaml.safe_dump({**sections, "mlp": {**sections["mlp"], "dropout": 0.3}}))
+    changed = forecasts(world)
+    assert changed.count("kept") == 1
+    assert (world / "runs/mlp-1.json").read_bytes() != before["mlp-1.json"]
+    path.write_text(yaml.safe_dump(sections))
+    (world / "runs/mlp-2.json").unlink()  # as after a run that was killed
+    forecasts(world)
+    scored = {name: json.loads(content) for name, content in before.items() if name.startswith("mlp")}
+    for name, one in scored.items():
+        now = json.loads((world / "runs" / name).read_text())
+        assert now["tuned"] == one["tuned"]
+
+
+def test_differences_are_paired_by_seed(world: Path) -> None:
+    forecasts(world)
+    runs = [json.loads((world / f"runs/mlp-{seed}.json").read_text()) for seed in (1, 2)]
+    last = json.loads((world / "runs/last-flow-1.json").read_text())
+    found = summary(world)["variants"]["last-flow"]["tuned"]["mae_ms"]
+    by_hand = estimate([last["tuned"]["error"]["mae_ms"] - one["tuned"]["error"]["mae_ms"] for one in runs])
+    assert by_hand is not None
+    assert found["less_reference"]["mean"] == pytest.approx(by_hand.mean, abs=1e-4)
+    assert found["less_reference"]["seeds_95"] == pytest.approx([by_hand.low, by_hand.high], abs=1e-4)
+    low, high = found["less_reference"]["seconds_95"]
+    drawn = [
+        np.array(last["tuned"]["draws"]["mae_ms"]) - np.array(one["tuned"]["draws"]["mae_ms"]) for one in runs
+    ]
+    assert np.min(drawn) <= low < by_hand.mean < high <= np.max(drawn)
+    assert "less_reference" not in summary(world)["variants"]["mlp"]["tuned"]["mae_ms"]
+
+
+def test_a_choice_sees_the_training_slices_only(world: Path) -> None:
+    forecasts(world)
+    tested = summary(world)["n"]
+    forecasts(world, "--choose", "--only", "last-flow")
+    assert summary(world)["within_training"]
+    assert list(summary(world)["variants"]) == ["last-flow"]
+    assert 0 < summary(world)["n"] != tested
+
+
+@pytest.mark.parametrize(
+    ("more", "line"),
+    [
+        (["--trace", "t3"], "no packet table of trace 't3'"),
+        (["--only", "mpl"], "section `mpl` is missing; did you mean mlp?"),
+        (["--protocol", "paper"], "trace t1 lasts 4.1 s, and protocol 'paper' needs at least"),
+        (["--sections", "/nowhere.yaml"], "/nowhere.yaml: no such parameter file"),
+        (["--against", "mpl"], "--against mpl: there is no section of that name"),
+    ],
+)
+def test_what_cannot_be_is_one_line(world: Path, more: list[str], line: str) -> None:
+    said = forecasts(world, *more)
+    assert line in said
+    assert "\n" not in said.strip()
+
+
+def test_published_scores_make_a_table_with_the_reference_marked(world: Path, tmp_path: Path) -> None:
+    forecasts(world)
+    path = tmp_path / "forecasters.json"
+    published.take("toy", world / "runs" / "scores.json", path)
+    one = json.loads(path.read_text())["toy"]
+    lines = published.rows(one, "tuned")
+    [reference] = [line for line in lines if "**`mlp`**" in line]
+    [other] = [line for line in lines if "`last-flow`" in line]
+    assert reference.split("|")[4].strip() == reference.split("|")[6].strip() == NONE
+    assert f"{one['variants']['last-flow']['tuned']['mae_ms']['mean']:.2f}" in other
+    assert max(map(len, [*lines, published.said(one)[:150]])) <= 160
+    broken = tmp_path / "broken.json"
+    broken.write_text("{}")
+    with pytest.raises(ValueError, match="is no summary of `swiftqueue forecasts`"):
+        published.take("toy", broken, path)
