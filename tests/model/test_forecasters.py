@@ -22,13 +22,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from feature_store.events.event_stream import AS_SENT
 from feature_store.events.event_stream import EventStream as LiveEvents
-from feature_store.events.windows import SenderWindow
+from feature_store.events.windows import FEATURES, SenderWindow, build_windows
 from models.forecasters import forecaster as door
 from models.forecasters.event_stream import EventStream, _Lesson, _untrained
 from models.forecasters.forecaster import Forecaster, Part, Trace, Variant, decision_times, variants
 from models.forecasters.queries import EVENT_INPUTS, QUERY_INPUTS, Inputs
 from models.forecasters.walk import FORMS, Asked, run, within_training
 from models.forecasters.window import WindowForecaster
+from models.scoring.baselines import Candidates, ewma, last_visible
 from models.training.protocol import Protocol, Slice, divide
 
 PROTOCOL = Protocol("toy", 1.6, 0.4, 0.5)
@@ -372,3 +373,31 @@ def test_what_was_saved_is_refused_when_it_is_not_whole(
     path.unlink()
     with pytest.raises(FileNotFoundError, match="not a forecaster"):
         door.load(folder)
+
+
+def test_repeated_latencies_are_those_of_the_stage_evaluate(
+    fitted: dict[str, tuple[Variant, Forecaster]], toy: Trace
+) -> None:
+    """Two ways to one baseline: the candidate's token in a window, and the query of the event log."""
+    part = Part("t", toy.packets, Slice(0, 300))
+    windows = build_windows(toy.packets, 64)
+    shown = Candidates(windows.x_BWF[:300, -8:], tuple(feature.name for feature in FEATURES))
+    for name, method in (
+        ("last-flow", "last_flow"),
+        ("last-queue", "last_queue"),
+        ("last-sender", "last_sender"),
+    ):
+        baseline: Any = fitted[name][1]
+        expected_BH = last_visible(shown, method, baseline.median_us)
+        np.testing.assert_array_equal(baseline.predict(part), expected_BH.astype(np.float32))
+    flows = toy.packets["flow_id"]
+    log = pl.DataFrame(
+        {"flow_id": flows, "at": toy.packets["acked_ns"], "latency_us": toy.packets["latency_us"]}
+    )
+    decided = np.repeat(windows.decision_ns_B[:300], 8)
+    asked = pl.DataFrame({"flow_id": flows[: len(decided)], "at": decided})
+    smoothed_N = ewma(log.drop_nulls(), asked, np.zeros(len(decided)))
+    known_N = smoothed_N > 0  # where the flow has none yet, the sender's stand in: there the two differ
+    assert known_N.sum() > 2000
+    repeated_N = fitted["ewma-flow"][1].predict(part).ravel()
+    np.testing.assert_allclose(repeated_N[known_N], smoothed_N[known_N], rtol=1e-4)
