@@ -226,7 +226,9 @@ def accepted(gates: Sequence[Gate], gain: float, trials: int, seed: int) -> list
 
 
 def _other_late_row(sender: Sender, head_KD: Floats) -> Floats:
-    return np.stack([head_KD[0], noise(sender, head_KD)[1]])
+    """A head that takes other packets for late, as many as before."""
+    late_D = noise(sender, head_KD)[1]
+    return np.stack([head_KD[0], late_D * (np.linalg.norm(head_KD[1]) / np.linalg.norm(late_D))])
 
 
 def measure(rounds: int) -> list[Row]:
@@ -244,10 +246,12 @@ def measure(rounds: int) -> list[Row]:
             _row(f"{said}, the worst moment", ours.min(axis=1).mean(), before.min(axis=1).mean(), rounds)
         )
     for gain in GAINS:
-        ours_, before_ = accepted((passes, passed_before), gain, TRIALS, rounds)
-        rows.append(_row(f"passed, of {TRIALS} heads with {gain:+g}", ours_, before_, TRIALS, "share"))
+        passed = accepted((passes, passed_before), gain, TRIALS, rounds)
+        what = "refused" if gain < 0 else "passed"
+        ours_, before_ = (1 - share if gain < 0 else share for share in passed)
+        rows.append(_row(f"{what}, of {TRIALS} heads with {gain:+g}", ours_, before_, TRIALS, "share"))
     return rows
 
 
 def _row(name: str, ours: float, before: float, rounds: int, unit: str = "") -> Row:
-    return Row(name, float(ours), float(before), "the gate before", 1.0, unit, rounds)
+    return Row(name, float(ours), float(before), "the gate before", float(ours / before), unit, rounds)

@@ -128,6 +128,14 @@ class Settings(BaseSettings):
     """Least round trip of any path, in microseconds: a latency below it is not believed."""
     most_mbps: Annotated[float, Field(gt=0)] = 100_000.0
     """Mbit/s that no sender's line exceeds: what claims more is not believed."""
+    shadow_batches: Annotated[int, Field(ge=0)] = 256
+    """Batches of live traffic that a head which passed the gate is judged on, beside the served one and
+    without any effect, before it serves; 0: none."""
+    rollback_margin: Annotated[float, Field(gt=0, le=10)] = 0.05
+    """A served head that is surely worse than the one before it by more than this is put back: of the
+    log-error as a share, of the average precision of late packets absolutely."""
+    rollback_after_s: Annotated[float, Field(ge=5)] = 20.0
+    """Seconds of traffic after the switch that this takes."""
     ingest_rate_mb: Annotated[int, Field(ge=1, le=1 << 20)] = 16
     """MiB/s of a sender's batches, by each replica: 28 times one of 100 Mbit/s.
     Beyond ten seconds of it, 429."""

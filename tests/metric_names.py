@@ -55,6 +55,7 @@ OURS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         "swiftqueue_input_drift_psi": (),
         "swiftqueue_retrain_proposed_total": (),
         "swiftqueue_retrains_total": ("event",),
+        "swiftqueue_rollbacks_total": (),
         "swiftqueue_claims_refused_total": ("kind",),
     },
     "keeper": {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import polars as pl
 
@@ -20,7 +20,7 @@ from laboratory.report.measures import (
     REORDERED,
     Measure,
 )
-from laboratory.report.tables import NONE, cell, head_of, row_of, sample
+from laboratory.report.tables import NONE, WRAPPED, beyond_limits, cell, head_of, in_a_word, row_of, sample
 
 SCENARIO: Final = "ladder"
 RUNGS: Final = {
@@ -35,7 +35,6 @@ RUNGS: Final = {
     "oracle_late": "both queues, a round trip ago",
     "oracle_batched": "both queues, now",
 }
-WRAPPED: Final[Any] = {"width": 118, "subsequent_indent": "  ", "break_on_hyphens": False}
 COLUMNS: Final = (QUEUEING_P99, QUEUEING_P999, QUEUEING_MAX, CHOICE_RIGHT, REGRET, MOVED, REORDERED)
 
 
@@ -62,15 +61,17 @@ def ladder(runs: pl.DataFrame, profile: str) -> list[str]:
     place = Place(SCENARIO, "", profile)
     if not by_seed(runs, place, "default", QUEUEING_P99):
         return [f"`{profile}`: not run."]
-    titles = [f"{m.title}, {m.unit}" for m in COLUMNS]
+    titles = [f"{m.title.removeprefix('queueing ')}, {m.unit}" for m in COLUMNS]
     lines = [f"**`{profile}`** ({sample(runs, place)})", ""]
     lines += head_of(["what is known", "control", "verdict", "P99 against default", *titles])
+    verdicts: dict[str, str] = {}
     for control, what in RUNGS.items():
         found = compare(runs, place, control) if control != "default" else None
         change = percent(found.queueing) if found else NONE
         cells = [cell(runs, place, control, measure).text for measure in COLUMNS]
-        lines.append(row_of([what, f"`{control}`", found.verdict if found else NONE, change, *cells]))
-    return [*lines, "", *steps(runs, place)]
+        verdicts[control] = found.verdict if found else NONE
+        lines.append(row_of([what, f"`{control}`", in_a_word(verdicts[control]), change, *cells]))
+    return [*lines, *beyond_limits(verdicts), "", *steps(runs, place)]
 
 
 def steps(runs: pl.DataFrame, place: Place) -> list[str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import polars as pl
 
@@ -37,11 +38,14 @@ from laboratory.runs.results import COMPLETE
 from laboratory.scenarios.schema import ALL_CONTROLS, PROFILES
 
 NONE: Final = "–"
-TABLE_COLUMNS: Final = (
+WRAPPED: Final[Any] = {"width": 118, "subsequent_indent": "  ", "break_on_hyphens": False}
+WAITS: Final = (
     (QUEUEING_P99, "queueing P99, ms"),
     (QUEUEING_P999, "P99.9, ms"),
     (QUEUEING_MAX, "longest, ms"),
     (RTT_P99, "RTT P99, ms"),
+)
+COSTS: Final = (
     (S1_GOODPUT, "S1, Mbit/s"),
     (CROSS_GOODPUT, "cross, Mbit/s"),
     (CLASSIC_SHARE, "classic, %"),
@@ -49,9 +53,8 @@ TABLE_COLUMNS: Final = (
     (RETRANSMITTED, "resent, %"),
     (REORDERED, "reordered, %"),
 )
-SWEPT_COSTS: Final = (  # beside a gain
-    (QUEUEING_MAX, "longest wait"),
-    (RTT_P99, "RTT P99"),
+SWEPT_WAITS: Final = ((QUEUEING_P99, "P99 queueing"), (QUEUEING_MAX, "longest wait"), (RTT_P99, "RTT P99"))
+SWEPT_COSTS: Final = (
     (S1_GOODPUT, "S1's goodput"),
     (CROSS_GOODPUT, "cross goodput"),
     (CLASSIC_SHARE, "classic share"),
@@ -176,17 +179,35 @@ def judged(runs: pl.DataFrame) -> list[str]:
 
 
 def by_control(runs: pl.DataFrame) -> list[str]:
-    """Scenarios without an axis, a table for each place: every control's figures and its verdict."""
+    """Scenarios without an axis, two tables for each place: each control's verdict and waits, its costs."""
     lines: list[str] = []
     head = ["control", "verdict", "P99 against default", "against random"]
     for place in places(runs.filter(pl.col("point") == "")):
         lines += ["", f"**{place.scenario}, `{place.profile}`** ({sample(runs, place)})", ""]
-        lines += head_of([*head, *(title for _, title in TABLE_COLUMNS)])
+        lines += head_of([*head, *(title for _, title in WAITS)])
         for control in controls_run(runs, [place]):
-            cells = [cell(runs, place, control, m).text for m, _ in TABLE_COLUMNS]
-            said = [verdict(runs, place, control).text, change(runs, place, control)]
+            said = [in_a_word(verdict(runs, place, control).text), change(runs, place, control)]
+            cells = [cell(runs, place, control, measure).text for measure, _ in WAITS]
             lines.append(row_of([control, *said, chance(runs, place, control), *cells]))
+        lines += ["", *head_of(["control", *(title for _, title in COSTS)])]
+        for control in controls_run(runs, [place]):
+            lines.append(row_of([control, *(cell(runs, place, control, m).text for m, _ in COSTS)]))
+        lines += beyond_limits({c: verdict(runs, place, c).text for c in controls_run(runs, [place])})
     return lines[1:]
+
+
+def in_a_word(verdict: str) -> str:
+    """Return a verdict without what is beyond its limit."""
+    return verdict.partition(":")[0]
+
+
+def beyond_limits(verdicts: Mapping[str, str]) -> list[str]:
+    """Return a list of the controls whose verdicts name something beyond its limit, and what."""
+    lines: list[str] = []
+    for control, said in verdicts.items():
+        if ":" in said:
+            lines += textwrap.wrap(f"- `{control}`, {said}", **WRAPPED)
+    return ["", *lines] if lines else []
 
 
 def sample(runs: pl.DataFrame, place: Place) -> str:
@@ -207,12 +228,15 @@ def costs(runs: pl.DataFrame, scenario: str) -> list[str]:
         if control not in controls_run(runs, here):
             continue
         lines += ["", f"**{scenario}: {control}** against `default`", ""]
-        measures = ((QUEUEING_P99, "P99 queueing"), *SWEPT_COSTS)
-        lines += head_of(["profile", "at", "verdict", *(title for _, title in measures)])
+        lines += head_of(["profile", "at", "verdict", *(title for _, title in SWEPT_WAITS)])
         for place in here:
-            said = verdict(runs, place, control).text.split(":")[0]
-            cells = [change(runs, place, control, measure) for measure, _ in measures]
+            said = in_a_word(verdict(runs, place, control).text)
+            cells = [change(runs, place, control, measure) for measure, _ in SWEPT_WAITS]
             lines.append(row_of([place.profile, place.point, said, *cells]))
+        lines += ["", *head_of(["profile", "at", *(title for _, title in SWEPT_COSTS)])]
+        for place in here:
+            cells = [change(runs, place, control, measure) for measure, _ in SWEPT_COSTS]
+            lines.append(row_of([place.profile, place.point, *cells]))
     return lines[1:]
 
 

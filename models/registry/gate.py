@@ -232,6 +232,18 @@ def judge(
     return Verdict(True, f"not worse than the champion: {beside}{few}{missing}", loses_to)
 
 
+def inferior(ours: Scored, other: Scored) -> str:
+    """Words for where a version may be worse than another by more than the margin; empty if nowhere."""
+    return ", ".join(str(gain) for gain in _gains(ours, other) if gain.inferior)
+
+
+def surely_worse(ours: Scored, other: Scored) -> dict[str, float]:
+    """By how much at least a version is worse than another in each figure in which that is settled."""
+    return {
+        gain.figure: -gain.high for gain in _gains(ours, other) if gain.high is not None and gain.high < 0
+    }
+
+
 @dataclass(frozen=True)
 class _Gain:
     """What a predictor gains over another in one figure; below zero it loses."""
@@ -242,6 +254,7 @@ class _Gain:
     gain: float  # absolute of average precision, relative of the log-error
     margin: float
     low: float | None  # it gains more than that, at SURE percent; None: too few seconds
+    high: float | None  # and less than that, likewise
 
     @property
     def inferior(self) -> bool:
@@ -271,18 +284,22 @@ def _gains(
     drawn = one.seconds >= LEAST_SECONDS and other.log_mae_R.size > 0
     found = []
     if one.average_precision is not None and two.average_precision is not None and _enough_late(one):
-        low = _low(ours.average_precision_R - other.average_precision_R) if drawn else None
+        ends = _ends(ours.average_precision_R - other.average_precision_R) if drawn else (None, None)
         gain = one.average_precision - two.average_precision
-        found.append(_Gain(LATE, one.average_precision, two.average_precision, gain, ap_margin, low))
+        found.append(_Gain(LATE, one.average_precision, two.average_precision, gain, ap_margin, *ends))
     if one.log_mae is not None and two.log_mae:  # 0: it knows all, as an oracle in a test
-        low = _low(1 - ours.log_mae_R / other.log_mae_R) if drawn else None
-        found.append(_Gain(LOG, one.log_mae, two.log_mae, 1 - one.log_mae / two.log_mae, log_margin, low))
+        ends = _ends(1 - ours.log_mae_R / other.log_mae_R) if drawn else (None, None)
+        gain = 1 - one.log_mae / two.log_mae
+        found.append(_Gain(LOG, one.log_mae, two.log_mae, gain, log_margin, *ends))
     return found
 
 
-def _low(gain_R: Floats) -> float | None:
+def _ends(gain_R: Floats) -> tuple[float | None, float | None]:
     finite_R = gain_R[np.isfinite(gain_R)]
-    return float(np.percentile(finite_R, 100 - SURE)) if finite_R.size else None
+    if not finite_R.size:
+        return None, None
+    low, high = np.percentile(finite_R, [100 - SURE, SURE])
+    return float(low), float(high)
 
 
 def _enough_late(figures: Figures) -> bool:

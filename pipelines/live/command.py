@@ -51,12 +51,12 @@ def schedule(
     root = telemetry or telemetry_dir()
     weights = sender_weights(settings().senders)
 
-    def telemetry_of_turn(seconds: float) -> Latest:
-        whose = sender or next_sender(root, weights, rounds.turns)
+    def of_turn(seconds: float, name: str) -> Latest:
+        whose = name or sender or next_sender(root, weights, rounds.turns)
         return latest_minutes(root, whose, seconds / 60, settled=True)
 
     rounds = Rounds(
-        telemetry_of_turn,
+        of_turn,
         round_params(
             params["validate"], learn_s=learn_s, judge_s=judge_s, least_windows=least_windows, drift=drift
         ),

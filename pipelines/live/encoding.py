@@ -53,8 +53,11 @@ def joined(parts: list[EncodedWindows]) -> EncodedWindows:
 class Encoding:
     """Encodes windows in decision order, a few chunks ahead of each other, from its entry to its exit."""
 
-    def __init__(self, packets: pl.DataFrame, engine: Engine, tokens: int, first: int) -> None:
-        """Encode all windows of W `tokens` from number `first` on."""
+    def __init__(
+        self, packets: pl.DataFrame, engine: Engine, tokens: int, first: int, every: int = 1
+    ) -> None:
+        """Encode all windows of W `tokens` from number `first` on, or one of `every` so many."""
+        self._every = every
         self._packets, self._tokens, self._first = packets, tokens, first
         self._cores = len(os.sched_getaffinity(0))
         self._engines: SimpleQueue[Engine] = SimpleQueue()
@@ -105,7 +108,12 @@ class Encoding:
     def _make(self) -> None:
         """Make windows; the other threads encode them."""
         try:
-            for x_BWF in fw.iter_windows(self._packets, self._tokens, chunk=CHUNK, first=self._first):
+            done = 0
+            for all_BWF in fw.iter_windows(self._packets, self._tokens, chunk=CHUNK, first=self._first):
+                x_BWF = all_BWF[-done % self._every :: self._every]
+                done += len(all_BWF)
+                if not len(x_BWF):
+                    continue
                 self._room.acquire()
                 if self._stop:
                     return

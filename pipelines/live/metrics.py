@@ -81,6 +81,9 @@ class Metrics:
         )
         for event in RETRAINING:
             self._retrains.labels(event)
+        self._rollbacks = Counter(
+            "swiftqueue_rollbacks", "versions put back without a hand", registry=self._registry
+        )
         self._claims = Counter(
             "swiftqueue_claims_refused",
             "claims of senders that cannot be, by kind",
@@ -103,6 +106,10 @@ class Metrics:
     def skipped(self, rounds: int) -> None:
         """Count rounds that fell into a running one."""
         self._rounds.labels(SKIPPED).inc(rounds)
+
+    def rolled_back(self) -> None:
+        """Count a version that was put back without a hand."""
+        self._rollbacks.inc()
 
     def add(self, record: RoundRecord) -> None:
         """Count a finished round."""

@@ -84,9 +84,9 @@ def tune(minute: Minute) -> Tuned:
         DeclinedError: too few windows, no known latency, or telemetry with a gap; the line says which.
     """
     clock = _Clock()
-    champion = _Version.load(minute.champion)
-    own = champion if minute.retrained is None else _Version.load(minute.retrained)
-    packets = _with_flow_starts(_aligned(minute.packets), minute.flow_starts_ns)
+    champion = Version.load(minute.champion)
+    own = champion if minute.retrained is None else Version.load(minute.retrained)
+    packets = flows_aligned(minute.packets, minute.flow_starts_ns)
     trace = str(packets["trace"][0])
     clock.lap("load")
     targets = fw.targets(packets)
@@ -117,20 +117,20 @@ def tune(minute: Minute) -> Tuned:
     slices = (*earlier, newest)
     seen = {own.encoder: [one.by(own.encoder, own.engine, own.tokens) for one in slices]}
 
-    def scored(version: _Version, head: Predictor | None = None) -> gate.Scored:
+    def scored(version: Version, head: Predictor | None = None) -> gate.Scored:
         if version.encoder not in seen:
             seen[version.encoder] = [
                 one.by(version.encoder, version.engine, version.tokens) for one in slices
             ]
         model = head or version.found.model
-        parts = [latencies(model, _seen(model, one.windows)) for one in seen[version.encoder]]
+        parts = [latencies(model, as_seen(model, one.windows)) for one in seen[version.encoder]]
         return gate.score(np.concatenate(parts), held_out)
 
     held_out = _held_out(seen[own.encoder])
     naive = gate.score_naive(held_out, tuned.median_us)
     scores = {"challenger": scored(own, tuned.head.model), "champion": scored(champion)}
     if minute.reference is not None:
-        scores["reference"] = scored(_Version.load(minute.reference))
+        scores["reference"] = scored(Version.load(minute.reference))
     verdict = gate.judge(scores["challenger"], scores["champion"], naive, "", scores.get("reference"))
     served = own if verdict.passed else champion
     known = {id(one) for one in minute.earlier}
@@ -154,7 +154,7 @@ def tune(minute: Minute) -> Tuned:
 
 
 @dataclass(frozen=True)
-class _Version:
+class Version:
     """A version's artifact, and what encodes for it."""
 
     found: Artifact
@@ -163,10 +163,12 @@ class _Version:
 
     @property
     def tokens(self) -> int:
+        """W."""
         return self.found.description.tokens
 
     @classmethod
     def load(cls, files: Mapping[str, bytes]) -> Self:
+        """Load it from its files by name."""
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary)
             for name, content in files.items():
@@ -198,6 +200,15 @@ def _files(tuned: Artifact) -> dict[str, bytes]:
         folder = Path(temporary) / "artifact"
         artifact.save(folder, tuned.model, tuned.description)
         return artifact.read_files(folder)
+
+
+def flows_aligned(packets: pl.DataFrame, flow_starts_ns: Mapping[int, int]) -> pl.DataFrame:
+    """The packets as windows take them, with the flows' ages as the sender knows them.
+
+    Raises:
+        DeclinedError: a packet is missing.
+    """
+    return _with_flow_starts(_aligned(packets), flow_starts_ns)
 
 
 def _aligned(packets: pl.DataFrame) -> pl.DataFrame:
@@ -256,11 +267,11 @@ def _train(
     known = y_BH[np.isfinite(y_BH)]
     if not known.size:
         raise DeclinedError("no latency was known at the time of training")
-    head = train_head(model, _seen(model, taught), y_BH, sharp_changes(y_BH), minute.params)
+    head = train_head(model, as_seen(model, taught), y_BH, sharp_changes(y_BH), minute.params)
     return _Taught(head, float(np.median(known)))
 
 
-def _seen(model: Predictor, windows: EncodedWindows) -> Encoded:
+def as_seen(model: Predictor, windows: EncodedWindows) -> Encoded:
     """What the engine encoded, as the model's head sees it."""
     anchor_BH = model.anchor(torch.from_numpy(windows.candidates_BHF))
     return Encoded(torch.from_numpy(windows.features_BRD), anchor_BH)

@@ -31,21 +31,24 @@ from feature_store.state import private_dir, state_dir
 from feature_store.telemetry.recent import Latest
 from models import json_lines
 from models.networks.artifact import read_files
-from models.registry.registry import INPUTS_FILE, Registry
+from models.registry.registry import INPUTS_FILE, Decision, Registry
 from models.registry.store import RegistryError
 from models.say import say
 from models.training.finetuning import FinetuneParams
 from models.training.warm_worker import WarmWorker, WarmWorkerError
 from pipelines.live import challenger
-from pipelines.live.minute import DeclinedError, Minute, Tuned, tune
+from pipelines.live.minute import DeclinedError, Minute, Tuned
 from pipelines.live.retrain import MOST_PACKETS, SECONDS, Retrained, RetrainError, Retraining
-from pipelines.live.rounds_log import LOG_FILE, RoundRecord, read
+from pipelines.live.rounds_log import LOG_FILE, RoundRecord, newest_first, read
 from pipelines.live.slices import Slices
+from pipelines.live.watch import Compared, Pair, work
+from serving.deploy import log as deploy_log
 from serving.deploy.champion import find_champion
 from serving.deploy.deployment import (
     ChampionChangedError,
     deploy_version,
     prune_registry,
+    rollback_champion,
     serve_champion,
 )
 from serving.deploy.hold import HeldVersionError, held
@@ -77,8 +80,13 @@ LEARNED: Final = ("pushed", "kept")
 TURNS: Final = 50  # rounds in which senders get their shares
 MAX_MISSING: Final = 0.01  # share of packets that telemetry lost; windows around them show a wrong history
 
-# The last so many seconds of a sender; FileNotFoundError where there is nothing of it.
-Telemetry = Callable[[float], Latest]
+SHADOW_WAIT_S: Final = 30.0  # for the batches of a shadow; a sender that stopped delays no round for longer
+SHADOW_LOOK_S: Final = 1.0
+WATCHED: Final = 1.5  # of the seconds that a rollback takes are looked at
+
+# The last so many seconds of a sender, by its name or ("") of the one whose turn it is; FileNotFoundError
+# where there is nothing of it.
+Telemetry = Callable[[float, str], Latest]
 
 
 class Rounds:
@@ -108,6 +116,10 @@ class Rounds:
         self._model = model
         self._keep_versions = settings().keep_versions
         self._worker: WarmWorker | None = None
+        self._shadow_batches = settings().shadow_batches
+        self._rollback_margin = settings().rollback_margin
+        self._rollback_after_s = settings().rollback_after_s
+        self._watched: _Watched | None = None
         self._reference: tuple[int, Mapping[str, bytes]] | None = None  # the last one's number and files
         self._folder = state_dir() / "live"
         private_dir(self._folder)
@@ -137,7 +149,7 @@ class Rounds:
             WarmWorkerError, ConnectionError, TimeoutError: it does not come up.
         """
         if self._worker is None:
-            self._worker = WarmWorker(tune)
+            self._worker = WarmWorker(work)
         self._worker.wait_ready(WARM_START_TIMEOUT_S)
 
     def close(self) -> None:
@@ -155,6 +167,7 @@ class Rounds:
         """Run one round; never raises for what can go wrong in one."""
         self.number += 1
         record, begin_s = RoundRecord(self.number, time.time()), time.monotonic()
+        record.rolled_back = self._rolled_back()
         try:
             self._run(record)
         except (DeclinedError, ChampionChangedError, HeldVersionError) as error:
@@ -167,6 +180,8 @@ class Rounds:
         if record.outcome in LEARNED and record.newest_ns is not None:
             self._learned[record.sender] = record.number, record.newest_ns
             self._turns.append(record.sender)
+        if record.rolled_back:
+            record.reason = f"{record.reason}; {record.rolled_back}"
         record.seconds["total"] = time.monotonic() - begin_s
         record.ended_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
         self._retrain(record)
@@ -176,6 +191,14 @@ class Rounds:
             record.reason = f"{record.reason}; {self.log}: {error.strerror}"
         self._prune(record)
         return record
+
+    def _rolled_back(self) -> str:
+        """What was put back without a hand since the last round began, and why."""
+        switch = deploy_log.last_switch() or {}
+        last = next(newest_first(self.log), {})
+        if not switch.get("why") or float(switch.get("time", 0)) < float(last.get("triggered") or 0):
+            return ""
+        return f"version {switch.get('previous')} was rolled back to {switch['version']}: {switch['why']}"
 
     def _prune(self, record: RoundRecord) -> None:
         """After a round that registered a version: remove what nobody needs. No fault of the round's."""
@@ -211,6 +234,7 @@ class Rounds:
         with tempfile.TemporaryDirectory() as temporary:
             with _timed(record, "fetch"):
                 parent = registry.fetch(champion, Path(temporary) / "champion")
+                champion_files = read_files(parent)
                 reference = self._fetch_reference(registry, champion, record)
             begin = time.monotonic()
             try:
@@ -242,12 +266,117 @@ class Rounds:
             if self._retraining and retrained:
                 self._give_up(self._retraining, record)  # in the registry; a failed push is not tried again
         record.reason = tuned.verdict.reason
-        if tuned.verdict.passed:
+        passed = tuned.verdict.passed
+        if passed and self._shadow_batches:
+            with _timed(record, "shadow"):
+                worse = self._shadow(record, latest, tuned.files, champion_files)
+            if worse:
+                passed, record.reason = False, f"worse than the champion in shadow: {worse}"
+                registry.decide(record.version, Decision(False, record.reason, champion))
+        if passed:
             with _timed(record, "push"):
                 deploy_version(record.version, judged_against=champion)
-        record.outcome = "pushed" if tuned.verdict.passed else "kept"
+        record.outcome = "pushed" if passed else "kept"
         if retrained:
             record.retraining = record.outcome
+
+    def _shadow(
+        self, record: RoundRecord, latest: Latest, head: Mapping[str, bytes], champion: Mapping[str, bytes]
+    ) -> str:
+        """Judge a head beside the champion on traffic that came since its round began, without any effect.
+
+        Returns what it may be worse in; nothing too where too little came to tell.
+        """
+        deadline = time.monotonic() + SHADOW_WAIT_S
+        while True:
+            found = self._beside(head, champion, self._params.judge_s, latest.newest_ns, record.sender)
+            enough = found is not None and found.batches >= self._shadow_batches
+            if enough or time.monotonic() > deadline:
+                break
+            time.sleep(SHADOW_LOOK_S)
+        if found is None or not enough:
+            record.shadow = {"batches": found.batches if found else 0, "enough": False}
+            return ""
+        record.shadow = {"batches": found.batches, "seconds": found.seconds, **found.figures}
+        return found.inferior
+
+    def _beside(
+        self,
+        head: Mapping[str, bytes],
+        other: Mapping[str, bytes],
+        seconds: float,
+        since_ns: int,
+        sender: str,
+        *,
+        or_another: bool = False,
+    ) -> Compared | None:
+        """Two heads on the last seconds of a sender, as far as they came since a time; None if nothing did.
+
+        With `or_another` it may be another sender's turn; of that one neither head has learned those seconds.
+        """
+        try:
+            latest = self._telemetry(self._params.lead_in_s + seconds, "" if or_another else sender)
+        except FileNotFoundError:
+            return None
+        if latest.packets.is_empty():
+            return None
+        newest_ns = int(latest.packets["sent_ns"][-1])
+        since_ns = since_ns if latest.packets["trace"][0] == sender else 0
+        if newest_ns <= since_ns:
+            return None
+        from_ns = max(since_ns + 1, newest_ns - round(seconds * 1e9))
+        self.warm()
+        assert self._worker is not None  # noqa: S101 - `warm` made it
+        packets = believed(latest.packets, 0).packets
+        pair = Pair(packets, latest.flow_starts_ns, from_ns, head, other)
+        compared: Compared = self._worker.do(pair, WORK_TIMEOUT_S)
+        return compared
+
+    def watch(self) -> str:
+        """Put the version before the served one back where the served one is surely worse on live traffic.
+
+        Returns a line about that; nothing where all is well, or nobody knows.
+        """
+        try:
+            return self._watch()
+        except (WarmWorkerError, ConnectionError, TimeoutError):
+            self._close_worker()
+        except (OSError, ValueError, RuntimeError, pl.exceptions.PolarsError) as error:
+            say(f"watch: {first_line(str(error))}")
+        return ""
+
+    def _watch(self) -> str:
+        switch = deploy_log.last_switch()
+        if switch is None or switch.get("action") != "deploy" or held():
+            return ""
+        version, before = switch["version"], switch.get("previous")
+        if self._watched is None or self._watched.version != version:
+            registry = Registry(self._model)
+            if find_champion(registry).version != version or not isinstance(before, int):
+                return ""
+            tags = registry.tags(version)
+            learned_of = tags.get("source", "").removeprefix("telemetry/")
+            learned_ns = int(tags.get("telemetry_to_ns") or 0)
+            head, other = (_files_of(registry, one) for one in (version, before))
+            self._watched = _Watched(version, learned_of, learned_ns, head, other)
+        one = self._watched
+        found = self._beside(
+            one.head,
+            one.before,
+            WATCHED * self._rollback_after_s,
+            one.learned_ns,
+            one.sender,
+            or_another=True,
+        )
+        if found is None or found.seconds < self._rollback_after_s:
+            return ""
+        much = {name: by for name, by in found.worse.items() if by > self._rollback_margin}
+        if not much:
+            return ""
+        said = ", ".join(f"{name} worse by {by:.3f} or more" for name, by in much.items())
+        why = f"over {found.seconds:.0f} s of live traffic {said} than that of version {before}"
+        rollback_champion(of=version, why=why)
+        return f"version {version} is rolled back to {before}: {why}"
 
     def _fetch_reference(
         self, registry: Registry, champion: int, record: RoundRecord
@@ -258,8 +387,7 @@ class Rounds:
             if number == champion:
                 return None
             if self._reference is None or self._reference[0] != number:
-                with tempfile.TemporaryDirectory() as temporary:
-                    self._reference = number, read_files(registry.fetch(number, Path(temporary)))
+                self._reference = number, _files_of(registry, number)
             return self._reference[1]
         except RegistryError as error:
             say(f"round {record.number}: judged without the reference: {first_line(str(error))}")
@@ -297,7 +425,7 @@ class Rounds:
             self._retraining.finish()
             if record.retrain and not record.retraining and self._retraining.due():
                 rate = record.packets / (self._params.lead_in_s + self._params.learn_s + self._params.judge_s)
-                self._retraining.start(self._telemetry(min(SECONDS, MOST_PACKETS / rate)))
+                self._retraining.start(self._telemetry(min(SECONDS, MOST_PACKETS / rate), record.sender))
                 record.retraining = "started"
         except (OSError, RetrainError) as error:
             record.retraining = "failed"
@@ -306,7 +434,7 @@ class Rounds:
     def _latest(self) -> Latest:
         seconds = self._params.lead_in_s + self._params.learn_s + self._params.judge_s
         try:
-            return self._telemetry(seconds)
+            return self._telemetry(seconds, "")
         except FileNotFoundError as error:
             raise DeclinedError(str(error)) from error
 
@@ -331,6 +459,8 @@ class Rounds:
         if found.refused:
             said = ", ".join(f"{count} {kind}" for kind, count in found.refused.items())
             say(f"round {record.number}: claims of sender {name} that cannot be are refused: {said}")
+        if line := found.line():
+            raise DeclinedError(line)
         if latest.missing_packets > MAX_MISSING * packets.height:
             raise DeclinedError(
                 f"telemetry has gaps: {latest.missing_packets} packets are missing among {packets.height}"
@@ -345,8 +475,6 @@ class Rounds:
         gc.collect()
         if failures:
             raise DeclinedError(f"bad telemetry: {failures[0]}")
-        if line := found.line():
-            raise DeclinedError(line)
         return replace(latest, packets=packets)
 
     def _tune(
@@ -377,6 +505,22 @@ class Rounds:
         )
         tuned: Tuned = self._worker.do(minute, WORK_TIMEOUT_S)
         return tuned
+
+
+@dataclass(frozen=True)
+class _Watched:
+    """A served version, what it learned last, and its head and that of the version before it."""
+
+    version: int
+    sender: str
+    learned_ns: int
+    head: Mapping[str, bytes]
+    before: Mapping[str, bytes]
+
+
+def _files_of(registry: Registry, version: int) -> Mapping[str, bytes]:
+    with tempfile.TemporaryDirectory() as temporary:
+        return read_files(registry.fetch(version, Path(temporary)))
 
 
 @contextmanager

@@ -34,6 +34,8 @@ class RoundRecord:
     figures: Mapping[str, Any] = field(default_factory=dict)
     loss: tuple[float, float] | None = None
     psi: dict[str, float] = field(default_factory=dict)
+    shadow: Mapping[str, Any] = field(default_factory=dict)  # batches and figures beside the served head
+    rolled_back: str = ""  # what was put back since the round before, and why
     retrain: bool = False  # the inputs have left what the encoder was trained on
     retraining: str = ""  # what became of a re-train in this round: one of RETRAINING, or nothing
 

@@ -8,10 +8,14 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType
+from typing import Final
 
 from pipelines.live.metrics import Metrics
 from pipelines.live.rounds import Rounds
 from pipelines.live.rounds_log import RoundRecord
+
+WATCH_EVERY_S: Final = 15.0
+WATCH_TAKES_S: Final = 5.0  # no look is begun that would delay a round
 
 
 class Scheduler:
@@ -45,7 +49,16 @@ class Scheduler:
                 say(f"round {record.number} took longer than {self._every_s:g} s: {missed} skipped")
             triggers = passed + 1
             if limit is None or ran < limit:
-                self._stop.wait(max(0.0, begin + triggers * self._every_s - time.monotonic()))
+                self._watch_until(begin + triggers * self._every_s, say)
+
+    def _watch_until(self, at_s: float, say: Callable[[str], None]) -> None:
+        """Wait for the next round, and look now and then whether what serves is worse than what served."""
+        while (left_s := at_s - time.monotonic()) > 0 and not self._stop.wait(min(left_s, WATCH_EVERY_S)):
+            if at_s - time.monotonic() < WATCH_TAKES_S:
+                continue
+            if line := self._rounds.watch():
+                self._metrics.rolled_back()
+                say(line)
 
 
 def line(record: RoundRecord) -> str:

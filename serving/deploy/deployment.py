@@ -100,12 +100,18 @@ def deploy_version(version: int | None, *, judged_against: int | None = None) ->
         print(f"version {chosen} is served by the {backend.label}{here.where()} and champion{before}")
 
 
-def rollback_champion(*, and_hold: bool = False) -> None:
+def rollback_champion(*, and_hold: bool = False, of: int | None = None, why: str = "") -> None:
     """Put the previous champion back, in Triton and in the registry, and hold it if that is asked for.
 
     Where a version was held, the one that is put back is held in its place.
 
+    Args:
+        and_hold: hold what is put back.
+        of: the champion that is to go; None: whichever it is.
+        why: reason for the deploy log, of a rollback without a hand.
+
     Raises:
+        ChampionChangedError: the champion is not `of`.
         ValueError: there is no champion, or none before it.
         OSError: Triton or the registry does not answer.
         RuntimeError: the previous champion could not be served; the present one goes on.
@@ -114,6 +120,8 @@ def rollback_champion(*, and_hold: bool = False) -> None:
         registry, champion = here.registry, here.found_champion().version
         if champion is None:
             raise ValueError("there is no champion to roll back; `swiftqueue deploy` makes one")
+        if of is not None and champion != of:
+            raise ChampionChangedError(f"version {of} was to be rolled back; {champion} is champion now")
         before = registry.tags(champion).get(REPLACED_TAG, NONE)
         if before == NONE:
             raise ValueError(f"champion {champion} replaced no other version, so there is none to go back to")
@@ -123,7 +131,7 @@ def rollback_champion(*, and_hold: bool = False) -> None:
         if line := registry.refusal(previous):
             raise ValueError(line)
         backend = here.put_in_service(
-            previous, "rollback", champion, lambda: registry.set_alias(CHAMPION, previous)
+            previous, "rollback", champion, lambda: registry.set_alias(CHAMPION, previous), why
         )
         if and_hold or held():
             hold(previous)
@@ -231,7 +239,12 @@ class _Deployment:
             self.put_in_service(version, "restore", version)
 
     def put_in_service(
-        self, version: int, action: str, champion: int | None, name_champion: Callable[[], None] | None = None
+        self,
+        version: int,
+        action: str,
+        champion: int | None,
+        name_champion: Callable[[], None] | None = None,
+        why: str = "",
     ) -> Backend:
         """Fetch, push, name it champion, log (a failure, too); return the backend that serves it.
 
@@ -268,6 +281,8 @@ class _Deployment:
             raise
         seconds = round(time.monotonic() - begin, 3)
         details |= {"backend": str(pushed.backend), "largest_relative_difference": pushed.difference}
+        if why:
+            details["why"] = why
         if pushed.reason:
             details["reason"] = pushed.reason
         with _once_served(version):

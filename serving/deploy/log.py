@@ -49,6 +49,12 @@ def last_served(version: int | None = None) -> dict[str, Any] | None:
     return next(served, None)
 
 
+def last_switch() -> dict[str, Any] | None:
+    """Entry of the last time that another version took the champion's place: a deployment or a rollback."""
+    entries = (e for e in _newest_first() if e["outcome"] == "served")
+    return next((e for e in entries if e.get("action") in ("deploy", "rollback")), None)
+
+
 def age_s(version: int) -> float | None:
     """Seconds since a version was registered, however often it was deployed since; None: never from here."""
     entry = last_served(version)

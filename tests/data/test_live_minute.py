@@ -21,9 +21,11 @@ from models.networks.transformer import Architecture, Predictor
 from models.registry import gate
 from models.training.examples import examples_from_arrays
 from models.training.finetuning import FinetuneParams, finetune_head
-from pipelines.live import DRIFT
+from pipelines.live import DRIFT, watch
+from pipelines.live.encoding import Encoding
 from pipelines.live.minute import DeclinedError, Minute, Tuned, tune
 from pipelines.live.slices import KEPT, Slices, encoder_of
+from pipelines.live.watch import Pair, compare
 from serving.engine import Engine
 
 TOKENS = 64
@@ -256,3 +258,47 @@ def test_a_slice_that_is_damaged_costs_itself_alone(
     for number in range(KEPT + 2):
         store.keep((replace(first, from_ns=number),))
     assert [one.from_ns for one in store.recent()] == list(range(2, KEPT + 2))
+
+
+def spoilt(champion: Path, folder: Path) -> dict[str, bytes]:
+    """The champion with a deliberately bad head: five times what it would say."""
+    loaded = artifact.load(champion)
+    with torch.no_grad():
+        loaded.model.head[2].bias += np.log(5) / loaded.model.target.scale
+    artifact.save(folder, loaded.model, loaded.description)
+    return artifact.read_files(folder)
+
+
+@pytest.mark.parametrize("spoils", [True, False])
+def test_two_heads_beside_each_other_on_what_came_since(
+    long: pl.DataFrame, champion: Path, tmp_path: Path, spoils: bool
+) -> None:
+    good = artifact.read_files(champion)
+    head = spoilt(champion, tmp_path / "bad") if spoils else good
+    found = compare(Pair(long, {}, START_NS + 9 * S, head, good))
+    assert found.seconds == pytest.approx(11, abs=0.3)
+    assert found.batches == pytest.approx(11 * 1000 / 8, rel=0.1)
+    ours, theirs = found.figures["head"], found.figures["other"]
+    assert (ours["log_mae"] > 1.05 * theirs["log_mae"]) == spoils
+    assert bool(found.inferior) == spoils
+    assert (found.worse.get("log-error", 0) > 0.05) == spoils
+    assert compare(Pair(long, {}, START_NS + 100 * S, head, good)).batches == 0
+
+
+def test_some_of_the_windows_are_those_that_all_would_be(
+    long: pl.DataFrame, champion: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One in eleven, across the borders of what is encoded at once."""
+    first, every = 37, 11
+    with Encoding(long, Engine(champion), TOKENS, first) as encoding:
+        whole = encoding.take(1500).chosen(slice(None, None, every))
+    with Encoding(long, Engine(champion), TOKENS, first, every) as encoding:
+        some = encoding.take(len(whole.features_BRD))
+    np.testing.assert_array_equal(some.features_BRD, whole.features_BRD)
+    np.testing.assert_array_equal(some.candidates_BHF, whole.candidates_BHF)
+    good = artifact.read_files(champion)
+    pair = Pair(long, {}, START_NS + 9 * S, good, good)
+    everything = compare(pair).figures["head"]["log_mae"]
+    monkeypatch.setattr(watch, "MOST_WINDOWS", 300)
+    assert compare(pair).figures["head"]["n"] < 8 * 300
+    assert compare(pair).figures["head"]["log_mae"] == pytest.approx(everything, rel=0.1)

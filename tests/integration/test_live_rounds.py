@@ -6,7 +6,7 @@ import contextlib
 import gc
 import re
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,14 @@ import pandas as pd
 import polars as pl
 import psutil
 import pytest
+import torch
 import yaml
 from toy_world import START_NS, bottleneck_table
 from waiting import wait_until
 
+from benchmarks.version_watch import VersionWatch
 from feature_store.telemetry.recent import Latest
+from models.networks import artifact
 from models.registry.registry import CHAMPION, INPUTS_FILE, Registry
 from models.training.finetuning import FinetuneParams
 from pipelines.live.metrics import Metrics
@@ -54,7 +57,7 @@ class Source:
         self.now_s = 9.0
         self.missing = 0
 
-    def __call__(self, seconds: float) -> Latest:
+    def __call__(self, seconds: float, sender: str = "") -> Latest:
         self.now_s += 1
         sent_s = (pl.col("sent_ns") - START_NS) / 1e9
         packets = self.table.filter(sent_s.is_between(self.now_s - seconds, self.now_s))
@@ -66,6 +69,15 @@ class Source:
 @pytest.fixture(scope="module")
 def source() -> Source:
     return Source()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_shadow() -> Iterator[None]:
+    """The source's forty seconds would be over; one test has a shadow."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SWIFTQUEUE_SHADOW_BATCHES", "0")
+        patch.setenv("SWIFTQUEUE_ROLLBACK_AFTER_S", "5")
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -168,6 +180,74 @@ def test_a_rollback_during_a_round_stands(
     assert record.outcome == "declined", record.reason
     assert record.reason.endswith(f"was judged against champion {champion}; {back} is champion now")
     assert back == Registry("swiftqueue").alias(CHAMPION) != record.version
+
+
+def spoilt_files(files: Mapping[str, bytes], folder: Path) -> dict[str, bytes]:
+    """An artifact whose head says a twentieth of what it would."""
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    loaded = artifact.load(folder)
+    with torch.no_grad():
+        loaded.model.head[2].bias -= np.log(20) / loaded.model.target.scale
+    artifact.save(folder / "bad", loaded.model, loaded.description)
+    return artifact.read_files(folder / "bad")
+
+
+def let_a_bad_head_through(rounds: Rounds, patch: pytest.MonkeyPatch, folder: Path) -> None:
+    """The gate passes a deliberately bad head, as it might by chance."""
+    judge = rounds._tune
+
+    def passed(*arguments: Any) -> Tuned:
+        tuned = judge(*arguments)
+        verdict = replace(tuned.verdict, passed=True, reason="a test lets it through")
+        return replace(tuned, files=spoilt_files(tuned.files, folder), verdict=verdict)
+
+    patch.setattr(rounds, "_tune", passed)
+
+
+def test_a_bad_head_in_shadow_never_serves(
+    rounds: Rounds, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    before = served()
+    let_a_bad_head_through(rounds, monkeypatch, tmp_path)
+    monkeypatch.setattr(rounds, "_shadow_batches", 100)
+    record = rounds.run()
+    assert record.outcome == "kept", record.reason
+    assert record.reason.startswith("worse than the champion in shadow: log-error ")
+    assert record.shadow["batches"] >= 100
+    assert record.shadow["head"]["log_mae"] > record.shadow["other"]["log_mae"]
+    assert served() == before
+    version = int(record.version or 0)
+    assert "did not pass the gate: worse than the champion in shadow" in Registry("swiftqueue").refusal(
+        version
+    )
+
+
+def test_a_bad_head_that_serves_is_put_back_without_a_hand(
+    rounds: Rounds, source: Source, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Under load: whoever asks meanwhile gets an answer each time."""
+    before = served()
+    with monkeypatch.context() as patch:
+        let_a_bad_head_through(rounds, patch, tmp_path)
+        bad = rounds.run()
+    assert bad.outcome == "pushed", bad.reason
+    assert served() == bad.version
+    assert rounds.watch() == ""  # a second of traffic says too little
+    source.now_s += 6
+    with VersionWatch(grpc_address()) as asking:
+        asking.first_answer_s(int(bad.version or 0), 60)
+        line = rounds.watch()
+        asking.first_answer_s(int(before or 0), 60)
+        answered = asking.close()
+    assert line.startswith(f"version {bad.version} is rolled back to {before}: over "), line
+    assert "log-error worse by " in line
+    assert served() == before == Registry("swiftqueue").alias(CHAMPION)
+    assert answered == 1
+    assert rounds.watch() == ""
+    after = rounds.run()
+    assert f"version {bad.version} was rolled back to {before}: over " in after.reason
+    assert "rolled back" not in rounds.run().reason
 
 
 def test_a_retrained_model_that_cannot_be_used_costs_one_round_at_most(

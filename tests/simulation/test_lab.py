@@ -216,7 +216,7 @@ def test_rows_alone_will_do_where_their_runs_are_not_at_hand(
     assert run_lab(replace(request, controls=["default", "no_l4s"]), published) == 0  # one more
     said = capfd.readouterr().out
     assert "runs: 2 of 3 have their result already" in said
-    assert "random marking: 1 of 1 have their result already" in said
+    assert "random marking and placebos: 1 of 1 have their result already" in said
     whole = load(published)
     assert set(whole["status"]) == {COMPLETE}
     assert whole.filter(pl.col("control") != "no_l4s").equals(rows)

@@ -89,5 +89,5 @@ def test_published_results_are_gone_on_with(
 
     before = figure8()
     assert run_lab(request, tmp_path / "lab") == 0
-    assert "random marking: 10 of 10 have their result already" in capfd.readouterr().out
+    assert "random marking and placebos: 10 of 10 have their result already" in capfd.readouterr().out
     assert figure8().equals(before)
