@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,6 +38,7 @@ SCORES: Final = {
 DRAWN: Final = ("average_precision", "mae_ms")  # scores that have draws of seconds
 DRAWS_SEED: Final = 1
 DIGITS: Final = 5
+Pairs = Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]  # of runs: a variant's, the reference's
 
 
 def run_forecasts(
@@ -86,7 +88,8 @@ def run_forecasts(
         "within_training": choose,
         "against": against,
     }
-    summary = summarised(_runs(output, work), about)
+    alike = {each.name for each in variants(sections) if not each.kind.seeded}
+    summary = summarised(_runs(output, work), about, alike)
     write_file(output / SUMMARY, json.dumps(summary, indent=1, allow_nan=False) + "\n")
     say(f"{output / SUMMARY}: {len(summary['variants'])} variants")
 
@@ -126,11 +129,13 @@ def _runs(output: Path, work: str) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def summarised(runs: Mapping[str, Sequence[Mapping[str, Any]]], about: Mapping[str, Any]) -> dict[str, Any]:
+def summarised(
+    runs: Mapping[str, Sequence[Mapping[str, Any]]], about: Mapping[str, Any], alike: AbstractSet[str]
+) -> dict[str, Any]:
     """Means over seeds, their intervals, and paired differences from one variant, for each form.
 
     An interval over seeds is Student's t of the differences by seed; the one over seconds draws seconds and
-    seeds together. One variant may have a single run, which is then the same for every seed.
+    seeds together. A variant of `alike` has one run, which is the same for every seed.
     """
     first = next(iter(runs.values()))[0]["tuned"]
     result: dict[str, Any] = {
@@ -140,20 +145,20 @@ def summarised(runs: Mapping[str, Sequence[Mapping[str, Any]]], about: Mapping[s
         "base_rate": first["late"]["base_rate"],
         "variants": {},
     }
-    base = runs.get(str(about["against"]))
+    reference = str(about["against"])
+    base = runs.get(reference, ())
     for name, some in runs.items():
+        pairs = _paired(some, base, alike=bool({name, reference} & alike)) if name != reference else []
         result["variants"][name] = {
             "seeds": len(some),
             "multiply_adds": some[0]["multiply_adds"],
             "fit_cpu_s": round(float(np.mean([one["fit_cpu_s"] for one in some])), 1),
-            **{form: _form(some, base if base is not some else None, form) for form in FORMS},
+            **{form: _form(some, pairs, form) for form in FORMS},
         }
     return result
 
 
-def _form(
-    runs: Sequence[Mapping[str, Any]], base: Sequence[Mapping[str, Any]] | None, form: str
-) -> dict[str, Any]:
+def _form(runs: Sequence[Mapping[str, Any]], pairs: Pairs, form: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for score, (part, key) in SCORES.items():
         values = [one[form][part][key] for one in runs]
@@ -161,8 +166,7 @@ def _form(
             found[score] = None
             continue
         found[score] = _said(estimate(values))
-        if base is not None and all(one[form][part][key] is not None for one in base):
-            pairs = _paired(runs, base)
+        if pairs and all(other[form][part][key] is not None for _, other in pairs):
             seeds = [ours[form][part][key] - other[form][part][key] for ours, other in pairs]
             found[score]["less_reference"] = _said(estimate(seeds))
             if score in DRAWN:
@@ -171,20 +175,18 @@ def _form(
 
 
 def _paired(
-    runs: Sequence[Mapping[str, Any]], base: Sequence[Mapping[str, Any]]
+    runs: Sequence[Mapping[str, Any]], base: Sequence[Mapping[str, Any]], *, alike: bool
 ) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """Runs of one seed; a variant that knows no seed stands beside every one of the other."""
-    if len(runs) == 1 or len(base) == 1:
+    """Runs of one seed; where one of the two is alike for all seeds, it stands beside each of the other."""
+    if alike:
         return [(ours, other) for ours in runs for other in base]
     by_seed = {one["seed"]: one for one in base}
     return [(one, by_seed[one["seed"]]) for one in runs if one["seed"] in by_seed]
 
 
-def _over_seconds(
-    pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], form: str, score: str
-) -> list[float] | None:
+def _over_seconds(pairs: Pairs, form: str, score: str) -> list[float] | None:
     """95 % of the differences under draws of seconds, each with a draw of seeds."""
-    if not pairs or not all(one[form]["draws"] for pair in pairs for one in pair):
+    if not all(one[form]["draws"] for pair in pairs for one in pair):
         return None
     ours, other = (
         np.array([pair[side][form]["draws"][score] for pair in pairs], dtype=np.float64) for side in (0, 1)

@@ -13,6 +13,7 @@ import yaml
 from typer.testing import CliRunner
 
 from infra.cli import app
+from infra.forecasts import summarised
 from infra.results import forecasters as published
 from laboratory.report.intervals import estimate
 from laboratory.report.tables import NONE
@@ -133,3 +134,13 @@ def test_published_scores_make_a_table_with_the_reference_marked(world: Path, tm
     broken.write_text("{}")
     with pytest.raises(ValueError, match="is no summary of `swiftqueue forecasts`"):
         published.take("toy", broken, path)
+
+
+def test_one_seed_beside_several_has_no_interval_over_seeds(world: Path) -> None:
+    """Else the spread of the other variant's seeds would pass for that of the difference."""
+    forecasts(world)
+    runs = [json.loads((world / f"runs/mlp-{seed}.json").read_text()) for seed in (1, 2)]
+    about = {"against": "mlp"}
+    for alike, ends in ((set(), False), ({"other"}, True)):
+        found = summarised({"mlp": runs, "other": runs[:1]}, about, alike)["variants"]["other"]["tuned"]
+        assert (found["mae_ms"]["less_reference"]["seeds_95"] is not None) == ends
