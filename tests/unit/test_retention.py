@@ -12,6 +12,7 @@ import pytest
 
 from infra.local import processes, tidy
 from infra.local.tidy import Tidy
+from models.registry.decision import REFERENCE_TAG
 from models.registry.registry import CHALLENGER, CHAMPION
 from models.registry.retention import spare
 
@@ -40,6 +41,14 @@ def test_the_version_with_which_a_retrained_encoder_came_stays() -> None:
     gone = spare(versions, {CHAMPION: 60}, 5)
     assert 31 not in gone
     assert {1, 30, 32, 54} <= set(gone)
+
+
+def test_the_version_that_the_gate_measures_by_stays() -> None:
+    """Wherever its tags say that it came from."""
+    versions = chain(40, **{"dvc.pretrain": "a"})
+    versions[40] = {**versions[40], REFERENCE_TAG: "7"}
+    assert 7 not in spare(versions, {CHAMPION: 40}, 5)
+    assert 8 in spare(versions, {CHAMPION: 40}, 5)
 
 
 def test_a_circle_or_a_gap_in_the_lineage_ends_it() -> None:
