@@ -389,7 +389,14 @@ def test_a_retrain_that_is_ended_leaves_no_process(
     retraining = Retraining(params)
     source.now_s = 20.0
     retraining.start(source(20.0))
-    child = next(p for p in psutil.Process().children() if "pipelines.live.retrain" in command_of(p))
+    found: list[psutil.Process] = []
+
+    def there() -> bool:  # a process that is just becoming another program has no command line
+        found[:] = [p for p in psutil.Process().children() if "pipelines.live.retrain" in command_of(p)]
+        return bool(found)
+
+    wait_until(there)
+    [child] = found
     wait_until(lambda: any("pipelines" in command_of(one) for one in child.children(recursive=True)))
     family = [child, *child.children(recursive=True)]
     retraining.close()

@@ -68,7 +68,7 @@ def test_a_job_listens_on_loopback_alone(ray_cluster: None, tmp_path: Path, work
             torch.distributed.barrier()
 
     config = {"workers": workers, "driver": os.getpid(), "told": str(tmp_path / "told")}
-    run_job(loop, config, workers=workers, storage=tmp_path / "job", say=lambda record: None, restarts=0)
+    run_job(loop, config, workers=workers, storage=tmp_path / "job", say=lambda record: None)
     told = json.loads((tmp_path / "told").read_text())
     assert told["group"] == (workers > 1)
     assert any("RayTrainWorker" in line for line in told["here"])

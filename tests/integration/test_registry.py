@@ -452,7 +452,9 @@ def test_an_experiment_registers_nothing_unless_it_is_asked_to(
 
     section = {"model_name": "experiment", "trace": "t", "keep_versions": 5, "experiments": False}
     output = data / "registered.json"
-    places = (data / name for name in ("params.yaml", "windows", "split.json", "finetuned", "evaluation"))
+    places = (
+        data / name for name in ("params.yaml", "windows", "packets", "split.json", "finetuned", "evaluation")
+    )
     given = (*places, output)
     monkeypatch.setenv("DVC_EXP_NAME", "wide")  # as `dvc exp run` sets it
     (data / "params.yaml").write_text(yaml.safe_dump({"register": section}))

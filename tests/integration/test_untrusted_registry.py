@@ -216,7 +216,7 @@ def test_the_next_head_does_not_descend_from_a_refused_version(  # type: ignore[
     registry.set_alias("champion", bad)
     begun: list[str] = []
 
-    def no_telemetry(seconds: float):  # type: ignore[no-untyped-def]
+    def no_telemetry(*_: object):  # type: ignore[no-untyped-def]
         begun.append("telemetry")
         raise FileNotFoundError("no telemetry in this test")
 
