@@ -109,7 +109,7 @@ def _reference_s(model: Predictor, examples: Examples, params: FinetuneParams) -
     from models.training.loss import example_weights, weighted_squared_error
     from models.training.pretraining import ADAM_BETAS, ADAM_EPSILON
 
-    encoder, head = _torch_encoder(model), copy.deepcopy(model.head)
+    encoder, head = torch_encoder(model), copy.deepcopy(model.head)
     optimizer = torch.optim.Adam(
         head.parameters(), lr=params.learning_rate, betas=ADAM_BETAS, eps=ADAM_EPSILON
     )
@@ -130,8 +130,8 @@ def _reference_s(model: Predictor, examples: Examples, params: FinetuneParams) -
     return time.perf_counter() - started
 
 
-def _torch_encoder(model: Predictor) -> nn.TransformerEncoder:
-    """Torch's own encoder with the model's weights, in eval mode, its fast path left on."""
+def torch_encoder(model: Predictor) -> nn.TransformerEncoder:
+    """Torch's own encoder with the model's weights by name, in eval mode, its fast path left on."""
     from torch import nn
 
     sizes = model.sizes

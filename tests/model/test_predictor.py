@@ -7,8 +7,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 
+from benchmarks.finetune import torch_encoder
 from models.networks.prediction import BATCH, predict
 from models.networks.scaling import SCALE_FLOOR, ScaledFeature, Target, fit_features, fit_target
 from models.networks.transformer import MAX_LATENCY_US, Architecture, Predictor
@@ -35,17 +35,6 @@ def make_predictor(seed: int = 0, **sizes: object) -> Predictor:
     x_BWF = windows(32, 24).numpy()
     model = Predictor(fit_features(x_BWF, NAMES, UNITS), Target("log", 9.0, 1.0), Architecture(**sizes))  # type: ignore[arg-type]
     return model.eval()
-
-
-def torch_encoder(model: Predictor) -> nn.TransformerEncoder:
-    """Torch's own encoder (built from our modules' weights by name), on its plain, unfused path."""
-    sizes = model.sizes
-    layer = nn.TransformerEncoderLayer(
-        sizes.width, sizes.heads, sizes.feed_forward, sizes.dropout, batch_first=True
-    )
-    encoder = nn.TransformerEncoder(layer, sizes.layers, enable_nested_tensor=False)
-    encoder.layers.load_state_dict(model.layers.state_dict())
-    return encoder.eval()
 
 
 def test_six_features_give_the_papers_parameter_count() -> None:
