@@ -48,8 +48,8 @@ NOISE: Final = 0.25  # a random step, likewise
 POISON: Final = 0.012  # average precision that each poisoned head loses to its parent
 GAINS: Final = (-0.05, -0.02, 0.0, 0.01, 0.02, 0.05)
 TRIALS: Final = 60
-Challenge = Callable[["Sender", Floats], Floats]
-Gate = Callable[["Slice", "Slice", Floats, Floats, Floats], bool]
+NextHead = Callable[["Sender", Floats], Floats]
+Gate = Callable[["Challenge"], bool]
 
 
 @dataclass(frozen=True)
@@ -145,55 +145,46 @@ def joined(slices: list[Slice]) -> Slice:
     )
 
 
-def passes(
-    newest: Slice,
-    all_: Slice,
-    challenger_KD: Floats,
-    champion_KD: Floats,
-    reference_KD: Floats,
-) -> bool:
+@dataclass(frozen=True)
+class Challenge:
+    """A challenger before a gate: the slices that judge, oldest first, and the heads it is compared with."""
+
+    slices: list[Slice]
+    challenger_KD: Floats
+    champion_KD: Floats
+    reference_KD: Floats
+
+
+def passes(asked: Challenge) -> bool:
     """Whether the gate lets a challenger through."""
-    del newest
+    all_ = joined(asked.slices)
     ours, theirs, reference = (
         gate.score(all_.predictions(head_KD), all_.held_out)
-        for head_KD in (challenger_KD, champion_KD, reference_KD)
+        for head_KD in (asked.challenger_KD, asked.champion_KD, asked.reference_KD)
     )
     naive = gate.score_naive(all_.held_out, LAST_US)
     return gate.judge(ours, theirs, naive, "", reference).passed
 
 
-def passed_before(
-    newest: Slice,
-    all_: Slice,
-    challenger_KD: Floats,
-    champion_KD: Floats,
-    reference_KD: Floats,
-) -> bool:
-    """Whether the gate before this one would have."""
-    del all_, reference_KD
-    ours, theirs = newest.figures(challenger_KD), newest.figures(champion_KD)
+def passed_before(asked: Challenge) -> bool:
+    """Whether the gate before this one would have: by the newest slice, against the champion alone."""
+    ours, theirs = (asked.slices[-1].figures(head_KD) for head_KD in (asked.challenger_KD, asked.champion_KD))
     one, other = ours.average_precision, theirs.average_precision
     late_well = one is None or other is None or one >= other - 0.02
     return late_well and (ours.log_mae or 0.0) <= (theirs.log_mae or 0.0) * 1.02
 
 
-def run(
-    asks: Gate,
-    rounds: int,
-    seed: int,
-    challenge: Challenge,
-) -> list[float]:
+def run(asks: Gate, rounds: int, seed: int, challenge: NextHead) -> list[float]:
     """True quality of the champion, at the start and after each round."""
     sender = Sender(seed)
     champion_KD = reference_KD = sender.moved(sender.best_KD, START)
     found = [sender.quality(champion_KD)]
-    earlier = deque((sender.slice() for _ in range(EARLIER)), EARLIER)
+    slices = _first_slices(sender)
     for _ in range(rounds):
-        newest = sender.slice()
+        slices.append(sender.slice())
         challenger_KD = challenge(sender, champion_KD)
-        if asks(newest, joined([*earlier, newest]), challenger_KD, champion_KD, reference_KD):
+        if asks(Challenge(list(slices), challenger_KD, champion_KD, reference_KD)):
             champion_KD = challenger_KD
-        earlier.append(newest)
         found.append(sender.quality(champion_KD))
     return found
 
@@ -213,16 +204,20 @@ def accepted(gates: Sequence[Gate], gain: float, trials: int, seed: int) -> list
     sender = Sender(seed)
     start_KD = sender.moved(sender.best_KD, START)
     level = sender.quality(start_KD)
-    earlier = deque((sender.slice() for _ in range(EARLIER)), EARLIER)
+    slices = _first_slices(sender)
     counts = np.zeros(len(gates))
     for _ in range(trials):
-        newest = sender.slice()
+        slices.append(sender.slice())
         champion_KD = sender.turned(_other_late_row(sender, start_KD), level)
         challenger_KD = sender.turned(_other_late_row(sender, champion_KD), level + gain)
-        all_ = joined([*earlier, newest])
-        counts += [asks(newest, all_, challenger_KD, champion_KD, start_KD) for asks in gates]
-        earlier.append(newest)
+        asked = Challenge(list(slices), challenger_KD, champion_KD, start_KD)
+        counts += [asks(asked) for asks in gates]
     return list(counts / trials)
+
+
+def _first_slices(sender: Sender) -> deque[Slice]:
+    """The slices before the first round's own, of as many as the gate looks at."""
+    return deque((sender.slice() for _ in range(EARLIER)), EARLIER + 1)
 
 
 def _other_late_row(sender: Sender, head_KD: Floats) -> Floats:

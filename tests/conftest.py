@@ -11,12 +11,13 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from feature_store import usage_reporting
+from feature_store import local_ray, usage_reporting
 
 usage_reporting.switch_off()
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # small models train 2-4 times faster so
 os.environ.setdefault("RAY_AUTH_MODE", "token")
 os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # of this run; its child processes have it too
+os.environ.update(local_ray.ALONE)  # some test may import Ray before another starts it, and Ray reads it then
 
 ALL = os.environ.get("SWIFTQUEUE_TEST_ALL") == "1"  # `make test-all`
 if ALL:
@@ -77,8 +78,6 @@ def captures() -> Path:
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[None]:
     """One local Ray cluster for the whole test session (start-up costs 10-20 s)."""
-    from feature_store import local_ray
-
     with contextlib.ExitStack() as stack:
         for tries_left in (
             2,

@@ -178,7 +178,7 @@ def test_an_interval_is_of_the_same_draws_for_all(sender: world.Sender, judging:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("challenge", [world.poison, world.noise])
-def test_quality_does_not_sink_below_the_reference(challenge: world.Challenge) -> None:
+def test_quality_does_not_sink_below_the_reference(challenge: world.NextHead) -> None:
     """By more than margin and noise, in forty rounds of `swiftqueue bench gate`; the gate before lets it."""
     qualities = world.run(world.passes, 40, 1, challenge)
     assert min(qualities) > qualities[0] - 0.03
