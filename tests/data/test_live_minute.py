@@ -28,6 +28,8 @@ from pipelines.live.slices import KEPT, Slices, encoder_of
 from pipelines.live.watch import Pair, compare
 from serving.engine import Engine
 
+pytestmark = pytest.mark.slow  # it trains heads
+
 TOKENS = 64
 PARAMS = FinetuneParams(seed=1, workers=1, epochs=3, batch_size=64, learning_rate=1e-3, sharp_weight=1)
 LONGER = PARAMS.model_copy(update={"epochs": 20})
@@ -74,7 +76,6 @@ def load(files: dict[str, bytes], folder: Path) -> artifact.Artifact:
     return artifact.load(folder, fw.schema_hash())
 
 
-@pytest.mark.slow
 def test_the_head_is_the_one_that_offline_fine_tuning_gives(
     packets: pl.DataFrame, champion: Path, tuned: Tuned, tmp_path: Path
 ) -> None:

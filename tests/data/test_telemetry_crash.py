@@ -15,13 +15,8 @@ import pytest
 from mutants import ALL
 
 
-@pytest.mark.parametrize(
-    ("what", "stride", "least"),
-    [
-        ("append", 1, 20),
-        pytest.param("compact", 1 if ALL else 4, 40, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("what", "stride", "least"), [("append", 1, 20), ("compact", 1 if ALL else 4, 40)])
 @pytest.mark.timeout(3600 if ALL else 600)
 def test_killed_at_every_step(tmp_path: Path, what: str, stride: int, least: int) -> None:
     script = Path(__file__).with_name("telemetry_crash.py")

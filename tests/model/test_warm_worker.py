@@ -13,6 +13,8 @@ import pytest
 
 from models.training.warm_worker import WarmWorker, WarmWorkerError
 
+pytestmark = pytest.mark.slow
+
 START_S = 240.0  # on a busy machine
 
 
@@ -49,7 +51,6 @@ def worker(ray_cluster: None) -> Iterator[WarmWorker]:
         warm.close()
 
 
-@pytest.mark.slow
 def test_the_handlers_errors_come_back_and_cost_no_worker(worker: WarmWorker) -> None:
     with pytest.raises(ValueError, match=r"^too few windows$") as refused:
         worker.do(("refuse", "too few windows"), 60)
@@ -59,7 +60,6 @@ def test_the_handlers_errors_come_back_and_cost_no_worker(worker: WarmWorker) ->
     assert worker.do(("double", 21), 60) == 42
 
 
-@pytest.mark.slow
 def test_work_of_a_worker_that_dies_is_done_again(
     worker: WarmWorker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -69,7 +69,6 @@ def test_work_of_a_worker_that_dies_is_done_again(
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.slow
 def test_work_that_kills_every_worker_is_given_up_and_the_next_is_done(worker: WarmWorker) -> None:
     with pytest.raises(WarmWorkerError, match="Ray's worker is gone"):
         worker.do(("die", None), START_S)

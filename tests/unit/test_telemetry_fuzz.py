@@ -96,6 +96,7 @@ def a_manifest() -> bytes:
         return (sender_dir(root, "a") / "manifest.json").read_bytes()
 
 
+@pytest.mark.slow
 def test_damaged_batches() -> None:
     taken, refused = mutants.survive("test_telemetry_fuzz:checked", BATCHES, mutants.COUNT // 4)
     assert refused > taken
@@ -109,17 +110,20 @@ def test_damaged_segments() -> None:
     mutants.survive("test_telemetry_fuzz:segment_with_checksums", [frames(*BATCHES), frames(BATCHES[0])])
 
 
+@pytest.mark.slow
 def test_batches_that_pass_are_compacted_whatever_they_say() -> None:
     """Far fewer: each writes a store. The events' own values are what is left to do harm."""
     mutants.survive("test_telemetry_fuzz:whole_compaction", BATCHES, mutants.COUNT // 200)
 
 
+@pytest.mark.slow
 def test_damaged_manifests() -> None:
     empty = json.dumps(asdict(Manifest("a"))).encode()
     taken, refused = mutants.survive("test_telemetry_fuzz:read_manifest", [a_manifest(), empty])
     assert min(taken, refused) > 0
 
 
+@pytest.mark.slow
 def test_damaged_requests() -> None:
     good = [b'{"events_before": 17}', b"{}", b'{"events_before": 0}', b"[" * 1000]
     mutants.survive("test_telemetry_fuzz:read_asked", good)
