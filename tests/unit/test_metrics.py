@@ -9,6 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn.metrics import (
+    average_precision_score,
+    mean_absolute_error,
+    median_absolute_error,
+    precision_recall_fscore_support,
+)
 
 from models.scoring import metrics
 from models.training.sharp import change_direction
@@ -17,17 +23,12 @@ latencies = st.sampled_from([1_000.0, 9_000.0, 20_000.0, 30_000.0, 40_000.0, 48_
 coarse = st.sampled_from([-1.0, 0.0, 0.25, 0.5, 1.0, 2.0])
 
 
-def literal_average_precision(positive: list[bool], score: list[float]) -> float | None:
-    """Sum over distinct thresholds, highest first, of precision times the step in recall."""
-    if not any(positive):
+def sklearns_average_precision(positive: Any, score: Any, weight: Any = None) -> float | None:
+    """What scikit-learn says; it defines none where nothing is positive, and warns."""
+    weights = np.ones(len(positive)) if weight is None else weight
+    if not weights[np.asarray(positive, bool)].sum():
         return None
-    total, recall_before = 0.0, 0.0
-    for threshold in sorted(set(score), reverse=True):
-        alarmed = [p for p, s in zip(positive, score, strict=True) if s >= threshold]
-        recall = sum(alarmed) / sum(positive)
-        total += (recall - recall_before) * sum(alarmed) / len(alarmed)
-        recall_before = recall
-    return total
+    return float(average_precision_score(positive, score, sample_weight=weights))
 
 
 @pytest.mark.parametrize(
@@ -68,12 +69,11 @@ def test_average_precision_by_hand() -> None:
 
 
 @given(st.lists(st.tuples(st.booleans(), coarse), min_size=1, max_size=60))
-def test_average_precision_is_the_literal_one(packets: list[tuple[bool, float]]) -> None:
-    positive, score = [p for p, _ in packets], [s for _, s in packets]
-    ours = metrics.precision_recall(np.array(positive), np.array(score)).average_precision()
-    assert ours == (
-        None if (expected := literal_average_precision(positive, score)) is None else pytest.approx(expected)
-    )
+def test_average_precision_is_scikit_learns(packets: list[tuple[bool, float]]) -> None:
+    positive, score = np.array([p for p, _ in packets]), np.array([s for _, s in packets])
+    ours = metrics.precision_recall(positive, score).average_precision()
+    expected = sklearns_average_precision(positive, score)
+    assert ours == (None if expected is None else pytest.approx(expected))
 
 
 @given(st.lists(st.tuples(st.booleans(), coarse), min_size=1, max_size=60), st.floats(0, 1))
@@ -173,6 +173,23 @@ def test_packets_without_reference_are_counted_and_not_scored() -> None:
     assert got["late"]["n_without_reference"] == (known & (last <= 0)).sum()
 
 
+@given(st.lists(st.tuples(latencies, latencies), min_size=3, max_size=40))
+def test_errors_and_sharp_changes_are_scikit_learns(packets: list[tuple[float, float]]) -> None:
+    y, p = np.array([y for y, _ in packets]), np.array([p for _, p in packets])
+    got = metrics.score_predictions(p[None], y[None], np.full((1, len(y)), 1e4))
+    assert got["error"]["mae_ms"] == pytest.approx(mean_absolute_error(y, p) / 1e3)
+    assert got["error"]["p50_ms"] == pytest.approx(median_absolute_error(y, p) / 1e3)
+    true = change_direction(y[1:], y[:-1])
+    for variant, before in (("prediction_change", p), ("truth_change", y)):
+        said = change_direction(p[1:], before[:-1])
+        for name, labels in (("all", [1, -1]), ("rises", [1]), ("drops", [-1])):
+            figures = [got["sharp"][variant][name][one] or 0.0 for one in ("precision", "recall", "f1")]
+            theirs = precision_recall_fscore_support(
+                true, said, labels=labels, average="micro", zero_division=0
+            )
+            assert figures == pytest.approx(theirs[:3])
+
+
 def test_errors_by_hand() -> None:
     y = np.array([[10_000.0, 20_000.0, np.nan, 40_000.0]])
     got = metrics.score_predictions(np.array([[11_000.0, 18_000.0, 5.0, 43_000.0]]), y, y)["error"]
@@ -188,9 +205,8 @@ def test_bootstrap_draws_equal_scoring_the_repeated_packets(seed: int) -> None:
     draws = rng.multinomial(5, np.full(5, 0.2), size=4).astype(float)
     got = metrics.average_precision_draws(metrics.precision_recall(positive, score), positive, block, draws)
     for draw, ours in zip(draws, got, strict=True):
-        taken = np.repeat(np.arange(80), draw[block].astype(int))
-        literal = literal_average_precision(positive[taken].tolist(), score[taken].tolist())
-        assert np.isnan(ours) if literal is None else ours == pytest.approx(literal)
+        expected = sklearns_average_precision(positive, score, draw[block])
+        assert np.isnan(ours) if expected is None else ours == pytest.approx(expected)
 
 
 def test_bootstrap_is_the_same_whatever_the_chunk() -> None:
