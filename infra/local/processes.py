@@ -97,15 +97,22 @@ def running(name: str) -> Server | None:
 
 def check_port(port: int, setting: str) -> None:
     """Raise OSError with a clear line if a loopback port, which a setting chooses, is taken."""
+    if not is_free(port):
+        raise OSError(
+            f"port {port} is in use by another program; stop it, or choose another port with "
+            f"{variable(setting)}"
+        )
+
+
+def is_free(port: int) -> bool:
+    """Whether a port of loopback can be listened at."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # TIME_WAIT leftovers do not count
         try:
             probe.bind((LOOPBACK, port))
-        except OSError as error:
-            raise OSError(
-                f"port {port} is in use by another program; stop it, or choose another port with "
-                f"{variable(setting)}"
-            ) from error
+        except OSError:
+            return False
+    return True
 
 
 def free_ports(count: int) -> list[int]:

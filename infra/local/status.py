@@ -9,6 +9,7 @@ import time
 import urllib.request
 from base64 import b64encode
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from threading import Thread
@@ -39,6 +40,7 @@ from serving.triton.servers import connected, each
 
 BOUND_S: Final = 3.0  # for an answer
 FLOWS: Final = {"agent": "batches decided", "forwarder": "events stored by the ingest"}
+NEEDS: Final = {"forwarder": ("ray", "ingest")}  # of a flow: what stores it
 GROWTH_WAIT_S: Final = 8.0  # a new pass of the sender takes a second or two to begin
 LOOK_S: Final = 1.0
 SCRAPED_S: Final = 30.0  # six scrapes: one that took too long is no failure
@@ -56,7 +58,12 @@ class Judgement:
 
 def print_status(*, as_json: bool = False) -> int:
     """Print what each part answers to a real request; 0: all that run are well and a version is served."""
-    judged = [*_under_way(), *_judge_tritons(), *_hold(), *_judge_mlflow(), *judge_parts(), *_firing()]
+    with ThreadPoolExecutor() as pool:  # no one's silence adds to another's
+        asked_all = [
+            pool.submit(ask_one)
+            for ask_one in (_under_way, _judge_tritons, _hold, _judge_mlflow, judge_parts, _firing)
+        ]
+        judged = [one for answer in asked_all for one in answer.result()]
     if all(one.well for one in judged if one.part == MLFLOW):  # without an answer nobody knows
         judged += _astray()
     well = all(one.well for one in judged)
@@ -69,7 +76,10 @@ def print_status(*, as_json: bool = False) -> int:
 
 
 def judge_parts() -> list[Judgement]:
-    """Judge each part that runs or ought to, all at the same time, within BOUND_S of what does not answer."""
+    """Judge each part that runs or ought to, all at the same time.
+
+    What does not answer is waited for BOUND_S, and what is to grow GROWTH_WAIT_S longer while it can.
+    """
     live = asked.asked()
     running = {name: server for name in PARTS if (server := processes.running(name))}
     expected = parts.wanted() if live else []
@@ -95,7 +105,17 @@ def _why_missing(name: str, kept: bool) -> str:
             return "not started yet"
         return f"was never started, or did not start (log {processes.log_path(name)}); swiftqueue up --live"
     heals = "the keeper starts it" if kept else "swiftqueue up --live"
-    return f"was started and is gone (log {processes.log_path(name)}); {heals}"
+    return f"was started and is gone{_stolen(name)} (log {processes.log_path(name)}); {heals}"
+
+
+def _stolen(name: str) -> str:
+    """Which of the ports of a part that is gone another program has, to be read after "is gone"."""
+    try:
+        ports = processes.read_record(processes.record_path(name)).ports
+    except (OSError, ValueError):
+        return ""
+    taken = [f"{port}" for port in ports.values() if not processes.is_free(port)]
+    return f", and another program has its port {' and '.join(taken)}" if taken else ""
 
 
 def _in_time(judges: Mapping[str, Callable[[], Judgement]]) -> dict[str, Judgement]:
@@ -110,9 +130,13 @@ def _in_time(judges: Mapping[str, Callable[[], Judgement]]) -> dict[str, Judgeme
     for thread in threads.values():
         thread.start()
     deadline = time.monotonic() + BOUND_S
-    for name, thread in threads.items():
-        until = deadline + (GROWTH_WAIT_S if name in FLOWS else 0.0)  # they watch something grow
-        thread.join(max(0.0, until - time.monotonic()))
+    for name in sorted(threads, key=lambda name: name in FLOWS):  # they watch something grow
+        asked_too = [other for other in NEEDS.get(name, ()) if other in judges]
+        stuck = [other for other in asked_too if not found.get(other, late).well]
+        wait_s = GROWTH_WAIT_S if name in FLOWS and not stuck else 0.0
+        threads[name].join(max(0.0, deadline + wait_s - time.monotonic()))
+        if stuck and name not in found:
+            found[name] = Judgement(False, f"cannot be judged while {stuck[0]} does not answer")
     return {name: replace(found.get(name, late), part=name) for name in judges}
 
 
@@ -423,7 +447,8 @@ def _astray() -> list[Judgement]:
 def _may_be_served(url: str, model: str) -> bool:
     """Whether the alias champion names a version that the gate passed, asked of a server without MLflow."""
     try:
-        named = json.loads(page(_asking(url, "alias", name=model, alias=CHAMPION)) or "")["model_version"]
+        asking = _asking(url, "alias", name=model, alias=CHAMPION)
+        named = json.loads(page(asking, BOUND_S) or "")["model_version"]
         tags = {tag["key"]: tag["value"] for tag in named["tags"]}
         return not decision.refusal(model, int(named["version"]), tags)
     except (ValueError, KeyError, TypeError, OSError):

@@ -11,6 +11,8 @@ from typing import Final
 import yaml
 
 UNKNOWN: Final = "unknown"
+# What the stages write of tracked files, as `git status` takes paths. A version's tags have the hashes in it.
+RECORDS: Final = ("dvc.lock", "data/evaluation")
 ORIGIN: Final = ("dvc.", "retrain.")  # tags that say where a version's encoder comes from
 
 
@@ -20,10 +22,14 @@ def origin(tags: Mapping[str, str]) -> dict[str, str]:
 
 
 def git_commit(folder: Path) -> str:
-    """Commit checked out in `folder`, with `+dirty` if tracked files differ; `unknown` outside git."""
+    """Commit checked out in `folder`, with `+dirty` if its sources differ; `unknown` outside git.
+
+    What `dvc repro` writes is no source: on another machine the same sources give it other last digits.
+    """
     try:
         commit = _git(folder, "rev-parse", "HEAD")
-        changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
+        records = [f":(exclude,top){path}" for path in RECORDS]
+        changed = _git(folder, "status", "--porcelain", "--untracked-files=no", "--", ":/", *records)
     except (OSError, subprocess.CalledProcessError):
         return UNKNOWN
     return f"{commit}+dirty" if changed else commit

@@ -15,7 +15,7 @@ import gc
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -35,27 +35,23 @@ from models.registry.registry import INPUTS_FILE, Decision, Registry
 from models.registry.store import RegistryError
 from models.say import say
 from models.training.finetuning import FinetuneParams
-from models.training.warm_worker import WarmWorker, WarmWorkerError
+from models.training.warm_worker import WarmWorkerError
 from pipelines.live import challenger
+from pipelines.live.guard import Guard, Telemetry, files_of, rolled_back_since_last
 from pipelines.live.minute import DeclinedError, Minute, Tuned
 from pipelines.live.retrain import MOST_PACKETS, SECONDS, Retrained, RetrainError, Retraining
-from pipelines.live.rounds_log import LOG_FILE, RoundRecord, newest_first, read
+from pipelines.live.rounds_log import LOG_FILE, RoundRecord, read
 from pipelines.live.slices import Slices
-from pipelines.live.watch import Compared, Pair, work
-from serving.deploy import log as deploy_log
+from pipelines.live.worker import Worker
 from serving.deploy.champion import find_champion
 from serving.deploy.deployment import (
     ChampionChangedError,
     deploy_version,
     prune_registry,
-    rollback_champion,
     serve_champion,
 )
 from serving.deploy.hold import HeldVersionError, held
 from serving.triton.endpoint import first_line
-
-WORK_TIMEOUT_S: Final = 120.0
-WARM_START_TIMEOUT_S: Final = 300.0
 
 
 @dataclass(frozen=True)
@@ -79,14 +75,6 @@ class RoundParams:
 LEARNED: Final = ("pushed", "kept")
 TURNS: Final = 50  # rounds in which senders get their shares
 MAX_MISSING: Final = 0.01  # share of packets that telemetry lost; windows around them show a wrong history
-
-SHADOW_WAIT_S: Final = 30.0  # for the batches of a shadow; a sender that stopped delays no round for longer
-SHADOW_LOOK_S: Final = 1.0
-WATCHED: Final = 1.5  # of the seconds that a rollback takes are looked at
-
-# The last so many seconds of a sender, by its name or ("") of the one whose turn it is; FileNotFoundError
-# where there is nothing of it.
-Telemetry = Callable[[float, str], Latest]
 
 
 class Rounds:
@@ -115,11 +103,8 @@ class Rounds:
         self._finetune = finetune
         self._model = model
         self._keep_versions = settings().keep_versions
-        self._worker: WarmWorker | None = None
-        self._shadow_batches = settings().shadow_batches
-        self._rollback_margin = settings().rollback_margin
-        self._rollback_after_s = settings().rollback_after_s
-        self._watched: _Watched | None = None
+        self._worker = Worker()
+        self.guard = Guard(telemetry, self._worker, model, params.lead_in_s)
         self._reference: tuple[int, Mapping[str, bytes]] | None = None  # the last one's number and files
         self._folder = state_dir() / "live"
         private_dir(self._folder)
@@ -148,33 +133,26 @@ class Rounds:
         Raises:
             WarmWorkerError, ConnectionError, TimeoutError: it does not come up.
         """
-        if self._worker is None:
-            self._worker = WarmWorker(work)
-        self._worker.wait_ready(WARM_START_TIMEOUT_S)
+        self._worker.warm()
 
     def close(self) -> None:
         """End the worker, and a re-train that runs."""
-        self._close_worker()
+        self._worker.close()
         if self._retraining is not None:
             self._retraining.close()
-
-    def _close_worker(self) -> None:
-        if self._worker is not None:
-            self._worker.close()
-            self._worker = None
 
     def run(self) -> RoundRecord:
         """Run one round; never raises for what can go wrong in one."""
         self.number += 1
         record, begin_s = RoundRecord(self.number, time.time()), time.monotonic()
-        record.rolled_back = self._rolled_back()
+        record.rolled_back = rolled_back_since_last(self.log)
         try:
             self._run(record)
         except (DeclinedError, ChampionChangedError, HeldVersionError) as error:
             record.outcome, record.reason = "declined", first_line(str(error))
         except (WarmWorkerError, ConnectionError, TimeoutError) as error:
             record.reason = first_line(str(error))
-            self._close_worker()  # the next round starts another
+            self._worker.close()  # the next round starts another
         except (OSError, ValueError, RuntimeError, pl.exceptions.PolarsError) as error:
             record.reason = first_line(str(error))
         if record.outcome in LEARNED and record.newest_ns is not None:
@@ -191,14 +169,6 @@ class Rounds:
             record.reason = f"{record.reason}; {self.log}: {error.strerror}"
         self._prune(record)
         return record
-
-    def _rolled_back(self) -> str:
-        """What was put back without a hand since the last round began, and why."""
-        switch = deploy_log.last_switch() or {}
-        last = next(newest_first(self.log), {})
-        if not switch.get("why") or float(switch.get("time", 0)) < float(last.get("triggered") or 0):
-            return ""
-        return f"version {switch.get('previous')} was rolled back to {switch['version']}: {switch['why']}"
 
     def _prune(self, record: RoundRecord) -> None:
         """After a round that registered a version: remove what nobody needs. No fault of the round's."""
@@ -267,9 +237,9 @@ class Rounds:
                 self._give_up(self._retraining, record)  # in the registry; a failed push is not tried again
         record.reason = tuned.verdict.reason
         passed = tuned.verdict.passed
-        if passed and self._shadow_batches:
+        if passed and self.guard.shadow_batches:
             with _timed(record, "shadow"):
-                worse = self._shadow(record, latest, tuned.files, champion_files)
+                worse = self.guard.shadow(record, latest, tuned.files, champion_files, self._params.judge_s)
             if worse:
                 passed, record.reason = False, f"worse than the champion in shadow: {worse}"
                 registry.decide(record.version, Decision(False, record.reason, champion))
@@ -280,104 +250,6 @@ class Rounds:
         if retrained:
             record.retraining = record.outcome
 
-    def _shadow(
-        self, record: RoundRecord, latest: Latest, head: Mapping[str, bytes], champion: Mapping[str, bytes]
-    ) -> str:
-        """Judge a head beside the champion on traffic that came since its round began, without any effect.
-
-        Returns what it may be worse in; nothing too where too little came to tell.
-        """
-        deadline = time.monotonic() + SHADOW_WAIT_S
-        while True:
-            found = self._beside(head, champion, self._params.judge_s, latest.newest_ns, record.sender)
-            enough = found is not None and found.batches >= self._shadow_batches
-            if enough or time.monotonic() > deadline:
-                break
-            time.sleep(SHADOW_LOOK_S)
-        if found is None or not enough:
-            record.shadow = {"batches": found.batches if found else 0, "enough": False}
-            return ""
-        record.shadow = {"batches": found.batches, "seconds": found.seconds, **found.figures}
-        return found.inferior
-
-    def _beside(
-        self,
-        head: Mapping[str, bytes],
-        other: Mapping[str, bytes],
-        seconds: float,
-        since_ns: int,
-        sender: str,
-        *,
-        or_another: bool = False,
-    ) -> Compared | None:
-        """Two heads on the last seconds of a sender, as far as they came since a time; None if nothing did.
-
-        With `or_another` it may be another sender's turn; of that one neither head has learned those seconds.
-        """
-        try:
-            latest = self._telemetry(self._params.lead_in_s + seconds, "" if or_another else sender)
-        except FileNotFoundError:
-            return None
-        if latest.packets.is_empty():
-            return None
-        newest_ns = int(latest.packets["sent_ns"][-1])
-        since_ns = since_ns if latest.packets["trace"][0] == sender else 0
-        if newest_ns <= since_ns:
-            return None
-        from_ns = max(since_ns + 1, newest_ns - round(seconds * 1e9))
-        self.warm()
-        assert self._worker is not None  # noqa: S101 - `warm` made it
-        packets = believed(latest.packets, 0).packets
-        pair = Pair(packets, latest.flow_starts_ns, from_ns, head, other)
-        compared: Compared = self._worker.do(pair, WORK_TIMEOUT_S)
-        return compared
-
-    def watch(self) -> str:
-        """Put the version before the served one back where the served one is surely worse on live traffic.
-
-        Returns a line about that; nothing where all is well, or nobody knows.
-        """
-        try:
-            return self._watch()
-        except (WarmWorkerError, ConnectionError, TimeoutError):
-            self._close_worker()
-        except (OSError, ValueError, RuntimeError, pl.exceptions.PolarsError) as error:
-            say(f"watch: {first_line(str(error))}")
-        return ""
-
-    def _watch(self) -> str:
-        switch = deploy_log.last_switch()
-        if switch is None or switch.get("action") != "deploy" or held():
-            return ""
-        version, before = switch["version"], switch.get("previous")
-        if self._watched is None or self._watched.version != version:
-            registry = Registry(self._model)
-            if find_champion(registry).version != version or not isinstance(before, int):
-                return ""
-            tags = registry.tags(version)
-            learned_of = tags.get("source", "").removeprefix("telemetry/")
-            learned_ns = int(tags.get("telemetry_to_ns") or 0)
-            head, other = (_files_of(registry, one) for one in (version, before))
-            self._watched = _Watched(version, learned_of, learned_ns, head, other)
-        one = self._watched
-        found = self._beside(
-            one.head,
-            one.before,
-            WATCHED * self._rollback_after_s,
-            one.learned_ns,
-            one.sender,
-            or_another=True,
-        )
-        if found is None or found.seconds < self._rollback_after_s:
-            return ""
-        much = {name: by for name, by in found.worse.items() if by > self._rollback_margin}
-        if not much:
-            return ""
-        said = ", ".join(f"{name} worse by {by:.3f} or more" for name, by in much.items())
-        why = f"over {found.seconds:.0f} s of live traffic {said} than that of version {before}"
-        rollback_champion(of=version, why=why)
-        return f"version {version} is rolled back to {before}: {why}"
-
     def _fetch_reference(
         self, registry: Registry, champion: int, record: RoundRecord
     ) -> Mapping[str, bytes] | None:
@@ -387,7 +259,7 @@ class Rounds:
             if number == champion:
                 return None
             if self._reference is None or self._reference[0] != number:
-                self._reference = number, _files_of(registry, number)
+                self._reference = number, files_of(registry, number)
             return self._reference[1]
         except RegistryError as error:
             say(f"round {record.number}: judged without the reference: {first_line(str(error))}")
@@ -485,8 +357,6 @@ class Rounds:
         reference: Mapping[str, bytes] | None,
     ) -> Tuned:
         packets = latest.packets
-        self.warm()
-        assert self._worker is not None  # noqa: S101 - `warm` made it
         newest_ns = int(packets["sent_ns"][-1])
         judge_from_ns = newest_ns - round(self._params.judge_s * 1e9)
         trained_on = parent / INPUTS_FILE
@@ -503,24 +373,8 @@ class Rounds:
             trained_on=np.load(trained_on, allow_pickle=False) if trained_on.is_file() else None,
             least_windows=self._params.least_windows,
         )
-        tuned: Tuned = self._worker.do(minute, WORK_TIMEOUT_S)
+        tuned: Tuned = self._worker.do(minute)
         return tuned
-
-
-@dataclass(frozen=True)
-class _Watched:
-    """A served version, what it learned last, and its head and that of the version before it."""
-
-    version: int
-    sender: str
-    learned_ns: int
-    head: Mapping[str, bytes]
-    before: Mapping[str, bytes]
-
-
-def _files_of(registry: Registry, version: int) -> Mapping[str, bytes]:
-    with tempfile.TemporaryDirectory() as temporary:
-        return read_files(registry.fetch(version, Path(temporary)))
 
 
 @contextmanager

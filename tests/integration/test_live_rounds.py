@@ -210,7 +210,7 @@ def test_a_bad_head_in_shadow_never_serves(
 ) -> None:
     before = served()
     let_a_bad_head_through(rounds, monkeypatch, tmp_path)
-    monkeypatch.setattr(rounds, "_shadow_batches", 100)
+    monkeypatch.setattr(rounds.guard, "shadow_batches", 100)
     record = rounds.run()
     assert record.outcome == "kept", record.reason
     assert record.reason.startswith("worse than the champion in shadow: log-error ")
@@ -233,18 +233,18 @@ def test_a_bad_head_that_serves_is_put_back_without_a_hand(
         bad = rounds.run()
     assert bad.outcome == "pushed", bad.reason
     assert served() == bad.version
-    assert rounds.watch() == ""  # a second of traffic says too little
+    assert rounds.guard.watch() == ""  # a second of traffic says too little
     source.now_s += 6
     with VersionWatch(grpc_address()) as asking:
         asking.first_answer_s(int(bad.version or 0), 60)
-        line = rounds.watch()
+        line = rounds.guard.watch()
         asking.first_answer_s(int(before or 0), 60)
         answered = asking.close()
     assert line.startswith(f"version {bad.version} is rolled back to {before}: over "), line
     assert "log-error worse by " in line
     assert served() == before == Registry("swiftqueue").alias(CHAMPION)
     assert answered == 1
-    assert rounds.watch() == ""
+    assert rounds.guard.watch() == ""
     after = rounds.run()
     assert f"version {bad.version} was rolled back to {before}: over " in after.reason
     assert "rolled back" not in rounds.run().reason
@@ -272,9 +272,8 @@ def test_a_retrained_model_that_cannot_be_used_costs_one_round_at_most(
 
 def test_an_error_of_the_worker_is_named_and_costs_no_worker(rounds: Rounds) -> None:
     rounds.warm()
-    assert rounds._worker is not None
     with pytest.raises(RuntimeError, match="AttributeError: 'str' object has no attribute"):
-        rounds._worker.do("not a minute", 30)
+        rounds._worker.do("not a minute")  # type: ignore[arg-type]
     assert rounds.run().outcome in ("pushed", "kept")
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from models.registry.lineage import git_commit
+
 pytestmark = pytest.mark.slow
 
 ROOMS = ("feature_store", "models", "pipelines", "tests/data/captures", ".dvc", ".gitignore", ".dvcignore")
@@ -78,3 +80,53 @@ def test_a_new_trace_is_extracted_alone(checkout: Path) -> None:
     assert ran() == []
     tables = sorted(path.name for path in (checkout / "data/packets").glob("trace=*"))
     assert tables == ["trace=ethernet_us_le", "trace=vlan"]
+
+
+def test_asking_the_registry_again_changes_no_tracked_file(project: Path, tmp_path: Path) -> None:
+    stage = yaml.safe_load((project / "dvc.yaml").read_text())["stages"]["register"]
+    output = stage["cmd"].split("--output ")[1].split()[0]
+    # As the stage does: the registry's answer is another each time.
+    stage |= {"cmd": f"cat /proc/sys/kernel/random/uuid | tee -a asked > {output}", "deps": ["source.py"]}
+    stage["params"] = []
+    (tmp_path / "dvc.yaml").write_text(yaml.safe_dump({"stages": {"register": stage}}))
+    (tmp_path / "source.py").write_text("pass\n")
+    (tmp_path / output).parent.mkdir(parents=True)
+    for name in (
+        ".gitignore",
+        ".dvcignore",
+        f"{Path(output).parent}/.gitignore",
+        ".dvc/config",
+        ".dvc/.gitignore",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(project / name, tmp_path / name)
+    git(tmp_path, "init", "--quiet")
+    dvc(tmp_path, "repro")
+    git(tmp_path, "add", "dvc.yaml", "dvc.lock", "source.py", ".gitignore", ".dvcignore", ".dvc", "data")
+    git(tmp_path, "-c", "user.name=t", "-c", "user.email=t@example.org", "commit", "--quiet", "-m", "all")
+    before = (tmp_path / output).read_text()
+
+    dvc(tmp_path, "repro")
+    assert (tmp_path / output).read_text() != before, "the registry was not asked again"
+    assert git(tmp_path, "status", "--porcelain", "--untracked-files=no") == ""
+    assert git_commit(tmp_path) == git(tmp_path, "rev-parse", "HEAD").strip()
+
+
+def test_what_the_stages_write_makes_no_version_dirty_and_a_source_does(tmp_path: Path) -> None:
+    git(tmp_path, "init", "--quiet")
+    for name in ("dvc.lock", "data/evaluation/metrics.json", "model.py", "room/dvc.lock"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("1\n")
+    git(tmp_path, "add", "--all")
+    git(tmp_path, "-c", "user.name=t", "-c", "user.email=t@example.org", "commit", "--quiet", "-m", "all")
+    commit = git(tmp_path, "rev-parse", "HEAD").strip()
+    for name in ("dvc.lock", "data/evaluation/metrics.json"):
+        (tmp_path / name).write_text("2\n")
+    assert git_commit(tmp_path) == git_commit(tmp_path / "room") == commit
+    (tmp_path / "model.py").write_text("2\n")
+    assert git_commit(tmp_path) == git_commit(tmp_path / "room") == f"{commit}+dirty"
+
+
+def git(folder: Path, *arguments: str) -> str:
+    ran = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True)
+    return ran.stdout

@@ -17,6 +17,7 @@ import numpy as np
 import psutil
 import pytest
 from toy_world import bottleneck_table, write_table
+from waiting import wait_until
 
 from feature_store.state import make_scratch, scratch
 from infra.local import asked, parts, processes, status, under_way
@@ -367,6 +368,52 @@ def test_one_that_does_not_answer_holds_up_no_status(monkeypatch: pytest.MonkeyP
     never.set()
     for name in ("ray", "keeper"):
         processes.stop(name)
+
+
+def test_without_ray_nobody_waits_for_events_to_be_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While Ray was away the forwarder was watched for eight seconds more, though nothing can be stored."""
+    for name in ("ray", "forwarder"):
+        processes.start(name, SLEEPER, {"gcs": 1}, {}, lambda: True, 10)
+    never = threading.Event()
+    monkeypatch.setattr(status, "BOUND_S", 0.3)
+    monkeypatch.setattr(status, "GROWTH_WAIT_S", 3600.0)
+    monkeypatch.setattr(status, "_judge_flow", lambda *_: never.wait(60) and status.Judgement(True, "grew"))
+    monkeypatch.setitem(status._JUDGES, "ray", lambda server: status.Judgement(False, "no answer"))
+    judged = {one.part: one for one in status.judge_parts()}
+    never.set()
+    stuck = status.Judgement(False, "cannot be judged while ray does not answer", "forwarder")
+    assert judged["forwarder"] == stuck
+    monkeypatch.setitem(status._JUDGES, "ray", lambda server: status.Judgement(True, "well"))
+    assert {one.line for one in status.judge_parts() if one.part == "forwarder"} == {"grew"}
+    for name in ("ray", "forwarder"):
+        processes.stop(name)
+
+
+def test_no_silence_of_one_adds_to_anothers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each waits until all have been asked: asked one after the other they would wait for ever."""
+    all_asked = threading.Barrier(3, timeout=30)
+
+    def silent(*_: object) -> list[status.Judgement]:
+        all_asked.wait()
+        return []
+
+    for name in ("_judge_tritons", "_judge_mlflow", "judge_parts"):
+        monkeypatch.setattr(status, name, silent)
+    assert status.print_status() == 0
+
+
+def test_a_stolen_port_is_named(state: Path) -> None:
+    asked.asked_file().parent.mkdir()
+    asked.asked_file().write_text('{"trace": "x", "speed": 2, "every_s": 60, "learn_s": 30, "judge_s": 8}')
+    with socket.socket() as thief:
+        thief.bind(("127.0.0.1", 0))
+        port = thief.getsockname()[1]
+        ended = [sys.executable, "-S", "-c", "import time; time.sleep(2)"]
+        processes.start("scheduler", ended, {"metrics": port}, {}, lambda: True, 10)
+        thief.listen()
+        wait_until(lambda: processes.running("scheduler") is None, "it does not end")
+        judged = {one.part: one.line for one in status.judge_parts()}
+    assert f"is gone, and another program has its port {port} (log" in judged["scheduler"]
 
 
 def test_a_prometheus_that_has_scraped_nothing_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
