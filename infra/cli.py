@@ -56,6 +56,14 @@ app.add_typer(
     ),
     name="monitor",
 )
+app.add_typer(
+    _programs(
+        "UDP packets that are really marked, and their receiver.",
+        send="serving.agent.udp_command:send",
+        echo="serving.agent.udp_command:echo",
+    ),
+    name="udp",
+)
 lab_app = typer.Typer(
     no_args_is_help=True, help="The L4S laboratory: simulated runs with controls, and the report."
 )
