@@ -23,6 +23,7 @@ setup: debian $(VENV)/.synced .venv-triton/.synced native ## Install everything 
 debian:
 	@infra/setup/debian.sh "the C++ sender agent" "the Python client (serving/agent/reference_client.py) does its work" \
 	  g++ libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc libcli11-dev prometheus-cpp-dev
+	@infra/setup/debian.sh "marking TCP packets (swiftqueue mark)" "UDP packets are marked without it" clang libbpf-dev libelf-dev iproute2
 
 # Apart from `setup`: with an init system Debian starts both servers, Prometheus on every interface.
 setup-tests: kustomize kuberay podsecurity ## Install what some tests use where it is: Prometheus, PostgreSQL, kustomize, KubeRay's schemas, Pod Security's rules
@@ -83,6 +84,7 @@ native: $(VENV)/.synced | debian
 	@$(MAKE) --no-print-directory -C serving/triton/native
 	@$(MAKE) --no-print-directory -C serving/triton/identity
 	@$(MAKE) --no-print-directory -C serving/agent
+	@$(MAKE) --no-print-directory -C testbed
 	@$(MAKE) --no-print-directory -C simulation
 
 run: setup ## The main job: traces to a served prediction, replayed; ends with where to look next

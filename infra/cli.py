@@ -56,6 +56,31 @@ app.add_typer(
     ),
     name="monitor",
 )
+app.add_typer(
+    _programs(
+        "UDP packets that are really marked, and their receiver.",
+        send="serving.agent.udp_command:send",
+        echo="serving.agent.udp_command:echo",
+    ),
+    name="udp",
+)
+app.add_typer(
+    _programs(
+        "The test bed: a real kernel's packets through a router with DualPI2.",
+        check="laboratory.bed.command:check",
+    ),
+    name="bed",
+)
+app.add_typer(
+    _programs(
+        "TCP packets that a kernel really marks: a tc/eBPF program on a device.",
+        attach="laboratory.bed.mark_command:attach",
+        detach="laboratory.bed.mark_command:detach",
+        set="laboratory.bed.mark_command:set_decision",
+        status="laboratory.bed.mark_command:status",
+    ),
+    name="mark",
+)
 lab_app = typer.Typer(
     no_args_is_help=True, help="The L4S laboratory: simulated runs with controls, and the report."
 )

@@ -1,7 +1,7 @@
 """Keeps the code that each stage of dvc.yaml depends on equal to what it imports.
 
 Run it where a test says that they differ: `python -m pipelines.dependencies`.
-What a stage reads under data/ and simulation/ stands in dvc.yaml by hand.
+What a stage reads under data/, simulation/ and testbed/ stands in dvc.yaml by hand.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from models.import_closure import files_of
 
-BY_HAND = ("data", "simulation", "${item.file}")
+BY_HAND = ("data", "simulation", "testbed", "${item.file}")
 
 
 def dependencies(name: str, stage: Any) -> list[str]:

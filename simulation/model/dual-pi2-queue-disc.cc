@@ -2,9 +2,6 @@
 
 #include "dual-pi2-queue-disc.h"
 
-#include <algorithm>
-#include <limits>
-
 #include "ns3/abort.h"
 #include "ns3/double.h"
 #include "ns3/drop-tail-queue.h"
@@ -20,13 +17,50 @@ NS_OBJECT_ENSURE_REGISTERED(DualPi2QueueDisc);
 
 namespace {
 
-constexpr uint32_t kUnlimited = std::numeric_limits<uint32_t>::max();
+namespace dual_pi2 = swiftqueue::dual_pi2;
+using dual_pi2::DelayInput;
+using dual_pi2::Draw;
+using dual_pi2::kNotEct;
+using dual_pi2::kUnlimited;
+using dual_pi2::LAqm;
+using dual_pi2::Overload;
+using dual_pi2::Refusal;
+using dual_pi2::Verdict;
+
 constexpr uint8_t kEcnMask = 0b11;
-constexpr uint8_t kNotEct = 0b00;
 
 uint8_t EcnField(Ptr<const QueueDiscItem> item) {
   uint8_t dsField = 0;
   return item->GetUint8Value(QueueItem::IP_DSFIELD, dsField) ? dsField & kEcnMask : kNotEct;
+}
+
+const char* ReasonOf(Refusal refusal) {
+  return refusal == Refusal::kLLimit   ? DualPi2QueueDisc::kLLimitDrop
+         : refusal == Refusal::kCLimit ? DualPi2QueueDisc::kCLimitDrop
+                                       : DualPi2QueueDisc::kSharedLimitDrop;
+}
+
+const char* ReasonOf(Verdict verdict) {
+  using Disc = DualPi2QueueDisc;
+  switch (verdict) {
+    case Verdict::kLNativeMark:
+      return Disc::kLNativeMark;
+    case Verdict::kLCoupledMark:
+      return Disc::kLCoupledMark;
+    case Verdict::kLOverloadMark:
+      return Disc::kLOverloadMark;
+    case Verdict::kCMark:
+      return Disc::kCMark;
+    case Verdict::kLOverloadDrop:
+      return Disc::kLOverloadDrop;
+    case Verdict::kCDrop:
+      return Disc::kCDrop;
+    case Verdict::kCOverloadDrop:
+      return Disc::kCOverloadDrop;
+    case Verdict::kSend:
+      break;
+  }
+  return "";
 }
 
 }  // namespace
@@ -73,11 +107,12 @@ TypeId DualPi2QueueDisc::GetTypeId() {
           .AddAttribute(
               "Beta", "Proportional gain in Hz (RFC 9332 A.1, beta = 0.3 / RTT_max, 3; Linux 3.2)",
               DoubleValue(3.2), MakeDoubleAccessor(&Self::m_betaHz), MakeDoubleChecker<double>(0))
-          .AddAttribute("DelayInput",
-                        "The controller's input: the greater of both queues' delays (RFC 9332 A.2) "
-                        "or C's alone (A.1)",
-                        EnumValue(kGreater), MakeEnumAccessor<DelayInput>(&Self::m_delayInput),
-                        MakeEnumChecker(kGreater, "Greater", kClassicOnly, "Classic"))
+          .AddAttribute(
+              "DelayInput",
+              "The controller's input: the greater of both queues' delays (RFC 9332 A.2) "
+              "or C's alone (A.1)",
+              EnumValue(DelayInput::kGreater), MakeEnumAccessor<DelayInput>(&Self::m_delayInput),
+              MakeEnumChecker(DelayInput::kGreater, "Greater", DelayInput::kClassicOnly, "Classic"))
           .AddAttribute("CouplingFactor",
                         "k of p_CL = k p' (RFC 9332 2.1 and appendix C); 0 uncouples the queues",
                         DoubleValue(2), MakeDoubleAccessor(&Self::m_coupling),
@@ -89,8 +124,8 @@ TypeId DualPi2QueueDisc::GetTypeId() {
                         MakeUintegerChecker<uint32_t>())
           // the native AQM of L
           .AddAttribute("LAqm", "Native AQM of L: RFC 9332 A.1's ramp, or a step as in Linux",
-                        EnumValue(kRamp), MakeEnumAccessor<LAqm>(&Self::m_lAqm),
-                        MakeEnumChecker(kRamp, "Ramp", kStep, "Step"))
+                        EnumValue(LAqm::kRamp), MakeEnumAccessor<LAqm>(&Self::m_lAqm),
+                        MakeEnumChecker(LAqm::kRamp, "Ramp", LAqm::kStep, "Step"))
           .AddAttribute("LMinThreshold",
                         "Ramp: queueing delay at which marking begins (RFC 9332 A.1, minTh)",
                         TimeValue(MicroSeconds(800)), MakeTimeAccessor(&Self::m_lMinThreshold),
@@ -115,13 +150,14 @@ TypeId DualPi2QueueDisc::GetTypeId() {
                         DoubleValue(1), MakeDoubleAccessor(&Self::m_lMaxProbability),
                         MakeDoubleChecker<double>(0, 1))
           // the scheduler
-          .AddAttribute("Scheduler",
-                        "Weighted round robin, or a FIFO in which L's packets are TimeShift older "
-                        "(RFC 9332 A.1, scheduler())",
-                        EnumValue(kWeightedRoundRobin),
-                        MakeEnumAccessor<Scheduler>(&Self::m_scheduler),
-                        MakeEnumChecker(kWeightedRoundRobin, "WeightedRoundRobin", kTimeShiftedFifo,
-                                        "TimeShiftedFifo"))
+          .AddAttribute(
+              "Scheduler",
+              "Weighted round robin, or a FIFO in which L's packets are TimeShift older "
+              "(RFC 9332 A.1, scheduler())",
+              EnumValue(dual_pi2::Scheduler::kWeightedRoundRobin),
+              MakeEnumAccessor<dual_pi2::Scheduler>(&Self::m_scheduler),
+              MakeEnumChecker(dual_pi2::Scheduler::kWeightedRoundRobin, "WeightedRoundRobin",
+                              dual_pi2::Scheduler::kTimeShiftedFifo, "TimeShiftedFifo"))
           .AddAttribute("CWeight",
                         "Weighted round robin: C's share of the bytes while both queues wait (RFC "
                         "9332 4.2's example is 1/16; Linux: 0.1)",
@@ -138,13 +174,13 @@ TypeId DualPi2QueueDisc::GetTypeId() {
               "Overload",
               "At saturation: Drop from both queues with p_C (RFC 9332 A.2), or let Delay "
               "grow to the limit with p_CL capped at 1 (4.2; Linux: overflow)",
-              EnumValue(kDrop), MakeEnumAccessor<Overload>(&Self::m_overload),
-              MakeEnumChecker(kDrop, "Drop", kDelay, "Delay"))
+              EnumValue(Overload::kDrop), MakeEnumAccessor<Overload>(&Self::m_overload),
+              MakeEnumChecker(Overload::kDrop, "Drop", Overload::kDelay, "Delay"))
           .AddAttribute("Draw",
                         "Decide by evenly spaced signals (RFC 9332 A.1, recur()) or at random "
                         "(Linux)",
-                        EnumValue(kRecur), MakeEnumAccessor<Draw>(&Self::m_draw),
-                        MakeEnumChecker(kRecur, "Recur", kRandom, "Random"))
+                        EnumValue(Draw::kRecur), MakeEnumAccessor<Draw>(&Self::m_draw),
+                        MakeEnumChecker(Draw::kRecur, "Recur", Draw::kRandom, "Random"))
           // traces
           .AddTraceSource("BaseProbability", "p', after each update",
                           MakeTraceSourceAccessor(&Self::m_pBase),
@@ -182,8 +218,7 @@ int64_t DualPi2QueueDisc::AssignStreams(int64_t stream) {
 }
 
 DualPi2QueueDisc::Queue DualPi2QueueDisc::ClassifyItem(Ptr<const QueueDiscItem> item) {
-  // ECT(1) is 01 and CE is 11: the low bit alone decides.
-  return EcnField(item) & 1 ? kL4s : kClassic;
+  return dual_pi2::queue_of(EcnField(item));
 }
 
 const DualPi2QueueDisc::QueueCounts& DualPi2QueueDisc::GetQueueCounts(Queue queue) const {
@@ -213,8 +248,30 @@ bool DualPi2QueueDisc::CheckConfig() {
 }
 
 void DualPi2QueueDisc::InitializeParams() {
-  m_previousDelay = Time(0);
-  ResetCredit();
+  m_arithmetic = dual_pi2::DualPi2({
+      .max_bytes = GetMaxSize().GetValue(),
+      .l_max_bytes = m_lMaxBytes,
+      .c_max_bytes = m_cMaxBytes,
+      .mtu_bytes = m_mtuBytes,
+      .min_backlog_bytes = m_minBacklogBytes,
+      .target_ns = m_target.GetNanoSeconds(),
+      .t_update_ns = m_tUpdate.GetNanoSeconds(),
+      .alpha_hz = m_alphaHz,
+      .beta_hz = m_betaHz,
+      .coupling = m_coupling,
+      .delay_input = m_delayInput,
+      .l_aqm = m_lAqm,
+      .l_min_threshold_ns = m_lMinThreshold.GetNanoSeconds(),
+      .l_range_ns = m_lRange.GetNanoSeconds(),
+      .l_step_ns = m_lStep.GetNanoSeconds(),
+      .l_min_packets = m_lMinPackets,
+      .l_max_probability = m_lMaxProbability,
+      .scheduler = m_scheduler,
+      .c_weight = m_cWeight,
+      .time_shift_ns = m_timeShift.GetNanoSeconds(),
+      .overload = m_overload,
+      .draw = m_draw,
+  });
   m_updateEvent = Simulator::Schedule(m_tUpdate, &DualPi2QueueDisc::Update, this);
 }
 
@@ -226,29 +283,25 @@ void DualPi2QueueDisc::DoDispose() {
 
 // --- in -----------------------------------------------------------------------------------------
 
-const char* DualPi2QueueDisc::LimitReached(Queue queue, uint32_t itemBytes) const {
-  const uint64_t lBytes = GetInternalQueue(kL4s)->GetNBytes();
-  const uint64_t cBytes = GetInternalQueue(kClassic)->GetNBytes();
-  const uint64_t needed = std::max(itemBytes, m_mtuBytes);
-  if (lBytes + cBytes + needed > GetMaxSize().GetValue()) {
-    return kSharedLimitDrop;
+dual_pi2::Backlog DualPi2QueueDisc::Waiting() const {
+  dual_pi2::Backlog waiting;
+  for (const Queue queue : {kL4s, kClassic}) {
+    const Ptr<InternalQueue> packets = GetInternalQueue(queue);
+    const Ptr<const QueueDiscItem> head = packets->Peek();
+    waiting[queue] = {packets->GetNBytes(), packets->GetNPackets(),
+                      head ? head->GetTimeStamp().GetNanoSeconds() : 0};
   }
-  if (queue == kL4s && lBytes + needed > m_lMaxBytes) {
-    return kLLimitDrop;
-  }
-  if (queue == kClassic && cBytes + needed > m_cMaxBytes) {
-    return kCLimitDrop;
-  }
-  return nullptr;
+  return waiting;
 }
 
 bool DualPi2QueueDisc::DoEnqueue(Ptr<QueueDiscItem> item) {
   const Queue queue = ClassifyItem(item);
   QueueCounts& counts = m_counts[queue];
-  if (const char* reason = LimitReached(queue, item->GetSize())) {
+  const Refusal refusal = m_arithmetic.refusal(queue, item->GetSize(), Waiting());
+  if (refusal != Refusal::kNone) {
     ++counts.refusedPackets;
     counts.refusedBytes += item->GetSize();
-    DropBeforeEnqueue(item, reason);
+    DropBeforeEnqueue(item, ReasonOf(refusal));
     return false;
   }
   item->SetTimeStamp(Simulator::Now());
@@ -259,58 +312,23 @@ bool DualPi2QueueDisc::DoEnqueue(Ptr<QueueDiscItem> item) {
   return true;
 }
 
-// --- the scheduler ------------------------------------------------------------------------------
-
-Time DualPi2QueueDisc::HeadDelay(Queue queue) const {
-  Ptr<const QueueDiscItem> head = GetInternalQueue(queue)->Peek();
-  return head ? Simulator::Now() - head->GetTimeStamp() : Time(0);
-}
-
-DualPi2QueueDisc::Queue DualPi2QueueDisc::Schedule() const {
-  if (GetInternalQueue(kL4s)->IsEmpty()) {
-    return kClassic;
-  }
-  if (GetInternalQueue(kClassic)->IsEmpty()) {
-    return kL4s;
-  }
-  if (m_scheduler == kTimeShiftedFifo) {
-    return HeadDelay(kL4s) + m_timeShift >= HeadDelay(kClassic) ? kL4s : kClassic;
-  }
-  return m_credit <= 0 ? kL4s : kClassic;
-}
-
-void DualPi2QueueDisc::Charge(Queue queue, uint32_t bytes, bool contended) {
-  // A queue alone on the link neither gains nor loses a claim. The credit stays within one packet
-  // of 0, so an idle queue keeps no more than that.
-  if (contended) {
-    m_credit += queue == kL4s ? m_cWeight * bytes : -(1 - m_cWeight) * bytes;
-  }
-}
-
-void DualPi2QueueDisc::ResetCredit() {
-  // As in Linux: after an idle time L goes first if its weight is the greater.
-  m_credit = m_mtuBytes * (m_cWeight - (1 - m_cWeight));
-}
-
 // --- out ----------------------------------------------------------------------------------------
 
 Ptr<QueueDiscItem> DualPi2QueueDisc::DoDequeue() {
   for (;;) {
-    const bool contended =
-        !GetInternalQueue(kL4s)->IsEmpty() && !GetInternalQueue(kClassic)->IsEmpty();
-    const Queue queue = Schedule();
-    const uint32_t packetsFound = GetInternalQueue(queue)->GetNPackets();
+    const dual_pi2::Backlog found = Waiting();
+    const bool contended = found[kL4s].packets > 0 && found[kClassic].packets > 0;
+    const Queue queue = m_arithmetic.schedule(Simulator::Now().GetNanoSeconds(), found);
     Ptr<QueueDiscItem> item = GetInternalQueue(queue)->Dequeue();
     if (!item) {
-      ResetCredit();
+      m_arithmetic.reset_credit();
       return nullptr;
     }
     const Time sojourn = Simulator::Now() - item->GetTimeStamp();
-    const bool passed = queue == kL4s ? PassL4s(item, sojourn, packetsFound) : PassClassic(item);
-    if (!passed) {
+    if (!Pass(item, queue, sojourn, found[queue].packets)) {
       continue;  // a dropped packet takes no share of the link
     }
-    Charge(queue, item->GetSize(), contended);
+    m_arithmetic.charge(queue, item->GetSize(), contended);
     ++m_counts[queue].dequeuedPackets;
     m_counts[queue].dequeuedBytes += item->GetSize();
     queue == kL4s ? m_lSojournTrace(sojourn) : m_cSojournTrace(sojourn);
@@ -318,100 +336,35 @@ Ptr<QueueDiscItem> DualPi2QueueDisc::DoDequeue() {
   }
 }
 
-bool DualPi2QueueDisc::Chooser::Choose(double likelihood, Draw draw,
-                                       UniformRandomVariable& random) {
-  if (draw == kRandom) {
-    return random.GetValue() < likelihood;
+bool DualPi2QueueDisc::Pass(Ptr<QueueDiscItem> item, Queue queue, Time sojourn,
+                            uint32_t packetsFound) {
+  const Verdict verdict =
+      m_arithmetic.pass(queue, EcnField(item), sojourn.GetNanoSeconds(), packetsFound,
+                        m_arithmetic.is_short(Waiting()), [this] { return m_random->GetValue(); });
+  if (queue == kL4s) {
+    m_pL4s = m_arithmetic.p_l4s();
   }
-  // A.1's recur(), with p_CL > 1 clamped, as otherwise the sum would grow without bound.
-  m_sum += std::min(likelihood, 1.0);
-  if (m_sum < 1) {
+  QueueCounts& counts = m_counts[queue];
+  if (dual_pi2::is_drop(verdict)) {
+    ++counts.droppedPackets;
+    counts.droppedBytes += item->GetSize();
+    DropAfterDequeue(item, ReasonOf(verdict));
     return false;
   }
-  m_sum -= 1;
-  return true;
-}
-
-bool DualPi2QueueDisc::IsSaturated() const { return m_pCoupled >= m_lMaxProbability; }
-
-bool DualPi2QueueDisc::IsShort() const {
-  return GetInternalQueue(kL4s)->GetNBytes() + GetInternalQueue(kClassic)->GetNBytes() <
-         m_minBacklogBytes;
-}
-
-double DualPi2QueueDisc::NativeProbability(Time sojourn, uint32_t packetsFound) const {
-  if (packetsFound <= m_lMinPackets) {
-    return 0;
-  }
-  if (m_lAqm == kStep) {
-    return sojourn > m_lStep ? 1 : 0;
-  }
-  if (sojourn >= m_lMinThreshold + m_lRange) {
-    return 1;
-  }
-  return std::max(0.0, (sojourn - m_lMinThreshold).GetSeconds() / m_lRange.GetSeconds());
-}
-
-bool DualPi2QueueDisc::PassL4s(Ptr<QueueDiscItem> item, Time sojourn, uint32_t packetsFound) {
-  const double pCoupled = IsShort() ? 0 : GetCoupledProbability();
-  const char* reason = nullptr;
-  if (m_overload == kDrop && IsSaturated() && !IsShort()) {
-    if (m_lDrops.Choose(m_pClassic, m_draw, *m_random)) {
-      return Drop(item, kL4s, kLOverloadDrop);
-    }
-    m_pL4s = std::min(pCoupled, 1.0);
-    reason = kLOverloadMark;
-  } else {
-    const double pNative = NativeProbability(sojourn, packetsFound);
-    m_pL4s = std::min(std::max(pNative, pCoupled), 1.0);
-    reason = pNative > pCoupled ? kLNativeMark : kLCoupledMark;
-  }
-  if (m_lMarks.Choose(m_pL4s, m_draw, *m_random) && Mark(item, reason)) {
-    ++m_counts[kL4s].markedPackets;
+  if (dual_pi2::is_mark(verdict) && Mark(item, ReasonOf(verdict))) {
+    ++counts.markedPackets;
   }
   return true;
-}
-
-bool DualPi2QueueDisc::PassClassic(Ptr<QueueDiscItem> item) {
-  if (IsShort() || !m_cSignals.Choose(m_pClassic, m_draw, *m_random)) {
-    return true;
-  }
-  // p_Cmax = min(1 / k^2, 1), where p_CL reaches 1; above it marks have lost their effect (A.2).
-  const double pClassicMax = m_coupling > 1 ? 1 / (m_coupling * m_coupling) : 1;
-  if (m_overload == kDrop && m_pClassic >= pClassicMax && EcnField(item) != kNotEct) {
-    return Drop(item, kClassic, kCOverloadDrop);
-  }
-  if (!Mark(item, kCMark)) {
-    return Drop(item, kClassic, kCDrop);
-  }
-  ++m_counts[kClassic].markedPackets;
-  return true;
-}
-
-bool DualPi2QueueDisc::Drop(Ptr<QueueDiscItem> item, Queue queue, const char* reason) {
-  ++m_counts[queue].droppedPackets;
-  m_counts[queue].droppedBytes += item->GetSize();
-  DropAfterDequeue(item, reason);
-  return false;
 }
 
 // --- the controller -----------------------------------------------------------------------------
 
 void DualPi2QueueDisc::Update() {
-  Time delay = HeadDelay(kClassic);
-  if (m_delayInput == kGreater) {
-    delay = std::max(delay, HeadDelay(kL4s));
-  }
-  // 1 = Hz · s + Hz · s
-  const double change = m_alphaHz * (delay - m_target).GetSeconds() +
-                        m_betaHz * (delay - m_previousDelay).GetSeconds();
-  // Where overload may only delay, p_CL ends at 1: more would push C further without moving L.
-  const double pBaseMax = m_overload == kDelay && m_coupling > 1 ? 1 / m_coupling : 1;
-  m_pBase = std::clamp(GetBaseProbability() + change, 0.0, pBaseMax);
-  m_pCoupled = m_coupling * m_pBase;
-  m_pClassic = m_pBase * m_pBase;
-  m_previousDelay = delay;
-  m_updateTrace(delay, m_pBase, m_pCoupled, m_pClassic);
+  m_arithmetic.update(Simulator::Now().GetNanoSeconds(), Waiting());
+  m_pBase = m_arithmetic.p_base();
+  m_pCoupled = m_arithmetic.p_coupled();
+  m_pClassic = m_arithmetic.p_classic();
+  m_updateTrace(NanoSeconds(m_arithmetic.delay_ns()), m_pBase, m_pCoupled, m_pClassic);
   m_updateEvent = Simulator::Schedule(m_tUpdate, &DualPi2QueueDisc::Update, this);
 }
 

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //
-// DualPI2, the dual-queue coupled AQM of RFC 9332 appendix A. Needs nothing but ns-3's
-// traffic-control module, so these two files can be taken out of this project as they are.
+// DualPI2, the dual-queue coupled AQM of RFC 9332 appendix A. Its arithmetic is
+// testbed/router/dual_pi2.h, which the kernel test bed's router uses too (docs/decisions/0009).
+// Needs besides nothing but ns-3's traffic-control module, so these three files can be taken out of
+// this project as they are.
 
 #ifndef DUAL_PI2_QUEUE_DISC_H
 #define DUAL_PI2_QUEUE_DISC_H
@@ -9,6 +11,7 @@
 #include <array>
 #include <cstdint>
 
+#include "../../testbed/router/dual_pi2.h"
 #include "ns3/event-id.h"
 #include "ns3/nstime.h"
 #include "ns3/queue-disc.h"
@@ -24,13 +27,6 @@ namespace ns3 {
  * Two queues for one link, L (low latency) and C (classic), whose congestion signals are coupled so
  * that scalable and classic flows get about the same window.
  *
- * Names, as in RFC 9332:
- *   p'    base probability, output of a PI controller on the queueing delay, every Tupdate
- *   p_C   = p'^2, marks ECN-capable packets of C and drops the others
- *   p_CL  = k p', couples C's congestion to L
- *   p'_L  native L4S AQM, a ramp or a step of L's own queueing delay
- *   p_L   = max(p'_L, p_CL), marks packets of L
- *
  * Overload (A.2): once p_CL reaches p_Lmax, packets of L too are dropped with p_C, and C drops even
  * what it could mark, so that traffic which ignores marks meets loss.
  *
@@ -38,14 +34,9 @@ namespace ns3 {
  */
 class DualPi2QueueDisc : public QueueDisc {
  public:
-  /** Index of the internal queue. */
-  enum Queue : std::size_t { kL4s = 0, kClassic = 1 };
-
-  enum LAqm { kRamp, kStep };
-  enum Scheduler { kWeightedRoundRobin, kTimeShiftedFifo };
-  enum Overload { kDrop, kDelay };
-  enum DelayInput { kGreater, kClassicOnly };
-  enum Draw { kRecur, kRandom };
+  using Queue = swiftqueue::dual_pi2::Queue;  ///< Index of the internal queue.
+  static constexpr Queue kL4s = swiftqueue::dual_pi2::kL4s;
+  static constexpr Queue kClassic = swiftqueue::dual_pi2::kClassic;
 
   /** What became of the packets of one queue. enqueued = dequeued + dropped + still waiting. */
   struct QueueCounts {
@@ -99,33 +90,15 @@ class DualPi2QueueDisc : public QueueDisc {
   void DoDispose() override;
 
  private:
-  /** Decides with a likelihood, evenly spaced or at random. */
-  class Chooser {
-   public:
-    bool Choose(double likelihood, Draw draw, UniformRandomVariable& random);
-
-   private:
-    double m_sum{0};  // likelihoods since the last `true`, less 1 for each `true`
-  };
-
   bool DoEnqueue(Ptr<QueueDiscItem> item) override;
   Ptr<QueueDiscItem> DoDequeue() override;
   bool CheckConfig() override;
   void InitializeParams() override;
 
-  const char* LimitReached(Queue queue, uint32_t itemBytes) const;
-  Queue Schedule() const;
-  Time HeadDelay(Queue queue) const;
-  void Charge(Queue queue, uint32_t bytes, bool contended);
-  void ResetCredit();
+  swiftqueue::dual_pi2::Backlog Waiting() const;
 
-  /** Mark the item or leave it; false if it must be dropped, and was. */
-  bool PassL4s(Ptr<QueueDiscItem> item, Time sojourn, uint32_t packetsFound);
-  bool PassClassic(Ptr<QueueDiscItem> item);
-  bool Drop(Ptr<QueueDiscItem> item, Queue queue, const char* reason);
-  double NativeProbability(Time sojourn, uint32_t packetsFound) const;
-  bool IsSaturated() const;
-  bool IsShort() const;
+  /** Send the item, marked or not; false if it must be dropped, and was. */
+  bool Pass(Ptr<QueueDiscItem> item, Queue queue, Time sojourn, uint32_t packetsFound);
   void Update();
 
   // attributes
@@ -138,30 +111,27 @@ class DualPi2QueueDisc : public QueueDisc {
   double m_alphaHz;
   double m_betaHz;
   double m_coupling;  // k
-  DelayInput m_delayInput;
-  LAqm m_lAqm;
+  swiftqueue::dual_pi2::DelayInput m_delayInput;
+  swiftqueue::dual_pi2::LAqm m_lAqm;
   Time m_lMinThreshold;
   Time m_lRange;
   Time m_lStep;
   uint32_t m_lMinPackets;    // Th_len
   double m_lMaxProbability;  // p_Lmax
-  Scheduler m_scheduler;
+  swiftqueue::dual_pi2::Scheduler m_scheduler;
   double m_cWeight;
   Time m_timeShift;
-  Overload m_overload;
-  Draw m_draw;
+  swiftqueue::dual_pi2::Overload m_overload;
+  swiftqueue::dual_pi2::Draw m_draw;
 
   // state
+  swiftqueue::dual_pi2::DualPi2
+      m_arithmetic;                   // with the attributes of when the disc was initialized
   TracedValue<double> m_pBase{0};     // p'
   TracedValue<double> m_pCoupled{0};  // p_CL, not clamped at 1: p_C = (p_CL / k)^2 always holds
   TracedValue<double> m_pClassic{0};  // p_C
   TracedValue<double> m_pL4s{0};      // p_L
-  double m_credit{0};                 // bytes · weight that L is ahead of its share
-  Time m_previousDelay;
   EventId m_updateEvent;
-  Chooser m_lMarks;
-  Chooser m_lDrops;
-  Chooser m_cSignals;
   std::array<QueueCounts, 2> m_counts;
   Ptr<UniformRandomVariable> m_random;
 

@@ -43,6 +43,20 @@ def test_rules_one_by_one(programs: Path) -> None:
     assert result.stdout.count("PASS") > 30
 
 
+def test_the_routers_link_and_the_disc_decide_alike() -> None:
+    """10^6 packets, four settings: no packet's fate or time differs, and every fate occurs."""
+    program = build_simulator(program="dual-pi2-parity")
+    result = subprocess.run([program], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    said = json.loads(result.stdout)
+    assert said["different"] == 0
+    assert sum(setting["packets"] for setting in said["settings"]) == 1_000_000
+    for setting in said["settings"]:
+        assert setting["unknown"] == 0
+        assert min(setting["dropped"], setting["sent"], setting["marked"]) > 5_000, setting
+    assert sum(setting["refused"] for setting in said["settings"]) > 10_000
+
+
 def simulate(programs: Path, **options: float | str) -> Run:
     """One run of the link scenario, its counts checked: no packet of any queue goes missing."""
     arguments = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]

@@ -253,6 +253,22 @@ def test_simulation_sources_carry_their_licence(project: Path) -> None:
         assert "SPDX-License-Identifier: GPL-2.0-only" in path.read_text().splitlines()[0], path
 
 
+def test_sources_of_the_test_bed_carry_their_licence(project: Path) -> None:
+    """What the simulator compiles too has both licences, and includes nothing of the project but its like."""
+    both = {"testbed/router/dual_pi2.h", "testbed/router/dual_queue.h"}
+    for path in tracked(project, "testbed/*.cc", "testbed/*.h", "testbed/*.c"):
+        name = str(path.relative_to(project))
+        text = path.read_text()
+        licence = re.match(r"// SPDX-License-Identifier: (.*)", text)
+        assert licence, path
+        # The kernel takes programs that call its GPL helpers from GPL sources only.
+        gpl_too = name in both or name.endswith(".bpf.c")
+        assert licence[1] == ("Apache-2.0 OR GPL-2.0-only" if gpl_too else "Apache-2.0"), path
+        assert not re.search(r'#include ".*simulation/', text), path
+        if name in both:
+            assert set(re.findall(r'#include "(.*)"', text)) <= {"dual_pi2.h"}, path
+
+
 def test_every_locked_package_has_hashes(project: Path) -> None:
     for lock in project.glob("requirements*.lock"):
         text = lock.read_text()

@@ -1,0 +1,38 @@
+"""The test bed's programs (built from `testbed/` by make), and how they are run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any, Final
+
+PROJECT: Final = Path(__file__).resolve().parents[2]
+BUILD: Final = PROJECT / "build" / "testbed"
+ROUTER: Final = BUILD / "swiftqueue-router"
+MARKER: Final = BUILD / "swiftqueue-mark"
+MARK_OBJECT: Final = BUILD / "mark.bpf.o"
+
+
+def why_not_built(*files: Path) -> str | None:
+    """One line if one of these files of the test bed is not here."""
+    for file in files:
+        if not file.is_file():
+            return f"{file.name} is not built; `make -C testbed` builds it or says what is missing"
+    return None
+
+
+def run_marker(*arguments: object) -> dict[str, Any]:
+    """Run the marker's loader; returns the object that it prints.
+
+    Raises:
+        RuntimeError: it is not built, or it failed; the line is its own.
+
+    """
+    if reason := why_not_built(MARKER, MARK_OBJECT):
+        raise RuntimeError(reason)
+    ran = subprocess.run([str(MARKER), *map(str, arguments)], capture_output=True, text=True, check=False)
+    if ran.returncode != 0:
+        raise RuntimeError(ran.stderr.strip() or f"{MARKER.name} ended with {ran.returncode}: {ran.stdout}")
+    said: dict[str, Any] = json.loads(ran.stdout)
+    return said

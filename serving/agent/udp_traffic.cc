@@ -1,0 +1,366 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// `swiftqueue udp send` and `swiftqueue udp echo`: a paced sender whose packets the agent marks
+// (marked_udp.h), and the receiver that acknowledges each. Prints a JSON object per line; bad
+// arguments are one line and exit code 2.
+#include <getopt.h>
+#include <signal.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <array>
+#include <cinttypes>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <limits>
+#include <map>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "serving/agent/marked_udp.h"
+
+namespace {
+
+using namespace swiftqueue::agent;  // NOLINT(build/namespaces): its own program
+
+volatile sig_atomic_t stopping = 0;
+
+void stop_at_signals() {
+  struct sigaction action{};
+  action.sa_handler = [](int) { stopping = 1; };
+  ::sigaction(SIGTERM, &action, nullptr);
+  ::sigaction(SIGINT, &action, nullptr);
+  ::signal(SIGPIPE, SIG_IGN);
+}
+
+double number(const char* name, const char* text, double least, double most) {
+  char* end = nullptr;
+  const double value = std::strtod(text, &end);
+  if (end == text || *end != '\0' || !(value >= least && value <= most)) {
+    char line[160];
+    std::snprintf(line, sizeof line, "--%s %.40s: must be a number from %g to %g", name, text,
+                  least, most);
+    throw std::invalid_argument(line);
+  }
+  return value;
+}
+
+struct Options {
+  std::string host = "127.0.0.1";
+  int port = 0;
+  std::string agent;
+  std::string name = "udp";
+  std::string log;
+  double rate_mbps = 5;
+  double seconds = 10;
+  int bytes = 1200;  // QUIC's least datagram
+  int flows = 1;
+  double ahead_ms = 5;
+  bool poisson = false;
+  bool classic = false;
+  unsigned seed = 1;
+};
+
+// What each packet was sent as and how it arrived.
+struct Record {
+  std::int64_t sent_ns;
+  std::int64_t acked_ns = -1;
+  std::int16_t flow;
+  std::uint8_t codepoint;
+  std::uint8_t decided;
+  std::int16_t arrived = -1;
+  bool delivered;
+};
+
+double quantile(std::vector<double>& values, double q) {
+  if (values.empty()) return std::numeric_limits<double>::quiet_NaN();
+  const auto at = static_cast<std::size_t>(q * static_cast<double>(values.size() - 1) + 0.5);
+  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(at), values.end());
+  return values[at];
+}
+
+std::string or_null(double value) {
+  if (!std::isfinite(value)) return "null";
+  char text[40];
+  std::snprintf(text, sizeof text, "%.1f", value);
+  return text;
+}
+
+int send(const Options& options) {
+  MarkedUdp udp(options.agent, options.name);
+  for (int i = 0; i < options.flows; ++i)
+    udp.add_flow(options.host, options.port, !options.classic);
+  std::ofstream log;
+  if (!options.log.empty()) {
+    log.open(options.log);
+    if (!log) throw std::runtime_error(options.log + ": " + std::strerror(errno));
+  }
+  const double gap_ns =
+      (options.bytes + 28) * 8e3 / options.rate_mbps;  // ns = bytes · bit/byte / (bit/ns · 1e-3)
+  std::mt19937_64 random(options.seed);
+  std::exponential_distribution<double> exponential(1);
+  std::vector<double> due_ns;  // of packets not sent yet, from `first_due` on
+  std::vector<Record> records;
+  const std::string payload(static_cast<std::size_t>(options.bytes), 'q');
+  // The agent is greeted before the first packet: half a second at most, then plain packets.
+  for (const std::int64_t until = monotonic_ns() + 500'000'000;
+       !options.agent.empty() && !udp.link().connected() && monotonic_ns() < until && !stopping;) {
+    udp.poll([](const MarkedUdp::Ack&) {});
+    udp.wait(std::min(until, monotonic_ns() + 5'000'000));
+  }
+  const auto ahead_ns = static_cast<std::int64_t>(options.ahead_ms * 1e6);
+  const std::int64_t begin_ns = monotonic_ns() + ahead_ns;
+  const std::int64_t end_ns = begin_ns + static_cast<std::int64_t>(options.seconds * 1e9);
+  double last_due_ns = static_cast<double>(begin_ns);
+  std::string said;
+  const auto due = [&](std::int64_t packet) {
+    while (static_cast<std::int64_t>(due_ns.size()) <= packet) {
+      due_ns.push_back(last_due_ns);
+      last_due_ns += options.poisson ? gap_ns * exponential(random) : gap_ns;
+    }
+    return static_cast<std::int64_t>(due_ns[static_cast<std::size_t>(packet)]);
+  };
+  const auto on_ack = [&](const MarkedUdp::Ack& ack) {
+    Record& record = records[static_cast<std::size_t>(ack.packet)];
+    record.acked_ns = ack.acked_ns;
+    record.arrived = ack.codepoint;
+  };
+  const auto flow_of = [&](std::int64_t packet) {
+    return static_cast<int>(packet % options.flows);
+  };
+  while (!stopping) {
+    const std::int64_t now_ns = monotonic_ns();
+    if (due(udp.next_packet()) >= end_ns) break;
+    while (due(udp.next_planned()) - ahead_ns <= now_ns && due(udp.next_planned()) < end_ns) {
+      std::array<MarkedUdp::Planned, swiftqueue::kHorizon> batch{};
+      for (std::size_t i = 0; i < batch.size(); ++i) {
+        batch[i] = {flow_of(udp.next_planned() + static_cast<std::int64_t>(i)), options.bytes};
+      }
+      udp.plan(batch, due(udp.next_planned()));
+    }
+    while (due(udp.next_packet()) <= monotonic_ns() && due(udp.next_packet()) < end_ns &&
+           !stopping) {
+      const int flow = flow_of(udp.next_packet());
+      const MarkedUdp::Sent sent = udp.send(flow, payload.data(), payload.size());
+      records.push_back({sent.sent_ns, -1, static_cast<std::int16_t>(flow), sent.codepoint,
+                         static_cast<std::uint8_t>(sent.decided), -1, sent.delivered});
+      udp.poll(on_ack);
+    }
+    if (udp.link().problem() != said && !udp.link().problem().empty()) {
+      std::fprintf(stderr, "%s; packets keep their default marking\n",
+                   udp.link().problem().c_str());
+    }
+    said = udp.link().problem();
+    udp.poll(on_ack);
+    udp.wait(std::min(due(udp.next_packet()), due(udp.next_planned()) - ahead_ns));
+  }
+  // The last ACKs: until nothing has come for a while.
+  for (std::int64_t until = monotonic_ns() + 500'000'000; monotonic_ns() < until && !stopping;) {
+    udp.wait(until);
+    udp.poll(on_ack);
+  }
+  std::array<std::int64_t, 4> by_codepoint{};
+  std::int64_t decided = 0, acked = 0, ce = 0, changed = 0, failed = 0;
+  std::vector<double> latency_us;
+  for (const Record& record : records) {
+    ++by_codepoint[record.codepoint];
+    decided += record.decided;
+    failed += !record.delivered;
+    if (record.acked_ns < 0) continue;
+    ++acked;
+    latency_us.push_back(static_cast<double>(record.acked_ns - record.sent_ns) / 1e3);
+    ce += record.arrived == kCe;
+    changed += record.arrived != record.codepoint && record.arrived != kCe;
+  }
+  if (log.is_open()) {
+    log << "packet,flow,sent_ns,codepoint,decided,acked_ns,arrived\n";
+    for (std::size_t i = 0; i < records.size(); ++i) {
+      const Record& r = records[i];
+      log << i << ',' << r.flow << ',' << r.sent_ns << ',' << int{r.codepoint} << ','
+          << int{r.decided} << ',' << r.acked_ns << ',' << r.arrived << '\n';
+    }
+    if (!log.flush()) throw std::runtime_error(options.log + ": could not be written");
+  }
+  const LinkCounts& link = udp.link().counts();
+  std::printf("{\"event\": \"summary\", \"packets\": %zu, \"not_taken_by_the_kernel\": %" PRId64
+              ", \"acked\": %" PRId64 ", \"decided\": %" PRId64 ", \"not_ect\": %" PRId64
+              ", \"ect1\": %" PRId64 ", \"ect0\": %" PRId64 ", \"arrived_ce\": %" PRId64
+              ", \"arrived_changed\": %" PRId64
+              ", \"latency_p50_us\": %s, \"latency_p99_us\": %s, \"agent_connections\": %" PRId64
+              ", \"agent_lost\": %" PRId64 ", \"batches_asked\": %" PRId64
+              ", \"batches_decided\": %" PRId64 "}\n",
+              records.size(), failed, acked, decided, by_codepoint[kNotEct], by_codepoint[kEct1],
+              by_codepoint[kEct0], ce, changed, or_null(quantile(latency_us, 0.5)).c_str(),
+              or_null(quantile(latency_us, 0.99)).c_str(), link.connections, link.lost, link.asked,
+              link.answered[0]);
+  return 0;
+}
+
+int echo(const Options& options) {
+  socklen_t length = 0;
+  const sockaddr_storage here = socket_address(options.host, options.port, length);
+  const int fd = ::socket(here.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  const int on = 1, buffer = 8 << 20;
+  if (here.ss_family == AF_INET) {
+    ::setsockopt(fd, IPPROTO_IP, IP_RECVTOS, &on, sizeof on);
+  } else {
+    ::setsockopt(fd, IPPROTO_IPV6, IPV6_RECVTCLASS, &on, sizeof on);
+  }
+  ::setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &buffer, sizeof buffer);
+  if (fd < 0 || ::bind(fd, reinterpret_cast<const sockaddr*>(&here), length) != 0) {
+    throw std::runtime_error(options.host + " port " + std::to_string(options.port) + ": " +
+                             std::strerror(errno));
+  }
+  std::ofstream log;
+  if (!options.log.empty()) {
+    log.open(options.log);
+    if (!log) throw std::runtime_error(options.log + ": " + std::strerror(errno));
+    log << "flow,packet,received_ns,codepoint\n";
+  }
+  sockaddr_storage bound{};
+  socklen_t bound_length = sizeof bound;
+  ::getsockname(fd, reinterpret_cast<sockaddr*>(&bound), &bound_length);
+  const int port =
+      ntohs(bound.ss_family == AF_INET ? reinterpret_cast<sockaddr_in*>(&bound)->sin_port
+                                       : reinterpret_cast<sockaddr_in6*>(&bound)->sin6_port);
+  std::printf("{\"event\": \"ready\", \"port\": %d}\n", port);
+  std::fflush(stdout);
+  // ECN counts by sender and flow; strangers may say any flow, so there are at most this many.
+  constexpr std::size_t kMostFlows = 65'536;
+  std::map<std::tuple<std::string, std::uint32_t>, std::array<std::uint64_t, 4>> received;
+  std::array<std::uint64_t, 4> all{};
+  std::uint64_t refused = 0;
+  const std::int64_t end_ns =
+      options.seconds > 0 ? monotonic_ns() + static_cast<std::int64_t>(options.seconds * 1e9)
+                          : std::numeric_limits<std::int64_t>::max();
+  while (!stopping && monotonic_ns() < end_ns) {
+    pollfd wanted{fd, POLLIN, 0};
+    if (::poll(&wanted, 1, 100) <= 0) continue;
+    for (;;) {
+      DataHeader header;
+      sockaddr_storage from{};
+      alignas(cmsghdr) std::array<char, 256> control{};
+      iovec part{&header, sizeof header};
+      msghdr message{};
+      message.msg_name = &from;
+      message.msg_namelen = sizeof from;
+      message.msg_iov = &part;
+      message.msg_iovlen = 1;
+      message.msg_control = control.data();
+      message.msg_controllen = control.size();
+      const ssize_t n = ::recvmsg(fd, &message, MSG_DONTWAIT);
+      if (n < 0) break;
+      if (n != sizeof header || header.magic != DataHeader::kMagic) {
+        ++refused;
+        continue;
+      }
+      Acknowledgement ack;
+      for (cmsghdr* c = CMSG_FIRSTHDR(&message); c != nullptr; c = CMSG_NXTHDR(&message, c)) {
+        if (c->cmsg_level == IPPROTO_IP && c->cmsg_type == IP_TOS) {
+          ack.codepoint = *CMSG_DATA(c) & 3;
+        } else if (c->cmsg_level == IPPROTO_IPV6 && c->cmsg_type == IPV6_TCLASS) {
+          int tclass = 0;
+          std::memcpy(&tclass, CMSG_DATA(c), sizeof tclass);
+          ack.codepoint = static_cast<unsigned>(tclass) & 3;
+        }
+      }
+      ++all[ack.codepoint];
+      const std::string peer(reinterpret_cast<const char*>(&from), message.msg_namelen);
+      if (received.size() < kMostFlows || received.count({peer, header.flow_id}) != 0) {
+        auto& counts = received[{peer, header.flow_id}];
+        ++counts[ack.codepoint];
+        ack.received = counts;
+      }
+      ack.packet = header.packet;
+      ::sendto(fd, &ack, sizeof ack, MSG_DONTWAIT, reinterpret_cast<sockaddr*>(&from),
+               message.msg_namelen);
+      if (log.is_open()) {
+        log << header.flow_id << ',' << header.packet << ',' << monotonic_ns() << ','
+            << ack.codepoint << '\n';
+      }
+    }
+  }
+  std::printf("{\"event\": \"summary\", \"not_ect\": %" PRIu64 ", \"ect1\": %" PRIu64
+              ", \"ect0\": %" PRIu64 ", \"ce\": %" PRIu64 ", \"not_ours\": %" PRIu64 "}\n",
+              all[0], all[1], all[2], all[3], refused);
+  ::close(fd);
+  return 0;
+}
+
+int run(int argc, char** argv) {
+  Options options;
+  const std::string what = argc > 1 ? argv[1] : "";
+  if (what != "send" && what != "echo") throw std::invalid_argument("say `send` or `echo`");
+  if (what == "echo") options.seconds = 0;
+  static const std::array<option, 15> known{{{"host", 1, nullptr, 'h'},
+                                             {"port", 1, nullptr, 'p'},
+                                             {"agent", 1, nullptr, 'a'},
+                                             {"name", 1, nullptr, 'n'},
+                                             {"log", 1, nullptr, 'l'},
+                                             {"rate-mbps", 1, nullptr, 'r'},
+                                             {"seconds", 1, nullptr, 's'},
+                                             {"bytes", 1, nullptr, 'b'},
+                                             {"flows", 1, nullptr, 'f'},
+                                             {"ahead-ms", 1, nullptr, 'd'},
+                                             {"seed", 1, nullptr, 'e'},
+                                             {"poisson", 0, nullptr, 'P'},
+                                             {"classic", 0, nullptr, 'C'},
+                                             {nullptr, 0, nullptr, 0}}};
+  opterr = 0;
+  optind = 2;
+  for (int c; (c = ::getopt_long(argc, argv, "", known.data(), nullptr)) != -1;) {
+    const char* given = optarg;
+    if (c == 'h')
+      options.host = given;
+    else if (c == 'p')
+      options.port = static_cast<int>(number("port", given, 0, 65535));
+    else if (c == 'a')
+      options.agent = given;
+    else if (c == 'n')
+      options.name = given;
+    else if (c == 'l')
+      options.log = given;
+    else if (c == 'r')
+      options.rate_mbps = number("rate-mbps", given, 0.001, 100'000);
+    else if (c == 's')
+      options.seconds = number("seconds", given, 0, 1e6);
+    else if (c == 'b')
+      options.bytes = static_cast<int>(number("bytes", given, 16, 65'507));
+    else if (c == 'f')
+      options.flows = static_cast<int>(number("flows", given, 1, 1000));
+    else if (c == 'd')
+      options.ahead_ms = number("ahead-ms", given, 0, 10'000);
+    else if (c == 'e')
+      options.seed = static_cast<unsigned>(number("seed", given, 0, 4e9));
+    else if (c == 'P')
+      options.poisson = true;
+    else if (c == 'C')
+      options.classic = true;
+    else
+      throw std::invalid_argument(std::string(argv[optind - 1]) +
+                                  ": not an option, or without its value");
+  }
+  if (optind != argc) throw std::invalid_argument(std::string(argv[optind]) + ": not understood");
+  stop_at_signals();
+  return what == "send" ? send(options) : echo(options);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run(argc, argv);
+  } catch (const std::invalid_argument& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 2;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,498 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Puts mark.bpf.c on a device, takes it off, says what it did, and writes decisions. Whoever wants
+// to mark attaches once; the filter and its maps live until they are detached, and are found
+// through the device: there is no file to keep.
+//
+//   swiftqueue-mark attach DEV OBJECT | detach DEV | status DEV
+//   swiftqueue-mark set DEV COOKIE CODEPOINTS FOR_MS [FIRST PACKETS]     as: set lo 17 12121212 50
+//   swiftqueue-mark forget DEV COOKIE
+//   swiftqueue-mark bench OBJECT RUNS
+//
+// Prints a JSON object; a failure is one line and exit code 1 or 2.
+#include "../bpf/mark.h"
+
+#include <bpf/bpf.h>
+#include <bpf/libbpf.h>
+#include <linux/if_link.h>
+#include <linux/rtnetlink.h>
+#include <net/if.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace {
+
+constexpr unsigned kHandle = 0x5153;  // ours, so that nobody else's filter is taken off
+constexpr unsigned kPriority = 0x5153;
+
+[[noreturn]] void fail(const std::string& what, int error = errno) {
+  throw std::runtime_error(what + ": " + std::strerror(error < 0 ? -error : error));
+}
+
+std::uint64_t now_ns() {
+  timespec t{};
+  ::clock_gettime(CLOCK_MONOTONIC, &t);
+  return static_cast<std::uint64_t>(t.tv_sec) * 1'000'000'000 +
+         static_cast<std::uint64_t>(t.tv_nsec);
+}
+
+unsigned index_of(const std::string& device) {
+  const unsigned index = ::if_nametoindex(device.c_str());
+  if (index == 0) fail("device " + device);
+  return index;
+}
+
+struct Netlink {
+  Netlink() : fd(::socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_ROUTE)) {
+    if (fd < 0) fail("netlink");
+  }
+  ~Netlink() { ::close(fd); }
+
+  struct Request {
+    nlmsghdr header{};
+    ifinfomsg link{};
+    rtattr attribute{};
+    std::uint32_t value = 0;
+  };
+
+  // The answer of one request, whole.
+  std::vector<char> ask(Request request) {
+    std::vector<char> answer(1 << 15);
+    if (::send(fd, &request, request.header.nlmsg_len, 0) < 0) fail("netlink");
+    const ssize_t n = ::recv(fd, answer.data(), answer.size(), 0);
+    if (n < static_cast<ssize_t>(sizeof(nlmsghdr))) fail("netlink");
+    answer.resize(static_cast<std::size_t>(n));
+    const auto* header = reinterpret_cast<const nlmsghdr*>(answer.data());
+    if (header->nlmsg_type == NLMSG_ERROR) {
+      const int error = reinterpret_cast<const nlmsgerr*>(NLMSG_DATA(header))->error;
+      if (error != 0) fail("netlink", error);
+    }
+    return answer;
+  }
+
+  const int fd;
+};
+
+std::uint32_t gso_max_segs(unsigned index) {
+  Netlink::Request request;
+  request.header = {NLMSG_LENGTH(sizeof(ifinfomsg)), RTM_GETLINK, NLM_F_REQUEST, 1, 0};
+  request.link.ifi_index = static_cast<int>(index);
+  const std::vector<char> answer = Netlink().ask(request);
+  const auto* header = reinterpret_cast<const nlmsghdr*>(answer.data());
+  const auto* link = reinterpret_cast<const ifinfomsg*>(NLMSG_DATA(header));
+  int left = static_cast<int>(header->nlmsg_len - NLMSG_LENGTH(sizeof(ifinfomsg)));
+  for (const rtattr* a = IFLA_RTA(link); RTA_OK(a, left); a = RTA_NEXT(a, left)) {
+    if (a->rta_type == IFLA_GSO_MAX_SEGS) {
+      std::uint32_t value;
+      std::memcpy(&value, RTA_DATA(a), sizeof value);
+      return value;
+    }
+  }
+  throw std::runtime_error("the kernel does not say gso_max_segs");
+}
+
+void set_gso_max_segs(unsigned index, std::uint32_t value) {
+  Netlink::Request request;
+  request.header = {sizeof request, RTM_NEWLINK, NLM_F_REQUEST | NLM_F_ACK, 1, 0};
+  request.link.ifi_index = static_cast<int>(index);
+  request.attribute = {RTA_LENGTH(sizeof value), IFLA_GSO_MAX_SEGS};
+  request.value = value;
+  Netlink().ask(request);
+}
+
+// Bytes before the IP header in what leaves this device.
+std::uint32_t link_header_bytes(const std::string& device) {
+  int type = -1;
+  std::ifstream("/sys/class/net/" + device + "/type") >> type;
+  if (type < 0) {  // another namespace's /sys: the device itself is asked
+    ifreq request{};
+    std::strncpy(request.ifr_name, device.c_str(), IFNAMSIZ - 1);
+    const int fd = ::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (::ioctl(fd, SIOCGIFHWADDR, &request) != 0) fail("device " + device);
+    ::close(fd);
+    type = request.ifr_hwaddr.sa_family;
+  }
+  if (type == 1 || type == 772) return 14;  // Ethernet, loopback
+  if (type == 65534) return 0;              // a TUN: nothing before IP
+  throw std::runtime_error("device " + device + " is of type " + std::to_string(type) +
+                           ": only Ethernet, loopback and TUN devices can be marked on");
+}
+
+bpf_tc_hook hook_of(unsigned index) {
+  bpf_tc_hook hook{};
+  hook.sz = sizeof hook;
+  hook.ifindex = static_cast<int>(index);
+  hook.attach_point = BPF_TC_EGRESS;
+  return hook;
+}
+
+bpf_tc_opts ours() {
+  bpf_tc_opts options{};
+  options.sz = sizeof options;
+  options.handle = kHandle;
+  options.priority = kPriority;
+  return options;
+}
+
+// The attached program's id, 0 where ours is not attached.
+std::uint32_t attached(unsigned index) {
+  bpf_tc_hook hook = hook_of(index);
+  bpf_tc_opts options = ours();
+  const int error = bpf_tc_query(&hook, &options);
+  if (error == -ENOENT || error == -EINVAL) return 0;
+  if (error != 0) fail("tc", error);
+  return options.prog_id;
+}
+
+int map_of(std::uint32_t program, const std::string& name) {
+  const int fd = bpf_prog_get_fd_by_id(program);
+  if (fd < 0) fail("program " + std::to_string(program));
+  std::array<std::uint32_t, 16> ids{};
+  bpf_prog_info info{};
+  info.nr_map_ids = ids.size();
+  info.map_ids = reinterpret_cast<std::uintptr_t>(ids.data());
+  std::uint32_t bytes = sizeof info;
+  const int error = bpf_obj_get_info_by_fd(fd, &info, &bytes);
+  ::close(fd);
+  if (error != 0) fail("program " + std::to_string(program), error);
+  for (std::uint32_t i = 0; i < info.nr_map_ids; ++i) {
+    const int map = bpf_map_get_fd_by_id(ids[i]);
+    bpf_map_info what{};
+    bytes = sizeof what;
+    if (map >= 0 && bpf_obj_get_info_by_fd(map, &what, &bytes) == 0 && name == what.name)
+      return map;
+    if (map >= 0) ::close(map);
+  }
+  throw std::runtime_error("the attached program has no map " + name +
+                           ": it is another version's; detach it");
+}
+
+std::uint32_t required(const std::string& device, unsigned index) {
+  const std::uint32_t program = attached(index);
+  if (program == 0) throw std::runtime_error("device " + device + ": no marker is attached");
+  return program;
+}
+
+struct Loaded {
+  bpf_object* object = nullptr;
+  explicit Loaded(const std::string& path, std::uint32_t header_bytes, std::uint64_t cookie) {
+    object = bpf_object__open_file(path.c_str(), nullptr);
+    if (object == nullptr) fail(path);
+    bpf_map* constants = nullptr;
+    bpf_map* map;
+    bpf_object__for_each_map(map, object) {
+      if (std::strstr(bpf_map__name(map), ".rodata") != nullptr) constants = map;
+    }
+    struct {
+      std::uint32_t link_header_bytes, zero;
+      std::uint64_t bench_cookie;
+    } values{header_bytes, 0, cookie};
+    if (constants == nullptr ||
+        bpf_map__set_initial_value(constants, &values, sizeof values) != 0) {
+      throw std::runtime_error(path + ": not our program");
+    }
+    if (const int error = bpf_object__load(object)) fail(path + " is refused by the kernel", error);
+  }
+  ~Loaded() { bpf_object__close(object); }
+  int program() const {
+    return bpf_program__fd(bpf_object__find_program_by_name(object, "sq_mark"));
+  }
+  int map(const char* name) const { return bpf_object__find_map_fd_by_name(object, name); }
+};
+
+int attach(const std::string& device, const std::string& object) {
+  const unsigned index = index_of(device);
+  if (attached(index) != 0)
+    throw std::runtime_error("device " + device + ": a marker is attached already");
+  Loaded loaded(object, link_header_bytes(device), 0);
+  // The program does not use this map, so it is told to keep it.
+  if (const int error = bpf_prog_bind_map(loaded.program(), loaded.map("sq_attachment"), nullptr)) {
+    fail("map", error);
+  }
+  bpf_tc_hook hook = hook_of(index);
+  const int made = bpf_tc_hook_create(&hook);
+  if (made != 0 && made != -EEXIST) fail("device " + device + ": clsact", made);
+  sq_settings settings{gso_max_segs(index), made == 0};
+  const std::uint32_t zero = 0;
+  if (bpf_map_update_elem(loaded.map("sq_attachment"), &zero, &settings, BPF_ANY) != 0) fail("map");
+  bpf_tc_opts options = ours();
+  options.prog_fd = loaded.program();
+  // The filter first: it knows what to put back, whenever this program ends.
+  if (const int error = bpf_tc_attach(&hook, &options)) fail("device " + device + ": tc", error);
+  set_gso_max_segs(index, 1);
+  std::printf("{\"device\": \"%s\", \"attached\": true}\n", device.c_str());
+  return 0;
+}
+
+bool has_filters(const std::string& device) {
+  for (const char* where : {"ingress", "egress"}) {
+    const std::string command = "tc filter show dev '" + device + "' " + where + " 2>/dev/null";
+    std::unique_ptr<FILE, int (*)(FILE*)> out(::popen(command.c_str(), "r"), ::pclose);
+    if (!out || std::fgetc(out.get()) != EOF) return true;
+  }
+  return false;
+}
+
+int detach(const std::string& device) {
+  const unsigned index = index_of(device);
+  const std::uint32_t program = required(device, index);
+  const int map = map_of(program, "sq_attachment");
+  sq_settings settings{};
+  const std::uint32_t zero = 0;
+  if (bpf_map_lookup_elem(map, &zero, &settings) != 0) fail("map");
+  ::close(map);
+  if (gso_max_segs(index) == 1) set_gso_max_segs(index, settings.former_gso_max_segs);
+  bpf_tc_hook hook = hook_of(index);
+  bpf_tc_opts options = ours();
+  if (const int error = bpf_tc_detach(&hook, &options)) fail("device " + device + ": tc", error);
+  if (settings.made_clsact != 0 && !has_filters(device)) {
+    hook.attach_point = static_cast<bpf_tc_attach_point>(BPF_TC_INGRESS | BPF_TC_EGRESS);
+    bpf_tc_hook_destroy(&hook);
+  }
+  std::printf("{\"device\": \"%s\", \"attached\": false}\n", device.c_str());
+  return 0;
+}
+
+int status(const std::string& device) {
+  const unsigned index = index_of(device);
+  const std::uint32_t program = attached(index);
+  if (program == 0) {
+    std::printf("{\"device\": \"%s\", \"attached\": false}\n", device.c_str());
+    return 0;
+  }
+  const int decisions = map_of(program, "sq_decisions"),
+            counted = map_of(program, "sq_flow_counts");
+  std::printf("{\"device\": \"%s\", \"attached\": true, \"gso_max_segs\": %u, \"flows\": [",
+              device.c_str(), gso_max_segs(index));
+  std::uint64_t cookie = 0, next = 0;
+  bool first = true;
+  while (bpf_map_get_next_key(decisions, first ? nullptr : &cookie, &next) == 0) {
+    cookie = next;
+    sq_decision decision{};
+    sq_counts counts{};
+    if (bpf_map_lookup_elem(decisions, &cookie, &decision) != 0) continue;
+    bpf_map_lookup_elem(counted, &cookie, &counts);
+    const auto print = [](__u64 value) { return static_cast<unsigned long long>(value); };
+    std::printf(
+        "%s{\"cookie\": %llu, \"valid\": %s, \"packets\": %llu, \"not_ect\": %llu, \"ect1\": %llu, "
+        "\"ect0\": %llu, \"decided\": %llu, \"stale\": %llu, \"left_alone\": %llu, \"gso\": %llu}",
+        first ? "" : ", ", print(cookie), decision.valid_until_ns > now_ns() ? "true" : "false",
+        print(counts.packets), print(counts.by_codepoint[0]), print(counts.by_codepoint[1]),
+        print(counts.by_codepoint[2]), print(counts.decided), print(counts.stale),
+        print(counts.not_ect), print(counts.gso));
+    first = false;
+  }
+  std::printf("]}\n");
+  return 0;
+}
+
+std::uint64_t number(const std::string& name, const std::string& text, std::uint64_t most) {
+  char* end = nullptr;
+  errno = 0;
+  const unsigned long long value = std::strtoull(text.c_str(), &end, 10);
+  if (text.empty() || text[0] == '-' || *end != '\0' || errno != 0 || value > most) {
+    throw std::invalid_argument(name + " " + text + ": must be a number from 0 to " +
+                                std::to_string(most));
+  }
+  return value;
+}
+
+sq_decision decision_of(const std::string& codepoints, std::uint64_t for_ms, std::uint64_t first,
+                        std::uint64_t packets) {
+  sq_decision decision{
+      now_ns() + for_ms * 1'000'000, static_cast<__u32>(first), static_cast<__u32>(packets), {}};
+  const bool well = std::all_of(codepoints.begin(), codepoints.end(),
+                                [](char c) { return c >= '0' && c <= '2'; });
+  if (codepoints.size() != SWIFTQUEUE_HORIZON || !well) {
+    throw std::invalid_argument("codepoints " + codepoints +
+                                ": must be 8 digits, each 0 (Not-ECT), 1 (ECT(1)) or 2 (ECT(0))");
+  }
+  for (std::size_t i = 0; i < SWIFTQUEUE_HORIZON; ++i) {
+    decision.codepoints[i] = static_cast<__u8>(codepoints[i] - '0');
+  }
+  return decision;
+}
+
+int set(const std::string& device, std::uint64_t cookie, const sq_decision& decision) {
+  if (cookie == 0)
+    throw std::invalid_argument("cookie 0 is no socket's; ask getsockopt(SO_COOKIE)");
+  const int map = map_of(required(device, index_of(device)), "sq_decisions");
+  if (bpf_map_update_elem(map, &cookie, &decision, BPF_ANY) != 0) fail("map");
+  std::printf("{\"cookie\": %llu}\n", static_cast<unsigned long long>(cookie));
+  return 0;
+}
+
+int forget(const std::string& device, std::uint64_t cookie) {
+  const std::uint32_t program = required(device, index_of(device));
+  for (const char* name : {"sq_decisions", "sq_flow_counts"}) {
+    const int map = map_of(program, name);
+    if (bpf_map_delete_elem(map, &cookie) != 0 && errno != ENOENT) fail("map");
+  }
+  std::printf("{\"cookie\": %llu}\n", static_cast<unsigned long long>(cookie));
+  return 0;
+}
+
+// --- the program by itself, on packets of our own making ---
+
+std::uint16_t checksum(const unsigned char* bytes, std::size_t count) {
+  std::uint32_t sum = 0;
+  for (std::size_t i = 0; i < count; i += 2)
+    sum += static_cast<std::uint32_t>(bytes[i] << 8 | bytes[i + 1]);
+  while (sum >> 16) sum = (sum & 0xffff) + (sum >> 16);
+  return static_cast<std::uint16_t>(~sum);
+}
+
+std::vector<unsigned char> packet_of(bool v4, unsigned ecn, bool data) {
+  const std::size_t ip = v4 ? 20 : 40, payload = data ? 1400 : 0;
+  std::vector<unsigned char> out(14 + ip + 20 + payload, 0x51);
+  std::fill_n(out.begin(), 14 + ip + 20, 0);
+  out[12] = v4 ? 0x08 : 0x86;
+  out[13] = v4 ? 0x00 : 0xdd;
+  unsigned char* h = &out[14];
+  const std::size_t total = ip + 20 + payload;
+  if (v4) {
+    h[0] = 0x45;
+    h[1] = static_cast<unsigned char>(0x28 << 2 | ecn);
+    h[2] = static_cast<unsigned char>(total >> 8);
+    h[3] = static_cast<unsigned char>(total);
+    h[8] = 64;
+    h[9] = 6;
+    h[12] = h[16] = 127;
+    h[15] = h[19] = 1;
+    const std::uint16_t sum = checksum(h, 20);
+    h[10] = static_cast<unsigned char>(sum >> 8);
+    h[11] = static_cast<unsigned char>(sum);
+  } else {
+    h[0] = 0x6a;
+    h[1] = static_cast<unsigned char>(ecn << 4 | 0x7);
+    h[4] = static_cast<unsigned char>((20 + payload) >> 8);
+    h[5] = static_cast<unsigned char>(20 + payload);
+    h[6] = 6;
+    h[7] = 64;
+    h[23] = h[39] = 1;
+  }
+  h[ip + 12] = 0x50;
+  return out;
+}
+
+int bench(const std::string& object, std::uint64_t runs) {
+  constexpr std::uint64_t kCookie = 0x5157;
+  Loaded loaded(object, 14, kCookie);
+  const int decisions = loaded.map("sq_decisions"), counted = loaded.map("sq_flow_counts");
+  const auto decide = [&](const char* codepoints, std::uint64_t for_ms) {
+    const sq_decision decision = decision_of(codepoints, for_ms, 0, SWIFTQUEUE_ALL);
+    if (bpf_map_update_elem(decisions, &kCookie, &decision, BPF_ANY) != 0) fail("map");
+  };
+  const auto run = [&](const std::vector<unsigned char>& packet, std::uint64_t repeat,
+                       std::uint32_t& ns) {
+    std::vector<unsigned char> out(packet.size() + 64);
+    LIBBPF_OPTS(bpf_test_run_opts, options);
+    options.data_in = packet.data();
+    options.data_size_in = static_cast<std::uint32_t>(packet.size());
+    options.data_out = out.data();
+    options.data_size_out = static_cast<std::uint32_t>(out.size());
+    options.repeat = static_cast<int>(repeat);
+    if (const int error = bpf_prog_test_run_opts(loaded.program(), &options))
+      fail("test run", error);
+    ns = options.duration;
+    out.resize(options.data_size_out);
+    return out;
+  };
+  // Every codepoint as sent by every codepoint wanted, both families, valid and stale, with and
+  // without data.
+  std::uint64_t tried = 0, right = 0;
+  std::uint32_t ns = 0;
+  for (const bool v4 : {true, false}) {
+    for (unsigned sent = 0; sent < 4; ++sent) {
+      for (unsigned wanted = 0; wanted < 3; ++wanted) {
+        for (const bool valid : {true, false}) {
+          for (const bool data : {true, false}) {
+            decide(std::string(8, static_cast<char>('0' + wanted)).c_str(), valid ? 60'000 : 0);
+            const std::vector<unsigned char> in = packet_of(v4, sent, data), out = run(in, 1, ns);
+            const unsigned touched = valid ? wanted : 1;
+            const unsigned expected = sent == 0 || sent == 3 || !data ? sent : touched;
+            std::vector<unsigned char> exactly = packet_of(v4, expected, data);
+            ++tried;
+            right += out == exactly && (!v4 || checksum(&out[14], 20) == 0);
+          }
+        }
+      }
+    }
+  }
+  const auto measure = [&](const char* codepoints, std::uint64_t for_ms) {
+    std::vector<std::uint32_t> each;
+    decide(codepoints, for_ms);
+    for (int round = 0; round < 5; ++round) {
+      run(packet_of(true, 2, true), runs, ns);
+      each.push_back(ns);
+    }
+    std::sort(each.begin(), each.end());
+    return each[2];
+  };
+  const std::uint32_t rewritten = measure("12121212", 600'000), kept = measure("22222222", 600'000),
+                      stale = measure("12121212", 0);
+  bpf_map_delete_elem(decisions, &kCookie);
+  bpf_map_delete_elem(counted, &kCookie);
+  std::vector<std::uint32_t> others;
+  for (int round = 0; round < 5; ++round) {
+    run(packet_of(true, 2, true), runs, ns);
+    others.push_back(ns);
+  }
+  std::sort(others.begin(), others.end());
+  std::printf(
+      "{\"tried\": %llu, \"right\": %llu, \"rewritten_ns\": %u, \"kept_ns\": %u, \"stale_ns\": %u, "
+      "\"unregistered_ns\": %u, \"runs\": %llu}\n",
+      static_cast<unsigned long long>(tried), static_cast<unsigned long long>(right), rewritten,
+      kept, stale, others[2], static_cast<unsigned long long>(runs));
+  return tried == right ? 0 : 1;
+}
+
+int run(const std::vector<std::string>& a) {
+  const std::string what = a.empty() ? "" : a[0];
+  if (what == "attach" && a.size() == 3) return attach(a[1], a[2]);
+  if (what == "detach" && a.size() == 2) return detach(a[1]);
+  if (what == "status" && a.size() == 2) return status(a[1]);
+  if (what == "forget" && a.size() == 3) return forget(a[1], number("cookie", a[2], UINT64_MAX));
+  if (what == "bench" && a.size() == 3) return bench(a[1], number("runs", a[2], 100'000'000));
+  if (what == "set" && (a.size() == 5 || a.size() == 7)) {
+    const std::uint64_t first = a.size() == 7 ? number("first", a[5], UINT32_MAX) : 0;
+    const std::uint64_t packets =
+        a.size() == 7 ? number("packets", a[6], UINT32_MAX) : SWIFTQUEUE_ALL;
+    const std::uint64_t for_ms = number("milliseconds", a[4], 3'600'000);
+    return set(a[1], number("cookie", a[2], UINT64_MAX), decision_of(a[3], for_ms, first, packets));
+  }
+  throw std::invalid_argument(
+      "say: attach DEV OBJECT | detach DEV | status DEV | set DEV COOKIE CODEPOINTS FOR_MS [FIRST "
+      "PACKETS] | "
+      "forget DEV COOKIE | bench OBJECT RUNS");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  libbpf_set_print([](libbpf_print_level, const char*, va_list) { return 0; });
+  try {
+    return run({argv + 1, argv + argc});
+  } catch (const std::invalid_argument& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 2;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,314 @@
+"""UDP packets that are really marked: what the agent decides, and what the receiver's kernel sees."""
+
+from __future__ import annotations
+
+import csv
+import json
+import select
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agent_program import AgentProgram, split_frames
+from waiting import wait_until
+
+from serving.agent import frames, marked_udp
+from serving.agent import process as agent_process
+from serving.agent.marked_udp import BINARY, ECT0, ECT1, NOT_ECT, MarkedUdp
+
+pytestmark = pytest.mark.skipif(
+    marked_udp.why_not_built() is not None, reason=str(marked_udp.why_not_built())
+)
+needs_agent = pytest.mark.skipif(
+    agent_process.why_not_built() is not None, reason=str(agent_process.why_not_built())
+)
+MODEL = Path(__file__).parents[2] / "docs" / "laboratory" / "models" / "figure8" / "rfc9332"
+LOOPBACK = ["127.0.0.1", *(["::1"] if socket.has_ipv6 else [])]
+
+
+class Echo:
+    """`swiftqueue udp echo`, and what it logged."""
+
+    def __init__(self, folder: Path, host: str = "127.0.0.1") -> None:
+        self.log = folder / f"echo-{time.monotonic_ns()}.csv"
+        self.process = subprocess.Popen(
+            [str(BINARY), "echo", "--host", host, "--port", "0", "--log", str(self.log)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        self.port = int(json.loads(self.process.stdout.readline())["port"])
+
+    def end(self) -> dict[int, int]:
+        """Codepoint that each packet arrived with, by its number."""
+        self.process.send_signal(signal.SIGTERM)
+        out, _ = self.process.communicate()
+        self.summary = json.loads(out)
+        return {int(row["packet"]): int(row["codepoint"]) for row in csv.DictReader(self.log.open())}
+
+
+@contextmanager
+def echoing(folder: Path, host: str = "127.0.0.1") -> Iterator[Echo]:
+    echo = Echo(folder, host)
+    try:
+        yield echo
+    finally:
+        echo.process.kill()
+        echo.process.wait()
+
+
+def send(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(BINARY), "send", *map(str, arguments)], capture_output=True, text=True, check=False
+    )
+
+
+class Overheard:
+    """A socket before the agent's, which hands everything on both ways and keeps what the agent says.
+
+    Without an agent behind it, it is one: it greets, and decides each batch by `queues`.
+    """
+
+    def __init__(self, path: Path, agent: Path | None = None, queues: tuple[int, ...] = ()) -> None:
+        self.said = b""
+        self.heard = b""
+        self._queues = queues
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        self._agent = agent
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        near, _ = self._listener.accept()
+        far: socket.socket | None = None
+        if self._agent is not None:
+            far = socket.socket(socket.AF_UNIX)
+            far.connect(str(self._agent))
+        answered = 0
+        while ready := select.select([near, *([far] if far else [])], [], [])[0]:
+            for one in ready:
+                data = one.recv(1 << 16)
+                if not data:
+                    return
+                if one is far:
+                    self.said += data
+                    near.sendall(data)
+                    continue
+                self.heard += data
+                if far:
+                    far.sendall(data)
+                    continue
+                asked = split_frames(self.heard)
+                answer = b"".join(self._answer(frame) for frame in asked[answered:])
+                answered = len(asked)
+                self.said += answer
+                near.sendall(answer)
+
+    def _answer(self, frame: Any) -> bytes:
+        if frame["type"] == 1:
+            return frames.hello("agent").tobytes()
+        if frame["type"] != 4:
+            return b""
+        decision = frames.blank(frames.DECISION)
+        decision["first_packet"], decision["queues"] = frame["first_packet"], self._queues
+        return decision.tobytes()
+
+    def decided(self) -> dict[int, int]:
+        """Queue that was decided for each packet."""
+        return {
+            int(frame["first_packet"]) + i: int(queue)
+            for frame in split_frames(self.said)
+            if frame["type"] == 5 and frame["outcome"] == 0
+            for i, queue in enumerate(frame["queues"])
+        }
+
+    def sent(self) -> dict[int, int]:
+        """Codepoint that the sender said of each packet."""
+        return {int(f["packet"]): int(f["ecn"]) for f in split_frames(self.heard) if f["type"] == 2}
+
+    def acked(self) -> list[int]:
+        """Packets that the sender said were acknowledged."""
+        return [int(f["packet"]) for f in split_frames(self.heard) if f["type"] == 3]
+
+
+@pytest.fixture
+def local_model(tmp_path: Path) -> Path:
+    """A real artifact in a folder whose name is a version, as `--local` wants it."""
+    link = tmp_path / "1"
+    link.symlink_to(MODEL)
+    return link
+
+
+def test_each_packet_arrives_with_the_codepoint_decided_for_it(tmp_path: Path) -> None:
+    path, log = tmp_path / "agent.sock", tmp_path / "sent.csv"
+    queues = (0, 1, 1, 0, 1, 0, 0, 1)
+    agent = Overheard(path, queues=queues)
+    with echoing(tmp_path) as echo:
+        ran = send("--port", echo.port, "--agent", path, "--log", log, "--rate-mbps", 4, "--seconds", 1)
+        arrived = echo.end()
+    assert ran.returncode == 0, ran.stderr
+    sent = {int(row["packet"]): row for row in csv.DictReader(log.open())}
+    used = {packet for packet, row in sent.items() if row["decided"] == "1"}
+    assert used <= agent.decided().keys()
+    assert len(used) > 0.5 * len(sent) > 100
+    expected = {p: (ECT0, ECT1)[queues[p % 8]] if p in used else ECT1 for p in sent}
+    assert arrived == expected
+    assert agent.sent() == expected  # what the agent was told
+    assert sorted(agent.acked()) == sorted(sent)
+
+
+@pytest.mark.parametrize("host", LOOPBACK)
+def test_without_an_agent_each_packet_arrives_as_plain_ect1(tmp_path: Path, host: str) -> None:
+    with echoing(tmp_path, host) as echo:
+        options = ("--host", host, "--port", echo.port, "--rate-mbps", 5, "--seconds", 0.5)
+        ran = send(*options)
+        classic = send(*options, "--classic")
+        echo.end()
+    assert ran.returncode == 0, ran.stderr
+    said = json.loads(ran.stdout)
+    assert said["packets"] > 100
+    assert said["ect1"] == said["packets"]
+    assert said["decided"] == said["arrived_changed"] == said["arrived_ce"] == 0
+    assert said["acked"] == said["packets"]  # loopback loses nothing at this rate
+    assert json.loads(classic.stdout)["not_ect"] > 100
+    assert echo.summary["ect1"] == said["packets"]
+    assert echo.summary["ect0"] == echo.summary["ce"] == 0
+
+
+@needs_agent
+@pytest.mark.slow
+@pytest.mark.parametrize("host", LOOPBACK)
+def test_packets_arrive_with_the_codepoints_of_the_real_agent(
+    tmp_path: Path, local_model: Path, host: str
+) -> None:
+    """The decisions are overheard at the agent's socket, the codepoints are the receiving kernel's."""
+    path, between, log = tmp_path / "agent.sock", tmp_path / "between.sock", tmp_path / "sent.csv"
+    with AgentProgram("--listen", path, "--local", local_model) as agent, echoing(tmp_path, host) as echo:
+        overheard = Overheard(between, path)
+        options = ("--host", host, "--port", echo.port, "--agent", between, "--log", log, "--flows", 3)
+        ran = send(*options, "--rate-mbps", 4, "--seconds", 2, "--ahead-ms", 60)
+        arrived = echo.end()
+        agent.end()
+    assert ran.returncode == 0, ran.stderr
+    sent = {int(row["packet"]): row for row in csv.DictReader(log.open())}
+    used = {packet for packet, row in sent.items() if row["decided"] == "1"}
+    decided = overheard.decided()
+    assert len(used) > 100
+    assert used <= decided.keys()
+    assert arrived == {p: (ECT0, ECT1)[decided[p]] if p in used else ECT1 for p in sent}
+    assert json.loads(ran.stdout)["arrived_changed"] == 0
+
+
+@needs_agent
+@pytest.mark.slow
+def test_a_dead_agent_means_plain_ect1_with_the_next_packet(tmp_path: Path, local_model: Path) -> None:
+    path = tmp_path / "agent.sock"
+    with echoing(tmp_path) as echo, MarkedUdp(path, "test") as udp:
+        flow = udp.add_flow("127.0.0.1", echo.port)
+
+        def batch(wait_s: float = 0.1) -> list[marked_udp.Sent]:
+            """Ask, wait until it may be decided, send."""
+            udp.plan([flow] * 8, [1000] * 8, time.monotonic_ns() + int(wait_s * 1e9))
+            listen(wait_s)
+            return [udp.send(flow, bytes(1000)) for _ in range(8)]
+
+        def listen(seconds: float) -> None:
+            until = time.monotonic() + seconds
+            while time.monotonic() < until:
+                udp.poll(0.01)
+
+        assert "No such file" in udp.problem or not udp.problem
+        assert {sent.codepoint for sent in batch(0.0)} == {ECT1}
+        with AgentProgram("--listen", path, "--local", local_model) as agent:
+            wait_until(lambda: udp.poll(0.01) or udp.connected, "the agent was not found again")
+            wait_until(lambda: all(sent.decided for sent in batch()), "nothing is decided")
+            # Decided, and then the agent is killed before the packets go.
+            udp.plan([flow] * 8, [1000] * 8, time.monotonic_ns() + 300_000_000)
+            listen(0.5)
+            agent.process.kill()
+            agent.process.wait()
+            after = [udp.send(flow, bytes(1000)) for _ in range(8)]
+        assert {(sent.codepoint, sent.decided, sent.delivered) for sent in after} == {(ECT1, False, True)}
+        assert not udp.connected
+        assert str(path) in udp.problem
+        last = {sent.packet for sent in after}
+        arrived = echo.end()
+        assert {arrived[packet] for packet in last} == {ECT1}
+
+
+@needs_agent
+@pytest.mark.slow
+def test_a_stopped_agent_makes_no_packet_wait(tmp_path: Path, local_model: Path) -> None:
+    path = tmp_path / "agent.sock"
+    with AgentProgram("--listen", path, "--local", local_model) as agent, echoing(tmp_path) as echo:
+        agent.process.send_signal(signal.SIGSTOP)
+        try:
+            ran = send("--port", echo.port, "--agent", path, "--rate-mbps", 5, "--seconds", 1)
+        finally:
+            agent.process.send_signal(signal.SIGCONT)
+    said = json.loads(ran.stdout)
+    assert said["acked"] == said["packets"] == said["ect1"]
+    assert said["decided"] == said["agent_connections"] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("--host", "example.org", "--port", 1), "address 'example.org' is not a numeric"),
+        (("--host", "300.1.1.1", "--port", 1), "address '300.1.1.1' is not a numeric"),
+        (("--port", 0), "port 0: a flow needs a receiver's port"),
+        (("--port", 70000), "--port 70000: must be a number from 0 to 65535"),
+        (("--port", 9, "--rate-mbps", "nan"), "--rate-mbps nan: must be a number"),
+        (("--port", 9, "--bytes", 3), "--bytes 3: must be a number from 16"),
+        (("--port", 9, "--agent", "x" * 200), "a socket's path has at most 107 bytes"),
+        (("--port", 9, "--log", "/nowhere/log"), "/nowhere/log: No such file"),
+        (("--port", 9, "--unknown"), "--unknown: not an option"),
+        (("--port", 9, "more"), "more: not understood"),
+    ],
+)
+def test_bad_arguments_get_one_line(arguments: tuple[Any, ...], line: str) -> None:
+    ran = send(*arguments)
+    assert ran.returncode in (1, 2)
+    assert line in ran.stderr
+    assert len(ran.stderr.splitlines()) == 1
+    assert ran.stdout == ""
+
+
+def test_the_library_names_what_cannot_be(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"a socket.s path has at most 107 bytes"):
+        MarkedUdp(tmp_path / ("x" * 200), "test")
+    with MarkedUdp(None, "test") as udp:
+        with pytest.raises(ValueError, match="address 'nowhere' is not a numeric"):
+            udp.add_flow("nowhere", 1)
+        with pytest.raises(ValueError, match="port -1: must be"):
+            udp.add_flow("127.0.0.1", -1)
+        flow = udp.add_flow("127.0.0.1", 9, l4s=False)
+        with pytest.raises(ValueError, match="flow 7: there is none"):
+            udp.plan([7] * 8, [100] * 8, 0)
+        with pytest.raises(ValueError, match="a batch is 8 packets"):
+            udp.plan([flow] * 7, [100] * 7, 0)
+        with pytest.raises(ValueError, match="a datagram of 3 bytes"):
+            udp.send(flow, b"abc")
+        assert udp.send(flow, bytes(100)).codepoint == NOT_ECT
+    with pytest.raises(ValueError, match="this sender is closed"):
+        udp.poll()
+
+
+def test_strangers_datagrams_are_counted_and_not_answered(tmp_path: Path) -> None:
+    with echoing(tmp_path) as echo, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
+        for data in (b"", b"x", bytes(16), bytes(1000)):
+            stranger.sendto(data, ("127.0.0.1", echo.port))
+        stranger.settimeout(0.3)
+        with pytest.raises(TimeoutError):
+            stranger.recv(100)
+        assert echo.end() == {}
+    assert echo.summary["not_ours"] == 4

@@ -1,0 +1,118 @@
+"""The tc/eBPF marker: every codepoint and checksum on packets of our own, then on a kernel's real TCP."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from laboratory.bed.checks import capability
+from laboratory.bed.programs import MARK_OBJECT, MARKER, why_not_built
+
+UNBUILT = why_not_built(MARKER, MARK_OBJECT)
+CANNOT = UNBUILT or capability("tc_bpf").why_not
+needs_bpf = pytest.mark.skipif(CANNOT is not None, reason=str(CANNOT))
+needs_marker = pytest.mark.skipif(UNBUILT is not None, reason=str(UNBUILT))
+NOT_ECT, ECT1, ECT0 = 0, 1, 2
+
+
+def say(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([str(MARKER), *map(str, arguments)], capture_output=True, text=True, check=False)
+
+
+@needs_bpf
+def test_every_codepoint_becomes_what_was_wanted_and_nothing_else_changes() -> None:
+    """IPv4 and IPv6, all sent and wanted codepoints, valid and stale decisions, with and without data."""
+    ran = say("bench", MARK_OBJECT, 1000)
+    assert ran.returncode == 0, ran.stderr + ran.stdout
+    said = json.loads(ran.stdout)
+    assert said["tried"] == said["right"] == 96
+
+
+@pytest.fixture(scope="module", params=["4", "6"])
+def wire(request: pytest.FixtureRequest) -> dict[str, Any]:
+    program = Path(__file__).with_name("marked_tcp.py")
+    command = ["unshare", "--net", sys.executable, str(program), str(MARKER), str(MARK_OBJECT), request.param]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return dict(json.loads(ran.stdout))
+
+
+@needs_bpf
+def test_a_registered_flows_packets_leave_as_decided(wire: dict[str, Any]) -> None:
+    """Packet n of the flow gets codepoint n % 8 of the decision, its first packets too."""
+    assert wire["decided"] == [ECT1, ECT0, NOT_ECT, ECT1, ECT0, NOT_ECT, ECT1, ECT0] * 8
+    assert wire["unregistered"] == [ECT0] * 16  # as the kernel sends them
+    assert wire["window"] == [ECT1] * 4 + [ECT0] * 8 + [ECT1] * 4
+    assert wire["wrong_checksums"] == 0
+
+
+@needs_bpf
+def test_a_decision_that_ran_out_means_plain_ect1(wire: dict[str, Any]) -> None:
+    assert wire["before_the_end"].count(ECT0) > 0
+    assert wire["stale"] == [ECT1] * 16
+
+
+@needs_bpf
+def test_full_segments_are_marked_one_by_one(wire: dict[str, Any]) -> None:
+    """No super-packet reaches the marker, and half of some 14,000 segments each get their codepoint."""
+    bulk = wire["bulk"]
+    assert bulk["gso"] == 0
+    assert bulk["packets"] > 20_000_000 // 1460
+    assert bulk["ect1"] + bulk["ect0"] == bulk["packets"] - bulk["left_alone"]
+    plain = bulk["packets"] - bulk["left_alone"] - bulk["decided"]
+    assert plain == 4  # sent before the decision's first packet
+    assert abs(bulk["ect1"] - bulk["ect0"]) <= bulk["left_alone"] + plain + 1
+    if sum(wire["bulk_seen"]) == bulk["packets"]:  # the packet socket kept up
+        assert wire["bulk_seen"][:3] == [bulk["left_alone"], bulk["ect1"], bulk["ect0"]]
+
+
+@needs_bpf
+def test_nothing_stays_after_detach(wire: dict[str, Any]) -> None:
+    assert wire["detached"] == [ECT0] * 8
+    assert "clsact" not in wire["qdiscs"]
+    assert wire["flows_after_forget"] == 0
+
+
+@needs_marker
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("attach", "no-such-device", MARK_OBJECT), "device no-such-device: No such device"),
+        (("set", "lo", "-1", "12121212", 50), "cookie -1: must be a number from 0 to"),
+        (("set", "lo", 17, "1212121", 50), "codepoints 1212121: must be 8 digits"),
+        (("set", "lo", 17, "12121213", 50), "codepoints 12121213: must be 8 digits"),
+        (("set", "lo", 17, "12121212", "soon"), "milliseconds soon: must be a number"),
+        (("bench", "/nowhere/mark.bpf.o", 10), "/nowhere/mark.bpf.o"),
+        (("now",), "say: attach DEV OBJECT"),
+    ],
+)
+def test_bad_arguments_get_one_line(arguments: tuple[Any, ...], line: str) -> None:
+    ran = say(*arguments)
+    assert ran.returncode in (1, 2)
+    assert line in ran.stderr
+    assert len(ran.stderr.splitlines()) == 1
+
+
+@needs_marker
+def test_who_has_no_privilege_is_told_so() -> None:
+    """A user who is not root gets a line with the reason, not a half-attached filter."""
+    prefix = []
+    if os.geteuid() == 0:
+        prefix = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    with tempfile.TemporaryDirectory() as folder:  # the project may lie where others cannot look
+        Path(folder).chmod(0o755)
+        for file in (MARKER, MARK_OBJECT):
+            shutil.copy(file, folder)
+        command = [*prefix, f"{folder}/{MARKER.name}", "attach", "lo", f"{folder}/{MARK_OBJECT.name}"]
+        ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 1
+    assert "Operation not permitted" in ran.stderr
+    assert len(ran.stderr.splitlines()) == 1
