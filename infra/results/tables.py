@@ -15,6 +15,7 @@ from benchmarks import published
 from benchmarks.published import Published
 from benchmarks.rows import Row
 from infra.results import evaluations, forecasters
+from laboratory.report import guard
 from laboratory.report import tables as lab
 from laboratory.report.comparison import Place, against_chance, by_seed, change_of, percent
 from laboratory.report.intervals import Estimate
@@ -219,6 +220,8 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     **{f"sweeps-{profile}": partial(brief, profile=profile, prefix="sweep-") for profile in PROFILES},
     "sweeps-costs": lambda data: costs(data, "sweep-"),
     **{f"ladder-{profile}": partial(known, profile=profile) for profile in PROFILES},
+    "guard": lambda data: guard.guarded(data.runs),
+    "guard-kept": lambda data: guard.kept(data.runs),
     "map": lambda data: brief(data, "rfc9332", "map-"),
     "map-costs": lambda data: costs(data, "map-"),
     **{

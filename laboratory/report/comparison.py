@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -197,14 +197,16 @@ def change_of(
     return paired_change(by_seed(runs, place, control, measure), by_seed(runs, place, base, measure))
 
 
-def compare(runs: pl.DataFrame, place: Place, control: str) -> Comparison | None:
+def compare(
+    runs: pl.DataFrame, place: Place, control: str, limits: Sequence[Limit] = LIMITS
+) -> Comparison | None:
     """Compare a control with default marking; None where either was not run."""
     queueing = change_of(runs, place, control, QUEUEING_P99)
     if queueing is None:
         return None
     here = runs.filter(pl.col("scenario") == place.scenario, pl.col("control").is_in(["default", control]))
     found = {}
-    for limit in LIMITS:
+    for limit in limits:
         asked = _asked(here, control, limit)
         if place in asked:
             found[limit.measure] = _judged(asked, place)

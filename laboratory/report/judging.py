@@ -26,6 +26,7 @@ JUDGED: Final = "figure8"
 LONG_S: Final = 300.0  # simulated; shorter runs count for no target
 LEAST_P99_FALL: Final = 0.36  # in `uncoupled`; the paper says 36 to 45 %
 ORACLE_PART: Final = 0.5  # in `rfc9332`, of whatever gain the oracle shows
+LEAST_GAIN_KEPT: Final = 0.8  # in `uncoupled`, with the guard
 MOST_CPU: Final = 3.0  # times the run without the model
 MANY_FLOWS: Final = "many-flows"  # 500
 MOST_CPU_S: Final = 600.0  # of its runs, on one core

@@ -17,6 +17,7 @@ import yaml
 
 from laboratory.scenarios.files import environment_at
 from laboratory.scenarios.replay import replayed
+from laboratory.scenarios.schema import Model as ModelSettings
 from laboratory.scenarios.schema import (
     ACCESS_MS,
     FORMER_PROFILES,
@@ -170,7 +171,7 @@ def control_of(
         return {"kind": "flow_split", "share": settings.ladder.flow_share}
     if name in LADDER and name != "anchor":
         by = _forecast(environment, name, record)
-        return {"kind": "batched", "by": by, **settings.model.model_dump(include=BATCHING)}
+        return {"kind": "batched", "by": by, **_batching(settings.model)}
     if name not in ("model", "anchor"):
         return {"kind": name}
     assert model is not None  # noqa: S101 - the caller has said why it is not run
@@ -187,9 +188,16 @@ def control_of(
         "kind": "model",
         "artifact": model.content,
         "version": FIRST_VERSION,
-        **chosen.model_dump(include=BATCHING),
+        **_batching(chosen),
         "finetune": finetune,
     }
+
+
+def _batching(model: ModelSettings) -> dict[str, Any]:
+    """How forecasts become queues; keys that published runs had not are there where they change something."""
+    share = {"max_moved_share": model.max_moved_share} if model.max_moved_share else {}
+    guard = {"guard": "on"} if model.guard else {}
+    return {**model.model_dump(include=BATCHING), **share, **guard}
 
 
 def _last_latency(environment: Environment) -> dict[str, Any]:

@@ -193,6 +193,8 @@ class Model(Checked):
     margin_us: Microseconds
     margin_share: Annotated[float, Field(ge=0, le=1e6)]
     max_moved_unacked: Annotated[int, Field(ge=0, le=1_000_000_000)]
+    max_moved_share: Share = 0.0  # of what S1 has in flight, where that is more
+    guard: bool = False  # moving stops where it is not settled to help
     finetune_every_s: Annotated[float, Field(ge=0.1, le=1e5)] | None  # None: the head stays
     finetune_span_s: Seconds
     finetune_apply_after_s: Annotated[float, Field(ge=0, le=1e5)]

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "feature_store/events/window.h"
+#include "serving/agent/guard.h"
 
 namespace swiftqueue::agent {
 
@@ -32,6 +33,7 @@ inline constexpr std::uint8_t kL4s = 1;
 inline constexpr std::size_t kMaxClassicFlows = 1 << 14;
 
 using Queues = std::array<std::uint8_t, kHorizon>;
+using Arms = std::array<Arm, kHorizon>;
 using Batch = std::array<Candidate, kHorizon>;  // about to be sent, each with its default queue
 
 // Latencies predicted for a batch, in us.
@@ -47,37 +49,59 @@ struct ControllerParams {
   double margin_us = 1'000;   // the L queue's marking step: RFC 9332 A.1, 1 ms as in Linux
   double margin_share = 0.1;  // of the predicted latency in the flow's present queue
   // A burst moved on one prediction fills the queue it was moved to before its first ACK can say
-  // so. Packets moved and not yet acknowledged, of all flows, or given up (kGiveUpNs):
-  std::int32_t max_moved_unacked = 64;
+  // so. Packets moved and not yet acknowledged, of all flows, or given up (kGiveUpNs): so many, or
+  // this share of the packets in flight, whichever is more. Far below what is in flight a limit
+  // sends a flow's packets to both queues by turns (simulation/doc/lab.md, "Second evidence").
+  std::int32_t max_moved_unacked = 128;
+  double max_moved_share = 0.75;
+  GuardParams guard = {};
+};
+
+// A batch as chosen: the queue of each packet, and which arm of the guard it is.
+struct Chosen {
+  Queues queues;
+  Arms arms{};
 };
 
 // Chooses queues batch by batch; remembers which flows are in the classic queue and the moved
 // packets in flight. Not thread-safe.
 class QueueController {
  public:
-  // Throws std::invalid_argument for a negative margin or limit (NaN too).
-  explicit QueueController(const ControllerParams& params = {}) : params_(params) {
-    if (!(params.margin_us >= 0) || !(params.margin_share >= 0) || params.max_moved_unacked < 0) {
+  // Throws std::invalid_argument for a negative margin or limit (NaN too), and for the guard's.
+  explicit QueueController(const ControllerParams& params = {})
+      : params_(params), guard_(params.guard) {
+    if (!(params.margin_us >= 0) || !(params.margin_share >= 0) || params.max_moved_unacked < 0 ||
+        !(params.max_moved_share >= 0)) {
       throw std::invalid_argument("the controller's margins and limits must not be negative");
     }
   }
 
   // Packets moved to the classic queue and not acknowledged yet.
-  std::size_t moved_unacked() const { return moved_.size(); }
+  std::size_t moved_unacked() const { return moved_.size() - dead_; }
 
-  // Chooses the queue of packets `first_packet` .. + H - 1 at `now_ns`. Batches may be chosen out
-  // of order.
-  Queues choose(std::int64_t first_packet, std::int64_t now_ns, const Batch& batch,
-                const Predicted& predicted) {
+  // Chooses the queue of packets `first_packet` .. + H - 1 at `now_ns`, when so many were in
+  // flight. Batches may be chosen out of order.
+  Chosen choose(std::int64_t first_packet, std::int64_t now_ns, const Batch& batch,
+                const Predicted& predicted, std::int32_t in_flight) {
     forget(now_ns);
-    Queues chosen;
-    for (std::size_t i = 0; i < chosen.size(); ++i) {
-      chosen[i] = kClassic;
+    limit_ = std::max(static_cast<double>(params_.max_moved_unacked),
+                      params_.max_moved_share * std::max(in_flight, 0));
+    Rulings rulings;
+    Chosen chosen;
+    for (std::size_t i = 0; i < batch.size(); ++i) {
+      chosen.queues[i] = kClassic;
       if (batch[i].queue == kClassic) continue;
-      chosen[i] =
+      // What it would be without the guard is remembered, so that the guard's coin changes nothing
+      // of which batches are asked about next.
+      chosen.queues[i] =
           choose_one(batch[i].flow_id, predicted.classic_us_H[i], predicted.default_us_H[i]);
-      remember(batch[i].flow_id, chosen[i]);
-      if (chosen[i] == kClassic) moved(first_packet + static_cast<std::int64_t>(i), now_ns);
+      remember(batch[i].flow_id, chosen.queues[i]);
+      if (chosen.queues[i] != kClassic) continue;
+      const Guard::Ruling ruling = rulings.of(batch[i].receiver_id, now_ns, guard_);
+      if (!ruling.move) chosen.queues[i] = kL4s;
+      chosen.arms[i] = ruling.arm;
+      // Both of a pair count as moved, for the same reason.
+      if (ruling.move || ruling.arm != 0) moved(first_packet + static_cast<std::int64_t>(i), now_ns);
     }
     return chosen;
   }
@@ -86,20 +110,53 @@ class QueueController {
   // queue again.
   void keep_default(std::int32_t flow_id) { remember(flow_id, kL4s); }
 
-  // Notes the first ACK that covers a packet.
-  void acked(std::int64_t packet) {
-    const auto place = place_of(packet);
-    if (place != moved_.end() && place->packet == packet) moved_.erase(place);
+  // Notes a packet that followed a decision with this arm.
+  void sent(std::int64_t packet, std::int64_t sent_ns, const Candidate& what, Arm arm) {
+    guard_.sent(packet, sent_ns, what.receiver_id, what.queue, arm);
   }
 
+  // Notes the first ACK that covers a packet.
+  void acked(std::int64_t packet, std::int64_t acked_ns) {
+    guard_.acked(packet, acked_ns);
+    const auto place = place_of(packet);
+    if (place == moved_.end() || place->packet != packet || place->dead) return;
+    place->dead = true;
+    if (++dead_ <= moved_.size() / 2) return;  // taken out together: O(1) for each
+    std::erase_if(moved_, [](const Moved& m) { return m.dead; });
+    dead_ = 0;
+  }
+
+  // Whether an earlier decision to move still counts for its flow's further packets.
+  bool keeps(std::int32_t receiver, Arm arm) { return guard_.keeps(receiver, arm); }
+
+  const Guard::Counts& guarded() const { return guard_.counts(); }
+
  private:
+  // The guard's word on each receiver of a batch, asked for once.
+  class Rulings {
+   public:
+    Guard::Ruling of(std::int32_t receiver, std::int64_t now_ns, Guard& guard) {
+      for (std::size_t i = 0; i < known_; ++i) {
+        if (receivers_[i] == receiver) return rulings_[i];
+      }
+      receivers_[known_] = receiver;
+      return rulings_[known_++] = guard.rule(receiver, now_ns);
+    }
+
+   private:
+    std::size_t known_ = 0;
+    std::array<std::int32_t, kHorizon> receivers_;
+    std::array<Guard::Ruling, kHorizon> rulings_;
+  };
+
   struct Moved {
     std::int64_t packet;
     std::int64_t moved_ns;
+    bool dead;  // acknowledged; it is taken out with others
   };
 
   std::uint8_t choose_one(std::int32_t flow_id, double classic_us, double l4s_us) const {
-    if (moved_.size() >= static_cast<std::size_t>(params_.max_moved_unacked)) return kL4s;
+    if (static_cast<double>(moved_unacked()) >= limit_) return kL4s;
     const bool in_classic =
         std::binary_search(classic_flows_.begin(), classic_flows_.end(), flow_id);
     const double stay_us = in_classic ? classic_us : l4s_us;
@@ -124,22 +181,29 @@ class QueueController {
 
   void moved(std::int64_t packet, std::int64_t now_ns) {
     const auto place = place_of(packet);
-    if (place != moved_.end() && place->packet == packet) {
-      place->moved_ns = now_ns;
-    } else {
-      moved_.insert(place, {packet, now_ns});
+    if (place == moved_.end() || place->packet != packet) {
+      moved_.insert(place, {packet, now_ns, false});
+      return;
     }
+    if (place->dead) --dead_;
+    *place = {packet, now_ns, false};
   }
 
   void forget(std::int64_t now_ns) {
-    const auto live = std::find_if(moved_.begin(), moved_.end(),
-                                   [&](const Moved& m) { return now_ns - m.moved_ns < kGiveUpNs; });
+    const auto live = std::find_if(moved_.begin(), moved_.end(), [&](const Moved& m) {
+      return !m.dead && now_ns - m.moved_ns < kGiveUpNs;
+    });
+    dead_ -= static_cast<std::size_t>(
+        std::count_if(moved_.begin(), live, [](const Moved& m) { return m.dead; }));
     moved_.erase(moved_.begin(), live);
   }
 
   ControllerParams params_;
+  Guard guard_;
+  double limit_ = 0;                         // as of the last batch
   std::vector<std::int32_t> classic_flows_;  // L4S-capable ones now in the classic queue, sorted
-  std::vector<Moved> moved_;                 // at most max_moved_unacked, by packet
+  std::vector<Moved> moved_;                 // by packet
+  std::size_t dead_ = 0;                     // of them
 };
 
 }  // namespace swiftqueue::agent

@@ -22,17 +22,20 @@ CLASSIC: Final = 0  # numbers as in feature_store/events/window.h
 L4S: Final = 1
 FOLDER: Final = Path(__file__).parent
 LIBRARY: Final = FOLDER / "_build" / "libswiftqueue_sender.so"
-SOURCES: Final = (FOLDER / "controller.h", FOLDER / "sender_capi.cc", native.FOLDER / "events" / "window.h")
+SOURCES: Final = (
+    *(FOLDER / name for name in ("controller.h", "guard.h", "sender_capi.cc")),
+    native.FOLDER / "events" / "window.h",
+)
 
 
 def _load() -> ctypes.CDLL:
     pointer, f64, i32, i64 = ctypes.c_void_p, ctypes.c_double, ctypes.c_int32, ctypes.c_int64
     signatures: native.Signatures = {
-        "sq_controller_defaults": (None, [ctypes.POINTER(kind) for kind in (f64, f64, i32)]),
-        "sq_controller_new": (pointer, [f64, f64, i32]),
+        "sq_controller_defaults": (None, [ctypes.POINTER(kind) for kind in (f64, f64, i32, f64)]),
+        "sq_controller_new": (pointer, [f64, f64, i32, f64]),
         "sq_controller_free": (None, [pointer]),
         "sq_controller_moved_unacked": (i64, [pointer]),
-        "sq_controller_choose": (ctypes.c_int, [pointer, i64, i64, *[pointer] * 4]),
+        "sq_controller_choose": (ctypes.c_int, [pointer, i64, i64, i32, *[pointer] * 4]),
         "sq_controller_keep_default": (None, [pointer, pointer, i64]),
         "sq_controller_acked": (None, [pointer, i64]),
     }
@@ -42,13 +45,13 @@ def _load() -> ctypes.CDLL:
 _ABI: Final = _load()
 
 
-def _defaults() -> tuple[float, float, int]:
-    values = ctypes.c_double(), ctypes.c_double(), ctypes.c_int32()
+def _defaults() -> tuple[float, float, int, float]:
+    values = ctypes.c_double(), ctypes.c_double(), ctypes.c_int32(), ctypes.c_double()
     _ABI.sq_controller_defaults(*[ctypes.byref(value) for value in values])
-    return values[0].value, values[1].value, values[2].value
+    return values[0].value, values[1].value, values[2].value, values[3].value
 
 
-_MARGIN_US, _MARGIN_SHARE, _MAX_MOVED_UNACKED = _defaults()
+_MARGIN_US, _MARGIN_SHARE, _MAX_MOVED_UNACKED, _MAX_MOVED_SHARE = _defaults()
 
 
 @dataclass(frozen=True)
@@ -58,21 +61,27 @@ class ControllerParams:
     margin_us: float = _MARGIN_US
     margin_share: float = _MARGIN_SHARE  # of the predicted latency in the flow's present queue
     max_moved_unacked: int = _MAX_MOVED_UNACKED  # packets moved and not yet acknowledged, of all flows
+    max_moved_share: float = _MAX_MOVED_SHARE  # or so much of what is in flight, where that is more
 
     def __post_init__(self) -> None:
-        values = (self.margin_us, self.margin_share, self.max_moved_unacked)
-        if not all(value >= 0 for value in values) or math.isinf(self.margin_share):
+        values = (self.margin_us, self.margin_share, self.max_moved_unacked, self.max_moved_share)
+        if not all(0 <= value < math.inf for value in values):
             raise ValueError(f"{self}: margins and limits must not be negative")
         if self.max_moved_unacked >= 2**31:
             raise ValueError(f"{self}: max_moved_unacked must be below 2^31")
 
 
 class QueueController:
-    """Chooses queues batch by batch; remembers each flow's queue and the moved packets in flight."""
+    """Chooses queues batch by batch; remembers each flow's queue and the moved packets in flight.
+
+    It has no guard: what is replayed does not follow its decisions.
+    """
 
     def __init__(self, params: ControllerParams | None = None) -> None:
         self.params = p = params or ControllerParams()
-        self._handle = _ABI.sq_controller_new(p.margin_us, p.margin_share, p.max_moved_unacked)
+        self._handle = _ABI.sq_controller_new(
+            p.margin_us, p.margin_share, p.max_moved_unacked, p.max_moved_share
+        )
         if not self._handle:
             raise MemoryError("no memory for a controller")
 
@@ -92,6 +101,7 @@ class QueueController:
         flow_ids: Sequence[int],
         default_queues: Sequence[int],
         predicted_us: NDArray[np.floating],
+        in_flight: int = 0,
     ) -> list[int]:
         """Choose the queue of each packet of a batch.
 
@@ -101,6 +111,7 @@ class QueueController:
             flow_ids: flow of each packet, (H,).
             default_queues: L4S for packets of L4S-capable flows, else CLASSIC, (H,).
             predicted_us: latency in the classic (row 0) and in the default queue (row 1), (2, H).
+            in_flight: packets of the sender in flight at the decision, which the limit may follow.
 
         Raises:
             ValueError: not a batch of 8.
@@ -116,7 +127,7 @@ class QueueController:
             )
         chosen = np.empty(HORIZON, np.uint8)
         pointers = (array.ctypes.data for array in (flows, defaults, y_2H, chosen))
-        if _ABI.sq_controller_choose(self._handle, first_packet, now_ns, *pointers):
+        if _ABI.sq_controller_choose(self._handle, first_packet, now_ns, in_flight, *pointers):
             raise MemoryError("no memory for another moved packet")
         return [int(queue) for queue in chosen]
 

@@ -63,6 +63,9 @@ void DecisionLoop::close(std::uint32_t sender) {
   }
   statistics_.moved_unacked.add(-static_cast<std::int64_t>(stream.sender.moved_unacked()));
   statistics_.remembered.add(-stream.sender.remembered());
+  for (std::size_t i = 0; i < Guard::kStateNames.size(); ++i) {
+    statistics_.guard.receivers[i].add(-stream.sender.guarded().receivers[i]);
+  }
   statistics_.senders.add(-1);
   flows_ -= stream.sender.flows();
   streams_.erase(sender);
@@ -76,7 +79,9 @@ auto DecisionLoop::counted(Stream& stream, Change change) {
   const std::int64_t remembered = sender.remembered();
   const std::int64_t overflowed = sender.overflowed();
   const std::size_t flows = sender.flows();
+  const Guard::Counts guarded = sender.guarded();
   const auto result = change();
+  statistics_.guard.add(guarded, sender.guarded());
   statistics_.moved_unacked.add(static_cast<std::int64_t>(sender.moved_unacked()) - moved);
   statistics_.remembered.add(sender.remembered() - remembered);
   flows_ += sender.flows() - flows;
@@ -107,8 +112,11 @@ void DecisionLoop::make_room() {
 
 bool DecisionLoop::sent(std::uint32_t sender, const SentFrame& frame, const char*& why) {
   Stream& stream = stream_of(sender);
+  DecidedBatch* const batch = stream.decided_about(frame.packet);
+  const auto i = static_cast<std::size_t>(frame.packet % kHorizon);
+  const Arm arm = batch == nullptr ? 0 : batch->arms[i];
   if (!counted(stream, [&] {
-        return stream.sender.sent(frame.packet, frame.sent_ns, candidate_of(frame));
+        return stream.sender.sent(frame.packet, frame.sent_ns, candidate_of(frame), arm);
       })) {
     why = "packets must be numbered in send order";
     return false;
@@ -123,9 +131,7 @@ bool DecisionLoop::sent(std::uint32_t sender, const SentFrame& frame, const char
   }
   make_room();
   stream.last_packet = frame.packet;
-  if (DecidedBatch* const batch = stream.decided_about(frame.packet)) {
-    batch->sent[static_cast<std::size_t>(frame.packet % kHorizon)] = frame.queue;
-  }
+  if (batch != nullptr) batch->sent[i] = frame.queue;
   if (telemetry_ != nullptr) telemetry_->put(frame, sender);
   return true;
 }
@@ -236,7 +242,7 @@ void DecisionLoop::take_answer(std::int64_t now_ns) {
   statistics_.round_trip.observe(round_trip_ns);
   const auto number = static_cast<std::size_t>(first_packet / kHorizon);
   if (stream.decided.empty()) stream.decided.resize(kDecidedBatches);
-  stream.decided[number % kDecidedBatches] = {first_packet, decision.predicted, {}};
+  stream.decided[number % kDecidedBatches] = {first_packet, decision.predicted, {}, decision.arms};
   deliver(stream, pending.now_ns, first_packet, decision, answer_.version,
           static_cast<float>(round_trip_ns) / 1e3F);
 }

@@ -73,6 +73,7 @@ class DecisionLoop {
     std::int64_t first_packet = -1;
     Predicted predicted;
     Queues sent{};  // the queue each packet really went to
+    Arms arms{};
   };
   struct Stream {
     Stream(std::uint32_t number, std::string_view called, int tokens,

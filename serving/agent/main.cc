@@ -46,6 +46,7 @@ struct Options {
   std::string record;
   std::string telemetry;
   ControllerParams controller;
+  std::string guard;  // on, off; empty: as the input says
 };
 
 void add_options(CLI::App& app, Options& o) {
@@ -97,8 +98,17 @@ void add_options(CLI::App& app, Options& o) {
                  "and by this share of the latency in the present queue")
       ->check(CLI::Range(0.0, 1e3));
   app.add_option("--max-moved-unacked", o.controller.max_moved_unacked,
-                 "most packets moved and not acknowledged yet")
-      ->check(CLI::Range(0, 1'000'000));
+                 "most packets moved and not acknowledged yet, or --max-moved-share, if that is more")
+      ->check(CLI::Range(0, 1'000'000))
+      ->capture_default_str();
+  app.add_option("--max-moved-share", o.controller.max_moved_share,
+                 "most of them, as a share of the packets in flight")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  app.add_option("--guard", o.guard,
+                 "moving stops where it is not settled to help; by default on with --listen, since "
+                 "what is replayed does not follow decisions")
+      ->check(CLI::IsMember({"on", "off"}));
 }
 
 std::unique_ptr<Predictor> make_predictor(const Options& o) {
@@ -201,7 +211,9 @@ int run(const Options& o) {
   if (o.metrics_port >= 0) {
     metrics.emplace(o.metrics_address, o.metrics_port, statistics, *predictor, telemetry.get());
   }
-  DecisionLoop loop(*predictor, o.controller, statistics, telemetry.get());
+  ControllerParams controller = o.controller;
+  controller.guard.on = o.guard.empty() ? !o.listen.empty() : o.guard == "on";
+  DecisionLoop loop(*predictor, controller, statistics, telemetry.get());
   Report report(statistics, o.listen.empty() ? kReportMs : 0);
   const auto say_ready = [&] {
     report.say("{\"event\": \"ready\", \"tokens\": " + std::to_string(predictor->model().tokens) +

@@ -80,6 +80,11 @@ class Collector final : public prometheus::Collectable {
       packets.push_back(labelled({{"queue", name}}, MetricType::Counter,
                                  static_cast<double>(s.packets[queue].get())));
     }
+    std::vector<ClientMetric> guarded;
+    for (std::size_t i = 0; i < Guard::kStateNames.size(); ++i) {
+      guarded.push_back(labelled({{"state", Guard::kStateNames[i]}}, MetricType::Gauge,
+                                 static_cast<double>(s.guard.receivers[i].get())));
+    }
     std::vector<ClientMetric> version;
     std::vector<ClientMetric> connected;
     std::vector<ClientMetric> refused;
@@ -117,6 +122,14 @@ class Collector final : public prometheus::Collectable {
                MetricType::Counter, single(MetricType::Counter, s.stale)),
         family("moved_unacked", "Packets moved to the classic queue and not acknowledged yet.",
                MetricType::Gauge, single(MetricType::Gauge, s.moved_unacked)),
+        family("guard_receivers", "Receivers by whether packets to them are moved.",
+               MetricType::Gauge, std::move(guarded)),
+        family("guard_trials_total", "Trials of moving to a receiver.", MetricType::Counter,
+               single(MetricType::Counter, s.guard.trials)),
+        family("guard_stops_total", "Times that moving to a receiver stopped.", MetricType::Counter,
+               single(MetricType::Counter, s.guard.stops)),
+        family("guard_pairs_total", "Moved batches compared with batches that were not.",
+               MetricType::Counter, single(MetricType::Counter, s.guard.pairs)),
         family("prediction_error_seconds", "|predicted - came| of each acknowledged packet.",
                MetricType::Histogram, {histogram(s.prediction_error, kErrorBuckets)}),
         family("senders", "Senders connected.", MetricType::Gauge,

@@ -43,6 +43,7 @@ struct Decision {
   Outcome outcome;
   Queues queues;        // as chosen; unless decided, each packet's default
   Predicted predicted;  // valid if decided
+  Arms arms{};          // of the guard, which `sent` is told of each packet that followed
 };
 
 // Batches by outcome.
@@ -62,6 +63,7 @@ struct Question {
   std::int64_t first_packet;
   Batch batch;
   int windows;  // B: 1 where both candidate queues make the same window
+  std::int32_t in_flight;
 };
 
 class Sender {
@@ -87,14 +89,17 @@ class Sender {
   // Gives up the oldest packet before its time. False: there is none.
   bool give_up_oldest() { return window_->give_up_oldest(); }
 
-  // Logs a packet as it is sent, in the queue it is marked for. False: refused, nothing changed.
-  bool sent(std::int64_t packet, std::int64_t sent_ns, const Candidate& what) {
-    return window_->sent(packet, sent_ns, what);
+  // Logs a packet as it is sent, in the queue it is marked for; `arm` is that of the decision it
+  // followed. False: refused, nothing changed.
+  bool sent(std::int64_t packet, std::int64_t sent_ns, const Candidate& what, Arm arm = 0) {
+    if (!window_->sent(packet, sent_ns, what)) return false;
+    controller_.sent(packet, sent_ns, what, arm);
+    return true;
   }
 
   // Logs the first ACK that covers a packet; NaN where the latency is unknown (Karn).
   bool acked(std::int64_t packet, std::int64_t acked_ns, float latency_us) {
-    controller_.acked(packet);
+    controller_.acked(packet, acked_ns);
     return window_->acked(packet, acked_ns, latency_us);
   }
 
@@ -104,10 +109,11 @@ class Sender {
   // cannot be (size below 1, unknown queue).
   std::optional<Question> ask(std::int64_t first_packet, std::int64_t now_ns, const Batch& batch,
                               float* x_BWF) const {
-    Question question{first_packet, batch, 1};
+    Question question{first_packet, batch, 1, 0};
     Batch classic = batch;
     for (Candidate& packet : classic) packet.queue = kClassic;
-    if (window_->window(now_ns, classic, x_BWF) < 0) return std::nullopt;
+    question.in_flight = window_->window(now_ns, classic, x_BWF);
+    if (question.in_flight < 0) return std::nullopt;
     if (std::any_of(batch.begin(), batch.end(),
                     [](const Candidate& packet) { return packet.queue != kClassic; })) {
       const std::ptrdiff_t window_floats = std::ptrdiff_t{tokens()} * kFeatureCount;
@@ -124,18 +130,20 @@ class Sender {
     if (!std::all_of(y_BH, y_BH + values, [](float us) { return std::isfinite(us); })) {
       return keep_default(question.batch, Outcome::kError);
     }
-    Decision decision{Outcome::kDecided, {}, {}};
+    Decision decision{Outcome::kDecided, {}, {}, {}};
     std::copy_n(y_BH, kHorizon, decision.predicted.classic_us_H.begin());
     std::copy_n(y_BH + values - kHorizon, kHorizon, decision.predicted.default_us_H.begin());
-    decision.queues =
-        controller_.choose(question.first_packet, now_ns, question.batch, decision.predicted);
+    const Chosen chosen = controller_.choose(question.first_packet, now_ns, question.batch,
+                                             decision.predicted, question.in_flight);
+    decision.queues = chosen.queues;
+    decision.arms = chosen.arms;
     ++counts_.by_outcome[static_cast<std::size_t>(Outcome::kDecided)];
     return decision;
   }
 
   // A batch goes out with its default marking, for one of the reasons other than kDecided.
   Decision keep_default(const Batch& batch, Outcome why) {
-    Decision decision{why, {}, {}};
+    Decision decision{why, {}, {}, {}};
     for (std::size_t i = 0; i < batch.size(); ++i) {
       decision.queues[i] = batch[i].queue;
       controller_.keep_default(batch[i].flow_id);
@@ -147,6 +155,9 @@ class Sender {
   const Counts& counts() const { return counts_; }
   // Packets moved to the classic queue and not acknowledged yet.
   std::size_t moved_unacked() const { return controller_.moved_unacked(); }
+  // Whether an earlier decision to move still counts for its flow's further packets.
+  bool keeps(std::int32_t receiver, Arm arm) { return controller_.keeps(receiver, arm); }
+  const Guard::Counts& guarded() const { return controller_.guarded(); }
 
  private:
   std::optional<SenderWindow> window_;

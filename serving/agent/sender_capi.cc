@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// C interface of controller.h for Python's ctypes (serving/agent/controller.py). No exception
-// crosses it.
+// C interface of controller.h and guard.h for Python's ctypes (serving/agent/controller.py and
+// guard.py). No exception crosses it.
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -13,24 +14,27 @@
 using swiftqueue::kHorizon;
 using swiftqueue::agent::Batch;
 using swiftqueue::agent::ControllerParams;
+using swiftqueue::agent::Guard;
+using swiftqueue::agent::HelpTest;
 using swiftqueue::agent::Predicted;
 using swiftqueue::agent::QueueController;
 
 extern "C" {
 
 void sq_controller_defaults(double* margin_us, double* margin_share,
-                            std::int32_t* max_moved_unacked) {
+                            std::int32_t* max_moved_unacked, double* max_moved_share) {
   const ControllerParams params;
   *margin_us = params.margin_us;
   *margin_share = params.margin_share;
   *max_moved_unacked = params.max_moved_unacked;
+  *max_moved_share = params.max_moved_share;
 }
 
 // Null for parameters that cannot be, or when out of memory.
 QueueController* sq_controller_new(double margin_us, double margin_share,
-                                   std::int32_t max_moved_unacked) {
+                                   std::int32_t max_moved_unacked, double max_moved_share) {
   try {
-    return new QueueController({margin_us, margin_share, max_moved_unacked});
+    return new QueueController({margin_us, margin_share, max_moved_unacked, max_moved_share});
   } catch (const std::exception&) {
     return nullptr;
   }
@@ -44,7 +48,7 @@ std::int64_t sq_controller_moved_unacked(const QueueController* controller) {
 // Of a batch of 8: flow and default queue in, predicted_us_2H in (classic, then default queue),
 // chosen queue out. 0, or -1 when out of memory.
 int sq_controller_choose(QueueController* controller, std::int64_t first_packet,
-                         std::int64_t now_ns, const std::int32_t* flow_id,
+                         std::int64_t now_ns, std::int32_t in_flight, const std::int32_t* flow_id,
                          const std::uint8_t* default_queue, const float* predicted_us_2H,
                          std::uint8_t* chosen) {
   Batch batch{};
@@ -56,7 +60,8 @@ int sq_controller_choose(QueueController* controller, std::int64_t first_packet,
     predicted.default_us_H[i] = predicted_us_2H[kHorizon + i];
   }
   try {
-    const auto queues = controller->choose(first_packet, now_ns, batch, predicted);
+    const auto queues =
+        controller->choose(first_packet, now_ns, batch, predicted, in_flight).queues;
     for (std::size_t i = 0; i < queues.size(); ++i) chosen[i] = queues[i];
   } catch (const std::bad_alloc&) {
     return -1;
@@ -70,7 +75,67 @@ void sq_controller_keep_default(QueueController* controller, const std::int32_t*
 }
 
 void sq_controller_acked(QueueController* controller, std::int64_t packet) {
-  controller->acked(packet);
+  controller->acked(packet, 0);  // only the guard reads the time
+}
+
+// How many of `values` a test at `alpha` looks at before it ends; `verdict` is 1 where it is settled
+// that their mean is above 0, -1 where it gave up, 0 where they did not suffice.
+std::int64_t sq_guard_test(double alpha, const double* values, std::int64_t count, int* verdict) {
+  HelpTest test(alpha);
+  *verdict = 0;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const auto found = test.add(values[i]);
+    if (found == HelpTest::Verdict::kOpen) continue;
+    *verdict = found == HelpTest::Verdict::kHelps ? 1 : -1;
+    return i + 1;
+  }
+  return count;
+}
+
+// Null for an alpha that is none, or when out of memory.
+Guard* sq_guard_new(double alpha, std::uint64_t seed) {
+  try {
+    return new Guard({true, alpha, seed});
+  } catch (const std::exception&) {
+    return nullptr;
+  }
+}
+void sq_guard_free(Guard* guard) { delete guard; }
+
+// 1 where the packets are to be moved, else 0; -1 when out of memory.
+int sq_guard_rule(Guard* guard, std::int32_t receiver, std::int64_t now_ns, std::int64_t* arm) {
+  try {
+    const auto ruling = guard->rule(receiver, now_ns);
+    *arm = ruling.arm;
+    return ruling.move ? 1 : 0;
+  } catch (const std::bad_alloc&) {
+    return -1;
+  }
+}
+int sq_guard_keeps(Guard* guard, std::int32_t receiver, std::int64_t arm) {
+  return guard->keeps(receiver, arm) ? 1 : 0;
+}
+// 0, or -1 when out of memory.
+int sq_guard_sent(Guard* guard, std::int64_t packet, std::int64_t sent_ns, std::int32_t receiver,
+                  std::uint8_t queue, std::int64_t arm) {
+  try {
+    guard->sent(packet, sent_ns, receiver, queue, arm);
+  } catch (const std::bad_alloc&) {
+    return -1;
+  }
+  return 0;
+}
+void sq_guard_acked(Guard* guard, std::int64_t packet, std::int64_t acked_ns) {
+  guard->acked(packet, acked_ns);
+}
+// Receivers on trial, moved to and stopped; trials, trials passed, stops, pairs.
+void sq_guard_counts(const Guard* guard, std::int64_t* counts_7) {
+  const Guard::Counts& counts = guard->counts();
+  std::copy(counts.receivers.begin(), counts.receivers.end(), counts_7);
+  counts_7[3] = counts.trials;
+  counts_7[4] = counts.admitted;
+  counts_7[5] = counts.stops;
+  counts_7[6] = counts.pairs;
 }
 
 }  // extern "C"

@@ -75,6 +75,23 @@ class DurationHistogram {
   Counter sum_ns_;
 };
 
+// What the guards of all senders count.
+struct GuardStatistics {
+  std::array<Counter, Guard::kStateNames.size()> receivers;  // by state, now
+  Counter trials;
+  Counter stops;
+  Counter pairs;
+
+  void add(const Guard::Counts& before, const Guard::Counts& now) {
+    for (std::size_t i = 0; i < receivers.size(); ++i) {
+      receivers[i].add(now.receivers[i] - before.receivers[i]);
+    }
+    trials.add(now.trials - before.trials);
+    stops.add(now.stops - before.stops);
+    pairs.add(now.pairs - before.pairs);
+  }
+};
+
 struct Statistics {
   std::array<Counter, kOutcomeNames.size()> batches;  // by outcome
   std::array<Counter, kQueues> packets;               // by queue, as chosen
@@ -87,6 +104,7 @@ struct Statistics {
   Counter turned_away;  // connections that were, of the thread that accepts them
   Counter remembered;   // packets of all senders that an ACK may come for
   Counter overflowed;   // packets given up before their time, for want of room
+  GuardStatistics guard;
   DurationHistogram round_trip;
   DurationHistogram prediction_error;  // |predicted - came|
 

@@ -66,6 +66,31 @@ def test_acknowledged_and_forgotten_packets_free_the_limit() -> None:
     assert controller.choose(32, 2 * 10**9 + 2, range(32, 40), [L4S] * 8, better) == [CLASSIC] * 8
 
 
+def test_the_limit_grows_with_what_is_in_flight() -> None:
+    params = ControllerParams(max_moved_unacked=16, max_moved_share=0.5)
+    for in_flight, most in ((0, 16), (32, 16), (33, 17), (3_333, 1_667), (-1, 16)):
+        controller = QueueController(params)
+        for first in range(0, 4_000, 8):
+            controller.choose(first, 0, [1] * 8, [L4S] * 8, predicted(1_000, 90_000), in_flight)
+        assert controller.moved_unacked == most
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 400)), max_size=200))
+def test_moved_packets_are_counted_whatever_the_order_of_acks(happened: list[tuple[bool, int]]) -> None:
+    controller, here = QueueController(ControllerParams(max_moved_unacked=64, max_moved_share=0)), set[int]()
+    batch = 0
+    for is_batch, number in happened:
+        if is_batch:
+            flows = range(8 * batch, 8 * batch + 8)  # new ones, so that nothing but the limit keeps them
+            chosen = controller.choose(8 * batch, 0, flows, [L4S] * 8, predicted(1_000, 90_000))
+            here |= {8 * batch + i for i, queue in enumerate(chosen) if queue == CLASSIC}
+            batch += 1
+        else:
+            controller.acked(number)
+            here.discard(number)
+        assert controller.moved_unacked == len(here)
+
+
 def test_flows_in_the_classic_queue_are_bounded() -> None:
     """A sender that names new flows for ever fills no memory: those beyond the bound keep their queue."""
     controller = QueueController(ControllerParams(max_moved_unacked=2**20))

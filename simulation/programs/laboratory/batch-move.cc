@@ -48,7 +48,9 @@ BatchMove::BatchMove(const Batching& params, int tokens, bool logged)
     : m_params(params),
       m_sender(tokens, {.margin_us = params.marginUs,
                         .margin_share = params.marginShare,
-                        .max_moved_unacked = params.maxMovedUnacked}),
+                        .max_moved_unacked = params.maxMovedUnacked,
+                        .max_moved_share = params.maxMovedShare,
+                        .guard = {.on = params.guard}}),
       m_x_BWF(static_cast<std::size_t>(agent::kMaxWindows * tokens * kFeatureCount)),
       m_logged(logged) {}
 
@@ -106,16 +108,17 @@ void BatchMove::Due(std::shared_ptr<Batch> batch) {
     return;
   }
   batch->queues = decision.queues;
+  batch->arms = decision.arms;
   batch->decided = true;
   if (m_params.holdPrevious) {
     for (std::size_t i = 0; i < kHorizon; ++i) {
       const Candidate& candidate = batch->candidates[i];
       const uint8_t queue = decision.queues[i];
-      const auto [last, isNew] = m_lastQueue.try_emplace(candidate.flow_id, queue);
-      if (isNew || last->second != queue) {
+      const auto [last, isNew] = m_last.try_emplace(candidate.flow_id, queue, 0);
+      if (isNew || last->second.queue != queue) {
         m_changes.push_back({TimeNs(), FlowOf(candidate), queue});
       }
-      last->second = queue;
+      last->second = {queue, decision.arms[i]};
     }
   }
 }
@@ -156,6 +159,7 @@ void BatchMove::WriteQuestions(const std::string& path) const {
 }
 
 bool BatchMove::Move(const DataPacket& packet, const Waiting& behind) {
+  m_arm = 0;
   if (packet.number % kHorizon == 0) {
     Ask(packet, behind);
   }
@@ -173,19 +177,25 @@ bool BatchMove::Move(const DataPacket& packet, const Waiting& behind) {
   if (mine < kHorizon) {
     m_batch->used[mine] = true;
     if (m_batch->decided) {
+      m_arm = m_batch->arms[mine];
       return m_batch->queues[mine] == agent::kClassic;
     }
   } else if (packet.defaultQueue == kL4sQueue) {
     ++m_unforeseen;
   }
-  const auto last = m_lastQueue.find(flow);
-  return last != m_lastQueue.end() && last->second == agent::kClassic;
+  const auto last = m_last.find(flow);
+  if (last == m_last.end()) {
+    return false;
+  }
+  m_arm = last->second.arm;
+  return last->second.queue == agent::kClassic &&
+         m_sender.keeps(Known(packet).receiver_id, m_arm);
 }
 
 void BatchMove::Sent(const DataPacket& packet, uint8_t queue) {
   Candidate what = Known(packet);
   what.queue = queue;
-  m_sender.sent(packet.number, TimeNs(), what);
+  m_sender.sent(packet.number, TimeNs(), what, m_arm);
   if (packet.acknowledged) {
     m_inFlight.push_back({packet, TimeNs(), false});
   }
@@ -228,6 +238,18 @@ void BatchMove::AddTo(JsonObject& summary, JsonObject&) const {
       .Add("late", JsonNumber(counts.late()))
       .Add("failed", JsonNumber(counts.failed()))
       .Add("unforeseen", JsonNumber(m_unforeseen));
+  if (m_params.guard) {
+    const agent::Guard::Counts& guarded = m_sender.guarded();
+    JsonObject guard;
+    for (std::size_t i = 0; i < agent::Guard::kStateNames.size(); ++i) {
+      guard.Add(agent::Guard::kStateNames[i], JsonNumber(guarded.receivers[i]));
+    }
+    guard.Add("trials", JsonNumber(guarded.trials))
+        .Add("admitted", JsonNumber(guarded.admitted))
+        .Add("stops", JsonNumber(guarded.stops))
+        .Add("pairs", JsonNumber(guarded.pairs));
+    decisions.Add("guard", guard.Text());
+  }
   Describe(decisions);
   summary.Add("decisions", decisions.Text());
 }

@@ -59,6 +59,7 @@ class BatchMove : public QueueControl {
     std::array<float, agent::kMaxWindows * kHorizon> y_BH;
     agent::Batch candidates;
     agent::Queues queues;  // once decided
+    agent::Arms arms;
     std::array<bool, kHorizon> used{};
     bool decided{false};
   };
@@ -79,7 +80,12 @@ class BatchMove : public QueueControl {
   agent::Sender m_sender;
   std::vector<float> m_x_BWF;
   std::shared_ptr<Batch> m_batch;                    // of the packet that leaves
-  std::unordered_map<int32_t, uint8_t> m_lastQueue;  // each flow's last decision
+  struct Last {
+    uint8_t queue;
+    agent::Arm arm;
+  };
+  std::unordered_map<int32_t, Last> m_last;  // each flow's last decision
+  agent::Arm m_arm{0};                       // of the decision that the packet at hand follows
   std::unordered_map<uint16_t, int32_t> m_flowIds;   // by first appearance, as in a packet table
   std::unordered_map<uint32_t, int32_t> m_receiverIds;
   std::vector<uint16_t> m_flows;  // by flow id

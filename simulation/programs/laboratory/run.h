@@ -103,6 +103,8 @@ struct Batching {
   double marginUs;
   double marginShare;
   int32_t maxMovedUnacked;
+  double maxMovedShare;  // of what is in flight, where that is more
+  bool guard;
 };
 struct ModelControl {
   std::string artifact;

@@ -1,0 +1,95 @@
+"""What the guard is worth: the model without it and with it, against default marking."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import polars as pl
+
+from laboratory.report.comparison import LIMITS, Place, change_of, compare, percent, places
+from laboratory.report.intervals import Estimate
+from laboratory.report.judging import FEWEST_SEEDS, LEAST_GAIN_KEPT, NO_HARM
+from laboratory.report.measures import (
+    CLASSIC_SHARE,
+    CROSS_GOODPUT,
+    MOVED,
+    QUEUEING_MAX,
+    QUEUEING_P99,
+    QUEUEING_P999,
+    RTT_P99,
+    S1_GOODPUT,
+)
+from laboratory.report.tables import NONE, cell, change, head_of, row_of, sample
+
+PREFIX: Final = "guard-"
+ON: Final = "on"
+OFF: Final = "off"
+DELAYS: Final = (
+    (QUEUEING_P99, "P99"),
+    (QUEUEING_P999, "P99.9"),
+    (QUEUEING_MAX, "longest wait"),
+    (RTT_P99, "RTT P99"),
+)
+COSTS: Final = (
+    (S1_GOODPUT, "S1's goodput"),
+    (CROSS_GOODPUT, "cross goodput"),
+    (CLASSIC_SHARE, "classic share"),
+)
+WANTED: Final = tuple(
+    limit._replace(most=NO_HARM)
+    for limit in LIMITS
+    if limit.measure in (QUEUEING_P99, QUEUEING_P999, RTT_P99, S1_GOODPUT, CLASSIC_SHARE)
+)
+"""What is wanted of the guard: none of these is settled to be worse by more than 2 %, or a packet's time."""
+
+
+def guarded(runs: pl.DataFrame) -> list[str]:
+    """Return the scenarios' tables: what the model changes without the guard and with it."""
+    here = runs.filter(pl.col("scenario").str.starts_with(PREFIX))
+    lines: list[str] = []
+    for scenario in sorted(set(here["scenario"])):
+        at = [p for p in places(here) if p.scenario == scenario and compare(here, p, "model")]
+        if not at:
+            continue
+        at.sort(key=lambda place: (place.profile, place.point != OFF))
+        lines += ["", f"**{scenario.removeprefix(PREFIX)}** ({sample(here, at[0])})", ""]
+        lines += head_of(["profile", "guard", "moved, %", "default P99, ms", *(name for _, name in DELAYS)])
+        for place in at:
+            figures = [cell(here, place, *one).text for one in (("model", MOVED), ("default", QUEUEING_P99))]
+            changes = [change(here, place, "model", measure) for measure, _ in DELAYS]
+            lines.append(row_of([f"`{place.profile}`", place.point, *figures, *changes]))
+        lines += ["", *head_of(["profile", "guard", *(name for _, name in COSTS), "settled harm"])]
+        for place in at:
+            changes = [change(here, place, "model", measure) for measure, _ in COSTS]
+            lines.append(row_of([f"`{place.profile}`", place.point, *changes, harm(here, place)]))
+    return lines[1:]
+
+
+def harm(runs: pl.DataFrame, place: Place) -> str:
+    """Name what is settled to be worse than wanted there."""
+    found = compare(runs, place, "model", WANTED)
+    if found is None:
+        return NONE
+    if found.queueing.n < FEWEST_SEEDS:
+        return f"{found.queueing.n} of {FEWEST_SEEDS} seeds"
+    return ", ".join(cost.name for cost in found.broken() if cost.settled) or "none"
+
+
+def kept(runs: pl.DataFrame) -> list[str]:
+    """Say what part of the model's gain in figure 8 is left with the guard."""
+    lines = head_of(["`uncoupled`, P99 against default", "without the guard", "with it", "kept", "wanted"])
+    changes = [change_of(runs, _place(point), "model", QUEUEING_P99) for point in (OFF, ON)]
+    if None in changes:
+        return ["Not run."]
+    off, on = (found for found in changes if found)
+    wanted = f"{LEAST_GAIN_KEPT:.0%} or more".replace("%", " %")
+    return [*lines, row_of(["figure 8", percent(off), percent(on), _part(on, off), wanted])]
+
+
+def _place(point: str) -> Place:
+    return Place(f"{PREFIX}figure8", point, "uncoupled")
+
+
+def _part(on: Estimate, off: Estimate) -> str:
+    """Ratio of the mean gains; none where there was no gain to keep."""
+    return f"{on.mean / off.mean * 100:.0f} %" if off.mean < 0 else NONE

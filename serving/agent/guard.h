@@ -1,0 +1,370 @@
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
+//
+// The guard: packets to a receiver are moved only while it is settled that moving helps there. This
+// file is its only definition; the agent, the simulator and Python (serving/agent/guard.py) use it.
+// Pure: no I/O, no clock, no thread. It knows nothing of queues but the latencies that came.
+//
+// Of the batches that the controller would move, two in 16 are a pair: a coin says which of them is
+// moved, and the other keeps its default queue. The first packet of each tells its latency, and a
+// test asks whether the moved one's is lower on average. Until that is settled all other batches
+// keep their default queue (a trial); from then on they are moved, and it must be settled again
+// and again. Where it is not, moving stops, and after a pause, each twice as long, there is a trial.
+//
+// Per receiver: bounded memory, O(1) for each decision, packet and ACK.
+#ifndef SWIFTQUEUE_SERVING_AGENT_GUARD_H_
+#define SWIFTQUEUE_SERVING_AGENT_GUARD_H_
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <stdexcept>
+#include <unordered_map>
+#include <vector>
+
+#include "feature_store/events/window.h"
+
+namespace swiftqueue::agent {
+
+struct GuardParams {
+  bool on = false;
+  // How likely it is at most that a receiver at which moving never helps is ever moved to beyond
+  // its trials, however long it is watched.
+  double alpha = 0.05;
+  std::uint64_t seed = 1;  // of the coins
+};
+
+// Whether a mean is above 0: a test that may be looked at after each value.
+//
+// With x in [-1, 1] and of mean 0 or less given all before it, a gambler who stakes the share b of
+// what he has on each x has no gain to expect: his wealth, the product of 1 + b x, is a
+// supermartingale, and exceeds 1 / alpha at any time with probability alpha at most (Ville). So does
+// the mean of several gamblers' wealth, one for each share (Waudby-Smith and Ramdas, "Estimating
+// means of bounded random variables by betting", J. R. Stat. Soc. B 86(1), 2024, section 4.4).
+// Giving up early, for want of hope or of time, costs no validity: it only makes wins rarer.
+class HelpTest {
+ public:
+  enum class Verdict : std::uint8_t { kOpen, kHelps, kFails };
+
+  static constexpr std::array kStakes{0.06, 0.15, 0.3, 0.6, 0.9};
+  static constexpr int kMostValues = 192;  // then it is not settled
+  static constexpr double kHopeless = 6;   // wealth of those who bet on harm
+
+  explicit HelpTest(double alpha) : least_(1 / alpha) { wealth_.fill(1), against_.fill(1); }
+
+  Verdict add(double x) {
+    double helps = 0;
+    double harms = 0;
+    for (std::size_t i = 0; i < kStakes.size(); ++i) {
+      helps += wealth_[i] *= 1 + kStakes[i] * x;
+      harms += against_[i] *= 1 - kStakes[i] * x;
+    }
+    ++values_;
+    constexpr double kGamblers = kStakes.size();
+    if (helps / kGamblers >= least_) return Verdict::kHelps;
+    if (harms / kGamblers >= kHopeless || values_ >= kMostValues) return Verdict::kFails;
+    return Verdict::kOpen;
+  }
+
+ private:
+  double least_;
+  std::array<double, kStakes.size()> wealth_{};
+  std::array<double, kStakes.size()> against_{};
+  int values_ = 0;
+};
+
+// Which side of which pair a packet is on: 0 is none. Unique in a guard's life.
+using Arm = std::int64_t;
+
+class Guard {
+ public:
+  static constexpr int kRest = 14;  // batches between two pairs, that all do as the state says
+  static constexpr std::size_t kPairs = 4;           // of a receiver, under way
+  static constexpr std::size_t kMaxReceivers = 1024;  // those beyond keep their default queue
+  static constexpr std::int64_t kIdleNs = 60'000'000'000;  // then a receiver may be forgotten
+  static constexpr std::int64_t kFirstPauseNs = 2'000'000'000;
+  static constexpr std::int64_t kLongestPauseNs = 512'000'000'000;
+  static constexpr double kForget = 0.95;  // of the largest difference, with each further one
+
+  enum class State : std::uint8_t { kTrial, kMoving, kStopped };
+  static constexpr std::array kStateNames{"trial", "moving", "stopped"};
+
+  struct Ruling {
+    bool move = false;
+    Arm arm = 0;
+  };
+  struct Counts {
+    std::array<std::int64_t, kStateNames.size()> receivers{};  // now, by state
+    std::int64_t trials = 0;
+    std::int64_t admitted = 0;  // trials after which moving began
+    std::int64_t stops = 0;     // of moving
+    std::int64_t pairs = 0;     // compared
+  };
+
+  // Throws std::invalid_argument for an alpha that is none.
+  explicit Guard(const GuardParams& params = {}) : params_(params), coins_(params.seed) {
+    if (!(params.alpha > 0) || !(params.alpha < 1)) {
+      throw std::invalid_argument("the guard's alpha must be between 0 and 1");
+    }
+  }
+
+  const Counts& counts() const { return counts_; }
+
+  // What becomes of a batch's packets to `receiver` that the controller would move at `now_ns`.
+  Ruling rule(std::int32_t receiver, std::int64_t now_ns) {
+    if (!params_.on) return {true, 0};
+    Receiver* const found = at(receiver, now_ns);
+    if (found == nullptr) return {};
+    Receiver& r = *found;
+    r.asked_ns = now_ns;
+    expire(r, now_ns);
+    if (r.state == State::kStopped) {
+      if (now_ns < r.until_ns) return {};
+      try_again(r);
+    }
+    for (Pair& pair : r.pairs) {
+      if (pair.serial != 0 && pair.half) return second(pair);
+    }
+    if (r.rest > 0) {
+      --r.rest;
+      return {r.state == State::kMoving, 0};
+    }
+    for (Pair& pair : r.pairs) {
+      if (pair.serial == 0) return first(r, pair, now_ns);
+    }
+    return {r.state == State::kMoving, 0};
+  }
+
+  // Whether an earlier decision to move still counts for a flow's further packets.
+  bool keeps(std::int32_t receiver, Arm arm) {
+    if (!params_.on) return true;
+    const auto found = receivers_.find(receiver);
+    if (found == receivers_.end()) return false;
+    if (found->second.state == State::kMoving) return true;
+    const Pair* const pair = pair_of(found->second, arm);
+    return pair != nullptr && pair->sides[side_of(arm)].sent < kHorizon;
+  }
+
+  // A packet was sent that follows a decision with this arm.
+  void sent(std::int64_t packet, std::int64_t sent_ns, std::int32_t receiver, std::uint8_t queue,
+            Arm arm) {
+    if (arm == 0) return;
+    const auto found = receivers_.find(receiver);
+    if (found == receivers_.end()) return;
+    Pair* const pair = pair_of(found->second, arm);
+    if (pair == nullptr) return;
+    Side& side = pair->sides[side_of(arm)];
+    const bool moved = side_of(arm) == kMoved;
+    if (side.sent >= kHorizon || moved != (queue == kMovedTo)) return;
+    ++side.sent;
+    if (side.packet >= 0) return;
+    if (waiting_.empty()) waiting_.resize(kWaiting);
+    Waiting& place = place_of(packet);
+    if (place.packet >= 0 && sent_ns - place.sent_ns < kGiveUpNs) return;  // its next packet then
+    place = {packet, sent_ns, receiver, arm};
+    side.packet = packet;
+    side.sent_ns = sent_ns;
+  }
+
+  // The first ACK that covers a packet came.
+  void acked(std::int64_t packet, std::int64_t acked_ns) {
+    if (waiting_.empty()) return;
+    Waiting& place = place_of(packet);
+    if (place.packet != packet) return;
+    const Waiting was = place;
+    place = {};
+    const auto found = receivers_.find(was.receiver);
+    if (found == receivers_.end()) return;
+    Pair* const pair = pair_of(found->second, was.arm);
+    if (pair == nullptr || pair->sides[side_of(was.arm)].packet != packet) return;
+    pair->sides[side_of(was.arm)].took_ns = std::max<std::int64_t>(acked_ns - was.sent_ns, 0);
+    if (pair->sides[kMoved].took_ns >= 0 && pair->sides[kHeld].took_ns >= 0) {
+      settle(found->second, *pair, acked_ns);
+    }
+  }
+
+ private:
+  static constexpr std::uint8_t kMovedTo = 0;  // the classic queue
+  static constexpr std::size_t kHeld = 0;
+  static constexpr std::size_t kMoved = 1;
+  static constexpr std::size_t kWaiting = 1024;  // packets whose ACK is waited for
+
+  struct Side {
+    std::int64_t packet = -1;  // whose ACK says its latency
+    std::int64_t sent_ns = 0;
+    std::int64_t took_ns = -1;
+    int sent = 0;
+  };
+  struct Pair {
+    std::int64_t serial = 0;  // 0: free
+    std::int64_t begun_ns = 0;
+    bool half = false;  // its second batch is still to come
+    bool moved_first = false;
+    std::array<Side, 2> sides;
+  };
+  struct Receiver {
+    State state = State::kTrial;
+    HelpTest test{1};
+    double largest_ns = 0;  // difference of late; 0: none yet
+    std::int64_t trials = 0;
+    std::int64_t pause_ns = 0;
+    std::int64_t until_ns = 0;  // of the pause
+    std::int64_t asked_ns = 0;
+    int rest = 0;
+    std::array<Pair, kPairs> pairs;
+  };
+  struct Waiting {
+    std::int64_t packet = -1;
+    std::int64_t sent_ns = 0;
+    std::int32_t receiver = 0;
+    Arm arm = 0;
+  };
+
+  static std::size_t side_of(Arm arm) { return static_cast<std::size_t>(arm & 1); }
+  static Arm arm_of(const Pair& pair, bool moved) { return pair.serial * 2 + (moved ? 1 : 0); }
+
+  static Pair* pair_of(Receiver& r, Arm arm) {
+    if (arm == 0) return nullptr;
+    const auto found = std::find_if(r.pairs.begin(), r.pairs.end(),
+                                    [arm](const Pair& p) { return p.serial == arm >> 1; });
+    return found == r.pairs.end() ? nullptr : &*found;
+  }
+
+  // A batch's first packet is a multiple of 8: the product's upper bits differ all the same.
+  Waiting& place_of(std::int64_t packet) {
+    const auto mixed = static_cast<std::uint64_t>(packet) * 0x9E3779B97F4A7C15U;
+    return waiting_[mixed >> 54U];
+  }
+  static_assert(kWaiting == std::size_t{1} << 10U);
+
+  Receiver* at(std::int32_t receiver, std::int64_t now_ns) {
+    const auto found = receivers_.find(receiver);
+    if (found != receivers_.end()) return &found->second;
+    if (receivers_.size() >= kMaxReceivers && !make_room(now_ns)) return nullptr;
+    Receiver& r = receivers_[receiver];
+    ++in_state(r);
+    try_again(r);
+    return &r;
+  }
+
+  // Forgets the receivers that nothing was asked of for a minute, once in a minute.
+  bool make_room(std::int64_t now_ns) {
+    if (now_ns < next_sweep_ns_) return false;
+    next_sweep_ns_ = now_ns + kIdleNs;
+    std::erase_if(receivers_, [&](auto& each) {
+      const bool idle = now_ns - each.second.asked_ns >= kIdleNs;
+      if (idle) --in_state(each.second);
+      return idle;
+    });
+    return receivers_.size() < kMaxReceivers;
+  }
+
+  std::int64_t& in_state(const Receiver& r) {
+    return counts_.receivers[static_cast<std::size_t>(r.state)];
+  }
+
+  void enter(Receiver& r, State state) {
+    --in_state(r);
+    r.state = state;
+    ++in_state(r);
+  }
+
+  // Each trial gets its part of alpha: alpha / (n (n + 1)) of the n-th, which sum up to alpha.
+  void try_again(Receiver& r) {
+    enter(r, State::kTrial);
+    const auto n = static_cast<double>(++r.trials);
+    r.test = HelpTest(params_.alpha / (n * (n + 1)));
+    r.rest = 0;
+    ++counts_.trials;
+  }
+
+  void stop(Receiver& r, std::int64_t now_ns) {
+    if (r.state == State::kMoving) ++counts_.stops;
+    enter(r, State::kStopped);
+    r.pause_ns = std::clamp(2 * r.pause_ns, kFirstPauseNs, kLongestPauseNs);
+    r.until_ns = now_ns + r.pause_ns;
+    r.pairs.fill({});
+  }
+
+  // splitmix64
+  bool coin() {
+    std::uint64_t z = coins_ += 0x9E3779B97F4A7C15U;
+    z = (z ^ (z >> 30U)) * 0xBF58476D1CE4E5B9U;
+    z = (z ^ (z >> 27U)) * 0x94D049BB133111EBU;
+    return (z >> 63U) != 0;
+  }
+
+  Ruling first(Receiver& r, Pair& pair, std::int64_t now_ns) {
+    pair = {++serial_, now_ns, true, coin(), {}};
+    r.rest = kRest;
+    return {pair.moved_first, arm_of(pair, pair.moved_first)};
+  }
+
+  static Ruling second(Pair& pair) {
+    pair.half = false;
+    return {!pair.moved_first, arm_of(pair, !pair.moved_first)};
+  }
+
+  // What is not acknowledged by now took this long, which says the more the longer it is. A pair
+  // of which a batch was never sent says nothing.
+  void expire(Receiver& r, std::int64_t now_ns) {
+    for (Pair& pair : r.pairs) {
+      if (pair.serial == 0 || now_ns - pair.begun_ns < kGiveUpNs) continue;
+      bool sent = true;
+      for (Side& side : pair.sides) {
+        if (side.packet < 0) {
+          sent = false;
+        } else if (side.took_ns < 0) {
+          side.took_ns = kGiveUpNs;
+        }
+      }
+      if (!sent) {
+        pair = {};
+      } else {
+        settle(r, pair, now_ns);
+      }
+      if (r.state == State::kStopped) return;
+    }
+  }
+
+  // The difference is seen as a part of the largest one of late, which was known before the coin's
+  // side is: so x is a bounded value of the mean that is asked about, but for larger differences.
+  void settle(Receiver& r, Pair& pair, std::int64_t now_ns) {
+    const auto helped_ns =
+        static_cast<double>(pair.sides[kHeld].took_ns - pair.sides[kMoved].took_ns);
+    pair = {};
+    ++counts_.pairs;
+    const double scale_ns = r.largest_ns;
+    r.largest_ns = std::max({std::fabs(helped_ns), kForget * r.largest_ns, 1.0});
+    if (scale_ns == 0) return;
+    switch (r.test.add(std::clamp(helped_ns / scale_ns, -1.0, 1.0))) {
+      case HelpTest::Verdict::kOpen:
+        return;
+      case HelpTest::Verdict::kFails:
+        stop(r, now_ns);
+        return;
+      case HelpTest::Verdict::kHelps:
+        if (r.state == State::kTrial) {
+          ++counts_.admitted;
+          enter(r, State::kMoving);
+        }
+        r.pause_ns = 0;
+        r.test = HelpTest(params_.alpha);
+        return;
+    }
+  }
+
+  GuardParams params_;
+  std::uint64_t coins_;
+  Counts counts_;
+  std::int64_t serial_ = 0;
+  std::int64_t next_sweep_ns_ = std::numeric_limits<std::int64_t>::min();
+  std::unordered_map<std::int32_t, Receiver> receivers_;
+  std::vector<Waiting> waiting_;  // by a hash of the packet; made with the first one
+};
+
+}  // namespace swiftqueue::agent
+
+#endif  // SWIFTQUEUE_SERVING_AGENT_GUARD_H_

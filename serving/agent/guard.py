@@ -1,0 +1,102 @@
+"""The guard from Python: a thin binding of `serving/agent/guard.h`, its only definition."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feature_store import native
+from serving.agent.controller import LIBRARY, SOURCES
+
+ALPHA: Final = 0.05
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Receivers by state, now; and what has happened since the guard was made."""
+
+    trial: int
+    moving: int
+    stopped: int
+    trials: int
+    admitted: int
+    stops: int
+    pairs: int
+
+
+def _load() -> ctypes.CDLL:
+    pointer, f64, i32, i64 = ctypes.c_void_p, ctypes.c_double, ctypes.c_int32, ctypes.c_int64
+    signatures: native.Signatures = {
+        "sq_guard_test": (i64, [f64, pointer, i64, pointer]),
+        "sq_guard_new": (pointer, [f64, ctypes.c_uint64]),
+        "sq_guard_free": (None, [pointer]),
+        "sq_guard_rule": (ctypes.c_int, [pointer, i32, i64, pointer]),
+        "sq_guard_keeps": (ctypes.c_int, [pointer, i32, i64]),
+        "sq_guard_sent": (ctypes.c_int, [pointer, i64, i64, i32, ctypes.c_uint8, i64]),
+        "sq_guard_acked": (None, [pointer, i64, i64]),
+        "sq_guard_counts": (None, [pointer, pointer]),
+    }
+    return native.load(LIBRARY, map(str, SOURCES), signatures)
+
+
+_ABI: Final = _load()
+
+
+def settle(values: NDArray[np.floating], alpha: float = ALPHA) -> tuple[int, int]:
+    """Test whether the mean of `values`, each in [-1, 1], is above 0, looking after each of them.
+
+    Returns:
+        1 where it is, -1 where the test gave up, 0 where the values did not suffice; and how many it took.
+    """
+    x_N = np.ascontiguousarray(values, np.float64)
+    verdict = ctypes.c_int()
+    looked = _ABI.sq_guard_test(alpha, x_N.ctypes.data, len(x_N), ctypes.byref(verdict))
+    return verdict.value, int(looked)
+
+
+class Guard:
+    """Says of each batch to a receiver whether it is moved; hears what was sent and acknowledged."""
+
+    def __init__(self, alpha: float = ALPHA, seed: int = 1) -> None:
+        """Begin with no receiver.
+
+        Raises:
+            ValueError: alpha is not between 0 and 1.
+        """
+        self._handle = _ABI.sq_guard_new(alpha, seed)
+        if not self._handle:
+            raise ValueError(f"alpha {alpha}: give a number between 0 and 1")
+
+    def __del__(self) -> None:
+        if handle := getattr(self, "_handle", None):
+            _ABI.sq_guard_free(handle)
+
+    def rule(self, receiver: int, now_ns: int) -> tuple[bool, int]:
+        """Whether a batch that the controller would move is, and its arm (0: it is compared with none)."""
+        arm = ctypes.c_int64()
+        if (moved := _ABI.sq_guard_rule(self._handle, receiver, now_ns, ctypes.byref(arm))) < 0:
+            raise MemoryError("no memory for another receiver")
+        return bool(moved), arm.value
+
+    def keeps(self, receiver: int, arm: int) -> bool:
+        """Whether an earlier decision to move still counts for its flow's further packets."""
+        return bool(_ABI.sq_guard_keeps(self._handle, receiver, arm))
+
+    def sent(self, packet: int, sent_ns: int, receiver: int, queue: int, arm: int) -> None:
+        """Note a packet that followed a decision with this arm."""
+        if _ABI.sq_guard_sent(self._handle, packet, sent_ns, receiver, queue, arm):
+            raise MemoryError("no memory for a packet")
+
+    def acked(self, packet: int, acked_ns: int) -> None:
+        """Note the first ACK that covers a packet."""
+        _ABI.sq_guard_acked(self._handle, packet, acked_ns)
+
+    def counts(self) -> Counts:
+        """Return what it counts."""
+        counts_7 = np.empty(7, np.int64)
+        _ABI.sq_guard_counts(self._handle, counts_7.ctypes.data)
+        return Counts(*map(int, counts_7))

@@ -1,0 +1,278 @@
+"""The guard: it moves where moving helps, stops where it does not, and rarely takes the one for the other."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serving.agent.controller import CLASSIC, L4S
+from serving.agent.guard import ALPHA, Guard, settle
+
+MS = 1_000_000  # ns
+GIVE_UP_NS = 2_000 * MS
+RUNS = 2_000
+MOST_RECEIVERS = 1_024
+Latency = Callable[[int, int], float]  # queue, now_ns -> ns; inf: it is never acknowledged
+
+
+@dataclass
+class World:
+    """Batches of one packet to one receiver, every 2 ms, with latencies that a test makes up."""
+
+    guard: Guard
+    latency_ns: Latency
+    now_ns: int = 0
+    packet: int = 0
+    under_way: list[tuple[float, int]] = field(default_factory=list)
+
+    def run(self, batches: int, receiver: int = 1) -> list[bool]:
+        """Send so many; return which of them were moved."""
+        moved = []
+        for _ in range(batches):
+            self.now_ns += 2 * MS
+            self.packet += 8
+            while self.under_way and self.under_way[0][0] <= self.now_ns:
+                acked_ns, packet = heapq.heappop(self.under_way)
+                self.guard.acked(packet, int(acked_ns))
+            move, arm = self.guard.rule(receiver, self.now_ns)
+            queue = CLASSIC if move else L4S
+            self.guard.sent(self.packet, self.now_ns, receiver, queue, arm)
+            came_ns = self.now_ns + self.latency_ns(queue, self.now_ns)
+            if np.isfinite(came_ns):
+                heapq.heappush(self.under_way, (came_ns, self.packet))
+            moved.append(move)
+        return moved
+
+
+def constant(classic_ms: float, l4s_ms: float) -> Latency:
+    return lambda queue, _: (classic_ms if queue == CLASSIC else l4s_ms) * MS
+
+
+def noisy(rng: np.random.Generator, helps_ms: float, noise_ms: float) -> Latency:
+    return lambda queue, _: (60 + noise_ms * rng.random() - (helps_ms if queue == CLASSIC else 0)) * MS
+
+
+def waves(rng: np.random.Generator) -> Latency:
+    """One queue by two names: its wait wanders over some 50 ms, so that near packets have near latencies."""
+    steps = np.concatenate([[0.0], rng.normal(0, 3, 4_000)]).cumsum()
+    return lambda _, now_ns: (90 + 50 * np.sin(steps[now_ns // (2 * MS)] / 10)) * MS
+
+
+NULLS = {
+    "signs": lambda rng: rng.choice([-1.0, 1.0], 192),
+    "normal": lambda rng: np.clip(rng.normal(0, 0.4, 192), -1, 1),
+    "heavy tails": lambda rng: np.clip(rng.standard_t(1.5, 192) / 20, -1, 1),
+    "often a little better, seldom much worse": lambda rng: np.where(rng.random(192) < 0.1, -0.9, 0.1),
+    "worse": lambda rng: np.clip(rng.normal(-0.1, 0.4, 192), -1, 1),
+}
+
+
+@pytest.mark.parametrize("null", NULLS)
+def test_no_help_is_seldom_taken_for_help(null: str) -> None:
+    """Of a mean of 0 or less, at most 5 % is taken for more, however often one looks."""
+    rng = np.random.default_rng(1)
+    alarms = sum(settle(NULLS[null](rng))[0] == 1 for _ in range(RUNS))
+    assert alarms / RUNS < ALPHA
+
+
+def test_help_is_found_and_harm_given_up_in_time() -> None:
+    rng = np.random.default_rng(2)
+
+    def share_and_values(mean: float, verdict: int) -> tuple[float, float]:
+        found = [settle(np.clip(rng.normal(mean, 0.3, 192), -1, 1)) for _ in range(RUNS)]
+        took = [values for said, values in found if said == verdict]
+        return len(took) / RUNS, float(np.median(took))
+
+    share, values = share_and_values(0.15, 1)  # half a standard deviation
+    assert share > 0.99
+    assert values < 60
+    share, values = share_and_values(-0.15, -1)
+    assert share > 0.99
+    assert values < 40
+    assert settle(np.full(192, -1.0)) == (-1, 5)
+
+
+def test_a_test_ends_where_it_ends() -> None:
+    assert settle(np.zeros(500)) == (-1, 192)
+    assert settle(np.zeros(191)) == (0, 191)
+    assert settle(np.ones(500))[0] == 1
+
+
+@given(st.lists(st.floats(-1, 1), max_size=60), st.floats(0.001, 0.5))
+def test_what_is_settled_does_not_hang_on_what_comes_later(values: list[float], alpha: float) -> None:
+    verdict, looked = settle(np.array(values), alpha)
+    assert settle(np.array(values[:looked]), alpha) == (verdict, looked)
+    if verdict == 1:  # a looser test says so no later
+        assert settle(np.array(values), alpha * 1.5)[1] <= looked
+
+
+def test_a_receiver_where_moving_never_helps_is_seldom_moved_to() -> None:
+    """All its life, with latencies that depend on each other: bounded by alpha; 8 s and several trials here."""
+    admitted = trials = 0
+    for seed in range(200):
+        guard = Guard(seed=seed)
+        World(guard, waves(np.random.default_rng(seed))).run(4_000)
+        counts = guard.counts()
+        admitted += counts.admitted > 0
+        trials += counts.trials
+    assert admitted / 200 < ALPHA
+    assert trials > 200  # some had a second one
+
+
+def test_help_is_used() -> None:
+    guard = Guard()
+    world = World(guard, noisy(np.random.default_rng(3), helps_ms=10, noise_ms=30))
+    first = world.run(3_000)
+    assert guard.counts().moving == 1
+    assert np.mean(first[:200]) < 0.1  # on trial
+    later = world.run(5_000)
+    assert guard.counts().stops == 0
+    assert 0.9 < np.mean(later) < 0.95  # of 16 batches one keeps its default queue, a moment longer two
+
+
+def test_harm_is_stopped_at_once_and_seldom_tried_again() -> None:
+    guard = Guard()
+    moved = World(guard, constant(classic_ms=100, l4s_ms=45)).run(30_000)  # a minute
+    counts = guard.counts()
+    assert counts.admitted == 0
+    assert 4 <= counts.trials <= 6  # pauses of 2, 4, 8, 16 and 32 s
+    assert np.mean(moved) < 0.002
+    tried = np.flatnonzero(moved)
+    pauses = np.diff(tried)[np.diff(tried) > 500]
+    assert all(later > 1.5 * earlier for earlier, later in zip(pauses, pauses[1:], strict=False))
+
+
+def test_moving_stops_when_it_no_longer_helps_and_comes_back() -> None:
+    guard = Guard()
+    world = World(guard, constant(classic_ms=45, l4s_ms=60))
+    world.run(3_000)
+    assert guard.counts().moving == 1
+    world.latency_ns = constant(classic_ms=100, l4s_ms=45)
+    worse = world.run(1_500)
+    assert guard.counts().stops == 1
+    assert not any(worse[400:1_000])  # a pause of 2 s, and then a trial
+    world.latency_ns = constant(classic_ms=45, l4s_ms=60)
+    assert np.mean(world.run(4_000)[2_000:]) > 0.9
+
+
+def test_no_difference_stops_it_too() -> None:
+    guard = Guard()
+    world = World(guard, constant(classic_ms=45, l4s_ms=60))
+    world.run(3_000)
+    world.latency_ns = noisy(np.random.default_rng(4), helps_ms=0, noise_ms=30)
+    world.run(10_000)
+    assert guard.counts().stops >= 1
+    assert guard.counts().moving == 0
+
+
+def test_what_is_never_acknowledged_counts_against_its_queue() -> None:
+    lost = Guard()
+    World(lost, constant(classic_ms=float("inf"), l4s_ms=45)).run(10_000)
+    assert lost.counts().admitted == 0
+    assert lost.counts().stopped == 1
+    saved = Guard()
+    World(saved, constant(classic_ms=45, l4s_ms=float("inf"))).run(10_000)
+    assert saved.counts().admitted == 1
+
+
+def test_receivers_are_judged_apart() -> None:
+    guard = Guard()
+    good = World(guard, constant(classic_ms=45, l4s_ms=60))
+    bad = World(guard, constant(classic_ms=100, l4s_ms=45), packet=1)
+    for _ in range(300):
+        helped, harmed = good.run(10, receiver=1), bad.run(10, receiver=2)
+    assert (guard.counts().moving, guard.counts().stopped) == (1, 1)
+    assert np.mean(helped) > 0.5
+    assert not any(harmed)
+
+
+def test_of_each_pair_one_is_moved_and_a_coin_says_which() -> None:
+    guard = Guard()
+    arms: dict[int, list[bool]] = {}
+    for batch in range(20_000):
+        moved, arm = guard.rule(1, batch * 200 * MS)  # nothing comes back, so every pair is let go
+        if arm:
+            arms.setdefault(arm // 2, []).append(moved)
+            assert moved == bool(arm % 2)
+        else:
+            assert not moved
+    pairs = [both for both in arms.values() if len(both) == 2]
+    assert len(pairs) > 1_000
+    assert all(sum(both) == 1 for both in pairs)
+    assert 0.45 < np.mean([both[0] for both in pairs]) < 0.55
+
+
+def test_a_trial_moves_no_more_than_a_batch() -> None:
+    guard = Guard()
+    moved, arm = next(ruled for ruled in (guard.rule(1, t) for t in range(100)) if ruled[0])
+    assert moved
+    for packet in range(8):
+        assert guard.keeps(1, arm)
+        guard.sent(packet, 0, 1, CLASSIC, arm)
+    assert not guard.keeps(1, arm)
+    assert not guard.keeps(1, arm + 1_000)
+    assert not guard.keeps(2, arm)
+
+
+def test_what_did_not_follow_its_decision_is_not_compared() -> None:
+    guard = Guard()
+    for batch in range(2_000):
+        moved, arm = guard.rule(1, batch * MS)
+        guard.sent(8 * batch, batch * MS, 1, L4S, arm)  # whatever was said
+        guard.acked(8 * batch, batch * MS + MS // 2)
+        assert not moved or arm
+    assert guard.counts().pairs == 0
+
+
+def test_receivers_are_bounded_and_forgotten() -> None:
+    guard = Guard()
+    for receiver in range(3 * MOST_RECEIVERS):
+        guard.rule(receiver, 0)
+    counts = guard.counts()
+    assert counts.trial + counts.moving + counts.stopped == MOST_RECEIVERS
+    assert [guard.rule(2 * MOST_RECEIVERS, t) for t in range(100)] == [(False, 0)] * 100
+    later_ns = 61_000 * MS
+    assert any(guard.rule(2 * MOST_RECEIVERS, later_ns + t)[0] for t in range(100))
+    counts = guard.counts()
+    assert counts.trial + counts.moving + counts.stopped == 1
+
+
+times = st.integers(0, 2**62)
+events = st.one_of(
+    st.tuples(st.just("rule"), st.integers(-(2**31), 2**31 - 1) | st.integers(0, 2), times),
+    st.tuples(st.just("sent"), times, times),
+    st.tuples(st.just("acked"), times | st.integers(0, 40), times),
+)
+
+
+@given(st.lists(events, max_size=80))
+def test_any_order_of_events_is_taken(happened: list[tuple[str, int, int]]) -> None:
+    """Times that fall, ACKs of packets never sent, packets sent twice: no state goes below nothing."""
+    guard, arms = Guard(), [(0, 0)]
+    for what, a, b in happened:
+        if what == "rule":
+            _, arm = guard.rule(a, b)
+            arms.append((a, arm))
+        elif what == "sent":
+            receiver, arm = arms[a % len(arms)]
+            guard.sent(a % 40, b, receiver, CLASSIC if arm % 2 else L4S, arm)
+            guard.keeps(receiver, arm)
+        else:
+            guard.acked(a, b)
+        counts = guard.counts()
+        assert min(counts.trial, counts.moving, counts.stopped, counts.pairs) >= 0
+        assert counts.trial + counts.moving + counts.stopped <= MOST_RECEIVERS
+        assert counts.admitted <= counts.trials
+    assert counts.trials >= counts.trial if happened else True
+
+
+def test_an_alpha_that_is_none_is_refused() -> None:
+    for alpha in (0.0, 1.0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match="give a number between 0 and 1"):
+            Guard(alpha)
