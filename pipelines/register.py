@@ -17,12 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feature_store.atomic import write_file
-from feature_store.events.windows import FEATURES, iter_windows, schema_hash
+from feature_store.events.definition import DEFINITIONS, EVENTS, WINDOW
+from feature_store.events.windows import iter_windows
 from feature_store.packets.schema import scan_packets
 from feature_store.quality.distribution_shift import sample_inputs
 from feature_store.state import experiment_name
 from models.json_file import read_object
 from models.networks import artifact
+from models.networks.event_window import EventWindowPredictor
 from models.networks.prediction import predict
 from models.registry import gate
 from models.registry.decision import REFERENCE_TAG
@@ -58,7 +60,7 @@ def judging(windows: WindowSet, trace: str) -> NDArray[np.int64]:
         StageError: the windows were made for other features.
         ValueError: the windows do not have that trace.
     """
-    if windows.schema_hash != schema_hash():
+    if windows.schema_hash not in {one.schema_hash for one in DEFINITIONS}:
         raise StageError("the windows are of another feature definition; run `dvc repro`")
     rounds = windows.trace(trace).rounds
     tested = [np.arange(one.test.lo, one.test.hi) for one in rounds[-LAST_SLICES:]]
@@ -110,28 +112,32 @@ def predictions(
 ) -> NDArray[np.float32]:
     """What any version says (B, H) of the packets that judge, µs, from the windows that it takes.
 
-    Where these are others than the stage's (their length, what is visible in them, or fewer inputs), they are
-    made from the packets.
+    Where these are others than the stage's (another definition or length, what is visible in them, or fewer
+    inputs), they are made from the packets: versions of any two architectures are judged on the same ones.
 
     Raises:
         ValueError: it takes an input that is not computed any more.
     """
     described = found.description
-    if described.schema_hash == windows.schema_hash:
+    known = {one.schema_hash: one for one in DEFINITIONS}
+    events = isinstance(found.model, EventWindowPredictor)
+    definition = known.get(described.schema_hash, EVENTS if events else WINDOW)
+    if described.schema_hash in known:
         columns: slice | list[int] = slice(None)
     else:
-        computed = {(one.name, one.unit): i for i, one in enumerate(FEATURES)}
+        computed = {(one.name, one.unit): i for i, one in enumerate(definition.features)}
         inputs = [(one.name, one.unit) for one in found.model.features]
         if gone := [name for name, unit in inputs if (name, unit) not in computed]:
             raise ValueError(f"it takes the input {gone[0]}, which is not computed any more")
         columns = [computed[one] for one in inputs]
-    if (described.tokens, described.visibility) == (windows.tokens, windows.visibility):
+    theirs = definition.schema_hash, described.tokens, described.visibility
+    if theirs == (windows.schema_hash, windows.tokens, windows.visibility):
         x_BWF = windows.trace(trace).x_BWF
         firsts = range(0, len(judging_B), CHUNK)
         parts: Iterable[NDArray[np.float32]] = (x_BWF[judging_B[lo : lo + CHUNK]] for lo in firsts)
     else:
         table = scan_packets(packets, trace).collect()
-        made = iter_windows(table, described.tokens, described.visibility)
+        made = iter_windows(table, described.tokens, described.visibility, definition=definition)
         parts = _rows_of(made, judging_B)
     return np.concatenate([predict(found.model, part[..., columns]) for part in parts if len(part)])
 
@@ -160,7 +166,7 @@ def register(
     """Register (or find again) the version, judge it, point `challenger` at it; returns registered.json."""
     trace = params.trace
     source = last_round(finetuned, trace)
-    loaded = artifact.load(source, schema_hash())
+    loaded = artifact.load(source, windows.schema_hash)
     judging_B = judging(windows, trace)
     held_out, otherwise_us = held_out_slices(windows, trace, judging_B)
     registry = Registry(params.model_name)

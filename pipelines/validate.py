@@ -11,7 +11,7 @@ import polars as pl
 from pydantic import Field
 
 from feature_store.atomic import new_folder
-from feature_store.events.windows import schema_hash
+from feature_store.events.definition import DEFINITIONS, definition_of
 from feature_store.packets.schema import scan_packets, traces_in
 from feature_store.quality import expectations as ex
 from feature_store.quality.distribution_shift import slice_shifts
@@ -56,7 +56,9 @@ def validate(packets_dir: Path, windows_dir: Path, split: Path, params: Validate
     with Progress(console=Console(stderr=True)) as progress:
         task = progress.add_task("expectations", total=2 * len(traces) + 2)
         schemas = {t: scan_packets(packets_dir, t).collect_schema() for t in traces}
-        validation.run(ex.schema_check(schemas, (windows.schema_hash, schema_hash())))
+        ours = [one.schema_hash for one in DEFINITIONS]
+        expected = windows.schema_hash if windows.schema_hash in ours else " or ".join(ours)
+        validation.run(ex.schema_check(schemas, (windows.schema_hash, expected)))
         progress.advance(task)
         if validation.failures:
             return validation
@@ -67,7 +69,7 @@ def validate(packets_dir: Path, windows_dir: Path, split: Path, params: Validate
             validation.run(ex.packets_check(trace, packets, *limits))
             progress.advance(task)
             features = pl.read_parquet(windows_dir / trace / "features.parquet")
-            validation.run(ex.features_check(trace, features))
+            validation.run(ex.features_check(trace, features, definition_of(windows.schema_hash)))
             slices = windows.traces[trace]
             tests = [[r.test.lo, r.test.hi] for r in slices.rounds]
             shifts.append(slice_shifts(trace, features, [slices.pretrain.lo, slices.pretrain.hi], tests))

@@ -1,5 +1,7 @@
 """Stage `windows`: packet tables to windows, targets, and features per packet.
 
+Which rows a window has, those of `window.h` or of `event_window.h`, follows from `architecture.name`.
+
 Shapes: B batches (decisions), W window tokens, F features, H horizon (8 packets).
 """
 
@@ -18,7 +20,9 @@ from pydantic import AfterValidator, Field, model_validator
 
 from feature_store.atomic import new_folder
 from feature_store.events import windows as fw
+from feature_store.events.definition import EVENTS, WINDOW, Definition
 from feature_store.packets.schema import scan_packets, traces_in
+from models.architecture import event_stream
 from models.section import Section, read, read_all
 from pipelines.stage import Given, StageError, run_stage
 
@@ -33,7 +37,6 @@ COLUMNS = (
     "acked_ns",
     "latency_us",
 )  # of the packet table: all that a window needs
-CONSTANT = {"age_us", "latency_us", "latency_visible", "candidate"}  # inputs: for candidates 0, 0, 0, 1
 
 
 def _visibilities(given: list[str]) -> list[str]:
@@ -49,7 +52,8 @@ class WindowsParams(Section):
     visibility: Annotated[list[Visibility], AfterValidator(_visibilities)]
     """Which latencies a window shows: what was acknowledged, or every earlier packet's (the paper's)."""
     tokens: Literal["auto"] | Annotated[int, Field(gt=8, le=4096, multiple_of=8)]
-    """Tokens of a window; `auto` sizes it for the largest bandwidth-delay product among the traces."""
+    """Tokens of a window; `auto` sizes it for the largest bandwidth-delay product among the traces. An event
+    stream has the rows of its band instead."""
     tokens_min: Annotated[int, Field(ge=16, le=4096, multiple_of=8)]
     """The least that `auto` chooses."""
     tokens_max: Annotated[int, Field(ge=16, le=4096, multiple_of=8)]
@@ -83,13 +87,18 @@ def measure(packets: pl.DataFrame, trace: str) -> float:
 
 
 def candidate_features(
-    trace: str, packets: pl.DataFrame, first_batch: int, x_BWF: npt.NDArray[np.float32]
+    trace: str,
+    packets: pl.DataFrame,
+    first_batch: int,
+    x_BWF: npt.NDArray[np.float32],
+    definition: Definition = WINDOW,
 ) -> pl.DataFrame:
     """Return one row per packet decided in `x_BWF`: its candidate token's features and what came of it.
 
     Inputs that are constant for candidates are left out, so `latency_us` is the target here.
     """
-    tokens = np.ascontiguousarray(x_BWF[:, -fw.HORIZON :].reshape(-1, len(fw.FEATURES)).T)
+    inputs = definition.features
+    tokens = np.ascontiguousarray(x_BWF[:, -fw.HORIZON :].reshape(-1, len(inputs)).T)
     rows = packets[first_batch * fw.HORIZON : first_batch * fw.HORIZON + tokens.shape[1]]
     return pl.DataFrame(
         {
@@ -97,7 +106,7 @@ def candidate_features(
             "packet": rows["packet"],
             "horizon": (rows["packet"] % fw.HORIZON).cast(pl.UInt8),
             "decision_ns": np.repeat(rows["sent_ns"].to_numpy()[:: fw.HORIZON], fw.HORIZON),
-            **{f.name: tokens[i] for i, f in enumerate(fw.FEATURES) if f.name not in CONSTANT},
+            **{f.name: tokens[i] for i, f in enumerate(inputs) if f.name not in definition.not_of_candidates},
             "latency_us": rows["latency_us"],
             "acked_ns": rows["acked_ns"],
             "queue": rows["queue"],
@@ -130,6 +139,7 @@ def write_trace(
     packets: pl.DataFrame,
     tokens: int,
     visibilities: list[str],
+    definition: Definition,
     advance: Callable[[int], None],
 ) -> None:
     """Write one trace's windows, targets and features; `advance` is told of windows written."""
@@ -142,27 +152,33 @@ def write_trace(
     np.save(folder / "decision_ns.npy", targets.decision_ns_B)
     np.save(folder / "first_packet.npy", targets.first_packet_B)
 
-    shape = (fw.batches_in(packets), tokens, len(fw.FEATURES))
+    shape = (fw.batches_in(packets), tokens, len(definition.features))
     empty_BWF = np.empty((0, *shape[1:]), np.float32)
-    schema = candidate_features(trace, packets, 0, empty_BWF).to_arrow().schema
+    schema = candidate_features(trace, packets, 0, empty_BWF, definition).to_arrow().schema
     with pq.ParquetWriter(folder / "features.parquet", schema, compression="zstd") as features:
         for visibility in visibilities:
             done = 0
             with npy_rows(folder / f"x_{visibility}.npy", shape) as file:
-                for x_BWF in fw.iter_windows(packets, tokens, visibility):
+                for x_BWF in fw.iter_windows(packets, tokens, visibility, definition=definition):
                     file.write(x_BWF.data)
                     if visibility == "acked":
-                        features.write_table(candidate_features(trace, packets, done, x_BWF).to_arrow())
+                        rows = candidate_features(trace, packets, done, x_BWF, definition)
+                        features.write_table(rows.to_arrow())
                     done += len(x_BWF)
                     advance(len(x_BWF))
 
 
 def make_windows(
-    packets_dir: Path, output: Path, params: WindowsParams, wanted: Sequence[str] | None = None
+    packets_dir: Path,
+    output: Path,
+    params: WindowsParams,
+    wanted: Sequence[str] | None = None,
+    band: int | None = None,
 ) -> dict[str, Any]:
     """Write the windows of the traces under `packets_dir` into `output`; return meta.json's content.
 
-    Of all traces, or of those wanted: DVC leaves the table of one that params.yaml no longer names.
+    Of all traces, or of those wanted: DVC leaves the table of one that params.yaml no longer names. With a
+    `band`, event windows of so many events.
 
     Raises:
         StageError: there is no packet table.
@@ -182,15 +198,18 @@ def make_windows(
         raise StageError(f"no packet tables under {packets_dir}; run the stage `extract` first")
 
     bdp = {t: measure(read_trace(packets_dir, t), t) for t in traces}
-    if params.tokens == "auto":
+    definition = WINDOW if band is None else EVENTS
+    if band is not None:
+        tokens = fw.check_tokens(band + fw.HORIZON)
+    elif params.tokens == "auto":
         tokens = fw.tokens_for(max(bdp.values()), params.tokens_min, params.tokens_max)
     else:
         tokens = fw.check_tokens(params.tokens)
     meta: dict[str, Any] = {
-        "schema_hash": fw.schema_hash(),
+        "schema_hash": definition.schema_hash,
         "tokens": tokens,
         "horizon": fw.HORIZON,
-        "features": [vars(f) for f in fw.FEATURES],
+        "features": [vars(f) for f in definition.features],
         "visibility": visibilities,
         "traces": {},
     }
@@ -206,6 +225,7 @@ def make_windows(
                 packets,
                 tokens,
                 visibilities,
+                definition,
                 lambda n, task=task: progress.advance(task, n),  # type: ignore[misc]
             )
             meta["traces"][trace] = {"windows": windows, "bdp_packets": bdp[trace]}
@@ -216,10 +236,11 @@ def make_windows(
 def main(params: Given, packets: Given, output: Given) -> None:
     """Read packet tables, write windows."""
     section = read(params, WindowsParams)
+    events = event_stream(params)
     named = (read_all(params).get("extract") or {}).get("traces")
     wanted = list(named) if isinstance(named, dict) else None
     with new_folder(output) as partial:
-        meta = make_windows(packets, partial, section, wanted)
+        meta = make_windows(packets, partial, section, wanted, events.band if events else None)
     for name, trace in meta["traces"].items():
         print(
             f"{name}: {trace['windows']} windows of {meta['tokens']} tokens, "

@@ -69,11 +69,10 @@ def load_model(
     """
     import tempfile
 
-    from feature_store.events.windows import schema_hash
     from models.networks import artifact
 
     if not isinstance(which, int) and Path(which, artifact.DESCRIPTION_FILE).is_file():
-        return Model(artifact.load(Path(which), schema_hash()))
+        return Model(artifact.load(Path(which)))
     from feature_store.state import state_at, state_dir
     from models.registry import decision, registry, store
 
@@ -90,14 +89,17 @@ def load_model(
             known = ", ".join(map(str, versions.versions())) or "none"
             raise ValueError(f"model {name!r} has no alias {str(which)!r}; its versions: {known}")
         with tempfile.TemporaryDirectory(prefix="swiftqueue-") as folder:
-            return Model(artifact.load(versions.fetch(version, Path(folder)), schema_hash()))
+            return Model(artifact.load(versions.fetch(version, Path(folder))))
 
 
 class Model:
     """A trained predictor; `load_model` gives one."""
 
     def __init__(self, loaded: Any) -> None:
+        from feature_store.events.definition import definition_of
+
         self._loaded = loaded
+        self._definition = definition_of(loaded.description.schema_hash)
 
     @property
     def description(self) -> dict[str, Any]:
@@ -128,7 +130,8 @@ class Model:
 
         described = self._loaded.description
         parts: list[Any] = [np.empty(0, np.float32)]
-        for x_BWF in iter_windows(packets, described.tokens, described.visibility):
+        how = described.tokens, described.visibility
+        for x_BWF in iter_windows(packets, *how, definition=self._definition):
             with torch.no_grad():
                 parts.append(self._loaded.model(torch.from_numpy(x_BWF)).numpy().ravel())
         predicted_N = pl.Series(PREDICTED, np.concatenate(parts))

@@ -125,3 +125,37 @@ def make_artifact(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pat
         return folder
 
     return make
+
+
+@pytest.fixture(scope="session")
+def make_event_artifact(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Untrained artifacts of the event stream, by seed and seed of the head; `onnx` and `width` as above."""
+    import torch
+
+    from feature_store.events.definition import EVENTS
+    from models.networks import artifact
+    from models.networks.event_transformer import EventArchitecture
+    from models.networks.event_window import EventWindowPredictor
+    from models.networks.scaling import ScaledFeature, Target, transform_of
+
+    root = tmp_path_factory.mktemp("event-artifacts")
+    logs = {"log1p": (5.0, 2.5), "identity": (0.0, 1.0)}
+
+    def make(seed: int, head: int = 0, *, onnx: bool = False, width: int = 64) -> Path:
+        folder = root / f"{seed}-{head}-{width}"
+        if not folder.exists():
+            rows = [(f.name, f.unit, transform_of(f.unit)) for f in EVENTS.features]
+            scaled = [ScaledFeature(*row, *logs[row[2]]) for row in rows]
+            torch.manual_seed(seed)
+            sizes = EventArchitecture(width=width)
+            model = EventWindowPredictor(scaled, scaled, Target("log", 9.0, 0.5), sizes)
+            torch.manual_seed(1000 + head)
+            for parameter in model.head.parameters():
+                torch.nn.init.normal_(parameter, std=0.1)
+            described = artifact.Description(sizes.band + 8, EVENTS.schema_hash, "acked", {"name": "short"})
+            artifact.save(folder, model.eval(), described)
+        if onnx and not (folder / "model.onnx").exists():
+            artifact.export_onnx(folder)
+        return folder
+
+    return make

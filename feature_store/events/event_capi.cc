@@ -1,24 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// C ABI of event_stream.h, for Python's ctypes: the live stream of a sender, and the offline
-// builder that drives the same class through a packet table. No exception crosses it; a null
+// C ABI of event_stream.h and event_window.h, for Python's ctypes: a live sender's, and the offline
+// builders that drive the same classes through a packet table. No exception crosses it; a null
 // pointer or a negative result is an error.
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <new>
 #include <string>
 
 #include "feature_store/events/event_stream.h"
+#include "feature_store/events/event_window.h"
 #include "feature_store/events/packet_table.h"
+#include "feature_store/events/trace_windows.h"
 
 namespace {
 
 using swiftqueue::AckLog;
 using swiftqueue::Candidate;
 using swiftqueue::EventStream;
+using swiftqueue::EventWindow;
 using swiftqueue::kEventInputCount;
 using swiftqueue::kHorizon;
 using swiftqueue::PacketColumns;
+using EventTrace = swiftqueue::TraceWindows<EventWindow, swiftqueue::kEventWindowFeatureCount>;
 
 // Where the rows of the events go, in time order.
 struct EventColumns {
@@ -133,6 +138,62 @@ std::int64_t sq_events_replay(std::int64_t packets, const std::int64_t* sent_ns,
     return replay({packets, sent_ns, size_bytes, flow_id, receiver_id, queue, acked_ns, latency_us},
                   previous != 0, {ack, packet, time_ns, x_EF},
                   {decisions, first, candidate_queue, cut, x_DHF});
+  } catch (const std::bad_alloc&) {
+    return std::numeric_limits<std::int64_t>::min();
+  }
+}
+
+// The event window: as window_capi.cc has them of the window.
+int sq_event_window_features() { return swiftqueue::kEventWindowFeatureCount; }
+const char* sq_event_window_schema() {
+  static const std::string text = swiftqueue::event_window_schema_text();
+  return text.c_str();
+}
+
+EventWindow* sq_event_window_new(int tokens) {
+  return swiftqueue::made([=] { return std::make_unique<EventWindow>(tokens); });
+}
+void sq_event_window_free(EventWindow* window) { delete window; }
+
+int sq_event_window_sent(EventWindow* window, std::int64_t packet, std::int64_t sent_ns,
+                         std::int32_t size_bytes, std::int32_t flow_id, std::int32_t receiver_id,
+                         std::uint8_t queue) {
+  try {
+    return window->sent(packet, sent_ns, {size_bytes, flow_id, receiver_id, queue});
+  } catch (const std::bad_alloc&) {
+    return -1;
+  }
+}
+int sq_event_window_acked(EventWindow* window, std::int64_t packet, std::int64_t acked_ns,
+                          float latency_us) {
+  try {
+    return window->acked(packet, acked_ns, latency_us);
+  } catch (const std::bad_alloc&) {
+    return -1;
+  }
+}
+int sq_event_window(const EventWindow* window, std::int64_t decision_ns,
+                    const std::int32_t* size_bytes, const std::int32_t* flow_id,
+                    const std::int32_t* receiver_id, const std::uint8_t* queue, float* x_WF) {
+  return window->window(decision_ns,
+                        swiftqueue::candidates_at(size_bytes, flow_id, receiver_id, queue), x_WF);
+}
+
+EventTrace* sq_event_trace_new(std::int64_t packets, const std::int64_t* sent_ns,
+                               const std::int32_t* size_bytes, const std::int32_t* flow_id,
+                               const std::int32_t* receiver_id, const std::uint8_t* queue,
+                               const std::int64_t* acked_ns, const float* latency_us, int tokens,
+                               int previous) {
+  const PacketColumns columns{packets,     sent_ns, size_bytes, flow_id,
+                              receiver_id, queue,   acked_ns,   latency_us};
+  return swiftqueue::made(
+      [&] { return std::make_unique<EventTrace>(columns, tokens, previous != 0); });
+}
+void sq_event_trace_free(EventTrace* trace) { delete trace; }
+
+std::int64_t sq_event_trace_next(EventTrace* trace, std::int64_t max_windows, float* x_BWF) {
+  try {
+    return trace->next(max_windows, x_BWF);
   } catch (const std::bad_alloc&) {
     return std::numeric_limits<std::int64_t>::min();
   }

@@ -1,6 +1,6 @@
-"""Loads the library built from `event_stream.h` and reads the inputs' definition from it.
+"""Loads the library built from `event_stream.h` and `event_window.h`, and reads their definition from it.
 
-Inputs and their order stand in `event_stream.h` only.
+Inputs and their order stand there only.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from feature_store import native
 LIBRARY: Final = native.FOLDER / "_build" / "libswiftqueue_events.so"
 SOURCES: Final = (
     "events/event_stream.h",
+    "events/event_window.h",
     "events/window.h",
     "events/packet_table.h",
+    "events/trace_windows.h",
     "events/event_capi.cc",
 )
 
@@ -45,12 +47,23 @@ def _load() -> ctypes.CDLL:
             i64,
             [i64, *[pointer] * 7, ctypes.c_int, *[pointer] * 4, i64, pointer, ctypes.c_int, *[pointer] * 2],
         ),
+        "sq_event_window_features": (ctypes.c_int, []),
+        "sq_event_window_schema": (ctypes.c_char_p, []),
+        "sq_event_window_new": (pointer, [ctypes.c_int]),
+        "sq_event_window_free": (None, [pointer]),
+        "sq_event_window_sent": (ctypes.c_int, [pointer, i64, i64, *packet]),
+        "sq_event_window_acked": (ctypes.c_int, [pointer, i64, i64, ctypes.c_float]),
+        "sq_event_window": (ctypes.c_int, [pointer, i64, *[pointer] * 5]),
+        "sq_event_trace_new": (pointer, [i64, *[pointer] * 7, ctypes.c_int, ctypes.c_int]),
+        "sq_event_trace_free": (None, [pointer]),
+        "sq_event_trace_next": (i64, [pointer, i64, pointer]),
     }
     return native.load(LIBRARY, SOURCES, signatures)
 
 
 ABI: Final = _load()
 SCHEMA_TEXT: Final[str] = ABI.sq_event_schema().decode()
+WINDOW_SCHEMA_TEXT: Final[str] = ABI.sq_event_window_schema().decode()
 INPUTS: Final = tuple(
     EventInput(*line.split()) for line in SCHEMA_TEXT.splitlines()[-int(ABI.sq_event_inputs()) :]
 )

@@ -188,10 +188,7 @@ class EventStream {
     if (packet <= last_packet_ || !valid(what) || sent_ns < 0 || sent_ns > kMaxTimeNs) return false;
     now_ns_ = std::max(now_ns_, sent_ns);
     give_up_and_forget();
-    if (outstanding_.size() + given_up_.size() >= kMaxRemembered) {
-      if (given_up_.front() == detail::kNone) give_up(sender_.oldest);
-      forget(given_up_.front());
-    }
+    if (remembered() >= kMaxRemembered) give_up_oldest();
     detail::Scope& flow = flows_[what.flow_id];
     const std::int32_t index = take();
     packets_[at(index)] = {packet, now_ns_, what, {&sender_, &queues_[what.queue], &flow},
@@ -267,6 +264,20 @@ class EventStream {
 
   // Packets remembered because an ACK may come: in flight, or given up and not forgotten.
   std::int32_t remembered() const { return outstanding_.size() + given_up_.size(); }
+  // Packets given up and forgotten before their time, for want of room.
+  std::int64_t overflowed() const { return overflowed_; }
+  std::size_t flows() const { return flows_.size(); }
+
+  // Gives up and forgets the oldest packet that is remembered, before its time. False: none is.
+  bool give_up_oldest() {
+    if (given_up_.front() == detail::kNone) {
+      if (sender_.oldest == detail::kNone) return false;
+      give_up(sender_.oldest);
+    }
+    forget(given_up_.front());
+    ++overflowed_;
+    return true;
+  }
 
  private:
   static constexpr int kScopes = 3;  // sender, queue, flow
@@ -413,6 +424,7 @@ class EventStream {
   std::int64_t now_ns_ = 0;
   std::int64_t last_packet_ = -1;
   std::int64_t last_sent_ns_ = detail::kNever;
+  std::int64_t overflowed_ = 0;
   std::int64_t hole_ns_ = 0;
   std::int64_t hole_end_ns_ = detail::kNever;
   detail::Scope sender_;

@@ -13,7 +13,12 @@ from typing import Final
 from feature_store import native
 
 LIBRARY: Final = native.FOLDER / "_build" / "libswiftqueue_window.so"
-SOURCES: Final = ("events/window.h", "events/packet_table.h", "events/window_capi.cc")
+SOURCES: Final = (
+    "events/window.h",
+    "events/packet_table.h",
+    "events/trace_windows.h",
+    "events/window_capi.cc",
+)
 
 
 @dataclass(frozen=True)

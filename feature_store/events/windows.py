@@ -1,7 +1,7 @@
-"""Windows from Python: the sender's live window and the offline builder, both in `window.h`.
+"""Windows from Python: the sender's live window and the offline builder, of either definition.
 
-`window.h` is the one definition of features, their order and the window; this module only moves
-arrays across its C ABI. docs/WINDOWS.md states the rules in words.
+`window.h` and `event_window.h` are the definitions of features, their order and the window; this module only
+moves arrays across their C ABI. docs/WINDOWS.md and docs/EVENTS.md state the rules in words.
 
 Shapes: B batches (decisions), W window tokens, F features, H horizon (8 packets).
 """
@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from feature_store.events.window_library import ABI, FEATURES, HORIZON, Feature, schema_hash
+from feature_store.events.definition import WINDOW, Definition
+from feature_store.events.window_library import FEATURES, HORIZON, Feature, schema_hash
 from feature_store.packets.schema import QUEUES
 
 __all__ = [
@@ -67,7 +68,7 @@ class SenderWindow:
     At one instant ACKs come before sends. A time before the last event's counts as that event's time.
     """
 
-    def __init__(self, tokens: int, visibility: str = "acked") -> None:
+    def __init__(self, tokens: int, visibility: str = "acked", definition: Definition = WINDOW) -> None:
         """Start an empty log for windows of `tokens` (W) tokens.
 
         Raises:
@@ -79,14 +80,14 @@ class SenderWindow:
                 f"a live sender cannot have visibility {visibility!r}: it would have to know latencies "
                 "before their ACKs; use a model made for `acked`"
             )
-        self.tokens = check_tokens(tokens)
-        self._handle = ABI.sq_window_new(tokens)
+        self.tokens, self.definition = check_tokens(tokens), definition
+        self._handle = definition.call("new", tokens)
         if not self._handle:
             raise MemoryError(f"no memory for a window of {tokens} tokens")
 
     def __del__(self) -> None:
         if self._handle:
-            ABI.sq_window_free(self._handle)
+            self.definition.call("free", self._handle)
 
     def sent(
         self, packet: int, sent_ns: int, size_bytes: int, flow_id: int, receiver_id: int, queue: int
@@ -108,8 +109,8 @@ class SenderWindow:
             raise ValueError(f"packet {packet}: queue {queue!r} must be 0 (classic) or 1 (l4s)")
         if not all(-(2**31) <= value < 2**31 for value in (size_bytes, flow_id, receiver_id)):
             raise ValueError(f"packet {packet}: size_bytes, flow_id and receiver_id must be 32-bit numbers")
-        taken = ABI.sq_sent(
-            self._handle, packet, _time("sent_ns", sent_ns), size_bytes, flow_id, receiver_id, queue
+        taken = self.definition.call(
+            "sent", self._handle, packet, _time("sent_ns", sent_ns), size_bytes, flow_id, receiver_id, queue
         )
         if taken < 0:
             raise MemoryError(f"no memory to log packet {packet}")
@@ -126,7 +127,7 @@ class SenderWindow:
             sent more than 60 s before.
         """
         latency = math.nan if latency_us is None else latency_us
-        news: int = ABI.sq_acked(self._handle, packet, _time("acked_ns", acked_ns), latency)
+        news: int = self.definition.call("acked", self._handle, packet, _time("acked_ns", acked_ns), latency)
         if news < 0:
             raise MemoryError(f"no memory to log the ACK of packet {packet}")
         return news == 1
@@ -154,8 +155,9 @@ class SenderWindow:
         ]
         if any(c.shape != (HORIZON,) for c in columns):
             raise ValueError(f"a decision is about {HORIZON} packets: give {HORIZON} of each value")
-        x_WF = np.empty((self.tokens, len(FEATURES)), np.float32)
-        in_flight = ABI.sq_window(
+        x_WF = np.empty((self.tokens, len(self.definition.features)), np.float32)
+        in_flight = self.definition.call(
+            "window",
             self._handle,
             _time("decision_ns", decision_ns),
             *(c.ctypes.data for c in columns),
@@ -163,7 +165,7 @@ class SenderWindow:
         )
         if in_flight < 0:
             raise ValueError("a candidate packet has a size below 1 byte or a queue other than 0 and 1")
-        return x_WF, in_flight
+        return x_WF, int(in_flight)
 
 
 @dataclass(frozen=True)
@@ -232,7 +234,13 @@ def targets(packets: pl.DataFrame) -> Targets:
 
 
 def iter_windows(
-    packets: pl.DataFrame, tokens: int, visibility: str = "acked", *, chunk: int = 512, first: int = 0
+    packets: pl.DataFrame,
+    tokens: int,
+    visibility: str = "acked",
+    *,
+    chunk: int = 512,
+    first: int = 0,
+    definition: Definition = WINDOW,
 ) -> Iterator[npt.NDArray[np.float32]]:
     """Yield a trace's windows x_BWF in decision order, from the first wanted on, at most `chunk` at a time.
 
@@ -242,6 +250,7 @@ def iter_windows(
         visibility: `acked` (what a sender can do) or `previous` (the paper's offline protocol).
         chunk: windows per array.
         first: windows that are left out at the beginning.
+        definition: of the rows.
 
     Raises:
         ValueError: a visibility, window size or packet that cannot be; the message names it.
@@ -251,16 +260,15 @@ def iter_windows(
     check_tokens(tokens)
     columns = [np.ascontiguousarray(c) for c in packet_columns(packets).values()]  # alive until the end
     no_memory = f"no memory for the windows of {packets.height} packets"
-    handle = ABI.sq_trace_new(
-        packets.height, *(c.ctypes.data for c in columns), tokens, int(visibility == "previous")
-    )
+    pointers = (c.ctypes.data for c in columns)
+    handle = definition.call("trace_new", packets.height, *pointers, tokens, int(visibility == "previous"))
     if not handle:
         raise MemoryError(no_memory)
     try:
         done, count = 0, batches_in(packets)
         while done < count:
-            x_BWF = np.empty((min(chunk, count - done), tokens, len(FEATURES)), np.float32)
-            written = ABI.sq_trace_next(handle, len(x_BWF), x_BWF.ctypes.data)
+            x_BWF = np.empty((min(chunk, count - done), tokens, len(definition.features)), np.float32)
+            written = definition.call("trace_next", handle, len(x_BWF), x_BWF.ctypes.data)
             if written == -(2**63):
                 raise MemoryError(no_memory)
             if written < 0:
@@ -271,7 +279,7 @@ def iter_windows(
             if len(wanted_BWF):
                 yield wanted_BWF
     finally:
-        ABI.sq_trace_free(handle)
+        definition.call("trace_free", handle)
 
 
 def build_windows(

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from feature_store.events.windows import FEATURES, HORIZON
+from feature_store.events.definition import DEFINITIONS, WINDOW, Definition
+from feature_store.events.windows import HORIZON
 
 SAMPLE: Final = 2_000  # rows that stand for many; the index moves by 0.01 or so from one sample to another
 PSI_BINS: Final = 10
@@ -17,7 +18,7 @@ PSI_FLOOR: Final = 1e-3  # an empty bin would make the index infinite
 # A flow's age grows with the trace; the length of the last hole stands until the next one, so a slice
 # holds a handful of values of it; which flow or receiver has which signs is chance.
 NO_SHIFT_TEST: Final = (
-    *(f.name for f in FEATURES if f.unit == "sign"),
+    *(f.name for f in WINDOW.features if f.unit == "sign"),
     "flow_age_us",
     "hole_us",
     "hole_age_us",
@@ -49,11 +50,15 @@ def sample_inputs(candidates_BHF: npt.NDArray[np.float32]) -> npt.NDArray[np.flo
     return np.ascontiguousarray(rows_NF[::step])
 
 
-def input_shift(training_NF: npt.NDArray[np.float32], now_NF: npt.NDArray[np.float32]) -> dict[str, float]:
+def input_shift(
+    training_NF: npt.NDArray[np.float32],
+    now_NF: npt.NDArray[np.float32],
+    definition: Definition = WINDOW,
+) -> dict[str, float]:
     """Population stability index of each input against the training's."""
     return {
         feature.name: population_stability(training_NF[:, i], now_NF[:, i])
-        for i, feature in enumerate(FEATURES)
+        for i, feature in enumerate(definition.features)
         if feature.name not in NO_SHIFT_TEST
     }
 
@@ -83,7 +88,8 @@ def slice_shifts(
         return finite
 
     rows = []
-    for name in (f.name for f in FEATURES if f.name in features.columns and f.name not in NO_SHIFT_TEST):
+    inputs = dict.fromkeys(f.name for one in DEFINITIONS for f in one.features)
+    for name in (one for one in inputs if one in features.columns and one not in NO_SHIFT_TEST):
         training = known(name, pretrain)
         later = {number: known(name, test) for number, test in enumerate(tests, start=1)}
         later = {number: values for number, values in later.items() if len(values)}

@@ -14,7 +14,8 @@ from typing import Any, Final
 
 import polars as pl
 
-from feature_store.events.windows import FEATURES, HORIZON, MAX_TIME_NS
+from feature_store.events.definition import Definition
+from feature_store.events.windows import HORIZON, MAX_TIME_NS
 from feature_store.packets.schema import PACKET_SCHEMA, QUEUES
 
 SHIFT: Final = "distribution-shift"  # the check between slices
@@ -145,16 +146,17 @@ def packets_check(trace: str, packets: pl.DataFrame, max_unknown: float, max_lat
     )
 
 
-def features_check(trace: str, features: pl.DataFrame) -> Check:
+def features_check(trace: str, features: pl.DataFrame, definition: Definition) -> Check:
     """Check one trace's features.parquet: every feature finite and in its range.
 
     Args:
         trace: the trace's name.
         features: one row per decided packet, in the order of `packet`.
+        definition: of its features.
     """
     import great_expectations.expectations as gxe
 
-    tested = [f for f in FEATURES if f.name in features.columns and f.name != "latency_us"]
+    tested = [f for f in definition.features if f.name in features.columns and f.name != "latency_us"]
     expectations: list[Any] = [
         gxe.ExpectColumnValuesToBeIncreasing(column="decision_ns"),
         gxe.ExpectColumnValuesToBeBetween(column="horizon", min_value=0, max_value=HORIZON - 1),

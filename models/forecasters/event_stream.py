@@ -14,58 +14,30 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, Self
+from typing import Any, Final, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field
 
 from feature_store.events.event_stream import AS_SENT, event_schema_hash
 from feature_store.packets.schema import HORIZON
+from models.architecture import BLOCK, EventStreamFit
 from models.forecasters.forecaster import Floats, Forecaster, Part, Say
 from models.forecasters.queries import EVENT_INPUTS, QUERY_INPUTS, Inputs, replayed
-from models.forecasters.torch_files import read_inputs, read_weights, write_network
+from models.forecasters.torch_files import read_inputs, write_network
+from models.networks.artifact import load_weights
 from models.networks.event_prediction import Log, encode_log, segment
-from models.networks.event_transformer import BLOCK, EventArchitecture, EventPredictor
+from models.networks.event_transformer import EventArchitecture, EventPredictor
 from models.networks.prediction import latencies
 from models.networks.scaling import ScaledFeature, fit_features, fit_target
 from models.training.loss import example_weights
-from models.training.pretraining import Count
 from models.training.query_training import Batch, QueryTraining, head_tuned, log_mse, train
 from models.training.sharp import sharp_changes
 
 
-class EventStreamParams(QueryTraining):
-    """Sizes of the event stream's network and how it is trained."""
-
-    section: ClassVar = "event-stream"
-    layers: Annotated[int, Field(ge=1, le=16)]
-    """Of the network."""
-    band: Annotated[int, Field(ge=BLOCK, le=4096, multiple_of=BLOCK)]
-    """Events that one layer sees."""
-    width: Annotated[int, Field(ge=1, le=1024)]
-    """Of each event and query in it."""
-    heads: Annotated[int, Field(ge=1, le=64)]
-    """Of its attention; they divide the width."""
-    feed_forward: Annotated[int, Field(ge=1, le=4096)]
-    """Width of the inner layers."""
-    dropout: Annotated[float, Field(ge=0, lt=1)]
-    """In training."""
-    anchor: str | None
-    """A latency of the query that the network corrects, by the input's name, or null."""
-    left_out: list[str]
-    """Inputs that it does not see, by name (docs/EVENTS.md)."""
-    segments: Count
-    """Of a step."""
-    segment_events: Annotated[int, Field(ge=BLOCK, multiple_of=BLOCK)]
-    """Events of a segment whose decisions are targets; a band of context comes before them."""
-
-    def sizes(self) -> EventArchitecture:
-        """Form and sizes of the network."""
-        return EventArchitecture(
-            self.layers, self.band, self.width, self.heads, self.feed_forward, self.dropout, self.anchor
-        )
+class EventStreamParams(EventStreamFit, QueryTraining):
+    """Sizes of the event stream's network, how it is trained, and how its head is tuned."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +47,19 @@ class _Taught:
     log: Log
     target_BH: torch.Tensor
     weight_BH: torch.Tensor
+
+
+def sizes_of(params: EventStreamFit) -> EventArchitecture:
+    """Form and sizes of the network."""
+    return EventArchitecture(
+        params.layers,
+        params.band,
+        params.width,
+        params.heads,
+        params.feed_forward,
+        params.dropout,
+        params.anchor,
+    )
 
 
 class EventStream(Forecaster):
@@ -89,22 +74,7 @@ class EventStream(Forecaster):
     @classmethod
     def fit(cls, parts: Sequence[Part], params: EventStreamParams, seed: int, say: Say) -> Self:
         """Train on the earlier part of each slice; the last tenth chooses the epoch."""
-        learnt, held_out = zip(*(part.held_out() for part in parts), strict=True)
-        torch.manual_seed(seed)
-        model = _untrained(learnt, params)
-        fitted = cls(model, params)
-        logs = [(fitted._log(part), part.latencies_us()) for part in held_out]
-        random = np.random.default_rng(seed)
-        lesson = _Lesson(learnt, model, params, random)
-        train(
-            model,
-            lesson.batches,
-            lesson.steps,
-            lambda: log_mse((latencies(model, encode_log(model, log)), came_BH) for log, came_BH in logs),
-            params,
-            say,
-        )
-        return fitted
+        return cls(trained(parts, params, seed, say)[0], params)
 
     def tuned(self, part: Part) -> Self:
         """Train the head alone on states of the frozen network, computed once."""
@@ -135,8 +105,8 @@ class EventStream(Forecaster):
     def read(cls, folder: Path, params: EventStreamParams, described: Mapping[str, Any]) -> Self:
         """Read the weights."""
         inputs, target = read_inputs(described, event_schema_hash())
-        model = EventPredictor(inputs["event"], inputs["query"], target, params.sizes())
-        read_weights(folder, model)
+        model = EventPredictor(inputs["event"], inputs["query"], target, sizes_of(params))
+        load_weights(folder, model)
         return cls(model, params)
 
     def _log(self, part: Part, queue: int = AS_SENT) -> Log:
@@ -146,13 +116,33 @@ class EventStream(Forecaster):
 FORECASTERS: Final = {"event-stream": EventStream}
 
 
-def _log(part: Part, params: EventStreamParams, queue: int = AS_SENT, phase: int = 0) -> Log:
+def trained(
+    parts: Sequence[Part], params: EventStreamFit, seed: int, say: Say
+) -> tuple[EventPredictor, list[dict[str, float]]]:
+    """Train the network; with a record of each epoch. As `EventStream.fit`."""
+    learnt, held_out = zip(*(part.held_out() for part in parts), strict=True)
+    torch.manual_seed(seed)
+    model = _untrained(learnt, params)
+    logs = [(_log(part, params), part.latencies_us()) for part in held_out]
+    lesson = _Lesson(learnt, model, params, np.random.default_rng(seed))
+    epochs = train(
+        model,
+        lesson.batches,
+        lesson.steps,
+        lambda: log_mse((latencies(model, encode_log(model, log)), came_BH) for log, came_BH in logs),
+        params,
+        say,
+    )
+    return model, epochs
+
+
+def _log(part: Part, params: EventStreamFit, queue: int = AS_SENT, phase: int = 0) -> Log:
     found = replayed(part, queue, phase=phase)
     events, queries = (Inputs.without(rows, params.left_out) for rows in (EVENT_INPUTS, QUERY_INPUTS))
     return Log(events.of(found.x_EF), found.ack_E, found.cut_D, queries.of(found.x_DHF))
 
 
-def _untrained(learnt: Sequence[Part], params: EventStreamParams) -> EventPredictor:
+def _untrained(learnt: Sequence[Part], params: EventStreamFit) -> EventPredictor:
     """A network of random weights whose scaling is fitted to what it will learn from."""
     logs = [_log(part, params) for part in learnt]
 
@@ -163,7 +153,7 @@ def _untrained(learnt: Sequence[Part], params: EventStreamParams) -> EventPredic
     events = fitted(Inputs.without(EVENT_INPUTS, params.left_out), [log.x_EF for log in logs])
     queries = fitted(Inputs.without(QUERY_INPUTS, params.left_out), [log.x_BHP for log in logs])
     target = fit_target(np.concatenate([part.latencies_us() for part in learnt]), "log")
-    return EventPredictor(events, queries, target, params.sizes())
+    return EventPredictor(events, queries, target, sizes_of(params))
 
 
 class _Lesson:
@@ -173,7 +163,7 @@ class _Lesson:
         self,
         learnt: Sequence[Part],
         model: EventPredictor,
-        params: EventStreamParams,
+        params: EventStreamFit,
         random: np.random.Generator,
     ) -> None:
         self.learnt, self.target, self.params, self.random = learnt, model.target, params, random

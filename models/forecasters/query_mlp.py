@@ -18,12 +18,13 @@ from feature_store.events.event_stream import AS_SENT, event_schema_hash
 from feature_store.packets.schema import HORIZON
 from models.forecasters.forecaster import Floats, Forecaster, Part, Say
 from models.forecasters.queries import QUERY_INPUTS, Inputs, replayed
-from models.forecasters.torch_files import read_inputs, read_weights, write_network
+from models.forecasters.torch_files import read_inputs, write_network
+from models.networks.artifact import load_weights
 from models.networks.prediction import Encoded, latencies
 from models.networks.query_predictor import QueryMlp
 from models.networks.scaling import ScaledFeature, Target, fit_features, fit_target
+from models.section import Count
 from models.training.loss import example_weights
-from models.training.pretraining import Count
 from models.training.query_training import Batch, QueryTraining, head_tuned, log_mse, train
 from models.training.sharp import sharp_changes
 
@@ -121,7 +122,7 @@ class QueryMlpForecaster(Forecaster):
         """Read the weights."""
         inputs, target = read_inputs(described, event_schema_hash())
         model = _network(inputs["query"], target, params)
-        read_weights(folder, model)
+        load_weights(folder, model)
         return cls(model, params)
 
     def _encoded(self, x_BHF: Floats) -> Encoded:

@@ -8,17 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load as parse_tensors
 from safetensors.torch import save_file
 from torch import nn
 
-from models.networks.artifact import check_finite, check_state
+from models.networks.artifact import WEIGHTS_FILE, check_finite
 from models.networks.scaling import ScaledFeature, Target
-
-WEIGHTS_FILE: Final = "model.safetensors"
 
 
 def write_network(
@@ -60,22 +56,3 @@ def read_inputs(
         for row, features in described["inputs"].items()
     }
     return inputs, Target(**described["target"])
-
-
-def read_weights(folder: Path, model: nn.Module) -> None:
-    """Read weights into a network of the same form, and switch its dropout off.
-
-    Raises:
-        FileNotFoundError: they are not there.
-        ValueError: they are damaged or of another form.
-    """
-    path = folder / WEIGHTS_FILE
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file; the forecaster is incomplete")
-    try:
-        state = parse_tensors(path.read_bytes())
-    except SafetensorError as error:
-        raise ValueError(f"{path}: truncated or not a safetensors file ({error})") from error
-    check_state(state, model.state_dict(), path)
-    model.load_state_dict(state)
-    model.eval()

@@ -15,8 +15,7 @@ from feature_store.events.event_stream import AS_SENT, event_schema_hash
 from models.forecasters.forecaster import Floats, Forecaster, Part, Say
 from models.forecasters.queries import QUERY_INPUTS, Inputs, replayed
 from models.scoring.baselines import BoostedTrees
-from models.section import Section
-from models.training.pretraining import Count
+from models.section import Count, Section
 
 FILE: Final = "trees.ubj"
 

@@ -21,17 +21,17 @@ from feature_store.events.event_stream import AS_SENT
 from feature_store.events.windows import FEATURES, HORIZON, bdp_packets, iter_windows, schema_hash, tokens_for
 from models.forecasters.forecaster import Floats, Forecaster, Part, Say
 from models.forecasters.queries import QUERY_INPUTS, column, replayed
-from models.forecasters.torch_files import read_inputs, read_weights, write_network
+from models.forecasters.torch_files import read_inputs, write_network
+from models.networks.artifact import load_weights
 from models.networks.bilstm import BiLstm
 from models.networks.prediction import predict
 from models.networks.scaling import ScaledFeature, Target, fit_features, fit_target
 from models.networks.transformer import Predictor
-from models.section import near
+from models.networks.window_network import WindowNetwork
+from models.section import Above0, Count, near
 from models.training.examples import Examples, examples_from_arrays
 from models.training.finetuning import FinetuneParams, finetune_head
 from models.training.pretraining import (
-    Above0,
-    Count,
     Pretrainer,
     PretrainParams,
     ScaledPrediction,
@@ -73,7 +73,7 @@ class WindowForecaster(Forecaster):
 
     Params = WindowParams
 
-    def __init__(self, model: Predictor, params: WindowParams, tokens: int) -> None:
+    def __init__(self, model: WindowNetwork, params: WindowParams, tokens: int) -> None:
         """Take a trained network and the size of its windows."""
         self.model, self.params, self.tokens = model.eval(), params, tokens
 
@@ -143,7 +143,7 @@ class WindowForecaster(Forecaster):
         """Read the weights."""
         inputs, target = read_inputs(described, schema_hash())
         model = _network(inputs["token"], target, params)
-        read_weights(folder, model)
+        load_weights(folder, model)
         return cls(model, params, int(described["tokens"]))
 
     def _windows(self, part: Part, queue: int = AS_SENT) -> Floats:

@@ -22,15 +22,23 @@ from safetensors.torch import load as parse_tensors
 from safetensors.torch import save_file
 
 from feature_store.atomic import new_file, new_folder
+from feature_store.packets.schema import HORIZON
 from models.json_file import read_object
+from models.networks.event_transformer import EventArchitecture
+from models.networks.event_window import EventWindowPredictor
 from models.networks.scaling import ScaledFeature, Target
 from models.networks.transformer import Architecture, Predictor
+from models.networks.window_network import WindowNetwork
 
 FORMAT: Final = "swiftqueue-artifact/2"
 # Format 1 knew the paper's readout only; its files say nothing of readout and anchor.
 FORMAT_1: Final = "swiftqueue-artifact/1"
 _SINCE_2: Final = {"readout", "anchor"}
-ARCHITECTURE_NAME: Final = "transformer-encoder"
+# By the name in `model.json`; the form of a network's sizes, and the network.
+ARCHITECTURES: Final[dict[str, tuple[type[Any], Any]]] = {
+    "transformer-encoder": (Architecture, Predictor),
+    "event-stream": (EventArchitecture, EventWindowPredictor),
+}
 WEIGHTS_FILE: Final = "model.safetensors"
 DESCRIPTION_FILE: Final = "model.json"
 ONNX_FILE: Final = "model.onnx"
@@ -49,12 +57,14 @@ _KEYS: Final = {
     "visibility",
     "protocol",
 }
+_QUERIES: Final = "queries"  # of the event stream: scaling of the packets about to be sent
 # Memory is taken for a network of these sizes before its weights are looked at: 1 GB at most.
 _MOST: Final = {
     "width": 1024,
     "heads": 64,
     "feed_forward": 4096,
     "layers": 16,
+    "band": 65_536,
     "tokens": 65_536,
     "horizon": 256,
     "features": 256,
@@ -75,11 +85,11 @@ class Description:
 class Artifact:
     """A loaded model, in eval mode, with its description."""
 
-    model: Predictor
+    model: WindowNetwork
     description: Description
 
 
-def save(folder: Path, model: Predictor, description: Description) -> None:
+def save(folder: Path, model: WindowNetwork, description: Description) -> None:
     """Write the artifact; `folder` appears, or changes, only once everything in it is written.
 
     Raises:
@@ -89,7 +99,7 @@ def save(folder: Path, model: Predictor, description: Description) -> None:
         write(partial, model, description)
 
 
-def write(folder: Path, model: Predictor, description: Description) -> None:
+def write(folder: Path, model: WindowNetwork, description: Description) -> None:
     """Write the artifact's files into a folder that is there; raises as `save`."""
     state = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
     check_finite(state, str(folder))
@@ -124,17 +134,27 @@ def load(folder: Path, schema_hash: str | None = None) -> Artifact:
         raise ValueError(f"{folder / DESCRIPTION_FILE}: malformed: {error}") from error
     except ValueError as error:
         raise ValueError(f"{folder / DESCRIPTION_FILE}: {error}") from error
-    weights = folder / WEIGHTS_FILE
-    if not weights.is_file():
-        raise FileNotFoundError(f"{weights}: no such file; the artifact is incomplete")
+    load_weights(folder, model)
+    return Artifact(model, description)
+
+
+def load_weights(folder: Path, model: torch.nn.Module) -> None:
+    """Read the weights in a folder into a network of the same form, and switch its dropout off.
+
+    Raises:
+        FileNotFoundError: they are not there.
+        ValueError: they are damaged, of another form, or not finite.
+    """
+    path = folder / WEIGHTS_FILE
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file; what is there is incomplete")
     try:
-        state = parse_tensors(weights.read_bytes())
+        state = parse_tensors(path.read_bytes())
     except SafetensorError as error:
-        raise ValueError(f"{weights}: truncated or not a safetensors file ({error})") from error
-    check_state(state, model.state_dict(), weights)
+        raise ValueError(f"{path}: truncated or not a safetensors file ({error})") from error
+    check_state(state, model.state_dict(), path)
     model.load_state_dict(state)
     model.eval()
-    return Artifact(model, description)
 
 
 def export_onnx(folder: Path) -> Path:
@@ -179,45 +199,57 @@ def _quiet(*loggers: str) -> Iterator[None]:
             logging.getLogger(name).setLevel(level)
 
 
-def _to_json(model: Predictor, description: Description) -> dict[str, Any]:
-    sizes = asdict(model.sizes)
-    horizon = sizes.pop("horizon")
-    return {
+def _to_json(model: WindowNetwork, description: Description) -> dict[str, Any]:
+    name = next(name for name, (_, kind) in ARCHITECTURES.items() if type(model) is kind)
+    sizes = {key: value for key, value in asdict(model.sizes).items() if key != "horizon"}
+    described = {
         "format": FORMAT,
-        "architecture": {"name": ARCHITECTURE_NAME, **sizes},
-        "window": {"tokens": description.tokens, "horizon": horizon},
+        "architecture": {"name": name, **sizes},
+        "window": {"tokens": description.tokens, "horizon": model.horizon},
         "features": [asdict(feature) for feature in model.features],
         "target": asdict(model.target),
         "schema_hash": description.schema_hash,
         "visibility": description.visibility,
         "protocol": dict(description.protocol),
     }
+    if isinstance(model, EventWindowPredictor):
+        described[_QUERIES] = [asdict(query) for query in model.queries]
+    return described
 
 
-def _from_json(described: dict[str, Any]) -> tuple[Predictor, Description]:
+def _from_json(described: dict[str, Any]) -> tuple[WindowNetwork, Description]:
     sizes, window = dict(described["architecture"]), described["window"]
-    if (name := sizes.pop("name")) != ARCHITECTURE_NAME:
-        raise ValueError(f"unknown architecture {name!r} (known: {ARCHITECTURE_NAME})")
+    if (name := sizes.pop("name")) not in ARCHITECTURES:
+        raise ValueError(f"unknown architecture {name!r} (known: {', '.join(ARCHITECTURES)})")
+    form, kind = ARCHITECTURES[name]
+    events = kind is EventWindowPredictor
+    if events != (_QUERIES in described):
+        raise ValueError(f"key {_QUERIES!r} is {'missing' if events else 'unknown'}")
     _exact_keys("window", window, {"tokens", "horizon"})
-    expected = {f.name for f in fields(Architecture)} - {"horizon"}
+    expected = {f.name for f in fields(form)} - {"horizon"}
     _exact_keys("architecture", sizes, expected - _SINCE_2 if described["format"] == FORMAT_1 else expected)
     _exact_keys("target", described["target"], {f.name for f in fields(Target)})
-    for feature in described["features"]:
+    scaled = {key: described[key] for key in ("features", _QUERIES) if key in described}
+    for feature in (each for some in scaled.values() for each in some):
         _exact_keys("feature", feature, {f.name for f in fields(ScaledFeature)})
-    for name, value in {**sizes, **window, "features": len(described["features"])}.items():
-        if name in _MOST and not (type(value) is int and 1 <= value <= _MOST[name]):
-            raise ValueError(f"{name} is {value!r}; it must be a whole number from 1 to {_MOST[name]}")
+    for key, value in {**sizes, **window, "features": len(described["features"])}.items():
+        if key in _MOST and not (type(value) is int and 1 <= value <= _MOST[key]):
+            raise ValueError(f"{key} is {value!r}; it must be a whole number from 1 to {_MOST[key]}")
     if window["tokens"] < window["horizon"]:
         raise ValueError(f"window of {window['tokens']} tokens is shorter than its horizon")
-    model = Predictor(
-        [ScaledFeature(**feature) for feature in described["features"]],
-        Target(**described["target"]),
-        Architecture(**sizes, horizon=window["horizon"]),
-    )
+    features, *queries = ([ScaledFeature(**each) for each in some] for some in scaled.values())
+    target = Target(**described["target"])
+    model: WindowNetwork
+    if events:
+        if window != {"tokens": sizes["band"] + HORIZON, "horizon": HORIZON}:
+            raise ValueError(f"the window must be {sizes['band']} events (the band) and {HORIZON} queries")
+        model = EventWindowPredictor(features, queries[0], target, EventArchitecture(**sizes))
+    else:
+        model = kind(features, target, form(**sizes, horizon=window["horizon"]))
     rest = {key: described[key] for key in ("schema_hash", "visibility", "protocol")}
-    for key, kind in (("schema_hash", str), ("visibility", str), ("protocol", dict)):
-        if not isinstance(rest[key], kind):
-            raise ValueError(f"{key} is {rest[key]!r}; it must be a {kind.__name__}")
+    for key, wanted in (("schema_hash", str), ("visibility", str), ("protocol", dict)):
+        if not isinstance(rest[key], wanted):
+            raise ValueError(f"{key} is {rest[key]!r}; it must be a {wanted.__name__}")
     return model, Description(tokens=window["tokens"], **rest)
 
 
@@ -227,7 +259,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     described = read_object(path)
     if described.get("format") not in (FORMAT, FORMAT_1):
         raise ValueError(f"{path}: format {described.get('format')!r} is not {FORMAT!r}")
-    _exact_keys(str(path), described, _KEYS)
+    _exact_keys(str(path), {key: described[key] for key in described if key != _QUERIES}, _KEYS)
     return described
 
 

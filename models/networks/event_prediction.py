@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from models.networks.event_transformer import BLOCK, EventPredictor
+from models.architecture import BLOCK
+from models.networks.event_transformer import EventPredictor
 from models.networks.prediction import Encoded
 
 PIECE: Final = 2048  # events that are new in a forward pass

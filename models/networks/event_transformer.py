@@ -16,17 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from models.architecture import BLOCK
 from models.networks.query_predictor import QueryPredictor
 from models.networks.scaling import ScaledFeature, Target
-from models.networks.transformer import Scaling
-
-BLOCK: Final = 64  # events whose band is one piece of attention
+from models.networks.window_network import Scaling
 
 
 @dataclass(frozen=True)

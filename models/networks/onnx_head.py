@@ -44,7 +44,7 @@ def export_onnx(folder: Path, parent: Path) -> Path:
 def same_but_head(ours: Artifact, theirs: Artifact) -> bool:
     """Whether two artifacts have one encoder, one scaling and one window."""
     described = (
-        (a.model.features, a.model.target, a.model.sizes, a.description.tokens, a.description.schema_hash)
+        (a.model.scalings(), a.model.target, a.model.sizes, a.description.tokens, a.description.schema_hash)
         for a in (ours, theirs)
     )
     if len(set(described)) > 1:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from models.networks.scaling import Target
-from models.networks.transformer import Predictor
+from models.networks.window_network import WindowNetwork
 
 BATCH: Final = 512  # windows per forward pass
 Floats = NDArray[np.float32]
@@ -61,7 +61,7 @@ class Encoded:
     anchor_BH: Tensor  # in scaled target space: what the head's output is added to
 
 
-def encode(model: Predictor, windows: RawWindows, batch: int = BATCH) -> Iterator[Encoded]:
+def encode(model: WindowNetwork, windows: RawWindows, batch: int = BATCH) -> Iterator[Encoded]:
     """Encode windows, `batch` at a time."""
     model.eval()  # dropout would spoil a cache of it
     device = model.scale.log_F.device
@@ -80,6 +80,6 @@ def latencies(model: Headed, encoded: Encoded) -> Floats:
     return us_BH.cpu().numpy()
 
 
-def predict(model: Predictor, windows: RawWindows) -> Floats:
+def predict(model: WindowNetwork, windows: RawWindows) -> Floats:
     """Latencies in µs (B, H) of windows; at least one."""
     return np.concatenate([latencies(model, part) for part in encode(model, windows)])

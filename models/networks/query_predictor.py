@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from models.networks.scaling import ScaledFeature, Target
-from models.networks.transformer import ANCHOR_FALLBACK, Scaling, scaled_latency, to_us
+from models.networks.window_network import ANCHOR_FALLBACK, Scaling, scaled_latency, to_us
 
 
 class QueryHead(nn.Sequential):

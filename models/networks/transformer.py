@@ -1,6 +1,5 @@
 """The predictor: SwiftQueue's Transformer (arXiv 2410.06112, section 4), from raw window to microseconds.
 
-Scaling is the model's first and last operation, so whoever holds the weights cannot scale differently.
 There is no positional encoding: the time inputs (age, gap) carry the order of the packets sent before.
 
 Two readouts. `last` is the paper's: all H latencies from the last token. Nothing then tells the first H - 1
@@ -15,21 +14,16 @@ R tokens read (1 or H).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from models.networks.scaling import MIN_LATENCY_US, ScaledFeature, Target
-
-PADDING_FEATURE: Final = "size_bytes"  # no packet has size 0: such a token is padding
-ANCHOR_FALLBACK: Final = "last_latency_us"  # the sender's, where the anchor is not visible yet
-MAX_LATENCY_US: Final = 60e6  # nothing above a minute is predicted; keeps exp() finite
-
+from models.networks.scaling import ScaledFeature, Target
+from models.networks.window_network import WindowNetwork
 
 Readout = Literal["last", "candidates"]
 
@@ -70,65 +64,22 @@ class Head(nn.Sequential):
         return (hidden_BRD * outer.weight).sum(-1) + outer.bias  # type: ignore[no-any-return]
 
 
-class Scaling(nn.Module):
-    """Raw inputs (…, F) as a network sees them: transform, shift and scale of each."""
-
-    log_F: Tensor
-    shift_F: Tensor
-    scale_F: Tensor
-
-    def __init__(self, features: Sequence[ScaledFeature]) -> None:
-        super().__init__()
-        # Not persistent: model.json is the one place they are stored in.
-        log = [feature.transform == "log1p" for feature in features]
-        self.register_buffer("log_F", torch.tensor(log), persistent=False)
-        for part in ("shift", "scale"):
-            values = torch.tensor([getattr(feature, part) for feature in features], dtype=torch.float32)
-            self.register_buffer(f"{part}_F", values, persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Scaled inputs."""
-        return (torch.where(self.log_F, torch.log1p(x.clamp(min=0)), x) - self.shift_F) / self.scale_F
-
-
-def scaled_latency(latency_us: Tensor, target: Target) -> Tensor:
-    """Latencies in scaled target space; the mean, 0, where one is 0: not visible yet."""
-    values = latency_us.clamp(min=MIN_LATENCY_US)
-    scaled = ((values.log() if target.transform == "log" else values) - target.shift) / target.scale
-    return torch.where(latency_us > 0, scaled, torch.zeros_like(scaled))
-
-
-def to_us(scaled: Tensor, target: Target) -> Tensor:
-    """Latencies in µs of values in scaled target space."""
-    values = scaled * target.scale + target.shift
-    if target.transform == "log":
-        return values.clamp(math.log(MIN_LATENCY_US), math.log(MAX_LATENCY_US)).exp()
-    return values.clamp(0.0, MAX_LATENCY_US)
-
-
-class Predictor(nn.Module):
-    """Latencies of the next H packets from one window of raw features.
-
-    `forward(x_BWF)` gives microseconds. Training and fine-tuning use its steps apart: `encode`, `head` (the
-    two last linear layers), `anchor` (what the head's output is added to; these in scaled target space) and
-    `to_us`.
+class Predictor(WindowNetwork):
+    """SwiftQueue's Transformer over a window.
 
     Parameter names and layouts are those of `torch.nn.TransformerEncoderLayer`, whose modules hold the
     weights; the computation is ours because only the last token of the last layer is ever used.
     """
 
+    sizes: Architecture
+    head: Head
+
     def __init__(
         self, features: Sequence[ScaledFeature], target: Target, sizes: Architecture | None = None
     ) -> None:
-        super().__init__()
-        self.features = tuple(features)
-        self.target = target
-        self.sizes = sizes or Architecture()
-        names = [feature.name for feature in self.features]
-        if PADDING_FEATURE not in names or len(set(names)) != len(names):
-            raise ValueError(f"features {names} must be distinct and hold {PADDING_FEATURE}")
-        self.size_index = names.index(PADDING_FEATURE)
-        self.scale = Scaling(self.features)
+        sizes = sizes or Architecture()
+        super().__init__(features, target, sizes.horizon, sizes.anchor)
+        self.sizes = sizes
         d = self.sizes.width
         self.embedding = nn.Linear(len(self.features), d)
         self.layers = nn.ModuleList(
@@ -138,19 +89,9 @@ class Predictor(nn.Module):
             for _ in range(self.sizes.layers)
         )
         self.head = Head(d, self.sizes.horizon)
-        if self.sizes.anchor is not None:
-            self.anchor_index = self._latency_index(names, self.sizes.anchor)
-            self.fallback_index = self._latency_index(names, ANCHOR_FALLBACK)
+        if self.anchor_index is not None:
             for parameter in self.head[2].parameters():  # the untrained network forecasts its anchor
                 nn.init.zeros_(parameter)
-
-    def forward(self, x_BWF: Tensor) -> Tensor:
-        """Latencies in µs (B, H) of the last H tokens of raw windows (B, W, F)."""
-        return self.to_us(self.scaled(x_BWF))
-
-    def scaled(self, x_BWF: Tensor) -> Tensor:
-        """Latencies (B, H) in scaled target space, what the loss sees."""
-        return self.head(self.encode(x_BWF)) + self.anchor(x_BWF)  # type: ignore[no-any-return]
 
     def encode(self, x_BWF: Tensor) -> Tensor:
         """Compute the encoder's output for the tokens that are read (B, R, D), all that the head sees."""
@@ -162,15 +103,6 @@ class Predictor(nn.Module):
         read = self.sizes.horizon if self.sizes.readout == "candidates" else 1
         return _encoder_layer(self.layers[-1], h_BWD[:, -read:], h_BWD, attended_B1W)
 
-    def anchor(self, x_BWF: Tensor) -> Tensor:
-        """What the head corrects (B, H) in scaled target space; the mean, 0, where nothing is visible yet."""
-        candidates_BHF = x_BWF[:, -self.sizes.horizon :]
-        if self.sizes.anchor is None:
-            return torch.zeros_like(candidates_BHF[..., 0])
-        own_BH = candidates_BHF[..., self.anchor_index]
-        latency_BH = torch.where(own_BH > 0, own_BH, candidates_BHF[..., self.fallback_index])
-        return scaled_latency(latency_BH, self.target)
-
     def attended(self, x_BWF: Tensor) -> Tensor:
         """Which tokens may be attended to (B, 1, 1, W): all but padding.
 
@@ -179,20 +111,6 @@ class Predictor(nn.Module):
         real_BW = x_BWF[..., self.size_index] > 0
         candidates_BH = torch.ones_like(real_BW[:, -self.sizes.horizon :])
         return torch.cat([real_BW[:, : -self.sizes.horizon], candidates_BH], dim=1)[:, None, None]
-
-    def to_us(self, scaled_BH: Tensor) -> Tensor:
-        """Latencies in µs of the head's output in scaled target space."""
-        return to_us(scaled_BH, self.target)
-
-    @staticmethod
-    def _latency_index(names: list[str], name: str) -> int:
-        if name not in names:
-            raise ValueError(f"the anchor needs the input {name}, which is not among {names}")
-        return names.index(name)
-
-    def encoder_state(self) -> dict[str, Tensor]:
-        """Every stored tensor but the head's: what fine-tuning must leave bit-identical."""
-        return {name: value for name, value in self.state_dict().items() if not name.startswith("head.")}
 
 
 def _encoder_layer(layer: nn.Module, query_BQD: Tensor, h_BWD: Tensor, attended: Tensor) -> Tensor:

@@ -46,6 +46,7 @@ LEAF_SHARE: Final = 1 / 60  # of the training rows
 # flow and receiver let trees learn the time and the flow of an episode by heart (the network has them).
 NOT_INPUTS: Final = frozenset(
     {"latency_us", "latency_visible", "candidate", "flow_age_us"}
+    | {"previous_latency_flow_us", "ack", "place"}  # of the event stream; the place is added to each row
     | {f"flow_code_{i}" for i in range(4)}
     | {f"receiver_code_{i}" for i in range(2)}
 )

@@ -25,11 +25,11 @@ from models.import_closure import code_hash
 from models.networks import artifact
 from models.networks.artifact import Artifact
 from models.networks.prediction import Encoded, Headed, encode
-from models.networks.transformer import Predictor
-from models.section import Section
+from models.networks.window_network import WindowNetwork
+from models.section import Above0, Count, Section
 from models.training.examples import Chosen, Examples, epoch_batches, finetuning_examples, owned
 from models.training.loss import example_weights, weighted_squared_error
-from models.training.pretraining import ADAM_BETAS, ADAM_EPSILON, Above0, Count, all_sum
+from models.training.pretraining import ADAM_BETAS, ADAM_EPSILON, all_sum
 from models.training.ray_job import report_progress, run_job
 from models.training.windows import Floats, Ints, TraceWindows, fingerprint, load_windows
 
@@ -71,20 +71,20 @@ M = TypeVar("M", bound=Headed)
 class Finetuned:
     """A model with a new head, and what the round was like."""
 
-    model: Predictor
+    model: WindowNetwork
     loss: tuple[float, ...]  # before the first epoch, then of each epoch
     encode_s: float  # 0 where the caller encoded
     train_s: float
 
 
-def encode_examples(model: Predictor, examples: Examples, indices_N: Ints) -> Encoded:
+def encode_examples(model: WindowNetwork, examples: Examples, indices_N: Ints) -> Encoded:
     """Encode some examples."""
     parts = list(encode(model, Chosen(examples, indices_N), ENCODE_BATCH))
     return Encoded(torch.cat([p.read_BRD for p in parts]), torch.cat([p.anchor_BH for p in parts]))
 
 
 def finetune_head(
-    model: Predictor,
+    model: WindowNetwork,
     examples: Examples,
     params: FinetuneParams,
     share: Share = ALONE,
@@ -103,7 +103,7 @@ def finetune_head(
 
 
 def train_head(
-    model: Predictor,
+    model: WindowNetwork,
     encoded: Encoded,
     y_us_NH: Floats,
     sharp_NH: NDArray[np.bool_],

@@ -24,6 +24,7 @@ from pydantic import Field, model_validator
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from feature_store.events.definition import WINDOW
 from models.import_closure import code_hash
 from models.networks.artifact import Description
 from models.networks.prediction import BATCH, encode, latencies
@@ -36,7 +37,8 @@ from models.networks.scaling import (
     fit_target,
 )
 from models.networks.transformer import Architecture, Predictor, Readout
-from models.section import Section
+from models.networks.window_network import WindowNetwork
+from models.section import Above0, Count, Section
 from models.training import checkpoint
 from models.training.examples import Chosen, Examples, epoch_batches, owned, pretraining_split
 from models.training.loss import example_weights, weighted_squared_error
@@ -47,10 +49,6 @@ ADAM_BETAS: Final = (0.9, 0.98)  # Vaswani et al. 2017, section 5.3, as the pape
 ADAM_EPSILON: Final = 1e-9
 FIT_WINDOWS: Final = 4096  # evenly spaced windows that the scaling is fitted on; more change no digit
 FEED_FORWARD: Final = 4  # times the width (Vaswani et al. 2017, table 3; the paper\x27s 256 for 64)
-
-
-Count = Annotated[int, Field(ge=1)]
-Above0 = Annotated[float, Field(gt=0)]
 
 
 class PretrainParams(Section):
@@ -112,7 +110,7 @@ class PretrainParams(Section):
 class Pretrained:
     """What pre-training gives: the model of the best epoch and the record of every epoch."""
 
-    model: Predictor
+    model: WindowNetwork
     description: Description
     epochs: list[dict[str, Any]]
 
@@ -138,6 +136,11 @@ def pretrain(
         ValueError: the windows cannot be trained on, or training diverged.
     """
     windows = load_windows(windows_dir, split)
+    if windows.schema_hash != WINDOW.schema_hash:
+        raise ValueError(
+            "architecture.name is window, and the windows are of another definition of features; "
+            "run the stages `windows` and `split` again"
+        )
     if params.anchor is not None and params.anchor not in windows.feature_names:
         raise ValueError(f"pretrain.anchor is {params.anchor!r}; it must name an input or be null")
     train, _ = pretraining_split(windows)

@@ -12,20 +12,20 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Final
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
+from models.architecture import QueryFit
 from models.networks.prediction import Encoded
 from models.networks.query_predictor import QueryPredictor
 from models.networks.scaling import MIN_LATENCY_US
-from models.section import Section
+from models.section import Above0, Count
 from models.training.finetuning import FinetuneParams, M, with_trained_head
 from models.training.loss import weighted_squared_error
-from models.training.pretraining import ADAM_BETAS, Above0, Count
+from models.training.pretraining import ADAM_BETAS
 from models.training.sharp import sharp_changes
 from models.training.windows import Floats
 
@@ -34,17 +34,9 @@ MOST_GRADIENT: Final = 1.0  # norm: one batch within a congestion episode must n
 WARM_UP_STEPS: Final = 60
 
 
-class QueryTraining(Section):
+class QueryTraining(QueryFit):
     """How a network over queries is trained, and its head tuned."""
 
-    epochs: Count
-    """Passes over the training slices; the best one's weights are kept."""
-    learning_rate: Above0
-    """Highest one of AdamW."""
-    weight_decay: Annotated[float, Field(ge=0)]
-    """Of AdamW, of matrices only."""
-    sharp_weight: Above0
-    """Alpha of the loss, on sharp changes."""
     head_epochs: Count
     """Passes over a fine-tuning slice."""
     head_batch_size: Count
@@ -67,7 +59,7 @@ def train(
     batches: Callable[[int], Iterable[Batch]],
     steps: int,
     validate: Callable[[], float],
-    params: QueryTraining,
+    params: QueryFit,
     say: Callable[[str], None],
 ) -> list[dict[str, float]]:
     """Train a network; it ends with the weights of the epoch whose validation error was least.

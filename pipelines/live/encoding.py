@@ -18,6 +18,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from feature_store.events import windows as fw
+from feature_store.events.definition import definition_of
 from serving.engine import Engine
 
 CHUNK: Final = 256  # windows encoded at once
@@ -59,6 +60,7 @@ class Encoding:
         """Encode all windows of W `tokens` from number `first` on, or one of `every` so many."""
         self._every = every
         self._packets, self._tokens, self._first = packets, tokens, first
+        self._definition = definition_of(engine.schema_hash)
         self._cores = len(os.sched_getaffinity(0))
         self._engines: SimpleQueue[Engine] = SimpleQueue()
         for _ in range(self._cores):
@@ -109,7 +111,10 @@ class Encoding:
         """Make windows; the other threads encode them."""
         try:
             done = 0
-            for all_BWF in fw.iter_windows(self._packets, self._tokens, chunk=CHUNK, first=self._first):
+            made = fw.iter_windows(
+                self._packets, self._tokens, chunk=CHUNK, first=self._first, definition=self._definition
+            )
+            for all_BWF in made:
                 x_BWF = all_BWF[-done % self._every :: self._every]
                 done += len(all_BWF)
                 if not len(x_BWF):

@@ -24,11 +24,12 @@ import torch
 from numpy.typing import NDArray
 
 from feature_store.events import windows as fw
+from feature_store.events.definition import Definition, definition_of
 from feature_store.quality.distribution_shift import input_shift, sample_inputs
 from models.networks import artifact
 from models.networks.artifact import Artifact
 from models.networks.prediction import Encoded, latencies
-from models.networks.transformer import Predictor
+from models.networks.window_network import WindowNetwork
 from models.registry import gate
 from models.training.finetuning import Finetuned, FinetuneParams, train_head
 from models.training.sharp import sharp_changes
@@ -117,7 +118,7 @@ def tune(minute: Minute) -> Tuned:
     slices = (*earlier, newest)
     seen = {own.encoder: [one.by(own.encoder, own.engine, own.tokens) for one in slices]}
 
-    def scored(version: Version, head: Predictor | None = None) -> gate.Scored:
+    def scored(version: Version, head: WindowNetwork | None = None) -> gate.Scored:
         if version.encoder not in seen:
             seen[version.encoder] = [
                 one.by(version.encoder, version.engine, version.tokens) for one in slices
@@ -126,7 +127,7 @@ def tune(minute: Minute) -> Tuned:
         parts = [latencies(model, as_seen(model, one.windows)) for one in seen[version.encoder]]
         return gate.score(np.concatenate(parts), held_out)
 
-    held_out = _held_out(seen[own.encoder])
+    held_out = _held_out(seen[own.encoder], own.definition)
     naive = gate.score_naive(held_out, tuned.median_us)
     scores = {"challenger": scored(own, tuned.head.model), "champion": scored(champion)}
     if minute.reference is not None:
@@ -136,7 +137,8 @@ def tune(minute: Minute) -> Tuned:
     known = {id(one) for one in minute.earlier}
     kept = [one for one in seen[served.encoder] if id(one) not in known]  # what is new, or encoded anew
     sample = sample_inputs(np.concatenate([taught.candidates_BHF, judged.candidates_BHF]))
-    trained_on = sample if minute.trained_on is None else minute.trained_on
+    comparable = minute.trained_on is not None and own.definition == champion.definition
+    trained_on = minute.trained_on if comparable and minute.trained_on is not None else sample
     clock.lap("judge")
     return Tuned(
         files=_files(Artifact(tuned.head.model, own.found.description)),
@@ -146,7 +148,7 @@ def tune(minute: Minute) -> Tuned:
         loss_after=tuned.head.loss[-1],
         learned=int(learn_B.sum()),
         judged=judges,
-        psi=input_shift(trained_on, sample),
+        psi=input_shift(trained_on, sample, own.definition),
         trained_on=trained_on,
         slices=tuple(kept if due(minute.earlier, newest) else kept[:-1]),
         seconds=clock.laps,
@@ -155,7 +157,7 @@ def tune(minute: Minute) -> Tuned:
 
 @dataclass(frozen=True)
 class Version:
-    """A version's artifact, and what encodes for it."""
+    """A version's artifact, and what encodes for it. Versions may be of different architectures."""
 
     found: Artifact
     engine: Engine
@@ -166,6 +168,11 @@ class Version:
         """W."""
         return self.found.description.tokens
 
+    @property
+    def definition(self) -> Definition:
+        """Of its windows."""
+        return definition_of(self.found.description.schema_hash)
+
     @classmethod
     def load(cls, files: Mapping[str, bytes]) -> Self:
         """Load it from its files by name."""
@@ -173,17 +180,18 @@ class Version:
             folder = Path(temporary)
             for name, content in files.items():
                 (folder / name).write_bytes(content)
-            found = artifact.load(folder, fw.schema_hash())
+            found = artifact.load(folder)
+            definition_of(found.description.schema_hash)  # refuses what is not computed here
             return cls(found, Engine(folder), encoder_of(found))
 
 
-def _held_out(slices: Sequence[JudgingSlice]) -> gate.HeldOut:
-    """What judges, of all slices together."""
+def _held_out(slices: Sequence[JudgingSlice], definition: Definition) -> gate.HeldOut:
+    """What judges, of all slices together, whose windows are of one definition."""
     return gate.HeldOut(
         np.concatenate([one.windows.candidates_BHF for one in slices]),
         np.concatenate([one.y_BH for one in slices]),
         np.concatenate([one.decision_ns_B for one in slices]),
-        tuple(feature.name for feature in fw.FEATURES),
+        tuple(feature.name for feature in definition.features),
     )
 
 
@@ -260,7 +268,11 @@ class _Taught:
 
 
 def _train(
-    model: Predictor, taught: EncodedWindows, targets: fw.Targets, learn_B: NDArray[np.bool_], minute: Minute
+    model: WindowNetwork,
+    taught: EncodedWindows,
+    targets: fw.Targets,
+    learn_B: NDArray[np.bool_],
+    minute: Minute,
 ) -> _Taught:
     """Train the head on what was known when the judging slice began."""
     y_BH = targets.known_at(minute.judge_from_ns)[learn_B]
@@ -271,7 +283,7 @@ def _train(
     return _Taught(head, float(np.median(known)))
 
 
-def as_seen(model: Predictor, windows: EncodedWindows) -> Encoded:
+def as_seen(model: WindowNetwork, windows: EncodedWindows) -> Encoded:
     """What the engine encoded, as the model's head sees it."""
     anchor_BH = model.anchor(torch.from_numpy(windows.candidates_BHF))
     return Encoded(torch.from_numpy(windows.features_BRD), anchor_BH)

@@ -193,7 +193,8 @@ def stage_params(params: Mapping[str, Any], packets: pl.DataFrame) -> dict[str, 
     split = {"protocol": max(fitting, key=lambda p: p.least_s).name}
     # The inputs shift within it: that is why it is done.
     validate = params["validate"] | {"max_shift_psi": ANY_SHIFT}
-    return {"windows": windows, "split": split, "validate": validate, "pretrain": params["pretrain"]}
+    own = {name: params[name] for name in ("pretrain", "architecture", "event-stream") if name in params}
+    return {"windows": windows, "split": split, "validate": validate, **own}
 
 
 def run_stages(folder: Path) -> None:
@@ -219,7 +220,7 @@ def run_stages(folder: Path) -> None:
     stage("windows", "windows", "packets")
     stage("split", "split", "windows")
     stage("validate", "validation", "packets", "windows", "split")
-    stage("pretrain", "pretrained", "windows", "split")
+    stage("pretrain", "pretrained", "packets", "windows", "split")
     windows = load_windows(folder / "windows", folder / "split")
     (trace,) = windows.traces.values()
     learned = trace.pretrain

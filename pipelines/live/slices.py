@@ -158,7 +158,7 @@ class Slices:
 
 def encoder_of(found: Artifact) -> str:
     """Hash of all that decides what an encoder makes of packets."""
-    digest = hashlib.sha256(repr((found.description.tokens, found.model.features)).encode())
+    digest = hashlib.sha256(repr((found.description.tokens, found.model.scalings())).encode())
     for name, value in sorted(found.model.encoder_state().items()):
         digest.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()

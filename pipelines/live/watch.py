@@ -70,7 +70,7 @@ def compare(pair: Pair) -> Compared:
         encoded[head.encoder].candidates_BHF,
         targets.y_BH[first::every],
         decision_ns_B,
-        tuple(feature.name for feature in fw.FEATURES),
+        tuple(feature.name for feature in head.definition.features),
     )
     ours, theirs = (
         gate.score(latencies(one.found.model, as_seen(one.found.model, encoded[one.encoder])), held_out)

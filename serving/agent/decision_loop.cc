@@ -33,7 +33,7 @@ DecisionLoop::DecisionLoop(Predictor& predictor, const ControllerParams& params,
       params_(params),
       statistics_(statistics),
       telemetry_(telemetry),
-      x_BWF_(static_cast<std::size_t>(kMaxWindows) * kMaxTokens * kFeatureCount),
+      x_BWF_(static_cast<std::size_t>(kMaxWindows) * kMaxTokens * kMostFeatures),
       pending_(kMaxOutstanding) {
   due_.reserve(2 * kMaxOutstanding);
 }
@@ -173,10 +173,10 @@ bool DecisionLoop::batch(std::uint32_t sender, const BatchFrame& frame, std::int
             -1, kNaN);
     return true;
   };
-  const int tokens = predictor_.model().tokens;
-  if (tokens == 0) return keep(Outcome::kNoModel);
+  const Model model = predictor_.model();
+  if (model.tokens == 0) return keep(Outcome::kNoModel);
   counted(stream, [&] {
-    stream.sender.set_tokens(tokens);
+    stream.sender.set_model(model.tokens, model.definition);
     return true;
   });
   const std::int64_t asked_ns = monotonic_ns();

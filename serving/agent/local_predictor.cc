@@ -68,10 +68,11 @@ std::int64_t version_of(const std::string& folder) {
 std::unique_ptr<Engine> tried(const Artifact& artifact, std::int64_t version) {
   const auto& model = artifact.description;
   const auto features = static_cast<std::int64_t>(model.features.size());
-  const std::string why = why_not_usable(model.schema_hash, model.tokens, features, model.horizon);
+  const std::string why =
+      why_not_usable(model.schema_hash, model.tokens, features, model.horizon, true);
   if (!why.empty()) throw std::runtime_error(why);
   auto engine = std::make_unique<Engine>(artifact, nullptr, "auto", version);
-  const std::vector<float> x_WF(static_cast<std::size_t>(model.tokens) * kFeatureCount);
+  const std::vector<float> x_WF(static_cast<std::size_t>(model.tokens) * model.features.size());
   std::array<float, kHorizon> y_H{};
   engine->forward(x_WF.data(), 1, model.tokens, y_H.data(), nullptr);
   return engine;
@@ -106,7 +107,10 @@ class LocalPredictor final : public Predictor {
     close(wake_fd_);
   }
 
-  Model model() const override { return {engine_->description().tokens, engine_->version()}; }
+  Model model() const override {
+    const engine::Description& model = engine_->description();
+    return {model.tokens, engine_->version(), definition_of(model.schema_hash)};
+  }
 
   std::string problem() const override { return problem_; }
 

@@ -11,6 +11,7 @@
 #define SWIFTQUEUE_SERVING_AGENT_PREDICTOR_H_
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -24,6 +25,16 @@ namespace swiftqueue::agent {
 struct Model {
   int tokens = 0;             // W; 0: none is known, or it was made for other features
   std::int64_t version = -1;  // -1: not said before the first answer
+  Definition definition = Definition::kWindow;
+
+  // Of a window.
+  std::size_t floats() const {
+    return static_cast<std::size_t>(tokens) * static_cast<std::size_t>(features_of(definition));
+  }
+  // Whether windows made for it can be asked of another.
+  bool takes_those_of(const Model& other) const {
+    return tokens == other.tokens && definition == other.definition;
+  }
 };
 
 struct Answer {

@@ -24,11 +24,12 @@ import numpy as np
 import tritonclient.grpc as triton
 from numpy.typing import NDArray
 
+from feature_store.events.definition import Definition
 from feature_store.events.windows import HORIZON, SenderWindow
 from serving.agent.controller import CLASSIC, L4S, QueueController
 from serving.triton.endpoint import connect, first_line, grpc_address
 from serving.triton.repository import MODEL
-from serving.triton.served_model import why_not_usable
+from serving.triton.served_model import served_definition, why_not_usable
 
 WATCH_S: Final = 1.0  # how often the served model is looked at
 WATCH_AFTER_FAILURE_S: Final = 0.1  # doubled at each failure, up to WATCH_S
@@ -76,6 +77,7 @@ class _Served:
     """The model that Triton serves."""
 
     tokens: int  # W
+    definition: Definition  # of its windows
 
 
 @dataclass
@@ -178,9 +180,9 @@ class SenderAgent:
         served = self._served
         if served is None:
             return self._keep_default("no_model", defaults, flow_ids)
-        if served.tokens != self.window.tokens:
-            # Another window size: its history starts anew, as the sender's would after a restart.
-            self.window = SenderWindow(served.tokens)
+        if (served.tokens, served.definition) != (self.window.tokens, self.window.definition):
+            # Another size or definition: its history starts anew, as the sender's would after a restart.
+            self.window = SenderWindow(served.tokens, definition=served.definition)
         columns = (size_bytes, flow_ids, receiver_ids)
         x_classic_WF, _ = self.window.window(decision_ns, *columns, [CLASSIC] * HORIZON)
         x_default_WF, _ = self.window.window(decision_ns, *columns, defaults)
@@ -256,7 +258,7 @@ class SenderAgent:
             self._served = None
             self._note(f"{self.address}: {problem}")
             return
-        self._served = _Served(tokens=int(config.input[0].dims[0]))
+        self._served = _Served(int(config.input[0].dims[0]), served_definition(config))
         self._problem = ""
         self._found.set()
 

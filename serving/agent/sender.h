@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
-// One sender: its window, its queue controller and its counts. The agent and the simulator compile
-// this file. Pure: no I/O, no clock, no thread; every time is an argument, on the sender's own
-// clock. Only what `sent` and `acked` have said by then is in a question.
+// One sender: its window or event window, its queue controller and its counts. The agent and the
+// simulator compile this file. Pure: no I/O, no clock, no thread; every time is an argument, on the
+// sender's own clock. Only what `sent` and `acked` have said by then is in a question.
 //
 //   const auto question = sender.ask(first_packet, now_ns, batch, x_BWF);   // windows to predict
 //   ... the answer may take its time; other batches may be asked about meanwhile ...
@@ -23,12 +23,20 @@
 #include <optional>
 #include <utility>
 
+#include "feature_store/events/event_window.h"
 #include "feature_store/events/window.h"
 #include "serving/agent/controller.h"
 
 namespace swiftqueue::agent {
 
 inline constexpr int kMaxWindows = 2;  // asked about per batch: one for each candidate queue
+
+// Which rows a model's windows have: those of window.h, or of event_window.h.
+enum class Definition : std::uint8_t { kWindow = 0, kEvents = 1 };
+constexpr int features_of(Definition definition) {
+  return definition == Definition::kEvents ? kEventWindowFeatureCount : kFeatureCount;
+}
+inline constexpr int kMostFeatures = std::max(kFeatureCount, kEventWindowFeatureCount);
 
 // What became of a batch.
 enum class Outcome : std::uint8_t {
@@ -67,32 +75,53 @@ struct Question {
 };
 
 class Sender {
+  // What `ask` gives of the log that is kept.
+  template <typename Ask>
+  auto of_log(Ask ask) const {
+    return events_ ? ask(*events_) : ask(*window_);
+  }
+
  public:
   // `tokens` W. Throws std::invalid_argument for sizes or parameters that cannot be.
   explicit Sender(int tokens, const ControllerParams& params = {},
                   SenderWindow::Pool pool = std::make_shared<swiftqueue::detail::RecordPool>())
       : window_(std::in_place, tokens, std::move(pool)), controller_(params) {}
 
-  int tokens() const { return window_->tokens(); }
-  // Another window size, as another model wants it: history starts anew, as after a restart.
-  void set_tokens(int tokens) {
-    if (tokens == window_->tokens()) return;
-    overflowed_ += window_->overflowed();
-    window_.emplace(tokens, SenderWindow::Pool(window_->pool()));
+  int tokens() const {
+    return of_log([](const auto& log) { return log.tokens(); });
+  }
+  // Windows of another size or definition, as another model wants them: history starts anew, as
+  // after a restart. Packets sent before are not known any more.
+  void set_model(int tokens, Definition definition) {
+    const bool events = definition == Definition::kEvents;
+    if (tokens == this->tokens() && events == events_.has_value()) return;
+    overflowed_ = overflowed();
+    SenderWindow::Pool pool(window_->pool());
+    window_.emplace(events ? 2 * kHorizon : tokens, std::move(pool));
+    events_.reset();
+    if (events) events_.emplace(tokens);
   }
 
   // Packets remembered because an ACK may come, and the flows they were of.
-  std::int32_t remembered() const { return window_->remembered(); }
-  std::size_t flows() const { return window_->flows(); }
+  std::int32_t remembered() const {
+    return of_log([](const auto& log) { return log.remembered(); });
+  }
+  std::size_t flows() const {
+    return of_log([](const auto& log) { return log.flows(); });
+  }
   // Packets given up before their time, for want of room.
-  std::int64_t overflowed() const { return overflowed_ + window_->overflowed(); }
+  std::int64_t overflowed() const {
+    return overflowed_ + of_log([](const auto& log) { return log.overflowed(); });
+  }
   // Gives up the oldest packet before its time. False: there is none.
-  bool give_up_oldest() { return window_->give_up_oldest(); }
+  bool give_up_oldest() { return events_ ? events_->give_up_oldest() : window_->give_up_oldest(); }
 
   // Logs a packet as it is sent, in the queue it is marked for; `arm` is that of the decision it
   // followed. False: refused, nothing changed.
   bool sent(std::int64_t packet, std::int64_t sent_ns, const Candidate& what, Arm arm = 0) {
-    if (!window_->sent(packet, sent_ns, what)) return false;
+    const bool logged = events_ ? events_->sent(packet, sent_ns, what)
+                                : window_->sent(packet, sent_ns, what);
+    if (!logged) return false;
     controller_.sent(packet, sent_ns, what, arm);
     return true;
   }
@@ -100,7 +129,8 @@ class Sender {
   // Logs the first ACK that covers a packet; NaN where the latency is unknown (Karn).
   bool acked(std::int64_t packet, std::int64_t acked_ns, float latency_us) {
     controller_.acked(packet, acked_ns);
-    return window_->acked(packet, acked_ns, latency_us);
+    return events_ ? events_->acked(packet, acked_ns, latency_us)
+                   : window_->acked(packet, acked_ns, latency_us);
   }
 
   // Writes the windows of a decision taken at `now_ns` about packets `first_packet` .. + H - 1:
@@ -112,12 +142,16 @@ class Sender {
     Question question{first_packet, batch, 1, 0};
     Batch classic = batch;
     for (Candidate& packet : classic) packet.queue = kClassic;
-    question.in_flight = window_->window(now_ns, classic, x_BWF);
+    const auto write = [&](const Batch& what, float* x_WF) {
+      return of_log([&](const auto& log) { return log.window(now_ns, what, x_WF); });
+    };
+    question.in_flight = write(classic, x_BWF);
     if (question.in_flight < 0) return std::nullopt;
     if (std::any_of(batch.begin(), batch.end(),
                     [](const Candidate& packet) { return packet.queue != kClassic; })) {
-      const std::ptrdiff_t window_floats = std::ptrdiff_t{tokens()} * kFeatureCount;
-      if (window_->window(now_ns, batch, x_BWF + window_floats) < 0) return std::nullopt;
+      const auto definition = events_ ? Definition::kEvents : Definition::kWindow;
+      const std::ptrdiff_t window_floats = std::ptrdiff_t{tokens()} * features_of(definition);
+      if (write(batch, x_BWF + window_floats) < 0) return std::nullopt;
       question.windows = 2;
     }
     return question;
@@ -161,7 +195,8 @@ class Sender {
 
  private:
   std::optional<SenderWindow> window_;
-  std::int64_t overflowed_ = 0;  // in windows of other sizes
+  std::optional<EventWindow> events_;  // in its place, where the model takes event windows
+  std::int64_t overflowed_ = 0;        // in windows of other sizes
   QueueController controller_;
   Counts counts_;
 };

@@ -82,7 +82,7 @@ class MoodyPredictor final : public Predictor {
   Model model() const override { return model_; }
   std::string problem() const override { return ""; }
   bool ask(std::uint64_t ticket, const float* x_BWF, int windows, std::int64_t) override {
-    for (int i = 0; i < windows * model_.tokens * kFeatureCount; ++i) {
+    for (std::size_t i = 0; i < static_cast<std::size_t>(windows) * model_.floats(); ++i) {
       require(std::isfinite(x_BWF[i]), "a window that is not finite");
     }
     if (steady) {
@@ -107,6 +107,7 @@ class MoodyPredictor final : public Predictor {
     if (!steady && upto(random_, 99) == 0) {
       static constexpr int kTokens[] = {0, 16, 64, 72};
       model_.tokens = kTokens[upto(random_, 3)];
+      model_.definition = upto(random_, 1) ? Definition::kEvents : Definition::kWindow;
     }
     if (waiting_.empty() || (!steady && upto(random_, 3) == 0)) return false;
     answer.ticket = waiting_.front();
@@ -124,7 +125,7 @@ class MoodyPredictor final : public Predictor {
 
  private:
   Random random_;
-  Model model_{16, 1};
+  Model model_{16, 1, Definition::kWindow};
   std::vector<std::uint64_t> waiting_;
 };
 
@@ -257,7 +258,7 @@ void shares(Random& random) {
 // Takes questions in the order in which they come, and notes when they are due.
 class NotingPredictor final : public Predictor {
  public:
-  Model model() const override { return {16, 1}; }
+  Model model() const override { return {16, 1, Definition::kWindow}; }
   std::string problem() const override { return ""; }
   bool ask(std::uint64_t, const float*, int, std::int64_t due_ns) override {
     due.push_back(due_ns);
@@ -508,8 +509,7 @@ void swap_artifacts(const std::string& artifact, Random& random) {
       done = true;
     });
     Answer answer;
-    const int tokens = predictor->model().tokens;
-    const std::vector<float> x_WF(static_cast<std::size_t>(tokens) * kFeatureCount, 7.0F);
+    const std::vector<float> x_WF(predictor->model().floats(), 7.0F);
     while (!done) {
       require(predictor->ask(1, x_WF.data(), 1, monotonic_ns() + 1'000'000'000),
               "a question is not taken");

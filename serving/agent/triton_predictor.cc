@@ -169,14 +169,15 @@ Model TritonPredictor::model() const {
 bool TritonPredictor::ask(std::uint64_t ticket, const float* x_BWF, int windows,
                           std::int64_t deadline_ns) {
   if (active_ == nullptr || !active_->usable()) return false;
-  const int tokens = active_->model().tokens;
+  const Model& model = active_->model();
   const std::int64_t now = monotonic_ns();
   if (deadline_ns - now < active_->least_ns(now)) return true;  // it would be late
   const bool joins =
-      !waiting_.empty() && !waiting_.back()->alone && waiting_.back()->tokens() == tokens &&
+      !waiting_.empty() && !waiting_.back()->alone &&
+      waiting_.back()->model().takes_those_of(model) &&
       waiting_.back()->windows() + windows <=
           active_->batch_limit(std::min(waiting_.back()->first_deadline_ns(), deadline_ns) - now);
-  if (!joins) waiting_.push_back(pool_.take(tokens));
+  if (!joins) waiting_.push_back(pool_.take(model));
   waiting_.back()->add({ticket, windows, deadline_ns}, x_BWF);
   if (active_->room()) {
     route(now);
@@ -256,7 +257,8 @@ void TritonPredictor::route(std::int64_t now) {
     std::unique_ptr<Request> request = std::move(in_order ? waiting_.front() : waiting_.back());
     in_order ? waiting_.pop_front() : waiting_.pop_back();
     request->drop_expired(earliest_ns);
-    if (!request->empty() && active_ != nullptr && request->tokens() == active_->model().tokens) {
+    if (!request->empty() && active_ != nullptr &&
+        active_->model().takes_those_of(request->model())) {
       active_->send(std::move(request));
       continue;
     }

@@ -36,16 +36,14 @@ Request::Request(const std::string& model) {
   auto* input = message_.add_inputs();
   input->set_name("window");
   input->set_datatype("FP32");
-  input->mutable_shape()->Resize(3, kFeatureCount);
+  input->mutable_shape()->Resize(3, 0);
   message_.add_raw_input_contents();
 }
 
-std::size_t Request::window_bytes() const {
-  return static_cast<std::size_t>(tokens_) * kFeatureCount * sizeof(float);
-}
+std::size_t Request::window_bytes() const { return model_.floats() * sizeof(float); }
 
-void Request::begin(int tokens) {
-  tokens_ = tokens;
+void Request::begin(const Model& model) {
+  model_ = model;
   windows_ = 0;
   alone = false;
   tickets_.clear();
@@ -83,7 +81,8 @@ const inference::ModelInferRequest& Request::sealed(std::uint64_t number) {
   message_.mutable_id()->assign(text, end);
   auto* shape = message_.mutable_inputs(0)->mutable_shape();
   shape->Set(0, windows_);
-  shape->Set(1, tokens_);
+  shape->Set(1, model_.tokens);
+  shape->Set(2, features_of(model_.definition));
   return message_;
 }
 
@@ -139,7 +138,7 @@ std::int64_t Request::deadline_ns() const {
   return latest;
 }
 
-std::unique_ptr<Request> RequestPool::take(int tokens) {
+std::unique_ptr<Request> RequestPool::take(const Model& model) {
   std::unique_ptr<Request> request;
   if (free_.empty()) {
     request = std::make_unique<Request>(model_);
@@ -147,7 +146,7 @@ std::unique_ptr<Request> RequestPool::take(int tokens) {
     request = std::move(free_.back());
     free_.pop_back();
   }
-  request->begin(tokens);
+  request->begin(model);
   return request;
 }
 

@@ -26,8 +26,8 @@ class Request {
  public:
   explicit Request(const std::string& model);
 
-  // Empties it, for windows of `tokens`.
-  void begin(int tokens);
+  // Empties it, for the windows of a model.
+  void begin(const Model& model);
   // Adds a question; the windows are copied.
   void add(const Ticket& ticket, const void* x_BWF);
   // Takes out the questions whose deadline has passed.
@@ -40,7 +40,7 @@ class Request {
   void fail(const std::string& error, int server, std::deque<Answer>& answers) const;
 
   bool empty() const { return tickets_.empty(); }
-  int tokens() const { return tokens_; }
+  const Model& model() const { return model_; }
   int windows() const { return windows_; }
   const std::vector<Ticket>& tickets() const { return tickets_; }
   // The windows of question `index`.
@@ -60,7 +60,7 @@ class Request {
 
   inference::ModelInferRequest message_;
   std::vector<Ticket> tickets_;
-  int tokens_ = 0;
+  Model model_;
   int windows_ = 0;
 };
 
@@ -68,7 +68,7 @@ class Request {
 class RequestPool {
  public:
   explicit RequestPool(std::string model) : model_(std::move(model)) {}
-  std::unique_ptr<Request> take(int tokens);
+  std::unique_ptr<Request> take(const Model& model);
   void give_back(std::unique_ptr<Request> request);
 
  private:

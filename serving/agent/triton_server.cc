@@ -56,9 +56,13 @@ gpr_timespec in_ms(std::int64_t ms) {
   return gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_millis(ms, GPR_TIMESPAN));
 }
 
+std::string schema_hash_of(const inference::ModelConfig& config) {
+  const auto hash = config.parameters().find("schema_hash");
+  return hash == config.parameters().end() ? "" : hash->second.string_value();
+}
+
 // Why the model cannot be asked by this sender; empty if it can.
 std::string mismatch(const inference::ModelConfig& config) {
-  const auto hash = config.parameters().find("schema_hash");
   const auto is = [](const auto& tensor, const char* name, int dims) {
     return tensor.name() == name && tensor.data_type() == inference::TYPE_FP32 &&
            tensor.dims_size() == dims;
@@ -67,9 +71,9 @@ std::string mismatch(const inference::ModelConfig& config) {
   const auto answer = std::find_if(config.output().begin(), config.output().end(),
                                    [&](const auto& each) { return is(each, "latency_us", 1); });
   const std::string why =
-      why_not_usable(hash == config.parameters().end() ? "" : hash->second.string_value(),
-                     takes ? config.input(0).dims(0) : 0, takes ? config.input(0).dims(1) : 0,
-                     answer == config.output().end() ? 0 : answer->dims(0));
+      why_not_usable(schema_hash_of(config), takes ? config.input(0).dims(0) : 0,
+                     takes ? config.input(0).dims(1) : 0,
+                     answer == config.output().end() ? 0 : answer->dims(0), true);
   if (!why.empty()) return "the served model " + why;
   if (config.max_batch_size() < kMaxWindows) {
     return "the served model takes fewer than " + std::to_string(kMaxWindows) +
@@ -288,7 +292,7 @@ void TritonServer::refuse(std::unique_ptr<Request> request, const std::string& e
     return;
   }
   for (std::size_t i = 0; i < request->tickets().size(); ++i) {
-    auto single = pool_.take(request->tokens());
+    auto single = pool_.take(request->model());
     single->alone = true;
     single->add(request->tickets()[i], request->windows_of(i));
     outcomes_.returned.push_back(std::move(single));
@@ -328,6 +332,7 @@ void TritonServer::config_done(Probe& probe, std::int64_t now_ns) {
   }
   max_batch_ = config.max_batch_size();
   model_.tokens = static_cast<int>(config.input(0).dims(0));
+  model_.definition = definition_of(schema_hash_of(config));
   if (usable() && answered_ns_ > now_ns - kProbePauseNs) return end_probe({}, false, now_ns);
   auto request = padding_window();
   probe.infer_context.set_deadline(in_ms(kProbeMs));
@@ -353,8 +358,8 @@ void TritonServer::infer_done(const Probe& probe, std::int64_t now_ns) {
 
 // A question that any model can answer.
 std::unique_ptr<Request> TritonServer::padding_window() {
-  auto request = pool_.take(model_.tokens);
-  const std::vector<float> x_WF(static_cast<std::size_t>(model_.tokens * kFeatureCount));
+  auto request = pool_.take(model_);
+  const std::vector<float> x_WF(model_.floats());
   request->add({0, 1, 0}, x_WF.data());
   return request;
 }

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from feature_store.events.windows import schema_hash
+from feature_store.events.definition import definition_of
 from models.networks import artifact
 from models.networks.prediction import predict
 from models.networks.scaling import ScaledFeature
@@ -135,7 +135,8 @@ def _push(
     previous: int | None,
 ) -> Pushed:
     try:
-        loaded = artifact.load(source, schema_hash())
+        loaded = artifact.load(source)
+        definition_of(loaded.description.schema_hash)  # refuses what no sender of this project makes
         smoke = local_smoke(loaded)
         if (source / artifact.ONNX_FILE).is_file():
             _check_onnx(source / artifact.ONNX_FILE, smoke)

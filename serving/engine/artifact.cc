@@ -16,7 +16,9 @@ namespace {
 
 constexpr std::string_view kFormat = "swiftqueue-artifact/2";
 constexpr std::string_view kFormat1 = "swiftqueue-artifact/1";  // before readout and anchor
-constexpr std::string_view kArchitecture = "transformer-encoder";
+constexpr std::string_view kTransformer = "transformer-encoder";
+constexpr std::string_view kEventStream = "event-stream";
+constexpr std::string_view kAckFeature = "ack";                   // event_window.py: ACK
 constexpr std::string_view kPaddingFeature = "size_bytes";        // transformer.py: PADDING_FEATURE
 constexpr std::string_view kFallbackFeature = "last_latency_us";  // ANCHOR_FALLBACK
 constexpr std::size_t kMaxDescriptionBytes = std::size_t{1} << 20;
@@ -67,18 +69,17 @@ std::vector<Scaling> read_features(const json::Array& list) {
 }
 
 // The sizes that the kernels are written for.
-void require_known_sizes(const json::Value& sizes, bool format_1) {
+void require_known_sizes(const json::Value& sizes, bool events, bool format_1) {
   const std::string what = "architecture";
-  if (const std::string& name = sizes.at("name", what).string(what + ": name");
-      name != kArchitecture) {
-    throw InvalidError("unknown architecture " + json::quoted(name) +
-                       " (known: " + std::string(kArchitecture) + ")");
-  }
   std::vector<std::string_view> keys{"name", "width", "heads", "feed_forward", "layers", "dropout"};
-  if (!format_1) keys.insert(keys.end(), {"readout", "anchor"});
+  if (events) {
+    keys.insert(keys.end(), {"band", "anchor"});
+  } else if (!format_1) {
+    keys.insert(keys.end(), {"readout", "anchor"});
+  }
   sizes.require_keys(keys, what);
-  const std::pair<std::string_view, int> known[] = {
-      {"width", kWidth}, {"heads", kHeads}, {"feed_forward", kFeedForward}};
+  std::vector<std::pair<std::string_view, int>> known{{"width", kWidth}, {"heads", kHeads}};
+  known.push_back(events ? std::pair{"layers", 1} : std::pair{"feed_forward", kFeedForward});
   for (const auto& [key, size] : known) {
     const std::string name = what + ": " + std::string(key);
     if (const std::int64_t found = sizes.at(key, what).count(name); found != size) {
@@ -106,7 +107,15 @@ int index_of(const std::vector<Scaling>& features, std::string_view name) {
   return static_cast<int>(found - features.begin());
 }
 
-// Which tokens the head reads, and what it corrects (transformer.py).
+// What the head corrects (window_network.py).
+void read_anchor(const json::Value& sizes, Description& result) {
+  const json::Value& anchor = sizes.at("anchor", "architecture");
+  if (anchor.is_null()) return;
+  result.anchor_index = index_of(result.features, anchor.string("architecture: anchor"));
+  result.fallback_index = index_of(result.features, kFallbackFeature);
+}
+
+// Which tokens the head reads (transformer.py).
 void read_readout(const json::Value& sizes, Description& result) {
   const std::string what = "architecture";
   const std::string& readout = sizes.at("readout", what).string(what + ": readout");
@@ -114,13 +123,62 @@ void read_readout(const json::Value& sizes, Description& result) {
     throw InvalidError("unknown readout " + json::quoted(readout) + " (known: last, candidates)");
   }
   if (readout == "candidates") result.read = result.horizon;
-  const json::Value& anchor = sizes.at("anchor", what);
-  if (anchor.is_null()) return;
-  result.anchor_index = index_of(result.features, anchor.string(what + ": anchor"));
-  result.fallback_index = index_of(result.features, kFallbackFeature);
+}
+
+// What only an event stream has (event_window.py).
+void read_events(const json::Value& described, const json::Value& sizes, Description& result) {
+  result.feed_forward = bounded(sizes, "feed_forward", "architecture", 1, kMaxFeedForward);
+  if (result.feed_forward % kWidth != 0) {
+    throw InvalidError("architecture: feed_forward is " + std::to_string(result.feed_forward) +
+                       ", the engine knows only multiples of " + std::to_string(kWidth) +
+                       "; serve this model with ONNX Runtime");
+  }
+  const int band = bounded(sizes, "band", "architecture", 1, kMaxTokens);
+  if (result.horizon != kQueries || result.tokens != band + kQueries) {
+    throw InvalidError("the window must be " + std::to_string(band) + " events (the band) and " +
+                       std::to_string(kQueries) + " queries");
+  }
+  result.queries = read_features(described.at("queries", "the description").array("queries"));
+  const auto same = [](const Scaling& a, const Scaling& b) { return a.name == b.name; };
+  if (!std::equal(result.features.begin(), result.features.end(), result.queries.begin(),
+                  result.queries.end(), same)) {
+    throw InvalidError("queries must name the features, in their order");
+  }
+  result.ack_index = index_of(result.features, kAckFeature);
+  result.read = result.horizon;
+}
+
+Shapes event_shapes(const Description& description) {
+  const auto features = static_cast<std::int64_t>(description.features.size());
+  const std::int64_t hidden = description.feed_forward;
+  Shapes shapes{{"layers.0.query.weight", {kWidth, kWidth}},
+                {"layers.0.query.bias", {kWidth}},
+                {"layers.0.key_value.weight", {2 * kWidth, kWidth}},
+                {"layers.0.key_value.bias", {2 * kWidth}},
+                {"layers.0.out.weight", {kWidth, kWidth}},
+                {"layers.0.out.bias", {kWidth}},
+                {"layers.0.linear1.weight", {hidden, kWidth}},
+                {"layers.0.linear1.bias", {hidden}},
+                {"layers.0.linear2.weight", {kWidth, hidden}},
+                {"layers.0.linear2.bias", {kWidth}},
+                {"layers.0.sink", {2, 1, kWidth}},
+                {"head.0.weight", {kWidth, kWidth}},
+                {"head.0.bias", {kWidth}},
+                {"head.2.weight", {1, kWidth}},
+                {"head.2.bias", {1}}};
+  for (const char* embedding : {"send", "ack", "ask_about"}) {
+    shapes[std::string(embedding) + ".weight"] = {kWidth, features};
+    shapes[std::string(embedding) + ".bias"] = {kWidth};
+  }
+  for (const char* norm : {"layers.0.norm1", "layers.0.norm2", "norm"}) {
+    shapes[std::string(norm) + ".weight"] = {kWidth};
+    shapes[std::string(norm) + ".bias"] = {kWidth};
+  }
+  return shapes;
 }
 
 Shapes expected_shapes(const Description& description) {
+  if (description.events) return event_shapes(description);
   const auto features = static_cast<std::int64_t>(description.features.size());
   Shapes shapes{{"embedding.weight", {kWidth, features}},
                 {"embedding.bias", {kWidth}},
@@ -198,18 +256,26 @@ Description parse_description(std::string_view text) {
       format != kFormat && format != kFormat1) {
     throw InvalidError("format " + json::quoted(format) + " is not " + json::quoted(kFormat));
   }
-  described.require_keys({"format", "architecture", "window", "features", "target", "schema_hash",
-                          "visibility", "protocol"},
-                         what);
   const json::Value& sizes = described.at("architecture", what);
+  const std::string& name = sizes.at("name", "architecture").string("architecture: name");
+  const bool events = name == kEventStream;
+  if (!events && name != kTransformer) {
+    throw InvalidError("unknown architecture " + json::quoted(name) + " (known: " +
+                       std::string(kTransformer) + ", " + std::string(kEventStream) + ")");
+  }
+  std::vector<std::string_view> keys{"format", "architecture", "window",     "features",
+                                     "target", "schema_hash",  "visibility", "protocol"};
+  if (events) keys.push_back("queries");
+  described.require_keys(keys, what);
   const bool format_1 = described.at("format", what).string("format") == kFormat1;
-  require_known_sizes(sizes, format_1);
+  require_known_sizes(sizes, events, format_1);
   const json::Value& window = described.at("window", what);
   window.require_keys({"tokens", "horizon"}, "window");
   const json::Value& target = described.at("target", what);
   target.require_keys({"transform", "shift", "scale"}, "target");
 
   Description result;
+  result.events = events;
   result.layers = bounded(sizes, "layers", "architecture", 1, kMaxLayers);
   result.horizon = bounded(window, "horizon", "window", 1, kMaxHorizon);
   result.tokens = bounded(window, "tokens", "window", result.horizon, kMaxTokens);
@@ -218,8 +284,14 @@ Description parse_description(std::string_view text) {
   result.schema_hash = described.at("schema_hash", what).string("schema_hash");
   result.size_index = index_of(result.features, kPaddingFeature);
   result.read = 1;
-  result.anchor_index = result.fallback_index = -1;
-  if (!format_1) read_readout(sizes, result);
+  result.anchor_index = result.fallback_index = result.ack_index = -1;
+  result.feed_forward = kFeedForward;
+  if (events) {
+    read_events(described, sizes, result);
+  } else if (!format_1) {
+    read_readout(sizes, result);
+  }
+  if (!format_1) read_anchor(sizes, result);
   return result;
 }
 

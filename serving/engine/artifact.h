@@ -25,9 +25,13 @@ struct Scaling {
 struct Description {
   int tokens;   // W
   int horizon;  // H
+  bool events;  // architecture event-stream; false: transformer-encoder
   int layers;
+  int feed_forward;
   int size_index;                 // of the feature that is 0 in a padding token
   std::vector<Scaling> features;  // F
+  std::vector<Scaling> queries;   // F, of an event stream: scaling of the packets about to be sent
+  int ack_index;                  // feature that says of an event that it is an ACK, or -1
   Scaling target;
   int read;            // R: tokens that the head reads, 1 (readout `last`) or H (`candidates`)
   int anchor_index;    // feature that the head's output corrects, or -1

@@ -62,14 +62,14 @@ Engine::Engine(const Artifact& artifact, std::shared_ptr<const EncoderWeights> e
       encoder_(encoder != nullptr ? std::move(encoder)
                                   : std::make_shared<const EncoderWeights>(artifact)),
       head_(std::make_shared<SharedHead>(artifact, version)),
-      scratch_(description_.tokens, encoder_->view().features) {}
+      scratch_(description_.tokens, features()) {}
 
 Engine::Engine(const Engine& other, int)
     : kernel_(other.kernel_),
       description_(other.description_),
       encoder_(other.encoder_),
       head_(other.head_),
-      scratch_(description_.tokens, encoder_->view().features) {}
+      scratch_(description_.tokens, features()) {}
 
 Engine::~Engine() = default;
 
@@ -87,7 +87,7 @@ std::int64_t Engine::forward(const float* x_BWF, std::int64_t windows, int token
                        std::to_string(description_.tokens));
   }
   const SharedHead::Reader head(*head_);
-  const std::int64_t stride = std::int64_t{tokens} * encoder_->view().features;
+  const std::int64_t stride = std::int64_t{tokens} * features();
   const int horizon = description_.horizon;
   const int read = description_.read;
   alignas(64) float feature_RD[kMaxHorizon * kWidth];
@@ -97,21 +97,25 @@ std::int64_t Engine::forward(const float* x_BWF, std::int64_t windows, int token
     if (!kernel_.all_finite(x_WF, static_cast<std::size_t>(stride))) {
       require_finite(x_WF, tokens, window);
     }
-    kernel_.encode(encoder_->view(), scratch_.rows(), attended_rows(x_WF, tokens), scratch_.view(),
-                   full_graph, feature_RD);
+    const int rows = attended_rows(x_WF, tokens);
+    if (description_.events) {
+      kernel_.encode_events(encoder_->events(), scratch_.rows(), rows, scratch_.view(), feature_RD);
+    } else {
+      kernel_.encode(encoder_->view(), scratch_.rows(), rows, scratch_.view(), full_graph,
+                     feature_RD);
+    }
     // The head's ReLU would swallow a NaN, so it is looked for before.
     if (!kernel_.all_finite(feature_RD, static_cast<std::size_t>(read) * kWidth)) {
       throw InvalidError("window " + std::to_string(window) +
                          ": its values are too large to predict from");
     }
-    const float* candidates = x_WF + (tokens - horizon) * encoder_->view().features;
+    const float* candidates = x_WF + (tokens - horizon) * features();
     for (int h = 0; h < horizon; ++h) {
       if (h < read) {  // the only token gives all latencies, or token h gives latency h
         kernel_.head(head->weights.first(), head->weights.second(), feature_RD + h * kWidth,
                      scaled_H);
       }
-      y_BH[window * horizon + h] =
-          to_us(scaled_H[h] + anchor(candidates + h * encoder_->view().features));
+      y_BH[window * horizon + h] = to_us(scaled_H[h] + anchor(candidates + h * features()));
       if (std::isnan(y_BH[window * horizon + h])) {
         throw InvalidError("window " + std::to_string(window) + ": the head overflows");
       }
@@ -126,10 +130,9 @@ std::int64_t Engine::forward(const float* x_BWF, std::int64_t windows, int token
 // Lists the tokens that are attended to: all but padding, and the packets about to be sent in any
 // case (transformer.py: `attended`). What is not attended to need not be computed.
 int Engine::attended_rows(const float* x_WF, int tokens) {
-  const int features = encoder_->view().features;
   int count = 0;
   for (int token = 0; token < tokens; ++token) {
-    const float* row = x_WF + static_cast<std::ptrdiff_t>(token) * features;
+    const float* row = x_WF + static_cast<std::ptrdiff_t>(token) * features();
     scratch_.rows()[count] = row;
     count += row[description_.size_index] > 0 || token >= tokens - description_.horizon ? 1 : 0;
   }

@@ -147,21 +147,27 @@ SWIFTQUEUE_INLINE int vectors_for(int tokens) {
   return tokens >= kBlock ? kBlockVectors : (tokens + kLanes - 1) / kLanes;
 }
 
-// Transform, shift and scale of a block's tokens, then the embedding into x.
-void embed(const Encoder& encoder, const float* const* rows, int tokens, float* scaled, float* x) {
+// Transform, shift and scale of a block's tokens.
+void scale(const Scales& scales, int features, const float* const* rows, int tokens,
+           float* scaled) {
   const int vectors = vectors_for(tokens);
-  for (int f = 0; f < encoder.features; ++f) {
+  for (int f = 0; f < features; ++f) {
     float* feature = scaled + f * kBlock;
     for (int t = 0; t < tokens; ++t) feature[t] = rows[t][f];
     for (int t = tokens; t < vectors * kLanes; ++t) feature[t] = 0;
     for (int v = 0; v < vectors; ++v) {
       Vec value = load(feature + v * kLanes);
-      if (encoder.log1p[f] != 0) value = log1p_positive(max(value, Vec{}));
-      store(feature + v * kLanes, (value - encoder.shift[f]) * encoder.inverse_scale[f]);
+      if (scales.log1p[f] != 0) value = log1p_positive(max(value, Vec{}));
+      store(feature + v * kLanes, (value - scales.shift[f]) * scales.inverse_scale[f]);
     }
   }
-  product<1, kPanel>(encoder.embedding.weight, encoder.features * kPanel, kWidth / kPanel,
-                     encoder.embedding.bias, nullptr, scaled, encoder.features, vectors, x);
+}
+
+// An embedding of a block's scaled inputs.
+SWIFTQUEUE_INLINE void embed(const Linear& embedding, int features, const float* scaled,
+                             int vectors, float* x) {
+  product<1, kPanel>(embedding.weight, features * kPanel, kWidth / kPanel, embedding.bias, nullptr,
+                     scaled, features, vectors, x);
 }
 
 // Softmax over keys of scores[key][query], in place but for the division; inverse_sum[query].
@@ -420,7 +426,9 @@ void encode(const Encoder& encoder, const float* const* rows, int count, Workspa
             bool full_graph, float* feature_RD) {
   for (int first = 0; first < count; first += kBlock) {
     const int tokens = count - first < kBlock ? count - first : kBlock;
-    embed(encoder, rows + first, tokens, work.scaled, block_of(work.x, first / kBlock));
+    scale(encoder.scales, encoder.features, rows + first, tokens, work.scaled);
+    embed(encoder.embedding, encoder.features, work.scaled, vectors_for(tokens),
+          block_of(work.x, first / kBlock));
   }
   const int full_layers = full_graph ? encoder.layer_count : encoder.layer_count - 1;
   for (int i = 0; i < full_layers; ++i) encoder_layer(encoder.layers[i], work, count);
@@ -436,6 +444,61 @@ void encode(const Encoder& encoder, const float* const* rows, int count, Workspa
       last_layer_of_one(encoder.layers[full_layers], work, count, z);
     }
     __builtin_memcpy(feature_RD + i * kWidth, z, sizeof z);
+  }
+}
+
+// The embedding of a block's events: that of SENDs or that of ACKs.
+void embed_events(const EventEncoder& encoder, const float* const* rows, int tokens,
+                  const Workspace& work, float* x) {
+  const int vectors = vectors_for(tokens);
+  scale(encoder.events, encoder.features, rows, tokens, work.scaled);
+  embed(encoder.send, encoder.features, work.scaled, vectors, x);
+  embed(encoder.acknowledge, encoder.features, work.scaled, vectors, work.sum);
+  alignas(64) float is_ack[kBlock] = {};
+  for (int t = 0; t < tokens; ++t) is_ack[t] = rows[t][encoder.ack];
+  for (int v = 0; v < vectors; ++v) {
+    const IntVec ack = load(is_ack + v * kLanes) > Vec{};
+    for (int d = 0; d < kWidth; ++d) {
+      const int at = d * kBlock + v * kLanes;
+      store(x + at, ack ? load(work.sum + at) : load(x + at));
+    }
+  }
+}
+
+void encode_events(const EventEncoder& encoder, const float* const* rows, int count,
+                   Workspace& work, float* feature_RD) {
+  const int events = count - kQueries;
+  for (int first = 0; first < events; first += kBlock) {
+    const int block = first / kBlock;
+    const int tokens = events - first < kBlock ? events - first : kBlock;
+    float* x = block_of(work.x, block);
+    embed_events(encoder, rows + first, tokens, work, x);
+    normalise(encoder.norm1, x, vectors_for(tokens), x);
+    linear<2 * kWidth, kWidth>(encoder.key_value, nullptr, x, vectors_for(tokens),
+                               head_rows(work, block, 1, 0));
+  }
+  // The sink comes after the events: a key, then a value.
+  float* sink = head_rows(work, events / kBlock, 1, 0) + events % kBlock;
+  for (int d = 0; d < 2 * kWidth; ++d) sink[d * kBlock] = encoder.sink[d];
+
+  const int vectors = vectors_for(kQueries);
+  scale(encoder.queries, encoder.features, rows + events, kQueries, work.scaled);
+  embed(encoder.ask, encoder.features, work.scaled, vectors, work.last);
+  normalise(encoder.norm1, work.last, vectors, work.hidden);
+  linear<kWidth, kWidth>(encoder.query, nullptr, work.hidden, vectors, work.query);
+  attend(work, work.query, vectors, events + 1);
+  linear<kWidth, kWidth>(encoder.out, work.last, work.mixed, vectors, work.last);
+  normalise(encoder.norm2, work.last, vectors, work.sum);
+  for (int from = 0; from < encoder.feed_forward; from += kWidth) {
+    const Linear expand = {encoder.expand.weight + from * kWidth, encoder.expand.bias + from};
+    linear<kWidth, kWidth, Finish::kRelu>(expand, nullptr, work.sum, vectors, work.hidden);
+    product<1, kPanel>(encoder.contract.weight + from * kPanel, encoder.feed_forward * kPanel,
+                       kWidth / kPanel, from == 0 ? encoder.contract.bias : nullptr, work.last,
+                       work.hidden, kWidth, vectors, work.last);
+  }
+  normalise(encoder.norm, work.last, vectors, work.sum);
+  for (int i = 0; i < kQueries; ++i) {
+    for (int d = 0; d < kWidth; ++d) feature_RD[i * kWidth + d] = work.sum[d * kBlock + i];
   }
 }
 

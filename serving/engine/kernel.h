@@ -19,6 +19,8 @@ inline constexpr int kWidth = 64;
 inline constexpr int kHeads = 4;
 inline constexpr int kHeadWidth = kWidth / kHeads;
 inline constexpr int kFeedForward = 256;
+inline constexpr int kMaxFeedForward = 1024;  // of an event stream, a multiple of the width
+inline constexpr int kQueries = 8;            // of an event stream
 inline constexpr int kMaxHorizon = 16;
 inline constexpr int kMaxFeatures = 256;
 inline constexpr int kMaxTokens = 4096;
@@ -52,15 +54,40 @@ struct Layer {
   const float* key_rows;  // the key part of qkv, [D][D], unpacked: row = key feature
 };
 
-struct Encoder {
-  int features;
-  Linear embedding;            // K = features
+struct Scales {
   const std::uint8_t* log1p;   // [F] whether the feature's logarithm is taken
   const float* shift;          // [F]
   const float* inverse_scale;  // [F]
+};
+
+struct Encoder {
+  int features;
+  Linear embedding;  // K = features
+  Scales scales;
   const Layer* layers;
   int layer_count;
   int read;  // R: the head reads the last R tokens
+};
+
+// The event stream (event_window.py): one pre-norm layer in which queries see events and a sink.
+struct EventEncoder {
+  int features;
+  int ack;             // feature: whether an event is an ACK
+  Linear send;         // of events, K = features
+  Linear acknowledge;  // likewise, of ACKs
+  Linear ask;          // of queries, likewise
+  Scales events;
+  Scales queries;
+  Norm norm1;
+  Norm norm2;
+  Norm norm;
+  Linear query;  // scaled as those of a Layer
+  Linear key_value;
+  Linear out;
+  Linear expand;  // D -> feed_forward
+  Linear contract;
+  int feed_forward;
+  const float* sink;  // [2][D]: a key and a value
 };
 
 // Scratch memory for windows of up to `64 * blocks` tokens; 64-byte aligned.
@@ -84,6 +111,10 @@ struct Kernel {
   // for every token (the same result, for comparisons); otherwise for those only.
   void (*encode)(const Encoder& encoder, const float* const* rows, int count, Workspace& work,
                  bool full_graph, float* feature_RD);
+  // Encodes an event window likewise: the last kQueries rows are the queries, those before them the
+  // events.
+  void (*encode_events)(const EventEncoder& encoder, const float* const* rows, int count,
+                        Workspace& work, float* feature_RD);
   // scaled_H = second(relu(first(feature_D))); `second` is padded to 16 rows.
   void (*head)(const Linear& first, const Linear& second, const float* feature_D, float* scaled_H);
   bool (*all_finite)(const float* values, std::size_t count);

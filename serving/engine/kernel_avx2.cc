@@ -7,5 +7,6 @@
 #include "serving/engine/forward.h"
 
 namespace swiftqueue::engine {
-extern const Kernel kAvx2Kernel = {"avx2", &avx2::encode, &avx2::head, &avx2::all_finite};
+extern const Kernel kAvx2Kernel = {"avx2", &avx2::encode, &avx2::encode_events, &avx2::head,
+                                   &avx2::all_finite};
 }  // namespace swiftqueue::engine

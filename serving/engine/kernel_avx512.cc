@@ -7,5 +7,6 @@
 #include "serving/engine/forward.h"
 
 namespace swiftqueue::engine {
-extern const Kernel kAvx512Kernel = {"avx512", &avx512::encode, &avx512::head, &avx512::all_finite};
+extern const Kernel kAvx512Kernel = {"avx512", &avx512::encode, &avx512::encode_events,
+                                     &avx512::head, &avx512::all_finite};
 }  // namespace swiftqueue::engine

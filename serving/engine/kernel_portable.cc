@@ -7,6 +7,6 @@
 #include "serving/engine/forward.h"
 
 namespace swiftqueue::engine {
-extern const Kernel kPortableKernel = {"portable", &portable::encode, &portable::head,
-                                       &portable::all_finite};
+extern const Kernel kPortableKernel = {"portable", &portable::encode, &portable::encode_events,
+                                       &portable::head, &portable::all_finite};
 }  // namespace swiftqueue::engine

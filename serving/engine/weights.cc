@@ -38,6 +38,11 @@ AlignedFloats copied(const std::vector<float>& values) {
   return floats;
 }
 
+// Of a query's weight: exp(q.k / sqrt(d)) = 2^(q.k * log2(e) / sqrt(d)).
+float for_softmax(float value) {
+  return static_cast<float>(value * (std::numbers::log2e / std::sqrt(double{kHeadWidth})));
+}
+
 }  // namespace
 
 AlignedFloats::AlignedFloats(std::size_t size)
@@ -52,51 +57,88 @@ const float* EncoderWeights::keep(AlignedFloats floats) {
   return storage_.back().data();
 }
 
-EncoderWeights::EncoderWeights(const Artifact& artifact) {
-  const std::vector<Scaling>& features = artifact.description.features;
+Scales EncoderWeights::keep_scales(const std::vector<Scaling>& features) {
   std::vector<float> shift;
   std::vector<float> inverse_scale;
+  std::vector<std::uint8_t>& log1p = log1p_.emplace_back();
   for (const Scaling& feature : features) {
-    log1p_.push_back(feature.logarithm ? 1 : 0);
+    log1p.push_back(feature.logarithm ? 1 : 0);
     shift.push_back(feature.shift);
     inverse_scale.push_back(1.0F / feature.scale);
   }
-  const auto linear = [&](const std::string& weight, const std::string& bias, std::size_t columns) {
-    return Linear{keep(packed(values_of(artifact, weight), columns)),
-                  keep(copied(values_of(artifact, bias)))};
-  };
-  const auto norm = [&](const std::string& name) {
-    return Norm{keep(copied(values_of(artifact, name + ".weight"))),
-                keep(copied(values_of(artifact, name + ".bias")))};
-  };
+  return {log1p.data(), keep(copied(shift)), keep(copied(inverse_scale))};
+}
+
+Linear EncoderWeights::keep_linear(const Artifact& artifact, const std::string& name,
+                                   std::size_t columns) {
+  return {keep(packed(values_of(artifact, name + ".weight"), columns)),
+          keep(copied(values_of(artifact, name + ".bias")))};
+}
+
+Norm EncoderWeights::keep_norm(const Artifact& artifact, const std::string& name) {
+  return {keep(copied(values_of(artifact, name + ".weight"))),
+          keep(copied(values_of(artifact, name + ".bias")))};
+}
+
+EncoderWeights::EncoderWeights(const Artifact& artifact) {
+  if (artifact.description.events) {
+    read_events(artifact);
+  } else {
+    read_window(artifact);
+  }
+}
+
+void EncoderWeights::read_window(const Artifact& artifact) {
+  const std::vector<Scaling>& features = artifact.description.features;
   for (int i = 0; i < artifact.description.layers; ++i) {
     const std::string name = "layers." + std::to_string(i) + ".";
     std::vector<float> qkv = values_of(artifact, name + "self_attn.in_proj_weight");
     std::vector<float> qkv_bias = values_of(artifact, name + "self_attn.in_proj_bias");
     const float* key_rows =
         keep(copied({qkv.begin() + kWidth * kWidth, qkv.begin() + 2 * kWidth * kWidth}));
-    // exp(q.k / sqrt(d)) = 2^(q.k * log2(e) / sqrt(d))
-    const double factor = std::numbers::log2e / std::sqrt(double{kHeadWidth});
-    const auto scale = [&](float value) { return static_cast<float>(value * factor); };
-    std::transform(qkv.begin(), qkv.begin() + kWidth * kWidth, qkv.begin(), scale);
-    std::transform(qkv_bias.begin(), qkv_bias.begin() + kWidth, qkv_bias.begin(), scale);
-    layers_.push_back(
-        {{keep(packed(qkv, kWidth)), keep(copied(qkv_bias))},
-         linear(name + "self_attn.out_proj.weight", name + "self_attn.out_proj.bias", kWidth),
-         linear(name + "linear1.weight", name + "linear1.bias", kWidth),
-         linear(name + "linear2.weight", name + "linear2.bias", kFeedForward),
-         norm(name + "norm1"),
-         norm(name + "norm2"),
-         key_rows});
+    std::transform(qkv.begin(), qkv.begin() + kWidth * kWidth, qkv.begin(), for_softmax);
+    std::transform(qkv_bias.begin(), qkv_bias.begin() + kWidth, qkv_bias.begin(), for_softmax);
+    layers_.push_back({{keep(packed(qkv, kWidth)), keep(copied(qkv_bias))},
+                       keep_linear(artifact, name + "self_attn.out_proj", kWidth),
+                       keep_linear(artifact, name + "linear1", kWidth),
+                       keep_linear(artifact, name + "linear2", kFeedForward),
+                       keep_norm(artifact, name + "norm1"),
+                       keep_norm(artifact, name + "norm2"),
+                       key_rows});
   }
   view_ = {static_cast<int>(features.size()),
-           linear("embedding.weight", "embedding.bias", features.size()),
-           log1p_.data(),
-           keep(copied(shift)),
-           keep(copied(inverse_scale)),
+           keep_linear(artifact, "embedding", features.size()),
+           keep_scales(features),
            layers_.data(),
            artifact.description.layers,
            artifact.description.read};
+}
+
+void EncoderWeights::read_events(const Artifact& artifact) {
+  const Description& described = artifact.description;
+  const std::size_t features = described.features.size();
+  std::vector<float> query = values_of(artifact, "layers.0.query.weight");
+  std::vector<float> query_bias = values_of(artifact, "layers.0.query.bias");
+  std::transform(query.begin(), query.end(), query.begin(), for_softmax);
+  std::transform(query_bias.begin(), query_bias.end(), query_bias.begin(), for_softmax);
+  const int hidden = described.feed_forward;
+  events_ = {static_cast<int>(features),
+             described.ack_index,
+             keep_linear(artifact, "send", features),
+             keep_linear(artifact, "ack", features),
+             keep_linear(artifact, "ask_about", features),
+             keep_scales(described.features),
+             keep_scales(described.queries),
+             keep_norm(artifact, "layers.0.norm1"),
+             keep_norm(artifact, "layers.0.norm2"),
+             keep_norm(artifact, "norm"),
+             {keep(packed(query, kWidth)), keep(copied(query_bias))},
+             keep_linear(artifact, "layers.0.key_value", kWidth),
+             keep_linear(artifact, "layers.0.out", kWidth),
+             keep_linear(artifact, "layers.0.linear1", kWidth),
+             keep_linear(artifact, "layers.0.linear2", static_cast<std::size_t>(hidden)),
+             hidden,
+             keep(copied(values_of(artifact, "layers.0.sink")))};
 }
 
 HeadWeights::HeadWeights()
@@ -107,9 +149,16 @@ HeadWeights::HeadWeights()
 
 void HeadWeights::assign(const Artifact& artifact) {
   pack(values_of(artifact, "head.0.weight"), kWidth, first_weight_.data());
-  pack(values_of(artifact, "head.2.weight"), kWidth, second_weight_.data());
+  std::vector<float> second = values_of(artifact, "head.2.weight");
+  std::vector<float> second_bias = values_of(artifact, "head.2.bias");
+  const std::vector<float> row = second;
+  const auto horizon = static_cast<std::size_t>(artifact.description.horizon);
+  while (second_bias.size() < horizon) {  // an event stream's one row is that of every packet
+    second.insert(second.end(), row.begin(), row.end());
+    second_bias.push_back(second_bias.front());
+  }
+  pack(second, kWidth, second_weight_.data());
   const std::vector<float>& first_bias = values_of(artifact, "head.0.bias");
-  const std::vector<float>& second_bias = values_of(artifact, "head.2.bias");
   std::copy(first_bias.begin(), first_bias.end(), first_bias_.data());
   std::copy(second_bias.begin(), second_bias.end(), second_bias_.data());
 }

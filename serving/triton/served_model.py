@@ -9,19 +9,23 @@ from typing import Any, Final
 
 from tritonclient.grpc.model_config_pb2 import TYPE_FP32
 
-from feature_store.events.windows import FEATURES, HORIZON, check_tokens, schema_hash
+from feature_store.events.definition import DEFINITIONS, Definition, definition_of
+from feature_store.events.windows import HORIZON, check_tokens
 
 WINDOWS: Final = 2  # of a question: one for each candidate queue
 
 
 def why_not_usable(config: Any) -> str:
     """One line, why windows made here are not for this model (a `ModelConfig`); empty if they are."""
-    theirs = config.parameters["schema_hash"].string_value if "schema_hash" in config.parameters else ""
-    if theirs != schema_hash():
-        return f"the served model takes features {theirs[:12] or '?'}, this sender makes {schema_hash()[:12]}"
+    try:
+        definition = definition_of(_schema_hash(config))
+    except ValueError:
+        theirs, ours = _schema_hash(config)[:12] or "?", " or ".join(d.schema_hash[:12] for d in DEFINITIONS)
+        return f"the served model takes features {theirs}, this sender makes {ours}"
+    features = len(definition.features)
     inputs = [tensor for tensor in config.input if _is(tensor, "window", 2)]
-    if len(config.input) != 1 or not inputs or not _takes_windows(*inputs[0].dims):
-        return f"the served model does not take FP32 windows [tokens, {len(FEATURES)}]"
+    if len(config.input) != 1 or not inputs or not _takes_windows(*inputs[0].dims, wanted=features):
+        return f"the served model does not take FP32 windows [tokens, {features}]"
     if not any(_is(tensor, "latency_us", 1) and tensor.dims[0] == HORIZON for tensor in config.output):
         return f"the served model does not answer with FP32 latency_us [{HORIZON}]"
     if config.max_batch_size < WINDOWS:
@@ -33,9 +37,18 @@ def _is(tensor: Any, name: str, dims: int) -> bool:
     return bool(tensor.name == name and tensor.data_type == TYPE_FP32 and len(tensor.dims) == dims)
 
 
-def _takes_windows(tokens: int, features: int) -> bool:
+def served_definition(config: Any) -> Definition:
+    """Which windows the model takes that a server serves, one that is usable."""
+    return definition_of(_schema_hash(config))
+
+
+def _schema_hash(config: Any) -> str:
+    return str(config.parameters["schema_hash"].string_value) if "schema_hash" in config.parameters else ""
+
+
+def _takes_windows(tokens: int, features: int, *, wanted: int) -> bool:
     try:
         check_tokens(tokens)
     except ValueError:
         return False
-    return features == len(FEATURES)
+    return features == wanted

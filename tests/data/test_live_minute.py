@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from toy_world import START_NS, bottleneck_table
 
 from benchmarks.inference_references import typical_features
 from feature_store.events import windows as fw
+from feature_store.events.definition import EVENTS
 from models.networks import artifact
 from models.networks.prediction import predict
 from models.networks.scaling import Target
@@ -303,3 +305,42 @@ def test_some_of_the_windows_are_those_that_all_would_be(
     monkeypatch.setattr(watch, "MOST_WINDOWS", 300)
     assert compare(pair).figures["head"]["n"] < 8 * 300
     assert compare(pair).figures["head"]["log_mae"] == pytest.approx(everything, rel=0.1)
+
+
+def test_an_event_streams_head_is_tuned_and_judged_likewise(
+    packets: pl.DataFrame, make_event_artifact: Callable[..., Path], tmp_path: Path
+) -> None:
+    """On the engine's features: the head that offline fine-tuning gives, and the encoder kept."""
+    champion = make_event_artifact(1)
+    parent = artifact.load(champion, EVENTS.schema_hash)
+    x_BWF = np.concatenate(list(fw.iter_windows(packets, 72, definition=EVENTS)))
+    targets = fw.targets(packets)
+    learn = (targets.decision_ns_B >= START_NS + 2 * S) & (targets.decision_ns_B < START_NS + 9 * S)
+    y_BH = targets.known_at(START_NS + 9 * S)[learn]
+    offline = finetune_head(parent.model, examples_from_arrays(x_BWF[learn], y_BH), PARAMS)
+    found = tune(minute(packets, champion))
+    for name, content in found.files.items():
+        (tmp_path / name).write_bytes(content)
+    live = artifact.load(tmp_path, EVENTS.schema_hash)
+    for name, expected in offline.model.state_dict().items():
+        torch.testing.assert_close(live.model.state_dict()[name], expected, rtol=1e-3, atol=1e-4)
+    for name, expected in parent.model.encoder_state().items():
+        assert torch.equal(live.model.encoder_state()[name], expected)
+    assert found.loss_after < found.loss_before
+    assert "send_rate_flow" in found.psi
+    again = tune(minute(packets, champion, earlier=found.slices, reference=artifact.read_files(champion)))
+    assert again.figures["reference"] == again.figures["champion"]
+
+
+def test_a_retrained_version_may_be_of_the_other_architecture(
+    packets: pl.DataFrame, champion: Path, make_event_artifact: Callable[..., Path]
+) -> None:
+    """Both are judged on the same packets; drift begins anew with its inputs."""
+    earlier = tune(minute(packets, champion))
+    retrained = artifact.read_files(make_event_artifact(1))
+    inputs_NF = np.ones((5, len(fw.FEATURES)), np.float32)  # of the champion's encoder
+    found = tune(minute(packets, champion, retrained=retrained, trained_on=inputs_NF, earlier=earlier.slices))
+    assert found.figures["champion"]["n"] == found.figures["challenger"]["n"]
+    assert found.figures["champion"]["log_mae"] != found.figures["challenger"]["log_mae"]
+    assert found.trained_on.shape[1] == len(EVENTS.features)
+    assert set(found.psi.values()) == {0.0}

@@ -15,6 +15,7 @@ import pytest
 import yaml
 from toy_world import bottleneck_table, write_table
 
+from feature_store.events.definition import WINDOW
 from feature_store.events.windows import FEATURES, HORIZON, build_windows, schema_hash
 from models.training.windows import load_windows
 from pipelines import split as split_stage
@@ -83,7 +84,7 @@ def test_features_are_the_candidates_of_the_windows(packets_dir: Path, tmp_path:
     assert features["packet"].to_list() == list(range(features.height))
     assert (features["horizon"] == features["packet"] % HORIZON).all()
     for i, feature in enumerate(FEATURES):
-        if feature.name in stage.CONSTANT:
+        if feature.name in WINDOW.not_of_candidates:
             assert len(np.unique(x_BHF[:, :, i])) == 1  # so leaving it out loses nothing
         else:
             np.testing.assert_array_equal(features[feature.name].to_numpy(), x_BHF[:, :, i].ravel())

@@ -20,6 +20,7 @@ import psutil
 from mutants import ALL
 from waiting import LIMIT_S, wait_until
 
+from feature_store.events.definition import definition_of
 from feature_store.events.windows import SenderWindow
 from serving.agent import frames
 from serving.agent import process as agent_process
@@ -276,7 +277,8 @@ class EngineSender:
 
     def __init__(self, artifact: Path, params: ControllerParams | None = None) -> None:
         self.engine = Engine(artifact)
-        self.window = SenderWindow(self.engine.shape[0])
+        definition = definition_of(self.engine.schema_hash)
+        self.window = SenderWindow(self.engine.shape[0], definition=definition)
         self.controller = QueueController(params)
         self.sent = self.window.sent
 

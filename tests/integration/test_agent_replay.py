@@ -62,11 +62,17 @@ def log(tmp_path: Path) -> Log:
     return open_log(str(tmp_path / "packets"), 0, None)
 
 
+@pytest.mark.parametrize("architecture", ["window", "event-stream"])
 def test_a_replay_decides_as_the_python_parts_do(
-    log: Log, make_artifact: Callable[..., Path], tmp_path: Path
+    architecture: str,
+    log: Log,
+    make_artifact: Callable[..., Path],
+    make_event_artifact: Callable[..., Path],
+    tmp_path: Path,
 ) -> None:
     """Windows, engine and controller are the same code: the same predictions and choices, bit for bit."""
-    artifact, file, record = make_artifact(1, tokens=64), tmp_path / "frames", tmp_path / "record"
+    artifact = make_event_artifact(1) if architecture == "event-stream" else make_artifact(1, tokens=64)
+    file, record = tmp_path / "frames", tmp_path / "record"
     file.write_bytes(b"".join(frames.replay_frames(log)))
     arguments = ("--replay", file, "--record", record, "--speed", 0, "--deadline-us", 10_000_000)
     margins = ("--margin-us", 0, "--margin-share", 0, "--max-moved-unacked", 40)

@@ -157,7 +157,7 @@ def test_a_model_with_another_window_is_taken_up(
 
 
 def test_a_model_made_for_other_features_is_not_asked(champion: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serving.triton.served_model.schema_hash", lambda: "0" * 64)
+    monkeypatch.setattr("feature_store.events.definition.DEFINITIONS", ())
     with SenderAgent(deadline_us=DEADLINE_US) as agent:
         assert not agent.wait_for_model(0.5)
         assert Sender(agent).batch().outcome == "no_model"

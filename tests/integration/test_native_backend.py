@@ -502,3 +502,29 @@ def test_a_backend_that_is_not_built_is_named(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("infra.local.native_backend.LIBRARY", tmp_path / "libtriton_swiftqueue.so")
     with pytest.raises(OSError, match="the native backend is not built; run `make -C "):
         with_native_backend(find_environment(), tmp_path / "backends")
+
+
+def test_an_event_stream_is_served_natively_and_by_onnx_runtime(
+    native: Native, make_event_artifact: Callable[..., Path], make: Callable[..., Path]
+) -> None:
+    """The contract is the window's; a version of the other architecture takes its place and gives it back."""
+    folder = make_event_artifact(1, onnx=True)
+    native.push(make(), 1)
+    pushed = native.push(folder, 2, previous=1)
+    assert (pushed.backend, pushed.reason) == (Backend.NATIVE, "")
+    assert [list(each.dims) for each in native.triton.config().input] == [[72, 44]]
+    for batch in (1, 2, 64):
+        x_BWF = windows(folder, batch, seed=batch)
+        answer = native.triton.infer(x_BWF)
+        assert answer.version == 2
+        np.testing.assert_allclose(answer.latency_us, predicted(folder, x_BWF), rtol=1e-4)
+    other = make_event_artifact(1, head=5)
+    native.push(other, 3, previous=2)
+    np.testing.assert_allclose(native.triton.infer(x_BWF).latency_us, predicted(other, x_BWF), rtol=1e-4)
+    narrow = make_event_artifact(1, onnx=True, width=32)
+    pushed = native.push(narrow, 4, previous=3)
+    assert pushed.backend is Backend.PYTHON
+    assert "the engine knows only 64" in pushed.reason
+    np.testing.assert_allclose(native.triton.infer(x_BWF).latency_us, predicted(narrow, x_BWF), rtol=1e-4)
+    native.push(make(), 5, previous=4)
+    assert native.triton.served_version() == 5

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from feature_store.events.event_stream import INPUTS
-from models.networks.event_transformer import BLOCK, EventArchitecture, EventPredictor
+from models.architecture import BLOCK
+from models.networks.event_transformer import EventArchitecture, EventPredictor
 from models.networks.scaling import ScaledFeature, Target, transform_of
 
 EVENT = tuple(i for i in INPUTS if i.rows != "queries")

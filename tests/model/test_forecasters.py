@@ -368,7 +368,7 @@ def test_what_was_saved_is_refused_when_it_is_not_whole(
     with pytest.raises(ValueError, match="truncated or not a safetensors file"):
         door.load(folder)
     weights.unlink()
-    with pytest.raises(FileNotFoundError, match="the forecaster is incomplete"):
+    with pytest.raises(FileNotFoundError, match="what is there is incomplete"):
         door.load(folder)
     path.unlink()
     with pytest.raises(FileNotFoundError, match="not a forecaster"):

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from benchmarks.finetune import torch_encoder
 from models.networks.prediction import BATCH, predict
 from models.networks.scaling import SCALE_FLOOR, ScaledFeature, Target, fit_features, fit_target
-from models.networks.transformer import MAX_LATENCY_US, Architecture, Predictor
+from models.networks.transformer import Architecture, Predictor
+from models.networks.window_network import MAX_LATENCY_US
 
 NAMES = ["age_us", "latency_us", "latency_visible", "candidate", "size_bytes", "in_flight"]
 UNITS = ["us", "us", "flag", "flag", "bytes", "packets"]

@@ -419,6 +419,7 @@ def run_stage(folder: Path, tmp_path: Path, ray: str) -> "subprocess.Popen[str]"
     environment = {**os.environ, "SWIFTQUEUE_STATE": str(tmp_path / "var"), "RAY_ADDRESS": ray}
     command = [sys.executable, "-u", "-m", "pipelines.pretrain"]
     command += ["--params", str(tmp_path / "params.yaml"), "--windows", str(folder / "windows")]
+    command += ["--packets", str(folder / "packets")]
     command += ["--split", str(folder / "split.json")]
     command += ["--output", str(tmp_path / "pretrained")]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)

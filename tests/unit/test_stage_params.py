@@ -37,7 +37,7 @@ def test_the_reference_page_is_current(project: Path) -> None:
 @pytest.mark.parametrize("value", [True, -1e9, "no such value", [], {"a": 1}, float("nan"), None], ids=repr)
 def test_a_value_that_cannot_be_is_named_with_what_may_be(value: Any) -> None:
     """A value passes where its type is among those of the key: a text or null as an anchor, say."""
-    types = {bool: "boolean", str: "string", type(None): "null"}
+    types = {bool: "boolean", str: "string", type(None): "null", list: "array"}
     for name, key in KEYS:
         schema = schema_at(section_of(name), [key])
         try:

@@ -22,7 +22,17 @@ ROOMS = [
 STAGES_SHARE = {"__init__", "stage", "dependencies"}
 MODEL_ROOMS = ["networks", "training", "scoring", "forecasters", "registry"]
 OWN_VARIABLE = re.compile(r"SWIFTQUEUE_[A-Z0-9_]*")
-ABOVE_ROOMS = {"json_lines", "json_file", "redaction", "section", "import_closure", "lock", "program", "say"}
+ABOVE_ROOMS = {
+    "architecture",
+    "json_lines",
+    "json_file",
+    "redaction",
+    "section",
+    "import_closure",
+    "lock",
+    "program",
+    "say",
+}
 HEAVY = {"torch", "ray", "mlflow", "polars", "pandas", "numpy", "scapy", "great_expectations", "xgboost"}
 
 
@@ -41,7 +51,7 @@ def test_stages_params_and_files_are_the_same_set(project: Path) -> None:
     stages = set(yaml.safe_load((project / "dvc.yaml").read_text())["stages"])
     sections = set(yaml.safe_load((project / "params.yaml").read_text()))
     files = {p.stem for p in (project / "pipelines").glob("*.py")} - STAGES_SHARE
-    assert stages == sections == files
+    assert stages == sections - {"architecture", "event-stream"} == files  # those two: of several stages
 
 
 def stages_of(project: Path) -> dict[str, Any]:

@@ -1,0 +1,90 @@
+"""Which predictor the whole loop has, and the sizes of the one that has a section of its own.
+
+Without PyTorch: the stage that makes the windows reads them, too.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, field_validator
+
+from models.section import Above0, Count, Section, read, read_all
+
+BLOCK = 64  # events whose band is one piece of attention
+
+
+class ArchitectureParams(Section):
+    """The predictor of the loop: trained, judged, registered, served, and tuned in live rounds."""
+
+    section: ClassVar = "architecture"
+    name: Literal["window", "event-stream"]
+    """`window` has its sizes in section `pretrain`, `event-stream` in the section of its name."""
+
+
+def event_stream(params: Path) -> EventStreamLoop | None:
+    """Section `event-stream` where a parameter file chooses that predictor, else None.
+
+    A file of before there was a choice, without a section `architecture`, means the window.
+
+    Raises:
+        ValueError: a section is missing, or a value cannot be; the line names it.
+    """
+    if ArchitectureParams.section not in read_all(params):
+        return None
+    chosen = read(params, ArchitectureParams).name
+    return read(params, EventStreamLoop) if chosen == EventStreamLoop.section else None
+
+
+class QueryFit(Section):
+    """How a network over queries is trained."""
+
+    epochs: Count
+    """Passes over the training slices; the best one's weights are kept."""
+    learning_rate: Above0
+    """Highest one of AdamW."""
+    weight_decay: Annotated[float, Field(ge=0)]
+    """Of AdamW, of matrices only."""
+    sharp_weight: Above0
+    """Alpha of the loss, on sharp changes."""
+
+
+class EventStreamFit(QueryFit):
+    """Sizes of the event stream's network and how it is trained."""
+
+    section: ClassVar = "event-stream"
+    layers: Annotated[int, Field(ge=1, le=16)]
+    """Of the network."""
+    band: Annotated[int, Field(ge=BLOCK, le=4032, multiple_of=BLOCK)]
+    """Events that one layer sees."""
+    width: Annotated[int, Field(ge=1, le=1024)]
+    """Of each event and query in it."""
+    heads: Annotated[int, Field(ge=1, le=64)]
+    """Of its attention; they divide the width."""
+    feed_forward: Annotated[int, Field(ge=1, le=4096)]
+    """Width of the inner layers."""
+    dropout: Annotated[float, Field(ge=0, lt=1)]
+    """In training."""
+    anchor: str | None
+    """A latency of the query that the network corrects, by the input's name, or null."""
+    left_out: list[str]
+    """Inputs that it does not see, by name (docs/EVENTS.md)."""
+    segments: Count
+    """Of a step."""
+    segment_events: Annotated[int, Field(ge=BLOCK, multiple_of=BLOCK)]
+    """Events of a segment whose decisions are targets; a band of context comes before them."""
+
+
+class EventStreamLoop(EventStreamFit):
+    """The event stream, where `architecture.name` chooses it. Section `finetune` tunes its head."""
+
+    seed: Annotated[int, Field(ge=0)]
+    """Of weights, batches and dropout."""
+
+    @field_validator("layers")
+    @classmethod
+    def _stateless(cls, layers: int) -> int:
+        if layers != 1:
+            raise ValueError("it must be 1: what is served keeps no state, and more layers would need one")
+        return layers

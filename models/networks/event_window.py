@@ -1,0 +1,120 @@
+"""The event stream as it is served: without state, from the last events and the queries of a decision.
+
+With one layer a query attends to what the embedding makes of the last `band` events and to nothing else. So
+a window of those events and the queries (feature_store/events/event_window.h) has all that the network of
+`event_transformer.py` would keep, and the answers are the same. It is trained there, over whole traces.
+
+Shapes: B batch, W window tokens (band + H), F features, D model width, H horizon (8 packets).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from feature_store.events.definition import EVENTS
+from feature_store.packets.schema import HORIZON
+from models.networks.event_transformer import EventArchitecture, EventLayer, EventPredictor
+from models.networks.query_predictor import QueryHead
+from models.networks.scaling import ScaledFeature, Target
+from models.networks.window_network import Scaling, WindowNetwork
+
+ACK: Final = "ack"  # feature: whether an event is an ACK
+LAYERS: Final = 1  # more would need what the layers before made of earlier events
+
+
+def check_stateless(layers: int) -> None:
+    """Refuse what has no stateless form.
+
+    Raises:
+        ValueError: there is more than one layer.
+    """
+    if layers != LAYERS:
+        raise ValueError(f"{layers} layers have no stateless form; the loop serves event streams of {LAYERS}")
+
+
+class EventWindowPredictor(WindowNetwork):
+    """Latencies of the next H packets from one event window of raw features.
+
+    Weights and their names are those of `EventPredictor`, but that the three embeddings take all F features
+    of a row: what the network does not see has weight 0.
+    """
+
+    sizes: EventArchitecture
+
+    def __init__(
+        self,
+        features: Sequence[ScaledFeature],
+        queries: Sequence[ScaledFeature],
+        target: Target,
+        sizes: EventArchitecture,
+    ) -> None:
+        """`features` scale the rows of events, `queries` those of the packets about to be sent."""
+        check_stateless(sizes.layers)
+        super().__init__(features, target, HORIZON, sizes.anchor)
+        names = [feature.name for feature in self.features]
+        if names != [query.name for query in queries] or ACK not in names:
+            raise ValueError(f"queries must name the features, in their order, and these hold {ACK!r}")
+        self.sizes, self.queries = sizes, tuple(queries)
+        self.ack_index = names.index(ACK)
+        self.query_scale = Scaling(self.queries)
+        d, f = sizes.width, len(names)
+        self.send, self.ack, self.ask_about = nn.Linear(f, d), nn.Linear(f, d), nn.Linear(f, d)
+        self.layers = nn.ModuleList([EventLayer(sizes)])
+        self.norm = nn.LayerNorm(d)
+        self.head = QueryHead(d)
+
+    def encode(self, x_BWF: Tensor) -> Tensor:
+        """Compute what the head reads (B, H, D)."""
+        events_BKF, queries_BHF = x_BWF[:, : -self.horizon], x_BWF[:, -self.horizon :]
+        scaled_BKF = self.scale(events_BKF)
+        is_ack_BK1 = events_BKF[..., self.ack_index, None] > 0
+        x_BKD = torch.where(is_ack_BK1, self.ack(scaled_BKF), self.send(scaled_BKF))
+        (layer,) = self.layers
+        keys_BKD, values_BKD = layer.keys_and_values(x_BKD)  # type: ignore[operator]
+        there_B1K = (events_BKF[..., self.size_index] > 0)[:, None]
+        asked_BHD = self.ask_about(self.query_scale(queries_BHF))
+        return self.norm(layer(asked_BHD, keys_BKD, values_BKD, there_B1K))  # type: ignore[no-any-return]
+
+    def scalings(self) -> tuple[ScaledFeature, ...]:
+        """Scalings of the events' inputs, then of the queries'."""
+        return (*self.features, *self.queries)
+
+
+def served(model: EventPredictor) -> EventWindowPredictor:
+    """Put a network over an event stream into the form that is served.
+
+    Raises:
+        ValueError: it has more than one layer, or an input that no event window has.
+    """
+    check_stateless(model.sizes.layers)
+    names = [feature.name for feature in EVENTS.features]
+    gone = {each.name for each in (*model.event_inputs, *model.query_inputs)} - set(names)
+    if gone:
+        raise ValueError(f"no event window has the input {min(gone)}")
+
+    def all_features(scaled: Sequence[ScaledFeature]) -> list[ScaledFeature]:
+        known = {each.name: each for each in scaled}
+        return [known.get(each.name, ScaledFeature(each.name, each.unit)) for each in EVENTS.features]
+
+    found = EventWindowPredictor(
+        all_features(model.event_inputs),
+        all_features(model.query_inputs),
+        model.target,
+        replace(model.sizes),
+    )
+    state = {name: value.detach().clone() for name, value in model.state_dict().items()}
+    for embedding, inputs in (
+        ("send", model.event_inputs),
+        ("ack", model.event_inputs),
+        ("ask_about", model.query_inputs),
+    ):
+        whole = torch.zeros(model.sizes.width, len(names))
+        whole[:, [names.index(each.name) for each in inputs]] = state[f"{embedding}.weight"]
+        state[f"{embedding}.weight"] = whole
+    found.load_state_dict(state)
+    return found.eval()

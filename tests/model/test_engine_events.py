@@ -1,0 +1,117 @@
+"""The engine computes what the event stream's served form computes, on every instruction set."""
+
+# Shapes: B batch, W window tokens, F features.
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from test_engine_parity import ISAS, RELATIVE, engine, worst
+from test_event_window import forecaster, save, windows
+
+from models.networks.event_window import EventWindowPredictor, served
+from models.networks.prediction import predict
+from serving.engine import Engine, Isa
+
+
+def exact(model: EventWindowPredictor, x_BWF: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Latencies and what the head reads, by PyTorch in float64."""
+    double = copy.deepcopy(model).double()
+    with torch.no_grad():
+        x = torch.from_numpy(x_BWF).double()
+        return double(x).numpy(), double.encode(x).numpy()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("changes", [{}, {"band": 192, "feed_forward": 256, "anchor": None}])
+def test_the_answers_are_pytorchs(tmp_path: Path, isa: Isa, changes: dict[str, object]) -> None:
+    """From an empty log, over a band half full, to a full one; windows of fewer events, too."""
+    model = served(forecaster(**changes).model)
+    x_BWF = windows(model.sizes.band)
+    ours = engine(save(tmp_path / "m", model), isa)
+    wanted_BH, read_BHD = exact(model, x_BWF)
+    assert worst(ours.forward(x_BWF), wanted_BH) <= RELATIVE
+    np.testing.assert_allclose(ours.features(x_BWF), read_BHD, atol=1e-5)
+    for events in (0, 1, 15, 17, 63):
+        shorter_BWF = x_BWF[-20:, model.sizes.band - events :]
+        assert worst(ours.forward(shorter_BWF), exact(model, shorter_BWF)[0]) <= RELATIVE
+    assert ours.shape == (model.sizes.band + 8, x_BWF.shape[2])
+
+
+def test_a_head_is_swapped_and_another_encoder_refused(tmp_path: Path) -> None:
+    model = served(forecaster().model)
+    ours, x_BWF = Engine(save(tmp_path / "a", model), version=1), windows()[-30:]
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.head[2].bias += 0.3
+    ours.swap_head(save(tmp_path / "b", other), 2)
+    got_BH, version = ours.forward_versioned(x_BWF)
+    assert version == 2
+    assert worst(got_BH, predict(other, x_BWF)) <= RELATIVE
+    with torch.no_grad():
+        other.send.bias += 0.3
+    with pytest.raises(ValueError, match="differs from the served model in more than its head"):
+        ours.swap_head(save(tmp_path / "c", other), 3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"width": 32}, "width is 32, the engine knows only 64; serve this model with ONNX Runtime"),
+        ({"heads": 2}, "heads is 2, the engine knows only 4; serve this model with ONNX Runtime"),
+        ({"feed_forward": 48}, "feed_forward is 48, the engine knows only multiples of 64; serve this model"),
+    ],
+)
+def test_other_sizes_are_for_onnx_runtime(tmp_path: Path, changes: dict[str, object], message: str) -> None:
+    folder = save(tmp_path / "m", served(forecaster(**changes).model))
+    with pytest.raises(ValueError, match=message):
+        Engine(folder)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        (
+            "architecture.name",
+            "bilstm",
+            "unknown architecture 'bilstm' .known: .*event-stream",
+        ),
+        ("architecture.name", "transformer-encoder", "unknown key 'queries'|'queries'"),
+        ("architecture.layers", 2, "layers is 2, the engine knows only 1"),
+        ("architecture.band", 128, r"the window must be 128 events \(the band\) and 8 queries"),
+        ("queries", None, "queries"),
+        ("queries", [], "queries must name the features, in their order"),
+    ],
+)
+def test_a_description_that_cannot_be_is_refused_in_one_line(
+    tmp_path: Path, key: str, value: object, message: str
+) -> None:
+    folder = save(tmp_path / "m", served(forecaster().model))
+    described = json.loads((folder / "model.json").read_text())
+    *parents, last = key.split(".")
+    inner = described[parents[0]] if parents else described
+    inner[last] = value
+    if value is None:
+        del inner[last]
+    (folder / "model.json").write_text(json.dumps(described))
+    with pytest.raises(ValueError, match=message) as refused:
+        Engine(folder)
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def test_weights_and_values_that_cannot_be_are_named(tmp_path: Path) -> None:
+    folder = save(tmp_path / "m", served(forecaster().model))
+    x_BWF = windows()[-2:]
+    x_BWF[1, 70, 12] = np.inf
+    with pytest.raises(ValueError, match="window 1: in_flight of token 70 is NaN or infinite"):
+        Engine(folder).forward(x_BWF)
+    state = load_file(folder / "model.safetensors")
+    save_file({**state, "layers.0.sink": torch.zeros(2, 64)}, folder / "model.safetensors")
+    with pytest.raises(ValueError, match=r"weight layers\.0\.sink has shape"):
+        Engine(folder)

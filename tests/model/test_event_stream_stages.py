@@ -1,0 +1,222 @@
+"""The event stream through the stages: windows, pre-training, head, evaluation, gate; and bad input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import toy_world
+import yaml
+
+from feature_store.events.definition import EVENTS, WINDOW
+from models.architecture import EventStreamLoop, event_stream
+from models.forecasters.served import pretrain
+from models.networks import artifact
+from models.networks.artifact import Artifact
+from models.networks.event_window import EventWindowPredictor
+from models.networks.prediction import predict
+from models.registry import gate
+from models.training.examples import finetuning_examples
+from models.training.finetuning import FinetuneParams, finetune_head
+from models.training.protocol import divide
+from models.training.windows import WindowSet, load_windows
+from pipelines import evaluate as evaluate_stage
+from pipelines import register as register_stage
+from pipelines.windows import WindowsParams, make_windows
+
+WINDOWS: dict[str, Any] = {"visibility": ["acked"], "tokens": "auto", "tokens_min": 16, "tokens_max": 64}
+HEAD = FinetuneParams(seed=1, workers=1, epochs=3, batch_size=64, learning_rate=1e-3, sharp_weight=1)
+PROTOCOL = toy_world.PROTOCOL
+
+
+def section(project: Path, **changes: object) -> EventStreamLoop:
+    own = yaml.safe_load((project / "params.yaml").read_text())["event-stream"]
+    quick = {"epochs": 2, "segments": 2, "segment_events": 128, "width": 16, "feed_forward": 32}
+    return EventStreamLoop(**{**own, **quick, **changes})
+
+
+def world(folder: Path, table: pl.DataFrame, band: int | None = 64, protocol: Any = PROTOCOL) -> WindowSet:
+    """Windows of one trace, by the stages' own functions."""
+    name = str(table["trace"][0])
+    if not (folder / "packets").exists():
+        toy_world.write_table(folder / "packets", table)
+    make_windows(folder / "packets", folder / "windows", WindowsParams(**WINDOWS), band=band)
+    divided = divide(np.load(folder / "windows" / name / "decision_ns.npy"), protocol, name).as_json()
+    (folder / "split.json").write_text(json.dumps({"traces": {name: divided}}))
+    return load_windows(folder / "windows", folder / "split.json")
+
+
+def walked(folder: Path, windows: WindowSet, start: Artifact) -> Path:
+    """Fine-tuned heads of all rounds, as the stage `finetune` makes them in its workers."""
+    for name, trace in windows.traces.items():
+        current = start
+        for index in range(len(trace.rounds)):
+            examples = finetuning_examples(trace, index)
+            if examples is not None:
+                tuned = finetune_head(current.model, examples, HEAD).model
+                current = Artifact(tuned, current.description)
+            artifact.save(folder / name / f"round-{index}", current.model, current.description)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory, project: Path) -> Path:
+    """Everything up to the fine-tuned heads."""
+    folder = tmp_path_factory.mktemp("events")
+    windows = world(folder, toy_world.bottleneck_table("t", 9, seed=3, swing_ms=40, episodes=True))
+    done = pretrain(windows, folder / "packets", section(project), lambda _: None)
+    artifact.save(folder / "pretrained", done.model, done.description)
+    walked(folder / "finetuned", windows, artifact.load(folder / "pretrained", windows.schema_hash))
+    (folder / "epochs.json").write_text(json.dumps(done.epochs))
+    return folder
+
+
+def test_the_stages_make_event_windows_and_an_artifact_for_them(toy: Path) -> None:
+    windows = load_windows(toy / "windows", toy / "split.json")
+    assert (windows.schema_hash, windows.tokens) == (EVENTS.schema_hash, 72)
+    found = artifact.load(toy / "pretrained", windows.schema_hash)
+    assert type(found.model) is EventWindowPredictor
+    epochs = json.loads((toy / "epochs.json").read_text())
+    assert [each["epoch"] for each in epochs] == [1, 2]
+    assert all(np.isfinite(each["loss"] + each["validation_log_mse"]) for each in epochs)
+    features = pl.read_parquet(toy / "windows" / "t" / "features.parquet")
+    assert {"send_rate", "mean8_latency_flow_us"} < set(features.columns)
+    assert not EVENTS.not_of_candidates - {"latency_us"} & set(features.columns)
+
+
+def test_only_the_head_is_tuned(toy: Path) -> None:
+    before = artifact.load(toy / "pretrained").model
+    after = artifact.load(toy / "finetuned" / "t" / "round-1").model
+    for name, value in before.encoder_state().items():
+        assert (value == after.encoder_state()[name]).all(), name
+    assert (before.head[2].weight != after.head[2].weight).any()  # type: ignore[index]
+
+
+def test_evaluation_has_it_beside_the_baselines(toy: Path) -> None:
+    """Trees get the new inputs as well; no figure is NaN."""
+    params = evaluate_stage.EvaluateParams(seed=1, xgboost_rounds=5, false_alarm_rate=0.01)
+    paths = {name: toy / name for name in ("windows", "pretrained", "finetuned")}
+    metrics, predictions = evaluate_stage.evaluate(params, split=toy / "split.json", **paths)
+    text = json.dumps(metrics, allow_nan=False)
+    assert '"finetuned"' in text
+    assert {"finetuned", "xgboost", "last_flow"} <= set(predictions[0].us_BH["acked"])
+    ours, last = (metrics["all"][name]["acked"]["error"]["mae_ms"] for name in ("finetuned", "last_flow"))
+    assert ours < 1.2 * last
+
+
+def test_the_gate_compares_versions_of_both_architectures_on_packets(toy: Path, tmp_path: Path) -> None:
+    """What judges is the same whichever windows the stages made, and so is each version's forecast."""
+    events = load_windows(toy / "windows", toy / "split.json")
+    table = pl.read_parquet(sorted((toy / "packets").rglob("*.parquet")))
+    windows = world(tmp_path, table, band=None)
+    toy_world.write_artifacts(tmp_path)
+    of_events = artifact.load(toy / "finetuned" / "t" / "round-1")
+    of_windows = artifact.load(tmp_path / "finetuned" / "t" / "round-1")
+    assert of_windows.description.schema_hash == WINDOW.schema_hash
+    judging_B = register_stage.judging(events, "t")
+    np.testing.assert_array_equal(judging_B, register_stage.judging(windows, "t"))
+    held = [register_stage.held_out_slices(each, "t", judging_B)[0] for each in (events, windows)]
+    np.testing.assert_array_equal(held[0].last_N, held[1].last_N)
+    naive = [gate.score_naive(each, 1e4) for each in held]
+    assert {k: v.figures for k, v in naive[0].items()} == {k: v.figures for k, v in naive[1].items()}
+    for found in (of_events, of_windows):
+        first, second = (
+            register_stage.predictions(found, each, "t", toy / "packets", judging_B)
+            for each in (events, windows)
+        )
+        np.testing.assert_array_equal(first, second)
+        own = events if found is of_events else windows
+        np.testing.assert_array_equal(first, predict(found.model, own.traces["t"].x_BWF[judging_B]))
+
+
+def test_an_artifact_of_another_architecture_is_refused_in_one_line(toy: Path, tmp_path: Path) -> None:
+    windows = world(tmp_path, toy_world.bottleneck_table("t", 9, seed=3), band=None)
+    with pytest.raises(ValueError, match=r"made for features .*, but this code computes"):
+        artifact.load(toy / "pretrained", windows.schema_hash)
+
+
+def test_windows_of_another_definition_or_band_are_not_trained_on(
+    toy: Path, tmp_path: Path, project: Path
+) -> None:
+    line = "the windows are not of its .* rows; run the stages `windows` and `split` again"
+    events = load_windows(toy / "windows", toy / "split.json")
+    windows = world(tmp_path, toy_world.bottleneck_table("t", 9, seed=3), band=None)
+    with pytest.raises(ValueError, match=line):
+        pretrain(events, toy / "packets", section(project, band=128), print)
+    with pytest.raises(ValueError, match=line):
+        pretrain(windows, tmp_path / "packets", section(project), print)
+
+
+@pytest.mark.parametrize(
+    ("what", "change"),
+    [
+        ("constant latency", {"latency_us": pl.lit(2e4, pl.Float32)}),
+        ("one flow", {"flow_id": pl.lit(0, pl.Int32), "receiver_id": pl.lit(0, pl.Int32)}),
+        ("most unknown", {"latency_us": pl.when(pl.col("packet") % 100 == 0).then("latency_us")}),
+    ],
+)
+def test_odd_traces_give_a_defined_result(
+    what: str, change: dict[str, pl.Expr], tmp_path: Path, project: Path
+) -> None:
+    """Constant latency: no packet is late. 99 % unknown: what is known teaches. No NaN anywhere."""
+    table = toy_world.bottleneck_table("t", 9, seed=3, swing_ms=40, episodes=True).with_columns(**change)
+    windows = world(tmp_path, table)
+    done = pretrain(windows, tmp_path / "packets", section(project, epochs=1), lambda _: None)
+    artifact.save(tmp_path / "pretrained", done.model, done.description)
+    walked(tmp_path / "finetuned", windows, artifact.load(tmp_path / "pretrained"))
+    params = evaluate_stage.EvaluateParams(seed=1, xgboost_rounds=2, false_alarm_rate=0.01)
+    paths = {name: tmp_path / name for name in ("windows", "pretrained", "finetuned")}
+    metrics, _ = evaluate_stage.evaluate(params, split=tmp_path / "split.json", **paths)
+    json.dumps(metrics, allow_nan=False)
+    figures = metrics["all"]["finetuned"]["acked"]
+    assert figures["error"]["mae_ms"] is not None
+    if what == "constant latency":
+        assert figures["late"]["average_precision"] is None
+        assert figures["error"]["mae_ms"] < 2
+
+
+def test_no_known_latency_is_one_clear_line(tmp_path: Path, project: Path) -> None:
+    table = toy_world.bottleneck_table("t", 9, seed=3)
+    early = pl.col("sent_ns") < table["sent_ns"][0] + int(PROTOCOL.pretrain_s * 1e9)
+    blind = table.with_columns(latency_us=pl.when(~early).then("latency_us"))
+    windows = world(tmp_path, blind)
+    with pytest.raises(ValueError, match=r"no known latency|no latency is known"):
+        pretrain(windows, tmp_path / "packets", section(project), print)
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"architecture": {"name": "lstm"}}, "architecture.name is 'lstm'; it must be .*event-stream"),
+        ({"architecture": {"name": "event-stream"}}, "section `event-stream` is missing"),
+        (
+            {"event-stream": {"layers": 2}},
+            "event-stream.layers is 2; it must be 1: what is served keeps no state",
+        ),
+        ({"event-stream": {"band": 65}}, "event-stream.band is 65; it must be .* a multiple of 64"),
+        ({"event-stream": {"bands": 64}}, "unknown parameter event-stream.bands; did you mean band?"),
+    ],
+)
+def test_an_unknown_name_or_size_is_one_clear_line(
+    tmp_path: Path, project: Path, sections: dict[str, dict[str, object]], message: str
+) -> None:
+    own = yaml.safe_load((project / "params.yaml").read_text())
+    given = {"architecture": {"name": "event-stream"}}
+    if "event-stream" in sections:
+        given["event-stream"] = {**own["event-stream"], **sections["event-stream"]}
+    else:
+        given |= sections
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(given))
+    with pytest.raises(ValueError, match=message) as refused:
+        event_stream(tmp_path / "params.yaml")
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def test_a_parameter_file_without_the_choice_means_the_window(tmp_path: Path, project: Path) -> None:
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump({"windows": WINDOWS}))
+    assert event_stream(tmp_path / "params.yaml") is None
+    assert event_stream(project / "params.yaml") is None

@@ -1,0 +1,160 @@
+"""The event stream in the form that is served: the forecaster's answers, without state; artifact and ONNX."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+import toy_world
+from torch import nn
+
+import swiftqueue
+from feature_store.events.definition import EVENTS
+from feature_store.events.windows import iter_windows
+from models.forecasters.event_stream import EventStream, EventStreamParams, _untrained
+from models.forecasters.forecaster import Part
+from models.networks import artifact
+from models.networks.artifact import Description
+from models.networks.event_window import EventWindowPredictor, served
+from models.networks.prediction import predict
+from models.training.protocol import Slice
+
+TABLE = toy_world.bottleneck_table("t", 1.2, seed=3, swing_ms=40, episodes=True)
+PART = Part("t", TABLE, Slice(0, TABLE.height // 8))
+SIZES = {
+    "layers": 1,
+    "band": 64,
+    "width": 64,
+    "heads": 4,
+    "feed_forward": 128,
+    "dropout": 0.1,
+    "anchor": "last_latency_flow_us",
+    "left_out": [],
+    "segments": 4,
+    "segment_events": 128,
+    "epochs": 1,
+    "learning_rate": 1e-3,
+    "weight_decay": 0.01,
+    "sharp_weight": 1,
+    "head_epochs": 1,
+    "head_batch_size": 64,
+    "head_learning_rate": 1e-3,
+}
+
+
+def forecaster(**changes: object) -> EventStream:
+    """One of random weights, the head's too, scaled to the table."""
+    params = EventStreamParams(**{**SIZES, **changes})
+    torch.manual_seed(2)
+    model = _untrained([PART], params)
+    nn.init.normal_(model.head[2].weight, std=0.3)
+    return EventStream(model, params)
+
+
+def windows(band: int = 64) -> np.ndarray:
+    return np.concatenate(list(iter_windows(TABLE, band + 8, definition=EVENTS)))
+
+
+def save(folder: Path, model: EventWindowPredictor) -> Path:
+    described = Description(model.sizes.band + 8, EVENTS.schema_hash, "acked", {"name": "toy"})
+    artifact.save(folder, model, described)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model() -> EventWindowPredictor:
+    return served(forecaster().model)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"band": 128, "width": 32, "heads": 2, "feed_forward": 48, "anchor": None},
+        {"left_out": ["flow_age_us", "flow_code_0", "place", "ack_rate_queue"], "sharp_weight": 2},
+    ],
+)
+def test_its_answers_are_the_forecasters(changes: dict[str, object]) -> None:
+    """From an empty log on: the first windows are padding but for their queries."""
+    trained = forecaster(**changes)
+    x_BWF = windows(trained.params.band)
+    assert not x_BWF[0, :-8].any()
+    assert x_BWF[-1, 0].any()
+    wanted_BH = trained.predict(PART)
+    np.testing.assert_allclose(predict(served(trained.model), x_BWF), wanted_BH, rtol=1e-5)
+    assert np.ptp(wanted_BH) > 1000
+
+
+def test_the_artifact_gives_the_same_bits_and_knows_its_sizes(
+    tmp_path: Path, model: EventWindowPredictor
+) -> None:
+    folder = save(tmp_path / "model", model)
+    found = artifact.load(folder, EVENTS.schema_hash)
+    assert type(found.model) is EventWindowPredictor
+    assert found.model.sizes == model.sizes
+    assert found.model.scalings() == model.scalings()
+    x_BWF = windows()[:40]
+    np.testing.assert_array_equal(predict(found.model, x_BWF), predict(model, x_BWF))
+    described = json.loads((folder / "model.json").read_text())
+    assert described["architecture"]["name"] == "event-stream"
+    assert described["window"] == {"tokens": 72, "horizon": 8}
+    assert len(described["features"]) == len(described["queries"]) == len(EVENTS.features)
+
+
+@pytest.mark.slow
+def test_onnx_answers_as_the_model_does(tmp_path: Path, model: EventWindowPredictor) -> None:
+    path = artifact.export_onnx(save(tmp_path / "model", model))
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    (given,) = session.get_inputs()
+    assert (given.name, given.shape[1:]) == ("window", [72, len(EVENTS.features)])
+    for batch in (1, 3, 32):
+        x_BWF = windows()[20 : 20 + batch]
+        (got_BH,) = session.run(["latency_us"], {"window": x_BWF})
+        np.testing.assert_allclose(got_BH, predict(model, x_BWF), rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("architecture.name", "bilstm", r"unknown architecture 'bilstm' \(known: .*, event-stream\)"),
+        ("architecture.name", "transformer-encoder", "key 'queries' is unknown"),
+        ("architecture.layers", 2, "2 layers have no stateless form"),
+        ("architecture.band", 128, r"the window must be 128 events \(the band\) and 8 queries"),
+        ("architecture.band", 10**9, "band is 1000000000; it must be a whole number"),
+        ("architecture.readout", "last", "architecture: unknown key 'readout'"),
+        ("queries", None, "key 'queries' is missing"),
+        ("queries", [], "queries must name the features, in their order"),
+        ("window.horizon", 16, "the window must be 64 events"),
+    ],
+)
+def test_a_description_that_cannot_be_is_refused_in_one_line(
+    tmp_path: Path, model: EventWindowPredictor, key: str, value: object, message: str
+) -> None:
+    folder = save(tmp_path / "model", model)
+    described = json.loads((folder / "model.json").read_text())
+    *parents, last = key.split(".")
+    inner = described[parents[0]] if parents else described
+    inner[last] = value
+    if value is None:
+        del inner[last]
+    (folder / "model.json").write_text(json.dumps(described))
+    with pytest.raises(ValueError, match=message) as refused:
+        artifact.load(folder)
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def test_more_than_one_layer_has_no_stateless_form() -> None:
+    with pytest.raises(ValueError, match="2 layers have no stateless form; the loop serves"):
+        served(forecaster(layers=2).model)
+
+
+def test_the_library_forecasts_with_it(tmp_path: Path, model: EventWindowPredictor) -> None:
+    forecasts = swiftqueue.load_model(str(save(tmp_path / "model", model))).predict(TABLE)
+    decided = TABLE.height // 8 * 8
+    got_BH = forecasts["predicted_us"].to_numpy()[:decided].reshape(-1, 8)
+    np.testing.assert_allclose(got_BH, predict(model, windows()), rtol=1e-5)
+    assert forecasts["predicted_us"].null_count() == TABLE.height - decided
