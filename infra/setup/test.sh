@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# The tests, in two runs at once, and how long each took. Those with servers wait half of their time; what only
-# computes has the cores meanwhile, in a session that comes behind the others, and is shown at the end. `pytest` runs
-# all of them one after the other. The names of failed tests are in build/tests-*.failed at once: a crash loses none.
+# The tests, in three runs at once, and how long each took. Those of the whole live loop wait most of their time and go
+# first; those with single servers fill their pauses, and what only computes has the rest. The two behind are shown at
+# the end. `pytest` runs all of them one after the other. The names of failed tests are in build/tests-*.failed at once:
+# a crash loses none.
 set -uo pipefail
 mkdir -p build
 rm -f build/tests-*.failed
@@ -16,17 +17,27 @@ tier() { # NAME PATHS…: one run, and how long it took
   return "$code"
 }
 export -f tier
-log=build/tests-without-servers.log
 # The kernel shares the cores among sessions first (sched(7), autogroup), and within one by niceness.
-setsid nice -n 15 bash -c '{ echo 15 >/proc/self/autogroup; } 2>/dev/null
-  tier without-servers tests --ignore=tests/integration' >"$log" 2>&1 &
-without=$!
-trap 'kill -TERM -- "-$without" 2>/dev/null' EXIT
-tier with-servers tests/integration
-served=$?
-if ((served != 2)); then wait "$without"; fi # 2: Ctrl-C
-computed=$?
-printf '\nTests without servers (%s):\n' "$log"
-cat "$log"
+behind() { # NICENESS NAME PATHS…: a run in a session of its own, shown at the end
+  local niceness=$1
+  shift
+  setsid nice -n "$niceness" bash -c '{ echo "$0" >/proc/self/autogroup; } 2>/dev/null; tier "$@"' "$niceness" "$@" \
+    >"build/tests-$1.log" 2>&1 &
+  runs+=($!)
+}
+runs=()
+trap 'for run in "${runs[@]}"; do kill -TERM -- "-$run" 2>/dev/null; done' EXIT
+loop=(tests/integration/test_live_*.py tests/integration/test_loop_as_a_user.py tests/integration/test_two_nodes.py)
+behind 5 servers tests/integration "${loop[@]/#/--ignore=}"
+behind 15 computing tests --ignore=tests/integration
+tier loop "${loop[@]}"
+failed=$?
+for run in "${runs[@]}"; do
+  if ((failed != 2)); then wait "$run" || failed=1; fi # 2: Ctrl-C
+done
+for log in build/tests-{servers,computing}.log; do
+  printf '\n%s:\n' "$log"
+  cat "$log"
+done
 grep -hs '^FAILED' build/tests-*.failed
-exit $((served | computed))
+exit "$failed"

@@ -119,8 +119,8 @@ class Sender {
   // Logs a packet as it is sent, in the queue it is marked for; `arm` is that of the decision it
   // followed. False: refused, nothing changed.
   bool sent(std::int64_t packet, std::int64_t sent_ns, const Candidate& what, Arm arm = 0) {
-    const bool logged = events_ ? events_->sent(packet, sent_ns, what)
-                                : window_->sent(packet, sent_ns, what);
+    const bool logged =
+        events_ ? events_->sent(packet, sent_ns, what) : window_->sent(packet, sent_ns, what);
     if (!logged) return false;
     controller_.sent(packet, sent_ns, what, arm);
     return true;
