@@ -99,7 +99,7 @@ class Sender {
 
   // Logs the first ACK that covers a packet; NaN where the latency is unknown (Karn).
   bool acked(std::int64_t packet, std::int64_t acked_ns, float latency_us) {
-    controller_.acked(packet, acked_ns);
+    controller_.acked(packet, acked_ns, std::isfinite(latency_us));
     return window_->acked(packet, acked_ns, latency_us);
   }
 

@@ -54,7 +54,7 @@ def published(tmp_path: Path, make_artifact: Callable[..., Path]) -> Callable[..
 @pytest.fixture
 def feed(published: Callable[..., Path], tmp_path: Path) -> Iterator[tuple[AgentProgram, Path]]:
     path = tmp_path / "agent.sock"
-    arguments = ("--listen", path, "--local", published(1, 1), "--metrics-port", 0)
+    arguments = ("--listen", path, "--local", published(1, 1), "--metrics-port", 0, "--guard", "off")
     with AgentProgram(*arguments) as agent:
         yield agent, path
 
