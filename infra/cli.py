@@ -601,6 +601,16 @@ def agent(
     telemetry: Annotated[
         str | None, typer.Option(help="unix:PATH or a file for what is sent and acknowledged")
     ] = None,
+    guard: Annotated[
+        bool, typer.Option(help="stop moving packets to a receiver where it is not settled to help")
+    ] = True,
+    max_moved_unacked: Annotated[
+        int | None, typer.Option(min=0, help="most packets moved and not acknowledged yet (default: 128)")
+    ] = None,
+    max_moved_share: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, help="or this share of those in flight, if that is more (default: 0.75)"),
+    ] = None,
 ) -> None:
     """Run the sender agent: programs that send ask it which queue to mark each packet for.
 
@@ -616,6 +626,9 @@ def agent(
             deadline_us=deadline_us,
             metrics_port=metrics_port,
             telemetry=telemetry,
+            guard=guard,
+            max_moved_unacked=max_moved_unacked,
+            max_moved_share=max_moved_share,
         )
     )
 

@@ -17,7 +17,6 @@ import yaml
 
 from laboratory.scenarios.files import environment_at
 from laboratory.scenarios.replay import replayed
-from laboratory.scenarios.schema import Model as ModelSettings
 from laboratory.scenarios.schema import (
     ACCESS_MS,
     FORMER_PROFILES,
@@ -29,6 +28,7 @@ from laboratory.scenarios.schema import (
     Scenario,
     buffer_bytes,
 )
+from laboratory.scenarios.schema import Model as ModelSettings
 from pipelines.simulate import PROJECT
 
 FORMAT: Final = 1

@@ -104,6 +104,9 @@ def run_agent(
     deadline_us: int,
     metrics_port: int | None,
     telemetry: str | None,
+    guard: bool = True,
+    max_moved_unacked: int | None = None,
+    max_moved_share: float | None = None,
 ) -> int:
     """Run the agent until it ends or is told to; returns its exit code.
 
@@ -115,6 +118,9 @@ def run_agent(
         metrics_port: of its Prometheus endpoint, at SWIFTQUEUE_METRICS_ADDRESS; 0 is any
             free one, None no endpoint.
         telemetry: `unix:PATH` of a socket, or a file, for what its senders send and have acknowledged.
+        guard: whether moving stops where it is not settled to help.
+        max_moved_unacked: most packets moved and not acknowledged yet; None is the agent's own.
+        max_moved_share: or this share of the packets in flight, where that is more; None is the agent's own.
 
     Raises:
         ValueError: both or impossible options.
@@ -128,6 +134,8 @@ def run_agent(
         raise ValueError("--server and --local exclude each other")
     options: dict[str, Any] = {"--listen": listen, "--deadline-us": deadline_us}
     options |= {"--metrics-port": metrics_port, "--telemetry": telemetry}
+    options |= {"--guard": "on" if guard else "off"}
+    options |= {"--max-moved-unacked": max_moved_unacked, "--max-moved-share": max_moved_share}
     if metrics_port is not None:
         options["--metrics-address"] = str(settings().metrics_address)
     arguments = [f"{name}={value}" for name, value in options.items() if value is not None]

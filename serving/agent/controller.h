@@ -115,9 +115,9 @@ class QueueController {
     guard_.sent(packet, sent_ns, what.receiver_id, what.queue, arm);
   }
 
-  // Notes the first ACK that covers a packet.
-  void acked(std::int64_t packet, std::int64_t acked_ns) {
-    guard_.acked(packet, acked_ns);
+  // Notes the first ACK that covers a packet; `known` unless it was sent again (Karn).
+  void acked(std::int64_t packet, std::int64_t acked_ns, bool known) {
+    guard_.acked(packet, acked_ns, known);
     const auto place = place_of(packet);
     if (place == moved_.end() || place->packet != packet || place->dead) return;
     place->dead = true;

@@ -4,7 +4,7 @@
 // file is its only definition; the agent, the simulator and Python (serving/agent/guard.py) use it.
 // Pure: no I/O, no clock, no thread. It knows nothing of queues but the latencies that came.
 //
-// Of the batches that the controller would move, two in 16 are a pair: a coin says which of them is
+// Of the batches that the controller would move some are pairs: a coin says which of the two is
 // moved, and the other keeps its default queue. The first packet of each tells its latency, and a
 // test asks whether the moved one's is lower on average. Until that is settled all other batches
 // keep their default queue (a trial); from then on they are moved, and it must be settled again
@@ -49,10 +49,12 @@ class HelpTest {
   enum class Verdict : std::uint8_t { kOpen, kHelps, kFails };
 
   static constexpr std::array kStakes{0.06, 0.15, 0.3, 0.6, 0.9};
-  static constexpr int kMostValues = 192;  // then it is not settled
-  static constexpr double kHopeless = 6;   // wealth of those who bet on harm
 
-  explicit HelpTest(double alpha) : least_(1 / alpha) { wealth_.fill(1), against_.fill(1); }
+  // Gives up after `most_values`, or once those who bet on harm have `hopeless` times their stake.
+  HelpTest(double alpha, int most_values, double hopeless)
+      : least_(1 / alpha), hopeless_(hopeless), most_values_(most_values) {
+    wealth_.fill(1), against_.fill(1);
+  }
 
   Verdict add(double x) {
     double helps = 0;
@@ -64,12 +66,14 @@ class HelpTest {
     ++values_;
     constexpr double kGamblers = kStakes.size();
     if (helps / kGamblers >= least_) return Verdict::kHelps;
-    if (harms / kGamblers >= kHopeless || values_ >= kMostValues) return Verdict::kFails;
+    if (harms / kGamblers >= hopeless_ || values_ >= most_values_) return Verdict::kFails;
     return Verdict::kOpen;
   }
 
  private:
   double least_;
+  double hopeless_;
+  int most_values_;
   std::array<double, kStakes.size()> wealth_{};
   std::array<double, kStakes.size()> against_{};
   int values_ = 0;
@@ -80,7 +84,11 @@ using Arm = std::int64_t;
 
 class Guard {
  public:
-  static constexpr int kRest = 14;  // batches between two pairs, that all do as the state says
+  // Batches between two pairs, that all do as the state says. A trial costs by its pairs, so they
+  // come soon; while packets are moved the batch that is held costs.
+  static constexpr std::array kRest{2, 14};
+  static constexpr std::array kMostPairs{192, 384};  // then it is not settled
+  static constexpr std::array kHopeless{6.0, 20.0};
   static constexpr std::size_t kPairs = 4;           // of a receiver, under way
   static constexpr std::size_t kMaxReceivers = 1024;  // those beyond keep their default queue
   static constexpr std::int64_t kIdleNs = 60'000'000'000;  // then a receiver may be forgotten
@@ -168,8 +176,8 @@ class Guard {
     side.sent_ns = sent_ns;
   }
 
-  // The first ACK that covers a packet came.
-  void acked(std::int64_t packet, std::int64_t acked_ns) {
+  // The first ACK that covers a packet came; `known` unless it was sent again (Karn).
+  void acked(std::int64_t packet, std::int64_t acked_ns, bool known) {
     if (waiting_.empty()) return;
     Waiting& place = place_of(packet);
     if (place.packet != packet) return;
@@ -179,7 +187,9 @@ class Guard {
     if (found == receivers_.end()) return;
     Pair* const pair = pair_of(found->second, was.arm);
     if (pair == nullptr || pair->sides[side_of(was.arm)].packet != packet) return;
-    pair->sides[side_of(was.arm)].took_ns = std::max<std::int64_t>(acked_ns - was.sent_ns, 0);
+    Side& side = pair->sides[side_of(was.arm)];
+    side.took_ns = std::max<std::int64_t>(acked_ns - was.sent_ns, 0);
+    side.lost = !known;
     if (pair->sides[kMoved].took_ns >= 0 && pair->sides[kHeld].took_ns >= 0) {
       settle(found->second, *pair, acked_ns);
     }
@@ -195,6 +205,7 @@ class Guard {
     std::int64_t packet = -1;  // whose ACK says its latency
     std::int64_t sent_ns = 0;
     std::int64_t took_ns = -1;
+    bool lost = false;
     int sent = 0;
   };
   struct Pair {
@@ -206,7 +217,7 @@ class Guard {
   };
   struct Receiver {
     State state = State::kTrial;
-    HelpTest test{1};
+    HelpTest test{1, 1, 1};
     double largest_ns = 0;  // difference of late; 0: none yet
     std::int64_t trials = 0;
     std::int64_t pause_ns = 0;
@@ -271,11 +282,16 @@ class Guard {
     ++in_state(r);
   }
 
+  static HelpTest test_of(State state, double alpha) {
+    const auto i = static_cast<std::size_t>(state);
+    return {alpha, kMostPairs[i], kHopeless[i]};
+  }
+
   // Each trial gets its part of alpha: alpha / (n (n + 1)) of the n-th, which sum up to alpha.
   void try_again(Receiver& r) {
     enter(r, State::kTrial);
     const auto n = static_cast<double>(++r.trials);
-    r.test = HelpTest(params_.alpha / (n * (n + 1)));
+    r.test = test_of(State::kTrial, params_.alpha / (n * (n + 1)));
     r.rest = 0;
     ++counts_.trials;
   }
@@ -298,7 +314,7 @@ class Guard {
 
   Ruling first(Receiver& r, Pair& pair, std::int64_t now_ns) {
     pair = {++serial_, now_ns, true, coin(), {}};
-    r.rest = kRest;
+    r.rest = kRest[static_cast<std::size_t>(r.state)];
     return {pair.moved_first, arm_of(pair, pair.moved_first)};
   }
 
@@ -307,8 +323,7 @@ class Guard {
     return {!pair.moved_first, arm_of(pair, !pair.moved_first)};
   }
 
-  // What is not acknowledged by now took this long, which says the more the longer it is. A pair
-  // of which a batch was never sent says nothing.
+  // What is not acknowledged by now is lost. A pair of which a batch was never sent says nothing.
   void expire(Receiver& r, std::int64_t now_ns) {
     for (Pair& pair : r.pairs) {
       if (pair.serial == 0 || now_ns - pair.begun_ns < kGiveUpNs) continue;
@@ -318,6 +333,7 @@ class Guard {
           sent = false;
         } else if (side.took_ns < 0) {
           side.took_ns = kGiveUpNs;
+          side.lost = true;
         }
       }
       if (!sent) {
@@ -329,12 +345,17 @@ class Guard {
     }
   }
 
+  // A loss speaks against moving only, as long as it took to mend it: that the default queue drops
+  // is no reason to move, since whoever escapes a queue in overload takes from those in the other.
+  //
   // The difference is seen as a part of the largest one of late, which was known before the coin's
   // side is: so x is a bounded value of the mean that is asked about, but for larger differences.
   void settle(Receiver& r, Pair& pair, std::int64_t now_ns) {
     const auto helped_ns =
         static_cast<double>(pair.sides[kHeld].took_ns - pair.sides[kMoved].took_ns);
+    const bool says_nothing = pair.sides[kHeld].lost;
     pair = {};
+    if (says_nothing) return;
     ++counts_.pairs;
     const double scale_ns = r.largest_ns;
     r.largest_ns = std::max({std::fabs(helped_ns), kForget * r.largest_ns, 1.0});
@@ -351,7 +372,7 @@ class Guard {
           enter(r, State::kMoving);
         }
         r.pause_ns = 0;
-        r.test = HelpTest(params_.alpha);
+        r.test = test_of(State::kMoving, params_.alpha);
         return;
     }
   }

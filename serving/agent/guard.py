@@ -37,7 +37,7 @@ def _load() -> ctypes.CDLL:
         "sq_guard_rule": (ctypes.c_int, [pointer, i32, i64, pointer]),
         "sq_guard_keeps": (ctypes.c_int, [pointer, i32, i64]),
         "sq_guard_sent": (ctypes.c_int, [pointer, i64, i64, i32, ctypes.c_uint8, i64]),
-        "sq_guard_acked": (None, [pointer, i64, i64]),
+        "sq_guard_acked": (None, [pointer, i64, i64, ctypes.c_int]),
         "sq_guard_counts": (None, [pointer, pointer]),
     }
     return native.load(LIBRARY, map(str, SOURCES), signatures)
@@ -91,9 +91,9 @@ class Guard:
         if _ABI.sq_guard_sent(self._handle, packet, sent_ns, receiver, queue, arm):
             raise MemoryError("no memory for a packet")
 
-    def acked(self, packet: int, acked_ns: int) -> None:
-        """Note the first ACK that covers a packet."""
-        _ABI.sq_guard_acked(self._handle, packet, acked_ns)
+    def acked(self, packet: int, acked_ns: int, *, known: bool = True) -> None:
+        """Note the first ACK that covers a packet; its latency is not known if it was sent again (Karn)."""
+        _ABI.sq_guard_acked(self._handle, packet, acked_ns, known)
 
     def counts(self) -> Counts:
         """Return what it counts."""

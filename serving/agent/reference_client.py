@@ -184,7 +184,7 @@ class SenderAgent:
             # Another size or definition: its history starts anew, as the sender's would after a restart.
             self.window = SenderWindow(served.tokens, definition=served.definition)
         columns = (size_bytes, flow_ids, receiver_ids)
-        x_classic_WF, _ = self.window.window(decision_ns, *columns, [CLASSIC] * HORIZON)
+        x_classic_WF, in_flight = self.window.window(decision_ns, *columns, [CLASSIC] * HORIZON)
         x_default_WF, _ = self.window.window(decision_ns, *columns, defaults)
         request = self._ask(np.stack([x_classic_WF, x_default_WF]), begin)
         if request is None:
@@ -198,7 +198,9 @@ class SenderAgent:
             self._look_now.set()  # perhaps another model, with another window, is served now
             late = "Deadline Exceeded" in self._problem
             return self._keep_default("late" if late else "error", defaults, flow_ids)
-        queues = self.controller.choose(first_packet, decision_ns, flow_ids, defaults, predicted_us)
+        queues = self.controller.choose(
+            first_packet, decision_ns, flow_ids, defaults, predicted_us, in_flight
+        )
         self.counts.decided += 1
         return Decision("decided", tuple(queues), predicted_us, version, round_trip_us)
 

@@ -128,7 +128,7 @@ class Sender {
 
   // Logs the first ACK that covers a packet; NaN where the latency is unknown (Karn).
   bool acked(std::int64_t packet, std::int64_t acked_ns, float latency_us) {
-    controller_.acked(packet, acked_ns);
+    controller_.acked(packet, acked_ns, std::isfinite(latency_us));
     return events_ ? events_->acked(packet, acked_ns, latency_us)
                    : window_->acked(packet, acked_ns, latency_us);
   }

@@ -75,13 +75,13 @@ void sq_controller_keep_default(QueueController* controller, const std::int32_t*
 }
 
 void sq_controller_acked(QueueController* controller, std::int64_t packet) {
-  controller->acked(packet, 0);  // only the guard reads the time
+  controller->acked(packet, 0, true);  // only the guard reads the rest
 }
 
-// How many of `values` a test at `alpha` looks at before it ends; `verdict` is 1 where it is settled
-// that their mean is above 0, -1 where it gave up, 0 where they did not suffice.
+// How many of `values` a trial's test at `alpha` looks at before it ends; `verdict` is 1 where it is
+// settled that their mean is above 0, -1 where it gave up, 0 where they did not suffice.
 std::int64_t sq_guard_test(double alpha, const double* values, std::int64_t count, int* verdict) {
-  HelpTest test(alpha);
+  HelpTest test(alpha, Guard::kMostPairs[0], Guard::kHopeless[0]);
   *verdict = 0;
   for (std::int64_t i = 0; i < count; ++i) {
     const auto found = test.add(values[i]);
@@ -125,8 +125,8 @@ int sq_guard_sent(Guard* guard, std::int64_t packet, std::int64_t sent_ns, std::
   }
   return 0;
 }
-void sq_guard_acked(Guard* guard, std::int64_t packet, std::int64_t acked_ns) {
-  guard->acked(packet, acked_ns);
+void sq_guard_acked(Guard* guard, std::int64_t packet, std::int64_t acked_ns, int known) {
+  guard->acked(packet, acked_ns, known != 0);
 }
 // Receivers on trial, moved to and stopped; trials, trials passed, stops, pairs.
 void sq_guard_counts(const Guard* guard, std::int64_t* counts_7) {

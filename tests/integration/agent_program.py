@@ -288,11 +288,10 @@ class EngineSender:
 
     def decide(self, first: int, now_ns: int, *columns: np.ndarray) -> Decision:
         *same, defaults = columns
-        windows = [self.window.window(now_ns, *same, queues)[0] for queues in ([CLASSIC] * 8, defaults)]
-        y_2H = self.engine.forward(np.stack(windows))
-        return Decision(
-            "decided", tuple(self.controller.choose(first, now_ns, columns[1], defaults, y_2H)), y_2H
-        )
+        asked = [self.window.window(now_ns, *same, queues) for queues in ([CLASSIC] * 8, defaults)]
+        y_2H = self.engine.forward(np.stack([x_WF for x_WF, _ in asked]))
+        queues = self.controller.choose(first, now_ns, columns[1], defaults, y_2H, asked[0][1])
+        return Decision("decided", tuple(queues), y_2H)
 
 
 class SteppingClock:

@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from waiting import wait_until
 
 from serving.agent import frames
 from serving.agent import process as agent_process
+from serving.agent.controller import L4S
 
 pytestmark = [
     pytest.mark.slow,
@@ -54,7 +56,7 @@ def published(tmp_path: Path, make_artifact: Callable[..., Path]) -> Callable[..
 @pytest.fixture
 def feed(published: Callable[..., Path], tmp_path: Path) -> Iterator[tuple[AgentProgram, Path]]:
     path = tmp_path / "agent.sock"
-    arguments = ("--listen", path, "--local", published(1, 1), "--metrics-port", 0)
+    arguments = ("--listen", path, "--local", published(1, 1), "--metrics-port", 0, "--guard", "off")
     with AgentProgram(*arguments) as agent:
         yield agent, path
 
@@ -93,6 +95,55 @@ def test_a_sender_gets_the_engines_decisions(
     wait_until(lambda: agent.metrics()["senders"] == 0, "senders that went are still counted")
     assert agent.end()["batches"] == 100
     assert not path.exists()
+
+
+class LaterInClassic(LiveSender):
+    """Packets in the classic queue are acknowledged 40 ms later than others."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, deadline_us=5_000_000)
+        self.under_way: list[tuple[int, int, int]] = []  # when it is acknowledged, its number, when it was sent
+
+    def _send_packets(self, queues: Any) -> None:
+        sent = frames.blank(frames.SENT, 8)
+        sent["packet"] = np.arange(self.packet, self.packet + 8)
+        sent["sent_ns"] = self.now_ns + np.arange(8) * 250_000
+        sent["size_bytes"], sent["flow_id"], sent["queue"] = self.size_bytes, FLOWS, queues
+        self.now_ns += 2_000_000
+        for packet, sent_ns, queue in zip(sent["packet"], sent["sent_ns"], queues, strict=True):
+            latency_ns = 20_000_000 if queue == L4S else 60_000_000
+            self.under_way.append((int(sent_ns) + latency_ns, int(packet), int(sent_ns)))
+        came = sorted(each for each in self.under_way if each[0] <= self.now_ns)
+        self.under_way = [each for each in self.under_way if each[0] > self.now_ns]
+        acked = frames.blank(frames.ACKED, len(came))
+        for frame, (acked_ns, packet, sent_ns) in zip(acked, came, strict=True):
+            frame["packet"], frame["acked_ns"] = packet, acked_ns
+            frame["latency_us"] = (acked_ns - sent_ns) / 1e3
+        self.send(sent, acked)
+
+
+def test_the_guard_stops_what_does_not_help(published: Callable[..., Path], tmp_path: Path) -> None:
+    """By default: a sender whose moved packets are late is moved no more, and the metrics say so."""
+    path = tmp_path / "agent.sock"
+    arguments = ("--listen", path, "--local", published(1, 1), "--metrics-port", 0)
+    with AgentProgram(*arguments, "--margin-us", 0, "--margin-share", 0) as agent:
+        with LaterInClassic(path) as sender:
+
+            def stopped() -> bool:
+                for _ in range(50):
+                    sender.batch()
+                return agent.metrics()['guard_receivers{state="stopped"}'] == 1
+
+            wait_until(stopped, "what does not help is not stopped")
+            for _ in range(50):  # 0.1 s of a pause of 2 s
+                decision = sender.batch()
+                assert tuple(decision["queues"]) == tuple(DEFAULTS)
+            metrics = agent.metrics()
+            assert metrics["guard_trials_total"] == 1
+            assert metrics["guard_pairs_total"] >= 5
+            assert metrics["guard_stops_total"] == 0  # moving had not begun
+        wait_until(lambda: agent.metrics()["senders"] == 0, "a sender that went is still counted")
+        assert agent.metrics()['guard_receivers{state="stopped"}'] == 0
 
 
 def bad_frames() -> dict[str, tuple[str, list[np.ndarray]]]:

@@ -75,12 +75,12 @@ def test_a_replay_decides_as_the_python_parts_do(
     file, record = tmp_path / "frames", tmp_path / "record"
     file.write_bytes(b"".join(frames.replay_frames(log)))
     arguments = ("--replay", file, "--record", record, "--speed", 0, "--deadline-us", 10_000_000)
-    margins = ("--margin-us", 0, "--margin-share", 0, "--max-moved-unacked", 40)
+    margins = ("--margin-us", 0, "--margin-share", 0, "--max-moved-unacked", 40, "--max-moved-share", 0.5)
     with AgentProgram(*arguments, *margins, "--local", artifact) as agent:
         assert agent.end(None)["decided"] == 200
     decisions = frames.read_decisions(record)
     assert np.array_equal(decisions["first_packet"], np.arange(0, 1600, 8))
-    python = EngineSender(artifact, ControllerParams(0, 0, 40))
+    python = EngineSender(artifact, ControllerParams(0, 0, 40, 0.5))
     moved = 0
     for (batch, expected, _), decision in zip(decide_all(log, python, speed=0), decisions, strict=True):  # type: ignore[arg-type]
         assert expected.predicted_us is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -15,7 +16,6 @@ from serving.agent.controller import CLASSIC, L4S
 from serving.agent.guard import ALPHA, Guard, settle
 
 MS = 1_000_000  # ns
-GIVE_UP_NS = 2_000 * MS
 RUNS = 2_000
 MOST_RECEIVERS = 1_024
 Latency = Callable[[int, int], float]  # queue, now_ns -> ns; inf: it is never acknowledged
@@ -113,7 +113,7 @@ def test_what_is_settled_does_not_hang_on_what_comes_later(values: list[float], 
 
 
 def test_a_receiver_where_moving_never_helps_is_seldom_moved_to() -> None:
-    """All its life, with latencies that depend on each other: bounded by alpha; 8 s and several trials here."""
+    """All its life, with latencies that depend on each other: bounded by alpha. Here it is 8 s."""
     admitted = trials = 0
     for seed in range(200):
         guard = Guard(seed=seed)
@@ -130,7 +130,7 @@ def test_help_is_used() -> None:
     world = World(guard, noisy(np.random.default_rng(3), helps_ms=10, noise_ms=30))
     first = world.run(3_000)
     assert guard.counts().moving == 1
-    assert np.mean(first[:200]) < 0.1  # on trial
+    assert np.mean(first[:100]) < 0.3  # on trial
     later = world.run(5_000)
     assert guard.counts().stops == 0
     assert 0.9 < np.mean(later) < 0.95  # of 16 batches one keeps its default queue, a moment longer two
@@ -145,7 +145,7 @@ def test_harm_is_stopped_at_once_and_seldom_tried_again() -> None:
     assert np.mean(moved) < 0.002
     tried = np.flatnonzero(moved)
     pauses = np.diff(tried)[np.diff(tried) > 500]
-    assert all(later > 1.5 * earlier for earlier, later in zip(pauses, pauses[1:], strict=False))
+    assert all(later > 1.5 * earlier for earlier, later in itertools.pairwise(pauses))
 
 
 def test_moving_stops_when_it_no_longer_helps_and_comes_back() -> None:
@@ -158,7 +158,7 @@ def test_moving_stops_when_it_no_longer_helps_and_comes_back() -> None:
     assert guard.counts().stops == 1
     assert not any(worse[400:1_000])  # a pause of 2 s, and then a trial
     world.latency_ns = constant(classic_ms=45, l4s_ms=60)
-    assert np.mean(world.run(4_000)[2_000:]) > 0.9
+    assert np.mean(world.run(5_000)[4_000:]) > 0.9
 
 
 def test_no_difference_stops_it_too() -> None:
@@ -171,14 +171,30 @@ def test_no_difference_stops_it_too() -> None:
     assert guard.counts().moving == 0
 
 
-def test_what_is_never_acknowledged_counts_against_its_queue() -> None:
+def test_a_loss_speaks_against_moving_only() -> None:
+    never = float("inf")
     lost = Guard()
-    World(lost, constant(classic_ms=float("inf"), l4s_ms=45)).run(10_000)
+    World(lost, constant(classic_ms=never, l4s_ms=45)).run(10_000)
     assert lost.counts().admitted == 0
     assert lost.counts().stopped == 1
-    saved = Guard()
-    World(saved, constant(classic_ms=45, l4s_ms=float("inf"))).run(10_000)
-    assert saved.counts().admitted == 1
+    escaped = Guard()
+    World(escaped, constant(classic_ms=45, l4s_ms=never)).run(10_000)
+    assert (escaped.counts().admitted, escaped.counts().pairs) == (0, 0)
+
+
+def test_what_was_sent_again_is_a_loss() -> None:
+    """Both queues have one latency, and one of them tells it after a retransmission only."""
+    found = {}
+    for again in (CLASSIC, L4S):
+        guard = Guard()
+        for batch in range(5_000):
+            moved, arm = guard.rule(1, batch * MS)
+            queue = CLASSIC if moved else L4S
+            guard.sent(batch, batch * MS, 1, queue, arm)
+            guard.acked(batch, batch * MS + (90 if queue == again else 45) * MS, known=queue != again)
+        found[again] = guard.counts()
+    assert (found[CLASSIC].admitted, found[CLASSIC].stopped) == (0, 1)
+    assert (found[L4S].admitted, found[L4S].pairs) == (0, 0)
 
 
 def test_receivers_are_judged_apart() -> None:
@@ -264,7 +280,7 @@ def test_any_order_of_events_is_taken(happened: list[tuple[str, int, int]]) -> N
             guard.sent(a % 40, b, receiver, CLASSIC if arm % 2 else L4S, arm)
             guard.keeps(receiver, arm)
         else:
-            guard.acked(a, b)
+            guard.acked(a, b, known=bool(b % 3))
         counts = guard.counts()
         assert min(counts.trial, counts.moving, counts.stopped, counts.pairs) >= 0
         assert counts.trial + counts.moving + counts.stopped <= MOST_RECEIVERS

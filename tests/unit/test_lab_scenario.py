@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import fnmatch
 import json
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from laboratory.runs.resolve import Cell, Model, cells, control_of, finetuning_c
 from laboratory.scenarios.files import FOLDER, environment_at, files_of, full, load, names, path_of
 from laboratory.scenarios.replay import distribution
 from laboratory.scenarios.schema import CONTROLS
+from serving.agent.controller import ControllerParams
 
 
 @pytest.fixture
@@ -52,10 +54,11 @@ def test_the_projects_scenarios_are_sound(name: str) -> None:
     assert scenario.about
     for cell in cells(name, scenario):
         assert environment_at(scenario, cell.point, name).senders["s1"].groups
-    if not name.startswith("map-"):  # the maps ask what the standard queue leaves
+    # the maps ask what the standard queue leaves, and the guard where the model harms there
+    if not name.startswith(("map-", "guard-")) or name == "guard-figure8":
         assert scenario.profiles == ["rfc9332", "uncoupled"]
-    # which ask what no choice at all is worth, what the model costs, and what a new head brings
-    if name not in ("split", "many-flows", "figure8-finetuned", "ladder"):
+    # which ask what no choice at all is worth, what the model costs, what a new head and the guard bring
+    if name not in ("split", "many-flows", "figure8-finetuned", "ladder") and not name.startswith("guard-"):
         assert set(scenario.controls) == set(CONTROLS)
     assert len(scenario.seeds) >= {"small": 3, "figure8-finetuned": 3, "many-flows": 1}.get(name, 5)
 
@@ -625,3 +628,24 @@ def test_a_damaged_replay_gets_one_line(
     with pytest.raises(ValueError, match=rf"^senders.*packets: .*{line}") as error:
         resolve(scenario, Cell("mine", "", None, "uncoupled", "default", 1), {"kind": "default"}, [])
     assert "\n" not in str(error.value)
+
+
+def test_the_guard_is_judged_as_the_agent_ships_it() -> None:
+    """Without the guard a run is the one that was published before there was one."""
+    ships = ControllerParams()
+    for name in fnmatch.filter(names(), "guard-*"):
+        scenario = load(path_of(name))
+        on, off = (
+            control_of(environment_at(scenario, point, name), "model", model=Model(Path(), ""), share=0)
+            for point in ("on", "off")
+        )
+        assert {key: value for key, value in on.items() if key not in off} == {
+            "guard": "on",
+            "max_moved_share": ships.max_moved_share,
+        }
+        assert (on["max_moved_unacked"], on["margin_us"], on["margin_share"]) == (
+            ships.max_moved_unacked,
+            ships.margin_us,
+            ships.margin_share,
+        )
+        assert not {"guard", "max_moved_share"} & set(off)
