@@ -131,7 +131,7 @@ def test_the_stage_depends_on_every_source_of_its_program(project: Path, program
     rules += (program.parent / "programs" / "laboratory").glob("*.d")
     # a rule is `TARGET.o: SOURCE HEADER ...`
     sources = {
-        Path(os.path.normpath(word))
+        Path(os.path.normpath(Path("simulation", word)))
         for rule in rules
         for word in rule.read_text().replace("\\\n", " ").split()
         # The engine and the agent answer nothing in a trace.
