@@ -111,10 +111,21 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
         Panel(
             "Moved and not acknowledged",
             "short",
-            "At most 64: beyond that the controller moves no more.",
+            "Beyond a share of what is in flight the controller moves no more.",
             (
                 Query("swiftqueue_agent_moved_unacked", "{{instance}}"),
                 Query("sum(increase(swiftqueue_agent_stale_answers_total[1m]))", "stale answers a minute"),
+            ),
+        ),
+        Panel(
+            "The guard",
+            "short",
+            "Receivers by what the guard says of moving to them; trials, stops and compared pairs a minute.",
+            (
+                Query("sum by (state) (swiftqueue_agent_guard_receivers)", "{{state}}"),
+                Query("sum(increase(swiftqueue_agent_guard_trials_total[1m]))", "trials"),
+                Query("sum(increase(swiftqueue_agent_guard_stops_total[1m]))", "stops"),
+                Query("sum(increase(swiftqueue_agent_guard_pairs_total[1m]))", "pairs"),
             ),
         ),
         Panel(
