@@ -22,7 +22,12 @@ ADDRESS_B: Final = "10.77.0.2"
 ADDRESS6_B: Final = "fd77::2"
 DEVICE: Final = "tun0"
 PRIORITY: Final = 20  # SCHED_FIFO, where it is given
-SPIN_US: Final = 80.0  # waking up takes 30 to 60 us on such a machine
+TRAFFIC_PRIORITY: Final = 10  # below the router's, which takes the core from a sender that shares it
+# Waking up takes 30 to 60 us, so the last moment before a packet is due is waited for awake. From a real-time
+# program that never sleeps the kernel takes its core for 50 ms of each second (sched_rt_runtime_us): hence a
+# share of a packet's time.
+SPIN_SHARE: Final = 0.4
+MOST_SPIN_US: Final = 250.0
 STOP_S: Final = 10.0
 
 
@@ -36,7 +41,6 @@ class Bed:
         delay_ms: float = 10.0,
         jitter_ms: float = 0.0,
         cross_mbps: float = 0.0,
-        spin_us: float = SPIN_US,
         seed: int = 1,
         log: Path | None = None,
         queue: Mapping[str, object] | None = None,
@@ -48,7 +52,6 @@ class Bed:
             delay_ms: one way, both ways.
             jitter_ms: at most so much more from a to b, at random, in order.
             cross_mbps: classic Poisson traffic that shares the queue.
-            spin_us: the router waits for the last moment before a packet is due awake.
             seed: of jitter, cross traffic and random marks.
             log: file for every packet (`router_log.py`).
             queue: parameters of the queue by name, as `l_step_ms` (docs/TESTBED.md).
@@ -61,7 +64,7 @@ class Bed:
             raise RuntimeError(reason)
         options: dict[str, object] = {"rate-mbps": rate_mbps, "delay-ms": delay_ms, "jitter-ms": jitter_ms}
         options |= {
-            "spin-us": spin_us,
+            "spin-us": min(SPIN_SHARE * 1500 * 8 / rate_mbps, MOST_SPIN_US),
             "cross-mbps": cross_mbps,
             "seed": seed,
             "priority": PRIORITY,

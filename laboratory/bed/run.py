@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from laboratory.bed import router_log
 from laboratory.bed.checks import capability
-from laboratory.bed.hosts import ADDRESS_B, PRIORITY, Bed
+from laboratory.bed.hosts import ADDRESS_B, TRAFFIC_PRIORITY, Bed
 from serving.agent.marked_udp import BINARY, why_not_built
 
 # The queue's parameters by profile, as simulation/helper/queue-profiles.cc has them.
@@ -138,7 +138,7 @@ def send(
         RuntimeError: sender or receiver failed; the line is its own.
 
     """
-    urgent = ["chrt", "-f", PRIORITY] if capability("real_time").can else []
+    urgent = ["chrt", "-f", TRAFFIC_PRIORITY] if capability("real_time").can else []
     receiver = bed.b(*urgent, BINARY, "echo", "--host", ADDRESS_B, "--port", "0")
     with subprocess.Popen(receiver, stdout=subprocess.PIPE, text=True) as echo:
         try:
