@@ -68,6 +68,9 @@ app.add_typer(
     _programs(
         "The test bed: a real kernel's packets through a router with DualPI2.",
         check="laboratory.bed.command:check",
+        clean="laboratory.bed.command:clean",
+        run="laboratory.bed.command:run",
+        selfcheck="laboratory.bed.command:selfcheck",
     ),
     name="bed",
 )
@@ -106,6 +109,7 @@ class Benchmark(StrEnum):
     ingest = "ingest"
     linerate = "linerate"
     live = "live"
+    marker = "marker"
     serving = "serving"
     soak = "soak"
     swap = "swap"

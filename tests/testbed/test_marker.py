@@ -116,3 +116,12 @@ def test_who_has_no_privilege_is_told_so() -> None:
     assert ran.returncode == 1
     assert "Operation not permitted" in ran.stderr
     assert len(ran.stderr.splitlines()) == 1
+
+
+@needs_bpf
+def test_the_bench_says_what_a_packet_costs() -> None:
+    from benchmarks.marker import measure
+
+    rows = {row.name: row for row in measure(1)}
+    assert rows["right codepoints"].ours == 100
+    assert rows["dearest of them"].ours > rows["marked as the kernel had"].reference > 0

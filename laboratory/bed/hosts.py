@@ -1,0 +1,138 @@
+"""Two hosts and the router between them, for as long as a `with` lasts.
+
+Namespaces and devices have no names: they are gone when the last process in them is, and each of those ends
+with its parent. So nothing stays, whichever process is killed, and several beds on one machine do not meet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from laboratory.bed.programs import ROUTER, why_not_built
+
+ADDRESS_A: Final = "10.77.0.1"
+ADDRESS_B: Final = "10.77.0.2"
+ADDRESS6_B: Final = "fd77::2"
+DEVICE: Final = "tun0"
+PRIORITY: Final = 20  # SCHED_FIFO, where it is given
+TRAFFIC_PRIORITY: Final = 10  # below the router's, which takes the core from a sender that shares it
+# Waking up takes 30 to 60 us, so the last moment before a packet is due is waited for awake. From a real-time
+# program that never sleeps the kernel takes its core for 50 ms of each second (sched_rt_runtime_us): hence a
+# share of a packet's time.
+SPIN_SHARE: Final = 0.4
+MOST_SPIN_US: Final = 250.0
+STOP_S: Final = 10.0
+
+
+class Bed:
+    """The router as a child process; `a` and `b` start commands on its hosts."""
+
+    def __init__(
+        self,
+        *,
+        rate_mbps: float,
+        delay_ms: float = 10.0,
+        jitter_ms: float = 0.0,
+        cross_mbps: float = 0.0,
+        seed: int = 1,
+        log: Path | None = None,
+        queue: Mapping[str, object] | None = None,
+    ) -> None:
+        """Keep what the router is to do.
+
+        Args:
+            rate_mbps: of the link from host a to host b.
+            delay_ms: one way, both ways.
+            jitter_ms: at most so much more from a to b, at random, in order.
+            cross_mbps: classic Poisson traffic that shares the queue.
+            seed: of jitter, cross traffic and random marks.
+            log: file for every packet (`router_log.py`).
+            queue: parameters of the queue by name, as `l_step_ms` (docs/TESTBED.md).
+
+        Raises:
+            RuntimeError: the router is not built.
+
+        """
+        if reason := why_not_built(ROUTER):
+            raise RuntimeError(reason)
+        options: dict[str, object] = {"rate-mbps": rate_mbps, "delay-ms": delay_ms, "jitter-ms": jitter_ms}
+        options |= {
+            "spin-us": min(SPIN_SHARE * 1500 * 8 / rate_mbps, MOST_SPIN_US),
+            "cross-mbps": cross_mbps,
+            "seed": seed,
+            "priority": PRIORITY,
+            "log": log,
+        }
+        given = [f"--{name}={value}" for name, value in options.items() if value is not None]
+        queue_options = [f"--set={name}={value}" for name, value in (queue or {}).items()]
+        self._command = [str(ROUTER), *given, *queue_options]
+        self.summary: dict[str, Any] = {}
+
+    def __enter__(self) -> Bed:
+        self._complaints = tempfile.TemporaryFile("w+")
+        self.process = subprocess.Popen(
+            self._command, stdout=subprocess.PIPE, stderr=self._complaints, text=True
+        )
+        line = self.process.stdout.readline() if self.process.stdout else ""
+        if not line:
+            self.process.wait()
+            self._complaints.seek(0)
+            reason = self._complaints.read().strip() or f"it ended with {self.process.returncode}"
+            self._complaints.close()
+            raise RuntimeError(f"the router: {reason}")
+        self.ready: dict[str, Any] = json.loads(line)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.terminate()
+        try:
+            out, _err = self.process.communicate(timeout=STOP_S)
+            with contextlib.suppress(ValueError):
+                self.summary = json.loads(out)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.communicate()
+        self._complaints.close()
+
+    def a(self, *command: object) -> list[str]:
+        """Words that start a command on host a."""
+        return self._on("a", command)
+
+    def b(self, *command: object) -> list[str]:
+        """Words that start a command on host b."""
+        return self._on("b", command)
+
+    def _on(self, host: str, command: tuple[object, ...]) -> list[str]:
+        pid = self.ready["pid"]
+        enter = ["nsenter", f"--net=/proc/{pid}/fd/{self.ready[host]}"]
+        if os.geteuid() != 0:
+            enter += [f"--user=/proc/{pid}/ns/user", "--preserve-credentials"]
+        # Said after entering, which takes it back: it ends with whoever starts it.
+        return [*enter, "setpriv", "--pdeathsig", "KILL", *map(str, command)]
+
+
+def leftovers() -> list[int]:
+    """Routers of this project that nobody waits for: none, unless one outlived its parent all the same."""
+    import psutil
+
+    own = {"exe": str(ROUTER.resolve()), "ppid": 1}
+    running = [process.info for process in psutil.process_iter(["pid", *own])]
+    return [int(info["pid"]) for info in running if own.items() <= info.items()]
+
+
+def clean() -> list[int]:
+    """End what `leftovers` finds; returns their process ids."""
+    import psutil
+
+    ended = leftovers()
+    for pid in ended:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            psutil.Process(pid).kill()
+    return ended

@@ -1,0 +1,158 @@
+"""`swiftqueue bed run`: marked UDP packets of a real kernel through the router, beside cross traffic.
+
+Each seed runs once for each control, with the same cross traffic: `default` (no agent: every packet ECT(1))
+and, where an agent's socket is given, `agent`. A row has what the router saw of our packets and what the
+sender did.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from laboratory.bed import router_log
+from laboratory.bed.checks import capability
+from laboratory.bed.hosts import ADDRESS_B, TRAFFIC_PRIORITY, Bed
+from serving.agent.marked_udp import BINARY, why_not_built
+
+# The queue's parameters by profile, as simulation/helper/queue-profiles.cc has them.
+PROFILES: Final[dict[str, Mapping[str, object]]] = {
+    "rfc9332": {},
+    "uncoupled": {
+        "coupling": 0,
+        "overload": "delay",
+        "delay_input": "classic",
+        "l_aqm": "step",
+        "l_step_ms": 20,
+        "c_weight": 0.5,
+        "l_max_bytes": 1_000_000,
+        "c_max_bytes": 1_000_000,
+        "max_bytes": 2_000_000,
+        "draw": "random",
+    },
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run does; rates are of IP packets."""
+
+    profile: str = "rfc9332"
+    rate_mbps: float = 40.0
+    delay_ms: float = 10.0
+    jitter_ms: float = 0.0
+    cross_mbps: float = 20.0
+    send_mbps: float = 18.0
+    flows: int = 4
+    seconds: float = 10.0
+    seeds: int = 1
+    agent: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.profile not in PROFILES:
+            raise ValueError(f"--profile {self.profile}: must be one of {', '.join(PROFILES)}")
+        if self.seeds < 1:
+            raise ValueError(f"--seeds {self.seeds}: must be 1 or more")
+
+
+def run(plan: Plan) -> list[dict[str, Any]]:
+    """Run every seed with every control; returns a row for each.
+
+    Raises:
+        RuntimeError: this machine cannot; the line says why.
+
+    """
+    if reason := why_not_built() or capability("router").why_not:
+        raise RuntimeError(reason)
+    controls: dict[str, Path | None] = {"default": None} | ({"agent": plan.agent} if plan.agent else {})
+    return [
+        _run(plan, seed, control, agent)
+        for seed in range(1, plan.seeds + 1)
+        for control, agent in controls.items()
+    ]
+
+
+def _run(plan: Plan, seed: int, control: str, agent: Path | None) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "router"
+        link = {"rate_mbps": plan.rate_mbps, "delay_ms": plan.delay_ms, "jitter_ms": plan.jitter_ms}
+        queue = PROFILES[plan.profile]
+        with Bed(**link, cross_mbps=plan.cross_mbps, seed=seed, log=log, queue=queue) as bed:
+            sent = send(bed, plan.send_mbps, plan.seconds, "--flows", plan.flows, "--seed", seed, agent=agent)
+        records = router_log.read(log)
+    plain = {key: value for key, value in asdict(plan).items() if key not in ("agent", "seeds")}
+    return {"source": "kernel", "seed": seed, "control": control, **plain, **figures(records), "sender": sent}
+
+
+def figures(records: NDArray[Any]) -> dict[str, Any]:
+    """What the router saw of our packets: waiting by queue, marks, drops, and stalls of the host."""
+    ours = records[records["packet"] >= 0]
+    forward = ours[ours["kind"] == router_log.FORWARD]
+    lost = np.isin(ours["kind"], (router_log.DROPPED, router_log.REFUSED))
+    stalls = records[records["kind"] == router_log.STALL]
+    span_ns = np.ptp(forward["arrived_ns"]) if len(forward) else 0
+    out: dict[str, Any] = {
+        "packets": int(len(forward) + lost.sum()),
+        "lost": int(lost.sum()),
+        "marked": int((forward["verdict"] >= router_log.FIRST_MARK).sum()),
+        "classic_share": float((forward["queue"] == 1).mean()) if len(forward) else None,
+        "stalled_share": float((stalls["written_ns"] - stalls["arrived_ns"]).sum() / span_ns)
+        if span_ns
+        else None,
+    }
+    waits_ms = (forward["started_ns"] - forward["arrived_ns"]) / 1e6
+    for name, which in (
+        ("", slice(None)),
+        ("l4s_", forward["queue"] == 0),
+        ("classic_", forward["queue"] == 1),
+    ):
+        waits = waits_ms[which]
+        for quantile, label in ((0.5, "p50"), (0.99, "p99"), (1.0, "max")):
+            out[f"{name}wait_{label}_ms"] = float(np.quantile(waits, quantile)) if len(waits) else None
+    return out
+
+
+def send(
+    bed: Bed, rate_mbps: float, seconds: float, *options: object, agent: Path | None = None
+) -> dict[str, Any]:
+    """Send marked UDP packets from host a to an echo on host b; returns the sender's summary.
+
+    Both have a real-time priority where it is given, or a busy machine's bursts would be the traffic.
+
+    Args:
+        bed: that runs.
+        rate_mbps: of IP packets.
+        seconds: how long.
+        options: more words of `swiftqueue-udp send`.
+        agent: its socket.
+
+    Raises:
+        RuntimeError: sender or receiver failed; the line is its own.
+
+    """
+    urgent = ["chrt", "-f", TRAFFIC_PRIORITY] if capability("real_time").can else []
+    receiver = bed.b(*urgent, BINARY, "echo", "--host", ADDRESS_B, "--port", "0")
+    with subprocess.Popen(receiver, stdout=subprocess.PIPE, text=True) as echo:
+        try:
+            line = echo.stdout.readline() if echo.stdout else ""
+            if not line:
+                raise RuntimeError("the receiver did not start on host b")
+            to = ["--host", ADDRESS_B, "--port", json.loads(line)["port"]]
+            how = ["--rate-mbps", rate_mbps, "--seconds", seconds, *options]
+            asked = ["--agent", agent.resolve()] if agent else []
+            command = bed.a(*urgent, BINARY, "send", *to, *how, *asked)
+            ran = subprocess.run(command, capture_output=True, text=True, check=False)
+        finally:
+            echo.terminate()
+    if ran.returncode != 0:
+        raise RuntimeError(f"the sender: {ran.stderr.strip()}")
+    said: dict[str, Any] = json.loads(ran.stdout)
+    return said

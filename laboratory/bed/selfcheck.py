@@ -1,0 +1,127 @@
+"""`swiftqueue bed selfcheck`: the router beside an ideal queue, on this machine, now.
+
+Packets leave host a at random times, at 0.8 of the link's rate. What an ideal link would have done with them
+follows from the sender's own times: the last bit is on the link one transmission after the packet came or
+after its predecessor had left, whichever is later, and arrives one delay later. The error is how far from
+that the router wrote it, so it holds the lateness of the sender, the kernel and the router.
+
+Shapes: N packets, S stalls.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from laboratory.bed import router_log
+from laboratory.bed.checks import capability
+from laboratory.bed.hosts import Bed
+from laboratory.bed.run import send
+
+LOAD: Final = 0.8
+OVERLOAD: Final = 1.3
+DELAY_MS: Final = 5.0
+BYTES: Final = 1200  # of payload
+# A stall of D leaves a backlog of LOAD · D, which drains at 1 - LOAD: D · LOAD / (1 - LOAD) later it is gone.
+RECOVERY: Final = LOAD / (1 - LOAD)
+HOW: Final = ("--bytes", BYTES, "--poisson", "--classic")
+NO_AQM: Final = {"alpha_hz": 0, "beta_hz": 0}  # a plain queue
+
+
+@dataclass(frozen=True)
+class Checked:
+    """One rate's figures."""
+
+    rate_mbps: float
+    packets: int
+    error_p50_us: float
+    error_p99_us: float
+    error_p999_us: float
+    unmasked_p999_us: float  # with the packets of stalls
+    masked_share: float
+    stalls: int
+    stalled_ms: float
+    rate_error: float  # of an overloaded link's throughput, relative
+    priority: str  # whether the router had a real-time priority, or why not
+
+
+def ideal_due_ns(
+    sent_ns_N: NDArray[np.int64], bytes_N: NDArray[np.int64], rate_bps: float, delay_ns: float
+) -> NDArray[np.float64]:
+    """When each packet would arrive over an ideal link with one queue, in the order sent."""
+    transmission_N = bytes_N * 8 / rate_bps * 1e9
+    # left_i = max(sent_i, left_{i-1}) + tx_i. With T_i the sum of tx up to i that is
+    # left_i = T_i + max over j <= i of (sent_j - T_{j-1}).
+    total_N = np.cumsum(transmission_N)
+    left_N = total_N + np.maximum.accumulate(sent_ns_N - (total_N - transmission_N))
+    return np.asarray(left_N + delay_ns)
+
+
+def in_stalls(
+    due_ns_N: NDArray[np.float64], begin_ns_S: NDArray[np.int64], end_ns_S: NDArray[np.int64], delay_ns: float
+) -> NDArray[np.bool_]:
+    """Whether a packet's queueing or delivery fell into a stall, or into the backlog that it left."""
+    masked_N = np.zeros(len(due_ns_N), bool)
+    for begin_ns, end_ns in zip(begin_ns_S, end_ns_S, strict=True):
+        until_ns = end_ns + RECOVERY * (end_ns - begin_ns) + delay_ns
+        masked_N |= (due_ns_N >= begin_ns) & (due_ns_N <= until_ns)
+    return masked_N
+
+
+def selfcheck(rate_mbps: float, seconds: float) -> Checked:
+    """Measure the router at one rate, for so long at 0.8 of it and a third of that above it.
+
+    Raises:
+        RuntimeError: this machine cannot run it; the line says why.
+
+    """
+    if reason := capability("router").why_not:
+        raise RuntimeError(reason)
+    with tempfile.TemporaryDirectory() as folder:
+        log, sent_log = Path(folder) / "router", Path(folder) / "sent.csv"
+        with Bed(rate_mbps=rate_mbps, delay_ms=DELAY_MS, log=log, queue=NO_AQM) as bed:
+            send(bed, rate_mbps * LOAD, seconds, *HOW, "--log", sent_log)
+        records = router_log.read(log)
+        sent_ns = np.loadtxt(sent_log, delimiter=",", skiprows=1, usecols=2, dtype=np.int64)
+        over_log = Path(folder) / "over"
+        with Bed(rate_mbps=rate_mbps, delay_ms=DELAY_MS, log=over_log, queue=NO_AQM) as over:
+            send(over, rate_mbps * OVERLOAD, seconds / 3, *HOW)
+        over_records = router_log.read(over_log)
+    ours = records[(records["kind"] == router_log.FORWARD) & (records["packet"] >= 0)]
+    due_ns = ideal_due_ns(sent_ns, np.full(len(sent_ns), BYTES + 28), rate_mbps * 1e6, DELAY_MS * 1e6)
+    error_us = np.abs(ours["written_ns"] - due_ns[ours["packet"]]) / 1e3
+    stalls = records[records["kind"] == router_log.STALL]
+    masked = in_stalls(due_ns[ours["packet"]], stalls["arrived_ns"], stalls["written_ns"], DELAY_MS * 1e6)
+    kept_us = error_us[~masked]
+    if len(kept_us) < 100:
+        raise RuntimeError(
+            f"{len(kept_us)} of {len(ours)} packets lie outside stalls: the machine is too busy"
+        )
+    p50, p99, p999 = np.quantile(kept_us, [0.5, 0.99, 0.999])
+    return Checked(
+        rate_mbps,
+        len(ours),
+        float(p50),
+        float(p99),
+        float(p999),
+        float(np.quantile(error_us, 0.999)),
+        float(masked.mean()),
+        len(stalls),
+        float((stalls["written_ns"] - stalls["arrived_ns"]).sum() / 1e6),
+        _throughput(over_records) / (rate_mbps * 1e6) - 1,
+        str(bed.ready["priority"]),
+    )
+
+
+def _throughput(records: NDArray[Any]) -> float:
+    """Bit/s that an overloaded link delivered, from the first packet's arrival to the last one's."""
+    ours = records[(records["kind"] == router_log.FORWARD) & (records["packet"] >= 0)]
+    # Without the first tenth, in which the queue fills, and the last, in which it drains.
+    ours = ours[len(ours) // 10 : -max(len(ours) // 10, 1)]
+    seconds = (ours["written_ns"][-1] - ours["written_ns"][0]) / 1e9
+    return float(ours["bytes"][1:].sum() * 8 / seconds)

@@ -1,0 +1,214 @@
+"""The test bed: its router beside an ideal queue, its marks and drops, hosts that leave nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from waiting import wait_until
+
+from laboratory.bed import checks, router_log
+from laboratory.bed.checks import capability
+from laboratory.bed.hosts import ADDRESS6_B, ADDRESS_B, Bed, clean, leftovers
+from laboratory.bed.programs import ROUTER, why_not_built
+from laboratory.bed.run import Plan, figures, run, send
+from laboratory.bed.selfcheck import NO_AQM, ideal_due_ns, in_stalls, selfcheck
+from serving.agent.marked_udp import BINARY
+from serving.agent.marked_udp import why_not_built as no_udp
+
+CANNOT = no_udp() or capability("router").why_not
+needs_bed = pytest.mark.skipif(CANNOT is not None, reason=str(CANNOT))
+UNBUILT = why_not_built(ROUTER)
+needs_router = pytest.mark.skipif(UNBUILT is not None, reason=str(UNBUILT))
+
+
+def literal_due_ns(sent: list[int], sizes: list[int], rate_bps: float, delay_ns: float) -> list[float]:
+    """An ideal link with one queue, packet by packet."""
+    out, left = [], 0.0
+    for at, size in zip(sent, sizes, strict=True):
+        left = max(left, at) + size * 8 / rate_bps * 1e9
+        out.append(left + delay_ns)
+    return out
+
+
+def test_the_ideal_link_is_the_literal_one() -> None:
+    random = np.random.default_rng(1)
+    sent = np.cumsum(random.exponential(500_000, 2000)).astype(np.int64) + 10**15
+    sizes = random.integers(64, 1500, 2000)
+    expected = literal_due_ns(sent.tolist(), sizes.tolist(), 20e6, 5e6)
+    assert np.allclose(ideal_due_ns(sent, sizes, 20e6, 5e6), expected, rtol=0, atol=2.0)  # ns, at 10^15
+
+
+def test_what_falls_into_a_stall_and_its_backlog_is_masked() -> None:
+    due = np.array([0.0, 9e6, 10e6, 12e6, 21.9e6, 22.1e6, 40e6])
+    masked = in_stalls(due, np.array([10_000_000]), np.array([12_000_000]), 2e6)
+    assert masked.tolist() == [False, False, True, True, True, False, False]
+
+
+def test_each_capability_has_its_reason() -> None:
+    found = checks.check()
+    assert {"namespaces", "tun", "tc_bpf", "btf", "struct_ops", "router", "compiler"} <= {
+        c.name for c in found
+    }
+    for one in found:
+        assert one.reason
+        assert "\n" not in one.reason
+        assert one.why_not is None if one.can else one.why_not == f"{one.name}: {one.reason}"
+
+
+@needs_bed
+def test_the_router_delivers_as_an_ideal_link(tmp_path: Path) -> None:
+    """Every packet once, in order, and none before an ideal link would; the rate is the link's."""
+    found = selfcheck(20.0, 3.0)
+    assert found.packets > 3000
+    # A busy machine's; `bed selfcheck` says how near it is.
+    assert abs(found.rate_error) < 0.02
+    assert found.error_p50_us < 5000
+    log, sent_log = tmp_path / "router", tmp_path / "sent.csv"
+    with Bed(rate_mbps=10, delay_ms=5, log=log, queue=NO_AQM | {"max_bytes": 9e6}) as bed:
+        send(bed, 12.0, 1.0, "--classic", "--log", sent_log)
+    records = router_log.read(log)
+    ours = records[(records["kind"] == router_log.FORWARD) & (records["packet"] >= 0)]
+    assert np.array_equal(ours["packet"], np.arange(len(ours)))
+    sent_ns = np.loadtxt(sent_log, delimiter=",", skiprows=1, usecols=2, dtype=np.int64)
+    assert len(sent_ns) == len(ours)
+    due_ns = ideal_due_ns(sent_ns, np.full(len(ours), 1228), 10e6, 5e6)
+    assert (ours["written_ns"] - due_ns > -1000).all()  # rounding
+    # In virtual time it is exact: each packet starts when the one before it has left, or when it comes.
+    through = records[records["kind"] == router_log.FORWARD]  # the kernel says something too, now and then
+    left_ns = through["due_ns"] - 5_000_000
+    assert np.array_equal(through["started_ns"] + through["bytes"].astype(np.int64) * 800, left_ns)
+    assert np.array_equal(through["started_ns"][1:], np.maximum(through["arrived_ns"][1:], left_ns[:-1]))
+    assert bed.summary["forwarded"] >= len(ours)
+
+
+@needs_bed
+@pytest.mark.parametrize("host", [ADDRESS_B, ADDRESS6_B])
+def test_a_full_queue_marks_what_may_be_marked_and_drops_the_rest(tmp_path: Path, host: str) -> None:
+    """The receiver's kernel sees CE where the log says so: checksums are right, or it would see nothing."""
+    seen: dict[str, dict[str, Any]] = {}
+    for kind in ("l4s", "classic"):
+        log, echo_log = tmp_path / kind, tmp_path / f"{kind}.csv"
+        with Bed(rate_mbps=5, delay_ms=2, log=log, queue={"overload": "delay", "l_aqm": "step"}) as bed:
+            echo = bed.b(BINARY, "echo", "--host", host, "--port", "4433", "--log", echo_log)
+            with subprocess.Popen(echo, stdout=subprocess.PIPE, text=True) as receiver:
+                assert receiver.stdout is not None
+                receiver.stdout.readline()
+                options = ["--host", host, "--port", "4433", "--rate-mbps", "6", "--seconds", "2"]
+                classic = ["--classic"] if kind == "classic" else []
+                command = bed.a(BINARY, "send", *options, *classic)
+                ran = subprocess.run(command, capture_output=True, text=True, check=False)
+                receiver.terminate()
+        assert ran.returncode == 0, ran.stderr
+        seen[kind] = json.loads(ran.stdout)
+        records = router_log.read(log)
+        ours = records[records["packet"] >= 0]
+        forward = ours[ours["kind"] == router_log.FORWARD]
+        marked = set(forward["packet"][forward["verdict"] >= router_log.FIRST_MARK].tolist())
+        rows = [line.split(",") for line in echo_log.read_text().splitlines()[1:]]
+        assert {int(row[1]) for row in rows if row[3] == "3"} == marked
+        assert {int(row[1]) for row in rows} == set(forward["packet"].tolist())
+    assert seen["l4s"]["arrived_ce"] > 100
+    assert seen["classic"]["arrived_ce"] == 0
+    assert seen["classic"]["acked"] < seen["classic"]["packets"]  # Not-ECT is dropped instead
+
+
+@needs_bed
+def test_a_run_gives_a_row_for_each_seed() -> None:
+    rows = run(Plan(profile="uncoupled", rate_mbps=20, cross_mbps=12, send_mbps=6, seconds=1, seeds=2))
+    assert [(row["source"], row["seed"], row["control"]) for row in rows] == [
+        ("kernel", 1, "default"),
+        ("kernel", 2, "default"),
+    ]
+    for row in rows:
+        assert row["packets"] == row["sender"]["packets"] > 300
+        assert row["lost"] == row["packets"] - row["sender"]["acked"]
+        assert row["wait_p50_ms"] <= row["wait_p99_ms"] <= row["wait_max_ms"] < 1000
+        assert row["classic_share"] == 0
+    with pytest.raises(ValueError, match="--profile fifo: must be one of"):
+        Plan(profile="fifo")
+    assert figures(np.zeros(0, router_log.RECORD))["packets"] == 0
+
+
+def of_the_bed(mark: str) -> list[int]:
+    """Processes that have this text among their words."""
+    others = (one for one in psutil.process_iter(["pid", "cmdline"]) if one.pid != os.getpid())
+    return [one.pid for one in others if any(mark in word for word in one.info["cmdline"] or ())]
+
+
+SCRIPT = """
+import subprocess, sys
+from pathlib import Path
+from laboratory.bed.hosts import Bed
+step, log = sys.argv[1], Path(sys.argv[2])
+with Bed(rate_mbps=10, log=log) as bed:
+    if step == "router":
+        print("here", flush=True); input()
+    words = ["echo", "--host", "10.77.0.2", "--port", "4433", "--log", f"{log}.echo"]
+    echo = subprocess.Popen(bed.b("{binary}", *words), stdout=subprocess.PIPE)
+    echo.stdout.readline()
+    if step == "receiver":
+        print("here", flush=True); input()
+    words = ["send", "--host", "10.77.0.2", "--port", "4433", "--seconds", "100", "--log", f"{log}.sent"]
+    send = subprocess.Popen(bed.a("{binary}", *words))
+    print("here", flush=True); input()
+"""
+
+
+@needs_bed
+@pytest.mark.parametrize("step", ["router", "receiver", "traffic"])
+def test_nothing_is_left_of_a_bed_whose_owner_is_killed(tmp_path: Path, step: str, project: Path) -> None:
+    mark = f"bed-{uuid.uuid4().hex}"
+    script = tmp_path / "owner.py"
+    script.write_text(SCRIPT.replace("{binary}", str(BINARY)))
+    command = [sys.executable, str(script), step, str(tmp_path / mark)]
+    owner = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, cwd=project)
+    assert owner.stdout is not None
+    assert owner.stdout.readline() == b"here\n"
+    wanted = {"router": 2, "receiver": 3, "traffic": 4}[step]
+    wait_until(lambda: len(of_the_bed(mark)) == wanted, lambda: f"{of_the_bed(mark)}, not {wanted} processes")
+    owner.send_signal(signal.SIGKILL)
+    owner.communicate()
+    wait_until(lambda: not of_the_bed(mark), lambda: f"left: {of_the_bed(mark)}")
+    assert leftovers() == clean() == []
+
+
+@needs_bed
+def test_a_killed_router_is_said_and_takes_its_devices_along(tmp_path: Path) -> None:
+    with Bed(rate_mbps=10, log=tmp_path / "log") as bed:
+        bed.process.kill()
+        bed.process.wait()
+        with pytest.raises(RuntimeError, match="did not start on host b"):
+            send(bed, 1.0, 1.0)
+    assert bed.summary == {}
+
+
+@needs_router
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("--rate-mbps", "0"), "--rate-mbps 0: must be a number from 0.01"),
+        (("--rate-mbps", "inf"), "--rate-mbps inf: must be a number"),
+        (("--delay-ms", "-1"), "--delay-ms -1: must be a number from 0"),
+        (("--set", "target=1"), "--set target: the queue has no such parameter"),
+        (("--set", "l_aqm=gentle"), "--set l_aqm=gentle: must be ramp or step"),
+        (("--set", "coupling=two"), "--set coupling two: must be a number"),
+        (("--set", "coupling"), "--set coupling : must be a number"),
+        (("--spin",), "--spin: not an option"),
+        (("now",), "now: not understood"),
+    ],
+)
+def test_bad_arguments_get_one_line(arguments: tuple[str, ...], line: str) -> None:
+    ran = subprocess.run([str(ROUTER), *arguments], capture_output=True, text=True, check=False)
+    assert ran.returncode == 2
+    assert line in ran.stderr
+    assert len(ran.stderr.splitlines()) == 1
