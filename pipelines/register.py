@@ -30,7 +30,8 @@ from models.registry import gate
 from models.registry.decision import REFERENCE_TAG
 from models.registry.lineage import content_hash, dvc_hashes, git_commit
 from models.registry.register_params import RegisterParams
-from models.registry.registry import CHALLENGER, CHAMPION, INPUTS_FILE, ITSELF, Decision, Registry
+from models.registry.registry import CHALLENGER, CHAMPION, ITSELF, Decision, Registry
+from models.registry.saving import INPUTS_FILE
 from models.registry.store import RegistryError, numbers, texts
 from models.section import read, read_all
 from models.training.windows import WindowSet, load_windows

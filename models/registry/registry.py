@@ -9,7 +9,6 @@ signed them (models/registry/decision.py), and an answer that makes no sense is 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import shutil
@@ -23,7 +22,8 @@ from typing import Any, Final
 from models.redaction import redacted
 from models.registry import decision
 from models.registry.decision import CONTENT_TAG, FILES_TAG, REFERENCE_TAG
-from models.registry.lineage import content_hash, origin
+from models.registry.lineage import origin
+from models.registry.saving import hashes, save_model, sha256
 from models.registry.store import (
     RegistryError,
     clear_errors,
@@ -39,10 +39,6 @@ CHAMPION: Final = "champion"  # the served version
 CHALLENGER: Final = "challenger"  # the version that may take its place
 ITSELF: Final = "itself"  # REFERENCE_TAG of the version that an encoder came with
 LIVE: Final = "live"  # tag `protocol` of a version that a round made
-ARTIFACT_FILES: Final = ("model.safetensors", "model.json", "model.onnx")
-INPUTS_FILE: Final = (
-    "inputs.npy"  # beside them: a sample (N, F) of the inputs that the encoder was trained on
-)
 PAGE: Final = 1000  # versions in one answer
 
 
@@ -90,6 +86,9 @@ class Registry:
     def __init__(self, model: str) -> None:
         self.model = model
         self._client = connect()
+        # What the client itself asks: before each change the client reads the model with all its versions,
+        # lest it be a prompt, so that a deployment among 10,000 took seconds more.
+        self._versions = self._client._get_registry_client()
 
     def find(self, content: str) -> int | None:
         """Newest version with this content hash; one whose decision we did not sign is none."""
@@ -144,8 +143,8 @@ class Registry:
             if tracking_uri() == local_store()[0]:
                 self._free(model_id, found.run_id)
             for name in found.tags:  # MLflow keeps those of a deleted version
-                self._client.delete_model_version_tag(self.model, str(version), name)
-            self._client.delete_model_version(self.model, str(version))
+                self._versions.delete_model_version_tag(self.model, str(version), name)
+            self._versions.delete_model_version(self.model, str(version))
 
     def _free(self, model_id: str, run_id: str) -> None:
         """Give back the space of a deleted run and its logged model, as `mlflow gc` does."""
@@ -173,13 +172,13 @@ class Registry:
     def set_alias(self, name: str, version: int) -> None:
         """Point an alias to a version, away from any other."""
         with clear_errors(f"alias {name}"):
-            self._client.set_registered_model_alias(self.model, name, str(version))
+            self._versions.set_registered_model_alias(self.model, name, str(version))
 
     def remove_alias(self, name: str) -> None:
         """Remove an alias; harmless if it is not set."""
         if self.alias(name) is not None:
             with clear_errors(f"alias {name}"):
-                self._client.delete_registered_model_alias(self.model, name)
+                self._versions.delete_registered_model_alias(self.model, name)
 
     def tags(self, version: int) -> dict[str, str]:
         """Tags of a version.
@@ -252,7 +251,7 @@ class Registry:
         """Add or replace tags of a version."""
         with clear_errors(f"version {version}"):
             for key, value in tags.items():
-                self._client.set_model_version_tag(self.model, str(version), key, value)
+                self._versions.set_model_version_tag(self.model, str(version), key, value)
 
     def fetch(self, version: int, folder: Path) -> Path:
         """Copy a version's artifact (safetensors, JSON, ONNX, INPUTS_FILE if it has one) into `folder`.
@@ -275,10 +274,10 @@ class Registry:
             for name, expected in hashes.items():
                 # By name: what else a registry holds there, or leads us to, is not ours to copy.
                 with clear_errors(f"download of {name} of version {version}"):
-                    uri = self._client.get_model_version_download_uri(self.model, str(version))
+                    uri = self._versions.get_model_version_download_uri(self.model, str(version))
                     source = Path(mlflow.artifacts.download_artifacts(f"{uri}/{name}", dst_path=temporary))
                     shutil.copyfile(source, folder / name)
-                if (found := _sha256(folder / name)) != expected:
+                if (found := sha256(folder / name)) != expected:
                     (folder / name).unlink()
                     raise RegistryError(
                         f"version {version} of {self.model}: {name} is not the file that was registered "
@@ -310,7 +309,7 @@ class Registry:
         import mlflow
         from mlflow.entities import LoggedModelOutput, Metric
 
-        tags = {**tags, **judged.tags(), **_hashes(artifact)}
+        tags = {**tags, **judged.tags(), **hashes(artifact)}
         with (
             clear_errors("registration"),
             # Tags in one call with the run; what can go in one call does, since each waits for the disk.
@@ -329,7 +328,7 @@ class Registry:
             values = [Metric(*pair, now_ms, 0, model_id=model.model_id) for pair in metrics.items()]
             self._client.log_batch(run_id, metrics=values)
             folder = Path(temporary) / "model"
-            _save_model(artifact, folder, model, run_id, tags)
+            save_model(artifact, folder, model, run_id, tags)
             self._client.log_model_artifacts(model.model_id, str(folder))
             self._client.finalize_logged_model(model.model_id, "READY")
             if not self._client.search_registered_models(f"name = '{self.model}'"):
@@ -352,63 +351,3 @@ class Registry:
         with clear_errors(f"metrics of version {version}"):
             run_id = self._client.get_model_version(self.model, str(version)).run_id
             self._client.log_batch(run_id, metrics=[Metric(*pair, 0, 0) for pair in metrics.items()])
-
-
-def _save_model(artifact: Path, folder: Path, model: Any, run_id: str, tags: Mapping[str, str]) -> None:
-    """Write what MLflow keeps of a version: the network with its signature, and our own files beside it."""
-    import mlflow.onnx
-    import onnx
-    import onnxruntime
-    from mlflow.models import Model
-
-    network = onnx.load(str(artifact / "model.onnx"))
-    mlflow.onnx.save_model(
-        network,
-        str(folder),
-        mlflow_model=Model(
-            artifact_path=model.artifact_location,
-            model_uuid=model.model_id,
-            run_id=run_id,
-            model_id=model.model_id,
-        ),
-        signature=_signature(network),
-        pip_requirements=[f"onnxruntime=={onnxruntime.__version__}"],
-        onnx_execution_providers=["CPUExecutionProvider"],
-        save_as_external_data=False,
-        metadata=dict(tags),
-    )
-    for name in _files(artifact):
-        shutil.copyfile(artifact / name, folder / name)
-
-
-def _files(artifact: Path) -> list[str]:
-    """Names of the files of an artifact that a version keeps."""
-    return [*ARTIFACT_FILES, *([INPUTS_FILE] if (artifact / INPUTS_FILE).is_file() else [])]
-
-
-def _hashes(artifact: Path) -> dict[str, str]:
-    """Tags that say what an artifact's files are."""
-    files = {name: _sha256(artifact / name) for name in _files(artifact)}
-    return {CONTENT_TAG: content_hash(artifact), FILES_TAG: json.dumps(files)}
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
-
-
-def _signature(network: Any) -> Any:
-    """MLflow's signature of an ONNX network; a free dimension is -1."""
-    import numpy as np
-    from mlflow.models import ModelSignature
-    from mlflow.types import Schema, TensorSpec
-
-    def specs(values: Any) -> Any:
-        described = []
-        for value in values:
-            dims = value.type.tensor_type.shape.dim
-            shape = tuple(int(d.dim_value) if d.HasField("dim_value") else -1 for d in dims)
-            described.append(TensorSpec(np.dtype("float32"), shape, value.name))
-        return Schema(described)
-
-    return ModelSignature(inputs=specs(network.graph.input), outputs=specs(network.graph.output))

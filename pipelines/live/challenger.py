@@ -10,7 +10,8 @@ import polars as pl
 from models.networks import artifact, onnx_head
 from models.registry.decision import REFERENCE_TAG
 from models.registry.lineage import content_hash, git_commit, origin
-from models.registry.registry import CHALLENGER, INPUTS_FILE, ITSELF, LIVE, Decision, Registry
+from models.registry.registry import CHALLENGER, ITSELF, LIVE, Decision, Registry
+from models.registry.saving import INPUTS_FILE
 from models.training.finetuning import FinetuneParams
 from pipelines.live.minute import Tuned
 from pipelines.live.retrain import Retrained

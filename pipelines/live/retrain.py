@@ -35,7 +35,7 @@ from feature_store.state import scratch as loop_scratch
 from feature_store.telemetry.recent import Latest, write_trace
 from models import program
 from models.networks import artifact
-from models.registry.registry import INPUTS_FILE
+from models.registry.saving import INPUTS_FILE
 from models.training.protocol import PROTOCOLS
 from models.training.windows import load_windows
 

@@ -31,7 +31,8 @@ from feature_store.state import private_dir, state_dir
 from feature_store.telemetry.recent import Latest
 from models import json_lines
 from models.networks.artifact import read_files
-from models.registry.registry import INPUTS_FILE, Decision, Registry
+from models.registry.registry import Decision, Registry
+from models.registry.saving import INPUTS_FILE
 from models.registry.store import RegistryError
 from models.say import say
 from models.training.finetuning import FinetuneParams

@@ -24,7 +24,8 @@ from waiting import wait_until
 from benchmarks.version_watch import VersionWatch
 from feature_store.telemetry.recent import Latest
 from models.networks import artifact
-from models.registry.registry import CHAMPION, INPUTS_FILE, Registry
+from models.registry.registry import CHAMPION, Registry
+from models.registry.saving import INPUTS_FILE
 from models.training.finetuning import FinetuneParams
 from pipelines.live.metrics import Metrics
 from pipelines.live.minute import Tuned

@@ -35,7 +35,8 @@ def sqlite(serving_state: Path) -> None:
 def check_round_trip(name: str, exported: Path, folder: Path) -> None:
     from models.networks import artifact
     from models.registry.lineage import content_hash
-    from models.registry.registry import CHALLENGER, CHAMPION, INPUTS_FILE, Decision, Registry
+    from models.registry.registry import CHALLENGER, CHAMPION, Decision, Registry
+    from models.registry.saving import INPUTS_FILE
     from models.registry.store import RegistryError
 
     registry, content = Registry(name), content_hash(exported)
@@ -154,6 +155,39 @@ def test_versions_that_nobody_needs_leave_nothing_but_their_number(
     assert registry.add(exported, judged=judged, tags=TAGS, params={}, metrics={}) == versions[-1] + 1
 
 
+def test_a_backup_comes_back_in_its_folder_and_its_versions_may_be_served(
+    exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, project: Path
+) -> None:
+    """As docs/OPERATIONS.md says; a program of its own looks, as after a restart."""
+    import subprocess
+    import sys
+
+    from models.registry.registry import Decision, Registry
+
+    commands = [
+        line.split("&&")[1].split("#")[0].strip() if "-cf" in line else "tar -xf backup.tar"
+        for line in (project / "docs" / "OPERATIONS.md").read_text().splitlines()
+        if line.startswith("    make down && ")
+    ]
+    assert len(commands) == 2
+    (here := tmp_path / "project").mkdir()
+    monkeypatch.setenv("SWIFTQUEUE_STATE", str(here / "var"))
+    passed = Decision(passed=True, reason="set by a test", champion=None)
+    version = Registry("backup").add(exported, judged=passed, tags=TAGS, params={}, metrics={})
+    subprocess.run(["bash", "-c", commands[0]], cwd=here, check=True)
+    shutil.rmtree(here / "var")
+    subprocess.run(["bash", "-c", commands[1]], cwd=here, check=True)
+    look = (
+        "from models.registry.registry import Registry; from pathlib import Path; r = Registry('backup'); "
+        f"print(r.refusal({version})); r.fetch({version}, Path('fetched'))"
+    )
+    found = subprocess.run([sys.executable, "-c", look], cwd=here, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == ""
+    assert (here / "fetched" / "model.safetensors").read_bytes() == (
+        exported / "model.safetensors"
+    ).read_bytes()
+
+
 def test_a_registry_that_does_not_answer_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
     import socket
 
@@ -250,7 +284,8 @@ def change_head(data: Path, *, share: float, bias: float) -> None:
 
 
 def test_the_stage_registers_judges_and_reuses(sqlite: None, data: Path) -> None:
-    from models.registry.registry import INPUTS_FILE, Registry
+    from models.registry.registry import Registry
+    from models.registry.saving import INPUTS_FILE
 
     first = run_stage(data, "staged")
     gate = first["gate"]

@@ -168,7 +168,7 @@ def test_an_alias_on_a_refused_version_is_not_followed(  # type: ignore[no-untyp
 def test_a_version_whose_files_were_swapped_is_neither_served_nor_read(  # type: ignore[no-untyped-def]
     good: int, registry, make_artifact: Callable[..., Path], tmp_path: Path
 ) -> None:
-    from models.registry.registry import INPUTS_FILE
+    from models.registry.saving import INPUTS_FILE
     from models.registry.store import RegistryError
     from serving.deploy.deployment import deploy_version
 

@@ -1,8 +1,8 @@
 """A Ray cluster of two nodes on this machine, each with its own working folder, and what runs on which.
 
-Nodes are told apart by their addresses on loopback (127.0.0.1 Ray would replace by the machine's own, and then
-listen on every interface). Nothing runs on the first one as long as it
-is taken, so what is started lands on the second.
+Nodes are told apart by their addresses on loopback (127.0.0.1 Ray would replace by the machine's own, and
+then listen on every interface). Nothing runs on the first one as long as it is taken, so what is started
+lands on the second.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class TwoNodes:
             return []
 
     def kill_second(self) -> None:
-        """End the second node and all that works there at once, as a power cut does; the first one is free."""
+        """End the second node and all that works there at once, as a power cut does; free the first one."""
         for process in self.processes(SECOND):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGKILL)
