@@ -130,6 +130,8 @@ def _pretrain(
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     params.pop("extract", None)  # its traces are others
+    if params.pop("architecture", {"name": "window"})["name"] != "window":
+        print("the simulated senders make windows: the model is of the architecture window")
     save_yaml(folder / "params.yaml", params)
     for trace, run in runs.items():
         write_packets(run, trace, folder / "packets")
@@ -139,7 +141,8 @@ def _pretrain(
         (
             "pretrain",
             [
-                *("--windows", folder / "windows", "--split", folder / "split.json"),
+                *("--packets", folder / "packets", "--windows", folder / "windows"),
+                *("--split", folder / "split.json"),
                 "--output",
                 folder / "pretrained",
             ],

@@ -26,7 +26,7 @@ from models.networks.artifact import load_weights
 from models.networks.bilstm import BiLstm
 from models.networks.prediction import predict
 from models.networks.scaling import ScaledFeature, Target, fit_features, fit_target
-from models.networks.transformer import Predictor
+from models.networks.transformer import Architecture, Predictor
 from models.networks.window_network import WindowNetwork
 from models.section import Above0, Count, near
 from models.training.examples import Examples, examples_from_arrays
@@ -120,7 +120,8 @@ class WindowForecaster(Forecaster):
 
     def multiply_adds(self) -> int:
         """Of a batch: a window for each queue."""
-        sizes, tokens, d = self.model.sizes, self.tokens, self.model.sizes.width
+        sizes: Architecture = self.model.sizes
+        tokens, d = self.tokens, sizes.width
         read = sizes.horizon if sizes.readout == "candidates" else 1
         if self.params.network == "bilstm":  # four gates, of the input and of the state before
             body = sizes.layers * tokens * 2 * 4 * (d // 2) * (d + d // 2)

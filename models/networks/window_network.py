@@ -69,7 +69,7 @@ class WindowNetwork(nn.Module):
     """
 
     sizes: Any
-    head: nn.Module
+    head: nn.Sequential
 
     def __init__(
         self, features: Sequence[ScaledFeature], target: Target, horizon: int, anchor: str | None

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstdio>
 #include <limits>
+#include <memory>
+#include <utility>
 
 #include "serving/agent/clock.h"
 
@@ -43,9 +45,11 @@ std::uint32_t DecisionLoop::open(std::string_view name, DecisionTaker& taker) {
     ++last_stream_;
   } while (last_stream_ == 0 || streams_.contains(last_stream_));
   const std::uint32_t id = last_stream_;
-  const int tokens = predictor_.model().tokens;
-  streams_.emplace(id, std::make_unique<Stream>(id, name, tokens > 0 ? tokens : kFirstTokens,
-                                                params_, pool_, taker));
+  const Model model = predictor_.model();
+  const int tokens = model.tokens > 0 ? model.tokens : kFirstTokens;
+  auto stream = std::make_unique<Stream>(id, name, tokens, params_, pool_, taker);
+  stream->sender.set_model(tokens, model.definition);
+  streams_.emplace(id, std::move(stream));
   statistics_.senders.add();
   if (telemetry_ != nullptr) {
     HelloFrame hello;

@@ -50,13 +50,15 @@ struct Settings {
 };
 
 // Windows full of real tokens, of values that every unit allows.
-std::vector<float> make_windows(int windows, int tokens) {
+std::vector<float> make_windows(int windows, const Model& model) {
   std::mt19937 random(0);
-  const std::size_t rows = static_cast<std::size_t>(windows) * static_cast<std::size_t>(tokens);
-  std::vector<float> x_BWF(rows * kFeatureCount);
+  const bool events = model.definition == Definition::kEvents;
+  const auto features = static_cast<std::size_t>(features_of(model.definition));
+  const int size = events ? event_input("size_bytes") : feature("size_bytes");
+  std::vector<float> x_BWF(static_cast<std::size_t>(windows) * model.floats());
   for (float& value : x_BWF) value = static_cast<float>(random() % 2);
-  for (std::size_t row = 0; row < rows; ++row) {
-    x_BWF[row * kFeatureCount + static_cast<std::size_t>(feature("size_bytes"))] = 1500;
+  for (std::size_t row = 0; row < x_BWF.size(); row += features) {
+    x_BWF[row + static_cast<std::size_t>(size)] = 1500;
   }
   return x_BWF;
 }
@@ -160,8 +162,8 @@ void wait_for_model(Predictor& predictor, std::int64_t until_ns) {
 void run(const Settings& settings) {
   const auto predictor = make_triton_predictor(settings.triton);
   wait_for_model(*predictor, monotonic_ns() + settings.connect_ms * 1'000'000);
-  int tokens = predictor->model().tokens;
-  std::vector<float> x_BWF = make_windows(settings.windows, tokens);
+  Model model = predictor->model();
+  std::vector<float> x_BWF = make_windows(settings.windows, model);
   Tally tally;
   Answer answer;
   const bool one_by_one = settings.rate == 0;
@@ -173,9 +175,10 @@ void run(const Settings& settings) {
     const bool more = i < settings.questions && interrupted == 0;
     const bool ask = more && (one_by_one ? !tally.waits() : now >= due_ns);
     if (ask) {
-      if (const int served = predictor->model().tokens; served > 0 && served != tokens) {
-        tokens = served;
-        x_BWF = make_windows(settings.windows, tokens);
+      const Model served = predictor->model();
+      if (served.tokens > 0 && !served.takes_those_of(model)) {
+        model = served;
+        x_BWF = make_windows(settings.windows, model);
       }
       const std::int64_t deadline_ns = now + settings.deadline_us * 1000;
       const auto ticket = static_cast<std::uint64_t>(i++ - first);
@@ -197,7 +200,7 @@ void run(const Settings& settings) {
     if (predictor->next(answer, until_ns)) tally.answered(answer, monotonic_ns());
     tally.expire(monotonic_ns());
   }
-  tally.print(tokens);
+  tally.print(model.tokens);
 }
 
 }  // namespace

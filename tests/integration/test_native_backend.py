@@ -23,6 +23,7 @@ import pytest
 import toy_world
 import tritonclient.grpc as grpc
 import yaml
+from agent_program import AgentProgram, EngineSender
 from waiting import wait_until
 
 from benchmarks.inference_references import typical_features
@@ -40,6 +41,10 @@ from models.training.examples import pretraining_split
 from models.training.pretraining import Pretrainer, PretrainParams, ScaledPrediction, fit_scaling
 from models.training.protocol import Protocol
 from models.training.windows import load_windows
+from serving.agent import frames
+from serving.agent import process as agent_process
+from serving.agent.packet_log import open_log
+from serving.agent.replay import decide_all
 from serving.deploy.push import SMOKE_WINDOWS, DeployError, Pushed, push, smoke_windows
 from serving.triton.config import CONTENT_FILE, GPU_CACHE, Backend, gpu_config_text
 from serving.triton.endpoint import LOOPBACK, Triton, TritonError, control_headers
@@ -528,3 +533,26 @@ def test_an_event_stream_is_served_natively_and_by_onnx_runtime(
     np.testing.assert_allclose(native.triton.infer(x_BWF).latency_us, predicted(narrow, x_BWF), rtol=1e-4)
     native.push(make(), 5, previous=4)
     assert native.triton.served_version() == 5
+
+
+@pytest.mark.skipif(agent_process.why_not_built() is not None, reason=str(agent_process.why_not_built()))
+def test_the_agent_asks_an_event_stream_what_a_local_engine_says(
+    native: Native, make: Callable[..., Path], make_event_artifact: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The C++ agent finds out by the schema hash which rows to send, over Triton's stream."""
+    folder, packets, file, record = make_event_artifact(1), *(tmp_path / n for n in ("packets", "f", "r"))
+    native.push(folder, 2)
+    toy_world.write_table(packets, toy_world.bottleneck_table("t", 2))
+    log = open_log(str(packets), 0, None)
+    file.write_bytes(b"".join(frames.replay_frames(log)))
+    arguments = ("--replay", file, "--record", record, "--speed", 0, "--deadline-us", 10_000_000)
+    with AgentProgram(*arguments, "--server", native.triton.address) as agent:
+        counts = agent.end(None)
+    decisions = frames.read_decisions(record)
+    assert counts["decided"] == len(decisions) == len(log.sent_ns) // 8
+    assert set(decisions["version"]) == {2}
+    sender = EngineSender(folder)
+    for (_, expected, _), decision in zip(decide_all(log, sender, speed=0), decisions, strict=True):  # type: ignore[arg-type]
+        assert expected.predicted_us is not None
+        np.testing.assert_allclose(decision["classic_us"], expected.predicted_us[0], rtol=1e-5)
+        np.testing.assert_allclose(decision["default_us"], expected.predicted_us[1], rtol=1e-5)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -220,3 +223,54 @@ def test_a_parameter_file_without_the_choice_means_the_window(tmp_path: Path, pr
     (tmp_path / "params.yaml").write_text(yaml.safe_dump({"windows": WINDOWS}))
     assert event_stream(tmp_path / "params.yaml") is None
     assert event_stream(project / "params.yaml") is None
+
+
+@pytest.mark.slow
+def test_the_programs_of_all_stages_run_through_with_it(tmp_path: Path, project: Path) -> None:
+    """From packets to a registered version, each stage as DVC starts it."""
+    own = yaml.safe_load((project / "params.yaml").read_text())
+    quick = section(project, width=64, feed_forward=128).model_dump()
+    params = {
+        **own,
+        "architecture": {"name": "event-stream"},
+        "event-stream": quick,
+        "windows": {**own["windows"], "visibility": ["acked"]},
+        "extract": {"traces": {"t": {"file": "t.pcap", "sender": None, "latency": "acks"}}},
+        "split": {"protocol": "short"},
+        "validate": {**own["validate"], "max_shift_psi": 100},
+        "register": {**own["register"], "trace": "t"},
+    }
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
+    toy_world.write_table(
+        tmp_path / "packets", toy_world.bottleneck_table("t", 9, seed=3, swing_ms=40, episodes=True)
+    )
+    environment = {**os.environ, "SWIFTQUEUE_STATE": str(tmp_path / "var"), "RAY_ADDRESS": ""}
+
+    def stage(name: str, output: str, *inputs: str) -> str:
+        command = [sys.executable, "-m", f"pipelines.{name}", "--params", str(tmp_path / "params.yaml")]
+        for each in inputs:
+            command += [f"--{each}", str(tmp_path / each)]
+        done = subprocess.run(
+            [*command, "--output", str(tmp_path / output)],
+            cwd=project,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, f"{name}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
+        return done.stdout
+
+    assert "windows of 72 tokens" in stage("windows", "windows", "packets")
+    stage("split", "split", "windows")
+    assert "expectations met" in stage("validate", "validation", "packets", "windows", "split")
+    said = stage("pretrain", "pretrained", "packets", "windows", "split")
+    assert "event stream, on one core" in said
+    epochs = pl.read_csv(tmp_path / "pretrained" / "epochs.csv")
+    assert {"epoch", "loss", "validation_log_mse"} <= set(epochs.columns)
+    stage("finetune", "finetuned", "windows", "split", "pretrained")
+    stage("evaluate", "evaluation", "windows", "split", "pretrained", "finetuned")
+    said = stage("register", "registered.json", "packets", "windows", "split", "finetuned", "evaluation")
+    assert "passed the gate: no champion yet" in said
+    registered = json.loads((tmp_path / "registered.json").read_text())
+    assert registered["gate"]["figures"]["challenger"]["log_mae"] > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from feature_store.events.definition import EVENTS
 from feature_store.events.windows import iter_windows
 from models.forecasters.event_stream import EventStream, EventStreamParams, _untrained
 from models.forecasters.forecaster import Part
-from models.networks import artifact
+from models.networks import artifact, onnx_head
 from models.networks.artifact import Description
 from models.networks.event_window import EventWindowPredictor, served
 from models.networks.prediction import predict
@@ -115,6 +116,21 @@ def test_onnx_answers_as_the_model_does(tmp_path: Path, model: EventWindowPredic
         x_BWF = windows()[20 : 20 + batch]
         (got_BH,) = session.run(["latency_us"], {"window": x_BWF})
         np.testing.assert_allclose(got_BH, predict(model, x_BWF), rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_tuned_head_is_put_into_its_parents_network(tmp_path: Path, model: EventWindowPredictor) -> None:
+    """As a live round writes it: without another whole export, and with the tuned head's answers."""
+    parent = save(tmp_path / "parent", model)
+    artifact.export_onnx(parent)
+    tuned = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in tuned.head.parameters():
+            parameter.add_(0.1)
+    path = onnx_head.export_onnx(save(tmp_path / "tuned", tuned), parent)
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    (got_BH,) = session.run(["latency_us"], {"window": windows()[20:52]})
+    np.testing.assert_allclose(got_BH, predict(tuned, windows()[20:52]), rtol=1e-4)
 
 
 @pytest.mark.parametrize(
