@@ -133,10 +133,10 @@ class SimulatedLink {
   const std::vector<Outcome>& Outcomes() const { return m_outcomes; }
 
  private:
-  static int64_t NowNs() { return Simulator::Now().GetNanoSeconds(); }
+  static int64_t NowInNs() { return Simulator::Now().GetNanoSeconds(); }
 
   void Arrive(std::size_t i) {
-    if (m_busy && m_free.GetTs() == static_cast<uint64_t>(NowNs())) {
+    if (m_busy && m_free.GetTs() == static_cast<uint64_t>(NowInNs())) {
       m_free.Cancel();
       Serve();
     }
@@ -149,12 +149,12 @@ class SimulatedLink {
     m_tags[PeekPointer(item)] = packet.tag;
     if (!m_disc->Enqueue(item)) {
       Leave(item);
-      m_outcomes[packet.tag] = {Fate::kRefused, NowNs()};
+      m_outcomes[packet.tag] = {Fate::kRefused, NowInNs()};
     } else if (!m_busy) {
       Serve();
     }
     if (i + 1 < m_traffic.size()) {
-      Simulator::Schedule(NanoSeconds(m_traffic[i + 1].arrived_ns - NowNs()),
+      Simulator::Schedule(NanoSeconds(m_traffic[i + 1].arrived_ns - NowInNs()),
                           &SimulatedLink::Arrive, this, i + 1);
     }
   }
@@ -169,7 +169,7 @@ class SimulatedLink {
     uint8_t dsField = 0;
     item->GetUint8Value(QueueItem::IP_DSFIELD, dsField);
     const bool marked = (dsField & 3) == 3 && m_traffic[tag].ecn != 3;
-    m_outcomes[tag] = {marked ? Fate::kMarked : Fate::kSent, NowNs()};
+    m_outcomes[tag] = {marked ? Fate::kMarked : Fate::kSent, NowInNs()};
     m_free =
         Simulator::Schedule(NanoSeconds(item->GetSize() * kNsPerByte), &SimulatedLink::Serve, this);
   }
@@ -180,7 +180,7 @@ class SimulatedLink {
   }
 
   void Dropped(Ptr<const QueueDiscItem> item, const char*) {
-    m_outcomes[Leave(item)] = {Fate::kDropped, NowNs()};
+    m_outcomes[Leave(item)] = {Fate::kDropped, NowInNs()};
   }
 
   const std::vector<Arrival>& m_traffic;
