@@ -102,6 +102,7 @@ class LatencySource(StrEnum):
 class Benchmark(StrEnum):
     """What `bench` can measure."""
 
+    capacity = "capacity"
     extract = "extract"
     finetune = "finetune"
     gate = "gate"

@@ -227,7 +227,7 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     **{
         f"bench-{name}": partial(figures, name=name)
         for name in (
-            *("extract", "finetune", "gate", "inference", "ingest", "linerate"),
+            *("capacity", "extract", "finetune", "gate", "inference", "ingest", "linerate"),
             *("live", "serving", "soak", "soak-first", "swap"),
         )
     },

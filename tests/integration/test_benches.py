@@ -14,11 +14,11 @@ from pathlib import Path
 import by_commit
 import pytest
 
-from benchmarks import finetune, inference, ingest, linerate, live, rows, serving, swap
+from benchmarks import capacity, finetune, inference, ingest, linerate, live, rows, serving, swap
 
 pytestmark = pytest.mark.slow
-BENCHES = ("inference", "finetune", "ingest", "live", "serving", "swap", "linerate")
-LESS_IS_BETTER = ("us", "ms", "s")
+BENCHES = ("inference", "finetune", "ingest", "live", "serving", "swap", "linerate", "capacity")
+LESS_IS_BETTER = ("us", "ms", "s", "cores", "GB", "machines")
 tried = partial(by_commit.tried, cases=BENCHES, count=2)
 
 
@@ -145,3 +145,14 @@ def test_batches_in_time_are_measured_through_triton_in_process_and_from_python(
     assert len(unhurried) == 2
     check(unhurried)
     assert {row.unit for row in found} == {"share", "Mbit/s", "packets/s"}
+
+
+@tried("capacity")
+def test_capacity(set_to: Callable[..., None]) -> None:
+    set_to(capacity, LOADED=(2, 4), BEHIND_S=2)
+    found = capacity.measure(rounds=1)
+    check(found)
+    of = {row.name: row.ours for row in found}
+    for name, ours in of.items():
+        if name.startswith("10 senders: "):  # what a million need is a hundred thousand times that
+            assert of[name.replace("10 senders", "1,000,000 senders")] == pytest.approx(1e5 * ours)
