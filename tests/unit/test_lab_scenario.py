@@ -52,10 +52,11 @@ def test_the_projects_scenarios_are_sound(name: str) -> None:
     assert scenario.about
     for cell in cells(name, scenario):
         assert environment_at(scenario, cell.point, name).senders["s1"].groups
-    if not name.startswith("map-"):  # the maps ask what the standard queue leaves
+    # the maps ask what the standard queue leaves, confucius-web names each disc
+    if not name.startswith(("map-", "confucius-")):
         assert scenario.profiles == ["rfc9332", "uncoupled"]
-    # which ask what no choice at all is worth, what the model costs, and what a new head brings
-    if name not in ("split", "many-flows", "figure8-finetuned", "ladder"):
+    # which ask what no choice at all is worth, what the model costs, what a new head brings, who picks
+    if name not in ("split", "many-flows", "figure8-finetuned", "ladder", "confucius-web", "who-picks"):
         assert set(scenario.controls) == set(CONTROLS)
     assert len(scenario.seeds) >= {"small": 3, "figure8-finetuned": 3, "many-flows": 1}.get(name, 5)
 
