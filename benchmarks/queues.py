@@ -1,7 +1,8 @@
 """What a packet costs in the queue discs that look at flows, beside ns-3's FqCoDel in the same run.
 
 A packet's cost is its dequeue and the next one's enqueue (`simulation/programs/disc-cost.cc`), the median of
-50,000. FqCoDel drops what has waited too long, so it holds fewer packets by then. Whether it grows with the flows is each disc against itself with ten times as many.
+50,000. FqCoDel drops what has waited too long, so it comes to hold fewer packets. Whether a cost grows with
+the flows is each disc against itself with ten times as many.
 """
 
 from __future__ import annotations

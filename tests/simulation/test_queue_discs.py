@@ -12,6 +12,7 @@ import polars as pl
 import pytest
 import yaml
 
+from benchmarks import queues
 from laboratory.command import Request, run_lab
 from laboratory.runs import execution, experience, programs
 from laboratory.runs.resolve import Cell, cells, resolve
@@ -73,6 +74,15 @@ def a_run(folder: Path) -> dict[str, Any]:
     short = load(scenario(folder))
     cell: Cell = next(cells("mine", short))
     return resolve(short, cell, {"kind": "default"}, [])
+
+
+def test_what_a_packet_costs_can_be_measured() -> None:
+    """A figure for each disc; how large it is, is the benchmark's."""
+    program = build_simulator(program="disc-cost")
+    for disc in (queues.REFERENCE, *(f"swiftqueue::{name}QueueDisc" for name in queues.DISCS)):
+        assert queues.median_ns(program, disc, flows=10, packets=1000) > 0
+    with pytest.raises(ValueError, match="type: there is no queue disc swiftqueue::None"):
+        queues.median_ns(program, "swiftqueue::None", flows=10)
 
 
 def test_copa_alone_fills_the_link_with_a_queue_of_few_packets(program: Path, tmp_path: Path) -> None:
