@@ -111,6 +111,7 @@ class Benchmark(StrEnum):
     linerate = "linerate"
     live = "live"
     marker = "marker"
+    queues = "queues"
     serving = "serving"
     soak = "soak"
     swap = "swap"
@@ -338,6 +339,21 @@ def lab_canary() -> None:
     from laboratory.runs.canary import prove
 
     sys.exit(prove())
+
+
+@lab_app.command("verdict")
+def lab_verdict(
+    scenario: Annotated[str, typer.Argument(help="its name, as `confucius-web`")],
+    as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = False,
+    output: LabOutput = Path("var/lab"),
+) -> None:
+    """Say of each figure that a scenario is to reach: held, not held or not settled; 1 if one is not held.
+
+    Example: swiftqueue lab verdict confucius-web --json
+    """
+    from laboratory.report.verdicts import print_verdicts
+
+    sys.exit(print_verdicts(scenario, output, as_json=as_json))
 
 
 @lab_app.command("tune", hidden=True)

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from feature_store.local_ray import ray_cluster
 from laboratory.learning.judged_models import anchor_of, check_acks, models_by_profile
-from laboratory.runs import execution, programs, results, rows
+from laboratory.runs import execution, experience, programs, results, rows
 from laboratory.runs.resolve import Asked, Cell, Model, cells, check_tables, control_of, identity, resolve
 from laboratory.scenarios.files import check_points, environment_at, files_of, load, names, path_of
 from laboratory.scenarios.schema import (
@@ -64,6 +64,7 @@ def run_lab(request: Request, output: Path) -> int:
         with ray_cluster(workers=1) if laboratory.missing(first) else contextlib.nullcontext():
             failed = laboratory.run(first, "runs")
             failed += laboratory.run(laboratory.asked(dependent=True), "random marking and placebos")
+        experience.collect(output, list(scenarios))
     print(f"results: {output / results.FILE}; `swiftqueue lab report --output {output}` draws them")
     return 1 if failed else 0
 
@@ -203,6 +204,8 @@ class _Laboratory:
         disc = environment.without_view()
         if cell.control in VIEWED_BY and disc is not None:
             return Asked(cell, None, f"{disc} gives no view of its queues")
+        if cell.control != "default" and not environment.chooses():
+            return Asked(cell, None, "the captured sender has no L4S flow to choose for")
         model = self._model(cell)
         share, share_of, record = 0.0, None, None
         if cell.control in ("model", "anchor") and model is None:

@@ -16,6 +16,7 @@ from typing import Any, Final
 import yaml
 
 from laboratory.scenarios.files import environment_at
+from laboratory.scenarios.pages import drawn, rates_of
 from laboratory.scenarios.replay import replayed
 from laboratory.scenarios.schema import (
     ACCESS_MS,
@@ -24,6 +25,9 @@ from laboratory.scenarios.schema import (
     Bottleneck,
     Environment,
     Group,
+    Pages,
+    Point,
+    RealTime,
     Replay,
     Scenario,
     buffer_bytes,
@@ -83,12 +87,12 @@ class Asked:
 
 def cells(name: str, scenario: Scenario) -> Iterator[Cell]:
     """All cells of a scenario."""
-    points = {p: v.at for p, v in scenario.axis.points.items()} if scenario.axis else {"": None}
-    for point, at in points.items():
-        for profile in scenario.profiles:
-            for control in scenario.controls:
+    points = scenario.axis.points if scenario.axis else {"": Point(set={})}
+    for point, made in points.items():
+        for profile in made.profiles or scenario.profiles:
+            for control in made.controls or scenario.controls:
                 for seed in scenario.seeds:
-                    yield Cell(name, point, at, profile, control, seed)
+                    yield Cell(name, point, made.at, profile, control, seed)
 
 
 def resolve(
@@ -116,7 +120,7 @@ def resolve(
         "seconds": scenario.seconds,
         "warmup_s": scenario.warmup_s,
         "profile": cell.profile,
-        **_network(environment),
+        **_network(environment, cell.seed, scenario.seconds),
         "control": {key: value for key, value in control.items() if key != "finetune"},
         "moved_ecn": environment.controls.moved_ecn,
         "acks": environment.controls.acks,
@@ -247,12 +251,18 @@ def identity(run: Mapping[str, Any], program: str) -> str:
     return hashlib.sha256(f"{program}\n{text}".encode()).hexdigest()[:24]
 
 
-def _network(environment: Environment) -> dict[str, Any]:
+def _network(environment: Environment, seed: int, seconds: float) -> dict[str, Any]:
     links = environment.bottlenecks
     # ms = ms / 2 - access links at both ends, divided among the bottlenecks
     one_way_ms = (environment.rtt_ms / 2 - 2 * ACCESS_MS) / len(links)
     return {
-        "bottlenecks": [_bottleneck(link, one_way_ms, environment.rtt_ms) for link in links],
+        "bottlenecks": [
+            {
+                **_bottleneck(link, one_way_ms, environment.rtt_ms),
+                **rates_of(link.trace, f"bottlenecks.{i}.trace", seconds),
+            }
+            for i, link in enumerate(links)
+        ],
         "receivers": [
             {"name": name, "router": r.router, "delay_ms": ACCESS_MS + r.extra_rtt_ms / 2}
             for name, r in environment.receivers.items()
@@ -262,7 +272,7 @@ def _network(environment: Environment) -> dict[str, Any]:
                 "name": name,
                 "router": sender.router,
                 "delay_ms": ACCESS_MS,
-                "groups": [_group(name, key, g) for key, g in sender.groups.items() if g.flows],
+                "groups": [_group(name, key, g, seed) for key, g in sender.groups.items() if g.flows],
             }
             for name, sender in environment.senders.items()
             if any(g.flows for g in sender.groups.values())
@@ -280,13 +290,22 @@ def _bottleneck(link: Bottleneck, one_way_ms: float, rtt_ms: float) -> dict[str,
     }
 
 
-def _group(sender: str, key: str, group: Group) -> dict[str, Any]:
+def _group(sender: str, key: str, group: Group, seed: int) -> dict[str, Any]:
     traffic = group.traffic
+    fields = group.model_dump(include={"flows", "tcp", "ecn", "receiver", "start_s", "dupack_threshold"})
+    if group.dscp:  # a run without has the name that it had before there was this key
+        fields["dscp"] = group.dscp
     if isinstance(traffic, Replay):
         described = replayed(traffic, f"senders.{sender}.groups.{key}.traffic")
+    elif isinstance(traffic, Pages):
+        described = {"kind": "pages", "pages": drawn(traffic, seed)}
+        fields["flows"] = sum(len(page["bytes"]) for page in described["pages"])
+    elif isinstance(traffic, RealTime):
+        described = traffic.model_dump(include={"kind", "frames_per_s"})
+        described["least_bps"] = round(traffic.least_mbps * 1e6)
+        described["most_bps"] = round(traffic.most_mbps * 1e6)
     else:
         described = traffic.model_dump()
         if "mbps" in described:
             described["rate_bps"] = round(described.pop("mbps") * 1e6)
-    fields = group.model_dump(include={"flows", "tcp", "ecn", "receiver", "start_s", "dupack_threshold"})
     return {**fields, "traffic": described}

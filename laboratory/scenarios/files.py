@@ -17,8 +17,8 @@ from pipelines.simulate import PROJECT
 FOLDER: Final = PROJECT / "simulation" / "scenarios"
 FULL: Final = ("figure8", "figure8-finetuned", "sweep-*", "map-*", "many-flows")
 """The full laboratory: what `swiftqueue lab run --full` runs."""
-# pydantic's own steps into a union and to a key
-_STEPS: Final = {"messages", "greedy", "video", "cbr", "replay", "[key]"}
+# pydantic's own steps into the union
+_STEPS: Final = {"messages", "greedy", "video", "cbr", "replay", "pages", "real_time"}
 
 
 def names() -> list[str]:
@@ -183,7 +183,12 @@ def _joined(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 def _first(error: ValidationError) -> str:
     """One line about the first thing that is wrong: its key and what it must be."""
     problem = error.errors()[0]
-    where = ".".join(str(part) for part in problem["loc"] if part not in _STEPS)
+    at = problem["loc"]
+    where = ".".join(
+        str(part)
+        for before, part in zip(("", *at), at, strict=False)
+        if part != "[key]" and not (before == "traffic" and part in _STEPS)
+    )
     if problem["type"] == "extra_forbidden":
         return f"{where}: unknown key"
     if problem["type"] == "missing":

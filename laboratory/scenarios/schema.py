@@ -113,18 +113,63 @@ class Replay(Checked):
     trace: str | None = None  # may be left out where the folder holds one
 
 
-Traffic = Annotated[Messages | Greedy | Video | ConstantRate | Replay, Field(discriminator="kind")]
+class Lognormal(Checked):
+    """Draws of a lognormal distribution, cut at both ends."""
+
+    median: Positive
+    sigma: NotNegative  # of the logarithm
+    least: Annotated[int, Field(ge=1)] = 1
+    most: Annotated[int, Field(ge=1, le=100_000_000)]
+
+
+class Pages(Checked):
+    """Web pages at equal intervals; all objects of one are asked for at once, each by a flow of its own."""
+
+    kind: Literal["pages"]
+    pages: Annotated[int, Field(ge=1, le=2000)]
+    first_s: NotNegative
+    every_s: Positive
+    objects: Lognormal | None = None  # of a page
+    object_bytes: Lognormal | None = None
+    sizes: list[list[Annotated[int, Field(ge=1, le=100_000_000)]]] | None = None  # of each page, in turn
+
+    @model_validator(mode="after")
+    def _sound(self) -> Pages:
+        drawn = {self.objects is not None, self.object_bytes is not None}
+        if drawn != {self.sizes is None}:
+            raise ValueError("sizes: give them, or else objects and object_bytes")
+        for i, page in enumerate(self.sizes or []):
+            if not page:
+                raise ValueError(f"sizes.{i}: a page of 0 flows")
+        if self.sizes is not None and not self.sizes:
+            raise ValueError("sizes: no page is there")
+        return self
+
+
+class RealTime(Checked):
+    """A call: at each tick a frame as large as the congestion control's rate allows, between two rates."""
+
+    kind: Literal["real_time"]
+    frames_per_s: Annotated[float, Field(ge=1, le=1000)]
+    least_mbps: Rate
+    most_mbps: Rate
+
+
+Traffic = Annotated[
+    Messages | Greedy | Video | ConstantRate | Replay | Pages | RealTime, Field(discriminator="kind")
+]
 
 
 class Group(Checked):
     """Flows that are alike, of one sender to one receiver."""
 
     flows: Annotated[int, Field(ge=0, le=2000)]  # 0: as if the group were not there
-    tcp: Literal["dctcp", "prague", "cubic", "bbr", "udp"]
+    tcp: Literal["dctcp", "prague", "cubic", "bbr", "copa", "udp"]
     ecn: Literal["ect1", "ect0", "not_ect"]
     receiver: str
     start_s: Annotated[list[NotNegative], Field(min_length=2, max_length=2)] = [0.0, 1.0]
     dupack_threshold: Annotated[int, Field(ge=3, le=10_000)] | Literal["ncr"] = 3
+    dscp: Annotated[int, Field(ge=0, le=63)] = 0  # of what the sender sends
     traffic: Traffic
 
 
@@ -148,6 +193,7 @@ class Bottleneck(Checked):
     mbps: Annotated[float, Field(ge=0.01, le=1e5)]
     buffer_bdp: Positive  # limit of the queue, in bandwidth-delay products of this link and `rtt_ms`
     disc: Disc | None = None  # None: the profile's
+    trace: str | None = None  # of a variable link: a file of lines `seconds Mbit/s`; None: always `mbps`
 
 
 class Receiver(Checked):
@@ -244,6 +290,11 @@ class Environment(Checked):
         types = (link.disc.type for link in self.bottlenecks if link.disc)
         return next((name for name in types if name != DUAL_PI2), None)
 
+    def chooses(self) -> bool:
+        """Whether the first sender has an L4S flow, for which a control can choose."""
+        captured = next(iter(self.senders.values()))
+        return any(group.flows for group in captured.groups.values() if group.ecn == "ect1")
+
     def groups(self) -> Iterator[tuple[str, Sender, Group]]:
         """All groups of flows: each with its key in the environment and its sender."""
         for name, sender in self.senders.items():
@@ -263,7 +314,8 @@ class Environment(Checked):
         if (flows := sum(group.flows for _, _, group in self.groups())) > MOST_FLOWS:
             raise ValueError(f"senders: {flows} flows, at most {MOST_FLOWS} can be simulated")
         first, captured = next(iter(self.senders.items()))
-        if not any(group.flows for group in captured.groups.values() if group.ecn == "ect1"):
+        calls = any(isinstance(group.traffic, RealTime) for group in captured.groups.values())
+        if not (calls or self.chooses()):
             raise ValueError(
                 f"senders.{first}.groups: the captured sender has no flow with ecn ect1, so nothing to choose"
             )
@@ -279,6 +331,16 @@ class Environment(Checked):
             raise ValueError(f"{where}.ecn: {group.tcp} is always ect1")
         if group.tcp == "udp" and isinstance(group.traffic, Greedy):
             raise ValueError(f"{where}.traffic: udp cannot be greedy, it would send without end")
+        if group.tcp == "udp" and isinstance(group.traffic, Pages | RealTime):
+            raise ValueError(
+                f"{where}.traffic: {group.traffic.kind} needs a congestion control, udp has none"
+            )
+        if isinstance(group.traffic, Pages) and group.flows > 1:
+            raise ValueError(
+                f"{where}.flows: {group.flows}: of pages give 1, or 0; their objects are the flows"
+            )
+        if isinstance(group.traffic, RealTime) and group.traffic.least_mbps > group.traffic.most_mbps:
+            raise ValueError(f"{where}.traffic.least_mbps: {group.traffic.least_mbps:g} is above most_mbps")
         if group.start_s[0] > group.start_s[1]:
             raise ValueError(f"{where}.start_s: {group.start_s[0]:g} is after {group.start_s[1]:g}")
 
@@ -287,6 +349,8 @@ class Point(Checked):
     """A point of the axis: which keys of the environment it changes, by their path."""
 
     set: dict[str, Any]
+    profiles: list[str] | None = None  # of the scenario's; None: all
+    controls: list[str] | None = None
     at: Annotated[float, Field(allow_inf_nan=False)] | None = None  # place on a numeric axis
 
 
@@ -334,6 +398,11 @@ class Scenario(Checked):
                 f"take {begins_s:g}"
             )
         check_controls("controls", self.controls)
+        for name, point in (self.axis.points if self.axis else {}).items():
+            for key in ("profiles", "controls"):
+                has, chosen = getattr(self, key), getattr(point, key)
+                if unknown := [one for one in chosen or [] if one not in has]:
+                    raise ValueError(f"axis.points.{name}.{key}: the scenario has no {unknown[0]!r}")
         if unknown := [key for key in self.train if not re.fullmatch(r"\w+\.\w+", key)]:
             raise ValueError(f"train.{unknown[0]}: not of the form SECTION.KEY")
         for key, values in (("seeds", self.seeds), ("profiles", self.profiles)):

@@ -19,6 +19,7 @@
 #include "../helper/sender-capture.h"
 #include "../helper/tcp-endpoints.h"
 #include "laboratory/control.h"
+#include "laboratory/experience.h"
 #include "laboratory/fine-tuning.h"
 #include "laboratory/flows.h"
 #include "laboratory/model-controller.h"
@@ -124,7 +125,8 @@ void Simulate(const Run& given, const std::string& folder) {
   const int64_t exploreStream = run.tracesStreams ? stream++ : kExploreStream + run.explore.seed;
   Network network(run, stream);
   Flows flows = MakeFlows(run);
-  InstallFlows(run, network, flows, stream);
+  Experience experience(run);
+  InstallFlows(run, network, flows, experience, stream);
 
   auto senders = WatchSenders(network, flows);
   const std::unique_ptr<QueueControl> control = MakeControl(run, network);
@@ -168,6 +170,7 @@ void Simulate(const Run& given, const std::string& folder) {
     dynamic_cast<const BatchMove&>(*control).WriteDecisions(folder + "/decisions.txt");
   }
   JsonObject summary = Summarise(run, network, flows, logs);
+  experience.AddTo(summary);
   if (run.waits) {
     const WaitsLog waits = watch.Waits();
     WriteWaits(folder + "/waits.npy", waits);

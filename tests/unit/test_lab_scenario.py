@@ -54,11 +54,12 @@ def test_the_projects_scenarios_are_sound(name: str) -> None:
     assert scenario.about
     for cell in cells(name, scenario):
         assert environment_at(scenario, cell.point, name).senders["s1"].groups
-    # the maps ask what the standard queue leaves, and the guard where the model harms there
-    if not name.startswith(("map-", "guard-")) or name == "guard-figure8":
+    # the maps ask what the standard queue leaves, the guard where the model harms there; confucius-web names discs
+    if not name.startswith(("map-", "guard-", "confucius-")) or name == "guard-figure8":
         assert scenario.profiles == ["rfc9332", "uncoupled"]
-    # which ask what no choice at all is worth, what the model costs, what a new head and the guard bring
-    if name not in ("split", "many-flows", "figure8-finetuned", "ladder") and not name.startswith("guard-"):
+    # what no choice at all is worth, what the model costs, what a new head and the guard bring, who picks
+    fewer = ("split", "many-flows", "figure8-finetuned", "ladder", "guard-", "confucius-web", "who-picks")
+    if not name.startswith(fewer):
         assert set(scenario.controls) == set(CONTROLS)
     assert len(scenario.seeds) >= {"small": 3, "figure8-finetuned": 3, "many-flows": 1}.get(name, 5)
 

@@ -6,7 +6,9 @@
 #include <type_traits>
 
 #include "../../helper/tcp-endpoints.h"
+#include "../../model/frame-application.h"
 #include "../../model/traffic-application.h"
+#include "experience.h"
 #include "ns3/double.h"
 #include "ns3/enum.h"
 #include "ns3/inet-socket-address.h"
@@ -22,10 +24,13 @@ using namespace ns3;  // NOLINT(build/namespaces): sockets speak ns-3
 
 namespace {
 
+constexpr int kDscpShift = 2;  // above the ECN field
+
 TypeId CongestionControl(const std::string& tcp) {
   const std::string name = tcp == "dctcp"    ? "ns3::TcpDctcp"
                            : tcp == "prague" ? "ns3::TcpPrague"
                            : tcp == "cubic"  ? "ns3::TcpCubic"
+                           : tcp == "copa"   ? "ns3::TcpCopa"
                                              : "ns3::TcpBbr";
   TypeId id;
   if (!TypeId::LookupByNameFailSafe(name, &id)) {
@@ -34,9 +39,12 @@ TypeId CongestionControl(const std::string& tcp) {
   return id;
 }
 
-Ptr<Socket> OpenTcp(Ptr<Node> node, const Group& group) {
+Ptr<TcpSocketBase> OpenTcp(Ptr<Node> node, const Group& group) {
   const TypeId tcp = CongestionControl(group.tcp);
   auto socket = DynamicCast<TcpSocketBase>(node->GetObject<TcpL4Protocol>()->CreateSocket(tcp));
+  if (group.dscp > 0) {
+    socket->SetIpTos(static_cast<uint8_t>(group.dscp << kDscpShift));
+  }
   socket->SetUseEcn(group.ecn == Ecn::kNotEct ? TcpSocketState::Off : TcpSocketState::On);
   if (group.dupAckThreshold) {
     socket->SetRetxThresh(*group.dupAckThreshold);
@@ -77,7 +85,7 @@ Time SetTraffic(TrafficApplication& application, const Traffic& traffic, int64_t
         } else if constexpr (std::is_same_v<Kind, ConstantRate>) {
           application.SetWrites(Constant(kind.packetBytes), Constant(1),
                                 kind.packetBytes * 8 / kind.rateBps);
-        } else {
+        } else if constexpr (std::is_same_v<Kind, Replay>) {
           application.SetWrites(Empirical(kind.bytes), Empirical(kind.gapsUs), 1e-6);
           auto seconds = Empirical(kind.durationsS);
           seconds->SetStream(stream++);
@@ -96,16 +104,71 @@ Flows MakeFlows(const Run& run) {
   for (uint32_t s = 0; s < run.senders.size(); ++s) {
     for (const Group& group : run.senders[s].groups) {
       for (uint32_t i = 0; i < group.flows; ++i) {
-        flows.push_back({static_cast<uint16_t>(flows.size()), s, &group});
+        flows.push_back({static_cast<uint16_t>(flows.size()), s, &group, i});
       }
     }
   }
   return flows;
 }
 
-void InstallFlows(const Run& run, const Network& network, Flows& flows, int64_t& stream) {
+namespace {
+
+/** An object of a page: one write, at its page's time. */
+void InstallObject(const Network& network, Flow& flow, const Pages& pages, Experience& experience) {
+  const Group& group = *flow.group;
+  const auto& receiver = network.Receivers()[group.receiver];
+  Ptr<Node> node = network.Senders()[flow.sender].node;
+  const Experience::Object object = Experience::ObjectOf(pages, flow.index);
+  ListenTcp(receiver.node, flow.Port(), CongestionControl(group.tcp),
+            [&flow, follow = experience.FollowObject(flow, object)](uint32_t bytes) mutable {
+              follow(flow.receivedBytes += bytes);
+            });
+  auto application = CreateObject<TrafficApplication>();
+  const auto open = [node, &group] {
+    auto socket = OpenTcp(node, group);
+    // RFC 6298 2.1; ns-3's own 3 s would be what a page waits for when its first packet is lost
+    socket->SetAttribute("ConnTimeout", TimeValue(Seconds(1)));
+    return socket;
+  };
+  application->SetSocket(open, InetSocketAddress(receiver.address, flow.Port()));
+  application->SetWrites(Constant(static_cast<double>(object.bytes)), nullptr, 0);
+  application->SetStartTime(Seconds(object.startS));
+  node->AddApplication(application);
+}
+
+void InstallCall(const Network& network, Flow& flow, const RealTime& traffic, double startS,
+                 Experience& experience) {
+  const Group& group = *flow.group;
+  const auto& receiver = network.Receivers()[group.receiver];
+  Ptr<Node> node = network.Senders()[flow.sender].node;
+  auto application = CreateObject<FrameApplication>();
+  ListenTcp(receiver.node, flow.Port(), CongestionControl(group.tcp),
+            [&flow, follow = experience.FollowCall(flow, application)](uint32_t bytes) {
+              follow(flow.receivedBytes += bytes);
+            });
+  application->SetSocket([node, &group] { return OpenTcp(node, group); },
+                         InetSocketAddress(receiver.address, flow.Port()));
+  application->SetFrames(traffic.framesPerS, traffic.leastBps, traffic.mostBps);
+  application->SetStartTime(Seconds(startS));
+  node->AddApplication(application);
+}
+
+}  // namespace
+
+void InstallFlows(const Run& run, const Network& network, Flows& flows, Experience& experience,
+                  int64_t& stream) {
   for (Flow& flow : flows) {
     const Group& group = *flow.group;
+    if (const auto* pages = std::get_if<Pages>(&group.traffic)) {
+      InstallObject(network, flow, *pages, experience);
+      continue;
+    }
+    if (const auto* traffic = std::get_if<RealTime>(&group.traffic)) {
+      auto start = Uniform(group.startFromS, group.startToS);
+      start->SetStream(stream++);
+      InstallCall(network, flow, *traffic, start->GetValue(), experience);
+      continue;
+    }
     const auto& receiver = network.Receivers()[group.receiver];
     const auto received = [&flow](uint32_t bytes) { flow.receivedBytes += bytes; };
     Ptr<Node> node = network.Senders()[flow.sender].node;

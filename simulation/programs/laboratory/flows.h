@@ -19,6 +19,7 @@ struct Flow {
   uint16_t number;
   uint32_t sender;  // index
   const Group* group;
+  uint32_t index;             // in its group
   uint64_t receivedBytes{0};  // payload, handed to the receiving application
   uint64_t receivedInWarmup{0};
 
@@ -27,12 +28,15 @@ struct Flow {
 
 using Flows = std::vector<Flow>;
 
+class Experience;
+
 /** Every flow of `run`, which must outlive them. */
 Flows MakeFlows(const Run& run);
 
-/** Installs applications, receivers and sockets; `flows` must stay where it is. Takes random
- * streams from `stream` on. */
-void InstallFlows(const Run& run, const Network& network, Flows& flows, int64_t& stream);
+/** Installs applications, receivers and sockets; `flows` and `experience`, which follows pages and
+ * calls, must stay where they are. Takes random streams from `stream` on. */
+void InstallFlows(const Run& run, const Network& network, Flows& flows, Experience& experience,
+                  int64_t& stream);
 
 }  // namespace swiftqueue::lab
 

@@ -10,6 +10,7 @@
 #include "ns3/internet-stack-helper.h"
 #include "ns3/ipv4-global-routing-helper.h"
 #include "ns3/point-to-point-helper.h"
+#include "ns3/simulator.h"
 #include "ns3/string.h"
 #include "ns3/traffic-control-helper.h"
 #include "ns3/traffic-control-layer.h"
@@ -98,6 +99,12 @@ Network::Network(const Run& run, int64_t& stream) {
     const auto devices = Link(from, m_routers.Get(static_cast<uint32_t>(i) + 1), bottleneck.rateBps,
                               bottleneck.delayMs);
     m_bottlenecks.push_back(MakeBottleneckDisc(run, i, stream));
+    for (const auto& [s, rateBps] : bottleneck.rates) {
+      const auto device = DynamicCast<PointToPointNetDevice>(devices.Get(0));
+      Simulator::Schedule(Seconds(s), [device, rate = static_cast<uint64_t>(rateBps)] {
+        device->SetDataRate(DataRate(rate));
+      });
+    }
     from->GetObject<TrafficControlLayer>()->SetRootQueueDiscOnDevice(devices.Get(0),
                                                                      m_bottlenecks.back());
     InstallFifo(devices.Get(1));

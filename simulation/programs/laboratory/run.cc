@@ -94,6 +94,17 @@ Traffic ReadTraffic(const Node& node) {
     return Replay{ReadDistribution(node["gaps_us"]), ReadDistribution(node["bytes"]),
                   ReadDistribution(node["durations_s"])};
   }
+  if (kind == "pages") {
+    return node["pages"].All<WebPage>([](const Node& page) {
+      return WebPage{page["start_s"].Number(), page["bytes"].All<uint64_t>([](const Node& bytes) {
+                       return uint64_t{bytes.Count()};
+                     })};
+    });
+  }
+  if (kind == "real_time") {
+    return RealTime{node["frames_per_s"].Number(), node["least_bps"].Number(),
+                    node["most_bps"].Number()};
+  }
   const double rateBps = node["rate_bps"].Number();
   if (kind == "video") {
     return Video{rateBps, node["frames_per_s"].Number()};
@@ -126,7 +137,17 @@ Group ReadGroup(const Node& node, const std::vector<Receiver>& receivers) {
   group.startFromS = from;
   group.startToS = to;
   group.dupAckThreshold = node["dupack_threshold"].CountIfNumber();
+  group.dscp = node.Has("dscp") ? node["dscp"].Count() : 0;
   group.traffic = ReadTraffic(node["traffic"]);
+  if (const auto* pages = std::get_if<Pages>(&group.traffic)) {
+    std::size_t objects = 0;
+    for (const WebPage& page : *pages) {
+      objects += page.bytes.size();
+    }
+    Require(objects == group.flows, "a group has not as many flows as its pages have objects");
+  }
+  Require(group.tcp != "udp" || !std::holds_alternative<RealTime>(group.traffic),
+          "real_time needs a congestion control");
   return group;
 }
 
@@ -135,9 +156,14 @@ DiscOfType ReadDisc(const Node& node) { return {node["type"].Text(), node["attri
 void ReadNetwork(const Node& root, Run& run) {
   run.bottlenecks = root["bottlenecks"].All<Bottleneck>([](const Node& node) {
     return Bottleneck{
-        node["rate_bps"].Number(), node["delay_ms"].Number(), node["buffer_bytes"].Count(),
+        node["rate_bps"].Number(),
+        node["delay_ms"].Number(),
+        node["buffer_bytes"].Count(),
         node.Has("l_step_ms") ? node["l_step_ms"].Number() : kLStepMs,
-        node.Has("disc") ? std::optional<DiscOfType>(ReadDisc(node["disc"])) : std::nullopt};
+        node.Has("disc") ? std::optional<DiscOfType>(ReadDisc(node["disc"])) : std::nullopt,
+        node.Has("rates") ? node["rates"].All<std::pair<double, double>>(
+                                [](const Node& from) { return from.Pair(); })
+                          : std::vector<std::pair<double, double>>{}};
   });
   const std::size_t routers = run.bottlenecks.size();
   run.receivers = root["receivers"].All<Receiver>([&](const Node& node) {

@@ -35,7 +35,19 @@ struct Replay {
   std::vector<Quantile> bytes;
   std::vector<Quantile> durationsS;
 };
-using Traffic = std::variant<Messages, Greedy, Video, ConstantRate, Replay>;
+/** Of a web page, which is asked for at one moment; a flow of the group for each. */
+struct WebPage {
+  double startS;
+  std::vector<uint64_t> bytes;  // of its objects
+};
+using Pages = std::vector<WebPage>;
+/** A call: frames as large as the congestion control allows, between two rates. */
+struct RealTime {
+  double framesPerS;
+  double leastBps;
+  double mostBps;
+};
+using Traffic = std::variant<Messages, Greedy, Video, ConstantRate, Replay, Pages, RealTime>;
 
 enum class Ecn { kEct1, kEct0, kNotEct };
 
@@ -51,6 +63,7 @@ struct Group {
   double startFromS;
   double startToS;
   std::optional<uint32_t> dupAckThreshold;  // none: RFC 4653's
+  uint32_t dscp;                            // 0: none
   Traffic traffic;
 };
 
@@ -63,8 +76,9 @@ struct Bottleneck {
   double rateBps;
   double delayMs;
   uint32_t bufferBytes;
-  double lStepMs;                  // of profile uncoupled
-  std::optional<DiscOfType> disc;  // none: the profile's
+  double lStepMs;                                // of profile uncoupled
+  std::optional<DiscOfType> disc;                // none: the profile's
+  std::vector<std::pair<double, double>> rates;  // from a second on, bit/s; none: rateBps always
 };
 struct Receiver {
   std::string name;

@@ -1,0 +1,167 @@
+"""What users noticed in a run: how long web pages took to load, and where calls stalled.
+
+A table of its own beside the results, a row per run that has pages or calls.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import polars as pl
+
+from feature_store.atomic import new_file
+from feature_store.parquet import read_parquet
+from laboratory.runs.execution import SUMMARY, folder_of
+from laboratory.runs.results import COMPLETE, KEY
+from laboratory.runs.results import load as load_results
+
+FILE: Final = "experience.parquet"
+STALL_S: Final = 0.19  # a frame later than this is one that the viewer waits for
+SCHEMA: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
+    "scenario": pl.String,
+    "point": pl.String,
+    "profile": pl.String,
+    "control": pl.String,
+    "seed": pl.Int64,
+    "run": pl.String,
+    "program": pl.String,
+    "artifact": pl.String,
+    "seconds": pl.Float64,
+    "pages": pl.Int64,  # that began behind the warm-up and before the end
+    "pages_unfinished": pl.Int64,  # of them, at the end of the run; their time until then counts
+    "load_mean_s": pl.Float64,  # page load time: until the last object
+    "load_p95_s": pl.Float64,
+    "frames": pl.Int64,  # behind the warm-up, as are the next ones
+    "frame_p50_s": pl.Float64,  # from being made until the last byte is there
+    "frame_p99_s": pl.Float64,
+    "stall_s": pl.Float64,  # time of the frames later than STALL_S
+    "stall_per_page_s": pl.Float64,  # in the time from a page's beginning to the next one's
+    "stalling_pages_share": pl.Float64,  # with any frame so late
+    "call_mbps": pl.Float64,  # goodput of S1
+    "web_mbps": pl.Float64,  # of all others
+    "queueing_p99_s": pl.Float64,  # of S1's packets, as are the next ones
+    "queueing_p999_s": pl.Float64,
+    "rtt_p99_s": pl.Float64,
+    "rtt_p999_s": pl.Float64,
+    "reordered_share": pl.Float64,
+    "utilisation": pl.Float64,  # of the first bottleneck
+    "cpu_s": pl.Float64,  # of the program
+}
+
+
+def load(output: Path) -> pl.DataFrame:
+    """The table of an output folder; none yet is an empty one.
+
+    Raises:
+        ValueError: the file is damaged, or another version of this project made it.
+    """
+    path = output / FILE
+    if not path.is_file():
+        return pl.DataFrame(schema=SCHEMA)
+    try:
+        table = read_parquet([path])
+    except ValueError:
+        raise ValueError(f"{path} is damaged: remove it, and `swiftqueue lab run` again") from None
+    if table.schema != pl.Schema(SCHEMA):
+        raise ValueError(f"{path} was made by another version: remove it, and `swiftqueue lab run` again")
+    return table
+
+
+def collect(output: Path, scenarios: Sequence[str]) -> pl.DataFrame:
+    """Bring the rows of some scenarios up to the results', and return the table.
+
+    A run whose folder is not there keeps the row that it has here.
+    """
+    known = load(output)
+    runs = load_results(output).filter(
+        pl.col("scenario").is_in(list(scenarios)), pl.col("status") == COMPLETE
+    )
+    rows: list[dict[str, Any]] = []
+    for row in runs.iter_rows(named=True):
+        summary = folder_of(output, row["run"]) / SUMMARY
+        if summary.is_file():
+            found = json.loads(summary.read_text())
+            if "pages" in found or "calls" in found:
+                rows.append(row_of(row, found))
+        else:
+            rows += [
+                {**kept, **{key: row[key] for key in KEY}}
+                for kept in known.filter(pl.col("run") == row["run"]).head(1).iter_rows(named=True)
+            ]
+    others = known.filter(~pl.col("scenario").is_in(list(scenarios)))
+    table = pl.concat([others, pl.DataFrame(rows, schema=SCHEMA)]).sort(*KEY)
+    if not table.is_empty() or (output / FILE).is_file():
+        with new_file(output / FILE) as partial:
+            table.write_parquet(partial, compression="zstd")
+    return table
+
+
+def row_of(row: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's row: from its row of the results, and its summary (simulation/doc/lab.md)."""
+    run = summary["run"]
+    end_s, warmup_s = float(run["seconds"]), float(run["warmup_s"])
+    pages = sorted(
+        (page for page in summary.get("pages", []) if warmup_s <= page["start_s"] < end_s),
+        key=lambda page: float(page["start_s"]),
+    )
+    load_s = np.array([end_s - p["start_s"] if p["load_s"] is None else p["load_s"] for p in pages])
+    calls = summary.get("calls", [])
+    own = summary["senders"][run["senders"][0]["name"]]
+    packets = own["l4s" if own["l4s"]["packets"] else "classic"]
+    mbps = {name: sum(group["goodput_bps"] for group in s.values()) for name, s in summary["senders"].items()}
+    call_bps = mbps.pop(run["senders"][0]["name"])
+    return {
+        **{name: row[name] for name in (*KEY, "run", "program", "artifact", "seconds", "cpu_s")},
+        "pages": len(pages),
+        "pages_unfinished": sum(page["load_s"] is None for page in pages),
+        "load_mean_s": float(load_s.mean()) if pages else None,
+        "load_p95_s": float(np.quantile(load_s, 0.95)) if pages else None,
+        **_frames(calls, [float(page["start_s"]) for page in pages], warmup_s, end_s),
+        "call_mbps": call_bps * 1e-6,
+        "web_mbps": sum(mbps.values()) * 1e-6,
+        "queueing_p99_s": _seconds(packets["queueing_us"]["p99"]),
+        "queueing_p999_s": _seconds(packets["queueing_us"]["p999"]),
+        "rtt_p99_s": _seconds(packets["latency_us"]["p99"]),
+        "rtt_p999_s": _seconds(packets["latency_us"]["p999"]),
+        "reordered_share": packets["reordered"] / packets["arrived"] if packets["arrived"] else None,
+        "utilisation": summary["bottlenecks"][0]["utilisation"],
+    }
+
+
+def _frames(
+    calls: Sequence[Mapping[str, Any]], pages_s: Sequence[float], warmup_s: float, end_s: float
+) -> dict[str, Any]:
+    """Columns of the frames; all calls together, so a stall of two calls counts twice.
+
+    A frame that has not arrived is as late as the end of the run shows.
+    """
+    if not calls:
+        return {"frames": 0}
+    made_s = np.concatenate([np.asarray(call["made_s"], np.float64) for call in calls])
+    delay_s = np.concatenate([np.array(call["delay_s"], np.float64) for call in calls])
+    each_s = np.concatenate([np.full(len(call["made_s"]), 1 / call["frames_per_s"]) for call in calls])
+    delay_s = np.where(np.isnan(delay_s), end_s - made_s, delay_s)
+    counted = made_s >= warmup_s
+    late_s = np.where(counted & (delay_s > STALL_S), each_s, 0.0)
+    per_page = np.array(
+        [
+            late_s[(made_s >= begin) & (made_s < until)].sum()
+            for begin, until in zip(pages_s, [*pages_s[1:], end_s], strict=False)
+        ]
+    )
+    return {
+        "frames": int(counted.sum()),
+        "frame_p50_s": float(np.quantile(delay_s[counted], 0.5)) if counted.any() else None,
+        "frame_p99_s": float(np.quantile(delay_s[counted], 0.99)) if counted.any() else None,
+        "stall_s": float(late_s.sum()),
+        "stall_per_page_s": float(per_page.mean()) if per_page.size else None,
+        "stalling_pages_share": float((per_page > 0).mean()) if per_page.size else None,
+    }
+
+
+def _seconds(us: float | None) -> float | None:
+    return None if us is None else us * 1e-6

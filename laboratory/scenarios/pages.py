@@ -1,0 +1,70 @@
+"""What users do and see, as a run takes it: web pages drawn for a seed, the rates of a variable link."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from laboratory.scenarios.schema import Lognormal, Pages
+from pipelines.simulate import PROJECT
+
+
+def drawn(traffic: Pages, seed: int) -> list[dict[str, Any]]:
+    """Pages with their times and the bytes of their objects, the same for the same seed.
+
+    Where the sizes are given, each page has the next of them, from the start again behind the last.
+    """
+    random = np.random.default_rng(seed)
+    pages = []
+    for i in range(traffic.pages):
+        if traffic.sizes is not None:
+            sizes = traffic.sizes[i % len(traffic.sizes)]
+        else:
+            assert traffic.objects is not None  # noqa: S101 - the schema asks for both
+            assert traffic.object_bytes is not None  # noqa: S101
+            (objects,) = _draw(random, traffic.objects, 1)
+            sizes = _draw(random, traffic.object_bytes, objects).tolist()
+        pages.append({"start_s": traffic.first_s + i * traffic.every_s, "bytes": sizes})
+    return pages
+
+
+def _draw(random: np.random.Generator, of: Lognormal, count: int) -> NDArray[np.int64]:
+    values = np.round(of.median * np.exp(of.sigma * random.standard_normal(count)))
+    return np.clip(values, of.least, of.most).astype(np.int64)
+
+
+def rates_of(trace: str | None, key: str, seconds: float) -> dict[str, Any]:
+    """`rates` of a link: from which second on it has which rate; nothing without a trace.
+
+    Args:
+        trace: file of lines `seconds Mbit/s`, relative to the project's folder; each line holds from the
+            time of the one before, and the first from 0, as in the traces of the Zhuge project.
+        key: of the scenario, that an error names.
+        seconds: that the run takes.
+
+    Raises:
+        ValueError: there is no such file, a line is none, or it ends before the run does; one line.
+    """
+    if trace is None:
+        return {}
+    try:
+        lines = (PROJECT / trace).read_text().splitlines()
+    except (OSError, UnicodeDecodeError):
+        raise ValueError(f"{key}: {trace} cannot be read") from None
+    rates: list[list[float]] = []
+    from_s = 0.0
+    for number, line in enumerate(lines, 1):
+        try:
+            until_s, mbps = map(float, line.split())
+            sound = until_s > from_s and 0 < mbps <= 1e5
+        except ValueError:
+            sound = False
+        if not sound:
+            raise ValueError(f"{key}: {trace}: line {number} is no later time and rate, as `0.2 24.5`")
+        rates.append([from_s, mbps * 1e6])
+        from_s = until_s
+    if from_s < seconds:
+        raise ValueError(f"{key}: {trace} ends at {from_s:g} s, the run at {seconds:g} s")
+    return {"rates": [rate for rate in rates if rate[0] < seconds]}

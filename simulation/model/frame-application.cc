@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+#include "frame-application.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "ns3/packet.h"
+#include "ns3/simulator.h"
+
+namespace swiftqueue {
+
+using ns3::Callback;
+using ns3::Ptr;
+using ns3::Simulator;
+using ns3::Time;
+
+NS_OBJECT_ENSURE_REGISTERED(FrameApplication);
+
+ns3::TypeId FrameApplication::GetTypeId() {
+  static ns3::TypeId tid = ns3::TypeId("swiftqueue::FrameApplication")
+                               .SetParent<ns3::Application>()
+                               .SetGroupName("SwiftQueue")
+                               .AddConstructor<FrameApplication>();
+  return tid;
+}
+
+void FrameApplication::SetSocket(std::function<Ptr<ns3::TcpSocketBase>()> open,
+                                 const ns3::Address& peer) {
+  m_open = std::move(open);
+  m_peer = peer;
+}
+
+void FrameApplication::SetFrames(double framesPerS, double leastBps, double mostBps) {
+  m_periodS = 1 / framesPerS;
+  m_leastBps = leastBps;
+  m_mostBps = mostBps;
+}
+
+void FrameApplication::StartApplication() {
+  m_socket = m_open();
+  m_bufferBytes = m_socket->GetTxAvailable();
+  m_socket->TraceConnectWithoutContext(
+      "CongestionWindow", Callback<void, uint32_t, uint32_t>(
+                              [this](uint32_t, uint32_t bytes) { m_windowBytes = bytes; }));
+  m_socket->TraceConnectWithoutContext(
+      "RTT", Callback<void, Time, Time>([this](Time, Time rtt) { m_rtt = rtt; }));
+  m_socket->SetSendCallback(ns3::MakeCallback(&FrameApplication::Fill, this));
+  m_socket->Bind();
+  m_socket->Connect(m_peer);
+  m_socket->ShutdownRecv();
+  NextFrame();
+}
+
+void FrameApplication::StopApplication() {
+  m_next.Cancel();
+  m_unsentBytes = 0;
+}
+
+void FrameApplication::NextFrame() {
+  // Before the first round trip there is no rate: the least.
+  const double rateBps = m_rtt.IsStrictlyPositive() ? m_windowBytes * 8.0 / m_rtt.GetSeconds() : 0;
+  const uint64_t held = m_unsentBytes + (m_bufferBytes - m_socket->GetTxAvailable());
+  const double waitingBytes = static_cast<double>(held) - m_windowBytes;
+  const double wantedBps = rateBps - std::max(0.0, waitingBytes) * 8 / m_periodS;
+  const double frameBytes = std::clamp(wantedBps, m_leastBps, m_mostBps) * m_periodS / 8;
+  m_writtenBytes += std::max<uint64_t>(1, static_cast<uint64_t>(frameBytes));
+  m_unsentBytes += std::max<uint64_t>(1, static_cast<uint64_t>(frameBytes));
+  m_frames.push_back({Simulator::Now(), m_writtenBytes, -1});
+  Fill(m_socket, m_socket->GetTxAvailable());
+  m_next = Simulator::Schedule(ns3::Seconds(m_periodS), &FrameApplication::NextFrame, this);
+}
+
+void FrameApplication::Fill(Ptr<ns3::Socket> socket, uint32_t available) {
+  while (m_unsentBytes > 0 && available > 0) {
+    const uint64_t chunk = std::min<uint64_t>(m_unsentBytes, available);
+    const int sent = socket->Send(ns3::Create<ns3::Packet>(static_cast<uint32_t>(chunk)));
+    if (sent <= 0) {
+      return;  // not connected yet, or full: the socket calls again
+    }
+    m_unsentBytes -= static_cast<uint64_t>(sent);
+    available = socket->GetTxAvailable();
+  }
+}
+
+void FrameApplication::Received(uint64_t bytes) {
+  for (; m_arrived < m_frames.size() && m_frames[m_arrived].endByte <= bytes; ++m_arrived) {
+    Frame& frame = m_frames[m_arrived];
+    frame.delayS = (Simulator::Now() - frame.made).GetSeconds();
+  }
+}
+
+}  // namespace swiftqueue

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: GPL-2.0-only
+
+#include "experience.h"
+
+#include <algorithm>
+#include <variant>
+
+#include "ns3/simulator.h"
+
+namespace swiftqueue::lab {
+
+namespace {
+
+constexpr double kStallS = 0.19;  // a frame later than this is one that the viewer waits for
+
+double NowS() { return ns3::Simulator::Now().GetSeconds(); }
+
+}  // namespace
+
+Experience::Object Experience::ObjectOf(const Pages& pages, uint32_t index) {
+  std::size_t page = 0;
+  while (index >= pages[page].bytes.size()) {
+    index -= static_cast<uint32_t>(pages[page++].bytes.size());
+  }
+  return {pages[page].startS, pages[page].bytes[index], page};
+}
+
+std::function<void(uint64_t)> Experience::FollowObject(const Flow& flow, const Object& object) {
+  auto found = std::find_if(m_pages.begin(), m_pages.end(), [&](const Page& page) {
+    return page.group == flow.group && page.number == object.page;
+  });
+  if (found == m_pages.end()) {
+    m_pages.push_back({flow.group, object.page, object.startS});
+    found = std::prev(m_pages.end());
+  }
+  ++found->objects;
+  const auto page = static_cast<std::size_t>(found - m_pages.begin());
+  return [this, page, wanted = object.bytes, done = false](uint64_t bytes) mutable {
+    if (!done && bytes >= wanted) {
+      done = true;
+      ++m_pages[page].loaded;
+      m_pages[page].endS = NowS();
+    }
+  };
+}
+
+std::function<void(uint64_t)> Experience::FollowCall(const Flow& flow,
+                                                     ns3::Ptr<FrameApplication> application) {
+  m_calls.push_back({flow.number, &std::get<RealTime>(flow.group->traffic), application});
+  return [application](uint64_t bytes) { application->Received(bytes); };
+}
+
+void Experience::AddTo(JsonObject& summary) const {
+  JsonArray pages;
+  for (const Page& page : m_pages) {
+    const bool whole = page.loaded == page.objects;
+    pages.Add(JsonObject()
+                  .Add("start_s", JsonNumber(page.startS))
+                  .Add("objects", JsonNumber(page.objects))
+                  .Add("load_s", whole ? JsonNumber(page.endS - page.startS) : "null")
+                  .Text());
+  }
+  JsonArray calls;
+  for (const Call& call : m_calls) {
+    JsonArray made;
+    JsonArray delays;
+    uint64_t late = 0;
+    for (const auto& frame : call.application->Frames()) {
+      const double madeS = frame.made.GetSeconds();
+      const bool arrived = frame.delayS >= 0;
+      made.Add(JsonNumber(madeS));
+      delays.Add(arrived ? JsonNumber(frame.delayS) : "null");
+      late += madeS >= m_run.warmupS && (arrived ? frame.delayS : NowS() - madeS) > kStallS;
+    }
+    // Each frame stands for the time until the next one.
+    const double stallS = static_cast<double>(late) / call.traffic->framesPerS;
+    calls.Add(JsonObject()
+                  .Add("flow", JsonNumber(call.flow))
+                  .Add("frames_per_s", JsonNumber(call.traffic->framesPerS))
+                  .Add("stall_s", JsonNumber(stallS))
+                  .Add("made_s", made.Text())
+                  .Add("delay_s", delays.Text())
+                  .Text());
+  }
+  if (!m_pages.empty()) {
+    summary.Add("pages", pages.Text());
+  }
+  if (!m_calls.empty()) {
+    summary.Add("calls", calls.Text());
+  }
+}
+
+}  // namespace swiftqueue::lab

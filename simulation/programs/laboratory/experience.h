@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//
+// What users notice: how long a web page takes to load, and where a call stalls.
+
+#ifndef SWIFTQUEUE_LABORATORY_EXPERIENCE_H
+#define SWIFTQUEUE_LABORATORY_EXPERIENCE_H
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "../../model/frame-application.h"
+#include "flows.h"
+#include "json-text.h"
+#include "run.h"
+
+namespace swiftqueue::lab {
+
+/** Follows the pages and calls of a run; it must outlive the simulation. */
+class Experience {
+ public:
+  explicit Experience(const Run& run) : m_run(run) {}
+
+  /** The object of a page that a flow carries; `index` is the flow's place in its group. */
+  struct Object {
+    double startS;
+    uint64_t bytes;
+    std::size_t page;  // of the group
+  };
+  static Object ObjectOf(const Pages& pages, uint32_t index);
+
+  /** What to call with the bytes that a flow's receiver has had, each time there are more. */
+  std::function<void(uint64_t)> FollowObject(const Flow& flow, const Object& object);
+  std::function<void(uint64_t)> FollowCall(const Flow& flow,
+                                           ns3::Ptr<FrameApplication> application);
+
+  /** Adds "pages" and "calls", where the run has any. */
+  void AddTo(JsonObject& summary) const;
+
+ private:
+  struct Page {
+    const Group* group;
+    std::size_t number;
+    double startS;
+    uint32_t objects{0};
+    uint32_t loaded{0};
+    double endS{0};  // of the last that was loaded
+  };
+  struct Call {
+    uint16_t flow;
+    const RealTime* traffic;
+    ns3::Ptr<FrameApplication> application;
+  };
+
+  const Run& m_run;
+  std::vector<Page> m_pages;
+  std::vector<Call> m_calls;
+};
+
+}  // namespace swiftqueue::lab
+
+#endif  // SWIFTQUEUE_LABORATORY_EXPERIENCE_H

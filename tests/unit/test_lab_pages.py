@@ -1,0 +1,226 @@
+"""Pages, calls and links of a scenario, what comes of them as rows, and verdicts; nothing is simulated."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import yaml
+
+from laboratory.report import verdicts
+from laboratory.runs import experience
+from laboratory.runs.resolve import cells, resolve
+from laboratory.scenarios.files import load, path_of
+from laboratory.scenarios.pages import drawn, rates_of
+from laboratory.scenarios.schema import Lognormal, Pages
+
+
+def mine(folder: Path, **web: Any) -> Path:
+    """The project's confucius-web with other pages."""
+    traffic = {"kind": "pages", "pages": 3, "first_s": 6.0, "every_s": 2.0, **web}
+    groups = {"web": {"traffic": traffic}}
+    raw = {
+        "extends": "confucius-web",
+        "axis": {"label": "", "points": {"one": {"set": {}}}},
+        "environment": {"senders": {"cross": {"groups": groups}}},
+    }
+    path = folder / "mine.yaml"
+    path.write_text(yaml.safe_dump(raw))
+    return path
+
+
+def drawing(pages: int) -> Pages:
+    return Pages(
+        kind="pages",
+        pages=pages,
+        first_s=10.0,
+        every_s=5.0,
+        objects=Lognormal(median=8.0, sigma=0.675, most=50),
+        object_bytes=Lognormal(median=15_000.0, sigma=1.0, least=100, most=100_000),
+    )
+
+
+def test_pages_are_drawn_as_the_papers_are_and_the_same_for_the_same_seed() -> None:
+    pages = drawn(drawing(2000), 1)
+    assert pages == drawn(drawing(2000), 1)
+    assert pages != drawn(drawing(2000), 2)
+    assert [page["start_s"] for page in pages[:3]] == [10, 15, 20]
+    counts = np.array([len(page["bytes"]) for page in pages])
+    assert counts.min() >= 1
+    assert counts.max() == 50
+    # of 2000 draws: three standard errors of the quantiles
+    assert abs(np.median(counts) - 8) <= 1
+    assert abs(np.quantile(counts, 0.9) - 19) <= 2
+    sizes = np.concatenate([page["bytes"] for page in pages])
+    assert (sizes.min(), sizes.max()) >= (100, 100_000)
+    assert np.median(sizes) == pytest.approx(15_000, rel=0.05)
+
+
+def test_given_pages_come_in_turn() -> None:
+    pages = Pages(kind="pages", pages=3, first_s=0.0, every_s=1.0, sizes=[[5, 6], [7]])
+    assert [page["bytes"] for page in drawn(pages, 1)] == [[5, 6], [7], [5, 6]]
+
+
+def test_a_run_has_a_flow_for_each_object(tmp_path: Path) -> None:
+    scenario = load(mine(tmp_path, sizes=[[5, 6], [7]]))
+    run = resolve(scenario, next(cells("mine", scenario)), {"kind": "default"}, [])
+    call, web = (sender["groups"][0] for sender in run["senders"])
+    assert (call["dscp"], call["traffic"]["least_bps"]) == (46, 100_000)
+    assert (web["flows"], "dscp" in web) == (5, False)
+
+
+@pytest.mark.parametrize(
+    ("web", "says"),
+    [
+        ({"sizes": [[5], []]}, "traffic.sizes.1: a page of 0 flows"),
+        ({"sizes": []}, "traffic.sizes: no page is there"),
+        ({}, "traffic.sizes: give them, or else objects and object_bytes"),
+        ({"sizes": [[5]], "objects": {"median": 1, "sigma": 1, "most": 5}}, "traffic.sizes: give them"),
+        ({"pages": 0}, "traffic.pages: input should be greater than or equal to 1 (is 0)"),
+        ({"objects": {"median": 0, "sigma": 1, "most": 5}}, "traffic.objects.median: input should be"),
+        ({"objects": {"median": 8, "sigma": 1, "most": 0}}, "traffic.objects.most: input should be"),
+    ],
+)
+def test_pages_that_cannot_be(tmp_path: Path, web: dict[str, Any], says: str) -> None:
+    line = f"mine.yaml: environment.senders.cross.groups.web.{says}"
+    with pytest.raises(ValueError, match=f"^{re.escape(line)}[^\n]*$"):
+        load(mine(tmp_path, **web))
+
+
+def test_points_have_their_own_profiles_and_controls(tmp_path: Path) -> None:
+    found = load(path_of("who-picks"))
+    made = [(c.point, c.profile, c.control) for c in cells("who-picks", found) if c.seed == 1]
+    assert len([one for one in made if one[0] == "label or sender: DualPI2"]) == 2 * 5
+    assert [one[1:] for one in made if one[0] == "nobody: FIFO"] == [("rfc9332", "default")]
+    raw = {"extends": "who-picks", "axis": {"points": {"nobody: FIFO": {"controls": ["always"]}}}}
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(raw))
+    with pytest.raises(ValueError, match=r"nobody: FIFO\.controls: the scenario has no 'always'"):
+        load(path)
+
+
+def test_rates_of_a_trace(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.txt"
+    trace.write_text("1 20\n2.5 5.5\n40 10\n")
+    assert rates_of(None, "key", 9) == {}
+    assert rates_of(str(trace), "key", 2) == {"rates": [[0, 20e6], [1, 5.5e6]]}
+    for text, seconds, says in (
+        ("1 20\n2 5\n", 3.0, f"key: {trace} ends at 2 s, the run at 3 s"),
+        ("1 20\n1 5\n", 1.0, f"key: {trace}: line 2 is no later time and rate"),
+        ("1 0\n", 1.0, f"key: {trace}: line 1 is no later time and rate"),
+        ("one 20\n", 1.0, f"key: {trace}: line 1 is no later time and rate"),
+    ):
+        trace.write_text(text)
+        with pytest.raises(ValueError, match="^" + re.escape(says)):
+            rates_of(str(trace), "key", seconds)
+    with pytest.raises(ValueError, match=r"key: .* cannot be read"):
+        rates_of(str(tmp_path / "none.txt"), "key", 1)
+
+
+def summary(**changes: Any) -> dict[str, Any]:
+    """Of a run of 20 s: pages at 6, 10 and 30 s, and a frame each second."""
+    packets = {"packets": 10, "arrived": 8, "reordered": 2, "goodput_bps": 3e6}
+    quantiles = {"p99": 1e4, "p999": 2e4}
+    some = packets | {"queueing_us": quantiles, "latency_us": quantiles}
+    none = some | {"packets": 0, "goodput_bps": 0}
+    delay = [0.05] * 20
+    delay[7], delay[8], delay[11], delay[2] = 0.2, 0.3, 0.19, 5.0
+    return {
+        "run": {"seconds": 20, "warmup_s": 5, "senders": [{"name": "s1"}, {"name": "web"}]},
+        "senders": {"s1": {"l4s": none, "classic": some}, "web": {"l4s": none, "classic": some}},
+        "bottlenecks": [{"utilisation": 0.5}],
+        "pages": [
+            {"start_s": 10, "load_s": None},
+            {"start_s": 6, "load_s": 0.5},
+            {"start_s": 2, "load_s": 9},
+            {"start_s": 30, "load_s": None},
+        ],
+        "calls": [{"frames_per_s": 1, "made_s": list(range(20)), "delay_s": delay}],
+        **changes,
+    }
+
+
+KEYS = {"scenario": "a", "point": "", "profile": "rfc9332", "control": "default", "seed": 1}
+ROW = {**KEYS, "run": "r", "program": "p", "artifact": None, "seconds": 20.0, "cpu_s": 1.0}
+
+
+def test_a_runs_row() -> None:
+    row = experience.row_of(ROW, summary())
+    assert (row["pages"], row["pages_unfinished"]) == (2, 1)
+    assert row["load_mean_s"] == pytest.approx((0.5 + 10) / 2)  # until the end, at least
+    assert (row["frames"], row["stall_s"]) == (15, 2)  # 0.19 s are none, and the warm-up counts not
+    assert (row["stall_per_page_s"], row["stalling_pages_share"]) == (1, 0.5)
+    assert (row["call_mbps"], row["web_mbps"], row["reordered_share"]) == (3, 3, 0.25)
+    assert row["rtt_p999_s"] == pytest.approx(0.02)
+    pl.DataFrame([row], schema=experience.SCHEMA)
+
+
+def test_a_frame_that_never_came_is_as_late_as_the_end_shows() -> None:
+    call = {"frames_per_s": 10, "made_s": [6.0, 19.9], "delay_s": [None, None]}
+    row = experience.row_of(ROW, summary(calls=[call]))
+    assert row["stall_s"] == pytest.approx(0.1)
+    assert experience.row_of(ROW, summary(calls=[]))["frames"] == 0
+
+
+def results(folder: Path, stalls: dict[str, list[float]], loads: dict[str, list[float]]) -> Path:
+    rows = [
+        {
+            **dict.fromkeys(experience.SCHEMA),
+            **ROW,
+            "scenario": "confucius-web",
+            "point": f"{rule}, Copa",
+            "seed": seed,
+            "stall_per_page_s": stall,
+            "load_mean_s": loads[rule][seed - 1],
+            "stalling_pages_share": stall,
+        }
+        for rule, all_stalls in stalls.items()
+        for seed, stall in enumerate(all_stalls, 1)
+    ]
+    pl.DataFrame(rows, schema=experience.SCHEMA).write_parquet(folder / experience.FILE)
+    return folder
+
+
+def test_verdicts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stalls = {
+        "Confucius": [0.10, 0.11, 0.10, 0.09, 0.10],
+        "FqCoDel": [0.3, 0.3, 0.3, 0.3, 0.3],
+        "FQ+FIFO": [0.12, 0.3, 0.1, 0.2, 0.1],
+    }
+    loads = {"Confucius": [1.2] * 5, "FqCoDel": [1.0] * 5, "FQ+FIFO": [1.0] * 5}
+    found = verdicts.of_scenario("confucius-web", results(tmp_path, stalls, loads))
+    by_figure = {verdict.figure: verdict for verdict in found}
+    best = by_figure["Copa: stall over the best unlabelled (FQ+FIFO)"]
+    assert (best.verdict, best.seeds) == (verdicts.NOT_SETTLED, 5)
+    assert best.reason == "without FIFO, CoDel, RED, SJF, HHF"
+    over = by_figure["Copa: stall over FqCoDel"]
+    assert over.verdict == verdicts.HELD
+    assert over.measured == pytest.approx(1 / 3)
+    assert by_figure["Copa: page load time over FQ+FIFO"].verdict == verdicts.NOT_HELD
+    assert by_figure["Copa: share of pages that stall"].verdict == verdicts.HELD
+    assert by_figure["GCC: stall over FqCoDel"].reason == "not run"
+    assert verdicts.print_verdicts("confucius-web", tmp_path, as_json=True) == 1
+    assert len(json.loads(capsys.readouterr().out)) == len(found) == 8
+
+
+def test_few_seeds_settle_nothing_and_no_stall_is_no_ratio(tmp_path: Path) -> None:
+    none = {"Confucius": [0.0] * 4, "FqCoDel": [0.0] * 4, "FQ+FIFO": [0.0] * 4}
+    ones = dict.fromkeys(none, [1.0] * 4)
+    found = {v.figure: v for v in verdicts.of_scenario("confucius-web", results(tmp_path, none, ones))}
+    assert found["Copa: stall over FqCoDel"].reason == "nothing to be less than: it is 0 there"
+    assert found["Copa: share of pages that stall"].verdict == verdicts.NOT_SETTLED
+
+
+def test_what_cannot_be_judged(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="figure8: no figure is to be reached in it, but in confucius-web"):
+        verdicts.of_scenario("figure8", tmp_path)
+    with pytest.raises(ValueError, match="has no results of confucius-web"):
+        verdicts.of_scenario("confucius-web", tmp_path)
+    (tmp_path / experience.FILE).write_bytes(b"none")
+    with pytest.raises(ValueError, match="is damaged"):
+        verdicts.of_scenario("confucius-web", tmp_path)
