@@ -54,7 +54,7 @@ def test_the_projects_scenarios_are_sound(name: str) -> None:
     assert scenario.about
     for cell in cells(name, scenario):
         assert environment_at(scenario, cell.point, name).senders["s1"].groups
-    # the maps ask what the standard queue leaves, the guard where the model harms there; confucius-web names discs
+    # the maps ask what the standard queue leaves, the guard where the model harms there; one names each disc
     if not name.startswith(("map-", "guard-", "confucius-")) or name == "guard-figure8":
         assert scenario.profiles == ["rfc9332", "uncoupled"]
     # what no choice at all is worth, what the model costs, what a new head and the guard bring, who picks
