@@ -21,31 +21,20 @@ from pipelines.simulate import build_simulator
 
 pytestmark = pytest.mark.slow  # ns-3 programs are compiled and run
 
-SHORT: dict[str, Any] = {
-    "extends": "confucius-web",
-    "about": "short",
-    "seconds": 12,
-    "warmup_s": 2,
-    "seeds": [1],
-    "axis": {
-        "label": "rule",
-        "points": {
-            "Confucius": {
-                "set": {"bottlenecks.0.disc": {"type": "swiftqueue::ConfuciusQueueDisc", "attributes": {}}}
-            },
-            "FIFO": {"set": {"bottlenecks.0.disc": {"type": "ns3::FifoQueueDisc", "attributes": {}}}},
-        },
-    },
-    "environment": {
-        "senders": {"cross": {"groups": {"web": {"traffic": {"kind": "pages", "pages": 2, "first_s": 3.0,
-            "every_s": 4.0, "sizes": [[15_000] * 20, [1000]]}}}}}
-    },
-}  # fmt: skip
+SHORT: dict[str, Any] = {"about": "short", "figure": None, "seconds": 12, "warmup_s": 2, "seeds": [1]}
+RULES = {
+    name: {"set": {"bottlenecks.0.disc": {"type": disc, "attributes": {}}}}
+    for name, disc in (("FIFO", "ns3::FifoQueueDisc"), ("Confucius", "swiftqueue::ConfuciusQueueDisc"))
+}
+TWO_PAGES = {"kind": "pages", "pages": 2, "first_s": 3.0, "every_s": 4.0, "sizes": [[15_000] * 20, [1000]]}
 
 
 def scenario(folder: Path, **changes: Any) -> Path:
+    """The project's confucius-web with two rules and two pages; one that extends it has all its points."""
+    raw = yaml.safe_load(path_of("confucius-web").read_text())
+    raw["environment"]["senders"]["cross"]["groups"]["web"]["traffic"] = TWO_PAGES
     path = folder / "mine.yaml"
-    path.write_text(yaml.safe_dump({**SHORT, **changes}))
+    path.write_text(yaml.safe_dump({**raw, **SHORT, "axis": {"label": "rule", "points": RULES}, **changes}))
     return path
 
 
