@@ -101,7 +101,8 @@ class QueueController {
       if (!ruling.move) chosen.queues[i] = kL4s;
       chosen.arms[i] = ruling.arm;
       // Both of a pair count as moved, for the same reason.
-      if (ruling.move || ruling.arm != 0) moved(first_packet + static_cast<std::int64_t>(i), now_ns);
+      if (ruling.move || ruling.arm != 0)
+        moved(first_packet + static_cast<std::int64_t>(i), now_ns);
     }
     return chosen;
   }

@@ -8,7 +8,8 @@
 // moved, and the other keeps its default queue. The first packet of each tells its latency, and a
 // test asks whether the moved one's is lower on average. Until that is settled all other batches
 // keep their default queue (a trial); from then on they are moved, and it must be settled again
-// and again. Where it is not, moving stops, and after a pause, each twice as long, there is a trial.
+// and again. Where it is not, moving stops, and after a pause, each twice as long, there is a
+// trial.
 //
 // Per receiver: bounded memory, O(1) for each decision, packet and ACK.
 #ifndef SWIFTQUEUE_SERVING_AGENT_GUARD_H_
@@ -40,10 +41,11 @@ struct GuardParams {
 //
 // With x in [-1, 1] and of mean 0 or less given all before it, a gambler who stakes the share b of
 // what he has on each x has no gain to expect: his wealth, the product of 1 + b x, is a
-// supermartingale, and exceeds 1 / alpha at any time with probability alpha at most (Ville). So does
-// the mean of several gamblers' wealth, one for each share (Waudby-Smith and Ramdas, "Estimating
-// means of bounded random variables by betting", J. R. Stat. Soc. B 86(1), 2024, section 4.4).
-// Giving up early, for want of hope or of time, costs no validity: it only makes wins rarer.
+// supermartingale, and exceeds 1 / alpha at any time with probability alpha at most (Ville). So
+// does the mean of several gamblers' wealth, one for each share (Waudby-Smith and Ramdas,
+// "Estimating means of bounded random variables by betting", J. R. Stat. Soc. B 86(1), 2024,
+// section 4.4). Giving up early, for want of hope or of time, costs no validity: it only makes wins
+// rarer.
 class HelpTest {
  public:
   enum class Verdict : std::uint8_t { kOpen, kHelps, kFails };
@@ -89,8 +91,8 @@ class Guard {
   static constexpr std::array kRest{2, 14};
   static constexpr std::array kMostPairs{192, 384};  // then it is not settled
   static constexpr std::array kHopeless{6.0, 20.0};
-  static constexpr std::size_t kPairs = 4;           // of a receiver, under way
-  static constexpr std::size_t kMaxReceivers = 1024;  // those beyond keep their default queue
+  static constexpr std::size_t kPairs = 4;                 // of a receiver, under way
+  static constexpr std::size_t kMaxReceivers = 1024;       // those beyond keep their default queue
   static constexpr std::int64_t kIdleNs = 60'000'000'000;  // then a receiver may be forgotten
   static constexpr std::int64_t kFirstPauseNs = 2'000'000'000;
   static constexpr std::int64_t kLongestPauseNs = 512'000'000'000;

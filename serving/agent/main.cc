@@ -97,8 +97,9 @@ void add_options(CLI::App& app, Options& o) {
   app.add_option("--margin-share", o.controller.margin_share,
                  "and by this share of the latency in the present queue")
       ->check(CLI::Range(0.0, 1e3));
-  app.add_option("--max-moved-unacked", o.controller.max_moved_unacked,
-                 "most packets moved and not acknowledged yet, or --max-moved-share, if that is more")
+  app.add_option(
+         "--max-moved-unacked", o.controller.max_moved_unacked,
+         "most packets moved and not acknowledged yet, or --max-moved-share, if that is more")
       ->check(CLI::Range(0, 1'000'000))
       ->capture_default_str();
   app.add_option("--max-moved-share", o.controller.max_moved_share,

@@ -78,8 +78,8 @@ void sq_controller_acked(QueueController* controller, std::int64_t packet) {
   controller->acked(packet, 0, true);  // only the guard reads the rest
 }
 
-// How many of `values` a trial's test at `alpha` looks at before it ends; `verdict` is 1 where it is
-// settled that their mean is above 0, -1 where it gave up, 0 where they did not suffice.
+// How many of `values` a trial's test at `alpha` looks at before it ends; `verdict` is 1 where it
+// is settled that their mean is above 0, -1 where it gave up, 0 where they did not suffice.
 std::int64_t sq_guard_test(double alpha, const double* values, std::int64_t count, int* verdict) {
   HelpTest test(alpha, Guard::kMostPairs[0], Guard::kHopeless[0]);
   *verdict = 0;

@@ -102,7 +102,7 @@ class LaterInClassic(LiveSender):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, deadline_us=5_000_000)
-        self.under_way: list[tuple[int, int, int]] = []  # when it is acknowledged, its number, when it was sent
+        self.under_way: list[tuple[int, int, int]] = []  # acknowledged when, packet, sent when
 
     def _send_packets(self, queues: Any) -> None:
         sent = frames.blank(frames.SENT, 8)

@@ -188,8 +188,7 @@ bool BatchMove::Move(const DataPacket& packet, const Waiting& behind) {
     return false;
   }
   m_arm = last->second.arm;
-  return last->second.queue == agent::kClassic &&
-         m_sender.keeps(Known(packet).receiver_id, m_arm);
+  return last->second.queue == agent::kClassic && m_sender.keeps(Known(packet).receiver_id, m_arm);
 }
 
 void BatchMove::Sent(const DataPacket& packet, uint8_t queue) {
