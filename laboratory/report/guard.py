@@ -77,13 +77,15 @@ def harm(runs: pl.DataFrame, place: Place) -> str:
 
 def kept(runs: pl.DataFrame) -> list[str]:
     """Say what part of the model's gain in figure 8 is left with the guard."""
-    lines = head_of(["`uncoupled`, P99 against default", "without the guard", "with it", "kept", "wanted"])
+    lines = head_of(
+        ["`uncoupled`, P99 against default", "without the guard", "with it", "kept", "wanted", "seeds"]
+    )
     changes = [change_of(runs, _place(point), "model", QUEUEING_P99) for point in (OFF, ON)]
     if None in changes:
         return ["Not run."]
     off, on = (found for found in changes if found)
     wanted = f"{LEAST_GAIN_KEPT:.0%} or more".replace("%", " %")
-    return [*lines, row_of(["figure 8", percent(off), percent(on), _part(on, off), wanted])]
+    return [*lines, row_of(["figure 8", percent(off), percent(on), _part(on, off), wanted, str(on.n)])]
 
 
 def _place(point: str) -> Place:

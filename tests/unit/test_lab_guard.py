@@ -1,0 +1,46 @@
+"""The guard's tables: what the model changes without it and with it, and what is settled harm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import polars as pl
+from lab_rows import NO_NOISE, run_row
+
+from laboratory.report.comparison import Place
+from laboratory.report.guard import guarded, harm, kept
+from laboratory.runs.results import SCHEMA
+
+
+def rows(off: float, on: float, seeds: int = 5, **figures: Any) -> pl.DataFrame:
+    """Figure 8 where the model's P99 is such a part of default's, without the guard and with it."""
+    found = []
+    for point, part in (("off", off), ("on", on)):
+        for seed, noise in enumerate(NO_NOISE[:seeds], 101):
+            place = {"scenario": "guard-figure8", "point": point, "packets": 1e6}
+            found.append(run_row("default", seed, 10_000.0, **place))
+            found.append(run_row("model", seed, 10_000.0 * part * noise, **place, **figures))
+    return pl.DataFrame(found, schema=SCHEMA)
+
+
+def at(point: str) -> Place:
+    return Place("guard-figure8", point, "uncoupled")
+
+
+def test_what_is_kept_is_the_ratio_of_the_gains() -> None:
+    assert kept(rows(off=0.6, on=0.7))[-1].endswith("| 75 % | 80 % or more | 5 |")
+    assert kept(rows(off=1.2, on=1.0))[-1].endswith("| – | 80 % or more | 5 |")
+    assert kept(rows(off=0.6, on=0.7).filter(pl.col("point") == "off")) == ["Not run."]
+
+
+def test_harm_is_named_where_it_is_settled() -> None:
+    runs = rows(off=1.5, on=1.0)
+    assert (harm(runs, at("off")), harm(runs, at("on"))) == ("P99", "none")
+    assert harm(rows(off=0.6, on=0.6, classic_share=0.05), at("on")) == "the classic flows' share"
+    assert harm(rows(off=1.5, on=1.0, seeds=3), at("off")) == "3 of 5 seeds"
+
+
+def test_the_table_has_both_points_side_by_side() -> None:
+    lines = guarded(rows(off=0.6, on=0.7))
+    assert [line.split(" | ")[1] for line in lines if line.startswith("| `uncoupled`")] == ["off", "on"] * 2
+    assert guarded(rows(off=0.6, on=0.7).filter(pl.col("control") == "default")) == []
