@@ -20,7 +20,7 @@ from typing import IO, Final
 import psutil
 from waiting import wait_until
 
-from feature_store.local_ray import OBJECT_STORE_BYTES, PATIENCE
+from feature_store.local_ray import ALONE, OBJECT_STORE_BYTES, PATIENCE
 from infra.local.processes import free_ports
 
 FIRST, SECOND = "127.0.0.2", "127.0.0.3"
@@ -58,7 +58,8 @@ class TwoNodes:
     @property
     def environment(self) -> dict[str, str]:
         """What a program needs to work on the cluster."""
-        return {**os.environ, **PATIENCE, "RAY_ADDRESS": self.address}
+        several = {name: value for name, value in os.environ.items() if name not in ALONE}
+        return {**several, **PATIENCE, "RAY_ADDRESS": self.address}
 
     def start(self) -> None:
         """Start both, and take the first."""
