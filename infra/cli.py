@@ -11,6 +11,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from infra.cli_choices import LatencySource, Protocol
+from infra.cli_laboratory import lab_app
+from infra.cli_traces import sender_app, trace_app
 from models.program import new_app, one_line
 from pipelines.live import DRIFT
 
@@ -34,7 +37,6 @@ def _programs(about: str, **programs: str) -> typer.Typer:
 
 
 app = new_app("Predict each packet's latency before it is sent and mark it for the better L4S queue.")
-trace_app = typer.Typer(no_args_is_help=True, help="The project's traces, versioned by DVC.")
 app.add_typer(trace_app, name="trace")
 app.add_typer(
     _programs(
@@ -84,19 +86,8 @@ app.add_typer(
     ),
     name="mark",
 )
-lab_app = typer.Typer(
-    no_args_is_help=True, help="The L4S laboratory: simulated runs with controls, and the report."
-)
 app.add_typer(lab_app, name="lab")
-sender_app = typer.Typer(no_args_is_help=True, help="Tokens with which senders elsewhere ship telemetry.")
 app.add_typer(sender_app, name="sender")
-
-
-class LatencySource(StrEnum):
-    """Where latencies come from: ACKs seen at the sender, or TCP timestamps seen at the receiver."""
-
-    acks = "acks"
-    timestamps = "timestamps"
 
 
 class Benchmark(StrEnum):
@@ -124,14 +115,6 @@ class Retrain(StrEnum):
     start = "start"
 
 
-class Protocol(StrEnum):
-    """Lengths of pre-training, fine-tuning and test slices: 2.5/0.5/1 s, 30/6/10 s, 300/60/300 s."""
-
-    short = "short"
-    small = "small"
-    paper = "paper"
-
-
 @app.command()
 def extract(
     traces: Annotated[list[Path], typer.Argument(help="pcap or pcapng files, gzip too", metavar="TRACE...")],
@@ -151,232 +134,6 @@ def extract(
     from feature_store.packets.extract_many import run_extract
 
     sys.exit(run_extract(traces, output, sender=sender, latency=latency.value, as_json=json))
-
-
-@trace_app.command("add")
-def trace_add(
-    file: Annotated[Path, typer.Argument(help="a capture made at the sender")],
-    name: Annotated[str | None, typer.Option(help="the trace's name (default: from the file name)")] = None,
-    sender: Annotated[str | None, typer.Option(help="sender's address, if not the heaviest")] = None,
-    latency: Annotated[LatencySource, typer.Option(help="where latencies come from")] = LatencySource.acks,
-    protocol: Annotated[
-        Protocol | None,
-        typer.Option(help="its slice lengths (default: the project's, or the longest that fits)"),
-    ] = None,
-) -> None:
-    """Check a capture, put it under DVC and name it in params.yaml.
-
-    Example: swiftqueue trace add ~/captures/office.pcapng
-    """
-    from infra.traces import add_trace
-
-    own = protocol.value if protocol else None
-    add_trace(file, name=name, sender=sender, latency=latency.value, protocol=own)
-
-
-@trace_app.command("simulate")
-def trace_simulate(
-    output: Annotated[Path, typer.Argument(help="folder for the packet table")],
-    seed: Annotated[int, typer.Option(help="of the traffic; 1 and 2 are the default traces'")] = 3,
-    seconds: Annotated[float, typer.Option(help="how long it lasts")] = 660.0,
-) -> None:
-    """Simulate one more trace of section `simulate` and extract it: to be replayed, not for DVC.
-
-    Example: swiftqueue trace simulate var/long --seconds 1950 && swiftqueue up --live --trace var/long
-    """
-    from infra.traces import simulate_trace
-
-    sys.exit(simulate_trace(output, seed=seed, seconds=seconds))
-
-
-@trace_app.command("list")
-def trace_list() -> None:
-    """List the traces that `params.yaml` names and whether their files are here."""
-    from infra.traces import list_traces
-
-    list_traces()
-
-
-@sender_app.command("add")
-def sender_add(
-    name: Annotated[str, typer.Argument(help="the sender's id: 1 to 64 of A-Z a-z 0-9 . _ -")],
-    out: Annotated[
-        Path | None, typer.Option(help="new file of mode 0600 for the token (default: print it, once)")
-    ] = None,
-) -> None:
-    """Make a sender's token: from now on nobody else speaks for it, not even this machine's forwarder.
-
-    Example: swiftqueue sender add agent-7 --out agent-7.token
-    """
-    from serving.ingest import senders
-    from serving.ingest.server import telemetry_dir
-
-    token = senders.add(telemetry_dir(), name, out)
-    print(f"the token of sender {name} is in {out}" if out else token)
-
-
-@sender_app.command("remove")
-def sender_remove(name: Annotated[str, typer.Argument(help="the sender's id")]) -> None:
-    """Take a sender's token back: the running ingest refuses it from now on.
-
-    Example: swiftqueue sender remove agent-7
-    """
-    from serving.ingest import senders
-    from serving.ingest.server import telemetry_dir
-
-    senders.remove(telemetry_dir(), name)
-    print(f"the token of sender {name} is taken back")
-
-
-@sender_app.command("list")
-def sender_list() -> None:
-    """List the senders that have a token of their own."""
-    from serving.ingest import senders
-    from serving.ingest.server import telemetry_dir
-
-    for name in senders.with_tokens(telemetry_dir()):
-        print(name)
-
-
-LabOutput = Annotated[Path, typer.Option(help="folder of runs, results, models and the report")]
-
-
-@lab_app.command("scenarios")
-def lab_scenarios() -> None:
-    """List the scenarios, a line each."""
-    from laboratory.command import list_scenarios
-
-    list_scenarios()
-
-
-@lab_app.command("run")
-def lab_run(
-    scenarios: Annotated[
-        list[str] | None, typer.Argument(help="names, or YAML files", metavar="SCENARIO...")
-    ] = None,
-    full: Annotated[
-        bool,
-        typer.Option(
-            "--full", help="the full laboratory: figure 8 (tuned heads too), all sweeps and maps, many flows"
-        ),
-    ] = False,
-    seeds: Annotated[int | None, typer.Option(help="how many seeds (default: the scenario's)")] = None,
-    seconds: Annotated[float | None, typer.Option(help="simulated seconds (default: the scenario's)")] = None,
-    controls: Annotated[
-        str | None, typer.Option(help="run only these, as `default,model` (default: the scenario's)")
-    ] = None,
-    artifact: Annotated[
-        str | None, typer.Option(help="the model: a folder, or `champion` of the registry")
-    ] = None,
-    truth: Annotated[bool, typer.Option("--truth", help="keep each packet's truth as Parquet")] = False,
-    pcap: Annotated[bool, typer.Option("--pcap", help="keep S1's captures: `extract` reads them")] = False,
-    output: LabOutput = Path("var/lab"),
-) -> None:
-    """Simulate scenarios with their controls, on Ray; resumes where it stopped.
-
-    Example: swiftqueue lab run figure8 --artifact var/lab/models/figure8
-    """
-    from laboratory.command import Request, run_lab
-    from laboratory.scenarios.files import full as full_laboratory
-
-    if full == bool(scenarios):
-        raise typer.BadParameter("name scenarios, or give --full", param_hint="SCENARIO...")
-    named = full_laboratory() if full else scenarios or []
-    chosen = None if controls is None else controls.split(",")
-    sys.exit(run_lab(Request(named, seeds, seconds, artifact, truth, chosen, pcap), output))
-
-
-@lab_app.command("train")
-def lab_train(
-    scenario: Annotated[str, typer.Argument(help="name, or a YAML file")],
-    protocol: Annotated[Protocol, typer.Option(help="slice lengths")] = Protocol.small,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="override a parameter: SECTION.KEY=VALUE")
-    ] = None,
-    output: LabOutput = Path("var/lab"),
-) -> None:
-    """Train a model for each queue profile on a scenario's exploration traces.
-
-    Example: swiftqueue lab train figure8
-    """
-    from laboratory.learning.train import train
-
-    sys.exit(train(scenario, protocol=protocol.value, overrides=set_ or [], output=output))
-
-
-@lab_app.command("explain")
-def lab_explain(
-    scenario: Annotated[str, typer.Argument(help="name, or a YAML file")],
-    artifact: Annotated[str, typer.Option(help="the model: a folder, or `champion` of the registry")],
-    profile: Annotated[str, typer.Option(help="queue profile")] = "uncoupled",
-    point: Annotated[str, typer.Option(help="of a sweep, as `50`")] = "",
-    seed: Annotated[int, typer.Option(help="of the traffic")] = 1,
-    seconds: Annotated[float | None, typer.Option(help="simulated seconds (default: the scenario's)")] = None,
-    output: LabOutput = Path("var/lab"),
-) -> None:
-    """Run one seed with the model: what it predicted beside what came, and what makes the tail.
-
-    Example: swiftqueue lab explain receivers --artifact var/lab/models/figure8 --profile rfc9332
-    """
-    from laboratory.explain import explain
-
-    sys.exit(
-        explain(
-            scenario,
-            artifact=artifact,
-            profile=profile,
-            point=point,
-            seed=seed,
-            seconds=seconds,
-            output=output,
-        )
-    )
-
-
-@lab_app.command("canary")
-def lab_canary() -> None:
-    """Prove that the program gives the published one's results, and list it as its equal."""
-    from laboratory.runs.canary import prove
-
-    sys.exit(prove())
-
-
-@lab_app.command("verdict")
-def lab_verdict(
-    scenario: Annotated[str, typer.Argument(help="its name, as `confucius-web`")],
-    as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = False,
-    output: LabOutput = Path("var/lab"),
-) -> None:
-    """Say of each figure that a scenario is to reach: held, not held or not settled; 1 if one is not held.
-
-    Example: swiftqueue lab verdict confucius-web --json
-    """
-    from laboratory.report.verdicts import print_verdicts
-
-    sys.exit(print_verdicts(scenario, output, as_json=as_json))
-
-
-@lab_app.command("tune", hidden=True)
-def lab_tune(
-    run: Annotated[Path, typer.Option(help="folder of the run so far")],
-    from_ns: Annotated[int, typer.Option("--from-ns", help="first simulated time of the round's data")],
-    to_ns: Annotated[int, typer.Option("--to-ns", help="last simulated time of it")],
-    artifact: Annotated[Path, typer.Option(help="whose head is trained on")],
-    number: Annotated[int, typer.Option("--round", help="the round's number")],
-    output: Annotated[Path, typer.Option(help="folder of the new artifact")],
-) -> None:
-    """Tune the head on a running simulation's last seconds; the program of `lab run` starts this."""
-    from laboratory.learning.finetune_round import print_round
-
-    print_round(number, run, (from_ns, to_ns), artifact, output)
-
-
-@lab_app.command("report")
-def lab_report(output: LabOutput = Path("var/lab")) -> None:
-    """Draw the results into one page and a Markdown table."""
-    from laboratory.report.page import make_report
-
-    print(f"report: {make_report(output)}")
 
 
 @app.command()

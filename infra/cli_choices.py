@@ -1,0 +1,20 @@
+"""Choices that several commands offer."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class LatencySource(StrEnum):
+    """Where latencies come from: ACKs seen at the sender, or TCP timestamps seen at the receiver."""
+
+    acks = "acks"
+    timestamps = "timestamps"
+
+
+class Protocol(StrEnum):
+    """Lengths of pre-training, fine-tuning and test slices: 2.5/0.5/1 s, 30/6/10 s, 300/60/300 s."""
+
+    short = "short"
+    small = "small"
+    paper = "paper"

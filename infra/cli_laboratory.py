@@ -1,0 +1,156 @@
+"""`swiftqueue lab`: the laboratory's commands."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from infra.cli_choices import Protocol
+
+lab_app = typer.Typer(
+    no_args_is_help=True, help="The L4S laboratory: simulated runs with controls, and the report."
+)
+
+
+LabOutput = Annotated[Path, typer.Option(help="folder of runs, results, models and the report")]
+
+
+@lab_app.command("scenarios")
+def lab_scenarios() -> None:
+    """List the scenarios, a line each."""
+    from laboratory.command import list_scenarios
+
+    list_scenarios()
+
+
+@lab_app.command("run")
+def lab_run(
+    scenarios: Annotated[
+        list[str] | None, typer.Argument(help="names, or YAML files", metavar="SCENARIO...")
+    ] = None,
+    full: Annotated[
+        bool,
+        typer.Option(
+            "--full", help="the full laboratory: figure 8 (tuned heads too), all sweeps and maps, many flows"
+        ),
+    ] = False,
+    seeds: Annotated[int | None, typer.Option(help="how many seeds (default: the scenario's)")] = None,
+    seconds: Annotated[float | None, typer.Option(help="simulated seconds (default: the scenario's)")] = None,
+    controls: Annotated[
+        str | None, typer.Option(help="run only these, as `default,model` (default: the scenario's)")
+    ] = None,
+    artifact: Annotated[
+        str | None, typer.Option(help="the model: a folder, or `champion` of the registry")
+    ] = None,
+    truth: Annotated[bool, typer.Option("--truth", help="keep each packet's truth as Parquet")] = False,
+    pcap: Annotated[bool, typer.Option("--pcap", help="keep S1's captures: `extract` reads them")] = False,
+    output: LabOutput = Path("var/lab"),
+) -> None:
+    """Simulate scenarios with their controls, on Ray; resumes where it stopped.
+
+    Example: swiftqueue lab run figure8 --artifact var/lab/models/figure8
+    """
+    from laboratory.command import Request, run_lab
+    from laboratory.scenarios.files import full as full_laboratory
+
+    if full == bool(scenarios):
+        raise typer.BadParameter("name scenarios, or give --full", param_hint="SCENARIO...")
+    named = full_laboratory() if full else scenarios or []
+    chosen = None if controls is None else controls.split(",")
+    sys.exit(run_lab(Request(named, seeds, seconds, artifact, truth, chosen, pcap), output))
+
+
+@lab_app.command("train")
+def lab_train(
+    scenario: Annotated[str, typer.Argument(help="name, or a YAML file")],
+    protocol: Annotated[Protocol, typer.Option(help="slice lengths")] = Protocol.small,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="override a parameter: SECTION.KEY=VALUE")
+    ] = None,
+    output: LabOutput = Path("var/lab"),
+) -> None:
+    """Train a model for each queue profile on a scenario's exploration traces.
+
+    Example: swiftqueue lab train figure8
+    """
+    from laboratory.learning.train import train
+
+    sys.exit(train(scenario, protocol=protocol.value, overrides=set_ or [], output=output))
+
+
+@lab_app.command("explain")
+def lab_explain(
+    scenario: Annotated[str, typer.Argument(help="name, or a YAML file")],
+    artifact: Annotated[str, typer.Option(help="the model: a folder, or `champion` of the registry")],
+    profile: Annotated[str, typer.Option(help="queue profile")] = "uncoupled",
+    point: Annotated[str, typer.Option(help="of a sweep, as `50`")] = "",
+    seed: Annotated[int, typer.Option(help="of the traffic")] = 1,
+    seconds: Annotated[float | None, typer.Option(help="simulated seconds (default: the scenario's)")] = None,
+    output: LabOutput = Path("var/lab"),
+) -> None:
+    """Run one seed with the model: what it predicted beside what came, and what makes the tail.
+
+    Example: swiftqueue lab explain receivers --artifact var/lab/models/figure8 --profile rfc9332
+    """
+    from laboratory.explain import explain
+
+    sys.exit(
+        explain(
+            scenario,
+            artifact=artifact,
+            profile=profile,
+            point=point,
+            seed=seed,
+            seconds=seconds,
+            output=output,
+        )
+    )
+
+
+@lab_app.command("canary")
+def lab_canary() -> None:
+    """Prove that the program gives the published one's results, and list it as its equal."""
+    from laboratory.runs.canary import prove
+
+    sys.exit(prove())
+
+
+@lab_app.command("verdict")
+def lab_verdict(
+    scenario: Annotated[str, typer.Argument(help="its name, as `confucius-web`")],
+    as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = False,
+    output: LabOutput = Path("var/lab"),
+) -> None:
+    """Say of each figure that a scenario is to reach: held, not held or not settled; 1 if one is not held.
+
+    Example: swiftqueue lab verdict confucius-web --json
+    """
+    from laboratory.report.verdicts import print_verdicts
+
+    sys.exit(print_verdicts(scenario, output, as_json=as_json))
+
+
+@lab_app.command("tune", hidden=True)
+def lab_tune(
+    run: Annotated[Path, typer.Option(help="folder of the run so far")],
+    from_ns: Annotated[int, typer.Option("--from-ns", help="first simulated time of the round's data")],
+    to_ns: Annotated[int, typer.Option("--to-ns", help="last simulated time of it")],
+    artifact: Annotated[Path, typer.Option(help="whose head is trained on")],
+    number: Annotated[int, typer.Option("--round", help="the round's number")],
+    output: Annotated[Path, typer.Option(help="folder of the new artifact")],
+) -> None:
+    """Tune the head on a running simulation's last seconds; the program of `lab run` starts this."""
+    from laboratory.learning.finetune_round import print_round
+
+    print_round(number, run, (from_ns, to_ns), artifact, output)
+
+
+@lab_app.command("report")
+def lab_report(output: LabOutput = Path("var/lab")) -> None:
+    """Draw the results into one page and a Markdown table."""
+    from laboratory.report.page import make_report
+
+    print(f"report: {make_report(output)}")
