@@ -90,4 +90,7 @@ def definition_of(schema_hash: str) -> Definition:
         if one.schema_hash == schema_hash:
             return one
     known = ", ".join(f"{one.schema_hash[:12]} ({one.name})" for one in DEFINITIONS)
-    raise ValueError(f"features {schema_hash[:12] or '?'} are none that this code computes: {known}")
+    raise ValueError(
+        f"made for features {schema_hash[:12] or '?'}, but this code computes {known}; "
+        "train again (dvc repro) or check out the commit that made it"
+    )

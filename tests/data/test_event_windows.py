@@ -30,7 +30,7 @@ def test_its_features_are_the_events_inputs_and_whether_it_is_an_ack() -> None:
     ]
     assert {definition_of(one.schema_hash).name for one in DEFINITIONS} == {"window", "event-stream"}
     with pytest.raises(
-        ValueError, match=r"features 123 are none that this code computes: .*\(event-stream\)"
+        ValueError, match=r"made for features 123, but this code computes .*\(event-stream\); train again"
     ):
         definition_of("123")
 

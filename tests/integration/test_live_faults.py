@@ -242,7 +242,9 @@ def test_one_command_up(loop: FaultLoop, capsys: pytest.CaptureFixture[str]) -> 
     begin = len(loop.said("keeper"))
     servers["agent"].process().kill()
     wait_until(lambda: "agent is up" in loop.said("keeper")[begin:], "the keeper did not start it")
-    servers["keeper"].process().kill()
+    keeper = servers["keeper"].process()
+    keeper.kill()
+    keeper.wait()
     capsys.readouterr()
     assert print_status() == 1
     assert "keeper: was started and is gone" in capsys.readouterr().out

@@ -378,7 +378,7 @@ def test_a_server_with_another_version_is_named_and_healed(
     last = deploy_log.entries()[-1]
     assert (last["action"], last["outcome"], last["previous"]) == ("restore", "served", fleet.second)
     assert last["servers"][other.address] == fleet.first
-    assert print_status() == 0
+    wait_until(lambda: print_status() == 0, "not well again")
 
 
 def test_what_one_server_cannot_load_natively_all_serve_by_the_python_backend(
