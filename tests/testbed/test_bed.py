@@ -19,7 +19,7 @@ from waiting import wait_until
 from laboratory.bed import checks, router_log
 from laboratory.bed.checks import capability
 from laboratory.bed.hosts import ADDRESS6_B, ADDRESS_B, Bed, clean, leftovers
-from laboratory.bed.programs import ROUTER, why_not_built
+from laboratory.bed.programs import MARKER, ROUTER, why_not_built
 from laboratory.bed.run import Plan, figures, run, send
 from laboratory.bed.selfcheck import NO_AQM, ideal_due_ns, in_stalls, selfcheck
 from serving.agent.marked_udp import BINARY
@@ -183,6 +183,23 @@ def test_nothing_is_left_of_a_bed_whose_owner_is_killed(tmp_path: Path, step: st
 
 
 @needs_bed
+def test_packets_that_wait_cost_their_own_length(tmp_path: Path) -> None:
+    """Thousands of small packets on their way, half a second each way, are not thousands of buffers."""
+    with Bed(rate_mbps=100, delay_ms=500, log=tmp_path / "log") as bed:
+        sent = send(bed, 4.0, 1.0, "--bytes", 16)  # of 44 bytes on the link
+        used = psutil.Process(bed.process.pid).memory_info().rss
+    assert sent["packets"] > 5000
+    assert used < 64 << 20
+
+
+@needs_bed
+def test_a_log_that_cannot_be_written_is_said() -> None:
+    command = [str(ROUTER), "--seconds=0.1", "--cross-mbps=20", "--log=/dev/full"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stderr) == (1, "/dev/full: could not be written\n")
+
+
+@needs_bed
 def test_a_killed_router_is_said_and_takes_its_devices_along(tmp_path: Path) -> None:
     with Bed(rate_mbps=10, log=tmp_path / "log") as bed:
         bed.process.kill()
@@ -190,6 +207,16 @@ def test_a_killed_router_is_said_and_takes_its_devices_along(tmp_path: Path) -> 
         with pytest.raises(RuntimeError, match="did not start on host b"):
             send(bed, 1.0, 1.0)
     assert bed.summary == {}
+
+
+@needs_router
+@pytest.mark.parametrize(("header", "program"), [("router/dual_pi2.h", ROUTER), ("loader/../bpf/mark.h", MARKER)])
+def test_a_header_that_changes_builds_its_programs_anew(project: Path, header: str, program: Path) -> None:
+    if why := why_not_built(program):
+        pytest.skip(why)
+    command = ["make", "-C", "testbed", "--dry-run", f"--what-if={header}"]
+    ran = subprocess.run(command, cwd=project, capture_output=True, text=True, check=True)
+    assert f"/{program.name}.partial" in ran.stdout
 
 
 @needs_router
