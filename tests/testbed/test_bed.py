@@ -210,7 +210,9 @@ def test_a_killed_router_is_said_and_takes_its_devices_along(tmp_path: Path) -> 
 
 
 @needs_router
-@pytest.mark.parametrize(("header", "program"), [("router/dual_pi2.h", ROUTER), ("loader/../bpf/mark.h", MARKER)])
+@pytest.mark.parametrize(
+    ("header", "program"), [("router/dual_pi2.h", ROUTER), ("loader/../bpf/mark.h", MARKER)]
+)
 def test_a_header_that_changes_builds_its_programs_anew(project: Path, header: str, program: Path) -> None:
     if why := why_not_built(program):
         pytest.skip(why)
