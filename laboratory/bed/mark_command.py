@@ -13,7 +13,7 @@ Device = Annotated[str, typer.Argument(help="network device, as eth0", metavar="
 
 
 def attach(device: Device) -> None:
-    """Put the marker on a device and turn its segmentation offload off (root, or CAP_NET_ADMIN and CAP_BPF).
+    """Put the marker on a device and turn its segmentation offload off (as root).
 
     Example: swiftqueue mark attach eth0
     """

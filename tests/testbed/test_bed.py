@@ -71,8 +71,8 @@ def test_the_router_delivers_as_an_ideal_link(tmp_path: Path) -> None:
     found = selfcheck(20.0, 3.0)
     assert found.packets > 3000
     # A busy machine's; `bed selfcheck` says how near it is.
-    assert abs(found.rate_error) < 0.02
-    assert found.error_p50_us < 5000
+    assert abs(found.rate_error) < 0.2
+    assert found.error_p50_us < 20_000
     log, sent_log = tmp_path / "router", tmp_path / "sent.csv"
     with Bed(rate_mbps=10, delay_ms=5, log=log, queue=NO_AQM | {"max_bytes": 9e6}) as bed:
         send(bed, 12.0, 1.0, "--classic", "--log", sent_log)
@@ -134,6 +134,10 @@ def test_a_run_gives_a_row_for_each_seed() -> None:
         assert row["lost"] == row["packets"] - row["sender"]["acked"]
         assert row["wait_p50_ms"] <= row["wait_p99_ms"] <= row["wait_max_ms"] < 1000
         assert row["classic_share"] == 0
+    with pytest.raises(RuntimeError, match="agent socket /nowhere/agent"):
+        run(Plan(cross_mbps=0, send_mbps=1, seconds=0.1, agent=Path("/nowhere/agent.sock")))
+    with pytest.raises(ValueError, match="rate_mbps 0: must be above 0"):
+        run(Plan(rate_mbps=0))
     with pytest.raises(ValueError, match="--profile fifo: must be one of"):
         Plan(profile="fifo")
     assert figures(np.zeros(0, router_log.RECORD))["packets"] == 0
