@@ -58,8 +58,11 @@ class Bed:
 
         Raises:
             RuntimeError: the router is not built.
+            ValueError: a rate that is not above 0.
 
         """
+        if not rate_mbps > 0:
+            raise ValueError(f"rate_mbps {rate_mbps:g}: must be above 0")
         if reason := why_not_built(ROUTER):
             raise RuntimeError(reason)
         options: dict[str, object] = {"rate-mbps": rate_mbps, "delay-ms": delay_ms, "jitter-ms": jitter_ms}

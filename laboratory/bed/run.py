@@ -87,6 +87,8 @@ def _run(plan: Plan, seed: int, control: str, agent: Path | None) -> dict[str, A
         queue = PROFILES[plan.profile]
         with Bed(**link, cross_mbps=plan.cross_mbps, seed=seed, log=log, queue=queue) as bed:
             sent = send(bed, plan.send_mbps, plan.seconds, "--flows", plan.flows, "--seed", seed, agent=agent)
+        if not bed.summary:
+            raise RuntimeError("the router ended before its time: its log is not whole")
         records = router_log.read(log)
     plain = {key: value for key, value in asdict(plan).items() if key not in ("agent", "seeds")}
     return {"source": "kernel", "seed": seed, "control": control, **plain, **figures(records), "sender": sent}
@@ -135,7 +137,7 @@ def send(
         agent: its socket.
 
     Raises:
-        RuntimeError: sender or receiver failed; the line is its own.
+        RuntimeError: sender or receiver failed, or no agent answered; the line is its own.
 
     """
     urgent = ["chrt", "-f", TRAFFIC_PRIORITY] if capability("real_time").can else []
@@ -155,4 +157,6 @@ def send(
     if ran.returncode != 0:
         raise RuntimeError(f"the sender: {ran.stderr.strip()}")
     said: dict[str, Any] = json.loads(ran.stdout)
+    if agent and said["agent_connections"] == 0:  # its packets would be `default` by another name
+        raise RuntimeError(f"the sender: {ran.stderr.strip() or f'agent {agent} did not answer'}")
     return said

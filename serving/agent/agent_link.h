@@ -5,10 +5,11 @@
 // is decided from that moment on.
 //
 //   AgentLink link("var/agent.sock", "backup");
-//   link.turn(now_ns);                                  // often: takes what came, connects again
-//   each second link.ask(first_packet, now_ns, due_ns, batch);      // some time before packet
-//   `first_packet` is due link.decided(packet)                                // queue, or nothing:
-//   then the packet's default link.sent(...); link.acked(...);
+//   link.turn(now_ns);  // often: takes what came; without a connection it tries each second
+//   link.ask(first_packet, now_ns, due_ns, batch);  // some time before `first_packet` is due
+//   link.decided(packet);  // a queue; or nothing: then the packet's default
+//   link.sent(...);
+//   link.acked(...);
 //
 // Times are CLOCK_MONOTONIC. One thread.
 #ifndef SWIFTQUEUE_SERVING_AGENT_AGENT_LINK_H_
@@ -18,6 +19,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
@@ -120,8 +122,8 @@ class AgentLink {
 
  private:
   static constexpr std::int64_t kRetryNs = 1'000'000'000;  // between attempts to connect
-  static constexpr std::size_t kMostWaiting =
-      1 << 20;  // bytes that the agent has not taken: it is as good as gone
+  // Bytes that the agent has not taken: then it is as good as gone.
+  static constexpr std::size_t kMostWaiting = 1 << 20;
 
   template <typename T>
   void say(const T& frame) {

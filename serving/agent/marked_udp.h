@@ -6,9 +6,9 @@
 //
 //   MarkedUdp udp("var/agent.sock", "video");
 //   const int flow = udp.add_flow("192.0.2.7", 4433);
-//   udp.plan(batch, due_ns);            // of the next batch of 8 that was not planned, some time
-//   before it is due udp.send(flow, payload, bytes);     // marked as decided; with its default if
-//   nothing was decided in time udp.poll([](const MarkedUdp::Ack& ack) { ... });
+//   udp.plan(batch, due_ns);  // the next batch of 8 not planned yet, some time before it is due
+//   udp.send(flow, payload, bytes);  // marked as decided; not decided in time: with its default
+//   udp.poll([](const MarkedUdp::Ack& ack) { ... });
 //
 // An L4S flow's packets are ECT(1), and ECT(0) where the classic queue was chosen for them, so that
 // a marking router need not drop them there. A flow that is not L4S keeps Not-ECT. The receiver
@@ -23,6 +23,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstddef>
@@ -144,7 +145,10 @@ class MarkedUdp {
     const sockaddr_storage to = socket_address(host, port, length);
     if (port == 0) throw std::invalid_argument("port 0: a flow needs a receiver's port");
     Flow flow;
-    flow.family = to.ss_family;
+    // What goes to an IPv4 address mapped into IPv6 is IPv4 on the wire, and marked as that.
+    const auto& v6 = reinterpret_cast<const sockaddr_in6&>(to).sin6_addr;
+    const bool mapped = to.ss_family == AF_INET6 && IN6_IS_ADDR_V4MAPPED(&v6);
+    flow.family = mapped ? AF_INET : to.ss_family;
     flow.l4s = l4s;
     flow.fd = ::socket(to.ss_family, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     const int buffer = 4 << 20;
@@ -167,9 +171,9 @@ class MarkedUdp {
     }
     const std::int64_t now_ns = monotonic_ns();
     link_.turn(now_ns);
-    next_planned_ = std::max(next_planned_, (next_ + kHorizon - 1) / kHorizon * kHorizon);
-    link_.ask(next_planned_, now_ns, due_ns, batch);
-    next_planned_ += kHorizon;
+    const std::int64_t first_packet = next_planned();
+    link_.ask(first_packet, now_ns, due_ns, batch);
+    planned_ = first_packet + kHorizon;
   }
 
   /**
@@ -191,7 +195,7 @@ class MarkedUdp {
       as.queue = *queue;
       out.decided = true;
     }
-    const Codepoint codepoint = !flow.l4s ? kNotEct : as.queue == kClassicQueue ? kEct0 : kEct1;
+    const Codepoint codepoint = !flow.l4s ? kNotEct : as.queue == kClassic ? kEct0 : kEct1;
     out.codepoint = codepoint;
     DataHeader header;
     header.flow_id = static_cast<std::uint32_t>(flow_id);
@@ -255,7 +259,10 @@ class MarkedUdp {
   }
 
   std::int64_t next_packet() const { return next_; }
-  std::int64_t next_planned() const { return next_planned_; }
+  // First packet of the next batch to plan: one of which nothing was sent yet.
+  std::int64_t next_planned() const {
+    return std::max(planned_, (next_ + kHorizon - 1) / kHorizon * kHorizon);
+  }
   const AgentLink& link() const { return link_; }
 
  private:
@@ -265,9 +272,6 @@ class MarkedUdp {
     bool l4s = true;
     int receiver = 0;
   };
-  static constexpr std::uint8_t kClassicQueue = 0;  // as in feature_store/events/window.h
-  static constexpr std::int64_t kForgetNs =
-      60'000'000'000;  // as the agent: an ACK may come so late
 
   Candidate candidate(int flow_id, std::int32_t payload_bytes) const {
     if (flow_id < 0 || static_cast<std::size_t>(flow_id) >= flows_.size()) {
@@ -296,7 +300,7 @@ class MarkedUdp {
   std::unordered_map<std::int64_t, std::int64_t> in_flight_;  // packet: when it was sent
   std::vector<pollfd> waited_;
   std::int64_t next_ = 0;
-  std::int64_t next_planned_ = 0;
+  std::int64_t planned_ = 0;  // packets below this one
   std::int64_t oldest_ = 0;
 };
 

@@ -147,7 +147,7 @@ class MarkedUdp:
     @property
     def problem(self) -> str:
         """Why there is no agent, in one line; empty while there is one."""
-        return str(self._abi.sq_udp_problem(self._open()).decode())
+        return str(self._abi.sq_udp_problem(self._open()).decode(errors="replace"))
 
     @property
     def next_planned(self) -> int:

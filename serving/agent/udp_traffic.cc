@@ -31,6 +31,9 @@ using namespace swiftqueue::agent;  // NOLINT(build/namespaces): its own program
 
 volatile sig_atomic_t stopping = 0;
 
+constexpr std::int64_t kLastAcksNs = 500'000'000;
+constexpr int kMostAtOnce = 1000;  // datagrams, until signals and time are looked at again
+
 void stop_at_signals() {
   struct sigaction action{};
   action.sa_handler = [](int) { stopping = 1; };
@@ -102,10 +105,10 @@ int send(const Options& options) {
     if (!log) throw std::runtime_error(options.log + ": " + std::strerror(errno));
   }
   const double gap_ns =
-      (options.bytes + 28) * 8e3 / options.rate_mbps;  // ns = bytes · bit/byte / (bit/ns · 1e-3)
+      (options.bytes + 28) * 8e3 / options.rate_mbps;  // ns = bytes · bit/byte / (bit/us) · ns/us
   std::mt19937_64 random(options.seed);
   std::exponential_distribution<double> exponential(1);
-  std::vector<double> due_ns;  // of packets not sent yet, from `first_due` on
+  std::vector<double> due_ns;  // of each packet, by its number
   std::vector<Record> records;
   const std::string payload(static_cast<std::size_t>(options.bytes), 'q');
   // The agent is greeted before the first packet: half a second at most, then plain packets.
@@ -119,6 +122,7 @@ int send(const Options& options) {
   const std::int64_t end_ns = begin_ns + static_cast<std::int64_t>(options.seconds * 1e9);
   double last_due_ns = static_cast<double>(begin_ns);
   std::string said;
+  std::int64_t in_flight = 0;
   const auto due = [&](std::int64_t packet) {
     while (static_cast<std::int64_t>(due_ns.size()) <= packet) {
       due_ns.push_back(last_due_ns);
@@ -130,6 +134,7 @@ int send(const Options& options) {
     Record& record = records[static_cast<std::size_t>(ack.packet)];
     record.acked_ns = ack.acked_ns;
     record.arrived = ack.codepoint;
+    --in_flight;
   };
   const auto flow_of = [&](std::int64_t packet) {
     return static_cast<int>(packet % options.flows);
@@ -150,6 +155,7 @@ int send(const Options& options) {
       const MarkedUdp::Sent sent = udp.send(flow, payload.data(), payload.size());
       records.push_back({sent.sent_ns, -1, static_cast<std::int16_t>(flow), sent.codepoint,
                          static_cast<std::uint8_t>(sent.decided), -1, sent.delivered});
+      in_flight += sent.delivered;
       udp.poll(on_ack);
     }
     if (udp.link().problem() != said && !udp.link().problem().empty()) {
@@ -158,12 +164,17 @@ int send(const Options& options) {
     }
     said = udp.link().problem();
     udp.poll(on_ack);
-    udp.wait(std::min(due(udp.next_packet()), due(udp.next_planned()) - ahead_ns));
+    const std::int64_t plan_ns = due(udp.next_planned());
+    const std::int64_t send_ns = due(udp.next_packet());
+    udp.wait(plan_ns < end_ns ? std::min(send_ns, plan_ns - ahead_ns) : send_ns);
   }
-  // The last ACKs: until nothing has come for a while.
-  for (std::int64_t until = monotonic_ns() + 500'000'000; monotonic_ns() < until && !stopping;) {
-    udp.wait(until);
+  // The last ACKs, and the agent's word of them: until nothing has come for half a second.
+  std::int64_t until_ns = monotonic_ns() + kLastAcksNs;
+  while ((in_flight > 0 || udp.link().writes_wait()) && monotonic_ns() < until_ns && !stopping) {
+    udp.wait(until_ns);
+    const std::int64_t before = in_flight;
     udp.poll(on_ack);
+    if (in_flight < before) until_ns = monotonic_ns() + kLastAcksNs;
   }
   std::array<std::int64_t, 4> by_codepoint{};
   std::int64_t decided = 0, acked = 0, ce = 0, changed = 0, failed = 0;
@@ -205,18 +216,18 @@ int send(const Options& options) {
 int echo(const Options& options) {
   socklen_t length = 0;
   const sockaddr_storage here = socket_address(options.host, options.port, length);
-  const int fd = ::socket(here.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-  const int on = 1, buffer = 8 << 20;
-  if (here.ss_family == AF_INET) {
-    ::setsockopt(fd, IPPROTO_IP, IP_RECVTOS, &on, sizeof on);
-  } else {
-    ::setsockopt(fd, IPPROTO_IPV6, IPV6_RECVTCLASS, &on, sizeof on);
-  }
-  ::setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &buffer, sizeof buffer);
-  if (fd < 0 || ::bind(fd, reinterpret_cast<const sockaddr*>(&here), length) != 0) {
+  const auto fail = [&] {
     throw std::runtime_error(options.host + " port " + std::to_string(options.port) + ": " +
                              std::strerror(errno));
-  }
+  };
+  const int fd = ::socket(here.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) fail();
+  const int on = 1, buffer = 8 << 20;
+  // An IPv6 socket takes IPv4's datagrams too (`--host ::`), with IPv4's field.
+  ::setsockopt(fd, IPPROTO_IP, IP_RECVTOS, &on, sizeof on);
+  if (here.ss_family == AF_INET6) ::setsockopt(fd, IPPROTO_IPV6, IPV6_RECVTCLASS, &on, sizeof on);
+  ::setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &buffer, sizeof buffer);
+  if (::bind(fd, reinterpret_cast<const sockaddr*>(&here), length) != 0) fail();
   std::ofstream log;
   if (!options.log.empty()) {
     log.open(options.log);
@@ -242,7 +253,7 @@ int echo(const Options& options) {
   while (!stopping && monotonic_ns() < end_ns) {
     pollfd wanted{fd, POLLIN, 0};
     if (::poll(&wanted, 1, 100) <= 0) continue;
-    for (;;) {
+    for (int i = 0; i < kMostAtOnce; ++i) {
       DataHeader header;
       sockaddr_storage from{};
       alignas(cmsghdr) std::array<char, 256> control{};

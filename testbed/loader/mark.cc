@@ -30,7 +30,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
-#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -52,6 +51,9 @@ std::uint64_t now_ns() {
 }
 
 unsigned index_of(const std::string& device) {
+  // Linux lets a name have them; a shell and JSON take them for their own.
+  if (device.find_first_of("'\"\\") != std::string::npos)
+    throw std::runtime_error("device " + device + ": a quote or backslash in its name");
   const unsigned index = ::if_nametoindex(device.c_str());
   if (index == 0) fail("device " + device);
   return index;
@@ -179,7 +181,8 @@ int map_of(std::uint32_t program, const std::string& name) {
     if (map >= 0) ::close(map);
   }
   throw std::runtime_error("the attached program has no map " + name +
-                           ": it is another version's; detach it");
+                           ": it is another version's; `tc filter del dev DEVICE egress prio " +
+                           std::to_string(kPriority) + "` takes it off");
 }
 
 std::uint32_t required(const std::string& device, unsigned index) {
@@ -215,6 +218,23 @@ struct Loaded {
   int map(const char* name) const { return bpf_object__find_map_fd_by_name(object, name); }
 };
 
+// Also true where that cannot be said, as without `tc`.
+bool has_filters(const std::string& device) {
+  for (const char* where : {"ingress", "egress"}) {
+    const std::string command = "tc filter show dev '" + device + "' " + where + " 2>/dev/null";
+    FILE* const out = ::popen(command.c_str(), "r");
+    if (out == nullptr) return true;
+    const bool said = std::fgetc(out) != EOF;
+    if (::pclose(out) != 0 || said) return true;
+  }
+  return false;
+}
+
+void destroy_clsact(bpf_tc_hook hook) {
+  hook.attach_point = static_cast<bpf_tc_attach_point>(BPF_TC_INGRESS | BPF_TC_EGRESS);
+  bpf_tc_hook_destroy(&hook);
+}
+
 int attach(const std::string& device, const std::string& object) {
   const unsigned index = index_of(device);
   if (attached(index) != 0)
@@ -233,19 +253,13 @@ int attach(const std::string& device, const std::string& object) {
   bpf_tc_opts options = ours();
   options.prog_fd = loaded.program();
   // The filter first: it knows what to put back, whenever this program ends.
-  if (const int error = bpf_tc_attach(&hook, &options)) fail("device " + device + ": tc", error);
+  if (const int error = bpf_tc_attach(&hook, &options)) {
+    if (settings.made_clsact != 0 && !has_filters(device)) destroy_clsact(hook);
+    fail("device " + device + ": tc", error);
+  }
   set_gso_max_segs(index, 1);
   std::printf("{\"device\": \"%s\", \"attached\": true}\n", device.c_str());
   return 0;
-}
-
-bool has_filters(const std::string& device) {
-  for (const char* where : {"ingress", "egress"}) {
-    const std::string command = "tc filter show dev '" + device + "' " + where + " 2>/dev/null";
-    std::unique_ptr<FILE, int (*)(FILE*)> out(::popen(command.c_str(), "r"), ::pclose);
-    if (!out || std::fgetc(out.get()) != EOF) return true;
-  }
-  return false;
 }
 
 int detach(const std::string& device) {
@@ -260,10 +274,7 @@ int detach(const std::string& device) {
   bpf_tc_hook hook = hook_of(index);
   bpf_tc_opts options = ours();
   if (const int error = bpf_tc_detach(&hook, &options)) fail("device " + device + ": tc", error);
-  if (settings.made_clsact != 0 && !has_filters(device)) {
-    hook.attach_point = static_cast<bpf_tc_attach_point>(BPF_TC_INGRESS | BPF_TC_EGRESS);
-    bpf_tc_hook_destroy(&hook);
-  }
+  if (settings.made_clsact != 0 && !has_filters(device)) destroy_clsact(hook);
   std::printf("{\"device\": \"%s\", \"attached\": false}\n", device.c_str());
   return 0;
 }

@@ -114,13 +114,26 @@ enum Kind : std::uint8_t {
 // Writes records in a thread of its own, so that no packet waits for a disk.
 class Log {
  public:
-  explicit Log(const std::string& path) {
+  explicit Log(const std::string& path) : path_(path) {
     if (path.empty()) return;
     file_.open(path, std::ios::binary);
     if (!file_) fail(path);
     thread_ = std::thread([this] { write(); });
   }
-  ~Log() {
+  ~Log() { end(); }
+  // Throws std::runtime_error: not all of it could be written.
+  void close() {
+    end();
+    if (!file_) throw std::runtime_error(path_ + ": could not be written");
+  }
+  void put(const Record& record) {
+    if (!thread_.joinable()) return;
+    filling_.push_back(record);
+    if (filling_.size() >= 2048) hand_over();
+  }
+
+ private:
+  void end() {
     if (!thread_.joinable()) return;
     hand_over();
     {
@@ -130,13 +143,6 @@ class Log {
     wake_.notify_one();
     thread_.join();
   }
-  void put(const Record& record) {
-    if (!thread_.joinable()) return;
-    filling_.push_back(record);
-    if (filling_.size() >= 2048) hand_over();
-  }
-
- private:
   void hand_over() {
     {
       const std::lock_guard lock(mutex_);
@@ -161,6 +167,7 @@ class Log {
     file_.flush();
   }
 
+  const std::string path_;
   std::ofstream file_;
   std::vector<Record> filling_, waiting_;
   std::mutex mutex_;
@@ -362,7 +369,9 @@ class Router {
     }
   }
 
+  // Throws std::runtime_error: the log is not whole.
   void summary() {
+    log_.close();
     rusage used{};
     ::getrusage(RUSAGE_SELF, &used);
     const double cpu_s = static_cast<double>(used.ru_utime.tv_sec + used.ru_stime.tv_sec) +
@@ -507,17 +516,15 @@ class Router {
 
   // kCross where there is none. Times never fall.
   std::uint64_t read_packet(int device, Kind kind) {
-    const std::uint64_t slot = pool_.take();
-    Packet& packet = pool_[slot];
     for (;;) {
-      packet.bytes.resize(1 << 16);
-      const ssize_t n = ::read(device, packet.bytes.data(), packet.bytes.size());
-      if (n <= 0) break;
-      packet.bytes.resize(static_cast<std::size_t>(n));
+      const ssize_t n = ::read(device, read_.data(), read_.size());
+      if (n <= 0) return kCross;
+      const std::uint64_t slot = pool_.take();
+      Packet& packet = pool_[slot];
+      packet.bytes.assign(read_.begin(), read_.begin() + n);
       if (describe(packet, now_ns(), kind)) return slot;
+      pool_.give_back(slot);
     }
-    pool_.give_back(slot);
-    return kCross;
   }
 
   void deliver(std::int64_t t) {
@@ -551,6 +558,7 @@ class Router {
   std::int64_t next_cross_ns_;
   std::int64_t last_due_ns_ = 0;
   Pool pool_;
+  std::array<unsigned char, 1 << 16> read_;  // from here a packet is copied with its own length
   std::deque<Due> forward_, backward_;
   std::vector<std::uint64_t>
       lateness_us_;  // how many were written so many microseconds after they were due
@@ -705,15 +713,16 @@ int run(int argc, char** argv) {
   // it.
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   ::prctl(PR_SET_DUMPABLE, 1);  // so that its user may enter the hosts by /proc
-  if (::getppid() != parent && ::getppid() == 1) return 1;
+  if (::getppid() != parent) return 1;
   const Host a = make_host(1), b = make_host(2);
   ::prctl(PR_SET_TIMERSLACK, 1);
   Router router(options, a, b);
   std::string priority = "none was asked for";
   if (options.priority > 0) {
-    ::mlockall(MCL_CURRENT | MCL_FUTURE);
     const sched_param wanted{options.priority};
-    priority = ::sched_setscheduler(0, SCHED_FIFO, &wanted) == 0 ? "given" : std::strerror(errno);
+    const bool given = ::sched_setscheduler(0, SCHED_FIFO, &wanted) == 0;
+    priority = given ? "given" : std::strerror(errno);
+    if (given) ::mlockall(MCL_CURRENT | MCL_FUTURE);
   }
   std::printf("{\"event\": \"ready\", \"pid\": %d, \"a\": %d, \"b\": %d, \"priority\": \"%s\"}\n",
               ::getpid(), a.network, b.network, priority.c_str());

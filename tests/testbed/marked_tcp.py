@@ -22,6 +22,7 @@ MARKER, OBJECT, FAMILY = sys.argv[1], sys.argv[2], sys.argv[3]
 SO_COOKIE = 57
 PACKET_HOST, ETH_P_ALL = 0, 3
 PORT = 5001
+SEEN_S = 20.0
 
 
 def marker(*arguments: object) -> dict[str, Any]:
@@ -46,6 +47,13 @@ class Wire(threading.Thread):
         self.seen: dict[int, list[int]] = {}
         self.wrong_checksums = 0
         self.start()
+
+    def since(self, source: int, begin: int, packets: int) -> list[int]:
+        """What was seen of a flow from its packet `begin` on, once that is so many."""
+        until = time.monotonic() + SEEN_S
+        while len(self.seen.get(source, ())) < begin + packets and time.monotonic() < until:
+            time.sleep(0.01)
+        return self.seen[source][begin:]
 
     def run(self) -> None:
         while True:
@@ -107,27 +115,24 @@ def main() -> None:
     send(near, far, 64)
     send(*other[:2], 16)
     source = near.getsockname()[1]
-    time.sleep(0.1)
-    out["decided"] = wire.seen[source][:]
-    out["unregistered"] = wire.seen[other[0].getsockname()[1]][:]
+    out["decided"] = wire.since(source, 0, 64)
+    out["unregistered"] = wire.since(other[0].getsockname()[1], 0, 16)
 
     # The agent dies: its last decision runs out.
-    marker("set", "lo", cookie, "22222222", 150)
+    marker("set", "lo", cookie, "22222222", 1_000)
     send(near, far, 8)
-    time.sleep(0.3)
-    begin = len(wire.seen[source])
+    out["before_the_end"] = wire.since(source, 64, 8)
+    while marker("status", "lo")["flows"][0]["valid"]:
+        time.sleep(0.05)
     send(near, far, 16)
-    time.sleep(0.1)
-    out["before_the_end"] = wire.seen[source][64:72]
-    out["stale"] = wire.seen[source][begin:]
+    out["stale"] = wire.since(source, 72, 16)
 
     # A decision for packets to come, and none for those after them.
     n = marker("status", "lo")["flows"][0]["packets"]
     begin = len(wire.seen[source])
     marker("set", "lo", cookie, "22222222", 600_000, n + 4, 8)
     send(near, far, 16)
-    time.sleep(0.1)
-    out["window"] = wire.seen[source][begin:]
+    out["window"] = wire.since(source, begin, 16)
 
     # Full segments as fast as they go: no super-packet, each marked.
     marker("set", "lo", cookie, "12121212", 600_000, n + 20, 4294967295)
@@ -145,8 +150,7 @@ def main() -> None:
     marker("detach", "lo")
     begin = len(wire.seen[source])
     send(near, far, 8)
-    time.sleep(0.1)
-    out["detached"] = wire.seen[source][begin:]
+    out["detached"] = wire.since(source, begin, 8)
     qdiscs = subprocess.run(["tc", "qdisc", "show", "dev", "lo"], capture_output=True, text=True, check=True)
     out["qdiscs"] = qdiscs.stdout
     print(json.dumps(out))

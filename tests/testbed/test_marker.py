@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from laboratory.bed.checks import capability
+from laboratory.bed.checks import capability, own_network
 from laboratory.bed.programs import MARK_OBJECT, MARKER, why_not_built
 
 UNBUILT = why_not_built(MARKER, MARK_OBJECT)
@@ -86,6 +86,7 @@ def test_nothing_stays_after_detach(wire: dict[str, Any]) -> None:
     ("arguments", "line"),
     [
         (("attach", "no-such-device", MARK_OBJECT), "device no-such-device: No such device"),
+        (("status", "e'0"), "device e'0: a quote or backslash in its name"),
         (("set", "lo", "-1", "12121212", 50), "cookie -1: must be a number from 0 to"),
         (("set", "lo", 17, "1212121", 50), "codepoints 1212121: must be 8 digits"),
         (("set", "lo", 17, "12121213", 50), "codepoints 12121213: must be 8 digits"),
@@ -99,6 +100,20 @@ def test_bad_arguments_get_one_line(arguments: tuple[Any, ...], line: str) -> No
     assert ran.returncode in (1, 2)
     assert line in ran.stderr
     assert len(ran.stderr.splitlines()) == 1
+
+
+@needs_bpf
+@pytest.mark.parametrize("path", ["/usr/sbin:/usr/bin:/sbin:/bin", "/nowhere"])  # without `tc`
+def test_another_filter_of_the_device_outlives_detach(path: str) -> None:
+    script = """
+        ip link set lo up && "$0" attach lo "$1" &&
+        tc filter add dev lo ingress prio 7 bpf direct-action object-file "$1" section tc &&
+        PATH="$2" "$0" detach lo && tc filter show dev lo ingress
+    """
+    command = [*own_network(), "sh", "-c", script, str(MARKER), str(MARK_OBJECT), path]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert "pref 7 bpf" in ran.stdout
 
 
 @needs_marker
