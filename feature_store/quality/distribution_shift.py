@@ -15,13 +15,15 @@ from feature_store.events.windows import HORIZON
 SAMPLE: Final = 2_000  # rows that stand for many; the index moves by 0.01 or so from one sample to another
 PSI_BINS: Final = 10
 PSI_FLOOR: Final = 1e-3  # an empty bin would make the index infinite
-# A flow's age grows with the trace; the length of the last hole stands until the next one, so a slice
-# holds a handful of values of it; which flow or receiver has which signs is chance.
+# A flow's age grows with the trace; the length of the last hole stands until the next one, and the least
+# latency until a lower one, so a slice holds a handful of values of each; which flow or receiver has which
+# signs is chance.
 NO_SHIFT_TEST: Final = (
     *(f.name for f in WINDOW.features if f.unit == "sign"),
     "flow_age_us",
     "hole_us",
     "hole_age_us",
+    *(f"min_latency{scope}_us" for scope in ("", "_queue", "_flow")),
 )
 
 
@@ -44,9 +46,9 @@ def population_stability(training: npt.NDArray[Any], later: npt.NDArray[Any]) ->
 
 
 def sample_inputs(candidates_BHF: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Rows (N, F), at equal distances, that stand for the inputs of many candidates."""
+    """Rows (N, F), at equal distances, that stand for the inputs of many candidates, each place alike."""
     rows_NF = candidates_BHF.reshape(-1, candidates_BHF.shape[-1])
-    step = max(1, len(rows_NF) // SAMPLE)
+    step = max(1, len(rows_NF) // SAMPLE) | 1  # odd: an even one would meet some of the HORIZON places only
     return np.ascontiguousarray(rows_NF[::step])
 
 

@@ -268,6 +268,10 @@ Description parse_description(std::string_view text) {
   if (events) keys.push_back("queries");
   described.require_keys(keys, what);
   const bool format_1 = described.at("format", what).string("format") == kFormat1;
+  if (format_1 && events) {
+    throw InvalidError("format " + json::quoted(kFormat1) + " knows no " +
+                       json::quoted(kEventStream));
+  }
   require_known_sizes(sizes, events, format_1);
   const json::Value& window = described.at("window", what);
   window.require_keys({"tokens", "horizon"}, "window");

@@ -20,8 +20,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_world import bottleneck_table, write_table
 
+from feature_store.events.definition import EVENTS
 from feature_store.packets.extract import Job, extract_trace
-from feature_store.quality.distribution_shift import population_stability, slice_shifts
+from feature_store.packets.schema import HORIZON
+from feature_store.quality.distribution_shift import (
+    SAMPLE,
+    population_stability,
+    sample_inputs,
+    slice_shifts,
+)
 from feature_store.quality.expectations import Failure, Validation
 from pipelines import windows
 from pipelines.split import SplitParams, split
@@ -82,6 +89,25 @@ def test_shifts_are_of_the_test_slices_against_the_training_slice() -> None:
     assert shifts["worst_round"].to_list() == [2]
     assert shifts["psi"][0] > 2
     assert slice_shifts("t", features, [0, 10], [[10, 20]])["psi"].to_list() == [0]
+
+
+def test_what_stands_for_a_whole_slice_is_no_shift() -> None:
+    """The least latency since the log began only falls; on the default traces it crossed the limit alone."""
+    falls = np.repeat([9e3, 8e3, 7e3], 80).astype(np.float32)
+    least = {f"min_latency{scope}_us": falls for scope in ("", "_queue", "_flow")}
+    assert set(least) < {feature.name for feature in EVENTS.features}
+    shifts = slice_shifts("t", pl.DataFrame({**least, "ack_rate": falls}), [0, 10], [[10, 20], [20, 30]])
+    assert shifts["feature"].to_list() == ["ack_rate"]
+
+
+@pytest.mark.parametrize("batches", [3, 300, 1000, 4394, 5390, 9046, 10_000, 100_000])
+def test_a_sample_of_inputs_has_each_place_of_a_batch_alike(batches: int) -> None:
+    """`gap_us` is of the first place only: a sample of other places than before looked like a drift."""
+    places_BHF = np.tile(np.arange(HORIZON, dtype=np.float32)[:, None], (batches, 1, 1))
+    counts = np.unique(sample_inputs(places_BHF), return_counts=True)[1]
+    assert len(counts) == HORIZON
+    assert np.ptp(counts) <= 1
+    assert counts.sum() <= max(2 * SAMPLE, HORIZON)
 
 
 def test_a_failure_is_one_line() -> None:

@@ -88,7 +88,8 @@ def test_training_goes_on_where_its_node_died_and_ends_with_the_same_weights(
 
     def pretrain(name: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-u", "-m", "pipelines.pretrain", "--params", str(shared / "params.yaml")]
-        command += ["--windows", str(shared / "windows"), "--split", str(shared / "split.json")]
+        for given in ("packets", "windows", "split.json"):
+            command += [f"--{Path(given).stem}", str(shared / given)]
         environment = {**cluster.environment, "SWIFTQUEUE_STATE": str(shared / f"var-{name}")}
         command += ["--output", str(shared / name)]
         return subprocess.Popen(

@@ -83,6 +83,7 @@ def test_other_sizes_are_for_onnx_runtime(tmp_path: Path, changes: dict[str, obj
             "unknown architecture 'bilstm' .known: .*event-stream",
         ),
         ("architecture.name", "transformer-encoder", "unknown key 'queries'|'queries'"),
+        ("format", "swiftqueue-artifact/1", "format 'swiftqueue-artifact/1' knows no 'event-stream'"),
         ("architecture.layers", 2, "layers is 2, the engine knows only 1"),
         ("architecture.band", 128, r"the window must be 128 events \(the band\) and 8 queries"),
         ("queries", None, "queries"),
