@@ -81,8 +81,11 @@ def stage_run(
         seed: of the stage.
 
     """
-    sizes = params.get("pretrain") or {}
+    chosen = (params.get("architecture") or {}).get("name", "window")
+    sizes = params.get("pretrain" if chosen == "window" else chosen) or {}
     architecture = "x".join(str(sizes.get(key, "?")) for key in ("layers", "width", "heads"))
+    if chosen != "window":
+        architecture = f"{chosen} {architecture}"
     which = "+".join(traces) if len(traces) <= MOST_NAMED else f"{len(traces)} traces"
     variant = experiment_name() or settings().study or ""
     tags = {

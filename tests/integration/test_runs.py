@@ -57,6 +57,13 @@ def test_a_store_that_does_not_answer_stops_no_work(
         run.log({"mae_ms": 1.0})
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("MLflow: run 'evaluate a 3x32x2 seed 1' is not logged: ")
+    events = {
+        "architecture": {"name": "event-stream"},
+        "event-stream": {"layers": 1, "width": 64, "heads": 4},
+    }
+    with stage_run("pretrain", traces=["a"], params=PARAMS | events, seed=1):
+        pass
+    assert "run 'pretrain a event-stream 1x64x4 seed 1' is not logged" in capsys.readouterr().err
 
 
 def test_an_experiment_of_dvc_keeps_its_state_with_the_project(
