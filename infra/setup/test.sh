@@ -30,10 +30,11 @@ trap 'for run in "${runs[@]}"; do kill -TERM -- "-$run" 2>/dev/null; done' EXIT
 loop=(tests/integration/test_live_*.py tests/integration/test_loop_as_a_user.py tests/integration/test_two_nodes.py)
 behind 5 servers tests/integration "${loop[@]/#/--ignore=}"
 behind 15 computing tests --ignore=tests/integration
+trap 'exit 130' INT # Ctrl-C reaches the first run alone, and ends all
 tier loop "${loop[@]}"
 failed=$?
 for run in "${runs[@]}"; do
-  if ((failed != 2)); then wait "$run" || failed=1; fi # 2: Ctrl-C
+  wait "$run" || failed=1
 done
 for log in build/tests-{servers,computing}.log; do
   printf '\n%s:\n' "$log"
