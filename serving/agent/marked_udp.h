@@ -174,6 +174,7 @@ class MarkedUdp {
     const std::int64_t first_packet = next_planned();
     link_.ask(first_packet, now_ns, due_ns, batch);
     planned_ = first_packet + kHorizon;
+    forget();  // a program may never poll
   }
 
   /**
@@ -211,7 +212,7 @@ class MarkedUdp {
       out.delivered = send_marked(flow.fd, flow.family, codepoint, parts.data(), parts.size()) >= 0;
     }
     if (out.delivered) {
-      in_flight_.emplace(next_, out.sent_ns);
+      in_flight_.emplace(next_, InFlight{out.sent_ns, flow_id});
       link_.sent(next_, out.sent_ns, as, codepoint);
     }
     ++next_;
@@ -222,7 +223,8 @@ class MarkedUdp {
   template <typename OnAck>
   void poll(OnAck&& on_ack) {
     link_.turn(monotonic_ns());
-    for (const Flow& flow : flows_) {
+    for (std::size_t flow_id = 0; flow_id < flows_.size(); ++flow_id) {
+      const Flow& flow = flows_[flow_id];
       Acknowledgement ack;
       for (;;) {
         const ssize_t n = ::recv(flow.fd, &ack, sizeof ack, MSG_DONTWAIT | MSG_TRUNC);
@@ -232,10 +234,12 @@ class MarkedUdp {
         if (n != sizeof ack || ack.magic != Acknowledgement::kMagic || ack.codepoint > kCe)
           continue;
         const auto found = in_flight_.find(ack.packet);
-        if (found == in_flight_.end()) continue;
+        // A receiver acknowledges what was sent to it, and nobody else's packets.
+        if (found == in_flight_.end() || found->second.flow_id != static_cast<int>(flow_id))
+          continue;
         const std::int64_t now_ns = monotonic_ns();
         const auto latency_us =
-            static_cast<float>(static_cast<double>(now_ns - found->second) / 1e3);
+            static_cast<float>(static_cast<double>(now_ns - found->second.sent_ns) / 1e3);
         in_flight_.erase(found);
         link_.acked(ack.packet, now_ns, latency_us);
         on_ack(Ack{ack.packet, now_ns, latency_us, static_cast<std::uint8_t>(ack.codepoint)});
@@ -272,6 +276,10 @@ class MarkedUdp {
     bool l4s = true;
     int receiver = 0;
   };
+  struct InFlight {
+    std::int64_t sent_ns;
+    int flow_id;
+  };
 
   Candidate candidate(int flow_id, std::int32_t payload_bytes) const {
     if (flow_id < 0 || static_cast<std::size_t>(flow_id) >= flows_.size()) {
@@ -289,7 +297,7 @@ class MarkedUdp {
     for (; oldest_ < next_; ++oldest_) {
       const auto found = in_flight_.find(oldest_);
       if (found == in_flight_.end()) continue;
-      if (now_ns - found->second < kForgetNs) return;
+      if (now_ns - found->second.sent_ns < kForgetNs) return;
       in_flight_.erase(found);
     }
   }
@@ -297,7 +305,7 @@ class MarkedUdp {
   AgentLink link_;
   std::vector<Flow> flows_;
   std::unordered_map<std::string, int> receivers_;
-  std::unordered_map<std::int64_t, std::int64_t> in_flight_;  // packet: when it was sent
+  std::unordered_map<std::int64_t, InFlight> in_flight_;  // by packet
   std::vector<pollfd> waited_;
   std::int64_t next_ = 0;
   std::int64_t planned_ = 0;  // packets below this one

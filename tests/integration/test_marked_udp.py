@@ -7,6 +7,7 @@ import json
 import select
 import signal
 import socket
+import struct
 import subprocess
 import threading
 import time
@@ -356,3 +357,22 @@ def test_strangers_datagrams_are_counted_and_not_answered(tmp_path: Path) -> Non
             stranger.recv(100)
         assert echo.end() == {}
     assert echo.summary["not_ours"] == 4
+
+
+def test_a_receiver_acknowledges_nobody_elses_packets() -> None:
+    own, other = (socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2))
+    with own, other, MarkedUdp(None, "test") as udp:
+        addresses = []
+        for receiver in (own, other):
+            receiver.bind(("127.0.0.1", 0))
+            receiver.settimeout(20)
+            flow = udp.add_flow("127.0.0.1", receiver.getsockname()[1])
+            udp.send(flow, bytes(100))
+            data, address = receiver.recvfrom(200)
+            addresses.append(address)
+            assert struct.unpack_from("=IIq", data)[1:] == (flow, flow)  # packet 0 of flow 0, 1 of flow 1
+        acknowledged = struct.pack("=IIq4Q", int.from_bytes(b"SQA1", "little"), ECT1, 0, 0, 1, 0, 0)
+        other.sendto(acknowledged, addresses[1])
+        assert udp.poll(wait_s=0.3) == []
+        own.sendto(acknowledged, addresses[0])
+        assert [ack.packet for ack in udp.poll(wait_s=20)] == [0]
