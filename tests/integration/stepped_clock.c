@@ -35,7 +35,7 @@ static const volatile long long* offset_ns(void) {
 }
 
 static int waits(const void* caller) {
-  const char* const waiting[] = {"grpc", "libgpr", "absl", "_raylet", "libstdc++"};
+  const char* const waiting[] = {"libgrpc", "libgpr", "libabsl", "_raylet", "libstdc++"};
   Dl_info from;
   if (!dladdr(caller, &from) || !from.dli_fname) return 0;
   const char* name = strrchr(from.dli_fname, '/');
