@@ -24,8 +24,11 @@
 #include <vector>
 
 #include "serving/agent/marked_udp.h"
+#include "serving/agent/one_line.h"
 
 namespace {
+
+using swiftqueue::number;
 
 using namespace swiftqueue::agent;  // NOLINT(build/namespaces): its own program
 
@@ -40,18 +43,6 @@ void stop_at_signals() {
   ::sigaction(SIGTERM, &action, nullptr);
   ::sigaction(SIGINT, &action, nullptr);
   ::signal(SIGPIPE, SIG_IGN);
-}
-
-double number(const char* name, const char* text, double least, double most) {
-  char* end = nullptr;
-  const double value = std::strtod(text, &end);
-  if (end == text || *end != '\0' || !(value >= least && value <= most)) {
-    char line[160];
-    std::snprintf(line, sizeof line, "--%s %.40s: must be a number from %g to %g", name, text,
-                  least, most);
-    throw std::invalid_argument(line);
-  }
-  return value;
 }
 
 struct Options {
@@ -330,7 +321,7 @@ int run(int argc, char** argv) {
     if (c == 'h')
       options.host = given;
     else if (c == 'p')
-      options.port = static_cast<int>(number("port", given, 0, 65535));
+      options.port = static_cast<int>(number("--port", given, 0, 65535));
     else if (c == 'a')
       options.agent = given;
     else if (c == 'n')
@@ -338,17 +329,17 @@ int run(int argc, char** argv) {
     else if (c == 'l')
       options.log = given;
     else if (c == 'r')
-      options.rate_mbps = number("rate-mbps", given, 0.001, 100'000);
+      options.rate_mbps = number("--rate-mbps", given, 0.001, 100'000);
     else if (c == 's')
-      options.seconds = number("seconds", given, 0, 1e6);
+      options.seconds = number("--seconds", given, 0, 1e6);
     else if (c == 'b')
-      options.bytes = static_cast<int>(number("bytes", given, 16, 65'507));
+      options.bytes = static_cast<int>(number("--bytes", given, 16, 65'507));
     else if (c == 'f')
-      options.flows = static_cast<int>(number("flows", given, 1, 1000));
+      options.flows = static_cast<int>(number("--flows", given, 1, 1000));
     else if (c == 'd')
-      options.ahead_ms = number("ahead-ms", given, 0, 10'000);
+      options.ahead_ms = number("--ahead-ms", given, 0, 10'000);
     else if (c == 'e')
-      options.seed = static_cast<unsigned>(number("seed", given, 0, 4e9));
+      options.seed = static_cast<unsigned>(number("--seed", given, 0, 4e9));
     else if (c == 'P')
       options.poisson = true;
     else if (c == 'C')
@@ -365,13 +356,5 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  try {
-    return run(argc, argv);
-  } catch (const std::invalid_argument& error) {
-    std::fprintf(stderr, "%s\n", error.what());
-    return 2;
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "%s\n", error.what());
-    return 1;
-  }
+  return swiftqueue::one_line_errors([&] { return run(argc, argv); });
 }

@@ -34,6 +34,8 @@
 #include <string>
 #include <vector>
 
+#include "../../serving/agent/one_line.h"
+
 namespace {
 
 constexpr unsigned kHandle = 0x5153;  // ours, so that nobody else's filter is taken off
@@ -497,13 +499,5 @@ int run(const std::vector<std::string>& a) {
 
 int main(int argc, char** argv) {
   libbpf_set_print([](libbpf_print_level, const char*, va_list) { return 0; });
-  try {
-    return run({argv + 1, argv + argc});
-  } catch (const std::invalid_argument& error) {
-    std::fprintf(stderr, "%s\n", error.what());
-    return 2;
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "%s\n", error.what());
-    return 1;
-  }
+  return swiftqueue::one_line_errors([&] { return run({argv + 1, argv + argc}); });
 }

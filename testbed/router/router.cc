@@ -45,9 +45,12 @@
 #include <thread>
 #include <vector>
 
+#include "../../serving/agent/one_line.h"
 #include "dual_queue.h"
 
 namespace {
+
+using swiftqueue::number;
 
 namespace dual_pi2 = swiftqueue::dual_pi2;
 using swiftqueue::testbed::Arrival;
@@ -571,18 +574,6 @@ class Router {
 
 // --- the command line ---
 
-double number(const std::string& name, const std::string& text, double least, double most) {
-  char* end = nullptr;
-  const double value = std::strtod(text.c_str(), &end);
-  if (text.empty() || *end != '\0' || !(value >= least && value <= most)) {
-    char line[200];
-    std::snprintf(line, sizeof line, "%.60s %.40s: must be a number from %g to %g", name.c_str(),
-                  text.c_str(), least, most);
-    throw std::invalid_argument(line);
-  }
-  return value;
-}
-
 // One of the queue's parameters, as `l_step_ms=20`.
 void set(dual_pi2::Parameters& p, const std::string& given) {
   const std::size_t at = given.find('=');
@@ -735,13 +726,5 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  try {
-    return run(argc, argv);
-  } catch (const std::invalid_argument& error) {
-    std::fprintf(stderr, "%s\n", error.what());
-    return 2;
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "%s\n", error.what());
-    return 1;
-  }
+  return swiftqueue::one_line_errors([&] { return run(argc, argv); });
 }
