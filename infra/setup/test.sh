@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # The tests, in three runs at once, and how long each took. Those of the whole live loop wait most of their time and go
 # first; those with single servers fill their pauses, and what only computes has the rest. The two behind are shown at
-# the end. `pytest` runs all of them one after the other. The names of failed tests are in build/tests-*.failed at once:
-# a crash loses none.
+# the end, also of a run that is cut off. `pytest` runs all of them one after the other. The names of failed tests are in
+# build/tests-*.failed at once: a crash loses none.
 set -uo pipefail
+[[ ${SWIFTQUEUE_TEST_ALL:-} == 1 ]] && export PYTEST_ADDOPTS="-o faulthandler_timeout=18000 ${PYTEST_ADDOPTS:-}"
 mkdir -p build
 rm -f build/tests-*.failed
 tier() { # NAME PATHS…: one run, and how long it took
@@ -26,19 +27,26 @@ behind() { # NICENESS NAME PATHS…: a run in a session of its own, shown at the
   runs+=($!)
 }
 runs=()
-trap 'for run in "${runs[@]}"; do kill -TERM -- "-$run" 2>/dev/null; done' EXIT
+finish() { # end what still runs, and show the two behind
+  local run log
+  for run in "${runs[@]}"; do kill -TERM -- "-$run" 2>/dev/null; done
+  for log in build/tests-{servers,computing}.log; do
+    printf '\n%s:\n' "$log"
+    cat "$log"
+  done
+  ((${#runs[@]} == 0)) || grep -s '^in ' build/tests-*.failed # cut off: what was under way
+  grep -hs '^FAILED' build/tests-*.failed
+}
+trap finish EXIT
 loop=(tests/integration/test_live_*.py tests/integration/test_loop_as_a_user.py tests/integration/test_two_nodes.py)
 behind 5 servers tests/integration "${loop[@]/#/--ignore=}"
 behind 15 computing tests --ignore=tests/integration
 trap 'exit 130' INT # Ctrl-C reaches the first run alone, and ends all
+trap 'exit 143' TERM
 tier loop "${loop[@]}"
 failed=$?
 for run in "${runs[@]}"; do
   wait "$run" || failed=1
 done
-for log in build/tests-{servers,computing}.log; do
-  printf '\n%s:\n' "$log"
-  cat "$log"
-done
-grep -hs '^FAILED' build/tests-*.failed
+runs=()
 exit "$failed"
