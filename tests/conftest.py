@@ -50,8 +50,11 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def _note(line: str) -> None:
-    """Write a line down at once: where the interpreter crashes, pytest names nothing."""
-    if FAILURES:
+    """Write a line down at once: where the interpreter crashes, pytest names nothing.
+
+    Of several processes (xdist) the one that hands out the tests writes.
+    """
+    if FAILURES and "PYTEST_XDIST_WORKER" not in os.environ:
         path = Path(FAILURES)
         kept = (
             [old for old in path.read_text().splitlines() if old.startswith("FAILED")]
