@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The tests, in three runs at once, and how long each took. Those of the whole live loop wait most of their time and go
-# first; those with single servers fill their pauses, and what only computes has the rest, in two processes. The two
-# behind are shown at the end, also of a run that is cut off. `pytest` runs all of them one after the other. The names
-# of failed tests are in build/tests-*.failed at once: a crash loses none.
+# first; those with single servers fill their pauses, and what only computes has the rest, each in two processes. The
+# two behind are shown at the end, also of a run that is cut off. `pytest` runs all of them one after the other. The
+# names of failed tests are in build/tests-*.failed at once: a crash loses none.
 set -uo pipefail
 [[ ${SWIFTQUEUE_TEST_ALL:-} == 1 ]] && export PYTEST_ADDOPTS="-o faulthandler_timeout=18000 ${PYTEST_ADDOPTS:-}"
 mkdir -p build
@@ -22,7 +22,7 @@ export -f tier
 behind() { # NICENESS NAME PATHS…: a run in a session of its own, shown at the end
   local niceness=$1
   shift
-  setsid nice -n "$niceness" bash -c '{ echo "$0" >/proc/self/autogroup; } 2>/dev/null; tier "$@"' "$niceness" "$@" \
+  setsid nice -n "$niceness" bash -c '{ echo "$0" >/proc/self/autogroup; } 2>/dev/null; tier "$@" -n 2 --dist loadfile' "$niceness" "$@" \
     >"build/tests-$1.log" 2>&1 &
   runs+=($!)
 }
@@ -40,7 +40,7 @@ finish() { # end what still runs, and show the two behind
 trap finish EXIT
 loop=(tests/integration/test_live_*.py tests/integration/test_loop_as_a_user.py tests/integration/test_two_nodes.py)
 behind 5 servers tests/integration "${loop[@]/#/--ignore=}"
-behind 15 computing tests --ignore=tests/integration -n 2 --dist loadfile
+behind 15 computing tests --ignore=tests/integration
 trap 'exit 130' INT # Ctrl-C reaches the first run alone, and ends all
 trap 'exit 143' TERM
 tier loop "${loop[@]}"
