@@ -103,6 +103,7 @@ class Benchmark(StrEnum):
     live = "live"
     marker = "marker"
     queues = "queues"
+    reservoir = "reservoir"
     serving = "serving"
     soak = "soak"
     swap = "swap"
@@ -422,6 +423,9 @@ def bench(
     gigabytes: Annotated[
         float | None, typer.Option(help="extract: its memory over one capture of so many GB")
     ] = None,
+    packets: Annotated[
+        str | None, typer.Option(help="reservoir: a folder of packet tables, instead of simulated traces")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="print a JSON list of rows")] = False,
     publish: Annotated[
         bool, typer.Option("--publish", help="put the rows into docs/results/bench.json too")
@@ -439,7 +443,13 @@ def bench(
         published.load(published.FILE)  # before the minutes that a benchmark takes
     with leaving_at_sigterm():
         rows = run_benchmark(
-            what.value, rounds=rounds, as_json=json, events=events, minutes=minutes, gigabytes=gigabytes
+            what.value,
+            rounds=rounds,
+            as_json=json,
+            events=events,
+            minutes=minutes,
+            gigabytes=gigabytes,
+            packets=packets,
         )
     if publish:
         published.publish(what.value, rows)

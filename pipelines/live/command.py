@@ -17,6 +17,7 @@ from models.training.finetuning import FinetuneParams
 from models.training.warm_worker import WarmWorkerError
 from pipelines.live import DRIFT
 from pipelines.live.metrics import Metrics
+from pipelines.live.reservoir import memory_windows
 from pipelines.live.retrain import Retraining
 from pipelines.live.rounds import RoundParams, Rounds
 from pipelines.live.scheduler import Scheduler, stop_on_signals
@@ -58,7 +59,12 @@ def schedule(
     rounds = Rounds(
         of_turn,
         round_params(
-            params["validate"], learn_s=learn_s, judge_s=judge_s, least_windows=least_windows, drift=drift
+            params["validate"],
+            learn_s=learn_s,
+            judge_s=judge_s,
+            least_windows=least_windows,
+            drift=drift,
+            remembered=memory_windows(PARAMS_FILE),
         ),
         read(PARAMS_FILE, FinetuneParams),
         read(PARAMS_FILE, RegisterParams).model_name,
@@ -90,6 +96,7 @@ def round_params(
     least_windows: int,
     drift: float = DRIFT,
     lead_in_s: float = LEAD_IN_S,
+    remembered: int = 0,
 ) -> RoundParams:
     """How a round is run, with the limits of section `validate`."""
     return RoundParams(
@@ -100,4 +107,5 @@ def round_params(
         drift=drift,
         max_unknown_latency=validate["max_unknown_latency"],
         max_latency_s=validate["max_latency_s"],
+        memory_windows=remembered,
     )

@@ -31,7 +31,7 @@ class EncodedWindows:
     features_BRD: NDArray[np.float32]
     candidates_BHF: NDArray[np.float32]
 
-    def chosen(self, which: slice | NDArray[np.bool_]) -> EncodedWindows:
+    def chosen(self, which: slice | NDArray[np.bool_] | NDArray[np.intp]) -> EncodedWindows:
         """Some of them."""
         return EncodedWindows(self.features_BRD[which], self.candidates_BHF[which])
 

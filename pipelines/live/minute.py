@@ -31,9 +31,11 @@ from models.networks.artifact import Artifact
 from models.networks.prediction import Encoded, latencies
 from models.networks.window_network import WindowNetwork
 from models.registry import gate
+from models.scoring.baselines import Candidates, last_visible
 from models.training.finetuning import Finetuned, FinetuneParams, train_head
 from models.training.sharp import sharp_changes
-from pipelines.live.encoding import EncodedWindows, Encoding
+from pipelines.live.encoding import EncodedWindows, Encoding, joined
+from pipelines.live.reservoir import EMPTY, Past, Reservoir, stretches
 from pipelines.live.slices import JudgingSlice, due, encoder_of, usable
 from serving.engine import Engine
 
@@ -59,6 +61,8 @@ class Minute:
     retrained: Mapping[str, bytes] | None = None  # of an artifact that is to take the champion's place
     reference: Mapping[str, bytes] | None = None  # of the version that the champion's encoder came with
     earlier: tuple[JudgingSlice, ...] = ()  # that judged before
+    reservoir: Reservoir = EMPTY  # of earlier minutes, that teaches too
+    memory_windows: int = 0  # that it holds at most; 0: nothing is kept, and nothing of it teaches
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,8 @@ class Tuned:
     psi: Mapping[str, float]  # population stability index by input
     trained_on: NDArray[np.float32]  # inputs (N, F) that the index compares with
     slices: tuple[JudgingSlice, ...]  # to be kept, oldest first
+    remembered: int  # windows of the reservoir that taught
+    reservoir: Reservoir | None  # to be kept; None: what is there stays
     seconds: Mapping[str, float]  # by step
 
 
@@ -105,7 +111,10 @@ def tune(minute: Minute) -> Tuned:
     with Encoding(packets, own.engine, own.tokens, first) as encoding:
         taught = encoding.take(judge - first).chosen(learn_B[first:judge])
         clock.lap("encode")
-        tuned = _train(own.found.model, taught, targets, learn_B, minute)  # while the rest is encoded
+        past = None
+        if minute.memory_windows:
+            past = minute.reservoir.beside(own.encoder, trace, minute.learn_from_ns, minute.judge_from_ns)
+        tuned = _train(own.found.model, taught, targets, learn_B, minute, past)  # while the rest is encoded
         clock.lap("train")
         judged = encoding.take(judges)
     newest = JudgingSlice.of(
@@ -137,6 +146,12 @@ def tune(minute: Minute) -> Tuned:
     known = {id(one) for one in minute.earlier}
     kept = [one for one in seen[served.encoder] if id(one) not in known]  # what is new, or encoded anew
     sample = sample_inputs(np.concatenate([taught.candidates_BHF, judged.candidates_BHF]))
+    reservoir = None
+    if minute.memory_windows and minute.retrained is None:  # which may not pass: the champion's stays
+        candidates = Candidates(taught.candidates_BHF, held_out.features)
+        last_us_BH = last_visible(candidates, "last_flow", tuned.median_us)
+        new = stretches(trace, decision_ns_B[learn_B], taught, tuned.y_BH, last_us_BH)
+        reservoir = minute.reservoir.with_minute(own.encoder, new, minute.memory_windows)
     comparable = minute.trained_on is not None and own.definition == champion.definition
     trained_on = minute.trained_on if comparable and minute.trained_on is not None else sample
     clock.lap("judge")
@@ -150,6 +165,8 @@ def tune(minute: Minute) -> Tuned:
         judged=judges,
         psi=input_shift(trained_on, sample, own.definition),
         trained_on=trained_on,
+        remembered=len(past.windows.features_BRD) if past else 0,
+        reservoir=reservoir,
         slices=tuple(kept if due(minute.earlier, newest) else kept[:-1]),
         seconds=clock.laps,
     )
@@ -264,7 +281,8 @@ def _with_flow_starts(packets: pl.DataFrame, flow_starts_ns: Mapping[int, int]) 
 @dataclass(frozen=True)
 class _Taught:
     head: Finetuned
-    median_us: float  # of the latencies it learned
+    median_us: float  # of the minute's latencies
+    y_BH: NDArray[np.float32]  # of the minute, µs as known then
 
 
 def _train(
@@ -273,14 +291,18 @@ def _train(
     targets: fw.Targets,
     learn_B: NDArray[np.bool_],
     minute: Minute,
+    past: Past | None,
 ) -> _Taught:
     """Train the head on what was known when the judging slice began."""
     y_BH = targets.known_at(minute.judge_from_ns)[learn_B]
     known = y_BH[np.isfinite(y_BH)]
     if not known.size:
         raise DeclinedError("no latency was known at the time of training")
-    head = train_head(model, as_seen(model, taught), y_BH, sharp_changes(y_BH), minute.params)
-    return _Taught(head, float(np.median(known)))
+    parts = [y_BH, *past.labels] if past else [y_BH]
+    windows = joined([taught, past.windows]) if past else taught
+    sharp_NH = np.concatenate([sharp_changes(part) for part in parts])
+    head = train_head(model, as_seen(model, windows), np.concatenate(parts), sharp_NH, minute.params)
+    return _Taught(head, float(np.median(known)), y_BH)
 
 
 def as_seen(model: WindowNetwork, windows: EncodedWindows) -> Encoded:

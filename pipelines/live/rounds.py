@@ -38,8 +38,10 @@ from models.say import say
 from models.training.finetuning import FinetuneParams
 from models.training.warm_worker import WarmWorkerError
 from pipelines.live import challenger
-from pipelines.live.guard import Guard, Telemetry, files_of, rolled_back_since_last
 from pipelines.live.minute import DeclinedError, Minute, Tuned
+from pipelines.live.probation import Probation, Telemetry, files_of, rolled_back_since_last
+from pipelines.live.reservoir import EMPTY, ReservoirFile
+from pipelines.live.reservoir import FILE as RESERVOIR
 from pipelines.live.retrain import MOST_PACKETS, SECONDS, Retrained, RetrainError, Retraining
 from pipelines.live.rounds_log import LOG_FILE, RoundRecord, read
 from pipelines.live.slices import Slices
@@ -66,9 +68,12 @@ class RoundParams:
     drift: float  # a population stability index of an input beyond this: a full re-train is due
     max_unknown_latency: float
     max_latency_s: float
+    memory_windows: int = 0  # of earlier stretches that teach beside the minute
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
+            if name == "memory_windows":  # of section `live`, which is checked
+                continue
             if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
                 raise ValueError(f"{name} is {value!r}; it must be a number above zero")
 
@@ -105,11 +110,12 @@ class Rounds:
         self._model = model
         self._keep_versions = settings().keep_versions
         self._worker = Worker()
-        self.guard = Guard(telemetry, self._worker, model, params.lead_in_s)
+        self.probation = Probation(telemetry, self._worker, model, params.lead_in_s)
         self._reference: tuple[int, Mapping[str, bytes]] | None = None  # the last one's number and files
         self._folder = state_dir() / "live"
         private_dir(self._folder)
         self._slices = Slices(self._folder / "slices")
+        self._reservoir = ReservoirFile(self._folder / RESERVOIR)
         self.log = self._folder / LOG_FILE
         history = self.history()
         self.number = max((one["number"] for one in history), default=0)
@@ -220,6 +226,7 @@ class Rounds:
             # Starting it where it does not run, and the way to it and back.
             record.seconds |= {"workers": whole - sum(tuned.seconds.values()), **tuned.seconds}
             record.figures, record.loss = tuned.figures, (tuned.loss_before, tuned.loss_after)
+            record.remembered = tuned.remembered
             record.psi = dict(sorted(tuned.psi.items(), key=lambda item: -item[1]))
             record.retrain = max(tuned.psi.values()) > self._params.drift
             with _timed(record, "register"):
@@ -233,14 +240,16 @@ class Rounds:
                     finetune=self._finetune,
                     retrained=retrained,
                 )
-            self._keep_slices(tuned, record)
+            self._keep_past(tuned, record)
             if self._retraining and retrained:
                 self._give_up(self._retraining, record)  # in the registry; a failed push is not tried again
         record.reason = tuned.verdict.reason
         passed = tuned.verdict.passed
-        if passed and self.guard.shadow_batches:
+        if passed and self.probation.shadow_batches:
             with _timed(record, "shadow"):
-                worse = self.guard.shadow(record, latest, tuned.files, champion_files, self._params.judge_s)
+                worse = self.probation.shadow(
+                    record, latest, tuned.files, champion_files, self._params.judge_s
+                )
             if worse:
                 passed, record.reason = False, f"worse than the champion in shadow: {worse}"
                 registry.decide(record.version, Decision(False, record.reason, champion))
@@ -266,12 +275,14 @@ class Rounds:
             say(f"round {record.number}: judged without the reference: {first_line(str(error))}")
             return None
 
-    def _keep_slices(self, tuned: Tuned, record: RoundRecord) -> None:
-        """Keep what judged for the rounds to come. On a full disk those are judged by what there is."""
+    def _keep_past(self, tuned: Tuned, record: RoundRecord) -> None:
+        """Keep what judges and what teaches the rounds to come. On a full disk they have what there is."""
         try:
             self._slices.keep(tuned.slices)
+            if tuned.reservoir is not None:
+                self._reservoir.save(tuned.reservoir)
         except OSError as error:
-            say(f"round {record.number}: what judged it is not kept: {error}")
+            say(f"round {record.number}: what judged it, or what it learned, is not kept: {error}")
 
     def _candidate(self, record: RoundRecord) -> Retrained | None:
         """What a re-train made; one that cannot be read is dropped and the round tunes the champion."""
@@ -370,6 +381,8 @@ class Rounds:
             retrained=retrained.files if retrained else None,
             reference=reference,
             earlier=self._slices.recent(),
+            reservoir=self._reservoir.load() if self._params.memory_windows else EMPTY,
+            memory_windows=self._params.memory_windows,
             params=self._finetune,
             trained_on=np.load(trained_on, allow_pickle=False) if trained_on.is_file() else None,
             least_windows=self._params.least_windows,

@@ -34,6 +34,7 @@ class RoundRecord:
     figures: Mapping[str, Any] = field(default_factory=dict)
     loss: tuple[float, float] | None = None
     psi: dict[str, float] = field(default_factory=dict)
+    remembered: int = 0  # windows of the reservoir that taught beside the minute
     shadow: Mapping[str, Any] = field(default_factory=dict)  # batches and figures beside the served head
     rolled_back: str = ""  # what was put back since the round before, and why
     retrain: bool = False  # the inputs have left what the encoder was trained on

@@ -56,7 +56,7 @@ class Scheduler:
         while (left_s := at_s - time.monotonic()) > 0 and not self._stop.wait(min(left_s, WATCH_EVERY_S)):
             if at_s - time.monotonic() < WATCH_TAKES_S:
                 continue
-            if line := self._rounds.guard.watch():
+            if line := self._rounds.probation.watch():
                 self._metrics.rolled_back()
                 say(line)
 

@@ -1,4 +1,4 @@
-"""The worker of the live loop: one warm process that rounds and guard give their work to."""
+"""The worker of the live loop: one warm process that rounds and probation give their work to."""
 
 from __future__ import annotations
 

@@ -26,6 +26,7 @@ SECTIONS: Final = {
     "pretrain": "models.training.pretraining:PretrainParams",
     "event-stream": "models.architecture:EventStreamLoop",
     "finetune": "models.training.finetuning:FinetuneParams",
+    "live": "pipelines.live.reservoir:LiveParams",
     "evaluate": "pipelines.evaluate:EvaluateParams",
     "register": "models.registry.register_params:RegisterParams",
 }

@@ -344,3 +344,47 @@ def test_a_retrained_version_may_be_of_the_other_architecture(
     assert found.figures["champion"]["log_mae"] != found.figures["challenger"]["log_mae"]
     assert found.trained_on.shape[1] == len(EVENTS.features)
     assert set(found.psi.values()) == {0.0}
+
+
+def test_a_reservoir_teaches_beside_the_minute_and_takes_it_in(
+    packets: pl.DataFrame, champion: Path, tuned: Tuned
+) -> None:
+    assert tuned.reservoir is None  # the default
+    assert tuned.remembered == 0
+    first = tune(minute(packets, champion, memory_windows=300))
+    assert first.files == tuned.files, "an empty one changes nothing"
+    assert first.reservoir is not None
+    assert 0 < sum(map(len, first.reservoir.kept)) <= 300
+    again = tune(minute(packets, champion, memory_windows=300, reservoir=first.reservoir))
+    assert again.files == tuned.files, "what the minute holds itself teaches once"
+    assert again.remembered == 0
+    other = bottleneck_table("other", seconds=12, seed=5, episodes=True)
+    before = tune(minute(other, champion, memory_windows=300)).reservoir
+    beside = tune(minute(packets, champion, memory_windows=300, reservoir=before))
+    assert beside.remembered > 0
+    assert beside.files != tuned.files
+    assert beside.reservoir is not None
+    assert {one.sender for one in beside.reservoir.kept} == {"live", "other"}
+    assert sum(map(len, beside.reservoir.kept)) <= 300
+    off = tune(minute(packets, champion, memory_windows=0, reservoir=before))
+    assert off.files == tuned.files
+
+
+def test_nothing_of_a_slice_that_judges_is_remembered(packets: pl.DataFrame, champion: Path) -> None:
+    from pipelines.live.reservoir import STRETCH_NS
+
+    first = tune(minute(packets, champion, judge_from_ns=START_NS + 4 * S, memory_windows=5000))
+    judging = first.slices[-1]
+    later = tune(
+        minute(
+            packets,
+            champion,
+            learn_from_ns=START_NS + 2 * S,
+            earlier=(replace(judging, to_ns=START_NS + 6 * S),),
+            memory_windows=5000,
+        )
+    )
+    assert later.reservoir is not None
+    seconds = {(one.from_ns - START_NS) // STRETCH_NS for one in later.reservoir.kept}
+    assert seconds.isdisjoint({4, 5})
+    assert {2, 3, 7, 8} <= seconds

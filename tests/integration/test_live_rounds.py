@@ -211,7 +211,7 @@ def test_a_bad_head_in_shadow_never_serves(
 ) -> None:
     before = served()
     let_a_bad_head_through(rounds, monkeypatch, tmp_path)
-    monkeypatch.setattr(rounds.guard, "shadow_batches", 100)
+    monkeypatch.setattr(rounds.probation, "shadow_batches", 100)
     record = rounds.run()
     assert record.outcome == "kept", record.reason
     assert record.reason.startswith("worse than the champion in shadow: log-error ")
@@ -234,18 +234,18 @@ def test_a_bad_head_that_serves_is_put_back_without_a_hand(
         bad = rounds.run()
     assert bad.outcome == "pushed", bad.reason
     assert served() == bad.version
-    assert rounds.guard.watch() == ""  # a second of traffic says too little
+    assert rounds.probation.watch() == ""  # a second of traffic says too little
     source.now_s += 6
     with VersionWatch(grpc_address()) as asking:
         asking.first_answer_s(int(bad.version or 0), 60)
-        line = rounds.guard.watch()
+        line = rounds.probation.watch()
         asking.first_answer_s(int(before or 0), 60)
         answered = asking.close()
     assert line.startswith(f"version {bad.version} is rolled back to {before}: over "), line
     assert "log-error worse by " in line
     assert served() == before == Registry("swiftqueue").alias(CHAMPION)
     assert answered == 1
-    assert rounds.guard.watch() == ""
+    assert rounds.probation.watch() == ""
     after = rounds.run()
     assert f"version {bad.version} was rolled back to {before}: over " in after.reason
     assert "rolled back" not in rounds.run().reason

@@ -19,7 +19,7 @@ class Quiet:
 
     def __init__(self) -> None:
         self.events: list[tuple[str, float]] = []
-        self.guard = self
+        self.probation = self
 
     def run(self) -> RoundRecord:
         self.events.append(("round", time.monotonic()))

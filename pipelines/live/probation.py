@@ -36,7 +36,7 @@ WATCHED: Final = 1.5  # of the seconds that a rollback takes are looked at
 Telemetry = Callable[[float, str], Latest]
 
 
-class Guard:
+class Probation:
     """Compares two heads on live traffic, before a switch and after it (docs/decisions/0008)."""
 
     def __init__(self, telemetry: Telemetry, worker: Worker, model: str, lead_in_s: float) -> None:

@@ -1,0 +1,227 @@
+"""Stretches of the past that teach beside the last minute: those least alike, in bounded memory.
+
+A stretch is a second of one sender that taught. As in Memento (Dietmüller et al., "On Sample Selection for
+Continual Learning: a Video Streaming Case Study", CCR 2024) what is kept is chosen by coverage, not by age:
+where there are too many, one of the two that are most alike goes, the older. Rare and late stretches are like
+no other, so they stay. Memento compares distributions of what was predicted and of what came; here it is what
+came and how far it was from the last visible latency, which is what the head adds to.
+
+Shapes: B windows, R tokens that the head reads, D model width, H horizon (8 packets), F features,
+S stretches, K what tells stretches apart.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, ClassVar, Final, Self
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from feature_store.atomic import write_file
+from models.say import say
+from models.section import Section, read, read_all
+from pipelines.live.encoding import EncodedWindows, joined
+
+STRETCH_NS: Final = 1_000_000_000
+MOST_WINDOWS: Final = 128  # of a stretch; of more every second one is taken, or every third: they are alike
+QUANTILES: Final = (0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
+RATE_SHARE: Final = 0.5  # of the rate beside one quantile, both in natural logarithms
+FILE: Final = "reservoir.npz"  # in var/live
+
+
+class LiveParams(Section):
+    """The live loop's rounds (docs/LIVE.md); read by the scheduler, by no stage."""
+
+    section: ClassVar = "live"
+    memory_windows: Annotated[int, Field(ge=0, le=65_536)]
+    """Windows of earlier stretches, 3 KB each, that teach beside the last minute, chosen by coverage."""
+
+
+def memory_windows(params: Path) -> int:
+    """The parameter of a file; 0 in a file of before there was one.
+
+    Raises:
+        ValueError: the value cannot be; the line names it.
+    """
+    known = LiveParams.section in read_all(params)
+    return read(params, LiveParams).memory_windows if known else 0
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A second of one sender, as far as it taught."""
+
+    sender: str
+    from_ns: int  # a multiple of STRETCH_NS
+    windows: EncodedWindows
+    y_BH: NDArray[np.float32]  # µs as known when it taught; NaN where unknown
+    like_K: NDArray[np.float64]  # what tells it from others
+
+    def __len__(self) -> int:
+        return len(self.y_BH)
+
+
+def stretches(
+    sender: str,
+    decision_ns_B: NDArray[np.int64],
+    windows: EncodedWindows,
+    y_BH: NDArray[np.float32],
+    last_us_BH: NDArray[np.float64],
+) -> list[Stretch]:
+    """Cut windows that taught into stretches; a second without a known latency is none.
+
+    `last_us_BH` is what the head adds to: the last visible latency of the packet's flow.
+    """
+    found = []
+    second_B = decision_ns_B // STRETCH_NS
+    for second in np.unique(second_B):
+        here_B = np.flatnonzero(second_B == second)
+        like_K = _like(y_BH[here_B], last_us_BH[here_B])
+        if like_K is not None:
+            some_B = here_B[:: -(-len(here_B) // MOST_WINDOWS)]
+            one = Stretch(sender, int(second) * STRETCH_NS, windows.chosen(some_B), y_BH[some_B], like_K)
+            found.append(one)
+    return found
+
+
+def _like(y_BH: NDArray[np.float32], last_us_BH: NDArray[np.float64]) -> NDArray[np.float64] | None:
+    """Quantiles of the log-latency, of its distance from the last one visible, and the log of the rate."""
+    known_BH = np.isfinite(y_BH) & (y_BH > 0)
+    if not known_BH.any():
+        return None
+    log_N = np.log(y_BH[known_BH].astype(np.float64))
+    beyond_N = log_N - np.log(last_us_BH[known_BH])
+    rate = RATE_SHARE * np.log(len(y_BH))
+    return np.concatenate([np.quantile(log_N, QUANTILES), np.quantile(beyond_N, QUANTILES), [rate]])
+
+
+@dataclass(frozen=True)
+class Past:
+    """What teaches of the past."""
+
+    windows: EncodedWindows
+    labels: list[NDArray[np.float32]]  # by stretch, µs
+
+
+@dataclass(frozen=True)
+class Reservoir:
+    """What is kept, all encoded by one encoder, oldest first."""
+
+    encoder: str = ""
+    kept: tuple[Stretch, ...] = ()
+
+    def beside(self, encoder: str, sender: str, from_ns: int, to_ns: int) -> Past | None:
+        """What teaches beside a minute of a sender; None where there is nothing.
+
+        What the minute itself holds is left out. So is all that another encoder made.
+        """
+        if encoder != self.encoder:
+            return None
+        chosen = [one for one in self.kept if not _within(one, sender, from_ns, to_ns)]
+        if not chosen:
+            return None
+        return Past(joined([one.windows for one in chosen]), [one.y_BH for one in chosen])
+
+    def with_minute(self, encoder: str, new: Sequence[Stretch], most_windows: int) -> Self:
+        """Take in a minute's stretches, in the place of those of the same seconds, and keep the least alike.
+
+        Another encoder's go: their windows would have to be encoded anew, and what drifted is past.
+        """
+        own = self.kept if encoder == self.encoder else ()
+        again = {(one.sender, one.from_ns) for one in new}
+        old = [one for one in own if (one.sender, one.from_ns) not in again]
+        return replace(self, encoder=encoder, kept=tuple(least_alike([*old, *new], most_windows)))
+
+
+def _within(one: Stretch, sender: str, from_ns: int, to_ns: int) -> bool:
+    return one.sender == sender and one.from_ns + STRETCH_NS > from_ns and one.from_ns < to_ns
+
+
+EMPTY: Final = Reservoir()
+
+
+def least_alike(found: list[Stretch], most_windows: int) -> list[Stretch]:
+    """Drop the older of the two that are most alike until what is left has no more than so many windows."""
+    if not found:
+        return []
+    like_SK = np.stack([one.like_K for one in found])
+    apart_SS = np.abs(like_SK[:, None] - like_SK[None]).mean(axis=-1)
+    np.fill_diagonal(apart_SS, np.inf)
+    left = np.ones(len(found), bool)
+    windows = sum(map(len, found))
+    while windows > most_windows:
+        older = min(divmod(int(apart_SS.argmin()), len(found))) if left.sum() > 1 else int(left.argmax())
+        left[older] = False
+        apart_SS[older] = apart_SS[:, older] = np.inf
+        windows -= len(found[older])
+    return [one for one, stays in zip(found, left, strict=True) if stays]
+
+
+class ReservoirFile:
+    """The reservoir between rounds and over restarts: one file, whole or not at all."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def load(self) -> Reservoir:
+        """Read it; one that cannot be read is removed, with a line, and it begins anew."""
+        if not self._file.is_file():
+            return EMPTY
+        try:
+            return _read(self._file)
+        except (OSError, ValueError, KeyError, IndexError, EOFError, BadZipFile) as error:
+            self._file.unlink(missing_ok=True)
+            said = str(error).splitlines() or [type(error).__name__]
+            say(f"the reservoir cannot be read and begins anew: {self._file}: {said[0][:200]}")
+            return EMPTY
+
+    def save(self, what: Reservoir) -> None:
+        """Write it; of an empty one there is no file.
+
+        Raises:
+            OSError: the disk is full; the one before stays.
+        """
+        if what.kept:
+            write_file(self._file, _written(what))
+        else:
+            self._file.unlink(missing_ok=True)
+
+
+def _written(what: Reservoir) -> bytes:
+    content = io.BytesIO()
+    windows = joined([one.windows for one in what.kept])
+    np.savez(
+        content,
+        encoder=what.encoder,
+        senders=np.array([one.sender for one in what.kept]),
+        from_ns_S=np.array([one.from_ns for one in what.kept], np.int64),
+        windows_S=np.array([len(one) for one in what.kept], np.int64),
+        like_SK=np.stack([one.like_K for one in what.kept]),
+        features_BRD=windows.features_BRD,
+        candidates_BHF=windows.candidates_BHF,
+        y_BH=np.concatenate([one.y_BH for one in what.kept]),
+    )
+    return content.getvalue()
+
+
+def _read(file: Path) -> Reservoir:
+    with np.load(file, allow_pickle=False) as found:
+        windows_S, y_BH, like_SK = found["windows_S"], found["y_BH"], found["like_SK"]
+        senders, from_ns_S = found["senders"], found["from_ns_S"]
+        every = EncodedWindows(found["features_BRD"], found["candidates_BHF"])
+        lengths = {len(y_BH), len(every.features_BRD), len(every.candidates_BHF), int(windows_S.sum())}
+        if len(lengths) != 1 or len({len(windows_S), len(like_SK), len(senders), len(from_ns_S)}) != 1:
+            raise ValueError("its arrays differ in length")
+        ends_S = np.cumsum(windows_S)
+        kept = []
+        for place, end in enumerate(ends_S):
+            part = slice(int(end - windows_S[place]), int(end))
+            said = str(senders[place]), int(from_ns_S[place])
+            kept.append(Stretch(*said, every.chosen(part), y_BH[part], like_SK[place]))
+        return Reservoir(str(found["encoder"]), tuple(kept))
