@@ -90,9 +90,9 @@ native: $(VENV)/.synced | debian
 run: setup ## The main job: traces to a served prediction, replayed; ends with where to look next
 	swiftqueue run
 
-lab: setup ## The L4S laboratory: a small sweep with its controls, and the report (minutes)
-	swiftqueue lab run small
-	swiftqueue lab report
+lab: setup ## The L4S laboratory: the published model on a small link beside its controls, and the report (minutes)
+	swiftqueue lab run small --artifact docs/laboratory/models/figure8
+	swiftqueue lab report small
 
 LAB_MODELS := var/lab/models/figure8
 lab-full: setup ## The full laboratory: models, figure 8, sweeps, maps, 500 flows, report (some 19 hours of CPU; resumes)

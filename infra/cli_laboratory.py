@@ -149,8 +149,17 @@ def lab_tune(
 
 
 @lab_app.command("report")
-def lab_report(output: LabOutput = Path("var/lab")) -> None:
-    """Draw the results into one page and a Markdown table."""
+def lab_report(
+    scenarios: Annotated[
+        list[str] | None, typer.Argument(help="of these only (default: all results)", metavar="SCENARIO...")
+    ] = None,
+    output: LabOutput = Path("var/lab"),
+) -> None:
+    """Draw the results into one page and a Markdown table, and say what they answer.
+
+    Example: swiftqueue lab report small
+    """
     from laboratory.report.page import make_report
 
-    print(f"report: {make_report(output)}")
+    page, answer = make_report(output, scenarios or [])
+    print("\n".join([*answer, f"report: {page}"]))

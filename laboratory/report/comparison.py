@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 import polars as pl
 
-from laboratory.report.intervals import Estimate, corrected, paired_change
+from laboratory.report.intervals import MOST_SEEDS, Estimate, corrected, paired_change
 from laboratory.report.judging import (
     FEWEST_PACKETS,
     FEWEST_SEEDS,
@@ -36,6 +36,7 @@ from laboratory.report.measures import (
 from laboratory.runs.results import COMPLETE
 
 NOT_SETTLED: Final = "not settled"
+WIDE: Final = 10  # a change of 1,000 % needs no digit after its point
 
 
 class Place(NamedTuple):
@@ -101,6 +102,21 @@ class Judged(NamedTuple):
     below_zero: bool
     above_zero: bool
 
+    @property
+    def is_within(self) -> bool:
+        """Whether the whole interval is within the limit."""
+        ends = (self.change.low, self.change.high)
+        return None not in ends and not any(self.limit.is_passed_by(end) for end in ends if end is not None)
+
+    @property
+    def judged(self) -> str:
+        """`harms` or `helps` where that is settled, `no harm` where all is within the limit, else `open`."""
+        if self.beyond:
+            return "harms"
+        if self.above_zero if self.limit.falls else self.below_zero:
+            return "helps"
+        return "no harm" if self.is_within and self.change.n >= FEWEST_SEEDS else "open"
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -116,11 +132,15 @@ class Comparison:
 
     @property
     def judged(self) -> str:
-        """`helps`, `harms` or `nothing`: harm is any change that is settled beyond its limit."""
+        """`helps`, `harms`, `no harm` or `open`: harm is any change that is settled beyond its limit."""
         if any(cost.settled for cost in self.broken()):
             return "harms"
+        if self.few_packets or self.queueing.n < FEWEST_SEEDS:
+            return "open"
         p99 = self.found.get(QUEUEING_P99)
-        return "helps" if p99 and p99.below_zero else "nothing"
+        if p99 and p99.below_zero:
+            return "helps"
+        return "no harm" if all(one.is_within for one in self.found.values()) else "open"
 
     @property
     def verdict(self) -> str:
@@ -130,20 +150,11 @@ class Comparison:
             return f"harms: {_listed(cost for cost in costs if cost.settled)}"
         if self.few_packets:
             said = "not enough packets"
-        elif self.queueing.n < FEWEST_SEEDS:
-            said = f"{self.queueing.n} seed{'' if self.queueing.n == 1 else 's'}"
-        elif self.judged == "helps":
-            said = f"helps; {NOT_SETTLED}" if costs else "helps"
+        elif self.judged == "open":
+            said = seeds_wanted([one for one in self.found.values() if not one.is_within], self.queueing.n)
         else:
-            said = "no harm" if all(map(_within, self.found.values())) else self._not_settled()
+            said = f"helps; {NOT_SETTLED}" if costs and self.judged == "helps" else self.judged
         return f"{said}: {_listed(costs)}" if costs else said
-
-    def _not_settled(self) -> str:
-        """Say how many seeds would settle on which side of its limit each change is, were they like these."""
-        open_ones = [one for one in self.found.values() if not _within(one)]
-        limits = [-one.limit.most if one.limit.falls else one.limit.most for one in open_ones]
-        seeds = [one.change.seeds_to_leave(limit) for one, limit in zip(open_ones, limits, strict=True)]
-        return f"{NOT_SETTLED} ({max([self.queueing.n + 1, *seeds])} seeds might)"
 
     def broken(self) -> list[Cost]:
         """What is beyond its limit by its mean; a longer P99 and tail too where it is settled."""
@@ -155,14 +166,19 @@ class Comparison:
         ]
 
 
+def seeds_wanted(open_ones: Sequence[Judged], seeds: int) -> str:
+    """Say how many seeds would settle on which side of its limit each change is, were they like these."""
+    limits = [-one.limit.most if one.limit.falls else one.limit.most for one in open_ones]
+    wanted = [one.change.seeds_to_leave(limit) for one, limit in zip(open_ones, limits, strict=True)]
+    most = max([seeds + 1, FEWEST_SEEDS, *wanted])
+    might = f"{most} seeds might" if most < MOST_SEEDS else f"over {MOST_SEEDS - 1} seeds might"
+    if seeds >= FEWEST_SEEDS:
+        return f"{NOT_SETTLED} ({might})"
+    return f"{NOT_SETTLED} (1 seed)" if seeds == 1 else f"{NOT_SETTLED} ({seeds} seeds; {might})"
+
+
 def _listed(costs: Iterable[Cost]) -> str:
     return ", ".join(f"{cost.name} {percent(cost.change)}" for cost in costs)
-
-
-def _within(one: Judged) -> bool:
-    """Whether the whole interval is within the limit."""
-    ends = (one.change.low, one.change.high)
-    return None not in ends and not any(one.limit.is_passed_by(end) for end in ends if end is not None)
 
 
 def by_seed(runs: pl.DataFrame, place: Place, control: str, measure: Measure) -> dict[int, float]:
@@ -291,11 +307,16 @@ def against_chance(runs: pl.DataFrame, place: Place) -> Estimate | None:
 
 
 def percent(change: Estimate) -> str:
-    """`-38 % (-45…-31)`; the interval is left out where there is none."""
-    text = f"{change.mean * 100:+.1f} %"
+    """`-38.0 % (-45.1…-31.2)`; the interval is left out where there is none."""
+    text = f"{_points(change.mean)} %"
     if change.low is None or change.high is None:
         return text
-    return f"{text} ({change.low * 100:+.1f}…{change.high * 100:+.1f})"
+    return f"{text} ({_points(change.low)}…{_points(change.high)})"
+
+
+def _points(change: float) -> str:
+    """In %, with a digit where it says something."""
+    return f"{round(change * 100, 1) + 0.0:+.1f}" if change < WIDE else f"{change * 100:+,.0f}"  # never -0.0
 
 
 def times(change: Estimate) -> str:

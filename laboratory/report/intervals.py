@@ -2,6 +2,9 @@
 
 A seed is one draw of all random choices of a scenario, and the only thing that differs between the runs of a
 control, so the seeds are the independent observations; packets of one run are not.
+
+A change is one of geometric means: twice as much in one seed and half as much in another is no change, and no
+interval reaches below -100 %.
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ class Estimate:
     low: float | None
     high: float | None
     n: int
-    error: float = math.nan  # standard error of the mean
+    error: float = math.nan  # standard error of the mean; of a change: of the logarithm of its ratio
+    is_change: bool = False  # relative, of geometric means
 
     def chance(self, limit: float, *, below: bool) -> float:
         """Chance of such a mean, or one farther away, if the truth were `limit` (Student's one-sided test).
@@ -34,7 +38,9 @@ class Estimate:
         """
         from scipy.stats import t as student  # type: ignore[import-untyped]
 
-        away = limit - self.mean if below else self.mean - limit
+        if math.isinf(self.error):
+            return 1.0
+        away = self._above(limit) * (-1 if below else 1)
         if not self.error > 0:  # every seed says the same, or there is one
             return 0.0 if away > 0 and self.n > 1 else 1.0
         return float(student.sf(away / self.error, self.n - 1))
@@ -43,15 +49,21 @@ class Estimate:
         """How many seeds such an interval needs to leave `limit` out; `MOST_SEEDS` stands for more too."""
         from scipy.stats import t as student
 
+        if math.isinf(self.error):
+            return MOST_SEEDS
         if not self.error > 0:
             return self.n
-        spread, away = self.error * math.sqrt(self.n), abs(self.mean - limit)
+        spread, away = self.error * math.sqrt(self.n), abs(self._above(limit))
         needed = (
             n
             for n in range(2, MOST_SEEDS)
             if float(student.ppf((1 + LEVEL) / 2, n - 1)) * spread / math.sqrt(n) < away
         )
         return next(needed, MOST_SEEDS)
+
+    def _above(self, limit: float) -> float:
+        """How far the mean is above `limit`, on the scale of `error`."""
+        return math.log1p(self.mean) - math.log1p(limit) if self.is_change else self.mean - limit
 
     def below(self, limit: float) -> bool:
         """Whether the whole interval is below `limit`."""
@@ -78,16 +90,20 @@ def estimate(values: Sequence[float]) -> Estimate | None:
 
 
 def paired_change(ours: Mapping[int, float], base: Mapping[int, float]) -> Estimate | None:
-    """Mean relative change from `base` to `ours` (0.1 is 10 % more), by the seeds that both have.
+    """Relative change of geometric means from `base` to `ours` (0.1 is 10 % more), by the seeds both have.
 
-    Pairing takes out what the seeds have in common: the traffic that was offered. Nothing falls by more than
-    all of it, so the interval ends at -1.
+    Pairing takes out what the seeds have in common: the traffic that was offered. A seed whose base is 0 has
+    no change. Where a seed has nothing left, so has the geometric mean, and nothing is known of its spread.
     """
-    seeds = sorted(set(ours) & set(base))
-    found = estimate([ours[s] / base[s] - 1 for s in seeds if base[s] > 0])
-    if found is None or found.low is None:
-        return found
-    return replace(found, low=max(found.low, -1.0))
+    seeds = [seed for seed in sorted(set(ours) & set(base)) if base[seed] > 0]
+    if any(ours[seed] <= 0 for seed in seeds):
+        return Estimate(-1.0, None, None, len(seeds), math.inf, is_change=True)
+    found = estimate([math.log(ours[seed] / base[seed]) for seed in seeds])
+    if found is None:
+        return None
+    low = None if found.low is None else math.expm1(found.low)
+    high = None if found.high is None else math.expm1(found.high)
+    return replace(found, mean=math.expm1(found.mean), low=low, high=high, is_change=True)
 
 
 def corrected(chances: Sequence[float]) -> list[float]:

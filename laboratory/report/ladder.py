@@ -110,4 +110,6 @@ def _fall(runs: pl.DataFrame, place: Place, step: Step, measure: Measure) -> str
     if len(means) < 2:
         return ""
     before, after = (f"{mean:.{measure.digits}f}" for mean in means)
+    if before == after:
+        return ""  # nothing that can be read
     return f"; {measure.title} from {before} to {after} {measure.unit}"

@@ -23,6 +23,7 @@ from laboratory.report.judging import (
     NO_HARM,
 )
 from laboratory.report.measures import DELAYS, TRAFFIC, Measure
+from laboratory.report.opening import QUESTION, Opening, opening
 from laboratory.report.plots import plots_of
 from laboratory.report.tables import cell, chance, change, controls_run, loss_rules, markdown, verdict
 from laboratory.report.targets import remarks, targets
@@ -32,34 +33,50 @@ from laboratory.scenarios.schema import CONTROLS
 TEMPLATE: Final = "page.html.j2"
 PAGE: Final = "report.html"
 MARKDOWN: Final = "table.md"
+OPENING: Final = "opening.png"
 
 
-def make_report(output: Path) -> Path:
-    """Write `report/report.html`, its plots as PNG files and `report/table.md`; return the page.
+def make_report(output: Path, scenarios: Sequence[str] = ()) -> tuple[Path, tuple[str, ...]]:
+    """Write `report/report.html`, its plots as PNG files and `report/table.md`.
+
+    Args:
+        output: of the runs, and of the report.
+        scenarios: what to report of; none: all results.
+
+    Returns:
+        The page, and the answer that it opens with.
 
     Raises:
         FileNotFoundError: there are no results.
+        ValueError: there are none of a scenario.
     """
     runs = results.load(output)
     if runs.is_empty():
         raise FileNotFoundError(f"{output} has no results yet; `swiftqueue lab run SCENARIO` makes them")
+    there = sorted(set(runs["scenario"]))
+    if missing := [name for name in scenarios if name not in there]:
+        raise ValueError(f"{output} has no results of {', '.join(missing)}, but of {', '.join(there)}")
+    runs = runs.filter(pl.col("scenario").is_in(scenarios or there))
     folder = output / "report"
     folder.mkdir(parents=True, exist_ok=True)
-    sections = _sections(runs)
-    write_file(folder / MARKDOWN, markdown(runs))
+    sections, first = _sections(runs), opening(runs)
+    head = "\n".join(first.markdown()) + "\n\n" if first else ""
+    write_file(folder / MARKDOWN, head + markdown(runs))
+    if first:
+        write_file(folder / OPENING, first.plot.png)
     for section in sections:
         for number, plot in enumerate(section["plots"], 1):
             name = f"{section['name']}-{number}" if len(section["plots"]) > 1 else section["name"]
             write_file(folder / f"{name}.png", plot.png)
-    write_file(folder / PAGE, _page(runs, sections))
-    return folder / PAGE
+    write_file(folder / PAGE, _page(runs, sections, first))
+    return folder / PAGE, first.answer if first else ()
 
 
 def _sections(runs: pl.DataFrame) -> list[dict[str, Any]]:
     return [_section(runs, name) for name in sorted(set(runs["scenario"]), key=_order)]
 
 
-def _page(runs: pl.DataFrame, sections: Sequence[dict[str, Any]]) -> str:
+def _page(runs: pl.DataFrame, sections: Sequence[dict[str, Any]], first: Opening | None) -> str:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -68,6 +85,8 @@ def _page(runs: pl.DataFrame, sections: Sequence[dict[str, Any]]) -> str:
     )
     judged = targets(runs)
     return environment.get_template(TEMPLATE).render(
+        question=QUESTION,
+        opening=first,
         scenarios=sections,
         targets=judged,
         remarks=remarks(runs, judged),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -24,6 +25,7 @@ from laboratory.report.measures import (
     CLASSIC_SHARE,
     CROSS_GOODPUT,
     MOVED,
+    PERCENT,
     QUEUEING_MAX,
     QUEUEING_P99,
     QUEUEING_P999,
@@ -63,7 +65,7 @@ COSTS_OF: Final = ("random", "oracle", "model")
 
 
 class Cell(NamedTuple):
-    """A figure in a table: its mean, and half its interval."""
+    """A figure in a table: its mean and its interval."""
 
     text: str
     interval: str
@@ -82,9 +84,11 @@ def cell(runs: pl.DataFrame, place: Place, control: str, measure: Measure) -> Ce
     if found is None:
         return Cell(NONE, "")
     text = f"{found.mean * measure.scale:,.{measure.digits}f}"
-    if found.high is None:
+    if found.low is None or found.high is None:
         return Cell(text, "")
-    return Cell(text, f"± {(found.high - found.mean) * measure.scale:,.{measure.digits}f}")
+    most = PERCENT if measure.unit == "%" else math.inf
+    ends = (max(found.low * measure.scale, 0.0), min(found.high * measure.scale, most))  # what is possible
+    return Cell(text, "…".join(f"{end:,.{measure.digits}f}" for end in ends))
 
 
 def change(runs: pl.DataFrame, place: Place, control: str, measure: Measure = QUEUEING_P99) -> str:
@@ -96,7 +100,7 @@ def change(runs: pl.DataFrame, place: Place, control: str, measure: Measure = QU
 def verdict(runs: pl.DataFrame, place: Place, control: str) -> Verdict:
     """Return how a control is judged against default marking."""
     found = compare(runs, place, control) if control != "default" else None
-    return Verdict(found.verdict, found.judged) if found else Verdict(NONE, "")
+    return Verdict(found.verdict, found.judged.replace(" ", "-")) if found else Verdict(NONE, "")
 
 
 def chance(runs: pl.DataFrame, place: Place, control: str) -> str:

@@ -76,7 +76,7 @@ class Target:
     def kind(self) -> str:
         """As sentences have it."""
         colours = {HELD: "helps", NOT_HELD: "harms"}
-        return colours.get(self.verdict, "nothing") if self.counts else "nothing"
+        return colours.get(self.verdict, "open") if self.counts else "open"
 
 
 class _Wanted(NamedTuple):
@@ -147,11 +147,9 @@ def targets(runs: pl.DataFrame) -> list[Target]:
 
 
 def remarks(runs: pl.DataFrame, found: Sequence[Target]) -> list[str]:
-    """Say it where there is nothing to judge, or something that does not count."""
+    """Say it where something does not count."""
     asked = f"{LONG_S:g} s and at least {FEWEST_SEEDS} seeds"
     said = []
-    if JUDGED not in set(runs["scenario"]):
-        said.append(f"The targets are of {JUDGED} ({asked}), which is not among these results.")
     for profile in sorted({t.place.profile for t in found if t.place.scenario == JUDGED}):
         beside = [t for t in found if t.place == Place(JUDGED, "", profile) and t.is_beside]
         if beside:

@@ -151,7 +151,7 @@ def test_every_control_is_run_resumed_and_reported(
     assert written() == before
     assert load(output).equals(runs)
 
-    page = make_report(output).read_text()
+    page = make_report(output)[0].read_text()
     assert all(f'<tr class="{control}">' in page for control in CONTROLS)
 
 
@@ -246,7 +246,7 @@ def test_what_cannot_be_run_stands_in_the_results_with_the_reason(
     assert "--artifact has no rfc9332/" in rows["rfc9332", "model"]["reason"]
     assert "neither model nor oracle was run" in rows["uncoupled", "random"]["reason"]
     assert len(list((output / "runs").iterdir())) == 2
-    assert "random: not run" in make_report(output).read_text()
+    assert "random: not run" in make_report(output)[0].read_text()
 
 
 def test_a_scenario_of_another_disc_is_run_without_its_oracle(

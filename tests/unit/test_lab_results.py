@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import multiprocessing
+import re
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from lab_rows import run_row, runs_of, table
 
 from laboratory.report.comparison import Place
 from laboratory.report.intervals import corrected, estimate, paired_change
+from laboratory.report.measures import MOVED, QUEUEING_P99
 from laboratory.report.page import make_report
-from laboratory.report.tables import brief, chance, markdown, verdict
+from laboratory.report.tables import brief, cell, chance, markdown, verdict
 from laboratory.report.targets import targets as judged
 from laboratory.runs import results
 from laboratory.runs.resolve import Asked, Cell
@@ -176,11 +181,11 @@ def test_costs_beyond_their_limits_harm_whatever_p99_does(
 @pytest.mark.parametrize(
     ("shares", "said", "kind", "target"),
     [
-        ((1.010, 1.011, 1.009, 1.010, 1.010), "no harm", "nothing", "held"),
+        ((1.010, 1.011, 1.009, 1.010, 1.010), "no harm", "no-harm", "held"),
         ((0.990, 0.991, 0.989, 0.990, 0.990), "helps", "helps", "held"),
-        ((1.010, 1.030, 0.990, 1.010, 1.010), "not settled (11 seeds might)", "nothing", "not settled"),
-        ((1.08, 1.4, 0.8, 1.02, 1.1), "not settled (52 seeds might)", "nothing", "not settled"),
-        ((1.03, 1.05, 1.01, 1.03, 1.03), "not settled (11 seeds might)", "nothing", "not settled"),
+        ((1.010, 1.030, 0.990, 1.010, 1.010), "not settled (11 seeds might)", "open", "not settled"),
+        ((1.08, 1.4, 0.8, 1.02, 1.1), "not settled (93 seeds might)", "open", "not settled"),
+        ((1.03, 1.05, 1.01, 1.03, 1.03), "not settled (11 seeds might)", "open", "not settled"),
         ((1.08, 1.09, 1.07, 1.08, 1.08), "harms: P99 +8.0 % (+7.1…+8.9)", "harms", "not held"),
     ],
 )
@@ -206,7 +211,7 @@ def test_a_longer_tail_harms_where_p99_falls() -> None:
     few = {"queueing_packets": 99_999.0}  # of which P99.9 would rest on fewer than a hundred
     assert verdict_of(controls, default=short | few, model=p999 | few) == ("helps", "helps")
     fewer = {"queueing_packets": 9_999.0}
-    assert verdict_of(controls, default=fewer, model=fewer) == ("not enough packets", "nothing")
+    assert verdict_of(controls, default=fewer, model=fewer) == ("not enough packets", "open")
     assert verdict_of(controls, default=short | fewer, model=tails | fewer) == (longest, "harms")
 
 
@@ -232,32 +237,78 @@ def test_what_is_asked_at_many_places_needs_more_to_be_settled() -> None:
     assert verdict(alone, at, "model") == ("helps", "helps")
     three = [row | {"point": point} for point in "bcd" for row in noisy(1.1, 0.9, 1.0, 1.05, 0.95)]
     among = pl.concat([alone, table(three)])
-    assert verdict(among, at, "model") == ("no harm", "nothing")
+    assert verdict(among, at, "model") == ("no harm", "no-harm")
     few = [row for row in three if row["seed"] < 5]  # places that can settle nothing are not counted
     assert verdict(pl.concat([alone, table(few)]), at, "model") == ("helps", "helps")
 
 
 def test_four_seeds_settle_nothing() -> None:
-    assert verdict(table(noisy(0.1, 0.1, 0.1, 0.1)), HERE, "model") == ("4 seeds", "nothing")
+    assert verdict(table(noisy(0.1, 0.1, 0.1, 0.1)), HERE, "model") == (
+        "not settled (4 seeds; 5 seeds might)",
+        "open",
+    )
     dear = {"classic_share": 0.1}
-    said = "4 seeds: the classic flows' share -50.0 % (-50.0…-50.0)"
-    assert verdict(table(noisy(0.1, 0.1, 0.1, 0.1, **dear)), HERE, "model") == (said, "nothing")
+    said = "not settled (4 seeds; 5 seeds might): the classic flows' share -50.0 % (-50.0…-50.0)"
+    assert verdict(table(noisy(0.1, 0.1, 0.1, 0.1, **dear)), HERE, "model") == (said, "open")
 
 
-def test_an_interval_of_a_change_ends_where_nothing_is_left() -> None:
+def test_a_change_is_one_of_geometric_means() -> None:
+    """Ten times less, and half as much again: the mean of both is -20 %, and would end below -100 %."""
     change = paired_change({1: 1.0, 2: 30.0}, {1: 10.0, 2: 20.0})
     assert change is not None
-    assert change.mean == pytest.approx(-0.2)
-    assert change.low == -1
+    assert change.mean == pytest.approx(math.sqrt(0.1 * 1.5) - 1)
+    assert change.low is not None
     assert change.high is not None
-    assert change.high > 5
+    assert -1 < change.low < change.mean < change.high
+    doubled = paired_change({1: 2.0, 2: 5.0}, {1: 1.0, 2: 10.0})  # and halved
+    assert doubled is not None
+    assert doubled.mean == pytest.approx(0)
+    assert doubled.chance(0, below=True) == doubled.chance(0, below=False) == pytest.approx(0.5)
+    at_limit = doubled.chance(1.0, below=True)  # as far below twice as much as it is above half
+    assert at_limit == pytest.approx(doubled.chance(-0.5, below=False))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.floats(1e-3, 1e9), st.floats(1e-3, 1e9)), min_size=2, max_size=9))
+def test_no_change_falls_by_more_than_all(pairs: list[tuple[float, float]]) -> None:
+    change = paired_change(*(dict(enumerate(values)) for values in zip(*pairs, strict=True)))
+    assert change is not None
+    assert change.low is not None
+    assert change.high is not None
+    slack = 1e-9 * (1 + abs(change.mean))
+    assert -1 <= change.low <= change.mean + slack
+    assert change.mean <= change.high + slack
+
+
+def test_where_nothing_is_left_nothing_is_settled() -> None:
+    change = paired_change({1: 0.0, 2: 30.0, 3: 1.0}, {1: 10.0, 2: 20.0, 3: 0.0})
+    assert change is not None
+    assert (change.mean, change.low, change.n) == (-1, None, 2)
+    assert change.chance(0, below=True) == 1
+    assert verdict(table(noisy(0.5, 0.5, 0.5, 0.5, 0.0)), HERE, "model")[1] == "open"
+
+
+def test_a_figures_interval_is_within_what_is_possible() -> None:
+    rows = [run_row("default", seed, moved_share=s) for seed, s in enumerate((0.0, 0.9, 1.0), 1)]
+    assert cell(table(rows), HERE, "default", MOVED) == ("63.3", "0.0…100.0")
+    rows = [run_row("default", seed, p99) for seed, p99 in enumerate((100.0, 100.0, 9_000.0), 1)]
+    assert cell(table(rows), HERE, "default", QUEUEING_P99).interval.startswith("0.00…")
+
+
+def test_what_is_not_settled_says_how_many_seeds_might() -> None:
+    said, kind = verdict(table(noisy(0.9, 1.1, 1.0)), HERE, "model")
+    assert kind == "open"
+    found = re.fullmatch(r"not settled \(3 seeds; (\d+) seeds might\)", said)
+    assert found is not None
+    assert int(found[1]) > 5
+    assert verdict(table(noisy(0.5, 2.08)), HERE, "model")[0] == "not settled (2 seeds; over 998 seeds might)"
 
 
 def test_one_seed_settles_nothing() -> None:
     dear = {"classic_share": 0.1}
-    assert verdict(table(noisy(0.1)), HERE, "model") == ("1 seed", "nothing")
-    cost = "1 seed: the classic flows' share -50.0 %"
-    assert verdict(table(noisy(0.1, **dear)), HERE, "model") == (cost, "nothing")
+    assert verdict(table(noisy(0.1)), HERE, "model") == ("not settled (1 seed)", "open")
+    cost = "not settled (1 seed): the classic flows' share -50.0 %"
+    assert verdict(table(noisy(0.1, **dear)), HERE, "model") == (cost, "open")
 
 
 def test_only_random_marking_of_the_models_share_is_compared_with_it() -> None:
@@ -284,6 +335,10 @@ def swept() -> list[dict[str, Any]]:
     ]
 
 
+def page_of(output: Path, *scenarios: str) -> str:
+    return make_report(output, scenarios)[0].read_text()
+
+
 @pytest.mark.slow
 def test_the_page_shows_every_control_profile_and_gap(tmp_path: Path) -> None:
     rows = runs_of({"default": 1, "model": 0.6, "oracle": 0.5, "random": 0.9}, scenario="figure8")
@@ -295,8 +350,8 @@ def test_the_page_shows_every_control_profile_and_gap(tmp_path: Path) -> None:
         | {"status": NOT_RUN, "reason": "no --artifact was given"}
     )
     merge(tmp_path, rows)
-    page = make_report(tmp_path).read_text()
-    assert page.count('src="data:image/png;base64,') == 3  # two of figure 8, one of the sweep
+    page = page_of(tmp_path)
+    assert page.count('src="data:image/png;base64,') == 4  # how it opens, two of figure 8, one of the sweep
     assert "After the paper's figure 7b." in page
     assert "rfc9332, model: not run (1 runs): no --artifact was given" in page
     assert "not asked for: no_l4s, oracle_in_order, last_latency<" in page  # of figure 8
@@ -309,13 +364,14 @@ def test_the_page_shows_every_control_profile_and_gap(tmp_path: Path) -> None:
         assert f"<th>{column}" in page, column
     assert "http" not in page  # self-contained
     pictures = {path.name: path.read_bytes() for path in (tmp_path / "report").glob("*.png")}
-    assert set(pictures) == {"figure8-1.png", "figure8-2.png", "mine.png"}
+    assert set(pictures) == {"opening.png", "figure8-1.png", "figure8-2.png", "mine.png"}
     assert all(base64.b64encode(picture).decode() in page for picture in pictures.values())
-    assert make_report(tmp_path).read_text() == page  # the same results, the same page
+    assert page_of(tmp_path) == page  # the same results, the same page
 
     written = (tmp_path / "report" / "table.md").read_text()
-    assert markdown(load(tmp_path)) == written
-    tables, _, rule = written.rpartition("\n\n")
+    tables = markdown(load(tmp_path))
+    assert written.endswith(f" |\n\n{tables}")
+    tables, _, rule = tables.rpartition("\n\n")
     assert rule == "S1's L4S flows take reordering for loss by: 3 duplicate ACKs\n"
     costs_of_the_model = "the model's costs beyond their limits |"
     for profile in ("rfc9332", "uncoupled"):
@@ -364,7 +420,7 @@ def test_a_users_scenario_is_not_taken_for_the_projects(tmp_path: Path) -> None:
     """What it is, and its axis, stand in the results: no file of that name is looked for."""
     rows = runs_of({"default": 1, "oracle": 0.5}, scenario="sweep-rtt", point="near", about="My own", at=1.0)
     merge(tmp_path, rows)
-    page = make_report(tmp_path).read_text()
+    page = page_of(tmp_path)
     assert "<p>My own</p>" in page
     assert "sweep-rtt: over load" in page
     assert "After the paper" not in page
@@ -372,7 +428,7 @@ def test_a_users_scenario_is_not_taken_for_the_projects(tmp_path: Path) -> None:
 
 def test_long_runs_have_no_word_about_short_ones(tmp_path: Path) -> None:
     merge(tmp_path, runs_of({"default": 1, "oracle": 0.5}, seconds=300.0))
-    assert "Short runs" not in make_report(tmp_path).read_text()
+    assert "Short runs" not in page_of(tmp_path)
 
 
 def test_nothing_to_report_is_said(tmp_path: Path) -> None:

@@ -1,0 +1,197 @@
+"""How the report opens: the question, the answer, one figure and one table of seven rows.
+
+The seven rows are the measures that have a limit. The places are those of one scenario, so that none is
+picked for what it says.
+"""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import polars as pl
+from matplotlib.axes import Axes
+from matplotlib.ticker import NullLocator
+
+from laboratory.report.comparison import (
+    LIMITS,
+    Comparison,
+    Judged,
+    Limit,
+    Place,
+    change_of,
+    compare,
+    percent,
+    places,
+    seeds_wanted,
+    share,
+)
+from laboratory.report.intervals import Estimate
+from laboratory.report.judging import FEWEST_PACKETS, JUDGED
+from laboratory.report.measures import QUEUEING_P99, TAILS
+from laboratory.report.plots import COLOURS, Plot
+from laboratory.report.tables import NONE, Verdict, controls_run, head_of, row_of
+from models.scoring.plot_style import DPI, grid
+
+QUESTION: Final = "What does choosing the queue packet by packet gain, and when?"
+ANSWERS: Final = ("model", "oracle", "oracle_batched", "last_latency", "random")  # the first that was run
+MOST_PLACES: Final = 4  # beside each other in a table
+NAMED: Final = {"model": "the model", "oracle": "the oracle", "random": "moving by chance"}
+COUNTED: Final = {
+    "helps": "helps at",
+    "harms": "harms at",
+    "no harm": "does no harm at",
+    "open": "not settled at",
+}
+TICKS: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
+OPEN_COLOUR: Final = "#adb5bd"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A measure: the limit it is held to, and what became of it at each place."""
+
+    measure: str
+    limit: str
+    changes: tuple[Verdict, ...]
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What stands first; `places` head the columns of the seven rows."""
+
+    scenario: str
+    about: str
+    control: str
+    answer: tuple[str, ...]
+    places: tuple[str, ...]
+    rows: tuple[Row, ...]
+    plot: Plot
+
+    def markdown(self) -> list[str]:
+        """Return the same as Markdown, without the figure."""
+        heads = [f"{self.control} at {place}" for place in self.places]
+        lines = [f"**{QUESTION}**", "", *(f"- {line}" for line in self.answer), ""]
+        lines += head_of([f"{self.scenario}, against default", "limit", *heads])
+        return [
+            *lines,
+            *(row_of([row.measure, row.limit, *(c.text for c in row.changes)]) for row in self.rows),
+        ]
+
+
+def opening(runs: pl.DataFrame) -> Opening | None:
+    """Open with figure 8 if it was run, else with the first scenario of a model; None: nothing to compare."""
+    found = [one for name in dict.fromkeys(runs["scenario"].sort()) if (one := _candidate(runs, name))]
+    if not found:
+        return None
+    control, here = min(found, key=lambda one: (one[1][0].scenario != JUDGED, ANSWERS.index(one[0])))
+    scenario = here[0].scenario
+    compared = {place: of_it for place in here if (of_it := compare(runs, place, control))}
+    shown = _ends(list(compared))
+    about = runs.filter(pl.col("scenario") == scenario)["about"][0]
+    return Opening(
+        scenario,
+        about or scenario,
+        control,
+        tuple(_answer(compared, NAMED.get(control, f"`{control}`"))),
+        tuple(_named(place) for place in shown),
+        tuple(_row(limit, [compared[place] for place in shown]) for limit in LIMITS),
+        Plot(
+            f"{scenario}: P99 of waiting against default marking, with 95 % intervals", _figure(runs, shown)
+        ),
+    )
+
+
+def _candidate(runs: pl.DataFrame, scenario: str) -> tuple[str, list[Place]] | None:
+    """The control that answers there, and the places where it can be compared."""
+    here = [place for place in places(runs) if place.scenario == scenario]
+    for control in ANSWERS:
+        if compared := [place for place in here if change_of(runs, place, control, QUEUEING_P99)]:
+            return control, compared
+    return None
+
+
+def _ends(here: Sequence[Place]) -> list[Place]:
+    """All places, or the first and the last point of each profile where there are too many."""
+    if len(here) <= MOST_PLACES:
+        return list(here)
+    by_profile = [[p for p in here if p.profile == name] for name in dict.fromkeys(p.profile for p in here)]
+    return list(dict.fromkeys(p for ones in by_profile for p in (ones[0], ones[-1])))
+
+
+def _named(place: Place) -> str:
+    return ", ".join(part for part in (place.profile, place.point) if part)
+
+
+def _answer(compared: dict[Place, Comparison], who: str) -> list[str]:
+    """A sentence for each place, or how many there are of each kind."""
+    if len(compared) > MOST_PLACES:
+        kinds = Counter(one.judged for one in compared.values())
+        said = ", ".join(f"{words} {kinds[kind]}" for kind, words in COUNTED.items() if kinds[kind])
+        return [f"Of {len(compared)} places {who} {said}."]
+    return [_sentence(_named(place), one, who) for place, one in compared.items()]
+
+
+def _sentence(where: str, one: Comparison, who: str) -> str:
+    p99 = f"P99 of the wait {percent(one.queueing)}"
+    if one.judged == "harms":
+        return f"{where}: {who} {one.verdict}; {p99}."
+    if one.judged == "open":
+        return f"{where}: what {who} does is {one.verdict.partition(':')[0]}; {p99}."
+    return f"{where}: {who} {'does no harm' if one.judged == 'no harm' else one.verdict}; {p99}."
+
+
+def _row(limit: Limit, compared: Sequence[Comparison]) -> Row:
+    most = f"{share(limit.most, 0)} {'less' if limit.falls else 'more'}"
+    return Row(limit.name, most, tuple(_change(limit, one) for one in compared))
+
+
+def _change(limit: Limit, one: Comparison) -> Verdict:
+    found: Judged | None = one.found.get(limit.measure)
+    if found is None:
+        few = f"rests on fewer than {FEWEST_PACKETS} packets"
+        return Verdict(few if limit.measure in TAILS else NONE, "open")
+    said = percent(found.change)
+    if found.judged == "open":
+        said += f", {seeds_wanted([found], found.change.n)}"
+    return Verdict(said, found.judged.replace(" ", "-"))
+
+
+def _figure(runs: pl.DataFrame, shown: Sequence[Place]) -> bytes:
+    """P99 of each control as a part of default's; hollow and grey where that is not settled."""
+    controls = [control for control in controls_run(runs, shown) if control != "default"]
+    figure, by_row = grid(1, len(shown), 1.6 + 2.6 * len(shown), 1.1 + 0.3 * len(controls))
+    for place, axes in zip(shown, by_row[0], strict=True):
+        for i, control in enumerate(reversed(controls)):
+            if found := compare(runs, place, control):
+                p99 = found.found.get(QUEUEING_P99)
+                _point(axes, i, found.queueing, bool(p99 and p99.judged != "open"), COLOURS[control])
+        axes.axvline(1, color="#212529", linewidth=1)
+        axes.set_xscale("log")
+        labels = list(reversed(controls)) if place == shown[0] else [""] * len(controls)
+        axes.set_yticks(range(len(controls)), labels)
+        axes.set_ylim(-0.6, len(controls) - 0.4)
+        axes.set_title(_named(place), fontsize=9)
+    low = min(0.45, *(axes.get_xlim()[0] for axes in by_row[0]))
+    high = max(2.2, *(axes.get_xlim()[1] for axes in by_row[0]))
+    for axes in by_row[0]:
+        axes.set_xlim(low, high)
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_xticks(ticks := [tick for tick in TICKS if low <= tick <= high], [f"{x:g}×" for x in ticks])
+    picture = io.BytesIO()
+    figure.savefig(picture, dpi=DPI, format="png", metadata={"Software": None})
+    return picture.getvalue()
+
+
+def _point(axes: Axes, y: int, change: Estimate, is_settled: bool, colour: str) -> None:
+    """Draw a ratio and its interval; what reaches beyond the axis is cut there."""
+    shade = colour if is_settled else OPEN_COLOUR
+    ratio = float(np.clip(1 + change.mean, TICKS[0], TICKS[-1]))
+    if change.low is not None and change.high is not None:
+        ends = np.clip([1 + change.low, 1 + change.high], TICKS[0], TICKS[-1])
+        axes.plot(ends, [y, y], color=shade, linewidth=2)
+    axes.plot(ratio, y, "o", color=shade, markerfacecolor=shade if is_settled else "white", markersize=6)
