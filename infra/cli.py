@@ -81,6 +81,7 @@ app.add_typer(
         "TCP packets that a kernel really marks: a tc/eBPF program on a device.",
         attach="laboratory.bed.mark_command:attach",
         detach="laboratory.bed.mark_command:detach",
+        follow="laboratory.bed.mark_command:follow",
         set="laboratory.bed.mark_command:set_decision",
         status="laboratory.bed.mark_command:status",
     ),
@@ -432,15 +433,19 @@ def bench(
     Example: swiftqueue bench extract --rounds 3
     """
     from benchmarks import published
-    from benchmarks.rows import run_benchmark
+    from benchmarks.rows import CannotHereError, run_benchmark
     from infra.local.under_way import leaving_at_sigterm
 
     if publish:
         published.load(published.FILE)  # before the minutes that a benchmark takes
-    with leaving_at_sigterm():
-        rows = run_benchmark(
-            what.value, rounds=rounds, as_json=json, events=events, minutes=minutes, gigabytes=gigabytes
-        )
+    try:
+        with leaving_at_sigterm():
+            rows = run_benchmark(
+                what.value, rounds=rounds, as_json=json, events=events, minutes=minutes, gigabytes=gigabytes
+            )
+    except CannotHereError as reason:
+        print(f"bench {what.value} is left out: {reason}")
+        return
     if publish:
         published.publish(what.value, rows)
 

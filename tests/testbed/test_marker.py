@@ -116,6 +116,28 @@ def test_another_filter_of_the_device_outlives_detach(path: str) -> None:
     assert "pref 7 bpf" in ran.stdout
 
 
+@needs_bpf
+def test_an_attach_that_fails_leaves_the_device_as_it_was() -> None:
+    """Its second filter meets another program's in its place: its first one goes, the other's stays."""
+    script = """
+        ip link set lo up && tc qdisc add dev lo clsact &&
+        tc filter add dev lo ingress prio 20819 handle 20819 bpf direct-action object-file "$1" section tc &&
+        ip -d link show lo > before && ! "$0" attach lo "$1" &&
+        ip -d link show lo | cmp - before && tc filter show dev lo egress && echo ingress: &&
+        tc filter show dev lo ingress && tc filter del dev lo ingress prio 20819 &&
+        tc qdisc del dev lo clsact && "$0" attach lo "$1" && "$0" detach lo && tc qdisc show dev lo
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        command = [*own_network(), "sh", "-c", script, str(MARKER), str(MARK_OBJECT)]
+        ran = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
+    assert ran.returncode == 0, ran.stderr + ran.stdout
+    assert "device lo: tc: File exists" in ran.stderr
+    egress, rest = ran.stdout.split("ingress:\n")
+    assert egress == ""
+    assert "pref 20819 bpf" in rest
+    assert "clsact" not in rest
+
+
 @needs_marker
 def test_who_has_no_privilege_is_told_so() -> None:
     """A user who is not root gets a line with the reason, not a half-attached filter."""
