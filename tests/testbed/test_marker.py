@@ -15,6 +15,7 @@ import pytest
 
 from laboratory.bed.checks import capability, own_network
 from laboratory.bed.programs import MARK_OBJECT, MARKER, why_not_built
+from serving.agent import process as agent_process
 
 UNBUILT = why_not_built(MARKER, MARK_OBJECT)
 CANNOT = UNBUILT or capability("tc_bpf").why_not
@@ -162,3 +163,29 @@ def test_the_bench_says_what_a_packet_costs() -> None:
     rows = {row.name: row for row in measure(1)}
     assert rows["right codepoints"].ours == 100
     assert rows["dearest of them"].ours > rows["marked as the kernel had"].reference > 0
+    if agent_process.why_not_built() is None:
+        assert rows["answer to map, p99"].ours > 0
+        assert 0 < rows["packets with a decision"].ours <= 100
+
+
+def test_a_benchmark_that_cannot_run_here_is_left_out_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`make bench` goes on then; any other failure ends it."""
+    from typer.testing import CliRunner
+
+    from benchmarks import marker
+    from benchmarks.rows import CannotHereError
+    from infra.cli import app
+
+    def cannot(rounds: int) -> None:
+        raise CannotHereError("tc_bpf: not here")
+
+    def fails(rounds: int) -> None:
+        raise RuntimeError("95 of 96 codepoints are right")
+
+    monkeypatch.setattr(marker, "measure", cannot)
+    left_out = CliRunner().invoke(app, ["bench", "marker"])
+    assert (left_out.exit_code, left_out.stdout) == (0, "bench marker is left out: tc_bpf: not here\n")
+    monkeypatch.setattr(marker, "measure", fails)
+    assert CliRunner().invoke(app, ["bench", "marker"]).exit_code != 0
