@@ -42,6 +42,7 @@ app.add_typer(
     _programs(
         "One part of the live loop by itself; `up --live` starts them all.",
         agent="infra.local.sender:main",
+        bed="infra.local.bed_sender:main",
         forwarder="serving.ingest.forwarder:main",
         ingest="serving.ingest.server:main",
         keeper="infra.local.keeper:main",
@@ -189,6 +190,9 @@ def up(
     retrain: Annotated[
         Retrain, typer.Option(help="--live: a full re-train when the inputs have drifted: say so, or do it")
     ] = Retrain.propose,
+    bed: Annotated[
+        bool, typer.Option("--bed", help="--live: its sender is a TCP connection through the test bed")
+    ] = False,
 ) -> None:
     """Start the local Triton server (loopback only), or the whole live loop; harmless when it is up.
 
@@ -209,6 +213,7 @@ def up(
             judge_s=judge,
             drift=drift,
             retrain=retrain is Retrain.start,
+            bed=bed,
             make_champion=make_first_champion,
         )
     else:

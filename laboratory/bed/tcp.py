@@ -132,7 +132,8 @@ def data_packets(records: NDArray[Any]) -> NDArray[Any]:
     data = (records["protocol"] == 6) & (records["destination_port"] == PORT)
     data &= (records["bytes"] > LONGEST_HEADERS) & (records["kind"] != router_log.BACK)
     ours = records[data]
-    return ours[np.argsort(ours["arrived_ns"], kind="stable")]
+    in_order: NDArray[Any] = ours[np.argsort(ours["arrived_ns"], kind="stable")]
+    return in_order
 
 
 @dataclass(frozen=True)
