@@ -186,6 +186,45 @@ def test_nothing_is_left_of_a_bed_whose_owner_is_killed(tmp_path: Path, step: st
     assert leftovers() == clean() == []
 
 
+# The adopter, and the owner of a router with a shell between them, so that the two do not end together.
+ADOPTER = """
+import ctypes, subprocess, sys
+ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: it adopts, and not PID 1
+owner = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE)
+print(owner.stdout.readline().decode().strip(), flush=True)
+owner.wait()
+input()
+"""
+OWNED = """
+import os, subprocess
+from laboratory.bed import hosts
+words = " ".join(hosts.Bed(rate_mbps=10)._command)
+shell = f"{words} >/dev/null & echo $!; wait"
+env = os.environ | {hosts.OWNER: hosts._owner()}
+held = subprocess.Popen(["sh", "-c", shell], env=env, stdout=subprocess.PIPE)
+print(held.stdout.readline().decode(), flush=True)
+os._exit(0)
+"""
+
+
+@needs_bed
+def test_a_router_that_somebody_adopted_is_found_and_ended(project: Path) -> None:
+    """Its owner is gone and a subreaper has it; one whose owner lives is left alone."""
+    command = [sys.executable, "-c", ADOPTER, OWNED]
+    adopter = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, cwd=project, text=True)
+    try:
+        assert adopter.stdout is not None
+        pid = int(adopter.stdout.readline())
+        with Bed(rate_mbps=10) as bed:
+            wait_until(lambda: leftovers() == [pid], lambda: f"{leftovers()}, not {pid}")
+            assert clean() == [pid]
+            wait_until(lambda: leftovers() == [], "it is still there")
+            assert bed.process.poll() is None
+    finally:
+        adopter.kill()
+        adopter.communicate()
+
+
 @needs_bed
 def test_packets_that_wait_cost_their_own_length(tmp_path: Path) -> None:
     """Thousands of small packets on their way, half a second each way, are not thousands of buffers."""
