@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,7 @@ class Marked:
     bed: Bed
     follower: subprocess.Popen[str]
     taker: subprocess.Popen[str]
+    agent: bool  # whether the agent has greeted
 
     def connection(self, seconds: float, control: str = "cubic") -> subprocess.Popen[str]:
         """Start a connection from a to b that sends for so long; its last line is its summary."""
@@ -59,12 +60,12 @@ def why_not() -> str | None:
 
 
 @contextmanager
-def marked(bed: Bed, agent: Path, *, name: str = "tcp", log: Path | None = None) -> Iterator[Marked]:
+def marked(bed: Bed, agent: Path | None, *, name: str = "tcp", log: Path | None = None) -> Iterator[Marked]:
     """Attach the marker to host a's device, follow its flows, and take connections on host b.
 
     Args:
         bed: that runs.
-        agent: its socket; without an agent there all packets are plain ECT(1).
+        agent: its socket; None, or while nobody is there: all packets are plain ECT(1).
         name: of the senders at the agent: NAME-0, NAME-1, ...
         log: file for every packet, ACK and decision (CSV).
 
@@ -77,34 +78,35 @@ def marked(bed: Bed, agent: Path, *, name: str = "tcp", log: Path | None = None)
     )
     if attached.returncode != 0:
         raise RuntimeError(attached.stderr.strip())
-    follow = [MARKER, "follow", DEVICE, agent.resolve(), f"--port={PORT}", f"--name={name}"]
+    socket = agent.resolve() if agent else "/nobody"
+    follow = [MARKER, "follow", DEVICE, socket, f"--port={PORT}", f"--name={name}"]
     follow += [f"--log={log}"] if log else []
     take = [sys.executable, tcp_traffic.__file__, "take", ADDRESS_B, PORT]
     with (
-        _running(bed.a(*_urgent(*follow)), "the follower") as follower,
-        _running(bed.b(*_urgent(*take)), "the receiver") as taker,
+        _running(bed.a(*_urgent(*follow)), "the follower", quiet=agent is None) as (follower, said),
+        _running(bed.b(*_urgent(*take)), "the receiver") as (taker, _),
     ):
-        yield Marked(bed, follower, taker)
+        yield Marked(bed, follower, taker, bool(said["agent"]))
 
 
 @contextmanager
-def _running(command: list[str], what: str) -> Iterator[subprocess.Popen[str]]:
-    """Run a program that says a line when it is ready; it is told to end with the block."""
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+def _running(
+    command: list[str], what: str, *, quiet: bool = False
+) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+    """Run a program that says an object when it is ready; it is told to end with the block."""
+    complaints = subprocess.DEVNULL if quiet else None
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=complaints, text=True) as process:
         try:
-            if not _line(process.stdout):
+            line = process.stdout.readline() if process.stdout else ""
+            if not line:
                 raise RuntimeError(f"{what} ended with {process.wait()}")
-            yield process
+            yield process, json.loads(line)
         finally:
             process.terminate()
             try:
                 process.wait(STOP_S)
             except subprocess.TimeoutExpired:
                 process.kill()
-
-
-def _line(out: IO[str] | None) -> str:
-    return out.readline() if out else ""
 
 
 def _urgent(*command: object) -> list[object]:
@@ -145,6 +147,20 @@ class Delays:
     answer_to_wire_us_D: NDArray[np.float64]  # from the answer to its first packet at the router
     decided_share: float  # of the packets
     wrong: int  # packets whose codepoint at the router is not that of the marker
+
+
+def latencies_ms(follow_log: Path) -> NDArray[np.float64]:
+    """Latency of each packet that was sent once, from the marker to its first cumulative ACK."""
+    sent_ns: dict[tuple[str, str], int] = {}
+    out = []
+    with follow_log.open() as file:
+        for row in csv.DictReader(file):
+            packet = row["flow"], row["packet"]
+            if row["kind"] == "sent":
+                sent_ns[packet] = int(row["time_ns"])
+            elif row["kind"] == "acked" and row["a"] == "0":
+                out.append((int(row["time_ns"]) - sent_ns[packet]) / 1e6)
+    return np.array(out)
 
 
 def delays(follow_log: Path, records: NDArray[Any]) -> Delays:

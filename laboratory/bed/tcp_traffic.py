@@ -1,6 +1,6 @@
 """A TCP connection on the bed: who sends as fast as it may, and who takes it; a program on a host each.
 
-    tcp_traffic.py take ADDRESS PORT           # prints the port, then what came
+    tcp_traffic.py take ADDRESS PORT           # any number of connections
     tcp_traffic.py send ADDRESS PORT SECONDS [CONTROL]
 
 Prints a JSON object per line. Needs Python alone, so that it starts at once. Ends at SIGTERM, in order.
@@ -8,11 +8,13 @@ Prints a JSON object per line. Needs Python alone, so that it starts at once. En
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import socket
 import struct
 import sys
+import threading
 import time
 from types import FrameType
 from typing import Final
@@ -33,20 +35,24 @@ def _tell(number: int, frame: FrameType | None) -> None:
 
 
 def take(address: str, port: int) -> None:
-    """Take connections, one after the other, until SIGTERM; whatever comes is dropped."""
+    """Take connections until SIGTERM; whatever comes is dropped."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    taken = 0
+    taken: list[int] = []
+
+    def drop(near: socket.socket) -> None:
+        count = 0
+        with near, contextlib.suppress(ConnectionError):
+            while more := near.recv(1 << 20):
+                count += len(more)
+        taken.append(count)
+
     with socket.create_server((address, port), family=family) as listener:
         print(json.dumps({"event": "ready", "port": listener.getsockname()[1]}), flush=True)
-        try:
+        with contextlib.suppress(_Told):
             while True:
                 near, _ = listener.accept()
-                with near:
-                    while more := near.recv(1 << 20):
-                        taken += len(more)
-        except (_Told, ConnectionError):
-            pass
-    print(json.dumps({"event": "summary", "bytes": taken}), flush=True)
+                threading.Thread(target=drop, args=(near,), daemon=True).start()
+    print(json.dumps({"event": "summary", "connections": len(taken), "bytes": sum(taken)}), flush=True)
 
 
 def send(address: str, port: int, seconds: float, control: str) -> None:

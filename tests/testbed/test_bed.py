@@ -16,7 +16,7 @@ import psutil
 import pytest
 from waiting import wait_until
 
-from laboratory.bed import checks, router_log
+from laboratory.bed import checks, router_log, tcp
 from laboratory.bed.checks import capability
 from laboratory.bed.hosts import ADDRESS6_B, ADDRESS_B, Bed, clean, leftovers
 from laboratory.bed.programs import MARKER, ROUTER, why_not_built
@@ -140,7 +140,25 @@ def test_a_run_gives_a_row_for_each_seed() -> None:
         run(Plan(rate_mbps=0))
     with pytest.raises(ValueError, match="--profile fifo: must be one of"):
         Plan(profile="fifo")
-    assert figures(np.zeros(0, router_log.RECORD))["packets"] == 0
+    empty = np.zeros(0, router_log.RECORD)
+    assert figures(empty, empty)["packets"] == 0
+
+
+@needs_bed
+@pytest.mark.skipif(tcp.why_not() is not None, reason=str(tcp.why_not()))
+def test_a_run_of_tcp_gives_the_same_rows() -> None:
+    """Two connections fill the link; without an agent all they send is plain ECT(1)."""
+    plan = Plan(profile="uncoupled", rate_mbps=10, cross_mbps=2, flows=2, seconds=2, traffic="tcp")
+    (row,) = run(plan)
+    assert (row["source"], row["control"], row["traffic"]) == ("kernel", "default", "tcp")
+    assert row["packets"] > 500
+    assert row["classic_share"] <= 0.05  # the kernel's retransmissions are Not-ECT
+    assert 2 < row["sender"]["goodput_mbps"] < 10
+    assert 20 <= row["sender"]["latency_p50_ms"] <= row["sender"]["latency_p99_ms"]
+    with pytest.raises(RuntimeError, match=r"agent /nowhere/agent\.sock did not answer"):
+        run(Plan(seconds=0.1, traffic="tcp", agent=Path("/nowhere/agent.sock")))
+    with pytest.raises(ValueError, match="--traffic quic: must be udp or tcp"):
+        Plan(traffic="quic")
 
 
 def of_the_bed(mark: str) -> list[int]:
