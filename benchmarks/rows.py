@@ -10,6 +10,10 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 
+class CannotHereError(RuntimeError):
+    """This machine lacks what the benchmark measures: no failure; the line says what."""
+
+
 @dataclass(frozen=True)
 class Row:
     """One measured figure beside its reference from the same run; `ratio` > 1 means ours is better."""

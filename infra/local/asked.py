@@ -6,11 +6,14 @@ import json
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Final
 
 from feature_store.atomic import write_durably
 from feature_store.state import private_dir, scratch, state_dir
 from models.json_file import read_object
 from pipelines.live import DRIFT
+
+BED: Final = "bed"  # on the test bed the sender's connections are BED-0, BED-1, ...; there is one
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,7 @@ class Live:
     judge_s: float
     drift: float = DRIFT
     retrain: bool = False  # when the inputs have drifted; else it is only proposed
+    bed: bool = False  # a TCP connection through the test bed instead of the replayed trace
 
     def __post_init__(self) -> None:
         """Raise ValueError where a number is not above zero."""

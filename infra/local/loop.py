@@ -46,6 +46,7 @@ def start_loop(
     judge_s: float,
     drift: float = DRIFT,
     retrain: bool = False,
+    bed: bool = False,
     make_champion: Callable[[], None] | None = None,
 ) -> None:
     """Start every part that does not run, in order, each when the one before it answers.
@@ -60,7 +61,7 @@ def start_loop(
         RuntimeError: a part did not start; those before it stay, `down` stops them.
     """
     params = yaml.safe_load(PARAMS_FILE.read_text())["register"]
-    live = asked.Live(trace or params["trace"], speed, every_s, learn_s, judge_s, drift, retrain)
+    live = asked.Live(trace or params["trace"], speed, every_s, learn_s, judge_s, drift, retrain, bed)
     with under_way.under_way():
         before = asked.asked()
         if before not in (None, live) and any(map(processes.running, ("agent", "scheduler"))):
@@ -173,7 +174,13 @@ def _check_what_it_needs(live: asked.Live, model: str) -> None:
         raise OSError(f"the loop's sender needs the C++ agent: {reason}")
     if not registry_exists() or find_champion(Registry(model)).version is None:
         raise NoChampionError("the registry has no champion; `make run` makes and serves the first one")
-    open_log(live.trace, 0, None)
+    if not live.bed:
+        open_log(live.trace, 0, None)
+        return
+    from laboratory.bed import tcp
+
+    if reason := tcp.why_not():
+        raise OSError(f"--bed: {reason}; `swiftqueue bed check` says what this machine can do")
 
 
 def _start_process(
@@ -275,14 +282,11 @@ def _start_forwarder() -> None:
 def _start_agent(live: asked.Live) -> None:
     port = _port("agent", "agent_metrics")
     url = f"http://{LOOPBACK}:{port}/metrics"
-    options = [
-        f"--speed={live.speed}",
-        f"--telemetry=unix:{asked.telemetry_socket()}",
-        f"--metrics-port={port}",
-    ]
+    options = [f"--telemetry=unix:{asked.telemetry_socket()}", f"--metrics-port={port}"]
+    sender = ["bed"] if live.bed else ["agent", live.trace, f"--speed={live.speed}"]
     _start_process(
         "agent",
-        [SWIFTQUEUE, "part", "agent", live.trace, *options],
+        [SWIFTQUEUE, "part", *sender, *options],
         ports={"metrics": port},
         ready=lambda: (status.number(url, 'swiftqueue_agent_batches_total{outcome="decided"}') or 0) > 0,
         nice=processes.AHEAD,
@@ -297,9 +301,10 @@ def _start_scheduler(live: asked.Live) -> None:
 
     _stop_outlived("scheduler")
     port = _port("scheduler", "scheduler_metrics")
+    name = f"{asked.BED}-0" if live.bed else heard_name(open_log(live.trace, 0, None).trace)
     options = {
         "--telemetry": telemetry_dir(),
-        "--sender": sender_id(heard_name(open_log(live.trace, 0, None).trace)),
+        "--sender": sender_id(name),
         "--every": live.every_s,
         "--learn": live.learn_s,
         "--judge": live.judge_s,

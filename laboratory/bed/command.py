@@ -83,10 +83,13 @@ def run(
     flows: Annotated[int, typer.Option(help="of the marked sender")] = 4,
     seconds: Annotated[float, typer.Option(help="of each run")] = 10.0,
     seeds: Annotated[int, typer.Option(help="how many")] = 1,
+    traffic: Annotated[
+        str, typer.Option(help="udp, paced at --send-mbps; or tcp, a connection a flow")
+    ] = "udp",
     agent: Annotated[Path | None, typer.Option(help="the agent's socket: each seed again with it")] = None,
     output: Annotated[Path | None, typer.Option(help="file for the rows as JSON too")] = None,
 ) -> None:
-    """Send a real kernel's marked UDP packets through the router; prints a JSON row for each run.
+    """Send a real kernel's marked packets through the router; prints a JSON row for each run.
 
     Example: swiftqueue bed run --profile uncoupled --agent var/agent.sock --seeds 5
     """
@@ -96,7 +99,8 @@ def run(
     from laboratory.bed.run import run as run_plan
 
     link = {"rate_mbps": rate_mbps, "delay_ms": delay_ms, "jitter_ms": jitter_ms, "cross_mbps": cross_mbps}
-    plan = Plan(profile, **link, send_mbps=send_mbps, flows=flows, seconds=seconds, seeds=seeds, agent=agent)
+    sender = {"send_mbps": send_mbps, "seconds": seconds}
+    plan = Plan(profile, **link, **sender, flows=flows, seeds=seeds, agent=agent, traffic=traffic)
     end_leftovers()
     rows = run_plan(plan)
     if output is not None:

@@ -29,6 +29,7 @@ TRAFFIC_PRIORITY: Final = 10  # below the router's, which takes the core from a 
 SPIN_SHARE: Final = 0.4
 MOST_SPIN_US: Final = 250.0
 STOP_S: Final = 10.0
+OWNER: Final = "SWIFTQUEUE_BED_OWNER"  # in a router's environment: the process that it is to end with
 
 
 class Bed:
@@ -81,7 +82,11 @@ class Bed:
     def __enter__(self) -> Bed:
         self._complaints = tempfile.TemporaryFile("w+")
         self.process = subprocess.Popen(
-            self._command, stdout=subprocess.PIPE, stderr=self._complaints, text=True
+            self._command,
+            stdout=subprocess.PIPE,
+            stderr=self._complaints,
+            text=True,
+            env=os.environ | {OWNER: _owner()},
         )
         line = self.process.stdout.readline() if self.process.stdout else ""
         if not line:
@@ -121,13 +126,43 @@ class Bed:
         return [*enter, "setpriv", "--pdeathsig", "KILL", *map(str, command)]
 
 
-def leftovers() -> list[int]:
-    """Routers of this project that nobody waits for: none, unless one outlived its parent all the same."""
+def _owner() -> str:
+    """This process, so that it is not taken for a later one of its number, nor one of another container."""
     import psutil
 
-    own = {"exe": str(ROUTER.resolve()), "ppid": 1}
-    running = [process.info for process in psutil.process_iter(["pid", *own])]
-    return [int(info["pid"]) for info in running if own.items() <= info.items()]
+    return f"{os.readlink('/proc/self/ns/pid')} {os.getpid()} {psutil.Process().create_time()}"
+
+
+def _is_gone(owner: str) -> bool:
+    """Whether the process that `_owner` named has ended; of another PID namespace nobody here can say."""
+    import psutil
+
+    namespace, pid, created = owner.rsplit(" ", 2)
+    if namespace != os.readlink("/proc/self/ns/pid"):
+        return False
+    try:
+        process = psutil.Process(int(pid))
+        return process.create_time() != float(created) or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def leftovers() -> list[int]:
+    """Routers of this project whose owner is gone: none, unless one outlived it all the same.
+
+    Whoever adopted them: PID 1, or a subreaper. A router whose owner is PID 1 itself is none.
+    """
+    import psutil
+
+    found = []
+    for process in psutil.process_iter(["exe"]):
+        if process.info["exe"] != str(ROUTER.resolve()):
+            continue
+        with contextlib.suppress(psutil.Error):
+            owner = process.environ().get(OWNER)
+            if owner is not None and _is_gone(owner):
+                found.append(process.pid)
+    return found
 
 
 def clean() -> list[int]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from laboratory.bed.programs import MARK_OBJECT, run_marker
+from laboratory.bed.programs import MARK_OBJECT, MARKER, run_marker, why_not_built
 
 Device = Annotated[str, typer.Argument(help="network device, as eth0", metavar="DEVICE")]
 
@@ -49,6 +51,34 @@ def set_decision(
     Example: swiftqueue mark set eth0 4711 11112222 --for-ms 50
     """
     _print(run_marker("set", device, cookie, codepoints, for_ms))
+
+
+def follow(
+    device: Device,
+    agent: Annotated[Path, typer.Option(help="the agent's socket")],
+    port: Annotated[
+        list[int] | None, typer.Option(help="follow flows to this port; may be repeated, 16 at most")
+    ] = None,
+    cookie: Annotated[
+        list[int] | None, typer.Option(help="follow this flow: getsockopt(SO_COOKIE) of its socket")
+    ] = None,
+    name: Annotated[str, typer.Option(help="of the senders at the agent: NAME-0, NAME-1, ...")] = "tcp",
+    ahead: Annotated[int, typer.Option(help="packets before a batch at which it is asked about")] = 8,
+    for_ms: Annotated[int, typer.Option(help="how long a decision counts at most")] = 1000,
+    seconds: Annotated[float, typer.Option(help="how long it follows; 0: until it is told to end")] = 0.0,
+    log: Annotated[Path | None, typer.Option(help="CSV of every packet, ACK and decision")] = None,
+) -> None:
+    """Let the agent decide for TCP flows: their packets and ACKs to it, its decisions to the marker.
+
+    Example: swiftqueue mark follow eth0 --agent var/agent.sock --port 443
+    """
+    if reason := why_not_built(MARKER, MARK_OBJECT):
+        raise RuntimeError(reason)
+    options: dict[str, object] = {"name": name, "ahead": ahead, "for-ms": for_ms, "seconds": seconds}
+    options |= {"log": log} if log else {}
+    given = [f"--{option}={value}" for option, value in options.items()]
+    given += [f"--port={one}" for one in port or []] + [f"--cookie={one}" for one in cookie or []]
+    os.execv(MARKER, [MARKER.name, "follow", device, str(agent), *given])  # noqa: S606
 
 
 def _print(said: dict[str, Any]) -> None:

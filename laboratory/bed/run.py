@@ -1,4 +1,6 @@
-"""`swiftqueue bed run`: marked UDP packets of a real kernel through the router, beside cross traffic.
+"""`swiftqueue bed run`: marked packets of a real kernel through the router, beside cross traffic.
+
+UDP is paced, at a rate; TCP is as many connections as flows, each as fast as its congestion control lets it.
 
 Each seed runs once for each control, with the same cross traffic: `default` (no agent: every packet ECT(1))
 and, where an agent's socket is given, `agent`. A row has what the router saw of our packets and what the
@@ -18,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from laboratory.bed import router_log
+from laboratory.bed import router_log, tcp
 from laboratory.bed.checks import capability
 from laboratory.bed.hosts import ADDRESS_B, TRAFFIC_PRIORITY, Bed
 from serving.agent.marked_udp import BINARY, why_not_built
@@ -55,8 +57,11 @@ class Plan:
     seconds: float = 10.0
     seeds: int = 1
     agent: Path | None = None
+    traffic: str = "udp"  # udp | tcp; send_mbps is of udp alone
 
     def __post_init__(self) -> None:
+        if self.traffic not in ("udp", "tcp"):
+            raise ValueError(f"--traffic {self.traffic}: must be udp or tcp")
         if self.profile not in PROFILES:
             raise ValueError(f"--profile {self.profile}: must be one of {', '.join(PROFILES)}")
         if self.seeds < 1:
@@ -72,6 +77,8 @@ def run(plan: Plan) -> list[dict[str, Any]]:
     """
     if reason := why_not_built() or capability("router").why_not:
         raise RuntimeError(reason)
+    if plan.traffic == "tcp" and (reason := tcp.why_not()):
+        raise RuntimeError(reason)
     controls: dict[str, Path | None] = {"default": None} | ({"agent": plan.agent} if plan.agent else {})
     return [
         _run(plan, seed, control, agent)
@@ -86,17 +93,22 @@ def _run(plan: Plan, seed: int, control: str, agent: Path | None) -> dict[str, A
         link = {"rate_mbps": plan.rate_mbps, "delay_ms": plan.delay_ms, "jitter_ms": plan.jitter_ms}
         queue = PROFILES[plan.profile]
         with Bed(**link, cross_mbps=plan.cross_mbps, seed=seed, log=log, queue=queue) as bed:
-            sent = send(bed, plan.send_mbps, plan.seconds, "--flows", plan.flows, "--seed", seed, agent=agent)
+            if plan.traffic == "tcp":
+                sent = connect(bed, plan.flows, plan.seconds, agent, Path(folder) / "follow")
+            else:
+                options = ("--flows", plan.flows, "--seed", seed)
+                sent = send(bed, plan.send_mbps, plan.seconds, *options, agent=agent)
         if not bed.summary:
             raise RuntimeError("the router ended before its time: its log is not whole")
         records = router_log.read(log)
     plain = {key: value for key, value in asdict(plan).items() if key not in ("agent", "seeds")}
-    return {"source": "kernel", "seed": seed, "control": control, **plain, **figures(records), "sender": sent}
+    ours = tcp.data_packets(records) if plan.traffic == "tcp" else records[records["packet"] >= 0]
+    seen = figures(records, ours)
+    return {"source": "kernel", "seed": seed, "control": control, **plain, **seen, "sender": sent}
 
 
-def figures(records: NDArray[Any]) -> dict[str, Any]:
+def figures(records: NDArray[Any], ours: NDArray[Any]) -> dict[str, Any]:
     """What the router saw of our packets: waiting by queue, marks, drops, and stalls of the host."""
-    ours = records[records["packet"] >= 0]
     forward = ours[ours["kind"] == router_log.FORWARD]
     lost = np.isin(ours["kind"], (router_log.DROPPED, router_log.REFUSED))
     stalls = records[records["kind"] == router_log.STALL]
@@ -120,6 +132,27 @@ def figures(records: NDArray[Any]) -> dict[str, Any]:
         for quantile, label in ((0.5, "p50"), (0.99, "p99"), (1.0, "max")):
             out[f"{name}wait_{label}_ms"] = float(np.quantile(waits, quantile)) if len(waits) else None
     return out
+
+
+def connect(bed: Bed, flows: int, seconds: float, agent: Path | None, log: Path) -> dict[str, Any]:
+    """Let so many TCP connections send from host a, marked as the agent decides; returns their summary.
+
+    Raises:
+        RuntimeError: one of them failed, or no agent answered.
+
+    """
+    with tcp.marked(bed, agent, log=log) as on:
+        if agent and not on.agent:  # its packets would be `default` by another name
+            raise RuntimeError(f"agent {agent} did not answer")
+        said = [tcp.summary(one) for one in [on.connection(seconds) for _ in range(flows)]]
+    latency_ms = tcp.latencies_ms(log)
+    p50, p99 = np.quantile(latency_ms, [0.5, 0.99]) if len(latency_ms) else (None, None)
+    return {
+        "goodput_mbps": sum(one["goodput_mbps"] for one in said),
+        "retransmitted": sum(one["retransmitted"] for one in said),
+        "latency_p50_ms": p50,
+        "latency_p99_ms": p99,
+    }
 
 
 def send(

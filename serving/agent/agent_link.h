@@ -96,7 +96,8 @@ class AgentLink {
     return found->second[static_cast<std::size_t>(packet % kHorizon)];
   }
 
-  void sent(std::int64_t packet, std::int64_t sent_ns, const Candidate& as, std::uint8_t ecn) {
+  void sent(std::int64_t packet, std::int64_t sent_ns, const Candidate& as, std::uint8_t ecn,
+            bool retransmitted = false) {
     if (!greeted_) return;
     if (first_told_ < 0) first_told_ = packet;
     SentFrame frame;
@@ -107,6 +108,7 @@ class AgentLink {
     frame.receiver_id = as.receiver_id;
     frame.queue = as.queue;
     frame.ecn = ecn;
+    frame.retransmitted = retransmitted;
     say(frame);
   }
 

@@ -64,6 +64,9 @@ struct Acknowledgement {
   std::array<std::uint64_t, 4> received{};  // packets of this flow so far, by codepoint
 };
 static_assert(sizeof(DataHeader) == 16 && sizeof(Acknowledgement) == 48);
+// Of a datagram that is shorter than an Acknowledgement: without its counts.
+inline constexpr std::size_t kShortAck = offsetof(Acknowledgement, received);
+static_assert(kShortAck == sizeof(DataHeader));
 
 // A numeric address and port. Throws std::invalid_argument with one line that names it.
 inline sockaddr_storage socket_address(const std::string& host, int port, socklen_t& length) {
@@ -231,8 +234,8 @@ class MarkedUdp {
         if (n < 0 && (errno == ECONNREFUSED || errno == EINTR))
           continue;  // said once for each error
         if (n < 0) break;
-        if (n != sizeof ack || ack.magic != Acknowledgement::kMagic || ack.codepoint > kCe)
-          continue;
+        const bool whole = n == sizeof ack || n == static_cast<ssize_t>(kShortAck);
+        if (!whole || ack.magic != Acknowledgement::kMagic || ack.codepoint > kCe) continue;
         const auto found = in_flight_.find(ack.packet);
         // A receiver acknowledges what was sent to it, and nobody else's packets.
         if (found == in_flight_.end() || found->second.flow_id != static_cast<int>(flow_id))

@@ -14,6 +14,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <fstream>
 #include <limits>
 #include <map>
@@ -61,7 +62,10 @@ struct Options {
   unsigned seed = 1;
 };
 
-// What each packet was sent as and how it arrived.
+constexpr std::int64_t kUndecidedNs = 60'000'000'000;  // then a packet's ACK does not come any more
+constexpr std::size_t kMostLatencies = 1 << 20;
+
+// What a packet was sent as and how it arrived.
 struct Record {
   std::int64_t sent_ns;
   std::int64_t acked_ns = -1;
@@ -70,6 +74,78 @@ struct Record {
   std::uint8_t decided;
   std::int16_t arrived = -1;
   bool delivered;
+};
+
+// What became of all packets. Holds those whose ACK may come, and a bounded sample of latencies, so
+// that a program may send for days; the log has the rest.
+class Outcomes {
+ public:
+  // Throws std::runtime_error: the log cannot be opened.
+  Outcomes(const std::string& path, unsigned seed) : path_(path), random_(seed) {
+    if (path.empty()) return;
+    log_.open(path);
+    if (!log_) throw std::runtime_error(path + ": " + std::strerror(errno));
+    log_ << "packet,flow,sent_ns,codepoint,decided,acked_ns,arrived\n";
+  }
+
+  void sent(const Record& record) {
+    waiting_.push_back(record);
+    ++packets;
+    ++by_codepoint[record.codepoint];
+    decided += record.decided;
+    failed += !record.delivered;
+    in_flight += record.delivered;
+    settle(record.sent_ns - kUndecidedNs);
+  }
+
+  void acked(const MarkedUdp::Ack& ack) {
+    if (ack.packet < first_) return;
+    Record& record = waiting_[static_cast<std::size_t>(ack.packet - first_)];
+    record.acked_ns = ack.acked_ns;
+    record.arrived = ack.codepoint;
+    ++all_acked;
+    --in_flight;
+    ce += record.arrived == kCe;
+    changed += record.arrived != record.codepoint && record.arrived != kCe;
+    // The first ones all, then a uniform sample (Vitter's algorithm R).
+    const double us = static_cast<double>(record.acked_ns - record.sent_ns) / 1e3;
+    if (latency_us.size() < kMostLatencies) {
+      latency_us.push_back(us);
+    } else if (const std::uint64_t at = random_() % static_cast<std::uint64_t>(all_acked);
+               at < kMostLatencies) {
+      latency_us[at] = us;
+    }
+  }
+
+  // Throws std::runtime_error: the log is not whole.
+  void end() {
+    settle(std::numeric_limits<std::int64_t>::max());
+    if (log_.is_open() && !log_.flush()) throw std::runtime_error(path_ + ": could not be written");
+  }
+
+  std::int64_t packets = 0, decided = 0, failed = 0, all_acked = 0, ce = 0, changed = 0;
+  std::int64_t in_flight = 0;
+  std::array<std::int64_t, 4> by_codepoint{};
+  std::vector<double> latency_us;
+
+ private:
+  // Logs and lets go what is acknowledged, or was sent before; in order.
+  void settle(std::int64_t before_ns) {
+    for (; !waiting_.empty(); waiting_.pop_front(), ++first_) {
+      const Record& r = waiting_.front();
+      if (r.acked_ns < 0 && r.delivered && r.sent_ns >= before_ns) return;
+      if (r.acked_ns < 0 && r.delivered) --in_flight;
+      if (!log_.is_open()) continue;
+      log_ << first_ << ',' << r.flow << ',' << r.sent_ns << ',' << int{r.codepoint} << ','
+           << int{r.decided} << ',' << r.acked_ns << ',' << r.arrived << '\n';
+    }
+  }
+
+  const std::string path_;
+  std::ofstream log_;
+  std::mt19937_64 random_;
+  std::deque<Record> waiting_;
+  std::int64_t first_ = 0;  // number of the first of them
 };
 
 double quantile(std::vector<double>& values, double q) {
@@ -90,17 +166,13 @@ int send(const Options& options) {
   MarkedUdp udp(options.agent, options.name);
   for (int i = 0; i < options.flows; ++i)
     udp.add_flow(options.host, options.port, !options.classic);
-  std::ofstream log;
-  if (!options.log.empty()) {
-    log.open(options.log);
-    if (!log) throw std::runtime_error(options.log + ": " + std::strerror(errno));
-  }
+  Outcomes outcomes(options.log, options.seed);
   const double gap_ns =
       (options.bytes + 28) * 8e3 / options.rate_mbps;  // ns = bytes · bit/byte / (bit/us) · ns/us
   std::mt19937_64 random(options.seed);
   std::exponential_distribution<double> exponential(1);
-  std::vector<double> due_ns;  // of each packet, by its number
-  std::vector<Record> records;
+  std::deque<double> due_ns;   // of packets to be sent
+  std::int64_t first_due = 0;  // number of the first of them
   const std::string payload(static_cast<std::size_t>(options.bytes), 'q');
   // The agent is greeted before the first packet: half a second at most, then plain packets.
   for (const std::int64_t until = monotonic_ns() + 500'000'000;
@@ -113,20 +185,15 @@ int send(const Options& options) {
   const std::int64_t end_ns = begin_ns + static_cast<std::int64_t>(options.seconds * 1e9);
   double last_due_ns = static_cast<double>(begin_ns);
   std::string said;
-  std::int64_t in_flight = 0;
   const auto due = [&](std::int64_t packet) {
-    while (static_cast<std::int64_t>(due_ns.size()) <= packet) {
+    for (; first_due < udp.next_packet(); ++first_due) due_ns.pop_front();
+    while (first_due + static_cast<std::int64_t>(due_ns.size()) <= packet) {
       due_ns.push_back(last_due_ns);
       last_due_ns += options.poisson ? gap_ns * exponential(random) : gap_ns;
     }
-    return static_cast<std::int64_t>(due_ns[static_cast<std::size_t>(packet)]);
+    return static_cast<std::int64_t>(due_ns[static_cast<std::size_t>(packet - first_due)]);
   };
-  const auto on_ack = [&](const MarkedUdp::Ack& ack) {
-    Record& record = records[static_cast<std::size_t>(ack.packet)];
-    record.acked_ns = ack.acked_ns;
-    record.arrived = ack.codepoint;
-    --in_flight;
-  };
+  const auto on_ack = [&](const MarkedUdp::Ack& ack) { outcomes.acked(ack); };
   const auto flow_of = [&](std::int64_t packet) {
     return static_cast<int>(packet % options.flows);
   };
@@ -144,9 +211,8 @@ int send(const Options& options) {
            !stopping) {
       const int flow = flow_of(udp.next_packet());
       const MarkedUdp::Sent sent = udp.send(flow, payload.data(), payload.size());
-      records.push_back({sent.sent_ns, -1, static_cast<std::int16_t>(flow), sent.codepoint,
-                         static_cast<std::uint8_t>(sent.decided), -1, sent.delivered});
-      in_flight += sent.delivered;
+      outcomes.sent({sent.sent_ns, -1, static_cast<std::int16_t>(flow), sent.codepoint,
+                     static_cast<std::uint8_t>(sent.decided), -1, sent.delivered});
       udp.poll(on_ack);
     }
     if (udp.link().problem() != said && !udp.link().problem().empty()) {
@@ -161,46 +227,28 @@ int send(const Options& options) {
   }
   // The last ACKs, and the agent's word of them: until nothing has come for half a second.
   std::int64_t until_ns = monotonic_ns() + kLastAcksNs;
-  while ((in_flight > 0 || udp.link().writes_wait()) && monotonic_ns() < until_ns && !stopping) {
+  while ((outcomes.in_flight > 0 || udp.link().writes_wait()) && monotonic_ns() < until_ns &&
+         !stopping) {
     udp.wait(until_ns);
-    const std::int64_t before = in_flight;
+    const std::int64_t before = outcomes.in_flight;
     udp.poll(on_ack);
-    if (in_flight < before) until_ns = monotonic_ns() + kLastAcksNs;
+    if (outcomes.in_flight < before) until_ns = monotonic_ns() + kLastAcksNs;
   }
-  std::array<std::int64_t, 4> by_codepoint{};
-  std::int64_t decided = 0, acked = 0, ce = 0, changed = 0, failed = 0;
-  std::vector<double> latency_us;
-  for (const Record& record : records) {
-    ++by_codepoint[record.codepoint];
-    decided += record.decided;
-    failed += !record.delivered;
-    if (record.acked_ns < 0) continue;
-    ++acked;
-    latency_us.push_back(static_cast<double>(record.acked_ns - record.sent_ns) / 1e3);
-    ce += record.arrived == kCe;
-    changed += record.arrived != record.codepoint && record.arrived != kCe;
-  }
-  if (log.is_open()) {
-    log << "packet,flow,sent_ns,codepoint,decided,acked_ns,arrived\n";
-    for (std::size_t i = 0; i < records.size(); ++i) {
-      const Record& r = records[i];
-      log << i << ',' << r.flow << ',' << r.sent_ns << ',' << int{r.codepoint} << ','
-          << int{r.decided} << ',' << r.acked_ns << ',' << r.arrived << '\n';
-    }
-    if (!log.flush()) throw std::runtime_error(options.log + ": could not be written");
-  }
+  outcomes.end();
   const LinkCounts& link = udp.link().counts();
-  std::printf("{\"event\": \"summary\", \"packets\": %zu, \"not_taken_by_the_kernel\": %" PRId64
-              ", \"acked\": %" PRId64 ", \"decided\": %" PRId64 ", \"not_ect\": %" PRId64
-              ", \"ect1\": %" PRId64 ", \"ect0\": %" PRId64 ", \"arrived_ce\": %" PRId64
-              ", \"arrived_changed\": %" PRId64
+  std::printf("{\"event\": \"summary\", \"packets\": %" PRId64
+              ", \"not_taken_by_the_kernel\": %" PRId64 ", \"acked\": %" PRId64
+              ", \"decided\": %" PRId64 ", \"not_ect\": %" PRId64 ", \"ect1\": %" PRId64
+              ", \"ect0\": %" PRId64 ", \"arrived_ce\": %" PRId64 ", \"arrived_changed\": %" PRId64
               ", \"latency_p50_us\": %s, \"latency_p99_us\": %s, \"agent_connections\": %" PRId64
               ", \"agent_lost\": %" PRId64 ", \"batches_asked\": %" PRId64
               ", \"batches_decided\": %" PRId64 "}\n",
-              records.size(), failed, acked, decided, by_codepoint[kNotEct], by_codepoint[kEct1],
-              by_codepoint[kEct0], ce, changed, or_null(quantile(latency_us, 0.5)).c_str(),
-              or_null(quantile(latency_us, 0.99)).c_str(), link.connections, link.lost, link.asked,
-              link.answered[0]);
+              outcomes.packets, outcomes.failed, outcomes.all_acked, outcomes.decided,
+              outcomes.by_codepoint[kNotEct], outcomes.by_codepoint[kEct1],
+              outcomes.by_codepoint[kEct0], outcomes.ce, outcomes.changed,
+              or_null(quantile(outcomes.latency_us, 0.5)).c_str(),
+              or_null(quantile(outcomes.latency_us, 0.99)).c_str(), link.connections, link.lost,
+              link.asked, link.answered[0]);
   return 0;
 }
 
@@ -256,9 +304,9 @@ int echo(const Options& options) {
       message.msg_iovlen = 1;
       message.msg_control = control.data();
       message.msg_controllen = control.size();
-      const ssize_t n = ::recvmsg(fd, &message, MSG_DONTWAIT);
+      const ssize_t n = ::recvmsg(fd, &message, MSG_DONTWAIT | MSG_TRUNC);  // its whole length
       if (n < 0) break;
-      if (n != sizeof header || header.magic != DataHeader::kMagic) {
+      if (n < static_cast<ssize_t>(sizeof header) || header.magic != DataHeader::kMagic) {
         ++refused;
         continue;
       }
@@ -280,7 +328,9 @@ int echo(const Options& options) {
         ack.received = counts;
       }
       ack.packet = header.packet;
-      ::sendto(fd, &ack, sizeof ack, MSG_DONTWAIT, reinterpret_cast<sockaddr*>(&from),
+      // Never longer than what it answers: nobody gets more out of it than is put in.
+      const std::size_t length = n < static_cast<ssize_t>(sizeof ack) ? kShortAck : sizeof ack;
+      ::sendto(fd, &ack, length, MSG_DONTWAIT, reinterpret_cast<sockaddr*>(&from),
                message.msg_namelen);
       if (log.is_open()) {
         log << header.flow_id << ',' << header.packet << ',' << monotonic_ns() << ','

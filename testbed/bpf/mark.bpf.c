@@ -2,7 +2,8 @@
 //
 // tc egress: gives each packet of a registered TCP flow the codepoint that its decision says
 // (mark.h). Only packets that the kernel sent as ECT are touched: the connection has negotiated
-// ECN, and it is no retransmission.
+// ECN, and it is no retransmission. Of followed flows it also says each packet, and tc ingress each
+// acknowledgement.
 #include "mark.h"
 
 #include <bpf/bpf_endian.h>
@@ -12,6 +13,9 @@
 #define ETH_P_IP 0x0800
 #define ETH_P_IPV6 0x86dd
 #define TCP 6
+#define FIN 0x01
+#define RST 0x04
+#define ACK 0x10
 #define ECT1 1
 #define CE 3
 
@@ -36,74 +40,264 @@ struct {
   __type(value, struct sq_settings);
 } sq_attachment SEC(".maps");
 
+struct {
+  __uint(type, BPF_MAP_TYPE_ARRAY);
+  __uint(max_entries, 1);
+  __type(key, __u32);
+  __type(value, struct sq_follower);
+} sq_follower SEC(".maps");
+
+struct {
+  __uint(type, BPF_MAP_TYPE_HASH);
+  __uint(max_entries, SWIFTQUEUE_FOLLOWED);
+  __type(key, __u64);
+  __type(value, struct sq_followed);
+} sq_followed SEC(".maps");
+
+struct {
+  __uint(type, BPF_MAP_TYPE_HASH);
+  __uint(max_entries, SWIFTQUEUE_FOLLOWED);
+  __type(key, __u64);
+  __type(value, struct sq_batches);
+} sq_batches SEC(".maps");
+
+struct {
+  __uint(type, BPF_MAP_TYPE_HASH);
+  __uint(max_entries, SWIFTQUEUE_FOLLOWED);
+  __type(key, struct sq_tuple);
+  __type(value, __u64);
+} sq_tuples SEC(".maps");
+
+struct {
+  __uint(type, BPF_MAP_TYPE_RINGBUF);
+  __uint(max_entries, SWIFTQUEUE_EVENT_BYTES);
+} sq_events SEC(".maps");
+
 const volatile __u32 link_header_bytes = 14;  // 0 on a TUN
 const volatile __u64 bench_cookie = 0;  // of a test run, whose socket has one that nobody knows
 
-SEC("tc")
-int sq_mark(struct __sk_buff* skb) {
+struct tcp_packet {
+  __u32 v4;
+  __u32 ip_bytes, header_bytes;  // header_bytes: of IP and TCP
+  __u32 sequence, acknowledged;
+  __u16 source_port, destination_port;  // the network's byte order, as the addresses
+  __u32 source[4], destination[4];
+  __u8 ecn, flags;
+  __u8 ip[2];  // the first two bytes of its header
+};
+
+// Whether this is a TCP packet with its header.
+static __always_inline int read_packet(struct __sk_buff* skb, struct tcp_packet* p) {
   const __u32 at = link_header_bytes;
-  __u32 ip_bytes, header_bytes;
-  __u8 ecn, head[40];
-  const int v4 = skb->protocol == bpf_htons(ETH_P_IP);
-  if (v4) {
+  __u8 head[40];
+  __u32 ip_header_bytes;
+  p->v4 = skb->protocol == bpf_htons(ETH_P_IP);
+  if (p->v4) {
     if (bpf_skb_load_bytes(skb, at, head, 20)) return 0;
     if (head[9] != TCP || (head[6] & 0x1f) || head[7]) return 0;  // a fragment has no TCP header
-    header_bytes = (head[0] & 0xf) * 4;
-    ip_bytes = head[2] << 8 | head[3];
-    ecn = head[1] & 3;
+    ip_header_bytes = (head[0] & 0xf) * 4;
+    p->ip_bytes = head[2] << 8 | head[3];
+    p->ecn = head[1] & 3;
+    __builtin_memcpy(p->source, head + 12, 4);
+    __builtin_memcpy(p->destination, head + 16, 4);
   } else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
     if (bpf_skb_load_bytes(skb, at, head, 40)) return 0;
     if (head[6] != TCP) return 0;
-    header_bytes = 40;
-    ip_bytes = 40 + (head[4] << 8 | head[5]);
-    ecn = head[1] >> 4 & 3;
+    ip_header_bytes = 40;
+    p->ip_bytes = 40 + (head[4] << 8 | head[5]);
+    p->ecn = head[1] >> 4 & 3;
+    __builtin_memcpy(p->source, head + 8, 16);
+    __builtin_memcpy(p->destination, head + 24, 16);
   } else {
     return 0;
   }
-  __u8 offset;
-  if (bpf_skb_load_bytes(skb, at + header_bytes + 12, &offset, 1)) return 0;
-  header_bytes += (offset >> 4) * 4;
-  if (skb->gso_segs <= 1 && ip_bytes <= header_bytes) return 0;  // no data
+  p->ip[0] = head[0];
+  p->ip[1] = head[1];
+  struct {
+    __u16 source, destination;
+    __u32 sequence, acknowledged;
+    __u8 offset, flags;
+  } tcp;
+  if (bpf_skb_load_bytes(skb, at + ip_header_bytes, &tcp, 14)) return 0;
+  p->header_bytes = ip_header_bytes + (tcp.offset >> 4) * 4;
+  p->source_port = tcp.source;
+  p->destination_port = tcp.destination;
+  p->sequence = bpf_ntohl(tcp.sequence);
+  p->acknowledged = bpf_ntohl(tcp.acknowledged);
+  p->flags = tcp.flags;
+  return 1;
+}
+
+static __always_inline struct sq_counts* counts_of(__u64 cookie) {
+  struct sq_counts* counts = bpf_map_lookup_elem(&sq_flow_counts, &cookie);
+  if (counts) return counts;
+  struct sq_counts none = {};
+  bpf_map_update_elem(&sq_flow_counts, &cookie, &none, BPF_NOEXIST);
+  return bpf_map_lookup_elem(&sq_flow_counts, &cookie);
+}
+
+static __always_inline struct sq_event* new_event(__u64 now_ns, __u64 cookie, __u8 kind) {
+  struct sq_event* event = bpf_ringbuf_reserve(&sq_events, sizeof *event, 0);
+  if (!event) return 0;
+  __builtin_memset(event, 0, sizeof *event);
+  event->time_ns = now_ns;
+  event->cookie = cookie;
+  event->kind = kind;
+  return event;
+}
+
+// The flow's record, made for the first packet of one that goes to a port that is followed.
+static __always_inline struct sq_followed* followed_of(__u64 cookie, const struct tcp_packet* p,
+                                                       const struct sq_follower* follower) {
+  struct sq_followed* followed = bpf_map_lookup_elem(&sq_followed, &cookie);
+  if (!follower) return followed;
+  if (!followed) {
+    if (p->ecn == 0 || p->ecn == CE) return 0;  // nothing could be marked
+    int wanted = 0;
+    for (__u32 i = 0; i < SWIFTQUEUE_PORTS; ++i)
+      wanted |= i < follower->ports && bpf_htons(follower->port[i]) == p->destination_port;
+    if (!wanted) return 0;
+    struct sq_followed fresh = {};
+    bpf_map_update_elem(&sq_followed, &cookie, &fresh, BPF_NOEXIST);
+    followed = bpf_map_lookup_elem(&sq_followed, &cookie);
+    if (!followed) return 0;
+  }
+  if (!followed->known) {
+    struct sq_tuple tuple = {};
+    for (int i = 0; i < 4; ++i) {
+      tuple.local[i] = p->source[i];
+      tuple.remote[i] = p->destination[i];
+    }
+    tuple.local_port = p->source_port;
+    tuple.remote_port = p->destination_port;
+    followed->tuple = tuple;
+    followed->known = !bpf_map_update_elem(&sq_tuples, &tuple, &cookie, BPF_ANY);
+  }
+  return followed;
+}
+
+SEC("tc")
+int sq_mark(struct __sk_buff* skb) {
+  struct tcp_packet p = {};
+  if (!read_packet(skb, &p)) return 0;
+  const int data = skb->gso_segs > 1 || p.ip_bytes > p.header_bytes;
+  const int last = p.flags & (FIN | RST);
+  if (!data && !last) return 0;
 
   __u64 cookie = bpf_get_socket_cookie(skb);
   if (bench_cookie) cookie = bench_cookie;
-  const struct sq_decision* decision = bpf_map_lookup_elem(&sq_decisions, &cookie);
-  if (!decision) return 0;
-  struct sq_counts* counts = bpf_map_lookup_elem(&sq_flow_counts, &cookie);
-  if (!counts) {
-    struct sq_counts none = {};
-    bpf_map_update_elem(&sq_flow_counts, &cookie, &none, BPF_NOEXIST);
-    counts = bpf_map_lookup_elem(&sq_flow_counts, &cookie);
-    if (!counts) return 0;
-  }
-  const __u32 n = (__u32)__sync_fetch_and_add(&counts->packets, 1) - decision->first;
-  if (ecn == 0 || ecn == CE) {
-    __sync_fetch_and_add(&counts->not_ect, 1);
-    return 0;
-  }
-  __u8 wanted = ECT1;
-  if (skb->gso_segs > 1) {
-    __sync_fetch_and_add(&counts->gso, 1);
-  } else if (bpf_ktime_get_ns() >= decision->valid_until_ns) {
-    __sync_fetch_and_add(&counts->stale, 1);
-  } else if ((__s32)n >= 0 && n < decision->packets) {
-    const __u8 says = decision->codepoints[n % SWIFTQUEUE_HORIZON];
-    if (says < CE) {
-      wanted = says;
-      __sync_fetch_and_add(&counts->decided, 1);
+  const __u32 zero = 0;
+  const __u64 now_ns = bpf_ktime_get_ns();
+  const struct sq_follower* follower = bpf_map_lookup_elem(&sq_follower, &zero);
+  if (follower && follower->listens_until_ns <= now_ns) follower = 0;
+  struct sq_followed* followed = followed_of(cookie, &p, follower);
+  const struct sq_decision* decision = followed ? 0 : bpf_map_lookup_elem(&sq_decisions, &cookie);
+  if (!followed && !decision) return 0;
+  struct sq_counts* counts = counts_of(cookie);
+  if (!counts) return 0;
+
+  const int ect = p.ecn != 0 && p.ecn != CE;
+  __u8 wanted = ect ? ECT1 : p.ecn, decided = 0;
+  if (data) {
+    __u64 n = __sync_fetch_and_add(&counts->packets, 1);
+    if (followed) n = __sync_fetch_and_add(&followed->packets, 1);
+    if (!ect) {
+      __sync_fetch_and_add(&counts->not_ect, 1);
+    } else if (skb->gso_segs > 1) {
+      __sync_fetch_and_add(&counts->gso, 1);
+    } else {
+      __u64 until_ns = 0;
+      __u8 says = CE;  // nothing
+      if (followed) {
+        const struct sq_batches* batches = bpf_map_lookup_elem(&sq_batches, &cookie);
+        const __u32 at = n / SWIFTQUEUE_HORIZON % SWIFTQUEUE_BATCHES;
+        if (batches && batches->of[at].first == n - n % SWIFTQUEUE_HORIZON &&
+            batches->of[at].valid_until_ns) {
+          until_ns = follower ? follower->alive_until_ns : 0;
+          if (batches->of[at].valid_until_ns < until_ns) until_ns = batches->of[at].valid_until_ns;
+          says = batches->of[at].codepoints[n % SWIFTQUEUE_HORIZON];
+        }
+      } else {
+        const __u32 since = (__u32)n - decision->first;
+        until_ns = decision->valid_until_ns;
+        if (now_ns >= until_ns)
+          says = ECT1;  // stale, whichever packet it is
+        else if ((__s32)since >= 0 && since < decision->packets)
+          says = decision->codepoints[since % SWIFTQUEUE_HORIZON];
+      }
+      if (says < CE) {
+        decided = now_ns < until_ns;
+        if (decided) wanted = says;
+        __sync_fetch_and_add(decided ? &counts->decided : &counts->stale, 1);
+      }
+    }
+    if (ect) __sync_fetch_and_add(&counts->by_codepoint[wanted & 3], 1);
+    if (followed && follower && skb->gso_segs <= 1) {
+      struct sq_event* event = new_event(now_ns, cookie, SQ_SENT);
+      if (event) {
+        event->packet = n;
+        event->sequence = p.sequence;
+        event->payload_bytes = p.ip_bytes - p.header_bytes;
+        event->ip_bytes = p.ip_bytes;
+        event->codepoint = wanted;
+        event->decided = decided;
+        bpf_ringbuf_submit(event, 0);
+      } else {
+        __sync_fetch_and_add(&counts->unsaid, 1);
+      }
     }
   }
-  __sync_fetch_and_add(&counts->by_codepoint[wanted & 3], 1);
-  if (wanted == ecn) return 0;
-  if (v4) {
-    const __u8 tos = (head[1] & 0xfc) | wanted;
-    bpf_l3_csum_replace(skb, at + 10, bpf_htons(head[0] << 8 | head[1]),
-                        bpf_htons(head[0] << 8 | tos), 2);
+  if (last && followed && follower) {
+    struct sq_event* event = new_event(now_ns, cookie, SQ_ENDED);
+    if (event) bpf_ringbuf_submit(event, 0);
+  }
+  if (!data || wanted == p.ecn) return 0;
+  const __u32 at = link_header_bytes;
+  if (p.v4) {
+    const __u8 tos = (p.ip[1] & 0xfc) | wanted;
+    bpf_l3_csum_replace(skb, at + 10, bpf_htons(p.ip[0] << 8 | p.ip[1]),
+                        bpf_htons(p.ip[0] << 8 | tos), 2);
     bpf_skb_store_bytes(skb, at + 1, &tos, 1, 0);
   } else {
-    const __u8 second = (head[1] & 0xcf) | wanted << 4;
+    const __u8 second = (p.ip[1] & 0xcf) | wanted << 4;
     bpf_skb_store_bytes(skb, at + 1, &second, 1, 0);
   }
+  return 0;
+}
+
+// What comes back of followed flows: each number that is acknowledged, once.
+SEC("tc")
+int sq_acknowledged(struct __sk_buff* skb) {
+  const __u32 zero = 0;
+  const struct sq_follower* follower = bpf_map_lookup_elem(&sq_follower, &zero);
+  const __u64 now_ns = bpf_ktime_get_ns();
+  if (!follower || follower->listens_until_ns <= now_ns) return 0;
+  struct tcp_packet p = {};
+  if (!read_packet(skb, &p) || !(p.flags & (ACK | RST))) return 0;
+  struct sq_tuple tuple = {};
+  for (int i = 0; i < 4; ++i) {
+    tuple.local[i] = p.destination[i];
+    tuple.remote[i] = p.source[i];
+  }
+  tuple.local_port = p.destination_port;
+  tuple.remote_port = p.source_port;
+  const __u64* found = bpf_map_lookup_elem(&sq_tuples, &tuple);
+  if (!found) return 0;
+  const __u64 cookie = *found;
+  struct sq_followed* followed = bpf_map_lookup_elem(&sq_followed, &cookie);
+  if (!followed) return 0;
+  const int last = p.flags & RST;
+  if (!last && followed->any_acked && (__s32)(p.acknowledged - followed->acked) <= 0) return 0;
+  struct sq_event* event = new_event(now_ns, cookie, last ? SQ_ENDED : SQ_ACKED);
+  if (!event) {
+    struct sq_counts* counts = counts_of(cookie);
+    if (counts) __sync_fetch_and_add(&counts->unsaid, 1);
+    return 0;  // the next one covers it
+  }
+  event->sequence = p.acknowledged;
+  bpf_ringbuf_submit(event, 0);
+  followed->acked = p.acknowledged;
+  followed->any_acked = 1;
   return 0;
 }
 

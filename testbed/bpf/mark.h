@@ -9,6 +9,10 @@
 #define SWIFTQUEUE_HORIZON 8
 #define SWIFTQUEUE_FLOWS 65536
 #define SWIFTQUEUE_ALL 0xffffffffu
+#define SWIFTQUEUE_FOLLOWED 256  // flows: as many senders as an agent takes
+#define SWIFTQUEUE_BATCHES 8     // of a followed flow, decided and not sent yet
+#define SWIFTQUEUE_PORTS 16
+#define SWIFTQUEUE_EVENT_BYTES (1 << 20)  // of the ring of events
 
 // Of one flow, by socket cookie: its packets `first` to `first + packets - 1`, counted from 0 among
 // those that carry data, get codepoints[(n - first) % 8]. Others, and all once it is no longer
@@ -20,6 +24,53 @@ struct sq_decision {
   __u8 codepoints[SWIFTQUEUE_HORIZON];
 };
 
+// Of a flow that `follow` follows, by socket cookie: packet n gets of[n / 8 % 8].codepoints[n % 8],
+// if that is its batch's, both times are to come, and the follower lives. Else plain ECT(1).
+struct sq_batches {
+  struct sq_batch {
+    __u64 valid_until_ns;
+    __u64 first;  // packet, a multiple of 8
+    __u8 codepoints[SWIFTQUEUE_HORIZON];
+  } of[SWIFTQUEUE_BATCHES];
+};
+
+// What `follow` keeps saying.
+struct sq_follower {
+  __u64 listens_until_ns;  // events are written, and flows to its ports registered
+  __u64 alive_until_ns;    // its decisions count
+  __u32 ports;
+  __u16 port[SWIFTQUEUE_PORTS];  // in the machine's byte order
+};
+
+// Addresses and ports of a connection, in the network's byte order; IPv4: the first word, else 0.
+struct sq_tuple {
+  __u32 local[4], remote[4];
+  __u16 local_port, remote_port;
+};
+
+struct sq_followed {
+  __u64 packets;  // with data
+  struct sq_tuple tuple;
+  __u32 acked;  // the last number that was acknowledged
+  __u32 any_acked;
+  __u32 known;  // the tuple is there
+};
+
+enum sq_kind { SQ_SENT, SQ_ACKED, SQ_ENDED };
+
+struct sq_event {
+  __u64 time_ns;
+  __u64 cookie;
+  __u64 packet;         // number in the flow; of SQ_SENT
+  __u32 sequence;       // of its first byte; of SQ_ACKED what is acknowledged
+  __u32 payload_bytes;  // of SQ_SENT, as the rest
+  __u32 ip_bytes;
+  __u8 kind;
+  __u8 codepoint;
+  __u8 decided;
+  __u8 zero;
+};
+
 struct sq_counts {
   __u64 packets;  // with data
   __u64 by_codepoint[4];
@@ -27,6 +78,7 @@ struct sq_counts {
   __u64 stale;    // plain because the decision's time was over
   __u64 not_ect;  // left alone: the kernel sent them without ECT, as it does a retransmission
   __u64 gso;      // super-packets, plain: they must not come (gso_max_segs 1)
+  __u64 unsaid;   // events that found no room in the ring
 };
 
 // Of the attachment, for whoever detaches it.

@@ -7,191 +7,27 @@
 //   swiftqueue-mark attach DEV OBJECT | detach DEV | status DEV
 //   swiftqueue-mark set DEV COOKIE CODEPOINTS FOR_MS [FIRST PACKETS]     as: set lo 17 12121212 50
 //   swiftqueue-mark forget DEV COOKIE
+//   swiftqueue-mark follow DEV AGENT [--port=P ...] [--cookie=C ...] [--name=N] [--ahead=PACKETS]
+//                              [--for-ms=MS] [--seconds=S] [--log=FILE]
 //   swiftqueue-mark bench OBJECT RUNS
 //
 // Prints a JSON object; a failure is one line and exit code 1 or 2.
-#include "../bpf/mark.h"
-
-#include <bpf/bpf.h>
-#include <bpf/libbpf.h>
-#include <linux/if_link.h>
-#include <linux/rtnetlink.h>
-#include <net/if.h>
-#include <sys/ioctl.h>
-#include <sys/socket.h>
-#include <time.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
-#include "../../serving/agent/one_line.h"
+#include "device.h"
+#include "follow.h"
+#include "serving/agent/one_line.h"
 
 namespace {
 
-constexpr unsigned kHandle = 0x5153;  // ours, so that nobody else's filter is taken off
-constexpr unsigned kPriority = 0x5153;
-
-[[noreturn]] void fail(const std::string& what, int error = errno) {
-  throw std::runtime_error(what + ": " + std::strerror(error < 0 ? -error : error));
-}
-
-std::uint64_t now_ns() {
-  timespec t{};
-  ::clock_gettime(CLOCK_MONOTONIC, &t);
-  return static_cast<std::uint64_t>(t.tv_sec) * 1'000'000'000 +
-         static_cast<std::uint64_t>(t.tv_nsec);
-}
-
-unsigned index_of(const std::string& device) {
-  // Linux lets a name have them; a shell and JSON take them for their own.
-  if (device.find_first_of("'\"\\") != std::string::npos)
-    throw std::runtime_error("device " + device + ": a quote or backslash in its name");
-  const unsigned index = ::if_nametoindex(device.c_str());
-  if (index == 0) fail("device " + device);
-  return index;
-}
-
-struct Netlink {
-  Netlink() : fd(::socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_ROUTE)) {
-    if (fd < 0) fail("netlink");
-  }
-  ~Netlink() { ::close(fd); }
-
-  struct Request {
-    nlmsghdr header{};
-    ifinfomsg link{};
-    rtattr attribute{};
-    std::uint32_t value = 0;
-  };
-
-  // The answer of one request, whole.
-  std::vector<char> ask(Request request) {
-    std::vector<char> answer(1 << 15);
-    if (::send(fd, &request, request.header.nlmsg_len, 0) < 0) fail("netlink");
-    const ssize_t n = ::recv(fd, answer.data(), answer.size(), 0);
-    if (n < static_cast<ssize_t>(sizeof(nlmsghdr))) fail("netlink");
-    answer.resize(static_cast<std::size_t>(n));
-    const auto* header = reinterpret_cast<const nlmsghdr*>(answer.data());
-    if (header->nlmsg_type == NLMSG_ERROR) {
-      const int error = reinterpret_cast<const nlmsgerr*>(NLMSG_DATA(header))->error;
-      if (error != 0) fail("netlink", error);
-    }
-    return answer;
-  }
-
-  const int fd;
-};
-
-std::uint32_t gso_max_segs(unsigned index) {
-  Netlink::Request request;
-  request.header = {NLMSG_LENGTH(sizeof(ifinfomsg)), RTM_GETLINK, NLM_F_REQUEST, 1, 0};
-  request.link.ifi_index = static_cast<int>(index);
-  const std::vector<char> answer = Netlink().ask(request);
-  const auto* header = reinterpret_cast<const nlmsghdr*>(answer.data());
-  const auto* link = reinterpret_cast<const ifinfomsg*>(NLMSG_DATA(header));
-  int left = static_cast<int>(header->nlmsg_len - NLMSG_LENGTH(sizeof(ifinfomsg)));
-  for (const rtattr* a = IFLA_RTA(link); RTA_OK(a, left); a = RTA_NEXT(a, left)) {
-    if (a->rta_type == IFLA_GSO_MAX_SEGS) {
-      std::uint32_t value;
-      std::memcpy(&value, RTA_DATA(a), sizeof value);
-      return value;
-    }
-  }
-  throw std::runtime_error("the kernel does not say gso_max_segs");
-}
-
-void set_gso_max_segs(unsigned index, std::uint32_t value) {
-  Netlink::Request request;
-  request.header = {sizeof request, RTM_NEWLINK, NLM_F_REQUEST | NLM_F_ACK, 1, 0};
-  request.link.ifi_index = static_cast<int>(index);
-  request.attribute = {RTA_LENGTH(sizeof value), IFLA_GSO_MAX_SEGS};
-  request.value = value;
-  Netlink().ask(request);
-}
-
-// Bytes before the IP header in what leaves this device.
-std::uint32_t link_header_bytes(const std::string& device) {
-  int type = -1;
-  std::ifstream("/sys/class/net/" + device + "/type") >> type;
-  if (type < 0) {  // another namespace's /sys: the device itself is asked
-    ifreq request{};
-    std::strncpy(request.ifr_name, device.c_str(), IFNAMSIZ - 1);
-    const int fd = ::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    if (::ioctl(fd, SIOCGIFHWADDR, &request) != 0) fail("device " + device);
-    ::close(fd);
-    type = request.ifr_hwaddr.sa_family;
-  }
-  if (type == 1 || type == 772) return 14;  // Ethernet, loopback
-  if (type == 65534) return 0;              // a TUN: nothing before IP
-  throw std::runtime_error("device " + device + " is of type " + std::to_string(type) +
-                           ": only Ethernet, loopback and TUN devices can be marked on");
-}
-
-bpf_tc_hook hook_of(unsigned index) {
-  bpf_tc_hook hook{};
-  hook.sz = sizeof hook;
-  hook.ifindex = static_cast<int>(index);
-  hook.attach_point = BPF_TC_EGRESS;
-  return hook;
-}
-
-bpf_tc_opts ours() {
-  bpf_tc_opts options{};
-  options.sz = sizeof options;
-  options.handle = kHandle;
-  options.priority = kPriority;
-  return options;
-}
-
-// The attached program's id, 0 where ours is not attached.
-std::uint32_t attached(unsigned index) {
-  bpf_tc_hook hook = hook_of(index);
-  bpf_tc_opts options = ours();
-  const int error = bpf_tc_query(&hook, &options);
-  if (error == -ENOENT || error == -EINVAL) return 0;
-  if (error != 0) fail("tc", error);
-  return options.prog_id;
-}
-
-int map_of(std::uint32_t program, const std::string& name) {
-  const int fd = bpf_prog_get_fd_by_id(program);
-  if (fd < 0) fail("program " + std::to_string(program));
-  std::array<std::uint32_t, 16> ids{};
-  bpf_prog_info info{};
-  info.nr_map_ids = ids.size();
-  info.map_ids = reinterpret_cast<std::uintptr_t>(ids.data());
-  std::uint32_t bytes = sizeof info;
-  const int error = bpf_obj_get_info_by_fd(fd, &info, &bytes);
-  ::close(fd);
-  if (error != 0) fail("program " + std::to_string(program), error);
-  for (std::uint32_t i = 0; i < info.nr_map_ids; ++i) {
-    const int map = bpf_map_get_fd_by_id(ids[i]);
-    bpf_map_info what{};
-    bytes = sizeof what;
-    if (map >= 0 && bpf_obj_get_info_by_fd(map, &what, &bytes) == 0 && name == what.name)
-      return map;
-    if (map >= 0) ::close(map);
-  }
-  throw std::runtime_error("the attached program has no map " + name +
-                           ": it is another version's; `tc filter del dev DEVICE egress prio " +
-                           std::to_string(kPriority) + "` takes it off");
-}
-
-std::uint32_t required(const std::string& device, unsigned index) {
-  const std::uint32_t program = attached(index);
-  if (program == 0) throw std::runtime_error("device " + device + ": no marker is attached");
-  return program;
-}
+using namespace swiftqueue::testbed;  // NOLINT(build/namespaces): its own program
 
 struct Loaded {
   bpf_object* object = nullptr;
@@ -214,8 +50,8 @@ struct Loaded {
     if (const int error = bpf_object__load(object)) fail(path + " is refused by the kernel", error);
   }
   ~Loaded() { bpf_object__close(object); }
-  int program() const {
-    return bpf_program__fd(bpf_object__find_program_by_name(object, "sq_mark"));
+  int program(const char* name) const {
+    return bpf_program__fd(bpf_object__find_program_by_name(object, name));
   }
   int map(const char* name) const { return bpf_object__find_map_fd_by_name(object, name); }
 };
@@ -237,29 +73,56 @@ void destroy_clsact(bpf_tc_hook hook) {
   bpf_tc_hook_destroy(&hook);
 }
 
+// Takes our filters off, and clsact if we made it and nobody else uses it.
+void take_off(const std::string& device, unsigned index, const sq_settings& settings,
+              const std::vector<bpf_tc_attach_point>& from) {
+  for (const bpf_tc_attach_point where : from) {
+    bpf_tc_hook hook = hook_of(index, where);
+    bpf_tc_opts options = ours();
+    const int error = bpf_tc_detach(&hook, &options);
+    if (error != 0 && error != -ENOENT && error != -EINVAL) {
+      fail("device " + device + ": tc", error);
+    }
+  }
+  if (settings.made_clsact != 0 && !has_filters(device)) destroy_clsact(hook_of(index));
+}
+
 int attach(const std::string& device, const std::string& object) {
   const unsigned index = index_of(device);
   if (attached(index) != 0)
     throw std::runtime_error("device " + device + ": a marker is attached already");
+  const std::uint32_t former = gso_max_segs(index);
   Loaded loaded(object, link_header_bytes(device), 0);
   // The program does not use this map, so it is told to keep it.
-  if (const int error = bpf_prog_bind_map(loaded.program(), loaded.map("sq_attachment"), nullptr)) {
+  if (const int error =
+          bpf_prog_bind_map(loaded.program("sq_mark"), loaded.map("sq_attachment"), nullptr)) {
     fail("map", error);
   }
   bpf_tc_hook hook = hook_of(index);
   const int made = bpf_tc_hook_create(&hook);
   if (made != 0 && made != -EEXIST) fail("device " + device + ": clsact", made);
-  sq_settings settings{gso_max_segs(index), made == 0};
-  const std::uint32_t zero = 0;
-  if (bpf_map_update_elem(loaded.map("sq_attachment"), &zero, &settings, BPF_ANY) != 0) fail("map");
-  bpf_tc_opts options = ours();
-  options.prog_fd = loaded.program();
-  // The filter first: it knows what to put back, whenever this program ends.
-  if (const int error = bpf_tc_attach(&hook, &options)) {
-    if (settings.made_clsact != 0 && !has_filters(device)) destroy_clsact(hook);
-    fail("device " + device + ": tc", error);
+  const sq_settings settings{former, made == 0};
+  std::vector<bpf_tc_attach_point> done;
+  try {
+    const std::uint32_t zero = 0;
+    if (bpf_map_update_elem(loaded.map("sq_attachment"), &zero, &settings, BPF_ANY) != 0)
+      fail("map");
+    // The marker first: it knows what to put back, whenever this program ends.
+    for (const auto& [where, name] :
+         {std::pair{BPF_TC_EGRESS, "sq_mark"}, std::pair{BPF_TC_INGRESS, "sq_acknowledged"}}) {
+      bpf_tc_opts options = ours();
+      options.prog_fd = loaded.program(name);
+      bpf_tc_hook at = hook_of(index, where);
+      if (const int error = bpf_tc_attach(&at, &options)) {
+        fail("device " + device + ": tc", error);
+      }
+      done.push_back(where);
+    }
+    set_gso_max_segs(index, 1);
+  } catch (...) {
+    take_off(device, index, settings, done);
+    throw;
   }
-  set_gso_max_segs(index, 1);
   std::printf("{\"device\": \"%s\", \"attached\": true}\n", device.c_str());
   return 0;
 }
@@ -273,10 +136,7 @@ int detach(const std::string& device) {
   if (bpf_map_lookup_elem(map, &zero, &settings) != 0) fail("map");
   ::close(map);
   if (gso_max_segs(index) == 1) set_gso_max_segs(index, settings.former_gso_max_segs);
-  bpf_tc_hook hook = hook_of(index);
-  bpf_tc_opts options = ours();
-  if (const int error = bpf_tc_detach(&hook, &options)) fail("device " + device + ": tc", error);
-  if (settings.made_clsact != 0 && !has_filters(device)) destroy_clsact(hook);
+  take_off(device, index, settings, {BPF_TC_INGRESS, BPF_TC_EGRESS});
   std::printf("{\"device\": \"%s\", \"attached\": false}\n", device.c_str());
   return 0;
 }
@@ -288,41 +148,35 @@ int status(const std::string& device) {
     std::printf("{\"device\": \"%s\", \"attached\": false}\n", device.c_str());
     return 0;
   }
-  const int decisions = map_of(program, "sq_decisions"),
-            counted = map_of(program, "sq_flow_counts");
+  const int counted = map_of(program, "sq_flow_counts");
   std::printf("{\"device\": \"%s\", \"attached\": true, \"gso_max_segs\": %u, \"flows\": [",
               device.c_str(), gso_max_segs(index));
-  std::uint64_t cookie = 0, next = 0;
-  bool first = true;
-  while (bpf_map_get_next_key(decisions, first ? nullptr : &cookie, &next) == 0) {
-    cookie = next;
-    sq_decision decision{};
-    sq_counts counts{};
-    if (bpf_map_lookup_elem(decisions, &cookie, &decision) != 0) continue;
-    bpf_map_lookup_elem(counted, &cookie, &counts);
-    const auto print = [](__u64 value) { return static_cast<unsigned long long>(value); };
-    std::printf(
-        "%s{\"cookie\": %llu, \"valid\": %s, \"packets\": %llu, \"not_ect\": %llu, \"ect1\": %llu, "
-        "\"ect0\": %llu, \"decided\": %llu, \"stale\": %llu, \"left_alone\": %llu, \"gso\": %llu}",
-        first ? "" : ", ", print(cookie), decision.valid_until_ns > now_ns() ? "true" : "false",
-        print(counts.packets), print(counts.by_codepoint[0]), print(counts.by_codepoint[1]),
-        print(counts.by_codepoint[2]), print(counts.decided), print(counts.stale),
-        print(counts.not_ect), print(counts.gso));
-    first = false;
+  const char* comma = "";
+  const auto print = [](__u64 value) { return static_cast<unsigned long long>(value); };
+  for (const bool followed : {false, true}) {
+    const int flows = map_of(program, followed ? "sq_followed" : "sq_decisions");
+    std::uint64_t cookie = 0, next = 0;
+    for (bool first = true; bpf_map_get_next_key(flows, first ? nullptr : &cookie, &next) == 0;
+         first = false) {
+      cookie = next;
+      sq_decision decision{};
+      sq_counts counts{};
+      if (!followed && bpf_map_lookup_elem(flows, &cookie, &decision) != 0) continue;
+      bpf_map_lookup_elem(counted, &cookie, &counts);
+      const char* valid = decision.valid_until_ns > now_ns() ? "true" : "false";
+      std::printf(
+          "%s{\"cookie\": %llu, \"followed\": %s, \"valid\": %s, \"packets\": %llu, \"not_ect\": "
+          "%llu, \"ect1\": %llu, \"ect0\": %llu, \"decided\": %llu, \"stale\": %llu, "
+          "\"left_alone\": %llu, \"gso\": %llu, \"unsaid\": %llu}",
+          comma, print(cookie), followed ? "true" : "false", followed ? "null" : valid,
+          print(counts.packets), print(counts.by_codepoint[0]), print(counts.by_codepoint[1]),
+          print(counts.by_codepoint[2]), print(counts.decided), print(counts.stale),
+          print(counts.not_ect), print(counts.gso), print(counts.unsaid));
+      comma = ", ";
+    }
   }
   std::printf("]}\n");
   return 0;
-}
-
-std::uint64_t number(const std::string& name, const std::string& text, std::uint64_t most) {
-  char* end = nullptr;
-  errno = 0;
-  const unsigned long long value = std::strtoull(text.c_str(), &end, 10);
-  if (text.empty() || text[0] == '-' || *end != '\0' || errno != 0 || value > most) {
-    throw std::invalid_argument(name + " " + text + ": must be a number from 0 to " +
-                                std::to_string(most));
-  }
-  return value;
 }
 
 sq_decision decision_of(const std::string& codepoints, std::uint64_t for_ms, std::uint64_t first,
@@ -420,7 +274,7 @@ int bench(const std::string& object, std::uint64_t runs) {
     options.data_out = out.data();
     options.data_size_out = static_cast<std::uint32_t>(out.size());
     options.repeat = static_cast<int>(repeat);
-    if (const int error = bpf_prog_test_run_opts(loaded.program(), &options))
+    if (const int error = bpf_prog_test_run_opts(loaded.program("sq_mark"), &options))
       fail("test run", error);
     ns = options.duration;
     out.resize(options.data_size_out);
@@ -475,12 +329,49 @@ int bench(const std::string& object, std::uint64_t runs) {
   return tried == right ? 0 : 1;
 }
 
+FollowOptions follow_options(const std::vector<std::string>& a) {
+  FollowOptions options;
+  options.device = a[1];
+  options.agent = a[2];
+  if (options.agent.empty()) throw std::invalid_argument("AGENT: the path of its socket");
+  for (std::size_t i = 3; i < a.size(); ++i) {
+    const std::size_t at = a[i].find('=');
+    const std::string name = a[i].substr(0, at);
+    const std::string given = at == std::string::npos ? "" : a[i].substr(at + 1);
+    if (name == "--port") {
+      if (options.ports.size() == SWIFTQUEUE_PORTS)
+        throw std::invalid_argument("--port: at most " + std::to_string(SWIFTQUEUE_PORTS));
+      options.ports.push_back(
+          static_cast<std::uint16_t>(swiftqueue::number(name, given, 1, 65535)));
+    } else if (name == "--cookie") {
+      options.cookies.push_back(number(name, given, UINT64_MAX));
+    } else if (name == "--name") {
+      options.name = given;
+    } else if (name == "--log") {
+      options.log = given;
+    } else if (name == "--ahead") {
+      options.ahead = static_cast<int>(
+          swiftqueue::number(name, given, 1, SWIFTQUEUE_HORIZON * (SWIFTQUEUE_BATCHES - 1)));
+    } else if (name == "--for-ms") {
+      options.for_ms = swiftqueue::number(name, given, 1, 60'000);
+    } else if (name == "--seconds") {
+      options.seconds = swiftqueue::number(name, given, 0, 1e6);
+    } else {
+      throw std::invalid_argument(a[i] + ": not an option of follow");
+    }
+  }
+  if (options.ports.empty() && options.cookies.empty())
+    throw std::invalid_argument("follow: say --port or --cookie, or nothing is followed");
+  return options;
+}
+
 int run(const std::vector<std::string>& a) {
   const std::string what = a.empty() ? "" : a[0];
   if (what == "attach" && a.size() == 3) return attach(a[1], a[2]);
   if (what == "detach" && a.size() == 2) return detach(a[1]);
   if (what == "status" && a.size() == 2) return status(a[1]);
   if (what == "forget" && a.size() == 3) return forget(a[1], number("cookie", a[2], UINT64_MAX));
+  if (what == "follow" && a.size() >= 3) return follow(follow_options(a));
   if (what == "bench" && a.size() == 3) return bench(a[1], number("runs", a[2], 100'000'000));
   if (what == "set" && (a.size() == 5 || a.size() == 7)) {
     const std::uint64_t first = a.size() == 7 ? number("first", a[5], UINT32_MAX) : 0;
@@ -491,8 +382,7 @@ int run(const std::vector<std::string>& a) {
   }
   throw std::invalid_argument(
       "say: attach DEV OBJECT | detach DEV | status DEV | set DEV COOKIE CODEPOINTS FOR_MS [FIRST "
-      "PACKETS] | "
-      "forget DEV COOKIE | bench OBJECT RUNS");
+      "PACKETS] | forget DEV COOKIE | follow DEV AGENT --port=P... | bench OBJECT RUNS");
 }
 
 }  // namespace

@@ -45,8 +45,8 @@
 #include <thread>
 #include <vector>
 
-#include "../../serving/agent/one_line.h"
 #include "dual_queue.h"
+#include "serving/agent/one_line.h"
 
 namespace {
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import select
 import signal
 import socket
 import struct
@@ -17,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_program import AgentProgram, split_frames
+from agent_program import AgentProgram
+from overheard import Overheard
 from waiting import wait_until
 
-from serving.agent import frames, marked_udp
+from serving.agent import marked_udp
 from serving.agent import process as agent_process
 from serving.agent.marked_udp import BINARY, ECT0, ECT1, NOT_ECT, MarkedUdp
 
@@ -71,81 +71,6 @@ def send(*arguments: object) -> subprocess.CompletedProcess[str]:
     )
 
 
-class Overheard:
-    """A socket before the agent's, which hands everything on both ways and keeps what the agent says.
-
-    Without an agent behind it, it is one: it greets, and decides each batch by `queues`.
-    """
-
-    def __init__(self, path: Path, agent: Path | None = None, queues: tuple[int, ...] = ()) -> None:
-        self.said = b""
-        self.heard = b""
-        self._queues = queues
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(path))
-        self._listener.listen()
-        self._agent = agent
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.start()
-
-    def _serve(self) -> None:
-        near, _ = self._listener.accept()
-        far: socket.socket | None = None
-        if self._agent is not None:
-            far = socket.socket(socket.AF_UNIX)
-            far.connect(str(self._agent))
-        answered = 0
-        while ready := select.select([near, *([far] if far else [])], [], [])[0]:
-            for one in ready:
-                data = one.recv(1 << 16)
-                if not data:
-                    return
-                if one is far:
-                    self.said += data
-                    near.sendall(data)
-                    continue
-                self.heard += data
-                if far:
-                    far.sendall(data)
-                    continue
-                asked = split_frames(self.heard)
-                answer = b"".join(self._answer(frame) for frame in asked[answered:])
-                answered = len(asked)
-                self.said += answer
-                with suppress(BrokenPipeError):  # the sender has ended; what it said last is still here
-                    near.sendall(answer)
-
-    def _answer(self, frame: Any) -> bytes:
-        if frame["type"] == 1:
-            return frames.hello("agent").tobytes()
-        if frame["type"] != 4:
-            return b""
-        decision = frames.blank(frames.DECISION)
-        decision["first_packet"], decision["queues"] = frame["first_packet"], self._queues
-        return decision.tobytes()
-
-    def join(self) -> None:
-        """Wait until all is heard that a sender said which has ended."""
-        self._thread.join(20)
-
-    def decided(self) -> dict[int, int]:
-        """Queue that was decided for each packet."""
-        return {
-            int(frame["first_packet"]) + i: int(queue)
-            for frame in split_frames(self.said)
-            if frame["type"] == 5 and frame["outcome"] == 0
-            for i, queue in enumerate(frame["queues"])
-        }
-
-    def sent(self) -> dict[int, int]:
-        """Codepoint that the sender said of each packet."""
-        return {int(f["packet"]): int(f["ecn"]) for f in split_frames(self.heard) if f["type"] == 2}
-
-    def acked(self) -> list[int]:
-        """Packets that the sender said were acknowledged."""
-        return [int(f["packet"]) for f in split_frames(self.heard) if f["type"] == 3]
-
-
 @pytest.fixture
 def local_model(tmp_path: Path) -> Path:
     """A real artifact in a folder whose name is a version, as `--local` wants it."""
@@ -173,6 +98,25 @@ def test_each_packet_arrives_with_the_codepoint_decided_for_it(tmp_path: Path) -
     assert arrived == expected
     assert agent.sent() == expected  # what the agent was told
     assert sorted(agent.acked()) == sorted(sent)
+
+
+@pytest.mark.parametrize("size", [15, 16, 47, 48, 1200])
+def test_an_answer_is_never_longer_than_its_question(tmp_path: Path, size: int) -> None:
+    """Whoever sends in another's name gets no more bytes to them than it sends; senders take both answers."""
+    with echoing(tmp_path) as echo, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
+        asker.connect(("127.0.0.1", echo.port))
+        asker.settimeout(20)
+        question = struct.pack("=4sIq", b"SQU1", 0, 7).ljust(size, b"x")[:size]
+        asker.send(question)
+        asker.send(question[:15])  # not a packet of ours: no answer
+        asker.send(struct.pack("=4sIq", b"SQU1", 0, 8))
+        answers = [asker.recv(100) for _ in range(2 if size >= 16 else 1)]
+        assert [len(answer) for answer in answers] == [16 if size < 48 else 48, 16][-len(answers) :]
+        assert [struct.unpack_from("=4sIq", answer)[2] for answer in answers] == [7, 8][-len(answers) :]
+        if size >= 16:
+            options = ("--rate-mbps", 1, "--seconds", 0.2, "--bytes", size)
+            said = json.loads(send("--port", echo.port, *options).stdout)
+            assert said["acked"] == said["packets"] > 10
 
 
 @pytest.mark.parametrize("host", LOOPBACK)

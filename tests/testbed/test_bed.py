@@ -16,7 +16,7 @@ import psutil
 import pytest
 from waiting import wait_until
 
-from laboratory.bed import checks, router_log
+from laboratory.bed import checks, router_log, tcp
 from laboratory.bed.checks import capability
 from laboratory.bed.hosts import ADDRESS6_B, ADDRESS_B, Bed, clean, leftovers
 from laboratory.bed.programs import MARKER, ROUTER, why_not_built
@@ -140,7 +140,25 @@ def test_a_run_gives_a_row_for_each_seed() -> None:
         run(Plan(rate_mbps=0))
     with pytest.raises(ValueError, match="--profile fifo: must be one of"):
         Plan(profile="fifo")
-    assert figures(np.zeros(0, router_log.RECORD))["packets"] == 0
+    empty = np.zeros(0, router_log.RECORD)
+    assert figures(empty, empty)["packets"] == 0
+
+
+@needs_bed
+@pytest.mark.skipif(tcp.why_not() is not None, reason=str(tcp.why_not()))
+def test_a_run_of_tcp_gives_the_same_rows() -> None:
+    """Two connections fill the link; without an agent all they send is plain ECT(1)."""
+    plan = Plan(profile="uncoupled", rate_mbps=10, cross_mbps=2, flows=2, seconds=2, traffic="tcp")
+    (row,) = run(plan)
+    assert (row["source"], row["control"], row["traffic"]) == ("kernel", "default", "tcp")
+    assert row["packets"] > 500
+    assert row["classic_share"] <= 0.05  # the kernel's retransmissions are Not-ECT
+    assert 2 < row["sender"]["goodput_mbps"] < 10
+    assert 20 <= row["sender"]["latency_p50_ms"] <= row["sender"]["latency_p99_ms"]
+    with pytest.raises(RuntimeError, match=r"agent /nowhere/agent\.sock did not answer"):
+        run(Plan(seconds=0.1, traffic="tcp", agent=Path("/nowhere/agent.sock")))
+    with pytest.raises(ValueError, match="--traffic quic: must be udp or tcp"):
+        Plan(traffic="quic")
 
 
 def of_the_bed(mark: str) -> list[int]:
@@ -184,6 +202,45 @@ def test_nothing_is_left_of_a_bed_whose_owner_is_killed(tmp_path: Path, step: st
     owner.communicate()
     wait_until(lambda: not of_the_bed(mark), lambda: f"left: {of_the_bed(mark)}")
     assert leftovers() == clean() == []
+
+
+# The adopter, and the owner of a router with a shell between them, so that the two do not end together.
+ADOPTER = """
+import ctypes, subprocess, sys
+ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: it adopts, and not PID 1
+owner = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE)
+print(owner.stdout.readline().decode().strip(), flush=True)
+owner.wait()
+input()
+"""
+OWNED = """
+import os, subprocess
+from laboratory.bed import hosts
+words = " ".join(hosts.Bed(rate_mbps=10)._command)
+shell = f"{words} >/dev/null & echo $!; wait"
+env = os.environ | {hosts.OWNER: hosts._owner()}
+held = subprocess.Popen(["sh", "-c", shell], env=env, stdout=subprocess.PIPE)
+print(held.stdout.readline().decode(), flush=True)
+os._exit(0)
+"""
+
+
+@needs_bed
+def test_a_router_that_somebody_adopted_is_found_and_ended(project: Path) -> None:
+    """Its owner is gone and a subreaper has it; one whose owner lives is left alone."""
+    command = [sys.executable, "-c", ADOPTER, OWNED]
+    adopter = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, cwd=project, text=True)
+    try:
+        assert adopter.stdout is not None
+        pid = int(adopter.stdout.readline())
+        with Bed(rate_mbps=10) as bed:
+            wait_until(lambda: leftovers() == [pid], lambda: f"{leftovers()}, not {pid}")
+            assert clean() == [pid]
+            wait_until(lambda: leftovers() == [], "it is still there")
+            assert bed.process.poll() is None
+    finally:
+        adopter.kill()
+        adopter.communicate()
 
 
 @needs_bed

@@ -15,6 +15,7 @@ import pytest
 
 from laboratory.bed.checks import capability, own_network
 from laboratory.bed.programs import MARK_OBJECT, MARKER, why_not_built
+from serving.agent import process as agent_process
 
 UNBUILT = why_not_built(MARKER, MARK_OBJECT)
 CANNOT = UNBUILT or capability("tc_bpf").why_not
@@ -116,6 +117,28 @@ def test_another_filter_of_the_device_outlives_detach(path: str) -> None:
     assert "pref 7 bpf" in ran.stdout
 
 
+@needs_bpf
+def test_an_attach_that_fails_leaves_the_device_as_it_was() -> None:
+    """Its second filter meets another program's in its place: its first one goes, the other's stays."""
+    script = """
+        ip link set lo up && tc qdisc add dev lo clsact &&
+        tc filter add dev lo ingress prio 20819 handle 20819 bpf direct-action object-file "$1" section tc &&
+        ip -d link show lo > before && ! "$0" attach lo "$1" &&
+        ip -d link show lo | cmp - before && tc filter show dev lo egress && echo ingress: &&
+        tc filter show dev lo ingress && tc filter del dev lo ingress prio 20819 &&
+        tc qdisc del dev lo clsact && "$0" attach lo "$1" && "$0" detach lo && tc qdisc show dev lo
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        command = [*own_network(), "sh", "-c", script, str(MARKER), str(MARK_OBJECT)]
+        ran = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
+    assert ran.returncode == 0, ran.stderr + ran.stdout
+    assert "device lo: tc: File exists" in ran.stderr
+    egress, rest = ran.stdout.split("ingress:\n")
+    assert egress == ""
+    assert "pref 20819 bpf" in rest
+    assert "clsact" not in rest
+
+
 @needs_marker
 def test_who_has_no_privilege_is_told_so() -> None:
     """A user who is not root gets a line with the reason, not a half-attached filter."""
@@ -140,3 +163,29 @@ def test_the_bench_says_what_a_packet_costs() -> None:
     rows = {row.name: row for row in measure(1)}
     assert rows["right codepoints"].ours == 100
     assert rows["dearest of them"].ours > rows["marked as the kernel had"].reference > 0
+    if agent_process.why_not_built() is None:
+        assert rows["answer to map, p99"].ours > 0
+        assert 0 < rows["packets with a decision"].ours <= 100
+
+
+def test_a_benchmark_that_cannot_run_here_is_left_out_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`make bench` goes on then; any other failure ends it."""
+    from typer.testing import CliRunner
+
+    from benchmarks import marker
+    from benchmarks.rows import CannotHereError
+    from infra.cli import app
+
+    def cannot(rounds: int) -> None:
+        raise CannotHereError("tc_bpf: not here")
+
+    def fails(rounds: int) -> None:
+        raise RuntimeError("95 of 96 codepoints are right")
+
+    monkeypatch.setattr(marker, "measure", cannot)
+    left_out = CliRunner().invoke(app, ["bench", "marker"])
+    assert (left_out.exit_code, left_out.stdout) == (0, "bench marker is left out: tc_bpf: not here\n")
+    monkeypatch.setattr(marker, "measure", fails)
+    assert CliRunner().invoke(app, ["bench", "marker"]).exit_code != 0

@@ -1,0 +1,95 @@
+"""`swiftqueue part bed`: the C++ agent and a TCP connection through the test bed that never ends.
+
+The kernel's packets and ACKs are the sender's telemetry, and they are marked as the agent decides
+(docs/TESTBED.md). When one of the programs ends, all are started again.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Final
+
+import typer
+
+from feature_store.state import make_scratch, scratch
+from infra.local.asked import BED
+from laboratory.bed import tcp
+from laboratory.bed.hosts import Bed
+from laboratory.bed.run import PROFILES
+from models.say import say
+from serving.agent import process as agent_process
+from serving.triton.endpoint import grpc_addresses
+
+RATE_MBPS: Final = 20.0
+DELAY_MS: Final = 10.0
+CROSS_MBPS: Final = 5.0
+PROFILE: Final = "uncoupled"  # both queues have something to wait for
+FOR_EVER_S: Final = 1e9
+LOOK_S: Final = 0.2
+RETRY_S: Final = 1.0  # after a program that ended by itself
+
+
+@contextmanager
+def _agent(listen: Path, telemetry: str, metrics_port: int) -> Iterator[subprocess.Popen[str]]:
+    """The agent at a socket, with the local Triton's models; it ends with this process, however that ends."""
+    options = [f"--listen={listen}", *agent_process.server_options(grpc_addresses())]
+    options += [f"--telemetry={telemetry}", f"--metrics-port={metrics_port}"]
+    command = ["setpriv", "--pdeathsig", "TERM", str(agent_process.BINARY), *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as agent:
+        try:
+            line = agent.stdout.readline() if agent.stdout else ""
+            if not line:
+                raise RuntimeError(f"the agent ended with {agent.wait()}")
+            said = json.loads(line)
+            say(f"ready, version {said['version']} {said['problem']}".rstrip())
+            yield agent
+        finally:
+            agent_process.end(agent)
+
+
+def send_until_something_ends(telemetry: str, metrics_port: int) -> str:
+    """Start agent, bed, marker and connection; returns which of them ended, in a line."""
+    listen = scratch() / "bed-agent.sock"
+    bed = Bed(rate_mbps=RATE_MBPS, delay_ms=DELAY_MS, cross_mbps=CROSS_MBPS, queue=PROFILES[PROFILE])
+    with (
+        _agent(listen, telemetry, metrics_port) as agent,
+        bed,
+        tcp.marked(bed, listen, name=BED) as on,
+        on.connection(FOR_EVER_S) as connection,
+    ):
+        try:
+            say(f"a TCP connection at {RATE_MBPS:g} Mbit/s, beside {CROSS_MBPS:g} of others")
+            while True:
+                time.sleep(LOOK_S)
+                if broken := on.broken():
+                    return broken
+                for name, process in (("agent", agent), ("connection", connection)):
+                    if process.poll() is not None:
+                        return f"the {name} ended with {process.returncode}"
+        finally:
+            connection.kill()
+
+
+def main(
+    telemetry: Annotated[str, typer.Option(help="unix:PATH of the forwarder's socket")],
+    metrics_port: Annotated[int, typer.Option(help="of the agent, on loopback")],
+) -> None:
+    """Send TCP through the test bed, decided by the C++ agent, until SIGTERM."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        sys.exit(0)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
+    make_scratch()
+    while True:
+        say(f"{send_until_something_ends(telemetry, metrics_port)}: starting all again")
+        time.sleep(RETRY_S)

@@ -1,0 +1,216 @@
+"""TCP through the bed: a kernel's packets are marked as the agent decides, and teach it their latencies."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from agent_program import AgentProgram, split_frames
+from overheard import Overheard
+from waiting import wait_until
+
+from laboratory.bed import router_log, tcp_traffic
+from laboratory.bed.checks import capability
+from laboratory.bed.hosts import ADDRESS6_B, ADDRESS_B, DEVICE, Bed
+from laboratory.bed.programs import MARK_OBJECT, MARKER
+from serving.agent import process as agent_process
+from serving.agent.marked_udp import ECT0, ECT1, NOT_ECT
+
+CANNOT = capability("tc_bpf").why_not or capability("router").why_not
+pytestmark = [pytest.mark.skipif(CANNOT is not None, reason=str(CANNOT)), pytest.mark.slow]
+needs_agent = pytest.mark.skipif(
+    agent_process.why_not_built() is not None, reason=str(agent_process.why_not_built())
+)
+MODEL = Path(__file__).parents[2] / "docs" / "laboratory" / "models" / "figure8" / "premise"
+PORT = 5001
+QUEUES = (0, 1, 1, 0, 1, 0, 0, 1)
+RATE_MBPS, DELAY_MS = 6.0, 10.0
+
+
+@dataclass
+class Followed:
+    """A bed with a marker on host a, and a follower there."""
+
+    folder: Path
+    bed: Bed
+    follower: subprocess.Popen[str]
+    host: str
+    sender: dict[str, Any] = field(default_factory=dict)
+    summary: dict[str, Any] = field(default_factory=dict)
+
+    def connection(self, seconds: float) -> subprocess.Popen[str]:
+        """Start a connection that sends for so long."""
+        command = self.bed.a(sys.executable, tcp_traffic.__file__, "send", self.host, PORT, seconds)
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    def wait(self, connection: subprocess.Popen[str]) -> None:
+        """Until it has ended, all of it acknowledged."""
+        out, _ = connection.communicate()
+        self.sender = json.loads(out.splitlines()[-1])
+        assert self.sender["event"] == "summary"
+
+    def marker(self, *arguments: object) -> dict[str, Any]:
+        ran = subprocess.run(self.bed.a(MARKER, *arguments), capture_output=True, text=True, check=True)
+        return dict(json.loads(ran.stdout))
+
+    def said(self, kind: str) -> list[dict[str, int]]:
+        """Lines of one kind in the follower's log."""
+        rows = csv.DictReader((self.folder / "follow.csv").open())
+        return [{k: int(v) for k, v in row.items() if k != "kind"} for row in rows if row["kind"] == kind]
+
+    def wire(self) -> list[int]:
+        """Codepoint of each data packet of TCP as it came to the router, in order."""
+        records = router_log.read(self.folder / "router")
+        headers = 60 if ":" not in self.host else 80
+        data = (records["protocol"] == 6) & (records["bytes"] > headers)
+        came = records[data & (records["kind"] != router_log.BACK)]
+        return [int(ecn) for ecn in came["ecn"][np.argsort(came["arrived_ns"], kind="stable")]]
+
+
+@contextmanager
+def followed(folder: Path, agent: Path, host: str = ADDRESS_B) -> Iterator[Followed]:
+    with Bed(rate_mbps=RATE_MBPS, delay_ms=DELAY_MS, log=folder / "router") as bed:
+        subprocess.run(bed.a(MARKER, "attach", DEVICE, MARK_OBJECT), check=True, stdout=subprocess.DEVNULL)
+        command = bed.a(MARKER, "follow", DEVICE, agent, f"--port={PORT}", f"--log={folder / 'follow.csv'}")
+        receiver = bed.b(sys.executable, tcp_traffic.__file__, "take", host, PORT)
+        with (
+            subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as follower,
+            subprocess.Popen(receiver, stdout=subprocess.PIPE, text=True) as taker,
+        ):
+            try:
+                assert follower.stdout is not None
+                assert taker.stdout is not None
+                assert json.loads(follower.stdout.readline())["event"] == "ready"
+                assert json.loads(taker.stdout.readline())["event"] == "ready"
+                out = Followed(folder, bed, follower, host)
+                yield out
+                follower.terminate()
+                said = follower.communicate()[0]
+                out.summary = json.loads(said) if said else {}
+            finally:
+                follower.kill()
+                taker.kill()
+    assert bed.summary
+
+
+@pytest.mark.parametrize("host", [ADDRESS_B, ADDRESS6_B])
+def test_each_packet_has_the_codepoint_decided_for_it(tmp_path: Path, host: str) -> None:
+    path = tmp_path / "agent.sock"
+    agent = Overheard(path, queues=QUEUES)
+    with followed(tmp_path, path, host) as on:
+        on.wait(on.connection(2))
+        wait_until(lambda: not on.marker("status", DEVICE)["flows"], "the flow that ended is still followed")
+    agent.join()
+    sent = on.said("sent")
+    assert [row["packet"] for row in sent] == list(range(len(sent)))
+    wire = [row["a"] for row in sent]
+    assert wire == on.wire()  # what the follower heard is what the router got
+    used = {row["packet"] for row in sent if row["b"]}
+    assert used <= agent.decided().keys()
+    assert len(used) > 0.5 * len(sent) > 100
+    again = {p for p, ecn in enumerate(wire) if ecn == NOT_ECT}  # the kernel's retransmissions
+    expected = {p: (ECT0, ECT1)[QUEUES[p % 8]] if p in used else ECT1 for p in range(len(sent))}
+    assert {p: wire[p] for p in expected.keys() - again} == {p: expected[p] for p in expected.keys() - again}
+    assert len(again) < 0.1 * len(sent)
+    assert agent.sent() == dict(enumerate(wire))  # what the agent was told
+    assert set(agent.acked()) == set(range(len(sent)))
+    assert on.summary["decided"] == len(used)
+
+
+@needs_agent
+def test_the_real_agent_learns_a_connections_latencies(tmp_path: Path) -> None:
+    """Its telemetry has each packet once, and latencies that no packet can be below: the path's."""
+    path, between, telemetry = tmp_path / "agent.sock", tmp_path / "between.sock", tmp_path / "telemetry"
+    (tmp_path / "1").symlink_to(MODEL)
+    options = ("--guard", "off", "--telemetry", telemetry)
+    with AgentProgram("--listen", path, "--local", tmp_path / "1", *options) as agent:
+        overheard = Overheard(between, path)
+        with followed(tmp_path, between) as on:
+            on.wait(on.connection(4))
+            wait_until(lambda: not on.marker("status", DEVICE)["flows"], "the flow is still followed")
+        overheard.join()
+        agent.end()
+    decided, sent = overheard.decided(), on.said("sent")
+    used = [row for row in sent if row["b"]]
+    assert len(used) > 100
+    for row in used:
+        assert row["a"] == (ECT0, ECT1)[decided[row["packet"]]]
+    told = split_frames(telemetry.read_bytes())
+    assert [int(f["packet"]) for f in told if f["type"] == 2] == list(range(len(sent)))
+    latency_us = np.array([float(f["latency_us"]) for f in told if f["type"] == 3])
+    assert len(latency_us) == len(sent)
+    assert np.nanmin(latency_us) >= 2 * DELAY_MS * 1e3
+    assert np.isnan(latency_us).mean() < 0.2  # Karn: what was sent twice
+
+
+STAND_IN = Path(__file__).with_name("overheard.py")
+
+
+@pytest.mark.parametrize("who", ["agent", "follower"])
+def test_whoever_is_killed_packets_are_plain_ect1_at_once(tmp_path: Path, who: str) -> None:
+    """Killed (-9): the agent's decisions end with its connection, the follower's after 8 ms."""
+    path = tmp_path / "agent.sock"
+    command = [sys.executable, str(STAND_IN), str(path), "00000000"]
+    paths = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=paths) as agent:
+        try:
+            assert agent.stdout is not None
+            assert agent.stdout.readline() == "ready\n"
+            with followed(tmp_path, path) as on:
+                connection = on.connection(3)
+                wait_until(
+                    lambda: sum(flow["ect0"] for flow in on.marker("status", DEVICE)["flows"]) > 200,
+                    "nothing is decided",
+                )
+                victim = agent if who == "agent" else on.follower
+                victim.send_signal(signal.SIGKILL)
+                victim.wait()  # a busy machine takes its time to end a process
+                dead_ns = time.monotonic_ns()
+                time.sleep(0.2)
+                before = on.marker("status", DEVICE)["flows"][0]
+                on.wait(connection)
+                after = on.marker("status", DEVICE)["flows"]
+        finally:
+            agent.kill()
+    wire = on.wire()
+    assert wire.count(ECT0) > 200
+    assert set(wire[-200:]) <= {ECT1, NOT_ECT}
+    assert ECT1 in wire[-200:]
+    if who == "agent":  # the kernel's own times of each packet
+        last = max(row["time_ns"] for row in on.said("sent") if row["a"] == ECT0)
+        assert last < dead_ns + 10_000_000
+    else:
+        assert after[0]["ect0"] == before["ect0"]
+        assert after[0]["ect1"] > before["ect1"]
+
+
+def test_a_second_follower_and_a_device_without_a_marker_get_one_line(tmp_path: Path) -> None:
+    def follow(bed: Bed, *options: str) -> str:
+        command = bed.a(MARKER, "follow", DEVICE, tmp_path / "agent.sock", *options)
+        ran = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert ran.returncode in (1, 2)
+        assert len(ran.stderr.splitlines()) == 1
+        return ran.stderr
+
+    with Bed(rate_mbps=10) as bed:
+        assert "no marker is attached" in follow(bed, "--port=1")
+    with followed(tmp_path, tmp_path / "agent.sock") as on:
+        assert "another `mark follow` is at work" in follow(on.bed, "--port=1")
+        assert "say --port or --cookie" in follow(on.bed)
+        assert "--port 0: must be a number from 1" in follow(on.bed, "--port=0")
+        # Without an agent a followed flow is plain ECT(1), which the kernel's own packets are not.
+        on.wait(on.connection(0.5))
+    assert set(on.wire()) <= {ECT1, NOT_ECT}
+    assert on.summary["decided"] == on.summary["agent_connections"] == 0
