@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 PARAMS_FILE: Final = Path("params.yaml")
 PRETRAINED: Final = Path("data/models/pretrained")
 FIRST_SEED: Final = 701  # of the simulated traces; 1 and 2 are the default traces'
-ARMS: Final = {"2,048 windows": 2048, "8,192 windows": 8192}
+ARMS: Final = {"4,096 windows beside it": 4096}
 WITHOUT: Final = "the last 60 s alone"
 EVERY_S, LEARN_S, JUDGE_S, LEAD_IN_S = 30.0, 60.0, 10.0, 5.0  # as `swiftqueue schedule`, at its shortest
 SECONDS: Final = LEAD_IN_S + LEARN_S + JUDGE_S + 660.0
