@@ -29,7 +29,7 @@ TRAFFIC_PRIORITY: Final = 10  # below the router's, which takes the core from a 
 SPIN_SHARE: Final = 0.4
 MOST_SPIN_US: Final = 250.0
 STOP_S: Final = 10.0
-OWNER: Final = "SWIFTQUEUE_BED_OWNER"  # in a router's environment: the process that it is to end with
+OWNER: Final = "OWNER_OF_THE_BED"  # in a router's environment: the process that it is to end with
 
 
 class Bed:

@@ -24,7 +24,7 @@ from laboratory.bed.hosts import ADDRESS_B, DEVICE, TRAFFIC_PRIORITY, Bed
 from laboratory.bed.programs import MARK_OBJECT, MARKER
 
 PORT: Final = 5001
-LONGEST_HEADERS: Final = 60 + 40  # bytes of IP and TCP: what is longer has data
+HEADERS: Final = 20 + 32  # bytes of IPv4 and TCP with timestamps: what is longer has data, or is a SYN
 STOP_S: Final = 10.0
 
 
@@ -132,10 +132,11 @@ def summary(process: subprocess.Popen[str]) -> dict[str, Any]:
 def data_packets(records: NDArray[Any]) -> NDArray[Any]:
     """The connection's packets with data as they came to the router, in the order sent, (N,)."""
     data = (records["protocol"] == 6) & (records["destination_port"] == PORT)
-    data &= (records["bytes"] > LONGEST_HEADERS) & (records["kind"] != router_log.BACK)
+    data &= (records["bytes"] > HEADERS) & (records["kind"] != router_log.BACK)
     ours = records[data]
     in_order: NDArray[Any] = ours[np.argsort(ours["arrived_ns"], kind="stable")]
-    return in_order
+    _ports, syns = np.unique(in_order["source_port"], return_index=True)
+    return np.delete(in_order, syns)
 
 
 @dataclass(frozen=True)

@@ -187,12 +187,18 @@ int sq_mark(struct __sk_buff* skb) {
   __u64 cookie = bpf_get_socket_cookie(skb);
   if (bench_cookie) cookie = bench_cookie;
   const __u32 zero = 0;
-  const __u64 now_ns = bpf_ktime_get_ns();
+  __u64 now_ns = 0;  // read where it is needed
   const struct sq_follower* follower = bpf_map_lookup_elem(&sq_follower, &zero);
-  if (follower && follower->listens_until_ns <= now_ns) follower = 0;
+  if (follower && follower->listens_until_ns) {
+    now_ns = bpf_ktime_get_ns();
+    if (follower->listens_until_ns <= now_ns) follower = 0;
+  } else {
+    follower = 0;
+  }
   struct sq_followed* followed = followed_of(cookie, &p, follower);
   const struct sq_decision* decision = followed ? 0 : bpf_map_lookup_elem(&sq_decisions, &cookie);
   if (!followed && !decision) return 0;
+  if (!now_ns) now_ns = bpf_ktime_get_ns();
   struct sq_counts* counts = counts_of(cookie);
   if (!counts) return 0;
 
@@ -270,8 +276,9 @@ SEC("tc")
 int sq_acknowledged(struct __sk_buff* skb) {
   const __u32 zero = 0;
   const struct sq_follower* follower = bpf_map_lookup_elem(&sq_follower, &zero);
+  if (!follower || !follower->listens_until_ns) return 0;
   const __u64 now_ns = bpf_ktime_get_ns();
-  if (!follower || follower->listens_until_ns <= now_ns) return 0;
+  if (follower->listens_until_ns <= now_ns) return 0;
   struct tcp_packet p = {};
   if (!read_packet(skb, &p) || !(p.flags & (ACK | RST))) return 0;
   struct sq_tuple tuple = {};

@@ -73,10 +73,10 @@ class Followed:
     def wire(self) -> list[int]:
         """Codepoint of each data packet of TCP as it came to the router, in order."""
         records = router_log.read(self.folder / "router")
-        headers = 60 if ":" not in self.host else 80
+        headers = 52 if ":" not in self.host else 72  # with timestamps
         data = (records["protocol"] == 6) & (records["bytes"] > headers)
         came = records[data & (records["kind"] != router_log.BACK)]
-        return [int(ecn) for ecn in came["ecn"][np.argsort(came["arrived_ns"], kind="stable")]]
+        return [int(ecn) for ecn in came["ecn"][np.argsort(came["arrived_ns"], kind="stable")][1:]]  # SYN
 
 
 @contextmanager
