@@ -70,7 +70,8 @@ def ladder(runs: pl.DataFrame, profile: str) -> list[str]:
         change = percent(found.queueing) if found else NONE
         cells = [cell(runs, place, control, measure).text for measure in COLUMNS]
         verdicts[control] = found.verdict if found else NONE
-        lines.append(row_of([what, f"`{control}`", in_a_word(verdicts[control]), change, *cells]))
+        word = in_a_word(verdicts[control]).partition(" (")[0]
+        lines.append(row_of([what, f"`{control}`", word, change, *cells]))
     return [*lines, *beyond_limits(verdicts), "", *steps(runs, place)]
 
 
