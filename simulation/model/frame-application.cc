@@ -5,13 +5,17 @@
 #include <algorithm>
 #include <utility>
 
+#include "ns3/data-rate.h"
 #include "ns3/packet.h"
+#include "ns3/sequence-number.h"
 #include "ns3/simulator.h"
 
 namespace swiftqueue {
 
 using ns3::Callback;
+using ns3::DataRate;
 using ns3::Ptr;
+using ns3::SequenceNumber32;
 using ns3::Simulator;
 using ns3::Time;
 
@@ -32,19 +36,31 @@ void FrameApplication::SetSocket(std::function<Ptr<ns3::TcpSocketBase>()> open,
 }
 
 void FrameApplication::SetFrames(double framesPerS, double leastBps, double mostBps) {
-  m_periodS = 1 / framesPerS;
-  m_leastBps = leastBps;
-  m_mostBps = mostBps;
+  m_rule = {1 / framesPerS, leastBps, mostBps};
+}
+
+uint64_t FrameRule::Bytes(double rateBps, uint64_t waitingBytes) const {
+  // bit/s = bit/s - bytes · bits/byte / s
+  const double wantedBps = kShare * rateBps - static_cast<double>(waitingBytes) * 8 / periodS;
+  const double bytes = std::clamp(wantedBps, leastBps, mostBps) * periodS / 8;
+  return std::max<uint64_t>(1, static_cast<uint64_t>(bytes));
 }
 
 void FrameApplication::StartApplication() {
   m_socket = m_open();
-  m_bufferBytes = m_socket->GetTxAvailable();
   m_socket->TraceConnectWithoutContext(
       "CongestionWindow", Callback<void, uint32_t, uint32_t>(
                               [this](uint32_t, uint32_t bytes) { m_windowBytes = bytes; }));
   m_socket->TraceConnectWithoutContext(
       "RTT", Callback<void, Time, Time>([this](Time, Time rtt) { m_rtt = rtt; }));
+  m_socket->TraceConnectWithoutContext(
+      "PacingRate", Callback<void, DataRate, DataRate>([this](DataRate, DataRate rate) {
+        m_pacingBps = static_cast<double>(rate.GetBitRate());
+      }));
+  m_socket->TraceConnectWithoutContext(
+      "HighestSequence",
+      Callback<void, SequenceNumber32, SequenceNumber32>(
+          [this](SequenceNumber32 before, SequenceNumber32 now) { m_sentBytes += now - before; }));
   m_socket->SetSendCallback(ns3::MakeCallback(&FrameApplication::Fill, this));
   m_socket->Bind();
   m_socket->Connect(m_peer);
@@ -58,17 +74,22 @@ void FrameApplication::StopApplication() {
 }
 
 void FrameApplication::NextFrame() {
-  // Before the first round trip there is no rate: the least.
-  const double rateBps = m_rtt.IsStrictlyPositive() ? m_windowBytes * 8.0 / m_rtt.GetSeconds() : 0;
-  const uint64_t held = m_unsentBytes + (m_bufferBytes - m_socket->GetTxAvailable());
-  const double waitingBytes = static_cast<double>(held) - m_windowBytes;
-  const double wantedBps = rateBps - std::max(0.0, waitingBytes) * 8 / m_periodS;
-  const double frameBytes = std::clamp(wantedBps, m_leastBps, m_mostBps) * m_periodS / 8;
-  m_writtenBytes += std::max<uint64_t>(1, static_cast<uint64_t>(frameBytes));
-  m_unsentBytes += std::max<uint64_t>(1, static_cast<uint64_t>(frameBytes));
+  // The first sequence number was the connection's.
+  const uint64_t sent = m_sentBytes > 0 ? m_sentBytes - 1 : 0;
+  const uint64_t bytes = m_rule.Bytes(RateBps(), m_writtenBytes - std::min(sent, m_writtenBytes));
+  m_writtenBytes += bytes;
+  m_unsentBytes += bytes;
   m_frames.push_back({Simulator::Now(), m_writtenBytes, -1});
   Fill(m_socket, m_socket->GetTxAvailable());
-  m_next = Simulator::Schedule(ns3::Seconds(m_periodS), &FrameApplication::NextFrame, this);
+  m_next = Simulator::Schedule(ns3::Seconds(m_rule.periodS), &FrameApplication::NextFrame, this);
+}
+
+double FrameApplication::RateBps() const {
+  if (!m_rtt.IsStrictlyPositive()) {
+    return 0;  // before the first round trip there is no rate: the least
+  }
+  const double windowBps = m_windowBytes * 8.0 / m_rtt.GetSeconds();
+  return m_pacingBps > 0 ? std::min(windowBps, m_pacingBps) : windowBps;
 }
 
 void FrameApplication::Fill(Ptr<ns3::Socket> socket, uint32_t available) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //
 // A call: video frames over TCP, each as large as the congestion control's rate allows just then.
+// docs: simulation/doc/queue-discs.md, "What uses them".
 
 #ifndef SWIFTQUEUE_FRAME_APPLICATION_H
 #define SWIFTQUEUE_FRAME_APPLICATION_H
@@ -18,10 +19,27 @@
 
 namespace swiftqueue {
 
+/** What an encoder may make of the next frame. */
+struct FrameRule {
+  double periodS;
+  double leastBps;
+  double mostBps;
+
+  /**
+   * Bytes of a frame, 1 at least: kShare of what `rateBps` carries in a period, less what still
+   * waits at the sender, between the two rates.
+   */
+  uint64_t Bytes(double rateBps, uint64_t waitingBytes) const;
+
+  /** Leaves room to make up for jitter, so that no frame waits for the one before it; Confucius'
+   * authors aim at as much of their sender's time. */
+  static constexpr double kShare = 0.9;
+};
+
 /**
- * Writes a frame at each tick: what the window over the round trip would carry until the next one,
- * less what still waits to be sent, between two rates. A frame has arrived when the last of its
- * bytes has been handed to the receiver.
+ * Writes a frame at each tick, by FrameRule, at the rate at which the congestion control sends: its
+ * window over the round trip, or its pacing, whichever is slower. A frame has arrived when the last
+ * of its bytes has been handed to the receiver.
  */
 class FrameApplication : public ns3::Application {
  public:
@@ -45,20 +63,20 @@ class FrameApplication : public ns3::Application {
   void StartApplication() override;
   void StopApplication() override;
   void NextFrame();
+  double RateBps() const;
   void Fill(ns3::Ptr<ns3::Socket> socket, uint32_t available);
 
   std::function<ns3::Ptr<ns3::TcpSocketBase>()> m_open;
   ns3::Address m_peer;
-  double m_periodS{0};
-  double m_leastBps{0};
-  double m_mostBps{0};
+  FrameRule m_rule{};
   ns3::Ptr<ns3::TcpSocketBase> m_socket;
-  uint32_t m_bufferBytes{0};  // of the socket, empty
   uint32_t m_windowBytes{0};
-  ns3::Time m_rtt;
+  double m_pacingBps{0};  // 0: it does not pace
+  ns3::Time m_rtt;        // smoothed
   ns3::EventId m_next;
   uint64_t m_writtenBytes{0};  // by the frames
   uint64_t m_unsentBytes{0};   // of them, not yet taken by the socket
+  uint64_t m_sentBytes{0};     // of sequence numbers, retransmissions not counted
   std::vector<Frame> m_frames;
   std::size_t m_arrived{0};  // frames
 };

@@ -1,0 +1,51 @@
+"""A call's frames: how large they are made, and that none waits at its sender."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from laboratory.runs import execution, programs
+from laboratory.runs.resolve import cells, resolve
+from laboratory.scenarios.files import load, path_of
+from pipelines.simulate import build_simulator
+
+pytestmark = pytest.mark.slow  # ns-3 programs are compiled and run
+
+PERIOD_S = 0.02
+ONE_WAY_S = 0.02
+
+
+def test_frames_one_by_one() -> None:
+    """The C++ suite without a network: what a frame is at a rate, and beside what waits."""
+    suite = build_simulator(program="call-test")
+    result = subprocess.run([suite], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.count("PASS") == 3
+
+
+def test_no_frame_of_a_lone_call_waits_for_the_one_before(tmp_path: Path) -> None:
+    """A frame takes the path, the wait in the router, and its own sending.
+
+    BBR's window is twice what its path holds, so a frame of all of it would wait at the sender.
+    """
+    scenario = load(path_of("confucius-web"))
+    run: dict[str, Any] = resolve(scenario, next(cells("calls", scenario)), {"kind": "default"}, [])
+    run["senders"] = run["senders"][:1]
+    run["senders"][0]["groups"][0] |= {"tcp": "bbr", "start_s": [0, 0]}
+    run |= {"seconds": 12, "warmup_s": 4}
+    (tmp_path / execution.RUNS).mkdir()
+    assert execution.execute(programs.build()[0], tmp_path, execution.Job("one", run)) is None
+    summary = json.loads((tmp_path / execution.RUNS / "one" / execution.SUMMARY).read_text())
+    call = summary["calls"][0]
+    made_s, delay_s = (np.array(call[name], np.float64) for name in ("made_s", "delay_s"))
+    counted = (made_s >= run["warmup_s"]) & ~np.isnan(delay_s)
+    queueing_s = summary["senders"]["s1"]["classic"]["queueing_us"]["p99"] * 1e-6
+    at_sender_s = np.quantile(delay_s[counted], 0.99) - ONE_WAY_S - queueing_s
+    assert at_sender_s < 2 * PERIOD_S  # 21 ms measured
+    assert summary["bottlenecks"][0]["utilisation"] > 0.6
