@@ -28,6 +28,9 @@ SECTIONS: Final = {
     "finetune": "models.training.finetuning:FinetuneParams",
     "evaluate": "pipelines.evaluate:EvaluateParams",
     "register": "models.registry.register_params:RegisterParams",
+    "rate_simulate": "pipelines.rate_simulate:RateSimulateParams",
+    "rate_train": "pipelines.rate_train:RateTrainParams",
+    "rate_evaluate": "pipelines.rate_evaluate:RateEvaluateParams",
 }
 
 
