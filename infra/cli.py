@@ -88,6 +88,14 @@ app.add_typer(
     ),
     name="mark",
 )
+app.add_typer(
+    _programs(
+        "Forecasts of a TCP connection's rate from its first ACKs.",
+        simulate="infra.rate:simulate",
+        study="infra.rate:study",
+    ),
+    name="rate",
+)
 app.add_typer(lab_app, name="lab")
 app.add_typer(sender_app, name="sender")
 
@@ -517,12 +525,16 @@ def draw_results(
     replay: Annotated[
         Path | None, typer.Option(help="publish two seconds of what `replay` recorded first", metavar="FILE")
     ] = None,
+    rates: Annotated[
+        Path | None, typer.Option(help="publish the study.json of `rate study` first", metavar="FILE")
+    ] = None,
 ) -> None:
     """Draw the pages of docs/results, the README's table and its pictures from the published data.
 
     Example: swiftqueue results --scores late-packets data/evaluation/report/scores.json
     """
     from infra.results import evaluations, forecasters, replayed
+    from infra.results import rates as rate_studies
     from infra.results.pages import rewrite
 
     if scores:
@@ -531,6 +543,8 @@ def draw_results(
         forecasters.take(*forecasts)
     if replay:
         replayed.take(replay)
+    if rates:
+        rate_studies.take(rates)
     for path in rewrite(Path.cwd()):
         print(path)
 

@@ -14,7 +14,7 @@ import polars as pl
 from benchmarks import published
 from benchmarks.published import Published
 from benchmarks.rows import Row
-from infra.results import evaluations, forecasters
+from infra.results import evaluations, forecasters, rates
 from laboratory.report import guard
 from laboratory.report import tables as lab
 from laboratory.report.comparison import Place, against_chance, by_seed, change_of, percent
@@ -51,6 +51,7 @@ class Data:
     runs: pl.DataFrame
     benchmarks: Mapping[str, Published]
     forecasters: Mapping[str, Any] = field(default_factory=dict)
+    rates: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def load(cls, root: Path) -> Data:
@@ -65,6 +66,7 @@ class Data:
             load_runs(root / LABORATORY),
             published.load(root / published.FILE),
             forecasters.load(root),
+            rates.load(root),
         )
 
     def evaluation(self, name: str) -> dict[str, Any]:
@@ -130,6 +132,13 @@ def forecasts(data: Data, name: str) -> list[str]:
     one = data.forecasters[name]
     tables = [line for form in FORMS for line in ["", f"{FORMS[form]}:", "", *forecasters.rows(one, form)]]
     return [*_wrapped(forecasters.said(one)), *tables]
+
+
+def rate_study(data: Data, rows: Callable[[Mapping[str, Any]], list[str]]) -> list[str]:
+    """A table of the study of rate forecasts, with what was measured; or that nothing is."""
+    if not data.rates:
+        return ["Nothing is published yet: `swiftqueue rate study`, then `swiftqueue results --rates FILE`."]
+    return [*_wrapped(rates.said(data.rates)), "", *rows(data.rates)]
 
 
 def figures(data: Data, name: str) -> list[str]:
@@ -213,6 +222,8 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "speed-tests": lambda data: scores(data, "speed-tests"),
     "forecasters-simulated": lambda data: forecasts(data, "simulated"),
     "forecasters-wifi": lambda data: forecasts(data, "wifi"),
+    "rate-headline": partial(rate_study, rows=rates.headline),
+    **{f"rate-{part}": partial(rate_study, rows=partial(rates.grid, part=part)) for part in rates.PARTS},
     "targets": lambda data: lab.judged(data.of(JUDGED, "many-flows")),
     "figure8": lambda data: lab.by_control(data.of(JUDGED)),
     "worst-wait": worst_wait,

@@ -29,6 +29,9 @@ SECTIONS: Final = {
     "live": "pipelines.live.reservoir:LiveParams",
     "evaluate": "pipelines.evaluate:EvaluateParams",
     "register": "models.registry.register_params:RegisterParams",
+    "rate_simulate": "pipelines.rate_simulate:RateSimulateParams",
+    "rate_train": "pipelines.rate_train:RateTrainParams",
+    "rate_evaluate": "pipelines.rate_evaluate:RateEvaluateParams",
 }
 
 

@@ -1,0 +1,118 @@
+"""Tables of short TCP flows: a row per sample, a row per flow; each path's in a folder of its own.
+
+`FOLDER/path=NAME/{samples,flows}.parquet`, and `path.json` beside them: what was simulated. A folder is whole
+or not there. Name of the path and truth are in the flow table only; inputs are made of samples alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import polars as pl
+
+from feature_store.atomic import new_folder
+from feature_store.parquet import read_parquet
+from feature_store.rate.definition import HORIZONS, MOST_SAMPLES, NAMES
+
+KINDS: Final = ("train", "held-out")
+"""A path that is learned from (some of its flows are not), or one that no model has seen."""
+SAMPLE_SCHEMA: Final = pl.Schema({"flow": pl.Int64, "sample": pl.Int64} | {name: pl.Int64 for name in NAMES})
+FLOW_SCHEMA: Final = pl.Schema(
+    {
+        "flow": pl.Int64,  # by arrival
+        "receiver": pl.Int64,
+        "started_ns": pl.Int64,
+        "samples": pl.Int64,  # ACKs in all; the first 35 are in the sample table
+    }
+    | {f"rate_{packets}_bytes_per_s": pl.Int64 for packets in HORIZONS}  # the truth; null: never reached
+    | {f"at_{packets}_ns": pl.Int64 for packets in HORIZONS}  # when so many packets were delivered
+)
+SAMPLES, FLOWS, PATH = "samples.parquet", "flows.parquet", "path.json"
+
+
+def write_path(
+    folder: Path, name: str, path: Mapping[str, Any], samples: pl.DataFrame, flows: pl.DataFrame
+) -> None:
+    """Write one path's tables, whole or not at all.
+
+    Raises:
+        ValueError: a table is none of these; the line names the path.
+    """
+    samples, flows = checked(name, samples, flows)
+    with new_folder(folder / f"path={name}") as partial:
+        samples.write_parquet(partial / SAMPLES)
+        flows.write_parquet(partial / FLOWS)
+        (partial / PATH).write_text(json.dumps(path, indent=1) + "\n")
+
+
+def read_path(folder: Path, name: str) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Read one path's samples and flows, each in order.
+
+    Raises:
+        OSError: a file is not there.
+        ValueError: a file is damaged or foreign; the line names it.
+    """
+    place = folder / f"path={name}"
+    try:
+        return checked(name, read_parquet([place / SAMPLES]), read_parquet([place / FLOWS]))
+    except ValueError as error:
+        said = str(error)
+        raise ValueError(said if str(place) in said else f"{place}: {said}") from None
+
+
+def checked(name: str, samples: pl.DataFrame, flows: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Both tables with their columns in order, sorted.
+
+    Raises:
+        ValueError: columns are missing or of another type, a flow's samples have a gap, or a rate cannot be.
+    """
+    try:
+        samples = samples.match_to_schema(SAMPLE_SCHEMA).sort("flow", "sample")
+        flows = flows.match_to_schema(FLOW_SCHEMA).sort("flow")
+    except pl.exceptions.PolarsError as error:
+        raise ValueError(f"path {name}: not a table of flows: {str(error).splitlines()[0][:200]}") from None
+    if samples.null_count().sum_horizontal().item() or flows["flow"].n_unique() < len(flows):
+        raise ValueError(f"path {name}: a sample has a null, or a flow stands there twice")
+    counted = samples.group_by("flow", maintain_order=True).agg(
+        pl.len().alias("n"), pl.col("sample").max().alias("last"), pl.col("sample").n_unique().alias("unique")
+    )
+    wrong = flows.join(counted, on="flow", how="full", coalesce=True).filter(
+        pl.col("samples").is_null()
+        | (pl.col("n").fill_null(0) != pl.min_horizontal("samples", MOST_SAMPLES))
+        | (pl.col("last") != pl.col("n") - 1)
+        | (pl.col("unique") != pl.col("n"))
+    )
+    if len(wrong):
+        raise ValueError(
+            f"path {name}, flow {wrong['flow'][0]}: its samples and what the flow table says of them differ"
+        )
+    for packets in HORIZONS:
+        rate = pl.col(f"rate_{packets}_bytes_per_s")
+        if len(bad := flows.filter(rate <= 0)):
+            raise ValueError(
+                f"path {name}, flow {bad['flow'][0]}: its rate at packet {packets} is not above 0"
+            )
+    return samples, flows
+
+
+def paths_in(folder: Path) -> dict[str, dict[str, Any]]:
+    """What each path under `folder` is, by name, in the names' order.
+
+    Raises:
+        ValueError: there is none, or a description is damaged.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for place in sorted(folder.glob("path=*")):
+        try:
+            about = json.loads((place / PATH).read_text())
+        except (ValueError, RecursionError):
+            about = None
+        if not isinstance(about, dict) or about.get("kind") not in KINDS:
+            raise ValueError(f"{place / PATH} is damaged, or its `kind` is none of {', '.join(KINDS)}")
+        found[place.name.removeprefix("path=")] = about
+    if not found:
+        raise ValueError(f"no flows under {folder}; run `swiftqueue rate simulate -o {folder}`")
+    return found

@@ -1,0 +1,99 @@
+"""The published study of rate forecasts: `docs/results/rate.json`, what `swiftqueue rate study` wrote."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.published import origin
+from feature_store.atomic import write_file
+from laboratory.report import tables as lab
+from models.json_file import read_object
+
+FILE: Final = Path("docs/results/rate.json")
+PARTS: Final = ("seen", "held_out")
+NEEDED: Final = {"flows", "paths", "seeds", "grid", "headline"}
+NETWORKS: Final = {"transformer": "**Transformer (ours)**", "lstm": "LSTM (the paper's)"}
+
+
+def load(root: Path) -> dict[str, Any]:
+    """Read what is published below a checkout; nothing, where nothing is."""
+    path = root / FILE
+    return read_object(path) if path.is_file() else {}
+
+
+def take(study: Path, path: Path = FILE) -> None:
+    """Publish a study in the place of the one before.
+
+    Raises:
+        OSError: it is not there.
+        ValueError: it is not one.
+    """
+    found = read_object(study)
+    if missing := sorted(NEEDED - set(found)):
+        raise ValueError(f"{study} is no study.json of `swiftqueue rate study`: {missing[0]} is missing")
+    write_file(path, json.dumps({**origin(), **found}, indent=1) + "\n")
+
+
+def said(one: Mapping[str, Any]) -> str:
+    """What was measured, on what, when."""
+    paths = one["paths"]
+    return (
+        f"Measured on {one['date']} at commit `{one['commit']}`, on {one['machine']}. {one['flows']:,} "
+        f"simulated flows of {paths.get('train', 0)} paths to learn from, {paths.get('held-out', 0)} others; "
+        f"seeds {', '.join(map(str, one['seeds']))}. In brackets 95 % over seeds (Student's t)."
+    )
+
+
+def headline(one: Mapping[str, Any]) -> list[str]:
+    """The pair with most to gain: every predictor, with the share that it forecasts too high."""
+    pair = one["headline"]["pair"]
+    names = ["seen paths, %", "too high, %", "held-out paths, %", "too high, %"]
+    lines = lab.head_of(["predictor", *names])
+    order = sorted(one["grid"], key=lambda name: float(one["grid"][name]["held_out"][pair]["mean"]))
+    for name in order:
+        cells = [one["grid"][name][part][pair] for part in PARTS]
+        lines.append(
+            lab.row_of(
+                [NETWORKS.get(name, f"`{name}`"), *(text for c in cells for text in (_of(c), _over(c)))]
+            )
+        )
+    lines.append("")
+    for part in PARTS:
+        verdict = one["headline"][part]
+        better = [name for name, settled in verdict["settled_better_than"].items() if settled]
+        others = [name for name, settled in verdict["settled_better_than"].items() if not settled]
+        lines.append(
+            f"- Ours on {part.replace('_', '-')} paths: {_of(verdict['mape'])} %, wanted "
+            f"{100 * verdict['wanted']:.0f} %: {'reached' if verdict['reached'] else 'not reached'}."
+        )
+        lines.append(
+            f"  Settled better than: {', '.join(better) or 'none'}; not than: {', '.join(others) or 'none'}."
+        )
+    return lines
+
+
+def grid(one: Mapping[str, Any], part: str) -> list[str]:
+    """Every pair of prefix and horizon, in % without intervals (the file has them)."""
+    pairs = list(next(iter(one["grid"].values()))[part])
+    prefixes = list(dict.fromkeys(pair.split("-")[0] for pair in pairs))
+    horizons = list(dict.fromkeys(pair.split("-")[1] for pair in pairs))
+    lines: list[str] = []
+    for n in prefixes:
+        lines += ["", f"From {n} samples, to packet:", "", *lab.head_of(["predictor", *horizons])]
+        for name, parts in one["grid"].items():
+            cells = [f"{100 * parts[part][f'{n}-{k}']['mean']:.1f}" for k in horizons]
+            lines.append(lab.row_of([NETWORKS.get(name, f"`{name}`"), *cells]))
+    return lines
+
+
+def _of(cell: Mapping[str, Any]) -> str:
+    if cell["low"] is None:
+        return f"{100 * cell['mean']:.1f}"
+    return f"{100 * cell['mean']:.1f} ({100 * cell['low']:.1f} to {100 * cell['high']:.1f})"
+
+
+def _over(cell: Mapping[str, Any]) -> str:
+    return f"{100 * cell['over']:.0f}"

@@ -1,0 +1,202 @@
+"""The networks that forecast rates: how each is trained, kept, read and asked.
+
+Shapes: B flows, S samples in order (35 or fewer), F fields of a sample (28), H horizons (6), N flows.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from feature_store.atomic import new_folder
+from feature_store.rate.definition import HORIZONS, MOST_SAMPLES, PREFIXES, inputs, schema_hash
+from models.json_file import read_object
+from models.networks.artifact import WEIGHTS_FILE, check_finite
+from models.networks.rate_lstm import RateLstm
+from models.networks.rate_network import RateNetwork, fit_scaling
+from models.networks.rate_transformer import RateTransformer
+from models.networks.scaling import ScaledFeature
+from models.rate.flows import Flows
+
+FORMAT: Final = 1
+DESCRIPTION_FILE: Final = "model.json"
+KINDS: Final[dict[str, type[RateNetwork]]] = {"lstm": RateLstm, "transformer": RateTransformer}
+PAPERS_STEPS: Final = (1e-2, 1e-3, 1e-4, 1e-5)  # learning rates, a quarter of the epochs each
+LARGEST_RATE: Final = 1.25e11  # bytes/s, 1 Tbit/s: beyond it a forecast is wild
+Say = Callable[[str], None]
+
+
+def percentage_errors(log_BSH: Tensor, y_BH: Tensor) -> Tensor:
+    """|forecast / truth - 1| (B, S, H), the forecast as its logarithm; 0 where there is no truth (NaN)."""
+    known_BH = torch.isfinite(y_BH)
+    log_y_BH = torch.where(known_BH, y_BH, torch.ones_like(y_BH)).log()
+    # A forecast a thousand times the truth, in the first steps, must not be all that a step learns from.
+    away = (log_BSH - log_y_BH[:, None]).clamp(max=math.log(1000))
+    return torch.expm1(away).abs() * known_BH[:, None]
+
+
+def train(
+    kind: str,
+    own: Flows,
+    chosen_on: Flows,
+    sizes: dict[str, Any],
+    seed: int,
+    *,
+    epochs: int,
+    batch_size: int,
+    learning_rate: float,
+    say: Say,
+) -> tuple[RateNetwork, float]:
+    """Train a network on the mean absolute percentage error after each sample from the fifth on.
+
+    Args:
+        kind: `lstm` (the paper's, with its steps of the learning rate) or `transformer` (ours, cosine).
+        own: flows to learn from; the scaling is fitted on their samples.
+        chosen_on: the epoch that errs least on these, mean over the cells of the grid, is kept.
+        sizes: of the network.
+        seed: of weights, dropout and order.
+        epochs: how often all flows are seen.
+        batch_size: flows of a step.
+        learning_rate: the highest, of the Transformer.
+        say: hears a line an epoch.
+
+    Returns the network, for inference, and its error on `chosen_on`.
+    """
+    torch.manual_seed(seed)
+    there_NS = np.arange(MOST_SAMPLES) < own.samples_N[:, None]
+    features = fit_scaling(own.x_NSF[there_NS])
+    known = own.y_NH[np.isfinite(own.y_NH)]
+    if kind == "lstm":
+        sizes = {**sizes, "center": round(float(np.log(known).mean()), 4)}
+    network = KINDS[kind](features, **sizes)
+    optimizer = torch.optim.Adam(network.parameters())
+    x, y = torch.from_numpy(own.x_NSF), torch.from_numpy(own.y_NH).float()
+    weight_NS = torch.from_numpy(there_NS & (np.arange(MOST_SAMPLES) >= min(PREFIXES) - 1)).float()
+    order = torch.Generator().manual_seed(seed)
+    best, kept = math.inf, network.state_dict()
+    for epoch in range(epochs):
+        rate = PAPERS_STEPS[4 * epoch // epochs]
+        if kind == "transformer":
+            rate = learning_rate * (1 + math.cos(math.pi * epoch / epochs)) / 2
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        network.train()
+        for rows in torch.randperm(len(x), generator=order).split(batch_size):  # type: ignore[no-untyped-call]
+            weight = weight_NS[rows][..., None] * torch.isfinite(y[rows])[:, None]
+            errors = percentage_errors(network(x[rows]), y[rows])
+            loss = (errors * weight).sum() / weight.sum().clamp(min=1)
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+            optimizer.step()
+        error = grid_error(network, chosen_on)
+        say(
+            f"{kind}, seed {seed}, epoch {epoch + 1} of {epochs}: {100 * error:.1f} % on what it is chosen on"
+        )
+        if error < best:
+            best, kept = error, {name: value.clone() for name, value in network.state_dict().items()}
+    if not math.isfinite(best):
+        raise ValueError(f"{kind}, seed {seed}: no epoch has a finite error; is there a rate to learn?")
+    network.load_state_dict(kept)
+    return network.eval(), best
+
+
+def grid_error(network: RateNetwork, flows: Flows) -> float:
+    """Mean over the cells of the grid of the mean absolute percentage error."""
+    log_NSH = predict_all(network, flows)
+    errors = []
+    for n in PREFIXES:
+        known = flows.known_NH(n)
+        for h in range(len(HORIZONS)):
+            some = known[:, h]
+            if some.any():
+                ratio = np.exp(log_NSH[some, n - 1, h]) / flows.y_NH[some, h]
+                errors.append(float(np.abs(ratio - 1).mean()))
+    return float(np.mean(errors)) if errors else math.nan
+
+
+def predict_all(network: RateNetwork, flows: Flows) -> NDArray[np.float64]:
+    """Log of bytes/s (N, S, H) after each sample."""
+    network.eval()
+    with torch.no_grad():
+        parts = [network(rows).double().numpy() for rows in torch.split(torch.from_numpy(flows.x_NSF), 256)]
+    return np.concatenate(parts)
+
+
+def forecast(network: RateNetwork, raw_NF: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Bytes/s at each horizon (H,) from the first samples of one flow, in their order.
+
+    Raises:
+        ValueError: the flow has too few samples or too many, one cannot be, or the forecast is wild; a sender
+            goes on without one.
+    """
+    if not min(PREFIXES) <= len(raw_NF) <= MOST_SAMPLES:
+        raise ValueError(
+            f"the flow has {len(raw_NF)} samples; a forecast takes {min(PREFIXES)} to {MOST_SAMPLES}"
+        )
+    x = torch.from_numpy(inputs(raw_NF))[None]
+    with torch.no_grad():
+        rate_H: NDArray[np.float64] = network.eval()(x)[0, -1].double().exp().numpy()
+    if not (np.isfinite(rate_H).all() and (rate_H >= 1).all() and (rate_H <= LARGEST_RATE).all()):
+        raise ValueError(
+            f"the forecast is {rate_H.tolist()} bytes/s: not a rate; the sender goes on without it"
+        )
+    return rate_H
+
+
+def save(folder: Path, network: RateNetwork, about: dict[str, Any]) -> None:
+    """Write weights and description, whole or not at all.
+
+    Raises:
+        ValueError: a weight is NaN or infinite.
+    """
+    state = {name: value.contiguous() for name, value in network.state_dict().items()}
+    check_finite(state, str(folder))
+    kind = next(name for name, made in KINDS.items() if type(network) is made)
+    described = {
+        "format": FORMAT,
+        "architecture": {"name": kind, **network.sizes()},
+        "features": [asdict(feature) for feature in network.features],
+        "target": {"name": "bbr_bw", "unit": "bytes_per_s", "transform": "log", "horizons": list(HORIZONS)},
+        "schema_hash": schema_hash(),
+        **about,
+    }
+    with new_folder(folder) as partial:
+        save_file(state, str(partial / WEIGHTS_FILE))
+        (partial / DESCRIPTION_FILE).write_text(json.dumps(described, indent=1) + "\n")
+
+
+def load(folder: Path) -> tuple[RateNetwork, dict[str, Any]]:
+    """Read a network and its description.
+
+    Raises:
+        OSError: a file is missing.
+        ValueError: it is damaged, foreign, or made for other samples; the line names it.
+    """
+    path = folder / DESCRIPTION_FILE
+    about = read_object(path)
+    if about.get("schema_hash") != schema_hash():
+        raise ValueError(
+            f"{path}: made for samples {about.get('schema_hash')}, not {schema_hash()}; train again"
+        )
+    try:
+        sizes = dict(about["architecture"])
+        network = KINDS[sizes.pop("name")]([ScaledFeature(**each) for each in about["features"]], **sizes)
+        state = load_file(str(folder / WEIGHTS_FILE))
+        network.load_state_dict(state)
+    except OSError:
+        raise
+    except Exception as error:  # whatever a damaged file makes of these libraries
+        raise ValueError(f"{folder}: not a network of rates: {str(error).splitlines()[0][:200]}") from None
+    check_finite(state, str(folder))
+    return network.eval(), about

@@ -1,0 +1,110 @@
+"""Stage `rate_train`: the networks that forecast rates, one of each kind for each seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from pydantic import AfterValidator, Field
+
+from models.section import Above0, Count, Section, read
+from pipelines.stage import Given, run_stage
+
+Seed = Annotated[int, Field(ge=1, le=2**31)]
+
+
+def _distinct(seeds: list[int]) -> list[int]:
+    if len(set(seeds)) < len(seeds):
+        raise ValueError("a seed stands there twice, which makes the same network")
+    return seeds
+
+
+class RateTrainParams(Section):
+    """How the networks that forecast rates are trained (docs/RATE.md)."""
+
+    section: ClassVar = "rate_train"
+    seeds: Annotated[list[Seed], Field(min_length=1), AfterValidator(_distinct)]
+    """A network of each kind for each; a seed divides the flows, too."""
+    epochs: Count
+    """How often all flows are seen."""
+    batch_size: Count
+    """Flows of a step."""
+    lstm_units: Count
+    """Cells of the paper's LSTM."""
+    width: Count
+    """Of the Transformer; the heads must divide it."""
+    layers: Count
+    """Of the Transformer."""
+    heads: Count
+    """Of the Transformer."""
+    dropout: Annotated[float, Field(ge=0, lt=1)]
+    """Of both."""
+    learning_rate: Above0
+    """The Transformer's highest; the LSTM has the paper's steps from 0.01 to 0.00001."""
+
+    def sizes(self, kind: str) -> dict[str, Any]:
+        """Arguments of a network of a kind."""
+        if kind == "lstm":
+            return {"units": self.lstm_units, "dropout": self.dropout}
+        return {"width": self.width, "layers": self.layers, "heads": self.heads, "dropout": self.dropout}
+
+
+def train_all(params: RateTrainParams, flows: Path, output: Path, say: Callable[[str], None]) -> list[Path]:
+    """Train what is not there yet; return every network's folder, `KIND-SEED`.
+
+    What is there with other parameters, or of other flows, is trained anew.
+
+    Raises:
+        OSError, ValueError: the flows cannot be read, or nothing can be learned from them; the line says why.
+    """
+    import torch
+
+    from feature_store.rate.tables import paths_in
+    from models.rate.flows import load, split
+    from models.rate.networks import KINDS, save, train
+
+    torch.set_num_threads(1)
+    every = load(flows)
+    of = {"paths": paths_in(flows), "params": params.model_dump(exclude={"seeds"})}
+    made = []
+    for seed in params.seeds:
+        divided = split(every, seed)
+        for kind in KINDS:
+            folder = output / f"{kind}-{seed}"
+            made.append(folder)
+            if _same(folder, of):
+                say(f"{kind}, seed {seed}: is there")
+                continue
+            network, error = train(
+                kind,
+                divided.train,
+                divided.valid,
+                params.sizes(kind),
+                seed,
+                epochs=params.epochs,
+                batch_size=params.batch_size,
+                learning_rate=params.learning_rate,
+                say=say,
+            )
+            counts = {"train": len(divided.train), "valid": len(divided.valid)}
+            save(folder, network, {"seed": seed, "valid_mape": error, "flows": counts, "made_of": of})
+    return made
+
+
+def _same(folder: Path, of: dict[str, Any]) -> bool:
+    from models.rate.networks import load
+
+    try:
+        return bool(load(folder)[1].get("made_of") == of)
+    except (OSError, ValueError):
+        return False
+
+
+def main(params: Given, flows: Given, output: Given) -> None:
+    """Read `rate_train` of the params file and the flows; write the networks, a line an epoch."""
+    train_all(read(params, RateTrainParams), flows, output, lambda line: print(line, flush=True))
+
+
+if __name__ == "__main__":
+    run_stage("rate_train", main)

@@ -1,0 +1,415 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//
+// One path, and short BBR flows through it: at each ACK a sample of the connection
+// (feature_store/rate/tcp_sample.h), and BBR's estimate where so many packets are delivered.
+//
+// A server -> router -> bottleneck (one FIFO) -> router -> receivers, a little farther each. Flows
+// of --bytes arrive by a Poisson process and go to receivers at random; they and, with --cross,
+// unresponsive Poisson packets share the bottleneck. Every flow of --flows is written down.
+
+#include <array>
+#include <cstdint>
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "../../feature_store/rate/tcp_sample.h"
+#include "../helper/tcp-endpoints.h"
+#include "ns3/boolean.h"
+#include "ns3/command-line.h"
+#include "ns3/config.h"
+#include "ns3/double.h"
+#include "ns3/inet-socket-address.h"
+#include "ns3/internet-stack-helper.h"
+#include "ns3/ipv4-address-helper.h"
+#include "ns3/ipv4-global-routing-helper.h"
+#include "ns3/point-to-point-helper.h"
+#include "ns3/random-variable-stream.h"
+#include "ns3/rng-seed-manager.h"
+#include "ns3/simulator.h"
+#include "ns3/string.h"
+#include "ns3/tcp-header.h"
+#include "ns3/tcp-l4-protocol.h"
+#include "ns3/tcp-rate-ops.h"
+#include "ns3/tcp-socket-base.h"
+#include "ns3/tcp-tx-buffer.h"
+#include "ns3/traffic-control-helper.h"
+#include "ns3/udp-l4-protocol.h"
+#include "ns3/uinteger.h"
+#include "rate/sampled-bbr.h"
+
+namespace {
+
+using namespace ns3;               // NOLINT(build/namespaces): a program of ns-3
+using namespace swiftqueue::rate;  // NOLINT(build/namespaces): this is its program
+
+constexpr uint32_t kSegment = 1440;          // payload of a packet, as in the paper
+constexpr uint32_t kPacket = kSegment + 40;  // with IP's and TCP's headers
+constexpr uint16_t kPort = 5000;
+constexpr double kSpread = 0.05;  // receivers' round trips differ by so much to either side
+constexpr double kPatience =
+    120;  // simulated seconds after the last arrival, then flows are cut off
+
+struct Path {
+  double rateBps{50e6};
+  double rttMs{100};
+  double bufferBdp{1};
+  double load{0.5};  // of the bottleneck, by the flows
+  double cross{0};   // of the bottleneck, by packets that nothing slows down
+  uint32_t receivers{4};
+  uint32_t flows{30};
+  uint32_t bytes{3200000};
+  uint32_t seed{1};
+};
+
+/** What all flows are written to. */
+struct Output {
+  std::ofstream samples;
+  std::ofstream flows;
+};
+
+/** One download, from its arrival to its last ACK. */
+class Flow {
+ public:
+  Flow(uint32_t id, uint32_t receiver, uint32_t bytes, Output& output)
+      : m_id(id), m_receiver(receiver), m_bytes(bytes), m_output(output) {}
+
+  void Start(Ptr<Node> server, Ipv4Address to) {
+    m_started = Simulator::Now();
+    Ptr<Socket> socket = server->GetObject<TcpL4Protocol>()->CreateSocket(SampledBbr::GetTypeId());
+    m_socket = DynamicCast<TcpSocketBase>(socket);
+    auto bbr = CreateObject<SampledBbr>();
+    bbr->SetStream(1000 + m_id);
+    bbr->Tell([this](Ptr<TcpSocketState> tcb, const TcpRateOps::TcpRateConnection& connection,
+                     const TcpRateOps::TcpRateSample& sample,
+                     const BbrEstimate& estimate) { Acked(tcb, connection, sample, estimate); });
+    m_socket->SetCongestionControlAlgorithm(bbr);
+    m_socket->TraceConnectWithoutContext(
+        "Tx", Callback<void, Ptr<const Packet>, const TcpHeader&, Ptr<const TcpSocketBase>>(
+                  [this](Ptr<const Packet> packet, const TcpHeader& header,
+                         Ptr<const TcpSocketBase>) { Sent(packet->GetSize(), header); }));
+    m_socket->TraceConnectWithoutContext(
+        "RTO", Callback<void, Time, Time>([this](Time, Time now) { m_rto = now; }));
+    m_socket->SetConnectCallback(Callback<void, Ptr<Socket>>([this](Ptr<Socket> ready) {
+                                   m_established = Simulator::Now();
+                                   ready->Send(Create<Packet>(m_bytes));
+                                   ready->Close();
+                                 }),
+                                 MakeNullCallback<void, Ptr<Socket>>());
+    m_socket->Connect(InetSocketAddress(to, kPort));
+  }
+
+  bool IsDone() const { return m_done; }
+
+  /** Its row; what was not reached is empty. */
+  void Write() const {
+    auto& row = m_output.flows;
+    row << m_id << ',' << m_receiver << ',' << m_started.GetNanoSeconds() << ',' << m_samples;
+    for (const auto& [rate, at] : m_reached) {
+      row << ',';
+      if (at > Time(0)) {
+        row << rate;
+      }
+    }
+    for (const auto& [rate, at] : m_reached) {
+      row << ',';
+      if (at > Time(0)) {
+        row << at.GetNanoSeconds();
+      }
+    }
+    row << '\n';
+  }
+
+ private:
+  void Sent(uint32_t payload, const TcpHeader& header) {
+    if (payload == 0) {
+      return;
+    }
+    const SequenceNumber32 end = header.GetSequenceNumber() + payload;
+    if (end <= m_highest) {
+      ++m_retransmitted;
+      m_retransmittedBytes += payload;
+    } else {
+      m_highest = end;
+    }
+    ++m_segments;
+    m_sentBytes += payload;
+    m_lastSent = Simulator::Now();
+  }
+
+  void Acked(Ptr<TcpSocketState> tcb, const TcpRateOps::TcpRateConnection& connection,
+             const TcpRateOps::TcpRateSample& sample, const BbrEstimate& estimate) {
+    const auto delivered = static_cast<int64_t>((connection.m_delivered + kSegment - 1) / kSegment);
+    if (m_done || delivered == 0) {
+      return;  // the SYN's ACK says nothing of the path's rate
+    }
+    const Time now = Simulator::Now();
+    ++m_samples;
+    const auto bandwidth = static_cast<int64_t>(estimate.bandwidth.GetBitRate() / 8);
+    if (m_samples <= kMostSamples) {
+      Write(tcb, sample, estimate, delivered);
+    }
+    for (std::size_t h = 0; h < kHorizons.size(); ++h) {
+      if (m_reached[h].second.IsZero() && delivered >= kHorizons[h]) {
+        m_reached[h] = {bandwidth, now};
+      }
+    }
+    m_done = connection.m_delivered >= m_bytes;
+  }
+
+  void Write(Ptr<TcpSocketState> tcb, const TcpRateOps::TcpRateSample& rate,
+             const BbrEstimate& estimate, int64_t delivered) {
+    const auto us = [](Time time) { return std::max<int64_t>(time.GetMicroSeconds(), 0); };
+    const Time now = Simulator::Now();
+    const Time rtt = tcb->m_lastRtt;
+    // RFC 6298, section 2.
+    const double error = std::abs((tcb->m_srtt.Get() - rtt).GetSeconds());
+    m_rttVarS = m_samples == 1 ? rtt.GetSeconds() / 2 : 0.75 * m_rttVarS + 0.25 * error;
+    Sample x{};  // zero: probes, last_ack_rcv, sndbuf_limited, rwnd_limited, reord_seen, dsack_dups
+    x[At::ts] = us(now - m_established);
+    x[At::ca_state] = static_cast<int64_t>(tcb->m_congState.Get());
+    x[At::total_retrans] = m_retransmitted;
+    x[At::rto] = us(m_rto);
+    x[At::last_data_sent] = (now - m_lastSent).GetMilliSeconds();
+    x[At::last_data_rcv] = (now - m_established).GetMilliSeconds();
+    x[At::rtt] = us(tcb->m_srtt.Get());
+    x[At::rttvar] = static_cast<int64_t>(m_rttVarS * 1e6);
+    x[At::snd_cwnd] = tcb->GetCwndInSegments();
+    x[At::pacing_rate] = static_cast<int64_t>(tcb->m_pacingRate.Get().GetBitRate() / 8);
+    const auto acked = m_socket->GetTxBuffer()->HeadSequence() - SequenceNumber32(1);
+    x[At::bytes_acked] = std::min<int64_t>(acked, m_bytes);
+    x[At::notsent_bytes] = std::max<int64_t>(SequenceNumber32(1) + m_bytes - m_highest, 0);
+    x[At::min_rtt] = us(tcb->m_minRtt);
+    x[At::delivery_rate] = static_cast<int64_t>(rate.m_deliveryRate.GetBitRate() / 8);
+    x[At::busy_time] = us(now - m_established);
+    x[At::delivery_rate_app_limited] = rate.m_isAppLimited;
+    x[At::bytes_retrans] = m_retransmittedBytes;
+    x[At::bbr_bw] = static_cast<int64_t>(estimate.bandwidth.GetBitRate() / 8);
+    x[At::bbr_minrtt] = us(estimate.minRtt);
+    x[At::delivered] = delivered;
+    x[At::bytes_sent] = m_sentBytes;
+    x[At::segs_out] = m_segments;
+    auto& row = m_output.samples;
+    row << m_id << ',' << m_samples - 1;
+    for (const int64_t value : x) {
+      row << ',' << value;
+    }
+    row << '\n';
+  }
+
+  uint32_t m_id;
+  uint32_t m_receiver;
+  uint32_t m_bytes;
+  Output& m_output;
+  Ptr<TcpSocketBase> m_socket;
+  Time m_started;
+  Time m_established;
+  Time m_lastSent;
+  Time m_rto;
+  double m_rttVarS{0};
+  SequenceNumber32 m_highest{1};
+  int64_t m_segments{0};
+  int64_t m_sentBytes{0};
+  int64_t m_retransmitted{0};
+  int64_t m_retransmittedBytes{0};
+  int64_t m_samples{0};
+  std::array<std::pair<int64_t, Time>, kHorizons.size()> m_reached{};
+  bool m_done{false};
+};
+
+/** Packets at random that nothing slows down. */
+class Cross {
+ public:
+  Cross(Ptr<Node> from, Ipv4Address to, double rateBps)
+      : m_socket(from->GetObject<UdpL4Protocol>()->CreateSocket()) {
+    m_socket->Connect(InetSocketAddress(to, kPort));
+    m_gap->SetStream(3);
+    m_gap->SetAttribute("Mean", DoubleValue(kPacket * 8 / rateBps));
+    Next();
+  }
+
+ private:
+  void Next() {
+    Simulator::Schedule(Seconds(m_gap->GetValue()), [this] {
+      m_socket->Send(Create<Packet>(kPacket - 28));  // IP's and UDP's headers
+      Next();
+    });
+  }
+
+  Ptr<Socket> m_socket;
+  Ptr<ExponentialRandomVariable> m_gap{CreateObject<ExponentialRandomVariable>()};
+};
+
+/** Everything of one run, for as long as it is simulated. */
+class Experiment {
+ public:
+  Experiment(const Path& path, Output& output) : m_path(path), m_output(output) {
+    NodeContainer core;
+    core.Create(4);  // server, the two routers, the others' host
+    InternetStackHelper stack;
+    NodeContainer receivers;
+    receivers.Create(path.receivers);
+    stack.Install(core);
+    stack.Install(receivers);
+    const double edgeMs = 0.02 * path.rttMs / 2;  // of an access link; the rest is the bottleneck's
+    const double bdpBytes = path.rateBps / 8 * path.rttMs / 1e3;
+    const auto buffer = static_cast<uint64_t>(std::max(bdpBytes * path.bufferBdp, 10.0 * kPacket));
+    const double coreMs = path.rttMs / 2 * (1 - kSpread) - edgeMs;
+    Link(core.Get(0), core.Get(1), 10 * path.rateBps, edgeMs, 1 << 30);
+    Link(core.Get(3), core.Get(1), 10 * path.rateBps, edgeMs, 1 << 30);
+    Link(core.Get(1), core.Get(2), path.rateBps, coreMs, buffer);
+    for (uint32_t r = 0; r < path.receivers; ++r) {
+      const double share = path.receivers > 1 ? 2.0 * r / (path.receivers - 1) : 1;
+      const double extraMs = path.rttMs / 2 * kSpread * share;
+      m_receivers.push_back(
+          Link(core.Get(2), receivers.Get(r), 10 * path.rateBps, extraMs, 1 << 30));
+      swiftqueue::ListenTcp(receivers.Get(r), kPort, TcpBbr::GetTypeId(), [](uint32_t) {});
+      swiftqueue::ListenUdp(receivers.Get(r), kPort, [](uint32_t) {});
+    }
+    Ipv4GlobalRoutingHelper::PopulateRoutingTables();
+    m_server = core.Get(0);
+    if (path.cross > 0) {
+      m_cross = std::make_unique<Cross>(core.Get(3), m_receivers[0], path.cross * path.rateBps);
+    }
+    m_gap->SetStream(1);
+    m_gap->SetAttribute("Mean", DoubleValue(path.bytes * 8 / (path.load * path.rateBps)));
+    m_choice->SetStream(2);
+    Simulator::Schedule(Seconds(1), [this] { Arrive(); });
+    Simulator::Schedule(Seconds(1), [this] { Look(); });
+  }
+
+  void Write() const {
+    for (const auto& flow : m_flows) {
+      flow->Write();
+    }
+  }
+
+ private:
+  Ipv4Address Link(Ptr<Node> from, Ptr<Node> to, double rateBps, double delayMs, uint64_t bytes) {
+    PointToPointHelper link;
+    link.SetDeviceAttribute("DataRate", DataRateValue(DataRate(static_cast<uint64_t>(rateBps))));
+    link.SetChannelAttribute("Delay", TimeValue(NanoSeconds(std::llround(delayMs * 1e6))));
+    link.SetQueue("ns3::DropTailQueue", "MaxSize",
+                  QueueSizeValue(QueueSize(std::to_string(bytes) + "B")));
+    const NetDeviceContainer devices = link.Install(from, to);
+    Ipv4AddressHelper addresses(("10.0." + std::to_string(m_links++) + ".0").c_str(),
+                                "255.255.255.0");
+    const Ipv4InterfaceContainer ends = addresses.Assign(devices);
+    TrafficControlHelper().Uninstall(devices);  // the device's queue is the only one
+    return ends.GetAddress(1);
+  }
+
+  void Arrive() {
+    const auto id = static_cast<uint32_t>(m_flows.size());
+    const uint32_t receiver = m_choice->GetInteger(0, m_path.receivers - 1);
+    m_flows.push_back(std::make_unique<Flow>(id, receiver, m_path.bytes, m_output));
+    m_flows.back()->Start(m_server, m_receivers[receiver]);
+    if (m_flows.size() < m_path.flows) {
+      Simulator::Schedule(Seconds(m_gap->GetValue()), [this] { Arrive(); });
+    } else {
+      Simulator::Stop(Seconds(kPatience));
+    }
+  }
+
+  void Look() {
+    uint32_t done = 0;
+    for (const auto& flow : m_flows) {
+      done += flow->IsDone();
+    }
+    if (done == m_path.flows) {
+      Simulator::Stop();
+    }
+    Simulator::Schedule(Seconds(1), [this] { Look(); });
+  }
+
+  Path m_path;
+  Output& m_output;
+  uint32_t m_links{0};
+  Ptr<Node> m_server;
+  std::vector<Ipv4Address> m_receivers;
+  std::vector<std::unique_ptr<Flow>> m_flows;
+  std::unique_ptr<Cross> m_cross;
+  Ptr<ExponentialRandomVariable> m_gap{CreateObject<ExponentialRandomVariable>()};
+  Ptr<UniformRandomVariable> m_choice{CreateObject<UniformRandomVariable>()};
+};
+
+std::ofstream Open(const std::string& path, const std::string& header) {
+  std::ofstream file(path, std::ios::binary);
+  file << header << '\n';
+  return file;
+}
+
+void Close(std::ofstream& file, const std::string& path) {
+  file.close();
+  if (!file) {
+    throw std::runtime_error("cannot write all of " + path + ": is the disk full?");
+  }
+}
+
+void Simulate(const Path& path, const std::string& folder) {
+  RngSeedManager::SetSeed(path.seed);
+  swiftqueue::SetTcpDefaults();
+  constexpr uint32_t kBufferBytes = 16 << 20;  // never what limits a flow here
+  Config::SetDefault("ns3::TcpSocket::SegmentSize", UintegerValue(kSegment));
+  Config::SetDefault("ns3::TcpSocket::InitialCwnd", UintegerValue(10));
+  Config::SetDefault("ns3::TcpSocket::SndBufSize", UintegerValue(kBufferBytes));
+  Config::SetDefault("ns3::TcpSocket::RcvBufSize", UintegerValue(kBufferBytes));
+  Config::SetDefault("ns3::TcpSocketBase::UseEcn", StringValue("Off"));
+  Config::SetDefault("ns3::TcpSocketBase::Timestamp", BooleanValue(false));  // of whole ms in ns-3
+  std::string header = "flow,sample";
+  for (const Field& field : kFields) {
+    header += std::string(",") + field.name;
+  }
+  const std::string samples = folder + "/samples.csv";
+  const std::string flows = folder + "/flows.csv";
+  std::string rates;
+  std::string times;
+  for (const int packets : kHorizons) {
+    rates += ",rate_" + std::to_string(packets) + "_bytes_per_s";
+    times += ",at_" + std::to_string(packets) + "_ns";
+  }
+  Output output{Open(samples, header),
+                Open(flows, "flow,receiver,started_ns,samples" + rates + times)};
+  {
+    Experiment experiment(path, output);
+    Simulator::Run();
+    experiment.Write();
+  }
+  Simulator::Destroy();
+  Close(output.samples, samples);
+  Close(output.flows, flows);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Path path;
+  std::string out;
+  CommandLine command(__FILE__);
+  command.AddValue("rate-bps", "rate of the bottleneck", path.rateBps);
+  command.AddValue("rtt-ms", "round trip of the middle receiver", path.rttMs);
+  command.AddValue("buffer-bdp", "bottleneck's queue, in rate times round trip", path.bufferBdp);
+  command.AddValue("load", "share of the bottleneck that flows offer", path.load);
+  command.AddValue("cross", "share of it that unresponsive packets take", path.cross);
+  command.AddValue("receivers", "hosts that flows go to", path.receivers);
+  command.AddValue("flows", "how many", path.flows);
+  command.AddValue("bytes", "size of a flow", path.bytes);
+  command.AddValue("seed", "of all random choices", path.seed);
+  command.AddValue("out", "existing folder for samples.csv and flows.csv", out);
+  command.Parse(argc, argv);
+  try {
+    if (!(path.rateBps >= 1e5 && path.rttMs > 0 && path.bufferBdp > 0 && path.load > 0 &&
+          path.cross >= 0 && path.cross < 1 && path.receivers > 0 && path.receivers <= 200 &&
+          path.flows > 0 && path.bytes > 0 && path.seed > 0)) {
+      throw std::runtime_error("a value of the path cannot be; see --help");
+    }
+    Simulate(path, out);
+  } catch (const std::exception& error) {
+    std::cerr << error.what() << '\n';
+    return 1;
+  }
+  return 0;
+}
