@@ -130,7 +130,8 @@ def linear(train: Flows, _every: Flows, n: int, _seed: int) -> Predictor:
 
     def predict(flows: Flows) -> Floats:
         a = (_logs(flows, n) - mean) / std
-        return np.exp(np.stack([np.clip(c + a @ w, *ends) for c, w, ends in fitted], 1))
+        logs = np.stack([np.clip(c + a @ w, *ends) for c, w, ends in fitted], 1)
+        return np.asarray(np.exp(logs), np.float64)
 
     return predict
 

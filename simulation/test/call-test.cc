@@ -38,7 +38,8 @@ class FrameRuleCase : public TestCase {
 
 class FramesDrainCase : public TestCase {
  public:
-  FramesDrainCase() : TestCase("what waits at a sender that became slower is gone, and stays away") {}
+  FramesDrainCase()
+      : TestCase("what waits at a sender that became slower is gone, and stays away") {}
 
  private:
   void DoRun() override {
