@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -58,6 +59,4 @@ def test_nothing_of_it_stays(tmp_path: Path, how: signal.Signals, project: Path)
         finally:
             part.kill()
             with state_at(tmp_path / "state"):
-                for left in scratch().iterdir():
-                    left.unlink()
-                scratch().rmdir()
+                shutil.rmtree(scratch(), ignore_errors=True)  # only what fell with SIGKILL left one

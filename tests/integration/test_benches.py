@@ -80,7 +80,8 @@ def test_a_round_is_timed_up_to_an_asking_clients_first_answer(
     project: Path, monkeypatch: pytest.MonkeyPatch, set_to: Callable[..., None]
 ) -> None:
     monkeypatch.chdir(project)
-    set_to(live, TRAFFIC={"seeds": [1]}, LEARN_S=6.0, JUDGE_S=3.0, LEAD_IN_S=2.0, LEAST_WINDOWS=50)
+    # A head that learned from 6 s was once kept: 2 % worse than repeating a flow's last latency.
+    set_to(live, TRAFFIC={"seeds": [1]}, LEARN_S=12.0, JUDGE_S=3.0, LEAD_IN_S=2.0, LEAST_WINDOWS=50)
     found = live.measure(rounds=1)
     first, slowest, cold = found[:3]
     check(found[:3])
