@@ -394,7 +394,7 @@ def test_a_killed_command_leaves_nothing_half_and_goes_on(
 ) -> None:
     output = tmp_path / "lab"
     # a short run that is complete when the long ones are killed
-    request = Request([tiny("short", seconds=2), tiny("long", seconds=120, controls=["default", "oracle"])])
+    request = Request([tiny("short", seconds=2), tiny("long", seconds=300, controls=["default", "oracle"])])
     command = [sys.executable, "-c", "from infra.cli import main; main()", "lab", "run", *request.scenarios]
     running = subprocess.Popen([*command, "--output", str(output)], start_new_session=True)
 
