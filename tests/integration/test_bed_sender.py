@@ -7,11 +7,10 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
+from of_state import processes_of
 from waiting import wait_until
 
 from feature_store.state import scratch, state_at
@@ -22,16 +21,6 @@ from serving.agent import process as agent_process
 CANNOT = tcp.why_not() or agent_process.why_not_built()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CANNOT is not None, reason=str(CANNOT))]
 SWIFTQUEUE = Path(sys.executable).with_name("swiftqueue")
-
-
-def of(state: Path) -> Iterator[str]:
-    """Names of the processes that were started for a state folder."""
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("SWIFTQUEUE_STATE") == str(state):
-                yield process.name()
-        except psutil.Error:  # it has just ended
-            continue
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
@@ -52,10 +41,12 @@ def test_nothing_of_it_stays(tmp_path: Path, how: signal.Signals, project: Path)
         try:
             wait_until(lambda: "a TCP connection at 20 Mbit/s" in log.read_text(), log.read_text)
             # The agent, the router, the follower, and both ends of the connection.
-            wait_until(lambda: len(list(of(tmp_path / "state"))) == 6, lambda: list(of(tmp_path / "state")))
+            wait_until(
+                lambda: len(processes_of(tmp_path / "state")) == 6, lambda: processes_of(tmp_path / "state")
+            )
             part.send_signal(how)
             part.wait()
-            wait_until(lambda: not list(of(tmp_path / "state")), lambda: list(of(tmp_path / "state")))
+            wait_until(lambda: not processes_of(tmp_path / "state"), lambda: processes_of(tmp_path / "state"))
         finally:
             part.kill()
             with state_at(tmp_path / "state"):

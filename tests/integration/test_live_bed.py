@@ -11,10 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import mutants
-import psutil
 import pytest
 from conftest import PROJECT
 from fault_loop import ENDED_WELL, HEAL_S, PORTS
+from of_state import processes_of
 from waiting import wait_until
 
 from feature_store.telemetry.manifest import load_manifest
@@ -52,16 +52,6 @@ def test_a_round_learns_from_a_kernels_connection(make_artifact: Callable[..., P
             words, env=environment, cwd=PROJECT, capture_output=True, text=True, check=False
         )
 
-    def of_the_loop() -> list[psutil.Process]:
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if process.environ().get("SWIFTQUEUE_STATE") == str(folder / "state"):
-                    found.append(process)
-            except psutil.Error:  # it has just ended
-                continue
-        return found
-
     def rounds() -> list[tuple[str, str]]:
         log = read(folder / "state" / "live" / LOG_FILE)
         return [(one["outcome"], one["reason"]) for one in log]
@@ -83,8 +73,8 @@ def test_a_round_learns_from_a_kernels_connection(make_artifact: Callable[..., P
         assert "a TCP connection at 20 Mbit/s" in said
         down = run(SWIFTQUEUE, "down")
         assert down.returncode == 0, down.stderr
-        assert of_the_loop() == leftovers() == []
+        assert processes_of(folder / "state") == leftovers() == []
     finally:
-        for process in of_the_loop():
+        for process in processes_of(folder / "state"):
             process.kill()
         shutil.rmtree(folder, ignore_errors=True)

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import mutants
-import psutil
 import pytest
 from conftest import PROJECT
 from fault_loop import ENDED_WELL, HEAL_S, PORTS
+from of_state import processes_of
 from toy_world import bottleneck_table, write_table
 from waiting import wait_until
 
@@ -56,16 +56,6 @@ def test_nothing_needs_root(make_artifact: Callable[..., Path]) -> None:
             words, env=environment, cwd=PROJECT, capture_output=True, text=True, check=False
         )
 
-    def of_the_loop() -> list[psutil.Process]:
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if process.environ().get("SWIFTQUEUE_STATE") == str(folder / "state"):
-                    found.append(process)
-            except psutil.Error:  # it has just ended
-                continue
-        return found
-
     def well() -> bool:
         rounds = read(folder / "state" / "live" / LOG_FILE)
         return (
@@ -83,11 +73,11 @@ def test_nothing_needs_root(make_artifact: Callable[..., Path]) -> None:
         assert up.returncode == 0, up.stdout + up.stderr
         assert "root" not in up.stdout + up.stderr
         wait_until(well, "no round ended well, or a part is not", 2 * HEAL_S)
-        assert {process.uids() for process in of_the_loop()} == {(user.pw_uid,) * 3}
+        assert {process.uids() for process in processes_of(folder / "state")} == {(user.pw_uid,) * 3}
         down = run(swiftqueue, "down")
         assert down.returncode == 0, down.stderr
-        assert of_the_loop() == []
+        assert processes_of(folder / "state") == []
     finally:
-        for process in of_the_loop():
+        for process in processes_of(folder / "state"):
             process.kill()
         shutil.rmtree(folder, ignore_errors=True)
