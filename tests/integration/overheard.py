@@ -18,6 +18,17 @@ from agent_program import split_frames
 from serving.agent import frames
 
 
+def _read(one: socket.socket) -> bytes:
+    with suppress(ConnectionResetError):  # it ended with words of ours unread
+        return one.recv(1 << 16)
+    return b""
+
+
+def _hand_on(data: bytes, to: socket.socket) -> None:
+    with suppress(BrokenPipeError, ConnectionResetError):  # it has ended; what the other said is still here
+        to.sendall(data)
+
+
 class Overheard:
     """A socket before the agent's, which hands everything on both ways and keeps what the agent says.
 
@@ -44,24 +55,22 @@ class Overheard:
             far.connect(str(self._agent))
         while ready := select.select([near, *([far] if far else [])], [], [])[0]:
             for one in ready:
-                data = one.recv(1 << 16)
-                if not data:
+                if not (data := _read(one)):
                     return
                 if one is far:
                     self.said += data
-                    near.sendall(data)
+                    _hand_on(data, near)
                     continue
                 self.heard += data
                 if far:
-                    far.sendall(data)
+                    _hand_on(data, far)
                     continue
                 self._new += data
                 asked = split_frames(self._new)
                 self._new = self._new[sum(int(frame["bytes"]) for frame in asked) :]
                 answer = b"".join(map(self._answer, asked))
                 self.said += answer
-                with suppress(BrokenPipeError):  # the sender has ended; what it said last is still here
-                    near.sendall(answer)
+                _hand_on(answer, near)
 
     def _answer(self, frame: Any) -> bytes:
         if frame["type"] == 1:

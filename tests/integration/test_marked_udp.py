@@ -186,6 +186,7 @@ def test_packets_arrive_with_the_codepoints_of_the_real_agent(
         options = ("--host", host, "--port", echo.port, "--agent", between, "--log", log, "--flows", 3)
         ran = send(*options, "--rate-mbps", 4, "--seconds", 2, "--ahead-ms", 60)
         arrived = echo.end()
+        overheard.join()
         agent.end()
     assert ran.returncode == 0, ran.stderr
     sent = {int(row["packet"]): row for row in csv.DictReader(log.open())}
