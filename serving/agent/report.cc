@@ -27,7 +27,7 @@ Report::Report(const Statistics& statistics, std::int64_t every_ms) : statistics
   if (every_ms > 0) thread_ = std::thread([this, every_ms] { run(every_ms); });
 }
 
-Report::~Report() {
+void Report::stop() {
   {
     const std::lock_guard lock(mutex_);
     closing_ = true;

@@ -23,8 +23,10 @@ class Report {
  public:
   // A `progress` line every `every_ms` (0: none).
   Report(const Statistics& statistics, std::int64_t every_ms);
-  ~Report();
+  ~Report() { stop(); }
 
+  // No `progress` line comes after it.
+  void stop();
   // Any thread: a whole line. Blocks as long as nobody reads.
   void say(const std::string& line);
   // The fields that `progress` and `summary` share, without braces.

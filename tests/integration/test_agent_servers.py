@@ -33,7 +33,7 @@ from agent_program import (
 )
 from registered import add_version
 from test_agent import change_head
-from triton_process import kill_server, server_process
+from triton_process import kill_server, paused_server
 from waiting import wait_until
 
 from benchmarks.served_models import served, write_model
@@ -117,14 +117,9 @@ def test_a_killed_server_is_found_again(champion: int, tmp_path: Path) -> None:
 def test_a_paused_server_costs_no_more_than_the_deadline(champion: int, tmp_path: Path) -> None:
     with agent_at(tmp_path, grpc_address()) as (_, sender):
         sender.until_decided()
-        process = server_process()
-        process.suspend()
-        try:
-            with in_time(sender) as batch:
-                outcomes = [batch() for _ in range(60)]
-        finally:
-            process.resume()
-        assert 0 not in outcomes[1:]
+        with paused_server(), in_time(sender) as batch:
+            outcomes = [batch() for _ in range(60)]
+        assert 0 not in outcomes
         sender.until_decided()
 
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 import psutil
+from waiting import wait_until
 
 from infra.local import processes, triton_leftovers
 
@@ -13,6 +18,24 @@ def server_process() -> psutil.Process:
     process = server.process()
     assert process is not None
     return process
+
+
+@contextmanager
+def paused_server() -> Iterator[None]:
+    """Triton stands still in the block: a thread that was at work stops later than the signal is sent."""
+    process = server_process()
+    threads = Path(f"/proc/{process.pid}/task")
+
+    def stopped() -> bool:
+        states = [(thread / "stat").read_text().rpartition(")")[2].split()[0] for thread in threads.iterdir()]
+        return set(states) == {"T"}
+
+    process.suspend()
+    try:
+        wait_until(stopped)
+        yield
+    finally:
+        process.resume()
 
 
 def kill_server() -> None:
