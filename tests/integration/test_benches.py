@@ -1,6 +1,6 @@
 """The benches, made short: every figure stands beside its reference, and its ratio says who is better.
 
-How fast is for `swiftqueue bench` to judge: a test runs beside others. `make test` tries two of them, chosen
+How fast is for `swiftqueue bench` to judge: a test runs beside others. `make test` tries one of them, chosen
 by the commit; `make test-all` tries all.
 """
 
@@ -19,7 +19,7 @@ from benchmarks import capacity, finetune, inference, ingest, linerate, live, ro
 pytestmark = pytest.mark.slow
 BENCHES = ("inference", "finetune", "ingest", "live", "serving", "swap", "linerate", "capacity")
 LESS_IS_BETTER = ("us", "ms", "s", "cores", "GB", "machines")
-tried = partial(by_commit.tried, cases=BENCHES, count=2)
+tried = partial(by_commit.tried, cases=BENCHES, count=1)
 
 
 def check(found: list[rows.Row]) -> None:

@@ -76,7 +76,7 @@ ON_WORKER = ("load", "encode", "train", "judge")
 STEPS = ("champion", "telemetry", "validate", "fetch", *ON_WORKER, "register", "push", "alias")
 SAMPLE = 2
 OTHERS = ("paused", "port", "disk", "clock", "telemetry", "artifact")
-SOME = 3
+SOME = 2
 HEALED_BY_THE_KEEPER = ("triton", "ray", "scheduler", "forwarder")
 
 

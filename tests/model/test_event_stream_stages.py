@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import mutants
 import numpy as np
 import polars as pl
 import pytest
@@ -226,6 +227,7 @@ def test_a_parameter_file_without_the_choice_means_the_window(tmp_path: Path, pr
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not mutants.ALL, reason="minutes: make test-all")
 def test_the_programs_of_all_stages_run_through_with_it(tmp_path: Path, project: Path) -> None:
     """From packets to a registered version, each stage as DVC starts it."""
     own = yaml.safe_load((project / "params.yaml").read_text())
