@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
 
+import mutants
 import pytest
 from agent_program import AgentProgram, LiveSender
 from registered import add_version
@@ -25,7 +26,7 @@ pytestmark = [
     pytest.mark.skipif(agent_process.why_not_built() is not None, reason=str(agent_process.why_not_built())),
 ]
 DEADLINE_US = 30_000
-ROLLBACKS = 3
+ROLLBACKS = 3 if mutants.ALL else 1
 LEAST_BATCHES = 40  # of a stretch
 BY_CHANCE = 1e-3  # of as many late batches, if a rollback made none of them late
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import mutants
 import pytest
 
 from benchmarks import weeks
@@ -40,6 +41,7 @@ def test_a_run_before_the_stores_are_full_has_no_slopes() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not mutants.ALL, reason="a minute: make test-all")
 def test_rounds_back_to_back_leave_what_is_kept_and_go_on_after_a_stop(
     tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
