@@ -71,7 +71,7 @@ def measure(rounds: int) -> list[Row]:
         root = Path(temporary)
         packets = _simulated(root, START_S + LEAD_IN_S + LEARN_S + JUDGE_S + STEP_S * (rounds + 1))
         tokens = _window_tokens(packets)
-        with _state(root / "state"), running_ingest(root / "telemetry") as ingest:
+        with own_state(root / "state"), running_ingest(root / "telemetry") as ingest:
             measured, answered = _run(rounds, packets, tokens, root, ingest)
     return _rows(measured[0], measured[1:], tokens, answered, rounds)
 
@@ -100,7 +100,7 @@ def _run(
     )
     live = Rounds(store.latest, judged, FinetuneParams(**params["finetune"]), model)
     try:
-        _first_champion(root / "champion", tokens, model)
+        first_champion(root / "champion", tokens, model)
         sender = IngestClient(ingest.url, SENDER, token=ingest.token)
         with VersionWatch(grpc_address()) as watch, contextlib.closing(sender) as client:
             measured = []
@@ -134,15 +134,14 @@ def _one_round(live: Rounds, watch: VersionWatch) -> Measured:
 class Store:
     """The telemetry store of the ingest, filled by a sender and read as the scheduler reads it."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, sender: str = SENDER) -> None:
+        self._folder, self._sender = folder, sender
 
     def latest(self, seconds: float, sender: str = "") -> Any:
         """The sender's last seconds; there is one."""
-        del sender
         from feature_store.telemetry.recent import latest_minutes
 
-        return latest_minutes(self._folder, SENDER, seconds / 60)
+        return latest_minutes(self._folder, sender or self._sender, seconds / 60)
 
     def ship(self, client: IngestClient, packets: pl.DataFrame, from_s: float, to_s: float) -> None:
         """Ship the events of these seconds of a packet table, and wait until they can be read.
@@ -232,7 +231,7 @@ def _window_tokens(packets: pl.DataFrame) -> int:
     return fw.tokens_for(fw.bdp_packets(packets), windows["tokens_min"], windows["tokens_max"])
 
 
-def _first_champion(folder: Path, tokens: int, name: str) -> None:
+def first_champion(folder: Path, tokens: int, name: str) -> None:
     """Register and serve a model of the served form; its weights are random, so each round improves it."""
     from feature_store.events.windows import schema_hash
     from models.networks import artifact
@@ -247,7 +246,7 @@ def _first_champion(folder: Path, tokens: int, name: str) -> None:
 
 
 @contextmanager
-def _state(folder: Path) -> Iterator[None]:
+def own_state(folder: Path) -> Iterator[None]:
     """A state folder and free ports of its own, by environment."""
     names = ("triton_grpc", "triton_metrics", "mlflow_port")
     settings = {variable(name): str(port) for name, port in zip(names, free_ports(3), strict=True)}

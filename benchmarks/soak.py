@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import re
 import sys
@@ -29,9 +28,9 @@ from typing import Any, Final
 
 import numpy as np
 import psutil
-from numpy.typing import NDArray
 
 from benchmarks.rows import Row
+from benchmarks.slopes import BEST, MIB, STRETCHES, line, read, tree
 from feature_store.state import scratch, state_dir
 from infra.local import processes, status
 from infra.local.parts import PARTS
@@ -40,12 +39,8 @@ from pipelines.live import rounds_log as record
 SAMPLE_S: Final = 10.0
 LEARN_S, JUDGE_S = 30.0, 10.0
 WARM_UP: Final = 1 / 6  # of the run: caches fill
-STRETCHES: Final = 12
-STUDENT: Final = 2.228  # t of 97.5 % with STRETCHES - 2 degrees of freedom
 SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108
-MIB: Final = 2**20
 MINUTES, EVERY_S = 120.0, 10.0
-BEST: Final = 100.0  # ratio of what does not grow at all
 # What a part may grow by in an hour: 2 % of its memory, or 5 MiB where that is more; nothing of the rest.
 ALLOWED_SHARE: Final = 0.02
 ALLOWED_MIB: Final = 5.0
@@ -101,9 +96,9 @@ def sample() -> dict[str, float]:
             f"{name} processes": count,
         }
     for folder in sorted(path for path in state_dir().iterdir() if path.is_dir()):
-        size, count = _tree(folder)
+        size, count = tree(folder)
         found |= {f"{folder.name} disk MiB": size / MIB, f"{folder.name} disk files": count}
-    found["temporary files"] = _tree(scratch())[1]
+    found["temporary files"] = tree(scratch())[1]
     found["shared memory files"] = len(list(SHARED_MEMORY.iterdir()))
     found["served version"] = served_version() or 0
     rounds = record.read(state_dir() / "live" / record.LOG_FILE)
@@ -136,20 +131,9 @@ def slopes(samples: list[dict[str, Any]]) -> list[Slope]:
     found = []
     for name in names:
         values = np.array([one["values"][name] for one in late], dtype=float)
-        per_hour, low, high = _line(hours, values)
+        per_hour, low, high = line(hours, values)
         found.append(Slope(name, float(values.mean()), per_hour, low, high, _allowed(name, values.mean())))
     return found
-
-
-def _line(hours: NDArray[np.float64], values: NDArray[np.float64]) -> tuple[float, float, float]:
-    """Slope and its 95 % interval, from the means of stretches."""
-    x = np.array([part.mean() for part in np.array_split(hours, STRETCHES)])
-    y = np.array([part.mean() for part in np.array_split(values, STRETCHES)])
-    x, y = x - x.mean(), y - y.mean()
-    slope = float((x @ y) / (x @ x))
-    rest = y - slope * x
-    margin = STUDENT * math.sqrt(float(rest @ rest) / (STRETCHES - 2) / float(x @ x))
-    return slope, slope - margin, slope + margin
 
 
 def _allowed(name: str, mean: float) -> float | None:
@@ -190,11 +174,15 @@ def report(samples: list[dict[str, Any]]) -> int:
     return 1 if growing else 0
 
 
-def measure(rounds: int, minutes: float = MINUTES) -> list[Row]:
+def measure(rounds: int, minutes: float = MINUTES, weeks: float | None = None) -> list[Row]:
     """Run the loop for so long, or go on with a run that was interrupted; a row for each quantity judged.
 
-    It is one run, whatever `rounds` says.
+    It is one run, whatever `rounds` says. With `weeks`, so many compressed ones (`benchmarks/weeks.py`).
     """
+    if weeks is not None:
+        from benchmarks import weeks as compressed
+
+        return compressed.measure(weeks)
     path = samples_file()
     with contextlib.redirect_stdout(sys.stderr):  # `--json` owns the standard output
         if len(read(path)) < wanted(minutes):
@@ -220,15 +208,6 @@ def rows(samples: list[dict[str, Any]]) -> list[Row]:
 def samples_file() -> Path:
     """Where the samples lie."""
     return state_dir() / "soak" / "samples.jsonl"
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    """Samples of a file, oldest first; a line cut short is left out."""
-    found = []
-    for line in path.read_text().splitlines() if path.is_file() else []:
-        with contextlib.suppress(ValueError):
-            found.append(json.loads(line))
-    return found
 
 
 def wanted(minutes: float) -> int:
@@ -284,14 +263,3 @@ def _family(first: psutil.Process) -> list[psutil.Process]:
     with contextlib.suppress(psutil.Error):
         return [first, *first.children(recursive=True)]
     return []
-
-
-def _tree(folder: Path) -> tuple[int, int]:
-    """Bytes and number of the files under a folder."""
-    size = count = 0
-    for root, _, files in os.walk(folder):
-        for name in files:
-            with contextlib.suppress(OSError):  # gone meanwhile
-                size += os.lstat(os.path.join(root, name)).st_size
-                count += 1
-    return size, count

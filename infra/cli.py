@@ -434,6 +434,9 @@ def bench(
         int | None, typer.Option(help="ingest: its memory over so many events, as 50000000")
     ] = None,
     minutes: Annotated[float | None, typer.Option(help="soak: how long the loop runs (default: 120)")] = None,
+    weeks: Annotated[
+        float | None, typer.Option(help="soak: so many simulated weeks of rounds back to back, instead")
+    ] = None,
     gigabytes: Annotated[
         float | None, typer.Option(help="extract: its memory over one capture of so many GB")
     ] = None,
@@ -463,6 +466,7 @@ def bench(
                 as_json=json,
                 events=events,
                 minutes=minutes,
+                weeks=weeks,
                 gigabytes=gigabytes,
                 packets=packets,
             )
