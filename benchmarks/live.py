@@ -212,7 +212,8 @@ def _simulated(root: Path, seconds: float) -> pl.DataFrame:
     from feature_store.packets.extract import Job
     from feature_store.packets.extract_many import extract_traces
     from feature_store.packets.schema import scan_packets
-    from pipelines.simulate import SimulateParams, build_simulator, simulate
+    from pipelines.simulate import SimulateParams, simulate
+    from pipelines.simulators import build_simulator
 
     section = yaml.safe_load(PARAMS_FILE.read_text())["simulate"]
     params = SimulateParams(**(section | TRAFFIC | {"duration_s": seconds + 2}))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.rows import Row, interleaved_medians
-from pipelines.simulate import build_simulator
+from pipelines.simulators import build_simulator
 from pipelines.stage import StageError
 
 REFERENCE: Final = "ns3::FqCoDelQueueDisc"

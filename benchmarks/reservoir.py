@@ -148,7 +148,7 @@ def _learn(arm: Arm, minute: Minute, tune: Any) -> None:
 
 def rows(found: Sequence[dict[str, Any]]) -> list[Row]:
     """A row for each arm and figure: means over rounds, and the paired difference with its 95 % interval."""
-    from laboratory.report.intervals import estimate
+    from models.scoring.intervals import estimate
 
     made = []
     for name in ARMS:
@@ -183,7 +183,8 @@ def _simulated(traces: int, folder: Path) -> Iterator[tuple[str, pl.DataFrame]]:
     from feature_store.packets.extract import Job
     from feature_store.packets.extract_many import extract_traces
     from models.section import read_all
-    from pipelines.simulate import SimulateParams, build_simulator, simulate
+    from pipelines.simulate import SimulateParams, simulate
+    from pipelines.simulators import build_simulator
 
     section = read_all(PARAMS_FILE)["simulate"]
     for seed in range(FIRST_SEED, FIRST_SEED + traces):

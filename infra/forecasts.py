@@ -17,12 +17,12 @@ import numpy as np
 
 from feature_store.atomic import write_file
 from feature_store.packets.schema import scan_packets, traces_in
-from laboratory.report.intervals import Estimate, estimate
 from models.forecasters.forecaster import Trace, Variant, decision_times, variants
 from models.forecasters.walk import FORMS, Asked, run, within_training
 from models.import_closure import code_hash
 from models.json_file import read_object
 from models.say import say
+from models.scoring.intervals import Estimate, estimate
 from models.scoring.metrics import interval
 from models.section import read_all
 from models.training.protocol import divide, protocol_named

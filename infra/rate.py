@@ -23,7 +23,7 @@ def simulate(output: Flows = FLOWS, params: Params = Path("params.yaml")) -> Non
     from models.section import read
     from pipelines.rate_simulate import RateSimulateParams
     from pipelines.rate_simulate import simulate as make
-    from pipelines.simulate import build_simulator
+    from pipelines.simulators import build_simulator
 
     section = read(params, RateSimulateParams)
     wanted = len(section.paths())

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import os
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Callable
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final
 
@@ -23,7 +20,7 @@ from pydantic import Field
 
 from feature_store.rate.tables import FLOW_SCHEMA, SAMPLE_SCHEMA, paths_in, write_path
 from models.section import Section, read
-from pipelines.simulate import PROJECT, build_simulator
+from pipelines.simulators import PROJECT, Runs, build_simulator
 from pipelines.stage import Given, StageError, run_stage
 
 SOURCES: Final = (
@@ -136,17 +133,12 @@ def simulate(
             shutil.rmtree(place)
     todo = [name for name in wanted if name not in there]
     done = itertools.count(len(there) + 1)
-    running: list[subprocess.Popen[bytes]] = []
+    runs = Runs(program)
 
     def run(name: str) -> None:
-        with tempfile.TemporaryDirectory(prefix="rate-") as scratch, tempfile.TemporaryFile("w+") as errors:
+        with tempfile.TemporaryDirectory(prefix="rate-") as scratch:
             options = [f"--{key}={value}" for key, value in wanted[name]["options"].items()]
-            process = subprocess.Popen([str(program), *options, f"--out={scratch}"], stderr=errors)
-            running.append(process)
-            if process.wait() != 0:
-                errors.seek(0)
-                said = errors.read().strip().splitlines() or [f"ended with {process.returncode}"]
-                raise StageError(f"{program.name}, path {name}: {said[0]}")
+            runs.run([*options, f"--out={scratch}"], f"path {name}")
             samples = pl.read_csv(Path(scratch) / "samples.csv", schema=SAMPLE_SCHEMA)
             flows = pl.read_csv(Path(scratch) / "flows.csv", schema=FLOW_SCHEMA)
             # Where every round trip of the last ten was lost BBR estimates 0: nothing to forecast.
@@ -155,18 +147,7 @@ def simulate(
         write_path(output, name, wanted[name], samples, flows)
         report(name, next(done), len(wanted))
 
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        futures = [pool.submit(run, name) for name in todo]
-        try:
-            wait(futures, return_when=FIRST_EXCEPTION)
-            if failed := [f for f in futures if f.done() and f.exception()]:
-                failed[0].result()
-        except BaseException:
-            for future in futures:
-                future.cancel()
-            for process in running:
-                process.kill()
-            raise
+    runs.each(run, todo)
     return len(todo)
 
 

@@ -6,15 +6,9 @@ built and started here, never imported: it links ns-3 and is GPL-2.0-only.
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import shutil
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final
@@ -24,9 +18,9 @@ from pydantic import AfterValidator, Field, model_validator
 
 from feature_store.atomic import new_folder
 from models.section import Section, read
-from pipelines.stage import Given, StageError, run_stage
+from pipelines.simulators import Runs, build_simulator
+from pipelines.stage import Given, run_stage
 
-PROJECT: Final = Path(__file__).resolve().parent.parent  # also where a study's symlinks point
 FIRST_PORT: Final = 5000  # of a receiver; the flow of port p goes to receiver p modulo their number
 ACCESS_MS: Final = 0.1  # delay of an access link
 RECEIVER_STEP_MS: Final = 4  # each receiver's base round trip is that much longer
@@ -140,36 +134,6 @@ class SimulateParams(Section):
         return {"share": share, "burst_packets": 8, "seed": seed}
 
 
-def build_simulator(project: Path = PROJECT, program: str = "lab") -> Path:
-    """Build a program of `simulation/` where it is missing or outdated, and return its path.
-
-    Raises:
-        StageError: make, a C++ compiler or the ns-3 wheel is missing, or a source does not compile.
-
-    """
-    if shutil.which("make") is None:
-        raise StageError("make is needed and was not found; on Debian: apt-get install make")
-    build = project / "build"
-    build.mkdir(exist_ok=True)
-    # Two stages (the project's and a study's) may build at the same time.
-    with (build / ".simulation.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        make = ["make", "--no-print-directory", "-C", str(project / "simulation"), f"-j{_cores()}"]
-        made = subprocess.run(
-            [*make, f"PYTHON={sys.executable}", program],
-            stdout=sys.stderr,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
-    if made.returncode != 0:
-        lines = made.stderr.strip().splitlines() or [f"make ended with {made.returncode}"]
-        if len(lines) > 2:  # a compiler's own account
-            print(made.stderr, file=sys.stderr)
-        raise StageError(f"simulation/ could not be built: {lines[0]}")
-    return build / "simulation" / program
-
-
 def simulate(
     params: SimulateParams,
     output_dir: Path,
@@ -188,47 +152,25 @@ def simulate(
         StageError: the program ended with an error; the others are stopped.
 
     """
-    running: list[subprocess.Popen[str]] = []
 
     def run(seed: int) -> Path:
         path = output_dir / f"dumbbell-{seed}.pcap"
         result, file = path.with_suffix(""), path.with_suffix(".json")
         file.write_text(json.dumps(params.run(seed)))
-        command = [str(program), f"--run={file}", f"--out={result}"]
-        with tempfile.TemporaryFile("w+") as errors:
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
-            running.append(process)
-            assert process.stdout is not None  # noqa: S101 - it is a pipe, asked for above
-            for line in process.stdout:
-                if line.startswith("progress "):
-                    report(path.stem, float(line.split()[1]))
-            if process.wait() != 0:
-                errors.seek(0)
-                said = errors.read().strip().splitlines() or [f"ended with {process.returncode}"]
-                raise StageError(f"{program.name}, seed {seed}: {said[0]}")
+
+        def hear(line: str) -> None:
+            if line.startswith("progress "):
+                report(path.stem, float(line.split()[1]))
+
+        runs.run([f"--run={file}", f"--out={result}"], f"seed {seed}", hear)
         (result / "s1.pcap").replace(path)
         shutil.rmtree(result)
         file.write_text(params.description(seed))
         report(path.stem, params.duration_s)
         return path
 
-    with ThreadPoolExecutor(_cores()) as pool:
-        futures = [pool.submit(run, seed) for seed in params.seeds]
-        try:
-            wait(futures, return_when=FIRST_EXCEPTION)
-            if failed := [f for f in futures if f.done() and f.exception()]:
-                failed[0].result()
-        except BaseException:
-            for future in futures:
-                future.cancel()
-            for process in running:
-                process.kill()
-            raise
-    return [future.result() for future in futures]
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0))
+    runs = Runs(program)
+    return runs.each(run, params.seeds)
 
 
 @contextmanager

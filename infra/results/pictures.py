@@ -13,11 +13,11 @@ from infra.results import replayed
 from infra.results.replayed import SHOWN_MS
 from infra.results.tables import Data
 from laboratory.report.comparison import Place, by_seed
-from laboratory.report.intervals import estimate
 from laboratory.report.judging import JUDGED
 from laboratory.report.measures import MS, QUEUEING_P99
 from laboratory.report.plots import COLOURS as LAB_COLOURS
 from laboratory.scenarios.schema import CONTROLS
+from models.scoring.intervals import estimate
 from models.scoring.plot_style import INK, grid, svg
 
 MODEL: Final = "#e64980"  # on both pages

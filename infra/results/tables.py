@@ -18,7 +18,6 @@ from infra.results import evaluations, forecasters, rates
 from laboratory.report import guard
 from laboratory.report import tables as lab
 from laboratory.report.comparison import Place, against_chance, by_seed, change_of, percent
-from laboratory.report.intervals import Estimate
 from laboratory.report.judging import JUDGED
 from laboratory.report.ladder import ladder
 from laboratory.report.measures import MS, QUEUEING_P99
@@ -26,6 +25,7 @@ from laboratory.runs.results import COMPLETE
 from laboratory.runs.results import load as load_runs
 from laboratory.scenarios.schema import CONTROLS, PROFILES
 from models.json_file import read_object
+from models.scoring.intervals import Estimate
 from models.scoring.predictions import FINETUNED, METHODS, TREES
 
 LABORATORY: Final = Path("docs/laboratory")

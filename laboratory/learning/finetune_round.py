@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from pipelines.simulate import PROJECT
+from pipelines.simulators import PROJECT
 
 TRACE: Final = "s1"
 PARAMS: Final = PROJECT / "params.yaml"

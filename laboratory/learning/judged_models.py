@@ -13,7 +13,7 @@ from laboratory.runs.resolve import Model
 from laboratory.scenarios.files import environment_at
 from laboratory.scenarios.schema import FORMER_PROFILES, PROFILES, Scenario
 from models.registry.registry import CHAMPION
-from pipelines.simulate import PROJECT
+from pipelines.simulators import PROJECT
 
 MODELS: Final = "models"
 ORIGIN: Final = "origin.json"  # beside a model that `lab train` made: what it was trained on

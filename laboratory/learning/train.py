@@ -23,7 +23,7 @@ from laboratory.scenarios.files import files_of, load
 from laboratory.scenarios.schema import Scenario
 from pipelines.params.document import load_yaml, save_yaml
 from pipelines.params.override import override
-from pipelines.simulate import PROJECT
+from pipelines.simulators import PROJECT
 
 PARAMS: Final = PROJECT / "params.yaml"
 

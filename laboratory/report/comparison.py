@@ -10,7 +10,6 @@ from typing import Final, NamedTuple
 
 import polars as pl
 
-from laboratory.report.intervals import MOST_SEEDS, Estimate, corrected, paired_change
 from laboratory.report.judging import (
     FEWEST_PACKETS,
     FEWEST_SEEDS,
@@ -34,6 +33,7 @@ from laboratory.report.measures import (
     Measure,
 )
 from laboratory.runs.results import COMPLETE
+from models.scoring.intervals import MOST_SEEDS, Estimate, corrected, paired_change
 
 NOT_SETTLED: Final = "not settled"
 WIDE: Final = 10  # a change of 1,000 % needs no digit after its point

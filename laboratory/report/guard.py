@@ -7,7 +7,6 @@ from typing import Final
 import polars as pl
 
 from laboratory.report.comparison import LIMITS, Place, change_of, compare, percent, places
-from laboratory.report.intervals import Estimate
 from laboratory.report.judging import FEWEST_SEEDS, LEAST_GAIN_KEPT, NO_HARM
 from laboratory.report.measures import (
     CLASSIC_SHARE,
@@ -20,6 +19,7 @@ from laboratory.report.measures import (
     S1_GOODPUT,
 )
 from laboratory.report.tables import NONE, cell, change, head_of, row_of, sample
+from models.scoring.intervals import Estimate
 
 PREFIX: Final = "guard-"
 ON: Final = "on"

@@ -8,7 +8,6 @@ from typing import Final, NamedTuple
 import polars as pl
 
 from laboratory.report.comparison import NOT_SETTLED, Place, by_seed, change_of, compare, percent
-from laboratory.report.intervals import Estimate, corrected
 from laboratory.report.judging import FEWEST_SEEDS, SETTLED
 from laboratory.report.measures import (
     CHOICE_RIGHT,
@@ -21,6 +20,7 @@ from laboratory.report.measures import (
     Measure,
 )
 from laboratory.report.tables import NONE, WRAPPED, beyond_limits, cell, head_of, in_a_word, row_of, sample
+from models.scoring.intervals import Estimate, corrected
 
 SCENARIO: Final = "ladder"
 RUNGS: Final = {

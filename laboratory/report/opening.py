@@ -30,11 +30,11 @@ from laboratory.report.comparison import (
     seeds_wanted,
     share,
 )
-from laboratory.report.intervals import Estimate
 from laboratory.report.judging import FEWEST_PACKETS, JUDGED
 from laboratory.report.measures import QUEUEING_P99, TAILS
 from laboratory.report.plots import COLOURS, Plot
 from laboratory.report.tables import NONE, Verdict, controls_run, head_of, row_of
+from models.scoring.intervals import Estimate
 from models.scoring.plot_style import DPI, grid
 
 QUESTION: Final = "What does choosing the queue packet by packet gain, and when?"

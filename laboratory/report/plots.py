@@ -15,7 +15,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
 from laboratory.report.comparison import Place, by_seed, places
-from laboratory.report.intervals import estimate
 from laboratory.report.measures import (
     CLASSIC_SHARE,
     MS,
@@ -27,6 +26,7 @@ from laboratory.report.measures import (
 )
 from laboratory.runs.results import COMPLETE
 from laboratory.scenarios.schema import ALL_CONTROLS, PROFILES
+from models.scoring.intervals import estimate
 from models.scoring.plot_style import DPI, grid
 
 COLOURS: Final = {

@@ -20,7 +20,6 @@ from laboratory.report.comparison import (
     rests_on,
     settled,
 )
-from laboratory.report.intervals import Estimate, estimate
 from laboratory.report.measures import (
     CLASSIC_SHARE,
     CROSS_GOODPUT,
@@ -38,6 +37,7 @@ from laboratory.report.measures import (
 from laboratory.report.targets import remarks, targets
 from laboratory.runs.results import COMPLETE
 from laboratory.scenarios.schema import ALL_CONTROLS, PROFILES
+from models.scoring.intervals import Estimate, estimate
 
 NONE: Final = "–"
 WRAPPED: Final[Any] = {"width": 118, "subsequent_indent": "  ", "break_on_hyphens": False}

@@ -25,7 +25,6 @@ from laboratory.report.comparison import (
     share,
     times,
 )
-from laboratory.report.intervals import Estimate, estimate
 from laboratory.report.judging import (
     FEWEST_SEEDS,
     JUDGED,
@@ -42,6 +41,7 @@ from laboratory.report.judging import (
 )
 from laboratory.report.measures import CLASSIC_SHARE, CPU, QUEUEING_P99, RTT_P99, S1_GOODPUT, Measure
 from laboratory.runs.results import COMPLETE
+from models.scoring.intervals import Estimate, estimate
 
 HELD: Final = "held"
 NOT_HELD: Final = "not held"

@@ -15,9 +15,9 @@ from typing import Final
 
 import polars as pl
 
-from laboratory.report.intervals import Estimate, estimate
 from laboratory.report.judging import FEWEST_SEEDS
 from laboratory.runs import experience
+from models.scoring.intervals import Estimate, estimate
 
 HELD: Final = "held"
 NOT_HELD: Final = "not held"

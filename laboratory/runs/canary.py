@@ -16,7 +16,7 @@ from laboratory.runs import execution
 from laboratory.runs.programs import LISTED, Equals, build, hash_of
 from laboratory.runs.resolve import Model, cells, control_of, resolve
 from laboratory.scenarios.files import environment_at, load
-from pipelines.simulate import PROJECT
+from pipelines.simulators import PROJECT
 
 SCENARIO: Final = Path(__file__).with_name("canary.yaml")
 MODEL: Final = PROJECT / "docs" / "laboratory" / "models" / "figure8" / "rfc9332"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from feature_store.atomic import write_file
-from pipelines.simulate import PROJECT, build_simulator
+from pipelines.simulators import PROJECT, build_simulator
 from pipelines.stage import StageError
 
 LISTED: Final = PROJECT / "docs" / "laboratory" / "programs.json"

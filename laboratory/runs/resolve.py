@@ -33,7 +33,7 @@ from laboratory.scenarios.schema import (
     buffer_bytes,
 )
 from laboratory.scenarios.schema import Model as ModelSettings
-from pipelines.simulate import PROJECT
+from pipelines.simulators import PROJECT
 
 FORMAT: Final = 1
 CONTROL_SEED: Final = 1  # of the draws of control `random`: the traffic's seed varies beside it

@@ -12,7 +12,7 @@ import yaml
 from pydantic import ValidationError
 
 from laboratory.scenarios.schema import Environment, Scenario, check_times
-from pipelines.simulate import PROJECT
+from pipelines.simulators import PROJECT
 
 FOLDER: Final = PROJECT / "simulation" / "scenarios"
 FULL: Final = ("figure8", "figure8-finetuned", "sweep-*", "map-*", "many-flows")

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from laboratory.scenarios.schema import Lognormal, Pages
-from pipelines.simulate import PROJECT
+from pipelines.simulators import PROJECT
 
 
 def drawn(traffic: Pages, seed: int) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ import polars as pl
 
 from feature_store.packets.schema import read_packets, traces_in
 from laboratory.scenarios.schema import LONGEST_S, Replay
-from pipelines.simulate import PROJECT
+from pipelines.simulators import PROJECT
 
 PAUSE_NS: Final = 10_000_000
 HEADER_BYTES: Final = 52  # IPv4 and TCP with timestamps: the table's sizes are IP lengths

@@ -5,6 +5,7 @@ Shapes: B flows, S samples in order (35 or fewer), F fields of a sample (28), H 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Final
 
@@ -68,7 +69,7 @@ def path_guess(x_BSF: Tensor) -> tuple[Tensor, Tensor]:
     return dispersion.log().float(), per_trip.log().float()
 
 
-class RateNetwork(nn.Module):
+class RateNetwork(nn.Module, ABC):
     """Scaling travels with the weights; a subclass gives the log of the rates from the scaled fields."""
 
     shift_F: Tensor
@@ -92,6 +93,6 @@ class RateNetwork(nn.Module):
         logs = torch.log1p(x_BSF.clamp(min=0))
         return (torch.where(self.log_F, logs, x_BSF) - self.shift_F) / self.scale_F
 
+    @abstractmethod
     def sizes(self) -> dict[str, float]:
         """Arguments that make such a network again."""
-        raise NotImplementedError

@@ -22,8 +22,8 @@ from models.networks.rate_network import RateNetwork
 from models.rate.flows import Flows, Split
 from models.rate.networks import predict_all
 from models.rate.predictors import baselines
+from models.scoring.intervals import LEVEL, estimate
 
-LEVEL: Final = 0.95
 HEADLINE: Final = (5, 2000)  # the pair with most to gain, in the paper too
 PARTS: Final = ("seen", "held_out")
 BEATEN: Final = ("last-estimate", "min-rtt", "linear")  # what ours must be settled better than
@@ -99,10 +99,9 @@ def summary(found: Sequence[Score]) -> dict[str, Any]:
             for n in PREFIXES:
                 for k in HORIZONS:
                     of = [by[name, part, n, k, seed] for seed in seeds]
-                    cell = interval([score.mape for score in of])
-                    cell["over"] = float(np.mean([score.over for score in of]))
-                    cell["flows"] = of[0].flows
-                    grid.setdefault(name, {}).setdefault(part, {})[f"{n}-{k}"] = cell
+                    over = float(np.mean([score.over for score in of]))
+                    found_here = cell([score.mape for score in of]) | {"over": over, "flows": of[0].flows}
+                    grid.setdefault(name, {}).setdefault(part, {})[f"{n}-{k}"] = found_here
     return {"seeds": seeds, "grid": grid, "headline": _headline(by, names, seeds)}
 
 
@@ -111,40 +110,30 @@ def _headline(by: Mapping[Any, Score], names: Sequence[str], seeds: Sequence[int
     for part in PARTS:
         ours = [by["transformer", part, *HEADLINE, seed].mape for seed in seeds]
         less = {
-            name: interval([a - by[name, part, *HEADLINE, s].mape for a, s in zip(ours, seeds, strict=True)])
+            name: [a - by[name, part, *HEADLINE, s].mape for a, s in zip(ours, seeds, strict=True)]
             for name in names
             if name != "transformer"
         }
         # Bonferroni over the three questions, one-sided: stricter than Holm, and said in one number.
-        settled = {name: _below_zero(less[name], len(BEATEN)) for name in BEATEN}
+        settled = {name: _is_below_0(less[name], len(BEATEN)) for name in BEATEN}
         verdict[part] = {
-            "mape": interval(ours),
+            "mape": cell(ours),
             "wanted": WANTED[part],
             "reached": bool(np.mean(ours) <= WANTED[part]),
-            "less_than": less,
+            "less_than": {name: cell(differences) for name, differences in less.items()},
             "settled_better_than": settled,
         }
     return verdict
 
 
-def interval(values: Sequence[float]) -> dict[str, Any]:
-    """Mean, 95 % interval of Student's t (null for one value), and the standard error."""
-    from scipy.stats import t as student  # type: ignore[import-untyped]
-
-    n, mean = len(values), float(np.mean(values))
-    if n < 2:
-        return {"mean": mean, "low": None, "high": None, "n": n, "error": None}
-    error = float(np.std(values, ddof=1)) / math.sqrt(n)
-    half = float(student.ppf((1 + LEVEL) / 2, n - 1)) * error
-    return {"mean": mean, "low": mean - half, "high": mean + half, "n": n, "error": error}
+def cell(values: Sequence[float]) -> dict[str, Any]:
+    """Mean and 95 % interval of one value a seed (null for one seed), and how many there are."""
+    found = estimate(values)
+    if found is None:
+        raise ValueError("no seed has a score")
+    return {"mean": found.mean, "low": found.low, "high": found.high, "n": found.n}
 
 
-def _below_zero(difference: Mapping[str, Any], questions: int) -> bool:
-    from scipy.stats import t as student
-
-    if difference["error"] is None:
-        return False  # one seed settles nothing
-    if difference["error"] == 0:
-        return bool(difference["mean"] < 0)
-    chance = float(student.cdf(difference["mean"] / difference["error"], difference["n"] - 1))
-    return chance * questions < 1 - LEVEL
+def _is_below_0(values: Sequence[float], questions: int) -> bool:
+    found = estimate(values)
+    return found is not None and found.chance(0, below=True) * questions < 1 - LEVEL

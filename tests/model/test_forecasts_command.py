@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from infra.cli import app
 from infra.forecasts import summarised
 from infra.results import forecasters as published
-from laboratory.report.intervals import estimate
 from laboratory.report.tables import NONE
+from models.scoring.intervals import estimate
 
 TINY = {"epochs": 1, "width": 8, "head_epochs": 1}
 

@@ -16,7 +16,8 @@ from feature_store.packets.schema import scan_packets
 from infra.study import PROJECT, Study, run_study, study_params
 from models.training.protocol import PROTOCOLS
 from pipelines.params.document import load_yaml
-from pipelines.simulate import SimulateParams, build_simulator, simulate
+from pipelines.simulate import SimulateParams, simulate
+from pipelines.simulators import build_simulator
 
 
 def params_of(protocol: str, *overrides: str, captures: dict[str, Path] | None = None) -> Any:

@@ -13,7 +13,8 @@ import yaml
 from infra.traces import add_trace, check_name, list_traces
 from pipelines.extract import ExtractParams
 from pipelines.params.document import load_yaml, parse_value, save_yaml
-from pipelines.simulate import SimulateParams, build_simulator, simulate
+from pipelines.simulate import SimulateParams, simulate
+from pipelines.simulators import build_simulator
 
 
 @pytest.fixture(scope="module")

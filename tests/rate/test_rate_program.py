@@ -11,7 +11,7 @@ import pytest
 
 from feature_store.rate.tables import paths_in, read_path
 from pipelines.rate_simulate import RateSimulateParams, simulate
-from pipelines.simulate import build_simulator
+from pipelines.simulators import build_simulator
 from pipelines.stage import StageError
 
 pytestmark = pytest.mark.slow

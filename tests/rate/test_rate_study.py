@@ -16,7 +16,7 @@ from infra.results import rates
 from infra.results.tables import TABLES, Data
 from models.rate import predictors
 from models.rate.flows import load, split
-from models.rate.study import Score, interval, summary
+from models.rate.study import Score, cell, summary
 from pipelines.rate_evaluate import RateEvaluateParams, evaluate
 from pipelines.rate_train import RateTrainParams, train_all
 
@@ -63,10 +63,10 @@ def test_the_previous_flow_is_one_that_had_come_so_far(tmp_path: Path) -> None:
 
 
 def test_intervals_are_students() -> None:
-    found = interval([1.0, 2.0, 3.0])
+    found = cell([1.0, 2.0, 3.0])
     assert (found["mean"], found["n"]) == (2.0, 3)
     assert found["high"] - 2 == pytest.approx(4.3027 / 3**0.5, rel=1e-4)
-    assert interval([1.0])["low"] is None
+    assert cell([1.0])["low"] is None
 
 
 def scored(ours: list[float], theirs: list[float]) -> list[Score]:

@@ -13,7 +13,7 @@ import pytest
 from laboratory.runs import execution, programs
 from laboratory.runs.resolve import cells, resolve
 from laboratory.scenarios.files import load, path_of
-from pipelines.simulate import build_simulator
+from pipelines.simulators import build_simulator
 
 pytestmark = pytest.mark.slow  # ns-3 programs are compiled and run
 

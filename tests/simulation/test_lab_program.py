@@ -20,7 +20,7 @@ import polars as pl
 import pytest
 from waiting import wait_until
 
-from pipelines.simulate import build_simulator
+from pipelines.simulators import build_simulator
 
 pytestmark = pytest.mark.slow  # ns-3 programs are compiled and run
 

@@ -17,7 +17,7 @@ from laboratory.command import Request, run_lab
 from laboratory.runs import execution, experience, programs
 from laboratory.runs.resolve import Cell, cells, resolve
 from laboratory.scenarios.files import load, path_of
-from pipelines.simulate import build_simulator
+from pipelines.simulators import build_simulator
 
 pytestmark = pytest.mark.slow  # ns-3 programs are compiled and run
 

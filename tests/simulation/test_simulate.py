@@ -24,7 +24,8 @@ from waiting import wait_until
 from feature_store.packets.schema import scan_packets
 from infra.traces import simulate_trace
 from models.section import schema_at
-from pipelines.simulate import SimulateParams, build_simulator, simulate
+from pipelines.simulate import SimulateParams, simulate
+from pipelines.simulators import build_simulator
 from pipelines.stage import StageError
 
 SECOND_TRACE = "ead6c83db291a3e77ac89876041be7c11ee107b490ce3531ba5b75a678f2d306"  # its first two seconds

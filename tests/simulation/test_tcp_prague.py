@@ -17,7 +17,7 @@ import pytest
 from by_commit import some
 from mutants import ALL
 
-from pipelines.simulate import build_simulator
+from pipelines.simulators import build_simulator
 
 pytestmark = pytest.mark.slow  # ns-3 programs are compiled and run
 

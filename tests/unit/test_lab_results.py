@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from lab_rows import run_row, runs_of, table
 
 from laboratory.report.comparison import Place
-from laboratory.report.intervals import corrected, estimate, paired_change
 from laboratory.report.measures import MOVED, QUEUEING_P99
 from laboratory.report.page import make_report
 from laboratory.report.tables import brief, cell, chance, markdown, verdict
@@ -28,6 +27,7 @@ from laboratory.runs.results import LATER, NOT_RUN, SCHEMA, forget, load, merge
 from laboratory.runs.rows import complete, not_run
 from laboratory.scenarios.files import load as load_scenario
 from laboratory.scenarios.files import path_of
+from models.scoring.intervals import corrected, estimate, paired_change
 
 
 def test_an_interval_is_students() -> None:

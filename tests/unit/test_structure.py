@@ -19,7 +19,7 @@ ROOMS = [
     *("feature_store", "models", "serving", "pipelines", "laboratory"),
     *("infra.local", "infra.monitoring", "benchmarks", "infra", "swiftqueue"),
 ]
-STAGES_SHARE = {"__init__", "stage", "dependencies"}
+STAGES_SHARE = {"__init__", "stage", "dependencies", "simulators"}
 MODEL_ROOMS = ["networks", "training", "scoring", "forecasters", "registry", "rate"]
 OWN_VARIABLE = re.compile(r"SWIFTQUEUE_[A-Z0-9_]*")
 ABOVE_ROOMS = {
