@@ -34,6 +34,8 @@ def allowed(schema: Mapping[str, Any]) -> str:
             empty = ", not empty" if schema.get("minItems") else ""
             return f"a list{empty}, each {allowed(schema['items'])}"
         case "string":
+            if "examples" in schema:
+                return f"of the form {schema['examples'][0]}"
             return _FORMATS.get(schema.get("format", ""), "a name" if schema.get("minLength") else "a text")
         case "boolean":
             return "true or false"

@@ -20,6 +20,12 @@ from feature_store.allowed_values import allowed
 
 PREFIX: Final = "SWIFTQUEUE_"
 Port = Annotated[int, Field(ge=1, le=65535)]
+Place = Annotated[
+    str,
+    Field(
+        pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9._/-]+)?$", examples=["s3://BUCKET/PATH"]
+    ),
+]
 
 
 class Settings(BaseSettings):
@@ -44,8 +50,12 @@ class Settings(BaseSettings):
     mlflow_port: Port = 5000
     """Port of the local MLflow server."""
     ray_address: Annotated[str | None, Field(validation_alias="RAY_ADDRESS")] = None
-    """A Ray cluster, HOST:PORT; folders that work on it writes must be seen by all its nodes.
+    """A Ray cluster, HOST:PORT; its nodes see the folders that work on it writes, or have a storage.
     Otherwise a local Ray is started for the job, or the live loop's own."""
+    storage: Place | None = None
+    """Where the nodes of a cluster that share no folder with who asks hand over what training and the
+    laboratory take and give (docs/OPERATIONS.md, "Beyond one machine"). Key and address are
+    each node's own: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_DEFAULT_REGION, AWS_ENDPOINT_URL."""
     ray_port: Port = 6380
     """Port of the live loop's Ray head; Ray's own 6379 is left to others."""
     down: str | None = None

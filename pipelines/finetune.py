@@ -15,6 +15,7 @@ def main(params: Given, windows: Given, split: Given, pretrained: Given, output:
     from models.registry.runs import stage_run
     from models.section import read, read_all
     from models.training import finetuning
+    from models.training.ray_job import discard
     from models.training.windows import load_windows
 
     section = read(params, finetuning.FinetuneParams)
@@ -30,7 +31,7 @@ def main(params: Given, windows: Given, split: Given, pretrained: Given, output:
         rounds_dir = finetuning.finetune(windows, split, pretrained, section, state_dir(), say=say)
     with new_folder(output) as partial:
         shutil.copytree(rounds_dir, partial, dirs_exist_ok=True)
-    shutil.rmtree(rounds_dir.parent, ignore_errors=True)  # running it again trains again
+    discard(rounds_dir.parent)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ The window's is a Ray Train job; the event stream's is trained in this process, 
 
 from __future__ import annotations
 
-import shutil
 from typing import Any
 
 from pipelines.stage import Given, run_stage
@@ -23,6 +22,7 @@ def main(params: Given, packets: Given, windows: Given, split: Given, output: Gi
     from models.registry.runs import stage_run
     from models.section import read, read_all
     from models.training import pretraining
+    from models.training.ray_job import discard
     from models.training.windows import load_windows
 
     events, section = event_stream(params), read(params, pretraining.PretrainParams)
@@ -52,8 +52,7 @@ def main(params: Given, packets: Given, windows: Given, split: Given, output: Gi
         artifact.write(folder, pretrained.model, pretrained.description)
         pl.DataFrame(pretrained.epochs).write_csv(folder / "epochs.csv")
     if not events:
-        finished = pretraining.storage_of(windows, split, section, state_dir())
-        shutil.rmtree(finished, ignore_errors=True)  # running it again trains again
+        discard(pretraining.storage_of(windows, split, section, state_dir()))
 
 
 if __name__ == "__main__":

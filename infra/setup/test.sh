@@ -22,7 +22,7 @@ export -f tier
 behind() { # NICENESS NAME PATHS…: a run in a session of its own, shown at the end
   local niceness=$1
   shift
-  setsid nice -n "$niceness" bash -c '{ echo "$0" >/proc/self/autogroup; } 2>/dev/null; tier "$@" -n 2 --dist loadfile' "$niceness" "$@" \
+  setsid nice -n "$niceness" bash -c '{ echo "$0" >/proc/self/autogroup; } 2>/dev/null; tier "$@" --dist loadfile' "$niceness" "$@" \
     >"build/tests-$1.log" 2>&1 &
   runs+=($!)
 }
@@ -39,8 +39,8 @@ finish() { # end what still runs, and show the two behind
 }
 trap finish EXIT
 loop=(tests/integration/test_live_*.py tests/integration/test_loop_as_a_user.py tests/integration/test_two_nodes.py)
-behind 5 servers tests/integration "${loop[@]/#/--ignore=}"
-behind 15 computing tests --ignore=tests/integration
+behind 5 servers -n 2 tests/integration "${loop[@]/#/--ignore=}"
+behind 15 computing -n 4 tests --ignore=tests/integration
 trap 'exit 130' INT # Ctrl-C reaches the first run alone, and ends all
 trap 'exit 143' TERM
 tier loop "${loop[@]}"

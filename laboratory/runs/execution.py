@@ -13,12 +13,15 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from feature_store.atomic import new_file
 from models.program import SWIFTQUEUE
+
+if TYPE_CHECKING:
+    from feature_store.storage import Storage
 
 RUNS: Final = "runs"
 SUMMARY: Final = "summary.json"
@@ -73,10 +76,7 @@ def is_complete(output: Path, identity: str) -> bool:
 
 
 def execute(program: Path, output: Path, job: Job) -> str | None:
-    """Run one job in this process; return None, or the line that says why it failed.
-
-    Program, output and artifact must lie under these paths wherever this runs.
-    """
+    """Run one job in this process; return None, or the line that says why it failed."""
     target = folder_of(output, job.identity)
     work = Path(tempfile.mkdtemp(prefix=f".{job.identity}-", dir=target.parent))
     try:
@@ -99,6 +99,19 @@ def execute(program: Path, output: Path, job: Job) -> str | None:
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return None
+
+
+def execute_apart(program: Path, shared: Storage, job: Job) -> str | None:
+    """As `execute`, with only the storage in common: files come from there, the result goes there."""
+    with tempfile.TemporaryDirectory(prefix="swiftqueue-") as folder:
+        here = Path(folder)
+        (here / RUNS).mkdir()
+        artifact = shared.at(f"{job.identity}/artifact").get(here / "artifact") if job.artifact else None
+        record = shared.at(f"{job.identity}/record").get(here / "record") if job.record else None
+        problem = execute(program, here, replace(job, artifact=artifact, record=record))
+        if problem is None:
+            shared.at(f"{job.identity}/result").put(folder_of(here, job.identity))
+    return problem
 
 
 def check(program: Path, run: Mapping[str, Any]) -> str | None:
@@ -154,12 +167,16 @@ def run_all(
 ) -> None:
     """Execute jobs on Ray, as many at a time as it has cores, with progress; `done` hears of each.
 
+    On a cluster every node sees program, output and artifacts under these paths; or, but for the program,
+    there is SWIFTQUEUE_STORAGE.
+
     Raises:
-        ConnectionError: RAY_ADDRESS names a cluster that does not answer.
+        ConnectionError: RAY_ADDRESS names a cluster that does not answer, or the storage does not.
     """
     if not jobs:
         return
     from feature_store.local_ray import ray_cluster
+    from feature_store.storage import storage
 
     (output / RUNS).mkdir(parents=True, exist_ok=True)
     for left in (output / RUNS).glob(".*-*"):  # of a command that was killed: `sole_user` holds the folder
@@ -167,8 +184,16 @@ def run_all(
     with ray_cluster(workers=1), _bars(title, jobs, output) as advance:
         import ray
 
-        task = ray.remote(num_cpus=1, max_retries=1)(execute)
-        running = {task.remote(program, output, job): job for job in jobs}
+        shared = storage()
+        place = shared.at("laboratory") if shared else None
+        task = ray.remote(num_cpus=1, max_retries=1)(execute_apart if place else execute)
+        running = {}
+        for job in jobs:
+            if place:
+                for name, given in (("artifact", job.artifact), ("record", job.record)):
+                    if given:
+                        place.at(f"{job.identity}/{name}").put(given)
+            running[task.remote(program, place or output, job)] = job
         while running:
             ready, _ = ray.wait(list(running), timeout=SPEAKS_EVERY_S)
             for reference in ready:
@@ -177,6 +202,10 @@ def run_all(
                     problem = ray.get(reference)
                 except ray.exceptions.RayError as error:
                     problem = f"its worker died: {str(error).splitlines()[0]}"
+                if place:
+                    if problem is None:
+                        place.at(f"{job.identity}/result").get(folder_of(output, job.identity))
+                    place.at(job.identity).remove()
                 done(job, problem)
             advance(list(running.values()))
 

@@ -199,7 +199,14 @@ def finetune(
             "params": params.model_dump(),
             "todo": todo,
         }
-        run_job(finetune_worker, config, workers=params.workers, storage=storage, say=say)
+        run_job(
+            *(finetune_worker, config),
+            workers=params.workers,
+            storage=storage,
+            say=say,
+            takes=("windows_dir", "split", "pretrained"),
+            makes="rounds_dir",
+        )
     return rounds_dir
 
 
@@ -230,8 +237,9 @@ def finetune_worker(config: dict[str, Any]) -> None:
         for index in range(first, len(trace.rounds)):
             current, record = _run_round(trace, index, current, params, share)
             if share.rank == 0:
-                artifact.save(rounds_dir / name / f"round-{index}", current.model, current.description)
-                report_progress(config, record)
+                made = f"{name}/round-{index}"
+                artifact.save(rounds_dir / made, current.model, current.description)
+                report_progress(config, record, made)
 
 
 def _run_round(

@@ -154,7 +154,13 @@ def pretrain(
         "horizon": windows.horizon,
     }
     storage = storage_of(windows_dir, split, params, state_dir)
-    result = run_job(pretrain_worker, config, workers=params.workers, storage=storage, say=say)
+    result = run_job(
+        *(pretrain_worker, config),
+        workers=params.workers,
+        storage=storage,
+        say=say,
+        takes=("windows_dir", "split"),
+    )
     if result.checkpoint is None:
         raise ValueError(f"{storage}: the job ended without a checkpoint; remove the folder and run again")
     model = Predictor(features, target, params.sizes(windows.horizon))

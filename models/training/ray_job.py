@@ -5,14 +5,20 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import socket
+import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from feature_store.local_ray import LOOPBACK, ray_cluster
 from feature_store.state import private_dir
+from feature_store.storage import Storage
+from feature_store.storage import storage as storage_in_use
 
 if TYPE_CHECKING:
     from ray.train import Result
@@ -22,7 +28,8 @@ WORKERS_START_WAIT_S: Final = "600"
 # more than such an epoch takes.
 CONTROLLER_POLL_S: Final = "0.2"
 WORKER_RESTARTS: Final = 1
-PROGRESS_FILE: Final = "progress.jsonl"
+PROGRESS: Final = "progress"  # a file for each record
+MADE: Final = "made"  # of a record: what the loop has made, below a folder of its config
 POLL_S: Final = 0.3
 
 
@@ -33,45 +40,81 @@ def run_job(
     workers: int,
     storage: Path,
     say: Callable[[dict[str, Any]], None],
+    takes: Sequence[str] = (),
+    makes: str | None = None,
 ) -> Result:
     """Run `loop(config)` in `workers` processes and return Ray's result.
 
     A worker that dies is started again from the last checkpoint, `WORKER_RESTARTS` times.
 
     `storage` keeps the job's last checkpoint: a job that was killed and is run again with the same folder
-    finds it by `ray.train.get_checkpoint()`. On a cluster it must be a folder every node sees. `say` gets
-    each record that the loop gives to `report_progress`, while the job runs.
+    finds it by `ray.train.get_checkpoint()`. `say` gets each record that the loop gives to `report_progress`,
+    while the job runs.
+
+    On a cluster every node sees that folder and the paths in `config`; or there is SWIFTQUEUE_STORAGE. Then
+    each worker gets copies of what the paths named in `takes` lead to, checkpoints lie in the storage, and
+    what the loop makes in folder `makes` comes back as it is reported.
 
     Raises:
         ValueError: the loop failed; the message is that of its own exception.
+        ConnectionError: the storage does not answer.
     """
     # Ray's 60 s run out on a busy machine, and it then starts the workers anew for ever.
     os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", WORKERS_START_WAIT_S)
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", CONTROLLER_POLL_S)
+    storage = storage.absolute()
+    private_dir(storage)
+    shared = _shared(storage)
+    place = shared.uri if shared else str(storage)
+    paths = [name for name in (*takes, makes) if name]
+    if shared:
+        for name in paths:
+            if (path := Path(config[name])).exists():
+                shared.at(name).put(path)
     with ray_cluster(workers):
         import ray.train
         from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
-        storage = storage.absolute()
-        private_dir(storage)
         trainer = DataParallelTrainer(
             _in_group,
-            train_loop_config={**config, "loop": loop, "progress": str(storage / PROGRESS_FILE)},
+            train_loop_config={
+                **config,
+                **{"loop": loop, "place": place, "makes": makes, "paths": paths if shared else []},
+            },
             scaling_config=ray.train.ScalingConfig(num_workers=workers, resources_per_worker={"CPU": 1}),
             run_config=ray.train.RunConfig(
                 name=storage.name,
-                storage_path=str(storage.parent),
+                storage_path=place.rpartition("/")[0],
                 checkpoint_config=ray.train.CheckpointConfig(num_to_keep=1),
                 failure_config=ray.train.FailureConfig(max_failures=WORKER_RESTARTS),
                 logging_config=ray.train.LoggingConfig(log_level="ERROR"),
                 worker_runtime_env={"env_vars": {"OMP_NUM_THREADS": "1"}},
             ),
         )
-        with _following(storage / PROGRESS_FILE, say):
+
+        def heard(record: dict[str, Any]) -> None:
+            if (made := record.pop(MADE, None)) and shared and makes:
+                shared.at(f"{makes}/{made}").get(Path(config[makes], made))
+            say(record)
+
+        with _following(place, heard):
             try:
                 return trainer.fit()
             except ray.train.TrainingFailedError as error:
                 raise ValueError(_cause(error)) from error
+
+
+def discard(storage: Path) -> None:
+    """Remove what a job left in its folder, and in SWIFTQUEUE_STORAGE: to run it again begins anew."""
+    shutil.rmtree(storage, ignore_errors=True)
+    if shared := _shared(storage):
+        shared.remove()
+
+
+def _shared(storage: Path) -> Storage | None:
+    """Where a job's nodes meet, if it is not in its folder."""
+    found = storage_in_use()
+    return found.at(f"training/{storage.name}") if found else None
 
 
 def _in_group(config: dict[str, Any]) -> None:
@@ -80,9 +123,17 @@ def _in_group(config: dict[str, Any]) -> None:
     As in Ray's TorchTrainer, where PyTorch's store listens on every interface, and even for one worker. Store
     and gloo ask for nothing: here they listen at the node's own address, loopback on a cluster of our own.
     """
+    with tempfile.TemporaryDirectory(prefix="swiftqueue-") as folder:
+        for name in config["paths"]:
+            config[name] = str(Path(folder, name))
+            with contextlib.suppress(FileNotFoundError):  # nothing made so far
+                Storage(config["place"]).at(name).get(Path(folder, name))
+        _in_process_group(config.pop("loop"), config)
+
+
+def _in_process_group(loop: Callable[[dict[str, Any]], None], config: dict[str, Any]) -> None:
     import ray.train
 
-    loop: Callable[[dict[str, Any]], None] = config.pop("loop")
     context = ray.train.get_context()
     workers, rank = context.get_world_size(), context.get_world_rank()
     if workers == 1:
@@ -104,37 +155,62 @@ def _in_group(config: dict[str, Any]) -> None:
     loop(config)
 
 
-def report_progress(config: Mapping[str, Any], record: Mapping[str, Any]) -> None:
-    """Hand one record to the driver's `say`; called by the worker of rank 0."""
-    with Path(config["progress"]).open("a") as lines:
-        lines.write(json.dumps(record) + "\n")
+def report_progress(config: Mapping[str, Any], record: Mapping[str, Any], made: str | None = None) -> None:
+    """Hand one record to the driver's `say`; called by the worker of rank 0.
+
+    Args:
+        config: the loop's.
+        record: what JSON can say.
+        made: what it tells of, where the loop has made something: its path below folder `makes`.
+    """
+    from pyarrow.fs import FileSystem
+
+    place = config["place"]
+    if made:
+        record = {**record, MADE: made}
+        if config["paths"]:
+            Storage(place).at(f"{config['makes']}/{made}").put(Path(config[config["makes"]], made))
+    files, root = FileSystem.from_uri(f"{place}/{PROGRESS}")
+    files.create_dir(root)
+    with files.open_output_stream(f"{root}/{time.time_ns():020d}.json") as file:
+        file.write(json.dumps(record).encode())
 
 
 @contextlib.contextmanager
-def _following(path: Path, say: Callable[[dict[str, Any]], None]) -> Iterator[None]:
-    """Call `say` for every line that is appended to `path` during the block."""
-    path.touch()
-    finished = threading.Event()
-    with path.open() as lines:
-        lines.seek(0, os.SEEK_END)
+def _following(place: str, hear: Callable[[dict[str, Any]], None]) -> Iterator[None]:
+    """Call `hear` for every record that is reported during the block; an error of it ends the block."""
+    from pyarrow.fs import FileSelector, FileSystem
 
-        def follow() -> None:
-            last_look, pending = False, ""
-            while not last_look:
-                last_look = finished.wait(POLL_S)
-                for line in lines:
-                    pending += line
-                    if pending.endswith("\n"):
-                        say(json.loads(pending))
-                        pending = ""
+    files, root = FileSystem.from_uri(f"{place}/{PROGRESS}")
 
-        thread = threading.Thread(target=follow, daemon=True)
-        thread.start()
+    def there() -> list[str]:
+        found = files.get_file_info(FileSelector(root, allow_not_found=True))
+        return sorted(one.path for one in found if one.path.endswith(".json"))
+
+    finished, known = threading.Event(), set(there())
+
+    def follow() -> None:
+        last_look = False
+        while not last_look:
+            last_look = finished.wait(POLL_S)
+            for path in there():
+                if path not in known and (record := read(path)):
+                    hear(record)
+                    known.add(path)
+
+    def read(path: str) -> dict[str, Any] | None:
+        with files.open_input_stream(path) as file, contextlib.suppress(ValueError):  # half written
+            record: dict[str, Any] = json.loads(file.read())
+            return record
+        return None
+
+    with ThreadPoolExecutor(1) as thread:
+        following = thread.submit(follow)
         try:
             yield
         finally:
             finished.set()
-            thread.join()
+        following.result()
 
 
 def _cause(error: BaseException) -> str:

@@ -1,7 +1,8 @@
-"""Metrics of all ingest processes on one machine, answered by any of them.
+"""Metrics of all ingest processes, on whatever nodes, answered by any of them.
 
 Each process keeps its values in files of the folder that `PROMETHEUS_MULTIPROC_DIR` names (set before this
-module is imported), so counts survive a replica that is killed.
+module is imported), so counts survive a replica that is killed. Processes of two nodes may have one number,
+so a file bears its node's name, too.
 """
 
 from __future__ import annotations
@@ -9,13 +10,18 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import socket
 from pathlib import Path
 from typing import Final
 
 import prometheus_client as prometheus
+from prometheus_client import values
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from feature_store.telemetry.events import REASONS
+
+NODE: Final = socket.gethostname().replace("_", "-")  # the collector splits names at underscores
+values.ValueClass = values.MultiProcessValue(lambda: f"{NODE}-{os.getpid()}")  # type: ignore[no-untyped-call]
 
 KINDS: Final = ("send", "ack")
 OUTCOMES: Final = ("accepted", "duplicate", "refused", "busy", "failed")
@@ -64,9 +70,9 @@ def exposition() -> bytes:
 
 
 def forget_dead_processes() -> None:
-    """Remove the gauges of processes that were killed; their counters stay."""
+    """Remove the gauges of processes of this node that were killed; their counters stay."""
     for path in Path(os.environ["PROMETHEUS_MULTIPROC_DIR"]).glob("gauge_live*.db"):
-        pid = re.search(r"_(\d+)\.db$", path.name)
+        pid = re.search(rf"_{re.escape(NODE)}-(\d+)\.db$", path.name)
         if pid and not Path(f"/proc/{pid[1]}").exists():
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()

@@ -1,5 +1,8 @@
 """A Ray cluster of two nodes on this machine, each with its own working folder, and what runs on which.
 
+The second node does not see the folder of the programs that start work: what they hand each other goes
+through an S3-compatible server (moto's). Only the telemetry store is a folder that both see.
+
 Nodes are told apart by their addresses on loopback (127.0.0.1 Ray would replace by the machine's own, and
 then listen on every interface). Nothing runs on the first one as long as it is taken, so what is started
 lands on the second.
@@ -8,16 +11,19 @@ lands on the second.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Any, Final
 
+import boto3
 import psutil
+from moto.server import ThreadedMotoServer
 from waiting import wait_until
 
 from feature_store.local_ray import ALONE, OBJECT_STORE_BYTES, PATIENCE
@@ -50,8 +56,14 @@ class TwoNodes:
         """
         (port,) = free_ports(1)
         self.address = f"{FIRST}:{port}"
+        self.driver = root / "driver"  # the programs' folder; the second node finds it empty
+        self.driver.mkdir()
+        self.bucket = "nodes"
         self._root, self._short = root, short
         self._port = port
+        self._server = ThreadedMotoServer(FIRST, 0, verbose=False)
+        self._s3 = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
+        self._s3 |= {"AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true"}
         self._nodes: dict[str, subprocess.Popen[bytes]] = {}
         self._holder: subprocess.Popen[bytes] | None = None
 
@@ -59,17 +71,25 @@ class TwoNodes:
     def environment(self) -> dict[str, str]:
         """What a program needs to work on the cluster."""
         several = {name: value for name, value in os.environ.items() if name not in ALONE}
-        return {**several, **PATIENCE, "RAY_ADDRESS": self.address}
+        told = {"RAY_ADDRESS": self.address, "SWIFTQUEUE_STORAGE": f"s3://{self.bucket}/work"}
+        return {**several, **PATIENCE, **self._s3, **told}
 
     def start(self) -> None:
-        """Start both, and take the first."""
+        """Start the storage and both nodes, and take the first."""
+        logging.getLogger("werkzeug").setLevel(logging.WARNING)  # a line for each request
+        self._server.start()
+        host, port = self._server.get_host_and_port()
+        self._s3["AWS_ENDPOINT_URL"] = f"http://{host}:{port}"
+        self._client().create_bucket(Bucket=self.bucket)
         own = [f"--temp-dir={self._short / 'first'}", "--include-dashboard=false"]
         self._start(FIRST, "first", ["--head", f"--port={self._port}", *own, '--resources={"first": 1}'])
         self.start_second()
 
     def start_second(self) -> None:
         """Start the second node; one that was there is gone. The first is taken."""
-        self._start(SECOND, "second", [f"--address={self.address}"])
+        hide = ["unshare", "--mount", *([] if os.getuid() == 0 else ["--map-root-user"])]
+        hide += ["sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(self.driver)]
+        self._start(SECOND, "second", [f"--address={self.address}"], hide)
         taking = [sys.executable, "-c", TAKE, self.address]
         self._holder = subprocess.Popen(
             taking, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=self.environment
@@ -78,10 +98,11 @@ class TwoNodes:
         assert out is not None
         assert out.readline().strip() == b"taken"
 
-    def _start(self, node: str, name: str, options: list[str]) -> None:
+    def _start(self, node: str, name: str, options: list[str], within: Sequence[str] = ()) -> None:
         folder = self._root / name
         (folder / "tmp").mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
+        command = [*within, sys.executable, "-m", "ray.scripts.scripts", "start", "--block"]
+        command += ["--disable-usage-stats"]
         command += [f"--node-ip-address={node}", f"--num-cpus={CPUS}", *options]
         command += [
             f"--object-store-memory={OBJECT_STORE_BYTES}",
@@ -105,6 +126,20 @@ class TwoNodes:
             return "Ray runtime started" in log_file.read_text()
 
         wait_until(runs, log_file.read_text)
+
+    def stored(self, what: str) -> list[str]:
+        """Names of what lies in the storage below a name; empty ones stand for folders."""
+        found = self._client().list_objects_v2(Bucket=self.bucket, Prefix=f"work/{what}/").get("Contents", [])
+        return [one["Key"] for one in found if not one["Key"].endswith("/")]
+
+    def _client(self) -> Any:
+        return boto3.client(
+            "s3",
+            endpoint_url=self._s3["AWS_ENDPOINT_URL"],
+            aws_access_key_id=self._s3["AWS_ACCESS_KEY_ID"],
+            aws_secret_access_key=self._s3["AWS_SECRET_ACCESS_KEY"],
+            region_name=self._s3["AWS_DEFAULT_REGION"],
+        )
 
     def processes(self, node: str) -> list[psutil.Process]:
         """What runs on a node."""
@@ -136,6 +171,7 @@ class TwoNodes:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
             self._nodes[node].wait()
+        self._server.stop()
 
 
 @contextlib.contextmanager

@@ -31,7 +31,7 @@ from models.training.examples import epoch_batches, examples_from_arrays, owned,
 from models.training.loss import example_weights, weighted_squared_error
 from models.training.pretraining import Pretrainer, PretrainParams, fit_scaling, noam_rate
 from models.training.protocol import Protocol, Slice
-from models.training.ray_job import PROGRESS_FILE
+from models.training.ray_job import PROGRESS
 from models.training.sharp import sharp_changes
 from models.training.windows import WindowSet, fingerprint, load_windows
 
@@ -449,7 +449,7 @@ def test_a_killed_job_resumes_and_ends_with_the_weights_it_would_have_had(
     killed = run_stage(folder, tmp_path, "")
     # The worker's own record: the job's lines come later. An epoch's may come before its checkpoint, but not
     # before the last one's.
-    while not any('"epoch": 4' in path.read_text() for path in tmp_path.glob(f"var/ray/*/{PROGRESS_FILE}")):
+    while not any('"epoch": 4' in path.read_text() for path in tmp_path.glob(f"var/ray/*/{PROGRESS}/*")):
         assert killed.poll() is None
         time.sleep(0.01)
     children = psutil.Process(killed.pid).children(recursive=True)
