@@ -25,9 +25,10 @@ def wait_until(
     Raises:
         AssertionError: it is not within `seconds`; says what `otherwise` is or gives.
     """
-    deadline = time.monotonic() + seconds
+    begin = time.monotonic()
     while not (found := true()):
-        if time.monotonic() > deadline:
+        waited = time.monotonic() - begin
+        if waited > seconds:
             raise AssertionError(otherwise() if callable(otherwise) else otherwise)
-        time.sleep(0.01)
+        time.sleep(min(0.01 + waited / 50, 0.2))  # to look often takes a core from what is waited for
     return found

@@ -40,7 +40,7 @@ finish() { # end what still runs, and show the two behind
 trap finish EXIT
 loop=(tests/integration/test_live_*.py tests/integration/test_loop_as_a_user.py tests/integration/test_two_nodes.py)
 behind 5 servers -n 2 tests/integration "${loop[@]/#/--ignore=}"
-behind 15 computing -n 4 tests --ignore=tests/integration
+behind 15 computing -n 3 tests --ignore=tests/integration
 trap 'exit 130' INT # Ctrl-C reaches the first run alone, and ends all
 trap 'exit 143' TERM
 tier loop "${loop[@]}"

@@ -21,7 +21,8 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from feature_store.telemetry.events import REASONS
 
 NODE: Final = socket.gethostname().replace("_", "-")  # the collector splits names at underscores
-values.ValueClass = values.MultiProcessValue(lambda: f"{NODE}-{os.getpid()}")  # type: ignore[no-untyped-call]
+if values.ValueClass._multiprocess:  # the folder was named when the client was imported
+    values.ValueClass = values.MultiProcessValue(lambda: f"{NODE}-{os.getpid()}")  # type: ignore[no-untyped-call]
 
 KINDS: Final = ("send", "ack")
 OUTCOMES: Final = ("accepted", "duplicate", "refused", "busy", "failed")
