@@ -2,9 +2,10 @@
 
 Every part is real: packets of an ns-3 simulation, shipped to the ingest and read from its store; a worker
 that is warm; the registry as `up --live` uses it; Triton; and a client of its own that asks 50
-times a second and sees the version change. Before each round two more seconds of telemetry arrive, and each
-round's version is the next one's champion. The reference of each step is the first round, which
-starts Ray and its worker as a job without the warm worker would in every round.
+times a second and sees the version change. The sender goes on while rounds run, so each head is judged in
+shadow on what came meanwhile. Each round's version is the next one's champion; where a head is kept back, the
+round is run again. The reference of each step is the first round, which starts Ray and its worker as a job
+without the warm worker would in every round.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,7 +29,7 @@ from benchmarks.inference_references import make_model
 from benchmarks.ingest import Server, running_ingest
 from benchmarks.rows import Row
 from benchmarks.version_watch import VersionWatch
-from feature_store.settings import variable
+from feature_store.settings import settings, variable
 from infra.local.processes import free_ports
 
 if TYPE_CHECKING:
@@ -40,7 +42,10 @@ if TYPE_CHECKING:
 PARAMS_FILE: Final = Path("params.yaml")
 PROMISED_S: Final = 30.0
 LEARN_S, JUDGE_S, LEAD_IN_S = 60.0, 10.0, 5.0  # the defaults of `swiftqueue schedule`
-STEP_S: Final = 2.0  # of telemetry that comes between two rounds
+ROUND_S: Final = (
+    60.0  # of telemetry for a round and what is kept back; where it is too short a shadow has none
+)
+STEP_S: Final = 0.25  # of telemetry, shipped together
 START_S: Final = 3.0  # of the simulation, in which its flows begin
 LEAST_WINDOWS: Final = 200
 # What differs from params.yaml: the same network, seven times as fast. Its sender gets about 100 Mbit/s.
@@ -49,6 +54,7 @@ BATCH_EVENTS: Final = 8192
 ANCHOR: Final = "last_latency_flow_us"  # as in params.yaml
 STORED_WAIT_S: Final = 60.0
 SEEN_WAIT_S: Final = 30.0
+SETTLED_S: Final = 3.0  # until telemetry can be read
 SENDER: Final = "bench"
 
 
@@ -66,19 +72,23 @@ def measure(rounds: int) -> list[Row]:
     Raises:
         OSError, RuntimeError: a part did not start; the line says which.
     """
+    from pipelines.live.scheduler import WATCH_EVERY_S
+
     # `--json` owns the standard output.
     with contextlib.redirect_stdout(sys.stderr), tempfile.TemporaryDirectory() as temporary:
         root = Path(temporary)
-        packets = _simulated(root, START_S + LEAD_IN_S + LEARN_S + JUDGE_S + STEP_S * (rounds + 1))
+        packets = _simulated(root, _first_s() + ROUND_S * (rounds + 2))
         tokens = _window_tokens(packets)
         with own_state(root / "state"), running_ingest(root / "telemetry") as ingest:
-            measured, answered = _run(rounds, packets, tokens, root, ingest)
-    return _rows(measured[0], measured[1:], tokens, answered, rounds)
+            measured, answered, watch_s = _run(rounds, packets, tokens, root, ingest)
+    rows = _rows(measured[0], measured[1:], tokens, answered, rounds)
+    looked = "a look at the served head between two rounds"
+    return [*rows, Row(looked, watch_s, WATCH_EVERY_S, "one every", WATCH_EVERY_S / watch_s, "s", 1)]
 
 
 def _run(
     rounds: int, packets: pl.DataFrame, tokens: int, root: Path, ingest: Server
-) -> tuple[list[Measured], float]:
+) -> tuple[list[Measured], float, float]:
     from infra.local.loop import stop_stack
     from infra.local.servers import start_stack
     from models.training.finetuning import FinetuneParams
@@ -103,32 +113,69 @@ def _run(
         first_champion(root / "champion", tokens, model)
         sender = IngestClient(ingest.url, SENDER, token=ingest.token)
         with VersionWatch(grpc_address()) as watch, contextlib.closing(sender) as client:
-            measured = []
-            end_s = START_S + LEAD_IN_S + LEARN_S + JUDGE_S
-            shipped_s = 0.0
-            for _ in range(rounds + 1):
-                store.ship(client, packets, shipped_s, end_s)
-                shipped_s, end_s = end_s, end_s + STEP_S
-                measured.append(_one_round(live, watch))
-            return measured, watch.close()
+            store.ship(client, packets, 0.0, _first_s())
+            with _sending(client, packets, _first_s()):
+                measured = [_one_round(live, watch) for _ in range(rounds + 1)]
+                time.sleep(
+                    settings().rollback_after_s + SETTLED_S
+                )  # what a look judges comes after the switch
+                begin_s = time.monotonic()
+                live.probation.watch()
+                return measured, watch.close(), time.monotonic() - begin_s
     finally:
         live.close()
         stop_stack()
 
 
+def _first_s() -> float:
+    """Seconds of telemetry that the first round is given."""
+    return START_S + LEAD_IN_S + LEARN_S + JUDGE_S
+
+
 def _one_round(live: Rounds, watch: VersionWatch) -> Measured:
-    """Run a round that ends in a served version.
+    """Run a round that ends in a served version; again, where its head is kept back.
 
     Raises:
         RuntimeError: it ended otherwise.
     """
-    begin_s = time.monotonic()
-    record = live.run()
+    while True:
+        begin_s = time.monotonic()
+        record = live.run()
+        if record.outcome != "kept":
+            break
+        print(f"round {record.number}: {record.reason}")
     if record.outcome != "pushed" or record.version is None:
         raise RuntimeError(f"bench live: round {record.number} {record.outcome}: {record.reason}")
     seen_s = watch.first_answer_s(record.version, SEEN_WAIT_S)
     print(f"round {record.number}: version {record.version} answered after {seen_s - begin_s:.1f} s")
     return Measured(record, seen_s - begin_s)
+
+
+@contextmanager
+def _sending(client: IngestClient, packets: pl.DataFrame, from_s: float) -> Iterator[None]:
+    """Ship what the sender says from a time on during the block, as time goes on."""
+    import numpy as np
+
+    events = event_table(packets, from_s, float("inf"))
+    ended = threading.Event()
+
+    def send() -> None:
+        begin_s, first = time.monotonic(), 0
+        begin_ns = int(packets["sent_ns"][0]) + round(from_s * 1e9)
+        while first < len(events["kind"]) and not ended.wait(STEP_S):
+            now_ns = begin_ns + round((time.monotonic() - begin_s) * 1e9)
+            last = int(np.searchsorted(events["time_ns"], now_ns))
+            if last > first:
+                client.send(_batch({name: column[first:last] for name, column in events.items()}))
+            first = last
+
+    thread = threading.Thread(target=send, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 class Store:
@@ -192,7 +239,7 @@ def event_table(packets: pl.DataFrame, from_s: float, to_s: float) -> dict[str, 
     ):
         columns[name] = np.concatenate([values, np.zeros(acked.height, values.dtype)])
     begin_ns = int(sent_ns[0])
-    inside = (time_ns >= begin_ns + round(from_s * 1e9)) & (time_ns < begin_ns + round(to_s * 1e9))
+    inside = (time_ns >= begin_ns + from_s * 1e9) & (time_ns < begin_ns + to_s * 1e9)
     order = np.flatnonzero(inside)
     order = order[np.lexsort((columns["packet"][order], time_ns[order]))]
     return {name: values[order] for name, values in columns.items()}
@@ -247,14 +294,14 @@ def first_champion(folder: Path, tokens: int, name: str) -> None:
 
 
 @contextmanager
-def own_state(folder: Path) -> Iterator[None]:
-    """A state folder and free ports of its own, by environment."""
+def own_state(folder: Path, **more: str) -> Iterator[None]:
+    """A state folder and free ports of its own, and more settings by name, by environment."""
     names = ("triton_grpc", "triton_metrics", "mlflow_port")
-    settings = {variable(name): str(port) for name, port in zip(names, free_ports(3), strict=True)}
-    settings |= {variable("state"): str(folder), "MLFLOW_TRACKING_URI": "", "RAY_ADDRESS": ""}
-    settings[variable("shadow_batches")] = "0"  # its sender says nothing while a round runs
-    before = {name: os.environ.get(name) for name in settings}
-    os.environ.update(settings)
+    chosen = {variable(name): str(port) for name, port in zip(names, free_ports(3), strict=True)}
+    chosen |= {variable("state"): str(folder), "MLFLOW_TRACKING_URI": "", "RAY_ADDRESS": ""}
+    chosen |= {variable(name): value for name, value in more.items()}
+    before = {name: os.environ.get(name) for name in chosen}
+    os.environ.update(chosen)
     try:
         yield
     finally:

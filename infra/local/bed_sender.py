@@ -6,13 +6,9 @@ The kernel's packets and ACKs are the sender's telemetry, and they are marked as
 
 from __future__ import annotations
 
-import json
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Final
@@ -37,22 +33,11 @@ LOOK_S: Final = 0.2
 RETRY_S: Final = 1.0  # after a program that ended by itself
 
 
-@contextmanager
-def _agent(listen: Path, telemetry: str, metrics_port: int) -> Iterator[subprocess.Popen[str]]:
-    """The agent at a socket, with the local Triton's models; it ends with this process, however that ends."""
+def _agent(listen: Path, telemetry: str, metrics_port: int) -> list[str]:
+    """Command of the agent at a socket, with the local Triton's models; it ends with this process."""
     options = [f"--listen={listen}", *agent_process.server_options(grpc_addresses())]
     options += [f"--telemetry={telemetry}", f"--metrics-port={metrics_port}"]
-    command = ["setpriv", "--pdeathsig", "TERM", str(agent_process.BINARY), *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as agent:
-        try:
-            line = agent.stdout.readline() if agent.stdout else ""
-            if not line:
-                raise RuntimeError(f"the agent ended with {agent.wait()}")
-            said = json.loads(line)
-            say(f"ready, version {said['version']} {said['problem']}".rstrip())
-            yield agent
-        finally:
-            agent_process.end(agent)
+    return ["setpriv", "--pdeathsig", "TERM", str(agent_process.BINARY), *options]
 
 
 def send_until_something_ends(telemetry: str, metrics_port: int) -> str:
@@ -60,12 +45,13 @@ def send_until_something_ends(telemetry: str, metrics_port: int) -> str:
     listen = scratch() / "bed-agent.sock"
     bed = Bed(rate_mbps=RATE_MBPS, delay_ms=DELAY_MS, cross_mbps=CROSS_MBPS, queue=PROFILES[PROFILE])
     with (
-        _agent(listen, telemetry, metrics_port) as agent,
+        tcp.running(_agent(listen, telemetry, metrics_port), "the agent") as (agent, ready),
         bed,
         tcp.marked(bed, listen, name=BED) as on,
         on.connection(FOR_EVER_S) as connection,
     ):
         try:
+            say(f"ready, version {ready['version']} {ready['problem']}".rstrip())
             say(f"a TCP connection at {RATE_MBPS:g} Mbit/s, beside {CROSS_MBPS:g} of others")
             while True:
                 time.sleep(LOOK_S)

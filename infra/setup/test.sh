@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The tests, in three runs at once, and how long each took. Those of the whole live loop wait most of their time and go
-# first; those with single servers fill their pauses, and what only computes has the rest, each in two processes. The
-# two behind are shown at the end, also of a run that is cut off. `pytest` runs all of them one after the other. The
-# names of failed tests are in build/tests-*.failed at once: a crash loses none.
+# first; those with single servers fill their pauses in two processes, and what only computes has the rest, in three.
+# The two behind are shown at the end, also of a run that is cut off. `pytest` runs all of them one after the other.
+# The names of failed tests are in build/tests-*.failed at once: a crash loses none.
 set -uo pipefail
 [[ ${SWIFTQUEUE_TEST_ALL:-} == 1 ]] && export PYTEST_ADDOPTS="-o faulthandler_timeout=18000 ${PYTEST_ADDOPTS:-}"
 mkdir -p build

@@ -83,17 +83,27 @@ def marked(bed: Bed, agent: Path | None, *, name: str = "tcp", log: Path | None 
     follow += [f"--log={log}"] if log else []
     take = [sys.executable, tcp_traffic.__file__, "take", ADDRESS_B, PORT]
     with (
-        _running(bed.a(*_urgent(*follow)), "the follower", quiet=agent is None) as (follower, said),
-        _running(bed.b(*_urgent(*take)), "the receiver") as (taker, _),
+        running(bed.a(*_urgent(*follow)), "the follower", quiet=agent is None) as (follower, said),
+        running(bed.b(*_urgent(*take)), "the receiver") as (taker, _),
     ):
         yield Marked(bed, follower, taker, bool(said["agent"]))
 
 
 @contextmanager
-def _running(
+def running(
     command: list[str], what: str, *, quiet: bool = False
 ) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
-    """Run a program that says an object when it is ready; it is told to end with the block."""
+    """Run a program that says an object when it is ready; it is told to end with the block.
+
+    Args:
+        command: the program and its arguments.
+        what: names it in an error.
+        quiet: its complaints are nobody's.
+
+    Raises:
+        RuntimeError: it ended before.
+
+    """
     complaints = subprocess.DEVNULL if quiet else None
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=complaints, text=True) as process:
         try:

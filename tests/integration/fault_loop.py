@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import psutil
 from event_rows import batch
+from of_state import processes_of
 from registered import add_version
 from waiting import wait_until
 
@@ -176,22 +177,13 @@ class FaultLoop:
             if (word := PROCESSES.get(part)) is None:
                 server = processes.running(part)
                 return server.process() if server else None
-            for process in self.processes():
+            for process in processes_of(self.state):
                 with contextlib.suppress(psutil.Error):
                     if word in " ".join(process.cmdline()[:3]):  # python -m NAME
                         return process
             return None
 
         found: psutil.Process = wait_until(look, f"no process of {part}")
-        return found
-
-    def processes(self) -> list[psutil.Process]:
-        """Every process that was started for this state folder."""
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                if process.environ().get("SWIFTQUEUE_STATE") == str(self.state):
-                    found.append(process)
         return found
 
     def leaked_shared_memory(self) -> set[str]:

@@ -27,6 +27,7 @@ import psutil
 from cmdlines import cmdlines
 from event_rows import batch
 from fault_loop import PROBE, FaultLoop
+from of_state import processes_of
 from registered import add_version
 from waiting import wait_until
 
@@ -265,7 +266,7 @@ def addresses(parts: list[psutil.Process]) -> Iterator[tuple[str, str, int]]:
 
 def family(loop: FaultLoop) -> list[psutil.Process]:
     """Every process of the loop; Ray's agents write over what would name its state folder."""
-    found = set(loop.processes())
+    found = set(processes_of(loop.state))
     for process in list(found):
         with contextlib.suppress(psutil.NoSuchProcess):
             found |= set(process.children(recursive=True))

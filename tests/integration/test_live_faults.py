@@ -49,6 +49,7 @@ from loop_attacks import (
 )
 from loop_checks import check_prometheus
 from mutants import ALL
+from of_state import processes_of
 from ray_stranger import check_strangers_are_refused
 from toy_world import bottleneck_table, write_table
 from waiting import wait_until
@@ -536,7 +537,7 @@ def test_one_command_down_leaves_nothing(loop: FaultLoop, capsys: pytest.Capture
     """After all that was done to it. The last test of the file, as it ends the loop."""
     loop.end()
     stop_stack()
-    wait_until(lambda: not loop.processes(), "processes are left")
+    wait_until(lambda: not processes_of(loop.state), "processes are left")
     for name, number in loop.ports.items():
         with socket.socket() as probe:
             assert probe.connect_ex(("127.0.0.1", number)) != 0, name

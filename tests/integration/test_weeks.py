@@ -52,7 +52,7 @@ def test_rounds_back_to_back_leave_what_is_kept_and_go_on_after_a_stop(
     path = weeks.samples_file()
     path.parent.mkdir()
     for wanted in (8, 12):  # the second goes on
-        with weeks.own_state(tmp_path / "soak" / "weeks"):
+        with weeks.own_state(tmp_path / "soak" / "weeks", shadow_batches="0"):
             weeks.run(path, wanted)
     first, second, third = (one["values"] for one in read(path))
     assert [one["rounds"] for one in (first, second, third)] == [4, 8, 12]
