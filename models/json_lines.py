@@ -1,14 +1,22 @@
-"""Logs of one JSON object a line that several processes append to, and that a full disk may cut short."""
+"""Logs of one JSON object a line that several processes append to, and that a full disk may cut short.
+
+A log that is full becomes `.1`, in the place of the one before, and a new one is begun. Who reads the log
+reads both: with a round in five minutes, over a month.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import json
 import mmap
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+LOG_BYTES: Final = 16 << 20
 
 
 def append(log: Path, entry: Mapping[str, Any], *, sync: bool = False) -> None:
@@ -27,12 +35,19 @@ def append(log: Path, entry: Mapping[str, Any], *, sync: bool = False) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(log))
         if sync:
             os.fsync(handle)
+        if size + len(line) >= LOG_BYTES:
+            turn_over(handle, log)
     finally:
         os.close(handle)
 
 
 def newest_first(log: Path) -> Iterator[dict[str, Any]]:
     """Read from the log's end, no further than is asked for; what is no object, or cut short, is left out."""
+    yield from _newest_first(log)
+    yield from _newest_first(log.with_name(f"{log.name}.1"))
+
+
+def _newest_first(log: Path) -> Iterator[dict[str, Any]]:
     if not log.is_file() or not log.stat().st_size:
         return
     with log.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
@@ -46,3 +61,14 @@ def newest_first(log: Path) -> Iterator[dict[str, Any]]:
                 continue
             if isinstance(entry, dict):
                 yield entry
+
+
+def turn_over(handle: int, log: Path) -> None:
+    """Put a log that is full aside: it is `.1` then, in the place of the one before.
+
+    Nothing is done where another process that appends to it has done so since `handle` was opened.
+    """
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    with contextlib.suppress(FileNotFoundError):
+        if os.path.samestat(os.fstat(handle), log.stat()):
+            log.replace(log.with_name(f"{log.name}.1"))

@@ -129,8 +129,8 @@ class Registry:
     def remove(self, version: int) -> None:
         """Remove a version, its run and its files; one that was half removed goes, too.
 
-        Nothing of it stays in the local store but its number. Elsewhere MLflow keeps run and files until its
-        own `mlflow gc`.
+        Nothing of it stays in the local store. Elsewhere MLflow keeps run and files until its own
+        `mlflow gc`, and two rows for ever.
         """
         with clear_errors(f"removal of version {version}"):
             found = self._client.get_model_version(self.model, str(version))
@@ -140,11 +140,29 @@ class Registry:
                 (self._client.delete_run, found.run_id),
             ):
                 _unless_gone(delete, what)
-            if tracking_uri() == local_store()[0]:
+            local = tracking_uri() == local_store()[0]
+            if local:
                 self._free(model_id, found.run_id)
             for name in found.tags:  # MLflow keeps those of a deleted version
                 self._versions.delete_model_version_tag(self.model, str(version), name)
             self._versions.delete_model_version(self.model, str(version))
+            if local:
+                self._forget()
+
+    def _forget(self) -> None:
+        """Remove the rows that MLflow keeps of deleted versions: 110,000 a year of five-minute rounds.
+
+        That of the highest number stays, deleted or not, since MLflow counts on from it.
+        """
+        from mlflow.entities.model_registry.model_version_stages import STAGE_DELETED_INTERNAL
+        from mlflow.store.model_registry.dbmodels.models import SqlModelVersion as Row
+        from sqlalchemy import func
+
+        with self._versions.store.ManagedSessionMaker(read_only=False) as session:
+            ours = session.query(Row).filter(Row.name == self.model)
+            highest = ours.with_entities(func.max(Row.version)).scalar()
+            gone = ours.filter(Row.current_stage == STAGE_DELETED_INTERNAL, Row.version < highest)
+            gone.delete(synchronize_session=False)
 
     def _free(self, model_id: str, run_id: str) -> None:
         """Give back the space of a deleted run and its logged model, as `mlflow gc` does."""
@@ -152,9 +170,15 @@ class Registry:
         for parent, name in ((artifacts / "models", model_id), (artifacts, run_id)):
             if re.fullmatch(r"[A-Za-z0-9-]+", name):  # a registry is not trusted with paths
                 shutil.rmtree(parent / name, ignore_errors=True)
+        from mlflow.store.tracking.dbmodels.models import SqlInput as Row
+
         store = self._client._tracking_client.store  # what `mlflow gc` asks
         _unless_gone(store._hard_delete_logged_model, model_id)
         _unless_gone(store._hard_delete_run, run_id)
+        with store.ManagedSessionMaker(
+            read_only=False
+        ) as session:  # which model the run made: it forgets that
+            session.query(Row).filter(Row.destination_id == model_id).delete(synchronize_session=False)
 
     def alias(self, name: str) -> int | None:
         """Version that an alias points to; whether it may be served says serving/deploy/champion.py."""

@@ -5,12 +5,11 @@ Ray writes it into a folder of its own, which goes with its head; this stays.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import logging
-import os
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
+
+from models.json_lines import turn_over
 
 LOG_NAME: Final = "replicas.log"  # in `var/ingest`, beside the log of the program that started them
 LOG_BYTES: Final = 4 << 20  # then it becomes `replicas.log.1`
@@ -32,16 +31,9 @@ class SharedLog(logging.Handler):
             with self._path.open("ab", buffering=0) as file:
                 file.write(f"{self.format(record)}\n".encode(errors="replace"))
                 if file.tell() >= LOG_BYTES:
-                    self._turn_over(file)
+                    turn_over(file.fileno(), self._path)
         except OSError:  # the disk is full
             self.handleError(record)
-
-    def _turn_over(self, file: IO[bytes]) -> None:
-        """Put the full file aside, unless another process has done so meanwhile."""
-        fcntl.flock(file, fcntl.LOCK_EX)
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(file.fileno()), self._path.stat()):
-                self._path.replace(self._path.with_name(f"{self._path.name}.1"))
 
 
 def keep_log(path: str, part: str) -> None:

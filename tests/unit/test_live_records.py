@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from models import json_lines
 from models.json_lines import append
 from pipelines.live.rounds_log import RoundRecord, read
 
@@ -22,6 +23,23 @@ def test_a_line_cut_short_costs_itself_alone(tmp_path: Path) -> None:
     append(log, asdict(RoundRecord(3, 0.0)))
     append(log, asdict(RoundRecord(4, 0.0)))
     assert [line["number"] for line in read(log)] == [1, 3, 4]
+
+
+def test_a_log_has_a_bounded_size_and_is_read_across_the_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "rounds.jsonl"
+    append(log, asdict(RoundRecord(0, 0.0)))
+    line = log.stat().st_size
+    monkeypatch.setattr(json_lines, "LOG_BYTES", 10 * line)
+    numbers = range(100, 135)  # of one length
+    for number in numbers:
+        append(log, asdict(RoundRecord(number, 0.0)))
+        assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 22 * line
+        assert read(log)[-1]["number"] == number
+    kept = [entry["number"] for entry in read(log)]
+    assert kept == list(numbers)[-len(kept) :]
+    assert len(kept) >= 10, "the half before is read, too"
 
 
 def test_a_full_disk_costs_lines_and_no_program() -> None:
