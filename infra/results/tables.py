@@ -239,7 +239,7 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
         f"bench-{name}": partial(figures, name=name)
         for name in (
             *("capacity", "extract", "finetune", "gate", "inference", "ingest", "linerate"),
-            *("live", "reservoir", "serving", "soak", "soak-first", "swap"),
+            *("live", "reservoir", "serving", "soak", "soak-first", "soak-weeks", "soak-weeks-after", "swap"),
         )
     },
 }
