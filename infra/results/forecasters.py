@@ -27,6 +27,14 @@ HEAD: Final = [
 ]
 MILLION: Final = 1e6
 
+# The judgement as it was written down beforehand (docs/results/forecasters.md).
+JUDGED: Final = ("fresh", "pages-and-video", "speed-tests", "wifi")
+CHALLENGER: Final = "event-stream"
+CHAMPION: Final = "window"
+JUDGED_HEAD: Final = ["traces", "score", CHALLENGER, CHAMPION, "over seeds", "over seeds and seconds", "verdict"]
+TIE_PRECISION: Final = 0.02
+TIE_ERROR: Final = 0.02  # of the champion's error
+
 
 def load(root: Path) -> dict[str, Any]:
     """Read what is published below a checkout; nothing, where nothing is."""
@@ -78,6 +86,51 @@ def rows(one: Mapping[str, Any], form: str) -> list[str]:
             )
         )
     return lines
+
+
+def verdicts(published: Mapping[str, Any]) -> list[str]:
+    """A line for each kind of trace and score: the event stream less the window model, tuned heads.
+
+    Raises:
+        ValueError: a kind is not published, or not against the event stream, or without the window model.
+    """
+    lines = lab.head_of(JUDGED_HEAD)
+    for kind in JUDGED:
+        one = published.get(kind)
+        if one is None or one["against"] != CHALLENGER or CHAMPION not in one["variants"]:
+            raise ValueError(f"{FILE} has no {CHALLENGER} beside {CHAMPION} on {kind}")
+        challenger, champion = (one["variants"][name]["tuned"] for name in (CHALLENGER, CHAMPION))
+        for key, name, digits in (("average_precision", "AP late", 3), ("mae_ms", "MAE, ms", 2)):
+            lower_is_better = key == "mae_ms"
+            less = champion[key]["less_reference"]
+            # The summary has the champion less the challenger.
+            ends = [less[each] and [-less[each][1], -less[each][0]] for each in ("seeds_95", "seconds_95")]
+            tie = TIE_ERROR * champion[key]["mean"] if lower_is_better else TIE_PRECISION
+            lines.append(
+                lab.row_of(
+                    [
+                        kind,
+                        name,
+                        _number(challenger[key], digits),
+                        _number(champion[key], digits),
+                        *(_ends(each, digits) for each in ends),
+                        verdict(ends, tie, lower_is_better=lower_is_better),
+                    ]
+                )
+            )
+    return lines
+
+
+def verdict(ends: Sequence[Sequence[float] | None], tie: float, *, lower_is_better: bool) -> str:
+    """`better` or `worse` where all intervals of a difference agree, `no worse` where none leaves the tie."""
+    gains = [sorted(-end for end in each) if lower_is_better else list(each) for each in ends if each]
+    if len(gains) < len(ends):
+        return "not settled"
+    if all(low > 0 for low, _ in gains):
+        return "**better**"
+    if all(high < 0 for _, high in gains):
+        return "**worse**"
+    return "no worse" if all(low >= -tie for low, _ in gains) else "not settled"
 
 
 def _mean(score: Mapping[str, Any] | None) -> float:
