@@ -31,7 +31,15 @@ MILLION: Final = 1e6
 JUDGED: Final = ("fresh", "pages-and-video", "speed-tests", "wifi")
 CHALLENGER: Final = "event-stream"
 CHAMPION: Final = "window"
-JUDGED_HEAD: Final = ["traces", "score", CHALLENGER, CHAMPION, "over seeds", "over seeds and seconds", "verdict"]
+JUDGED_HEAD: Final = [
+    "traces",
+    "score",
+    CHALLENGER,
+    CHAMPION,
+    "over seeds",
+    "over seeds and seconds",
+    "verdict",
+]
 TIE_PRECISION: Final = 0.02
 TIE_ERROR: Final = 0.02  # of the champion's error
 

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks import published
 from benchmarks.rows import Row
-from infra.results import evaluations, replayed
+from infra.results import evaluations, forecasters, replayed
 from infra.results.pages import END, FOLDER, filled, rewrite
 from infra.results.tables import TABLES, Data
 from models.json_file import read_object
@@ -143,3 +143,38 @@ def test_two_seconds_are_those_whose_latency_varies_most(tmp_path: Path) -> None
     recorded([1_000.0], queue="classic").write_parquet(path)
     with pytest.raises(ValueError, match="no packet was decided and acknowledged"):
         replayed.two_seconds(path)
+
+
+SEEDS_DIFFER = [-0.04, 0.20]
+
+
+@pytest.mark.parametrize(
+    ("ends", "lower_is_better", "found"),
+    [
+        ([[0.01, 0.20], [0.03, 0.10]], False, "**better**"),
+        ([[0.01, 0.20], [0.03, 0.10]], True, "**worse**"),
+        ([[-0.30, -0.10], [-0.20, -0.01]], True, "**better**"),
+        ([[-0.30, -0.10], [-0.20, -0.01]], False, "**worse**"),
+        ([[-0.02, 0.20], [0.01, 0.10]], False, "no worse"),
+        ([[-0.20, 0.02], [-0.10, 0.01]], True, "no worse"),
+        ([SEEDS_DIFFER, [0.01, 0.10]], False, "not settled"),
+        ([[-0.20, 0.03], [-0.10, -0.01]], True, "not settled"),
+        ([None, [0.01, 0.10]], False, "not settled"),
+    ],
+)
+def test_a_verdict_needs_all_intervals(
+    ends: list[list[float] | None], lower_is_better: bool, found: str
+) -> None:
+    assert forecasters.verdict(ends, 0.02, lower_is_better=lower_is_better) == found
+
+
+def test_no_verdict_without_both_networks_on_every_kind(data: Data) -> None:
+    one = data.forecasters["wifi"]
+    alone = {**one, "variants": {"event-stream": one["variants"]["event-stream"]}}
+    for found in (
+        {},
+        {**data.forecasters, "wifi": alone},
+        {**data.forecasters, "wifi": {**one, "against": "mlp"}},
+    ):
+        with pytest.raises(ValueError, match="has no event-stream beside window on (fresh|wifi)"):
+            forecasters.verdicts(found)
