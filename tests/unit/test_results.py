@@ -176,5 +176,5 @@ def test_no_verdict_without_both_networks_on_every_kind(data: Data) -> None:
         {**data.forecasters, "wifi": alone},
         {**data.forecasters, "wifi": {**one, "against": "mlp"}},
     ):
-        with pytest.raises(ValueError, match="has no event-stream beside window on (fresh|wifi)"):
+        with pytest.raises(ValueError, match=r"has no event-stream beside window on (fresh|wifi)"):
             forecasters.verdicts(found)
