@@ -316,8 +316,8 @@ class FaultLoop:
 
 
 def names_in_shared_memory() -> set[str]:
-    """Files that lie in shared memory now."""
-    return {path.name for path in SHARED_MEMORY.iterdir()}
+    """Segments that lie in shared memory now: files. Folders there are of tests that run beside."""
+    return {path.name for path in SHARED_MEMORY.iterdir() if path.is_file()}
 
 
 def compile_clock(folder: Path) -> Path:

@@ -179,8 +179,8 @@ def test_telemetry_that_is_not_read_is_dropped_and_counted(
             sender.packet += len(sent)
             wait_until(lambda: agent.metrics()["telemetry_dropped_frames_total"] > 0, "none is dropped")
             sender.until_decided()
+            data = read_until_quiet(reader)  # the agent counts after it has answered: by now it has
             dropped = agent.metrics()["telemetry_dropped_frames_total"]
-            data = read_until_quiet(reader)
             sender.until_decided()
             assert agent.metrics()["telemetry_dropped_frames_total"] == dropped
             agent.process.terminate()

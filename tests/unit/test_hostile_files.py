@@ -6,6 +6,7 @@ mutant of bytes seldom stays JSON, and what the JSON parser refuses tests nothin
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -41,7 +42,9 @@ DEEP = 100_000  # brackets: a parser that calls itself has no stack for so many
 def folder() -> Path:
     """A folder of this process, in memory where there is such."""
     memory = Path("/dev/shm")  # noqa: S108 - a folder of mkdtemp in it
-    return Path(tempfile.mkdtemp(prefix="hostile-", dir=memory if memory.is_dir() else None))
+    path = tempfile.mkdtemp(prefix="hostile-", dir=memory if memory.is_dir() else None)
+    atexit.register(shutil.rmtree, path, ignore_errors=True)
+    return Path(path)
 
 
 @cache
