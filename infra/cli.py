@@ -516,6 +516,30 @@ def forecasts(
     )
 
 
+@app.command()
+def paper(
+    exhibits: Annotated[
+        list[str] | None,
+        typer.Argument(help="as figure-7a, table-1 (default: all)", metavar="[EXHIBIT]..."),
+    ] = None,
+    small: Annotated[
+        bool, typer.Option("--small", help="short traces, three seeds, the ends of each axis: 20 minutes")
+    ] = False,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="folder of traces, rows and their summary")
+    ] = Path("var/paper"),
+    sections: Annotated[Path, typer.Option(help="the variants")] = Path("forecasters.yaml"),
+) -> None:
+    """Redo the SwiftQueue paper exhibit by exhibit, each with a verdict; goes on where it stopped.
+
+    Examples: swiftqueue paper --small, and swiftqueue paper figure-7a figure-15
+    """
+    from infra.paper.exhibits import FULL, SMALL
+    from infra.paper.run import run_paper
+
+    sys.exit(run_paper(exhibits or [], output, SMALL if small else FULL, sections))
+
+
 @app.command("results")
 def draw_results(
     scores: Annotated[
