@@ -556,12 +556,16 @@ def draw_results(
     rates: Annotated[
         Path | None, typer.Option(help="publish the study.json of `rate study` first", metavar="FILE")
     ] = None,
+    paper: Annotated[
+        Path | None, typer.Option(help="publish the rows of `paper` first", metavar="FILE")
+    ] = None,
 ) -> None:
     """Draw the pages of docs/results, the README's table and its pictures from the published data.
 
     Example: swiftqueue results --scores late-packets data/evaluation/report/scores.json
     """
     from infra.results import evaluations, forecasters, replayed
+    from infra.results import paper as paper_rows
     from infra.results import rates as rate_studies
     from infra.results.pages import rewrite
 
@@ -573,6 +577,8 @@ def draw_results(
         replayed.take(replay)
     if rates:
         rate_studies.take(rates)
+    if paper:
+        paper_rows.take(paper)
     for path in rewrite(Path.cwd()):
         print(path)
 
