@@ -28,7 +28,7 @@ from models.forecasters.event_stream import EventStream, _Lesson, _untrained
 from models.forecasters.forecaster import Forecaster, Part, Trace, Variant, decision_times, variants
 from models.forecasters.queries import EVENT_INPUTS, QUERY_INPUTS, Inputs
 from models.forecasters.walk import FORMS, Asked, run, within_training
-from models.forecasters.window import WindowForecaster
+from models.forecasters.window import WindowForecaster, windows_of
 from models.scoring.baselines import Candidates, ewma, last_visible
 from models.training.protocol import Protocol, Slice, divide
 
@@ -402,3 +402,16 @@ def test_repeated_latencies_are_those_of_the_stage_evaluate(
     assert known_N.sum() > 2000
     repeated_N = fitted["ewma-flow"][1].predict(part).ravel()
     np.testing.assert_allclose(repeated_N[known_N], smoothed_N[known_N], rtol=1e-4)
+
+
+def test_under_previous_every_earlier_latency_is_known_in_windows_and_queries_alike(
+    fitted: dict[str, tuple[Variant, Forecaster]], toy: Trace
+) -> None:
+    names = [feature.name for feature in FEATURES]
+    before = Part("t", toy.packets, Slice(100, 200), "previous")
+    expected_BWF = build_windows(toy.packets, 64, "previous").x_BWF[100:200]
+    np.testing.assert_array_equal(windows_of(before, 64, names), expected_BWF)
+    assert (windows_of(Part("t", toy.packets, Slice(100, 200)), 64, names) != expected_BWF).any()
+    last_B = toy.packets["latency_us"].fill_null(strategy="forward").to_numpy()[before.first_packets - 1]
+    np.testing.assert_allclose(fitted["last-sender"][1].predict(before)[:, 0], last_B)
+    assert [part.visibility for part in before.held_out()] == ["previous"] * 2

@@ -1,4 +1,4 @@
-"""`swiftqueue paper` for real, as small as can be: simulated traces, trained forecasters, rows that are kept."""
+"""`swiftqueue paper` for real, as small as can be: simulated traces, trained forecasters, kept rows."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_the_rows_can_be_published_and_drawn(folder: Path, tmp_path: Path) -> No
 def test_what_cannot_be_is_one_line(folder: Path) -> None:
     for names, line in (
         (["figure-99"], "the paper has no exhibit 'figure-99'"),
-        (["figure-7a"], "section `paper-mse` is missing"),
+        (["figure-7a"], "section `bilstm` is missing"),
     ):
         with pytest.raises(ValueError, match=line) as raised:
             run_paper(names, folder / "out", TINY, folder / "forecasters.yaml")
