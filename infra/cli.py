@@ -516,6 +516,30 @@ def forecasts(
     )
 
 
+@app.command()
+def paper(
+    exhibits: Annotated[
+        list[str] | None,
+        typer.Argument(help="as figure-7a, table-1 (default: all)", metavar="[EXHIBIT]..."),
+    ] = None,
+    small: Annotated[
+        bool, typer.Option("--small", help="short traces, three seeds, the ends of each axis: 20 minutes")
+    ] = False,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="folder of traces, rows and their summary")
+    ] = Path("var/paper"),
+    sections: Annotated[Path, typer.Option(help="the variants")] = Path("forecasters.yaml"),
+) -> None:
+    """Redo the SwiftQueue paper exhibit by exhibit, each with a verdict; goes on where it stopped.
+
+    Examples: swiftqueue paper --small, and swiftqueue paper figure-7a figure-15
+    """
+    from infra.paper.exhibits import FULL, SMALL
+    from infra.paper.run import run_paper
+
+    sys.exit(run_paper(exhibits or [], output, SMALL if small else FULL, sections))
+
+
 @app.command("results")
 def draw_results(
     scores: Annotated[
@@ -532,12 +556,16 @@ def draw_results(
     rates: Annotated[
         Path | None, typer.Option(help="publish the study.json of `rate study` first", metavar="FILE")
     ] = None,
+    paper: Annotated[
+        Path | None, typer.Option(help="publish the rows of `paper` first", metavar="FILE")
+    ] = None,
 ) -> None:
     """Draw the pages of docs/results, the README's table and its pictures from the published data.
 
     Example: swiftqueue results --scores late-packets data/evaluation/report/scores.json
     """
     from infra.results import evaluations, forecasters, replayed
+    from infra.results import paper as paper_rows
     from infra.results import rates as rate_studies
     from infra.results.pages import rewrite
 
@@ -549,6 +577,8 @@ def draw_results(
         replayed.take(replay)
     if rates:
         rate_studies.take(rates)
+    if paper:
+        paper_rows.take(paper)
     for path in rewrite(Path.cwd()):
         print(path)
 

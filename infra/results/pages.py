@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from feature_store.atomic import write_file
+from infra.results.paper_pictures import pictures
 from infra.results.pictures import PICTURES
 from infra.results.tables import TABLES, Data
 
@@ -27,6 +28,7 @@ def drawn(root: Path) -> dict[Path, bytes]:
     """
     data = Data.load(root)
     found = {FOLDER / name: picture(root, data) for name, picture in PICTURES.items()}
+    found |= {FOLDER / name: drawn for name, drawn in pictures(data.paper).items()}
     for page in [root / "README.md", *sorted((root / FOLDER).glob("*.md"))]:
         path = page.relative_to(root)
         found[path] = filled(page.read_text(), path, data).encode()

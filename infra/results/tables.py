@@ -14,7 +14,7 @@ import polars as pl
 from benchmarks import published
 from benchmarks.published import Published
 from benchmarks.rows import Row
-from infra.results import evaluations, forecasters, rates
+from infra.results import evaluations, forecasters, paper, rates
 from laboratory.report import guard
 from laboratory.report import tables as lab
 from laboratory.report.comparison import Place, against_chance, by_seed, change_of, percent
@@ -52,6 +52,7 @@ class Data:
     benchmarks: Mapping[str, Published]
     forecasters: Mapping[str, Any] = field(default_factory=dict)
     rates: Mapping[str, Any] = field(default_factory=dict)
+    paper: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def load(cls, root: Path) -> Data:
@@ -67,6 +68,7 @@ class Data:
             published.load(root / published.FILE),
             forecasters.load(root),
             rates.load(root),
+            paper.load(root),
         )
 
     def evaluation(self, name: str) -> dict[str, Any]:
@@ -222,6 +224,9 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "speed-tests": lambda data: scores(data, "speed-tests"),
     "forecasters-verdicts": lambda data: forecasters.verdicts(data.forecasters),
     **{f"forecasters-{name}": partial(forecasts, name=name) for name in ("simulated", *forecasters.JUDGED)},
+    "paper-verdicts": lambda data: paper.verdicts(data.paper),
+    "paper-origins": lambda data: paper.origins(data.paper),
+    "paper-exhibits": lambda data: paper.sections(data.paper),
     "rate-headline": partial(rate_study, rows=rates.headline),
     **{f"rate-{part}": partial(rate_study, rows=partial(rates.grid, part=part)) for part in rates.PARTS},
     "targets": lambda data: lab.judged(data.of(JUDGED, "many-flows")),

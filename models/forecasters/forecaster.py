@@ -17,7 +17,7 @@ import json
 import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self
 
@@ -50,6 +50,7 @@ class Part:
     trace: str
     packets: pl.DataFrame  # the trace's packet table from its first packet on, in send order
     decisions: Slice
+    visibility: str = "acked"  # of earlier latencies at a decision: `previous`: all (docs/EVALUATION.md)
 
     def __len__(self) -> int:
         return len(self.decisions)
@@ -81,14 +82,15 @@ class Part:
                 acked_ns=pl.when(known).then("acked_ns"), latency_us=pl.when(known).then("latency_us")
             ),
             self.decisions,
+            self.visibility,
         )
 
     def held_out(self, share: float = VALIDATION_SHARE) -> tuple[Part, Part]:
         """Divide it by time: what to learn from, as known when that ends, and the last `share`."""
         lo, hi = self.decisions.lo, self.decisions.hi
         middle = hi - max(1, round((hi - lo) * share))
-        earlier = Part(self.trace, self.packets, Slice(lo, middle)).to_learn()
-        return earlier, Part(self.trace, self.packets, Slice(middle, hi))
+        earlier = replace(self, decisions=Slice(lo, middle)).to_learn()
+        return earlier, replace(self, decisions=Slice(middle, hi))
 
 
 @dataclass(frozen=True)
@@ -98,14 +100,15 @@ class Trace:
     name: str
     packets: pl.DataFrame
     slices: Slices
+    visibility: str = "acked"
 
     def to_learn(self, part: Slice) -> Part:
         """Give a slice to learn from, as it was known when it ended."""
-        return Part(self.name, self.packets, part).to_learn()
+        return self.to_predict(part).to_learn()
 
     def to_predict(self, part: Slice) -> Part:
         """Give a slice to predict."""
-        return Part(self.name, self.packets, part)
+        return Part(self.name, self.packets, part, self.visibility)
 
 
 def decision_times(packets: pl.DataFrame) -> NDArray[np.int64]:

@@ -71,4 +71,5 @@ def replayed(part: Part, queue: int = AS_SENT, *, phase: int = 0) -> Events:
     The events are those that the part's packets tell of: of a part to learn from, none after its end.
     """
     first_B = part.first_packets + phase
-    return replay_events(part.packets, first_B[first_B + 8 <= part.packets.height], queue=queue)
+    first_D = first_B[first_B + 8 <= part.packets.height]
+    return replay_events(part.packets, first_D, visibility=part.visibility, queue=queue)

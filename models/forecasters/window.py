@@ -30,7 +30,7 @@ from models.networks.transformer import Architecture, Predictor
 from models.networks.window_network import WindowNetwork
 from models.section import Above0, Count, near
 from models.training.examples import Examples, examples_from_arrays
-from models.training.finetuning import FinetuneParams, finetune_head
+from models.training.finetuning import Finetuned, FinetuneParams, finetune_head
 from models.training.pretraining import (
     Pretrainer,
     PretrainParams,
@@ -54,6 +54,8 @@ class WindowParams(PretrainParams):
     """Not read: the command says which."""
     workers: Literal[1] = 1
     """One core: so that all forecasters are trained alike."""
+    tokens: Annotated[int, Field(ge=16, le=4096, multiple_of=8)] | None = None
+    """Packets of a window; none given: sized from the bandwidth-delay product of the training slices."""
     network: Literal["transformer", "bilstm"]
     """What stands between the inputs and the head."""
     inputs: list[str]
@@ -76,13 +78,14 @@ class WindowForecaster(Forecaster):
     def __init__(self, model: WindowNetwork, params: WindowParams, tokens: int) -> None:
         """Take a trained network and the size of its windows."""
         self.model, self.params, self.tokens = model.eval(), params, tokens
+        self.tuning: Finetuned | None = None  # of the head, where it was tuned just now
 
     @classmethod
     def fit(cls, parts: Sequence[Part], params: WindowParams, seed: int, say: Say) -> Self:
         """Train on the earlier part of each slice; the last tenth chooses the epoch."""
         learnt, held_out = zip(*(part.held_out() for part in parts), strict=True)
-        tokens = tokens_for(max(bdp_packets(part.packets) for part in learnt), *TOKENS)
-        names = _inputs(params)
+        tokens = params.tokens or tokens_for(max(bdp_packets(part.packets) for part in learnt), *TOKENS)
+        names = input_names(params.inputs)
         train, validation = (_examples(some, tokens, names) for some in (learnt, held_out))
         shown = train.gather(np.unique(np.linspace(0, len(train) - 1, FIT_WINDOWS).astype(np.int64)))
         units = {feature.name: feature.unit for feature in FEATURES}
@@ -111,7 +114,8 @@ class WindowForecaster(Forecaster):
         )
         examples = examples_from_arrays(self._windows(part), came_BH)
         other = copy.copy(self)
-        other.model = finetune_head(self.model, examples, how).model
+        other.tuning = finetune_head(self.model, examples, how)
+        other.model = other.tuning.model
         return other
 
     def predict(self, part: Part, queue: int = AS_SENT) -> Floats:
@@ -148,17 +152,22 @@ class WindowForecaster(Forecaster):
         return cls(model, params, int(described["tokens"]))
 
     def _windows(self, part: Part, queue: int = AS_SENT) -> Floats:
-        return _windows(part, self.tokens, _inputs(self.params), queue)
+        return windows_of(part, self.tokens, input_names(self.params.inputs), queue)
 
 
 FORECASTERS: Final = {"window": WindowForecaster}
 
 
-def _inputs(params: WindowParams) -> list[str]:
+def input_names(wanted: Sequence[str]) -> list[str]:
+    """Inputs of a token by name; none named: all.
+
+    Raises:
+        ValueError: a name is no input.
+    """
     known = [feature.name for feature in FEATURES]
-    if wrong := [name for name in params.inputs if name not in known]:
+    if wrong := [name for name in wanted if name not in known]:
         raise ValueError(f"inputs names {wrong[0]!r}, which no window has; {near(wrong[0], known)}")
-    return params.inputs or known
+    return list(wanted) or known
 
 
 def _network(features: Sequence[ScaledFeature], target: Target, params: WindowParams) -> Predictor:
@@ -168,12 +177,12 @@ def _network(features: Sequence[ScaledFeature], target: Target, params: WindowPa
     return model
 
 
-def _windows(part: Part, tokens: int, names: Sequence[str], queue: int = AS_SENT) -> Floats:
+def windows_of(part: Part, tokens: int, names: Sequence[str], queue: int = AS_SENT) -> Floats:
     """Windows (B, W, F) of a part's decisions, with the inputs named."""
     chosen = [[feature.name for feature in FEATURES].index(name) for name in names]
     x_BWF = np.empty((len(part), tokens, len(names)), np.float32)
     done = 0
-    for some_BWF in iter_windows(part.packets, tokens, first=part.decisions.lo):
+    for some_BWF in iter_windows(part.packets, tokens, part.visibility, first=part.decisions.lo):
         here = some_BWF[: len(part) - done, :, chosen]
         x_BWF[done : done + len(here)] = here
         done += len(here)
@@ -188,7 +197,7 @@ def _windows(part: Part, tokens: int, names: Sequence[str], queue: int = AS_SENT
 
 
 def _examples(parts: Sequence[Part], tokens: int, names: Sequence[str]) -> Examples:
-    windows = [_windows(part, tokens, names) for part in parts]
+    windows = [windows_of(part, tokens, names) for part in parts]
     came = [part.latencies_us() for part in parts]
     if not any(np.isfinite(came_BH).any() for came_BH in came):
         raise ValueError("no latency is known in a training slice")

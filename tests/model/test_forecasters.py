@@ -28,7 +28,7 @@ from models.forecasters.event_stream import EventStream, _Lesson, _untrained
 from models.forecasters.forecaster import Forecaster, Part, Trace, Variant, decision_times, variants
 from models.forecasters.queries import EVENT_INPUTS, QUERY_INPUTS, Inputs
 from models.forecasters.walk import FORMS, Asked, run, within_training
-from models.forecasters.window import WindowForecaster
+from models.forecasters.window import WindowForecaster, windows_of
 from models.scoring.baselines import Candidates, ewma, last_visible
 from models.training.protocol import Protocol, Slice, divide
 
@@ -44,7 +44,8 @@ QUICK = {  # of the published sizes: enough to be trained, little enough to be q
 }
 PACKET = ("size_bytes", "flow_id", "receiver_id")
 NAMES = [
-    *("event-stream", "event-stream-2", "mlp", "window", "bilstm", "paper"),
+    *("event-stream", "event-stream-2", "mlp", "window", "bilstm"),
+    *("paper", "paper-mse", "paper-bilstm", "paper-xgboost"),
     *("xgboost", "ewma-flow", "last-flow", "last-queue", "last-sender"),
 ]
 
@@ -125,7 +126,7 @@ def test_saved_and_loaded_it_forecasts_the_same(
     again = door.load(tmp_path / "kept")
     np.testing.assert_array_equal(model.predict(part), again.predict(part))
     assert again.multiply_adds() == model.multiply_adds()
-    if name == "xgboost":  # which draws other rows when it goes on boosting loaded trees
+    if name in ("xgboost", "paper-xgboost"):  # which draws other rows when it goes on boosting loaded trees
         return
     tuning = toy.to_learn(toy.slices.rounds[0].finetune)
     np.testing.assert_array_equal(model.tuned(tuning).predict(part), again.tuned(tuning).predict(part))
@@ -401,3 +402,16 @@ def test_repeated_latencies_are_those_of_the_stage_evaluate(
     assert known_N.sum() > 2000
     repeated_N = fitted["ewma-flow"][1].predict(part).ravel()
     np.testing.assert_allclose(repeated_N[known_N], smoothed_N[known_N], rtol=1e-4)
+
+
+def test_under_previous_every_earlier_latency_is_known_in_windows_and_queries_alike(
+    fitted: dict[str, tuple[Variant, Forecaster]], toy: Trace
+) -> None:
+    names = [feature.name for feature in FEATURES]
+    before = Part("t", toy.packets, Slice(100, 200), "previous")
+    expected_BWF = build_windows(toy.packets, 64, "previous").x_BWF[100:200]
+    np.testing.assert_array_equal(windows_of(before, 64, names), expected_BWF)
+    assert (windows_of(Part("t", toy.packets, Slice(100, 200)), 64, names) != expected_BWF).any()
+    last_B = toy.packets["latency_us"].fill_null(strategy="forward").to_numpy()[before.first_packets - 1]
+    np.testing.assert_allclose(fitted["last-sender"][1].predict(before)[:, 0], last_B)
+    assert [part.visibility for part in before.held_out()] == ["previous"] * 2

@@ -1,0 +1,245 @@
+"""Published rows of `swiftqueue paper`, `docs/results/paper.json`, an entry for each form; their tables."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.published import origin
+from feature_store.atomic import write_file
+from infra.paper.answers import MEDIAN_MS, Rows, answers
+from infra.paper.asked import OURS, SHOWN
+from infra.paper.exhibits import EXHIBITS, FULL, SMALL, Exhibit, Form, command
+from infra.paper.verdicts import NOT_RUN, Answer, verdict
+from laboratory.report import tables as lab
+from models.json_file import read_object
+from models.scoring.intervals import Estimate, estimate
+
+FILE: Final = Path("docs/results/paper.json")
+FORMS: Final = {form.name: form for form in (FULL, SMALL)}  # the longer one is shown where it is complete
+NEEDED: Final = {"form", "seeds", "lengths", "rows"}
+OF_A_ROW: Final = {"trace", "method", "seed", "every", "visibility", "about", "tune_s", "tuned", "pretrained"}
+DIGITS: Final = 3
+DRAWN: Final = {each.name for each in EXHIBITS} - {"table-1"}  # have a picture
+
+
+@dataclass(frozen=True)
+class Shown:
+    """An exhibit as it stands: the form that is complete, its rows and what they answer."""
+
+    exhibit: Exhibit
+    form: Form
+    rows: Rows
+    answers: Sequence[Answer]
+
+
+def load(root: Path) -> dict[str, Any]:
+    """Read what is published below a checkout; nothing, where nothing is.
+
+    Raises:
+        ValueError: it is damaged; the line says how.
+    """
+    path = root / FILE
+    found = read_object(path) if path.is_file() else {}
+    for entry in found.values():
+        _check(path, entry)
+    return found
+
+
+def take(summary: Path, path: Path = FILE) -> None:
+    """Put a summary into the file, in the place of that of its form.
+
+    Raises:
+        OSError: it is not there.
+        ValueError: it is not one.
+    """
+    found = read_object(summary)
+    _check(summary, found)
+    entries = {**(read_object(path) if path.is_file() else {}), found["form"]: {**origin(), **found}}
+    write_file(path, _written(entries))
+
+
+def _written(entries: Mapping[str, Any]) -> str:
+    """A row to a line, so that a change shows which."""
+    forms = []
+    for name in sorted(entries):
+        about = {key: value for key, value in entries[name].items() if key != "rows"}
+        rows = ",\n".join(json.dumps(row, allow_nan=False) for row in entries[name]["rows"])
+        forms.append(f'{json.dumps(name)}: {json.dumps(about)[:-1]}, "rows": [\n{rows}\n]}}')
+    return "{\n" + ",\n".join(forms) + "\n}\n"
+
+
+def _check(path: Path, entry: Any) -> None:
+    if not isinstance(entry, dict):
+        raise ValueError(f"{path} is no summary of `swiftqueue paper`: an entry is no object")
+    if missing := sorted(NEEDED - set(entry)):
+        raise ValueError(f"{path} is no summary of `swiftqueue paper`: {missing[0]} is missing")
+    if entry["form"] not in FORMS:
+        raise ValueError(f"{path}: form {entry['form']!r} is unknown; there are {', '.join(FORMS)}")
+    for number, row in enumerate(entry["rows"]):
+        lacks = sorted(OF_A_ROW - set(row)) if isinstance(row, dict) else ["all of it"]
+        if lacks:
+            raise ValueError(f"{path}: rows.{number}: {lacks[0]} is missing")
+
+
+def shown(published: Mapping[str, Any]) -> list[Shown]:
+    """Exhibits that were run, each in its longest complete form."""
+    rows = {name: Rows(published[name]["rows"]) for name in FORMS if name in published}
+    found = []
+    for exhibit in EXHIBITS:
+        for name, of in rows.items():
+            if given := answers(exhibit, of, FORMS[name]):
+                found.append(Shown(exhibit, FORMS[name], of, given))
+                break
+    return found
+
+
+def verdicts(published: Mapping[str, Any]) -> list[str]:
+    """A line for each exhibit: its verdict, or the command that would give it one."""
+    by_name = {each.exhibit.name: each for each in shown(published)}
+    lines = lab.head_of(["exhibit", "later version", "claim", "form", "verdict"])
+    for exhibit in EXHIBITS:
+        one = by_name.get(exhibit.name)
+        said = f"**{verdict(one.answers)}**" if one else f"{NOT_RUN}: `{command(exhibit)}`"
+        form = one.form.name if one else lab.NONE
+        lines.append(lab.row_of([exhibit.title, exhibit.later, exhibit.claim, form, said]))
+    return lines
+
+
+def origins(published: Mapping[str, Any]) -> list[str]:
+    """What each published form is."""
+    if not published:
+        return ["Nothing is published yet: `swiftqueue paper --small`."]
+    lines = []
+    for name in FORMS:
+        if name not in published:
+            lines.append(f"- **{name}**: not run.")
+            continue
+        one = published[name]
+        kinds, swept = (one["lengths"][what] for what in ("kinds", "swept"))
+        lines += [
+            f"- **{name}**: measured on {one['date']} at commit `{one['commit']}`, on {one['machine']};",
+            f"  seeds 1 to {one['seeds']}. Seconds of a trace, to pre-train on, to tune on, to test on:",
+            f"  {_seconds(kinds)} of the four kinds (table 1), {_seconds(swept)} of figures 9 to 12.",
+        ]
+    return lines
+
+
+def _seconds(lengths: Mapping[str, Any]) -> str:
+    return " / ".join(f"{lengths[key]:g}" for key in ("trace_s", "pretrain_s", "finetune_s", "test_s"))
+
+
+def sections(published: Mapping[str, Any]) -> list[str]:
+    """Every exhibit that was run: its picture, figures, questions and command."""
+    return [line for one in shown(published) for line in _section(one)]
+
+
+def _section(one: Shown) -> Iterator[str]:
+    exhibit = one.exhibit
+    yield from ("", f"### {exhibit.title}", "")
+    yield f"{exhibit.claim}: **{verdict(one.answers)}**, {one.form.name} form, {one.form.seeds} seeds."
+    if exhibit.name in DRAWN:
+        yield from ("", f"![{exhibit.title}](paper-{exhibit.name}.svg)")
+    yield from ("", *_figures(one), "", *_asked(one))
+    yield from ("", f"    {command(exhibit, one.form)}")
+
+
+def _figures(one: Shown) -> list[str]:
+    exhibit, rows = one.exhibit, one.rows
+    if exhibit.name == "table-1":
+        return _of_traces(one)
+    if exhibit.name == "figure-16":
+        found = ((f"{every:g}", rows.values(SHOWN, OURS, _f1, every)) for every in one.form.every)
+        return _in_one_line("fine-tuned every … test slices", found)
+    if exhibit.name == "figure-17":
+        sizes = rows.of(SHOWN, OURS)[0]["batches"]
+        found = (
+            (size, rows.values(SHOWN, OURS, lambda row, size=size: row["batches"][size]))  # type: ignore[misc]
+            for size in sizes
+        )
+        return _in_one_line("packets of a batch", found)
+    if exhibit.name == "figure-3":
+        return []
+    what = "F1; seconds to tune cached, uncached" if exhibit.name == "figure-13" else "F1 of sharp changes"
+    lines = lab.head_of([what, *(exhibit.traces[trace] for trace in exhibit.shown(one.form))])
+    for method in exhibit.methods:
+        cells = []
+        for trace in exhibit.shown(one.form):
+            mean = estimate(list(scored(one, trace, method).values()))
+            if exhibit.name != "figure-13":
+                cells.append(interval(mean))
+                continue
+            cached, uncached = (
+                statistics.fmean(row["tune_s"][way] for row in rows.of(trace, method))
+                for way in ("cached", "uncached")
+            )
+            cells.append(f"{_mean(mean)}; {cached:.3f} s, {uncached:.3f} s")
+        lines.append(lab.row_of([f"**`{method}`**" if method == OURS else f"`{method}`", *cells]))
+    return lines
+
+
+def scored(one: Shown, trace: str, method: str) -> dict[int, float]:
+    """F1 by seed, of the variant and visibility that an exhibit asks for."""
+    score = one.exhibit.score
+    return one.rows.values(trace, method, lambda row: row["tuned"][score], 1, one.exhibit.visibility)
+
+
+def _mean(found: Estimate | None) -> str:
+    return lab.NONE if found is None else f"{found.mean:.{DIGITS}f}"
+
+
+def _f1(row: Mapping[str, Any]) -> float | None:
+    return row["tuned"]["f1_truth_change"]  # type: ignore[no-any-return]
+
+
+def _in_one_line(what: str, found: Iterator[tuple[str, Mapping[int, float]]]) -> list[str]:
+    by_value = list(found)
+    cells = [interval(estimate(list(values.values()))) for _, values in by_value]
+    return [*lab.head_of([what, *(value for value, _ in by_value)]), lab.row_of(["F1", *cells])]
+
+
+def _of_traces(one: Shown) -> list[str]:
+    lines = lab.head_of(["kind", "median, ms", "the paper's", "sharp changes", "seconds", "flows", "flow, s"])
+    for trace in one.exhibit.shown(one.form):
+        rows = one.rows.of(trace, "last-flow")
+        about = [row["about"] for row in rows]
+        ends = [min(each["flow_s"][0] for each in about), max(each["flow_s"][1] for each in about)]
+        lines.append(
+            lab.row_of(
+                [
+                    one.exhibit.traces[trace],
+                    interval(estimate([each["median_ms"] for each in about]), 1),
+                    str(MEDIAN_MS[trace]),
+                    f"{statistics.fmean(row['tuned']['n_sharp'] for row in rows):.0f}",
+                    f"{statistics.fmean(each['seconds'] for each in about):.0f}",
+                    f"{statistics.fmean(each['flows'] for each in about):.0f}",
+                    f"{ends[0]:.0f} to {ends[1]:.0f}",
+                ]
+            )
+        )
+    return lines
+
+
+def _asked(one: Shown) -> list[str]:
+    factor = one.exhibit.factor
+    lines = lab.head_of(["question", "first", "second", f"first - {factor:g} × second", "verdict"])
+    for each in one.answers:
+        first, second = (f"{value:.{DIGITS}f}" for value in (each.ours, each.other))
+        lines.append(
+            lab.row_of([each.where, first, second, interval(each.contrast, signed=True), each.verdict])
+        )
+    return lines
+
+
+def interval(found: Estimate | None, digits: int = DIGITS, *, signed: bool = False) -> str:
+    """A mean with 95 % over seeds."""
+    if found is None:
+        return lab.NONE
+    sign = "+" if signed else ""
+    if found.low is None or found.high is None:
+        return f"{found.mean:{sign}.{digits}f}"
+    return f"{found.mean:{sign}.{digits}f} ({found.low:{sign}.{digits}f} to {found.high:{sign}.{digits}f})"

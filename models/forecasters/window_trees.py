@@ -1,0 +1,102 @@
+"""Boosted trees on the whole window, as the paper has them: every token's inputs, and the packet's place.
+
+Shapes: B decisions, W window tokens, F inputs of a token, H horizon (8 packets), N packets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Final, Self
+
+import numpy as np
+from pydantic import Field
+
+from feature_store.events.event_stream import AS_SENT
+from feature_store.events.windows import HORIZON, schema_hash
+from models.forecasters.forecaster import Floats, Forecaster, Part, Say
+from models.forecasters.window import input_names, windows_of
+from models.scoring.baselines import BoostedTrees
+from models.section import Count, Section
+
+FILE: Final = "trees.ubj"
+ASKED_AT_ONCE: Final = 2048  # decisions whose rows are held together: a row is a whole window
+
+
+class WindowTreesParams(Section):
+    """What the trees see, and how many there are."""
+
+    section: ClassVar = "window-trees"
+    rounds: Count
+    """Trees; a tenth as many are added in each fine-tuning round."""
+    tokens: Annotated[int, Field(ge=16, le=4096, multiple_of=8)]
+    """Packets of a window."""
+    inputs: list[str]
+    """Inputs of a token, by name (docs/WINDOWS.md); none named: all."""
+    decisions: Count
+    """Most decisions of a slice that are learnt from, evenly spaced: a row is a whole window."""
+
+
+class WindowTrees(Forecaster):
+    """Trees of log-latency on the whole window (SwiftQueue, arXiv 2410.06112, section 6: XGB)."""
+
+    Params = WindowTreesParams
+
+    def __init__(self, trees: BoostedTrees, params: WindowTreesParams) -> None:
+        """Take fitted trees."""
+        self.trees, self.params = trees, params
+
+    @classmethod
+    def fit(cls, parts: Sequence[Part], params: WindowTreesParams, seed: int, say: Say) -> Self:
+        """Boost on the slices: nothing is chosen on held-out time."""
+        rows, came = zip(*(_lesson(part, params) for part in parts), strict=True)
+        trees = BoostedTrees.fit(np.concatenate(rows), np.concatenate(came), rounds=params.rounds, seed=seed)
+        return cls(trees, params)
+
+    def tuned(self, part: Part) -> Self:
+        """Add trees."""
+        return type(self)(self.trees.continued(*_lesson(part, self.params)), self.params)
+
+    def predict(self, part: Part, queue: int = AS_SENT) -> Floats:
+        """Latencies in µs (B, H)."""
+        x_BWF = _windows(part, self.params, queue)
+        some = (x_BWF[first : first + ASKED_AT_ONCE] for first in range(0, len(x_BWF), ASKED_AT_ONCE))
+        us = [self.trees.predict(_rows(each)) for each in some]
+        return np.concatenate([*us, np.zeros(0)]).reshape(-1, HORIZON).astype(np.float32)
+
+    def multiply_adds(self) -> int:
+        """None: trees compare."""
+        return 0
+
+    def write(self, folder: Path) -> dict[str, Any]:
+        """Write the trees."""
+        self.trees.save(folder / FILE)
+        return {"schema_hash": schema_hash(), "seed": self.trees.seed}
+
+    @classmethod
+    def read(cls, folder: Path, params: WindowTreesParams, described: Mapping[str, Any]) -> Self:
+        """Read the trees."""
+        if described["schema_hash"] != schema_hash():
+            raise ValueError("made for another definition of the inputs; train again")
+        return cls(BoostedTrees.load(folder / FILE, params.rounds, int(described["seed"])), params)
+
+
+FORECASTERS: Final = {"window-trees": WindowTrees}
+
+
+def _windows(part: Part, params: WindowTreesParams, queue: int = AS_SENT) -> Floats:
+    return windows_of(part, params.tokens, input_names(params.inputs), queue)
+
+
+def _lesson(part: Part, params: WindowTreesParams) -> tuple[Floats, np.ndarray[Any, np.dtype[np.float64]]]:
+    """Rows (N, W * F + 1) and latencies (N,) of some of a part's decisions."""
+    chosen = np.unique(np.linspace(0, len(part) - 1, min(len(part), params.decisions)).astype(np.int64))
+    x_BWF = _windows(part, params)[chosen]
+    return _rows(x_BWF), part.latencies_us()[chosen].ravel().astype(np.float64)
+
+
+def _rows(x_BWF: Floats) -> Floats:
+    """A row for each packet asked about: the whole window, and its place in the batch."""
+    whole_NF = np.repeat(x_BWF.reshape(len(x_BWF), -1), HORIZON, axis=0)
+    place_N = np.tile(np.arange(HORIZON, dtype=np.float32), len(x_BWF))
+    return np.concatenate([whole_NF, place_N[:, None]], axis=1)
