@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from infra.cli_choices import LatencySource, Protocol
+from infra.cli_choices import LatencySource, Protocol, Told
 from infra.cli_laboratory import lab_app
 from infra.cli_traces import sender_app, trace_app
 from models.program import new_app, one_line
@@ -496,11 +496,23 @@ def forecasts(
         bool, typer.Option("--choose", help="test on the last third of the training slices instead")
     ] = False,
     sections: Annotated[Path, typer.Option(help="the variants")] = Path("forecasters.yaml"),
+    told: Annotated[
+        Told, typer.Option(help="what a sender says of packets 2 to 8 of a batch (docs/MODEL.md)")
+    ] = Told.all,
+    truth: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="what packets would have waited in either queue, to score the choice; may be repeated",
+            metavar="TRACE=truth.parquet",
+        ),
+    ] = None,
 ) -> None:
     """Train the forecasters of forecasters.yaml and score them on the same packets; goes on where it stopped.
 
     Example: swiftqueue forecasts data/packets --only event-stream --only xgboost --seeds 3
     """
+    if wrong := [each for each in truth or [] if "=" not in each]:
+        raise ValueError(f"--truth {wrong[0]}: it must be TRACE=FILE")
     from infra.forecasts import run_forecasts
 
     run_forecasts(
@@ -513,6 +525,8 @@ def forecasts(
         against=against,
         choose=choose,
         sections=sections,
+        told=told.value,
+        truths={name: Path(path) for name, path in (each.split("=", 1) for each in truth or [])},
     )
 
 

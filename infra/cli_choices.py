@@ -18,3 +18,11 @@ class Protocol(StrEnum):
     short = "short"
     small = "small"
     paper = "paper"
+
+
+class Told(StrEnum):
+    """What a sender says of packets 2 to 8 of a batch; `replay_events` checks the same names."""
+
+    all = "all"
+    flows = "flows"
+    first = "first"

@@ -14,17 +14,18 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import polars as pl
 
 from feature_store.atomic import write_file
-from feature_store.packets.schema import scan_packets, traces_in
-from models.forecasters.forecaster import Trace, Variant, decision_times, variants
+from feature_store.packets.schema import QUEUES, scan_packets, traces_in
+from models.forecasters.forecaster import Trace, Variant, Waits, decision_times, variants
 from models.forecasters.walk import FORMS, Asked, run, within_training
 from models.import_closure import code_hash
 from models.json_file import read_object
 from models.say import say
 from models.scoring.intervals import Estimate, estimate
 from models.scoring.metrics import interval
-from models.section import read_all
+from models.section import near, read_all
 from models.training.protocol import divide, protocol_named
 
 SUMMARY: Final = "scores.json"
@@ -34,10 +35,16 @@ SCORES: Final = {
     "mae_ms": ("error", "mae_ms"),
     "p99_ms": ("error", "p99_ms"),
     "log_mae": ("error", "log_mae"),
+    "pinball_ms": ("spread", "pinball_ms"),
+    "regret_ms": ("choice", "regret_ms"),
+    "right": ("choice", "right"),
+    "moved": ("choice", "moved"),
 }
-DRAWN: Final = ("average_precision", "mae_ms")  # scores that have draws of seconds
+DRAWN: Final = ("average_precision", "mae_ms", "regret_ms")  # scores that have draws of seconds
+ALIKE: Final = ("n", "never_ms", "always_ms", "shorter_is_classic")  # of a choice: the same for every variant
 DRAWS_SEED: Final = 1
 DIGITS: Final = 5
+L4S: Final = QUEUES[1]
 Pairs = Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]  # of runs: a variant's, the reference's
 
 
@@ -52,8 +59,23 @@ def run_forecasts(
     against: str,
     choose: bool,
     sections: Path,
+    told: str = "all",
+    truths: Mapping[str, Path] | None = None,
 ) -> None:
     """Run what is missing and write the summary.
+
+    Args:
+        packets: folder of packet tables.
+        output: folder of runs and summary.
+        names: of the traces; none: all.
+        only: variants; none: all.
+        seeds: training seeds, 1 to so many.
+        protocol: lengths of the slices.
+        against: the variant that differences are taken from.
+        choose: test on the last third of the training slices.
+        sections: file of the variants.
+        told: of packets 2 to 8 of a batch at its decision (`replay_events`).
+        truths: by trace, a `truth.parquet` that says what each packet would have waited in either queue.
 
     Raises:
         FileNotFoundError: there is no packet table of a trace.
@@ -65,7 +87,7 @@ def run_forecasts(
     if against not in read_all(sections):
         raise ValueError(f"--against {against}: there is no section of that name in {sections}")
     torch.set_num_threads(1)  # small networks lose by more, and seconds are of one core
-    traces = _traces(packets, names or traces_in(packets), protocol)
+    traces = _traces(packets, names or traces_in(packets), protocol, told, truths or {})
     if choose:
         traces = within_training(traces)
     work = _fingerprint(traces)
@@ -87,6 +109,7 @@ def run_forecasts(
         "protocol": protocol,
         "within_training": choose,
         "against": against,
+        "told": told,
     }
     alike = {each.name for each in variants(sections) if not each.kind.seeded}
     summary = summarised(_runs(output, work), about, alike)
@@ -94,15 +117,38 @@ def run_forecasts(
     say(f"{output / SUMMARY}: {len(summary['variants'])} variants")
 
 
-def _traces(packets: Path, names: Sequence[str], protocol: str) -> list[Trace]:
+def _traces(
+    packets: Path, names: Sequence[str], protocol: str, told: str, truths: Mapping[str, Path]
+) -> list[Trace]:
+    if wrong := [name for name in truths if name not in names]:
+        raise ValueError(f"--truth {wrong[0]}: there is no such trace; {near(wrong[0], list(names))}")
     if not names:
         raise ValueError(f"no packet tables under {packets}; run `swiftqueue extract` or the stage `extract`")
     found = []
     for name in names:
         table = scan_packets(packets, name).collect()
         slices = divide(decision_times(table), protocol_named(protocol), name)
-        found.append(Trace(name, table, slices))
+        waits = waits_of(table, truths[name]) if name in truths else None
+        found.append(Trace(name, table, slices, told=told, waits=waits))
     return found
+
+
+def waits_of(packets: pl.DataFrame, truth: Path) -> Waits:
+    """Read what the packets of a table would have waited in either queue.
+
+    Raises:
+        OSError: the file is not there.
+        ValueError: it does not tell that, or is of other packets.
+    """
+    columns = ("sent_ns", "default_queue", "classic_wait_us", "l4s_wait_us")
+    schema = pl.read_parquet_schema(truth)
+    if missing := [name for name in columns if name not in schema]:
+        raise ValueError(f"{truth}: column {missing[0]} is missing; it must tell of both queues")
+    table = pl.read_parquet(truth, columns=list(columns))
+    if not table["sent_ns"].equals(packets["sent_ns"]):
+        raise ValueError(f"{truth}: its {table.height} packets are not the {packets.height} of the trace")
+    classic, l4s = (table[name].fill_null(float("nan")).to_numpy() for name in columns[2:])
+    return Waits(classic, l4s, (table["default_queue"] == L4S).to_numpy())
 
 
 def _fingerprint(traces: Sequence[Trace]) -> str:
@@ -110,6 +156,10 @@ def _fingerprint(traces: Sequence[Trace]) -> str:
     for trace in traces:
         digest.update(json.dumps([trace.name, trace.slices.as_json()]).encode())
         digest.update(trace.packets.hash_rows(seed=1).to_numpy().tobytes())
+        if trace.told != "all":
+            digest.update(trace.told.encode())
+        if trace.waits is not None:
+            digest.update(trace.waits.classic_us_N.tobytes() + trace.waits.l4s_us_N.tobytes())
     return digest.hexdigest()[:16]
 
 
@@ -145,6 +195,8 @@ def summarised(
         "base_rate": first["late"]["base_rate"],
         "variants": {},
     }
+    if chosen := first.get("choice"):
+        result["choice"] = {name: chosen[name] for name in ALIKE}
     reference = str(about["against"])
     base = runs.get(reference, ())
     for name, some in runs.items():
@@ -161,16 +213,19 @@ def summarised(
 def _form(runs: Sequence[Mapping[str, Any]], pairs: Pairs, form: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for score, (part, key) in SCORES.items():
-        values = [one[form][part][key] for one in runs]
+        values = [one[form].get(part, {}).get(key) for one in runs]
         if any(value is None for value in values):
             found[score] = None
             continue
         found[score] = _said(estimate(values))
-        if pairs and all(other[form][part][key] is not None for _, other in pairs):
+        if pairs and all(other[form].get(part, {}).get(key) is not None for _, other in pairs):
             seeds = [ours[form][part][key] - other[form][part][key] for ours, other in pairs]
             found[score]["less_reference"] = _said(estimate(seeds))
             if score in DRAWN:
                 found[score]["less_reference"]["seconds_95"] = _over_seconds(pairs, form, score)
+    if spreads := [one[form]["spread"] for one in runs if one[form].get("spread", {}).get("coverage")]:
+        coverage = np.mean([each["coverage"] for each in spreads], axis=0)
+        found["coverage"] = {"levels": spreads[0]["levels"], "share": [round(float(x), 4) for x in coverage]}
     return found
 
 

@@ -12,6 +12,7 @@ from pydantic import Field, field_validator
 
 from models.section import Above0, Count, Section, read, read_all
 
+MEDIAN = 0.5
 BLOCK = 64  # events whose band is one piece of attention
 
 
@@ -48,6 +49,15 @@ class QueryFit(Section):
     """Of AdamW, of matrices only."""
     sharp_weight: Above0
     """Alpha of the loss, on sharp changes."""
+    quantiles: Annotated[list[Annotated[float, Field(gt=0, lt=1)]], Field(default_factory=list)]
+    """Levels of the latencies that it gives, ascending, 0.5 among them; none: the mean log-latency alone."""
+
+    @field_validator("quantiles")
+    @classmethod
+    def _ascending(cls, levels: list[float]) -> list[float]:
+        if levels and (MEDIAN not in levels or len(levels) < 2 or sorted(set(levels)) != levels):
+            raise ValueError(f"it must ascend and hold {MEDIAN} and another level")
+        return levels
 
 
 class EventStreamFit(QueryFit):
@@ -81,6 +91,13 @@ class EventStreamLoop(EventStreamFit):
 
     seed: Annotated[int, Field(ge=0)]
     """Of weights, batches and dropout."""
+
+    @field_validator("quantiles")
+    @classmethod
+    def _one_latency(cls, levels: list[float]) -> list[float]:
+        if levels:
+            raise ValueError("it must be empty: what is served gives one latency for each packet")
+        return levels
 
     @field_validator("layers")
     @classmethod

@@ -1,7 +1,7 @@
-"""Keeps the code that each stage of dvc.yaml depends on equal to what it imports.
+"""Keeps the code that each stage of DVC depends on equal to what it imports.
 
 Run it where a test says that they differ: `python -m pipelines.dependencies`.
-What a stage reads under data/, simulation/ and testbed/ stands in dvc.yaml by hand.
+What a stage reads under data/, simulation/ and testbed/ stands in its file by hand.
 """
 
 from __future__ import annotations
@@ -11,28 +11,30 @@ from typing import Any
 
 from models.import_closure import files_of
 
+FILES = ("dvc.yaml", "data/long/dvc.yaml")
 BY_HAND = ("data", "simulation", "testbed", "${item.file}")
 
 
-def dependencies(name: str, stage: Any) -> list[str]:
-    """Return what a stage of dvc.yaml depends on: its code, then what stands there by hand."""
-    code = [str(path) for path in files_of(f"pipelines.{name}")]
+def dependencies(stage: Any) -> list[str]:
+    """Return what a stage depends on: its command's code, then what stands there by hand."""
+    named = stage["cmd"].split()[1]
+    code = [str(path) for path in files_of(named if "." in named else f"pipelines.{named}")]
     return [*code, "pipelines/run", *(dep for dep in stage["deps"] if dep.startswith(BY_HAND))]
 
 
 def main() -> None:
-    """Write the dependencies of every stage into dvc.yaml, and leave the rest as it is."""
+    """Write the dependencies of every stage into its file, and leave the rest as it is."""
     from ruamel.yaml import YAML
 
     yaml = YAML()
     yaml.width = 4096
-    path = Path("dvc.yaml")
-    document = yaml.load(path)
-    for name, stage in document["stages"].items():
-        each = stage.get("do", stage)  # of a stage for each trace
-        each["deps"] = dependencies(name, each)
-    with path.open("w") as file:
-        yaml.dump(document, file)
+    for path in map(Path, FILES):
+        document = yaml.load(path)
+        for stage in document["stages"].values():
+            each = stage.get("do", stage)  # of a stage for each trace
+            each["deps"] = dependencies(each)
+        with path.open("w") as file:
+            yaml.dump(document, file)
 
 
 if __name__ == "__main__":

@@ -33,11 +33,15 @@ struct EventColumns {
   float* x_EF;
 };
 
+// What a sender says of packets 2 to 8 of a batch; the rest is taken to be as of the first.
+enum class Told : int { kAll, kFlows, kFirst };
+
 // Decisions, each about the 8 packets from `first` on, at the send time of the first.
 struct Decisions {
   std::int64_t count;
   const std::int64_t* first;  // in ascending order, each with 8 packets
   int queue;                  // of the candidates; -1: the one they were sent in
+  Told told;
   std::int64_t* cut;          // events before the decision
   float* x_DHF;
 };
@@ -67,7 +71,8 @@ std::int64_t replay(const PacketColumns& columns, bool previous, const EventColu
       decisions.cut[decision] = events;
       float* x_F = decisions.x_DHF + decision * kHorizon * kEventInputCount;
       for (int i = 0; i < kHorizon; ++i, x_F += kEventInputCount) {
-        Candidate what = columns.candidate(p + i);
+        Candidate what = columns.candidate(decisions.told == Told::kFirst ? p : p + i);
+        if (decisions.told == Told::kFlows) what.size_bytes = columns.size_bytes[p];
         if (decisions.queue >= 0) what.queue = static_cast<std::uint8_t>(decisions.queue);
         if (!stream.query(sent_ns, what, i, x_F)) return -1 - (p + i);
       }
@@ -133,11 +138,12 @@ std::int64_t sq_events_replay(std::int64_t packets, const std::int64_t* sent_ns,
                               const std::int64_t* acked_ns, const float* latency_us, int previous,
                               std::uint8_t* ack, std::int64_t* packet, std::int64_t* time_ns,
                               float* x_EF, std::int64_t decisions, const std::int64_t* first,
-                              int candidate_queue, std::int64_t* cut, float* x_DHF) {
+                              int candidate_queue, int told, std::int64_t* cut,
+                              float* x_DHF) {
   try {
     return replay({packets, sent_ns, size_bytes, flow_id, receiver_id, queue, acked_ns, latency_us},
                   previous != 0, {ack, packet, time_ns, x_EF},
-                  {decisions, first, candidate_queue, cut, x_DHF});
+                  {decisions, first, candidate_queue, static_cast<Told>(told), cut, x_DHF});
   } catch (const std::bad_alloc&) {
     return std::numeric_limits<std::int64_t>::min();
   }

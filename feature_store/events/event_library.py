@@ -45,7 +45,8 @@ def _load() -> ctypes.CDLL:
         "sq_event_query": (ctypes.c_int, [pointer, i64, *packet, ctypes.c_int, pointer]),
         "sq_events_replay": (
             i64,
-            [i64, *[pointer] * 7, ctypes.c_int, *[pointer] * 4, i64, pointer, ctypes.c_int, *[pointer] * 2],
+            [i64, *[pointer] * 7, ctypes.c_int, *[pointer] * 4, i64, pointer, ctypes.c_int, ctypes.c_int]
+            + [pointer] * 2,
         ),
         "sq_event_window_features": (ctypes.c_int, []),
         "sq_event_window_schema": (ctypes.c_char_p, []),

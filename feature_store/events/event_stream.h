@@ -22,7 +22,7 @@
 
 namespace swiftqueue {
 
-inline constexpr int kEventLayoutVersion = 1;
+inline constexpr int kEventLayoutVersion = 2;
 // SENDs and ACKs are counted with weights that fall by e in this time: the rates over some 20 ms.
 inline constexpr double kRateDecayNs = 20e6;
 
@@ -65,6 +65,15 @@ inline constexpr std::array kEventInputs{
     EventInput{"min_latency_us", "us"},
     EventInput{"min_latency_queue_us", "us"},
     EventInput{"min_latency_flow_us", "us"},
+    // Latencies less the least one of their receiver so far: what queues added.
+    EventInput{"last_queueing_us", "us"},
+    EventInput{"last_queueing_queue_us", "us"},
+    EventInput{"last_queueing_flow_us", "us"},
+    EventInput{"mean2_queueing_us", "us"},
+    EventInput{"mean2_queueing_queue_us", "us"},
+    EventInput{"mean2_queueing_flow_us", "us"},
+    EventInput{"min_latency_receiver_us", "us"},
+    EventInput{"expected_latency_us", "us"},  // the receiver's least and the queue's last queueing
     EventInput{"ack_silence_us", "us"},  // since the last ACK; before any, since the first SEND
     EventInput{"ack_silence_queue_us", "us"},
     EventInput{"ack_silence_flow_us", "us"},
@@ -161,6 +170,8 @@ struct Scope {
   float min_us = 0;
   double mean8_us = 0;
   double mean2_us = 0;
+  float last_queueing_us = 0;
+  double mean2_queueing_us = 0;
   DecayedCount sends;
   DecayedCount acks;
   std::int32_t oldest = kNone;  // of the packets in flight, a list in send order
@@ -235,10 +246,16 @@ class EventStream {
     }
     const bool visible = std::isfinite(latency_us) && latency_us >= 0;
     const float previous_us = acknowledged.scopes[2]->last_us;
+    float queueing_us = 0;
+    if (visible) {
+      float& least_us = receivers_.try_emplace(acknowledged.what.receiver_id, latency_us).first->second;
+      least_us = std::min(least_us, latency_us);
+      queueing_us = latency_us - least_us;
+    }
     for (detail::Scope* scope : acknowledged.scopes) {
       scope->last_ack_ns = now_ns;
       scope->acks.add(now_ns);
-      if (visible) see(*scope, latency_us);
+      if (visible) see(*scope, latency_us, queueing_us);
     }
     write(acknowledged.what, *acknowledged.scopes[2], now_ns, x_F);
     x_F[event_input("gap_us")] = detail::microseconds(gap_ns);
@@ -377,12 +394,16 @@ class EventStream {
     }
   }
 
-  static void see(detail::Scope& scope, float latency_us) {
+  static void see(detail::Scope& scope, float latency_us, float queueing_us) {
     const double x = latency_us;
+    const double waited = queueing_us;
     scope.mean8_us = scope.seen ? scope.mean8_us + (x - scope.mean8_us) / 8 : x;
     scope.mean2_us = scope.seen ? scope.mean2_us + (x - scope.mean2_us) / 2 : x;
     scope.min_us = scope.seen ? std::min(scope.min_us, latency_us) : latency_us;
     scope.last_us = latency_us;
+    scope.mean2_queueing_us =
+        scope.seen ? scope.mean2_queueing_us + (waited - scope.mean2_queueing_us) / 2 : waited;
+    scope.last_queueing_us = queueing_us;
     scope.seen = true;
   }
 
@@ -401,6 +422,11 @@ class EventStream {
     x_F[event_input("hole_us")] = microseconds(std::min(hole_ns_, kHoleCapNs));
     x_F[event_input("hole_age_us")] = microseconds(
         hole_end_ns_ == kNever ? kHoleAgeCapNs : std::min(now_ns - hole_end_ns_, kHoleAgeCapNs));
+    if (const auto known = receivers_.find(what.receiver_id); known != receivers_.end()) {
+      x_F[event_input("min_latency_receiver_us")] = known->second;
+      x_F[event_input("expected_latency_us")] =
+          known->second + queues_[what.queue].last_queueing_us;
+    }
     const std::array<const detail::Scope*, kScopes> scopes{&sender_, &queues_[what.queue], &flow};
     for (int k = 0; k < kScopes; ++k) {
       const detail::Scope& scope = *scopes[place(k)];
@@ -412,6 +438,8 @@ class EventStream {
       x_F[event_input("mean8_latency_us") + k] = static_cast<float>(scope.mean8_us);
       x_F[event_input("mean2_latency_us") + k] = static_cast<float>(scope.mean2_us);
       x_F[event_input("min_latency_us") + k] = scope.min_us;
+      x_F[event_input("last_queueing_us") + k] = scope.last_queueing_us;
+      x_F[event_input("mean2_queueing_us") + k] = static_cast<float>(scope.mean2_queueing_us);
       x_F[event_input("ack_silence_us") + k] =
           microseconds(quiet_since == kNever ? 0 : now_ns - quiet_since);
       x_F[event_input("oldest_unacked_us") + k] =
@@ -430,6 +458,7 @@ class EventStream {
   detail::Scope sender_;
   std::array<detail::Scope, kQueues> queues_{};
   std::unordered_map<std::int32_t, detail::Scope> flows_;  // its elements stay where they are
+  std::unordered_map<std::int32_t, float> receivers_;  // least latency of each
   std::vector<Packet> packets_;
   std::vector<std::int32_t> free_;
   detail::PacketIndex outstanding_;  // the packets in flight

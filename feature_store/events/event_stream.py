@@ -29,6 +29,7 @@ __all__ = [
 
 Row = npt.NDArray[np.float32]
 AS_SENT: Final = -1
+TOLD: Final = ("all", "flows", "first")
 
 
 class EventStream:
@@ -108,6 +109,7 @@ def replay_events(
     *,
     visibility: str = "acked",
     queue: int = AS_SENT,
+    told: str = "all",
 ) -> Events:
     """Return the events of a trace's packet table, and the queries of decisions about 8 packets each.
 
@@ -116,14 +118,18 @@ def replay_events(
         first_packet_D: the first packet of each decision, ascending; by default batches 8k..8k+7.
         visibility: `acked` (what a sender can do) or `previous` (the paper's offline protocol).
         queue: of the candidates: 0 classic, 1 l4s, or -1, the one they were sent in.
+        told: what the sender says of packets 2 to 8 of a batch: `all`, `flows` (flow, receiver and queue),
+            or of the `first` alone; what it does not say is taken to be as of the first.
 
     Raises:
-        ValueError: a visibility, decision or packet that cannot be; the message names it.
+        ValueError: a visibility, knowledge, decision or packet that cannot be; the message names it.
     """
     if visibility not in VISIBILITIES:
         raise ValueError(f"visibility {visibility!r} is unknown; take one of {', '.join(VISIBILITIES)}")
     if queue not in (AS_SENT, 0, 1):
         raise ValueError(f"queue {queue!r} of the candidates must be 0 (classic), 1 (l4s) or -1 (as sent)")
+    if told not in TOLD:
+        raise ValueError(f"told {told!r} is unknown; take one of {', '.join(TOLD)}")
     if first_packet_D is None:
         first_packet_D = np.arange(0, packets.height - HORIZON + 1, HORIZON, dtype=np.int64)
     first_D = np.ascontiguousarray(first_packet_D, np.int64)
@@ -147,6 +153,7 @@ def replay_events(
         len(first_D),
         first_D.ctypes.data,
         queue,
+        TOLD.index(told),
         cut_D.ctypes.data,
         x_DHF.ctypes.data,
     )

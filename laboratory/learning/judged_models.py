@@ -77,11 +77,15 @@ def check_acks(models: Mapping[str, Model], scenarios: Mapping[str, Scenario]) -
 
 
 def _model(folder: Path) -> Model:
-    from feature_store.events.windows import schema_hash
+    from feature_store.events.definition import definition_of
     from models.networks.artifact import load
     from models.registry.lineage import content_hash
 
-    load(folder, schema_hash())
+    made_for = load(folder).description.schema_hash
+    try:
+        definition_of(made_for)
+    except ValueError as error:
+        raise ValueError(f"{folder}: {error}") from None
     return Model(folder.resolve(), content_hash(folder), said_acks(folder / ORIGIN))
 
 

@@ -130,8 +130,6 @@ def _pretrain(
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     params.pop("extract", None)  # its traces are others
-    if params.pop("architecture", {"name": "window"})["name"] != "window":
-        print("the simulated senders make windows: the model is of the architecture window")
     save_yaml(folder / "params.yaml", params)
     for trace, run in runs.items():
         write_packets(run, trace, folder / "packets")

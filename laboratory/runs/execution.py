@@ -29,6 +29,7 @@ COST: Final = "cost.json"
 ROW: Final = "row.json"
 CAPTURE: Final = "s1.pcap"
 TRUTH: Final = "truth.npy"
+WAITS: Final = "waits.npy"
 DECISIONS: Final = "decisions.txt"
 TRACE_METADATA: Final = "trace.json"
 TRUTH_PARQUET: Final = "truth.parquet"
@@ -258,7 +259,11 @@ def _simulated_s(stdout: Path) -> float:
 
 
 def write_truth(run: Path, target: Path) -> None:
-    """Write a run's truth as Parquet, with the names of the packet table."""
+    """Write a run's truth as Parquet, with the names of the packet table.
+
+    Where the run tells what each packet found in both queues, so does the table: `classic_wait_us` and
+    `l4s_wait_us`, null of a packet that did not arrive.
+    """
     import numpy as np
     import polars as pl
 
@@ -268,6 +273,11 @@ def write_truth(run: Path, target: Path) -> None:
     table = pl.DataFrame({name: np.ascontiguousarray(rows[name]) for name in rows.dtype.names})
     queues = pl.Enum(QUEUES)
     flags = ("retransmitted", "dropped", "marked", "reordered", "ambiguous")
+    if (run / WAITS).is_file():
+        found = np.load(run / WAITS)
+        table = table.with_columns(
+            pl.Series(f"{name}_wait_us", found[f"{name}_us"]).fill_nan(None) for name in QUEUES
+        )
     table = table.rename({"flow": "flow_id"}).with_columns(
         *(
             pl.col(name).replace_strict(dict(enumerate(QUEUES)), return_dtype=queues)

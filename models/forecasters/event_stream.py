@@ -25,6 +25,7 @@ from feature_store.packets.schema import HORIZON
 from models.architecture import BLOCK, EventStreamFit
 from models.forecasters.forecaster import Floats, Forecaster, Part, Say
 from models.forecasters.queries import EVENT_INPUTS, QUERY_INPUTS, Inputs, replayed
+from models.forecasters.spread import Spread, spread_of
 from models.forecasters.torch_files import read_inputs, write_network
 from models.networks.artifact import load_weights
 from models.networks.event_prediction import Log, encode_log, segment
@@ -32,7 +33,7 @@ from models.networks.event_transformer import EventArchitecture, EventPredictor
 from models.networks.prediction import latencies
 from models.networks.scaling import ScaledFeature, fit_features, fit_target
 from models.training.loss import example_weights
-from models.training.query_training import Batch, QueryTraining, head_tuned, log_mse, train
+from models.training.query_training import Batch, QueryTraining, head_tuned, held_out_error, train
 from models.training.sharp import sharp_changes
 
 
@@ -87,13 +88,18 @@ class EventStream(Forecaster):
         """Latencies in µs (B, H)."""
         return latencies(self.model, encode_log(self.model, self._log(part, queue)))
 
+    def spread(self, part: Part, queue: int = AS_SENT) -> Spread | None:
+        """Quantiles, where it has levels."""
+        return spread_of(self.model, encode_log(self.model, self._log(part, queue)))
+
     def multiply_adds(self) -> int:
         """Of a batch: 16 events, of whose last layer only keys and values are needed, and 16 queries."""
         sizes, d = self.model.sizes, self.model.sizes.width
         seen = 2 * d * (sizes.band + 1)  # the band and the sink: scores, then their sum
         after = 2 * d * d + 2 * d * sizes.feed_forward + seen  # query, output, two linear layers
         event = d * len(self.model.event_inputs) + sizes.layers * 2 * d * d + (sizes.layers - 1) * after
-        query = d * len(self.model.query_inputs) + sizes.layers * after + d * d + d
+        levels = self.model.head.levels
+        query = d * len(self.model.query_inputs) + sizes.layers * after + d * d + d * levels
         return 2 * HORIZON * (event + query)
 
     def write(self, folder: Path) -> dict[str, Any]:
@@ -105,7 +111,7 @@ class EventStream(Forecaster):
     def read(cls, folder: Path, params: EventStreamParams, described: Mapping[str, Any]) -> Self:
         """Read the weights."""
         inputs, target = read_inputs(described, event_schema_hash())
-        model = EventPredictor(inputs["event"], inputs["query"], target, sizes_of(params))
+        model = EventPredictor(inputs["event"], inputs["query"], target, sizes_of(params), params.quantiles)
         load_weights(folder, model)
         return cls(model, params)
 
@@ -129,7 +135,7 @@ def trained(
         model,
         lesson.batches,
         lesson.steps,
-        lambda: log_mse((latencies(model, encode_log(model, log)), came_BH) for log, came_BH in logs),
+        lambda: held_out_error(model, ((encode_log(model, log), came_BH) for log, came_BH in logs)),
         params,
         say,
     )
@@ -153,7 +159,7 @@ def _untrained(learnt: Sequence[Part], params: EventStreamFit) -> EventPredictor
     events = fitted(Inputs.without(EVENT_INPUTS, params.left_out), [log.x_EF for log in logs])
     queries = fitted(Inputs.without(QUERY_INPUTS, params.left_out), [log.x_BHP for log in logs])
     target = fit_target(np.concatenate([part.latencies_us() for part in learnt]), "log")
-    return EventPredictor(events, queries, target, sizes_of(params))
+    return EventPredictor(events, queries, target, sizes_of(params), params.quantiles)
 
 
 class _Lesson:

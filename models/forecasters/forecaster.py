@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from feature_store.atomic import new_folder
 from feature_store.events.event_stream import AS_SENT
 from feature_store.packets.schema import HORIZON
+from models.forecasters.spread import Spread
 from models.json_file import read_object
 from models.section import Section, near, read_all
 from models.training.examples import VALIDATION_SHARE
@@ -51,6 +52,7 @@ class Part:
     packets: pl.DataFrame  # the trace's packet table from its first packet on, in send order
     decisions: Slice
     visibility: str = "acked"  # of earlier latencies at a decision: `previous`: all (docs/EVALUATION.md)
+    told: str = "all"  # of packets 2 to 8 of a batch at its decision (`replay_events`)
 
     def __len__(self) -> int:
         return len(self.decisions)
@@ -83,6 +85,7 @@ class Part:
             ),
             self.decisions,
             self.visibility,
+            self.told,
         )
 
     def held_out(self, share: float = VALIDATION_SHARE) -> tuple[Part, Part]:
@@ -94,6 +97,15 @@ class Part:
 
 
 @dataclass(frozen=True)
+class Waits:
+    """What each packet of a table would have waited in either queue, as the simulator saw it."""
+
+    classic_us_N: Floats  # NaN: it did not arrive
+    l4s_us_N: Floats
+    movable_N: NDArray[np.bool_]  # its flow is L4S, so a sender may choose
+
+
+@dataclass(frozen=True)
 class Trace:
     """A packet table divided by time."""
 
@@ -101,6 +113,8 @@ class Trace:
     packets: pl.DataFrame
     slices: Slices
     visibility: str = "acked"
+    told: str = "all"
+    waits: Waits | None = None  # where they are known
 
     def to_learn(self, part: Slice) -> Part:
         """Give a slice to learn from, as it was known when it ended."""
@@ -108,7 +122,7 @@ class Trace:
 
     def to_predict(self, part: Slice) -> Part:
         """Give a slice to predict."""
-        return Part(self.name, self.packets, part, self.visibility)
+        return Part(self.name, self.packets, part, self.visibility, self.told)
 
 
 def decision_times(packets: pl.DataFrame) -> NDArray[np.int64]:
@@ -142,6 +156,10 @@ class Forecaster(ABC):
 
         `queue` is the packets' own: 0 classic, 1 l4s, or -1, the one that each was sent in.
         """
+
+    def spread(self, part: Part, queue: int = AS_SENT) -> Spread | None:
+        """Quantiles of the latencies that `predict` gives the median of; None where it has none."""
+        return None
 
     @abstractmethod
     def multiply_adds(self) -> int:

@@ -72,4 +72,4 @@ def replayed(part: Part, queue: int = AS_SENT, *, phase: int = 0) -> Events:
     """
     first_B = part.first_packets + phase
     first_D = first_B[first_B + 8 <= part.packets.height]
-    return replay_events(part.packets, first_D, visibility=part.visibility, queue=queue)
+    return replay_events(part.packets, first_D, visibility=part.visibility, queue=queue, told=part.told)

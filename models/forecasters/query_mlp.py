@@ -18,6 +18,7 @@ from feature_store.events.event_stream import AS_SENT, event_schema_hash
 from feature_store.packets.schema import HORIZON
 from models.forecasters.forecaster import Floats, Forecaster, Part, Say
 from models.forecasters.queries import QUERY_INPUTS, Inputs, replayed
+from models.forecasters.spread import Spread, spread_of
 from models.forecasters.torch_files import read_inputs, write_network
 from models.networks.artifact import load_weights
 from models.networks.prediction import Encoded, latencies
@@ -25,7 +26,7 @@ from models.networks.query_predictor import QueryMlp
 from models.networks.scaling import ScaledFeature, Target, fit_features, fit_target
 from models.section import Count
 from models.training.loss import example_weights
-from models.training.query_training import Batch, QueryTraining, head_tuned, log_mse, train
+from models.training.query_training import Batch, QueryTraining, head_tuned, held_out_error, train
 from models.training.sharp import sharp_changes
 
 PHASES: Final = HORIZON  # decisions begin at each packet: every SEND is seen at each place of a batch
@@ -91,7 +92,7 @@ class QueryMlpForecaster(Forecaster):
             model,
             batches,
             steps,
-            lambda: log_mse((latencies(model, fitted._encoded(x)), came_BH) for x, came_BH in shown),
+            lambda: held_out_error(model, ((fitted._encoded(x), came_BH) for x, came_BH in shown)),
             params,
             say,
         )
@@ -107,6 +108,10 @@ class QueryMlpForecaster(Forecaster):
     def predict(self, part: Part, queue: int = AS_SENT) -> Floats:
         """Latencies in µs (B, H)."""
         return latencies(self.model, self._encoded(replayed(part, queue).x_DHF))
+
+    def spread(self, part: Part, queue: int = AS_SENT) -> Spread | None:
+        """Quantiles, where it has levels."""
+        return spread_of(self.model, self._encoded(replayed(part, queue).x_DHF))
 
     def multiply_adds(self) -> int:
         """Of a batch: 16 queries."""
@@ -144,4 +149,5 @@ def _network(inputs: Sequence[ScaledFeature], target: Target, params: QueryMlpPa
         layers=params.layers,
         dropout=params.dropout,
         anchor=params.anchor,
+        quantiles=params.quantiles,
     )

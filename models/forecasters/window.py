@@ -17,7 +17,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from feature_store.events.event_stream import AS_SENT
+from feature_store.events.event_stream import AS_SENT, INPUTS
 from feature_store.events.windows import FEATURES, HORIZON, bdp_packets, iter_windows, schema_hash, tokens_for
 from models.forecasters.forecaster import Floats, Forecaster, Part, Say
 from models.forecasters.queries import QUERY_INPUTS, column, replayed
@@ -60,6 +60,8 @@ class WindowParams(PretrainParams):
     """What stands between the inputs and the head."""
     inputs: list[str]
     """Inputs of a token, by name (docs/WINDOWS.md); none named: all."""
+    more_inputs: Annotated[list[str], Field(default_factory=list)]
+    """Inputs of the event log that a token has besides, by name (docs/EVENTS.md): as of its sending."""
     head_dropout: Annotated[float, Field(ge=0, lt=1)]
     """In training, between the head's two layers: the paper has 0.2."""
     head_epochs: Count
@@ -85,10 +87,10 @@ class WindowForecaster(Forecaster):
         """Train on the earlier part of each slice; the last tenth chooses the epoch."""
         learnt, held_out = zip(*(part.held_out() for part in parts), strict=True)
         tokens = params.tokens or tokens_for(max(bdp_packets(part.packets) for part in learnt), *TOKENS)
-        names = input_names(params.inputs)
+        names = input_names(params.inputs, params.more_inputs)
         train, validation = (_examples(some, tokens, names) for some in (learnt, held_out))
         shown = train.gather(np.unique(np.linspace(0, len(train) - 1, FIT_WINDOWS).astype(np.int64)))
-        units = {feature.name: feature.unit for feature in FEATURES}
+        units = {each.name: each.unit for each in (*QUERY_INPUTS, *FEATURES)}
         features = fit_features(shown, names, [units[name] for name in names])
         torch.manual_seed(seed)
         model = _network(features, fit_target(train.y_us_NH, params.target), params)
@@ -152,14 +154,15 @@ class WindowForecaster(Forecaster):
         return cls(model, params, int(described["tokens"]))
 
     def _windows(self, part: Part, queue: int = AS_SENT) -> Floats:
-        return windows_of(part, self.tokens, input_names(self.params.inputs), queue)
+        names = input_names(self.params.inputs, self.params.more_inputs)
+        return windows_of(part, self.tokens, names, queue)
 
 
 FORECASTERS: Final = {"window": WindowForecaster}
 
 
-def input_names(wanted: Sequence[str]) -> list[str]:
-    """Inputs of a token by name; none named: all.
+def input_names(wanted: Sequence[str], more: Sequence[str] = ()) -> list[str]:
+    """Inputs of a token by name; none wanted: all of windows. Those of the event log come after them.
 
     Raises:
         ValueError: a name is no input.
@@ -167,7 +170,10 @@ def input_names(wanted: Sequence[str]) -> list[str]:
     known = [feature.name for feature in FEATURES]
     if wrong := [name for name in wanted if name not in known]:
         raise ValueError(f"inputs names {wrong[0]!r}, which no window has; {near(wrong[0], known)}")
-    return list(wanted) or known
+    if wrong := [name for name in more if name not in SHARED or name in known]:
+        others = sorted(SHARED - set(known))
+        raise ValueError(f"more_inputs names {wrong[0]!r}, which no query adds; {near(wrong[0], others)}")
+    return [*(wanted or known), *more]
 
 
 def _network(features: Sequence[ScaledFeature], target: Target, params: WindowParams) -> Predictor:
@@ -179,21 +185,37 @@ def _network(features: Sequence[ScaledFeature], target: Target, params: WindowPa
 
 def windows_of(part: Part, tokens: int, names: Sequence[str], queue: int = AS_SENT) -> Floats:
     """Windows (B, W, F) of a part's decisions, with the inputs named."""
-    chosen = [[feature.name for feature in FEATURES].index(name) for name in names]
-    x_BWF = np.empty((len(part), tokens, len(names)), np.float32)
+    known = [feature.name for feature in FEATURES]
+    own = [name for name in names if name in known]
+    chosen = [known.index(name) for name in own]
+    x_BWF = np.zeros((len(part), tokens, len(names)), np.float32)
     done = 0
     for some_BWF in iter_windows(part.packets, tokens, part.visibility, first=part.decisions.lo):
         here = some_BWF[: len(part) - done, :, chosen]
-        x_BWF[done : done + len(here)] = here
+        x_BWF[done : done + len(here), :, : len(own)] = here
         done += len(here)
         if done == len(part):
             break
-    if queue != AS_SENT:  # of an input that both have, a query's value is a candidate's
+    if (queue, part.told) != (AS_SENT, "all"):  # of an input that both have, a query's value is a candidate's
         asked_BHF = replayed(part, queue).x_DHF
-        for number, name in enumerate(names):
+        for number, name in enumerate(own):
             if name in SHARED:
                 x_BWF[:, -HORIZON:, number] = column(asked_BHF, name)
+    if len(own) < len(names):
+        _add_events(x_BWF[..., len(own) :], part, names[len(own) :], queue)
     return x_BWF
+
+
+def _add_events(x_BWM: Floats, part: Part, names: Sequence[str], queue: int) -> None:
+    """Write inputs of the event log into windows: a token's of its SEND, a candidate's of its query."""
+    found = replayed(part, queue)
+    places = [[each.name for each in INPUTS].index(name) for name in names]
+    sent_NM = found.x_EF[~found.ack_E][:, places]
+    history = x_BWM.shape[1] - HORIZON
+    for row, first in enumerate(part.first_packets):
+        there = min(history, int(first))
+        x_BWM[row, history - there : history] = sent_NM[first - there : first]
+    x_BWM[:, history:] = found.x_DHF[..., places]
 
 
 def _examples(parts: Sequence[Part], tokens: int, names: Sequence[str]) -> Examples:

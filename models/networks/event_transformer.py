@@ -103,10 +103,11 @@ class EventPredictor(QueryPredictor):
         query_inputs: Sequence[ScaledFeature],
         target: Target,
         sizes: EventArchitecture | None = None,
+        quantiles: Sequence[float] = (),
     ) -> None:
         sizes = sizes or EventArchitecture()
         d = sizes.width
-        super().__init__(query_inputs, target, d, sizes.anchor)
+        super().__init__(query_inputs, target, d, sizes.anchor, quantiles)
         self.sizes = sizes
         self.event_inputs = tuple(event_inputs)
         self.event_scaling = Scaling(event_inputs)

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from models.architecture import MEDIAN
 from models.networks.scaling import Target
 from models.networks.window_network import WindowNetwork
 
@@ -45,6 +46,10 @@ class Headed(Protocol):
     @property
     def head(self) -> nn.Module:
         """The last layers."""
+
+    @property
+    def quantiles(self) -> tuple[float, ...]:
+        """Levels of the head's outputs (B, H, L), 0.5 among them; none: it gives one latency (B, H)."""
 
     def to_us(self, scaled: Tensor, /) -> Tensor:
         """Latencies in µs of values in scaled target space."""
@@ -75,9 +80,21 @@ def encode(model: WindowNetwork, windows: RawWindows, batch: int = BATCH) -> Ite
 
 def latencies(model: Headed, encoded: Encoded) -> Floats:
     """Latencies in µs (B, H) by the head of `model`, of decisions that its own encoder has encoded."""
+    if model.quantiles:
+        return quantiles(model, encoded)[..., model.quantiles.index(MEDIAN)]
     with torch.no_grad():
         us_BH = model.to_us(model.head(encoded.read_BRD) + encoded.anchor_BH)
     return us_BH.cpu().numpy()
+
+
+def quantiles(model: Headed, encoded: Encoded) -> Floats:
+    """Quantiles in µs (B, H, L), ascending: outputs of neighbouring levels that cross change places.
+
+    Sorting never harms their loss (Chernozhukov, Fernandez-Val and Galichon, Econometrica 78(3), 2010).
+    """
+    with torch.no_grad():
+        us_BHL = model.to_us(model.head(encoded.read_BRD) + encoded.anchor_BH[..., None])
+    return us_BHL.sort(-1).values.cpu().numpy()
 
 
 def predict(model: WindowNetwork, windows: RawWindows) -> Floats:

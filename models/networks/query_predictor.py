@@ -18,27 +18,43 @@ from models.networks.window_network import ANCHOR_FALLBACK, Scaling, scaled_late
 
 
 class QueryHead(nn.Sequential):
-    """The two last linear layers, of each query by itself: (…, D) gives (…)."""
+    """The two last linear layers, of each query by itself: (…, D) gives (…), or (…, L) of several levels."""
 
-    def __init__(self, width: int) -> None:
-        super().__init__(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1))
+    def __init__(self, width: int, levels: int = 1) -> None:
+        super().__init__(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, levels))
+        self.levels = levels
 
     def forward(self, read_QHD: Tensor) -> Tensor:
-        """Latencies (…) in scaled target space, less the anchor."""
-        return super().forward(read_QHD)[..., 0]  # type: ignore[no-any-return, no-untyped-call]
+        """Latencies in scaled target space, less the anchor."""
+        out: Tensor = super().forward(read_QHD)  # type: ignore[no-untyped-call]
+        return out[..., 0] if self.levels == 1 else out
+
+
+def anchored(out: Tensor, anchor_QH: Tensor) -> Tensor:
+    """A head's output (Q, H) or (Q, H, L) with the anchor that it corrects."""
+    return out + (anchor_QH[..., None] if out.dim() > anchor_QH.dim() else anchor_QH)
 
 
 class QueryPredictor(nn.Module):
-    """Scaling of queries, anchor and head; a network adds what the head reads (Q, H, D)."""
+    """Scaling of queries, anchor and head; a network adds what the head reads (Q, H, D).
+
+    With `quantiles` the head has an output (…, L) for each level, else one: the mean of the target.
+    """
 
     def __init__(
-        self, query_inputs: Sequence[ScaledFeature], target: Target, width: int, anchor: str | None
+        self,
+        query_inputs: Sequence[ScaledFeature],
+        target: Target,
+        width: int,
+        anchor: str | None,
+        quantiles: Sequence[float] = (),
     ) -> None:
         super().__init__()
         self.target = target
+        self.quantiles = tuple(quantiles)
         self.query_inputs = tuple(query_inputs)
         self.query_scaling = Scaling(query_inputs)
-        self.head = QueryHead(width)
+        self.head = QueryHead(width, len(self.quantiles) or 1)
         self.anchored = anchor is not None
         names = [each.name for each in query_inputs]
         for needed in (anchor, ANCHOR_FALLBACK) if anchor else ():
@@ -50,8 +66,8 @@ class QueryPredictor(nn.Module):
                 nn.init.zeros_(parameter)
 
     def answer(self, read_QHD: Tensor, x_QHP: Tensor) -> Tensor:
-        """What the head makes (Q, H), in scaled target space, of what it reads, and the anchor."""
-        return self.head(read_QHD) + self.anchor(x_QHP)  # type: ignore[no-any-return]
+        """What the head makes, in scaled target space, of what it reads, and the anchor."""
+        return anchored(self.head(read_QHD), self.anchor(x_QHP))
 
     def anchor(self, x_QHP: Tensor) -> Tensor:
         """What the head corrects (Q, H) in scaled target space; the mean, 0, where nothing is visible yet."""
@@ -77,8 +93,9 @@ class QueryMlp(QueryPredictor):
         layers: int,
         dropout: float,
         anchor: str | None,
+        quantiles: Sequence[float] = (),
     ) -> None:
-        super().__init__(query_inputs, target, width, anchor)
+        super().__init__(query_inputs, target, width, anchor, quantiles)
         sizes = [len(query_inputs), *[width] * layers]
         self.body = nn.Sequential()
         for inner, outer in itertools.pairwise(sizes):

@@ -70,6 +70,7 @@ class WindowNetwork(nn.Module):
 
     sizes: Any
     head: nn.Sequential
+    quantiles: tuple[float, ...] = ()  # one output a packet: the mean of the target
 
     def __init__(
         self, features: Sequence[ScaledFeature], target: Target, horizon: int, anchor: str | None

@@ -102,6 +102,12 @@ def late_margin(latency_us: NDArray[Any], last_us: NDArray[Any]) -> Floats:
     return np.minimum((latency - last) / CHANGE_US, (latency - last) / (CHANGE_SHARE * last))
 
 
+def late_from(last_us: NDArray[Any]) -> Floats:
+    """The least latency (µs) that is late; NaN where no latency of the flow is visible."""
+    last = np.asarray(last_us, dtype=np.float64)
+    return np.where(last > 0, last + np.maximum(CHANGE_US, CHANGE_SHARE * last), np.nan)
+
+
 def precision_recall(positive_N: Bools, score_N: Floats) -> PrecisionRecall:
     """Sweep the threshold over the distinct scores: packets with equal scores are alarmed together."""
     order = np.argsort(-score_N)
@@ -232,10 +238,12 @@ def score_with_replicates(
     time_ns_B: Ints | None,
     false_alarm_rate: float,
     seed: int,
+    lateness_BH: NDArray[Any] | None = None,
 ) -> tuple[dict[str, Any], Replicates | None]:
     """Score as `score_predictions`, and give the bootstrap's replicates too if there is `time_ns_B`.
 
-    Average precision and mean absolute error get seeded 95 % intervals then.
+    Average precision and mean absolute error get seeded 95 % intervals then. `lateness_BH` ranks packets by
+    how likely each is late, where the method says so itself; else the margin of its prediction does.
     """
     if not (np.shape(pred_BH) == np.shape(y_BH) == np.shape(last_flow_BH)):
         shapes = ", ".join(str(np.shape(a)) for a in (pred_BH, y_BH, last_flow_BH))
@@ -248,7 +256,8 @@ def score_with_replicates(
     margin = late_margin(y_N, last[known])
     scored = np.isfinite(margin)
     late_N = margin[scored] >= 1
-    curve = precision_recall(late_N, late_margin(pred_N, last[known])[scored])
+    rank_N = late_margin(pred_N, last[known]) if lateness_BH is None else np.ravel(lateness_BH)[known]
+    curve = precision_recall(late_N, rank_N[scored])
     late: dict[str, Any] = {
         "average_precision": curve.average_precision(),
         "recall_at_false_alarms": curve.recall_at(false_alarm_rate),

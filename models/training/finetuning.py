@@ -28,7 +28,7 @@ from models.networks.prediction import Encoded, Headed, encode
 from models.networks.window_network import WindowNetwork
 from models.section import Above0, Count, Section
 from models.training.examples import Chosen, Examples, epoch_batches, finetuning_examples, owned
-from models.training.loss import example_weights, weighted_squared_error
+from models.training.loss import example_weights, weighted_error
 from models.training.pretraining import ADAM_BETAS, ADAM_EPSILON, all_sum
 from models.training.ray_job import report_progress, run_job
 from models.training.windows import Floats, Ints, TraceWindows, fingerprint, load_windows
@@ -145,7 +145,7 @@ def with_trained_head(
     )
     known_all = int((weight_NH > 0).sum())
     with torch.no_grad():
-        before = weighted_squared_error(tuned.head(encoded.read_BRD), missing_NH, weight_NH[own_N])
+        before = weighted_error(tuned.head(encoded.read_BRD), missing_NH, weight_NH[own_N], model.quantiles)
     losses = [all_sum([float(before) / max(1, known_all)], workers)[0]]
     for epoch in range(params.epochs):
         total = torch.zeros(())
@@ -154,12 +154,12 @@ def with_trained_head(
             mine_N = owned(batch_N, rank, workers)
             optimizer.zero_grad(set_to_none=True)
             cached_N = mine_N // workers  # example i is the (i // workers)-th that its owner encoded
-            squared = weighted_squared_error(
-                head(encoded.read_BRD[cached_N]), missing_NH[cached_N], weight_NH[mine_N]
+            error = weighted_error(
+                head(encoded.read_BRD[cached_N]), missing_NH[cached_N], weight_NH[mine_N], model.quantiles
             )
-            (squared * (workers / known)).backward()  # type: ignore[no-untyped-call]
+            (error * (workers / known)).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-            total += squared.detach()
+            total += error.detach()
         losses.append(all_sum([float(total) / max(1, known_all)], workers)[0])
     if not np.isfinite(losses).all():
         raise ValueError(f"fine-tuning diverged (loss {losses[-1]}); lower finetune.learning_rate")

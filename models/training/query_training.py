@@ -19,12 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from models.architecture import QueryFit
-from models.networks.prediction import Encoded
+from models.networks.prediction import Encoded, latencies, quantiles
 from models.networks.query_predictor import QueryPredictor
 from models.networks.scaling import MIN_LATENCY_US
 from models.section import Above0, Count
 from models.training.finetuning import FinetuneParams, M, with_trained_head
-from models.training.loss import weighted_squared_error
+from models.training.loss import weighted_error
 from models.training.pretraining import ADAM_BETAS
 from models.training.sharp import sharp_changes
 from models.training.windows import Floats
@@ -68,7 +68,7 @@ def train(
         model: trained in place.
         batches: those of an epoch, by its number from 0.
         steps: batches of an epoch, or about so many: for the schedule.
-        validate: mean squared error of log-latency on what is held out.
+        validate: error on what is held out, as `held_out_error`.
         params: how.
         say: told of each epoch in a line.
 
@@ -78,6 +78,7 @@ def train(
     Raises:
         ValueError: the loss is no longer finite.
     """
+    validation = "validation_log_pinball" if model.quantiles else "validation_log_mse"
     matrices = [p for p in model.parameters() if p.dim() > 1]
     others = [p for p in model.parameters() if p.dim() <= 1]
     optimizer = torch.optim.AdamW(
@@ -89,7 +90,7 @@ def train(
     records: list[dict[str, float]] = []
     best, step, total = copy.deepcopy(model.state_dict()), 0, steps * params.epochs
     for epoch in range(params.epochs):
-        started, squared_sum, known_sum = time.process_time(), 0.0, 0
+        started, error_sum, known_sum = time.process_time(), 0.0, 0
         model.train()
         for batch in batches(epoch):
             known = int((batch.weight_QH > 0).sum())
@@ -97,27 +98,27 @@ def train(
                 continue
             for group in optimizer.param_groups:
                 group["lr"] = params.learning_rate * rate_share(step, total)
-            squared = weighted_squared_error(scaled(*batch.inputs), batch.target_QH, batch.weight_QH)
+            error = weighted_error(scaled(*batch.inputs), batch.target_QH, batch.weight_QH, model.quantiles)
             optimizer.zero_grad(set_to_none=True)
-            (squared / known).backward()  # type: ignore[no-untyped-call]
+            (error / known).backward()  # type: ignore[no-untyped-call]
             nn.utils.clip_grad_norm_(model.parameters(), MOST_GRADIENT)
             optimizer.step()
             step, known_sum = step + 1, known_sum + known
-            squared_sum += float(squared.detach())
+            error_sum += float(error.detach())
         seconds = time.process_time() - started
         record = {
-            "loss": squared_sum / max(1, known_sum),
-            "validation_log_mse": validate(),
+            "loss": error_sum / max(1, known_sum),
+            validation: validate(),
             "targets_per_s": known_sum / max(seconds, 1e-9),
         }
-        if not math.isfinite(record["loss"] + record["validation_log_mse"]):
+        if not math.isfinite(record["loss"] + record[validation]):
             raise ValueError(f"training diverged in epoch {epoch + 1}; lower learning_rate")
-        if all(record["validation_log_mse"] < earlier["validation_log_mse"] for earlier in records):
+        if all(record[validation] < earlier[validation] for earlier in records):
             best = copy.deepcopy(model.state_dict())
         records.append(record)
         say(
-            f"epoch {epoch + 1}/{params.epochs}  loss {record['loss']:.4f}  validation log-MSE "
-            f"{record['validation_log_mse']:.4f}  {record['targets_per_s']:,.0f} targets/s"
+            f"epoch {epoch + 1}/{params.epochs}  loss {record['loss']:.4f}  {validation} "
+            f"{record[validation]:.4f}  {record['targets_per_s']:,.0f} targets/s"
         )
     model.load_state_dict(best)
     model.eval()
@@ -131,23 +132,27 @@ def rate_share(step: int, total: int) -> float:
     return rise * (LEAST_RATE + (1 - LEAST_RATE) * fall)
 
 
-def log_mse(pairs: Iterable[tuple[Floats, Floats]]) -> float:
-    """Mean squared error of log-latency of predictions beside what came, in µs; unknown ones left out.
+def held_out_error(model: QueryPredictor, shown: Iterable[tuple[Encoded, Floats]]) -> float:
+    """Error of log-latency on what is held out: squared, or by level; unknown latencies are left out.
+
+    Args:
+        model: the network, whose own encoder has encoded.
+        shown: decisions and the latencies that came, in µs.
 
     Raises:
         ValueError: nothing is known.
     """
-    squared, count = 0.0, 0
-    for predicted_us, came_us in pairs:
-        known = np.isfinite(came_us)
-        logs = [
-            np.log(np.maximum(each[known], MIN_LATENCY_US), dtype=np.float64)
-            for each in (predicted_us, came_us)
-        ]
-        squared, count = squared + float(np.square(logs[0] - logs[1]).sum()), count + int(known.sum())
+    error, count = 0.0, 0
+    for encoded, came_BH in shown:
+        logs_BH = torch.from_numpy(np.log(np.maximum(came_BH, MIN_LATENCY_US)))
+        said = torch.from_numpy(quantiles(model, encoded) if model.quantiles else latencies(model, encoded))
+        known_BH = torch.isfinite(logs_BH).double()
+        logs = said.clamp(min=MIN_LATENCY_US).log().double()
+        error += float(weighted_error(logs, logs_BH.double(), known_BH, model.quantiles))
+        count += int(known_BH.sum())
     if not count:
         raise ValueError("no latency is known in what is held out of the training slice")
-    return squared / count
+    return error / count
 
 
 def head_tuned(model: M, encoded: Encoded, came_BH: Floats, params: QueryTraining) -> M:

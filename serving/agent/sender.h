@@ -90,6 +90,7 @@ class Sender {
   int tokens() const {
     return of_log([](const auto& log) { return log.tokens(); });
   }
+  Definition definition() const { return events_ ? Definition::kEvents : Definition::kWindow; }
   // Windows of another size or definition, as another model wants them: history starts anew, as
   // after a restart. Packets sent before are not known any more.
   void set_model(int tokens, Definition definition) {
@@ -149,8 +150,7 @@ class Sender {
     if (question.in_flight < 0) return std::nullopt;
     if (std::any_of(batch.begin(), batch.end(),
                     [](const Candidate& packet) { return packet.queue != kClassic; })) {
-      const auto definition = events_ ? Definition::kEvents : Definition::kWindow;
-      const std::ptrdiff_t window_floats = std::ptrdiff_t{tokens()} * features_of(definition);
+      const std::ptrdiff_t window_floats = std::ptrdiff_t{tokens()} * features_of(definition());
       if (write(batch, x_BWF + window_floats) < 0) return std::nullopt;
       question.windows = 2;
     }

@@ -10,6 +10,7 @@ import itertools
 import math
 from typing import Any
 
+import numpy as np
 import polars as pl
 from window_oracle import SECOND_NS, code, us
 from window_tables import events
@@ -47,11 +48,41 @@ class EventOracle:
             "hole_us": us(min(holes[-1][1], SECOND_NS)) if holes else 0,
             "hole_age_us": us(min(t - holes[-1][0], 10 * SECOND_NS)) if holes else us(10 * SECOND_NS),
         }
+        heard = self._queueing(seen)
+        least = [r["latency_us"] for r, _ in heard if r["receiver_id"] == packet["receiver_id"]]
+        queued = [us for r, us in heard if r["queue"] == packet["queue"]]
+        row["min_latency_receiver_us"] = min(least, default=0)
+        row["expected_latency_us"] = (
+            np.float32(min(least)) + np.float32(queued[-1] if queued else 0) if least else 0
+        )
         for suffix in SCOPES:
             key = {"": None, "_queue": "queue", "_flow": "flow_id"}[suffix]
             scope = [e for e in seen if key is None or e[2][key] == packet[key]]
             row.update({n.replace("@", suffix): v for n, v in self._scope(scope, t).items()})
+            waits = [us for r, us in heard if key is None or r[key] == packet[key]]
+            mean2 = waits[0] if waits else 0.0
+            for value in waits[1:]:
+                mean2 += (value - mean2) / 2
+            row[f"last_queueing{suffix}_us"] = waits[-1] if waits else 0
+            row[f"mean2_queueing{suffix}_us"] = mean2
         return row
+
+    @staticmethod
+    def _queueing(seen: list[tuple[str, int, dict[str, Any]]]) -> list[tuple[dict[str, Any], float]]:
+        """Each known latency less the least one of its receiver up to then."""
+        known = [r for kind, _, r in seen if kind == "acked" and r["latency_us"] is not None]
+        return [
+            (
+                r,
+                float(
+                    np.float32(r["latency_us"])
+                    - np.float32(
+                        min(e["latency_us"] for e in known[: i + 1] if e["receiver_id"] == r["receiver_id"])
+                    )
+                ),
+            )
+            for i, r in enumerate(known)
+        ]
 
     @staticmethod
     def _scope(scope: list[tuple[str, int, dict[str, Any]]], t: int) -> dict[str, Any]:

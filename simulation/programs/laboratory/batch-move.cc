@@ -44,14 +44,15 @@ int32_t IdOf(std::unordered_map<Key, int32_t>& ids, std::vector<Key>& keys, Key 
 
 }  // namespace
 
-BatchMove::BatchMove(const Batching& params, int tokens, bool logged)
+BatchMove::BatchMove(const Batching& params, int tokens, agent::Definition definition,
+                     bool logged)
     : m_params(params),
       m_sender(tokens, {.margin_us = params.marginUs,
                         .margin_share = params.marginShare,
                         .max_moved_unacked = params.maxMovedUnacked,
                         .max_moved_share = params.maxMovedShare,
                         .guard = {.on = params.guard}}),
-      m_x_BWF(static_cast<std::size_t>(agent::kMaxWindows * tokens * kFeatureCount)),
+      m_x_BWF(static_cast<std::size_t>(agent::kMaxWindows * tokens * agent::features_of(definition))),
       m_logged(logged) {}
 
 Candidate BatchMove::Known(const DataPacket& packet) {
@@ -149,7 +150,7 @@ void BatchMove::WriteQuestions(const std::string& path) const {
   const std::string horizon = std::to_string(kHorizon) + ",";
   const std::string windows = std::to_string(agent::kMaxWindows) + ", " +
                               std::to_string(m_sender.tokens()) + ", " +
-                              std::to_string(kFeatureCount);
+                              std::to_string(agent::features_of(m_sender.definition()));
   const std::string descr = "[('asked_ns', '<i8'), ('first_packet', '<i8'), ('windows', '<i4')" +
                             field("size_bytes", "<i4", horizon) + field("flow", "<i4", horizon) +
                             field("receiver", "<i4", horizon) + field("queue", "|u1", horizon) +

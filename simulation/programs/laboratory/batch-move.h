@@ -25,7 +25,7 @@ namespace swiftqueue::lab {
 class BatchMove : public QueueControl {
  public:
   /** `tokens` W of its windows. With `logged`, keeps what `WriteQuestions` writes. */
-  BatchMove(const Batching& params, int tokens, bool logged);
+  BatchMove(const Batching& params, int tokens, agent::Definition definition, bool logged);
 
   bool Move(const DataPacket& packet, const Waiting& behind) override;
   void Sent(const DataPacket& packet, uint8_t queue) override;

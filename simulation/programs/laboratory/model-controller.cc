@@ -14,7 +14,7 @@ std::unique_ptr<ModelMove> ModelMove::Make(const ModelControl& params, bool logg
   const engine::Description model = engine::load_artifact(folder).description;
   const auto features = static_cast<int64_t>(model.features.size());
   const std::string why =
-      agent::why_not_usable(model.schema_hash, model.tokens, features, model.horizon);
+      agent::why_not_usable(model.schema_hash, model.tokens, features, model.horizon, true);
   if (!why.empty()) {
     throw engine::InvalidError(folder + ": " + why);
   }
@@ -24,7 +24,8 @@ std::unique_ptr<ModelMove> ModelMove::Make(const ModelControl& params, bool logg
 
 ModelMove::ModelMove(const ModelControl& params, std::unique_ptr<engine::Engine> engine,
                      bool logged)
-    : BatchMove(params.batching, static_cast<int>(engine->description().tokens), logged),
+    : BatchMove(params.batching, static_cast<int>(engine->description().tokens),
+                agent::definition_of(engine->description().schema_hash), logged),
       m_engine(std::move(engine)) {}
 
 void ModelMove::SwapHead(const std::string& artifact, int64_t version) {

@@ -1,0 +1,52 @@
+"""Stage `simulate` of data/long/dvc.yaml: one long, explored capture of a scenario's first sender.
+
+It is as `explore` of the scenario says, with the first of its seeds and lengths of bursts.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from feature_store.atomic import new_folder
+from laboratory.runs import execution
+from laboratory.runs.resolve import Cell, control_of, resolve
+from laboratory.scenarios.files import load
+from pipelines.simulators import Runs, build_simulator
+from pipelines.stage import Given, run_stage
+
+
+def main(scenario: Given, output: Given, seconds: Annotated[float | None, typer.Option()] = None) -> None:
+    """Simulate the scenario and write `s1.pcap`, what is true of its packets and what was simulated."""
+    loaded = load(scenario)
+    wanted = loaded.explore
+    loaded = loaded.model_copy(update={"seconds": seconds or wanted.seconds})
+    seed = wanted.seeds[0]
+    cell = Cell(scenario.stem, "", None, loaded.profiles[0], "default", seed)
+    control = control_of(loaded.environment, "default", model=None, share=0.0)
+    exploring = {"share": wanted.share, "burst_packets": wanted.burst_packets[0], "seed": seed}
+    run = resolve(loaded, cell, control, ["pcap", "truth", "waits"], exploring)
+    program = build_simulator()
+    with new_folder(output) as partial:
+        asked = partial / "run.json"
+        asked.write_text(json.dumps(run))
+        made = partial / "run"
+
+        def hear(line: str) -> None:
+            if line.startswith("progress ") and (passed_s := float(line.split()[1])) % 60 == 0:
+                print(f"{scenario.stem}: {passed_s:.0f} of {loaded.seconds:.0f} s", flush=True)
+
+        Runs(program).run([f"--run={asked}", f"--out={made}"], f"{scenario.stem}, seed {seed}", hear)
+        (made / execution.CAPTURE).replace(partial / execution.CAPTURE)
+        (made / execution.TRACE_METADATA).replace(partial / execution.TRACE_METADATA)
+        execution.write_truth(made, partial / "truth.parquet")
+        for left in made.iterdir():
+            left.unlink()
+        made.rmdir()
+        asked.unlink()
+
+
+if __name__ == "__main__":
+    run_stage("long_trace", main)
