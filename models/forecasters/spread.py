@@ -43,7 +43,7 @@ class Spread:
         by as much for each unit as between the last two; before the first one likewise.
         """
         at = np.log(np.maximum(us_BH, MIN_LATENCY_US))
-        logs = np.log(np.maximum(self.us_BHL, MIN_LATENCY_US)).astype(np.float64)
+        logs = np.log(np.maximum(self.us_BHL.astype(np.float64), MIN_LATENCY_US))
         exceed = 1 - np.array(self.levels)
         found = np.full(at.shape, np.nan)
         for n in range(len(self.levels) - 1):

@@ -161,3 +161,35 @@ def test_what_cannot_be_is_refused() -> None:
         replay_events(STEADY.with_columns(size_bytes=pl.lit(0, pl.Int32)))
     with pytest.raises(ValueError, match="visibility 'later' is unknown"):
         replay_events(STEADY, visibility="later")
+
+
+def test_what_a_sender_does_not_tell_is_as_of_the_first() -> None:
+    rows = [(MS, 20 * MS, False, 1500 - n, n % 5, n % 3, ("classic", "l4s")[n % 2]) for n in range(64)]
+    packets = table_of(rows)
+    table = packets.to_dicts()
+    live = EventStream()
+    told = {name: replay_events(packets, told=name) for name in ("all", "flows", "first")}
+    for name, found in told.items():
+        np.testing.assert_array_equal(found.x_EF, told["all"].x_EF)
+        np.testing.assert_array_equal(found.x_DHF[:, 0], told["all"].x_DHF[:, 0], name)
+    acks = sorted((row["acked_ns"], row["packet"]) for row in table)
+    for number, row in enumerate(table):
+        while acks and acks[0][0] <= row["sent_ns"]:
+            acked_ns, packet = acks.pop(0)
+            live.acked(packet, acked_ns, table[packet]["latency_us"])
+        for place in range(8 if number % 8 == 0 else 0):
+            own = table[number + place]
+            for name, size, what in (
+                ("all", own["size_bytes"], own),
+                ("flows", row["size_bytes"], own),
+                ("first", row["size_bytes"], row),
+            ):
+                queue = int(what["queue"] == "l4s")
+                expected = live.query(
+                    row["sent_ns"], size, what["flow_id"], what["receiver_id"], queue, place
+                )
+                np.testing.assert_array_equal(told[name].x_DHF[number // 8, place], expected, name)
+        what = [row[key] for key in ("size_bytes", "flow_id", "receiver_id")]
+        live.sent(number, row["sent_ns"], *what, int(row["queue"] == "l4s"))
+    with pytest.raises(ValueError, match="told 'some' is unknown; take one of all, flows, first"):
+        replay_events(packets, told="some")

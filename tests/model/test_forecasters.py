@@ -118,6 +118,63 @@ def test_no_forecast_depends_on_what_comes_after_its_decision(
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_no_forecast_depends_on_packets_of_its_batch_that_the_sender_did_not_tell_of(
+    name: str, fitted: dict[str, tuple[Variant, Forecaster]], toy: Trace
+) -> None:
+    """Cut through a batch: what its packets 2 to 8 are changes the answer only of a sender who tells."""
+    _, model = fitted[name]
+    last = 260
+    batch = (pl.col("packet") > last * 8) & (pl.col("packet") < last * 8 + 8)
+    others = toy.packets.head(last * 8 + 8).with_columns(
+        size_bytes=pl.when(batch).then(pl.lit(77, pl.Int32)).otherwise("size_bytes"),
+        flow_id=pl.when(batch).then(pl.col("flow_id") + 1000).otherwise("flow_id"),
+        queue=pl.when(batch).then(pl.lit("classic", pl.Enum(["classic", "l4s"]))).otherwise("queue"),
+    )
+    for told, same in (("first", True), ("flows", False), ("all", False)):
+        asked = Slice(last - 20, last + 1)
+        before, after = (model.predict(Part("t", table, asked, told=told)) for table in (toy.packets, others))
+        np.testing.assert_array_equal(before[:-1], after[:-1])
+        if same:
+            np.testing.assert_array_equal(before, after)
+        elif name in ("event-stream", "mlp", "window", "last-flow"):
+            assert not np.array_equal(before, after), told
+
+
+@pytest.mark.parametrize("name", ["event-stream-quantiles", "mlp-quantiles"])
+def test_quantiles_ascend_and_the_forecast_is_their_median(
+    name: str, fitted: dict[str, tuple[Variant, Forecaster]], toy: Trace
+) -> None:
+    _, model = fitted[name]
+    part = toy.to_predict(toy.slices.rounds[0].test)
+    for each in (model, model.tuned(toy.to_learn(toy.slices.rounds[0].finetune))):
+        for queue in (AS_SENT, 0, 1):
+            spread = each.spread(part, queue)
+            assert spread is not None
+            assert spread.us_BHL.shape == (len(part), 8, len(spread.levels))
+            assert (np.diff(spread.us_BHL) >= 0).all()
+            np.testing.assert_array_equal(spread.median_us, each.predict(part, queue))
+    assert fitted["event-stream"][1].spread(part) is None
+
+
+def test_queues_are_scored_where_their_waits_are_known(quick: Path, toy: Trace) -> None:
+    """Who knows the waits has no regret; whoever cannot tell the queues apart never moves."""
+    count = toy.packets.height
+    random = np.random.default_rng(1)
+    classic, l4s = (random.uniform(0, 2e4, count).astype(np.float32) for _ in range(2))
+    known = replace(toy, waits=door.Waits(classic, l4s, np.arange(count) % 2 == 0))
+    asked = Asked.of([known])
+    [last] = variants(quick, ["last-flow"])
+    found = run(last, 1, [known], asked, lambda _: None)
+    choice = found["tuned"]["choice"]
+    assert "choice" not in found["pretrained"] or found["pretrained"]["choice"] == choice
+    tested = sum(len(each.test) for each in toy.slices.rounds) * 8
+    assert choice["n"] == tested // 2
+    assert choice["moved"] == 0
+    assert choice["regret_ms"] == choice["never_ms"] > 0
+    assert len(found["tuned"]["draws"]["regret_ms"]) == len(found["tuned"]["draws"]["mae_ms"])
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_saved_and_loaded_it_forecasts_the_same(
     name: str, fitted: dict[str, tuple[Variant, Forecaster]], toy: Trace, tmp_path: Path
 ) -> None:
