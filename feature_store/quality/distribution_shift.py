@@ -23,7 +23,7 @@ NO_SHIFT_TEST: Final = (
     "flow_age_us",
     "hole_us",
     "hole_age_us",
-    *(f"min_latency{scope}_us" for scope in ("", "_queue", "_flow")),
+    *(f"min_latency{scope}_us" for scope in ("", "_queue", "_flow", "_receiver")),
 )
 
 

@@ -40,6 +40,21 @@ JUDGED_HEAD: Final = [
     "over seeds and seconds",
     "verdict",
 ]
+# Traces with three receivers, on which the choice between the queues is scored (docs/results/choice.md).
+CHOICES: Final = ("web", "web-varying", "video", "video-varying")
+TOLD: Final = {"all": "", "flows": "-flows", "first": "-first"}  # what ends an entry's name
+CHOICE_HEAD: Final = [
+    "trace",
+    "variant",
+    "seeds",
+    "regret, ms",
+    DIFFERENCE,
+    "shorter queue, %",
+    "moved, %",
+    "AP late",
+    "MAE, ms",
+]
+TOLD_HEAD: Final = ["trace", "told of packets 2 to 8", "AP late", "MAE, ms", "regret, ms"]
 TIE_PRECISION: Final = 0.02
 TIE_ERROR: Final = 0.02  # of the champion's error
 
@@ -139,6 +154,92 @@ def verdict(ends: Sequence[Sequence[float] | None], tie: float, *, lower_is_bett
     if all(high < 0 for _, high in gains):
         return "**worse**"
     return "no worse" if all(low >= -tie for low, _ in gains) else "not settled"
+
+
+def choice_entry(kind: str, told: str = "all") -> str:
+    """Name of what is published of a kind of trace with three receivers."""
+    return f"choice-{kind}{TOLD[told]}"
+
+
+def choices(published: Mapping[str, Any]) -> list[str]:
+    """A line for each kind of trace and variant: how well it chooses between the queues, with tuned heads.
+
+    Raises:
+        ValueError: a kind is not published.
+    """
+    lines = lab.head_of(CHOICE_HEAD)
+    for kind in CHOICES:
+        one = _published(published, choice_entry(kind))
+        never, always = one["choice"]["never_ms"], one["choice"]["always_ms"]
+        lines.append(lab.row_of([kind, "never move", "", f"{never:.2f}", *[""] * 5]))
+        lines.append(lab.row_of([kind, "always move", "", f"{always:.2f}", *[""] * 5]))
+        found = sorted(one["variants"].items(), key=lambda each: each[1]["tuned"]["regret_ms"]["mean"])
+        for name, variant in found:
+            scores = variant["tuned"]
+            lines.append(
+                lab.row_of(
+                    [
+                        kind,
+                        f"**`{name}`**" if name == one["against"] else f"`{name}`",
+                        str(variant["seeds"]),
+                        *_beside(scores["regret_ms"], 2),
+                        *(f"{100 * scores[key]['mean']:.0f}" for key in ("right", "moved")),
+                        _number(scores["average_precision"], 3),
+                        _number(scores["mae_ms"], 2),
+                    ]
+                )
+            )
+    return lines
+
+
+def coverages(published: Mapping[str, Any]) -> list[str]:
+    """A line for each kind of trace and variant with quantiles: the share of latencies up to each level.
+
+    Raises:
+        ValueError: a kind is not published, or nobody has quantiles.
+    """
+    lines: list[str] = []
+    for kind in CHOICES:
+        for name, variant in _published(published, choice_entry(kind))["variants"].items():
+            for form in ("tuned", "pretrained"):
+                scores = variant[form]
+                if coverage := scores.get("coverage"):
+                    levels = [f"{100 * level:g} %" for level in coverage["levels"]]
+                    lines = lines or lab.head_of(["trace", "variant", "head", *levels, "pinball, ms"])
+                    shares = [f"{100 * share:.1f}" for share in coverage["share"]]
+                    lines.append(
+                        lab.row_of([kind, f"`{name}`", form, *shares, _number(scores["pinball_ms"], 3)])
+                    )
+    if not lines:
+        raise ValueError(f"{FILE} has no variant with quantiles")
+    return lines
+
+
+def told(published: Mapping[str, Any]) -> list[str]:
+    """A line for each kind of trace and what the sender tells: what that knowledge is worth.
+
+    Raises:
+        ValueError: a kind is not published.
+    """
+    lines = lab.head_of(TOLD_HEAD)
+    for kind in CHOICES:
+        for each in TOLD:
+            scores = _published(published, choice_entry(kind, each))["variants"][CHALLENGER]["tuned"]
+            numbers = (("average_precision", 3), ("mae_ms", 2), ("regret_ms", 2))
+            lines.append(lab.row_of([kind, each, *(_with_ends(scores[key], n) for key, n in numbers)]))
+    return lines
+
+
+def _published(published: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    if name not in published:
+        raise ValueError(f"{FILE} has no {name}: swiftqueue results --forecasts {name} FILE")
+    return published[name]  # type: ignore[no-any-return]
+
+
+def _with_ends(score: Mapping[str, Any], digits: int) -> str:
+    ends = score["seeds_95"]
+    said_ends = "" if ends is None else f" ({ends[0]:.{digits}f} to {ends[1]:.{digits}f})"
+    return f"{_number(score, digits)}{said_ends}"
 
 
 def _mean(score: Mapping[str, Any] | None) -> float:

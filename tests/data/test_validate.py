@@ -94,7 +94,7 @@ def test_shifts_are_of_the_test_slices_against_the_training_slice() -> None:
 def test_what_stands_for_a_whole_slice_is_no_shift() -> None:
     """The least latency since the log began only falls; on the default traces it crossed the limit alone."""
     falls = np.repeat([9e3, 8e3, 7e3], 80).astype(np.float32)
-    least = {f"min_latency{scope}_us": falls for scope in ("", "_queue", "_flow")}
+    least = {f"min_latency{scope}_us": falls for scope in ("", "_queue", "_flow", "_receiver")}
     assert set(least) < {feature.name for feature in EVENTS.features}
     shifts = slice_shifts("t", pl.DataFrame({**least, "ack_rate": falls}), [0, 10], [[10, 20], [20, 30]])
     assert shifts["feature"].to_list() == ["ack_rate"]

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+import toy_world
 from waiting import wait_until
 
 from pipelines.simulators import build_simulator
@@ -341,22 +342,44 @@ def test_a_decision_cannot_act_before_it_exists(
 
 
 # The other features in microseconds are times since something was sent.
-LATENCIES = ("latency_us", "last_latency_us", "last_latency_flow_us", "last_latency_queue_us")
+STILL = ("latency", "queueing")  # in names of what an ACK has fixed
 PACKET_US = 12.1  # of 1,502 bytes on S1's link of 1 Gbit/s
 
 
+def event_artifact(folder: Path) -> Path:
+    """An event stream of random weights, scaled to a toy trace."""
+    from feature_store.events.definition import EVENTS
+    from models.forecasters.event_stream import EventStreamParams, _untrained
+    from models.forecasters.forecaster import Part
+    from models.networks import artifact
+    from models.networks.event_window import served
+    from models.section import read_all
+    from models.training.protocol import Slice
+
+    own = read_all(Path("forecasters.yaml"))["event-stream"]
+    params = EventStreamParams(**{key: value for key, value in own.items() if key != "name"})
+    table = toy_world.bottleneck_table("t", 1.2, seed=3, swing_ms=40, episodes=True)
+    model = served(_untrained([Part("t", table, Slice(0, table.height // 8))], params))
+    described = artifact.Description(params.band + 8, EVENTS.schema_hash, "acked", {"name": "toy"})
+    artifact.save(folder, model, described)
+    return folder
+
+
+@pytest.mark.parametrize("definition", ["window", "event-stream"])
 def test_a_question_holds_what_was_known_when_it_was_asked(
-    program: Path, make_artifact: Callable[..., Path], tmp_path: Path
+    definition: str, program: Path, make_artifact: Callable[..., Path], tmp_path: Path
 ) -> None:
     """The simulator's windows, made again by the offline code from the log cut off at the decision.
 
     The log's times are those at which transmission began, up to a packet after the decision about it.
     """
     from feature_store.events import windows as fw
+    from feature_store.events.definition import EVENTS, WINDOW
     from laboratory.learning.packet_table import packets_of
 
+    rows = {each.name: each for each in (WINDOW, EVENTS)}[definition]
     run = figure8(
-        control=model(make_artifact(2)),
+        control=model(make_artifact(2) if rows is WINDOW else event_artifact(tmp_path / "events")),
         acks="selective",
         moved_ecn="ect0",
         seconds=4,
@@ -369,8 +392,12 @@ def test_a_question_holds_what_was_known_when_it_was_asked(
     assert len(questions) == -(-len(log) // 64)  # every eighth batch
     assert (questions["first_packet"] == 64 * np.arange(len(questions))).all()
     tokens, both = questions["x_BWF"].shape[2], 0
-    timed = np.array([f.unit == "us" and f.name not in LATENCIES for f in fw.FEATURES])
-    latency = [f.name for f in fw.FEATURES].index("latency_us")
+    names = [f.name for f in rows.features]
+    still = [any(word in name for word in STILL) for name in names]
+    timed = np.array([f.unit == "us" for f in rows.features]) & ~np.array(still)
+    rates = np.array([name.startswith(("send_rate", "ack_rate")) for name in names])  # of the last 20 ms
+    exact = ~timed & ~rates
+    latency = names.index("latency_us")
     some = questions[::5]
     for question in some:
         sent = log.head(int(question["first_packet"]))
@@ -380,8 +407,9 @@ def test_a_question_holds_what_was_known_when_it_was_asked(
         )
         for queues, x_WF in zip((np.zeros(8), question["queue"]), question["x_BWF"], strict=True):
             table = pl.concat([seen, candidates(question, queues, log.schema)])
-            *_, x_BWF = fw.iter_windows(table, tokens)
-            assert x_BWF[-1][:, ~timed].tobytes() == x_WF[:, ~timed].tobytes(), question["first_packet"]
+            *_, x_BWF = fw.iter_windows(table, tokens, definition=rows)
+            assert x_BWF[-1][:, exact].tobytes() == x_WF[:, exact].tobytes(), question["first_packet"]
+            np.testing.assert_allclose(x_BWF[-1][:, rates], x_WF[:, rates], rtol=2e-3)
             np.testing.assert_allclose(x_BWF[-1][:, timed], x_WF[:, timed], rtol=2e-7, atol=PACKET_US)
             if question["windows"] == 1:
                 break

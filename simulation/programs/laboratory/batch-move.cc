@@ -53,7 +53,9 @@ BatchMove::BatchMove(const Batching& params, int tokens, agent::Definition defin
                         .max_moved_share = params.maxMovedShare,
                         .guard = {.on = params.guard}}),
       m_x_BWF(static_cast<std::size_t>(agent::kMaxWindows * tokens * agent::features_of(definition))),
-      m_logged(logged) {}
+      m_logged(logged) {
+  m_sender.set_model(tokens, definition);
+}
 
 Candidate BatchMove::Known(const DataPacket& packet) {
   return {.size_bytes = static_cast<int32_t>(packet.sizeBytes),
