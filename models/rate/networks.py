@@ -1,4 +1,4 @@
-"""The networks that forecast rates: how each is trained, kept, read and asked.
+"""The networks that forecast rates: how each is trained, kept, read, asked and put into ONNX.
 
 Shapes: B flows, S samples in order (35 or fewer), F fields of a sample (28), H horizons (6), N flows.
 """
@@ -16,20 +16,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from feature_store.atomic import new_folder
-from feature_store.rate.definition import HORIZONS, MOST_SAMPLES, PREFIXES, inputs, schema_hash
+from feature_store.rate.definition import HORIZONS, MOST_SAMPLES, NAMES, PREFIXES, inputs, schema_hash
 from models.json_file import read_object
-from models.networks.artifact import WEIGHTS_FILE, check_finite
+from models.networks.artifact import DESCRIPTION_FILE, WEIGHTS_FILE, check_finite, write_onnx
 from models.networks.rate_lstm import RateLstm
 from models.networks.rate_network import RateNetwork, fit_scaling
 from models.networks.rate_transformer import RateTransformer
 from models.networks.scaling import ScaledFeature
 from models.rate.flows import Flows
 
-FORMAT: Final = 1
-DESCRIPTION_FILE: Final = "model.json"
+FORMAT: Final = "swiftqueue-rate/2"
+OUTPUT: Final = "rate_bytes_per_s"
+PADDING_FIELD: Final = NAMES.index("snd_cwnd")  # no connection has a window of 0: such a row is padding
 KINDS: Final[dict[str, type[RateNetwork]]] = {"lstm": RateLstm, "transformer": RateTransformer}
 PAPERS_STEPS: Final = (1e-2, 1e-3, 1e-4, 1e-5)  # learning rates, a quarter of the epochs each
 LARGEST_RATE: Final = 1.25e11  # bytes/s, 1 Tbit/s: beyond it a forecast is wild
@@ -147,11 +148,55 @@ def forecast(network: RateNetwork, raw_NF: NDArray[np.int64]) -> NDArray[np.floa
     x = torch.from_numpy(inputs(raw_NF))[None]
     with torch.no_grad():
         rate_H: NDArray[np.float64] = network.eval()(x)[0, -1].double().exp().numpy()
+    return checked(rate_H)
+
+
+def checked(rate_H: NDArray[np.float64]) -> NDArray[np.float64]:
+    """A forecast, if a sender may use it.
+
+    Raises:
+        ValueError: it is 0, infinite, none at all or above LARGEST_RATE.
+    """
     if not (np.isfinite(rate_H).all() and (rate_H >= 1).all() and (rate_H <= LARGEST_RATE).all()):
         raise ValueError(
             f"the forecast is {rate_H.tolist()} bytes/s: not a rate; the sender goes on without it"
         )
     return rate_H
+
+
+class AfterLastSample(nn.Module):
+    """A network as it is served: samples padded with rows of zeros in, rates after the last sample out."""
+
+    def __init__(self, network: RateNetwork) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x_BSF: Tensor) -> Tensor:
+        """Bytes/s at each horizon (B, H); of padding alone it says nothing that means anything."""
+        last_B = ((x_BSF[..., PADDING_FIELD] > 0).sum(1) - 1).clamp(min=0)
+        log_BSH: Tensor = self.network(x_BSF)
+        return log_BSH.gather(1, last_B[:, None, None].expand(-1, 1, log_BSH.shape[2]))[:, 0].exp()
+
+
+def padded(x_NF: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Inputs of one flow's samples (N, F) as a served network takes them (S, F)."""
+    x_SF = np.zeros((MOST_SAMPLES, x_NF.shape[1]), np.float32)
+    x_SF[: len(x_NF)] = x_NF
+    return x_SF
+
+
+def served_rates(network: RateNetwork, x_BSF: NDArray[np.float32]) -> NDArray[np.float32]:
+    """What a served network is to answer (B, H), in bytes/s, computed here."""
+    with torch.no_grad():
+        rate_BH: NDArray[np.float32] = AfterLastSample(network.eval())(torch.from_numpy(x_BSF)).numpy()
+    return rate_BH
+
+
+def export_onnx(folder: Path) -> Path:
+    """Write `model.onnx` beside the weights: input `window` (B, S, F), output `rate_bytes_per_s` (B, H)."""
+    network, _ = load(folder)
+    example = torch.zeros(2, MOST_SAMPLES, len(NAMES))
+    return write_onnx(folder, AfterLastSample(network).eval(), example, OUTPUT)
 
 
 def save(folder: Path, network: RateNetwork, about: dict[str, Any]) -> None:
@@ -166,6 +211,7 @@ def save(folder: Path, network: RateNetwork, about: dict[str, Any]) -> None:
     described = {
         "format": FORMAT,
         "architecture": {"name": kind, **network.sizes()},
+        "window": {"tokens": MOST_SAMPLES, "horizon": len(HORIZONS), "output": OUTPUT},
         "features": [asdict(feature) for feature in network.features],
         "target": {"name": "bbr_bw", "unit": "bytes_per_s", "transform": "log", "horizons": list(HORIZONS)},
         "schema_hash": schema_hash(),
@@ -185,6 +231,8 @@ def load(folder: Path) -> tuple[RateNetwork, dict[str, Any]]:
     """
     path = folder / DESCRIPTION_FILE
     about = read_object(path)
+    if about.get("format") != FORMAT:
+        raise ValueError(f"{path}: format {about.get('format')!r} is not {FORMAT!r}; train again")
     if about.get("schema_hash") != schema_hash():
         raise ValueError(
             f"{path}: made for samples {about.get('schema_hash')}, not {schema_hash()}; train again"
