@@ -116,6 +116,7 @@ class Benchmark(StrEnum):
     live = "live"
     marker = "marker"
     queues = "queues"
+    rate = "rate"
     reservoir = "reservoir"
     serving = "serving"
     soak = "soak"
