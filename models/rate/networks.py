@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +27,7 @@ from models.networks.rate_network import RateNetwork, fit_scaling
 from models.networks.rate_transformer import RateTransformer
 from models.networks.scaling import ScaledFeature
 from models.rate.flows import Flows
+from models.section import near
 
 FORMAT: Final = "swiftqueue-rate/2"
 OUTPUT: Final = "rate_bytes_per_s"
@@ -34,6 +35,7 @@ PADDING_FIELD: Final = NAMES.index("snd_cwnd")  # no connection has a window of 
 KINDS: Final[dict[str, type[RateNetwork]]] = {"lstm": RateLstm, "transformer": RateTransformer}
 PAPERS_STEPS: Final = (1e-2, 1e-3, 1e-4, 1e-5)  # learning rates, a quarter of the epochs each
 LARGEST_RATE: Final = 1.25e11  # bytes/s, 1 Tbit/s: beyond it a forecast is wild
+HIDDEN: Final = 1e30  # scale of a field that is not to be seen: what is left of it is 0
 Say = Callable[[str], None]
 
 
@@ -57,6 +59,7 @@ def train(
     batch_size: int,
     learning_rate: float,
     say: Say,
+    fields: Sequence[str] = (),
 ) -> tuple[RateNetwork, float]:
     """Train a network on the mean absolute percentage error after each sample from the fifth on.
 
@@ -70,12 +73,13 @@ def train(
         batch_size: flows of a step.
         learning_rate: the highest, of the Transformer.
         say: hears a line an epoch.
+        fields: that its layers see; none: all. What the path itself tells (`path_guess`) takes what it needs.
 
     Returns the network, for inference, and its error on `chosen_on`.
     """
     torch.manual_seed(seed)
     there_NS = np.arange(MOST_SAMPLES) < own.samples_N[:, None]
-    features = fit_scaling(own.x_NSF[there_NS])
+    features = only(fit_scaling(own.x_NSF[there_NS]), fields)
     known = own.y_NH[np.isfinite(own.y_NH)]
     if kind == "lstm":
         sizes = {**sizes, "center": round(float(np.log(known).mean()), 4)}
@@ -110,6 +114,21 @@ def train(
         raise ValueError(f"{kind}, seed {seed}: no epoch has a finite error; is there a rate to learn?")
     network.load_state_dict(kept)
     return network.eval(), best
+
+
+def only(features: Sequence[ScaledFeature], fields: Sequence[str]) -> tuple[ScaledFeature, ...]:
+    """Scaling that hides all fields but some from a network's layers; none: hides nothing.
+
+    Raises:
+        ValueError: there is no such field.
+    """
+    if missing := [field for field in fields if field not in NAMES]:
+        raise ValueError(f"there is no field {missing[0]!r}; {near(missing[0], list(NAMES))}")
+    if not fields:
+        return tuple(features)
+    return tuple(
+        one if one.name in fields else ScaledFeature(one.name, one.unit, scale=HIDDEN) for one in features
+    )
 
 
 def grid_error(network: RateNetwork, flows: Flows) -> float:
