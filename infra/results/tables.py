@@ -244,7 +244,17 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
         f"bench-{name}": partial(figures, name=name)
         for name in (
             *("capacity", "extract", "finetune", "gate", "inference", "ingest", "linerate"),
-            *("live", "reservoir", "serving", "soak", "soak-first", "soak-weeks", "soak-weeks-after", "swap"),
+            *(
+                "live",
+                "rate",
+                "reservoir",
+                "serving",
+                "soak",
+                "soak-first",
+                "soak-weeks",
+                "soak-weeks-after",
+                "swap",
+            ),
         )
     },
 }
