@@ -22,6 +22,7 @@ from laboratory.scenarios.schema import (
     ACCESS_MS,
     FORMER_PROFILES,
     LADDER,
+    WEIGHTS,
     Bottleneck,
     Environment,
     Group,
@@ -258,7 +259,7 @@ def _network(environment: Environment, seed: int, seconds: float) -> dict[str, A
     return {
         "bottlenecks": [
             {
-                **_bottleneck(link, one_way_ms, environment.rtt_ms),
+                **_bottleneck(link, one_way_ms, environment.rtt_ms, f"bottlenecks.{i}"),
                 **rates_of(link.trace, f"bottlenecks.{i}.trace", seconds),
             }
             for i, link in enumerate(links)
@@ -280,8 +281,20 @@ def _network(environment: Environment, seed: int, seconds: float) -> dict[str, A
     }
 
 
-def _bottleneck(link: Bottleneck, one_way_ms: float, rtt_ms: float) -> dict[str, Any]:
-    disc = {"disc": {"type": link.disc.type, "attributes": link.disc.texts()}} if link.disc else {}
+def _weights_content(file: str, key: str) -> str:
+    """Hash of a weight file, relative to the project's folder: what is in it counts, not its name."""
+    try:
+        return hashlib.sha256((PROJECT / file).read_bytes()).hexdigest()[:16]
+    except OSError:
+        raise ValueError(f"{key}: {file} cannot be read") from None
+
+
+def _bottleneck(link: Bottleneck, one_way_ms: float, rtt_ms: float, key: str) -> dict[str, Any]:
+    disc: dict[str, Any] = {}
+    if link.disc:
+        disc = {"disc": {"type": link.disc.type, "attributes": link.disc.texts()}}
+        if weights := link.disc.texts().get(WEIGHTS):
+            disc["disc"]["content"] = _weights_content(weights, f"{key}.disc.attributes.{WEIGHTS}")
     return {
         "rate_bps": round(link.mbps * 1e6),
         "delay_ms": one_way_ms,

@@ -51,6 +51,7 @@ LADDER: Final = (
 ALL_CONTROLS: Final = (*CONTROLS, *LADDER)
 VIEWED_BY: Final = ("oracle", "oracle_in_order", "oracle_late", "oracle_batched")  # need a view of the queues
 DUAL_PI2: Final = "ns3::DualPi2QueueDisc"  # the disc that a bottleneck has, and that gives a view
+WEIGHTS: Final = "Weights"  # attribute of a disc that has learned: a file, relative to the project's folder
 
 
 def profile_named(name: Any) -> Any:
