@@ -97,10 +97,10 @@ class HelpTest {
 // spells of moving together: the n-th test has alpha / (n (n + 1)).
 class RateWatch {
  public:
-  static constexpr std::int64_t kWindowNs = 200'000'000;
-  static constexpr int kLeastWindows = 5;     // unmoved, before anything is compared
-  static constexpr int kMostWindows = 25;     // that the unmoved mean remembers
-  static constexpr int kSettleWindows = 3;    // after moving ended: the flows' rates come back
+  static constexpr std::int64_t kWindowNs = 100'000'000;
+  static constexpr int kLeastWindows = 10;    // unmoved, before anything is compared
+  static constexpr int kMostWindows = 16;     // that the unmoved mean remembers
+  static constexpr int kSettleWindows = 5;    // after moving ended: the flows' rates come back
   static constexpr int kTestWindows = 3'000;  // then a test begins anew
   static constexpr double kHopeless = 20;
 

@@ -13,7 +13,6 @@ from feature_store import native
 from serving.agent.controller import LIBRARY, SOURCES
 
 
-
 @dataclass(frozen=True)
 class Counts:
     """Receivers by state, now; and what has happened since the guard was made."""
@@ -90,7 +89,9 @@ class Guard:
             raise ValueError(f"alpha {alpha}: give a number between 0 and 1")
         self._handle = _ABI.sq_guard_new(alpha, seed, pair_packets, most_growth)
         if not self._handle:
-            raise ValueError(f"{pair_packets} packets of a pair, growth {most_growth}: give 1 to 8, and 0 or more")
+            raise ValueError(
+                f"{pair_packets} packets of a pair, growth {most_growth}: give 1 to 8, and 0 or more"
+            )
 
     def __del__(self) -> None:
         if handle := getattr(self, "_handle", None):
