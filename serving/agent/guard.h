@@ -95,25 +95,36 @@ class HelpTest {
 // further flows are no growth. With windows whose mean is at most 1 + `most_growth` times that of
 // the unmoved ones, given all before them, growth is settled with probability alpha at most in all
 // spells of moving together: the n-th test has alpha / (n (n + 1)).
+//
+// What the flows would send unmoved changes with the network. So moving is held for a moment now
+// and then, each time after twice as long, and the unmoved mean is that of then.
 class RateWatch {
  public:
   static constexpr std::int64_t kWindowNs = 100'000'000;
   static constexpr int kLeastWindows = 10;    // unmoved, before anything is compared
   static constexpr int kMostWindows = 16;     // that the unmoved mean remembers
   static constexpr int kSettleWindows = 5;    // after moving ended: the flows' rates come back
+  static constexpr int kHoldWindows = 8;      // of which the first are left out
+  static constexpr int kHoldSettle = 3;
+  static constexpr std::array kHoldAfter{16, 128};  // windows of moving: the first time, at most
   static constexpr int kTestWindows = 3'000;  // then a test begins anew
   static constexpr double kHopeless = 20;
 
   enum class Verdict : std::uint8_t { kOpen, kGrows, kDoesNot };
 
-  bool ready() const { return unmoved_ >= kLeastWindows; }
+  bool ready() const { return ready_; }
+  bool holds() const { return hold_left_ > 0; }
 
   void moving_begins(double alpha) {
     alpha_ = alpha;
     left_out_ = 1;  // the window that is under way
+    hold_after_ = until_hold_ = kHoldAfter[0];
     renew();
   }
-  void moving_ends() { left_out_ = kSettleWindows; }
+  void moving_ends() {
+    hold_left_ = 0;
+    left_out_ = kSettleWindows;
+  }
 
   // A packet was sent; `first`: of its flow in this window of time.
   Verdict sent(std::int64_t window, double bytes, bool first, bool moving, double most_growth) {
@@ -130,16 +141,22 @@ class RateWatch {
 
  private:
   Verdict closed(double value, bool moving, double most_growth) {
+    const Verdict verdict = judged(value, moving && !holds(), most_growth);
+    if (moving) take_turns();
+    return verdict;
+  }
+
+  Verdict judged(double value, bool moved, double most_growth) {
     if (left_out_ > 0) {
       --left_out_;
       return Verdict::kOpen;
     }
-    if (!moving) {
+    if (!moved) {
       unmoved_ = std::min(unmoved_ + 1, kMostWindows);
       mean_ += (value - mean_) / unmoved_;
+      ready_ = ready_ || unmoved_ >= kLeastWindows;
       return Verdict::kOpen;
     }
-    if (!ready()) return Verdict::kOpen;
     switch (test_.add(std::min(value / ((1 + most_growth) * mean_) - 1, 1.0))) {
       case HelpTest::Verdict::kOpen:
         return Verdict::kOpen;
@@ -152,6 +169,19 @@ class RateWatch {
     return Verdict::kOpen;
   }
 
+  // Of moving and of holding it.
+  void take_turns() {
+    if (holds()) {
+      if (--hold_left_ == 0) left_out_ = 1;
+      return;
+    }
+    if (--until_hold_ > 0) return;
+    hold_after_ = until_hold_ = std::min(2 * hold_after_, kHoldAfter[1]);
+    hold_left_ = kHoldWindows;
+    left_out_ = kHoldSettle;
+    unmoved_ = std::min(unmoved_, 1);
+  }
+
   void renew() {
     const auto n = static_cast<double>(++tests_);
     test_ = {alpha_ / (n * (n + 1)), kTestWindows, kHopeless};
@@ -162,7 +192,11 @@ class RateWatch {
   double flows_ = 0;
   double mean_ = 0;  // of the unmoved windows
   int unmoved_ = 0;
+  bool ready_ = false;
   int left_out_ = 0;
+  int hold_left_ = 0;
+  int hold_after_ = 0;
+  int until_hold_ = 0;
   double alpha_ = 0.5;
   std::int64_t tests_ = 0;
   HelpTest test_{0.5, 1, 1};
@@ -233,7 +267,7 @@ class Guard {
       if (now_ns < r.until_ns) return {};
       try_again(r);
     }
-    if (watches() && !r.rate.ready()) return {};
+    if (watches() && (!r.rate.ready() || r.rate.holds())) return {};
     for (Pair& pair : r.pairs) {
       if (pair.serial != 0 && pair.half) return second(r, pair);
     }
@@ -252,7 +286,7 @@ class Guard {
     if (!params_.on) return true;
     const auto found = receivers_.find(receiver);
     if (found == receivers_.end()) return false;
-    if (found->second.state == State::kMoving) return true;
+    if (is_moved(found->second)) return true;
     return has_room(found->second, arm);
   }
 
@@ -262,9 +296,9 @@ class Guard {
     if (!params_.on) return decided;
     const auto found = receivers_.find(receiver);
     if (found == receivers_.end()) return false;
-    if (arm == 0) return decided && found->second.state == State::kMoving;
+    if (arm == 0) return decided && is_moved(found->second);
     if (has_room(found->second, arm)) return side_of(arm) == kMoved;
-    return found->second.state == State::kMoving;
+    return is_moved(found->second);
   }
 
   bool watches() const { return params_.on && params_.most_growth > 0; }
@@ -380,6 +414,10 @@ class Guard {
     const auto found = std::find_if(r.pairs.begin(), r.pairs.end(),
                                     [arm](const Pair& p) { return p.serial == arm >> 1; });
     return found == r.pairs.end() ? nullptr : &*found;
+  }
+
+  static bool is_moved(const Receiver& r) {
+    return r.state == State::kMoving && !r.rate.holds();
   }
 
   bool has_room(Receiver& r, Arm arm) const {

@@ -291,6 +291,31 @@ def test_a_rate_that_does_not_grow_beyond_what_is_allowed_stops_nothing() -> Non
     assert (unwatched.guard.counts().grown, unwatched.guard.counts().moving) == (0, 1)
 
 
+def test_the_unmoved_rate_is_measured_anew_while_packets_are_moved() -> None:
+    """Moving began in good times. Then the network fills, and only who moves keeps his rate."""
+    world = watched(bytes_of=lambda moving, _: 9_000)
+    assert np.mean(world.run(1_500)[1_000:]) > 0.4
+    assert world.guard.counts().moving == 1
+    last: list[bool] = []
+
+    def starved(_: bool, now_ns: int) -> float:
+        return 9_000 if sum(last[-100:]) > 50 else 3_000
+
+    world.bytes_of = starved
+    for _ in range(6_000):
+        last += world.run(1)
+    assert world.guard.counts().grown >= 1
+
+
+def test_moving_is_held_for_a_small_part_of_the_time() -> None:
+    world = watched()
+    world.run(5_000)
+    moved = np.array(world.run(30_000))  # a minute
+    assert world.guard.counts().stops == 0
+    held = np.convolve(moved, np.ones(100), "valid") == 0  # for 200 ms and more
+    assert 0 < held.mean() < 0.1
+
+
 def test_growth_is_seldom_seen_where_there_is_none() -> None:
     """Rates of heavy tails and one mean, moved or not, for 20 s: at most alpha of the lives are stopped."""
     stopped = 0
