@@ -410,6 +410,13 @@ def agent(
     guard: Annotated[
         bool, typer.Option(help="stop moving packets to a receiver where it is not settled to help")
     ] = True,
+    guard_packets: Annotated[
+        int | None, typer.Option(min=1, max=8, help="packets of a batch that the guard compares (default: 1)")
+    ] = None,
+    guard_growth: Annotated[
+        float | None,
+        typer.Option(min=0, max=100, help="most growth of the rate while moved; 0: any (default: 0.5)"),
+    ] = None,
     max_moved_unacked: Annotated[
         int | None, typer.Option(min=0, help="most packets moved and not acknowledged yet (default: 128)")
     ] = None,
@@ -433,6 +440,8 @@ def agent(
             metrics_port=metrics_port,
             telemetry=telemetry,
             guard=guard,
+            guard_packets=guard_packets,
+            guard_growth=guard_growth,
             max_moved_unacked=max_moved_unacked,
             max_moved_share=max_moved_share,
         )

@@ -16,7 +16,7 @@ from benchmarks.published import Published
 from benchmarks.rows import Row
 from infra.results import evaluations, forecasters, lfq, paper, rates
 from laboratory.lfq import table as lfq_table
-from laboratory.report import guard
+from laboratory.report import guard, premise_map
 from laboratory.report import tables as lab
 from laboratory.report.comparison import Place, against_chance, by_seed, change_of, percent
 from laboratory.report.judging import JUDGED
@@ -241,6 +241,8 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     **{f"ladder-{profile}": partial(known, profile=profile) for profile in PROFILES},
     "guard": lambda data: guard.guarded(data.runs),
     "guard-kept": lambda data: guard.kept(data.runs),
+    "premise-map": lambda data: premise_map.mapped(data.runs),
+    "premise-map-counted": lambda data: premise_map.counted(data.runs),
     "map": lambda data: brief(data, "rfc9332", "map-"),
     "map-costs": lambda data: costs(data, "map-"),
     "lfq-400": lambda data: lfq.of_400(data.lfq),

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import yaml
 
+from feature_store.packets.schema import HORIZON
 from laboratory.scenarios.files import environment_at
 from laboratory.scenarios.pages import drawn, rates_of
 from laboratory.scenarios.replay import replayed
@@ -201,7 +202,11 @@ def control_of(
 def _batching(model: ModelSettings) -> dict[str, Any]:
     """How forecasts become queues; keys that published runs had not are there where they change something."""
     share = {"max_moved_share": model.max_moved_share} if model.max_moved_share else {}
-    guard = {"guard": "on"} if model.guard else {}
+    guard: dict[str, Any] = {"guard": "on"} if model.guard else {}
+    if model.guard and model.guard_packets != HORIZON:
+        guard["guard_packets"] = model.guard_packets
+    if model.guard and model.guard_growth:
+        guard["guard_growth"] = model.guard_growth
     return {**model.model_dump(include=BATCHING), **share, **guard}
 
 
