@@ -61,7 +61,7 @@ def start_stack(*, mlflow: bool = False) -> None:
         print("no champion in the registry yet; `dvc repro` makes a version, `swiftqueue deploy` serves it")
     else:
         print(f"champion version {version} is served by the {served_backend().label}")
-    if "rate_register" in read_all(PARAMS_FILE):  # a project of before there was one has none
+    if PARAMS_FILE.is_file() and "rate_register" in read_all(PARAMS_FILE):  # older projects have none
         try:
             if (version := serve_champion(RATE)) is not None:
                 print(f"version {version} of {MODELS[RATE]} is served by the {served_backend(RATE).label}")

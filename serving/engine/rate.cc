@@ -6,7 +6,7 @@
 #include <cstring>
 #include <numbers>
 
-#include "feature_store/_build/rate_schema_hash.h"
+#include "serving/engine/_build/rate_schema_hash.h"
 #include "serving/engine/engine.h"
 #include "serving/engine/error.h"
 #include "serving/engine/reading.h"
