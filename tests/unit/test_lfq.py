@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
+import yaml
 
 from laboratory.lfq import settings
 from laboratory.lfq.flows import best_limit, better_arm, drawn, reward
+from laboratory.runs import execution
+from laboratory.runs.resolve import cells, identity, resolve
+from laboratory.scenarios.files import load, path_of
 
 
 def test_reward_is_throughput_less_what_waits() -> None:
@@ -37,3 +44,27 @@ def test_more_environments_leave_the_first_ones_as_they_are() -> None:
     assert {one.tcp for one in found} == {"new_reno", "bic"}
     assert all(5 <= one.mbps <= 25 and 5 <= one.rtt_ms <= 25 for one in found)
     assert all(3.75 <= one.seconds <= 6.25 for one in found)
+
+
+def test_a_run_is_known_by_what_its_weights_are(tmp_path: Path) -> None:
+    """Not by the file's name; the program gets a path that is there, and no hash."""
+    raw = yaml.safe_load(path_of("confucius-web").read_text())
+    weights = tmp_path / "weights.safetensors"
+    weights.write_bytes(b"one")
+    disc = {"type": "swiftqueue::LfqQueueDisc", "attributes": {"Weights": str(weights)}}
+    raw["axis"] = {"label": "rule", "points": {"LFQ": {"set": {"bottlenecks.0.disc": disc}}}}
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump(raw))
+    scenario = load(file)
+    cell = next(cells("mine", scenario))
+    run = resolve(scenario, cell, {"kind": "default"}, [])
+    given = execution.with_paths(execution.Job("x", run))["bottlenecks"][0]["disc"]
+    assert given == disc
+    assert run["bottlenecks"][0]["disc"]["content"]
+    weights.write_bytes(b"two")
+    other = resolve(scenario, cell, {"kind": "default"}, [])
+    assert identity(other, "program") != identity(run, "program")
+    weights.unlink()
+    says = rf"^bottlenecks\.0\.disc\.attributes\.Weights: {re.escape(str(weights))} cannot be read$"
+    with pytest.raises(ValueError, match=says):
+        resolve(scenario, cell, {"kind": "default"}, [])
