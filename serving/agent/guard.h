@@ -40,9 +40,9 @@ struct GuardParams {
   double alpha = 0.05;
   std::uint64_t seed = 1;  // of the coins
   // Packets of a batch that are a pair's; the others do as the state says.
-  int pair_packets = kHorizon;
+  int pair_packets = 1;
   // How much more the flows may send while moved than unmoved, as a share; 0: nobody looks.
-  double most_growth = 0;
+  double most_growth = 0.5;
 };
 
 // Whether a mean is above 0: a test that may be looked at after each value.

@@ -46,6 +46,7 @@ QueueController* sq_controller_new(double margin_us, double margin_share,
     GuardParams guard;
     guard.on = guard_packets > 0;
     if (guard.on) guard.pair_packets = guard_packets;
+    guard.most_growth = 0;  // nobody says here what was sent
     return new QueueController(
         {margin_us, margin_share, max_moved_unacked, max_moved_share, guard});
   } catch (const std::exception&) {
