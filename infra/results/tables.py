@@ -240,6 +240,7 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "sweeps-costs": lambda data: costs(data, "sweep-"),
     **{f"ladder-{profile}": partial(known, profile=profile) for profile in PROFILES},
     "guard": lambda data: guard.guarded(data.runs),
+    "guard-tried": lambda data: guard.tried(data.runs),
     "guard-kept": lambda data: guard.kept(data.runs),
     "premise-map": lambda data: premise_map.mapped(data.runs),
     "premise-map-counted": lambda data: premise_map.counted(data.runs),

@@ -104,8 +104,7 @@ class QueueController {
       if (!ruling.move) chosen.queues[i] = kL4s;
       chosen.arms[i] = ruling.arm;
       // Both of a pair count as moved, for the same reason.
-      if (ruling.move || of_pair)
-        moved(first_packet + static_cast<std::int64_t>(i), now_ns);
+      if (ruling.move || of_pair) moved(first_packet + static_cast<std::int64_t>(i), now_ns);
     }
     return chosen;
   }
@@ -138,7 +137,8 @@ class QueueController {
 
   // Whether an earlier decision to move still counts for its flow's further packets.
   bool keeps(std::int32_t receiver, Arm arm) { return guard_.keeps(receiver, arm); }
-  // Where a flow's next packet goes by an earlier decision of the queue `decided`, packet by packet.
+  // Where a flow's next packet goes by an earlier decision of the queue `decided`, packet by
+  // packet.
   bool moves(std::int32_t receiver, bool decided, Arm arm) {
     return guard_.moves(receiver, decided, arm);
   }
@@ -160,8 +160,8 @@ class QueueController {
     }
 
    private:
-    // What becomes of the receiver's next packet of the batch: once a pair has its packets, the rest
-    // keep the arm, which says what the batch is, and no part in the comparison.
+    // What becomes of the receiver's next packet of the batch: once a pair has its packets, the
+    // rest keep the arm, which says what the batch is, and no part in the comparison.
     static Guard::Ruling next(Guard::Ruling& ruling) {
       if (ruling.arm == 0) return ruling;
       if (ruling.packets == 0) return {ruling.rest_moves, ruling.arm, 0};

@@ -40,9 +40,9 @@ struct GuardParams {
   double alpha = 0.05;
   std::uint64_t seed = 1;  // of the coins
   // Packets of a batch that are a pair's; the others do as the state says.
-  int pair_packets = kHorizon;
+  int pair_packets = 1;
   // How much more the flows may send while moved than unmoved, as a share; 0: nobody looks.
-  double most_growth = 0;
+  double most_growth = 0.5;
 };
 
 // Whether a mean is above 0: a test that may be looked at after each value.
@@ -101,13 +101,13 @@ class HelpTest {
 class RateWatch {
  public:
   static constexpr std::int64_t kWindowNs = 100'000'000;
-  static constexpr int kLeastWindows = 10;    // unmoved, before anything is compared
-  static constexpr int kMostWindows = 16;     // that the unmoved mean remembers
-  static constexpr int kSettleWindows = 5;    // after moving ended: the flows' rates come back
-  static constexpr int kHoldWindows = 8;      // of which the first are left out
+  static constexpr int kLeastWindows = 10;  // unmoved, before anything is compared
+  static constexpr int kMostWindows = 16;   // that the unmoved mean remembers
+  static constexpr int kSettleWindows = 5;  // after moving ended: the flows' rates come back
+  static constexpr int kHoldWindows = 8;    // of which the first are left out
   static constexpr int kHoldSettle = 3;
   static constexpr std::array kHoldAfter{16, 128};  // windows of moving: the first time, at most
-  static constexpr int kTestWindows = 3'000;  // then a test begins anew
+  static constexpr int kTestWindows = 3'000;        // then a test begins anew
   static constexpr double kHopeless = 20;
 
   enum class Verdict : std::uint8_t { kOpen, kGrows, kDoesNot };
@@ -319,8 +319,7 @@ class Guard {
         return;
       case RateWatch::Verdict::kGrows:
         ++counts_.grown;
-        r.grown_pause_ns =
-            std::clamp(2 * r.grown_pause_ns, kFirstGrownPauseNs, kLongestPauseNs);
+        r.grown_pause_ns = std::clamp(2 * r.grown_pause_ns, kFirstGrownPauseNs, kLongestPauseNs);
         stop(r, sent_ns, r.grown_pause_ns);
         return;
     }
@@ -393,7 +392,7 @@ class Guard {
     std::int64_t trials = 0;
     std::int64_t pause_ns = 0;
     std::int64_t grown_pause_ns = 0;  // of growth
-    std::int64_t until_ns = 0;  // of the pause
+    std::int64_t until_ns = 0;        // of the pause
     std::int64_t asked_ns = 0;
     int rest = 0;
     RateWatch rate;
@@ -416,9 +415,7 @@ class Guard {
     return found == r.pairs.end() ? nullptr : &*found;
   }
 
-  static bool is_moved(const Receiver& r) {
-    return r.state == State::kMoving && !r.rate.holds();
-  }
+  static bool is_moved(const Receiver& r) { return r.state == State::kMoving && !r.rate.holds(); }
 
   bool has_room(Receiver& r, Arm arm) const {
     const Pair* const pair = pair_of(r, arm);

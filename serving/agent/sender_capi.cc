@@ -38,7 +38,8 @@ void sq_guard_defaults(double* alpha, int* pair_packets, double* most_growth) {
   *most_growth = params.most_growth;
 }
 
-// Null for parameters that cannot be, or when out of memory. `guard_packets` of a pair; 0: no guard.
+// Null for parameters that cannot be, or when out of memory. `guard_packets` of a pair; 0: no
+// guard.
 QueueController* sq_controller_new(double margin_us, double margin_share,
                                    std::int32_t max_moved_unacked, double max_moved_share,
                                    int guard_packets) {
@@ -46,6 +47,7 @@ QueueController* sq_controller_new(double margin_us, double margin_share,
     GuardParams guard;
     guard.on = guard_packets > 0;
     if (guard.on) guard.pair_packets = guard_packets;
+    guard.most_growth = 0;  // nobody says here what was sent
     return new QueueController(
         {margin_us, margin_share, max_moved_unacked, max_moved_share, guard});
   } catch (const std::exception&) {

@@ -68,6 +68,10 @@ def waves(rng: np.random.Generator) -> Latency:
     return lambda _, now_ns: (90 + 50 * np.sin(steps[now_ns // (2 * MS)] / 10)) * MS
 
 
+def unwatched(seed: int = 1) -> Guard:
+    return Guard(seed=seed, most_growth=0)
+
+
 NULLS = {
     "signs": lambda rng: rng.choice([-1.0, 1.0], 192),
     "normal": lambda rng: np.clip(rng.normal(0, 0.4, 192), -1, 1),
@@ -120,7 +124,7 @@ def test_a_receiver_where_moving_never_helps_is_seldom_moved_to() -> None:
     """All its life, with latencies that depend on each other: bounded by alpha. Here it is 8 s."""
     admitted = trials = 0
     for seed in range(200):
-        guard = Guard(seed=seed)
+        guard = unwatched(seed)
         World(guard, waves(np.random.default_rng(seed))).run(4_000)
         counts = guard.counts()
         admitted += counts.admitted > 0
@@ -130,7 +134,7 @@ def test_a_receiver_where_moving_never_helps_is_seldom_moved_to() -> None:
 
 
 def test_help_is_used() -> None:
-    guard = Guard()
+    guard = unwatched()
     world = World(guard, noisy(np.random.default_rng(3), helps_ms=10, noise_ms=30))
     first = world.run(3_000)
     assert guard.counts().moving == 1
@@ -141,7 +145,7 @@ def test_help_is_used() -> None:
 
 
 def test_harm_is_stopped_at_once_and_seldom_tried_again() -> None:
-    guard = Guard()
+    guard = unwatched()
     moved = World(guard, constant(classic_ms=100, l4s_ms=45)).run(30_000)  # a minute
     counts = guard.counts()
     assert counts.admitted == 0
@@ -153,7 +157,7 @@ def test_harm_is_stopped_at_once_and_seldom_tried_again() -> None:
 
 
 def test_moving_stops_when_it_no_longer_helps_and_comes_back() -> None:
-    guard = Guard()
+    guard = unwatched()
     world = World(guard, constant(classic_ms=45, l4s_ms=60))
     world.run(3_000)
     assert guard.counts().moving == 1
@@ -166,7 +170,7 @@ def test_moving_stops_when_it_no_longer_helps_and_comes_back() -> None:
 
 
 def test_no_difference_stops_it_too() -> None:
-    guard = Guard()
+    guard = unwatched()
     world = World(guard, constant(classic_ms=45, l4s_ms=60))
     world.run(3_000)
     world.latency_ns = noisy(np.random.default_rng(4), helps_ms=0, noise_ms=30)
@@ -177,11 +181,11 @@ def test_no_difference_stops_it_too() -> None:
 
 def test_a_loss_speaks_against_moving_only() -> None:
     never = float("inf")
-    lost = Guard()
+    lost = unwatched()
     World(lost, constant(classic_ms=never, l4s_ms=45)).run(10_000)
     assert lost.counts().admitted == 0
     assert lost.counts().stopped == 1
-    escaped = Guard()
+    escaped = unwatched()
     World(escaped, constant(classic_ms=45, l4s_ms=never)).run(10_000)
     assert (escaped.counts().admitted, escaped.counts().pairs) == (0, 0)
 
@@ -190,7 +194,7 @@ def test_what_was_sent_again_is_a_loss() -> None:
     """Both queues have one latency, and one of them tells it after a retransmission only."""
     found = {}
     for again in (CLASSIC, L4S):
-        guard = Guard()
+        guard = unwatched()
         for batch in range(5_000):
             moved, arm = guard.rule(1, batch * MS)
             queue = CLASSIC if moved else L4S
@@ -202,7 +206,7 @@ def test_what_was_sent_again_is_a_loss() -> None:
 
 
 def test_receivers_are_judged_apart() -> None:
-    guard = Guard()
+    guard = unwatched()
     good = World(guard, constant(classic_ms=45, l4s_ms=60))
     bad = World(guard, constant(classic_ms=100, l4s_ms=45), packet=1)
     for _ in range(300):
@@ -213,7 +217,7 @@ def test_receivers_are_judged_apart() -> None:
 
 
 def test_of_each_pair_one_is_moved_and_a_coin_says_which() -> None:
-    guard = Guard()
+    guard = unwatched()
     arms: dict[int, list[bool]] = {}
     for batch in range(20_000):
         moved, arm = guard.rule(1, batch * 200 * MS)  # nothing comes back, so every pair is let go
@@ -229,7 +233,7 @@ def test_of_each_pair_one_is_moved_and_a_coin_says_which() -> None:
 
 
 def test_a_trial_moves_no_more_than_a_batch() -> None:
-    guard = Guard()
+    guard = Guard(pair_packets=8, most_growth=0)
     moved, arm = next(ruled for ruled in (guard.rule(1, t) for t in range(100)) if ruled[0])
     assert moved
     for packet in range(8):
@@ -241,7 +245,7 @@ def test_a_trial_moves_no_more_than_a_batch() -> None:
 
 
 def test_what_did_not_follow_its_decision_is_not_compared() -> None:
-    guard = Guard()
+    guard = unwatched()
     for batch in range(2_000):
         moved, arm = guard.rule(1, batch * MS)
         guard.sent(8 * batch, batch * MS, 1, L4S, arm)  # whatever was said
@@ -251,7 +255,7 @@ def test_what_did_not_follow_its_decision_is_not_compared() -> None:
 
 
 def test_receivers_are_bounded_and_forgotten() -> None:
-    guard = Guard()
+    guard = unwatched()
     for receiver in range(3 * MOST_RECEIVERS):
         guard.rule(receiver, 0)
     counts = guard.counts()
@@ -264,7 +268,7 @@ def test_receivers_are_bounded_and_forgotten() -> None:
 
 
 def watched(helps_ms: float = 15, **more: Any) -> World:
-    return World(Guard(pair_packets=1, most_growth=0.5), constant(60 - helps_ms, 60), **more)
+    return World(Guard(), constant(60 - helps_ms, 60), **more)
 
 
 def test_a_rate_that_grows_stops_moving() -> None:
@@ -286,9 +290,9 @@ def test_a_rate_that_does_not_grow_beyond_what_is_allowed_stops_nothing() -> Non
         world = watched(bytes_of=lambda moving, _, growth=growth: 1_000 * (growth if moving else 1))
         world.run(10_000)
         assert (world.guard.counts().grown, world.guard.counts().moving) == (0, 1)
-    unwatched = World(Guard(), constant(45, 60), bytes_of=lambda moving, _: 9_000 if moving else 1_000)
-    unwatched.run(10_000)
-    assert (unwatched.guard.counts().grown, unwatched.guard.counts().moving) == (0, 1)
+    other = World(unwatched(), constant(45, 60), bytes_of=lambda moving, _: 9_000 if moving else 1_000)
+    other.run(10_000)
+    assert (other.guard.counts().grown, other.guard.counts().moving) == (0, 1)
 
 
 def test_the_unmoved_rate_is_measured_anew_while_packets_are_moved() -> None:
@@ -348,7 +352,7 @@ def test_nothing_is_tried_before_the_unmoved_rate_is_known() -> None:
 
 
 def test_a_trial_of_one_packet_moves_one() -> None:
-    guard = Guard(pair_packets=1)
+    guard = unwatched()
     while not (ruled := guard.rule(1, 0))[1]:
         pass
     moved, arm = ruled

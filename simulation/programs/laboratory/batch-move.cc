@@ -198,9 +198,8 @@ bool BatchMove::Move(const DataPacket& packet, const Waiting& behind) {
 bool BatchMove::Follow(const DataPacket& packet, uint8_t queue, agent::Arm arm) {
   m_arm = arm;
   const bool moved = queue == agent::kClassic;
-  return m_params.guardPackets < kHorizon
-             ? m_sender.moves(Known(packet).receiver_id, moved, arm)
-             : moved;
+  return m_params.guardPackets < kHorizon ? m_sender.moves(Known(packet).receiver_id, moved, arm)
+                                          : moved;
 }
 
 void BatchMove::Sent(const DataPacket& packet, uint8_t queue) {
