@@ -50,6 +50,7 @@ from infra.local import processes
 from models import json_lines
 from models.networks import artifact
 from models.registry import gate
+from models.registry.bars import Verdict
 from models.section import read as read_section
 from models.section import read_all
 from models.training.finetuning import FinetuneParams
@@ -144,7 +145,7 @@ class Compressed(Rounds):
         figures = asdict(gate.Figures(0.5, 0.08, 4.0, 10_000, 100, 120, 30))
         return Tuned(
             files=files,
-            verdict=gate.Verdict(True, "a head of the soak is not judged", ()),
+            verdict=Verdict(True, "a head of the soak is not judged", ()),
             figures=dict.fromkeys(PREDICTORS, figures),
             loss_before=1.0,
             loss_after=1.0,

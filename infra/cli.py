@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from infra.cli_choices import LatencySource, Protocol, Told
+from infra.cli_choices import LatencySource, Model, Protocol, Told
 from infra.cli_laboratory import lab_app
 from infra.cli_traces import sender_app, trace_app
 from models.program import new_app, one_line
@@ -91,6 +91,7 @@ app.add_typer(
 app.add_typer(
     _programs(
         "Forecasts of a TCP connection's rate from its first ACKs.",
+        forecast="infra.rate:forecast",
         simulate="infra.rate:simulate",
         study="infra.rate:study",
     ),
@@ -98,6 +99,9 @@ app.add_typer(
 )
 app.add_typer(lab_app, name="lab")
 app.add_typer(sender_app, name="sender")
+
+
+OfModel = Annotated[Model, typer.Option(help="which model")]
 
 
 class Benchmark(StrEnum):
@@ -113,6 +117,7 @@ class Benchmark(StrEnum):
     live = "live"
     marker = "marker"
     queues = "queues"
+    rate = "rate"
     reservoir = "reservoir"
     serving = "serving"
     soak = "soak"
@@ -242,12 +247,15 @@ def down() -> None:
 
 @app.command()
 def status(
+    model: Annotated[
+        Model | None, typer.Option(help="only what serves this model (default: every part that runs)")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="print one JSON object, a judgement a part")] = False,
 ) -> None:
     """Judge each part that runs by a real request, and print the served version and its age."""
     from infra.local.status import print_status
 
-    sys.exit(print_status(as_json=json))
+    sys.exit(print_status(as_json=json, kind=model.value if model else ""))
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -270,11 +278,15 @@ def units(
 @app.command()
 def deploy(
     version: Annotated[int | None, typer.Option(help="registry version (default: the challenger)")] = None,
+    model: OfModel = Model.latency,
 ) -> None:
-    """Push a registered version to Triton: stage, load, compare with the local output, then alias."""
+    """Push a registered version to Triton: stage, load, compare with the local output, then alias.
+
+    Example: swiftqueue deploy --model rate
+    """
     from serving.deploy.deployment import deploy_version
 
-    deploy_version(version)
+    deploy_version(version, kind=model.value)
 
 
 @app.command()
@@ -282,19 +294,20 @@ def rollback(
     hold: Annotated[
         bool, typer.Option("--hold", help="keep that version until `release`, whatever rounds bring")
     ] = False,
+    model: OfModel = Model.latency,
 ) -> None:
     """Put the previous champion back, in the registry and in Triton."""
     from serving.deploy.deployment import rollback_champion
 
-    rollback_champion(and_hold=hold)
+    rollback_champion(and_hold=hold, kind=model.value)
 
 
 @app.command()
-def release() -> None:
+def release(model: OfModel = Model.latency) -> None:
     """Let rounds and `deploy` replace a version again that `rollback --hold` keeps."""
     from serving.deploy import hold
 
-    print("rounds push again" if hold.release() else "no version was held")
+    print("rounds push again" if hold.release(model.value) else "no version was held")
 
 
 @app.command()
@@ -397,6 +410,13 @@ def agent(
     guard: Annotated[
         bool, typer.Option(help="stop moving packets to a receiver where it is not settled to help")
     ] = True,
+    guard_packets: Annotated[
+        int | None, typer.Option(min=1, max=8, help="packets of a batch that the guard compares (default: 1)")
+    ] = None,
+    guard_growth: Annotated[
+        float | None,
+        typer.Option(min=0, max=100, help="most growth of the rate while moved; 0: any (default: 0.5)"),
+    ] = None,
     max_moved_unacked: Annotated[
         int | None, typer.Option(min=0, help="most packets moved and not acknowledged yet (default: 128)")
     ] = None,
@@ -420,6 +440,8 @@ def agent(
             metrics_port=metrics_port,
             telemetry=telemetry,
             guard=guard,
+            guard_packets=guard_packets,
+            guard_growth=guard_growth,
             max_moved_unacked=max_moved_unacked,
             max_moved_share=max_moved_share,
         )

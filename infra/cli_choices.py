@@ -12,6 +12,13 @@ class LatencySource(StrEnum):
     timestamps = "timestamps"
 
 
+class Model(StrEnum):
+    """Which of the served models: of latencies, or of a TCP connection's rate (docs/RATE.md)."""
+
+    latency = "latency"
+    rate = "rate"
+
+
 class Protocol(StrEnum):
     """Lengths of pre-training, fine-tuning and test slices: 2.5/0.5/1 s, 30/6/10 s, 300/60/300 s."""
 

@@ -47,6 +47,9 @@ def lab_run(
     ] = None,
     truth: Annotated[bool, typer.Option("--truth", help="keep each packet's truth as Parquet")] = False,
     pcap: Annotated[bool, typer.Option("--pcap", help="keep S1's captures: `extract` reads them")] = False,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="of lfq-400: override a key of lfq.yaml, KEY=VALUE")
+    ] = None,
     output: LabOutput = Path("var/lab"),
 ) -> None:
     """Simulate scenarios with their controls, on Ray; resumes where it stopped.
@@ -60,6 +63,14 @@ def lab_run(
         raise typer.BadParameter("name scenarios, or give --full", param_hint="SCENARIO...")
     named = full_laboratory() if full else scenarios or []
     chosen = None if controls is None else controls.split(",")
+    if named == ["lfq-400"]:
+        from laboratory.lfq.table import run_table
+
+        if seeds or seconds or truth or pcap:
+            raise typer.BadParameter("lfq-400 has its own flows: use --set", param_hint="SCENARIO")
+        sys.exit(run_table(artifact, chosen, set_ or [], output))
+    if set_:
+        raise typer.BadParameter("only lfq-400 has keys to set", param_hint="--set")
     sys.exit(run_lab(Request(named, seeds, seconds, artifact, truth, chosen, pcap), output))
 
 
@@ -72,10 +83,14 @@ def lab_train(
     ] = None,
     output: LabOutput = Path("var/lab"),
 ) -> None:
-    """Train a model for each queue profile on a scenario's exploration traces.
+    """Train a model for each queue profile on a scenario's exploration traces; or `lfq`, a router's limits.
 
     Example: swiftqueue lab train figure8
     """
+    if scenario == "lfq":
+        from laboratory.lfq.learning import train as train_lfq
+
+        sys.exit(train_lfq(set_ or [], output))
     from laboratory.learning.train import train
 
     sys.exit(train(scenario, protocol=protocol.value, overrides=set_ or [], output=output))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json as json_
+import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -36,6 +39,61 @@ def simulate(output: Flows = FLOWS, params: Params = Path("params.yaml")) -> Non
 
         made = make(section, output, program, report)
     print(f"{output}: {wanted} paths of {section.flows} flows, {made} of them made now")
+
+
+def forecast(
+    flows: Flows = FLOWS,
+    artifact: Annotated[Path, typer.Option(help="folder of a network", metavar="FOLDER")] = Path(
+        "data/rate/models/transformer-1"
+    ),
+    samples: Annotated[int, typer.Option(min=1, max=35, help="first samples of each flow that are used")] = 5,
+    json: Annotated[bool, typer.Option("--json", help="print a JSON list, an object a flow")] = False,
+) -> None:
+    """Forecast the rates of flows by one network; where a flow has no forecast, a line says why.
+
+    Example: swiftqueue rate forecast data/rate/flows --samples 15
+    """
+    from feature_store.rate.definition import HORIZONS, NAMES
+    from feature_store.rate.tables import paths_in, read_path
+
+    predict, found = _forecaster(artifact), []
+    for name in paths_in(flows):
+        table, known = read_path(flows, name)
+        for flow in known["flow"]:
+            raw_SF = table.filter(flow=flow).select(NAMES).to_numpy()[:samples]
+            one: dict[str, Any] = {"path": name, "flow": flow}
+            try:
+                rates = zip(HORIZONS, predict(raw_SF), strict=True)
+                one["bytes_per_s"] = {str(packets): round(float(rate)) for packets, rate in rates}
+            except ValueError as error:
+                one["plain_tcp"] = str(error)
+            found.append(one)
+    if json:
+        print(json_.dumps(found, indent=1))
+        return
+    for one in found:
+        where = f"path {one['path']}, flow {one['flow']}"
+        if "plain_tcp" in one:
+            print(f"{where}: no forecast, plain TCP goes on: {one['plain_tcp']}")
+        else:
+            told = ", ".join(f"{8 * rate / 1e6:.1f} at {k}" for k, rate in one["bytes_per_s"].items())
+            print(f"{where}: Mbit/s {told}")
+    without = sum("plain_tcp" in one for one in found)
+    print(f"{len(found)} flows, {without} without a forecast")
+
+
+def _forecaster(artifact: Path) -> Callable[[Any], Any]:
+    """The engine's forecasts; where it does not take a network PyTorch's, and a line says why."""
+    from models.rate import networks
+
+    network, _ = networks.load(artifact)  # names what is wrong with it
+    try:
+        from serving.engine.rate import RateEngine
+
+        return RateEngine(artifact).forecast
+    except (ImportError, ValueError) as error:
+        print(f"forecasts are PyTorch's: {error}", file=sys.stderr)
+        return partial(networks.forecast, network)
 
 
 def study(

@@ -40,6 +40,8 @@ class RateTrainParams(Section):
     """Of the Transformer."""
     dropout: Annotated[float, Field(ge=0, lt=1)]
     """Of both."""
+    fields: list[str]
+    """Of a sample, that the networks' layers see; none: all. The guesses of ours take what they need."""
     learning_rate: Above0
     """The Transformer's highest; the LSTM has the paper's steps from 0.01 to 0.00001."""
 
@@ -86,6 +88,7 @@ def train_all(params: RateTrainParams, flows: Path, output: Path, say: Callable[
                 batch_size=params.batch_size,
                 learning_rate=params.learning_rate,
                 say=say,
+                fields=params.fields,
             )
             counts = {"train": len(divided.train), "valid": len(divided.valid)}
             save(folder, network, {"seed": seed, "valid_mape": error, "flows": counts, "made_of": of})

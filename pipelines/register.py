@@ -6,9 +6,7 @@ The decision falls here and is carried out by `swiftqueue deploy`, once the push
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -21,18 +19,17 @@ from feature_store.events.definition import DEFINITIONS, EVENTS, WINDOW
 from feature_store.events.windows import iter_windows
 from feature_store.packets.schema import scan_packets
 from feature_store.quality.distribution_shift import sample_inputs
-from feature_store.state import experiment_name
 from models.json_file import read_object
 from models.networks import artifact
 from models.networks.event_window import EventWindowPredictor
 from models.networks.prediction import predict
 from models.registry import gate
-from models.registry.decision import REFERENCE_TAG
-from models.registry.lineage import content_hash, dvc_hashes, git_commit
+from models.registry.bars import Verdict
+from models.registry.entering import enter, told
 from models.registry.register_params import RegisterParams
-from models.registry.registry import CHALLENGER, CHAMPION, ITSELF, Decision, Registry
+from models.registry.registry import Registry
 from models.registry.saving import INPUTS_FILE
-from models.registry.store import RegistryError, numbers, texts
+from models.registry.store import numbers, texts
 from models.section import read, read_all
 from models.training.windows import WindowSet, load_windows
 from pipelines.stage import Given, StageError, run_stage
@@ -94,18 +91,6 @@ def training_inputs(windows: WindowSet) -> NDArray[np.float32]:
         for trace in windows.traces.values()
     ]
     return sample_inputs(np.concatenate(candidates_BHF))
-
-
-def champion_to_beat(registry: Registry) -> tuple[int | None, str]:
-    """The version to be judged against; None with the reason where none may be served."""
-    version = registry.alias(CHAMPION)
-    if version is None:
-        return None, gate.NO_CHAMPION
-    if not (why := registry.refusal(version)):
-        return version, ""
-    # In a registry of before decisions were signed no version is a champion any more, and this is the first.
-    signed = any(registry.decided(one) for one in registry.versions())
-    return None, f"the alias {CHAMPION} is not followed: {why}" if signed else gate.NO_CHAMPION
 
 
 def predictions(
@@ -170,91 +155,51 @@ def register(
     loaded = artifact.load(source, windows.schema_hash)
     judging_B = judging(windows, trace)
     held_out, otherwise_us = held_out_slices(windows, trace, judging_B)
-    registry = Registry(params.model_name)
-    champion, why_not = champion_to_beat(registry)
-    content = content_hash(source)
-    version = registry.find(content)
 
-    def scored(found: artifact.Artifact) -> gate.Scored:
+    def score(folder: Path) -> gate.Scored:
+        found = artifact.load(folder)
         return gate.score(predictions(found, windows, trace, packets, judging_B), held_out)
 
-    def scored_version(of: int) -> gate.Scored:
-        with tempfile.TemporaryDirectory() as temporary:
-            return scored(artifact.load(registry.fetch(of, Path(temporary))))
-
-    ours = scored(loaded)
     naive = gate.score_naive(held_out, otherwise_us)
-    theirs = reference = None
-    if champion is not None:
-        try:
-            theirs = scored_version(champion)
-        except ValueError as error:
-            why_not = f"champion {champion} cannot be judged here: {error}"
-        bar = champion
-        try:
-            if (bar := registry.reference(champion)) != champion:
-                reference = scored_version(bar)
-        except (RegistryError, ValueError) as error:  # somebody removed it, or it is of an older program
-            why_not = f"reference {bar} cannot be judged here: {error}"
-    verdict = gate.judge(ours, theirs, naive, why_not, reference)
-    if champion is not None and champion == version:
-        verdict = gate.Verdict(True, "it is the champion already", verdict.loses_to)
 
-    scores = {"challenger": ours, "champion": theirs, "reference": reference, **naive}
-    figures = {name: one.figures for name, one in scores.items() if one is not None}
-    metrics = {k: v for name, one in figures.items() for k, v in one.as_metrics(f"gate.{name}").items()}
-    judged = Decision(verdict.passed, verdict.reason, champion)
-    if version is None:
-        tags = _lineage(loaded.description, champion, source, lock)
-        with tempfile.TemporaryDirectory() as temporary:
-            # Exported in a copy: the artifact is an output of another stage, which DVC guards.
-            exported = Path(shutil.copytree(source, Path(temporary) / "artifact"))
-            artifact.export_onnx(exported)
-            np.save(exported / INPUTS_FILE, training_inputs(windows))
-            version = registry.add(
-                exported,
-                judged=judged,
-                tags=tags,
-                params=texts(all_params),
-                metrics=headline_figures(evaluation) | metrics,
-                reports=evaluation,
-            )
-    else:
-        registry.decide(version, judged)
-        registry.log_metrics(version, metrics)
-    if version != champion:
-        registry.set_alias(CHALLENGER, version)
-    return {
-        "version": version,
-        "model": registry.model,
-        "trace": trace,
-        "round": source.name,
-        "content_sha256": content,
-        "gate": {
-            "passed": verdict.passed,
-            "reason": verdict.reason,
-            "champion": champion,
-            "margin": {"average_precision": gate.AP_MARGIN, "log_mae": gate.LOG_MARGIN},
-            "figures": {name: asdict(one) for name, one in figures.items()},
-            "loses_to": list(verdict.loses_to),
+    def judge(
+        challenger: gate.Scored, champion: gate.Scored | None, why_not: str, reference: gate.Scored | None
+    ) -> Verdict:
+        return gate.judge(challenger, champion, naive, why_not, reference)
+
+    def complete(folder: Path) -> None:
+        artifact.export_onnx(folder)
+        np.save(folder / INPUTS_FILE, training_inputs(windows))
+
+    def figures(scores: Mapping[str, gate.Scored]) -> dict[str, gate.Figures]:
+        return {name: one.figures for name, one in {**scores, **naive}.items()}
+
+    def metrics(scores: Mapping[str, gate.Scored]) -> dict[str, float]:
+        named = figures(scores).items()
+        return {k: v for name, one in named for k, v in one.as_metrics(f"gate.{name}").items()}
+
+    description = loaded.description
+    entered = enter(
+        Registry(params.model_name),
+        source,
+        score=score,
+        judge=judge,
+        complete=complete,
+        tags={
+            "schema_hash": description.schema_hash,
+            "protocol": str(description.protocol.get("name", "unknown")),
+            "visibility": description.visibility,
+            "source": f"{source.parent.name}/{source.name}",
         },
-    }
-
-
-def _lineage(
-    description: artifact.Description, parent: int | None, source: Path, lock: Path
-) -> dict[str, str]:
-    return {
-        "git_commit": git_commit(Path.cwd()),
-        "schema_hash": description.schema_hash,
-        "parent_version": str(parent or "none"),
-        "protocol": str(description.protocol.get("name", "unknown")),
-        "visibility": description.visibility,
-        REFERENCE_TAG: ITSELF,
-        "source": f"{source.parent.name}/{source.name}",
-        # MLflow takes no `=` in a tag's name, which `data/packets/trace=NAME` has.
-        **{f"dvc.{path.replace('=', ':')}": md5 for path, md5 in dvc_hashes(lock).items()},
-    }
+        params=texts(all_params),
+        metrics=metrics,
+        headline=lambda: headline_figures(evaluation),
+        reports=evaluation,
+        lock=lock,
+    )
+    margin = {"average_precision": gate.AP_MARGIN, "log_mae": gate.LOG_MARGIN}
+    named = {name: asdict(one) for name, one in figures(entered.scores).items()}
+    return entered.record(margin, named, trace=trace, round=source.name)
 
 
 def headline_figures(evaluation: Path) -> dict[str, float]:
@@ -276,11 +221,10 @@ def main(
 ) -> None:
     """Read paths from the command line and values from section `register`."""
     section = read(params, RegisterParams)
-    if (name := experiment_name()) and not section.experiments:
-        said = f"experiment {name} registers nothing: register.experiments is false"
-        nothing = {"version": None, "model": section.model_name, "trace": section.trace, "why": said}
+    if why := section.why_nothing():
+        nothing = {"version": None, "model": section.model_name, "trace": section.trace, "why": why}
         write_file(output, json.dumps(nothing, indent=1) + "\n")
-        print(said)
+        print(why)
         return
     result = register(
         section,
@@ -292,12 +236,7 @@ def main(
         lock=params.with_name("dvc.lock"),
     )
     write_file(output, json.dumps(result, indent=1) + "\n")
-    version, verdict = result["version"], result["gate"]
-    outcome = "passed" if verdict["passed"] else "FAILED"
-    print(f"version {version} {outcome} the gate: {verdict['reason']}")
-    if verdict["loses_to"]:
-        losers = ", ".join(verdict["loses_to"])
-        print(f"WARNING: on the packets that judge version {version} loses to: {losers}")
+    print(told(result))
 
 
 if __name__ == "__main__":

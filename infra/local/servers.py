@@ -18,6 +18,7 @@ from infra.local.triton_tls import tls_flags
 from models.program import SWIFTQUEUE
 from models.redaction import redacted
 from models.registry.store import PASSWORD, USER, local_store, tracking_uri
+from models.section import read_all
 from serving.triton.config import Backend
 from serving.triton.endpoint import (
     CONTROL_KEY,
@@ -29,7 +30,7 @@ from serving.triton.endpoint import (
     grpc_addresses,
     port,
 )
-from serving.triton.repository import MODEL, ModelRepository
+from serving.triton.repository import LATENCY, MODEL, MODELS, RATE, ModelRepository
 
 # What a sender has no use for: loading (with files of its own in the request: code), another program's
 # memory, figures, traces, and the log. It asks for the model's configuration, and for inferences.
@@ -51,6 +52,7 @@ def start_stack(*, mlflow: bool = False) -> None:
         start_mlflow()
     _start_triton()
     from serving.deploy.deployment import (
+        PARAMS_FILE,
         serve_champion,  # brings PyTorch and MLflow, which `down` does not need
     )
 
@@ -59,6 +61,12 @@ def start_stack(*, mlflow: bool = False) -> None:
         print("no champion in the registry yet; `dvc repro` makes a version, `swiftqueue deploy` serves it")
     else:
         print(f"champion version {version} is served by the {served_backend().label}")
+    if PARAMS_FILE.is_file() and "rate_register" in read_all(PARAMS_FILE):  # older projects have none
+        try:
+            if (version := serve_champion(RATE)) is not None:
+                print(f"version {version} of {MODELS[RATE]} is served by the {served_backend(RATE).label}")
+        except (OSError, RuntimeError) as error:  # latencies are predicted without it
+            print(f"no forecasts of rates: {error}")
 
 
 def say_who_runs_this() -> None:
@@ -67,14 +75,14 @@ def say_who_runs_this() -> None:
         print("running as root, which nothing here needs: a user of its own limits what a fault can reach")
 
 
-def served_backend() -> Backend:
-    """Backend of the version that Triton serves, by its first server: all of them serve it alike.
+def served_backend(kind: str = LATENCY) -> Backend:
+    """Backend of the version of a model that Triton serves, by its first server: all of them serve it alike.
 
     Raises:
         OSError: no Triton answers, or it serves nothing.
     """
     with Triton() as triton:
-        return Backend(triton.config().backend)
+        return Backend(triton.config(MODELS[kind]).backend)
 
 
 def _start_triton() -> None:
@@ -105,7 +113,8 @@ def _start_triton() -> None:
     private_dir(state_dir() / TRITON)
     repository = ModelRepository()
     repository.embedded.mkdir(parents=True, exist_ok=True)
-    repository.drop_candidate()
+    for kind in MODELS:
+        ModelRepository(kind=kind).drop_candidate()
     command = triton_command(environment, repository.embedded, ports)
     # What was served last, at once; one of the Python backend is pushed anew: the native one may take it now.
     configuration = repository.embedded / MODEL / "config.pbtxt"

@@ -36,6 +36,7 @@ from serving.deploy.log import age_s, last_served
 from serving.ingest import server as ingest
 from serving.triton.config import Backend
 from serving.triton.endpoint import LOOPBACK, Triton, TritonError
+from serving.triton.repository import LATENCY, MODELS
 from serving.triton.servers import connected, each
 
 BOUND_S: Final = 3.0  # for an answer
@@ -56,16 +57,21 @@ class Judgement:
     part: str = ""
 
 
-def print_status(*, as_json: bool = False) -> int:
-    """Print what each part answers to a real request; 0: all that run are well and a version is served."""
+def print_status(*, as_json: bool = False, kind: str = "") -> int:
+    """Print what each part answers to a real request; 0: all that run are well and a version is served.
+
+    With a `kind`, `latency` or `rate`, only what serves that model.
+    """
+    kinds = [kind] if kind else [one for one in MODELS if one == LATENCY or last_served(kind=one)]
+    asking: list[Callable[[], list[Judgement]]] = []
+    for which in kinds:
+        asking += [partial(_judge_tritons, which), partial(_hold, which)]
+    asking += [_judge_mlflow] if kind else [_under_way, _judge_mlflow, judge_parts, _firing]
     with ThreadPoolExecutor() as pool:  # no one's silence adds to another's
-        asked_all = [
-            pool.submit(ask_one)
-            for ask_one in (_under_way, _judge_tritons, _hold, _judge_mlflow, judge_parts, _firing)
-        ]
+        asked_all = [pool.submit(ask_one) for ask_one in asking]
         judged = [one for answer in asked_all for one in answer.result()]
     if all(one.well for one in judged if one.part == MLFLOW):  # without an answer nobody knows
-        judged += _astray()
+        judged += [one for which in kinds for one in _astray(which)]
     well = all(one.well for one in judged)
     if as_json:
         print(json.dumps({"well": well, "parts": [asdict(one) for one in judged]}))
@@ -303,21 +309,26 @@ def _version(running: Mapping[str, processes.Server], name: str) -> str:
     return "" if version is None else f", by version {version:.0f}"
 
 
-def _judge_tritons() -> list[Judgement]:
-    """What each Triton answers; all are well where they answer with one version."""
+def _judge_tritons(kind: str) -> list[Judgement]:
+    """What each Triton answers of a model; all are well where they answer with one version."""
+    part = TRITON if kind == LATENCY else f"{TRITON}, {kind}"
     with connected() as servers:
-        judged = each(servers, _judge_triton)
-    last = last_served()
+        judged = each(servers, partial(_judge_triton, kind))
+    last = last_served(kind=kind)
     newest = last["version"] if last else max((version or 0 for version, _ in judged), default=0)
     one = len({version for version, _ in judged}) == 1
     lines = []
     for server, (version, line) in zip(servers, judged, strict=True):
-        lines.append(Judgement(one and version is not None, line, TRITON))
+        lines.append(Judgement(one and version is not None, line, part))
         if version is not None and version != newest:
             old = f"version {newest} was deployed last, so {server.address} is not up to date"
-            behind = f"{old}: swiftqueue deploy"
-            lines.append(Judgement(True, behind, TRITON))
-    return lines or [Judgement(False, "no server", TRITON)]
+            behind = f"{old}: {_deploy(kind)}"
+            lines.append(Judgement(True, behind, part))
+    return lines or [Judgement(False, "no server", part)]
+
+
+def _deploy(kind: str) -> str:
+    return "swiftqueue deploy" + ("" if kind == LATENCY else f" --model {kind}")
 
 
 def _under_way() -> list[Judgement]:
@@ -326,9 +337,9 @@ def _under_way() -> list[Judgement]:
     return [Judgement(True, line, under_way.NAME)] if server else []
 
 
-def _hold() -> list[Judgement]:
+def _hold(kind: str) -> list[Judgement]:
     try:
-        kept = held()
+        kept = held(kind)
     except ValueError as error:
         return [Judgement(False, str(error), "hold")]
     return [Judgement(True, f"{kept} (for {duration(time.time() - kept.time)})", "hold")] if kept else []
@@ -355,21 +366,21 @@ def _firing() -> list[Judgement]:
         return []
 
 
-def _judge_triton(triton: Triton) -> tuple[int | None, str]:
+def _judge_triton(kind: str, triton: Triton) -> tuple[int | None, str]:
     """Version that answers a real inference, if one does, and a line about the server."""
     try:
         triton.require_live()
     except TritonError as error:
         return None, str(error)
     try:
-        config = triton.config()
+        config = triton.config(MODELS[kind])
         tokens, features = config.input[0].dims
         begin = time.perf_counter()
-        answer = triton.infer(np.zeros((1, tokens, features), dtype=np.float32))
+        answer = triton.infer(np.zeros((1, tokens, features), dtype=np.float32), MODELS[kind])
         took_us = (time.perf_counter() - begin) * 1e6
     except TritonError as error:
-        return None, f"answers at {triton.address}, but serves no version ({error}): swiftqueue deploy"
-    age = age_s(answer.version)
+        return None, f"answers at {triton.address}, but serves no version ({error}): {_deploy(kind)}"
+    age = age_s(answer.version, kind)
     old = "not deployed from here" if age is None else f"{duration(age)} old"
     return answer.version, (
         f"serves version {answer.version} by the {Backend(config.backend).label} "
@@ -427,9 +438,9 @@ def _with_credentials(url: str, own: bool) -> Request:
     return request
 
 
-def _astray() -> list[Judgement]:
+def _astray(kind: str) -> list[Judgement]:
     """Where the alias champion names a version that may not be served."""
-    served = last_served()
+    served = last_served(kind=kind)
     if served is None or "model" not in served or not registry_exists():
         return []
     if (url := _mlflow_url()) and _may_be_served(url, served["model"]):
@@ -438,7 +449,7 @@ def _astray() -> list[Judgement]:
     from serving.deploy.champion import find_champion
 
     try:
-        astray = find_champion(Registry(served["model"])).astray
+        astray = find_champion(Registry(served["model"]), kind).astray
     except OSError as error:
         astray = str(error)
     return [Judgement(False, astray, "registry")] if astray else []

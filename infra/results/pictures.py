@@ -1,4 +1,4 @@
-"""The README's two pictures, as SVG."""
+"""The pictures of README and laboratory, as SVG."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import polars as pl
 from matplotlib.figure import Figure
 
 from infra.results import replayed
+from infra.results.map_picture import premise_map
 from infra.results.replayed import SHOWN_MS
 from infra.results.tables import Data
 from laboratory.report.comparison import Place, by_seed
 from laboratory.report.judging import JUDGED
 from laboratory.report.measures import MS, QUEUEING_P99
 from laboratory.report.plots import COLOURS as LAB_COLOURS
+from laboratory.report.premise_map import SCENARIO
 from laboratory.scenarios.schema import CONTROLS
 from models.scoring.intervals import estimate
 from models.scoring.plot_style import INK, grid, svg
@@ -25,6 +27,7 @@ DIGITS: Final = 3  # of a drawn figure: what differs beyond them on another mach
 PICTURES: Final[Mapping[str, Callable[[Path, Data], bytes]]] = {
     "sender.svg": lambda root, _: svg(lambda: sender(pl.read_csv(root / replayed.FILE))),
     "p99.svg": lambda _, data: svg(lambda: p99(data.of(JUDGED))),
+    "premise-map.svg": lambda _, data: svg(lambda: premise_map(data.of(SCENARIO))),
 }
 
 

@@ -14,8 +14,9 @@ import polars as pl
 from benchmarks import published
 from benchmarks.published import Published
 from benchmarks.rows import Row
-from infra.results import evaluations, forecasters, paper, rates
-from laboratory.report import guard
+from infra.results import evaluations, forecasters, lfq, paper, rates
+from laboratory.lfq import table as lfq_table
+from laboratory.report import guard, premise_map
 from laboratory.report import tables as lab
 from laboratory.report.comparison import Place, against_chance, by_seed, change_of, percent
 from laboratory.report.judging import JUDGED
@@ -53,6 +54,7 @@ class Data:
     forecasters: Mapping[str, Any] = field(default_factory=dict)
     rates: Mapping[str, Any] = field(default_factory=dict)
     paper: Mapping[str, Any] = field(default_factory=dict)
+    lfq: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=lfq_table.SCHEMA))
 
     @classmethod
     def load(cls, root: Path) -> Data:
@@ -69,6 +71,7 @@ class Data:
             forecasters.load(root),
             rates.load(root),
             paper.load(root),
+            lfq_table.read(root / LABORATORY),
         )
 
     def evaluation(self, name: str) -> dict[str, Any]:
@@ -240,14 +243,31 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "sweeps-costs": lambda data: costs(data, "sweep-"),
     **{f"ladder-{profile}": partial(known, profile=profile) for profile in PROFILES},
     "guard": lambda data: guard.guarded(data.runs),
+    "guard-tried": lambda data: guard.tried(data.runs),
     "guard-kept": lambda data: guard.kept(data.runs),
+    "premise-map": lambda data: premise_map.mapped(data.runs),
+    "premise-map-counted": lambda data: premise_map.counted(data.runs),
     "map": lambda data: brief(data, "rfc9332", "map-"),
     "map-costs": lambda data: costs(data, "map-"),
+    "lfq-400": lambda data: lfq.of_400(data.lfq),
+    "lfq-correlations": lambda data: lfq.correlations(data.lfq),
+    "lfq-best": lambda data: lfq.best_of(data.lfq),
+    "lfq-verdicts": lambda data: lfq.verdicts(data.lfq),
     **{
         f"bench-{name}": partial(figures, name=name)
         for name in (
             *("capacity", "extract", "finetune", "gate", "inference", "ingest", "linerate"),
-            *("live", "reservoir", "serving", "soak", "soak-first", "soak-weeks", "soak-weeks-after", "swap"),
+            *(
+                "live",
+                "rate",
+                "reservoir",
+                "serving",
+                "soak",
+                "soak-first",
+                "soak-weeks",
+                "soak-weeks-after",
+                "swap",
+            ),
         )
     },
 }

@@ -11,6 +11,7 @@ from laboratory.report.judging import FEWEST_SEEDS, LEAST_GAIN_KEPT, NO_HARM
 from laboratory.report.measures import (
     CLASSIC_SHARE,
     CROSS_GOODPUT,
+    L4S_GOODPUT,
     MOVED,
     QUEUEING_MAX,
     QUEUEING_P99,
@@ -24,6 +25,8 @@ from models.scoring.intervals import Estimate
 PREFIX: Final = "guard-"
 ON: Final = "on"
 OFF: Final = "off"
+TRIED: Final = "try-guard-"
+FORMS: Final = (OFF, "eight packets", "eight packets, watched", "one packet", "one packet, watched")
 DELAYS: Final = (
     (QUEUEING_P99, "P99"),
     (QUEUEING_P999, "P99.9"),
@@ -63,6 +66,27 @@ def guarded(runs: pl.DataFrame) -> list[str]:
             changes = [change(here, place, "model", measure) for measure, _ in COSTS]
             lines.append(row_of([f"`{place.profile}`", place.point, *changes, harm(here, place)]))
     return lines[1:]
+
+
+def tried(runs: pl.DataFrame) -> list[str]:
+    """Return what each form of the guard changed on the seeds that it was chosen on."""
+    here = runs.filter(pl.col("scenario").str.starts_with(TRIED))
+    names = ("P99", "P99.9", "S1's goodput", "classic share")
+    lines = head_of(["scenario", "guard", "moved, %", *names, "S1's L4S flows", "settled harm"])
+    at = [place for place in places(here) if compare(here, place, "model")]
+    for place in sorted(at, key=lambda place: (place.scenario, _order(place.point))):
+        changes = [
+            change(here, place, "model", measure)
+            for measure in (QUEUEING_P99, QUEUEING_P999, S1_GOODPUT, CLASSIC_SHARE, L4S_GOODPUT)
+        ]
+        moved = cell(here, place, "model", MOVED).text
+        scenario = place.scenario.removeprefix(TRIED)
+        lines.append(row_of([scenario, place.point, moved, *changes, harm(here, place)]))
+    return lines if at else ["Not run."]
+
+
+def _order(point: str) -> int:
+    return FORMS.index(point) if point in FORMS else len(FORMS)
 
 
 def harm(runs: pl.DataFrame, place: Place) -> str:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
 import polars as pl
 
+from laboratory.lfq import judged as lfq
+from laboratory.lfq import table as lfq_table
 from laboratory.report.judging import FEWEST_SEEDS
 from laboratory.runs import experience
 from models.scoring.intervals import Estimate, estimate
@@ -33,13 +35,14 @@ class Verdict:
     """A figure to reach; `measured` is None, with the reason, where nothing was measured."""
 
     figure: str
-    at_most: float
+    at_most: float | None
     measured: float | None
     low: float | None
     high: float | None
     seeds: int
     verdict: str
     reason: str | None = None
+    at_least: float | None = None  # where `at_most` is None
 
 
 def of_scenario(name: str, output: Path) -> list[Verdict]:
@@ -48,8 +51,11 @@ def of_scenario(name: str, output: Path) -> list[Verdict]:
     Raises:
         ValueError: there is nothing to be judged in this scenario, or no result of it.
     """
+    if name in LFQ:
+        return LFQ[name](lfq_table.read(output))
     if name not in JUDGED:
-        raise ValueError(f"{name}: no figure is to be reached in it, but in {', '.join(JUDGED)}")
+        known = ", ".join([*JUDGED, *LFQ])
+        raise ValueError(f"{name}: no figure is to be reached in it, but in {known}")
     table = experience.load(output).filter(pl.col("scenario") == name)
     if table.is_empty():
         raise ValueError(f"{output} has no results of {name}: `swiftqueue lab run {name}` makes them")
@@ -63,7 +69,8 @@ def print_verdicts(name: str, output: Path, *, as_json: bool) -> int:
         print(json.dumps([asdict(verdict) for verdict in found], indent=1))
     else:
         for v in found:
-            print(f"{v.figure}: at most {v.at_most:g}; {_measured(v)}: {v.verdict}")
+            wanted = f"at least {v.at_least:g}" if v.at_most is None else f"at most {v.at_most:g}"
+            print(f"{v.figure}: {wanted}; {_measured(v)}: {v.verdict}")
     return int(any(v.verdict == NOT_HELD for v in found))
 
 
@@ -74,8 +81,21 @@ def _measured(v: Verdict) -> str:
     return f"measured {v.measured:.3g}{interval}, {v.seeds} seeds" + (f", {v.reason}" if v.reason else "")
 
 
-def judged(figure: str, values: Sequence[float], at_most: float, reason: str | None = None) -> Verdict:
+def judged(
+    figure: str,
+    values: Sequence[float],
+    at_most: float | None = None,
+    reason: str | None = None,
+    *,
+    at_least: float | None = None,
+) -> Verdict:
     """Held: the whole interval is within the limit. Not held: all of it is beyond. Else not settled."""
+    if at_most is None:
+        if at_least is None:
+            raise ValueError(f"{figure}: there is no limit")
+        turned = judged(figure, [-value for value in values], -at_least, reason)
+        mean, low, high = (None if x is None else -x for x in (turned.measured, turned.high, turned.low))
+        return replace(turned, at_most=None, at_least=at_least, measured=mean, low=low, high=high)
     found: Estimate | None = estimate([value for value in values if math.isfinite(value)])
     if found is None:
         return Verdict(figure, at_most, None, None, None, 0, NOT_SETTLED, reason or "not run")
@@ -136,3 +156,49 @@ def _ratio(figure: str, ours: Values, base: Values, at_most: float, note: str | 
 
 
 JUDGED: Final[dict[str, Callable[[pl.DataFrame], list[Verdict]]]] = {"confucius-web": _confucius_web}
+
+
+def _lfq_400(table: pl.DataFrame) -> list[Verdict]:
+    """The table of 400: throughput and mean queue over FqCoDel's, by groups of the grid."""
+    rows = _of_lfq(table, lfq_table.NAME)
+    found = []
+    for alpha, least, most in lfq.TABLE_TARGETS:
+        rule = f"LFQ counterfactual {alpha:g}"
+        for column, what in (("goodput_mbps", "throughput"), ("queue_mean", "mean queue")):
+            base = lfq.mean_of(rows, lfq_table.FQ_CODEL, column)
+            values = lfq.ratios(lfq.mean_of(rows, rule, column), base)
+            figure = f"{rule}: {what} over FqCoDel"
+            wants_more = what == "throughput"
+            found.append(
+                judged(figure, values, at_least=least) if wants_more else judged(figure, values, most)
+            )
+    return found
+
+
+def _lfq(table: pl.DataFrame) -> list[Verdict]:
+    """What each network has learned: correlations, Reno's limit beside BIC's, the reward."""
+    rows, best = _of_lfq(table, lfq_table.NAME), _of_lfq(table, lfq_table.BEST)
+    found = []
+    for rule in lfq.rules_of(rows):
+        for (of_rule, tcp, axis), least in lfq.LEAST_CORRELATION.items():
+            if of_rule == rule.split()[1]:
+                values = list(lfq.correlation(rows, rule, tcp, axis).values())
+                found.append(judged(f"{rule}: r of the limit with {axis}, {tcp}", values, at_least=least))
+        limits = [
+            lfq.mean_of(rows.filter(pl.col("tcp") == tcp), rule, "limit_mean") for tcp in ("new_reno", "bic")
+        ]
+        found.append(judged(f"{rule}: New Reno's limit over BIC's", lfq.ratios(*limits), at_least=1.0))
+        values = list(lfq.part_of_best(best, rule).values())
+        wanted = lfq.LEAST_OF_BEST
+        found.append(judged(f"{rule}: reward over the best static limit's", values, at_least=wanted))
+    return found
+
+
+def _of_lfq(table: pl.DataFrame, study: str) -> pl.DataFrame:
+    rows = table.filter(pl.col("study") == study, pl.col("initial_window") == 1)
+    if rows.is_empty():
+        raise ValueError(f"there are no results of {study}: `swiftqueue lab run {lfq_table.NAME}` makes them")
+    return rows
+
+
+LFQ: Final[dict[str, Callable[[pl.DataFrame], list[Verdict]]]] = {"lfq-400": _lfq_400, "lfq": _lfq}

@@ -30,6 +30,10 @@ RUNGS: Final = (  # of the ladder: those that need no other run
     "oracle_batched",
 )
 GUARDED_SHARE: Final = 0.75  # of what is in flight
+GUARDS: Final[Mapping[str, Mapping[str, float]]] = {
+    "guarded": {},
+    "guarded, watched": {"guard_packets": 1, "guard_growth": 0.5},
+}
 UNIFORM: Final = [[100, 0], [3000, 1]]
 REPLAYED: Final = {"kind": "replay", "gaps_us": UNIFORM, "bytes": UNIFORM, "durations_s": [[1, 0], [2, 1]]}
 
@@ -82,10 +86,10 @@ def canaries() -> dict[str, execution.Job]:
         jobs[name] = execution.Job(f"canary-{len(jobs)}", run, MODEL if drives else None)
     for cell in plain:  # which no scenario of that time had
         always = control_of(scenario.environment, "always", model=None, share=0)
-        control = {**always, "guard": "on", "max_moved_share": GUARDED_SHARE}
-        run = resolve(scenario, replace(cell, control="always"), control, ["truth", "waits"])
-        name = f"{cell.point}, {cell.profile}, guarded"
-        jobs[name] = execution.Job(f"canary-{len(jobs)}", run)
+        for said, more in GUARDS.items():
+            control = {**always, "guard": "on", "max_moved_share": GUARDED_SHARE, **more}
+            run = resolve(scenario, replace(cell, control="always"), control, ["truth", "waits"])
+            jobs[f"{cell.point}, {cell.profile}, {said}"] = execution.Job(f"canary-{len(jobs)}", run)
     return jobs
 
 

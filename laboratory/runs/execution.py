@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from feature_store.atomic import new_file
+from laboratory.scenarios.schema import WEIGHTS
 from models.program import SWIFTQUEUE
+from pipelines.simulators import PROJECT
 
 if TYPE_CHECKING:
     from feature_store.storage import Storage
@@ -118,7 +120,7 @@ def execute_apart(program: Path, shared: Storage, job: Job) -> str | None:
 def check(program: Path, run: Mapping[str, Any]) -> str | None:
     """See whether the program can set up a run's network; return None, or the line that says why not."""
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-        json.dump(run, file)
+        json.dump(_with_weights(run), file)
         file.flush()
         done = subprocess.run(
             [str(program), f"--run={file.name}", "--check"], capture_output=True, text=True, check=False
@@ -137,7 +139,7 @@ def with_paths(job: Job) -> dict[str, Any]:
 
     The hash of what the fine-tuning does is the run's identity alone.
     """
-    run = json.loads(json.dumps(job.run))
+    run = _with_weights(job.run)
     if job.artifact is not None:
         run["control"]["artifact"] = str(job.artifact)
     if job.record is not None:
@@ -146,6 +148,19 @@ def with_paths(job: Job) -> dict[str, Any]:
         del run["finetune"]["content"]
         run["finetune"]["command"] = [SWIFTQUEUE, "lab", "tune"]
     return dict(run)
+
+
+def _with_weights(run: Mapping[str, Any]) -> Any:
+    """A copy of a run that names the files of discs that learned by their paths here.
+
+    The hash of what is in them is the run's identity alone.
+    """
+    copied = json.loads(json.dumps(run))
+    for link in copied["bottlenecks"]:
+        if link.get("disc", {}).pop("content", None) is not None:
+            attributes = link["disc"]["attributes"]
+            attributes[WEIGHTS] = str(PROJECT / attributes[WEIGHTS])
+    return copied
 
 
 def _allocator() -> dict[str, str]:

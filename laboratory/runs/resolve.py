@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import yaml
 
+from feature_store.packets.schema import HORIZON
 from laboratory.scenarios.files import environment_at
 from laboratory.scenarios.pages import drawn, rates_of
 from laboratory.scenarios.replay import replayed
@@ -22,6 +23,7 @@ from laboratory.scenarios.schema import (
     ACCESS_MS,
     FORMER_PROFILES,
     LADDER,
+    WEIGHTS,
     Bottleneck,
     Environment,
     Group,
@@ -200,7 +202,11 @@ def control_of(
 def _batching(model: ModelSettings) -> dict[str, Any]:
     """How forecasts become queues; keys that published runs had not are there where they change something."""
     share = {"max_moved_share": model.max_moved_share} if model.max_moved_share else {}
-    guard = {"guard": "on"} if model.guard else {}
+    guard: dict[str, Any] = {"guard": "on"} if model.guard else {}
+    if model.guard and model.guard_packets != HORIZON:
+        guard["guard_packets"] = model.guard_packets
+    if model.guard and model.guard_growth:
+        guard["guard_growth"] = model.guard_growth
     return {**model.model_dump(include=BATCHING), **share, **guard}
 
 
@@ -258,7 +264,7 @@ def _network(environment: Environment, seed: int, seconds: float) -> dict[str, A
     return {
         "bottlenecks": [
             {
-                **_bottleneck(link, one_way_ms, environment.rtt_ms),
+                **_bottleneck(link, one_way_ms, environment.rtt_ms, f"bottlenecks.{i}"),
                 **rates_of(link.trace, f"bottlenecks.{i}.trace", seconds),
             }
             for i, link in enumerate(links)
@@ -280,8 +286,20 @@ def _network(environment: Environment, seed: int, seconds: float) -> dict[str, A
     }
 
 
-def _bottleneck(link: Bottleneck, one_way_ms: float, rtt_ms: float) -> dict[str, Any]:
-    disc = {"disc": {"type": link.disc.type, "attributes": link.disc.texts()}} if link.disc else {}
+def _weights_content(file: str, key: str) -> str:
+    """Hash of a weight file, relative to the project's folder: what is in it counts, not its name."""
+    try:
+        return hashlib.sha256((PROJECT / file).read_bytes()).hexdigest()[:16]
+    except OSError:
+        raise ValueError(f"{key}: {file} cannot be read") from None
+
+
+def _bottleneck(link: Bottleneck, one_way_ms: float, rtt_ms: float, key: str) -> dict[str, Any]:
+    disc: dict[str, Any] = {}
+    if link.disc:
+        disc = {"disc": {"type": link.disc.type, "attributes": link.disc.texts()}}
+        if weights := link.disc.texts().get(WEIGHTS):
+            disc["disc"]["content"] = _weights_content(weights, f"{key}.disc.attributes.{WEIGHTS}")
     return {
         "rate_bps": round(link.mbps * 1e6),
         "delay_ms": one_way_ms,

@@ -51,6 +51,7 @@ LADDER: Final = (
 ALL_CONTROLS: Final = (*CONTROLS, *LADDER)
 VIEWED_BY: Final = ("oracle", "oracle_in_order", "oracle_late", "oracle_batched")  # need a view of the queues
 DUAL_PI2: Final = "ns3::DualPi2QueueDisc"  # the disc that a bottleneck has, and that gives a view
+WEIGHTS: Final = "Weights"  # attribute of a disc that has learned: a file, relative to the project's folder
 
 
 def profile_named(name: Any) -> Any:
@@ -241,6 +242,8 @@ class Model(Checked):
     max_moved_unacked: Annotated[int, Field(ge=0, le=1_000_000_000)]
     max_moved_share: Share = 0.0  # of what S1 has in flight, where that is more
     guard: bool = False  # moving stops where it is not settled to help
+    guard_packets: Annotated[int, Field(ge=1, le=8)] = 8  # of a batch, that are compared
+    guard_growth: Annotated[float, Field(ge=0, le=100)] = 0.0  # of S1's rate, that is allowed; 0: any
     finetune_every_s: Annotated[float, Field(ge=0.1, le=1e5)] | None  # None: the head stays
     finetune_span_s: Seconds
     finetune_apply_after_s: Annotated[float, Field(ge=0, le=1e5)]

@@ -163,18 +163,27 @@ def export_onnx(folder: Path) -> Path:
     Returns:
         Path of the ONNX file. B is free; W and F are those of the artifact.
     """
-    import onnx
-
     loaded = load(folder)
     x_BWF = torch.zeros(2, loaded.description.tokens, len(loaded.model.features))
+    return write_onnx(folder, loaded.model, x_BWF, ONNX_OUTPUT)
+
+
+def write_onnx(folder: Path, model: torch.nn.Module, x_BWF: torch.Tensor, output: str) -> Path:
+    """Write `model.onnx` of any network over windows, of which `x_BWF` has the shape; B is free.
+
+    Raises:
+        ValueError: the exporter gave nothing.
+    """
+    import onnx
+
     with _quiet("torch.onnx", "torch.utils.flop_counter"):
         program = torch.onnx.export(
-            loaded.model,
+            model,
             (x_BWF,),
             dynamo=True,
             opset_version=ONNX_OPSET,
             input_names=[ONNX_INPUT],
-            output_names=[ONNX_OUTPUT],
+            output_names=[output],
             dynamic_shapes=({0: torch.export.Dim("batch")},),
             verbose=False,
         )

@@ -1,4 +1,4 @@
-"""The networks that forecast rates: how each is trained, kept, read and asked.
+"""The networks that forecast rates: how each is trained, kept, read, asked and put into ONNX.
 
 Shapes: B flows, S samples in order (35 or fewer), F fields of a sample (28), H horizons (6), N flows.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -16,23 +16,26 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from feature_store.atomic import new_folder
-from feature_store.rate.definition import HORIZONS, MOST_SAMPLES, PREFIXES, inputs, schema_hash
+from feature_store.rate.definition import HORIZONS, MOST_SAMPLES, NAMES, PREFIXES, inputs, schema_hash
 from models.json_file import read_object
-from models.networks.artifact import WEIGHTS_FILE, check_finite
+from models.networks.artifact import DESCRIPTION_FILE, WEIGHTS_FILE, check_finite, write_onnx
 from models.networks.rate_lstm import RateLstm
 from models.networks.rate_network import RateNetwork, fit_scaling
 from models.networks.rate_transformer import RateTransformer
 from models.networks.scaling import ScaledFeature
 from models.rate.flows import Flows
+from models.section import near
 
-FORMAT: Final = 1
-DESCRIPTION_FILE: Final = "model.json"
+FORMAT: Final = "swiftqueue-rate/2"
+OUTPUT: Final = "rate_bytes_per_s"
+PADDING_FIELD: Final = NAMES.index("snd_cwnd")  # no connection has a window of 0: such a row is padding
 KINDS: Final[dict[str, type[RateNetwork]]] = {"lstm": RateLstm, "transformer": RateTransformer}
 PAPERS_STEPS: Final = (1e-2, 1e-3, 1e-4, 1e-5)  # learning rates, a quarter of the epochs each
 LARGEST_RATE: Final = 1.25e11  # bytes/s, 1 Tbit/s: beyond it a forecast is wild
+HIDDEN: Final = 1e30  # scale of a field that is not to be seen: what is left of it is 0
 Say = Callable[[str], None]
 
 
@@ -56,6 +59,7 @@ def train(
     batch_size: int,
     learning_rate: float,
     say: Say,
+    fields: Sequence[str] = (),
 ) -> tuple[RateNetwork, float]:
     """Train a network on the mean absolute percentage error after each sample from the fifth on.
 
@@ -69,12 +73,13 @@ def train(
         batch_size: flows of a step.
         learning_rate: the highest, of the Transformer.
         say: hears a line an epoch.
+        fields: that its layers see; none: all. What the path itself tells (`path_guess`) takes what it needs.
 
     Returns the network, for inference, and its error on `chosen_on`.
     """
     torch.manual_seed(seed)
     there_NS = np.arange(MOST_SAMPLES) < own.samples_N[:, None]
-    features = fit_scaling(own.x_NSF[there_NS])
+    features = only(fit_scaling(own.x_NSF[there_NS]), fields)
     known = own.y_NH[np.isfinite(own.y_NH)]
     if kind == "lstm":
         sizes = {**sizes, "center": round(float(np.log(known).mean()), 4)}
@@ -109,6 +114,21 @@ def train(
         raise ValueError(f"{kind}, seed {seed}: no epoch has a finite error; is there a rate to learn?")
     network.load_state_dict(kept)
     return network.eval(), best
+
+
+def only(features: Sequence[ScaledFeature], fields: Sequence[str]) -> tuple[ScaledFeature, ...]:
+    """Scaling that hides all fields but some from a network's layers; none: hides nothing.
+
+    Raises:
+        ValueError: there is no such field.
+    """
+    if missing := [field for field in fields if field not in NAMES]:
+        raise ValueError(f"there is no field {missing[0]!r}; {near(missing[0], list(NAMES))}")
+    if not fields:
+        return tuple(features)
+    return tuple(
+        one if one.name in fields else ScaledFeature(one.name, one.unit, scale=HIDDEN) for one in features
+    )
 
 
 def grid_error(network: RateNetwork, flows: Flows) -> float:
@@ -147,11 +167,55 @@ def forecast(network: RateNetwork, raw_NF: NDArray[np.int64]) -> NDArray[np.floa
     x = torch.from_numpy(inputs(raw_NF))[None]
     with torch.no_grad():
         rate_H: NDArray[np.float64] = network.eval()(x)[0, -1].double().exp().numpy()
+    return checked(rate_H)
+
+
+def checked(rate_H: NDArray[np.float64]) -> NDArray[np.float64]:
+    """A forecast, if a sender may use it.
+
+    Raises:
+        ValueError: it is 0, infinite, none at all or above LARGEST_RATE.
+    """
     if not (np.isfinite(rate_H).all() and (rate_H >= 1).all() and (rate_H <= LARGEST_RATE).all()):
         raise ValueError(
             f"the forecast is {rate_H.tolist()} bytes/s: not a rate; the sender goes on without it"
         )
     return rate_H
+
+
+class AfterLastSample(nn.Module):
+    """A network as it is served: samples padded with rows of zeros in, rates after the last sample out."""
+
+    def __init__(self, network: RateNetwork) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x_BSF: Tensor) -> Tensor:
+        """Bytes/s at each horizon (B, H); of padding alone it says nothing that means anything."""
+        last_B = ((x_BSF[..., PADDING_FIELD] > 0).sum(1) - 1).clamp(min=0)
+        log_BSH: Tensor = self.network(x_BSF)
+        return log_BSH.gather(1, last_B[:, None, None].expand(-1, 1, log_BSH.shape[2]))[:, 0].exp()
+
+
+def padded(x_NF: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Inputs of one flow's samples (N, F) as a served network takes them (S, F)."""
+    x_SF = np.zeros((MOST_SAMPLES, x_NF.shape[1]), np.float32)
+    x_SF[: len(x_NF)] = x_NF
+    return x_SF
+
+
+def served_rates(network: RateNetwork, x_BSF: NDArray[np.float32]) -> NDArray[np.float32]:
+    """What a served network is to answer (B, H), in bytes/s, computed here."""
+    with torch.no_grad():
+        rate_BH: NDArray[np.float32] = AfterLastSample(network.eval())(torch.from_numpy(x_BSF)).numpy()
+    return rate_BH
+
+
+def export_onnx(folder: Path) -> Path:
+    """Write `model.onnx` beside the weights: input `window` (B, S, F), output `rate_bytes_per_s` (B, H)."""
+    network, _ = load(folder)
+    example = torch.zeros(2, MOST_SAMPLES, len(NAMES))
+    return write_onnx(folder, AfterLastSample(network).eval(), example, OUTPUT)
 
 
 def save(folder: Path, network: RateNetwork, about: dict[str, Any]) -> None:
@@ -166,6 +230,7 @@ def save(folder: Path, network: RateNetwork, about: dict[str, Any]) -> None:
     described = {
         "format": FORMAT,
         "architecture": {"name": kind, **network.sizes()},
+        "window": {"tokens": MOST_SAMPLES, "horizon": len(HORIZONS), "output": OUTPUT},
         "features": [asdict(feature) for feature in network.features],
         "target": {"name": "bbr_bw", "unit": "bytes_per_s", "transform": "log", "horizons": list(HORIZONS)},
         "schema_hash": schema_hash(),
@@ -185,6 +250,8 @@ def load(folder: Path) -> tuple[RateNetwork, dict[str, Any]]:
     """
     path = folder / DESCRIPTION_FILE
     about = read_object(path)
+    if about.get("format") != FORMAT:
+        raise ValueError(f"{path}: format {about.get('format')!r} is not {FORMAT!r}; train again")
     if about.get("schema_hash") != schema_hash():
         raise ValueError(
             f"{path}: made for samples {about.get('schema_hash')}, not {schema_hash()}; train again"

@@ -1,16 +1,12 @@
-"""The gate: may a challenger take the champion's place?
+"""The gate of the latency model: may a challenger take the champion's place?
 
 It is judged on packets that neither it nor the champion has learned from: the newest seconds, and those that
-judged the rounds before. Three bars, each on the average precision of late packets and on the log-error:
+judged the rounds before. The rule and its bars are those of `bars.py`; the figures are the average precision
+of late packets and the log-error, with a paired block bootstrap over seconds.
 
-    champion   not worse by more than a margin; 95 % sure of it by a paired block bootstrap over seconds
-    reference  likewise, with half that margin: the version with which the champion's encoder came (the
-               stages', or the last full re-train's). It stays the same however many heads follow, so small
-               losses cannot add up
-    naive      never below the last visible latency of the sender, the flow or the queue, but for a tie
-
-Where the champion is below one of the last two itself, a challenger that is settled better than it passes
-that bar: the way up is never barred.
+    reference  the version with which the champion's encoder came (the stages', or the last full re-train's).
+               It stays the same however many heads follow
+    naive      the last visible latency of the sender, the flow or the queue
 
 Shapes: B decisions, F features, H horizon (8 packets), N packets of known latency, S those of them whose flow
 has a visible latency, R draws of the bootstrap.
@@ -26,6 +22,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from models.registry import bars
+from models.registry.bars import Gain, Verdict
 from models.scoring.baselines import LAST_VISIBLE, Candidates, last_visible
 from models.scoring.metrics import (
     Bools,
@@ -40,8 +38,6 @@ from models.scoring.metrics import (
 AP_MARGIN: Final = 0.02  # absolute, of average precision
 LOG_MARGIN: Final = 0.02  # relative, of the log-error
 REFERENCE_MARGIN: Final = 0.01  # of either: smaller, because nothing moves this bar up again
-TIE: Final = 0.005  # of either: calm traffic is what the last latency says, and so is a good head
-SURE: Final = 95.0  # percent, one-sided
 LEAST_SECONDS: Final = 5  # fewer have no interval worth the name: the figures themselves are compared
 # Late packets come in episodes; with fewer of them one episode decides, so average precision is left out.
 LEAST_LATE: Final = 50
@@ -49,7 +45,6 @@ LEAST_LATE_SECONDS: Final = 5
 LATE: Final = "average precision of late packets"
 LOG: Final = "log-error"
 SEED: Final = 1  # of the draws: the same for all that are judged together
-NO_CHAMPION: Final = "no champion yet"
 
 
 @dataclass(frozen=True)
@@ -127,15 +122,6 @@ class Scored:
     log_mae_R: Floats
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """The decision and why."""
-
-    passed: bool
-    reason: str
-    loses_to: tuple[str, ...]  # naive baselines that do better on late packets or on log-error
-
-
 def score(pred_BH: NDArray[Any], held_out: HeldOut, *, drawn: bool = True) -> Scored:
     """Figures of predicted latencies (µs); without `drawn` no bootstrap.
 
@@ -202,34 +188,11 @@ def judge(
         reference: the version that the champion's encoder came with; None where it is the champion itself, or
             cannot be had.
     """
-    below = {name: [g for g in _gains(challenger, other) if g.below] for name, other in naive.items()}
-    loses_to = tuple(
-        name for name, other in naive.items() if any(g.gain < 0 for g in _gains(challenger, other))
-    )
     if challenger.figures.log_mae is None:
+        loses_to = bars.losers(challenger, naive, _gains)
         return Verdict(False, "no packet that judges has a known latency", loses_to)
     few = _few(challenger.figures)
-    if champion is None and why_not == NO_CHAMPION:
-        return Verdict(True, why_not, loses_to)
-    failed = []
-    ours = {} if champion is None else {gain.figure: gain for gain in _gains(challenger, champion)}
-    failed += [f"worse than the champion: {gain}" for gain in ours.values() if gain.inferior]
-    if reference is not None:
-        theirs = _gains(champion, reference, REFERENCE_MARGIN, REFERENCE_MARGIN) if champion else []
-        up = {g.figure for g in theirs if g.inferior and ours[g.figure].better}
-        gains = _gains(challenger, reference, REFERENCE_MARGIN, REFERENCE_MARGIN)
-        failed += [f"worse than the reference: {g}" for g in gains if g.inferior and g.figure not in up]
-    for name, gains in below.items():
-        theirs = _gains(champion, naive[name]) if champion else []
-        up = {g.figure for g in theirs if g.below and ours[g.figure].better}
-        failed += [f"below {name}: {gain}" for gain in gains if gain.figure not in up]
-    if failed:
-        return Verdict(False, ", and ".join(filter(None, [why_not, failed[0]])) + few, loses_to)
-    if champion is None:
-        return Verdict(True, why_not + few, loses_to)
-    beside = ", ".join(map(str, ours.values()))
-    missing = f"; {why_not}" if why_not else ""
-    return Verdict(True, f"not worse than the champion: {beside}{few}{missing}", loses_to)
+    return bars.decide(challenger, champion, naive, _gains, why_not=why_not, reference=reference, few=few)
 
 
 def inferior(ours: Scored, other: Scored) -> str:
@@ -244,62 +207,21 @@ def surely_worse(ours: Scored, other: Scored) -> dict[str, float]:
     }
 
 
-@dataclass(frozen=True)
-class _Gain:
-    """What a predictor gains over another in one figure; below zero it loses."""
-
-    figure: str
-    ours: float
-    other: float
-    gain: float  # absolute of average precision, relative of the log-error
-    margin: float
-    low: float | None  # it gains more than that, at SURE percent; None: too few seconds
-    high: float | None  # and less than that, likewise
-
-    @property
-    def inferior(self) -> bool:
-        """Whether it may lose more than the margin."""
-        return (self.gain if self.low is None else self.low) < -self.margin
-
-    @property
-    def below(self) -> bool:
-        """Whether it loses, and is no tie."""
-        return self.gain < -TIE
-
-    @property
-    def better(self) -> bool:
-        """Whether that it gains is settled."""
-        return self.gain > self.margin if self.low is None else self.low > 0
-
-    def __str__(self) -> str:
-        least = "" if self.low is None else f" ({self.low:+.3f} or more)"
-        return f"{self.figure} {self.ours:.3f} against {self.other:.3f}{least}"
-
-
-def _gains(
-    ours: Scored, other: Scored, ap_margin: float = AP_MARGIN, log_margin: float = LOG_MARGIN
-) -> list[_Gain]:
+def _gains(ours: Scored, other: Scored, *, strict: bool = False) -> list[Gain]:
     """What `ours` gains over another in each figure that both have and that counts."""
+    ap_margin, log_margin = (REFERENCE_MARGIN, REFERENCE_MARGIN) if strict else (AP_MARGIN, LOG_MARGIN)
     one, two = ours.figures, other.figures
     drawn = one.seconds >= LEAST_SECONDS and other.log_mae_R.size > 0
     found = []
     if one.average_precision is not None and two.average_precision is not None and _enough_late(one):
-        ends = _ends(ours.average_precision_R - other.average_precision_R) if drawn else (None, None)
+        ends = bars.ends(ours.average_precision_R - other.average_precision_R) if drawn else (None, None)
         gain = one.average_precision - two.average_precision
-        found.append(_Gain(LATE, one.average_precision, two.average_precision, gain, ap_margin, *ends))
+        found.append(Gain(LATE, one.average_precision, two.average_precision, gain, ap_margin, *ends))
     if one.log_mae is not None and two.log_mae:  # 0: it knows all, as an oracle in a test
-        ends = _ends(1 - ours.log_mae_R / other.log_mae_R) if drawn else (None, None)
+        ends = bars.ends(1 - ours.log_mae_R / other.log_mae_R) if drawn else (None, None)
         gain = 1 - one.log_mae / two.log_mae
-        found.append(_Gain(LOG, one.log_mae, two.log_mae, gain, log_margin, *ends))
+        found.append(Gain(LOG, one.log_mae, two.log_mae, gain, log_margin, *ends))
     return found
-
-
-def _ends(gain_R: Floats) -> tuple[float | None, float | None]:
-    finite_R = gain_R[np.isfinite(gain_R)]
-    if not finite_R.size:
-        return None, None
-    low, high = np.percentile(finite_R, [100 - SURE, SURE])
-    return float(low), float(high)
 
 
 def _enough_late(figures: Figures) -> bool:

@@ -1,23 +1,45 @@
-"""Section `register` of params.yaml: which model is registered, served and kept."""
+"""Sections of params.yaml that say which model is registered, served and kept: one for each model."""
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from feature_store.state import experiment_name
 from models.section import Section
 
 
-class RegisterParams(Section):
-    """Which model goes into the registry."""
+class RegisteredParams(Section):
+    """What every registered model needs."""
 
-    section: ClassVar = "register"
     model_name: Annotated[str, Field(min_length=1)]
     """Its name there, and in Triton."""
-    trace: Annotated[str, Field(min_length=1)]
-    """Trace whose last fine-tuned head is registered."""
     keep_versions: Annotated[int, Field(ge=2)]
     """Served versions kept in Triton's repository; a rollback needs two."""
     experiments: bool
     """Whether an experiment (`dvc exp run`) registers its model, too."""
+
+    def why_nothing(self) -> str:
+        """Return why nothing is registered now; empty where something is."""
+        if (name := experiment_name()) and not self.experiments:
+            return f"experiment {name} registers nothing: {self.section}.experiments is false"
+        return ""
+
+
+class RegisterParams(RegisteredParams):
+    """Which model goes into the registry."""
+
+    section: ClassVar = "register"
+    trace: Annotated[str, Field(min_length=1)]
+    """Trace whose last fine-tuned head is registered."""
+
+
+class RateRegisterParams(RegisteredParams):
+    """Which network that forecasts rates goes into the registry (docs/RATE.md)."""
+
+    section: ClassVar = "rate_register"
+    network: Literal["transformer", "lstm"]
+    """Its kind."""
+    seed: Annotated[int, Field(ge=1, le=2**31)]
+    """Its seed, one of `rate_train.seeds`."""

@@ -31,6 +31,7 @@ from models.networks.artifact import Artifact
 from models.networks.prediction import Encoded, latencies
 from models.networks.window_network import WindowNetwork
 from models.registry import gate
+from models.registry.bars import Verdict
 from models.scoring.baselines import Candidates, last_visible
 from models.training.finetuning import Finetuned, FinetuneParams, train_head
 from models.training.sharp import sharp_changes
@@ -70,7 +71,7 @@ class Tuned:
     """A challenger and how it was judged."""
 
     files: Mapping[str, bytes]  # artifact files by name
-    verdict: gate.Verdict
+    verdict: Verdict
     figures: Mapping[str, Any]  # gate figures by predictor
     loss_before: float
     loss_after: float

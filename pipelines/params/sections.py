@@ -32,6 +32,7 @@ SECTIONS: Final = {
     "rate_simulate": "pipelines.rate_simulate:RateSimulateParams",
     "rate_train": "pipelines.rate_train:RateTrainParams",
     "rate_evaluate": "pipelines.rate_evaluate:RateEvaluateParams",
+    "rate_register": "models.registry.register_params:RateRegisterParams",
 }
 
 

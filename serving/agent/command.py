@@ -105,6 +105,8 @@ def run_agent(
     metrics_port: int | None,
     telemetry: str | None,
     guard: bool = True,
+    guard_packets: int | None = None,
+    guard_growth: float | None = None,
     max_moved_unacked: int | None = None,
     max_moved_share: float | None = None,
 ) -> int:
@@ -119,6 +121,8 @@ def run_agent(
             free one, None no endpoint.
         telemetry: `unix:PATH` of a socket, or a file, for what its senders send and have acknowledged.
         guard: whether moving stops where it is not settled to help.
+        guard_packets: of a batch, that the guard moves or holds to compare; None is the agent's own.
+        guard_growth: most growth of the rate while packets are moved, as a share; None is the agent's own.
         max_moved_unacked: most packets moved and not acknowledged yet; None is the agent's own.
         max_moved_share: or this share of the packets in flight, where that is more; None is the agent's own.
 
@@ -135,6 +139,7 @@ def run_agent(
     options: dict[str, Any] = {"--listen": listen, "--deadline-us": deadline_us}
     options |= {"--metrics-port": metrics_port, "--telemetry": telemetry}
     options |= {"--guard": "on" if guard else "off"}
+    options |= {"--guard-packets": guard_packets, "--guard-growth": guard_growth}
     options |= {"--max-moved-unacked": max_moved_unacked, "--max-moved-share": max_moved_share}
     if metrics_port is not None:
         options["--metrics-address"] = str(settings().metrics_address)

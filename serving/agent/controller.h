@@ -17,6 +17,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <stdexcept>
 #include <vector>
@@ -91,6 +92,7 @@ class QueueController {
     for (std::size_t i = 0; i < batch.size(); ++i) {
       chosen.queues[i] = kClassic;
       if (batch[i].queue == kClassic) continue;
+      if (guard_.watches()) watched_of(batch[i].flow_id).flow_id = batch[i].flow_id;
       // What it would be without the guard is remembered, so that the guard's coin changes nothing
       // of which batches are asked about next.
       chosen.queues[i] =
@@ -98,11 +100,11 @@ class QueueController {
       remember(batch[i].flow_id, chosen.queues[i]);
       if (chosen.queues[i] != kClassic) continue;
       const Guard::Ruling ruling = rulings.of(batch[i].receiver_id, now_ns, guard_);
+      const bool of_pair = ruling.arm != 0 && ruling.packets > 0;
       if (!ruling.move) chosen.queues[i] = kL4s;
       chosen.arms[i] = ruling.arm;
       // Both of a pair count as moved, for the same reason.
-      if (ruling.move || ruling.arm != 0)
-        moved(first_packet + static_cast<std::int64_t>(i), now_ns);
+      if (ruling.move || of_pair) moved(first_packet + static_cast<std::int64_t>(i), now_ns);
     }
     return chosen;
   }
@@ -114,6 +116,12 @@ class QueueController {
   // Notes a packet that followed a decision with this arm.
   void sent(std::int64_t packet, std::int64_t sent_ns, const Candidate& what, Arm arm) {
     guard_.sent(packet, sent_ns, what.receiver_id, what.queue, arm);
+    if (!guard_.watches()) return;
+    Watched& flow = watched_of(what.flow_id);
+    if (flow.flow_id != what.flow_id) return;  // it cannot be moved, or another took its place
+    const std::int64_t window = sent_ns / RateWatch::kWindowNs;
+    guard_.carried(what.receiver_id, sent_ns, window, what.size_bytes, flow.window != window);
+    flow.window = window;
   }
 
   // Notes the first ACK that covers a packet; `known` unless it was sent again (Karn).
@@ -129,6 +137,11 @@ class QueueController {
 
   // Whether an earlier decision to move still counts for its flow's further packets.
   bool keeps(std::int32_t receiver, Arm arm) { return guard_.keeps(receiver, arm); }
+  // Where a flow's next packet goes by an earlier decision of the queue `decided`, packet by
+  // packet.
+  bool moves(std::int32_t receiver, bool decided, Arm arm) {
+    return guard_.moves(receiver, decided, arm);
+  }
 
   const Guard::Counts& guarded() const { return guard_.counts(); }
 
@@ -137,18 +150,44 @@ class QueueController {
   class Rulings {
    public:
     Guard::Ruling of(std::int32_t receiver, std::int64_t now_ns, Guard& guard) {
-      for (std::size_t i = 0; i < known_; ++i) {
-        if (receivers_[i] == receiver) return rulings_[i];
+      std::size_t i = 0;
+      while (i < known_ && receivers_[i] != receiver) ++i;
+      if (i == known_) {
+        receivers_[known_] = receiver;
+        rulings_[known_++] = guard.rule(receiver, now_ns);
       }
-      receivers_[known_] = receiver;
-      return rulings_[known_++] = guard.rule(receiver, now_ns);
+      return next(rulings_[i]);
     }
 
    private:
+    // What becomes of the receiver's next packet of the batch: once a pair has its packets, the
+    // rest keep the arm, which says what the batch is, and no part in the comparison.
+    static Guard::Ruling next(Guard::Ruling& ruling) {
+      if (ruling.arm == 0) return ruling;
+      if (ruling.packets == 0) return {ruling.rest_moves, ruling.arm, 0};
+      const Guard::Ruling first = ruling;
+      --ruling.packets;
+      return first;
+    }
+
     std::size_t known_ = 0;
     std::array<std::int32_t, kHorizon> receivers_;
     std::array<Guard::Ruling, kHorizon> rulings_;
   };
+
+  // A flow of which packets may be moved, and the last window of time in which it sent.
+  struct Watched {
+    std::int64_t flow_id = std::numeric_limits<std::int64_t>::min();
+    std::int64_t window = std::numeric_limits<std::int64_t>::min();
+  };
+  static constexpr std::size_t kWatched = 1024;  // flows, by a hash
+
+  Watched& watched_of(std::int32_t flow_id) {
+    if (watched_.empty()) watched_.resize(kWatched);
+    const auto mixed = static_cast<std::uint64_t>(flow_id) * 0x9E3779B97F4A7C15U;
+    return watched_[mixed >> 54U];
+  }
+  static_assert(kWatched == std::size_t{1} << 10U);
 
   struct Moved {
     std::int64_t packet;
@@ -205,6 +244,7 @@ class QueueController {
   std::vector<std::int32_t> classic_flows_;  // L4S-capable ones now in the classic queue, sorted
   std::vector<Moved> moved_;                 // by packet
   std::size_t dead_ = 0;                     // of them
+  std::vector<Watched> watched_;             // made with the first one
 };
 
 }  // namespace swiftqueue::agent

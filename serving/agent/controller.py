@@ -32,7 +32,7 @@ def _load() -> ctypes.CDLL:
     pointer, f64, i32, i64 = ctypes.c_void_p, ctypes.c_double, ctypes.c_int32, ctypes.c_int64
     signatures: native.Signatures = {
         "sq_controller_defaults": (None, [ctypes.POINTER(kind) for kind in (f64, f64, i32, f64)]),
-        "sq_controller_new": (pointer, [f64, f64, i32, f64]),
+        "sq_controller_new": (pointer, [f64, f64, i32, f64, ctypes.c_int]),
         "sq_controller_free": (None, [pointer]),
         "sq_controller_moved_unacked": (i64, [pointer]),
         "sq_controller_choose": (ctypes.c_int, [pointer, i64, i64, i32, *[pointer] * 4]),
@@ -74,13 +74,14 @@ class ControllerParams:
 class QueueController:
     """Chooses queues batch by batch; remembers each flow's queue and the moved packets in flight.
 
-    It has no guard: what is replayed does not follow its decisions.
+    It has no guard unless it is told of how many packets a guard's pair is: what is replayed does not follow
+    its decisions.
     """
 
-    def __init__(self, params: ControllerParams | None = None) -> None:
+    def __init__(self, params: ControllerParams | None = None, *, guard_packets: int = 0) -> None:
         self.params = p = params or ControllerParams()
         self._handle = _ABI.sq_controller_new(
-            p.margin_us, p.margin_share, p.max_moved_unacked, p.max_moved_share
+            p.margin_us, p.margin_share, p.max_moved_unacked, p.max_moved_share, guard_packets
         )
         if not self._handle:
             raise MemoryError("no memory for a controller")

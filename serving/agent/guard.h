@@ -11,6 +11,10 @@
 // and again. Where it is not, moving stops, and after a pause, each twice as long, there is a
 // trial.
 //
+// A pair compares the queues of one moment. It cannot see that moved packets escape marks, so that
+// their flows grow and all wait longer. So the rate is watched too: where it grows settledly beyond
+// what it was unmoved, moving stops as well.
+//
 // Per receiver: bounded memory, O(1) for each decision, packet and ACK.
 #ifndef SWIFTQUEUE_SERVING_AGENT_GUARD_H_
 #define SWIFTQUEUE_SERVING_AGENT_GUARD_H_
@@ -35,6 +39,10 @@ struct GuardParams {
   // its trials, however long it is watched.
   double alpha = 0.05;
   std::uint64_t seed = 1;  // of the coins
+  // Packets of a batch that are a pair's; the others do as the state says.
+  int pair_packets = 1;
+  // How much more the flows may send while moved than unmoved, as a share; 0: nobody looks.
+  double most_growth = 0.5;
 };
 
 // Whether a mean is above 0: a test that may be looked at after each value.
@@ -81,6 +89,119 @@ class HelpTest {
   int values_ = 0;
 };
 
+// Whether a receiver's flows send more while they are moved than they did unmoved.
+//
+// A value is what a flow sent in a window of time, on average over the flows that sent then: so
+// further flows are no growth. With windows whose mean is at most 1 + `most_growth` times that of
+// the unmoved ones, given all before them, growth is settled with probability alpha at most in all
+// spells of moving together: the n-th test has alpha / (n (n + 1)).
+//
+// What the flows would send unmoved changes with the network. So moving is held for a moment now
+// and then, each time after twice as long, and the unmoved mean is that of then.
+class RateWatch {
+ public:
+  static constexpr std::int64_t kWindowNs = 100'000'000;
+  static constexpr int kLeastWindows = 10;  // unmoved, before anything is compared
+  static constexpr int kMostWindows = 16;   // that the unmoved mean remembers
+  static constexpr int kSettleWindows = 5;  // after moving ended: the flows' rates come back
+  static constexpr int kHoldWindows = 8;    // of which the first are left out
+  static constexpr int kHoldSettle = 3;
+  static constexpr std::array kHoldAfter{16, 128};  // windows of moving: the first time, at most
+  static constexpr int kTestWindows = 3'000;        // then a test begins anew
+  static constexpr double kHopeless = 20;
+
+  enum class Verdict : std::uint8_t { kOpen, kGrows, kDoesNot };
+
+  bool ready() const { return ready_; }
+  bool holds() const { return hold_left_ > 0; }
+
+  void moving_begins(double alpha) {
+    alpha_ = alpha;
+    left_out_ = 1;  // the window that is under way
+    hold_after_ = until_hold_ = kHoldAfter[0];
+    renew();
+  }
+  void moving_ends() {
+    hold_left_ = 0;
+    left_out_ = kSettleWindows;
+  }
+
+  // A packet was sent; `first`: of its flow in this window of time.
+  Verdict sent(std::int64_t window, double bytes, bool first, bool moving, double most_growth) {
+    Verdict verdict = Verdict::kOpen;
+    if (window != window_) {
+      if (flows_ > 0) verdict = closed(bytes_ / flows_, moving, most_growth);
+      window_ = window;
+      bytes_ = flows_ = 0;
+    }
+    bytes_ += bytes;
+    flows_ += first ? 1 : 0;
+    return verdict;
+  }
+
+ private:
+  Verdict closed(double value, bool moving, double most_growth) {
+    const Verdict verdict = judged(value, moving && !holds(), most_growth);
+    if (moving) take_turns();
+    return verdict;
+  }
+
+  Verdict judged(double value, bool moved, double most_growth) {
+    if (left_out_ > 0) {
+      --left_out_;
+      return Verdict::kOpen;
+    }
+    if (!moved) {
+      unmoved_ = std::min(unmoved_ + 1, kMostWindows);
+      mean_ += (value - mean_) / unmoved_;
+      ready_ = ready_ || unmoved_ >= kLeastWindows;
+      return Verdict::kOpen;
+    }
+    switch (test_.add(std::min(value / ((1 + most_growth) * mean_) - 1, 1.0))) {
+      case HelpTest::Verdict::kOpen:
+        return Verdict::kOpen;
+      case HelpTest::Verdict::kHelps:
+        return Verdict::kGrows;
+      case HelpTest::Verdict::kFails:
+        renew();
+        return Verdict::kDoesNot;
+    }
+    return Verdict::kOpen;
+  }
+
+  // Of moving and of holding it.
+  void take_turns() {
+    if (holds()) {
+      if (--hold_left_ == 0) left_out_ = 1;
+      return;
+    }
+    if (--until_hold_ > 0) return;
+    hold_after_ = until_hold_ = std::min(2 * hold_after_, kHoldAfter[1]);
+    hold_left_ = kHoldWindows;
+    left_out_ = kHoldSettle;
+    unmoved_ = std::min(unmoved_, 1);
+  }
+
+  void renew() {
+    const auto n = static_cast<double>(++tests_);
+    test_ = {alpha_ / (n * (n + 1)), kTestWindows, kHopeless};
+  }
+
+  std::int64_t window_ = std::numeric_limits<std::int64_t>::min();
+  double bytes_ = 0;
+  double flows_ = 0;
+  double mean_ = 0;  // of the unmoved windows
+  int unmoved_ = 0;
+  bool ready_ = false;
+  int left_out_ = 0;
+  int hold_left_ = 0;
+  int hold_after_ = 0;
+  int until_hold_ = 0;
+  double alpha_ = 0.5;
+  std::int64_t tests_ = 0;
+  HelpTest test_{0.5, 1, 1};
+};
+
 // Which side of which pair a packet is on: 0 is none. Unique in a guard's life.
 using Arm = std::int64_t;
 
@@ -96,27 +217,39 @@ class Guard {
   static constexpr std::int64_t kIdleNs = 60'000'000'000;  // then a receiver may be forgotten
   static constexpr std::int64_t kFirstPauseNs = 2'000'000'000;
   static constexpr std::int64_t kLongestPauseNs = 512'000'000'000;
+  static constexpr std::int64_t kFirstGrownPauseNs = 8'000'000'000;
   static constexpr double kForget = 0.95;  // of the largest difference, with each further one
 
   enum class State : std::uint8_t { kTrial, kMoving, kStopped };
   static constexpr std::array kStateNames{"trial", "moving", "stopped"};
 
+  // The first `packets` packets of the batch to that receiver do as `move` says, the rest as
+  // `rest_moves`.
   struct Ruling {
     bool move = false;
     Arm arm = 0;
+    int packets = kHorizon;
+    bool rest_moves = false;
   };
   struct Counts {
     std::array<std::int64_t, kStateNames.size()> receivers{};  // now, by state
     std::int64_t trials = 0;
     std::int64_t admitted = 0;  // trials after which moving began
     std::int64_t stops = 0;     // of moving
+    std::int64_t grown = 0;     // of these, because the rate had grown
     std::int64_t pairs = 0;     // compared
   };
 
-  // Throws std::invalid_argument for an alpha that is none.
+  // Throws std::invalid_argument for parameters that cannot be.
   explicit Guard(const GuardParams& params = {}) : params_(params), coins_(params.seed) {
     if (!(params.alpha > 0) || !(params.alpha < 1)) {
       throw std::invalid_argument("the guard's alpha must be between 0 and 1");
+    }
+    if (params.pair_packets < 1 || params.pair_packets > kHorizon) {
+      throw std::invalid_argument("the guard's pairs must have 1 to 8 packets");
+    }
+    if (!(params.most_growth >= 0)) {
+      throw std::invalid_argument("the guard's growth must not be negative");
     }
   }
 
@@ -124,7 +257,7 @@ class Guard {
 
   // What becomes of a batch's packets to `receiver` that the controller would move at `now_ns`.
   Ruling rule(std::int32_t receiver, std::int64_t now_ns) {
-    if (!params_.on) return {true, 0};
+    if (!params_.on) return {true};
     Receiver* const found = at(receiver, now_ns);
     if (found == nullptr) return {};
     Receiver& r = *found;
@@ -134,17 +267,18 @@ class Guard {
       if (now_ns < r.until_ns) return {};
       try_again(r);
     }
+    if (watches() && (!r.rate.ready() || r.rate.holds())) return {};
     for (Pair& pair : r.pairs) {
-      if (pair.serial != 0 && pair.half) return second(pair);
+      if (pair.serial != 0 && pair.half) return second(r, pair);
     }
     if (r.rest > 0) {
       --r.rest;
-      return {r.state == State::kMoving, 0};
+      return {r.state == State::kMoving};
     }
     for (Pair& pair : r.pairs) {
       if (pair.serial == 0) return first(r, pair, now_ns);
     }
-    return {r.state == State::kMoving, 0};
+    return {r.state == State::kMoving};
   }
 
   // Whether an earlier decision to move still counts for a flow's further packets.
@@ -152,9 +286,43 @@ class Guard {
     if (!params_.on) return true;
     const auto found = receivers_.find(receiver);
     if (found == receivers_.end()) return false;
-    if (found->second.state == State::kMoving) return true;
-    const Pair* const pair = pair_of(found->second, arm);
-    return pair != nullptr && pair->sides[side_of(arm)].sent < kHorizon;
+    if (is_moved(found->second)) return true;
+    return has_room(found->second, arm);
+  }
+
+  // Whether a flow's next packet to a receiver is moved whose decision was to move, or not to, with
+  // this arm: as its pair says, or as the state does once the pair has all its packets.
+  bool moves(std::int32_t receiver, bool decided, Arm arm) {
+    if (!params_.on) return decided;
+    const auto found = receivers_.find(receiver);
+    if (found == receivers_.end()) return false;
+    if (arm == 0) return decided && is_moved(found->second);
+    if (has_room(found->second, arm)) return side_of(arm) == kMoved;
+    return is_moved(found->second);
+  }
+
+  bool watches() const { return params_.on && params_.most_growth > 0; }
+
+  // A packet was sent whose flow may be moved; `first`: of its flow in this window of time.
+  void carried(std::int32_t receiver, std::int64_t sent_ns, std::int64_t window, double bytes,
+               bool first) {
+    if (!watches()) return;
+    Receiver* const found = at(receiver, sent_ns);
+    if (found == nullptr) return;
+    Receiver& r = *found;
+    const bool moving = r.state == State::kMoving;
+    switch (r.rate.sent(window, bytes, first, moving, params_.most_growth)) {
+      case RateWatch::Verdict::kOpen:
+        return;
+      case RateWatch::Verdict::kDoesNot:
+        r.grown_pause_ns = 0;
+        return;
+      case RateWatch::Verdict::kGrows:
+        ++counts_.grown;
+        r.grown_pause_ns = std::clamp(2 * r.grown_pause_ns, kFirstGrownPauseNs, kLongestPauseNs);
+        stop(r, sent_ns, r.grown_pause_ns);
+        return;
+    }
   }
 
   // A packet was sent that follows a decision with this arm.
@@ -167,7 +335,7 @@ class Guard {
     if (pair == nullptr) return;
     Side& side = pair->sides[side_of(arm)];
     const bool moved = side_of(arm) == kMoved;
-    if (side.sent >= kHorizon || moved != (queue == kMovedTo)) return;
+    if (side.sent >= params_.pair_packets || moved != (queue == kMovedTo)) return;
     ++side.sent;
     if (side.packet >= 0) return;
     if (waiting_.empty()) waiting_.resize(kWaiting);
@@ -223,9 +391,11 @@ class Guard {
     double largest_ns = 0;  // difference of late; 0: none yet
     std::int64_t trials = 0;
     std::int64_t pause_ns = 0;
-    std::int64_t until_ns = 0;  // of the pause
+    std::int64_t grown_pause_ns = 0;  // of growth
+    std::int64_t until_ns = 0;        // of the pause
     std::int64_t asked_ns = 0;
     int rest = 0;
+    RateWatch rate;
     std::array<Pair, kPairs> pairs;
   };
   struct Waiting {
@@ -245,6 +415,13 @@ class Guard {
     return found == r.pairs.end() ? nullptr : &*found;
   }
 
+  static bool is_moved(const Receiver& r) { return r.state == State::kMoving && !r.rate.holds(); }
+
+  bool has_room(Receiver& r, Arm arm) const {
+    const Pair* const pair = pair_of(r, arm);
+    return pair != nullptr && pair->sides[side_of(arm)].sent < params_.pair_packets;
+  }
+
   // A batch's first packet is a multiple of 8: the product's upper bits differ all the same.
   Waiting& place_of(std::int64_t packet) {
     const auto mixed = static_cast<std::uint64_t>(packet) * 0x9E3779B97F4A7C15U;
@@ -257,6 +434,7 @@ class Guard {
     if (found != receivers_.end()) return &found->second;
     if (receivers_.size() >= kMaxReceivers && !make_room(now_ns)) return nullptr;
     Receiver& r = receivers_[receiver];
+    r.asked_ns = now_ns;
     ++in_state(r);
     try_again(r);
     return &r;
@@ -299,10 +477,17 @@ class Guard {
   }
 
   void stop(Receiver& r, std::int64_t now_ns) {
-    if (r.state == State::kMoving) ++counts_.stops;
-    enter(r, State::kStopped);
     r.pause_ns = std::clamp(2 * r.pause_ns, kFirstPauseNs, kLongestPauseNs);
-    r.until_ns = now_ns + r.pause_ns;
+    stop(r, now_ns, r.pause_ns);
+  }
+
+  void stop(Receiver& r, std::int64_t now_ns, std::int64_t pause_ns) {
+    if (r.state == State::kMoving) {
+      ++counts_.stops;
+      r.rate.moving_ends();
+    }
+    enter(r, State::kStopped);
+    r.until_ns = now_ns + pause_ns;
     r.pairs.fill({});
   }
 
@@ -317,12 +502,16 @@ class Guard {
   Ruling first(Receiver& r, Pair& pair, std::int64_t now_ns) {
     pair = {++serial_, now_ns, true, coin(), {}};
     r.rest = kRest[static_cast<std::size_t>(r.state)];
-    return {pair.moved_first, arm_of(pair, pair.moved_first)};
+    return ruling(r, pair, pair.moved_first);
   }
 
-  static Ruling second(Pair& pair) {
+  Ruling second(const Receiver& r, Pair& pair) const {
     pair.half = false;
-    return {!pair.moved_first, arm_of(pair, !pair.moved_first)};
+    return ruling(r, pair, !pair.moved_first);
+  }
+
+  Ruling ruling(const Receiver& r, const Pair& pair, bool moved) const {
+    return {moved, arm_of(pair, moved), params_.pair_packets, r.state == State::kMoving};
   }
 
   // What is not acknowledged by now is lost. A pair of which a batch was never sent says nothing.
@@ -372,6 +561,7 @@ class Guard {
         if (r.state == State::kTrial) {
           ++counts_.admitted;
           enter(r, State::kMoving);
+          r.rate.moving_begins(params_.alpha);
         }
         r.pause_ns = 0;
         r.test = test_of(State::kMoving, params_.alpha);

@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from feature_store import native
 from serving.agent.controller import LIBRARY, SOURCES
 
-ALPHA: Final = 0.05
-
 
 @dataclass(frozen=True)
 class Counts:
@@ -26,15 +24,19 @@ class Counts:
     admitted: int
     stops: int
     pairs: int
+    grown: int  # of the stops: because the rate had grown
 
 
 def _load() -> ctypes.CDLL:
     pointer, f64, i32, i64 = ctypes.c_void_p, ctypes.c_double, ctypes.c_int32, ctypes.c_int64
     signatures: native.Signatures = {
         "sq_guard_test": (i64, [f64, pointer, i64, pointer]),
-        "sq_guard_new": (pointer, [f64, ctypes.c_uint64]),
+        "sq_guard_defaults": (None, [ctypes.POINTER(kind) for kind in (f64, ctypes.c_int, f64)]),
+        "sq_guard_new": (pointer, [f64, ctypes.c_uint64, ctypes.c_int, f64]),
         "sq_guard_free": (None, [pointer]),
         "sq_guard_rule": (ctypes.c_int, [pointer, i32, i64, pointer]),
+        "sq_guard_moves": (ctypes.c_int, [pointer, i32, ctypes.c_int, i64]),
+        "sq_guard_carried": (ctypes.c_int, [pointer, i32, i64, f64, ctypes.c_int]),
         "sq_guard_keeps": (ctypes.c_int, [pointer, i32, i64]),
         "sq_guard_sent": (ctypes.c_int, [pointer, i64, i64, i32, ctypes.c_uint8, i64]),
         "sq_guard_acked": (None, [pointer, i64, i64, ctypes.c_int]),
@@ -44,6 +46,15 @@ def _load() -> ctypes.CDLL:
 
 
 _ABI: Final = _load()
+
+
+def _defaults() -> tuple[float, int, float]:
+    alpha, packets, growth = ctypes.c_double(), ctypes.c_int(), ctypes.c_double()
+    _ABI.sq_guard_defaults(ctypes.byref(alpha), ctypes.byref(packets), ctypes.byref(growth))
+    return alpha.value, packets.value, growth.value
+
+
+ALPHA, PAIR_PACKETS, MOST_GROWTH = _defaults()
 
 
 def settle(values: NDArray[np.floating], alpha: float = ALPHA) -> tuple[int, int]:
@@ -61,15 +72,26 @@ def settle(values: NDArray[np.floating], alpha: float = ALPHA) -> tuple[int, int
 class Guard:
     """Says of each batch to a receiver whether it is moved; hears what was sent and acknowledged."""
 
-    def __init__(self, alpha: float = ALPHA, seed: int = 1) -> None:
+    def __init__(
+        self,
+        alpha: float = ALPHA,
+        seed: int = 1,
+        *,
+        pair_packets: int = PAIR_PACKETS,
+        most_growth: float = MOST_GROWTH,
+    ) -> None:
         """Begin with no receiver.
 
         Raises:
-            ValueError: alpha is not between 0 and 1.
+            ValueError: alpha is not between 0 and 1, or a pair's packets or the growth cannot be.
         """
-        self._handle = _ABI.sq_guard_new(alpha, seed)
-        if not self._handle:
+        if not 0 < alpha < 1:
             raise ValueError(f"alpha {alpha}: give a number between 0 and 1")
+        self._handle = _ABI.sq_guard_new(alpha, seed, pair_packets, most_growth)
+        if not self._handle:
+            raise ValueError(
+                f"{pair_packets} packets of a pair, growth {most_growth}: give 1 to 8, and 0 or more"
+            )
 
     def __del__(self) -> None:
         if handle := getattr(self, "_handle", None):
@@ -81,6 +103,15 @@ class Guard:
         if (moved := _ABI.sq_guard_rule(self._handle, receiver, now_ns, ctypes.byref(arm))) < 0:
             raise MemoryError("no memory for another receiver")
         return bool(moved), arm.value
+
+    def moves(self, receiver: int, arm: int, *, decided: bool) -> bool:
+        """Whether a flow's next packet is moved by an earlier decision, once a pair has its packets."""
+        return bool(_ABI.sq_guard_moves(self._handle, receiver, decided, arm))
+
+    def carried(self, receiver: int, sent_ns: int, size_bytes: float, *, first: bool) -> None:
+        """Note a packet of a flow that may be moved, the first one of it in this window of time or not."""
+        if _ABI.sq_guard_carried(self._handle, receiver, sent_ns, size_bytes, first):
+            raise MemoryError("no memory for another receiver")
 
     def keeps(self, receiver: int, arm: int) -> bool:
         """Whether an earlier decision to move still counts for its flow's further packets."""
@@ -97,6 +128,6 @@ class Guard:
 
     def counts(self) -> Counts:
         """Return what it counts."""
-        counts_7 = np.empty(7, np.int64)
-        _ABI.sq_guard_counts(self._handle, counts_7.ctypes.data)
-        return Counts(*map(int, counts_7))
+        counts_8 = np.empty(8, np.int64)
+        _ABI.sq_guard_counts(self._handle, counts_8.ctypes.data)
+        return Counts(*map(int, counts_8))

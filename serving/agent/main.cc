@@ -110,6 +110,14 @@ void add_options(CLI::App& app, Options& o) {
                  "moving stops where it is not settled to help; by default on with --listen, since "
                  "what is replayed does not follow decisions")
       ->check(CLI::IsMember({"on", "off"}));
+  app.add_option("--guard-packets", o.controller.guard.pair_packets,
+                 "packets of a batch that the guard moves, or holds, to compare")
+      ->check(CLI::Range(1, kHorizon))
+      ->capture_default_str();
+  app.add_option("--guard-growth", o.controller.guard.most_growth,
+                 "most growth of the rate while packets are moved, as a share; 0: any")
+      ->check(CLI::Range(0.0, 100.0))
+      ->capture_default_str();
 }
 
 std::unique_ptr<Predictor> make_predictor(const Options& o) {

@@ -15,6 +15,7 @@ using swiftqueue::kHorizon;
 using swiftqueue::agent::Batch;
 using swiftqueue::agent::ControllerParams;
 using swiftqueue::agent::Guard;
+using swiftqueue::agent::GuardParams;
 using swiftqueue::agent::HelpTest;
 using swiftqueue::agent::Predicted;
 using swiftqueue::agent::QueueController;
@@ -30,11 +31,25 @@ void sq_controller_defaults(double* margin_us, double* margin_share,
   *max_moved_share = params.max_moved_share;
 }
 
-// Null for parameters that cannot be, or when out of memory.
+void sq_guard_defaults(double* alpha, int* pair_packets, double* most_growth) {
+  const GuardParams params;
+  *alpha = params.alpha;
+  *pair_packets = params.pair_packets;
+  *most_growth = params.most_growth;
+}
+
+// Null for parameters that cannot be, or when out of memory. `guard_packets` of a pair; 0: no
+// guard.
 QueueController* sq_controller_new(double margin_us, double margin_share,
-                                   std::int32_t max_moved_unacked, double max_moved_share) {
+                                   std::int32_t max_moved_unacked, double max_moved_share,
+                                   int guard_packets) {
   try {
-    return new QueueController({margin_us, margin_share, max_moved_unacked, max_moved_share});
+    GuardParams guard;
+    guard.on = guard_packets > 0;
+    if (guard.on) guard.pair_packets = guard_packets;
+    guard.most_growth = 0;  // nobody says here what was sent
+    return new QueueController(
+        {margin_us, margin_share, max_moved_unacked, max_moved_share, guard});
   } catch (const std::exception&) {
     return nullptr;
   }
@@ -92,10 +107,10 @@ std::int64_t sq_guard_test(double alpha, const double* values, std::int64_t coun
   return count;
 }
 
-// Null for an alpha that is none, or when out of memory.
-Guard* sq_guard_new(double alpha, std::uint64_t seed) {
+// Null for parameters that cannot be, or when out of memory.
+Guard* sq_guard_new(double alpha, std::uint64_t seed, int pair_packets, double most_growth) {
   try {
-    return new Guard({true, alpha, seed});
+    return new Guard({true, alpha, seed, pair_packets, most_growth});
   } catch (const std::exception&) {
     return nullptr;
   }
@@ -112,6 +127,22 @@ int sq_guard_rule(Guard* guard, std::int32_t receiver, std::int64_t now_ns, std:
     return -1;
   }
 }
+int sq_guard_moves(Guard* guard, std::int32_t receiver, int decided, std::int64_t arm) {
+  return guard->moves(receiver, decided != 0, arm) ? 1 : 0;
+}
+
+// A packet of a flow that may be moved. 0, or -1 when out of memory.
+int sq_guard_carried(Guard* guard, std::int32_t receiver, std::int64_t sent_ns, double bytes,
+                     int first) {
+  try {
+    const std::int64_t window = sent_ns / swiftqueue::agent::RateWatch::kWindowNs;
+    guard->carried(receiver, sent_ns, window, bytes, first != 0);
+  } catch (const std::bad_alloc&) {
+    return -1;
+  }
+  return 0;
+}
+
 int sq_guard_keeps(Guard* guard, std::int32_t receiver, std::int64_t arm) {
   return guard->keeps(receiver, arm) ? 1 : 0;
 }
@@ -128,14 +159,15 @@ int sq_guard_sent(Guard* guard, std::int64_t packet, std::int64_t sent_ns, std::
 void sq_guard_acked(Guard* guard, std::int64_t packet, std::int64_t acked_ns, int known) {
   guard->acked(packet, acked_ns, known != 0);
 }
-// Receivers on trial, moved to and stopped; trials, trials passed, stops, pairs.
-void sq_guard_counts(const Guard* guard, std::int64_t* counts_7) {
+// Receivers on trial, moved to and stopped; trials, trials passed, stops, pairs, stops by growth.
+void sq_guard_counts(const Guard* guard, std::int64_t* counts_8) {
   const Guard::Counts& counts = guard->counts();
-  std::copy(counts.receivers.begin(), counts.receivers.end(), counts_7);
-  counts_7[3] = counts.trials;
-  counts_7[4] = counts.admitted;
-  counts_7[5] = counts.stops;
-  counts_7[6] = counts.pairs;
+  std::copy(counts.receivers.begin(), counts.receivers.end(), counts_8);
+  counts_8[3] = counts.trials;
+  counts_8[4] = counts.admitted;
+  counts_8[5] = counts.stops;
+  counts_8[6] = counts.pairs;
+  counts_8[7] = counts.grown;
 }
 
 }  // extern "C"

@@ -149,7 +149,11 @@ class CountingTaker final : public DecisionTaker {
 void live(long rounds, Random& random) {
   MoodyPredictor predictor(random());
   Statistics statistics;
-  const ControllerParams params{.max_moved_share = 0, .guard = {.on = random() % 2 == 0}};
+  const ControllerParams params{
+      .max_moved_share = 0,
+      .guard = {.on = random() % 2 == 0,
+                .pair_packets = 1 + static_cast<int>(upto(random, kHorizon - 1)),
+                .most_growth = 0.5 * static_cast<double>(upto(random, 1))}};
   DecisionLoop loop(predictor, params, statistics, nullptr);
   CountingTaker taker;
   const std::uint32_t sender = loop.open("stress", taker);

@@ -13,6 +13,7 @@ from models.registry.decision import CONTENT_TAG
 from models.registry.registry import CHAMPION, Registry
 from models.registry.store import RegistryError
 from serving.deploy import log as deploy_log
+from serving.triton.repository import LATENCY
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,8 @@ class Champion:
     astray: str  # why the alias is not followed, in one line; empty if it is
 
 
-def find_champion(registry: Registry) -> Champion:
-    """Return the version that is to be served.
+def find_champion(registry: Registry, kind: str = LATENCY) -> Champion:
+    """Return the version of a model that is to be served.
 
     Raises:
         RegistryError: the registry does not answer.
@@ -34,7 +35,8 @@ def find_champion(registry: Registry) -> Champion:
         return Champion(named, "")
     version = _last_served(registry)
     stays = "there is none to serve instead" if version is None else f"version {version} stays champion"
-    mend = "" if version is None else f"; `swiftqueue deploy --version {version}` sets it right"
+    which = "" if kind == LATENCY else f"--model {kind} "
+    mend = "" if version is None else f"; `swiftqueue deploy {which}--version {version}` sets it right"
     return Champion(
         version, f"the alias {CHAMPION} points to version {named} and is not followed ({why}): {stays}{mend}"
     )

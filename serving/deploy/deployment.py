@@ -19,7 +19,7 @@ from models import lock
 from models.registry import retention
 from models.registry.decision import CONTENT_TAG
 from models.registry.lineage import content_hash, git_commit
-from models.registry.register_params import RegisterParams
+from models.registry.register_params import RateRegisterParams, RegisteredParams, RegisterParams
 from models.registry.registry import CHALLENGER, CHAMPION, Registry
 from models.registry.store import RegistryError, registry_exists
 from models.section import read
@@ -28,10 +28,11 @@ from serving.deploy.champion import Champion, find_champion
 from serving.deploy.hold import HeldVersionError, held, hold
 from serving.triton.config import Backend
 from serving.triton.endpoint import Triton
-from serving.triton.repository import ModelRepository
+from serving.triton.repository import LATENCY, RATE, ModelRepository
 from serving.triton.servers import connected, each
 
 PARAMS_FILE: Final = Path("params.yaml")
+SECTIONS: Final[dict[str, type[RegisteredParams]]] = {LATENCY: RegisterParams, RATE: RateRegisterParams}
 REPLACED_TAG: Final = "replaced_version"  # the champion before this one: where a rollback goes
 NONE: Final = "none"
 SHOWN: Final = 20  # versions in a message
@@ -42,12 +43,12 @@ class ChampionChangedError(ValueError):
     """The champion is another than the one that the version was judged against."""
 
 
-def deploy_version(version: int | None, *, judged_against: int | None = None) -> None:
+def deploy_version(version: int | None, *, judged_against: int | None = None, kind: str = LATENCY) -> None:
     """Put a registered version in service and make it the champion.
 
     Without a number it is the challenger, if it passed the gate; what did not pass is never deployed. A
     version that is the champion and served already is left alone. While a version is held no other is
-    deployed.
+    deployed. `kind` is which model: `latency` or `rate`.
 
     Raises:
         HeldVersionError: a version is held, and another was asked for.
@@ -56,7 +57,7 @@ def deploy_version(version: int | None, *, judged_against: int | None = None) ->
         OSError: Triton or the registry does not answer.
         RuntimeError: the push failed; the champion goes on serving.
     """
-    with _deployment() as here:
+    with _deployment(kind) as here:
         registry, found = here.registry, here.found_champion()
         champion = found.version
         if judged_against is not None and champion != judged_against:
@@ -66,7 +67,8 @@ def deploy_version(version: int | None, *, judged_against: int | None = None) ->
         chosen = version if version is not None else registry.alias(CHALLENGER)
         if chosen is None:
             if champion is None:
-                raise ValueError("the registry has no version to deploy; `dvc repro register` makes one")
+                stage = SECTIONS[kind].section
+                raise ValueError(f"the registry has no version to deploy; `dvc repro {stage}` makes one")
             chosen = champion
         _check_known(registry, chosen)
         if line := registry.refusal(chosen):
@@ -80,7 +82,7 @@ def deploy_version(version: int | None, *, judged_against: int | None = None) ->
                 registry.set_alias(CHAMPION, chosen)
             print(f"version {chosen} is the champion and served")
             return
-        if kept := held():
+        if kept := held(kind):
             if version is not None:
                 raise HeldVersionError(str(kept))
             print(kept)
@@ -100,7 +102,9 @@ def deploy_version(version: int | None, *, judged_against: int | None = None) ->
         print(f"version {chosen} is served by the {backend.label}{here.where()} and champion{before}")
 
 
-def rollback_champion(*, and_hold: bool = False, of: int | None = None, why: str = "") -> None:
+def rollback_champion(
+    *, and_hold: bool = False, of: int | None = None, why: str = "", kind: str = LATENCY
+) -> None:
     """Put the previous champion back, in Triton and in the registry, and hold it if that is asked for.
 
     Where a version was held, the one that is put back is held in its place.
@@ -109,6 +113,7 @@ def rollback_champion(*, and_hold: bool = False, of: int | None = None, why: str
         and_hold: hold what is put back.
         of: the champion that is to go; None: whichever it is.
         why: reason for the deploy log, of a rollback without a hand.
+        kind: which model.
 
     Raises:
         ChampionChangedError: the champion is not `of`.
@@ -116,10 +121,11 @@ def rollback_champion(*, and_hold: bool = False, of: int | None = None, why: str
         OSError: Triton or the registry does not answer.
         RuntimeError: the previous champion could not be served; the present one goes on.
     """
-    with _deployment() as here:
+    with _deployment(kind) as here:
         registry, champion = here.registry, here.found_champion().version
         if champion is None:
-            raise ValueError("there is no champion to roll back; `swiftqueue deploy` makes one")
+            which = "" if kind == LATENCY else f" --model {kind}"
+            raise ValueError(f"there is no champion to roll back; `swiftqueue deploy{which}` makes one")
         if of is not None and champion != of:
             raise ChampionChangedError(f"version {of} was to be rolled back; {champion} is champion now")
         before = registry.tags(champion).get(REPLACED_TAG, NONE)
@@ -133,9 +139,9 @@ def rollback_champion(*, and_hold: bool = False, of: int | None = None, why: str
         backend = here.put_in_service(
             previous, "rollback", champion, lambda: registry.set_alias(CHAMPION, previous), why
         )
-        if and_hold or held():
-            hold(previous)
-            print(held())
+        if and_hold or held(kind):
+            hold(previous, kind)
+            print(held(kind))
         with _once_served(previous):
             here.retire(previous, champion)
         print(
@@ -144,8 +150,8 @@ def rollback_champion(*, and_hold: bool = False, of: int | None = None, why: str
         )
 
 
-def serve_champion() -> int | None:
-    """Make every server serve the champion; returns its version, or None without one.
+def serve_champion(kind: str = LATENCY) -> int | None:
+    """Make every server serve a model's champion; returns its version, or None without one.
 
     Raises:
         OSError: a server or the registry does not answer.
@@ -153,7 +159,7 @@ def serve_champion() -> int | None:
     """
     if not registry_exists():
         return None
-    with _deployment() as here:
+    with _deployment(kind) as here:
         version = here.found_champion().version
         if version is not None:
             here.ensure_served(version)
@@ -171,17 +177,18 @@ def prune_registry(model: str, keep: int) -> list[int]:
 
 
 @contextmanager
-def _deployment() -> Iterator[_Deployment]:
+def _deployment(kind: str) -> Iterator[_Deployment]:
     """What every command here needs, one command at a time."""
     if not PARAMS_FILE.is_file():
         raise OSError(f"{PARAMS_FILE.absolute()}: no such file; run this in the project's folder")
-    params = read(PARAMS_FILE, RegisterParams)
+    params = read(PARAMS_FILE, SECTIONS[kind])
     if not state_dir().exists():
         private_dir(state_dir())
     with connected() as servers:
         each(servers, lambda triton: triton.require_live())
         with lock.held(state_dir() / "deploy.lock", "another deployment", LOCK_WAIT_S):
-            yield _Deployment(Registry(params.model_name), servers, ModelRepository(), params.keep_versions)
+            repository = ModelRepository(kind=kind)
+            yield _Deployment(Registry(params.model_name), servers, repository, params.keep_versions)
 
 
 @contextmanager
@@ -217,7 +224,7 @@ class _Deployment:
 
     def found_champion(self) -> Champion:
         """The version to serve; where the alias is not followed, that is printed."""
-        found = find_champion(self.registry)
+        found = find_champion(self.registry, self.repository.kind)
         if found.astray:
             print(found.astray, flush=True)
         return found
@@ -233,7 +240,8 @@ class _Deployment:
         content = self.registry.tags(version).get(CONTENT_TAG)
 
         def serves_it(triton: Triton) -> bool:
-            return triton.served_version() == version and served_content(triton) == content
+            model = self.repository.model
+            return triton.served_version(model) == version and served_content(triton, model) == content
 
         if not all(each(self.servers, serves_it)):
             self.put_in_service(version, "restore", version)
@@ -250,14 +258,16 @@ class _Deployment:
 
         Where the registry does not take the name, the servers go back: what they serve is what it says.
         """
-        from serving.deploy.push import DeployError, push, put_back
+        from serving.deploy.checks import DeployError
+        from serving.deploy.push import push, put_back
 
         begin = time.monotonic()
         registry, servers, repository = self.registry, self.servers, self.repository
-        served = each(servers, Triton.served_version)
+        served = each(servers, lambda triton: triton.served_version(repository.model))
         # What a failure goes back to; a server with another version (it came back from somewhere) joins in.
         previous = champion if champion in served else next((v for v in served if v is not None), None)
         details: dict[str, Any] = {
+            **({} if repository.kind == LATENCY else {"kind": repository.kind}),
             "previous": previous,
             "git_commit": git_commit(Path.cwd()),
             # and their versions before

@@ -1,6 +1,6 @@
 """A held version: neither a round nor `deploy` replaces it until `swiftqueue release`.
 
-The hold is a file of the state folder, `var/hold.json`, so it survives every restart.
+The hold is a file of the state folder, `var/hold.json` (`var/hold-rate.json`), so it survives every restart.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from feature_store.atomic import write_durably
 from feature_store.state import state_dir
 from models.json_file import read_object
+from serving.triton.repository import LATENCY
 
 
 class HeldVersionError(ValueError):
@@ -25,41 +26,47 @@ class Hold:
 
     version: int
     time: float  # seconds since the epoch
+    kind: str = LATENCY
 
     def __str__(self) -> str:
-        return f"version {self.version} is held, and no other takes its place until `swiftqueue release`"
+        until = f"until {_release(self.kind)}"
+        return f"version {self.version} is held, and no other takes its place {until}"
 
 
-def hold_file() -> Path:
-    """Path of the hold; not there where nothing is held."""
-    return state_dir() / "hold.json"
+def _release(kind: str) -> str:
+    return f"`swiftqueue release{'' if kind == LATENCY else f' --model {kind}'}`"
 
 
-def held() -> Hold | None:
+def hold_file(kind: str = LATENCY) -> Path:
+    """Path of a model's hold; not there where nothing is held."""
+    return state_dir() / ("hold.json" if kind == LATENCY else f"hold-{kind}.json")
+
+
+def held(kind: str = LATENCY) -> Hold | None:
     """What is held; None where nothing is.
 
     Raises:
         ValueError: the file is none of ours; it holds until it is released.
     """
     try:
-        found = read_object(hold_file())
-        return Hold(int(found["version"]), float(found["time"]))
+        found = read_object(hold_file(kind))
+        return Hold(int(found["version"]), float(found["time"]), kind)
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, LookupError) as error:
         raise ValueError(
-            f"{hold_file()}: damaged, so nothing is deployed until `swiftqueue release` ({error})"
+            f"{hold_file(kind)}: damaged, so nothing is deployed until {_release(kind)} ({error})"
         ) from error
 
 
-def hold(version: int) -> None:
+def hold(version: int, kind: str = LATENCY) -> None:
     """Hold a version from now on; it is on the disk when this returns."""
-    content = json.dumps(asdict(Hold(version, time.time()))) + "\n"
-    write_durably(hold_file(), content.encode(), mode=0o600)
+    content = json.dumps(asdict(Hold(version, time.time(), kind))) + "\n"
+    write_durably(hold_file(kind), content.encode(), mode=0o600)
 
 
-def release() -> bool:
+def release(kind: str = LATENCY) -> bool:
     """Hold nothing any more; whether something was held."""
-    was_held = hold_file().is_file()
-    hold_file().unlink(missing_ok=True)
+    was_held = hold_file(kind).is_file()
+    hold_file(kind).unlink(missing_ok=True)
     return was_held

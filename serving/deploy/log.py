@@ -10,6 +10,7 @@ from typing import Any
 from feature_store.state import private_dir, state_dir
 from models import json_lines
 from models.redaction import redacted
+from serving.triton.repository import LATENCY
 
 
 def log_file() -> Path:
@@ -24,7 +25,7 @@ def append(action: str, version: int, outcome: str, **details: Any) -> None:
         action: `deploy`, `rollback` or `restore`.
         version: registry version it was about.
         outcome: `served` or `failed`.
-        details: further values, JSON-able.
+        details: further values, JSON-able; `kind`: which model, if not the latency model.
 
     Raises:
         OSError: the disk is full; the entry is cut short, or not there.
@@ -43,21 +44,25 @@ def entries() -> list[dict[str, Any]]:
     return list(_newest_first())[::-1]
 
 
-def last_served(version: int | None = None) -> dict[str, Any] | None:
+def last_served(version: int | None = None, kind: str = LATENCY) -> dict[str, Any] | None:
     """Entry of the last time that a version (by default: any) was put in service from here."""
-    served = (e for e in _newest_first() if e["outcome"] == "served" and version in (None, e["version"]))
-    return next(served, None)
+    return next((e for e in served(kind) if version in (None, e["version"])), None)
 
 
 def last_switch() -> dict[str, Any] | None:
     """Entry of the last time that another version took the champion's place: a deployment or a rollback."""
+    return next((e for e in served(LATENCY) if e.get("action") in ("deploy", "rollback")), None)
+
+
+def served(kind: str) -> Iterator[dict[str, Any]]:
+    """Entries of the times that a version of a model was put in service, newest first."""
     entries = (e for e in _newest_first() if e["outcome"] == "served")
-    return next((e for e in entries if e.get("action") in ("deploy", "rollback")), None)
+    return (e for e in entries if e.get("kind", LATENCY) == kind)
 
 
-def age_s(version: int) -> float | None:
+def age_s(version: int, kind: str = LATENCY) -> float | None:
     """Seconds since a version was registered, however often it was deployed since; None: never from here."""
-    entry = last_served(version)
+    entry = last_served(version, kind)
     return time.time() - float(entry.get("registered", entry["time"])) if entry else None
 
 

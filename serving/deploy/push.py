@@ -1,6 +1,6 @@
 """Puts one version into Triton without a failed request: stage, validate, try, rename, load, check.
 
-The version is tried under another model name first (`swiftqueue_candidate`), so no client ever reaches a
+The version is tried under another model name first (`NAME_candidate`), so no client ever reaches a
 version whose output has not been compared with the local one. Then Triton loads it beside the served
 version and swaps; while it loads, and if that fails, the served version answers. It is tried with the native
 backend; where the server cannot load it there, with the Python backend, and one line says why.
@@ -24,70 +24,18 @@ from typing import Final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from feature_store.events.definition import definition_of
 from models.networks import artifact
-from models.networks.prediction import predict
-from models.networks.scaling import ScaledFeature
+from serving.deploy.checks import CHECKS, DeployError, Smoke
 from serving.triton.config import Backend, backend_of
 from serving.triton.endpoint import CALL_TIMEOUT_S, Triton, TritonError, first_line
-from serving.triton.limits import limits_of
-from serving.triton.repository import CANDIDATE, MODEL, ModelRepository
+from serving.triton.repository import MODEL, ModelRepository
 from serving.triton.servers import each, try_each
 
-TOLERANCE: Final = 1e-4  # relative; float32 through two implementations of the same network
-SMOKE_WINDOWS: Final = 16
 LOWEST_PRIORITY: Final = 19  # nice(2)
 WATCH_S: Final = 1.0  # a load that takes longer is watched
 _SILENT: Final = "Deadline Exceeded"  # in gRPC's words: no answer in time
 _REFUSED: Final = "UNAVAILABLE state: "  # in Triton's words before a backend's own, of a version not loaded
-
-
-class DeployError(RuntimeError):
-    """A version was not put in service; the message says why, and what is served instead."""
-
-
-@dataclass(frozen=True)
-class Smoke:
-    """Windows and what the artifact's own weights make of them."""
-
-    x_BWF: NDArray[np.float32]
-    y_BH: NDArray[np.float32]
-
-    def check(self, y_BH: NDArray[np.float32]) -> float:
-        """Largest relative difference to the local output.
-
-        Raises:
-            DeployError: it is above the tolerance, or the shapes differ.
-        """
-        if y_BH.shape != self.y_BH.shape:
-            raise DeployError(f"it answers with shape {y_BH.shape} instead of {self.y_BH.shape}")
-        difference = float(np.max(np.abs(y_BH - self.y_BH) / np.abs(self.y_BH)))
-        if not difference <= TOLERANCE:  # NaN fails as well
-            raise DeployError(
-                f"its latencies differ from the local ones by {difference:.2g} (limit {TOLERANCE})"
-            )
-        return difference
-
-
-def smoke_windows(features: Sequence[ScaledFeature], tokens: int, seed: int = 1) -> NDArray[np.float32]:
-    """Windows of plausible values, after the scaling in the artifact; the first one is all padding."""
-    rng = np.random.default_rng(seed)
-    x_BWF = np.zeros((SMOKE_WINDOWS, tokens, len(features)), dtype=np.float32)
-    limits = limits_of(features)
-    for f, feature in enumerate(features):
-        values = feature.shift + feature.scale * rng.standard_normal(x_BWF.shape[:2])
-        values = np.expm1(values) if feature.transform == "log1p" else np.round(values)
-        x_BWF[..., f] = np.clip(values, limits[feature.name]["low"], limits[feature.name]["high"])
-    x_BWF[0] = 0
-    return x_BWF
-
-
-def local_smoke(loaded: artifact.Artifact) -> Smoke:
-    """Compute an artifact's own answer to the smoke windows."""
-    x_BWF = smoke_windows(loaded.model.features, loaded.description.tokens)
-    return Smoke(x_BWF, predict(loaded.model, x_BWF))
 
 
 @dataclass(frozen=True)
@@ -135,20 +83,18 @@ def _push(
     previous: int | None,
 ) -> Pushed:
     try:
-        loaded = artifact.load(source)
-        definition_of(loaded.description.schema_hash)  # refuses what no sender of this project makes
-        smoke = local_smoke(loaded)
+        checked = CHECKS[repository.kind](source)
+        smoke = checked.smoke
         if (source / artifact.ONNX_FILE).is_file():
             _check_onnx(source / artifact.ONNX_FILE, smoke)
-        limits = limits_of(loaded.model.features)
-        reason = _try_candidate(source, limits, version, servers, repository, smoke)
+        reason = _try_candidate(source, checked.limits, version, servers, repository, smoke)
     except (ValueError, OSError, DeployError) as error:
         repository.drop_candidate()
         raise DeployError(f"version {version} is not deployed: {error}") from error
     try:
         repository.promote(version)
         repository.serve(version)
-        difference = max(each(servers, lambda triton: _swap(triton, version, smoke)))
+        difference = max(each(servers, lambda triton: _swap(triton, version, smoke, repository.model)))
     except (OSError, DeployError) as error:
         after = put_back(previous, version, servers, repository)
         raise DeployError(f"version {version} is not deployed: {error}{after}") from error
@@ -164,7 +110,7 @@ def _check_onnx(file: Path, smoke: Smoke) -> None:
     options.intra_op_num_threads = 1  # the served version needs the other cores
     try:
         session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
-        (y_BH,) = session.run([artifact.ONNX_OUTPUT], {artifact.ONNX_INPUT: smoke.x_BWF})
+        (y_BH,) = session.run(None, {artifact.ONNX_INPUT: smoke.x_BWF})
     except Exception as error:  # ONNX Runtime's own classes, none of them documented
         raise DeployError(f"{file.name}: {first_line(str(error))}") from error
     try:
@@ -188,21 +134,22 @@ def _try_candidate(
     reason = ""
     try:
         repository.stage(source, limits, version, Backend.NATIVE)
-        failures = [e for e in try_each(servers, lambda triton: _load(triton, CANDIDATE)) if e is not None]
+        tried = try_each(servers, lambda triton: _load(triton, repository.candidate))
+        failures = [error for error in tried if error is not None]
         if failures:
             # One that is gone, or takes too long, is no reason to try another backend.
             fatal = [error for error in failures if _REFUSED not in str(error)]
             if fatal or not (source / artifact.ONNX_FILE).is_file():
                 raise (fatal or failures)[0]
-            each(servers, lambda triton: triton.unload(CANDIDATE))
+            each(servers, lambda triton: triton.unload(repository.candidate))
             repository.stage(source, limits, version, Backend.PYTHON)
-            each(servers, lambda triton: _load(triton, CANDIDATE))
+            each(servers, lambda triton: _load(triton, repository.candidate))
             reason = _refusal(failures[0])
             print(f"version {version} goes to the {Backend.PYTHON.label}: {reason}")
-        each(servers, lambda triton: _check(triton, smoke, CANDIDATE))
+        each(servers, lambda triton: _check(triton, smoke, repository.candidate))
     finally:
         # Where this fails the server does not answer, and the swap finds that out.
-        try_each(servers, lambda triton: triton.unload(CANDIDATE, CALL_TIMEOUT_S))
+        try_each(servers, lambda triton: triton.unload(repository.candidate, CALL_TIMEOUT_S))
     return reason
 
 
@@ -240,23 +187,23 @@ def _check(triton: Triton, smoke: Smoke, model: str) -> tuple[int, float]:
     if len(versions) > 1:
         raise DeployError(f"{triton.address} answers with several versions: {sorted(versions)}")
     try:
-        return versions.pop(), smoke.check(np.concatenate([answer.latency_us for answer in answers]))
+        return versions.pop(), smoke.check(np.concatenate([answer.y_BH for answer in answers]))
     except DeployError as error:
         raise DeployError(f"{triton.address}: {error}") from error
 
 
-def _swap(triton: Triton, version: int, smoke: Smoke) -> float:
+def _swap(triton: Triton, version: int, smoke: Smoke, model: str) -> float:
     """Make one server serve what the repository now names, and check that it is what answers."""
-    _load(triton, MODEL)
-    answered, difference = _check(triton, smoke, MODEL)
+    _load(triton, model)
+    answered, difference = _check(triton, smoke, model)
     if answered != version:
         raise DeployError(f"{triton.address} answers with version {answered} after loading {version}")
     return difference
 
 
-def served_content(triton: Triton) -> str:
+def served_content(triton: Triton, model: str = MODEL) -> str:
     """Content hash of the artifact behind the served version."""
-    return str(triton.config().parameters["content_sha256"].string_value)
+    return str(triton.config(model).parameters["content_sha256"].string_value)
 
 
 def put_back(
@@ -271,14 +218,14 @@ def put_back(
     """
 
     def load(triton: Triton) -> int | None:
-        _load(triton, MODEL)
-        return triton.served_version()
+        _load(triton, repository.model)
+        return triton.served_version(repository.model)
 
     back = previous if previous != failed or repository.take_back(failed) else None
     line = ""
     if back is None:
         repository.withdraw()
-        try_each(servers, lambda triton: triton.unload(MODEL, CALL_TIMEOUT_S))
+        try_each(servers, lambda triton: triton.unload(repository.model, CALL_TIMEOUT_S))
     else:
         with suppress(OSError):  # on a full disk the old configuration may still be there: they will tell
             repository.serve(back)

@@ -46,6 +46,13 @@ def _load() -> ctypes.CDLL:
         "read": (ctypes.c_int, [pointer]),
         "width": (ctypes.c_int, [pointer]),
         "time": (ctypes.c_int, [pointer, pointer, i64, i64, ctypes.c_int, i64, pointer, *error]),
+        "rate_create": (ctypes.c_int, [text, text, ctypes.POINTER(pointer), *error]),
+        "rate_destroy": (None, [pointer]),
+        "rate_schema_hash": (text, [pointer]),
+        "rate_isa": (text, [pointer]),
+        "rate_forward": (ctypes.c_int, [pointer, pointer, i64, pointer, *error]),
+        "rate_forecast": (ctypes.c_int, [pointer, pointer, i64, pointer, *error]),
+        "rate_time": (ctypes.c_int, [pointer, pointer, i64, i64, pointer, pointer, *error]),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(library, f"swiftqueue_engine_{name}")
@@ -53,13 +60,13 @@ def _load() -> ctypes.CDLL:
     return library
 
 
-_LIBRARY: Final = _load()
+NATIVE: Final = _load()
 
 
-def _call(name: str, *arguments: object) -> None:
+def call(name: str, *arguments: object) -> None:
     """Call a function that returns a status, and raise its error line."""
     error = ctypes.create_string_buffer(_ERROR_BYTES)
-    status = getattr(_LIBRARY, f"swiftqueue_engine_{name}")(*arguments, error, _ERROR_BYTES)
+    status = getattr(NATIVE, f"swiftqueue_engine_{name}")(*arguments, error, _ERROR_BYTES)
     if status:
         raise _STATUS_ERRORS[status](error.value.decode(errors="replace"))
 
@@ -80,40 +87,40 @@ class Engine:
         """
         self._handle = ctypes.c_void_p()
         self._lock = threading.Lock()
-        _call("create", str(folder).encode(), isa.encode(), version, ctypes.byref(self._handle))
+        call("create", str(folder).encode(), isa.encode(), version, ctypes.byref(self._handle))
 
     def __del__(self) -> None:
         if self._handle:
-            _LIBRARY.swiftqueue_engine_destroy(self._handle)
+            NATIVE.swiftqueue_engine_destroy(self._handle)
 
     def share(self) -> Engine:
         """Return an engine over the same weights and the same head, for another thread."""
         other = object.__new__(Engine)
         other._handle, other._lock = ctypes.c_void_p(), threading.Lock()
-        _call("share", self._handle, ctypes.byref(other._handle))
+        call("share", self._handle, ctypes.byref(other._handle))
         return other
 
     @property
     def isa(self) -> str:
         """Instruction set in use: avx512, avx2 or portable."""
-        return str(_LIBRARY.swiftqueue_engine_isa(self._handle).decode())
+        return str(NATIVE.swiftqueue_engine_isa(self._handle).decode())
 
     @property
     def version(self) -> int:
         """Caller's number of the head in place."""
-        return int(_LIBRARY.swiftqueue_engine_version(self._handle))
+        return int(NATIVE.swiftqueue_engine_version(self._handle))
 
     @property
     def schema_hash(self) -> str:
         """Hash of the feature definition that the artifact was made for."""
-        return str(_LIBRARY.swiftqueue_engine_schema_hash(self._handle).decode())
+        return str(NATIVE.swiftqueue_engine_schema_hash(self._handle).decode())
 
     @property
     def shape(self) -> tuple[int, int]:
         """Return (W, F): the longest window and the number of features."""
         return (
-            _LIBRARY.swiftqueue_engine_tokens(self._handle),
-            _LIBRARY.swiftqueue_engine_features(self._handle),
+            NATIVE.swiftqueue_engine_tokens(self._handle),
+            NATIVE.swiftqueue_engine_features(self._handle),
         )
 
     def forward(self, x_BWF: npt.NDArray[Any], *, full_graph: bool = False) -> FloatArray:
@@ -132,8 +139,8 @@ class Engine:
         feature_BRD = np.empty(
             (
                 len(x_BWF),
-                _LIBRARY.swiftqueue_engine_read(self._handle),
-                _LIBRARY.swiftqueue_engine_width(self._handle),
+                NATIVE.swiftqueue_engine_read(self._handle),
+                NATIVE.swiftqueue_engine_width(self._handle),
             ),
             np.float32,
         )
@@ -150,7 +157,7 @@ class Engine:
         Raises:
             OSError, ValueError: as at loading, or more than the head differs; the old head stays.
         """
-        _call("swap_head", self._handle, str(folder).encode(), version)
+        call("swap_head", self._handle, str(folder).encode(), version)
 
     def time_us(
         self, x_BWF: npt.NDArray[Any], repeats: int, *, full_graph: bool = False
@@ -159,7 +166,7 @@ class Engine:
         x_BWF = self._windows(x_BWF)
         us = np.empty(repeats)
         with self._lock:
-            _call(
+            call(
                 "time",
                 self._handle,
                 x_BWF.ctypes.data,
@@ -185,10 +192,10 @@ class Engine:
         self, x_BWF: npt.NDArray[Any], full_graph: bool, feature_BRD: FloatArray | None
     ) -> tuple[FloatArray, int]:
         x_BWF = self._windows(x_BWF)
-        y_BH = np.empty((len(x_BWF), _LIBRARY.swiftqueue_engine_horizon(self._handle)), np.float32)
+        y_BH = np.empty((len(x_BWF), NATIVE.swiftqueue_engine_horizon(self._handle)), np.float32)
         version = ctypes.c_int64()
         with self._lock:
-            _call(
+            call(
                 "forward",
                 self._handle,
                 x_BWF.ctypes.data,

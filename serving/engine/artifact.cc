@@ -10,6 +10,7 @@
 #include "serving/engine/error.h"
 #include "serving/engine/json.h"
 #include "serving/engine/kernel.h"
+#include "serving/engine/reading.h"
 
 namespace swiftqueue::engine {
 namespace {
@@ -21,11 +22,7 @@ constexpr std::string_view kEventStream = "event-stream";
 constexpr std::string_view kAckFeature = "ack";                   // event_window.py: ACK
 constexpr std::string_view kPaddingFeature = "size_bytes";        // transformer.py: PADDING_FEATURE
 constexpr std::string_view kFallbackFeature = "last_latency_us";  // ANCHOR_FALLBACK
-constexpr std::size_t kMaxDescriptionBytes = std::size_t{1} << 20;
-constexpr std::size_t kMaxWeightBytes = std::size_t{1} << 26;
 constexpr int kMaxLayers = 16;
-
-using Shapes = std::map<std::string, std::vector<std::int64_t>, std::less<>>;
 
 float finite_float(const json::Value& parent, std::string_view key, const std::string& what) {
   const std::string name = what + ": " + std::string(key);
@@ -50,24 +47,6 @@ Scaling read_scaling(const json::Value& value, const std::string& what, std::str
   return scaling;
 }
 
-std::vector<Scaling> read_features(const json::Array& list) {
-  std::vector<Scaling> features;
-  for (const json::Value& value : list) {
-    std::string what = "feature " + std::to_string(features.size());
-    value.require_keys({"name", "unit", "transform", "shift", "scale"}, what);
-    const std::string& name = value.at("name", what).string(what + ": name");
-    what = "feature " + json::quoted(name);
-    value.at("unit", what).string(what + ": unit");
-    const bool known = std::any_of(features.begin(), features.end(),
-                                   [&](const Scaling& f) { return f.name == name; });
-    if (known) throw InvalidError(what + " stands twice");
-    features.push_back(read_scaling(value, what, "identity", "log1p"));
-    features.back().name = name;
-    if (features.size() > kMaxFeatures) throw InvalidError("more than 256 features");
-  }
-  return features;
-}
-
 // The sizes that the kernels are written for.
 void require_known_sizes(const json::Value& sizes, bool events, bool format_1) {
   const std::string what = "architecture";
@@ -87,17 +66,6 @@ void require_known_sizes(const json::Value& sizes, bool events, bool format_1) {
                          std::to_string(size) + "; serve this model with ONNX Runtime");
     }
   }
-}
-
-int bounded(const json::Value& parent, std::string_view key, const std::string& what, int least,
-            int most) {
-  const std::string name = what + ": " + std::string(key);
-  const std::int64_t value = parent.at(key, what).count(name);
-  if (value < least || value > most) {
-    throw InvalidError(name + " is " + std::to_string(value) + ", must be in " +
-                       std::to_string(least) + ".." + std::to_string(most));
-  }
-  return static_cast<int>(value);
 }
 
 int index_of(const std::vector<Scaling>& features, std::string_view name) {
@@ -188,33 +156,9 @@ Shapes expected_shapes(const Description& description) {
                 {"head.2.bias", {description.horizon}}};
   for (int i = 0; i < description.layers; ++i) {
     const std::string layer = "layers." + std::to_string(i) + ".";
-    shapes[layer + "self_attn.in_proj_weight"] = {3 * kWidth, kWidth};
-    shapes[layer + "self_attn.in_proj_bias"] = {3 * kWidth};
-    shapes[layer + "self_attn.out_proj.weight"] = {kWidth, kWidth};
-    shapes[layer + "self_attn.out_proj.bias"] = {kWidth};
-    shapes[layer + "linear1.weight"] = {kFeedForward, kWidth};
-    shapes[layer + "linear1.bias"] = {kFeedForward};
-    shapes[layer + "linear2.weight"] = {kWidth, kFeedForward};
-    shapes[layer + "linear2.bias"] = {kWidth};
-    for (const char* norm : {"norm1.weight", "norm1.bias", "norm2.weight", "norm2.bias"}) {
-      shapes[layer + norm] = {kWidth};
-    }
+    add_layer_shapes(shapes, layer, kWidth, kFeedForward);
   }
   return shapes;
-}
-
-void require_shapes(const Tensors& tensors, const Shapes& expected) {
-  for (const auto& [name, shape] : expected) {
-    const auto found = tensors.find(name);
-    if (found == tensors.end()) throw InvalidError("weight " + name + " is missing");
-    if (found->second.shape != shape) {
-      throw InvalidError("weight " + name + " has shape " + shape_text(found->second.shape) +
-                         ", expected " + shape_text(shape));
-    }
-  }
-  for (const auto& [name, tensor] : tensors) {
-    if (!expected.contains(name)) throw InvalidError("unknown weight " + json::quoted(name));
-  }
 }
 
 // FNV-1a of every weight but the head's, in order of their names: tells one encoder from another.
@@ -231,26 +175,76 @@ std::uint64_t hash_encoder(const Tensors& tensors) {
   return hash;
 }
 
-// Runs `read` on a file's content; its errors get the file's name.
-template <typename Read>
-auto with_file(const std::string& path, std::size_t max_bytes, Read read) {
-  const std::string content = read_file(path, max_bytes);
-  try {
-    return read(std::string_view(content));
-  } catch (const InvalidError& error) {
-    throw InvalidError(path + ": " + error.what());
+}  // namespace
+
+std::vector<Scaling> read_features(const json::Array& list) {
+  std::vector<Scaling> features;
+  for (const json::Value& value : list) {
+    std::string what = "feature " + std::to_string(features.size());
+    value.require_keys({"name", "unit", "transform", "shift", "scale"}, what);
+    const std::string& name = value.at("name", what).string(what + ": name");
+    what = "feature " + json::quoted(name);
+    value.at("unit", what).string(what + ": unit");
+    const bool known = std::any_of(features.begin(), features.end(),
+                                   [&](const Scaling& f) { return f.name == name; });
+    if (known) throw InvalidError(what + " stands twice");
+    features.push_back(read_scaling(value, what, "identity", "log1p"));
+    features.back().name = name;
+    if (features.size() > kMaxFeatures) throw InvalidError("more than 256 features");
+  }
+  return features;
+}
+
+int bounded(const json::Value& parent, std::string_view key, const std::string& what, int least,
+            int most) {
+  const std::string name = what + ": " + std::string(key);
+  const std::int64_t value = parent.at(key, what).count(name);
+  if (value < least || value > most) {
+    throw InvalidError(name + " is " + std::to_string(value) + ", must be in " +
+                       std::to_string(least) + ".." + std::to_string(most));
+  }
+  return static_cast<int>(value);
+}
+
+void require_shapes(const Tensors& tensors, const Shapes& expected) {
+  for (const auto& [name, shape] : expected) {
+    const auto found = tensors.find(name);
+    if (found == tensors.end()) throw InvalidError("weight " + name + " is missing");
+    if (found->second.shape != shape) {
+      throw InvalidError("weight " + name + " has shape " + shape_text(found->second.shape) +
+                         ", expected " + shape_text(shape));
+    }
+  }
+  for (const auto& [name, tensor] : tensors) {
+    if (!expected.contains(name)) throw InvalidError("unknown weight " + json::quoted(name));
   }
 }
 
-}  // namespace
+void add_layer_shapes(Shapes& shapes, const std::string& layer, std::int64_t width,
+                      std::int64_t hidden) {
+  shapes[layer + "self_attn.in_proj_weight"] = {3 * width, width};
+  shapes[layer + "self_attn.in_proj_bias"] = {3 * width};
+  shapes[layer + "self_attn.out_proj.weight"] = {width, width};
+  shapes[layer + "self_attn.out_proj.bias"] = {width};
+  shapes[layer + "linear1.weight"] = {hidden, width};
+  shapes[layer + "linear1.bias"] = {hidden};
+  shapes[layer + "linear2.weight"] = {width, hidden};
+  shapes[layer + "linear2.bias"] = {width};
+  for (const char* norm : {"norm1.weight", "norm1.bias", "norm2.weight", "norm2.bias"}) {
+    shapes[layer + norm] = {width};
+  }
+}
 
-Description parse_description(std::string_view text) {
-  json::Value described;
+json::Value parse_json(std::string_view text) {
   try {
-    described = json::parse(text);
+    return json::parse(text);
   } catch (const InvalidError& error) {
     throw InvalidError(std::string("truncated or not JSON: ") + error.what());
   }
+}
+
+Description parse_description(std::string_view text) {
+  const json::Value described = parse_json(text);
   const std::string what = "the description";
   if (const std::string& format = described.at("format", what).string("format");
       format != kFormat && format != kFormat1) {

@@ -9,6 +9,7 @@
 #include <new>
 #include <string>
 
+#include "serving/engine/capi_guard.h"
 #include "serving/engine/engine.h"
 
 struct swiftqueue_engine {
@@ -17,27 +18,8 @@ struct swiftqueue_engine {
 
 namespace {
 
+using swiftqueue::engine::guarded;
 using Clock = std::chrono::steady_clock;
-
-int tell(int status, const char* message, char* error, size_t error_size) {
-  if (error != nullptr && error_size > 0) std::snprintf(error, error_size, "%s", message);
-  return status;
-}
-
-// Runs `action`; no exception crosses the C interface.
-template <typename Action>
-int guarded(char* error, size_t error_size, Action action) {
-  try {
-    action();
-    return SWIFTQUEUE_OK;
-  } catch (const swiftqueue::engine::FileError& failure) {
-    return tell(SWIFTQUEUE_FILE, failure.what(), error, error_size);
-  } catch (const std::bad_alloc&) {
-    return tell(SWIFTQUEUE_NO_MEMORY, "no memory for the model", error, error_size);
-  } catch (const std::exception& failure) {
-    return tell(SWIFTQUEUE_INVALID, failure.what(), error, error_size);
-  }
-}
 
 int checked_tokens(int64_t tokens) {
   return static_cast<int>(std::clamp<int64_t>(tokens, -1, std::numeric_limits<int>::max()));

@@ -104,6 +104,8 @@ struct Workspace {
   float* weights;  // [heads][blocks * 64 keys]: attention of the last token
 };
 
+struct RateEncoder;  // rate_kernel.h
+
 struct Kernel {
   const char* name;
   // Encodes a window given by the rows of its attended tokens, rows[count], the last one last:
@@ -118,6 +120,10 @@ struct Kernel {
   // scaled_H = second(relu(first(feature_D))); `second` is padded to 16 rows.
   void (*head)(const Linear& first, const Linear& second, const float* feature_D, float* scaled_H);
   bool (*all_finite)(const float* values, std::size_t count);
+  // One token of the network that forecasts rates: the sample at `place`, of which x_F holds the
+  // inputs, after those whose keys and values are in `cache`; `answer` has 16 rows.
+  void (*rate_token)(const RateEncoder& encoder, float* cache, int place, const float* x_F,
+                     float* answer);
 };
 
 extern const Kernel kPortableKernel;

@@ -5,8 +5,10 @@
 #define SWIFTQUEUE_LANES 4
 #define SWIFTQUEUE_TILE_VECTORS 2  // vectors of tokens in a register tile
 #include "serving/engine/forward.h"
+#include "serving/engine/rate_forward.h"
 
 namespace swiftqueue::engine {
-extern const Kernel kPortableKernel = {"portable", &portable::encode, &portable::encode_events,
-                                       &portable::head, &portable::all_finite};
+extern const Kernel kPortableKernel = {
+    "portable",      &portable::encode,     &portable::encode_events,
+    &portable::head, &portable::all_finite, &portable::rate_token};
 }  // namespace swiftqueue::engine

@@ -4,7 +4,8 @@
 // whatever comes, the answer is a prediction or one error line. Also: predicting allocates nothing,
 // and heads may be swapped under three predicting threads.
 //
-// stress_SANITIZER ARTIFACT ROUNDS [SEED]   ARTIFACT: a valid one, which is mutated in memory
+// stress_SANITIZER ARTIFACT ROUNDS [SEED]   ARTIFACT: a valid one, which is mutated in memory; of a
+//                                           predictor, or of a network that forecasts rates
 //                                           ROUNDS 0: only what has threads
 #include <algorithm>
 #include <atomic>
@@ -12,6 +13,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
+#include <memory>
 #include <new>
 #include <random>
 #include <string>
@@ -20,6 +23,7 @@
 
 #include "serving/engine/artifact.h"
 #include "serving/engine/engine.h"
+#include "serving/engine/rate.h"
 #include "serving/engine/safetensors.h"
 
 namespace {
@@ -112,7 +116,9 @@ std::string mutated(std::string text, std::size_t reach, Random& random) {
   return text;
 }
 
-void fuzz_loader(const std::string& folder, long rounds, Random& random) {
+// Damages an artifact again and again; `load` is to refuse it in one line, or to take it.
+template <typename Load>
+void fuzz_loader(const std::string& folder, long rounds, Random& random, Load load) {
   const std::string json = read_file(folder + "/model.json", 1 << 20);
   const std::string weights = read_file(folder + "/model.safetensors", 1 << 26);
   std::uint64_t header = 0;
@@ -124,14 +130,9 @@ void fuzz_loader(const std::string& folder, long rounds, Random& random) {
   for (long i = 0; i < rounds; ++i) {
     try {
       const bool description = i % 2 == 0;
-      const Description parsed =
-          parse_description(description ? mutated(json, json.size(), random) : json);
-      if (description) continue;
       const bool whole = i % 64 == 1;
-      const Artifact artifact =
-          parse_artifact(parsed, mutated(whole ? weights : head, reach, random));
-      const EncoderWeights encoder(artifact);
-      HeadWeights().assign(artifact);
+      const std::string text = description ? mutated(json, json.size(), random) : json;
+      load(text, description ? "" : mutated(whole ? weights : head, reach, random));
     } catch (const InvalidError& error) {
       ++refused;
       require(std::strchr(error.what(), '\n') == nullptr, "an error of more than one line");
@@ -140,6 +141,61 @@ void fuzz_loader(const std::string& folder, long rounds, Random& random) {
   }
   std::printf("loader: %ld of %ld damaged artifacts refused\n", refused, rounds);
   require(refused > rounds / 2, "hardly any damaged artifact is refused");
+}
+
+void load_predictor(const std::string& description, const std::string& weights) {
+  const Description parsed = parse_description(description);
+  if (weights.empty()) return;
+  const Artifact artifact = parse_artifact(parsed, weights);
+  const EncoderWeights encoder(artifact);
+  HeadWeights().assign(artifact);
+}
+
+// Samples of any size, in flows of any length: a forecast or one line, and nothing is allocated.
+void stress_flows(const std::string& folder, long rounds, Random& random) {
+  for (const char* isa : {"avx512", "avx2", "portable"}) {
+    std::unique_ptr<RateModel> model;
+    try {
+      model = std::make_unique<RateModel>(folder, isa);
+    } catch (const InvalidError& error) {
+      std::printf("%s: left out: %s\n", isa, error.what());
+      continue;
+    }
+    RateFlow flow(*model);
+    long forecasts = 0;
+    long refused = 0;
+    for (long i = 0; i < rounds; ++i) {
+      flow.reset();
+      std::vector<std::int64_t> sample(rate::kFields.size());
+      const long before = allocations.load();
+      long errors = 0;  // an error's line is allocated
+      for (std::size_t n = 1 + below(random, 36); n > 0; --n) {
+        for (std::size_t f = 0; f < sample.size(); ++f) {
+          const std::int64_t drawn = static_cast<std::int64_t>(random() >> below(random, 64)) &
+                                     std::numeric_limits<std::int64_t>::max();
+          const bool flag = rate::kFields[f].kind == rate::Kind::flag;
+          const bool count = rate::kFields[f].kind == rate::Kind::count;
+          sample[f] = flag ? drawn % 2 : count ? sample[f] + (drawn >> 8) : drawn;
+        }
+        if (below(random, 100) == 0) sample[below(random, sample.size())] = -1;
+        try {
+          flow.push(sample.data());
+        } catch (const InvalidError&) {
+          ++errors;
+        }
+      }
+      try {
+        flow.forecast();
+        ++forecasts;
+      } catch (const InvalidError&) {
+        ++errors;
+      }
+      require(errors > 0 || allocations.load() == before, "a flow allocates memory");
+      refused += errors > 0 ? 1 : 0;
+    }
+    std::printf("%s: %ld flows, %ld refused\n", isa, rounds, refused);
+    require(forecasts > 0 && refused > 0, "the flows do not reach both outcomes");
+  }
 }
 
 // Small files with the right header length, so that nearly every edit reaches the tensors' offsets.
@@ -262,11 +318,22 @@ int main(int argc, char** argv) {
   const std::string folder = argv[1];
   const long rounds = std::atol(argv[2]);
   std::mt19937_64 random(argc > 3 ? std::strtoull(argv[3], nullptr, 10) : 1);
-  if (rounds > 0) {
-    swiftqueue::engine::fuzz_loader(folder, rounds, random);
-    swiftqueue::engine::fuzz_tensors(rounds, random);
-    swiftqueue::engine::stress_windows(folder, rounds / 50, random);
+  using namespace swiftqueue::engine;
+  const std::string described = read_file(folder + "/model.json", 1 << 20);
+  if (described.find("swiftqueue-rate/") != std::string::npos) {
+    const std::string whole = read_file(folder + "/model.safetensors", 1 << 26);
+    fuzz_loader(folder, rounds, random,
+                [&](const std::string& description, const std::string& weights) {
+                  RateModel(description, weights.empty() ? whole : weights, "portable");
+                });
+    stress_flows(folder, rounds / 50 + 1, random);
+    return 0;
   }
-  swiftqueue::engine::swap_under_load(folder, 100);
+  if (rounds > 0) {
+    fuzz_loader(folder, rounds, random, load_predictor);
+    fuzz_tensors(rounds, random);
+    stress_windows(folder, rounds / 50, random);
+  }
+  swap_under_load(folder, 100);
   return 0;
 }

@@ -16,16 +16,6 @@ const std::vector<float>& values_of(const Artifact& artifact, const std::string&
   return artifact.tensors.at(name).values;
 }
 
-// Writes a row-major [rows][columns] matrix as panels [rows / 16][columns][16]; rows that fill up
-// the last panel stay as they are.
-void pack(const std::vector<float>& matrix, std::size_t columns, float* panels) {
-  for (std::size_t i = 0; i < matrix.size(); ++i) {
-    const std::size_t row = i / columns;
-    const std::size_t column = i % columns;
-    panels[(row / kPanel * columns + column) * kPanel + row % kPanel] = matrix[i];
-  }
-}
-
 AlignedFloats packed(const std::vector<float>& matrix, std::size_t columns) {
   AlignedFloats panels(matrix.size());
   pack(matrix, columns, panels.data());
@@ -44,6 +34,14 @@ float for_softmax(float value) {
 }
 
 }  // namespace
+
+void pack(const std::vector<float>& matrix, std::size_t columns, float* panels) {
+  for (std::size_t i = 0; i < matrix.size(); ++i) {
+    const std::size_t row = i / columns;
+    const std::size_t column = i % columns;
+    panels[(row / kPanel * columns + column) * kPanel + row % kPanel] = matrix[i];
+  }
+}
 
 AlignedFloats::AlignedFloats(std::size_t size)
     : floats_(static_cast<float*>(::operator new(size * sizeof(float), kAlignment))), size_(size) {

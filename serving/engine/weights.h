@@ -34,6 +34,10 @@ class AlignedFloats {
   std::size_t size_ = 0;
 };
 
+// Writes a row-major [rows][columns] matrix as panels [rows / 16][columns][16]; rows that fill up
+// the last panel stay as they are.
+void pack(const std::vector<float>& matrix, std::size_t columns, float* panels);
+
 // The weights before the head; never changes once built.
 class EncoderWeights {
  public:

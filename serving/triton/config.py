@@ -15,6 +15,7 @@ from typing import Final
 from models.json_file import read_object
 
 MAX_BATCH: Final = 64  # windows computed at once: 32 senders asking for both queues
+LATENCY_OUTPUT: Final = "latency_us"  # of artifacts, which name none
 MODEL_SCRIPT: Final = "model.py"  # lies in the folders of versions for the Python backend, and only there
 CONTENT_FILE: Final = "content.sha256"  # of the artifact: the same number may come back with another model
 
@@ -23,7 +24,7 @@ name: "{name}"
 {backend}
 max_batch_size: {max_batch}
 input [ {{ name: "window" data_type: TYPE_FP32 dims: [ {tokens}, {features} ] }} ]
-output [ {{ name: "latency_us" data_type: TYPE_FP32 dims: [ {horizon} ] }} ]
+output [ {{ name: "{output}" data_type: TYPE_FP32 dims: [ {horizon} ] }} ]
 version_policy {{ specific {{ versions: [ {version} ] }} }}
 instance_group [ {{ count: 1 kind: {kind} }} ]
 parameters {{ key: "schema_hash" value {{ string_value: "{schema_hash}" }} }}
@@ -81,6 +82,7 @@ class Signature:
     features: int  # F
     horizon: int  # H
     schema_hash: str
+    output: str  # name of the tensor that answers
 
     @classmethod
     def read(cls, folder: Path) -> Signature:
@@ -98,8 +100,9 @@ class Signature:
                 len(described["features"]),
                 int(window["horizon"]),
                 str(described["schema_hash"]),
+                str(window.get("output", LATENCY_OUTPUT)),
             )
-        except (KeyError, TypeError, OverflowError) as error:
+        except (KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ValueError(f"{folder / 'model.json'}: malformed: {error}") from error
 
 
@@ -137,6 +140,7 @@ def _model_text(name: str, version: int, folder: Path, backend: str, kind: str) 
         tokens=signature.tokens,
         features=signature.features,
         horizon=signature.horizon,
+        output=signature.output,
         schema_hash=signature.schema_hash,
         content=_content(folder),
     )

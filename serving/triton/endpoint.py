@@ -140,9 +140,9 @@ def connect(address: str, channel_args: Sequence[tuple[str, str | int]] = ()) ->
 
 @dataclass(frozen=True)
 class Answer:
-    """Latencies of an inference and the version that computed them."""
+    """What an inference gave and the version that computed it."""
 
-    latency_us: NDArray[np.float32]  # (B, H)
+    y_BH: NDArray[np.float32]  # latencies in us, or rates in bytes/s
     version: int
 
 
@@ -188,7 +188,7 @@ class Triton:
         self._control(f"unload of {model}", self._client.unload_model, model, timeout_s)
 
     def infer(self, x_BWF: NDArray[np.float32], model: str = MODEL) -> Answer:
-        """Latencies of raw windows by the served version."""
+        """Ask the served version about raw windows: latencies, or rates."""
         tensor = triton.InferInput("window", list(x_BWF.shape), "FP32").set_data_from_numpy(x_BWF)
         result = self._call(
             f"inference with {model}",
@@ -197,12 +197,13 @@ class Triton:
             [tensor],
             client_timeout=self._call_timeout_s,
         )
-        return Answer(result.as_numpy("latency_us"), int(result.get_response().model_version))
+        response = result.get_response()
+        return Answer(result.as_numpy(response.outputs[0].name), int(response.model_version))
 
-    def served_version(self) -> int | None:
+    def served_version(self, model: str = MODEL) -> int | None:
         """Version that answers a real inference; None when none does."""
         try:
-            return self.infer(np.zeros((1, *self.config().input[0].dims), np.float32)).version
+            return self.infer(np.zeros((1, *self.config(model).input[0].dims), np.float32), model).version
         except TritonError:
             return None
 

@@ -36,11 +36,12 @@ class TritonPythonModel:
         limits = json.loads((folder / "limits.json").read_text())
         self.names = [feature["name"] for feature in described["features"]]
         self.shape_WF = (int(described["window"]["tokens"]), len(self.names))
+        self.output = self.session.get_outputs()[0].name  # latencies, or rates
         self.low_F = np.array([limits[name]["low"] for name in self.names], dtype=np.float32)
         self.high_F = np.array([limits[name]["high"] for name in self.names], dtype=np.float32)
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Answer each request: its latencies, or its own error. Good ones are computed together."""
+        """Answer each request: its forecasts, or its own error. Good ones are computed together."""
         windows, errors = [], []
         for request in requests:
             x_BWF = triton.get_input_tensor_by_name(request, "window").as_numpy()
@@ -49,7 +50,7 @@ class TritonPythonModel:
                 windows.append(x_BWF)
         if windows:
             # (B of all good requests, W, F) -> (same B, H)
-            (y_BH,) = self.session.run(["latency_us"], {"window": np.concatenate(windows)})
+            (y_BH,) = self.session.run(None, {"window": np.concatenate(windows)})
             parts = iter(np.split(y_BH, np.cumsum([len(x) for x in windows])[:-1]))
         responses = []
         for error in errors:
@@ -57,7 +58,7 @@ class TritonPythonModel:
                 failure = triton.TritonError(error, triton.TritonError.INVALID_ARG)
                 responses.append(triton.InferenceResponse(error=failure))
             else:
-                output = triton.Tensor("latency_us", np.ascontiguousarray(next(parts)))
+                output = triton.Tensor(self.output, np.ascontiguousarray(next(parts)))
                 responses.append(triton.InferenceResponse(output_tensors=[output]))
         return responses
 

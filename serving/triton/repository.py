@@ -1,5 +1,7 @@
 """Triton's model repositories: one for the embedded server, one for the official GPU container.
 
+Each model has a folder of its name in both; that of the rate model has the same files.
+
     var/triton/repository/swiftqueue/config.pbtxt
         N/{model.safetensors,model.json,limits.json,content.sha256[,model.onnx]}    for the native backend
         N/{model.py,model.onnx,model.json,limits.json,content.sha256}               for the Python backend
@@ -25,8 +27,12 @@ from feature_store.state import state_dir
 from models.registry.lineage import content_hash
 from serving.triton.config import CONTENT_FILE, MODEL_SCRIPT, Backend, config_text, gpu_config_text
 
-MODEL: Final = "swiftqueue"
-CANDIDATE: Final = "swiftqueue_candidate"  # a version is tried under this name before clients can see it
+LATENCY: Final = "latency"
+RATE: Final = "rate"
+# Names of the models in Triton, by what they predict: the word that `deploy --model` takes.
+MODELS: Final = {LATENCY: "swiftqueue", RATE: "swiftqueue-rate"}
+MODEL: Final = MODELS[LATENCY]
+CANDIDATE: Final = f"{MODEL}_candidate"  # a version is tried under this name before clients can see it
 _SCRIPT_SOURCE: Final = Path(__file__).parent / MODEL_SCRIPT
 _FILES: Final = {
     Backend.NATIVE: ("model.safetensors", "model.json"),
@@ -35,13 +41,17 @@ _FILES: Final = {
 
 
 class ModelRepository:
-    """The two repositories under one folder (`var/triton` by default)."""
+    """The two repositories under one folder (`var/triton` by default), of one model."""
 
-    def __init__(self, root: Path | None = None) -> None:
+    def __init__(self, root: Path | None = None, kind: str = LATENCY) -> None:
         root = root or state_dir() / "triton"
+        self.kind = kind
+        self.model = MODELS[kind]
+        self.candidate = f"{self.model}_candidate"
         self.embedded = root / "repository"
         self.gpu = root / "repository-gpu"
-        self._replaced = root / "replaced"  # the version of the same number that a push took the place of
+        # The version of the same number that a push took the place of.
+        self._replaced = root / "replaced" / self.model
 
     def stage(
         self, artifact: Path, limits: dict[str, dict[str, float]], version: int, backend: Backend
@@ -52,7 +62,7 @@ class ModelRepository:
         artifact has one, because the GPU container serves it.
         """
         self.drop_candidate()
-        folder = self.embedded / CANDIDATE / str(version)
+        folder = self.embedded / self.candidate / str(version)
         folder.mkdir(parents=True)
         for name in _FILES[backend]:
             shutil.copyfile(artifact / name, folder / name)
@@ -62,7 +72,8 @@ class ModelRepository:
             shutil.copyfile(artifact / "model.onnx", folder / "model.onnx")
         (folder / "limits.json").write_text(json.dumps(limits, indent=1) + "\n")
         (folder / CONTENT_FILE).write_text(content_hash(artifact) + "\n")
-        write_file(self.embedded / CANDIDATE / "config.pbtxt", config_text(CANDIDATE, version, folder))
+        text = config_text(self.candidate, version, folder)
+        write_file(self.embedded / self.candidate / "config.pbtxt", text)
         return folder
 
     def promote(self, version: int) -> None:
@@ -76,7 +87,7 @@ class ModelRepository:
         if target.exists():
             self._replaced.mkdir(parents=True)
             target.rename(self._replaced / str(version))
-        (self.embedded / CANDIDATE / str(version)).rename(target)
+        (self.embedded / self.candidate / str(version)).rename(target)
         self.drop_candidate()
         self._copy_for_gpu(version)
 
@@ -97,7 +108,7 @@ class ModelRepository:
     def _copy_for_gpu(self, version: int) -> None:
         """Put a version's ONNX network into the GPU container's repository; nothing where it has none."""
         network = self.folder(version) / "model.onnx"
-        gpu = self.gpu / MODEL / str(version)
+        gpu = self.gpu / self.model / str(version)
         shutil.rmtree(gpu, ignore_errors=True)  # the same number may come back with another model
         if not network.is_file():
             return
@@ -111,31 +122,31 @@ class ModelRepository:
     def serve(self, version: int) -> None:
         """Name `version` as the one to serve in both configurations; Triton acts at its next load."""
         folder = self.folder(version)
-        write_file(self.embedded / MODEL / "config.pbtxt", config_text(MODEL, version, folder))
-        gpu = self.gpu / MODEL / "config.pbtxt"
-        if (self.gpu / MODEL / str(version)).is_dir():
-            write_file(gpu, gpu_config_text(MODEL, version, folder))
+        write_file(self.embedded / self.model / "config.pbtxt", config_text(self.model, version, folder))
+        gpu = self.gpu / self.model / "config.pbtxt"
+        if (self.gpu / self.model / str(version)).is_dir():
+            write_file(gpu, gpu_config_text(self.model, version, folder))
         else:  # it has no ONNX network: better nothing there than another version under this one's name
             gpu.unlink(missing_ok=True)
 
     def drop_candidate(self) -> None:
         """Remove the candidate, whatever state it is in."""
-        shutil.rmtree(self.embedded / CANDIDATE, ignore_errors=True)
+        shutil.rmtree(self.embedded / self.candidate, ignore_errors=True)
 
     def remove(self, version: int) -> None:
         """Remove a version from both repositories."""
         for root in (self.embedded, self.gpu):
-            shutil.rmtree(root / MODEL / str(version), ignore_errors=True)
+            shutil.rmtree(root / self.model / str(version), ignore_errors=True)
 
     def withdraw(self) -> None:
         """Serve no version any more: without a configuration there is nothing to load."""
         for root in (self.embedded, self.gpu):
-            (root / MODEL / "config.pbtxt").unlink(missing_ok=True)
+            (root / self.model / "config.pbtxt").unlink(missing_ok=True)
 
     def versions(self) -> list[int]:
         """Versions whose folders lie in the repository, ascending."""
-        return sorted(int(p.name) for p in (self.embedded / MODEL).glob("[0-9]*") if p.is_dir())
+        return sorted(int(p.name) for p in (self.embedded / self.model).glob("[0-9]*") if p.is_dir())
 
     def folder(self, version: int) -> Path:
         """Folder of a version of the served model."""
-        return self.embedded / MODEL / str(version)
+        return self.embedded / self.model / str(version)

@@ -34,17 +34,20 @@ void FairQueueDisc::InitializeParams() {
 bool FairQueueDisc::DoEnqueue(Item item) {
   const uint32_t bucket = BucketOf(item);
   Flow& flow = m_flows[bucket];
-  if (flow.packets.size() >= m_flowLimit) {
+  if (flow.packets.size() >= Admit(bucket)) {
+    Lost(bucket);
     DropBeforeEnqueue(item, kOverFlowLimit);
     return false;
   }
   if (IsFull()) {
     const uint32_t longest = m_lengths.Longest();
     if (m_lengths.Length(longest) <= m_lengths.Length(bucket) + 1) {
+      Lost(bucket);
       DropBeforeEnqueue(item, kOverLimit);
       return false;
     }
     // Longer by two at least, so it keeps packets and its turn.
+    Lost(longest);
     Drop(m_flows[longest].packets.back(), kOverLimit);
     m_flows[longest].packets.pop_back();
     m_lengths.Shrink(longest);
@@ -71,6 +74,7 @@ FairQueueDisc::Item FairQueueDisc::DoDequeue() {
     Item item = Take(flow.packets.front());
     flow.packets.pop_front();
     m_lengths.Shrink(bucket);
+    Departed(bucket);
     flow.deficitBytes -= item->GetSize();
     if (flow.packets.empty()) {
       m_turns.pop_front();

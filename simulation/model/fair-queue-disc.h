@@ -6,6 +6,7 @@
 #ifndef SWIFTQUEUE_FAIR_QUEUE_DISC_H
 #define SWIFTQUEUE_FAIR_QUEUE_DISC_H
 
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <vector>
@@ -28,6 +29,15 @@ class FairQueueDisc : public FlowQueueDisc {
   bool DoEnqueue(Item item) override;
   Item DoDequeue() override;
   void InitializeParams() override;
+
+  /** Packets that a flow may have waiting, now that a packet of it comes. */
+  virtual uint32_t Admit(uint32_t) { return m_flowLimit; }
+  /** A packet of a flow leaves for the link. */
+  virtual void Departed(uint32_t) {}
+  /** A packet of a flow is dropped. */
+  virtual void Lost(uint32_t) {}
+  std::size_t Waiting(uint32_t bucket) const { return m_flows[bucket].packets.size(); }
+  uint32_t FlowLimit() const { return m_flowLimit; }
 
  private:
   struct Flow {

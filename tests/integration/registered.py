@@ -12,12 +12,13 @@ def add_version(
     gate: str = "passed",
     params: Mapping[str, str] | None = None,
     metrics: Mapping[str, float] | None = None,
+    model: str = "swiftqueue",
 ) -> int:
     """Register an artifact with what the gate is to have said of it; return its version, old or new."""
     from models.registry.lineage import content_hash
     from models.registry.registry import Decision, Registry
 
-    registry, content = Registry("swiftqueue"), content_hash(folder)
+    registry, content = Registry(model), content_hash(folder)
     version = registry.find(content)
     if version is None:
         judged = Decision(gate == "passed", "set by a test", None)

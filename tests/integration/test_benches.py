@@ -14,12 +14,12 @@ from pathlib import Path
 import by_commit
 import pytest
 
-from benchmarks import capacity, finetune, inference, ingest, linerate, live, rows, serving, swap
+from benchmarks import capacity, finetune, inference, ingest, linerate, live, rate, rows, serving, swap
 from feature_store.settings import variable
 
 pytestmark = pytest.mark.slow
-BENCHES = ("inference", "finetune", "ingest", "live", "serving", "swap", "linerate", "capacity")
-LESS_IS_BETTER = ("us", "ms", "s", "cores", "GB", "machines")
+BENCHES = ("inference", "rate", "finetune", "ingest", "live", "serving", "swap", "linerate", "capacity")
+LESS_IS_BETTER = ("us", "ms", "s", "cores", "GB", "machines", "ppm")
 tried = partial(by_commit.tried, cases=BENCHES, count=1)
 
 
@@ -52,6 +52,15 @@ def test_inference() -> None:
     names = " ".join(row.name for row in found)
     for figure in ("full graph", "last token", "share of the core's peak", "encoder features"):
         assert figure in names
+
+
+@tried("rate")
+def test_rate(set_to: Callable[..., None]) -> None:
+    set_to(rate, CALLS=20, FLOWS=8)
+    found = rate.measure(rounds=1)
+    check(found)
+    assert found[0].ours <= rate.LARGEST * 1e6
+    assert {row.reference_name for row in found} == {"PyTorch in float32", "PyTorch", "ONNX Runtime"}
 
 
 @tried("finetune")

@@ -45,7 +45,8 @@ from serving.agent import frames
 from serving.agent import process as agent_process
 from serving.agent.packet_log import open_log
 from serving.agent.replay import decide_all
-from serving.deploy.push import SMOKE_WINDOWS, DeployError, Pushed, push, smoke_windows
+from serving.deploy.checks import SMOKE_WINDOWS, DeployError, smoke_windows
+from serving.deploy.push import Pushed, push
 from serving.triton.config import CONTENT_FILE, GPU_CACHE, Backend, gpu_config_text
 from serving.triton.endpoint import LOOPBACK, Triton, TritonError, control_headers
 from serving.triton.limits import limits_of
@@ -168,7 +169,7 @@ def test_it_answers_what_pytorch_answers(
         x_BWF = windows(folder, batch, seed=batch)
         answer = native.triton.infer(x_BWF)
         assert answer.version == 7
-        np.testing.assert_allclose(answer.latency_us, predicted(folder, x_BWF), rtol=1e-4)
+        np.testing.assert_allclose(answer.y_BH, predicted(folder, x_BWF), rtol=1e-4)
 
 
 def request(x_BWF: np.ndarray) -> grpc.InferInput:
@@ -348,7 +349,7 @@ def test_a_version_that_is_not_right_is_refused_and_the_old_one_goes_on(
         native.triton.load(MODEL)
     answer = native.triton.infer(x_BWF)
     assert answer.version == 1
-    np.testing.assert_allclose(answer.latency_us, predicted(folder, x_BWF), rtol=1e-4)
+    np.testing.assert_allclose(answer.y_BH, predicted(folder, x_BWF), rtol=1e-4)
 
 
 def test_three_layers_trained_by_a_parameter_are_served_by_the_engine(native: Native, tmp_path: Path) -> None:
@@ -367,7 +368,7 @@ def test_three_layers_trained_by_a_parameter_are_served_by_the_engine(native: Na
     assert native.push(tmp_path / "three", 1).backend is Backend.NATIVE
     x_BWF = np.array(opened.traces["t"].x_BWF[-4:])
     answer = native.triton.infer(x_BWF)
-    np.testing.assert_allclose(answer.latency_us, predicted(tmp_path / "three", x_BWF), rtol=1e-4)
+    np.testing.assert_allclose(answer.y_BH, predicted(tmp_path / "three", x_BWF), rtol=1e-4)
 
 
 def test_an_architecture_the_engine_does_not_know_is_refused_by_name(
@@ -390,7 +391,7 @@ def asking(native: Native, answer_of: dict[int, np.ndarray], x_BWF: np.ndarray) 
             while not stop.is_set():
                 try:
                     answer = triton.infer(x_BWF)
-                    np.testing.assert_allclose(answer.latency_us, answer_of[answer.version], rtol=1e-4)
+                    np.testing.assert_allclose(answer.y_BH, answer_of[answer.version], rtol=1e-4)
                     seen.append(answer.version)
                 except (OSError, AssertionError, KeyError) as error:
                     seen.append(error)
@@ -436,7 +437,7 @@ def test_the_same_number_with_another_head_is_another_model(
     x_BWF = windows(first, 2, seed=4)
     native.push(first, 1)
     native.push(second, 1, previous=1)
-    np.testing.assert_allclose(native.triton.infer(x_BWF).latency_us, predicted(second, x_BWF), rtol=1e-4)
+    np.testing.assert_allclose(native.triton.infer(x_BWF).y_BH, predicted(second, x_BWF), rtol=1e-4)
     for name in ("swiftqueue_windows_total", "swiftqueue_head_loaded_seconds"):
         assert len(native.metric(name, model=MODEL, version=1)) == 1
     assert native.metric("swiftqueue_encoders") == [1]
@@ -465,7 +466,7 @@ def test_both_backends_serve_side_by_side_and_agree(native: Native, make: Callab
     theirs, ours = native.triton.infer(x_BWF, CANDIDATE), native.triton.infer(x_BWF)
     assert str(native.triton.config(CANDIDATE).backend) == "python"
     assert str(native.triton.config().backend) == "swiftqueue"
-    np.testing.assert_allclose(ours.latency_us, theirs.latency_us, rtol=1e-4)
+    np.testing.assert_allclose(ours.y_BH, theirs.y_BH, rtol=1e-4)
     # And the version folder carries what the GPU container's repository is made of.
     assert (native.repository.gpu / MODEL / "1" / "model.onnx").is_file()
     assert "onnxruntime" in (native.repository.gpu / MODEL / "config.pbtxt").read_text()
@@ -495,7 +496,7 @@ def test_the_configuration_for_the_gpu_container_is_one_that_triton_takes(
     assert taken.dynamic_batching.max_queue_delay_microseconds > 0
     x_BWF = windows(folder, 64, seed=1)
     np.testing.assert_allclose(
-        native.triton.infer(x_BWF, CANDIDATE).latency_us, predicted(folder, x_BWF), rtol=1e-4
+        native.triton.infer(x_BWF, CANDIDATE).y_BH, predicted(folder, x_BWF), rtol=1e-4
     )
     # A word that Triton does not know is an error there: the parser above would have found a wrong one.
     write_file(config, here.replace("KIND_GPU", "KIND_CPU").replace("gpu_execution", "gpu_executive"))
@@ -522,15 +523,15 @@ def test_an_event_stream_is_served_natively_and_by_onnx_runtime(
         x_BWF = windows(folder, batch, seed=batch)
         answer = native.triton.infer(x_BWF)
         assert answer.version == 2
-        np.testing.assert_allclose(answer.latency_us, predicted(folder, x_BWF), rtol=1e-4)
+        np.testing.assert_allclose(answer.y_BH, predicted(folder, x_BWF), rtol=1e-4)
     other = make_event_artifact(1, head=5)
     native.push(other, 3, previous=2)
-    np.testing.assert_allclose(native.triton.infer(x_BWF).latency_us, predicted(other, x_BWF), rtol=1e-4)
+    np.testing.assert_allclose(native.triton.infer(x_BWF).y_BH, predicted(other, x_BWF), rtol=1e-4)
     narrow = make_event_artifact(1, onnx=True, width=32)
     pushed = native.push(narrow, 4, previous=3)
     assert pushed.backend is Backend.PYTHON
     assert "the engine knows only 64" in pushed.reason
-    np.testing.assert_allclose(native.triton.infer(x_BWF).latency_us, predicted(narrow, x_BWF), rtol=1e-4)
+    np.testing.assert_allclose(native.triton.infer(x_BWF).y_BH, predicted(narrow, x_BWF), rtol=1e-4)
     native.push(make(), 5, previous=4)
     assert native.triton.served_version() == 5
 

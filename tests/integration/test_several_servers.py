@@ -40,8 +40,9 @@ from infra.local.status import print_status
 from infra.local.triton_environment import TritonEnvironment, find_environment
 from serving.agent import process as agent_process
 from serving.deploy import log as deploy_log
+from serving.deploy.checks import DeployError, local_smoke
 from serving.deploy.deployment import deploy_version, rollback_champion, serve_champion
-from serving.deploy.push import DeployError, local_smoke, push
+from serving.deploy.push import push
 from serving.triton.endpoint import LOOPBACK, SERVERS, Triton, TritonError, grpc_addresses
 from serving.triton.repository import MODEL, ModelRepository
 from serving.triton.servers import connected, each
@@ -419,11 +420,11 @@ def test_a_number_that_fails_with_new_content_leaves_the_old_content_served(
             push(make_artifact(2), number, [one, two], repository, number)
         answer = one.infer(smoke.x_BWF)
         assert answer.version == number
-        np.testing.assert_allclose(answer.latency_us, smoke.y_BH, rtol=1e-4)
+        np.testing.assert_allclose(answer.y_BH, smoke.y_BH, rtol=1e-4)
     dead.start()
     wait_until(lambda: dead.serves() == number, "it does not serve the old content at its start")
     with Triton(dead.address) as two:
-        np.testing.assert_allclose(two.infer(smoke.x_BWF).latency_us, smoke.y_BH, rtol=1e-4)
+        np.testing.assert_allclose(two.infer(smoke.x_BWF).y_BH, smoke.y_BH, rtol=1e-4)
     serve_champion()
     repository.remove(number)
 
@@ -445,7 +446,7 @@ def test_a_number_that_cannot_be_served_leaves_the_old_content_at_the_only_serve
             blocker.rmdir()
         after = triton.infer(np.zeros((1, *triton.config().input[0].dims), np.float32))
         assert after.version == before.version == number
-        np.testing.assert_array_equal(after.latency_us, before.latency_us)
+        np.testing.assert_array_equal(after.y_BH, before.y_BH)
     serve_champion()
     repository.remove(number)
 

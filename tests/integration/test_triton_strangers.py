@@ -67,7 +67,7 @@ class Served:
         assert self.process.status() != psutil.STATUS_ZOMBIE
         with Triton(self.address) as triton:
             answer = triton.infer(self.window_BWF)
-        assert answer.latency_us.tobytes() == self.latency_BH.tobytes()
+        assert answer.y_BH.tobytes() == self.latency_BH.tobytes()
 
     def request(self, raw: bytes | None = None, **changes: Any) -> Any:
         """A good question, or one that says otherwise than it carries."""
@@ -112,7 +112,7 @@ def asked(
         assert process is not None
         with grpc.insecure_channel(address, [("grpc.max_send_message_length", -1)]) as channel:
             stub = service.GRPCInferenceServiceStub(channel)
-            yield Served(address, process, stub, window_BWF, triton.infer(window_BWF).latency_us)
+            yield Served(address, process, stub, window_BWF, triton.infer(window_BWF).y_BH)
 
 
 @pytest.fixture(autouse=True)
@@ -289,7 +289,7 @@ def test_the_largest_request_of_ours_is_answered(asked: Served) -> None:
     x_BWF = np.repeat(asked.window_BWF, 64, axis=0)
     assert x_BWF.nbytes * 2 < MAX_MESSAGE_BYTES  # 128 tokens, too
     with Triton(asked.address) as triton:
-        assert triton.infer(x_BWF).latency_us.shape == (64, 8)
+        assert triton.infer(x_BWF).y_BH.shape == (64, 8)
 
 
 def hostile(asked: Served) -> Iterator[tuple[str, Any]]:
@@ -370,7 +370,7 @@ def test_others_are_answered_while_a_stranger_sends_what_is_refused(asked: Serve
     broken = [request.SerializeToString() for _, request in hostile(asked)] + [bytes(8 * MIB)]
     with bombarding(asked.address, broken), Triton(asked.address) as triton:
         for _ in range(200):
-            assert triton.infer(asked.window_BWF).latency_us.tobytes() == asked.latency_BH.tobytes()
+            assert triton.infer(asked.window_BWF).y_BH.tobytes() == asked.latency_BH.tobytes()
 
 
 @contextmanager

@@ -233,14 +233,14 @@ def test_a_stage_run_does_not_make_a_refused_version_champion(  # type: ignore[n
     good: int, registry, make_artifact: Callable[..., Path], tmp_path: Path
 ) -> None:
     """`it is the champion already` is no reason where only the alias says so."""
-    from models.registry import gate
-    from pipelines.register import champion_to_beat
+    from models.registry.bars import NO_CHAMPION
+    from models.registry.entering import champion_to_beat
 
     bad = version_of(make_artifact, tmp_path, "stage", "failed")
     registry.set_alias("champion", bad)
     version, why = champion_to_beat(registry)
     assert version is None
-    assert why != gate.NO_CHAMPION
+    assert why != NO_CHAMPION
     assert f"version {bad} did not pass the gate" in why
     registry.set_alias("champion", good)
     assert champion_to_beat(registry) == (good, "")

@@ -92,6 +92,25 @@ def test_flows_without_a_forecast_are_named() -> None:
             networks.forecast(network, raw())
 
 
+@pytest.mark.parametrize("kind", networks.KINDS)
+def test_fields_that_are_left_out_are_not_seen(kind: str, tmp_path: Path) -> None:
+    rows = np.concatenate([inputs(raw(r)) for r in (1e6, 9e6)])
+    features = networks.only(fit_scaling(rows), ["ts", "bbr_bw", "rtt"])
+    network = networks.KINDS[kind](features).eval()
+    x = torch.from_numpy(inputs(raw()))[None]
+    hidden, seen = x.clone(), x.clone()
+    hidden[..., NAMES.index("rto")] *= 7
+    seen[..., NAMES.index("rtt")] *= 7
+    torch.nn.init.normal_(network.out.weight)  # type: ignore[union-attr,arg-type]
+    with torch.no_grad():
+        assert torch.equal(network(hidden), network(x))
+        assert not torch.allclose(network(seen), network(x), atol=1e-3)
+    networks.save(tmp_path / "net", network, {})
+    assert networks.load(tmp_path / "net")[0].features == features
+    with pytest.raises(ValueError, match="there is no field 'rt'; did you mean rtt"):
+        networks.only(features, ["rt"])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", networks.KINDS)
 def test_training_learns_and_a_seed_fixes_it(kind: str, tmp_path: Path) -> None:

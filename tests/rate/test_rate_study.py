@@ -22,7 +22,7 @@ from pipelines.rate_train import RateTrainParams, train_all
 
 SMALL = {
     "seeds": [1, 2], "epochs": 2, "batch_size": 16, "lstm_units": 8, "width": 8, "layers": 1, "heads": 2,
-    "dropout": 0.0, "learning_rate": 2e-3,
+    "dropout": 0.0, "learning_rate": 2e-3, "fields": [],
 }  # fmt: skip
 
 

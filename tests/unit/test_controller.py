@@ -66,6 +66,20 @@ def test_acknowledged_and_forgotten_packets_free_the_limit() -> None:
     assert controller.choose(32, 2 * 10**9 + 2, range(32, 40), [L4S] * 8, better) == [CLASSIC] * 8
 
 
+def test_a_pair_is_of_as_many_packets_as_the_guard_is_told() -> None:
+    """The guard has heard of no latency, so it is on trial: of a pair's batches one is moved so far."""
+    for packets in (1, 3, 8):
+        controller, moved, batches = QueueController(guard_packets=packets), [], 16
+        for batch in range(batches):
+            chosen = controller.choose(8 * batch, batch, [1] * 8, [L4S] * 8, predicted(1_000, 90_000))
+            count = chosen.count(CLASSIC)
+            assert chosen == [CLASSIC] * count + [L4S] * (8 - count)
+            moved.append(count)
+        assert set(moved) == {0, packets}
+        assert moved.count(packets) == 4  # as many as pairs may be under way
+        assert controller.moved_unacked == 2 * 4 * packets  # both of a pair count
+
+
 def test_the_limit_grows_with_what_is_in_flight() -> None:
     params = ControllerParams(max_moved_unacked=16, max_moved_share=0.5)
     for in_flight, most in ((0, 16), (32, 16), (33, 17), (3_333, 1_667), (-1, 16)):

@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 
 from benchmarks import gate as world
+from models.registry.bars import NO_CHAMPION, Verdict
 from models.registry.gate import (
     LATE,
     LOG,
-    NO_CHAMPION,
     Figures,
     HeldOut,
     Scored,
-    Verdict,
     judge,
     score,
     score_naive,

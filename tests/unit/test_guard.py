@@ -6,6 +6,7 @@ import heapq
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,6 +31,7 @@ class World:
     now_ns: int = 0
     packet: int = 0
     under_way: list[tuple[float, int]] = field(default_factory=list)
+    bytes_of: Callable[[bool, int], float] = lambda moving, now_ns: 1_000
 
     def run(self, batches: int, receiver: int = 1) -> list[bool]:
         """Send so many; return which of them were moved."""
@@ -43,6 +45,8 @@ class World:
             move, arm = self.guard.rule(receiver, self.now_ns)
             queue = CLASSIC if move else L4S
             self.guard.sent(self.packet, self.now_ns, receiver, queue, arm)
+            size, first = self.bytes_of(self.guard.counts().moving == 1, self.now_ns), self.packet % 400 == 8
+            self.guard.carried(receiver, self.now_ns, size, first=first)
             came_ns = self.now_ns + self.latency_ns(queue, self.now_ns)
             if np.isfinite(came_ns):
                 heapq.heappush(self.under_way, (came_ns, self.packet))
@@ -62,6 +66,10 @@ def waves(rng: np.random.Generator) -> Latency:
     """One queue by two names: its wait wanders over some 50 ms, so that near packets have near latencies."""
     steps = np.concatenate([[0.0], rng.normal(0, 3, 4_000)]).cumsum()
     return lambda _, now_ns: (90 + 50 * np.sin(steps[now_ns // (2 * MS)] / 10)) * MS
+
+
+def unwatched(seed: int = 1) -> Guard:
+    return Guard(seed=seed, most_growth=0)
 
 
 NULLS = {
@@ -116,7 +124,7 @@ def test_a_receiver_where_moving_never_helps_is_seldom_moved_to() -> None:
     """All its life, with latencies that depend on each other: bounded by alpha. Here it is 8 s."""
     admitted = trials = 0
     for seed in range(200):
-        guard = Guard(seed=seed)
+        guard = unwatched(seed)
         World(guard, waves(np.random.default_rng(seed))).run(4_000)
         counts = guard.counts()
         admitted += counts.admitted > 0
@@ -126,7 +134,7 @@ def test_a_receiver_where_moving_never_helps_is_seldom_moved_to() -> None:
 
 
 def test_help_is_used() -> None:
-    guard = Guard()
+    guard = unwatched()
     world = World(guard, noisy(np.random.default_rng(3), helps_ms=10, noise_ms=30))
     first = world.run(3_000)
     assert guard.counts().moving == 1
@@ -137,7 +145,7 @@ def test_help_is_used() -> None:
 
 
 def test_harm_is_stopped_at_once_and_seldom_tried_again() -> None:
-    guard = Guard()
+    guard = unwatched()
     moved = World(guard, constant(classic_ms=100, l4s_ms=45)).run(30_000)  # a minute
     counts = guard.counts()
     assert counts.admitted == 0
@@ -149,7 +157,7 @@ def test_harm_is_stopped_at_once_and_seldom_tried_again() -> None:
 
 
 def test_moving_stops_when_it_no_longer_helps_and_comes_back() -> None:
-    guard = Guard()
+    guard = unwatched()
     world = World(guard, constant(classic_ms=45, l4s_ms=60))
     world.run(3_000)
     assert guard.counts().moving == 1
@@ -162,7 +170,7 @@ def test_moving_stops_when_it_no_longer_helps_and_comes_back() -> None:
 
 
 def test_no_difference_stops_it_too() -> None:
-    guard = Guard()
+    guard = unwatched()
     world = World(guard, constant(classic_ms=45, l4s_ms=60))
     world.run(3_000)
     world.latency_ns = noisy(np.random.default_rng(4), helps_ms=0, noise_ms=30)
@@ -173,11 +181,11 @@ def test_no_difference_stops_it_too() -> None:
 
 def test_a_loss_speaks_against_moving_only() -> None:
     never = float("inf")
-    lost = Guard()
+    lost = unwatched()
     World(lost, constant(classic_ms=never, l4s_ms=45)).run(10_000)
     assert lost.counts().admitted == 0
     assert lost.counts().stopped == 1
-    escaped = Guard()
+    escaped = unwatched()
     World(escaped, constant(classic_ms=45, l4s_ms=never)).run(10_000)
     assert (escaped.counts().admitted, escaped.counts().pairs) == (0, 0)
 
@@ -186,7 +194,7 @@ def test_what_was_sent_again_is_a_loss() -> None:
     """Both queues have one latency, and one of them tells it after a retransmission only."""
     found = {}
     for again in (CLASSIC, L4S):
-        guard = Guard()
+        guard = unwatched()
         for batch in range(5_000):
             moved, arm = guard.rule(1, batch * MS)
             queue = CLASSIC if moved else L4S
@@ -198,7 +206,7 @@ def test_what_was_sent_again_is_a_loss() -> None:
 
 
 def test_receivers_are_judged_apart() -> None:
-    guard = Guard()
+    guard = unwatched()
     good = World(guard, constant(classic_ms=45, l4s_ms=60))
     bad = World(guard, constant(classic_ms=100, l4s_ms=45), packet=1)
     for _ in range(300):
@@ -209,7 +217,7 @@ def test_receivers_are_judged_apart() -> None:
 
 
 def test_of_each_pair_one_is_moved_and_a_coin_says_which() -> None:
-    guard = Guard()
+    guard = unwatched()
     arms: dict[int, list[bool]] = {}
     for batch in range(20_000):
         moved, arm = guard.rule(1, batch * 200 * MS)  # nothing comes back, so every pair is let go
@@ -225,7 +233,7 @@ def test_of_each_pair_one_is_moved_and_a_coin_says_which() -> None:
 
 
 def test_a_trial_moves_no_more_than_a_batch() -> None:
-    guard = Guard()
+    guard = Guard(pair_packets=8, most_growth=0)
     moved, arm = next(ruled for ruled in (guard.rule(1, t) for t in range(100)) if ruled[0])
     assert moved
     for packet in range(8):
@@ -237,7 +245,7 @@ def test_a_trial_moves_no_more_than_a_batch() -> None:
 
 
 def test_what_did_not_follow_its_decision_is_not_compared() -> None:
-    guard = Guard()
+    guard = unwatched()
     for batch in range(2_000):
         moved, arm = guard.rule(1, batch * MS)
         guard.sent(8 * batch, batch * MS, 1, L4S, arm)  # whatever was said
@@ -247,7 +255,7 @@ def test_what_did_not_follow_its_decision_is_not_compared() -> None:
 
 
 def test_receivers_are_bounded_and_forgotten() -> None:
-    guard = Guard()
+    guard = unwatched()
     for receiver in range(3 * MOST_RECEIVERS):
         guard.rule(receiver, 0)
     counts = guard.counts()
@@ -259,18 +267,115 @@ def test_receivers_are_bounded_and_forgotten() -> None:
     assert counts.trial + counts.moving + counts.stopped == 1
 
 
+def watched(helps_ms: float = 15, **more: Any) -> World:
+    return World(Guard(), constant(60 - helps_ms, 60), **more)
+
+
+def test_a_rate_that_grows_stops_moving() -> None:
+    """Moved packets are faster, and their flows send thrice as much: within two seconds that is settled."""
+    world = watched(bytes_of=lambda moving, _: 3_000 if moving else 1_000)
+    moved = world.run(3_000)
+    counts = world.guard.counts()
+    assert (counts.admitted, counts.grown, counts.stops, counts.stopped) == (1, 1, 1, 1)
+    began = np.argmax(np.convolve(moved, np.ones(50), "valid") > 40)
+    ended = np.flatnonzero(moved)[-1]
+    assert (ended - began) * 2 * MS < 2_000 * MS
+    assert not any(world.run(1_500))  # a pause of 8 s, where one without growth would be of 2 s
+    world.run(20_000)  # each further pause is twice as long
+    assert world.guard.counts().grown == 3
+
+
+def test_a_rate_that_does_not_grow_beyond_what_is_allowed_stops_nothing() -> None:
+    for growth in (0.5, 1.0, 1.4):
+        world = watched(bytes_of=lambda moving, _, growth=growth: 1_000 * (growth if moving else 1))
+        world.run(10_000)
+        assert (world.guard.counts().grown, world.guard.counts().moving) == (0, 1)
+    other = World(unwatched(), constant(45, 60), bytes_of=lambda moving, _: 9_000 if moving else 1_000)
+    other.run(10_000)
+    assert (other.guard.counts().grown, other.guard.counts().moving) == (0, 1)
+
+
+def test_the_unmoved_rate_is_measured_anew_while_packets_are_moved() -> None:
+    """Moving began in good times. Then the network fills, and only who moves keeps his rate."""
+    world = watched(bytes_of=lambda moving, _: 9_000)
+    assert np.mean(world.run(1_500)[1_000:]) > 0.4
+    assert world.guard.counts().moving == 1
+    last: list[bool] = []
+
+    def starved(_: bool, now_ns: int) -> float:
+        return 9_000 if sum(last[-100:]) > 50 else 3_000
+
+    world.bytes_of = starved
+    for _ in range(6_000):
+        last += world.run(1)
+    assert world.guard.counts().grown >= 1
+
+
+def test_moving_is_held_for_a_small_part_of_the_time() -> None:
+    world = watched()
+    world.run(5_000)
+    moved = np.array(world.run(30_000))  # a minute
+    assert world.guard.counts().stops == 0
+    held = np.convolve(moved, np.ones(100), "valid") == 0  # for 200 ms and more
+    assert 0 < held.mean() < 0.1
+
+
+def test_growth_is_seldom_seen_where_there_is_none() -> None:
+    """Rates of heavy tails and one mean, moved or not, for 20 s: at most alpha of the lives are stopped."""
+    stopped = 0
+    for seed in range(100):
+        rates = np.random.default_rng(seed).pareto(2.5, 500) * 1_000
+        world = watched(bytes_of=lambda _, now_ns, rates=rates: float(rates[now_ns // (100 * MS) % 500]))
+        world.run(10_000)
+        stopped += world.guard.counts().grown > 0
+    assert stopped / 100 <= ALPHA
+
+
+def test_further_flows_are_no_growth() -> None:
+    """Thrice as many bytes of thrice as many flows."""
+    guard = Guard(most_growth=0.5)
+    world = World(guard, constant(45, 60))
+    world.run(2_000)
+    assert guard.counts().moving == 1
+    for _ in range(100):
+        world.run(50)
+        for _flow in range(2):
+            guard.carried(1, world.now_ns, 50_000, first=True)
+    assert (guard.counts().grown, guard.counts().moving) == (0, 1)
+
+
+def test_nothing_is_tried_before_the_unmoved_rate_is_known() -> None:
+    guard = Guard(most_growth=0.5)
+    assert not any(guard.rule(1, t)[1] for t in range(100))
+    World(guard, constant(45, 60)).run(600)
+    assert guard.counts().pairs > 0
+
+
+def test_a_trial_of_one_packet_moves_one() -> None:
+    guard = unwatched()
+    while not (ruled := guard.rule(1, 0))[1]:
+        pass
+    moved, arm = ruled
+    assert guard.moves(1, arm, decided=moved) == moved
+    guard.sent(0, 0, 1, CLASSIC if moved else L4S, arm)
+    assert not guard.moves(1, arm, decided=moved)  # the others do as the state says: it is a trial
+    assert not guard.moves(1, 0, decided=True)
+    assert not guard.moves(7, arm, decided=True)
+
+
 times = st.integers(0, 2**62)
 events = st.one_of(
     st.tuples(st.just("rule"), st.integers(-(2**31), 2**31 - 1) | st.integers(0, 2), times),
     st.tuples(st.just("sent"), times, times),
     st.tuples(st.just("acked"), times | st.integers(0, 40), times),
+    st.tuples(st.just("carried"), st.integers(0, 2), times),
 )
 
 
 @given(st.lists(events, max_size=80))
 def test_any_order_of_events_is_taken(happened: list[tuple[str, int, int]]) -> None:
     """Times that fall, ACKs of packets never sent, packets sent twice: no state goes below nothing."""
-    guard, arms = Guard(), [(0, 0)]
+    guard, arms = Guard(pair_packets=3, most_growth=0.5), [(0, 0)]
     for what, a, b in happened:
         if what == "rule":
             _, arm = guard.rule(a, b)
@@ -279,6 +384,9 @@ def test_any_order_of_events_is_taken(happened: list[tuple[str, int, int]]) -> N
             receiver, arm = arms[a % len(arms)]
             guard.sent(a % 40, b, receiver, CLASSIC if arm % 2 else L4S, arm)
             guard.keeps(receiver, arm)
+            guard.moves(receiver, arm, decided=bool(b % 2))
+        elif what == "carried":
+            guard.carried(a, b, b % 1_500, first=bool(b % 2))
         else:
             guard.acked(a, b, known=bool(b % 3))
         counts = guard.counts()
@@ -292,3 +400,6 @@ def test_an_alpha_that_is_none_is_refused() -> None:
     for alpha in (0.0, 1.0, -1.0, float("nan")):
         with pytest.raises(ValueError, match="give a number between 0 and 1"):
             Guard(alpha)
+    for packets, growth in ((0, 0.0), (9, 0.0), (1, -0.1), (1, float("nan"))):
+        with pytest.raises(ValueError, match="give 1 to 8, and 0 or more"):
+            Guard(pair_packets=packets, most_growth=growth)

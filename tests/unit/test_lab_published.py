@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from laboratory.learning.judged_models import models_by_profile
-from laboratory.runs.canary import RUNGS
+from laboratory.runs.canary import GUARDS, RUNGS
 from laboratory.runs.programs import Equals
 from laboratory.runs.resolve import cells, control_of, identity, resolve
 from laboratory.runs.results import COMPLETE, load
@@ -44,7 +44,7 @@ def test_published_runs_are_known_by_their_hashes(published: Path, tmp_path: Pat
 
 def test_the_list_of_equals_is_whole(tmp_path: Path) -> None:
     equals = Equals.load()
-    assert len(equals.canaries) == 2 * 2 * len(CONTROLS) + 2 * (len(RUNGS) + 1)  # points, profiles; the guard
+    assert len(equals.canaries) == 2 * 2 * len(CONTROLS) + 2 * (len(RUNGS) + len(GUARDS))  # points, profiles
     assert len(set(equals.programs)) == len(equals.programs)
     (tmp_path / "programs.json").write_text('{"programs": []')
     with pytest.raises(ValueError, match=r"programs\.json is damaged: restore it with git"):

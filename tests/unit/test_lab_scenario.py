@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import fnmatch
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from laboratory.scenarios.files import FOLDER, environment_at, files_of, full, l
 from laboratory.scenarios.replay import distribution
 from laboratory.scenarios.schema import CONTROLS
 from serving.agent.controller import ControllerParams
+from serving.agent.guard import MOST_GROWTH, PAIR_PACKETS
 
 
 @pytest.fixture
@@ -56,12 +58,12 @@ def test_the_projects_scenarios_are_sound(name: str) -> None:
         assert environment_at(scenario, cell.point, name).senders["s1"].groups
     # the maps ask what the standard queue leaves, the guard where the model harms there; one names each disc
     # and pages-and-video and the long ones make captures, nothing is compared in them
-    fewer = ("map-", "guard-", "confucius-", "pages-and-video", "long-")
-    if not name.startswith(fewer) or name == "guard-figure8":
+    some = ("map-", "guard-", "try-guard-", "confucius-", "pages-and-video", "premise-map", "long-")
+    if not name.startswith(some) or name == "guard-figure8":
         assert scenario.profiles == ["rfc9332", "uncoupled"]
     # what no choice at all is worth, what the model costs, what a new head and the guard bring, who picks
     fewer = ("split", "many-flows", "figure8-finetuned", "ladder", "guard-", "confucius-web", "who-picks")
-    fewer += ("pages-and-video", "long-")
+    fewer += ("try-guard-", "premise-map", "pages-and-video", "long-")
     if not name.startswith(fewer):
         assert set(scenario.controls) == set(CONTROLS)
     if not name.startswith("long-"):  # of which a stage takes `explore`
@@ -134,6 +136,22 @@ def test_a_bottlenecks_disc_is_an_axis(small: dict[str, Any], tmp_path: Path) ->
     assert discs["PIE"] == other | {"attributes": {"UseEcn": "true"}}
     views = [environment_at(swept, point, "mine").without_view() for point in discs]
     assert views == [None, "ns3::PieQueueDisc"]
+
+
+def test_the_map_between_premise_and_standard_is_a_grid() -> None:
+    """Its corner is the premise itself: only these three attributes are named, beside the profile's."""
+    name = "premise-map"
+    scenario = load(path_of(name))
+    assert scenario.axis is not None
+    found = {}
+    for point in scenario.axis.points:
+        (link,) = environment_at(scenario, point, name).bottlenecks
+        assert link.disc is not None
+        assert set(link.disc.texts()) == {"LStep", "CouplingFactor", "CWeight"}
+        found[tuple(link.disc.texts().values())] = point
+    grid = itertools.product(("1ms", "5ms", "20ms"), ("0", "1", "2"), ("0.5", "0.1"))
+    assert set(found) == set(grid)
+    assert found["20ms", "0", "0.5"] == "20 ms, k 0, L 50 %"
 
 
 def test_a_scenario_says_how_its_model_is_trained(tmp_path: Path) -> None:
@@ -647,6 +665,8 @@ def test_the_guard_is_judged_as_the_agent_ships_it() -> None:
         )
         assert {key: value for key, value in on.items() if key not in off} == {
             "guard": "on",
+            "guard_packets": PAIR_PACKETS,
+            "guard_growth": MOST_GROWTH,
             "max_moved_share": ships.max_moved_share,
         }
         assert (on["max_moved_unacked"], on["margin_us"], on["margin_share"]) == (
@@ -654,4 +674,4 @@ def test_the_guard_is_judged_as_the_agent_ships_it() -> None:
             ships.margin_us,
             ships.margin_share,
         )
-        assert not {"guard", "max_moved_share"} & set(off)
+        assert not {"guard", "guard_packets", "guard_growth", "max_moved_share"} & set(off)

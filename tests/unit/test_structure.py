@@ -266,7 +266,7 @@ def test_simulation_sources_carry_their_licence(project: Path) -> None:
 
 def test_sources_of_the_test_bed_carry_their_licence(project: Path) -> None:
     """What the simulator compiles too has both licences, and includes nothing of the project but its like."""
-    both = {"testbed/router/dual_pi2.h", "testbed/router/dual_queue.h"}
+    both = {f"testbed/router/{name}.h" for name in ("dual_pi2", "dual_queue", "lfq")}
     for path in tracked(project, "testbed/*.cc", "testbed/*.h", "testbed/*.c"):
         name = str(path.relative_to(project))
         text = path.read_text()

@@ -51,7 +51,9 @@ BatchMove::BatchMove(const Batching& params, int tokens, agent::Definition defin
                         .margin_share = params.marginShare,
                         .max_moved_unacked = params.maxMovedUnacked,
                         .max_moved_share = params.maxMovedShare,
-                        .guard = {.on = params.guard}}),
+                         .guard = {.on = params.guard,
+                                   .pair_packets = params.guardPackets,
+                                   .most_growth = params.guardGrowth}}),
       m_x_BWF(static_cast<std::size_t>(agent::kMaxWindows * tokens * agent::features_of(definition))),
       m_logged(logged) {
   m_sender.set_model(tokens, definition);
@@ -180,8 +182,7 @@ bool BatchMove::Move(const DataPacket& packet, const Waiting& behind) {
   if (mine < kHorizon) {
     m_batch->used[mine] = true;
     if (m_batch->decided) {
-      m_arm = m_batch->arms[mine];
-      return m_batch->queues[mine] == agent::kClassic;
+      return Follow(packet, m_batch->queues[mine], m_batch->arms[mine]);
     }
   } else if (packet.defaultQueue == kL4sQueue) {
     ++m_unforeseen;
@@ -190,8 +191,17 @@ bool BatchMove::Move(const DataPacket& packet, const Waiting& behind) {
   if (last == m_last.end()) {
     return false;
   }
-  m_arm = last->second.arm;
-  return last->second.queue == agent::kClassic && m_sender.keeps(Known(packet).receiver_id, m_arm);
+  const auto [queue, arm] = last->second;
+  const bool moved = Follow(packet, queue, arm);
+  return m_params.guardPackets < kHorizon ? moved
+                                          : moved && m_sender.keeps(Known(packet).receiver_id, arm);
+}
+
+bool BatchMove::Follow(const DataPacket& packet, uint8_t queue, agent::Arm arm) {
+  m_arm = arm;
+  const bool moved = queue == agent::kClassic;
+  return m_params.guardPackets < kHorizon ? m_sender.moves(Known(packet).receiver_id, moved, arm)
+                                          : moved;
 }
 
 void BatchMove::Sent(const DataPacket& packet, uint8_t queue) {
@@ -250,6 +260,9 @@ void BatchMove::AddTo(JsonObject& summary, JsonObject&) const {
         .Add("admitted", JsonNumber(guarded.admitted))
         .Add("stops", JsonNumber(guarded.stops))
         .Add("pairs", JsonNumber(guarded.pairs));
+    if (m_params.guardGrowth > 0) {
+      guard.Add("grown", JsonNumber(guarded.grown));
+    }
     decisions.Add("guard", guard.Text());
   }
   Describe(decisions);

@@ -73,6 +73,8 @@ class BatchMove : public QueueControl {
   Candidate Known(const DataPacket& packet);
   void Ask(const DataPacket& first, const Waiting& behind);
   void Due(std::shared_ptr<Batch> batch);
+  /** Whether a packet is moved that follows this decision. */
+  bool Follow(const DataPacket& packet, uint8_t queue, agent::Arm arm);
   void ForgetInFlight();
   void Log(const agent::Question& question);
 

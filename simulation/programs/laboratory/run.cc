@@ -6,6 +6,7 @@
 #include <span>
 #include <utility>
 
+#include "feature_store/events/window.h"
 #include "serving/engine/error.h"
 #include "serving/engine/json.h"
 
@@ -191,13 +192,16 @@ Bursts ReadBursts(const Node& node) {
 }
 
 Batching ReadBatching(const Node& node) {
-  return {node["inference_us"].Number(),
-          node["until_decided"].Text() == "previous",
-          node["margin_us"].Number(),
-          node["margin_share"].Number(),
-          static_cast<int32_t>(node["max_moved_unacked"].Count()),
-          node.Has("max_moved_share") ? node["max_moved_share"].Number() : 0,
-          node.Has("guard") && node["guard"].Text() == "on"};
+  return {
+      node["inference_us"].Number(),
+      node["until_decided"].Text() == "previous",
+      node["margin_us"].Number(),
+      node["margin_share"].Number(),
+      static_cast<int32_t>(node["max_moved_unacked"].Count()),
+      node.Has("max_moved_share") ? node["max_moved_share"].Number() : 0,
+      node.Has("guard") && node["guard"].Text() == "on",
+      node.Has("guard_packets") ? static_cast<int32_t>(node["guard_packets"].Count()) : kHorizon,
+      node.Has("guard_growth") ? node["guard_growth"].Number() : 0};
 }
 
 BatchedControl ReadBatched(const Node& node) {

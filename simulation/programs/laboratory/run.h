@@ -119,6 +119,8 @@ struct Batching {
   int32_t maxMovedUnacked;
   double maxMovedShare;  // of what is in flight, where that is more
   bool guard;
+  int32_t guardPackets;  // of a pair
+  double guardGrowth;    // of the rate, that is allowed; 0: nobody looks
 };
 struct ModelControl {
   std::string artifact;

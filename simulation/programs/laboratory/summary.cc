@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "../../model/lfq-queue-disc.h"
+
 namespace swiftqueue::lab {
 
 namespace {
@@ -152,13 +154,19 @@ std::string Bottlenecks(const Run& run, const Network& network) {
     const auto counts = [&dualPi2](Disc::Queue queue) {
       return dualPi2 ? Counts(dualPi2->GetQueueCounts(queue)) : "null";
     };
-    json.Add(JsonObject()
-                 .Add("utilisation", JsonNumber(bits / run.bottlenecks[i].rateBps / run.seconds))
-                 .Add("l4s", counts(Disc::kL4s))
-                 .Add("classic", counts(Disc::kClassic))
-                 .Add("marks", ByReason(stats.nMarkedPackets))
-                 .Add("drops", ByReason(drops))
-                 .Text());
+    JsonObject link;
+    link.Add("utilisation", JsonNumber(bits / run.bottlenecks[i].rateBps / run.seconds))
+        .Add("l4s", counts(Disc::kL4s))
+        .Add("classic", counts(Disc::kClassic))
+        .Add("marks", ByReason(stats.nMarkedPackets))
+        .Add("drops", ByReason(drops));
+    if (const auto lfq = ns3::DynamicCast<LfqQueueDisc>(disc)) {
+      link.Add("lfq", JsonObject()
+                          .Add("decisions", JsonNumber(lfq->GetDecisions()))
+                          .Add("fallbacks", JsonNumber(lfq->GetFallbacks()))
+                          .Text());
+    }
+    json.Add(link.Text());
   }
   return json.Text();
 }

@@ -1,0 +1,173 @@
+"""A forecast of a connection's rate from its first n samples: the engine beside PyTorch and ONNX Runtime.
+
+A network of the default sizes with random weights answers the same made-up flows: n samples of tcp_info in,
+six rates out, on one thread, in turn. The engine is timed in C++, the references around their Python call;
+that costs them a few us. ONNX Runtime computes 35 samples, as it is served. The engine keeps a flow's state,
+so that an ACK costs one token: `each ACK` is the last one alone, where PyTorch computes all n.
+
+Shapes: S samples, F fields, H horizons.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.rows import Row
+
+if TYPE_CHECKING:
+    from models.networks.rate_network import RateNetwork
+    from serving.engine.rate import RateEngine
+
+CALLS: Final = 400  # per round and contestant
+FLOWS: Final = 64  # that agreement is measured on
+LARGEST: Final = 1e-5  # relative, of the engine to PyTorch; more is no answer
+SEED: Final = 1
+Raw = npt.NDArray[np.int64]
+Times = npt.NDArray[np.float64]
+
+
+def measure(rounds: int) -> list[Row]:
+    """Medians over `rounds` of each round's median, and the agreement.
+
+    Raises:
+        ValueError: the engine or ONNX Runtime answers otherwise than PyTorch.
+        ImportError: the engine is not built.
+    """
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    import torch
+
+    from feature_store.rate.definition import PREFIXES
+    from models.rate import networks
+    from serving.engine.rate import RateEngine
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with tempfile.TemporaryDirectory() as temporary, torch.inference_mode():
+            flows, folder = made_up_flows(), Path(temporary) / "network"
+            networks.save(folder, make_network(flows), {})
+            network, _ = networks.load(folder)
+            engine = RateEngine(folder)
+            rows = [_agreement(engine, network, flows)]
+            ask = _onnx_runtime(networks.export_onnx(folder))
+            for n in PREFIXES:
+                rows += _latencies(engine, network, ask, [flow[:n] for flow in flows], rounds)
+            return rows
+    finally:
+        torch.set_num_threads(threads)
+
+
+def made_up_flows() -> list[Raw]:
+    """Samples (S, F) of flows whose packets come one behind the other, then in doubled bursts."""
+    from feature_store.rate.definition import MOST_SAMPLES, NAMES
+
+    draw, flows, size = np.random.default_rng(SEED), [], 1440
+    for _ in range(FLOWS):
+        gap_us, rtt_us = int(draw.integers(50, 2_000)), int(draw.integers(10_000, 300_000))
+        number = np.arange(1, MOST_SAMPLES + 1)
+        bursts = np.floor(np.log2(1 + (number - 1) / 10)).astype(np.int64)  # 10 packets, 20, 40
+        ts = rtt_us * (1 + bursts) + gap_us * number
+        known: dict[str, Any] = {
+            "ts": ts, "rto": 2 * rtt_us, "rtt": rtt_us + gap_us * number, "snd_cwnd": 9 + number,
+            "pacing_rate": 3 * number * size * 1_000_000 // ts, "bytes_acked": number * size,
+            "min_rtt": rtt_us, "busy_time": ts, "bbr_minrtt": rtt_us,
+            "delivery_rate": number * size * 1_000_000 // ts,
+            "bbr_bw": number * size * 1_000_000 // ts, "delivered": number, "segs_out": 10 + 2 * number,
+            "bytes_sent": (10 + 2 * number) * size,
+        }  # fmt: skip
+        columns = [np.broadcast_to(known.get(name, 0), MOST_SAMPLES) for name in NAMES]
+        flows.append(np.ascontiguousarray(np.stack(columns, 1), dtype=np.int64))
+    return flows
+
+
+def make_network(flows: list[Raw]) -> RateNetwork:
+    """Our Transformer in its default sizes, with random weights everywhere."""
+    import torch
+
+    from feature_store.rate.definition import inputs
+    from models.networks.rate_network import fit_scaling
+    from models.networks.rate_transformer import RateTransformer
+
+    torch.manual_seed(SEED)
+    network = RateTransformer(fit_scaling(np.concatenate([inputs(flow) for flow in flows])))
+    torch.nn.init.normal_(network.out.weight, std=0.1)
+    return network.eval()
+
+
+def _agreement(engine: RateEngine, network: RateNetwork, flows: list[Raw]) -> Row:
+    """Largest relative difference to PyTorch in float64, after every sample; beside its own in float32."""
+    import torch
+
+    from feature_store.rate.definition import inputs
+
+    def said(dtype: torch.dtype) -> npt.NDArray[np.float64]:
+        network.to(dtype)
+        answers = [
+            network(torch.from_numpy(inputs(flow)).to(dtype)[None])[0].double().exp() for flow in flows
+        ]
+        return torch.stack(answers).numpy()
+
+    exact, single = said(torch.float64), said(torch.float32)
+    ours = float(np.max(np.abs(np.stack([engine.forward(flow) for flow in flows]) / exact - 1)))
+    theirs = float(np.max(np.abs(single / exact - 1)))
+    if not ours <= LARGEST:
+        raise ValueError(f"bench rate: the engine differs from PyTorch by {ours:.2g} (limit {LARGEST:g})")
+    name = f"largest difference to PyTorch in float64, {len(flows)} flows, {engine.isa}"
+    return Row(name, ours * 1e6, theirs * 1e6, "PyTorch in float32", theirs / ours, "ppm", 1)
+
+
+def _latencies(
+    engine: RateEngine,
+    network: RateNetwork,
+    ask: Callable[[npt.NDArray[np.float32]], npt.NDArray[np.float32]],
+    flows: list[Raw],
+    rounds: int,
+) -> list[Row]:
+    from feature_store.rate.definition import inputs
+    from models.rate import networks
+
+    n = len(flows[0])
+    expected = np.stack([networks.forecast(network, flow) for flow in flows])
+    padded = [networks.padded(inputs(flow))[None] for flow in flows]
+    if not np.allclose(np.concatenate([ask(x_1SF) for x_1SF in padded]), expected, rtol=1e-4):
+        raise ValueError("bench rate: ONNX Runtime answers otherwise than PyTorch")
+    samples: dict[str, list[Times]] = {"PyTorch": [], "ONNX Runtime": [], "all": [], "last": []}
+    for number in range(rounds):
+        samples["PyTorch"].append(_call_us(lambda i: networks.forecast(network, flows[i])))
+        samples["ONNX Runtime"].append(_call_us(lambda i: ask(padded[i])))
+        whole, last = engine.time_us(flows[number % len(flows)], CALLS)
+        samples["all"].append(whole)
+        samples["last"].append(last)
+
+    median = {name: statistics.median(float(np.median(us)) for us in each) for name, each in samples.items()}
+    rows = []
+    for what, ours in ((f"forecast from {n} samples", "all"), (f"each ACK, after {n} samples", "last")):
+        for reference in ("PyTorch", "ONNX Runtime") if ours == "all" else ("PyTorch",):
+            us, theirs = median[ours], median[reference]
+            rows.append(Row(f"{what}, {engine.isa}, p50", us, theirs, reference, theirs / us, "us", rounds))
+    return rows
+
+
+def _onnx_runtime(file: Path) -> Callable[[npt.NDArray[np.float32]], npt.NDArray[np.float32]]:
+    from benchmarks.inference_references import onnx_runtime
+
+    call = onnx_runtime(file)
+    return lambda x_1SF: np.asarray(call(x_1SF), np.float32)
+
+
+def _call_us(call: Callable[[int], object]) -> Times:
+    us = np.empty(CALLS)
+    for i in range(CALLS):
+        start_ns = time.perf_counter_ns()
+        call(i % FLOWS)
+        us[i] = (time.perf_counter_ns() - start_ns) / 1000
+    return us

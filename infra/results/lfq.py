@@ -1,0 +1,136 @@
+"""The published runs of LFQ: `docs/laboratory/lfq.parquet`, what `swiftqueue lab run lfq-400` wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import polars as pl
+
+from laboratory.lfq import judged, table
+from laboratory.lfq.flows import BYTES_PER_MBIT, reward
+from laboratory.report import tables as lab
+from laboratory.report.verdicts import LFQ, Verdict
+from models.scoring.intervals import estimate
+
+SLIDES = {  # Mbit/s, queue max, mean: means of 400 runs without intervals, in ns-3.30
+    "LFQ counterfactual 0.01": (13.4, 23.9, 7.7),
+    "LFQ counterfactual 10": (12.5, 12.7, 3.4),
+    "LFQ offline 10": (12.5, 12.7, 3.4),
+    "LFQ online 10": (12.8, 16.1, 4.5),
+    "FqCoDel": (13.7, 155.4, 15.4),
+    "fq 100": (11.7, 100.0, 51.1),
+    "fq 1000": (11.9, 1000.0, 630.4),
+}
+COLUMNS = ("goodput_mbps", "queue_max", "queue_mean")
+
+
+def of_400(runs: pl.DataFrame, window: int = 1) -> list[str]:
+    """Every rule: throughput and queue over the grid, intervals over its groups."""
+    rows = runs.filter(pl.col("study") == table.NAME, pl.col("initial_window") == window)
+    names = [
+        "rule",
+        "runs",
+        "Mbit/s",
+        "queue max",
+        "queue mean",
+        "slides",
+        "limit Reno",
+        "BIC",
+        "out of range, %",
+    ]
+    lines = lab.head_of(names)
+    for rule in sorted(rows["rule"].unique(), key=lambda name: (not name.startswith("LFQ"), name)):
+        own = rows.filter(pl.col("rule") == rule)
+        cells = [_interval(list(judged.mean_of(own, rule, column).values())) for column in COLUMNS]
+        slides = " / ".join(f"{value:g}" for value in SLIDES[rule]) if rule in SLIDES else "–"
+        learned = rule.startswith("LFQ")
+        limits = [own.filter(pl.col("tcp") == tcp)["limit_mean"].to_numpy() for tcp in ("new_reno", "bic")]
+        decisions, fallbacks = (int(own[name].sum()) for name in ("decisions", "fallbacks"))
+        lines.append(
+            lab.row_of(
+                [
+                    rule,
+                    str(own.height),
+                    *cells,
+                    slides,
+                    *(f"{float(np.mean(limit)):.1f}" if learned else "–" for limit in limits),
+                    f"{100 * fallbacks / decisions:.1f}" if learned and decisions else "–",
+                ]
+            )
+        )
+    return lines
+
+
+def correlations(runs: pl.DataFrame) -> list[str]:
+    """The limit's correlation with what the axis varies, over all runs of the grid and over its groups."""
+    rows = runs.filter(pl.col("study") == table.NAME, pl.col("initial_window") == 1)
+    lines = lab.head_of(["rule", "New Reno, bandwidth", "delay", "BIC, bandwidth", "delay"])
+    for rule in judged.rules_of(rows):
+        cells = [
+            _interval(list(judged.correlation(rows, rule, tcp, axis).values()), digits=2)
+            for tcp in ("new_reno", "bic")
+            for axis in ("bandwidth", "delay")
+        ]
+        lines.append(lab.row_of([rule, *cells]))
+    return lines
+
+
+def verdicts(runs: pl.DataFrame) -> list[str]:
+    """Every figure to reach, with what was measured."""
+    lines = lab.head_of(["command", "figure", "wanted", "measured", "verdict"])
+    for name, judge in LFQ.items():
+        for one in judge(runs):
+            lines.append(
+                lab.row_of([f"`lab verdict {name}`", one.figure, _wanted(one), _measured(one), one.verdict])
+            )
+    return lines
+
+
+def best_of(runs: pl.DataFrame) -> list[str]:
+    """The best static limit of each drawn environment, beside what the networks chose there."""
+    rows = runs.filter(pl.col("study") == table.BEST)
+    names = ["alpha", "TCP", "environments", "best static limit, in BDP", "LFQ's mean limit, in BDP"]
+    lines = lab.head_of(names)
+    for alpha in sorted({judged.alpha_of(rule) for rule in judged.rules_of(rows)}):
+        for tcp in ("new_reno", "bic"):
+            own = rows.filter(pl.col("tcp") == tcp)
+            worth = [
+                reward(m * BYTES_PER_MBIT, q, alpha)
+                for m, q in own.select("goodput_mbps", "queue_mean").iter_rows()
+            ]
+            valued = own.with_columns(
+                pl.Series("reward", worth),
+                (pl.col("mbps") * pl.col("rtt_ms") * BYTES_PER_MBIT / 1500 / 1e3).alias("bdp"),
+            )
+            static = valued.filter(pl.col("rule").str.starts_with(table.STATIC)).with_columns(
+                pl.col("rule").str.strip_prefix(table.STATIC).cast(pl.Float64).alias("limit")
+            )
+            best = static.sort("reward", descending=True).unique(["mbps", "rtt_ms"], keep="first")
+            ours = valued.filter(pl.col("rule") == f"LFQ counterfactual {alpha:g}")
+            medians = [_median(best, "limit"), _median(ours, "limit_mean")]
+            lines.append(lab.row_of([f"{alpha:g}", tcp, str(best.height), *medians]))
+    return lines
+
+
+def _median(rows: pl.DataFrame, column: str) -> str:
+    return f"{float(np.median((rows[column] / rows['bdp']).to_numpy())):.2f}" if rows.height else "–"
+
+
+def _wanted(one: Verdict) -> str:
+    return f"at least {one.at_least:g}" if one.at_most is None else f"at most {one.at_most:g}"
+
+
+def _measured(one: Verdict) -> str:
+    if one.measured is None or one.low is None:
+        return one.reason or "–"
+    return f"{one.measured:.3f} ({one.low:.3f} to {one.high:.3f})"
+
+
+def _interval(values: Sequence[float], digits: int = 1) -> str:
+    found = estimate(values)
+    if found is None:
+        return "–"
+    if found.low is None:
+        return f"{found.mean:.{digits}f}"
+    return f"{found.mean:.{digits}f} ({found.low:.{digits}f} to {found.high:.{digits}f})"

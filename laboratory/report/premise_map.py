@@ -1,0 +1,132 @@
+"""Between the premise and the standard: what a choice of queue changes over DualPI2's three settings."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from dataclasses import dataclass
+from typing import Any, Final
+
+import polars as pl
+
+from laboratory.report.comparison import Comparison, Place, by_seed, compare, percent
+from laboratory.report.measures import MOVED, MS, QUEUEING_P99
+from laboratory.report.tables import NONE, WRAPPED, cell, head_of, row_of, sample
+from laboratory.runs.results import COMPLETE
+from models.scoring.intervals import Estimate
+
+SCENARIO: Final = "premise-map"
+SHOWN: Final = {"oracle": "who sees both queues", "model": "the model"}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A bottleneck's three settings."""
+
+    step_ms: float  # sojourn above which all of L is marked
+    coupling: float
+    l4s_share: float  # of the link, while both queues have packets
+
+
+@dataclass(frozen=True)
+class Square:
+    """What a control changes at one setting."""
+
+    change: Estimate  # of P99
+    found: Comparison
+
+    @property
+    def word(self) -> str:
+        """`pays`, `harms`, `harms others` or `open`; each but the last is settled."""
+        p99 = self.found.found.get(QUEUEING_P99)
+        if p99 is not None and p99.beyond:
+            return "harms"
+        if p99 is not None and p99.below_zero:
+            return "pays" if self.found.judged != "harms" else "harms others"
+        return "harms others" if self.found.judged == "harms" else "open"
+
+
+def settings_of(runs: pl.DataFrame) -> dict[Setting, Place]:
+    """Return the settings that were run, each with its place in the results."""
+    found = {}
+    done = runs.filter(pl.col("scenario") == SCENARIO, pl.col("status") == COMPLETE)
+    first = done.unique(["point", "profile"], keep="first", maintain_order=True)
+    for row in first.select("point", "profile", "parameters").iter_rows(named=True):
+        setting = _setting(json.loads(row["parameters"]))
+        found[setting] = Place(SCENARIO, row["point"], row["profile"])
+    return found
+
+
+def square(runs: pl.DataFrame, place: Place, control: str) -> Square | None:
+    """Return what a control changes at a setting; None where it was not run."""
+    found = compare(runs, place, control)
+    return Square(found.queueing, found) if found else None
+
+
+def mapped(runs: pl.DataFrame) -> list[str]:
+    """Return the map as a table: a row for each setting."""
+    places = settings_of(runs)
+    if not places:
+        return ["Not run."]
+    here = runs.filter(pl.col("scenario") == SCENARIO)
+    columns = [f"{who}{what}" for who in SHOWN for what in (": P99", ", moved, %", ", settled")]
+    head = ["L's share", "coupling", "L's step, ms", "default P99, ms", *(f"`{c}`" for c in columns)]
+    head = [text.replace("`model", "model").replace("`oracle", "oracle").replace("`", "") for text in head]
+    order = sorted(places, key=lambda s: (s.l4s_share, s.coupling, s.step_ms))
+    lines = [*textwrap.wrap(f"{sample(here, places[order[0]])}.", **WRAPPED), "", *head_of(head)]
+    for setting in order:
+        place = places[setting]
+        row = [f"{setting.l4s_share:g}", f"{setting.coupling:g}", f"{setting.step_ms:g}"]
+        row.append(cell(here, place, "default", QUEUEING_P99).text)
+        for control in SHOWN:
+            one = square(here, place, control)
+            row += [NONE] * 3 if one is None else _cells(here, place, control, one)
+        lines.append(row_of(row))
+    return lines
+
+
+def counted(runs: pl.DataFrame) -> list[str]:
+    """Say at how many settings each control pays, harms and is not settled."""
+    here, places = runs.filter(pl.col("scenario") == SCENARIO), settings_of(runs)
+    if not places:
+        return ["Not run."]
+    lines = []
+    for control, who in SHOWN.items():
+        squares = [found for place in places.values() if (found := square(here, place, control))]
+        words = [one.word for one in squares]
+        lower = sum(one.change.mean < 0 for one in squares)
+        said = (
+            f"- `{control}` ({who}), of {len(squares)} settings: it pays at {words.count('pays')}, harms at "
+            f"{words.count('harms')}, harms others at {words.count('harms others')}, and is not settled at "
+            f"{words.count('open')}. P99 is lower by its mean at {lower}."
+        )
+        lines += textwrap.wrap(said, **WRAPPED)
+    return lines
+
+
+def _cells(runs: pl.DataFrame, place: Place, control: str, one: Square) -> list[str]:
+    moved = list(by_seed(runs, place, control, MOVED).values())
+    share = f"{sum(moved) / len(moved) * 100:.0f}" if moved else NONE
+    return [percent(one.change), share, _settled(one)]
+
+
+def _settled(one: Square) -> str:
+    broken = [cost.name for cost in one.found.broken() if cost.settled]
+    if broken:
+        return f"harms: {', '.join(broken)}"
+    return "pays" if one.word == "pays" else "no"
+
+
+def _setting(run: dict[str, Any]) -> Setting:
+    attributes = run["bottlenecks"][0]["disc"]["attributes"]
+    return Setting(
+        step_ms=float(attributes["LStep"].removesuffix("ms")),
+        coupling=float(attributes["CouplingFactor"]),
+        l4s_share=round(1 - float(attributes["CWeight"]), 3),
+    )
+
+
+def default_ms(runs: pl.DataFrame, place: Place) -> float:
+    """Mean P99 wait under default marking."""
+    waits = list(by_seed(runs, place, "default", QUEUEING_P99).values())
+    return sum(waits) / len(waits) * MS

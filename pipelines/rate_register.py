@@ -1,0 +1,154 @@
+"""Stage `rate_register`: a trained network that forecasts rates becomes a registry version.
+
+The decision falls here and is carried out by `swiftqueue deploy --model rate`, once the push has succeeded.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from feature_store.atomic import write_file
+from models.json_file import read_object
+from models.registry.register_params import RateRegisterParams
+from models.section import read, read_all
+from pipelines.stage import Given, StageError, run_stage
+
+if TYPE_CHECKING:
+    from models.rate import gate
+    from models.registry.bars import Verdict
+    from models.registry.registry import Registry
+
+
+def register(
+    params: RateRegisterParams,
+    *,
+    flows: Path,
+    models: Path,
+    study: Path,
+    all_params: Mapping[str, Any],
+    lock: Path,
+) -> dict[str, Any]:
+    """Register (or find again) the network, judge it on flows of held-out paths, make it the challenger.
+
+    Args:
+        params: the section.
+        flows: folder of the flows that it was trained on.
+        models: folder of the networks.
+        study: what `rate_evaluate` wrote; the run has its figures.
+        all_params: of the run.
+        lock: `dvc.lock`.
+
+    Raises:
+        OSError, ValueError: something is missing, damaged or foreign; the line names it.
+    """
+    import torch
+
+    from feature_store.rate.tables import paths_in
+    from models.rate import gate
+    from models.rate.flows import load, split
+    from models.rate.networks import export_onnx
+    from models.rate.networks import load as load_network
+    from models.registry.entering import enter
+    from models.registry.registry import Registry
+    from models.registry.store import numbers, texts
+
+    torch.set_num_threads(1)
+    source = models / f"{params.network}-{params.seed}"
+    if not source.is_dir():
+        known = ", ".join(sorted(place.name for place in models.glob("*-*/"))) or "none"
+        raise StageError(f"no network {source.name} under {models} (there: {known}); run `rate_train`")
+    _, about = load_network(source)
+    paths = paths_in(flows)
+    if about["made_of"]["paths"] != paths:
+        raise StageError(f"{source} was trained on other flows than {flows}; run the stage `rate_train`")
+    if not study.is_file():
+        raise StageError(f"{study} is missing; run the stage `rate_evaluate`")
+    every = load(flows)
+    names = dict(enumerate(paths))
+    registry = Registry(params.model_name)
+    held_out = gate.HeldOut.of(every, names, _champions_paths(registry))
+    naive = gate.score_naive(split(every, params.seed).train, every, held_out)
+
+    def score(folder: Path) -> gate.Scored:
+        return gate.score_network(load_network(folder)[0], held_out)
+
+    def judge(
+        challenger: gate.Scored, champion: gate.Scored | None, why_not: str, reference: gate.Scored | None
+    ) -> Verdict:
+        return gate.judge(challenger, champion, naive, why_not, reference)
+
+    def figures(scores: Mapping[str, gate.Scored]) -> dict[str, gate.Figures]:
+        return {name: one.figures for name, one in {**scores, **naive}.items()}
+
+    def metrics(scores: Mapping[str, gate.Scored]) -> dict[str, float]:
+        named = figures(scores).items()
+        return {k: v for name, one in named for k, v in one.as_metrics(f"gate.{name}").items()}
+
+    entered = enter(
+        registry,
+        source,
+        score=score,
+        judge=judge,
+        complete=export_onnx,
+        tags={
+            "schema_hash": str(about["schema_hash"]),
+            "protocol": "held-out paths",
+            "source": source.name,
+        },
+        params=texts(all_params),
+        metrics=metrics,
+        headline=lambda: numbers({"study": read_object(study)["headline"]}),
+        reports=None,
+        lock=lock,
+    )
+    named = {name: asdict(one) for name, one in figures(entered.scores).items()}
+    return entered.record({"mape": gate.MARGIN}, named, network=params.network, seed=params.seed)
+
+
+def _champions_paths(registry: Registry) -> set[str]:
+    """Names of the paths that the champion was trained on; none where there is no champion, or an unread one.
+
+    One that cannot be read is not judged either, which the gate says.
+    """
+    from models.rate.networks import load as load_network
+    from models.registry.entering import champion_to_beat
+
+    champion, _ = champion_to_beat(registry)
+    if champion is None:
+        return set()
+    with tempfile.TemporaryDirectory() as temporary:
+        try:
+            _, about = load_network(registry.fetch(champion, Path(temporary)))
+            paths = about["made_of"]["paths"].items()
+            return {name for name, path in paths if path["kind"] == "train"}
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return set()
+
+
+def main(params: Given, flows: Given, models: Given, study: Given, output: Given) -> None:
+    """Read `rate_register` of the params file; write the version and how it was judged."""
+    from models.registry.entering import told
+
+    section = read(params, RateRegisterParams)
+    if why := section.why_nothing():
+        result: dict[str, Any] = {"version": None, "model": section.model_name, "why": why}
+    else:
+        result = register(
+            section,
+            flows=flows,
+            models=models,
+            study=study,
+            all_params={key: values for key, values in read_all(params).items() if key.startswith("rate_")},
+            lock=params.with_name("dvc.lock"),
+        )
+    write_file(output, json.dumps(result, indent=1) + "\n")
+    print(result.get("why") or told(result))
+
+
+if __name__ == "__main__":
+    run_stage("rate_register", main)

@@ -1,0 +1,107 @@
+"""What a version of each model must hold before Triton sees it, and its own answer to smoke windows.
+
+Shapes: B windows, W tokens (of a rate model S samples), F features, H horizon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feature_store.events.definition import definition_of
+from feature_store.rate.definition import MOST_SAMPLES, PREFIXES
+from models.networks import artifact
+from models.networks.prediction import predict
+from models.networks.scaling import ScaledFeature
+from models.rate import networks
+from serving.triton.limits import limits_of
+from serving.triton.repository import LATENCY, RATE
+
+TOLERANCE: Final = 1e-4  # relative; float32 through two implementations of the same network
+SMOKE_WINDOWS: Final = 16
+
+
+class DeployError(RuntimeError):
+    """A version was not put in service; the message says why, and what is served instead."""
+
+
+@dataclass(frozen=True)
+class Smoke:
+    """Windows and what the artifact's own weights make of them."""
+
+    x_BWF: NDArray[np.float32]
+    y_BH: NDArray[np.float32]
+
+    def check(self, y_BH: NDArray[np.float32]) -> float:
+        """Largest relative difference to the local output.
+
+        Raises:
+            DeployError: it is above the tolerance, or the shapes differ.
+        """
+        if y_BH.shape != self.y_BH.shape:
+            raise DeployError(f"it answers with shape {y_BH.shape} instead of {self.y_BH.shape}")
+        difference = float(np.max(np.abs(y_BH - self.y_BH) / np.abs(self.y_BH)))
+        if not difference <= TOLERANCE:  # NaN fails as well
+            raise DeployError(
+                f"its answers differ from the local ones by {difference:.2g} (limit {TOLERANCE})"
+            )
+        return difference
+
+
+def smoke_windows(features: Sequence[ScaledFeature], tokens: int, seed: int = 1) -> NDArray[np.float32]:
+    """Windows of plausible values, after the scaling in the artifact; the first one is all padding."""
+    rng = np.random.default_rng(seed)
+    x_BWF = np.zeros((SMOKE_WINDOWS, tokens, len(features)), dtype=np.float32)
+    limits = limits_of(features)
+    for f, feature in enumerate(features):
+        values = feature.shift + feature.scale * rng.standard_normal(x_BWF.shape[:2])
+        values = np.expm1(values) if feature.transform == "log1p" else np.round(values)
+        x_BWF[..., f] = np.clip(values, limits[feature.name]["low"], limits[feature.name]["high"])
+    x_BWF[0] = 0
+    return x_BWF
+
+
+def local_smoke(loaded: artifact.Artifact) -> Smoke:
+    """Compute an artifact's own answer to the smoke windows."""
+    x_BWF = smoke_windows(loaded.model.features, loaded.description.tokens)
+    return Smoke(x_BWF, predict(loaded.model, x_BWF))
+
+
+@dataclass(frozen=True)
+class Checked:
+    """An artifact that this code can serve."""
+
+    smoke: Smoke
+    limits: dict[str, dict[str, float]]  # of its inputs
+
+
+def check_latency(source: Path) -> Checked:
+    """Load a predictor of latencies.
+
+    Raises:
+        OSError, ValueError: it is not whole, or no sender of this project makes its windows.
+    """
+    loaded = artifact.load(source)
+    definition_of(loaded.description.schema_hash)
+    return Checked(local_smoke(loaded), limits_of(loaded.model.features))
+
+
+def check_rate(source: Path) -> Checked:
+    """Load a network that forecasts rates; the smoke windows are flows of any length.
+
+    Raises:
+        OSError, ValueError: it is not whole, or was made for other samples.
+    """
+    network, _ = networks.load(source)
+    x_BSF = smoke_windows(network.features, MOST_SAMPLES)
+    for flow, x_SF in enumerate(x_BSF):
+        x_SF[min(PREFIXES) + 2 * flow :] = 0
+    return Checked(Smoke(x_BSF, networks.served_rates(network, x_BSF)), limits_of(network.features))
+
+
+CHECKS: Final[dict[str, Callable[[Path], Checked]]] = {LATENCY: check_latency, RATE: check_rate}

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
+//
+// A small network of dense layers with leaky ReLU between them (PyTorch's `Linear`, `LeakyReLU`),
+// one input at a time. An output is summed in the order of the inputs and without fused
+// multiply-adds, so every CPU gives the same bits.
+#ifndef SWIFTQUEUE_SERVING_ENGINE_DENSE_H_
+#define SWIFTQUEUE_SERVING_ENGINE_DENSE_H_
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "serving/engine/safetensors.h"
+
+namespace swiftqueue::engine {
+
+inline constexpr float kLeak = 0.01F;  // slope below 0: PyTorch's default
+
+class Dense {
+ public:
+  // Takes `layers.I.weight` (out, in) and `layers.I.bias` (out) for each step of `sizes` out of
+  // `tensors`. Throws InvalidError, naming the tensor, where one is missing or of another shape.
+  Dense(const std::vector<std::size_t>& sizes, Tensors& tensors);
+
+  // The last layer's outputs, valid until the next call; `inputs` has sizes.front() values.
+  std::span<const float> forward(std::span<const float> inputs);
+
+ private:
+  struct Layer {
+    std::vector<float> weights;  // by input, then output
+    std::vector<float> biases;
+  };
+
+  std::vector<Layer> layers_;
+  std::vector<float> now_, next_;
+};
+
+// Takes a tensor of just this shape out of `tensors`. Throws InvalidError, naming it.
+std::vector<float> take_tensor(Tensors& tensors, const std::string& name,
+                               const std::vector<std::int64_t>& shape);
+
+}  // namespace swiftqueue::engine
+
+#endif  // SWIFTQUEUE_SERVING_ENGINE_DENSE_H_

@@ -1,0 +1,156 @@
+"""The rate model beside the latency model: the same registry, the same deploy, a real Triton."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import PROJECT
+from registered import add_version, served
+
+sys.path.append(str(PROJECT / "tests" / "rate"))
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+    """An untrained network with its ONNX form: an LSTM of odd seeds, a Transformer of even ones."""
+    import torch
+    from rate_flows import samples_of
+
+    from feature_store.rate.definition import inputs
+    from models.networks.rate_network import fit_scaling
+    from models.rate import networks
+
+    root = tmp_path_factory.mktemp("networks")
+
+    def make(seed: int) -> Path:
+        folder = root / str(seed)
+        if not folder.exists():
+            torch.manual_seed(seed)
+            raw = [np.array([list(row.values()) for row in samples_of(rate, 50_000)]) for rate in (1e6, 9e6)]
+            features = fit_scaling(np.concatenate([inputs(one) for one in raw]))
+            kind = "lstm" if seed % 2 else "transformer"
+            networks.save(folder, networks.KINDS[kind](features).eval(), {"seed": seed})
+            networks.export_onnx(folder)
+        return folder
+
+    return make
+
+
+def register(folder: Path, gate: str = "passed") -> int:
+    from models.registry.registry import Registry
+
+    version = add_version(folder, gate=gate, model="swiftqueue-rate")
+    Registry("swiftqueue-rate").set_alias("challenger", version)
+    return version
+
+
+def raw(n: int) -> np.ndarray:
+    from rate_flows import samples_of
+
+    return np.array([list(row.values()) for row in samples_of(2e6, 40_000, n)])
+
+
+def test_deploys_rolls_back_and_leaves_the_latency_model_alone(  # type: ignore[no-untyped-def]
+    champion: int, network: Callable[[int], Path], capsys
+) -> None:
+    from feature_store.rate.definition import inputs
+    from infra.local.status import print_status
+    from models.rate import networks
+    from models.registry.registry import Registry
+    from serving.deploy import hold
+    from serving.deploy import log as deploy_log
+    from serving.deploy.deployment import deploy_version, rollback_champion, serve_champion
+    from serving.triton.endpoint import Triton, TritonError
+    from serving.triton.repository import MODELS, RATE
+
+    rate = MODELS[RATE]
+    with Triton() as triton:
+        assert triton.served_version(rate) is None
+        first = register(network(2))
+        deploy_version(None, kind=RATE)
+        said = capsys.readouterr().out
+        assert f"version {first} goes to the Python backend with ONNX Runtime: " in said
+        assert "format 'swiftqueue-rate/2' is not" in said.replace('"', "'")
+        assert (triton.served_version(rate), served()) == (first, champion)
+        loaded, _ = networks.load(network(2))
+        flows = [inputs(raw(n)) for n in (5, 15, 35)]
+        answer = triton.infer(np.stack([networks.padded(one) for one in flows]), rate)
+        for one, rate_H in zip((5, 15, 35), answer.y_BH, strict=True):
+            np.testing.assert_allclose(rate_H, networks.forecast(loaded, raw(one)), rtol=1e-4)
+
+        second = register(network(3))
+        deploy_version(None, kind=RATE)
+        assert triton.served_version(rate) == second == Registry(rate).alias("champion")
+        rollback_champion(and_hold=True, kind=RATE)
+        assert triton.served_version(rate) == first
+        assert hold.held() is None
+        with pytest.raises(ValueError, match="until `swiftqueue release --model rate`"):
+            deploy_version(second, kind=RATE)
+        assert hold.release(RATE)
+        deploy_version(second, kind=RATE)
+
+        bad = np.stack([networks.padded(flows[0])])
+        bad[0, 2, 8] = np.nan
+        with pytest.raises(TritonError, match=r"window: rtt is NaN or outside \["):
+            triton.infer(bad, rate)
+        with pytest.raises(TritonError, match="shape"):
+            triton.infer(flows[0][None], rate)
+
+    capsys.readouterr()
+    assert print_status(kind=RATE) == 0
+    told = capsys.readouterr().out
+    assert f"triton, rate: serves version {second} by the Python backend with ONNX Runtime" in told
+    assert print_status() == 0
+    told = capsys.readouterr().out
+    assert f"triton: serves version {champion} by " in told
+    assert f"triton, rate: serves version {second} by " in told
+    assert (deploy_log.last_served() or {})["version"] == champion
+    assert (deploy_log.last_served(kind=RATE) or {})["model"] == rate
+    with Triton() as triton:
+        triton.unload(rate)
+        assert print_status(kind=RATE) == 1
+        assert "serves no version" in (said := capsys.readouterr().out)
+        assert "swiftqueue deploy --model rate" in said
+        assert serve_champion(RATE) == second == triton.served_version(rate)
+        assert served() == champion
+
+
+def test_what_cannot_be_served_is_one_line_and_the_champion_goes_on(
+    champion: int, network: Callable[[int], Path], tmp_path: Path
+) -> None:
+    """A definition of other samples, a network that failed the gate, one of another model."""
+    import shutil
+
+    from serving.deploy.checks import DeployError
+    from serving.deploy.deployment import deploy_version
+    from serving.triton.endpoint import Triton
+    from serving.triton.repository import MODELS, RATE
+
+    good = register(network(2))
+    deploy_version(good, kind=RATE)
+
+    def spoilt(name: str, **changed: object) -> int:
+        folder = Path(shutil.copytree(network(4), tmp_path / name))
+        about = json.loads((folder / "model.json").read_text())
+        (folder / "model.json").write_text(json.dumps(about | changed))
+        return register(folder)
+
+    for version, line in (
+        (spoilt("hash", schema_hash="0" * 64), r"made for samples 0{64}, not [0-9a-f]{64}; train again"),
+        (spoilt("format", format="swiftqueue-artifact/2"), "format 'swiftqueue-artifact/2' is not"),
+    ):
+        with pytest.raises(DeployError, match=line) as failure:
+            deploy_version(version, kind=RATE)
+        assert "\n" not in str(failure.value)
+    failed = register(network(5), gate="failed")
+    with pytest.raises(ValueError, match=f"version {failed} did not pass the gate"):
+        deploy_version(failed, kind=RATE)
+    with Triton() as triton:
+        assert triton.served_version(MODELS[RATE]) == good
+    assert served() == champion

@@ -1,0 +1,70 @@
+"""LFQ's reward and labels."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from laboratory.lfq import settings
+from laboratory.lfq.flows import best_limit, better_arm, drawn, reward
+from laboratory.runs import execution
+from laboratory.runs.resolve import cells, identity, resolve
+from laboratory.scenarios.files import load, path_of
+
+
+def test_reward_is_throughput_less_what_waits() -> None:
+    assert reward(1e6, 0, 10) == pytest.approx(1.0)
+    assert reward(1e6, 10, 10) == pytest.approx((1e6 - 10 * 10 * 1446) / 1e6)
+    assert reward(1e6, 10, 0.01) == pytest.approx(1 - 0.01 * 10 * 1446e-6)
+
+
+def test_the_better_arm_is_learned() -> None:
+    assert better_arm(7, 1.0, 2.0) == 8
+    assert better_arm(7, 2.0, 1.0) == 6
+    assert better_arm(7, 1.0, 1.0) == 6  # a shorter queue for the same
+    assert better_arm(1, 2.0, 1.0) == 1
+    assert better_arm(1000, 1.0, 2.0) == 1000
+
+
+def test_the_best_limit_is_the_smallest_that_is_nearly_as_good() -> None:
+    rewards = {2: 0.5, 8: 0.985, 16: 0.995, 64: 1.0}
+    assert best_limit(rewards, 0) == 64
+    assert best_limit(rewards, 0.01) == 16
+    assert best_limit(rewards, 0.02) == 8
+    assert best_limit({2: -1.0, 8: -1.005, 16: -2.0}, 0.01) == 2
+
+
+def test_more_environments_leave_the_first_ones_as_they_are() -> None:
+    few, many = settings.load(["environments=10"]), settings.load(["environments=500"])
+    assert [drawn(few, n)[0] for n in range(10)] == [drawn(many, n)[0] for n in range(10)]
+    found = [drawn(many, n)[0] for n in range(300)]
+    assert {one.tcp for one in found} == {"new_reno", "bic"}
+    assert all(5 <= one.mbps <= 25 and 5 <= one.rtt_ms <= 25 for one in found)
+    assert all(3.75 <= one.seconds <= 6.25 for one in found)
+
+
+def test_a_run_is_known_by_what_its_weights_are(tmp_path: Path) -> None:
+    """Not by the file's name; the program gets a path that is there, and no hash."""
+    raw = yaml.safe_load(path_of("confucius-web").read_text())
+    weights = tmp_path / "weights.safetensors"
+    weights.write_bytes(b"one")
+    disc = {"type": "swiftqueue::LfqQueueDisc", "attributes": {"Weights": str(weights)}}
+    raw["axis"] = {"label": "rule", "points": {"LFQ": {"set": {"bottlenecks.0.disc": disc}}}}
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump(raw))
+    scenario = load(file)
+    cell = next(cells("mine", scenario))
+    run = resolve(scenario, cell, {"kind": "default"}, [])
+    given = execution.with_paths(execution.Job("x", run))["bottlenecks"][0]["disc"]
+    assert given == disc
+    assert run["bottlenecks"][0]["disc"]["content"]
+    weights.write_bytes(b"two")
+    other = resolve(scenario, cell, {"kind": "default"}, [])
+    assert identity(other, "program") != identity(run, "program")
+    weights.unlink()
+    says = rf"^bottlenecks\.0\.disc\.attributes\.Weights: {re.escape(str(weights))} cannot be read$"
+    with pytest.raises(ValueError, match=says):
+        resolve(scenario, cell, {"kind": "default"}, [])
