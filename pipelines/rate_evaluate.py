@@ -41,11 +41,13 @@ def evaluate(params: RateEvaluateParams, flows: Path, models: Sequence[Path]) ->
     from models.rate.study import scores, summary
 
     by_seed: dict[int, dict[str, RateNetwork]] = {}
+    fields: list[str] = []
     about = paths_in(flows)
     for folder in models:
         network, described = load_network(folder)
         if described["made_of"]["paths"] != about:
             raise StageError(f"{folder} was trained on other flows than {flows}; run the stage `rate_train`")
+        fields = described["made_of"]["params"]["fields"]
         by_seed.setdefault(described["seed"], {})[described["architecture"]["name"]] = network
     if missing := [f"{kind}-{seed}" for seed, own in by_seed.items() for kind in KINDS if kind not in own]:
         raise StageError(f"network {missing[0]} is missing; run the stage `rate_train`")
@@ -55,6 +57,7 @@ def evaluate(params: RateEvaluateParams, flows: Path, models: Sequence[Path]) ->
     kinds = [path["kind"] for path in about.values()]
     return {
         "flows": len(every),
+        "fields": fields,  # that the networks' layers saw; none: all
         "paths": {kind: kinds.count(kind) for kind in sorted(set(kinds))},
         **summary(found),
     }

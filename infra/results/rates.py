@@ -13,6 +13,7 @@ from laboratory.report import tables as lab
 from models.json_file import read_object
 
 FILE: Final = Path("docs/results/rate.json")
+FIELDS_FILE: Final = Path("docs/results/rate-fields.json")  # of networks that see some fields alone
 PARTS: Final = ("seen", "held_out")
 NEEDED: Final = {"flows", "paths", "seeds", "grid", "headline"}
 NETWORKS: Final = {"transformer": "**Transformer (ours)**", "lstm": "LSTM (the paper's)"}
@@ -20,12 +21,13 @@ NETWORKS: Final = {"transformer": "**Transformer (ours)**", "lstm": "LSTM (the p
 
 def load(root: Path) -> dict[str, Any]:
     """Read what is published below a checkout; nothing, where nothing is."""
-    path = root / FILE
-    return read_object(path) if path.is_file() else {}
+    path, some = root / FILE, root / FIELDS_FILE
+    found = read_object(path) if path.is_file() else {}
+    return {**found, "some": read_object(some)} if found and some.is_file() else found
 
 
-def take(study: Path, path: Path = FILE) -> None:
-    """Publish a study in the place of the one before.
+def take(study: Path, root: Path = Path()) -> None:
+    """Publish a study in the place of the one before it that had as many fields: all, or some.
 
     Raises:
         OSError: it is not there.
@@ -34,6 +36,7 @@ def take(study: Path, path: Path = FILE) -> None:
     found = read_object(study)
     if missing := sorted(NEEDED - set(found)):
         raise ValueError(f"{study} is no study.json of `swiftqueue rate study`: {missing[0]} is missing")
+    path = root / (FIELDS_FILE if found.get("fields") else FILE)
     write_file(path, json.dumps({**origin(), **found}, indent=1) + "\n")
 
 
@@ -50,14 +53,19 @@ def said(one: Mapping[str, Any]) -> str:
 def headline(one: Mapping[str, Any]) -> list[str]:
     """The pair with most to gain: every predictor, with the share that it forecasts too high."""
     pair = one["headline"]["pair"]
-    names = ["seen paths, %", "too high, %", "held-out paths, %", "too high, %"]
+    names = [
+        word for part in ("seen", "held-out") for word in (f"{part} paths, %", "median, %", "too high, %")
+    ]
     lines = lab.head_of(["predictor", *names])
     order = sorted(one["grid"], key=lambda name: float(one["grid"][name]["held_out"][pair]["mean"]))
     for name in order:
         cells = [one["grid"][name][part][pair] for part in PARTS]
         lines.append(
             lab.row_of(
-                [NETWORKS.get(name, f"`{name}`"), *(text for c in cells for text in (_of(c), _over(c)))]
+                [
+                    NETWORKS.get(name, f"`{name}`"),
+                    *(text for c in cells for text in (_of(c), _median(c), _over(c))),
+                ]
             )
         )
     lines.append("")
@@ -72,6 +80,26 @@ def headline(one: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"  Settled better than: {', '.join(better) or 'none'}; not than: {', '.join(others) or 'none'}."
         )
+    return lines
+
+
+def fields(one: Mapping[str, Any]) -> list[str]:
+    """The pair with most to gain, by networks that see all fields and by those that see some."""
+    if "some" not in one:
+        return [
+            "Nothing is published yet: `rate_train.fields`, `swiftqueue rate study`, `results --rates FILE`."
+        ]
+    some = one["some"]
+    told = ", ".join(f"`{field}`" for field in some["fields"])
+    lines = lab.head_of(
+        ["predictor", "fields", "seen paths, %", "median, %", "held-out paths, %", "median, %"]
+    )
+    for name in NETWORKS:
+        for seen, study in (("all", one), (told, some)):
+            cells = [study["grid"][name][part][study["headline"]["pair"]] for part in PARTS]
+            lines.append(
+                lab.row_of([NETWORKS[name], seen, *(text for c in cells for text in (_of(c), _median(c)))])
+            )
     return lines
 
 
@@ -93,6 +121,10 @@ def _of(cell: Mapping[str, Any]) -> str:
     if cell["low"] is None:
         return f"{100 * cell['mean']:.1f}"
     return f"{100 * cell['mean']:.1f} ({100 * cell['low']:.1f} to {100 * cell['high']:.1f})"
+
+
+def _median(cell: Mapping[str, Any]) -> str:
+    return f"{100 * cell['median']:.1f}"
 
 
 def _over(cell: Mapping[str, Any]) -> str:

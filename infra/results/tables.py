@@ -234,6 +234,7 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "paper-origins": lambda data: paper.origins(data.paper),
     "paper-exhibits": lambda data: paper.sections(data.paper),
     "rate-headline": partial(rate_study, rows=rates.headline),
+    "rate-fields": partial(rate_study, rows=rates.fields),
     **{f"rate-{part}": partial(rate_study, rows=partial(rates.grid, part=part)) for part in rates.PARTS},
     "targets": lambda data: lab.judged(data.of(JUDGED, "many-flows")),
     "figure8": lambda data: lab.by_control(data.of(JUDGED)),

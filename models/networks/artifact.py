@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -202,7 +203,10 @@ def _quiet(*loggers: str) -> Iterator[None]:
     for name in loggers:
         logging.getLogger(name).setLevel(logging.ERROR)
     try:
-        yield
+        with warnings.catch_warnings():  # of what PyTorch itself calls and will change
+            warnings.simplefilter("ignore", category=FutureWarning)
+            warnings.filterwarnings("ignore", "The tensor attributes .* were assigned during export")
+            yield
     finally:
         for name, level in levels.items():
             logging.getLogger(name).setLevel(level)

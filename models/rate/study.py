@@ -1,8 +1,8 @@
 """The study of rate forecasts: every predictor on the grid of prefixes and horizons, seen and held-out paths.
 
-A score is a mean over flows of |forecast / truth - 1|; beside it the share forecast too high, since
-such a mean rewards low forecasts. Intervals are Student's t over seeds: a seed is a division of the flows and
-the weights and order of a training.
+A score is a mean over flows of |forecast / truth - 1|; beside it the median, since one flow can carry the
+mean, and the share forecast too high, since such a mean rewards low forecasts. Intervals are Student's t over
+seeds: a seed is a division of the flows and the weights and order of a training.
 
 Shapes: N flows, H horizons (6).
 """
@@ -42,6 +42,7 @@ class Score:
     seed: int
     flows: int
     mape: float
+    median: float  # of what the mean is of: one flow that a path nearly stops must not be all one sees
     over: float
 
 
@@ -84,8 +85,10 @@ def _score(name: str, part: str, n: int, h: int, seed: int, rates_N: Floats, y_N
     if not (np.isfinite(rates).all() and (rates > 0).all()):
         raise ValueError(f"{name}, {n} to {HORIZONS[h]}: a forecast is 0 or infinite")
     errors = np.abs(rates / y - 1)
-    mape, over = (float(errors.mean()), float((rates > y).mean())) if len(y) else (math.nan, math.nan)
-    return Score(name, part, n, HORIZONS[h], seed, len(y), mape, over)
+    if not len(y):
+        return Score(name, part, n, HORIZONS[h], seed, 0, math.nan, math.nan, math.nan)
+    mean, median, over = float(errors.mean()), float(np.median(errors)), float((rates > y).mean())
+    return Score(name, part, n, HORIZONS[h], seed, len(y), mean, median, over)
 
 
 def summary(found: Sequence[Score]) -> dict[str, Any]:
@@ -99,8 +102,11 @@ def summary(found: Sequence[Score]) -> dict[str, Any]:
             for n in PREFIXES:
                 for k in HORIZONS:
                     of = [by[name, part, n, k, seed] for seed in seeds]
-                    over = float(np.mean([score.over for score in of]))
-                    found_here = cell([score.mape for score in of]) | {"over": over, "flows": of[0].flows}
+                    found_here = cell([score.mape for score in of]) | {
+                        "median": float(np.mean([score.median for score in of])),
+                        "over": float(np.mean([score.over for score in of])),
+                        "flows": of[0].flows,
+                    }
                     grid.setdefault(name, {}).setdefault(part, {})[f"{n}-{k}"] = found_here
     return {"seeds": seeds, "grid": grid, "headline": _headline(by, names, seeds)}
 

@@ -72,7 +72,7 @@ def test_intervals_are_students() -> None:
 def scored(ours: list[float], theirs: list[float]) -> list[Score]:
     names = ("transformer", "last-estimate", "min-rtt", "linear")
     return [
-        Score(name, part, n, k, seed, 10, (ours if name == "transformer" else theirs)[seed], 0.5)
+        Score(name, part, n, k, seed, 10, (ours if name == "transformer" else theirs)[seed], 0.1, 0.5)
         for name in names
         for part in ("seen", "held_out")
         for n in (5, 15, 35)
@@ -110,15 +110,18 @@ def test_the_study_goes_on_where_it_was_stopped(tmp_path: Path, project: Path) -
 
     # published, and drawn
     study = tmp_path / "study.json"
-    study.write_text(json.dumps(found))
-    rates.take(study, tmp_path / rates.FILE)
+    for fields in ([], ["ts", "rtt"]):
+        study.write_text(json.dumps(found | {"fields": fields}))
+        (tmp_path / rates.FILE).parent.mkdir(parents=True, exist_ok=True)
+        rates.take(study, tmp_path)
     loaded = Data.load(project)
     data = Data(loaded.evaluations, loaded.runs, loaded.benchmarks, rates=rates.load(tmp_path))
     assert any("**Transformer (ours)**" in line for line in TABLES["rate-headline"](data))
+    assert sum("`ts`, `rtt`" in line for line in TABLES["rate-fields"](data)) == 2
     assert sum(line.startswith("From ") for line in TABLES["rate-held_out"](data)) == 3
     study.write_text("{}")
     with pytest.raises(ValueError, match=r"study\.json is no study\.json of `swiftqueue rate study`: flows"):
-        rates.take(study, tmp_path / rates.FILE)
+        rates.take(study, tmp_path)
     assert TABLES["rate-headline"](Data({}, loaded.runs, {}))[0].startswith("Nothing is published yet: ")
 
     shutil.rmtree(flows / "path=p0")  # other flows than the networks'
