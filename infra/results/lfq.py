@@ -113,6 +113,30 @@ def best_of(runs: pl.DataFrame) -> list[str]:
     return lines
 
 
+def beyond(runs: pl.DataFrame) -> list[str]:
+    """Each run on paths and with TCPs that nothing was learned from."""
+    rows = runs.filter(pl.col("study") == table.BEYOND).sort(
+        "mbps", "tcp", "rule", descending=[True, False, False]
+    )
+    lines = lab.head_of(["path", "TCP", "rule", "Mbit/s", "queue mean", "limit", "out of range, %"])
+    for row in rows.iter_rows(named=True):
+        learned = row["decisions"] is not None
+        lines.append(
+            lab.row_of(
+                [
+                    f"{row['mbps']:g} Mbit/s, {row['rtt_ms']:g} ms",
+                    row["tcp"],
+                    row["rule"],
+                    f"{row['goodput_mbps']:.1f}",
+                    f"{row['queue_mean']:.1f}",
+                    f"{row['limit_mean']:.1f}" if learned else "–",
+                    f"{100 * row['fallbacks'] / row['decisions']:.0f}" if row["decisions"] else "–",
+                ]
+            )
+        )
+    return lines
+
+
 def _median(rows: pl.DataFrame, column: str) -> str:
     return f"{float(np.median((rows[column] / rows['bdp']).to_numpy())):.2f}" if rows.height else "–"
 

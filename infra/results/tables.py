@@ -252,6 +252,7 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "map-costs": lambda data: costs(data, "map-"),
     "lfq-400": lambda data: lfq.of_400(data.lfq),
     "lfq-correlations": lambda data: lfq.correlations(data.lfq),
+    "lfq-beyond": lambda data: lfq.beyond(data.lfq),
     "lfq-best": lambda data: lfq.best_of(data.lfq),
     "lfq-verdicts": lambda data: lfq.verdicts(data.lfq),
     **{

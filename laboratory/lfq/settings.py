@@ -48,6 +48,8 @@ class Settings(Checked):
     groups: Count
     long_groups: Annotated[int, Field(ge=0)]
     best_environments: Count
+    beyond_mbps: Positive
+    beyond_rtt_ms: Positive
 
     @model_validator(mode="after")
     def _sound(self) -> Settings:

@@ -1,7 +1,8 @@
 """`swiftqueue lab run lfq-400`: the table of 400 runs, and how near each network comes to the best limit.
 
-Two studies, a row per run in a table of their own. `lfq-400`: both TCPs over 100 rates and 100 round trips.
+Three studies, a row per run in a table of their own. `lfq-400`: both TCPs over 100 rates and 100 round trips.
 `lfq-best`: drawn environments that nothing was learned from, with every limit kept from beginning to end.
+`lfq-beyond`: paths and TCPs beyond those that were learned from.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from feature_store.atomic import new_file
 from feature_store.parquet import read_parquet
 from laboratory.lfq.flows import LFQ, NO_LIMIT, Disc, Environment, Flow, Simulator, content_of, drawn
 from laboratory.lfq.learning import KEPT
-from laboratory.lfq.settings import Settings, load
+from laboratory.lfq.settings import TCPS, Settings, load
 from laboratory.runs import execution
 
 NAME: Final = "lfq-400"
 BEST: Final = "lfq-best"
+BEYOND: Final = "lfq-beyond"
 FILE: Final = "lfq.parquet"
 BEST_FROM: Final = 2_000_000  # numbers of environments that nothing learns from
 LENGTHS_FROM: Final = 3_000_000
@@ -86,6 +88,12 @@ def run_table(artifact: str | None, controls: list[str] | None, overrides: list[
             for name, disc in chosen.items()
             for axis, group, environment in points(settings)
             if name != "fq 1000" or group < settings.long_groups
+        ]
+        grid += [
+            (BEYOND, name, "drawn", 0, Flow(environment, disc))
+            for name, disc in chosen.items()
+            if name != "fq 1000"
+            for environment in beyond(settings)
         ]
         found = simulator.run([flow for *_, flow in grid], NAME).rows
         rows = [
@@ -150,6 +158,16 @@ def points(settings: Settings) -> list[tuple[str, int, Environment]]:
                 )
                 found.append((axis, i % settings.groups, environment))
     return found
+
+
+def beyond(settings: Settings) -> list[Environment]:
+    """A rate and a round trip that nothing was learned from, with every TCP."""
+    paths = ((settings.beyond_mbps, settings.at_rtt_ms), (settings.at_mbps, settings.beyond_rtt_ms))
+    return [
+        Environment(tcp, mbps, rtt_ms, settings.seconds, settings.initial_window)
+        for mbps, rtt_ms in paths
+        for tcp in TCPS
+    ]
 
 
 def best_environments(settings: Settings) -> list[tuple[int, Environment]]:

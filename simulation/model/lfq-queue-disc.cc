@@ -30,12 +30,12 @@ ns3::TypeId LfqQueueDisc::GetTypeId() {
           .SetParent<FairQueueDisc>()
           .SetGroupName("SwiftQueue")
           .AddConstructor<LfqQueueDisc>()
-          .AddAttribute("Weights",
-                        "File of the network's weights (safetensors); none: limits stay FlowLimit.",
-                        ns3::StringValue(""),
-                        ns3::MakeStringAccessor(&LfqQueueDisc::SetWeights,
-                                                &LfqQueueDisc::GetWeights),
-                        ns3::MakeStringChecker())
+          .AddAttribute(
+              "Weights",
+              "File of the network's weights (safetensors); none: limits stay FlowLimit.",
+              ns3::StringValue(""),
+              ns3::MakeStringAccessor(&LfqQueueDisc::SetWeights, &LfqQueueDisc::GetWeights),
+              ns3::MakeStringChecker())
           .AddAttribute("Beyond",
                         "How far an input may be beyond the training's range, as a part of it.",
                         ns3::DoubleValue(0.25), ns3::MakeDoubleAccessor(&LfqQueueDisc::m_beyond),

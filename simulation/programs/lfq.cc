@@ -140,8 +140,7 @@ class OverTime {
 /** Everything of one run, for as long as it is simulated. */
 class Experiment {
  public:
-  Experiment(const Asked& asked, std::ostream& inputs)
-      : m_asked(asked), m_inputs(inputs) {
+  Experiment(const Asked& asked, std::ostream& inputs) : m_asked(asked), m_inputs(inputs) {
     NodeContainer nodes;  // server, router, receiver
     nodes.Create(3);
     InternetStackHelper().Install(nodes);
@@ -152,19 +151,18 @@ class Experiment {
     const Ipv4Address to = Link(nodes.Get(1), nodes.Get(2), asked.rateBps, oneWayMs, m_disc);
     Ipv4GlobalRoutingHelper::PopulateRoutingTables();
     m_disc->TraceConnectWithoutContext(
-        "PacketsInQueue",
-        Callback<void, uint32_t, uint32_t>(
-            [this](uint32_t, uint32_t packets) { m_queue.Set(packets); }));
+        "PacketsInQueue", Callback<void, uint32_t, uint32_t>(
+                              [this](uint32_t, uint32_t packets) { m_queue.Set(packets); }));
     if (m_lfq) {
       UintegerValue begin;
       m_lfq->GetAttribute("FlowLimit", begin);
       m_limit.Set(static_cast<double>(begin.Get()));
       m_lfq->TraceConnectWithoutContext(
-          "Decided", Callback<void, uint32_t, uint32_t, bool>(
-                         [this](uint32_t bucket, uint32_t limit, bool) {
-                           m_bucket = bucket;
-                           m_limit.Set(limit);
-                         }));
+          "Decided",
+          Callback<void, uint32_t, uint32_t, bool>([this](uint32_t bucket, uint32_t limit, bool) {
+            m_bucket = bucket;
+            m_limit.Set(limit);
+          }));
     }
     swiftqueue::ListenTcp(nodes.Get(2), kPort, TcpOf(asked.tcp),
                           [this](uint32_t bytes) { m_bytes += bytes; });
@@ -181,7 +179,8 @@ class Experiment {
     row << m_bytes << ',' << m_queue.Sum() / seconds << ',' << m_queue.Most() << ','
         << m_disc->GetStats().nTotalDroppedPackets << ',';
     if (m_lfq) {
-      row << m_limit.Sum() / seconds << ',' << m_lfq->GetDecisions() << ',' << m_lfq->GetFallbacks();
+      row << m_limit.Sum() / seconds << ',' << m_lfq->GetDecisions() << ','
+          << m_lfq->GetFallbacks();
     } else {
       row << ",,";
     }

@@ -3,6 +3,8 @@
 // LFQ without a network of nodes: run `build/simulation/lfq-queue-disc-test`. What is expected is
 // in closed form; the weights are a network whose answer is known.
 
+#include "../model/lfq-queue-disc.h"
+
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,7 +19,6 @@
 #include <vector>
 
 #include "../helper/queue-profiles.h"
-#include "../model/lfq-queue-disc.h"
 #include "ns3/ipv4-queue-disc-item.h"
 #include "ns3/simulator.h"
 #include "ns3/test.h"

@@ -124,6 +124,19 @@ def test_pages_and_a_call_have_their_table(
     assert experience.load(tmp_path / "lab").equals(table)
 
 
+def test_decisions_out_of_range_are_counted(program: Path, tmp_path: Path) -> None:
+    """Calls and pages are other traffic than the single greedy flows that the network learned from."""
+    run = a_run(tmp_path)
+    run["seconds"] = 6
+    weights = "docs/laboratory/models/lfq/counterfactual-10.safetensors"
+    attributes = {"Weights": weights, "MaxSize": "1000p", "FlowLimit": "100"}
+    disc = {"type": "swiftqueue::LfqQueueDisc", "attributes": attributes, "content": "x"}
+    run["bottlenecks"][0]["disc"] = disc
+    counted = simulate(program, tmp_path, run)["bottlenecks"][0]["lfq"]
+    assert counted["decisions"] > 100
+    assert 0 < counted["fallbacks"] <= counted["decisions"]
+
+
 def test_a_control_has_nothing_to_choose_without_l4s_flows(program: Path, tmp_path: Path) -> None:
     path = scenario(tmp_path, controls=["default", "random"])
     assert run_lab(Request([str(path)], seconds=6), tmp_path / "lab") == 0
@@ -143,6 +156,10 @@ def test_a_control_has_nothing_to_choose_without_l4s_flows(program: Path, tmp_pa
         (
             {"type": "swiftqueue::FairQueueDisc", "attributes": {"FlowLimit": 0}},
             "mine.yaml: axis.points.one: bottlenecks.0.disc.attributes.FlowLimit: '0' is no ",
+        ),
+        (
+            {"type": "swiftqueue::LfqQueueDisc", "attributes": {"Weights": "pyproject.toml"}},
+            "mine.yaml: axis.points.one: bottlenecks.0.disc.attributes.Weights: ",
         ),
         (
             {"type": "swiftqueue::FlowQueueDisc"},
