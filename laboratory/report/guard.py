@@ -72,13 +72,13 @@ def guarded(runs: pl.DataFrame, prefix: str = FIRST) -> list[str]:
 def tried(runs: pl.DataFrame) -> list[str]:
     """Return what each form of the guard changed on the seeds that it was chosen on."""
     here = runs.filter(pl.col("scenario").str.starts_with(TRIED))
-    names = ("P99", "P99.9", "S1's goodput", "classic share")
-    lines = head_of(["scenario", "guard", "moved, %", *names, "S1's L4S flows", "settled harm"])
+    lines = head_of(
+        ["scenario", "guard", "moved, %", "P99", "classic share", "S1's L4S flows", "settled harm"]
+    )
     at = [place for place in places(here) if compare(here, place, "model")]
     for place in sorted(at, key=lambda place: (place.scenario, _order(place.point))):
         changes = [
-            change(here, place, "model", measure)
-            for measure in (QUEUEING_P99, QUEUEING_P999, S1_GOODPUT, CLASSIC_SHARE, L4S_GOODPUT)
+            change(here, place, "model", measure) for measure in (QUEUEING_P99, CLASSIC_SHARE, L4S_GOODPUT)
         ]
         moved = cell(here, place, "model", MOVED).text
         scenario = place.scenario.removeprefix(TRIED)
