@@ -246,6 +246,8 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "guard": lambda data: guard.guarded(data.runs),
     "guard-tried": lambda data: guard.tried(data.runs),
     "guard-kept": lambda data: guard.kept(data.runs),
+    "guard-shipped": lambda data: guard.guarded(data.runs, guard.SHIPPED),
+    "guard-shipped-kept": lambda data: guard.kept(data.runs, guard.SHIPPED),
     "premise-map": lambda data: premise_map.mapped(data.runs),
     "premise-map-counted": lambda data: premise_map.counted(data.runs),
     "map": lambda data: brief(data, "rfc9332", "map-"),

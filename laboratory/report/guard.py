@@ -22,7 +22,8 @@ from laboratory.report.measures import (
 from laboratory.report.tables import NONE, cell, change, head_of, row_of, sample
 from models.scoring.intervals import Estimate
 
-PREFIX: Final = "guard-"
+FIRST: Final = "guard-"  # scenarios with the guard's first form
+SHIPPED: Final = "shipped-guard-"
 ON: Final = "on"
 OFF: Final = "off"
 TRIED: Final = "try-guard-"
@@ -46,16 +47,16 @@ WANTED: Final = tuple(
 """What is wanted of the guard: none of these is settled to be worse by more than 2 %, or a packet's time."""
 
 
-def guarded(runs: pl.DataFrame) -> list[str]:
-    """Return the scenarios' tables: what the model changes without the guard and with it."""
-    here = runs.filter(pl.col("scenario").str.starts_with(PREFIX))
+def guarded(runs: pl.DataFrame, prefix: str = FIRST) -> list[str]:
+    """Return tables of scenarios whose names begin so: the model's changes, with the guard or without it."""
+    here = runs.filter(pl.col("scenario").str.starts_with(prefix))
     lines: list[str] = []
     for scenario in sorted(set(here["scenario"])):
         at = [p for p in places(here) if p.scenario == scenario and compare(here, p, "model")]
         if not at:
             continue
         at.sort(key=lambda place: (place.profile, place.point != OFF))
-        lines += ["", f"**{scenario.removeprefix(PREFIX)}** ({sample(here, at[0])})", ""]
+        lines += ["", f"**{scenario.removeprefix(prefix)}** ({sample(here, at[0])})", ""]
         lines += head_of(["profile", "guard", "moved, %", "default P99, ms", *(name for _, name in DELAYS)])
         for place in at:
             figures = [cell(here, place, *one).text for one in (("model", MOVED), ("default", QUEUEING_P99))]
@@ -65,19 +66,19 @@ def guarded(runs: pl.DataFrame) -> list[str]:
         for place in at:
             changes = [change(here, place, "model", measure) for measure, _ in COSTS]
             lines.append(row_of([f"`{place.profile}`", place.point, *changes, harm(here, place)]))
-    return lines[1:]
+    return lines[1:] or ["Not run."]
 
 
 def tried(runs: pl.DataFrame) -> list[str]:
     """Return what each form of the guard changed on the seeds that it was chosen on."""
     here = runs.filter(pl.col("scenario").str.starts_with(TRIED))
-    names = ("P99", "P99.9", "S1's goodput", "classic share")
-    lines = head_of(["scenario", "guard", "moved, %", *names, "S1's L4S flows", "settled harm"])
+    lines = head_of(
+        ["scenario", "guard", "moved, %", "P99", "classic share", "S1's L4S flows", "settled harm"]
+    )
     at = [place for place in places(here) if compare(here, place, "model")]
     for place in sorted(at, key=lambda place: (place.scenario, _order(place.point))):
         changes = [
-            change(here, place, "model", measure)
-            for measure in (QUEUEING_P99, QUEUEING_P999, S1_GOODPUT, CLASSIC_SHARE, L4S_GOODPUT)
+            change(here, place, "model", measure) for measure in (QUEUEING_P99, CLASSIC_SHARE, L4S_GOODPUT)
         ]
         moved = cell(here, place, "model", MOVED).text
         scenario = place.scenario.removeprefix(TRIED)
@@ -99,12 +100,12 @@ def harm(runs: pl.DataFrame, place: Place) -> str:
     return ", ".join(cost.name for cost in found.broken() if cost.settled) or "none"
 
 
-def kept(runs: pl.DataFrame) -> list[str]:
+def kept(runs: pl.DataFrame, prefix: str = FIRST) -> list[str]:
     """Say what part of the model's gain in figure 8 is left with the guard."""
     lines = head_of(
         ["`uncoupled`, P99 against default", "without the guard", "with it", "kept", "wanted", "seeds"]
     )
-    changes = [change_of(runs, _place(point), "model", QUEUEING_P99) for point in (OFF, ON)]
+    changes = [change_of(runs, _place(prefix, point), "model", QUEUEING_P99) for point in (OFF, ON)]
     if None in changes:
         return ["Not run."]
     off, on = (found for found in changes if found)
@@ -112,8 +113,8 @@ def kept(runs: pl.DataFrame) -> list[str]:
     return [*lines, row_of(["figure 8", percent(off), percent(on), _part(on, off), wanted, str(on.n)])]
 
 
-def _place(point: str) -> Place:
-    return Place(f"{PREFIX}figure8", point, "uncoupled")
+def _place(prefix: str, point: str) -> Place:
+    return Place(f"{prefix}figure8", point, "uncoupled")
 
 
 def _part(on: Estimate, off: Estimate) -> str:

@@ -80,6 +80,7 @@ struct GuardStatistics {
   std::array<Counter, Guard::kStateNames.size()> receivers;  // by state, now
   Counter trials;
   Counter stops;
+  Counter grown;
   Counter pairs;
 
   void add(const Guard::Counts& before, const Guard::Counts& now) {
@@ -88,6 +89,7 @@ struct GuardStatistics {
     }
     trials.add(now.trials - before.trials);
     stops.add(now.stops - before.stops);
+    grown.add(now.grown - before.grown);
     pairs.add(now.pairs - before.pairs);
   }
 };

@@ -8,7 +8,7 @@ import polars as pl
 from lab_rows import NO_NOISE, run_row
 
 from laboratory.report.comparison import Place
-from laboratory.report.guard import guarded, harm, kept
+from laboratory.report.guard import SHIPPED, guarded, harm, kept, tried
 from laboratory.runs.results import SCHEMA
 
 
@@ -43,4 +43,18 @@ def test_harm_is_named_where_it_is_settled() -> None:
 def test_the_table_has_both_points_side_by_side() -> None:
     lines = guarded(rows(off=0.6, on=0.7))
     assert [line.split(" | ")[1] for line in lines if line.startswith("| `uncoupled`")] == ["off", "on"] * 2
-    assert guarded(rows(off=0.6, on=0.7).filter(pl.col("control") == "default")) == []
+    assert guarded(rows(off=0.6, on=0.7).filter(pl.col("control") == "default")) == ["Not run."]
+    assert guarded(rows(off=0.6, on=0.7), SHIPPED) == ["Not run."]
+
+
+def test_each_form_that_was_tried_has_a_row() -> None:
+    runs = rows(off=0.6, on=0.7).with_columns(
+        pl.col("scenario").replace("guard-figure8", "try-guard-figure8"),
+        pl.col("point").replace({"on": "one packet, watched"}),
+    )
+    lines = tried(runs)
+    assert [line.split(" | ")[:2] for line in lines[2:]] == [
+        ["| figure8", "off"],
+        ["| figure8", "one packet, watched"],
+    ]
+    assert tried(rows(off=0.6, on=0.7)) == ["Not run."]

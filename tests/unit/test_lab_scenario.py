@@ -58,12 +58,13 @@ def test_the_projects_scenarios_are_sound(name: str) -> None:
         assert environment_at(scenario, cell.point, name).senders["s1"].groups
     # the maps ask what the standard queue leaves, the guard where the model harms there; one names each disc
     # and pages-and-video and the long ones make captures, nothing is compared in them
-    some = ("map-", "guard-", "try-guard-", "confucius-", "pages-and-video", "premise-map", "long-")
+    some = ("map-", "guard-", "shipped-guard-", "try-guard-", "confucius-", "pages-and-video", "premise-map")
+    some += ("long-",)
     if not name.startswith(some) or name == "guard-figure8":
         assert scenario.profiles == ["rfc9332", "uncoupled"]
     # what no choice at all is worth, what the model costs, what a new head and the guard bring, who picks
     fewer = ("split", "many-flows", "figure8-finetuned", "ladder", "guard-", "confucius-web", "who-picks")
-    fewer += ("try-guard-", "premise-map", "pages-and-video", "long-")
+    fewer += ("shipped-guard-", "try-guard-", "premise-map", "pages-and-video", "long-")
     if not name.startswith(fewer):
         assert set(scenario.controls) == set(CONTROLS)
     if not name.startswith("long-"):  # of which a stage takes `explore`
@@ -657,21 +658,17 @@ def test_a_damaged_replay_gets_one_line(
 def test_the_guard_is_judged_as_the_agent_ships_it() -> None:
     """Without the guard a run is the one that was published before there was one."""
     ships = ControllerParams()
-    for name in fnmatch.filter(names(), "guard-*"):
-        scenario = load(path_of(name))
-        on, off = (
-            control_of(environment_at(scenario, point, name), "model", model=Model(Path(), ""), share=0)
-            for point in ("on", "off")
-        )
-        assert {key: value for key, value in on.items() if key not in off} == {
-            "guard": "on",
-            "guard_packets": PAIR_PACKETS,
-            "guard_growth": MOST_GROWTH,
-            "max_moved_share": ships.max_moved_share,
-        }
-        assert (on["max_moved_unacked"], on["margin_us"], on["margin_share"]) == (
-            ships.max_moved_unacked,
-            ships.margin_us,
-            ships.margin_share,
-        )
-        assert not {"guard", "guard_packets", "guard_growth", "max_moved_share"} & set(off)
+    first = {"guard": "on", "max_moved_share": ships.max_moved_share}
+    shipped = first | {"guard_packets": PAIR_PACKETS, "guard_growth": MOST_GROWTH}
+    off = control_of(load(path_of("figure8")).environment, "model", model=Model(Path(), ""), share=0)
+    assert not set(shipped) & set(off)
+    for prefix, more in (("guard-*", first), ("shipped-guard-*", shipped)):
+        for name in fnmatch.filter(names(), prefix):
+            environment = environment_at(load(path_of(name)), "on", name)
+            on = control_of(environment, "model", model=Model(Path(), ""), share=0)
+            assert {key: value for key, value in on.items() if key not in off} == more
+            assert (on["max_moved_unacked"], on["margin_us"], on["margin_share"]) == (
+                ships.max_moved_unacked,
+                ships.margin_us,
+                ships.margin_share,
+            )

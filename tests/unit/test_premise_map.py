@@ -1,0 +1,72 @@
+"""The map between the premise and the standard: what a square says, and that its picture has all of them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import polars as pl
+from lab_rows import NO_NOISE, run_row
+
+from infra.results.map_picture import premise_map
+from laboratory.report.premise_map import SCENARIO, Setting, counted, mapped, settings_of, square
+from laboratory.runs.results import SCHEMA
+from models.scoring.plot_style import svg
+
+STEPS, COUPLINGS, WEIGHTS = ("1ms", "5ms"), (0, 2), (0.5, 0.1)
+
+
+def parameters(step: str, coupling: float, weight: float) -> str:
+    attributes = {"LStep": step, "CouplingFactor": str(coupling), "CWeight": str(weight)}
+    return json.dumps({"bottlenecks": [{"rate_bps": 100_000_000, "disc": {"attributes": attributes}}]})
+
+
+def rows(model: float, seeds: int = 5, **figures: Any) -> pl.DataFrame:
+    """All settings; the oracle halves P99 everywhere, the model makes it such a part of default's."""
+    found = []
+    for step, coupling, weight in itertools.product(STEPS, COUPLINGS, WEIGHTS):
+        place: dict[str, Any] = {"scenario": SCENARIO, "point": f"{step} {coupling} {weight}", "packets": 1e6}
+        place["parameters"] = parameters(step, coupling, weight)
+        for seed, noise in enumerate(NO_NOISE[:seeds], 1):
+            found.append(run_row("default", seed, 10_000.0, **place))
+            found.append(run_row("oracle", seed, 5_000.0 * noise, **place))
+            found.append(run_row("model", seed, 10_000.0 * model * noise, **place, **figures))
+    return pl.DataFrame(found, schema=SCHEMA)
+
+
+def words(runs: pl.DataFrame, control: str) -> set[str]:
+    found = [square(runs, place, control) for place in settings_of(runs).values()]
+    return {one.word for one in found if one}
+
+
+def test_a_square_says_what_is_settled() -> None:
+    assert words(rows(0.5), "oracle") == {"pays"}
+    assert words(rows(1.5), "model") == {"harms"}
+    assert words(rows(1.0), "model") == {"open"}
+    assert words(rows(0.5, classic_share=0.05), "model") == {"harms others"}
+    assert words(rows(1.5, seeds=4), "model") == {"open"}
+
+
+def test_settings_are_read_from_the_runs() -> None:
+    assert set(settings_of(rows(1.0))) == {
+        Setting(step_ms, coupling, share)
+        for step_ms, coupling, share in itertools.product((1.0, 5.0), (0.0, 2.0), (0.5, 0.9))
+    }
+
+
+def test_the_table_has_a_row_for_each_setting() -> None:
+    lines = mapped(rows(1.5))
+    assert len([line for line in lines if line.startswith("| 0.")]) == 8
+    assert lines[-1].startswith("| 0.9 | 2 | 5 | 10.00 | -50.0 % (")
+    assert lines[-1].endswith("| harms: P99 |")
+    assert "it pays at 8, harms at 0," in " ".join(counted(rows(1.5)))
+    assert mapped(rows(1.0).clear()) == counted(rows(1.0).clear()) == ["Not run."]
+
+
+def test_the_picture_has_a_number_in_each_square() -> None:
+    drawn = svg(lambda: premise_map(rows(12.0))).decode()
+    assert drawn.count(">-50 %<") == drawn.count(">× 12<") == 8
+    assert drawn.count(">of 10 ms<") == 16
+    for said in ("P99 falls", "P99 grows", "not settled", "L has 90 % of the link"):
+        assert said in drawn
