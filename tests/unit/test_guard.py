@@ -72,7 +72,7 @@ def unwatched(seed: int = 1) -> Guard:
     return Guard(seed=seed, most_growth=0)
 
 
-NULLS = {
+NULLS: dict[str, Callable[[np.random.Generator], Any]] = {
     "signs": lambda rng: rng.choice([-1.0, 1.0], 192),
     "normal": lambda rng: np.clip(rng.normal(0, 0.4, 192), -1, 1),
     "heavy tails": lambda rng: np.clip(rng.standard_t(1.5, 192) / 20, -1, 1),

@@ -17,7 +17,7 @@ def rows(off: float, on: float, seeds: int = 5, **figures: Any) -> pl.DataFrame:
     found = []
     for point, part in (("off", off), ("on", on)):
         for seed, noise in enumerate(NO_NOISE[:seeds], 101):
-            place = {"scenario": "guard-figure8", "point": point, "packets": 1e6}
+            place: dict[str, Any] = {"scenario": "guard-figure8", "point": point, "packets": 1e6}
             found.append(run_row("default", seed, 10_000.0, **place))
             found.append(run_row("model", seed, 10_000.0 * part * noise, **place, **figures))
     return pl.DataFrame(found, schema=SCHEMA)
