@@ -28,6 +28,7 @@ from waiting import wait_until
 
 from benchmarks.inference_references import typical_features
 from feature_store.atomic import write_file
+from feature_store.events.definition import EVENTS
 from infra.local import processes
 from infra.local.native_backend import SOURCES, with_native_backend
 from infra.local.processes import free_ports
@@ -518,7 +519,7 @@ def test_an_event_stream_is_served_natively_and_by_onnx_runtime(
     native.push(make(), 1)
     pushed = native.push(folder, 2, previous=1)
     assert (pushed.backend, pushed.reason) == (Backend.NATIVE, "")
-    assert [list(each.dims) for each in native.triton.config().input] == [[72, 44]]
+    assert [list(each.dims) for each in native.triton.config().input] == [[72, len(EVENTS.features)]]
     for batch in (1, 2, 64):
         x_BWF = windows(folder, batch, seed=batch)
         answer = native.triton.infer(x_BWF)
