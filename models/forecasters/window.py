@@ -90,7 +90,7 @@ class WindowForecaster(Forecaster):
         names = input_names(params.inputs, params.more_inputs)
         train, validation = (_examples(some, tokens, names) for some in (learnt, held_out))
         shown = train.gather(np.unique(np.linspace(0, len(train) - 1, FIT_WINDOWS).astype(np.int64)))
-        units = {each.name: each.unit for each in (*QUERY_INPUTS, *FEATURES)}
+        units = {each.name: each.unit for each in QUERY_INPUTS} | {each.name: each.unit for each in FEATURES}
         features = fit_features(shown, names, [units[name] for name in names])
         torch.manual_seed(seed)
         model = _network(features, fit_target(train.y_us_NH, params.target), params)

@@ -44,17 +44,17 @@ int32_t IdOf(std::unordered_map<Key, int32_t>& ids, std::vector<Key>& keys, Key 
 
 }  // namespace
 
-BatchMove::BatchMove(const Batching& params, int tokens, agent::Definition definition,
-                     bool logged)
+BatchMove::BatchMove(const Batching& params, int tokens, agent::Definition definition, bool logged)
     : m_params(params),
       m_sender(tokens, {.margin_us = params.marginUs,
                         .margin_share = params.marginShare,
                         .max_moved_unacked = params.maxMovedUnacked,
                         .max_moved_share = params.maxMovedShare,
-                         .guard = {.on = params.guard,
-                                   .pair_packets = params.guardPackets,
-                                   .most_growth = params.guardGrowth}}),
-      m_x_BWF(static_cast<std::size_t>(agent::kMaxWindows * tokens * agent::features_of(definition))),
+                        .guard = {.on = params.guard,
+                                  .pair_packets = params.guardPackets,
+                                  .most_growth = params.guardGrowth}}),
+      m_x_BWF(
+          static_cast<std::size_t>(agent::kMaxWindows * tokens * agent::features_of(definition))),
       m_logged(logged) {
   m_sender.set_model(tokens, definition);
 }

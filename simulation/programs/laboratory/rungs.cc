@@ -26,7 +26,8 @@ constexpr float kWorseUs = 1e9;  // than any margin
 
 class Rung : public BatchMove {
  public:
-  explicit Rung(const Batching& params) : BatchMove(params, kTokens, agent::Definition::kWindow, false) {}
+  explicit Rung(const Batching& params)
+      : BatchMove(params, kTokens, agent::Definition::kWindow, false) {}
 
  protected:
   /** Fills both rows: `answer` gives the classic queue's and the L4S queue's latency in us. */
