@@ -42,7 +42,7 @@ struct Decisions {
   const std::int64_t* first;  // in ascending order, each with 8 packets
   int queue;                  // of the candidates; -1: the one they were sent in
   Told told;
-  std::int64_t* cut;          // events before the decision
+  std::int64_t* cut;  // events before the decision
   float* x_DHF;
 };
 
@@ -138,8 +138,7 @@ std::int64_t sq_events_replay(std::int64_t packets, const std::int64_t* sent_ns,
                               const std::int64_t* acked_ns, const float* latency_us, int previous,
                               std::uint8_t* ack, std::int64_t* packet, std::int64_t* time_ns,
                               float* x_EF, std::int64_t decisions, const std::int64_t* first,
-                              int candidate_queue, int told, std::int64_t* cut,
-                              float* x_DHF) {
+                              int candidate_queue, int told, std::int64_t* cut, float* x_DHF) {
   try {
     return replay({packets, sent_ns, size_bytes, flow_id, receiver_id, queue, acked_ns, latency_us},
                   previous != 0, {ack, packet, time_ns, x_EF},

@@ -248,7 +248,8 @@ class EventStream {
     const float previous_us = acknowledged.scopes[2]->last_us;
     float queueing_us = 0;
     if (visible) {
-      float& least_us = receivers_.try_emplace(acknowledged.what.receiver_id, latency_us).first->second;
+      float& least_us =
+          receivers_.try_emplace(acknowledged.what.receiver_id, latency_us).first->second;
       least_us = std::min(least_us, latency_us);
       queueing_us = latency_us - least_us;
     }
@@ -458,7 +459,7 @@ class EventStream {
   detail::Scope sender_;
   std::array<detail::Scope, kQueues> queues_{};
   std::unordered_map<std::int32_t, detail::Scope> flows_;  // its elements stay where they are
-  std::unordered_map<std::int32_t, float> receivers_;  // least latency of each
+  std::unordered_map<std::int32_t, float> receivers_;      // least latency of each
   std::vector<Packet> packets_;
   std::vector<std::int32_t> free_;
   detail::PacketIndex outstanding_;  // the packets in flight
