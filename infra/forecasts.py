@@ -18,6 +18,7 @@ import polars as pl
 
 from feature_store.atomic import write_file
 from feature_store.packets.schema import QUEUES, scan_packets, traces_in
+from feature_store.parquet import read_parquet
 from models.forecasters.forecaster import Trace, Variant, Waits, decision_times, variants
 from models.forecasters.walk import FORMS, Asked, run, within_training
 from models.import_closure import code_hash
@@ -137,14 +138,12 @@ def waits_of(packets: pl.DataFrame, truth: Path) -> Waits:
     """Read what the packets of a table would have waited in either queue.
 
     Raises:
-        OSError: the file is not there.
-        ValueError: it does not tell that, or is of other packets.
+        ValueError: the file cannot be read, does not tell that, or is of other packets.
     """
     columns = ("sent_ns", "default_queue", "classic_wait_us", "l4s_wait_us")
-    schema = pl.read_parquet_schema(truth)
-    if missing := [name for name in columns if name not in schema]:
+    table = read_parquet([truth])
+    if missing := [name for name in columns if name not in table.columns]:
         raise ValueError(f"{truth}: column {missing[0]} is missing; it must tell of both queues")
-    table = pl.read_parquet(truth, columns=list(columns))
     if not table["sent_ns"].equals(packets["sent_ns"]):
         raise ValueError(f"{truth}: its {table.height} packets are not the {packets.height} of the trace")
     classic, l4s = (table[name].fill_null(float("nan")).to_numpy() for name in columns[2:])

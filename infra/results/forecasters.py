@@ -169,7 +169,7 @@ def choices(published: Mapping[str, Any]) -> list[str]:
     """
     lines = lab.head_of(CHOICE_HEAD)
     for kind in CHOICES:
-        one = _published(published, choice_entry(kind))
+        one = entry(published, choice_entry(kind))
         never, always = one["choice"]["never_ms"], one["choice"]["always_ms"]
         lines.append(lab.row_of([kind, "never move", "", f"{never:.2f}", *[""] * 5]))
         lines.append(lab.row_of([kind, "always move", "", f"{always:.2f}", *[""] * 5]))
@@ -200,7 +200,7 @@ def coverages(published: Mapping[str, Any]) -> list[str]:
     """
     lines: list[str] = []
     for kind in CHOICES:
-        for name, variant in _published(published, choice_entry(kind))["variants"].items():
+        for name, variant in entry(published, choice_entry(kind))["variants"].items():
             for form in ("tuned", "pretrained"):
                 scores = variant[form]
                 if coverage := scores.get("coverage"):
@@ -224,13 +224,18 @@ def told(published: Mapping[str, Any]) -> list[str]:
     lines = lab.head_of(TOLD_HEAD)
     for kind in CHOICES:
         for each in TOLD:
-            scores = _published(published, choice_entry(kind, each))["variants"][CHALLENGER]["tuned"]
+            scores = entry(published, choice_entry(kind, each))["variants"][CHALLENGER]["tuned"]
             numbers = (("average_precision", 3), ("mae_ms", 2), ("regret_ms", 2))
             lines.append(lab.row_of([kind, each, *(_with_ends(scores[key], n) for key, n in numbers)]))
     return lines
 
 
-def _published(published: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def entry(published: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """What is published under a name.
+
+    Raises:
+        ValueError: nothing is.
+    """
     if name not in published:
         raise ValueError(f"{FILE} has no {name}: swiftqueue results --forecasts {name} FILE")
     return published[name]  # type: ignore[no-any-return]

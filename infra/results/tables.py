@@ -132,9 +132,7 @@ def scores(data: Data, name: str) -> list[str]:
 
 def forecasts(data: Data, name: str) -> list[str]:
     """Every variant's scores on one kind of trace, with tuned heads and without."""
-    if name not in data.forecasters:
-        raise ValueError(f"{forecasters.FILE} has no {name}: swiftqueue results --forecasts {name} FILE")
-    one = data.forecasters[name]
+    one = forecasters.entry(data.forecasters, name)
     tables = [line for form in FORMS for line in ["", f"{FORMS[form]}:", "", *forecasters.rows(one, form)]]
     return [*_wrapped(forecasters.said(one)), *tables]
 

@@ -13,20 +13,19 @@ from laboratory.lfq.table import STATIC
 
 Values = dict[int, float]  # by group
 TABLE_TARGETS: Final = ((0.01, 0.97, 0.6), (10.0, 0.90, 0.3))  # alpha, throughput and queue over FqCoDel's
+_OFFLINE: Final = {
+    ("new_reno", "bandwidth"): 0.95,
+    ("new_reno", "delay"): 0.95,
+    ("bic", "bandwidth"): 0.75,
+    ("bic", "delay"): 0.60,
+}
+_ONLINE: Final = dict.fromkeys([("new_reno", "bandwidth"), ("new_reno", "delay")], 0.85) | dict.fromkeys(
+    [("bic", "bandwidth"), ("bic", "delay")], 0.70
+)
 LEAST_CORRELATION: Final = {
-    # rule, TCP, axis
-    ("counterfactual", "new_reno", "bandwidth"): 0.95,
-    ("counterfactual", "new_reno", "delay"): 0.95,
-    ("counterfactual", "bic", "bandwidth"): 0.75,
-    ("counterfactual", "bic", "delay"): 0.60,
-    ("offline", "new_reno", "bandwidth"): 0.95,
-    ("offline", "new_reno", "delay"): 0.95,
-    ("offline", "bic", "bandwidth"): 0.75,
-    ("offline", "bic", "delay"): 0.60,
-    ("online", "new_reno", "bandwidth"): 0.85,
-    ("online", "new_reno", "delay"): 0.85,
-    ("online", "bic", "bandwidth"): 0.70,
-    ("online", "bic", "delay"): 0.70,
+    (rule, tcp, axis): least  # counterfactual labels are held to what the offline ones are
+    for rule, some in (("counterfactual", _OFFLINE), ("offline", _OFFLINE), ("online", _ONLINE))
+    for (tcp, axis), least in some.items()
 }
 LEAST_OF_BEST: Final = 0.9  # of the best static limit's reward, per environment
 

@@ -17,11 +17,11 @@ import numpy as np
 import polars as pl
 
 from feature_store.atomic import new_file
-from feature_store.parquet import read_parquet
 from laboratory.lfq.flows import LFQ, NO_LIMIT, Disc, Environment, Flow, Simulator, content_of, drawn
 from laboratory.lfq.learning import KEPT
 from laboratory.lfq.settings import TCPS, Settings, load
 from laboratory.runs import execution
+from laboratory.runs.results import kept_table
 
 NAME: Final = "lfq-400"
 BEST: Final = "lfq-best"
@@ -210,15 +210,4 @@ def read(output: Path) -> pl.DataFrame:
     Raises:
         ValueError: the file is damaged, or another version of this project made it.
     """
-    path = output / FILE
-    if not path.is_file():
-        return pl.DataFrame(schema=SCHEMA)
-    try:
-        table = read_parquet([path])
-    except ValueError:
-        raise ValueError(f"{path} is damaged: remove it, and `swiftqueue lab run {NAME}` again") from None
-    if table.schema != pl.Schema(SCHEMA):
-        raise ValueError(
-            f"{path} was made by another version: remove it, and `swiftqueue lab run {NAME}` again"
-        )
-    return table
+    return kept_table(output / FILE, SCHEMA, f"swiftqueue lab run {NAME}")

@@ -14,9 +14,8 @@ import numpy as np
 import polars as pl
 
 from feature_store.atomic import new_file
-from feature_store.parquet import read_parquet
 from laboratory.runs.execution import SUMMARY, folder_of
-from laboratory.runs.results import COMPLETE, KEY
+from laboratory.runs.results import COMPLETE, KEY, kept_table
 from laboratory.runs.results import load as load_results
 
 FILE: Final = "experience.parquet"
@@ -59,16 +58,7 @@ def load(output: Path) -> pl.DataFrame:
     Raises:
         ValueError: the file is damaged, or another version of this project made it.
     """
-    path = output / FILE
-    if not path.is_file():
-        return pl.DataFrame(schema=SCHEMA)
-    try:
-        table = read_parquet([path])
-    except ValueError:
-        raise ValueError(f"{path} is damaged: remove it, and `swiftqueue lab run` again") from None
-    if table.schema != pl.Schema(SCHEMA):
-        raise ValueError(f"{path} was made by another version: remove it, and `swiftqueue lab run` again")
-    return table
+    return kept_table(output / FILE, SCHEMA, "swiftqueue lab run")
 
 
 def collect(output: Path, scenarios: Sequence[str]) -> pl.DataFrame:

@@ -98,6 +98,23 @@ def load(output: Path) -> pl.DataFrame:
     return table.with_columns(pl.col("profile").replace(FORMER_PROFILES))
 
 
+def kept_table(path: Path, schema: Mapping[str, Any], command: str) -> pl.DataFrame:
+    """Return a table beside the results; none yet is an empty one.
+
+    Raises:
+        ValueError: the file is damaged, or another version of this project made it; `command` makes it again.
+    """
+    if not path.is_file():
+        return pl.DataFrame(schema=schema)
+    try:
+        table = read_parquet([path])
+    except ValueError:
+        raise ValueError(f"{path} is damaged: remove it, and `{command}` again") from None
+    if table.schema != pl.Schema(schema):
+        raise ValueError(f"{path} was made by another version: remove it, and `{command}` again")
+    return table
+
+
 def merge(output: Path, rows: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
     """Put rows in the place of those of the same key, and return all.
 

@@ -101,7 +101,6 @@ def run(variant: Variant, seed: int, traces: Sequence[Trace], asked: Asked, say:
     }
     for form in FORMS:
         said = walked[form]
-        threshold_BH = late_from(asked.last_flow_BH)
         scores, drawn = score_with_replicates(
             said.us_BH,
             asked.came_BH,
@@ -109,7 +108,7 @@ def run(variant: Variant, seed: int, traces: Sequence[Trace], asked: Asked, say:
             time_ns_B=asked.time_ns_B,
             false_alarm_rate=FALSE_ALARMS,
             seed=DRAWS_SEED,
-            lateness_BH=None if said.spread is None else said.spread.above(threshold_BH),
+            lateness_BH=None if said.spread is None else said.spread.above(late_from(asked.last_flow_BH)),
         )
         replicates = {} if drawn is None else drawn._asdict()
         parts: dict[str, Any] = {}

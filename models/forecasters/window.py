@@ -17,7 +17,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from feature_store.events.event_stream import AS_SENT, INPUTS
+from feature_store.events.event_stream import AS_SENT, INPUTS, Events
 from feature_store.events.windows import FEATURES, HORIZON, bdp_packets, iter_windows, schema_hash, tokens_for
 from models.forecasters.forecaster import Floats, Forecaster, Part, Say
 from models.forecasters.queries import QUERY_INPUTS, column, replayed
@@ -196,19 +196,21 @@ def windows_of(part: Part, tokens: int, names: Sequence[str], queue: int = AS_SE
         done += len(here)
         if done == len(part):
             break
-    if (queue, part.told) != (AS_SENT, "all"):  # of an input that both have, a query's value is a candidate's
-        asked_BHF = replayed(part, queue).x_DHF
+    as_they_are = (queue, part.told) == (AS_SENT, "all")
+    if as_they_are and len(own) == len(names):
+        return x_BWF
+    found = replayed(part, queue)
+    if not as_they_are:  # of an input that both have, a query's value is a candidate's
         for number, name in enumerate(own):
             if name in SHARED:
-                x_BWF[:, -HORIZON:, number] = column(asked_BHF, name)
+                x_BWF[:, -HORIZON:, number] = column(found.x_DHF, name)
     if len(own) < len(names):
-        _add_events(x_BWF[..., len(own) :], part, names[len(own) :], queue)
+        _add_events(x_BWF[..., len(own) :], part, names[len(own) :], found)
     return x_BWF
 
 
-def _add_events(x_BWM: Floats, part: Part, names: Sequence[str], queue: int) -> None:
+def _add_events(x_BWM: Floats, part: Part, names: Sequence[str], found: Events) -> None:
     """Write inputs of the event log into windows: a token's of its SEND, a candidate's of its query."""
-    found = replayed(part, queue)
     places = [[each.name for each in INPUTS].index(name) for name in names]
     sent_NM = found.x_EF[~found.ack_E][:, places]
     history = x_BWM.shape[1] - HORIZON

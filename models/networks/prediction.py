@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from models.architecture import MEDIAN
+from models.networks.query_predictor import anchored
 from models.networks.scaling import Target
 from models.networks.window_network import WindowNetwork
 
@@ -82,9 +83,7 @@ def latencies(model: Headed, encoded: Encoded) -> Floats:
     """Latencies in µs (B, H) by the head of `model`, of decisions that its own encoder has encoded."""
     if model.quantiles:
         return quantiles(model, encoded)[..., model.quantiles.index(MEDIAN)]
-    with torch.no_grad():
-        us_BH = model.to_us(model.head(encoded.read_BRD) + encoded.anchor_BH)
-    return us_BH.cpu().numpy()
+    return _answers(model, encoded).cpu().numpy()
 
 
 def quantiles(model: Headed, encoded: Encoded) -> Floats:
@@ -92,9 +91,12 @@ def quantiles(model: Headed, encoded: Encoded) -> Floats:
 
     Sorting never harms their loss (Chernozhukov, Fernandez-Val and Galichon, Econometrica 78(3), 2010).
     """
+    return _answers(model, encoded).sort(-1).values.cpu().numpy()
+
+
+def _answers(model: Headed, encoded: Encoded) -> Tensor:
     with torch.no_grad():
-        us_BHL = model.to_us(model.head(encoded.read_BRD) + encoded.anchor_BH[..., None])
-    return us_BHL.sort(-1).values.cpu().numpy()
+        return model.to_us(anchored(model.head(encoded.read_BRD), encoded.anchor_BH))
 
 
 def predict(model: WindowNetwork, windows: RawWindows) -> Floats:
