@@ -43,5 +43,5 @@ def test_a_long_trace_and_its_truth_are_of_the_same_packets(project: Path, tmp_p
     with pytest.raises(ValueError, match="column l4s_wait_us is missing"):
         waits_of(packets, other)
     other.write_bytes(b"no table")
-    with pytest.raises(ValueError, match="other.parquet cannot be read"):
+    with pytest.raises(ValueError, match=r"other\.parquet cannot be read"):
         waits_of(packets, other)
