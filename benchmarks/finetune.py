@@ -1,10 +1,13 @@
 """Fine-tuning the head on one minute of 100 Mbit/s: cached encoder outputs against the uncached encoder.
 
+Beside it a live round's encoding of packets: the event stream's against the window's, as `pipelines/live`
+does it, on all cores.
+
 Ours is `models.training.finetuning.finetune_head` as the stage runs it, the one pass through the encoder
 included, on all cores. The reference is what one writes first: torch's own `TransformerEncoder` on every
 batch of every epoch, frozen (eval mode, no gradient), same weights, batches, loss, optimizer and threads.
 
-Shapes: N windows, B batch, W window tokens, F features, H horizon (8 packets).
+Shapes: N windows, B batch, W window tokens, F features, H horizon (8 packets), P packets.
 """
 
 from __future__ import annotations
@@ -12,7 +15,9 @@ from __future__ import annotations
 import copy
 import itertools
 import os
+import tempfile
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -20,9 +25,12 @@ import numpy as np
 from benchmarks.rows import Row, interleaved_medians
 
 if TYPE_CHECKING:
+    import polars as pl
     from torch import nn
 
+    from models.networks.artifact import Description
     from models.networks.transformer import Predictor
+    from models.networks.window_network import WindowNetwork
     from models.training.examples import Examples
     from models.training.finetuning import FinetuneParams
 
@@ -35,16 +43,20 @@ EPOCHS: Final = 10
 BATCH: Final = 512
 DISTINCT: Final = 4096  # made-up windows; the minute repeats them, which changes no time measured
 REFERENCE_BATCHES: Final = 8  # measured of an epoch's 123; equal batches cost the same each
+ENCODED: Final = 100_000  # packets that a round encodes here; time grows with their number
+SPACING_NS: Final = 120_000  # of packets of 1500 bytes at 100 Mbit/s
+FLOWS: Final = 8
+RECEIVERS: Final = 3
 
 
 def measure(rounds: int) -> list[Row]:
-    """Seconds for 10 epochs, ours and the reference, each `rounds` times in turn."""
+    """Seconds for 10 epochs and for a round's encoding, ours and the references, each `rounds` times in turn."""
     import torch
 
     threads = torch.get_num_threads()
     torch.set_num_threads(os.cpu_count() or 1)
     try:
-        return [_row(rounds)]
+        return [_row(rounds), _encoding_row(rounds)]
     finally:
         torch.set_num_threads(threads)
 
@@ -79,6 +91,86 @@ def _row(rounds: int) -> Row:
         ratio=reference / ours,
         unit="s",
         rounds=rounds,
+    )
+
+
+def _encoding_row(rounds: int) -> Row:
+    from pipelines.live.encoding import Encoding
+    from serving.engine import Engine
+
+    packets = _packets()
+    with tempfile.TemporaryDirectory() as root:
+
+        def encoding_s(name: str, model: WindowNetwork, description: Description) -> float:
+            from models.networks import artifact
+
+            artifact.save(Path(root) / name, model, description)
+            engine = Engine(Path(root) / name)
+            started = time.perf_counter()
+            with Encoding(packets, engine, description.tokens, 0) as encoding:
+                encoding.take(ENCODED // HORIZON)
+            return time.perf_counter() - started
+
+        events, windows = _event_stream(), _window()
+        ours, reference = interleaved_medians(
+            rounds, lambda: encoding_s("event-stream", *events), lambda: encoding_s("window", *windows)
+        )
+    return Row(
+        name=f"a live round encodes {ENCODED:,} packets: event stream, its windows made",
+        ours=ours,
+        reference=reference,
+        reference_name=f"the window model, windows of {TOKENS} tokens, the same packets and cores",
+        ratio=reference / ours,
+        unit="s",
+        rounds=rounds,
+    )
+
+
+def _event_stream() -> tuple[WindowNetwork, Description]:
+    """An event stream of the sizes in params.yaml that nobody trained."""
+    from benchmarks.inference_references import typical_features
+    from feature_store.events.definition import EVENTS
+    from models.networks.artifact import Description
+    from models.networks.event_transformer import EventArchitecture
+    from models.networks.event_window import EventWindowPredictor
+    from models.networks.scaling import Target
+
+    sizes = EventArchitecture(anchor="expected_latency_us")
+    features = typical_features(EVENTS.features)
+    model = EventWindowPredictor(features, features, Target("log", 9.0, 1.0), sizes).eval()
+    return model, Description(sizes.band + HORIZON, EVENTS.schema_hash, "acked")
+
+
+def _window() -> tuple[WindowNetwork, Description]:
+    """A window model of the sizes in params.yaml that nobody trained."""
+    from benchmarks.inference_references import make_model
+    from feature_store.events.definition import WINDOW
+    from models.networks.artifact import Description
+
+    model = make_model("candidates", "last_latency_flow_us")
+    return model, Description(TOKENS, WINDOW.schema_hash, "acked")
+
+
+def _packets() -> pl.DataFrame:
+    """A made-up packet table (P rows) at 100 Mbit/s: several flows and receivers, latencies about 20 ms."""
+    import polars as pl
+
+    rng = np.random.default_rng(1)
+    packet_P = np.arange(ENCODED)
+    sent_ns_P = packet_P * SPACING_NS
+    latency_us_P = rng.lognormal(np.log(20_000), 0.3, ENCODED).astype(np.float32)
+    flow_P = rng.integers(FLOWS, size=ENCODED)
+    return pl.DataFrame(
+        {
+            "packet": packet_P,
+            "sent_ns": sent_ns_P,
+            "flow_id": flow_P,
+            "receiver_id": flow_P % RECEIVERS,
+            "size_bytes": np.full(ENCODED, 1500),
+            "queue": np.where(flow_P % 2 > 0, "l4s", "classic"),
+            "acked_ns": sent_ns_P + (latency_us_P * 1e3).astype(np.int64),
+            "latency_us": latency_us_P,
+        }
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
+    from feature_store.events.window_library import Feature
     from models.networks.scaling import ScaledFeature
     from models.networks.transformer import Predictor, Readout
 
@@ -25,8 +26,8 @@ Windows = npt.NDArray[np.float32]
 Call = Callable[[Windows], Any]
 
 
-def typical_features() -> list[ScaledFeature]:
-    """Return the features of today's windows, scaled to fit most traces: for models that nobody trained."""
+def typical_features(features: Sequence[Feature] | None = None) -> list[ScaledFeature]:
+    """Return the features of today's windows, or others, scaled to fit most traces: for models that nobody trained."""
     from feature_store.events.windows import FEATURES
     from models.networks.scaling import ScaledFeature, transform_of
 
@@ -34,7 +35,7 @@ def typical_features() -> list[ScaledFeature]:
         ScaledFeature(f.name, f.unit, "log1p", 6.0, 2.0)
         if transform_of(f.unit) == "log1p"
         else ScaledFeature(f.name, f.unit)
-        for f in FEATURES
+        for f in (FEATURES if features is None else features)
     ]
 
 
