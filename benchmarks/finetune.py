@@ -50,7 +50,7 @@ RECEIVERS: Final = 3
 
 
 def measure(rounds: int) -> list[Row]:
-    """Seconds for 10 epochs and for a round's encoding, ours and the references, each `rounds` times in turn."""
+    """Seconds for 10 epochs and for a round's encoding, beside their references, `rounds` times in turn."""
     import torch
 
     threads = torch.get_num_threads()

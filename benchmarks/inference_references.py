@@ -27,7 +27,7 @@ Call = Callable[[Windows], Any]
 
 
 def typical_features(features: Sequence[Feature] | None = None) -> list[ScaledFeature]:
-    """Return the features of today's windows, or others, scaled to fit most traces: for models that nobody trained."""
+    """Return features, today's windows' if none are given, scaled to fit most traces: for untrained models."""
     from feature_store.events.windows import FEATURES
     from models.networks.scaling import ScaledFeature, transform_of
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from benchmarks.rows import Row
+from benchmarks.simulated_traces import PARAMS_FILE, given, simulated
 from feature_store.state import private_dir, state_dir
 from models import json_lines
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from pipelines.live.minute import Minute
 
-PARAMS_FILE: Final = Path("params.yaml")
 PRETRAINED: Final = Path("data/models/pretrained")
 FIRST_SEED: Final = 701  # of the simulated traces; 1 and 2 are the default traces'
 ARMS: Final = {"4,096 windows beside it": 4096}
@@ -66,9 +65,10 @@ def measure(rounds: int, packets: str | None = None) -> list[Row]:
     private_dir(folder)
     log = folder / "rounds.jsonl"
     log.unlink(missing_ok=True)
+    seeds = range(FIRST_SEED, FIRST_SEED + rounds)
     found = []
     with contextlib.redirect_stdout(sys.stderr):  # `--json` owns the standard output
-        for name, table in _given(Path(packets)) if packets else _simulated(rounds, folder):
+        for name, table in given(Path(packets)) if packets else simulated(folder, SECONDS, seeds):
             for one in walk(table):
                 json_lines.append(log, {"trace": name, **one})
                 found.append(one)
@@ -166,34 +166,3 @@ def rows(found: Sequence[dict[str, Any]]) -> list[Row]:
             ratio = (a / b if key == LATE else b / a) if a and b else 1.0
             made.append(Row(said, a, b, WITHOUT, ratio, "", len(pairs)))
     return made
-
-
-def _given(folder: Path) -> Iterator[tuple[str, pl.DataFrame]]:
-    from feature_store.packets.schema import scan_packets
-
-    names = sorted(path.name.removeprefix("trace=") for path in folder.glob("trace=*"))
-    if not names:
-        raise ValueError(f"{folder} has no packet table; `swiftqueue extract FILE -o {folder}` makes one")
-    for name in names:
-        yield name, scan_packets(folder, name).collect()
-
-
-def _simulated(traces: int, folder: Path) -> Iterator[tuple[str, pl.DataFrame]]:
-    """Traces of section `simulate`, each made once."""
-    from feature_store.packets.extract import Job
-    from feature_store.packets.extract_many import extract_traces
-    from models.section import read_all
-    from pipelines.simulate import SimulateParams, simulate
-    from pipelines.simulators import build_simulator
-
-    section = read_all(PARAMS_FILE)["simulate"]
-    for seed in range(FIRST_SEED, FIRST_SEED + traces):
-        made = folder / f"seed-{seed}"
-        if not made.is_dir():
-            print(f"simulating {SECONDS:.0f} s, seed {seed}", flush=True)
-            params = SimulateParams(**(section | {"seeds": [seed], "duration_s": SECONDS}))
-            with tempfile.TemporaryDirectory(dir=folder) as scratch:
-                (capture,) = simulate(params, Path(scratch), build_simulator())
-                extract_traces([Job(capture, f"seed-{seed}", None, "acks")], Path(scratch) / "packets")
-                (Path(scratch) / "packets").rename(made)
-        yield from _given(made)

@@ -116,6 +116,7 @@ class Benchmark(StrEnum):
     linerate = "linerate"
     live = "live"
     marker = "marker"
+    pretrain = "pretrain"
     queues = "queues"
     rate = "rate"
     reservoir = "reservoir"
@@ -463,7 +464,7 @@ def bench(
         float | None, typer.Option(help="extract: its memory over one capture of so many GB")
     ] = None,
     packets: Annotated[
-        str | None, typer.Option(help="reservoir: a folder of packet tables, instead of simulated traces")
+        str | None, typer.Option(help="reservoir, pretrain: a folder of packet tables, instead of simulated")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="print a JSON list of rows")] = False,
     publish: Annotated[

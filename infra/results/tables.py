@@ -261,6 +261,7 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
             *("capacity", "extract", "finetune", "gate", "inference", "ingest", "linerate"),
             *(
                 "live",
+                "pretrain",
                 "rate",
                 "reservoir",
                 "serving",

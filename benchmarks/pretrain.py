@@ -1,0 +1,106 @@
+"""How long the event stream learns from 1.5 million packets until its validation error is next to its least.
+
+The forecaster of `forecasters.yaml` learns from simulated traces as in every other place, on one core. Its
+least validation error is that of all its epochs, so the time is known at the end only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from benchmarks.rows import Row
+from benchmarks.simulated_traces import given, simulated
+from feature_store.state import private_dir, state_dir
+
+if TYPE_CHECKING:
+    from models.forecasters.forecaster import Part
+
+PACKETS: Final = 1_500_000
+SECONDS: Final = 660.0  # of a simulated trace
+FIRST_SEED: Final = 801  # nothing is judged on these
+MOST_TRACES: Final = 10
+VARIANT: Final = "event-stream"
+NEXT_TO: Final = 1.02  # times the least validation error
+WANTED_S: Final = 600.0
+WANTED_TARGETS_PER_S: Final = 20_000.0
+
+
+def measure(rounds: int, packets: str | None = None) -> list[Row]:
+    """Train with seeds 1 to `rounds`; medians of seconds, and of targets a second and core.
+
+    Raises:
+        ValueError: the folder `packets` has no packet table.
+        RuntimeError: a trace could not be simulated.
+    """
+    folder = state_dir() / "pretrain"
+    private_dir(folder)
+    with contextlib.redirect_stdout(sys.stderr):  # `--json` owns the standard output
+        parts = list(_parts(Path(packets) if packets else None, folder))
+        found = [_seconds(parts, seed) for seed in range(1, rounds + 1)]
+    learnt = sum(part.packets.height for part in parts)
+    seconds, rates = (statistics.median(column) for column in zip(*found, strict=True))
+    return [
+        Row(
+            f"until the validation error is within 2 % of its least: {learnt:,} packets, {VARIANT}, one core",
+            seconds,
+            WANTED_S,
+            "ten minutes, wanted",
+            WANTED_S / seconds,
+            "s",
+            rounds,
+        ),
+        Row(
+            "targets a second and core",
+            rates,
+            WANTED_TARGETS_PER_S,
+            "20,000, wanted",
+            rates / WANTED_TARGETS_PER_S,
+            "targets/s",
+            rounds,
+        ),
+    ]
+
+
+def _parts(packets: Path | None, folder: Path) -> Iterator[Part]:
+    """Whole traces to learn from, PACKETS in all where there are so many."""
+    from feature_store.packets.schema import HORIZON
+    from models.forecasters.forecaster import Part
+    from models.training.protocol import Slice
+
+    seeds = range(FIRST_SEED, FIRST_SEED + MOST_TRACES)
+    left = PACKETS
+    for name, table in given(packets) if packets else simulated(folder, SECONDS, seeds):
+        part = table.head(left)
+        yield Part(name, part, Slice(0, part.height // HORIZON))
+        left -= part.height
+        if left < HORIZON:
+            return
+
+
+def _seconds(parts: list[Part], seed: int) -> tuple[float, float]:
+    """Seconds until the error was next to its least, and targets a second."""
+    import torch
+
+    from models.forecasters.event_stream import EventStreamParams, trained
+    from models.forecasters.forecaster import variants
+
+    (variant,) = variants(Path("forecasters.yaml"), [VARIANT])
+    params = variant.params
+    assert isinstance(params, EventStreamParams)  # noqa: S101 - of that section
+    torch.set_num_threads(1)
+    started, ends = time.perf_counter(), list[float]()
+
+    def say(line: str) -> None:
+        ends.append(time.perf_counter() - started)
+        print(f"seed {seed}, {ends[-1]:.0f} s: {line}", flush=True)
+
+    _, epochs = trained(parts, params, seed, say)
+    errors = [epoch["validation_log_mse"] for epoch in epochs]
+    reached = next(end for end, error in zip(ends, errors, strict=True) if error <= NEXT_TO * min(errors))
+    return reached, statistics.median(epoch["targets_per_s"] for epoch in epochs)

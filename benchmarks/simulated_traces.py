@@ -1,0 +1,53 @@
+"""Packet tables that benchmarks learn from: those of a folder, or simulated ones, each made once."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    import polars as pl
+
+PARAMS_FILE: Final = Path("params.yaml")
+
+
+def given(folder: Path) -> Iterator[tuple[str, pl.DataFrame]]:
+    """Names and packet tables of a folder.
+
+    Raises:
+        ValueError: it has none.
+    """
+    from feature_store.packets.schema import scan_packets
+
+    names = sorted(path.name.removeprefix("trace=") for path in folder.glob("trace=*"))
+    if not names:
+        raise ValueError(f"{folder} has no packet table; `swiftqueue extract FILE -o {folder}` makes one")
+    for name in names:
+        yield name, scan_packets(folder, name).collect()
+
+
+def simulated(folder: Path, seconds: float, seeds: Iterable[int]) -> Iterator[tuple[str, pl.DataFrame]]:
+    """Traces of section `simulate`, kept in a folder.
+
+    Raises:
+        RuntimeError: a trace could not be simulated.
+    """
+    from feature_store.packets.extract import Job
+    from feature_store.packets.extract_many import extract_traces
+    from models.section import read_all
+    from pipelines.simulate import SimulateParams, simulate
+    from pipelines.simulators import build_simulator
+
+    section = read_all(PARAMS_FILE)["simulate"]
+    for seed in seeds:
+        made = folder / f"seed-{seed}"
+        if not made.is_dir():
+            print(f"simulating {seconds:.0f} s, seed {seed}", flush=True)
+            params = SimulateParams(**(section | {"seeds": [seed], "duration_s": seconds}))
+            with tempfile.TemporaryDirectory(dir=folder) as scratch:
+                (capture,) = simulate(params, Path(scratch), build_simulator())
+                extract_traces([Job(capture, f"seed-{seed}", None, "acks")], Path(scratch) / "packets")
+                (Path(scratch) / "packets").rename(made)
+        yield from given(made)
