@@ -27,7 +27,7 @@ Call = Callable[[Windows], Any]
 
 
 def typical_features(features: Sequence[Feature] | None = None) -> list[ScaledFeature]:
-    """Return features, today's windows' if none are given, scaled to fit most traces: for untrained models."""
+    """Return features (default: today's windows'), scaled to fit most traces: for models nobody trained."""
     from feature_store.events.windows import FEATURES
     from models.networks.scaling import ScaledFeature, transform_of
 
