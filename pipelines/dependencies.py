@@ -48,7 +48,7 @@ def main() -> None:
             each = stage.get("do", stage)  # of a stage for each trace
             each["deps"] = dependencies(each)
             if name in read and list(each["params"]) != read[name]:  # else a comment there stays
-                each["params"] = read[name]
+                each["params"][:] = read[name]
         with path.open("w") as file:
             yaml.dump(document, file)
 

@@ -19,7 +19,7 @@ HEAVY_TAILED_UNITS: Final = ("us", "bytes", "packets")  # times, sizes and count
 # An input that hardly varies in the pre-training slice (a constant packet size, say) must not turn a
 # small later change into a huge one: no scale below a tenth of a natural-log unit.
 SCALE_FLOOR: Final = 0.1
-# Divides an input that a network is not to see: no value of one then changes a digit of what it is added to.
+# Divides an input that a network is not to see: nothing that a sender has then changes a digit of a sum.
 UNSEEN_SCALE: Final = 1e30
 MIN_LATENCY_US: Final = 1.0  # the logarithm's floor; captures resolve 1 µs at best
 

@@ -1,4 +1,4 @@
-"""A network of the loop in one file: that of docs/add-a-network.md, taken from the page through every door."""
+"""A network of the loop in one file: that of docs/add-a-network.md, taken from the page."""
 
 from __future__ import annotations
 
@@ -107,6 +107,7 @@ def test_its_file_and_its_section_are_all_that_is_asked_for(params: Path, projec
     assert chosen(params).name == NAME
     assert chosen(params).tokens(params) is None
     assert NAME in sections.sections()
+    assert len(artifact.networks()) == len(names())  # each has a name of its own in model.json
     sections.check({NAME: yaml.safe_load(params.read_text())[NAME]})
     assert dependencies.parameters()["pretrain"][-1] == NAME
     table = toy_world.bottleneck_table("t", 9)
