@@ -91,7 +91,8 @@ def _reads(path: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
                         files.append(str(found.relative_to(PROJECT)))
                     elif part.value.endswith("/") and found.is_dir():
                         files += [str(each.relative_to(PROJECT)) for each in found.glob("*.py")]
-                    elif "." in part.value and (_file(part.value) or path).name == "__init__.py":
-                        inside = PROJECT.joinpath(*part.value.split(".")).glob("*.py")
-                        modules += [f"{part.value}.{each.stem}" for each in inside]
+                    elif "." in part.value:
+                        package = PROJECT.joinpath(*part.value.split("."))
+                        if (package / "__init__.py").is_file():
+                            modules += [f"{part.value}.{each.stem}" for each in package.glob("*.py")]
     return tuple(modules), tuple(files)
