@@ -97,7 +97,7 @@ def export(module: Any, path: Path) -> Path:
     import torch
 
     from feature_store.events.windows import FEATURES
-    from models.networks.artifact import ONNX_OPSET
+    from models.networks.files import ONNX_OPSET
 
     for name in ("torch.onnx", "torch.utils.flop_counter"):  # they warn of packages we do not use
         logging.getLogger(name).setLevel(logging.ERROR)

@@ -1,41 +1,15 @@
-"""Which predictor the whole loop has, and the sizes of the one that has a section of its own.
-
-Without PyTorch: the stage that makes the windows reads them, too.
-"""
+"""Sizes of networks over events and queries, without PyTorch: the stage that makes the windows reads them."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from pydantic import Field, field_validator
 
-from models.section import Above0, Count, Section, read, read_all
+from models.section import Above0, Count, Section
 
 MEDIAN = 0.5
 BLOCK = 64  # events whose band is one piece of attention
-
-
-class ArchitectureParams(Section):
-    """The predictor of the loop: trained, judged, registered, served, and tuned in live rounds."""
-
-    section: ClassVar = "architecture"
-    name: Literal["window", "event-stream"]
-    """`window` has its sizes in section `pretrain`, `event-stream` in the section of its name."""
-
-
-def event_stream(params: Path) -> EventStreamLoop | None:
-    """Section `event-stream` where a parameter file chooses that predictor, else None.
-
-    A file of before there was a choice, without a section `architecture`, means the window.
-
-    Raises:
-        ValueError: a section is missing, or a value cannot be; the line names it.
-    """
-    if ArchitectureParams.section not in read_all(params):
-        return None
-    chosen = read(params, ArchitectureParams).name
-    return read(params, EventStreamLoop) if chosen == EventStreamLoop.section else None
 
 
 class QueryFit(Section):

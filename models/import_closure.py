@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -18,6 +19,7 @@ PROJECT: Final = Path(__file__).resolve().parent.parent
 def files_of(*modules: str) -> list[Path]:
     """Files, relative to the project, that these modules are made of: Python, C++ sources, templates."""
     found: set[Path] = set()
+    named: set[Path] = set()
     todo = list(modules)
     while todo:
         module = todo.pop()
@@ -27,10 +29,10 @@ def files_of(*modules: str) -> list[Path]:
         if path is None or path in found or _only_words(path):
             continue
         found.add(path)
-        imported, named = _reads(path)
-        found |= {PROJECT / name for name in named}
+        imported, beside = _reads(path)
+        named |= {PROJECT / name for name in beside}
         todo += imported
-    return sorted(path.relative_to(PROJECT) for path in found)
+    return sorted(path.relative_to(PROJECT) for path in found | named)
 
 
 def code_hash(*modules: str) -> str:
@@ -54,13 +56,25 @@ def _only_words(path: Path) -> bool:
     return path.name == "__init__.py" and all(isinstance(node, ast.Expr) for node in body)
 
 
+def _run(node: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a tree but those that only a type checker sees."""
+    yield node
+    for child in ast.iter_child_nodes(node):
+        if not (isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING"):
+            yield from _run(child)
+
+
 @cache
 def _reads(path: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Modules that a file imports, wherever, and files beside it or in other rooms that constants name."""
+    """Modules that a file imports, wherever, and files beside it or in other rooms that constants name.
+
+    What is found at run time is named by a constant, too: a package (`models.loop`) stands for an import of
+    all that is in it, a folder with a slash (`loop/`) for the Python files there.
+    """
     modules: list[str] = []
     files: list[str] = []
     tree = ast.parse(path.read_text())
-    for node in ast.walk(tree):
+    for node in _run(tree):
         if isinstance(node, ast.Import):
             modules += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -72,6 +86,13 @@ def _reads(path: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
                     folder = path.parent  # or, of `room/name`, the folder that the rooms lie in
                     if "/" in part.value:
                         folder = PROJECT / path.relative_to(PROJECT).parts[0]
-                    if (folder / part.value).is_file():
-                        files.append(str((folder / part.value).relative_to(PROJECT)))
+                    found = folder / part.value
+                    if found.is_file():
+                        files.append(str(found.relative_to(PROJECT)))
+                    elif part.value.endswith("/") and found.is_dir():
+                        files += [str(each.relative_to(PROJECT)) for each in found.glob("*.py")]
+                    elif "." in part.value:
+                        package = PROJECT.joinpath(*part.value.split("."))
+                        if (package / "__init__.py").is_file():
+                            modules += [f"{part.value}.{each.stem}" for each in package.glob("*.py")]
     return tuple(modules), tuple(files)

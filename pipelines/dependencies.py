@@ -1,4 +1,4 @@
-"""Keeps the code that each stage of DVC depends on equal to what it imports.
+"""Keeps what each stage of DVC depends on equal to what it imports, and to the sections that it reads.
 
 Run it where a test says that they differ: `python -m pipelines.dependencies`.
 What a stage reads under data/, simulation/ and testbed/ stands in its file by hand.
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from models.import_closure import files_of
+from models.networks.loop_network import named, names
 
 FILES = ("dvc.yaml", "data/long/dvc.yaml")
 BY_HAND = ("data", "simulation", "testbed", "${item.file}")
@@ -22,17 +23,32 @@ def dependencies(stage: Any) -> list[str]:
     return [*code, "pipelines/run", *(dep for dep in stage["deps"] if dep.startswith(BY_HAND))]
 
 
+def parameters() -> dict[str, list[str]]:
+    """Parameters of the stages that read a section of each network of the loop, by stage."""
+    networks = [named(name) for name in names()]
+    of = [(one, one.params().section) for one in networks]
+    rows = [f"{section}.{key}" for one, section in of for key in one.row_keys]
+    others = [section for _, section in of if section != "pretrain"]
+    return {
+        "windows": ["windows", "extract.traces", "architecture", *rows],
+        "pretrain": ["pretrain", "architecture", *others],
+    }
+
+
 def main() -> None:
-    """Write the dependencies of every stage into its file, and leave the rest as it is."""
+    """Write what every stage depends on into its file, and leave the rest as it is."""
     from ruamel.yaml import YAML
 
+    read = parameters()
     yaml = YAML()
     yaml.width = 4096
     for path in map(Path, FILES):
         document = yaml.load(path)
-        for stage in document["stages"].values():
+        for name, stage in document["stages"].items():
             each = stage.get("do", stage)  # of a stage for each trace
             each["deps"] = dependencies(each)
+            if name in read and list(each["params"]) != read[name]:  # else a comment there stays
+                each["params"][:] = read[name]
         with path.open("w") as file:
             yaml.dump(document, file)
 

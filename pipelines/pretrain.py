@@ -1,6 +1,6 @@
 """Stage `pretrain`: the whole predictor on the pre-training slices of all traces.
 
-The window's is a Ray Train job; the event stream's is trained in this process, on one core.
+How it is trained, the network says (`models/loop/`).
 """
 
 from __future__ import annotations
@@ -16,43 +16,35 @@ def main(params: Given, packets: Given, windows: Given, split: Given, output: Gi
 
     from feature_store.atomic import new_folder
     from feature_store.state import state_dir
-    from models.architecture import event_stream
-    from models.forecasters import served
     from models.networks import artifact
+    from models.networks.loop_network import Data, chosen
     from models.registry.runs import stage_run
     from models.section import read, read_all
-    from models.training import pretraining
     from models.training.ray_job import discard
     from models.training.windows import load_windows
 
-    events, section = event_stream(params), read(params, pretraining.PretrainParams)
-    seed = events.seed if events else section.seed
-    how = "event stream, on one core" if events else f"starting Ray Train with {section.workers} worker(s)"
-    print(f"pretrain: {how}", flush=True)
+    network = chosen(params)
+    section: Any = read(params, network.params())
+    print(f"pretrain: {network.how(section)}", flush=True)
     found = load_windows(windows, split)
-    with stage_run("pretrain", traces=list(found.traces), params=read_all(params), seed=seed) as run:
+    with stage_run("pretrain", traces=list(found.traces), params=read_all(params), seed=section.seed) as run:
         logged = set()
 
-        def say(record: dict[str, Any]) -> None:
-            print(pretraining.epoch_line(record), flush=True)
-            if "epoch" in record:
-                run.log(record, step=record["epoch"])
-                logged.add(record["epoch"])
+        def epoch(record: dict[str, Any]) -> None:
+            run.log(record, step=record["epoch"])
+            logged.add(record["epoch"])
 
-        if events:
-            pretrained = served.pretrain(
-                found, packets, events, lambda line: print(f"pretrain: {line}", flush=True)
-            )
-        else:
-            pretrained = pretraining.pretrain(windows, split, section, state_dir(), say=say)
+        data = Data(packets, windows, split, state_dir())
+        pretrained = network.pretrain(data, section, lambda line: print(line, flush=True), epoch)
         for record in pretrained.epochs:  # of a run that was stopped, too
             if record["epoch"] not in logged:
                 run.log(record, step=record["epoch"])
+    described = artifact.Description(found.tokens, found.schema_hash, found.visibility, found.protocol)
     with new_folder(output) as folder:
-        artifact.write(folder, pretrained.model, pretrained.description)
+        artifact.write(folder, pretrained.model, described)
         pl.DataFrame(pretrained.epochs).write_csv(folder / "epochs.csv")
-    if not events:
-        discard(pretraining.storage_of(windows, split, section, state_dir()))
+    if pretrained.checkpoints:
+        discard(pretrained.checkpoints)
 
 
 if __name__ == "__main__":

@@ -15,13 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feature_store.atomic import write_file
-from feature_store.events.definition import DEFINITIONS, EVENTS, WINDOW
+from feature_store.events.definition import DEFINITIONS
 from feature_store.events.windows import iter_windows
 from feature_store.packets.schema import scan_packets
 from feature_store.quality.distribution_shift import sample_inputs
 from models.json_file import read_object
 from models.networks import artifact
-from models.networks.event_window import EventWindowPredictor
 from models.networks.prediction import predict
 from models.registry import gate
 from models.registry.bars import Verdict
@@ -106,8 +105,7 @@ def predictions(
     """
     described = found.description
     known = {one.schema_hash: one for one in DEFINITIONS}
-    events = isinstance(found.model, EventWindowPredictor)
-    definition = known.get(described.schema_hash, EVENTS if events else WINDOW)
+    definition = known.get(described.schema_hash, artifact.network_of(found.model).definition)
     if described.schema_hash in known:
         columns: slice | list[int] = slice(None)
     else:

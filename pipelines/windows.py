@@ -1,6 +1,6 @@
 """Stage `windows`: packet tables to windows, targets, and features per packet.
 
-Which rows a window has, those of `window.h` or of `event_window.h`, follows from `architecture.name`.
+Which rows a window has, those of `window.h` or of `event_window.h`, the network says (`architecture.name`).
 
 Shapes: B batches (decisions), W window tokens, F features, H horizon (8 packets).
 """
@@ -20,9 +20,9 @@ from pydantic import AfterValidator, Field, model_validator
 
 from feature_store.atomic import new_folder
 from feature_store.events import windows as fw
-from feature_store.events.definition import EVENTS, WINDOW, Definition
+from feature_store.events.definition import WINDOW, Definition
 from feature_store.packets.schema import scan_packets, traces_in
-from models.architecture import event_stream
+from models.networks.loop_network import chosen
 from models.section import Section, read, read_all
 from pipelines.stage import Given, StageError, run_stage
 
@@ -173,12 +173,13 @@ def make_windows(
     output: Path,
     params: WindowsParams,
     wanted: Sequence[str] | None = None,
-    band: int | None = None,
+    definition: Definition = WINDOW,
+    tokens: int | None = None,
 ) -> dict[str, Any]:
     """Write the windows of the traces under `packets_dir` into `output`; return meta.json's content.
 
-    Of all traces, or of those wanted: DVC leaves the table of one that params.yaml no longer names. With a
-    `band`, event windows of so many events.
+    Of all traces, or of those wanted: DVC leaves the table of one that params.yaml no longer names. With
+    `tokens` of so many rows, else of as many as `params` say.
 
     Raises:
         StageError: there is no packet table.
@@ -198,13 +199,11 @@ def make_windows(
         raise StageError(f"no packet tables under {packets_dir}; run the stage `extract` first")
 
     bdp = {t: measure(read_trace(packets_dir, t), t) for t in traces}
-    definition = WINDOW if band is None else EVENTS
-    if band is not None:
-        tokens = fw.check_tokens(band + fw.HORIZON)
-    elif params.tokens == "auto":
+    wanted_tokens = tokens or params.tokens
+    if wanted_tokens == "auto":
         tokens = fw.tokens_for(max(bdp.values()), params.tokens_min, params.tokens_max)
     else:
-        tokens = fw.check_tokens(params.tokens)
+        tokens = fw.check_tokens(wanted_tokens)
     meta: dict[str, Any] = {
         "schema_hash": definition.schema_hash,
         "tokens": tokens,
@@ -236,11 +235,11 @@ def make_windows(
 def main(params: Given, packets: Given, output: Given) -> None:
     """Read packet tables, write windows."""
     section = read(params, WindowsParams)
-    events = event_stream(params)
+    network = chosen(params)
     named = (read_all(params).get("extract") or {}).get("traces")
     wanted = list(named) if isinstance(named, dict) else None
     with new_folder(output) as partial:
-        meta = make_windows(packets, partial, section, wanted, events.band if events else None)
+        meta = make_windows(packets, partial, section, wanted, network.definition, network.tokens(params))
     for name, trace in meta["traces"].items():
         print(
             f"{name}: {trace['windows']} windows of {meta['tokens']} tokens, "

@@ -70,8 +70,9 @@ def load_model(
     import tempfile
 
     from models.networks import artifact
+    from models.networks.files import DESCRIPTION_FILE
 
-    if not isinstance(which, int) and Path(which, artifact.DESCRIPTION_FILE).is_file():
+    if not isinstance(which, int) and Path(which, DESCRIPTION_FILE).is_file():
         return Model(artifact.load(Path(which)))
     from feature_store.state import state_at, state_dir
     from models.registry import decision, registry, store

@@ -80,12 +80,14 @@ def _model(folder: Path) -> Model:
     from feature_store.events.definition import definition_of
     from models.networks.artifact import load
     from models.registry.lineage import content_hash
+    from serving.engine import Engine
 
     made_for = load(folder).description.schema_hash
     try:
         definition_of(made_for)
+        Engine(folder)  # it is in the senders of a simulation
     except ValueError as error:
-        raise ValueError(f"{folder}: {error}") from None
+        raise ValueError(f"{folder}: {str(error).removeprefix(f'{folder}/')}") from None
     return Model(folder.resolve(), content_hash(folder), said_acks(folder / ORIGIN))
 
 

@@ -27,9 +27,9 @@ from models.forecasters.forecaster import Floats, Forecaster, Part, Say
 from models.forecasters.queries import EVENT_INPUTS, QUERY_INPUTS, Inputs, replayed
 from models.forecasters.spread import Spread, spread_of
 from models.forecasters.torch_files import read_inputs, write_network
-from models.networks.artifact import load_weights
 from models.networks.event_prediction import Log, encode_log, segment
 from models.networks.event_transformer import EventArchitecture, EventPredictor
+from models.networks.files import load_weights
 from models.networks.prediction import latencies
 from models.networks.scaling import ScaledFeature, fit_features, fit_target
 from models.training.loss import example_weights

@@ -20,7 +20,7 @@ from models.forecasters.forecaster import Floats, Forecaster, Part, Say
 from models.forecasters.queries import QUERY_INPUTS, Inputs, replayed
 from models.forecasters.spread import Spread, spread_of
 from models.forecasters.torch_files import read_inputs, write_network
-from models.networks.artifact import load_weights
+from models.networks.files import load_weights
 from models.networks.prediction import Encoded, latencies
 from models.networks.query_predictor import QueryMlp
 from models.networks.scaling import ScaledFeature, Target, fit_features, fit_target

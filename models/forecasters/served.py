@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 
@@ -17,12 +17,9 @@ from feature_store.packets.schema import HORIZON, scan_packets
 from models.architecture import EventStreamLoop
 from models.forecasters.event_stream import trained
 from models.forecasters.forecaster import Trace
-from models.networks.artifact import Description
 from models.networks.event_window import served
-from models.training.pretraining import Pretrained
+from models.networks.loop_network import Pretrained
 from models.training.windows import WindowSet
-
-VISIBILITY: Final = "acked"
 
 
 def pretrain(
@@ -53,6 +50,5 @@ def pretrain(
         if len(parts[-1]) == 0:
             raise ValueError(f"trace {name}: its training slice holds no decision; use a longer protocol")
     model, epochs = trained(parts, params, params.seed, say)
-    description = Description(tokens, EVENTS.schema_hash, VISIBILITY, windows.protocol)
     numbered: list[dict[str, Any]] = [{"epoch": n, **each} for n, each in enumerate(epochs, start=1)]
-    return Pretrained(served(model), description, numbered)
+    return Pretrained(served(model), numbered)

@@ -13,7 +13,7 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import nn
 
-from models.networks.artifact import WEIGHTS_FILE, check_finite
+from models.networks.files import WEIGHTS_FILE, check_finite
 from models.networks.scaling import ScaledFeature, Target
 
 

@@ -22,8 +22,8 @@ from feature_store.events.windows import FEATURES, HORIZON, bdp_packets, iter_wi
 from models.forecasters.forecaster import Floats, Forecaster, Part, Say
 from models.forecasters.queries import QUERY_INPUTS, column, replayed
 from models.forecasters.torch_files import read_inputs, write_network
-from models.networks.artifact import load_weights
 from models.networks.bilstm import BiLstm
+from models.networks.files import load_weights
 from models.networks.prediction import predict
 from models.networks.scaling import ScaledFeature, Target, fit_features, fit_target
 from models.networks.transformer import Architecture, Predictor
@@ -58,6 +58,8 @@ class WindowParams(PretrainParams):
     """Packets of a window; none given: sized from the bandwidth-delay product of the training slices."""
     network: Literal["transformer", "bilstm"]
     """What stands between the inputs and the head."""
+    left_out: Annotated[list[str], Field(max_length=0, default_factory=list)]
+    """None: `inputs` says which there are."""
     inputs: list[str]
     """Inputs of a token, by name (docs/WINDOWS.md); none named: all."""
     more_inputs: Annotated[list[str], Field(default_factory=list)]

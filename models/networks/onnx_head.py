@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from feature_store.atomic import new_file
 from models.networks import artifact
+from models.networks.files import ONNX_FILE
 
 if TYPE_CHECKING:
     from models.networks.artifact import Artifact
@@ -29,16 +30,16 @@ def export_onnx(folder: Path, parent: Path) -> Path:
     Any other artifact, or a parent in whose network the head is not found, means a whole export.
     """
     ours, theirs = artifact.load(folder), artifact.load(parent)
-    if not (parent / artifact.ONNX_FILE).is_file() or not same_but_head(ours, theirs):
+    if not (parent / ONNX_FILE).is_file() or not same_but_head(ours, theirs):
         return artifact.export_onnx(folder)
     import onnx
 
-    network = onnx.load(str(parent / artifact.ONNX_FILE))
+    network = onnx.load(str(parent / ONNX_FILE))
     if not put_head(network, _head(theirs), _head(ours)):
         return artifact.export_onnx(folder)
-    with new_file(folder / artifact.ONNX_FILE) as partial:
+    with new_file(folder / ONNX_FILE) as partial:
         onnx.save(network, str(partial))
-    return folder / artifact.ONNX_FILE
+    return folder / ONNX_FILE
 
 
 def same_but_head(ours: Artifact, theirs: Artifact) -> bool:

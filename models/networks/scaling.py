@@ -19,6 +19,8 @@ HEAVY_TAILED_UNITS: Final = ("us", "bytes", "packets")  # times, sizes and count
 # An input that hardly varies in the pre-training slice (a constant packet size, say) must not turn a
 # small later change into a huge one: no scale below a tenth of a natural-log unit.
 SCALE_FLOOR: Final = 0.1
+# Divides an input that a network is not to see: nothing that a sender has then changes a digit of a sum.
+UNSEEN_SCALE: Final = 1e30
 MIN_LATENCY_US: Final = 1.0  # the logarithm's floor; captures resolve 1 µs at best
 
 
@@ -68,6 +70,11 @@ def _check_scale(what: str, shift: float, scale: float) -> None:
 def transform_of(unit: str) -> FeatureTransform:
     """Choose a feature's transform by its unit: flags and signs stay as they are."""
     return "log1p" if unit in HEAVY_TAILED_UNITS else "identity"
+
+
+def unseen(feature: ScaledFeature) -> ScaledFeature:
+    """Scale an input so that the network sees 0, whatever it is; all that reads a scaling can do that."""
+    return ScaledFeature(feature.name, feature.unit, scale=UNSEEN_SCALE)
 
 
 def fit_features(

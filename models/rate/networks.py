@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from feature_store.atomic import new_folder
 from feature_store.rate.definition import HORIZONS, MOST_SAMPLES, NAMES, PREFIXES, inputs, schema_hash
 from models.json_file import read_object
-from models.networks.artifact import DESCRIPTION_FILE, WEIGHTS_FILE, check_finite, write_onnx
+from models.networks.files import DESCRIPTION_FILE, WEIGHTS_FILE, check_finite, write_onnx
 from models.networks.rate_lstm import RateLstm
 from models.networks.rate_network import RateNetwork, fit_scaling
 from models.networks.rate_transformer import RateTransformer

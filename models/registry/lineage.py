@@ -62,7 +62,7 @@ def dvc_hashes(lock: Path) -> dict[str, str]:
 def content_hash(artifact: Path) -> str:
     """SHA-256 of an artifact's description and weights: two artifacts with one hash are one model."""
     # Here, because it brings PyTorch, which `swiftqueue status` can do without.
-    from models.networks.artifact import DESCRIPTION_FILE, WEIGHTS_FILE
+    from models.networks.files import DESCRIPTION_FILE, WEIGHTS_FILE
 
     digest = hashlib.sha256()
     for name in (DESCRIPTION_FILE, WEIGHTS_FILE):

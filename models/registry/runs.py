@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from feature_store.settings import settings
 from feature_store.state import experiment_name
+from models.networks.loop_network import DEFAULT, named
 from models.registry.lineage import git_commit
 from models.registry.store import clear_errors, connect, experiment, log_params, numbers, texts
 
@@ -81,10 +82,10 @@ def stage_run(
         seed: of the stage.
 
     """
-    chosen = (params.get("architecture") or {}).get("name", "window")
-    sizes = params.get("pretrain" if chosen == "window" else chosen) or {}
+    chosen = (params.get("architecture") or {}).get("name", DEFAULT)
+    sizes = params.get(named(chosen).params().section) or {}
     architecture = "x".join(str(sizes.get(key, "?")) for key in ("layers", "width", "heads"))
-    if chosen != "window":
+    if chosen != DEFAULT:
         architecture = f"{chosen} {architecture}"
     which = "+".join(traces) if len(traces) <= MOST_NAMED else f"{len(traces)} traces"
     variant = experiment_name() or settings().study or ""

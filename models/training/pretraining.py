@@ -12,10 +12,10 @@ import copy
 import math
 import tempfile
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final, Protocol
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from feature_store.events.definition import WINDOW
 from models.import_closure import code_hash
-from models.networks.artifact import Description
+from models.networks.loop_network import Data, Pretrained
 from models.networks.prediction import BATCH, encode, latencies
 from models.networks.scaling import (
     MIN_LATENCY_US,
@@ -35,10 +35,11 @@ from models.networks.scaling import (
     TargetTransform,
     fit_features,
     fit_target,
+    unseen,
 )
-from models.networks.transformer import Architecture, Predictor, Readout
+from models.networks.transformer import Architecture, Readout
 from models.networks.window_network import WindowNetwork
-from models.section import Above0, Count, Section
+from models.section import Above0, Count, Section, near
 from models.training import checkpoint
 from models.training.examples import Chosen, Examples, epoch_batches, owned, pretraining_split
 from models.training.loss import example_weights, weighted_squared_error
@@ -83,13 +84,15 @@ class PretrainParams(Section):
     """Which tokens the latencies are read from: each candidate's own, or the last one (the paper's)."""
     anchor: str | None
     """A visible latency that the network corrects, by the input's name; null is the paper's form."""
+    left_out: Annotated[list[str], Field(default_factory=list)]
+    """Inputs that it does not see, by name (docs/WINDOWS.md)."""
 
     @model_validator(mode="after")
     def _heads_divide_the_width(self) -> PretrainParams:
         if self.width % self.heads:
             raise ValueError(
-                f"pretrain.width is {self.width}; it must be a multiple of "
-                f"pretrain.heads, which is {self.heads}"
+                f"{self.section}.width is {self.width}; it must be a multiple of "
+                f"{self.section}.heads, which is {self.heads}"
             )
         return self
 
@@ -106,13 +109,20 @@ class PretrainParams(Section):
         )
 
 
-@dataclass(frozen=True)
-class Pretrained:
-    """What pre-training gives: the model of the best epoch and the record of every epoch."""
+class OverWindows(Protocol):
+    """What is asked here of a network of the loop (models/loop/window.py)."""
 
-    model: WindowNetwork
-    description: Description
-    epochs: list[dict[str, Any]]
+    @property
+    def name(self) -> str:
+        """What `architecture.name` takes."""
+
+    def params(self) -> type[Section]:
+        """Class of its section."""
+
+    def make(
+        self, features: Sequence[ScaledFeature], target: Target, params: PretrainParams, horizon: int, /
+    ) -> WindowNetwork:
+        """Make an untrained network."""
 
 
 def noam_rate(step: int, width: int, warmup_steps: int, factor: float) -> float:
@@ -121,39 +131,38 @@ def noam_rate(step: int, width: int, warmup_steps: int, factor: float) -> float:
 
 
 def pretrain(
-    windows_dir: Path,
-    split: Path,
-    params: PretrainParams,
-    state_dir: Path,
-    say: Callable[[dict[str, Any]], None],
+    data: Data, params: PretrainParams, network: OverWindows, say: Callable[[dict[str, Any]], None]
 ) -> Pretrained:
     """Train the whole predictor on the pre-training slices of all traces, as a Ray Train job.
 
-    The job's checkpoints lie under `state_dir`, in a folder named after a hash of windows, parameters and
-    code: only the same work is ever resumed. The caller removes it once the result is saved.
+    The job's checkpoints lie in a folder named after a hash of windows, parameters, network and code: only
+    the same work is ever resumed. The caller removes it once the result is saved.
 
     Raises:
         ValueError: the windows cannot be trained on, or training diverged.
     """
-    windows = load_windows(windows_dir, split)
+    windows = load_windows(data.windows, data.split)
     if windows.schema_hash != WINDOW.schema_hash:
         raise ValueError(
-            "architecture.name is window, and the windows are of another definition of features; "
+            f"architecture.name is {network.name}, and the windows are of another definition of features; "
             "run the stages `windows` and `split` again"
         )
     if params.anchor is not None and params.anchor not in windows.feature_names:
-        raise ValueError(f"pretrain.anchor is {params.anchor!r}; it must name an input or be null")
+        raise ValueError(f"{params.section}.anchor is {params.anchor!r}; it must name an input or be null")
     train, _ = pretraining_split(windows)
-    features, target = fit_scaling(windows, train, params.target)
+    features, target = fit_scaling(windows, train, params)
     config = {
-        "windows_dir": str(windows_dir.absolute()),
-        "split": str(split.absolute()),
+        "windows_dir": str(data.windows.absolute()),
+        "split": str(data.split.absolute()),
+        "network": network,
         "params": params.model_dump(),
         "features": [asdict(feature) for feature in features],
         "target": asdict(target),
         "horizon": windows.horizon,
     }
-    storage = storage_of(windows_dir, split, params, state_dir)
+    work = {**params.model_dump(), "network": network.name}
+    name = fingerprint(data.windows, data.split, work, code_hash(__name__))[:16]
+    storage = data.state / "ray" / f"pretrain-{name}"
     result = run_job(
         *(pretrain_worker, config),
         workers=params.workers,
@@ -163,27 +172,29 @@ def pretrain(
     )
     if result.checkpoint is None:
         raise ValueError(f"{storage}: the job ended without a checkpoint; remove the folder and run again")
-    model = Predictor(features, target, params.sizes(windows.horizon))
+    model = network.make(features, target, params, windows.horizon)
     with result.checkpoint.as_directory() as folder:
         model.load_state_dict(load_file(Path(folder) / checkpoint.BEST_FILE))
         progress = checkpoint.read_progress(Path(folder))
-    description = Description(windows.tokens, windows.schema_hash, windows.visibility, windows.protocol)
-    return Pretrained(model.eval(), description, progress["epochs"])
-
-
-def storage_of(windows_dir: Path, split: Path, params: PretrainParams, state_dir: Path) -> Path:
-    """Folder of the checkpoints of exactly this work."""
-    code = code_hash(__name__)
-    return state_dir / "ray" / f"pretrain-{fingerprint(windows_dir, split, params.model_dump(), code)[:16]}"
+    return Pretrained(model.eval(), progress["epochs"], storage)
 
 
 def fit_scaling(
-    windows: WindowSet, train: Examples, transform: TargetTransform
+    windows: WindowSet, train: Examples, params: PretrainParams
 ) -> tuple[tuple[ScaledFeature, ...], Target]:
-    """Fit inputs and target on the training part of the pre-training slices, and on nothing later."""
+    """Fit inputs and target on the training part of the pre-training slices, and on nothing later.
+
+    Raises:
+        ValueError: an input that is to be left out is none, or there is nothing to fit on.
+    """
+    known = list(windows.feature_names)
+    if wrong := [name for name in params.left_out if name not in known]:
+        hint = near(wrong[0], known)
+        raise ValueError(f"{params.section}.left_out names {wrong[0]!r}, which no window has; {hint}")
     chosen_N = np.unique(np.linspace(0, len(train) - 1, min(FIT_WINDOWS, len(train))).astype(np.int64))
-    features = fit_features(train.gather(chosen_N), windows.feature_names, windows.feature_units)
-    return features, fit_target(train.y_us_NH, transform)
+    features = fit_features(train.gather(chosen_N), known, windows.feature_units)
+    seen = tuple(unseen(each) if each.name in params.left_out else each for each in features)
+    return seen, fit_target(train.y_us_NH, params.target)
 
 
 def pretrain_worker(config: dict[str, Any]) -> None:
@@ -193,16 +204,14 @@ def pretrain_worker(config: dict[str, Any]) -> None:
 
     torch.set_num_threads(1)  # one core per worker; a model this small only loses by more
     context = ray.train.get_context()
-    params = PretrainParams(**config["params"])
+    network: OverWindows = config["network"]
+    params: Any = network.params()(**config["params"])
     target = Target(**config["target"])
     windows = load_windows(Path(config["windows_dir"]), Path(config["split"]))
     train, validation = pretraining_split(windows)
     torch.manual_seed(params.seed)
-    model = Predictor(
-        [ScaledFeature(**feature) for feature in config["features"]],
-        target,
-        params.sizes(config["horizon"]),
-    )
+    features = [ScaledFeature(**feature) for feature in config["features"]]
+    model = network.make(features, target, params, config["horizon"])
     trainer = Pretrainer(
         model,
         prepare_model(ScaledPrediction(model)),
@@ -231,7 +240,7 @@ def pretrain_worker(config: dict[str, Any]) -> None:
 class ScaledPrediction(nn.Module):
     """The predictor up to scaled target space: one module for the averaging of gradients to wrap."""
 
-    def __init__(self, model: Predictor) -> None:
+    def __init__(self, model: WindowNetwork) -> None:
         super().__init__()
         self.model = model
 
@@ -245,7 +254,7 @@ class Pretrainer:
 
     def __init__(
         self,
-        model: Predictor,
+        model: WindowNetwork,
         forward: nn.Module,
         train: Examples,
         validation: Examples,
@@ -317,7 +326,8 @@ class Pretrainer:
         }
         if not math.isfinite(record["loss"] + record["validation_log_mse"]):
             raise ValueError(
-                f"pre-training diverged in epoch {epoch} (loss {record['loss']}); lower pretrain.noam_factor"
+                f"pre-training diverged in epoch {epoch} (loss {record['loss']}); "
+                f"lower {params.section}.noam_factor"
             )
         if all(record["validation_log_mse"] < earlier["validation_log_mse"] for earlier in self.epochs):
             self.best = copy.deepcopy(self.model.state_dict())

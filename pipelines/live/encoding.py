@@ -9,9 +9,10 @@ import os
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from queue import Queue, SimpleQueue
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Protocol, Self
 
 import numpy as np
 import polars as pl
@@ -19,6 +20,9 @@ from numpy.typing import NDArray
 
 from feature_store.events import windows as fw
 from feature_store.events.definition import definition_of
+from models.networks.artifact import Artifact
+from models.networks.prediction import encode
+from models.say import say
 from serving.engine import Engine
 
 CHUNK: Final = 256  # windows encoded at once
@@ -51,20 +55,59 @@ def joined(parts: list[EncodedWindows]) -> EncodedWindows:
     )
 
 
+class Encoder(Protocol):
+    """What encodes windows: the engine, or PyTorch where the engine does not compute that network."""
+
+    @property
+    def schema_hash(self) -> str:
+        """Of the definition of its windows."""
+
+    def share(self) -> Encoder:
+        """One for another thread."""
+
+    def features(self, x_BWF: NDArray[np.float32], /) -> NDArray[np.float32]:
+        """What the head reads (B, R, D)."""
+
+
+class ByPyTorch:
+    """A network itself: several times slower than the engine."""
+
+    def __init__(self, found: Artifact) -> None:
+        self._model = found.model
+        self.schema_hash = found.description.schema_hash
+
+    def share(self) -> ByPyTorch:
+        """Itself: nothing changes when it computes."""
+        return self
+
+    def features(self, x_BWF: NDArray[np.float32], /) -> NDArray[np.float32]:
+        """What the head reads (B, R, D)."""
+        return np.concatenate([part.read_BRD.numpy() for part in encode(self._model, x_BWF)])
+
+
+def encoder_for(folder: Path, found: Artifact) -> Encoder:
+    """Take the engine for an artifact that was loaded; PyTorch where the engine refuses it, and say so."""
+    try:
+        return Engine(folder)
+    except ValueError as refused:
+        say(f"windows are encoded by PyTorch: {str(refused).removeprefix(f'{folder}/')}")
+        return ByPyTorch(found)
+
+
 class Encoding:
     """Encodes windows in decision order, a few chunks ahead of each other, from its entry to its exit."""
 
     def __init__(
-        self, packets: pl.DataFrame, engine: Engine, tokens: int, first: int, every: int = 1
+        self, packets: pl.DataFrame, encoder: Encoder, tokens: int, first: int, every: int = 1
     ) -> None:
         """Encode all windows of W `tokens` from number `first` on, or one of `every` so many."""
         self._every = every
         self._packets, self._tokens, self._first = packets, tokens, first
-        self._definition = definition_of(engine.schema_hash)
+        self._definition = definition_of(encoder.schema_hash)
         self._cores = len(os.sched_getaffinity(0))
-        self._engines: SimpleQueue[Engine] = SimpleQueue()
+        self._encoders: SimpleQueue[Encoder] = SimpleQueue()
         for _ in range(self._cores):
-            self._engines.put(engine.share())
+            self._encoders.put(encoder.share())
         # Windows are large: no more than so many chunks of them lie in memory.
         self._room = threading.BoundedSemaphore(self._cores + 1)
         self._done: Queue[Future[EncodedWindows] | None] = Queue()
@@ -127,11 +170,11 @@ class Encoding:
             self._done.put(None)
 
     def _encode(self, x_BWF: NDArray[np.float32]) -> EncodedWindows:
-        engine = self._engines.get()
+        encoder = self._encoders.get()
         try:
-            return EncodedWindows(engine.features(x_BWF), x_BWF[:, -fw.HORIZON :].copy())
+            return EncodedWindows(encoder.features(x_BWF), x_BWF[:, -fw.HORIZON :].copy())
         finally:
-            self._engines.put(engine)
+            self._encoders.put(encoder)
             self._room.release()
 
 

@@ -35,10 +35,9 @@ from models.registry.bars import Verdict
 from models.scoring.baselines import Candidates, last_visible
 from models.training.finetuning import Finetuned, FinetuneParams, train_head
 from models.training.sharp import sharp_changes
-from pipelines.live.encoding import EncodedWindows, Encoding, joined
+from pipelines.live.encoding import EncodedWindows, Encoder, Encoding, encoder_for, joined
 from pipelines.live.reservoir import EMPTY, Past, Reservoir, stretches
 from pipelines.live.slices import JudgingSlice, due, encoder_of, usable
-from serving.engine import Engine
 
 LEAD_IN_NS: Final = 5_000_000_000  # of a slice that is kept: fills its first windows' history
 
@@ -109,7 +108,7 @@ def tune(minute: Minute) -> Tuned:
     for name, count in (("to learn from", int(learn_B.sum())), ("to judge on", judges)):
         if count < minute.least_windows:
             raise DeclinedError(f"{count} windows {name}, at least {minute.least_windows} are needed")
-    with Encoding(packets, own.engine, own.tokens, first) as encoding:
+    with Encoding(packets, own.encodes, own.tokens, first) as encoding:
         taught = encoding.take(judge - first).chosen(learn_B[first:judge])
         clock.lap("encode")
         past = None
@@ -126,12 +125,12 @@ def tune(minute: Minute) -> Tuned:
     )
     earlier = usable(minute.earlier, trace, newest.from_ns, newest.to_ns)
     slices = (*earlier, newest)
-    seen = {own.encoder: [one.by(own.encoder, own.engine, own.tokens) for one in slices]}
+    seen = {own.encoder: [one.by(own.encoder, own.encodes, own.tokens) for one in slices]}
 
     def scored(version: Version, head: WindowNetwork | None = None) -> gate.Scored:
         if version.encoder not in seen:
             seen[version.encoder] = [
-                one.by(version.encoder, version.engine, version.tokens) for one in slices
+                one.by(version.encoder, version.encodes, version.tokens) for one in slices
             ]
         model = head or version.found.model
         parts = [latencies(model, as_seen(model, one.windows)) for one in seen[version.encoder]]
@@ -178,7 +177,7 @@ class Version:
     """A version's artifact, and what encodes for it. Versions may be of different architectures."""
 
     found: Artifact
-    engine: Engine
+    encodes: Encoder
     encoder: str
 
     @property
@@ -200,7 +199,7 @@ class Version:
                 (folder / name).write_bytes(content)
             found = artifact.load(folder)
             definition_of(found.description.schema_hash)  # refuses what is not computed here
-            return cls(found, Engine(folder), encoder_of(found))
+            return cls(found, encoder_for(folder, found), encoder_of(found))
 
 
 def _held_out(slices: Sequence[JudgingSlice], definition: Definition) -> gate.HeldOut:
@@ -307,7 +306,7 @@ def _train(
 
 
 def as_seen(model: WindowNetwork, windows: EncodedWindows) -> Encoded:
-    """What the engine encoded, as the model's head sees it."""
+    """What was encoded, as the model's head sees it."""
     anchor_BH = model.anchor(torch.from_numpy(windows.candidates_BHF))
     return Encoded(torch.from_numpy(windows.features_BRD), anchor_BH)
 

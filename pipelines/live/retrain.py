@@ -34,7 +34,7 @@ from feature_store.state import make_scratch, private_dir, state_dir
 from feature_store.state import scratch as loop_scratch
 from feature_store.telemetry.recent import Latest, write_trace
 from models import program
-from models.networks import artifact
+from models.networks import artifact, loop_network
 from models.registry.saving import INPUTS_FILE
 from models.training.protocol import PROTOCOLS
 from models.training.windows import load_windows
@@ -70,7 +70,7 @@ class Retraining:
         """Drop what an earlier scheduler left unfinished.
 
         Args:
-            params: all of params.yaml; the sections `windows`, `validate` and `pretrain` are used.
+            params: all of params.yaml; used are `windows`, `validate`, `architecture` and what that names.
         """
         self._folder = state_dir() / "live" / "retrain"
         self._params = params
@@ -193,7 +193,7 @@ def stage_params(params: Mapping[str, Any], packets: pl.DataFrame) -> dict[str, 
     split = {"protocol": max(fitting, key=lambda p: p.least_s).name}
     # The inputs shift within it: that is why it is done.
     validate = params["validate"] | {"max_shift_psi": ANY_SHIFT}
-    own = {name: params[name] for name in ("pretrain", "architecture", "event-stream") if name in params}
+    own = {name: params[name] for name in loop_network.sections(params)}
     return {"windows": windows, "split": split, "validate": validate, **own}
 
 

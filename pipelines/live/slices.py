@@ -24,8 +24,7 @@ from feature_store.events import windows as fw
 from feature_store.state import private_dir
 from models.networks.artifact import Artifact
 from models.say import say
-from pipelines.live.encoding import EncodedWindows, Encoding
-from serving.engine import Engine
+from pipelines.live.encoding import EncodedWindows, Encoder, Encoding
 
 KEPT: Final = 11  # with the newest ten seconds: two minutes judge
 MOST_WINDOWS: Final = 2048  # of a slice; of more every second one is taken, or every third: they are alike
@@ -66,12 +65,12 @@ class JudgingSlice:
         inside_B = (decision_ns_B >= self.from_ns) & (decision_ns_B <= self.to_ns)
         return inside_B & bool(trace == self.packets["trace"][0])
 
-    def by(self, encoder: str, engine: Engine, tokens: int) -> JudgingSlice:
+    def by(self, encoder: str, encodes: Encoder, tokens: int) -> JudgingSlice:
         """The same slice as an encoder sees it, with windows of W `tokens`."""
         if encoder == self.encoder:
             return self
         first = int(np.searchsorted(fw.targets(self.packets).decision_ns_B, self.from_ns))
-        with Encoding(self.packets, engine, tokens, first) as encoding:
+        with Encoding(self.packets, encodes, tokens, first) as encoding:
             encoded = encoding.take(fw.batches_in(self.packets) - first)
         other = JudgingSlice.of(self.packets, self.from_ns, encoder, encoded)
         return replace(self, encoder=encoder, windows=other.windows)

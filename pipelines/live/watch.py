@@ -64,7 +64,7 @@ def compare(pair: Pair) -> Compared:
     encoded = {}
     for one in (head, other):
         if one.encoder not in encoded:
-            with Encoding(packets, one.engine, one.tokens, first, every) as encoding:
+            with Encoding(packets, one.encodes, one.tokens, first, every) as encoding:
                 encoded[one.encoder] = encoding.take(len(decision_ns_B))
     held_out = gate.HeldOut(
         encoded[head.encoder].candidates_BHF,

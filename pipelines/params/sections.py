@@ -13,18 +13,17 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from feature_store.allowed_values import allowed
+from models.networks.loop_network import named, names
 from models.section import Section, near, read_all, schema_at
 
 # Named, not imported: some of them bring PyTorch.
-SECTIONS: Final = {
+_OF_STAGES: Final = {
     "simulate": "pipelines.simulate:SimulateParams",
     "extract": "pipelines.extract:ExtractParams",
     "windows": "pipelines.windows:WindowsParams",
     "split": "pipelines.split:SplitParams",
     "validate": "pipelines.validate:ValidateParams",
-    "architecture": "models.architecture:ArchitectureParams",
-    "pretrain": "models.training.pretraining:PretrainParams",
-    "event-stream": "models.architecture:EventStreamLoop",
+    "architecture": "models.networks.loop_network:ArchitectureParams",
     "finetune": "models.training.finetuning:FinetuneParams",
     "live": "pipelines.live.reservoir:LiveParams",
     "evaluate": "pipelines.evaluate:EvaluateParams",
@@ -36,25 +35,38 @@ SECTIONS: Final = {
 }
 
 
+def of_networks() -> dict[str, type[Section]]:
+    """Classes of the sections of the loop's networks, by name."""
+    classes = (named(name).params() for name in names())
+    return {one.section: one for one in classes}
+
+
 def section_of(name: str) -> type[Section]:
     """Return the class of a section.
 
     Raises:
         ValueError: there is no such section.
     """
-    if name not in SECTIONS:
-        raise ValueError(f"there is no section {name!r}; {near(name, list(SECTIONS))}")
-    module, _, attribute = SECTIONS[name].partition(":")
-    return cast("type[Section]", getattr(importlib.import_module(module), attribute))
+    if name in _OF_STAGES:
+        module, _, attribute = _OF_STAGES[name].partition(":")
+        return cast("type[Section]", getattr(importlib.import_module(module), attribute))
+    if name not in (networks := of_networks()):
+        raise ValueError(f"there is no section {name!r}; {near(name, sections())}")
+    return networks[name]
 
 
-def check(sections: Mapping[str, Any]) -> None:
+def sections() -> list[str]:
+    """Names of all sections that there may be."""
+    return [*_OF_STAGES, *of_networks()]
+
+
+def check(given: Mapping[str, Any]) -> None:
     """Refuse sections that a stage would refuse.
 
     Raises:
         ValueError: an unknown section, or a value that cannot be; the line names it.
     """
-    for name, values in sections.items():
+    for name, values in given.items():
         section_of(name)(**values)
 
 
@@ -68,7 +80,7 @@ def reference(project: Path) -> str:
         "refuses what is not here. The value after *here* is that of this project. Made by",
         "`python -m pipelines.params.sections > docs/PARAMETERS.md`.",
     ]
-    for name in SECTIONS:
+    for name in own:
         section = section_of(name)
         lines += ["", f"## {name}", "", f"{section.__doc__}", ""]
         for key, about in section.model_fields.items():

@@ -25,7 +25,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from models.networks import artifact
+from models.networks.files import ONNX_FILE, ONNX_INPUT
 from serving.deploy.checks import CHECKS, DeployError, Smoke
 from serving.triton.config import Backend, backend_of
 from serving.triton.endpoint import CALL_TIMEOUT_S, Triton, TritonError, first_line
@@ -85,8 +85,8 @@ def _push(
     try:
         checked = CHECKS[repository.kind](source)
         smoke = checked.smoke
-        if (source / artifact.ONNX_FILE).is_file():
-            _check_onnx(source / artifact.ONNX_FILE, smoke)
+        if (source / ONNX_FILE).is_file():
+            _check_onnx(source / ONNX_FILE, smoke)
         reason = _try_candidate(source, checked.limits, version, servers, repository, smoke)
     except (ValueError, OSError, DeployError) as error:
         repository.drop_candidate()
@@ -110,7 +110,7 @@ def _check_onnx(file: Path, smoke: Smoke) -> None:
     options.intra_op_num_threads = 1  # the served version needs the other cores
     try:
         session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
-        (y_BH,) = session.run(None, {artifact.ONNX_INPUT: smoke.x_BWF})
+        (y_BH,) = session.run(None, {ONNX_INPUT: smoke.x_BWF})
     except Exception as error:  # ONNX Runtime's own classes, none of them documented
         raise DeployError(f"{file.name}: {first_line(str(error))}") from error
     try:
@@ -139,7 +139,7 @@ def _try_candidate(
         if failures:
             # One that is gone, or takes too long, is no reason to try another backend.
             fatal = [error for error in failures if _REFUSED not in str(error)]
-            if fatal or not (source / artifact.ONNX_FILE).is_file():
+            if fatal or not (source / ONNX_FILE).is_file():
                 raise (fatal or failures)[0]
             each(servers, lambda triton: triton.unload(repository.candidate))
             repository.stage(source, limits, version, Backend.PYTHON)

@@ -361,7 +361,7 @@ def test_three_layers_trained_by_a_parameter_are_served_by_the_engine(native: Na
     section = yaml.safe_load((PROJECT / "params.yaml").read_text())["pretrain"]
     params = PretrainParams(**section | {"layers": 3, "workers": 1})
     train, validation = pretraining_split(opened)
-    features, target = fit_scaling(opened, train, params.target)
+    features, target = fit_scaling(opened, train, params)
     model = Predictor(features, target, params.sizes(opened.horizon))
     Pretrainer(model, ScaledPrediction(model), train, validation, params).run_epoch()
     described = artifact.Description(opened.tokens, opened.schema_hash, "acked", opened.protocol)

@@ -17,11 +17,12 @@ import toy_world
 import yaml
 
 from feature_store.events.definition import EVENTS, WINDOW
-from models.architecture import EventStreamLoop, event_stream
+from models.architecture import EventStreamLoop
 from models.forecasters.served import pretrain
 from models.networks import artifact
 from models.networks.artifact import Artifact
 from models.networks.event_window import EventWindowPredictor
+from models.networks.loop_network import chosen
 from models.networks.prediction import predict
 from models.registry import gate
 from models.training.examples import finetuning_examples
@@ -48,10 +49,16 @@ def world(folder: Path, table: pl.DataFrame, band: int | None = 64, protocol: An
     name = str(table["trace"][0])
     if not (folder / "packets").exists():
         toy_world.write_table(folder / "packets", table)
-    make_windows(folder / "packets", folder / "windows", WindowsParams(**WINDOWS), band=band)
+    rows = {} if band is None else {"definition": EVENTS, "tokens": band + 8}
+    make_windows(folder / "packets", folder / "windows", WindowsParams(**WINDOWS), **rows)
     divided = divide(np.load(folder / "windows" / name / "decision_ns.npy"), protocol, name).as_json()
     (folder / "split.json").write_text(json.dumps({"traces": {name: divided}}))
     return load_windows(folder / "windows", folder / "split.json")
+
+
+def described(windows: WindowSet) -> artifact.Description:
+    """As the stage `pretrain` describes what it was trained on."""
+    return artifact.Description(windows.tokens, windows.schema_hash, windows.visibility, windows.protocol)
 
 
 def walked(folder: Path, windows: WindowSet, start: Artifact) -> Path:
@@ -73,7 +80,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory, project: Path) -> Path:
     folder = tmp_path_factory.mktemp("events")
     windows = world(folder, toy_world.bottleneck_table("t", 9, seed=3, swing_ms=40, episodes=True))
     done = pretrain(windows, folder / "packets", section(project), lambda _: None)
-    artifact.save(folder / "pretrained", done.model, done.description)
+    artifact.save(folder / "pretrained", done.model, described(windows))
     walked(folder / "finetuned", windows, artifact.load(folder / "pretrained", windows.schema_hash))
     (folder / "epochs.json").write_text(json.dumps(done.epochs))
     return folder
@@ -170,7 +177,7 @@ def test_odd_traces_give_a_defined_result(
     table = toy_world.bottleneck_table("t", 9, seed=3, swing_ms=40, episodes=True).with_columns(**change)
     windows = world(tmp_path, table)
     done = pretrain(windows, tmp_path / "packets", section(project, epochs=1), lambda _: None)
-    artifact.save(tmp_path / "pretrained", done.model, done.description)
+    artifact.save(tmp_path / "pretrained", done.model, described(windows))
     walked(tmp_path / "finetuned", windows, artifact.load(tmp_path / "pretrained"))
     params = evaluate_stage.EvaluateParams(seed=1, xgboost_rounds=2, false_alarm_rate=0.01)
     paths = {name: tmp_path / name for name in ("windows", "pretrained", "finetuned")}
@@ -216,14 +223,15 @@ def test_an_unknown_name_or_size_is_one_clear_line(
         given |= sections
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(given))
     with pytest.raises(ValueError, match=message) as refused:
-        event_stream(tmp_path / "params.yaml")
+        chosen(tmp_path / "params.yaml").tokens(tmp_path / "params.yaml")
     assert len(str(refused.value).splitlines()) == 1
 
 
 def test_a_parameter_file_without_the_choice_means_the_window(tmp_path: Path, project: Path) -> None:
     (tmp_path / "params.yaml").write_text(yaml.safe_dump({"windows": WINDOWS}))
-    assert event_stream(tmp_path / "params.yaml") is None
-    assert event_stream(project / "params.yaml") is None
+    for path in (tmp_path / "params.yaml", project / "params.yaml"):
+        assert chosen(path).name == "window"
+        assert chosen(path).tokens(path) is None
 
 
 @pytest.mark.slow

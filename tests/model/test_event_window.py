@@ -136,8 +136,8 @@ def test_a_tuned_head_is_put_into_its_parents_network(tmp_path: Path, model: Eve
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("architecture.name", "bilstm", r"unknown architecture 'bilstm' \(known: .*, event-stream\)"),
-        ("architecture.name", "transformer-encoder", "key 'queries' is unknown"),
+        ("architecture.name", "bilstm", r"unknown architecture 'bilstm' \(known: event-stream, .*\)"),
+        ("architecture.name", "transformer-encoder", "of transformer-encoder: unknown key 'queries'"),
         ("architecture.layers", 2, "2 layers have no stateless form"),
         ("architecture.band", 128, r"the window must be 128 events \(the band\) and 8 queries"),
         ("architecture.band", 10**9, "band is 1000000000; it must be a whole number"),

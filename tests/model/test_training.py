@@ -23,7 +23,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from waiting import LIMIT_S
 
+from models.loop.window import NETWORK
 from models.networks import artifact
+from models.networks.loop_network import Data
 from models.networks.scaling import MIN_LATENCY_US
 from models.networks.transformer import Architecture, Predictor
 from models.training import checkpoint, pretraining
@@ -76,7 +78,7 @@ def windows(folder: Path) -> WindowSet:
 def make_trainer(windows: WindowSet, **changes: object) -> Pretrainer:
     params = PretrainParams(**{**PARAMS, **changes})  # type: ignore[arg-type]
     train, validation = pretraining_split(windows)
-    features, target = fit_scaling(windows, train, params.target)
+    features, target = fit_scaling(windows, train, params)
     torch.manual_seed(params.seed)
     model = Predictor(features, target, params.sizes(windows.horizon))
     return Pretrainer(model, pretraining.ScaledPrediction(model), train, validation, params)
@@ -401,9 +403,8 @@ def test_two_ray_workers_share_one_epochs_windows(
 ) -> None:
     params = PretrainParams(**{**PARAMS, "workers": 2})  # type: ignore[arg-type]
     said: list[dict[str, object]] = []
-    pretrained = pretraining.pretrain(
-        folder / "windows", folder / "split.json", params, tmp_path, said.append
-    )
+    data = Data(folder / "packets", folder / "windows", folder / "split.json", tmp_path)
+    pretrained = pretraining.pretrain(data, params, NETWORK, said.append)
     train, _ = pretraining_split(windows)
     assert [r["epoch"] for r in said] == [1, 2, 3]
     assert {r["windows"] for r in said} == {len(train)}  # summed over the workers: each window once

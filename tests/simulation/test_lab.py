@@ -40,7 +40,7 @@ from laboratory.runs.results import COMPLETE, FILE, NOT_RUN, load
 from laboratory.scenarios.files import FOLDER
 from laboratory.scenarios.files import load as load_scenario
 from laboratory.scenarios.schema import CONTROLS
-from models.networks.artifact import WEIGHTS_FILE
+from models.networks.files import WEIGHTS_FILE
 
 pytestmark = pytest.mark.slow
 

@@ -36,6 +36,20 @@ def test_lazy_imports_sources_and_templates_are_found(package: Path) -> None:
     assert [str(path) for path in files_of("room.a")] == found
 
 
+def test_what_is_found_by_name_is_followed_and_its_folder_alone_is_not(package: Path) -> None:
+    (package / "room/by_name.py").write_text('FOUND = "room.deep"\n')
+    (package / "room/by_folder.py").write_text('FOLDER = "deep/"\n')
+    deep = ["room/deep/__init__.py", "room/deep/c.py"]
+    followed = {*deep, "room/a.py", "room/b.py", "room/by_name.py"}
+    assert followed <= {str(path) for path in files_of("room.by_name")}
+    assert [str(path) for path in files_of("room.by_folder")] == ["room/by_folder.py", *deep]
+
+
+def test_what_only_a_type_checker_imports_is_not_needed(package: Path) -> None:
+    (package / "room/typed.py").write_text("if TYPE_CHECKING:\n    import room.a\n")
+    assert [str(path) for path in files_of("room.typed")] == ["room/typed.py"]
+
+
 def test_any_change_of_it_is_another_hash(package: Path) -> None:
     before = code_hash("room.a")
     for name in ("room/a.py", "room/deep/b.h", "room/page.html", "room/deep/c.py"):

@@ -1,0 +1,83 @@
+"""The event stream as the loop has it: trained over whole traces, served without state (docs/EVENTS.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from feature_store.events.definition import EVENTS
+from feature_store.packets.schema import HORIZON
+from models.architecture import EventStreamLoop
+from models.networks.loop_network import Data, LoopNetwork, Pretrained
+from models.section import Section, read
+
+if TYPE_CHECKING:
+    from models.networks.scaling import ScaledFeature, Target
+    from models.networks.window_network import WindowNetwork
+
+
+class EventStream(LoopNetwork):
+    """A Transformer over the last events and the queries of a decision."""
+
+    stored = "event-stream"
+    definition: ClassVar = EVENTS
+    row_keys = ("band",)
+    scalings = ("queries",)  # of the packets about to be sent
+
+    def params(self) -> type[Section]:
+        """Section `event-stream`."""
+        return EventStreamLoop
+
+    def sizes(self) -> type[Any]:
+        """Form and sizes."""
+        from models.networks.event_transformer import EventArchitecture
+
+        return EventArchitecture
+
+    def network(self) -> type[WindowNetwork]:
+        """Class of the network."""
+        from models.networks.event_window import EventWindowPredictor
+
+        return EventWindowPredictor
+
+    def tokens(self, params: Path) -> int:
+        """A band of events and the queries."""
+        return read(params, EventStreamLoop).band + HORIZON
+
+    def how(self, params: EventStreamLoop) -> str:
+        """In one process: a core trains on some 35,000 targets a second, so workers would only cost."""
+        return "event stream, on one core"
+
+    def pretrain(
+        self,
+        data: Data,
+        params: EventStreamLoop,
+        say: Callable[[str], None],
+        epoch: Callable[[dict[str, Any]], None],
+    ) -> Pretrained:
+        """Train it from the packet tables. A run that is stopped begins again."""
+        from models.forecasters.served import pretrain
+        from models.training.windows import load_windows
+
+        windows = load_windows(data.windows, data.split)
+        return pretrain(windows, data.packets, params, lambda line: say(f"pretrain: {line}"))
+
+    def build(
+        self,
+        features: Sequence[ScaledFeature],
+        target: Target,
+        sizes: Mapping[str, Any],
+        window: Mapping[str, int],
+        scalings: Mapping[str, Sequence[ScaledFeature]],
+    ) -> WindowNetwork:
+        """Make one of the form that a model.json describes."""
+        from models.networks.event_transformer import EventArchitecture
+        from models.networks.event_window import EventWindowPredictor
+
+        if window != {"tokens": sizes["band"] + HORIZON, "horizon": HORIZON}:
+            raise ValueError(f"the window must be {sizes['band']} events (the band) and {HORIZON} queries")
+        return EventWindowPredictor(features, scalings["queries"], target, EventArchitecture(**sizes))
+
+
+NETWORK: Final = EventStream()
