@@ -16,11 +16,11 @@ typedef unsigned long long sq_u64;
 
 enum sq_verdict {
   SQ_USED,
-  SQ_NOT_A_RATE,  /* 0, NaN, infinite, negative, or from 1 Tbit/s on */
-  SQ_STALE,       /* older than a round trip: the window has turned over */
-  SQ_TOO_LATE,    /* BBR has left STARTUP */
+  SQ_NOT_A_RATE,   /* 0, NaN, infinite, negative, or from 1 Tbit/s on */
+  SQ_STALE,        /* older than a round trip: the window has turned over */
+  SQ_TOO_LATE,     /* BBR has left STARTUP */
   SQ_NOTHING_SEEN, /* no dispersion, or no round trip, to hold it against */
-  SQ_NOTHING_NEW, /* BBR's own estimate is as high */
+  SQ_NOTHING_NEW,  /* BBR's own estimate is as high */
 };
 
 /* Why a forecast is no longer followed. */
@@ -67,8 +67,8 @@ static inline sq_u64 sq_pace(sq_u64 bounded, sq_u64 window, sq_u64 min_rtt_us) {
  * for the first round trip that was sent by it, and so on; `whole` counts those since the receive
  * window ruled last. BBR's estimate is whole in the second of them.
  */
-static inline enum sq_end sq_follow(sq_u64 bounded, sq_u64 own, int round, int whole,
-                                    int lost, sq_u64 rtt_us, sq_u64 min_rtt_us) {
+static inline enum sq_end sq_follow(sq_u64 bounded, sq_u64 own, int round, int whole, int lost,
+                                    sq_u64 rtt_us, sq_u64 min_rtt_us) {
   if (lost) return SQ_LOST;
   if (own / 23 * 20 >= bounded) return SQ_EXCEEDED; /* own >= 1.15 of it: the path gives more */
   if (round >= 2 && rtt_us > min_rtt_us / 8 * 9) return SQ_QUEUED;

@@ -122,8 +122,9 @@ class Flow {
       m_bbr = CreateObject<ForecastBbr>();
       m_bbr->SetStream(1000 + m_id);
       m_bbr->Tell([this](Ptr<TcpSocketState> tcb, const TcpRateOps::TcpRateConnection& connection,
-                         const TcpRateOps::TcpRateSample& sample,
-                         const BbrEstimate& estimate) { Acked(tcb, connection, sample, estimate); });
+                         const TcpRateOps::TcpRateSample& sample, const BbrEstimate& estimate) {
+        Acked(tcb, connection, sample, estimate);
+      });
       m_socket->SetCongestionControlAlgorithm(m_bbr);
       m_socket->TraceConnectWithoutContext(
           "RWND", Callback<void, uint32_t, uint32_t>(
@@ -287,8 +288,8 @@ class Flow {
     row << '\n';
   }
 
-  static constexpr std::array kVerdicts{"used", "not-a-rate", "stale", "too-late", "nothing-seen",
-                                        "nothing-new", "none"};
+  static constexpr std::array kVerdicts{"used",         "not-a-rate",  "stale", "too-late",
+                                        "nothing-seen", "nothing-new", "none"};
   static constexpr std::array kEnds{"", "lost", "queued", "confirmed", "exceeded"};
 
   uint32_t m_id;
@@ -412,7 +413,8 @@ class Experiment {
     const auto id = static_cast<uint32_t>(m_flows.size());
     const uint32_t receiver = m_choice->GetInteger(0, m_path.receivers - 1);
     const bool asked = id % m_every == 0;
-    m_flows.push_back(std::make_unique<Flow>(id, receiver, m_path.bytes, asked ? m_sender : Sender{},
+    m_flows.push_back(std::make_unique<Flow>(id, receiver, m_path.bytes,
+                                             asked ? m_sender : Sender{},
                                              asked ? &m_forecasts : nullptr, m_output));
     const uint16_t port = m_flows.back()->Start(m_server, m_receivers[receiver]);
     m_ports[port] = m_flows.back().get();

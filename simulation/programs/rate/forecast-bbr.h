@@ -31,7 +31,8 @@ class ForecastBbr : public SampledBbr {
   std::string GetName() const override { return "ForecastBbr"; }
   ns3::Ptr<ns3::TcpCongestionOps> Fork() override { return ns3::CopyObject<ForecastBbr>(this); }
 
-  /** A forecast in bytes/s, made from a sample of then; held from the next ACK on, if it is used. */
+  /** A forecast in bytes/s, made from a sample of then; held from the next ACK on, if it is used.
+   */
   sq_verdict Take(double forecast, uint64_t dispersion, ns3::Time sampled) {
     const sq_seen seen{Own(), dispersion, Us(ns3::Simulator::Now() - sampled), Us(m_minRtt),
                        GetBbrState() == BBR_STARTUP};
@@ -102,8 +103,8 @@ class ForecastBbr : public SampledBbr {
     constexpr uint32_t kQuantum = 3;  // packets, as BBR's own allowance
     const uint64_t pace = sq_pace(m_bounded, m_window, Us(m_minRtt));
     tcb->m_pacingRate = ns3::DataRate(8 * pace);
-    tcb->m_cWnd = static_cast<uint32_t>(pace * Us(m_minRtt) / SQ_US_PER_S) +
-                  kQuantum * tcb->m_segmentSize;
+    tcb->m_cWnd =
+        static_cast<uint32_t>(pace * Us(m_minRtt) / SQ_US_PER_S) + kQuantum * tcb->m_segmentSize;
   }
 
   void Leave(ns3::Ptr<ns3::TcpSocketState> tcb,

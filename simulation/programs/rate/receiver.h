@@ -79,29 +79,28 @@ inline void Receive(ns3::Ptr<ns3::Node> node, uint16_t port, uint32_t segment, n
   listener->ShutdownSend();
   listener->SetAcceptCallback(
       ns3::MakeNullCallback<bool, Ptr<Socket>, const ns3::Address&>(),
-      Callback<void, Ptr<Socket>, const ns3::Address&>(
-          [arrived = std::move(arrived), segment, rtt](Ptr<Socket> socket,
-                                                       const ns3::Address& from) {
-            const uint16_t sender = ns3::InetSocketAddress::ConvertFrom(from).GetPort();
-            std::shared_ptr<GrowingWindow> window;
-            if (!rtt.IsZero()) {
-              window = std::make_shared<GrowingWindow>(segment, rtt);
-              socket->SetAttribute("RcvBufSize", ns3::UintegerValue(GrowingWindow::kFirst));
+      Callback<void, Ptr<Socket>, const ns3::Address&>([arrived = std::move(arrived), segment, rtt](
+                                                           Ptr<Socket> socket,
+                                                           const ns3::Address& from) {
+        const uint16_t sender = ns3::InetSocketAddress::ConvertFrom(from).GetPort();
+        std::shared_ptr<GrowingWindow> window;
+        if (!rtt.IsZero()) {
+          window = std::make_shared<GrowingWindow>(segment, rtt);
+          socket->SetAttribute("RcvBufSize", ns3::UintegerValue(GrowingWindow::kFirst));
+        }
+        socket->SetRecvCallback(Callback<void, Ptr<Socket>>([arrived, window,
+                                                             sender](Ptr<Socket> ready) {
+          while (Ptr<ns3::Packet> data = ready->Recv()) {
+            if (data->GetSize() == 0) {
+              break;  // the peer closed
             }
-            socket->SetRecvCallback(
-                Callback<void, Ptr<Socket>>([arrived, window, sender](Ptr<Socket> ready) {
-                  while (Ptr<ns3::Packet> data = ready->Recv()) {
-                    if (data->GetSize() == 0) {
-                      break;  // the peer closed
-                    }
-                    arrived(sender, data->GetSize());
-                    if (window) {
-                      ready->SetAttribute("RcvBufSize",
-                                          ns3::UintegerValue(window->Read(data->GetSize())));
-                    }
-                  }
-                }));
-          }));
+            arrived(sender, data->GetSize());
+            if (window) {
+              ready->SetAttribute("RcvBufSize", ns3::UintegerValue(window->Read(data->GetSize())));
+            }
+          }
+        }));
+      }));
 }
 
 }  // namespace swiftqueue::rate
