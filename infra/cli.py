@@ -91,6 +91,7 @@ app.add_typer(
 app.add_typer(
     _programs(
         "Forecasts of a TCP connection's rate from its first ACKs.",
+        feedback="infra.rate:feedback",
         forecast="infra.rate:forecast",
         simulate="infra.rate:simulate",
         study="infra.rate:study",

@@ -124,3 +124,52 @@ def study(
     text = json_.dumps(found, indent=1) + "\n"
     write_file(output / "study.json", text)
     print(text if json else "\n".join([*said(found), f"all of it: {output / 'study.json'}"]))
+
+
+def feedback(
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="folder of the runs, and of feedback.json")
+    ] = Path("var/rate-feedback"),
+    artifact: Annotated[Path, typer.Option(help="folder of a network", metavar="FOLDER")] = Path(
+        "data/rate/models/transformer-1"
+    ),
+    seeds: Annotated[int, typer.Option(min=1, help="seeds 1 to so many")] = 5,
+    rtt: Annotated[list[int] | None, typer.Option(min=1, help="ms; only these, may be repeated")] = None,
+    json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
+) -> None:
+    """Feed forecasts back into BBR in ns-3, and compare completion times; goes on where it was stopped.
+
+    Example: swiftqueue rate feedback --seeds 5 --json
+    """
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from feature_store.atomic import write_file
+    from laboratory.rate_feedback import RTTS_MS, measure, summary
+    from models.rate import networks
+    from pipelines.simulators import build_simulator
+
+    networks.load(artifact)  # names what is wrong with it
+    with Progress(console=Console(stderr=True)) as progress:
+        task = progress.add_task("runs")
+        runs = measure(
+            build_simulator(program="rate"),
+            output / "runs",
+            artifact,
+            range(1, seeds + 1),
+            lambda done, of: progress.update(task, completed=done, total=of),
+            rtt or RTTS_MS,
+        )
+    found = summary(runs)
+    text = json_.dumps(found, indent=1) + "\n"
+    write_file(output / "feedback.json", text)
+    if json:
+        print(text)
+        return
+    for window, variants in found["feedback"].items():
+        for name, one in variants.items():
+            print(
+                f"window {window}, {name}: median {one['change']['mean']:+.1%}, P99 {one['p99']:+.1%}, "
+                f"retransmitted {one['points']:+.2f} points, others' goodput {one['others']:.1%}"
+            )
+    print(f"all of it: {output / 'feedback.json'}")

@@ -24,9 +24,14 @@ from pipelines.simulators import PROJECT, Runs, build_simulator
 from pipelines.stage import Given, StageError, run_stage
 
 SOURCES: Final = (
+    "feature_store/rate/feedback.h",
     "feature_store/rate/tcp_sample.h",
     "simulation/helper/tcp-endpoints.cc",
     "simulation/programs/rate.cc",
+    "simulation/programs/rate/forecast-bbr.h",
+    "simulation/programs/rate/forecasts.h",
+    "simulation/programs/rate/hystart-plus-plus.h",
+    "simulation/programs/rate/receiver.h",
     "simulation/programs/rate/sampled-bbr.h",
 )
 Rates = Annotated[list[Annotated[float, Field(ge=1, le=1_000)]], Field(min_length=1)]

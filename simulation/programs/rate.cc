@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //
-// One path, and short BBR flows through it: at each ACK a sample of the connection
-// (feature_store/rate/tcp_sample.h), and BBR's estimate where so many packets are delivered.
+// One path, and short flows through it: at each ACK of BBR a sample of the connection
+// (feature_store/rate/tcp_sample.h), BBR's estimate where so many packets are delivered, and when
+// each flow was complete. --forecast feeds a forecast back into BBR at its --samples-th ACK.
 //
 // A server -> router -> bottleneck (one FIFO) -> router -> receivers, a little farther each. Flows
 // of --bytes arrive by a Poisson process and go to receivers at random; they and, with --cross,
-// unresponsive Poisson packets share the bottleneck. Every flow of --flows is written down.
+// unresponsive Poisson packets share the bottleneck. Every flow of --flows is written down. With
+// --every each so-manieth flow alone is what was asked for, and the others are plain BBR.
 
 #include <array>
 #include <cstdint>
 #include <fstream>
 #include <iostream>
+#include <map>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -31,6 +34,7 @@
 #include "ns3/rng-seed-manager.h"
 #include "ns3/simulator.h"
 #include "ns3/string.h"
+#include "ns3/tcp-cubic.h"
 #include "ns3/tcp-header.h"
 #include "ns3/tcp-l4-protocol.h"
 #include "ns3/tcp-rate-ops.h"
@@ -39,7 +43,10 @@
 #include "ns3/traffic-control-helper.h"
 #include "ns3/udp-l4-protocol.h"
 #include "ns3/uinteger.h"
-#include "rate/sampled-bbr.h"
+#include "rate/forecast-bbr.h"
+#include "rate/forecasts.h"
+#include "rate/hystart-plus-plus.h"
+#include "rate/receiver.h"
 
 namespace {
 
@@ -63,30 +70,66 @@ struct Path {
   uint32_t flows{30};
   uint32_t bytes{3200000};
   uint32_t seed{1};
+  uint32_t window{16 << 20};  // of a receiver, in bytes; 0: it grows as Linux's
 };
+
+/** What is asked for of a flow. */
+struct Sender {
+  std::string control{"bbr"};  // bbr, cubic (with HyStart), hystart++
+  uint32_t initialWindow{10};  // packets
+  uint32_t samples{5};         // that a forecast is made from
+  double delayMs{0};           // until it is there
+};
+
+TypeId ControlOf(const std::string& name) {
+  const std::map<std::string, TypeId> known{{"bbr", ForecastBbr::GetTypeId()},
+                                            {"cubic", TcpCubic::GetTypeId()},
+                                            {"hystart++", HystartPlusPlus::GetTypeId()}};
+  if (!known.contains(name)) {
+    throw std::runtime_error("control " + name + ": there is none of this name");
+  }
+  return known.at(name);
+}
 
 /** What all flows are written to. */
 struct Output {
   std::ofstream samples;
   std::ofstream flows;
+  std::ofstream completions;
 };
 
 /** One download, from its arrival to its last ACK. */
 class Flow {
  public:
-  Flow(uint32_t id, uint32_t receiver, uint32_t bytes, Output& output)
-      : m_id(id), m_receiver(receiver), m_bytes(bytes), m_output(output) {}
+  /** `forecasts`: none for a plain flow. */
+  Flow(uint32_t id, uint32_t receiver, uint32_t bytes, const Sender& sender, Forecasts* forecasts,
+       Output& output)
+      : m_id(id),
+        m_receiver(receiver),
+        m_bytes(bytes),
+        m_sender(sender),
+        m_forecasts(forecasts),
+        m_output(output) {}
 
-  void Start(Ptr<Node> server, Ipv4Address to) {
+  /** Returns the port that it sends from. */
+  uint16_t Start(Ptr<Node> server, Ipv4Address to) {
     m_started = Simulator::Now();
-    Ptr<Socket> socket = server->GetObject<TcpL4Protocol>()->CreateSocket(SampledBbr::GetTypeId());
+    const TypeId control = ControlOf(m_sender.control);
+    Ptr<Socket> socket = server->GetObject<TcpL4Protocol>()->CreateSocket(control);
     m_socket = DynamicCast<TcpSocketBase>(socket);
-    auto bbr = CreateObject<SampledBbr>();
-    bbr->SetStream(1000 + m_id);
-    bbr->Tell([this](Ptr<TcpSocketState> tcb, const TcpRateOps::TcpRateConnection& connection,
-                     const TcpRateOps::TcpRateSample& sample,
-                     const BbrEstimate& estimate) { Acked(tcb, connection, sample, estimate); });
-    m_socket->SetCongestionControlAlgorithm(bbr);
+    m_socket->SetAttribute("InitialCwnd", UintegerValue(m_sender.initialWindow));
+    if (control == ForecastBbr::GetTypeId()) {
+      m_bbr = CreateObject<ForecastBbr>();
+      m_bbr->SetStream(1000 + m_id);
+      m_bbr->Tell([this](Ptr<TcpSocketState> tcb, const TcpRateOps::TcpRateConnection& connection,
+                         const TcpRateOps::TcpRateSample& sample, const BbrEstimate& estimate) {
+        Acked(tcb, connection, sample, estimate);
+      });
+      m_socket->SetCongestionControlAlgorithm(m_bbr);
+      m_socket->TraceConnectWithoutContext(
+          "RWND", Callback<void, uint32_t, uint32_t>(
+                      [this](uint32_t, uint32_t window) { m_bbr->SetReceiveWindow(window); }));
+    }
     m_socket->TraceConnectWithoutContext(
         "Tx", Callback<void, Ptr<const Packet>, const TcpHeader&, Ptr<const TcpSocketBase>>(
                   [this](Ptr<const Packet> packet, const TcpHeader& header,
@@ -100,9 +143,33 @@ class Flow {
                                  }),
                                  MakeNullCallback<void, Ptr<Socket>>());
     m_socket->Connect(InetSocketAddress(to, kPort));
+    Address own;
+    m_socket->GetSockName(own);
+    return InetSocketAddress::ConvertFrom(own).GetPort();
   }
 
-  bool IsDone() const { return m_done; }
+  bool IsDone() const { return m_bbr ? m_done : m_arrived >= m_bytes; }
+
+  /** So many bytes more have reached the receiver. */
+  void Arrived(uint32_t bytes) {
+    m_arrived += bytes;
+    if (m_arrived >= m_bytes && m_completed.IsZero()) {
+      m_completed = Simulator::Now();
+    }
+  }
+
+  /** When it was complete, at the receiver, and what became of its forecast. */
+  void WriteCompletion() const {
+    auto& row = m_output.completions;
+    row << m_id << ',' << m_receiver << ',' << (m_forecasts != nullptr) << ','
+        << m_started.GetNanoSeconds() << ',';
+    if (!m_completed.IsZero()) {
+      row << m_completed.GetNanoSeconds();
+    }
+    row << ',' << m_segments << ',' << m_retransmitted << ',' << m_forecast << ',' << m_dispersion
+        << ',' << kVerdicts.at(m_verdict) << ',' << kEnds.at(m_bbr ? m_bbr->GetEnd() : SQ_GOES_ON)
+        << '\n';
+  }
 
   /** Its row; what was not reached is empty. */
   void Write() const {
@@ -152,12 +219,31 @@ class Flow {
     if (m_samples <= kMostSamples) {
       Write(tcb, sample, estimate, delivered);
     }
+    if (m_forecasts != nullptr && m_forecasts->IsAny() && m_samples == m_sender.samples) {
+      Forecast();
+    }
     for (std::size_t h = 0; h < kHorizons.size(); ++h) {
       if (m_reached[h].second.IsZero() && delivered >= kHorizons[h]) {
         m_reached[h] = {bandwidth, now};
       }
     }
     m_done = connection.m_delivered >= m_bytes;
+    if (m_done && m_forecasts != nullptr) {
+      m_forecasts->Remember(m_receiver, bandwidth);
+    }
+  }
+
+  void Forecast() {
+    m_dispersion = m_train.Get();
+    m_forecast = m_forecasts->Make(m_receiver, m_dispersion, m_seen);
+    const auto take = [this, sampled = Simulator::Now()] {
+      m_verdict = m_bbr->Take(m_forecast, m_dispersion, sampled);
+    };
+    if (m_sender.delayMs > 0) {
+      Simulator::Schedule(NanoSeconds(std::llround(m_sender.delayMs * 1e6)), take);
+    } else {
+      take();
+    }
   }
 
   void Write(Ptr<TcpSocketState> tcb, const TcpRateOps::TcpRateSample& rate,
@@ -192,6 +278,8 @@ class Flow {
     x[At::delivered] = delivered;
     x[At::bytes_sent] = m_sentBytes;
     x[At::segs_out] = m_segments;
+    m_seen.push_back(x);
+    m_train.Acked(x[At::ts], x[At::bytes_acked]);
     auto& row = m_output.samples;
     row << m_id << ',' << m_samples - 1;
     for (const int64_t value : x) {
@@ -200,11 +288,25 @@ class Flow {
     row << '\n';
   }
 
+  static constexpr std::array kVerdicts{"used",         "not-a-rate",  "stale", "too-late",
+                                        "nothing-seen", "nothing-new", "none"};
+  static constexpr std::array kEnds{"", "lost", "queued", "confirmed", "exceeded"};
+
   uint32_t m_id;
   uint32_t m_receiver;
   uint32_t m_bytes;
+  Sender m_sender;
+  Forecasts* m_forecasts;
   Output& m_output;
   Ptr<TcpSocketBase> m_socket;
+  Ptr<ForecastBbr> m_bbr;
+  std::vector<Sample> m_seen;
+  Dispersion m_train;
+  double m_forecast{0};
+  uint64_t m_dispersion{0};
+  std::size_t m_verdict{kVerdicts.size() - 1};
+  uint64_t m_arrived{0};
+  Time m_completed;
   Time m_started;
   Time m_established;
   Time m_lastSent;
@@ -246,7 +348,9 @@ class Cross {
 /** Everything of one run, for as long as it is simulated. */
 class Experiment {
  public:
-  Experiment(const Path& path, Output& output) : m_path(path), m_output(output) {
+  Experiment(const Path& path, const Sender& sender, const Forecasts::Options& forecasts,
+             uint32_t every, Output& output)
+      : m_path(path), m_sender(sender), m_forecasts(forecasts), m_every(every), m_output(output) {
     NodeContainer core;
     core.Create(4);  // server, the two routers, the others' host
     InternetStackHelper stack;
@@ -266,7 +370,9 @@ class Experiment {
       const double extraMs = path.rttMs / 2 * kSpread * share;
       m_receivers.push_back(
           Link(core.Get(2), receivers.Get(r), 10 * path.rateBps, extraMs, 1 << 30));
-      swiftqueue::ListenTcp(receivers.Get(r), kPort, TcpBbr::GetTypeId(), [](uint32_t) {});
+      const Time grows = path.window == 0 ? Seconds(path.rttMs / 1e3) : Time(0);
+      Receive(receivers.Get(r), kPort, kSegment, grows,
+              [this](uint16_t port, uint32_t bytes) { m_ports.at(port)->Arrived(bytes); });
       swiftqueue::ListenUdp(receivers.Get(r), kPort, [](uint32_t) {});
     }
     Ipv4GlobalRoutingHelper::PopulateRoutingTables();
@@ -284,6 +390,7 @@ class Experiment {
   void Write() const {
     for (const auto& flow : m_flows) {
       flow->Write();
+      flow->WriteCompletion();
     }
   }
 
@@ -305,8 +412,12 @@ class Experiment {
   void Arrive() {
     const auto id = static_cast<uint32_t>(m_flows.size());
     const uint32_t receiver = m_choice->GetInteger(0, m_path.receivers - 1);
-    m_flows.push_back(std::make_unique<Flow>(id, receiver, m_path.bytes, m_output));
-    m_flows.back()->Start(m_server, m_receivers[receiver]);
+    const bool asked = id % m_every == 0;
+    m_flows.push_back(std::make_unique<Flow>(id, receiver, m_path.bytes,
+                                             asked ? m_sender : Sender{},
+                                             asked ? &m_forecasts : nullptr, m_output));
+    const uint16_t port = m_flows.back()->Start(m_server, m_receivers[receiver]);
+    m_ports[port] = m_flows.back().get();
     if (m_flows.size() < m_path.flows) {
       Simulator::Schedule(Seconds(m_gap->GetValue()), [this] { Arrive(); });
     } else {
@@ -326,11 +437,15 @@ class Experiment {
   }
 
   Path m_path;
+  Sender m_sender;
+  Forecasts m_forecasts;
+  uint32_t m_every;
   Output& m_output;
   uint32_t m_links{0};
   Ptr<Node> m_server;
   std::vector<Ipv4Address> m_receivers;
   std::vector<std::unique_ptr<Flow>> m_flows;
+  std::map<uint16_t, Flow*> m_ports;
   std::unique_ptr<Cross> m_cross;
   Ptr<ExponentialRandomVariable> m_gap{CreateObject<ExponentialRandomVariable>()};
   Ptr<UniformRandomVariable> m_choice{CreateObject<UniformRandomVariable>()};
@@ -349,14 +464,16 @@ void Close(std::ofstream& file, const std::string& path) {
   }
 }
 
-void Simulate(const Path& path, const std::string& folder) {
+void Simulate(const Path& path, const Sender& sender, const Forecasts::Options& forecasts,
+              uint32_t every, const std::string& folder) {
   RngSeedManager::SetSeed(path.seed);
   swiftqueue::SetTcpDefaults();
   constexpr uint32_t kBufferBytes = 16 << 20;  // never what limits a flow here
   Config::SetDefault("ns3::TcpSocket::SegmentSize", UintegerValue(kSegment));
   Config::SetDefault("ns3::TcpSocket::InitialCwnd", UintegerValue(10));
   Config::SetDefault("ns3::TcpSocket::SndBufSize", UintegerValue(kBufferBytes));
-  Config::SetDefault("ns3::TcpSocket::RcvBufSize", UintegerValue(kBufferBytes));
+  Config::SetDefault("ns3::TcpSocket::RcvBufSize",
+                     UintegerValue(path.window == 0 ? GrowingWindow::kMost : path.window));
   Config::SetDefault("ns3::TcpSocketBase::UseEcn", StringValue("Off"));
   Config::SetDefault("ns3::TcpSocketBase::Timestamp", BooleanValue(false));  // of whole ms in ns-3
   std::string header = "flow,sample";
@@ -371,22 +488,31 @@ void Simulate(const Path& path, const std::string& folder) {
     rates += ",rate_" + std::to_string(packets) + "_bytes_per_s";
     times += ",at_" + std::to_string(packets) + "_ns";
   }
+  const std::string completions = folder + "/completions.csv";
   Output output{Open(samples, header),
-                Open(flows, "flow,receiver,started_ns,samples" + rates + times)};
+                Open(flows, "flow,receiver,started_ns,samples" + rates + times),
+                Open(completions,
+                     "flow,receiver,asked,started_ns,completed_ns,segments,retransmitted,"
+                     "forecast_bytes_per_s,dispersion_bytes_per_s,verdict,end")};
   {
-    Experiment experiment(path, output);
+    Experiment experiment(path, sender, forecasts, every, output);
     Simulator::Run();
     experiment.Write();
   }
   Simulator::Destroy();
   Close(output.samples, samples);
   Close(output.flows, flows);
+  Close(output.completions, completions);
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
   Path path;
+  Sender sender;
+  Forecasts::Options forecasts;
+  std::string scale{"1"};
+  uint32_t every{1};
   std::string out;
   CommandLine command(__FILE__);
   command.AddValue("rate-bps", "rate of the bottleneck", path.rateBps);
@@ -398,7 +524,17 @@ int main(int argc, char** argv) {
   command.AddValue("flows", "how many", path.flows);
   command.AddValue("bytes", "size of a flow", path.bytes);
   command.AddValue("seed", "of all random choices", path.seed);
-  command.AddValue("out", "existing folder for samples.csv and flows.csv", out);
+  command.AddValue("window", "of a receiver, in bytes; 0: it grows as Linux's", path.window);
+  command.AddValue("control", "bbr, cubic (with HyStart) or hystart++", sender.control);
+  command.AddValue("initial-window", "packets", sender.initialWindow);
+  command.AddValue("forecast", "none, oracle, random, dispersion, previous or network",
+                   forecasts.kind);
+  command.AddValue("scale", "what each forecast is multiplied by; 0, inf and nan too", scale);
+  command.AddValue("artifact", "folder of the network that forecasts", forecasts.artifact);
+  command.AddValue("samples", "that a forecast is made from", sender.samples);
+  command.AddValue("delay-ms", "until a forecast is there", sender.delayMs);
+  command.AddValue("every", "so-manieth flow is what was asked for; others are plain BBR", every);
+  command.AddValue("out", "existing folder for samples.csv, flows.csv and completions.csv", out);
   command.Parse(argc, argv);
   try {
     if (!(path.rateBps >= 1e5 && path.rttMs > 0 && path.bufferBdp > 0 && path.load > 0 &&
@@ -406,7 +542,13 @@ int main(int argc, char** argv) {
           path.flows > 0 && path.bytes > 0 && path.seed > 0)) {
       throw std::runtime_error("a value of the path cannot be; see --help");
     }
-    Simulate(path, out);
+    if (!(sender.initialWindow > 0 && sender.samples > 0 && sender.samples <= kMostSamples &&
+          sender.delayMs >= 0 && every > 0)) {
+      throw std::runtime_error("a value of the sender cannot be; see --help");
+    }
+    forecasts.scale = std::stod(scale);
+    forecasts.truthBytesPerS = path.rateBps / 8 * (1 - path.cross);
+    Simulate(path, sender, forecasts, every, out);
   } catch (const std::exception& error) {
     std::cerr << error.what() << '\n';
     return 1;

@@ -50,9 +50,13 @@ class SampledBbr : public ns3::TcpBbr {
     TcpBbr::CongControl(tcb, connection, sample);
     Estimate(tcb, connection, sample);
     if (m_heard) {
-      m_heard(tcb, connection, sample, {m_bandwidth.GetBest(), m_minRtts.front().second});
+      m_heard(tcb, connection, sample, GetEstimate());
     }
   }
+
+ protected:
+  /** After the first ACK. */
+  BbrEstimate GetEstimate() const { return {m_bandwidth.GetBest(), m_minRtts.front().second}; }
 
  private:
   void Estimate(ns3::Ptr<ns3::TcpSocketState> tcb,

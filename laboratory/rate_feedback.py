@@ -1,0 +1,240 @@
+"""What a forecast that is fed back into BBR does to completion times, in ns-3 (docs/RATE.md).
+
+A run is one path and ten downloads: each second one is what is judged, the others are plain BBR. Runs of one
+seed have the same arrivals, so each is compared with plain BBR's of the same seed and path. Figures of a seed
+go over all its paths; intervals over seeds are Student's t.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+import statistics
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import polars as pl
+
+from feature_store.atomic import write_file
+from models.json_file import read_object
+from models.scoring.intervals import Estimate, estimate
+from pipelines.rate_simulate import source_hash
+from pipelines.simulators import Runs
+
+BBR: Final = "bbr"
+ORACLE: Final = "oracle"
+OURS: Final = "network"
+VARIANTS: Final[dict[str, dict[str, str]]] = {
+    BBR: {},
+    ORACLE: {"forecast": "oracle"},
+    "half-oracle": {"forecast": "oracle", "scale": "0.5"},
+    OURS: {"forecast": "network"},
+    "dispersion": {"forecast": "dispersion"},
+    "previous-flow": {"forecast": "previous"},
+    "random": {"forecast": "random"},
+    "initial-window-32": {"initial-window": "32"},
+    "cubic": {"control": "cubic"},
+    "hystart++": {"control": "hystart++"},
+}
+RTTS_MS: Final = (50, 100, 150, 200, 250, 300, 350, 400)
+BUFFERS_BDP: Final = (0.5, 1.0)
+WINDOWS: Final = {"default": 0, "8 MB": 8 << 20}
+PATH: Final[dict[str, float]] = {
+    "rate-bps": 100e6, "load": 0.1, "cross": 0.1, "receivers": 4, "flows": 10, "every": 2, "bytes": 3_200_000,
+}  # fmt: skip
+PATIENCE_S: Final = 120.0  # what a flow that was cut off counts as; simulation/programs/rate.cc
+LONG_MS: Final = 100  # round trips from which on the large window must help
+WANTED: Final = {"share_of_oracle": 0.60, "long_change": -0.30, "p99": 0.05, "points": 1.0, "others": 0.95}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run's figures; times in s, in the order of arrival."""
+
+    variant: str
+    rtt_ms: int
+    buffer_bdp: float
+    window: str
+    seed: int
+    own_s: list[float]
+    others_s: list[float]
+    segments: int  # of the judged flows
+    retransmitted: int
+    used: int  # judged flows whose forecast was followed
+    unfinished: int
+
+    @property
+    def cell(self) -> tuple[int, float, str, int]:
+        """What it has in common with the run of plain BBR that it is compared with."""
+        return self.rtt_ms, self.buffer_bdp, self.window, self.seed
+
+
+def measure(
+    program: Path,
+    output: Path,
+    artifact: Path,
+    seeds: Sequence[int],
+    report: Callable[[int, int], None] = lambda _done, _of: None,
+    rtts_ms: Sequence[int] = RTTS_MS,
+) -> list[Run]:
+    """Make the runs that are not there yet, seed by seed; return all of them.
+
+    Args:
+        program: what `build_simulator(program="rate")` returned.
+        output: folder of the finished runs.
+        artifact: folder of the network that forecasts.
+        seeds: of all random choices.
+        report: called with how many runs there are, and of how many.
+        rtts_ms: round trips of the paths.
+
+    Raises:
+        StageError: a run ended with an error; the line names it.
+        OSError: the network is not there.
+    """
+    runs, source, network = Runs(program), source_hash(), _hash_of(artifact)
+    cells = itertools.product(seeds, rtts_ms, BUFFERS_BDP, WINDOWS, VARIANTS)
+    wanted = [(v, rtt, buffer, window, seed) for seed, rtt, buffer, window, v in cells]
+    done = itertools.count(1)
+
+    def make(one: tuple[str, int, float, str, int]) -> Run:
+        variant, rtt, buffer, window, seed = one
+        options: dict[str, Any] = {
+            **PATH, "rtt-ms": rtt, "buffer-bdp": buffer, "window": WINDOWS[window], "seed": seed,
+            **VARIANTS[variant],
+        }  # fmt: skip
+        known = [options, source, network if variant == OURS else ""]
+        key = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:20]
+        if variant == OURS:
+            options = {**options, "artifact": str(artifact)}
+        path = output / f"{key}.json"
+        if path.is_file():
+            found = Run(**read_object(path))
+        else:
+            found = _made(runs, options, one)
+            write_file(path, json.dumps(asdict(found)) + "\n")
+        report(next(done), len(wanted))
+        return found
+
+    output.mkdir(parents=True, exist_ok=True)
+    return runs.each(make, wanted)
+
+
+def _made(runs: Runs, options: Mapping[str, Any], one: tuple[str, int, float, str, int]) -> Run:
+    with tempfile.TemporaryDirectory(prefix="rate-") as scratch:
+        given = [f"--{key}={value}" for key, value in options.items()]
+        runs.run([*given, f"--out={scratch}"], " ".join(map(str, one)))
+        table = pl.read_csv(Path(scratch) / "completions.csv", schema_overrides={"completed_ns": pl.Int64})
+    seconds = ((pl.col("completed_ns") - pl.col("started_ns")) / 1e9).fill_null(PATIENCE_S)
+    table = table.with_columns(seconds=seconds)
+    own, others = table.filter(asked=1), table.filter(asked=0)
+    return Run(
+        *one,
+        own["seconds"].to_list(),
+        others["seconds"].to_list(),
+        int(own["segments"].sum()),
+        int(own["retransmitted"].sum()),
+        int((own["verdict"] == "used").sum()),
+        int(table["completed_ns"].null_count()),
+    )
+
+
+def _hash_of(artifact: Path) -> str:
+    digest = hashlib.sha256()
+    for name in ("model.json", "model.safetensors"):
+        digest.update((artifact / name).read_bytes())
+    return digest.hexdigest()
+
+
+def summary(runs: Sequence[Run]) -> dict[str, Any]:
+    """The figures of each window and variant, with intervals over seeds, and what was wanted of ours."""
+    seeds = sorted({run.seed for run in runs})
+    plain = {run.cell: run for run in runs if run.variant == BBR}
+    found: dict[str, Any] = {}
+    for window in WINDOWS:
+        here = [run for run in runs if run.window == window]
+        change = {
+            v: {s: _change([r for r in here if (r.variant, r.seed) == (v, s)], plain) for s in seeds}
+            for v in VARIANTS
+        }
+        found[window] = {
+            v: _figures([r for r in here if r.variant == v], plain)
+            | {
+                "change": _cell(list(change[v].values())),
+                "share_of_oracle": _cell([change[v][s] / change[ORACLE][s] for s in seeds]),
+                "by_rtt": _by_rtt([r for r in here if r.variant == v], plain, seeds),
+            }
+            for v in VARIANTS
+        }
+    return {
+        "feedback": found,
+        "seeds": seeds,
+        "runs": len(runs),
+        "flows": sum(len(run.own_s) for run in runs),
+        "rtts_ms": sorted({run.rtt_ms for run in runs}),
+        "rate_mbps": PATH["rate-bps"] / 1e6,
+        "wanted": WANTED,
+        "verdict": _verdict(found),
+    }
+
+
+def _change(runs: Sequence[Run], plain: Mapping[Any, Run]) -> float:
+    """Relative change of the median completion time, a geometric mean over paths."""
+    logs = [math.log(statistics.median(r.own_s) / statistics.median(plain[r.cell].own_s)) for r in runs]
+    return math.expm1(math.fsum(logs) / len(logs))
+
+
+def _by_rtt(runs: Sequence[Run], plain: Mapping[Any, Run], seeds: Sequence[int]) -> dict[str, Any]:
+    trips = sorted({run.rtt_ms for run in runs})
+    of = {t: [[r for r in runs if (r.rtt_ms, r.seed) == (t, s)] for s in seeds] for t in trips}
+    return {str(t): _cell([_change(one, plain) for one in of[t]]) for t in trips}
+
+
+def _figures(runs: Sequence[Run], plain: Mapping[Any, Run]) -> dict[str, Any]:
+    """Of all runs of a variant: tail, retransmissions, the others, against plain BBR's same runs."""
+    base = [plain[run.cell] for run in runs]
+    # Each time over the median of plain BBR on that path: paths differ eightfold.
+    scales = [statistics.median(b.own_s) for b in base]
+    tail, plain_tail = (
+        float(np.percentile([s / scale for r, scale in zip(of, scales, strict=True) for s in r.own_s], 99))
+        for of in (runs, base)
+    )
+    goodput, plain_goodput = (sum(1 / s for r in of for s in r.others_s) for of in (runs, base))
+    return {
+        "median_s": statistics.median(s for run in runs for s in run.own_s),
+        "p99": tail / plain_tail - 1,
+        "retransmitted": _lost(runs),
+        "points": 100 * (_lost(runs) - _lost(base)),
+        "others": goodput / plain_goodput,
+        "used": sum(run.used for run in runs) / sum(len(run.own_s) for run in runs),
+        "unfinished": sum(run.unfinished for run in runs),
+    }
+
+
+def _lost(runs: Sequence[Run]) -> float:
+    return sum(run.retransmitted for run in runs) / sum(run.segments for run in runs)
+
+
+def _verdict(found: Mapping[str, Any]) -> dict[str, bool]:
+    """What was wanted, of the network's forecasts: by the mean over seeds."""
+    default, large = (found[window][OURS] for window in WINDOWS)
+    long = [float(cell["mean"]) for trip, cell in large["by_rtt"].items() if int(trip) >= LONG_MS]
+    return {
+        "share_of_oracle": default["share_of_oracle"]["mean"] >= WANTED["share_of_oracle"],
+        "long_change": max(long) <= WANTED["long_change"],
+        "p99": max(default["p99"], large["p99"]) <= WANTED["p99"],
+        "points": max(default["points"], large["points"]) <= WANTED["points"],
+        "others": min(default["others"], large["others"]) >= WANTED["others"],
+    }
+
+
+def _cell(values: Sequence[float]) -> dict[str, Any]:
+    found: Estimate | None = estimate(values)
+    if found is None:
+        raise ValueError("no seed has a run")
+    return {"mean": found.mean, "low": found.low, "high": found.high, "n": found.n}
