@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,7 +28,8 @@ from models.say import say
 from models.scoring.intervals import Estimate, estimate
 from models.scoring.metrics import interval
 from models.section import near, read_all
-from models.training.protocol import divide, protocol_named
+from models.training.protocol import ROUND_S, divide, protocol_named
+from models.training.sharp import PAPERS, Change
 
 SUMMARY: Final = "scores.json"
 SCORES: Final = {
@@ -40,6 +42,10 @@ SCORES: Final = {
     "regret_ms": ("choice", "regret_ms"),
     "right": ("choice", "right"),
     "moved": ("choice", "moved"),
+    "f1_prediction_change": ("f1", "prediction_change"),
+    "f1_truth_change": ("f1", "truth_change"),
+    "f1_prediction_change_by_flow": ("f1", "prediction_change_by_flow"),
+    "f1_truth_change_by_flow": ("f1", "truth_change_by_flow"),
 }
 DRAWN: Final = ("average_precision", "mae_ms", "regret_ms")  # scores that have draws of seconds
 ALIKE: Final = ("n", "never_ms", "always_ms", "shorter_is_classic")  # of a choice: the same for every variant
@@ -62,6 +68,9 @@ def run_forecasts(
     sections: Path,
     told: str = "all",
     truths: Mapping[str, Path] | None = None,
+    visibility: str = "acked",
+    change: Change = PAPERS,
+    round_s: float = ROUND_S,
 ) -> None:
     """Run what is missing and write the summary.
 
@@ -77,6 +86,9 @@ def run_forecasts(
         sections: file of the variants.
         told: of packets 2 to 8 of a batch at its decision (`replay_events`).
         truths: by trace, a `truth.parquet` that says what each packet would have waited in either queue.
+        visibility: of earlier latencies at a decision; variants are trained under it, too.
+        change: of latency that loss and scores count.
+        round_s: seconds that a live round on a minute takes until its head answers.
 
     Raises:
         FileNotFoundError: there is no packet table of a trace.
@@ -88,10 +100,13 @@ def run_forecasts(
     if against not in read_all(sections):
         raise ValueError(f"--against {against}: there is no section of that name in {sections}")
     torch.set_num_threads(1)  # small networks lose by more, and seconds are of one core
-    traces = _traces(packets, names or traces_in(packets), protocol, told, truths or {})
+    traces = [
+        replace(trace, visibility=visibility, change=change)
+        for trace in _traces(packets, names or traces_in(packets), protocol, told, truths or {})
+    ]
     if choose:
         traces = within_training(traces)
-    work = _fingerprint(traces)
+    work = _fingerprint(traces, round_s)
     asked: Asked | None = None
     for variant in wanted:
         for seed in range(1, (seeds if variant.kind.seeded else 1) + 1):
@@ -101,7 +116,11 @@ def run_forecasts(
                 continue
             asked = asked or Asked.of(traces)
             line = f"{variant.name}, seed {seed}"
-            found = run(variant, seed, traces, asked, lambda one, line=line: say(f"{line}: {one}"))  # type: ignore[misc]
+            found = run(
+                *(variant, seed, traces, asked),
+                lambda one, line=line: say(f"{line}: {one}"),  # type: ignore[misc]
+                round_s,
+            )
             write_file(path, json.dumps({"key": key, **found}, allow_nan=False) + "\n")
             late, error = found["tuned"]["late"], found["tuned"]["error"]
             say(f"{line}: AP {_shown(late['average_precision'])}, MAE {_shown(error['mae_ms'])} ms")
@@ -111,6 +130,9 @@ def run_forecasts(
         "within_training": choose,
         "against": against,
         "told": told,
+        "visibility": visibility,
+        "change": change.model_dump(),
+        "round_s": round_s,
     }
     alike = {each.name for each in variants(sections) if not each.kind.seeded}
     summary = summarised(_runs(output, work), about, alike)
@@ -150,13 +172,12 @@ def waits_of(packets: pl.DataFrame, truth: Path) -> Waits:
     return Waits(classic, l4s, (table["default_queue"] == L4S).to_numpy())
 
 
-def _fingerprint(traces: Sequence[Trace]) -> str:
-    digest = hashlib.sha256()
+def _fingerprint(traces: Sequence[Trace], round_s: float) -> str:
+    digest = hashlib.sha256(json.dumps(round_s).encode())
     for trace in traces:
         digest.update(json.dumps([trace.name, trace.slices.as_json()]).encode())
         digest.update(trace.packets.hash_rows(seed=1).to_numpy().tobytes())
-        if trace.told != "all":
-            digest.update(trace.told.encode())
+        digest.update(json.dumps([trace.told, trace.visibility, trace.change.model_dump()]).encode())
         if trace.waits is not None:
             digest.update(trace.waits.classic_us_N.tobytes() + trace.waits.l4s_us_N.tobytes())
     return digest.hexdigest()[:16]

@@ -23,13 +23,15 @@ def main(params: Given, packets: Given, windows: Given, split: Given, output: Gi
     from models.section import read, read_all
     from models.training import pretraining
     from models.training.ray_job import discard
+    from models.training.sharp import change_of
     from models.training.windows import load_windows
 
     events, section = event_stream(params), read(params, pretraining.PretrainParams)
+    change = change_of(params)
     seed = events.seed if events else section.seed
     how = "event stream, on one core" if events else f"starting Ray Train with {section.workers} worker(s)"
     print(f"pretrain: {how}", flush=True)
-    found = load_windows(windows, split)
+    found = load_windows(windows, split, change=change)
     with stage_run("pretrain", traces=list(found.traces), params=read_all(params), seed=seed) as run:
         logged = set()
 
@@ -44,7 +46,7 @@ def main(params: Given, packets: Given, windows: Given, split: Given, output: Gi
                 found, packets, events, lambda line: print(f"pretrain: {line}", flush=True)
             )
         else:
-            pretrained = pretraining.pretrain(windows, split, section, state_dir(), say=say)
+            pretrained = pretraining.pretrain(windows, split, section, change, state_dir(), say=say)
         for record in pretrained.epochs:  # of a run that was stopped, too
             if record["epoch"] not in logged:
                 run.log(record, step=record["epoch"])
@@ -52,7 +54,7 @@ def main(params: Given, packets: Given, windows: Given, split: Given, output: Gi
         artifact.write(folder, pretrained.model, pretrained.description)
         pl.DataFrame(pretrained.epochs).write_csv(folder / "epochs.csv")
     if not events:
-        discard(pretraining.storage_of(windows, split, section, state_dir()))
+        discard(pretraining.storage_of(windows, split, section, change, state_dir()))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from models.training.sharp import CHANGE_SHARE, CHANGE_US, change_direction
+from models.training.sharp import PAPERS, Change, change_direction
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -90,22 +90,22 @@ class ChangeCounts(NamedTuple):
         }
 
 
-def late_margin(latency_us: NDArray[Any], last_us: NDArray[Any]) -> Floats:
+def late_margin(latency_us: NDArray[Any], last_us: NDArray[Any], change: Change = PAPERS) -> Floats:
     """How far a latency lies above the last visible one of its flow; late from 1 on (DESIGN, definitions).
 
-    `min((t - l) / 20 ms, (t / l - 1) / 20 %)`, so both conditions hold exactly when it is at least 1.
+    With the paper's change `min((t - l) / 20 ms, (t / l - 1) / 20 %)`: both hold exactly from 1 on.
     `last_us` that is not above zero means that no latency of the flow is visible: the margin is NaN.
     """
     latency = np.asarray(latency_us, dtype=np.float64)
     last = np.asarray(last_us, dtype=np.float64)
     last = np.where(last > 0, last, np.nan)
-    return np.minimum((latency - last) / CHANGE_US, (latency - last) / (CHANGE_SHARE * last))
+    return np.minimum((latency - last) / change.least_us, (latency - last) / (change.least_share * last))
 
 
-def late_from(last_us: NDArray[Any]) -> Floats:
+def late_from(last_us: NDArray[Any], change: Change = PAPERS) -> Floats:
     """The least latency (µs) that is late; NaN where no latency of the flow is visible."""
     last = np.asarray(last_us, dtype=np.float64)
-    return np.where(last > 0, last + np.maximum(CHANGE_US, CHANGE_SHARE * last), np.nan)
+    return np.where(last > 0, last + np.maximum(change.least_us, change.least_share * last), np.nan)
 
 
 def precision_recall(positive_N: Bools, score_N: Floats) -> PrecisionRecall:
@@ -213,6 +213,7 @@ def score_predictions(
     last_flow_BH: NDArray[Any],
     *,
     false_alarm_rate: float = 0.01,
+    change: Change = PAPERS,
 ) -> dict[str, Any]:
     """Score predicted latencies (µs) of windows in time order against the true ones (NaN where unknown).
 
@@ -226,7 +227,7 @@ def score_predictions(
     A ValueError says that the shapes differ or that a prediction is not a finite number.
     """
     return score_with_replicates(
-        pred_BH, y_BH, last_flow_BH, time_ns_B=None, false_alarm_rate=false_alarm_rate, seed=0
+        pred_BH, y_BH, last_flow_BH, time_ns_B=None, false_alarm_rate=false_alarm_rate, seed=0, change=change
     )[0]
 
 
@@ -239,6 +240,7 @@ def score_with_replicates(
     false_alarm_rate: float,
     seed: int,
     lateness_BH: NDArray[Any] | None = None,
+    change: Change = PAPERS,
 ) -> tuple[dict[str, Any], Replicates | None]:
     """Score as `score_predictions`, and give the bootstrap's replicates too if there is `time_ns_B`.
 
@@ -253,10 +255,11 @@ def score_with_replicates(
         raise ValueError(f"{np.sum(~np.isfinite(pred))} of {pred.size} predictions are not finite numbers")
     known = np.isfinite(y)
     pred_N, y_N = pred[known], y[known]
-    margin = late_margin(y_N, last[known])
+    margin = late_margin(y_N, last[known], change)
     scored = np.isfinite(margin)
     late_N = margin[scored] >= 1
-    rank_N = late_margin(pred_N, last[known]) if lateness_BH is None else np.ravel(lateness_BH)[known]
+    said_N = late_margin(pred_N, last[known], change)
+    rank_N = said_N if lateness_BH is None else np.ravel(lateness_BH)[known]
     curve = precision_recall(late_N, rank_N[scored])
     late: dict[str, Any] = {
         "average_precision": curve.average_precision(),
@@ -278,13 +281,36 @@ def score_with_replicates(
         )
         late["average_precision_95"] = interval(replicates.average_precision)
         error["mae_ms_95"] = interval(replicates.mae_ms)
-    return {"n": int(y_N.size), "late": late, "error": error, "sharp": score_sharp(pred_N, y_N)}, replicates
-
-
-def score_sharp(pred_N: Floats, y_N: Floats) -> dict[str, Any]:
-    """Score both variants: the predicted change from the last prediction, and from the last true latency."""
-    true = change_direction(y_N[1:], y_N[:-1])
     return {
-        "prediction_change": score_changes(true, change_direction(pred_N[1:], pred_N[:-1])),
-        "truth_change": score_changes(true, change_direction(pred_N[1:], y_N[:-1])),
+        "n": int(y_N.size),
+        "late": late,
+        "error": error,
+        "sharp": score_sharp(pred_N, y_N, change),
+    }, replicates
+
+
+def score_sharp(
+    pred_N: Floats, y_N: Floats, change: Change = PAPERS, flow_N: NDArray[Any] | None = None
+) -> dict[str, Any]:
+    """Score both variants: the predicted change from the last prediction, and from the last true latency.
+
+    The packet before is the sender's; with `flow_N`, the flow of each packet, it is the flow's.
+    """
+    later_M, before_M = successive(y_N.size, flow_N)
+    true_M = change_direction(y_N[later_M], y_N[before_M], change)
+    return {
+        "prediction_change": score_changes(
+            true_M, change_direction(pred_N[later_M], pred_N[before_M], change)
+        ),
+        "truth_change": score_changes(true_M, change_direction(pred_N[later_M], y_N[before_M], change)),
     }
+
+
+def successive(packets: int, flow_N: NDArray[Any] | None = None) -> tuple[Ints, Ints]:
+    """Pairs of successive packets, of the sender, or of each flow with `flow_N`: the later, and the earlier."""
+    order = np.arange(packets) if flow_N is None else np.argsort(flow_N, kind="stable")
+    later_M, before_M = order[1:], order[:-1]
+    if flow_N is None:
+        return later_M, before_M
+    same_M = flow_N[later_M] == flow_N[before_M]
+    return later_M[same_M], before_M[same_M]

@@ -43,6 +43,7 @@ from models.training import checkpoint
 from models.training.examples import Chosen, Examples, epoch_batches, owned, pretraining_split
 from models.training.loss import example_weights, weighted_squared_error
 from models.training.ray_job import report_progress, run_job
+from models.training.sharp import Change
 from models.training.windows import WindowSet, fingerprint, load_windows
 
 ADAM_BETAS: Final = (0.9, 0.98)  # Vaswani et al. 2017, section 5.3, as the paper
@@ -124,6 +125,7 @@ def pretrain(
     windows_dir: Path,
     split: Path,
     params: PretrainParams,
+    change: Change,
     state_dir: Path,
     say: Callable[[dict[str, Any]], None],
 ) -> Pretrained:
@@ -149,11 +151,12 @@ def pretrain(
         "windows_dir": str(windows_dir.absolute()),
         "split": str(split.absolute()),
         "params": params.model_dump(),
+        "change": change.model_dump(),
         "features": [asdict(feature) for feature in features],
         "target": asdict(target),
         "horizon": windows.horizon,
     }
-    storage = storage_of(windows_dir, split, params, state_dir)
+    storage = storage_of(windows_dir, split, params, change, state_dir)
     result = run_job(
         *(pretrain_worker, config),
         workers=params.workers,
@@ -171,10 +174,12 @@ def pretrain(
     return Pretrained(model.eval(), description, progress["epochs"])
 
 
-def storage_of(windows_dir: Path, split: Path, params: PretrainParams, state_dir: Path) -> Path:
+def storage_of(
+    windows_dir: Path, split: Path, params: PretrainParams, change: Change, state_dir: Path
+) -> Path:
     """Folder of the checkpoints of exactly this work."""
-    code = code_hash(__name__)
-    return state_dir / "ray" / f"pretrain-{fingerprint(windows_dir, split, params.model_dump(), code)[:16]}"
+    work = params.model_dump(), change.model_dump(), code_hash(__name__)
+    return state_dir / "ray" / f"pretrain-{fingerprint(windows_dir, split, *work)[:16]}"
 
 
 def fit_scaling(
@@ -195,7 +200,9 @@ def pretrain_worker(config: dict[str, Any]) -> None:
     context = ray.train.get_context()
     params = PretrainParams(**config["params"])
     target = Target(**config["target"])
-    windows = load_windows(Path(config["windows_dir"]), Path(config["split"]))
+    windows = load_windows(
+        Path(config["windows_dir"]), Path(config["split"]), change=Change(**config["change"])
+    )
     train, validation = pretraining_split(windows)
     torch.manual_seed(params.seed)
     model = Predictor(

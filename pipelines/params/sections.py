@@ -22,6 +22,7 @@ SECTIONS: Final = {
     "windows": "pipelines.windows:WindowsParams",
     "split": "pipelines.split:SplitParams",
     "validate": "pipelines.validate:ValidateParams",
+    "change": "models.training.sharp:Change",
     "architecture": "models.architecture:ArchitectureParams",
     "pretrain": "models.training.pretraining:PretrainParams",
     "event-stream": "models.architecture:EventStreamLoop",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from sklearn.metrics import (
 )
 
 from models.scoring import metrics
-from models.training.sharp import change_direction
+from models.training.sharp import PAPERS, change_direction, change_of, sharp_changes
 
 latencies = st.sampled_from([1_000.0, 9_000.0, 20_000.0, 30_000.0, 40_000.0, 48_000.0, 120_000.0, 145_000.0])
 coarse = st.sampled_from([-1.0, 0.0, 0.25, 0.5, 1.0, 2.0])
@@ -249,3 +250,36 @@ def test_bad_input_is_named() -> None:
         metrics.score_predictions(y[:1], y, y)
     with pytest.raises(ValueError, match="1 of 16 predictions are not finite"):
         metrics.score_predictions(np.where(np.arange(16).reshape(2, 8) == 3, np.inf, y), y, y)
+
+
+@given(st.lists(st.tuples(latencies, latencies, st.integers(0, 2)), min_size=2, max_size=40))
+def test_changes_within_a_flow_are_the_literal_ones(packets: list[tuple[float, float, int]]) -> None:
+    y, p, flow = (np.array([packet[i] for packet in packets]) for i in range(3))
+    got = metrics.score_sharp(p, y, flow_N=flow)
+    for variant, before in (("prediction_change", p), ("truth_change", y)):
+        true, said = [], []
+        for one in range(3):
+            mine = np.flatnonzero(flow == one)
+            for earlier, later in zip(mine, mine[1:], strict=False):
+                true += change_direction(y[[later]], y[[earlier]]).tolist()
+                said += change_direction(p[[later]], before[[earlier]]).tolist()
+        assert got[variant] == metrics.score_changes(np.int8(true), np.int8(said))
+
+
+def test_the_thresholds_are_parameters_and_one_definition_serves_loss_and_scores(tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    path.write_text("pretrain: {}\n")
+    assert change_of(path) is PAPERS  # a file of before there was the section
+    path.write_text("change: {least_ms: 5, least_share: 0.5}\n")
+    change = change_of(path)
+    y = np.float32([10_000, 14_000, 19_001, 30_000]).reshape(2, 2)
+    assert sharp_changes(y, change).tolist() == [[False, False], [False, True]]  # 11 ms and 58 %
+    assert sharp_changes(y).sum() == 0
+    assert change_direction(y.ravel()[1:], y.ravel()[:-1], change).tolist() == [0, 0, 1]
+    last = np.array([10_000.0, 10_000.0, 4_000.0])
+    came = np.array([15_000.0, 14_999.0, 9_001.0])
+    assert (metrics.late_margin(came, last, change) >= 1).tolist() == [True, False, True]
+    np.testing.assert_array_equal(metrics.late_from(last, change), [15_000, 15_000, 9_000])
+    path.write_text("change: {least_ms: 0, least_share: 0.5}\n")
+    with pytest.raises(ValueError, match=r"change\.least_ms is 0; it must be a number above 0"):
+        change_of(path)
