@@ -111,6 +111,7 @@ class Benchmark(StrEnum):
     extract = "extract"
     finetune = "finetune"
     gate = "gate"
+    intervals = "intervals"
     inference = "inference"
     ingest = "ingest"
     linerate = "linerate"

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from feature_store.atomic import write_file
 from feature_store.packets.schema import QUEUES, scan_packets, traces_in
@@ -25,8 +26,7 @@ from models.forecasters.walk import FORMS, Asked, run, within_training
 from models.import_closure import code_hash
 from models.json_file import read_object
 from models.say import say
-from models.scoring.intervals import Estimate, estimate
-from models.scoring.metrics import interval
+from models.scoring.intervals import Estimate, estimate, over_all
 from models.section import near, read_all
 from models.training.protocol import ROUND_S, divide, protocol_named
 from models.training.sharp import PAPERS, Change
@@ -47,9 +47,8 @@ SCORES: Final = {
     "f1_prediction_change_by_flow": ("f1", "prediction_change_by_flow"),
     "f1_truth_change_by_flow": ("f1", "truth_change_by_flow"),
 }
-DRAWN: Final = ("average_precision", "mae_ms", "regret_ms")  # scores that have draws of seconds
+DRAWN: Final = ("average_precision", "mae_ms", "regret_ms")  # scores that have draws of time
 ALIKE: Final = ("n", "never_ms", "always_ms", "shorter_is_classic")  # of a choice: the same for every variant
-DRAWS_SEED: Final = 1
 DIGITS: Final = 5
 L4S: Final = QUEUES[1]
 Pairs = Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]  # of runs: a variant's, the reference's
@@ -204,8 +203,8 @@ def summarised(
 ) -> dict[str, Any]:
     """Means over seeds, their intervals, and paired differences from one variant, for each form.
 
-    An interval over seeds is Student's t of the differences by seed; the one over seconds draws seconds and
-    seeds together. A variant of `alike` has one run, which is the same for every seed.
+    `seeds_95` is Student's t of the differences by seed; in `seconds_95` time and traces vary, too
+    (`over_all`). A variant of `alike` has one run, which is the same for every seed.
     """
     first = next(iter(runs.values()))[0]["tuned"]
     result: dict[str, Any] = {
@@ -242,7 +241,7 @@ def _form(runs: Sequence[Mapping[str, Any]], pairs: Pairs, form: str) -> dict[st
             seeds = [ours[form][part][key] - other[form][part][key] for ours, other in pairs]
             found[score]["less_reference"] = _said(estimate(seeds))
             if score in DRAWN:
-                found[score]["less_reference"]["seconds_95"] = _over_seconds(pairs, form, score)
+                found[score]["less_reference"]["seconds_95"] = _over_all(pairs, form, score)
     if spreads := [one[form]["spread"] for one in runs if one[form].get("spread", {}).get("coverage")]:
         coverage = np.mean([each["coverage"] for each in spreads], axis=0)
         found["coverage"] = {"levels": spreads[0]["levels"], "share": [round(float(x), 4) for x in coverage]}
@@ -259,19 +258,23 @@ def _paired(
     return [(one, by_seed[one["seed"]]) for one in runs if one["seed"] in by_seed]
 
 
-def _over_seconds(pairs: Pairs, form: str, score: str) -> list[float] | None:
-    """95 % of the differences under draws of seconds, each with a draw of seeds."""
+def _over_all(pairs: Pairs, form: str, score: str) -> list[float] | None:
+    """95 % of the differences where seeds, time and traces vary."""
     if not all(one[form]["draws"] for pair in pairs for one in pair):
         return None
-    ours, other = (
-        np.array([pair[side][form]["draws"][score] for pair in pairs], dtype=np.float64) for side in (0, 1)
-    )
-    draws = ours.shape[1]
-    random = np.random.default_rng(DRAWS_SEED)
-    chosen = random.integers(len(pairs), size=(len(pairs), draws))
-    difference = (ours - other)[chosen, np.arange(draws)].mean(0)
-    ends = interval(difference)
-    return None if ends is None else [round(end, DIGITS) for end in ends]
+    part, key = SCORES[score]
+    by_seed = [ours[form][part][key] - other[form][part][key] for ours, other in pairs]
+
+    def differences(of: str) -> NDArray[np.float64]:
+        ours, other = (
+            np.array([pair[side][form][of][score] for pair in pairs], dtype=np.float64) for side in (0, 1)
+        )
+        return ours - other
+
+    by_trace = differences("by_trace")
+    by_trace = by_trace[:, np.isfinite(by_trace).all(0)]  # no late packet in it: no average precision
+    ends = over_all(by_seed, differences("draws"), pairs[0][0][form]["blocks"], by_trace)
+    return ends and [round(end, DIGITS) for end in ends]
 
 
 def _said(found: Estimate | None) -> dict[str, Any]:

@@ -258,7 +258,7 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     **{
         f"bench-{name}": partial(figures, name=name)
         for name in (
-            *("capacity", "extract", "finetune", "gate", "inference", "ingest", "linerate"),
+            *("capacity", "extract", "finetune", "gate", "inference", "ingest", "intervals", "linerate"),
             *(
                 "live",
                 "rate",

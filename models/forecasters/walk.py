@@ -23,7 +23,7 @@ from models.forecasters.queries import column, replayed
 from models.forecasters.spread import Spread
 from models.scoring.choice import score_choice
 from models.scoring.evaluation import TRACE_OFFSET_NS
-from models.scoring.metrics import late_from, score_sharp, score_with_replicates
+from models.scoring.metrics import DRAWN, late_from, score_predictions, score_sharp, score_with_replicates
 from models.training.protocol import Round, Slice, Slices, answered
 from models.training.sharp import Change
 
@@ -31,7 +31,7 @@ FORMS: Final = ("tuned", "pretrained")
 Floats = NDArray[np.float64]
 FALSE_ALARMS: Final = 0.01
 TRACE_FLOWS: Final = 2**32  # more than one trace has
-DRAWS_SEED: Final = 1  # of the seconds drawn: the same for all, so that differences are paired
+DRAWS_SEED: Final = 1  # of the blocks of time drawn: the same for all, so that differences are paired
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,14 @@ class Asked:
     last_flow_BH: NDArray[np.float64]  # as `acked` shows it: what is late does not depend on who is asked
     flow_BH: NDArray[np.int64]  # of all traces: no two have the same
     change: Change  # of latency that counts
+    trace_B: NDArray[np.int64]  # number of the trace
     time_ns_B: NDArray[np.int64]
     waits_BH3: NDArray[np.float64] | None  # classic, L4S in µs; 1 where the packet is movable
 
     @classmethod
     def of(cls, traces: Sequence[Trace]) -> Asked:
         """Of some traces, one after the other."""
-        came, last, flows, times, waits = [], [], [], [], []
+        came, last, flows, numbers, times, waits = [], [], [], [], [], []
         changes = {trace.change for trace in traces}
         if len(changes) > 1:
             raise ValueError("the traces do not have one definition of a sharp change")
@@ -60,6 +61,7 @@ class Asked:
                 shown = replayed(replace(part, told="all", visibility="acked"))
                 last.append(column(shown.x_DHF, "last_latency_flow_us"))
                 flows.append(_flows(part) + number * TRACE_FLOWS)
+                numbers.append(np.full(len(part), number, np.int64))
                 if trace.waits:
                     waits.append(_waits(trace.waits, each.test))
                 times.append(sent_ns[part.first_packets] - sent_ns[0] + number * TRACE_OFFSET_NS)
@@ -68,6 +70,7 @@ class Asked:
             np.concatenate(last),
             np.concatenate(flows),
             changes.pop(),
+            np.concatenate(numbers),
             np.concatenate(times),
             np.concatenate(waits) if all(trace.waits for trace in traces) else None,
         )
@@ -131,12 +134,10 @@ def run(
             time_ns_B=asked.time_ns_B,
             false_alarm_rate=FALSE_ALARMS,
             seed=DRAWS_SEED,
-            lateness_BH=None
-            if said.spread is None
-            else said.spread.above(late_from(asked.last_flow_BH, asked.change)),
+            lateness_BH=_lateness(said, asked),
             change=asked.change,
         )
-        replicates = {} if drawn is None else drawn._asdict()
+        replicates = {} if drawn is None else {name: getattr(drawn, name) for name in DRAWN}
         parts: dict[str, Any] = {}
         if said.spread is not None:
             parts["spread"] = said.spread.scores(asked.came_BH)
@@ -149,11 +150,40 @@ def run(
             "error": scores["error"],
             "f1": _f1(said.us_BH, asked),
             **parts,
+            "by_trace": _by_trace(said, asked),
+            "blocks": 0 if drawn is None else drawn.blocks,
             "draws": {
                 name: [None if not np.isfinite(v) else round(float(v), 5) for v in values]
                 for name, values in replicates.items()
             },
         }
+    return found
+
+
+def _lateness(said: _Said, asked: Asked) -> Floats | None:
+    """How likely each packet is late, (B, H), where the forecaster has quantiles."""
+    return None if said.spread is None else said.spread.above(late_from(asked.last_flow_BH, asked.change))
+
+
+def _by_trace(said: _Said, asked: Asked) -> dict[str, list[float | None]]:
+    """The scores that get intervals, of each trace alone."""
+    lateness_BH = _lateness(said, asked)
+    found: dict[str, list[float | None]] = {name: [] for name in (*DRAWN, "regret_ms")}
+    for number in np.unique(asked.trace_B):
+        rows = asked.trace_B == number
+        scores = score_predictions(
+            said.us_BH[rows],
+            asked.came_BH[rows],
+            asked.last_flow_BH[rows],
+            change=asked.change,
+            lateness_BH=None if lateness_BH is None else lateness_BH[rows],
+        )
+        found["average_precision"].append(scores["late"]["average_precision"])
+        found["mae_ms"].append(scores["error"]["mae_ms"])
+        if said.both_us is not None and asked.waits_BH3 is not None:
+            classic, l4s = (each[rows] for each in said.both_us)
+            chosen, _ = _choice(classic, l4s, asked.waits_BH3[rows], asked.time_ns_B[rows])
+            found["regret_ms"].append(chosen["regret_ms"])
     return found
 
 

@@ -1,6 +1,6 @@
 """Scores of the choice between two queues, where the waiting in both is known.
 
-Shapes: N packets, R draws of seconds.
+Shapes: N packets, R draws of blocks of time.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from models.scoring.metrics import Floats, Ints, block_draws, mae_draws
+from models.scoring.metrics import EPISODE_NS, Floats, Ints, block_draws, mae_draws
 
 PACKET_US = 480.0  # of 1,500 bytes at 25 Mbit/s: queues that differ by less are as good as each other
 
@@ -24,7 +24,7 @@ def score_choice(
     chosen where the two differ by a packet's time or more. Packets whose waits are NaN are left out.
 
     Returns:
-        The scores, and the mean regret in ms of each draw of seconds (R,); None where no packet is known.
+        The scores, and the mean regret in ms of each draw of blocks of time (R,); None: no packet is known.
     """
     known = np.isfinite(classic_us_N) & np.isfinite(l4s_us_N)
     if not known.any():
@@ -34,7 +34,7 @@ def score_choice(
     classic = classic_N[known]
     regret = np.maximum(0.0, np.where(classic, more, -more))
     apart = np.abs(more) >= PACKET_US
-    block_N, draws = block_draws(time_ns_N[known], seed)
+    block_N, draws = block_draws(time_ns_N[known], seed, EPISODE_NS)
     scores = {
         "n": int(known.sum()),
         "regret_ms": float(regret.mean()) / 1e3,

@@ -13,10 +13,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from models.scoring.intervals import over_time
 from models.scoring.metrics import (
+    DRAWN,
     Floats,
     Replicates,
-    interval,
     pool_changes,
     score_changes,
     score_predictions,
@@ -118,7 +119,7 @@ def _score(
     """Scores of all methods over the test slices of some traces, with intervals.
 
     `finetuned_minus_this` holds 95 % intervals of the differences from the fine-tuned model, paired: both
-    are scored on the same draws of seconds. Where zero is inside, the order of the two is not settled.
+    are scored on the same draws of blocks of time. Where zero is inside, the order of the two is not settled.
     """
     time_ns_B = np.concatenate(
         [p.decision_ns_B - p.decision_ns_B[0] + i * TRACE_OFFSET_NS for i, p in enumerate(part)]
@@ -142,14 +143,24 @@ def _score(
             scores[method][name] = {v: pool_changes([one[v] for one in scored]) for v in VARIANTS}
         if drawn is not None:
             replicates[method] = drawn
-            ours = replicates[FINETUNED]
             if method != FINETUNED:
                 scores[method]["finetuned_minus_this"] = {
-                    f"{name}_95": interval(getattr(ours, name) - getattr(drawn, name))
-                    for name in Replicates._fields
+                    f"{name}_95": _difference(scores, replicates, method, name) for name in DRAWN
                 }
     rule = {name: _send_gap(part, by_flow=by_flow) for name, by_flow in SHARP.items()}
     return {**scores, SEND_GAP: {"n": scores[FINETUNED]["n"], **rule}}
+
+
+def _difference(
+    scores: Mapping[str, Any], replicates: Mapping[str, Replicates], method: str, name: str
+) -> list[float] | None:
+    """95 % interval of what the fine-tuned model's figure is above a method's."""
+    group = {"average_precision": "late", "mae_ms": "error"}[name]
+    ours, theirs = (scores[each][group][name] for each in (FINETUNED, method))
+    if ours is None or theirs is None:
+        return None
+    draws = getattr(replicates[FINETUNED], name) - getattr(replicates[method], name)
+    return over_time(ours - theirs, draws, replicates[method].blocks)
 
 
 def _sharp(p: TracePredictions, us_BH: Floats, *, by_flow: bool) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -260,7 +261,7 @@ def test_changes_within_a_flow_are_the_literal_ones(packets: list[tuple[float, f
         true, said = [], []
         for one in range(3):
             mine = np.flatnonzero(flow == one)
-            for earlier, later in zip(mine, mine[1:], strict=False):
+            for earlier, later in itertools.pairwise(mine):
                 true += change_direction(y[[later]], y[[earlier]]).tolist()
                 said += change_direction(p[[later]], before[[earlier]]).tolist()
         assert got[variant] == metrics.score_changes(np.int8(true), np.int8(said))
