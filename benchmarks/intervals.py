@@ -1,8 +1,8 @@
 """Intervals of differences on simulated forecasters: how often one settles what is not there, or what is.
 
 Two forecasters have errors of one process: what is hard for both in some seconds, what their training seed
-makes of them, what a trace does to them, and what seconds do to each. Where both are alike, an interval of 95 %
-should leave 0 out once in twenty trials. One that is worse by a share should be told from the other.
+makes of them, what a trace does to them, and what seconds do to each. Where both are alike, an interval of
+95 % should leave 0 out once in twenty trials. One that is worse by a share should be told from the other.
 
 Reference: percentiles of draws of single seconds, each with a draw of seeds, as it was before.
 

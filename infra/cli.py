@@ -532,6 +532,10 @@ def forecasts(
     visibility: Annotated[
         Visibility, typer.Option(help="latencies known at a decision; previous: the paper's offline protocol")
     ] = Visibility.acked,
+    explored: Annotated[
+        float | None,
+        typer.Option(help="share of L4S flows' packets moved at random: estimates what the choice gains"),
+    ] = None,
     params: Annotated[
         Path,
         typer.Option(help="its sections `change` and `evaluate` say what is late, and when a head answers"),
@@ -563,6 +567,7 @@ def forecasts(
         visibility=visibility.value,
         change=change_of(params),
         round_s=read(params, EvaluateParams).round_s,
+        explored=explored,
     )
 
 

@@ -42,6 +42,7 @@ SCORES: Final = {
     "regret_ms": ("choice", "regret_ms"),
     "right": ("choice", "right"),
     "moved": ("choice", "moved"),
+    "gain_ms": ("explored", "gain_ms"),
     "f1_prediction_change": ("f1", "prediction_change"),
     "f1_truth_change": ("f1", "truth_change"),
     "f1_prediction_change_by_flow": ("f1", "prediction_change_by_flow"),
@@ -70,6 +71,7 @@ def run_forecasts(
     visibility: str = "acked",
     change: Change = PAPERS,
     round_s: float = ROUND_S,
+    explored: float | None = None,
 ) -> None:
     """Run what is missing and write the summary.
 
@@ -88,6 +90,7 @@ def run_forecasts(
         visibility: of earlier latencies at a decision; variants are trained under it, too.
         change: of latency that loss and scores count.
         round_s: seconds that a live round on a minute takes until its head answers.
+        explored: share of L4S flows' packets that were moved at random, to estimate the choice by.
 
     Raises:
         FileNotFoundError: there is no packet table of a trace.
@@ -100,7 +103,7 @@ def run_forecasts(
         raise ValueError(f"--against {against}: there is no section of that name in {sections}")
     torch.set_num_threads(1)  # small networks lose by more, and seconds are of one core
     traces = [
-        replace(trace, visibility=visibility, change=change)
+        replace(trace, visibility=visibility, change=change, explored=explored)
         for trace in _traces(packets, names or traces_in(packets), protocol, told, truths or {})
     ]
     if choose:
@@ -132,6 +135,7 @@ def run_forecasts(
         "visibility": visibility,
         "change": change.model_dump(),
         "round_s": round_s,
+        "explored": explored,
     }
     alike = {each.name for each in variants(sections) if not each.kind.seeded}
     summary = summarised(_runs(output, work), about, alike)
@@ -176,7 +180,8 @@ def _fingerprint(traces: Sequence[Trace], round_s: float) -> str:
     for trace in traces:
         digest.update(json.dumps([trace.name, trace.slices.as_json()]).encode())
         digest.update(trace.packets.hash_rows(seed=1).to_numpy().tobytes())
-        digest.update(json.dumps([trace.told, trace.visibility, trace.change.model_dump()]).encode())
+        asked = [trace.told, trace.visibility, trace.change.model_dump(), trace.explored]
+        digest.update(json.dumps(asked).encode())
         if trace.waits is not None:
             digest.update(trace.waits.classic_us_N.tobytes() + trace.waits.l4s_us_N.tobytes())
     return digest.hexdigest()[:16]

@@ -113,6 +113,7 @@ class Trace:
     told: str = "all"
     waits: Waits | None = None  # where they are known
     change: Change = PAPERS
+    explored: float | None = None  # share of L4S flows' packets that were sent as classic at random
 
     def to_learn(self, part: Slice) -> Part:
         """Give a slice to learn from, as it was known when it ended."""

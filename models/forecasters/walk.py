@@ -21,7 +21,7 @@ from feature_store.packets.schema import HORIZON
 from models.forecasters.forecaster import Forecaster, Part, Say, Trace, Variant, Waits, decision_times
 from models.forecasters.queries import column, replayed
 from models.forecasters.spread import Spread
-from models.scoring.choice import score_choice
+from models.scoring.choice import movable_and_moved, score_choice, score_explored
 from models.scoring.evaluation import TRACE_OFFSET_NS
 from models.scoring.metrics import DRAWN, late_from, score_predictions, score_sharp, score_with_replicates
 from models.training.protocol import Round, Slice, Slices, answered
@@ -45,16 +45,19 @@ class Asked:
     trace_B: NDArray[np.int64]  # number of the trace
     time_ns_B: NDArray[np.int64]
     waits_BH3: NDArray[np.float64] | None  # classic, L4S in µs; 1 where the packet is movable
+    moved_BH2: NDArray[np.bool_]  # whether the packet is movable, and was moved
+    explored: float | None  # share of movable packets that were moved at random; None: none were
 
     @classmethod
     def of(cls, traces: Sequence[Trace]) -> Asked:
         """Of some traces, one after the other."""
-        came, last, flows, numbers, times, waits = [], [], [], [], [], []
+        came, last, flows, numbers, times, waits, moved = [], [], [], [], [], [], []
         changes = {trace.change for trace in traces}
         if len(changes) > 1:
             raise ValueError("the traces do not have one definition of a sharp change")
         for number, trace in enumerate(traces):
             sent_ns = trace.packets["sent_ns"].to_numpy()
+            moved_N2 = np.stack(movable_and_moved(trace.packets), -1)
             for each in trace.slices.rounds:
                 part = trace.to_predict(each.test)
                 came.append(part.latencies_us().astype(np.float64))
@@ -62,6 +65,8 @@ class Asked:
                 last.append(column(shown.x_DHF, "last_latency_flow_us"))
                 flows.append(_flows(part) + number * TRACE_FLOWS)
                 numbers.append(np.full(len(part), number, np.int64))
+                here = slice(each.test.lo * HORIZON, each.test.hi * HORIZON)
+                moved.append(moved_N2[here].reshape(-1, HORIZON, 2))
                 if trace.waits:
                     waits.append(_waits(trace.waits, each.test))
                 times.append(sent_ns[part.first_packets] - sent_ns[0] + number * TRACE_OFFSET_NS)
@@ -73,6 +78,8 @@ class Asked:
             np.concatenate(numbers),
             np.concatenate(times),
             np.concatenate(waits) if all(trace.waits for trace in traces) else None,
+            np.concatenate(moved),
+            traces[0].explored,
         )
 
 
@@ -118,7 +125,7 @@ def run(
     started = time.process_time()
     fitted = variant.fit([trace.to_learn(trace.slices.pretrain) for trace in traces], seed, say)
     fit_s = time.process_time() - started
-    walked = _walked(fitted, traces, round_s, both=asked.waits_BH3 is not None)
+    walked = _walked(fitted, traces, round_s, both=asked.waits_BH3 is not None or asked.explored is not None)
     found: dict[str, Any] = {
         "variant": variant.name,
         "seed": seed,
@@ -141,6 +148,8 @@ def run(
         parts: dict[str, Any] = {}
         if said.spread is not None:
             parts["spread"] = said.spread.scores(asked.came_BH)
+        if said.both_us is not None and asked.explored is not None:
+            parts["explored"] = _explored(*said.both_us, asked, asked.explored)
         if said.both_us is not None and asked.waits_BH3 is not None:
             parts["choice"], regrets = _choice(*said.both_us, asked.waits_BH3, asked.time_ns_B)
             replicates |= {} if regrets is None else {"regret_ms": regrets}
@@ -208,6 +217,20 @@ def _choice(
     time_ns_N = np.repeat(time_ns_B, HORIZON)[movable.ravel()]
     waits = waits_BH3[movable]
     return score_choice(classic_BH[movable], waits[:, 0], waits[:, 1], time_ns_N, DRAWS_SEED)
+
+
+def _explored(classic_us_BH: Floats, l4s_us_BH: Floats, asked: Asked, share: float) -> dict[str, Any]:
+    """What the same choice gains over never moving, by the packets that were moved at random."""
+    movable = asked.moved_BH2[..., 0]
+    time_ns_N = np.repeat(asked.time_ns_B, HORIZON)[movable.ravel()]
+    return score_explored(
+        (classic_us_BH < l4s_us_BH)[movable],
+        asked.moved_BH2[..., 1][movable],
+        asked.came_BH[movable],
+        share,
+        time_ns_N,
+        DRAWS_SEED,
+    )
 
 
 @dataclass(frozen=True)
