@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from infra.cli_choices import LatencySource, Model, Protocol, Told
+from infra.cli_choices import LatencySource, Model, Protocol, Told, Visibility
 from infra.cli_laboratory import lab_app
 from infra.cli_traces import sender_app, trace_app
 from models.program import new_app, one_line
@@ -112,6 +112,7 @@ class Benchmark(StrEnum):
     extract = "extract"
     finetune = "finetune"
     gate = "gate"
+    intervals = "intervals"
     inference = "inference"
     ingest = "ingest"
     linerate = "linerate"
@@ -530,6 +531,17 @@ def forecasts(
             metavar="TRACE=truth.parquet",
         ),
     ] = None,
+    visibility: Annotated[
+        Visibility, typer.Option(help="latencies known at a decision; previous: the paper's offline protocol")
+    ] = Visibility.acked,
+    explored: Annotated[
+        float | None,
+        typer.Option(help="share of L4S flows' packets moved at random: estimates what the choice gains"),
+    ] = None,
+    params: Annotated[
+        Path,
+        typer.Option(help="its sections `change` and `evaluate` say what is late, and when a head answers"),
+    ] = Path("params.yaml"),
 ) -> None:
     """Train the forecasters of forecasters.yaml and score them on the same packets; goes on where it stopped.
 
@@ -538,6 +550,9 @@ def forecasts(
     if wrong := [each for each in truth or [] if "=" not in each]:
         raise ValueError(f"--truth {wrong[0]}: it must be TRACE=FILE")
     from infra.forecasts import run_forecasts
+    from models.section import read
+    from models.training.sharp import change_of
+    from pipelines.evaluate import EvaluateParams
 
     run_forecasts(
         packets,
@@ -551,6 +566,10 @@ def forecasts(
         sections=sections,
         told=told.value,
         truths={name: Path(path) for name, path in (each.split("=", 1) for each in truth or [])},
+        visibility=visibility.value,
+        change=change_of(params),
+        round_s=read(params, EvaluateParams).round_s,
+        explored=explored,
     )
 
 

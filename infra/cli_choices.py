@@ -33,3 +33,10 @@ class Told(StrEnum):
     all = "all"
     flows = "flows"
     first = "first"
+
+
+class Visibility(StrEnum):
+    """Which earlier latencies are known at a decision: those acknowledged, or all (the paper's)."""
+
+    acked = "acked"
+    previous = "previous"

@@ -10,11 +10,13 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from feature_store.atomic import write_file
 from feature_store.packets.schema import QUEUES, scan_packets, traces_in
@@ -24,10 +26,10 @@ from models.forecasters.walk import FORMS, Asked, run, within_training
 from models.import_closure import code_hash
 from models.json_file import read_object
 from models.say import say
-from models.scoring.intervals import Estimate, estimate
-from models.scoring.metrics import interval
+from models.scoring.intervals import Estimate, estimate, over_all
 from models.section import near, read_all
-from models.training.protocol import divide, protocol_named
+from models.training.protocol import ROUND_S, divide, protocol_named
+from models.training.sharp import PAPERS, Change
 
 SUMMARY: Final = "scores.json"
 SCORES: Final = {
@@ -40,10 +42,14 @@ SCORES: Final = {
     "regret_ms": ("choice", "regret_ms"),
     "right": ("choice", "right"),
     "moved": ("choice", "moved"),
+    "gain_ms": ("explored", "gain_ms"),
+    "f1_prediction_change": ("f1", "prediction_change"),
+    "f1_truth_change": ("f1", "truth_change"),
+    "f1_prediction_change_by_flow": ("f1", "prediction_change_by_flow"),
+    "f1_truth_change_by_flow": ("f1", "truth_change_by_flow"),
 }
-DRAWN: Final = ("average_precision", "mae_ms", "regret_ms")  # scores that have draws of seconds
+DRAWN: Final = ("average_precision", "mae_ms", "regret_ms")  # scores that have draws of time
 ALIKE: Final = ("n", "never_ms", "always_ms", "shorter_is_classic")  # of a choice: the same for every variant
-DRAWS_SEED: Final = 1
 DIGITS: Final = 5
 L4S: Final = QUEUES[1]
 Pairs = Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]  # of runs: a variant's, the reference's
@@ -62,6 +68,10 @@ def run_forecasts(
     sections: Path,
     told: str = "all",
     truths: Mapping[str, Path] | None = None,
+    visibility: str = "acked",
+    change: Change = PAPERS,
+    round_s: float = ROUND_S,
+    explored: float | None = None,
 ) -> None:
     """Run what is missing and write the summary.
 
@@ -77,6 +87,10 @@ def run_forecasts(
         sections: file of the variants.
         told: of packets 2 to 8 of a batch at its decision (`replay_events`).
         truths: by trace, a `truth.parquet` that says what each packet would have waited in either queue.
+        visibility: of earlier latencies at a decision; variants are trained under it, too.
+        change: of latency that loss and scores count.
+        round_s: seconds that a live round on a minute takes until its head answers.
+        explored: share of L4S flows' packets that were moved at random, to estimate the choice by.
 
     Raises:
         FileNotFoundError: there is no packet table of a trace.
@@ -88,10 +102,13 @@ def run_forecasts(
     if against not in read_all(sections):
         raise ValueError(f"--against {against}: there is no section of that name in {sections}")
     torch.set_num_threads(1)  # small networks lose by more, and seconds are of one core
-    traces = _traces(packets, names or traces_in(packets), protocol, told, truths or {})
+    traces = [
+        replace(trace, visibility=visibility, change=change, explored=explored)
+        for trace in _traces(packets, names or traces_in(packets), protocol, told, truths or {})
+    ]
     if choose:
         traces = within_training(traces)
-    work = _fingerprint(traces)
+    work = _fingerprint(traces, round_s)
     asked: Asked | None = None
     for variant in wanted:
         for seed in range(1, (seeds if variant.kind.seeded else 1) + 1):
@@ -101,7 +118,11 @@ def run_forecasts(
                 continue
             asked = asked or Asked.of(traces)
             line = f"{variant.name}, seed {seed}"
-            found = run(variant, seed, traces, asked, lambda one, line=line: say(f"{line}: {one}"))  # type: ignore[misc]
+            found = run(
+                *(variant, seed, traces, asked),
+                lambda one, line=line: say(f"{line}: {one}"),  # type: ignore[misc]
+                round_s,
+            )
             write_file(path, json.dumps({"key": key, **found}, allow_nan=False) + "\n")
             late, error = found["tuned"]["late"], found["tuned"]["error"]
             say(f"{line}: AP {_shown(late['average_precision'])}, MAE {_shown(error['mae_ms'])} ms")
@@ -111,6 +132,10 @@ def run_forecasts(
         "within_training": choose,
         "against": against,
         "told": told,
+        "visibility": visibility,
+        "change": change.model_dump(),
+        "round_s": round_s,
+        "explored": explored,
     }
     alike = {each.name for each in variants(sections) if not each.kind.seeded}
     summary = summarised(_runs(output, work), about, alike)
@@ -150,13 +175,13 @@ def waits_of(packets: pl.DataFrame, truth: Path) -> Waits:
     return Waits(classic, l4s, (table["default_queue"] == L4S).to_numpy())
 
 
-def _fingerprint(traces: Sequence[Trace]) -> str:
-    digest = hashlib.sha256()
+def _fingerprint(traces: Sequence[Trace], round_s: float) -> str:
+    digest = hashlib.sha256(json.dumps(round_s).encode())
     for trace in traces:
         digest.update(json.dumps([trace.name, trace.slices.as_json()]).encode())
         digest.update(trace.packets.hash_rows(seed=1).to_numpy().tobytes())
-        if trace.told != "all":
-            digest.update(trace.told.encode())
+        asked = [trace.told, trace.visibility, trace.change.model_dump(), trace.explored]
+        digest.update(json.dumps(asked).encode())
         if trace.waits is not None:
             digest.update(trace.waits.classic_us_N.tobytes() + trace.waits.l4s_us_N.tobytes())
     return digest.hexdigest()[:16]
@@ -183,8 +208,8 @@ def summarised(
 ) -> dict[str, Any]:
     """Means over seeds, their intervals, and paired differences from one variant, for each form.
 
-    An interval over seeds is Student's t of the differences by seed; the one over seconds draws seconds and
-    seeds together. A variant of `alike` has one run, which is the same for every seed.
+    `seeds_95` is Student's t of the differences by seed; in `seconds_95` time and traces vary, too
+    (`over_all`). A variant of `alike` has one run, which is the same for every seed.
     """
     first = next(iter(runs.values()))[0]["tuned"]
     result: dict[str, Any] = {
@@ -221,7 +246,7 @@ def _form(runs: Sequence[Mapping[str, Any]], pairs: Pairs, form: str) -> dict[st
             seeds = [ours[form][part][key] - other[form][part][key] for ours, other in pairs]
             found[score]["less_reference"] = _said(estimate(seeds))
             if score in DRAWN:
-                found[score]["less_reference"]["seconds_95"] = _over_seconds(pairs, form, score)
+                found[score]["less_reference"]["seconds_95"] = _over_all(pairs, form, score)
     if spreads := [one[form]["spread"] for one in runs if one[form].get("spread", {}).get("coverage")]:
         coverage = np.mean([each["coverage"] for each in spreads], axis=0)
         found["coverage"] = {"levels": spreads[0]["levels"], "share": [round(float(x), 4) for x in coverage]}
@@ -238,19 +263,23 @@ def _paired(
     return [(one, by_seed[one["seed"]]) for one in runs if one["seed"] in by_seed]
 
 
-def _over_seconds(pairs: Pairs, form: str, score: str) -> list[float] | None:
-    """95 % of the differences under draws of seconds, each with a draw of seeds."""
+def _over_all(pairs: Pairs, form: str, score: str) -> list[float] | None:
+    """95 % of the differences where seeds, time and traces vary."""
     if not all(one[form]["draws"] for pair in pairs for one in pair):
         return None
-    ours, other = (
-        np.array([pair[side][form]["draws"][score] for pair in pairs], dtype=np.float64) for side in (0, 1)
-    )
-    draws = ours.shape[1]
-    random = np.random.default_rng(DRAWS_SEED)
-    chosen = random.integers(len(pairs), size=(len(pairs), draws))
-    difference = (ours - other)[chosen, np.arange(draws)].mean(0)
-    ends = interval(difference)
-    return None if ends is None else [round(end, DIGITS) for end in ends]
+    part, key = SCORES[score]
+    by_seed = [ours[form][part][key] - other[form][part][key] for ours, other in pairs]
+
+    def differences(of: str) -> NDArray[np.float64]:
+        ours, other = (
+            np.array([pair[side][form][of][score] for pair in pairs], dtype=np.float64) for side in (0, 1)
+        )
+        return ours - other
+
+    by_trace = differences("by_trace")
+    by_trace = by_trace[:, np.isfinite(by_trace).all(0)]  # no late packet in it: no average precision
+    ends = over_all(by_seed, differences("draws"), pairs[0][0][form]["blocks"], by_trace)
+    return ends and [round(end, DIGITS) for end in ends]
 
 
 def _said(found: Estimate | None) -> dict[str, Any]:

@@ -20,6 +20,8 @@ from models.scoring.evaluation import evaluate as score
 from models.scoring.predictions import ModelRounds, TracePredictions, fit_trees, load_traces, predict_trace
 from models.scoring.verdict import verdict
 from models.section import Section, read, read_all
+from models.training.protocol import ROUND_S
+from models.training.sharp import Change, change_of
 from pipelines.stage import Given, run_stage
 
 BY_ROUND: Final = ("average_precision", "mae_ms")  # logged by round
@@ -35,10 +37,14 @@ class EvaluateParams(Section):
     """Boosted trees."""
     false_alarm_rate: Annotated[float, Field(gt=0, lt=1)]
     """At which the recall of late packets is reported."""
+    round_s: Annotated[float, Field(ge=0, default=ROUND_S)]
+    """Seconds that a live round on a minute takes until its head answers; before that an earlier head does. A
+    shorter fine-tuning slice takes as much less."""
 
 
 def evaluate(
     params: EvaluateParams,
+    change: Change,
     *,
     windows: Path,
     split: Path,
@@ -47,20 +53,27 @@ def evaluate(
     progress: Callable[[str], None] = lambda _: None,
 ) -> tuple[dict[str, Any], list[TracePredictions]]:
     """Predict every test slice with every method and score it; gives scores.json and the predictions."""
-    window_set, traces = load_traces(windows, split)
+    window_set, traces = load_traces(windows, split, change)
     models = ModelRounds(pretrained, finetuned, window_set)
-    trees = {}
-    for visibility in next(iter(traces.values())).by_visibility:
-        progress(f"training XGBoost, {visibility}")
-        trees[visibility] = fit_trees(
-            traces.values(), visibility, rounds=params.xgboost_rounds, seed=params.seed
+    progress("training XGBoost")
+    trees, otherwise_us = fit_trees(traces.values(), rounds=params.xgboost_rounds, seed=params.seed)
+    predictions = [
+        predict_trace(
+            trace,
+            models=models,
+            trees=trees,
+            otherwise_us=otherwise_us,
+            round_s=params.round_s,
+            progress=progress,
         )
-    predictions = [predict_trace(t, models=models, trees=trees, progress=progress) for t in traces.values()]
+        for trace in traces.values()
+    ]
     progress("scores")
     metrics = score(
         predictions,
         seed=params.seed,
         false_alarm_rate=params.false_alarm_rate,
+        round_s=params.round_s,
     )
     return metrics, predictions
 
@@ -98,13 +111,14 @@ def write(output: Path, metrics: dict[str, Any], predictions: list[TracePredicti
 def main(
     params: Given, windows: Given, split: Given, pretrained: Given, finetuned: Given, output: Given
 ) -> None:
-    """Read paths from the command line and values from section `evaluate`."""
+    """Read paths from the command line and values from sections `evaluate` and `change`."""
     from rich.console import Console
 
     section = read(params, EvaluateParams)
     with Console(stderr=True).status("evaluate: reading windows") as status:
         metrics, predictions = evaluate(
             section,
+            change_of(params),
             windows=windows,
             split=split,
             pretrained=pretrained,

@@ -16,6 +16,7 @@ def main(params: Given, windows: Given, split: Given, pretrained: Given, output:
     from models.section import read, read_all
     from models.training import finetuning
     from models.training.ray_job import discard
+    from models.training.sharp import change_of
     from models.training.windows import load_windows
 
     section = read(params, finetuning.FinetuneParams)
@@ -28,7 +29,9 @@ def main(params: Given, windows: Given, split: Given, pretrained: Given, output:
             if "round" in record:
                 run.log({record["trace"]: finetuning.figures(record)}, step=record["round"])
 
-        rounds_dir = finetuning.finetune(windows, split, pretrained, section, state_dir(), say=say)
+        rounds_dir = finetuning.finetune(
+            windows, split, pretrained, section, change_of(params), state_dir(), say=say
+        )
     with new_folder(output) as partial:
         shutil.copytree(rounds_dir, partial, dirs_exist_ok=True)
     discard(rounds_dir.parent)

@@ -21,9 +21,10 @@ def main(params: Given, packets: Given, windows: Given, split: Given, output: Gi
     from models.registry.runs import stage_run
     from models.section import read, read_all
     from models.training.ray_job import discard
+    from models.training.sharp import change_of
     from models.training.windows import load_windows
 
-    network = chosen(params)
+    network, change = chosen(params), change_of(params)
     section: Any = read(params, network.params())
     print(f"pretrain: {network.how(section)}", flush=True)
     found = load_windows(windows, split)
@@ -34,7 +35,7 @@ def main(params: Given, packets: Given, windows: Given, split: Given, output: Gi
             run.log(record, step=record["epoch"])
             logged.add(record["epoch"])
 
-        data = Data(packets, windows, split, state_dir())
+        data = Data(packets, windows, split, state_dir(), change)
         pretrained = network.pretrain(data, section, lambda line: print(line, flush=True), epoch)
         for record in pretrained.epochs:  # of a run that was stopped, too
             if record["epoch"] not in logged:

@@ -30,6 +30,7 @@ from models.registry.registry import Registry
 from models.registry.saving import INPUTS_FILE
 from models.registry.store import numbers, texts
 from models.section import read, read_all
+from models.training.sharp import change_of
 from models.training.windows import WindowSet, load_windows
 from pipelines.stage import Given, StageError, run_stage
 
@@ -76,6 +77,7 @@ def held_out_slices(
         found.y_us_BH[judging_B],
         found.decision_ns_B[judging_B],
         windows.feature_names,
+        found.change,
     )
     return held_out, float(np.median(before)) if before.size else 0.0
 
@@ -226,7 +228,7 @@ def main(
         return
     result = register(
         section,
-        windows=load_windows(windows, split),
+        windows=load_windows(windows, split, change=change_of(params)),
         packets=packets,
         finetuned=finetuned,
         evaluation=evaluation,

@@ -8,6 +8,7 @@ Shapes: B batches (decisions), W window tokens, F features, H horizon (8 packets
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,8 @@ from feature_store.events.definition import WINDOW, Definition
 from feature_store.packets.schema import scan_packets, traces_in
 from models.networks.loop_network import chosen
 from models.section import Section, read, read_all
+from models.training.protocol import protocol_named
+from pipelines.split import SplitParams, own_protocols
 from pipelines.stage import Given, StageError, run_stage
 
 Visibility = Annotated[str, Field(json_schema_extra={"enum": list(fw.VISIBILITIES)})]
@@ -52,8 +55,8 @@ class WindowsParams(Section):
     visibility: Annotated[list[Visibility], AfterValidator(_visibilities)]
     """Which latencies a window shows: what was acknowledged, or every earlier packet's (the paper's)."""
     tokens: Literal["auto"] | Annotated[int, Field(gt=8, le=4096, multiple_of=8)]
-    """Tokens of a window; `auto` sizes it for the largest bandwidth-delay product among the traces. An event
-    stream has the rows of its band instead."""
+    """Tokens of a window; `auto` sizes it for the largest bandwidth-delay product of a training slice. An
+    event stream has the rows of its band instead."""
     tokens_min: Annotated[int, Field(ge=16, le=4096, multiple_of=8)]
     """The least that `auto` chooses."""
     tokens_max: Annotated[int, Field(ge=16, le=4096, multiple_of=8)]
@@ -74,12 +77,18 @@ def read_trace(packets_dir: Path, trace: str) -> pl.DataFrame:
     return scan_packets(packets_dir, trace).select(COLUMNS).collect()
 
 
-def measure(packets: pl.DataFrame, trace: str) -> float:
-    """Return a trace's bandwidth-delay product in packets.
+def measure(packets: pl.DataFrame, trace: str, pretrain_s: float = math.inf) -> float:
+    """Return a trace's bandwidth-delay product in packets, as known when its training slice ended.
 
     Raises:
-        ValueError: the trace has no latencies; the line names it.
+        ValueError: no latency is known there; the line names the trace.
     """
+    if packets.height and math.isfinite(pretrain_s):
+        end_ns = int(packets["sent_ns"][0]) + round(pretrain_s * 1e9)
+        known = pl.col("acked_ns") <= end_ns
+        packets = packets.filter(pl.col("sent_ns") < end_ns).with_columns(
+            acked_ns=pl.when(known).then("acked_ns"), latency_us=pl.when(known).then("latency_us")
+        )
     try:
         return fw.bdp_packets(packets)
     except ValueError as error:
@@ -175,11 +184,13 @@ def make_windows(
     wanted: Sequence[str] | None = None,
     definition: Definition = WINDOW,
     tokens: int | None = None,
+    pretrain_s: Callable[[str], float] = lambda _: math.inf,
 ) -> dict[str, Any]:
     """Write the windows of the traces under `packets_dir` into `output`; return meta.json's content.
 
     Of all traces, or of those wanted: DVC leaves the table of one that params.yaml no longer names. With
-    `tokens` of so many rows, else of as many as `params` say.
+    `tokens` of so many rows, else of as many as `params` say. `pretrain_s` says how long a trace's training
+    slice is: nothing later sizes the windows.
 
     Raises:
         StageError: there is no packet table.
@@ -198,7 +209,7 @@ def make_windows(
     if not traces:
         raise StageError(f"no packet tables under {packets_dir}; run the stage `extract` first")
 
-    bdp = {t: measure(read_trace(packets_dir, t), t) for t in traces}
+    bdp = {t: measure(read_trace(packets_dir, t), t, pretrain_s(t)) for t in traces}
     wanted_tokens = tokens or params.tokens
     if wanted_tokens == "auto":
         tokens = fw.tokens_for(max(bdp.values()), params.tokens_min, params.tokens_max)
@@ -234,12 +245,15 @@ def make_windows(
 
 def main(params: Given, packets: Given, output: Given) -> None:
     """Read packet tables, write windows."""
-    section = read(params, WindowsParams)
-    network = chosen(params)
-    named = (read_all(params).get("extract") or {}).get("traces")
+    section, network, sections = read(params, WindowsParams), chosen(params), read_all(params)
+    protocol, own = read(params, SplitParams).protocol, own_protocols(sections)
+    named = (sections.get("extract") or {}).get("traces")
     wanted = list(named) if isinstance(named, dict) else None
     with new_folder(output) as partial:
-        meta = make_windows(packets, partial, section, wanted, network.definition, network.tokens(params))
+        meta = make_windows(
+            *(packets, partial, section, wanted, network.definition, network.tokens(params)),
+            lambda trace: protocol_named(own.get(trace, protocol)).pretrain_s,
+        )
     for name, trace in meta["traces"].items():
         print(
             f"{name}: {trace['windows']} windows of {meta['tokens']} tokens, "

@@ -51,8 +51,6 @@ def _method(scores: dict[str, Any]) -> dict[str, Any]:
     acked = scores["acked"]
     found = {key: acked["late"][key] for key in LATE} | {key: acked["error"][key] for key in ERROR}
     found["f1_sharp_acked"] = acked["sharp"]["prediction_change"]["all"]["f1"]
-    if "previous" in scores:
-        found["f1_sharp_previous"] = scores["previous"]["sharp"]["truth_change"]["all"]["f1"]
     return {key: _rounded(value) for key, value in found.items()}
 
 

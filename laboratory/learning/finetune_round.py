@@ -43,6 +43,7 @@ def finetune_round(run: Path, span_ns: tuple[int, int], parent: Path, output: Pa
     from models.section import read
     from models.training.examples import examples_from_arrays
     from models.training.finetuning import FinetuneParams, finetune_head
+    from models.training.sharp import change_of
 
     torch.set_num_threads(1)
     params = read(PARAMS, FinetuneParams)
@@ -52,7 +53,8 @@ def finetune_round(run: Path, span_ns: tuple[int, int], parent: Path, output: Pa
     if not np.isfinite(y_BH).any():
         artifact.save(output, current.model, current.description)
         return "no latency known in the span: the head is kept"
-    tuned = finetune_head(current.model, examples_from_arrays(windows.x_BWF, y_BH), params)
+    examples = examples_from_arrays(windows.x_BWF, y_BH, change_of(PARAMS))
+    tuned = finetune_head(current.model, examples, params)
     artifact.save(output, tuned.model, current.description)
     return f"{len(y_BH)} windows, loss {tuned.loss[0]:.4f} -> {tuned.loss[-1]:.4f}"
 

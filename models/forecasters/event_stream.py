@@ -81,7 +81,7 @@ class EventStream(Forecaster):
         """Train the head alone on states of the frozen network, computed once."""
         encoded = encode_log(self.model, self._log(part))
         other = copy.copy(self)
-        other.model = head_tuned(self.model, encoded, part.latencies_us(), self.params)
+        other.model = head_tuned(self.model, encoded, part.latencies_us(), self.params, part.change)
         return other
 
     def predict(self, part: Part, queue: int = AS_SENT) -> Floats:
@@ -173,7 +173,7 @@ class _Lesson:
         random: np.random.Generator,
     ) -> None:
         self.learnt, self.target, self.params, self.random = learnt, model.target, params, random
-        sharp = [sharp_changes(_packet_latencies(part)) for part in learnt]
+        sharp = [sharp_changes(_packet_latencies(part), part.change) for part in learnt]
         self.weights = [
             example_weights(_packet_latencies(part), sharp_N1, params.sharp_weight)[:, 0]
             for part, sharp_N1 in zip(learnt, sharp, strict=True)

@@ -33,6 +33,7 @@ from models.json_file import read_object
 from models.section import Section, near, read_all
 from models.training.examples import VALIDATION_SHARE
 from models.training.protocol import Slice, Slices
+from models.training.sharp import PAPERS, Change
 
 FORMAT: Final = "swiftqueue-forecaster/1"
 DESCRIPTION_FILE: Final = "forecaster.json"
@@ -53,6 +54,7 @@ class Part:
     decisions: Slice
     visibility: str = "acked"  # of earlier latencies at a decision: `previous`: all (docs/EVALUATION.md)
     told: str = "all"  # of packets 2 to 8 of a batch at its decision (`replay_events`)
+    change: Change = PAPERS  # of latency that the loss weights and the scores count
 
     def __len__(self) -> int:
         return len(self.decisions)
@@ -78,15 +80,10 @@ class Part:
         if end >= self.packets.height:  # all that there is
             return self
         known = pl.col("acked_ns") <= int(self.packets["sent_ns"][end])
-        return Part(
-            self.trace,
-            self.packets.head(end).with_columns(
-                acked_ns=pl.when(known).then("acked_ns"), latency_us=pl.when(known).then("latency_us")
-            ),
-            self.decisions,
-            self.visibility,
-            self.told,
+        packets = self.packets.head(end).with_columns(
+            acked_ns=pl.when(known).then("acked_ns"), latency_us=pl.when(known).then("latency_us")
         )
+        return replace(self, packets=packets)
 
     def held_out(self, share: float = VALIDATION_SHARE) -> tuple[Part, Part]:
         """Divide it by time: what to learn from, as known when that ends, and the last `share`."""
@@ -115,6 +112,8 @@ class Trace:
     visibility: str = "acked"
     told: str = "all"
     waits: Waits | None = None  # where they are known
+    change: Change = PAPERS
+    explored: float | None = None  # share of L4S flows' packets that were sent as classic at random
 
     def to_learn(self, part: Slice) -> Part:
         """Give a slice to learn from, as it was known when it ended."""
@@ -122,7 +121,7 @@ class Trace:
 
     def to_predict(self, part: Slice) -> Part:
         """Give a slice to predict."""
-        return Part(self.name, self.packets, part, self.visibility, self.told)
+        return Part(self.name, self.packets, part, self.visibility, self.told, self.change)
 
 
 def decision_times(packets: pl.DataFrame) -> NDArray[np.int64]:

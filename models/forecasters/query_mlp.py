@@ -71,7 +71,7 @@ class QueryMlpForecaster(Forecaster):
                 asked.append(inputs.of(replayed(part, phase=phase).x_DHF))
                 came_BH = part.latencies_us(phase)
                 came.append(came_BH)
-                sharp.append(sharp_changes(came_BH))
+                sharp.append(sharp_changes(came_BH, part.change))
         x_NHP, came_NH = np.concatenate(asked), np.concatenate(came)
         target = fit_target(came_NH, "log")
         model = _network(fit_features(x_NHP, inputs.names, inputs.units), target, params)
@@ -102,7 +102,7 @@ class QueryMlpForecaster(Forecaster):
         """Train the head alone."""
         encoded = self._encoded(replayed(part).x_DHF)
         other = copy.copy(self)
-        other.model = head_tuned(self.model, encoded, part.latencies_us(), self.params)
+        other.model = head_tuned(self.model, encoded, part.latencies_us(), self.params, part.change)
         return other
 
     def predict(self, part: Part, queue: int = AS_SENT) -> Floats:

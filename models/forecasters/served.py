@@ -46,7 +46,7 @@ def pretrain(
     parts = []
     for name, trace in windows.traces.items():
         table = scan_packets(packets, name).collect()
-        parts.append(Trace(name, table, trace.slices).to_learn(trace.pretrain))
+        parts.append(Trace(name, table, trace.slices, change=trace.change).to_learn(trace.pretrain))
         if len(parts[-1]) == 0:
             raise ValueError(f"trace {name}: its training slice holds no decision; use a longer protocol")
     model, epochs = trained(parts, params, params.seed, say)

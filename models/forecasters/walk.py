@@ -1,7 +1,8 @@
 """Forecasters walked forward over traces and scored on packets: the same packets and knowledge for each.
 
 A forecaster is trained on the pre-training slices of all traces. Round by round its head is tuned on the
-slice before the boundary and predicts the slice after it; beside that stands the same without any tuning.
+slice before the boundary and predicts the slice after it from when the round has ended; until then the head
+before it does. Beside that stands the same without any tuning.
 
 Shapes: B decisions, H horizon (8 packets).
 """
@@ -17,18 +18,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feature_store.packets.schema import HORIZON
-from models.forecasters.forecaster import Forecaster, Part, Say, Trace, Variant, Waits
+from models.forecasters.forecaster import Forecaster, Part, Say, Trace, Variant, Waits, decision_times
 from models.forecasters.queries import column, replayed
 from models.forecasters.spread import Spread
-from models.scoring.choice import score_choice
+from models.scoring.choice import movable_and_moved, score_choice, score_explored
 from models.scoring.evaluation import TRACE_OFFSET_NS
-from models.scoring.metrics import late_from, score_with_replicates
-from models.training.protocol import Round, Slice, Slices
+from models.scoring.metrics import DRAWN, late_from, score_predictions, score_sharp, score_with_replicates
+from models.training.protocol import Round, Slice, Slices, answered
+from models.training.sharp import Change
 
 FORMS: Final = ("tuned", "pretrained")
 Floats = NDArray[np.float64]
 FALSE_ALARMS: Final = 0.01
-DRAWS_SEED: Final = 1  # of the seconds drawn: the same for all, so that differences are paired
+TRACE_FLOWS: Final = 2**32  # more than one trace has
+DRAWS_SEED: Final = 1  # of the blocks of time drawn: the same for all, so that differences are paired
 
 
 @dataclass(frozen=True)
@@ -36,29 +39,54 @@ class Asked:
     """The packets of all test slices: what came of them, and what was visible of each one's flow."""
 
     came_BH: NDArray[np.float64]
-    last_flow_BH: NDArray[np.float64]
+    last_flow_BH: NDArray[np.float64]  # as `acked` shows it: what is late does not depend on who is asked
+    flow_BH: NDArray[np.int64]  # of all traces: no two have the same
+    change: Change  # of latency that counts
+    trace_B: NDArray[np.int64]  # number of the trace
     time_ns_B: NDArray[np.int64]
     waits_BH3: NDArray[np.float64] | None  # classic, L4S in µs; 1 where the packet is movable
+    moved_BH2: NDArray[np.bool_]  # whether the packet is movable, and was moved
+    explored: float | None  # share of movable packets that were moved at random; None: none were
 
     @classmethod
     def of(cls, traces: Sequence[Trace]) -> Asked:
         """Of some traces, one after the other."""
-        came, last, times, waits = [], [], [], []
+        came, last, flows, numbers, times, waits, moved = [], [], [], [], [], [], []
+        changes = {trace.change for trace in traces}
+        if len(changes) > 1:
+            raise ValueError("the traces do not have one definition of a sharp change")
         for number, trace in enumerate(traces):
             sent_ns = trace.packets["sent_ns"].to_numpy()
+            moved_N2 = np.stack(movable_and_moved(trace.packets), -1)
             for each in trace.slices.rounds:
                 part = trace.to_predict(each.test)
                 came.append(part.latencies_us().astype(np.float64))
-                last.append(column(replayed(replace(part, told="all")).x_DHF, "last_latency_flow_us"))
+                shown = replayed(replace(part, told="all", visibility="acked"))
+                last.append(column(shown.x_DHF, "last_latency_flow_us"))
+                flows.append(_flows(part) + number * TRACE_FLOWS)
+                numbers.append(np.full(len(part), number, np.int64))
+                here = slice(each.test.lo * HORIZON, each.test.hi * HORIZON)
+                moved.append(moved_N2[here].reshape(-1, HORIZON, 2))
                 if trace.waits:
                     waits.append(_waits(trace.waits, each.test))
                 times.append(sent_ns[part.first_packets] - sent_ns[0] + number * TRACE_OFFSET_NS)
         return cls(
             np.concatenate(came),
             np.concatenate(last),
+            np.concatenate(flows),
+            changes.pop(),
+            np.concatenate(numbers),
             np.concatenate(times),
             np.concatenate(waits) if all(trace.waits for trace in traces) else None,
+            np.concatenate(moved),
+            traces[0].explored,
         )
+
+
+def _flows(part: Part) -> NDArray[np.int64]:
+    """Flow of each packet decided, (B, H)."""
+    decided = part.packets[part.decisions.lo * HORIZON : part.decisions.hi * HORIZON]
+    return decided["flow_id"].to_numpy().astype(np.int64).reshape(-1, HORIZON)
 
 
 def _waits(waits: Waits, part: Slice) -> NDArray[np.float64]:
@@ -87,12 +115,17 @@ def within_training(traces: Sequence[Trace]) -> list[Trace]:
     return chosen
 
 
-def run(variant: Variant, seed: int, traces: Sequence[Trace], asked: Asked, say: Say) -> dict[str, Any]:
-    """Fit, tune, predict and score one variant with one seed; plain JSON, without NaN."""
+def run(
+    variant: Variant, seed: int, traces: Sequence[Trace], asked: Asked, say: Say, round_s: float = 0.0
+) -> dict[str, Any]:
+    """Fit, tune, predict and score one variant with one seed; plain JSON, without NaN.
+
+    `round_s` is how long a live round on a minute takes.
+    """
     started = time.process_time()
     fitted = variant.fit([trace.to_learn(trace.slices.pretrain) for trace in traces], seed, say)
     fit_s = time.process_time() - started
-    walked = _walked(fitted, traces, both=asked.waits_BH3 is not None)
+    walked = _walked(fitted, traces, round_s, both=asked.waits_BH3 is not None or asked.explored is not None)
     found: dict[str, Any] = {
         "variant": variant.name,
         "seed": seed,
@@ -108,12 +141,15 @@ def run(variant: Variant, seed: int, traces: Sequence[Trace], asked: Asked, say:
             time_ns_B=asked.time_ns_B,
             false_alarm_rate=FALSE_ALARMS,
             seed=DRAWS_SEED,
-            lateness_BH=None if said.spread is None else said.spread.above(late_from(asked.last_flow_BH)),
+            lateness_BH=_lateness(said, asked),
+            change=asked.change,
         )
-        replicates = {} if drawn is None else drawn._asdict()
+        replicates = {} if drawn is None else {name: getattr(drawn, name) for name in DRAWN}
         parts: dict[str, Any] = {}
         if said.spread is not None:
             parts["spread"] = said.spread.scores(asked.came_BH)
+        if said.both_us is not None and asked.explored is not None:
+            parts["explored"] = _explored(*said.both_us, asked, asked.explored)
         if said.both_us is not None and asked.waits_BH3 is not None:
             parts["choice"], regrets = _choice(*said.both_us, asked.waits_BH3, asked.time_ns_B)
             replicates |= {} if regrets is None else {"regret_ms": regrets}
@@ -121,13 +157,55 @@ def run(variant: Variant, seed: int, traces: Sequence[Trace], asked: Asked, say:
             "n": scores["n"],
             "late": scores["late"],
             "error": scores["error"],
+            "f1": _f1(said.us_BH, asked),
             **parts,
+            "by_trace": _by_trace(said, asked),
+            "blocks": 0 if drawn is None else drawn.blocks,
             "draws": {
                 name: [None if not np.isfinite(v) else round(float(v), 5) for v in values]
                 for name, values in replicates.items()
             },
         }
     return found
+
+
+def _lateness(said: _Said, asked: Asked) -> Floats | None:
+    """How likely each packet is late, (B, H), where the forecaster has quantiles."""
+    return None if said.spread is None else said.spread.above(late_from(asked.last_flow_BH, asked.change))
+
+
+def _by_trace(said: _Said, asked: Asked) -> dict[str, list[float | None]]:
+    """The scores that get intervals, of each trace alone."""
+    lateness_BH = _lateness(said, asked)
+    found: dict[str, list[float | None]] = {name: [] for name in (*DRAWN, "regret_ms")}
+    for number in np.unique(asked.trace_B):
+        rows = asked.trace_B == number
+        scores = score_predictions(
+            said.us_BH[rows],
+            asked.came_BH[rows],
+            asked.last_flow_BH[rows],
+            change=asked.change,
+            lateness_BH=None if lateness_BH is None else lateness_BH[rows],
+        )
+        found["average_precision"].append(scores["late"]["average_precision"])
+        found["mae_ms"].append(scores["error"]["mae_ms"])
+        if said.both_us is not None and asked.waits_BH3 is not None:
+            classic, l4s = (each[rows] for each in said.both_us)
+            chosen, _ = _choice(classic, l4s, asked.waits_BH3[rows], asked.time_ns_B[rows])
+            found["regret_ms"].append(chosen["regret_ms"])
+    return found
+
+
+def _f1(us_BH: Floats, asked: Asked) -> dict[str, float | None]:
+    """F1 of sharp changes in both variants, from the sender's packet before and from the flow's."""
+    known = np.isfinite(asked.came_BH)
+    pred_N, came_N, flow_N = us_BH[known], asked.came_BH[known], asked.flow_BH[known]
+    by_sender, by_flow = (score_sharp(pred_N, came_N, asked.change, each) for each in (None, flow_N))
+    return {
+        f"{variant}{end}": scores[variant]["all"]["f1"]
+        for end, scores in (("", by_sender), ("_by_flow", by_flow))
+        for variant in scores
+    }
 
 
 def _choice(
@@ -141,6 +219,20 @@ def _choice(
     return score_choice(classic_BH[movable], waits[:, 0], waits[:, 1], time_ns_N, DRAWS_SEED)
 
 
+def _explored(classic_us_BH: Floats, l4s_us_BH: Floats, asked: Asked, share: float) -> dict[str, Any]:
+    """What the same choice gains over never moving, by the packets that were moved at random."""
+    movable = asked.moved_BH2[..., 0]
+    time_ns_N = np.repeat(asked.time_ns_B, HORIZON)[movable.ravel()]
+    return score_explored(
+        (classic_us_BH < l4s_us_BH)[movable],
+        asked.moved_BH2[..., 1][movable],
+        asked.came_BH[movable],
+        share,
+        time_ns_N,
+        DRAWS_SEED,
+    )
+
+
 @dataclass(frozen=True)
 class _Said:
     """What was forecast of all test slices, (B, H)."""
@@ -150,18 +242,21 @@ class _Said:
     both_us: tuple[Floats, Floats] | None  # asked for the classic queue, and for the other
 
 
-def _walked(fitted: Forecaster, traces: Sequence[Trace], *, both: bool) -> dict[str, _Said]:
-    """Forecasts of all test slices, with each round's head and with that of training.
+def _walked(fitted: Forecaster, traces: Sequence[Trace], round_s: float, *, both: bool) -> dict[str, _Said]:
+    """Forecasts of all test slices, with the head that answers and with that of training.
 
     Both queues are asked for with each round's head only: it doubles the time.
     """
     parts: list[tuple[Forecaster, Part]] = []
     for trace in traces:
-        tuned = fitted
-        for each in trace.slices.rounds:
-            if len(each.finetune):
-                tuned = tuned.tuned(trace.to_learn(each.finetune))
-            parts.append((tuned, trace.to_predict(each.test)))
+        heads = {-1: fitted}
+        rounds = trace.slices.rounds
+        after_s = trace.slices.protocol.answers_after_s(round_s)
+        pieces = answered(rounds, decision_times(trace.packets), after_s)
+        for k, (each, some) in enumerate(zip(rounds, pieces, strict=True)):
+            head = heads[k - 1]
+            heads[k] = head.tuned(trace.to_learn(each.finetune)) if len(each.finetune) else head
+            parts += [(heads[piece.head], trace.to_predict(piece.part)) for piece in some]
     said = _said(parts)
     if both:
         classic, l4s = (_joined([each.predict(part, queue) for each, part in parts]) for queue in (0, 1))

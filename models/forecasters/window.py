@@ -116,7 +116,7 @@ class WindowForecaster(Forecaster):
             learning_rate=self.params.head_learning_rate,
             sharp_weight=self.params.sharp_weight,
         )
-        examples = examples_from_arrays(self._windows(part), came_BH)
+        examples = examples_from_arrays(self._windows(part), came_BH, part.change)
         other = copy.copy(self)
         other.tuning = finetune_head(self.model, examples, how)
         other.model = other.tuning.model
@@ -230,5 +230,5 @@ def _examples(parts: Sequence[Part], tokens: int, names: Sequence[str]) -> Examp
     return Examples(
         tuple((x_BWF, Slice(0, len(x_BWF))) for x_BWF in windows),
         np.concatenate(came),
-        np.concatenate([sharp_changes(came_BH) for came_BH in came]),
+        np.concatenate([sharp_changes(each, part.change) for each, part in zip(came, parts, strict=True)]),
     )

@@ -60,7 +60,7 @@ class EventStream(LoopNetwork):
         from models.forecasters.served import pretrain
         from models.training.windows import load_windows
 
-        windows = load_windows(data.windows, data.split)
+        windows = load_windows(data.windows, data.split, change=data.change)
         return pretrain(windows, data.packets, params, lambda line: say(f"pretrain: {line}"))
 
     def build(

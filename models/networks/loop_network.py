@@ -19,6 +19,7 @@ from pydantic import AfterValidator, Field
 
 from feature_store.events.definition import Definition
 from models.section import Section, read, read_all
+from models.training.sharp import Change
 
 if TYPE_CHECKING:
     from models.networks.scaling import ScaledFeature, Target
@@ -37,6 +38,7 @@ class Data:
     windows: Path
     split: Path
     state: Path  # for what is kept of unfinished work
+    change: Change  # of latency that the loss weights
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from models.rate.predictors import baselines
 from models.rate.study import BEATEN, HEADLINE
 from models.registry import bars
 from models.registry.bars import Floats, Gain, Verdict
-from models.scoring.metrics import BLOCK_NS, Ints, block_draws
+from models.scoring.metrics import SECOND_NS, Ints, block_draws
 
 MARGIN: Final = 0.02  # relative, of either error
 REFERENCE_MARGIN: Final = 0.01
@@ -75,7 +75,7 @@ class HeldOut:
         first_N = np.searchsorted(self.flows.path_N, self.flows.path_N)
         in_path_N = (np.arange(len(self.flows)) - first_N) // BLOCK
         block_N = np.unique(np.stack([self.flows.path_N, in_path_N], 1), axis=0, return_inverse=True)[1]
-        return block_draws(block_N.reshape(-1).astype(np.int64) * BLOCK_NS, SEED)
+        return block_draws(block_N.reshape(-1).astype(np.int64) * SECOND_NS, SEED)
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ from models.scoring.metrics import (
     late_margin,
     precision_recall,
 )
+from models.training.sharp import PAPERS, Change
 
 AP_MARGIN: Final = 0.02  # absolute, of average precision
 LOG_MARGIN: Final = 0.02  # relative, of the log-error
@@ -55,6 +56,7 @@ class HeldOut:
     y_BH: NDArray[np.float32]  # µs; NaN where unknown
     decision_ns_B: Ints
     features: tuple[str, ...]
+    change: Change = PAPERS  # from which on a packet is late
 
     @property
     def candidates(self) -> Candidates:
@@ -76,15 +78,19 @@ class HeldOut:
         """The last visible latency of each one's flow, µs."""
         return self.candidates.column("last_latency_flow_us")[self.known_BH]
 
+    def margin_N(self, us_N: Floats) -> Floats:
+        """How far a latency (µs) of each known packet would lie above its flow's; late from 1 on."""
+        return late_margin(us_N, self.last_N, self.change)
+
     @cached_property
     def referred_N(self) -> Bools:
         """Whether there was one: no other packet can be late."""
-        return np.isfinite(late_margin(self.y_N, self.last_N))
+        return np.isfinite(self.margin_N(self.y_N))
 
     @cached_property
     def late_S(self) -> Bools:
         """Which packets were late."""
-        return late_margin(self.y_N, self.last_N)[self.referred_N] >= 1
+        return self.margin_N(self.y_N)[self.referred_N] >= 1
 
     @cached_property
     def draws(self) -> tuple[Ints, Floats]:
@@ -138,7 +144,7 @@ def score(pred_BH: NDArray[Any], held_out: HeldOut, *, drawn: bool = True) -> Sc
     if not y_N.size:
         return Scored(Figures(None, None, None, 0, 0), none_R, none_R)
     second_N, draws = held_out.draws
-    curve = precision_recall(late_S, late_margin(pred_N, held_out.last_N)[referred_N])
+    curve = precision_recall(late_S, held_out.margin_N(pred_N)[referred_N])
     log_N = np.abs(np.log(np.maximum(pred_N, 1.0)) - np.log(np.maximum(y_N, 1.0)))  # 1 µs: resolution
     figures = Figures(
         average_precision=curve.average_precision(),

@@ -1,8 +1,8 @@
 """Baselines that a predictor must beat, each with exactly the information the predictor has.
 
-Under visibility `acked` a latency counts only if `acked_ns <= decision_ns`; under `previous` every latency
-of an earlier batch counts. The last visible latencies and the trees read the tokens of the packets about to
-be sent, which carry nothing else; the EWMA reads the log of latencies up to the decision.
+A latency counts only if `acked_ns <= decision_ns`. The last visible latencies and the trees read the tokens
+of the packets about to be sent, which carry nothing else; the EWMA reads the log of latencies up to the
+decision.
 
 Shapes: `B` windows, `H` horizon (8 packets), `F` features, `N` packets in send order.
 """
@@ -54,7 +54,7 @@ NOT_INPUTS: Final = frozenset(
 
 @dataclass(frozen=True)
 class Candidates:
-    """The tokens of the packets about to be sent, as one visibility shows them."""
+    """The tokens of the packets about to be sent."""
 
     x_BHF: NDArray[np.float32]  # raw units
     names: tuple[str, ...]  # of the F features

@@ -1,6 +1,6 @@
-"""Scores of the choice between two queues, where the waiting in both is known.
+"""Scores of the choice between two queues: where both waits are known, or where packets were explored.
 
-Shapes: N packets, R draws of seconds.
+Shapes: N packets, R draws of blocks of time.
 """
 
 from __future__ import annotations
@@ -8,9 +8,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
-from models.scoring.metrics import Floats, Ints, block_draws, mae_draws
+from feature_store.packets.schema import QUEUES
+from models.scoring.intervals import over_time
+from models.scoring.metrics import EPISODE_NS, Bools, Floats, Ints, block_draws, mae_draws
 
 PACKET_US = 480.0  # of 1,500 bytes at 25 Mbit/s: queues that differ by less are as good as each other
 
@@ -24,7 +27,7 @@ def score_choice(
     chosen where the two differ by a packet's time or more. Packets whose waits are NaN are left out.
 
     Returns:
-        The scores, and the mean regret in ms of each draw of seconds (R,); None where no packet is known.
+        The scores, and the mean regret in ms of each draw of blocks of time (R,); None: no packet is known.
     """
     known = np.isfinite(classic_us_N) & np.isfinite(l4s_us_N)
     if not known.any():
@@ -34,7 +37,7 @@ def score_choice(
     classic = classic_N[known]
     regret = np.maximum(0.0, np.where(classic, more, -more))
     apart = np.abs(more) >= PACKET_US
-    block_N, draws = block_draws(time_ns_N[known], seed)
+    block_N, draws = block_draws(time_ns_N[known], seed, EPISODE_NS)
     scores = {
         "n": int(known.sum()),
         "regret_ms": float(regret.mean()) / 1e3,
@@ -45,3 +48,67 @@ def score_choice(
         "shorter_is_classic": float((more < -PACKET_US).mean()),
     }
     return scores, mae_draws(regret, np.zeros_like(regret), block_N, draws)
+
+
+def movable_and_moved(packets: pl.DataFrame) -> tuple[Bools, Bools]:
+    """Which packets (N,) of a table a sender may move, and which were: of L4S flows, those sent as classic.
+
+    A flow is L4S where most of its packets went there. The table does not say why a packet was moved: where a
+    controller moves some, what it moved is no exploration, and `score_explored` would be wrong.
+    """
+    l4s = packets.select(
+        (pl.col("queue") == QUEUES[1]).alias("l4s"),
+        ((pl.col("queue") == QUEUES[1]).mean().over("flow_id") > 0.5).alias("movable"),
+    )
+    movable = l4s["movable"].to_numpy()
+    return movable, movable & ~l4s["l4s"].to_numpy()
+
+
+def score_explored(
+    classic_N: Bools, moved_N: Bools, us_N: Floats, share: float, time_ns_N: Ints, seed: int
+) -> dict[str, Any]:
+    """Estimate what a choice gains over never moving, from packets that were moved at random.
+
+    A packet tells of a choice that would have sent it where it went; it counts by the inverse of the chance
+    of going there (Horvitz, Thompson 1952; normalised by the weights, as Hajek). Where both waits are known,
+    this estimates `never_ms` less `regret_ms`. One packet does not tell the shorter of two waits, so regret
+    itself cannot be had. That a moved packet delays others is left out, as there.
+
+    Args:
+        classic_N: what the choice would have sent to the classic queue.
+        moved_N: what was sent there, at random.
+        us_N: the latency that came, µs; NaN: unknown, left out.
+        share: of packets moved, by which they were drawn.
+        time_ns_N: of the decisions.
+        seed: of the draws of blocks of time.
+
+    Returns:
+        `n`, `n_told` (moved packets that tell of the choice's moves), `gain_ms` and its interval; None where
+        nothing tells.
+
+    Raises:
+        ValueError: the share is no chance.
+    """
+    if not 0 < share < 1:
+        raise ValueError(f"the share of explored packets is {share:g}; it must be above 0, below 1")
+    known = np.isfinite(us_N)
+    classic, moved, ms = classic_N[known], moved_N[known], us_N[known] / 1e3
+    chance = np.where(moved, share, 1 - share)
+    chosen, never = (classic == moved) / chance, ~moved / chance
+    told = int((classic & moved).sum())
+    found: dict[str, Any] = {"n": int(known.sum()), "n_told": told, "gain_ms": None, "gain_ms_95": None}
+    if not never.any() or (classic.any() and not told):
+        return found
+    block_N, draws = block_draws(time_ns_N[known], seed, EPISODE_NS)
+
+    def mean(weight: Floats, drawn: Floats) -> Floats:
+        sums, weights = (
+            drawn @ np.bincount(block_N, each, minlength=drawn.shape[1]) for each in (weight * ms, weight)
+        )
+        return np.divide(sums, weights, out=np.full_like(sums, np.nan), where=weights > 0)
+
+    whole = np.ones((1, draws.shape[1]))
+    gain = float((mean(never, whole) - mean(chosen, whole))[0])
+    found["gain_ms"] = gain
+    found["gain_ms_95"] = over_time(gain, mean(never, draws) - mean(chosen, draws), draws.shape[1])
+    return found

@@ -1,6 +1,7 @@
 """`scores.json`: the scores of every method by trace, pooled, per round and on the last test slice.
 
-Each entry of a method says protocol, seed, visibility and number of packets beside its figures. Shapes: `B`
+Each entry of a method says protocol, seed, visibility (`acked`: that of its training) and number of packets
+beside its figures. Shapes: `B`
 windows, `H` horizon (8 packets).
 """
 
@@ -12,15 +13,17 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from models.scoring.intervals import over_time
 from models.scoring.metrics import (
+    DRAWN,
     Floats,
     Replicates,
-    interval,
     pool_changes,
     score_changes,
     score_predictions,
     score_sharp,
     score_with_replicates,
+    successive,
 )
 from models.scoring.predictions import FINETUNED, METHODS, PRETRAINED, SEND_GAP, TREES, TracePredictions
 from models.training.protocol import together
@@ -30,7 +33,9 @@ HEADLINE_METHODS: Final = (FINETUNED, PRETRAINED, TREES, "last_flow")
 HEADLINE_LATE: Final = ("average_precision", "recall_at_false_alarms")
 HEADLINE_ERROR: Final = ("mae_ms", "p99_ms")
 DIGITS: Final = 4  # of a committed figure
+VISIBILITY: Final = "acked"  # of all that is scored here; `previous`: `swiftqueue forecasts`
 VARIANTS: Final = ("prediction_change", "truth_change")
+SHARP: Final = {"sharp": False, "sharp_by_flow": True}  # whether the packet before is that of the flow
 TRACE_OFFSET_NS: Final = 10**16  # keeps the time blocks of pooled traces apart: no trace lasts 115 days
 
 
@@ -39,24 +44,20 @@ def evaluate(
     *,
     seed: int,
     false_alarm_rate: float,
+    round_s: float,
 ) -> dict[str, Any]:
     """Score all methods: the content of `scores.json`, plain JSON without NaN.
 
     `traces` and `all` are nested trace → method → visibility → score; `all` pools the packets of all traces.
-    `last_slice` is the last round's test slice under `acked`, which the registry's gate looks at.
+    `last_slice` is the last round's test slice, which the registry's gate looks at.
     """
-    visibilities = list(predictions[0].us_BH)
 
     def said(part: Sequence[TracePredictions]) -> dict[str, Any]:
         return {"protocol": together(p.protocol for p in part)["name"], "seed": seed}
 
     def scored(part: Sequence[TracePredictions]) -> dict[str, Any]:
-        by_visibility = {
-            v: _score(part, v, seed=seed, false_alarm_rate=false_alarm_rate) for v in visibilities
-        }
-        return {
-            m: {**said(part), **{v: by_visibility[v][m] for v in visibilities}} for m in (*METHODS, SEND_GAP)
-        }
+        scores = _score(part, seed=seed, false_alarm_rate=false_alarm_rate)
+        return {method: {**said(part), VISIBILITY: one} for method, one in scores.items()}
 
     traces = {p.trace: scored([p]) for p in predictions}
     pooled = traces[predictions[0].trace] if len(predictions) == 1 else scored(predictions)
@@ -68,7 +69,12 @@ def evaluate(
                 p.protocol.name: {k: getattr(p.protocol, k) for k in ("pretrain_s", "finetune_s", "test_s")}
                 for p in predictions
             },
-            "visibility": "acked",
+            "visibility": VISIBILITY,
+            "change": predictions[0].change.model_dump(),
+            "round_s": round_s,
+            "answers_after_s": {
+                p.protocol.name: round(p.protocol.answers_after_s(round_s), 2) for p in predictions
+            },
             "false_alarm_rate": false_alarm_rate,
             "traces": len(predictions),
             "rounds": {trace: len(slices) for trace, slices in rounds.items()},
@@ -77,7 +83,7 @@ def evaluate(
         "traces": traces,
         "rounds": rounds,
         "last_slice": {
-            p.trace: {**said([p]), "visibility": "acked", **rounds[p.trace][-1]} for p in predictions
+            p.trace: {**said([p]), "visibility": VISIBILITY, **rounds[p.trace][-1]} for p in predictions
         },
     }
 
@@ -108,72 +114,85 @@ def _published(value: float | None) -> float | None:
 
 
 def _score(
-    part: Sequence[TracePredictions], visibility: str, *, seed: int, false_alarm_rate: float
+    part: Sequence[TracePredictions], *, seed: int, false_alarm_rate: float
 ) -> dict[str, dict[str, Any]]:
-    """Scores of all methods over the test slices of some traces; intervals for the deployable visibility.
+    """Scores of all methods over the test slices of some traces, with intervals.
 
     `finetuned_minus_this` holds 95 % intervals of the differences from the fine-tuned model, paired: both
-    are scored on the same draws of seconds. Where zero is inside, the order of the two is not settled.
+    are scored on the same draws of blocks of time. Where zero is inside, the order of the two is not settled.
     """
     time_ns_B = np.concatenate(
         [p.decision_ns_B - p.decision_ns_B[0] + i * TRACE_OFFSET_NS for i, p in enumerate(part)]
     )
     y_BH = np.concatenate([p.y_BH for p in part])
-    last_flow_BH = np.concatenate([p.last_flow_BH[visibility] for p in part])
+    last_flow_BH = np.concatenate([p.last_flow_BH for p in part])
     scores: dict[str, dict[str, Any]] = {}
     replicates: dict[str, Replicates] = {}
     for method in METHODS:
         scores[method], drawn = score_with_replicates(
-            np.concatenate([p.us_BH[visibility][method] for p in part]),
+            np.concatenate([p.us_BH[method] for p in part]),
             y_BH,
             last_flow_BH,
-            time_ns_B=time_ns_B if visibility == "acked" else None,
+            time_ns_B=time_ns_B,
             false_alarm_rate=false_alarm_rate,
             seed=seed,
+            change=part[0].change,
         )
-        if len(part) > 1:  # no change is counted across two traces
-            scored = [_sharp(p, p.us_BH[visibility][method]) for p in part]
-            scores[method]["sharp"] = {v: pool_changes([s[v] for s in scored]) for v in VARIANTS}
+        for name, by_flow in SHARP.items():  # no change is counted across two traces
+            scored = [_sharp(p, p.us_BH[method], by_flow=by_flow) for p in part]
+            scores[method][name] = {v: pool_changes([one[v] for one in scored]) for v in VARIANTS}
         if drawn is not None:
             replicates[method] = drawn
-            ours = replicates[FINETUNED]
             if method != FINETUNED:
                 scores[method]["finetuned_minus_this"] = {
-                    f"{name}_95": interval(getattr(ours, name) - getattr(drawn, name))
-                    for name in Replicates._fields
+                    f"{name}_95": _difference(scores, replicates, method, name) for name in DRAWN
                 }
-    n = scores[FINETUNED]["n"]
-    return {**scores, SEND_GAP: {"n": n, "sharp": _send_gap(part, visibility)}}
+    rule = {name: _send_gap(part, by_flow=by_flow) for name, by_flow in SHARP.items()}
+    return {**scores, SEND_GAP: {"n": scores[FINETUNED]["n"], **rule}}
 
 
-def _sharp(p: TracePredictions, us_BH: Floats) -> dict[str, Any]:
+def _difference(
+    scores: Mapping[str, Any], replicates: Mapping[str, Replicates], method: str, name: str
+) -> list[float] | None:
+    """95 % interval of what the fine-tuned model's figure is above a method's."""
+    group = {"average_precision": "late", "mae_ms": "error"}[name]
+    ours, theirs = (scores[each][group][name] for each in (FINETUNED, method))
+    if ours is None or theirs is None:
+        return None
+    draws = getattr(replicates[FINETUNED], name) - getattr(replicates[method], name)
+    return over_time(ours - theirs, draws, replicates[method].blocks)
+
+
+def _sharp(p: TracePredictions, us_BH: Floats, *, by_flow: bool) -> dict[str, Any]:
     known = np.isfinite(p.y_BH)
-    return score_sharp(us_BH[known], p.y_BH[known])
+    return score_sharp(us_BH[known], p.y_BH[known], p.change, p.flow_BH[known] if by_flow else None)
 
 
-def _send_gap(part: Sequence[TracePredictions], visibility: str) -> dict[str, Any]:
+def _send_gap(part: Sequence[TracePredictions], *, by_flow: bool) -> dict[str, Any]:
     """Sharp changes by the send-gap rule, which gives a direction: both variants are the same."""
     scored = []
     for p in part:
-        y_N, direction_N = p.y_BH.ravel(), p.gap_BH[visibility].ravel()
-        known = np.isfinite(y_N)
-        true_N: NDArray[np.int8] = change_direction(y_N[known][1:], y_N[known][:-1])
-        scored.append(score_changes(true_N, direction_N[known][1:]))
+        known = np.isfinite(p.y_BH)
+        y_N, direction_N = p.y_BH[known], p.gap_BH[known]
+        later_M, before_M = successive(y_N.size, p.flow_BH[known] if by_flow else None)
+        true_M: NDArray[np.int8] = change_direction(y_N[later_M], y_N[before_M], p.change)
+        scored.append(score_changes(true_M, direction_N[later_M]))
     return dict.fromkeys(VARIANTS, pool_changes(scored))
 
 
 def _by_round(p: TracePredictions, false_alarm_rate: float) -> list[dict[str, Any]]:
-    """Headline figures of each round's test slice under `acked`, by method."""
+    """Headline figures of each round's test slice, by method."""
     slices = []
     for k in range(int(p.round_B.max()) + 1):
         rows = p.round_B == k
         figures: dict[str, Any] = {"round": k}
         for method in METHODS:
             scored = score_predictions(
-                p.us_BH["acked"][method][rows],
+                p.us_BH[method][rows],
                 p.y_BH[rows],
-                p.last_flow_BH["acked"][rows],
+                p.last_flow_BH[rows],
                 false_alarm_rate=false_alarm_rate,
+                change=p.change,
             )
             figures[method] = {
                 "average_precision": scored["late"]["average_precision"],

@@ -1,10 +1,12 @@
-"""Means and paired changes over seeds, with 95 % intervals of Student's t.
+"""Means and paired changes over seeds, traces and time, with 95 % intervals of Student's t.
 
 A seed is one draw of all random choices of a scenario, and the only thing that differs between the runs of a
 control, so the seeds are the independent observations; packets of one run are not.
 
 A change is one of geometric means: twice as much in one seed and half as much in another is no change, and no
 interval reaches below -100 %.
+
+Shapes: S seeds, T traces, R draws of blocks of time.
 """
 
 from __future__ import annotations
@@ -12,8 +14,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
+from numpy.typing import NDArray
+
+LEAST_TRACES: Final = 3  # two say next to nothing of how traces differ
 LEVEL: Final = 0.95
 MOST_SEEDS: Final = 999
 
@@ -115,3 +121,54 @@ def corrected(chances: Sequence[float]) -> list[float]:
         most = max(most, min(1.0, (len(chances) - rank) * chances[i]))
         found[i] = most
     return found
+
+
+def over_time(figure: float | None, draws_R: NDArray[Any], blocks: int) -> list[float] | None:
+    """95 % interval of a figure of one run, as its draws of blocks of time vary; None where nothing is known.
+
+    About the figure itself, with as many degrees of freedom as there are blocks, less one: percentiles of the
+    draws of a few blocks are too narrow.
+    """
+    if figure is None:
+        return None
+    return over_all([figure], draws_R[None], blocks, np.zeros((1, 0)))
+
+
+def over_all(
+    by_seed_S: Sequence[float], draws_SR: NDArray[Any], blocks: int, by_trace_ST: NDArray[Any]
+) -> list[float] | None:
+    """95 % interval of a mean over training seeds, of which seeds, time and traces vary.
+
+    The variance of the mean is that of the seeds, and the larger of those of time and of traces: how traces
+    differ holds what time does within them, and their number is small. Traces count from three on; with fewer
+    the interval is about these traces. One seed says nothing of seeds: then the interval is about that one.
+    Degrees of freedom by Welch and Satterthwaite.
+
+    Args:
+        by_seed_S: the figure, or a paired difference, by seed.
+        draws_SR: the same under each draw of blocks of time, the same blocks for every seed; NaN: none.
+        blocks: of time, that were drawn from.
+        by_trace_ST: the same of each trace alone; T may be 0.
+
+    Returns:
+        Its ends; None where there are no two blocks.
+    """
+    from scipy.stats import t as student
+
+    mean_R = np.mean(draws_SR, axis=0)
+    finite_R = mean_R[np.isfinite(mean_R)]
+    if blocks < 2 or finite_R.size < 2:
+        return None
+    seeds, (_, traces) = len(by_seed_S), by_trace_ST.shape
+    parts = [(float(np.var(finite_R, ddof=1)) * blocks / (blocks - 1), blocks - 1)]  # drawn blocks vary less
+    if traces >= LEAST_TRACES:
+        parts.append((float(np.var(by_trace_ST.mean(0), ddof=1)) / traces, traces - 1))
+    parts = [max(parts)]
+    if seeds > 1:
+        parts.append((float(np.var(by_seed_S, ddof=1)) / seeds, seeds - 1))
+    variance, mean = sum(part for part, _ in parts), float(np.mean(by_seed_S))
+    if variance == 0:
+        return [mean, mean]
+    freedom = variance**2 / sum(part**2 / own for part, own in parts)
+    half = float(student.ppf((1 + LEVEL) / 2, freedom)) * math.sqrt(variance)
+    return [mean - half, mean + half]

@@ -12,16 +12,19 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from models.training.sharp import CHANGE_SHARE, CHANGE_US, change_direction
+from models.scoring.intervals import over_time
+from models.training.sharp import PAPERS, Change, change_direction
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 
 REPLICATES: Final = 200  # bootstrap draws behind each interval
-BLOCK_NS: Final = 1_000_000_000  # errors are correlated within a congestion epoch: resample whole seconds
+SECOND_NS: Final = 1_000_000_000
+# Errors are alike within a congestion episode, and episodes last seconds: `swiftqueue bench intervals` counts
+# how often blocks of one second would settle a difference that is not there.
+EPISODE_NS: Final = 5 * SECOND_NS
 CHUNK_CELLS: Final = 1_000_000  # (block, step) counts held at once by the bootstrap
-INTERVAL: Final = (2.5, 97.5)  # percentiles of a 95 % interval
 
 
 class PrecisionRecall(NamedTuple):
@@ -69,6 +72,10 @@ class Replicates(NamedTuple):
 
     average_precision: Floats
     mae_ms: Floats
+    blocks: int  # of time, that were drawn from
+
+
+DRAWN: Final = ("average_precision", "mae_ms")
 
 
 class ChangeCounts(NamedTuple):
@@ -90,22 +97,22 @@ class ChangeCounts(NamedTuple):
         }
 
 
-def late_margin(latency_us: NDArray[Any], last_us: NDArray[Any]) -> Floats:
+def late_margin(latency_us: NDArray[Any], last_us: NDArray[Any], change: Change = PAPERS) -> Floats:
     """How far a latency lies above the last visible one of its flow; late from 1 on (DESIGN, definitions).
 
-    `min((t - l) / 20 ms, (t / l - 1) / 20 %)`, so both conditions hold exactly when it is at least 1.
+    With the paper's change `min((t - l) / 20 ms, (t / l - 1) / 20 %)`: both hold exactly from 1 on.
     `last_us` that is not above zero means that no latency of the flow is visible: the margin is NaN.
     """
     latency = np.asarray(latency_us, dtype=np.float64)
     last = np.asarray(last_us, dtype=np.float64)
     last = np.where(last > 0, last, np.nan)
-    return np.minimum((latency - last) / CHANGE_US, (latency - last) / (CHANGE_SHARE * last))
+    return np.minimum((latency - last) / change.least_us, (latency - last) / (change.least_share * last))
 
 
-def late_from(last_us: NDArray[Any]) -> Floats:
+def late_from(last_us: NDArray[Any], change: Change = PAPERS) -> Floats:
     """The least latency (µs) that is late; NaN where no latency of the flow is visible."""
     last = np.asarray(last_us, dtype=np.float64)
-    return np.where(last > 0, last + np.maximum(CHANGE_US, CHANGE_SHARE * last), np.nan)
+    return np.where(last > 0, last + np.maximum(change.least_us, change.least_share * last), np.nan)
 
 
 def precision_recall(positive_N: Bools, score_N: Floats) -> PrecisionRecall:
@@ -155,12 +162,12 @@ def pool_changes(scored: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def block_draws(time_ns_B: Ints, seed: int) -> tuple[Ints, Floats]:
-    """Draw whole seconds with replacement (seeded): a block bootstrap over time.
+def block_draws(time_ns_B: Ints, seed: int, block_ns: int = SECOND_NS) -> tuple[Ints, Floats]:
+    """Draw blocks of time with replacement (seeded): a block bootstrap.
 
     Gives the block number of each window, (B,), and how often each draw takes each block, (R, blocks).
     """
-    blocks, block_B = np.unique(time_ns_B // BLOCK_NS, return_inverse=True)
+    blocks, block_B = np.unique(time_ns_B // block_ns, return_inverse=True)
     rng = np.random.default_rng(seed)
     draws = rng.multinomial(blocks.size, np.full(blocks.size, 1 / blocks.size), size=REPLICATES)
     return block_B.astype(np.int64), draws.astype(np.float64)
@@ -201,18 +208,14 @@ def average_precision_draws(
     return np.divide(total, found, out=np.full_like(total, np.nan), where=found > 0)[:, 0]
 
 
-def interval(replicates: Floats) -> list[float] | None:
-    """95 % percentile interval over the replicates that have a value; None if none has."""
-    finite = replicates[np.isfinite(replicates)]
-    return [float(bound) for bound in np.percentile(finite, INTERVAL)] if finite.size else None
-
-
 def score_predictions(
     pred_BH: NDArray[Any],
     y_BH: NDArray[Any],
     last_flow_BH: NDArray[Any],
     *,
     false_alarm_rate: float = 0.01,
+    change: Change = PAPERS,
+    lateness_BH: NDArray[Any] | None = None,
 ) -> dict[str, Any]:
     """Score predicted latencies (µs) of windows in time order against the true ones (NaN where unknown).
 
@@ -226,7 +229,12 @@ def score_predictions(
     A ValueError says that the shapes differ or that a prediction is not a finite number.
     """
     return score_with_replicates(
-        pred_BH, y_BH, last_flow_BH, time_ns_B=None, false_alarm_rate=false_alarm_rate, seed=0
+        *(pred_BH, y_BH, last_flow_BH),
+        time_ns_B=None,
+        false_alarm_rate=false_alarm_rate,
+        seed=0,
+        lateness_BH=lateness_BH,
+        change=change,
     )[0]
 
 
@@ -239,11 +247,12 @@ def score_with_replicates(
     false_alarm_rate: float,
     seed: int,
     lateness_BH: NDArray[Any] | None = None,
+    change: Change = PAPERS,
 ) -> tuple[dict[str, Any], Replicates | None]:
     """Score as `score_predictions`, and give the bootstrap's replicates too if there is `time_ns_B`.
 
-    Average precision and mean absolute error get seeded 95 % intervals then. `lateness_BH` ranks packets by
-    how likely each is late, where the method says so itself; else the margin of its prediction does.
+    Average precision and mean absolute error get seeded 95 % intervals then, over time alone. `lateness_BH`
+    ranks packets by how likely each is late, where the method says so; else the prediction's margin does.
     """
     if not (np.shape(pred_BH) == np.shape(y_BH) == np.shape(last_flow_BH)):
         shapes = ", ".join(str(np.shape(a)) for a in (pred_BH, y_BH, last_flow_BH))
@@ -253,10 +262,11 @@ def score_with_replicates(
         raise ValueError(f"{np.sum(~np.isfinite(pred))} of {pred.size} predictions are not finite numbers")
     known = np.isfinite(y)
     pred_N, y_N = pred[known], y[known]
-    margin = late_margin(y_N, last[known])
+    margin = late_margin(y_N, last[known], change)
     scored = np.isfinite(margin)
     late_N = margin[scored] >= 1
-    rank_N = late_margin(pred_N, last[known]) if lateness_BH is None else np.ravel(lateness_BH)[known]
+    said_N = late_margin(pred_N, last[known], change)
+    rank_N = said_N if lateness_BH is None else np.ravel(lateness_BH)[known]
     curve = precision_recall(late_N, rank_N[scored])
     late: dict[str, Any] = {
         "average_precision": curve.average_precision(),
@@ -270,21 +280,48 @@ def score_with_replicates(
     error = score_errors(pred_N, y_N)
     replicates = None
     if time_ns_B is not None and y_N.size:
-        block_B, draws = block_draws(time_ns_B, seed)
+        block_B, draws = block_draws(time_ns_B, seed, EPISODE_NS)
         block_N = np.repeat(block_B, np.shape(pred_BH)[1])[known]
         replicates = Replicates(
             average_precision_draws(curve, late_N, block_N[scored], draws),
             mae_draws(pred_N, y_N, block_N, draws),
+            draws.shape[1],
         )
-        late["average_precision_95"] = interval(replicates.average_precision)
-        error["mae_ms_95"] = interval(replicates.mae_ms)
-    return {"n": int(y_N.size), "late": late, "error": error, "sharp": score_sharp(pred_N, y_N)}, replicates
-
-
-def score_sharp(pred_N: Floats, y_N: Floats) -> dict[str, Any]:
-    """Score both variants: the predicted change from the last prediction, and from the last true latency."""
-    true = change_direction(y_N[1:], y_N[:-1])
+        for name, part in (("average_precision", late), ("mae_ms", error)):
+            ends = over_time(part[name], getattr(replicates, name), replicates.blocks)
+            part[f"{name}_95"] = ends and [max(0.0, ends[0]), ends[1]]
+        if ends := late["average_precision_95"]:
+            late["average_precision_95"] = [ends[0], min(1.0, ends[1])]
     return {
-        "prediction_change": score_changes(true, change_direction(pred_N[1:], pred_N[:-1])),
-        "truth_change": score_changes(true, change_direction(pred_N[1:], y_N[:-1])),
+        "n": int(y_N.size),
+        "late": late,
+        "error": error,
+        "sharp": score_sharp(pred_N, y_N, change),
+    }, replicates
+
+
+def score_sharp(
+    pred_N: Floats, y_N: Floats, change: Change = PAPERS, flow_N: NDArray[Any] | None = None
+) -> dict[str, Any]:
+    """Score both variants: the predicted change from the last prediction, and from the last true latency.
+
+    The packet before is the sender's; with `flow_N`, the flow of each packet, it is the flow's.
+    """
+    later_M, before_M = successive(y_N.size, flow_N)
+    true_M = change_direction(y_N[later_M], y_N[before_M], change)
+    return {
+        "prediction_change": score_changes(
+            true_M, change_direction(pred_N[later_M], pred_N[before_M], change)
+        ),
+        "truth_change": score_changes(true_M, change_direction(pred_N[later_M], y_N[before_M], change)),
     }
+
+
+def successive(packets: int, flow_N: NDArray[Any] | None = None) -> tuple[Ints, Ints]:
+    """Pairs of successive packets, of the sender or, with `flow_N`, of each flow: the later, the earlier."""
+    order = np.arange(packets) if flow_N is None else np.argsort(flow_N, kind="stable")
+    later_M, before_M = order[1:], order[:-1]
+    if flow_N is None:
+        return later_M, before_M
+    same_M = flow_N[later_M] == flow_N[before_M]
+    return later_M[same_M], before_M[same_M]

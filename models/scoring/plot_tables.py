@@ -1,4 +1,4 @@
-"""The tables behind the plots, one CSV each for `dvc plots`; all under visibility `acked`.
+"""The tables behind the plots, one CSV each for `dvc plots`.
 
 One column per method, so that a plot has one line per column. Shapes: `B` windows, `H` horizon (8
 packets), `N` packets in send order.
@@ -35,16 +35,17 @@ class Change(NamedTuple):
 
 def precision_recall_table(predictions: Sequence[TracePredictions]) -> pl.DataFrame:
     """Precision at each recall, per method, with the base rate; empty without a late packet."""
-    last = np.concatenate([p.last_flow_BH["acked"].ravel() for p in predictions])
-    margin = late_margin(np.concatenate([p.y_BH.ravel() for p in predictions]), last)
+    last = np.concatenate([p.last_flow_BH.ravel() for p in predictions])
+    change = predictions[0].change
+    margin = late_margin(np.concatenate([p.y_BH.ravel() for p in predictions]), last, change)
     scored = np.isfinite(margin)
     late = margin[scored] >= 1
     if not late.any():
         return pl.DataFrame(schema=dict.fromkeys(("recall", *METHODS, "base_rate"), pl.Float64))
     columns = {"recall": RECALL_POINTS}
     for method in METHODS:
-        us = np.concatenate([p.us_BH["acked"][method].ravel() for p in predictions])
-        curve = precision_recall(late, late_margin(us[scored], last[scored]))
+        us = np.concatenate([p.us_BH[method].ravel() for p in predictions])
+        curve = precision_recall(late, late_margin(us[scored], last[scored], change))
         columns[method] = curve.precision[np.searchsorted(curve.recall, RECALL_POINTS - 1e-12)]
     return pl.DataFrame(columns).with_columns(base_rate=pl.lit(float(late.mean())))
 
@@ -54,7 +55,7 @@ def error_by_horizon_table(predictions: Sequence[TracePredictions]) -> pl.DataFr
     y_BH = np.concatenate([p.y_BH for p in predictions])
     columns: dict[str, object] = {"place": np.arange(1, y_BH.shape[1] + 1)}
     for method in METHODS:
-        us_BH = np.concatenate([p.us_BH["acked"][method] for p in predictions])
+        us_BH = np.concatenate([p.us_BH[method] for p in predictions])
         columns[method] = _mean(np.abs(us_BH - y_BH).sum(axis=0, where=np.isfinite(y_BH)), y_BH) / 1e3
     return pl.DataFrame(columns).fill_nan(None)
 
@@ -63,8 +64,8 @@ def score_over_time_table(p: TracePredictions) -> pl.DataFrame:
     """Error (ms, mean) of each method per second of one trace's tests; `fine_tuned` marks a new head."""
     second_B = (p.decision_ns_B - p.decision_ns_B[0]) // NS_PER_S
     known = np.isfinite(p.y_BH)
-    sums = {m: np.where(known, np.abs(p.us_BH["acked"][m] - p.y_BH), 0).sum(axis=1) / 1e3 for m in METHODS}
-    new_head = np.diff(p.round_B, prepend=-1) > 0
+    sums = {m: np.where(known, np.abs(p.us_BH[m] - p.y_BH), 0).sum(axis=1) / 1e3 for m in METHODS}
+    new_head = np.diff(p.head_B, prepend=-1) > 0
     return (
         pl.DataFrame({"time_s": second_B, "n": known.sum(axis=1), "fine_tuned": new_head, **sums})
         .group_by("time_s")
@@ -129,14 +130,14 @@ def change_examples(p: TracePredictions) -> list[Change]:
 def _lines(p: TracePredictions) -> dict[str, Floats]:
     """Give true and predicted latencies (ms) of the packets of known latency, in send order."""
     known = np.isfinite(p.y_BH)
-    predicted = {m: p.us_BH["acked"][m][known] / 1e3 for m in SHOWN}
+    predicted = {m: p.us_BH[m][known] / 1e3 for m in SHOWN}
     return {"true": p.y_BH[known] / 1e3, **predicted}
 
 
 def _changes(p: TracePredictions, rise: bool) -> Ints:
     """Find, among packets of known latency, the sharp changes with enough packets around them."""
     y_N = p.y_BH[np.isfinite(p.y_BH)]
-    at = np.flatnonzero(change_direction(y_N[1:], y_N[:-1]) == (1 if rise else -1)) + 1
+    at = np.flatnonzero(change_direction(y_N[1:], y_N[:-1], p.change) == (1 if rise else -1)) + 1
     inside: Ints = at[(at >= AROUND) & (at < y_N.size - AROUND)]
     return inside
 

@@ -16,6 +16,7 @@ from models.scoring.predictions import FINETUNED, METHODS
 
 COLOURS: Final = {
     "finetuned": "#c2255c",
+    "finetuned_at_once": "#f06595",
     "pretrained": "#e599b5",
     "xgboost": "#1c7ed6",
     "xgboost_continued": "#74c0fc",

@@ -9,11 +9,13 @@ from typing import Any, Final
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from models.scoring.evaluation import VARIANTS
+from models.scoring.evaluation import SHARP, VARIANTS
 from models.scoring.predictions import METHODS, SEND_GAP
 from models.scoring.verdict import ERROR, LATE, Measure, verdict, verdict_by_trace
+from models.training.sharp import Change
 
 TEMPLATE: Final = "report.html.j2"
+BEFORE: Final = {"sharp": "sender", "sharp_by_flow": "flow"}  # whose packet is the one before
 SIGNS: Final = {"prediction_change": "p(x) − p(x−1)", "truth_change": "p(x) − t(x−1)"}
 
 
@@ -28,6 +30,7 @@ def render(metrics: Mapping[str, Any], plots: Mapping[str, str], folder: Path, c
     return environment.get_template(TEMPLATE).render(
         about=metrics["about"],
         caption=caption(metrics),
+        change=Change(**metrics["about"]["change"]).words(),
         command=command,
         sentences=verdict(metrics),
         by_trace=verdict_by_trace(metrics) if len(metrics["traces"]) > 1 else [],
@@ -53,7 +56,7 @@ def _scopes(metrics: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def _headline(title: str, scores: Mapping[str, Any], about: Mapping[str, Any]) -> dict[str, Any]:
-    """Late packets and absolute error under `acked`, one row per method."""
+    """Late packets and absolute error, one row per method."""
     rate = f"recall at {about['false_alarm_rate']:.0%} false alarms"
     columns = (
         LATE._replace(words="AP late"),
@@ -83,16 +86,17 @@ def _figure(scores: Mapping[str, Any], column: Measure) -> tuple[float | None, s
 
 
 def _sharp(title: str, scores: Mapping[str, Any], about: Mapping[str, Any]) -> dict[str, Any]:
-    """F1 of sharp changes: all in the four variants; rises and drops where a sender could use them."""
+    """F1 of sharp changes in both variants: from the sender's packet before, and from the flow's."""
     methods = (*METHODS, SEND_GAP)
-    visibilities = [v for v in ("acked", "previous") if v in scores[METHODS[0]]]
-    wanted = [(variant, v, "all") for v in visibilities for variant in VARIANTS]
-    wanted += [(variant, "acked", part) for part in ("rises", "drops") for variant in VARIANTS]
+    wanted = [(name, variant, "all") for name in SHARP for variant in VARIANTS]
+    wanted += [("sharp", variant, part) for part in ("rises", "drops") for variant in VARIANTS]
     columns = [
-        Measure(variant, part, f"{part} · {SIGNS[variant]} · {v}", True, 3, "") for variant, v, part in wanted
+        Measure(variant, part, f"{part} · {SIGNS[variant]} · {BEFORE[name]}", True, 3, "")
+        for name, variant, part in wanted
     ]
     values: list[list[tuple[float | None, str]]] = [
-        [(scores[m][v]["sharp"][variant][part]["f1"], "") for m in methods] for variant, v, part in wanted
+        [(scores[m]["acked"][name][variant][part]["f1"], "") for m in methods]
+        for name, variant, part in wanted
     ]
     counts = scores[METHODS[0]]["acked"]["sharp"]["truth_change"]
     return {

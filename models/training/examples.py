@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.training.protocol import Slice
-from models.training.sharp import sharp_changes
+from models.training.sharp import PAPERS, Change, sharp_changes
 from models.training.windows import Floats, Ints, TraceWindows, WindowSet
 
 VALIDATION_SHARE = 0.1  # the last tenth, in time, of the pre-training slice chooses the checkpoint
@@ -55,9 +55,9 @@ class Chosen:
         return self.examples.gather(self.indices_N[part])
 
 
-def examples_from_arrays(x_NWF: Floats, y_us_NH: Floats) -> Examples:
+def examples_from_arrays(x_NWF: Floats, y_us_NH: Floats, change: Change = PAPERS) -> Examples:
     """Examples of windows in memory, in send order; NaN labels are unknown."""
-    return Examples(((x_NWF, Slice(0, len(x_NWF))),), y_us_NH, sharp_changes(y_us_NH))
+    return Examples(((x_NWF, Slice(0, len(x_NWF))),), y_us_NH, sharp_changes(y_us_NH, change))
 
 
 def examples_of(parts: Sequence[tuple[TraceWindows, Slice, int]]) -> Examples:
@@ -75,7 +75,7 @@ def examples_of(parts: Sequence[tuple[TraceWindows, Slice, int]]) -> Examples:
         y_us_NH = trace.labels_known_at(from_earlier, now_ns)
         skip = part.lo - from_earlier.lo
         y_parts.append(y_us_NH[skip:])
-        sharp_parts.append(sharp_changes(y_us_NH)[skip:])
+        sharp_parts.append(sharp_changes(y_us_NH, trace.change)[skip:])
     y_us_NH = np.concatenate(y_parts)
     if not np.isfinite(y_us_NH).any():
         names = ", ".join(trace.name for trace, _, _ in parts)

@@ -31,6 +31,7 @@ from models.training.examples import Chosen, Examples, epoch_batches, finetuning
 from models.training.loss import example_weights, weighted_error
 from models.training.pretraining import ADAM_BETAS, ADAM_EPSILON, all_sum
 from models.training.ray_job import report_progress, run_job
+from models.training.sharp import Change
 from models.training.windows import Floats, Ints, TraceWindows, fingerprint, load_windows
 
 ENCODE_BATCH: Final = 256  # windows; larger ones fall out of the cache
@@ -172,6 +173,7 @@ def finetune(
     split: Path,
     pretrained: Path,
     params: FinetuneParams,
+    change: Change,
     state_dir: Path,
     say: Callable[[dict[str, Any]], None],
 ) -> Path:
@@ -185,7 +187,7 @@ def finetune(
     """
     windows = load_windows(windows_dir, split)
     artifact.load(pretrained, windows.schema_hash)  # refuse before anything is started
-    storage = storage_of(windows_dir, split, pretrained, params, state_dir)
+    storage = storage_of(windows_dir, split, pretrained, params, change, state_dir)
     rounds_dir = storage / "rounds"
     todo = {name: _first_missing(rounds_dir / name, trace) for name, trace in windows.traces.items()}
     if kept := sum(todo.values()):
@@ -197,6 +199,7 @@ def finetune(
             "pretrained": str(pretrained.absolute()),
             "rounds_dir": str(rounds_dir.absolute()),
             "params": params.model_dump(),
+            "change": change.model_dump(),
             "todo": todo,
         }
         run_job(
@@ -211,10 +214,10 @@ def finetune(
 
 
 def storage_of(
-    windows_dir: Path, split: Path, pretrained: Path, params: FinetuneParams, state_dir: Path
+    windows_dir: Path, split: Path, pretrained: Path, params: FinetuneParams, change: Change, state_dir: Path
 ) -> Path:
     """Folder of the finished rounds of exactly this work."""
-    work = params.model_dump(), code_hash(__name__)
+    work = params.model_dump(), change.model_dump(), code_hash(__name__)
     parent = [content.hex() for content in artifact.read_files(pretrained).values()]
     return state_dir / "ray" / f"finetune-{fingerprint(windows_dir, split, work, parent)[:16]}"
 
@@ -227,7 +230,9 @@ def finetune_worker(config: dict[str, Any]) -> None:
     torch.set_num_threads(1)  # one core per worker
     context = ray.train.get_context()
     share = Share(context.get_world_rank(), context.get_world_size(), prepare_model)
-    windows = load_windows(Path(config["windows_dir"]), Path(config["split"]))
+    windows = load_windows(
+        Path(config["windows_dir"]), Path(config["split"]), change=Change(**config["change"])
+    )
     params = FinetuneParams(**config["params"])
     rounds_dir = Path(config["rounds_dir"])
     for name, first in config["todo"].items():

@@ -44,6 +44,7 @@ from models.training import checkpoint
 from models.training.examples import Chosen, Examples, epoch_batches, owned, pretraining_split
 from models.training.loss import example_weights, weighted_squared_error
 from models.training.ray_job import report_progress, run_job
+from models.training.sharp import Change
 from models.training.windows import WindowSet, fingerprint, load_windows
 
 ADAM_BETAS: Final = (0.9, 0.98)  # Vaswani et al. 2017, section 5.3, as the paper
@@ -156,11 +157,12 @@ def pretrain(
         "split": str(data.split.absolute()),
         "network": network,
         "params": params.model_dump(),
+        "change": data.change.model_dump(),
         "features": [asdict(feature) for feature in features],
         "target": asdict(target),
         "horizon": windows.horizon,
     }
-    work = {**params.model_dump(), "network": network.name}
+    work = {**params.model_dump(), "network": network.name, "change": data.change.model_dump()}
     name = fingerprint(data.windows, data.split, work, code_hash(__name__))[:16]
     storage = data.state / "ray" / f"pretrain-{name}"
     result = run_job(
@@ -207,7 +209,9 @@ def pretrain_worker(config: dict[str, Any]) -> None:
     network: OverWindows = config["network"]
     params: Any = network.params()(**config["params"])
     target = Target(**config["target"])
-    windows = load_windows(Path(config["windows_dir"]), Path(config["split"]))
+    windows = load_windows(
+        Path(config["windows_dir"]), Path(config["split"]), change=Change(**config["change"])
+    )
     train, validation = pretraining_split(windows)
     torch.manual_seed(params.seed)
     features = [ScaledFeature(**feature) for feature in config["features"]]

@@ -8,7 +8,8 @@ Shapes: B batches (decisions).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -36,6 +37,13 @@ class Protocol:
     finetune_s: float
     test_s: float
 
+    def answers_after_s(self, round_s: float) -> float:
+        """Seconds from a round's boundary until its head answers, by those that a round on a minute takes.
+
+        Most of a round is encoding and training, so that a shorter slice to learn from takes as much less.
+        """
+        return round_s * self.finetune_s / PAPER.finetune_s
+
     @property
     def least_s(self) -> float:
         """The shortest trace that leaves one round: its test slice may be half as long."""
@@ -46,6 +54,7 @@ SHORT: Final = Protocol("short", 2.5, 0.5, 1)  # speed tests of a few seconds
 SMALL: Final = Protocol("small", 30, 6, 10)
 PAPER: Final = Protocol("paper", 300, 60, 300)
 LEAST_WINDOWS: Final = 2  # of a pre-training slice: one to train on, one to validate
+ROUND_S: Final = 28.9  # of a live round on a minute, from trigger to first answer (docs/results/live.md)
 PROTOCOLS: Final = {p.name: p for p in (SHORT, SMALL, PAPER)}
 
 
@@ -155,6 +164,34 @@ def divide(decision_ns_B: npt.NDArray[np.int64], protocol: Protocol, trace: str)
             f"{'train' if rounds else 'test'} on; leave it out"
         )
     return Slices(protocol, duration_s, pretrain, tuple(rounds))
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A piece of a test slice with the round whose head answers there; -1: the head of pre-training."""
+
+    head: int
+    part: Slice
+
+
+def answered(
+    rounds: Sequence[Round], decision_ns_B: npt.NDArray[np.int64], after_s: float
+) -> list[list[Answered]]:
+    """Divide the test slice of each round by who answers: the newest head whose round has ended.
+
+    A round begins at the first decision of its test slice and takes `after_s` seconds. Until then the head of
+    an earlier round answers, over several slices where a round takes longer than a slice.
+    """
+    ready_ns = [int(decision_ns_B[each.test.lo]) + round(after_s * 1e9) for each in rounds]
+    begins = [0, *(int(at) for at in np.searchsorted(decision_ns_B, ready_ns)), len(decision_ns_B)]
+    found = []
+    for each in rounds:
+        pieces = [
+            Answered(head, Slice(max(lo, each.test.lo), min(hi, each.test.hi)))
+            for head, (lo, hi) in enumerate(itertools.pairwise(begins), start=-1)
+        ]
+        found.append([piece for piece in pieces if piece.part.lo < piece.part.hi])
+    return found
 
 
 def together(protocols: Iterable[Protocol]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from models.section import Above0, Count
 from models.training.finetuning import FinetuneParams, M, with_trained_head
 from models.training.loss import weighted_error
 from models.training.pretraining import ADAM_BETAS
-from models.training.sharp import sharp_changes
+from models.training.sharp import PAPERS, Change, sharp_changes
 from models.training.windows import Floats
 
 LEAST_RATE: Final = 0.02  # of the learning rate: where the cosine ends
@@ -155,7 +155,9 @@ def held_out_error(model: QueryPredictor, shown: Iterable[tuple[Encoded, Floats]
     return error / count
 
 
-def head_tuned(model: M, encoded: Encoded, came_BH: Floats, params: QueryTraining) -> M:
+def head_tuned(
+    model: M, encoded: Encoded, came_BH: Floats, params: QueryTraining, change: Change = PAPERS
+) -> M:
     """A copy whose head is trained on encoded decisions; the model itself where no latency is known."""
     if not np.isfinite(came_BH).any():
         return model
@@ -167,4 +169,4 @@ def head_tuned(model: M, encoded: Encoded, came_BH: Floats, params: QueryTrainin
         learning_rate=params.head_learning_rate,
         sharp_weight=params.sharp_weight,
     )
-    return with_trained_head(model, encoded, came_BH, sharp_changes(came_BH), how)[0]
+    return with_trained_head(model, encoded, came_BH, sharp_changes(came_BH, change), how)[0]

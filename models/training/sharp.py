@@ -1,33 +1,66 @@
-"""What a sharp change of latency is: the one definition, of the loss and of the scores.
+"""What a sharp change of latency is, and from which change on a packet is late: for the loss and the scores.
 
-Shapes: N windows in send order, H horizon (8 packets).
+Shapes: N windows in send order, or packets; H horizon (8 packets).
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-CHANGE_US: Final = 20_000.0  # SwiftQueue: a change counts from 20 ms on ...
-CHANGE_SHARE: Final = 0.20  # ... if it is 20 % or more of the latency before it as well
+from models.section import Above0, Section, read, read_all
 
 
-def change_direction(latency_us: NDArray[Any], before_us: NDArray[Any]) -> NDArray[np.int8]:
-    """Direction of a sharp change: +1 a rise, -1 a drop, 0 neither (at least 20 ms and 20 % of `before`)."""
+class Change(Section):
+    """How large a change of latency counts: as sharp in the loss and the scores, and as late."""
+
+    section: ClassVar = "change"
+    least_ms: Above0
+    """It is at least so many milliseconds ..."""
+    least_share: Above0
+    """... and at least that share of the latency before it."""
+
+    @property
+    def least_us(self) -> float:
+        """The least change in microseconds."""
+        return self.least_ms * 1e3
+
+    def words(self) -> str:
+        """As a page says it."""
+        return f"{self.least_ms:g} ms and {100 * self.least_share:g} %"
+
+
+PAPERS: Final = Change(least_ms=20.0, least_share=0.20)  # SwiftQueue, arXiv 2410.06112
+
+
+def change_of(params: Path) -> Change:
+    """Section `change` of a parameter file; one of before there was that section means the paper's.
+
+    Raises:
+        ValueError: a value cannot be; the line names it.
+    """
+    return read(params, Change) if Change.section in read_all(params) else PAPERS
+
+
+def change_direction(
+    latency_us: NDArray[Any], before_us: NDArray[Any], change: Change = PAPERS
+) -> NDArray[np.int8]:
+    """Direction of a sharp change: +1 a rise, -1 a drop, 0 neither."""
     before = np.asarray(before_us, dtype=np.float64)
-    change = np.asarray(latency_us, dtype=np.float64) - before
-    sharp = (np.abs(change) >= CHANGE_US) & (np.abs(change) >= CHANGE_SHARE * np.abs(before))
-    return np.where(sharp, np.sign(change), 0).astype(np.int8)
+    by = np.asarray(latency_us, dtype=np.float64) - before
+    sharp = (np.abs(by) >= change.least_us) & (np.abs(by) >= change.least_share * np.abs(before))
+    return np.where(sharp, np.sign(by), 0).astype(np.int8)
 
 
-def sharp_changes(y_us_NH: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """Mark latencies that change sharply (>= 20 ms and >= 20 %) from the packet sent just before.
+def sharp_changes(y_us_NH: NDArray[np.float32], change: Change = PAPERS) -> NDArray[np.bool_]:
+    """Mark latencies that change sharply from the packet that the sender sent just before.
 
     The windows follow each other in send order, so the predecessor of a window's first packet is the last
     one of the window before. Where one of the two latencies is unknown (NaN) no change is known either.
     """
     y_us_N = y_us_NH.reshape(-1)
     before_us_N = np.concatenate([[np.nan], y_us_N[:-1]])
-    return np.not_equal(change_direction(y_us_N, before_us_N), 0).reshape(y_us_NH.shape)
+    return np.not_equal(change_direction(y_us_N, before_us_N, change), 0).reshape(y_us_NH.shape)

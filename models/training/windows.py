@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from models.json_file import read_object
 from models.training.protocol import Round, Slice, Slices, together
+from models.training.sharp import PAPERS, Change
 
 META_FILE: Final = "meta.json"
 END_OF_TIME_NS: Final = int(np.iinfo(np.int64).max)
@@ -36,6 +37,7 @@ class TraceWindows:
     y_acked_ns_BH: Ints  # when each latency became known to the sender
     decision_ns_B: Ints
     slices: Slices
+    change: Change = PAPERS  # of latency that the loss weights and the scores count
 
     @property
     def pretrain(self) -> Slice:
@@ -87,8 +89,8 @@ class WindowSet:
         return self.traces[name]
 
 
-def load_windows(folder: Path, split: Path, visibility: str = "acked") -> WindowSet:
-    """Open the windows that stage `windows` wrote, divided as stage `split` says.
+def load_windows(folder: Path, split: Path, visibility: str = "acked", change: Change = PAPERS) -> WindowSet:
+    """Open the windows that stage `windows` wrote, divided as stage `split` says; `change` goes with them.
 
     Raises:
         FileNotFoundError: a stage has not run, or a file of a trace is missing.
@@ -106,7 +108,13 @@ def load_windows(folder: Path, split: Path, visibility: str = "acked") -> Window
             )
         traces = {
             str(name): _load_trace(
-                folder, str(name), int(described["windows"]), divided["traces"][name], visibility, shape
+                folder,
+                str(name),
+                int(described["windows"]),
+                divided["traces"][name],
+                visibility,
+                shape,
+                change,
             )
             for name, described in meta["traces"].items()
         }
@@ -154,6 +162,7 @@ def _load_trace(
     divided: Mapping[str, Any],
     visibility: str,
     shape: tuple[int, int, int],
+    change: Change,
 ) -> TraceWindows:
     tokens, features, horizon = shape
     part = folder / name
@@ -186,4 +195,5 @@ def _load_trace(
         y_acked_ns_BH=read("y_acked_ns.npy", (count, horizon)),
         decision_ns_B=decision_ns_B,
         slices=Slices.from_json(divided, count, name),
+        change=change,
     )

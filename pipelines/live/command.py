@@ -14,6 +14,7 @@ from models.registry.register_params import RegisterParams
 from models.say import say
 from models.section import read
 from models.training.finetuning import FinetuneParams
+from models.training.sharp import PAPERS, Change, change_of
 from models.training.warm_worker import WarmWorkerError
 from pipelines.live import DRIFT
 from pipelines.live.metrics import Metrics
@@ -65,6 +66,7 @@ def schedule(
             least_windows=least_windows,
             drift=drift,
             remembered=memory_windows(PARAMS_FILE),
+            change=change_of(PARAMS_FILE),
         ),
         read(PARAMS_FILE, FinetuneParams),
         read(PARAMS_FILE, RegisterParams).model_name,
@@ -97,6 +99,7 @@ def round_params(
     drift: float = DRIFT,
     lead_in_s: float = LEAD_IN_S,
     remembered: int = 0,
+    change: Change = PAPERS,
 ) -> RoundParams:
     """How a round is run, with the limits of section `validate`."""
     return RoundParams(
@@ -108,4 +111,5 @@ def round_params(
         max_unknown_latency=validate["max_unknown_latency"],
         max_latency_s=validate["max_latency_s"],
         memory_windows=remembered,
+        change=change,
     )

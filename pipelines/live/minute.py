@@ -34,7 +34,7 @@ from models.registry import gate
 from models.registry.bars import Verdict
 from models.scoring.baselines import Candidates, last_visible
 from models.training.finetuning import Finetuned, FinetuneParams, train_head
-from models.training.sharp import sharp_changes
+from models.training.sharp import PAPERS, Change, sharp_changes
 from pipelines.live.encoding import EncodedWindows, Encoder, Encoding, encoder_for, joined
 from pipelines.live.reservoir import EMPTY, Past, Reservoir, stretches
 from pipelines.live.slices import JudgingSlice, due, encoder_of, usable
@@ -63,6 +63,7 @@ class Minute:
     earlier: tuple[JudgingSlice, ...] = ()  # that judged before
     reservoir: Reservoir = EMPTY  # of earlier minutes, that teaches too
     memory_windows: int = 0  # that it holds at most; 0: nothing is kept, and nothing of it teaches
+    change: Change = PAPERS  # of latency that the loss weights and the gate counts as late
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,7 @@ def tune(minute: Minute) -> Tuned:
         parts = [latencies(model, as_seen(model, one.windows)) for one in seen[version.encoder]]
         return gate.score(np.concatenate(parts), held_out)
 
-    held_out = _held_out(seen[own.encoder], own.definition)
+    held_out = _held_out(seen[own.encoder], own.definition, minute.change)
     naive = gate.score_naive(held_out, tuned.median_us)
     scores = {"challenger": scored(own, tuned.head.model), "champion": scored(champion)}
     if minute.reference is not None:
@@ -202,13 +203,14 @@ class Version:
             return cls(found, encoder_for(folder, found), encoder_of(found))
 
 
-def _held_out(slices: Sequence[JudgingSlice], definition: Definition) -> gate.HeldOut:
+def _held_out(slices: Sequence[JudgingSlice], definition: Definition, change: Change) -> gate.HeldOut:
     """What judges, of all slices together, whose windows are of one definition."""
     return gate.HeldOut(
         np.concatenate([one.windows.candidates_BHF for one in slices]),
         np.concatenate([one.y_BH for one in slices]),
         np.concatenate([one.decision_ns_B for one in slices]),
         tuple(feature.name for feature in definition.features),
+        change,
     )
 
 
@@ -300,7 +302,7 @@ def _train(
         raise DeclinedError("no latency was known at the time of training")
     parts = [y_BH, *past.labels] if past else [y_BH]
     windows = joined([taught, past.windows]) if past else taught
-    sharp_NH = np.concatenate([sharp_changes(part) for part in parts])
+    sharp_NH = np.concatenate([sharp_changes(part, minute.change) for part in parts])
     head = train_head(model, as_seen(model, windows), np.concatenate(parts), sharp_NH, minute.params)
     return _Taught(head, float(np.median(known)), y_BH)
 

@@ -17,6 +17,7 @@ from feature_store.telemetry.recent import Latest
 from models.networks.artifact import read_files
 from models.registry.registry import Registry
 from models.say import say
+from models.training.sharp import PAPERS, Change
 from models.training.warm_worker import WarmWorkerError
 from pipelines.live.rounds_log import RoundRecord, newest_first
 from pipelines.live.watch import Compared, Pair
@@ -39,7 +40,9 @@ Telemetry = Callable[[float, str], Latest]
 class Probation:
     """Compares two heads on live traffic, before a switch and after it (docs/decisions/0008)."""
 
-    def __init__(self, telemetry: Telemetry, worker: Worker, model: str, lead_in_s: float) -> None:
+    def __init__(
+        self, telemetry: Telemetry, worker: Worker, model: str, lead_in_s: float, change: Change = PAPERS
+    ) -> None:
         """Read the settings.
 
         Args:
@@ -47,11 +50,13 @@ class Probation:
             worker: does the work.
             model: name in the registry.
             lead_in_s: telemetry before what judges, that only fills the first windows' history.
+            change: of latency, from which on a packet is late.
         """
         self._telemetry = telemetry
         self._worker = worker
         self._model = model
         self._lead_in_s = lead_in_s
+        self._change = change
         self.shadow_batches = settings().shadow_batches
         self._rollback_margin = settings().rollback_margin
         self._rollback_after_s = settings().rollback_after_s
@@ -109,7 +114,7 @@ class Probation:
             return None
         from_ns = max(since_ns + 1, newest_ns - round(seconds * 1e9))
         packets = believed(latest.packets, 0).packets
-        pair = Pair(packets, latest.flow_starts_ns, from_ns, head, other)
+        pair = Pair(packets, latest.flow_starts_ns, from_ns, head, other, self._change)
         compared: Compared = self._worker.do(pair)
         return compared
 

@@ -193,7 +193,8 @@ def stage_params(params: Mapping[str, Any], packets: pl.DataFrame) -> dict[str, 
     split = {"protocol": max(fitting, key=lambda p: p.least_s).name}
     # The inputs shift within it: that is why it is done.
     validate = params["validate"] | {"max_shift_psi": ANY_SHIFT}
-    own = {name: params[name] for name in loop_network.sections(params)}
+    taken = ("change", *loop_network.sections(params))
+    own = {name: params[name] for name in taken if name in params}
     return {"windows": windows, "split": split, "validate": validate, **own}
 
 

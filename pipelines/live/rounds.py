@@ -36,6 +36,7 @@ from models.registry.saving import INPUTS_FILE
 from models.registry.store import RegistryError
 from models.say import say
 from models.training.finetuning import FinetuneParams
+from models.training.sharp import PAPERS, Change
 from models.training.warm_worker import WarmWorkerError
 from pipelines.live import challenger
 from pipelines.live.minute import DeclinedError, Minute, Tuned
@@ -69,10 +70,11 @@ class RoundParams:
     max_unknown_latency: float
     max_latency_s: float
     memory_windows: int = 0  # of earlier stretches that teach beside the minute
+    change: Change = PAPERS  # of latency that the loss weights and the gate counts as late
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if name == "memory_windows":  # of section `live`, which is checked
+            if name in ("memory_windows", "change"):  # of sections that are checked
                 continue
             if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
                 raise ValueError(f"{name} is {value!r}; it must be a number above zero")
@@ -110,7 +112,7 @@ class Rounds:
         self._model = model
         self._keep_versions = settings().keep_versions
         self._worker = Worker()
-        self.probation = Probation(telemetry, self._worker, model, params.lead_in_s)
+        self.probation = Probation(telemetry, self._worker, model, params.lead_in_s, params.change)
         self._reference: tuple[int, Mapping[str, bytes]] | None = None  # the last one's number and files
         self._folder = state_dir() / "live"
         private_dir(self._folder)
@@ -386,6 +388,7 @@ class Rounds:
             params=self._finetune,
             trained_on=np.load(trained_on, allow_pickle=False) if trained_on.is_file() else None,
             least_windows=self._params.least_windows,
+            change=self._params.change,
         )
         tuned: Tuned = self._worker.do(minute)
         return tuned

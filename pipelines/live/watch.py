@@ -18,6 +18,7 @@ import polars as pl
 from feature_store.events import windows as fw
 from models.networks.prediction import latencies
 from models.registry import gate
+from models.training.sharp import PAPERS, Change
 from pipelines.live.encoding import Encoding
 from pipelines.live.minute import Minute, Tuned, Version, as_seen, flows_aligned, tune
 
@@ -33,6 +34,7 @@ class Pair:
     from_ns: int  # decisions before it are only history
     head: Mapping[str, bytes]  # artifact files by name
     other: Mapping[str, bytes]
+    change: Change = PAPERS  # from which on a packet is late
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,7 @@ def compare(pair: Pair) -> Compared:
         targets.y_BH[first::every],
         decision_ns_B,
         tuple(feature.name for feature in head.definition.features),
+        pair.change,
     )
     ours, theirs = (
         gate.score(latencies(one.found.model, as_seen(one.found.model, encoded[one.encoder])), held_out)

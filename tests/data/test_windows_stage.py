@@ -40,7 +40,7 @@ def packets_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run_main(packets_dir: Path, output: Path, params: dict[str, Any]) -> None:
     path = output.parent / "params.yaml"
-    path.write_text(yaml.safe_dump({"windows": params}))
+    path.write_text(yaml.safe_dump({"windows": params, "split": {"protocol": "short"}}))
     stage.main(path, packets_dir, output)
 
 
@@ -101,6 +101,25 @@ def test_the_window_follows_the_widest_trace_or_the_parameter(packets_dir: Path,
         packets_dir, tmp_path / "fixed", stage.WindowsParams(**PARAMS | {"tokens": 40})
     )
     assert fixed["tokens"] == 40
+
+
+def test_only_the_training_slice_sizes_the_window(tmp_path: Path) -> None:
+    """Were it the whole trace, a link that is faster after the slice would show in W."""
+    table = bottleneck_table("t", 6, seed=1)
+    end_ns = int(table["sent_ns"][0]) + 2_500_000_000
+    seen = pl.col("acked_ns") <= end_ns
+    slower = table.with_columns(
+        latency_us=pl.when(seen).then("latency_us").otherwise(pl.col("latency_us") * 5 + 200_000),
+        acked_ns=pl.when(seen).then("acked_ns").otherwise(pl.col("acked_ns") + 300_000_000),
+    )
+    sizes = {}
+    for name, each in (("t", table), ("slower", slower)):
+        write_table(tmp_path / name, each)
+        run_main(tmp_path / name, tmp_path / f"{name}-windows", PARAMS)
+        meta = json.loads((tmp_path / f"{name}-windows" / "meta.json").read_text())
+        sizes[name] = meta["tokens"], meta["traces"]["t"]["bdp_packets"]
+    assert sizes["slower"] == sizes["t"]
+    assert stage.measure(slower, "t") > 2 * stage.measure(slower, "t", 2.5)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +185,7 @@ def test_a_trace_without_acks_is_named(tmp_path: Path) -> None:
 
 def test_a_full_disk_leaves_the_last_windows_alone(packets_dir: Path, project: Path, tmp_path: Path) -> None:
     params = tmp_path / "params.yaml"
-    params.write_text(yaml.safe_dump({"windows": PARAMS}))
+    params.write_text(yaml.safe_dump({"windows": PARAMS, "split": {"protocol": "short"}}))
     output = tmp_path / "windows"
     output.mkdir()
     (output / "meta.json").write_text("kept")

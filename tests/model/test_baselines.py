@@ -23,7 +23,7 @@ def sent(seed: int, seconds: float) -> pl.DataFrame:
 
 
 def opened(folder: Path, packets: pl.DataFrame) -> predictions.EvaluatedTrace:
-    toy_world.write_windows(folder, [packets], visibility=("acked", "previous"))
+    toy_world.write_windows(folder, [packets])
     return predictions.load_traces(folder / "windows", folder / "split.json")[1]["toy"]
 
 
@@ -86,20 +86,16 @@ def test_ewma_is_the_literal_recursion(log: list[Any], asked: list[Any]) -> None
         assert ours == pytest.approx(value)
 
 
-@pytest.mark.parametrize("visibility", ["acked", "previous"])
-def test_ewma_of_a_trace_uses_what_the_visibility_shows(
-    trace: predictions.EvaluatedTrace, visibility: str
-) -> None:
+def test_ewma_of_a_trace_uses_what_was_acknowledged(trace: predictions.EvaluatedTrace) -> None:
     """Window by window, with a loop over every packet and its acknowledgement time."""
     rows = np.arange(340, 370)
-    got = predictions._ewma(trace, rows, visibility, np.full((30, 8), -1.0))
-    y, acked, flow = (a.ravel() for a in (trace.labels.y_us_BH, trace.labels.y_acked_ns_BH, trace.flow_BH))
-    order = np.argsort(acked, kind="stable") if visibility == "acked" else np.arange(len(y))
+    got = predictions._ewma(trace, rows, np.full((30, 8), -1.0))
+    y, acked, flow = (a.ravel() for a in (trace.windows.y_us_BH, trace.windows.y_acked_ns_BH, trace.flow_BH))
+    order = np.argsort(acked, kind="stable")
     for row, ours in zip(rows, got, strict=True):
         value = dict.fromkeys(range(3), -1.0)
         for p in order:
-            seen = acked[p] <= trace.labels.decision_ns_B[row] if visibility == "acked" else p < row * 8
-            if seen and np.isfinite(y[p]):
+            if acked[p] <= trace.windows.decision_ns_B[row] and np.isfinite(y[p]):
                 f = flow[p]
                 value[f] = y[p] if value[f] < 0 else value[f] * 7 / 8 + y[p] / 8
         assert ours == pytest.approx([value[f] for f in trace.flow_BH[row]])
@@ -108,40 +104,38 @@ def test_ewma_of_a_trace_uses_what_the_visibility_shows(
 def test_a_slice_in_which_the_sender_was_silent_leaves_the_trees_as_they_are(
     trace: predictions.EvaluatedTrace,
 ) -> None:
-    trees, _ = predictions.fit_trees([trace], "acked", rounds=3, seed=1)
-    silent = Slice(trace.labels.pretrain.hi, trace.labels.pretrain.hi)
-    inputs = baselines.tree_inputs(trace.candidates("acked", silent))
-    assert inputs.shape == (0, baselines.tree_inputs(trace.candidates("acked", Slice(0, 2))).shape[1])
+    trees, _ = predictions.fit_trees([trace], rounds=3, seed=1)
+    silent = Slice(trace.windows.pretrain.hi, trace.windows.pretrain.hi)
+    inputs = baselines.tree_inputs(trace.candidates(silent))
+    assert inputs.shape == (0, baselines.tree_inputs(trace.candidates(Slice(0, 2))).shape[1])
     assert trees.continued(inputs, trace.known_by_slice_end(silent)) is trees
 
 
 def with_changed_future(trace: predictions.EvaluatedTrace, at: int) -> predictions.EvaluatedTrace:
     """The same trace, where every latency that was not yet visible at decision `at` is another."""
-    hidden = trace.labels.y_acked_ns_BH > trace.labels.decision_ns_B[at]
-    y_us_BH = np.where(hidden, trace.labels.y_us_BH * 3 + 1e5, trace.labels.y_us_BH)
-    changed = {v: replace(w, y_us_BH=y_us_BH) for v, w in trace.by_visibility.items()}
-    return replace(trace, by_visibility=changed)
+    hidden = trace.windows.y_acked_ns_BH > trace.windows.decision_ns_B[at]
+    y_us_BH = np.where(hidden, trace.windows.y_us_BH * 3 + 1e5, trace.windows.y_us_BH)
+    return replace(trace, windows=replace(trace.windows, y_us_BH=y_us_BH))
 
 
 def test_baselines_do_not_see_latencies_acknowledged_after_the_decision(
     trace: predictions.EvaluatedTrace,
 ) -> None:
-    """Fails if visibility leaks: under `acked`, an unacknowledged latency must not move a prediction."""
+    """Fails if visibility leaks: an unacknowledged latency must not move a prediction."""
     rows, otherwise = np.arange(350, 371), np.full((21, 8), 5e3)
     changed = with_changed_future(trace, at=370)
-    for visibility, moved in (("acked", False), ("previous", True)):
-        before = predictions._ewma(trace, rows, visibility, otherwise)
-        after = predictions._ewma(changed, rows, visibility, otherwise)
-        # Only under `previous` do the latencies of packets still in flight at decision 370 count.
-        assert (not np.array_equal(before, after)) is moved
-    inputs = [baselines.tree_inputs(t.candidates("acked", Slice(350, 371))) for t in (trace, changed)]
+    both = [predictions._ewma(each, rows, otherwise) for each in (trace, changed)]
+    np.testing.assert_array_equal(*both)
+    later = [predictions._ewma(each, rows + 25, otherwise) for each in (trace, changed)]
+    assert not np.array_equal(*later)  # once they are acknowledged, they count
+    inputs = [baselines.tree_inputs(t.candidates(Slice(350, 371))) for t in (trace, changed)]
     np.testing.assert_array_equal(*inputs)
 
 
 def test_trees_learn_only_from_labels_acknowledged_within_the_slice(
     trace: predictions.EvaluatedTrace,
 ) -> None:
-    part, labels = Slice(100, 300), trace.labels
+    part, labels = Slice(100, 300), trace.windows
     known = trace.known_by_slice_end(part).reshape(-1, 8)
     seen = labels.y_acked_ns_BH[100:300] <= labels.decision_ns_B[300]
     np.testing.assert_array_equal(np.isfinite(known), seen & np.isfinite(labels.y_us_BH[100:300]))
@@ -191,15 +185,18 @@ def test_packets_that_do_not_belong_to_the_windows_are_refused(tmp_path: Path) -
 class Constant:
     """Stands where the predictor does, so that only baselines are at work: says 30 ms of everything."""
 
-    def predict(self, trace: predictions.EvaluatedTrace, visibility: str) -> dict[str, Any]:
-        us_BH = np.full((sum(len(r.test) for r in trace.labels.rounds), 8), 30e3)
-        return {predictions.FINETUNED: us_BH, predictions.PRETRAINED: us_BH}
+    def predict(self, trace: predictions.EvaluatedTrace, pieces: Any) -> dict[str, Any]:
+        us_BH = np.full((sum(len(each.part) for some in pieces for each in some), 8), 30e3)
+        return dict.fromkeys((predictions.FINETUNED, predictions.AT_ONCE, predictions.PRETRAINED), us_BH)
 
 
 def predicted(folder: Path, packets: pl.DataFrame) -> predictions.TracePredictions:
     toy = opened(folder, packets)
-    trees = {v: predictions.fit_trees([toy], v, rounds=20, seed=1) for v in toy.by_visibility}
-    return predictions.predict_trace(toy, models=Constant(), trees=trees)  # type: ignore[arg-type]
+    trees, otherwise_us = predictions.fit_trees([toy], rounds=20, seed=1)
+    constant: Any = Constant()
+    return predictions.predict_trace(
+        toy, models=constant, trees=trees, otherwise_us=otherwise_us, round_s=28.9
+    )
 
 
 def test_no_baseline_changes_when_what_is_not_yet_acknowledged_changes(tmp_path: Path) -> None:
@@ -216,15 +213,14 @@ def test_no_baseline_changes_when_what_is_not_yet_acknowledged_changes(tmp_path:
     after = predicted(tmp_path / "after", changed)
     assert not np.array_equal(before.y_BH[: row + 1], after.y_BH[: row + 1], equal_nan=True)
     for method in predictions.BASELINES:
-        old, new = (p.us_BH["acked"][method][: row + 1] for p in (before, after))
-        np.testing.assert_array_equal(old, new, err_msg=method)
-        old, new = (p.us_BH["previous"][method][: row + 1] for p in (before, after))
-        assert not np.array_equal(old, new), f"{method} does not read the latencies that `previous` shows"
+        old, new = (p.us_BH[method] for p in (before, after))
+        np.testing.assert_array_equal(old[: row + 1], new[: row + 1], err_msg=method)
+        assert not np.array_equal(old, new), f"{method} does not read the latencies that become visible"
 
 
 def test_last_visible_under_acked_is_the_last_acknowledged(tmp_path: Path) -> None:
     packets = sent(seed=6, seconds=7)
-    got = predicted(tmp_path / "windows", packets).us_BH["acked"]
+    got = predicted(tmp_path / "windows", packets).us_BH
     first = packets.filter(pl.col("sent_ns") >= int(packets["sent_ns"][0]) + 5 * 10**9)["packet"][0]
     start = -(-first // 8)  # the first window of the test slice
     y, acked, flow = (packets[c].to_numpy() for c in ("latency_us", "acked_ns", "flow_id"))

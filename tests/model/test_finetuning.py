@@ -29,6 +29,7 @@ from models.training.finetuning import ENCODE_BATCH, FinetuneParams, encode_exam
 from models.training.loss import example_weights, weighted_squared_error
 from models.training.pretraining import ADAM_BETAS, ADAM_EPSILON
 from models.training.protocol import Protocol
+from models.training.sharp import PAPERS
 from models.training.windows import WindowSet, load_windows
 
 PARAMS = {
@@ -198,7 +199,13 @@ def test_a_model_of_other_features_is_refused_before_anything_starts(
     artifact.save(tmp_path / "other", model, Description(16, "0" * 64, "acked"))
     with pytest.raises(ValueError, match="made for features 000"):
         finetuning.finetune(
-            folder / "windows", folder / "split.json", tmp_path / "other", params(), tmp_path, say=print
+            folder / "windows",
+            folder / "split.json",
+            tmp_path / "other",
+            params(),
+            PAPERS,
+            tmp_path,
+            say=print,
         )
     assert [p.name for p in tmp_path.iterdir()] == ["other"]
 
@@ -212,7 +219,13 @@ def test_two_ray_workers_give_the_heads_of_one(
 ) -> None:
     said: list[dict[str, object]] = []
     rounds_dir = finetuning.finetune(
-        folder / "windows", folder / "split.json", pretrained, params(workers=2), tmp_path, said.append
+        folder / "windows",
+        folder / "split.json",
+        pretrained,
+        params(workers=2),
+        PAPERS,
+        tmp_path,
+        said.append,
     )
     assert stat.S_IMODE((tmp_path / "ray").stat().st_mode) == 0o700  # whoever made it first
     assert [(r["trace"], r["round"]) for r in said] == [(t, k) for t in ("t0", "t1") for k in range(3)]

@@ -16,7 +16,7 @@ from infra.cli import app
 from infra.forecasts import summarised
 from infra.results import forecasters as published
 from laboratory.report.tables import NONE
-from models.scoring.intervals import estimate
+from models.scoring.intervals import estimate, over_all
 
 TINY = {"epochs": 1, "width": 8, "head_epochs": 1}
 
@@ -86,11 +86,14 @@ def test_differences_are_paired_by_seed(world: Path) -> None:
     assert by_hand is not None
     assert found["less_reference"]["mean"] == pytest.approx(by_hand.mean, abs=1e-4)
     assert found["less_reference"]["seeds_95"] == pytest.approx([by_hand.low, by_hand.high], abs=1e-4)
-    low, high = found["less_reference"]["seconds_95"]
-    drawn = [
-        np.array(last["tuned"]["draws"]["mae_ms"]) - np.array(one["tuned"]["draws"]["mae_ms"]) for one in runs
-    ]
-    assert np.min(drawn) <= low < by_hand.mean < high <= np.max(drawn)
+    draws, by_trace = (
+        [np.array(last["tuned"][of]["mae_ms"]) - np.array(one["tuned"][of]["mae_ms"]) for one in runs]
+        for of in ("draws", "by_trace")
+    )
+    seeds = [last["tuned"]["error"]["mae_ms"] - one["tuned"]["error"]["mae_ms"] for one in runs]
+    ends = over_all(seeds, np.array(draws), last["tuned"]["blocks"], np.array(by_trace))
+    assert found["less_reference"]["seconds_95"] == pytest.approx(ends, abs=1e-4)
+    assert len(by_trace[0]) == 2  # traces
     assert "less_reference" not in summary(world)["variants"]["mlp"]["tuned"]["mae_ms"]
 
 
@@ -144,3 +147,40 @@ def test_one_seed_beside_several_has_no_interval_over_seeds(world: Path) -> None
     for alike, ends in ((set(), False), ({"other"}, True)):
         found = summarised({"mlp": runs, "other": runs[:1]}, about, alike)["variants"]["other"]["tuned"]
         assert (found["mae_ms"]["less_reference"]["seeds_95"] is not None) == ends
+
+
+def test_under_previous_variants_are_trained_for_it_and_lateness_stays_the_same(world: Path) -> None:
+    forecasts(world)
+    acked = summary(world)
+    forecasts(world, "--visibility", "previous")
+    previous = summary(world)
+    assert (previous["visibility"], acked["visibility"]) == ("previous", "acked")
+    assert [previous[key] for key in ("n", "n_late")] == [acked[key] for key in ("n", "n_late")]
+    for name in ("mlp", "last-flow"):
+        known, seen = (each["variants"][name]["tuned"]["mae_ms"]["mean"] for each in (previous, acked))
+        assert known != seen
+    forecasts(world)
+    assert "kept" not in forecasts(world, "--visibility", "previous", "--only", "last-flow")
+
+
+def test_thresholds_and_seconds_of_a_round_come_from_the_parameter_file(world: Path, project: Path) -> None:
+    def with_(change: str, value: float) -> dict[str, Any]:
+        sections = yaml.safe_load((project / "params.yaml").read_text())
+        section, key = change.split(".")
+        sections[section][key] = value
+        (world / "params.yaml").write_text(yaml.safe_dump(sections))
+        forecasts(world, "--params", str(world / "params.yaml"), "--only", "mlp")
+        return summary(world)
+
+    usual, rare = with_("change.least_ms", 20.0), with_("change.least_ms", 200.0)
+    assert usual["n_late"] > 0 == rare["n_late"]
+    f1 = usual["variants"]["mlp"]["tuned"]
+    assert {name for name in f1 if name.startswith("f1_")} == {
+        *("f1_prediction_change", "f1_truth_change"),
+        *("f1_prediction_change_by_flow", "f1_truth_change_by_flow"),
+    }
+    assert rare["variants"]["mlp"]["tuned"]["average_precision"] is None
+    never = with_("evaluate.round_s", 1e6)["variants"]["mlp"]
+    assert never["tuned"]["mae_ms"]["mean"] == never["pretrained"]["mae_ms"]["mean"]
+    at_once = with_("evaluate.round_s", 0)["variants"]["mlp"]
+    assert at_once["tuned"]["mae_ms"]["mean"] != at_once["pretrained"]["mae_ms"]["mean"]

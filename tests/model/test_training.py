@@ -34,7 +34,7 @@ from models.training.loss import example_weights, weighted_squared_error
 from models.training.pretraining import Pretrainer, PretrainParams, fit_scaling, noam_rate
 from models.training.protocol import Protocol, Slice
 from models.training.ray_job import PROGRESS
-from models.training.sharp import sharp_changes
+from models.training.sharp import PAPERS, sharp_changes
 from models.training.windows import WindowSet, fingerprint, load_windows
 
 PARAMS = {
@@ -403,7 +403,7 @@ def test_two_ray_workers_share_one_epochs_windows(
 ) -> None:
     params = PretrainParams(**{**PARAMS, "workers": 2})  # type: ignore[arg-type]
     said: list[dict[str, object]] = []
-    data = Data(folder / "packets", folder / "windows", folder / "split.json", tmp_path)
+    data = Data(folder / "packets", folder / "windows", folder / "split.json", tmp_path, PAPERS)
     pretrained = pretraining.pretrain(data, params, NETWORK, said.append)
     train, _ = pretraining_split(windows)
     assert [r["epoch"] for r in said] == [1, 2, 3]

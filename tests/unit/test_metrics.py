@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,8 +19,8 @@ from sklearn.metrics import (
     precision_recall_fscore_support,
 )
 
-from models.scoring import metrics
-from models.training.sharp import change_direction
+from models.scoring import choice, metrics
+from models.training.sharp import PAPERS, change_direction, change_of, sharp_changes
 
 latencies = st.sampled_from([1_000.0, 9_000.0, 20_000.0, 30_000.0, 40_000.0, 48_000.0, 120_000.0, 145_000.0])
 coarse = st.sampled_from([-1.0, 0.0, 0.25, 0.5, 1.0, 2.0])
@@ -249,3 +252,99 @@ def test_bad_input_is_named() -> None:
         metrics.score_predictions(y[:1], y, y)
     with pytest.raises(ValueError, match="1 of 16 predictions are not finite"):
         metrics.score_predictions(np.where(np.arange(16).reshape(2, 8) == 3, np.inf, y), y, y)
+
+
+@given(st.lists(st.tuples(latencies, latencies, st.integers(0, 2)), min_size=2, max_size=40))
+def test_changes_within_a_flow_are_the_literal_ones(packets: list[tuple[float, float, int]]) -> None:
+    y, p, flow = (np.array([packet[i] for packet in packets]) for i in range(3))
+    got = metrics.score_sharp(p, y, flow_N=flow)
+    for variant, before in (("prediction_change", p), ("truth_change", y)):
+        true, said = [], []
+        for one in range(3):
+            mine = np.flatnonzero(flow == one)
+            for earlier, later in itertools.pairwise(mine):
+                true += change_direction(y[[later]], y[[earlier]]).tolist()
+                said += change_direction(p[[later]], before[[earlier]]).tolist()
+        assert got[variant] == metrics.score_changes(np.int8(true), np.int8(said))
+
+
+def test_the_thresholds_are_parameters_and_one_definition_serves_loss_and_scores(tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    path.write_text("pretrain: {}\n")
+    assert change_of(path) is PAPERS  # a file of before there was the section
+    path.write_text("change: {least_ms: 5, least_share: 0.5}\n")
+    change = change_of(path)
+    y = np.float32([10_000, 14_000, 19_001, 30_000]).reshape(2, 2)
+    assert sharp_changes(y, change).tolist() == [[False, False], [False, True]]  # 11 ms and 58 %
+    assert sharp_changes(y).sum() == 0
+    assert change_direction(y.ravel()[1:], y.ravel()[:-1], change).tolist() == [0, 0, 1]
+    last = np.array([10_000.0, 10_000.0, 4_000.0])
+    came = np.array([15_000.0, 14_999.0, 9_001.0])
+    assert (metrics.late_margin(came, last, change) >= 1).tolist() == [True, False, True]
+    np.testing.assert_array_equal(metrics.late_from(last, change), [15_000, 15_000, 9_000])
+    path.write_text("change: {least_ms: 0, least_share: 0.5}\n")
+    with pytest.raises(ValueError, match=r"change\.least_ms is 0; it must be a number above 0"):
+        change_of(path)
+
+
+def two_queues(seed: int, share: float = 0.05, seconds: int = 60) -> dict[str, Any]:
+    """Waits of packets in either queue, in episodes; batches moved at random; a choice that is half right."""
+    rng = np.random.default_rng(seed)
+    batches = seconds * 25
+    longer = np.repeat(rng.random(batches // 25) < 0.4, 25)  # seconds: the L4S queue is the longer one
+    l4s = rng.exponential(np.where(longer, 12e3, 3e3)[:, None], (batches, 8))
+    classic = rng.exponential(np.where(longer, 4e3, 9e3)[:, None], (batches, 8))
+    moved = np.repeat(rng.random(batches) < share, 8)
+    chosen = np.repeat(longer ^ (rng.random(batches) < 0.3), 8)
+    came = np.where(moved, classic.ravel(), l4s.ravel())
+    came[rng.random(came.size) < 0.02] = np.nan
+    time_ns = np.repeat(np.arange(batches, dtype=np.int64) * 40_000_000, 8)
+    return {"classic": classic.ravel(), "l4s": l4s.ravel(), "moved": moved, "chosen": chosen} | {
+        "came": came,
+        "time_ns": time_ns,
+    }
+
+
+def test_what_explored_packets_tell_is_what_both_waits_say() -> None:
+    """Over forty senders the interval holds the known gain as often as it should, without bias."""
+    inside, off, unweighted = 0, [], []
+    for seed in range(40):
+        w = two_queues(seed)
+        known, _ = choice.score_choice(w["chosen"], w["classic"], w["l4s"], w["time_ns"], 1)
+        gain = known["never_ms"] - known["regret_ms"]
+        found = choice.score_explored(w["chosen"], w["moved"], w["came"], 0.05, w["time_ns"], 1)
+        low, high = found["gain_ms_95"]
+        inside += low <= gain <= high
+        off.append(found["gain_ms"] - gain)
+        assert found["n_told"] < 0.05 * found["n"]
+        ms, told = w["came"] / 1e3, w["moved"] == w["chosen"]
+        unweighted.append(np.nanmean(ms[~w["moved"]]) - np.nanmean(ms[told]) - gain)
+    assert inside >= 34
+    assert abs(np.mean(off)) < 3 * np.std(off) / len(off) ** 0.5
+    # Without weights the choice's moves count a twentieth of what they are.
+    assert abs(np.mean(unweighted)) > 5 * np.std(unweighted) / len(off) ** 0.5
+
+
+def test_a_choice_that_never_moves_gains_nothing_and_without_exploration_nothing_is_said() -> None:
+    w = two_queues(1)
+    never = np.zeros_like(w["moved"])
+    assert choice.score_explored(never, w["moved"], w["came"], 0.05, w["time_ns"], 1)["gain_ms"] == 0
+    unknown = choice.score_explored(w["chosen"], never, w["came"], 0.05, w["time_ns"], 1)
+    assert (unknown["gain_ms"], unknown["gain_ms_95"], unknown["n_told"]) == (None, None, 0)
+    nothing = choice.score_explored(never[:0], never[:0], w["came"][:0], 0.05, w["time_ns"][:0], 1)
+    assert nothing["gain_ms"] is None
+    with pytest.raises(ValueError, match="share of explored packets is 1; it must be above 0, below 1"):
+        choice.score_explored(never, w["moved"], w["came"], 1.0, w["time_ns"], 1)
+
+
+def test_what_was_moved_is_read_from_where_the_packets_of_a_flow_mostly_went() -> None:
+    queues = pl.Enum(["classic", "l4s"])
+    table = pl.DataFrame(
+        {
+            "flow_id": [1, 2, 1, 1, 2, 1],
+            "queue": pl.Series(["l4s", "classic", "classic", "l4s", "classic", "l4s"], dtype=queues),
+        }
+    )
+    movable, moved = choice.movable_and_moved(table)
+    assert movable.tolist() == [True, False, True, True, False, True]
+    assert moved.tolist() == [False, False, True, False, False, False]

@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 from models.training.protocol import (
     PAPER,
     PROTOCOLS,
+    ROUND_S,
     SHORT,
     SMALL,
     Protocol,
     Round,
     Slice,
+    answered,
     divide,
     protocol_named,
 )
@@ -121,3 +123,36 @@ def test_a_silent_sender_is_named_before_anything_is_trained(elapsed_s: list[flo
 def test_no_window_at_all() -> None:
     with pytest.raises(ValueError, match="trace t: fewer than 8 packets"):
         divide(np.empty(0, np.int64), SHORT, "t")
+
+
+def heads(decisions: np.ndarray, protocol: Protocol, round_s: float) -> list[int]:
+    """Who answers each tested decision."""
+    slices = divide(decisions, protocol, "t")
+    found = answered(slices.rounds, decisions, protocol.answers_after_s(round_s))
+    for each, pieces in zip(slices.rounds, found, strict=True):  # whole, in order, nothing twice
+        assert [i for p in pieces for i in range(p.part.lo, p.part.hi)] == list(
+            range(each.test.lo, each.test.hi)
+        )
+    return [p.head for pieces in found for p in pieces for _ in range(len(p.part))]
+
+
+def test_a_head_answers_once_its_round_has_ended() -> None:
+    decisions = every(0.1, 60)
+    assert heads(decisions, SMALL, 0) == [0] * 100 + [1] * 100 + [2] * 101
+    # 6 s to learn from, of a minute that takes 20 s: 2 s, and the head before answers meanwhile
+    assert heads(decisions, SMALL, 20) == [-1] * 20 + [0] * 100 + [1] * 100 + [2] * 81
+    # 12 s are more than a test slice: the head of one round answers in the next but one's slice
+    assert heads(decisions, SMALL, 120) == [-1] * 120 + [0] * 100 + [1] * 81
+    assert heads(decisions, SMALL, 10_000) == [-1] * 301
+
+
+def test_of_a_sender_that_falls_silent_the_newest_ready_head_answers() -> None:
+    decisions = np.concatenate([every(0.1, 41), every(0.1, 30, start_ns=1_700_000_065 * S)])
+    said = heads(decisions, SMALL, 10_000 / 60)
+    assert said[0] == -1
+    assert said == sorted(said)
+
+
+def test_a_measured_round_is_a_tenth_of_the_papers_test_slice_and_a_third_of_the_small_ones() -> None:
+    assert PAPER.answers_after_s(ROUND_S) == ROUND_S < PAPER.test_s / 10
+    assert SMALL.answers_after_s(ROUND_S) / SMALL.test_s == pytest.approx(0.289)
