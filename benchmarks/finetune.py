@@ -178,9 +178,9 @@ def _minute() -> tuple[Examples, Predictor]:
     """One minute of made-up windows, and a full-size model for them."""
     from models.networks.scaling import ScaledFeature, fit_target
     from models.networks.transformer import Architecture, Predictor
+    from models.sharp import sharp_changes
     from models.training.examples import Examples
     from models.training.protocol import Slice
-    from models.training.sharp import sharp_changes
 
     rng = np.random.default_rng(1)
     x_NWF = rng.lognormal(0, 1, (DISTINCT, TOKENS, FEATURES)).astype(np.float32)

@@ -551,7 +551,7 @@ def forecasts(
         raise ValueError(f"--truth {wrong[0]}: it must be TRACE=FILE")
     from infra.forecasts import run_forecasts
     from models.section import read
-    from models.training.sharp import change_of
+    from models.sharp import change_of
     from pipelines.evaluate import EvaluateParams
 
     run_forecasts(

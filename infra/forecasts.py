@@ -28,8 +28,8 @@ from models.json_file import read_object
 from models.say import say
 from models.scoring.intervals import Estimate, estimate, over_all
 from models.section import near, read_all
+from models.sharp import PAPERS, Change
 from models.training.protocol import ROUND_S, divide, protocol_named
-from models.training.sharp import PAPERS, Change
 
 SUMMARY: Final = "scores.json"
 SCORES: Final = {

@@ -20,8 +20,8 @@ from models.scoring.evaluation import evaluate as score
 from models.scoring.predictions import ModelRounds, TracePredictions, fit_trees, load_traces, predict_trace
 from models.scoring.verdict import verdict
 from models.section import Section, read, read_all
+from models.sharp import Change, change_of
 from models.training.protocol import ROUND_S
-from models.training.sharp import Change, change_of
 from pipelines.stage import Given, run_stage
 
 BY_ROUND: Final = ("average_precision", "mae_ms")  # logged by round

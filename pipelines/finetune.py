@@ -14,9 +14,9 @@ def main(params: Given, windows: Given, split: Given, pretrained: Given, output:
     from feature_store.state import state_dir
     from models.registry.runs import stage_run
     from models.section import read, read_all
+    from models.sharp import change_of
     from models.training import finetuning
     from models.training.ray_job import discard
-    from models.training.sharp import change_of
     from models.training.windows import load_windows
 
     section = read(params, finetuning.FinetuneParams)

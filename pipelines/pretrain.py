@@ -20,8 +20,8 @@ def main(params: Given, packets: Given, windows: Given, split: Given, output: Gi
     from models.networks.loop_network import Data, chosen
     from models.registry.runs import stage_run
     from models.section import read, read_all
+    from models.sharp import change_of
     from models.training.ray_job import discard
-    from models.training.sharp import change_of
     from models.training.windows import load_windows
 
     network, change = chosen(params), change_of(params)

@@ -30,7 +30,7 @@ from models.registry.registry import Registry
 from models.registry.saving import INPUTS_FILE
 from models.registry.store import numbers, texts
 from models.section import read, read_all
-from models.training.sharp import change_of
+from models.sharp import change_of
 from models.training.windows import WindowSet, load_windows
 from pipelines.stage import Given, StageError, run_stage
 

@@ -154,7 +154,7 @@ def _about(table: pl.DataFrame) -> dict[str, Any]:
 
 def _stretch(pred_N: Floats, came_N: Floats) -> dict[str, list[float]]:
     """The first 150 packets in a row with the most sharp changes: what came, and what was predicted."""
-    from models.training.sharp import change_direction
+    from models.sharp import change_direction
 
     known = np.isfinite(came_N)
     came, pred = came_N[known], pred_N[known]

@@ -41,9 +41,9 @@ def finetune_round(run: Path, span_ns: tuple[int, int], parent: Path, output: Pa
     from laboratory.learning.packet_table import packets_of
     from models.networks import artifact
     from models.section import read
+    from models.sharp import change_of
     from models.training.examples import examples_from_arrays
     from models.training.finetuning import FinetuneParams, finetune_head
-    from models.training.sharp import change_of
 
     torch.set_num_threads(1)
     params = read(PARAMS, FinetuneParams)

@@ -32,9 +32,9 @@ from models.networks.event_transformer import EventArchitecture, EventPredictor
 from models.networks.files import load_weights
 from models.networks.prediction import latencies
 from models.networks.scaling import ScaledFeature, fit_features, fit_target
+from models.sharp import sharp_changes
 from models.training.loss import example_weights
 from models.training.query_training import Batch, QueryTraining, head_tuned, held_out_error, train
-from models.training.sharp import sharp_changes
 
 
 class EventStreamParams(EventStreamFit, QueryTraining):

@@ -31,9 +31,9 @@ from feature_store.packets.schema import HORIZON
 from models.forecasters.spread import Spread
 from models.json_file import read_object
 from models.section import Section, near, read_all
+from models.sharp import PAPERS, Change
 from models.training.examples import VALIDATION_SHARE
 from models.training.protocol import Slice, Slices
-from models.training.sharp import PAPERS, Change
 
 FORMAT: Final = "swiftqueue-forecaster/1"
 DESCRIPTION_FILE: Final = "forecaster.json"

@@ -25,9 +25,9 @@ from models.networks.prediction import Encoded, latencies
 from models.networks.query_predictor import QueryMlp
 from models.networks.scaling import ScaledFeature, Target, fit_features, fit_target
 from models.section import Count
+from models.sharp import sharp_changes
 from models.training.loss import example_weights
 from models.training.query_training import Batch, QueryTraining, head_tuned, held_out_error, train
-from models.training.sharp import sharp_changes
 
 PHASES: Final = HORIZON  # decisions begin at each packet: every SEND is seen at each place of a batch
 

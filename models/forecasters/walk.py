@@ -24,8 +24,8 @@ from models.forecasters.spread import Spread
 from models.scoring.choice import movable_and_moved, score_choice, score_explored
 from models.scoring.evaluation import TRACE_OFFSET_NS
 from models.scoring.metrics import DRAWN, late_from, score_predictions, score_sharp, score_with_replicates
+from models.sharp import Change
 from models.training.protocol import Round, Slice, Slices, answered
-from models.training.sharp import Change
 
 FORMS: Final = ("tuned", "pretrained")
 Floats = NDArray[np.float64]

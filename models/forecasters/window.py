@@ -29,6 +29,7 @@ from models.networks.scaling import ScaledFeature, Target, fit_features, fit_tar
 from models.networks.transformer import Architecture, Predictor
 from models.networks.window_network import WindowNetwork
 from models.section import Above0, Count, near
+from models.sharp import sharp_changes
 from models.training.examples import Examples, examples_from_arrays
 from models.training.finetuning import Finetuned, FinetuneParams, finetune_head
 from models.training.pretraining import (
@@ -38,7 +39,6 @@ from models.training.pretraining import (
     epoch_line,
 )
 from models.training.protocol import Slice
-from models.training.sharp import sharp_changes
 
 NETWORKS: Final = {"transformer": Predictor, "bilstm": BiLstm}
 FIT_WINDOWS: Final = 4096  # evenly spaced windows that the scaling is fitted on

@@ -19,7 +19,7 @@ from pydantic import AfterValidator, Field
 
 from feature_store.events.definition import Definition
 from models.section import Section, read, read_all
-from models.training.sharp import Change
+from models.sharp import Change
 
 if TYPE_CHECKING:
     from models.networks.scaling import ScaledFeature, Target

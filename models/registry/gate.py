@@ -34,7 +34,7 @@ from models.scoring.metrics import (
     late_margin,
     precision_recall,
 )
-from models.training.sharp import PAPERS, Change
+from models.sharp import PAPERS, Change
 
 AP_MARGIN: Final = 0.02  # absolute, of average precision
 LOG_MARGIN: Final = 0.02  # relative, of the log-error

@@ -26,8 +26,8 @@ from models.scoring.metrics import (
     successive,
 )
 from models.scoring.predictions import FINETUNED, METHODS, PRETRAINED, SEND_GAP, TREES, TracePredictions
+from models.sharp import change_direction
 from models.training.protocol import together
-from models.training.sharp import change_direction
 
 HEADLINE_METHODS: Final = (FINETUNED, PRETRAINED, TREES, "last_flow")
 HEADLINE_LATE: Final = ("average_precision", "recall_at_false_alarms")

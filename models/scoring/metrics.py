@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.scoring.intervals import over_time
-from models.training.sharp import PAPERS, Change, change_direction
+from models.sharp import PAPERS, Change, change_direction
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

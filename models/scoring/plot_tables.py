@@ -14,7 +14,7 @@ import polars as pl
 
 from models.scoring.metrics import Floats, Ints, late_margin, precision_recall
 from models.scoring.predictions import FINETUNED, METHODS, TREES, TracePredictions
-from models.training.sharp import change_direction
+from models.sharp import change_direction
 
 RECALL_POINTS: Final = np.linspace(0.01, 1, 100)
 AROUND: Final = 40  # packets shown before and after a sharp change

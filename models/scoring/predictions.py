@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from models.scoring import baselines
 from models.scoring.baselines import BoostedTrees, Candidates
 from models.scoring.metrics import Floats, Ints
+from models.sharp import PAPERS, Change
 from models.training.protocol import Answered, Protocol, Slice, answered
-from models.training.sharp import PAPERS, Change
 from models.training.windows import TraceWindows, WindowSet, load_windows
 
 BATCH: Final = 1024  # windows per forward pass

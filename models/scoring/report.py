@@ -12,7 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from models.scoring.evaluation import SHARP, VARIANTS
 from models.scoring.predictions import METHODS, SEND_GAP
 from models.scoring.verdict import ERROR, LATE, Measure, verdict, verdict_by_trace
-from models.training.sharp import Change
+from models.sharp import Change
 
 TEMPLATE: Final = "report.html.j2"
 BEFORE: Final = {"sharp": "sender", "sharp_by_flow": "flow"}  # whose packet is the one before

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from models.sharp import PAPERS, Change, sharp_changes
 from models.training.protocol import Slice
-from models.training.sharp import PAPERS, Change, sharp_changes
 from models.training.windows import Floats, Ints, TraceWindows, WindowSet
 
 VALIDATION_SHARE = 0.1  # the last tenth, in time, of the pre-training slice chooses the checkpoint

@@ -40,11 +40,11 @@ from models.networks.scaling import (
 from models.networks.transformer import Architecture, Readout
 from models.networks.window_network import WindowNetwork
 from models.section import Above0, Count, Section, near
+from models.sharp import Change
 from models.training import checkpoint
 from models.training.examples import Chosen, Examples, epoch_batches, owned, pretraining_split
 from models.training.loss import example_weights, weighted_squared_error
 from models.training.ray_job import report_progress, run_job
-from models.training.sharp import Change
 from models.training.windows import WindowSet, fingerprint, load_windows
 
 ADAM_BETAS: Final = (0.9, 0.98)  # Vaswani et al. 2017, section 5.3, as the paper

@@ -23,10 +23,10 @@ from models.networks.prediction import Encoded, latencies, quantiles
 from models.networks.query_predictor import QueryPredictor
 from models.networks.scaling import MIN_LATENCY_US
 from models.section import Above0, Count
+from models.sharp import PAPERS, Change, sharp_changes
 from models.training.finetuning import FinetuneParams, M, with_trained_head
 from models.training.loss import weighted_error
 from models.training.pretraining import ADAM_BETAS
-from models.training.sharp import PAPERS, Change, sharp_changes
 from models.training.windows import Floats
 
 LEAST_RATE: Final = 0.02  # of the learning rate: where the cosine ends

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.json_file import read_object
+from models.sharp import PAPERS, Change
 from models.training.protocol import Round, Slice, Slices, together
-from models.training.sharp import PAPERS, Change
 
 META_FILE: Final = "meta.json"
 END_OF_TIME_NS: Final = int(np.iinfo(np.int64).max)

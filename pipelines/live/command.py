@@ -13,8 +13,8 @@ from feature_store.telemetry.recent import Latest, latest_minutes, next_sender, 
 from models.registry.register_params import RegisterParams
 from models.say import say
 from models.section import read
+from models.sharp import PAPERS, Change, change_of
 from models.training.finetuning import FinetuneParams
-from models.training.sharp import PAPERS, Change, change_of
 from models.training.warm_worker import WarmWorkerError
 from pipelines.live import DRIFT
 from pipelines.live.metrics import Metrics

@@ -33,8 +33,8 @@ from models.networks.window_network import WindowNetwork
 from models.registry import gate
 from models.registry.bars import Verdict
 from models.scoring.baselines import Candidates, last_visible
+from models.sharp import PAPERS, Change, sharp_changes
 from models.training.finetuning import Finetuned, FinetuneParams, train_head
-from models.training.sharp import PAPERS, Change, sharp_changes
 from pipelines.live.encoding import EncodedWindows, Encoder, Encoding, encoder_for, joined
 from pipelines.live.reservoir import EMPTY, Past, Reservoir, stretches
 from pipelines.live.slices import JudgingSlice, due, encoder_of, usable

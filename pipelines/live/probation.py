@@ -17,7 +17,7 @@ from feature_store.telemetry.recent import Latest
 from models.networks.artifact import read_files
 from models.registry.registry import Registry
 from models.say import say
-from models.training.sharp import PAPERS, Change
+from models.sharp import PAPERS, Change
 from models.training.warm_worker import WarmWorkerError
 from pipelines.live.rounds_log import RoundRecord, newest_first
 from pipelines.live.watch import Compared, Pair

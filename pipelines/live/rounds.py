@@ -35,8 +35,8 @@ from models.registry.registry import Decision, Registry
 from models.registry.saving import INPUTS_FILE
 from models.registry.store import RegistryError
 from models.say import say
+from models.sharp import PAPERS, Change
 from models.training.finetuning import FinetuneParams
-from models.training.sharp import PAPERS, Change
 from models.training.warm_worker import WarmWorkerError
 from pipelines.live import challenger
 from pipelines.live.minute import DeclinedError, Minute, Tuned

@@ -18,7 +18,7 @@ import polars as pl
 from feature_store.events import windows as fw
 from models.networks.prediction import latencies
 from models.registry import gate
-from models.training.sharp import PAPERS, Change
+from models.sharp import PAPERS, Change
 from pipelines.live.encoding import Encoding
 from pipelines.live.minute import Minute, Tuned, Version, as_seen, flows_aligned, tune
 

@@ -23,7 +23,7 @@ _OF_STAGES: Final = {
     "windows": "pipelines.windows:WindowsParams",
     "split": "pipelines.split:SplitParams",
     "validate": "pipelines.validate:ValidateParams",
-    "change": "models.training.sharp:Change",
+    "change": "models.sharp:Change",
     "architecture": "models.networks.loop_network:ArchitectureParams",
     "finetune": "models.training.finetuning:FinetuneParams",
     "live": "pipelines.live.reservoir:LiveParams",

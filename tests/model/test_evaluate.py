@@ -19,8 +19,8 @@ import toy_world
 
 from models.scoring import evaluation, plot_tables, verdict
 from models.scoring.predictions import BASELINES, FINETUNED, METHODS, TracePredictions
+from models.sharp import Change
 from models.training.protocol import SMALL, Protocol
-from models.training.sharp import Change
 from pipelines import evaluate as stage
 from pipelines.stage import run_stage
 

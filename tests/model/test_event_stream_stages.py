@@ -25,6 +25,7 @@ from models.networks.event_window import EventWindowPredictor
 from models.networks.loop_network import chosen
 from models.networks.prediction import predict
 from models.registry import gate
+from models.sharp import PAPERS
 from models.training.examples import finetuning_examples
 from models.training.finetuning import FinetuneParams, finetune_head
 from models.training.protocol import divide
@@ -111,7 +112,7 @@ def test_evaluation_has_it_beside_the_baselines(toy: Path) -> None:
     """Trees get the new inputs as well; no figure is NaN."""
     params = evaluate_stage.EvaluateParams(seed=1, xgboost_rounds=5, false_alarm_rate=0.01)
     paths = {name: toy / name for name in ("windows", "pretrained", "finetuned")}
-    metrics, predictions = evaluate_stage.evaluate(params, split=toy / "split.json", **paths)
+    metrics, predictions = evaluate_stage.evaluate(params, PAPERS, split=toy / "split.json", **paths)
     text = json.dumps(metrics, allow_nan=False)
     assert '"finetuned"' in text
     assert {"finetuned", "xgboost", "last_flow"} <= set(predictions[0].us_BH["acked"])
@@ -181,7 +182,7 @@ def test_odd_traces_give_a_defined_result(
     walked(tmp_path / "finetuned", windows, artifact.load(tmp_path / "pretrained"))
     params = evaluate_stage.EvaluateParams(seed=1, xgboost_rounds=2, false_alarm_rate=0.01)
     paths = {name: tmp_path / name for name in ("windows", "pretrained", "finetuned")}
-    metrics, _ = evaluate_stage.evaluate(params, split=tmp_path / "split.json", **paths)
+    metrics, _ = evaluate_stage.evaluate(params, PAPERS, split=tmp_path / "split.json", **paths)
     json.dumps(metrics, allow_nan=False)
     figures = metrics["all"]["finetuned"]["acked"]
     assert figures["error"]["mae_ms"] is not None

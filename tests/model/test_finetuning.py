@@ -23,13 +23,13 @@ from models.networks import artifact
 from models.networks.artifact import Description
 from models.networks.scaling import fit_features, fit_target
 from models.networks.transformer import Predictor
+from models.sharp import PAPERS
 from models.training import finetuning
 from models.training.examples import Examples, epoch_batches, examples_from_arrays, finetuning_examples
 from models.training.finetuning import ENCODE_BATCH, FinetuneParams, encode_examples, finetune_head
 from models.training.loss import example_weights, weighted_squared_error
 from models.training.pretraining import ADAM_BETAS, ADAM_EPSILON
 from models.training.protocol import Protocol
-from models.training.sharp import PAPERS
 from models.training.windows import WindowSet, load_windows
 
 PARAMS = {

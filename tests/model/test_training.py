@@ -28,13 +28,13 @@ from models.networks import artifact
 from models.networks.loop_network import Data
 from models.networks.scaling import MIN_LATENCY_US
 from models.networks.transformer import Architecture, Predictor
+from models.sharp import PAPERS, sharp_changes
 from models.training import checkpoint, pretraining
 from models.training.examples import epoch_batches, examples_from_arrays, owned, pretraining_split
 from models.training.loss import example_weights, weighted_squared_error
 from models.training.pretraining import Pretrainer, PretrainParams, fit_scaling, noam_rate
 from models.training.protocol import Protocol, Slice
 from models.training.ray_job import PROGRESS
-from models.training.sharp import PAPERS, sharp_changes
 from models.training.windows import WindowSet, fingerprint, load_windows
 
 PARAMS = {

@@ -32,6 +32,7 @@ ABOVE_ROOMS = {
     "lock",
     "program",
     "say",
+    "sharp",
 }
 HEAVY = {"torch", "ray", "mlflow", "polars", "pandas", "numpy", "scapy", "great_expectations", "xgboost"}
 
@@ -87,7 +88,7 @@ def test_each_stage_depends_on_all_it_imports_and_on_nothing_else(project: Path)
         assert all((project / dep).exists() for dep in fixed), name
     assert "models/scoring/report.html.j2" in deps["evaluate"]["deps"]
     assert {"feature_store/packets/match.cc", "feature_store/native.py"} <= set(deps["extract"]["deps"])
-    assert "models/training/sharp.py" in deps["pretrain"]["deps"]
+    assert "models/sharp.py" in deps["pretrain"]["deps"]
 
 
 def module_imports(project: Path) -> dict[str, set[str]]:
