@@ -115,7 +115,7 @@ def test_evaluation_has_it_beside_the_baselines(toy: Path) -> None:
     metrics, predictions = evaluate_stage.evaluate(params, PAPERS, split=toy / "split.json", **paths)
     text = json.dumps(metrics, allow_nan=False)
     assert '"finetuned"' in text
-    assert {"finetuned", "xgboost", "last_flow"} <= set(predictions[0].us_BH["acked"])
+    assert {"finetuned", "xgboost", "last_flow"} <= set(predictions[0].us_BH)
     ours, last = (metrics["all"][name]["acked"]["error"]["mae_ms"] for name in ("finetuned", "last_flow"))
     assert ours < 1.2 * last
 
