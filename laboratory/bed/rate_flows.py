@@ -25,7 +25,7 @@ from feature_store.rate.tables import FLOW_SCHEMA, SAMPLE_SCHEMA, write_path
 from laboratory.bed import tcp_traffic
 from laboratory.bed.checks import capability
 from laboratory.bed.hosts import ADDRESS_B, Bed
-from laboratory.bed.programs import SAMPLER, SAMPLER_OBJECT, why_not_built
+from laboratory.bed.programs import SAMPLER, SAMPLER_OBJECT
 from laboratory.bed.selfcheck import NO_AQM
 from laboratory.bed.tcp import PORT, running, summary
 
@@ -66,11 +66,7 @@ class KernelPath:
 
 def why_not() -> str | None:
     """One line if this machine cannot."""
-    return (
-        why_not_built(SAMPLER, SAMPLER_OBJECT)
-        or capability("router").why_not
-        or capability("struct_ops").why_not
-    )
+    return capability("router").why_not or capability("struct_ops").why_not
 
 
 def collect(path: KernelPath, output: Path, kind: str = "train") -> dict[str, Any]:
@@ -145,12 +141,12 @@ def tables(records: NDArray[Any]) -> tuple[pl.DataFrame, pl.DataFrame]:
     receivers: dict[int, int] = {}
     order = np.lexsort((records["number"], records["flow"]))
     _, begins = np.unique(records["flow"][order], return_index=True)
-    each = sorted(np.split(records[order], begins[1:]), key=lambda own: int(own["since_ns"][0]))
-    first_ns = int(each[0]["since_ns"][0]) if len(records) else 0
-    for own in each if len(records) else []:
+    each = np.split(records[order], begins[1:]) if len(records) else []
+    each.sort(key=lambda own: int(own["since_ns"][0]))
+    for own in each:
         if not np.array_equal(own["number"], np.arange(len(own))):
             continue
-        number, started_ns = len(flows), int(own["since_ns"][0]) - first_ns
+        number, started_ns = len(flows), int(own["since_ns"][0] - each[0]["since_ns"][0])
         x_NF = own["fields"]
         row: dict[str, int | None] = {
             "flow": number,

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// swiftqueue-rate: registers the congestion control `sq_rate` (bpf/rate.bpf.c) for as long as it
-// runs, and writes what that tells at each ACK into a file.
+// Registers the congestion control `sq_rate` (bpf/rate.bpf.c) for as long as it runs, and writes
+// what that tells at each ACK into a file: records of bpf/rate.h.
+//
+//   swiftqueue-rate check OBJECT | collect OBJECT FILE
 //
 // Registered through a link of the kernel's, whose only holder is this process: whatever ends it,
 // SIGKILL too, takes the congestion control away. Connections that still have it keep it alive.
@@ -86,22 +88,28 @@ std::pair<unsigned long long, unsigned long long> spent(const Object& loaded) {
   return {info.run_time_ns, info.run_cnt};
 }
 
-int collect(const std::string& object, const std::string& output) {
-  Object loaded(object);
+/** Takes the sampler into the kernel, ready to be registered. */
+void load(const Object& loaded, const std::string& path) {
   bpf_map* const operations = loaded.map(kName);
-  if (operations == nullptr) throw std::runtime_error(object + ": not the sampler");
-  bpf_map__set_map_flags(operations, bpf_map__map_flags(operations) | kFlagLink);
+  bpf_map* const constants = loaded.map(".rodata");
   std::size_t bytes = 0;
-  bpf_map* const constants =
-      loaded.map("rate.bpf.rodata") ? loaded.map("rate.bpf.rodata") : loaded.map(".rodata");
-  auto* const tick = constants ? static_cast<std::uint32_t*>(
-                                     const_cast<void*>(bpf_map__initial_value(constants, &bytes)))
-                               : nullptr;
-  if (tick == nullptr || bytes < sizeof(*tick)) throw std::runtime_error(object + ": no rodata");
-  *tick = tick_us();
+  void* const values =
+      constants ? const_cast<void*>(bpf_map__initial_value(constants, &bytes)) : nullptr;
+  const std::uint32_t tick = tick_us();
+  if (operations == nullptr || values == nullptr || bytes < sizeof(tick)) {
+    throw std::runtime_error(path + ": not the sampler");
+  }
+  std::memcpy(values, &tick, sizeof(tick));
+  bpf_map__set_map_flags(operations, bpf_map__map_flags(operations) | kFlagLink);
   if (const int error = bpf_object__load(loaded.object)) {
     fail("the kernel does not take the sampler (root, and struct_ops with BBR, are needed)", error);
   }
+}
+
+int collect(const std::string& object, const std::string& output) {
+  const Object loaded(object);
+  load(loaded, object);
+  bpf_map* const operations = loaded.map(kName);
   // Makes the map ready; registered it is by the link.
   bpf_link* const ready = bpf_map__attach_struct_ops(operations);
   if (ready == nullptr) fail(std::string(kName) + ": struct_ops");
@@ -145,9 +153,13 @@ int main(int argc, char** argv) {
   std::signal(SIGINT, [](int) { g_told = 1; });
   libbpf_set_print([](libbpf_print_level, const char*, va_list) { return 0; });
   return swiftqueue::one_line_errors([&] {
-    if (argc != 4 || std::strcmp(argv[1], "collect") != 0) {
-      throw std::invalid_argument("say: collect OBJECT FILE");
+    const std::string what = argc > 1 ? argv[1] : "";
+    if (what == "collect" && argc == 4) return collect(argv[2], argv[3]);
+    if (what != "check" || argc != 3) {
+      throw std::invalid_argument("say: check OBJECT | collect OBJECT FILE");
     }
-    return collect(argv[2], argv[3]);
+    const Object loaded(argv[2]);
+    load(loaded, argv[2]);
+    return 0;
   });
 }
