@@ -1,5 +1,6 @@
-/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
-/* What the sampler in the kernel (rate.bpf.c) tells its loader: one record an ACK. */
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the sampler in the kernel (rate.bpf.c) tells its loader: one record an ACK.
 #ifndef SWIFTQUEUE_TESTBED_RATE_H
 #define SWIFTQUEUE_TESTBED_RATE_H
 
@@ -10,7 +11,7 @@
 #define SWIFTQUEUE_RATE_RING_BYTES (4 << 20)
 #define SWIFTQUEUE_RATE_FIELDS 28
 
-/* In host order; the same in memory, in the ring and in the file that the loader writes. */
+// In host order; the same in the ring and in the file that the loader writes.
 struct sq_rate_record {
   __u64 flow;     /* by when it was established */
   __u64 number;   /* of the ACK, from 0 */
