@@ -91,6 +91,7 @@ app.add_typer(
 app.add_typer(
     _programs(
         "Forecasts of a TCP connection's rate from its first ACKs.",
+        collect="infra.rate:collect",
         feedback="infra.rate:feedback",
         forecast="infra.rate:forecast",
         simulate="infra.rate:simulate",
@@ -611,7 +612,7 @@ def draw_results(
         Path | None, typer.Option(help="publish two seconds of what `replay` recorded first", metavar="FILE")
     ] = None,
     rates: Annotated[
-        Path | None, typer.Option(help="publish the study.json of `rate study` first", metavar="FILE")
+        Path | None, typer.Option(help="publish what `rate study` or `feedback` wrote first", metavar="FILE")
     ] = None,
     paper: Annotated[
         Path | None, typer.Option(help="publish the rows of `paper` first", metavar="FILE")

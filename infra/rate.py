@@ -135,6 +135,9 @@ def feedback(
     ),
     seeds: Annotated[int, typer.Option(min=1, help="seeds 1 to so many")] = 5,
     rtt: Annotated[list[int] | None, typer.Option(min=1, help="ms; only these, may be repeated")] = None,
+    variant: Annotated[
+        list[str] | None, typer.Option(help="only these beside BBR, oracle and network; may be repeated")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
 ) -> None:
     """Feed forecasts back into BBR in ns-3, and compare completion times; goes on where it was stopped.
@@ -145,7 +148,7 @@ def feedback(
     from rich.progress import Progress
 
     from feature_store.atomic import write_file
-    from laboratory.rate_feedback import RTTS_MS, measure, summary
+    from laboratory.rate_feedback import RTTS_MS, VARIANTS, measure, summary
     from models.rate import networks
     from pipelines.simulators import build_simulator
 
@@ -159,6 +162,7 @@ def feedback(
             range(1, seeds + 1),
             lambda done, of: progress.update(task, completed=done, total=of),
             rtt or RTTS_MS,
+            variant or tuple(VARIANTS),
         )
     found = summary(runs)
     text = json_.dumps(found, indent=1) + "\n"
@@ -173,3 +177,39 @@ def feedback(
                 f"retransmitted {one['points']:+.2f} points, others' goodput {one['others']:.1%}"
             )
     print(f"all of it: {output / 'feedback.json'}")
+
+
+def collect(
+    output: Flows = Path("var/rate/kernel"),
+    rate_mbps: Annotated[list[float] | None, typer.Option(help="may be repeated (default: 20)")] = None,
+    rtt_ms: Annotated[list[float] | None, typer.Option(help="may be repeated (default: 50)")] = None,
+    buffer_bdp: Annotated[float, typer.Option(help="router's queue, in rate times round trip")] = 1.0,
+    jitter_ms: Annotated[float, typer.Option(help="at most so much more from sender to receiver")] = 0.0,
+    load: Annotated[float, typer.Option(help="share of the rate that flows offer")] = 0.2,
+    flows: Annotated[int, typer.Option(min=1, help="of each path")] = 20,
+    seed: Annotated[int, typer.Option(min=1, help="of arrivals and jitter")] = 1,
+    held_out: Annotated[bool, typer.Option("--held-out", help="paths that no model learns from")] = False,
+    json: Annotated[bool, typer.Option("--json", help="print a JSON object a path")] = False,
+) -> None:
+    """Collect flows of this kernel's BBR, a sample at every ACK (root); goes on where it was stopped.
+
+    Example: swiftqueue rate collect var/rate/kernel --rate-mbps 20 --rtt-ms 50 --rtt-ms 100
+    """
+    from itertools import product
+
+    from laboratory.bed.rate_flows import KernelPath
+    from laboratory.bed.rate_flows import collect as make
+
+    for rate, trip in product(rate_mbps or [20.0], rtt_ms or [50.0]):
+        path = KernelPath(rate, trip, buffer_bdp, load, jitter_ms, flows, seed=seed)
+        if (output / f"path={path.name}").is_dir():
+            print(f"path {path.name}: is there", file=sys.stderr)
+            continue
+        made = make(path, output, "held-out" if held_out else "train")
+        if json:
+            print(json_.dumps({"path": path.name, **made}))
+        else:
+            print(
+                f"path {path.name}: {made['flows']} flows of {made['flows_sent']}, {made['acks']} ACKs, "
+                f"{made['lost']} of them lost, {made['ns_per_ack']:.0f} ns an ACK with BBR's own work"
+            )

@@ -82,6 +82,7 @@ def measure(
     seeds: Sequence[int],
     report: Callable[[int, int], None] = lambda _done, _of: None,
     rtts_ms: Sequence[int] = RTTS_MS,
+    variants: Sequence[str] = tuple(VARIANTS),
 ) -> list[Run]:
     """Make the runs that are not there yet, seed by seed; return all of them.
 
@@ -92,13 +93,18 @@ def measure(
         seeds: of all random choices.
         report: called with how many runs there are, and of how many.
         rtts_ms: round trips of the paths.
+        variants: what is judged, of `VARIANTS`; plain BBR, the oracle and ours always are.
 
     Raises:
         StageError: a run ended with an error; the line names it.
         OSError: the network is not there.
+        ValueError: there is no such variant.
     """
+    if unknown := sorted(set(variants) - set(VARIANTS)):
+        raise ValueError(f"variant {unknown[0]}: must be one of {', '.join(VARIANTS)}")
+    judged = [name for name in VARIANTS if name in {BBR, ORACLE, OURS, *variants}]
     runs, source, network = Runs(program), source_hash(), _hash_of(artifact)
-    cells = itertools.product(seeds, rtts_ms, BUFFERS_BDP, WINDOWS, VARIANTS)
+    cells = itertools.product(seeds, rtts_ms, BUFFERS_BDP, WINDOWS, judged)
     wanted = [(v, rtt, buffer, window, seed) for seed, rtt, buffer, window, v in cells]
     done = itertools.count(1)
 
@@ -155,12 +161,13 @@ def summary(runs: Sequence[Run]) -> dict[str, Any]:
     """The figures of each window and variant, with intervals over seeds, and what was wanted of ours."""
     seeds = sorted({run.seed for run in runs})
     plain = {run.cell: run for run in runs if run.variant == BBR}
+    variants = [name for name in VARIANTS if any(run.variant == name for run in runs)]
     found: dict[str, Any] = {}
     for window in WINDOWS:
         here = [run for run in runs if run.window == window]
         change = {
             v: {s: _change([r for r in here if (r.variant, r.seed) == (v, s)], plain) for s in seeds}
-            for v in VARIANTS
+            for v in variants
         }
         found[window] = {
             v: _figures([r for r in here if r.variant == v], plain)
@@ -169,7 +176,7 @@ def summary(runs: Sequence[Run]) -> dict[str, Any]:
                 "share_of_oracle": _cell([change[v][s] / change[ORACLE][s] for s in seeds]),
                 "by_rtt": _by_rtt([r for r in here if r.variant == v], plain, seeds),
             }
-            for v in VARIANTS
+            for v in variants
         }
     return {
         "feedback": found,

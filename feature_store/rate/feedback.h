@@ -1,4 +1,4 @@
-/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 /*
  * What a sender with BBR does with a forecast of its rate, and what it does not: plain integers, so
  * that the simulator and a BPF program can include it. Rates in bytes/s, times in us; 0: unknown.

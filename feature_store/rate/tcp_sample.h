@@ -2,16 +2,11 @@
 //
 // A sample of a TCP connection, taken at an ACK: what Linux tells in tcp_info and in BBR's own
 // bbr_info. The 28 fields, their order, their units and which of them become increments stand here
-// and only here (Luebben, "Forecasting TCP's Rate to Speed up Slow Start", table 1).
+// and only here (Luebben, "Forecasting TCP's Rate to Speed up Slow Start", table 1). A BPF program,
+// which is C, takes the list of fields and nothing else.
 
 #ifndef SWIFTQUEUE_TCP_SAMPLE_H
 #define SWIFTQUEUE_TCP_SAMPLE_H
-
-#include <array>
-#include <cstdint>
-#include <string>
-
-namespace swiftqueue::rate {
 
 // X(name, unit, kind). `value`: the model sees it as it is. `count`: it never falls, and the model
 // sees what the ACK added. `flag`: 0 or 1, and the model sees the change (-1, 0 or 1), as in the
@@ -45,6 +40,13 @@ namespace swiftqueue::rate {
   X(delivered, packets, count) /* acknowledged, cumulatively or by SACK */                        \
   X(bytes_sent, bytes, count)                                                                     \
   X(segs_out, packets, count)
+
+#ifdef __cplusplus
+#include <array>
+#include <cstdint>
+#include <string>
+
+namespace swiftqueue::rate {
 
 enum class Kind { value, count, flag };
 
@@ -129,5 +131,6 @@ inline std::string schema_text() {
 }
 
 }  // namespace swiftqueue::rate
+#endif  // __cplusplus
 
 #endif  // SWIFTQUEUE_TCP_SAMPLE_H

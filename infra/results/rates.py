@@ -1,4 +1,4 @@
-"""The published study of rate forecasts: `docs/results/rate.json`, what `swiftqueue rate study` wrote."""
+"""The published studies of rate forecasts: what `swiftqueue rate study` and `rate feedback` wrote."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from benchmarks.published import origin
 from feature_store.atomic import write_file
+from infra.results import rate_feedback
 from laboratory.report import tables as lab
 from models.json_file import read_object
 
@@ -23,7 +24,9 @@ def load(root: Path) -> dict[str, Any]:
     """Read what is published below a checkout; nothing, where nothing is."""
     path, some = root / FILE, root / FIELDS_FILE
     found = read_object(path) if path.is_file() else {}
-    return {**found, "some": read_object(some)} if found and some.is_file() else found
+    fed_back = root / rate_feedback.FILE
+    others = {"some": some, "fed_back": fed_back}
+    return {**found, **{key: read_object(file) for key, file in others.items() if file.is_file()}}
 
 
 def take(study: Path, root: Path = Path()) -> None:
@@ -34,6 +37,9 @@ def take(study: Path, root: Path = Path()) -> None:
         ValueError: it is not one.
     """
     found = read_object(study)
+    if "feedback" in found:
+        write_file(root / rate_feedback.FILE, json.dumps({**origin(), **found}, indent=1) + "\n")
+        return
     if missing := sorted(NEEDED - set(found)):
         raise ValueError(f"{study} is no study.json of `swiftqueue rate study`: {missing[0]} is missing")
     path = root / (FIELDS_FILE if found.get("fields") else FILE)

@@ -14,7 +14,7 @@ import polars as pl
 from benchmarks import published
 from benchmarks.published import Published
 from benchmarks.rows import Row
-from infra.results import evaluations, forecasters, lfq, paper, rates
+from infra.results import evaluations, forecasters, lfq, paper, rate_feedback, rates
 from laboratory.lfq import table as lfq_table
 from laboratory.report import guard, premise_map
 from laboratory.report import tables as lab
@@ -139,9 +139,19 @@ def forecasts(data: Data, name: str) -> list[str]:
 
 def rate_study(data: Data, rows: Callable[[Mapping[str, Any]], list[str]]) -> list[str]:
     """A table of the study of rate forecasts, with what was measured; or that nothing is."""
-    if not data.rates:
+    if "grid" not in data.rates:
         return ["Nothing is published yet: `swiftqueue rate study`, then `swiftqueue results --rates FILE`."]
     return [*_wrapped(rates.said(data.rates)), "", *rows(data.rates)]
+
+
+def fed_back(data: Data, rows: Callable[[Mapping[str, Any]], list[str]]) -> list[str]:
+    """A table of what a forecast that is fed back does, with what was measured; or that nothing is."""
+    if "fed_back" not in data.rates:
+        return [
+            "Nothing is published yet: `swiftqueue rate feedback`, then `swiftqueue results --rates FILE`."
+        ]
+    one = data.rates["fed_back"]
+    return [*_wrapped(rate_feedback.said(one)), *rows(one)]
 
 
 def figures(data: Data, name: str) -> list[str]:
@@ -232,6 +242,8 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "paper-origins": lambda data: paper.origins(data.paper),
     "paper-exhibits": lambda data: paper.sections(data.paper),
     "rate-headline": partial(rate_study, rows=rates.headline),
+    "rate-feedback": partial(fed_back, rows=rate_feedback.rows),
+    "rate-feedback-trips": partial(fed_back, rows=rate_feedback.by_trip),
     "rate-fields": partial(rate_study, rows=rates.fields),
     **{f"rate-{part}": partial(rate_study, rows=partial(rates.grid, part=part)) for part in rates.PARTS},
     "targets": lambda data: lab.judged(data.of(JUDGED, "many-flows")),

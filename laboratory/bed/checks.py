@@ -15,7 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from laboratory.bed.programs import MARK_OBJECT, MARKER, ROUTER, why_not_built
+from laboratory.bed.programs import (
+    MARK_OBJECT,
+    MARKER,
+    ROUTER,
+    SAMPLER,
+    SAMPLER_OBJECT,
+    why_not_built,
+)
 
 BTF: Final = Path("/sys/kernel/btf/vmlinux")
 TRY_S: Final = 60.0
@@ -106,13 +113,14 @@ def _btf() -> tuple[bool, str]:
 
 
 def _struct_ops() -> tuple[bool, str]:
-    can, reason = _btf()
+    can, said = _btf()
     if not can:
-        return False, reason
+        return False, said
     if b"bpf_struct_ops_tcp_congestion_ops" not in BTF.read_bytes():
         return False, "the kernel's BTF has no bpf_struct_ops_tcp_congestion_ops"
-    can, reason = _tc_bpf()
-    return (True, "in the kernel's BTF, and programs load") if can else (False, reason)
+    if reason := why_not_built(SAMPLER, SAMPLER_OBJECT):
+        return False, reason
+    return _runs([str(SAMPLER), "check", str(SAMPLER_OBJECT)], "the kernel takes BBR's sampler")
 
 
 def _real_time() -> tuple[bool, str]:

@@ -12,6 +12,8 @@ BUILD: Final = PROJECT / "build" / "testbed"
 ROUTER: Final = BUILD / "swiftqueue-router"
 MARKER: Final = BUILD / "swiftqueue-mark"
 MARK_OBJECT: Final = BUILD / "mark.bpf.o"
+SAMPLER: Final = BUILD / "swiftqueue-rate"
+SAMPLER_OBJECT: Final = BUILD / "rate.bpf.o"
 
 
 def why_not_built(*files: Path) -> str | None:

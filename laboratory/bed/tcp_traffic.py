@@ -2,6 +2,7 @@
 
     tcp_traffic.py take ADDRESS PORT           # any number of connections
     tcp_traffic.py send ADDRESS PORT SECONDS [CONTROL]
+    tcp_traffic.py flows ADDRESS PORT BYTES COUNT GAP_S SEED CONTROL     # short ones, by a Poisson process
 
 Prints a JSON object per line. Needs Python alone, so that it starts at once. Ends at SIGTERM, in order.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import random
 import signal
 import socket
 import struct
@@ -77,11 +79,44 @@ def send(address: str, port: int, seconds: float, control: str) -> None:
     print(json.dumps({"event": "summary", **said}), flush=True)
 
 
+def flows(address: str, port: int, size: int, count: int, gap_s: float, seed: int, control: str) -> None:
+    """Send `count` flows of `size` bytes, a mean of `gap_s` apart, and wait until all are acknowledged."""
+    draw = random.Random(seed)  # noqa: S311 - when flows arrive is no secret
+    seconds: list[float] = []
+    failed: list[str] = []
+
+    def one() -> None:
+        begin = time.monotonic()
+        try:
+            with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as near:
+                near.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, control.encode())
+                near.connect((address, port))
+                near.sendall(bytes(size))
+                near.shutdown(socket.SHUT_WR)
+                near.recv(1)  # the other end closes when it has all
+            seconds.append(time.monotonic() - begin)
+        except OSError as error:
+            failed.append(str(error))
+
+    threads = [threading.Thread(target=one) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+        time.sleep(draw.expovariate(1 / gap_s))
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise OSError(f"{len(failed)} of {count} flows failed, first: {failed[0]}")
+    print(json.dumps({"event": "summary", "flows": count, "seconds": seconds}), flush=True)
+
+
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, _tell)
     try:
         if sys.argv[1] == "take":
             take(sys.argv[2], int(sys.argv[3]))
+        elif sys.argv[1] == "flows":
+            size, count, gap_s, seed, control = sys.argv[4:]
+            flows(sys.argv[2], int(sys.argv[3]), int(size), int(count), float(gap_s), int(seed), control)
         else:
             send(sys.argv[2], int(sys.argv[3]), float(sys.argv[4]), (*sys.argv, "cubic")[5])
     except OSError as error:

@@ -1,0 +1,85 @@
+"""The published study of forecasts that are fed back: what `swiftqueue rate feedback` wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from laboratory.report import tables as lab
+
+FILE: Final = Path("docs/results/rate-feedback.json")
+NAMES: Final = {
+    "bbr": "BBR",
+    "network": "**BBR, forecast of the network (ours)**",
+    "oracle": "BBR, oracle",
+    "half-oracle": "BBR, half the oracle",
+    "dispersion": "BBR, dispersion",
+    "previous-flow": "BBR, previous flow",
+    "random": "BBR, random forecast",
+    "initial-window-32": "BBR, initial window of 32",
+    "cubic": "Cubic, HyStart",
+    "hystart++": "Cubic, HyStart++",
+}
+
+
+def said(one: Mapping[str, Any]) -> str:
+    """What was measured, on what, when."""
+    seeds, trips = (", ".join(map(str, one[key])) for key in ("seeds", "rtts_ms"))
+    several = len(one["seeds"]) > 1
+    interval = "In brackets 95 % over seeds" if several else "One seed: no interval, nothing settled"
+    return (
+        f"Measured on {one['date']} at commit `{one['commit']}`, in ns-3. {one['rate_mbps']:g} Mbit/s, round "
+        f"trips of {trips} ms, buffers of half and one BDP; seeds {seeds}; {one['runs']} runs, "
+        f"{one['flows']:,} judged flows. {interval}."
+    )
+
+
+def rows(one: Mapping[str, Any]) -> list[str]:
+    """Each window's variants, against plain BBR's same runs; and what was wanted."""
+    lines: list[str] = []
+    head = [
+        "sender", "median time, %", "share of the oracle's gain, %", "P99, %", "retransmitted, points",
+        "others' goodput, %",
+    ]  # fmt: skip
+    for window, variants in one["feedback"].items():
+        lines += ["", f"Receive window: {window}.", "", *lab.head_of(head)]
+        for name, cell in variants.items():
+            told = [
+                _percent(cell["change"], "+"),
+                "–" if name == "bbr" else _percent(cell["share_of_oracle"]),
+            ]
+            rest = [f"{100 * cell['p99']:+.1f}", f"{cell['points']:+.2f}", f"{100 * cell['others']:.1f}"]
+            lines.append(lab.row_of([NAMES[name], *told, *rest]))
+    wanted = {
+        "share_of_oracle": "default window, at least 60 % of the oracle's gain",
+        "long_change": "8 MB window, -30 % at each round trip from 100 ms on",
+        "p99": "P99 at most 5 % more",
+        "points": "at most a point more retransmitted",
+        "others": "the others' goodput at least 95 %",
+    }
+    lines += ["", "Of the network's forecasts was wanted:", ""]
+    lines += [
+        f"- {text}: {'reached' if one['verdict'][key] else 'not reached'}" for key, text in wanted.items()
+    ]
+    return lines
+
+
+def by_trip(one: Mapping[str, Any]) -> list[str]:
+    """Change of the median completion time by round trip."""
+    lines: list[str] = []
+    for window, variants in one["feedback"].items():
+        lines += ["", f"Receive window: {window}.", ""]
+        lines += lab.head_of(["sender", *(f"{trip} ms" for trip in one["rtts_ms"])])
+        for name, cell in variants.items():
+            if name != "bbr":
+                cells = [_percent(each, "+") for each in cell["by_rtt"].values()]
+                lines.append(lab.row_of([NAMES[name], *cells]))
+    return lines
+
+
+def _percent(cell: Mapping[str, Any], sign: str = "") -> str:
+    mean = f"{100 * cell['mean']:{sign}.1f}"
+    if cell["low"] is None:
+        return mean
+    return f"{mean} ({100 * cell['low']:{sign}.1f} to {100 * cell['high']:{sign}.1f})"

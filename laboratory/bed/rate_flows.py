@@ -1,0 +1,166 @@
+"""Flows of a kernel's BBR with a sample at every ACK: `swiftqueue rate collect` (docs/RATE.md).
+
+Two hosts of the bed, one FIFO of the router between them. The kernel's BBR runs as `sq_rate`, a congestion
+control of struct_ops that calls it and tells what it knows (testbed/bpf/rate.bpf.c). Tables are those of
+`rate simulate`.
+
+Shapes: N records, F fields of a sample (28).
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from feature_store.rate.definition import HORIZONS, MOST_SAMPLES, NAMES
+from feature_store.rate.tables import FLOW_SCHEMA, SAMPLE_SCHEMA, write_path
+from laboratory.bed import tcp_traffic
+from laboratory.bed.checks import capability
+from laboratory.bed.hosts import ADDRESS_B, Bed
+from laboratory.bed.programs import SAMPLER, SAMPLER_OBJECT
+from laboratory.bed.selfcheck import NO_AQM
+from laboratory.bed.tcp import PORT, running, summary
+
+CONTROL: Final = "sq_rate"
+LEAST_BUFFER_BYTES: Final = 15_000
+# testbed/bpf/rate.h
+RECORD: Final = np.dtype(
+    [
+        ("flow", "<u8"), ("number", "<u8"), ("since_ns", "<u8"), ("receiver", "<u4"), ("reserved", "<u4"),
+        ("fields", "<i8", (len(NAMES),)),
+    ]
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class KernelPath:
+    """A path of the bed, and the flows through it."""
+
+    rate_mbps: float
+    rtt_ms: float
+    buffer_bdp: float = 1.0
+    load: float = 0.2  # of the rate, by the flows
+    jitter_ms: float = 0.0
+    flows: int = 20
+    bytes: int = 3_200_000
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if value < 0 or (value == 0 and name != "jitter_ms"):
+                raise ValueError(f"{name} {value:g}: must be above 0")
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        return f"kernel-{self.rate_mbps:g}mbps-{self.rtt_ms:g}ms-{self.buffer_bdp:g}bdp-{self.seed}"
+
+
+def why_not() -> str | None:
+    """One line if this machine cannot."""
+    return capability("router").why_not or capability("struct_ops").why_not
+
+
+def collect(path: KernelPath, output: Path, kind: str = "train") -> dict[str, Any]:
+    """Send a path's flows, and write their tables; returns what is said of them in `path.json`.
+
+    Args:
+        path: what to send, through what.
+        output: folder of the tables.
+        kind: `train` or `held-out`.
+
+    Raises:
+        RuntimeError: this machine cannot, a program failed, or no flow is whole; the line says why.
+    """
+    if reason := why_not():
+        raise RuntimeError(reason)
+    buffer = max(path.rate_mbps * 1e6 / 8 * path.rtt_ms / 1e3 * path.buffer_bdp, LEAST_BUFFER_BYTES)
+    queue = NO_AQM | {"max_bytes": round(buffer)}
+    gap_s = path.bytes * 8 / (path.load * path.rate_mbps * 1e6)
+    with tempfile.TemporaryDirectory(prefix="rate-") as folder:
+        log = Path(folder) / "records"
+        with (
+            Bed(
+                rate_mbps=path.rate_mbps, delay_ms=path.rtt_ms / 2, jitter_ms=path.jitter_ms, seed=path.seed,
+                queue=queue,
+            ) as bed,
+            running(bed.b(sys.executable, tcp_traffic.__file__, "take", ADDRESS_B, PORT), "the receiver"),
+        ):  # fmt: skip
+            # A flow must not begin where the one before to the same host ended.
+            forget = "echo 1 > /proc/sys/net/ipv4/tcp_no_metrics_save"
+            subprocess.run(bed.a("sh", "-c", forget), check=True)
+            words = [str(SAMPLER), "collect", str(SAMPLER_OBJECT), str(log)]
+            with running(words, "the sampler") as (sampler, _):
+                send = [
+                    sys.executable,
+                    tcp_traffic.__file__,
+                    "flows",
+                    ADDRESS_B,
+                    PORT,
+                    path.bytes,
+                    path.flows,
+                ]
+                command = bed.a(*send, gap_s, path.seed, CONTROL)
+                sent = summary(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+                sampler.terminate()
+                counted = summary(sampler)
+        records = np.fromfile(log, RECORD)
+    samples, flows = tables(records)
+    if not len(flows):
+        raise RuntimeError(f"path {path.name}: no flow has a sample at every ACK")
+    about = {
+        "format": 1,
+        "kind": kind,
+        "source": "kernel",
+        "options": asdict(path),
+        "flows_sent": sent["flows"],
+        "acks": counted["acks"],
+        "lost": counted["lost"],
+        # BBR's own work at an ACK is in it.
+        "ns_per_ack": counted["run_ns"] / max(counted["runs"], 1),
+    }
+    write_path(output, path.name, about, samples, flows)
+    return about | {"flows": len(flows)}
+
+
+def tables(records: NDArray[Any]) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """The records (N,) of a collector as tables; a flow that lacks one is left out.
+
+    Flows are counted anew, by when they were established.
+    """
+    samples: list[dict[str, int]] = []
+    flows: list[dict[str, int | None]] = []
+    receivers: dict[int, int] = {}
+    order = np.lexsort((records["number"], records["flow"]))
+    _, begins = np.unique(records["flow"][order], return_index=True)
+    each = np.split(records[order], begins[1:]) if len(records) else []
+    each.sort(key=lambda own: int(own["since_ns"][0]))
+    for own in each:
+        if not np.array_equal(own["number"], np.arange(len(own))):
+            continue
+        number, started_ns = len(flows), int(own["since_ns"][0] - each[0]["since_ns"][0])
+        x_NF = own["fields"]
+        row: dict[str, int | None] = {
+            "flow": number,
+            "receiver": receivers.setdefault(int(own["receiver"][0]), len(receivers)),
+            "started_ns": started_ns,
+            "samples": len(own),
+        }
+        delivered, rate, ts = (x_NF[:, NAMES.index(name)] for name in ("delivered", "bbr_bw", "ts"))
+        for packets in HORIZONS:
+            at = int(np.searchsorted(delivered, packets))
+            there = at < len(own) and rate[at] > 0
+            row[f"rate_{packets}_bytes_per_s"] = int(rate[at]) if there else None
+            row[f"at_{packets}_ns"] = started_ns + 1000 * int(ts[at]) if there else None
+        flows.append(row)
+        for sample, values in enumerate(x_NF[:MOST_SAMPLES].tolist()):
+            samples.append({"flow": number, "sample": sample} | dict(zip(NAMES, values, strict=True)))
+    return pl.DataFrame(samples, SAMPLE_SCHEMA), pl.DataFrame(flows, FLOW_SCHEMA)
