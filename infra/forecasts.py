@@ -24,6 +24,7 @@ from models.forecasters.walk import FORMS, Asked, run, within_training
 from models.import_closure import code_hash
 from models.json_file import read_object
 from models.say import say
+from models.scoring.choice import RULES, rule_name
 from models.scoring.intervals import Estimate, estimate
 from models.scoring.metrics import interval
 from models.section import near, read_all
@@ -40,8 +41,16 @@ SCORES: Final = {
     "regret_ms": ("choice", "regret_ms"),
     "right": ("choice", "right"),
     "moved": ("choice", "moved"),
+    "brier": ("sooner", "brier"),
+    "brier_of_share": ("sooner", "brier_of_share"),
+    **{rule_name(rule): ("sooner", rule_name(rule)) for rule in RULES},
 }
-DRAWN: Final = ("average_precision", "mae_ms", "regret_ms")  # scores that have draws of seconds
+DRAWN: Final = (
+    "average_precision",
+    "mae_ms",
+    "regret_ms",
+    *map(rule_name, RULES),
+)  # scores that have draws of seconds
 ALIKE: Final = ("n", "never_ms", "always_ms", "shorter_is_classic")  # of a choice: the same for every variant
 DRAWS_SEED: Final = 1
 DIGITS: Final = 5

@@ -10,7 +10,6 @@ Shapes: E events, B decisions of a part, Q decisions of a step, G segments, N ev
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,9 +31,12 @@ from models.networks.event_prediction import Log, encode_log, segment
 from models.networks.event_transformer import EventArchitecture, EventPredictor
 from models.networks.prediction import latencies
 from models.networks.scaling import ScaledFeature, fit_features, fit_target
+from models.training.calibration import SLICES, Doubles, calibrated, missed
 from models.training.loss import example_weights
 from models.training.query_training import Batch, QueryTraining, head_tuned, held_out_error, train
 from models.training.sharp import sharp_changes
+
+SPLIT_SHARE: Final = 0.2  # of a slice: calibrates instead of tuning the head
 
 
 class EventStreamParams(EventStreamFit, QueryTraining):
@@ -68,21 +70,34 @@ class EventStream(Forecaster):
 
     Params = EventStreamParams
 
-    def __init__(self, model: EventPredictor, params: EventStreamParams) -> None:
-        """Take a trained network."""
-        self.model, self.params = model.eval(), params
+    def __init__(
+        self, model: EventPredictor, params: EventStreamParams, past: Sequence[Doubles] = ()
+    ) -> None:
+        """Take a trained network, and what its levels missed on slices it had not learned from."""
+        self.plain, self.params, self.past = model.eval(), params, tuple(past[-SLICES:])
+        self.model = calibrated(model, self.past)
 
     @classmethod
     def fit(cls, parts: Sequence[Part], params: EventStreamParams, seed: int, say: Say) -> Self:
         """Train on the earlier part of each slice; the last tenth chooses the epoch."""
-        return cls(trained(parts, params, seed, say)[0], params)
+        found = trained(parts, params, seed, say)
+        return cls(found.model, params, found.past)
 
     def tuned(self, part: Part) -> Self:
         """Train the head alone on states of the frozen network, computed once."""
-        encoded = encode_log(self.model, self._log(part))
-        other = copy.copy(self)
-        other.model = head_tuned(self.model, encoded, part.latencies_us(), self.params)
-        return other
+        if self.params.calibration == "split":
+            learnt, held_out = part.held_out(SPLIT_SHARE)
+            model = self._head_tuned(learnt)
+            return type(self)(model, self.params, (self._missed(model, held_out),))
+        past = (*self.past, self._missed(self.plain, part)) if self.params.calibration else ()
+        return type(self)(self._head_tuned(part), self.params, past)
+
+    def _head_tuned(self, part: Part) -> EventPredictor:
+        encoded = encode_log(self.plain, self._log(part))
+        return head_tuned(self.plain, encoded, part.latencies_us(), self.params)
+
+    def _missed(self, model: EventPredictor, part: Part) -> Doubles:
+        return missed(model, encode_log(model, self._log(part)), part.latencies_us())
 
     def predict(self, part: Part, queue: int = AS_SENT) -> Floats:
         """Latencies in µs (B, H)."""
@@ -122,10 +137,17 @@ class EventStream(Forecaster):
 FORECASTERS: Final = {"event-stream": EventStream}
 
 
-def trained(
-    parts: Sequence[Part], params: EventStreamFit, seed: int, say: Say
-) -> tuple[EventPredictor, list[dict[str, float]]]:
-    """Train the network; with a record of each epoch. As `EventStream.fit`."""
+@dataclass(frozen=True)
+class Trained:
+    """A network, a record of each epoch, and what its levels missed in what was held out, by part."""
+
+    model: EventPredictor
+    epochs: list[dict[str, float]]
+    past: tuple[Doubles, ...]
+
+
+def trained(parts: Sequence[Part], params: EventStreamFit, seed: int, say: Say) -> Trained:
+    """Train the network, as `EventStream.fit`; its levels are as they were learned, not calibrated."""
     learnt, held_out = zip(*(part.held_out() for part in parts), strict=True)
     torch.manual_seed(seed)
     model = _untrained(learnt, params)
@@ -139,7 +161,10 @@ def trained(
         params,
         say,
     )
-    return model, epochs
+    if not params.calibration:
+        return Trained(model, epochs, ())
+    past = [missed(model, encode_log(model, log), came_BH) for log, came_BH in logs]
+    return Trained(model, epochs, (np.concatenate(past),))
 
 
 def _log(part: Part, params: EventStreamFit, queue: int = AS_SENT, phase: int = 0) -> Log:

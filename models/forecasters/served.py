@@ -19,6 +19,7 @@ from models.forecasters.event_stream import trained
 from models.forecasters.forecaster import Trace
 from models.networks.artifact import Description
 from models.networks.event_window import served
+from models.training.calibration import calibrated
 from models.training.pretraining import Pretrained
 from models.training.windows import WindowSet
 
@@ -52,7 +53,8 @@ def pretrain(
         parts.append(Trace(name, table, trace.slices).to_learn(trace.pretrain))
         if len(parts[-1]) == 0:
             raise ValueError(f"trace {name}: its training slice holds no decision; use a longer protocol")
-    model, epochs = trained(parts, params, params.seed, say)
+    found = trained(parts, params, params.seed, say)
     description = Description(tokens, EVENTS.schema_hash, VISIBILITY, windows.protocol)
-    numbered: list[dict[str, Any]] = [{"epoch": n, **each} for n, each in enumerate(epochs, start=1)]
-    return Pretrained(served(model), description, numbered)
+    numbered: list[dict[str, Any]] = [{"epoch": n, **each} for n, each in enumerate(found.epochs, start=1)]
+    model = served(calibrated(found.model, found.past), params.served_level)
+    return Pretrained(model, description, numbered)

@@ -16,11 +16,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from feature_store.events.event_stream import AS_SENT
 from feature_store.packets.schema import HORIZON
 from models.forecasters.forecaster import Forecaster, Part, Say, Trace, Variant, Waits
 from models.forecasters.queries import column, replayed
 from models.forecasters.spread import Spread
-from models.scoring.choice import score_choice
+from models.scoring.choice import score_choice, score_sooner
 from models.scoring.evaluation import TRACE_OFFSET_NS
 from models.scoring.metrics import late_from, score_with_replicates
 from models.training.protocol import Round, Slice, Slices
@@ -114,9 +115,10 @@ def run(variant: Variant, seed: int, traces: Sequence[Trace], asked: Asked, say:
         parts: dict[str, Any] = {}
         if said.spread is not None:
             parts["spread"] = said.spread.scores(asked.came_BH)
-        if said.both_us is not None and asked.waits_BH3 is not None:
-            parts["choice"], regrets = _choice(*said.both_us, asked.waits_BH3, asked.time_ns_B)
-            replicates |= {} if regrets is None else {"regret_ms": regrets}
+        if said.both is not None and asked.waits_BH3 is not None:
+            some, regrets = _choice(*said.both, asked.waits_BH3, asked.time_ns_B)
+            parts |= some
+            replicates |= regrets
         found[form] = {
             "n": scores["n"],
             "late": scores["late"],
@@ -130,24 +132,33 @@ def run(variant: Variant, seed: int, traces: Sequence[Trace], asked: Asked, say:
     return found
 
 
-def _choice(
-    classic_us_BH: Floats, l4s_us_BH: Floats, waits_BH3: Floats, time_ns_B: NDArray[np.int64]
-) -> tuple[dict[str, Any], Floats | None]:
-    """Each packet that may be moved goes where the forecast is less, and stays where they are equal."""
-    movable = waits_BH3[..., 2] > 0
-    classic_BH = classic_us_BH < l4s_us_BH
-    time_ns_N = np.repeat(time_ns_B, HORIZON)[movable.ravel()]
-    waits = waits_BH3[movable]
-    return score_choice(classic_BH[movable], waits[:, 0], waits[:, 1], time_ns_N, DRAWS_SEED)
-
-
 @dataclass(frozen=True)
 class _Said:
     """What was forecast of all test slices, (B, H)."""
 
     us_BH: Floats
     spread: Spread | None
-    both_us: tuple[Floats, Floats] | None  # asked for the classic queue, and for the other
+    both: tuple[_Said, _Said] | None = None  # asked for the classic queue, and for the other
+
+
+def _choice(
+    classic: _Said, l4s: _Said, waits_BH3: Floats, time_ns_B: NDArray[np.int64]
+) -> tuple[dict[str, Any], dict[str, Floats]]:
+    """Scores of the packets that may be moved, and their draws.
+
+    Each goes where the forecast is less, and stays where they are equal; then, by the rules on how probable
+    it is that the classic queue is faster. Who forecasts one latency is sure.
+    """
+    movable = waits_BH3[..., 2] > 0
+    faster_BH = classic.us_BH < l4s.us_BH
+    sooner_BH = faster_BH.astype(np.float64)
+    if classic.spread is not None and l4s.spread is not None:
+        sooner_BH = classic.spread.sooner_than(l4s.spread)
+    classic_us_N, l4s_us_N = waits_BH3[movable][:, :2].T
+    known = classic_us_N, l4s_us_N, np.repeat(time_ns_B, HORIZON)[movable.ravel()], DRAWS_SEED
+    choice, regrets = score_choice(faster_BH[movable], *known)
+    sooner, drawn = score_sooner(sooner_BH[movable], *known)
+    return {"choice": choice, "sooner": sooner}, drawn | ({} if regrets is None else {"regret_ms": regrets})
 
 
 def _walked(fitted: Forecaster, traces: Sequence[Trace], *, both: bool) -> dict[str, _Said]:
@@ -164,20 +175,19 @@ def _walked(fitted: Forecaster, traces: Sequence[Trace], *, both: bool) -> dict[
             parts.append((tuned, trace.to_predict(each.test)))
     said = _said(parts)
     if both:
-        classic, l4s = (_joined([each.predict(part, queue) for each, part in parts]) for queue in (0, 1))
-        said = replace(said, both_us=(classic, l4s))
+        said = replace(said, both=(_said(parts, 0), _said(parts, 1)))
     unchanged = all(tuned is fitted for tuned, _ in parts)
-    plain = replace(said, both_us=None) if unchanged else _said([(fitted, part) for _, part in parts])
+    plain = replace(said, both=None) if unchanged else _said([(fitted, part) for _, part in parts])
     return {"tuned": said, "pretrained": plain}
 
 
-def _said(parts: Sequence[tuple[Forecaster, Part]]) -> _Said:
-    spreads = [each.spread(part) for each, part in parts]
+def _said(parts: Sequence[tuple[Forecaster, Part]], queue: int = AS_SENT) -> _Said:
+    spreads = [each.spread(part, queue) for each, part in parts]
     whole = [each for each in spreads if each is not None]
     if whole:
         spread = Spread.joined(whole)
-        return _Said(spread.median_us.astype(np.float64), spread, None)
-    return _Said(_joined([each.predict(part) for each, part in parts]), None, None)
+        return _Said(spread.median_us.astype(np.float64), spread)
+    return _Said(_joined([each.predict(part, queue) for each, part in parts]), None)
 
 
 def _joined(parts: Sequence[NDArray[np.float32]]) -> Floats:
