@@ -31,6 +31,8 @@ from models.section import near, read_all
 from models.training.protocol import divide, protocol_named
 
 SUMMARY: Final = "scores.json"
+RULED: Final = tuple(map(rule_name, RULES))
+EVEN: Final = rule_name(0.5)  # the rule that the others are compared with
 SCORES: Final = {
     "average_precision": ("late", "average_precision"),
     "recall_at_false_alarms": ("late", "recall_at_false_alarms"),
@@ -43,14 +45,9 @@ SCORES: Final = {
     "moved": ("choice", "moved"),
     "brier": ("sooner", "brier"),
     "brier_of_share": ("sooner", "brier_of_share"),
-    **{rule_name(rule): ("sooner", rule_name(rule)) for rule in RULES},
+    **{name: ("sooner", name) for name in RULED},
 }
-DRAWN: Final = (
-    "average_precision",
-    "mae_ms",
-    "regret_ms",
-    *map(rule_name, RULES),
-)  # scores that have draws of seconds
+DRAWN: Final = ("average_precision", "mae_ms", "regret_ms", *RULED)  # scores that have draws of seconds
 ALIKE: Final = ("n", "never_ms", "always_ms", "shorter_is_classic")  # of a choice: the same for every variant
 DRAWS_SEED: Final = 1
 DIGITS: Final = 5
@@ -230,7 +227,12 @@ def _form(runs: Sequence[Mapping[str, Any]], pairs: Pairs, form: str) -> dict[st
             seeds = [ours[form][part][key] - other[form][part][key] for ours, other in pairs]
             found[score]["less_reference"] = _said(estimate(seeds))
             if score in DRAWN:
-                found[score]["less_reference"]["seconds_95"] = _over_seconds(pairs, form, score)
+                found[score]["less_reference"]["seconds_95"] = _over_seconds(pairs, form, score, score)
+        if score in RULED and score != EVEN:
+            seeds = [one[form][part][key] - one[form][part][EVEN] for one in runs]
+            itself = [(one, one) for one in runs]
+            found[score]["less_even"] = _said(estimate(seeds))
+            found[score]["less_even"]["seconds_95"] = _over_seconds(itself, form, score, EVEN)
     if spreads := [one[form]["spread"] for one in runs if one[form].get("spread", {}).get("coverage")]:
         coverage = np.mean([each["coverage"] for each in spreads], axis=0)
         found["coverage"] = {"levels": spreads[0]["levels"], "share": [round(float(x), 4) for x in coverage]}
@@ -247,12 +249,13 @@ def _paired(
     return [(one, by_seed[one["seed"]]) for one in runs if one["seed"] in by_seed]
 
 
-def _over_seconds(pairs: Pairs, form: str, score: str) -> list[float] | None:
-    """95 % of the differences under draws of seconds, each with a draw of seeds."""
+def _over_seconds(pairs: Pairs, form: str, score: str, other_score: str) -> list[float] | None:
+    """95 % of the differences, ours less the other's, under draws of seconds, each with a draw of seeds."""
     if not all(one[form]["draws"] for pair in pairs for one in pair):
         return None
     ours, other = (
-        np.array([pair[side][form]["draws"][score] for pair in pairs], dtype=np.float64) for side in (0, 1)
+        np.array([pair[side][form]["draws"][name] for pair in pairs], dtype=np.float64)
+        for side, name in enumerate((score, other_score))
     )
     draws = ours.shape[1]
     random = np.random.default_rng(DRAWS_SEED)

@@ -18,6 +18,9 @@ from typing import Any, Final, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load as parse_tensors
+from safetensors.torch import save_file
 
 from feature_store.events.event_stream import AS_SENT, event_schema_hash
 from feature_store.packets.schema import HORIZON
@@ -36,6 +39,7 @@ from models.training.loss import example_weights
 from models.training.query_training import Batch, QueryTraining, head_tuned, held_out_error, train
 from models.training.sharp import sharp_changes
 
+PAST_FILE: Final = "past.safetensors"
 SPLIT_SHARE: Final = 0.2  # of a slice: calibrates instead of tuning the head
 
 
@@ -50,6 +54,17 @@ class _Taught:
     log: Log
     target_BH: torch.Tensor
     weight_BH: torch.Tensor
+
+
+def _read_past(path: Path, levels: int) -> list[Doubles]:
+    try:
+        kept = parse_tensors(path.read_bytes())
+    except SafetensorError as error:
+        raise ValueError(f"{path}: truncated or not a safetensors file ({error})") from error
+    past = [kept[str(n)].numpy() for n in range(len(kept))]
+    if not all(each.shape == (len(each), levels) and np.isfinite(each).all() for each in past):
+        raise ValueError(f"{path}: not what {levels} levels missed")
+    return past
 
 
 def sizes_of(params: EventStreamFit) -> EventArchitecture:
@@ -118,9 +133,12 @@ class EventStream(Forecaster):
         return 2 * HORIZON * (event + query)
 
     def write(self, folder: Path) -> dict[str, Any]:
-        """Write the weights."""
+        """Write the weights, without their shifts, and what those are fitted on."""
         inputs = {"event": self.model.event_inputs, "query": self.model.query_inputs}
-        return write_network(folder, self.model, self.model.target, inputs, event_schema_hash())
+        if self.params.calibration:
+            past = {str(n): torch.from_numpy(each) for n, each in enumerate(self.past)}
+            save_file(past, folder / PAST_FILE)
+        return write_network(folder, self.plain, self.model.target, inputs, event_schema_hash())
 
     @classmethod
     def read(cls, folder: Path, params: EventStreamParams, described: Mapping[str, Any]) -> Self:
@@ -128,7 +146,8 @@ class EventStream(Forecaster):
         inputs, target = read_inputs(described, event_schema_hash())
         model = EventPredictor(inputs["event"], inputs["query"], target, sizes_of(params), params.quantiles)
         load_weights(folder, model)
-        return cls(model, params)
+        levels = len(params.quantiles)
+        return cls(model, params, _read_past(folder / PAST_FILE, levels) if params.calibration else ())
 
     def _log(self, part: Part, queue: int = AS_SENT) -> Log:
         return _log(part, self.params, queue)

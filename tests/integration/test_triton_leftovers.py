@@ -52,7 +52,9 @@ class Python:
             if len(made) == 1:
                 [self.folder] = made
                 return
-            processes.stop(name)  # another server of this machine made one meanwhile: whose is whose, nothing says
+            processes.stop(
+                name
+            )  # another server of this machine made one meanwhile: whose is whose, nothing says
         raise AssertionError("other servers made folders whenever this one did")
 
     def kill(self) -> None:

@@ -64,7 +64,7 @@ def test_the_projects_scenarios_are_sound(name: str) -> None:
         assert scenario.profiles == ["rfc9332", "uncoupled"]
     # what no choice at all is worth, what the model costs, what a new head and the guard bring, who picks
     fewer = ("split", "many-flows", "figure8-finetuned", "ladder", "guard-", "confucius-web", "who-picks")
-    fewer += ("shipped-guard-", "try-guard-", "premise-map", "pages-and-video", "long-")
+    fewer += ("rules-", "shipped-guard-", "try-guard-", "premise-map", "pages-and-video", "long-")
     if not name.startswith(fewer):
         assert set(scenario.controls) == set(CONTROLS)
     if not name.startswith("long-"):  # of which a stage takes `explore`
