@@ -34,7 +34,7 @@ from models.networks.event_prediction import Log, encode_log, segment
 from models.networks.event_transformer import EventArchitecture, EventPredictor
 from models.networks.prediction import latencies
 from models.networks.scaling import ScaledFeature, fit_features, fit_target
-from models.training.calibration import SLICES, Doubles, calibrated, missed
+from models.training.calibration import Doubles, calibrated, missed, newest
 from models.training.loss import example_weights
 from models.training.query_training import Batch, QueryTraining, head_tuned, held_out_error, train
 from models.training.sharp import sharp_changes
@@ -89,7 +89,7 @@ class EventStream(Forecaster):
         self, model: EventPredictor, params: EventStreamParams, past: Sequence[Doubles] = ()
     ) -> None:
         """Take a trained network, and what its levels missed on slices it had not learned from."""
-        self.plain, self.params, self.past = model.eval(), params, tuple(past[-SLICES:])
+        self.plain, self.params, self.past = model.eval(), params, newest(past)
         self.model = calibrated(model, self.past)
 
     @classmethod
@@ -100,19 +100,17 @@ class EventStream(Forecaster):
 
     def tuned(self, part: Part) -> Self:
         """Train the head alone on states of the frozen network, computed once."""
+        learnt, held_out = part, None
         if self.params.calibration == "split":
             learnt, held_out = part.held_out(SPLIT_SHARE)
-            model = self._head_tuned(learnt)
-            return type(self)(model, self.params, (self._missed(model, held_out),))
-        past = (*self.past, self._missed(self.plain, part)) if self.params.calibration else ()
-        return type(self)(self._head_tuned(part), self.params, past)
-
-    def _head_tuned(self, part: Part) -> EventPredictor:
-        encoded = encode_log(self.plain, self._log(part))
-        return head_tuned(self.plain, encoded, part.latencies_us(), self.params)
-
-    def _missed(self, model: EventPredictor, part: Part) -> Doubles:
-        return missed(model, encode_log(model, self._log(part)), part.latencies_us())
+        encoded, came_BH = encode_log(self.plain, self._log(learnt)), learnt.latencies_us()
+        model = head_tuned(self.plain, encoded, came_BH, self.params)
+        past: tuple[Doubles, ...] = ()
+        if held_out is not None:
+            past = (missed(model, encode_log(model, self._log(held_out)), held_out.latencies_us()),)
+        elif self.params.calibration:
+            past = (*self.past, missed(self.plain, encoded, came_BH))
+        return type(self)(model, self.params, past)
 
     def predict(self, part: Part, queue: int = AS_SENT) -> Floats:
         """Latencies in µs (B, H)."""

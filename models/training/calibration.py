@@ -56,12 +56,17 @@ def calibrated(model: M, past: Sequence[Doubles]) -> M:
 
     Args:
         model: has levels.
-        past: of each slice what `missed` gave, the oldest first; the newest `SLICES` count.
+        past: of each slice what `missed` gave, the oldest first.
     """
-    some = [each for each in past[-SLICES:] if len(each)]
-    if not some:
+    if not (some := newest(past)):
         return model
     moved = copy.deepcopy(model)
+    by_L = torch.from_numpy(shifts(np.concatenate(some), model.quantiles))
     with torch.no_grad():
-        moved.head[2].bias.add_(torch.from_numpy(shifts(np.concatenate(some), model.quantiles)))  # type: ignore[operator]
+        moved.head[2].bias.add_(by_L)  # type: ignore[operator]
     return moved
+
+
+def newest(past: Sequence[Doubles]) -> tuple[Doubles, ...]:
+    """The slices that count: of those with a known latency the last `SLICES`."""
+    return tuple([each for each in past if len(each)][-SLICES:])
