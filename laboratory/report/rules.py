@@ -62,13 +62,8 @@ def ruled(runs: pl.DataFrame) -> list[str]:
 
 
 def against_today(runs: pl.DataFrame, place: Place, measure: Measure) -> Estimate | None:
-    """Return the change from today's rule to that of a place.
-
-    None of today's itself, where either was not run, and of a quantile that rests on too few packets.
-    """
+    """Return the change from today's rule to a place's; None of today's itself, or of what was not run."""
     if place.point == TODAY:
-        return None
-    if measure in TAILS and (rests_on(runs, place, measure) or 0) < FEWEST_PACKETS:
         return None
     ours, today = (by_seed(runs, each, "model", measure) for each in (place, place._replace(point=TODAY)))
     return paired_change(ours, today)
@@ -80,10 +75,16 @@ def _settled(runs: pl.DataFrame) -> set[tuple[Place, Measure]]:
         (place, measure): found
         for place in places(runs)
         for measure in ASKED
-        if (found := against_today(runs, place, measure)) and found.n >= FEWEST_SEEDS
+        if (found := against_today(runs, place, measure)) and _can_be(runs, place, measure, found)
     }
     chances = corrected([2 * each.chance(0, below=each.mean < 0) for each in asked.values()])  # two-sided
     return {key for key, chance in zip(asked, chances, strict=True) if chance < SETTLED}
+
+
+def _can_be(runs: pl.DataFrame, place: Place, measure: Measure, found: Estimate) -> bool:
+    """Whether so many seeds, and packets that a quantile rests on, could settle it."""
+    enough = measure not in TAILS or (rests_on(runs, place, measure) or 0) >= FEWEST_PACKETS
+    return enough and found.n >= FEWEST_SEEDS
 
 
 def _against(runs: pl.DataFrame, place: Place, measure: Measure, settled: set[tuple[Place, Measure]]) -> str:
@@ -92,7 +93,8 @@ def _against(runs: pl.DataFrame, place: Place, measure: Measure, settled: set[tu
         return NONE
     if (place, measure) in settled:
         return f"**{percent(found)}**"
-    return f"{percent(found)}, {NOT_SETTLED}"
+    why = NOT_SETTLED if _can_be(runs, place, measure, found) else "too few to judge"
+    return f"{percent(found)}, {why}"
 
 
 def _rules(runs: pl.DataFrame, scenario: str, profile: str) -> list[Place]:

@@ -8,18 +8,18 @@ import polars as pl
 from lab_rows import NO_NOISE, run_row
 
 from laboratory.report.comparison import Place
-from laboratory.report.measures import QUEUEING_P99, QUEUEING_P999
+from laboratory.report.measures import QUEUEING_P99
 from laboratory.report.rules import against_today, ruled
 from laboratory.runs.results import SCHEMA
 
 
-def rows(seeds: int = 5, **rules: float) -> pl.DataFrame:
+def rows(seeds: int = 5, packets: float = 20_000, **rules: float) -> pl.DataFrame:
     """A scenario where each rule's P99 is such a part of default's 10 ms; it moves twice that."""
     found: list[dict[str, Any]] = []
     for seed in range(seeds):
         noise = NO_NOISE[seed]
         for point, part in rules.items():
-            place: dict[str, Any] = {"scenario": "rules-figure8", "point": point, "packets": 20_000.0}
+            place: dict[str, Any] = {"scenario": "rules-figure8", "point": point, "packets": packets}
             wiggle = 1 + 0.002 * ((seed * 7 + len(point)) % 5)
             found.append(run_row("default", seed, 10_000 * noise, **place))
             found.append(
@@ -49,9 +49,12 @@ def test_each_rule_stands_beside_todays_and_what_is_settled_is_bold() -> None:
 
 def test_few_seeds_settle_nothing_and_few_packets_are_not_judged() -> None:
     few = rows(4, mean=0.8, low=0.5)
+    assert "".join(ruled(few)).count("too few to judge") == 2
     assert "**" not in "".join(ruled(few)[2:])
+    [row] = [line for line in ruled(rows(packets=9_000, mean=0.8, low=0.5)) if line.startswith("| low")]
+    assert row.count("too few to judge") == 1  # P99 rests on 90 packets; regret on all
+    assert row.count("**") == 2
     place = Place("rules-figure8", "low", "uncoupled")
-    assert against_today(few, place, QUEUEING_P999) is None  # 20 packets of a run
     change = against_today(few, place, QUEUEING_P99)
     assert change is not None
     assert (round(change.mean, 2), change.n) == (-0.37, 4)
