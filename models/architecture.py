@@ -102,7 +102,7 @@ class EventStreamLoop(EventStreamFit):
     seed: Annotated[int, Field(ge=0)]
     """Of weights, batches and dropout."""
 
-    served_level: Annotated[float | None, Field(default=None)]
+    served_level: Annotated[Annotated[float, Field(gt=0, lt=1)] | None, Field(default=None)]
     """The one of `quantiles` that is served; null: the median, or the mean where there are no quantiles."""
 
     @field_validator("served_level")
