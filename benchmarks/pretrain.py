@@ -100,7 +100,7 @@ def _seconds(parts: list[Part], seed: int) -> tuple[float, float]:
         ends.append(time.perf_counter() - started)
         print(f"seed {seed}, {ends[-1]:.0f} s: {line}", flush=True)
 
-    _, epochs = trained(parts, params, seed, say)
+    epochs = trained(parts, params, seed, say).epochs
     errors = [epoch["validation_log_mse"] for epoch in epochs]
     reached = next(end for end, error in zip(ends, errors, strict=True) if error <= NEXT_TO * min(errors))
     return reached, statistics.median(epoch["targets_per_s"] for epoch in epochs)

@@ -26,6 +26,7 @@ from models.forecasters.walk import FORMS, Asked, run, within_training
 from models.import_closure import code_hash
 from models.json_file import read_object
 from models.say import say
+from models.scoring.choice import EVEN, RULED
 from models.scoring.intervals import Estimate, estimate, over_all
 from models.section import near, read_all
 from models.sharp import PAPERS, Change
@@ -47,8 +48,11 @@ SCORES: Final = {
     "f1_truth_change": ("f1", "truth_change"),
     "f1_prediction_change_by_flow": ("f1", "prediction_change_by_flow"),
     "f1_truth_change_by_flow": ("f1", "truth_change_by_flow"),
+    "brier": ("sooner", "brier"),
+    "brier_of_share": ("sooner", "brier_of_share"),
+    **{name: ("sooner", name) for name in RULED},
 }
-DRAWN: Final = ("average_precision", "mae_ms", "regret_ms")  # scores that have draws of time
+DRAWN: Final = ("average_precision", "mae_ms", "regret_ms", *RULED)  # scores that have draws of time
 ALIKE: Final = ("n", "never_ms", "always_ms", "shorter_is_classic")  # of a choice: the same for every variant
 DIGITS: Final = 5
 L4S: Final = QUEUES[1]
@@ -246,7 +250,12 @@ def _form(runs: Sequence[Mapping[str, Any]], pairs: Pairs, form: str) -> dict[st
             seeds = [ours[form][part][key] - other[form][part][key] for ours, other in pairs]
             found[score]["less_reference"] = _said(estimate(seeds))
             if score in DRAWN:
-                found[score]["less_reference"]["seconds_95"] = _over_all(pairs, form, score)
+                found[score]["less_reference"]["seconds_95"] = _over_all(pairs, form, score, score)
+        if score in RULED and score != EVEN:
+            seeds = [one[form][part][key] - one[form][part][EVEN] for one in runs]
+            itself = [(one, one) for one in runs]
+            found[score]["less_even"] = _said(estimate(seeds))
+            found[score]["less_even"]["seconds_95"] = _over_all(itself, form, score, EVEN)
     if spreads := [one[form]["spread"] for one in runs if one[form].get("spread", {}).get("coverage")]:
         coverage = np.mean([each["coverage"] for each in spreads], axis=0)
         found["coverage"] = {"levels": spreads[0]["levels"], "share": [round(float(x), 4) for x in coverage]}
@@ -263,16 +272,22 @@ def _paired(
     return [(one, by_seed[one["seed"]]) for one in runs if one["seed"] in by_seed]
 
 
-def _over_all(pairs: Pairs, form: str, score: str) -> list[float] | None:
-    """95 % of the differences where seeds, time and traces vary."""
+def _over_all(pairs: Pairs, form: str, score: str, other_score: str) -> list[float] | None:
+    """95 % of the differences, ours less the other's, where seeds, time and traces vary."""
     if not all(one[form]["draws"] for pair in pairs for one in pair):
         return None
-    part, key = SCORES[score]
-    by_seed = [ours[form][part][key] - other[form][part][key] for ours, other in pairs]
+    names = score, other_score
+    places = [SCORES[name] for name in names]
+    by_seed = [
+        ours[form][part][key] - other[form][other_part][other_key]
+        for (part, key), (other_part, other_key) in [places]
+        for ours, other in pairs
+    ]
 
     def differences(of: str) -> NDArray[np.float64]:
         ours, other = (
-            np.array([pair[side][form][of][score] for pair in pairs], dtype=np.float64) for side in (0, 1)
+            np.array([pair[side][form][of][name] for pair in pairs], dtype=np.float64)
+            for side, name in enumerate(names)
         )
         return ours - other
 

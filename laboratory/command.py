@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from feature_store.local_ray import ray_cluster
-from laboratory.learning.judged_models import anchor_of, check_acks, models_by_profile
+from laboratory.learning.judged_models import anchor_of, check_acks, model_at, models_by_profile
 from laboratory.runs import execution, experience, programs, results, rows
 from laboratory.runs.resolve import Asked, Cell, Model, cells, check_tables, control_of, identity, resolve
 from laboratory.scenarios.files import check_points, environment_at, files_of, load, names, path_of
@@ -227,7 +227,8 @@ class _Laboratory:
 
     def _model(self, cell: Cell) -> Model | None:
         """The model that drives a cell's control, or None."""
-        model = self.models.get(cell.profile) if cell.control in ("model", "anchor") else None
+        asks = cell.control in ("model", "anchor")
+        model = model_at(self.models, cell.point, cell.profile) if asks else None
         if model is None or cell.control == "model":
             return model
         if model.content not in self.anchors:
@@ -235,7 +236,7 @@ class _Laboratory:
         return self.anchors[model.content]
 
     def _why_no_model(self, cell: Cell) -> str:
-        if cell.profile in self.models:
+        if model_at(self.models, cell.point, cell.profile):
             return "the model has no anchor"
         return f"--artifact has no {cell.profile}/" if self.models else NO_MODEL
 

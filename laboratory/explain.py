@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from feature_store.packets.schema import QUEUES
 from laboratory.command import Request, adjusted
-from laboratory.learning.judged_models import check_acks, models_by_profile
+from laboratory.learning.judged_models import check_acks, model_at, models_by_profile
 from laboratory.runs import execution, programs
 from laboratory.runs.resolve import Cell, check_tables, control_of, identity, resolve
 from laboratory.scenarios.files import environment_at, files_of, load
@@ -78,11 +78,10 @@ def explain(
     environment = environment_at(scenario, point, f"{stem}.yaml")
     with execution.sole_user(output):
         models = models_by_profile(artifact, output)
-        if profile not in models:
+        if (model := model_at(models, point, profile)) is None:
             raise ValueError(f"--artifact {artifact} has no {profile}/")
         check_acks(models, {stem: scenario})
         program, build = programs.build()
-        model = models[profile]
         control = control_of(environment, "model", model=model, share=0.0)
         cell = Cell(stem, point, None, profile, "model", seed)
         run = resolve(scenario, cell, control, ["questions", "truth"])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from models.section import Above0, Count, Section
 
@@ -58,6 +58,16 @@ class EventStreamFit(QueryFit):
     """Of a step."""
     segment_events: Annotated[int, Field(ge=BLOCK, multiple_of=BLOCK)]
     """Events of a segment whose decisions are targets; a band of context comes before them."""
+    calibration: Annotated[Literal["split", "before"] | None, Field(default=None)]
+    """What moves quantiles to their levels: `split`: the last fifth of what would else tune the head;
+    `before`: the last slices, as they were forecast before the head learned from them (docs/MODEL.md)."""
+
+    @field_validator("calibration")
+    @classmethod
+    def _of_quantiles(cls, calibration: str | None, others: ValidationInfo) -> str | None:
+        if calibration and not others.data.get("quantiles"):
+            raise ValueError("it must be null where there are no quantiles")
+        return calibration
 
 
 class EventStreamLoop(EventStreamFit):
@@ -66,12 +76,16 @@ class EventStreamLoop(EventStreamFit):
     seed: Annotated[int, Field(ge=0)]
     """Of weights, batches and dropout."""
 
-    @field_validator("quantiles")
+    served_level: Annotated[Annotated[float, Field(gt=0, lt=1)] | None, Field(default=None)]
+    """The one of `quantiles` that is served; null: the median, or the mean where there are no quantiles."""
+
+    @field_validator("served_level")
     @classmethod
-    def _one_latency(cls, levels: list[float]) -> list[float]:
-        if levels:
-            raise ValueError("it must be empty: what is served gives one latency for each packet")
-        return levels
+    def _given(cls, level: float | None, others: ValidationInfo) -> float | None:
+        levels = others.data.get("quantiles", [])
+        if level is not None and level not in levels:
+            raise ValueError(f"it must be null or one of quantiles: {', '.join(map(str, levels)) or 'none'}")
+        return level
 
     @field_validator("layers")
     @classmethod

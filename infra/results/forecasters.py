@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,6 +12,7 @@ from benchmarks.published import origin
 from feature_store.atomic import write_file
 from laboratory.report import tables as lab
 from models.json_file import read_object
+from models.scoring.choice import RULES, rule_name
 
 FILE: Final = Path("docs/results/forecasters.json")
 NEEDED: Final = {"traces", "protocol", "within_training", "against", "n", "n_late", "base_rate", "variants"}
@@ -42,6 +44,7 @@ JUDGED_HEAD: Final = [
 ]
 # Traces with three receivers, on which the choice between the queues is scored (docs/results/choice.md).
 CHOICES: Final = ("web", "web-varying", "video", "video-varying")
+TRIED_RULE: Final = 0.4  # the best one on web
 TOLD: Final = {"all": "", "flows": "-flows", "first": "-first"}  # what ends an entry's name
 CHOICE_HEAD: Final = [
     "trace",
@@ -161,6 +164,11 @@ def choice_entry(kind: str, told: str = "all") -> str:
     return f"choice-{kind}{TOLD[told]}"
 
 
+def calibration_entry(kind: str) -> str:
+    """Name of what is published of quantiles, calibrated and not, on such a kind."""
+    return f"calibration-{kind}"
+
+
 def choices(published: Mapping[str, Any]) -> list[str]:
     """A line for each kind of trace and variant: how well it chooses between the queues, with tuned heads.
 
@@ -192,26 +200,77 @@ def choices(published: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def coverages(published: Mapping[str, Any]) -> list[str]:
-    """A line for each kind of trace and variant with quantiles: the share of latencies up to each level.
+@dataclass(frozen=True)
+class Covered:
+    """Coverage of a variant's levels on a kind of trace, by one of its heads."""
+
+    kind: str
+    variant: str
+    seeds: int
+    form: str
+    levels: Sequence[float]
+    shares: Sequence[float]  # of the latencies, at or below each level
+    pinball: Mapping[str, Any]
+
+    @property
+    def off_points(self) -> float:
+        """Mean distance of the shares from their levels, in percentage points."""
+        away = [abs(share - level) for share, level in zip(self.shares, self.levels, strict=True)]
+        return 100 * sum(away) / len(away)
+
+
+def covered(published: Mapping[str, Any]) -> list[Covered]:
+    """Coverage of every variant with quantiles, by kind of trace.
 
     Raises:
-        ValueError: a kind is not published, or nobody has quantiles.
+        ValueError: a kind is not published, or nobody has quantiles there.
     """
-    lines: list[str] = []
+    found = []
     for kind in CHOICES:
-        for name, variant in entry(published, choice_entry(kind))["variants"].items():
+        for name, variant in entry(published, calibration_entry(kind))["variants"].items():
             for form in ("tuned", "pretrained"):
                 scores = variant[form]
-                if coverage := scores.get("coverage"):
-                    levels = [f"{100 * level:g} %" for level in coverage["levels"]]
-                    lines = lines or lab.head_of(["trace", "variant", "head", *levels, "pinball, ms"])
-                    shares = [f"{100 * share:.1f}" for share in coverage["share"]]
-                    lines.append(
-                        lab.row_of([kind, f"`{name}`", form, *shares, _number(scores["pinball_ms"], 3)])
-                    )
-    if not lines:
-        raise ValueError(f"{FILE} has no variant with quantiles")
+                if "coverage" not in scores:
+                    raise ValueError(f"{FILE}: {calibration_entry(kind)}: {name} has no quantiles")
+                levels, shares = (scores["coverage"][key] for key in ("levels", "share"))
+                one = Covered(kind, name, variant["seeds"], form, levels, shares, scores["pinball_ms"])
+                found.append(one)
+    return found
+
+
+def coverages(published: Mapping[str, Any]) -> list[str]:
+    """A line for each kind of trace, variant and head: the share of latencies up to each level.
+
+    Raises:
+        ValueError: as `covered`.
+    """
+    found = covered(published)
+    levels = [f"{100 * level:g} %" for level in found[0].levels]
+    head = ["trace", "variant", "seeds", "head", *levels, "off, points", "pinball, ms", DIFFERENCE]
+    lines = lab.head_of(head)
+    for one in found:
+        shares = [f"{100 * share:.1f}" for share in one.shares]
+        said = [one.kind, f"`{one.variant}`", str(one.seeds), one.form, *shares, f"{one.off_points:.1f}"]
+        lines.append(lab.row_of([*said, *_beside(one.pinball, 3)]))
+    return lines
+
+
+def sooner(published: Mapping[str, Any]) -> list[str]:
+    """A line for each kind of trace and variant: its probability that the classic queue is faster.
+
+    Raises:
+        ValueError: a kind is not published.
+    """
+    rules = [f"from {100 * rule:.0f} %" for rule in RULES]
+    head = ["trace", "variant", "seeds", "Brier", "of the share", *rules]
+    lines = lab.head_of([*head, f"{100 * TRIED_RULE:.0f} less 50 %"])
+    for kind in CHOICES:
+        for name, variant in entry(published, calibration_entry(kind))["variants"].items():
+            scores = variant["tuned"]
+            briers = [_number(scores[key], 3) for key in ("brier", "brier_of_share")]
+            regrets = [_number(scores[rule_name(rule)], 2) for rule in RULES]
+            less = _beside(scores[rule_name(TRIED_RULE)], 2, "less_even")[1]
+            lines.append(lab.row_of([kind, f"`{name}`", str(variant["seeds"]), *briers, *regrets, less]))
     return lines
 
 
@@ -251,11 +310,11 @@ def _mean(score: Mapping[str, Any] | None) -> float:
     return -1.0 if score is None else float(score["mean"])
 
 
-def _beside(score: Mapping[str, Any] | None, digits: int) -> tuple[str, str]:
-    if score is None or "less_reference" not in score:
+def _beside(score: Mapping[str, Any] | None, digits: int, other: str = "less_reference") -> tuple[str, str]:
+    if score is None or other not in score:
         return _number(score, digits), lab.NONE
-    less = score["less_reference"]
-    ends = [_ends(less[key], digits) for key in ("seeds_95", "seconds_95")]
+    less = score[other]
+    ends = [_ends(less[key], digits) for key in ("seeds_95", "seconds_95") if key in less]
     return _number(score, digits), f"{less['mean']:+.{digits}f} ({'; '.join(ends)})"
 
 

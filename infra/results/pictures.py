@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -10,6 +10,7 @@ import polars as pl
 from matplotlib.figure import Figure
 
 from infra.results import replayed
+from infra.results.forecasters import Covered, covered
 from infra.results.map_picture import premise_map
 from infra.results.replayed import SHOWN_MS
 from infra.results.tables import Data
@@ -23,10 +24,16 @@ from models.scoring.intervals import estimate
 from models.scoring.plot_style import INK, grid, svg
 
 MODEL: Final = "#e64980"  # on both pages
+CALIBRATED: Final = {  # before and after: what it is called, its colour
+    "event-stream-quantiles": ("as trained", LAB_COLOURS["last_latency"]),
+    "event-stream-split": ("a fifth held out", LAB_COLOURS["random"]),
+    "event-stream-calibrated": ("by what was forecast before it was learned", MODEL),
+}
 DIGITS: Final = 3  # of a drawn figure: what differs beyond them on another machine changes no byte
 PICTURES: Final[Mapping[str, Callable[[Path, Data], bytes]]] = {
     "sender.svg": lambda root, _: svg(lambda: sender(pl.read_csv(root / replayed.FILE))),
     "p99.svg": lambda _, data: svg(lambda: p99(data.of(JUDGED))),
+    "coverage.svg": lambda _, data: svg(lambda: coverage(covered(data.forecasters))),
     "premise-map.svg": lambda _, data: svg(lambda: premise_map(data.of(SCENARIO))),
 }
 
@@ -48,6 +55,32 @@ def sender(packets: pl.DataFrame) -> Figure:
     below.set_yticks([1, 0], ["marked L4S", "marked classic"])
     below.grid(visible=False)
     above.get_gridspec().set_height_ratios([4, 1])  # type: ignore[union-attr]
+    return figure
+
+
+def coverage(found: Sequence[Covered]) -> Figure:
+    """How far the share of latencies below each level is from it, tuned heads, a panel for each kind."""
+    kinds = list(dict.fromkeys(one.kind for one in found))
+    figure, [panels] = grid(1, len(kinds), 8.4, 2.7)
+    for axes, kind in zip(panels, kinds, strict=True):
+        axes.axhline(0, color=INK, linewidth=1)
+        for variant, (said, colour) in CALIBRATED.items():
+            for one in found:
+                if (one.kind, one.variant, one.form) != (kind, variant, "tuned"):
+                    continue
+                off = [100 * (s - level) for s, level in zip(one.shares, one.levels, strict=True)]
+                percent = [100 * level for level in one.levels]
+                axes.plot(percent, off, "o-", color=colour, markersize=3.4, linewidth=1.2, label=said)
+        axes.set_title(kind, fontsize=9)
+        axes.set(xlabel="level, %", xlim=(0, 100))
+    bound = max(abs(end) for axes in panels for end in axes.get_ylim())
+    for axes in panels:
+        axes.set_ylim(-bound, bound)
+    panels[0].set_ylabel("share below it, less the level,\npercentage points", fontsize=8)
+    handles, names = panels[0].get_legend_handles_labels()
+    figure.legend(
+        handles, names, loc="outside lower center", ncols=3, fontsize=8, frameon=False, labelcolor=INK
+    )
     return figure
 
 

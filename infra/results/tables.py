@@ -16,13 +16,14 @@ from benchmarks.published import Published
 from benchmarks.rows import Row
 from infra.results import evaluations, forecasters, lfq, paper, rate_feedback, rates
 from laboratory.lfq import table as lfq_table
-from laboratory.report import guard, premise_map
+from laboratory.report import guard, premise_map, rules
 from laboratory.report import tables as lab
 from laboratory.report.comparison import Place, against_chance, by_seed, change_of, percent
 from laboratory.report.judging import JUDGED
 from laboratory.report.ladder import ladder
 from laboratory.report.measures import MS, QUEUEING_P99
 from laboratory.runs.results import COMPLETE
+from laboratory.runs.results import SCHEMA as RUNS
 from laboratory.runs.results import load as load_runs
 from laboratory.scenarios.schema import CONTROLS, PROFILES
 from models.json_file import read_object
@@ -55,6 +56,7 @@ class Data:
     rates: Mapping[str, Any] = field(default_factory=dict)
     paper: Mapping[str, Any] = field(default_factory=dict)
     lfq: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=lfq_table.SCHEMA))
+    rules: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=RUNS))
 
     @classmethod
     def load(cls, root: Path) -> Data:
@@ -72,6 +74,7 @@ class Data:
             rates.load(root),
             paper.load(root),
             lfq_table.read(root / LABORATORY),
+            load_runs(root / LABORATORY / "rules"),
         )
 
     def evaluation(self, name: str) -> dict[str, Any]:
@@ -237,6 +240,7 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     **{f"forecasters-{name}": partial(forecasts, name=name) for name in ("simulated", *forecasters.JUDGED)},
     "choice": lambda data: forecasters.choices(data.forecasters),
     "choice-coverage": lambda data: forecasters.coverages(data.forecasters),
+    "choice-sooner": lambda data: forecasters.sooner(data.forecasters),
     "choice-told": lambda data: forecasters.told(data.forecasters),
     "paper-verdicts": lambda data: paper.verdicts(data.paper),
     "paper-origins": lambda data: paper.origins(data.paper),
@@ -258,6 +262,7 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "guard-kept": lambda data: guard.kept(data.runs),
     "guard-shipped": lambda data: guard.guarded(data.runs, guard.SHIPPED),
     "guard-shipped-kept": lambda data: guard.kept(data.runs, guard.SHIPPED),
+    "rules": lambda data: rules.ruled(data.rules),
     "premise-map": lambda data: premise_map.mapped(data.runs),
     "premise-map-counted": lambda data: premise_map.counted(data.runs),
     "map": lambda data: brief(data, "rfc9332", "map-"),

@@ -20,12 +20,17 @@ ORIGIN: Final = "origin.json"  # beside a model that `lab train` made: what it w
 UNSAID: Final = "unsaid"  # an origin that does not say from which ACKs
 
 
+def model_at(models: Mapping[str, Model], point: str, profile: str) -> Model | None:
+    """Return the model of a point under a profile: the point's own, or else the profile's."""
+    return models.get(f"{point}/{profile}", models.get(profile))
+
+
 def models_by_profile(artifact: str, output: Path) -> dict[str, Model]:
-    """Find the model of each queue profile.
+    """Find the model of each queue profile, and of `POINT/PROFILE` where points have models of their own.
 
     Args:
-        artifact: folder of an artifact, for all profiles; a folder that holds `PROFILE/` (as `lab train`
-            writes it); or `champion`, which the registry hands out into `output`.
+        artifact: folder of an artifact, for all profiles; a folder that holds `PROFILE/` or `POINT/PROFILE/`
+            (as `lab train` writes it); or `champion`, which the registry hands out into `output`.
         output: the laboratory's folder.
 
     Raises:
@@ -41,7 +46,13 @@ def models_by_profile(artifact: str, output: Path) -> dict[str, Model]:
     if (folder / "model.json").is_file():
         return dict.fromkeys(PROFILES, _model(folder))
     names = {name: name for name in PROFILES} | FORMER_PROFILES
-    found = {profile: _model(folder / name) for name, profile in names.items() if (folder / name).is_dir()}
+    points = [each for each in sorted(folder.iterdir()) if each.name not in names]
+    found = {
+        f"{above}{profile}": _model(within / name)
+        for within, above in ((folder, ""), *((each, f"{each.name}/") for each in points))
+        for name, profile in names.items()
+        if (within / name).is_dir()
+    }
     if not found:
         raise FileNotFoundError(
             f"--artifact {artifact}: no model.json there, nor in {' or '.join(PROFILES)} below"

@@ -31,14 +31,16 @@ PARAMS: Final = PROJECT / "params.yaml"
 def train(name: str, *, protocol: str, overrides: list[str], output: Path) -> int:
     """Simulate a scenario's exploration traces and train on them; return 1 if a run or a stage failed.
 
-    Leaves `output/models/SCENARIO/PROFILE/`, each an artifact: what `lab run --artifact` takes.
+    Leaves `output/models/SCENARIO/PROFILE/`, each an artifact: what `lab run --artifact` takes. Where points
+    of the axis have models of their own it leaves `output/models/SCENARIO/POINT/PROFILE/`.
 
     Raises:
         ValueError: the scenario is wrong, the program cannot be built, or a parameter is unknown.
     """
     ((stem, path),) = files_of([name]).items()
     scenario = load(path)
-    params, origin = settings(scenario, path, protocol, overrides)
+    points = list(scenario.points_with_models()) or [""]
+    wanted = {point: settings(scenario, path, protocol, overrides, point) for point in points}
     check_tables(stem, scenario)
     with execution.sole_user(output):
         program, build = programs.build()
@@ -46,24 +48,28 @@ def train(name: str, *, protocol: str, overrides: list[str], output: Path) -> in
     if traces is None:
         return 1
     for profile, runs in traces.items():
-        code = _pretrain(stem, profile, runs, params, origin, output.resolve())
-        if code != 0:
-            return code
+        for point, (params, origin) in wanted.items():
+            code = _pretrain(stem, point, profile, runs, params, origin, output.resolve())
+            if code != 0:
+                return code
     print(f"models: {output / MODELS / stem}; `swiftqueue lab run {name} --artifact` takes that folder")
     return 0
 
 
 def settings(
-    scenario: Scenario, path: Path, protocol: str, overrides: list[str]
+    scenario: Scenario, path: Path, protocol: str, overrides: list[str], point: str = ""
 ) -> tuple[Any, dict[str, Any]]:
     """Return the stages' parameters, and what a model's origin says of them and of the scenario.
 
-    The scenario's `train` changes params.yaml; `overrides` have the last word.
+    The scenario's `train` changes params.yaml, that of the point changes it further; `overrides` have the
+    last word.
 
     Raises:
         ValueError: a parameter is unknown or of another kind; the line names it.
     """
-    own = [f"{key}={json.dumps(value)}" for key, value in scenario.train.items()]
+    found = scenario.points_with_models().get(point)
+    changes = {**scenario.train, **(found.train or {} if found else {})}
+    own = [f"{key}={json.dumps(value)}" for key, value in changes.items()]
     params = load_yaml(PARAMS)
     try:
         override(params, protocol, own)
@@ -123,7 +129,13 @@ def _named(output: Path, trace: str, key: str) -> Path:
 
 
 def _pretrain(
-    name: str, profile: str, runs: dict[str, Path], params: Any, origin: dict[str, Any], output: Path
+    name: str,
+    point: str,
+    profile: str,
+    runs: dict[str, Path],
+    params: Any,
+    origin: dict[str, Any],
+    output: Path,
 ) -> int:
     """Run the project's stages on a profile's runs and publish the model; return a failed stage's code."""
     folder = output / "training" / f"{name}-{profile}"
@@ -151,7 +163,7 @@ def _pretrain(
         code = subprocess.run(command, cwd=PROJECT, check=False).returncode
         if code != 0:
             return code
-    with new_folder(output / MODELS / name / profile) as partial:
+    with new_folder(output / MODELS / name / point / profile) as partial:
         for file in ("model.json", "model.safetensors"):
             shutil.copyfile(folder / "pretrained" / file, partial / file)
         said = {"scenario": name, "profile": profile, **origin, "traces": list(runs)}

@@ -9,7 +9,7 @@ This is the only place where ranges are checked: the program trusts the runs tha
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -73,7 +73,8 @@ Microseconds = Annotated[float, Field(ge=0, le=1e9)]
 Milliseconds = Annotated[float, Field(gt=0, le=1e6)]
 Rate = Annotated[float, Field(ge=1e-6, le=1e5)]  # Mbit/s of a flow
 BurstPackets = Annotated[int, Field(ge=1, le=1_000_000)]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,100}$")]
+NAME: Final = re.compile(r"^[A-Za-z0-9._-]{1,100}$")
+Name = Annotated[str, Field(pattern=NAME.pattern)]
 
 
 class Messages(Checked):
@@ -355,6 +356,7 @@ class Point(Checked):
     profiles: list[str] | None = None  # of the scenario's; None: all
     controls: list[str] | None = None
     at: Annotated[float, Field(allow_inf_nan=False)] | None = None  # place on a numeric axis
+    train: dict[str, Any] | None = None  # parameters of the point's own model, beside the scenario's `train`
 
 
 class Axis(Checked):
@@ -390,6 +392,11 @@ class Scenario(Checked):
     axis: Axis | None = None
     regret: bool = False  # whether each choice is scored by what the packet found in both queues
 
+    def points_with_models(self) -> dict[str, Point]:
+        """Points of the axis that have a model of their own: all, where one says how it is trained."""
+        points = self.axis.points if self.axis else {}
+        return points if any(point.train is not None for point in points.values()) else {}
+
     @model_validator(mode="after")
     def _sound(self) -> Scenario:
         if self.warmup_s >= self.seconds:
@@ -406,11 +413,19 @@ class Scenario(Checked):
                 has, chosen = getattr(self, key), getattr(point, key)
                 if unknown := [one for one in chosen or [] if one not in has]:
                     raise ValueError(f"axis.points.{name}.{key}: the scenario has no {unknown[0]!r}")
-        if unknown := [key for key in self.train if not re.fullmatch(r"\w+\.\w+", key)]:
-            raise ValueError(f"train.{unknown[0]}: not of the form SECTION.KEY")
+        _check_train("train", self.train)
+        for name, point in self.points_with_models().items():
+            if not NAME.fullmatch(name):
+                raise ValueError(f"axis.points.{name}.train: the point's name must fit {NAME.pattern}")
+            _check_train(f"axis.points.{name}.train", point.train or {})
         for key, values in (("seeds", self.seeds), ("profiles", self.profiles)):
             _check_once(key, values)
         return self
+
+
+def _check_train(where: str, parameters: Mapping[str, Any]) -> None:
+    if unknown := [key for key in parameters if not re.fullmatch(r"[\w-]+\.\w+", key)]:
+        raise ValueError(f"{where}.{unknown[0]}: not of the form SECTION.KEY")
 
 
 def check_times(environment: Environment, seconds: float) -> None:

@@ -10,7 +10,6 @@ Shapes: E events, B decisions of a part, Q decisions of a step, G segments, N ev
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,9 @@ from typing import Any, Final, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load as parse_tensors
+from safetensors.torch import save_file
 
 from feature_store.events.event_stream import AS_SENT, event_schema_hash
 from feature_store.packets.schema import HORIZON
@@ -33,8 +35,12 @@ from models.networks.files import load_weights
 from models.networks.prediction import latencies
 from models.networks.scaling import ScaledFeature, fit_features, fit_target
 from models.sharp import sharp_changes
+from models.training.calibration import Doubles, calibrated, missed, newest
 from models.training.loss import example_weights
 from models.training.query_training import Batch, QueryTraining, head_tuned, held_out_error, train
+
+PAST_FILE: Final = "past.safetensors"
+SPLIT_SHARE: Final = 0.2  # of a slice: calibrates instead of tuning the head
 
 
 class EventStreamParams(EventStreamFit, QueryTraining):
@@ -48,6 +54,17 @@ class _Taught:
     log: Log
     target_BH: torch.Tensor
     weight_BH: torch.Tensor
+
+
+def _read_past(path: Path, levels: int) -> list[Doubles]:
+    try:
+        kept = parse_tensors(path.read_bytes())
+    except SafetensorError as error:
+        raise ValueError(f"{path}: truncated or not a safetensors file ({error})") from error
+    past = [kept[str(n)].numpy() for n in range(len(kept))]
+    if not all(each.shape == (len(each), levels) and np.isfinite(each).all() for each in past):
+        raise ValueError(f"{path}: not what {levels} levels missed")
+    return past
 
 
 def sizes_of(params: EventStreamFit) -> EventArchitecture:
@@ -68,21 +85,32 @@ class EventStream(Forecaster):
 
     Params = EventStreamParams
 
-    def __init__(self, model: EventPredictor, params: EventStreamParams) -> None:
-        """Take a trained network."""
-        self.model, self.params = model.eval(), params
+    def __init__(
+        self, model: EventPredictor, params: EventStreamParams, past: Sequence[Doubles] = ()
+    ) -> None:
+        """Take a trained network, and what its levels missed on slices it had not learned from."""
+        self.plain, self.params, self.past = model.eval(), params, newest(past)
+        self.model = calibrated(model, self.past)
 
     @classmethod
     def fit(cls, parts: Sequence[Part], params: EventStreamParams, seed: int, say: Say) -> Self:
         """Train on the earlier part of each slice; the last tenth chooses the epoch."""
-        return cls(trained(parts, params, seed, say)[0], params)
+        found = trained(parts, params, seed, say)
+        return cls(found.model, params, found.past)
 
     def tuned(self, part: Part) -> Self:
         """Train the head alone on states of the frozen network, computed once."""
-        encoded = encode_log(self.model, self._log(part))
-        other = copy.copy(self)
-        other.model = head_tuned(self.model, encoded, part.latencies_us(), self.params, part.change)
-        return other
+        learnt, held_out = part, None
+        if self.params.calibration == "split":
+            learnt, held_out = part.held_out(SPLIT_SHARE)
+        encoded, came_BH = encode_log(self.plain, self._log(learnt)), learnt.latencies_us()
+        model = head_tuned(self.plain, encoded, came_BH, self.params, part.change)
+        past: tuple[Doubles, ...] = ()
+        if held_out is not None:
+            past = (missed(model, encode_log(model, self._log(held_out)), held_out.latencies_us()),)
+        elif self.params.calibration:
+            past = (*self.past, missed(self.plain, encoded, came_BH))
+        return type(self)(model, self.params, past)
 
     def predict(self, part: Part, queue: int = AS_SENT) -> Floats:
         """Latencies in µs (B, H)."""
@@ -103,9 +131,12 @@ class EventStream(Forecaster):
         return 2 * HORIZON * (event + query)
 
     def write(self, folder: Path) -> dict[str, Any]:
-        """Write the weights."""
+        """Write the weights, without their shifts, and what those are fitted on."""
         inputs = {"event": self.model.event_inputs, "query": self.model.query_inputs}
-        return write_network(folder, self.model, self.model.target, inputs, event_schema_hash())
+        if self.params.calibration:
+            past = {str(n): torch.from_numpy(each) for n, each in enumerate(self.past)}
+            save_file(past, folder / PAST_FILE)
+        return write_network(folder, self.plain, self.model.target, inputs, event_schema_hash())
 
     @classmethod
     def read(cls, folder: Path, params: EventStreamParams, described: Mapping[str, Any]) -> Self:
@@ -113,7 +144,8 @@ class EventStream(Forecaster):
         inputs, target = read_inputs(described, event_schema_hash())
         model = EventPredictor(inputs["event"], inputs["query"], target, sizes_of(params), params.quantiles)
         load_weights(folder, model)
-        return cls(model, params)
+        levels = len(params.quantiles)
+        return cls(model, params, _read_past(folder / PAST_FILE, levels) if params.calibration else ())
 
     def _log(self, part: Part, queue: int = AS_SENT) -> Log:
         return _log(part, self.params, queue)
@@ -122,10 +154,17 @@ class EventStream(Forecaster):
 FORECASTERS: Final = {"event-stream": EventStream}
 
 
-def trained(
-    parts: Sequence[Part], params: EventStreamFit, seed: int, say: Say
-) -> tuple[EventPredictor, list[dict[str, float]]]:
-    """Train the network; with a record of each epoch. As `EventStream.fit`."""
+@dataclass(frozen=True)
+class Trained:
+    """A network, a record of each epoch, and what its levels missed in what was held out, by part."""
+
+    model: EventPredictor
+    epochs: list[dict[str, float]]
+    past: tuple[Doubles, ...]
+
+
+def trained(parts: Sequence[Part], params: EventStreamFit, seed: int, say: Say) -> Trained:
+    """Train the network, as `EventStream.fit`; its levels are as they were learned, not calibrated."""
     learnt, held_out = zip(*(part.held_out() for part in parts), strict=True)
     torch.manual_seed(seed)
     model = _untrained(learnt, params)
@@ -139,7 +178,10 @@ def trained(
         params,
         say,
     )
-    return model, epochs
+    if not params.calibration:
+        return Trained(model, epochs, ())
+    past = [missed(model, encode_log(model, log), came_BH) for log, came_BH in logs]
+    return Trained(model, epochs, (np.concatenate(past),))
 
 
 def _log(part: Part, params: EventStreamFit, queue: int = AS_SENT, phase: int = 0) -> Log:

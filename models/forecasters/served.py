@@ -19,6 +19,7 @@ from models.forecasters.event_stream import trained
 from models.forecasters.forecaster import Trace
 from models.networks.event_window import served
 from models.networks.loop_network import Pretrained
+from models.training.calibration import calibrated
 from models.training.windows import WindowSet
 
 
@@ -49,6 +50,6 @@ def pretrain(
         parts.append(Trace(name, table, trace.slices, change=trace.change).to_learn(trace.pretrain))
         if len(parts[-1]) == 0:
             raise ValueError(f"trace {name}: its training slice holds no decision; use a longer protocol")
-    model, epochs = trained(parts, params, params.seed, say)
-    numbered: list[dict[str, Any]] = [{"epoch": n, **each} for n, each in enumerate(epochs, start=1)]
-    return Pretrained(served(model), numbered)
+    found = trained(parts, params, params.seed, say)
+    numbered: list[dict[str, Any]] = [{"epoch": n, **each} for n, each in enumerate(found.epochs, start=1)]
+    return Pretrained(served(calibrated(found.model, found.past), params.served_level), numbered)

@@ -17,11 +17,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from feature_store.events.event_stream import AS_SENT
 from feature_store.packets.schema import HORIZON
 from models.forecasters.forecaster import Forecaster, Part, Say, Trace, Variant, Waits, decision_times
 from models.forecasters.queries import column, replayed
 from models.forecasters.spread import Spread
-from models.scoring.choice import movable_and_moved, score_choice, score_explored
+from models.scoring.choice import RULED, movable_and_moved, score_choice, score_explored, score_sooner
 from models.scoring.evaluation import TRACE_OFFSET_NS
 from models.scoring.metrics import DRAWN, late_from, score_predictions, score_sharp, score_with_replicates
 from models.sharp import Change
@@ -148,11 +149,13 @@ def run(
         parts: dict[str, Any] = {}
         if said.spread is not None:
             parts["spread"] = said.spread.scores(asked.came_BH)
-        if said.both_us is not None and asked.explored is not None:
-            parts["explored"] = _explored(*said.both_us, asked, asked.explored)
-        if said.both_us is not None and asked.waits_BH3 is not None:
-            parts["choice"], regrets = _choice(*said.both_us, asked.waits_BH3, asked.time_ns_B)
-            replicates |= {} if regrets is None else {"regret_ms": regrets}
+        if said.both is not None and asked.explored is not None:
+            classic, l4s = said.both
+            parts["explored"] = _explored(classic.us_BH, l4s.us_BH, asked, asked.explored)
+        if said.both is not None and asked.waits_BH3 is not None:
+            some, regrets = _choice(*said.both, asked.waits_BH3, asked.time_ns_B)
+            parts |= some
+            replicates |= regrets
         found[form] = {
             "n": scores["n"],
             "late": scores["late"],
@@ -177,11 +180,12 @@ def _lateness(said: _Said, asked: Asked) -> Floats | None:
 def _by_trace(said: _Said, asked: Asked) -> dict[str, list[float | None]]:
     """The scores that get intervals, of each trace alone."""
     lateness_BH = _lateness(said, asked)
-    found: dict[str, list[float | None]] = {name: [] for name in (*DRAWN, "regret_ms")}
+    found: dict[str, list[float | None]] = {name: [] for name in (*DRAWN, "regret_ms", *RULED)}
     for number in np.unique(asked.trace_B):
         rows = asked.trace_B == number
+        some = said.of(rows)
         scores = score_predictions(
-            said.us_BH[rows],
+            some.us_BH,
             asked.came_BH[rows],
             asked.last_flow_BH[rows],
             change=asked.change,
@@ -189,10 +193,11 @@ def _by_trace(said: _Said, asked: Asked) -> dict[str, list[float | None]]:
         )
         found["average_precision"].append(scores["late"]["average_precision"])
         found["mae_ms"].append(scores["error"]["mae_ms"])
-        if said.both_us is not None and asked.waits_BH3 is not None:
-            classic, l4s = (each[rows] for each in said.both_us)
-            chosen, _ = _choice(classic, l4s, asked.waits_BH3[rows], asked.time_ns_B[rows])
-            found["regret_ms"].append(chosen["regret_ms"])
+        if some.both is not None and asked.waits_BH3 is not None:
+            chosen, _ = _choice(*some.both, asked.waits_BH3[rows], asked.time_ns_B[rows])
+            found["regret_ms"].append(chosen["choice"]["regret_ms"])
+            for name in RULED:
+                found[name].append(chosen["sooner"][name])
     return found
 
 
@@ -209,14 +214,23 @@ def _f1(us_BH: Floats, asked: Asked) -> dict[str, float | None]:
 
 
 def _choice(
-    classic_us_BH: Floats, l4s_us_BH: Floats, waits_BH3: Floats, time_ns_B: NDArray[np.int64]
-) -> tuple[dict[str, Any], Floats | None]:
-    """Each packet that may be moved goes where the forecast is less, and stays where they are equal."""
+    classic: _Said, l4s: _Said, waits_BH3: Floats, time_ns_B: NDArray[np.int64]
+) -> tuple[dict[str, Any], dict[str, Floats]]:
+    """Scores of the packets that may be moved, and their draws.
+
+    Each goes where the forecast is less, and stays where they are equal; then, by the rules on how probable
+    it is that the classic queue is faster. Who forecasts one latency is sure.
+    """
     movable = waits_BH3[..., 2] > 0
-    classic_BH = classic_us_BH < l4s_us_BH
-    time_ns_N = np.repeat(time_ns_B, HORIZON)[movable.ravel()]
-    waits = waits_BH3[movable]
-    return score_choice(classic_BH[movable], waits[:, 0], waits[:, 1], time_ns_N, DRAWS_SEED)
+    faster_BH = classic.us_BH < l4s.us_BH
+    sooner_BH = faster_BH.astype(np.float64)
+    if classic.spread is not None and l4s.spread is not None:
+        sooner_BH = classic.spread.sooner_than(l4s.spread)
+    classic_us_N, l4s_us_N = waits_BH3[movable][:, :2].T
+    known = classic_us_N, l4s_us_N, np.repeat(time_ns_B, HORIZON)[movable.ravel()], DRAWS_SEED
+    choice, regrets = score_choice(faster_BH[movable], *known)
+    sooner, drawn = score_sooner(sooner_BH[movable], *known)
+    return {"choice": choice, "sooner": sooner}, drawn | ({} if regrets is None else {"regret_ms": regrets})
 
 
 def _explored(classic_us_BH: Floats, l4s_us_BH: Floats, asked: Asked, share: float) -> dict[str, Any]:
@@ -239,7 +253,13 @@ class _Said:
 
     us_BH: Floats
     spread: Spread | None
-    both_us: tuple[Floats, Floats] | None  # asked for the classic queue, and for the other
+    both: tuple[_Said, _Said] | None = None  # asked for the classic queue, and for the other
+
+    def of(self, rows: NDArray[np.bool_]) -> _Said:
+        """The same of some decisions."""
+        spread = self.spread and Spread(self.spread.levels, self.spread.us_BHL[rows])
+        both = self.both and (self.both[0].of(rows), self.both[1].of(rows))
+        return _Said(self.us_BH[rows], spread, both)
 
 
 def _walked(fitted: Forecaster, traces: Sequence[Trace], round_s: float, *, both: bool) -> dict[str, _Said]:
@@ -259,20 +279,19 @@ def _walked(fitted: Forecaster, traces: Sequence[Trace], round_s: float, *, both
             parts += [(heads[piece.head], trace.to_predict(piece.part)) for piece in some]
     said = _said(parts)
     if both:
-        classic, l4s = (_joined([each.predict(part, queue) for each, part in parts]) for queue in (0, 1))
-        said = replace(said, both_us=(classic, l4s))
+        said = replace(said, both=(_said(parts, 0), _said(parts, 1)))
     unchanged = all(tuned is fitted for tuned, _ in parts)
-    plain = replace(said, both_us=None) if unchanged else _said([(fitted, part) for _, part in parts])
+    plain = replace(said, both=None) if unchanged else _said([(fitted, part) for _, part in parts])
     return {"tuned": said, "pretrained": plain}
 
 
-def _said(parts: Sequence[tuple[Forecaster, Part]]) -> _Said:
-    spreads = [each.spread(part) for each, part in parts]
+def _said(parts: Sequence[tuple[Forecaster, Part]], queue: int = AS_SENT) -> _Said:
+    spreads = [each.spread(part, queue) for each, part in parts]
     whole = [each for each in spreads if each is not None]
     if whole:
         spread = Spread.joined(whole)
-        return _Said(spread.median_us.astype(np.float64), spread, None)
-    return _Said(_joined([each.predict(part) for each, part in parts]), None, None)
+        return _Said(spread.median_us.astype(np.float64), spread)
+    return _Said(_joined([each.predict(part, queue) for each, part in parts]), None)
 
 
 def _joined(parts: Sequence[NDArray[np.float32]]) -> Floats:

@@ -48,6 +48,9 @@ _KEYS: Final = {
     "visibility",
     "protocol",
 }
+# Of the quantile that a model gives, where it is not the mean: its head is tuned for it. In `protocol`, which
+# says how a model was taught and no reader in C++ looks into.
+_LEVEL: Final = "level"
 # Memory is taken for a network of these sizes before its weights are looked at: 1 GB at most.
 _MOST: Final = {
     "width": 1024,
@@ -167,7 +170,7 @@ def _to_json(model: WindowNetwork, description: Description) -> dict[str, Any]:
         "target": asdict(model.target),
         "schema_hash": description.schema_hash,
         "visibility": description.visibility,
-        "protocol": dict(description.protocol),
+        "protocol": {**description.protocol, **({_LEVEL: model.quantiles[0]} if model.quantiles else {})},
         **{key: [asdict(each) for each in getattr(model, key)] for key in network.scalings},
     }
 
@@ -197,6 +200,11 @@ def _from_json(described: dict[str, Any]) -> tuple[WindowNetwork, Description]:
     for key, wanted in (("schema_hash", str), ("visibility", str), ("protocol", dict)):
         if not isinstance(rest[key], wanted):
             raise ValueError(f"{key} is {rest[key]!r}; it must be a {wanted.__name__}")
+    rest["protocol"] = dict(rest["protocol"])
+    if (level := rest["protocol"].pop(_LEVEL, None)) is not None:
+        if not (isinstance(level, float) and 0 < level < 1):
+            raise ValueError(f"protocol: {_LEVEL} is {level!r}; it must be a number between 0 and 1")
+        model.quantiles = (level,)
     return model, Description(tokens=window["tokens"], **rest)
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from feature_store.events.definition import EVENTS
 from feature_store.packets.schema import HORIZON
+from models.architecture import MEDIAN
 from models.networks.event_transformer import EventArchitecture, EventLayer, EventPredictor
 from models.networks.query_predictor import QueryHead
 from models.networks.scaling import ScaledFeature, Target
@@ -85,13 +86,19 @@ class EventWindowPredictor(WindowNetwork):
         return (*self.features, *self.queries)
 
 
-def served(model: EventPredictor) -> EventWindowPredictor:
-    """Put a network over an event stream into the form that is served.
+def served(model: EventPredictor, level: float | None = None) -> EventWindowPredictor:
+    """Put a network over an event stream into the form that is served, which gives one latency a packet.
+
+    Of one that gives quantiles it is the level's output alone, or the median's: a row of the last layer.
+    Where levels cross, the forecaster sorts them and this does not.
 
     Raises:
-        ValueError: it has more than one layer, or an input that no event window has.
+        ValueError: it has more than one layer, an input that no event window has, or no such level.
     """
     check_stateless(model.sizes.layers)
+    if level is not None and level not in model.quantiles:
+        known = ", ".join(map(str, model.quantiles)) or "none: it gives the mean"
+        raise ValueError(f"level {level} cannot be served; the network's are {known}")
     names = [feature.name for feature in EVENTS.features]
     gone = {each.name for each in (*model.event_inputs, *model.query_inputs)} - set(names)
     if gone:
@@ -116,5 +123,10 @@ def served(model: EventPredictor) -> EventWindowPredictor:
         whole = torch.zeros(model.sizes.width, len(names))
         whole[:, [names.index(each.name) for each in inputs]] = state[f"{embedding}.weight"]
         state[f"{embedding}.weight"] = whole
+    if model.quantiles:
+        found.quantiles = (MEDIAN if level is None else level,)
+        row = model.quantiles.index(*found.quantiles)
+        for name in ("head.2.weight", "head.2.bias"):
+            state[name] = state[name][row : row + 1]
     found.load_state_dict(state)
     return found.eval()

@@ -50,7 +50,7 @@ class Headed(Protocol):
 
     @property
     def quantiles(self) -> tuple[float, ...]:
-        """Levels of the head's outputs (B, H, L), 0.5 among them; none: it gives one latency (B, H)."""
+        """Levels of the head's outputs: several (B, H, L), 0.5 among them; one (B, H); none: the mean."""
 
     def to_us(self, scaled: Tensor, /) -> Tensor:
         """Latencies in µs of values in scaled target space."""
@@ -81,9 +81,9 @@ def encode(model: WindowNetwork, windows: RawWindows, batch: int = BATCH) -> Ite
 
 def latencies(model: Headed, encoded: Encoded) -> Floats:
     """Latencies in µs (B, H) by the head of `model`, of decisions that its own encoder has encoded."""
-    if model.quantiles:
+    if len(model.quantiles) > 1:
         return quantiles(model, encoded)[..., model.quantiles.index(MEDIAN)]
-    return _answers(model, encoded).cpu().numpy()
+    return _latencies(model, encoded).cpu().numpy()
 
 
 def quantiles(model: Headed, encoded: Encoded) -> Floats:
@@ -91,12 +91,17 @@ def quantiles(model: Headed, encoded: Encoded) -> Floats:
 
     Sorting never harms their loss (Chernozhukov, Fernandez-Val and Galichon, Econometrica 78(3), 2010).
     """
-    return _answers(model, encoded).sort(-1).values.cpu().numpy()
+    return _latencies(model, encoded).sort(-1).values.cpu().numpy()
 
 
-def _answers(model: Headed, encoded: Encoded) -> Tensor:
+def answers(model: Headed, encoded: Encoded) -> Tensor:
+    """What the head gives (B, H) or (B, H, L) in scaled target space: levels as they are, unsorted."""
     with torch.no_grad():
-        return model.to_us(anchored(model.head(encoded.read_BRD), encoded.anchor_BH))
+        return anchored(model.head(encoded.read_BRD), encoded.anchor_BH)
+
+
+def _latencies(model: Headed, encoded: Encoded) -> Tensor:
+    return model.to_us(answers(model, encoded))
 
 
 def predict(model: WindowNetwork, windows: RawWindows) -> Floats:

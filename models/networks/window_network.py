@@ -70,7 +70,8 @@ class WindowNetwork(nn.Module):
 
     sizes: Any
     head: nn.Sequential
-    quantiles: tuple[float, ...] = ()  # one output a packet: the mean of the target
+    # One output a packet: the mean of the target, or the quantile of one level. The head is tuned for it.
+    quantiles: tuple[float, ...] = ()
 
     def __init__(
         self, features: Sequence[ScaledFeature], target: Target, horizon: int, anchor: str | None

@@ -5,7 +5,7 @@ Shapes: N packets, R draws of blocks of time.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import polars as pl
@@ -15,6 +15,7 @@ from feature_store.packets.schema import QUEUES
 from models.scoring.intervals import over_time
 from models.scoring.metrics import EPISODE_NS, Bools, Floats, Ints, block_draws, mae_draws
 
+RULES = (0.25, 0.4, 0.5, 0.6, 0.75)  # probabilities from which a packet is moved
 PACKET_US = 480.0  # of 1,500 bytes at 25 Mbit/s: queues that differ by less are as good as each other
 
 
@@ -112,3 +113,41 @@ def score_explored(
     found["gain_ms"] = gain
     found["gain_ms_95"] = over_time(gain, mean(never, draws) - mean(chosen, draws), draws.shape[1])
     return found
+
+
+def score_sooner(
+    sooner_N: Floats, classic_us_N: Floats, l4s_us_N: Floats, time_ns_N: Ints, seed: int
+) -> tuple[dict[str, Any], dict[str, Floats]]:
+    """Score the probability that the classic queue is the shorter one.
+
+    Its Brier score, and for each of `RULES` the regret of whoever moves what is that probable; beside it the
+    Brier score of always saying how often it is. Packets whose waits are NaN are left out.
+
+    Returns:
+        The scores, and of each rule's regret, by its name, the draws of blocks of time (R,).
+    """
+    known = np.isfinite(classic_us_N) & np.isfinite(l4s_us_N)
+    if not known.any():
+        return dict.fromkeys(("brier", "brier_of_share", *RULED)), {}
+    more, sooner = (classic_us_N - l4s_us_N)[known], sooner_N[known]
+    shorter = more < 0
+    block_N, draws = block_draws(time_ns_N[known], seed, EPISODE_NS)
+    scores = {
+        "brier": float(np.square(sooner - shorter).mean()),
+        "brier_of_share": float(shorter.mean() * (1 - shorter.mean())),
+    }
+    drawn = {}
+    for rule, name in zip(RULES, RULED, strict=True):
+        regret = np.maximum(0.0, np.where(sooner >= rule, more, -more))
+        scores[name] = float(regret.mean()) / 1e3
+        drawn[name] = mae_draws(regret, np.zeros_like(regret), block_N, draws)
+    return scores, drawn
+
+
+def rule_name(rule: float) -> str:
+    """Name of the regret of a rule."""
+    return f"regret_at_{100 * rule:.0f}_ms"
+
+
+RULED: Final = tuple(map(rule_name, RULES))
+EVEN: Final = rule_name(0.5)  # of the rule that the others are compared with

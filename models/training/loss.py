@@ -25,9 +25,10 @@ def example_weights(
 def weighted_error(
     predicted: Tensor, target_BH: Tensor, weight_BH: Tensor, levels: Sequence[float]
 ) -> Tensor:
-    """Sum of weighted errors of a head's output: squared, or by level (B, H, L) as `weighted_pinball`."""
+    """Sum of weighted errors of a head's output: squared; by level (B, H, L), or of one level (B, H)."""
     if levels:
-        return weighted_pinball(predicted, target_BH, weight_BH, levels)
+        by_level = predicted if predicted.dim() > target_BH.dim() else predicted[..., None]
+        return weighted_pinball(by_level, target_BH, weight_BH, levels)
     return weighted_squared_error(predicted, target_BH, weight_BH)
 
 

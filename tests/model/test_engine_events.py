@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from test_engine_parity import ISAS, RELATIVE, engine, worst
-from test_event_window import forecaster, save, windows
+from test_event_window import LEVELS, PART, forecaster, quantile_forecaster, save, windows
 
 from models.networks.event_window import EventWindowPredictor, served
 from models.networks.prediction import predict
@@ -26,6 +26,16 @@ def exact(model: EventWindowPredictor, x_BWF: np.ndarray) -> tuple[np.ndarray, n
     with torch.no_grad():
         x = torch.from_numpy(x_BWF).double()
         return double(x).numpy(), double.encode(x).numpy()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_a_level_is_served_as_any_latency_is(tmp_path: Path, isa: Isa) -> None:
+    """The engine's answer is the forecaster's quantile; it need not know which."""
+    trained = quantile_forecaster()
+    spread = trained.spread(PART)
+    assert spread is not None
+    ours = engine(save(tmp_path / "m", served(trained.model, 0.99)), isa)
+    np.testing.assert_allclose(ours.forward(windows()), spread.us_BHL[..., LEVELS.index(0.99)], rtol=1e-4)
 
 
 @pytest.mark.parametrize("isa", ISAS)

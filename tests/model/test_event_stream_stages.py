@@ -17,7 +17,10 @@ import toy_world
 import yaml
 
 from feature_store.events.definition import EVENTS, WINDOW
+from feature_store.packets.schema import scan_packets
 from models.architecture import EventStreamLoop
+from models.forecasters.event_stream import trained
+from models.forecasters.forecaster import Trace
 from models.forecasters.served import pretrain
 from models.networks import artifact
 from models.networks.artifact import Artifact
@@ -26,6 +29,7 @@ from models.networks.loop_network import chosen
 from models.networks.prediction import predict
 from models.registry import gate
 from models.sharp import PAPERS
+from models.training.calibration import shifts
 from models.training.examples import finetuning_examples
 from models.training.finetuning import FinetuneParams, finetune_head
 from models.training.protocol import divide
@@ -98,6 +102,20 @@ def test_the_stages_make_event_windows_and_an_artifact_for_them(toy: Path) -> No
     features = pl.read_parquet(toy / "windows" / "t" / "features.parquet")
     assert {"send_rate", "mean8_latency_flow_us"} < set(features.columns)
     assert not EVENTS.not_of_candidates - {"latency_us"} & set(features.columns)
+
+
+def test_a_level_of_calibrated_quantiles_is_served(toy: Path, project: Path) -> None:
+    """The stage's artifact gives the forecaster's quantile, which what was held out has moved."""
+    windows = load_windows(toy / "windows", toy / "split.json")
+    params = section(project, quantiles=[0.5, 0.9], calibration="before", served_level=0.9)
+    done = pretrain(windows, toy / "packets", params, lambda _: None)
+    assert done.model.quantiles == (0.9,)
+    trace = windows.traces["t"]
+    part = Trace("t", scan_packets(toy / "packets", "t").collect(), trace.slices).to_learn(trace.pretrain)
+    found = trained([part], params, params.seed, lambda _: None)
+    [moved] = done.model.head[2].bias - found.model.head[2].bias[1:]
+    assert float(moved) == pytest.approx(shifts(found.past[0], [0.5, 0.9])[1], abs=1e-5)
+    assert float(moved) != 0
 
 
 def test_only_the_head_is_tuned(toy: Path) -> None:
@@ -211,6 +229,19 @@ def test_no_known_latency_is_one_clear_line(tmp_path: Path, project: Path) -> No
         ),
         ({"event-stream": {"band": 65}}, "event-stream.band is 65; it must be .* a multiple of 64"),
         ({"event-stream": {"bands": 64}}, "unknown parameter event-stream.bands; did you mean band?"),
+        ({"event-stream": {"served_level": 0.9}}, "is 0.9; it must be null or one of quantiles: none"),
+        (
+            {"event-stream": {"quantiles": [0.5, 0.9], "served_level": 0.99}},
+            "event-stream.served_level is 0.99; it must be null or one of quantiles: 0.5, 0.9$",
+        ),
+        (
+            {"event-stream": {"calibration": "split"}},
+            "event-stream.calibration is 'split'; it must be null where there are no quantiles",
+        ),
+        (
+            {"event-stream": {"quantiles": [0.5, 0.9], "calibration": "online"}},
+            "event-stream.calibration is 'online'; it must be",
+        ),
     ],
 )
 def test_an_unknown_name_or_size_is_one_clear_line(

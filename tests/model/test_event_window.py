@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,8 @@ from models.networks import artifact, onnx_head
 from models.networks.artifact import Description
 from models.networks.event_window import EventWindowPredictor, served
 from models.networks.prediction import predict
+from models.training.examples import examples_from_arrays
+from models.training.finetuning import FinetuneParams, finetune_head
 from models.training.protocol import Slice
 
 TABLE = toy_world.bottleneck_table("t", 1.2, seed=3, swing_ms=40, episodes=True)
@@ -88,6 +91,70 @@ def test_its_answers_are_the_forecasters(changes: dict[str, object]) -> None:
     wanted_BH = trained.predict(PART)
     np.testing.assert_allclose(predict(served(trained.model), x_BWF), wanted_BH, rtol=1e-5)
     assert np.ptp(wanted_BH) > 1000
+
+
+LEVELS = [0.05, 0.5, 0.9, 0.99]
+
+
+def quantile_forecaster() -> EventStream:
+    """One whose levels lie apart, so that none cross."""
+    trained = forecaster(quantiles=LEVELS)
+    with torch.no_grad():
+        trained.model.head[2].weight *= 0.1
+        trained.model.head[2].bias += torch.linspace(-1, 1, len(LEVELS))
+    return trained
+
+
+@pytest.mark.parametrize("level", [None, *LEVELS])
+def test_a_level_that_is_served_is_the_forecasters_quantile(level: float | None) -> None:
+    trained = quantile_forecaster()
+    spread = trained.spread(PART)
+    assert spread is not None
+    wanted_BH = spread.us_BHL[..., LEVELS.index(0.5 if level is None else level)]
+    model = served(trained.model, level)
+    np.testing.assert_allclose(predict(model, windows()), wanted_BH, rtol=1e-5)
+    assert model.quantiles == (0.5 if level is None else level,)
+
+
+def test_a_level_that_there_is_not_is_refused_in_a_line() -> None:
+    there_are = "level 0.8 cannot be served; the network's are 0.05, 0.5, 0.9, 0.99"
+    with pytest.raises(ValueError, match=f"^{re.escape(there_are)}$"):
+        served(quantile_forecaster().model, 0.8)
+    with pytest.raises(
+        ValueError, match=r"^level 0\.5 cannot be served; the network's are none: it gives the mean$"
+    ):
+        served(forecaster().model, 0.5)
+
+
+def test_the_head_of_a_level_is_tuned_for_it(tmp_path: Path) -> None:
+    """Also once it was read from its artifact: a head that was tuned for the mean would forget the level."""
+    found = artifact.load(save(tmp_path / "m", served(quantile_forecaster().model, 0.9)))
+    assert found.model.quantiles == (0.9,)
+    assert found.description.protocol == {"name": "toy"}
+    came_BH = PART.latencies_us()
+    known_BH = np.isfinite(came_BH)
+    examples = examples_from_arrays(windows(), came_BH)
+    how = FinetuneParams(seed=1, workers=1, epochs=60, batch_size=64, learning_rate=3e-3, sharp_weight=1)
+
+    def covered(levels: tuple[float, ...]) -> float:
+        start = copy.deepcopy(found.model)
+        start.quantiles = levels
+        tuned = finetune_head(start, examples, how).model
+        assert tuned.quantiles == levels
+        return float((came_BH <= predict(tuned, windows()))[known_BH].mean())
+
+    assert covered((0.9,)) > 0.8
+    assert covered(()) < 0.65
+
+
+@pytest.mark.parametrize("level", ["0.9", 1.0, 0, True])
+def test_an_artifacts_level_that_cannot_be_is_named(tmp_path: Path, level: object) -> None:
+    folder = save(tmp_path / "m", served(forecaster().model))
+    described = json.loads((folder / "model.json").read_text())
+    described["protocol"]["level"] = level
+    (folder / "model.json").write_text(json.dumps(described))
+    with pytest.raises(ValueError, match=r"^.*protocol: level is .*; it must be a number between 0 and 1"):
+        artifact.load(folder)
 
 
 def test_the_artifact_gives_the_same_bits_and_knows_its_sizes(

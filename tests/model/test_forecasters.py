@@ -29,7 +29,11 @@ from models.forecasters.forecaster import Forecaster, Part, Trace, Variant, deci
 from models.forecasters.queries import EVENT_INPUTS, QUERY_INPUTS, Inputs
 from models.forecasters.walk import FORMS, Asked, run, within_training
 from models.forecasters.window import WindowForecaster, windows_of
+from models.networks.event_prediction import encode_log
+from models.networks.event_transformer import EventPredictor
 from models.scoring.baselines import Candidates, ewma, last_visible
+from models.scoring.choice import RULES, rule_name
+from models.training.calibration import missed
 from models.training.protocol import Protocol, Slice, divide
 
 PROTOCOL = Protocol("toy", 1.6, 0.4, 0.5)
@@ -44,7 +48,8 @@ QUICK = {  # of the published sizes: enough to be trained, little enough to be q
 }
 PACKET = ("size_bytes", "flow_id", "receiver_id")
 NAMES = [
-    *("event-stream", "event-stream-2", "event-stream-quantiles", "mlp", "mlp-quantiles"),
+    *("event-stream", "event-stream-2", "event-stream-quantiles", "event-stream-split"),
+    *("event-stream-calibrated", "mlp", "mlp-quantiles"),
     *("window", "window-queueing", "bilstm"),
     *("paper", "paper-mse", "paper-bilstm", "paper-xgboost"),
     *("xgboost", "expected", "ewma-flow", "last-flow", "last-queue", "last-sender"),
@@ -140,7 +145,9 @@ def test_no_forecast_depends_on_packets_of_its_batch_that_the_sender_did_not_tel
             assert not np.array_equal(before, after), told
 
 
-@pytest.mark.parametrize("name", ["event-stream-quantiles", "mlp-quantiles"])
+@pytest.mark.parametrize(
+    "name", ["event-stream-quantiles", "event-stream-split", "event-stream-calibrated", "mlp-quantiles"]
+)
 def test_quantiles_ascend_and_the_forecast_is_their_median(
     name: str, fitted: dict[str, tuple[Variant, Forecaster]], toy: Trace
 ) -> None:
@@ -156,6 +163,67 @@ def test_quantiles_ascend_and_the_forecast_is_their_median(
     assert fitted["event-stream"][1].spread(part) is None
 
 
+def slice_missed(network: EventPredictor, model: EventStream, part: Part) -> np.ndarray:
+    return missed(network, encode_log(network, model._log(part)), part.latencies_us())
+
+
+@pytest.mark.parametrize("name", ["event-stream-split", "event-stream-calibrated"])
+def test_levels_are_moved_by_what_the_head_had_not_learned(
+    name: str, fitted: dict[str, tuple[Variant, Forecaster]], toy: Trace
+) -> None:
+    """The training and the tuning are those of the head without; each slice calibrates before it tunes."""
+    plain, model = fitted["event-stream-quantiles"][1], fitted[name][1]
+    assert isinstance(plain, EventStream)
+    assert isinstance(model, EventStream)
+    for mine, theirs in zip(model.plain.parameters(), plain.model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+    moved = model.model.head[2].bias - model.plain.head[2].bias
+    assert (moved != 0).any()
+    tuning = toy.to_learn(toy.slices.rounds[0].finetune)
+    tuned = model.tuned(tuning)
+    if name == "event-stream-split":
+        learnt, held_out = tuning.held_out(0.2)
+        expected = [slice_missed(tuned.plain, tuned, held_out)]
+        assert torch.equal(tuned.plain.head[2].weight, plain.tuned(learnt).model.head[2].weight)
+    else:
+        expected = [*model.past, slice_missed(model.plain, model, tuning)]
+        assert torch.equal(tuned.plain.head[2].weight, plain.tuned(tuning).model.head[2].weight)
+    assert [each.tolist() for each in tuned.past] == [each.tolist() for each in expected]
+
+
+@pytest.mark.parametrize("name", ["event-stream-split", "event-stream-calibrated"])
+def test_calibration_reads_nothing_that_was_acknowledged_later(
+    name: str, fitted: dict[str, tuple[Variant, Forecaster]], toy: Trace
+) -> None:
+    """Other latencies of what the slice's end did not know yet change no level; those it knew do."""
+    model, slice_ = fitted[name][1], toy.slices.rounds[0].finetune
+    now_ns = int(toy.packets["sent_ns"][slice_.hi * 8])
+    late = (pl.col("acked_ns") > now_ns).fill_null(False)
+
+    def slower(some: pl.Expr) -> Trace:
+        latency = pl.when(some).then(pl.col("latency_us") * 5).otherwise("latency_us")
+        return replace(toy, packets=toy.packets.with_columns(latency_us=latency))
+
+    part = toy.to_predict(toy.slices.rounds[0].test)
+    spreads = [model.tuned(each.to_learn(slice_)).spread(part) for each in (toy, slower(late), slower(~late))]
+    same, later, known = (each.us_BHL for each in spreads if each)
+    np.testing.assert_array_equal(same, later)
+    assert (same != known).any()
+
+
+@pytest.mark.parametrize("name", ["event-stream-split", "event-stream-calibrated"])
+def test_a_slice_without_a_known_latency_changes_nothing(
+    name: str, fitted: dict[str, tuple[Variant, Forecaster]], toy: Trace
+) -> None:
+    model, slices = fitted[name][1], toy.slices.rounds[0]
+    silent = toy.packets.with_columns(latency_us=pl.lit(None, pl.Float32))
+    tuned = model.tuned(Part("t", silent, slices.finetune).to_learn())
+    part = toy.to_predict(slices.test)
+    assert isinstance(model, EventStream)
+    wanted = model if name == "event-stream-calibrated" else EventStream(model.plain, model.params)
+    np.testing.assert_array_equal(tuned.predict(part), wanted.predict(part))
+
+
 def test_queues_are_scored_where_their_waits_are_known(quick: Path, toy: Trace) -> None:
     """Who knows the waits has no regret; whoever cannot tell the queues apart never moves."""
     count = toy.packets.height
@@ -167,10 +235,18 @@ def test_queues_are_scored_where_their_waits_are_known(quick: Path, toy: Trace) 
     found = run(last, 1, [known], asked, lambda _: None)
     choice = found["tuned"]["choice"]
     assert "choice" not in found["pretrained"] or found["pretrained"]["choice"] == choice
+    tested_N = np.concatenate([np.arange(r.test.lo * 8, r.test.hi * 8, 2) for r in toy.slices.rounds])
     tested = sum(len(each.test) for each in toy.slices.rounds) * 8
     assert choice["n"] == tested // 2
     assert choice["moved"] == 0
     assert choice["regret_ms"] == choice["never_ms"] > 0
+    sooner = found["tuned"]["sooner"]  # who forecasts one latency is sure
+    assert {sooner[rule_name(rule)] for rule in RULES} == {choice["regret_ms"]}
+    assert sooner["brier"] == pytest.approx((classic[tested_N] < l4s[tested_N]).mean())
+    [spread] = variants(quick, ["event-stream-calibrated"])
+    likely = run(spread, 1, [known], asked, lambda _: None)["tuned"]["sooner"]
+    assert 0 < likely["brier"] < sooner["brier"]
+    assert likely["regret_at_25_ms"] != likely["regret_at_75_ms"]
     assert len(found["tuned"]["draws"]["regret_ms"]) == len(found["tuned"]["draws"]["mae_ms"])
 
 

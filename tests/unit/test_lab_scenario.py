@@ -6,6 +6,7 @@ import copy
 import fnmatch
 import itertools
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import yaml
 
 from feature_store.packets.schema import PACKET_SCHEMA
 from laboratory.command import Request, adjusted, run_lab
-from laboratory.learning.judged_models import check_acks, said_acks
+from laboratory.learning.judged_models import check_acks, model_at, models_by_profile, said_acks
 from laboratory.learning.train import settings, train
 from laboratory.runs import execution, programs
 from laboratory.runs.resolve import Cell, Model, cells, control_of, finetuning_content, identity, resolve
@@ -64,7 +65,7 @@ def test_the_projects_scenarios_are_sound(name: str) -> None:
         assert scenario.profiles == ["rfc9332", "uncoupled"]
     # what no choice at all is worth, what the model costs, what a new head and the guard bring, who picks
     fewer = ("split", "many-flows", "figure8-finetuned", "ladder", "guard-", "confucius-web", "who-picks")
-    fewer += ("shipped-guard-", "try-guard-", "premise-map", "pages-and-video", "long-")
+    fewer += ("rules-", "shipped-guard-", "try-guard-", "premise-map", "pages-and-video", "long-")
     if not name.startswith(fewer):
         assert set(scenario.controls) == set(CONTROLS)
     if not name.startswith("long-"):  # of which a stage takes `explore`
@@ -170,6 +171,44 @@ def test_a_scenario_says_how_its_model_is_trained(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^mine\.yaml: train: windows\.tokenz=64: there is no parameter"):
         settings(load(own), own, "small", [])
     assert "train" not in json.dumps(run_of("figure8"))
+
+
+def test_a_point_may_have_a_model_of_its_own(tmp_path: Path) -> None:
+    """What its `train` says comes after the scenario's; a point without is trained as the scenario says."""
+    path = path_of("rules-receivers")
+    scenario = load(path)
+    levels = {}
+    for point in scenario.points_with_models():
+        params, origin = settings(scenario, path, "small", ["event-stream.seed=7"], point)
+        assert (params["architecture"]["name"], params["event-stream"]["seed"]) == ("event-stream", 7)
+        assert origin["set"][-1] == "event-stream.seed=7"
+        levels[point] = params["event-stream"]["served_level"]
+        assert params["event-stream"]["calibration"] == (None if point == "mean" else "before")
+    assert levels == {"mean": None, "0.5": 0.5, "0.9": 0.9, "0.99": 0.99}
+    assert load(path_of("sweep-rtt")).points_with_models() == {}
+    own = tmp_path / "mine.yaml"
+    for taught, line in (
+        ("{tokens: 64}", r"axis\.points\.one\.train\.tokens: not of the form SECTION\.KEY"),
+        ("{windows.tokens: 64}", r"axis\.points\.a b\.train: the point's name must fit"),
+    ):
+        name = "a b" if "fit" in line else "one"
+        own.write_text(
+            f"extends: figure8\naxis: {{label: x, points: {{{name}: {{set: {{}}, train: {taught}}}}}}}\n"
+        )
+        with pytest.raises(ValueError, match=line) as error:
+            load(own)
+        assert "\n" not in str(error.value)
+
+
+def test_the_models_of_points_are_found_and_the_profiles_stand_in(project: Path, tmp_path: Path) -> None:
+    judged = project / "docs" / "laboratory" / "models" / "figure8"
+    for point, profile in (("0.9", "premise"), ("0.9", "rfc9332"), ("", "premise")):  # as it was called
+        shutil.copytree(judged / profile, tmp_path / "models" / point / profile)
+    found = models_by_profile(str(tmp_path / "models"), tmp_path)
+    assert set(found) == {"0.9/uncoupled", "0.9/rfc9332", "uncoupled"}
+    assert model_at(found, "0.9", "rfc9332") == found["0.9/rfc9332"]
+    assert model_at(found, "0.5", "uncoupled") == model_at(found, "", "uncoupled") == found["uncoupled"]
+    assert model_at(found, "0.5", "rfc9332") is None
 
 
 def test_a_name_means_one_file(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
@@ -14,8 +15,10 @@ from benchmarks import published
 from benchmarks.rows import Row
 from infra.results import evaluations, forecasters, replayed
 from infra.results.pages import END, FOLDER, filled, rewrite
+from infra.results.pictures import coverage
 from infra.results.tables import TABLES, Data
 from models.json_file import read_object
+from models.scoring.plot_style import svg
 
 ROW = Row("a thing", 2.0, 1.0, "another", 2.0, "s", 3)
 
@@ -66,7 +69,7 @@ def test_a_page_that_cannot_be_drawn_is_named(data: Data) -> None:
 
 
 def test_pictures_are_readable_on_light_and_dark_pages(project: Path) -> None:
-    for name in ("sender.svg", "p99.svg", "premise-map.svg"):
+    for name in ("sender.svg", "p99.svg", "coverage.svg", "premise-map.svg"):
         text = (project / FOLDER / name).read_text()
         assert len(text) < 100_000
         assert not re.search(
@@ -166,6 +169,26 @@ def test_a_verdict_needs_all_intervals(
     ends: list[list[float] | None], lower_is_better: bool, found: str
 ) -> None:
     assert forecasters.verdict(ends, 0.02, lower_is_better=lower_is_better) == found
+
+
+def test_coverage_is_that_of_the_published_levels(data: Data) -> None:
+    found = forecasters.covered(data.forecasters)
+    assert {one.kind for one in found} == set(forecasters.CHOICES)
+    for one in found:
+        head = data.forecasters[f"calibration-{one.kind}"]["variants"][one.variant][one.form]
+        assert (one.levels, one.shares) == (head["coverage"]["levels"], head["coverage"]["share"])
+    one = replace(found[0], levels=[0.5, 0.9], shares=[0.4, 0.95])
+    assert one.off_points == pytest.approx(7.5)
+    picture = svg(lambda: coverage(found)).decode()
+    assert all(f"{kind}<" in picture for kind in forecasters.CHOICES)
+    assert picture != svg(lambda: coverage([replace(each, shares=each.levels) for each in found])).decode()
+    with pytest.raises(
+        ValueError, match="has no calibration-web: swiftqueue results --forecasts calibration-web"
+    ):
+        forecasters.coverages({})
+    mean = {"variants": {"event-stream": {"seeds": 1, "tuned": {}, "pretrained": {}}}}
+    with pytest.raises(ValueError, match="calibration-web: event-stream has no quantiles"):
+        forecasters.coverages({**data.forecasters, "calibration-web": mean})
 
 
 def test_no_verdict_without_both_networks_on_every_kind(data: Data) -> None:
