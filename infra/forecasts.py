@@ -44,6 +44,7 @@ SCORES: Final = {
 DRAWN: Final = ("average_precision", "mae_ms", "regret_ms")  # scores that have draws of seconds
 ALIKE: Final = ("n", "never_ms", "always_ms", "shorter_is_classic")  # of a choice: the same for every variant
 DRAWS_SEED: Final = 1
+MOST_SHARED: Final = 0.2  # of a table's packets that seem to be in another one; two simulated seeds: 0.07
 DIGITS: Final = 5
 L4S: Final = QUEUES[1]
 Pairs = Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]  # of runs: a variant's, the reference's
@@ -62,6 +63,7 @@ def run_forecasts(
     sections: Path,
     told: str = "all",
     truths: Mapping[str, Path] | None = None,
+    also: Path | None = None,
 ) -> None:
     """Run what is missing and write the summary.
 
@@ -77,6 +79,7 @@ def run_forecasts(
         sections: file of the variants.
         told: of packets 2 to 8 of a batch at its decision (`replay_events`).
         truths: by trace, a `truth.parquet` that says what each packet would have waited in either queue.
+        also: folder of packet tables of other traces, learned from besides, from end to end.
 
     Raises:
         FileNotFoundError: there is no packet table of a trace.
@@ -88,20 +91,21 @@ def run_forecasts(
     if against not in read_all(sections):
         raise ValueError(f"--against {against}: there is no section of that name in {sections}")
     torch.set_num_threads(1)  # small networks lose by more, and seconds are of one core
-    traces = _traces(packets, names or traces_in(packets), protocol, told, truths or {})
+    traces = traces_of(packets, names, protocol, told, truths or {})
+    more = [] if also is None else tables_besides(also, traces)
     if choose:
         traces = within_training(traces)
-    work = _fingerprint(traces)
+    work = fingerprint(traces, more)
     asked: Asked | None = None
     for variant in wanted:
         for seed in range(1, (seeds if variant.kind.seeded else 1) + 1):
-            path, key = output / f"{variant.name}-{seed}.json", _key(variant, seed, work)
+            path, key = output / f"{variant.name}-{seed}.json", key_of(variant, seed, work)
             if path.is_file() and read_object(path).get("key") == key:
                 say(f"{variant.name}, seed {seed}: kept")
                 continue
             asked = asked or Asked.of(traces)
             line = f"{variant.name}, seed {seed}"
-            found = run(variant, seed, traces, asked, lambda one, line=line: say(f"{line}: {one}"))  # type: ignore[misc]
+            found = run(variant, seed, traces, asked, lambda one, line=line: say(f"{line}: {one}"), more)  # type: ignore[misc]
             write_file(path, json.dumps({"key": key, **found}, allow_nan=False) + "\n")
             late, error = found["tuned"]["late"], found["tuned"]["error"]
             say(f"{line}: AP {_shown(late['average_precision'])}, MAE {_shown(error['mae_ms'])} ms")
@@ -111,6 +115,7 @@ def run_forecasts(
         "within_training": choose,
         "against": against,
         "told": told,
+        "also": [str(table["trace"][0]) for table in more],
     }
     alike = {each.name for each in variants(sections) if not each.kind.seeded}
     summary = summarised(_runs(output, work), about, alike)
@@ -118,9 +123,15 @@ def run_forecasts(
     say(f"{output / SUMMARY}: {len(summary['variants'])} variants")
 
 
-def _traces(
-    packets: Path, names: Sequence[str], protocol: str, told: str, truths: Mapping[str, Path]
+def traces_of(
+    packets: Path,
+    names: Sequence[str],
+    protocol: str,
+    told: str = "all",
+    truths: Mapping[str, Path] | None = None,
 ) -> list[Trace]:
+    """Read traces (none named: all) and divide them; raises as `run_forecasts`."""
+    names, truths = names or traces_in(packets), truths or {}
     if wrong := [name for name in truths if name not in names]:
         raise ValueError(f"--truth {wrong[0]}: there is no such trace; {near(wrong[0], list(names))}")
     if not names:
@@ -132,6 +143,33 @@ def _traces(
         waits = waits_of(table, truths[name]) if name in truths else None
         found.append(Trace(name, table, slices, told=told, waits=waits))
     return found
+
+
+def tables_besides(folder: Path, judged: Sequence[Trace]) -> list[pl.DataFrame]:
+    """Read the packet tables of a folder, to learn from besides those of the judged traces.
+
+    Raises:
+        ValueError: there are none, or one has packets of a judged trace, under whatever name.
+    """
+    if not (names := traces_in(folder)):
+        raise ValueError(f"--also {folder}: there are no packet tables")
+    tables = [scan_packets(folder, name).collect() for name in names]
+    for name, table in zip(names, tables, strict=True):
+        for trace in judged:
+            if name == trace.name or _shared(table, trace.packets) > MOST_SHARED:
+                raise ValueError(f"--also {folder}: {name} has packets of {trace.name}, which is judged")
+    return tables
+
+
+def _shared(table: pl.DataFrame, judged: pl.DataFrame) -> float:
+    """Share of the smaller table's packets that the other has too, by latencies and spans of time.
+
+    So neither another name nor another beginning hides a trace.
+    """
+    sent, late = pl.col("sent_ns"), pl.col("latency_us")
+    marks = {"near_ns": sent.diff(37), "far_ns": sent.diff(100), "now_us": late, "then_us": late.shift(7)}
+    seen = [each.select(**marks).drop_nulls() for each in (table, judged)]
+    return seen[0].join(seen[1], on=list(marks), how="semi").height / max(1, min(map(len, seen)))
 
 
 def waits_of(packets: pl.DataFrame, truth: Path) -> Waits:
@@ -150,7 +188,8 @@ def waits_of(packets: pl.DataFrame, truth: Path) -> Waits:
     return Waits(classic, l4s, (table["default_queue"] == L4S).to_numpy())
 
 
-def _fingerprint(traces: Sequence[Trace]) -> str:
+def fingerprint(traces: Sequence[Trace], also: Sequence[pl.DataFrame] = ()) -> str:
+    """Name of some packets and of what is done with them."""
     digest = hashlib.sha256()
     for trace in traces:
         digest.update(json.dumps([trace.name, trace.slices.as_json()]).encode())
@@ -159,10 +198,13 @@ def _fingerprint(traces: Sequence[Trace]) -> str:
             digest.update(trace.told.encode())
         if trace.waits is not None:
             digest.update(trace.waits.classic_us_N.tobytes() + trace.waits.l4s_us_N.tobytes())
+    for table in also:
+        digest.update(b"also" + table.hash_rows(seed=1).to_numpy().tobytes())
     return digest.hexdigest()[:16]
 
 
-def _key(variant: Variant, seed: int, work: str) -> str:
+def key_of(variant: Variant, seed: int, work: str) -> str:
+    """Name of a run: the same only for the same packets, parameters, seed and code."""
     code = code_hash(variant.kind.__module__, "models.forecasters.walk")
     content = [variant.kind_name, variant.params.model_dump(), seed, work, code]
     return f"{work}-{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]}"

@@ -79,13 +79,20 @@ def take(name: str, scores: Path, path: Path = FILE) -> None:
     write_file(path, json.dumps({key: entries[key] for key in sorted(entries)}, indent=1) + "\n")
 
 
-def said(one: Mapping[str, Any]) -> str:
+def measured(one: Mapping[str, Any]) -> str:
     """What was measured, on what, when."""
     where = "the last third of the training slices" if one["within_training"] else "all test slices"
     return (
         f"Measured on {one['date']} at commit `{one['commit']}`, on {one['machine']}. Traces "
         f"{', '.join(one['traces'])}; protocol `{one['protocol']}`, {where}: {one['n']:,} packets, "
-        f"{one['n_late']:,} of them late (share {one['base_rate']:.3f}). Reference: `{one['against']}`. "
+        f"{one['n_late']:,} of them late (share {one['base_rate']:.3f})."
+    )
+
+
+def said(one: Mapping[str, Any]) -> str:
+    """The same, and what a table of differences shows."""
+    return (
+        f"{measured(one)} Reference: `{one['against']}`. "
         "In brackets 95 % of the difference: over seeds, then over seeds and seconds."
     )
 
@@ -103,7 +110,7 @@ def rows(one: Mapping[str, Any], form: str) -> list[str]:
                     str(found["seeds"]),
                     *_beside(scores["average_precision"], 3),
                     *_beside(scores["mae_ms"], 2),
-                    _number(scores["log_mae"], 4),
+                    number(scores["log_mae"], 4),
                     f"{found['multiply_adds'] / MILLION:.2f}",
                 ]
             )
@@ -134,8 +141,8 @@ def verdicts(published: Mapping[str, Any]) -> list[str]:
                     [
                         kind,
                         name,
-                        _number(challenger[key], digits),
-                        _number(champion[key], digits),
+                        number(challenger[key], digits),
+                        number(champion[key], digits),
                         *(_ends(each, digits) for each in ends),
                         verdict(ends, tie, lower_is_better=lower_is_better),
                     ]
@@ -184,8 +191,8 @@ def choices(published: Mapping[str, Any]) -> list[str]:
                         str(variant["seeds"]),
                         *_beside(scores["regret_ms"], 2),
                         *(f"{100 * scores[key]['mean']:.0f}" for key in ("right", "moved")),
-                        _number(scores["average_precision"], 3),
-                        _number(scores["mae_ms"], 2),
+                        number(scores["average_precision"], 3),
+                        number(scores["mae_ms"], 2),
                     ]
                 )
             )
@@ -208,7 +215,7 @@ def coverages(published: Mapping[str, Any]) -> list[str]:
                     lines = lines or lab.head_of(["trace", "variant", "head", *levels, "pinball, ms"])
                     shares = [f"{100 * share:.1f}" for share in coverage["share"]]
                     lines.append(
-                        lab.row_of([kind, f"`{name}`", form, *shares, _number(scores["pinball_ms"], 3)])
+                        lab.row_of([kind, f"`{name}`", form, *shares, number(scores["pinball_ms"], 3)])
                     )
     if not lines:
         raise ValueError(f"{FILE} has no variant with quantiles")
@@ -226,7 +233,7 @@ def told(published: Mapping[str, Any]) -> list[str]:
         for each in TOLD:
             scores = entry(published, choice_entry(kind, each))["variants"][CHALLENGER]["tuned"]
             numbers = (("average_precision", 3), ("mae_ms", 2), ("regret_ms", 2))
-            lines.append(lab.row_of([kind, each, *(_with_ends(scores[key], n) for key, n in numbers)]))
+            lines.append(lab.row_of([kind, each, *(with_ends(scores[key], n) for key, n in numbers)]))
     return lines
 
 
@@ -241,10 +248,11 @@ def entry(published: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return published[name]  # type: ignore[no-any-return]
 
 
-def _with_ends(score: Mapping[str, Any], digits: int) -> str:
+def with_ends(score: Mapping[str, Any], digits: int) -> str:
+    """A score with 95 % over its seeds, where there are several."""
     ends = score["seeds_95"]
     said_ends = "" if ends is None else f" ({ends[0]:.{digits}f} to {ends[1]:.{digits}f})"
-    return f"{_number(score, digits)}{said_ends}"
+    return f"{number(score, digits)}{said_ends}"
 
 
 def _mean(score: Mapping[str, Any] | None) -> float:
@@ -253,15 +261,16 @@ def _mean(score: Mapping[str, Any] | None) -> float:
 
 def _beside(score: Mapping[str, Any] | None, digits: int) -> tuple[str, str]:
     if score is None or "less_reference" not in score:
-        return _number(score, digits), lab.NONE
+        return number(score, digits), lab.NONE
     less = score["less_reference"]
     ends = [_ends(less[key], digits) for key in ("seeds_95", "seconds_95")]
-    return _number(score, digits), f"{less['mean']:+.{digits}f} ({'; '.join(ends)})"
+    return number(score, digits), f"{less['mean']:+.{digits}f} ({'; '.join(ends)})"
 
 
 def _ends(ends: Sequence[float] | None, digits: int) -> str:
     return lab.NONE if ends is None else f"{ends[0]:+.{digits}f} to {ends[1]:+.{digits}f}"
 
 
-def _number(score: Mapping[str, Any] | None, digits: int) -> str:
+def number(score: Mapping[str, Any] | None, digits: int) -> str:
+    """A score's mean."""
     return lab.NONE if score is None or score["mean"] is None else f"{score['mean']:.{digits}f}"

@@ -33,7 +33,7 @@ from models.networks.event_transformer import EventArchitecture, EventPredictor
 from models.networks.prediction import latencies
 from models.networks.scaling import ScaledFeature, fit_features, fit_target
 from models.training.loss import example_weights
-from models.training.query_training import Batch, QueryTraining, head_tuned, held_out_error, train
+from models.training.query_training import SEARCH, Batch, QueryTraining, head_tuned, held_out_error, train
 from models.training.sharp import sharp_changes
 
 
@@ -67,6 +67,7 @@ class EventStream(Forecaster):
     """The network over events."""
 
     Params = EventStreamParams
+    search = SEARCH
 
     def __init__(self, model: EventPredictor, params: EventStreamParams) -> None:
         """Take a trained network."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
 from feature_store.packets.schema import HORIZON
@@ -87,10 +88,30 @@ def within_training(traces: Sequence[Trace]) -> list[Trace]:
     return chosen
 
 
-def run(variant: Variant, seed: int, traces: Sequence[Trace], asked: Asked, say: Say) -> dict[str, Any]:
-    """Fit, tune, predict and score one variant with one seed; plain JSON, without NaN."""
+def lessons(traces: Sequence[Trace], also: Sequence[pl.DataFrame] = ()) -> list[Part]:
+    """What is learned from: the traces' training slices, and other packet tables from end to end."""
+    own = [trace.to_learn(trace.slices.pretrain) for trace in traces]
+    whole = [Slice(0, table.height // HORIZON) for table in also]
+    return own + [
+        Part(str(table["trace"][0]), table, decisions, traces[0].visibility, traces[0].told)
+        for table, decisions in zip(also, whole, strict=True)
+    ]
+
+
+def run(
+    variant: Variant,
+    seed: int,
+    traces: Sequence[Trace],
+    asked: Asked,
+    say: Say,
+    also: Sequence[pl.DataFrame] = (),
+) -> dict[str, Any]:
+    """Fit, tune, predict and score one variant with one seed; plain JSON, without NaN.
+
+    Packet tables of `also` are learned from besides (`lessons`), and not scored.
+    """
     started = time.process_time()
-    fitted = variant.fit([trace.to_learn(trace.slices.pretrain) for trace in traces], seed, say)
+    fitted = variant.fit(lessons(traces, also), seed, say)
     fit_s = time.process_time() - started
     walked = _walked(fitted, traces, both=asked.waits_BH3 is not None)
     found: dict[str, Any] = {
