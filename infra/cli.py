@@ -543,6 +543,9 @@ def forecasts(
         Path,
         typer.Option(help="its sections `change` and `evaluate` say what is late, and when a head answers"),
     ] = Path("params.yaml"),
+    also: Annotated[
+        Path | None, typer.Option(help="folder of packet tables of other traces to learn from besides, whole")
+    ] = None,
 ) -> None:
     """Train the forecasters of forecasters.yaml and score them on the same packets; goes on where it stopped.
 
@@ -571,6 +574,46 @@ def forecasts(
         change=change_of(params),
         round_s=read(params, EvaluateParams).round_s,
         explored=explored,
+        also=also,
+    )
+
+
+@app.command()
+def tune(
+    packets: Annotated[Path, typer.Argument(help="folder of packet tables")] = Path("data/packets"),
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="folder of trials, tuned.yaml and tuning.json")
+    ] = Path("var/tuning"),
+    trace: Annotated[list[str] | None, typer.Option(help="a trace (default: all); may be repeated")] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="a section (default: all that have something to tune); may be repeated"),
+    ] = None,
+    trials: Annotated[int, typer.Option(min=1, help="most trials of a variant; the first: its section")] = 16,
+    seconds: Annotated[
+        float, typer.Option(min=1, help="CPU seconds of a variant: after them no trial is begun")
+    ] = 1800,
+    seed: Annotated[int, typer.Option(min=0, help="of the proposals")] = 1,
+    protocol: Annotated[Protocol, typer.Option(help="lengths of the slices")] = Protocol.small,
+    sections: Annotated[Path, typer.Option(help="the variants")] = Path("forecasters.yaml"),
+) -> None:
+    """Tune each forecaster on training slices, with one budget for all; goes on where it stopped.
+
+    Example: swiftqueue tune data/packets --only event-stream --only xgboost --trials 8 --seconds 240
+    Then: swiftqueue forecasts data/packets --sections var/tuning/tuned.yaml
+    """
+    from infra.tuning import tune as search
+
+    search(
+        packets,
+        output,
+        names=trace or [],
+        only=only or [],
+        trials=trials,
+        seconds=seconds,
+        seed=seed,
+        protocol=protocol.value,
+        sections=sections,
     )
 
 
@@ -617,6 +660,9 @@ def draw_results(
     paper: Annotated[
         Path | None, typer.Option(help="publish the rows of `paper` first", metavar="FILE")
     ] = None,
+    tuning: Annotated[
+        Path | None, typer.Option(help="publish the tuning.json of `tune` first", metavar="FILE")
+    ] = None,
 ) -> None:
     """Draw the pages of docs/results, the README's table and its pictures from the published data.
 
@@ -625,6 +671,7 @@ def draw_results(
     from infra.results import evaluations, forecasters, replayed
     from infra.results import paper as paper_rows
     from infra.results import rates as rate_studies
+    from infra.results import tuning as searches
     from infra.results.pages import rewrite
 
     if scores:
@@ -637,6 +684,8 @@ def draw_results(
         rate_studies.take(rates)
     if paper:
         paper_rows.take(paper)
+    if tuning:
+        searches.take(tuning)
     for path in rewrite(Path.cwd()):
         print(path)
 

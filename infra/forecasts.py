@@ -54,6 +54,7 @@ SCORES: Final = {
 }
 DRAWN: Final = ("average_precision", "mae_ms", "regret_ms", *RULED)  # scores that have draws of time
 ALIKE: Final = ("n", "never_ms", "always_ms", "shorter_is_classic")  # of a choice: the same for every variant
+MOST_SHARED: Final = 0.2  # of a table's packets that seem to be in another one; two simulated seeds: 0.07
 DIGITS: Final = 5
 L4S: Final = QUEUES[1]
 Pairs = Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]  # of runs: a variant's, the reference's
@@ -76,6 +77,7 @@ def run_forecasts(
     change: Change = PAPERS,
     round_s: float = ROUND_S,
     explored: float | None = None,
+    also: Path | None = None,
 ) -> None:
     """Run what is missing and write the summary.
 
@@ -95,6 +97,7 @@ def run_forecasts(
         change: of latency that loss and scores count.
         round_s: seconds that a live round on a minute takes until its head answers.
         explored: share of L4S flows' packets that were moved at random, to estimate the choice by.
+        also: folder of packet tables of other traces, learned from besides, from end to end.
 
     Raises:
         FileNotFoundError: there is no packet table of a trace.
@@ -108,15 +111,16 @@ def run_forecasts(
     torch.set_num_threads(1)  # small networks lose by more, and seconds are of one core
     traces = [
         replace(trace, visibility=visibility, change=change, explored=explored)
-        for trace in _traces(packets, names or traces_in(packets), protocol, told, truths or {})
+        for trace in traces_of(packets, names, protocol, told, truths or {})
     ]
+    more = [] if also is None else tables_besides(also, traces)
     if choose:
         traces = within_training(traces)
-    work = _fingerprint(traces, round_s)
+    work = fingerprint(traces, round_s, more)
     asked: Asked | None = None
     for variant in wanted:
         for seed in range(1, (seeds if variant.kind.seeded else 1) + 1):
-            path, key = output / f"{variant.name}-{seed}.json", _key(variant, seed, work)
+            path, key = output / f"{variant.name}-{seed}.json", key_of(variant, seed, work)
             if path.is_file() and read_object(path).get("key") == key:
                 say(f"{variant.name}, seed {seed}: kept")
                 continue
@@ -126,6 +130,7 @@ def run_forecasts(
                 *(variant, seed, traces, asked),
                 lambda one, line=line: say(f"{line}: {one}"),  # type: ignore[misc]
                 round_s,
+                more,
             )
             write_file(path, json.dumps({"key": key, **found}, allow_nan=False) + "\n")
             late, error = found["tuned"]["late"], found["tuned"]["error"]
@@ -140,6 +145,7 @@ def run_forecasts(
         "change": change.model_dump(),
         "round_s": round_s,
         "explored": explored,
+        "also": [str(table["trace"][0]) for table in more],
     }
     alike = {each.name for each in variants(sections) if not each.kind.seeded}
     summary = summarised(_runs(output, work), about, alike)
@@ -147,9 +153,15 @@ def run_forecasts(
     say(f"{output / SUMMARY}: {len(summary['variants'])} variants")
 
 
-def _traces(
-    packets: Path, names: Sequence[str], protocol: str, told: str, truths: Mapping[str, Path]
+def traces_of(
+    packets: Path,
+    names: Sequence[str],
+    protocol: str,
+    told: str = "all",
+    truths: Mapping[str, Path] | None = None,
 ) -> list[Trace]:
+    """Read traces (none named: all) and divide them; raises as `run_forecasts`."""
+    names, truths = names or traces_in(packets), truths or {}
     if wrong := [name for name in truths if name not in names]:
         raise ValueError(f"--truth {wrong[0]}: there is no such trace; {near(wrong[0], list(names))}")
     if not names:
@@ -161,6 +173,33 @@ def _traces(
         waits = waits_of(table, truths[name]) if name in truths else None
         found.append(Trace(name, table, slices, told=told, waits=waits))
     return found
+
+
+def tables_besides(folder: Path, judged: Sequence[Trace]) -> list[pl.DataFrame]:
+    """Read the packet tables of a folder, to learn from besides those of the judged traces.
+
+    Raises:
+        ValueError: there are none, or one has packets of a judged trace, under whatever name.
+    """
+    if not (names := traces_in(folder)):
+        raise ValueError(f"--also {folder}: there are no packet tables")
+    tables = [scan_packets(folder, name).collect() for name in names]
+    for name, table in zip(names, tables, strict=True):
+        for trace in judged:
+            if name == trace.name or _shared(table, trace.packets) > MOST_SHARED:
+                raise ValueError(f"--also {folder}: {name} has packets of {trace.name}, which is judged")
+    return tables
+
+
+def _shared(table: pl.DataFrame, judged: pl.DataFrame) -> float:
+    """Share of the smaller table's packets that the other has too, by latencies and spans of time.
+
+    So neither another name nor another beginning hides a trace.
+    """
+    sent, late = pl.col("sent_ns"), pl.col("latency_us")
+    marks = {"near_ns": sent.diff(37), "far_ns": sent.diff(100), "now_us": late, "then_us": late.shift(7)}
+    seen = [each.select(**marks).drop_nulls() for each in (table, judged)]
+    return seen[0].join(seen[1], on=list(marks), how="semi").height / max(1, min(map(len, seen)))
 
 
 def waits_of(packets: pl.DataFrame, truth: Path) -> Waits:
@@ -179,7 +218,8 @@ def waits_of(packets: pl.DataFrame, truth: Path) -> Waits:
     return Waits(classic, l4s, (table["default_queue"] == L4S).to_numpy())
 
 
-def _fingerprint(traces: Sequence[Trace], round_s: float) -> str:
+def fingerprint(traces: Sequence[Trace], round_s: float = 0.0, also: Sequence[pl.DataFrame] = ()) -> str:
+    """Name of some packets and of what is done with them."""
     digest = hashlib.sha256(json.dumps(round_s).encode())
     for trace in traces:
         digest.update(json.dumps([trace.name, trace.slices.as_json()]).encode())
@@ -188,10 +228,13 @@ def _fingerprint(traces: Sequence[Trace], round_s: float) -> str:
         digest.update(json.dumps(asked).encode())
         if trace.waits is not None:
             digest.update(trace.waits.classic_us_N.tobytes() + trace.waits.l4s_us_N.tobytes())
+    for table in also:
+        digest.update(b"also" + table.hash_rows(seed=1).to_numpy().tobytes())
     return digest.hexdigest()[:16]
 
 
-def _key(variant: Variant, seed: int, work: str) -> str:
+def key_of(variant: Variant, seed: int, work: str) -> str:
+    """Name of a run: the same only for the same packets, parameters, seed and code."""
     code = code_hash(variant.kind.__module__, "models.forecasters.walk")
     content = [variant.kind_name, variant.params.model_dump(), seed, work, code]
     return f"{work}-{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]}"

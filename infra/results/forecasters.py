@@ -82,13 +82,20 @@ def take(name: str, scores: Path, path: Path = FILE) -> None:
     write_file(path, json.dumps({key: entries[key] for key in sorted(entries)}, indent=1) + "\n")
 
 
-def said(one: Mapping[str, Any]) -> str:
+def measured(one: Mapping[str, Any]) -> str:
     """What was measured, on what, when."""
     where = "the last third of the training slices" if one["within_training"] else "all test slices"
     return (
         f"Measured on {one['date']} at commit `{one['commit']}`, on {one['machine']}. Traces "
         f"{', '.join(one['traces'])}; protocol `{one['protocol']}`, {where}: {one['n']:,} packets, "
-        f"{one['n_late']:,} of them late (share {one['base_rate']:.3f}). Reference: `{one['against']}`. "
+        f"{one['n_late']:,} of them late (share {one['base_rate']:.3f})."
+    )
+
+
+def said(one: Mapping[str, Any]) -> str:
+    """The same, and what a table of differences shows."""
+    return (
+        f"{measured(one)} Reference: `{one['against']}`. "
         "In brackets 95 % of the difference: over seeds, then over seeds and seconds."
     )
 
@@ -106,7 +113,7 @@ def rows(one: Mapping[str, Any], form: str) -> list[str]:
                     str(found["seeds"]),
                     *_beside(scores["average_precision"], 3),
                     *_beside(scores["mae_ms"], 2),
-                    _number(scores["log_mae"], 4),
+                    number(scores["log_mae"], 4),
                     f"{found['multiply_adds'] / MILLION:.2f}",
                 ]
             )
@@ -137,8 +144,8 @@ def verdicts(published: Mapping[str, Any]) -> list[str]:
                     [
                         kind,
                         name,
-                        _number(challenger[key], digits),
-                        _number(champion[key], digits),
+                        number(challenger[key], digits),
+                        number(champion[key], digits),
                         *(_ends(each, digits) for each in ends),
                         verdict(ends, tie, lower_is_better=lower_is_better),
                     ]
@@ -192,8 +199,8 @@ def choices(published: Mapping[str, Any]) -> list[str]:
                         str(variant["seeds"]),
                         *_beside(scores["regret_ms"], 2),
                         *(f"{100 * scores[key]['mean']:.0f}" for key in ("right", "moved")),
-                        _number(scores["average_precision"], 3),
-                        _number(scores["mae_ms"], 2),
+                        number(scores["average_precision"], 3),
+                        number(scores["mae_ms"], 2),
                     ]
                 )
             )
@@ -267,8 +274,8 @@ def sooner(published: Mapping[str, Any]) -> list[str]:
     for kind in CHOICES:
         for name, variant in entry(published, calibration_entry(kind))["variants"].items():
             scores = variant["tuned"]
-            briers = [_number(scores[key], 3) for key in ("brier", "brier_of_share")]
-            regrets = [_number(scores[rule_name(rule)], 2) for rule in RULES]
+            briers = [number(scores[key], 3) for key in ("brier", "brier_of_share")]
+            regrets = [number(scores[rule_name(rule)], 2) for rule in RULES]
             less = _beside(scores[rule_name(TRIED_RULE)], 2, "less_even")[1]
             lines.append(lab.row_of([kind, f"`{name}`", str(variant["seeds"]), *briers, *regrets, less]))
     return lines
@@ -285,7 +292,7 @@ def told(published: Mapping[str, Any]) -> list[str]:
         for each in TOLD:
             scores = entry(published, choice_entry(kind, each))["variants"][CHALLENGER]["tuned"]
             numbers = (("average_precision", 3), ("mae_ms", 2), ("regret_ms", 2))
-            lines.append(lab.row_of([kind, each, *(_with_ends(scores[key], n) for key, n in numbers)]))
+            lines.append(lab.row_of([kind, each, *(with_ends(scores[key], n) for key, n in numbers)]))
     return lines
 
 
@@ -300,10 +307,11 @@ def entry(published: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return published[name]  # type: ignore[no-any-return]
 
 
-def _with_ends(score: Mapping[str, Any], digits: int) -> str:
+def with_ends(score: Mapping[str, Any], digits: int) -> str:
+    """A score with 95 % over its seeds, where there are several."""
     ends = score["seeds_95"]
     said_ends = "" if ends is None else f" ({ends[0]:.{digits}f} to {ends[1]:.{digits}f})"
-    return f"{_number(score, digits)}{said_ends}"
+    return f"{number(score, digits)}{said_ends}"
 
 
 def _mean(score: Mapping[str, Any] | None) -> float:
@@ -312,15 +320,16 @@ def _mean(score: Mapping[str, Any] | None) -> float:
 
 def _beside(score: Mapping[str, Any] | None, digits: int, other: str = "less_reference") -> tuple[str, str]:
     if score is None or other not in score:
-        return _number(score, digits), lab.NONE
+        return number(score, digits), lab.NONE
     less = score[other]
     ends = [_ends(less[key], digits) for key in ("seeds_95", "seconds_95") if key in less]
-    return _number(score, digits), f"{less['mean']:+.{digits}f} ({'; '.join(ends)})"
+    return number(score, digits), f"{less['mean']:+.{digits}f} ({'; '.join(ends)})"
 
 
 def _ends(ends: Sequence[float] | None, digits: int) -> str:
     return lab.NONE if ends is None else f"{ends[0]:+.{digits}f} to {ends[1]:+.{digits}f}"
 
 
-def _number(score: Mapping[str, Any] | None, digits: int) -> str:
+def number(score: Mapping[str, Any] | None, digits: int) -> str:
+    """A score's mean."""
     return lab.NONE if score is None or score["mean"] is None else f"{score['mean']:.{digits}f}"

@@ -14,7 +14,7 @@ import polars as pl
 from benchmarks import published
 from benchmarks.published import Published
 from benchmarks.rows import Row
-from infra.results import evaluations, forecasters, lfq, paper, rate_feedback, rates
+from infra.results import evaluations, forecasters, lfq, paper, rate_feedback, rates, tuning
 from laboratory.lfq import table as lfq_table
 from laboratory.report import guard, premise_map, rules
 from laboratory.report import tables as lab
@@ -55,6 +55,7 @@ class Data:
     forecasters: Mapping[str, Any] = field(default_factory=dict)
     rates: Mapping[str, Any] = field(default_factory=dict)
     paper: Mapping[str, Any] = field(default_factory=dict)
+    tuning: Mapping[str, Any] = field(default_factory=dict)
     lfq: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=lfq_table.SCHEMA))
     rules: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=RUNS))
 
@@ -73,6 +74,7 @@ class Data:
             forecasters.load(root),
             rates.load(root),
             paper.load(root),
+            tuning.load(root),
             lfq_table.read(root / LABORATORY),
             load_runs(root / LABORATORY / "rules"),
         )
@@ -138,6 +140,21 @@ def forecasts(data: Data, name: str) -> list[str]:
     one = forecasters.entry(data.forecasters, name)
     tables = [line for form in FORMS for line in ["", f"{FORMS[form]}:", "", *forecasters.rows(one, form)]]
     return [*_wrapped(forecasters.said(one)), *tables]
+
+
+def searched(data: Data) -> list[str]:
+    """What the search of each variant took and found; or that nothing is published."""
+    if not data.tuning:
+        return ["Nothing is published yet: `swiftqueue tune`, then `swiftqueue results --tuning FILE`."]
+    return [*_wrapped(tuning.said(data.tuning)), "", *tuning.searched(data.tuning)]
+
+
+def forecast_rows(data: Data, rows: Callable[[Mapping[str, Any]], list[str]], *entries: str) -> list[str]:
+    """A table of some entries of the forecasters, with what was measured; or which one is not published."""
+    if missing := [name for name in entries if name not in data.forecasters]:
+        return [f"Not published yet: `swiftqueue results --forecasts {missing[0]} FILE`."]
+    said = forecasters.measured(data.forecasters[entries[-1]])
+    return [*_wrapped(said), "", *rows(data.forecasters)]
 
 
 def rate_study(data: Data, rows: Callable[[Mapping[str, Any]], list[str]]) -> list[str]:
@@ -242,6 +259,9 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "choice-coverage": lambda data: forecasters.coverages(data.forecasters),
     "choice-sooner": lambda data: forecasters.sooner(data.forecasters),
     "choice-told": lambda data: forecasters.told(data.forecasters),
+    "tuning": searched,
+    "tuning-scores": lambda data: forecast_rows(data, tuning.scored, tuning.UNTUNED, tuning.TUNED),
+    "ceiling": lambda data: forecast_rows(data, tuning.ceiling, tuning.UNTUNED, tuning.CEILING),
     "paper-verdicts": lambda data: paper.verdicts(data.paper),
     "paper-origins": lambda data: paper.origins(data.paper),
     "paper-exhibits": lambda data: paper.sections(data.paper),

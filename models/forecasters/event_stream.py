@@ -37,7 +37,7 @@ from models.networks.scaling import ScaledFeature, fit_features, fit_target
 from models.sharp import sharp_changes
 from models.training.calibration import Doubles, calibrated, missed, newest
 from models.training.loss import example_weights
-from models.training.query_training import Batch, QueryTraining, head_tuned, held_out_error, train
+from models.training.query_training import SEARCH, Batch, QueryTraining, head_tuned, held_out_error, train
 
 PAST_FILE: Final = "past.safetensors"
 SPLIT_SHARE: Final = 0.2  # of a slice: calibrates instead of tuning the head
@@ -84,6 +84,7 @@ class EventStream(Forecaster):
     """The network over events."""
 
     Params = EventStreamParams
+    search = SEARCH
 
     def __init__(
         self, model: EventPredictor, params: EventStreamParams, past: Sequence[Doubles] = ()

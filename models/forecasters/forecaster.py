@@ -30,6 +30,7 @@ from feature_store.events.event_stream import AS_SENT
 from feature_store.packets.schema import HORIZON
 from models.forecasters.spread import Spread
 from models.json_file import read_object
+from models.search import Space
 from models.section import Section, near, read_all
 from models.sharp import PAPERS, Change
 from models.training.examples import VALIDATION_SHARE
@@ -135,6 +136,7 @@ class Forecaster(ABC):
 
     Params: ClassVar[type[Section]]
     seeded: ClassVar[bool] = True  # False: every training seed gives the same one
+    search: ClassVar[Space] = {}  # how it is trained; its inputs, form and size make the variant
 
     @classmethod
     @abstractmethod

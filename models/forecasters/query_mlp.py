@@ -27,7 +27,7 @@ from models.networks.scaling import ScaledFeature, Target, fit_features, fit_tar
 from models.section import Count
 from models.sharp import sharp_changes
 from models.training.loss import example_weights
-from models.training.query_training import Batch, QueryTraining, head_tuned, held_out_error, train
+from models.training.query_training import SEARCH, Batch, QueryTraining, head_tuned, held_out_error, train
 
 PHASES: Final = HORIZON  # decisions begin at each packet: every SEND is seen at each place of a batch
 
@@ -54,6 +54,7 @@ class QueryMlpForecaster(Forecaster):
     """The network over queries alone."""
 
     Params = QueryMlpParams
+    search = SEARCH
 
     def __init__(self, model: QueryMlp, params: QueryMlpParams) -> None:
         """Take a trained network."""

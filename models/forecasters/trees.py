@@ -7,25 +7,49 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Final, Self
+from typing import Annotated, Any, ClassVar, Final, Self
 
 import numpy as np
+from pydantic import Field
 
 from feature_store.events.event_stream import AS_SENT, event_schema_hash
 from models.forecasters.forecaster import Floats, Forecaster, Part, Say
 from models.forecasters.queries import QUERY_INPUTS, Inputs, replayed
-from models.scoring.baselines import BoostedTrees
+from models.scoring.baselines import BoostedTrees, Growth
+from models.search import Between, Space
 from models.section import Count, Section
 
 FILE: Final = "trees.ubj"
+SEARCH: Final[Space] = {
+    "rounds": (50, 100, 200, 400),
+    "depth": (2, 3, 4, 6),
+    "learning_rate": Between(0.03, 0.3),
+    "leaf_share": Between(1e-3, 0.05),
+}
 
 
-class TreesParams(Section):
-    """What the trees see, and how many there are."""
+class BoostingParams(Section):
+    """How many trees there are, and how they grow."""
 
-    section: ClassVar = "trees"
     rounds: Count
     """Trees; a tenth as many are added in each fine-tuning round."""
+    depth: Annotated[int, Field(ge=1, le=16)] = Growth.depth
+    """Of a tree, at most."""
+    learning_rate: Annotated[float, Field(gt=0, le=1)] = Growth.learning_rate
+    """Share of each tree's answer that counts."""
+    leaf_share: Annotated[float, Field(ge=0, le=0.5)] = Growth.leaf_share
+    """Of the rows, in a leaf at least."""
+
+    @property
+    def growth(self) -> Growth:
+        """How they grow."""
+        return Growth(self.depth, self.learning_rate, self.leaf_share)
+
+
+class TreesParams(BoostingParams):
+    """What the trees see, and how they are boosted."""
+
+    section: ClassVar = "trees"
     left_out: list[str]
     """Inputs that they do not see, by name (docs/EVENTS.md)."""
 
@@ -34,6 +58,7 @@ class Trees(Forecaster):
     """Trees of log-latency on the derived inputs of each query."""
 
     Params = TreesParams
+    search = SEARCH
 
     def __init__(self, trees: BoostedTrees, params: TreesParams) -> None:
         """Take fitted trees."""
@@ -44,7 +69,8 @@ class Trees(Forecaster):
         """Boost on the whole slices: nothing is chosen on held-out time."""
         x_NP = np.concatenate([_rows(part, params) for part in parts])
         y_N = np.concatenate([part.latencies_us().ravel() for part in parts]).astype(np.float64)
-        return cls(BoostedTrees.fit(x_NP, y_N, rounds=params.rounds, seed=seed), params)
+        trees = BoostedTrees.fit(x_NP, y_N, rounds=params.rounds, seed=seed, growth=params.growth)
+        return cls(trees, params)
 
     def tuned(self, part: Part) -> Self:
         """Add trees."""
@@ -70,7 +96,8 @@ class Trees(Forecaster):
         """Read the trees."""
         if described["schema_hash"] != event_schema_hash():
             raise ValueError("made for another definition of the inputs; train again")
-        return cls(BoostedTrees.load(folder / FILE, params.rounds, int(described["seed"])), params)
+        trees = BoostedTrees.load(folder / FILE, params.rounds, int(described["seed"]), params.growth)
+        return cls(trees, params)
 
 
 FORECASTERS: Final = {"trees": Trees}

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
 from feature_store.events.event_stream import AS_SENT
@@ -116,15 +117,32 @@ def within_training(traces: Sequence[Trace]) -> list[Trace]:
     return chosen
 
 
+def lessons(traces: Sequence[Trace], also: Sequence[pl.DataFrame] = ()) -> list[Part]:
+    """What is learned from: the traces' training slices, and other packet tables from end to end."""
+    own = [trace.to_learn(trace.slices.pretrain) for trace in traces]
+    whole = [Slice(0, table.height // HORIZON) for table in also]
+    return own + [
+        Part(str(table["trace"][0]), table, decisions, traces[0].visibility, traces[0].told, traces[0].change)
+        for table, decisions in zip(also, whole, strict=True)
+    ]
+
+
 def run(
-    variant: Variant, seed: int, traces: Sequence[Trace], asked: Asked, say: Say, round_s: float = 0.0
+    variant: Variant,
+    seed: int,
+    traces: Sequence[Trace],
+    asked: Asked,
+    say: Say,
+    round_s: float = 0.0,
+    also: Sequence[pl.DataFrame] = (),
 ) -> dict[str, Any]:
     """Fit, tune, predict and score one variant with one seed; plain JSON, without NaN.
 
-    `round_s` is how long a live round on a minute takes.
+    `round_s` is how long a live round on a minute takes. Packet tables of `also` are learned from besides
+    (`lessons`), and not scored.
     """
     started = time.process_time()
-    fitted = variant.fit([trace.to_learn(trace.slices.pretrain) for trace in traces], seed, say)
+    fitted = variant.fit(lessons(traces, also), seed, say)
     fit_s = time.process_time() - started
     walked = _walked(fitted, traces, round_s, both=asked.waits_BH3 is not None or asked.explored is not None)
     found: dict[str, Any] = {

@@ -28,6 +28,7 @@ from models.networks.prediction import predict
 from models.networks.scaling import ScaledFeature, Target, fit_features, fit_target
 from models.networks.transformer import Architecture, Predictor
 from models.networks.window_network import WindowNetwork
+from models.search import Between
 from models.section import Above0, Count, near
 from models.sharp import sharp_changes
 from models.training.examples import Examples, examples_from_arrays
@@ -78,6 +79,12 @@ class WindowForecaster(Forecaster):
     """A network over windows."""
 
     Params = WindowParams
+    search: ClassVar = {
+        "noam_factor": Between(0.05, 0.8),
+        "weight_decay": Between(1e-6, 1e-3),
+        "batch_size": (32, 64, 128),
+        "head_learning_rate": Between(1e-4, 1e-2),
+    }
 
     def __init__(self, model: WindowNetwork, params: WindowParams, tokens: int) -> None:
         """Take a trained network and the size of its windows."""

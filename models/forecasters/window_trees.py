@@ -15,20 +15,18 @@ from pydantic import Field
 from feature_store.events.event_stream import AS_SENT
 from feature_store.events.windows import HORIZON, schema_hash
 from models.forecasters.forecaster import Floats, Forecaster, Part, Say
+from models.forecasters.trees import FILE, SEARCH, BoostingParams
 from models.forecasters.window import input_names, windows_of
 from models.scoring.baselines import BoostedTrees
-from models.section import Count, Section
+from models.section import Count
 
-FILE: Final = "trees.ubj"
 ASKED_AT_ONCE: Final = 2048  # decisions whose rows are held together: a row is a whole window
 
 
-class WindowTreesParams(Section):
-    """What the trees see, and how many there are."""
+class WindowTreesParams(BoostingParams):
+    """What the trees see, and how they are boosted."""
 
     section: ClassVar = "window-trees"
-    rounds: Count
-    """Trees; a tenth as many are added in each fine-tuning round."""
     tokens: Annotated[int, Field(ge=16, le=4096, multiple_of=8)]
     """Packets of a window."""
     inputs: list[str]
@@ -41,6 +39,7 @@ class WindowTrees(Forecaster):
     """Trees of log-latency on the whole window (SwiftQueue, arXiv 2410.06112, section 6: XGB)."""
 
     Params = WindowTreesParams
+    search = SEARCH
 
     def __init__(self, trees: BoostedTrees, params: WindowTreesParams) -> None:
         """Take fitted trees."""
@@ -50,7 +49,9 @@ class WindowTrees(Forecaster):
     def fit(cls, parts: Sequence[Part], params: WindowTreesParams, seed: int, say: Say) -> Self:
         """Boost on the slices: nothing is chosen on held-out time."""
         rows, came = zip(*(_lesson(part, params) for part in parts), strict=True)
-        trees = BoostedTrees.fit(np.concatenate(rows), np.concatenate(came), rounds=params.rounds, seed=seed)
+        trees = BoostedTrees.fit(
+            np.concatenate(rows), np.concatenate(came), rounds=params.rounds, seed=seed, growth=params.growth
+        )
         return cls(trees, params)
 
     def tuned(self, part: Part) -> Self:
@@ -78,7 +79,8 @@ class WindowTrees(Forecaster):
         """Read the trees."""
         if described["schema_hash"] != schema_hash():
             raise ValueError("made for another definition of the inputs; train again")
-        return cls(BoostedTrees.load(folder / FILE, params.rounds, int(described["seed"])), params)
+        trees = BoostedTrees.load(folder / FILE, params.rounds, int(described["seed"]), params.growth)
+        return cls(trees, params)
 
 
 FORECASTERS: Final = {"window-trees": WindowTrees}

@@ -30,18 +30,12 @@ LAST_VISIBLE: Final = {
 EWMA_ALPHA: Final = 1 / 8  # RFC 6298 section 2.3: SRTT <- 7/8 SRTT + 1/8 R
 GAP_US: Final = 20_000.0  # a queue drains while nothing is sent: predict a drop from this send gap on
 CONTINUED_SHARE: Final = 0.1  # extra trees per fine-tuning round, of the trees of pre-training
-# Chosen on the last fifth of the pre-training slices of simulated traces, never on a test slice: the usual
-# depth 6 with small leaves learns episodes by heart (docs/EVALUATION.md has the figures).
 TREE_PARAMS: Final = {
     "objective": "reg:squarederror",  # of the log-latency
     "tree_method": "hist",
-    "max_depth": 3,
-    "eta": 0.1,
     "subsample": 0.5,
     "nthread": 2,
 }
-# Packets of one congestion episode are near copies of each other: a leaf must hold more than an episode.
-LEAF_SHARE: Final = 1 / 60  # of the training rows
 # Of a packet about to be sent, its own latency is what is asked for; the age of its flow and the codes of
 # flow and receiver let trees learn the time and the flow of an episode by heart (the network has them).
 NOT_INPUTS: Final = frozenset(
@@ -50,6 +44,19 @@ NOT_INPUTS: Final = frozenset(
     | {f"flow_code_{i}" for i in range(4)}
     | {f"receiver_code_{i}" for i in range(2)}
 )
+
+
+@dataclass(frozen=True)
+class Growth:
+    """How trees grow.
+
+    Chosen on the last fifth of the pre-training slices of simulated traces, never on a test slice: the usual
+    depth 6 with small leaves learns episodes by heart (docs/EVALUATION.md has the figures).
+    """
+
+    depth: int = 3
+    learning_rate: float = 0.1
+    leaf_share: float = 1 / 60  # of the rows, in a leaf at least: packets of one episode are near copies
 
 
 @dataclass(frozen=True)
@@ -126,27 +133,30 @@ def tree_inputs(candidates: Candidates) -> NDArray[np.float32]:
 class BoostedTrees:
     """XGBoost on the derived inputs of the packet about to be sent, squared error of the log-latency."""
 
-    def __init__(self, booster: xgboost.Booster, rounds: int, seed: int) -> None:
-        self._booster, self._rounds, self.seed = booster, rounds, seed
+    def __init__(self, booster: xgboost.Booster, rounds: int, seed: int, growth: Growth = Growth()) -> None:
+        self._booster, self._rounds, self.seed, self._growth = booster, rounds, seed, growth
 
     @classmethod
-    def fit(cls, x_NF: NDArray[np.float32], y_N: Floats, *, rounds: int, seed: int) -> BoostedTrees:
+    def fit(
+        cls, x_NF: NDArray[np.float32], y_N: Floats, *, rounds: int, seed: int, growth: Growth = Growth()
+    ) -> BoostedTrees:
         """Train `rounds` trees; rows of unknown latency (NaN) are left out, and one must be known."""
-        return cls(_boost(x_NF, y_N, rounds, seed, None), rounds, seed)
+        return cls(_boost(x_NF, y_N, rounds, seed, growth), rounds, seed, growth)
 
     def continued(self, x_NF: NDArray[np.float32], y_N: Floats) -> BoostedTrees:
         """Add trees fitted to a fine-tuning slice; without a known latency there, the same trees."""
         if not np.isfinite(y_N).any():
             return self
         extra = max(1, round(self._rounds * CONTINUED_SHARE))
-        return BoostedTrees(_boost(x_NF, y_N, extra, self.seed, self._booster), self._rounds, self.seed)
+        more = _boost(x_NF, y_N, extra, self.seed, self._growth, self._booster)
+        return BoostedTrees(more, self._rounds, self.seed, self._growth)
 
     def save(self, path: Path) -> None:
         """Write them in XGBoost's own form, which holds no code; the suffix says which: `.ubj` or `.json`."""
         self._booster.save_model(path)
 
     @classmethod
-    def load(cls, path: Path, rounds: int, seed: int) -> BoostedTrees:
+    def load(cls, path: Path, rounds: int, seed: int, growth: Growth = Growth()) -> BoostedTrees:
         """Read what `save` wrote.
 
         Raises:
@@ -162,7 +172,7 @@ class BoostedTrees:
             booster.load_model(path)
         except xgboost.core.XGBoostError as error:
             raise ValueError(f"{path}: no trees ({str(error).splitlines()[0]})") from None
-        return cls(booster, rounds, seed)
+        return cls(booster, rounds, seed, growth)
 
     def predict(self, x_NF: NDArray[np.float32]) -> Floats:
         """Latencies in µs, (N,)."""
@@ -174,7 +184,9 @@ class BoostedTrees:
         return np.exp(log_latency)
 
 
-def _boost(x_NF: NDArray[np.float32], y_N: Floats, rounds: int, seed: int, onto: Any) -> xgboost.Booster:
+def _boost(
+    x_NF: NDArray[np.float32], y_N: Floats, rounds: int, seed: int, growth: Growth, onto: Any = None
+) -> xgboost.Booster:
     import xgboost
 
     known: Bools = np.isfinite(y_N)
@@ -182,5 +194,11 @@ def _boost(x_NF: NDArray[np.float32], y_N: Floats, rounds: int, seed: int, onto:
         raise ValueError("no packet of the training slice has a latency acknowledged before the slice ends")
     target = np.log(np.maximum(y_N[known], 1.0))  # the resolution of a capture is 1 µs
     data = xgboost.DMatrix(x_NF[known], label=target, nthread=2)
-    settings = {**TREE_PARAMS, "seed": seed, "min_child_weight": max(1.0, LEAF_SHARE * known.sum())}
+    settings = {
+        **TREE_PARAMS,
+        "seed": seed,
+        "max_depth": growth.depth,
+        "eta": growth.learning_rate,
+        "min_child_weight": max(1.0, growth.leaf_share * known.sum()),
+    }
     return xgboost.train(settings, data, num_boost_round=rounds, xgb_model=onto)

@@ -22,6 +22,7 @@ from models.architecture import QueryFit
 from models.networks.prediction import Encoded, latencies, quantiles
 from models.networks.query_predictor import QueryPredictor
 from models.networks.scaling import MIN_LATENCY_US
+from models.search import Between, Space
 from models.section import Above0, Count
 from models.sharp import PAPERS, Change, sharp_changes
 from models.training.finetuning import FinetuneParams, M, with_trained_head
@@ -32,6 +33,14 @@ from models.training.windows import Floats
 LEAST_RATE: Final = 0.02  # of the learning rate: where the cosine ends
 MOST_GRADIENT: Final = 1.0  # norm: one batch within a congestion episode must not undo the epoch
 WARM_UP_STEPS: Final = 60
+
+
+SEARCH: Final[Space] = {  # of a network over queries
+    "learning_rate": Between(5e-4, 8e-3),
+    "weight_decay": Between(1e-4, 0.3),
+    "dropout": (0.0, 0.05, 0.1, 0.2, 0.3),
+    "head_learning_rate": Between(1e-4, 1e-2),
+}
 
 
 class QueryTraining(QueryFit):

@@ -49,7 +49,7 @@ QUICK = {  # of the published sizes: enough to be trained, little enough to be q
 PACKET = ("size_bytes", "flow_id", "receiver_id")
 NAMES = [
     *("event-stream", "event-stream-2", "event-stream-quantiles", "event-stream-split"),
-    *("event-stream-calibrated", "mlp", "mlp-quantiles"),
+    *("event-stream-calibrated", "ceiling", "mlp", "mlp-quantiles"),
     *("window", "window-queueing", "bilstm"),
     *("paper", "paper-mse", "paper-bilstm", "paper-xgboost"),
     *("xgboost", "expected", "ewma-flow", "last-flow", "last-queue", "last-sender"),

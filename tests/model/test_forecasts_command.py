@@ -7,15 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 import toy_world
 import yaml
 from typer.testing import CliRunner
 
+from feature_store.packets.schema import scan_packets
 from infra.cli import app
-from infra.forecasts import summarised
+from infra.forecasts import summarised, traces_of
 from infra.results import forecasters as published
 from laboratory.report.tables import NONE
+from models.forecasters.walk import lessons
 from models.scoring.intervals import estimate, over_all
 
 TINY = {"epochs": 1, "width": 8, "head_epochs": 1}
@@ -106,6 +109,48 @@ def test_a_choice_sees_the_training_slices_only(world: Path) -> None:
     assert 0 < summary(world)["n"] != tested
 
 
+def test_tables_to_learn_from_besides_change_the_training_and_nothing_else(world: Path) -> None:
+    forecasts(world)
+    alone = json.loads((world / "runs/mlp-1.json").read_text())
+    toy_world.write_table(world / "also", toy_world.bottleneck_table("t9", 2.2, seed=9, swing_ms=40))
+    try:
+        said = forecasts(world, "--also", str(world / "also"))
+        assert "kept" not in said
+        assert summary(world)["also"] == ["t9"]
+        taught = json.loads((world / "runs/mlp-1.json").read_text())
+        assert taught["tuned"]["n"] == alone["tuned"]["n"]
+        assert taught["tuned"]["error"] != alone["tuned"]["error"]
+        assert json.loads((world / "runs/last-flow-1.json").read_text())["tuned"]["error"]["mae_ms"] > 0
+    finally:
+        forecasts(world)
+
+
+def test_no_packet_of_a_judged_trace_is_learned_from_besides(world: Path, tmp_path: Path) -> None:
+    """Not under its own name, nor under another one, nor a part of it at another time of day."""
+    judged = scan_packets(world / "packets", "t1").collect()
+    toy_world.write_table(tmp_path / "own", judged)
+    line = "has packets of t1, which is judged"
+    assert line in forecasts(world, "--also", str(tmp_path / "own"))
+    later = judged.with_columns(trace=pl.lit("other"), sent_ns=pl.col("sent_ns") + 10**12)
+    toy_world.write_table(tmp_path / "renamed", later)
+    assert line in forecasts(world, "--also", str(tmp_path / "renamed"))
+    cut = judged.tail(judged.height // 3).with_columns(trace=pl.lit("tail"))
+    toy_world.write_table(tmp_path / "cut", cut)
+    assert line in forecasts(world, "--also", str(tmp_path / "cut"))
+
+
+def test_lessons_hold_training_slices_and_whole_tables_besides(world: Path) -> None:
+    traces = traces_of(world / "packets", [], "short")
+    more = toy_world.bottleneck_table("t9", 2.2, seed=9)
+    *own, besides = lessons(traces, [more])
+    for part, trace in zip(own, traces, strict=True):
+        end = trace.slices.pretrain.hi * 8
+        assert part.packets.height == end
+        assert int(part.packets["acked_ns"].drop_nulls().max()) <= int(trace.packets["sent_ns"][end])
+    assert besides.packets is more
+    assert (besides.decisions.lo, besides.decisions.hi) == (0, more.height // 8)
+
+
 @pytest.mark.parametrize(
     ("more", "line"),
     [
@@ -113,6 +158,7 @@ def test_a_choice_sees_the_training_slices_only(world: Path) -> None:
         (["--only", "mpl"], "section `mpl` is missing; did you mean mlp?"),
         (["--protocol", "paper"], "trace t1 lasts 4.1 s, and protocol 'paper' needs at least"),
         (["--sections", "/nowhere.yaml"], "/nowhere.yaml: no such parameter file"),
+        (["--also", "/nowhere"], "--also /nowhere: there are no packet tables"),
         (["--against", "mpl"], "--against mpl: there is no section of that name"),
     ],
 )

@@ -27,6 +27,7 @@ ABOVE_ROOMS = {
     "json_lines",
     "json_file",
     "redaction",
+    "search",
     "section",
     "import_closure",
     "lock",

@@ -1,0 +1,275 @@
+"""`swiftqueue tune`: each variant's best parameters, one budget for all, on training slices only; resumable.
+
+Optuna's TPE sampler proposes, Ray Tune runs. The first trial is the variant as its section has it. A trial
+learns from the first two thirds of the training slices and is judged on the rest, as `forecasts --choose`.
+The next proposal follows from the seed and the trials before it, so trials run one after the other. Each one
+is a file of its own, written whole or not at all; a search that was stopped proposes the same again, and what
+is there for the same packets, parameters and code is not run again.
+
+What is minimized is the mean log error over packets: networks and trees are trained for it, it weighs an
+error of 1 ms at 10 as one of 10 at 100, and it counts all packets. The average precision, which is beside
+it, rests on the few late ones of ten seconds and would follow their chance.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from feature_store.atomic import write_file
+from feature_store.local_ray import ray_cluster
+from feature_store.usage_reporting import switch_off
+from infra.forecasts import fingerprint, key_of, traces_of
+from models.forecasters.forecaster import Trace, Variant, variants
+from models.forecasters.walk import Asked, run, within_training
+from models.json_file import read_object
+from models.say import say
+from models.search import Between
+from models.section import read_all
+
+SUMMARY: Final = "tuning.json"
+SECTIONS: Final = "tuned.yaml"
+OBJECTIVE: Final = "log_mae"
+STARTUP_TRIALS: Final = 4  # of which TPE draws by chance, the section's own among them
+TRAINING_SEED: Final = 1  # of each trial
+QUIET: Final = {"RAY_AIR_NEW_OUTPUT": "0", "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1"}
+FAILED: Final = float("inf")  # of the objective, where training diverged
+
+
+def tune(
+    packets: Path,
+    output: Path,
+    *,
+    names: Sequence[str],
+    only: Sequence[str],
+    trials: int,
+    seconds: float,
+    seed: int,
+    protocol: str,
+    sections: Path,
+) -> None:
+    """Search for the variants' best parameters; write each trial, the sections found, and a summary.
+
+    Args:
+        packets: folder of packet tables.
+        output: folder of trials, `tuned.yaml` and `tuning.json`.
+        names: of the traces; none: all.
+        only: variants; none: all that have something to tune.
+        trials: most of a variant.
+        seconds: of CPU; when a variant's trials have taken so many, no other is begun.
+        seed: of the proposals.
+        protocol: lengths of the slices.
+        sections: file of the variants.
+
+    Raises:
+        FileNotFoundError: there is no packet table of a trace.
+        ValueError: an argument, a section or a trace cannot be, or a trial failed; the line names it.
+    """
+    wanted = variants(sections, only)
+    if fixed := [each.name for each in wanted if only and not each.kind.search]:
+        raise ValueError(f"--only {fixed[0]}: it has nothing to tune (`search` in models/forecasters/)")
+    traces = within_training(traces_of(packets, names, protocol))
+    asked, work = Asked.of(traces), fingerprint(traces)
+    budget = {"trials": trials, "cpu_seconds": seconds, "seed": seed, "training_seed": TRAINING_SEED}
+    found = {}
+    switch_off()
+    os.environ.update(QUIET)  # before the import: Ray reads it then
+    with ray_cluster(1):
+        for variant in wanted:
+            if variant.kind.search:
+                search = _Search(variant, output / variant.name, work)
+                found[variant.name] = search.run(traces, asked, trials, seconds, seed)
+    about = {
+        "traces": [trace.name for trace in traces],
+        "protocol": protocol,
+        "n": int(asked.came_BH.size),
+        "objective": OBJECTIVE,
+        "budget": budget,
+    }
+    raw = read_all(sections)
+    tuned = {name: {**raw[name], **one["best"]["values"]} for name, one in found.items()}
+    write_file(output / SECTIONS, yaml.safe_dump(tuned, sort_keys=False))
+    write_file(output / SUMMARY, json.dumps({**about, "variants": found}, indent=1, allow_nan=False) + "\n")
+    say(f"{output / SECTIONS}, {output / SUMMARY}: {len(found)} variants")
+
+
+class _Search:
+    """The search of one variant; `folder` has its trials."""
+
+    def __init__(self, variant: Variant, folder: Path, work: str) -> None:
+        self.variant, self.folder, self.work = variant, folder, work
+        self.done: list[dict[str, Any]] = []
+
+    def run(
+        self, traces: Sequence[Trace], asked: Asked, trials: int, seconds: float, seed: int
+    ) -> dict[str, Any]:
+        """Propose and try until the budget is spent; plain JSON."""
+        import optuna
+        from ray import tune
+        from ray.tune.search.optuna import OptunaSearch
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        kept = {path.stem: read_object(path) for path in self.folder.glob("*.json")}
+        search = OptunaSearch(
+            space=distributions(self.variant),
+            metric=OBJECTIVE,
+            mode="min",
+            sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=STARTUP_TRIALS),
+            points_to_evaluate=[own_values(self.variant)],
+        )
+        trial = tune.with_parameters(
+            _trial, variant=self.variant, work=self.work, traces=traces, asked=asked, kept=kept
+        )
+        with _scratch(self.folder) as scratch:
+            results = tune.Tuner(
+                tune.with_resources(trial, {"cpu": 1}),
+                tune_config=tune.TuneConfig(
+                    search_alg=search, num_samples=trials, max_concurrent_trials=1, reuse_actors=True
+                ),
+                run_config=tune.RunConfig(
+                    name="ray",
+                    storage_path=str(scratch.absolute()),
+                    callbacks=[_callback(self, trials)],
+                    stop=_stopper(self, seconds),
+                    verbose=0,
+                ),
+            ).fit()
+        if results.errors:
+            reason = str(results.errors[0]).strip().splitlines()[-1]
+            raise ValueError(f"a trial of {self.variant.name} failed: {reason}")
+        best = min(self.done, key=lambda one: _score(one))
+        if _score(best) == FAILED:
+            raise ValueError(f"no trial of {self.variant.name} could be trained: {best['failed']}")
+        return {
+            "space": {name: str(each) for name, each in distributions(self.variant).items()},
+            "cpu_s": round(self.spent, 1),
+            "default": self.done[0],
+            "best": best,
+            "trials": self.done,
+        }
+
+    @property
+    def spent(self) -> float:
+        """Seconds of CPU that the trials took, or took when they were run."""
+        return float(sum(one["cpu_s"] for one in self.done))
+
+    def heard(self, result: Mapping[str, Any], trials: int) -> None:
+        """Write and tell of a trial that is done."""
+        one: dict[str, Any] = json.loads(result["trial"])
+        path = self.folder / f"{one['key']}.json"
+        kept = path.is_file()
+        if not kept:
+            write_file(path, json.dumps(one, allow_nan=False) + "\n")
+        self.done.append(one)
+        values = ", ".join(f"{name} {value:.3g}" for name, value in one["values"].items())
+        scored = one.get("failed") or f"log error {one[OBJECTIVE]:.5f} ({one['cpu_s']:.0f} s of CPU)"
+        line = f"{self.variant.name}, trial {len(self.done)} of {trials}: {scored}; {values}"
+        say(f"{line}; kept" if kept else line)
+
+
+def distributions(variant: Variant) -> dict[str, Any]:
+    """What a variant's search draws from, in Optuna's form."""
+    from optuna.distributions import CategoricalDistribution, FloatDistribution
+
+    return {
+        name: FloatDistribution(each.low, each.high, log=True)
+        if isinstance(each, Between)
+        else CategoricalDistribution(each)
+        for name, each in variant.kind.search.items()
+    }
+
+
+def own_values(variant: Variant) -> dict[str, Any]:
+    """What its section has for the parameters that a search may change."""
+    return {name: getattr(variant.params, name) for name in variant.kind.search}
+
+
+def with_values(variant: Variant, values: Mapping[str, Any]) -> Variant:
+    """Give the variant with other values.
+
+    Raises:
+        ValueError: one cannot be.
+    """
+    params = variant.kind.Params(**{**variant.params.model_dump(), **values})
+    return Variant(variant.name, variant.kind, params)
+
+
+def _trial(
+    config: dict[str, Any],
+    variant: Variant,
+    work: str,
+    traces: Sequence[Trace],
+    asked: Asked,
+    kept: Mapping[str, Mapping[str, Any]],
+) -> None:
+    """One trial, in Ray's process."""
+    import torch
+    from ray import tune
+
+    torch.set_num_threads(1)  # seconds are of one core
+    tried = with_values(variant, config)
+    key = key_of(tried, TRAINING_SEED, work)
+    one = dict(kept[key]) if key in kept else {"key": key, **_scored(tried, config, traces, asked)}
+    # As text: Ray would flatten it into numbers of its own.
+    tune.report({OBJECTIVE: _score(one), "trial": json.dumps(one, allow_nan=False)})
+
+
+def _scored(
+    tried: Variant, values: Mapping[str, Any], traces: Sequence[Trace], asked: Asked
+) -> dict[str, Any]:
+    started = time.process_time()
+    try:
+        found = run(tried, TRAINING_SEED, traces, asked, lambda _: None)["tuned"]
+    except ValueError as error:  # diverged: a result too
+        scores = {"failed": str(error)}
+    else:
+        scores = {name: found["error"][name] for name in (OBJECTIVE, "mae_ms")}
+        scores |= {name: found["late"][name] for name in ("average_precision", "n_late")}
+    return {"values": dict(values), "cpu_s": round(time.process_time() - started, 2), **scores}
+
+
+def _score(one: Mapping[str, Any]) -> float:
+    return FAILED if one.get(OBJECTIVE) is None else float(one[OBJECTIVE])
+
+
+def _callback(search: _Search, trials: int) -> Any:
+    from ray import tune
+
+    class Heard(tune.Callback):  # type: ignore[misc]
+        def on_trial_result(self, **info: Any) -> None:
+            search.heard(info["result"], trials)
+
+    return Heard()
+
+
+def _stopper(search: _Search, seconds: float) -> Any:
+    from ray import tune
+
+    class Spent(tune.Stopper):  # type: ignore[misc]
+        def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+            return False  # a trial reports once, when it is over
+
+        def stop_all(self) -> bool:
+            return search.spent >= seconds
+
+    return Spent()
+
+
+@contextmanager
+def _scratch(folder: Path) -> Iterator[Path]:
+    """Where Ray keeps its own records of a search; its nodes see it, and it goes with the search."""
+    scratch = folder / "ray"
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    try:
+        yield scratch
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)

@@ -1,0 +1,133 @@
+"""`swiftqueue tune`, Ray Tune and Optuna on a toy sender: one seed, one result; what is there is kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import toy_world
+import yaml
+from typer.testing import CliRunner
+
+from feature_store.local_ray import ray_cluster
+from infra.cli import app
+from infra.results import tuning as published
+
+TINY = {"epochs": 1, "width": 8, "head_epochs": 1}
+
+
+@pytest.fixture(scope="module")
+def world(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tune")
+    table = toy_world.bottleneck_table("t1", 4.2, seed=1, swing_ms=40, episodes=True)
+    toy_world.write_table(folder / "packets", table)
+    sections = yaml.safe_load((project / "forecasters.yaml").read_text())
+    few = {name: sections[name] for name in ("mlp", "last-flow")}
+    few["mlp"] |= TINY
+    (folder / "forecasters.yaml").write_text(yaml.safe_dump(few))
+    return folder
+
+
+def tune(world: Path, output: str, *more: str) -> str:
+    result = CliRunner().invoke(
+        app,
+        [
+            *("tune", str(world / "packets"), "-o", str(world / output), "--protocol", "short"),
+            *("--sections", str(world / "forecasters.yaml"), *more),
+        ],
+        catch_exceptions=True,
+    )
+    return result.output if result.exception is None else f"{result.exception}{result.output}"
+
+
+def summary(world: Path, output: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((world / output / "tuning.json").read_text())
+    return found
+
+
+def tried(world: Path, output: str, name: str) -> list[tuple[Any, float]]:
+    return [(one["values"], one["log_mae"]) for one in summary(world, output)["variants"][name]["trials"]]
+
+
+@pytest.fixture(scope="module")
+def ray() -> Iterator[None]:
+    """One cluster for all searches: they take the one that is there."""
+    with ray_cluster(1):
+        yield
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray")
+def test_a_search_goes_on_where_it_stopped_and_ends_as_one_that_did_not(world: Path, tmp_path: Path) -> None:
+    first = tune(world, "stopped", "--only", "mlp", "--trials", "2")
+    assert "mlp, trial 2 of 2: log error " in first
+    assert "kept" not in first
+    before = {path: path.read_bytes() for path in (world / "stopped").glob("*/*.json")}
+    assert len(before) == 2
+    lost = next(iter(before))
+    lost.unlink()  # as after a search that was killed
+
+    again = tune(world, "stopped", "--only", "mlp", "--trials", "6")
+    assert again.count("kept") == 1
+    for path in before.keys() - {lost}:
+        assert path.read_bytes() == before[path]
+    whole = tune(world, "whole", "--only", "mlp", "--trials", "6")
+    assert "kept" not in whole
+    assert tried(world, "stopped", "mlp") == tried(world, "whole", "mlp")
+    assert len({json.dumps(values) for values, _ in tried(world, "whole", "mlp")}) > 3
+    assert not list(world.glob("*/*/ray"))
+
+    found = summary(world, "whole")
+    assert found["budget"] == {"trials": 6, "cpu_seconds": 1800, "seed": 1, "training_seed": 1}
+    sections = yaml.safe_load((world / "forecasters.yaml").read_text())
+    tuned = yaml.safe_load((world / "whole/tuned.yaml").read_text())
+    assert list(tuned) == ["mlp"]
+    for name, one in found["variants"].items():
+        assert one["best"]["log_mae"] == min(trial["log_mae"] for trial in one["trials"])
+        assert one["default"] == one["trials"][0]
+        assert all(sections[name].get(key, value) == value for key, value in one["default"]["values"].items())
+        assert tuned[name] == {**sections[name], **one["best"]["values"]}
+
+    path = tmp_path / "tuning.json"
+    published.take(world / "whole/tuning.json", path)
+    lines = published.searched(json.loads(path.read_text()))
+    assert len(lines) == 3
+    assert f"{found['variants']['mlp']['best']['log_mae']:.4f}" in lines[-1]
+
+    scored = CliRunner().invoke(
+        app,
+        [
+            *("forecasts", str(world / "packets"), "-o", str(world / "runs"), "--protocol", "short"),
+            *("--sections", str(world / "whole/tuned.yaml"), "--seeds", "1", "--against", "mlp", "--choose"),
+        ],
+    )
+    assert scored.exit_code == 0, scored.output
+    run = json.loads((world / "runs/mlp-1.json").read_text())  # the same run as the trial that was chosen
+    assert run["tuned"]["error"]["log_mae"] == pytest.approx(found["variants"]["mlp"]["best"]["log_mae"])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray")
+def test_no_trial_begins_after_the_seconds_are_spent(world: Path) -> None:
+    tune(world, "short", "--only", "mlp", "--trials", "6", "--seconds", "1")
+    spent = [one["cpu_s"] for one in summary(world, "short")["variants"]["mlp"]["trials"]]
+    assert sum(spent[:-1]) < 1 <= sum(spent) or len(spent) == 6
+    assert len(spent) < 6
+
+
+@pytest.mark.parametrize(
+    ("more", "line"),
+    [
+        (["--only", "mpl"], "section `mpl` is missing; did you mean mlp?"),
+        (["--only", "last-flow"], "--only last-flow: it has nothing to tune"),
+        (["--trials", "0"], "Invalid value for '--trials': Input should be greater than or equal to 1"),
+        (["--trace", "t3"], "no packet table of trace 't3'"),
+        (["--sections", "/nowhere.yaml"], "/nowhere.yaml: no such parameter file"),
+    ],
+)
+def test_what_cannot_be_is_a_line_that_names_it(world: Path, more: list[str], line: str) -> None:
+    assert line in tune(world, "wrong", *more)
+    assert not (world / "wrong").exists()
