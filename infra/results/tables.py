@@ -14,7 +14,7 @@ import polars as pl
 from benchmarks import published
 from benchmarks.published import Published
 from benchmarks.rows import Row
-from infra.results import evaluations, forecasters, lfq, paper, rates
+from infra.results import evaluations, forecasters, lfq, paper, queues, rates
 from laboratory.lfq import table as lfq_table
 from laboratory.report import guard, premise_map
 from laboratory.report import tables as lab
@@ -22,6 +22,7 @@ from laboratory.report.comparison import Place, against_chance, by_seed, change_
 from laboratory.report.judging import JUDGED
 from laboratory.report.ladder import ladder
 from laboratory.report.measures import MS, QUEUEING_P99
+from laboratory.runs import experience
 from laboratory.runs.results import COMPLETE
 from laboratory.runs.results import load as load_runs
 from laboratory.scenarios.schema import CONTROLS, PROFILES
@@ -55,6 +56,7 @@ class Data:
     rates: Mapping[str, Any] = field(default_factory=dict)
     paper: Mapping[str, Any] = field(default_factory=dict)
     lfq: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=lfq_table.SCHEMA))
+    experience: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=experience.SCHEMA))
 
     @classmethod
     def load(cls, root: Path) -> Data:
@@ -72,6 +74,7 @@ class Data:
             rates.load(root),
             paper.load(root),
             lfq_table.read(root / LABORATORY),
+            experience.load(root / LABORATORY),
         )
 
     def evaluation(self, name: str) -> dict[str, Any]:
@@ -255,6 +258,9 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "lfq-beyond": lambda data: lfq.beyond(data.lfq),
     "lfq-best": lambda data: lfq.best_of(data.lfq),
     "lfq-verdicts": lambda data: lfq.verdicts(data.lfq),
+    "queues-web": lambda data: queues.web(data.experience),
+    "queues-web-verdicts": lambda data: queues.web_verdicts(data.experience),
+    "queues-who": lambda data: queues.who(data.experience),
     **{
         f"bench-{name}": partial(figures, name=name)
         for name in (
