@@ -74,7 +74,7 @@ def cost_ns(program: Path, disc: str, flows: int, packets: int = PACKETS, of: st
             f"--type={disc}",
             f"--flows={flows}",
             f"--packets={packets}",
-            f"--attributes={ATTRIBUTES.get(disc, '')}",
+            *([f"--attributes={ATTRIBUTES[disc]}"] if disc in ATTRIBUTES else []),
         ],
         capture_output=True,
         text=True,
