@@ -15,10 +15,10 @@ WEB: Final = "confucius-web"
 WHO: Final = "who-picks"
 # Column of the table, its heading here, its unit's factor, digits; times are in ms
 SHOWN: Final = (
-    ("stall_per_page_s", "stall a page", 1e3, 1),
+    ("stall_per_page_s", "stall", 1e3, 1),
     ("stalling_pages_share", "stalling, %", 100, 1),
     ("frame_p99_s", "frame P99", 1e3, 0),
-    ("load_mean_s", "page load", 1e3, 0),
+    ("load_mean_s", "load", 1e3, 0),
     ("load_p95_s", "P95", 1e3, 0),
 )
 CALL: Final = ("call_mbps", "call, Mbit/s", 1, 1)
