@@ -42,7 +42,7 @@ def of_400(runs: pl.DataFrame, window: int = 1) -> list[str]:
     lines = lab.head_of(names)
     for rule in sorted(rows["rule"].unique(), key=lambda name: (not name.startswith("LFQ"), name)):
         own = rows.filter(pl.col("rule") == rule)
-        cells = [_interval(list(judged.mean_of(own, rule, column).values())) for column in COLUMNS]
+        cells = [interval(list(judged.mean_of(own, rule, column).values())) for column in COLUMNS]
         slides = " / ".join(f"{value:g}" for value in SLIDES[rule]) if rule in SLIDES else "–"
         learned = rule.startswith("LFQ")
         limits = [own.filter(pl.col("tcp") == tcp)["limit_mean"].to_numpy() for tcp in ("new_reno", "bic")]
@@ -68,7 +68,7 @@ def correlations(runs: pl.DataFrame) -> list[str]:
     lines = lab.head_of(["rule", "New Reno, bandwidth", "delay", "BIC, bandwidth", "delay"])
     for rule in judged.rules_of(rows):
         cells = [
-            _interval(list(judged.correlation(rows, rule, tcp, axis).values()), digits=2)
+            interval(list(judged.correlation(rows, rule, tcp, axis).values()), digits=2)
             for tcp in ("new_reno", "bic")
             for axis in ("bandwidth", "delay")
         ]
@@ -82,7 +82,7 @@ def verdicts(runs: pl.DataFrame) -> list[str]:
     for name, judge in LFQ.items():
         for one in judge(runs):
             lines.append(
-                lab.row_of([f"`lab verdict {name}`", one.figure, _wanted(one), _measured(one), one.verdict])
+                lab.row_of([f"`lab verdict {name}`", one.figure, wanted(one), measured(one), one.verdict])
             )
     return lines
 
@@ -141,17 +141,20 @@ def _median(rows: pl.DataFrame, column: str) -> str:
     return f"{float(np.median((rows[column] / rows['bdp']).to_numpy())):.2f}" if rows.height else "–"
 
 
-def _wanted(one: Verdict) -> str:
+def wanted(one: Verdict) -> str:
+    """The limit of a figure to reach."""
     return f"at least {one.at_least:g}" if one.at_most is None else f"at most {one.at_most:g}"
 
 
-def _measured(one: Verdict) -> str:
+def measured(one: Verdict) -> str:
+    """What came of it, with its interval; or why nothing did."""
     if one.measured is None or one.low is None:
         return one.reason or "–"
     return f"{one.measured:.3f} ({one.low:.3f} to {one.high:.3f})"
 
 
-def _interval(values: Sequence[float], digits: int = 1) -> str:
+def interval(values: Sequence[float], digits: int = 1) -> str:
+    """Mean, and Student's 95 % interval in brackets where there are several values."""
     found = estimate(values)
     if found is None:
         return "–"

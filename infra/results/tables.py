@@ -14,7 +14,7 @@ import polars as pl
 from benchmarks import published
 from benchmarks.published import Published
 from benchmarks.rows import Row
-from infra.results import evaluations, forecasters, lfq, paper, rate_feedback, rates, tuning
+from infra.results import evaluations, forecasters, lfq, paper, queues, rate_feedback, rates, tuning
 from laboratory.lfq import table as lfq_table
 from laboratory.report import guard, premise_map, rules
 from laboratory.report import tables as lab
@@ -22,6 +22,7 @@ from laboratory.report.comparison import Place, against_chance, by_seed, change_
 from laboratory.report.judging import JUDGED
 from laboratory.report.ladder import ladder
 from laboratory.report.measures import MS, QUEUEING_P99
+from laboratory.runs import experience
 from laboratory.runs.results import COMPLETE
 from laboratory.runs.results import SCHEMA as RUNS
 from laboratory.runs.results import load as load_runs
@@ -58,6 +59,7 @@ class Data:
     tuning: Mapping[str, Any] = field(default_factory=dict)
     lfq: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=lfq_table.SCHEMA))
     rules: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=RUNS))
+    experience: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=experience.SCHEMA))
 
     @classmethod
     def load(cls, root: Path) -> Data:
@@ -77,6 +79,7 @@ class Data:
             tuning.load(root),
             lfq_table.read(root / LABORATORY),
             load_runs(root / LABORATORY / "rules"),
+            experience.load(root / LABORATORY),
         )
 
     def evaluation(self, name: str) -> dict[str, Any]:
@@ -292,6 +295,9 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "lfq-beyond": lambda data: lfq.beyond(data.lfq),
     "lfq-best": lambda data: lfq.best_of(data.lfq),
     "lfq-verdicts": lambda data: lfq.verdicts(data.lfq),
+    "queues-web": lambda data: queues.web(data.experience),
+    "queues-web-verdicts": lambda data: queues.web_verdicts(data.experience),
+    "queues-who": lambda data: queues.who(data.experience),
     **{
         f"bench-{name}": partial(figures, name=name)
         for name in (

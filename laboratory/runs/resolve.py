@@ -322,6 +322,8 @@ def _group(sender: str, key: str, group: Group, seed: int) -> dict[str, Any]:
         described = traffic.model_dump(include={"kind", "frames_per_s"})
         described["least_bps"] = round(traffic.least_mbps * 1e6)
         described["most_bps"] = round(traffic.most_mbps * 1e6)
+        if traffic.start_mbps is not None:
+            described["start_bps"] = round(traffic.start_mbps * 1e6)
     else:
         described = traffic.model_dump()
         if "mbps" in described:

@@ -155,6 +155,15 @@ class RealTime(Checked):
     frames_per_s: Annotated[float, Field(ge=1, le=1000)]
     least_mbps: Rate
     most_mbps: Rate
+    start_mbps: Rate | None = None  # of tcp gcc; None: the least
+
+    @model_validator(mode="after")
+    def _sound(self) -> RealTime:
+        if self.least_mbps > self.most_mbps:
+            raise ValueError(f"least_mbps: {self.least_mbps:g} is above most_mbps")
+        if self.start_mbps is not None and not self.least_mbps <= self.start_mbps <= self.most_mbps:
+            raise ValueError(f"start_mbps: {self.start_mbps:g} is not between least_mbps and most_mbps")
+        return self
 
 
 Traffic = Annotated[
@@ -166,7 +175,7 @@ class Group(Checked):
     """Flows that are alike, of one sender to one receiver."""
 
     flows: Annotated[int, Field(ge=0, le=2000)]  # 0: as if the group were not there
-    tcp: Literal["dctcp", "prague", "cubic", "bbr", "copa", "udp"]
+    tcp: Literal["dctcp", "prague", "cubic", "bbr", "copa", "udp", "gcc"]
     ecn: Literal["ect1", "ect0", "not_ect"]
     receiver: str
     start_s: Annotated[list[NotNegative], Field(min_length=2, max_length=2)] = [0.0, 1.0]
@@ -339,12 +348,16 @@ class Environment(Checked):
             raise ValueError(
                 f"{where}.traffic: {group.traffic.kind} needs a congestion control, udp has none"
             )
+        if group.tcp == "gcc" and not isinstance(group.traffic, RealTime):
+            raise ValueError(f"{where}.traffic: gcc sends real_time alone, not {group.traffic.kind}")
+        if group.tcp == "gcc" and group.ecn != "not_ect":
+            raise ValueError(f"{where}.ecn: gcc does not answer marks, so it is always not_ect")
+        if isinstance(group.traffic, RealTime) and group.traffic.start_mbps and group.tcp != "gcc":
+            raise ValueError(f"{where}.traffic.start_mbps: {group.tcp} finds its first rate itself")
         if isinstance(group.traffic, Pages) and group.flows > 1:
             raise ValueError(
                 f"{where}.flows: {group.flows}: of pages give 1, or 0; their objects are the flows"
             )
-        if isinstance(group.traffic, RealTime) and group.traffic.least_mbps > group.traffic.most_mbps:
-            raise ValueError(f"{where}.traffic.least_mbps: {group.traffic.least_mbps:g} is above most_mbps")
         if group.start_s[0] > group.start_s[1]:
             raise ValueError(f"{where}.start_s: {group.start_s[0]:g} is after {group.start_s[1]:g}")
 

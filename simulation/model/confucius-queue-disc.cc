@@ -23,8 +23,6 @@ namespace {
 
 constexpr uint32_t kNew = 0;
 constexpr double kMtuBytes = 1500;
-constexpr double kWeightUnit = 1.0 / 128;  // paper, 6 (i)
-constexpr uint32_t kMostDoublings = 16;    // beyond 128 times: no flow's weight is below 1 then
 // Unstated in the paper: of the buffer, of the classes in order; then where the class that is
 // examined is too long and too short (variant Code).
 constexpr std::array<double, 4> kTargets = {1.0 / 16, 1.0 / 8, 1.0 / 4, 1.0 / 2};
@@ -89,38 +87,14 @@ void ConfuciusQueueDisc::InitializeParams() {
   std::transform(kTargets.begin(), kTargets.end(), m_targets.begin(),
                  [this](double share) { return share * Limit(); });
   m_flows.resize(Buckets());
-  m_growing.resize(kMostDoublings * m_stepsPerDoubling + 1);
-  m_newBySteps.resize(m_growing.size());
-  m_nextGrowth = Time::Max();
-}
-
-double ConfuciusQueueDisc::GrowthWeight(uint32_t steps) const {
-  const double old = m_weighing[1] + m_weighing[2] + m_weighing[3];
-  if (old == 0) {
-    return 1;  // equation 1 would give 0 for ever: there is nobody to be careful with
-  }
-  const double first =
-      std::max(1.0, std::floor(old / std::max(1U, m_weighing[kNew]) / kWeightUnit)) * kWeightUnit;
-  return std::min(1.0, first * std::exp2(static_cast<double>(steps) / m_stepsPerDoubling));
+  m_ages.Reset(Buckets(), kClasses,
+               {m_doublingTime, m_stepsPerDoubling, m_idleAfter, m_forgetAfter});
 }
 
 double ConfuciusQueueDisc::GetWeight(uint32_t ofClass) const {
-  if (ofClass != kNew) {
-    return m_weighing[ofClass];
-  }
-  if (!m_newWeightKnown) {
-    m_newWeight = 0;
-    for (uint32_t steps = 0; steps < m_newBySteps.size(); ++steps) {
-      if (m_newBySteps[steps] > 0) {
-        m_newWeight += m_newBySteps[steps] * GrowthWeight(steps);
-      }
-    }
-    if (m_weighing[kNew] > 0) {
-      m_newWeight = std::max(m_newWeight, m_leastNewWeight);
-    }
-    m_newWeightKnown = true;
-  }
-  return m_newWeight;
+  const double weight = m_ages.Weight(ofClass);
+  const bool isNew = ofClass == kNew && m_ages.Weighing(kNew) > 0;
+  return isNew ? std::max(weight, m_leastNewWeight) : weight;
 }
 
 uint32_t ConfuciusQueueDisc::GetClassPackets(uint32_t ofClass) const {
@@ -128,54 +102,23 @@ uint32_t ConfuciusQueueDisc::GetClassPackets(uint32_t ofClass) const {
 }
 
 uint32_t ConfuciusQueueDisc::GetClassOf(ns3::Ptr<ns3::QueueDiscItem> item) const {
-  return m_flows[BucketOf(item)].ofClass;
+  return m_ages.GroupOf(BucketOf(item));
 }
 
 void ConfuciusQueueDisc::MoveFlow(ns3::Ptr<ns3::QueueDiscItem> item, uint32_t toClass) {
   const uint32_t bucket = BucketOf(item);
-  if (m_flows[bucket].ofClass != kUnknown) {
+  if (m_ages.GroupOf(bucket) != kUnknown) {
     SetClass(bucket, toClass);
   }
 }
 
-void ConfuciusQueueDisc::Begin(uint32_t bucket) {
-  Flow& flow = m_flows[bucket];
-  flow.ofClass = kNew;
-  flow.steps = 0;
-  flow.generation = ++m_lives;
-  flow.began = Simulator::Now();
-  flow.lengthSum = flow.came = 0;
-  m_known.push_back(bucket);
-  const Time due = flow.began + m_doublingTime / m_stepsPerDoubling;
-  m_growing.front().push_back({bucket, flow.generation, due});
-  m_nextGrowth = std::min(m_nextGrowth, due);
-}
-
-void ConfuciusQueueDisc::Forget(uint32_t bucket) {
-  Weigh(m_flows[bucket], false);
-  m_flows[bucket].ofClass = kUnknown;
-}
-
-void ConfuciusQueueDisc::Weigh(Flow& flow, bool weighs) {
-  if (flow.weighs == weighs) {
-    return;
-  }
-  flow.weighs = weighs;
-  m_weighing[flow.ofClass] += weighs ? 1 : -1;
-  if (flow.ofClass == kNew) {
-    m_newBySteps[flow.steps] += weighs ? 1 : -1;
-  }
-  m_newWeightKnown = false;
-}
-
 void ConfuciusQueueDisc::SetClass(uint32_t bucket, uint32_t toClass) {
   Flow& flow = m_flows[bucket];
-  if (flow.ofClass == toClass) {
+  const uint32_t ofClass = m_ages.GroupOf(bucket);
+  if (ofClass == toClass) {
     return;
   }
-  const bool weighed = flow.weighs;
-  Weigh(flow, false);
-  Order& from = m_order[flow.ofClass];
+  Order& from = m_order[ofClass];
   Order& to = m_order[toClass];
   auto at = to.end();
   for (auto packet = flow.packets.rbegin(); packet != flow.packets.rend(); ++packet) {
@@ -185,8 +128,7 @@ void ConfuciusQueueDisc::SetClass(uint32_t bucket, uint32_t toClass) {
     to.splice(at, from, *packet);
     at = *packet;
   }
-  flow.ofClass = toClass;
-  Weigh(flow, weighed);
+  m_ages.Put(bucket, toClass, toClass == kNew);
 }
 
 uint32_t ConfuciusQueueDisc::NearestTarget(double packets) const {
@@ -204,45 +146,10 @@ double ConfuciusQueueDisc::MeanLength(const Flow& flow) const {
                         : static_cast<double>(flow.lengthSum) / flow.came;
 }
 
-void ConfuciusQueueDisc::GrowDue() {
-  const Time now = Simulator::Now();
-  const Time step = m_doublingTime / m_stepsPerDoubling;
-  // All who grow now beside none that is old become old together.
-  const bool alone = m_weighing[1] + m_weighing[2] + m_weighing[3] == 0;
-  m_nextGrowth = Time::Max();
-  // Who has been due more than once goes through several of these.
-  for (uint32_t steps = 0; steps < m_growing.size(); ++steps) {
-    auto& growing = m_growing[steps];
-    while (!growing.empty()) {
-      const Growing next = growing.front();
-      Flow& flow = m_flows[next.bucket];
-      if (flow.generation != next.generation || flow.ofClass != kNew) {
-        growing.pop_front();  // it has ended, or is old
-        continue;
-      }
-      if (next.due > now) {
-        m_nextGrowth = std::min(m_nextGrowth, next.due);
-        break;
-      }
-      growing.pop_front();
-      const bool weighed = flow.weighs;
-      Weigh(flow, false);
-      flow.steps = std::min(steps + 1, static_cast<uint32_t>(m_growing.size()) - 1);
-      Weigh(flow, weighed);
-      if (flow.steps >= m_stepsPerDoubling && (alone || GrowthWeight(flow.steps) >= 1)) {
-        SetClass(next.bucket, NearestTarget(MeanLength(flow)));
-        continue;
-      }
-      m_growing[flow.steps].push_back({next.bucket, next.generation, next.due + step});
-    }
-  }
-}
-
 void ConfuciusQueueDisc::Update() {
   const Time now = Simulator::Now();
-  if (now >= m_nextGrowth) {
-    GrowDue();
-  }
+  m_ages.Grow(
+      [this](uint32_t bucket) { SetClass(bucket, NearestTarget(MeanLength(m_flows[bucket]))); });
   if (now >= m_nextExamination) {
     Examine();
     m_nextExamination = now + m_interval;
@@ -250,23 +157,11 @@ void ConfuciusQueueDisc::Update() {
 }
 
 void ConfuciusQueueDisc::Examine() {
-  const Time now = Simulator::Now();
-  std::erase_if(m_known, [&](uint32_t bucket) {
-    Flow& flow = m_flows[bucket];
-    if (!flow.packets.empty() || now - flow.seen < m_idleAfter) {
-      return false;
-    }
-    if (now - flow.seen < m_forgetAfter) {
-      Weigh(flow, false);
-      return false;
-    }
-    Forget(bucket);
-    return true;
-  });
+  m_ages.Rest([this](uint32_t bucket) { return m_flows[bucket].packets.empty(); });
   std::array<bool, kClasses> changed{};
   ExamineFlows(changed);
   ExamineClasses(changed);
-  for (const uint32_t bucket : m_known) {
+  for (const uint32_t bucket : m_ages.Known()) {
     m_flows[bucket].lengthSum = m_flows[bucket].came = 0;
   }
   m_length = {};
@@ -275,22 +170,21 @@ void ConfuciusQueueDisc::Examine() {
 void ConfuciusQueueDisc::ExamineFlows(std::array<bool, kClasses>& changed) {
   std::array<double, kClasses> sum{};
   std::array<uint32_t, kClasses> flows{};
-  for (const uint32_t bucket : m_known) {
-    const Flow& flow = m_flows[bucket];
-    if (flow.weighs) {
-      sum[flow.ofClass] += MeanLength(flow);
-      ++flows[flow.ofClass];
+  for (const uint32_t bucket : m_ages.Known()) {
+    if (m_ages.Weighs(bucket)) {
+      const uint32_t own = m_ages.GroupOf(bucket);
+      sum[own] += MeanLength(m_flows[bucket]);
+      ++flows[own];
     }
   }
   std::vector<std::pair<uint32_t, uint32_t>> moves;  // flow, class to go to
   std::array<bool, kClasses> promotes{};
-  for (const uint32_t bucket : m_known) {
-    const Flow& flow = m_flows[bucket];
-    const uint32_t own = flow.ofClass;
-    if (!flow.weighs || own == kNew || sum[own] == 0) {
+  for (const uint32_t bucket : m_ages.Known()) {
+    const uint32_t own = m_ages.GroupOf(bucket);
+    if (!m_ages.Weighs(bucket) || own == kNew || sum[own] == 0) {
       continue;
     }
-    const double length = MeanLength(flow);
+    const double length = MeanLength(m_flows[bucket]);
     const double beyond = length / sum[own] - 1.0 / flows[own];
     const bool outlier =
         std::abs(length - sum[own] / flows[own]) >= m_outlierShare * Limit() && flows[own] > 1;
@@ -302,7 +196,7 @@ void ConfuciusQueueDisc::ExamineFlows(std::array<bool, kClasses>& changed) {
     }
   }
   for (const auto& [bucket, toClass] : moves) {
-    const uint32_t own = m_flows[bucket].ofClass;
+    const uint32_t own = m_ages.GroupOf(bucket);
     if (toClass < own && promotes[own]) {
       continue;  // who is below the mean may be so only because of who has left
     }
@@ -315,7 +209,8 @@ void ConfuciusQueueDisc::ExamineClasses(const std::array<bool, kClasses>& change
   std::array<uint32_t, kClasses> toClass{};
   for (uint32_t c = 1; c < kClasses; ++c) {
     toClass[c] = c;
-    if (changed[c] || m_weighing[c] == 0 || (m_weighing[c] == 1 && !m_moveLone)) {
+    const uint32_t weighing = m_ages.Weighing(c);
+    if (changed[c] || weighing == 0 || (weighing == 1 && !m_moveLone)) {
       continue;
     }
     const bool text = m_thresholds == kText;
@@ -326,10 +221,10 @@ void ConfuciusQueueDisc::ExamineClasses(const std::array<bool, kClasses>& change
       toClass[c] = c - 1;
     }
   }
-  for (const uint32_t bucket : m_known) {
-    const Flow& flow = m_flows[bucket];
-    if (flow.ofClass != kNew) {
-      SetClass(bucket, toClass[flow.ofClass]);
+  for (const uint32_t bucket : m_ages.Known()) {
+    const uint32_t own = m_ages.GroupOf(bucket);
+    if (own != kNew) {
+      SetClass(bucket, toClass[own]);
     }
   }
 }
@@ -341,21 +236,23 @@ bool ConfuciusQueueDisc::DoEnqueue(Item item) {
   }
   const uint32_t bucket = BucketOf(item);
   Flow& flow = m_flows[bucket];
-  if (flow.ofClass == kUnknown) {
-    Begin(bucket);
+  if (m_ages.GroupOf(bucket) == kUnknown) {
+    m_ages.Begin(bucket, kNew);
+    flow.lengthSum = flow.came = 0;
   }
-  Weigh(flow, true);
-  if (m_leaveAtOnce && flow.ofClass == kNew && GrowthWeight(flow.steps) >= 1) {
+  m_ages.Weigh(bucket, true);
+  if (m_leaveAtOnce && m_ages.IsNew(bucket) && m_ages.GrowthWeight(m_ages.StepsOf(bucket)) >= 1) {
     SetClass(bucket, NearestTarget(MeanLength(flow)));
   }
-  Order& order = m_order[flow.ofClass];
+  const uint32_t ofClass = m_ages.GroupOf(bucket);
+  Order& order = m_order[ofClass];
   order.push_back({++m_arrivals, bucket, Add(item)});
   flow.packets.push_back(std::prev(order.end()));
-  flow.seen = Simulator::Now();
+  m_ages.Seen(bucket);
   flow.lengthSum += flow.packets.size();
   ++flow.came;
-  m_length[flow.ofClass].sum += order.size();
-  ++m_length[flow.ofClass].came;
+  m_length[ofClass].sum += order.size();
+  ++m_length[ofClass].came;
   return true;
 }
 
@@ -379,7 +276,7 @@ ConfuciusQueueDisc::Item ConfuciusQueueDisc::TakeFrom(Order& order, const char* 
     Drop(first.place, dropReason);
     return nullptr;
   }
-  m_flows[first.bucket].seen = Simulator::Now();
+  m_ages.Seen(first.bucket);
   return Take(first.place);
 }
 

@@ -13,6 +13,7 @@
 #include <list>
 #include <vector>
 
+#include "flow-ages.h"
 #include "flow-queue-disc.h"
 #include "ns3/nstime.h"
 
@@ -33,13 +34,13 @@ class ConfuciusQueueDisc : public FlowQueueDisc {
  public:
   enum Thresholds { kCode, kText };
   static constexpr std::size_t kClasses = 4;  // 0: new flows; 1 to 3: old ones
-  static constexpr uint32_t kUnknown = 255;   // class of a flow that is not known
+  static constexpr uint32_t kUnknown = FlowAges::kUnknown;
 
   static ns3::TypeId GetTypeId();
 
   // For tests and traces; by class, or by a packet's flow.
   double GetWeight(uint32_t ofClass) const;
-  uint32_t GetWeighing(uint32_t ofClass) const { return m_weighing[ofClass]; }
+  uint32_t GetWeighing(uint32_t ofClass) const { return m_ages.Weighing(ofClass); }
   uint32_t GetClassPackets(uint32_t ofClass) const;
   uint32_t GetClassOf(ns3::Ptr<ns3::QueueDiscItem> item) const;
   /** Puts a packet's flow into a class, as an examination would. */
@@ -59,19 +60,8 @@ class ConfuciusQueueDisc : public FlowQueueDisc {
   using Order = std::list<Waiting>;
   struct Flow {
     std::deque<Order::iterator> packets;
-    uint32_t ofClass{kUnknown};
-    bool weighs{false};
-    uint32_t steps{0};       // of its growth, while new
-    uint64_t generation{0};  // of the life that began last
-    ns3::Time began;
-    ns3::Time seen;
     uint64_t lengthSum{0};  // over the packets that came in this interval
     uint32_t came{0};
-  };
-  struct Growing {
-    uint32_t bucket;
-    uint64_t generation;
-    ns3::Time due;
   };
   struct Length {
     uint64_t sum{0};
@@ -79,17 +69,12 @@ class ConfuciusQueueDisc : public FlowQueueDisc {
     double Mean(double now) const { return came == 0 ? now : static_cast<double>(sum) / came; }
   };
 
-  void Begin(uint32_t bucket);
-  void Forget(uint32_t bucket);
-  void Weigh(Flow& flow, bool weighs);
   void SetClass(uint32_t bucket, uint32_t toClass);
   void Update();
-  void GrowDue();
   void Examine();
   void ExamineFlows(std::array<bool, kClasses>& changed);
   void ExamineClasses(const std::array<bool, kClasses>& changed);
   double MeanLength(const Flow& flow) const;
-  double GrowthWeight(uint32_t steps) const;
   uint32_t NearestTarget(double packets) const;
   void DropFromFurthest();
   Item TakeFrom(Order& order, const char* dropReason);
@@ -108,19 +93,12 @@ class ConfuciusQueueDisc : public FlowQueueDisc {
   ns3::Time m_forgetAfter;
 
   std::array<double, kClasses> m_targets{};  // packets
+  FlowAges m_ages;  // groups are classes; those of class 0 are new, all others old
   std::vector<Flow> m_flows;
-  std::vector<uint32_t> m_known;  // buckets of the flows that are known
   std::array<Order, kClasses> m_order;
-  std::array<uint32_t, kClasses> m_weighing{};
-  std::vector<std::deque<Growing>> m_growing;  // new flows by steps, oldest first
-  std::vector<uint32_t> m_newBySteps;          // those that weigh
   std::array<Length, kClasses> m_length;
-  ns3::Time m_nextGrowth;
   ns3::Time m_nextExamination;
   uint64_t m_arrivals{0};
-  uint64_t m_lives{0};
-  mutable double m_newWeight{0};
-  mutable bool m_newWeightKnown{false};
 
   // round robin
   std::array<double, kClasses> m_deficitBytes{};

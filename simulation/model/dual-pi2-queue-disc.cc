@@ -2,6 +2,8 @@
 
 #include "dual-pi2-queue-disc.h"
 
+#include <algorithm>
+
 #include "ns3/abort.h"
 #include "ns3/double.h"
 #include "ns3/drop-tail-queue.h"
@@ -28,6 +30,9 @@ using dual_pi2::Refusal;
 using dual_pi2::Verdict;
 
 constexpr uint8_t kEcnMask = 0b11;
+constexpr uint32_t kQueues = 2;
+constexpr uint32_t kAgedFlows = 1024;          // buckets, as FlowQueueDisc has
+const Time kRestInterval = MilliSeconds(100);  // Confucius 6
 
 uint8_t EcnField(Ptr<const QueueDiscItem> item) {
   uint8_t dsField = 0;
@@ -163,6 +168,12 @@ TypeId DualPi2QueueDisc::GetTypeId() {
                         "9332 4.2's example is 1/16; Linux: 0.1)",
                         DoubleValue(1.0 / 16), MakeDoubleAccessor(&Self::m_cWeight),
                         MakeDoubleChecker<double>(0, 1))
+          .AddAttribute("CWeightBy",
+                        "Fixed: CWeight. Age: each queue weighs as much as its flows, an old one 1 "
+                        "and a new one by Confucius' age rule; C's share stays between CWeight and "
+                        "1 - CWeight (none in RFC 9332)",
+                        EnumValue(kFixed), MakeEnumAccessor<CWeightBy>(&Self::m_cWeightBy),
+                        MakeEnumChecker(kFixed, "Fixed", kAge, "Age"))
           .AddAttribute(
               "TimeShift",
               "Time-shifted FIFO: head start of L's packets (RFC 9332 4.2 leaves its length "
@@ -228,6 +239,10 @@ const DualPi2QueueDisc::QueueCounts& DualPi2QueueDisc::GetQueueCounts(Queue queu
 double DualPi2QueueDisc::GetBaseProbability() const { return m_pBase; }
 double DualPi2QueueDisc::GetCoupledProbability() const { return m_pCoupled; }
 double DualPi2QueueDisc::GetClassicProbability() const { return m_pClassic; }
+double DualPi2QueueDisc::GetClassicWeight() const {
+  // Before the simulation begins the arithmetic has not the attributes yet.
+  return m_cWeightBy == kAge ? m_arithmetic.parameters().c_weight : m_cWeight;
+}
 
 bool DualPi2QueueDisc::CheckConfig() {
   NS_ABORT_MSG_IF(GetNQueueDiscClasses() > 0, "DualPi2QueueDisc has no classes");
@@ -272,6 +287,8 @@ void DualPi2QueueDisc::InitializeParams() {
       .overload = m_overload,
       .draw = m_draw,
   });
+  m_ages.Reset(kAgedFlows, kQueues, {});
+  m_waiting.assign(kAgedFlows, 0);
   m_updateEvent = Simulator::Schedule(m_tUpdate, &DualPi2QueueDisc::Update, this);
 }
 
@@ -309,12 +326,18 @@ bool DualPi2QueueDisc::DoEnqueue(Ptr<QueueDiscItem> item) {
   NS_ABORT_MSG_UNLESS(enqueued, "DualPi2QueueDisc: an internal queue is smaller than the limits");
   ++counts.enqueuedPackets;
   counts.enqueuedBytes += item->GetSize();
+  if (m_cWeightBy == kAge) {
+    AgeIn(item, queue);
+  }
   return true;
 }
 
 // --- out ----------------------------------------------------------------------------------------
 
 Ptr<QueueDiscItem> DualPi2QueueDisc::DoDequeue() {
+  if (m_cWeightBy == kAge) {
+    Weigh();
+  }
   for (;;) {
     const dual_pi2::Backlog found = Waiting();
     const bool contended = found[kL4s].packets > 0 && found[kClassic].packets > 0;
@@ -323,6 +346,9 @@ Ptr<QueueDiscItem> DualPi2QueueDisc::DoDequeue() {
     if (!item) {
       m_arithmetic.reset_credit();
       return nullptr;
+    }
+    if (m_cWeightBy == kAge) {
+      AgeOut(item);
     }
     const Time sojourn = Simulator::Now() - item->GetTimeStamp();
     if (!Pass(item, queue, sojourn, found[queue].packets)) {
@@ -355,6 +381,43 @@ bool DualPi2QueueDisc::Pass(Ptr<QueueDiscItem> item, Queue queue, Time sojourn,
     ++counts.markedPackets;
   }
   return true;
+}
+
+// --- the scheduler's weights by age -------------------------------------------------------------
+
+void DualPi2QueueDisc::AgeIn(Ptr<QueueDiscItem> item, Queue queue) {
+  const uint32_t flow = item->Hash() % kAgedFlows;
+  const auto group = static_cast<uint32_t>(queue);
+  if (m_ages.GroupOf(flow) == swiftqueue::FlowAges::kUnknown) {
+    m_ages.Begin(flow, group);
+  } else if (m_ages.GroupOf(flow) != group) {
+    m_ages.Put(flow, group, m_ages.IsNew(flow));  // it is where its last packet went
+  }
+  m_ages.Weigh(flow, true);
+  m_ages.Seen(flow);
+  ++m_waiting[flow];
+}
+
+void DualPi2QueueDisc::AgeOut(Ptr<QueueDiscItem> item) {
+  const uint32_t flow = item->Hash() % kAgedFlows;
+  m_ages.Seen(flow);
+  --m_waiting[flow];
+}
+
+void DualPi2QueueDisc::Weigh() {
+  m_ages.Grow([this](uint32_t flow) { m_ages.Put(flow, m_ages.GroupOf(flow), false); });
+  if (Simulator::Now() >= m_nextRest) {
+    m_ages.Rest([this](uint32_t flow) { return m_waiting[flow] == 0; });
+    m_nextRest = Simulator::Now() + kRestInterval;
+  }
+  const double l4s = m_ages.Weight(kL4s);
+  const double classic = m_ages.Weight(kClassic);
+  if (l4s + classic > 0) {
+    // A flow's older packets may wait in a queue that none is in any more, so none has a share of
+    // 0.
+    const double least = std::min(m_cWeight, 1 - m_cWeight);
+    m_arithmetic.set_c_weight(std::clamp(classic / (l4s + classic), least, 1 - least));
+  }
 }
 
 // --- the controller -----------------------------------------------------------------------------

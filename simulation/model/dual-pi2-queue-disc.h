@@ -2,16 +2,18 @@
 //
 // DualPI2, the dual-queue coupled AQM of RFC 9332 appendix A. Its arithmetic is
 // testbed/router/dual_pi2.h, which the kernel test bed's router uses too (docs/decisions/0009).
-// Needs besides nothing but ns-3's traffic-control module, so these three files can be taken out of
-// this project as they are.
+// Needs besides flow-ages.* and nothing but ns-3's traffic-control module, so these five files can
+// be taken out of this project as they are.
 
 #ifndef DUAL_PI2_QUEUE_DISC_H
 #define DUAL_PI2_QUEUE_DISC_H
 
 #include <array>
 #include <cstdint>
+#include <vector>
 
 #include "../../testbed/router/dual_pi2.h"
+#include "flow-ages.h"
 #include "ns3/event-id.h"
 #include "ns3/nstime.h"
 #include "ns3/queue-disc.h"
@@ -34,6 +36,9 @@ namespace ns3 {
  */
 class DualPi2QueueDisc : public QueueDisc {
  public:
+  /** Who says what C's weight is: CWeight, or Confucius' age rule. */
+  enum CWeightBy { kFixed, kAge };
+
   using Queue = swiftqueue::dual_pi2::Queue;  ///< Index of the internal queue.
   static constexpr Queue kL4s = swiftqueue::dual_pi2::kL4s;
   static constexpr Queue kClassic = swiftqueue::dual_pi2::kClassic;
@@ -85,6 +90,7 @@ class DualPi2QueueDisc : public QueueDisc {
   double GetBaseProbability() const;     ///< p', 0 to 1
   double GetCoupledProbability() const;  ///< p_CL, 0 to k
   double GetClassicProbability() const;  ///< p_C, 0 to 1
+  double GetClassicWeight() const;       ///< C's share of the bytes while both queues wait, now
 
  protected:
   void DoDispose() override;
@@ -100,6 +106,11 @@ class DualPi2QueueDisc : public QueueDisc {
   /** Send the item, marked or not; false if it must be dropped, and was. */
   bool Pass(Ptr<QueueDiscItem> item, Queue queue, Time sojourn, uint32_t packetsFound);
   void Update();
+
+  // CWeightBy Age
+  void AgeIn(Ptr<QueueDiscItem> item, Queue queue);
+  void AgeOut(Ptr<QueueDiscItem> item);
+  void Weigh();
 
   // attributes
   uint32_t m_mtuBytes;
@@ -120,6 +131,7 @@ class DualPi2QueueDisc : public QueueDisc {
   double m_lMaxProbability;  // p_Lmax
   swiftqueue::dual_pi2::Scheduler m_scheduler;
   double m_cWeight;
+  CWeightBy m_cWeightBy{kFixed};
   Time m_timeShift;
   swiftqueue::dual_pi2::Overload m_overload;
   swiftqueue::dual_pi2::Draw m_draw;
@@ -134,6 +146,9 @@ class DualPi2QueueDisc : public QueueDisc {
   EventId m_updateEvent;
   std::array<QueueCounts, 2> m_counts;
   Ptr<UniformRandomVariable> m_random;
+  swiftqueue::FlowAges m_ages;      // groups are queues
+  std::vector<uint32_t> m_waiting;  // packets of each flow
+  Time m_nextRest;
 
   TracedCallback<Time> m_lSojournTrace;
   TracedCallback<Time> m_cSojournTrace;

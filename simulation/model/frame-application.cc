@@ -35,8 +35,9 @@ void FrameApplication::SetSocket(std::function<Ptr<ns3::TcpSocketBase>()> open,
   m_peer = peer;
 }
 
-void FrameApplication::SetFrames(double framesPerS, double leastBps, double mostBps) {
-  m_rule = {1 / framesPerS, leastBps, mostBps};
+void FrameApplication::SetFrames(const FrameRule& rule, std::shared_ptr<FrameLog> log) {
+  m_rule = rule;
+  m_log = std::move(log);
 }
 
 uint64_t FrameRule::Bytes(double rateBps, uint64_t waitingBytes) const {
@@ -44,6 +45,15 @@ uint64_t FrameRule::Bytes(double rateBps, uint64_t waitingBytes) const {
   const double wantedBps = kShare * rateBps - static_cast<double>(waitingBytes) * 8 / periodS;
   const double bytes = std::clamp(wantedBps, leastBps, mostBps) * periodS / 8;
   return std::max<uint64_t>(1, static_cast<uint64_t>(bytes));
+}
+
+void FrameLog::Made(uint64_t bytes) { m_frames.push_back({Simulator::Now(), Bytes() + bytes, -1}); }
+
+void FrameLog::Received(uint64_t bytes) {
+  for (; m_arrived < m_frames.size() && m_frames[m_arrived].endByte <= bytes; ++m_arrived) {
+    Frame& frame = m_frames[m_arrived];
+    frame.delayS = (Simulator::Now() - frame.made).GetSeconds();
+  }
 }
 
 void FrameApplication::StartApplication() {
@@ -76,10 +86,10 @@ void FrameApplication::StopApplication() {
 void FrameApplication::NextFrame() {
   // The first sequence number was the connection's.
   const uint64_t sent = m_sentBytes > 0 ? m_sentBytes - 1 : 0;
-  const uint64_t bytes = m_rule.Bytes(RateBps(), m_writtenBytes - std::min(sent, m_writtenBytes));
-  m_writtenBytes += bytes;
+  const uint64_t written = m_log->Bytes();
+  const uint64_t bytes = m_rule.Bytes(RateBps(), written - std::min(sent, written));
   m_unsentBytes += bytes;
-  m_frames.push_back({Simulator::Now(), m_writtenBytes, -1});
+  m_log->Made(bytes);
   Fill(m_socket, m_socket->GetTxAvailable());
   m_next = Simulator::Schedule(ns3::Seconds(m_rule.periodS), &FrameApplication::NextFrame, this);
 }
@@ -101,13 +111,6 @@ void FrameApplication::Fill(Ptr<ns3::Socket> socket, uint32_t available) {
     }
     m_unsentBytes -= static_cast<uint64_t>(sent);
     available = socket->GetTxAvailable();
-  }
-}
-
-void FrameApplication::Received(uint64_t bytes) {
-  for (; m_arrived < m_frames.size() && m_frames[m_arrived].endByte <= bytes; ++m_arrived) {
-    Frame& frame = m_frames[m_arrived];
-    frame.delayS = (Simulator::Now() - frame.made).GetSeconds();
   }
 }
 

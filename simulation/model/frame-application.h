@@ -7,8 +7,8 @@
 #define SWIFTQUEUE_FRAME_APPLICATION_H
 
 #include <cstdint>
-#include <deque>
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "ns3/address.h"
@@ -36,12 +36,8 @@ struct FrameRule {
   static constexpr double kShare = 0.9;
 };
 
-/**
- * Writes a frame at each tick, by FrameRule, at the rate at which the congestion control sends: its
- * window over the round trip, or its pacing, whichever is slower. A frame has arrived when the last
- * of its bytes has been handed to the receiver.
- */
-class FrameApplication : public ns3::Application {
+/** The frames of a call, and when they were there: all bytes of the stream up to their last. */
+class FrameLog {
  public:
   struct Frame {
     ns3::Time made;
@@ -49,15 +45,31 @@ class FrameApplication : public ns3::Application {
     double delayS;     // negative: has not arrived
   };
 
+  /** A frame of so many bytes is made, now. */
+  void Made(uint64_t bytes);
+  /** So many bytes of the stream have been handed to the receiver, now. */
+  void Received(uint64_t bytes);
+  const std::vector<Frame>& Frames() const { return m_frames; }
+  /** Of the stream, by all frames. */
+  uint64_t Bytes() const { return m_frames.empty() ? 0 : m_frames.back().endByte; }
+
+ private:
+  std::vector<Frame> m_frames;
+  std::size_t m_arrived{0};  // frames
+};
+
+/**
+ * Writes a frame at each tick, by FrameRule, at the rate at which the congestion control sends: its
+ * window over the round trip, or its pacing, whichever is slower. A frame has arrived when the last
+ * of its bytes has been handed to the receiver.
+ */
+class FrameApplication : public ns3::Application {
+ public:
   static ns3::TypeId GetTypeId();
 
   /** `open` makes the socket, when the application starts; it is then connected to `peer`. */
   void SetSocket(std::function<ns3::Ptr<ns3::TcpSocketBase>()> open, const ns3::Address& peer);
-  void SetFrames(double framesPerS, double leastBps, double mostBps);
-  /** So many bytes of the stream have been handed to the receiver, now. */
-  void Received(uint64_t bytes);
-
-  const std::vector<Frame>& Frames() const { return m_frames; }
+  void SetFrames(const FrameRule& rule, std::shared_ptr<FrameLog> log);
 
  private:
   void StartApplication() override;
@@ -74,11 +86,9 @@ class FrameApplication : public ns3::Application {
   double m_pacingBps{0};  // 0: it does not pace
   ns3::Time m_rtt;        // smoothed
   ns3::EventId m_next;
-  uint64_t m_writtenBytes{0};  // by the frames
-  uint64_t m_unsentBytes{0};   // of them, not yet taken by the socket
-  uint64_t m_sentBytes{0};     // of sequence numbers, retransmissions not counted
-  std::vector<Frame> m_frames;
-  std::size_t m_arrived{0};  // frames
+  uint64_t m_unsentBytes{0};  // of the frames, not yet taken by the socket
+  uint64_t m_sentBytes{0};    // of sequence numbers, retransmissions not counted
+  std::shared_ptr<FrameLog> m_log;
 };
 
 }  // namespace swiftqueue

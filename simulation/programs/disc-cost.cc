@@ -3,6 +3,7 @@
 // What a queue disc costs: `disc-cost --type=ns3::FqCoDelQueueDisc --flows=100` prints, as JSON,
 // the time of a packet's dequeue and the next one's enqueue, of a disc in which each flow has
 // packets waiting. Time goes on as on a link of 100 Mbit/s, so what is done now and then is in it.
+// `--attributes="Weights=FILE;Beyond=1"` sets the disc's.
 
 #include <algorithm>
 #include <chrono>
@@ -10,6 +11,8 @@
 #include <exception>
 #include <iostream>
 #include <numeric>
+#include <sstream>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -41,19 +44,37 @@ Ptr<Ipv4QueueDiscItem> Item(uint16_t flow) {
   return Create<Ipv4QueueDiscItem>(packet, Address(), 0x0800, ip);
 }
 
+/** "Name=value;Name=value" */
+swiftqueue::DiscAttributes ReadAttributes(const std::string& text) {
+  swiftqueue::DiscAttributes attributes;
+  std::istringstream all(text);
+  for (std::string one; std::getline(all, one, ';');) {
+    const std::size_t equals = one.find('=');
+    if (equals == std::string::npos) {
+      throw std::invalid_argument("attributes: '" + one + "' is no NAME=VALUE");
+    }
+    attributes.emplace_back(one.substr(0, equals), one.substr(equals + 1));
+  }
+  return attributes;
+}
+
 int Main(int argc, char** argv) {
   std::string type;
+  std::string given;
   uint32_t flows = 100;
   uint32_t packets = 50'000;
   uint32_t waiting = 5;
   CommandLine line(__FILE__);
   line.AddValue("type", "ns-3 type of the disc", type);
+  line.AddValue("attributes", "of the disc: NAME=VALUE;NAME=VALUE", given);
   line.AddValue("flows", "flows that have packets waiting", flows);
   line.AddValue("waiting", "packets of each", waiting);
   line.AddValue("packets", "packets that are timed", packets);
   line.Parse(argc, argv);
   const std::string limit = std::to_string(2 * flows * waiting) + "p";
-  auto disc = swiftqueue::MakeDisc(type, {{"MaxSize", limit}});
+  auto attributes = ReadAttributes(given);
+  attributes.emplace_back("MaxSize", limit);
+  auto disc = swiftqueue::MakeDisc(type, attributes);
   // FqCoDel takes its device's MTU otherwise, and has none here.
   if (const auto fqCoDel = DynamicCast<FqCoDelQueueDisc>(disc)) {
     fqCoDel->SetQuantum(1500);

@@ -6,6 +6,7 @@
 #include "../model/dual-pi2-queue-disc.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <string>
@@ -144,6 +145,7 @@ class DefaultsCase : public TestCase {
         {"LMinPackets", "1"},
         {"LMaxProbability", "1"},
         {"CWeight", "0.0625"},
+        {"CWeightBy", "Fixed"},
         {"Overload", "Drop"},
         {"DelayInput", "Greater"},
         {"Draw", "Recur"},
@@ -235,6 +237,58 @@ class WeightCase : public TestCase {
   double m_weight;
   uint32_t m_lBytes;
   uint32_t m_cBytes;
+};
+
+/** C's share of the bytes sent from `fromMs` for 100 ms: one flow in C, eight more in L from 1 s
+ * on. */
+double AgedShare(const Attributes& attributes, int64_t fromMs) {
+  auto disc = Make(HoldBaseProbability(0, attributes));
+  const auto ofFlow = [](Ecn ecn, uint8_t flow) {
+    auto item = Item(ecn);
+    Ipv4Header ip = item->GetHeader();
+    ip.SetSource(Ipv4Address(flow));
+    return Create<Ipv4QueueDiscItem>(item->GetPacket(), Address(), 0x0800, ip);
+  };
+  std::array<double, 2> sent{};
+  constexpr int64_t kPacketUs = 120;  // at 100 Mbit/s
+  for (int64_t us = 0; us < (fromMs + 100) * 1000; us += kPacketUs) {
+    Simulator::Schedule(MicroSeconds(us), [&, us] {
+      if (disc->GetInternalQueue(Disc::kClassic)->GetNPackets() < 20) {
+        disc->Enqueue(ofFlow(kEct0, 1));
+      }
+      const auto turn = static_cast<uint8_t>(us / kPacketUs % 8);
+      if (us >= 1'000'000 && disc->GetInternalQueue(Disc::kL4s)->GetNPackets() < 40) {
+        disc->Enqueue(ofFlow(kEct1, 10 + turn));
+      }
+      const auto item = disc->Dequeue();
+      if (us >= fromMs * 1000 && item) {
+        sent[Disc::ClassifyItem(item)] += item->GetSize();
+      }
+    });
+  }
+  Finish(disc, MilliSeconds(fromMs + 100));
+  return sent[Disc::kClassic] / (sent[Disc::kClassic] + sent[Disc::kL4s]);
+}
+
+class AgedWeightCase : public TestCase {
+ public:
+  AgedWeightCase() : TestCase("CWeightBy: an old flow of C beside eight new ones of L") {}
+
+ private:
+  void DoRun() override {
+    const Attributes aged = {{"CWeightBy", "Age"}};
+    // 1 / (1 + 2^(age / 250 ms)), until the eight are old too
+    for (const auto& [ms, share] : {std::pair{1100, 1.0 / 2},
+                                    {1350, 1.0 / 3},
+                                    {1600, 1.0 / 5},
+                                    {1850, 1.0 / 9},
+                                    {3000, 1.0 / 9}}) {
+      NS_TEST_EXPECT_MSG_EQ_TOL(AgedShare(aged, ms), share, 0.02, ms << " ms");
+    }
+    NS_TEST_EXPECT_MSG_EQ_TOL(AgedShare({}, 1100), 1.0 / 16, 0.02, "Fixed: CWeight");
+    NS_TEST_EXPECT_MSG_EQ_TOL(AgedShare({{"CWeightBy", "Age"}, {"CWeight", "0.25"}}, 3000), 0.25,
+                              0.02, "no less than CWeight");
+  }
 };
 
 class DroppedShareCase : public TestCase {
@@ -643,7 +697,9 @@ class DualPi2QueueDiscSuite : public TestSuite {
     add(new ClassificationCase);
     add(new DefaultsCase);
     add(new LimitCase);
+    add(new AgedWeightCase);
     for (double weight : {1.0 / 16, 0.1, 0.5, 0.9}) {
+      add(new AgedWeightCase);
       add(new WeightCase(weight, 1500, 1500));
       add(new WeightCase(weight, 300, 1500));
       add(new WeightCase(weight, 1500, 100));

@@ -138,6 +138,9 @@ class DualPi2 {
 
   // --- the scheduler ---
 
+  // From now on; its share of the bytes while both queues wait.
+  void set_c_weight(double c_weight) { parameters_.c_weight = c_weight; }
+
   Queue schedule(std::int64_t now_ns, const Backlog& waiting) const {
     if (waiting[kL4s].packets == 0) return kClassic;
     if (waiting[kClassic].packets == 0) return kL4s;

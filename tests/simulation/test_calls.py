@@ -29,6 +29,36 @@ def test_frames_one_by_one() -> None:
     assert result.stdout.count("PASS") == 3
 
 
+def test_google_congestion_control() -> None:
+    """The C++ suite: its arithmetic in closed form, and a call over a link that loses or changes its rate."""
+    suite = build_simulator(program="gcc-test")
+    result = subprocess.run([suite], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.count("PASS") == 9
+
+
+def test_a_call_over_udp_is_followed_as_one_over_tcp(tmp_path: Path) -> None:
+    """Frames arrive, S1's goodput is theirs, and the same run gives the same bytes."""
+    scenario = load(path_of("confucius-web"))
+    cell = next(cell for cell in cells("calls", scenario) if cell.point == "Confucius, GCC")
+    run: dict[str, Any] = resolve(scenario, cell, {"kind": "default"}, ["truth"])
+    run["senders"] = run["senders"][:1]
+    run |= {"seconds": 6, "warmup_s": 1}
+    (tmp_path / execution.RUNS).mkdir()
+    for name in ("one", "two"):
+        assert execution.execute(programs.build()[0], tmp_path, execution.Job(name, run)) is None
+    one, two = (tmp_path / execution.RUNS / name / execution.SUMMARY for name in ("one", "two"))
+    assert one.read_bytes() == two.read_bytes()
+    summary = json.loads(one.read_text())
+    delay_s = np.array(summary["calls"][0]["delay_s"], np.float64)
+    assert np.isnan(delay_s).sum() < 5  # under way at the end
+    assert np.nanmin(delay_s) >= ONE_WAY_S
+    assert np.nanquantile(delay_s, 0.99) < ONE_WAY_S + 2 * PERIOD_S
+    own = summary["senders"]["s1"]["classic"]
+    assert 7e6 < own["goodput_bps"] < 14e6  # it begins at 10 Mbit/s, of which nine tenths are frames
+    assert own["latency_us"]["count"] == 0  # no ACK says one
+
+
 def test_no_frame_of_a_lone_call_waits_for_the_one_before(tmp_path: Path) -> None:
     """A frame takes the path, the wait in the router, and its own sending.
 

@@ -69,9 +69,21 @@ def test_what_a_packet_costs_can_be_measured() -> None:
     """A figure for each disc; how large it is, is the benchmark's."""
     program = build_simulator(program="disc-cost")
     for disc in (queues.REFERENCE, *(f"swiftqueue::{name}QueueDisc" for name in queues.DISCS)):
-        assert queues.median_ns(program, disc, flows=10, packets=1000) > 0
+        assert queues.cost_ns(program, disc, flows=10, packets=1000) > 0
     with pytest.raises(ValueError, match="type: there is no queue disc swiftqueue::None"):
-        queues.median_ns(program, "swiftqueue::None", flows=10)
+        queues.cost_ns(program, "swiftqueue::None", flows=10)
+
+
+def test_attributes_of_a_measured_disc_are_read() -> None:
+    program = build_simulator(program="disc-cost")
+    assert queues.cost_ns(program, queues.LFQ, flows=10, packets=1000, of="mean_ns") > 0
+    command = [program, "--type=x", "--attributes=y"]
+    refused = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (refused.returncode, refused.stderr) == (1, "attributes: 'y' is no NAME=VALUE\n")
+    command = [program, f"--type={queues.LFQ}", "--attributes=Weights=/none"]
+    refused = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("attributes.Weights: ")
 
 
 def test_copa_alone_fills_the_link_with_a_queue_of_few_packets(program: Path, tmp_path: Path) -> None:

@@ -92,6 +92,41 @@ def test_pages_that_cannot_be(tmp_path: Path, web: dict[str, Any], says: str) ->
         load(mine(tmp_path, **web))
 
 
+def calling(folder: Path, **call: Any) -> Path:
+    """The project's confucius-web with another call."""
+    raw = yaml.safe_load(mine(folder, sizes=[[5]]).read_text())
+    raw["environment"]["senders"]["s1"] = {"groups": {"call": call}}
+    path = folder / "mine.yaml"
+    path.write_text(yaml.safe_dump(raw))
+    return path
+
+
+def test_a_call_of_google_congestion_control_begins_at_a_rate_and_no_other_does() -> None:
+    scenario = load(path_of("confucius-web"))
+    by_point = {cell.point: cell for cell in cells("confucius-web", scenario)}
+    for call, tcp, begins in (("GCC", "gcc", 10_000_000), ("Copa", "copa", None)):
+        run = resolve(scenario, by_point[f"Confucius, {call}"], {"kind": "default"}, [])
+        group = run["senders"][0]["groups"][0]
+        # A run without has the name that it had before there was this key.
+        assert (group["tcp"], group["traffic"].get("start_bps")) == (tcp, begins)
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        ({"tcp": "gcc", "traffic": {"kind": "greedy"}}, "traffic: gcc sends real_time alone, not greedy"),
+        ({"tcp": "gcc", "ecn": "ect1"}, "ecn: gcc does not answer marks, so it is always not_ect"),
+        ({"traffic": {"start_mbps": 10}}, "traffic.start_mbps: copa finds its first rate itself"),
+        ({"traffic": {"start_mbps": 60}}, "traffic.start_mbps: 60 is not between least_mbps and most_mbps"),
+        ({"traffic": {"least_mbps": 60}}, "traffic.least_mbps: 60 is above most_mbps"),
+    ],
+)
+def test_calls_that_cannot_be(tmp_path: Path, call: dict[str, Any], says: str) -> None:
+    line = f"mine.yaml: environment.senders.s1.groups.call.{says}"
+    with pytest.raises(ValueError, match=f"^{re.escape(line)}[^\n]*$"):
+        load(calling(tmp_path, **call))
+
+
 def test_points_have_their_own_profiles_and_controls(tmp_path: Path) -> None:
     found = load(path_of("who-picks"))
     made = [(c.point, c.profile, c.control) for c in cells("who-picks", found) if c.seed == 1]

@@ -60,7 +60,7 @@ def test_the_projects_scenarios_are_sound(name: str) -> None:
     # the maps ask what the standard queue leaves, the guard where the model harms there; one names each disc
     # and pages-and-video and the long ones make captures, nothing is compared in them
     some = ("map-", "guard-", "shipped-guard-", "try-guard-", "confucius-", "pages-and-video", "premise-map")
-    some += ("long-",)
+    some += ("long-", "who-picks-cheats")
     if not name.startswith(some) or name == "guard-figure8":
         assert scenario.profiles == ["rfc9332", "uncoupled"]
     # what no choice at all is worth, what the model costs, what a new head and the guard bring, who picks

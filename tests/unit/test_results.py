@@ -13,10 +13,11 @@ import pytest
 
 from benchmarks import published
 from benchmarks.rows import Row
-from infra.results import evaluations, forecasters, replayed
+from infra.results import evaluations, forecasters, queues, replayed
 from infra.results.pages import END, FOLDER, filled, rewrite
 from infra.results.pictures import coverage
 from infra.results.tables import TABLES, Data
+from laboratory.runs import experience
 from models.json_file import read_object
 from models.scoring.plot_style import svg
 
@@ -201,3 +202,33 @@ def test_no_verdict_without_both_networks_on_every_kind(data: Data) -> None:
     ):
         with pytest.raises(ValueError, match=r"has no event-stream beside window on (fresh|wifi)"):
             forecasters.verdicts(found)
+
+
+def noticed(scenario: str, point: str, seed: int, **columns: float) -> dict[str, object]:
+    """A row of what users noticed, of which the other columns are null."""
+    key = {"scenario": scenario, "point": point, "profile": "rfc9332", "control": "default", "seed": seed}
+    return {**dict.fromkeys(experience.SCHEMA), **key, **columns}
+
+
+def test_who_picks_has_a_row_for_each_rule_profile_and_control() -> None:
+    rows = [
+        noticed(queues.WHO, "FIFO", seed, stall_per_page_s=seed / 1000, frame_p99_s=0.1, call_mbps=9.0)
+        for seed in (1, 3)
+    ]
+    *_, line = queues.who(pl.DataFrame(rows, schema=experience.SCHEMA))
+    wide = "2.0 (-10.7 to 14.7) | – | 100 (100 to 100) | – | – | 9.0 (9.0 to 9.0)"
+    assert line == f"| FIFO | rfc9332 | default | 2 | {wide} | – | – | – | – | – |"
+
+
+def test_figures_of_calls_that_were_not_run_are_left_out() -> None:
+    columns = {"stall_per_page_s": 0.1, "stalling_pages_share": 0.1, "load_mean_s": 0.2}
+    rows = [
+        noticed(queues.WEB, f"{rule}, GCC", seed, **columns)
+        for rule in ("Confucius", "FIFO", "FQ+FIFO", "FqCoDel")
+        for seed in range(1, 6)
+    ]
+    lines = queues.web_verdicts(pl.DataFrame(rows, schema=experience.SCHEMA))
+    assert len(lines) == 2 + 4
+    assert all("| GCC: " in line for line in lines[2:])
+    assert lines[-1] == "| GCC: share of pages that stall | at most 0.2 | 0.100 (0.100 to 0.100) | held |"
+    assert lines[3].endswith("| not held |")  # as much stall as FqCoDel

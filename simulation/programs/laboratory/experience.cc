@@ -3,6 +3,7 @@
 #include "experience.h"
 
 #include <algorithm>
+#include <utility>
 #include <variant>
 
 #include "ns3/simulator.h"
@@ -45,9 +46,9 @@ std::function<void(uint64_t)> Experience::FollowObject(const Flow& flow, const O
 }
 
 std::function<void(uint64_t)> Experience::FollowCall(const Flow& flow,
-                                                     ns3::Ptr<FrameApplication> application) {
-  m_calls.push_back({flow.number, &std::get<RealTime>(flow.group->traffic), application});
-  return [application](uint64_t bytes) { application->Received(bytes); };
+                                                     std::shared_ptr<FrameLog> log) {
+  m_calls.push_back({flow.number, &std::get<RealTime>(flow.group->traffic), log});
+  return [log = std::move(log)](uint64_t bytes) { log->Received(bytes); };
 }
 
 void Experience::AddTo(JsonObject& summary) const {
@@ -65,7 +66,7 @@ void Experience::AddTo(JsonObject& summary) const {
     JsonArray made;
     JsonArray delays;
     uint64_t late = 0;
-    for (const auto& frame : call.application->Frames()) {
+    for (const auto& frame : call.log->Frames()) {
       const double madeS = frame.made.GetSeconds();
       const bool arrived = frame.delayS >= 0;
       made.Add(JsonNumber(madeS));

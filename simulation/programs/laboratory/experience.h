@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "../../model/frame-application.h"
@@ -31,8 +32,7 @@ class Experience {
 
   /** What to call with the bytes that a flow's receiver has had, each time there are more. */
   std::function<void(uint64_t)> FollowObject(const Flow& flow, const Object& object);
-  std::function<void(uint64_t)> FollowCall(const Flow& flow,
-                                           ns3::Ptr<FrameApplication> application);
+  std::function<void(uint64_t)> FollowCall(const Flow& flow, std::shared_ptr<FrameLog> log);
 
   /** Adds "pages" and "calls", where the run has any. */
   void AddTo(JsonObject& summary) const;
@@ -49,7 +49,7 @@ class Experience {
   struct Call {
     uint16_t flow;
     const RealTime* traffic;
-    ns3::Ptr<FrameApplication> application;
+    std::shared_ptr<FrameLog> log;
   };
 
   const Run& m_run;

@@ -3,10 +3,13 @@
 #include "flows.h"
 
 #include <algorithm>
+#include <memory>
 #include <type_traits>
+#include <utility>
 
 #include "../../helper/tcp-endpoints.h"
 #include "../../model/frame-application.h"
+#include "../../model/gcc-application.h"
 #include "../../model/traffic-application.h"
 #include "experience.h"
 #include "ns3/double.h"
@@ -136,21 +139,52 @@ void InstallObject(const Network& network, Flow& flow, const Pages& pages, Exper
   node->AddApplication(application);
 }
 
-void InstallCall(const Network& network, Flow& flow, const RealTime& traffic, double startS,
-                 Experience& experience) {
+Ptr<Application> MakeTcpCall(const Network& network, const Flow& flow, const FrameRule& rule,
+                             std::shared_ptr<FrameLog> log, const Received& received) {
   const Group& group = *flow.group;
   const auto& receiver = network.Receivers()[group.receiver];
   Ptr<Node> node = network.Senders()[flow.sender].node;
+  ListenTcp(receiver.node, flow.Port(), CongestionControl(group.tcp), received);
   auto application = CreateObject<FrameApplication>();
-  ListenTcp(receiver.node, flow.Port(), CongestionControl(group.tcp),
-            [&flow, follow = experience.FollowCall(flow, application)](uint32_t bytes) {
-              follow(flow.receivedBytes += bytes);
-            });
   application->SetSocket([node, &group] { return OpenTcp(node, group); },
                          InetSocketAddress(receiver.address, flow.Port()));
-  application->SetFrames(traffic.framesPerS, traffic.leastBps, traffic.mostBps);
+  application->SetFrames(rule, std::move(log));
+  return application;
+}
+
+Ptr<Application> MakeGccCall(const Network& network, const Flow& flow, const FrameRule& rule,
+                             double startBps, std::shared_ptr<FrameLog> log,
+                             const Received& received) {
+  const Group& group = *flow.group;
+  const auto& receiver = network.Receivers()[group.receiver];
+  Ptr<Node> node = network.Senders()[flow.sender].node;
+  auto listener = CreateObject<GccReceiver>();
+  listener->Listen(receiver.node->GetObject<UdpL4Protocol>()->CreateSocket(), flow.Port(),
+                   rule.periodS, received);
+  receiver.node->AddApplication(listener);
+  auto application = CreateObject<GccApplication>();
+  const auto open = [node, &group] {
+    auto socket = node->GetObject<UdpL4Protocol>()->CreateSocket();
+    socket->SetIpTos(static_cast<uint8_t>(group.dscp << kDscpShift));
+    return socket;
+  };
+  application->SetSocket(open, InetSocketAddress(receiver.address, flow.Port()));
+  application->SetFrames(rule, startBps, std::move(log));
+  return application;
+}
+
+void InstallCall(const Network& network, Flow& flow, const RealTime& traffic, double startS,
+                 Experience& experience) {
+  const FrameRule rule{1 / traffic.framesPerS, traffic.leastBps, traffic.mostBps};
+  const auto log = std::make_shared<FrameLog>();
+  const auto received = [&flow, follow = experience.FollowCall(flow, log)](uint32_t bytes) {
+    follow(flow.receivedBytes += bytes);
+  };
+  const Ptr<Application> application =
+      flow.group->tcp == kGcc ? MakeGccCall(network, flow, rule, traffic.startBps, log, received)
+                              : MakeTcpCall(network, flow, rule, log, received);
   application->SetStartTime(Seconds(startS));
-  node->AddApplication(application);
+  network.Senders()[flow.sender].node->AddApplication(application);
 }
 
 }  // namespace

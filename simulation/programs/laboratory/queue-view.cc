@@ -7,7 +7,6 @@
 #include <stdexcept>
 #include <string>
 
-#include "ns3/double.h"
 #include "ns3/queue.h"
 #include "ns3/simulator.h"
 
@@ -48,9 +47,7 @@ QueueView::QueueView(const Run& run, const Network& network, double rateUs, doub
       throw std::invalid_argument("bottlenecks." + std::to_string(i) +
                                   ".disc: there is no view of its queues");
     }
-    ns3::DoubleValue weight;
-    disc->GetAttribute("CWeight", weight);
-    m_seen.push_back({disc, run.bottlenecks[i].rateBps / 8e6, weight.Get(), {}, {}, {}});
+    m_seen.push_back({disc, run.bottlenecks[i].rateBps / 8e6, {}, {}, {}});
   }
   if (m_rateUs > 0 || m_ageTicks > 0) {
     Measure();
@@ -79,6 +76,7 @@ void QueueView::Measure() {
 
 QueueView::State QueueView::Now(const Seen& seen) const {
   State state;
+  state.classicWeight = seen.disc->GetClassicWeight();
   if (seen.disc->GetNInternalQueues() == 0) {
     return state;  // it makes them when the simulation begins
   }
@@ -93,9 +91,9 @@ QueueView::Both QueueView::Predict(const Seen& seen, const State& state) {
   const double l4sBytes = state.bytes[Disc::kL4s];
   const double classicBytes = state.bytes[Disc::kClassic];
   return {
-      WaitUs(l4sBytes, classicBytes, 1 - seen.classicWeight, seen.rate,
+      WaitUs(l4sBytes, classicBytes, 1 - state.classicWeight, seen.rate,
              state.arrivals[Disc::kClassic]),
-      WaitUs(classicBytes, l4sBytes, seen.classicWeight, seen.rate, state.arrivals[Disc::kL4s])};
+      WaitUs(classicBytes, l4sBytes, state.classicWeight, seen.rate, state.arrivals[Disc::kL4s])};
 }
 
 QueueView::Both QueueView::Toward(uint32_t receiver) const {

@@ -52,11 +52,11 @@ class QueueView {
   struct State {  // by Queue
     std::array<double, 2> bytes{};
     std::array<BytesPerUs, 2> arrivals{};  // smoothed
+    double classicWeight{0};               // of the scheduler, which may follow the flows' ages
   };
   struct Seen {
     ns3::Ptr<Disc> disc;
     BytesPerUs rate;
-    double classicWeight;
     std::array<BytesPerUs, 2> arrivals{};
     std::array<uint64_t, 2> arrivedBytes{};
     std::deque<State> past;  // of the last ageUs, the oldest first

@@ -103,8 +103,9 @@ Traffic ReadTraffic(const Node& node) {
     });
   }
   if (kind == "real_time") {
-    return RealTime{node["frames_per_s"].Number(), node["least_bps"].Number(),
-                    node["most_bps"].Number()};
+    const double leastBps = node["least_bps"].Number();
+    return RealTime{node["frames_per_s"].Number(), leastBps, node["most_bps"].Number(),
+                    node.Has("start_bps") ? node["start_bps"].Number() : leastBps};
   }
   const double rateBps = node["rate_bps"].Number();
   if (kind == "video") {
@@ -149,6 +150,8 @@ Group ReadGroup(const Node& node, const std::vector<Receiver>& receivers) {
   }
   Require(group.tcp != "udp" || !std::holds_alternative<RealTime>(group.traffic),
           "real_time needs a congestion control");
+  Require(group.tcp != kGcc || std::holds_alternative<RealTime>(group.traffic),
+          "gcc sends real_time alone");
   return group;
 }
 

@@ -17,6 +17,8 @@
 
 namespace swiftqueue::lab {
 
+inline const std::string kGcc = "gcc";  // Google congestion control, over UDP
+
 struct Messages {
   double rateBps;
   std::vector<Quantile> bytes;
@@ -46,6 +48,7 @@ struct RealTime {
   double framesPerS;
   double leastBps;
   double mostBps;
+  double startBps;  // of tcp `gcc`
 };
 using Traffic = std::variant<Messages, Greedy, Video, ConstantRate, Replay, Pages, RealTime>;
 
@@ -56,7 +59,7 @@ enum class Acks { kCumulative, kSelective };
 
 struct Group {
   uint32_t flows;
-  std::string tcp;  // as in the run file; "udp" too
+  std::string tcp;  // as in the run file; "udp" and kGcc too
   Ecn ecn;
   bool l4s;           // counted as an L4S flow
   uint32_t receiver;  // index
