@@ -29,8 +29,17 @@ HEAD: Final = [
 ]
 MILLION: Final = 1e6
 
-# The judgement as it was written down beforehand (docs/results/forecasters.md).
+# The judgements as they were written down beforehand (docs/results/forecasters.md).
 JUDGED: Final = ("fresh", "pages-and-video", "speed-tests", "wifi")
+JUDGED_AGAIN: Final = (
+    *("web-long", "web-varying-long"),
+    *("fresh-again", "pages-and-video-again", "speed-tests-again", "wifi-again"),
+)
+JUDGED_SCORES: Final = (
+    ("average_precision", "AP late", 3),
+    ("mae_ms", "MAE, ms", 2),
+    ("regret_ms", "regret, ms", 2),
+)
 CHALLENGER: Final = "event-stream"
 CHAMPION: Final = "window"
 JUDGED_HEAD: Final = [
@@ -121,20 +130,22 @@ def rows(one: Mapping[str, Any], form: str) -> list[str]:
     return lines
 
 
-def verdicts(published: Mapping[str, Any]) -> list[str]:
+def verdicts(published: Mapping[str, Any], kinds: Sequence[str] = JUDGED) -> list[str]:
     """A line for each kind of trace and score: the event stream less the window model, tuned heads.
 
     Raises:
         ValueError: a kind is not published, or not against the event stream, or without the window model.
     """
     lines = lab.head_of(JUDGED_HEAD)
-    for kind in JUDGED:
+    for kind in kinds:
         one = published.get(kind)
         if one is None or one["against"] != CHALLENGER or CHAMPION not in one["variants"]:
             raise ValueError(f"{FILE} has no {CHALLENGER} beside {CHAMPION} on {kind}")
         challenger, champion = (one["variants"][name]["tuned"] for name in (CHALLENGER, CHAMPION))
-        for key, name, digits in (("average_precision", "AP late", 3), ("mae_ms", "MAE, ms", 2)):
-            lower_is_better = key == "mae_ms"
+        for key, name, digits in JUDGED_SCORES:
+            if champion.get(key) is None:
+                continue  # nothing knows what either queue would have cost
+            lower_is_better = key != "average_precision"
             less = champion[key]["less_reference"]
             # The summary has the champion less the challenger.
             ends = [less[each] and [-less[each][1], -less[each][0]] for each in ("seeds_95", "seconds_95")]
@@ -151,6 +162,26 @@ def verdicts(published: Mapping[str, Any]) -> list[str]:
                     ]
                 )
             )
+    return lines
+
+
+def beside(published: Mapping[str, Any], kinds: Sequence[str] = JUDGED_AGAIN) -> list[str]:
+    """A line for each kind of trace and variant of a judgement, tuned heads, the least error first.
+
+    Raises:
+        ValueError: a kind is not published.
+    """
+    lines = lab.head_of(
+        ["traces", "packets", "late, %", "variant", "seeds", "AP late", "MAE, ms", "regret, ms"]
+    )
+    for kind in kinds:
+        one = entry(published, kind)
+        for name, found in sorted(
+            one["variants"].items(), key=lambda each: each[1]["tuned"]["mae_ms"]["mean"]
+        ):
+            scores = (number(found["tuned"].get(key), digits) for key, _, digits in JUDGED_SCORES)
+            about = [f"{one['n']:,}", f"{100 * one['base_rate']:.1f}", f"`{name}`", str(found["seeds"])]
+            lines.append(lab.row_of([kind, *about, *scores]))
     return lines
 
 

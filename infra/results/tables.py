@@ -36,6 +36,7 @@ WIDEST: Final = 150  # of a table's line, in characters
 FORMS: Final = {"tuned": "Head tuned before each test slice", "pretrained": "The same without tuning"}
 WORDS: Final = {
     FINETUNED: "**fine-tuned model**",
+    "finetuned_at_once": "the same, as if a round took no time",
     "pretrained": "the same without fine-tuning",
     TREES: "XGBoost, derived inputs",
     "xgboost_continued": "XGBoost, continued on each fine-tuning slice",
@@ -257,7 +258,11 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "wifi": lambda data: scores(data, "wifi"),
     "speed-tests": lambda data: scores(data, "speed-tests"),
     "forecasters-verdicts": lambda data: forecasters.verdicts(data.forecasters),
-    **{f"forecasters-{name}": partial(forecasts, name=name) for name in ("simulated", *forecasters.JUDGED)},
+    "forecasters-again-verdicts": lambda data: forecasters.verdicts(
+        data.forecasters, forecasters.JUDGED_AGAIN
+    ),
+    "forecasters-again": lambda data: forecasters.beside(data.forecasters),
+    "forecasters-simulated": partial(forecasts, name="simulated"),
     "choice": lambda data: forecasters.choices(data.forecasters),
     "choice-coverage": lambda data: forecasters.coverages(data.forecasters),
     "choice-sooner": lambda data: forecasters.sooner(data.forecasters),
@@ -304,7 +309,6 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
             *("capacity", "extract", "finetune", "gate", "inference", "ingest", "intervals", "linerate"),
             *(
                 "live",
-                "pretrain",
                 "rate",
                 "reservoir",
                 "serving",
