@@ -166,22 +166,22 @@ def verdicts(published: Mapping[str, Any], kinds: Sequence[str] = JUDGED) -> lis
 
 
 def beside(published: Mapping[str, Any], kinds: Sequence[str] = JUDGED_AGAIN) -> list[str]:
-    """A line for each kind of trace and variant of a judgement, tuned heads, the least error first.
+    """A line for each kind of trace and variant of a judgement, the least error of tuned heads first.
 
     Raises:
         ValueError: a kind is not published.
     """
-    lines = lab.head_of(
-        ["traces", "packets", "late, %", "variant", "seeds", "AP late", "MAE, ms", "regret, ms"]
-    )
+    scores = [name for _, name, _ in JUDGED_SCORES]
+    head = ["traces", "packets", "late, %", "variant", "seeds", *scores]
+    lines = lab.head_of([*head, *(f"{name}, untuned" for name in scores[:2])])
     for kind in kinds:
         one = entry(published, kind)
-        for name, found in sorted(
-            one["variants"].items(), key=lambda each: each[1]["tuned"]["mae_ms"]["mean"]
-        ):
-            scores = (number(found["tuned"].get(key), digits) for key, _, digits in JUDGED_SCORES)
-            about = [f"{one['n']:,}", f"{100 * one['base_rate']:.1f}", f"`{name}`", str(found["seeds"])]
-            lines.append(lab.row_of([kind, *about, *scores]))
+        found = sorted(one["variants"].items(), key=lambda each: each[1]["tuned"]["mae_ms"]["mean"])
+        for name, variant in found:
+            about = [f"{one['n']:,}", f"{100 * one['base_rate']:.1f}", f"`{name}`", str(variant["seeds"])]
+            tuned = [number(variant["tuned"].get(key), digits) for key, _, digits in JUDGED_SCORES]
+            untuned = [number(variant["pretrained"].get(key), n) for key, _, n in JUDGED_SCORES[:2]]
+            lines.append(lab.row_of([kind, *about, *tuned, *untuned]))
     return lines
 
 
