@@ -259,11 +259,11 @@ def test_an_unknown_name_or_size_is_one_clear_line(
     assert len(str(refused.value).splitlines()) == 1
 
 
-def test_a_parameter_file_without_the_choice_means_the_window(tmp_path: Path, project: Path) -> None:
-    (tmp_path / "params.yaml").write_text(yaml.safe_dump({"windows": WINDOWS}))
-    for path in (tmp_path / "params.yaml", project / "params.yaml"):
-        assert chosen(path).name == "window"
-        assert chosen(path).tokens(path) is None
+def test_a_parameter_file_without_the_choice_means_the_window_and_ours_the_event_stream(tmp_path: Path, project: Path) -> None:
+    old, own = tmp_path / "params.yaml", project / "params.yaml"
+    old.write_text(yaml.safe_dump({"windows": WINDOWS}))
+    assert (chosen(old).name, chosen(old).tokens(old)) == ("window", None)
+    assert (chosen(own).name, chosen(own).tokens(own)) == ("event-stream", 64 + 8)
 
 
 @pytest.mark.slow
