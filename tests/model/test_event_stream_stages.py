@@ -259,7 +259,9 @@ def test_an_unknown_name_or_size_is_one_clear_line(
     assert len(str(refused.value).splitlines()) == 1
 
 
-def test_a_parameter_file_without_the_choice_means_the_window_and_ours_the_event_stream(tmp_path: Path, project: Path) -> None:
+def test_parameters_without_a_choice_mean_the_window_and_ours_the_event_stream(
+    tmp_path: Path, project: Path
+) -> None:
     old, own = tmp_path / "params.yaml", project / "params.yaml"
     old.write_text(yaml.safe_dump({"windows": WINDOWS}))
     assert (chosen(old).name, chosen(old).tokens(old)) == ("window", None)
