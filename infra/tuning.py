@@ -34,6 +34,7 @@ from models.json_file import read_object
 from models.say import say
 from models.search import Between
 from models.section import read_all
+from models.training.protocol import ROUND_S
 
 SUMMARY: Final = "tuning.json"
 SECTIONS: Final = "tuned.yaml"
@@ -77,7 +78,7 @@ def tune(
     if fixed := [each.name for each in wanted if only and not each.kind.search]:
         raise ValueError(f"--only {fixed[0]}: it has nothing to tune (`search` in models/forecasters/)")
     traces = within_training(traces_of(packets, names, protocol))
-    asked, work = Asked.of(traces), fingerprint(traces)
+    asked, work = Asked.of(traces), fingerprint(traces, ROUND_S)
     budget = {"trials": trials, "cpu_seconds": seconds, "seed": seed, "training_seed": TRAINING_SEED}
     found = {}
     switch_off()
@@ -227,7 +228,7 @@ def _scored(
 ) -> dict[str, Any]:
     started = time.process_time()
     try:
-        found = run(tried, TRAINING_SEED, traces, asked, lambda _: None)["tuned"]
+        found = run(tried, TRAINING_SEED, traces, asked, lambda _: None, ROUND_S)["tuned"]
     except ValueError as error:  # diverged: a result too
         scores = {"failed": str(error)}
     else:

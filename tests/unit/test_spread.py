@@ -11,7 +11,7 @@ from sklearn.metrics import mean_pinball_loss
 
 from models.forecasters.spread import Spread
 from models.scoring.choice import PACKET_US, score_choice
-from models.scoring.metrics import late_from, late_margin, score_with_replicates
+from models.scoring.metrics import EPISODE_NS, late_from, late_margin, score_with_replicates
 from models.training.loss import weighted_error
 
 LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -107,7 +107,7 @@ def test_who_says_how_likely_lateness_is_is_ranked_by_it() -> None:
 def test_regret_by_hand() -> None:
     classic_us = np.array([0, 5_000, 1_000, np.nan, 1_100])
     l4s_us = np.array([4_000, 0, 1_000 + PACKET_US, 0, 1_000])
-    time_ns = np.arange(5) * 1_000_000_000
+    time_ns = np.arange(5) * EPISODE_NS  # each in a block of its own
     stayed = np.zeros(5, bool)
     scores, drawn = score_choice(stayed, classic_us, l4s_us, time_ns, seed=1)
     assert scores["n"] == 4
