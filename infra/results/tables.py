@@ -309,6 +309,7 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
             *("capacity", "extract", "finetune", "gate", "inference", "ingest", "intervals", "linerate"),
             *(
                 "live",
+                "pretrain",
                 "rate",
                 "reservoir",
                 "serving",
