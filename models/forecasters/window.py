@@ -1,4 +1,4 @@
-"""Networks over windows: the Transformer of this project and of the paper, and the BiLSTM beside it.
+"""Networks over windows: those of the loop (models/loop/), the paper's, and the BiLSTM beside them.
 
 Training is that of the stage `pretrain`, on one core; tuning that of the stage `finetune`.
 
@@ -10,13 +10,15 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, cast
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from feature_store.events.definition import WINDOW
 from feature_store.events.event_stream import AS_SENT, INPUTS, Events
 from feature_store.events.windows import FEATURES, HORIZON, bdp_packets, iter_windows, schema_hash, tokens_for
 from models.forecasters.forecaster import Floats, Forecaster, Part, Say
@@ -24,6 +26,7 @@ from models.forecasters.queries import QUERY_INPUTS, column, replayed
 from models.forecasters.torch_files import read_inputs, write_network
 from models.networks.bilstm import BiLstm
 from models.networks.files import load_weights
+from models.networks.loop_network import named, names
 from models.networks.prediction import predict
 from models.networks.scaling import ScaledFeature, Target, fit_features, fit_target
 from models.networks.transformer import Architecture, Predictor
@@ -41,10 +44,29 @@ from models.training.pretraining import (
 )
 from models.training.protocol import Slice
 
-NETWORKS: Final = {"transformer": Predictor, "bilstm": BiLstm}
+NETWORKS: Final = {"transformer": Predictor, "bilstm": BiLstm}  # any other by its name in models/loop/
 FIT_WINDOWS: Final = 4096  # evenly spaced windows that the scaling is fitted on
 TOKENS: Final = (64, 256)  # least and most of a window
 SHARED: Final = {each.name for each in QUERY_INPUTS}
+
+
+def _kind(name: str) -> type[Predictor]:
+    """Class of a network over windows.
+
+    Raises:
+        ValueError: there is none of that name.
+    """
+    if name in NETWORKS:
+        return NETWORKS[name]
+    over_windows = {each: named(each) for each in names() if named(each).definition is WINDOW}
+    if name not in over_windows:
+        raise ValueError(f"it must be one of {', '.join([*NETWORKS, *over_windows])}")
+    return cast("type[Predictor]", over_windows[name].network())
+
+
+def _known(name: str) -> str:
+    _kind(name)
+    return name
 
 
 class WindowParams(PretrainParams):
@@ -57,8 +79,8 @@ class WindowParams(PretrainParams):
     """One core: so that all forecasters are trained alike."""
     tokens: Annotated[int, Field(ge=16, le=4096, multiple_of=8)] | None = None
     """Packets of a window; none given: sized from the bandwidth-delay product of the training slices."""
-    network: Literal["transformer", "bilstm"]
-    """What stands between the inputs and the head."""
+    network: Annotated[str, AfterValidator(_known)]
+    """What stands between the inputs and the head: `transformer`, `bilstm`, or a network of models/loop/."""
     left_out: Annotated[list[str], Field(max_length=0, default_factory=list)]
     """None: `inputs` says which there are."""
     inputs: list[str]
@@ -137,6 +159,8 @@ class WindowForecaster(Forecaster):
         """Of a batch: a window for each queue."""
         sizes: Architecture = self.model.sizes
         tokens, d = self.tokens, sizes.width
+        if self.params.network not in NETWORKS:
+            return self._counted()
         read = sizes.horizon if sizes.readout == "candidates" else 1
         if self.params.network == "bilstm":  # four gates, of the input and of the state before
             body = sizes.layers * tokens * 2 * 4 * (d // 2) * (d + d // 2)
@@ -147,6 +171,17 @@ class WindowForecaster(Forecaster):
             body = sizes.layers * tokens * 2 * d * d + ((sizes.layers - 1) * tokens + read) * after
         head = read * d * d + sizes.horizon * d
         return 2 * (tokens * len(self.model.features) * d + body + head)
+
+    def _counted(self) -> int:
+        """Those that PyTorch executes for two windows. It knows none of an `nn.LSTM`."""
+        from torch.utils.flop_counter import (
+            FlopCounterMode,
+        )  # says on import that Triton's kernels are not here
+
+        x_BWF = torch.zeros(2, self.tokens, len(self.model.features))
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+            self.model(x_BWF)
+        return int(counter.get_total_flops()) // 2
 
     def write(self, folder: Path) -> dict[str, Any]:
         """Write the weights."""
@@ -186,7 +221,7 @@ def input_names(wanted: Sequence[str], more: Sequence[str] = ()) -> list[str]:
 
 
 def _network(features: Sequence[ScaledFeature], target: Target, params: WindowParams) -> Predictor:
-    model = NETWORKS[params.network](features, target, params.sizes(HORIZON))
+    model = _kind(params.network)(features, target, params.sizes(HORIZON))
     # In the place of the ReLU alone: names of weights stay as they are.
     model.head[1] = nn.Sequential(nn.ReLU(), nn.Dropout(params.head_dropout))
     return model
