@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-import boto3
 import psycopg2
 import pytest
 import yaml
 from cmdlines import cmdlines
-from moto.server import ThreadedMotoServer
 from registered import add_version
+from s3_server import s3_client, s3_server
 from waiting import wait_until
 
 from infra.local.processes import free_ports
@@ -157,31 +156,14 @@ def command(spec: dict[str, Any], environment: dict[str, str], replaced: dict[st
 def stack() -> Iterator[Stack]:
     # Not under pytest's folder, which only its owner may enter: PostgreSQL may run as another user.
     folder = Path(tempfile.mkdtemp(prefix="swiftqueue-postgres-"))
-    storage = ThreadedMotoServer(LOOPBACK, 0, verbose=False)
     try:
-        with postgres(folder) as database:
-            storage.start()
-            endpoint = "http://{}:{}".format(*storage.get_host_and_port())
-            keys = {
-                "AWS_ACCESS_KEY_ID": "test",
-                "AWS_SECRET_ACCESS_KEY": "test",
-                "AWS_DEFAULT_REGION": "us-east-1",
-            }
-            s3 = boto3.client(
-                "s3",
-                endpoint_url=endpoint,
-                aws_access_key_id="test",
-                aws_secret_access_key="test",  # noqa: S106
-                region_name="us-east-1",
-            )
-            s3.create_bucket(Bucket=BUCKET)
+        with postgres(folder) as database, s3_server(BUCKET, LOOPBACK) as keys:
             port = free_ports(1)[0]
             environment = {
                 **{k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW_TRACKING", "AWS_"))},
-                **keys,
-                "AWS_EC2_METADATA_DISABLED": "true",
+                **{name: value for name, value in keys.items() if name != "AWS_ENDPOINT_URL"},
                 "MLFLOW_BACKEND_STORE_URI": database,
-                "MLFLOW_S3_ENDPOINT_URL": endpoint,
+                "MLFLOW_S3_ENDPOINT_URL": keys["AWS_ENDPOINT_URL"],
                 "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
                 "S3_BUCKET": BUCKET,
             }
@@ -193,9 +175,8 @@ def stack() -> Iterator[Stack]:
             words = command(container("containers"), environment, replaced)
             with serving(words, environment, folder / "mlflow.log", f"http://{LOOPBACK}:{port}"):
                 assert not any(PASSWORD in unquote(line.decode("utf-8", "replace")) for line in cmdlines())
-                yield Stack(f"http://{LOOPBACK}:{port}", database, s3)
+                yield Stack(f"http://{LOOPBACK}:{port}", database, s3_client(keys))
     finally:
-        storage.stop()
         shutil.rmtree(folder, ignore_errors=True)
 
 

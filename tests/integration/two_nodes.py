@@ -11,7 +11,6 @@ lands on the second.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import signal
 import subprocess
@@ -19,11 +18,10 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Final
 
-import boto3
 import psutil
-from moto.server import ThreadedMotoServer
+from s3_server import s3_client, s3_server
 from waiting import wait_until
 
 from feature_store.local_ray import ALONE, OBJECT_STORE_BYTES, PATIENCE
@@ -61,9 +59,8 @@ class TwoNodes:
         self.bucket = "nodes"
         self._root, self._short = root, short
         self._port = port
-        self._server = ThreadedMotoServer(FIRST, 0, verbose=False)
-        self._s3 = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
-        self._s3 |= {"AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true"}
+        self._storage = contextlib.ExitStack()
+        self._s3: dict[str, str] = {}  # once it runs
         self._nodes: dict[str, subprocess.Popen[bytes]] = {}
         self._holder: subprocess.Popen[bytes] | None = None
 
@@ -76,11 +73,7 @@ class TwoNodes:
 
     def start(self) -> None:
         """Start the storage and both nodes, and take the first."""
-        logging.getLogger("werkzeug").setLevel(logging.WARNING)  # a line for each request
-        self._server.start()
-        host, port = self._server.get_host_and_port()
-        self._s3["AWS_ENDPOINT_URL"] = f"http://{host}:{port}"
-        self._client().create_bucket(Bucket=self.bucket)
+        self._s3 = self._storage.enter_context(s3_server(self.bucket, FIRST))
         own = [f"--temp-dir={self._short / 'first'}", "--include-dashboard=false"]
         self._start(FIRST, "first", ["--head", f"--port={self._port}", *own, '--resources={"first": 1}'])
         self.start_second()
@@ -129,17 +122,12 @@ class TwoNodes:
 
     def stored(self, what: str) -> list[str]:
         """Names of what lies in the storage below a name; empty ones stand for folders."""
-        found = self._client().list_objects_v2(Bucket=self.bucket, Prefix=f"work/{what}/").get("Contents", [])
-        return [one["Key"] for one in found if not one["Key"].endswith("/")]
-
-    def _client(self) -> Any:
-        return boto3.client(
-            "s3",
-            endpoint_url=self._s3["AWS_ENDPOINT_URL"],
-            aws_access_key_id=self._s3["AWS_ACCESS_KEY_ID"],
-            aws_secret_access_key=self._s3["AWS_SECRET_ACCESS_KEY"],
-            region_name=self._s3["AWS_DEFAULT_REGION"],
+        found = (
+            s3_client(self._s3)
+            .list_objects_v2(Bucket=self.bucket, Prefix=f"work/{what}/")
+            .get("Contents", [])
         )
+        return [one["Key"] for one in found if not one["Key"].endswith("/")]
 
     def processes(self, node: str) -> list[psutil.Process]:
         """What runs on a node."""
@@ -171,7 +159,7 @@ class TwoNodes:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
             self._nodes[node].wait()
-        self._server.stop()
+        self._storage.close()
 
 
 @contextlib.contextmanager

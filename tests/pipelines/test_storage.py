@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 
-import boto3
 import pytest
-from moto.server import ThreadedMotoServer
+from s3_server import s3_server
 
 from feature_store.settings import settings, variable
 from feature_store.storage import Storage, storage
@@ -20,21 +18,13 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage]:
     """A place in a bucket of a server on a free loopback port, as the settings say."""
-    logging.getLogger("werkzeug").setLevel(logging.WARNING)
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "test")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-    boto3.client("s3").create_bucket(Bucket="nodes")
-    monkeypatch.setenv(variable("storage"), "s3://nodes/work/")
-    found = storage()
-    assert found is not None
-    yield found
-    server.stop()
+    with s3_server("nodes") as environment:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv(variable("storage"), "s3://nodes/work/")
+        found = storage()
+        assert found is not None
+        yield found
 
 
 def test_files_and_folders_travel_whole_and_are_removed(place: Storage, tmp_path: Path) -> None:
