@@ -41,6 +41,7 @@ VARIANTS: Final[dict[str, dict[str, str]]] = {
     "initial-window-32": {"initial-window": "32"},
     "cubic": {"control": "cubic"},
     "hystart++": {"control": "hystart++"},
+    "suss": {"control": "suss"},
 }
 RTTS_MS: Final = (50, 100, 150, 200, 250, 300, 350, 400)
 BUFFERS_BDP: Final = (0.5, 1.0)

@@ -33,6 +33,7 @@ SOURCES: Final = (
     "simulation/programs/rate/hystart-plus-plus.h",
     "simulation/programs/rate/receiver.h",
     "simulation/programs/rate/sampled-bbr.h",
+    "simulation/programs/rate/suss.h",
 )
 Rates = Annotated[list[Annotated[float, Field(ge=1, le=1_000)]], Field(min_length=1)]
 Times = Annotated[list[Annotated[float, Field(ge=1, le=1_000)]], Field(min_length=1)]

@@ -20,6 +20,7 @@ NAMES: Final = {
     "initial-window-32": "BBR, initial window of 32",
     "cubic": "Cubic, HyStart",
     "hystart++": "Cubic, HyStart++",
+    "suss": "Cubic, SUSS",
 }
 
 

@@ -47,6 +47,7 @@
 #include "rate/forecasts.h"
 #include "rate/hystart-plus-plus.h"
 #include "rate/receiver.h"
+#include "rate/suss.h"
 
 namespace {
 
@@ -75,7 +76,7 @@ struct Path {
 
 /** What is asked for of a flow. */
 struct Sender {
-  std::string control{"bbr"};  // bbr, cubic (with HyStart), hystart++
+  std::string control{"bbr"};  // bbr, cubic (with HyStart), hystart++, suss
   uint32_t initialWindow{10};  // packets
   uint32_t samples{5};         // that a forecast is made from
   double delayMs{0};           // until it is there
@@ -84,7 +85,8 @@ struct Sender {
 TypeId ControlOf(const std::string& name) {
   const std::map<std::string, TypeId> known{{"bbr", ForecastBbr::GetTypeId()},
                                             {"cubic", TcpCubic::GetTypeId()},
-                                            {"hystart++", HystartPlusPlus::GetTypeId()}};
+                                            {"hystart++", HystartPlusPlus::GetTypeId()},
+                                            {"suss", Suss::GetTypeId()}};
   if (!known.contains(name)) {
     throw std::runtime_error("control " + name + ": there is none of this name");
   }
@@ -525,7 +527,7 @@ int main(int argc, char** argv) {
   command.AddValue("bytes", "size of a flow", path.bytes);
   command.AddValue("seed", "of all random choices", path.seed);
   command.AddValue("window", "of a receiver, in bytes; 0: it grows as Linux's", path.window);
-  command.AddValue("control", "bbr, cubic (with HyStart) or hystart++", sender.control);
+  command.AddValue("control", "bbr, cubic (with HyStart), hystart++ or suss", sender.control);
   command.AddValue("initial-window", "packets", sender.initialWindow);
   command.AddValue("forecast", "none, oracle, random, dispersion, previous or network",
                    forecasts.kind);

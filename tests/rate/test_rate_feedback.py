@@ -59,6 +59,24 @@ def test_an_oracle_helps_and_a_wild_forecast_does_little_harm(program: Path, tmp
 
 
 @pytest.mark.slow
+def test_suss_is_faster_where_the_path_is_empty_and_no_wilder_where_it_is_not(
+    program: Path, tmp_path: Path
+) -> None:
+    """SUSS against Cubic with HyStart: on a long fat path, and on one of 17 packets a round trip."""
+    path = {"small": {"rate_bps": 4e6, "rtt_ms": 50, "bytes": 300_000}, "large": {}}
+    found = {
+        (size, control): simulated(program, tmp_path / f"{size}-{control}", control=control, **options)
+        for size, options in path.items()
+        for control in ("cubic", "suss")
+    }
+    fast, slow = (found["large", control]["seconds"] for control in ("suss", "cubic"))
+    assert (fast < 0.85 * slow).all()
+    assert found["large", "suss"]["retransmitted"].sum() == 0
+    lost = {c: found["small", c]["retransmitted"].sum() for c in ("cubic", "suss")}
+    assert lost["suss"] <= lost["cubic"]
+
+
+@pytest.mark.slow
 def test_a_forecast_that_cannot_be_or_comes_too_late_leaves_bbr_as_it_is(
     program: Path, tmp_path: Path
 ) -> None:
