@@ -22,15 +22,15 @@ SCORED_HEAD: Final = ["variant", "parameters", "seeds", "AP late", "MAE, ms", "l
 UNTUNED: Final = "untuned"  # entries of forecasters.json
 TUNED: Final = "tuned"
 CEILING: Final = "ceiling"  # of `forecasts --also`; what is without is in UNTUNED
-LARGEST: Final = "ceiling"  # the variant
 CEILING_HEAD: Final = [
     "variant",
     "learned from",
     "seeds",
-    "AP late",
-    "share of the ceiling",
-    "MAE, ms",
-    "to it",
+    "AP late, tuned",
+    "untuned",
+    "of the best",
+    "MAE, ms, tuned",
+    "untuned",
 ]
 
 
@@ -109,20 +109,22 @@ def ceiling(published: Mapping[str, Any]) -> list[str]:
         ValueError: one of the two is not published.
     """
     alone, more = (entry(published, name) for name in (UNTUNED, CEILING))
-    top = more["variants"][LARGEST]["tuned"]
+    rows = [("event-stream", alone["variants"]["event-stream"], "training slices")]
+    others = f"these and {len(more['also'])} other traces"
+    rows += [(name, variant, others) for name, variant in more["variants"].items()]
+    forms = ("tuned", "pretrained")
+    best = max(variant[form]["average_precision"]["mean"] for _, variant, _ in rows for form in forms)
     lines = lab.head_of(CEILING_HEAD)
-    rows = [("event-stream", alone, "training slices")]
-    rows += [(name, more, f"these and {len(more['also'])} other traces") for name in more["variants"]]
-    for name, one, learned in rows:
-        variant = one["variants"][name]
-        scores = variant["tuned"]
-        precision, error = (scores[key]["mean"] for key in ("average_precision", "mae_ms"))
-        share, ratio = precision / top["average_precision"]["mean"], error / top["mae_ms"]["mean"]
+    for name, variant, learned in rows:
+        precisions = [variant[form]["average_precision"]["mean"] for form in forms]
+        errors = [variant[form]["mae_ms"]["mean"] for form in forms]
         lines.append(
             lab.row_of(
                 [
                     *(f"`{name}`", learned, str(variant["seeds"])),
-                    *(f"{precision:.3f}", f"{100 * share:.0f} %", f"{error:.2f}", f"{ratio:.2f}"),
+                    *(f"{precision:.3f}" for precision in precisions),
+                    f"{100 * max(precisions) / best:.0f} %",
+                    *(f"{error:.2f}" for error in errors),
                 ]
             )
         )
