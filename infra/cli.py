@@ -428,6 +428,10 @@ def agent(
         float | None,
         typer.Option(min=0, max=1, help="or this share of those in flight, if that is more (default: 0.75)"),
     ] = None,
+    charge_us: Annotated[
+        float | None,
+        typer.Option(min=0, help="a packet's predicted gain must be above this, to move (default: 0)"),
+    ] = None,
 ) -> None:
     """Run the sender agent: programs that send ask it which queue to mark each packet for.
 
@@ -448,6 +452,7 @@ def agent(
             guard_growth=guard_growth,
             max_moved_unacked=max_moved_unacked,
             max_moved_share=max_moved_share,
+            charge_us=charge_us,
         )
     )
 

@@ -47,22 +47,22 @@ WANTED: Final = tuple(
 """What is wanted of the guard: none of these is settled to be worse by more than 2 %, or a packet's time."""
 
 
-def guarded(runs: pl.DataFrame, prefix: str = FIRST) -> list[str]:
-    """Return tables of scenarios whose names begin so: the model's changes, with the guard or without it."""
+def guarded(runs: pl.DataFrame, prefix: str = FIRST, axis: str = "guard") -> list[str]:
+    """Return tables of scenarios whose names begin so: the model's changes at each point of their axis."""
     here = runs.filter(pl.col("scenario").str.starts_with(prefix))
     lines: list[str] = []
     for scenario in sorted(set(here["scenario"])):
         at = [p for p in places(here) if p.scenario == scenario and compare(here, p, "model")]
         if not at:
             continue
-        at.sort(key=lambda place: (place.profile, place.point != OFF))
+        at.sort(key=lambda place: (place.profile, place.point != OFF))  # and as the axis has them
         lines += ["", f"**{scenario.removeprefix(prefix)}** ({sample(here, at[0])})", ""]
-        lines += head_of(["profile", "guard", "moved, %", "default P99, ms", *(name for _, name in DELAYS)])
+        lines += head_of(["profile", axis, "moved, %", "default P99, ms", *(name for _, name in DELAYS)])
         for place in at:
             figures = [cell(here, place, *one).text for one in (("model", MOVED), ("default", QUEUEING_P99))]
             changes = [change(here, place, "model", measure) for measure, _ in DELAYS]
             lines.append(row_of([f"`{place.profile}`", place.point, *figures, *changes]))
-        lines += ["", *head_of(["profile", "guard", *(name for _, name in COSTS), "settled harm"])]
+        lines += ["", *head_of(["profile", axis, *(name for _, name in COSTS), "settled harm"])]
         for place in at:
             changes = [change(here, place, "model", measure) for measure, _ in COSTS]
             lines.append(row_of([f"`{place.profile}`", place.point, *changes, harm(here, place)]))

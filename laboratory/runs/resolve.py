@@ -202,12 +202,13 @@ def control_of(
 def _batching(model: ModelSettings) -> dict[str, Any]:
     """How forecasts become queues; keys that published runs had not are there where they change something."""
     share = {"max_moved_share": model.max_moved_share} if model.max_moved_share else {}
+    charge = {"charge_us": model.charge_us} if model.charge_us else {}
     guard: dict[str, Any] = {"guard": "on"} if model.guard else {}
     if model.guard and model.guard_packets != HORIZON:
         guard["guard_packets"] = model.guard_packets
     if model.guard and model.guard_growth:
         guard["guard_growth"] = model.guard_growth
-    return {**model.model_dump(include=BATCHING), **share, **guard}
+    return {**model.model_dump(include=BATCHING), **share, **charge, **guard}
 
 
 def _last_latency(environment: Environment) -> dict[str, Any]:

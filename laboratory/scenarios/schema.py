@@ -251,6 +251,7 @@ class Model(Checked):
     margin_share: Annotated[float, Field(ge=0, le=1e6)]
     max_moved_unacked: Annotated[int, Field(ge=0, le=1_000_000_000)]
     max_moved_share: Share = 0.0  # of what S1 has in flight, where that is more
+    charge_us: Microseconds = 0.0  # for the others: moved only where the predicted gain is larger
     guard: bool = False  # moving stops where it is not settled to help
     guard_packets: Annotated[int, Field(ge=1, le=8)] = 8  # of a batch, that are compared
     guard_growth: Annotated[float, Field(ge=0, le=100)] = 0.0  # of S1's rate, that is allowed; 0: any

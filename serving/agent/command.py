@@ -109,6 +109,7 @@ def run_agent(
     guard_growth: float | None = None,
     max_moved_unacked: int | None = None,
     max_moved_share: float | None = None,
+    charge_us: float | None = None,
 ) -> int:
     """Run the agent until it ends or is told to; returns its exit code.
 
@@ -125,6 +126,7 @@ def run_agent(
         guard_growth: most growth of the rate while packets are moved, as a share; None is the agent's own.
         max_moved_unacked: most packets moved and not acknowledged yet; None is the agent's own.
         max_moved_share: or this share of the packets in flight, where that is more; None is the agent's own.
+        charge_us: which a packet's predicted gain must exceed, to move; None is the agent's own.
 
     Raises:
         ValueError: both or impossible options.
@@ -141,6 +143,7 @@ def run_agent(
     options |= {"--guard": "on" if guard else "off"}
     options |= {"--guard-packets": guard_packets, "--guard-growth": guard_growth}
     options |= {"--max-moved-unacked": max_moved_unacked, "--max-moved-share": max_moved_share}
+    options["--charge-us"] = charge_us
     if metrics_port is not None:
         options["--metrics-address"] = str(settings().metrics_address)
     arguments = [f"{name}={value}" for name, value in options.items() if value is not None]

@@ -55,6 +55,9 @@ struct ControllerParams {
   // sends a flow's packets to both queues by turns (simulation/doc/lab.md, "Second evidence").
   std::int32_t max_moved_unacked = 128;
   double max_moved_share = 0.75;
+  // What a moved packet costs the others in the classic queue, as far as its sender takes it upon
+  // itself: a packet is moved only where its own predicted gain is larger.
+  double charge_us = 0;
   GuardParams guard = {};
 };
 
@@ -72,8 +75,9 @@ class QueueController {
   explicit QueueController(const ControllerParams& params = {})
       : params_(params), guard_(params.guard) {
     if (!(params.margin_us >= 0) || !(params.margin_share >= 0) || params.max_moved_unacked < 0 ||
-        !(params.max_moved_share >= 0)) {
-      throw std::invalid_argument("the controller's margins and limits must not be negative");
+        !(params.max_moved_share >= 0) || !(params.charge_us >= 0)) {
+      throw std::invalid_argument(
+          "the controller's margins, limits and charge must not be negative");
     }
   }
 
@@ -204,6 +208,7 @@ class QueueController {
     const bool change =
         stay_us - change_us > std::max(params_.margin_us, params_.margin_share * stay_us);
     if (!in_classic && classic_flows_.size() >= kMaxClassicFlows) return kL4s;
+    if (params_.charge_us > 0 && !(l4s_us - classic_us > params_.charge_us)) return kL4s;
     return in_classic != change ? kClassic : kL4s;
   }
 

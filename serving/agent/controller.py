@@ -31,8 +31,8 @@ SOURCES: Final = (
 def _load() -> ctypes.CDLL:
     pointer, f64, i32, i64 = ctypes.c_void_p, ctypes.c_double, ctypes.c_int32, ctypes.c_int64
     signatures: native.Signatures = {
-        "sq_controller_defaults": (None, [ctypes.POINTER(kind) for kind in (f64, f64, i32, f64)]),
-        "sq_controller_new": (pointer, [f64, f64, i32, f64, ctypes.c_int]),
+        "sq_controller_defaults": (None, [ctypes.POINTER(kind) for kind in (f64, f64, i32, f64, f64)]),
+        "sq_controller_new": (pointer, [f64, f64, i32, f64, f64, ctypes.c_int]),
         "sq_controller_free": (None, [pointer]),
         "sq_controller_moved_unacked": (i64, [pointer]),
         "sq_controller_choose": (ctypes.c_int, [pointer, i64, i64, i32, *[pointer] * 4]),
@@ -45,13 +45,14 @@ def _load() -> ctypes.CDLL:
 _ABI: Final = _load()
 
 
-def _defaults() -> tuple[float, float, int, float]:
-    values = ctypes.c_double(), ctypes.c_double(), ctypes.c_int32(), ctypes.c_double()
+def _defaults() -> tuple[float, float, int, float, float]:
+    f64 = ctypes.c_double
+    values = f64(), f64(), ctypes.c_int32(), f64(), f64()
     _ABI.sq_controller_defaults(*[ctypes.byref(value) for value in values])
-    return values[0].value, values[1].value, values[2].value, values[3].value
+    return values[0].value, values[1].value, values[2].value, values[3].value, values[4].value
 
 
-_MARGIN_US, _MARGIN_SHARE, _MAX_MOVED_UNACKED, _MAX_MOVED_SHARE = _defaults()
+_MARGIN_US, _MARGIN_SHARE, _MAX_MOVED_UNACKED, _MAX_MOVED_SHARE, _CHARGE_US = _defaults()
 
 
 @dataclass(frozen=True)
@@ -62,11 +63,14 @@ class ControllerParams:
     margin_share: float = _MARGIN_SHARE  # of the predicted latency in the flow's present queue
     max_moved_unacked: int = _MAX_MOVED_UNACKED  # packets moved and not yet acknowledged, of all flows
     max_moved_share: float = _MAX_MOVED_SHARE  # or so much of what is in flight, where that is more
+    charge_us: float = _CHARGE_US  # moved only where the predicted gain is larger
 
     def __post_init__(self) -> None:
-        values = (self.margin_us, self.margin_share, self.max_moved_unacked, self.max_moved_share)
-        if not all(0 <= value < math.inf for value in values):
-            raise ValueError(f"{self}: margins and limits must not be negative")
+        limits = self.max_moved_unacked, self.max_moved_share
+        if not all(
+            0 <= value < math.inf for value in (self.margin_us, self.margin_share, *limits, self.charge_us)
+        ):
+            raise ValueError(f"{self}: margins, limits and charge must not be negative")
         if self.max_moved_unacked >= 2**31:
             raise ValueError(f"{self}: max_moved_unacked must be below 2^31")
 
@@ -81,7 +85,7 @@ class QueueController:
     def __init__(self, params: ControllerParams | None = None, *, guard_packets: int = 0) -> None:
         self.params = p = params or ControllerParams()
         self._handle = _ABI.sq_controller_new(
-            p.margin_us, p.margin_share, p.max_moved_unacked, p.max_moved_share, guard_packets
+            p.margin_us, p.margin_share, p.max_moved_unacked, p.max_moved_share, p.charge_us, guard_packets
         )
         if not self._handle:
             raise MemoryError("no memory for a controller")

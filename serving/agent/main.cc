@@ -106,6 +106,11 @@ void add_options(CLI::App& app, Options& o) {
                  "most of them, as a share of the packets in flight")
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
+  app.add_option("--charge-us", o.controller.charge_us,
+                 "what a moved packet costs others: it is moved only where its predicted gain is "
+                 "larger")
+      ->check(CLI::Range(0.0, 1e9))
+      ->capture_default_str();
   app.add_option("--guard", o.guard,
                  "moving stops where it is not settled to help; by default on with --listen, since "
                  "what is replayed does not follow decisions")

@@ -23,12 +23,14 @@ using swiftqueue::agent::QueueController;
 extern "C" {
 
 void sq_controller_defaults(double* margin_us, double* margin_share,
-                            std::int32_t* max_moved_unacked, double* max_moved_share) {
+                            std::int32_t* max_moved_unacked, double* max_moved_share,
+                            double* charge_us) {
   const ControllerParams params;
   *margin_us = params.margin_us;
   *margin_share = params.margin_share;
   *max_moved_unacked = params.max_moved_unacked;
   *max_moved_share = params.max_moved_share;
+  *charge_us = params.charge_us;
 }
 
 void sq_guard_defaults(double* alpha, int* pair_packets, double* most_growth) {
@@ -42,14 +44,14 @@ void sq_guard_defaults(double* alpha, int* pair_packets, double* most_growth) {
 // guard.
 QueueController* sq_controller_new(double margin_us, double margin_share,
                                    std::int32_t max_moved_unacked, double max_moved_share,
-                                   int guard_packets) {
+                                   double charge_us, int guard_packets) {
   try {
     GuardParams guard;
     guard.on = guard_packets > 0;
     if (guard.on) guard.pair_packets = guard_packets;
     guard.most_growth = 0;  // nobody says here what was sent
     return new QueueController(
-        {margin_us, margin_share, max_moved_unacked, max_moved_share, guard});
+        {margin_us, margin_share, max_moved_unacked, max_moved_share, charge_us, guard});
   } catch (const std::exception&) {
     return nullptr;
   }

@@ -53,6 +53,17 @@ def test_a_clear_gain_moves_and_a_margin_keeps() -> None:
     assert controller.choose(24, 3, [1] * 8, [L4S] * 8, predicted(20_000, 17_000)) == [L4S] * 8
 
 
+def test_a_packet_moves_only_where_its_gain_is_above_the_charge() -> None:
+    """Also one whose flow is in the classic queue already, where the margins alone would keep it."""
+    for charge_us, gain_us, queue in ((0, 2_001, CLASSIC), (5_000, 5_000, L4S), (5_000, 5_001, CLASSIC)):
+        controller = QueueController(ControllerParams(margin_us=1_000, margin_share=0, charge_us=charge_us))
+        assert controller.choose(0, 0, [1] * 8, [L4S] * 8, predicted(10_000, 10_000 + gain_us)) == [queue] * 8
+    assert controller.choose(8, 1, [1] * 8, [L4S] * 8, predicted(10_000, 14_999)) == [L4S] * 8
+    assert controller.choose(16, 2, [1] * 8, [L4S] * 8, predicted(10_000, 15_001)) == [CLASSIC] * 8
+    with pytest.raises(ValueError, match="must not be negative"):
+        ControllerParams(charge_us=-1)
+
+
 def test_acknowledged_and_forgotten_packets_free_the_limit() -> None:
     controller = QueueController(ControllerParams(max_moved_unacked=8))
     better = predicted(1_000, 90_000)

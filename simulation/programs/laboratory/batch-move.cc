@@ -50,6 +50,7 @@ BatchMove::BatchMove(const Batching& params, int tokens, agent::Definition defin
                         .margin_share = params.marginShare,
                         .max_moved_unacked = params.maxMovedUnacked,
                         .max_moved_share = params.maxMovedShare,
+                        .charge_us = params.chargeUs,
                         .guard = {.on = params.guard,
                                   .pair_packets = params.guardPackets,
                                   .most_growth = params.guardGrowth}}),

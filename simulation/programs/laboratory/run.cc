@@ -202,6 +202,7 @@ Batching ReadBatching(const Node& node) {
       node["margin_share"].Number(),
       static_cast<int32_t>(node["max_moved_unacked"].Count()),
       node.Has("max_moved_share") ? node["max_moved_share"].Number() : 0,
+      node.Has("charge_us") ? node["charge_us"].Number() : 0,
       node.Has("guard") && node["guard"].Text() == "on",
       node.Has("guard_packets") ? static_cast<int32_t>(node["guard_packets"].Count()) : kHorizon,
       node.Has("guard_growth") ? node["guard_growth"].Number() : 0};

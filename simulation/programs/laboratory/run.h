@@ -121,6 +121,7 @@ struct Batching {
   double marginShare;
   int32_t maxMovedUnacked;
   double maxMovedShare;  // of what is in flight, where that is more
+  double chargeUs;       // moved only where the predicted gain is larger
   bool guard;
   int32_t guardPackets;  // of a pair
   double guardGrowth;    // of the rate, that is allowed; 0: nobody looks
