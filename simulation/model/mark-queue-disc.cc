@@ -24,13 +24,15 @@ NS_OBJECT_ENSURE_REGISTERED(MarkQueueDisc);
 namespace {
 
 Outgoing Describe(Ptr<QueueDiscItem> item) {
-  Outgoing out{item->GetPacket(), Ipv4Header::ECN_NotECT, false, 0, 0, 0, item->GetSize()};
+  Outgoing out{item->GetPacket(), Ipv4Header::ECN_NotECT, Ipv4Header::DscpDefault, false, 0, 0, 0,
+               item->GetSize()};
   const auto ipv4Item = ns3::DynamicCast<Ipv4QueueDiscItem>(item);
   if (!ipv4Item) {
     return out;
   }
   const Ipv4Header& ip = ipv4Item->GetHeader();
   out.ecn = ip.GetEcn();
+  out.dscp = ip.GetDscp();
   if (ip.GetProtocol() == ns3::TcpL4Protocol::PROT_NUMBER) {
     ns3::TcpHeader tcp;
     out.payloadBytes = out.packet->GetSize() - out.packet->PeekHeader(tcp);
@@ -74,16 +76,16 @@ Ptr<QueueDiscItem> MarkQueueDisc::DoDequeue() {
   }
   const Outgoing leaving = m_waiting.front();
   m_waiting.pop_front();
-  if (leaving.payloadBytes == 0) {
-    return item;
-  }
-  const Ipv4Header::EcnType ecn = m_marker->Mark(leaving, m_waiting);
-  if (ecn == leaving.ecn) {
+  const Ipv4Header::DscpType dscp = m_marker->Label(leaving);
+  const Ipv4Header::EcnType ecn =
+      leaving.payloadBytes > 0 ? m_marker->Mark(leaving, m_waiting) : leaving.ecn;
+  if (ecn == leaving.ecn && dscp == leaving.dscp) {
     return item;
   }
   // A queue disc item's header cannot be changed, so the packet gets a new item.
   Ipv4Header ip = ns3::DynamicCast<Ipv4QueueDiscItem>(item)->GetHeader();
   ip.SetEcn(ecn);
+  ip.SetDscp(dscp);
   auto marked =
       ns3::Create<Ipv4QueueDiscItem>(leaving.packet, item->GetAddress(), item->GetProtocol(), ip);
   marked->SetTimeStamp(item->GetTimeStamp());

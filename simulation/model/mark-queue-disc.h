@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //
-// A sender's root queue disc: first in, first out; what leaves may get another ECN field.
+// A sender's root queue disc: first in, first out; what leaves may get another ECN field and a
+// DSCP.
 
 #ifndef SWIFTQUEUE_MARK_QUEUE_DISC_H
 #define SWIFTQUEUE_MARK_QUEUE_DISC_H
@@ -19,7 +20,8 @@ namespace swiftqueue {
 /** A packet in the sender's queue disc; a data packet carries TCP or UDP payload. */
 struct Outgoing {
   ns3::Ptr<ns3::Packet> packet;
-  ns3::Ipv4Header::EcnType ecn;  // as the socket set it
+  ns3::Ipv4Header::EcnType ecn;    // as the socket set it
+  ns3::Ipv4Header::DscpType dscp;  // as the socket set it
   bool udp;
   uint16_t destinationPort;
   uint32_t sequence;      // of the first payload byte (TCP)
@@ -27,7 +29,7 @@ struct Outgoing {
   uint32_t sizeBytes;     // IP length
 };
 
-/** Decides how data packets leave, in send order. */
+/** Decides how packets leave, in send order. */
 class Marker {
  public:
   virtual ~Marker() = default;
@@ -35,9 +37,17 @@ class Marker {
   /** The ECN field that `packet` leaves with, now. `behind` are the packets that wait behind it. */
   virtual ns3::Ipv4Header::EcnType Mark(const Outgoing& packet,
                                         const std::deque<Outgoing>& behind) = 0;
+
+  /**
+   * The DSCP that `packet`, with data or without, leaves with.
+   *
+   * It is set here since a TCP socket of ns-3 whose TOS is set marks no packet ECT.
+   */
+  virtual ns3::Ipv4Header::DscpType Label(const Outgoing& packet) const { return packet.dscp; }
 };
 
-/** Asks its Marker about each data packet as it leaves; all others leave as they are. */
+/** Asks its Marker for the DSCP of each packet as it leaves, and for the ECN field of those with
+ * data. */
 class MarkQueueDisc : public ns3::QueueDisc {
  public:
   static ns3::TypeId GetTypeId();

@@ -27,8 +27,6 @@ using namespace ns3;  // NOLINT(build/namespaces): sockets speak ns-3
 
 namespace {
 
-constexpr int kDscpShift = 2;  // above the ECN field
-
 TypeId CongestionControl(const std::string& tcp) {
   const std::string name = tcp == "dctcp"    ? "ns3::TcpDctcp"
                            : tcp == "prague" ? "ns3::TcpPrague"
@@ -45,9 +43,6 @@ TypeId CongestionControl(const std::string& tcp) {
 Ptr<TcpSocketBase> OpenTcp(Ptr<Node> node, const Group& group) {
   const TypeId tcp = CongestionControl(group.tcp);
   auto socket = DynamicCast<TcpSocketBase>(node->GetObject<TcpL4Protocol>()->CreateSocket(tcp));
-  if (group.dscp > 0) {
-    socket->SetIpTos(static_cast<uint8_t>(group.dscp << kDscpShift));
-  }
   socket->SetUseEcn(group.ecn == Ecn::kNotEct ? TcpSocketState::Off : TcpSocketState::On);
   if (group.dupAckThreshold) {
     socket->SetRetxThresh(*group.dupAckThreshold);
@@ -163,11 +158,7 @@ Ptr<Application> MakeGccCall(const Network& network, const Flow& flow, const Fra
                    rule.periodS, received);
   receiver.node->AddApplication(listener);
   auto application = CreateObject<GccApplication>();
-  const auto open = [node, &group] {
-    auto socket = node->GetObject<UdpL4Protocol>()->CreateSocket();
-    socket->SetIpTos(static_cast<uint8_t>(group.dscp << kDscpShift));
-    return socket;
-  };
+  const auto open = [node] { return node->GetObject<UdpL4Protocol>()->CreateSocket(); };
   application->SetSocket(open, InetSocketAddress(receiver.address, flow.Port()));
   application->SetFrames(rule, startBps, std::move(log));
   return application;

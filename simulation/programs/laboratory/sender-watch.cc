@@ -124,6 +124,11 @@ Ipv4Header::EcnType SenderWatch::Mark(const Outgoing& packet, const std::deque<O
   return ecn;
 }
 
+Ipv4Header::DscpType SenderWatch::Label(const Outgoing& packet) const {
+  const std::size_t flow = packet.destinationPort - std::size_t{kFirstPort};
+  return flow < m_flows.size() ? Ipv4Header::DscpType(m_flows[flow].group->dscp) : packet.dscp;
+}
+
 void SenderWatch::TransmissionBegins(Ptr<const ns3::Packet> frame) {
   PacketTag tag;
   if (frame->PeekPacketTag(tag)) {

@@ -34,6 +34,9 @@ class SenderWatch : public Marker {
   ns3::Ipv4Header::EcnType Mark(const Outgoing& packet,
                                 const std::deque<Outgoing>& behind) override;
 
+  /** The DSCP of its flow's group. */
+  ns3::Ipv4Header::DscpType Label(const Outgoing& packet) const override;
+
   DataPacket Describe(const Outgoing& packet, int64_t number) const;
 
   /** The run is over: what never arrived has no time of waiting. */
