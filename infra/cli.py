@@ -72,6 +72,7 @@ app.add_typer(
         "The test bed: a real kernel's packets through a router with DualPI2.",
         check="laboratory.bed.command:check",
         clean="laboratory.bed.command:clean",
+        report="laboratory.bed.command:report",
         run="laboratory.bed.command:run",
         selfcheck="laboratory.bed.command:selfcheck",
     ),

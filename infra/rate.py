@@ -188,6 +188,10 @@ def collect(
     load: Annotated[float, typer.Option(help="share of the rate that flows offer")] = 0.2,
     flows: Annotated[int, typer.Option(min=1, help="of each path")] = 20,
     seed: Annotated[int, typer.Option(min=1, help="of arrivals and jitter")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, help="so many, from --seed on, each path with each")] = 1,
+    minutes: Annotated[
+        float | None, typer.Option(min=0, help="begin no path after so long (default: all of them)")
+    ] = None,
     held_out: Annotated[bool, typer.Option("--held-out", help="paths that no model learns from")] = False,
     json: Annotated[bool, typer.Option("--json", help="print a JSON object a path")] = False,
 ) -> None:
@@ -195,21 +199,33 @@ def collect(
 
     Example: swiftqueue rate collect var/rate/kernel --rate-mbps 20 --rtt-ms 50 --rtt-ms 100
     """
+    import time
     from itertools import product
 
+    from feature_store.rate.tables import paths_in
     from laboratory.bed.rate_flows import KernelPath
     from laboratory.bed.rate_flows import collect as make
 
-    for rate, trip in product(rate_mbps or [20.0], rtt_ms or [50.0]):
-        path = KernelPath(rate, trip, buffer_bdp, load, jitter_ms, flows, seed=seed)
+    begin = time.monotonic()
+    each_seed = range(seed, seed + seeds)
+    for number, rate, trip in product(each_seed, rate_mbps or [20.0], rtt_ms or [50.0]):
+        path = KernelPath(rate, trip, buffer_bdp, load, jitter_ms, flows, seed=number)
         if (output / f"path={path.name}").is_dir():
             print(f"path {path.name}: is there", file=sys.stderr)
             continue
+        if minutes is not None and time.monotonic() - begin > 60 * minutes:
+            print("the time is over; the same command goes on from here", file=sys.stderr)
+            break
         made = make(path, output, "held-out" if held_out else "train")
         if json:
             print(json_.dumps({"path": path.name, **made}))
         else:
             print(
-                f"path {path.name}: {made['flows']} flows of {made['flows_sent']}, {made['acks']} ACKs, "
-                f"{made['lost']} of them lost, {made['ns_per_ack']:.0f} ns an ACK with BBR's own work"
+                f"path {path.name}: {made['flows_whole']} of {made['flows_sent']} flows, "
+                f"{made['acks']} ACKs, {made['lost']} of them lost, {made['ns_per_ack']:.0f} ns an ACK with BBR's own work"
             )
+    every = [about for about in paths_in(output).values() if about.get("source") == "kernel"]
+    print(
+        f"{output}: {sum(about['flows_whole'] for about in every)} flows of {len(every)} paths",
+        file=sys.stderr,
+    )

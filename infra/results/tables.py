@@ -15,6 +15,8 @@ from benchmarks import published
 from benchmarks.published import Published
 from benchmarks.rows import Row
 from infra.results import evaluations, forecasters, lfq, paper, queues, rate_feedback, rates, tuning
+from laboratory.bed import report as bed_report
+from laboratory.bed import runs as bed_runs
 from laboratory.lfq import table as lfq_table
 from laboratory.report import guard, premise_map, rules
 from laboratory.report import tables as lab
@@ -60,6 +62,7 @@ class Data:
     tuning: Mapping[str, Any] = field(default_factory=dict)
     lfq: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=lfq_table.SCHEMA))
     rules: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=RUNS))
+    bed: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=bed_runs.SCHEMA))
     experience: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=experience.SCHEMA))
 
     @classmethod
@@ -80,6 +83,7 @@ class Data:
             tuning.load(root),
             lfq_table.read(root / LABORATORY),
             load_runs(root / LABORATORY / "rules"),
+            bed_runs.load(root / LABORATORY),
             experience.load(root / LABORATORY),
         )
 
@@ -176,6 +180,17 @@ def fed_back(data: Data, rows: Callable[[Mapping[str, Any]], list[str]]) -> list
         ]
     one = data.rates["fed_back"]
     return [*_wrapped(rate_feedback.said(one)), *rows(one)]
+
+
+def on_the_bed(data: Data, source: str) -> list[str]:
+    """The bed's scenario, by a kernel or by the simulator: every control; or that nothing is published."""
+    runs = data.bed.filter(pl.col("source") == source).drop("source")
+    if runs.is_empty():
+        return [
+            "Nothing is published yet: `swiftqueue bed run figure8`, then `swiftqueue bed report --publish`."
+        ]
+    seconds = ", ".join(f"{one:g}" for one in sorted(set(runs["seconds"])))
+    return [f"Runs of {seconds} s, the first {runs['warmup_s'][0]:g} s left out.", "", *lab.by_control(runs)]
 
 
 def figures(data: Data, name: str) -> list[str]:
@@ -278,6 +293,8 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "rate-feedback-trips": partial(fed_back, rows=rate_feedback.by_trip),
     "rate-fields": partial(rate_study, rows=rates.fields),
     **{f"rate-{part}": partial(rate_study, rows=partial(rates.grid, part=part)) for part in rates.PARTS},
+    **{f"bed-{source}": partial(on_the_bed, source=source) for source in bed_runs.SOURCES},
+    "bed-agreement": lambda data: bed_report.agreement(data.bed),
     "targets": lambda data: lab.judged(data.of(JUDGED, "many-flows")),
     "figure8": lambda data: lab.by_control(data.of(JUDGED)),
     "worst-wait": worst_wait,

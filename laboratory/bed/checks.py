@@ -16,6 +16,9 @@ from pathlib import Path
 from typing import Final
 
 from laboratory.bed.programs import (
+    DCTCP,
+    DCTCP_OBJECT,
+    HOLDER,
     MARK_OBJECT,
     MARKER,
     ROUTER,
@@ -123,6 +126,12 @@ def _struct_ops() -> tuple[bool, str]:
     return _runs([str(SAMPLER), "check", str(SAMPLER_OBJECT)], "the kernel takes BBR's sampler")
 
 
+def _dctcp() -> tuple[bool, str]:
+    if reason := why_not_built(HOLDER, DCTCP_OBJECT):
+        return False, reason
+    return _runs([str(HOLDER), "check", str(DCTCP_OBJECT), DCTCP], "the kernel takes ours, by struct_ops")
+
+
 def _real_time() -> tuple[bool, str]:
     return _runs(["chrt", "-f", "1", "true"], "SCHED_FIFO is given")
 
@@ -153,4 +162,5 @@ _TRIALS: Final[dict[str, tuple[str, Callable[[], tuple[bool, str]]]]] = {
     "tc_bpf": ("swiftqueue mark: TCP packets marked one by one", _tc_bpf),
     "btf": ("BPF programs that read the kernel's structures", _btf),
     "struct_ops": ("congestion control from BPF: samples and forecasts", _struct_ops),
+    "dctcp": ("bed run figure8: L4S flows that answer marks", _dctcp),
 }

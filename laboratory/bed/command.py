@@ -11,6 +11,9 @@ import typer
 
 from laboratory.bed import checks
 
+BED: Final = Path("var/bed")
+PUBLISHED: Final = Path("docs/laboratory")
+SCENARIOS: Final = ("bed-figure8",)
 MOST_P50_US: Final = 50.0
 MOST_P99_US: Final = 250.0
 MOST_P999_US: Final = 1000.0
@@ -74,39 +77,98 @@ def selfcheck(
 
 
 def run(
-    profile: Annotated[str, typer.Option(help="of the queue: rfc9332 or uncoupled")] = "rfc9332",
+    scenario: Annotated[
+        str | None, typer.Argument(help="figure8: the laboratory's bed-figure8; none: one marked sender")
+    ] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="of the queue: rfc9332 or uncoupled (default: rfc9332; figure8: both)")
+    ] = None,
     rate_mbps: Annotated[float, typer.Option(help="of the link")] = 40.0,
     delay_ms: Annotated[float, typer.Option(help="one way, both ways")] = 10.0,
     jitter_ms: Annotated[float, typer.Option(help="at most so much more, at random")] = 0.0,
     cross_mbps: Annotated[float, typer.Option(help="classic Poisson traffic in the same queue")] = 20.0,
     send_mbps: Annotated[float, typer.Option(help="of the marked sender")] = 18.0,
     flows: Annotated[int, typer.Option(help="of the marked sender")] = 4,
-    seconds: Annotated[float, typer.Option(help="of each run")] = 10.0,
-    seeds: Annotated[int, typer.Option(help="how many")] = 1,
+    seconds: Annotated[
+        float | None, typer.Option(help="of each run (default: 10, or the scenario's)")
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(help="how many (default: 1, or the scenario's)")] = None,
     traffic: Annotated[
         str, typer.Option(help="udp, paced at --send-mbps; or tcp, a connection a flow")
     ] = "udp",
     agent: Annotated[Path | None, typer.Option(help="the agent's socket: each seed again with it")] = None,
-    output: Annotated[Path | None, typer.Option(help="file for the rows as JSON too")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="file for the rows as JSON; of a scenario the folder"),
+    ] = None,
 ) -> None:
-    """Send a real kernel's marked packets through the router; prints a JSON row for each run.
+    """Send a real kernel's marked packets through the router; a scenario goes on where it was stopped.
 
-    Example: swiftqueue bed run --profile uncoupled --agent var/agent.sock --seeds 5
+    Example: swiftqueue bed run figure8 --seeds 5
     """
     from feature_store.atomic import write_file
     from laboratory.bed.hosts import clean as end_leftovers
     from laboratory.bed.run import Plan
     from laboratory.bed.run import run as run_plan
 
-    link = {"rate_mbps": rate_mbps, "delay_ms": delay_ms, "jitter_ms": jitter_ms, "cross_mbps": cross_mbps}
-    sender = {"send_mbps": send_mbps, "seconds": seconds}
-    plan = Plan(profile, **link, **sender, flows=flows, seeds=seeds, agent=agent, traffic=traffic)
     end_leftovers()
+    if scenario is not None:
+        _run_scenario(scenario, profile, seconds, seeds, output or BED)
+        return
+    link = {"rate_mbps": rate_mbps, "delay_ms": delay_ms, "jitter_ms": jitter_ms, "cross_mbps": cross_mbps}
+    sender = {"send_mbps": send_mbps, "seconds": 10.0 if seconds is None else seconds}
+    seeds = 1 if seeds is None else seeds
+    plan = Plan(
+        profile or "rfc9332", **link, **sender, flows=flows, seeds=seeds, agent=agent, traffic=traffic
+    )
     rows = run_plan(plan)
     if output is not None:
         write_file(output, json.dumps(rows, indent=1) + "\n")
     for row in rows:
         print(json.dumps(row))
+
+
+def _run_scenario(
+    name: str, profile: str | None, seconds: float | None, seeds: int | None, output: Path
+) -> None:
+    from laboratory.bed import scenario as bed
+    from laboratory.bed.runs import FILE
+    from laboratory.command import Request, adjusted
+    from laboratory.scenarios.files import load, path_of
+
+    if f"bed-{name}" not in SCENARIOS:
+        raise ValueError(f"scenario {name}: the bed has {', '.join(one[4:] for one in SCENARIOS)}")
+    wanted = adjusted(load(path_of(f"bed-{name}")), Request([f"bed-{name}"], seeds, seconds))
+    if profile is not None:
+        if profile not in wanted.profiles:
+            raise ValueError(f"--profile {profile}: must be one of {', '.join(wanted.profiles)}")
+        wanted = wanted.model_copy(update={"profiles": [profile]})
+    rows = bed.run(f"bed-{name}", wanted, output, typer.echo)
+    print(f"{output / FILE}: {len(rows)} rows")
+
+
+def report(
+    output: Annotated[Path, typer.Option("--output", "-o", help="folder of the bed's rows")] = BED,
+    laboratory: Annotated[
+        Path | None,
+        typer.Option(help="folder of the laboratory: its rows of the bed's scenarios are taken in"),
+    ] = None,
+    publish: Annotated[bool, typer.Option("--publish", help="put all rows into docs/laboratory")] = False,
+) -> None:
+    """Say where kernel and simulator agree in the direction of each change, beside default marking.
+
+    Example: swiftqueue lab run bed-figure8; swiftqueue bed report --laboratory var/lab
+    """
+    from laboratory.bed import runs as bed
+    from laboratory.bed.report import agreement
+
+    if laboratory is not None:
+        for name in SCENARIOS:
+            bed.keep(output, bed.simulated(name, laboratory))
+    rows = bed.load(output)
+    if publish:
+        bed.keep(PUBLISHED, rows.rows(named=True))
+    print("\n".join(agreement(rows)))
 
 
 def clean() -> None:

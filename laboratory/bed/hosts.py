@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -45,6 +46,7 @@ class Bed:
         seed: int = 1,
         log: Path | None = None,
         queue: Mapping[str, object] | None = None,
+        rule: Mapping[str, object] | None = None,
     ) -> None:
         """Keep what the router is to do.
 
@@ -56,6 +58,7 @@ class Bed:
             seed: of jitter, cross traffic and random marks.
             log: file for every packet (`router_log.py`).
             queue: parameters of the queue by name, as `l_step_ms` (docs/TESTBED.md).
+            rule: that moves packets to the classic queue: `rule-port`, and `move-share` or `move-margin-us`.
 
         Raises:
             RuntimeError: the router is not built.
@@ -73,7 +76,7 @@ class Bed:
             "seed": seed,
             "priority": PRIORITY,
             "log": log,
-        }
+        } | dict(rule or {})
         given = [f"--{name}={value}" for name, value in options.items() if value is not None]
         queue_options = [f"--set={name}={value}" for name, value in (queue or {}).items()]
         self._command = [str(ROUTER), *given, *queue_options]
@@ -108,6 +111,10 @@ class Bed:
             self.process.kill()
             self.process.communicate()
         self._complaints.close()
+
+    def now_ns(self) -> int:
+        """The router's clock, as its log has it."""
+        return time.clock_gettime_ns(time.CLOCK_MONOTONIC)
 
     def a(self, *command: object) -> list[str]:
         """Words that start a command on host a."""

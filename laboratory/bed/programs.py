@@ -14,6 +14,9 @@ MARKER: Final = BUILD / "swiftqueue-mark"
 MARK_OBJECT: Final = BUILD / "mark.bpf.o"
 SAMPLER: Final = BUILD / "swiftqueue-rate"
 SAMPLER_OBJECT: Final = BUILD / "rate.bpf.o"
+HOLDER: Final = BUILD / "swiftqueue-control"
+DCTCP_OBJECT: Final = BUILD / "dctcp.bpf.o"
+DCTCP: Final = "sq_dctcp"
 
 
 def why_not_built(*files: Path) -> str | None:

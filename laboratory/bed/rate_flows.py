@@ -34,7 +34,7 @@ LEAST_BUFFER_BYTES: Final = 15_000
 # testbed/bpf/rate.h
 RECORD: Final = np.dtype(
     [
-        ("flow", "<u8"), ("number", "<u8"), ("since_ns", "<u8"), ("receiver", "<u4"), ("reserved", "<u4"),
+        ("flow", "<u8"), ("number", "<u8"), ("since_ns", "<u8"), ("receiver", "<u4"), ("port", "<u4"),
         ("fields", "<i8", (len(NAMES),)),
     ]
 )  # fmt: skip
@@ -122,13 +122,14 @@ def collect(path: KernelPath, output: Path, kind: str = "train") -> dict[str, An
         "source": "kernel",
         "options": asdict(path),
         "flows_sent": sent["flows"],
+        "flows_whole": len(flows),
         "acks": counted["acks"],
         "lost": counted["lost"],
         # BBR's own work at an ACK is in it.
         "ns_per_ack": counted["run_ns"] / max(counted["runs"], 1),
     }
     write_path(output, path.name, about, samples, flows)
-    return about | {"flows": len(flows)}
+    return about
 
 
 def tables(records: NDArray[Any]) -> tuple[pl.DataFrame, pl.DataFrame]:

@@ -23,7 +23,11 @@ RECORD: Final = np.dtype(
         ("verdict", "u1"),  # `Verdict` of testbed/router/dual_pi2.h
         ("ecn", "u1"),  # as it arrived
         ("protocol", "u1"),
-        ("zero", "u1", 3),
+        ("moved", "u1"),  # 1: the router's rule took it to the classic queue; `ecn` is then ECT(0)
+        ("headers", "u1"),  # bytes of IP and TCP; 0: no TCP
+        ("zero", "u1"),
+        ("sequence", "<u4"),  # of TCP, as is the next
+        ("acknowledged", "<u4"),
     ]
 )
 FORWARD, BACK, DROPPED, REFUSED, STALL, CROSS = range(6)  # kinds

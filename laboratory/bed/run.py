@@ -90,7 +90,11 @@ def run(plan: Plan) -> list[dict[str, Any]]:
 def _run(plan: Plan, seed: int, control: str, agent: Path | None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "router"
-        link = {"rate_mbps": plan.rate_mbps, "delay_ms": plan.delay_ms, "jitter_ms": plan.jitter_ms}
+        link: dict[str, Any] = {
+            "rate_mbps": plan.rate_mbps,
+            "delay_ms": plan.delay_ms,
+            "jitter_ms": plan.jitter_ms,
+        }
         queue = PROFILES[plan.profile]
         with Bed(**link, cross_mbps=plan.cross_mbps, seed=seed, log=log, queue=queue) as bed:
             if plan.traffic == "tcp":

@@ -9,7 +9,7 @@ import csv
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +39,7 @@ class Marked:
 
     def connection(self, seconds: float, control: str = "cubic") -> subprocess.Popen[str]:
         """Start a connection from a to b that sends for so long; its last line is its summary."""
-        words = _urgent(sys.executable, tcp_traffic.__file__, "send", ADDRESS_B, PORT, seconds, control)
+        words = urgent(sys.executable, tcp_traffic.__file__, "send", ADDRESS_B, PORT, seconds, control)
         return subprocess.Popen(self.bed.a(*words), stdout=subprocess.PIPE, text=True)
 
     def broken(self) -> str | None:
@@ -60,6 +60,36 @@ def why_not() -> str | None:
 
 
 @contextmanager
+def following(
+    bed: Bed,
+    agent: Path | None,
+    *,
+    ports: Sequence[int] = (PORT,),
+    name: str = "tcp",
+    log: Path | None = None,
+) -> Iterator[tuple[subprocess.Popen[str], bool]]:
+    """Attach the marker to host a's device and follow its flows to some ports.
+
+    Yields:
+        the follower, and whether the agent has greeted.
+
+    Raises:
+        RuntimeError: one of the programs did not start; the line is its own.
+
+    """
+    attached = subprocess.run(
+        bed.a(MARKER, "attach", DEVICE, MARK_OBJECT), capture_output=True, text=True, check=False
+    )
+    if attached.returncode != 0:
+        raise RuntimeError(attached.stderr.strip())
+    socket = agent.resolve() if agent else "/nobody"
+    follow = [MARKER, "follow", DEVICE, socket, *(f"--port={port}" for port in ports), f"--name={name}"]
+    follow += [f"--log={log}"] if log else []
+    with running(bed.a(*urgent(*follow)), "the follower", quiet=agent is None) as (follower, said):
+        yield follower, bool(said["agent"])
+
+
+@contextmanager
 def marked(bed: Bed, agent: Path | None, *, name: str = "tcp", log: Path | None = None) -> Iterator[Marked]:
     """Attach the marker to host a's device, follow its flows, and take connections on host b.
 
@@ -73,20 +103,12 @@ def marked(bed: Bed, agent: Path | None, *, name: str = "tcp", log: Path | None 
         RuntimeError: one of the programs did not start; the line is its own.
 
     """
-    attached = subprocess.run(
-        bed.a(MARKER, "attach", DEVICE, MARK_OBJECT), capture_output=True, text=True, check=False
-    )
-    if attached.returncode != 0:
-        raise RuntimeError(attached.stderr.strip())
-    socket = agent.resolve() if agent else "/nobody"
-    follow = [MARKER, "follow", DEVICE, socket, f"--port={PORT}", f"--name={name}"]
-    follow += [f"--log={log}"] if log else []
     take = [sys.executable, tcp_traffic.__file__, "take", ADDRESS_B, PORT]
     with (
-        running(bed.a(*_urgent(*follow)), "the follower", quiet=agent is None) as (follower, said),
-        running(bed.b(*_urgent(*take)), "the receiver") as (taker, _),
+        following(bed, agent, name=name, log=log) as (follower, greeted),
+        running(bed.b(*urgent(*take)), "the receiver") as (taker, _),
     ):
-        yield Marked(bed, follower, taker, bool(said["agent"]))
+        yield Marked(bed, follower, taker, greeted)
 
 
 @contextmanager
@@ -119,7 +141,7 @@ def running(
                 process.kill()
 
 
-def _urgent(*command: object) -> list[object]:
+def urgent(*command: object) -> list[object]:
     """A command with a real-time priority where it is given: a busy machine's bursts would be the traffic."""
     return [*(("chrt", "-f", TRAFFIC_PRIORITY) if capability("real_time").can else ()), *command]
 

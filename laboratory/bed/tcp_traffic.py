@@ -1,7 +1,8 @@
 """A TCP connection on the bed: who sends as fast as it may, and who takes it; a program on a host each.
 
-    tcp_traffic.py take ADDRESS PORT           # any number of connections
+    tcp_traffic.py take ADDRESS PORT [CONTROL]      # any number of connections
     tcp_traffic.py send ADDRESS PORT SECONDS [CONTROL]
+    tcp_traffic.py messages ADDRESS SECONDS SEED GROUPS     # as the laboratory's: JSON, see `messages`
     tcp_traffic.py flows ADDRESS PORT BYTES COUNT GAP_S SEED CONTROL     # short ones, by a Poisson process
 
 Prints a JSON object per line. Needs Python alone, so that it starts at once. Ends at SIGTERM, in order.
@@ -10,6 +11,7 @@ Prints a JSON object per line. Needs Python alone, so that it starts at once. En
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import random
 import signal
@@ -19,7 +21,7 @@ import sys
 import threading
 import time
 from types import FrameType
-from typing import Final
+from typing import Any, Final
 
 SO_COOKIE: Final = 57
 TCP_NOTSENT_LOWAT: Final = 25
@@ -36,8 +38,8 @@ def _tell(number: int, frame: FrameType | None) -> None:
     raise _Told
 
 
-def take(address: str, port: int) -> None:
-    """Take connections until SIGTERM; whatever comes is dropped."""
+def take(address: str, port: int, control: str = "") -> None:
+    """Take connections until SIGTERM, with a congestion control of their own; whatever comes is dropped."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     taken: list[int] = []
 
@@ -48,7 +50,9 @@ def take(address: str, port: int) -> None:
                 count += len(more)
         taken.append(count)
 
-    with socket.create_server((address, port), family=family) as listener:
+    with socket.create_server((address, port), family=family, backlog=256) as listener:
+        if control:
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, control.encode())
         print(json.dumps({"event": "ready", "port": listener.getsockname()[1]}), flush=True)
         with contextlib.suppress(_Told):
             while True:
@@ -77,6 +81,70 @@ def send(address: str, port: int, seconds: float, control: str) -> None:
     (again,) = struct.unpack_from("=I", info, TOTAL_RETRANSMITTED)
     said = {"bytes": sent, "seconds": took, "goodput_mbps": sent * 8 / took / 1e6, "retransmitted": again}
     print(json.dumps({"event": "summary", **said}), flush=True)
+
+
+def messages(address: str, seconds: float, seed: int, groups: list[dict[str, Any]]) -> None:
+    """Send messages on connections that stay: sizes drawn from a distribution, by a Poisson process each.
+
+    Args:
+        address: of the receiver.
+        seconds: from now; what is unsent then is not sent.
+        seed: of starts, sizes and times.
+        groups: each `port`, `flows`, `control`, `rate_bps` of a flow, `start_s` (first and last start) and
+            `sizes`: bytes and the share that is at most as large, rising.
+
+    """
+    failed: list[str] = []
+    begin = time.monotonic()
+    end = begin + seconds
+
+    def one(group: dict[str, Any], draw: random.Random) -> None:
+        points: list[list[float]] = group["sizes"]
+        mean = sum((b[1] - a[1]) * (a[0] + b[0]) / 2 for a, b in itertools.pairwise(points))
+        gap_s = mean * 8 / group["rate_bps"]
+
+        def size() -> int:
+            at = draw.random()
+            low, high = next(pair for pair in itertools.pairwise(points) if at <= pair[1][1])
+            return max(1, round(low[0] + (high[0] - low[0]) * (at - low[1]) / (high[1] - low[1])))
+
+        time.sleep(draw.uniform(*group["start_s"]))
+        try:
+            with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as near:
+                near.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, group["control"].encode())
+                near.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+                near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # ends at once
+                near.connect((address, group["port"]))
+                next_at, unsent = time.monotonic(), 0
+                while (now := time.monotonic()) < end:
+                    while next_at <= now:
+                        unsent += size()
+                        next_at += draw.expovariate(1 / gap_s)
+                    if unsent:
+                        near.settimeout(max(end - now, 1e-3))
+                        unsent -= near.send(CHUNK[:unsent])
+                    else:
+                        time.sleep(max(min(next_at, end) - now, 0))
+        except TimeoutError:
+            return  # its time was over while it could not send
+        except OSError as error:
+            failed.append(str(error))
+
+    threads = []
+    for number, (group, _) in enumerate((g, n) for g in groups for n in range(g["flows"])):
+        # Each flow draws for itself, so that what one does changes no other.
+        draw = random.Random(1000 * seed + number)  # noqa: S311 - no secret
+        threads.append(threading.Thread(target=one, args=(group, draw)))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise OSError(f"{len(failed)} of {len(threads)} flows failed, first: {failed[0]}")
+    print(
+        json.dumps({"event": "summary", "flows": len(threads), "seconds": time.monotonic() - begin}),
+        flush=True,
+    )
 
 
 def flows(address: str, port: int, size: int, count: int, gap_s: float, seed: int, control: str) -> None:
@@ -113,7 +181,9 @@ if __name__ == "__main__":
     signal.signal(signal.SIGTERM, _tell)
     try:
         if sys.argv[1] == "take":
-            take(sys.argv[2], int(sys.argv[3]))
+            take(sys.argv[2], int(sys.argv[3]), (*sys.argv, "")[4])
+        elif sys.argv[1] == "messages":
+            messages(sys.argv[2], float(sys.argv[3]), int(sys.argv[4]), json.loads(sys.argv[5]))
         elif sys.argv[1] == "flows":
             size, count, gap_s, seed, control = sys.argv[4:]
             flows(sys.argv[2], int(sys.argv[3]), int(size), int(count), float(gap_s), int(seed), control)

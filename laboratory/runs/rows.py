@@ -18,14 +18,14 @@ from laboratory.scenarios.schema import Scenario
 
 def not_run(asked: Asked, scenario: Scenario, reason: str) -> dict[str, Any]:
     """Row of a cell that could not be run, with the reason."""
-    return {**asked.cell.key(), **_described(scenario), "status": NOT_RUN, "reason": reason}
+    return {**asked.cell.key(), **described(scenario), "status": NOT_RUN, "reason": reason}
 
 
 def complete(asked: Asked, scenario: Scenario, identity: str, program: str, folder: Path) -> dict[str, Any]:
     """Row of a run whose result lies in `folder`; figures leave the warm-up out."""
     if (folder / ROW).is_file():
         kept = json.loads((folder / ROW).read_text())
-        return {**kept, **asked.cell.key(), **_described(scenario), "share_of": asked.share_of}
+        return {**kept, **asked.cell.key(), **described(scenario), "share_of": asked.share_of}
     summary = json.loads((folder / SUMMARY).read_text())
     cost = json.loads((folder / COST).read_text())
     run = summary["run"]
@@ -36,7 +36,7 @@ def complete(asked: Asked, scenario: Scenario, identity: str, program: str, fold
     s1_bps = sum(group["goodput_bps"] for group in captured.values())
     return {
         **asked.cell.key(),
-        **_described(scenario),
+        **described(scenario),
         "status": COMPLETE,
         "run": identity,
         "program": program,
@@ -106,7 +106,7 @@ def _choice(scored: Mapping[str, Any] | None) -> dict[str, Any]:
     }
 
 
-def _described(scenario: Scenario) -> dict[str, Any]:
+def described(scenario: Scenario) -> dict[str, Any]:
     """What the report says of a scenario."""
     axis = scenario.axis
     return {

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
 // The kernel's BBR under another name, which tells what it knows at each ACK: the 28 fields of
-// feature_store/rate/tcp_sample.h. BBR itself is called, and nothing of it is changed.
+// feature_store/rate/tcp_sample.h. BBR itself is called. A flow that is told a forecast of its rate
+// in time follows it by the rules of feature_store/rate/feedback.h, as the simulator's does
+// (simulation/programs/rate/forecast-bbr.h); of every other flow nothing is changed.
 #include <linux/bpf.h>
 // What libbpf's headers need of it.
 #include <bpf/bpf_core_read.h>
@@ -9,12 +11,14 @@
 #include <bpf/bpf_tracing.h>
 #include <stdbool.h>
 
+#include "../../feature_store/rate/feedback.h"
 #include "rate.h"
 
 // Of the kernel's structures what is read here; CO-RE finds where it is in the one that runs.
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 struct sock_common {
   __be32 skc_daddr;
+  __be16 skc_dport;
 };
 struct sock {
   struct sock_common __sk_common;
@@ -43,6 +47,7 @@ struct tcp_sock {
   __u32 srtt_us;
   __u32 mdev_us;
   __u32 snd_cwnd;
+  __u32 snd_wnd;
   __u32 snd_nxt;
   __u32 write_seq;
   __u32 total_retrans;
@@ -64,9 +69,12 @@ struct tcp_sock {
 struct bbr {
   __u32 min_rtt_us;
   struct minmax bw;
+  __u32 mode : 3;
+  __u32 full_bw_reached : 1;
 };
 struct rate_sample {
-  int losses;
+  __u32 prior_delivered;
+  long rtt_us;
 };
 #pragma clang attribute pop
 enum tcp_ca_event { CA_EVENT_TX_START };
@@ -88,12 +96,26 @@ extern void bbr_set_state(struct sock* sk, u8 state) __ksym;
 #define CHRONO_RWND 2
 #define CHRONO_SNDBUF 3
 
-const volatile __u32 tick_us = 4000;  // a jiffy; the loader knows it
+#define PACING_SHIFT 10   // sk_pacing_shift: a super-packet is a millisecond of the rate
+#define HIGH_GAIN 739ULL  // tcp_bbr.c: STARTUP's, 2/ln 2
+#define GAIN_SCALE 8
+#define STARTUP 0            // tcp_bbr.c: BBR_STARTUP
+#define RECOVERY 3           // enum tcp_ca_state
+#define INITIAL_WINDOW 10    // packets
+#define NO_TRIP 0xffffffffU  // no round trip is known
+
+const volatile __u32 tick_us = 4000;     // a jiffy; the loader knows it
+const volatile __u32 asked_samples = 0;  // a forecast is asked for with this sample; 0: none is
 
 struct known {
   __u64 flow;
   __u64 since_ns;
   __u64 acks;
+  __u64 bounded;    // bytes/s; 0: no forecast is followed
+  __u32 round_end;  // of `delivered`
+  __s32 round;      // that were sent by the forecast
+  __s32 whole;      // of these, since the receive window ruled last
+  __u32 told;       // a forecast came
 };
 
 struct {
@@ -115,6 +137,13 @@ struct {
   __type(value, struct sq_rate_counts);
 } sq_rate_counts SEC(".maps");
 
+struct {
+  __uint(type, BPF_MAP_TYPE_LRU_HASH);
+  __uint(max_entries, SWIFTQUEUE_RATE_FORECASTS);
+  __type(key, __u64);
+  __type(value, struct sq_rate_forecast);
+} sq_rate_forecasts SEC(".maps");
+
 enum {
 #define SQ_INDEX(name, unit, kind) AT_##name,
   SWIFTQUEUE_TCP_SAMPLE(SQ_INDEX)
@@ -130,6 +159,10 @@ static __always_inline __u64 chrono_us(struct tcp_sock* tp, __u32 which, __u32 n
   __u64 ticks = tp->chrono_stat[which - 1];
   if (BPF_CORE_READ_BITFIELD(tp, chrono_type) == which) ticks += now - tp->chrono_start;
   return ticks * tick_us;
+}
+
+static __always_inline __u64 own_rate(const struct bbr* bbr, const struct tcp_sock* tp) {
+  return (__u64)bbr->bw.s[0].v * tp->mss_cache * US_PER_S >> BW_SCALE;
 }
 
 static __always_inline void fill(__s64* x, struct sock* sk, __u64 since_ns) {
@@ -162,12 +195,90 @@ static __always_inline void fill(__s64* x, struct sock* sk, __u64 since_ns) {
   x[AT_delivery_rate_app_limited] = BPF_CORE_READ_BITFIELD(tp, rate_app_limited);
   x[AT_bytes_retrans] = tp->bytes_retrans;
   x[AT_reord_seen] = tp->reord_seen;
-  x[AT_bbr_bw] = bbr->bw.s[0].v * mss * US_PER_S >> BW_SCALE;
+  x[AT_bbr_bw] = own_rate(bbr, tp);
   x[AT_bbr_minrtt] = bbr->min_rtt_us;
   x[AT_dsack_dups] = tp->dsack_dups;
   x[AT_delivered] = tp->delivered;
   x[AT_bytes_sent] = tp->bytes_sent;
   x[AT_segs_out] = tp->segs_out;
+}
+
+// The pipe is full: with its next ACK BBR goes from STARTUP to DRAIN. libbpf 1.1 writes no bit.
+static __always_inline void fill_pipe(struct bbr* bbr) {
+  const unsigned shift =
+      __CORE_RELO(bbr, full_bw_reached, RSHIFT_U64) - __CORE_RELO(bbr, full_bw_reached, LSHIFT_U64);
+  __u32* word = (__u32*)((char*)bbr + __CORE_RELO(bbr, full_bw_reached, BYTE_OFFSET));
+  *word |= 1U << shift;
+}
+
+// What is paced, and a window of a round trip of it.
+static __always_inline void pace(struct sock* sk, __u64 rate, __u64 trip_us) {
+  struct tcp_sock* tp = (struct tcp_sock*)sk;
+  const __u64 mss = tp->mss_cache, burst = (rate >> PACING_SHIFT) / mss;
+  // BBR's own allowance: three super-packets.
+  const __u64 window = rate * trip_us / US_PER_S / mss + 3 * (burst > 2 ? burst : 2);
+  sk->sk_pacing_rate = rate;
+  tp->snd_cwnd = window;
+}
+
+// BBR goes on in STARTUP, with a window that its own estimate bears out.
+static __always_inline void go_on(struct sock* sk, __u64 own, __u64 trip_us) {
+  struct tcp_sock* tp = (struct tcp_sock*)sk;
+  const __u64 fast = own * HIGH_GAIN >> GAIN_SCALE,
+              most = fast * trip_us / US_PER_S / tp->mss_cache;
+  const __u64 kept = tp->snd_cwnd < most ? tp->snd_cwnd : most;
+  tp->snd_cwnd = kept > INITIAL_WINDOW ? kept : INITIAL_WINDOW;
+  if (fast) sk->sk_pacing_rate = fast;
+}
+
+// A forecast that came, from its verdict to its end; behind BBR's own work.
+static __always_inline void follow(struct sock* sk, struct known* known, struct sq_rate_counts* all,
+                                   const struct rate_sample* rs) {
+  struct tcp_sock* tp = (struct tcp_sock*)sk;
+  struct inet_connection_sock* ic = (struct inet_connection_sock*)sk;
+  struct bbr* bbr = (struct bbr*)ic->icsk_ca_priv;
+  const __u64 own = own_rate(bbr, tp), trip = bbr->min_rtt_us == NO_TRIP ? 0 : bbr->min_rtt_us;
+  if (!known->told) {
+    const struct sq_rate_forecast* f = bpf_map_lookup_elem(&sq_rate_forecasts, &known->flow);
+    if (!f) return;
+    known->told = 1;
+    const __u64 now = bpf_ktime_get_ns();
+    const struct sq_seen seen = {
+        .own = own,
+        .dispersion = f->dispersion,
+        .age_us = now > f->sampled_ns ? (now - f->sampled_ns) / 1000 : 0,
+        .min_rtt_us = trip,
+        .in_startup = BPF_CORE_READ_BITFIELD(bbr, mode) == STARTUP,
+    };
+    const __u32 verdict = sq_judge(f->rate, &seen);
+    if (verdict < sizeof(all->judged) / sizeof(all->judged[0])) {
+      __sync_fetch_and_add(&all->judged[verdict], 1);
+    }
+    if (verdict != SQ_USED) return;
+    known->bounded = sq_bounded(f->rate, f->dispersion);
+    known->round_end = tp->delivered;
+  } else if (known->bounded && (__s32)(rs->prior_delivered - known->round_end) >= 0) {
+    known->round_end = tp->delivered;
+    ++known->round;
+    ++known->whole;
+  }
+  if (!known->bounded || !trip) return;
+  const __u64 paced = sq_pace(known->bounded, tp->snd_wnd, trip);
+  if (paced < sq_pace(known->bounded, 0, trip)) known->whole = -1;
+  const __u64 rtt = rs->rtt_us > 0 ? rs->rtt_us : trip;
+  const __u32 end = sq_follow(known->bounded, own, known->round, known->whole,
+                              BPF_CORE_READ_BITFIELD(ic, icsk_ca_state) >= RECOVERY, rtt, trip);
+  if (end == SQ_GOES_ON) {
+    pace(sk, paced, trip);
+    return;
+  }
+  if (end < sizeof(all->ended) / sizeof(all->ended[0])) __sync_fetch_and_add(&all->ended[end], 1);
+  known->bounded = 0;
+  if (end == SQ_QUEUED || end == SQ_CONFIRMED) {
+    fill_pipe(bbr);
+  } else {
+    go_on(sk, own, trip);
+  }
 }
 
 SEC("struct_ops")
@@ -177,7 +288,9 @@ void BPF_PROG(sq_rate_init, struct sock* sk) {
   if (known && all) {
     known->flow = __sync_fetch_and_add(&all->flows, 1);
     known->since_ns = bpf_ktime_get_ns();
-    known->acks = 0;
+    known->acks = known->bounded = 0;
+    known->told = known->round_end = 0;
+    known->round = known->whole = 0;
   }
   bbr_init(sk);
 }
@@ -189,6 +302,7 @@ void BPF_PROG(sq_rate_main, struct sock* sk, u32 ack, int flag, const struct rat
   struct known* known = bpf_sk_storage_get(&sq_rate_known, sk, 0, 0);
   struct sq_rate_counts* all = counts();
   if (!known || !all) return;
+  follow(sk, known, all, rs);
   __sync_fetch_and_add(&all->acks, 1);
   struct sq_rate_record* record = bpf_ringbuf_reserve(&sq_rate_ring, sizeof(*record), 0);
   if (!record) {
@@ -200,9 +314,11 @@ void BPF_PROG(sq_rate_main, struct sock* sk, u32 ack, int flag, const struct rat
   record->number = known->acks++;
   record->since_ns = known->since_ns;
   record->receiver = __builtin_bswap32(sk->__sk_common.skc_daddr);
-  record->reserved = 0;
+  record->port = __builtin_bswap16(sk->__sk_common.skc_dport);
   fill(record->fields, sk, known->since_ns);
-  bpf_ringbuf_submit(record, BPF_RB_NO_WAKEUP);  // the loader looks by itself
+  // The loader looks by itself; what it is asked about wakes it.
+  const __u64 flags = record->number + 1 == asked_samples ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP;
+  bpf_ringbuf_submit(record, flags);
 }
 
 SEC("struct_ops")

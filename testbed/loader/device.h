@@ -26,15 +26,12 @@
 #include <vector>
 
 #include "../bpf/mark.h"
+#include "fail.h"
 
 namespace swiftqueue::testbed {
 
 constexpr unsigned kHandle = 0x5153;  // ours, so that nobody else's filter is taken off
 constexpr unsigned kPriority = 0x5153;
-
-[[noreturn]] inline void fail(const std::string& what, int error = errno) {
-  throw std::runtime_error(what + ": " + std::strerror(error < 0 ? -error : error));
-}
 
 inline std::uint64_t now_ns() {
   timespec t{};

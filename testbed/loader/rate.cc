@@ -3,17 +3,18 @@
 // Registers the congestion control `sq_rate` (bpf/rate.bpf.c) for as long as it runs, and writes
 // what that tells at each ACK into a file: records of bpf/rate.h.
 //
-//   swiftqueue-rate check OBJECT | collect OBJECT FILE
+//   swiftqueue-rate check OBJECT | collect OBJECT FILE [SAMPLES]
 //
-// Registered through a link of the kernel's, whose only holder is this process: whatever ends it,
-// SIGKILL too, takes the congestion control away. Connections that still have it keep it alive.
+// With SAMPLES it asks for a forecast when a flow has so many: a line {"event": "asked", "flow": F,
+// "port": P, "since_ns": T, "samples": [[...], ...]} on its standard output. An answer on its input
+// is a line "F RATE DISPERSION", in bytes/s; what is no rate, as inf or nan, is told as 0. A flow
+// that gets none is plain BBR, and so is every flow once nobody answers any more.
+//
+// Whatever ends it, SIGKILL too, takes the congestion control away (struct_ops.h).
 
 #include "../bpf/rate.h"
 
-#include <bpf/bpf.h>
-#include <bpf/libbpf.h>
-#include <linux/bpf.h>
-#include <sys/syscall.h>
+#include <poll.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -22,44 +23,28 @@
 #include <cstdarg>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <iterator>
+#include <map>
 #include <stdexcept>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "feature_store/rate/feedback.h"
 #include "serving/agent/one_line.h"
+#include "struct_ops.h"
 
 namespace {
 
+using swiftqueue::testbed::Descriptor;
+using swiftqueue::testbed::fail;
+using swiftqueue::testbed::Object;
+
 constexpr const char* kName = "sq_rate";
-// Of Linux 6.4; Debian's headers are older.
-constexpr std::uint32_t kFlagLink = 1U << 13;   // BPF_F_LINK
-constexpr std::uint32_t kAttachStructOps = 44;  // BPF_STRUCT_OPS
 
 volatile std::sig_atomic_t g_told = 0;
-
-[[noreturn]] void fail(const std::string& what, int error = errno) {
-  throw std::runtime_error(what + ": " + std::strerror(error < 0 ? -error : error));
-}
-
-/** What closes with its owner. */
-struct Descriptor {
-  int fd{-1};
-  ~Descriptor() {
-    if (fd >= 0) ::close(fd);
-  }
-};
-
-struct Object {
-  explicit Object(const std::string& path) : object(bpf_object__open_file(path.c_str(), nullptr)) {
-    if (object == nullptr) fail(path);
-  }
-  ~Object() { bpf_object__close(object); }
-  bpf_map* map(const char* name) const { return bpf_object__find_map_by_name(object, name); }
-  int fd(const char* name) const { return bpf_map__fd(map(name)); }
-
-  bpf_object* object;
-};
 
 /** A jiffy, in us: what the coarse clock's steps are. */
 std::uint32_t tick_us() {
@@ -68,20 +53,81 @@ std::uint32_t tick_us() {
   return static_cast<std::uint32_t>(step.tv_nsec / 1000);
 }
 
-int link_of(int map) {
-  bpf_attr attr{};
-  attr.link_create.prog_fd = static_cast<std::uint32_t>(map);  // map_fd in newer headers
-  attr.link_create.attach_type = static_cast<bpf_attach_type>(kAttachStructOps);
-  return static_cast<int>(::syscall(SYS_bpf, BPF_LINK_CREATE, &attr, sizeof(attr)));
+/** What comes out of the ring: into the file, and the first samples of a flow into a question. */
+struct Taken {
+  std::FILE* file{nullptr};
+  std::uint32_t samples{0};  // of a flow, that a question has; 0: none is asked
+  std::map<std::uint64_t, std::vector<sq_rate_record>> first;
+  std::map<std::uint64_t, std::uint64_t> sampled_ns;  // of the sample that a question was made from
+  std::FILE* questions{stdout};
+
+  void ask(const sq_rate_record& record) {
+    if (samples == 0 || record.number >= samples) return;
+    std::vector<sq_rate_record>& seen = first[record.flow];
+    seen.push_back(record);
+    if (seen.size() < samples) return;
+    sampled_ns[record.flow] = record.since_ns + 1000 * static_cast<std::uint64_t>(record.fields[0]);
+    std::string line = "{\"event\": \"asked\", \"flow\": " + std::to_string(record.flow) +
+                       ", \"port\": " + std::to_string(record.port) +
+                       ", \"since_ns\": " + std::to_string(record.since_ns) + ", \"samples\": [";
+    for (const sq_rate_record& one : seen) {
+      line += &one == seen.data() ? "[" : ", [";
+      for (int i = 0; i < SWIFTQUEUE_RATE_FIELDS; ++i) {
+        line += (i > 0 ? ", " : "") + std::to_string(one.fields[i]);
+      }
+      line += "]";
+    }
+    std::fprintf(questions, "%s]}\n", line.c_str());
+    std::fflush(questions);
+    first.erase(record.flow);
+  }
+};
+
+int keep(void* taken, void* data, std::size_t bytes) {
+  auto& into = *static_cast<Taken*>(taken);
+  if (std::fwrite(data, 1, bytes, into.file) != bytes) return -EIO;
+  if (bytes == sizeof(sq_rate_record)) into.ask(*static_cast<const sq_rate_record*>(data));
+  return 0;
 }
 
-int keep(void* file, void* data, std::size_t bytes) {
-  return std::fwrite(data, 1, bytes, static_cast<std::FILE*>(file)) == bytes ? 0 : -EIO;
-}
+/** Answers from the standard input; a line that is none is left out. */
+class Answers {
+ public:
+  bool open() const { return open_; }
+
+  void read(int map, Taken& taken) {
+    char some[4096];
+    const ssize_t n = ::read(STDIN_FILENO, some, sizeof(some));
+    if (n <= 0) {
+      open_ = n < 0 && (errno == EAGAIN || errno == EINTR);  // who answers has gone
+      return;
+    }
+    text_.append(some, static_cast<std::size_t>(n));
+    for (std::size_t at; (at = text_.find('\n')) != std::string::npos; text_.erase(0, at + 1)) {
+      tell(map, taken, text_.substr(0, at));
+    }
+    if (text_.size() > sizeof(some)) text_.clear();
+  }
+
+ private:
+  static void tell(int map, Taken& taken, const std::string& line) {
+    char* end = nullptr;
+    const std::uint64_t flow = std::strtoull(line.c_str(), &end, 10);
+    const auto asked = taken.sampled_ns.find(flow);
+    if (asked == taken.sampled_ns.end() || *end != ' ') return;
+    const double rate = std::strtod(end, &end), dispersion = std::strtod(end, &end);
+    const sq_rate_forecast forecast{sq_rate_of(rate), sq_rate_of(dispersion), asked->second};
+    taken.sampled_ns.erase(asked);
+    if (bpf_map_update_elem(map, &flow, &forecast, BPF_ANY) != 0) fail("map");
+  }
+
+  bool open_{true};
+  std::string text_;
+};
 
 /** Nanoseconds of all the sampler's runs at an ACK, BBR's own among them, and how many. */
 std::pair<unsigned long long, unsigned long long> spent(const Object& loaded) {
-  const int fd = bpf_program__fd(bpf_object__find_program_by_name(loaded.object, "sq_rate_main"));
+  const int fd = loaded.program("sq_rate_main");
   bpf_prog_info info{};
   std::uint32_t size = sizeof(info);
   if (bpf_obj_get_info_by_fd(fd, &info, &size) != 0) fail("program");
@@ -89,60 +135,64 @@ std::pair<unsigned long long, unsigned long long> spent(const Object& loaded) {
 }
 
 /** Takes the sampler into the kernel, ready to be registered. */
-void load(const Object& loaded, const std::string& path) {
-  bpf_map* const operations = loaded.map(kName);
+void load(const Object& loaded, const std::string& path, std::uint32_t asked_samples = 0) {
   bpf_map* const constants = loaded.map(".rodata");
   std::size_t bytes = 0;
   void* const values =
       constants ? const_cast<void*>(bpf_map__initial_value(constants, &bytes)) : nullptr;
-  const std::uint32_t tick = tick_us();
-  if (operations == nullptr || values == nullptr || bytes < sizeof(tick)) {
+  const std::uint32_t given[] = {tick_us(), asked_samples};  // in the program's order
+  if (values == nullptr || bytes < sizeof(given))
     throw std::runtime_error(path + ": not the sampler");
-  }
-  std::memcpy(values, &tick, sizeof(tick));
-  bpf_map__set_map_flags(operations, bpf_map__map_flags(operations) | kFlagLink);
-  if (const int error = bpf_object__load(loaded.object)) {
-    fail("the kernel does not take the sampler (root, and struct_ops with BBR, are needed)", error);
-  }
+  std::memcpy(values, given, sizeof(given));
+  loaded.load(kName);
 }
 
-int collect(const std::string& object, const std::string& output) {
+std::string list_of(const __u64* counts, std::size_t n) {
+  std::string out;
+  for (std::size_t i = 0; i < n; ++i) out += (i > 0 ? ", " : "") + std::to_string(counts[i]);
+  return "[" + out + "]";
+}
+
+int collect(const std::string& object, const std::string& output, std::uint32_t samples) {
   const Object loaded(object);
-  load(loaded, object);
-  bpf_map* const operations = loaded.map(kName);
-  // Makes the map ready; registered it is by the link.
-  bpf_link* const ready = bpf_map__attach_struct_ops(operations);
-  if (ready == nullptr) fail(std::string(kName) + ": struct_ops");
-  const Descriptor link{link_of(bpf_map__fd(operations))};
-  if (link.fd < 0) {
-    if (errno == EEXIST) {
-      throw std::runtime_error(std::string(kName) + ": another collector runs, or its flows do");
-    }
-    fail(std::string(kName) + ": struct_ops link (Linux 6.4 or later)");
-  }
+  load(loaded, object, samples);
+  const Descriptor link{loaded.link(kName)};
   const Descriptor statistics{bpf_enable_stats(BPF_STATS_RUN_TIME)};
-  std::FILE* const file = std::fopen(output.c_str(), "wbx");
-  if (file == nullptr) fail(output);
-  ring_buffer* const ring = ring_buffer__new(loaded.fd("sq_rate_ring"), keep, file, nullptr);
+  Taken taken;
+  taken.samples = samples;
+  taken.file = std::fopen(output.c_str(), "wbx");
+  if (taken.file == nullptr) fail(output);
+  ring_buffer* const ring = ring_buffer__new(loaded.fd("sq_rate_ring"), keep, &taken, nullptr);
   if (ring == nullptr) fail("ring buffer");
   std::printf("{\"event\": \"ready\", \"control\": \"%s\"}\n", kName);
   std::fflush(stdout);
   constexpr timespec kLook{0, 20'000'000};
+  Answers answers;
+  const int forecasts = loaded.fd("sq_rate_forecasts");
   do {
-    ::nanosleep(&kLook, nullptr);
-    if (const int taken = ring_buffer__consume(ring); taken < 0) fail(output, taken);
+    if (samples == 0) {
+      ::nanosleep(&kLook, nullptr);
+    } else {
+      pollfd wanted[]{{ring_buffer__epoll_fd(ring), POLLIN, 0},
+                      {answers.open() ? STDIN_FILENO : -1, POLLIN, 0}};
+      ::ppoll(wanted, 2, &kLook, nullptr);
+      if (wanted[1].revents != 0) answers.read(forecasts, taken);
+    }
+    if (const int some = ring_buffer__consume(ring); some < 0) fail(output, some);
   } while (g_told == 0);
   ring_buffer__free(ring);
-  if (std::fclose(file) != 0) fail(output);
+  if (std::fclose(taken.file) != 0) fail(output);
   sq_rate_counts counts{};
   const std::uint32_t zero = 0;
   if (bpf_map_lookup_elem(loaded.fd("sq_rate_counts"), &zero, &counts) != 0) fail("map");
   const auto [ns, runs] = spent(loaded);
   std::printf(
       "{\"event\": \"summary\", \"flows\": %llu, \"acks\": %llu, \"lost\": %llu, "
-      "\"run_ns\": %llu, \"runs\": %llu}\n",
+      "\"run_ns\": %llu, \"runs\": %llu, \"judged\": %s, \"ended\": %s}\n",
       static_cast<unsigned long long>(counts.flows), static_cast<unsigned long long>(counts.acks),
-      static_cast<unsigned long long>(counts.lost), ns, runs);
+      static_cast<unsigned long long>(counts.lost), ns, runs,
+      list_of(counts.judged, std::size(counts.judged)).c_str(),
+      list_of(counts.ended, std::size(counts.ended)).c_str());
   return 0;
 }
 
@@ -151,12 +201,16 @@ int collect(const std::string& object, const std::string& output) {
 int main(int argc, char** argv) {
   std::signal(SIGTERM, [](int) { g_told = 1; });
   std::signal(SIGINT, [](int) { g_told = 1; });
+  std::signal(SIGPIPE, SIG_IGN);  // who answers has gone: flows go on as plain BBR
   libbpf_set_print([](libbpf_print_level, const char*, va_list) { return 0; });
   return swiftqueue::one_line_errors([&] {
     const std::string what = argc > 1 ? argv[1] : "";
-    if (what == "collect" && argc == 4) return collect(argv[2], argv[3]);
+    if (what == "collect" && (argc == 4 || argc == 5)) {
+      const double samples = argc == 5 ? swiftqueue::number("SAMPLES", argv[4], 1, 35) : 0;
+      return collect(argv[2], argv[3], static_cast<std::uint32_t>(samples));
+    }
     if (what != "check" || argc != 3) {
-      throw std::invalid_argument("say: check OBJECT | collect OBJECT FILE");
+      throw std::invalid_argument("say: check OBJECT | collect OBJECT FILE [SAMPLES]");
     }
     const Object loaded(argv[2]);
     load(loaded, argv[2]);

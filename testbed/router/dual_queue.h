@@ -91,6 +91,7 @@ class DualQueue {
   }
   const dual_pi2::DualPi2& arithmetic() const { return arithmetic_; }
   std::uint64_t bytes_waiting() const { return bytes_[0] + bytes_[1]; }
+  std::uint64_t bytes_of(dual_pi2::Queue queue) const { return bytes_[queue]; }
 
  private:
   dual_pi2::Backlog waiting() const {

@@ -7,6 +7,9 @@
 //
 //   swiftqueue-router --rate-mbps 40 --delay-ms 10 --log packets.bin
 //
+// `--rule-port` has TCP packets of ECT(1) to that port go to the classic queue by a rule: a share
+// of them by chance, or those that will wait less there as both queues look when they come.
+//
 // Prints {"event": "ready", "pid": P, "a": F, "b": G}: `nsenter --net=/proc/P/fd/F` is host
 // a, 10.77.0.1 and fd77::1; /proc/P/fd/G is host b, 10.77.0.2 and fd77::2. Ends at SIGTERM, or with
 // its parent, with a summary.
@@ -46,6 +49,7 @@
 #include <vector>
 
 #include "dual_queue.h"
+#include "rules.h"
 #include "serving/agent/one_line.h"
 
 namespace {
@@ -56,6 +60,8 @@ namespace dual_pi2 = swiftqueue::dual_pi2;
 using swiftqueue::testbed::Arrival;
 using swiftqueue::testbed::Departure;
 using swiftqueue::testbed::DualQueue;
+using swiftqueue::testbed::Mover;
+using swiftqueue::testbed::Rule;
 
 constexpr std::int64_t kStallNs = 1'000'000;  // from this on the host has kept us from running
 constexpr std::int64_t kLongestSleepNs = 1'000'000;  // so that a stall while asleep is seen too
@@ -84,6 +90,8 @@ struct Options {
   int priority = 0;
   unsigned seed = 1;
   std::string log;
+  std::uint16_t rule_port = 0;  // TCP packets to there are its; 0: none are
+  Rule rule;
   dual_pi2::Parameters disc;
 };
 
@@ -102,9 +110,12 @@ struct Record {
   std::uint8_t verdict;  // dual_pi2::Verdict
   std::uint8_t ecn;      // as it arrived
   std::uint8_t protocol;
-  std::array<std::uint8_t, 3> zero;
+  std::uint8_t moved;    // 1: the rule took it to the classic queue; `ecn` is then ECT(0)
+  std::uint8_t headers;  // bytes of IP and TCP; 0: no TCP
+  std::uint8_t zero;
+  std::uint32_t sequence, acknowledged;  // of TCP
 };
-static_assert(sizeof(Record) == 56);
+static_assert(sizeof(Record) == 64);
 enum Kind : std::uint8_t {
   kForward = 0,
   kBack = 1,
@@ -264,19 +275,21 @@ struct Packet {
   Record record;
 };
 
+constexpr unsigned kEct0 = 2, kCe = 3;
+
 bool is_v4(const Packet& p) { return p.bytes[0] >> 4 == 4; }
 std::uint8_t ecn_of(const Packet& p) { return is_v4(p) ? p.bytes[1] & 3 : p.bytes[1] >> 4 & 3; }
 
-void set_ce(Packet& p) {
+void set_ecn(Packet& p, unsigned ecn) {
   if (!is_v4(p)) {
-    p.bytes[1] |= 0x30;
+    p.bytes[1] = static_cast<unsigned char>((p.bytes[1] & ~0x30) | ecn << 4);
     return;
   }
   const auto word = [&](std::size_t at) {
     return static_cast<std::uint32_t>(p.bytes[at] << 8 | p.bytes[at + 1]);
   };
   const std::uint32_t before = word(0);
-  p.bytes[1] |= 3;
+  p.bytes[1] = static_cast<unsigned char>((p.bytes[1] & ~3) | ecn);
   // RFC 1624, equation 3: ~(~HC + ~m + m')
   std::uint32_t sum = (~word(10) & 0xffff) + (~before & 0xffff) + word(0);
   sum = (sum & 0xffff) + (sum >> 16);
@@ -291,8 +304,14 @@ bool describe(Packet& p, std::int64_t arrived_ns, Kind kind) {
   const unsigned version = n > 0 ? p.bytes[0] >> 4 : 0;
   if (!(version == 4 && n >= 20) && !(version == 6 && n >= 40)) return false;
   const std::size_t header = version == 4 ? (p.bytes[0] & 0xf) * 4u : 40;
-  p.record = {arrived_ns, -1,   -1,  -1, -1,        static_cast<std::uint32_t>(n),          0,
-              0,          kind, 255, 0,  ecn_of(p), version == 4 ? p.bytes[9] : p.bytes[6], {}};
+  p.record = {};
+  p.record.arrived_ns = arrived_ns;
+  p.record.started_ns = p.record.due_ns = p.record.written_ns = p.record.packet = -1;
+  p.record.bytes = static_cast<std::uint32_t>(n);
+  p.record.kind = kind;
+  p.record.queue = 255;
+  p.record.ecn = ecn_of(p);
+  p.record.protocol = version == 4 ? p.bytes[9] : p.bytes[6];
   if ((p.record.protocol == 6 || p.record.protocol == 17) && n >= header + 8) {
     const unsigned char* h = &p.bytes[header];
     p.record.source_port = static_cast<std::uint16_t>(h[0] << 8 | h[1]);
@@ -301,6 +320,14 @@ bool describe(Packet& p, std::int64_t arrived_ns, Kind kind) {
     if (p.record.protocol == 17 && n >= header + 24 &&
         std::equal(kOurs.begin(), kOurs.end(), h + 8)) {
       std::memcpy(&p.record.packet, h + 16, sizeof p.record.packet);
+    }
+    if (p.record.protocol == 6 && n >= header + 20) {
+      std::uint32_t word = 0;
+      std::memcpy(&word, h + 4, sizeof word);
+      p.record.sequence = ntohl(word);
+      std::memcpy(&word, h + 8, sizeof word);
+      p.record.acknowledged = ntohl(word);
+      p.record.headers = static_cast<std::uint8_t>(header + (h[12] >> 4) * 4u);
     }
   }
   return true;
@@ -335,6 +362,7 @@ class Router {
         log_(options.log),
         begin_ns_(now_ns()),
         link_(options.disc, options.rate_mbps * 1e6, begin_ns_, options.seed),
+        mover_(options.rule, options.rate_mbps * 1e6, options.seed + 2),
         random_(options.seed + 1),
         delay_ns_(static_cast<std::int64_t>(options.delay_ms * 1e6)),
         spin_ns_(static_cast<std::int64_t>(options.spin_us * 1e3)),
@@ -415,7 +443,13 @@ class Router {
     if (to_ns - from_ns < kStallNs) return;
     ++stalls_;
     stalled_ns_ += to_ns - from_ns;
-    log_.put({from_ns, -1, -1, to_ns, -1, 0, 0, 0, kStall, 255, 0, 0, 0, {}});
+    Record record{};
+    record.arrived_ns = from_ns;
+    record.started_ns = record.due_ns = record.packet = -1;
+    record.written_ns = to_ns;
+    record.kind = kStall;
+    record.queue = 255;
+    log_.put(record);
   }
 
   std::int64_t next_wake_ns() const {
@@ -446,20 +480,16 @@ class Router {
     const bool drop = dual_pi2::is_drop(d.verdict);
     if (d.packet.tag == kCross) {
       cross_lost_ += drop;
-      log_.put({d.packet.arrived_ns,
-                d.started_ns,
-                drop ? -1 : d.left_ns,
-                -1,
-                -1,
-                d.packet.bytes,
-                0,
-                0,
-                kCrossPacket,
-                static_cast<std::uint8_t>(d.queue),
-                static_cast<std::uint8_t>(d.verdict),
-                0,
-                0,
-                {}});
+      Record record{};
+      record.arrived_ns = d.packet.arrived_ns;
+      record.started_ns = d.started_ns;
+      record.due_ns = drop ? -1 : d.left_ns;
+      record.written_ns = record.packet = -1;
+      record.bytes = d.packet.bytes;
+      record.kind = kCrossPacket;
+      record.queue = static_cast<std::uint8_t>(d.queue);
+      record.verdict = static_cast<std::uint8_t>(d.verdict);
+      log_.put(record);
       return;
     }
     Packet& packet = pool_[d.packet.tag];
@@ -475,7 +505,7 @@ class Router {
     }
     if (dual_pi2::is_mark(d.verdict)) {
       ++marked_;
-      set_ce(packet);
+      set_ecn(packet, kCe);
     }
     ++by_queue_[d.queue];
     std::int64_t due_ns = d.left_ns + delay_ns_;
@@ -493,6 +523,13 @@ class Router {
       Packet& packet = pool_[slot];
       const std::int64_t t = packet.record.arrived_ns;
       advance(t);
+      if (packet.record.destination_port == options_.rule_port && packet.record.protocol == 6 &&
+          dual_pi2::queue_of(packet.record.ecn) == dual_pi2::kL4s && mover_.moves(t, link_)) {
+        packet.record.moved = 1;
+        packet.record.ecn = kEct0;
+        set_ecn(packet, kEct0);
+      }
+      mover_.arrived(t, dual_pi2::queue_of(packet.record.ecn), packet.record.bytes);
       if (link_.arrive({t, packet.record.bytes, packet.record.ecn, slot}) !=
           dual_pi2::Refusal::kNone) {
         ++refused_;
@@ -553,6 +590,7 @@ class Router {
   Log log_;
   const std::int64_t begin_ns_;
   DualQueue link_;
+  Mover mover_;
   std::mt19937_64 random_;
   std::uniform_real_distribution<double> uniform_{0, 1};
   std::exponential_distribution<double> exponential_{1};
@@ -645,7 +683,7 @@ void set(dual_pi2::Parameters& p, const std::string& given) {
 Options parse(int argc, char** argv) {
   Options options;
   bool limited = false;
-  static const std::array<option, 11> known{{{"rate-mbps", 1, nullptr, 'r'},
+  static const std::array<option, 14> known{{{"rate-mbps", 1, nullptr, 'r'},
                                              {"delay-ms", 1, nullptr, 'd'},
                                              {"jitter-ms", 1, nullptr, 'j'},
                                              {"cross-mbps", 1, nullptr, 'c'},
@@ -655,6 +693,9 @@ Options parse(int argc, char** argv) {
                                              {"seed", 1, nullptr, 'e'},
                                              {"log", 1, nullptr, 'l'},
                                              {"set", 1, nullptr, 'x'},
+                                             {"rule-port", 1, nullptr, 'o'},
+                                             {"move-share", 1, nullptr, 'm'},
+                                             {"move-margin-us", 1, nullptr, 'u'},
                                              {nullptr, 0, nullptr, 0}}};
   opterr = 0;
   for (int c; (c = ::getopt_long(argc, argv, "", known.data(), nullptr)) != -1;) {
@@ -675,6 +716,12 @@ Options parse(int argc, char** argv) {
       options.priority = static_cast<int>(number("--priority", given, 0, 99));
     else if (c == 'e')
       options.seed = static_cast<unsigned>(number("--seed", given, 0, 4e9));
+    else if (c == 'o')
+      options.rule_port = static_cast<std::uint16_t>(number("--rule-port", given, 1, 65'535));
+    else if (c == 'm')
+      options.rule = {Rule::Kind::kChance, number("--move-share", given, 0, 1), 0};
+    else if (c == 'u')
+      options.rule = {Rule::Kind::kShorter, 0, number("--move-margin-us", given, 0, 1e6)};
     else if (c == 'l')
       options.log = given;
     else if (c == 'x') {

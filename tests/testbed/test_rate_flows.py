@@ -59,7 +59,7 @@ def test_a_path_that_cannot_be_is_one_line() -> None:
 def test_every_ack_of_a_real_kernels_flows_is_sampled(tmp_path: Path) -> None:
     path = KernelPath(rate_mbps=20, rtt_ms=40, flows=3, bytes=1_000_000, load=0.3)
     said = collect(path, tmp_path, "held-out")
-    assert (said["flows"], said["lost"]) == (3, 0)
+    assert (said["flows_whole"], said["lost"]) == (3, 0)
     assert paths_in(tmp_path)[path.name]["source"] == "kernel"
     samples, flows = read_path(tmp_path, path.name)
     assert said["acks"] == flows["samples"].sum()
@@ -89,7 +89,7 @@ def test_nothing_stays_when_the_sampler_is_killed(tmp_path: Path) -> None:
             check=False,
         )
         assert second.returncode != 0
-        assert second.stderr == "sq_rate: another collector runs, or its flows do\n"
+        assert second.stderr == "sq_rate: somebody else has it, or its flows do\n"
         sampler.send_signal(signal.SIGKILL)
     gone: Callable[[], bool] = lambda: "sq_rate" not in CONTROLS.read_text().split()  # noqa: E731
     wait_until(gone, "the congestion control is gone")

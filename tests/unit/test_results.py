@@ -58,7 +58,7 @@ def test_every_table_has_its_page(project: Path) -> None:
 
 
 def test_a_page_that_cannot_be_drawn_is_named(data: Data) -> None:
-    with pytest.raises(ValueError, match=r"x\.md: there is no table no-such; these are: bench-capacity, "):
+    with pytest.raises(ValueError, match=r"x\.md: there is no table no-such; these are: bed-agreement, "):
         filled(f"<!-- table: no-such -->\n{END}\n", Path("x.md"), data)
     with pytest.raises(ValueError, match=f"x.md: table targets has no line {END}"):
         filled("<!-- table: targets -->\n", Path("x.md"), data)

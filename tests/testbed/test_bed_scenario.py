@@ -1,0 +1,179 @@
+"""Figure 8 on the bed: the router's rules, DCTCP by struct_ops, figures of a log, the table of agreement."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from waiting import wait_until
+
+from laboratory.bed import router_log, scenario
+from laboratory.bed.hosts import Bed
+from laboratory.bed.programs import DCTCP, DCTCP_OBJECT, HOLDER
+from laboratory.bed.report import agreement
+from laboratory.bed.runs import SCHEMA, keep, load
+from laboratory.bed.scenario import figures, groups_of, queue_of, sizes_of
+from laboratory.bed.selfcheck import NO_AQM
+from laboratory.bed.tcp import PORT
+from laboratory.runs.resolve import cells, resolve
+from laboratory.runs.results import COMPLETE
+from laboratory.scenarios.files import load as load_scenario
+from laboratory.scenarios.files import path_of
+
+CANNOT = scenario.why_not()
+needs_bed = pytest.mark.skipif(CANNOT is not None, reason=str(CANNOT))
+CONTROLS = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
+SECOND = 1_000_000_000
+
+
+def log_of_a_flow() -> np.ndarray:
+    """Four packets of 1,000 bytes, the third sent twice, one dropped; an ACK for each that came."""
+    rows = [
+        # arrived, started, due, kind, sequence, moved
+        (0, 1, 10, router_log.FORWARD, 2**32 - 1000, 0),
+        (1, 3, 12, router_log.FORWARD, 0, 1),
+        (2, 2, -1, router_log.DROPPED, 1000, 0),
+        (40, 45, 54, router_log.FORWARD, 1000, 0),
+        (41, 46, 55, router_log.FORWARD, 2000, 0),
+    ]
+    acks = [(12, 20, 0), (13, 21, 1000), (55, 63, 2000), (56, 64, 3000)]
+    log = np.zeros(len(rows) + len(acks), router_log.RECORD)
+    for at, (arrived, started, due, kind, sequence, moved) in enumerate(rows):
+        log[at]["arrived_ns"], log[at]["started_ns"] = arrived * 1_000_000, started * 1_000_000
+        log[at]["due_ns"], log[at]["kind"], log[at]["moved"] = due * 1_000_000, kind, moved
+        log[at]["sequence"] = sequence
+    log["headers"], log["bytes"] = 52, 52
+    log["bytes"][: len(rows)] += 1000
+    log["source_port"], log["destination_port"] = 40_000, PORT
+    for at, (arrived, due, acknowledged) in enumerate(acks, len(rows)):
+        log[at]["arrived_ns"], log[at]["due_ns"] = arrived * 1_000_000, due * 1_000_000
+        log[at]["acknowledged"], log[at]["kind"] = acknowledged, router_log.BACK
+        log[at]["source_port"], log[at]["destination_port"] = PORT, 40_000
+    return log
+
+
+def test_the_figures_of_a_log_are_those_counted_by_hand() -> None:
+    group = {"port": PORT, "s1": True, "l4s": True}
+    found = figures(log_of_a_flow(), [group], (0, SECOND))
+    assert found["packets"] == 5
+    assert found["queueing_packets"] == 4
+    assert found["queueing_max_us"] == 5_000
+    assert found["moved_share"] == found["dropped_share"] == found["retransmitted_share"] == 0.2
+    # Without the packet that was sent twice (Karn): 20, 20 and 23 ms.
+    assert found["rtt_p50_us"] == 20_000
+    assert found["rtt_p99_us"] == pytest.approx(22_940)
+    # From the first ACK of the span to the last.
+    assert found["s1_goodput_bps"] == 3000 * 8
+    assert found["cross_goodput_bps"] == found["classic_share"] == 0
+    with pytest.raises(RuntimeError, match="no packet of S1's L4S flows"):
+        figures(log_of_a_flow(), [group], (SECOND, 2 * SECOND))
+
+
+def test_sizes_are_the_simulators() -> None:
+    sizes = sizes_of("web_search")
+    assert (sizes[0], sizes[-1], len(sizes)) == ([1, 0], [30e6, 1], 12)
+    assert len(sizes_of("hadoop")) == 20
+    with pytest.raises(ValueError, match=r"sizes mail: message-sizes\.h has none of this name"):
+        sizes_of("mail")
+
+
+def test_the_bed_takes_its_groups_and_its_queue_from_the_laboratorys_run() -> None:
+    asked = load_scenario(path_of("bed-figure8"))
+    cell = next(iter(cells("bed-figure8", asked)))
+    plain, none = (resolve(asked, cell, {"kind": kind}, []) for kind in ("default", "no_l4s"))
+    groups = list(groups_of(plain))
+    assert [(g["port"], g["flows"], g["control"], g["s1"]) for g in groups] == [
+        (PORT, 6, DCTCP, True),
+        (PORT + 1, 4, "cubic", True),
+        (PORT + 2, 10, DCTCP, False),
+    ]
+    assert {g["control"] for g in groups_of(none)} == {"cubic"}
+    assert queue_of("uncoupled", 400_000)["max_bytes"] == 800_000
+    plain["senders"][0]["groups"][0]["tcp"] = "prague"
+    with pytest.raises(ValueError, match="messages of DCTCP and Cubic, not messages of prague"):
+        list(groups_of(plain))
+
+
+def rows(source: str, p99_ms: dict[str, float]) -> list[dict[str, object]]:
+    plain: dict[str, object] = dict.fromkeys(SCHEMA)
+    parameters = json.dumps({"bottlenecks": [{"rate_bps": 40_000_000}]})
+    plain |= {"source": source, "scenario": "bed-figure8", "point": "", "profile": "uncoupled"}
+    plain |= {"status": COMPLETE, "parameters": parameters, "queueing_packets": 1e5}
+    return [
+        plain
+        | {"control": control, "seed": seed, "queueing_p99_us": ms * 1e3 * (1 + seed / 100)}
+        | {"s1_goodput_bps": 2e7 * (1 + (seed * len(control) % 4 - 1.5) / 100)}
+        for control, ms in p99_ms.items()
+        for seed in range(1, 6)
+    ]
+
+
+def test_a_direction_is_said_where_both_are_settled(tmp_path: Path) -> None:
+    keep(tmp_path, rows("kernel", {"default": 50.0, "oracle": 30, "random": 40}))
+    keep(tmp_path, rows("ns3", {"default": 60.0, "oracle": 20, "random": 80}))
+    lines = agreement(load(tmp_path))
+    p99 = [line for line in lines if "| P99 |" in line]
+    assert len(p99) == 2
+    said = {control: next(line for line in p99 if f"`{control}`" in line) for control in ("oracle", "random")}
+    assert said["oracle"].endswith("| agree |")
+    assert "-40.0 %" in said["oracle"]
+    assert "-66.7 %" in said["oracle"]
+    assert said["random"].endswith("| disagree |")
+    assert all(line.endswith("| open |") for line in lines if "S1's goodput" in line)
+    keep(tmp_path, rows("ns3", {"default": 60.0}))  # in the place of the same
+    assert len(load(tmp_path)) == 30
+    assert "Nothing to compare yet" in agreement(load(tmp_path / "none"))[0]
+    (tmp_path / "bed.parquet").write_bytes(b"no table")
+    with pytest.raises(ValueError, match=r"damaged|cannot be read"):
+        load(tmp_path)
+
+
+@needs_bed
+@pytest.mark.slow
+def test_a_kernels_flows_are_marked_answer_marks_and_are_moved(tmp_path: Path) -> None:
+    """Four short runs: DCTCP keeps L short, and the rules move what they say, of S1 alone."""
+    asked = load_scenario(path_of("bed-figure8"))
+    short = {"seconds": 5.0, "warmup_s": 2.0, "seeds": [1], "profiles": ["uncoupled"]}
+    said: list[str] = []
+    table = scenario.run("try", asked.model_copy(update=short), tmp_path, said.append)
+    assert [line.split(", ")[2] for line in said] == ["default", "no_l4s", "oracle", "random"]
+    by = {row["control"]: row for row in table.iter_rows(named=True)}
+    assert by["default"]["moved_share"] == by["no_l4s"]["moved_share"] == 0
+    assert by["oracle"]["moved_share"] > 0.02
+    assert by["random"]["moved_share"] == pytest.approx(by["oracle"]["moved_share"], abs=0.15)
+    assert all(row["s1_goodput_bps"] > 1e6 and row["rtt_p50_us"] >= 40_000 for row in by.values())
+    assert scenario.run("try", asked.model_copy(update=short), tmp_path, said.append).equals(table)
+    assert len(said) == 4  # nothing was run again
+    assert DCTCP not in CONTROLS.read_text().split()
+
+
+@needs_bed
+def test_nothing_stays_of_dctcp_when_its_holder_is_killed() -> None:
+    command = [str(HOLDER), "hold", str(DCTCP_OBJECT), DCTCP]
+    gone = lambda: DCTCP not in CONTROLS.read_text().split()  # noqa: E731
+    wait_until(gone, "another bed runs")  # names are the whole machine's
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert json.loads(holder.stdout.readline())["control"] == DCTCP
+        assert DCTCP in CONTROLS.read_text().split()
+        second = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (second.returncode, second.stderr) == (1, "sq_dctcp: somebody else has it, or its flows do\n")
+        holder.send_signal(signal.SIGKILL)
+    wait_until(gone, "the congestion control is still there")
+
+
+@needs_bed
+def test_bad_rules_and_scenarios_are_one_line() -> None:
+    for rule, line in (
+        ({"rule-port": 0}, "--rule-port 0: must be"),
+        ({"rule-port": PORT, "move-share": 2}, "--move-share 2: must be"),
+    ):
+        with pytest.raises(RuntimeError, match=line), Bed(rate_mbps=10, queue=NO_AQM, rule=rule):
+            pass
+    table = pl.DataFrame(schema=SCHEMA)
+    assert agreement(table) == agreement(table.clear())
