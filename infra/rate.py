@@ -220,10 +220,9 @@ def collect(
         if json:
             print(json_.dumps({"path": path.name, **made}))
         else:
-            print(
-                f"path {path.name}: {made['flows_whole']} of {made['flows_sent']} flows, "
-                f"{made['acks']} ACKs, {made['lost']} of them lost, {made['ns_per_ack']:.0f} ns an ACK with BBR's own work"
-            )
+            said = f"{made['flows_whole']} of {made['flows_sent']} flows, {made['acks']} ACKs, "
+            cost = f"{made['ns_per_ack']:.0f} ns an ACK with BBR's own work"
+            print(f"path {path.name}: {said}{made['lost']} of them lost, {cost}")
     every = [about for about in paths_in(output).values() if about.get("source") == "kernel"]
     print(
         f"{output}: {sum(about['flows_whole'] for about in every)} flows of {len(every)} paths",
