@@ -42,6 +42,9 @@ def lab_run(
     controls: Annotated[
         str | None, typer.Option(help="run only these, as `default,model` (default: the scenario's)")
     ] = None,
+    points: Annotated[
+        list[str] | None, typer.Option(help="run only points of this pattern, as `Confucius, *`; repeatable")
+    ] = None,
     artifact: Annotated[
         str | None, typer.Option(help="the model: a folder, or `champion` of the registry")
     ] = None,
@@ -66,12 +69,12 @@ def lab_run(
     if named == ["lfq-400"]:
         from laboratory.lfq.table import run_table
 
-        if seeds or seconds or truth or pcap:
+        if seeds or seconds or truth or pcap or points:
             raise typer.BadParameter("lfq-400 has its own flows: use --set", param_hint="SCENARIO")
         sys.exit(run_table(artifact, chosen, set_ or [], output))
     if set_:
         raise typer.BadParameter("only lfq-400 has keys to set", param_hint="--set")
-    sys.exit(run_lab(Request(named, seeds, seconds, artifact, truth, chosen, pcap), output))
+    sys.exit(run_lab(Request(named, seeds, seconds, artifact, truth, chosen, pcap, points or None), output))
 
 
 @lab_app.command("train")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +28,7 @@ MATCHED: Final = ("model", "oracle")  # whose moved share control random gets: t
 SCENARIO: Final = "scenario"  # which names the share that control random moves
 NO_MODEL: Final = "no --artifact was given; train one with `swiftqueue lab train`"
 LEFT_OUT: Final = "left out by --controls"
+POINT_LEFT_OUT: Final = "left out by --points"
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,9 @@ class Request:
     truth: bool = False
     controls: Sequence[str] | None = None  # to run; of the scenario's others, only what was run before counts
     pcap: bool = False
+    points: Sequence[str] | None = (
+        None  # patterns of the points to run; of others, only what was run before counts
+    )
 
 
 def run_lab(request: Request, output: Path) -> int:
@@ -51,6 +56,7 @@ def run_lab(request: Request, output: Path) -> int:
     scenarios = {name: adjusted(load(path), request) for name, path in files_of(request.scenarios).items()}
     for name, scenario in scenarios.items():
         check_tables(name, scenario)
+    check_patterns(request.points or (), scenarios)
     with execution.sole_user(output):
         models = models_by_profile(request.artifact, output) if request.artifact else {}
         check_acks(models, scenarios)
@@ -108,6 +114,17 @@ def adjusted(scenario: Scenario, request: Request) -> Scenario:
     return changed
 
 
+def check_patterns(patterns: Sequence[str], scenarios: Mapping[str, Scenario]) -> None:
+    """Raise ValueError unless each pattern of `--points` names a point of one of the scenarios."""
+    axes = [scenario.axis for scenario in scenarios.values() if scenario.axis]
+    points = [point for axis in axes for point in axis.points]
+    for pattern in patterns:
+        if not any(fnmatch.fnmatchcase(point, pattern) for point in points):
+            raise ValueError(
+                f"--points {pattern!r}: no point is named so; there is {'; '.join(points) or 'none'}"
+            )
+
+
 def check_discs(program: Path, scenarios: Mapping[str, Scenario]) -> None:
     """See that the program can set up the queue discs that the scenarios name; each network once.
 
@@ -142,7 +159,7 @@ class _Laboratory:
         self.scenarios, self.models = scenarios, models
         self.program, self.build, self.output = program, build, output
         self.anchors: dict[str, Model | None] = {}  # by the content of the trained model
-        self.only = request.controls
+        self.only, self.points = request.controls, request.points
         self.truth = request.truth
         self.outputs = [name for name in ("pcap", "truth") if getattr(request, name)]
 
@@ -192,12 +209,18 @@ class _Laboratory:
         return execution.Job(key, one.run or {}, folder, record)
 
     def _unless_left_out(self, one: Asked) -> Asked:
-        """Return it as not to be run if --controls leaves it out and it has no result yet."""
-        if self.only is None or one.cell.control in self.only:
+        """Return it as not to be run if the command leaves it out and it has no result yet."""
+        if self.points is not None and not any(
+            fnmatch.fnmatchcase(one.cell.point, pattern) for pattern in self.points
+        ):
+            reason = POINT_LEFT_OUT
+        elif self.only is not None and one.cell.control not in self.only:
+            reason = LEFT_OUT
+        else:
             return one
         if one.run is not None and execution.is_complete(self.output, identity(one.run, self.build)):
             return one
-        return Asked(one.cell, None, LEFT_OUT)
+        return Asked(one.cell, None, reason)
 
     def _asked(self, scenario: Scenario, cell: Cell) -> Asked:
         environment = environment_at(scenario, cell.point, f"{cell.scenario}.yaml")

@@ -8,6 +8,8 @@ This is the only place where ranges are checked: the program trusts the runs tha
 
 from __future__ import annotations
 
+import fnmatch
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
@@ -374,11 +376,36 @@ class Point(Checked):
 
 
 class Axis(Checked):
-    """What a sweep varies."""
+    """What a sweep varies.
+
+    Points are given one by one, or as the product of named parts: each point takes one choice of each part.
+    Its name is theirs joined by ", ", it sets what they set, and the first part varies fastest.
+    """
 
     label: str
+    parts: dict[str, dict[str, Point]] = {}
+    only: list[str] | None = None  # patterns of points: the others are left away
     points: Annotated[dict[Annotated[str, Field(min_length=1)], Point], Field(min_length=1)]
     log: bool = False  # whether plots have a logarithmic axis
+
+    @model_validator(mode="before")
+    @classmethod
+    def _multiplied(cls, raw: Any) -> Any:
+        """Write the parts out as points, and leave away those that `only` does not name."""
+        if not isinstance(raw, dict) or not (raw.get("parts") or raw.get("only")):
+            return raw
+        points = {**_product(raw.get("parts") or {}), **(raw.get("points") or {})}
+        only = raw.get("only")
+        if isinstance(only, list):
+            for pattern in only:
+                if not any(fnmatch.fnmatchcase(name, str(pattern)) for name in points):
+                    raise ValueError(f"only: no point is named {pattern!r}")
+            points = {
+                name: point
+                for name, point in points.items()
+                if any(fnmatch.fnmatchcase(name, str(pattern)) for pattern in only)
+            }
+        return {**raw, "points": points}
 
     @model_validator(mode="after")
     def _placeable(self) -> Axis:
@@ -386,6 +413,38 @@ class Axis(Checked):
             if self.log and point.at is not None and point.at <= 0:
                 raise ValueError(f"points.{name}.at: {point.at:g} has no place on a logarithmic axis")
         return self
+
+
+def _product(parts: Any) -> dict[str, Any]:
+    """Points of named parts, as a scenario file has them.
+
+    Raises:
+        ValueError: a part has no choices, or two parts say the same of a point.
+    """
+    if not isinstance(parts, dict):
+        raise ValueError(f"parts: {parts!r} is no mapping of parts")
+    for part, choices in parts.items():
+        if not isinstance(choices, dict) or not choices:
+            raise ValueError(f"parts.{part}: has no choices")
+        for choice, point in choices.items():
+            if not isinstance(point, dict) or not isinstance(point.get("set", {}), dict):
+                raise ValueError(f"parts.{part}.{choice}: not a point of the form {{set: {{KEY: VALUE}}}}")
+    points: dict[str, Any] = {}
+    turned = itertools.product(*(choices.items() for choices in reversed(list(parts.values()))))
+    for slowest_first in turned:
+        chosen = slowest_first[::-1]
+        name = ", ".join(str(choice) for choice, _ in chosen)
+        points[name] = {"set": {}}
+        for choice, point in chosen:
+            for key, value in point.get("set", {}).items():
+                if key in points[name]["set"]:
+                    raise ValueError(f"parts: {choice!r} and another part both set {key}")
+                points[name]["set"][key] = value
+            for key, value in point.items():
+                if key != "set" and key in points[name]:
+                    raise ValueError(f"parts: {choice!r} and another part both have {key!r}")
+                points[name].setdefault(key, value)
+    return points
 
 
 class Scenario(Checked):

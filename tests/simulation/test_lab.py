@@ -282,6 +282,20 @@ def test_a_scenario_of_another_disc_is_run_without_its_oracle(
     assert not (tmp_path / "wrong" / FILE).exists()
 
 
+def test_points_left_out_stand_with_the_reason_until_they_are_run(
+    ray_cluster: None, program: tuple[Path, str], tiny: Callable[..., str], tmp_path: Path
+) -> None:
+    """Only what the pattern names is run; what was run before counts."""
+    output = tmp_path / "lab"
+    axis = {"label": "x", "parts": {"rtt": {str(ms): {"set": {"rtt_ms": ms}} for ms in (8, 16)}}}
+    request = Request([tiny(seconds=1, warmup_s=0.5, controls=["default"], axis=axis)])
+    reasons = lambda: dict(load(output).sort("point").select("point", "reason").iter_rows())  # noqa: E731
+    assert run_lab(replace(request, points=["8"]), output) == 0
+    assert reasons() == {"8": None, "16": "left out by --points"}
+    assert run_lab(replace(request, points=["1?"]), output) == 0
+    assert reasons() == {"8": None, "16": None}
+
+
 def test_controls_left_out_stand_with_the_reason_until_they_are_run(
     ray_cluster: None, program: tuple[Path, str], tiny: Callable[..., str], tmp_path: Path
 ) -> None:
@@ -479,6 +493,10 @@ def test_two_commands_do_not_share_an_output(tmp_path: Path) -> None:
         (Request(["small"], controls=["default", "magic"]), "--controls: there is no 'magic'"),
         (Request(["small"], seconds=2), "--seconds 2: the first 2 s are left out"),
         (Request(["small"], seconds=1e6), "--seconds 1e\\+06: give 100000 at most"),
+        (
+            Request(["sweep-rtt"], points=["8, *"]),
+            "--points '8, \\*': no point is named so; there is 10 ms; 20",
+        ),
         (Request(["nothing"]), "nothing: no such scenario; there is .*small"),
     ],
 )

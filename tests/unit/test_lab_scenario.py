@@ -211,6 +211,41 @@ def test_the_models_of_points_are_found_and_the_profiles_stand_in(project: Path,
     assert model_at(found, "0.5", "rfc9332") is None
 
 
+def test_points_are_the_product_of_parts(small: dict[str, Any], tmp_path: Path) -> None:
+    """The same points as written out, in the same order; `only` leaves others away."""
+    first = {"a": {"set": {"rtt_ms": 10}, "at": 1}, "b": {"set": {"rtt_ms": 20}, "at": 2}}
+    second = {"x": {"set": {"bottlenecks.0.mbps": 5}, "controls": ["default"]}, "y": {"set": {}}}
+    parts = {"label": "l", "parts": {"rtt": first, "rate": second}}
+    points = {
+        "a, x": {"set": {"rtt_ms": 10, "bottlenecks.0.mbps": 5}, "at": 1, "controls": ["default"]},
+        "b, x": {"set": {"rtt_ms": 20, "bottlenecks.0.mbps": 5}, "at": 2, "controls": ["default"]},
+        "a, y": {"set": {"rtt_ms": 10}, "at": 1},
+        "b, y": {"set": {"rtt_ms": 20}, "at": 2},
+    }
+
+    def of(axis: object, name: str = "mine") -> list[Cell]:
+        scenario = load(written(tmp_path, put(small, "axis", axis)))
+        return list(cells(name, scenario))
+
+    assert of(parts) == of({"label": "l", "points": points})
+    (tmp_path / "child.yaml").write_text('extends: mine\naxis: {only: ["*, y"]}\n')
+    written(tmp_path, put(small, "axis", parts))
+    child = load(tmp_path / "child.yaml").axis
+    assert child is not None
+    assert list(child.points) == ["a, y", "b, y"]
+    for wrong, line in (
+        (parts | {"only": ["c*"]}, "only: no point is named 'c*'"),
+        ({"label": "l", "parts": {"rtt": {}}}, "axis.parts.rtt: has no choices"),
+        ({"label": "l", "parts": {"one": first, "two": first}}, "another part both set rtt_ms"),
+        ({"label": "l", "parts": {"one": {"a": 3}}}, "axis.parts.one.a: not a point of the form"),
+        (parts | {"only": [3]}, "no point is named 3"),
+    ):
+        with pytest.raises(ValueError, match=r"^mine\.yaml: ") as error:
+            of(wrong)
+        assert line in str(error.value)
+        assert "\n" not in str(error.value)
+
+
 def test_a_name_means_one_file(tmp_path: Path) -> None:
     """Results are kept by the scenario's name: another file's must not take the place of the project's."""
     (tmp_path / "figure8.yaml").write_text("extends: figure8\n")
