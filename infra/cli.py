@@ -433,6 +433,9 @@ def agent(
         float | None,
         typer.Option(min=0, help="a packet's predicted gain must be above this, to move (default: 0)"),
     ] = None,
+    rates: Annotated[
+        bool, typer.Option("--rates", help="forecast connections' rates too (docs/RATE.md)")
+    ] = False,
 ) -> None:
     """Run the sender agent: programs that send ask it which queue to mark each packet for.
 
@@ -454,6 +457,7 @@ def agent(
             max_moved_unacked=max_moved_unacked,
             max_moved_share=max_moved_share,
             charge_us=charge_us,
+            rates=rates,
         )
     )
 

@@ -20,6 +20,7 @@ from models.section import read
 from serving.agent import process as agent_process
 from serving.deploy.champion import find_champion
 from serving.triton.endpoint import grpc_addresses
+from serving.triton.repository import MODELS, RATE
 
 PARAMS_FILE: Final = Path("params.yaml")
 REFRESH_S: Final = 2.0  # between looks at the registry
@@ -110,6 +111,7 @@ def run_agent(
     max_moved_unacked: int | None = None,
     max_moved_share: float | None = None,
     charge_us: float | None = None,
+    rates: bool = False,
 ) -> int:
     """Run the agent until it ends or is told to; returns its exit code.
 
@@ -127,6 +129,7 @@ def run_agent(
         max_moved_unacked: most packets moved and not acknowledged yet; None is the agent's own.
         max_moved_share: or this share of the packets in flight, where that is more; None is the agent's own.
         charge_us: which a packet's predicted gain must exceed, to move; None is the agent's own.
+        rates: whether connections' rates are forecast too, by the champion of rates or by the servers.
 
     Raises:
         ValueError: both or impossible options.
@@ -148,24 +151,32 @@ def run_agent(
         options["--metrics-address"] = str(settings().metrics_address)
     arguments = [f"{name}={value}" for name, value in options.items() if value is not None]
     closing = threading.Event()
-    keeper: threading.Thread | None = None
+    keepers: list[threading.Thread] = []
+
+    def kept_fresh(kind: str, model: str, folder: Path) -> Path:
+        champion = LocalChampion(Registry(model), folder)
+        print(f"champion{kind} is version {champion.refresh()}", flush=True)
+        keepers.append(threading.Thread(target=champion.keep_fresh, args=(closing,), name=f"champion{kind}"))
+        return champion.link
+
     if local:
-        champion = LocalChampion(
-            Registry(read(PARAMS_FILE, RegisterParams).model_name), state_dir() / "agent"
-        )
-        print(f"champion is version {champion.refresh()}", flush=True)
-        arguments.append(f"--local={champion.link}")
-        keeper = threading.Thread(target=champion.keep_fresh, args=(closing,), name="swiftqueue-champion")
+        link = kept_fresh("", read(PARAMS_FILE, RegisterParams).model_name, state_dir() / "agent")
+        arguments.append(f"--local={link}")
     else:
         arguments += agent_process.server_options(servers or grpc_addresses())
+    if rates and local:
+        link = kept_fresh(" of rates", MODELS[RATE], state_dir() / "agent" / "rates")
+        arguments.append(f"--local-rates={link}")
+    elif rates:
+        arguments.append("--server-rates")
     with subprocess.Popen([str(agent_process.BINARY), *arguments]) as agent:
         # Asked to end, this program asks the agent; the terminal's Ctrl-C reaches both.
         signal.signal(signal.SIGTERM, lambda *_: agent.terminate())
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        if keeper:
+        for keeper in keepers:
             keeper.start()
         code = agent.wait()
     closing.set()
-    if keeper:
+    for keeper in keepers:
         keeper.join()
     return code

@@ -135,11 +135,12 @@ struct Feed::Connection {
 };
 
 Feed::Feed(std::string path, std::vector<uid_t> allowed, Statistics& statistics,
-           Complaints& complaints, std::function<void()> woken)
+           Complaints& complaints, Rates* rates, std::function<void()> woken)
     : path_(std::move(path)),
       allowed_(std::move(allowed)),
       statistics_(statistics),
       complaints_(complaints),
+      rates_(rates),
       woken_(std::move(woken)) {
   listen_fd_ = listening_at(path_, allowed_.empty() ? 0600 : 0666);
   own_ = identity(path_);
@@ -347,6 +348,7 @@ Feed::Connection* Feed::next_costly(std::int64_t deadline_ns) {
 
 bool Feed::drain(DecisionLoop& loop, std::int64_t deadline_ns) {
   take_over();
+  answer_rates();  // those that a server gave
   if (active_.empty()) return false;
   const auto took = [](Connection& connection, std::size_t frames) {
     connection.at += frames;
@@ -365,6 +367,7 @@ bool Feed::drain(DecisionLoop& loop, std::int64_t deadline_ns) {
     }
     look = took(*each, frames) || look;
   }
+  answer_rates();  // before what takes longer
   if (Connection* const next = next_costly(deadline_ns)) {
     const std::int64_t begin_ns = monotonic_ns();
     const Event& event = next->taken[next->at];
@@ -400,6 +403,7 @@ void Feed::handle(DecisionLoop& loop, const Event& event, std::int64_t deadline_
     }
     if (connection.sender != 0) {
       loop.close(connection.sender);
+      if (rates_ != nullptr) rates_->close(connection.sender);
       by_sender_.erase(connection.sender);
     }
     return;
@@ -428,8 +432,11 @@ void Feed::handle(DecisionLoop& loop, const Event& event, std::int64_t deadline_
         refuse(connection, why);
       }
       return;
+    case FrameType::kSample:
+      return hear(connection.sender, event);
     default:
-      return refuse(connection, "a sender sends one HELLO, then SENT, ACKED and BATCH frames");
+      return refuse(connection,
+                    "a sender sends one HELLO, then SENT, ACKED, BATCH and SAMPLE frames");
   }
 }
 
@@ -440,6 +447,38 @@ void Feed::refuse(Connection& connection, const char* why) {
   const auto whole = refusal(why, connection.sender, connection.sequence++);
   send(connection.fd, &whole, sizeof whole, MSG_NOSIGNAL | MSG_DONTWAIT);
   shutdown(connection.fd, SHUT_RDWR);  // the reading thread sees its end
+}
+
+void Feed::hear(std::uint32_t sender, const Event& event) {
+  const SampleFrame& frame = event.frame.sample;
+  if (rates_ != nullptr) {
+    rates_->sample(sender, frame, event.arrived_ns);
+    statistics_.connections.set(static_cast<std::int64_t>(rates_->connections()));
+  } else if (frame.asked != 0) {
+    take(rate_answer(sender, frame, event.arrived_ns, RateOutcome::kNoModel));
+  }
+}
+
+void Feed::answer_rates() {
+  if (rates_ == nullptr) return;
+  RateAnswer answer;
+  while (rates_->next(answer)) take(answer);
+  const std::string problem = rates_->problem();
+  if (!problem.empty() && problem != rates_problem_) complaints_.say("rates: " + problem);
+  rates_problem_ = problem;
+}
+
+void Feed::take(const RateAnswer& answer) {
+  const auto place = by_sender_.find(answer.sender);
+  if (place == by_sender_.end()) return;
+  Connection& connection = *place->second;
+  const auto whole = finished(answer.frame, answer.sender, connection.sequence++);
+  if (connection.refused ||
+      send(connection.fd, &whole, sizeof whole, MSG_NOSIGNAL | MSG_DONTWAIT) != sizeof whole) {
+    statistics_.undelivered.add();
+  }
+  statistics_.forecasts[static_cast<std::size_t>(answer.frame.outcome)].add();
+  statistics_.forecast_time.observe(monotonic_ns() - answer.arrived_ns);
 }
 
 void Feed::take(std::uint32_t sender, const DecisionFrame& decision) {

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "serving/agent/decision_loop.h"
+#include "serving/agent/rates.h"
 
 namespace swiftqueue::agent {
 
@@ -30,9 +31,10 @@ class Feed final : public DecisionTaker {
  public:
   // Listens at `path`, which nobody else may listen at; a socket left behind there is replaced.
   // Programs of this user, of root and of the users `allowed` may connect. `woken` is called by the
-  // reading thread when there are frames to take. Throws std::runtime_error with one line.
+  // reading thread when there are frames to take. `rates` forecasts those of connections; null:
+  // there is no model of them. Throws std::runtime_error with one line.
   Feed(std::string path, std::vector<uid_t> allowed, Statistics& statistics, Complaints& complaints,
-       std::function<void()> woken);
+       Rates* rates, std::function<void()> woken);
   ~Feed() override;
   Feed(const Feed&) = delete;
   Feed& operator=(const Feed&) = delete;
@@ -66,12 +68,17 @@ class Feed final : public DecisionTaker {
   std::int64_t due_ns(const Event& event, std::int64_t deadline_ns) const;
   void handle(DecisionLoop& loop, const Event& event, std::int64_t deadline_ns);
   void refuse(Connection& connection, const char* why);
+  void hear(std::uint32_t sender, const Event& event);
+  void answer_rates();
+  void take(const RateAnswer& answer);
 
   const std::string path_;
   std::pair<dev_t, ino_t> own_;  // the socket there, as long as it is ours
   const std::vector<uid_t> allowed_;
   Statistics& statistics_;
   Complaints& complaints_;
+  Rates* const rates_;
+  std::string rates_problem_;  // as it was said last
   const std::function<void()> woken_;
   int listen_fd_ = -1;
   int look_fd_ = -1;         // an event descriptor: the reading thread is to look what changed

@@ -3,22 +3,20 @@
 
 #include <poll.h>
 #include <sys/eventfd.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <charconv>
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
-#include <filesystem>
 #include <mutex>
 #include <stdexcept>
 #include <thread>
 #include <vector>
 
+#include "serving/agent/artifact_folder.h"
 #include "serving/agent/clock.h"
 #include "serving/agent/usable_model.h"
 #include "serving/engine/artifact.h"
@@ -30,39 +28,9 @@ namespace {
 using engine::Artifact;
 using engine::Engine;
 
-constexpr std::chrono::milliseconds kWatchPause{200};
 constexpr std::int64_t kSmooth = 8;  // windows over which the time of one is averaged
 constexpr std::int64_t kTryNs = 20'000'000;
 constexpr std::int64_t kSpinNs = 60'000;  // a sleep may end this much too late
-
-// What tells one state of an artifact's folder from another.
-struct Fingerprint {
-  std::string folder;  // resolved
-  std::array<std::array<std::int64_t, 4>, 2> files{};
-
-  bool operator==(const Fingerprint&) const = default;
-};
-
-Fingerprint fingerprint_of(const std::string& folder) {
-  std::error_code error;
-  Fingerprint out{std::filesystem::canonical(folder, error).string(), {}};
-  constexpr std::array kFiles{"/model.json", "/model.safetensors"};
-  for (std::size_t i = 0; i < kFiles.size(); ++i) {
-    struct stat status{};
-    if (stat((out.folder + kFiles[i]).c_str(), &status) != 0) continue;
-    out.files[i] = {static_cast<std::int64_t>(status.st_ino), status.st_size, status.st_mtim.tv_sec,
-                    status.st_mtim.tv_nsec};
-  }
-  return out;
-}
-
-// The version number that the folder's name is, or 0.
-std::int64_t version_of(const std::string& folder) {
-  const std::string name = std::filesystem::path(folder).filename().string();
-  std::int64_t version = 0;
-  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), version);
-  return error == std::errc{} && end == name.data() + name.size() && version > 0 ? version : 0;
-}
 
 // An engine that has answered a window of padding; throws what is wrong with the artifact.
 std::unique_ptr<Engine> tried(const Artifact& artifact, std::int64_t version) {

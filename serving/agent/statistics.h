@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "serving/agent/frames.h"
 #include "serving/agent/sender.h"
 
 namespace swiftqueue::agent {
@@ -101,11 +102,14 @@ struct Statistics {
   Counter moved_unacked;                              // of all senders
   Counter senders;                                    // connected now
   Counter behind;       // batches asked about over 5 ms after their time
-  Counter undelivered;  // decisions that a sender's socket did not take
+  Counter undelivered;  // decisions and forecasts that a sender's socket did not take
   Counter refused;      // senders that were refused
   Counter turned_away;  // connections that were, of the thread that accepts them
   Counter remembered;   // packets of all senders that an ACK may come for
   Counter overflowed;   // packets given up before their time, for want of room
+  std::array<Counter, kRateOutcomeNames.size()> forecasts;  // of connections' rates, by outcome
+  Counter connections;                                      // whose rates are forecast, now
+  DurationHistogram forecast_time;                          // from a sample's arrival to its answer
   GuardStatistics guard;
   DurationHistogram round_trip;
   DurationHistogram prediction_error;  // |predicted - came|

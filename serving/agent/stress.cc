@@ -291,7 +291,7 @@ bool earliest_first() {
   Statistics statistics;
   DecisionLoop loop(predictor, {}, statistics, nullptr);
   std::atomic<int> wakes{0};
-  Feed feed(path, {}, statistics, loop.complaints(), [&] { ++wakes; });
+  Feed feed(path, {}, statistics, loop.complaints(), nullptr, [&] { ++wakes; });
   std::vector<int> senders;
   constexpr int kBatches = 4;
   const std::int64_t now_ns = monotonic_ns();
@@ -430,7 +430,7 @@ void fuzz_socket(long rounds, Random& random) {
   DecisionLoop loop(predictor, {}, statistics, telemetry.get());
   std::atomic<long> answered{0};
   {
-    Feed feed(path, {}, statistics, loop.complaints(), [] {});
+    Feed feed(path, {}, statistics, loop.complaints(), nullptr, [] {});
     std::atomic<bool> done{false};
     std::thread senders([&, seed = random()] {
       Random own(seed);

@@ -161,7 +161,7 @@ def bad_frames() -> dict[str, tuple[str, list[np.ndarray]]]:
 
     return {
         "format": ("its format is not 1", [one(frames.SENT, format=2)]),
-        "type": ("its type is unknown", [one(frames.SENT, type=9)]),
+        "type": ("its type is unknown", [one(frames.SENT, type=10)]),
         "size": ("its size is not that of its type", [one(frames.SENT, bytes=47)]),
         "queue": ("its queue is neither", [one(frames.SENT, queue=2)]),
         "time": ("its time is negative", [one(frames.SENT, sent_ns=-1)]),
@@ -170,6 +170,8 @@ def bad_frames() -> dict[str, tuple[str, list[np.ndarray]]]:
         "batch": ("not a multiple of 8", [one(frames.BATCH, first_packet=3)]),
         "sent already": ("before its first packet is sent", [one(frames.SENT), one(frames.BATCH)]),
         "twice": ("asked about once", [one(frames.BATCH), one(frames.BATCH)]),
+        "forecast": ("a sender sends one HELLO", [one(frames.FORECAST)]),
+        "sample": ("its sample is negative", [one(frames.SAMPLE, sample=-1)]),
         "decision": ("a sender sends one HELLO", [one(frames.DECISION)]),
         "hello again": ("a sender sends one HELLO", [frames.hello("again")]),
     }

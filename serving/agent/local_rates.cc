@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <condition_variable>
+#include <cstdio>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "serving/agent/artifact_folder.h"
+#include "serving/agent/rates.h"
+#include "serving/engine/error.h"
+#include "serving/engine/rate.h"
+
+namespace swiftqueue::agent {
+namespace {
+
+using engine::RateFlow;
+using engine::RateModel;
+
+struct Served {
+  Served(const std::string& folder, std::int64_t number) : model(folder, "auto"), version(number) {}
+  RateModel model;
+  std::int64_t version;
+};
+
+class LocalRates final : public Rates {
+ public:
+  explicit LocalRates(std::string folder)
+      : folder_(std::move(folder)), seen_(fingerprint_of(folder_)) {
+    try {
+      served_ = taken_up(seen_);
+    } catch (const std::exception& error) {
+      throw std::runtime_error(folder_ + ": " + error.what());
+    }
+    watcher_ = std::thread([this] { watch(); });
+  }
+
+  ~LocalRates() override {
+    {
+      const std::lock_guard lock(mutex_);
+      closing_ = true;
+    }
+    closed_.notify_all();
+    watcher_.join();
+  }
+
+  void sample(std::uint32_t sender, const SampleFrame& frame, std::int64_t arrived_ns) override {
+    Known* known = frame.sample == 0 ? &begin(sender, frame.connection)
+                                     : known_.find(sender, frame.connection);
+    RateAnswer answer = rate_answer(sender, frame, arrived_ns, RateOutcome::kNone);
+    try {
+      if (known == nullptr || known->flow.samples() != frame.sample) {
+        throw engine::InvalidError("sample " + std::to_string(frame.sample) +
+                                   ": the samples before it are missing");
+      }
+      known->flow.push(frame.fields.data());
+      if (frame.asked != 0) {
+        answer.frame.rates = known->flow.forecast();
+        answer.frame.version = known->served->version;
+        answer.frame.outcome = RateOutcome::kForecast;
+      }
+    } catch (const engine::InvalidError& error) {
+      problem_ = "connection " + std::to_string(frame.connection) + ": " + error.what();
+    }
+    if (frame.asked != 0) answers_.push_back(answer);
+    if (frame.last != 0) known_.forget(sender, frame.connection);
+  }
+
+  void close(std::uint32_t sender) override { known_.close(sender); }
+
+  bool next(RateAnswer& answer) override {
+    if (answers_.empty()) return false;
+    answer = answers_.front();
+    answers_.pop_front();
+    return true;
+  }
+
+  std::string problem() const override {
+    const std::lock_guard lock(mutex_);
+    return watch_problem_.empty() ? problem_ : watch_problem_;
+  }
+
+  std::size_t connections() const override { return known_.size(); }
+
+ private:
+  // A connection keeps the model that it began with.
+  struct Known {
+    explicit Known(std::shared_ptr<const Served> by) : served(std::move(by)), flow(served->model) {}
+    std::shared_ptr<const Served> served;
+    RateFlow flow;
+  };
+
+  Known& begin(std::uint32_t sender, std::int64_t connection) {
+    std::shared_ptr<const Served> served;
+    {
+      const std::lock_guard lock(mutex_);
+      served = served_;
+    }
+    return known_.begin(sender, connection, std::move(served));
+  }
+
+  static std::shared_ptr<const Served> taken_up(const Fingerprint& now) {
+    if (now.folder.empty()) throw std::runtime_error("is gone");
+    return std::make_shared<const Served>(now.folder, version_of(now.folder));
+  }
+
+  void watch() {
+    std::unique_lock lock(mutex_);
+    while (!closed_.wait_for(lock, kWatchPause, [this] { return closing_; })) {
+      lock.unlock();
+      const Fingerprint now = fingerprint_of(folder_);
+      std::shared_ptr<const Served> fresh;
+      std::string problem;
+      const bool changed = !(now == seen_);
+      if (changed) {
+        seen_ = now;
+        try {
+          fresh = taken_up(now);
+        } catch (const std::exception& error) {
+          problem = folder_ + ": " + error.what() + "; the model in service goes on";
+          std::fprintf(stderr, "swiftqueue-agent: %s\n", problem.c_str());
+        }
+      }
+      lock.lock();
+      if (changed) watch_problem_ = problem;
+      if (fresh) served_ = fresh;
+    }
+  }
+
+  const std::string folder_;
+  Connections<Known> known_;
+  std::deque<RateAnswer> answers_;
+  std::string problem_;
+  Fingerprint seen_;  // of the watcher
+  // Shared:
+  mutable std::mutex mutex_;
+  std::condition_variable closed_;
+  std::shared_ptr<const Served> served_;
+  std::string watch_problem_;
+  bool closing_ = false;
+  std::thread watcher_;
+};
+
+}  // namespace
+
+std::unique_ptr<Rates> make_local_rates(const std::string& folder) {
+  return std::make_unique<LocalRates>(folder);
+}
+
+}  // namespace swiftqueue::agent

@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Forecasts of rates by Triton: a thread asks about everything that waits in one request, whose
+// input is that of docs/RATE.md, "Registered and served".
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "grpc_service.grpc.pb.h"
+#include "serving/agent/clock.h"
+#include "serving/agent/rates.h"
+#include "serving/agent/triton_channel.h"
+#include "serving/engine/_build/rate_schema_hash.h"
+
+namespace swiftqueue::agent {
+namespace {
+
+constexpr std::size_t kMostQuestions = 64;    // in a request
+constexpr std::size_t kMostWaiting = 1024;    // then a question is late at once
+constexpr std::int64_t kLeastNs = 1'000'000;  // that an answer may take, whatever the round trip
+constexpr std::int64_t kMostNs = 1'000'000'000;
+constexpr std::size_t kInputs = std::size_t{rate::kMostSamples} * rate::kFieldCount;
+constexpr std::size_t kAnswerBytes = rate::kHorizons.size() * sizeof(float);
+constexpr float kLargestRate = 125e9F;  // 1 Tbit/s
+
+struct Question {
+  RateAnswer answer;  // to be
+  std::int64_t due_ns = 0;
+  std::array<float, kInputs> x_SF{};
+};
+
+class TritonRates final : public Rates {
+ public:
+  TritonRates(const TritonOptions& options, std::function<void()> woken)
+      : model_(options.model), woken_(std::move(woken)) {
+    const auto credentials = make_credentials(options);
+    for (const std::string& server : options.servers) {
+      servers_.push_back(
+          {server, inference::GRPCInferenceService::NewStub(make_channel(server, credentials)),
+           -1});
+    }
+    thread_ = std::thread([this] { run(); });
+  }
+
+  ~TritonRates() override {
+    {
+      const std::lock_guard lock(mutex_);
+      closing_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+
+  void sample(std::uint32_t sender, const SampleFrame& frame, std::int64_t arrived_ns) override {
+    Known* known = frame.sample == 0 ? &known_.begin(sender, frame.connection)
+                                     : known_.find(sender, frame.connection);
+    RateAnswer answer = rate_answer(sender, frame, arrived_ns, RateOutcome::kNone);
+    const bool added = known != nullptr && known->samples == frame.sample &&
+                       known->samples < rate::kMostSamples &&
+                       known->stream.push(frame.fields.data(),
+                                          known->x_SF.data() + frame.sample * rate::kFieldCount);
+    if (added) ++known->samples;
+    const int least = *std::min_element(rate::kPrefixes.begin(), rate::kPrefixes.end());
+    const std::lock_guard lock(mutex_);
+    if (!added) {
+      problem_ = "connection " + std::to_string(frame.connection) + ": sample " +
+                 std::to_string(frame.sample) + " cannot be, or those before it are missing";
+    }
+    if (frame.asked != 0) {
+      const std::int64_t trip_ns = frame.fields[rate::At::min_rtt] * 1000;
+      if (!added || known->samples < least) {
+        answers_.push_back(answer);
+      } else if (waiting_.size() >= kMostWaiting) {
+        answer.frame.outcome = RateOutcome::kLate;
+        answers_.push_back(answer);
+      } else {
+        waiting_.push_back(
+            {answer, arrived_ns + std::clamp(trip_ns, kLeastNs, kMostNs), known->x_SF});
+        changed_.notify_all();
+      }
+    }
+    if (frame.last != 0) known_.forget(sender, frame.connection);
+  }
+
+  void close(std::uint32_t sender) override { known_.close(sender); }
+
+  bool next(RateAnswer& answer) override {
+    const std::lock_guard lock(mutex_);
+    if (answers_.empty()) return false;
+    answer = answers_.front();
+    answers_.pop_front();
+    return true;
+  }
+
+  std::string problem() const override {
+    const std::lock_guard lock(mutex_);
+    return problem_;
+  }
+
+  std::size_t connections() const override { return known_.size(); }
+
+ private:
+  struct Known {
+    rate::SampleStream stream;
+    std::array<float, kInputs> x_SF{};
+    int samples = 0;
+  };
+  struct Server {
+    std::string name;
+    std::unique_ptr<inference::GRPCInferenceService::Stub> stub;
+    std::int64_t checked;  // the version whose configuration was looked at
+  };
+
+  void run() {
+    std::vector<Question> asked;
+    while (true) {
+      {
+        std::unique_lock lock(mutex_);
+        changed_.wait(lock, [this] { return closing_ || !waiting_.empty(); });
+        if (closing_) return;
+        asked.clear();
+        while (!waiting_.empty() && asked.size() < kMostQuestions) {  // the newest first
+          asked.push_back(waiting_.back());
+          waiting_.pop_back();
+        }
+      }
+      const std::int64_t now_ns = monotonic_ns();
+      const auto late = std::stable_partition(asked.begin(), asked.end(),
+                                              [&](const Question& q) { return q.due_ns > now_ns; });
+      for (auto each = late; each != asked.end(); ++each) {
+        each->answer.frame.outcome = RateOutcome::kLate;
+      }
+      std::string problem;
+      if (late != asked.begin()) {
+        problem = ask({asked.data(), static_cast<std::size_t>(late - asked.begin())});
+      }
+      {
+        const std::lock_guard lock(mutex_);
+        for (const Question& each : asked) answers_.push_back(each.answer);
+        problem_ = problem;
+      }
+      woken_();
+    }
+  }
+
+  // Answers all of them, whatever comes; a line about what went wrong.
+  std::string ask(std::span<Question> questions) {
+    std::int64_t due_ns = questions[0].due_ns;
+    for (const Question& each : questions) due_ns = std::max(due_ns, each.due_ns);
+    std::string problem = "there is no server";
+    RateOutcome outcome = RateOutcome::kError;
+    for (Server& server : servers_) {
+      if (monotonic_ns() >= due_ns) break;
+      grpc::Status status = checked(server, due_ns, problem);
+      if (status.ok() && server.checked < 0) {
+        outcome = RateOutcome::kNoModel;
+        continue;
+      }
+      if (status.ok()) status = infer(server, questions, due_ns);
+      if (status.ok()) return "";
+      problem = server.name + ": " + describe(status);
+      server.checked = -1;
+      outcome = status.error_code() == grpc::DEADLINE_EXCEEDED ? RateOutcome::kLate
+                : status.error_code() == grpc::NOT_FOUND       ? RateOutcome::kNoModel
+                                                               : RateOutcome::kError;
+    }
+    for (Question& each : questions) each.answer.frame.outcome = outcome;
+    return problem;
+  }
+
+  // Looks at what the server says of its model, before the first question and after a failure.
+  grpc::Status checked(Server& server, std::int64_t due_ns, std::string& problem) {
+    if (server.checked >= 0) return grpc::Status::OK;
+    grpc::ClientContext context;
+    until(context, due_ns);
+    inference::ModelConfigRequest request;
+    inference::ModelConfigResponse response;
+    request.set_name(model_);
+    const grpc::Status status = server.stub->ModelConfig(&context, request, &response);
+    if (!status.ok()) return status;
+    const auto& parameters = response.config().parameters();
+    const auto hash = parameters.find("schema_hash");
+    if (hash == parameters.end() || hash->second.string_value() != kRateSchemaHash) {
+      problem = server.name + ": the served model of rates was made for other samples";
+    } else {
+      server.checked = 0;
+    }
+    return status;
+  }
+
+  grpc::Status infer(Server& server, std::span<Question> questions, std::int64_t due_ns) {
+    inference::ModelInferRequest request;
+    request.set_model_name(model_);
+    auto* input = request.add_inputs();
+    input->set_name("window");
+    input->set_datatype("FP32");
+    for (const auto size : {static_cast<std::int64_t>(questions.size()),
+                            std::int64_t{rate::kMostSamples}, std::int64_t{rate::kFieldCount}}) {
+      input->add_shape(size);
+    }
+    std::string& raw = *request.add_raw_input_contents();
+    raw.reserve(questions.size() * kInputs * sizeof(float));
+    for (const Question& each : questions) {
+      raw.append(reinterpret_cast<const char*>(each.x_SF.data()), kInputs * sizeof(float));
+    }
+    grpc::ClientContext context;
+    until(context, due_ns);
+    inference::ModelInferResponse response;
+    const grpc::Status status = server.stub->ModelInfer(&context, request, &response);
+    if (!status.ok()) return status;
+    std::int64_t version = -1;
+    const std::string& text = response.model_version();
+    std::from_chars(text.data(), text.data() + text.size(), version);
+    if (version < 0 || response.raw_output_contents_size() != 1 ||
+        response.raw_output_contents(0).size() != questions.size() * kAnswerBytes) {
+      return {grpc::INTERNAL, "the answer is not six rates of each question, of a version"};
+    }
+    if (version != server.checked && server.checked > 0) server.checked = -1;  // looked at anew
+    if (server.checked == 0) server.checked = version;
+    const char* from = response.raw_output_contents(0).data();
+    const std::int64_t now_ns = monotonic_ns();
+    for (Question& each : questions) {
+      ForecastFrame& frame = each.answer.frame;
+      std::array<float, rate::kHorizons.size()> rates{};
+      std::memcpy(rates.data(), from, kAnswerBytes);
+      from += kAnswerBytes;
+      const bool possible = std::all_of(rates.begin(), rates.end(), [](float one) {
+        return one >= 1 && one < kLargestRate;  // false for NaN
+      });
+      frame.outcome = now_ns > each.due_ns ? RateOutcome::kLate
+                      : possible           ? RateOutcome::kForecast
+                                           : RateOutcome::kNone;
+      if (frame.outcome != RateOutcome::kForecast) continue;
+      frame.rates = rates;
+      frame.version = version;
+    }
+    return status;
+  }
+
+  static void until(grpc::ClientContext& context, std::int64_t due_ns) {
+    context.set_deadline(
+        std::chrono::system_clock::now() +
+        std::chrono::nanoseconds(std::max<std::int64_t>(due_ns - monotonic_ns(), 0)));
+  }
+
+  const std::string model_;
+  const std::function<void()> woken_;
+  Connections<Known> known_;
+  std::vector<Server> servers_;
+  // Shared:
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<Question> waiting_;
+  std::deque<RateAnswer> answers_;
+  std::string problem_;
+  bool closing_ = false;
+  std::thread thread_;
+};
+
+}  // namespace
+
+std::unique_ptr<Rates> make_triton_rates(const TritonOptions& options,
+                                         std::function<void()> woken) {
+  return std::make_unique<TritonRates>(options, std::move(woken));
+}
+
+}  // namespace swiftqueue::agent
