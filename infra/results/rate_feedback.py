@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from laboratory.rate_feedback import BUFFERS_BDP
 from laboratory.report import tables as lab
 
 FILE: Final = Path("docs/results/rate-feedback.json")
+KERNEL: Final = Path("docs/results/bed-fct.json")  # the same, of a kernel's BBR on the bed
 NAMES: Final = {
     "bbr": "BBR",
     "network": "**BBR, forecast of the network (ours)**",
@@ -29,9 +31,11 @@ def said(one: Mapping[str, Any]) -> str:
     seeds, trips = (", ".join(map(str, one[key])) for key in ("seeds", "rtts_ms"))
     several = len(one["seeds"]) > 1
     interval = "In brackets 95 % over seeds" if several else "One seed: no interval, nothing settled"
+    where = "by Linux's BBR" if one.get("source") == "kernel" else "in ns-3"
+    buffers = " and ".join(f"{each:g}" for each in one.get("buffers_bdp", BUFFERS_BDP))
     return (
-        f"Measured on {one['date']} at commit `{one['commit']}`, in ns-3. {one['rate_mbps']:g} Mbit/s, round "
-        f"trips of {trips} ms, buffers of half and one BDP; seeds {seeds}; {one['runs']} runs, "
+        f"Measured on {one['date']} at commit `{one['commit']}`, {where}. {one['rate_mbps']:g} Mbit/s, round "
+        f"trips of {trips} ms, buffers of {buffers} BDP; seeds {seeds}; {one['runs']} runs, "
         f"{one['flows']:,} judged flows. {interval}."
     )
 

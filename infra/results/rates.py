@@ -24,8 +24,7 @@ def load(root: Path) -> dict[str, Any]:
     """Read what is published below a checkout; nothing, where nothing is."""
     path, some = root / FILE, root / FIELDS_FILE
     found = read_object(path) if path.is_file() else {}
-    fed_back = root / rate_feedback.FILE
-    others = {"some": some, "fed_back": fed_back}
+    others = {"some": some, "fed_back": root / rate_feedback.FILE, "fed_kernel": root / rate_feedback.KERNEL}
     return {**found, **{key: read_object(file) for key, file in others.items() if file.is_file()}}
 
 
@@ -38,7 +37,8 @@ def take(study: Path, root: Path = Path()) -> None:
     """
     found = read_object(study)
     if "feedback" in found:
-        write_file(root / rate_feedback.FILE, json.dumps({**origin(), **found}, indent=1) + "\n")
+        file = rate_feedback.KERNEL if found.get("source") == "kernel" else rate_feedback.FILE
+        write_file(root / file, json.dumps({**origin(), **found}, indent=1) + "\n")
         return
     if missing := sorted(NEEDED - set(found)):
         raise ValueError(f"{study} is no study.json of `swiftqueue rate study`: {missing[0]} is missing")

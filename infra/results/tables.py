@@ -172,13 +172,12 @@ def rate_study(data: Data, rows: Callable[[Mapping[str, Any]], list[str]]) -> li
     return [*_wrapped(rates.said(data.rates)), "", *rows(data.rates)]
 
 
-def fed_back(data: Data, rows: Callable[[Mapping[str, Any]], list[str]]) -> list[str]:
+def fed_back(data: Data, rows: Callable[[Mapping[str, Any]], list[str]], of: str = "fed_back") -> list[str]:
     """A table of what a forecast that is fed back does, with what was measured; or that nothing is."""
-    if "fed_back" not in data.rates:
-        return [
-            "Nothing is published yet: `swiftqueue rate feedback`, then `swiftqueue results --rates FILE`."
-        ]
-    one = data.rates["fed_back"]
+    if of not in data.rates:
+        command = "rate feedback" if of == "fed_back" else "bed run fct"
+        return [f"Nothing is published yet: `swiftqueue {command}`, then `swiftqueue results --rates FILE`."]
+    one = data.rates[of]
     return [*_wrapped(rate_feedback.said(one)), *rows(one)]
 
 
@@ -291,6 +290,8 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "rate-headline": partial(rate_study, rows=rates.headline),
     "rate-feedback": partial(fed_back, rows=rate_feedback.rows),
     "rate-feedback-trips": partial(fed_back, rows=rate_feedback.by_trip),
+    "bed-fct": partial(fed_back, rows=rate_feedback.rows, of="fed_kernel"),
+    "bed-fct-trips": partial(fed_back, rows=rate_feedback.by_trip, of="fed_kernel"),
     "rate-fields": partial(rate_study, rows=rates.fields),
     **{f"rate-{part}": partial(rate_study, rows=partial(rates.grid, part=part)) for part in rates.PARTS},
     **{f"bed-{source}": partial(on_the_bed, source=source) for source in bed_runs.SOURCES},

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -78,7 +80,7 @@ def selfcheck(
 
 def run(
     scenario: Annotated[
-        str | None, typer.Argument(help="figure8: the laboratory's bed-figure8; none: one marked sender")
+        str | None, typer.Argument(help="figure8 | fct (downloads with forecasts); none: one marked sender")
     ] = None,
     profile: Annotated[
         str | None, typer.Option(help="of the queue: rfc9332 or uncoupled (default: rfc9332; figure8: both)")
@@ -97,6 +99,16 @@ def run(
         str, typer.Option(help="udp, paced at --send-mbps; or tcp, a connection a flow")
     ] = "udp",
     agent: Annotated[Path | None, typer.Option(help="the agent's socket: each seed again with it")] = None,
+    artifact: Annotated[
+        Path, typer.Option(help="of fct: folder of the network that forecasts", metavar="FOLDER")
+    ] = Path("data/rate/models/transformer-1"),
+    rtt: Annotated[list[int] | None, typer.Option(help="of fct, ms, may be repeated (default: 8)")] = None,
+    buffer_bdp: Annotated[
+        list[float] | None, typer.Option(help="of fct, may be repeated (default: 0.5, 1)")
+    ] = None,
+    load: Annotated[float | None, typer.Option(help="of fct, share of the link by downloads")] = None,
+    downloads: Annotated[int | None, typer.Option(help="of fct, of a run; each second is judged")] = None,
+    minutes: Annotated[float | None, typer.Option(help="of fct: begin no run after so long")] = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="file for the rows as JSON; of a scenario the folder"),
@@ -112,6 +124,10 @@ def run(
     from laboratory.bed.run import run as run_plan
 
     end_leftovers()
+    if scenario == "fct":
+        of_runs = {"load": load, "flows": downloads}
+        _run_completions(artifact, seeds or 5, rtt, buffer_bdp, of_runs, minutes, output or BED / "fct")
+        return
     if scenario is not None:
         _run_scenario(scenario, profile, seconds, seeds, output or BED)
         return
@@ -145,6 +161,48 @@ def _run_scenario(
         wanted = wanted.model_copy(update={"profiles": [profile]})
     rows = bed.run(f"bed-{name}", wanted, output, typer.echo)
     print(f"{output / FILE}: {len(rows)} rows")
+
+
+def _run_completions(
+    artifact: Path,
+    seeds: int,
+    rtts_ms: list[int] | None,
+    buffers_bdp: list[float] | None,
+    of_runs: Mapping[str, Any],
+    minutes: float | None,
+    output: Path,
+) -> None:
+    from feature_store.atomic import write_file
+    from laboratory.bed import completions as fct
+    from laboratory.rate_feedback import BUFFERS_BDP, RTTS_MS, summary
+    from models.rate import networks
+
+    networks.load(artifact)  # names what is wrong with it
+    traffic = fct.Traffic(**{key: value for key, value in of_runs.items() if value is not None})
+    runs = fct.measure(
+        output / "runs",
+        artifact,
+        range(1, seeds + 1),
+        typer.echo,
+        traffic=traffic,
+        rtts_ms=rtts_ms or RTTS_MS,
+        buffers_bdp=buffers_bdp or BUFFERS_BDP,
+        seconds=math.inf if minutes is None else 60 * minutes,
+    )
+    kept = fct.whole(runs)
+    if not kept:
+        print(f"{len(runs)} runs, none of them beside all its controls: the same command goes on")
+        return
+    found = summary(kept) | {"source": "kernel", "traffic": asdict(traffic), "rate_mbps": traffic.rate_mbps}
+    found |= {"buffers_bdp": sorted({run.buffer_bdp for run in kept})}
+    write_file(output / "fct.json", json.dumps(found, indent=1) + "\n")
+    for window, variants in found["feedback"].items():
+        for name, one in variants.items():
+            print(
+                f"window {window}, {name}: median {one['change']['mean']:+.1%}, P99 {one['p99']:+.1%}, "
+                f"retransmitted {one['points']:+.2f} points, others' goodput {one['others']:.1%}"
+            )
+    print(f"all of it: {output / 'fct.json'}")
 
 
 def report(

@@ -1,9 +1,9 @@
 """A TCP connection on the bed: who sends as fast as it may, and who takes it; a program on a host each.
 
-    tcp_traffic.py take ADDRESS PORT [CONTROL]      # any number of connections
+    tcp_traffic.py take ADDRESS PORT [CONTROL [BYTES]]  # any number of connections; BYTES of receive window
     tcp_traffic.py send ADDRESS PORT SECONDS [CONTROL]
     tcp_traffic.py messages ADDRESS SECONDS SEED GROUPS     # as the laboratory's: JSON, see `messages`
-    tcp_traffic.py flows ADDRESS PORT BYTES COUNT GAP_S SEED CONTROL     # short ones, by a Poisson process
+    tcp_traffic.py flows ADDRESS PORT BYTES COUNT GAP_S SEED CONTROL [OTHERS]   # by a Poisson process
 
 Prints a JSON object per line. Needs Python alone, so that it starts at once. Ends at SIGTERM, in order.
 """
@@ -27,7 +27,9 @@ SO_COOKIE: Final = 57
 TCP_NOTSENT_LOWAT: Final = 25
 UNSENT_BYTES: Final = 128 << 10  # what waits in the socket: its end is soon after SECONDS
 CHUNK: Final = bytes(16 << 10)
+SO_RCVBUFFORCE: Final = 33
 TOTAL_RETRANSMITTED: Final = 100  # offset of tcpi_total_retrans in struct tcp_info (linux/tcp.h)
+SEGMENTS_OUT: Final = 136  # of tcpi_segs_out
 
 
 class _Told(Exception):
@@ -38,8 +40,11 @@ def _tell(number: int, frame: FrameType | None) -> None:
     raise _Told
 
 
-def take(address: str, port: int, control: str = "") -> None:
-    """Take connections until SIGTERM, with a congestion control of their own; whatever comes is dropped."""
+def take(address: str, port: int, control: str = "", window: int = 0) -> None:
+    """Take connections until SIGTERM, with a congestion control of their own; whatever comes is dropped.
+
+    The receive window grows as the kernel lets it; with `window` its buffer is of so many bytes (root).
+    """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     taken: list[int] = []
 
@@ -53,6 +58,8 @@ def take(address: str, port: int, control: str = "") -> None:
     with socket.create_server((address, port), family=family, backlog=256) as listener:
         if control:
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, control.encode())
+        if window:
+            listener.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, window)
         print(json.dumps({"event": "ready", "port": listener.getsockname()[1]}), flush=True)
         with contextlib.suppress(_Told):
             while True:
@@ -147,26 +154,38 @@ def messages(address: str, seconds: float, seed: int, groups: list[dict[str, Any
     )
 
 
-def flows(address: str, port: int, size: int, count: int, gap_s: float, seed: int, control: str) -> None:
-    """Send `count` flows of `size` bytes, a mean of `gap_s` apart, and wait until all are acknowledged."""
+def flows(
+    address: str, port: int, size: int, count: int, gap_s: float, seed: int, control: str, others: int = 0
+) -> None:
+    """Send `count` flows of `size` bytes, a mean of `gap_s` apart, and wait until all are acknowledged.
+
+    With `others`, a port, each second flow alone is as said, and the rest are plain BBR to there.
+    """
     draw = random.Random(seed)  # noqa: S311 - when flows arrive is no secret
-    seconds: list[float] = []
+    told: list[dict[str, float]] = []
     failed: list[str] = []
 
-    def one() -> None:
+    def one(number: int) -> None:
+        asked = not others or number % 2 == 1
         begin = time.monotonic()
         try:
             with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as near:
-                near.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, control.encode())
-                near.connect((address, port))
+                how = control if asked else "bbr"
+                near.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, how.encode())
+                near.connect((address, port if asked else others))
                 near.sendall(bytes(size))
                 near.shutdown(socket.SHUT_WR)
                 near.recv(1)  # the other end closes when it has all
-            seconds.append(time.monotonic() - begin)
+                took = time.monotonic() - begin
+                info = near.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192)
+            (again,), (sent,) = (
+                struct.unpack_from("=I", info, at) for at in (TOTAL_RETRANSMITTED, SEGMENTS_OUT)
+            )
+            told.append({"asked": asked, "seconds": took, "retransmitted": again, "segments": sent})
         except OSError as error:
             failed.append(str(error))
 
-    threads = [threading.Thread(target=one) for _ in range(count)]
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(count)]
     for thread in threads:
         thread.start()
         time.sleep(draw.expovariate(1 / gap_s))
@@ -174,19 +193,21 @@ def flows(address: str, port: int, size: int, count: int, gap_s: float, seed: in
         thread.join()
     if failed:
         raise OSError(f"{len(failed)} of {count} flows failed, first: {failed[0]}")
-    print(json.dumps({"event": "summary", "flows": count, "seconds": seconds}), flush=True)
+    print(json.dumps({"event": "summary", "flows": count, "each": told}), flush=True)
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, _tell)
     try:
         if sys.argv[1] == "take":
-            take(sys.argv[2], int(sys.argv[3]), (*sys.argv, "")[4])
+            control, window = (*sys.argv[4:], *("", "0")[len(sys.argv) - 4 :])[:2]
+            take(sys.argv[2], int(sys.argv[3]), control, int(window))
         elif sys.argv[1] == "messages":
             messages(sys.argv[2], float(sys.argv[3]), int(sys.argv[4]), json.loads(sys.argv[5]))
         elif sys.argv[1] == "flows":
-            size, count, gap_s, seed, control = sys.argv[4:]
-            flows(sys.argv[2], int(sys.argv[3]), int(size), int(count), float(gap_s), int(seed), control)
+            size, count, gap_s, seed, control, others = (*sys.argv[4:], "0")[:6]
+            port, sizes = int(sys.argv[3]), (int(size), int(count))
+            flows(sys.argv[2], port, *sizes, float(gap_s), int(seed), control, int(others))
         else:
             send(sys.argv[2], int(sys.argv[3]), float(sys.argv[4]), (*sys.argv, "cubic")[5])
     except OSError as error:

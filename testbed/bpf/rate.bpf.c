@@ -116,6 +116,8 @@ struct known {
   __s32 round;      // that were sent by the forecast
   __s32 whole;      // of these, since the receive window ruled last
   __u32 told;       // a forecast came
+  __u32 least_us;   // round trip of this round so far
+  __u32 before_us;  // least round trip of the round before
 };
 
 struct {
@@ -261,11 +263,16 @@ static __always_inline void follow(struct sock* sk, struct known* known, struct 
     known->round_end = tp->delivered;
     ++known->round;
     ++known->whole;
+    known->before_us = known->least_us == NO_TRIP ? 0 : known->least_us;
+    known->least_us = NO_TRIP;
   }
   if (!known->bounded || !trip) return;
   const __u64 paced = sq_pace(known->bounded, tp->snd_wnd, trip);
   if (paced < sq_pace(known->bounded, 0, trip)) known->whole = -1;
-  const __u64 rtt = rs->rtt_us > 0 ? rs->rtt_us : trip;
+  // A receiver that waits for a second segment adds up to 40 ms to single ACKs: a queue is what all
+  // of a round found.
+  if (rs->rtt_us > 0 && rs->rtt_us < known->least_us) known->least_us = rs->rtt_us;
+  const __u64 rtt = known->before_us ? known->before_us : trip;
   const __u32 end = sq_follow(known->bounded, own, known->round, known->whole,
                               BPF_CORE_READ_BITFIELD(ic, icsk_ca_state) >= RECOVERY, rtt, trip);
   if (end == SQ_GOES_ON) {
@@ -291,6 +298,8 @@ void BPF_PROG(sq_rate_init, struct sock* sk) {
     known->acks = known->bounded = 0;
     known->told = known->round_end = 0;
     known->round = known->whole = 0;
+    known->least_us = NO_TRIP;
+    known->before_us = 0;
   }
   bbr_init(sk);
 }

@@ -1,0 +1,277 @@
+"""`swiftqueue bed run fct`: what a forecast that is fed back into a kernel's BBR does to completion times.
+
+The same runs, variants and figures as ns-3's (`laboratory/rate_feedback.py`), on the bed: each second
+download is judged and has `sq_rate`, the others the kernel's BBR. At its fifth ACK `sq_rate` asks, and this
+program answers. A flow that gets no answer is plain BBR.
+
+Shapes: S samples of a flow, F fields (28).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feature_store.atomic import write_file
+from feature_store.rate.definition import NAMES
+from laboratory.bed import tcp_traffic
+from laboratory.bed.hosts import ADDRESS_B, Bed
+from laboratory.bed.programs import SAMPLER, SAMPLER_OBJECT
+from laboratory.bed.rate_flows import CONTROL, why_not
+from laboratory.bed.selfcheck import NO_AQM
+from laboratory.bed.tcp import PORT, STOP_S, running, summary, urgent
+from laboratory.rate_feedback import BBR, BUFFERS_BDP, ORACLE, OURS, PATH, RTTS_MS, WINDOWS, Run
+from models.json_file import read_object
+
+SAMPLES: Final = 5
+TRAIN: Final = 10  # packets of the initial window, which leave unpaced
+VARIANTS: Final = (BBR, ORACLE, OURS, "dispersion", "random")
+OTHERS: Final = PORT + 1
+LINUX_WINDOW: Final = "4096 131072 6291456"  # tcp_rmem as Linux has it; the bed's own goes farther
+
+Answer = Callable[[NDArray[np.int64]], tuple[float, float] | None]
+"""A flow's samples (S, F) to a forecast and its dispersion, bytes/s; None: nothing is said."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """The downloads of a run, beside unresponsive packets."""
+
+    load: float = PATH["load"]
+    cross: float = PATH["cross"]
+    flows: int = int(PATH["flows"])
+    bytes: int = int(PATH["bytes"])
+    rate_mbps: float = PATH["rate-bps"] / 1e6
+
+
+@dataclass
+class Sampler:
+    """The sampler while it runs; `said` is its summary once it has ended."""
+
+    process: subprocess.Popen[str]
+    said: dict[str, Any] = field(default_factory=dict)
+    asked: int = 0
+
+
+def dispersion(samples_SF: NDArray[np.int64]) -> float:
+    """How closely the ACKs of the first ten packets follow each other, bytes/s, the median; 0: not known."""
+    chosen = samples_SF[:TRAIN]
+    us = np.diff(chosen[:, NAMES.index("ts")])
+    got = np.diff(chosen[:, NAMES.index("bytes_acked")])
+    there = (us > 0) & (got > 0)
+    rates = np.sort(got[there] * 1_000_000 // us[there])
+    return float(rates[(len(rates) - 1) // 2]) if len(rates) else 0.0
+
+
+def answers(variant: str, traffic: Traffic, seed: int, artifact: Path | None) -> Answer:
+    """What a variant says of a flow.
+
+    Raises:
+        ValueError: there is no such variant, or the network cannot be read.
+
+    """
+    truth = traffic.rate_mbps * 1e6 / 8 * (1 - traffic.cross)
+    draw = random.Random(seed)  # noqa: S311 - no secret
+    if variant == BBR:
+        return lambda _: None
+    if variant == ORACLE:
+        return lambda samples: (truth, dispersion(samples))
+    if variant == "random":
+        return lambda samples: (
+            truth * math.exp(draw.uniform(math.log(0.1), math.log(10))),
+            dispersion(samples),
+        )
+    if variant == "dispersion":
+        return lambda samples: (dispersion(samples), dispersion(samples))
+    if variant != OURS or artifact is None:
+        raise ValueError(f"variant {variant}: must be one of {', '.join(VARIANTS)}; {OURS} needs --artifact")
+    from serving.engine.rate import RateEngine
+
+    engine = RateEngine(artifact)
+
+    def forecast(samples: NDArray[np.int64]) -> tuple[float, float] | None:
+        try:
+            return float(engine.forecast(samples)[-1]), dispersion(samples)
+        except ValueError:
+            return None  # the sender goes on without one
+
+    return forecast
+
+
+@contextmanager
+def sampling(log: Path, answer: Answer) -> Iterator[Sampler]:
+    """Register `sq_rate` for as long as the block lasts; its questions are answered in a thread.
+
+    Raises:
+        RuntimeError: the kernel does not take it; the line is the sampler's.
+
+    """
+    words = urgent(SAMPLER, "collect", SAMPLER_OBJECT, log, SAMPLES)
+    command = [str(word) for word in words]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None  # noqa: S101 - it was asked for
+        if not process.stdout.readline():
+            raise RuntimeError(f"the sampler ended with {process.wait()}")
+        sampler = Sampler(process)
+        thread = threading.Thread(target=_answer, args=(sampler, answer))
+        thread.start()
+        try:
+            yield sampler
+        finally:
+            process.terminate()
+            try:
+                process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            thread.join()
+
+
+def _answer(sampler: Sampler, answer: Answer) -> None:
+    pipe, lines = sampler.process.stdin, sampler.process.stdout
+    assert pipe is not None  # noqa: S101 - it was asked for
+    assert lines is not None  # noqa: S101 - likewise
+    for line in lines:
+        said = json.loads(line)
+        if said["event"] == "summary":
+            sampler.said = said
+        elif said["port"] == PORT:
+            sampler.asked += 1
+            found = answer(np.array(said["samples"], np.int64))
+            if found is not None:
+                try:
+                    pipe.write(f"{said['flow']} {found[0]!r} {found[1]!r}\n")
+                    pipe.flush()
+                except OSError:
+                    return  # the sampler has gone
+
+
+def download(
+    traffic: Traffic, rtt_ms: float, buffer_bdp: float, window: int, seed: int, answer: Answer
+) -> tuple[list[dict[str, float]], dict[str, Any]]:
+    """Send one run's downloads; returns what is said of each, and the sampler's summary.
+
+    Raises:
+        RuntimeError: this machine cannot, or a program failed; the line says why.
+
+    """
+    if reason := why_not():
+        raise RuntimeError(reason)
+    bps = traffic.rate_mbps * 1e6
+    queue = NO_AQM | {"max_bytes": round(bps / 8 * rtt_ms / 1e3 * buffer_bdp)}
+    cross = traffic.rate_mbps * traffic.cross
+    gap_s = traffic.bytes * 8 / (traffic.load * bps)
+    take = [sys.executable, tcp_traffic.__file__, "take", ADDRESS_B]
+    with (
+        tempfile.TemporaryDirectory(prefix="fct-") as folder,
+        Bed(
+            rate_mbps=traffic.rate_mbps, cross_mbps=cross, delay_ms=rtt_ms / 2, seed=seed, queue=queue
+        ) as bed,
+    ):
+        limits = f"echo {LINUX_WINDOW} > /proc/sys/net/ipv4/tcp_rmem"
+        subprocess.run(bed.b("sh", "-c", limits), check=True)
+        # A flow must not begin where the one before to the same host ended.
+        forget = "echo 1 > /proc/sys/net/ipv4/tcp_no_metrics_save"
+        subprocess.run(bed.a("sh", "-c", forget), check=True)
+        with (
+            running(bed.b(*urgent(*take, PORT, "", window)), "the receiver"),
+            running(bed.b(*urgent(*take, OTHERS, "", window)), "the others' receiver"),
+            sampling(Path(folder) / "records", answer) as sampler,
+        ):
+            sizes = [traffic.bytes, traffic.flows, gap_s, seed, CONTROL, OTHERS]
+            send = [sys.executable, tcp_traffic.__file__, "flows", ADDRESS_B, PORT, *sizes]
+            sent = summary(subprocess.Popen(bed.a(*urgent(*send)), stdout=subprocess.PIPE, text=True))
+    return sent["each"], sampler.said
+
+
+def measure(
+    output: Path,
+    artifact: Path,
+    seeds: Sequence[int],
+    report: Callable[[str], None],
+    *,
+    traffic: Traffic = Traffic(),
+    rtts_ms: Sequence[int] = RTTS_MS,
+    buffers_bdp: Sequence[float] = BUFFERS_BDP,
+    seconds: float = math.inf,
+) -> list[Run]:
+    """Make the runs that are not there yet, seed by seed; returns all of them.
+
+    Args:
+        output: folder of the finished runs.
+        artifact: folder of the network that forecasts.
+        seeds: of arrivals, cross traffic and random forecasts.
+        report: is told what is run.
+        traffic: the downloads.
+        rtts_ms: round trips of the paths.
+        buffers_bdp: of the router.
+        seconds: begin no run after so long.
+
+    Raises:
+        RuntimeError: this machine cannot, or a program failed; the line says why.
+
+    """
+    output.mkdir(parents=True, exist_ok=True)
+    begin, found = time.monotonic(), []
+    network = hashlib.sha256((artifact / "model.safetensors").read_bytes()).hexdigest()
+    for seed, rtt, buffer, window in itertools.product(seeds, rtts_ms, buffers_bdp, WINDOWS):
+        for variant in VARIANTS:
+            known = [variant, rtt, buffer, window, seed, asdict(traffic), network if variant == OURS else ""]
+            key = hashlib.sha256(json.dumps(known).encode()).hexdigest()[:20]
+            path = output / f"{key}.json"
+            if not path.is_file():
+                if time.monotonic() - begin > seconds:
+                    continue
+                report(f"{variant}, {rtt} ms, {buffer:g} BDP, window {window}, seed {seed}")
+                answer = answers(variant, traffic, seed, artifact)
+                each, said = download(traffic, rtt, buffer, WINDOWS[window], seed, answer)
+                made = _run(variant, rtt, buffer, window, seed, each, said)
+                write_file(path, json.dumps(asdict(made)) + "\n")
+            found.append(Run(**read_object(path)))
+    return found
+
+
+def whole(runs: Sequence[Run]) -> list[Run]:
+    """The runs of cells that have every variant, in every window, of seeds that have every such cell."""
+    cells = {run.cell for run in runs}
+    cells = {c for c in cells if {r.variant for r in runs if r.cell == c} == set(VARIANTS)}
+    places = {(rtt, buffer, window) for rtt, buffer, window, _ in cells}
+    places = {p for p in places if all((*p[:2], window) in places for window in WINDOWS)}
+    counts = {p: {seed for *place, seed in cells if tuple(place) == p} for p in places}
+    seeds = set.intersection(*counts.values()) if counts else set()
+    return [run for run in runs if run.cell[:3] in places and run.seed in seeds]
+
+
+def _run(
+    variant: str, rtt: int, buffer: float, window: str, seed: int,
+    each: Sequence[Mapping[str, float]], said: Mapping[str, Any],
+) -> Run:  # fmt: skip
+    own = [one for one in each if one["asked"]]
+    return Run(
+        variant,
+        rtt,
+        buffer,
+        window,
+        seed,
+        [one["seconds"] for one in own],
+        [one["seconds"] for one in each if not one["asked"]],
+        int(sum(one["segments"] for one in own)),
+        int(sum(one["retransmitted"] for one in own)),
+        int(said["judged"][0]),
+        0,
+    )

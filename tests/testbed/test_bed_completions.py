@@ -1,0 +1,139 @@
+"""Forecasts fed back into a kernel's BBR: what is said, what is bounded, what stays when somebody dies."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from waiting import wait_until
+
+from feature_store.rate.definition import NAMES
+from laboratory.bed import completions as fct
+from laboratory.bed import tcp_traffic
+from laboratory.bed.hosts import ADDRESS_B, Bed
+from laboratory.bed.programs import SAMPLER, SAMPLER_OBJECT
+from laboratory.bed.rate_flows import CONTROL, why_not
+from laboratory.bed.selfcheck import NO_AQM
+from laboratory.bed.tcp import PORT, running, summary
+from laboratory.rate_feedback import WINDOWS, Run
+
+CANNOT = why_not()
+needs_bed = pytest.mark.skipif(CANNOT is not None, reason=str(CANNOT))
+CONTROLS = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
+USED, NOT_A_RATE, STALE, TOO_LATE, NOTHING_SEEN, NOTHING_NEW = range(6)  # sq_verdict
+RTT_MS = 60
+GONE: Callable[[], bool] = lambda: CONTROL not in CONTROLS.read_text().split()  # noqa: E731
+
+
+def samples(ts_us: list[int], acked: list[int]) -> np.ndarray:
+    found = np.zeros((len(ts_us), len(NAMES)), np.int64)
+    found[:, NAMES.index("ts")], found[:, NAMES.index("bytes_acked")] = ts_us, acked
+    return found
+
+
+def test_the_dispersion_is_the_median_of_the_first_gaps() -> None:
+    assert fct.dispersion(samples([0, 100, 300, 400], [0, 1000, 2000, 4000])) == 10_000_000
+    assert fct.dispersion(samples([0, 0, 5], [0, 1000, 1000])) == 0  # no time, or nothing delivered
+    assert fct.dispersion(samples([7], [1])) == 0
+    late = samples([*range(0, 1000, 100), 1001], [*range(0, 10_000, 1000), 10**9])
+    assert fct.dispersion(late) == 10_000_000  # the eleventh ACK is of paced packets
+
+
+def test_each_variant_says_what_its_name_says() -> None:
+    traffic, seen = fct.Traffic(cross=0.2), samples([0, 100], [0, 1000])
+    assert fct.answers("bbr", traffic, 1, None)(seen) is None
+    assert fct.answers("oracle", traffic, 1, None)(seen) == (10e6, 10_000_000)
+    assert fct.answers("dispersion", traffic, 1, None)(seen) == (10_000_000, 10_000_000)
+    random = fct.answers("random", traffic, 1, None)
+    drawn = [found[0] for found in (random(seen) for _ in range(200)) if found]
+    assert len(drawn) == 200
+    assert 1e6 < min(drawn) < 2e6 < 5e7 < max(drawn) < 1e8
+    with pytest.raises(ValueError, match="variant slow: must be one of bbr, "):
+        fct.answers("slow", traffic, 1, None)
+
+
+def test_only_what_stands_beside_all_its_controls_is_summed_up() -> None:
+    def run(variant: str, rtt: int, window: str, seed: int) -> Run:
+        return Run(variant, rtt, 1.0, window, seed, [1.0], [1.0], 10, 0, 0, 0)
+
+    every = [run(v, 100, w, s) for v in fct.VARIANTS for w in WINDOWS for s in (1, 2)]
+    more = [run(v, 200, "default", 1) for v in fct.VARIANTS] + [run("bbr", 100, "default", 3)]
+    assert fct.whole(every + more) == every
+    assert fct.whole([]) == fct.whole(more) == []
+
+
+@contextmanager
+def hosts() -> Iterator[Callable[[int], subprocess.Popen[str]]]:
+    """A bed with a receiver; what starts so many downloads there."""
+    wait_until(GONE, "another bed runs")
+    queue = NO_AQM | {"max_bytes": round(20e6 / 8 * RTT_MS / 1e3)}
+    take = [sys.executable, tcp_traffic.__file__, "take", ADDRESS_B, PORT]
+    with Bed(rate_mbps=20, delay_ms=RTT_MS / 2, queue=queue) as bed, running(bed.b(*take), "the receiver"):
+        words = [sys.executable, tcp_traffic.__file__, "flows", ADDRESS_B, PORT, 600_000]
+        yield lambda count: subprocess.Popen(
+            bed.a(*words, count, 0.5, 1, CONTROL), stdout=subprocess.PIPE, text=True
+        )
+
+
+@needs_bed
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("said", "verdict"),
+    [
+        (lambda d: (0.0, d), NOT_A_RATE),
+        (lambda d: (math.inf, d), NOT_A_RATE),
+        (lambda d: (math.nan, d), NOT_A_RATE),
+        (lambda d: (-1e6, d), NOT_A_RATE),
+        (lambda d: (d, 0.0), NOTHING_SEEN),
+        (lambda d: (1e3, d), NOTHING_NEW),
+        (lambda d: time.sleep(1.5 * RTT_MS / 1e3) or (d, d), STALE),
+        (lambda d: (1e10, d), USED),  # wild: bounded by the dispersion
+    ],
+)
+def test_a_forecast_that_is_none_leaves_bbr_alone(
+    tmp_path: Path, said: Callable[[float], tuple[float, float]], verdict: int
+) -> None:
+    with hosts() as start:
+        with fct.sampling(tmp_path / "log", lambda seen: said(fct.dispersion(seen))) as sampler:
+            each = summary(start(2))["each"]
+        assert sampler.asked == 2
+    assert len(each) == 2
+    assert sampler.said["judged"][verdict] == sum(sampler.said["judged"]) == 2
+    assert all(one["seconds"] < 10 for one in each)
+    if verdict == USED:  # never more than 5/4 of what the first ACKs showed: half a BDP of buffer bears it
+        assert sum(one["retransmitted"] for one in each) < 0.1 * sum(one["segments"] for one in each)
+    else:
+        assert sum(sampler.said["ended"]) == 0
+    wait_until(GONE, "sq_rate is still there")
+
+
+@needs_bed
+@pytest.mark.slow
+@pytest.mark.parametrize("who", ["agent", "sampler"])
+def test_who_dies_leaves_plain_bbr_behind(tmp_path: Path, who: str) -> None:
+    """Nobody answers, or the sampler is killed under flows that run: they end as plain BBR's do."""
+    command = [str(word) for word in (SAMPLER, "collect", SAMPLER_OBJECT, tmp_path / "log", fct.SAMPLES)]
+    with hosts() as start:
+        with subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+        ) as sampler:
+            assert sampler.stdout is not None
+            sampler.stdout.readline()
+            if who == "agent":
+                sampler.stdout.close()  # what is asked reaches nobody
+            sent = start(1)
+            time.sleep(0.3)
+            if who == "sampler":
+                sampler.kill()
+            (one,) = summary(sent)["each"]
+            assert sampler.poll() is None or who == "sampler"
+            sampler.terminate()
+        assert one["seconds"] < 10
+    wait_until(GONE, "sq_rate is still there")
