@@ -26,6 +26,7 @@ int main(int argc, char** argv) {
     sigaddset(&told, SIGTERM);
     sigaddset(&told, SIGINT);
     sigprocmask(SIG_BLOCK, &told, nullptr);
+    swiftqueue::testbed::end_with_parent();
     const swiftqueue::testbed::Object loaded(argv[2]);
     loaded.load(argv[3]);
     if (what == "check") return 0;

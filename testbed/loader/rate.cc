@@ -203,6 +203,7 @@ int main(int argc, char** argv) {
   std::signal(SIGINT, [](int) { g_told = 1; });
   std::signal(SIGPIPE, SIG_IGN);  // who answers has gone: flows go on as plain BBR
   libbpf_set_print([](libbpf_print_level, const char*, va_list) { return 0; });
+  swiftqueue::testbed::end_with_parent();
   return swiftqueue::one_line_errors([&] {
     const std::string what = argc > 1 ? argv[1] : "";
     if (what == "collect" && (argc == 4 || argc == 5)) {

@@ -9,10 +9,12 @@
 #include <bpf/bpf.h>
 #include <bpf/libbpf.h>
 #include <linux/bpf.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
 #include <cstdint>
 #include <cstring>
 #include <stdexcept>
@@ -21,6 +23,13 @@
 #include "fail.h"
 
 namespace swiftqueue::testbed {
+
+/** The process ends with whoever started it, so that nothing stays of a run that was killed. */
+inline void end_with_parent() {
+  const pid_t parent = ::getppid();
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (::getppid() != parent) ::_exit(1);  // it ended before
+}
 
 /** What closes with its owner. */
 struct Descriptor {

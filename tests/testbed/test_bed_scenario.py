@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import polars as pl
+import psutil
 import pytest
 from waiting import wait_until
 
@@ -150,6 +152,33 @@ def test_a_kernels_flows_are_marked_answer_marks_and_are_moved(tmp_path: Path) -
     assert scenario.run("try", asked.model_copy(update=short), tmp_path, said.append).equals(table)
     assert len(said) == 4  # nothing was run again
     assert DCTCP not in CONTROLS.read_text().split()
+
+
+OWNER = """
+import sys
+from pathlib import Path
+from laboratory.bed import scenario
+from laboratory.scenarios.files import load, path_of
+asked = load(path_of("bed-figure8")).model_copy(update={"seconds": 60.0, "seeds": [1]})
+scenario.run("try", asked, Path(sys.argv[1]), print)
+"""
+
+
+@needs_bed
+@pytest.mark.slow
+@pytest.mark.parametrize("programs", [1, 3, 6, 7])  # from the holder alone to all
+def test_nothing_stays_of_a_run_that_is_killed(tmp_path: Path, project: Path, programs: int) -> None:
+    gone = lambda: DCTCP not in CONTROLS.read_text().split()  # noqa: E731
+    wait_until(gone, "another bed runs")
+    command = [sys.executable, "-c", OWNER, str(tmp_path)]
+    with subprocess.Popen(command, cwd=project, stdout=subprocess.DEVNULL) as owner:
+        family = psutil.Process(owner.pid)
+        wait_until(lambda: len(family.children(recursive=True)) >= programs, "its programs did not start")
+        children = family.children(recursive=True)
+        owner.send_signal(signal.SIGKILL)
+    _, alive = psutil.wait_procs(children, timeout=60)
+    assert alive == []
+    wait_until(gone, "the congestion control is still there")
 
 
 @needs_bed
