@@ -70,7 +70,8 @@ def run_lab(request: Request, output: Path) -> int:
         with ray_cluster(workers=1) if laboratory.missing(first) else contextlib.nullcontext():
             failed = laboratory.run(first, "runs")
             failed += laboratory.run(laboratory.asked(dependent=True), "random marking and placebos")
-        experience.collect(output, list(scenarios))
+        asking = [name for name, scenario in scenarios.items() if scenario.flows]
+        experience.collect(output, list(scenarios), asking)
     print(f"results: {output / results.FILE}; `swiftqueue lab report --output {output}` draws them")
     return 1 if failed else 0
 

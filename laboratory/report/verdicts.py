@@ -25,6 +25,8 @@ HELD: Final = "held"
 NOT_HELD: Final = "not held"
 NOT_SETTLED: Final = "not settled"
 CONFUCIUS: Final = "Confucius"
+MOST_LONGER_S: Final = 0.361  # log2(e) / lambda: the paper's bound of a page's time beyond fair queuing's
+MOST_FLOWS_WITHOUT_STALL: Final = 60  # of a page
 UNLABELLED: Final = ("FIFO", "FQ+FIFO", "FqCoDel", "CoDel", "RED", "SJF", "HHF")
 Values = dict[int, float]  # by seed
 Measure = Callable[[str], Values]  # of a rule's column
@@ -53,13 +55,15 @@ def of_scenario(name: str, output: Path) -> list[Verdict]:
     """
     if name in LFQ:
         return LFQ[name](lfq_table.read(output))
-    if name not in JUDGED:
-        known = ", ".join([*JUDGED, *LFQ])
+    if name not in JUDGED and name not in JUDGED_BY_FLOW:
+        known = ", ".join([*JUDGED, *JUDGED_BY_FLOW, *LFQ])
         raise ValueError(f"{name}: no figure is to be reached in it, but in {known}")
-    table = experience.load(output).filter(pl.col("scenario") == name)
+    by_flow = name in JUDGED_BY_FLOW
+    all_runs = experience.load_flows(output) if by_flow else experience.load(output)
+    table = all_runs.filter(pl.col("scenario") == name)
     if table.is_empty():
         raise ValueError(f"{output} has no results of {name}: `swiftqueue lab run {name}` makes them")
-    return JUDGED[name](table)
+    return (JUDGED_BY_FLOW if by_flow else JUDGED)[name](table)
 
 
 def print_verdicts(name: str, output: Path, *, as_json: bool) -> int:
@@ -155,7 +159,119 @@ def _ratio(figure: str, ours: Values, base: Values, at_most: float, note: str | 
     return judged(figure, values, at_most, note)
 
 
-JUDGED: Final[dict[str, Callable[[pl.DataFrame], list[Verdict]]]] = {"confucius-web": _confucius_web}
+def _at(table: pl.DataFrame, point: str, column: str) -> Values:
+    """A column of a point's runs, by seed."""
+    return dict(table.filter(pl.col("point") == point).select("seed", column).drop_nulls().iter_rows())
+
+
+def _last_parts(table: pl.DataFrame) -> list[str]:
+    """What varies beside rule and call, as the points' names end, in the order of its numbers."""
+    ends = {point.split(", ")[-1] for point in table["point"]}
+    return sorted(ends, key=lambda end: (float(end) if end.isdigit() else 0.0, end))
+
+
+def _longer_than_fair(table: pl.DataFrame, end: str) -> Verdict:
+    """How much longer a page takes to load than under FQ+FIFO."""
+    ours, base = (_at(table, f"{rule}, GCC, {end}", "load_mean_s") for rule in (CONFUCIUS, "FQ+FIFO"))
+    values = [ours[seed] - base[seed] for seed in sorted(set(ours) & set(base))]
+    return judged(f"{end}: page load time less FQ+FIFO's, s", values, MOST_LONGER_S)
+
+
+def _confucius_flows(table: pl.DataFrame) -> list[Verdict]:
+    found = []
+    for flows in _last_parts(table):
+        stall = list(_at(table, f"{CONFUCIUS}, GCC, {flows}", "stall_per_page_s").values())
+        most = 0.0 if int(flows) <= MOST_FLOWS_WITHOUT_STALL else 0.1
+        found += [judged(f"{flows} flows: stall, s", stall, most), _longer_than_fair(table, flows)]
+    return found
+
+
+def _confucius_sizes(table: pl.DataFrame) -> list[Verdict]:
+    return [_longer_than_fair(table, size) for size in _last_parts(table)]
+
+
+def _confucius_calls(table: pl.DataFrame) -> list[Verdict]:
+    found = []
+    for calls in _last_parts(table):
+        ours, base = (_at(table, f"{rule}, GCC, {calls}", "stall_s") for rule in (CONFUCIUS, "FQ+FIFO"))
+        found.append(_ratio(f"{calls} calls: stall over FQ+FIFO", ours, base, 0.5))
+    return found
+
+
+def _confucius_elsewhere(table: pl.DataFrame) -> list[Verdict]:
+    found = []
+    for where in ("before", "behind"):
+        for column, what in (
+            ("frame_p99_s", "frame P99"),
+            ("load_mean_s", "load"),
+            ("call_mbps", "call's rate"),
+        ):
+            ours, base = (_at(table, f"{rule}, {where}", column) for rule in (CONFUCIUS, "FIFO"))
+            values = [abs(ours[seed] / base[seed] - 1) for seed in sorted(set(ours) & set(base))]
+            found.append(judged(f"bottleneck {where}: {what} apart from FIFO's, part of it", values, 0.02))
+    return found
+
+
+def _confucius_wifi(table: pl.DataFrame) -> list[Verdict]:
+    """No rule stalls less and loads sooner: the larger of both differences is not below 0."""
+    found = []
+    for link in _last_parts(table):
+        for rule in UNLABELLED:
+            theirs, ours = (
+                [_at(table, f"{one}, GCC, {link}", column) for column in ("stall_per_page_s", "load_mean_s")]
+                for one in (rule, CONFUCIUS)
+            )
+            seeds = sorted(set.intersection(*(set(values) for values in (*theirs, *ours))))
+            worse = [max(t[seed] - o[seed] for t, o in zip(theirs, ours, strict=True)) for seed in seeds]
+            if seeds:
+                found.append(
+                    judged(f"{link}: what {rule} has worse, of stall and load, s", worse, at_least=0.0)
+                )
+    return found
+
+
+def fairness(goodputs: Sequence[float]) -> float:
+    """Jain's index: 1 where all have the same, 1/n where one has all."""
+    return sum(goodputs) ** 2 / (len(goodputs) * sum(value**2 for value in goodputs))
+
+
+def fairness_of(table: pl.DataFrame, point: str) -> Values:
+    """Jain's index of a point's runs over their flows, by seed."""
+    own = table.filter(pl.col("point") == point).group_by("seed").agg("goodput_mbps").sort("seed")
+    return {seed: fairness(goodputs) for seed, goodputs in own.iter_rows()}
+
+
+def _confucius_mix(table: pl.DataFrame) -> list[Verdict]:
+    point = f"{CONFUCIUS}, GCC"
+    found = [judged("Jain's index", list(fairness_of(table, point).values()), at_least=0.95)]
+    for call in ("copa", "gcc"):
+        rtt = _at(table.filter(pl.col("tcp") == call), point, "rtt_p99_s")
+        found.append(judged(f"{call}: round trip P99, s", list(rtt.values()), 0.07))
+    why = "the disc does not tell which class a flow is in"
+    return [*found, judged("share of seconds in the right class", [], reason=why, at_least=0.9)]
+
+
+def _confucius_fair(table: pl.DataFrame) -> list[Verdict]:
+    return [
+        judged(
+            f"{flows} flows: Jain's index",
+            list(fairness_of(table, f"{CONFUCIUS}, GCC, {flows}").values()),
+            at_least=0.9,
+        )
+        for flows in _last_parts(table)
+    ]
+
+
+Judge = Callable[[pl.DataFrame], list[Verdict]]
+JUDGED: Final[dict[str, Judge]] = {
+    "confucius-web": _confucius_web,
+    "confucius-flows": _confucius_flows,
+    "confucius-sizes": _confucius_sizes,
+    "confucius-calls": _confucius_calls,
+    "confucius-elsewhere": _confucius_elsewhere,
+    "confucius-wifi": _confucius_wifi,
+}
+JUDGED_BY_FLOW: Final[dict[str, Judge]] = {"confucius-mix": _confucius_mix, "confucius-fair": _confucius_fair}
 
 
 def _lfq_400(table: pl.DataFrame) -> list[Verdict]:

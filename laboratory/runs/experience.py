@@ -1,12 +1,13 @@
 """What users noticed in a run: how long web pages took to load, and where calls stalled.
 
-A table of its own beside the results, a row per run that has pages or calls.
+A table of its own beside the results, a row per run that has pages or calls. A second one has a row for each
+flow of the runs whose scenario asks for it (`flows`), so that the shares of the link can be compared.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +19,8 @@ from laboratory.runs.execution import SUMMARY, folder_of
 from laboratory.runs.results import COMPLETE, KEY, kept_table
 from laboratory.runs.results import load as load_results
 
+Rows = list[dict[str, Any]]
+RowsOf = Callable[[Mapping[str, Any], Mapping[str, Any]], Rows]
 FILE: Final = "experience.parquet"
 STALL_S: Final = 0.19  # a frame later than this is one that the viewer waits for
 SCHEMA: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
@@ -50,6 +53,18 @@ SCHEMA: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
     "utilisation": pl.Float64,  # of the first bottleneck
     "cpu_s": pl.Float64,  # of the program
 }
+FLOWS: Final = "flows.parquet"
+FLOWS_SCHEMA: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
+    **dict.fromkeys(KEY[:4], pl.String),
+    "seed": pl.Int64,
+    "run": pl.String,
+    "program": pl.String,
+    "sender": pl.String,  # which has this flow alone
+    "tcp": pl.String,
+    "goodput_mbps": pl.Float64,  # behind the warm-up, as are the next ones
+    "queueing_p99_s": pl.Float64,
+    "rtt_p99_s": pl.Float64,
+}
 
 
 def load(output: Path) -> pl.DataFrame:
@@ -61,33 +76,79 @@ def load(output: Path) -> pl.DataFrame:
     return kept_table(output / FILE, SCHEMA, "swiftqueue lab run")
 
 
-def collect(output: Path, scenarios: Sequence[str]) -> pl.DataFrame:
-    """Bring the rows of some scenarios up to the results', and return the table.
+def load_flows(output: Path) -> pl.DataFrame:
+    """The flows of an output folder; none yet is an empty table.
 
-    A run whose folder is not there keeps the row that it has here.
+    Raises:
+        ValueError: the file is damaged, or another version of this project made it.
     """
-    known = load(output)
+    return kept_table(output / FLOWS, FLOWS_SCHEMA, "swiftqueue lab run")
+
+
+def collect(output: Path, scenarios: Sequence[str], flows: Sequence[str] = ()) -> None:
+    """Bring the rows of some scenarios up to the results'; `flows`: those whose every flow is asked for.
+
+    A run whose folder is not there keeps the rows that it has here.
+    """
+    _keep(output / FILE, load(output), _collected(output, scenarios, load(output), rows_of), scenarios)
+    known = load_flows(output)
+    _keep(output / FLOWS, known, _collected(output, flows, known, flows_of), scenarios)
+
+
+def _collected(output: Path, scenarios: Sequence[str], known: pl.DataFrame, rows_of_run: RowsOf) -> Rows:
+    """Rows of the scenarios' runs that are complete."""
     runs = load_results(output).filter(
         pl.col("scenario").is_in(list(scenarios)), pl.col("status") == COMPLETE
     )
-    rows: list[dict[str, Any]] = []
+    rows: Rows = []
     for row in runs.iter_rows(named=True):
         summary = folder_of(output, row["run"]) / SUMMARY
         if summary.is_file():
-            found = json.loads(summary.read_text())
-            if "pages" in found or "calls" in found:
-                rows.append(row_of(row, found))
+            rows += rows_of_run(row, json.loads(summary.read_text()))
         else:
-            rows += [
-                {**kept, **{key: row[key] for key in KEY}}
-                for kept in known.filter(pl.col("run") == row["run"]).head(1).iter_rows(named=True)
-            ]
+            kept = known.filter(pl.col("run") == row["run"])
+            places = (
+                kept.select(KEY).unique(maintain_order=True).head(1)
+            )  # another scenario may have the same run
+            kept = kept.join(places, on=list(KEY), maintain_order="left")
+            rows += [{**one, **{key: row[key] for key in KEY}} for one in kept.iter_rows(named=True)]
+    return rows
+
+
+def _keep(path: Path, known: pl.DataFrame, rows: Rows, scenarios: Sequence[str]) -> None:
+    """Put rows in the place of all that the scenarios had in a table."""
     others = known.filter(~pl.col("scenario").is_in(list(scenarios)))
-    table = pl.concat([others, pl.DataFrame(rows, schema=SCHEMA)]).sort(*KEY)
-    if not table.is_empty() or (output / FILE).is_file():
-        with new_file(output / FILE) as partial:
+    by = [name for name in (*KEY, "sender") if name in known.columns]
+    table = pl.concat([others, pl.DataFrame(rows, schema=known.schema)]).sort(by)
+    if not table.is_empty() or path.is_file():
+        with new_file(path) as partial:
             table.write_parquet(partial, compression="zstd")
-    return table
+
+
+def rows_of(row: Mapping[str, Any], summary: Mapping[str, Any]) -> Rows:
+    """A run's row where it has pages or calls, from its row of the results and its summary."""
+    return [row_of(row, summary)] if "pages" in summary or "calls" in summary else []
+
+
+def flows_of(row: Mapping[str, Any], summary: Mapping[str, Any]) -> Rows:
+    """A row for each sender of a run that has a flow, from the run's row of the results and its summary."""
+    found = []
+    for sender in summary["run"]["senders"]:
+        for group in sender["groups"]:
+            if group["flows"]:
+                classes = summary["senders"][sender["name"]]
+                packets = classes["l4s" if classes["l4s"]["packets"] else "classic"]
+                found.append(
+                    {name: row[name] for name in (*KEY, "run", "program")}
+                    | {
+                        "sender": sender["name"],
+                        "tcp": group["tcp"],
+                        "goodput_mbps": packets["goodput_bps"] * 1e-6,
+                        "queueing_p99_s": _seconds(packets["queueing_us"]["p99"]),
+                        "rtt_p99_s": _seconds(packets["latency_us"]["p99"]),
+                    }
+                )
+    return found
 
 
 def row_of(row: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:

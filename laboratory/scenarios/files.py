@@ -11,7 +11,7 @@ from typing import Any, Final
 import yaml
 from pydantic import ValidationError
 
-from laboratory.scenarios.schema import Environment, Scenario, check_times
+from laboratory.scenarios.schema import Environment, Scenario, check_one_flow_each, check_times
 from pipelines.simulators import PROJECT
 
 FOLDER: Final = PROJECT / "simulation" / "scenarios"
@@ -85,6 +85,8 @@ def check_points(scenario: Scenario, source: str) -> None:
         environment = environment_at(scenario, point, source)
         try:
             check_times(environment, scenario.seconds)
+            if scenario.flows:
+                check_one_flow_each(environment)
         except ValueError as error:
             where = f"axis.points.{point}: " if point else "environment."
             raise ValueError(f"{source}: {where}{error}") from None

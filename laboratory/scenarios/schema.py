@@ -463,6 +463,7 @@ class Scenario(Checked):
     train: dict[str, Any] = {}  # parameters in which `lab train` differs from params.yaml: SECTION.KEY
     environment: Environment
     axis: Axis | None = None
+    flows: bool = False  # whether flows.parquet has each flow; then no sender has two
     regret: bool = False  # whether each choice is scored by what the packet found in both queues
 
     def points_with_models(self) -> dict[str, Point]:
@@ -511,6 +512,13 @@ def check_times(environment: Environment, seconds: float) -> None:
         raise ValueError(
             f"controls.model.finetune_span_s: {model.finetune_span_s:g} s are more than the run's {seconds:g}"
         )
+
+
+def check_one_flow_each(environment: Environment) -> None:
+    """Raise ValueError, which names the sender, where one has two flows: its figures would not be one's."""
+    for name, sender in environment.senders.items():
+        if (flows := sum(group.flows for group in sender.groups.values())) > 1:
+            raise ValueError(f"senders.{name}: {flows} flows; with `flows: true` a sender has one")
 
 
 def check_controls(key: str, controls: Sequence[str]) -> None:

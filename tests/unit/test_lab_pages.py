@@ -251,6 +251,88 @@ def test_few_seeds_settle_nothing_and_no_stall_is_no_ratio(tmp_path: Path) -> No
     assert found["Copa: share of pages that stall"].verdict == verdicts.NOT_SETTLED
 
 
+def test_figures_over_what_varies_are_each_held_to_their_limit(tmp_path: Path) -> None:
+    """No stall to 60 flows, 0.1 s at 100; pages at most 361 ms longer; nobody better in both of them."""
+
+    def row(
+        scenario: str, point: str, seed: int, stall: float, load: float, rate: float = 1
+    ) -> dict[str, Any]:
+        columns = {"stall_per_page_s": stall, "stall_s": stall, "load_mean_s": load, "frame_p99_s": load}
+        key = {"scenario": scenario, "point": point, "seed": seed, "call_mbps": rate}
+        return {**dict.fromkeys(experience.SCHEMA), **ROW, **columns, **key}
+
+    rows = []
+    for seed in range(1, 6):
+        for flows, stall in (("5", 0.0), ("60", 0.2 + seed / 100), ("100", 0.09)):
+            rows.append(row("confucius-flows", f"Confucius, GCC, {flows}", seed, stall, 1.0 + seed / 100))
+            rows.append(row("confucius-flows", f"FQ+FIFO, GCC, {flows}", seed, 1.0, 0.5 + seed / 100))
+        rows.append(row("confucius-wifi", "Confucius, GCC, rough", seed, 0.2, 1.0))
+        rows.append(row("confucius-wifi", "FIFO, GCC, rough", seed, 0.1, 1.1))
+        rows.append(row("confucius-wifi", "SJF, GCC, rough", seed, 0.1, 0.7))
+        rows.append(row("confucius-elsewhere", "Confucius, behind", seed, 0.0, 0.97, 1.01))
+        rows.append(row("confucius-elsewhere", "FIFO, behind", seed, 0.0, 1.0, 1.0))
+    pl.DataFrame(rows, schema=experience.SCHEMA).write_parquet(tmp_path / experience.FILE)
+
+    def found(scenario: str) -> dict[str, str]:
+        return {one.figure: one.verdict for one in verdicts.of_scenario(scenario, tmp_path) if one.seeds}
+
+    assert found("confucius-flows") == {
+        "5 flows: stall, s": verdicts.HELD,
+        "5: page load time less FQ+FIFO's, s": verdicts.NOT_HELD,
+        "60 flows: stall, s": verdicts.NOT_HELD,
+        "60: page load time less FQ+FIFO's, s": verdicts.NOT_HELD,
+        "100 flows: stall, s": verdicts.HELD,
+        "100: page load time less FQ+FIFO's, s": verdicts.NOT_HELD,
+    }
+    assert found("confucius-wifi") == {
+        "rough: what FIFO has worse, of stall and load, s": verdicts.HELD,
+        "rough: what SJF has worse, of stall and load, s": verdicts.NOT_HELD,
+    }
+    assert found("confucius-elsewhere") == {
+        "bottleneck behind: frame P99 apart from FIFO's, part of it": verdicts.NOT_HELD,
+        "bottleneck behind: load apart from FIFO's, part of it": verdicts.NOT_HELD,
+        "bottleneck behind: call's rate apart from FIFO's, part of it": verdicts.HELD,
+    }
+
+
+def test_each_flow_of_a_run_has_a_row_and_shares_are_judged(tmp_path: Path) -> None:
+    """A sender without flows has none; Jain's index is of all flows of a run."""
+    run = {
+        "senders": [
+            {"name": "s1", "groups": [{"flows": 1, "tcp": "gcc"}]},
+            {"name": "web", "groups": [{"flows": 1, "tcp": "cubic"}]},
+            {"name": "off", "groups": []},
+        ]
+    }
+    found = experience.flows_of(ROW, summary(run=run))
+    assert [(one["sender"], one["tcp"], one["goodput_mbps"]) for one in found] == [
+        ("s1", "gcc", 3),
+        ("web", "cubic", 3),
+    ]
+    rows = [
+        {
+            **found[0],
+            "scenario": "confucius-fair",
+            "point": f"Confucius, GCC, {flows}",
+            "seed": seed,
+            "sender": str(k),
+        }
+        | {"goodput_mbps": 10.0 if k == 0 or flows == 2 else 0.001 * seed}
+        for flows in (2, 10)
+        for seed in range(1, 6)
+        for k in range(flows)
+    ]
+    pl.DataFrame(rows, schema=experience.FLOWS_SCHEMA).write_parquet(tmp_path / experience.FLOWS)
+    fair = {one.figure: one for one in verdicts.of_scenario("confucius-fair", tmp_path)}
+    assert list(fair) == ["2 flows: Jain's index", "10 flows: Jain's index"]
+    assert (fair["2 flows: Jain's index"].measured, fair["2 flows: Jain's index"].verdict) == (
+        1,
+        verdicts.HELD,
+    )
+    assert fair["10 flows: Jain's index"].measured == pytest.approx(0.1, abs=1e-3)
+    assert fair["10 flows: Jain's index"].verdict == verdicts.NOT_HELD
+
+
 def test_what_cannot_be_judged(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="figure8: no figure is to be reached in it, but in confucius-web"):
         verdicts.of_scenario("figure8", tmp_path)

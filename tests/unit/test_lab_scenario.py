@@ -64,8 +64,8 @@ def test_the_projects_scenarios_are_sound(name: str) -> None:
     if not name.startswith(some) or name == "guard-figure8":
         assert scenario.profiles == ["rfc9332", "uncoupled"]
     # what no choice at all is worth, what the model costs, what a new head and the guard bring, who picks
-    fewer = ("split", "many-flows", "figure8-finetuned", "ladder", "guard-", "confucius-web", "who-picks")
-    fewer += ("rules-", "shipped-guard-", "try-guard-", "premise-map", "pages-and-video", "long-", "charge-")
+    fewer = ("split", "many-flows", "figure8-finetuned", "ladder", "guard-", "confucius-", "who-picks")
+    fewer += ("bed-", "rules-", "shipped-guard-", "try-guard-", "premise-map", "pages-and-video", "long-", "charge-")
     if not name.startswith(fewer):
         assert set(scenario.controls) == set(CONTROLS)
     if not name.startswith("long-"):  # of which a stage takes `explore`
@@ -244,6 +244,15 @@ def test_points_are_the_product_of_parts(small: dict[str, Any], tmp_path: Path) 
             of(wrong)
         assert line in str(error.value)
         assert "\n" not in str(error.value)
+
+
+def test_flows_are_told_apart_only_where_each_has_its_sender(tmp_path: Path) -> None:
+    assert load(path_of("confucius-fair")).flows
+    (tmp_path / "mine.yaml").write_text("extends: figure8\nflows: true\n")
+    with pytest.raises(
+        ValueError, match=r"^mine\.yaml: environment\.senders\.s1: 10 flows; with `flows: true` a"
+    ):
+        load(tmp_path / "mine.yaml")
 
 
 def test_a_name_means_one_file(tmp_path: Path) -> None:
