@@ -32,7 +32,7 @@ from feature_store.atomic import write_file
 from feature_store.rate.definition import NAMES
 from laboratory.bed import tcp_traffic
 from laboratory.bed.hosts import ADDRESS_B, Bed
-from laboratory.bed.programs import SAMPLER, SAMPLER_OBJECT
+from laboratory.bed.programs import SAMPLER, SAMPLER_OBJECT, wait_for_name
 from laboratory.bed.rate_flows import CONTROL, why_not
 from laboratory.bed.selfcheck import NO_AQM
 from laboratory.bed.tcp import PORT, STOP_S, running, summary, urgent
@@ -124,6 +124,7 @@ def sampling(log: Path, answer: Answer) -> Iterator[Sampler]:
     """
     words = urgent(SAMPLER, "collect", SAMPLER_OBJECT, log, SAMPLES)
     command = [str(word) for word in words]
+    wait_for_name(CONTROL)
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None  # noqa: S101 - it was asked for
         if not process.stdout.readline():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ SAMPLER_OBJECT: Final = BUILD / "rate.bpf.o"
 HOLDER: Final = BUILD / "swiftqueue-control"
 DCTCP_OBJECT: Final = BUILD / "dctcp.bpf.o"
 DCTCP: Final = "sq_dctcp"
+CONTROLS: Final = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 
 
 def why_not_built(*files: Path) -> str | None:
@@ -25,6 +27,16 @@ def why_not_built(*files: Path) -> str | None:
         if not file.is_file():
             return f"{file.name} is not built; `make -C testbed` builds it or says what is missing"
     return None
+
+
+def wait_for_name(control: str, seconds: float = 60.0) -> None:
+    """Wait while another bed of this machine has a congestion control of this name, or its last flows do.
+
+    Whoever still finds it afterwards is told so by the kernel.
+    """
+    until = time.monotonic() + seconds
+    while control in CONTROLS.read_text().split() and time.monotonic() < until:
+        time.sleep(0.1)
 
 
 def run_marker(*arguments: object) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from feature_store.rate.tables import FLOW_SCHEMA, SAMPLE_SCHEMA, write_path
 from laboratory.bed import tcp_traffic
 from laboratory.bed.checks import capability
 from laboratory.bed.hosts import ADDRESS_B, Bed
-from laboratory.bed.programs import SAMPLER, SAMPLER_OBJECT
+from laboratory.bed.programs import SAMPLER, SAMPLER_OBJECT, wait_for_name
 from laboratory.bed.selfcheck import NO_AQM
 from laboratory.bed.tcp import PORT, running, summary
 
@@ -97,6 +97,7 @@ def collect(path: KernelPath, output: Path, kind: str = "train") -> dict[str, An
             # A flow must not begin where the one before to the same host ended.
             forget = "echo 1 > /proc/sys/net/ipv4/tcp_no_metrics_save"
             subprocess.run(bed.a("sh", "-c", forget), check=True)
+            wait_for_name(CONTROL)
             words = [str(SAMPLER), "collect", str(SAMPLER_OBJECT), str(log)]
             with running(words, "the sampler") as (sampler, _):
                 send = [

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from laboratory.bed import router_log, tcp, tcp_traffic
 from laboratory.bed.checks import capability
 from laboratory.bed.hosts import ADDRESS_B, Bed
-from laboratory.bed.programs import DCTCP, DCTCP_OBJECT, HOLDER
+from laboratory.bed.programs import DCTCP, DCTCP_OBJECT, HOLDER, wait_for_name
 from laboratory.bed.run import PROFILES
 from laboratory.bed.runs import CONTROLS, keep, load
 from laboratory.bed.tcp import PORT, running, summary, urgent
@@ -108,6 +108,7 @@ def _row(scenario: Scenario, cell: Cell, share: float) -> dict[str, Any]:
     ends_ms = asked["senders"][0]["delay_ms"] + asked["receivers"][0]["delay_ms"]
     with tempfile.TemporaryDirectory(prefix="bed-") as folder, ExitStack() as stack:
         log = Path(folder) / "router"
+        wait_for_name(DCTCP)
         hold = running([str(HOLDER), "hold", str(DCTCP_OBJECT), DCTCP], "the holder of DCTCP")
         stack.enter_context(hold)
         bed = Bed(
