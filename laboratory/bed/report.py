@@ -22,6 +22,7 @@ def agreement(rows: pl.DataFrame) -> list[str]:
     lines: list[str] = []
     by_source = {name: rows.filter(source=name).drop("source") for name in SOURCES}
     counts = {"agree": 0, "disagree": 0, OPEN: 0}
+    one_sign = 0
     for place in places(rows):
         table = []
         for control in CONTROLS[1:]:
@@ -33,6 +34,7 @@ def agreement(rows: pl.DataFrame) -> list[str]:
                 pair = kernel.found[measure], ns3.found[measure]
                 verdict = _verdict(*pair)
                 counts[verdict] += 1
+                one_sign += pair[0].change.mean * pair[1].change.mean > 0
                 cells = [percent(one.change) for one in pair]
                 table.append(lab.row_of([f"`{control}`", pair[0].limit.name, *cells, verdict]))
         if table:
@@ -41,7 +43,8 @@ def agreement(rows: pl.DataFrame) -> list[str]:
     if not lines:
         return ["Nothing to compare yet: `swiftqueue bed run figure8`, `swiftqueue lab run bed-figure8`."]
     told = ", ".join(f"{count} {word}" for word, count in counts.items())
-    return [*lines, "", f"Of {sum(counts.values())} changes: {told}."]
+    total = f"Of {sum(counts.values())} changes: {told}. By their means alone {one_sign} have one sign."
+    return [*lines, "", total]
 
 
 def _verdict(kernel: Judged, ns3: Judged) -> str:
