@@ -125,6 +125,7 @@ def resolve(
         **_network(environment, cell.seed, scenario.seconds),
         "control": {key: value for key, value in control.items() if key != "finetune"},
         "moved_ecn": environment.controls.moved_ecn,
+        **_response(environment, cell.control),
         "acks": environment.controls.acks,
         "explore": dict(explore),
         "finetune": finetune,
@@ -139,6 +140,12 @@ def _scored(scenario: Scenario, environment: Environment, control: str) -> list[
     repeated = control == "model" and "placebo" in scenario.controls
     viewed = environment.without_view() is None
     return [*(["waits"] if viewed else []), *(["decisions"] if repeated else [])]
+
+
+def _response(environment: Environment, control: str) -> dict[str, str]:
+    """The answer to marks of moved packets, where it is not the flow's own and any are moved."""
+    classic = environment.controls.moved_response == "classic"
+    return {"moved_response": "classic"} if classic and control not in ("default", "no_l4s") else {}
 
 
 def check_tables(name: str, scenario: Scenario) -> None:
@@ -314,6 +321,8 @@ def _group(sender: str, key: str, group: Group, seed: int) -> dict[str, Any]:
     fields = group.model_dump(include={"flows", "tcp", "ecn", "receiver", "start_s", "dupack_threshold"})
     if group.dscp:  # a run without has the name that it had before there was this key
         fields["dscp"] = group.dscp
+    if group.paced:
+        fields["paced"] = "on"
     if isinstance(traffic, Replay):
         described = replayed(traffic, f"senders.{sender}.groups.{key}.traffic")
     elif isinstance(traffic, Pages):

@@ -183,6 +183,7 @@ class Group(Checked):
     start_s: Annotated[list[NotNegative], Field(min_length=2, max_length=2)] = [0.0, 1.0]
     dupack_threshold: Annotated[int, Field(ge=3, le=10_000)] | Literal["ncr"] = 3
     dscp: Annotated[int, Field(ge=0, le=63)] = 0  # of what the sender sends
+    paced: bool = False  # by ns-3; Prague, BBR and Copa pace themselves
     traffic: Traffic
 
 
@@ -275,6 +276,8 @@ class Settings(Checked):
 
     moved_ecn: Literal["ect0", "not_ect"]
     acks: Literal["selective", "cumulative"]  # from which ACKs S1 learns latencies
+    # How S1's DCTCP answers the mark of a moved packet: as any other, or as a loss
+    moved_response: Literal["scalable", "classic"] = "scalable"
     random: Random
     oracle: Oracle
     last_latency: LastLatency
@@ -327,6 +330,7 @@ class Environment(Checked):
                 raise ValueError(f"receivers.{name}.router: {receiver.router} is beyond the last, {last}")
         for where, sender, group in self.groups():
             self._check_group(where, sender, group)
+        self._check_response()
         if (flows := sum(group.flows for _, _, group in self.groups())) > MOST_FLOWS:
             raise ValueError(f"senders: {flows} flows, at most {MOST_FLOWS} can be simulated")
         first, captured = next(iter(self.senders.items()))
@@ -337,6 +341,16 @@ class Environment(Checked):
             )
         return self
 
+    def _check_response(self) -> None:
+        """Only a DCTCP that learns which packet a mark is of can answer those of moved packets as a loss."""
+        if self.controls.moved_response != "classic":
+            return
+        first, captured = next(iter(self.senders.items()))
+        other = [name for name, g in captured.groups.items() if g.flows and g.ecn == "ect1" and g.tcp != "dctcp"]
+        if other or self.controls.acks != "selective":
+            what = f"senders.{first}.groups.{other[0]}.tcp is not dctcp" if other else "acks are not selective"
+            raise ValueError(f"controls.moved_response: classic is not there where {what}")
+
     def _check_group(self, where: str, sender: Sender, group: Group) -> None:
         if group.receiver not in self.receivers:
             known = ", ".join(self.receivers)
@@ -345,6 +359,8 @@ class Environment(Checked):
             raise ValueError(f"{where}.receiver: {group.receiver!r} is not behind the sender's router")
         if group.tcp in ("dctcp", "prague") and group.ecn != "ect1":
             raise ValueError(f"{where}.ecn: {group.tcp} is always ect1")
+        if group.paced and group.tcp not in ("dctcp", "cubic"):
+            raise ValueError(f"{where}.paced: only dctcp and cubic are paced by the simulator")
         if group.tcp == "udp" and isinstance(group.traffic, Greedy):
             raise ValueError(f"{where}.traffic: udp cannot be greedy, it would send without end")
         if group.tcp == "udp" and isinstance(group.traffic, Pages | RealTime):

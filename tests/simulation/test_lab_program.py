@@ -820,3 +820,34 @@ def test_a_placebo_repeats_decisions_at_another_time(program: Path, tmp_path: Pa
     assert line == f"cannot read {tmp_path / 'nowhere.txt'}"
     line = refused(program, figure8(outputs=["decisions"]), tmp_path / "out")
     assert line.endswith("run file: decisions need control model or batched")
+
+
+def test_marks_of_moved_packets_may_be_answered_as_losses(program: Path, tmp_path: Path) -> None:
+    """Then S1's L4S flows, half of whose packets are moved, get less; where none is moved nothing changes."""
+    common: Run = {"moved_ecn": "ect0", "acks": "selective", "outputs": ["truth"], "seconds": 6}
+    goodputs, bytes_of = {}, {}
+    for share in (0, 0.5):
+        for response in ("", "classic"):
+            control = {"kind": "random", "share": share, "burst_packets": 8, "seed": 1}
+            said = {"moved_response": response} if response else {}
+            out = tmp_path / f"{share}-{response}"
+            summary = simulate(program, third(control=control, **common, **said), out)
+            goodputs[share, response] = summary["senders"]["S1"]["l4s"]["goodput_bps"]
+            bytes_of[share, response] = (out / "truth.npy").read_bytes()
+    assert bytes_of[0, "classic"] == bytes_of[0, ""]
+    assert goodputs[0.5, "classic"] < 0.95 * goodputs[0.5, ""]
+
+
+def test_a_paced_flow_sends_no_bursts(program: Path, tmp_path: Path) -> None:
+    """Of S1's L4S packets fewer follow one of their own flow at once."""
+    shares = {}
+    for paced in ("", "on"):
+        run = third(outputs=["truth"])
+        run["senders"][0]["groups"][0] |= {"paced": paced} if paced else {}
+        simulate(program, run, tmp_path / f"paced-{paced}")
+        rows = truth_of(tmp_path / f"paced-{paced}")
+        gaps_ns = np.concatenate(
+            [np.diff(rows["sent_ns"][rows["flow"] == flow]) for flow in np.unique(rows["flow"])[:2]]
+        )
+        shares[paced] = float((gaps_ns < 50_000).mean())
+    assert shares["on"] < shares[""] / 2

@@ -11,6 +11,7 @@
 #include "../../model/frame-application.h"
 #include "../../model/gcc-application.h"
 #include "../../model/traffic-application.h"
+#include "answering-dctcp.h"
 #include "experience.h"
 #include "ns3/double.h"
 #include "ns3/enum.h"
@@ -43,6 +44,9 @@ TypeId CongestionControl(const std::string& tcp) {
 Ptr<TcpSocketBase> OpenTcp(Ptr<Node> node, const Group& group) {
   const TypeId tcp = CongestionControl(group.tcp);
   auto socket = DynamicCast<TcpSocketBase>(node->GetObject<TcpL4Protocol>()->CreateSocket(tcp));
+  if (group.paced) {
+    socket->SetPacingStatus(true);
+  }
   socket->SetUseEcn(group.ecn == Ecn::kNotEct ? TcpSocketState::Off : TcpSocketState::On);
   if (group.dupAckThreshold) {
     socket->SetRetxThresh(*group.dupAckThreshold);
@@ -206,7 +210,17 @@ void InstallFlows(const Run& run, const Network& network, Flows& flows, Experien
     } else {
       // DCTCP's echo of each CE mark is the receiver's part, so it has the same congestion control.
       ListenTcp(receiver.node, flow.Port(), CongestionControl(group.tcp), received);
-      application->SetSocket([node, &group] { return OpenTcp(node, group); }, peer);
+      const bool answers = run.movedAnswerClassic && flow.sender == 0 && group.tcp == "dctcp";
+      const auto open = [node, &flow, answers] {
+        auto socket = OpenTcp(node, *flow.group);
+        if (answers) {
+          auto dctcp = CreateObject<AnsweringDctcp>();
+          socket->SetCongestionControlAlgorithm(dctcp);
+          flow.answerAsLoss = [dctcp] { dctcp->AnswerAsLoss(); };
+        }
+        return socket;
+      };
+      application->SetSocket(open, peer);
     }
     auto start = Uniform(group.startFromS, group.startToS);
     if (!run.tracesStreams) {

@@ -6,6 +6,7 @@
 #define SWIFTQUEUE_LABORATORY_FLOWS_H
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "network.h"
@@ -22,6 +23,7 @@ struct Flow {
   uint32_t index;             // in its group
   uint64_t receivedBytes{0};  // payload, handed to the receiving application
   uint64_t receivedInWarmup{0};
+  std::function<void()> answerAsLoss{};  // to a mark; empty: those of moved packets are as others
 
   uint16_t Port() const { return kFirstPort + number; }
 };

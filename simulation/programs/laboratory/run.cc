@@ -140,6 +140,7 @@ Group ReadGroup(const Node& node, const std::vector<Receiver>& receivers) {
   group.startToS = to;
   group.dupAckThreshold = node["dupack_threshold"].CountIfNumber();
   group.dscp = node.Has("dscp") ? node["dscp"].Count() : 0;
+  group.paced = node.Has("paced") && node["paced"].Text() == "on";
   group.traffic = ReadTraffic(node["traffic"]);
   if (const auto* pages = std::get_if<Pages>(&group.traffic)) {
     std::size_t objects = 0;
@@ -295,6 +296,7 @@ Run ReadRun(std::string_view text) {
   ReadNetwork(root, run);
   run.control = ReadControl(root["control"]);
   run.movedEcn = ReadEcn(root["moved_ecn"]);
+  run.movedAnswerClassic = root.Has("moved_response") && root["moved_response"].Text() == "classic";
   run.acks = root["acks"].Text() == "selective" ? Acks::kSelective : Acks::kCumulative;
   run.explore = ReadBursts(root["explore"]);
   run.fineTuning = ReadFineTuning(root["finetune"]);

@@ -67,6 +67,7 @@ struct Group {
   double startToS;
   std::optional<uint32_t> dupAckThreshold;  // none: RFC 4653's
   uint32_t dscp;                            // 0: none
+  bool paced;                               // by ns-3, where the TCP does not do so itself
   Traffic traffic;
 };
 
@@ -178,6 +179,7 @@ struct Run {
   std::vector<Sender> senders;
   Control control;
   Ecn movedEcn;
+  bool movedAnswerClassic;  // DCTCP takes the mark of a moved packet for a loss
   Acks acks;
   Bursts explore;
   std::optional<FineTuning> fineTuning;

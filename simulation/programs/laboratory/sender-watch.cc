@@ -177,6 +177,15 @@ void SenderWatch::Deliver(const Ipv4Header& ip, Ptr<const ns3::Packet> packet, u
   }
   std::sort(m_covered.begin(), m_covered.end(),
             [](const auto& a, const auto& b) { return a.packet < b.packet; });
+  const bool marked = (tcp.GetFlags() & ns3::TcpHeader::ECE) != 0;
+  const auto moved = [this](const auto& covered) {
+    const PacketRow& row = m_log[covered.packet];
+    return row.queue != row.defaultQueue;
+  };
+  if (marked && m_flows[flow].answerAsLoss &&
+      std::any_of(m_covered.begin(), m_covered.end(), moved)) {
+    m_flows[flow].answerAsLoss();
+  }
   for (const auto& [number, known] : m_covered) {
     PacketRow& row = m_log[number];
     row.ackedNs = timeNs;
