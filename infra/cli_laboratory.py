@@ -45,6 +45,10 @@ def lab_run(
     points: Annotated[
         list[str] | None, typer.Option(help="run only points of this pattern, as `Confucius, *`; repeatable")
     ] = None,
+    until_settled: Annotated[
+        bool,
+        typer.Option("--until-settled", help="look at planned numbers of seeds; stop where it is settled"),
+    ] = False,
     artifact: Annotated[
         str | None, typer.Option(help="the model: a folder, or `champion` of the registry")
     ] = None,
@@ -69,12 +73,13 @@ def lab_run(
     if named == ["lfq-400"]:
         from laboratory.lfq.table import run_table
 
-        if seeds or seconds or truth or pcap or points:
+        if seeds or seconds or truth or pcap or points or until_settled:
             raise typer.BadParameter("lfq-400 has its own flows: use --set", param_hint="SCENARIO")
         sys.exit(run_table(artifact, chosen, set_ or [], output))
     if set_:
         raise typer.BadParameter("only lfq-400 has keys to set", param_hint="--set")
-    sys.exit(run_lab(Request(named, seeds, seconds, artifact, truth, chosen, pcap, points or None), output))
+    request = Request(named, seeds, seconds, artifact, truth, chosen, pcap, points or None, until_settled)
+    sys.exit(run_lab(request, output))
 
 
 @lab_app.command("train")

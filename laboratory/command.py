@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from feature_store.local_ray import ray_cluster
 from laboratory.learning.judged_models import anchor_of, check_acks, model_at, models_by_profile
+from laboratory.report import looks
+from laboratory.report.comparison import Place
 from laboratory.runs import execution, experience, programs, results, rows
 from laboratory.runs.resolve import Asked, Cell, Model, cells, check_tables, control_of, identity, resolve
 from laboratory.scenarios.files import check_points, environment_at, files_of, load, names, path_of
@@ -45,6 +47,7 @@ class Request:
     points: Sequence[str] | None = (
         None  # patterns of the points to run; of others, only what was run before counts
     )
+    until_settled: bool = False  # a place gets further seeds only until its change is settled
 
 
 def run_lab(request: Request, output: Path) -> int:
@@ -56,6 +59,8 @@ def run_lab(request: Request, output: Path) -> int:
     scenarios = {name: adjusted(load(path), request) for name, path in files_of(request.scenarios).items()}
     for name, scenario in scenarios.items():
         check_tables(name, scenario)
+        if request.until_settled:
+            looks.planned(len(scenario.seeds))  # refuses what settles nothing
     check_patterns(request.points or (), scenarios)
     with execution.sole_user(output):
         models = models_by_profile(request.artifact, output) if request.artifact else {}
@@ -64,12 +69,16 @@ def run_lab(request: Request, output: Path) -> int:
         check_discs(program, scenarios)
         laboratory = _Laboratory(request, scenarios, models, program, build, output.resolve())
         rows.keep_rows(output)
-        first = laboratory.asked(dependent=False)
         results.forget(output, list(scenarios))
-        # One cluster for both rounds: to start it takes as long as many a run.
-        with ray_cluster(workers=1) if laboratory.missing(first) else contextlib.nullcontext():
-            failed = laboratory.run(first, "runs")
-            failed += laboratory.run(laboratory.asked(dependent=True), "random marking and placebos")
+        # One cluster for all rounds: to start it takes as long as many a run.
+        with contextlib.ExitStack() as cluster:
+            failed = 0
+            for _ in laboratory.rounds():
+                first = laboratory.asked(dependent=False)
+                if laboratory.missing(first):
+                    cluster.enter_context(ray_cluster(workers=1))
+                failed += laboratory.run(first, "runs")
+                failed += laboratory.run(laboratory.asked(dependent=True), "random marking and placebos")
         asking = [name for name, scenario in scenarios.items() if scenario.flows]
         experience.collect(output, list(scenarios), asking)
     print(f"results: {output / results.FILE}; `swiftqueue lab report --output {output}` draws them")
@@ -163,6 +172,31 @@ class _Laboratory:
         self.only, self.points = request.controls, request.points
         self.truth = request.truth
         self.outputs = [name for name in ("pcap", "truth") if getattr(request, name)]
+        self.until_settled = request.until_settled
+        self.settled: set[Place] = set()  # which get no further seeds
+        self.look: dict[str, int] = {}  # how many seeds of a scenario are run by now; not there: all
+
+    def rounds(self) -> Iterator[None]:
+        """Yield before each round of runs: one, or one before each planned look."""
+        if not self.until_settled:
+            yield
+            return
+        plans = {name: looks.planned(len(scenario.seeds)) for name, scenario in self.scenarios.items()}
+        for i in range(max(map(len, plans.values()))):
+            self.look = {name: plan[min(i, len(plan) - 1)] for name, plan in plans.items()}
+            yield
+            runs = results.load(self.output)
+            found = [row for name, plan in plans.items() for row in looks.looked(runs, name, plan)]
+            self.settled = looks.settled_places(found)
+        looks.keep(self.output, found)
+        print("\n".join(looks.said(found)))
+
+    def _is_due(self, cell: Cell) -> bool:
+        """Whether a cell is of this round."""
+        if cell.scenario not in self.look:
+            return True
+        seeds = self.scenarios[cell.scenario].seeds[: self.look[cell.scenario]]
+        return cell.seed in seeds and Place(cell.scenario, cell.point, cell.profile) not in self.settled
 
     def asked(self, *, dependent: bool) -> list[Asked]:
         """Return what is to be run, seed by seed: what needs another run's result, or all else."""
@@ -170,7 +204,7 @@ class _Laboratory:
             self._unless_left_out(self._asked(scenario, cell))
             for name, scenario in self.scenarios.items()
             for cell in sorted(cells(name, scenario), key=lambda cell: cell.seed)
-            if (cell.control in DEPENDENT) == dependent
+            if (cell.control in DEPENDENT) == dependent and self._is_due(cell)
         ]
 
     def missing(self, asked: list[Asked]) -> bool:

@@ -346,9 +346,13 @@ class Environment(Checked):
         if self.controls.moved_response != "classic":
             return
         first, captured = next(iter(self.senders.items()))
-        other = [name for name, g in captured.groups.items() if g.flows and g.ecn == "ect1" and g.tcp != "dctcp"]
+        other = [
+            name for name, g in captured.groups.items() if g.flows and g.ecn == "ect1" and g.tcp != "dctcp"
+        ]
         if other or self.controls.acks != "selective":
-            what = f"senders.{first}.groups.{other[0]}.tcp is not dctcp" if other else "acks are not selective"
+            what = (
+                f"senders.{first}.groups.{other[0]}.tcp is not dctcp" if other else "acks are not selective"
+            )
             raise ValueError(f"controls.moved_response: classic is not there where {what}")
 
     def _check_group(self, where: str, sender: Sender, group: Group) -> None:

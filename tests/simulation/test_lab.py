@@ -33,6 +33,7 @@ from laboratory.command import Request, run_lab
 from laboratory.explain import explain
 from laboratory.learning.packet_table import packets_of
 from laboratory.learning.train import explore
+from laboratory.report import looks
 from laboratory.report.page import make_report
 from laboratory.runs import execution, programs
 from laboratory.runs.resolve import Model
@@ -296,6 +297,26 @@ def test_points_left_out_stand_with_the_reason_until_they_are_run(
     assert reasons() == {"8": None, "16": None}
 
 
+def test_a_point_gets_further_seeds_only_until_its_change_is_settled(
+    ray_cluster: None, program: tuple[Path, str], tiny: Callable[..., str], tmp_path: Path
+) -> None:
+    """Without L4S the wait is many times as long; with the same marking twice there is nothing to settle."""
+    output, seeds = tmp_path / "lab", list(range(1, 7))
+    axis = {
+        "label": "x",
+        "points": {  # in the place of those of `small`
+            "3": {"set": {}, "controls": ["default", "no_l4s"]},
+            "9": {"set": {"controls.random.share": 0.0}, "controls": ["default", "random"]},
+        },
+    }
+    controls = ["default", "no_l4s", "random"]
+    request = Request([tiny(seconds=3, seeds=seeds, profiles=["rfc9332"], controls=controls, axis=axis)])
+    assert run_lab(replace(request, until_settled=True), output) == 0
+    assert dict(looks.load(output).select("point", "settled_at").iter_rows()) == {"3": 5, "9": None}
+    run = load(output).group_by("point").agg(pl.col("seed").n_unique())
+    assert dict(run.iter_rows()) == {"3": 5, "9": 6}
+
+
 def test_controls_left_out_stand_with_the_reason_until_they_are_run(
     ray_cluster: None, program: tuple[Path, str], tiny: Callable[..., str], tmp_path: Path
 ) -> None:
@@ -488,6 +509,7 @@ def test_two_commands_do_not_share_an_output(tmp_path: Path) -> None:
         (Request(["small"], artifact="no/such/folder"), "--artifact no/such/folder: no such folder"),
         (Request(["small"], artifact="tests"), "--artifact tests: no model.json there"),
         (Request(["small"], artifact="tests/data/artifacts/v1-tiny"), "made for features .*train again"),
+        (Request(["small"], seeds=4, until_settled=True), "--until-settled: 4 seeds settle nothing"),
         (Request(["small"], seeds=0), "--seeds 0: give 1 to 999"),
         (Request(["small"], controls=["model"]), "--controls: default must be among them"),
         (Request(["small"], controls=["default", "magic"]), "--controls: there is no 'magic'"),

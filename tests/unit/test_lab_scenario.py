@@ -757,3 +757,31 @@ def test_the_guard_is_judged_as_the_agent_ships_it() -> None:
                 ships.margin_us,
                 ships.margin_share,
             )
+
+
+def test_surroundings_leave_published_runs_as_they_are(tmp_path: Path) -> None:
+    """Pacing and the answer to marks are in a run only where they change something."""
+    scenario, name = load(path_of("surroundings")), "surroundings"
+    runs = {
+        (cell.point, cell.control): resolve(scenario, cell, {"kind": cell.control}, [])
+        for cell in cells(name, scenario)
+        if cell.profile == "uncoupled" and cell.seed == 102
+    }
+    assert runs["classic answer", "model"]["moved_response"] == "classic"
+    plain = runs["figure 8", "default"]
+    assert runs["classic answer", "default"] == plain
+    groups = {key: run["senders"][0]["groups"] for key, run in runs.items()}
+    assert [group.get("paced") for group in groups["paced DCTCP", "model"]] == ["on", None]
+    assert not any("paced" in group for group in plain["senders"][0]["groups"])
+    for changes, line in (
+        ("senders: {s1: {groups: {l4s: {tcp: prague, paced: true}}}}", "l4s.paced: only dctcp and cubic"),
+        (
+            "controls: {moved_response: classic}\n  senders: {s1: {groups: {l4s: {tcp: prague}}}}",
+            "controls.moved_response: classic is not there where senders.s1.groups.l4s.tcp is not dctcp",
+        ),
+    ):
+        own = tmp_path / "mine.yaml"
+        own.write_text(f"extends: figure8\nenvironment:\n  {changes}\n")
+        with pytest.raises(ValueError, match=line) as error:
+            load(own)
+        assert "\n" not in str(error.value)
