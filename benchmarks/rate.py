@@ -5,32 +5,44 @@ six rates out, on one thread, in turn. The engine is timed in C++, the reference
 that costs them a few us. ONNX Runtime computes 35 samples, as it is served. The engine keeps a flow's state,
 so that an ACK costs one token: `each ACK` is the last one alone, where PyTorch computes all n.
 
+Then the agent is told of samples at its socket, with the engine inside or a Triton behind it, and times
+itself from the arrival of the fifth to its answer. A program in Python beside it counts which answers came
+within the flow's least round trip, of 10 to 300 ms.
+
 Shapes: S samples, F fields, H horizons.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
+import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.rows import Row
+from benchmarks.rows import CannotHereError, Row
 
 if TYPE_CHECKING:
     from models.networks.rate_network import RateNetwork
+    from models.networks.scaling import ScaledFeature
     from serving.engine.rate import RateEngine
 
 CALLS: Final = 400  # per round and contestant
 FLOWS: Final = 64  # that agreement is measured on
 LARGEST: Final = 1e-5  # relative, of the engine to PyTorch; more is no answer
 SEED: Final = 1
+ASKED: Final = 5  # samples that the agent forecasts from
+AGENT_CALLS: Final = 200  # per round and door
+WANTED_US: Final = 150.0  # from an ACK to its answer
+ANSWER_S: Final = 10.0
+DOORS: Final = {"engine": "engine in the agent", "triton": "Triton behind the agent"}
 Raw = npt.NDArray[np.int64]
 Times = npt.NDArray[np.float64]
 
@@ -61,7 +73,7 @@ def measure(rounds: int) -> list[Row]:
             ask = _onnx_runtime(networks.export_onnx(folder))
             for n in PREFIXES:
                 rows += _latencies(engine, network, ask, [flow[:n] for flow in flows], rounds)
-            return rows
+            return rows + _doors(Path(temporary), folder, network.features, flows, rounds)
     finally:
         torch.set_num_threads(threads)
 
@@ -155,6 +167,80 @@ def _latencies(
             us, theirs = median[ours], median[reference]
             rows.append(Row(f"{what}, {engine.isa}, p50", us, theirs, reference, theirs / us, "us", rounds))
     return rows
+
+
+def _doors(
+    root: Path, folder: Path, features: Sequence[ScaledFeature], flows: list[Raw], rounds: int
+) -> list[Row]:
+    """ACK to answer through the agent, by the engine inside it and by Triton.
+
+    Raises:
+        CannotHereError: the agent or Triton is not built here.
+    """
+    from benchmarks.marker import MODEL
+    from benchmarks.served_models import served, write_model
+    from serving.agent import process as agent_process
+    from serving.triton.config import Backend
+    from serving.triton.repository import MODELS, RATE
+
+    if reason := agent_process.why_not_built():
+        raise CannotHereError(reason)
+    (version := root / "1").symlink_to(folder)
+    write_model(root / "repository", MODELS[RATE], folder, Backend.NATIVE, features=features)
+    rows = []
+    with served(root, [MODELS[RATE]], name="bench-triton-rate") as address:
+        options = {
+            "engine": [f"--local={MODEL}", f"--local-rates={version}"],
+            "triton": [f"--server={address}", "--server-rates"],
+        }
+        told = {door: _asked(root / "agent.sock", given, flows, rounds) for door, given in options.items()}
+    for door, (agent_us, share) in told.items():
+        name = f"ACK to answer, {DOORS[door]}, n = {ASKED}"
+        rows += [
+            Row(f"{name}, p50", agent_us, WANTED_US, "wanted at most", WANTED_US / agent_us, "us", rounds),
+            Row(
+                f"{name}, within a round trip",
+                100 * share,
+                99.9,
+                "wanted at least",
+                share / 0.999,
+                "%",
+                rounds,
+            ),
+        ]
+    return rows
+
+
+def _asked(path: Path, options: list[str], flows: list[Raw], rounds: int) -> tuple[float, float]:
+    """The agent's own p50 in us, and the share of answers within their flow's least round trip."""
+    from feature_store.rate.definition import NAMES
+    from serving.agent import process as agent_process
+    from serving.agent.rate_client import RateClient
+
+    trip, in_time, calls = NAMES.index("min_rtt"), 0, rounds * AGENT_CALLS
+    command = [str(agent_process.BINARY), f"--listen={path}", *options]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as agent:
+        try:
+            assert agent.stdout is not None  # noqa: S101 - it is a pipe, asked for above
+            if not agent.stdout.readline():  # it is ready
+                raise RuntimeError(f"bench rate: {agent.communicate()[1].strip()}")
+            with RateClient(path) as client:
+                for call in range(-FLOWS, calls):  # the first ones warm up
+                    flow = flows[call % FLOWS]
+                    for sample in range(ASKED - 1):
+                        client.tell(call + FLOWS, sample, flow[sample])
+                    start_s = time.perf_counter()
+                    client.tell(call + FLOWS, ASKED - 1, flow[ASKED - 1], ask=True, last=True)
+                    found = client.take(ANSWER_S)
+                    took_us = 1e6 * (time.perf_counter() - start_s)
+                    good = found is not None and found.outcome == "forecast"
+                    in_time += call >= 0 and good and took_us <= flow[ASKED - 1, trip]
+        finally:
+            agent.terminate()
+            lines = agent.communicate(timeout=ANSWER_S)[0].splitlines()
+    said = json.loads(lines[-1])
+    return float(said["forecast_us"]["p50"]), in_time / calls
 
 
 def _onnx_runtime(file: Path) -> Callable[[npt.NDArray[np.float32]], npt.NDArray[np.float32]]:

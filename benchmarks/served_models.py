@@ -19,6 +19,7 @@ from infra.local.native_backend import with_native_backend
 from infra.local.servers import triton_command
 from infra.local.triton_environment import TritonEnvironment, find_environment
 from models.networks import artifact
+from models.networks.scaling import ScaledFeature
 from serving.triton.config import CONTENT_FILE, MODEL_SCRIPT, Backend, config_text
 from serving.triton.endpoint import LOOPBACK, Triton
 from serving.triton.limits import limits_of
@@ -29,10 +30,18 @@ SERVER: Final = "bench-triton"  # in the servers' record
 START_S: Final = 60.0
 
 
-def write_model(repository: Path, name: str, source: Path, backend: str, version: int = 1) -> None:
+def write_model(
+    repository: Path,
+    name: str,
+    source: Path,
+    backend: str,
+    version: int = 1,
+    features: Sequence[ScaledFeature] | None = None,
+) -> None:
     """Put artifact `source` into a repository as a version of model `name`, the one that is served.
 
     `backend` is one of `Backend`, or IDENTITY, which takes only the shapes from the artifact.
+    `features`: those of a network of rates; None: `source` predicts latencies.
     """
     folder = repository / name / str(version)
     folder.mkdir(parents=True)
@@ -41,7 +50,8 @@ def write_model(repository: Path, name: str, source: Path, backend: str, version
         shutil.copyfile(source / file, folder / file)
     if python:
         shutil.copyfile(PROJECT / "serving" / "triton" / MODEL_SCRIPT, folder / MODEL_SCRIPT)
-    (folder / "limits.json").write_text(json.dumps(limits_of(artifact.load(source).model.features)))
+    limits = limits_of(artifact.load(source).model.features if features is None else features)
+    (folder / "limits.json").write_text(json.dumps(limits))
     (folder / CONTENT_FILE).write_text("0" * 64 + "\n")
     text = config_text(name, version, folder)
     if backend == IDENTITY:

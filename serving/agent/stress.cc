@@ -211,7 +211,7 @@ void steady(Random& random) {
   predictor.steady = true;
   Statistics statistics;
   DecisionLoop loop(predictor, {.guard = {.on = true}}, statistics, nullptr);
-  const auto source = make_synthetic({1e9, 1500, 7, 4});
+  const auto source = make_synthetic({1e9, 7, 4});
   struct Taker final : DecisionTaker {
     explicit Taker(Source& to) : source(to) {}
     void take(std::uint32_t, const DecisionFrame& decision) override { source.decided(decision); }

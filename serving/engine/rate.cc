@@ -210,16 +210,31 @@ void RateFlow::guess(const float* x_F) {
   log_trip_ = std::log(size * kUsPerS / std::max<double>(x_F[At::min_rtt], 1.0));
 }
 
-void RateFlow::push(const std::int64_t* sample) {
+void RateFlow::require_room() const {
   if (samples_ == rate::kMostSamples) {
     throw InvalidError("the flow has more than " + std::to_string(rate::kMostSamples) +
                        " samples; a forecast takes no more");
   }
+}
+
+void RateFlow::push_inputs(const float* input_F) {
+  require_room();
+  alignas(64) float x_F[kRateInputs] = {};
+  std::copy_n(input_F, kFields, x_F);
+  add(x_F);
+}
+
+void RateFlow::push(const std::int64_t* sample) {
+  require_room();
   alignas(64) float x_F[kRateInputs] = {};
   if (!stream_.push(sample, x_F)) {
     throw InvalidError("sample " + std::to_string(samples_) +
                        ": a field is negative, a count falls, or a flag is not 0 or 1");
   }
+  add(x_F);
+}
+
+void RateFlow::add(float* x_F) {
   guess(x_F);
   x_F[kFields] = static_cast<float>(log_dispersion_ - kCenter);
   x_F[kFields + 1] = static_cast<float>(log_trip_ + kTripOffset - kCenter);

@@ -31,6 +31,7 @@ class RateModel {
   RateModel& operator=(const RateModel&) = delete;
 
   const std::string& schema_hash() const { return schema_hash_; }
+  const std::vector<Scaling>& features() const { return features_; }
   const Kernel& kernel() const { return kernel_; }
 
  private:
@@ -61,6 +62,8 @@ class RateFlow {
   // Adds the next sample, one in tcp_info's units. Throws InvalidError, and nothing changed, where
   // there are 35 already or the sample cannot be.
   void push(const std::int64_t* sample);
+  // Likewise of the next sample's inputs (kFieldCount of them), as rate::SampleStream makes them.
+  void push_inputs(const float* input_F);
   int samples() const { return samples_; }
   // What the network says after the last sample, whatever it is.
   const Rates& raw() const { return rates_; }
@@ -69,6 +72,8 @@ class RateFlow {
   const Rates& forecast() const;
 
  private:
+  void require_room() const;
+  void add(float* x_F);
   void guess(const float* x_F);
 
   const RateModel& model_;

@@ -12,6 +12,8 @@ import pytest
 from conftest import PROJECT
 from registered import add_version, served
 
+from feature_store.rate.definition import NAMES
+
 sys.path.append(str(PROJECT / "tests" / "rate"))
 pytestmark = pytest.mark.slow
 
@@ -75,17 +77,27 @@ def test_deploys_rolls_back_and_leaves_the_latency_model_alone(  # type: ignore[
         first = register(network(2))
         deploy_version(None, kind=RATE)
         said = capsys.readouterr().out
-        assert f"version {first} goes to the Python backend with ONNX Runtime: " in said
-        assert "format 'swiftqueue-rate/2' is not" in said.replace('"', "'")
+        assert "goes to the Python backend" not in said
         assert (triton.served_version(rate), served()) == (first, champion)
         loaded, _ = networks.load(network(2))
         flows = [inputs(raw(n)) for n in (5, 15, 35)]
         answer = triton.infer(np.stack([networks.padded(one) for one in flows]), rate)
         for one, rate_H in zip((5, 15, 35), answer.y_BH, strict=True):
-            np.testing.assert_allclose(rate_H, networks.forecast(loaded, raw(one)), rtol=1e-4)
+            np.testing.assert_allclose(rate_H, networks.forecast(loaded, raw(one)), rtol=1e-5)
+        bad = np.stack([networks.padded(flows[0])])
+        bad[0, 2, 8] = np.nan
+        with pytest.raises(TritonError, match=r"window 0, token 2: rtt is NaN or outside \["):
+            triton.infer(bad, rate)
+        with pytest.raises(TritonError, match="shape"):
+            triton.infer(flows[0][None], rate)
+        assert print_status(kind=RATE) == 0
+        assert f"serves version {first} by the native backend" in capsys.readouterr().out
 
         second = register(network(3))
         deploy_version(None, kind=RATE)
+        said = capsys.readouterr().out.replace('"', "'")
+        assert f"version {second} goes to the Python backend with ONNX Runtime: " in said
+        assert "unknown architecture 'lstm'" in said
         assert triton.served_version(rate) == second == Registry(rate).alias("champion")
         rollback_champion(and_hold=True, kind=RATE)
         assert triton.served_version(rate) == first
@@ -95,8 +107,6 @@ def test_deploys_rolls_back_and_leaves_the_latency_model_alone(  # type: ignore[
         assert hold.release(RATE)
         deploy_version(second, kind=RATE)
 
-        bad = np.stack([networks.padded(flows[0])])
-        bad[0, 2, 8] = np.nan
         with pytest.raises(TritonError, match=r"window: rtt is NaN or outside \["):
             triton.infer(bad, rate)
         with pytest.raises(TritonError, match="shape"):
@@ -119,6 +129,52 @@ def test_deploys_rolls_back_and_leaves_the_latency_model_alone(  # type: ignore[
         assert "swiftqueue deploy --model rate" in said
         assert serve_champion(RATE) == second == triton.served_version(rate)
         assert served() == champion
+
+
+def test_the_agent_asks_triton_and_goes_on_without_it(
+    champion: int, network: Callable[[int], Path], tmp_path: Path
+) -> None:
+    """Forecasts equal to PyTorch's; without the server there are errors, and then forecasts again."""
+    from agent_program import AgentProgram
+    from waiting import wait_until
+
+    from models.rate import networks
+    from serving.agent.rate_client import Forecast, RateClient
+    from serving.deploy.deployment import deploy_version
+    from serving.triton.endpoint import Triton, grpc_addresses
+    from serving.triton.repository import MODELS, RATE
+
+    register(network(2))
+    deploy_version(None, kind=RATE)
+    path, flow = tmp_path / "agent.sock", raw(35)
+    flow[:, NAMES.index("min_rtt")] = 900_000  # us: the longest an answer may take
+    with (
+        AgentProgram("--listen", path, "--server", grpc_addresses()[0], "--server-rates") as agent,
+        RateClient(path) as client,
+    ):
+        numbers = iter(range(1_000_000))
+
+        def asked(n: int) -> Forecast:
+            connection = next(numbers)
+            for sample in range(n):
+                client.tell(connection, sample, flow[sample], ask=sample == n - 1, last=sample == n - 1)
+            found = client.take(30)
+            assert found is not None
+            assert (found.connection, found.sample) == (connection, n - 1)
+            return found
+
+        wait_until(lambda: asked(5).outcome == "forecast", "Triton does not forecast")
+        loaded, _ = networks.load(network(2))
+        for n in (5, 15, 35):
+            found = wait_until(lambda n=n: (one := asked(n)).outcome == "forecast" and one, f"n = {n}")
+            np.testing.assert_allclose(found.rate_H, networks.forecast(loaded, flow[:n]), rtol=1e-5)
+        assert asked(4).outcome == "none"
+        with Triton() as triton:
+            triton.unload(MODELS[RATE])
+            wait_until(lambda: asked(5).outcome in ("no_model", "error"), "nobody forecasts")
+            agent.complained("rates: ")
+            deploy_version(None, kind=RATE)
+        wait_until(lambda: asked(5).outcome == "forecast", "Triton does not forecast again")
 
 
 def test_what_cannot_be_served_is_one_line_and_the_champion_goes_on(

@@ -27,20 +27,73 @@ struct Piece {
   std::size_t bytes;
 };
 
+// One thread's use of a model, whichever it is.
+class AnySession {
+ public:
+  virtual ~AnySession() = default;
+  // Answers, of a request whose input has `shape` and consists of `pieces`; they stay until the
+  // next call. Throws InvalidError if the request cannot be answered.
+  virtual std::span<const float> predict(std::span<const std::int64_t> shape,
+                                         std::span<const Piece> pieces) = 0;
+
+ protected:
+  // Throws InvalidError unless `pieces` are windows [shape[0], tokens, features].
+  static std::size_t bytes_of(std::span<const std::int64_t> shape, std::span<const Piece> pieces,
+                              std::int64_t tokens, std::int64_t features);
+  // The pieces as one array, which stays until the next call.
+  const float* gather(std::span<const Piece> pieces, std::size_t bytes);
+
+ private:
+  std::vector<float> x_BWF_;  // used when the input is in pieces or not aligned
+};
+
+// A version of either model: of latencies, or of rates (rate_model.h).
+class AnyModel {
+ public:
+  virtual ~AnyModel() = default;
+  // Throws InvalidError unless Triton's configuration (JSON) promises clients what this version
+  // takes and gives.
+  virtual void check_config(std::string_view json) const = 0;
+  // This must outlive it.
+  virtual std::unique_ptr<AnySession> session() const = 0;
+  // Of the weights that versions may share.
+  virtual std::uint64_t encoder_hash() const = 0;
+  virtual const engine::Kernel& kernel() const = 0;
+  // Name of the tensor that answers.
+  virtual const char* output() const = 0;
+};
+
+// What the version folder holds, by the format that its model.json names. Throws as `Model` does.
+std::unique_ptr<AnyModel> load_model(const std::string& folder, std::int64_t version,
+                                     EncoderCache& encoders);
+
+// What a version promises, to be found in Triton's configuration.
+struct Promised {
+  std::int64_t tokens;
+  std::int64_t features;
+  const char* output;
+  std::int64_t horizon;
+  std::string_view schema_hash;
+};
+void check_promised(std::string_view json, const Promised& promised);
+
+Limits read_limits(const std::string& path, const std::vector<engine::Scaling>& features);
+
 // One version: head and limits of its own, the encoder shared with the other versions that have it.
-class Model {
+class Model final : public AnyModel {
  public:
   // Loads version folder `folder`: model.json, model.safetensors, limits.json. Throws FileError or
   // InvalidError, naming the file.
   Model(const std::string& folder, std::int64_t version, EncoderCache& encoders);
 
-  // Throws InvalidError unless Triton's configuration (JSON) promises clients what this version
-  // takes and gives.
-  void check_config(std::string_view json) const;
+  void check_config(std::string_view json) const override;
+  std::unique_ptr<AnySession> session() const override;
+  std::uint64_t encoder_hash() const override { return encoder_hash_; }
+  const engine::Kernel& kernel() const override { return engine_->kernel(); }
+  const char* output() const override { return "latency_us"; }
 
   const engine::Engine& engine() const { return *engine_; }
   const Limits& limits() const { return limits_; }
-  std::uint64_t encoder_hash() const { return encoder_hash_; }
 
  private:
   Model(const std::string& folder, const engine::Artifact& artifact, std::int64_t version,
@@ -51,23 +104,18 @@ class Model {
   std::uint64_t encoder_hash_;
 };
 
-// One thread's use of a model.
-class Session {
+class Session final : public AnySession {
  public:
   // `model` must outlive it.
   explicit Session(const Model& model) : model_(model), engine_(model.engine().share()) {}
 
-  // Latencies in us, y_BH, of a request whose input has `shape` and consists of `pieces`; they stay
-  // until the next call. Throws InvalidError if the request cannot be answered.
+  // Latencies in us, y_BH.
   std::span<const float> predict(std::span<const std::int64_t> shape,
-                                 std::span<const Piece> pieces);
+                                 std::span<const Piece> pieces) override;
 
  private:
-  const float* gather(std::span<const Piece> pieces, std::size_t bytes);
-
   const Model& model_;
   std::unique_ptr<engine::Engine> engine_;
-  std::vector<float> x_BWF_;  // used when the input is in pieces or not aligned
   std::vector<float> y_BH_;
 };
 

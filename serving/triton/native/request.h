@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "serving/triton/native/guard.h"
@@ -50,19 +51,19 @@ inline std::span<const std::int64_t> read_windows(TRITONBACKEND_Request* request
   return {shape, dimensions};
 }
 
-// Where the latencies of `windows` windows, `horizon` of each, are to be written.
-inline void* latencies(TRITONBACKEND_Response* response, std::int64_t windows,
-                       std::int64_t horizon) {
+// Where the answers `name` about `windows` windows, `horizon` of each, are to be written.
+inline void* answers(TRITONBACKEND_Response* response, const char* name, std::int64_t windows,
+                     std::int64_t horizon) {
   const std::int64_t shape[] = {windows, horizon};
   const auto bytes = static_cast<std::uint64_t>(windows * horizon) * sizeof(float);
   TRITONBACKEND_Output* output = nullptr;
-  require(TRITONBACKEND_ResponseOutput(response, &output, "latency_us", kFp32, shape, 2));
+  require(TRITONBACKEND_ResponseOutput(response, &output, name, kFp32, shape, 2));
   void* buffer = nullptr;
   int memory_type = kCpu;
   std::int64_t memory_id = 0;
   require(TRITONBACKEND_OutputBuffer(output, &buffer, bytes, &memory_type, &memory_id));
   if (memory_type != kCpu && memory_type != kCpuPinned) {
-    throw engine::InvalidError("latency_us is wanted in GPU memory; ask for CPU memory");
+    throw engine::InvalidError(std::string(name) + " is wanted in GPU memory; ask for CPU memory");
   }
   return buffer;
 }

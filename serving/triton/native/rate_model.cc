@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "serving/triton/native/rate_model.h"
+
+#include <algorithm>
+#include <functional>
+
+#include "serving/engine/safetensors.h"
+
+namespace swiftqueue::backend {
+namespace {
+
+constexpr std::size_t kMaxWeightBytes = std::size_t{1} << 26;
+constexpr int kSamples = rate::kMostSamples;
+constexpr int kFields = rate::kFieldCount;
+
+}  // namespace
+
+Rates::Rates(const std::string& folder)
+    : model_(folder, "auto"),
+      limits_(read_limits(folder + "/limits.json", model_.features())),
+      hash_(std::hash<std::string>{}(
+          engine::read_file(folder + "/model.safetensors", kMaxWeightBytes))) {}
+
+void Rates::check_config(std::string_view json) const {
+  check_promised(json, {kSamples, kFields, output(),
+                        static_cast<std::int64_t>(rate::kHorizons.size()), model_.schema_hash()});
+}
+
+std::unique_ptr<AnySession> Rates::session() const { return std::make_unique<RateSession>(*this); }
+
+std::span<const float> RateSession::predict(std::span<const std::int64_t> shape,
+                                            std::span<const Piece> pieces) {
+  const float* x_SF = gather(pieces, bytes_of(shape, pieces, kSamples, kFields));
+  served_.limits().check(x_SF, shape[0], kSamples);
+  y_BH_.clear();
+  for (std::int64_t flow = 0; flow < shape[0]; ++flow, x_SF += kSamples * kFields) {
+    int samples = 0;
+    for (int s = 0; s < kSamples; ++s) samples += x_SF[s * kFields + rate::At::snd_cwnd] > 0;
+    flow_.reset();
+    for (int s = 0; s < std::max(samples, 1); ++s) flow_.push_inputs(x_SF + s * kFields);
+    y_BH_.insert(y_BH_.end(), flow_.raw().begin(), flow_.raw().end());
+  }
+  return y_BH_;
+}
+
+}  // namespace swiftqueue::backend
