@@ -92,6 +92,7 @@ app.add_typer(
 app.add_typer(
     _programs(
         "Forecasts of a TCP connection's rate from its first ACKs.",
+        add="infra.rate:add",
         collect="infra.rate:collect",
         feedback="infra.rate:feedback",
         forecast="infra.rate:forecast",

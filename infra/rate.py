@@ -41,6 +41,27 @@ def simulate(output: Flows = FLOWS, params: Params = Path("params.yaml")) -> Non
     print(f"{output}: {wanted} paths of {section.flows} flows, {made} of them made now")
 
 
+def add(
+    file: Annotated[Path, typer.Argument(help="CSV or Parquet: `flow` and the 28 fields, a row an ACK")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="folder of the flows")] = FLOWS,
+    name: Annotated[str | None, typer.Option(help="of the path (default: the file's)")] = None,
+    held_out: Annotated[bool, typer.Option("--held-out", help="a path that no model learns from")] = False,
+    json: Annotated[bool, typer.Option("--json", help="print a JSON object")] = False,
+) -> None:
+    """Add a foreign trace of tcp_info as a path of its own; it stays when flows are simulated.
+
+    Example: swiftqueue rate add trace.csv --name office --held-out
+    """
+    from feature_store.rate.traces import add as make
+
+    called = name or f"added-{file.stem}"
+    made = make(file, output, called, "held-out" if held_out else "train")
+    if json:
+        print(json_.dumps({"path": called, **made}))
+    else:
+        print(f"{output}: path {called}, {made['flows']} flows of {made['samples']} samples")
+
+
 def forecast(
     flows: Flows = FLOWS,
     artifact: Annotated[Path, typer.Option(help="folder of a network", metavar="FOLDER")] = Path(

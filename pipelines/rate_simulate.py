@@ -19,6 +19,7 @@ import polars as pl
 from pydantic import Field
 
 from feature_store.rate.tables import FLOW_SCHEMA, SAMPLE_SCHEMA, paths_in, write_path
+from feature_store.rate.traces import ADDED
 from models.section import Section, read
 from pipelines.simulators import PROJECT, Runs, build_simulator
 from pipelines.stage import Given, StageError, run_stage
@@ -125,7 +126,8 @@ def simulate(
 
     Args:
         params: the section.
-        output: folder of the tables; paths of other settings in it are replaced or removed.
+        output: folder of the tables; paths of other settings in it are replaced or removed, but for those
+            that `swiftqueue rate add` wrote.
         program: what `build_simulator(program="rate")` returned.
         report: called with the name of a path that is ready, how many are, and of how many.
 
@@ -133,9 +135,11 @@ def simulate(
         StageError: the program ended with an error, or what it wrote cannot be; the line names the path.
     """
     wanted = params.paths()
-    there = {name for name, about in _there(output).items() if wanted.get(name) == about}
+    known = _there(output)
+    there = {name for name, about in known.items() if wanted.get(name) == about}
     for place in output.glob("path=*"):
-        if place.name.removeprefix("path=") not in wanted:
+        name = place.name.removeprefix("path=")
+        if name not in wanted and known.get(name, {}).get("source") != ADDED:
             shutil.rmtree(place)
     todo = [name for name in wanted if name not in there]
     done = itertools.count(len(there) + 1)

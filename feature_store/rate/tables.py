@@ -7,11 +7,13 @@ or not there. Name of the path and truth are in the flow table only; inputs are 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from feature_store.atomic import new_folder
 from feature_store.parquet import read_parquet
@@ -46,6 +48,30 @@ def write_path(
         samples.write_parquet(partial / SAMPLES)
         flows.write_parquet(partial / FLOWS)
         (partial / PATH).write_text(json.dumps(path, indent=1) + "\n")
+
+
+def tables_of(flows: Iterable[tuple[int, int, NDArray[np.int64]]]) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Samples and flows of what was sampled at every ACK; flows are counted as they come.
+
+    Args:
+        flows: of each its receiver, when it began (ns), and all of its samples (N, F), from the first on.
+    """
+    samples: list[dict[str, int]] = []
+    rows: list[dict[str, int | None]] = []
+    for number, (receiver, started_ns, x_NF) in enumerate(flows):
+        row: dict[str, int | None] = {
+            "flow": number, "receiver": receiver, "started_ns": started_ns, "samples": len(x_NF)
+        }  # fmt: skip
+        delivered, rate, ts = (x_NF[:, NAMES.index(name)] for name in ("delivered", "bbr_bw", "ts"))
+        for packets in HORIZONS:
+            at = int(np.searchsorted(delivered, packets))
+            there = at < len(x_NF) and rate[at] > 0
+            row[f"rate_{packets}_bytes_per_s"] = int(rate[at]) if there else None
+            row[f"at_{packets}_ns"] = started_ns + 1000 * int(ts[at]) if there else None
+        rows.append(row)
+        for sample, values in enumerate(x_NF[:MOST_SAMPLES].tolist()):
+            samples.append({"flow": number, "sample": sample} | dict(zip(NAMES, values, strict=True)))
+    return pl.DataFrame(samples, SAMPLE_SCHEMA), pl.DataFrame(rows, FLOW_SCHEMA)
 
 
 def read_path(folder: Path, name: str) -> tuple[pl.DataFrame, pl.DataFrame]:

@@ -20,8 +20,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from feature_store.rate.definition import HORIZONS, MOST_SAMPLES, NAMES
-from feature_store.rate.tables import FLOW_SCHEMA, SAMPLE_SCHEMA, write_path
+from feature_store.rate.definition import NAMES
+from feature_store.rate.tables import tables_of, write_path
 from laboratory.bed import tcp_traffic
 from laboratory.bed.checks import capability
 from laboratory.bed.hosts import ADDRESS_B, Bed
@@ -138,31 +138,17 @@ def tables(records: NDArray[Any]) -> tuple[pl.DataFrame, pl.DataFrame]:
 
     Flows are counted anew, by when they were established.
     """
-    samples: list[dict[str, int]] = []
-    flows: list[dict[str, int | None]] = []
     receivers: dict[int, int] = {}
     order = np.lexsort((records["number"], records["flow"]))
     _, begins = np.unique(records["flow"][order], return_index=True)
     each = np.split(records[order], begins[1:]) if len(records) else []
     each.sort(key=lambda own: int(own["since_ns"][0]))
-    for own in each:
-        if not np.array_equal(own["number"], np.arange(len(own))):
-            continue
-        number, started_ns = len(flows), int(own["since_ns"][0] - each[0]["since_ns"][0])
-        x_NF = own["fields"]
-        row: dict[str, int | None] = {
-            "flow": number,
-            "receiver": receivers.setdefault(int(own["receiver"][0]), len(receivers)),
-            "started_ns": started_ns,
-            "samples": len(own),
-        }
-        delivered, rate, ts = (x_NF[:, NAMES.index(name)] for name in ("delivered", "bbr_bw", "ts"))
-        for packets in HORIZONS:
-            at = int(np.searchsorted(delivered, packets))
-            there = at < len(own) and rate[at] > 0
-            row[f"rate_{packets}_bytes_per_s"] = int(rate[at]) if there else None
-            row[f"at_{packets}_ns"] = started_ns + 1000 * int(ts[at]) if there else None
-        flows.append(row)
-        for sample, values in enumerate(x_NF[:MOST_SAMPLES].tolist()):
-            samples.append({"flow": number, "sample": sample} | dict(zip(NAMES, values, strict=True)))
-    return pl.DataFrame(samples, SAMPLE_SCHEMA), pl.DataFrame(flows, FLOW_SCHEMA)
+    return tables_of(
+        (
+            receivers.setdefault(int(own["receiver"][0]), len(receivers)),
+            int(own["since_ns"][0] - each[0]["since_ns"][0]),
+            own["fields"],
+        )
+        for own in each
+        if np.array_equal(own["number"], np.arange(len(own)))
+    )

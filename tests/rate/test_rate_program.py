@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -63,9 +65,14 @@ def test_flows_of_a_path(program: Path, tmp_path: Path) -> None:
 def test_a_run_goes_on_where_it_was_stopped(program: Path, tmp_path: Path) -> None:
     simulate(params(), tmp_path, program)
     assert simulate(params(), tmp_path, program) == 0
+    foreign = tmp_path / "path=office"  # as `swiftqueue rate add` makes one
+    shutil.copytree(next(tmp_path.glob("path=*")), foreign)
+    about = json.loads((foreign / "path.json").read_text())
+    (foreign / "path.json").write_text(json.dumps(about | {"source": "added"}))
     assert simulate(params(held_out_rtt_ms=[90.0]), tmp_path, program) == 1
-    assert sorted(paths_in(tmp_path)) == ["20mbps-40ms", "50mbps-90ms"]
+    assert sorted(paths_in(tmp_path)) == ["20mbps-40ms", "50mbps-90ms", "office"]
     assert simulate(params(seed=2, held_out_rtt_ms=[90.0]), tmp_path, program) == 2
+    assert foreign.is_dir()
 
 
 def test_what_cannot_be_simulated_is_named(program: Path, tmp_path: Path) -> None:
