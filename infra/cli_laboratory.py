@@ -82,6 +82,27 @@ def lab_run(
     sys.exit(run_lab(request, output))
 
 
+@lab_app.command("paper")
+def lab_paper(
+    exhibits: Annotated[
+        list[str] | None,
+        typer.Argument(help="as figure-7b (default: all)", metavar="[EXHIBIT]..."),
+    ] = None,
+    artifact: Annotated[
+        str, typer.Option(help="the model: a folder, or `champion` of the registry")
+    ] = "docs/laboratory/models/figure8",
+    small: Annotated[bool, typer.Option("--small", help="30 s a run, the ends of each axis")] = False,
+    output: LabOutput = Path("var/lab"),
+) -> None:
+    """Redo what the SwiftQueue paper says of P99, each figure with a verdict; goes on where it stopped.
+
+    Examples: swiftqueue lab paper --small, and swiftqueue lab paper figure-7b
+    """
+    from infra.paper.waits import run_waits
+
+    sys.exit(run_waits(exhibits or [], artifact, output, small=small))
+
+
 @lab_app.command("train")
 def lab_train(
     scenario: Annotated[str, typer.Argument(help="name, or a YAML file")],

@@ -14,6 +14,7 @@ import polars as pl
 from benchmarks import published
 from benchmarks.published import Published
 from benchmarks.rows import Row
+from infra.paper import waits
 from infra.results import evaluations, forecasters, lfq, paper, queues, rate_feedback, rates, tuning
 from laboratory.bed import report as bed_report
 from laboratory.bed import runs as bed_runs
@@ -284,6 +285,8 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "tuning": searched,
     "tuning-scores": lambda data: forecast_rows(data, tuning.scored, tuning.UNTUNED, tuning.TUNED),
     "ceiling": lambda data: forecast_rows(data, tuning.ceiling, tuning.UNTUNED, tuning.CEILING),
+    "paper-waits": lambda data: waits.table(data.runs),
+    "paper-waits-choices": lambda _: waits.choices(),
     "paper-verdicts": lambda data: paper.verdicts(data.paper),
     "paper-origins": lambda data: paper.origins(data.paper),
     "paper-exhibits": lambda data: paper.sections(data.paper),

@@ -1,0 +1,176 @@
+"""`swiftqueue lab paper`: what the paper says of waits (7b, the P99 halves of 9 to 12), each with a verdict.
+
+The claim is the paper's: its model takes 36 to 45 % off P99. Its lower end is asked at each point of an axis,
+by the rule of `verdicts.py`. Runs are the laboratory's, so they are resumed and shared with it.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import polars as pl
+
+from infra.paper.verdicts import NOT_RUN, NOT_SETTLED, REPRODUCED, Answer, answer, verdict
+from laboratory.command import Request, run_lab
+from laboratory.report.comparison import Place, by_seed, change_of, percent
+from laboratory.report.judging import FEWEST_SEEDS, LEAST_P99_FALL
+from laboratory.report.measures import QUEUEING_P99
+from laboratory.report.tables import NONE, head_of, row_of
+from laboratory.runs import results
+from laboratory.scenarios.files import load, path_of
+
+SMALL_S: Final = 30.0
+CONTROLS: Final = ("default", "model")
+
+
+@dataclass(frozen=True)
+class Waits:
+    """A figure of the paper, and the scenario that redoes it."""
+
+    title: str
+    scenario: str
+    profile: str
+    choice: str  # what the paper's prose leaves open, and what is taken
+    small: tuple[str, ...] = ()  # points of the small form; none named: all
+
+    def points(self) -> list[str]:
+        """Points of its axis; one without a name where it has none."""
+        axis = load(path_of(self.scenario)).axis
+        return list(axis.points) if axis else [""]
+
+
+EXHIBITS: Final[Mapping[str, Waits]] = {
+    "figure-7b": Waits(
+        "Figure 7b",
+        "figure8",
+        "uncoupled",
+        "the queues: coupled as RFC 9332 has it, or not; here not, the premise of its figures",
+    ),
+    "figure-7b-rfc9332": Waits("Figure 7b, RFC 9332", "figure8", "rfc9332", "the same; here coupled"),
+    "figure-9-p99": Waits(
+        "Figure 9: L4S flows",
+        "paper-flows",
+        "uncoupled",
+        "whose they are; here 6 of 10 are S1's, and the 4 Cubic flows stay",
+        ("10", "100"),
+    ),
+    "figure-10-p99": Waits(
+        "Figure 10: queue limit",
+        "paper-queue",
+        "uncoupled",
+        "of which round trip; here 40 ms",
+        ("2 BDP", "20 BDP"),
+    ),
+    "figure-11-p99": Waits(
+        "Figure 11: propagation",
+        "paper-delay",
+        "uncoupled",
+        "one way, or a round trip; here one way",
+        ("20 ms", "200 ms"),
+    ),
+    "figure-12-p99": Waits(
+        "Figure 12: congestion control",
+        "paper-tcp",
+        "uncoupled",
+        "whether Cubic and BBR are marked as L4S; here they are",
+        ("DCTCP", "BBR"),
+    ),
+}
+
+
+def chosen(names: Sequence[str]) -> dict[str, Waits]:
+    """Exhibits by their names; none named: all.
+
+    Raises:
+        ValueError: there is none of a name.
+    """
+    if wrong := [name for name in names if name not in EXHIBITS]:
+        close = difflib.get_close_matches(wrong[0], EXHIBITS, 1)
+        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(EXHIBITS)}"
+        raise ValueError(f"the paper has no wait {wrong[0]!r}; {hint}")
+    return {name: EXHIBITS[name] for name in names or EXHIBITS}
+
+
+def run_waits(names: Sequence[str], artifact: str, output: Path, *, small: bool) -> int:
+    """Run what some exhibits ask for, and say their verdicts; 1 if a run failed. Goes on where it stopped.
+
+    Raises:
+        ValueError: an exhibit or the model is unknown, or there is no simulator; nothing was run.
+    """
+    exhibits = chosen(names)
+    failed = 0
+    for scenario in dict.fromkeys(each.scenario for each in exhibits.values()):
+        points = next(each.small for each in exhibits.values() if each.scenario == scenario) if small else ()
+        request = Request(
+            [scenario],
+            seconds=SMALL_S if small else None,
+            artifact=artifact,
+            controls=list(CONTROLS),
+            points=list(points) or None,
+        )
+        failed |= run_lab(request, output)
+    runs = results.load(output)
+    for each in exhibits.values():
+        print(f"{each.title}: {said(runs, each)}")
+    return failed
+
+
+def answers(runs: pl.DataFrame, one: Waits) -> list[Answer]:
+    """Ask at each point that was run whether P99 falls by what is claimed; by seed, in ms."""
+    found = []
+    for point in one.points():
+        base, ours = (
+            by_seed(runs, Place(one.scenario, point, one.profile), control, QUEUEING_P99)
+            for control in CONTROLS
+        )
+        pairs = [
+            (base[seed] * QUEUEING_P99.scale, ours[seed] * QUEUEING_P99.scale)
+            for seed in sorted(set(base) & set(ours))
+        ]
+        if len(pairs) >= FEWEST_SEEDS:
+            asked = answer(f"{point or 'its one point'}: default, model", pairs, 1 / (1 - LEAST_P99_FALL))
+            found += [asked] if asked else []
+    return found
+
+
+def said(runs: pl.DataFrame, one: Waits) -> str:
+    """The verdict; an exhibit with a point that was not run is not settled, unless another refutes it."""
+    given = answers(runs, one)
+    word = verdict(given)
+    complete = len(given) == len(one.points())
+    return word if complete or word != REPRODUCED else NOT_SETTLED
+
+
+def table(runs: pl.DataFrame) -> list[str]:
+    """A row for each exhibit and point that was run, the verdict, and the command where there is none."""
+    lines = head_of(["exhibit", "point", "P99 against default", "seeds", "seconds", "verdict"])
+    for name, one in EXHIBITS.items():
+        command = f"`swiftqueue lab paper {name}`"
+        word = said(runs, one)
+        rows = []
+        for point in one.points():
+            place = Place(one.scenario, point, one.profile)
+            change = change_of(runs, place, "model", QUEUEING_P99)
+            if change is None:
+                continue
+            here = runs.filter(
+                pl.col("scenario") == one.scenario,
+                pl.col("point") == point,
+                pl.col("profile") == one.profile,
+                pl.col("control") == "model",
+            )
+            rows.append([point or NONE, percent(change), str(change.n), f"{here['seconds'].max():g}"])
+        if not rows:
+            lines.append(row_of([one.title, NONE, NONE, NONE, NONE, f"{NOT_RUN}: {command}"]))
+        for row in rows:
+            lines.append(row_of([one.title, *row, f"**{word}**: {command}"]))
+    return lines
+
+
+def choices() -> list[str]:
+    """What the paper's prose leaves open in each exhibit, and what is taken."""
+    return [f"- **{one.title}**: {one.choice}." for one in EXHIBITS.values()]
