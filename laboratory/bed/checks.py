@@ -132,6 +132,11 @@ def _dctcp() -> tuple[bool, str]:
     return _runs([str(HOLDER), "check", str(DCTCP_OBJECT), DCTCP], "the kernel takes ours, by struct_ops")
 
 
+def _dualpi2() -> tuple[bool, str]:
+    add = ["tc", "qdisc", "add", "dev", "lo", "root", "dualpi2"]
+    return _runs([*own_network(), *add], "Linux's own queue takes a loopback")
+
+
 def _real_time() -> tuple[bool, str]:
     return _runs(["chrt", "-f", "1", "true"], "SCHED_FIFO is given")
 
@@ -162,5 +167,6 @@ _TRIALS: Final[dict[str, tuple[str, Callable[[], tuple[bool, str]]]]] = {
     "tc_bpf": ("swiftqueue mark: TCP packets marked one by one", _tc_bpf),
     "btf": ("BPF programs that read the kernel's structures", _btf),
     "struct_ops": ("congestion control from BPF: samples and forecasts", _struct_ops),
+    "dualpi2": ("Linux's own queue beside ours; nothing uses it yet", _dualpi2),
     "dctcp": ("bed run figure8: L4S flows that answer marks", _dctcp),
 }
