@@ -307,6 +307,7 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "sweeps-costs": lambda data: costs(data, "sweep-"),
     **{f"ladder-{profile}": partial(known, profile=profile) for profile in PROFILES},
     "guard": lambda data: guard.guarded(data.runs),
+    "charge": lambda data: guard.guarded(data.runs, "charge-", "charge, µs"),
     "guard-tried": lambda data: guard.tried(data.runs),
     "guard-kept": lambda data: guard.kept(data.runs),
     "guard-shipped": lambda data: guard.guarded(data.runs, guard.SHIPPED),
