@@ -34,7 +34,7 @@ Shown = Sequence[tuple[str, str, float, int]]
 
 def web(runs: pl.DataFrame) -> list[str]:
     """Every rule and call of confucius-web, means over seeds."""
-    return _table(runs.filter(pl.col("scenario") == WEB), ["point"], ["rule, call"], (*SHOWN, CALL))
+    return runs_table(runs.filter(pl.col("scenario") == WEB), ["point"], ["rule, call"], (*SHOWN, CALL))
 
 
 def web_verdicts(runs: pl.DataFrame) -> list[str]:
@@ -50,12 +50,13 @@ def web_verdicts(runs: pl.DataFrame) -> list[str]:
 def who(runs: pl.DataFrame) -> list[str]:
     """Who picks: every rule, profile and control of who-picks."""
     own = runs.filter(pl.col("scenario") == WHO)
-    return _table(
+    return runs_table(
         own, ["point", "profile", "control"], ["who picks", "profile", "control"], (*SHOWN, CALL, *WAITS)
     )
 
 
-def _table(rows: pl.DataFrame, by: Sequence[str], names: Sequence[str], shown: Shown) -> list[str]:
+def runs_table(rows: pl.DataFrame, by: Sequence[str], names: Sequence[str], shown: Shown) -> list[str]:
+    """A line for each key of `by`, with means over seeds."""
     lines = lab.head_of([*names, "seeds", *(heading for _, heading, _, _ in shown)])
     for key, own in sorted(rows.group_by(by), key=lambda one: [str(part) for part in one[0]]):
         cells = [

@@ -15,7 +15,17 @@ from benchmarks import published
 from benchmarks.published import Published
 from benchmarks.rows import Row
 from infra.paper import waits
-from infra.results import evaluations, forecasters, lfq, paper, queues, rate_feedback, rates, tuning
+from infra.results import (
+    confucius,
+    evaluations,
+    forecasters,
+    lfq,
+    paper,
+    queues,
+    rate_feedback,
+    rates,
+    tuning,
+)
 from laboratory.bed import report as bed_report
 from laboratory.bed import runs as bed_runs
 from laboratory.lfq import table as lfq_table
@@ -65,6 +75,7 @@ class Data:
     rules: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=RUNS))
     bed: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=bed_runs.SCHEMA))
     experience: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=experience.SCHEMA))
+    flows: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=experience.FLOWS_SCHEMA))
 
     @classmethod
     def load(cls, root: Path) -> Data:
@@ -86,6 +97,7 @@ class Data:
             load_runs(root / LABORATORY / "rules"),
             bed_runs.load(root / LABORATORY),
             experience.load(root / LABORATORY),
+            experience.load_flows(root / LABORATORY),
         )
 
     def evaluation(self, name: str) -> dict[str, Any]:
@@ -322,6 +334,10 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "lfq-beyond": lambda data: lfq.beyond(data.lfq),
     "lfq-best": lambda data: lfq.best_of(data.lfq),
     "lfq-verdicts": lambda data: lfq.verdicts(data.lfq),
+    "confucius-verdicts": lambda data: confucius.verdicts(data.experience, data.flows),
+    "confucius-pages": lambda data: confucius.pages(data.experience),
+    "confucius-shares": lambda data: confucius.shares(data.flows),
+    "confucius-bounds": lambda data: confucius.bounds(data.experience),
     "queues-web": lambda data: queues.web(data.experience),
     "queues-web-verdicts": lambda data: queues.web_verdicts(data.experience),
     "queues-who": lambda data: queues.who(data.experience),

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks import published
 from benchmarks.rows import Row
-from infra.results import evaluations, forecasters, queues, replayed
+from infra.results import confucius, evaluations, forecasters, queues, replayed
 from infra.results.pages import END, FOLDER, filled, rewrite
 from infra.results.pictures import coverage
 from infra.results.tables import TABLES, Data
@@ -232,3 +232,33 @@ def test_figures_of_calls_that_were_not_run_are_left_out() -> None:
     assert all("| GCC: " in line for line in lines[2:])
     assert lines[-1] == "| GCC: share of pages that stall | at most 0.2 | 0.100 (0.100 to 0.100) | held |"
     assert lines[3].endswith("| not held |")  # as much stall as FqCoDel
+
+
+def test_confucius_tables_show_what_was_run() -> None:
+    """Only scenarios with runs; the corrected bound is the closed form; Jain's index is of all flows."""
+    assert [round(1e3 * confucius.later_s(flows)) for flows in (8, 19, 100)] == [140, 188, 232]
+    rows = [
+        noticed(confucius.FLOWS, f"{rule}, GCC, 60", seed, stall_per_page_s=0.0, load_mean_s=load)
+        for rule, load in (("Confucius", 0.8), ("FQ+FIFO", 0.5))
+        for seed in range(1, 6)
+    ]
+    runs = pl.DataFrame(rows, schema=experience.SCHEMA)
+    key = {"scenario": "confucius-mix", "point": "Confucius, GCC", "profile": "rfc9332", "control": "default"}
+    flows = pl.DataFrame(
+        [
+            {**dict.fromkeys(experience.FLOWS_SCHEMA), **key, "seed": seed, "sender": tcp, "tcp": tcp}
+            | {"goodput_mbps": rate, "queueing_p99_s": 0.05}
+            for seed in range(1, 6)
+            for tcp, rate in (("gcc", 1.0), ("bbr", 3.0))
+        ],
+        schema=experience.FLOWS_SCHEMA,
+    )
+    lines = confucius.verdicts(runs, flows)
+    assert "| `confucius-flows` | 60 flows: stall, s | at most 0 | 0.000 (0.000 to 0.000) | held |" in lines
+    assert any("gcc: round trip P99, s | at most 0.07 | 0.090" in line for line in lines)
+    assert not any("confucius-sizes" in line for line in lines)
+    assert confucius.bounds(runs)[2:] == ["| 60 | 361 | 223 | 300 (300 to 300) |"]
+    (shared,) = confucius.shares(flows)[2:]
+    assert shared.startswith("| `confucius-mix` | Confucius, GCC | 5 | 0.80 (0.80 to 0.80) | 1.00 (1.00 to")
+    assert shared.endswith("| 3.00 (3.00 to 3.00) |")
+    assert len(confucius.pages(runs)) == 2 + 2

@@ -1,0 +1,98 @@
+"""Published runs after Confucius' evaluation: `experience.parquet` and `flows.parquet` of the laboratory."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import polars as pl
+
+from infra.results.lfq import interval, measured, wanted
+from infra.results.queues import CALL, SHOWN, runs_table
+from laboratory.report import tables as lab
+from laboratory.report.verdicts import (
+    CONFUCIUS,
+    JUDGED,
+    JUDGED_BY_FLOW,
+    MOST_LONGER_S,
+    fairness_of,
+    longer_than_fair,
+)
+
+WEB: Final = "confucius-web"  # has a page of its own
+FLOWS: Final = "confucius-flows"
+DOUBLING_S: Final = 0.25  # 1 / lambda
+
+
+def verdicts(runs: pl.DataFrame, flows: pl.DataFrame) -> list[str]:
+    """Every figure to reach of the scenarios that were run."""
+    lines = lab.head_of(["scenario", "figure", "wanted", "measured", "verdict"])
+    for table, judges in ((runs, JUDGED), (flows, JUDGED_BY_FLOW)):
+        for name, judge in judges.items():
+            own = table.filter(pl.col("scenario") == name)
+            if name != WEB and not own.is_empty():
+                lines += [
+                    lab.row_of([f"`{name}`", one.figure, wanted(one), measured(one), one.verdict])
+                    for one in judge(own)
+                ]
+    return lines
+
+
+def pages(runs: pl.DataFrame) -> list[str]:
+    """Stalls, loads and the call's rate at every point, means over seeds."""
+    own = runs.filter(pl.col("scenario").is_in([name for name in JUDGED if name != WEB]))
+    return runs_table(own, ["scenario", "point"], ["scenario", "point"], (*SHOWN, CALL))
+
+
+def shares(flows: pl.DataFrame) -> list[str]:
+    """How the flows share the link: Jain's index, and the mean rate of each kind of flow, in Mbit/s."""
+    kinds = [tcp for tcp in ("gcc", "copa", "bbr", "cubic") if tcp in flows["tcp"]]
+    lines = lab.head_of(["scenario", "point", "seeds", "Jain's index", *kinds])
+    for (scenario, point), own in sorted(flows.group_by("scenario", "point"), key=lambda one: _order(one[0])):
+        rates = [
+            own.filter(pl.col("tcp") == tcp)
+            .group_by("seed")
+            .agg(pl.col("goodput_mbps").mean())["goodput_mbps"]
+            for tcp in kinds
+        ]
+        lines.append(
+            lab.row_of(
+                [
+                    f"`{scenario}`",
+                    str(point),
+                    str(own["seed"].n_unique()),
+                    interval(list(fairness_of(own, str(point)).values()), 2),
+                    *(interval(rate.to_list(), 2) if rate.len() else "–" for rate in rates),
+                ]
+            )
+        )
+    return lines
+
+
+def bounds(runs: pl.DataFrame) -> list[str]:
+    """By how much a page's flows end later than under fair queuing: in theory, and measured."""
+    own = runs.filter(pl.col("scenario") == FLOWS)
+    lines = lab.head_of(["flows of a page", "paper's bound, ms", "corrected, ms", "measured, ms"])
+    points = own.filter(pl.col("point").str.starts_with(CONFUCIUS))["point"].unique()
+    for flows in sorted(int(point.split(", ")[-1]) for point in points):
+        values = [1e3 * value for value in longer_than_fair(own, str(flows))]
+        cells = [f"{1e3 * MOST_LONGER_S:.0f}", f"{1e3 * later_s(flows):.0f}", interval(values, 0)]
+        lines.append(lab.row_of([str(flows), *cells]))
+    return lines
+
+
+def later_s(flows: int) -> float:
+    """How much later `flows` long flows end beside one old flow than under fair queuing, s.
+
+    The integral of what equation 1's weights give the old flow beyond its fair share, over what the new flows
+    have together (own derivation: the paper bounds it by log2(e) / lambda for any number).
+    """
+    whole = flows + 1
+    return DOUBLING_S * whole / flows * (1 + math.log2(flows / whole) - math.log2(flows) / whole)
+
+
+def _order(key: tuple[object, ...]) -> tuple[str, str, int]:
+    scenario, point = map(str, key)
+    rule, _, end = point.partition(", ")
+    number = end.split(", ")[-1]
+    return scenario, rule, int(number) if number.isdigit() else 0
