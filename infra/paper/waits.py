@@ -163,7 +163,9 @@ def table(runs: pl.DataFrame) -> list[str]:
                 pl.col("profile") == one.profile,
                 pl.col("control") == "model",
             )
-            rows.append([point or NONE, percent(change), str(change.n), f"{here['seconds'].to_numpy().max():g}"])
+            rows.append(
+                [point or NONE, percent(change), str(change.n), f"{here['seconds'].to_numpy().max():g}"]
+            )
         if not rows:
             lines.append(row_of([one.title, NONE, NONE, NONE, NONE, f"{NOT_RUN}: {command}"]))
         for row in rows:
