@@ -1,36 +1,97 @@
-"""What a packet costs in the queue discs that look at flows, beside ns-3's FqCoDel in the same run.
+"""What a packet costs in each queue disc, at 1 to 1,000 flows, beside ns-3's FqCoDel in the same run.
 
 A packet's cost is its dequeue and the next one's enqueue (`simulation/programs/disc-cost.cc`), the median of
-50,000. FqCoDel drops what has waited too long, so it comes to hold fewer packets. Whether a cost grows with
-the flows is each disc against itself with ten times as many. LFQ's network answers at every tenth packet, so
-its mean stands beside its median.
+50,000. FqCoDel drops what has waited too long, so it comes to hold fewer packets. LFQ's network answers at
+every tenth packet, so its mean stands beside its median.
 """
 
 from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from benchmarks.rows import Row, interleaved_medians
+from laboratory.report.verdicts import HELD, NOT_HELD, Verdict
 from pipelines.simulators import PROJECT, build_simulator
 from pipelines.stage import StageError
 
-REFERENCE: Final = "ns3::FqCoDelQueueDisc"
-DISCS: Final = ("Confucius", "Fair", "Class", "HeavyHitter", "ShortestFirst", "Lfq")
 WEIGHTS: Final = PROJECT / "docs" / "laboratory" / "models" / "lfq" / "counterfactual-10.safetensors"
-LFQ: Final = "swiftqueue::LfqQueueDisc"
-# No decision is out of range, since one that is costs nothing.
-ATTRIBUTES: Final = {LFQ: f"Weights={WEIGHTS};Beyond=1e9"}
-FLOWS: Final = 100
+REFERENCE: Final = "FqCoDel"
+LFQ: Final = "LFQ"
+# By its name in who-picks: ns-3's type, attributes. No decision of LFQ's is out of range: that costs nothing.
+DISCS: Final = {
+    REFERENCE: ("ns3::FqCoDelQueueDisc", ""),
+    "FIFO": ("ns3::FifoQueueDisc", ""),
+    "FQ+FIFO": ("swiftqueue::FairQueueDisc", ""),
+    "DualPI2": ("ns3::DualPi2QueueDisc", ""),
+    "DualPI2, weights by age": ("ns3::DualPi2QueueDisc", "CWeightBy=Age"),
+    "Confucius": ("swiftqueue::ConfuciusQueueDisc", ""),
+    "CBQ 1:1": ("swiftqueue::ClassQueueDisc", ""),
+    "priority": ("swiftqueue::ClassQueueDisc", "Service=Strict"),
+    "HHF": ("swiftqueue::HeavyHitterQueueDisc", ""),
+    "SJF": ("swiftqueue::ShortestFirstQueueDisc", ""),
+    LFQ: ("swiftqueue::LfqQueueDisc", f"Weights={WEIGHTS};Beyond=1e9"),
+}
+FLOWS: Final = (1, 10, 100, 1000)
 PACKETS: Final = 50_000
+# The figure to reach: a packet's median at so many flows, and how little more flows may add.
+JUDGED_FLOWS: Final = 100
+MOST_NS: Final = 2000
+GROWN_FLOWS: Final = (10, 1000)
+MOST_GROWTH: Final = 2.0  # for 100 times the flows; what is linear in them would be 100
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A rule's medians by the number of flows, ns, and whether they are what they should be."""
+
+    rule: str
+    ns: dict[int, float]
+
+    @property
+    def growth(self) -> float:
+        """How many times as much a packet costs with 1,000 flows as with 10."""
+        few, many = GROWN_FLOWS
+        return self.ns[many] / self.ns[few]
+
+    @property
+    def held(self) -> bool:
+        """At most 2 us at 100 flows, and no growth with their number."""
+        return self.ns[JUDGED_FLOWS] <= MOST_NS and self.growth <= MOST_GROWTH
+
+
+def judged(rows: Sequence[Row]) -> Iterator[Judged]:
+    """Each rule of a run of this benchmark."""
+    ours = {row.name: row.ours for row in rows}
+    for rule in DISCS:
+        yield Judged(rule, {flows: ours[name_of(rule, flows)] for flows in FLOWS})
+
+
+def verdicts(rows: Sequence[Row]) -> list[Verdict]:
+    """Each rule's two figures; a benchmark has no seeds, so no interval."""
+    few, many = GROWN_FLOWS
+    found = []
+    for one in judged(rows):
+        for figure, most, value in (
+            (f"{one.rule}: us a packet at {JUDGED_FLOWS} flows", MOST_NS * 1e-3, one.ns[JUDGED_FLOWS] * 1e-3),
+            (f"{one.rule}: growth from {few} to {many} flows", MOST_GROWTH, one.growth),
+        ):
+            found.append(Verdict(figure, most, value, None, None, 0, HELD if value <= most else NOT_HELD))
+    return found
+
+
+def name_of(rule: str, flows: int) -> str:
+    """Name of a row."""
+    return f"{rule}; flows: {flows}"
 
 
 def measure(rounds: int) -> list[Row]:
-    """Return a row for each disc at 100 flows, and one for ten times as many.
+    """Return a row for each disc and number of flows, and LFQ's mean.
 
     Raises:
         ValueError: the program cannot be built.
@@ -39,30 +100,36 @@ def measure(rounds: int) -> list[Row]:
         program = build_simulator(program="disc-cost")
     except StageError as error:
         raise ValueError(str(error)) from None
-    types = {f"swiftqueue::{name}QueueDisc": name for name in DISCS}
+    places = [(rule, flows) for rule in DISCS for flows in FLOWS]
     asked: list[Callable[[], float]] = [
-        partial(cost_ns, program, disc, flows)
-        for disc in (REFERENCE, *types)
-        for flows in (FLOWS, 10 * FLOWS)
+        partial(cost_ns, program, *DISCS[rule], flows) for rule, flows in places
     ]
-    *medians, mean = interleaved_medians(rounds, *asked, partial(cost_ns, program, LFQ, FLOWS, of="mean_ns"))
-    reference = medians[0]
-    rows = []
-    for i, name in enumerate((REFERENCE, *types.values())):
-        few, many = medians[2 * i : 2 * i + 2]
-        if i > 0:
-            rows.append(
-                Row(f"{name}, {FLOWS} flows", few, reference, REFERENCE, reference / few, "ns/packet", rounds)
-            )
-        rows.append(
-            Row(f"{name}, {10 * FLOWS} flows", many, few, f"{FLOWS} flows", few / many, "ns/packet", rounds)
+    *medians, mean = interleaved_medians(
+        rounds, *asked, partial(cost_ns, program, *DISCS[LFQ], JUDGED_FLOWS, of="mean_ns")
+    )
+    ns = dict(zip(places, medians, strict=True))
+    rows = [
+        Row(
+            name_of(rule, flows),
+            ns[rule, flows],
+            ns[REFERENCE, flows],
+            REFERENCE,
+            ns[REFERENCE, flows] / ns[rule, flows],
+            "ns/packet",
+            rounds,
         )
-    few = medians[2 * [REFERENCE, *types].index(LFQ)]
-    rows.append(Row(f"Lfq, {FLOWS} flows, mean", mean, few, "median", few / mean, "ns/packet", rounds))
-    return rows
+        for rule, flows in places
+    ]
+    few = ns[LFQ, JUDGED_FLOWS]
+    return [
+        *rows,
+        Row(f"{LFQ}, mean; flows: {JUDGED_FLOWS}", mean, few, "median", few / mean, "ns/packet", rounds),
+    ]
 
 
-def cost_ns(program: Path, disc: str, flows: int, packets: int = PACKETS, of: str = "p50_ns") -> float:
+def cost_ns(
+    program: Path, disc: str, attributes: str, flows: int, packets: int = PACKETS, of: str = "p50_ns"
+) -> float:
     """Cost of a packet, ns: the median, or the mean (`mean_ns`).
 
     Raises:
@@ -74,7 +141,7 @@ def cost_ns(program: Path, disc: str, flows: int, packets: int = PACKETS, of: st
             f"--type={disc}",
             f"--flows={flows}",
             f"--packets={packets}",
-            *([f"--attributes={ATTRIBUTES[disc]}"] if disc in ATTRIBUTES else []),
+            *([f"--attributes={attributes}"] if attributes else []),
         ],
         capture_output=True,
         text=True,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -15,6 +15,7 @@ lab_app = typer.Typer(
 )
 
 
+BENCH_QUEUES: Final = "bench-queues"  # whose verdict is on a published benchmark
 LabOutput = Annotated[Path, typer.Option(help="folder of runs, results, models and the report")]
 
 
@@ -164,7 +165,7 @@ def lab_canary() -> None:
 
 @lab_app.command("verdict")
 def lab_verdict(
-    scenario: Annotated[str, typer.Argument(help="its name, as `confucius-web`")],
+    scenario: Annotated[str, typer.Argument(help="its name, as `confucius-web`, or `bench-queues`")],
     as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = False,
     output: LabOutput = Path("var/lab"),
 ) -> None:
@@ -172,9 +173,17 @@ def lab_verdict(
 
     Example: swiftqueue lab verdict confucius-web --json
     """
-    from laboratory.report.verdicts import print_verdicts
+    from laboratory.report.verdicts import of_scenario, print_verdicts
 
-    sys.exit(print_verdicts(scenario, output, as_json=as_json))
+    if scenario == BENCH_QUEUES:
+        from benchmarks.published import FILE, load
+        from benchmarks.queues import verdicts
+
+        entry = load(FILE).get("queues")
+        if entry is None:
+            raise ValueError(f"{FILE} has no queues: swiftqueue bench queues --publish")
+        sys.exit(print_verdicts(verdicts(entry.rows), as_json=as_json))
+    sys.exit(print_verdicts(of_scenario(scenario, output), as_json=as_json))
 
 
 @lab_app.command("tune", hidden=True)

@@ -11,15 +11,17 @@ from infra.results.lfq import interval, measured, wanted
 from infra.results.queues import CALL, SHOWN, runs_table
 from laboratory.report import tables as lab
 from laboratory.report.verdicts import (
+    CHEATS,
     CONFUCIUS,
     JUDGED,
     JUDGED_BY_FLOW,
     MOST_LONGER_S,
+    WHO,
     fairness_of,
     longer_than_fair,
 )
 
-WEB: Final = "confucius-web"  # has a page of its own
+OTHER_PAGES: Final = ("confucius-web", WHO, CHEATS)  # judged on pages of their own
 FLOWS: Final = "confucius-flows"
 DOUBLING_S: Final = 0.25  # 1 / lambda
 
@@ -30,7 +32,7 @@ def verdicts(runs: pl.DataFrame, flows: pl.DataFrame) -> list[str]:
     for table, judges in ((runs, JUDGED), (flows, JUDGED_BY_FLOW)):
         for name, judge in judges.items():
             own = table.filter(pl.col("scenario") == name)
-            if name != WEB and not own.is_empty():
+            if name not in OTHER_PAGES and not own.is_empty():
                 lines += [
                     lab.row_of([f"`{name}`", one.figure, wanted(one), measured(one), one.verdict])
                     for one in judge(own)
@@ -40,7 +42,7 @@ def verdicts(runs: pl.DataFrame, flows: pl.DataFrame) -> list[str]:
 
 def pages(runs: pl.DataFrame) -> list[str]:
     """Stalls, loads and the call's rate at every point, means over seeds."""
-    own = runs.filter(pl.col("scenario").is_in([name for name in JUDGED if name != WEB]))
+    own = runs.filter(pl.col("scenario").is_in([name for name in JUDGED if name not in OTHER_PAGES]))
     return runs_table(own, ["scenario", "point"], ["scenario", "point"], (*SHOWN, CALL))
 
 

@@ -9,7 +9,7 @@ from typing import Final
 import polars as pl
 from matplotlib.figure import Figure
 
-from infra.results import replayed
+from infra.results import queues, replayed
 from infra.results.forecasters import Covered, covered
 from infra.results.map_picture import premise_map
 from infra.results.replayed import SHOWN_MS
@@ -34,6 +34,7 @@ PICTURES: Final[Mapping[str, Callable[[Path, Data], bytes]]] = {
     "sender.svg": lambda root, _: svg(lambda: sender(pl.read_csv(root / replayed.FILE))),
     "p99.svg": lambda _, data: svg(lambda: p99(data.of(JUDGED))),
     "coverage.svg": lambda _, data: svg(lambda: coverage(covered(data.forecasters))),
+    "who-picks.svg": lambda _, data: svg(lambda: queues.picture(data.experience)),
     "premise-map.svg": lambda _, data: svg(lambda: premise_map(data.of(SCENARIO))),
 }
 

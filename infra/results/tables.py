@@ -340,7 +340,11 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "confucius-bounds": lambda data: confucius.bounds(data.experience),
     "queues-web": lambda data: queues.web(data.experience),
     "queues-web-verdicts": lambda data: queues.web_verdicts(data.experience),
-    "queues-who": lambda data: queues.who(data.experience),
+    "who-picks": lambda data: queues.who(data.experience),
+    "who-picks-waits": lambda data: queues.who_waits(data.experience),
+    "who-picks-shares": lambda data: queues.who_shares(data.experience),
+    "who-picks-else": lambda data: queues.who_else(data.experience),
+    "who-picks-verdicts": lambda data: queues.who_verdicts(data.experience),
     **{
         f"bench-{name}": partial(figures, name=name)
         for name in (

@@ -15,6 +15,7 @@ import numpy as np
 import polars as pl
 
 from feature_store.atomic import new_file
+from laboratory.report.judging import FEWEST_PACKETS
 from laboratory.runs.execution import SUMMARY, folder_of
 from laboratory.runs.results import COMPLETE, KEY, kept_table
 from laboratory.runs.results import load as load_results
@@ -46,7 +47,7 @@ SCHEMA: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
     "call_mbps": pl.Float64,  # goodput of S1
     "web_mbps": pl.Float64,  # of all others
     "queueing_p99_s": pl.Float64,  # of S1's packets, as are the next ones
-    "queueing_p999_s": pl.Float64,
+    "queueing_p999_s": pl.Float64,  # null where fewer than FEWEST_PACKETS make it, as the next but one
     "rtt_p99_s": pl.Float64,
     "rtt_p999_s": pl.Float64,
     "reordered_share": pl.Float64,
@@ -175,9 +176,9 @@ def row_of(row: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]
         "call_mbps": call_bps * 1e-6,
         "web_mbps": sum(mbps.values()) * 1e-6,
         "queueing_p99_s": _seconds(packets["queueing_us"]["p99"]),
-        "queueing_p999_s": _seconds(packets["queueing_us"]["p999"]),
+        "queueing_p999_s": _p999_s(packets["queueing_us"]),
         "rtt_p99_s": _seconds(packets["latency_us"]["p99"]),
-        "rtt_p999_s": _seconds(packets["latency_us"]["p999"]),
+        "rtt_p999_s": _p999_s(packets["latency_us"]),
         "reordered_share": packets["reordered"] / packets["arrived"] if packets["arrived"] else None,
         "utilisation": summary["bottlenecks"][0]["utilisation"],
     }
@@ -212,6 +213,12 @@ def _frames(
         "stall_per_page_s": float(per_page.mean()) if per_page.size else None,
         "stalling_pages_share": float((per_page > 0).mean()) if per_page.size else None,
     }
+
+
+def _p999_s(quantiles: Mapping[str, Any]) -> float | None:
+    """P99.9; None where too few packets are beyond it."""
+    enough = quantiles["count"] * 1e-3 >= FEWEST_PACKETS
+    return _seconds(quantiles["p999"]) if enough else None
 
 
 def _seconds(us: float | None) -> float | None:

@@ -30,8 +30,10 @@ using namespace ns3;  // NOLINT(build/namespaces): a program of ns-3
 using Clock = std::chrono::steady_clock;
 
 constexpr uint32_t kPayloadBytes = 1472;
-constexpr uint32_t kWarmUp = 2000;      // packets
-constexpr int64_t kPacketNs = 120'000;  // of 1500 bytes at 100 Mbit/s
+constexpr uint32_t kIpBytes = 1500;
+constexpr auto kInBytes = "ns3::DualPi2QueueDisc";  // which takes its size in bytes alone
+constexpr uint32_t kWarmUp = 2000;                  // packets
+constexpr int64_t kPacketNs = 120'000;              // of 1500 bytes at 100 Mbit/s
 
 Ptr<Ipv4QueueDiscItem> Item(uint16_t flow) {
   auto packet = Create<Packet>(kPayloadBytes);
@@ -71,13 +73,14 @@ int Main(int argc, char** argv) {
   line.AddValue("waiting", "packets of each", waiting);
   line.AddValue("packets", "packets that are timed", packets);
   line.Parse(argc, argv);
-  const std::string limit = std::to_string(2 * flows * waiting) + "p";
   auto attributes = ReadAttributes(given);
-  attributes.emplace_back("MaxSize", limit);
+  const uint32_t most = 2 * flows * waiting;  // packets
+  attributes.emplace_back("MaxSize", type == kInBytes ? std::to_string(most * kIpBytes) + "B"
+                                                      : std::to_string(most) + "p");
   auto disc = swiftqueue::MakeDisc(type, attributes);
   // FqCoDel takes its device's MTU otherwise, and has none here.
   if (const auto fqCoDel = DynamicCast<FqCoDelQueueDisc>(disc)) {
-    fqCoDel->SetQuantum(1500);
+    fqCoDel->SetQuantum(kIpBytes);
   }
   disc->Initialize();
   for (uint32_t i = 0; i < flows * waiting; ++i) {
@@ -86,10 +89,14 @@ int Main(int argc, char** argv) {
   std::vector<double> ns;
   ns.reserve(packets);
   for (uint32_t i = 0; i < kWarmUp + packets; ++i) {
-    Simulator::Schedule(NanoSeconds(i * kPacketNs), [&disc, &ns, i] {
+    Simulator::Schedule(NanoSeconds(i * kPacketNs), [&disc, &ns, i, flows] {
       const auto began = Clock::now();
       const auto item = disc->Dequeue();
       const auto between = Clock::now();
+      if (!item) {  // it has dropped all that waited too long
+        disc->Enqueue(Item(static_cast<uint16_t>(i % flows)));
+        return;
+      }
       // A packet of the same flow, made beside the clock: that is no disc's work.
       UdpHeader udp;
       item->GetPacket()->PeekHeader(udp);
@@ -103,7 +110,12 @@ int Main(int argc, char** argv) {
       }
     });
   }
+  // A disc that updates something now and then would go on for ever.
+  Simulator::Stop(NanoSeconds(int64_t{kWarmUp + packets} * kPacketNs));
   Simulator::Run();
+  if (ns.empty()) {
+    throw std::runtime_error(type + ": it dropped every packet");
+  }
   const uint32_t left = disc->GetNPackets();
   disc->Dispose();
   Simulator::Destroy();

@@ -216,7 +216,7 @@ def test_training_the_table_and_its_verdicts(tmp_path: Path, capfd: pytest.Captu
     assert table.read(tmp_path).equals(found)
     capfd.readouterr()
     for name, count in (("lfq-400", 4), ("lfq", 12)):
-        verdicts.print_verdicts(name, tmp_path, as_json=True)
+        verdicts.print_verdicts(verdicts.of_scenario(name, tmp_path), as_json=True)
         said = json.loads(capfd.readouterr().out)
         assert len(said) == count
         assert all((one["at_most"] is None) != (one["at_least"] is None) for one in said)

@@ -68,19 +68,19 @@ def a_run(folder: Path) -> dict[str, Any]:
 def test_what_a_packet_costs_can_be_measured() -> None:
     """A figure for each disc; how large it is, is the benchmark's."""
     program = build_simulator(program="disc-cost")
-    for disc in (queues.REFERENCE, *(f"swiftqueue::{name}QueueDisc" for name in queues.DISCS)):
-        assert queues.cost_ns(program, disc, flows=10, packets=1000) > 0
+    for disc, attributes in queues.DISCS.values():
+        assert queues.cost_ns(program, disc, attributes, flows=10, packets=1000) > 0
     with pytest.raises(ValueError, match="type: there is no queue disc swiftqueue::None"):
-        queues.cost_ns(program, "swiftqueue::None", flows=10)
+        queues.cost_ns(program, "swiftqueue::None", "", flows=10)
 
 
 def test_attributes_of_a_measured_disc_are_read() -> None:
     program = build_simulator(program="disc-cost")
-    assert queues.cost_ns(program, queues.LFQ, flows=10, packets=1000, of="mean_ns") > 0
+    assert queues.cost_ns(program, *queues.DISCS[queues.LFQ], flows=10, packets=1000, of="mean_ns") > 0
     command = [program, "--type=x", "--attributes=y"]
     refused = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (refused.returncode, refused.stderr) == (1, "attributes: 'y' is no NAME=VALUE\n")
-    command = [program, f"--type={queues.LFQ}", "--attributes=Weights=/none"]
+    command = [program, f"--type={queues.DISCS[queues.LFQ][0]}", "--attributes=Weights=/none"]
     refused = subprocess.run(command, capture_output=True, text=True, check=False)
     assert refused.returncode == 1
     assert refused.stderr.startswith("attributes.Weights: ")

@@ -160,7 +160,7 @@ def test_rates_of_a_trace(tmp_path: Path) -> None:
 def summary(**changes: Any) -> dict[str, Any]:
     """Of a run of 20 s: pages at 6, 10 and 30 s, and a frame each second."""
     packets = {"packets": 10, "arrived": 8, "reordered": 2, "goodput_bps": 3e6}
-    quantiles = {"p99": 1e4, "p999": 2e4}
+    quantiles = {"count": 100_000, "p99": 1e4, "p999": 2e4}
     some = packets | {"queueing_us": quantiles, "latency_us": quantiles}
     none = some | {"packets": 0, "goodput_bps": 0}
     delay = [0.05] * 20
@@ -193,6 +193,15 @@ def test_a_runs_row() -> None:
     assert (row["call_mbps"], row["web_mbps"], row["reordered_share"]) == (3, 3, 0.25)
     assert row["rtt_p999_s"] == pytest.approx(0.02)
     pl.DataFrame([row], schema=experience.SCHEMA)
+
+
+def test_no_quantile_rests_on_too_few_packets() -> None:
+    """100 packets lie beyond the P99.9 of 100,000."""
+    few = summary()
+    few["senders"]["s1"]["classic"]["queueing_us"] = {"count": 99_999, "p99": 1e4, "p999": 2e4}
+    row = experience.row_of(ROW, few)
+    assert (row["queueing_p99_s"], row["queueing_p999_s"]) == (pytest.approx(0.01), None)
+    assert row["rtt_p999_s"] == pytest.approx(0.02)
 
 
 def test_a_frame_that_never_came_is_as_late_as_the_end_shows() -> None:
@@ -239,7 +248,7 @@ def test_verdicts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert by_figure["Copa: page load time over FQ+FIFO"].verdict == verdicts.NOT_HELD
     assert by_figure["Copa: share of pages that stall"].verdict == verdicts.HELD
     assert by_figure["GCC: stall over FqCoDel"].reason == "not run"
-    assert verdicts.print_verdicts("confucius-web", tmp_path, as_json=True) == 1
+    assert verdicts.print_verdicts(verdicts.of_scenario("confucius-web", tmp_path), as_json=True) == 1
     assert len(json.loads(capsys.readouterr().out)) == len(found) == 8
 
 

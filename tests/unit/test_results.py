@@ -12,11 +12,14 @@ import polars as pl
 import pytest
 
 from benchmarks import published
+from benchmarks import queues as bench
+from benchmarks.published import Published
 from benchmarks.rows import Row
 from infra.results import confucius, evaluations, forecasters, queues, replayed
 from infra.results.pages import END, FOLDER, filled, rewrite
 from infra.results.pictures import coverage
 from infra.results.tables import TABLES, Data
+from laboratory.report import verdicts
 from laboratory.runs import experience
 from models.json_file import read_object
 from models.scoring.plot_style import svg
@@ -212,12 +215,79 @@ def noticed(scenario: str, point: str, seed: int, **columns: float) -> dict[str,
 
 def test_who_picks_has_a_row_for_each_rule_profile_and_control() -> None:
     rows = [
-        noticed(queues.WHO, "FIFO", seed, stall_per_page_s=seed / 1000, frame_p99_s=0.1, call_mbps=9.0)
+        noticed(
+            verdicts.WHO, "nobody: FIFO", seed, stall_per_page_s=seed / 1000, frame_p99_s=0.1, call_mbps=9.0
+        )
         for seed in (1, 3)
     ]
-    *_, line = queues.who(pl.DataFrame(rows, schema=experience.SCHEMA))
-    wide = "2.0 (-10.7 to 14.7) | – | 100 (100 to 100) | – | – | 9.0 (9.0 to 9.0)"
-    assert line == f"| FIFO | rfc9332 | default | 2 | {wide} | – | – | – | – | – |"
+    rows.append(
+        {**noticed(verdicts.WHO, verdicts.BY_SENDER, 1, web_mbps=3.0, call_mbps=9.0), "control": "oracle"}
+    )
+    rows.append(noticed(verdicts.WHO, "nobody: FIFO; GCC calls", 1, frame_p99_s=0.1))
+    runs = pl.DataFrame(rows, schema=experience.SCHEMA)
+    *_, nobody, sender = queues.who(runs)
+    assert (
+        nobody == "| nobody: FIFO | 2 | 2.0 (-10.7 to 14.7) | 100 (100 to 100) | – | – | 9.0 (9.0 to 9.0) |"
+    )
+    assert sender == "| sender: oracle | 1 | – | – | – | – | 9.0 |"
+    assert queues.who_else(runs)[2:] == ["| nobody: FIFO; GCC calls | 1 | – | 100 | – | – | – |"]
+    assert (
+        queues.who_shares(runs)[-1] == "| sender: oracle | 1 | – | 3.00 | 0.80 | – |"
+    )  # (9 + 3)² / 2(9² + 3²)
+    assert queues.who_waits(runs)[-1] == "| sender: oracle | 1 | – | not enough packets | – | – |"
+
+
+def test_a_rule_is_judged_beside_nobody_and_a_sender_beside_its_queue() -> None:
+    """FqCoDel's frames come in half the time; the sender changes nothing that could be told from chance."""
+    rows = []
+    for seed in range(1, 6):
+        wide = 1 + seed / 100
+        rows += [
+            noticed(verdicts.WHO, "nobody: FIFO", seed, frame_p99_s=0.1 * wide, load_mean_s=0.2),
+            noticed(verdicts.WHO, "flow: FqCoDel", seed, frame_p99_s=0.05, load_mean_s=0.2 * wide**2),
+            noticed(verdicts.WHO, verdicts.BY_SENDER, seed, frame_p99_s=0.02, load_mean_s=0.1),
+            noticed(
+                verdicts.WHO, verdicts.BY_SENDER, seed, frame_p99_s=0.02 * (0.5 + seed / 5), load_mean_s=0.1
+            )
+            | {"control": "oracle"},
+        ]
+    found = {v.figure: v for v in verdicts.JUDGED[verdicts.WHO](pl.DataFrame(rows, schema=experience.SCHEMA))}
+    assert found["flow: FqCoDel: frame P99 over nobody: FIFO"].verdict == "held"
+    assert found["flow: FqCoDel: page load time over nobody: FIFO"].verdict == "not held"
+    assert found["label: DualPI2: frame P99 over nobody: FIFO"].measured == pytest.approx(0.19, abs=0.01)
+    own = found["sender: oracle: frame P99 over label: DualPI2"]
+    assert (own.verdict, own.measured) == ("not settled", pytest.approx(1.1))
+    assert not any(figure.startswith("nobody") for figure in found)
+
+
+def test_the_worst_cheat_is_named() -> None:
+    rows = [
+        noticed(verdicts.CHEATS, f"label: priority, {cheat}", seed, call_mbps=10.0, web_mbps=web)
+        for cheat, web in (("honest", 40.0), ("churn", 30.0), ("mislabelled", 10.0))
+        for seed in range(1, 6)
+    ]
+    runs = pl.DataFrame(rows, schema=experience.SCHEMA)
+    line = "| label: priority | 5 | 80 (80 to 80) | 75 (75 to 75) | 50 (50 to 50) | churn, 75 |"
+    assert queues.cheats(runs)[-1] == line
+    (verdict,) = verdicts.JUDGED[verdicts.CHEATS](runs)
+    assert (verdict.measured, verdict.verdict) == (pytest.approx(0.75), "not held")
+
+
+def test_what_a_packet_costs_is_judged_by_size_and_growth() -> None:
+    ns = {"FqCoDel": (300, 300, 400, 500), "LFQ": (400, 500, 2500, 600), "SJF": (100, 200, 900, 9000)}
+    rows = [
+        Row(bench.name_of(rule, flows), ns.get(rule, (1, 1, 1, 1))[i], 1, "FqCoDel", 1, "ns/packet", 3)
+        for rule in bench.DISCS
+        for i, flows in enumerate(bench.FLOWS)
+    ]
+    published = Published("2026-11-25", "abc", "a machine", "", rows)
+    lines = queues.costs(published)
+    assert lines[2] == "| FqCoDel | 0.30 | 0.30 | 0.40 | 0.50 | 1.67 | held |"
+    assert "| SJF | 0.10 | 0.20 | 0.90 | 9.00 | 45.00 | not held |" in lines
+    assert "| LFQ | 0.40 | 0.50 | 2.50 | 0.60 | 1.20 | not held |" in lines
+    said = {v.figure: v.verdict for v in bench.verdicts(rows)}
+    assert said["LFQ: us a packet at 100 flows"] == said["SJF: growth from 10 to 1000 flows"] == "not held"
+    assert said["SJF: us a packet at 100 flows"] == said["LFQ: growth from 10 to 1000 flows"] == "held"
 
 
 def test_figures_of_calls_that_were_not_run_are_left_out() -> None:
