@@ -130,6 +130,21 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
             ),
         ),
         Panel(
+            "Forecasts of connections' rates",
+            "short",
+            "A second, by what became of them; and connections that tell their samples.",
+            (
+                *_rate("swiftqueue_agent_forecasts_total", "outcome"),
+                Query("swiftqueue_agent_rate_connections", "connections at {{instance}}"),
+            ),
+        ),
+        Panel(
+            "Time of a forecast",
+            "s",
+            "From the fifth sample of a connection to the answer.",
+            _quantiles("swiftqueue_agent_forecast_seconds", 0.5, 0.99),
+        ),
+        Panel(
             "Prediction error",
             "s",
             "|predicted - seen| latency, as ACKs come in.",
