@@ -43,7 +43,8 @@ def verdicts(runs: pl.DataFrame, flows: pl.DataFrame) -> list[str]:
 def pages(runs: pl.DataFrame) -> list[str]:
     """Stalls, loads and the call's rate at every point, means over seeds."""
     own = runs.filter(pl.col("scenario").is_in([name for name in JUDGED if name not in OTHER_PAGES]))
-    return runs_table(own, ["scenario", "point"], ["scenario", "point"], (*SHOWN, CALL))
+    short = own.with_columns(pl.col("scenario").str.strip_prefix("confucius-"))  # for narrow windows
+    return runs_table(short, ["scenario", "point"], ["scenario", "point"], (*SHOWN, CALL))
 
 
 def shares(flows: pl.DataFrame) -> list[str]:

@@ -13,7 +13,7 @@ FILE: Final = Path("docs/results/rate-feedback.json")
 KERNEL: Final = Path("docs/results/bed-fct.json")  # the same, of a kernel's BBR on the bed
 NAMES: Final = {
     "bbr": "BBR",
-    "network": "**BBR, forecast of the network (ours)**",
+    "network": "**BBR, network (ours)**",
     "oracle": "BBR, oracle",
     "half-oracle": "BBR, half the oracle",
     "dispersion": "BBR, dispersion",

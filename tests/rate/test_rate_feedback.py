@@ -137,7 +137,7 @@ def test_the_figures_of_known_runs() -> None:
     assert summary(harmed)["verdict"]["others"] is False
     text = "\n".join([*page.rows(found), *page.by_trip(found)])
     assert (
-        "| **BBR, forecast of the network (ours)** | -40.0 (-40.0 to -40.0) | 80.0 (80.0 to 80.0) |" in text
+        "| **BBR, network (ours)** | -40.0 (-40.0 to -40.0) | 80.0 (80.0 to 80.0) |" in text
     )
 
 
