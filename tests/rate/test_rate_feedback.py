@@ -136,9 +136,7 @@ def test_the_figures_of_known_runs() -> None:
     harmed = [replace(r, others_s=[1.2] * 5) if r.variant == OURS else r for r in made_up()]
     assert summary(harmed)["verdict"]["others"] is False
     text = "\n".join([*page.rows(found), *page.by_trip(found)])
-    assert (
-        "| **BBR, network (ours)** | -40.0 (-40.0 to -40.0) | 80.0 (80.0 to 80.0) |" in text
-    )
+    assert "| **BBR, network (ours)** | -40.0 (-40.0 to -40.0) | 80.0 (80.0 to 80.0) |" in text
 
 
 @pytest.mark.slow
