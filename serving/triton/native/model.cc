@@ -108,8 +108,7 @@ std::unique_ptr<AnyModel> load_model(const std::string& folder, std::int64_t ver
     const Value described = engine::json::parse(engine::read_file(path, kMaxDescriptionBytes));
     const Value* format = member(described, "format");
     rates = format != nullptr && format->string("format").starts_with(kRateFormat);
-  } catch (const InvalidError& error) {
-    throw InvalidError(path + ": " + error.what());
+  } catch (const InvalidError&) {  // what is wrong with it, `Model` says in its own words
   }
   if (rates) return std::make_unique<Rates>(folder);
   return std::make_unique<Model>(folder, version, encoders);
