@@ -169,7 +169,7 @@ def feedback(
     from rich.progress import Progress
 
     from feature_store.atomic import write_file
-    from laboratory.rate_feedback import RTTS_MS, VARIANTS, measure, summary
+    from laboratory.rate_feedback import RTTS_MS, VARIANTS, lines, measure, summary
     from models.rate import networks
     from pipelines.simulators import build_simulator
 
@@ -191,12 +191,7 @@ def feedback(
     if json:
         print(text)
         return
-    for window, variants in found["feedback"].items():
-        for name, one in variants.items():
-            print(
-                f"window {window}, {name}: median {one['change']['mean']:+.1%}, P99 {one['p99']:+.1%}, "
-                f"retransmitted {one['points']:+.2f} points, others' goodput {one['others']:.1%}"
-            )
+    print(*lines(found), sep="\n")
     print(f"all of it: {output / 'feedback.json'}")
 
 

@@ -246,3 +246,13 @@ def _cell(values: Sequence[float]) -> dict[str, Any]:
     if found is None:
         raise ValueError("no seed has a run")
     return {"mean": found.mean, "low": found.low, "high": found.high, "n": found.n}
+
+
+def lines(found: Mapping[str, Any]) -> list[str]:
+    """A summary in words: a line for each window and sender."""
+    return [
+        f"window {window}, {name}: median {one['change']['mean']:+.1%}, P99 {one['p99']:+.1%}, "
+        f"retransmitted {one['points']:+.2f} points, others' goodput {one['others']:.1%}"
+        for window, variants in found["feedback"].items()
+        for name, one in variants.items()
+    ]

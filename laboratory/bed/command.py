@@ -174,7 +174,7 @@ def _run_completions(
 ) -> None:
     from feature_store.atomic import write_file
     from laboratory.bed import completions as fct
-    from laboratory.rate_feedback import BUFFERS_BDP, RTTS_MS, summary
+    from laboratory.rate_feedback import BUFFERS_BDP, RTTS_MS, lines, summary
     from models.rate import networks
 
     networks.load(artifact)  # names what is wrong with it
@@ -196,12 +196,7 @@ def _run_completions(
     found = summary(kept) | {"source": "kernel", "traffic": asdict(traffic), "rate_mbps": traffic.rate_mbps}
     found |= {"buffers_bdp": sorted({run.buffer_bdp for run in kept})}
     write_file(output / "fct.json", json.dumps(found, indent=1) + "\n")
-    for window, variants in found["feedback"].items():
-        for name, one in variants.items():
-            print(
-                f"window {window}, {name}: median {one['change']['mean']:+.1%}, P99 {one['p99']:+.1%}, "
-                f"retransmitted {one['points']:+.2f} points, others' goodput {one['others']:.1%}"
-            )
+    print(*lines(found), sep="\n")
     print(f"all of it: {output / 'fct.json'}")
 
 

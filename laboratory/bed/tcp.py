@@ -134,11 +134,16 @@ def running(
                 raise RuntimeError(f"{what} ended with {process.wait()}")
             yield process, json.loads(line)
         finally:
-            process.terminate()
-            try:
-                process.wait(STOP_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
+            stop(process)
+
+
+def stop(process: subprocess.Popen[str]) -> None:
+    """End a program; one that does not end in time is killed."""
+    process.terminate()
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
 
 
 def urgent(*command: object) -> list[object]:

@@ -37,10 +37,8 @@ def flow(rate: float, rtt_us: int = 50_000, n: int = MOST_SAMPLES) -> np.ndarray
 def network(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
     """An untrained Transformer, a folder for each seed."""
     import torch
+    from rate_flows import untrained
 
-    from feature_store.rate.definition import inputs
-    from models.networks.rate_network import fit_scaling
-    from models.networks.rate_transformer import RateTransformer
     from models.rate import networks
 
     root = tmp_path_factory.mktemp("networks")
@@ -48,8 +46,7 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
     def make(seed: int) -> Path:
         folder = root / str(seed)
         if not folder.exists():
-            torch.manual_seed(seed)
-            made = RateTransformer(fit_scaling(np.concatenate([inputs(flow(rate)) for rate in (1e6, 9e6)])))
+            made = untrained("transformer", seed)
             torch.nn.init.normal_(made.out.weight, std=0.1)
             networks.save(folder, made.eval(), {"seed": seed})
         return folder

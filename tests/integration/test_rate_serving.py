@@ -21,11 +21,8 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def network(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
     """An untrained network with its ONNX form: an LSTM of odd seeds, a Transformer of even ones."""
-    import torch
-    from rate_flows import samples_of
+    from rate_flows import untrained
 
-    from feature_store.rate.definition import inputs
-    from models.networks.rate_network import fit_scaling
     from models.rate import networks
 
     root = tmp_path_factory.mktemp("networks")
@@ -33,11 +30,8 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
     def make(seed: int) -> Path:
         folder = root / str(seed)
         if not folder.exists():
-            torch.manual_seed(seed)
-            raw = [np.array([list(row.values()) for row in samples_of(rate, 50_000)]) for rate in (1e6, 9e6)]
-            features = fit_scaling(np.concatenate([inputs(one) for one in raw]))
-            kind = "lstm" if seed % 2 else "transformer"
-            networks.save(folder, networks.KINDS[kind](features).eval(), {"seed": seed})
+            made = untrained("lstm" if seed % 2 else "transformer", seed)
+            networks.save(folder, made.eval(), {"seed": seed})
             networks.export_onnx(folder)
         return folder
 

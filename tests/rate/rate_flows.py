@@ -6,9 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
+import torch
 
-from feature_store.rate.definition import HORIZONS, MOST_SAMPLES, NAMES
+from feature_store.rate.definition import HORIZONS, MOST_SAMPLES, NAMES, inputs
 from feature_store.rate.tables import write_path
+from models.networks.rate_network import RateNetwork, fit_scaling
+from models.rate import networks
 
 SIZE = 1440
 
@@ -30,6 +33,13 @@ def samples_of(rate: float, rtt_us: int, n: int = MOST_SAMPLES) -> list[dict[str
         }  # fmt: skip
         rows.append(row)
     return rows
+
+
+def untrained(kind: str, seed: int) -> RateNetwork:
+    """A network of that kind, scaled to flows of a slow and a fast path."""
+    torch.manual_seed(seed)
+    raw = [np.array([list(row.values()) for row in samples_of(rate, 50_000)]) for rate in (1e6, 9e6)]
+    return networks.KINDS[kind](fit_scaling(np.concatenate([inputs(one) for one in raw])))
 
 
 def write_flows(folder: Path, *, train: int = 6, held_out: int = 2, flows: int = 12, short: int = 0) -> None:
