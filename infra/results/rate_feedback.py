@@ -54,7 +54,7 @@ def rows(one: Mapping[str, Any]) -> list[str]:
                 _percent(cell["change"], "+"),
                 "–" if name == "bbr" else _percent(cell["share_of_oracle"]),
             ]
-            rest = [f"{100 * cell['p99']:+.1f}", f"{cell['points']:+.2f}", f"{100 * cell['others']:.1f}"]
+            rest = [_percent(cell["p99"], "+"), _told(cell["points"], "+.2f"), _percent(cell["others"])]
             lines.append(lab.row_of([NAMES[name], *told, *rest]))
     wanted = {
         "share_of_oracle": "default window, at least 60 % of the oracle's gain",
@@ -64,9 +64,7 @@ def rows(one: Mapping[str, Any]) -> list[str]:
         "others": "the others' goodput at least 95 %",
     }
     lines += ["", "Of the network's forecasts was wanted:", ""]
-    lines += [
-        f"- {text}: {'reached' if one['verdict'][key] else 'not reached'}" for key, text in wanted.items()
-    ]
+    lines += [f"- {text}: {_answer(one['verdict'][key])}" for key, text in wanted.items()]
     return lines
 
 
@@ -83,8 +81,21 @@ def by_trip(one: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _percent(cell: Mapping[str, Any], sign: str = "") -> str:
-    mean = f"{100 * cell['mean']:{sign}.1f}"
+def _answer(verdict: str | bool) -> str:
+    if isinstance(verdict, bool):  # published before a figure had an interval
+        return "reached" if verdict else "not reached"
+    return verdict
+
+
+def _percent(cell: Mapping[str, Any] | float, sign: str = "") -> str:
+    return _told(cell, f"{sign}.1f", 100)
+
+
+def _told(cell: Mapping[str, Any] | float, form: str, times: float = 1) -> str:
+    """A figure with its interval; alone where there is none."""
+    if isinstance(cell, float):  # published before it had one
+        return f"{times * cell:{form}}"
+    mean = f"{times * cell['mean']:{form}}"
     if cell["low"] is None:
         return mean
-    return f"{mean} ({100 * cell['low']:{sign}.1f} to {100 * cell['high']:{sign}.1f})"
+    return f"{mean} ({times * cell['low']:{form}} to {times * cell['high']:{form}})"

@@ -128,15 +128,52 @@ def test_the_figures_of_known_runs() -> None:
     ours = found["feedback"]["default"][OURS]
     assert ours["change"]["mean"] == pytest.approx(-0.4)
     assert ours["share_of_oracle"]["mean"] == pytest.approx(0.8)
-    assert ours["p99"] == pytest.approx(-0.4)
-    assert ours["points"] == pytest.approx(0.5)
-    assert ours["others"] == pytest.approx(1)
+    assert ours["p99"]["mean"] == pytest.approx(-0.4)
+    assert ours["points"]["mean"] == pytest.approx(0.5)
+    assert ours["others"]["mean"] == pytest.approx(1)
+    assert ours["p99"]["n"] == 2
     assert all(cell["mean"] == pytest.approx(-0.4) for cell in ours["by_rtt"].values())
-    assert found["verdict"] == dict.fromkeys(found["wanted"], True)
+    assert found["verdict"] == dict.fromkeys(found["wanted"], "reached")
     harmed = [replace(r, others_s=[1.2] * 5) if r.variant == OURS else r for r in made_up()]
-    assert summary(harmed)["verdict"]["others"] is False
+    assert summary(harmed)["verdict"]["others"] == "not reached"
     text = "\n".join([*page.rows(found), *page.by_trip(found)])
-    assert "| **BBR, network (ours)** | -40.0 (-40.0 to -40.0) | 80.0 (80.0 to 80.0) |" in text
+    assert (
+        "| **BBR, network (ours)** | -40.0 (-40.0 to -40.0) | 80.0 (80.0 to 80.0) | -40.0 (-40.0 to" in text
+    )
+    assert "P99 at most 5 % more: reached" in text
+
+
+def test_a_tail_that_one_seed_lengthens_is_not_settled() -> None:
+    """Seed 1 ends as plain BBR does, and of seed 2 one download takes twice as long."""
+    one = [run for run in made_up() if run.variant != OURS]
+    ours = [replace(run, variant=OURS) for run in one if run.variant == BBR]
+    slow = [replace(run, own_s=[*run.own_s[:-1], 2 * run.own_s[-1]]) for run in ours if run.seed == 2]
+    found = summary([*one, *(run for run in ours if run.seed == 1), *slow])
+    p99 = found["feedback"]["default"][OURS]["p99"]
+    assert p99["low"] < 0.05 < p99["mean"] < p99["high"]
+    assert found["verdict"]["p99"] == "not settled"
+    assert found["verdict"]["long_change"] == "not reached"
+    assert "- P99 at most 5 % more: not settled" in page.rows(found)
+
+
+def test_one_seed_without_a_long_round_trip() -> None:
+    found = summary([replace(run, rtt_ms=50) for run in made_up() if (run.rtt_ms, run.seed) == (100, 1)])
+    assert found["verdict"]["long_change"] == "no round trip from 100 ms on"
+    assert found["verdict"]["p99"] == "reached"
+    assert (
+        "- 8 MB window, -30 % at each round trip from 100 ms on: no round trip from 100 ms on"
+        in page.rows(found)
+    )
+
+
+def test_what_was_published_before_the_tail_had_an_interval_is_still_drawn() -> None:
+    found = summary(made_up())
+    cell = found["feedback"]["default"][OURS]
+    cell |= {key: cell[key]["mean"] for key in ("p99", "points", "others")}
+    found["verdict"] |= {"p99": False}
+    text = "\n".join(page.rows(found))
+    assert "80.0 (80.0 to 80.0) | -40.0 | +0.50 | 100.0 |" in text
+    assert "P99 at most 5 % more: not reached" in text
 
 
 @pytest.mark.slow
