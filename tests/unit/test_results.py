@@ -288,6 +288,11 @@ def test_what_a_packet_costs_is_judged_by_size_and_growth() -> None:
     said = {v.figure: v.verdict for v in bench.verdicts(rows)}
     assert said["LFQ: us a packet at 100 flows"] == said["SJF: growth from 10 to 1000 flows"] == "not held"
     assert said["SJF: us a packet at 100 flows"] == said["LFQ: growth from 10 to 1000 flows"] == "held"
+    why = {v.figure: v.reason for v in bench.verdicts(rows)}
+    assert why["LFQ: growth from 10 to 1000 flows"] == "with 1000 flows the network answers at every packet"
+    assert why["LFQ, no network: growth from 10 to 1000 flows"] is None
+    before = [row for row in rows if not row.name.startswith(bench.LFQ_ALONE)]
+    assert len(bench.verdicts(before)) == len(bench.verdicts(rows)) - 2
 
 
 def test_figures_of_calls_that_were_not_run_are_left_out() -> None:
