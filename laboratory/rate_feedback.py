@@ -23,7 +23,7 @@ import polars as pl
 
 from feature_store.atomic import write_file
 from models.json_file import read_object
-from models.scoring.intervals import LEVEL, Estimate, corrected, estimate
+from models.scoring.intervals import LEVEL, Estimate, corrected, estimate, paired_change
 from pipelines.rate_simulate import source_hash
 from pipelines.simulators import Runs
 
@@ -205,8 +205,10 @@ def _by_rtt(runs: Sequence[Run], plain: Mapping[Any, Run], seeds: Sequence[int])
 
 def _figures(runs: Sequence[Run], plain: Mapping[Any, Run], seeds: Sequence[int]) -> dict[str, Any]:
     """Of all runs of a variant: tail, retransmissions, the others, against plain BBR's same runs."""
-    by_seed = [_against([r for r in runs if r.seed == seed], plain) for seed in seeds]
-    return {key: _over([one[key] for one in by_seed]) for key in by_seed[0]} | {
+    by_seed = {seed: _against([r for r in runs if r.seed == seed], plain) for seed in seeds}
+    return {key: _over([one[key] for one in by_seed.values()]) for key in ("points", "others")} | {
+        # Of geometric means: a seed's tail is a few downloads, and no interval may reach below -100 %.
+        "p99": paired_change({s: one["tail"] for s, one in by_seed.items()}, dict.fromkeys(seeds, 1.0)),
         "median_s": statistics.median(s for run in runs for s in run.own_s),
         "retransmitted": _lost(runs),
         "used": sum(run.used for run in runs) / sum(len(run.own_s) for run in runs),
@@ -225,7 +227,7 @@ def _against(runs: Sequence[Run], plain: Mapping[Any, Run]) -> dict[str, float]:
     )
     goodput, plain_goodput = (sum(1 / s for r in of for s in r.others_s) for of in (runs, base))
     return {
-        "p99": tail / plain_tail - 1,
+        "tail": tail / plain_tail,
         "points": 100 * (_lost(runs) - _lost(base)),
         "others": goodput / plain_goodput,
     }
