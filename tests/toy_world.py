@@ -18,6 +18,21 @@ from models.training.protocol import Protocol, divide
 
 START_NS = 1_700_000_000 * 10**9
 PROTOCOL = Protocol("short", 5, 1, 2)
+PRETRAIN = {  # `pretrain` of params.yaml, but for its epochs
+    "layers": 2,
+    "width": 64,
+    "heads": 4,
+    "seed": 1,
+    "workers": 1,
+    "batch_size": 32,
+    "warmup_steps": 40,
+    "noam_factor": 0.5,
+    "weight_decay": 1e-5,
+    "sharp_weight": 10,
+    "target": "log",
+    "readout": "candidates",
+    "anchor": "last_latency_us",
+}
 
 
 def bottleneck_table(

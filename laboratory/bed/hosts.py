@@ -18,7 +18,6 @@ from typing import Any, Final
 
 from laboratory.bed.programs import ROUTER, why_not_built
 
-ADDRESS_A: Final = "10.77.0.1"
 ADDRESS_B: Final = "10.77.0.2"
 ADDRESS6_B: Final = "fd77::2"
 DEVICE: Final = "tun0"

@@ -31,7 +31,7 @@ RECORD: Final = np.dtype(
     ]
 )
 FORWARD, BACK, DROPPED, REFUSED, STALL, CROSS = range(6)  # kinds
-FIRST_MARK, FIRST_DROP = 1, 5  # verdicts from there on
+FIRST_MARK = 1  # verdicts from there on
 
 
 def read(path: Path) -> NDArray[Any]:

@@ -35,7 +35,6 @@ NOT_ECT: Final = 0
 ECT1: Final = 1
 ECT0: Final = 2
 CE: Final = 3
-LEAST_PAYLOAD: Final = 16  # bytes
 _ERROR_BYTES: Final = 256
 
 
@@ -99,7 +98,6 @@ def _load() -> ctypes.CDLL:
         "sq_udp_plan": (i32, [pointer, pointer, pointer, i64, text]),
         "sq_udp_send": (i32, [pointer, i32, text, ctypes.c_size_t, ctypes.POINTER(_Sent), text]),
         "sq_udp_poll": (None, [pointer, i64, _ON_ACK]),
-        "sq_udp_next_planned": (i64, [pointer]),
         "sq_udp_connected": (i32, [pointer]),
         "sq_udp_problem": (text, [pointer]),
     }
@@ -148,11 +146,6 @@ class MarkedUdp:
     def problem(self) -> str:
         """Why there is no agent, in one line; empty while there is one."""
         return str(self._abi.sq_udp_problem(self._open()).decode(errors="replace"))
-
-    @property
-    def next_planned(self) -> int:
-        """Number of the first packet of the next batch to plan."""
-        return int(self._abi.sq_udp_next_planned(self._open()))
 
     def add_flow(self, host: str, port: int, *, l4s: bool = True) -> int:
         """Open a flow to a receiver; returns its id.

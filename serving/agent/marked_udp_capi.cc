@@ -88,7 +88,6 @@ void sq_udp_poll(MarkedUdp* udp, std::int64_t until_ns, void (*on_ack)(const sq_
   });
 }
 
-std::int64_t sq_udp_next_planned(const MarkedUdp* udp) { return udp->next_planned(); }
 int sq_udp_connected(const MarkedUdp* udp) { return udp->link().connected(); }
 const char* sq_udp_problem(const MarkedUdp* udp) { return udp->link().problem().c_str(); }
 

@@ -48,7 +48,6 @@ PORTS = (
 )
 EVERY_S = 3.0
 HEAL_S = 300.0  # Ray's head, then the ingest, then the workers: 40 to 90 s, 170 beside other work
-HELD_S = 60.0
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
 PROBE = "probe"  # the sender whose telemetry is counted
 MS = 1_000_000

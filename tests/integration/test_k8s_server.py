@@ -30,7 +30,6 @@ from test_k8s import EXAMPLE, KUBERAY, PODS, SENDER, TOOLS, as_pod
 pytestmark = pytest.mark.slow
 
 Object = dict[str, Any]
-READY_S = 120.0
 MISSING = [name for name in ("kube-apiserver", "etcd", "kustomize", "kuberay") if not (TOOLS / name).exists()]
 
 

@@ -51,22 +51,7 @@ FINETUNE = {
 }
 BATCHES, PACKETS = 40, 200
 LIMIT_S = 120.0
-PRETRAIN = {
-    "layers": 2,
-    "width": 64,
-    "heads": 4,
-    "seed": 1,
-    "workers": 1,
-    "epochs": EPOCHS,
-    "batch_size": 32,
-    "warmup_steps": 40,
-    "noam_factor": 0.5,
-    "weight_decay": 1e-5,
-    "sharp_weight": 10,
-    "target": "log",
-    "readout": "candidates",
-    "anchor": "last_latency_us",
-}
+PRETRAIN = {**toy_world.PRETRAIN, "epochs": EPOCHS}
 
 
 @pytest.fixture(scope="module")

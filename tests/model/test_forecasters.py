@@ -46,7 +46,6 @@ QUICK = {  # of the published sizes: enough to be trained, little enough to be q
     "width": 16,
     "feed_forward": 32,
 }
-PACKET = ("size_bytes", "flow_id", "receiver_id")
 NAMES = [
     *("event-stream", "event-stream-2", "event-stream-quantiles", "event-stream-split"),
     *("event-stream-calibrated", "ceiling", "mlp", "mlp-quantiles"),

@@ -37,22 +37,7 @@ from models.training.protocol import Protocol, Slice
 from models.training.ray_job import PROGRESS
 from models.training.windows import WindowSet, fingerprint, load_windows
 
-PARAMS = {
-    "layers": 2,
-    "width": 64,
-    "heads": 4,
-    "seed": 1,
-    "workers": 1,
-    "epochs": 3,
-    "batch_size": 32,
-    "warmup_steps": 40,
-    "noam_factor": 0.5,
-    "weight_decay": 1e-5,
-    "sharp_weight": 10,
-    "target": "log",
-    "readout": "candidates",
-    "anchor": "last_latency_us",
-}
+PARAMS = {**toy_world.PRETRAIN, "epochs": 3}
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,6 @@ import pytest
 
 from benchmarks import soak
 
-HOURS = 2.0
-
 
 def samples(**per_hour: float) -> list[dict[str, Any]]:
     """Two hours of samples; each quantity is 100, noisy, and grows so much an hour."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import re
 import subprocess
@@ -92,6 +93,7 @@ def test_each_stage_depends_on_all_it_imports_and_on_nothing_else(project: Path)
     assert "models/sharp.py" in deps["pretrain"]["deps"]
 
 
+@functools.cache
 def module_imports(project: Path) -> dict[str, set[str]]:
     """Our modules, and which of ours each imports, lazy imports counted."""
     folders = sorted({room.split(".")[0] for room in ROOMS})
