@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <condition_variable>
+#include <cstdint>
 #include <cstdio>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <stdexcept>
@@ -10,7 +9,7 @@
 #include <utility>
 
 #include "serving/agent/artifact_folder.h"
-#include "serving/agent/rates.h"
+#include "serving/agent/kept_rates.h"
 #include "serving/engine/error.h"
 #include "serving/engine/rate.h"
 
@@ -26,7 +25,14 @@ struct Served {
   std::int64_t version;
 };
 
-class LocalRates final : public Rates {
+// A connection keeps the model that it began with.
+struct Known {
+  explicit Known(std::shared_ptr<const Served> by) : served(std::move(by)), flow(served->model) {}
+  std::shared_ptr<const Served> served;
+  RateFlow flow;
+};
+
+class LocalRates final : public KeptRates<Known> {
  public:
   explicit LocalRates(std::string folder)
       : folder_(std::move(folder)), seen_(fingerprint_of(folder_)) {
@@ -35,17 +41,10 @@ class LocalRates final : public Rates {
     } catch (const std::exception& error) {
       throw std::runtime_error(folder_ + ": " + error.what());
     }
-    watcher_ = std::thread([this] { watch(); });
+    thread_ = std::thread([this] { watch(); });
   }
 
-  ~LocalRates() override {
-    {
-      const std::lock_guard lock(mutex_);
-      closing_ = true;
-    }
-    closed_.notify_all();
-    watcher_.join();
-  }
+  ~LocalRates() override { stop(); }
 
   void sample(std::uint32_t sender, const SampleFrame& frame, std::int64_t arrived_ns) override {
     Known* known = frame.sample == 0 ? &begin(sender, frame.connection)
@@ -63,19 +62,14 @@ class LocalRates final : public Rates {
         answer.frame.outcome = RateOutcome::kForecast;
       }
     } catch (const engine::InvalidError& error) {
+      const std::lock_guard lock(mutex_);
       problem_ = "connection " + std::to_string(frame.connection) + ": " + error.what();
     }
-    if (frame.asked != 0) answers_.push_back(answer);
+    if (frame.asked != 0) {
+      const std::lock_guard lock(mutex_);
+      answers_.push_back(answer);
+    }
     if (frame.last != 0) known_.forget(sender, frame.connection);
-  }
-
-  void close(std::uint32_t sender) override { known_.close(sender); }
-
-  bool next(RateAnswer& answer) override {
-    if (answers_.empty()) return false;
-    answer = answers_.front();
-    answers_.pop_front();
-    return true;
   }
 
   std::string problem() const override {
@@ -83,16 +77,7 @@ class LocalRates final : public Rates {
     return watch_problem_.empty() ? problem_ : watch_problem_;
   }
 
-  std::size_t connections() const override { return known_.size(); }
-
  private:
-  // A connection keeps the model that it began with.
-  struct Known {
-    explicit Known(std::shared_ptr<const Served> by) : served(std::move(by)), flow(served->model) {}
-    std::shared_ptr<const Served> served;
-    RateFlow flow;
-  };
-
   Known& begin(std::uint32_t sender, std::int64_t connection) {
     std::shared_ptr<const Served> served;
     {
@@ -109,7 +94,7 @@ class LocalRates final : public Rates {
 
   void watch() {
     std::unique_lock lock(mutex_);
-    while (!closed_.wait_for(lock, kWatchPause, [this] { return closing_; })) {
+    while (!changed_.wait_for(lock, kWatchPause, [this] { return closing_; })) {
       lock.unlock();
       const Fingerprint now = fingerprint_of(folder_);
       std::shared_ptr<const Served> fresh;
@@ -131,17 +116,10 @@ class LocalRates final : public Rates {
   }
 
   const std::string folder_;
-  Connections<Known> known_;
-  std::deque<RateAnswer> answers_;
-  std::string problem_;
   Fingerprint seen_;  // of the watcher
   // Shared:
-  mutable std::mutex mutex_;
-  std::condition_variable closed_;
   std::shared_ptr<const Served> served_;
   std::string watch_problem_;
-  bool closing_ = false;
-  std::thread watcher_;
 };
 
 }  // namespace

@@ -6,9 +6,7 @@
 #include <array>
 #include <charconv>
 #include <chrono>
-#include <condition_variable>
 #include <cstring>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -20,7 +18,7 @@
 
 #include "grpc_service.grpc.pb.h"
 #include "serving/agent/clock.h"
-#include "serving/agent/rates.h"
+#include "serving/agent/kept_rates.h"
 #include "serving/agent/triton_channel.h"
 #include "serving/engine/_build/rate_schema_hash.h"
 
@@ -41,7 +39,13 @@ struct Question {
   std::array<float, kInputs> x_SF{};
 };
 
-class TritonRates final : public Rates {
+struct Known {
+  rate::SampleStream stream;
+  std::array<float, kInputs> x_SF{};
+  int samples = 0;
+};
+
+class TritonRates final : public KeptRates<Known> {
  public:
   TritonRates(const TritonOptions& options, std::function<void()> woken)
       : model_(options.model), woken_(std::move(woken)) {
@@ -54,14 +58,7 @@ class TritonRates final : public Rates {
     thread_ = std::thread([this] { run(); });
   }
 
-  ~TritonRates() override {
-    {
-      const std::lock_guard lock(mutex_);
-      closing_ = true;
-    }
-    changed_.notify_all();
-    thread_.join();
-  }
+  ~TritonRates() override { stop(); }
 
   void sample(std::uint32_t sender, const SampleFrame& frame, std::int64_t arrived_ns) override {
     Known* known = frame.sample == 0 ? &known_.begin(sender, frame.connection)
@@ -94,29 +91,7 @@ class TritonRates final : public Rates {
     if (frame.last != 0) known_.forget(sender, frame.connection);
   }
 
-  void close(std::uint32_t sender) override { known_.close(sender); }
-
-  bool next(RateAnswer& answer) override {
-    const std::lock_guard lock(mutex_);
-    if (answers_.empty()) return false;
-    answer = answers_.front();
-    answers_.pop_front();
-    return true;
-  }
-
-  std::string problem() const override {
-    const std::lock_guard lock(mutex_);
-    return problem_;
-  }
-
-  std::size_t connections() const override { return known_.size(); }
-
  private:
-  struct Known {
-    rate::SampleStream stream;
-    std::array<float, kInputs> x_SF{};
-    int samples = 0;
-  };
   struct Server {
     std::string name;
     std::unique_ptr<inference::GRPCInferenceService::Stub> stub;
@@ -257,16 +232,8 @@ class TritonRates final : public Rates {
 
   const std::string model_;
   const std::function<void()> woken_;
-  Connections<Known> known_;
   std::vector<Server> servers_;
-  // Shared:
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
-  std::vector<Question> waiting_;
-  std::deque<RateAnswer> answers_;
-  std::string problem_;
-  bool closing_ = false;
-  std::thread thread_;
+  std::vector<Question> waiting_;  // shared
 };
 
 }  // namespace
