@@ -36,6 +36,8 @@ BY_SENDER: Final = "label or sender: DualPI2"  # what a sender chooses in
 BOTH: Final = "both: "
 HONEST: Final = "honest"
 EQUAL_SHARE: Final = 0.5  # of a call and one other
+IN_RIGHT_CLASS: Final = "share of seconds in the right class"
+RIGHT_CLASS: Final = {"gcc": 1, "copa": 1, "bbr": 2, "cubic": 3}
 Values = dict[int, float]  # by seed
 Measure = Callable[[str], Values]  # of a rule's column
 
@@ -71,7 +73,12 @@ def of_scenario(name: str, output: Path) -> list[Verdict]:
     table = all_runs.filter(pl.col("scenario") == name)
     if table.is_empty():
         raise ValueError(f"{output} has no results of {name}: `swiftqueue lab run {name}` makes them")
-    return (JUDGED_BY_FLOW if by_flow else JUDGED)[name](table)
+    found = (JUDGED_BY_FLOW if by_flow else JUDGED)[name](table)
+    classes = experience.load_classes(output).filter(pl.col("scenario") == name)
+    if classes.is_empty():
+        return found
+    measured = judged(IN_RIGHT_CLASS, list(right_class(classes).values()), at_least=0.9)
+    return [measured if one.figure == IN_RIGHT_CLASS else one for one in found]
 
 
 def print_verdicts(found: Sequence[Verdict], *, as_json: bool) -> int:
@@ -262,7 +269,21 @@ def _confucius_mix(table: pl.DataFrame) -> list[Verdict]:
         rtt = _at(table.filter(pl.col("tcp") == call).with_columns(rtt=measured), point, "rtt")
         found.append(judged(f"{call}: round trip P99, s", list(rtt.values()), 0.07))
     why = "the disc does not tell which class a flow is in"
-    return [*found, judged("share of seconds in the right class", [], reason=why, at_least=0.9)]
+    return [*found, judged(IN_RIGHT_CLASS, [], reason=why, at_least=0.9)]
+
+
+def right_class(classes: pl.DataFrame) -> Values:
+    """Share of looks behind the warm-up at which a flow is in its TCP's class, the mean of flows, by seed.
+
+    The paper's figure 13b: Copa and GCC short, BBR middle, Cubic long. Not known or new is not right.
+    """
+    shares: dict[int, list[float]] = {}
+    for seed, tcp, warmup_s, every_s, seen in classes.select(
+        "seed", "tcp", "warmup_s", "every_s", "classes"
+    ).rows():
+        counted = [one for i, one in enumerate(seen) if (i + 1) * every_s >= warmup_s]
+        shares.setdefault(seed, []).append(counted.count(RIGHT_CLASS[tcp]) / len(counted))
+    return {seed: sum(values) / len(values) for seed, values in sorted(shares.items())}
 
 
 def _confucius_fair(table: pl.DataFrame) -> list[Verdict]:

@@ -1,7 +1,8 @@
 """What users noticed in a run: how long web pages took to load, and where calls stalled.
 
 A table of its own beside the results, a row per run that has pages or calls. A second one has a row for each
-flow of the runs whose scenario asks for it (`flows`), so that the shares of the link can be compared.
+flow of the runs whose scenario asks for it (`flows`), so that the shares of the link can be compared. A third
+one has the class of each flow over time (`classes`), where the router's rule is Confucius.
 """
 
 from __future__ import annotations
@@ -66,6 +67,14 @@ FLOWS_SCHEMA: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
     "queueing_p99_s": pl.Float64,
     "rtt_p99_s": pl.Float64,
 }
+CLASSES: Final = "classes.parquet"
+CLASSES_SCHEMA: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
+    **dict(list(FLOWS_SCHEMA.items())[:9]),  # up to a flow's TCP
+    "warmup_s": pl.Float64,
+    "every_s": pl.Float64,
+    "classes": pl.List(pl.Int64),  # at every_s, 2 every_s ...: 0 new, 1 to 3 old; null: not known to the disc
+}
+CLASS_EVERY_S: Final = 0.1  # simulation/programs/laboratory/class-watch.h
 
 
 def load(output: Path) -> pl.DataFrame:
@@ -86,14 +95,29 @@ def load_flows(output: Path) -> pl.DataFrame:
     return kept_table(output / FLOWS, FLOWS_SCHEMA, "swiftqueue lab run")
 
 
-def collect(output: Path, scenarios: Sequence[str], flows: Sequence[str] = ()) -> None:
-    """Bring the rows of some scenarios up to the results'; `flows`: those whose every flow is asked for.
+def load_classes(output: Path) -> pl.DataFrame:
+    """The flows' classes of an output folder; none yet is an empty table.
+
+    Raises:
+        ValueError: the file is damaged, or another version of this project made it.
+    """
+    return kept_table(output / CLASSES, CLASSES_SCHEMA, "swiftqueue lab run")
+
+
+def collect(
+    output: Path, scenarios: Sequence[str], flows: Sequence[str] = (), classes: Sequence[str] = ()
+) -> None:
+    """Bring the rows of some scenarios up to the results'.
+
+    `flows` and `classes`: those whose every flow, or its class over time, is asked for.
 
     A run whose folder is not there keeps the rows that it has here.
     """
     _keep(output / FILE, load(output), _collected(output, scenarios, load(output), rows_of), scenarios)
     known = load_flows(output)
     _keep(output / FLOWS, known, _collected(output, flows, known, flows_of), scenarios)
+    known = load_classes(output)
+    _keep(output / CLASSES, known, _collected(output, classes, known, classes_of), scenarios)
 
 
 def _collected(output: Path, scenarios: Sequence[str], known: pl.DataFrame, rows_of_run: RowsOf) -> Rows:
@@ -150,6 +174,22 @@ def flows_of(row: Mapping[str, Any], summary: Mapping[str, Any]) -> Rows:
                     }
                 )
     return found
+
+
+def classes_of(row: Mapping[str, Any], summary: Mapping[str, Any]) -> Rows:
+    """A row for each flow of a run that says their classes; every flow is a sender's only one."""
+    senders = [(s["name"], g["tcp"]) for s in summary["run"]["senders"] for g in s["groups"] if g["flows"]]
+    return [
+        {name: row[name] for name in (*KEY, "run", "program")}
+        | {
+            "sender": sender,
+            "tcp": tcp,
+            "warmup_s": float(summary["run"]["warmup_s"]),
+            "every_s": CLASS_EVERY_S,
+            "classes": classes,
+        }
+        for (sender, tcp), classes in zip(senders, summary.get("flow_classes", []), strict=False)
+    ]
 
 
 def row_of(row: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:

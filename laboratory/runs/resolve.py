@@ -42,6 +42,7 @@ CONTROL_SEED: Final = 1  # of the draws of control `random`: the traffic's seed 
 FIRST_VERSION: Final = 1
 ROUND_CODE: Final = ("laboratory/learning/finetune_round.py", "laboratory/learning/packet_table.py")
 BATCHING: Final = {"inference_us", "until_decided", "margin_us", "margin_share", "max_moved_unacked"}
+CONFUCIUS_DISC: Final = "swiftqueue::ConfuciusQueueDisc"
 NO_EXPLORATION: Final = {"share": 0.0, "burst_packets": 1, "seed": 1}
 
 
@@ -129,7 +130,9 @@ def resolve(
         "acks": environment.controls.acks,
         "explore": dict(explore),
         "finetune": finetune,
-        "outputs": sorted([*outputs, *_scored(scenario, environment, cell.control)]),
+        "outputs": sorted(
+            [*outputs, *_scored(scenario, environment, cell.control), *_classes(scenario, environment)]
+        ),
     }
 
 
@@ -140,6 +143,13 @@ def _scored(scenario: Scenario, environment: Environment, control: str) -> list[
     repeated = control == "model" and "placebo" in scenario.controls
     viewed = environment.without_view() is None
     return [*(["waits"] if viewed else []), *(["decisions"] if repeated else [])]
+
+
+def _classes(scenario: Scenario, environment: Environment) -> list[str]:
+    """Output of a run whose flows' classes are asked for, where a bottleneck has any."""
+    discs = [bottleneck.disc for bottleneck in environment.bottlenecks]
+    has_any = any(disc is not None and disc.type == CONFUCIUS_DISC for disc in discs)
+    return ["classes"] if scenario.classes and has_any else []
 
 
 def _response(environment: Environment, control: str) -> dict[str, str]:

@@ -85,7 +85,7 @@ def check_points(scenario: Scenario, source: str) -> None:
         environment = environment_at(scenario, point, source)
         try:
             check_times(environment, scenario.seconds)
-            if scenario.flows:
+            if scenario.flows or scenario.classes:
                 check_one_flow_each(environment)
         except ValueError as error:
             where = f"axis.points.{point}: " if point else "environment."

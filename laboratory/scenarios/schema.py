@@ -484,6 +484,7 @@ class Scenario(Checked):
     environment: Environment
     axis: Axis | None = None
     flows: bool = False  # whether flows.parquet has each flow; then no sender has two
+    classes: bool = False  # whether classes.parquet has each flow's class where the disc is Confucius
     regret: bool = False  # whether each choice is scored by what the packet found in both queues
 
     def points_with_models(self) -> dict[str, Point]:

@@ -43,6 +43,9 @@ class ConfuciusQueueDisc : public FlowQueueDisc {
   uint32_t GetWeighing(uint32_t ofClass) const { return m_ages.Weighing(ofClass); }
   uint32_t GetClassPackets(uint32_t ofClass) const;
   uint32_t GetClassOf(ns3::Ptr<ns3::QueueDiscItem> item) const;
+  /** kUnknown where no flow is in the bucket. */
+  uint32_t GetClassOf(uint32_t bucket) const { return m_ages.GroupOf(bucket); }
+  using FlowQueueDisc::BucketOf;
   /** Puts a packet's flow into a class, as an examination would. */
   void MoveFlow(ns3::Ptr<ns3::QueueDiscItem> item, uint32_t toClass);
 

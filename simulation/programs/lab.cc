@@ -18,6 +18,7 @@
 
 #include "../helper/sender-capture.h"
 #include "../helper/tcp-endpoints.h"
+#include "laboratory/class-watch.h"
 #include "laboratory/control.h"
 #include "laboratory/experience.h"
 #include "laboratory/fine-tuning.h"
@@ -135,6 +136,10 @@ void Simulate(const Run& given, const std::string& folder) {
   if (run.waits) {
     watch.LogWaits(run);
   }
+  std::optional<ClassWatch> classes;
+  if (run.classes) {
+    classes.emplace(network, senders, flows.size());
+  }
   std::optional<swiftqueue::SenderCapture> capture;
   if (run.pcap) {
     capture.emplace(folder + "/s1.pcap", network.Senders().front().device);
@@ -175,6 +180,9 @@ void Simulate(const Run& given, const std::string& folder) {
     const WaitsLog waits = watch.Waits();
     WriteWaits(folder + "/waits.npy", waits);
     summary.Add("choice", ScoreChoice(run, *logs.front(), waits).Text());
+  }
+  if (classes) {
+    summary.Add("flow_classes", classes->Json().Text());
   }
   JsonObject spent = cost.Json();
   control->AddTo(summary, spent);

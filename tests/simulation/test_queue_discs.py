@@ -138,6 +138,24 @@ def test_pages_and_a_call_have_their_table(
     assert experience.load(tmp_path / "lab").equals(table)
 
 
+def test_confucius_says_which_class_a_flow_is_in(program: Path, tmp_path: Path) -> None:
+    """A greedy flow of Cubic alone fills the buffer and ends in the long class; FIFO has no classes."""
+    run = a_run(tmp_path) | {"outputs": ["classes"]}
+    run["senders"] = run["senders"][:1]
+    run["senders"][0]["groups"][0] |= {"tcp": "cubic", "traffic": {"kind": "greedy"}, "start_s": [0, 0]}
+    bottleneck = run["bottlenecks"][0]
+    bottleneck["disc"] = {"type": "swiftqueue::ConfuciusQueueDisc", "attributes": {"MaxSize": "1000p"}}
+    summary = simulate(program, tmp_path, run)
+    where = dict.fromkeys((*experience.KEY, "run", "program"), "") | {"seed": 1}
+    (row,) = experience.classes_of(where, summary)
+    assert (row["sender"], row["tcp"]) == ("s1", "cubic")
+    assert (row["classes"][0], row["classes"][-1]) == (0, 3)
+    assert len(row["classes"]) in (119, 120)
+    bottleneck["disc"] = {"type": "ns3::FifoQueueDisc", "attributes": {}}
+    problem = execution.execute(program, tmp_path, execution.Job("refused", run))
+    assert problem == "outputs: classes need a bottleneck whose disc is swiftqueue::ConfuciusQueueDisc"
+
+
 def test_decisions_out_of_range_are_counted(program: Path, tmp_path: Path) -> None:
     """Calls and pages are other traffic than the single greedy flows that the network learned from."""
     run = a_run(tmp_path)

@@ -273,6 +273,15 @@ def test_the_worst_cheat_is_named() -> None:
     assert (verdict.measured, verdict.verdict) == (pytest.approx(0.75), "not held")
 
 
+def test_a_class_is_right_where_its_tcp_belongs_behind_the_warm_up() -> None:
+    rows = [
+        {"seed": 1, "tcp": tcp, "warmup_s": 0.2, "every_s": 0.1, "classes": classes}
+        for tcp, classes in (("cubic", [3, 0, 3, 3, None]), ("gcc", [3, 1, 1, 1, 1]))
+    ]
+    classes = pl.DataFrame(rows, schema=experience.CLASSES_SCHEMA)
+    assert verdicts.right_class(classes) == {1: pytest.approx((2 / 4 + 1) / 2)}
+
+
 def test_what_a_packet_costs_is_judged_by_size_and_growth() -> None:
     ns = {"FqCoDel": (300, 300, 400, 500), "LFQ": (400, 500, 2500, 600), "SJF": (100, 200, 900, 9000)}
     rows = [

@@ -310,6 +310,7 @@ Run ReadRun(std::string_view text) {
   run.questions = asked("questions");
   run.waits = asked("waits");
   run.decisions = asked("decisions");
+  run.classes = asked("classes");
   const bool model = std::holds_alternative<ModelControl>(run.control);
   Require(model || !(run.fineTuning || run.questions), "finetune and questions need control model");
   Require(model || std::holds_alternative<BatchedControl>(run.control) || !run.decisions,

@@ -188,6 +188,7 @@ struct Run {
   bool questions;  // only with ModelControl
   bool waits;      // each packet's queues as they were when it came
   bool decisions;  // only with ModelControl and BatchedControl
+  bool classes;    // of Confucius' disc, in which each flow is
 };
 
 /** The run without L4S, for control `no_l4s`: the same flows, all classic. */
