@@ -27,6 +27,15 @@ class Protocol(StrEnum):
     paper = "paper"
 
 
+class TraceProtocol(StrEnum):
+    """The same, of one trace: with `teach` the whole of it is pre-trained on, and nothing tests it."""
+
+    short = "short"
+    small = "small"
+    paper = "paper"
+    teach = "teach"
+
+
 class Told(StrEnum):
     """What a sender says of packets 2 to 8 of a batch; `replay_events` checks the same names."""
 

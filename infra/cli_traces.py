@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from infra.cli_choices import LatencySource, Protocol
+from infra.cli_choices import LatencySource, TraceProtocol
 
 trace_app = typer.Typer(no_args_is_help=True, help="The project's traces, versioned by DVC.")
 sender_app = typer.Typer(no_args_is_help=True, help="Tokens with which senders elsewhere ship telemetry.")
@@ -21,8 +21,10 @@ def trace_add(
     sender: Annotated[str | None, typer.Option(help="sender's address, if not the heaviest")] = None,
     latency: Annotated[LatencySource, typer.Option(help="where latencies come from")] = LatencySource.acks,
     protocol: Annotated[
-        Protocol | None,
-        typer.Option(help="its slice lengths (default: the project's, or the longest that fits)"),
+        TraceProtocol | None,
+        typer.Option(
+            help="its slice lengths (default: the project's, or the longest that fits), or teach: all trains"
+        ),
     ] = None,
 ) -> None:
     """Check a capture, put it under DVC and name it in params.yaml.

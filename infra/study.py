@@ -122,7 +122,13 @@ def study_params(params: Any, study: Study) -> Any:
                 f"{least.least_s:g} s"
             )
         names = [f"dumbbell-{seed}" for seed in params["simulate"]["seeds"]]
-        entries = {name: trace_entry(str(TRACES / "simulated" / f"{name}.pcap")) for name in names}
+        known = params["extract"]["traces"]
+        entries = {
+            name: trace_entry(
+                str(TRACES / "simulated" / f"{name}.pcap"), protocol=known.get(name, {}).get("protocol")
+            )
+            for name in names
+        }
     params["extract"]["traces"] = entries
     params["register"]["trace"] = next(iter(entries))
     return params

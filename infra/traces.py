@@ -147,9 +147,11 @@ def _own_protocol(file: Path, seconds: float, asked: str | None, projects: str) 
     Raises:
         ValueError: the trace is too short for the one asked for, or for any.
     """
-    from models.training.protocol import PROTOCOLS, protocol_named
+    from models.training.protocol import OF_A_TRACE, PROTOCOLS, TEACH, protocol_named
 
-    chosen = protocol_named(asked or projects)
+    chosen = protocol_named(asked or projects, OF_A_TRACE)
+    if chosen == TEACH:
+        return TEACH.name
     if asked is None and seconds < chosen.least_s:
         chosen = max(
             (p for p in PROTOCOLS.values() if p.least_s <= seconds),

@@ -67,6 +67,7 @@ def evaluate(
             progress=progress,
         )
         for trace in traces.values()
+        if trace.windows.rounds
     ]
     progress("scores")
     metrics = score(

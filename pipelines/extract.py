@@ -25,7 +25,7 @@ class Trace(BaseModel):
     file: Name
     sender: str | None
     latency: Literal["acks", "timestamps"]
-    protocol: Literal["short", "small", "paper"] | None = None
+    protocol: Literal["short", "small", "paper", "teach"] | None = None
 
 
 class ExtractParams(Section):

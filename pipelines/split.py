@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field
 
 from feature_store.atomic import write_file
 from models.section import Section, read, read_all
-from models.training.protocol import PROTOCOLS, divide, protocol_named
+from models.training.protocol import OF_A_TRACE, PROTOCOLS, divide, protocol_named
 from pipelines.stage import Given, StageError, run_stage
 
 
@@ -36,7 +36,7 @@ def split(params: SplitParams, windows: Path, own: Mapping[str, str] | None = No
     `own` names the protocol of each trace that has one of its own; it may name others.
 
     Raises:
-        StageError: there are no windows.
+        StageError: there are no windows, or no trace that tests.
         ValueError: a trace is too short for the protocol; the line names it and one that fits.
     """
     meta = windows / "meta.json"
@@ -44,8 +44,10 @@ def split(params: SplitParams, windows: Path, own: Mapping[str, str] | None = No
         raise StageError(f"{meta} is missing; run the stage `windows` first")
     traces = {}
     for name in json.loads(meta.read_text())["traces"]:
-        protocol = protocol_named((own or {}).get(name, params.protocol))
+        protocol = protocol_named((own or {}).get(name, params.protocol), OF_A_TRACE)
         traces[name] = divide(np.load(windows / name / "decision_ns.npy"), protocol, name).as_json()
+    if not any(trace["rounds"] for trace in traces.values()):
+        raise StageError("every trace only teaches (protocol teach), so nothing is tested")
     return {"traces": traces}
 
 
@@ -60,8 +62,9 @@ def main(params: Given, windows: Given, output: Given) -> None:
     divided = split(read(params, SplitParams), windows, own_protocols(read_all(params)))
     write_file(output, json.dumps(divided, indent=1) + "\n")
     for name, trace in divided["traces"].items():
-        rounds = f"{len(trace['rounds'])} rounds of {trace['protocol']['name']}"
-        print(f"{name}: {trace['duration_s']:.1f} s, {rounds}")
+        count = len(trace["rounds"])
+        does = f"{count} rounds of {trace['protocol']['name']}" if count else "teaches as a whole"
+        print(f"{name}: {trace['duration_s']:.1f} s, {does}")
 
 
 if __name__ == "__main__":

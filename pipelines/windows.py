@@ -25,7 +25,7 @@ from feature_store.events.definition import WINDOW, Definition
 from feature_store.packets.schema import scan_packets, traces_in
 from models.networks.loop_network import chosen
 from models.section import Section, read, read_all
-from models.training.protocol import protocol_named
+from models.training.protocol import OF_A_TRACE, protocol_named
 from pipelines.split import SplitParams, own_protocols
 from pipelines.stage import Given, StageError, run_stage
 
@@ -252,7 +252,7 @@ def main(params: Given, packets: Given, output: Given) -> None:
     with new_folder(output) as partial:
         meta = make_windows(
             *(packets, partial, section, wanted, network.definition, network.tokens(params)),
-            lambda trace: protocol_named(own.get(trace, protocol)).pretrain_s,
+            lambda trace: protocol_named(own.get(trace, protocol), OF_A_TRACE).pretrain_s,
         )
     for name, trace in meta["traces"].items():
         print(

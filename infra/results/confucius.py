@@ -1,4 +1,4 @@
-"""Published runs after Confucius' evaluation: `experience.parquet` and `flows.parquet` of the laboratory."""
+"""Published runs after Confucius' evaluation: `experience.parquet`, `flows.parquet` and `classes.parquet`."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from laboratory.report.verdicts import (
     WHO,
     fairness_of,
     longer_than_fair,
+    with_classes,
 )
 
 OTHER_PAGES: Final = ("confucius-web", WHO, CHEATS)  # judged on pages of their own
@@ -26,7 +27,7 @@ FLOWS: Final = "confucius-flows"
 DOUBLING_S: Final = 0.25  # 1 / lambda
 
 
-def verdicts(runs: pl.DataFrame, flows: pl.DataFrame) -> list[str]:
+def verdicts(runs: pl.DataFrame, flows: pl.DataFrame, classes: pl.DataFrame) -> list[str]:
     """Every figure to reach of the scenarios that were run."""
     lines = lab.head_of(["scenario", "figure", "wanted", "measured", "verdict"])
     for table, judges in ((runs, JUDGED), (flows, JUDGED_BY_FLOW)):
@@ -35,7 +36,7 @@ def verdicts(runs: pl.DataFrame, flows: pl.DataFrame) -> list[str]:
             if name not in OTHER_PAGES and not own.is_empty():
                 lines += [
                     lab.row_of([f"`{name}`", one.figure, wanted(one), measured(one), one.verdict])
-                    for one in judge(own)
+                    for one in with_classes(judge(own), classes.filter(pl.col("scenario") == name))
                 ]
     return lines
 
@@ -44,7 +45,7 @@ def pages(runs: pl.DataFrame) -> list[str]:
     """Stalls, loads and the call's rate at every point, means over seeds."""
     own = runs.filter(pl.col("scenario").is_in([name for name in JUDGED if name not in OTHER_PAGES]))
     short = own.with_columns(pl.col("scenario").str.strip_prefix("confucius-"))  # for narrow windows
-    return runs_table(short, ["scenario", "point"], ["scenario", "point"], (*SHOWN, CALL))
+    return runs_table(short, ["scenario", "point"], ["scenario", "point"], (*SHOWN[:-1], CALL))
 
 
 def shares(flows: pl.DataFrame) -> list[str]:

@@ -76,6 +76,7 @@ class Data:
     bed: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=bed_runs.SCHEMA))
     experience: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=experience.SCHEMA))
     flows: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=experience.FLOWS_SCHEMA))
+    classes: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=experience.CLASSES_SCHEMA))
 
     @classmethod
     def load(cls, root: Path) -> Data:
@@ -98,6 +99,7 @@ class Data:
             bed_runs.load(root / LABORATORY),
             experience.load(root / LABORATORY),
             experience.load_flows(root / LABORATORY),
+            experience.load_classes(root / LABORATORY),
         )
 
     def evaluation(self, name: str) -> dict[str, Any]:
@@ -320,6 +322,7 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     **{f"ladder-{profile}": partial(known, profile=profile) for profile in PROFILES},
     "guard": lambda data: guard.guarded(data.runs),
     "charge": lambda data: guard.guarded(data.runs, "charge-", "charge, µs"),
+    "surroundings": lambda data: guard.guarded(data.runs, "surroundings", "surroundings"),
     "guard-tried": lambda data: guard.tried(data.runs),
     "guard-kept": lambda data: guard.kept(data.runs),
     "guard-shipped": lambda data: guard.guarded(data.runs, guard.SHIPPED),
@@ -334,7 +337,7 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "lfq-beyond": lambda data: lfq.beyond(data.lfq),
     "lfq-best": lambda data: lfq.best_of(data.lfq),
     "lfq-verdicts": lambda data: lfq.verdicts(data.lfq),
-    "confucius-verdicts": lambda data: confucius.verdicts(data.experience, data.flows),
+    "confucius-verdicts": lambda data: confucius.verdicts(data.experience, data.flows, data.classes),
     "confucius-pages": lambda data: confucius.pages(data.experience),
     "confucius-shares": lambda data: confucius.shares(data.flows),
     "confucius-bounds": lambda data: confucius.bounds(data.experience),
@@ -345,22 +348,15 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "who-picks-shares": lambda data: queues.who_shares(data.experience),
     "who-picks-else": lambda data: queues.who_else(data.experience),
     "who-picks-verdicts": lambda data: queues.who_verdicts(data.experience),
+    "cheats": lambda data: queues.cheats(data.experience),
+    "cheats-verdicts": lambda data: queues.cheats_verdicts(data.experience),
+    "queues-costs": lambda data: queues.costs(data.benchmark("queues")),
     **{
         f"bench-{name}": partial(figures, name=name)
         for name in (
             *("capacity", "extract", "finetune", "gate", "inference", "ingest", "intervals", "linerate"),
-            *(
-                "live",
-                "pretrain",
-                "rate",
-                "reservoir",
-                "serving",
-                "soak",
-                "soak-first",
-                "soak-weeks",
-                "soak-weeks-after",
-                "swap",
-            ),
+            *("live", "pretrain", "rate", "reservoir", "serving", "swap"),
+            *("soak", "soak-first", "soak-weeks", "soak-weeks-after"),
         )
     },
 }

@@ -56,7 +56,7 @@ def guarded(runs: pl.DataFrame, prefix: str = FIRST, axis: str = "guard") -> lis
         if not at:
             continue
         at.sort(key=lambda place: (place.profile, place.point != OFF))  # and as the axis has them
-        lines += ["", f"**{scenario.removeprefix(prefix)}** ({sample(here, at[0])})", ""]
+        lines += ["", f"**{scenario.removeprefix(prefix) or scenario}** ({sample(here, at[0])})", ""]
         lines += head_of(["profile", axis, "moved, %", "default P99, ms", *(name for _, name in DELAYS)])
         for place in at:
             figures = [cell(here, place, *one).text for one in (("model", MOVED), ("default", QUEUEING_P99))]

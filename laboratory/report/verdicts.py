@@ -74,9 +74,13 @@ def of_scenario(name: str, output: Path) -> list[Verdict]:
     if table.is_empty():
         raise ValueError(f"{output} has no results of {name}: `swiftqueue lab run {name}` makes them")
     found = (JUDGED_BY_FLOW if by_flow else JUDGED)[name](table)
-    classes = experience.load_classes(output).filter(pl.col("scenario") == name)
+    return with_classes(found, experience.load_classes(output).filter(pl.col("scenario") == name))
+
+
+def with_classes(found: Sequence[Verdict], classes: pl.DataFrame) -> list[Verdict]:
+    """The verdicts, that on the right class by a table of the flows' classes where it has rows."""
     if classes.is_empty():
-        return found
+        return [*found]
     measured = judged(IN_RIGHT_CLASS, list(right_class(classes).values()), at_least=0.9)
     return [measured if one.figure == IN_RIGHT_CLASS else one for one in found]
 
@@ -268,7 +272,7 @@ def _confucius_mix(table: pl.DataFrame) -> list[Verdict]:
         measured = pl.coalesce("rtt_p99_s", pl.col("queueing_p99_s") + CONFUCIUS_RTT_S)
         rtt = _at(table.filter(pl.col("tcp") == call).with_columns(rtt=measured), point, "rtt")
         found.append(judged(f"{call}: round trip P99, s", list(rtt.values()), 0.07))
-    why = "the disc does not tell which class a flow is in"
+    why = "these runs do not tell which class a flow is in"
     return [*found, judged(IN_RIGHT_CLASS, [], reason=why, at_least=0.9)]
 
 

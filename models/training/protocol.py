@@ -56,6 +56,8 @@ PAPER: Final = Protocol("paper", 300, 60, 300)
 LEAST_WINDOWS: Final = 2  # of a pre-training slice: one to train on, one to validate
 ROUND_S: Final = 28.9  # of a live round on a minute, from trigger to first answer (docs/results/live.md)
 PROTOCOLS: Final = {p.name: p for p in (SHORT, SMALL, PAPER)}
+TEACH: Final = Protocol("teach", 1e9, 0, 0)  # of a trace that teaches as a whole, and tests nothing
+OF_A_TRACE: Final = PROTOCOLS | {TEACH.name: TEACH}
 
 
 @dataclass(frozen=True)
@@ -109,15 +111,15 @@ def _bounds(part: Slice) -> list[int]:
     return [part.lo, part.hi]
 
 
-def protocol_named(name: str) -> Protocol:
+def protocol_named(name: str, among: Mapping[str, Protocol] = PROTOCOLS) -> Protocol:
     """Return the protocol of that name.
 
     Raises:
         ValueError: there is none.
     """
-    if name not in PROTOCOLS:
-        raise ValueError(f"protocol {name!r} is unknown; take one of {', '.join(PROTOCOLS)}")
-    return PROTOCOLS[name]
+    if name not in among:
+        raise ValueError(f"protocol {name!r} is unknown; take one of {', '.join(among)}")
+    return among[name]
 
 
 def divide(decision_ns_B: npt.NDArray[np.int64], protocol: Protocol, trace: str) -> Slices:
@@ -126,6 +128,7 @@ def divide(decision_ns_B: npt.NDArray[np.int64], protocol: Protocol, trace: str)
     Round r has its boundary at `pretrain_s + r * test_s`. The last test slice may be cut short by the
     trace's end, to half its length at the least. A round without a window to test (the sender was
     silent) is left out; a fine-tune slice may be empty, and then there is nothing to tune on.
+    `TEACH` has no round: the whole trace is pre-trained on.
 
     Args:
         decision_ns_B: decision times, never falling.
@@ -140,6 +143,8 @@ def divide(decision_ns_B: npt.NDArray[np.int64], protocol: Protocol, trace: str)
         raise ValueError(f"trace {trace}: fewer than 8 packets, so no window; leave it out")
     elapsed_ns_B = decision_ns_B - decision_ns_B[0]
     duration_s = float(elapsed_ns_B[-1]) / 1e9
+    if protocol == TEACH:
+        return Slices(protocol, duration_s, Slice(0, len(decision_ns_B)), ())
     if duration_s < protocol.least_s:
         raise ValueError(_too_short(trace, duration_s, protocol))
 

@@ -75,8 +75,8 @@ class WindowSet:
 
     @property
     def protocol(self) -> dict[str, Any]:
-        """Name and slice lengths of the traces' protocol; where they differ, the names alone."""
-        return together(trace.slices.protocol for trace in self.traces.values())
+        """Name and slice lengths of the tested traces' protocol; where they differ, the names alone."""
+        return together(trace.slices.protocol for trace in self.traces.values() if trace.rounds)
 
     def trace(self, name: str) -> TraceWindows:
         """Return one trace.

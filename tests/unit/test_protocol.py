@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 
 import numpy as np
 import pytest
@@ -11,14 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.training.protocol import (
+    OF_A_TRACE,
     PAPER,
     PROTOCOLS,
     ROUND_S,
     SHORT,
     SMALL,
+    TEACH,
     Protocol,
     Round,
     Slice,
+    Slices,
     answered,
     divide,
     protocol_named,
@@ -52,6 +56,17 @@ def test_slices_of_an_even_trace() -> None:
         Round(Slice(440, 500), Slice(500, 601)),  # the last decision is the trace's end, and belongs to it
     ]
     assert slices.as_json()["rounds"][0] == {"finetune": [240, 300], "test": [300, 400]}
+
+
+def test_a_trace_that_teaches_has_no_round() -> None:
+    for seconds in (1, 60):  # however short
+        slices = divide(every(0.1, seconds), TEACH, "t")
+        assert slices.pretrain == Slice(0, 10 * seconds + 1)
+        assert not slices.rounds
+        assert Slices.from_json(json.loads(json.dumps(slices.as_json())), 10 * seconds + 1, "t") == slices
+    assert protocol_named("teach", OF_A_TRACE) is TEACH
+    with pytest.raises(ValueError, match=r"'teach' is unknown; take one of short, small, paper$"):
+        protocol_named("teach")  # not of all traces: nothing would test
 
 
 @pytest.mark.parametrize(("seconds", "last"), [(44.9, (300, 400)), (45, (400, 451)), (49, (400, 491))])

@@ -337,7 +337,13 @@ def test_confucius_tables_show_what_was_run() -> None:
         ],
         schema=experience.FLOWS_SCHEMA,
     )
-    lines = confucius.verdicts(runs, flows)
+    seen = {"warmup_s": 0.0, "every_s": 0.1, "sender": "bbr", "tcp": "bbr", "classes": [1, 2, 2, 2]}
+    classes = pl.DataFrame(
+        [{**dict.fromkeys(experience.CLASSES_SCHEMA), **key, "seed": seed} | seen for seed in range(1, 6)],
+        schema=experience.CLASSES_SCHEMA,
+    )
+    assert any("| 0.750 (0.750 to 0.750) |" in line for line in confucius.verdicts(runs, flows, classes))
+    lines = confucius.verdicts(runs, flows, classes.clear())
     assert "| `confucius-flows` | 60 flows: stall, s | at most 0 | 0.000 (0.000 to 0.000) | held |" in lines
     assert any("gcc: round trip P99, s | at most 0.07 | 0.090" in line for line in lines)
     assert not any("confucius-sizes" in line for line in lines)
