@@ -418,6 +418,11 @@ def _lfq(table: pl.DataFrame) -> list[Verdict]:
         values = list(lfq.part_of_best(best, rule).values())
         wanted = lfq.LEAST_OF_BEST
         found.append(judged(f"{rule}: reward over the best static limit's", values, at_least=wanted))
+    learned = {rule.split()[1] for rule in lfq.rules_of(rows)}
+    for (of_rule, tcp, axis), least in lfq.LEAST_CORRELATION.items():
+        if of_rule not in learned:
+            figure = f"LFQ {of_rule}: r of the limit with {axis}, {tcp}"
+            found.append(judged(figure, [], at_least=least, reason="no runs with such a network"))
     return found
 
 
