@@ -141,4 +141,6 @@ def _number(value: float | None, digits: int) -> str:
 
 
 def _values(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value:.3g}" for name, value in values.items())
+    return ", ".join(
+        f"{name} {value:{'d' if isinstance(value, int) else '.2g'}}" for name, value in values.items()
+    )
