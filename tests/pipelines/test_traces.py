@@ -109,8 +109,8 @@ def test_a_short_capture_joins_with_a_protocol_of_its_own(
     ExtractParams(**params["extract"])
     list_traces(project=checkout)
     assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()[1:]] == [
-        "small",
-        "small",
+        *["small"] * 2,
+        *["teach"] * 4,
         "short",
     ]
 
