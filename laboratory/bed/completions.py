@@ -35,9 +35,10 @@ from laboratory.bed.hosts import ADDRESS_B, Bed
 from laboratory.bed.programs import SAMPLER, SAMPLER_OBJECT, wait_for_name
 from laboratory.bed.rate_flows import CONTROL, why_not
 from laboratory.bed.selfcheck import NO_AQM
-from laboratory.bed.tcp import PORT, running, stop, summary, urgent
+from laboratory.bed.tcp import PORT, STOP_S, running, summary, urgent
 from laboratory.rate_feedback import BBR, BUFFERS_BDP, ORACLE, OURS, PATH, RTTS_MS, WINDOWS, Run
 from models.json_file import read_object
+from serving.agent.process import end
 
 SAMPLES: Final = 5
 TRAIN: Final = 10  # packets of the initial window, which leave unpaced
@@ -135,7 +136,7 @@ def sampling(log: Path, answer: Answer) -> Iterator[Sampler]:
         try:
             yield sampler
         finally:
-            stop(process)
+            end(process, STOP_S)
             thread.join()
 
 

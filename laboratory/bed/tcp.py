@@ -22,6 +22,7 @@ from laboratory.bed import router_log, tcp_traffic
 from laboratory.bed.checks import capability
 from laboratory.bed.hosts import ADDRESS_B, DEVICE, TRAFFIC_PRIORITY, Bed
 from laboratory.bed.programs import MARK_OBJECT, MARKER
+from serving.agent.process import end
 
 PORT: Final = 5001
 HEADERS: Final = 20 + 32  # bytes of IPv4 and TCP with timestamps: what is longer has data, or is a SYN
@@ -134,16 +135,7 @@ def running(
                 raise RuntimeError(f"{what} ended with {process.wait()}")
             yield process, json.loads(line)
         finally:
-            stop(process)
-
-
-def stop(process: subprocess.Popen[str]) -> None:
-    """End a program; one that does not end in time is killed."""
-    process.terminate()
-    try:
-        process.wait(STOP_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
+            end(process, STOP_S)
 
 
 def urgent(*command: object) -> list[object]:

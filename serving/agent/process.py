@@ -70,11 +70,11 @@ def running_agent(arguments: Sequence[str]) -> Iterator[Iterator[dict[str, Any]]
             end(process)
 
 
-def end(process: subprocess.Popen[str]) -> None:
-    """Ask an agent to end, and end it if it does not; harmless when it has ended."""
+def end(process: subprocess.Popen[str], within_s: float = STOP_S) -> None:
+    """Ask a program to end, and end it if it does not in time; harmless when it has ended."""
     process.terminate()
     try:
-        process.wait(STOP_S)
+        process.wait(within_s)
     except subprocess.TimeoutExpired:
         process.kill()
 
