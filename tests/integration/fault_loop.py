@@ -24,7 +24,7 @@ from waiting import wait_until
 
 from feature_store.telemetry.events import ACK, SEND
 from feature_store.telemetry.manifest import load_manifest
-from infra.local import processes, status
+from infra.local import parts, processes, status
 from infra.local.loop import start_loop
 from infra.local.pages import answers
 from infra.local.servers import start_mlflow
@@ -243,6 +243,14 @@ class FaultLoop:
     def restarts(self, part: str) -> float:
         """How often the keeper has started a part."""
         return self._count("KEEPER_METRICS", f'swiftqueue_part_restarts_total{{part="{part}"}}')
+
+    def wait_until_kept(self) -> None:
+        """Wait until the keeper starts nothing: a part answers before its start has ended and is counted."""
+        up = [f'swiftqueue_part_up{{part="{part}"}}' for part in parts.wanted()]
+        wait_until(
+            lambda: all(self._count("KEEPER_METRICS", series) == 1 for series in up),
+            "the keeper starts a part, or has no answer of one",
+        )
 
     def rounds_ended(self, outcome: str) -> float:
         return self._count("SCHEDULER_METRICS", f'swiftqueue_rounds_total{{outcome="{outcome}"}}')

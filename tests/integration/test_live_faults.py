@@ -261,6 +261,7 @@ def test_one_command_up(loop: FaultLoop, capsys: pytest.CaptureFixture[str]) -> 
 def test_a_process_is_killed_or_paused_in_a_round(
     loop: FaultLoop, part: str, number: signal.Signals, step: str
 ) -> None:
+    loop.wait_until_kept()
     before, restarts, failed = len(loop.rounds()), loop.restarts(part), loop.asking.failed
     shows = what_shows(loop, part, number, step)
     wait_until(lambda: loop.answers(part), f"{part} does not answer")
@@ -420,6 +421,7 @@ def binds(probe: socket.socket, port: int) -> bool:
 def test_a_full_disk_declines_everything_and_heals(loop: FaultLoop) -> None:
     if not loop.small_disk:
         pytest.skip("no small file system could be mounted here: mount needs root")
+    loop.wait_until_kept()
     ballast, failed = loop.state / "ballast", loop.asking.failed
     rounds_failed, restarts = loop.rounds_ended("failed"), loop.restarts("scheduler")
     with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
@@ -444,6 +446,7 @@ def test_a_full_disk_declines_everything_and_heals(loop: FaultLoop) -> None:
 def test_rounds_go_on_after_a_step_of_the_clock(
     loop: FaultLoop, seconds: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    loop.wait_until_kept()
     failed = loop.asking.failed
     restarts = {part: loop.restarts(part) for part in PARTS}
     after = len(loop.rounds())
