@@ -399,11 +399,13 @@ class Axis(Checked):
     """What a sweep varies.
 
     Points are given one by one, or as the product of named parts: each point takes one choice of each part.
-    Its name is theirs joined by ", ", it sets what they set, and the first part varies fastest.
+    Its name is theirs joined by `join`, without those that have none; it sets what they set, and the first
+    part varies fastest.
     """
 
     label: str
     parts: dict[str, dict[str, Point]] = {}
+    join: str = ", "  # stands between the names of a point's choices
     only: list[str] | None = None  # patterns of points: the others are left away
     points: Annotated[dict[Annotated[str, Field(min_length=1)], Point], Field(min_length=1)]
     log: bool = False  # whether plots have a logarithmic axis
@@ -414,7 +416,7 @@ class Axis(Checked):
         """Write the parts out as points, and leave away those that `only` does not name."""
         if not isinstance(raw, dict) or not (raw.get("parts") or raw.get("only")):
             return raw
-        points = {**_product(raw.get("parts") or {}), **(raw.get("points") or {})}
+        points = {**_product(raw.get("parts") or {}, str(raw.get("join", ", "))), **(raw.get("points") or {})}
         only = raw.get("only")
         if isinstance(only, list):
             for pattern in only:
@@ -435,11 +437,11 @@ class Axis(Checked):
         return self
 
 
-def _product(parts: Any) -> dict[str, Any]:
-    """Points of named parts, as a scenario file has them.
+def _product(parts: Any, join: str) -> dict[str, Any]:
+    """Points of named parts, as a scenario file has them; `join` stands between the names of choices.
 
     Raises:
-        ValueError: a part has no choices, or two parts say the same of a point.
+        ValueError: a part has no choices, two parts say the same of a point, or two points have one name.
     """
     if not isinstance(parts, dict):
         raise ValueError(f"parts: {parts!r} is no mapping of parts")
@@ -453,7 +455,9 @@ def _product(parts: Any) -> dict[str, Any]:
     turned = itertools.product(*(choices.items() for choices in reversed(list(parts.values()))))
     for slowest_first in turned:
         chosen = slowest_first[::-1]
-        name = ", ".join(str(choice) for choice, _ in chosen)
+        name = join.join(str(choice) for choice, _ in chosen if choice != "")
+        if name in points:
+            raise ValueError(f"parts: two points are named {name!r}")
         points[name] = {"set": {}}
         for choice, point in chosen:
             for key, value in point.get("set", {}).items():

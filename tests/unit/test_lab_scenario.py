@@ -230,6 +230,9 @@ def test_points_are_the_product_of_parts(small: dict[str, Any], tmp_path: Path) 
         return list(cells(name, scenario))
 
     assert of(parts) == of({"label": "l", "points": points})
+    unnamed = parts | {"join": "; ", "parts": {"rtt": first, "rate": {"x": second["x"], "": second["y"]}}}
+    joined = {name.replace(", x", "; x").replace(", y", ""): point for name, point in points.items()}
+    assert of(unnamed) == of({"label": "l", "points": joined})
     (tmp_path / "child.yaml").write_text('extends: mine\naxis: {only: ["*, y"]}\n')
     written(tmp_path, put(small, "axis", parts))
     child = load(tmp_path / "child.yaml").axis
@@ -238,6 +241,10 @@ def test_points_are_the_product_of_parts(small: dict[str, Any], tmp_path: Path) 
     for wrong, line in (
         (parts | {"only": ["c*"]}, "only: no point is named 'c*'"),
         ({"label": "l", "parts": {"rtt": {}}}, "axis.parts.rtt: has no choices"),
+        (
+            {"label": "l", "parts": {"p": {"": {}, "x": {}}, "q": {"": {}, "x": {}}}},
+            "axis.parts: two points are named 'x'",
+        ),
         ({"label": "l", "parts": {"one": first, "two": first}}, "another part both set rtt_ms"),
         ({"label": "l", "parts": {"one": {"a": 3}}}, "axis.parts.one.a: not a point of the form"),
         (parts | {"only": [3]}, "no point is named 3"),
