@@ -13,6 +13,7 @@ from pipelines.stage import Given, StageError, run_stage
 
 if TYPE_CHECKING:
     from models.networks.rate_network import RateNetwork
+    from models.rate.study import Pair
 
 
 class RateEvaluateParams(Section):
@@ -38,9 +39,10 @@ def evaluate(params: RateEvaluateParams, flows: Path, models: Sequence[Path]) ->
     from models.rate.flows import load, split
     from models.rate.networks import KINDS
     from models.rate.networks import load as load_network
-    from models.rate.study import scores, summary
+    from models.rate.study import compared, scores, scores_alone, summary
 
     by_seed: dict[int, dict[str, RateNetwork]] = {}
+    alone: dict[int, dict[Pair, RateNetwork]] = {}
     fields: list[str] = []
     about = paths_in(flows)
     for folder in models:
@@ -48,18 +50,26 @@ def evaluate(params: RateEvaluateParams, flows: Path, models: Sequence[Path]) ->
         if described["made_of"]["paths"] != about:
             raise StageError(f"{folder} was trained on other flows than {flows}; run the stage `rate_train`")
         fields = described["made_of"]["params"]["fields"]
-        by_seed.setdefault(described["seed"], {})[described["architecture"]["name"]] = network
+        if "pair" in described:
+            n, k = described["pair"]
+            alone.setdefault(described["seed"], {})[n, k] = network
+        else:
+            by_seed.setdefault(described["seed"], {})[described["architecture"]["name"]] = network
     if missing := [f"{kind}-{seed}" for seed, own in by_seed.items() for kind in KINDS if kind not in own]:
         raise StageError(f"network {missing[0]} is missing; run the stage `rate_train`")
-    every, found = load(flows), []
+    every, found, single = load(flows), [], []
     for seed, networks in sorted(by_seed.items()):
-        found += scores(every, split(every, seed), networks, seed, params.xgboost_rounds)
+        divided = split(every, seed)
+        found += scores(every, divided, networks, seed, params.xgboost_rounds)
+        single += scores_alone(divided, alone.get(seed, {}), seed)
     kinds = [path["kind"] for path in about.values()]
     return {
         "flows": len(every),
         "fields": fields,  # that the networks' layers saw; none: all
         "paths": {kind: kinds.count(kind) for kind in sorted(set(kinds))},
+        "source": "kernel" if all(path.get("source") == "kernel" for path in about.values()) else "ns3",
         **summary(found),
+        "alone": compared(single, found),
     }
 
 
@@ -81,6 +91,9 @@ def said(found: dict[str, Any]) -> list[str]:
     for name, parts in found["grid"].items():
         seen, held_out = (100 * parts[part][pair]["mean"] for part in ("seen", "held_out"))
         lines.append(f"  {name:20} {seen:8.1f} % {held_out:8.1f} %")
+    for of, parts in found["alone"].items():
+        seen, held_out = (100 * parts[part]["alone"]["mean"] for part in ("seen", "held_out"))
+        lines.append(f"  the LSTM trained for {of} alone: {seen:.1f} % {held_out:.1f} %")
     for part in ("seen", "held_out"):
         verdict = found["headline"][part]
         reached = "reached" if verdict["reached"] else "not reached"

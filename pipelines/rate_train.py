@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field
 
+from feature_store.rate.definition import HORIZONS, PREFIXES
 from models.section import Above0, Count, Section, read
 from pipelines.stage import Given, run_stage
 
@@ -18,6 +20,13 @@ def _distinct(seeds: list[int]) -> list[int]:
     if len(set(seeds)) < len(seeds):
         raise ValueError("a seed stands there twice, which makes the same network")
     return seeds
+
+
+def _of_the_grid(pairs: list[list[int]]) -> list[list[int]]:
+    for n, k in pairs:
+        if n not in PREFIXES or k not in HORIZONS:
+            raise ValueError(f"[{n}, {k}] is no pair of {list(PREFIXES)} and {list(HORIZONS)}")
+    return pairs
 
 
 class RateTrainParams(Section):
@@ -44,6 +53,10 @@ class RateTrainParams(Section):
     """Of a sample, that the networks' layers see; none: all. The guesses of ours take what they need."""
     learning_rate: Above0
     """The Transformer's highest; the LSTM has the paper's steps from 0.01 to 0.00001."""
+    pairs: Annotated[
+        list[Annotated[list[int], Field(min_length=2, max_length=2)]], AfterValidator(_of_the_grid)
+    ]
+    """Prefix and horizon: the LSTM is trained for each alone besides, as the paper's eighteen are."""
 
     def sizes(self, kind: str) -> dict[str, Any]:
         """Arguments of a network of a kind."""
@@ -53,7 +66,7 @@ class RateTrainParams(Section):
 
 
 def train_all(params: RateTrainParams, flows: Path, output: Path, say: Callable[[str], None]) -> list[Path]:
-    """Train what is not there yet; return every network's folder, `KIND-SEED`.
+    """Train what is not there yet; return every network's folder, `KIND-SEED` or `lstm-PREFIX-HORIZON-SEED`.
 
     What is there with other parameters, or of other flows, is trained anew.
 
@@ -64,19 +77,21 @@ def train_all(params: RateTrainParams, flows: Path, output: Path, say: Callable[
 
     from feature_store.rate.tables import paths_in
     from models.rate.flows import load, split
-    from models.rate.networks import KINDS, save, train
+    from models.rate.networks import EVERY_PAIR, KINDS, save, train
 
     torch.set_num_threads(1)
     every = load(flows)
-    of = {"paths": paths_in(flows), "params": params.model_dump(exclude={"seeds"})}
+    of = {"paths": paths_in(flows), "params": params.model_dump(exclude={"seeds", "pairs"})}
+    wanted = [(kind, kind, EVERY_PAIR) for kind in KINDS]
+    wanted += [(f"lstm-{n}-{k}", "lstm", ((n, k),)) for n, k in params.pairs]
     made = []
     for seed in params.seeds:
         divided = split(every, seed)
-        for kind in KINDS:
-            folder = output / f"{kind}-{seed}"
+        for name, kind, pairs in wanted:
+            folder = output / f"{name}-{seed}"
             made.append(folder)
             if _same(folder, of):
-                say(f"{kind}, seed {seed}: is there")
+                say(f"{name}, seed {seed}: is there")
                 continue
             network, error = train(
                 kind,
@@ -87,12 +102,19 @@ def train_all(params: RateTrainParams, flows: Path, output: Path, say: Callable[
                 epochs=params.epochs,
                 batch_size=params.batch_size,
                 learning_rate=params.learning_rate,
-                say=say,
+                say=partial(_said, say, name),
                 fields=params.fields,
+                pairs=pairs,
             )
             counts = {"train": len(divided.train), "valid": len(divided.valid)}
-            save(folder, network, {"seed": seed, "valid_mape": error, "flows": counts, "made_of": of})
+            alone = {} if pairs == EVERY_PAIR else {"pair": pairs[0]}
+            about = {"seed": seed, "valid_mape": error, "flows": counts, "made_of": of}
+            save(folder, network, {**about, **alone})
     return made
+
+
+def _said(say: Callable[[str], None], name: str, line: str) -> None:
+    say(f"{name}, {line}")
 
 
 def _same(folder: Path, of: dict[str, Any]) -> bool:

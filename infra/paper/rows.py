@@ -234,7 +234,7 @@ def _apart(fitted: Forecaster, walked: Sequence[Walked], *, drawn: bool) -> dict
 
 
 def _alike(x_BD: NDArray[np.float32], high_B: NDArray[np.bool_]) -> float:
-    from sklearn.neighbors import KNeighborsClassifier  # type: ignore[import-untyped]
+    from sklearn.neighbors import KNeighborsClassifier
 
     half = len(x_BD) // 2
     nearest = KNeighborsClassifier(min(NEIGHBOURS, half)).fit(x_BD[:half], high_B[:half])
@@ -245,7 +245,7 @@ def _alike(x_BD: NDArray[np.float32], high_B: NDArray[np.bool_]) -> float:
 
 def _plane(x_BD: NDArray[np.float32], high_B: NDArray[np.bool_]) -> list[list[float]]:
     """Some decisions in the plane (t-SNE, as the paper's figure): x, y, and 1 where the latency is high."""
-    from sklearn.manifold import TSNE  # type: ignore[import-untyped]
+    from sklearn.manifold import TSNE
 
     some = np.unique(np.linspace(0, len(x_BD) - 1, POINTS).astype(np.int64))
     spread = min(30.0, (len(some) - 1) / 3)

@@ -15,21 +15,27 @@ from models.json_file import read_object
 
 FILE: Final = Path("docs/results/rate.json")
 FIELDS_FILE: Final = Path("docs/results/rate-fields.json")  # of networks that see some fields alone
+KERNEL_FILE: Final = Path("docs/results/rate-kernel.json")  # of flows that a kernel sent
 PARTS: Final = ("seen", "held_out")
-NEEDED: Final = {"flows", "paths", "seeds", "grid", "headline"}
+NEEDED: Final = {"flows", "paths", "source", "seeds", "grid", "headline", "alone"}
 NETWORKS: Final = {"transformer": "**Transformer (ours)**", "lstm": "LSTM (the paper's)"}
 
 
 def load(root: Path) -> dict[str, Any]:
     """Read what is published below a checkout; nothing, where nothing is."""
-    path, some = root / FILE, root / FIELDS_FILE
-    found = read_object(path) if path.is_file() else {}
-    others = {"some": some, "fed_back": root / rate_feedback.FILE, "fed_kernel": root / rate_feedback.KERNEL}
-    return {**found, **{key: read_object(file) for key, file in others.items() if file.is_file()}}
+    files = {
+        "some": FIELDS_FILE,
+        "kernel": KERNEL_FILE,
+        "fed_back": rate_feedback.FILE,
+        "fed_kernel": rate_feedback.KERNEL,
+    }
+    there = {key: root / file for key, file in files.items() if (root / file).is_file()}
+    found = read_object(root / FILE) if (root / FILE).is_file() else {}
+    return {**found, **{key: read_object(file) for key, file in there.items()}}
 
 
 def take(study: Path, root: Path = Path()) -> None:
-    """Publish a study in the place of the one before it that had as many fields: all, or some.
+    """Publish a study in the place of the one before it of its kind: of all fields, of some, of a kernel.
 
     Raises:
         OSError: it is not there.
@@ -42,16 +48,18 @@ def take(study: Path, root: Path = Path()) -> None:
         return
     if missing := sorted(NEEDED - set(found)):
         raise ValueError(f"{study} is no study.json of `swiftqueue rate study`: {missing[0]} is missing")
-    path = root / (FIELDS_FILE if found.get("fields") else FILE)
+    some = FIELDS_FILE if found.get("fields") else FILE
+    path = root / (KERNEL_FILE if found["source"] == "kernel" else some)
     write_file(path, json.dumps({**origin(), **found}, indent=1) + "\n")
 
 
 def said(one: Mapping[str, Any]) -> str:
     """What was measured, on what, when."""
-    paths = one["paths"]
+    paths, whose = one["paths"], {"kernel": "flows of a kernel", "ns3": "simulated flows"}
+    learned, others = paths.get("train", 0), paths.get("held-out", 0)
     return (
         f"Measured on {one['date']} at commit `{one['commit']}`, on {one['machine']}. {one['flows']:,} "
-        f"simulated flows of {paths.get('train', 0)} paths to learn from, {paths.get('held-out', 0)} others; "
+        f"{whose[one['source']]} of {learned} paths to learn from, {others} others; "
         f"seeds {', '.join(map(str, one['seeds']))}. In brackets 95 % over seeds (Student's t)."
     )
 
@@ -106,6 +114,17 @@ def fields(one: Mapping[str, Any]) -> list[str]:
             lines.append(
                 lab.row_of([NETWORKS[name], seen, *(text for c in cells for text in (_of(c), _median(c)))])
             )
+    return lines
+
+
+def alone(one: Mapping[str, Any]) -> list[str]:
+    """LSTMs trained for one pair each, beside the one that learned all pairs."""
+    lines = lab.head_of(["pair", "paths", "alone, %", "all pairs at once, %", "difference, points"])
+    for pair, parts in one["alone"].items():
+        n, k = pair.split("-")
+        for part in PARTS:
+            cells = [_of(parts[part][key]) for key in ("alone", "all", "difference")]
+            lines.append(lab.row_of([f"{n} to {k}", part.replace("_", "-"), *cells]))
     return lines
 
 

@@ -180,11 +180,14 @@ def forecast_rows(data: Data, rows: Callable[[Mapping[str, Any]], list[str]], *e
     return [*_wrapped(said), "", *rows(data.forecasters)]
 
 
-def rate_study(data: Data, rows: Callable[[Mapping[str, Any]], list[str]]) -> list[str]:
-    """A table of the study of rate forecasts, with what was measured; or that nothing is."""
-    if "grid" not in data.rates:
+def rate_study(
+    data: Data, rows: Callable[[Mapping[str, Any]], list[str]], of: str | None = None
+) -> list[str]:
+    """A table of a study of rate forecasts, with what was measured; or that nothing is."""
+    one = data.rates.get(of, {}) if of else data.rates
+    if "grid" not in one:
         return ["Nothing is published yet: `swiftqueue rate study`, then `swiftqueue results --rates FILE`."]
-    return [*_wrapped(rates.said(data.rates)), "", *rows(data.rates)]
+    return [*_wrapped(rates.said(one)), "", *rows(one)]
 
 
 def fed_back(data: Data, rows: Callable[[Mapping[str, Any]], list[str]], of: str = "fed_back") -> list[str]:
@@ -310,6 +313,8 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "bed-fct": partial(fed_back, rows=rate_feedback.rows, of="fed_kernel"),
     "bed-fct-trips": partial(fed_back, rows=rate_feedback.by_trip, of="fed_kernel"),
     "rate-fields": partial(rate_study, rows=rates.fields),
+    "rate-alone": partial(rate_study, rows=rates.alone),
+    "rate-kernel": partial(rate_study, rows=rates.headline, of="kernel"),
     **{f"rate-{part}": partial(rate_study, rows=partial(rates.grid, part=part)) for part in rates.PARTS},
     **{f"bed-{source}": partial(on_the_bed, source=source) for source in bed_runs.SOURCES},
     "bed-agreement": lambda data: bed_report.agreement(data.bed),

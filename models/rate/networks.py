@@ -5,6 +5,7 @@ Shapes: B flows, S samples in order (35 or fewer), F fields of a sample (28), H 
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -36,6 +37,8 @@ KINDS: Final[dict[str, type[RateNetwork]]] = {"lstm": RateLstm, "transformer": R
 PAPERS_STEPS: Final = (1e-2, 1e-3, 1e-4, 1e-5)  # learning rates, a quarter of the epochs each
 LARGEST_RATE: Final = 1.25e11  # bytes/s, 1 Tbit/s: beyond it a forecast is wild
 HIDDEN: Final = 1e30  # scale of a field that is not to be seen: what is left of it is 0
+EVERY_PAIR: Final = tuple(itertools.product(PREFIXES, HORIZONS))
+Pairs = Sequence[tuple[int, int]]
 Say = Callable[[str], None]
 
 
@@ -60,6 +63,7 @@ def train(
     learning_rate: float,
     say: Say,
     fields: Sequence[str] = (),
+    pairs: Pairs = EVERY_PAIR,
 ) -> tuple[RateNetwork, float]:
     """Train a network on the mean absolute percentage error after each sample from the fifth on.
 
@@ -74,6 +78,7 @@ def train(
         learning_rate: the highest, of the Transformer.
         say: hears a line an epoch.
         fields: that its layers see; none: all. What the path itself tells (`path_guess`) takes what it needs.
+        pairs: of prefix and horizon that it is chosen by; if they are not all, it learns from these alone.
 
     Returns the network, for inference, and its error on `chosen_on`.
     """
@@ -86,7 +91,7 @@ def train(
     network = KINDS[kind](features, **sizes)
     optimizer = torch.optim.Adam(network.parameters())
     x, y = torch.from_numpy(own.x_NSF), torch.from_numpy(own.y_NH).float()
-    weight_NS = torch.from_numpy(there_NS & (np.arange(MOST_SAMPLES) >= min(PREFIXES) - 1)).float()
+    weight_NSH = torch.from_numpy(there_NS[..., None] & _asked_SH(pairs)).float()
     order = torch.Generator().manual_seed(seed)
     best, kept = math.inf, network.state_dict()
     for epoch in range(epochs):
@@ -97,17 +102,15 @@ def train(
             group["lr"] = rate
         network.train()
         for rows in torch.randperm(len(x), generator=order).split(batch_size):  # type: ignore[no-untyped-call]
-            weight = weight_NS[rows][..., None] * torch.isfinite(y[rows])[:, None]
+            weight = weight_NSH[rows] * torch.isfinite(y[rows])[:, None]
             errors = percentage_errors(network(x[rows]), y[rows])
             loss = (errors * weight).sum() / weight.sum().clamp(min=1)
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
             optimizer.step()
-        error = grid_error(network, chosen_on)
-        say(
-            f"{kind}, seed {seed}, epoch {epoch + 1} of {epochs}: {100 * error:.1f} % on what it is chosen on"
-        )
+        error = grid_error(network, chosen_on, pairs)
+        say(f"seed {seed}, epoch {epoch + 1} of {epochs}: {100 * error:.1f} % on what it is chosen on")
         if error < best:
             best, kept = error, {name: value.clone() for name, value in network.state_dict().items()}
     if not math.isfinite(best):
@@ -131,17 +134,26 @@ def only(features: Sequence[ScaledFeature], fields: Sequence[str]) -> tuple[Scal
     )
 
 
-def grid_error(network: RateNetwork, flows: Flows) -> float:
-    """Mean over the cells of the grid of the mean absolute percentage error."""
+def _asked_SH(pairs: Pairs) -> NDArray[np.bool_]:
+    """After which samples a network learns which horizons."""
+    if set(pairs) == set(EVERY_PAIR):  # then the samples between the prefixes teach, too
+        return np.tile(np.arange(MOST_SAMPLES)[:, None] >= min(PREFIXES) - 1, (1, len(HORIZONS)))
+    asked_SH = np.zeros((MOST_SAMPLES, len(HORIZONS)), np.bool_)
+    for n, k in pairs:
+        asked_SH[n - 1, HORIZONS.index(k)] = True
+    return asked_SH
+
+
+def grid_error(network: RateNetwork, flows: Flows, pairs: Pairs = EVERY_PAIR) -> float:
+    """Mean over pairs of prefix and horizon of the mean absolute percentage error."""
     log_NSH = predict_all(network, flows)
     errors = []
-    for n in PREFIXES:
-        known = flows.known_NH(n)
-        for h in range(len(HORIZONS)):
-            some = known[:, h]
-            if some.any():
-                ratio = np.exp(log_NSH[some, n - 1, h]) / flows.y_NH[some, h]
-                errors.append(float(np.abs(ratio - 1).mean()))
+    for n, k in pairs:
+        h = HORIZONS.index(k)
+        some = flows.known_NH(n)[:, h]
+        if some.any():
+            ratio = np.exp(log_NSH[some, n - 1, h]) / flows.y_NH[some, h]
+            errors.append(float(np.abs(ratio - 1).mean()))
     return float(np.mean(errors)) if errors else math.nan
 
 

@@ -24,6 +24,8 @@ Fit = Callable[[Flows, Flows, int, int], Predictor]
 AT: Final = {name: place for place, name in enumerate(NAMES)}
 BINS: Final = 20
 RIDGE: Final = 1.0
+MLP_UNITS: Final = (64, 32)
+MLP_LEAST: Final = 100
 
 
 def best_constant(y_N: Floats) -> float:
@@ -164,6 +166,31 @@ def xgboost(rounds: int) -> Fit:
     return fit
 
 
+def mlp(train: Flows, _every: Flows, n: int, seed: int) -> Predictor:
+    """Two hidden layers of scikit-learn's, of what the trees see; squared error of the log rate."""
+    from sklearn.neural_network import MLPRegressor
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    x, known, fitted = _derived(train, n), train.known_NH(n), []
+    for h in range(len(HORIZONS)):
+        rows = known[:, h] if known[:, h].any() else np.full(len(train), fill_value=True)
+        y = np.log(train.y_NH[rows, h]) if known[:, h].any() else np.zeros(len(train))
+        enough = len(y) >= MLP_LEAST  # to stop by a tenth of them
+        network = MLPRegressor(
+            hidden_layer_sizes=MLP_UNITS, alpha=1.0, early_stopping=enough, max_iter=200, random_state=seed
+        )
+        fitted.append((make_pipeline(StandardScaler(), network).fit(x[rows], y), (y.min(), y.max())))
+
+    def predict(flows: Flows) -> Floats:
+        x = _derived(flows, n)
+        # Not beyond what it has seen: a network may say anything there, and a logarithm makes it worse.
+        logs: Floats = np.stack([np.clip(net.predict(x), *ends) for net, ends in fitted], 1)
+        return np.asarray(np.exp(logs), np.float64)
+
+    return predict
+
+
 def baselines(xgboost_rounds: int) -> dict[str, Fit]:
     """All that a network is judged beside, by name."""
     return {
@@ -175,6 +202,7 @@ def baselines(xgboost_rounds: int) -> dict[str, Fit]:
         "dispersion": dispersion,
         "capped-dispersion": capped_dispersion,
         "previous-flow": previous_flow,
+        "mlp": mlp,
         "xgboost": xgboost(xgboost_rounds),
     }
 

@@ -30,6 +30,9 @@ BEATEN: Final = ("last-estimate", "min-rtt", "linear")  # what ours must be sett
 WANTED: Final = {"seen": 0.24, "held_out": 0.35}  # of the Transformer, at the headline's pair
 Floats = NDArray[np.float64]
 
+Pair = tuple[int, int]
+"""Prefix and horizon."""
+
 
 @dataclass(frozen=True)
 class Score:
@@ -79,6 +82,17 @@ def scores(
     return found
 
 
+def scores_alone(split: Split, networks: Mapping[Pair, RateNetwork], seed: int) -> list[Score]:
+    """Score networks that were trained for one pair each, at that pair."""
+    found = []
+    for (n, k), network in networks.items():
+        for part, flows in (("seen", split.seen), ("held_out", split.held_out)):
+            some, h = flows.take(flows.samples_N >= n), HORIZONS.index(k)
+            rates_N = np.exp(predict_all(network, some)[:, n - 1, h])
+            found.append(_score("lstm", part, n, h, seed, rates_N, some.y_NH[:, h]))
+    return found
+
+
 def _score(name: str, part: str, n: int, h: int, seed: int, rates_N: Floats, y_N: Floats) -> Score:
     known = np.isfinite(y_N)
     rates, y = rates_N[known], y_N[known]
@@ -109,6 +123,22 @@ def summary(found: Sequence[Score]) -> dict[str, Any]:
                     }
                     grid.setdefault(name, {}).setdefault(part, {})[f"{n}-{k}"] = found_here
     return {"seeds": seeds, "grid": grid, "headline": _headline(by, names, seeds)}
+
+
+def compared(alone: Sequence[Score], found: Sequence[Score]) -> dict[str, Any]:
+    """LSTMs trained for one pair each beside the one that has learned all, by pair and part."""
+    every = {(s.predictor, s.part, s.prefix, s.horizon, s.seed): s.mape for s in found}
+    by: dict[str, Any] = {}
+    for n, k in dict.fromkeys((s.prefix, s.horizon) for s in alone):
+        for part in PARTS:
+            own = [s for s in alone if (s.part, s.prefix, s.horizon) == (part, n, k)]
+            of_all = [every["lstm", part, n, k, s.seed] for s in own]
+            by.setdefault(f"{n}-{k}", {})[part] = {
+                "alone": cell([s.mape for s in own]),
+                "all": cell(of_all),
+                "difference": cell([s.mape - other for s, other in zip(own, of_all, strict=True)]),
+            }
+    return by
 
 
 def _headline(by: Mapping[Any, Score], names: Sequence[str], seeds: Sequence[int]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from pipelines.rate_train import RateTrainParams, train_all
 NAMES = {place: f"p{place}" for place in range(8)}
 TRAINING = {
     "seeds": [1, 2], "epochs": 2, "batch_size": 8, "lstm_units": 6, "width": 8, "layers": 1, "heads": 2,
-    "dropout": 0.0, "learning_rate": 2e-3, "fields": [],
+    "dropout": 0.0, "learning_rate": 2e-3, "fields": [], "pairs": [],
 }  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from pipelines.rate_train import RateTrainParams, train_all
 
 SMALL = {
     "seeds": [1, 2], "epochs": 2, "batch_size": 16, "lstm_units": 8, "width": 8, "layers": 1, "heads": 2,
-    "dropout": 0.0, "learning_rate": 2e-3, "fields": [],
+    "dropout": 0.0, "learning_rate": 2e-3, "fields": [], "pairs": [[5, 2000]],
 }  # fmt: skip
 
 
@@ -47,6 +47,7 @@ def test_rules_that_see_the_path_forecast_it(tmp_path: Path) -> None:
     assert errors["last-estimate"][-1] > 0.5  # which is n packets a round trip
     assert errors["previous-flow"][-1] < 0.15
     assert errors["xgboost"][-1] < errors["constant"][-1]
+    assert errors["mlp"][-1] < errors["constant"][-1]
 
 
 def test_the_previous_flow_is_one_that_had_come_so_far(tmp_path: Path) -> None:
@@ -99,7 +100,8 @@ def test_the_study_goes_on_where_it_was_stopped(tmp_path: Path, project: Path) -
     said: list[str] = []
     params = RateTrainParams(**SMALL)  # type: ignore[arg-type]
     made = train_all(params, flows, models, said.append)
-    assert [folder.name for folder in made] == ["lstm-1", "transformer-1", "lstm-2", "transformer-2"]
+    kinds = ("lstm", "transformer", "lstm-5-2000")
+    assert [folder.name for folder in made] == [f"{kind}-{seed}" for seed in (1, 2) for kind in kinds]
     said.clear()
     train_all(params, flows, models, said.append)
     assert all(line.endswith("is there") for line in said)
@@ -107,6 +109,10 @@ def test_the_study_goes_on_where_it_was_stopped(tmp_path: Path, project: Path) -
     assert found["seeds"] == [1, 2]
     assert set(found["grid"]) == {"lstm", "transformer", *predictors.baselines(1)}
     assert len(found["grid"]["lstm"]["held_out"]) == 18
+    alone = found["alone"]["5-2000"]["held_out"]
+    assert alone["all"] == {key: found["grid"]["lstm"]["held_out"]["5-2000"][key] for key in alone["all"]}
+    assert alone["difference"]["mean"] == pytest.approx(alone["alone"]["mean"] - alone["all"]["mean"])
+    assert alone["difference"]["mean"] != 0
 
     # published, and drawn
     study = tmp_path / "study.json"
@@ -119,8 +125,9 @@ def test_the_study_goes_on_where_it_was_stopped(tmp_path: Path, project: Path) -
     assert any("**Transformer (ours)**" in line for line in TABLES["rate-headline"](data))
     assert sum("`ts`, `rtt`" in line for line in TABLES["rate-fields"](data)) == 2
     assert sum(line.startswith("From ") for line in TABLES["rate-held_out"](data)) == 3
+    assert any(line.startswith("| 5 to 2000 | held-out |") for line in TABLES["rate-alone"](data))
     study.write_text("{}")
-    with pytest.raises(ValueError, match=r"study\.json is no study\.json of `swiftqueue rate study`: flows"):
+    with pytest.raises(ValueError, match=r"study\.json is no study\.json of `swiftqueue rate study`: alone"):
         rates.take(study, tmp_path)
     assert TABLES["rate-headline"](Data({}, loaded.runs, {}))[0].startswith("Nothing is published yet: ")
 
