@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
+import yaml
 
 from feature_store.packets.schema import PACKET_SCHEMA
 from models.training.protocol import Protocol, divide
@@ -89,6 +90,35 @@ def bottleneck_table(
     ).cast(dict(PACKET_SCHEMA))
 
 
+def uneven_table(packets: int, most_gap_ns: int, seed: int = 3) -> pl.DataFrame:
+    """Packets of three flows at an uneven pace, with ACKs 5 to 60 ms later, missing and without a latency."""
+    rng = np.random.default_rng(seed)
+    sent_ns = 10**9 + np.cumsum(rng.integers(0, most_gap_ns, packets))
+    latency_us = rng.integers(5_000, 60_000, packets).astype(np.float32)
+    flow = rng.integers(0, 3, packets)
+    table = pl.DataFrame(
+        {
+            "trace": "uneven",
+            "packet": range(packets),
+            "sent_ns": sent_ns,
+            "flow_id": flow,
+            "receiver_id": flow % 2,
+            "size_bytes": rng.integers(40, 1500, packets),
+            "ecn": np.where(flow == 0, 0, 1),
+            "queue": np.where(flow == 0, "classic", "l4s"),
+            "acked_ns": sent_ns + (latency_us * 1000).astype(np.int64),
+            "latency_us": latency_us,
+            "retransmitted": rng.random(packets) < 0.05,
+            "lost": False,
+        }
+    ).select(pl.col(name).cast(kind) for name, kind in PACKET_SCHEMA.items())
+    gone = pl.Series(rng.random(packets) < 0.02)
+    return table.with_columns(
+        acked_ns=pl.when(gone).then(None).otherwise("acked_ns"),
+        latency_us=pl.when(gone | pl.col("retransmitted")).then(None).otherwise("latency_us"),
+    )
+
+
 def write_table(packets_dir: Path, table: pl.DataFrame) -> None:
     """Write one trace's table by trace and minute."""
     minute = (table["sent_ns"] - table["sent_ns"][0]) // 60_000_000_000
@@ -118,6 +148,18 @@ def write_windows(
         for path in sorted((folder / "windows").glob("*/decision_ns.npy"))
     }
     (folder / "split.json").write_text(json.dumps({"traces": traces}))
+    return folder
+
+
+def write_forecasters(folder: Path, sections: Path, traces: int) -> Path:
+    """Write `packets` of 4.2 s a trace, and a `forecasters.yaml` of the rule and the MLP, which is tiny."""
+    for number in range(1, traces + 1):
+        table = bottleneck_table(f"t{number}", 4.2, seed=number, swing_ms=40, episodes=True)
+        write_table(folder / "packets", table)
+    every = yaml.safe_load(sections.read_text())
+    few = {name: every[name] for name in ("mlp", "last-flow")}
+    few["mlp"] |= {"epochs": 1, "width": 8, "head_epochs": 1}
+    (folder / "forecasters.yaml").write_text(yaml.safe_dump(few))
     return folder
 
 

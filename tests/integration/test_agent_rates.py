@@ -37,21 +37,16 @@ def flow(rate: float, rtt_us: int = 50_000, n: int = MOST_SAMPLES) -> np.ndarray
 def network(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
     """An untrained Transformer, a folder for each seed."""
     import torch
-    from rate_flows import untrained
+    from rate_flows import saved_once, untrained
 
-    from models.rate import networks
+    from models.networks.rate_network import RateNetwork
 
-    root = tmp_path_factory.mktemp("networks")
+    def make(seed: int) -> RateNetwork:
+        made = untrained("transformer", seed)
+        torch.nn.init.normal_(made.out.weight, std=0.1)
+        return made
 
-    def make(seed: int) -> Path:
-        folder = root / str(seed)
-        if not folder.exists():
-            made = untrained("transformer", seed)
-            torch.nn.init.normal_(made.out.weight, std=0.1)
-            networks.save(folder, made.eval(), {"seed": seed})
-        return folder
-
-    return make
+    return saved_once(tmp_path_factory.mktemp("networks"), make)
 
 
 @pytest.fixture

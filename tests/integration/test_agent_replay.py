@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
+import toy_world
 from agent_program import AgentProgram, EngineSender, LiveSender, split_frames
 from waiting import wait_until
 
-from feature_store.packets.schema import PACKET_SCHEMA
 from serving.agent import frames
 from serving.agent import process as agent_process
 from serving.agent.controller import ControllerParams
@@ -29,36 +29,7 @@ pytestmark = [
 
 @pytest.fixture
 def log(tmp_path: Path) -> Log:
-    """1,600 packets of three flows at an uneven pace, with ACKs late, missing and without a latency."""
-    rng = np.random.default_rng(3)
-    packets = 1_600
-    sent_ns = 10**9 + np.cumsum(rng.integers(0, 500_000, packets))
-    latency_us = rng.integers(5_000, 60_000, packets).astype(np.float32)
-    flow = rng.integers(0, 3, packets)
-    table = pl.DataFrame(
-        {
-            "trace": "uneven",
-            "packet": range(packets),
-            "sent_ns": sent_ns,
-            "flow_id": flow,
-            "receiver_id": flow % 2,
-            "size_bytes": rng.integers(40, 1500, packets),
-            "ecn": np.where(flow == 0, 0, 1),
-            "queue": np.where(flow == 0, "classic", "l4s"),
-            "acked_ns": sent_ns + (latency_us * 1000).astype(np.int64),
-            "latency_us": latency_us,
-            "retransmitted": rng.random(packets) < 0.05,
-            "lost": False,
-        }
-    ).select(pl.col(name).cast(kind) for name, kind in PACKET_SCHEMA.items())
-    gone = pl.Series(rng.random(packets) < 0.02)
-    table = table.with_columns(
-        acked_ns=pl.when(gone).then(None).otherwise("acked_ns"),
-        latency_us=pl.when(gone | pl.col("retransmitted")).then(None).otherwise("latency_us"),
-    )
-    part = tmp_path / "packets" / "trace=uneven" / "minute=0"
-    part.mkdir(parents=True)
-    table.write_parquet(part / "part-0.parquet")
+    toy_world.write_table(tmp_path / "packets", toy_world.uneven_table(1_600, 500_000))
     return open_log(str(tmp_path / "packets"), 0, None)
 
 

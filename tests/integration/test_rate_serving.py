@@ -21,17 +21,18 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def network(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
     """An untrained network with its ONNX form: an LSTM of odd seeds, a Transformer of even ones."""
-    from rate_flows import untrained
+    from rate_flows import saved_once, untrained
 
     from models.rate import networks
 
-    root = tmp_path_factory.mktemp("networks")
+    saved = saved_once(
+        tmp_path_factory.mktemp("networks"),
+        lambda seed: untrained("lstm" if seed % 2 else "transformer", seed),
+    )
 
     def make(seed: int) -> Path:
-        folder = root / str(seed)
-        if not folder.exists():
-            made = untrained("lstm" if seed % 2 else "transformer", seed)
-            networks.save(folder, made.eval(), {"seed": seed})
+        folder = saved(seed)
+        if not (folder / "model.onnx").exists():
             networks.export_onnx(folder)
         return folder
 

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from test_engine_parity import ISAS, RELATIVE, engine, worst
-from test_event_window import LEVELS, PART, forecaster, quantile_forecaster, save, windows
+from test_event_window import LEVELS, PART, change_described, forecaster, quantile_forecaster, save, windows
 
 from models.networks.event_window import EventWindowPredictor, served
 from models.networks.prediction import predict
@@ -104,13 +103,7 @@ def test_a_description_that_cannot_be_is_refused_in_one_line(
     tmp_path: Path, key: str, value: object, message: str
 ) -> None:
     folder = save(tmp_path / "m", served(forecaster().model))
-    described = json.loads((folder / "model.json").read_text())
-    *parents, last = key.split(".")
-    inner = described[parents[0]] if parents else described
-    inner[last] = value
-    if value is None:
-        del inner[last]
-    (folder / "model.json").write_text(json.dumps(described))
+    change_described(folder, key, value)
     with pytest.raises(ValueError, match=message) as refused:
         Engine(folder)
     assert len(str(refused.value).splitlines()) == 1

@@ -69,6 +69,17 @@ def save(folder: Path, model: EventWindowPredictor) -> Path:
     return folder
 
 
+def change_described(folder: Path, key: str, value: object) -> None:
+    """Another value in `model.json`, its key as PARENT.KEY; None takes the key out."""
+    described = json.loads((folder / "model.json").read_text())
+    *parents, last = key.split(".")
+    inner = described[parents[0]] if parents else described
+    inner[last] = value
+    if value is None:
+        del inner[last]
+    (folder / "model.json").write_text(json.dumps(described))
+
+
 @pytest.fixture(scope="module")
 def model() -> EventWindowPredictor:
     return served(forecaster().model)
@@ -218,13 +229,7 @@ def test_a_description_that_cannot_be_is_refused_in_one_line(
     tmp_path: Path, model: EventWindowPredictor, key: str, value: object, message: str
 ) -> None:
     folder = save(tmp_path / "model", model)
-    described = json.loads((folder / "model.json").read_text())
-    *parents, last = key.split(".")
-    inner = described[parents[0]] if parents else described
-    inner[last] = value
-    if value is None:
-        del inner[last]
-    (folder / "model.json").write_text(json.dumps(described))
+    change_described(folder, key, value)
     with pytest.raises(ValueError, match=message) as refused:
         artifact.load(folder)
     assert len(str(refused.value).splitlines()) == 1

@@ -21,20 +21,10 @@ from laboratory.report.tables import NONE
 from models.forecasters.walk import lessons
 from models.scoring.intervals import estimate, over_all
 
-TINY = {"epochs": 1, "width": 8, "head_epochs": 1}
-
 
 @pytest.fixture(scope="module")
 def world(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("forecasts")
-    for number in (1, 2):
-        table = toy_world.bottleneck_table(f"t{number}", 4.2, seed=number, swing_ms=40, episodes=True)
-        toy_world.write_table(folder / "packets", table)
-    sections = yaml.safe_load((project / "forecasters.yaml").read_text())
-    few = {name: sections[name] for name in ("mlp", "last-flow")}
-    few["mlp"] |= TINY
-    (folder / "forecasters.yaml").write_text(yaml.safe_dump(few))
-    return folder
+    return toy_world.write_forecasters(tmp_path_factory.mktemp("forecasts"), project / "forecasters.yaml", 2)
 
 
 def forecasts(world: Path, *more: str) -> str:

@@ -16,19 +16,10 @@ from feature_store.local_ray import ray_cluster
 from infra.cli import app
 from infra.results import tuning as published
 
-TINY = {"epochs": 1, "width": 8, "head_epochs": 1}
-
 
 @pytest.fixture(scope="module")
 def world(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tune")
-    table = toy_world.bottleneck_table("t1", 4.2, seed=1, swing_ms=40, episodes=True)
-    toy_world.write_table(folder / "packets", table)
-    sections = yaml.safe_load((project / "forecasters.yaml").read_text())
-    few = {name: sections[name] for name in ("mlp", "last-flow")}
-    few["mlp"] |= TINY
-    (folder / "forecasters.yaml").write_text(yaml.safe_dump(few))
-    return folder
+    return toy_world.write_forecasters(tmp_path_factory.mktemp("tune"), project / "forecasters.yaml", 1)
 
 
 def tune(world: Path, output: str, *more: str) -> str:

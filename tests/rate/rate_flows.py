@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,18 @@ def untrained(kind: str, seed: int) -> RateNetwork:
     torch.manual_seed(seed)
     raw = [np.array([list(row.values()) for row in samples_of(rate, 50_000)]) for rate in (1e6, 9e6)]
     return networks.KINDS[kind](fit_scaling(np.concatenate([inputs(one) for one in raw])))
+
+
+def saved_once(root: Path, make: Callable[[int], RateNetwork]) -> Callable[[int], Path]:
+    """Networks by seed, each made and saved when it is first asked for."""
+
+    def saved(seed: int) -> Path:
+        folder = root / str(seed)
+        if not folder.exists():
+            networks.save(folder, make(seed).eval(), {"seed": seed})
+        return folder
+
+    return saved
 
 
 def write_flows(folder: Path, *, train: int = 6, held_out: int = 2, flows: int = 12, short: int = 0) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
+import toy_world
 
 from feature_store.events.windows import build_windows
-from feature_store.packets.schema import PACKET_SCHEMA
 from serving.agent import process as agent_process
 from serving.agent.packet_log import open_log
 from serving.agent.reference_client import Counts, Decision
@@ -18,43 +18,9 @@ from serving.agent.replay import RECORD_SCHEMA, as_frame, decide_all, record_tab
 from serving.agent.replay_view import sparkline
 
 
-def packet_table(packets: int, seed: int = 1) -> pl.DataFrame:
-    """Packets of three flows with ACKs 5 to 60 ms later, some never, some without a latency."""
-    rng = np.random.default_rng(seed)
-    sent_ns = 10**9 + np.cumsum(rng.integers(0, 2_000_000, packets))
-    latency_us = rng.integers(5_000, 60_000, packets).astype(np.float32)
-    acked = [
-        None if rng.random() < 0.02 else int(s + u * 1000) for s, u in zip(sent_ns, latency_us, strict=True)
-    ]
-    flow = rng.integers(0, 3, packets)
-    unknown = rng.random(packets) < 0.05
-    return pl.DataFrame(
-        {
-            "trace": ["t"] * packets,
-            "packet": range(packets),
-            "sent_ns": sent_ns,
-            "flow_id": flow,
-            "receiver_id": flow % 2,
-            "size_bytes": rng.integers(40, 1500, packets),
-            "ecn": np.where(flow == 0, 0, 1),
-            "queue": ["classic" if f == 0 else "l4s" for f in flow],
-            "acked_ns": acked,
-            "latency_us": [
-                None if a is None or u else float(v)
-                for a, u, v in zip(acked, unknown, latency_us, strict=True)
-            ],
-            "retransmitted": [False] * packets,
-            "lost": [False] * packets,
-        },
-        schema=PACKET_SCHEMA,
-    )
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    part = tmp_path / "trace=t" / "minute=0"
-    part.mkdir(parents=True)
-    packet_table(1_203).write_parquet(part / "part-0.parquet")
+    toy_world.write_table(tmp_path, toy_world.uneven_table(1_203, 2_000_000))
     return tmp_path
 
 
@@ -79,14 +45,14 @@ def test_replayed_windows_are_the_offline_ones_bit_for_bit(folder: Path) -> None
     keeper = WindowKeeper(64)
     for _ in decide_all(log, keeper, speed=0):  # type: ignore[arg-type]
         pass
-    offline = build_windows(packet_table(1_203), 64)
+    offline = build_windows(toy_world.uneven_table(1_203, 2_000_000), 64)
     assert np.array_equal(np.stack(keeper.windows), offline.x_BWF)
 
 
 def test_a_folder_of_one_trace_and_the_trace_folder_mean_the_same(folder: Path) -> None:
     assert (
         open_log(str(folder), 0, None).batches
-        == open_log(str(folder / "trace=t"), 0, None).batches
+        == open_log(str(folder / "trace=uneven"), 0, None).batches
         == range(150)
     )
 
@@ -131,9 +97,8 @@ def test_what_cannot_be_replayed_is_named(
     for name, traces in (("EMPTY", []), ("TWO", ["a", "b"]), ("SHORT", ["a"])):
         (tmp_path / name).mkdir()
         for each in traces:
-            part = tmp_path / name / f"trace={each}" / "minute=0"
-            part.mkdir(parents=True)
-            packet_table(7).write_parquet(part / "part-0.parquet")
+            few = toy_world.uneven_table(7, 2_000_000).with_columns(trace=pl.lit(each))
+            toy_world.write_table(tmp_path / name, few)
     path = tmp_path / trace
     with pytest.raises(error, match=line):
         open_log(str(path) if path.exists() else trace, 0, None)
