@@ -29,6 +29,8 @@ MOST_LONGER_S: Final = 0.361  # log2(e) / lambda: the paper's bound of a page's 
 CONFUCIUS_RTT_S: Final = 0.04  # of the path, in all of its evaluation
 MOST_FLOWS_WITHOUT_STALL: Final = 60  # of a page
 UNLABELLED: Final = ("FIFO", "FQ+FIFO", "FqCoDel", "CoDel", "RED", "SJF", "HHF")
+LABELLED: Final = ("CBQ 1:1", "CBQ 1:5", "priority")
+FRAME_S: Final = 0.02  # between two frames: the least stall there is
 WHO: Final = "who-picks"
 CHEATS: Final = "who-picks-cheats"
 NOBODY: Final = "nobody: FIFO"
@@ -235,7 +237,7 @@ def _confucius_elsewhere(table: pl.DataFrame) -> list[Verdict]:
     return found
 
 
-def _confucius_wifi(table: pl.DataFrame) -> list[Verdict]:
+def _confucius_links(table: pl.DataFrame) -> list[Verdict]:
     """No rule stalls less and loads sooner: the larger of both differences is not below 0."""
     found = []
     for link in _last_parts(table):
@@ -251,6 +253,22 @@ def _confucius_wifi(table: pl.DataFrame) -> list[Verdict]:
                     judged(f"{link}: what {rule} has worse, of stall and load, s", worse, at_least=0.0)
                 )
     return found
+
+
+def _confucius_page(table: pl.DataFrame) -> list[Verdict]:
+    """The paper's figure 2: beside one heavy page a call stalls wherever no label says which it is."""
+
+    def stalls(rule: str) -> list[float]:
+        return list(_at(table, f"{rule}, GCC", "stall_s").values())
+
+    found = [
+        judged(f"{rule}: stall, s", values, at_least=FRAME_S)
+        for rule in UNLABELLED
+        if (values := stalls(rule))
+    ]
+    found += [judged(f"{rule}: stall, s", values, 0.0) for rule in LABELLED if (values := stalls(rule))]
+    ours, base = (_at(table, f"{rule}, GCC", "stall_s") for rule in (CONFUCIUS, "FqCoDel"))
+    return [*found, _ratio("Confucius: stall over FqCoDel's", ours, base, 0.4)]
 
 
 def fairness(goodputs: Sequence[float]) -> float:
@@ -378,7 +396,9 @@ JUDGED: Final[dict[str, Judge]] = {
     "confucius-sizes": _confucius_sizes,
     "confucius-calls": _confucius_calls,
     "confucius-elsewhere": _confucius_elsewhere,
-    "confucius-wifi": _confucius_wifi,
+    "confucius-wifi": _confucius_links,
+    "confucius-cellular": _confucius_links,
+    "confucius-page": _confucius_page,
     WHO: _who_picks,
     CHEATS: _who_picks_cheats,
 }

@@ -132,10 +132,10 @@ def test_points_have_their_own_profiles_and_controls(tmp_path: Path) -> None:
     made = [(c.point, c.profile, c.control) for c in cells("who-picks", found) if c.seed == 1]
     assert len([one for one in made if one[0] == "label or sender: DualPI2"]) == 2 * 5
     assert [one[1:] for one in made if one[0] == "nobody: FIFO"] == [("rfc9332", "default")]
-    raw = {"extends": "who-picks", "axis": {"points": {"nobody: FIFO": {"controls": ["always"]}}}}
+    raw = {"extends": "who-picks", "axis": {"points": {"learned limits: LFQ 0.01": {"controls": ["always"]}}}}
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump(raw))
-    with pytest.raises(ValueError, match=r"nobody: FIFO\.controls: the scenario has no 'always'"):
+    with pytest.raises(ValueError, match=r"LFQ 0\.01\.controls: the scenario has no 'always'"):
         load(path)
 
 
@@ -278,6 +278,8 @@ def test_figures_over_what_varies_are_each_held_to_their_limit(tmp_path: Path) -
         rows.append(row("confucius-wifi", "Confucius, GCC, rough", seed, 0.2, 1.0))
         rows.append(row("confucius-wifi", "FIFO, GCC, rough", seed, 0.1, 1.1))
         rows.append(row("confucius-wifi", "SJF, GCC, rough", seed, 0.1, 0.7))
+        for rule, stall in (("FIFO", 0.2), ("FqCoDel", 0.5), ("CBQ 1:1", 0.0), ("Confucius", 0.1)):
+            rows.append(row("confucius-page", f"{rule}, GCC", seed, stall, 1.0))
         rows.append(row("confucius-elsewhere", "Confucius, behind", seed, 0.0, 0.97, 1.01))
         rows.append(row("confucius-elsewhere", "FIFO, behind", seed, 0.0, 1.0, 1.0))
     pl.DataFrame(rows, schema=experience.SCHEMA).write_parquet(tmp_path / experience.FILE)
@@ -297,6 +299,13 @@ def test_figures_over_what_varies_are_each_held_to_their_limit(tmp_path: Path) -
         "rough: what FIFO has worse, of stall and load, s": verdicts.HELD,
         "rough: what SJF has worse, of stall and load, s": verdicts.NOT_HELD,
     }
+    assert found("confucius-page") == dict.fromkeys(
+        (
+            *("FIFO: stall, s", "FqCoDel: stall, s", "CBQ 1:1: stall, s"),
+            "Confucius: stall over FqCoDel's",
+        ),
+        verdicts.HELD,
+    )
     assert found("confucius-elsewhere") == {
         "bottleneck behind: frame P99 apart from FIFO's, part of it": verdicts.NOT_HELD,
         "bottleneck behind: load apart from FIFO's, part of it": verdicts.NOT_HELD,
