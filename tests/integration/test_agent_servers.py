@@ -42,7 +42,7 @@ from infra.local.native_backend import with_native_backend
 from infra.local.processes import free_ports
 from infra.local.servers import start_stack, triton_command
 from infra.local.triton_environment import find_environment
-from models.networks import artifact
+from models.networks import onnx_head
 from models.registry.registry import CHAMPION, Registry
 from serving.agent import frames
 from serving.agent import process as agent_process
@@ -206,7 +206,7 @@ def newer(champion: int, replica: str, tmp_path: Path, make_artifact: Callable[.
     shutil.copytree(make_artifact(1, onnx=True), folder)
     (folder / "model.onnx").unlink()
     change_head(folder)
-    artifact.export_onnx(folder)
+    onnx_head.export_onnx(folder, make_artifact(1, onnx=True))
     version = add_version(folder)
     deploy_version(version)
     yield version

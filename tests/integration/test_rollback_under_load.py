@@ -16,7 +16,7 @@ from agent_program import AgentProgram, LiveSender
 from registered import add_version
 from test_agent import change_head
 
-from models.networks import artifact
+from models.networks import onnx_head
 from serving.agent import process as agent_process
 from serving.deploy.deployment import deploy_version
 from serving.triton.endpoint import grpc_address
@@ -81,7 +81,7 @@ def test_a_rollback_makes_no_batch_late(
     folder = shutil.copytree(make_artifact(1, onnx=True), tmp_path / "bad")
     (folder / "model.onnx").unlink()
     change_head(folder)
-    artifact.export_onnx(folder)
+    onnx_head.export_onnx(folder, make_artifact(1, onnx=True))
     bad = add_version(folder)
     path = tmp_path / "agent.sock"
     deploy_version(champion)

@@ -184,10 +184,18 @@ def test_the_artifact_gives_the_same_bits_and_knows_its_sizes(
     assert len(described["features"]) == len(described["queries"]) == len(EVENTS.features)
 
 
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory, model: EventWindowPredictor) -> Path:
+    """The model's artifact with its ONNX form, which takes seconds."""
+    folder = save(tmp_path_factory.mktemp("exported") / "model", model)
+    artifact.export_onnx(folder)
+    return folder
+
+
 @pytest.mark.slow
-def test_onnx_answers_as_the_model_does(tmp_path: Path, model: EventWindowPredictor) -> None:
-    path = artifact.export_onnx(save(tmp_path / "model", model))
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+def test_onnx_answers_as_the_model_does(exported: Path, model: EventWindowPredictor) -> None:
+    path = str(exported / "model.onnx")
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     (given,) = session.get_inputs()
     assert (given.name, given.shape[1:]) == ("window", [72, len(EVENTS.features)])
     for batch in (1, 3, 32):
@@ -197,15 +205,16 @@ def test_onnx_answers_as_the_model_does(tmp_path: Path, model: EventWindowPredic
 
 
 @pytest.mark.slow
-def test_a_tuned_head_is_put_into_its_parents_network(tmp_path: Path, model: EventWindowPredictor) -> None:
+def test_a_tuned_head_is_put_into_its_parents_network(
+    exported: Path, tmp_path: Path, model: EventWindowPredictor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As a live round writes it: without another whole export, and with the tuned head's answers."""
-    parent = save(tmp_path / "parent", model)
-    artifact.export_onnx(parent)
     tuned = copy.deepcopy(model)
     with torch.no_grad():
         for parameter in tuned.head.parameters():
             parameter.add_(0.1)
-    path = onnx_head.export_onnx(save(tmp_path / "tuned", tuned), parent)
+    monkeypatch.setattr(artifact, "export_onnx", lambda folder: pytest.fail("a whole export was made"))
+    path = onnx_head.export_onnx(save(tmp_path / "tuned", tuned), exported)
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     (got_BH,) = session.run(["latency_us"], {"window": windows()[20:52]})
     np.testing.assert_allclose(got_BH, predict(tuned, windows()[20:52]), rtol=1e-4)
