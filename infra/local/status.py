@@ -4,57 +4,35 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 import urllib.request
-from base64 import b64encode
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from threading import Thread
 from typing import Any, Final
-from urllib.parse import unquote, urlencode, urlsplit, urlunsplit
-from urllib.request import Request
 
-import numpy as np
-
-from feature_store.settings import settings
-from feature_store.state import secret, state_dir
+from feature_store.state import state_dir
 from infra.local import asked, parts, processes, prometheus, ray_head, under_way
+from infra.local.judgement import BOUND_S, Judgement, duration
 from infra.local.pages import answers, page
 from infra.local.parts import KEEPER, MLFLOW, PARTS, TRITON
 from infra.local.prometheus_query import QueryError, ask
-from infra.local.servers import how_to_log_in
-from models.redaction import redacted
-from models.registry import decision
-from models.registry.registry import CHAMPION
-from models.registry.store import PASSWORD, USER, is_own_server, registry_exists, tracking_uri
+from infra.local.served import judge_alias, judge_mlflow, judge_tritons
 from pipelines.live.rounds_log import LOG_FILE, OUTCOMES, newest_first
 from serving.deploy.hold import held
-from serving.deploy.log import age_s, last_served
+from serving.deploy.log import last_served
 from serving.ingest import server as ingest
-from serving.triton.config import Backend
-from serving.triton.endpoint import LOOPBACK, Triton, TritonError
+from serving.triton.endpoint import LOOPBACK
 from serving.triton.repository import LATENCY, MODELS
-from serving.triton.servers import connected, each
 
-BOUND_S: Final = 3.0  # for an answer
 FLOWS: Final = {"agent": "batches decided", "forwarder": "events stored by the ingest"}
 NEEDS: Final = {"forwarder": ("ray", "ingest")}  # of a flow: what stores it
 GROWTH_WAIT_S: Final = 8.0  # a new pass of the sender takes a second or two to begin
 LOOK_S: Final = 1.0
 SCRAPED_S: Final = 30.0  # six scrapes: one that took too long is no failure
 ROUND_LATE_S: Final = 600.0  # a round waits up to 300 s for its workers and 120 s for their work
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """What became of a part's request."""
-
-    well: bool
-    line: str
-    part: str = ""
 
 
 def print_status(*, as_json: bool = False, kind: str = "") -> int:
@@ -65,13 +43,13 @@ def print_status(*, as_json: bool = False, kind: str = "") -> int:
     kinds = [kind] if kind else [one for one in MODELS if one == LATENCY or last_served(kind=one)]
     asking: list[Callable[[], list[Judgement]]] = []
     for which in kinds:
-        asking += [partial(_judge_tritons, which), partial(_hold, which)]
-    asking += [_judge_mlflow] if kind else [_under_way, _judge_mlflow, judge_parts, _firing]
+        asking += [partial(judge_tritons, which), partial(_hold, which)]
+    asking += [judge_mlflow] if kind else [_under_way, judge_mlflow, judge_parts, _firing]
     with ThreadPoolExecutor() as pool:  # no one's silence adds to another's
         asked_all = [pool.submit(ask_one) for ask_one in asking]
         judged = [one for answer in asked_all for one in answer.result()]
     if all(one.well for one in judged if one.part == MLFLOW):  # without an answer nobody knows
-        judged += [one for which in kinds for one in _astray(which)]
+        judged += [one for which in kinds for one in judge_alias(which)]
     well = all(one.well for one in judged)
     if as_json:
         print(json.dumps({"well": well, "parts": [asdict(one) for one in judged]}))
@@ -309,28 +287,6 @@ def _version(running: Mapping[str, processes.Server], name: str) -> str:
     return "" if version is None else f", by version {version:.0f}"
 
 
-def _judge_tritons(kind: str) -> list[Judgement]:
-    """What each Triton answers of a model; all are well where they answer with one version."""
-    part = TRITON if kind == LATENCY else f"{TRITON}, {kind}"
-    with connected() as servers:
-        judged = each(servers, partial(_judge_triton, kind))
-    last = last_served(kind=kind)
-    newest = last["version"] if last else max((version or 0 for version, _ in judged), default=0)
-    one = len({version for version, _ in judged}) == 1
-    lines = []
-    for server, (version, line) in zip(servers, judged, strict=True):
-        lines.append(Judgement(one and version is not None, line, part))
-        if version is not None and version != newest:
-            old = f"version {newest} was deployed last, so {server.address} is not up to date"
-            behind = f"{old}: {_deploy(kind)}"
-            lines.append(Judgement(True, behind, part))
-    return lines or [Judgement(False, "no server", part)]
-
-
-def _deploy(kind: str) -> str:
-    return "swiftqueue deploy" + ("" if kind == LATENCY else f" --model {kind}")
-
-
 def _under_way() -> list[Judgement]:
     server = processes.running(under_way.NAME)
     line = f"an `up` or `run` is under way (pid {server.pid}) for {duration(server.age_s)}" if server else ""
@@ -364,111 +320,3 @@ def _firing() -> list[Judgement]:
         ]
     except (QueryError, LookupError, TypeError):  # its own line says so
         return []
-
-
-def _judge_triton(kind: str, triton: Triton) -> tuple[int | None, str]:
-    """Version that answers a real inference, if one does, and a line about the server."""
-    try:
-        triton.require_live()
-    except TritonError as error:
-        return None, str(error)
-    try:
-        config = triton.config(MODELS[kind])
-        tokens, features = config.input[0].dims
-        begin = time.perf_counter()
-        answer = triton.infer(np.zeros((1, tokens, features), dtype=np.float32), MODELS[kind])
-        took_us = (time.perf_counter() - begin) * 1e6
-    except TritonError as error:
-        return None, f"answers at {triton.address}, but serves no version ({error}): {_deploy(kind)}"
-    age = age_s(answer.version, kind)
-    old = "not deployed from here" if age is None else f"{duration(age)} old"
-    return answer.version, (
-        f"serves version {answer.version} by the {Backend(config.backend).label} "
-        f"at {triton.address}, {old}, inference {took_us:.0f} µs"
-    )
-
-
-def _mlflow_url() -> str | None:
-    """Address of the MLflow server, if there is one."""
-    if settings().mlflow_tracking_uri:
-        url = tracking_uri().rstrip("/")
-        return url if url.startswith("http") else None
-    server = processes.running(MLFLOW)
-    return f"http://{LOOPBACK}:{server.ports['http']}" if server else None
-
-
-def _judge_mlflow() -> list[Judgement]:
-    """Judge the MLflow server, if there is one, by a read of the registry."""
-    url = _mlflow_url()
-    if url is None:
-        if settings().mlflow_tracking_uri:
-            return []
-        return [Judgement(True, f"no server (the registry is read from {state_dir() / 'mlflow'})", MLFLOW)]
-    begin = time.perf_counter()
-    well = answers(_asking(url, "search", max_results=1), BOUND_S)
-    took_ms = (time.perf_counter() - begin) * 1e3
-    log_in = f" ({how_to_log_in()})" if _is_own(url) else ""
-    said = f"a registry read in {took_ms:.0f} ms" if well else "no answer"
-    return [Judgement(well, f"{said} at {redacted(url)}{log_in}", MLFLOW)]
-
-
-def _is_own(url: str) -> bool:
-    return processes.running(MLFLOW) is not None and is_own_server(url)
-
-
-def _asking(url: str, what: str, **options: str | int) -> Request:
-    """Make a request about registered models, with what the server at `url` asks for."""
-    path = f"api/2.0/mlflow/registered-models/{what}?{urlencode(options)}"
-    return _with_credentials(f"{url}/{path}", _is_own(url))
-
-
-def _with_credentials(url: str, own: bool) -> Request:
-    """Make a request with the password of our own server, or the credentials that the user set."""
-    parts = urlsplit(url)
-    user, password = os.environ.get("MLFLOW_TRACKING_USERNAME"), os.environ.get("MLFLOW_TRACKING_PASSWORD")
-    if own:
-        user, password = USER, secret(PASSWORD)
-    elif parts.username is not None:
-        user, password = unquote(parts.username), unquote(parts.password or "")
-    request = Request(urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])))  # noqa: S310 - http(s)
-    if user is not None and password is not None:
-        request.add_header("Authorization", f"Basic {b64encode(f'{user}:{password}'.encode()).decode()}")
-    elif token := os.environ.get("MLFLOW_TRACKING_TOKEN"):
-        request.add_header("Authorization", f"Bearer {token}")
-    return request
-
-
-def _astray(kind: str) -> list[Judgement]:
-    """Where the alias champion names a version that may not be served."""
-    served = last_served(kind=kind)
-    if served is None or "model" not in served or not registry_exists():
-        return []
-    if (url := _mlflow_url()) and _may_be_served(url, served["model"]):
-        return []
-    from models.registry.registry import Registry  # brings MLflow, for seconds
-    from serving.deploy.champion import find_champion
-
-    try:
-        astray = find_champion(Registry(served["model"]), kind).astray
-    except OSError as error:
-        astray = str(error)
-    return [Judgement(False, astray, "registry")] if astray else []
-
-
-def _may_be_served(url: str, model: str) -> bool:
-    """Whether the alias champion names a version that the gate passed, asked of a server without MLflow."""
-    try:
-        asking = _asking(url, "alias", name=model, alias=CHAMPION)
-        named = json.loads(page(asking, BOUND_S) or "")["model_version"]
-        tags = {tag["key"]: tag["value"] for tag in named["tags"]}
-        return not decision.refusal(model, int(named["version"]), tags)
-    except (ValueError, KeyError, TypeError, OSError):
-        return False  # whoever asks by MLflow learns why
-
-
-def duration(seconds: float) -> str:
-    """Seconds in words."""
-    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.0f} s"

@@ -21,6 +21,7 @@ from waiting import wait_until
 
 from feature_store.state import make_scratch, scratch
 from infra.local import asked, parts, processes, status, under_way
+from infra.local.judgement import Judgement
 from infra.local.loop import start_loop, stop_stack
 from infra.local.parts import PARTS
 from infra.local.sender import laps, laps_of_a_pass
@@ -360,11 +361,11 @@ def test_one_that_does_not_answer_holds_up_no_status(monkeypatch: pytest.MonkeyP
         processes.start(name, SLEEPER, {"gcs": 1, "metrics": 1}, {}, lambda: True, 10)
     never = threading.Event()
     monkeypatch.setattr(status, "BOUND_S", 0.3)
-    monkeypatch.setitem(status._JUDGES, "ray", lambda server: never.wait(60) and status.Judgement(True, ""))
-    monkeypatch.setitem(status._JUDGES, "keeper", lambda server: status.Judgement(True, "well"))
+    monkeypatch.setitem(status._JUDGES, "ray", lambda server: never.wait(60) and Judgement(True, ""))
+    monkeypatch.setitem(status._JUDGES, "keeper", lambda server: Judgement(True, "well"))
     judged = {one.part: one for one in status.judge_parts()}
-    assert judged["ray"] == status.Judgement(False, "no answer within 0.3 s", "ray")
-    assert judged["keeper"] == status.Judgement(True, "well", "keeper")
+    assert judged["ray"] == Judgement(False, "no answer within 0.3 s", "ray")
+    assert judged["keeper"] == Judgement(True, "well", "keeper")
     never.set()
     for name in ("ray", "keeper"):
         processes.stop(name)
@@ -377,13 +378,13 @@ def test_without_ray_nobody_waits_for_events_to_be_stored(monkeypatch: pytest.Mo
     never = threading.Event()
     monkeypatch.setattr(status, "BOUND_S", 0.3)
     monkeypatch.setattr(status, "GROWTH_WAIT_S", 3600.0)
-    monkeypatch.setattr(status, "_judge_flow", lambda *_: never.wait(60) and status.Judgement(True, "grew"))
-    monkeypatch.setitem(status._JUDGES, "ray", lambda server: status.Judgement(False, "no answer"))
+    monkeypatch.setattr(status, "_judge_flow", lambda *_: never.wait(60) and Judgement(True, "grew"))
+    monkeypatch.setitem(status._JUDGES, "ray", lambda server: Judgement(False, "no answer"))
     judged = {one.part: one for one in status.judge_parts()}
     never.set()
-    stuck = status.Judgement(False, "cannot be judged while ray does not answer", "forwarder")
+    stuck = Judgement(False, "cannot be judged while ray does not answer", "forwarder")
     assert judged["forwarder"] == stuck
-    monkeypatch.setitem(status._JUDGES, "ray", lambda server: status.Judgement(True, "well"))
+    monkeypatch.setitem(status._JUDGES, "ray", lambda server: Judgement(True, "well"))
     assert {one.line for one in status.judge_parts() if one.part == "forwarder"} == {"grew"}
     for name in ("ray", "forwarder"):
         processes.stop(name)
@@ -393,11 +394,11 @@ def test_no_silence_of_one_adds_to_anothers(monkeypatch: pytest.MonkeyPatch) -> 
     """Each waits until all have been asked: asked one after the other they would wait for ever."""
     all_asked = threading.Barrier(3, timeout=30)
 
-    def silent(*_: object) -> list[status.Judgement]:
+    def silent(*_: object) -> list[Judgement]:
         all_asked.wait()
         return []
 
-    for name in ("_judge_tritons", "_judge_mlflow", "judge_parts"):
+    for name in ("judge_tritons", "judge_mlflow", "judge_parts"):
         monkeypatch.setattr(status, name, silent)
     assert status.print_status() == 0
 
