@@ -324,7 +324,8 @@ def who_rule(point: str, profile: str, control: str) -> str:
     queue = ", uncoupled" if profile != "rfc9332" else ""
     chosen = "" if control == "default" else f", {control.replace('_', ' ')}"
     if point.startswith(BOTH):
-        return f"{BOTH}weights by age{chosen}{queue}"
+        _, _, told = point.partition("; ")
+        return f"{BOTH}weights by age{chosen}{f', {told}' if told and chosen else ''}{queue}"
     if point == BY_SENDER:
         return f"sender: {chosen[2:]}{queue}" if chosen else f"label: DualPI2{queue}"
     return point

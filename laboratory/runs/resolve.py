@@ -212,8 +212,16 @@ def control_of(
         "artifact": model.content,
         "version": FIRST_VERSION,
         **_batching(chosen),
+        **_told(environment),
         "finetune": finetune,
     }
+
+
+def _told(environment: Environment) -> dict[str, Any]:
+    """What the sender is told of the shares of the link; what the router says is a round trip old."""
+    kind = environment.controls.model.told
+    age = {"age_us": environment.rtt_ms * 1e3} if kind == "weights" else {}
+    return {} if kind == "none" else {"told": {"kind": kind, **age}}
 
 
 def _batching(model: ModelSettings) -> dict[str, Any]:

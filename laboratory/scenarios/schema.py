@@ -258,6 +258,8 @@ class Model(Checked):
     guard: bool = False  # moving stops where it is not settled to help
     guard_packets: Annotated[int, Field(ge=1, le=8)] = 8  # of a batch, that are compared
     guard_growth: Annotated[float, Field(ge=0, le=100)] = 0.0  # of S1's rate, that is allowed; 0: any
+    # What the sender is told of a router whose weights follow the flows' ages: simulation/doc/lab.md
+    told: Literal["none", "own_ages", "weights"] = "none"
     finetune_every_s: Annotated[float, Field(ge=0.1, le=1e5)] | None  # None: the head stays
     finetune_span_s: Seconds
     finetune_apply_after_s: Annotated[float, Field(ge=0, le=1e5)]
@@ -331,6 +333,7 @@ class Environment(Checked):
         for where, sender, group in self.groups():
             self._check_group(where, sender, group)
         self._check_response()
+        self._check_told()
         if (flows := sum(group.flows for _, _, group in self.groups())) > MOST_FLOWS:
             raise ValueError(f"senders: {flows} flows, at most {MOST_FLOWS} can be simulated")
         first, captured = next(iter(self.senders.items()))
@@ -354,6 +357,14 @@ class Environment(Checked):
                 f"senders.{first}.groups.{other[0]}.tcp is not dctcp" if other else "acks are not selective"
             )
             raise ValueError(f"controls.moved_response: classic is not there where {what}")
+
+    def _check_told(self) -> None:
+        """Only of one router that weighs by age is there something to tell."""
+        if self.controls.model.told == "none":
+            return
+        discs = [link.disc for link in self.bottlenecks]
+        if len(discs) > 1 or discs[0] is None or discs[0].attributes.get("CWeightBy") != "Age":
+            raise ValueError("controls.model.told: there is not one bottleneck whose disc has CWeightBy: Age")
 
     def _check_group(self, where: str, sender: Sender, group: Group) -> None:
         if group.receiver not in self.receivers:

@@ -244,6 +244,16 @@ double DualPi2QueueDisc::GetClassicWeight() const {
   return m_cWeightBy == kAge ? m_arithmetic.parameters().c_weight : m_cWeight;
 }
 
+double DualPi2QueueDisc::GetFlowsWeight(Queue queue) const {
+  // Before the simulation begins there is no flow.
+  return GetNInternalQueues() == 0 ? 0 : m_ages.Weight(queue);
+}
+double DualPi2QueueDisc::ClassicShare(double l4sWeight, double classicWeight) const {
+  // A flow's older packets may wait in a queue that none is in any more, so none has a share of 0.
+  const double least = std::min(m_cWeight, 1 - m_cWeight);
+  return std::clamp(classicWeight / (l4sWeight + classicWeight), least, 1 - least);
+}
+
 bool DualPi2QueueDisc::CheckConfig() {
   NS_ABORT_MSG_IF(GetNQueueDiscClasses() > 0, "DualPi2QueueDisc has no classes");
   NS_ABORT_MSG_IF(GetNPacketFilters() > 0,
@@ -413,10 +423,7 @@ void DualPi2QueueDisc::Weigh() {
   const double l4s = m_ages.Weight(kL4s);
   const double classic = m_ages.Weight(kClassic);
   if (l4s + classic > 0) {
-    // A flow's older packets may wait in a queue that none is in any more, so none has a share of
-    // 0.
-    const double least = std::min(m_cWeight, 1 - m_cWeight);
-    m_arithmetic.set_c_weight(std::clamp(classic / (l4s + classic), least, 1 - least));
+    m_arithmetic.set_c_weight(ClassicShare(l4s, classic));
   }
 }
 

@@ -92,6 +92,11 @@ class DualPi2QueueDisc : public QueueDisc {
   double GetClassicProbability() const;  ///< p_C, 0 to 1
   double GetClassicWeight() const;       ///< C's share of the bytes while both queues wait, now
 
+  /** What a queue's flows weigh together, now; CWeightBy Age. */
+  double GetFlowsWeight(Queue queue) const;
+  /** C's share where the queues' flows weigh so much; CWeightBy Age. */
+  double ClassicShare(double l4sWeight, double classicWeight) const;
+
  protected:
   void DoDispose() override;
 

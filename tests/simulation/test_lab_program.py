@@ -281,6 +281,31 @@ def test_the_oracle_predicts_what_a_dual_queue_does() -> None:
     assert result.stdout.count("PASS") > 100
 
 
+def test_a_told_sender_corrects_what_its_model_forecasts(
+    program: Path, project: Path, tmp_path: Path
+) -> None:
+    """The C++ suite has the shares and the correction; here what either kind of telling does to a run."""
+    suite = subprocess.run(
+        [build_simulator(program="told-shares-test")], capture_output=True, text=True, check=False
+    )
+    assert suite.returncode == 0, suite.stdout + suite.stderr
+    assert suite.stdout.count("PASS") == 1 + 4
+    artifact, moved = project / "docs" / "laboratory" / "models" / "figure8" / "premise", {}
+    for name, told in (
+        ("untold", {}),
+        ("own", {"told": {"kind": "own_ages"}}),
+        ("weights", {"told": {"kind": "weights", "age_us": 40_000}}),
+    ):
+        aged = with_disc("DualPi2QueueDisc", CWeightBy="Age", CWeight="0.0625")
+        run = aged | {"control": model(artifact, **told)}
+        simulate(program, run, tmp_path / name)
+        moved[name] = (tmp_path / name / "truth.npy").read_bytes()
+    assert len(set(moved.values())) == 3
+    fifo = with_disc("FifoQueueDisc") | {"control": model(artifact, told={"kind": "own_ages"})}
+    line = "control.told: there is not one bottleneck with a DualPI2"
+    assert refused(program, fifo, tmp_path / "fifo") == line
+
+
 def test_a_threshold_on_the_last_latency_packet_by_packet(program: Path, tmp_path: Path) -> None:
     """Its decisions again, from what S1 had seen by then: not from latencies older than `stale_us`."""
     threshold_us, stale_us = 8_000.0, 2_000.0

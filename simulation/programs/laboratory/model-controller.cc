@@ -9,7 +9,8 @@
 
 namespace swiftqueue::lab {
 
-std::unique_ptr<ModelMove> ModelMove::Make(const ModelControl& params, bool logged) {
+std::unique_ptr<ModelMove> ModelMove::Make(const ModelControl& params, const Run& run,
+                                           const Network& network) {
   const std::string& folder = params.artifact;
   const engine::Description model = engine::load_artifact(folder).description;
   const auto features = static_cast<int64_t>(model.features.size());
@@ -19,7 +20,11 @@ std::unique_ptr<ModelMove> ModelMove::Make(const ModelControl& params, bool logg
     throw engine::InvalidError(folder + ": " + why);
   }
   auto engine = std::make_unique<engine::Engine>(folder, "auto", params.version);
-  return std::unique_ptr<ModelMove>(new ModelMove(params, std::move(engine), logged));
+  std::unique_ptr<ModelMove> made(new ModelMove(params, std::move(engine), run.questions));
+  if (params.told) {
+    made->m_told.emplace(*params.told, run, network);
+  }
+  return made;
 }
 
 ModelMove::ModelMove(const ModelControl& params, std::unique_ptr<engine::Engine> engine,
@@ -36,9 +41,26 @@ void ModelMove::Forecast(const agent::Question& question, const float* x_BWF, fl
   const auto started = std::chrono::steady_clock::now();
   const int64_t version = m_engine->forward(x_BWF, question.windows, Tokens(), y_BH, nullptr);
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - started;
+  if (m_told) {
+    m_told->Correct(question, [this](const Candidate& of) { return FlowOf(of); }, y_BH);
+  }
   m_engineS += took.count();
   ++m_engineCalls;
   ++m_askedByVersion[version];
+}
+
+void ModelMove::Sent(const DataPacket& packet, uint8_t queue) {
+  BatchMove::Sent(packet, queue);
+  if (m_told) {
+    m_told->Sent(packet.flow, queue);
+  }
+}
+
+void ModelMove::Acked(int64_t packet, uint16_t flow, uint8_t queue, float latencyUs) {
+  BatchMove::Acked(packet, flow, queue, latencyUs);
+  if (m_told) {
+    m_told->Acked(flow, latencyUs);
+  }
 }
 
 void ModelMove::Describe(JsonObject& decisions) const {

@@ -225,6 +225,15 @@ BatchedControl ReadBatched(const Node& node) {
   return control;
 }
 
+std::optional<Told> ReadTold(const Node& control) {
+  if (!control.Has("told")) {
+    return std::nullopt;
+  }
+  const Node told = control["told"];
+  return told["kind"].Text() == "weights" ? Told(ToldWeights{told["age_us"].Number()})
+                                          : Told(ToldOwnAges{});
+}
+
 Control ReadControl(const Node& node) {
   const std::string& kind = node["kind"].Text();
   if (kind == "no_l4s") {
@@ -241,7 +250,8 @@ Control ReadControl(const Node& node) {
     return LastLatencyControl{node["threshold_us"].Number(), node["stale_us"].Number()};
   }
   if (kind == "model") {
-    return ModelControl{node["artifact"].Text(), node["version"].Count(), ReadBatching(node)};
+    return ModelControl{node["artifact"].Text(), node["version"].Count(), ReadBatching(node),
+                        ReadTold(node)};
   }
   if (kind == "flow_split") {
     return FlowSplitControl{node["share"].Number()};

@@ -127,10 +127,17 @@ struct Batching {
   int32_t guardPackets;  // of a pair
   double guardGrowth;    // of the rate, that is allowed; 0: nobody looks
 };
+/** The sender is told the router's age rule, and what it weighs by it. */
+struct ToldOwnAges {};
+struct ToldWeights {
+  double ageUs;  // how old what it hears of the router's weights is
+};
+using Told = std::variant<ToldOwnAges, ToldWeights>;
 struct ModelControl {
   std::string artifact;
   int64_t version;
   Batching batching;
+  std::optional<Told> told;
 };
 struct FlowSplitControl {
   double share;
