@@ -141,22 +141,8 @@ def _confucius_web(table: pl.DataFrame) -> list[Verdict]:
             rows = table.filter(pl.col("point") == f"{rule}, {call}").select("seed", column).drop_nulls()
             return dict(rows.iter_rows())
 
-        stall = of(CONFUCIUS, "stall_per_page_s")
-        others = {rule: of(rule, "stall_per_page_s") for rule in UNLABELLED}
-        run = {rule: values for rule, values in others.items() if values}
-        # The best over all seeds, so that no seed's luck chooses what it is compared with.
-        best = min(run, key=lambda rule: sum(run[rule].values()) / len(run[rule]), default="")
-        missing = [rule for rule in UNLABELLED if rule not in run]
-        note = f"without {', '.join(missing)}" if missing else None
         verdicts += [
-            _ratio(
-                f"{call}: stall over the best unlabelled ({best or 'none'})",
-                stall,
-                run.get(best, {}),
-                0.5,
-                note,
-            ),
-            _ratio(f"{call}: stall over FqCoDel", stall, others["FqCoDel"], 0.4),
+            *_stalls(table, call),
             _ratio(
                 f"{call}: page load time over FQ+FIFO",
                 of(CONFUCIUS, "load_mean_s"),
@@ -170,6 +156,22 @@ def _confucius_web(table: pl.DataFrame) -> list[Verdict]:
             ),
         ]
     return verdicts
+
+
+def _stalls(table: pl.DataFrame, call: str) -> list[Verdict]:
+    """How long a call stalls beside a page under Confucius, over the best rule without labels and FqCoDel."""
+    stall = _at(table, f"{CONFUCIUS}, {call}", "stall_per_page_s")
+    others = {rule: _at(table, f"{rule}, {call}", "stall_per_page_s") for rule in UNLABELLED}
+    run = {rule: values for rule, values in others.items() if values}
+    # The best over all seeds, so that no seed's luck chooses what it is compared with.
+    best = min(run, key=lambda rule: sum(run[rule].values()) / len(run[rule]), default="")
+    missing = [rule for rule in UNLABELLED if rule not in run]
+    note = f"without {', '.join(missing)}" if missing else None
+    figure = f"{call}: stall over the best unlabelled ({best or 'none'})"
+    return [
+        _ratio(figure, stall, run.get(best, {}), 0.5, note),
+        _ratio(f"{call}: stall over FqCoDel", stall, others["FqCoDel"], 0.4),
+    ]
 
 
 def _ratio(figure: str, ours: Values, base: Values, at_most: float, note: str | None = None) -> Verdict:
@@ -267,8 +269,7 @@ def _confucius_page(table: pl.DataFrame) -> list[Verdict]:
         if (values := stalls(rule))
     ]
     found += [judged(f"{rule}: stall, s", values, 0.0) for rule in LABELLED if (values := stalls(rule))]
-    ours, base = (_at(table, f"{rule}, GCC", "stall_s") for rule in (CONFUCIUS, "FqCoDel"))
-    return [*found, _ratio("Confucius: stall over FqCoDel's", ours, base, 0.4)]
+    return [*found, *_stalls(table, "GCC")]
 
 
 def fairness(goodputs: Sequence[float]) -> float:
