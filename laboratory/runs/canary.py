@@ -34,6 +34,14 @@ GUARDS: Final[Mapping[str, Mapping[str, float]]] = {
     "guarded": {},
     "guarded, watched": {"guard_packets": 1, "guard_growth": 0.5},
 }
+CALLS: Final[Sequence[Mapping[str, Any]]] = (  # in place of what the first sender's groups say, in turn
+    {
+        "tcp": "gcc",
+        "ecn": "not_ect",
+        "traffic": {"kind": "real_time", "frames_per_s": 50.0, "least_bps": 100_000, "most_bps": 10_000_000},
+    },
+    {"tcp": "copa", "ecn": "not_ect", "traffic": {"kind": "greedy"}},
+)
 UNIFORM: Final = [[100, 0], [3000, 1]]
 REPLAYED: Final = {"kind": "replay", "gaps_us": UNIFORM, "bytes": UNIFORM, "durations_s": [[1, 0], [2, 1]]}
 
@@ -90,6 +98,10 @@ def canaries() -> dict[str, execution.Job]:
             control = {**always, "guard": "on", "max_moved_share": GUARDED_SHARE, **more}
             run = resolve(scenario, replace(cell, control="always"), control, ["truth", "waits"])
             jobs[f"{cell.point}, {cell.profile}, {said}"] = execution.Job(f"canary-{len(jobs)}", run)
+        run = resolve(scenario, replace(cell, control="default"), {"kind": "default"}, ["truth", "waits"])
+        for group, instead in zip(run["senders"][0]["groups"], CALLS, strict=True):
+            group.update(instead)
+        jobs[f"{cell.point}, {cell.profile}, calls"] = execution.Job(f"canary-{len(jobs)}", run)
     return jobs
 
 

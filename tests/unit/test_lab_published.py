@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import polars as pl
 import pytest
 
 from laboratory.learning.judged_models import models_by_profile
-from laboratory.runs.canary import GUARDS, RUNGS
+from laboratory.runs.canary import GUARDS, RUNGS, canaries
 from laboratory.runs.programs import Equals
 from laboratory.runs.resolve import cells, control_of, identity, resolve
 from laboratory.runs.results import COMPLETE, load
 from laboratory.scenarios.files import load as load_scenario
 from laboratory.scenarios.files import path_of
-from laboratory.scenarios.schema import CONTROLS
+from laboratory.scenarios.schema import CONTROLS, Group
 
 
 @pytest.fixture(scope="module")
@@ -44,11 +45,19 @@ def test_published_runs_are_known_by_their_hashes(published: Path, tmp_path: Pat
 
 def test_the_list_of_equals_is_whole(tmp_path: Path) -> None:
     equals = Equals.load()
-    assert len(equals.canaries) == 2 * 2 * len(CONTROLS) + 2 * (len(RUNGS) + len(GUARDS))  # points, profiles
+    one = len(RUNGS) + len(GUARDS) + 1  # the calls
+    assert len(equals.canaries) == 2 * 2 * len(CONTROLS) + 2 * one  # points, profiles
     assert len(set(equals.programs)) == len(equals.programs)
     (tmp_path / "programs.json").write_text('{"programs": []')
     with pytest.raises(ValueError, match=r"programs\.json is damaged: restore it with git"):
         Equals.load(tmp_path / "programs.json")
+
+
+def test_every_congestion_control_has_a_canary() -> None:
+    """A program whose Copa or GCC is another one must not go by the published one's name."""
+    runs = [job.run for job in canaries().values()]
+    groups = [group for run in runs for sender in run["senders"] for group in sender["groups"]]
+    assert {group["tcp"] for group in groups} == {*get_args(Group.model_fields["tcp"].annotation)}
 
 
 def test_the_models_are_those_that_were_judged(published: Path, tmp_path: Path) -> None:
