@@ -93,6 +93,7 @@ app.add_typer(
         "Forecasts of a TCP connection's rate from its first ACKs.",
         add="infra.rate:add",
         collect="infra.rate:collect",
+        exchange="infra.rate:exchange",
         feedback="infra.rate:feedback",
         forecast="infra.rate:forecast",
         simulate="infra.rate:simulate",

@@ -195,6 +195,56 @@ def feedback(
     print(f"all of it: {output / 'feedback.json'}")
 
 
+def exchange(
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="folder of the runs, and of exchange.json")
+    ] = Path("var/rate-exchange"),
+    seeds: Annotated[int, typer.Option(min=4, help="seeds 1 to so many")] = 8,
+    seconds: Annotated[float, typer.Option(min=5, help="of a run, simulated")] = 30,
+    profile: Annotated[
+        list[str] | None, typer.Option(help="uncoupled, rfc9332; may be repeated (default: both)")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
+) -> None:
+    """Try what latency and rate forecasts gain by each other's inputs; goes on where it was stopped.
+
+    Example: swiftqueue rate exchange --seeds 8 --profile uncoupled --json
+    """
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from feature_store.atomic import write_file
+    from laboratory.rate_exchange import compare, lines
+    from laboratory.rate_exchange_runs import DOWNLOAD_BYTES, PROFILES, make
+    from pipelines.simulators import build_simulator
+
+    profiles = list(dict.fromkeys(profile or PROFILES))
+    if unknown := [name for name in profiles if name not in PROFILES]:
+        raise ValueError(f"profile {unknown[0]}: must be one of {', '.join(PROFILES)}")
+    answers = {}
+    with Progress(console=Console(stderr=True)) as progress:
+        simulated = progress.add_task("runs")
+        trained = progress.add_task("models")
+        program = build_simulator(program="rate-exchange")
+        for name in profiles:
+            runs = make(
+                program,
+                output / "runs",
+                [(name, seed) for seed in range(1, seeds + 1)],
+                seconds,
+                lambda done, of: progress.update(simulated, completed=done, total=of),
+            )
+            answers[name] = compare(runs, lambda done, of: progress.update(trained, completed=done, total=of))
+    found = {"exchange": answers, "seconds": seconds, "download_bytes": DOWNLOAD_BYTES}
+    text = json_.dumps(found, indent=1) + "\n"
+    write_file(output / "exchange.json", text)
+    if json:
+        print(text)
+        return
+    print(*lines(found), sep="\n")
+    print(f"all of it: {output / 'exchange.json'}")
+
+
 def collect(
     output: Flows = Path("var/rate/kernel"),
     rate_mbps: Annotated[list[float] | None, typer.Option(help="may be repeated (default: 20)")] = None,

@@ -138,14 +138,15 @@ def linear(train: Flows, _every: Flows, n: int, _seed: int) -> Predictor:
     return predict
 
 
-def xgboost(rounds: int) -> Fit:
-    """Boosted trees of the rate on all fields and on both guesses, by absolute error weighted by 1/rate."""
+def xgboost(rounds: int, inputs: Callable[[Flows, int], Floats] | None = None) -> Fit:
+    """Boosted trees of the rate, by absolute error weighted by 1/rate, on `derived` or other inputs."""
+    seen = inputs or derived
 
     def fit(train: Flows, _every: Flows, n: int, seed: int) -> Predictor:
         from xgboost import DMatrix
         from xgboost import train as boost
 
-        x, known, trees = _derived(train, n), train.known_NH(n), []
+        x, known, trees = seen(train, n), train.known_NH(n), []
         for h in range(len(HORIZONS)):
             rows = known[:, h]
             y = train.y_NH[rows, h]
@@ -157,7 +158,7 @@ def xgboost(rounds: int) -> Fit:
             trees.append(boost(how, data, rounds))
 
         def predict(flows: Flows) -> Floats:
-            data = DMatrix(_derived(flows, n))
+            data = DMatrix(seen(flows, n))
             rates: Floats = np.stack([tree.predict(data) for tree in trees], 1).astype(float)
             return np.maximum(rates * 1e6, 1.0)  # bytes/s
 
@@ -166,13 +167,22 @@ def xgboost(rounds: int) -> Fit:
     return fit
 
 
-def mlp(train: Flows, _every: Flows, n: int, seed: int) -> Predictor:
+def mlp(inputs: Callable[[Flows, int], Floats] | None = None) -> Fit:
     """Two hidden layers of scikit-learn's, of what the trees see; squared error of the log rate."""
+    seen = inputs or derived
+
+    def fit(train: Flows, _every: Flows, n: int, seed: int) -> Predictor:
+        return _mlp(seen, train, n, seed)
+
+    return fit
+
+
+def _mlp(seen: Callable[[Flows, int], Floats], train: Flows, n: int, seed: int) -> Predictor:
     from sklearn.neural_network import MLPRegressor
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    x, known, fitted = _derived(train, n), train.known_NH(n), []
+    x, known, fitted = seen(train, n), train.known_NH(n), []
     for h in range(len(HORIZONS)):
         rows = known[:, h] if known[:, h].any() else np.full(len(train), fill_value=True)
         y = np.log(train.y_NH[rows, h]) if known[:, h].any() else np.zeros(len(train))
@@ -183,7 +193,7 @@ def mlp(train: Flows, _every: Flows, n: int, seed: int) -> Predictor:
         fitted.append((make_pipeline(StandardScaler(), network).fit(x[rows], y), (y.min(), y.max())))
 
     def predict(flows: Flows) -> Floats:
-        x = _derived(flows, n)
+        x = seen(flows, n)
         # Not beyond what it has seen: a network may say anything there, and a logarithm makes it worse.
         logs: Floats = np.stack([np.clip(net.predict(x), *ends) for net, ends in fitted], 1)
         return np.asarray(np.exp(logs), np.float64)
@@ -202,7 +212,7 @@ def baselines(xgboost_rounds: int) -> dict[str, Fit]:
         "dispersion": dispersion,
         "capped-dispersion": capped_dispersion,
         "previous-flow": previous_flow,
-        "mlp": mlp,
+        "mlp": mlp(),
         "xgboost": xgboost(xgboost_rounds),
     }
 
@@ -217,7 +227,8 @@ def _logs(flows: Flows, n: int) -> Floats:
     return logs
 
 
-def _derived(flows: Flows, n: int) -> Floats:
+def derived(flows: Flows, n: int) -> Floats:
+    """What trees see: the logarithms of all fields of the first n samples, and of both guesses."""
     return np.concatenate([_logs(flows, n), *(np.log(guess)[:, None] for guess in guesses(flows, n))], 1)
 
 
