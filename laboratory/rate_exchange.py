@@ -197,8 +197,8 @@ def compare(
                 report(done := done + 1, of)
             for model, fit in LATENCY_MODELS.items():
                 predict = fit(*_learned(queries, half, variant))
-                for place in np.flatnonzero(~half):
-                    for figure, value in _scores(queries[place], predict, variant, int(place)).items():
+                for place in np.flatnonzero(~half).tolist():
+                    for figure, value in _scores(queries[place], predict, variant, place).items():
                         latencies.setdefault((model, variant, figure), {})[runs[place].seed] = value
                 report(done := done + 1, of)
     return {
@@ -256,11 +256,11 @@ def _rate(
     learned = half[flows.path_N]
     predict = make(downloads, variant)(flows.take(learned), flows, PREFIX, 1)
     found: dict[int, dict[int, float]] = {}
-    for place in np.flatnonzero(~half):
+    for place in np.flatnonzero(~half).tolist():
         mine = flows.take(flows.path_N == place)
         errors = np.abs(predict(mine) / mine.y_NH - 1)
         of = {k: errors[:, HORIZONS.index(k)] for k in JUDGED}
-        found[int(place)] = {k: float(np.nanmean(e)) for k, e in of.items() if np.isfinite(e).any()}
+        found[place] = {k: float(np.nanmean(e)) for k, e in of.items() if np.isfinite(e).any()}
     return found
 
 
@@ -290,11 +290,11 @@ def _seen(query: Queries, variant: str, place: int) -> Floats:
 def _learned(queries: Sequence[Queries], half: NDArray[np.bool_], variant: str) -> tuple[Floats, Floats]:
     """Rows of one half whose latency is known, of each run as many."""
     rows, latencies = [], []
-    for place in np.flatnonzero(half):
+    for place in np.flatnonzero(half).tolist():
         known = np.flatnonzero(np.isfinite(queries[place].y_N))
         most = MOST_ROWS // int(half.sum())
-        some = np.sort(np.random.default_rng(int(place)).permutation(known)[:most])
-        rows.append(_seen(queries[place], variant, int(place))[some])
+        some = np.sort(np.random.default_rng(place).permutation(known)[:most])
+        rows.append(_seen(queries[place], variant, place)[some])
         latencies.append(queries[place].y_N[some])
     return np.concatenate(rows), np.concatenate(latencies)
 
@@ -364,9 +364,9 @@ def _summary(
             cells[model, figure]["worse"] = max(2 * one.chance(0, below=not better) for one in less.values())
     both = corrected([*chances, *(cell.pop("worse") for cell in cells.values())])
     for place, cell in enumerate(cells.values()):
-        better, worse = both[place], both[len(cells) + place]
-        settled = "better" if better < 1 - LEVEL else "worse" if worse < 1 - LEVEL else "not settled"
-        cell["verdict"] = settled
+        by_chance = both[place], both[len(cells) + place]
+        settled = [word for word, one in zip(("better", "worse"), by_chance, strict=True) if one < 1 - LEVEL]
+        cell["verdict"] = settled[0] if settled else "not settled"
     return {
         model: {figure: _written(cells[model, figure]) for figure in lower if (model, figure) in cells}
         for model in models

@@ -26,9 +26,9 @@ DOWNLOAD_BYTES: Final = (
 STATE: Final = ("cwnd_bytes", "pacing_bytes_per_s", "rate_bytes_per_s", "ce_share")
 """Of a packet's connection when it left: its window, its pacing rate, its newest delivery rate (of a download
 BBR's estimate), and the share of its ACKs that said CE (an average with a gain of 1/16)."""
-_STATE_TYPES: Final = {name: pl.Int64 for name in STATE} | {"ce_share": pl.Float64}
-PACKETS: Final = pl.Schema({**PACKET_SCHEMA, **_STATE_TYPES})
-DOWNLOADS: Final = pl.Schema({**FLOW_SCHEMA, "established_ns": pl.Int64, "flow_id": pl.Int32})
+_STATE_TYPES: Final[dict[str, type[pl.DataType]]] = {**dict.fromkeys(STATE, pl.Int64), "ce_share": pl.Float64}
+PACKETS: Final = pl.Schema([*PACKET_SCHEMA.items(), *_STATE_TYPES.items()])
+DOWNLOADS: Final = pl.Schema([*FLOW_SCHEMA.items(), ("established_ns", pl.Int64), ("flow_id", pl.Int32)])
 TABLES: Final = {"packets": PACKETS, "samples": SAMPLE_SCHEMA, "flows": DOWNLOADS}
 
 
@@ -99,4 +99,4 @@ def tables_of(folder: Path, name: str) -> dict[str, pl.DataFrame]:
     samples = pl.read_csv(folder / "samples.csv", schema=SAMPLE_SCHEMA)
     flows = pl.read_csv(folder / "flows.csv", schema=DOWNLOADS)
     checked(name, samples, flows.select(FLOW_SCHEMA.names()))
-    return {"packets": packets.cast(dict(PACKETS)), "samples": samples, "flows": flows}
+    return {"packets": packets.cast(PACKETS), "samples": samples, "flows": flows}

@@ -1,4 +1,4 @@
-"""The published studies of rate forecasts: what `swiftqueue rate study` and `rate feedback` wrote."""
+"""The published studies of rate forecasts: what `swiftqueue rate study`, `feedback` and `exchange` wrote."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from benchmarks.published import origin
 from feature_store.atomic import write_file
-from infra.results import rate_feedback
+from infra.results import rate_exchange, rate_feedback
 from laboratory.report import tables as lab
 from models.json_file import read_object
 
@@ -28,6 +28,7 @@ def load(root: Path) -> dict[str, Any]:
         "kernel": KERNEL_FILE,
         "fed_back": rate_feedback.FILE,
         "fed_kernel": rate_feedback.KERNEL,
+        "exchanged": rate_exchange.FILE,
     }
     there = {key: root / file for key, file in files.items() if (root / file).is_file()}
     found = read_object(root / FILE) if (root / FILE).is_file() else {}
@@ -35,13 +36,16 @@ def load(root: Path) -> dict[str, Any]:
 
 
 def take(study: Path, root: Path = Path()) -> None:
-    """Publish a study in the place of the one before it of its kind: of all fields, of some, of a kernel.
+    """Publish a study in the place of the one before it of its kind.
 
     Raises:
         OSError: it is not there.
         ValueError: it is not one.
     """
     found = read_object(study)
+    if "exchange" in found:
+        write_file(root / rate_exchange.FILE, json.dumps({**origin(), **found}, indent=1) + "\n")
+        return
     if "feedback" in found:
         file = rate_feedback.KERNEL if found.get("source") == "kernel" else rate_feedback.FILE
         write_file(root / file, json.dumps({**origin(), **found}, indent=1) + "\n")

@@ -22,6 +22,7 @@ from infra.results import (
     lfq,
     paper,
     queues,
+    rate_exchange,
     rate_feedback,
     rates,
     tuning,
@@ -199,6 +200,16 @@ def fed_back(data: Data, rows: Callable[[Mapping[str, Any]], list[str]], of: str
     return [*_wrapped(rate_feedback.said(one)), *rows(one)]
 
 
+def exchanged(data: Data, question: str) -> list[str]:
+    """A table of what forecasts gain by each other's inputs, with what was measured; or that nothing is."""
+    if "exchanged" not in data.rates:
+        return [
+            "Nothing is published yet: `swiftqueue rate exchange`, then `swiftqueue results --rates FILE`."
+        ]
+    one = data.rates["exchanged"]
+    return [*_wrapped(rate_exchange.said(one)), *rate_exchange.rows(one, question)]
+
+
 def on_the_bed(data: Data, source: str) -> list[str]:
     """The bed's scenario, by a kernel or by the simulator: every control; or that nothing is published."""
     runs = data.bed.filter(pl.col("source") == source).drop("source")
@@ -308,6 +319,7 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "paper-origins": lambda data: paper.origins(data.paper),
     "paper-exhibits": lambda data: paper.sections(data.paper),
     "rate-headline": partial(rate_study, rows=rates.headline),
+    **{f"rate-exchange-{of}": partial(exchanged, question=of) for of in ("latency", "rate")},
     "rate-feedback": partial(fed_back, rows=rate_feedback.rows),
     "rate-feedback-trips": partial(fed_back, rows=rate_feedback.by_trip),
     "bed-fct": partial(fed_back, rows=rate_feedback.rows, of="fed_kernel"),

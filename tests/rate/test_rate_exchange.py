@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -107,8 +108,11 @@ def test_bad_input_is_one_clear_line(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_command_answers_both_questions(tmp_path: Path) -> None:
     command = ["rate", "exchange", "--seeds", "4", "--seconds", "5", "--profile", "uncoupled"]
-    answer = CliRunner().invoke(app, [*command, "-o", str(tmp_path), "--json"])
-    assert answer.exit_code == 0, answer.output
+    program = Path(sys.executable).with_name("swiftqueue")
+    answer = subprocess.run(
+        [str(program), *command, "-o", str(tmp_path), "--json"], capture_output=True, text=True, check=False
+    )
+    assert answer.returncode == 0, answer.stderr
     found = json.loads((tmp_path / "exchange.json").read_text())["exchange"]["uncoupled"]
     assert found["seeds"] == [1, 2, 3, 4]
     assert set(found["latency"]) == set(LATENCY_MODELS)
