@@ -14,6 +14,7 @@ from laboratory.report.verdicts import (
     CHEATS,
     CONFUCIUS,
     JUDGED,
+    JUDGED_BY_CLASS,
     JUDGED_BY_FLOW,
     MOST_LONGER_S,
     WHO,
@@ -30,7 +31,7 @@ DOUBLING_S: Final = 0.25  # 1 / lambda
 def verdicts(runs: pl.DataFrame, flows: pl.DataFrame, classes: pl.DataFrame) -> list[str]:
     """Every figure to reach of the scenarios that were run."""
     lines = lab.head_of(["scenario", "figure", "wanted", "measured", "verdict"])
-    for table, judges in ((runs, JUDGED), (flows, JUDGED_BY_FLOW)):
+    for table, judges in ((runs, JUDGED), (flows, JUDGED_BY_FLOW), (classes, JUDGED_BY_CLASS)):
         for name, judge in judges.items():
             own = table.filter(pl.col("scenario") == name)
             if name not in OTHER_PAGES and not own.is_empty():

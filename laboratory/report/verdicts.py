@@ -6,6 +6,7 @@ Confucius' evaluation (docs/LABORATORY.md).
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -67,15 +68,21 @@ def of_scenario(name: str, output: Path) -> list[Verdict]:
     """
     if name in LFQ:
         return LFQ[name](lfq_table.read(output))
-    if name not in JUDGED and name not in JUDGED_BY_FLOW:
-        known = ", ".join([*JUDGED, *JUDGED_BY_FLOW, *LFQ])
+    kinds = (
+        (JUDGED, experience.load),
+        (JUDGED_BY_FLOW, experience.load_flows),
+        (JUDGED_BY_CLASS, experience.load_classes),
+    )
+    for judges, read in kinds:
+        if name in judges:
+            table = read(output).filter(pl.col("scenario") == name)
+            break
+    else:
+        known = ", ".join([*(one for judges, _ in kinds for one in judges), *LFQ])
         raise ValueError(f"{name}: no figure is to be reached in it, but in {known}")
-    by_flow = name in JUDGED_BY_FLOW
-    all_runs = experience.load_flows(output) if by_flow else experience.load(output)
-    table = all_runs.filter(pl.col("scenario") == name)
     if table.is_empty():
         raise ValueError(f"{output} has no results of {name}: `swiftqueue lab run {name}` makes them")
-    found = (JUDGED_BY_FLOW if by_flow else JUDGED)[name](table)
+    found = judges[name](table)
     return with_classes(found, experience.load_classes(output).filter(pl.col("scenario") == name))
 
 
@@ -272,6 +279,31 @@ def _confucius_page(table: pl.DataFrame) -> list[Verdict]:
     return [*found, *_stalls(table, "GCC")]
 
 
+def _confucius_cuts(table: pl.DataFrame) -> list[Verdict]:
+    """The paper's figure 7: a sixteenth of the rate stalls a call of GCC for more than 10 s."""
+    stalls = list(_at(table, "FIFO, GCC, 16", "stall_s").values())
+    return [judged("GCC, a sixteenth of the rate: stall, s", stalls, at_least=10.0)]
+
+
+def _confucius_probing(classes: pl.DataFrame) -> list[Verdict]:
+    """The paper's figure 26: a flow of BBR keeps its class, whatever its round trip."""
+    found = []
+    for trip in sorted({point.split(", ")[-1] for point in classes["point"]}, key=_number):
+        own = classes.filter(pl.col("point") == f"{CONFUCIUS}, BBR, {trip}").sort("seed")
+        changes = [_changes(*one) for one in own.select("warmup_s", "every_s", "classes").iter_rows()]
+        found.append(judged(f"{trip}: changes of class", changes, 0.0))
+    return found
+
+
+def _number(text: str) -> float:
+    return float(text.split()[0])
+
+
+def _changes(warmup_s: float, every_s: float, seen: Sequence[int]) -> float:
+    kept = [one for i, one in enumerate(seen) if (i + 1) * every_s >= warmup_s]
+    return float(sum(a != b for a, b in itertools.pairwise(kept)))
+
+
 def fairness(goodputs: Sequence[float]) -> float:
     """Jain's index: 1 where all have the same, 1/n where one has all."""
     return sum(goodputs) ** 2 / (len(goodputs) * sum(value**2 for value in goodputs))
@@ -401,10 +433,12 @@ JUDGED: Final[dict[str, Judge]] = {
     "confucius-wifi": _confucius_links,
     "confucius-cellular": _confucius_links,
     "confucius-page": _confucius_page,
+    "confucius-cuts": _confucius_cuts,
     WHO: _who_picks,
     CHEATS: _who_picks_cheats,
 }
 JUDGED_BY_FLOW: Final[dict[str, Judge]] = {"confucius-mix": _confucius_mix, "confucius-fair": _confucius_fair}
+JUDGED_BY_CLASS: Final[dict[str, Judge]] = {"confucius-probing": _confucius_probing}
 
 
 def _lfq_400(table: pl.DataFrame) -> list[Verdict]:

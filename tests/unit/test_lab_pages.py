@@ -303,6 +303,7 @@ def test_figures_over_what_varies_are_each_held_to_their_limit(tmp_path: Path) -
         rows.append(row("confucius-wifi", "SJF, GCC, rough", seed, 0.1, 0.7))
         for rule, stall in (("FIFO", 0.2), ("FqCoDel", 0.5), ("CBQ 1:1", 0.0), ("Confucius", 0.15)):
             rows.append(row("confucius-page", f"{rule}, GCC", seed, stall, 1.0))
+        rows.append(row("confucius-cuts", "FIFO, GCC, 16", seed, 12 + seed / 10, 1.0))
         rows.append(row("confucius-elsewhere", "Confucius, behind", seed, 0.0, 0.97, 1.01))
         rows.append(row("confucius-elsewhere", "FIFO, behind", seed, 0.0, 1.0, 1.0))
     pl.DataFrame(rows, schema=experience.SCHEMA).write_parquet(tmp_path / experience.FILE)
@@ -325,6 +326,7 @@ def test_figures_over_what_varies_are_each_held_to_their_limit(tmp_path: Path) -
     page = ("FIFO: stall, s", "FqCoDel: stall, s", "CBQ 1:1: stall, s", "GCC: stall over FqCoDel")
     best = "GCC: stall over the best unlabelled (FIFO)"
     assert found("confucius-page") == {**dict.fromkeys(page, verdicts.HELD), best: verdicts.NOT_HELD}
+    assert found("confucius-cuts") == {"GCC, a sixteenth of the rate: stall, s": verdicts.HELD}
     assert found("confucius-elsewhere") == {
         "bottleneck behind: frame P99 apart from FIFO's, part of it": verdicts.NOT_HELD,
         "bottleneck behind: load apart from FIFO's, part of it": verdicts.NOT_HELD,

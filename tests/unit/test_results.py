@@ -349,6 +349,9 @@ def test_confucius_tables_show_what_was_run() -> None:
         schema=experience.CLASSES_SCHEMA,
     )
     assert any("| 0.750 (0.750 to 0.750) |" in line for line in confucius.verdicts(runs, flows, classes))
+    probing = {"scenario": pl.lit("confucius-probing"), "point": pl.lit("Confucius, BBR, 20 ms")}
+    (changed,) = confucius.verdicts(runs.clear(), flows.clear(), classes.with_columns(**probing))[2:]
+    assert "20 ms: changes of class | at most 0 | 1.000 (1.000 to 1.000) | not held |" in changed
     lines = confucius.verdicts(runs, flows, classes.clear())
     assert "| `confucius-flows` | 60 flows: stall, s | at most 0 | 0.000 (0.000 to 0.000) | held |" in lines
     assert any("gcc: round trip P99, s | at most 0.07 | 0.090" in line for line in lines)
