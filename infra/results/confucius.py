@@ -99,5 +99,5 @@ def later_s(flows: int) -> float:
 def _order(key: tuple[object, ...]) -> tuple[str, str, int]:
     scenario, point = map(str, key)
     rule, _, end = point.partition(", ")
-    number = end.split(", ")[-1]
+    number = end.split(", ")[-1].split()[0]  # "160 ms" too
     return scenario, rule, int(number) if number.isdigit() else 0
