@@ -228,7 +228,12 @@ def test_one_command_up(loop: FaultLoop, capsys: pytest.CaptureFixture[str]) -> 
     )
     if "prometheus" in wanted:
         check_prometheus(f"http://127.0.0.1:{loop.ports['SWIFTQUEUE_PROMETHEUS_PORT']}")
-    said = subprocess.run(["make", "status"], capture_output=True, text=True, check=True).stdout
+
+    def all_well() -> str:
+        ran = subprocess.run(["make", "status"], capture_output=True, text=True, check=False)
+        return ran.stdout if ran.returncode == 0 else ""
+
+    said = wait_until(all_well, "make status does not say that all is well")
     for name in wanted:
         assert f"{name}: " in said
     assert "batches decided per second, by version" in said
