@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_replay import packet_table
+from toy_world import uneven_table, write_table
 
 from serving.agent import frames
 from serving.agent.packet_log import Log, open_log
@@ -79,9 +79,7 @@ def test_a_replay_file_is_the_replay(
 ) -> None:
     """Frame by frame what the Python client is told, then the ACKs that come after the last packet."""
     monkeypatch.setattr(frames, "_CHUNK_PACKETS", chunk)
-    part = tmp_path / "trace=t" / "minute=0"
-    part.mkdir(parents=True)
-    packet_table(1_203).write_parquet(part / "part-0.parquet")
+    write_table(tmp_path, uneven_table(1_203, 2_000_000))
     log = open_log(str(tmp_path), start, None)
     told = Events(log)
     for _ in decide_all(log, told, speed=0):  # type: ignore[arg-type]

@@ -370,9 +370,9 @@ def parquet(table: pl.DataFrame) -> bytes:
 
 
 def packets() -> bytes:
-    from test_replay import packet_table
+    from toy_world import uneven_table
 
-    return parquet(packet_table(40))
+    return parquet(uneven_table(40, 2_000_000).with_columns(trace=pl.lit("t")))
 
 
 def results_table() -> bytes:
