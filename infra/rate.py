@@ -132,7 +132,6 @@ def study(
 
     Example: swiftqueue rate study data/rate/flows --seeds 3 --json
     """
-    from feature_store.atomic import write_file
     from models.section import read
     from pipelines.rate_evaluate import RateEvaluateParams, evaluate, said
     from pipelines.rate_train import RateTrainParams, train_all
@@ -142,9 +141,18 @@ def study(
         section = RateTrainParams(**section.model_dump() | {"seeds": list(range(1, seeds + 1))})
     models = train_all(section, flows, output / "models", lambda line: typer.echo(line, err=True))
     found = evaluate(judged, flows, models)
+    _keep(output / "study.json", found, said, json)
+
+
+def _keep(
+    file: Path, found: dict[str, Any], lines: Callable[[dict[str, Any]], list[str]], json: bool
+) -> None:
+    """Write what was found, and print it: one object, or lines and where the rest is."""
+    from feature_store.atomic import write_file
+
     text = json_.dumps(found, indent=1) + "\n"
-    write_file(output / "study.json", text)
-    print(text if json else "\n".join([*said(found), f"all of it: {output / 'study.json'}"]))
+    write_file(file, text)
+    print(text if json else "\n".join([*lines(found), f"all of it: {file}"]))
 
 
 def feedback(
@@ -168,7 +176,6 @@ def feedback(
     from rich.console import Console
     from rich.progress import Progress
 
-    from feature_store.atomic import write_file
     from laboratory.rate_feedback import RTTS_MS, VARIANTS, lines, measure, summary
     from models.rate import networks
     from pipelines.simulators import build_simulator
@@ -186,13 +193,7 @@ def feedback(
             variant or tuple(VARIANTS),
         )
     found = summary(runs)
-    text = json_.dumps(found, indent=1) + "\n"
-    write_file(output / "feedback.json", text)
-    if json:
-        print(text)
-        return
-    print(*lines(found), sep="\n")
-    print(f"all of it: {output / 'feedback.json'}")
+    _keep(output / "feedback.json", found, lines, json)
 
 
 def exchange(
@@ -213,7 +214,6 @@ def exchange(
     from rich.console import Console
     from rich.progress import Progress
 
-    from feature_store.atomic import write_file
     from laboratory.rate_exchange import compare, lines
     from laboratory.rate_exchange_runs import DOWNLOAD_BYTES, PROFILES, make
     from pipelines.simulators import build_simulator
@@ -236,13 +236,7 @@ def exchange(
             )
             answers[name] = compare(runs, lambda done, of: progress.update(trained, completed=done, total=of))
     found = {"exchange": answers, "seconds": seconds, "download_bytes": DOWNLOAD_BYTES}
-    text = json_.dumps(found, indent=1) + "\n"
-    write_file(output / "exchange.json", text)
-    if json:
-        print(text)
-        return
-    print(*lines(found), sep="\n")
-    print(f"all of it: {output / 'exchange.json'}")
+    _keep(output / "exchange.json", found, lines, json)
 
 
 def collect(

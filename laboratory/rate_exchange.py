@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -59,14 +59,11 @@ class Queries:
     last_N: Floats  # the flow's last visible latency
 
 
-def queries_of(traffic: Traffic, forecasts: pl.DataFrame) -> Queries:
-    """All decisions of a run; nothing is told that was not known when a decision's first packet left.
+def queries_of(packets: pl.DataFrame) -> Queries:
+    """All decisions of a run, told the connections' state; `with_forecasts` tells the rest.
 
-    Args:
-        traffic: the run.
-        forecasts: `at_ns`, `bytes_per_s`: of downloads, in the order of time.
+    Nothing is told that was not known when a decision's first packet left.
     """
-    packets = traffic.packets
     whole = len(packets) // HORIZON * HORIZON
     x_DHF = replay_events(packets).x_DHF
     names = [each.name for each in QUERY_INPUTS if each.name not in NOT_INPUTS]
@@ -75,10 +72,21 @@ def queries_of(traffic: Traffic, forecasts: pl.DataFrame) -> Queries:
     y_N[packets["ecn"][:whole].to_numpy() == 0] = np.nan
     return Queries(
         x_DHF[..., at].reshape(whole, -1).astype(np.float64),
-        np.concatenate([state_at_decision(packets), _newest(packets, forecasts)], 1),
+        state_at_decision(packets),
         y_N,
         column(x_DHF, "last_latency_flow_us").ravel(),
     )
+
+
+def with_forecasts(queries: Queries, packets: pl.DataFrame, forecasts: pl.DataFrame) -> Queries:
+    """The same decisions, told the newest forecast of a download besides.
+
+    Args:
+        queries: of `queries_of`.
+        packets: of the same run.
+        forecasts: `at_ns`, `bytes_per_s`, in the order of time.
+    """
+    return replace(queries, told_NE=np.concatenate([queries.told_NE, _newest(packets, forecasts)], 1))
 
 
 def state_at_decision(packets: pl.DataFrame) -> Floats:
@@ -183,12 +191,16 @@ def compare(
     if any(half.sum() < 2 for half in halves):
         raise ValueError("two odd and two even seeds are needed: each half is judged by the other's models")
     downloads = downloads_of(runs)
+    asked = [queries_of(one.packets) for one in runs]
     done, of = 0, len(halves) * len(VARIANTS) * (len(RATE_MODELS) + len(LATENCY_MODELS))
     rates: dict[tuple[str, str, str], dict[int, float]] = {}
     latencies: dict[tuple[str, str, str], dict[int, float]] = {}
     for half in halves:
         forecasts = _forecasts(downloads, half)
-        queries = [queries_of(one, told) for one, told in zip(runs, forecasts, strict=True)]
+        queries = [
+            with_forecasts(own, one.packets, told)
+            for own, one, told in zip(asked, runs, forecasts, strict=True)
+        ]
         for variant in VARIANTS:
             for model, make in RATE_MODELS.items():
                 for place, mape in _rate(downloads, half, make, variant).items():

@@ -27,6 +27,7 @@ from laboratory.rate_exchange import (
     others_at,
     queries_of,
     state_at_decision,
+    with_forecasts,
 )  # fmt: skip
 from laboratory.rate_exchange_runs import DOWNLOADS, PACKETS, STATE, Traffic, make
 from pipelines.simulators import build_simulator
@@ -60,7 +61,7 @@ def test_nothing_from_after_a_decision_is_told() -> None:
     table = packets()
     forecasts = pl.DataFrame({"at_ns": [5_000_000, 40_500_000], "bytes_per_s": [1e6, 2e6]})
     run = Traffic("uncoupled", 1, table, SAMPLE_SCHEMA.to_frame(), DOWNLOADS.to_frame())
-    told = queries_of(run, forecasts).told_NE
+    told = with_forecasts(queries_of(run.packets), run.packets, forecasts).told_NE
     assert told.shape == (N, len(TOLD))
     for first in range(0, N, HORIZON):
         now = table["sent_ns"][first]
@@ -71,7 +72,9 @@ def test_nothing_from_after_a_decision_is_told() -> None:
         changed = Traffic("uncoupled", 1, other, run.samples, run.flows)
         known = forecasts.filter(pl.col("at_ns") <= now)
         assert np.array_equal(
-            queries_of(changed, known).told_NE[first : first + HORIZON],
+            with_forecasts(queries_of(changed.packets), changed.packets, known).told_NE[
+                first : first + HORIZON
+            ],
             told[first : first + HORIZON],
             equal_nan=True,
         )
