@@ -105,9 +105,9 @@ def replicas(
 class Asking:
     """A client that asks at a steady rate in the background until it is stopped."""
 
-    def __init__(self, program: Path, servers: list[str], *more: str) -> None:
+    def __init__(self, program: Path, servers: list[str], *more: str, deadline_us: int = DEADLINE_US) -> None:
         named = [word for server in servers for word in ("--server", server)]
-        options = ("--rate", str(RATE), "--deadline-us", str(DEADLINE_US), "--windows", "2")
+        options = ("--rate", str(RATE), "--deadline-us", str(deadline_us), "--windows", "2")
         self.process = subprocess.Popen(
             [str(program), *named, "--questions", "1000000", *options, *more],
             stdout=subprocess.PIPE,
