@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ FIGURES: Final = {"average_precision": ("average precision", 1, 3), "mae_ms": ("
 def said(one: Mapping[str, Any]) -> str:
     """What was measured, on what, when."""
     runs = [
-        f"`{profile}`: seeds {', '.join(map(str, found['seeds']))}; {found['packets']:,} packets, "
+        f"`{profile}`: seeds {_named(found['seeds'])}; {found['packets']:,} packets, "
         f"{found['downloads']} downloads"
         for profile, found in one["exchange"].items()
     ]
@@ -24,6 +24,12 @@ def said(one: Mapping[str, Any]) -> str:
         f"Measured on {one['date']} at commit `{one['commit']}`, in ns-3, {one['seconds']:g} s a seed, "
         f"downloads of {one['download_bytes'] / 1e6:g} MB. {'. '.join(runs)}. In brackets 95 % over seeds."
     )
+
+
+def _named(seeds: Sequence[int]) -> str:
+    first, last = seeds[0], seeds[-1]
+    in_a_row = list(seeds) == list(range(first, last + 1))
+    return f"{first} to {last}" if in_a_row else ", ".join(map(str, seeds))
 
 
 def rows(one: Mapping[str, Any], question: str) -> list[str]:

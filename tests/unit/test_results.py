@@ -238,8 +238,8 @@ def test_who_picks_has_a_row_for_each_rule_profile_and_control() -> None:
 
 
 def test_a_told_model_stands_beside_its_queue_without_a_choice() -> None:
-    told = f"{verdicts.BOTH}DualPI2, weights by age; told own ages"
-    assert verdicts.who_rule(told, "rfc9332", "model") == "both: weights by age, model, told own ages"
+    told = f"{verdicts.BOTH}DualPI2, weights by age; told ages"
+    assert verdicts.who_rule(told, "rfc9332", "model") == "both: weights by age, model, told ages"
     assert verdicts.who_rule(told, "uncoupled", "default") == "both: weights by age, uncoupled"
 
 
