@@ -152,7 +152,7 @@ def test_a_sender_is_told_where_the_router_weighs_by_age(tmp_path: Path) -> None
         "label or sender: DualPI2": None,
         "both: DualPI2, weights by age": None,
         "both: DualPI2, weights by age; told ages": {"kind": "own_ages"},
-        "both: DualPI2, weights by age; told the weights": {"kind": "weights", "age_us": 40_000},
+        "both: DualPI2, weights by age; told weights": {"kind": "weights", "age_us": 40_000},
     }
     path = tmp_path / "mine.yaml"
     raw = {"extends": "figure8", "environment": {"controls": {"model": {"told": "own_ages"}}}}
