@@ -19,7 +19,7 @@ from laboratory.report.judging import JUDGED
 from laboratory.report.measures import MS, QUEUEING_P99
 from laboratory.report.plots import COLOURS as LAB_COLOURS
 from laboratory.report.premise_map import SCENARIO
-from laboratory.scenarios.schema import CONTROLS
+from laboratory.scenarios.controls import CONTROLS
 from models.scoring.intervals import estimate
 from models.scoring.plot_style import INK, grid, svg
 

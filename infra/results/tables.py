@@ -40,7 +40,8 @@ from laboratory.runs import experience
 from laboratory.runs.results import COMPLETE
 from laboratory.runs.results import SCHEMA as RUNS
 from laboratory.runs.results import load as load_runs
-from laboratory.scenarios.schema import CONTROLS, PROFILES
+from laboratory.scenarios.controls import CONTROLS
+from laboratory.scenarios.schema import PROFILES
 from models.json_file import read_object
 from models.scoring.intervals import Estimate
 from models.scoring.predictions import FINETUNED, METHODS, TREES

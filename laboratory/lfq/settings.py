@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from laboratory.scenarios.schema import Checked, NotNegative, Positive, Share
+from laboratory.scenarios.checked import Checked, NotNegative, Positive, Share
 
 FILE: Final = Path(__file__).with_name("lfq.yaml")
 TCPS: Final = ("new_reno", "bic", "cubic", "bbr")

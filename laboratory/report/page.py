@@ -28,7 +28,7 @@ from laboratory.report.plots import plots_of
 from laboratory.report.tables import cell, chance, change, controls_run, loss_rules, markdown, verdict
 from laboratory.report.targets import remarks, targets
 from laboratory.runs import results
-from laboratory.scenarios.schema import CONTROLS
+from laboratory.scenarios.controls import CONTROLS
 
 TEMPLATE: Final = "page.html.j2"
 PAGE: Final = "report.html"

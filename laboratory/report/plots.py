@@ -25,7 +25,8 @@ from laboratory.report.measures import (
     Measure,
 )
 from laboratory.runs.results import COMPLETE
-from laboratory.scenarios.schema import ALL_CONTROLS, PROFILES
+from laboratory.scenarios.controls import ALL_CONTROLS
+from laboratory.scenarios.schema import PROFILES
 from models.scoring.intervals import estimate
 from models.scoring.plot_style import DPI, grid
 

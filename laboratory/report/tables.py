@@ -36,7 +36,8 @@ from laboratory.report.measures import (
 )
 from laboratory.report.targets import remarks, targets
 from laboratory.runs.results import COMPLETE
-from laboratory.scenarios.schema import ALL_CONTROLS, PROFILES
+from laboratory.scenarios.controls import ALL_CONTROLS
+from laboratory.scenarios.schema import PROFILES
 from models.scoring.intervals import Estimate, estimate
 
 NONE: Final = "–"

@@ -16,25 +16,22 @@ from typing import Any, Final
 import yaml
 
 from feature_store.packets.schema import HORIZON
+from laboratory.scenarios.axis import Point
+from laboratory.scenarios.controls import LADDER
+from laboratory.scenarios.controls import Model as ModelSettings
 from laboratory.scenarios.files import environment_at
 from laboratory.scenarios.pages import drawn, rates_of
 from laboratory.scenarios.replay import replayed
 from laboratory.scenarios.schema import (
     ACCESS_MS,
     FORMER_PROFILES,
-    LADDER,
     WEIGHTS,
     Bottleneck,
     Environment,
-    Group,
-    Pages,
-    Point,
-    RealTime,
-    Replay,
     Scenario,
     buffer_bytes,
 )
-from laboratory.scenarios.schema import Model as ModelSettings
+from laboratory.scenarios.traffic import Group, Pages, RealTime, Replay
 from pipelines.simulators import PROJECT
 
 FORMAT: Final = 1

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from laboratory.scenarios.schema import Lognormal, Pages
+from laboratory.scenarios.traffic import Lognormal, Pages
 from pipelines.simulators import PROJECT
 
 

@@ -17,7 +17,8 @@ import numpy.typing as npt
 import polars as pl
 
 from feature_store.packets.schema import read_packets, traces_in
-from laboratory.scenarios.schema import LONGEST_S, Replay
+from laboratory.scenarios.checked import LONGEST_S
+from laboratory.scenarios.traffic import Replay
 from pipelines.simulators import PROJECT
 
 PAUSE_NS: Final = 10_000_000

@@ -8,50 +8,36 @@ This is the only place where ranges are checked: the program trusts the runs tha
 
 from __future__ import annotations
 
-import fnmatch
-import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
+
+from laboratory.scenarios.axis import Axis, Point
+from laboratory.scenarios.checked import (
+    NAME,
+    BurstPackets,
+    Checked,
+    Name,
+    NotNegative,
+    Positive,
+    Seconds,
+    Share,
+    check_once,
+)
+from laboratory.scenarios.controls import Settings, check_controls
+from laboratory.scenarios.traffic import Greedy, Group, Pages, RealTime
 
 LARGEST_PACKET_BYTES: Final = 1500  # IP length
 LARGEST_BUFFER_BYTES: Final = 2_000_000_000
-LONGEST_S: Final = 1e5  # of a run
 MOST_FLOWS: Final = 20_000  # of a run: each has a port of its own
 MOST_SENDERS: Final = 250
 ACCESS_MS: Final = 0.1  # one way, of each access link
 LEAST_RTT_MS: Final = 4 * ACCESS_MS  # a packet and its ACK pass two access links each
 TRAINING_SEEDS_FROM: Final = 1000  # judged seeds are below, so no model is judged on what it was trained on
 PROFILES: Final = ("rfc9332", "uncoupled")
-FORMER_PROFILES: Final = {
-    "premise": "uncoupled"
-}  # in what was published or written before: results, models, files
-CONTROLS: Final = (
-    "default",
-    "no_l4s",
-    "random",
-    "oracle",
-    "oracle_in_order",
-    "last_latency",
-    "model",
-)
-
-
-LADDER: Final = (
-    "constant_share",
-    "flow_split",
-    "always",
-    "last_latency_batched",
-    "anchor",
-    "placebo",
-    "oracle_late",
-    "oracle_batched",
-)
-"""Controls that stand beside the model on the ladder of information (docs/LABORATORY.md)."""
-ALL_CONTROLS: Final = (*CONTROLS, *LADDER)
-VIEWED_BY: Final = ("oracle", "oracle_in_order", "oracle_late", "oracle_batched")  # need a view of the queues
+FORMER_PROFILES: Final = {"premise": "uncoupled"}  # in what was published or written before
 DUAL_PI2: Final = "ns3::DualPi2QueueDisc"  # the disc that a bottleneck has, and that gives a view
 WEIGHTS: Final = "Weights"  # attribute of a disc that has learned: a file, relative to the project's folder
 
@@ -61,137 +47,11 @@ def profile_named(name: Any) -> Any:
     return FORMER_PROFILES.get(name, name) if isinstance(name, str) else name
 
 
-class Checked(BaseModel):
-    """A part of a scenario: unknown keys are refused."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(ge=0, le=1)]
-Seconds = Annotated[float, Field(ge=0.01, le=LONGEST_S)]
-Microseconds = Annotated[float, Field(ge=0, le=1e9)]
-Milliseconds = Annotated[float, Field(gt=0, le=1e6)]
-Rate = Annotated[float, Field(ge=1e-6, le=1e5)]  # Mbit/s of a flow
-BurstPackets = Annotated[int, Field(ge=1, le=1_000_000)]
-NAME: Final = re.compile(r"^[A-Za-z0-9._-]{1,100}$")
-Name = Annotated[str, Field(pattern=NAME.pattern)]
-
-
-class Messages(Checked):
-    """Poisson messages."""
-
-    kind: Literal["messages"]
-    mbps: Rate
-    sizes: Literal["web_search", "hadoop"]
-
-
-class Greedy(Checked):
-    """Always something to send."""
-
-    kind: Literal["greedy"]
-
-
-class Video(Checked):
-    """A frame at each tick, unpaced."""
-
-    kind: Literal["video"]
-    mbps: Rate
-    frames_per_s: Annotated[float, Field(ge=0.1, le=1000)]
-
-
-class ConstantRate(Checked):
-    """Packets at equal gaps."""
-
-    kind: Literal["cbr"]
-    mbps: Rate
-    packet_bytes: Annotated[int, Field(ge=1, le=1448)]
-
-
-class Replay(Checked):
-    """The statistics of a packet table: its folder (relative to the project's), and its trace."""
-
-    kind: Literal["replay"]
-    packets: str
-    trace: str | None = None  # may be left out where the folder holds one
-
-
-class Lognormal(Checked):
-    """Draws of a lognormal distribution, cut at both ends."""
-
-    median: Positive
-    sigma: NotNegative  # of the logarithm
-    least: Annotated[int, Field(ge=1)] = 1
-    most: Annotated[int, Field(ge=1, le=100_000_000)]
-
-
-class Pages(Checked):
-    """Web pages at equal intervals; all objects of one are asked for at once, each by a flow of its own."""
-
-    kind: Literal["pages"]
-    pages: Annotated[int, Field(ge=1, le=2000)]
-    first_s: NotNegative
-    every_s: Positive
-    objects: Lognormal | None = None  # of a page
-    object_bytes: Lognormal | None = None
-    sizes: list[list[Annotated[int, Field(ge=1, le=100_000_000)]]] | None = None  # of each page, in turn
-
-    @model_validator(mode="after")
-    def _sound(self) -> Pages:
-        drawn = {self.objects is not None, self.object_bytes is not None}
-        if drawn != {self.sizes is None}:
-            raise ValueError("sizes: give them, or else objects and object_bytes")
-        for i, page in enumerate(self.sizes or []):
-            if not page:
-                raise ValueError(f"sizes.{i}: a page of 0 flows")
-        if self.sizes is not None and not self.sizes:
-            raise ValueError("sizes: no page is there")
-        return self
-
-
-class RealTime(Checked):
-    """A call: at each tick a frame as large as the congestion control's rate allows, between two rates."""
-
-    kind: Literal["real_time"]
-    frames_per_s: Annotated[float, Field(ge=1, le=1000)]
-    least_mbps: Rate
-    most_mbps: Rate
-    start_mbps: Rate | None = None  # of tcp gcc; None: the least
-
-    @model_validator(mode="after")
-    def _sound(self) -> RealTime:
-        if self.least_mbps > self.most_mbps:
-            raise ValueError(f"least_mbps: {self.least_mbps:g} is above most_mbps")
-        if self.start_mbps is not None and not self.least_mbps <= self.start_mbps <= self.most_mbps:
-            raise ValueError(f"start_mbps: {self.start_mbps:g} is not between least_mbps and most_mbps")
-        return self
-
-
-Traffic = Annotated[
-    Messages | Greedy | Video | ConstantRate | Replay | Pages | RealTime, Field(discriminator="kind")
-]
-
-
-class Group(Checked):
-    """Flows that are alike, of one sender to one receiver."""
-
-    flows: Annotated[int, Field(ge=0, le=2000)]  # 0: as if the group were not there
-    tcp: Literal["dctcp", "prague", "cubic", "bbr", "copa", "udp", "gcc"]
-    ecn: Literal["ect1", "ect0", "not_ect"]
-    receiver: str
-    start_s: Annotated[list[NotNegative], Field(min_length=2, max_length=2)] = [0.0, 1.0]
-    dupack_threshold: Annotated[int, Field(ge=3, le=10_000)] | Literal["ncr"] = 3
-    dscp: Annotated[int, Field(ge=0, le=63)] = 0  # of what the sender sends
-    paced: bool = False  # by ns-3; Prague, BBR and Copa pace themselves
-    traffic: Traffic
-
-
 class Disc(Checked):
     """A queue disc of ns-3 by its TypeId; of a DualPI2, these attributes come after the profile's."""
 
     type: str
-    attributes: dict[str, str | int | float | bool] = {}
+    attributes: dict[str, str | int | float | bool] = Field(default_factory=dict)
 
     def texts(self) -> dict[str, str]:
         """Return the attributes as ns-3 reads them."""
@@ -222,69 +82,6 @@ class Sender(Checked):
 
     router: Annotated[int, Field(ge=0)] = 0
     groups: dict[str, Group]
-
-
-class LastLatency(Checked):
-    """Control `last_latency`: see simulation/doc/lab.md."""
-
-    threshold_ms: Milliseconds
-    stale_ms: Milliseconds
-
-
-class Oracle(Checked):
-    """Controls `oracle` and `oracle_in_order`: see simulation/doc/lab.md."""
-
-    margin_us: Microseconds
-    rate_us: Microseconds
-
-
-class Random(Checked):
-    """Control `random`: moved for so many successive packets together."""
-
-    burst_packets: BurstPackets
-    share: Share | None  # None: what the model moved in the same run, or else the oracle
-
-
-class Model(Checked):
-    """Control `model`: the sender agent's controller."""
-
-    inference_us: Microseconds
-    until_decided: Literal["default", "previous"]
-    margin_us: Microseconds
-    margin_share: Annotated[float, Field(ge=0, le=1e6)]
-    max_moved_unacked: Annotated[int, Field(ge=0, le=1_000_000_000)]
-    max_moved_share: Share = 0.0  # of what S1 has in flight, where that is more
-    charge_us: Microseconds = 0.0  # for the others: moved only where the predicted gain is larger
-    guard: bool = False  # moving stops where it is not settled to help
-    guard_packets: Annotated[int, Field(ge=1, le=8)] = 8  # of a batch, that are compared
-    guard_growth: Annotated[float, Field(ge=0, le=100)] = 0.0  # of S1's rate, that is allowed; 0: any
-    # What the sender is told of a router whose weights follow the flows' ages: simulation/doc/lab.md
-    told: Literal["none", "own_ages", "weights"] = "none"
-    finetune_every_s: Annotated[float, Field(ge=0.1, le=1e5)] | None  # None: the head stays
-    finetune_span_s: Seconds
-    finetune_apply_after_s: Annotated[float, Field(ge=0, le=1e5)]
-
-
-class Ladder(Checked):
-    """Parameters of the controls that stand beside the model on the ladder of information."""
-
-    constant_share: Share = 0.75  # of the batches
-    flow_share: Share = 0.5  # of the flows
-    shift_s: Seconds = 10.0  # how much later the placebo decides what the model decided
-
-
-class Settings(Checked):
-    """Parameters of the controls."""
-
-    moved_ecn: Literal["ect0", "not_ect"]
-    acks: Literal["selective", "cumulative"]  # from which ACKs S1 learns latencies
-    # How S1's DCTCP answers the mark of a moved packet: as any other, or as a loss
-    moved_response: Literal["scalable", "classic"] = "scalable"
-    random: Random
-    oracle: Oracle
-    last_latency: LastLatency
-    model: Model
-    ladder: Ladder = Ladder()
 
 
 class Explore(Checked):
@@ -396,92 +193,6 @@ class Environment(Checked):
             raise ValueError(f"{where}.start_s: {group.start_s[0]:g} is after {group.start_s[1]:g}")
 
 
-class Point(Checked):
-    """A point of the axis: which keys of the environment it changes, by their path."""
-
-    set: dict[str, Any]
-    profiles: list[str] | None = None  # of the scenario's; None: all
-    controls: list[str] | None = None
-    at: Annotated[float, Field(allow_inf_nan=False)] | None = None  # place on a numeric axis
-    train: dict[str, Any] | None = None  # parameters of the point's own model, beside the scenario's `train`
-
-
-class Axis(Checked):
-    """What a sweep varies.
-
-    Points are given one by one, or as the product of named parts: each point takes one choice of each part.
-    Its name is theirs joined by `join`, without those that have none; it sets what they set, and the first
-    part varies fastest.
-    """
-
-    label: str
-    parts: dict[str, dict[str, Point]] = {}
-    join: str = ", "  # stands between the names of a point's choices
-    only: list[str] | None = None  # patterns of points: the others are left away
-    points: Annotated[dict[Annotated[str, Field(min_length=1)], Point], Field(min_length=1)]
-    log: bool = False  # whether plots have a logarithmic axis
-
-    @model_validator(mode="before")
-    @classmethod
-    def _multiplied(cls, raw: Any) -> Any:
-        """Write the parts out as points, and leave away those that `only` does not name."""
-        if not isinstance(raw, dict) or not (raw.get("parts") or raw.get("only")):
-            return raw
-        points = {**_product(raw.get("parts") or {}, str(raw.get("join", ", "))), **(raw.get("points") or {})}
-        only = raw.get("only")
-        if isinstance(only, list):
-            for pattern in only:
-                if not any(fnmatch.fnmatchcase(name, str(pattern)) for name in points):
-                    raise ValueError(f"only: no point is named {pattern!r}")
-            points = {
-                name: point
-                for name, point in points.items()
-                if any(fnmatch.fnmatchcase(name, str(pattern)) for pattern in only)
-            }
-        return {**raw, "points": points}
-
-    @model_validator(mode="after")
-    def _placeable(self) -> Axis:
-        for name, point in self.points.items():
-            if self.log and point.at is not None and point.at <= 0:
-                raise ValueError(f"points.{name}.at: {point.at:g} has no place on a logarithmic axis")
-        return self
-
-
-def _product(parts: Any, join: str) -> dict[str, Any]:
-    """Points of named parts, as a scenario file has them; `join` stands between the names of choices.
-
-    Raises:
-        ValueError: a part has no choices, two parts say the same of a point, or two points have one name.
-    """
-    if not isinstance(parts, dict):
-        raise ValueError(f"parts: {parts!r} is no mapping of parts")
-    for part, choices in parts.items():
-        if not isinstance(choices, dict) or not choices:
-            raise ValueError(f"parts.{part}: has no choices")
-        for choice, point in choices.items():
-            if not isinstance(point, dict) or not isinstance(point.get("set", {}), dict):
-                raise ValueError(f"parts.{part}.{choice}: not a point of the form {{set: {{KEY: VALUE}}}}")
-    points: dict[str, Any] = {}
-    turned = itertools.product(*(choices.items() for choices in reversed(list(parts.values()))))
-    for slowest_first in turned:
-        chosen = slowest_first[::-1]
-        name = join.join(str(choice) for choice, _ in chosen if choice != "")
-        if name in points:
-            raise ValueError(f"parts: two points are named {name!r}")
-        points[name] = {"set": {}}
-        for choice, point in chosen:
-            for key, value in point.get("set", {}).items():
-                if key in points[name]["set"]:
-                    raise ValueError(f"parts: {choice!r} and another part both set {key}")
-                points[name]["set"][key] = value
-            for key, value in point.items():
-                if key != "set" and key in points[name]:
-                    raise ValueError(f"parts: {choice!r} and another part both have {key!r}")
-                points[name].setdefault(key, value)
-    return points
-
-
 class Scenario(Checked):
     """A whole scenario file."""
 
@@ -495,7 +206,8 @@ class Scenario(Checked):
     ]
     controls: Annotated[list[str], Field(min_length=1)]
     explore: Explore
-    train: dict[str, Any] = {}  # parameters in which `lab train` differs from params.yaml: SECTION.KEY
+    # Parameters in which `lab train` differs from params.yaml: SECTION.KEY
+    train: dict[str, Any] = Field(default_factory=dict)
     environment: Environment
     axis: Axis | None = None
     flows: bool = False  # whether flows.parquet has each flow; then no sender has two
@@ -529,7 +241,7 @@ class Scenario(Checked):
                 raise ValueError(f"axis.points.{name}.train: the point's name must fit {NAME.pattern}")
             _check_train(f"axis.points.{name}.train", point.train or {})
         for key, values in (("seeds", self.seeds), ("profiles", self.profiles)):
-            _check_once(key, values)
+            check_once(key, values)
         return self
 
 
@@ -555,20 +267,6 @@ def check_one_flow_each(environment: Environment) -> None:
     for name, sender in environment.senders.items():
         if (flows := sum(group.flows for group in sender.groups.values())) > 1:
             raise ValueError(f"senders.{name}: {flows} flows; with `flows: true` a sender has one")
-
-
-def check_controls(key: str, controls: Sequence[str]) -> None:
-    """Raise ValueError, which names `key`, unless these are controls, each once, the default among them."""
-    if unknown := [control for control in controls if control not in ALL_CONTROLS]:
-        raise ValueError(f"{key}: there is no {unknown[0]!r}, there is {', '.join(ALL_CONTROLS)}")
-    if "default" not in controls:
-        raise ValueError(f"{key}: default must be among them, every other is compared with it")
-    _check_once(key, controls)
-
-
-def _check_once(key: str, values: Sequence[object]) -> None:
-    if len(set(values)) < len(values):
-        raise ValueError(f"{key}: one stands there twice")
 
 
 def buffer_bytes(link: Bottleneck, rtt_ms: float) -> int:

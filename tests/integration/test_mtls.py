@@ -348,7 +348,7 @@ def test_certificates_are_changed_one_server_after_the_other_and_no_question_fai
     old = [server.serial(client) for server in rotated]
     files = ("--tls-ca", str(secured.ours.file), "--tls-cert", str(client[0]), "--tls-key", str(client[1]))
     program = build("round_trip") / "round_trip"
-    # While one server ends, the other must not be taken for silent: a busy machine stops it for 100 ms and more.
+    # While one server ends, the other must not be taken for silent: a busy machine stops it for 100 ms.
     addresses = [server.address for server in rotated]
     asking = Asking(program, addresses, *files, deadline_us=1_000_000)
     time.sleep(1)

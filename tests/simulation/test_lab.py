@@ -38,9 +38,9 @@ from laboratory.report.page import make_report
 from laboratory.runs import execution, programs
 from laboratory.runs.resolve import Model
 from laboratory.runs.results import COMPLETE, FILE, NOT_RUN, load
+from laboratory.scenarios.controls import CONTROLS
 from laboratory.scenarios.files import FOLDER
 from laboratory.scenarios.files import load as load_scenario
-from laboratory.scenarios.schema import CONTROLS
 from models.networks.files import WEIGHTS_FILE
 
 pytestmark = pytest.mark.slow

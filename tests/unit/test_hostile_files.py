@@ -182,7 +182,7 @@ def packet_tables(data: bytes) -> Path:
 
 def read_replayed_table(data: bytes) -> None:
     from laboratory.scenarios.replay import replayed
-    from laboratory.scenarios.schema import Replay
+    from laboratory.scenarios.traffic import Replay
 
     replayed(Replay(kind="replay", packets=str(packet_tables(data)), trace="t"), f"key {len(data)}")
 

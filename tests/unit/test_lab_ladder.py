@@ -9,8 +9,8 @@ from lab_rows import runs_of, table
 from laboratory.report.comparison import Place
 from laboratory.report.ladder import RUNGS, STEPS, ladder, steps
 from laboratory.runs.resolve import cells
+from laboratory.scenarios.controls import LADDER
 from laboratory.scenarios.files import load, path_of
-from laboratory.scenarios.schema import LADDER
 
 HERE = Place("ladder", "", "uncoupled")
 SHARES = {"default": 1, "constant_share": 0.8, "anchor": 0.7, "placebo": 0.8, "model": 0.6}

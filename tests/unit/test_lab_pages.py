@@ -17,7 +17,7 @@ from laboratory.runs import experience
 from laboratory.runs.resolve import Model, cells, control_of, resolve
 from laboratory.scenarios.files import environment_at, load, path_of
 from laboratory.scenarios.pages import drawn, rates_of
-from laboratory.scenarios.schema import Lognormal, Pages
+from laboratory.scenarios.traffic import Lognormal, Pages
 
 
 def mine(folder: Path, **web: Any) -> Path:

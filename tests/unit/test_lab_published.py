@@ -13,9 +13,10 @@ from laboratory.runs.canary import GUARDS, RUNGS, canaries
 from laboratory.runs.programs import Equals
 from laboratory.runs.resolve import cells, control_of, identity, resolve
 from laboratory.runs.results import COMPLETE, load
+from laboratory.scenarios.controls import CONTROLS
 from laboratory.scenarios.files import load as load_scenario
 from laboratory.scenarios.files import path_of
-from laboratory.scenarios.schema import CONTROLS, Group
+from laboratory.scenarios.traffic import Group
 
 
 @pytest.fixture(scope="module")

@@ -21,9 +21,9 @@ from laboratory.learning.judged_models import check_acks, model_at, models_by_pr
 from laboratory.learning.train import settings, train
 from laboratory.runs import execution, programs
 from laboratory.runs.resolve import Cell, Model, cells, control_of, finetuning_content, identity, resolve
+from laboratory.scenarios.controls import CONTROLS
 from laboratory.scenarios.files import FOLDER, environment_at, files_of, full, load, names, path_of
 from laboratory.scenarios.replay import distribution
-from laboratory.scenarios.schema import CONTROLS
 from serving.agent.controller import ControllerParams
 from serving.agent.guard import MOST_GROWTH, PAIR_PACKETS
 

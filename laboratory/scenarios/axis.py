@@ -1,0 +1,97 @@
+"""What a scenario varies: points one by one, or the product of named parts."""
+
+from __future__ import annotations
+
+import fnmatch
+import itertools
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+
+from laboratory.scenarios.checked import Checked
+
+
+class Point(Checked):
+    """A point of the axis: which keys of the environment it changes, by their path."""
+
+    set: dict[str, Any]
+    profiles: list[str] | None = None  # of the scenario's; None: all
+    controls: list[str] | None = None
+    at: Annotated[float, Field(allow_inf_nan=False)] | None = None  # place on a numeric axis
+    train: dict[str, Any] | None = None  # parameters of the point's own model, beside the scenario's `train`
+
+
+class Axis(Checked):
+    """What a sweep varies.
+
+    Points are given one by one, or as the product of named parts: each point takes one choice of each part.
+    Its name is theirs joined by `join`, without those that have none; it sets what they set, and the first
+    part varies fastest.
+    """
+
+    label: str
+    parts: dict[str, dict[str, Point]] = Field(default_factory=dict)
+    join: str = ", "  # stands between the names of a point's choices
+    only: list[str] | None = None  # patterns of points: the others are left away
+    points: Annotated[dict[Annotated[str, Field(min_length=1)], Point], Field(min_length=1)]
+    log: bool = False  # whether plots have a logarithmic axis
+
+    @model_validator(mode="before")
+    @classmethod
+    def _multiplied(cls, raw: Any) -> Any:
+        """Write the parts out as points, and leave away those that `only` does not name."""
+        if not isinstance(raw, dict) or not (raw.get("parts") or raw.get("only")):
+            return raw
+        points = {**_product(raw.get("parts") or {}, str(raw.get("join", ", "))), **(raw.get("points") or {})}
+        only = raw.get("only")
+        if isinstance(only, list):
+            for pattern in only:
+                if not any(fnmatch.fnmatchcase(name, str(pattern)) for name in points):
+                    raise ValueError(f"only: no point is named {pattern!r}")
+            points = {
+                name: point
+                for name, point in points.items()
+                if any(fnmatch.fnmatchcase(name, str(pattern)) for pattern in only)
+            }
+        return {**raw, "points": points}
+
+    @model_validator(mode="after")
+    def _placeable(self) -> Axis:
+        for name, point in self.points.items():
+            if self.log and point.at is not None and point.at <= 0:
+                raise ValueError(f"points.{name}.at: {point.at:g} has no place on a logarithmic axis")
+        return self
+
+
+def _product(parts: Any, join: str) -> dict[str, Any]:
+    """Points of named parts, as a scenario file has them; `join` stands between the names of choices.
+
+    Raises:
+        ValueError: a part has no choices, two parts say the same of a point, or two points have one name.
+    """
+    if not isinstance(parts, dict):
+        raise ValueError(f"parts: {parts!r} is no mapping of parts")
+    for part, choices in parts.items():
+        if not isinstance(choices, dict) or not choices:
+            raise ValueError(f"parts.{part}: has no choices")
+        for choice, point in choices.items():
+            if not isinstance(point, dict) or not isinstance(point.get("set", {}), dict):
+                raise ValueError(f"parts.{part}.{choice}: not a point of the form {{set: {{KEY: VALUE}}}}")
+    points: dict[str, Any] = {}
+    turned = itertools.product(*(choices.items() for choices in reversed(list(parts.values()))))
+    for slowest_first in turned:
+        chosen = slowest_first[::-1]
+        name = join.join(str(choice) for choice, _ in chosen if choice != "")
+        if name in points:
+            raise ValueError(f"parts: two points are named {name!r}")
+        points[name] = {"set": {}}
+        for choice, point in chosen:
+            for key, value in point.get("set", {}).items():
+                if key in points[name]["set"]:
+                    raise ValueError(f"parts: {choice!r} and another part both set {key}")
+                points[name]["set"][key] = value
+            for key, value in point.items():
+                if key != "set" and key in points[name]:
+                    raise ValueError(f"parts: {choice!r} and another part both have {key!r}")
+                points[name].setdefault(key, value)
+    return points

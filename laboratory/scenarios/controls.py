@@ -1,0 +1,105 @@
+"""The controls that a scenario may run under, and their parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Final, Literal
+
+from pydantic import Field
+
+from laboratory.scenarios.checked import (
+    BurstPackets,
+    Checked,
+    Microseconds,
+    Milliseconds,
+    Seconds,
+    Share,
+    check_once,
+)
+
+CONTROLS: Final = ("default", "no_l4s", "random", "oracle", "oracle_in_order", "last_latency", "model")
+LADDER: Final = (
+    "constant_share",
+    "flow_split",
+    "always",
+    "last_latency_batched",
+    "anchor",
+    "placebo",
+    "oracle_late",
+    "oracle_batched",
+)
+"""Controls that stand beside the model on the ladder of information (docs/LABORATORY.md)."""
+ALL_CONTROLS: Final = (*CONTROLS, *LADDER)
+VIEWED_BY: Final = ("oracle", "oracle_in_order", "oracle_late", "oracle_batched")  # need a view of the queues
+
+
+class LastLatency(Checked):
+    """Control `last_latency`: see simulation/doc/lab.md."""
+
+    threshold_ms: Milliseconds
+    stale_ms: Milliseconds
+
+
+class Oracle(Checked):
+    """Controls `oracle` and `oracle_in_order`: see simulation/doc/lab.md."""
+
+    margin_us: Microseconds
+    rate_us: Microseconds
+
+
+class Random(Checked):
+    """Control `random`: moved for so many successive packets together."""
+
+    burst_packets: BurstPackets
+    share: Share | None  # None: what the model moved in the same run, or else the oracle
+
+
+class Model(Checked):
+    """Control `model`: the sender agent's controller."""
+
+    inference_us: Microseconds
+    until_decided: Literal["default", "previous"]
+    margin_us: Microseconds
+    margin_share: Annotated[float, Field(ge=0, le=1e6)]
+    max_moved_unacked: Annotated[int, Field(ge=0, le=1_000_000_000)]
+    max_moved_share: Share = 0.0  # of what S1 has in flight, where that is more
+    charge_us: Microseconds = 0.0  # for the others: moved only where the predicted gain is larger
+    guard: bool = False  # moving stops where it is not settled to help
+    guard_packets: Annotated[int, Field(ge=1, le=8)] = 8  # of a batch, that are compared
+    guard_growth: Annotated[float, Field(ge=0, le=100)] = 0.0  # of S1's rate, that is allowed; 0: any
+    # What the sender is told of a router whose weights follow the flows' ages: simulation/doc/lab.md
+    told: Literal["none", "own_ages", "weights"] = "none"
+    finetune_every_s: Annotated[float, Field(ge=0.1, le=1e5)] | None  # None: the head stays
+    finetune_span_s: Seconds
+    finetune_apply_after_s: Annotated[float, Field(ge=0, le=1e5)]
+
+
+class Ladder(Checked):
+    """Parameters of the controls that stand beside the model on the ladder of information."""
+
+    constant_share: Share = 0.75  # of the batches
+    flow_share: Share = 0.5  # of the flows
+    shift_s: Seconds = 10.0  # how much later the placebo decides what the model decided
+
+
+class Settings(Checked):
+    """Parameters of the controls."""
+
+    moved_ecn: Literal["ect0", "not_ect"]
+    acks: Literal["selective", "cumulative"]  # from which ACKs S1 learns latencies
+    # How S1's DCTCP answers the mark of a moved packet: as any other, or as a loss
+    moved_response: Literal["scalable", "classic"] = "scalable"
+    random: Random
+    oracle: Oracle
+    last_latency: LastLatency
+    model: Model
+    ladder: Ladder = Ladder()
+
+
+def check_controls(key: str, controls: Sequence[str]) -> None:
+    """Raise ValueError, which names `key`, unless these are controls, each once, the default among them."""
+    if unknown := [control for control in controls if control not in ALL_CONTROLS]:
+        raise ValueError(f"{key}: there is no {unknown[0]!r}, there is {', '.join(ALL_CONTROLS)}")
+    if "default" not in controls:
+        raise ValueError(f"{key}: default must be among them, every other is compared with it")
+    check_once(key, controls)

@@ -1,0 +1,117 @@
+"""What a scenario may say of its flows: what they send, and by which congestion control."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from laboratory.scenarios.checked import Checked, NotNegative, Positive, Rate
+
+
+class Messages(Checked):
+    """Poisson messages."""
+
+    kind: Literal["messages"]
+    mbps: Rate
+    sizes: Literal["web_search", "hadoop"]
+
+
+class Greedy(Checked):
+    """Always something to send."""
+
+    kind: Literal["greedy"]
+
+
+class Video(Checked):
+    """A frame at each tick, unpaced."""
+
+    kind: Literal["video"]
+    mbps: Rate
+    frames_per_s: Annotated[float, Field(ge=0.1, le=1000)]
+
+
+class ConstantRate(Checked):
+    """Packets at equal gaps."""
+
+    kind: Literal["cbr"]
+    mbps: Rate
+    packet_bytes: Annotated[int, Field(ge=1, le=1448)]
+
+
+class Replay(Checked):
+    """The statistics of a packet table: its folder (relative to the project's), and its trace."""
+
+    kind: Literal["replay"]
+    packets: str
+    trace: str | None = None  # may be left out where the folder holds one
+
+
+class Lognormal(Checked):
+    """Draws of a lognormal distribution, cut at both ends."""
+
+    median: Positive
+    sigma: NotNegative  # of the logarithm
+    least: Annotated[int, Field(ge=1)] = 1
+    most: Annotated[int, Field(ge=1, le=100_000_000)]
+
+
+class Pages(Checked):
+    """Web pages at equal intervals; all objects of one are asked for at once, each by a flow of its own."""
+
+    kind: Literal["pages"]
+    pages: Annotated[int, Field(ge=1, le=2000)]
+    first_s: NotNegative
+    every_s: Positive
+    objects: Lognormal | None = None  # of a page
+    object_bytes: Lognormal | None = None
+    sizes: list[list[Annotated[int, Field(ge=1, le=100_000_000)]]] | None = None  # of each page, in turn
+
+    @model_validator(mode="after")
+    def _sound(self) -> Pages:
+        drawn = {self.objects is not None, self.object_bytes is not None}
+        if drawn != {self.sizes is None}:
+            raise ValueError("sizes: give them, or else objects and object_bytes")
+        for i, page in enumerate(self.sizes or []):
+            if not page:
+                raise ValueError(f"sizes.{i}: a page of 0 flows")
+        if self.sizes is not None and not self.sizes:
+            raise ValueError("sizes: no page is there")
+        return self
+
+
+class RealTime(Checked):
+    """A call: at each tick a frame as large as the congestion control's rate allows, between two rates."""
+
+    kind: Literal["real_time"]
+    frames_per_s: Annotated[float, Field(ge=1, le=1000)]
+    least_mbps: Rate
+    most_mbps: Rate
+    start_mbps: Rate | None = None  # of tcp gcc; None: the least
+
+    @model_validator(mode="after")
+    def _sound(self) -> RealTime:
+        if self.least_mbps > self.most_mbps:
+            raise ValueError(f"least_mbps: {self.least_mbps:g} is above most_mbps")
+        if self.start_mbps is not None and not self.least_mbps <= self.start_mbps <= self.most_mbps:
+            raise ValueError(f"start_mbps: {self.start_mbps:g} is not between least_mbps and most_mbps")
+        return self
+
+
+Traffic = Annotated[
+    Messages | Greedy | Video | ConstantRate | Replay | Pages | RealTime, Field(discriminator="kind")
+]
+
+
+class Group(Checked):
+    """Flows that are alike, of one sender to one receiver."""
+
+    flows: Annotated[int, Field(ge=0, le=2000)]  # 0: as if the group were not there
+    tcp: Literal["dctcp", "prague", "cubic", "bbr", "copa", "udp", "gcc"]
+    ecn: Literal["ect1", "ect0", "not_ect"]
+    receiver: str
+    start_s: list[NotNegative] = Field(default=[0.0, 1.0], min_length=2, max_length=2)
+    dupack_threshold: Annotated[int, Field(ge=3, le=10_000)] | Literal["ncr"] = 3
+    dscp: Annotated[int, Field(ge=0, le=63)] = 0  # of what the sender sends
+    paced: bool = False  # by ns-3; Prague, BBR and Copa pace themselves
+    traffic: Traffic
