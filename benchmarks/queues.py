@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.rows import Row, interleaved_medians
-from laboratory.report.verdicts import HELD, NOT_HELD, Verdict
+from laboratory.report.verdict import HELD, NOT_HELD, Verdict
 from pipelines.simulators import PROJECT, build_simulator
 from pipelines.stage import StageError
 

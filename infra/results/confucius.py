@@ -10,18 +10,16 @@ import polars as pl
 from infra.results.lfq import interval, measured, wanted
 from infra.results.queues import CALL, SHOWN, runs_table
 from laboratory.report import tables as lab
-from laboratory.report.verdicts import (
-    CHEATS,
+from laboratory.report.confucius import (
     CONFUCIUS,
-    JUDGED,
-    JUDGED_BY_CLASS,
-    JUDGED_BY_FLOW,
     MOST_LONGER_S,
-    WHO,
+    OCCUPANCY,
+    OCCUPYING,
     fairness_of,
     longer_than_fair,
-    with_classes,
 )
+from laboratory.report.verdicts import JUDGED, JUDGED_BY_CLASS, JUDGED_BY_FLOW, with_classes
+from laboratory.report.who_picks import CHEATS, WHO
 
 OTHER_PAGES: Final = ("confucius-web", WHO, CHEATS)  # judged on pages of their own
 FLOWS: Final = "confucius-flows"
@@ -51,6 +49,7 @@ def pages(runs: pl.DataFrame) -> list[str]:
 
 def shares(flows: pl.DataFrame) -> list[str]:
     """How the flows share the link: Jain's index, and the mean rate of each kind of flow, in Mbit/s."""
+    flows = flows.filter(~pl.col("scenario").is_in([OCCUPANCY, *JUDGED_BY_CLASS]))  # those have one
     kinds = [tcp for tcp in ("gcc", "copa", "bbr", "cubic") if tcp in flows["tcp"]]
     lines = lab.head_of(["scenario", "point", "seeds", "Jain's index", *kinds])
     for (scenario, point), own in sorted(flows.group_by("scenario", "point"), key=lambda one: _order(one[0])):
@@ -71,6 +70,25 @@ def shares(flows: pl.DataFrame) -> list[str]:
                 ]
             )
         )
+    return lines
+
+
+def occupancies(flows: pl.DataFrame) -> list[str]:
+    """The paper's figure 8: what part of the buffer each congestion control takes on each link."""
+    own = flows.filter(pl.col("scenario") == OCCUPANCY)
+    links = sorted({point.split(", ")[-1] for point in own["point"]})
+    units = ("part of the buffer", "round trip, ms", "Mbit/s")
+    lines = lab.head_of(["congestion control", "link", "seeds", *units])
+    for control in OCCUPYING:
+        for link in links:
+            runs = own.filter(pl.col("point") == f"FIFO, {control}, {link}").sort("seed")
+            trip_ms = [1e3 * trip_s for trip_s in runs["rtt_mean_s"].drop_nulls()]
+            cells = [
+                interval(runs["occupancy"].to_list(), 3),
+                interval(trip_ms, 0) if trip_ms else "–",
+                interval(runs["goodput_mbps"].to_list(), 1),
+            ]
+            lines.append(lab.row_of([control, link, str(runs["seed"].n_unique()), *cells]))
     return lines
 
 

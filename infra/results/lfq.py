@@ -10,7 +10,8 @@ import polars as pl
 from laboratory.lfq import judged, table
 from laboratory.lfq.flows import BYTES_PER_MBIT, reward
 from laboratory.report import tables as lab
-from laboratory.report.verdicts import LFQ, Verdict
+from laboratory.report.verdict import Verdict
+from laboratory.report.verdicts import LFQ
 from models.scoring.intervals import estimate
 
 SLIDES = {  # Mbit/s, queue max, mean: means of 400 runs without intervals, in ns-3.30

@@ -12,7 +12,9 @@ from benchmarks.published import Published
 from benchmarks.queues import FLOWS, judged
 from infra.results.lfq import interval, measured, wanted
 from laboratory.report import tables as lab
-from laboratory.report.verdicts import CHEATS, JUDGED, WHO, Verdict, cheat_shares, who_rule
+from laboratory.report.verdict import Verdict
+from laboratory.report.verdicts import JUDGED
+from laboratory.report.who_picks import CHEATS, WHO, cheat_shares, who_rule
 from models.scoring.intervals import estimate
 from models.scoring.plot_style import INK, grid
 

@@ -34,14 +34,35 @@ GUARDS: Final[Mapping[str, Mapping[str, float]]] = {
     "guarded": {},
     "guarded, watched": {"guard_packets": 1, "guard_growth": 0.5},
 }
-CALLS: Final[Sequence[Mapping[str, Any]]] = (  # in place of what the first sender's groups say, in turn
-    {
-        "tcp": "gcc",
-        "ecn": "not_ect",
-        "traffic": {"kind": "real_time", "frames_per_s": 50.0, "least_bps": 100_000, "most_bps": 10_000_000},
-    },
-    {"tcp": "copa", "ecn": "not_ect", "traffic": {"kind": "greedy"}},
-)
+ALONE: Final = {"ecn": "not_ect", "traffic": {"kind": "greedy"}}
+INSTEAD: Final[Mapping[str, Sequence[Mapping[str, Any]]]] = {  # of what the first sender's groups say
+    "calls": (
+        {
+            "tcp": "gcc",
+            "ecn": "not_ect",
+            "traffic": {
+                "kind": "real_time",
+                "frames_per_s": 50.0,
+                "least_bps": 100_000,
+                "most_bps": 10_000_000,
+            },
+        },
+        {"tcp": "copa", **ALONE},
+    ),
+    "vegas": ({"tcp": "vegas", **ALONE}, {}),
+    "illinois, yeah": ({"tcp": "illinois", **ALONE}, {"tcp": "yeah", **ALONE}),
+}
+ROUTERS: Final[
+    Mapping[str, tuple[str, Mapping[str, str]]]
+] = {  # not LFQ: another CPU's network may answer other bits
+    "FQ+FIFO": ("swiftqueue::FairQueueDisc", {}),
+    "CBQ": ("swiftqueue::ClassQueueDisc", {"Label": "Ecn"}),
+    "priority": ("swiftqueue::ClassQueueDisc", {"Label": "Ecn", "Service": "Strict"}),
+    "HHF": ("swiftqueue::HeavyHitterQueueDisc", {}),
+    "SJF": ("swiftqueue::ShortestFirstQueueDisc", {}),
+    "Confucius": ("swiftqueue::ConfuciusQueueDisc", {}),
+    "weights by age": ("ns3::DualPi2QueueDisc", {"CWeightBy": "Age"}),
+}
 UNIFORM: Final = [[100, 0], [3000, 1]]
 REPLAYED: Final = {"kind": "replay", "gaps_us": UNIFORM, "bytes": UNIFORM, "durations_s": [[1, 0], [2, 1]]}
 
@@ -98,10 +119,16 @@ def canaries() -> dict[str, execution.Job]:
             control = {**always, "guard": "on", "max_moved_share": GUARDED_SHARE, **more}
             run = resolve(scenario, replace(cell, control="always"), control, ["truth", "waits"])
             jobs[f"{cell.point}, {cell.profile}, {said}"] = execution.Job(f"canary-{len(jobs)}", run)
-        run = resolve(scenario, replace(cell, control="default"), {"kind": "default"}, ["truth", "waits"])
-        for group, instead in zip(run["senders"][0]["groups"], CALLS, strict=True):
-            group.update(instead)
-        jobs[f"{cell.point}, {cell.profile}, calls"] = execution.Job(f"canary-{len(jobs)}", run)
+        for said, instead in INSTEAD.items():
+            default = replace(cell, control="default")
+            run = resolve(scenario, default, {"kind": "default"}, ["truth", "waits"])
+            for group, other in zip(run["senders"][0]["groups"], instead, strict=True):
+                group.update(other)
+            jobs[f"{cell.point}, {cell.profile}, {said}"] = execution.Job(f"canary-{len(jobs)}", run)
+    for said, (kind, attributes) in ROUTERS.items():
+        run = resolve(scenario, plain[0], {"kind": "default"}, ["truth"])
+        run["bottlenecks"][0]["disc"] = {"type": kind, "attributes": dict(attributes)}
+        jobs[f"{plain[0].point}, {said}"] = execution.Job(f"canary-{len(jobs)}", run)
     return jobs
 
 

@@ -20,6 +20,7 @@ from laboratory.report.judging import FEWEST_PACKETS
 from laboratory.runs.execution import SUMMARY, folder_of
 from laboratory.runs.results import COMPLETE, KEY, kept_table
 from laboratory.runs.results import load as load_results
+from laboratory.scenarios.schema import LARGEST_PACKET_BYTES
 
 Rows = list[dict[str, Any]]
 RowsOf = Callable[[Mapping[str, Any], Mapping[str, Any]], Rows]
@@ -66,6 +67,8 @@ FLOWS_SCHEMA: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
     "goodput_mbps": pl.Float64,  # behind the warm-up, as are the next ones
     "queueing_p99_s": pl.Float64,
     "rtt_p99_s": pl.Float64,
+    "rtt_mean_s": pl.Float64,  # null in published rows of older runs, as is the next one
+    "occupancy": pl.Float64,  # mean part of the first bottleneck's buffer that its packets take
 }
 CLASSES: Final = "classes.parquet"
 CLASSES_SCHEMA: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
@@ -171,9 +174,21 @@ def flows_of(row: Mapping[str, Any], summary: Mapping[str, Any]) -> Rows:
                         "goodput_mbps": packets["goodput_bps"] * 1e-6,
                         "queueing_p99_s": _seconds(packets["queueing_us"]["p99"]),
                         "rtt_p99_s": _seconds(packets["latency_us"]["p99"]),
+                        "rtt_mean_s": _seconds(packets["latency_us"]["mean"]),
+                        "occupancy": _occupancy(summary["run"], packets),
                     }
                 )
     return found
+
+
+def _occupancy(run: Mapping[str, Any], packets: Mapping[str, Any]) -> float | None:
+    """Mean part of the first bottleneck's buffer, by Little's law: what arrives, times how long it waits."""
+    waited_s = _seconds(packets["queueing_us"]["mean"])
+    if waited_s is None:
+        return None
+    arrived_hz = packets["arrived"] / (float(run["seconds"]) - float(run["warmup_s"]))
+    buffer_packets = run["bottlenecks"][0]["buffer_bytes"] / LARGEST_PACKET_BYTES
+    return float(arrived_hz * waited_s / buffer_packets)
 
 
 def classes_of(row: Mapping[str, Any], summary: Mapping[str, Any]) -> Rows:

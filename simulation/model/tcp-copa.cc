@@ -20,6 +20,7 @@ constexpr double kPacing = 2;          // times the window each standing RTT (2.
 constexpr double kSrttGain = 1.0 / 8;  // RFC 6298
 constexpr uint32_t kRoundsBefore = 3;  // of one direction, until velocity doubles
 constexpr double kMostVelocity = 1 << 16;
+const Time kTimestampStep = MilliSeconds(1);
 
 }  // namespace
 
@@ -64,11 +65,13 @@ void TcpCopa::CongControl(Ptr<TcpSocketState> tcb, const TcpRateOps::TcpRateConn
     m_windowBefore = m_window;
     m_roundEnd = tcb->m_highTxMark;
   }
-  // Not tcb->m_lastRtt: with the timestamp option ns-3 measures in whole milliseconds, as much as
-  // Copa's queue is long. And no sample where a retransmission may have been the one (Karn).
-  const double rttS = (now - connection.m_firstSentTime).GetSeconds();
-  const bool sure = tcb->m_congState != TcpSocketState::CA_RECOVERY &&
-                    tcb->m_congState != TcpSocketState::CA_LOSS;
+  // Not tcb->m_lastRtt: with the timestamp option (RFC 7323) ns-3 measures in whole milliseconds,
+  // as much as Copa's queue is long. But it measures right where a packet was sent twice: a time
+  // from the second sending to the ACK of the first is less than the least of those, and no round
+  // trip.
+  const Time rtt = now - connection.m_firstSentTime;
+  const double rttS = rtt.GetSeconds();
+  const bool sure = tcb->m_minRtt == Time::Max() || rtt >= tcb->m_minRtt - kTimestampStep;
   if (tcb->m_lastAckedSackedBytes > 0 && sure && rttS > 0) {
     m_srttS += (m_srttS == 0 ? 1 : kSrttGain) * (rttS - m_srttS);
     m_standingRttS.Add(now, rttS, Seconds(m_srttS / 2));

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from laboratory.lfq import judged, learning, settings, table
 from laboratory.lfq.flows import LFQ, NO_LIMIT, Disc, Environment, Flow, Simulator
-from laboratory.report import verdicts
+from laboratory.report import verdict, verdicts
 from pipelines.simulators import build_simulator
 
 pytestmark = pytest.mark.slow  # ns-3 programs are compiled and run
@@ -262,12 +262,12 @@ def test_what_is_judged_is_what_the_rows_say() -> None:
     assert judged.part_of_best(made, rule) == pytest.approx(dict.fromkeys(range(5), 0.5))
     ours, base = judged.mean_of(made, rule, "limit_mean"), judged.mean_of(made, rule, "goodput_mbps")
     assert judged.ratios(ours, base) == pytest.approx([2.0] * 5)
-    at_least = verdicts.judged("x", [1.0, 1.1, 1.2, 1.1, 1.0], at_least=0.9)
-    assert at_least.verdict == verdicts.HELD
+    at_least = verdict.judged("x", [1.0, 1.1, 1.2, 1.1, 1.0], at_least=0.9)
+    assert at_least.verdict == verdict.HELD
     assert at_least.low is not None
     assert at_least.high is not None
     assert 0.9 < at_least.low < 1.08 < at_least.high
-    assert verdicts.judged("x", [1.0, 1.1, 1.2, 1.1, 1.0], at_least=2).verdict == verdicts.NOT_HELD
+    assert verdict.judged("x", [1.0, 1.1, 1.2, 1.1, 1.0], at_least=2).verdict == verdict.NOT_HELD
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import polars as pl
 import pytest
 import yaml
 
-from laboratory.report import verdicts
+from laboratory.report import verdict, verdicts
 from laboratory.runs import experience
 from laboratory.runs.resolve import Model, cells, control_of, resolve
 from laboratory.scenarios.files import environment_at, load, path_of
@@ -183,7 +183,7 @@ def test_rates_of_a_trace(tmp_path: Path) -> None:
 def summary(**changes: Any) -> dict[str, Any]:
     """Of a run of 20 s: pages at 6, 10 and 30 s, and a frame each second."""
     packets = {"packets": 10, "arrived": 8, "reordered": 2, "goodput_bps": 3e6}
-    quantiles = {"count": 100_000, "p99": 1e4, "p999": 2e4}
+    quantiles = {"count": 100_000, "mean": 5e3, "p99": 1e4, "p999": 2e4}
     some = packets | {"queueing_us": quantiles, "latency_us": quantiles}
     none = some | {"packets": 0, "goodput_bps": 0}
     delay = [0.05] * 20
@@ -263,13 +263,13 @@ def test_verdicts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = verdicts.of_scenario("confucius-web", results(tmp_path, stalls, loads))
     by_figure = {verdict.figure: verdict for verdict in found}
     best = by_figure["Copa: stall over the best unlabelled (FQ+FIFO)"]
-    assert (best.verdict, best.seeds) == (verdicts.NOT_SETTLED, 5)
+    assert (best.verdict, best.seeds) == (verdict.NOT_SETTLED, 5)
     assert best.reason == "without FIFO, CoDel, RED, SJF, HHF"
     over = by_figure["Copa: stall over FqCoDel"]
-    assert over.verdict == verdicts.HELD
+    assert over.verdict == verdict.HELD
     assert over.measured == pytest.approx(1 / 3)
-    assert by_figure["Copa: page load time over FQ+FIFO"].verdict == verdicts.NOT_HELD
-    assert by_figure["Copa: share of pages that stall"].verdict == verdicts.HELD
+    assert by_figure["Copa: page load time over FQ+FIFO"].verdict == verdict.NOT_HELD
+    assert by_figure["Copa: share of pages that stall"].verdict == verdict.HELD
     assert by_figure["GCC: stall over FqCoDel"].reason == "not run"
     assert verdicts.print_verdicts(verdicts.of_scenario("confucius-web", tmp_path), as_json=True) == 1
     assert len(json.loads(capsys.readouterr().out)) == len(found) == 8
@@ -280,7 +280,7 @@ def test_few_seeds_settle_nothing_and_no_stall_is_no_ratio(tmp_path: Path) -> No
     ones = dict.fromkeys(none, [1.0] * 4)
     found = {v.figure: v for v in verdicts.of_scenario("confucius-web", results(tmp_path, none, ones))}
     assert found["Copa: stall over FqCoDel"].reason == "nothing to be less than: it is 0 there"
-    assert found["Copa: share of pages that stall"].verdict == verdicts.NOT_SETTLED
+    assert found["Copa: share of pages that stall"].verdict == verdict.NOT_SETTLED
 
 
 def test_figures_over_what_varies_are_each_held_to_their_limit(tmp_path: Path) -> None:
@@ -312,42 +312,48 @@ def test_figures_over_what_varies_are_each_held_to_their_limit(tmp_path: Path) -
         return {one.figure: one.verdict for one in verdicts.of_scenario(scenario, tmp_path) if one.seeds}
 
     assert found("confucius-flows") == {
-        "5 flows: stall, s": verdicts.HELD,
-        "5: page load time less FQ+FIFO's, s": verdicts.NOT_HELD,
-        "60 flows: stall, s": verdicts.NOT_HELD,
-        "60: page load time less FQ+FIFO's, s": verdicts.NOT_HELD,
-        "100 flows: stall, s": verdicts.HELD,
-        "100: page load time less FQ+FIFO's, s": verdicts.NOT_HELD,
+        "5 flows: stall, s": verdict.HELD,
+        "5: page load time less FQ+FIFO's, s": verdict.NOT_HELD,
+        "60 flows: stall, s": verdict.NOT_HELD,
+        "60: page load time less FQ+FIFO's, s": verdict.NOT_HELD,
+        "100 flows: stall, s": verdict.HELD,
+        "100: page load time less FQ+FIFO's, s": verdict.NOT_HELD,
     }
     assert found("confucius-wifi") == {
-        "rough: what FIFO has worse, of stall and load, s": verdicts.HELD,
-        "rough: what SJF has worse, of stall and load, s": verdicts.NOT_HELD,
+        "rough: what FIFO has worse, of stall and load, s": verdict.HELD,
+        "rough: what SJF has worse, of stall and load, s": verdict.NOT_HELD,
     }
     page = ("FIFO: stall, s", "FqCoDel: stall, s", "CBQ 1:1: stall, s", "GCC: stall over FqCoDel")
     best = "GCC: stall over the best unlabelled (FIFO)"
-    assert found("confucius-page") == {**dict.fromkeys(page, verdicts.HELD), best: verdicts.NOT_HELD}
-    assert found("confucius-cuts") == {"GCC, a sixteenth of the rate: stall, s": verdicts.HELD}
+    assert found("confucius-page") == {**dict.fromkeys(page, verdict.HELD), best: verdict.NOT_HELD}
+    assert found("confucius-cuts") == {"GCC, a sixteenth of the rate: stall, s": verdict.HELD}
     assert found("confucius-elsewhere") == {
-        "bottleneck behind: frame P99 apart from FIFO's, part of it": verdicts.NOT_HELD,
-        "bottleneck behind: load apart from FIFO's, part of it": verdicts.NOT_HELD,
-        "bottleneck behind: call's rate apart from FIFO's, part of it": verdicts.HELD,
+        "bottleneck behind: frame P99 apart from FIFO's, part of it": verdict.NOT_HELD,
+        "bottleneck behind: load apart from FIFO's, part of it": verdict.NOT_HELD,
+        "bottleneck behind: call's rate apart from FIFO's, part of it": verdict.HELD,
     }
 
 
 def test_each_flow_of_a_run_has_a_row_and_shares_are_judged(tmp_path: Path) -> None:
     """A sender without flows has none; Jain's index is of all flows of a run."""
     run = {
+        "seconds": 20,
+        "warmup_s": 4,
+        "bottlenecks": [{"buffer_bytes": 15_000}],
         "senders": [
             {"name": "s1", "groups": [{"flows": 1, "tcp": "gcc"}]},
             {"name": "web", "groups": [{"flows": 1, "tcp": "cubic"}]},
             {"name": "off", "groups": []},
-        ]
+        ],
     }
     found = experience.flows_of(ROW, summary(run=run))
     assert [(one["sender"], one["tcp"], one["goodput_mbps"]) for one in found] == [
         ("s1", "gcc", 3),
         ("web", "cubic", 3),
     ]
+    assert found[0]["rtt_mean_s"] == 5e-3
+    # 8 packets in 16 s, each for 5 ms, of room for 10
+    assert found[0]["occupancy"] == pytest.approx(8 / 16 * 5e-3 / 10)
     rows = [
         {
             **found[0],
@@ -366,10 +372,10 @@ def test_each_flow_of_a_run_has_a_row_and_shares_are_judged(tmp_path: Path) -> N
     assert list(fair) == ["2 flows: Jain's index", "10 flows: Jain's index"]
     assert (fair["2 flows: Jain's index"].measured, fair["2 flows: Jain's index"].verdict) == (
         1,
-        verdicts.HELD,
+        verdict.HELD,
     )
     assert fair["10 flows: Jain's index"].measured == pytest.approx(0.1, abs=1e-3)
-    assert fair["10 flows: Jain's index"].verdict == verdicts.NOT_HELD
+    assert fair["10 flows: Jain's index"].verdict == verdict.NOT_HELD
 
 
 def test_what_cannot_be_judged(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from laboratory.learning.judged_models import models_by_profile
-from laboratory.runs.canary import GUARDS, RUNGS, canaries
+from laboratory.runs.canary import GUARDS, INSTEAD, ROUTERS, RUNGS, canaries
 from laboratory.runs.programs import Equals
 from laboratory.runs.resolve import cells, control_of, identity, resolve
 from laboratory.runs.results import COMPLETE, load
@@ -47,8 +47,8 @@ def test_published_runs_are_known_by_their_hashes(published: Path, tmp_path: Pat
 def test_the_list_of_equals_is_whole(tmp_path: Path) -> None:
     equals = Equals.load()
     every = len(CONTROLS) + 1  # the model's by a second kernel
-    one = len(RUNGS) + len(GUARDS) + 1  # the calls
-    assert len(equals.canaries) == 2 * 2 * every + 2 * one  # points, profiles
+    one = len(RUNGS) + len(GUARDS) + len(INSTEAD)
+    assert len(equals.canaries) == 2 * 2 * every + 2 * one + len(ROUTERS)  # points, profiles
     assert len(set(equals.programs)) == len(equals.programs)
     (tmp_path / "programs.json").write_text('{"programs": []')
     with pytest.raises(ValueError, match=r"programs\.json is damaged: restore it with git"):

@@ -19,7 +19,8 @@ from infra.results import confucius, evaluations, forecasters, queues, replayed
 from infra.results.pages import END, FOLDER, filled, rewrite
 from infra.results.pictures import coverage
 from infra.results.tables import TABLES, Data
-from laboratory.report import verdicts
+from laboratory.report import confucius as lab_confucius
+from laboratory.report import verdicts, who_picks
 from laboratory.runs import experience
 from models.json_file import read_object
 from models.scoring.plot_style import svg
@@ -216,14 +217,14 @@ def noticed(scenario: str, point: str, seed: int, **columns: float) -> dict[str,
 def test_who_picks_has_a_row_for_each_rule_profile_and_control() -> None:
     rows = [
         noticed(
-            verdicts.WHO, "nobody: FIFO", seed, stall_per_page_s=seed / 1000, frame_p99_s=0.1, call_mbps=9.0
+            who_picks.WHO, "nobody: FIFO", seed, stall_per_page_s=seed / 1000, frame_p99_s=0.1, call_mbps=9.0
         )
         for seed in (1, 3)
     ]
     rows.append(
-        {**noticed(verdicts.WHO, verdicts.BY_SENDER, 1, web_mbps=3.0, call_mbps=9.0), "control": "oracle"}
+        {**noticed(who_picks.WHO, who_picks.BY_SENDER, 1, web_mbps=3.0, call_mbps=9.0), "control": "oracle"}
     )
-    rows.append(noticed(verdicts.WHO, "nobody: FIFO; GCC calls", 1, frame_p99_s=0.1))
+    rows.append(noticed(who_picks.WHO, "nobody: FIFO; GCC calls", 1, frame_p99_s=0.1))
     runs = pl.DataFrame(rows, schema=experience.SCHEMA)
     *_, nobody, sender = queues.who(runs)
     assert (
@@ -238,9 +239,9 @@ def test_who_picks_has_a_row_for_each_rule_profile_and_control() -> None:
 
 
 def test_a_told_model_stands_beside_its_queue_without_a_choice() -> None:
-    told = f"{verdicts.BOTH}DualPI2, weights by age; told ages"
-    assert verdicts.who_rule(told, "rfc9332", "model") == "both: weights by age, model, told ages"
-    assert verdicts.who_rule(told, "uncoupled", "default") == "both: weights by age, uncoupled"
+    told = f"{who_picks.BOTH}DualPI2, weights by age; told ages"
+    assert who_picks.who_rule(told, "rfc9332", "model") == "both: weights by age, model, told ages"
+    assert who_picks.who_rule(told, "uncoupled", "default") == "both: weights by age, uncoupled"
 
 
 def test_a_rule_is_judged_beside_nobody_and_a_sender_beside_its_queue() -> None:
@@ -249,15 +250,17 @@ def test_a_rule_is_judged_beside_nobody_and_a_sender_beside_its_queue() -> None:
     for seed in range(1, 6):
         wide = 1 + seed / 100
         rows += [
-            noticed(verdicts.WHO, "nobody: FIFO", seed, frame_p99_s=0.1 * wide, load_mean_s=0.2),
-            noticed(verdicts.WHO, "flow: FqCoDel", seed, frame_p99_s=0.05, load_mean_s=0.2 * wide**2),
-            noticed(verdicts.WHO, verdicts.BY_SENDER, seed, frame_p99_s=0.02, load_mean_s=0.1),
+            noticed(who_picks.WHO, "nobody: FIFO", seed, frame_p99_s=0.1 * wide, load_mean_s=0.2),
+            noticed(who_picks.WHO, "flow: FqCoDel", seed, frame_p99_s=0.05, load_mean_s=0.2 * wide**2),
+            noticed(who_picks.WHO, who_picks.BY_SENDER, seed, frame_p99_s=0.02, load_mean_s=0.1),
             noticed(
-                verdicts.WHO, verdicts.BY_SENDER, seed, frame_p99_s=0.02 * (0.5 + seed / 5), load_mean_s=0.1
+                who_picks.WHO, who_picks.BY_SENDER, seed, frame_p99_s=0.02 * (0.5 + seed / 5), load_mean_s=0.1
             )
             | {"control": "oracle"},
         ]
-    found = {v.figure: v for v in verdicts.JUDGED[verdicts.WHO](pl.DataFrame(rows, schema=experience.SCHEMA))}
+    found = {
+        v.figure: v for v in verdicts.JUDGED[who_picks.WHO](pl.DataFrame(rows, schema=experience.SCHEMA))
+    }
     assert found["flow: FqCoDel: frame P99 over nobody: FIFO"].verdict == "held"
     assert found["flow: FqCoDel: page load time over nobody: FIFO"].verdict == "not held"
     assert found["label: DualPI2: frame P99 over nobody: FIFO"].measured == pytest.approx(0.19, abs=0.01)
@@ -268,14 +271,14 @@ def test_a_rule_is_judged_beside_nobody_and_a_sender_beside_its_queue() -> None:
 
 def test_the_worst_cheat_is_named() -> None:
     rows = [
-        noticed(verdicts.CHEATS, f"label: priority, {cheat}", seed, call_mbps=10.0, web_mbps=web)
+        noticed(who_picks.CHEATS, f"label: priority, {cheat}", seed, call_mbps=10.0, web_mbps=web)
         for cheat, web in (("honest", 40.0), ("churn", 30.0), ("mislabelled", 10.0))
         for seed in range(1, 6)
     ]
     runs = pl.DataFrame(rows, schema=experience.SCHEMA)
     line = "| label: priority | 5 | 80 (80 to 80) | 75 (75 to 75) | 50 (50 to 50) | churn, 75 |"
     assert queues.cheats(runs)[-1] == line
-    (verdict,) = verdicts.JUDGED[verdicts.CHEATS](runs)
+    (verdict,) = verdicts.JUDGED[who_picks.CHEATS](runs)
     assert (verdict.measured, verdict.verdict) == (pytest.approx(0.75), "not held")
 
 
@@ -285,7 +288,7 @@ def test_a_class_is_right_where_its_tcp_belongs_behind_the_warm_up() -> None:
         for tcp, classes in (("cubic", [3, 0, 3, 3, None]), ("gcc", [3, 1, 1, 1, 1]))
     ]
     classes = pl.DataFrame(rows, schema=experience.CLASSES_SCHEMA)
-    assert verdicts.right_class(classes) == {1: pytest.approx((2 / 4 + 1) / 2)}
+    assert lab_confucius.right_class(classes) == {1: pytest.approx((2 / 4 + 1) / 2)}
 
 
 def test_what_a_packet_costs_is_judged_by_size_and_growth() -> None:
@@ -360,4 +363,12 @@ def test_confucius_tables_show_what_was_run() -> None:
     (shared,) = confucius.shares(flows)[2:]
     assert shared.startswith("| `confucius-mix` | Confucius, GCC | 5 | 0.80 (0.80 to 0.80) | 1.00 (1.00 to")
     assert shared.endswith("| 3.00 (3.00 to 3.00) |")
+    alone = flows.with_columns(
+        scenario=pl.lit("confucius-occupancy"), point=pl.lit("FIFO, BBR, 4G"), occupancy=pl.lit(0.5)
+    )
+    assert not confucius.shares(alone)[2:]
+    (bbr,) = (line for line in confucius.occupancies(alone) if "| BBR | 4G | 5 |" in line)
+    assert "| 0.500 (0.500 to 0.500) | – |" in bbr
+    judged = confucius.verdicts(runs.clear(), alone, classes.clear())
+    assert "| `confucius-occupancy` | BBR: part of the buffer | at least 0.2 | 0.500" in "\n".join(judged)
     assert len(confucius.pages(runs)) == 2 + 2

@@ -3,7 +3,9 @@
 #include "flows.h"
 
 #include <algorithm>
+#include <map>
 #include <memory>
+#include <string>
 #include <type_traits>
 #include <utility>
 
@@ -29,14 +31,15 @@ using namespace ns3;  // NOLINT(build/namespaces): sockets speak ns-3
 namespace {
 
 TypeId CongestionControl(const std::string& tcp) {
-  const std::string name = tcp == "dctcp"    ? "ns3::TcpDctcp"
-                           : tcp == "prague" ? "ns3::TcpPrague"
-                           : tcp == "cubic"  ? "ns3::TcpCubic"
-                           : tcp == "copa"   ? "ns3::TcpCopa"
-                                             : "ns3::TcpBbr";
+  static const std::map<std::string, std::string> kNames{
+      {"dctcp", "TcpDctcp"}, {"prague", "TcpPrague"}, {"cubic", "TcpCubic"},
+      {"bbr", "TcpBbr"},     {"copa", "TcpCopa"},     {"illinois", "TcpIllinois"},
+      {"vegas", "TcpVegas"}, {"yeah", "TcpYeah"},
+  };
+  const auto named = kNames.find(tcp);
   TypeId id;
-  if (!TypeId::LookupByNameFailSafe(name, &id)) {
-    throw engine::InvalidError("tcp " + tcp + ": there is no " + name + " in this program");
+  if (named == kNames.end() || !TypeId::LookupByNameFailSafe("ns3::" + named->second, &id)) {
+    throw engine::InvalidError("tcp " + tcp + ": this program has no such congestion control");
   }
   return id;
 }

@@ -1,0 +1,77 @@
+"""A figure to reach beside what was measured.
+
+A figure is one value for each seed, so its interval is Student's over seeds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import polars as pl
+
+from laboratory.report.judging import FEWEST_SEEDS
+from models.scoring.intervals import Estimate, estimate
+
+HELD: Final = "held"
+NOT_HELD: Final = "not held"
+NOT_SETTLED: Final = "not settled"
+Values = dict[int, float]  # by seed
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A figure to reach; `measured` is None, with the reason, where nothing was measured."""
+
+    figure: str
+    at_most: float | None
+    measured: float | None
+    low: float | None
+    high: float | None
+    seeds: int
+    verdict: str
+    reason: str | None = None
+    at_least: float | None = None  # where `at_most` is None
+
+
+def judged(
+    figure: str,
+    values: Sequence[float],
+    at_most: float | None = None,
+    reason: str | None = None,
+    *,
+    at_least: float | None = None,
+) -> Verdict:
+    """Held: the whole interval is within the limit. Not held: all of it is beyond. Else not settled."""
+    if at_most is None:
+        if at_least is None:
+            raise ValueError(f"{figure}: there is no limit")
+        turned = judged(figure, [-value for value in values], -at_least, reason)
+        mean, low, high = (None if x is None else -x for x in (turned.measured, turned.high, turned.low))
+        return replace(turned, at_most=None, at_least=at_least, measured=mean, low=low, high=high)
+    found: Estimate | None = estimate([value for value in values if math.isfinite(value)])
+    if found is None:
+        return Verdict(figure, at_most, None, None, None, 0, NOT_SETTLED, reason or "not run")
+    if found.n < FEWEST_SEEDS:
+        verdict, reason = NOT_SETTLED, f"fewer than {FEWEST_SEEDS} seeds"
+    elif found.high is not None and found.high <= at_most:
+        verdict = HELD
+    else:
+        verdict = NOT_HELD if found.above(at_most) else NOT_SETTLED
+    return Verdict(figure, at_most, found.mean, found.low, found.high, found.n, verdict, reason)
+
+
+def ratio(figure: str, ours: Values, base: Values, at_most: float, note: str | None = None) -> Verdict:
+    """Ours over the base, of the seeds that both have, judged against a limit."""
+    seeds = sorted(set(ours) & set(base))
+    values = [ours[seed] / base[seed] for seed in seeds if base[seed] > 0]
+    if seeds and not values:
+        note = "nothing to be less than: it is 0 there"
+    return judged(figure, values, at_most, note)
+
+
+def at(table: pl.DataFrame, point: str, column: str) -> Values:
+    """A column of a point's runs, by seed."""
+    return dict(table.filter(pl.col("point") == point).select("seed", column).drop_nulls().iter_rows())
