@@ -293,12 +293,16 @@ def draw_results(
     tuning: Annotated[
         Path | None, typer.Option(help="publish the tuning.json of `tune` first", metavar="FILE")
     ] = None,
+    traces: Annotated[
+        Path | None,
+        typer.Option(help="publish the queues of `lab run lfq-traces --truth` first", metavar="FOLDER"),
+    ] = None,
 ) -> None:
     """Draw the pages of docs/results, the README's table and its pictures from the published data.
 
     Example: swiftqueue results --scores late-packets data/evaluation/report/scores.json
     """
-    from infra.results import evaluations, forecasters, replayed
+    from infra.results import evaluations, forecasters, lfq_traces, replayed
     from infra.results import paper as paper_rows
     from infra.results import rates as rate_studies
     from infra.results import tuning as searches
@@ -316,5 +320,7 @@ def draw_results(
         paper_rows.take(paper)
     if tuning:
         searches.take(tuning)
+    if traces:
+        lfq_traces.take(traces)
     for path in rewrite(Path.cwd()):
         print(path)

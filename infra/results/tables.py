@@ -20,6 +20,7 @@ from infra.results import (
     evaluations,
     forecasters,
     lfq,
+    lfq_traces,
     paper,
     queues,
     rate_exchange,
@@ -30,6 +31,7 @@ from infra.results import (
 from laboratory.bed import report as bed_report
 from laboratory.bed import runs as bed_runs
 from laboratory.lfq import table as lfq_table
+from laboratory.lfq import traces
 from laboratory.report import guard, premise_map, rules
 from laboratory.report import tables as lab
 from laboratory.report.comparison import Place, against_chance, by_seed, change_of, percent
@@ -79,6 +81,7 @@ class Data:
     experience: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=experience.SCHEMA))
     flows: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=experience.FLOWS_SCHEMA))
     classes: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=experience.CLASSES_SCHEMA))
+    traces: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=traces.SCHEMA))
 
     @classmethod
     def load(cls, root: Path) -> Data:
@@ -102,6 +105,7 @@ class Data:
             experience.load(root / LABORATORY),
             experience.load_flows(root / LABORATORY),
             experience.load_classes(root / LABORATORY),
+            traces.load(root / LABORATORY),
         )
 
     def evaluation(self, name: str) -> dict[str, Any]:
@@ -354,6 +358,7 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "lfq-correlations": lambda data: lfq.correlations(data.lfq),
     "lfq-beyond": lambda data: lfq.beyond(data.lfq),
     "lfq-best": lambda data: lfq.best_of(data.lfq),
+    "lfq-traces": lambda data: lfq_traces.table(data.traces),
     "lfq-verdicts": lambda data: lfq.verdicts(data.lfq),
     "confucius-verdicts": lambda data: confucius.verdicts(data.experience, data.flows, data.classes),
     "confucius-pages": lambda data: confucius.pages(data.experience),

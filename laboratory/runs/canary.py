@@ -51,6 +51,7 @@ INSTEAD: Final[Mapping[str, Sequence[Mapping[str, Any]]]] = {  # of what the fir
     ),
     "vegas": ({"tcp": "vegas", **ALONE}, {}),
     "illinois, yeah": ({"tcp": "illinois", **ALONE}, {"tcp": "yeah", **ALONE}),
+    "new reno, bic": ({"tcp": "new_reno", **ALONE}, {"tcp": "bic", **ALONE}),
 }
 ROUTERS: Final[
     Mapping[str, tuple[str, Mapping[str, str]]]

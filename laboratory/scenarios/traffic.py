@@ -107,7 +107,20 @@ class Group(Checked):
     """Flows that are alike, of one sender to one receiver."""
 
     flows: Annotated[int, Field(ge=0, le=2000)]  # 0: as if the group were not there
-    tcp: Literal["dctcp", "prague", "cubic", "bbr", "copa", "vegas", "illinois", "yeah", "udp", "gcc"]
+    tcp: Literal[
+        "dctcp",
+        "prague",
+        "cubic",
+        "bbr",
+        "copa",
+        "vegas",
+        "illinois",
+        "yeah",
+        "new_reno",
+        "bic",
+        "udp",
+        "gcc",
+    ]
     ecn: Literal["ect1", "ect0", "not_ect"]
     receiver: str
     start_s: list[NotNegative] = Field(default=[0.0, 1.0], min_length=2, max_length=2)

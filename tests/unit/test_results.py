@@ -15,13 +15,14 @@ from benchmarks import published
 from benchmarks import queues as bench
 from benchmarks.published import Published
 from benchmarks.rows import Row
-from infra.results import confucius, evaluations, forecasters, queues, replayed
+from infra.results import confucius, evaluations, forecasters, lfq_traces, queues, replayed
 from infra.results.pages import END, FOLDER, filled, rewrite
 from infra.results.pictures import coverage
 from infra.results.tables import TABLES, Data
+from laboratory.lfq import traces
 from laboratory.report import confucius as lab_confucius
 from laboratory.report import verdicts, who_picks
-from laboratory.runs import experience
+from laboratory.runs import execution, experience, results
 from models.json_file import read_object
 from models.scoring.plot_style import svg
 
@@ -372,3 +373,59 @@ def test_confucius_tables_show_what_was_run() -> None:
     judged = confucius.verdicts(runs.clear(), alone, classes.clear())
     assert "| `confucius-occupancy` | BBR: part of the buffer | at least 0.2 | 0.500" in "\n".join(judged)
     assert len(confucius.pages(runs)) == 2 + 2
+
+
+def truth(*packets: tuple[float, float | None, bool]) -> pl.DataFrame:
+    """Of packets: when they came, in ms; how long they waited, in ms, None if unknown; whether dropped."""
+    return pl.DataFrame(
+        {
+            "sent_ns": [round(come * 1e6) for come, _, _ in packets],
+            "queueing_us": [None if waited is None else waited * 1e3 for _, waited, _ in packets],
+            "dropped": [dropped for *_, dropped in packets],
+        },
+        schema={"sent_ns": pl.Int64, "queueing_us": pl.Float32, "dropped": pl.Boolean},
+    )
+
+
+def test_the_queue_is_who_waits_at_once() -> None:
+    """One waits over a bin without events; dropped ones and who finds nobody do not count."""
+    packets = truth((1, 4, False), (5, 30, False), (6, 2, False), (7, None, True), (8.5, 0, False))
+    assert traces.longest(packets, 0.07) == [2, 1, 1, 1, 0, 0]
+    under_way = truth((41, 1, False), (42, None, False), (43, None, False))
+    assert traces.longest(under_way, 0.07) == [0, 0, 0, 0, 2, 2]
+    assert traces.longest(truth(), 0.03) == [0, 0]
+
+
+def test_queue_traces_are_published_from_runs_that_kept_their_truth(tmp_path: Path) -> None:
+    point = "LFQ 10; New Reno; 6 Mbit/s, 15 ms"
+    key = {"scenario": traces.NAME, "point": point, "profile": "rfc9332", "control": "default", "seed": 1}
+    row = {**dict.fromkeys(results.SCHEMA), **key, "run": "r", "program": "p", "seconds": 0.04}
+    with pytest.raises(ValueError, match=r"has no runs of lfq-traces: swiftqueue lab run lfq-traces --truth"):
+        lfq_traces.take(tmp_path, tmp_path)
+    results.merge(tmp_path, [{**row, "status": results.COMPLETE}])
+    with pytest.raises(
+        ValueError, match=r"truth\.parquet is not there: swiftqueue lab run lfq-traces --truth"
+    ):
+        lfq_traces.take(tmp_path, tmp_path)
+    kept = execution.folder_of(tmp_path, "r")
+    kept.mkdir(parents=True)
+    truth((1, 25, False), (2, 3, False)).write_parquet(kept / execution.TRUTH_PARQUET)
+    (tmp_path / lfq_traces.FOLDER).mkdir(parents=True)
+    lfq_traces.take(tmp_path, tmp_path)
+    found = traces.load(tmp_path / lfq_traces.FOLDER)
+    assert found.select("run", "time_s", "queue_packets").rows() == [
+        ("r", 0, 2),
+        ("r", 0.01, 1),
+        ("r", 0.02, 1),
+    ]
+    assert lfq_traces.table(found)[2:] == ["| 6 Mbit/s, 15 ms | New Reno | 1 / 2 | – | – | – |"]
+    longer = found.with_columns(pl.col("queue_packets") * 10)
+    assert svg(lambda: lfq_traces.picture(found)) != svg(lambda: lfq_traces.picture(longer))
+
+
+def test_the_published_queue_traces_are_of_all_rules_tcps_and_paths(data: Data) -> None:
+    lines = lfq_traces.table(data.traces)[2:]
+    assert len(lines) == 3 * 2
+    assert lines[0].startswith("| 25 Mbit/s, 15 ms | New Reno | ")
+    assert lines[-1].startswith("| 15 Mbit/s, 5 ms | BIC | ")
+    assert all(line.endswith(" / 1000 |") and "–" not in line for line in lines)

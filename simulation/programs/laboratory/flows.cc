@@ -34,7 +34,8 @@ TypeId CongestionControl(const std::string& tcp) {
   static const std::map<std::string, std::string> kNames{
       {"dctcp", "TcpDctcp"}, {"prague", "TcpPrague"}, {"cubic", "TcpCubic"},
       {"bbr", "TcpBbr"},     {"copa", "TcpCopa"},     {"illinois", "TcpIllinois"},
-      {"vegas", "TcpVegas"}, {"yeah", "TcpYeah"},
+      {"vegas", "TcpVegas"}, {"yeah", "TcpYeah"},     {"new_reno", "TcpNewReno"},
+      {"bic", "TcpBic"},
   };
   const auto named = kNames.find(tcp);
   TypeId id;
