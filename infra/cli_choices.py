@@ -13,10 +13,11 @@ class LatencySource(StrEnum):
 
 
 class Model(StrEnum):
-    """Which of the served models: of latencies, or of a TCP connection's rate (docs/RATE.md)."""
+    """Which of the served models: of latencies, of a TCP connection's rate, or of a flow's limit (LFQ)."""
 
     latency = "latency"
     rate = "rate"
+    limit = "limit"
 
 
 class Protocol(StrEnum):

@@ -126,6 +126,23 @@ def lab_train(
     sys.exit(train(scenario, protocol=protocol.value, overrides=set_ or [], output=output))
 
 
+@lab_app.command("register")
+def lab_register(
+    weights: Annotated[Path, typer.Argument(help="weight file of `lab train lfq`, its JSON beside it")],
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="override a key of lfq.yaml, KEY=VALUE")
+    ] = None,
+    output: LabOutput = Path("var/lab"),
+) -> None:
+    """Put a network of LFQ into the registry, judged beside the champion and the best single limit.
+
+    Example: swiftqueue lab register var/lab/models/lfq/counterfactual-10.safetensors
+    """
+    from laboratory.lfq.registering import register
+
+    sys.exit(register(weights, set_ or [], output))
+
+
 @lab_app.command("explain")
 def lab_explain(
     scenario: Annotated[str, typer.Argument(help="name, or a YAML file")],

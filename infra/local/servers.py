@@ -30,7 +30,7 @@ from serving.triton.endpoint import (
     grpc_addresses,
     port,
 )
-from serving.triton.repository import LATENCY, MODEL, MODELS, RATE, ModelRepository
+from serving.triton.repository import LATENCY, LIMIT, MODEL, MODELS, RATE, ModelRepository
 
 # What a sender has no use for: loading (with files of its own in the request: code), another program's
 # memory, figures, traces, and the log. It asks for the model's configuration, and for inferences.
@@ -53,6 +53,7 @@ def start_stack(*, mlflow: bool = False) -> None:
     _start_triton()
     from serving.deploy.deployment import (
         PARAMS_FILE,
+        SECTIONS,
         serve_champion,  # brings PyTorch and MLflow, which `down` does not need
     )
 
@@ -61,12 +62,15 @@ def start_stack(*, mlflow: bool = False) -> None:
         print("no champion in the registry yet; `dvc repro` makes a version, `swiftqueue deploy` serves it")
     else:
         print(f"champion version {version} is served by the {served_backend().label}")
-    if PARAMS_FILE.is_file() and "rate_register" in read_all(PARAMS_FILE):  # older projects have none
+    sections = read_all(PARAMS_FILE) if PARAMS_FILE.is_file() else {}
+    for kind, wanted in ((RATE, "forecasts of rates"), (LIMIT, "limits of flows")):
+        if SECTIONS[kind].section not in sections:  # older projects have none
+            continue
         try:
-            if (version := serve_champion(RATE)) is not None:
-                print(f"version {version} of {MODELS[RATE]} is served by the {served_backend(RATE).label}")
+            if (version := serve_champion(kind)) is not None:
+                print(f"version {version} of {MODELS[kind]} is served by the {served_backend(kind).label}")
         except (OSError, RuntimeError) as error:  # latencies are predicted without it
-            print(f"no forecasts of rates: {error}")
+            print(f"no {wanted}: {error}")
 
 
 def say_who_runs_this() -> None:

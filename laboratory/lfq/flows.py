@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 
 from feature_store.atomic import new_folder
 from laboratory.runs.programs import hash_of
+from models.limit.weight_file import INPUTS, LEAST_LIMIT, MOST_LIMIT, content_of
 from pipelines.simulators import Runs, build_simulator, cores
 from pipelines.stage import StageError
 
 LFQ: Final = "swiftqueue::LfqQueueDisc"
-INPUTS: Final = 60  # testbed/router/lfq.h
 SEGMENT_BYTES: Final = 1446
 NO_LIMIT: Final = "10240p"  # of a disc whose flows have theirs
 CHUNK: Final = 120  # runs of one program
@@ -182,8 +182,6 @@ def reward(bytes_per_s: float, queue_mean: float, alpha: float) -> float:
 
 def better_arm(limit: int, less: float, more: float) -> int:
     """The limit to learn where one arm had one packet less and the other one more; a tie goes to less."""
-    from laboratory.lfq.settings import LEAST_LIMIT, MOST_LIMIT
-
     return min(max(limit + (1 if more > less else -1), LEAST_LIMIT), MOST_LIMIT)
 
 
@@ -192,18 +190,6 @@ def best_limit(rewards: Mapping[int, float], tolerance: float) -> int:
     best = max(rewards.values())
     least = best - tolerance * abs(best)
     return min(limit for limit, value in rewards.items() if value >= least)
-
-
-def content_of(path: Path) -> str:
-    """Hash of a weight file.
-
-    Raises:
-        ValueError: it cannot be read.
-    """
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-    except OSError as error:
-        raise ValueError(f"{path}: {error.strerror}") from None
 
 
 def _bar(title: str, total: int) -> Any:

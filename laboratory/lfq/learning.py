@@ -8,18 +8,14 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.atomic import new_file
 from laboratory.lfq.flows import (
-    INPUTS,
     LFQ,
     NO_LIMIT,
     Disc,
@@ -27,21 +23,18 @@ from laboratory.lfq.flows import (
     Simulator,
     best_limit,
     better_arm,
-    content_of,
     drawn,
     reward,
 )
 from laboratory.lfq.settings import Settings, load
 from laboratory.runs import execution
+from models.limit.weight_file import INPUTS, PACKETS
 
 if TYPE_CHECKING:
     import torch
 
 MODELS: Final = Path("models") / "lfq"
 KEPT: Final = "lfq"
-PACKETS: Final = 100.0  # an answer of 1: testbed/router/lfq.h
-WIDTH: Final = 256
-LAYERS: Final = 4
 LITERAL_FROM: Final = 1_000_000  # numbers of the environments that the literal rules learn from
 STATIC: Final = {"MaxSize": NO_LIMIT}
 
@@ -111,6 +104,8 @@ def counterfactual(
     """Learn the best arms' limits; the epoch is chosen on environments that are not learned from."""
     import torch
 
+    from models.limit.network import make_network, save
+
     labels = np.array([forks.label(n, alpha) for n in range(settings.environments)])
     held = math.ceil(settings.environments * settings.validation)
     parts = {"train": range(held, settings.environments), "validation": range(held)}
@@ -171,6 +166,8 @@ def counterfactual(
 def literal(settings: Settings, simulator: Simulator, rule: str, alpha: float, folder: Path) -> Path:
     """Learn by plus and minus one from the network's own limit, a batch of forks at a time."""
     import torch
+
+    from models.limit.network import make_network, save
 
     torch.manual_seed(settings.seed)
     torch.set_num_threads(1)
@@ -238,17 +235,6 @@ def literal(settings: Settings, simulator: Simulator, rule: str, alpha: float, f
     return save(folder / f"{rule}-{alpha:g}.safetensors", network, np.concatenate(seen), said)
 
 
-def make_network(inputs: int = INPUTS) -> torch.nn.Sequential:
-    """60 inputs, three layers of 256, one answer: hundreds of packets."""
-    from torch import nn
-
-    sizes = [inputs, *[WIDTH] * (LAYERS - 1), 1]
-    layers: list[nn.Module] = []
-    for i in range(LAYERS):
-        layers += [nn.Linear(sizes[i], sizes[i + 1]), nn.LeakyReLU()]
-    return nn.Sequential(*layers[:-1])
-
-
 def fold(network: torch.nn.Sequential, shift_F: torch.Tensor, scale_F: torch.Tensor) -> None:
     """Let the first layer take inputs as they are, where it learned from (x - shift) / scale."""
     import torch
@@ -261,42 +247,7 @@ def fold(network: torch.nn.Sequential, shift_F: torch.Tensor, scale_F: torch.Ten
         first.weight.copy_(weight)
 
 
-def save(path: Path, network: torch.nn.Sequential, x_NF: NDArray[np.float32], said: dict[str, Any]) -> Path:
-    """Write the weight file that the disc reads, and beside it a JSON that says where it comes from."""
-    import torch
-    from safetensors.numpy import save as packed
-
-    tensors: dict[str, NDArray[np.float32]] = {}
-    linear = [module for module in network if isinstance(module, torch.nn.Linear)]
-    for i, layer in enumerate(linear):
-        tensors[f"layers.{i}.weight"] = layer.weight.detach().numpy().astype("<f4")
-        tensors[f"layers.{i}.bias"] = layer.bias.detach().numpy().astype("<f4")
-    known = x_NF[x_NF.any(axis=1)]
-    tensors["inputs.low"], tensors["inputs.high"] = known.min(0), known.max(0)
-    with new_file(path) as partial:
-        partial.write_bytes(packed(tensors))
-    with new_file(path.with_suffix(".json")) as partial:
-        partial.write_text(json.dumps({**said, "content": content_of(path)}, indent=1) + "\n")
-    return path
-
-
 def _step(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
     optimizer.zero_grad()
     loss.backward()  # type: ignore[no-untyped-call]
     optimizer.step()
-
-
-def answers(path: Path, x_NF: NDArray[np.float32]) -> NDArray[np.float32]:
-    """What PyTorch answers with the weights of a file."""
-    import torch
-    from safetensors.numpy import load_file
-
-    tensors = load_file(path)
-    network = make_network()
-    linear: Sequence[Any] = [module for module in network if isinstance(module, torch.nn.Linear)]
-    with torch.no_grad():
-        for i, layer in enumerate(linear):
-            layer.weight.copy_(torch.from_numpy(tensors[f"layers.{i}.weight"]))
-            layer.bias.copy_(torch.from_numpy(tensors[f"layers.{i}.bias"]))
-        found: NDArray[np.float32] = network(torch.from_numpy(x_NF)).squeeze(-1).numpy()
-    return found

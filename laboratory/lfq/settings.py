@@ -9,11 +9,10 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from laboratory.scenarios.checked import Checked, NotNegative, Positive, Share
+from models.limit.weight_file import LEAST_LIMIT, MOST_LIMIT
 
 FILE: Final = Path(__file__).with_name("lfq.yaml")
 TCPS: Final = ("new_reno", "bic", "cubic", "bbr")
-LEAST_LIMIT: Final = 1  # testbed/router/lfq.h
-MOST_LIMIT: Final = 1000
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Range = Annotated[list[Positive], Field(min_length=2, max_length=2)]
 

@@ -7,7 +7,6 @@ Three studies, a row per run in a table of their own. `lfq-400`: both TCPs over 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -17,11 +16,12 @@ import numpy as np
 import polars as pl
 
 from feature_store.atomic import new_file
-from laboratory.lfq.flows import LFQ, NO_LIMIT, Disc, Environment, Flow, Simulator, content_of, drawn
+from laboratory.lfq.flows import LFQ, NO_LIMIT, Disc, Environment, Flow, Simulator, drawn
 from laboratory.lfq.learning import KEPT
 from laboratory.lfq.settings import TCPS, Settings, load
 from laboratory.runs import execution
 from laboratory.runs.results import kept_table
+from models.limit.weight_file import content_of, said_of
 
 NAME: Final = "lfq-400"
 BEST: Final = "lfq-best"
@@ -72,15 +72,12 @@ def run_table(artifact: str | None, controls: list[str] | None, overrides: list[
     if unknown := sorted(set(controls or []) - set(rules)):
         raise ValueError(f"--controls: there is no rule {unknown[0]!r}, there is {', '.join(rules)}")
     chosen = {name: disc for name, disc in rules.items() if controls is None or name in controls}
-    static = {
-        f"{STATIC}{limit}": Disc("swiftqueue::FairQueueDisc", {"MaxSize": NO_LIMIT, "FlowLimit": str(limit)})
-        for limit in settings.limits
-    }
+    kept = {f"{STATIC}{limit}": static(limit) for limit in settings.limits}
     with execution.sole_user(output):
         simulator = Simulator(output.resolve() / KEPT)
         grid = [
             (BEST, name, "drawn", group, Flow(environment, disc))
-            for name, disc in {**static, **{k: v for k, v in chosen.items() if k in networks}}.items()
+            for name, disc in {**kept, **{k: v for k, v in chosen.items() if k in networks}}.items()
             for group, environment in best_environments(settings)
         ]
         grid += [
@@ -115,17 +112,10 @@ def networks_of(folder: Path) -> dict[str, Disc]:
     """
     found: dict[str, Disc] = {}
     for path in sorted(folder.resolve().glob("*.safetensors")):
-        try:
-            said = json.loads(path.with_suffix(".json").read_text())
-            name = f"LFQ {said['rule']} {said['alpha']:g}"
-            known = said["content"] == content_of(path)
-        except (OSError, ValueError, KeyError):
-            raise ValueError(
-                f"{path}: {path.stem}.json beside it does not say rule, alpha, content"
-            ) from None
-        if not known:
-            raise ValueError(f"{path}: its bytes are not those that {path.stem}.json says (content)")
-        found[name] = Disc(LFQ, {"MaxSize": NO_LIMIT, "FlowLimit": str(BEGIN)}, path)
+        said = said_of(path)
+        found[f"LFQ {said['rule']} {said['alpha']:g}"] = Disc(
+            LFQ, {"MaxSize": NO_LIMIT, "FlowLimit": str(BEGIN)}, path
+        )
     if not found:
         raise ValueError(
             f"--artifact {folder}: there is no weight file; `swiftqueue lab train lfq` makes some"
@@ -133,13 +123,22 @@ def networks_of(folder: Path) -> dict[str, Disc]:
     return found
 
 
+def learned(weights: Path) -> Disc:
+    """LFQ with a weight file."""
+    return Disc(LFQ, {"MaxSize": NO_LIMIT, "FlowLimit": str(BEGIN)}, weights)
+
+
+def static(limit: int) -> Disc:
+    """A fair queue that keeps one limit for every flow, packets."""
+    return Disc("swiftqueue::FairQueueDisc", {"MaxSize": NO_LIMIT, "FlowLimit": str(limit)})
+
+
 def router_rules() -> dict[str, Disc]:
     """The rules beside LFQ."""
-    fair = "swiftqueue::FairQueueDisc"
     return {
         FQ_CODEL: Disc("ns3::FqCoDelQueueDisc", {"MaxSize": NO_LIMIT}),
-        "fq 100": Disc(fair, {"MaxSize": NO_LIMIT, "FlowLimit": "100"}),
-        "fq 1000": Disc(fair, {"MaxSize": NO_LIMIT, "FlowLimit": "1000"}),
+        "fq 100": static(100),
+        "fq 1000": static(1000),
     }
 
 

@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 
 from feature_store.events.definition import definition_of
 from feature_store.rate.definition import MOST_SAMPLES, PREFIXES
+from models.limit import network as limits
 from models.networks import artifact
 from models.networks.prediction import predict
 from models.networks.scaling import ScaledFeature
 from models.rate import networks
 from serving.triton.limits import limits_of
-from serving.triton.repository import LATENCY, RATE
+from serving.triton.repository import LATENCY, LIMIT, RATE
 
 TOLERANCE: Final = 1e-4  # relative; float32 through two implementations of the same network
 SMOKE_WINDOWS: Final = 16
@@ -104,4 +105,19 @@ def check_rate(source: Path) -> Checked:
     return Checked(Smoke(x_BSF, networks.served_rates(network, x_BSF)), limits_of(network.features))
 
 
-CHECKS: Final[dict[str, Callable[[Path], Checked]]] = {LATENCY: check_latency, RATE: check_rate}
+def check_limit(source: Path) -> Checked:
+    """Load a network of LFQ.
+
+    Raises:
+        OSError, ValueError: it is not whole, or takes other inputs.
+    """
+    network, _ = limits.load(source)
+    x_BTF = smoke_windows(limits.features(), 1)
+    return Checked(Smoke(x_BTF, limits.served_limits(network, x_BTF)), limits_of(limits.features()))
+
+
+CHECKS: Final[dict[str, Callable[[Path], Checked]]] = {
+    LATENCY: check_latency,
+    RATE: check_rate,
+    LIMIT: check_limit,
+}

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from feature_store.state import private_dir, state_dir
 from models import lock
+from models.limit.register_params import LfqRegisterParams
 from models.registry import retention
 from models.registry.decision import CONTENT_TAG
 from models.registry.lineage import content_hash, git_commit
@@ -28,11 +29,15 @@ from serving.deploy.champion import Champion, find_champion
 from serving.deploy.hold import HeldVersionError, held, hold
 from serving.triton.config import Backend
 from serving.triton.endpoint import Triton
-from serving.triton.repository import LATENCY, RATE, ModelRepository
+from serving.triton.repository import LATENCY, LIMIT, RATE, ModelRepository
 from serving.triton.servers import connected, each
 
 PARAMS_FILE: Final = Path("params.yaml")
-SECTIONS: Final[dict[str, type[RegisteredParams]]] = {LATENCY: RegisterParams, RATE: RateRegisterParams}
+SECTIONS: Final[dict[str, type[RegisteredParams]]] = {
+    LATENCY: RegisterParams,
+    RATE: RateRegisterParams,
+    LIMIT: LfqRegisterParams,
+}
 REPLACED_TAG: Final = "replaced_version"  # the champion before this one: where a rollback goes
 NONE: Final = "none"
 SHOWN: Final = 20  # versions in a message
@@ -48,7 +53,7 @@ def deploy_version(version: int | None, *, judged_against: int | None = None, ki
 
     Without a number it is the challenger, if it passed the gate; what did not pass is never deployed. A
     version that is the champion and served already is left alone. While a version is held no other is
-    deployed. `kind` is which model: `latency` or `rate`.
+    deployed. `kind` is which model: `latency`, `rate` or `limit`.
 
     Raises:
         HeldVersionError: a version is held, and another was asked for.
@@ -67,8 +72,8 @@ def deploy_version(version: int | None, *, judged_against: int | None = None, ki
         chosen = version if version is not None else registry.alias(CHALLENGER)
         if chosen is None:
             if champion is None:
-                stage = SECTIONS[kind].section
-                raise ValueError(f"the registry has no version to deploy; `dvc repro {stage}` makes one")
+                how = "swiftqueue lab register" if kind == LIMIT else f"dvc repro {SECTIONS[kind].section}"
+                raise ValueError(f"the registry has no version to deploy; `{how}` makes one")
             chosen = champion
         _check_known(registry, chosen)
         if line := registry.refusal(chosen):

@@ -1,6 +1,6 @@
 """Triton's model repositories: one for the embedded server, one for the official GPU container.
 
-Each model has a folder of its name in both; that of the rate model has the same files.
+Each model has a folder of its name in both; those of rates and of limits have the same files.
 
     var/triton/repository/swiftqueue/config.pbtxt
         N/{model.safetensors,model.json,limits.json,content.sha256[,model.onnx]}    for the native backend
@@ -29,8 +29,9 @@ from serving.triton.config import CONTENT_FILE, MODEL_SCRIPT, Backend, config_te
 
 LATENCY: Final = "latency"
 RATE: Final = "rate"
+LIMIT: Final = "limit"
 # Names of the models in Triton, by what they predict: the word that `deploy --model` takes.
-MODELS: Final = {LATENCY: "swiftqueue", RATE: "swiftqueue-rate"}
+MODELS: Final = {LATENCY: "swiftqueue", RATE: "swiftqueue-rate", LIMIT: "swiftqueue-lfq"}
 MODEL: Final = MODELS[LATENCY]
 CANDIDATE: Final = f"{MODEL}_candidate"  # a version is tried under this name before clients can see it
 _SCRIPT_SOURCE: Final = Path(__file__).parent / MODEL_SCRIPT

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from laboratory.lfq import judged, learning, settings, table
 from laboratory.lfq.flows import LFQ, NO_LIMIT, Disc, Environment, Flow, Simulator
 from laboratory.report import verdict, verdicts
+from models.limit import network as limit_network
 from pipelines.simulators import build_simulator
 
 pytestmark = pytest.mark.slow  # ns-3 programs are compiled and run
@@ -114,17 +115,21 @@ def a_network(folder: Path, *, answer: float | None = None) -> Path:
     import torch
 
     torch.manual_seed(3)
-    network = learning.make_network()
+    network = limit_network.make_network()
     if answer is not None:
         with torch.no_grad():
             for parameter in network.parameters():
                 parameter.zero_()
             network[-1].bias.fill_(answer)
     x_NF = np.array([[-1e6] * 60, [1e6] * 60], np.float32)
-    return learning.save(folder / "counterfactual-10.safetensors", network, x_NF, {"rule": "x", "alpha": 10})
+    return limit_network.save(
+        folder / "counterfactual-10.safetensors", network, x_NF, {"rule": "x", "alpha": 10}
+    )
 
 
 def test_answers_are_pytorchs(tmp_path: Path) -> None:
+    import torch
+
     path = a_network(tmp_path)
     x_NF = np.random.default_rng(1).uniform(-1, 2, (300, 60)).astype(np.float32)
     given = "\n".join(" ".join(f"{float(x):.9g}" for x in row) for row in x_NF)
@@ -133,18 +138,20 @@ def test_answers_are_pytorchs(tmp_path: Path) -> None:
         [program, f"--weights={path}"], input=given, capture_output=True, text=True, check=True
     )
     found = np.array([line.split() for line in said.stdout.splitlines()], dtype=np.float64)
-    answers = learning.answers(path, x_NF)
+    loaded, _ = limit_network.load(limit_network.to_artifact(path, tmp_path / "artifact"))
+    with torch.no_grad():
+        answers = loaded(torch.from_numpy(x_NF)).squeeze(-1).numpy()
     np.testing.assert_allclose(found[:, 0], answers, rtol=1e-5, atol=1e-5)
     limits = np.clip(np.round(found[:, 0] * 100), 1, 1000)
     assert (found[:, 1] == limits).all()
-    assert sum(p.numel() for p in learning.make_network().parameters()) == 147_457
+    assert sum(p.numel() for p in limit_network.make_network().parameters()) == 147_457
 
 
 def test_scaling_is_folded_into_the_first_layer() -> None:
     import torch
 
     torch.manual_seed(1)
-    network = learning.make_network()
+    network = limit_network.make_network()
     x_BF, shift_F, scale_F = torch.randn(50, 60), torch.randn(60), torch.rand(60) + 0.1
     before = network((x_BF - shift_F) / scale_F)
     learning.fold(network, shift_F, scale_F)

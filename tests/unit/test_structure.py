@@ -21,7 +21,7 @@ ROOMS = [
     *("infra.local", "infra.monitoring", "benchmarks", "infra", "swiftqueue"),
 ]
 STAGES_SHARE = {"__init__", "stage", "dependencies", "simulators"}
-MODEL_ROOMS = ["networks", "training", "scoring", "forecasters", "loop", "registry", "rate"]
+MODEL_ROOMS = ["networks", "training", "scoring", "forecasters", "loop", "registry", "rate", "limit"]
 OWN_VARIABLE = re.compile(r"SWIFTQUEUE_[A-Z0-9_]*")
 ABOVE_ROOMS = {
     "architecture",
@@ -56,7 +56,7 @@ def test_stages_params_and_files_are_the_same_set(project: Path) -> None:
     files = {p.stem for p in (project / "pipelines").glob("*.py")} - STAGES_SHARE
     from pipelines.params.sections import of_networks
 
-    of_no_one_stage = {"architecture", "change", "live", *of_networks()} - {"pretrain"}
+    of_no_one_stage = {"architecture", "change", "live", "lfq_register", *of_networks()} - {"pretrain"}
     assert stages == sections - of_no_one_stage == files
 
 

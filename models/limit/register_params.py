@@ -1,0 +1,13 @@
+"""Section of params.yaml that says which model of LFQ is registered, served and kept."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from models.registry.register_params import RegisteredParams
+
+
+class LfqRegisterParams(RegisteredParams):
+    """The network that limits a flow's packets in a router, as `swiftqueue lab register` enters it."""
+
+    section: ClassVar = "lfq_register"
