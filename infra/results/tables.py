@@ -363,6 +363,7 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "confucius-verdicts": lambda data: confucius.verdicts(data.experience, data.flows, data.classes),
     "confucius-pages": lambda data: confucius.pages(data.experience),
     "confucius-shares": lambda data: confucius.shares(data.flows),
+    "confucius-occupancy": lambda data: confucius.occupancies(data.flows),
     "confucius-bounds": lambda data: confucius.bounds(data.experience),
     "queues-web": lambda data: queues.web(data.experience),
     "queues-web-verdicts": lambda data: queues.web_verdicts(data.experience),
