@@ -32,6 +32,7 @@ from laboratory.scenarios.schema import (
     buffer_bytes,
 )
 from laboratory.scenarios.traffic import Group, Pages, RealTime, Replay
+from models.limit.weight_file import content_of
 from pipelines.simulators import PROJECT
 
 FORMAT: Final = 1
@@ -312,8 +313,8 @@ def _network(environment: Environment, seed: int, seconds: float) -> dict[str, A
 def _weights_content(file: str, key: str) -> str:
     """Hash of a weight file, relative to the project's folder: what is in it counts, not its name."""
     try:
-        return hashlib.sha256((PROJECT / file).read_bytes()).hexdigest()[:16]
-    except OSError:
+        return content_of(PROJECT / file)
+    except ValueError:
         raise ValueError(f"{key}: {file} cannot be read") from None
 
 
