@@ -30,7 +30,7 @@ from pathlib import Path
 import mlflow
 import psutil
 import pytest
-from by_commit import some, this_commit, tried
+from by_commit import this_commit, tried
 from conftest import PROJECT
 from event_rows import batch
 from fault_loop import (
@@ -76,7 +76,7 @@ ON_WORKER = ("load", "encode", "train", "judge")
 # Those of a round's record, and `alias`: Triton serves the new version, the registry does not name it yet.
 STEPS = ("champion", "telemetry", "validate", "fetch", *ON_WORKER, "register", "push", "alias")
 SAMPLE = 2
-OTHERS = ("paused", "port", "disk", "clock", "telemetry", "artifact")
+OTHERS = ("paused", "port", "disk", "telemetry", "artifact")
 SOME = 2
 HEALED_BY_THE_KEEPER = ("triton", "ray", "scheduler", "forwarder")
 
@@ -446,8 +446,8 @@ def test_a_full_disk_declines_everything_and_heals(loop: FaultLoop) -> None:
     assert len(loop.rounds()) > after
 
 
-@tried("clock", OTHERS, SOME)
-@pytest.mark.parametrize("seconds", some([3600.0, -3600.0], 1))
+@pytest.mark.skipif(not ALL, reason="with both cores busy the ingest is not back in time: make test-all")
+@pytest.mark.parametrize("seconds", [3600.0, -3600.0])
 def test_rounds_go_on_after_a_step_of_the_clock(
     loop: FaultLoop, seconds: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
