@@ -85,7 +85,7 @@ def occupancies(flows: pl.DataFrame) -> list[str]:
             trip_ms = [1e3 * trip_s for trip_s in runs["rtt_mean_s"].drop_nulls()]
             cells = [
                 interval(runs["occupancy"].to_list(), 3),
-                interval(trip_ms, 0) if trip_ms else "–",
+                interval(trip_ms, 0) if trip_ms else lab.NONE,
                 interval(runs["goodput_mbps"].to_list(), 1),
             ]
             lines.append(lab.row_of([control, link, str(runs["seed"].n_unique()), *cells]))

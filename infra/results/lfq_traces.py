@@ -23,7 +23,6 @@ RULES: Final = {  # in the table's order: their colours
     "FIFO": INK,
 }
 DRAWN_EVERY: Final = 5  # of the table's 10 ms: the picture has the longest queue of so many
-
 TICKS: Final = (0, 1, 10, 100, 1000)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,6 +16,7 @@ from laboratory.lfq.settings import Settings, load
 from laboratory.lfq.table import best_environments, learned, static
 from laboratory.runs import execution
 from models.limit.register_params import LfqRegisterParams
+from models.limit.weight_file import said_of
 from models.networks.files import WEIGHTS_FILE
 from models.section import read
 from pipelines.simulators import PROJECT
@@ -28,24 +29,29 @@ ONE_LIMIT: Final = "one limit for all"
 
 
 class Judged:
-    """Rewards in environments that nothing was learned from, beside those of every static limit."""
+    """Rewards in environments that nothing was learned from, beside those of every static limit.
+
+    Shapes: L discs, N environments.
+    """
 
     def __init__(self, settings: Settings, simulator: Simulator, alpha: float) -> None:
         """Simulate the static limits, if their runs are not kept yet."""
         self.simulator, self.alpha = simulator, alpha
         self.environments = [environment for _, environment in best_environments(settings)]
-        static_LN = np.array([self.rewards(static(limit), f"limit {limit}") for limit in settings.limits])
+        static_LN = self.rewards([static(limit) for limit in settings.limits], "limits")
         self.best_N = static_LN.max(0)
         part_LN = static_LN / self.best_N
         self.one_limit_N: NDArray[np.float64] = part_LN[part_LN.mean(1).argmax()]
 
-    def rewards(self, disc: Disc, what: str) -> NDArray[np.float64]:
-        """Reward of a disc in each environment (N,)."""
-        rows = self.simulator.run([Flow(one, disc) for one in self.environments], what).rows
-        seconds_N = np.array([one.seconds for one in self.environments])
-        bytes_per_s_N = rows["bytes"].to_numpy() / seconds_N
-        queue_N = rows["queue_mean"].to_numpy()
-        return np.array([reward(b, q, self.alpha) for b, q in zip(bytes_per_s_N, queue_N, strict=True)])
+    def rewards(self, discs: Sequence[Disc], what: str) -> NDArray[np.float64]:
+        """Reward of each disc in each environment (L, N)."""
+        flows = [Flow(environment, disc) for disc in discs for environment in self.environments]
+        rows = self.simulator.run(flows, what).rows.select("bytes", "queue_mean").iter_rows()
+        worth = [
+            reward(received / flow.environment.seconds, queue, self.alpha)
+            for flow, (received, queue) in zip(flows, rows, strict=True)
+        ]
+        return np.array(worth).reshape(len(discs), -1)
 
     def score(self, artifact: Path) -> Scored:
         """Judge the network of an artifact.
@@ -59,7 +65,7 @@ class Judged:
         _, about = load_network(artifact)
         if float(about["alpha"]) != self.alpha:
             raise ValueError(f"it learned with alpha {about['alpha']:g}, not {self.alpha:g}")
-        return Scored(self.rewards(learned(artifact / WEIGHTS_FILE), "network") / self.best_N)
+        return Scored(self.rewards([learned(artifact / WEIGHTS_FILE)], "network")[0] / self.best_N)
 
 
 def register(weights: Path, overrides: list[str], output: Path) -> int:
@@ -71,7 +77,7 @@ def register(weights: Path, overrides: list[str], output: Path) -> int:
     """
     from models.limit import gate
     from models.limit.network import export_onnx, schema_hash, to_artifact
-    from models.limit.weight_file import said_of
+    from models.registry.bars import decide
     from models.registry.entering import enter, told
     from models.registry.registry import Registry
     from models.registry.store import texts
@@ -88,7 +94,7 @@ def register(weights: Path, overrides: list[str], output: Path) -> int:
         def judge(
             challenger: Scored, champion: Scored | None, why_not: str, reference: Scored | None
         ) -> Verdict:
-            return gate.judge(challenger, champion, naive, why_not, reference)
+            return decide(challenger, champion, naive, gate.gains, why_not=why_not, reference=reference)
 
         def metrics(scores: Mapping[str, Scored]) -> dict[str, float]:
             return {f"gate.{name}.part_of_best": one.mean for name, one in {**scores, **naive}.items()}

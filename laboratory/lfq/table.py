@@ -113,9 +113,7 @@ def networks_of(folder: Path) -> dict[str, Disc]:
     found: dict[str, Disc] = {}
     for path in sorted(folder.resolve().glob("*.safetensors")):
         said = said_of(path)
-        found[f"LFQ {said['rule']} {said['alpha']:g}"] = Disc(
-            LFQ, {"MaxSize": NO_LIMIT, "FlowLimit": str(BEGIN)}, path
-        )
+        found[f"LFQ {said['rule']} {said['alpha']:g}"] = learned(path)
     if not found:
         raise ValueError(
             f"--artifact {folder}: there is no weight file; `swiftqueue lab train lfq` makes some"

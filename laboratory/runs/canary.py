@@ -53,9 +53,8 @@ INSTEAD: Final[Mapping[str, Sequence[Mapping[str, Any]]]] = {  # of what the fir
     "illinois, yeah": ({"tcp": "illinois", **ALONE}, {"tcp": "yeah", **ALONE}),
     "new reno, bic": ({"tcp": "new_reno", **ALONE}, {"tcp": "bic", **ALONE}),
 }
-ROUTERS: Final[
-    Mapping[str, tuple[str, Mapping[str, str]]]
-] = {  # not LFQ: another CPU's network may answer other bits
+# The rules that are ours, but LFQ: another CPU's network may answer other bits.
+ROUTERS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
     "FQ+FIFO": ("swiftqueue::FairQueueDisc", {}),
     "CBQ": ("swiftqueue::ClassQueueDisc", {"Label": "Ecn"}),
     "priority": ("swiftqueue::ClassQueueDisc", {"Label": "Ecn", "Service": "Strict"}),

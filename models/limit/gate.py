@@ -9,19 +9,19 @@ Shapes: N environments, R draws of the bootstrap.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import numpy as np
 
 from models.registry import bars
-from models.registry.bars import Floats, Gain, Verdict
+from models.registry.bars import Floats, Gain
+from models.scoring.metrics import SECOND_NS, block_draws
 
 FIGURE: Final = "part of the best limit's reward"
 MARGIN: Final = 0.01
 REFERENCE_MARGIN: Final = 0.005
-DRAWS: Final = 1000
 SEED: Final = 1  # of the draws: the same for all that are judged together
 
 
@@ -36,27 +36,17 @@ class Scored:
         """Over all environments."""
         return float(self.part_N.mean())
 
-    @property
+    @cached_property
     def drawn_R(self) -> Floats:
-        """The mean in each draw of environments."""
+        """The mean in each draw of environments; an environment is a block of its own."""
         n = len(self.part_N)
-        drawn_RN = np.random.default_rng(SEED).integers(n, size=(DRAWS, n))
-        means_R: Floats = self.part_N[drawn_RN].mean(1)
+        _, draws_RN = block_draws(np.arange(n) * SECOND_NS, SEED)
+        means_R: Floats = draws_RN @ self.part_N / n
         return means_R
 
 
-def judge(
-    challenger: Scored,
-    champion: Scored | None,
-    naive: Mapping[str, Scored],
-    why_not: str,
-    reference: Scored | None = None,
-) -> Verdict:
-    """Decide by `bars.decide`, whose arguments these are."""
-    return bars.decide(challenger, champion, naive, _gains, why_not=why_not, reference=reference)
-
-
-def _gains(ours: Scored, other: Scored, *, strict: bool = False) -> list[Gain]:
+def gains(ours: Scored, other: Scored, *, strict: bool = False) -> list[Gain]:
+    """What `ours` gains over another; `strict`: by the reference's smaller margin."""
     margin = REFERENCE_MARGIN if strict else MARGIN
     ends = bars.ends(ours.drawn_R - other.drawn_R)
     return [Gain(FIGURE, ours.mean, other.mean, ours.mean - other.mean, margin, *ends)]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from limit_weights import weight_file
 from registered import served
 
 pytestmark = pytest.mark.slow
@@ -14,23 +15,9 @@ pytestmark = pytest.mark.slow
 SMALL = ["seconds=1", "limits=[5, 50]", "best_environments=6"]
 
 
-def weights(folder: Path, packets: float, alpha: float = 10) -> Path:
+def weights(folder: Path, packets: float) -> Path:
     """A weight file whose network always answers so many packets."""
-    import torch
-
-    from models.limit import network
-    from models.limit.weight_file import INPUTS, PACKETS
-
-    made = network.make_network()
-    with torch.no_grad():
-        for parameter in made.parameters():
-            parameter.zero_()
-        last = made[-1]
-        assert isinstance(last, torch.nn.Linear)
-        last.bias.fill_(packets / PACKETS)
-    everything = np.array([[-1e6] * INPUTS, [1e6] * INPUTS], np.float32)
-    folder.mkdir(parents=True)
-    return network.save(folder / "x-10.safetensors", made, everything, {"rule": "x", "alpha": alpha})
+    return weight_file(folder / "x-10.safetensors", packets / 100)
 
 
 def test_registers_deploys_and_rolls_back(

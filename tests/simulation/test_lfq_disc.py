@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
+from limit_weights import weight_file
 from numpy.typing import NDArray
 
 from laboratory.lfq import judged, learning, settings, table
@@ -112,19 +113,7 @@ def test_inputs_are_those_of_a_literal_reading() -> None:
 
 
 def a_network(folder: Path, *, answer: float | None = None) -> Path:
-    import torch
-
-    torch.manual_seed(3)
-    network = limit_network.make_network()
-    if answer is not None:
-        with torch.no_grad():
-            for parameter in network.parameters():
-                parameter.zero_()
-            network[-1].bias.fill_(answer)
-    x_NF = np.array([[-1e6] * 60, [1e6] * 60], np.float32)
-    return limit_network.save(
-        folder / "counterfactual-10.safetensors", network, x_NF, {"rule": "x", "alpha": 10}
-    )
+    return weight_file(folder / "counterfactual-10.safetensors", answer)
 
 
 def test_answers_are_pytorchs(tmp_path: Path) -> None:
