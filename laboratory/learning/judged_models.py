@@ -8,14 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from feature_store.atomic import new_folder
+from laboratory.learning.champion import MODELS, champion_folder
 from laboratory.runs.resolve import Model
 from laboratory.scenarios.files import environment_at
 from laboratory.scenarios.schema import FORMER_PROFILES, PROFILES, Scenario
 from models.registry.registry import CHAMPION
-from pipelines.simulators import PROJECT
 
-MODELS: Final = "models"
 ORIGIN: Final = "origin.json"  # beside a model that `lab train` made: what it was trained on
 UNSAID: Final = "unsaid"  # an origin that does not say from which ACKs
 
@@ -38,7 +36,7 @@ def models_by_profile(artifact: str, output: Path) -> dict[str, Model]:
         ValueError: it was made for other windows than this code computes, or is malformed.
     """
     if artifact == CHAMPION:
-        model = _model(_champion(output))
+        model = _model(champion_folder(output))
         return dict.fromkeys(PROFILES, model)
     folder = Path(artifact)
     if not folder.is_dir():
@@ -139,26 +137,3 @@ def said_acks(origin: Path) -> str | None:
     if acks not in (UNSAID, "cumulative", "selective"):
         raise ValueError(f"{origin}: not what `swiftqueue lab train` writes; train the model again")
     return str(acks)
-
-
-def _champion(output: Path) -> Path:
-    """Fetch the champion into `output/models/champion-VERSION`."""
-    import yaml
-
-    from models.registry.registry import Registry
-    from models.registry.store import registry_exists
-    from serving.deploy.champion import find_champion
-
-    if not registry_exists():
-        raise FileNotFoundError("--artifact champion: there is no registry yet; `make run` makes one")
-    name = yaml.safe_load((PROJECT / "params.yaml").read_text())["register"]["model_name"]
-    registry = Registry(name)
-    found = find_champion(registry)
-    if (version := found.version) is None:
-        why = found.astray or "no version is champion; `swiftqueue deploy` makes one"
-        raise FileNotFoundError(f"--artifact champion: {why}")
-    target = output / MODELS / f"champion-{version}"
-    if not target.is_dir():
-        with new_folder(target) as partial:
-            registry.fetch(version, partial)
-    return target

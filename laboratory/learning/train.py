@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from feature_store.atomic import new_file, new_folder
-from laboratory.learning.judged_models import MODELS, ORIGIN
+from laboratory.learning.champion import MODELS
+from laboratory.learning.judged_models import ORIGIN
 from laboratory.learning.packet_table import write_packets
 from laboratory.runs import execution, programs
 from laboratory.runs.resolve import Cell, check_tables, control_of, identity, resolve

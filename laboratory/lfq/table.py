@@ -16,12 +16,15 @@ import numpy as np
 import polars as pl
 
 from feature_store.atomic import new_file
+from laboratory.learning.champion import champion_folder
 from laboratory.lfq.flows import LFQ, NO_LIMIT, Disc, Environment, Flow, Simulator, drawn
 from laboratory.lfq.learning import KEPT
 from laboratory.lfq.settings import TCPS, Settings, load
 from laboratory.runs import execution
 from laboratory.runs.results import kept_table
 from models.limit.weight_file import content_of, said_of
+from models.registry.registry import CHAMPION
+from serving.triton.repository import LIMIT
 
 NAME: Final = "lfq-400"
 BEST: Final = "lfq-best"
@@ -58,7 +61,8 @@ def run_table(artifact: str | None, controls: list[str] | None, overrides: list[
     """Run both studies with the networks of a folder; rows take the place of those of the same rule.
 
     Args:
-        artifact: folder of weight files, as `lab train lfq` leaves it; None: no LFQ.
+        artifact: folder of weight files, as `lab train lfq` leaves it, or `champion` of the registry;
+            None: no LFQ.
         controls: names of the rules to run; None: all.
         overrides: KEY=VALUE of `lfq.yaml`.
         output: where the table is.
@@ -67,7 +71,7 @@ def run_table(artifact: str | None, controls: list[str] | None, overrides: list[
         ValueError: a rule is unknown, a file is no weight file, or the program cannot be built.
     """
     settings = load(overrides)
-    networks = networks_of(Path(artifact)) if artifact else {}
+    networks = networks_of(artifact, output) if artifact else {}
     rules = {**networks, **router_rules()}
     if unknown := sorted(set(controls or []) - set(rules)):
         raise ValueError(f"--controls: there is no rule {unknown[0]!r}, there is {', '.join(rules)}")
@@ -104,19 +108,21 @@ def run_table(artifact: str | None, controls: list[str] | None, overrides: list[
     return 0
 
 
-def networks_of(folder: Path) -> dict[str, Disc]:
-    """The networks of a folder by their names, as `LFQ counterfactual 10`.
+def networks_of(artifact: str, output: Path) -> dict[str, Disc]:
+    """The networks of a folder, or the registry's champion, by their names, as `LFQ counterfactual 10`.
 
     Raises:
+        FileNotFoundError: there is no champion.
         ValueError: there is none, or nothing says how one learned.
     """
+    folder = champion_folder(output, LIMIT) if artifact == CHAMPION else Path(artifact)
     found: dict[str, Disc] = {}
     for path in sorted(folder.resolve().glob("*.safetensors")):
         said = said_of(path)
         found[f"LFQ {said['rule']} {said['alpha']:g}"] = learned(path)
     if not found:
         raise ValueError(
-            f"--artifact {folder}: there is no weight file; `swiftqueue lab train lfq` makes some"
+            f"--artifact {artifact}: there is no weight file; `swiftqueue lab train lfq` makes some"
         )
     return found
 

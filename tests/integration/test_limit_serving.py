@@ -25,15 +25,17 @@ def test_registers_deploys_and_rolls_back(
 ) -> None:
     """A limit of 5 is near the best one; a limit of 1000 is far from it and does not pass."""
     from infra.local.status import print_status
+    from laboratory.lfq import table
     from laboratory.lfq.registering import register
-    from models.limit.weight_file import INPUTS
+    from models.limit.weight_file import INPUTS, content_of
     from models.registry.registry import Registry
     from serving.deploy.deployment import deploy_version, rollback_champion
     from serving.triton.endpoint import Triton, TritonError
     from serving.triton.repository import LIMIT, MODELS
 
     lab, name = tmp_path / "lab", MODELS[LIMIT]
-    assert register(weights(tmp_path / "a", 5), SMALL, lab) == 0
+    a = weights(tmp_path / "a", 5)
+    assert register(a, SMALL, lab) == 0
     assert "version 1 passed the gate: no champion yet" in capfd.readouterr().out
     deploy_version(None, kind=LIMIT)
     said = capfd.readouterr().out.replace('"', "'")
@@ -59,6 +61,9 @@ def test_registers_deploys_and_rolls_back(
     rollback_champion(kind=LIMIT)
     assert Registry(name).alias("champion") == 1
     assert served() == champion
+
+    (rule,) = table.networks_of("champion", lab).items()  # as `lab run lfq-400 --artifact champion` takes it
+    assert (rule[0], content_of(rule[1].weights)) == ("LFQ x 10", content_of(a))
 
 
 def test_what_cannot_be_registered_is_one_line(champion: int, tmp_path: Path) -> None:
