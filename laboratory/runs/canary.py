@@ -125,6 +125,13 @@ def canaries() -> dict[str, execution.Job]:
             for group, other in zip(run["senders"][0]["groups"], instead, strict=True):
                 group.update(other)
             jobs[f"{cell.point}, {cell.profile}, {said}"] = execution.Job(f"canary-{len(jobs)}", run)
+    for cell in plain:
+        control = control_of(scenario.environment, "random", model=None, share=RANDOM_SHARE)
+        for response in ("classic", "unheard"):
+            run = resolve(scenario, replace(cell, control="random"), control, ["truth"])
+            run["moved_response"] = response
+            name = f"{cell.point}, {cell.profile}, random, {response}"
+            jobs[name] = execution.Job(f"canary-{len(jobs)}", run)
     for said, (kind, attributes) in ROUTERS.items():
         run = resolve(scenario, plain[0], {"kind": "default"}, ["truth"])
         run["bottlenecks"][0]["disc"] = {"type": kind, "attributes": dict(attributes)}

@@ -151,9 +151,10 @@ def _classes(scenario: Scenario, environment: Environment) -> list[str]:
 
 
 def _response(environment: Environment, control: str) -> dict[str, str]:
-    """The answer to marks of moved packets, where it is not the flow's own and any are moved."""
-    classic = environment.controls.moved_response == "classic"
-    return {"moved_response": "classic"} if classic and control not in ("default", "no_l4s") else {}
+    """What moved packets' ACKs say, where it is not what others say and any are moved."""
+    response = environment.controls.moved_response
+    other = response != "scalable" and control not in ("default", "no_l4s")
+    return {"moved_response": response} if other else {}
 
 
 def check_tables(name: str, scenario: Scenario) -> None:

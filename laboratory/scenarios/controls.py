@@ -87,8 +87,8 @@ class Settings(Checked):
 
     moved_ecn: Literal["ect0", "not_ect"]
     acks: Literal["selective", "cumulative"]  # from which ACKs S1 learns latencies
-    # How S1's DCTCP answers the mark of a moved packet: as any other, or as a loss
-    moved_response: Literal["scalable", "classic"] = "scalable"
+    # What the ACK of a moved packet says to S1's DCTCP: what any other says, a mark as a loss, or nothing
+    moved_response: Literal["scalable", "classic", "unheard"] = "scalable"
     random: Random
     oracle: Oracle
     last_latency: LastLatency

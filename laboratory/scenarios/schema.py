@@ -142,8 +142,8 @@ class Environment(Checked):
         return self
 
     def _check_response(self) -> None:
-        """Only a DCTCP that learns which packet a mark is of can answer those of moved packets as a loss."""
-        if self.controls.moved_response != "classic":
+        """Only a DCTCP that learns which packet an ACK is of can hear of moved packets otherwise."""
+        if (response := self.controls.moved_response) == "scalable":
             return
         first, captured = next(iter(self.senders.items()))
         other = [
@@ -153,7 +153,7 @@ class Environment(Checked):
             what = (
                 f"senders.{first}.groups.{other[0]}.tcp is not dctcp" if other else "acks are not selective"
             )
-            raise ValueError(f"controls.moved_response: classic is not there where {what}")
+            raise ValueError(f"controls.moved_response: {response} is not there where {what}")
 
     def _check_told(self) -> None:
         """Only of one router that weighs by age is there something to tell."""

@@ -30,4 +30,25 @@ void AnsweringDctcp::AnswerAsLoss() {
   m_tcb->m_cWndInfl = m_tcb->m_cWnd.Get();
 }
 
+// Nothing where all segments are left out: a round trip that ends there would count as one without
+// marks.
+std::optional<uint32_t> AnsweringDctcp::Heard(uint32_t segments) const {
+  if (m_leftOut > 0 && segments <= m_leftOut) {
+    return {};
+  }
+  return segments - m_leftOut;
+}
+
+void AnsweringDctcp::PktsAcked(Ptr<TcpSocketState> tcb, uint32_t segments, const ns3::Time& rtt) {
+  if (const auto heard = Heard(segments)) {
+    ns3::TcpDctcp::PktsAcked(tcb, *heard, rtt);
+  }
+}
+
+void AnsweringDctcp::IncreaseWindow(Ptr<TcpSocketState> tcb, uint32_t segments) {
+  if (const auto heard = Heard(segments)) {
+    ns3::TcpDctcp::IncreaseWindow(tcb, *heard);
+  }
+}
+
 }  // namespace swiftqueue::lab

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //
-// A DCTCP that can be told to answer a mark as a loss: half the window, once a round trip.
+// A DCTCP that is told which of its packets were moved to the classic queue: it answers their marks
+// as losses, or hears nothing of them.
 
 #ifndef SWIFTQUEUE_LABORATORY_ANSWERING_DCTCP_H
 #define SWIFTQUEUE_LABORATORY_ANSWERING_DCTCP_H
@@ -28,11 +29,24 @@ class AnsweringDctcp : public ns3::TcpDctcp {
   /** Halves the window, unless that was done for what was sent before (RFC 3168, section 6.1.2). */
   void AnswerAsLoss();
 
+  /**
+   * Of the segments that the next ACK covers so many were moved. They count in the share of marked
+   * ones neither as marked nor as not, and grow no window: what they escaped tells nothing of the
+   * L4S queue.
+   */
+  void LeaveOut(uint32_t segments) { m_leftOut = segments; }
+
+  void PktsAcked(ns3::Ptr<ns3::TcpSocketState> tcb, uint32_t segments,
+                 const ns3::Time& rtt) override;
+  void IncreaseWindow(ns3::Ptr<ns3::TcpSocketState> tcb, uint32_t segments) override;
+
  private:
   bool HasAnswered() const;
+  std::optional<uint32_t> Heard(uint32_t segments) const;
 
   ns3::Ptr<ns3::TcpSocketState> m_tcb;
   std::optional<ns3::SequenceNumber32> m_until;  // the last answer is for all that was sent before
+  uint32_t m_leftOut{0};                         // segments of the ACK under way
 };
 
 }  // namespace swiftqueue::lab

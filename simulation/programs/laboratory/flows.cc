@@ -214,13 +214,20 @@ void InstallFlows(const Run& run, const Network& network, Flows& flows, Experien
     } else {
       // DCTCP's echo of each CE mark is the receiver's part, so it has the same congestion control.
       ListenTcp(receiver.node, flow.Port(), CongestionControl(group.tcp), received);
-      const bool answers = run.movedAnswerClassic && flow.sender == 0 && group.tcp == "dctcp";
-      const auto open = [node, &flow, answers] {
+      const bool isTold = flow.sender == 0 && group.tcp == "dctcp";
+      const auto response = isTold ? run.movedResponse : MovedResponse::kScalable;
+      const auto open = [node, &flow, response] {
         auto socket = OpenTcp(node, *flow.group);
-        if (answers) {
+        if (response != MovedResponse::kScalable) {
           auto dctcp = CreateObject<AnsweringDctcp>();
           socket->SetCongestionControlAlgorithm(dctcp);
-          flow.answerAsLoss = [dctcp] { dctcp->AnswerAsLoss(); };
+          flow.hearsOfMoved = [dctcp, response](uint32_t moved, bool marked) {
+            if (response == MovedResponse::kUnheard) {
+              dctcp->LeaveOut(moved);
+            } else if (marked && moved > 0) {
+              dctcp->AnswerAsLoss();
+            }
+          };
         }
         return socket;
       };

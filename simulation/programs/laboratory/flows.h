@@ -23,7 +23,9 @@ struct Flow {
   uint32_t index;             // in its group
   uint64_t receivedBytes{0};  // payload, handed to the receiving application
   uint64_t receivedInWarmup{0};
-  std::function<void()> answerAsLoss{};  // to a mark; empty: those of moved packets are as others
+  // Before an ACK reaches the socket: how many moved packets it covers, and whether it says that it
+  // was marked. Empty: they are as others.
+  std::function<void(uint32_t, bool)> hearsOfMoved{};
 
   uint16_t Port() const { return kFirstPort + number; }
 };

@@ -124,6 +124,14 @@ Ecn ReadEcn(const Node& node) {
   return text == "ect1" ? Ecn::kEct1 : text == "ect0" ? Ecn::kEct0 : Ecn::kNotEct;
 }
 
+MovedResponse ReadMovedResponse(const Node& root) {
+  if (!root.Has("moved_response")) {
+    return MovedResponse::kScalable;
+  }
+  return root["moved_response"].Text() == "classic" ? MovedResponse::kClassic
+                                                    : MovedResponse::kUnheard;
+}
+
 Group ReadGroup(const Node& node, const std::vector<Receiver>& receivers) {
   Group group{};
   group.flows = node["flows"].Count();
@@ -306,7 +314,7 @@ Run ReadRun(std::string_view text) {
   ReadNetwork(root, run);
   run.control = ReadControl(root["control"]);
   run.movedEcn = ReadEcn(root["moved_ecn"]);
-  run.movedAnswerClassic = root.Has("moved_response") && root["moved_response"].Text() == "classic";
+  run.movedResponse = ReadMovedResponse(root);
   run.acks = root["acks"].Text() == "selective" ? Acks::kSelective : Acks::kCumulative;
   run.explore = ReadBursts(root["explore"]);
   run.fineTuning = ReadFineTuning(root["finetune"]);

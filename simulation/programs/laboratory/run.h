@@ -174,6 +174,13 @@ struct FineTuning {
   std::vector<std::string> command;
 };
 
+/** What the ACK of a moved packet says to S1's DCTCP. */
+enum class MovedResponse {
+  kScalable,  // what that of any other says
+  kClassic,   // its mark is a loss
+  kUnheard    // nothing
+};
+
 struct Run {
   std::string text;  // the file
   uint32_t seed;
@@ -186,7 +193,7 @@ struct Run {
   std::vector<Sender> senders;
   Control control;
   Ecn movedEcn;
-  bool movedAnswerClassic;  // DCTCP takes the mark of a moved packet for a loss
+  MovedResponse movedResponse;
   Acks acks;
   Bursts explore;
   std::optional<FineTuning> fineTuning;

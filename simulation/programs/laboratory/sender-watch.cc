@@ -182,9 +182,9 @@ void SenderWatch::Deliver(const Ipv4Header& ip, Ptr<const ns3::Packet> packet, u
     const PacketRow& row = m_log[covered.packet];
     return row.queue != row.defaultQueue;
   };
-  if (marked && m_flows[flow].answerAsLoss &&
-      std::any_of(m_covered.begin(), m_covered.end(), moved)) {
-    m_flows[flow].answerAsLoss();
+  if (m_flows[flow].hearsOfMoved) {
+    const auto count = std::count_if(m_covered.begin(), m_covered.end(), moved);
+    m_flows[flow].hearsOfMoved(static_cast<uint32_t>(count), marked);
   }
   for (const auto& [number, known] : m_covered) {
     PacketRow& row = m_log[number];
