@@ -27,7 +27,7 @@ from pipelines.stage import StageError
 LFQ: Final = "swiftqueue::LfqQueueDisc"
 SEGMENT_BYTES: Final = 1446
 NO_LIMIT: Final = "10240p"  # of a disc whose flows have theirs
-CHUNK: Final = 120  # runs of one program
+CHUNK: Final = 20  # runs of one program: a batch of the literal rules has 20 or 40, for all cores
 BYTES_PER_MBIT: Final = 125_000
 
 
