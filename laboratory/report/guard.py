@@ -24,10 +24,12 @@ from models.scoring.intervals import Estimate
 
 FIRST: Final = "guard-"  # scenarios with the guard's first form
 SHIPPED: Final = "shipped-guard-"
+UNHEARD: Final = "unheard-guard-"  # whose flows hear nothing of their moved packets
 ON: Final = "on"
 OFF: Final = "off"
 TRIED: Final = "try-guard-"
 FORMS: Final = (OFF, "eight packets", "eight packets, watched", "one packet", "one packet, watched")
+ANSWERS: Final = ("", ", classic answer", ", unheard")  # what moved packets' ACKs say
 DELAYS: Final = (
     (QUEUEING_P99, "P99"),
     (QUEUEING_P999, "P99.9"),
@@ -86,8 +88,10 @@ def tried(runs: pl.DataFrame) -> list[str]:
     return lines if at else ["Not run."]
 
 
-def _order(point: str) -> int:
-    return FORMS.index(point) if point in FORMS else len(FORMS)
+def _order(point: str) -> tuple[int, int]:
+    answer = max((end for end in ANSWERS if point.endswith(end)), key=len)
+    form = point.removesuffix(answer)
+    return ANSWERS.index(answer), FORMS.index(form) if form in FORMS else len(FORMS)
 
 
 def harm(runs: pl.DataFrame, place: Place) -> str:

@@ -35,6 +35,7 @@ GUARDS: Final[Mapping[str, Mapping[str, float]]] = {
     "guarded, watched": {"guard_packets": 1, "guard_growth": 0.5},
 }
 ALONE: Final = {"ecn": "not_ect", "traffic": {"kind": "greedy"}}
+RESPONSES: Final = ("classic", "unheard")  # what moved packets' ACKs say to S1's DCTCP
 INSTEAD: Final[Mapping[str, Sequence[Mapping[str, Any]]]] = {  # of what the first sender's groups say
     "calls": (
         {
@@ -127,7 +128,7 @@ def canaries() -> dict[str, execution.Job]:
             jobs[f"{cell.point}, {cell.profile}, {said}"] = execution.Job(f"canary-{len(jobs)}", run)
     for cell in plain:
         control = control_of(scenario.environment, "random", model=None, share=RANDOM_SHARE)
-        for response in ("classic", "unheard"):
+        for response in RESPONSES:
             run = resolve(scenario, replace(cell, control="random"), control, ["truth"])
             run["moved_response"] = response
             name = f"{cell.point}, {cell.profile}, random, {response}"

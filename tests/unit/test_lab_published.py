@@ -9,11 +9,11 @@ import polars as pl
 import pytest
 
 from laboratory.learning.judged_models import models_by_profile
-from laboratory.runs.canary import GUARDS, INSTEAD, ROUTERS, RUNGS, canaries
+from laboratory.runs.canary import GUARDS, INSTEAD, RESPONSES, ROUTERS, RUNGS, canaries
 from laboratory.runs.programs import Equals
 from laboratory.runs.resolve import cells, control_of, identity, resolve
 from laboratory.runs.results import COMPLETE, load
-from laboratory.scenarios.controls import CONTROLS
+from laboratory.scenarios.controls import CONTROLS, Settings
 from laboratory.scenarios.files import load as load_scenario
 from laboratory.scenarios.files import path_of
 from laboratory.scenarios.traffic import Group
@@ -47,7 +47,7 @@ def test_published_runs_are_known_by_their_hashes(published: Path, tmp_path: Pat
 def test_the_list_of_equals_is_whole(tmp_path: Path) -> None:
     equals = Equals.load()
     every = len(CONTROLS) + 1  # the model's by a second kernel
-    one = len(RUNGS) + len(GUARDS) + len(INSTEAD)
+    one = len(RUNGS) + len(GUARDS) + len(INSTEAD) + len(RESPONSES)
     assert len(equals.canaries) == 2 * 2 * every + 2 * one + len(ROUTERS)  # points, profiles
     assert len(set(equals.programs)) == len(equals.programs)
     (tmp_path / "programs.json").write_text('{"programs": []')
@@ -55,11 +55,13 @@ def test_the_list_of_equals_is_whole(tmp_path: Path) -> None:
         Equals.load(tmp_path / "programs.json")
 
 
-def test_every_congestion_control_has_a_canary() -> None:
+def test_every_congestion_control_and_every_answer_to_moved_packets_has_a_canary() -> None:
     """A program whose Copa or GCC is another one must not go by the published one's name."""
     runs = [job.run for job in canaries().values()]
     groups = [group for run in runs for sender in run["senders"] for group in sender["groups"]]
     assert {group["tcp"] for group in groups} == {*get_args(Group.model_fields["tcp"].annotation)}
+    answers = {run.get("moved_response", "scalable") for run in runs}
+    assert answers == {*get_args(Settings.model_fields["moved_response"].annotation)}
 
 
 def test_the_models_are_those_that_were_judged(published: Path, tmp_path: Path) -> None:
