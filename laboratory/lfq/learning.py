@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 MODELS: Final = Path("models") / "lfq"
 KEPT: Final = "lfq"
 LITERAL_FROM: Final = 1_000_000  # numbers of the environments that the literal rules learn from
+LITERAL: Final = ("offline", "online")
 STATIC: Final = {"MaxSize": NO_LIMIT}
 
 
@@ -55,7 +56,7 @@ def train(overrides: list[str], output: Path) -> int:
             counterfactual(settings, simulator, forks, alpha, folder)
         if settings.literal_flows:
             for alpha in settings.literal_alphas:
-                for rule in ("offline", "online"):
+                for rule in LITERAL:
                     literal(settings, simulator, rule, alpha, folder)
     print(f"models: {output / MODELS}; `swiftqueue lab run lfq-400 --artifact {output / MODELS}` judges them")
     return 0

@@ -18,7 +18,7 @@ import polars as pl
 from feature_store.atomic import new_file
 from laboratory.learning.champion import champion_folder
 from laboratory.lfq.flows import LFQ, NO_LIMIT, Disc, Environment, Flow, Simulator, drawn
-from laboratory.lfq.learning import KEPT
+from laboratory.lfq.learning import KEPT, LITERAL
 from laboratory.lfq.settings import TCPS, Settings, load
 from laboratory.runs import execution
 from laboratory.runs.results import kept_table
@@ -32,7 +32,7 @@ BEYOND: Final = "lfq-beyond"
 FILE: Final = "lfq.parquet"
 BEST_FROM: Final = 2_000_000  # numbers of environments that nothing learns from
 LENGTHS_FROM: Final = 3_000_000
-BEGIN: Final = 100  # packets of an LFQ's flow before the first decision
+BEGIN: Final = 100  # packets of an LFQ's flow before the first decision, where it learned from many
 FQ_CODEL: Final = "FqCoDel"
 STATIC: Final = "static "
 SCHEMA: Final[dict[str, Any]] = {
@@ -128,8 +128,13 @@ def networks_of(artifact: str, output: Path) -> dict[str, Disc]:
 
 
 def learned(weights: Path) -> Disc:
-    """LFQ with a weight file."""
-    return Disc(LFQ, {"MaxSize": NO_LIMIT, "FlowLimit": str(BEGIN)}, weights)
+    """LFQ with a weight file; a flow begins with the limit that it began with in training.
+
+    The literal rules know no other: from another every decision would be out of range, for ever.
+    """
+    said = said_of(weights)
+    begin = said["settings"]["literal_begin"] if said["rule"] in LITERAL else BEGIN
+    return Disc(LFQ, {"MaxSize": NO_LIMIT, "FlowLimit": str(begin)}, weights)
 
 
 def static(limit: int) -> Disc:

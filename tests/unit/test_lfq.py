@@ -10,6 +10,7 @@ import yaml
 
 from laboratory.lfq import settings
 from laboratory.lfq.flows import best_limit, better_arm, drawn, reward
+from laboratory.lfq.table import learned
 from laboratory.runs import execution
 from laboratory.runs.resolve import cells, identity, resolve
 from laboratory.scenarios.files import load, path_of
@@ -44,6 +45,15 @@ def test_more_environments_leave_the_first_ones_as_they_are() -> None:
     assert {one.tcp for one in found} == {"new_reno", "bic"}
     assert all(5 <= one.mbps <= 25 and 5 <= one.rtt_ms <= 25 for one in found)
     assert all(3.75 <= one.seconds <= 6.25 for one in found)
+
+
+@pytest.mark.parametrize(
+    ("name", "limit"), [("counterfactual-10", 100), ("offline-10", 25), ("online-10", 25)]
+)
+def test_a_flow_begins_as_in_training(project: Path, name: str, limit: int) -> None:
+    """The literal rules begin with one limit alone: from 100 each decision would be out of range."""
+    disc = learned(project / "docs" / "laboratory" / "models" / "lfq" / f"{name}.safetensors")
+    assert disc.attributes["FlowLimit"] == str(limit)
 
 
 def test_a_run_is_known_by_what_its_weights_are(tmp_path: Path) -> None:
