@@ -75,9 +75,7 @@ def run_lab(request: Request, output: Path) -> int:
                     cluster.enter_context(ray_cluster(workers=1))
                 failed += laboratory.run(first, "runs")
                 failed += laboratory.run(laboratory.asked(dependent=True), "random marking and placebos")
-        asking = [name for name, scenario in scenarios.items() if scenario.flows]
-        by_class = [name for name, scenario in scenarios.items() if scenario.classes]
-        experience.collect(output, list(scenarios), asking, by_class)
+        experience.collect(output, scenarios)
     print(f"results: {output / results.FILE}; `swiftqueue lab report --output {output}` draws them")
     return 1 if failed else 0
 

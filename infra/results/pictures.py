@@ -9,7 +9,7 @@ from typing import Final
 import polars as pl
 from matplotlib.figure import Figure
 
-from infra.results import lfq_traces, queues, replayed
+from infra.results import lfq_traces, queues, replayed, web_pages
 from infra.results.forecasters import Covered, covered
 from infra.results.map_picture import premise_map
 from infra.results.replayed import SHOWN_MS
@@ -35,6 +35,7 @@ PICTURES: Final[Mapping[str, Callable[[Path, Data], bytes]]] = {
     "p99.svg": lambda _, data: svg(lambda: p99(data.of(JUDGED))),
     "coverage.svg": lambda _, data: svg(lambda: coverage(covered(data.forecasters))),
     "who-picks.svg": lambda _, data: svg(lambda: queues.picture(data.experience)),
+    "confucius-figure-12.svg": lambda _, data: svg(lambda: web_pages.picture(data.pages)),
     "lfq-traces.svg": lambda _, data: svg(lambda: lfq_traces.picture(data.traces)),
     "premise-map.svg": lambda _, data: svg(lambda: premise_map(data.of(SCENARIO))),
 }

@@ -27,6 +27,7 @@ from infra.results import (
     rate_feedback,
     rates,
     tuning,
+    web_pages,
 )
 from laboratory.bed import report as bed_report
 from laboratory.bed import runs as bed_runs
@@ -81,6 +82,7 @@ class Data:
     experience: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=experience.SCHEMA))
     flows: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=experience.FLOWS_SCHEMA))
     classes: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=experience.CLASSES_SCHEMA))
+    pages: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=experience.PAGES_SCHEMA))
     traces: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=traces.SCHEMA))
 
     @classmethod
@@ -103,8 +105,9 @@ class Data:
             load_runs(root / LABORATORY / "rules"),
             bed_runs.load(root / LABORATORY),
             experience.load(root / LABORATORY),
-            experience.load_flows(root / LABORATORY),
-            experience.load_classes(root / LABORATORY),
+            experience.load(root / LABORATORY, experience.FLOWS),
+            experience.load(root / LABORATORY, experience.CLASSES),
+            experience.load(root / LABORATORY, experience.PAGES),
             traces.load(root / LABORATORY),
         )
 
@@ -368,6 +371,7 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "confucius-occupancy": lambda data: confucius.occupancies(data.flows),
     "confucius-bounds": lambda data: confucius.bounds(data.experience),
     "queues-web": lambda data: queues.web(data.experience),
+    "queues-web-pages": lambda data: web_pages.table(data.pages),
     "queues-web-verdicts": lambda data: queues.web_verdicts(data.experience),
     "who-picks": lambda data: queues.who(data.experience),
     "who-picks-waits": lambda data: queues.who_waits(data.experience),

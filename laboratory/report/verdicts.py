@@ -31,13 +31,13 @@ def of_scenario(name: str, output: Path) -> list[Verdict]:
     if name in LFQ:
         return LFQ[name](lfq_table.read(output))
     kinds = (
-        (JUDGED, experience.load),
-        (JUDGED_BY_FLOW, experience.load_flows),
-        (JUDGED_BY_CLASS, experience.load_classes),
+        (JUDGED, experience.FILE),
+        (JUDGED_BY_FLOW, experience.FLOWS),
+        (JUDGED_BY_CLASS, experience.CLASSES),
     )
-    for judges, read in kinds:
+    for judges, file in kinds:
         if name in judges:
-            table = read(output).filter(pl.col("scenario") == name)
+            table = experience.load(output, file).filter(pl.col("scenario") == name)
             break
     else:
         known = ", ".join([*(one for judges, _ in kinds for one in judges), *LFQ])
@@ -45,7 +45,7 @@ def of_scenario(name: str, output: Path) -> list[Verdict]:
     if table.is_empty():
         raise ValueError(f"{output} has no results of {name}: `swiftqueue lab run {name}` makes them")
     found = judges[name](table)
-    return with_classes(found, experience.load_classes(output).filter(pl.col("scenario") == name))
+    return with_classes(found, experience.load(output, experience.CLASSES).filter(pl.col("scenario") == name))
 
 
 def with_classes(found: Sequence[Verdict], classes: pl.DataFrame) -> list[Verdict]:

@@ -1,26 +1,28 @@
 """What users noticed in a run: how long web pages took to load, and where calls stalled.
 
-A table of its own beside the results, a row per run that has pages or calls. A second one has a row for each
-flow of the runs whose scenario asks for it (`flows`), so that the shares of the link can be compared. A third
-one has the class of each flow over time (`classes`), where the router's rule is Confucius.
+A table of its own beside the results, a row per run that has pages or calls. Three more are for scenarios
+that ask for them: a row for each flow (`flows`), so that the shares of the link can be compared; each flow's
+class over time (`classes`), where the router's rule is Confucius; each page's own figures (`page_by_page`).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from feature_store.atomic import new_file
 from laboratory.report.judging import FEWEST_PACKETS
 from laboratory.runs.execution import SUMMARY, folder_of
 from laboratory.runs.results import COMPLETE, KEY, kept_table
 from laboratory.runs.results import load as load_results
-from laboratory.scenarios.schema import LARGEST_PACKET_BYTES
+from laboratory.scenarios.schema import LARGEST_PACKET_BYTES, Scenario
 
 Rows = list[dict[str, Any]]
 RowsOf = Callable[[Mapping[str, Any], Mapping[str, Any]], Rows]
@@ -57,13 +59,15 @@ SCHEMA: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
     "cpu_s": pl.Float64,  # of the program
 }
 FLOWS: Final = "flows.parquet"
-FLOWS_SCHEMA: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
+_A_RUN: Final = {
     **dict.fromkeys(KEY[:4], pl.String),
     "seed": pl.Int64,
     "run": pl.String,
     "program": pl.String,
-    "sender": pl.String,  # which has this flow alone
-    "tcp": pl.String,
+}
+_A_FLOW: Final = {**_A_RUN, "sender": pl.String, "tcp": pl.String}  # the sender has this flow alone
+FLOWS_SCHEMA: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
+    **_A_FLOW,
     "goodput_mbps": pl.Float64,  # behind the warm-up, as are the next ones
     "queueing_p99_s": pl.Float64,
     "rtt_p99_s": pl.Float64,
@@ -72,55 +76,45 @@ FLOWS_SCHEMA: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
 }
 CLASSES: Final = "classes.parquet"
 CLASSES_SCHEMA: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
-    **dict(list(FLOWS_SCHEMA.items())[:9]),  # up to a flow's TCP
+    **_A_FLOW,
     "warmup_s": pl.Float64,
     "every_s": pl.Float64,
     "classes": pl.List(pl.Int64),  # at every_s, 2 every_s ...: 0 new, 1 to 3 old; null: not known to the disc
 }
 CLASS_EVERY_S: Final = 0.1  # simulation/programs/laboratory/class-watch.h
+PAGES: Final = "pages.parquet"
+PAGES_SCHEMA: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
+    **_A_RUN,
+    "load_s": pl.List(pl.Float64),  # of each page behind the warm-up, in order of their beginnings
+    "stall_s": pl.List(pl.Float64),  # of calls in the time until the next one begins, as is the next one
+    "frame_worst_s": pl.List(pl.Float64),
+}
+SCHEMAS: Final = {FILE: SCHEMA, FLOWS: FLOWS_SCHEMA, CLASSES: CLASSES_SCHEMA, PAGES: PAGES_SCHEMA}
 
 
-def load(output: Path) -> pl.DataFrame:
-    """The table of an output folder; none yet is an empty one.
-
-    Raises:
-        ValueError: the file is damaged, or another version of this project made it.
-    """
-    return kept_table(output / FILE, SCHEMA, "swiftqueue lab run")
-
-
-def load_flows(output: Path) -> pl.DataFrame:
-    """The flows of an output folder; none yet is an empty table.
-
-    Raises:
-        ValueError: the file is damaged, or another version of this project made it.
-    """
-    return kept_table(output / FLOWS, FLOWS_SCHEMA, "swiftqueue lab run")
-
-
-def load_classes(output: Path) -> pl.DataFrame:
-    """The flows' classes of an output folder; none yet is an empty table.
+def load(output: Path, file: str = FILE) -> pl.DataFrame:
+    """A table of an output folder; none yet is an empty one.
 
     Raises:
         ValueError: the file is damaged, or another version of this project made it.
     """
-    return kept_table(output / CLASSES, CLASSES_SCHEMA, "swiftqueue lab run")
+    return kept_table(output / file, SCHEMAS[file], "swiftqueue lab run")
 
 
-def collect(
-    output: Path, scenarios: Sequence[str], flows: Sequence[str] = (), classes: Sequence[str] = ()
-) -> None:
+def collect(output: Path, scenarios: Mapping[str, Scenario]) -> None:
     """Bring the rows of some scenarios up to the results'.
-
-    `flows` and `classes`: those whose every flow, or its class over time, is asked for.
 
     A run whose folder is not there keeps the rows that it has here.
     """
-    _keep(output / FILE, load(output), _collected(output, scenarios, load(output), rows_of), scenarios)
-    known = load_flows(output)
-    _keep(output / FLOWS, known, _collected(output, flows, known, flows_of), scenarios)
-    known = load_classes(output)
-    _keep(output / CLASSES, known, _collected(output, classes, known, classes_of), scenarios)
+    asking = {
+        FILE: (rows_of, list(scenarios)),
+        FLOWS: (flows_of, [name for name, scenario in scenarios.items() if scenario.flows]),
+        CLASSES: (classes_of, [name for name, scenario in scenarios.items() if scenario.classes]),
+        PAGES: (pages_of, [name for name, scenario in scenarios.items() if scenario.page_by_page]),
+    }
+    for file, (rows_of_run, names) in asking.items():
+        known = load(output, file)
+        _keep(output / file, known, _collected(output, names, known, rows_of_run), list(scenarios))
 
 
 def _collected(output: Path, scenarios: Sequence[str], known: pl.DataFrame, rows_of_run: RowsOf) -> Rows:
@@ -210,13 +204,8 @@ def classes_of(row: Mapping[str, Any], summary: Mapping[str, Any]) -> Rows:
 def row_of(row: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:
     """A run's row: from its row of the results, and its summary (simulation/doc/lab.md)."""
     run = summary["run"]
-    end_s, warmup_s = float(run["seconds"]), float(run["warmup_s"])
-    pages = sorted(
-        (page for page in summary.get("pages", []) if warmup_s <= page["start_s"] < end_s),
-        key=lambda page: float(page["start_s"]),
-    )
-    load_s = np.array([end_s - p["start_s"] if p["load_s"] is None else p["load_s"] for p in pages])
-    calls = summary.get("calls", [])
+    pages = _pages(summary)
+    load_s = _loads(pages, float(run["seconds"]))
     own = summary["senders"][run["senders"][0]["name"]]
     packets = own["l4s" if own["l4s"]["packets"] else "classic"]
     mbps = {name: sum(group["goodput_bps"] for group in s.values()) for name, s in summary["senders"].items()}
@@ -227,7 +216,7 @@ def row_of(row: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]
         "pages_unfinished": sum(page["load_s"] is None for page in pages),
         "load_mean_s": float(load_s.mean()) if pages else None,
         "load_p95_s": float(np.quantile(load_s, 0.95)) if pages else None,
-        **_frames(calls, [float(page["start_s"]) for page in pages], warmup_s, end_s),
+        **_frame_figures(_Frames.of(summary), pages),
         "call_mbps": call_bps * 1e-6,
         "web_mbps": sum(mbps.values()) * 1e-6,
         "queueing_p99_s": _seconds(packets["queueing_us"]["p99"]),
@@ -239,34 +228,82 @@ def row_of(row: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]
     }
 
 
-def _frames(
-    calls: Sequence[Mapping[str, Any]], pages_s: Sequence[float], warmup_s: float, end_s: float
-) -> dict[str, Any]:
-    """Columns of the frames; all calls together, so a stall of two calls counts twice.
+def pages_of(row: Mapping[str, Any], summary: Mapping[str, Any]) -> Rows:
+    """A run's row with each page's own figures."""
+    pages, frames = _pages(summary), _Frames.of(summary)
+    beside = [frames.between(*when) for when in _times(pages, frames.end_s)]
+    return [
+        {name: row[name] for name in (*KEY, "run", "program")}
+        | {
+            "load_s": _loads(pages, frames.end_s).tolist(),
+            "stall_s": [float(one.late_s.sum()) for one in beside],
+            "frame_worst_s": [float(one.delay_s.max(initial=0)) for one in beside],
+        }
+    ]
 
-    A frame that has not arrived is as late as the end of the run shows.
+
+def _pages(summary: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """The pages that began behind the warm-up, the first one first."""
+    warmup_s, end_s = (float(summary["run"][name]) for name in ("warmup_s", "seconds"))
+    counted = (page for page in summary.get("pages", []) if warmup_s <= page["start_s"] < end_s)
+    return sorted(counted, key=lambda page: float(page["start_s"]))
+
+
+def _loads(pages: Sequence[Mapping[str, Any]], end_s: float) -> NDArray[np.float64]:
+    """How long each page took; one that did not end has taken until the end of the run."""
+    return np.array([end_s - p["start_s"] if p["load_s"] is None else p["load_s"] for p in pages], np.float64)
+
+
+def _times(pages: Sequence[Mapping[str, Any]], end_s: float) -> Iterable[tuple[float, float]]:
+    """From each page's beginning to the next one's."""
+    begins_s = [float(page["start_s"]) for page in pages]
+    return zip(begins_s, [*begins_s[1:], end_s], strict=False)
+
+
+@dataclass(frozen=True)
+class _Frames:
+    """The frames of all calls together, so that a stall of two calls counts twice.
+
+    Shapes: F frames. A frame that has not arrived is as late as the end of the run shows.
     """
-    if not calls:
+
+    made_s: NDArray[np.float64]
+    delay_s: NDArray[np.float64]
+    late_s: NDArray[np.float64]  # the time that a frame stands for if the viewer waits for it, else 0
+    warmup_s: float
+    end_s: float
+
+    @classmethod
+    def of(cls, summary: Mapping[str, Any]) -> _Frames:
+        """The frames of a run."""
+        warmup_s, end_s = (float(summary["run"][name]) for name in ("warmup_s", "seconds"))
+        calls = summary.get("calls", [])
+        made_s = np.concatenate([[], *(np.asarray(call["made_s"], np.float64) for call in calls)])
+        delay_s = np.concatenate([[], *(np.array(call["delay_s"], np.float64) for call in calls)])
+        each_s = np.concatenate([[], *(np.full(len(c["made_s"]), 1 / c["frames_per_s"]) for c in calls)])
+        delay_s = np.where(np.isnan(delay_s), end_s - made_s, delay_s)
+        late_s = np.where((made_s >= warmup_s) & (delay_s > STALL_S), each_s, 0.0)
+        return cls(made_s, delay_s, late_s, warmup_s, end_s)
+
+    def between(self, begin_s: float, until_s: float) -> _Frames:
+        """Those made in a time."""
+        some = (self.made_s >= begin_s) & (self.made_s < until_s)
+        return replace(self, made_s=self.made_s[some], delay_s=self.delay_s[some], late_s=self.late_s[some])
+
+
+def _frame_figures(frames: _Frames, pages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Columns of the frames."""
+    if not frames.made_s.size:
         return {"frames": 0}
-    made_s = np.concatenate([np.asarray(call["made_s"], np.float64) for call in calls])
-    delay_s = np.concatenate([np.array(call["delay_s"], np.float64) for call in calls])
-    each_s = np.concatenate([np.full(len(call["made_s"]), 1 / call["frames_per_s"]) for call in calls])
-    delay_s = np.where(np.isnan(delay_s), end_s - made_s, delay_s)
-    counted = made_s >= warmup_s
-    late_s = np.where(counted & (delay_s > STALL_S), each_s, 0.0)
-    per_page = np.array(
-        [
-            late_s[(made_s >= begin) & (made_s < until)].sum()
-            for begin, until in zip(pages_s, [*pages_s[1:], end_s], strict=False)
-        ]
-    )
+    counted_s = frames.delay_s[frames.made_s >= frames.warmup_s]
+    per_page_s = np.array([frames.between(*when).late_s.sum() for when in _times(pages, frames.end_s)])
     return {
-        "frames": int(counted.sum()),
-        "frame_p50_s": float(np.quantile(delay_s[counted], 0.5)) if counted.any() else None,
-        "frame_p99_s": float(np.quantile(delay_s[counted], 0.99)) if counted.any() else None,
-        "stall_s": float(late_s.sum()),
-        "stall_per_page_s": float(per_page.mean()) if per_page.size else None,
-        "stalling_pages_share": float((per_page > 0).mean()) if per_page.size else None,
+        "frames": int(counted_s.size),
+        "frame_p50_s": float(np.quantile(counted_s, 0.5)) if counted_s.size else None,
+        "frame_p99_s": float(np.quantile(counted_s, 0.99)) if counted_s.size else None,
+        "stall_s": float(frames.late_s.sum()),
+        "stall_per_page_s": float(per_page_s.mean()) if per_page_s.size else None,
+        "stalling_pages_share": float((per_page_s > 0).mean()) if per_page_s.size else None,
     }
 
 

@@ -212,6 +212,7 @@ class Scenario(Checked):
     axis: Axis | None = None
     flows: bool = False  # whether flows.parquet has each flow; then no sender has two
     classes: bool = False  # whether classes.parquet has each flow's class where the disc is Confucius
+    page_by_page: bool = False  # whether pages.parquet has each page's own figures
     regret: bool = False  # whether each choice is scored by what the packet found in both queues
 
     def points_with_models(self) -> dict[str, Point]:

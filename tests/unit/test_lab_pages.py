@@ -218,6 +218,20 @@ def test_a_runs_row() -> None:
     pl.DataFrame([row], schema=experience.SCHEMA)
 
 
+def test_each_page_of_a_run_has_its_own_figures() -> None:
+    """From its beginning to the next one's: frames of 6 to 9 s, and of 10 to 19 s."""
+    (row,) = experience.pages_of(ROW, summary())
+    assert row["load_s"] == [0.5, 10]
+    assert row["stall_s"] == [2, 0]
+    assert row["frame_worst_s"] == [0.3, 0.19]
+    table = pl.DataFrame([row], schema=experience.PAGES_SCHEMA)
+    assert table["load_s"].list.mean()[0] == experience.row_of(ROW, summary())["load_mean_s"]
+    (row,) = experience.pages_of(ROW, summary(calls=[], pages=[]))
+    assert row["load_s"] == row["frame_worst_s"] == []
+    (row,) = experience.pages_of(ROW, summary(calls=[]))
+    assert row["frame_worst_s"] == [0, 0]
+
+
 def test_no_quantile_rests_on_too_few_packets() -> None:
     """100 packets lie beyond the P99.9 of 100,000."""
     few = summary()

@@ -15,7 +15,7 @@ from benchmarks import published
 from benchmarks import queues as bench
 from benchmarks.published import Published
 from benchmarks.rows import Row
-from infra.results import confucius, evaluations, forecasters, lfq_traces, queues, replayed
+from infra.results import confucius, evaluations, forecasters, lfq_traces, queues, replayed, web_pages
 from infra.results.pages import END, FOLDER, filled, rewrite
 from infra.results.pictures import coverage
 from infra.results.tables import TABLES, Data
@@ -281,6 +281,25 @@ def test_the_worst_cheat_is_named() -> None:
     assert queues.cheats(runs)[-1] == line
     (verdict,) = verdicts.JUDGED[who_picks.CHEATS](runs)
     assert (verdict.measured, verdict.verdict) == (pytest.approx(0.75), "not held")
+
+
+def test_pages_are_compared_one_by_one_with_those_of_fair_queuing() -> None:
+    """The same page of the same seed; under fair queuing itself there is nothing to compare."""
+    key = {**dict.fromkeys(experience.PAGES_SCHEMA), "scenario": "confucius-web"}
+    rows = [
+        key
+        | {"point": f"{rule}, Copa", "seed": seed, "load_s": load, "stall_s": stall, "frame_worst_s": stall}
+        for seed in (1, 2)
+        for rule, load, stall in (
+            ("Confucius", [1.0, 1.0], [0.0, 0.6]),
+            ("FQ+FIFO", [1.5, 0.5 * seed], [0.0, 0.0]),
+        )
+    ]
+    pages = pl.DataFrame(rows, schema=experience.PAGES_SCHEMA)
+    lines = [line.split(" | ")[1:] for line in web_pages.table(pages)[2:]]
+    assert lines == [["FQ+FIFO", "4", "100", "0", "–", "0 |"], ["Confucius", "4", "50", "50", "75", "50 |"]]
+    assert len(web_pages.picture(pages).axes) == 3
+    assert web_pages.picture(pages.clear()).axes
 
 
 def test_a_class_is_right_where_its_tcp_belongs_behind_the_warm_up() -> None:
