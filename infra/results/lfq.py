@@ -10,6 +10,7 @@ import polars as pl
 from laboratory.lfq import judged, table
 from laboratory.lfq.flows import BYTES_PER_MBIT, reward
 from laboratory.report import tables as lab
+from laboratory.report.confucius import fairness
 from laboratory.report.verdict import Verdict
 from laboratory.report.verdicts import LFQ
 from models.scoring.intervals import estimate
@@ -23,6 +24,7 @@ SLIDES = {  # Mbit/s, queue max, mean: means of 400 runs without intervals, in n
     "fq 100": (11.7, 100.0, 51.1),
     "fq 1000": (11.9, 1000.0, 630.4),
 }
+MANY = "lfq-flows"
 COLUMNS = ("goodput_mbps", "queue_max", "queue_mean")
 
 
@@ -111,6 +113,34 @@ def best_of(runs: pl.DataFrame) -> list[str]:
             ours = valued.filter(pl.col("rule") == f"LFQ counterfactual {alpha:g}")
             medians = [_median(best, "limit"), _median(ours, "limit_mean")]
             lines.append(lab.row_of([f"{alpha:g}", tcp, str(best.height), *medians]))
+    return lines
+
+
+def many(flows: pl.DataFrame) -> list[str]:
+    """Many flows of New Reno at once: means over seeds, 95 %."""
+    parts = pl.col("point").str.split(", ").list
+    own = flows.filter(pl.col("scenario") == MANY).with_columns(
+        rule=parts.get(0), count=parts.get(1).cast(pl.Int64)
+    )
+    runs = own.group_by("count", "rule", "seed").agg(
+        pl.col("goodput_mbps").sum(),
+        jain=pl.col("goodput_mbps").map_batches(
+            lambda each: fairness(each.to_list()), returns_scalar=True, return_dtype=pl.Float64
+        ),
+        rtt_ms=pl.col("rtt_mean_s").mean() * 1e3,
+        p99_ms=pl.col("rtt_p99_s").max() * 1e3,
+    )
+    lines = lab.head_of(
+        ["flows", "rule", "seeds", "Mbit/s", "Jain's index", "round trip, ms", "worst flow's P99, ms"]
+    )
+    for (count, rule), seeds in runs.sort("count", "rule", "seed").group_by(
+        "count", "rule", maintain_order=True
+    ):
+        cells = [
+            interval(seeds[column].to_list(), digits=digits)
+            for column, digits in (("goodput_mbps", 1), ("jain", 3), ("rtt_ms", 0), ("p99_ms", 0))
+        ]
+        lines.append(lab.row_of([str(count), str(rule), str(seeds.height), *cells]))
     return lines
 
 

@@ -362,6 +362,7 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "lfq-400": lambda data: lfq.of_400(data.lfq),
     "lfq-correlations": lambda data: lfq.correlations(data.lfq),
     "lfq-beyond": lambda data: lfq.beyond(data.lfq),
+    "lfq-flows": lambda data: lfq.many(data.flows),
     "lfq-best": lambda data: lfq.best_of(data.lfq),
     "lfq-traces": lambda data: lfq_traces.table(data.traces),
     "lfq-verdicts": lambda data: lfq.verdicts(data.lfq),

@@ -229,8 +229,10 @@ def row_of(row: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]
 
 
 def pages_of(row: Mapping[str, Any], summary: Mapping[str, Any]) -> Rows:
-    """A run's row with each page's own figures."""
+    """A run's row with each page's own figures, where it has pages."""
     pages, frames = _pages(summary), _Frames.of(summary)
+    if not pages:
+        return []
     beside = [frames.between(*when) for when in _times(pages, frames.end_s)]
     return [
         {name: row[name] for name in (*KEY, "run", "program")}

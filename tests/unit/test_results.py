@@ -15,7 +15,7 @@ from benchmarks import published
 from benchmarks import queues as bench
 from benchmarks.published import Published
 from benchmarks.rows import Row
-from infra.results import confucius, evaluations, forecasters, lfq_traces, queues, replayed, web_pages
+from infra.results import confucius, evaluations, forecasters, lfq, lfq_traces, queues, replayed, web_pages
 from infra.results.pages import END, FOLDER, filled, rewrite
 from infra.results.pictures import coverage
 from infra.results.tables import TABLES, Data
@@ -281,6 +281,25 @@ def test_the_worst_cheat_is_named() -> None:
     assert queues.cheats(runs)[-1] == line
     (verdict,) = verdicts.JUDGED[who_picks.CHEATS](runs)
     assert (verdict.measured, verdict.verdict) == (pytest.approx(0.75), "not held")
+
+
+def test_many_flows_of_lfq_share_by_jains_index() -> None:
+    key = {**dict.fromkeys(experience.FLOWS_SCHEMA), "scenario": "lfq-flows", "point": "LFQ 10, 2"}
+    rows = [
+        key
+        | {
+            "seed": seed,
+            "sender": str(k),
+            "goodput_mbps": 3.0 * k + 1,
+            "rtt_mean_s": 0.02,
+            "rtt_p99_s": 0.1 * k,
+        }
+        for seed in range(1, 6)
+        for k in range(2)
+    ]
+    line = lfq.many(pl.DataFrame(rows, schema=experience.FLOWS_SCHEMA))[-1]
+    cells = ["5.0 (5.0 to 5.0)", "0.735 (0.735 to 0.735)", "20 (20 to 20)", "100 (100 to 100)"]  # 25 / 2 / 17
+    assert line == f"| 2 | LFQ 10 | 5 | {' | '.join(cells)} |"
 
 
 def test_pages_are_compared_one_by_one_with_those_of_fair_queuing() -> None:
