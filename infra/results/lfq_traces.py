@@ -9,6 +9,7 @@ import polars as pl
 from matplotlib.figure import Figure
 
 from feature_store.atomic import new_file
+from infra.results.legend import legend_below
 from laboratory.lfq import traces
 from laboratory.report import tables as lab
 from laboratory.report.plots import COLOURS as LAB_COLOURS
@@ -58,16 +59,8 @@ def picture(queues: pl.DataFrame) -> Figure:
         axes_of_tcp[0].set_ylabel("packets that wait", fontsize=8)
     for axes in axes_by_row[-1]:
         axes.set_xlabel("s", fontsize=8)
-    handles, names = axes_by_row[0][0].get_legend_handles_labels()
-    figure.legend(
-        handles,
-        names,
-        loc="outside lower center",
-        ncols=len(RULES),
-        fontsize=8,
-        frameon=False,
-        labelcolor=INK,
-    )
+    handles, _ = axes_by_row[0][0].get_legend_handles_labels()
+    legend_below(figure, handles, len(RULES))
     return figure
 
 

@@ -10,6 +10,7 @@ from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
+from infra.results.legend import legend_below
 from laboratory.report.premise_map import SHOWN, Setting, Square, default_ms, settings_of, square
 from models.scoring.plot_style import INK, grid
 
@@ -41,9 +42,7 @@ def premise_map(runs: pl.DataFrame) -> Figure:
         Patch(facecolor=to_rgba(HARMS, SETTLED_ALPHA), label="P99 grows, or another limit is broken"),
         Patch(facecolor="none", edgecolor=HATCH_COLOUR, linewidth=0, hatch=HATCH, label="not settled"),
     ]
-    figure.legend(
-        handles=handles, loc="outside lower center", ncols=3, fontsize=8, frameon=False, labelcolor=INK
-    )
+    legend_below(figure, handles, 3)
     return figure
 
 

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from infra.results import lfq_traces, queues, replayed, web_pages
 from infra.results.forecasters import Covered, covered
+from infra.results.legend import legend_below
 from infra.results.map_picture import premise_map
 from infra.results.replayed import SHOWN_MS
 from infra.results.tables import Data
@@ -80,10 +81,8 @@ def coverage(found: Sequence[Covered]) -> Figure:
     for axes in panels:
         axes.set_ylim(-bound, bound)
     panels[0].set_ylabel("share below it, less the level,\npercentage points", fontsize=8)
-    handles, names = panels[0].get_legend_handles_labels()
-    figure.legend(
-        handles, names, loc="outside lower center", ncols=3, fontsize=8, frameon=False, labelcolor=INK
-    )
+    handles, _ = panels[0].get_legend_handles_labels()
+    legend_below(figure, handles, 3)
     return figure
 
 

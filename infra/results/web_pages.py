@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from infra.results.legend import legend_below
 from infra.results.queues import WEB
 from laboratory.report import tables as lab
 from models.scoring.plot_style import INK, grid
@@ -73,16 +74,8 @@ def picture(pages: pl.DataFrame) -> Figure:
         axes.set(xlim=ends, ylim=(0, 100))
         axes.set_xlabel(unit, fontsize=8)
     axes_of_row[0].set_ylabel("% of the pages", fontsize=8)
-    handles, names = axes_of_row[0].get_legend_handles_labels()
-    figure.legend(
-        handles,
-        names,
-        loc="outside lower center",
-        ncols=len(RULES),
-        fontsize=8,
-        frameon=False,
-        labelcolor=INK,
-    )
+    handles, _ = axes_of_row[0].get_legend_handles_labels()
+    legend_below(figure, handles, len(RULES))
     return figure
 
 
