@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 from infra.results.legend import legend_below
 from infra.results.queues import WEB
 from laboratory.report import tables as lab
+from laboratory.report.confucius import CONFUCIUS, FAIR, FQ_CODEL
 from models.scoring.plot_style import INK, grid
 
-FAIR: Final = "FQ+FIFO"  # what a page's load time is compared with, page by page
 LONG_S: Final = 0.5  # the paper's mark in figures 12a and 12c
 RULES: Final = {  # that are drawn: colour
     "FIFO": INK,
-    "FqCoDel": "#f08c00",
+    FQ_CODEL: "#f08c00",
     FAIR: "#1c7ed6",
-    "Confucius": "#2f9e44",
+    CONFUCIUS: "#2f9e44",
     "CBQ 1:1": "#9c36b5",
     "priority": "#e64980",
 }

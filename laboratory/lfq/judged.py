@@ -22,11 +22,8 @@ _OFFLINE: Final = {
 _ONLINE: Final = dict.fromkeys([("new_reno", "bandwidth"), ("new_reno", "delay")], 0.85) | dict.fromkeys(
     [("bic", "bandwidth"), ("bic", "delay")], 0.70
 )
-LEAST_CORRELATION: Final = {
-    (rule, tcp, axis): least  # counterfactual labels are held to what the offline ones are
-    for rule, some in (("counterfactual", _OFFLINE), ("offline", _OFFLINE), ("online", _ONLINE))
-    for (tcp, axis), least in some.items()
-}
+# By how it was learned: TCP, axis. Counterfactual labels are held to what the offline ones are.
+LEAST_CORRELATION: Final = {"counterfactual": _OFFLINE, "offline": _OFFLINE, "online": _ONLINE}
 LEAST_OF_BEST: Final = 0.9  # of the best static limit's reward, per environment
 
 

@@ -117,12 +117,22 @@ def _lfq_400(table: pl.DataFrame) -> list[Verdict]:
 def _lfq(table: pl.DataFrame) -> list[Verdict]:
     """What each network has learned: correlations, Reno's limit beside BIC's, the reward."""
     rows, best = _of_lfq(table, lfq_table.NAME), _of_lfq(table, lfq_table.BEST)
+
+    def correlations(rule: str, learned: str, reason: str | None = None) -> list[Verdict]:
+        return [
+            judged(
+                f"{rule}: r of the limit with {axis}, {tcp}",
+                list(lfq.correlation(rows, rule, tcp, axis).values()),
+                at_least=least,
+                reason=reason,
+            )
+            for (tcp, axis), least in lfq.LEAST_CORRELATION[learned].items()
+        ]
+
     found = []
-    for rule in lfq.rules_of(rows):
-        for (of_rule, tcp, axis), least in lfq.LEAST_CORRELATION.items():
-            if of_rule == rule.split()[1]:
-                values = list(lfq.correlation(rows, rule, tcp, axis).values())
-                found.append(judged(f"{rule}: r of the limit with {axis}, {tcp}", values, at_least=least))
+    rules = {rule: rule.split()[1] for rule in lfq.rules_of(rows)}
+    for rule, learned in rules.items():
+        found += correlations(rule, learned)
         limits = [
             lfq.mean_of(rows.filter(pl.col("tcp") == tcp), rule, "limit_mean") for tcp in ("new_reno", "bic")
         ]
@@ -130,11 +140,8 @@ def _lfq(table: pl.DataFrame) -> list[Verdict]:
         values = list(lfq.part_of_best(best, rule).values())
         wanted = lfq.LEAST_OF_BEST
         found.append(judged(f"{rule}: reward over the best static limit's", values, at_least=wanted))
-    learned = {rule.split()[1] for rule in lfq.rules_of(rows)}
-    for (of_rule, tcp, axis), least in lfq.LEAST_CORRELATION.items():
-        if of_rule not in learned:
-            figure = f"LFQ {of_rule}: r of the limit with {axis}, {tcp}"
-            found.append(judged(figure, [], at_least=least, reason="no runs with such a network"))
+    for learned in sorted(set(lfq.LEAST_CORRELATION) - set(rules.values())):
+        found += correlations(f"LFQ {learned}", learned, "no runs with such a network")
     return found
 
 
