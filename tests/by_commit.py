@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import random
 import subprocess
 from collections.abc import Sequence
@@ -36,3 +37,9 @@ def tried(case: T, cases: Sequence[T], count: int) -> pytest.MarkDecorator:
     chosen = some(cases, count)
     reason = f"of this commit: {', '.join(map(str, chosen))}; make test-all tries all"
     return pytest.mark.skipif(case not in chosen, reason=reason)
+
+
+def drawn(test: str, one_in: int) -> bool:
+    """Whether this commit draws a test, by its name: one in so many, and another part with each commit."""
+    digest = hashlib.sha256(f"{this_commit()} {test}".encode()).digest()
+    return int.from_bytes(digest[:8]) % one_in == 0

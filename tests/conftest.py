@@ -10,6 +10,8 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from by_commit import drawn
+from mutants import ALL
 
 from feature_store import local_ray, usage_reporting
 
@@ -19,7 +21,6 @@ os.environ.setdefault("RAY_AUTH_MODE", "token")
 os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # of this run; its child processes have it too
 os.environ.update(local_ray.ALONE)  # some test may import Ray before another starts it, and Ray reads it then
 
-ALL = os.environ.get("SWIFTQUEUE_TEST_ALL") == "1"  # `make test-all`
 if ALL:
     os.environ.setdefault("PYTEST_TIMEOUT", "14400")  # a million mutants take longer than any hang is worth
 
@@ -35,6 +36,28 @@ hypothesis.settings.load_profile("project")
 
 PROJECT = Path(__file__).resolve().parent.parent
 CAPTURES = PROJECT.parent / "shared" / "data"
+
+
+LONG_ONE_IN = 6
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--long",
+        choices=("all", "some"),
+        default="all",
+        help="run all tests marked `long` (default), or one in six of them, drawn by the commit",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--long") == "all":
+        return
+    left_out = [
+        item for item in items if item.get_closest_marker("long") and not drawn(item.nodeid, LONG_ONE_IN)
+    ]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in set(left_out)]
 
 
 FAILURES = os.environ.get("SWIFTQUEUE_TEST_FAILURES")  # a file: what failed, and last the test under way

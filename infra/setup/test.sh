@@ -4,7 +4,11 @@
 # The two behind are shown at the end, also of a run that is cut off. `pytest` runs all of them one after the other.
 # The names of failed tests are in build/tests-*.failed at once: a crash loses none.
 set -uo pipefail
-[[ ${SWIFTQUEUE_TEST_ALL:-} == 1 ]] && export PYTEST_ADDOPTS="-o faulthandler_timeout=18000 ${PYTEST_ADDOPTS:-}"
+if [[ ${SWIFTQUEUE_TEST_ALL:-} == 1 ]]; then
+  export PYTEST_ADDOPTS="-o faulthandler_timeout=18000 ${PYTEST_ADDOPTS:-}"
+else
+  export PYTEST_ADDOPTS="--long some ${PYTEST_ADDOPTS:-}"
+fi
 mkdir -p build
 rm -f build/tests-*.failed
 tier() { # NAME PATHS…: one run, and how long it took

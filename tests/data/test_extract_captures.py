@@ -127,6 +127,7 @@ def test_decode_equals_scapy_on_own_captures(name: str) -> None:
         assert (ours[field] == oracle[field]).all(), field
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["wifi-l4s/prague_dualpi2_wifi", "ndt/ndt-363A84", "ndt/ndt-5BA77"])
 def test_decode_equals_scapy_on_slices_of_real_captures(name: str, captures: Path) -> None:

@@ -107,6 +107,7 @@ def timestamps(data: bytes) -> None:
 
 # So many must get as far as rows that this tests more than refusals. With ACKs half do; by timestamps only
 # those of the one seed that was made at a receiver.
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("reader", "count", "least"), [(feed, 500, 4), (acks, 1_000, 3), (timestamps, 1_000, 25)]

@@ -15,6 +15,7 @@ import pytest
 from mutants import ALL
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(("what", "stride", "least"), [("append", 1, 20), ("compact", 1 if ALL else 4, 40)])
 @pytest.mark.timeout(3600 if ALL else 600)

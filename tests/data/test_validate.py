@@ -119,6 +119,7 @@ def test_a_failure_is_one_line() -> None:
     )
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_sound_tables_meet_all_expectations(sound: tuple[Path, Path]) -> None:
     validation = validate(*sound, sound[1].with_name("split.json"), CHECKED)
@@ -214,6 +215,7 @@ HARMS: dict[str, list[tuple[Damage, str]]] = {  # what is done to the packet tab
 }
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("harms", HARMS.values(), ids=HARMS)
 def test_damage_to_the_packet_table_is_named(
@@ -259,6 +261,7 @@ def run_stage(cwd: Path, packets_dir: Path, windows_dir: Path, limits: dict[str,
     )
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_stage_stops_the_pipeline_and_writes_the_docs(
     sound: tuple[Path, Path], tmp_path: Path, project: Path

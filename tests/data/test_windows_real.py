@@ -15,6 +15,7 @@ from feature_store.packets.schema import scan_packets
 PACKETS = 400
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ndt/ndt-C2E15", "ndt/ndt-363A84"])
 def test_windows_of_a_real_capture_are_the_oracles(captures: Path, tmp_path: Path, name: str) -> None:

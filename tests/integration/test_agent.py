@@ -310,6 +310,7 @@ def test_steps_of_the_wall_clock_change_nothing(make_artifact: Callable[..., Pat
     assert clock.looks()[0] > summary["batches"]  # else it was not the library's clock
 
 
+@pytest.mark.long
 def test_memory_is_flat_over_millions_of_packets(make_artifact: Callable[..., Path]) -> None:
     [held] = memory_over(MEMORY_PACKETS, ["--local", make_artifact(1, tokens=16)])
     print(f"agent, local mode: {held[0]} to {max(held)} bytes over {MEMORY_PACKETS:,} packets")

@@ -316,6 +316,7 @@ def test_a_backend_that_throws_costs_the_batches_it_throws_at(
         good.outcomes += large.outcomes  # counted with its own, when the agent ends
 
 
+@pytest.mark.long
 def test_memory_is_flat_over_many_packets_of_agent_and_server(
     serving_state: Path, tmp_path: Path, make_artifact: Callable[..., Path]
 ) -> None:

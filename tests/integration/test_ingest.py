@@ -767,6 +767,7 @@ def measured(ingest: Ingest) -> bench.Server:
     return bench.Server(ingest.url, ingest.store, ingest.token, [ingest.process(name) for name in names])
 
 
+@pytest.mark.long
 def test_memory_stays_flat(ingest: Ingest, measured: bench.Server) -> None:
     """2 million events add next to nothing; 50 million: `swiftqueue bench ingest --events`.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sqlite3
 import statistics
@@ -15,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from mutants import ALL
 from registered import add_version
 
 MANY = 10_500  # more than MLflow gives in one answer
 FEW = 10
-ALL = os.environ.get("SWIFTQUEUE_TEST_ALL") == "1"
 BLOCKS, PUSHES = (5, 4) if ALL else (1, 2)
 TOLERANCE = 0.1
 

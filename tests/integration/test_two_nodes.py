@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import event_rows
+import mutants
 import polars as pl
 import pytest
 import torch
@@ -38,7 +39,7 @@ from serving.ingest.senders import INSTALLATION
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(os.environ.get("SWIFTQUEUE_TEST_ALL") != "1", reason="minutes: make test-all"),
+    pytest.mark.skipif(not mutants.ALL, reason="minutes: make test-all"),
 ]
 EPOCHS = 20
 FINETUNE = {

@@ -72,6 +72,7 @@ def test_windows_of_the_served_size(tmp_path: Path, isa: Isa, padding: int) -> N
     np.testing.assert_allclose(ours.features(x_BWF), feature_BRD, atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(("readout", "anchor"), [("last", None), ("candidates", "last_latency_flow_us")])
 def test_ten_thousand_windows(

@@ -150,6 +150,7 @@ def test_the_last_slice_is_the_last_round_alone() -> None:
         assert got[method]["n"] == np.isfinite(part.y_BH[rows]).sum()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("what", [{"late": False}, {"known": False}, {"rounds": 1}, {"unknown": 0.99}])
 def test_edges_give_null_and_never_nan(what: dict[str, Any], tmp_path: Path) -> None:

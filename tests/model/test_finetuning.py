@@ -213,6 +213,7 @@ def test_a_model_of_other_features_is_refused_before_anything_starts(
 # As a Ray Train job
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_two_ray_workers_give_the_heads_of_one(
     folder: Path, windows: WindowSet, pretrained: Path, tmp_path: Path, ray_cluster: None
@@ -270,6 +271,7 @@ def cluster_of_its_own() -> Iterator[str]:
             process.communicate("\n")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_killed_stage_keeps_its_finished_rounds(
     folder: Path, windows: WindowSet, pretrained: Path, tmp_path: Path

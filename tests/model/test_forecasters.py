@@ -411,6 +411,7 @@ def strange(kind: str) -> pl.DataFrame:
     return table
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["one flow", "constant latency", "99 % unknown"])
 def test_strange_traces_give_defined_results(kind: str, quick: Path) -> None:
     traces = [trace(strange(kind))]

@@ -44,6 +44,7 @@ def summary(world: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 def test_runs_are_kept_and_those_that_changed_are_run_again(world: Path) -> None:
     first = forecasts(world)
     assert sorted(p.name for p in (world / "runs").iterdir()) == [
@@ -99,6 +100,7 @@ def test_a_choice_sees_the_training_slices_only(world: Path) -> None:
     assert 0 < summary(world)["n"] != tested
 
 
+@pytest.mark.long
 def test_tables_to_learn_from_besides_change_the_training_and_nothing_else(world: Path) -> None:
     forecasts(world)
     alone = json.loads((world / "runs/mlp-1.json").read_text())

@@ -140,6 +140,7 @@ def test_an_unknown_name_or_size_is_one_clear_line(params: Path) -> None:
     assert all(len(line.splitlines()) == 1 for line in lines)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_stage_pretrains_it_with_ray_train(
     network: LoopNetwork,
@@ -168,6 +169,7 @@ def test_the_stage_pretrains_it_with_ray_train(
     assert not list((tmp_path / "var").glob("ray/pretrain-*"))  # what a stopped job would go on from
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_it_is_kept_tuned_exported_and_judged_like_any_other(
     network: LoopNetwork, params: Path, world: Path, tmp_path: Path

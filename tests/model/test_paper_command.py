@@ -64,6 +64,7 @@ def test_the_rows_are_there_with_what_the_exhibits_draw(folder: Path) -> None:
             assert row["tuned"] == row["pretrained"]
 
 
+@pytest.mark.long
 def test_a_second_run_keeps_the_rows_and_a_changed_forecaster_is_computed_again(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -43,6 +43,7 @@ def sanitize(sources: Path, folder: Path, rounds: int) -> str:
     return ran.stdout
 
 
+@pytest.mark.long
 @tried("window", QUICK, 1)
 def test_window(project: Path) -> None:
     """Random and hostile events."""

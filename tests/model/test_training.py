@@ -382,6 +382,7 @@ def test_layers_width_and_heads_are_parameters(windows: WindowSet, tmp_path: Pat
 # As a Ray Train job
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_two_ray_workers_share_one_epochs_windows(
     folder: Path, windows: WindowSet, tmp_path: Path, ray_cluster: None
@@ -423,6 +424,7 @@ def logged_epochs(state: Path) -> tuple[list[str], list[list[int]]]:
     return [run.info.run_name for run in runs], [sorted(one) for one in steps]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_killed_job_resumes_and_ends_with_the_weights_it_would_have_had(
     folder: Path, windows: WindowSet, tmp_path: Path, ray_cluster: None

@@ -50,6 +50,7 @@ def ray() -> Iterator[None]:
         yield
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray")
 def test_a_search_goes_on_where_it_stopped_and_ends_as_one_that_did_not(world: Path, tmp_path: Path) -> None:
@@ -100,6 +101,7 @@ def test_a_search_goes_on_where_it_stopped_and_ends_as_one_that_did_not(world: P
     assert run["tuned"]["error"]["log_mae"] == pytest.approx(found["variants"]["mlp"]["best"]["log_mae"])
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray")
 def test_no_trial_begins_after_the_seconds_are_spent(world: Path) -> None:

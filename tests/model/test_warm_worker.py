@@ -69,6 +69,7 @@ def test_work_of_a_worker_that_dies_is_done_again(
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.long
 def test_work_that_kills_every_worker_is_given_up_and_the_next_is_done(worker: WarmWorker) -> None:
     with pytest.raises(WarmWorkerError, match="Ray's worker is gone"):
         worker.do(("die", None), START_S)

@@ -26,6 +26,7 @@ def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield environment["AWS_ENDPOINT_URL"]
 
 
+@pytest.mark.long
 def test_a_trace_travels_through_s3(project: Path, endpoint: str, tmp_path: Path) -> None:
     root = tmp_path / "project"
     trace = root / "data/traces/office.pcap"

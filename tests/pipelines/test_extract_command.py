@@ -188,6 +188,7 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path) -> None:
     assert tables(tmp_path / "o") in (["summary.json"], [])
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_capture() -> None:
     _, _, short = extract_in_capped_memory(0.1, 500)
@@ -234,6 +235,7 @@ print(extract_many._with_ray([extract_many.Job(Path("a"), "a")], Path("o")))
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_ray_of_its_own_refuses_a_stranger(project: Path, tmp_path: Path) -> None:
     """Nothing in its environment asks for a token."""

@@ -61,6 +61,7 @@ def dvc(checkout: Path, *arguments: str) -> str:
     return ran.stdout + ran.stderr
 
 
+@pytest.mark.long
 def test_an_experiment_runs_in_a_folder_of_its_own(checkout: Path) -> None:
     assert "building libpcapdecode.so" in dvc(checkout, "exp", "run", "--temp", "--name", "apart", "extract")
     kept = ["git", "for-each-ref", "--format=%(refname:lstrip=-1)", "refs/exps"]
@@ -69,6 +70,7 @@ def test_an_experiment_runs_in_a_folder_of_its_own(checkout: Path) -> None:
     assert not (checkout / "data").exists()
 
 
+@pytest.mark.long
 def test_a_new_trace_is_extracted_alone(checkout: Path) -> None:
     def ran() -> list[str]:
         lines = dvc(checkout, "repro", "extract").splitlines()

@@ -60,6 +60,7 @@ def packets(tmp_path_factory: pytest.TempPathFactory, project: Path) -> Path:
     return folder
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("stage", "paths", "whole"), [("extract", [], "packets"), ("windows", ["packets"], "windows")]
 )

@@ -55,6 +55,7 @@ def test_files_and_folders_travel_whole_and_are_removed(place: Storage, tmp_path
         place.at("file").get(file)
 
 
+@pytest.mark.long
 def test_a_storage_that_does_not_answer_is_named(
     place: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

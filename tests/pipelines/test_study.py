@@ -121,6 +121,7 @@ def test_bad_folders_and_captures_stop_before_anything_runs(tmp_path: Path) -> N
     assert [p.name for p in (tmp_path / "full").iterdir()] == ["thesis.tex"]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_study_of_simulated_traces_runs_and_resumes(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -153,6 +154,7 @@ def test_a_study_of_simulated_traces_runs_and_resumes(
     assert "Running stage 'extract@dumbbell-4'" in run(*overrides)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_study_of_a_capture_does_not_simulate(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     params = yaml.safe_load((PROJECT / "params.yaml").read_text())["simulate"]

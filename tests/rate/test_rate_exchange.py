@@ -108,6 +108,7 @@ def test_bad_input_is_one_clear_line(tmp_path: Path) -> None:
     assert str(answer.exception) == "profile fifo: must be one of uncoupled, rfc9332"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_command_answers_both_questions(tmp_path: Path) -> None:
     command = ["rate", "exchange", "--seeds", "4", "--seconds", "5", "--profile", "uncoupled"]

@@ -76,6 +76,7 @@ def test_suss_is_faster_where_the_path_is_empty_and_no_wilder_where_it_is_not(
     assert lost["suss"] <= lost["cubic"]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_forecast_that_cannot_be_or_comes_too_late_leaves_bbr_as_it_is(
     program: Path, tmp_path: Path

@@ -111,6 +111,7 @@ def test_fields_that_are_left_out_are_not_seen(kind: str, tmp_path: Path) -> Non
         networks.only(features, ["rt"])
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", networks.KINDS)
 def test_training_learns_and_a_seed_fixes_it(kind: str, tmp_path: Path) -> None:

@@ -121,6 +121,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
     return Stage(tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_stage_registers_judges_and_reuses(stage: Stage, tmp_path: Path) -> None:
     from models.rate.networks import load as load_network

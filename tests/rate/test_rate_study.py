@@ -93,6 +93,7 @@ def test_one_seed_settles_nothing_and_agreeing_seeds_do() -> None:
     assert not any(spread["settled_better_than"].values())
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_study_goes_on_where_it_was_stopped(tmp_path: Path, project: Path) -> None:
     flows, models = tmp_path / "flows", tmp_path / "models"

@@ -29,6 +29,7 @@ def test_frames_one_by_one() -> None:
     assert result.stdout.count("PASS") == 3
 
 
+@pytest.mark.long
 def test_google_congestion_control() -> None:
     """The C++ suite: its arithmetic in closed form, and a call over a link that loses or changes its rate."""
     suite = build_simulator(program="gcc-test")

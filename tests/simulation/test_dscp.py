@@ -52,6 +52,7 @@ def sent(folder: Path, traffic: dict[str, Any], dscp: int, control: dict[str, An
     return [packet for packet in rdpcap(str(out / "s1.pcap")) if packet[IP].src == S1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("tcp", "ecn", "traffic", "fields"),
     [

@@ -43,6 +43,7 @@ def test_rules_one_by_one(programs: Path) -> None:
     assert result.stdout.count("PASS") > 30
 
 
+@pytest.mark.long
 def test_the_routers_link_and_the_disc_decide_alike() -> None:
     """10^6 packets, four settings: no packet's fate or time differs, and every fate occurs."""
     program = build_simulator(program="dual-pi2-parity")
@@ -160,6 +161,7 @@ def test_l_delay_is_under_two_milliseconds(grid: list[Run]) -> None:
         assert run["sojourn_us"]["L"]["p99"] * 1e-3 < max(2, two_packets_ms), run["options"]
 
 
+@pytest.mark.long
 def test_l_delay_with_many_flows(programs: Path) -> None:
     """10 paced DCTCP and 10 Cubic flows, both schedulers, ramp and step."""
     runs = simulate_all(
@@ -197,6 +199,7 @@ def test_ecn_spares_the_classic_flow_all_loss(grid: list[Run]) -> None:
             assert run["drops"]["C drop"] > 0, run["options"]
 
 
+@pytest.mark.long
 def test_without_coupling_the_scalable_flow_takes_the_link(programs: Path) -> None:
     """The control of the shares above: k = 0, all else alike."""
     run = simulate(programs, **point(40, 20, 12, disc="CouplingFactor=0"))

@@ -80,6 +80,7 @@ def figures(output: Path, control: str) -> dict[str, Any]:
     return row
 
 
+@pytest.mark.long
 def test_every_control_is_run_resumed_and_reported(
     ray_cluster: None,
     program: tuple[Path, str],
@@ -338,6 +339,7 @@ def test_controls_left_out_stand_with_the_reason_until_they_are_run(
     assert set(load(output).filter(pl.col("status") == COMPLETE)["seconds"]) == {3.0}
 
 
+@pytest.mark.long
 def test_the_head_is_tuned_during_the_run(
     program: tuple[Path, str],
     tiny: Callable[..., str],
@@ -379,6 +381,7 @@ def other_cluster() -> Iterator[tuple[str, Path]]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.mark.long
 def test_the_same_command_uses_a_cluster(
     other_cluster: tuple[str, Path], program: tuple[Path, str], tiny: Callable[..., str], tmp_path: Path
 ) -> None:
@@ -425,6 +428,7 @@ def _pause_simulations(output: Path, command: int) -> bool:
     return held
 
 
+@pytest.mark.long
 def test_a_killed_command_leaves_nothing_half_and_goes_on(
     ray_cluster: None, program: tuple[Path, str], tiny: Callable[..., str], tmp_path: Path
 ) -> None:

@@ -37,6 +37,7 @@ def test_the_program_gives_the_published_ones_results(program: Path, runs: dict[
     assert canary.differing(program, runs, Equals.load().canaries) == []
 
 
+@pytest.mark.long
 def test_a_program_is_listed_once_proven_and_not_where_a_result_differs(
     program: Path,
     runs: dict[str, Job],

@@ -223,6 +223,7 @@ def test_the_same_run_gives_the_same_bytes(
     assert set(cost) == {"cpu_s", "wall_s", "peak_memory_bytes", "events", "engine_s", "engine_calls"}
 
 
+@pytest.mark.long
 def test_controls_do_what_they_say(program: Path, tmp_path: Path) -> None:
     def with_control(
         name: str, control: Run, seconds: float = 1.5, **changes: Any
@@ -281,6 +282,7 @@ def test_the_oracle_predicts_what_a_dual_queue_does() -> None:
     assert result.stdout.count("PASS") > 100
 
 
+@pytest.mark.long
 def test_a_told_sender_corrects_what_its_model_forecasts(
     program: Path, project: Path, tmp_path: Path
 ) -> None:
@@ -782,6 +784,7 @@ def test_each_choice_is_scored_by_what_the_packet_found(program: Path, tmp_path:
     assert choice["classic_less_l4s_us"]["max"] == pytest.approx(more_us.max(), rel=1e-5)
 
 
+@pytest.mark.long
 def test_who_sees_the_queues_now_chooses_best(program: Path, tmp_path: Path) -> None:
     """Rungs of the ladder, without a limit: how often they choose the shorter queue."""
     controls = {
@@ -799,6 +802,7 @@ def test_who_sees_the_queues_now_chooses_best(program: Path, tmp_path: Path) -> 
     assert right["now"] > 0.2 + max(right[name] for name in ("default", "chance", "late"))
 
 
+@pytest.mark.long
 def test_flows_are_split_and_the_limit_holds(program: Path, tmp_path: Path) -> None:
     outputs = {"outputs": ["truth"], "acks": "selective", "moved_ecn": "ect0"}
     simulate(program, figure8(**outputs, control={"kind": "flow_split", "share": 0.5}), tmp_path / "split")
@@ -847,6 +851,7 @@ def test_a_placebo_repeats_decisions_at_another_time(program: Path, tmp_path: Pa
     assert line.endswith("run file: decisions need control model or batched")
 
 
+@pytest.mark.long
 def test_moved_packets_may_say_less_to_their_flows(program: Path, tmp_path: Path) -> None:
     """S1's L4S flows, all of whose packets are moved, get less where marks are losses, and hardly anything
     where no ACK grows a window; where none is moved nothing changes."""

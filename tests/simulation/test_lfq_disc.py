@@ -160,6 +160,7 @@ def simulator(tmp_path_factory: pytest.TempPathFactory) -> Simulator:
     return Simulator(tmp_path_factory.mktemp("kept"))
 
 
+@pytest.mark.long
 def test_full_use_needs_one_bdp_of_reno_and_less_of_bic(simulator: Simulator) -> None:
     """19 packets are one BDP of 15 Mbit/s and 15 ms; Reno halves its window, BIC keeps four fifths.
 
@@ -194,6 +195,7 @@ def test_arms_of_a_fork_share_what_was_before(simulator: Simulator, tmp_path: Pa
     assert kept.rows.equals(found.rows)
 
 
+@pytest.mark.long
 def test_training_the_table_and_its_verdicts(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert learning.train(SMALL, tmp_path) == 0
     models = tmp_path / learning.MODELS

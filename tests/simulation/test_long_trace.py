@@ -49,6 +49,7 @@ def test_a_long_trace_and_its_truth_are_of_the_same_packets(project: Path, tmp_p
         waits_of(packets, other)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_explored_packets_tell_what_both_waits_say_of_a_choice(project: Path, tmp_path: Path) -> None:
     """Of a rule that follows the waits a little late: the interval by explored packets holds its known gain.

@@ -45,6 +45,7 @@ def program() -> Path:
     return programs.build()[0]
 
 
+@pytest.mark.long
 def test_rules_one_by_one() -> None:
     """The C++ suite without a network: weights, shares, thresholds, order, limits."""
     suite = build_simulator(program="flow-queue-discs-test")

@@ -226,6 +226,7 @@ def test_a_killed_stage_leaves_nothing_half_written(project: Path, program: Path
     assert len(list((tmp_path / "traces").iterdir())) == 4
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_default_traces_are_worth_predicting(
     params: dict[str, Any], program: Path, tmp_path: Path

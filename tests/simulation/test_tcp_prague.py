@@ -96,6 +96,7 @@ def mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
+@pytest.mark.long
 def test_rules_one_by_one(programs: Path) -> None:
     """The C++ suite: alpha, window, RTT independence, loss, pacing, small windows, two hosts and a link."""
     result = subprocess.run([programs / "tcp-prague-test"], capture_output=True, text=True, check=False)

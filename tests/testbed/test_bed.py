@@ -65,6 +65,7 @@ def test_each_capability_has_its_reason() -> None:
         assert one.why_not is None if one.can else one.why_not == f"{one.name}: {one.reason}"
 
 
+@pytest.mark.long
 @needs_bed
 def test_the_router_delivers_as_an_ideal_link(tmp_path: Path) -> None:
     """Every packet once, in order, and none before an ideal link would; the rate is the link's."""
@@ -91,6 +92,7 @@ def test_the_router_delivers_as_an_ideal_link(tmp_path: Path) -> None:
     assert bed.summary["forwarded"] >= len(ours)
 
 
+@pytest.mark.long
 @needs_bed
 @pytest.mark.parametrize("host", [ADDRESS_B, ADDRESS6_B])
 def test_a_full_queue_marks_what_may_be_marked_and_drops_the_rest(tmp_path: Path, host: str) -> None:

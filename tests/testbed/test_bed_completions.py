@@ -82,6 +82,7 @@ def hosts() -> Iterator[Callable[[int], subprocess.Popen[str]]]:
         )
 
 
+@pytest.mark.long
 @needs_bed
 @pytest.mark.slow
 @pytest.mark.parametrize(

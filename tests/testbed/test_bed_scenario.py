@@ -135,6 +135,7 @@ def test_a_direction_is_said_where_both_are_settled(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+@pytest.mark.long
 @needs_bed
 @pytest.mark.slow
 def test_a_kernels_flows_are_marked_answer_marks_and_are_moved(tmp_path: Path) -> None:
@@ -164,6 +165,7 @@ scenario.run("try", asked, Path(sys.argv[1]), print)
 """
 
 
+@pytest.mark.long
 @needs_bed
 @pytest.mark.slow
 @pytest.mark.parametrize("programs", [1, 3, 6, 7])  # from the holder alone to all

@@ -156,6 +156,7 @@ def test_who_has_no_privilege_is_told_so() -> None:
     assert len(ran.stderr.splitlines()) == 1
 
 
+@pytest.mark.long
 @needs_bpf
 def test_the_bench_says_what_a_packet_costs() -> None:
     from benchmarks.marker import measure

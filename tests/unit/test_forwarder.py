@@ -316,6 +316,7 @@ def take_mutant(data: bytes) -> None:
         raise FrameError(came[0])
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_damaged_streams_are_taken_or_refused() -> None:
     for good in good_streams():

@@ -175,6 +175,7 @@ def test_an_interval_is_of_the_same_draws_for_all(sender: world.Sender, judging:
     assert paired < spread / 100
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("challenge", [world.poison, world.noise])
 def test_quality_does_not_sink_below_the_reference(challenge: world.NextHead) -> None:

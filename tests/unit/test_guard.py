@@ -120,6 +120,7 @@ def test_what_is_settled_does_not_hang_on_what_comes_later(values: list[float], 
         assert settle(np.array(values), alpha * 1.5)[1] <= looked
 
 
+@pytest.mark.long
 def test_a_receiver_where_moving_never_helps_is_seldom_moved_to() -> None:
     """All its life, with latencies that depend on each other: bounded by alpha. Here it is 8 s."""
     admitted = trials = 0
@@ -320,6 +321,7 @@ def test_moving_is_held_for_a_small_part_of_the_time() -> None:
     assert 0 < held.mean() < 0.1
 
 
+@pytest.mark.long
 def test_growth_is_seldom_seen_where_there_is_none() -> None:
     """Rates of heavy tails and one mean, moved or not, for 20 s: at most alpha of the lives are stopped."""
     stopped = 0

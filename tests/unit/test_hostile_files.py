@@ -432,6 +432,7 @@ def _own_folder() -> Any:
     os.environ.pop("SWIFTQUEUE_STATE", None)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("reader", CASES, ids=lambda reader: reader.__name__)
 def test_a_reader_survives_damaged_files(reader: Callable[[bytes], None]) -> None:
@@ -456,6 +457,7 @@ def test_a_page_that_ends_polars_is_refused(tmp_path: Path) -> None:
     assert "table.parquet cannot be read: " in said
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("reader", CASES, ids=lambda reader: reader.__name__)
 def test_a_reader_survives_what_no_mutant_is(reader: Callable[[bytes], None]) -> None:

@@ -96,6 +96,7 @@ def wait_for_retries(ours: IngestClient, count: int) -> None:
     wait_until(lambda: ours.shipped.retries >= count, lambda: ours.shipped)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("status", "said"),

@@ -339,6 +339,7 @@ def page_of(output: Path, *scenarios: str) -> str:
     return make_report(output, scenarios)[0].read_text()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_page_shows_every_control_profile_and_gap(tmp_path: Path) -> None:
     rows = runs_of({"default": 1, "model": 0.6, "oracle": 0.5, "random": 0.9}, scenario="figure8")

@@ -64,6 +64,7 @@ def test_matcher_follows_its_rules(events: list[Event]) -> None:
     assert stats.retransmitted == sum(row.retransmitted for row in rows)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @settings(max_examples=20_000 if ALL else 400)
 @given(conversations())

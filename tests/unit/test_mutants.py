@@ -60,11 +60,13 @@ def test_what_is_taken_and_refused_is_counted() -> None:
     assert min(taken, refused) > 20
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_busy_machine_is_no_standstill() -> None:
     assert sum(mutants.survive(f"{__name__}:waits_for_a_core", GOOD, 10)) == 10
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["dies_of_some", "raises_another", "stands_still"])
 def test_the_mutant_that_harmed_is_kept(tmp_path: Path, target: str) -> None:

@@ -54,6 +54,7 @@ def tensors(path: Path) -> dict[str, np.ndarray]:
     return {one.name: onnx.numpy_helper.to_array(one) for one in graph.initializer}
 
 
+@pytest.mark.long
 def test_a_new_head_gives_the_network_that_a_whole_export_gives(
     parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,6 +81,7 @@ def check_answers(network: Path, model: Predictor) -> None:
     np.testing.assert_allclose(answer_BH, expected_BH, rtol=1e-4)
 
 
+@pytest.mark.long
 def test_another_encoder_means_a_whole_export(parent: Path, tmp_path: Path) -> None:
     other = changed(artifact.load(parent).model, "embedding.")
     artifact.save(tmp_path / "other", other, DESCRIPTION)

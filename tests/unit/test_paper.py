@@ -119,6 +119,7 @@ def test_an_exhibit_whose_rows_are_not_all_there_is_not_run() -> None:
         assert said in line
 
 
+@pytest.mark.long
 def test_exhibits_are_drawn_with_verdict_picture_questions_and_command() -> None:
     data = published(rows_of())
     lines = paper.verdicts(data)
