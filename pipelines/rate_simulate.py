@@ -29,12 +29,14 @@ SOURCES: Final = (
     "feature_store/rate/tcp_sample.h",
     "simulation/helper/tcp-endpoints.cc",
     "simulation/programs/rate.cc",
+    "simulation/programs/rate/download.h",
     "simulation/programs/rate/forecast-bbr.h",
     "simulation/programs/rate/forecasts.h",
     "simulation/programs/rate/hystart-plus-plus.h",
     "simulation/programs/rate/receiver.h",
     "simulation/programs/rate/sampled-bbr.h",
     "simulation/programs/rate/suss.h",
+    "simulation/programs/rate/tables.h",
 )
 Rates = Annotated[list[Annotated[float, Field(ge=1, le=1_000)]], Field(min_length=1)]
 Times = Annotated[list[Annotated[float, Field(ge=1, le=1_000)]], Field(min_length=1)]

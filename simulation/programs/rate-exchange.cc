@@ -47,6 +47,7 @@
 #include "ns3/uinteger.h"
 #include "rate/download.h"
 #include "rate/receiver.h"
+#include "rate/tables.h"
 
 namespace {
 
@@ -249,6 +250,10 @@ class Experiment {
   void WriteDownloads(std::ostream& out) const {
     for (std::size_t d = 0; d < m_downloads.size(); ++d) {
       m_downloads[d]->Write(out);
+      out << ',';
+      if (m_downloads[d]->GetEstablished() > Time(0)) {
+        out << m_downloads[d]->GetEstablished().GetNanoSeconds();
+      }
       out << ',' << m_flowOf[d] << '\n';
     }
   }
@@ -329,7 +334,7 @@ class Experiment {
     Download* const download = m_downloads.back().get();
     m_flowOf.push_back(m_connections.size() - 1);
     m_connections.back()->Watch(socket, download);
-    download->Watch(socket, m_samples);
+    download->Watch(socket, CreateObject<SampledBbr>(), m_samples);
     socket->SetConnectCallback(
         Callback<void, Ptr<Socket>>([download, bytes = m_options.bytes](Ptr<Socket> ready) {
           download->Established();
@@ -356,19 +361,6 @@ class Experiment {
   Ptr<UniformRandomVariable> m_choice{CreateObject<UniformRandomVariable>()};
 };
 
-std::ofstream Open(const std::string& path, const std::string& header) {
-  std::ofstream file(path, std::ios::binary);
-  file << header << '\n';
-  return file;
-}
-
-void Close(std::ofstream& file, const std::string& path) {
-  file.close();
-  if (!file) {
-    throw std::runtime_error("cannot write all of " + path + ": is the disk full?");
-  }
-}
-
 void Simulate(const Options& options, const std::string& folder) {
   RngSeedManager::SetSeed(options.seed);
   swiftqueue::SetTcpDefaults();
@@ -378,22 +370,11 @@ void Simulate(const Options& options, const std::string& folder) {
   Config::SetDefault("ns3::TcpSocket::SndBufSize", UintegerValue(kBufferBytes));
   Config::SetDefault("ns3::TcpSocket::RcvBufSize", UintegerValue(kBufferBytes));
   Config::SetDefault("ns3::TcpSocketBase::Timestamp", BooleanValue(false));  // of whole ms in ns-3
-  std::string fields = "flow,sample";
-  for (const Field& field : kFields) {
-    fields += std::string(",") + field.name;
-  }
-  std::string rates;
-  std::string times;
-  for (const int packets : kHorizons) {
-    rates += ",rate_" + std::to_string(packets) + "_bytes_per_s";
-    times += ",at_" + std::to_string(packets) + "_ns";
-  }
   const std::string samples = folder + "/samples.csv";
   const std::string flows = folder + "/flows.csv";
   const std::string packets = folder + "/packets.csv";
-  auto sampleRows = Open(samples, fields);
-  auto flowRows =
-      Open(flows, "flow,receiver,started_ns,samples" + rates + times + ",established_ns,flow_id");
+  auto sampleRows = Open(samples, SampleColumns());
+  auto flowRows = Open(flows, RateColumns() + ",established_ns,flow_id");
   auto packetRows = Open(packets,
                          "packet,sent_ns,flow_id,receiver_id,size_bytes,ecn,queue,acked_ns,"
                          "latency_us,retransmitted,cwnd_bytes,pacing_bytes_per_s,"

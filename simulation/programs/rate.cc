@@ -37,17 +37,17 @@
 #include "ns3/tcp-cubic.h"
 #include "ns3/tcp-header.h"
 #include "ns3/tcp-l4-protocol.h"
-#include "ns3/tcp-rate-ops.h"
 #include "ns3/tcp-socket-base.h"
-#include "ns3/tcp-tx-buffer.h"
 #include "ns3/traffic-control-helper.h"
 #include "ns3/udp-l4-protocol.h"
 #include "ns3/uinteger.h"
+#include "rate/download.h"
 #include "rate/forecast-bbr.h"
 #include "rate/forecasts.h"
 #include "rate/hystart-plus-plus.h"
 #include "rate/receiver.h"
 #include "rate/suss.h"
+#include "rate/tables.h"
 
 namespace {
 
@@ -101,12 +101,13 @@ struct Output {
 };
 
 /** One download, from its arrival to its last ACK. */
-class Flow {
+class Flow : public Download {
  public:
   /** `forecasts`: none for a plain flow. */
   Flow(uint32_t id, uint32_t receiver, uint32_t bytes, const Sender& sender, Forecasts* forecasts,
        Output& output)
-      : m_id(id),
+      : Download(id, receiver, bytes, kSegment),
+        m_id(id),
         m_receiver(receiver),
         m_bytes(bytes),
         m_sender(sender),
@@ -115,42 +116,34 @@ class Flow {
 
   /** Returns the port that it sends from. */
   uint16_t Start(Ptr<Node> server, Ipv4Address to) {
-    m_started = Simulator::Now();
     const TypeId control = ControlOf(m_sender.control);
-    Ptr<Socket> socket = server->GetObject<TcpL4Protocol>()->CreateSocket(control);
-    m_socket = DynamicCast<TcpSocketBase>(socket);
-    m_socket->SetAttribute("InitialCwnd", UintegerValue(m_sender.initialWindow));
+    auto socket =
+        DynamicCast<TcpSocketBase>(server->GetObject<TcpL4Protocol>()->CreateSocket(control));
+    socket->SetAttribute("InitialCwnd", UintegerValue(m_sender.initialWindow));
     if (control == ForecastBbr::GetTypeId()) {
       m_bbr = CreateObject<ForecastBbr>();
-      m_bbr->SetStream(1000 + m_id);
-      m_bbr->Tell([this](Ptr<TcpSocketState> tcb, const TcpRateOps::TcpRateConnection& connection,
-                         const TcpRateOps::TcpRateSample& sample, const BbrEstimate& estimate) {
-        Acked(tcb, connection, sample, estimate);
-      });
-      m_socket->SetCongestionControlAlgorithm(m_bbr);
-      m_socket->TraceConnectWithoutContext(
+      Watch(socket, m_bbr, m_output.samples);
+      socket->TraceConnectWithoutContext(
           "RWND", Callback<void, uint32_t, uint32_t>(
                       [this](uint32_t, uint32_t window) { m_bbr->SetReceiveWindow(window); }));
     }
-    m_socket->TraceConnectWithoutContext(
+    socket->TraceConnectWithoutContext(
         "Tx", Callback<void, Ptr<const Packet>, const TcpHeader&, Ptr<const TcpSocketBase>>(
                   [this](Ptr<const Packet> packet, const TcpHeader& header,
                          Ptr<const TcpSocketBase>) { Sent(packet->GetSize(), header); }));
-    m_socket->TraceConnectWithoutContext(
-        "RTO", Callback<void, Time, Time>([this](Time, Time now) { m_rto = now; }));
-    m_socket->SetConnectCallback(Callback<void, Ptr<Socket>>([this](Ptr<Socket> ready) {
-                                   m_established = Simulator::Now();
-                                   ready->Send(Create<Packet>(m_bytes));
-                                   ready->Close();
-                                 }),
-                                 MakeNullCallback<void, Ptr<Socket>>());
-    m_socket->Connect(InetSocketAddress(to, kPort));
+    socket->SetConnectCallback(Callback<void, Ptr<Socket>>([this](Ptr<Socket> ready) {
+                                 Established();
+                                 ready->Send(Create<Packet>(m_bytes));
+                                 ready->Close();
+                               }),
+                               MakeNullCallback<void, Ptr<Socket>>());
+    socket->Connect(InetSocketAddress(to, kPort));
     Address own;
-    m_socket->GetSockName(own);
+    socket->GetSockName(own);
     return InetSocketAddress::ConvertFrom(own).GetPort();
   }
 
-  bool IsDone() const { return m_bbr ? m_done : m_arrived >= m_bytes; }
+  bool IsDone() const { return m_bbr ? IsDelivered() : m_arrived >= m_bytes; }
 
   /** So many bytes more have reached the receiver. */
   void Arrived(uint32_t bytes) {
@@ -160,78 +153,36 @@ class Flow {
     }
   }
 
+  void Write() const {
+    Download::Write(m_output.flows);
+    m_output.flows << '\n';
+  }
+
   /** When it was complete, at the receiver, and what became of its forecast. */
   void WriteCompletion() const {
     auto& row = m_output.completions;
     row << m_id << ',' << m_receiver << ',' << (m_forecasts != nullptr) << ','
-        << m_started.GetNanoSeconds() << ',';
+        << GetStarted().GetNanoSeconds() << ',';
     if (!m_completed.IsZero()) {
       row << m_completed.GetNanoSeconds();
     }
-    row << ',' << m_segments << ',' << m_retransmitted << ',' << m_forecast << ',' << m_dispersion
-        << ',' << kVerdicts.at(m_verdict) << ',' << kEnds.at(m_bbr ? m_bbr->GetEnd() : SQ_GOES_ON)
-        << '\n';
-  }
-
-  /** Its row; what was not reached is empty. */
-  void Write() const {
-    auto& row = m_output.flows;
-    row << m_id << ',' << m_receiver << ',' << m_started.GetNanoSeconds() << ',' << m_samples;
-    for (const auto& [rate, at] : m_reached) {
-      row << ',';
-      if (at > Time(0)) {
-        row << rate;
-      }
-    }
-    for (const auto& [rate, at] : m_reached) {
-      row << ',';
-      if (at > Time(0)) {
-        row << at.GetNanoSeconds();
-      }
-    }
-    row << '\n';
+    row << ',' << GetSegments() << ',' << GetRetransmitted() << ',' << m_forecast << ','
+        << m_dispersion << ',' << kVerdicts.at(m_verdict) << ','
+        << kEnds.at(m_bbr ? m_bbr->GetEnd() : SQ_GOES_ON) << '\n';
   }
 
  private:
-  void Sent(uint32_t payload, const TcpHeader& header) {
-    if (payload == 0) {
-      return;
-    }
-    const SequenceNumber32 end = header.GetSequenceNumber() + payload;
-    if (end <= m_highest) {
-      ++m_retransmitted;
-      m_retransmittedBytes += payload;
-    } else {
-      m_highest = end;
-    }
-    ++m_segments;
-    m_sentBytes += payload;
-    m_lastSent = Simulator::Now();
-  }
-
-  void Acked(Ptr<TcpSocketState> tcb, const TcpRateOps::TcpRateConnection& connection,
-             const TcpRateOps::TcpRateSample& sample, const BbrEstimate& estimate) {
-    const auto delivered = static_cast<int64_t>((connection.m_delivered + kSegment - 1) / kSegment);
-    if (m_done || delivered == 0) {
-      return;  // the SYN's ACK says nothing of the path's rate
-    }
-    const Time now = Simulator::Now();
-    ++m_samples;
-    const auto bandwidth = static_cast<int64_t>(estimate.bandwidth.GetBitRate() / 8);
-    if (m_samples <= kMostSamples) {
-      Write(tcb, sample, estimate, delivered);
-    }
-    if (m_forecasts != nullptr && m_forecasts->IsAny() && m_samples == m_sender.samples) {
+  void Sampled(const Sample& sample) override {
+    m_seen.push_back(sample);
+    m_train.Acked(sample[At::ts], sample[At::bytes_acked]);
+    if (m_forecasts != nullptr && m_forecasts->IsAny() && m_seen.size() == m_sender.samples) {
       Forecast();
     }
-    for (std::size_t h = 0; h < kHorizons.size(); ++h) {
-      if (m_reached[h].second.IsZero() && delivered >= kHorizons[h]) {
-        m_reached[h] = {bandwidth, now};
-      }
-    }
-    m_done = connection.m_delivered >= m_bytes;
-    if (m_done && m_forecasts != nullptr) {
-      m_forecasts->Remember(m_receiver, bandwidth);
+  }
+
+  void Delivered() override {
+    if (m_forecasts != nullptr) {
+      m_forecasts->Remember(m_receiver, GetEstimate());
     }
   }
 
@@ -248,48 +199,6 @@ class Flow {
     }
   }
 
-  void Write(Ptr<TcpSocketState> tcb, const TcpRateOps::TcpRateSample& rate,
-             const BbrEstimate& estimate, int64_t delivered) {
-    const auto us = [](Time time) { return std::max<int64_t>(time.GetMicroSeconds(), 0); };
-    const Time now = Simulator::Now();
-    const Time rtt = tcb->m_lastRtt;
-    // RFC 6298, section 2.
-    const double error = std::abs((tcb->m_srtt.Get() - rtt).GetSeconds());
-    m_rttVarS = m_samples == 1 ? rtt.GetSeconds() / 2 : 0.75 * m_rttVarS + 0.25 * error;
-    Sample x{};  // zero: probes, last_ack_rcv, sndbuf_limited, rwnd_limited, reord_seen, dsack_dups
-    x[At::ts] = us(now - m_established);
-    x[At::ca_state] = static_cast<int64_t>(tcb->m_congState.Get());
-    x[At::total_retrans] = m_retransmitted;
-    x[At::rto] = us(m_rto);
-    x[At::last_data_sent] = (now - m_lastSent).GetMilliSeconds();
-    x[At::last_data_rcv] = (now - m_established).GetMilliSeconds();
-    x[At::rtt] = us(tcb->m_srtt.Get());
-    x[At::rttvar] = static_cast<int64_t>(m_rttVarS * 1e6);
-    x[At::snd_cwnd] = tcb->GetCwndInSegments();
-    x[At::pacing_rate] = static_cast<int64_t>(tcb->m_pacingRate.Get().GetBitRate() / 8);
-    const auto acked = m_socket->GetTxBuffer()->HeadSequence() - SequenceNumber32(1);
-    x[At::bytes_acked] = std::min<int64_t>(acked, m_bytes);
-    x[At::notsent_bytes] = std::max<int64_t>(SequenceNumber32(1) + m_bytes - m_highest, 0);
-    x[At::min_rtt] = us(tcb->m_minRtt);
-    x[At::delivery_rate] = static_cast<int64_t>(rate.m_deliveryRate.GetBitRate() / 8);
-    x[At::busy_time] = us(now - m_established);
-    x[At::delivery_rate_app_limited] = rate.m_isAppLimited;
-    x[At::bytes_retrans] = m_retransmittedBytes;
-    x[At::bbr_bw] = static_cast<int64_t>(estimate.bandwidth.GetBitRate() / 8);
-    x[At::bbr_minrtt] = us(estimate.minRtt);
-    x[At::delivered] = delivered;
-    x[At::bytes_sent] = m_sentBytes;
-    x[At::segs_out] = m_segments;
-    m_seen.push_back(x);
-    m_train.Acked(x[At::ts], x[At::bytes_acked]);
-    auto& row = m_output.samples;
-    row << m_id << ',' << m_samples - 1;
-    for (const int64_t value : x) {
-      row << ',' << value;
-    }
-    row << '\n';
-  }
-
   static constexpr std::array kVerdicts{"used",         "not-a-rate",  "stale", "too-late",
                                         "nothing-seen", "nothing-new", "none"};
   static constexpr std::array kEnds{"", "lost", "queued", "confirmed", "exceeded"};
@@ -300,7 +209,6 @@ class Flow {
   Sender m_sender;
   Forecasts* m_forecasts;
   Output& m_output;
-  Ptr<TcpSocketBase> m_socket;
   Ptr<ForecastBbr> m_bbr;
   std::vector<Sample> m_seen;
   Dispersion m_train;
@@ -309,19 +217,6 @@ class Flow {
   std::size_t m_verdict{kVerdicts.size() - 1};
   uint64_t m_arrived{0};
   Time m_completed;
-  Time m_started;
-  Time m_established;
-  Time m_lastSent;
-  Time m_rto;
-  double m_rttVarS{0};
-  SequenceNumber32 m_highest{1};
-  int64_t m_segments{0};
-  int64_t m_sentBytes{0};
-  int64_t m_retransmitted{0};
-  int64_t m_retransmittedBytes{0};
-  int64_t m_samples{0};
-  std::array<std::pair<int64_t, Time>, kHorizons.size()> m_reached{};
-  bool m_done{false};
 };
 
 /** Packets at random that nothing slows down. */
@@ -453,19 +348,6 @@ class Experiment {
   Ptr<UniformRandomVariable> m_choice{CreateObject<UniformRandomVariable>()};
 };
 
-std::ofstream Open(const std::string& path, const std::string& header) {
-  std::ofstream file(path, std::ios::binary);
-  file << header << '\n';
-  return file;
-}
-
-void Close(std::ofstream& file, const std::string& path) {
-  file.close();
-  if (!file) {
-    throw std::runtime_error("cannot write all of " + path + ": is the disk full?");
-  }
-}
-
 void Simulate(const Path& path, const Sender& sender, const Forecasts::Options& forecasts,
               uint32_t every, const std::string& folder) {
   RngSeedManager::SetSeed(path.seed);
@@ -478,21 +360,10 @@ void Simulate(const Path& path, const Sender& sender, const Forecasts::Options& 
                      UintegerValue(path.window == 0 ? GrowingWindow::kMost : path.window));
   Config::SetDefault("ns3::TcpSocketBase::UseEcn", StringValue("Off"));
   Config::SetDefault("ns3::TcpSocketBase::Timestamp", BooleanValue(false));  // of whole ms in ns-3
-  std::string header = "flow,sample";
-  for (const Field& field : kFields) {
-    header += std::string(",") + field.name;
-  }
   const std::string samples = folder + "/samples.csv";
   const std::string flows = folder + "/flows.csv";
-  std::string rates;
-  std::string times;
-  for (const int packets : kHorizons) {
-    rates += ",rate_" + std::to_string(packets) + "_bytes_per_s";
-    times += ",at_" + std::to_string(packets) + "_ns";
-  }
   const std::string completions = folder + "/completions.csv";
-  Output output{Open(samples, header),
-                Open(flows, "flow,receiver,started_ns,samples" + rates + times),
+  Output output{Open(samples, SampleColumns()), Open(flows, RateColumns()),
                 Open(completions,
                      "flow,receiver,asked,started_ns,completed_ns,segments,retransmitted,"
                      "forecast_bytes_per_s,dispersion_bytes_per_s,verdict,end")};

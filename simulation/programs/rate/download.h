@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //
-// A short BBR download among other flows: its first samples, and its rate where a forecast is of.
-// rate.cc keeps a copy of the sample's fields: its published runs are known by the hash of its
-// sources, so it cannot share them.
+// A short download among other flows: its first samples, and its rate where a forecast is of.
 
 #ifndef SWIFTQUEUE_RATE_DOWNLOAD_H
 #define SWIFTQUEUE_RATE_DOWNLOAD_H
@@ -23,19 +21,21 @@
 
 namespace swiftqueue::rate {
 
-/** What a download tells of itself, from its connection on. */
+/**
+ * What a download tells of itself, from its arrival on: its packets, and at each ACK of BBR a
+ * sample of the connection.
+ */
 class Download {
  public:
   Download(uint32_t id, uint32_t receiver, uint32_t bytes, uint32_t segment)
       : m_id(id), m_receiver(receiver), m_bytes(bytes), m_segment(segment) {}
+  virtual ~Download() = default;
 
-  /** Each sample is a row of `samples`. The socket is to be connected afterwards. */
-  void Watch(ns3::Ptr<ns3::TcpSocketBase> socket, std::ostream& samples) {
+  /** `bbr` controls the connection and tells of it; each of the first samples is a row. */
+  void Watch(ns3::Ptr<ns3::TcpSocketBase> socket, ns3::Ptr<SampledBbr> bbr, std::ostream& samples) {
     using ns3::Ptr;
-    m_socket = ns3::PeekPointer(socket);
+    m_socket = socket;
     m_rows = &samples;
-    m_started = ns3::Simulator::Now();
-    const auto bbr = ns3::CreateObject<SampledBbr>();
     bbr->SetStream(1000 + m_id);
     bbr->Tell([this](Ptr<ns3::TcpSocketState> tcb, const ns3::TcpRateOps::TcpRateConnection& all,
                      const ns3::TcpRateOps::TcpRateSample& sample,
@@ -50,6 +50,9 @@ class Download {
 
   /** A data packet left. */
   void Sent(uint32_t payload, const ns3::TcpHeader& header) {
+    if (payload == 0) {
+      return;
+    }
     const ns3::SequenceNumber32 end = header.GetSequenceNumber() + payload;
     if (end <= m_highest) {
       ++m_retransmitted;
@@ -65,26 +68,35 @@ class Download {
   /** BBR's estimate, in bytes/s; 0 before the first ACK. */
   int64_t GetEstimate() const { return m_estimate; }
 
-  /** Its row, without an end of line; what was not reached is empty. */
+  ns3::Time GetStarted() const { return m_started; }
+  ns3::Time GetEstablished() const { return m_established; }
+  int64_t GetSegments() const { return m_segments; }
+  int64_t GetRetransmitted() const { return m_retransmitted; }
+  /** Whether BBR has seen all of it acknowledged. */
+  bool IsDelivered() const { return m_done; }
+
+  /** Its row, without an end of line (RateColumns); what was not reached is empty. */
   void Write(std::ostream& row) const {
     row << m_id << ',' << m_receiver << ',' << m_started.GetNanoSeconds() << ',' << m_samples;
     for (const auto& [rate, at] : m_reached) {
       row << ',';
-      if (rate > 0) {
+      if (at > ns3::Time(0)) {
         row << rate;
       }
     }
     for (const auto& [rate, at] : m_reached) {
       row << ',';
-      if (rate > 0) {
+      if (at > ns3::Time(0)) {
         row << at.GetNanoSeconds();
       }
     }
-    row << ',';
-    if (m_established > ns3::Time(0)) {
-      row << m_established.GetNanoSeconds();
-    }
   }
+
+ protected:
+  /** One of the first samples was written. */
+  virtual void Sampled(const Sample& /*sample*/) {}
+  /** All of it is acknowledged. */
+  virtual void Delivered() {}
 
  private:
   void Acked(ns3::Ptr<ns3::TcpSocketState> tcb, const ns3::TcpRateOps::TcpRateConnection& all,
@@ -104,6 +116,9 @@ class Download {
       }
     }
     m_done = all.m_delivered >= m_bytes;
+    if (m_done) {
+      Delivered();
+    }
   }
 
   void WriteSample(ns3::Ptr<ns3::TcpSocketState> tcb, const ns3::TcpRateOps::TcpRateSample& rate,
@@ -111,6 +126,7 @@ class Download {
     const auto us = [](ns3::Time time) { return std::max<int64_t>(time.GetMicroSeconds(), 0); };
     const ns3::Time now = ns3::Simulator::Now();
     const ns3::Time rtt = tcb->m_lastRtt;
+    // RFC 6298, section 2.
     const double error = std::abs((tcb->m_srtt.Get() - rtt).GetSeconds());
     m_rttVarS = m_samples == 1 ? rtt.GetSeconds() / 2 : 0.75 * m_rttVarS + 0.25 * error;
     Sample x{};  // zero: what ns-3's sockets do not tell
@@ -142,15 +158,16 @@ class Download {
       *m_rows << ',' << value;
     }
     *m_rows << '\n';
+    Sampled(x);
   }
 
   uint32_t m_id;
   uint32_t m_receiver;
   uint32_t m_bytes;
   uint32_t m_segment;
-  ns3::TcpSocketBase* m_socket{nullptr};  // whoever opened it keeps it
+  ns3::Ptr<ns3::TcpSocketBase> m_socket;
   std::ostream* m_rows{nullptr};
-  ns3::Time m_started;
+  ns3::Time m_started{ns3::Simulator::Now()};
   ns3::Time m_established;
   ns3::Time m_lastSent;
   ns3::Time m_rto;
