@@ -5,11 +5,10 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <string>
-#include <vector>
 
 #include "../model/frame-application.h"
 #include "ns3/test.h"
+#include "suite.h"
 
 namespace {
 
@@ -73,10 +72,4 @@ CallSuite g_suite;  // registers itself
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  std::vector<char*> arguments(argv, argv + argc);
-  std::string suite = "--suite=swiftqueue-call";
-  std::string verbose = "--verbose";
-  arguments.insert(arguments.end(), {suite.data(), verbose.data(), nullptr});
-  return ns3::TestRunner::Run(static_cast<int>(arguments.size()) - 1, arguments.data());
-}
+int main(int argc, char** argv) { return swiftqueue::RunSuite("swiftqueue-call", argc, argv); }

@@ -22,6 +22,7 @@
 #include "ns3/string.h"
 #include "ns3/test.h"
 #include "ns3/uinteger.h"
+#include "suite.h"
 
 namespace {
 
@@ -726,10 +727,4 @@ DualPi2QueueDiscSuite g_suite;  // registers itself
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  std::vector<char*> arguments(argv, argv + argc);
-  std::string suite = "--suite=dual-pi2-queue-disc";  // and not those of ns-3's own libraries
-  std::string verbose = "--verbose";
-  arguments.insert(arguments.end(), {suite.data(), verbose.data(), nullptr});
-  return TestRunner::Run(static_cast<int>(arguments.size()) - 1, arguments.data());
-}
+int main(int argc, char** argv) { return swiftqueue::RunSuite("dual-pi2-queue-disc", argc, argv); }

@@ -21,6 +21,7 @@
 #include "ns3/test.h"
 #include "ns3/udp-header.h"
 #include "ns3/udp-l4-protocol.h"
+#include "suite.h"
 
 namespace {
 
@@ -614,9 +615,5 @@ FlowQueueDiscsSuite g_suite;  // registers itself
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::vector<char*> arguments(argv, argv + argc);
-  std::string suite = "--suite=swiftqueue-flow-queue-discs";
-  std::string verbose = "--verbose";
-  arguments.insert(arguments.end(), {suite.data(), verbose.data(), nullptr});
-  return TestRunner::Run(static_cast<int>(arguments.size()) - 1, arguments.data());
+  return swiftqueue::RunSuite("swiftqueue-flow-queue-discs", argc, argv);
 }

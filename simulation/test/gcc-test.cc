@@ -7,7 +7,6 @@
 #include <cmath>
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -25,6 +24,7 @@
 #include "ns3/test.h"
 #include "ns3/traffic-control-helper.h"
 #include "ns3/udp-l4-protocol.h"
+#include "suite.h"
 
 namespace {
 
@@ -357,10 +357,4 @@ GccSuite g_suite;  // registers itself
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  std::vector<char*> arguments(argv, argv + argc);
-  std::string suite = "--suite=swiftqueue-gcc";
-  std::string verbose = "--verbose";
-  arguments.insert(arguments.end(), {suite.data(), verbose.data(), nullptr});
-  return ns3::TestRunner::Run(static_cast<int>(arguments.size()) - 1, arguments.data());
-}
+int main(int argc, char** argv) { return swiftqueue::RunSuite("swiftqueue-gcc", argc, argv); }

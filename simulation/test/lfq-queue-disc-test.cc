@@ -24,6 +24,7 @@
 #include "ns3/test.h"
 #include "ns3/udp-header.h"
 #include "ns3/udp-l4-protocol.h"
+#include "suite.h"
 
 namespace {
 
@@ -279,9 +280,5 @@ LfqSuite g_suite;  // registers itself
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::vector<char*> arguments(argv, argv + argc);
-  std::string suite = "--suite=swiftqueue-lfq-queue-disc";
-  std::string verbose = "--verbose";
-  arguments.insert(arguments.end(), {suite.data(), verbose.data(), nullptr});
-  return TestRunner::Run(static_cast<int>(arguments.size()) - 1, arguments.data());
+  return swiftqueue::RunSuite("swiftqueue-lfq-queue-disc", argc, argv);
 }

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "ns3/ipv4-queue-disc-item.h"
@@ -15,6 +14,7 @@
 #include "ns3/tcp-header.h"
 #include "ns3/tcp-l4-protocol.h"
 #include "ns3/test.h"
+#include "suite.h"
 
 namespace {
 
@@ -95,10 +95,5 @@ MarkQueueDiscSuite g_suite;  // registers itself
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::vector<char*> arguments(argv, argv + argc);
-  std::string suite =
-      "--suite=swiftqueue-mark-queue-disc";  // and not those of ns-3's own libraries
-  std::string verbose = "--verbose";
-  arguments.insert(arguments.end(), {suite.data(), verbose.data(), nullptr});
-  return TestRunner::Run(static_cast<int>(arguments.size()) - 1, arguments.data());
+  return swiftqueue::RunSuite("swiftqueue-mark-queue-disc", argc, argv);
 }

@@ -3,7 +3,6 @@
 // What the oracle predicts against what a DualPI2 does: run `build/simulation/oracle-wait-test`.
 
 #include <string>
-#include <vector>
 
 #include "../programs/laboratory/queue-view.h"
 #include "ns3/double.h"
@@ -11,6 +10,7 @@
 #include "ns3/simulator.h"
 #include "ns3/string.h"
 #include "ns3/test.h"
+#include "suite.h"
 
 namespace swiftqueue::lab {
 namespace {
@@ -112,10 +112,4 @@ OracleWaitSuite g_suite;  // registers itself
 }  // namespace
 }  // namespace swiftqueue::lab
 
-int main(int argc, char** argv) {
-  std::vector<char*> arguments(argv, argv + argc);
-  std::string suite = "--suite=oracle-wait";  // and not those of ns-3's own libraries
-  std::string verbose = "--verbose";
-  arguments.insert(arguments.end(), {suite.data(), verbose.data(), nullptr});
-  return ns3::TestRunner::Run(static_cast<int>(arguments.size()) - 1, arguments.data());
-}
+int main(int argc, char** argv) { return swiftqueue::RunSuite("oracle-wait", argc, argv); }

@@ -6,11 +6,10 @@
 
 #include <cmath>
 #include <limits>
-#include <string>
-#include <vector>
 
 #include "../../feature_store/rate/feedback.h"
 #include "ns3/test.h"
+#include "suite.h"
 
 namespace {
 
@@ -105,9 +104,5 @@ RateFeedbackSuite g_suite;  // registers itself
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::vector<char*> arguments(argv, argv + argc);
-  std::string suite = "--suite=swiftqueue-rate-feedback";
-  std::string verbose = "--verbose";
-  arguments.insert(arguments.end(), {suite.data(), verbose.data(), nullptr});
-  return ns3::TestRunner::Run(static_cast<int>(arguments.size()) - 1, arguments.data());
+  return swiftqueue::RunSuite("swiftqueue-rate-feedback", argc, argv);
 }

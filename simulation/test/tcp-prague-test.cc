@@ -37,6 +37,7 @@
 #include "ns3/test.h"
 #include "ns3/traffic-control-layer.h"
 #include "ns3/uinteger.h"
+#include "suite.h"
 
 namespace {
 
@@ -723,10 +724,4 @@ TcpPragueSuite g_suite;  // registers itself
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  std::vector<char*> arguments(argv, argv + argc);
-  std::string suite = "--suite=tcp-prague";  // and not those of ns-3's own libraries
-  std::string verbose = "--verbose";
-  arguments.insert(arguments.end(), {suite.data(), verbose.data(), nullptr});
-  return TestRunner::Run(static_cast<int>(arguments.size()) - 1, arguments.data());
-}
+int main(int argc, char** argv) { return swiftqueue::RunSuite("tcp-prague", argc, argv); }

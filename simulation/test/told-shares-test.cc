@@ -13,6 +13,7 @@
 #include "ns3/ipv4-queue-disc-item.h"
 #include "ns3/simulator.h"
 #include "ns3/test.h"
+#include "suite.h"
 
 namespace swiftqueue::lab {
 namespace {
@@ -170,10 +171,4 @@ ToldSharesSuite g_suite;  // registers itself
 }  // namespace
 }  // namespace swiftqueue::lab
 
-int main(int argc, char** argv) {
-  std::vector<char*> arguments(argv, argv + argc);
-  std::string suite = "--suite=told-shares";  // and not those of ns-3's own libraries
-  std::string verbose = "--verbose";
-  arguments.insert(arguments.end(), {suite.data(), verbose.data(), nullptr});
-  return ns3::TestRunner::Run(static_cast<int>(arguments.size()) - 1, arguments.data());
-}
+int main(int argc, char** argv) { return swiftqueue::RunSuite("told-shares", argc, argv); }
