@@ -91,6 +91,7 @@ JUDGED: Final[dict[str, Judge]] = {
 }
 JUDGED_BY_FLOW: Final[dict[str, Judge]] = {
     "confucius-mix": confucius.mix,
+    "confucius-mix-fast": confucius.mix,
     "confucius-fair": confucius.fair,
     confucius.OCCUPANCY: confucius.occupancy,
 }

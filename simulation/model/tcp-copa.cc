@@ -15,10 +15,11 @@ NS_OBJECT_ENSURE_REGISTERED(TcpCopa);
 
 namespace {
 
-constexpr double kLeastWindow = 2;     // segments
-constexpr double kPacing = 2;          // times the window each standing RTT (2.2 of the paper)
-constexpr double kSrttGain = 1.0 / 8;  // RFC 6298
-constexpr uint32_t kRoundsBefore = 3;  // of one direction, until velocity doubles
+constexpr double kLeastWindow = 2;       // segments
+constexpr double kPacing = 2;            // times the window each standing RTT (2.2 of the paper)
+constexpr double kSrttGain = 1.0 / 8;    // RFC 6298
+constexpr uint32_t kRoundsBefore = 3;    // of one direction, until velocity doubles
+constexpr uint32_t kRoundsToDouble = 2;  // then, as in implementations; 1 in the paper
 constexpr double kMostVelocity = 1 << 16;
 const Time kTimestampStep = MilliSeconds(1);
 
@@ -85,6 +86,9 @@ void TcpCopa::CongControl(Ptr<TcpSocketState> tcb, const TcpRateOps::TcpRateConn
     // A window of which not half is used says nothing about the path (RFC 7661 4.3).
     const bool used = 2.0 * sample.m_priorInFlight >= m_window * tcb->m_segmentSize;
     m_slowStart = m_slowStart && below;
+    if (m_velocity > 1 && below != m_up) {
+      Turn(below);  // it was gained the other way
+    }
     if (m_slowStart) {
       m_window += used ? acked : 0;
     } else if (!below || used) {
@@ -101,23 +105,30 @@ void TcpCopa::CongControl(Ptr<TcpSocketState> tcb, const TcpRateOps::TcpRateConn
 void TcpCopa::EndRound(Ptr<const TcpSocketState> tcb) {
   const bool up = m_window > m_windowBefore;
   if (m_slowStart || up != m_up) {
-    m_velocity = 1;
-    m_roundsOneWay = 0;
-  } else if (++m_roundsOneWay >= kRoundsBefore) {
-    // Not so fast that a round could do more than double or halve the window.
-    m_velocity = std::min({2 * m_velocity, kMostVelocity, std::max(1.0, m_delta * m_window)});
+    Turn(up);
+  } else if (++m_roundsOneWay >= kRoundsBefore &&
+             (m_roundsOneWay - kRoundsBefore) % kRoundsToDouble == 0) {
+    // W^2 changes by 2 v / delta with each packet, so with W packets to 4 W^2, or to W^2 / 4: a
+    // round does no more than double or halve the window.
+    const double most = m_delta * m_window * (up ? 3.0 / 2 : 3.0 / 8);
+    m_velocity = std::min({2 * m_velocity, kMostVelocity, std::max(1.0, most)});
   }
-  m_up = up;
   m_windowBefore = m_window;
   m_roundEnd = tcb->m_highTxMark;
+}
+
+void TcpCopa::Turn(bool up) {
+  m_up = up;
+  m_velocity = 1;
+  m_roundsOneWay = 0;
+  m_windowBefore = m_window;
 }
 
 void TcpCopa::CwndEvent(Ptr<TcpSocketState> tcb, const TcpSocketState::TcpCAEvent_t event) {
   if (event == TcpSocketState::CA_EVENT_LOSS) {
     m_window = kLeastWindow;
-    m_windowBefore = m_window;
     m_slowStart = true;
-    m_velocity = 1;
+    Turn(true);
     Apply(tcb);
   }
 }

@@ -24,8 +24,8 @@ namespace ns3 {
  *
  *   standing RTT   least of the last srtt / 2;  queueing delay = standing RTT - least of 10 s
  *   W +=, W -=     v / (delta * W) for each packet acknowledged, as the rate W / standing RTT is
- *                  below or above that target; v doubles each round once W has gone one way for
- *                  three, and is 1 again where it turns
+ *                  below or above that target; once W has gone one way for three rounds, v doubles
+ *                  every two, and it is 1 again at the first ACK that turns W
  *   slow start     W doubles each round until the rate is above the target
  *   pacing         at 2 W / standing RTT
  *
@@ -62,6 +62,8 @@ class TcpCopa : public TcpNewReno {
   };
 
   void EndRound(Ptr<const TcpSocketState> tcb);
+  /** The window goes the other way from now on. */
+  void Turn(bool up);
   void Apply(Ptr<TcpSocketState> tcb);
 
   double m_delta{0};

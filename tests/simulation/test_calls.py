@@ -60,16 +60,18 @@ def test_a_call_over_udp_is_followed_as_one_over_tcp(tmp_path: Path) -> None:
     assert own["latency_us"]["count"] == 0  # no ACK says one
 
 
-def test_no_frame_of_a_lone_call_waits_for_the_one_before(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tcp", ["bbr", "copa"])
+def test_no_frame_of_a_lone_call_waits_for_the_one_before(tmp_path: Path, tcp: str) -> None:
     """A frame takes the path, the wait in the router, and its own sending.
 
-    BBR's window is twice what its path holds, so a frame of all of it would wait at the sender.
+    BBR's window is twice what its path holds, so a frame of all of it would wait at the sender. Copa's
+    would fall to a tenth, did it go down as fast as it had come up.
     """
     scenario = load(path_of("confucius-web"))
     run: dict[str, Any] = resolve(scenario, next(cells("calls", scenario)), {"kind": "default"}, [])
     run["senders"] = run["senders"][:1]
-    run["senders"][0]["groups"][0] |= {"tcp": "bbr", "start_s": [0, 0]}
-    run |= {"seconds": 12, "warmup_s": 4}
+    run["senders"][0]["groups"][0] |= {"tcp": tcp, "start_s": [0, 0]}
+    run |= {"seconds": 20, "warmup_s": 4}
     (tmp_path / execution.RUNS).mkdir()
     assert execution.execute(programs.build()[0], tmp_path, execution.Job("one", run)) is None
     summary = json.loads((tmp_path / execution.RUNS / "one" / execution.SUMMARY).read_text())
@@ -78,5 +80,5 @@ def test_no_frame_of_a_lone_call_waits_for_the_one_before(tmp_path: Path) -> Non
     counted = (made_s >= run["warmup_s"]) & ~np.isnan(delay_s)
     queueing_s = summary["senders"]["s1"]["classic"]["queueing_us"]["p99"] * 1e-6
     at_sender_s = np.quantile(delay_s[counted], 0.99) - ONE_WAY_S - queueing_s
-    assert at_sender_s < 2 * PERIOD_S  # 21 ms measured
-    assert summary["bottlenecks"][0]["utilisation"] > 0.6
+    assert at_sender_s < 2 * PERIOD_S  # 21 and 19 ms measured
+    assert summary["bottlenecks"][0]["utilisation"] > 0.85
