@@ -66,7 +66,7 @@ def shares(flows: pl.DataFrame) -> list[str]:
                     str(point),
                     str(own["seed"].n_unique()),
                     interval(list(fairness_of(own, str(point)).values()), 2),
-                    *(interval(rate.to_list(), 2) if rate.len() else "–" for rate in rates),
+                    *(interval(rate.to_list(), 1) if rate.len() else "–" for rate in rates),
                 ]
             )
         )

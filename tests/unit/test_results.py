@@ -400,8 +400,8 @@ def test_confucius_tables_show_what_was_run() -> None:
     assert not any("confucius-sizes" in line for line in lines)
     assert confucius.bounds(runs)[2:] == ["| 60 | 361 | 223 | 300 (300 to 300) |"]
     (shared,) = confucius.shares(flows)[2:]
-    assert shared.startswith("| `confucius-mix` | Confucius, GCC | 5 | 0.80 (0.80 to 0.80) | 1.00 (1.00 to")
-    assert shared.endswith("| 3.00 (3.00 to 3.00) |")
+    assert shared.startswith("| `confucius-mix` | Confucius, GCC | 5 | 0.80 (0.80 to 0.80) | 1.0 (1.0 to")
+    assert shared.endswith("| 3.0 (3.0 to 3.0) |")
     alone = flows.with_columns(
         scenario=pl.lit("confucius-occupancy"), point=pl.lit("FIFO, BBR, 4G"), occupancy=pl.lit(0.5)
     )
