@@ -53,11 +53,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--long") == "all":
         return
-    left_out = [
-        item for item in items if item.get_closest_marker("long") and not drawn(item.nodeid, LONG_ONE_IN)
-    ]
+    kept: list[pytest.Item] = []
+    left_out: list[pytest.Item] = []
+    for item in items:
+        is_run = item.get_closest_marker("long") is None or drawn(item.nodeid, LONG_ONE_IN)
+        (kept if is_run else left_out).append(item)
     config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item not in set(left_out)]
+    items[:] = kept
 
 
 FAILURES = os.environ.get("SWIFTQUEUE_TEST_FAILURES")  # a file: what failed, and last the test under way
