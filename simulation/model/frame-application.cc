@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "ns3/data-rate.h"
-#include "ns3/packet.h"
 #include "ns3/sequence-number.h"
 #include "ns3/simulator.h"
+#include "write-out.h"
 
 namespace swiftqueue {
 
@@ -71,7 +71,8 @@ void FrameApplication::StartApplication() {
       "HighestSequence",
       Callback<void, SequenceNumber32, SequenceNumber32>(
           [this](SequenceNumber32 before, SequenceNumber32 now) { m_sentBytes += now - before; }));
-  m_socket->SetSendCallback(ns3::MakeCallback(&FrameApplication::Fill, this));
+  m_socket->SetSendCallback(
+      ns3::Callback<void, Ptr<ns3::Socket>, uint32_t>([this](auto, uint32_t) { Fill(); }));
   m_socket->Bind();
   m_socket->Connect(m_peer);
   m_socket->ShutdownRecv();
@@ -90,7 +91,7 @@ void FrameApplication::NextFrame() {
   const uint64_t bytes = m_rule.Bytes(RateBps(), written - std::min(sent, written));
   m_unsentBytes += bytes;
   m_log->Made(bytes);
-  Fill(m_socket, m_socket->GetTxAvailable());
+  Fill();
   m_next = Simulator::Schedule(ns3::Seconds(m_rule.periodS), &FrameApplication::NextFrame, this);
 }
 
@@ -102,16 +103,6 @@ double FrameApplication::RateBps() const {
   return m_pacingBps > 0 ? std::min(windowBps, m_pacingBps) : windowBps;
 }
 
-void FrameApplication::Fill(Ptr<ns3::Socket> socket, uint32_t available) {
-  while (m_unsentBytes > 0 && available > 0) {
-    const uint64_t chunk = std::min<uint64_t>(m_unsentBytes, available);
-    const int sent = socket->Send(ns3::Create<ns3::Packet>(static_cast<uint32_t>(chunk)));
-    if (sent <= 0) {
-      return;  // not connected yet, or full: the socket calls again
-    }
-    m_unsentBytes -= static_cast<uint64_t>(sent);
-    available = socket->GetTxAvailable();
-  }
-}
+void FrameApplication::Fill() { m_unsentBytes = WriteOut(m_socket, m_unsentBytes); }
 
 }  // namespace swiftqueue

@@ -76,7 +76,7 @@ class FrameApplication : public ns3::Application {
   void StopApplication() override;
   void NextFrame();
   double RateBps() const;
-  void Fill(ns3::Ptr<ns3::Socket> socket, uint32_t available);
+  void Fill();
 
   std::function<ns3::Ptr<ns3::TcpSocketBase>()> m_open;
   ns3::Address m_peer;

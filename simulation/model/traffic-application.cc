@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "ns3/packet.h"
 #include "ns3/simulator.h"
+#include "write-out.h"
 
 namespace swiftqueue {
 
@@ -79,7 +79,8 @@ void TrafficApplication::StartApplication() {
     m_chunkBytes = kDatagramBytes;  // UDP never makes one wait
   } else {
     m_chunkBytes = kStreamChunkBytes;
-    m_socket->SetSendCallback(ns3::MakeCallback(&TrafficApplication::Fill, this));
+    m_socket->SetSendCallback(
+        ns3::Callback<void, Ptr<ns3::Socket>, uint32_t>([this](auto, uint32_t) { Fill(); }));
   }
   m_socket->Bind();
   m_socket->Connect(m_peer);
@@ -94,23 +95,13 @@ void TrafficApplication::StopApplication() {
 
 void TrafficApplication::NextWrite() {
   m_unsentBytes += m_bytes ? std::max<uint64_t>(1, m_bytes->GetInteger()) : kEndless;
-  Fill(m_socket, m_socket->GetTxAvailable());
+  Fill();
   if (m_gap) {
     m_next = Simulator::Schedule(ns3::Seconds(m_gap->GetValue() * m_gapUnitS),
                                  &TrafficApplication::NextWrite, this);
   }
 }
 
-void TrafficApplication::Fill(Ptr<ns3::Socket> socket, uint32_t available) {
-  while (m_unsentBytes > 0 && available > 0) {
-    const uint64_t chunk = std::min({m_unsentBytes, uint64_t{available}, uint64_t{m_chunkBytes}});
-    const int sent = socket->Send(ns3::Create<ns3::Packet>(static_cast<uint32_t>(chunk)));
-    if (sent <= 0) {
-      return;  // not connected yet, or full: the socket calls again
-    }
-    m_unsentBytes -= static_cast<uint64_t>(sent);
-    available = socket->GetTxAvailable();
-  }
-}
+void TrafficApplication::Fill() { m_unsentBytes = WriteOut(m_socket, m_unsentBytes, m_chunkBytes); }
 
 }  // namespace swiftqueue

@@ -48,7 +48,7 @@ class TrafficApplication : public ns3::Application {
   void StartApplication() override;
   void StopApplication() override;
   void NextWrite();
-  void Fill(ns3::Ptr<ns3::Socket> socket, uint32_t available);
+  void Fill();
 
   std::function<ns3::Ptr<ns3::Socket>()> m_open;
   ns3::Address m_peer;

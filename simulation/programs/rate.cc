@@ -107,9 +107,6 @@ class Flow : public Download {
   Flow(uint32_t id, uint32_t receiver, uint32_t bytes, const Sender& sender, Forecasts* forecasts,
        Output& output)
       : Download(id, receiver, bytes, kSegment),
-        m_id(id),
-        m_receiver(receiver),
-        m_bytes(bytes),
         m_sender(sender),
         m_forecasts(forecasts),
         m_output(output) {}
@@ -133,7 +130,7 @@ class Flow : public Download {
                          Ptr<const TcpSocketBase>) { Sent(packet->GetSize(), header); }));
     socket->SetConnectCallback(Callback<void, Ptr<Socket>>([this](Ptr<Socket> ready) {
                                  Established();
-                                 ready->Send(Create<Packet>(m_bytes));
+                                 ready->Send(Create<Packet>(GetBytes()));
                                  ready->Close();
                                }),
                                MakeNullCallback<void, Ptr<Socket>>());
@@ -143,12 +140,12 @@ class Flow : public Download {
     return InetSocketAddress::ConvertFrom(own).GetPort();
   }
 
-  bool IsDone() const { return m_bbr ? IsDelivered() : m_arrived >= m_bytes; }
+  bool IsDone() const { return m_bbr ? IsDelivered() : m_arrived >= GetBytes(); }
 
   /** So many bytes more have reached the receiver. */
   void Arrived(uint32_t bytes) {
     m_arrived += bytes;
-    if (m_arrived >= m_bytes && m_completed.IsZero()) {
+    if (m_arrived >= GetBytes() && m_completed.IsZero()) {
       m_completed = Simulator::Now();
     }
   }
@@ -161,7 +158,7 @@ class Flow : public Download {
   /** When it was complete, at the receiver, and what became of its forecast. */
   void WriteCompletion() const {
     auto& row = m_output.completions;
-    row << m_id << ',' << m_receiver << ',' << (m_forecasts != nullptr) << ','
+    row << GetId() << ',' << GetReceiver() << ',' << (m_forecasts != nullptr) << ','
         << GetStarted().GetNanoSeconds() << ',';
     if (!m_completed.IsZero()) {
       row << m_completed.GetNanoSeconds();
@@ -182,13 +179,13 @@ class Flow : public Download {
 
   void Delivered() override {
     if (m_forecasts != nullptr) {
-      m_forecasts->Remember(m_receiver, GetEstimate());
+      m_forecasts->Remember(GetReceiver(), GetEstimate());
     }
   }
 
   void Forecast() {
     m_dispersion = m_train.Get();
-    m_forecast = m_forecasts->Make(m_receiver, m_dispersion, m_seen);
+    m_forecast = m_forecasts->Make(GetReceiver(), m_dispersion, m_seen);
     const auto take = [this, sampled = Simulator::Now()] {
       m_verdict = m_bbr->Take(m_forecast, m_dispersion, sampled);
     };
@@ -203,9 +200,6 @@ class Flow : public Download {
                                         "nothing-seen", "nothing-new", "none"};
   static constexpr std::array kEnds{"", "lost", "queued", "confirmed", "exceeded"};
 
-  uint32_t m_id;
-  uint32_t m_receiver;
-  uint32_t m_bytes;
   Sender m_sender;
   Forecasts* m_forecasts;
   Output& m_output;

@@ -68,6 +68,9 @@ class Download {
   /** BBR's estimate, in bytes/s; 0 before the first ACK. */
   int64_t GetEstimate() const { return m_estimate; }
 
+  uint32_t GetId() const { return m_id; }
+  uint32_t GetReceiver() const { return m_receiver; }
+  uint32_t GetBytes() const { return m_bytes; }
   ns3::Time GetStarted() const { return m_started; }
   ns3::Time GetEstablished() const { return m_established; }
   int64_t GetSegments() const { return m_segments; }
