@@ -27,7 +27,7 @@ from laboratory.rate_exchange_runs import STATE, Traffic
 from models.forecasters.queries import QUERY_INPUTS, column
 from models.rate import flows as rate_flows
 from models.rate.flows import Flows
-from models.rate.predictors import MLP_UNITS, Fit, derived, mlp, xgboost
+from models.rate.predictors import Fit, derived, log_mlp, mlp, xgboost
 from models.scoring.baselines import NOT_INPUTS, BoostedTrees
 from models.scoring.intervals import LEVEL, Estimate, corrected, estimate
 from models.scoring.metrics import score_predictions
@@ -317,22 +317,14 @@ def _latency_trees(x_NP: Floats, y_N: Floats) -> Callable[[Floats], Floats]:
 
 
 def _latency_mlp(x_NP: Floats, y_N: Floats) -> Callable[[Floats], Floats]:
-    """Two hidden layers of scikit-learn's on logarithms, squared error of the log-latency; 0 is unknown."""
-    from sklearn.neural_network import MLPRegressor
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
+    """Of logarithms, squared error of the log-latency; 0 is unknown."""
 
     def logs(x: Floats) -> Floats:
         found: Floats = np.log1p(np.maximum(np.nan_to_num(x), 0))
         return found
 
-    log_y = np.log(y_N)
-    network = MLPRegressor(
-        hidden_layer_sizes=MLP_UNITS, alpha=1.0, early_stopping=True, max_iter=50, random_state=1
-    )
-    fitted = make_pipeline(StandardScaler(), network).fit(logs(x_NP), log_y)
-    # Not beyond what it has seen, as `models.rate.predictors.mlp`.
-    return lambda x: np.exp(np.clip(fitted.predict(logs(x)), log_y.min(), log_y.max()))
+    predict = log_mlp(logs(x_NP), np.log(y_N), epochs=50, seed=1)
+    return lambda x: predict(logs(x))
 
 
 LATENCY_MODELS: Final = {"xgboost": _latency_trees, "mlp": _latency_mlp}

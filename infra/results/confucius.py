@@ -18,8 +18,9 @@ from laboratory.report.confucius import (
     fairness_of,
     longer_than_fair,
 )
-from laboratory.report.verdicts import JUDGED, JUDGED_BY_CLASS, JUDGED_BY_FLOW, with_classes
+from laboratory.report.verdicts import JUDGES, with_classes
 from laboratory.report.who_picks import CHEATS, WHO
+from laboratory.runs import experience
 
 OTHER_PAGES: Final = ("confucius-web", WHO, CHEATS)  # judged on pages of their own
 FLOWS: Final = "confucius-flows"
@@ -29,27 +30,31 @@ DOUBLING_S: Final = 0.25  # 1 / lambda
 def verdicts(runs: pl.DataFrame, flows: pl.DataFrame, classes: pl.DataFrame) -> list[str]:
     """Every figure to reach of the scenarios that were run."""
     lines = lab.head_of(["scenario", "figure", "wanted", "measured", "verdict"])
-    for table, judges in ((runs, JUDGED), (flows, JUDGED_BY_FLOW), (classes, JUDGED_BY_CLASS)):
-        for name, judge in judges.items():
-            own = table.filter(pl.col("scenario") == name)
-            if name not in OTHER_PAGES and not own.is_empty():
-                lines += [
-                    lab.row_of([f"`{name}`", one.figure, wanted(one), measured(one), one.verdict])
-                    for one in with_classes(judge(own), classes.filter(pl.col("scenario") == name))
-                ]
+    tables = {experience.FILE: runs, experience.FLOWS: flows, experience.CLASSES: classes}
+    for name, (file, judge) in JUDGES.items():
+        own = tables[file].filter(pl.col("scenario") == name)
+        if name not in OTHER_PAGES and not own.is_empty():
+            lines += [
+                lab.row_of([f"`{name}`", one.figure, wanted(one), measured(one), one.verdict])
+                for one in with_classes(judge(own), classes.filter(pl.col("scenario") == name))
+            ]
     return lines
 
 
 def pages(runs: pl.DataFrame) -> list[str]:
     """Stalls, loads and the call's rate at every point, means over seeds."""
-    own = runs.filter(pl.col("scenario").is_in([name for name in JUDGED if name not in OTHER_PAGES]))
+    judged = [
+        name for name, (file, _) in JUDGES.items() if file == experience.FILE and name not in OTHER_PAGES
+    ]
+    own = runs.filter(pl.col("scenario").is_in(judged))
     short = own.with_columns(pl.col("scenario").str.strip_prefix("confucius-"))  # for narrow windows
     return runs_table(short, ["scenario", "point"], ["scenario", "point"], (*SHOWN[:-1], CALL))
 
 
 def shares(flows: pl.DataFrame) -> list[str]:
     """How the flows share the link: Jain's index, and the mean rate of each kind of flow, in Mbit/s."""
-    flows = flows.filter(~pl.col("scenario").is_in([OCCUPANCY, *JUDGED_BY_CLASS]))  # those have one
+    alone = [name for name, (file, _) in JUDGES.items() if file == experience.CLASSES]
+    flows = flows.filter(~pl.col("scenario").is_in([OCCUPANCY, *alone]))  # those have one flow
     kinds = [tcp for tcp in ("gcc", "copa", "bbr", "cubic") if tcp in flows["tcp"]]
     lines = lab.head_of(["scenario", "point", "seeds", "Jain's index", *kinds])
     for (scenario, point), own in sorted(flows.group_by("scenario", "point"), key=lambda one: _order(one[0])):

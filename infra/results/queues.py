@@ -11,10 +11,10 @@ from matplotlib.figure import Figure
 from benchmarks.published import Published
 from benchmarks.queues import FLOWS, judged
 from infra.results.lfq import interval, measured, wanted
+from laboratory.report import confucius
 from laboratory.report import tables as lab
 from laboratory.report.verdict import Verdict
-from laboratory.report.verdicts import JUDGED
-from laboratory.report.who_picks import CHEATS, WHO, cheat_shares, who_rule
+from laboratory.report.who_picks import CHEATS, WHO, cheat_shares, who_picks, who_picks_cheats, who_rule
 from models.scoring.intervals import estimate
 from models.scoring.plot_style import INK, grid
 
@@ -65,7 +65,7 @@ def web_verdicts(runs: pl.DataFrame) -> list[str]:
     """Every figure to reach with the calls that were run."""
     own = runs.filter(pl.col("scenario") == WEB)
     lines = lab.head_of(["figure", "wanted", "measured", "verdict"])
-    for one in JUDGED[WEB](own):
+    for one in confucius.web(own):
         if one.seeds or own["point"].str.ends_with(one.figure.split(":")[0]).any():
             lines.append(lab.row_of([one.figure, wanted(one), measured(one), one.verdict]))
     return lines
@@ -93,7 +93,7 @@ def who_else(runs: pl.DataFrame) -> list[str]:
 
 def who_verdicts(runs: pl.DataFrame) -> list[str]:
     """Every rule beside nobody, every sender beside one that does not choose."""
-    return _verdicts(JUDGED[WHO](runs.filter(pl.col("scenario") == WHO)))
+    return _verdicts(who_picks(runs.filter(pl.col("scenario") == WHO)))
 
 
 def cheats(runs: pl.DataFrame) -> list[str]:
@@ -114,7 +114,7 @@ def cheats(runs: pl.DataFrame) -> list[str]:
 
 def cheats_verdicts(runs: pl.DataFrame) -> list[str]:
     """Every rule's worst case beside a half."""
-    return _verdicts(JUDGED[CHEATS](runs.filter(pl.col("scenario") == CHEATS)))
+    return _verdicts(who_picks_cheats(runs.filter(pl.col("scenario") == CHEATS)))
 
 
 def costs(published: Published) -> list[str]:

@@ -30,22 +30,16 @@ def of_scenario(name: str, output: Path) -> list[Verdict]:
     """
     if name in LFQ:
         return LFQ[name](lfq_table.read(output))
-    kinds = (
-        (JUDGED, experience.FILE),
-        (JUDGED_BY_FLOW, experience.FLOWS),
-        (JUDGED_BY_CLASS, experience.CLASSES),
-    )
-    for judges, file in kinds:
-        if name in judges:
-            table = experience.load(output, file).filter(pl.col("scenario") == name)
-            break
-    else:
-        known = ", ".join([*(one for judges, _ in kinds for one in judges), *LFQ])
+    if name not in JUDGES:
+        known = ", ".join([*JUDGES, *LFQ])
         raise ValueError(f"{name}: no figure is to be reached in it, but in {known}")
+    file, judge = JUDGES[name]
+    table = experience.load(output, file).filter(pl.col("scenario") == name)
     if table.is_empty():
         raise ValueError(f"{output} has no results of {name}: `swiftqueue lab run {name}` makes them")
-    found = judges[name](table)
-    return with_classes(found, experience.load(output, experience.CLASSES).filter(pl.col("scenario") == name))
+    return with_classes(
+        judge(table), experience.load(output, experience.CLASSES).filter(pl.col("scenario") == name)
+    )
 
 
 def with_classes(found: Sequence[Verdict], classes: pl.DataFrame) -> list[Verdict]:
@@ -76,26 +70,25 @@ def _measured(v: Verdict) -> str:
 
 
 Judge = Callable[[pl.DataFrame], list[Verdict]]
-JUDGED: Final[dict[str, Judge]] = {
-    "confucius-web": confucius.web,
-    "confucius-flows": confucius.flows,
-    "confucius-sizes": confucius.sizes,
-    "confucius-calls": confucius.calls,
-    "confucius-elsewhere": confucius.elsewhere,
-    "confucius-wifi": confucius.links,
-    "confucius-cellular": confucius.links,
-    "confucius-page": confucius.page,
-    "confucius-cuts": confucius.cuts,
-    WHO: who_picks,
-    CHEATS: who_picks_cheats,
+# The table that a scenario is judged by, and the judge.
+JUDGES: Final[dict[str, tuple[str, Judge]]] = {
+    "confucius-web": (experience.FILE, confucius.web),
+    "confucius-flows": (experience.FILE, confucius.flows),
+    "confucius-sizes": (experience.FILE, confucius.sizes),
+    "confucius-calls": (experience.FILE, confucius.calls),
+    "confucius-elsewhere": (experience.FILE, confucius.elsewhere),
+    "confucius-wifi": (experience.FILE, confucius.links),
+    "confucius-cellular": (experience.FILE, confucius.links),
+    "confucius-page": (experience.FILE, confucius.page),
+    "confucius-cuts": (experience.FILE, confucius.cuts),
+    WHO: (experience.FILE, who_picks),
+    CHEATS: (experience.FILE, who_picks_cheats),
+    "confucius-mix": (experience.FLOWS, confucius.mix),
+    "confucius-mix-fast": (experience.FLOWS, confucius.mix),
+    "confucius-fair": (experience.FLOWS, confucius.fair),
+    confucius.OCCUPANCY: (experience.FLOWS, confucius.occupancy),
+    "confucius-probing": (experience.CLASSES, confucius.probing),
 }
-JUDGED_BY_FLOW: Final[dict[str, Judge]] = {
-    "confucius-mix": confucius.mix,
-    "confucius-mix-fast": confucius.mix,
-    "confucius-fair": confucius.fair,
-    confucius.OCCUPANCY: confucius.occupancy,
-}
-JUDGED_BY_CLASS: Final[dict[str, Judge]] = {"confucius-probing": confucius.probing}
 
 
 def _lfq_400(table: pl.DataFrame) -> list[Verdict]:

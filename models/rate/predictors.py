@@ -178,27 +178,35 @@ def mlp(inputs: Callable[[Flows, int], Floats] | None = None) -> Fit:
 
 
 def _mlp(seen: Callable[[Flows, int], Floats], train: Flows, n: int, seed: int) -> Predictor:
-    from sklearn.neural_network import MLPRegressor
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-
     x, known, fitted = seen(train, n), train.known_NH(n), []
     for h in range(len(HORIZONS)):
         rows = known[:, h] if known[:, h].any() else np.full(len(train), fill_value=True)
         y = np.log(train.y_NH[rows, h]) if known[:, h].any() else np.zeros(len(train))
-        enough = len(y) >= MLP_LEAST  # to stop by a tenth of them
-        network = MLPRegressor(
-            hidden_layer_sizes=MLP_UNITS, alpha=1.0, early_stopping=enough, max_iter=200, random_state=seed
-        )
-        fitted.append((make_pipeline(StandardScaler(), network).fit(x[rows], y), (y.min(), y.max())))
+        fitted.append(log_mlp(x[rows], y, epochs=200, seed=seed))
 
     def predict(flows: Flows) -> Floats:
         x = seen(flows, n)
-        # Not beyond what it has seen: a network may say anything there, and a logarithm makes it worse.
-        logs: Floats = np.stack([np.clip(net.predict(x), *ends) for net, ends in fitted], 1)
-        return np.asarray(np.exp(logs), np.float64)
+        return np.stack([one(x) for one in fitted], 1)
 
     return predict
+
+
+def log_mlp(x_NP: Floats, log_y_N: Floats, *, epochs: int, seed: int) -> Callable[[Floats], Floats]:
+    """Fit two hidden layers of scikit-learn's to logarithms; what is returned predicts the values themselves.
+
+    It says nothing beyond what it has seen: a network may say anything there, and a logarithm makes it worse.
+    """
+    from sklearn.neural_network import MLPRegressor
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    enough = len(log_y_N) >= MLP_LEAST  # to stop by a tenth of them
+    network = MLPRegressor(
+        hidden_layer_sizes=MLP_UNITS, alpha=1.0, early_stopping=enough, max_iter=epochs, random_state=seed
+    )
+    fitted = make_pipeline(StandardScaler(), network).fit(x_NP, log_y_N)
+    least, most = log_y_N.min(), log_y_N.max()
+    return lambda x: np.exp(np.clip(fitted.predict(x), least, most))
 
 
 def baselines(xgboost_rounds: int) -> dict[str, Fit]:

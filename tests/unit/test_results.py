@@ -21,7 +21,7 @@ from infra.results.pictures import coverage
 from infra.results.tables import TABLES, Data
 from laboratory.lfq import traces
 from laboratory.report import confucius as lab_confucius
-from laboratory.report import verdicts, who_picks
+from laboratory.report import who_picks
 from laboratory.runs import execution, experience, results
 from models.json_file import read_object
 from models.scoring.plot_style import svg
@@ -259,9 +259,8 @@ def test_a_rule_is_judged_beside_nobody_and_a_sender_beside_its_queue() -> None:
             )
             | {"control": "oracle"},
         ]
-    found = {
-        v.figure: v for v in verdicts.JUDGED[who_picks.WHO](pl.DataFrame(rows, schema=experience.SCHEMA))
-    }
+    runs = pl.DataFrame(rows, schema=experience.SCHEMA)
+    found = {v.figure: v for v in who_picks.who_picks(runs)}
     assert found["flow: FqCoDel: frame P99 over nobody: FIFO"].verdict == "held"
     assert found["flow: FqCoDel: page load time over nobody: FIFO"].verdict == "not held"
     assert found["label: DualPI2: frame P99 over nobody: FIFO"].measured == pytest.approx(0.19, abs=0.01)
@@ -279,7 +278,7 @@ def test_the_worst_cheat_is_named() -> None:
     runs = pl.DataFrame(rows, schema=experience.SCHEMA)
     line = "| label: priority | 5 | 80 (80 to 80) | 75 (75 to 75) | 50 (50 to 50) | churn, 75 |"
     assert queues.cheats(runs)[-1] == line
-    (verdict,) = verdicts.JUDGED[who_picks.CHEATS](runs)
+    (verdict,) = who_picks.who_picks_cheats(runs)
     assert (verdict.measured, verdict.verdict) == (pytest.approx(0.75), "not held")
 
 
