@@ -106,35 +106,33 @@ def collect(output: Path, scenarios: Mapping[str, Scenario]) -> None:
 
     A run whose folder is not there keeps the rows that it has here.
     """
-    asking = {
-        FILE: (rows_of, list(scenarios)),
-        FLOWS: (flows_of, [name for name, scenario in scenarios.items() if scenario.flows]),
-        CLASSES: (classes_of, [name for name, scenario in scenarios.items() if scenario.classes]),
-        PAGES: (pages_of, [name for name, scenario in scenarios.items() if scenario.page_by_page]),
+    asking: dict[str, tuple[RowsOf, set[str]]] = {
+        FILE: (rows_of, set(scenarios)),
+        FLOWS: (flows_of, {name for name, scenario in scenarios.items() if scenario.flows}),
+        CLASSES: (classes_of, {name for name, scenario in scenarios.items() if scenario.classes}),
+        PAGES: (pages_of, {name for name, scenario in scenarios.items() if scenario.page_by_page}),
     }
-    for file, (rows_of_run, names) in asking.items():
-        known = load(output, file)
-        _keep(output / file, known, _collected(output, names, known, rows_of_run), list(scenarios))
-
-
-def _collected(output: Path, scenarios: Sequence[str], known: pl.DataFrame, rows_of_run: RowsOf) -> Rows:
-    """Rows of the scenarios' runs that are complete."""
+    known = {file: load(output, file) for file in asking}
+    rows: dict[str, Rows] = {file: [] for file in asking}
     runs = load_results(output).filter(
         pl.col("scenario").is_in(list(scenarios)), pl.col("status") == COMPLETE
     )
-    rows: Rows = []
     for row in runs.iter_rows(named=True):
-        summary = folder_of(output, row["run"]) / SUMMARY
-        if summary.is_file():
-            rows += rows_of_run(row, json.loads(summary.read_text()))
-        else:
-            kept = known.filter(pl.col("run") == row["run"])
-            places = (
-                kept.select(KEY).unique(maintain_order=True).head(1)
-            )  # another scenario may have the same run
-            kept = kept.join(places, on=list(KEY), maintain_order="left")
-            rows += [{**one, **{key: row[key] for key in KEY}} for one in kept.iter_rows(named=True)]
-    return rows
+        path = folder_of(output, row["run"]) / SUMMARY
+        summary = json.loads(path.read_text()) if path.is_file() else None
+        for file, (rows_of_run, names) in asking.items():
+            if row["scenario"] in names:
+                rows[file] += _kept(known[file], row) if summary is None else rows_of_run(row, summary)
+    for file, found in rows.items():
+        _keep(output / file, known[file], found, list(scenarios))
+
+
+def _kept(known: pl.DataFrame, row: Mapping[str, Any]) -> Rows:
+    """The rows that a table has of a run, as this scenario's: another one may have the same run."""
+    kept = known.filter(pl.col("run") == row["run"])
+    one_place = kept.select(KEY).unique(maintain_order=True).head(1)
+    kept = kept.join(one_place, on=list(KEY), maintain_order="left")
+    return [{**one, **{key: row[key] for key in KEY}} for one in kept.iter_rows(named=True)]
 
 
 def _keep(path: Path, known: pl.DataFrame, rows: Rows, scenarios: Sequence[str]) -> None:
