@@ -20,6 +20,7 @@ from pipelines.simulators import PROJECT
 
 SCENARIO: Final = Path(__file__).with_name("canary.yaml")
 MODEL: Final = PROJECT / "docs" / "laboratory" / "models" / "figure8" / "rfc9332"
+LIMITS: Final = PROJECT / "docs" / "laboratory" / "models" / "lfq" / "counterfactual-10.safetensors"
 RANDOM_SHARE: Final = 0.3
 RUNGS: Final = (  # of the ladder: those that need no other run
     "constant_share",
@@ -54,7 +55,7 @@ INSTEAD: Final[Mapping[str, Sequence[Mapping[str, Any]]]] = {  # of what the fir
     "illinois, yeah": ({"tcp": "illinois", **ALONE}, {"tcp": "yeah", **ALONE}),
     "new reno, bic": ({"tcp": "new_reno", **ALONE}, {"tcp": "bic", **ALONE}),
 }
-# The rules that are ours, but LFQ: another CPU's network may answer other bits.
+# The rules that are ours. LFQ's network gives the same bits on every CPU (serving/engine/dense.h).
 ROUTERS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
     "FQ+FIFO": ("swiftqueue::FairQueueDisc", {}),
     "CBQ": ("swiftqueue::ClassQueueDisc", {"Label": "Ecn"}),
@@ -62,6 +63,7 @@ ROUTERS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
     "HHF": ("swiftqueue::HeavyHitterQueueDisc", {}),
     "SJF": ("swiftqueue::ShortestFirstQueueDisc", {}),
     "Confucius": ("swiftqueue::ConfuciusQueueDisc", {}),
+    "LFQ": ("swiftqueue::LfqQueueDisc", {"Weights": str(LIMITS)}),
     "weights by age": ("ns3::DualPi2QueueDisc", {"CWeightBy": "Age"}),
 }
 UNIFORM: Final = [[100, 0], [3000, 1]]
@@ -173,7 +175,7 @@ def digests(program: Path, runs: Mapping[str, execution.Job]) -> dict[str, str]:
 
 
 def _digest(result: Path) -> str:
-    """Hash of a result's files, without what it cost and the run that was given, which they repeat."""
+    """Hash of a result's files: without what it cost, the run that was given, and where this project lies."""
     digest = hashlib.sha256()
     for name, content in _files(result):
         digest.update(f"{name} {len(content)}\n".encode())
@@ -189,5 +191,5 @@ def _files(result: Path) -> Iterator[tuple[str, bytes]]:
         if path.suffix == ".json":
             described: dict[str, Any] = json.loads(content)
             del described["run"]
-            content = json.dumps(described).encode()
+            content = json.dumps(described).replace(f"{PROJECT}/", "").encode()
         yield path.name, content
