@@ -164,9 +164,7 @@ def schedule(
     ] = None,
     sender: Annotated[
         str | None,
-        typer.Option(
-            help="whose telemetry (default: of those stored within a minute, the one with most packets)"
-        ),
+        typer.Option(help="whose telemetry (default: those that send now take turns, by SWIFTQUEUE_SENDERS)"),
     ] = None,
     every: Annotated[float, typer.Option(help="seconds from one round to the next")] = 300.0,
     learn: Annotated[float, typer.Option(help="seconds of telemetry that a round learns from")] = 60.0,
@@ -220,7 +218,7 @@ def replay(
 ) -> None:
     """Replay a packet table against Triton: what was predicted, what came, which queue was chosen.
 
-    Example: swiftqueue replay dumbbell-a --speed 4
+    Example: swiftqueue replay dumbbell-1 --speed 4
     """
     from serving.agent.replay import replay_trace
 

@@ -35,7 +35,7 @@ from serving.triton.repository import LATENCY, LIMIT, MODEL, MODELS, RATE, Model
 # What a sender has no use for: loading (with files of its own in the request: code), another program's
 # memory, figures, traces, and the log. It asks for the model's configuration, and for inferences.
 RESTRICTED: Final = ("model-repository", "shared-memory", "statistics", "trace", "logging")
-# gRPC's own default, which Triton sets to 2 GiB: 64 windows of 128 tokens are 0.8 MB.
+# gRPC's own default, which Triton sets to 2 GiB: 64 windows of 256 tokens are 1.6 MB.
 MAX_MESSAGE_BYTES: Final = 4 << 20
 TRITON_TIMEOUT_S: Final = 60.0
 MLFLOW_TIMEOUT_S: Final = 180.0  # 41 s were seen on a busy machine

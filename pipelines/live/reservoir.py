@@ -40,7 +40,7 @@ class LiveParams(Section):
 
     section: ClassVar = "live"
     memory_windows: Annotated[int, Field(ge=0, le=65_536)]
-    """Windows of earlier stretches, 3 KB each, that teach beside the last minute, chosen by coverage."""
+    """Windows of earlier stretches, some 4 KB each, that teach beside the last minute, chosen by coverage."""
 
 
 def memory_windows(params: Path) -> int:
