@@ -9,6 +9,7 @@ import polars as pl
 import pytest
 
 from laboratory.learning.judged_models import models_by_profile
+from laboratory.learning.train import settings
 from laboratory.runs.canary import GUARDS, INSTEAD, RESPONSES, ROUTERS, RUNGS, canaries
 from laboratory.runs.programs import Equals
 from laboratory.runs.resolve import cells, control_of, identity, resolve
@@ -17,6 +18,8 @@ from laboratory.scenarios.controls import CONTROLS, Settings
 from laboratory.scenarios.files import load as load_scenario
 from laboratory.scenarios.files import path_of
 from laboratory.scenarios.traffic import Group
+from models.json_file import read_object
+from models.networks.loop_network import named
 
 
 @pytest.fixture(scope="module")
@@ -69,3 +72,11 @@ def test_the_models_are_those_that_were_judged(published: Path, tmp_path: Path) 
     models = models_by_profile(str(published / "models" / "figure8"), tmp_path)
     found = judged.select("profile", "artifact").unique().sort("profile").rows()
     assert found == sorted((profile, model.content) for profile, model in models.items())
+
+
+def test_training_makes_the_kind_of_model_that_was_judged(published: Path) -> None:
+    params, _ = settings(load_scenario(path_of("figure8")), path_of("figure8"), "small", [])
+    judged = read_object(published / "models" / "figure8" / "rfc9332" / "model.json")
+    assert named(params["architecture"]["name"]).stored == judged["architecture"]["name"]
+    assert params["windows"]["tokens"] == judged["window"]["tokens"]
+    assert params["pretrain"]["anchor"] == judged["architecture"]["anchor"]
