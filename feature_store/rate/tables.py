@@ -140,5 +140,5 @@ def paths_in(folder: Path) -> dict[str, dict[str, Any]]:
             raise ValueError(f"{place / PATH} is damaged, or its `kind` is none of {', '.join(KINDS)}")
         found[place.name.removeprefix("path=")] = about
     if not found:
-        raise ValueError(f"no flows under {folder}; run `swiftqueue rate simulate -o {folder}`")
+        raise ValueError(f"no flows under {folder}; run `swiftqueue rate simulate {folder}`")
     return found
