@@ -32,7 +32,7 @@ MILLION: Final = 1e6
 # The judgements as they were written down beforehand (docs/results/forecasters.md).
 JUDGED: Final = ("fresh", "pages-and-video", "speed-tests", "wifi")
 JUDGED_AGAIN: Final = (
-    *("web-long", "web-varying-long", "video-varying-long"),
+    *("web-long", "web-varying-long", "video-long", "video-varying-long"),
     *("fresh-again", "pages-and-video-again", "speed-tests-again", "wifi-again"),
 )
 JUDGED_SCORES: Final = (
