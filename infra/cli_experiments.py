@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -205,6 +206,10 @@ def paper(
     small: Annotated[
         bool, typer.Option("--small", help="short traces, three seeds, the ends of each axis: 20 minutes")
     ] = False,
+    seeds: Annotated[
+        int | None,
+        typer.Option(min=2, help="of traffic and training: 1 to so many", show_default="5; 3 if small"),
+    ] = None,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="folder of traces, rows and their summary")
     ] = Path("var/paper"),
@@ -212,12 +217,14 @@ def paper(
 ) -> None:
     """Redo the SwiftQueue paper exhibit by exhibit, each with a verdict; goes on where it stopped.
 
-    Examples: swiftqueue paper --small, and swiftqueue paper figure-7a figure-15
+    Examples: swiftqueue paper --small --seeds 10, and swiftqueue paper figure-7a figure-15
     """
     from infra.paper.exhibits import FULL, SMALL
     from infra.paper.run import run_paper
 
-    sys.exit(run_paper(exhibits or [], output, SMALL if small else FULL, sections))
+    form = SMALL if small else FULL
+    form = replace(form, seeds=seeds or form.seeds)
+    sys.exit(run_paper(exhibits or [], output, form, sections))
 
 
 @experiments_app.command()

@@ -68,6 +68,7 @@ FULL: Final = Form(
     ends_only=False,
     every=(0.2, 1, 5),
 )
+FORMS: Final = {form.name: form for form in (FULL, SMALL)}  # the longer one is shown where it is complete
 
 
 @dataclass(frozen=True)
@@ -247,4 +248,7 @@ def chosen(names: Sequence[str]) -> list[Exhibit]:
 
 def command(exhibit: Exhibit, form: Form = FULL) -> str:
     """What computes an exhibit's rows."""
-    return f"swiftqueue paper {exhibit.name}{' --small' if form.name == 'small' else ''}"
+    words = ["swiftqueue paper", exhibit.name]
+    words += ["--small"] if form.name == SMALL.name else []
+    words += [f"--seeds {form.seeds}"] if form.seeds != FORMS[form.name].seeds else []
+    return " ".join(words)

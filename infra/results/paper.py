@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,14 +13,13 @@ from benchmarks.published import origin
 from feature_store.atomic import write_file
 from infra.paper.answers import MEDIAN_MS, Rows, answers
 from infra.paper.asked import OURS, SHOWN
-from infra.paper.exhibits import EXHIBITS, FULL, SMALL, Exhibit, Form, command
+from infra.paper.exhibits import EXHIBITS, FORMS, Exhibit, Form, command
 from infra.paper.verdicts import NOT_RUN, Answer, verdict
 from laboratory.report import tables as lab
 from models.json_file import read_object
 from models.scoring.intervals import Estimate, estimate
 
 FILE: Final = Path("docs/results/paper.json")
-FORMS: Final = {form.name: form for form in (FULL, SMALL)}  # the longer one is shown where it is complete
 NEEDED: Final = {"form", "seeds", "lengths", "rows"}
 OF_A_ROW: Final = {"trace", "method", "seed", "every", "visibility", "about", "tune_s", "tuned", "pretrained"}
 DIGITS: Final = 3
@@ -88,12 +87,13 @@ def _check(path: Path, entry: Any) -> None:
 
 def shown(published: Mapping[str, Any]) -> list[Shown]:
     """Exhibits that were run, each in its longest complete form."""
-    rows = {name: Rows(published[name]["rows"]) for name in FORMS if name in published}
+    forms = [replace(FORMS[name], seeds=published[name]["seeds"]) for name in FORMS if name in published]
     found = []
     for exhibit in EXHIBITS:
-        for name, of in rows.items():
-            if given := answers(exhibit, of, FORMS[name]):
-                found.append(Shown(exhibit, FORMS[name], of, given))
+        for form in forms:
+            rows = Rows(published[form.name]["rows"])
+            if given := answers(exhibit, rows, form):
+                found.append(Shown(exhibit, form, rows, given))
                 break
     return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -136,6 +137,16 @@ def test_exhibits_are_drawn_with_verdict_picture_questions_and_command() -> None
     [line] = [line for line in lines if line.startswith("| Figure 9: flows |")]
     assert "figure 10" in line  # of the later version
     assert "**reproduced**" in line
+
+
+def test_more_seeds_than_a_form_has_are_in_its_command_and_its_answers() -> None:
+    (exhibit,) = chosen(["figure-15"])
+    more = replace(SMALL, seeds=4)
+    data = published([row(asked) for asked in exhibit.rows(more)])
+    assert paper.shown(data)[0].form == SMALL
+    data["small"]["seeds"] = 4
+    assert paper.shown(data)[0].form == more
+    assert "    swiftqueue paper figure-15 --small --seeds 4" in paper.sections(data)
 
 
 def test_with_one_form_the_other_is_said_to_be_missing_and_nothing_is_invented() -> None:
