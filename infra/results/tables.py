@@ -353,6 +353,8 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "guard-shipped": lambda data: guard.guarded(data.runs, guard.SHIPPED),
     "guard-unheard": lambda data: guard.guarded(data.runs, guard.UNHEARD),
     "guard-unheard-kept": lambda data: guard.kept(data.runs, guard.UNHEARD),
+    "guard-discounted": lambda data: guard.guarded(data.runs, guard.DISCOUNTED),
+    "guard-discounted-kept": lambda data: guard.kept(data.runs, guard.DISCOUNTED),
     "guard-shipped-kept": lambda data: guard.kept(data.runs, guard.SHIPPED),
     "rules": lambda data: rules.ruled(data.rules),
     "premise-map": lambda data: premise_map.mapped(data.runs),

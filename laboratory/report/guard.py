@@ -25,11 +25,12 @@ from models.scoring.intervals import Estimate
 FIRST: Final = "guard-"  # scenarios with the guard's first form
 SHIPPED: Final = "shipped-guard-"
 UNHEARD: Final = "unheard-guard-"  # whose flows hear nothing of their moved packets
+DISCOUNTED: Final = "discounted-guard-"  # whose flows discount their moved packets
 ON: Final = "on"
 OFF: Final = "off"
 TRIED: Final = "try-guard-"
 FORMS: Final = (OFF, "eight packets", "eight packets, watched", "one packet", "one packet, watched")
-ANSWERS: Final = ("", ", classic answer", ", unheard")  # what moved packets' ACKs say
+ANSWERS: Final = ("", ", classic answer", ", unheard", ", discounted")  # what moved packets' ACKs say
 DELAYS: Final = (
     (QUEUEING_P99, "P99"),
     (QUEUEING_P999, "P99.9"),

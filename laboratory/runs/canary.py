@@ -36,7 +36,7 @@ GUARDS: Final[Mapping[str, Mapping[str, float]]] = {
     "guarded, watched": {"guard_packets": 1, "guard_growth": 0.5},
 }
 ALONE: Final = {"ecn": "not_ect", "traffic": {"kind": "greedy"}}
-RESPONSES: Final = ("classic", "unheard")  # what moved packets' ACKs say to S1's DCTCP
+RESPONSES: Final = ("classic", "discounted", "unheard")  # what moved packets' ACKs say to S1's DCTCP
 INSTEAD: Final[Mapping[str, Sequence[Mapping[str, Any]]]] = {  # of what the first sender's groups say
     "calls": (
         {

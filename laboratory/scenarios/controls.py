@@ -87,8 +87,9 @@ class Settings(Checked):
 
     moved_ecn: Literal["ect0", "not_ect"]
     acks: Literal["selective", "cumulative"]  # from which ACKs S1 learns latencies
-    # What the ACK of a moved packet says to S1's DCTCP: what any other says, a mark as a loss, or nothing
-    moved_response: Literal["scalable", "classic", "unheard"] = "scalable"
+    # What a moved packet's ACK says to S1's DCTCP: what any other says; a mark as a loss; nothing of marks,
+    # but to grow, less the more others are marked; or nothing
+    moved_response: Literal["scalable", "classic", "discounted", "unheard"] = "scalable"
     random: Random
     oracle: Oracle
     last_latency: LastLatency

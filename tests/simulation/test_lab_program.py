@@ -854,22 +854,26 @@ def test_a_placebo_repeats_decisions_at_another_time(program: Path, tmp_path: Pa
 @pytest.mark.long
 def test_moved_packets_may_say_less_to_their_flows(program: Path, tmp_path: Path) -> None:
     """S1's L4S flows, all of whose packets are moved, get less where marks are losses, and hardly anything
-    where no ACK grows a window; where none is moved nothing changes."""
+    where no ACK grows a window, or only as likely as an unmoved packet is unmarked.
+
+    Where none is moved nothing changes."""
     common = third(moved_ecn="ect0", acks="selective", outputs=["truth"], seconds=6)
     for sender in common["senders"]:  # always something to send, so that the window is what counts
         for flows in sender["groups"]:
             flows["traffic"] = {"kind": "greedy"}
     goodputs, bytes_of = {}, {}
-    for share in (0, 1):
-        for response in ("", "classic", "unheard"):
+    for share in (0, 0.5, 1):
+        for response in ("", "classic", "discounted", "unheard"):
             control = {"kind": "random", "share": share, "burst_packets": 8, "seed": 1}
             said = {"moved_response": response} if response else {}
             out = tmp_path / f"{share}-{response}"
             summary = simulate(program, common | said | {"control": control}, out)
             goodputs[share, response] = summary["senders"]["S1"]["l4s"]["goodput_bps"]
             bytes_of[share, response] = (out / "truth.npy").read_bytes()
-    assert bytes_of[0, "classic"] == bytes_of[0, "unheard"] == bytes_of[0, ""]
+    assert len({said for (share, _), said in bytes_of.items() if share == 0}) == 1
     assert goodputs[1, "unheard"] < 0.5 * goodputs[1, "classic"] < 0.45 * goodputs[1, ""]
+    assert goodputs[1, "discounted"] == goodputs[1, "unheard"]
+    assert goodputs[0.5, "unheard"] < goodputs[0.5, "discounted"] < goodputs[0.5, ""]
 
 
 def test_a_paced_flow_sends_no_bursts(program: Path, tmp_path: Path) -> None:

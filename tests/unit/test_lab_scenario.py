@@ -60,13 +60,14 @@ def test_the_projects_scenarios_are_sound(name: str) -> None:
     # the maps ask what the standard queue leaves, the guard where the model harms there; one names each disc
     # and pages-and-video and the long ones make captures, nothing is compared in them
     some = ("map-", "guard-", "shipped-guard-", "try-guard-", "confucius-", "pages-and-video", "premise-map")
-    some += ("unheard-guard-", "long-", "who-picks-cheats", "charge-", "paper-", "best-share", "lfq-")
+    some += ("unheard-guard-", "discounted-guard-", "long-", "who-picks-cheats")
+    some += ("charge-", "paper-", "best-share", "lfq-")
     if not name.startswith(some) or name == "guard-figure8":
         assert scenario.profiles == ["rfc9332", "uncoupled"]
     # what no choice at all is worth, what the model costs, what a new head and the guard bring, who picks
     fewer = ("split", "many-flows", "figure8-finetuned", "ladder", "guard-", "confucius-", "who-picks")
     fewer += ("rules-", "shipped-guard-", "try-guard-", "premise-map", "pages-and-video", "long-", "charge-")
-    fewer += ("unheard-guard-", "bed-")  # what the kernel test bed has
+    fewer += ("unheard-guard-", "discounted-guard-", "bed-")  # what the kernel test bed has
     fewer += ("surroundings", "paper-", "best-share", "lfq-")
     if not name.startswith(fewer):
         assert set(scenario.controls) == set(CONTROLS)
@@ -755,12 +756,17 @@ def test_the_guard_is_judged_as_the_agent_ships_it() -> None:
     shipped = unwatched | {"guard_growth": MOST_GROWTH}
     off = control_of(load(path_of("figure8")).environment, "model", model=Model(Path(), ""), share=0)
     assert not set(shipped) & set(off)
-    for prefix, more in (("guard-*", first), ("unheard-guard-*", unwatched), ("shipped-guard-*", shipped)):
+    for prefix, more, response in (
+        ("guard-*", first, "scalable"),
+        ("shipped-guard-*", shipped, "scalable"),
+        ("unheard-guard-*", unwatched, "unheard"),
+        ("discounted-guard-*", unwatched, "discounted"),
+    ):
         for name in fnmatch.filter(names(), prefix):
             environment = environment_at(load(path_of(name)), "on", name)
             on = control_of(environment, "model", model=Model(Path(), ""), share=0)
             assert {key: value for key, value in on.items() if key not in off} == more
-            assert (environment.controls.moved_response == "unheard") == name.startswith("unheard-")
+            assert environment.controls.moved_response == response
             assert (on["max_moved_unacked"], on["margin_us"], on["margin_share"]) == (
                 ships.max_moved_unacked,
                 ships.margin_us,
@@ -777,9 +783,9 @@ def test_surroundings_leave_published_runs_as_they_are(tmp_path: Path) -> None:
         if cell.profile == "uncoupled" and cell.seed == 102
     }
     assert runs["classic answer", "model"]["moved_response"] == "classic"
-    unheard = load(path_of("unheard-guard-figure8"))
-    for control, said in (("model", "unheard"), ("default", None)):
-        run = resolve(unheard, Cell("", "on", None, "uncoupled", control, 112), {"kind": control}, [])
+    discounted = load(path_of("discounted-guard-figure8"))
+    for control, said in (("model", "discounted"), ("default", None)):
+        run = resolve(discounted, Cell("", "on", None, "uncoupled", control, 127), {"kind": control}, [])
         assert run.get("moved_response") == said
     plain = runs["figure 8", "default"]
     assert runs["classic answer", "default"] == plain

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "ns3/abort.h"
+
 namespace swiftqueue::lab {
 
 using ns3::Ptr;
@@ -11,6 +13,12 @@ using ns3::TcpSocketState;
 
 void AnsweringDctcp::Init(Ptr<TcpSocketState> tcb) {
   ns3::TcpDctcp::Init(tcb);
+  if (!m_tcb) {
+    const bool isConnected = TraceConnectWithoutContext(
+        "CongestionEstimate", ns3::Callback<void, uint32_t, uint32_t, double>(
+                                  [this](uint32_t, uint32_t, double alpha) { m_alpha = alpha; }));
+    NS_ABORT_MSG_UNLESS(isConnected, "DCTCP tells nothing of its share of marks");
+  }
   m_tcb = tcb;
 }
 
@@ -45,9 +53,19 @@ void AnsweringDctcp::PktsAcked(Ptr<TcpSocketState> tcb, uint32_t segments, const
   }
 }
 
+void AnsweringDctcp::LeaveOut(uint32_t segments, bool grow) {
+  m_leftOut = segments;
+  if (grow) {
+    m_growth += segments * (1 - m_alpha);
+  }
+}
+
 void AnsweringDctcp::IncreaseWindow(Ptr<TcpSocketState> tcb, uint32_t segments) {
-  if (const auto heard = Heard(segments)) {
-    ns3::TcpDctcp::IncreaseWindow(tcb, *heard);
+  const auto growth = static_cast<uint32_t>(m_growth);
+  m_growth -= growth;
+  const uint32_t all = Heard(segments).value_or(0) + growth;
+  if (all > 0 || m_leftOut == 0) {
+    ns3::TcpDctcp::IncreaseWindow(tcb, all);
   }
 }
 

@@ -31,10 +31,10 @@ class AnsweringDctcp : public ns3::TcpDctcp {
 
   /**
    * Of the segments that the next ACK covers so many were moved. They count in the share of marked
-   * ones neither as marked nor as not, and grow no window: what they escaped tells nothing of the
-   * L4S queue.
+   * ones neither as marked nor as not: what they escaped tells nothing of the L4S queue. They grow
+   * no window; or, if `grow`, as likely as one that was not moved comes back unmarked.
    */
-  void LeaveOut(uint32_t segments) { m_leftOut = segments; }
+  void LeaveOut(uint32_t segments, bool grow);
 
   void PktsAcked(ns3::Ptr<ns3::TcpSocketState> tcb, uint32_t segments,
                  const ns3::Time& rtt) override;
@@ -47,6 +47,8 @@ class AnsweringDctcp : public ns3::TcpDctcp {
   ns3::Ptr<ns3::TcpSocketState> m_tcb;
   std::optional<ns3::SequenceNumber32> m_until;  // the last answer is for all that was sent before
   uint32_t m_leftOut{0};                         // segments of the ACK under way
+  double m_growth{0};                            // segments by which moved ones have yet to grow it
+  double m_alpha{1};                             // the share of marks, as DCTCP goes by it
 };
 
 }  // namespace swiftqueue::lab

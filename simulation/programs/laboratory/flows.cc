@@ -222,8 +222,8 @@ void InstallFlows(const Run& run, const Network& network, Flows& flows, Experien
           auto dctcp = CreateObject<AnsweringDctcp>();
           socket->SetCongestionControlAlgorithm(dctcp);
           flow.hearsOfMoved = [dctcp, response](uint32_t moved, bool marked) {
-            if (response == MovedResponse::kUnheard) {
-              dctcp->LeaveOut(moved);
+            if (response != MovedResponse::kClassic) {
+              dctcp->LeaveOut(moved, response == MovedResponse::kDiscounted);
             } else if (marked && moved > 0) {
               dctcp->AnswerAsLoss();
             }

@@ -128,8 +128,10 @@ MovedResponse ReadMovedResponse(const Node& root) {
   if (!root.Has("moved_response")) {
     return MovedResponse::kScalable;
   }
-  return root["moved_response"].Text() == "classic" ? MovedResponse::kClassic
-                                                    : MovedResponse::kUnheard;
+  const std::string& text = root["moved_response"].Text();
+  return text == "classic"      ? MovedResponse::kClassic
+         : text == "discounted" ? MovedResponse::kDiscounted
+                                : MovedResponse::kUnheard;
 }
 
 Group ReadGroup(const Node& node, const std::vector<Receiver>& receivers) {

@@ -176,9 +176,10 @@ struct FineTuning {
 
 /** What the ACK of a moved packet says to S1's DCTCP. */
 enum class MovedResponse {
-  kScalable,  // what that of any other says
-  kClassic,   // its mark is a loss
-  kUnheard    // nothing
+  kScalable,    // what that of any other says
+  kClassic,     // its mark is a loss
+  kDiscounted,  // nothing of marks, and grows the window less the more are marked
+  kUnheard      // nothing
 };
 
 struct Run {
