@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from feature_store.atomic import write_file
 from laboratory.report import tables as lab
 from models.json_file import read_object
 from models.scoring.choice import RULES, rule_name
+from models.scoring.intervals import estimate
 
 FILE: Final = Path("docs/results/forecasters.json")
 NEEDED: Final = {"traces", "protocol", "within_training", "against", "n", "n_late", "base_rate", "variants"}
@@ -35,6 +37,9 @@ JUDGED_AGAIN: Final = (
     *("web-long", "web-varying-long", "video-long", "video-varying-long"),
     *("fresh-again", "pages-and-video-again", "speed-tests-again", "wifi-again"),
 )
+DRAWS: Final = tuple(
+    f"video-long-{seed}" for seed in range(1201, 1206)
+)  # of one kind's traffic, a model each
 JUDGED_SCORES: Final = (
     ("average_precision", "AP late", 3),
     ("mae_ms", "MAE, ms", 2),
@@ -182,6 +187,36 @@ def beside(published: Mapping[str, Any], kinds: Sequence[str] = JUDGED_AGAIN) ->
             tuned = [number(variant["tuned"].get(key), digits) for key, _, digits in JUDGED_SCORES]
             untuned = [number(variant["pretrained"].get(key), n) for key, _, n in JUDGED_SCORES[:2]]
             lines.append(lab.row_of([kind, *about, *tuned, *untuned]))
+    return lines
+
+
+def over_draws(published: Mapping[str, Any]) -> list[str]:
+    """A line for each draw of one kind's traffic: both networks. Then the verdict over the draws.
+
+    Raises:
+        ValueError: a draw is not published, or lacks one of the two.
+    """
+    of = [entry(published, name)["variants"] for name in DRAWS]
+    if any(not {CHALLENGER, CHAMPION} <= set(variants) for variants in of):
+        raise ValueError(f"{FILE} has no {CHALLENGER} beside {CHAMPION} on each of {', '.join(DRAWS)}")
+    lines = lab.head_of(["traces", "score", CHALLENGER, CHAMPION, "difference", "verdict"])
+    for key, name, digits in JUDGED_SCORES:
+        lower_is_better = key != "average_precision"
+        pairs = [[float(each[who]["tuned"][key]["mean"]) for who in (CHALLENGER, CHAMPION)] for each in of]
+        for trace, (ours, theirs) in zip(DRAWS, pairs, strict=True):
+            said = [f"{score:.{digits}f}" for score in (ours, theirs)]
+            lines.append(lab.row_of([trace, name, *said, f"{ours - theirs:+.{digits}f}", ""]))
+        means = [statistics.fmean(column) for column in zip(*pairs, strict=True)]
+        less = estimate([ours - theirs for ours, theirs in pairs])
+        if less and less.low is not None and less.high is not None:
+            ends = (less.low, less.high)
+            tie = TIE_ERROR * means[1] if lower_is_better else TIE_PRECISION
+            given = verdict([ends], tie, lower_is_better=lower_is_better)
+            said = [
+                *(f"{mean:.{digits}f}" for mean in means),
+                f"{less.mean:+.{digits}f} ({_ends(ends, digits)})",
+            ]
+            lines.append(lab.row_of(["mean", name, *said, given]))
     return lines
 
 

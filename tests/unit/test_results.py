@@ -7,6 +7,7 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -207,6 +208,30 @@ def test_no_verdict_without_both_networks_on_every_kind(data: Data) -> None:
     ):
         with pytest.raises(ValueError, match=r"has no event-stream beside window on (fresh|wifi)"):
             forecasters.verdicts(found)
+
+
+def test_a_verdict_over_draws_of_traffic_asks_for_each_of_them(data: Data) -> None:
+    def scored(precision: float) -> dict[str, Any]:
+        return {"average_precision": {"mean": precision}, "mae_ms": {"mean": 4.0}, "regret_ms": {"mean": 1.0}}
+
+    draws = {
+        name: {
+            "variants": {
+                "event-stream": {"tuned": scored(0.7 + 0.01 * number)},
+                "window": {"tuned": scored(0.6 + 0.012 * number)},
+            }
+        }
+        for number, name in enumerate(forecasters.DRAWS)
+    }
+    lines = forecasters.over_draws(draws)
+    assert len(lines) == 2 + 3 * (len(draws) + 1)
+    assert "| mean | AP late | 0.720 | 0.624 | +0.096 (+0.092 to +0.100) | **better** |" in lines
+    assert "| mean | MAE, ms | 4.00 | 4.00 | +0.00 (+0.00 to +0.00) | no worse |" in lines
+    with pytest.raises(ValueError, match="has no video-long-1203"):
+        forecasters.over_draws({name: draw for name, draw in draws.items() if name != "video-long-1203"})
+    del draws["video-long-1203"]["variants"]["window"]
+    with pytest.raises(ValueError, match="has no event-stream beside window on each of"):
+        forecasters.over_draws(draws)
 
 
 def noticed(scenario: str, point: str, seed: int, **columns: float) -> dict[str, object]:
