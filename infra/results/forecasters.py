@@ -37,9 +37,8 @@ JUDGED_AGAIN: Final = (
     *("web-long", "web-varying-long", "video-long", "video-varying-long"),
     *("fresh-again", "pages-and-video-again", "speed-tests-again", "wifi-again"),
 )
-DRAWS: Final = tuple(
-    f"video-long-{seed}" for seed in range(1201, 1206)
-)  # of one kind's traffic, a model each
+# Of the traffic of one kind, with models of their own.
+DRAWS: Final = tuple(f"video-long-{seed}" for seed in range(1201, 1206))
 JUDGED_SCORES: Final = (
     ("average_precision", "AP late", 3),
     ("mae_ms", "MAE, ms", 2),
@@ -150,11 +149,9 @@ def verdicts(published: Mapping[str, Any], kinds: Sequence[str] = JUDGED) -> lis
         for key, name, digits in JUDGED_SCORES:
             if champion.get(key) is None:
                 continue  # nothing knows what either queue would have cost
-            lower_is_better = key != "average_precision"
             less = champion[key]["less_reference"]
             # The summary has the champion less the challenger.
             ends = [less[each] and [-less[each][1], -less[each][0]] for each in ("seeds_95", "seconds_95")]
-            tie = TIE_ERROR * champion[key]["mean"] if lower_is_better else TIE_PRECISION
             lines.append(
                 lab.row_of(
                     [
@@ -163,7 +160,7 @@ def verdicts(published: Mapping[str, Any], kinds: Sequence[str] = JUDGED) -> lis
                         number(challenger[key], digits),
                         number(champion[key], digits),
                         *(_ends(each, digits) for each in ends),
-                        verdict(ends, tie, lower_is_better=lower_is_better),
+                        _judged(key, ends, champion[key]["mean"]),
                     ]
                 )
             )
@@ -201,7 +198,6 @@ def over_draws(published: Mapping[str, Any]) -> list[str]:
         raise ValueError(f"{FILE} has no {CHALLENGER} beside {CHAMPION} on each of {', '.join(DRAWS)}")
     lines = lab.head_of(["traces", "score", CHALLENGER, CHAMPION, "difference", "verdict"])
     for key, name, digits in JUDGED_SCORES:
-        lower_is_better = key != "average_precision"
         pairs = [[float(each[who]["tuned"][key]["mean"]) for who in (CHALLENGER, CHAMPION)] for each in of]
         for trace, (ours, theirs) in zip(DRAWS, pairs, strict=True):
             said = [f"{score:.{digits}f}" for score in (ours, theirs)]
@@ -210,14 +206,19 @@ def over_draws(published: Mapping[str, Any]) -> list[str]:
         less = estimate([ours - theirs for ours, theirs in pairs])
         if less and less.low is not None and less.high is not None:
             ends = (less.low, less.high)
-            tie = TIE_ERROR * means[1] if lower_is_better else TIE_PRECISION
-            given = verdict([ends], tie, lower_is_better=lower_is_better)
             said = [
                 *(f"{mean:.{digits}f}" for mean in means),
                 f"{less.mean:+.{digits}f} ({_ends(ends, digits)})",
             ]
-            lines.append(lab.row_of(["mean", name, *said, given]))
+            lines.append(lab.row_of(["mean", name, *said, _judged(key, [ends], means[1])]))
     return lines
+
+
+def _judged(key: str, ends: Sequence[Sequence[float] | None], theirs: float) -> str:
+    """The verdict on a score, of which the champion has `theirs`."""
+    lower_is_better = key != "average_precision"
+    tie = TIE_ERROR * theirs if lower_is_better else TIE_PRECISION
+    return verdict(ends, tie, lower_is_better=lower_is_better)
 
 
 def verdict(ends: Sequence[Sequence[float] | None], tie: float, *, lower_is_better: bool) -> str:

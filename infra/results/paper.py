@@ -87,11 +87,14 @@ def _check(path: Path, entry: Any) -> None:
 
 def shown(published: Mapping[str, Any]) -> list[Shown]:
     """Exhibits that were run, each in its longest complete form."""
-    forms = [replace(FORMS[name], seeds=published[name]["seeds"]) for name in FORMS if name in published]
+    forms = [
+        (replace(FORMS[name], seeds=published[name]["seeds"]), Rows(published[name]["rows"]))
+        for name in FORMS
+        if name in published
+    ]
     found = []
     for exhibit in EXHIBITS:
-        for form in forms:
-            rows = Rows(published[form.name]["rows"])
+        for form, rows in forms:
             if given := answers(exhibit, rows, form):
                 found.append(Shown(exhibit, form, rows, given))
                 break
