@@ -63,9 +63,8 @@ void AnsweringDctcp::LeaveOut(uint32_t segments, bool grow) {
 void AnsweringDctcp::IncreaseWindow(Ptr<TcpSocketState> tcb, uint32_t segments) {
   const auto growth = static_cast<uint32_t>(m_growth);
   m_growth -= growth;
-  const uint32_t all = Heard(segments).value_or(0) + growth;
-  if (all > 0 || m_leftOut == 0) {
-    ns3::TcpDctcp::IncreaseWindow(tcb, all);
+  if (const auto heard = Heard(segments); heard || growth > 0) {
+    ns3::TcpDctcp::IncreaseWindow(tcb, heard.value_or(0) + growth);
   }
 }
 
