@@ -138,7 +138,7 @@ def _event_stream() -> tuple[WindowNetwork, Description]:
     sizes = EventArchitecture(anchor="expected_latency_us")
     features = typical_features(EVENTS.features)
     model = EventWindowPredictor(features, features, Target("log", 9.0, 1.0), sizes).eval()
-    return model, Description(sizes.band + HORIZON, EVENTS.schema_hash, "acked")
+    return model, Description(sizes.reach + HORIZON, EVENTS.schema_hash, "acked")
 
 
 def _window() -> tuple[WindowNetwork, Description]:

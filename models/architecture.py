@@ -57,10 +57,15 @@ class EventStreamFit(QueryFit):
     segments: Count
     """Of a step."""
     segment_events: Annotated[int, Field(ge=BLOCK, multiple_of=BLOCK)]
-    """Events of a segment whose decisions are targets; a band of context comes before them."""
+    """Events of a segment whose decisions are targets; what these see comes before them."""
     calibration: Annotated[Literal["split", "before"] | None, Field(default=None)]
     """What moves quantiles to their levels: `split`: the last fifth of what would else tune the head;
     `before`: the last slices, as they were forecast before the head learned from them (docs/MODEL.md)."""
+
+    @property
+    def reach(self) -> int:
+        """Events that a decision sees in all: a band for each layer."""
+        return self.layers * self.band
 
     @field_validator("calibration")
     @classmethod
@@ -86,10 +91,3 @@ class EventStreamLoop(EventStreamFit):
         if level is not None and level not in levels:
             raise ValueError(f"it must be null or one of quantiles: {', '.join(map(str, levels)) or 'none'}")
         return level
-
-    @field_validator("layers")
-    @classmethod
-    def _stateless(cls, layers: int) -> int:
-        if layers != 1:
-            raise ValueError("it must be 1: what is served keeps no state, and more layers would need one")
-        return layers

@@ -181,7 +181,7 @@ def make_event_artifact(tmp_path_factory: pytest.TempPathFactory) -> Callable[..
             torch.manual_seed(1000 + head)
             for parameter in model.head.parameters():
                 torch.nn.init.normal_(parameter, std=0.1)
-            described = artifact.Description(sizes.band + 8, EVENTS.schema_hash, "acked", {"name": "short"})
+            described = artifact.Description(sizes.reach + 8, EVENTS.schema_hash, "acked", {"name": "short"})
             artifact.save(folder, model.eval(), described)
         if onnx and not (folder / "model.onnx").exists():
             artifact.export_onnx(folder)

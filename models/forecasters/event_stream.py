@@ -1,8 +1,8 @@
 """The event stream: a Transformer over the sender's SENDs and ACKs, each computed once (docs/EVENTS.md).
 
-Training: segments of a trace's events with a band of context before them, several to a step. Every SEND of
-the training slices is a target once an epoch: decisions lie 8 packets apart, and each epoch begins them at
-another packet.
+Training: segments of a trace's events, with what their decisions see before them, several to a step. Every
+SEND of the training slices is a target once an epoch: decisions lie 8 packets apart, and each epoch begins
+them at another packet.
 
 Shapes: E events, B decisions of a part, Q decisions of a step, G segments, N events of one, H horizon
 (8 packets), F inputs of an event, P inputs of a query.
@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 
 from feature_store.events.event_stream import AS_SENT, event_schema_hash
 from feature_store.packets.schema import HORIZON
-from models.architecture import BLOCK, EventStreamFit
+from models.architecture import EventStreamFit
 from models.forecasters.forecaster import Floats, Forecaster, Part, Say
 from models.forecasters.queries import EVENT_INPUTS, QUERY_INPUTS, Inputs, replayed
 from models.forecasters.spread import Spread, spread_of
@@ -255,10 +255,11 @@ class _Lesson:
         return _Taught(log, torch.from_numpy(target_BH), torch.from_numpy(weight_BH))
 
     def _batch(self, chosen: Sequence[tuple[_Taught, int]]) -> Batch:
-        length = -(-(self.params.band + self.params.segment_events) // BLOCK) * BLOCK
+        reach = sizes_of(self.params).reach
+        length = reach + self.params.segment_events  # both are whole blocks
         rows = []
         for place, (one, begin) in enumerate(chosen):
-            start = max(0, begin - self.params.band)
+            start = max(0, begin - reach)
             decided = slice(
                 *np.searchsorted(one.log.cut_B, [max(begin, 1), begin + self.params.segment_events])
             )

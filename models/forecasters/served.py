@@ -37,7 +37,7 @@ def pretrain(
     Raises:
         ValueError: the windows are of another definition or size, or cannot be trained on.
     """
-    tokens = params.band + HORIZON
+    tokens = params.reach + HORIZON
     if (windows.schema_hash, windows.tokens) != (EVENTS.schema_hash, tokens):
         raise ValueError(
             f"architecture.name is event-stream, and the windows are not of its {tokens} rows; "

@@ -22,7 +22,7 @@ class EventStream(LoopNetwork):
 
     stored = "event-stream"
     definition: ClassVar = EVENTS
-    row_keys = ("band",)
+    row_keys = ("layers", "band")
     scalings = ("queries",)  # of the packets about to be sent
 
     def params(self) -> type[Section]:
@@ -42,8 +42,8 @@ class EventStream(LoopNetwork):
         return EventWindowPredictor
 
     def tokens(self, params: Path) -> int:
-        """A band of events and the queries."""
-        return read(params, EventStreamLoop).band + HORIZON
+        """The events that a decision sees, and the queries."""
+        return read(params, EventStreamLoop).reach + HORIZON
 
     def how(self, params: EventStreamLoop) -> str:
         """In one process: a core trains on some 35,000 targets a second, so workers would only cost."""
@@ -75,9 +75,12 @@ class EventStream(LoopNetwork):
         from models.networks.event_transformer import EventArchitecture
         from models.networks.event_window import EventWindowPredictor
 
-        if window != {"tokens": sizes["band"] + HORIZON, "horizon": HORIZON}:
-            raise ValueError(f"the window must be {sizes['band']} events (the band) and {HORIZON} queries")
-        return EventWindowPredictor(features, scalings["queries"], target, EventArchitecture(**sizes))
+        found = EventArchitecture(**sizes)
+        if window != {"tokens": found.reach + HORIZON, "horizon": HORIZON}:
+            raise ValueError(
+                f"the window must be {found.reach} events (a band for each layer) and {HORIZON} queries"
+            )
+        return EventWindowPredictor(features, scalings["queries"], target, found)
 
 
 NETWORK: Final = EventStream()

@@ -1,6 +1,6 @@
 """The one way from a trace's events to what a head reads: piece by piece, each with the context it needs.
 
-What a decision sees reaches back `layers` bands of events, so a piece begins that much earlier; the answers
+What a decision sees reaches back a band for each layer, so a piece begins that much earlier; the answers
 are those of a live sender's tiles.
 
 Shapes: E events, N events of a piece, B decisions, Q of a piece, H horizon (8 packets), F inputs of an event,
@@ -47,8 +47,7 @@ def segment(log: Log, start: int, length: int) -> tuple[torch.Tensor, torch.Tens
 def encode_log(model: EventPredictor, log: Log) -> Encoded:
     """Encode all decisions of a log: what the head reads (B, H, D), and the anchor (B, H)."""
     model.eval()  # dropout would spoil a cache of it
-    sizes = model.sizes
-    reach = sizes.layers * sizes.band
+    sizes, reach = model.sizes, model.sizes.reach
     x_BHP = torch.from_numpy(np.ascontiguousarray(log.x_BHP))
     read_BHD = torch.zeros(*x_BHP.shape[:2], sizes.width)
     with torch.no_grad():

@@ -29,7 +29,7 @@ from models.networks.window_network import Scaling
 
 @dataclass(frozen=True)
 class EventArchitecture:
-    """Sizes of the network; what an event sees in all is `layers` bands."""
+    """Sizes of the network."""
 
     layers: int = 1
     band: int = 64
@@ -45,6 +45,11 @@ class EventArchitecture:
             raise ValueError(
                 f"architecture {self} is not possible: the heads must divide the width, {BLOCK} the band"
             )
+
+    @property
+    def reach(self) -> int:
+        """Events that a decision sees in all: a band for each layer."""
+        return self.layers * self.band
 
 
 @dataclass
@@ -88,7 +93,7 @@ class EventLayer(nn.Module):
         return x + self.drop(self.linear2(functional.relu(self.linear1(self.norm2(x)))))  # type: ignore[no-any-return]
 
     def _by_head(self, x: Tensor) -> Tensor:
-        return x.reshape(*x.shape[:-1], self.heads, -1).transpose(-3, -2)
+        return x.reshape(*x.shape[:-1], self.heads, x.shape[-1] // self.heads).transpose(-3, -2)
 
 
 class EventPredictor(QueryPredictor):

@@ -1,10 +1,11 @@
 """The event stream as it is served: without state, from the last events and the queries of a decision.
 
-With one layer a query attends to what the embedding makes of the last `band` events and to nothing else. So
-a window of those events and the queries (feature_store/events/event_window.h) has all that the network of
-`event_transformer.py` would keep, and the answers are the same. It is trained there, over whole traces.
+A decision sees a band of events for each layer and nothing else. So a window of those events and the queries
+(feature_store/events/event_window.h) has all that the network of `event_transformer.py` would keep, and the
+answers are the same. It is trained there, over whole traces.
 
-Shapes: B batch, W window tokens (band + H), F features, D model width, H horizon (8 packets).
+Shapes: B batch, W window tokens (K + H), K events that a decision sees, F features, D model width, H horizon
+(8 packets).
 """
 
 from __future__ import annotations
@@ -25,17 +26,6 @@ from models.networks.scaling import ScaledFeature, Target
 from models.networks.window_network import Scaling, WindowNetwork
 
 ACK: Final = "ack"  # feature: whether an event is an ACK
-LAYERS: Final = 1  # more would need what the layers before made of earlier events
-
-
-def check_stateless(layers: int) -> None:
-    """Refuse what has no stateless form.
-
-    Raises:
-        ValueError: there is more than one layer.
-    """
-    if layers != LAYERS:
-        raise ValueError(f"{layers} layers have no stateless form; the loop serves event streams of {LAYERS}")
 
 
 class EventWindowPredictor(WindowNetwork):
@@ -55,7 +45,6 @@ class EventWindowPredictor(WindowNetwork):
         sizes: EventArchitecture,
     ) -> None:
         """`features` scale the rows of events, `queries` those of the packets about to be sent."""
-        check_stateless(sizes.layers)
         super().__init__(features, target, HORIZON, sizes.anchor)
         names = [feature.name for feature in self.features]
         if names != [query.name for query in queries] or ACK not in names:
@@ -65,7 +54,7 @@ class EventWindowPredictor(WindowNetwork):
         self.query_scale = Scaling(self.queries)
         d, f = sizes.width, len(names)
         self.send, self.ack, self.ask_about = nn.Linear(f, d), nn.Linear(f, d), nn.Linear(f, d)
-        self.layers = nn.ModuleList([EventLayer(sizes)])
+        self.layers = nn.ModuleList(EventLayer(sizes) for _ in range(sizes.layers))
         self.norm = nn.LayerNorm(d)
         self.head = QueryHead(d)
 
@@ -75,11 +64,21 @@ class EventWindowPredictor(WindowNetwork):
         scaled_BKF = self.scale(events_BKF)
         is_ack_BK1 = events_BKF[..., self.ack_index, None] > 0
         x_BKD = torch.where(is_ack_BK1, self.ack(scaled_BKF), self.send(scaled_BKF))
-        (layer,) = self.layers
-        keys_BKD, values_BKD = layer.keys_and_values(x_BKD)  # type: ignore[operator]
-        there_B1K = (events_BKF[..., self.size_index] > 0)[:, None]
+        there_BK = events_BKF[..., self.size_index] > 0
         asked_BHD = self.ask_about(self.query_scale(queries_BHF))
-        return self.norm(layer(asked_BHD, keys_BKD, values_BKD, there_B1K))  # type: ignore[no-any-return]
+        band = self.sizes.band
+        for after, layer in zip(reversed(range(self.sizes.layers)), self.layers, strict=True):
+            keys_BKD, values_BKD = layer.keys_and_values(x_BKD)  # type: ignore[operator]
+            asked_BHD = layer(
+                asked_BHD, keys_BKD[:, -band:], values_BKD[:, -band:], there_BK[:, None, -band:]
+            )
+            if after:  # the layers after this one need a band of its events each
+                place_K = torch.arange(x_BKD.shape[1], device=x_BKD.device)
+                own_R1 = place_K[-after * band :, None]
+                in_band_RK = (place_K <= own_R1) & (place_K > own_R1 - band)
+                x_BKD = layer(x_BKD[:, -after * band :], keys_BKD, values_BKD, in_band_RK & there_BK[:, None])
+                there_BK = there_BK[:, -after * band :]
+        return self.norm(asked_BHD)  # type: ignore[no-any-return]
 
     def scalings(self) -> tuple[ScaledFeature, ...]:
         """Scalings of the events' inputs, then of the queries'."""
@@ -93,9 +92,8 @@ def served(model: EventPredictor, level: float | None = None) -> EventWindowPred
     Where levels cross, the forecaster sorts them and this does not.
 
     Raises:
-        ValueError: it has more than one layer, an input that no event window has, or no such level.
+        ValueError: it has an input that no event window has, or no such level.
     """
-    check_stateless(model.sizes.layers)
     if level is not None and level not in model.quantiles:
         known = ", ".join(map(str, model.quantiles)) or "none: it gives the mean"
         raise ValueError(f"level {level} cannot be served; the network's are {known}")

@@ -58,7 +58,7 @@ void require_known_sizes(const json::Value& sizes, bool events, bool format_1) {
   }
   sizes.require_keys(keys, what);
   std::vector<std::pair<std::string_view, int>> known{{"width", kWidth}, {"heads", kHeads}};
-  known.push_back(events ? std::pair{"layers", 1} : std::pair{"feed_forward", kFeedForward});
+  if (!events) known.emplace_back("feed_forward", kFeedForward);
   for (const auto& [key, size] : known) {
     const std::string name = what + ": " + std::string(key);
     if (const std::int64_t found = sizes.at(key, what).count(name); found != size) {
@@ -101,10 +101,12 @@ void read_events(const json::Value& described, const json::Value& sizes, Descrip
                        ", the engine knows only multiples of " + std::to_string(kWidth) +
                        "; serve this model with ONNX Runtime");
   }
-  const int band = bounded(sizes, "band", "architecture", 1, kMaxTokens);
-  if (result.horizon != kQueries || result.tokens != band + kQueries) {
-    throw InvalidError("the window must be " + std::to_string(band) + " events (the band) and " +
-                       std::to_string(kQueries) + " queries");
+  result.band = bounded(sizes, "band", "architecture", 1, kMaxTokens);
+  const int reach = result.layers * result.band;
+  if (result.horizon != kQueries || result.tokens != reach + kQueries) {
+    throw InvalidError("the window must be " + std::to_string(reach) +
+                       " events (a band for each layer) and " + std::to_string(kQueries) +
+                       " queries");
   }
   result.queries = read_features(described.at("queries", "the description").array("queries"));
   const auto same = [](const Scaling& a, const Scaling& b) { return a.name == b.name; };
@@ -119,29 +121,30 @@ void read_events(const json::Value& described, const json::Value& sizes, Descrip
 Shapes event_shapes(const Description& description) {
   const auto features = static_cast<std::int64_t>(description.features.size());
   const std::int64_t hidden = description.feed_forward;
-  Shapes shapes{{"layers.0.query.weight", {kWidth, kWidth}},
-                {"layers.0.query.bias", {kWidth}},
-                {"layers.0.key_value.weight", {2 * kWidth, kWidth}},
-                {"layers.0.key_value.bias", {2 * kWidth}},
-                {"layers.0.out.weight", {kWidth, kWidth}},
-                {"layers.0.out.bias", {kWidth}},
-                {"layers.0.linear1.weight", {hidden, kWidth}},
-                {"layers.0.linear1.bias", {hidden}},
-                {"layers.0.linear2.weight", {kWidth, hidden}},
-                {"layers.0.linear2.bias", {kWidth}},
-                {"layers.0.sink", {2, 1, kWidth}},
-                {"head.0.weight", {kWidth, kWidth}},
+  Shapes shapes{{"head.0.weight", {kWidth, kWidth}},
                 {"head.0.bias", {kWidth}},
                 {"head.2.weight", {1, kWidth}},
                 {"head.2.bias", {1}}};
-  for (const char* embedding : {"send", "ack", "ask_about"}) {
-    shapes[std::string(embedding) + ".weight"] = {kWidth, features};
-    shapes[std::string(embedding) + ".bias"] = {kWidth};
+  const auto add = [&](const std::string& name, std::int64_t outputs, std::int64_t inputs) {
+    shapes[name + ".weight"] = {outputs, inputs};
+    shapes[name + ".bias"] = {outputs};
+  };
+  const auto add_norm = [&](const std::string& name) {
+    shapes[name + ".weight"] = shapes[name + ".bias"] = {kWidth};
+  };
+  for (const char* embedding : {"send", "ack", "ask_about"}) add(embedding, kWidth, features);
+  for (int i = 0; i < description.layers; ++i) {
+    const std::string layer = "layers." + std::to_string(i) + ".";
+    add(layer + "query", kWidth, kWidth);
+    add(layer + "key_value", 2 * kWidth, kWidth);
+    add(layer + "out", kWidth, kWidth);
+    add(layer + "linear1", hidden, kWidth);
+    add(layer + "linear2", kWidth, hidden);
+    shapes[layer + "sink"] = {2, 1, kWidth};
+    add_norm(layer + "norm1");
+    add_norm(layer + "norm2");
   }
-  for (const char* norm : {"layers.0.norm1", "layers.0.norm2", "norm"}) {
-    shapes[std::string(norm) + ".weight"] = {kWidth};
-    shapes[std::string(norm) + ".bias"] = {kWidth};
-  }
+  add_norm("norm");
   return shapes;
 }
 
@@ -284,6 +287,7 @@ Description parse_description(std::string_view text) {
   result.read = 1;
   result.anchor_index = result.fallback_index = result.ack_index = -1;
   result.feed_forward = kFeedForward;
+  result.band = 0;
   if (events) {
     read_events(described, sizes, result);
   } else if (!format_1) {

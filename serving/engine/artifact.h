@@ -28,6 +28,7 @@ struct Description {
   bool events;  // architecture event-stream; false: transformer-encoder
   int layers;
   int feed_forward;
+  int band;                       // events that an event of an event stream sees, or 0
   int size_index;                 // of the feature that is 0 in a padding token
   std::vector<Scaling> features;  // F
   std::vector<Scaling> queries;   // F, of an event stream: scaling of the packets about to be sent

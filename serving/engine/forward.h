@@ -207,25 +207,65 @@ SWIFTQUEUE_INLINE float* head_rows(const Workspace& work, int block, int part, i
   return work.qkv + (row + head * kHeadWidth) * kBlock;
 }
 
-// Attention of a block's queries[D][64] to all `count` tokens: work.mixed, heads side by side.
-void attend(const Workspace& work, const float* queries, int vectors, int count) {
+// Tokens [first, end) that are attended to: their keys and values, and perhaps a sink.
+struct Seen {
+  const float* keys;      // [blocks][stride][64], a head's rows 16 apart
+  const float* values;    // likewise
+  std::ptrdiff_t stride;  // rows from one block to the next
+  int first;
+  int end;
+  const float* sink_key = nullptr;
+  const float* sink_value = nullptr;
+};
+
+// Calls part(offset in its block's memory, number of the first key, keys) for each block of `seen`.
+template <typename Part>
+SWIFTQUEUE_INLINE void by_blocks(const Seen& seen, Part part) {
+  for (int key = seen.first; key < seen.end;) {
+    const int at = key % kBlock;
+    const int keys = kBlock - at < seen.end - key ? kBlock - at : seen.end - key;
+    part(key / kBlock * seen.stride * kBlock + at, key - seen.first, keys);
+    key += keys;
+  }
+}
+
+// What no hook hides.
+struct Everything {
+  void operator()(float* /*scores*/) const {}
+};
+
+// Attention of a block's queries[D][64] to what is seen: work.mixed, heads side by side. `hide` may
+// lower scores[key][query] before the softmax.
+template <typename Hide = Everything>
+void attend(const Workspace& work, const Seen& seen, const float* queries, int vectors,
+            Hide hide = {}) {
   alignas(64) float inverse_sum[kBlock];
+  const int count = seen.end - seen.first;
   for (int head = 0; head < kHeads; ++head) {
-    const float* query = queries + head * kHeadWidth * kBlock;
-    float* mixed = work.mixed + head * kHeadWidth * kBlock;
-    for (int first = 0; first < count; first += kBlock) {
-      const int keys = count - first < kBlock ? count - first : kBlock;
-      product<1, kBlock>(head_rows(work, first / kBlock, 1, head), kPanel,
-                         (keys + kPanel - 1) / kPanel, nullptr, nullptr, query, kHeadWidth, vectors,
-                         work.scores + first * kBlock);
+    const std::ptrdiff_t row = static_cast<std::ptrdiff_t>(head) * kHeadWidth * kBlock;
+    const float* query = queries + row;
+    float* mixed = work.mixed + row;
+    by_blocks(seen, [&](std::ptrdiff_t offset, int number, int keys) {
+      product<1, kBlock>(seen.keys + row + offset, kPanel, (keys + kPanel - 1) / kPanel, nullptr,
+                         nullptr, query, kHeadWidth, vectors, work.scores + number * kBlock);
+    });
+    hide(work.scores);
+    if (seen.sink_key != nullptr) {  // the last score; 15 rows after it are not looked at
+      product<1, kPanel>(seen.sink_key + head * kPanel * kHeadWidth, 0, 1, nullptr, nullptr, query,
+                         kHeadWidth, vectors, work.scores + count * kBlock);
     }
-    softmax(work.scores, count, vectors, inverse_sum);
-    for (int first = 0; first < count; first += kBlock) {
-      const int keys = count - first < kBlock ? count - first : kBlock;
-      product<kBlock, 1>(head_rows(work, first / kBlock, 2, head), 0, 1, nullptr,
-                         first == 0 ? nullptr : mixed, work.scores + first * kBlock, keys, vectors,
-                         mixed);
+    softmax(work.scores, count + (seen.sink_key != nullptr ? 1 : 0), vectors, inverse_sum);
+    const float* start = nullptr;
+    if (seen.sink_value != nullptr) {
+      product<1, kPanel>(seen.sink_value + head * kHeadWidth, 0, 1, nullptr, nullptr,
+                         work.scores + count * kBlock, 1, vectors, mixed);
+      start = mixed;
     }
+    by_blocks(seen, [&](std::ptrdiff_t offset, int number, int keys) {
+      product<kBlock, 1>(seen.values + row + offset, 0, 1, nullptr, start,
+                         work.scores + number * kBlock, keys, vectors, mixed);
+      start = mixed;
+    });
     for (int d = 0; d < kHeadWidth; ++d) {
       for (int v = 0; v < vectors; ++v) {
         float* at = mixed + d * kBlock + v * kLanes;
@@ -233,6 +273,11 @@ void attend(const Workspace& work, const float* queries, int vectors, int count)
       }
     }
   }
+}
+
+// All tokens of a window, as an encoder layer's queries see them.
+SWIFTQUEUE_INLINE Seen whole_window(const Workspace& work, int count) {
+  return {head_rows(work, 0, 1, 0), head_rows(work, 0, 2, 0), 3 * kWidth, 0, count};
 }
 
 SWIFTQUEUE_INLINE float* block_of(float* x, int block) {
@@ -263,7 +308,7 @@ void encoder_layer(const Layer& layer, const Workspace& work, int count) {
   }
   for (int first = 0; first < count; first += kBlock) {
     const int vectors = vectors_for(count - first);
-    attend(work, head_rows(work, first / kBlock, 0, 0), vectors, count);
+    attend(work, whole_window(work, count), head_rows(work, first / kBlock, 0, 0), vectors);
     finish_layer(layer, work, vectors, block_of(work.x, first / kBlock));
   }
 }
@@ -286,7 +331,7 @@ void last_layer_of_several(const Layer& layer, const Workspace& work, int count,
                                vectors_for(count - first), head_rows(work, first / kBlock, 1, 0));
   }
   linear<kWidth, kWidth>(layer.qkv, nullptr, work.last, vectors_for(read), work.query);
-  attend(work, work.query, vectors_for(read), count);
+  attend(work, whole_window(work, count), work.query, vectors_for(read));
   finish_layer(layer, work, vectors_for(read), work.last);
 }
 
@@ -465,36 +510,102 @@ void embed_events(const EventEncoder& encoder, const float* const* rows, int tok
   }
 }
 
-void encode_events(const EventEncoder& encoder, const float* const* rows, int count,
-                   Workspace& work, float* feature_RD) {
-  const int events = count - kQueries;
-  for (int first = 0; first < events; first += kBlock) {
-    const int block = first / kBlock;
-    const int tokens = events - first < kBlock ? events - first : kBlock;
-    float* x = block_of(work.x, block);
-    embed_events(encoder, rows + first, tokens, work, x);
-    normalise(encoder.norm1, x, vectors_for(tokens), x);
-    linear<2 * kWidth, kWidth>(encoder.key_value, nullptr, x, vectors_for(tokens),
-                               head_rows(work, block, 1, 0));
-  }
-  // The sink comes after the events: a key, then a value.
-  float* sink = head_rows(work, events / kBlock, 1, 0) + events % kBlock;
-  for (int d = 0; d < 2 * kWidth; ++d) sink[d * kBlock] = encoder.sink[d];
+// First row of a block's kept keys in a layer; their values follow.
+SWIFTQUEUE_INLINE float* kept_rows(const Workspace& work, int layer, int blocks, int block) {
+  return work.kept + (static_cast<std::ptrdiff_t>(layer) * blocks + block) * 2 * kWidth * kBlock;
+}
 
+// What a layer makes of a block x, in place, attending to what is seen.
+template <typename Hide = Everything>
+void event_layer(const EventEncoder& encoder, const EventLayer& layer, const Workspace& work,
+                 const Seen& seen, int vectors, float* x, Hide hide = {}) {
+  normalise(layer.norm1, x, vectors, work.hidden);
+  linear<kWidth, kWidth>(layer.query, nullptr, work.hidden, vectors, work.query);
+  attend(work, seen, work.query, vectors, hide);
+  linear<kWidth, kWidth>(layer.out, x, work.mixed, vectors, x);
+  normalise(layer.norm2, x, vectors, work.sum);
+  for (int from = 0; from < encoder.feed_forward; from += kWidth) {
+    const Linear expand = {layer.expand.weight + from * kWidth, layer.expand.bias + from};
+    linear<kWidth, kWidth, Finish::kRelu>(expand, nullptr, work.sum, vectors, work.hidden);
+    product<1, kPanel>(layer.contract.weight + from * kPanel, encoder.feed_forward * kPanel,
+                       kWidth / kPanel, from == 0 ? layer.contract.bias : nullptr, x, work.hidden,
+                       kWidth, vectors, x);
+  }
+}
+
+// Hides from each event of a block what comes after it, and what lies a band or more before it.
+struct OutsideBand {
+  int own;   // number of the block's first event
+  int band;  // events
+  int first;
+  int end;  // of the keys
+
+  void operator()(float* scores) const {
+    for (int key = first; key < end; ++key) {
+      float* score = scores + static_cast<std::ptrdiff_t>(key - first) * kBlock;
+      for (int event = 0; event < key - own && event < kBlock; ++event) score[event] = kHidden;
+      for (int event = key + band - own; event < kBlock; ++event) score[event] = kHidden;
+    }
+  }
+
+  static constexpr float kHidden = -1e30F;
+};
+
+// Keys and values of all events in all layers: work.kept. Of each layer only those are computed
+// that the queries or the next layer need.
+void keep_events(const EventEncoder& encoder, const float* const* rows, int events, int blocks,
+                 const Workspace& work) {
+  const auto block_before = [&](int bands) {  // that of the event so many bands before the end
+    const int event = events - bands * encoder.band;
+    return event > 0 ? event / kBlock : 0;
+  };
+  for (int number = 0; number < encoder.layer_count; ++number) {
+    const EventLayer& layer = encoder.layers[number];
+    const int bands = encoder.layer_count - number;
+    for (int block = block_before(bands); block * kBlock < events; ++block) {
+      const int vectors = vectors_for(events - block * kBlock);
+      float* x = block_of(work.x, block);
+      if (number == 0) {
+        const int left = events - block * kBlock;
+        embed_events(encoder, rows + block * kBlock, left < kBlock ? left : kBlock, work, x);
+      }
+      normalise(layer.norm1, x, vectors, work.hidden);
+      linear<2 * kWidth, kWidth>(layer.key_value, nullptr, work.hidden, vectors,
+                                 kept_rows(work, number, blocks, block));
+    }
+    if (bands == 1) break;
+    const float* keys = kept_rows(work, number, blocks, 0);
+    for (int block = block_before(bands - 1); block * kBlock < events; ++block) {
+      const int own = block * kBlock;
+      const int first = own - encoder.band < 0 ? 0 : own - encoder.band + 1;
+      const int end = own + kBlock < events ? own + kBlock : events;
+      const Seen seen = {keys, keys + kWidth * kBlock, 2 * kWidth,      first,
+                         end,  layer.sink_key,         layer.sink_value};
+      event_layer(encoder, layer, work, seen, vectors_for(events - own), block_of(work.x, block),
+                  OutsideBand{own, encoder.band, first, end});
+    }
+  }
+}
+
+void encode_events(const EventEncoder& encoder, const float* const* rows, int count,
+                   bool same_events, Workspace& work, float* feature_RD) {
+  const int events = count - kQueries;
+  const int blocks = (events + kBlock - 1) / kBlock;
+  if (!same_events) keep_events(encoder, rows, events, blocks, work);
   const int vectors = vectors_for(kQueries);
   scale(encoder.queries, encoder.features, rows + events, kQueries, work.scaled);
   embed(encoder.ask, encoder.features, work.scaled, vectors, work.last);
-  normalise(encoder.norm1, work.last, vectors, work.hidden);
-  linear<kWidth, kWidth>(encoder.query, nullptr, work.hidden, vectors, work.query);
-  attend(work, work.query, vectors, events + 1);
-  linear<kWidth, kWidth>(encoder.out, work.last, work.mixed, vectors, work.last);
-  normalise(encoder.norm2, work.last, vectors, work.sum);
-  for (int from = 0; from < encoder.feed_forward; from += kWidth) {
-    const Linear expand = {encoder.expand.weight + from * kWidth, encoder.expand.bias + from};
-    linear<kWidth, kWidth, Finish::kRelu>(expand, nullptr, work.sum, vectors, work.hidden);
-    product<1, kPanel>(encoder.contract.weight + from * kPanel, encoder.feed_forward * kPanel,
-                       kWidth / kPanel, from == 0 ? encoder.contract.bias : nullptr, work.last,
-                       work.hidden, kWidth, vectors, work.last);
+  for (int number = 0; number < encoder.layer_count; ++number) {
+    const EventLayer& layer = encoder.layers[number];
+    const float* keys = kept_rows(work, number, blocks, 0);
+    const Seen seen = {keys,
+                       keys + kWidth * kBlock,
+                       2 * kWidth,
+                       events > encoder.band ? events - encoder.band : 0,
+                       events,
+                       layer.sink_key,
+                       layer.sink_value};
+    event_layer(encoder, layer, work, seen, vectors, work.last);
   }
   normalise(encoder.norm, work.last, vectors, work.sum);
   for (int i = 0; i < kQueries; ++i) {

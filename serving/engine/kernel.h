@@ -69,7 +69,21 @@ struct Encoder {
   int read;  // R: the head reads the last R tokens
 };
 
-// The event stream (event_window.py): one pre-norm layer in which queries see events and a sink.
+// A pre-norm layer of the event stream. Its sink is a key and a value that are always seen.
+struct EventLayer {
+  Norm norm1;
+  Norm norm2;
+  Linear query;  // scaled as those of a Layer
+  Linear key_value;
+  Linear out;
+  Linear expand;  // D -> feed_forward
+  Linear contract;
+  const float* sink_key;    // [heads][16][16]: the first row of a panel, the others are 0
+  const float* sink_value;  // [D]
+};
+
+// The event stream (event_window.py): an event sees the `band` events that end with it, a query the
+// last `band`, and both the sink.
 struct EventEncoder {
   int features;
   int ack;             // feature: whether an event is an ACK
@@ -78,16 +92,11 @@ struct EventEncoder {
   Linear ask;          // of queries, likewise
   Scales events;
   Scales queries;
-  Norm norm1;
-  Norm norm2;
   Norm norm;
-  Linear query;  // scaled as those of a Layer
-  Linear key_value;
-  Linear out;
-  Linear expand;  // D -> feed_forward
-  Linear contract;
+  const EventLayer* layers;
+  int layer_count;
+  int band;
   int feed_forward;
-  const float* sink;  // [2][D]: a key and a value
 };
 
 // Scratch memory for windows of up to `64 * blocks` tokens; 64-byte aligned.
@@ -95,7 +104,8 @@ struct Workspace {
   float* scaled;   // [F][64]
   float* x;        // [blocks][D][64]
   float* qkv;      // [blocks][3 D][64]
-  float* scores;   // [blocks * 64 keys][64 queries]
+  float* kept;     // [layers][blocks][2 D][64]: keys and values of an event stream
+  float* scores;   // [blocks * 64 keys, and a panel][64 queries]
   float* mixed;    // [D][64]
   float* hidden;   // [64][64]: a quarter of the feed-forward layer
   float* sum;      // [D][64]
@@ -114,9 +124,10 @@ struct Kernel {
   void (*encode)(const Encoder& encoder, const float* const* rows, int count, Workspace& work,
                  bool full_graph, float* feature_RD);
   // Encodes an event window likewise: the last kQueries rows are the queries, those before them the
-  // events.
+  // events. `same_events`: they are those of the call before, whose keys and values `work` still
+  // has.
   void (*encode_events)(const EventEncoder& encoder, const float* const* rows, int count,
-                        Workspace& work, float* feature_RD);
+                        bool same_events, Workspace& work, float* feature_RD);
   // scaled_H = second(relu(first(feature_D))); `second` is padded to 16 rows.
   void (*head)(const Linear& first, const Linear& second, const float* feature_D, float* scaled_H);
   bool (*all_finite)(const float* values, std::size_t count);

@@ -115,11 +115,27 @@ void EncoderWeights::read_window(const Artifact& artifact) {
 void EncoderWeights::read_events(const Artifact& artifact) {
   const Description& described = artifact.description;
   const std::size_t features = described.features.size();
-  std::vector<float> query = values_of(artifact, "layers.0.query.weight");
-  std::vector<float> query_bias = values_of(artifact, "layers.0.query.bias");
-  std::transform(query.begin(), query.end(), query.begin(), for_softmax);
-  std::transform(query_bias.begin(), query_bias.end(), query_bias.begin(), for_softmax);
   const int hidden = described.feed_forward;
+  for (int i = 0; i < described.layers; ++i) {
+    const std::string name = "layers." + std::to_string(i) + ".";
+    std::vector<float> query = values_of(artifact, name + "query.weight");
+    std::vector<float> query_bias = values_of(artifact, name + "query.bias");
+    std::transform(query.begin(), query.end(), query.begin(), for_softmax);
+    std::transform(query_bias.begin(), query_bias.end(), query_bias.begin(), for_softmax);
+    const std::vector<float>& sink = values_of(artifact, name + "sink");
+    AlignedFloats sink_key(kWidth * kPanel);
+    for (std::size_t d = 0; d < kWidth; ++d) sink_key.data()[d * kPanel] = sink[d];
+    event_layers_.push_back(
+        {keep_norm(artifact, name + "norm1"),
+         keep_norm(artifact, name + "norm2"),
+         {keep(packed(query, kWidth)), keep(copied(query_bias))},
+         keep_linear(artifact, name + "key_value", kWidth),
+         keep_linear(artifact, name + "out", kWidth),
+         keep_linear(artifact, name + "linear1", kWidth),
+         keep_linear(artifact, name + "linear2", static_cast<std::size_t>(hidden)),
+         keep(std::move(sink_key)),
+         keep(copied({sink.begin() + kWidth, sink.end()}))});
+  }
   events_ = {static_cast<int>(features),
              described.ack_index,
              keep_linear(artifact, "send", features),
@@ -127,16 +143,11 @@ void EncoderWeights::read_events(const Artifact& artifact) {
              keep_linear(artifact, "ask_about", features),
              keep_scales(described.features),
              keep_scales(described.queries),
-             keep_norm(artifact, "layers.0.norm1"),
-             keep_norm(artifact, "layers.0.norm2"),
              keep_norm(artifact, "norm"),
-             {keep(packed(query, kWidth)), keep(copied(query_bias))},
-             keep_linear(artifact, "layers.0.key_value", kWidth),
-             keep_linear(artifact, "layers.0.out", kWidth),
-             keep_linear(artifact, "layers.0.linear1", kWidth),
-             keep_linear(artifact, "layers.0.linear2", static_cast<std::size_t>(hidden)),
-             hidden,
-             keep(copied(values_of(artifact, "layers.0.sink")))};
+             event_layers_.data(),
+             described.layers,
+             described.band,
+             hidden};
 }
 
 HeadWeights::HeadWeights()
@@ -161,14 +172,18 @@ void HeadWeights::assign(const Artifact& artifact) {
   std::copy(second_bias.begin(), second_bias.end(), second_bias_.data());
 }
 
-Scratch::Scratch(int tokens, int features) : rows_(static_cast<std::size_t>(tokens)) {
-  const std::size_t blocks = (static_cast<std::size_t>(tokens) + kBlock - 1) / kBlock;
+Scratch::Scratch(const Description& description)
+    : rows_(static_cast<std::size_t>(description.tokens)) {
+  const std::size_t blocks = (rows_.size() + kBlock - 1) / kBlock;
   const std::size_t keys = blocks * kBlock;
+  const std::size_t kept =
+      description.events ? keys * static_cast<std::size_t>(description.layers) : 0;
   const std::pair<float**, std::size_t> parts[] = {
-      {&view_.scaled, static_cast<std::size_t>(features) * kBlock},
+      {&view_.scaled, description.features.size() * kBlock},
       {&view_.x, keys * kWidth},
       {&view_.qkv, keys * 3 * kWidth},
-      {&view_.scores, keys * kBlock},
+      {&view_.kept, kept * 2 * kWidth},
+      {&view_.scores, (keys + kPanel) * kBlock},
       {&view_.mixed, kWidth * kBlock},
       {&view_.hidden, kWidth * kBlock},
       {&view_.sum, kWidth * kBlock},

@@ -60,6 +60,7 @@ class EncoderWeights {
   std::vector<AlignedFloats> storage_;
   std::vector<std::vector<std::uint8_t>> log1p_;
   std::vector<Layer> layers_;
+  std::vector<EventLayer> event_layers_;
   Encoder view_{};
   EventEncoder events_{};
 };
@@ -80,10 +81,10 @@ class HeadWeights {
   AlignedFloats second_bias_;
 };
 
-// Scratch memory of one thread for windows of up to `tokens` tokens.
+// Scratch memory of one thread for the windows of a model.
 class Scratch {
  public:
-  Scratch(int tokens, int features);
+  explicit Scratch(const Description& description);
 
   Workspace& view() { return view_; }
   const float** rows() { return rows_.data(); }

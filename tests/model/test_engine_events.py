@@ -38,19 +38,44 @@ def test_a_level_is_served_as_any_latency_is(tmp_path: Path, isa: Isa) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("changes", [{}, {"band": 192, "feed_forward": 256, "anchor": None}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"band": 192, "feed_forward": 256, "anchor": None},
+        {"layers": 2},
+        {"layers": 3, "band": 128},
+    ],
+)
 def test_the_answers_are_pytorchs(tmp_path: Path, isa: Isa, changes: dict[str, object]) -> None:
-    """From an empty log, over a band half full, to a full one; windows of fewer events, too."""
+    """From an empty log, over one half full, to a full one; windows of fewer events, too."""
     model = served(forecaster(**changes).model)
-    x_BWF = windows(model.sizes.band)
+    reach = model.sizes.reach
+    x_BWF = windows(reach)
     ours = engine(save(tmp_path / "m", model), isa)
     wanted_BH, read_BHD = exact(model, x_BWF)
     assert worst(ours.forward(x_BWF), wanted_BH) <= RELATIVE
     np.testing.assert_allclose(ours.features(x_BWF), read_BHD, atol=1e-5)
-    for events in (0, 1, 15, 17, 63):
-        shorter_BWF = x_BWF[-20:, model.sizes.band - events :]
+    for events in (0, 1, 15, 17, 63, reach - 64, reach - 1):
+        shorter_BWF = x_BWF[-20:, reach - events :]
         assert worst(ours.forward(shorter_BWF), exact(model, shorter_BWF)[0]) <= RELATIVE
-    assert ours.shape == (model.sizes.band + 8, x_BWF.shape[2])
+    assert ours.shape == (reach + 8, x_BWF.shape[2])
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_events_that_two_windows_share_are_computed_once_and_answer_alike(tmp_path: Path, isa: Isa) -> None:
+    """Bit for bit: both queues of a batch, another batch, one that differs in its last event only."""
+    model = served(forecaster(layers=2).model)
+    ours = engine(save(tmp_path / "m", model), isa)
+    first, other = windows(model.sizes.reach)[-2:]
+    asked = first.copy()
+    asked[-8:] = other[-8:]
+    changed = asked.copy()
+    changed[-9] = other[-9]
+    x_BWF = np.stack([first, asked, first, other, first, changed])
+    alone_BH = np.concatenate([ours.forward(each[None]) for each in x_BWF])
+    np.testing.assert_array_equal(ours.forward(x_BWF), alone_BH)
+    assert worst(alone_BH, exact(model, x_BWF)[0]) <= RELATIVE
 
 
 def test_a_head_is_swapped_and_another_encoder_refused(tmp_path: Path) -> None:
@@ -93,8 +118,9 @@ def test_other_sizes_are_for_onnx_runtime(tmp_path: Path, changes: dict[str, obj
         ),
         ("architecture.name", "transformer-encoder", "unknown key 'queries'|'queries'"),
         ("format", "swiftqueue-artifact/1", "format 'swiftqueue-artifact/1' knows no 'event-stream'"),
-        ("architecture.layers", 2, "layers is 2, the engine knows only 1"),
-        ("architecture.band", 128, r"the window must be 128 events \(the band\) and 8 queries"),
+        ("architecture.layers", 2, r"the window must be 128 events \(a band for each layer\) and 8 queries"),
+        ("architecture.layers", 17, "layers is 17, must be in 1..16"),
+        ("architecture.band", 192, "the window must be 192 events"),
         ("queries", None, "queries"),
         ("queries", [], "queries must name the features, in their order"),
     ],

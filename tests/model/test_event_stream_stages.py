@@ -225,7 +225,6 @@ def test_no_known_latency_is_one_clear_line(tmp_path: Path, project: Path) -> No
         ({"architecture": {"name": "event-stream"}}, "section `event-stream` is missing"),
         (
             {"event-stream": {"layers": 2}},
-            "event-stream.layers is 2; it must be 1: what is served keeps no state",
         ),
         ({"event-stream": {"band": 65}}, "event-stream.band is 65; it must be .* a multiple of 64"),
         ({"event-stream": {"bands": 64}}, "unknown parameter event-stream.bands; did you mean band?"),

@@ -59,12 +59,12 @@ def forecaster(**changes: object) -> EventStream:
     return EventStream(model, params)
 
 
-def windows(band: int = 64) -> np.ndarray:
-    return np.concatenate(list(iter_windows(TABLE, band + 8, definition=EVENTS)))
+def windows(events: int = 64) -> np.ndarray:
+    return np.concatenate(list(iter_windows(TABLE, events + 8, definition=EVENTS)))
 
 
 def save(folder: Path, model: EventWindowPredictor) -> Path:
-    described = Description(model.sizes.band + 8, EVENTS.schema_hash, "acked", {"name": "toy"})
+    described = Description(model.sizes.reach + 8, EVENTS.schema_hash, "acked", {"name": "toy"})
     artifact.save(folder, model, described)
     return folder
 
@@ -89,14 +89,15 @@ def model() -> EventWindowPredictor:
     "changes",
     [
         {},
-        {"band": 128, "width": 32, "heads": 2, "feed_forward": 48, "anchor": None},
+        {"layers": 2},
+        {"layers": 3, "band": 128, "width": 32, "heads": 2, "feed_forward": 48, "anchor": None},
         {"left_out": ["flow_age_us", "flow_code_0", "place", "ack_rate_queue"], "sharp_weight": 2},
     ],
 )
 def test_its_answers_are_the_forecasters(changes: dict[str, object]) -> None:
     """From an empty log on: the first windows are padding but for their queries."""
     trained = forecaster(**changes)
-    x_BWF = windows(trained.params.band)
+    x_BWF = windows(trained.params.reach)
     assert not x_BWF[0, :-8].any()
     assert x_BWF[-1, 0].any()
     wanted_BH = trained.predict(PART)
@@ -225,8 +226,8 @@ def test_a_tuned_head_is_put_into_its_parents_network(
     [
         ("architecture.name", "bilstm", r"unknown architecture 'bilstm' \(known: event-stream, .*\)"),
         ("architecture.name", "transformer-encoder", "of transformer-encoder: unknown key 'queries'"),
-        ("architecture.layers", 2, "2 layers have no stateless form"),
-        ("architecture.band", 128, r"the window must be 128 events \(the band\) and 8 queries"),
+        ("architecture.layers", 2, r"the window must be 128 events \(a band for each layer\) and 8 queries"),
+        ("architecture.band", 192, "the window must be 192 events"),
         ("architecture.band", 10**9, "band is 1000000000; it must be a whole number"),
         ("architecture.readout", "last", "architecture: unknown key 'readout'"),
         ("queries", None, "key 'queries' is missing"),
@@ -242,11 +243,6 @@ def test_a_description_that_cannot_be_is_refused_in_one_line(
     with pytest.raises(ValueError, match=message) as refused:
         artifact.load(folder)
     assert len(str(refused.value).splitlines()) == 1
-
-
-def test_more_than_one_layer_has_no_stateless_form() -> None:
-    with pytest.raises(ValueError, match="2 layers have no stateless form; the loop serves"):
-        served(forecaster(layers=2).model)
 
 
 def test_the_library_forecasts_with_it(tmp_path: Path, model: EventWindowPredictor) -> None:

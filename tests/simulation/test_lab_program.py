@@ -387,7 +387,7 @@ def event_artifact(folder: Path) -> Path:
     params = EventStreamParams(**{key: value for key, value in own.items() if key != "name"})
     table = toy_world.bottleneck_table("t", 1.2, seed=3, swing_ms=40, episodes=True)
     model = served(_untrained([Part("t", table, Slice(0, table.height // 8))], params))
-    described = artifact.Description(params.band + 8, EVENTS.schema_hash, "acked", {"name": "toy"})
+    described = artifact.Description(params.reach + 8, EVENTS.schema_hash, "acked", {"name": "toy"})
     artifact.save(folder, model, described)
     return folder
 
