@@ -223,9 +223,7 @@ def test_no_known_latency_is_one_clear_line(tmp_path: Path, project: Path) -> No
     [
         ({"architecture": {"name": "lstm"}}, "architecture.name is 'lstm'; it must be .*event-stream"),
         ({"architecture": {"name": "event-stream"}}, "section `event-stream` is missing"),
-        (
-            {"event-stream": {"layers": 2}},
-        ),
+        ({"event-stream": {"layers": 17}}, "event-stream.layers is 17"),
         ({"event-stream": {"band": 65}}, "event-stream.band is 65; it must be .* a multiple of 64"),
         ({"event-stream": {"bands": 64}}, "unknown parameter event-stream.bands; did you mean band?"),
         ({"event-stream": {"served_level": 0.9}}, "is 0.9; it must be null or one of quantiles: none"),
