@@ -56,7 +56,7 @@ class WindowsParams(Section):
     """Which latencies a window shows: what was acknowledged, or every earlier packet's (the paper's)."""
     tokens: Literal["auto"] | Annotated[int, Field(gt=8, le=4096, multiple_of=8)]
     """Tokens of a window; `auto` sizes it for the largest bandwidth-delay product of a training slice. An
-    event stream has the rows of its band instead."""
+    event stream has those of the bands of its layers instead."""
     tokens_min: Annotated[int, Field(ge=16, le=4096, multiple_of=8)]
     """The least that `auto` chooses."""
     tokens_max: Annotated[int, Field(ge=16, le=4096, multiple_of=8)]

@@ -33,12 +33,16 @@ MILLION: Final = 1e6
 
 # The judgements as they were written down beforehand (docs/results/forecasters.md).
 JUDGED: Final = ("fresh", "pages-and-video", "speed-tests", "wifi")
+LONG: Final = ("web-long", "web-varying-long", "video-long", "video-varying-long")
 JUDGED_AGAIN: Final = (
-    *("web-long", "web-varying-long", "video-long", "video-varying-long"),
+    *LONG,
     *("fresh-again", "pages-and-video-again", "speed-tests-again", "wifi-again"),
 )
 # Of the traffic of one kind, with models of their own.
 DRAWS: Final = tuple(f"video-long-{seed}" for seed in range(1201, 1206))
+LAYERS: Final = "event-stream-2"  # two layers, judged on draws of their own
+LAYERS_SEEDS: Final = range(1301, 1306)
+JUDGED_LAYERS: Final = ("fresh-layers", "pages-and-video-layers", "speed-tests-layers", "wifi-layers")
 JUDGED_SCORES: Final = (
     ("average_precision", "AP late", 3),
     ("mae_ms", "MAE, ms", 2),
@@ -46,15 +50,7 @@ JUDGED_SCORES: Final = (
 )
 CHALLENGER: Final = "event-stream"
 CHAMPION: Final = "window"
-JUDGED_HEAD: Final = [
-    "traces",
-    "score",
-    CHALLENGER,
-    CHAMPION,
-    "over seeds",
-    "over seeds and seconds",
-    "verdict",
-]
+JUDGED_HEAD: Final = ("over seeds", "over seeds and seconds", "verdict")
 # Traces with three receivers, on which the choice between the queues is scored (docs/results/choice.md).
 CHOICES: Final = ("web", "web-varying", "video", "video-varying")
 TRIED_RULE: Final = 0.4  # the best one on web
@@ -134,18 +130,20 @@ def rows(one: Mapping[str, Any], form: str) -> list[str]:
     return lines
 
 
-def verdicts(published: Mapping[str, Any], kinds: Sequence[str] = JUDGED) -> list[str]:
-    """A line for each kind of trace and score: the event stream less the window model, tuned heads.
+def verdicts(
+    published: Mapping[str, Any], kinds: Sequence[str] = JUDGED, challenger: str = CHALLENGER
+) -> list[str]:
+    """A line for each kind of trace and score: an event stream less the window model, tuned heads.
 
     Raises:
         ValueError: a kind is not published, or not against the event stream, or without the window model.
     """
-    lines = lab.head_of(JUDGED_HEAD)
+    lines = lab.head_of(["traces", "score", challenger, CHAMPION, *JUDGED_HEAD])
     for kind in kinds:
         one = published.get(kind)
-        if one is None or one["against"] != CHALLENGER or CHAMPION not in one["variants"]:
-            raise ValueError(f"{FILE} has no {CHALLENGER} beside {CHAMPION} on {kind}")
-        challenger, champion = (one["variants"][name]["tuned"] for name in (CHALLENGER, CHAMPION))
+        if one is None or one["against"] != challenger or CHAMPION not in one["variants"]:
+            raise ValueError(f"{FILE} has no {challenger} beside {CHAMPION} on {kind}")
+        own, champion = (one["variants"][name]["tuned"] for name in (challenger, CHAMPION))
         for key, name, digits in JUDGED_SCORES:
             if champion.get(key) is None:
                 continue  # nothing knows what either queue would have cost
@@ -157,7 +155,7 @@ def verdicts(published: Mapping[str, Any], kinds: Sequence[str] = JUDGED) -> lis
                     [
                         kind,
                         name,
-                        number(challenger[key], digits),
+                        number(own[key], digits),
                         number(champion[key], digits),
                         *(_ends(each, digits) for each in ends),
                         _judged(key, ends, champion[key]["mean"]),
@@ -193,25 +191,53 @@ def over_draws(published: Mapping[str, Any]) -> list[str]:
     Raises:
         ValueError: a draw is not published, or lacks one of the two.
     """
-    of = [entry(published, name)["variants"] for name in DRAWS]
-    if any(not {CHALLENGER, CHAMPION} <= set(variants) for variants in of):
-        raise ValueError(f"{FILE} has no {CHALLENGER} beside {CHAMPION} on each of {', '.join(DRAWS)}")
     lines = lab.head_of(["traces", "score", CHALLENGER, CHAMPION, "difference", "verdict"])
     for key, name, digits in JUDGED_SCORES:
-        pairs = [[float(each[who]["tuned"][key]["mean"]) for who in (CHALLENGER, CHAMPION)] for each in of]
+        pairs = _pairs(published, DRAWS, CHALLENGER, key)
         for trace, (ours, theirs) in zip(DRAWS, pairs, strict=True):
             said = [f"{score:.{digits}f}" for score in (ours, theirs)]
             lines.append(lab.row_of([trace, name, *said, f"{ours - theirs:+.{digits}f}", ""]))
-        means = [statistics.fmean(column) for column in zip(*pairs, strict=True)]
-        less = estimate([ours - theirs for ours, theirs in pairs])
-        if less and less.low is not None and less.high is not None:
-            ends = (less.low, less.high)
-            said = [
-                *(f"{mean:.{digits}f}" for mean in means),
-                f"{less.mean:+.{digits}f} ({_ends(ends, digits)})",
-            ]
-            lines.append(lab.row_of(["mean", name, *said, _judged(key, [ends], means[1])]))
+        lines.append(lab.row_of(["mean", name, *_over(pairs, key, digits)]))
     return lines
+
+
+def layers(published: Mapping[str, Any]) -> list[str]:
+    """Two layers beside the window model: a line for each long kind and score, the mean over its draws.
+
+    Raises:
+        ValueError: a draw is not published, or lacks one of the two.
+    """
+    lines = lab.head_of(["traces", "score", LAYERS, CHAMPION, "difference", "verdict"])
+    for kind in LONG:
+        draws = [f"{kind}-{seed}" for seed in LAYERS_SEEDS]
+        for key, name, digits in JUDGED_SCORES:
+            pairs = _pairs(published, draws, LAYERS, key)
+            lines.append(lab.row_of([f"{kind}, {len(pairs)} draws", name, *_over(pairs, key, digits)]))
+    return lines
+
+
+def _pairs(
+    published: Mapping[str, Any], draws: Sequence[str], challenger: str, key: str
+) -> list[tuple[float, float]]:
+    """A score of the challenger and of the champion on each draw, heads tuned."""
+    of = [entry(published, name)["variants"] for name in draws]
+    if any(not {challenger, CHAMPION} <= set(variants) for variants in of):
+        raise ValueError(f"{FILE} has no {challenger} beside {CHAMPION} on each of {', '.join(draws)}")
+    return [
+        (float(each[challenger]["tuned"][key]["mean"]), float(each[CHAMPION]["tuned"][key]["mean"]))
+        for each in of
+    ]
+
+
+def _over(pairs: Sequence[tuple[float, float]], key: str, digits: int) -> list[str]:
+    """Means of two or more draws, their difference with its interval, and the verdict."""
+    ours, theirs = (statistics.fmean(column) for column in zip(*pairs, strict=True))
+    less = estimate([one - other for one, other in pairs])
+    if less is None or less.low is None or less.high is None:
+        raise ValueError("a verdict over draws needs two of them")
+    ends = (less.low, less.high)
+    difference = f"{less.mean:+.{digits}f} ({_ends(ends, digits)})"
+    return [f"{ours:.{digits}f}", f"{theirs:.{digits}f}", difference, _judged(key, [ends], theirs)]
 
 
 def _judged(key: str, ends: Sequence[Sequence[float] | None], theirs: float) -> str:

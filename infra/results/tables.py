@@ -312,6 +312,10 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "forecasters-again-verdicts": lambda data: forecasters.verdicts(
         data.forecasters, forecasters.JUDGED_AGAIN
     ),
+    "forecasters-layers": lambda data: forecasters.layers(data.forecasters),
+    "forecasters-layers-verdicts": lambda data: forecasters.verdicts(
+        data.forecasters, forecasters.JUDGED_LAYERS, forecasters.LAYERS
+    ),
     "forecasters-draws": lambda data: forecasters.over_draws(data.forecasters),
     "forecasters-again": lambda data: forecasters.beside(data.forecasters),
     "forecasters-simulated": partial(forecasts, name="simulated"),

@@ -31,7 +31,7 @@ from models.networks.window_network import Scaling
 class EventArchitecture:
     """Sizes of the network."""
 
-    layers: int = 1
+    layers: int = 2
     band: int = 64
     width: int = 64
     heads: int = 4

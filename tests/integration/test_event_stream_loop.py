@@ -119,7 +119,7 @@ def test_the_event_stream_takes_over_while_the_loop_lives(
     version = add_version(make_event_artifact(1, onnx=True))
     failed, before = loop.asking.failed, len(loop.rounds())
     deploy(version)
-    assert served_rows() == (72, len(EVENTS.features))
+    assert served_rows() == (136, len(EVENTS.features))
     rounds = rounds_of(loop, before, EVENTS.schema_hash)
     assert any(one["parent"] == version for one in loop.rounds()[before:])
     for one in rounds:

@@ -519,7 +519,7 @@ def test_an_event_stream_is_served_natively_and_by_onnx_runtime(
     native.push(make(), 1)
     pushed = native.push(folder, 2, previous=1)
     assert (pushed.backend, pushed.reason) == (Backend.NATIVE, "")
-    assert [list(each.dims) for each in native.triton.config().input] == [[72, len(EVENTS.features)]]
+    assert [list(each.dims) for each in native.triton.config().input] == [[136, len(EVENTS.features)]]
     for batch in (1, 2, 64):
         x_BWF = windows(folder, batch, seed=batch)
         answer = native.triton.infer(x_BWF)

@@ -49,12 +49,12 @@ def section(project: Path, **changes: object) -> EventStreamLoop:
     return EventStreamLoop(**{**own, **quick, **changes})
 
 
-def world(folder: Path, table: pl.DataFrame, band: int | None = 64, protocol: Any = PROTOCOL) -> WindowSet:
+def world(folder: Path, table: pl.DataFrame, events: int | None = 128, protocol: Any = PROTOCOL) -> WindowSet:
     """Windows of one trace, by the stages' own functions."""
     name = str(table["trace"][0])
     if not (folder / "packets").exists():
         toy_world.write_table(folder / "packets", table)
-    rows = {} if band is None else {"definition": EVENTS, "tokens": band + 8}
+    rows = {} if events is None else {"definition": EVENTS, "tokens": events + 8}
     make_windows(folder / "packets", folder / "windows", WindowsParams(**WINDOWS), **rows)
     divided = divide(np.load(folder / "windows" / name / "decision_ns.npy"), protocol, name).as_json()
     (folder / "split.json").write_text(json.dumps({"traces": {name: divided}}))
@@ -93,7 +93,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory, project: Path) -> Path:
 
 def test_the_stages_make_event_windows_and_an_artifact_for_them(toy: Path) -> None:
     windows = load_windows(toy / "windows", toy / "split.json")
-    assert (windows.schema_hash, windows.tokens) == (EVENTS.schema_hash, 72)
+    assert (windows.schema_hash, windows.tokens) == (EVENTS.schema_hash, 128 + 8)
     found = artifact.load(toy / "pretrained", windows.schema_hash)
     assert type(found.model) is EventWindowPredictor
     epochs = json.loads((toy / "epochs.json").read_text())
@@ -142,7 +142,7 @@ def test_the_gate_compares_versions_of_both_architectures_on_packets(toy: Path, 
     """What judges is the same whichever windows the stages made, and so is each version's forecast."""
     events = load_windows(toy / "windows", toy / "split.json")
     table = pl.read_parquet(sorted((toy / "packets").rglob("*.parquet")))
-    windows = world(tmp_path, table, band=None)
+    windows = world(tmp_path, table, events=None)
     toy_world.write_artifacts(tmp_path)
     of_events = artifact.load(toy / "finetuned" / "t" / "round-1")
     of_windows = artifact.load(tmp_path / "finetuned" / "t" / "round-1")
@@ -164,7 +164,7 @@ def test_the_gate_compares_versions_of_both_architectures_on_packets(toy: Path, 
 
 
 def test_an_artifact_of_another_architecture_is_refused_in_one_line(toy: Path, tmp_path: Path) -> None:
-    windows = world(tmp_path, toy_world.bottleneck_table("t", 9, seed=3), band=None)
+    windows = world(tmp_path, toy_world.bottleneck_table("t", 9, seed=3), events=None)
     with pytest.raises(ValueError, match=r"made for features .*, but this code computes"):
         artifact.load(toy / "pretrained", windows.schema_hash)
 
@@ -174,7 +174,7 @@ def test_windows_of_another_definition_or_band_are_not_trained_on(
 ) -> None:
     line = "the windows are not of its .* rows; run the stages `windows` and `split` again"
     events = load_windows(toy / "windows", toy / "split.json")
-    windows = world(tmp_path, toy_world.bottleneck_table("t", 9, seed=3), band=None)
+    windows = world(tmp_path, toy_world.bottleneck_table("t", 9, seed=3), events=None)
     with pytest.raises(ValueError, match=line):
         pretrain(events, toy / "packets", section(project, band=128), print)
     with pytest.raises(ValueError, match=line):
@@ -262,7 +262,7 @@ def test_parameters_without_a_choice_mean_the_window_and_ours_the_event_stream(
     old, own = tmp_path / "params.yaml", project / "params.yaml"
     old.write_text(yaml.safe_dump({"windows": WINDOWS}))
     assert (chosen(old).name, chosen(old).tokens(old)) == ("window", None)
-    assert (chosen(own).name, chosen(own).tokens(own)) == ("event-stream", 64 + 8)
+    assert (chosen(own).name, chosen(own).tokens(own)) == ("event-stream", 128 + 8)
 
 
 @pytest.mark.slow
@@ -302,7 +302,7 @@ def test_the_programs_of_all_stages_run_through_with_it(tmp_path: Path, project:
         assert done.returncode == 0, f"{name}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
         return done.stdout
 
-    assert "windows of 72 tokens" in stage("windows", "windows", "packets")
+    assert "windows of 136 tokens" in stage("windows", "windows", "packets")
     stage("split", "split", "windows")
     assert "expectations met" in stage("validate", "validation", "packets", "windows", "split")
     said = stage("pretrain", "pretrained", "packets", "windows", "split")

@@ -212,7 +212,7 @@ def of_events() -> Artifact:
     torch.manual_seed(2)
     scaled = [ScaledFeature(f.name, f.unit, scaling.transform_of(f.unit)) for f in EVENTS.features]
     model = EventWindowPredictor(scaled, scaled, Target("log", 9.0, 0.5), EventArchitecture(width=16))
-    return Artifact(model.eval(), artifact.Description(72, EVENTS.schema_hash, "acked"))
+    return Artifact(model.eval(), artifact.Description(136, EVENTS.schema_hash, "acked"))
 
 
 @pytest.mark.slow
@@ -294,7 +294,7 @@ def test_reading_sizes_brings_no_pytorch(project: Path) -> None:
         "import pipelines.windows; print('torch' in sys.modules)"
     )
     own = yaml.safe_load((project / "params.yaml").read_text())
-    for name, tokens in (("window", "None"), ("event-stream", "72")):
+    for name, tokens in (("window", "None"), ("event-stream", "136")):
         path = project / "build" / f"sizes-{name}.yaml"
         path.parent.mkdir(exist_ok=True)
         path.write_text(yaml.safe_dump(own | {"architecture": {"name": name}}))

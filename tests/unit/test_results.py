@@ -234,6 +234,28 @@ def test_a_verdict_over_draws_of_traffic_asks_for_each_of_them() -> None:
         forecasters.over_draws(draws)
 
 
+def test_two_layers_are_judged_over_the_draws_of_each_long_kind() -> None:
+    def scored(precision: float) -> dict[str, Any]:
+        return {"average_precision": {"mean": precision}, "mae_ms": {"mean": 4.0}, "regret_ms": {"mean": 1.0}}
+
+    draws = {
+        f"{kind}-{seed}": {
+            "variants": {
+                "event-stream-2": {"tuned": scored(0.5 + 0.01 * number)},
+                "window": {"tuned": scored(0.6 + 0.012 * number)},
+            }
+        }
+        for kind in forecasters.LONG
+        for number, seed in enumerate(forecasters.LAYERS_SEEDS)
+    }
+    lines = forecasters.layers(draws)
+    assert len(lines) == 2 + 4 * 3
+    assert "| web-long, 5 draws | AP late | 0.520 | 0.624 | -0.104 (-0.108 to -0.100) | **worse** |" in lines
+    del draws["video-long-1303"]["variants"]["event-stream-2"]
+    with pytest.raises(ValueError, match="has no event-stream-2 beside window on each of video-long-1301"):
+        forecasters.layers(draws)
+
+
 def noticed(scenario: str, point: str, seed: int, **columns: float) -> dict[str, object]:
     """A row of what users noticed, of which the other columns are null."""
     key = {"scenario": scenario, "point": point, "profile": "rfc9332", "control": "default", "seed": seed}
