@@ -62,14 +62,16 @@ Engine::Engine(const Artifact& artifact, std::shared_ptr<const EncoderWeights> e
       encoder_(encoder != nullptr ? std::move(encoder)
                                   : std::make_shared<const EncoderWeights>(artifact)),
       head_(std::make_shared<SharedHead>(artifact, version)),
-      scratch_(description_) {}
+      scratch_(description_),
+      event_logs_(description_) {}
 
 Engine::Engine(const Engine& other, int)
     : kernel_(other.kernel_),
       description_(other.description_),
       encoder_(other.encoder_),
       head_(other.head_),
-      scratch_(description_) {}
+      scratch_(description_),
+      event_logs_(description_) {}
 
 Engine::~Engine() = default;
 
@@ -99,12 +101,8 @@ std::int64_t Engine::forward(const float* x_BWF, std::int64_t windows, int token
     }
     const int rows = attended_rows(x_WF, tokens);
     if (description_.events) {
-      // Both queues of a batch are asked for with the same events.
-      const bool same_events =
-          window > 0 &&
-          std::memcmp(x_WF, x_WF - stride,
-                      static_cast<std::size_t>(stride - horizon * features()) * sizeof(float)) == 0;
-      kernel_.encode_events(encoder_->events(), scratch_.rows(), rows, same_events, scratch_.view(),
+      const KeptEvents kept = event_logs_.take(scratch_.rows(), rows - kQueries);
+      kernel_.encode_events(encoder_->events(), scratch_.rows(), rows, kept, scratch_.view(),
                             feature_RD);
     } else {
       kernel_.encode(encoder_->view(), scratch_.rows(), rows, scratch_.view(), full_graph,

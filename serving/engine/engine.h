@@ -13,6 +13,7 @@
 
 #include "serving/engine/artifact.h"
 #include "serving/engine/error.h"
+#include "serving/engine/event_log.h"
 #include "serving/engine/kernel.h"
 #include "serving/engine/weights.h"
 
@@ -70,6 +71,7 @@ class Engine {
   std::shared_ptr<const EncoderWeights> encoder_;
   std::shared_ptr<SharedHead> head_;
   Scratch scratch_;
+  EventLogs event_logs_;
 };
 
 }  // namespace swiftqueue::engine

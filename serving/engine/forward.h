@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 #include <utility>  // integer_sequence: types only
 
 #include "serving/engine/kernel.h"
@@ -170,7 +171,9 @@ SWIFTQUEUE_INLINE void embed(const Linear& embedding, int features, const float*
                      scaled, features, vectors, x);
 }
 
-// Softmax over keys of scores[key][query], in place but for the division; inverse_sum[query].
+// Softmax over keys of scores[key][query], in place but for the division; inverse_sum[query]. The
+// sum has `S` parts: with one, keys that are hidden at either end change no bit of it.
+template <int S>
 SWIFTQUEUE_INLINE void softmax(float* scores, int keys, int vectors, float* inverse_sum) {
   for (int v = 0; v < vectors; ++v) {
     float* column = scores + v * kLanes;
@@ -188,7 +191,7 @@ SWIFTQUEUE_INLINE void softmax(float* scores, int keys, int vectors, float* inve
       for (int i = 0; i < 4; ++i) {
         float* at = column + (key + i) * kBlock;
         const Vec power = exp2_negative(load(at) - top);
-        sum[i] += power;
+        sum[i % S] += power;
         store(at, power);
       }
     }
@@ -209,9 +212,10 @@ SWIFTQUEUE_INLINE float* head_rows(const Workspace& work, int block, int part, i
 
 // Tokens [first, end) that are attended to: their keys and values, and perhaps a sink.
 struct Seen {
-  const float* keys;      // [blocks][stride][64], a head's rows 16 apart
+  const float* keys;      // [slots / 64][stride][64], a head's rows 16 apart
   const float* values;    // likewise
   std::ptrdiff_t stride;  // rows from one block to the next
+  int slots;              // a token is at its number modulo this
   int first;
   int end;
   const float* sink_key = nullptr;
@@ -222,9 +226,10 @@ struct Seen {
 template <typename Part>
 SWIFTQUEUE_INLINE void by_blocks(const Seen& seen, Part part) {
   for (int key = seen.first; key < seen.end;) {
-    const int at = key % kBlock;
+    const int slot = key % seen.slots;
+    const int at = slot % kBlock;
     const int keys = kBlock - at < seen.end - key ? kBlock - at : seen.end - key;
-    part(key / kBlock * seen.stride * kBlock + at, key - seen.first, keys);
+    part(slot / kBlock * seen.stride * kBlock + at, key - seen.first, keys);
     key += keys;
   }
 }
@@ -254,7 +259,8 @@ void attend(const Workspace& work, const Seen& seen, const float* queries, int v
       product<1, kPanel>(seen.sink_key + head * kPanel * kHeadWidth, 0, 1, nullptr, nullptr, query,
                          kHeadWidth, vectors, work.scores + count * kBlock);
     }
-    softmax(work.scores, count + (seen.sink_key != nullptr ? 1 : 0), vectors, inverse_sum);
+    constexpr int kSums = std::is_same_v<Hide, Everything> ? 4 : 1;
+    softmax<kSums>(work.scores, count + (seen.sink_key != nullptr ? 1 : 0), vectors, inverse_sum);
     const float* start = nullptr;
     if (seen.sink_value != nullptr) {
       product<1, kPanel>(seen.sink_value + head * kHeadWidth, 0, 1, nullptr, nullptr,
@@ -277,7 +283,7 @@ void attend(const Workspace& work, const Seen& seen, const float* queries, int v
 
 // All tokens of a window, as an encoder layer's queries see them.
 SWIFTQUEUE_INLINE Seen whole_window(const Workspace& work, int count) {
-  return {head_rows(work, 0, 1, 0), head_rows(work, 0, 2, 0), 3 * kWidth, 0, count};
+  return {head_rows(work, 0, 1, 0), head_rows(work, 0, 2, 0), 3 * kWidth, kMaxTokens, 0, count};
 }
 
 SWIFTQUEUE_INLINE float* block_of(float* x, int block) {
@@ -510,9 +516,17 @@ void embed_events(const EventEncoder& encoder, const float* const* rows, int tok
   }
 }
 
-// First row of a block's kept keys in a layer; their values follow.
-SWIFTQUEUE_INLINE float* kept_rows(const Workspace& work, int layer, int blocks, int block) {
-  return work.kept + (static_cast<std::ptrdiff_t>(layer) * blocks + block) * 2 * kWidth * kBlock;
+// First row of a layer's kept keys; values follow those of each block.
+SWIFTQUEUE_INLINE float* kept_rows(const KeptEvents& kept, int layer) {
+  return kept.states + static_cast<std::ptrdiff_t>(layer) * kept.slots * 2 * kWidth;
+}
+
+// Keys and values of events [first, end) in a layer.
+SWIFTQUEUE_INLINE Seen kept_events(const KeptEvents& kept, const EventLayer& layer, int number,
+                                   int first, int end) {
+  const float* keys = kept_rows(kept, number);
+  return {keys, keys + kWidth * kBlock, 2 * kWidth,      kept.slots, first,
+          end,  layer.sink_key,         layer.sink_value};
 }
 
 // What a layer makes of a block x, in place, attending to what is seen.
@@ -551,61 +565,61 @@ struct OutsideBand {
   static constexpr float kHidden = -1e30F;
 };
 
-// Keys and values of all events in all layers: work.kept. Of each layer only those are computed
-// that the queries or the next layer need.
-void keep_events(const EventEncoder& encoder, const float* const* rows, int events, int blocks,
-                 const Workspace& work) {
-  const auto block_before = [&](int bands) {  // that of the event so many bands before the end
-    const int event = events - bands * encoder.band;
-    return event > 0 ? event / kBlock : 0;
-  };
+// Puts keys and values of a block of new events, work.fresh, where they are kept: from event `own`
+// on.
+SWIFTQUEUE_INLINE void keep(const KeptEvents& kept, int layer, int own, int events,
+                            const Workspace& work) {
+  float* rows = kept_rows(kept, layer);
+  for (int event = 0; event < events; ++event) {
+    const int slot = (own + event) % kept.slots;
+    float* to = rows + slot / kBlock * (2 * kWidth * kBlock) + slot % kBlock;
+    for (int d = 0; d < 2 * kWidth; ++d) to[d * kBlock] = work.fresh[d * kBlock + event];
+  }
+}
+
+// Keys and values of the fresh events in all layers, block by block. Of each layer only those are
+// computed that queries or the next layer may need: so many bands before the end.
+void keep_events(const EventEncoder& encoder, const float* const* rows, int events,
+                 const KeptEvents& kept, const Workspace& work) {
+  const int begin = kept.end - events;
+  const int fresh = kept.end - kept.fresh;
   for (int number = 0; number < encoder.layer_count; ++number) {
     const EventLayer& layer = encoder.layers[number];
     const int bands = encoder.layer_count - number;
-    for (int block = block_before(bands); block * kBlock < events; ++block) {
-      const int vectors = vectors_for(events - block * kBlock);
-      float* x = block_of(work.x, block);
-      if (number == 0) {
-        const int left = events - block * kBlock;
-        embed_events(encoder, rows + block * kBlock, left < kBlock ? left : kBlock, work, x);
-      }
+    for (int own = fresh; own < kept.end; own += kBlock) {
+      const int count = kept.end - own < kBlock ? kept.end - own : kBlock;
+      if (own + count <= kept.end - bands * encoder.band) continue;
+      const int vectors = vectors_for(count);
+      float* x = block_of(work.x, (own - fresh) / kBlock);
+      if (number == 0) embed_events(encoder, rows + (own - begin), count, work, x);
       normalise(layer.norm1, x, vectors, work.hidden);
-      linear<2 * kWidth, kWidth>(layer.key_value, nullptr, work.hidden, vectors,
-                                 kept_rows(work, number, blocks, block));
+      linear<2 * kWidth, kWidth>(layer.key_value, nullptr, work.hidden, vectors, work.fresh);
+      keep(kept, number, own, count, work);
     }
     if (bands == 1) break;
-    const float* keys = kept_rows(work, number, blocks, 0);
-    for (int block = block_before(bands - 1); block * kBlock < events; ++block) {
-      const int own = block * kBlock;
-      const int first = own - encoder.band < 0 ? 0 : own - encoder.band + 1;
-      const int end = own + kBlock < events ? own + kBlock : events;
-      const Seen seen = {keys, keys + kWidth * kBlock, 2 * kWidth,      first,
-                         end,  layer.sink_key,         layer.sink_value};
-      event_layer(encoder, layer, work, seen, vectors_for(events - own), block_of(work.x, block),
-                  OutsideBand{own, encoder.band, first, end});
+    for (int own = fresh; own < kept.end; own += kBlock) {
+      const int count = kept.end - own < kBlock ? kept.end - own : kBlock;
+      if (own + count <= kept.end - (bands - 1) * encoder.band) continue;
+      const int first = own - encoder.band + 1 < begin ? begin : own - encoder.band + 1;
+      event_layer(encoder, layer, work, kept_events(kept, layer, number, first, own + count),
+                  vectors_for(count), block_of(work.x, (own - fresh) / kBlock),
+                  OutsideBand{own, encoder.band, first, own + count});
     }
   }
 }
 
 void encode_events(const EventEncoder& encoder, const float* const* rows, int count,
-                   bool same_events, Workspace& work, float* feature_RD) {
+                   const KeptEvents& kept, Workspace& work, float* feature_RD) {
   const int events = count - kQueries;
-  const int blocks = (events + kBlock - 1) / kBlock;
-  if (!same_events) keep_events(encoder, rows, events, blocks, work);
+  keep_events(encoder, rows, events, kept, work);
   const int vectors = vectors_for(kQueries);
   scale(encoder.queries, encoder.features, rows + events, kQueries, work.scaled);
   embed(encoder.ask, encoder.features, work.scaled, vectors, work.last);
+  const int first = kept.end - (events < encoder.band ? events : encoder.band);
   for (int number = 0; number < encoder.layer_count; ++number) {
     const EventLayer& layer = encoder.layers[number];
-    const float* keys = kept_rows(work, number, blocks, 0);
-    const Seen seen = {keys,
-                       keys + kWidth * kBlock,
-                       2 * kWidth,
-                       events > encoder.band ? events - encoder.band : 0,
-                       events,
-                       layer.sink_key,
-                       layer.sink_value};
-    event_layer(encoder, layer, work, seen, vectors, work.last);
+    event_layer(encoder, layer, work, kept_events(kept, layer, number, first, kept.end), vectors,
+                work.last);
   }
   normalise(encoder.norm, work.last, vectors, work.sum);
   for (int i = 0; i < kQueries; ++i) {

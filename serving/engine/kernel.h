@@ -104,7 +104,7 @@ struct Workspace {
   float* scaled;   // [F][64]
   float* x;        // [blocks][D][64]
   float* qkv;      // [blocks][3 D][64]
-  float* kept;     // [layers][blocks][2 D][64]: keys and values of an event stream
+  float* fresh;    // [2 D][64]: keys and values of new events
   float* scores;   // [blocks * 64 keys, and a panel][64 queries]
   float* mixed;    // [D][64]
   float* hidden;   // [64][64]: a quarter of the feed-forward layer
@@ -112,6 +112,14 @@ struct Workspace {
   float* last;     // [D][64]: the tokens that are read, in the last layer
   float* query;    // [D][64]: their queries
   float* weights;  // [heads][blocks * 64 keys]: attention of the last token
+};
+
+// Keys and values of the events of a window (event_log.h), each at its number modulo `slots`.
+struct KeptEvents {
+  float* states;  // [layers][slots / 64][2 D][64]
+  int slots;      // a multiple of 64, the events of a window or more
+  int end;        // number after the last event
+  int fresh;      // so many of the last are not kept yet
 };
 
 struct RateEncoder;  // rate_kernel.h
@@ -124,10 +132,10 @@ struct Kernel {
   void (*encode)(const Encoder& encoder, const float* const* rows, int count, Workspace& work,
                  bool full_graph, float* feature_RD);
   // Encodes an event window likewise: the last kQueries rows are the queries, those before them the
-  // events. `same_events`: they are those of the call before, whose keys and values `work` still
-  // has.
+  // events, of which only the fresh ones are computed. An answer is the same, bit for bit, whatever
+  // was kept.
   void (*encode_events)(const EventEncoder& encoder, const float* const* rows, int count,
-                        bool same_events, Workspace& work, float* feature_RD);
+                        const KeptEvents& kept, Workspace& work, float* feature_RD);
   // scaled_H = second(relu(first(feature_D))); `second` is padded to 16 rows.
   void (*head)(const Linear& first, const Linear& second, const float* feature_D, float* scaled_H);
   bool (*all_finite)(const float* values, std::size_t count);

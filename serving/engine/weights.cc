@@ -10,8 +10,6 @@
 namespace swiftqueue::engine {
 namespace {
 
-constexpr std::align_val_t kAlignment{64};
-
 const std::vector<float>& values_of(const Artifact& artifact, const std::string& name) {
   return artifact.tensors.at(name).values;
 }
@@ -42,13 +40,6 @@ void pack(const std::vector<float>& matrix, std::size_t columns, float* panels) 
     panels[(row / kPanel * columns + column) * kPanel + row % kPanel] = matrix[i];
   }
 }
-
-AlignedFloats::AlignedFloats(std::size_t size)
-    : floats_(static_cast<float*>(::operator new(size * sizeof(float), kAlignment))), size_(size) {
-  std::fill_n(floats_.get(), size, 0.0F);
-}
-
-void AlignedFloats::Free::operator()(float* floats) const { ::operator delete(floats, kAlignment); }
 
 const float* EncoderWeights::keep(AlignedFloats floats) {
   storage_.push_back(std::move(floats));
@@ -176,13 +167,11 @@ Scratch::Scratch(const Description& description)
     : rows_(static_cast<std::size_t>(description.tokens)) {
   const std::size_t blocks = (rows_.size() + kBlock - 1) / kBlock;
   const std::size_t keys = blocks * kBlock;
-  const std::size_t kept =
-      description.events ? keys * static_cast<std::size_t>(description.layers) : 0;
   const std::pair<float**, std::size_t> parts[] = {
       {&view_.scaled, description.features.size() * kBlock},
       {&view_.x, keys * kWidth},
       {&view_.qkv, keys * 3 * kWidth},
-      {&view_.kept, kept * 2 * kWidth},
+      {&view_.fresh, 2 * kWidth * kBlock},
       {&view_.scores, (keys + kPanel) * kBlock},
       {&view_.mixed, kWidth * kBlock},
       {&view_.hidden, kWidth * kBlock},

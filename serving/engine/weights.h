@@ -7,32 +7,14 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
-#include <new>
 #include <string>
 #include <vector>
 
+#include "serving/engine/aligned.h"
 #include "serving/engine/artifact.h"
 #include "serving/engine/kernel.h"
 
 namespace swiftqueue::engine {
-
-// Zeroed floats on a cache line's boundary.
-class AlignedFloats {
- public:
-  AlignedFloats() = default;
-  explicit AlignedFloats(std::size_t size);
-
-  float* data() const { return floats_.get(); }
-  std::size_t size() const { return size_; }
-
- private:
-  struct Free {
-    void operator()(float* floats) const;
-  };
-  std::unique_ptr<float[], Free> floats_;
-  std::size_t size_ = 0;
-};
 
 // Writes a row-major [rows][columns] matrix as panels [rows / 16][columns][16]; rows that fill up
 // the last panel stay as they are.

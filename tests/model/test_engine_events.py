@@ -62,20 +62,27 @@ def test_the_answers_are_pytorchs(tmp_path: Path, isa: Isa, changes: dict[str, o
     assert ours.shape == (reach + 8, x_BWF.shape[2])
 
 
+def asked_in_turn() -> list[np.ndarray]:
+    """Windows as an engine is asked: full ones of senders by turns, growing logs, shorter ones, old ones."""
+    rows = windows(4 * 64)
+    found = []
+    for n in range(0, 120, 4):  # a sender's decisions in time order, each for two queues
+        found += [rows[n, -136:], rows[n, -136:]]
+        found += [rows[number, -136:] for number in range(n % 11, len(rows), 23)]  # more than are kept
+    for n in (40, 41, 40, 90):  # an earlier decision again, and one that shares only some events
+        found += [rows[n, -136:], rows[n, -100:], rows[n, -136:], rows[n, -20:], rows[n, -8:]]
+    changed = rows[60, -136:].copy()
+    changed[70] = rows[61, 9]
+    return [*found, rows[60, -136:], changed, rows[60, -136:], rows[61, -136:]]
+
+
 @pytest.mark.parametrize("isa", ISAS)
-def test_events_that_two_windows_share_are_computed_once_and_answer_alike(tmp_path: Path, isa: Isa) -> None:
-    """Bit for bit: both queues of a batch, another batch, one that differs in its last event only."""
-    model = served(forecaster(layers=2).model)
-    ours = engine(save(tmp_path / "m", model), isa)
-    first, other = windows(model.sizes.reach)[-2:]
-    asked = first.copy()
-    asked[-8:] = other[-8:]
-    changed = asked.copy()
-    changed[-9] = other[-9]
-    x_BWF = np.stack([first, asked, first, other, first, changed])
-    alone_BH = np.concatenate([ours.forward(each[None]) for each in x_BWF])
-    np.testing.assert_array_equal(ours.forward(x_BWF), alone_BH)
-    assert worst(alone_BH, exact(model, x_BWF)[0]) <= RELATIVE
+def test_no_bit_of_an_answer_depends_on_what_was_kept(tmp_path: Path, isa: Isa) -> None:
+    """Whatever was asked before: each window alone is asked of an engine that has kept nothing."""
+    folder = save(tmp_path / "m", served(forecaster(layers=2).model))
+    ours = engine(folder, isa)
+    for x_WF in asked_in_turn():
+        np.testing.assert_array_equal(ours.forward(x_WF[None]), engine(folder, isa).forward(x_WF[None]))
 
 
 def test_a_head_is_swapped_and_another_encoder_refused(tmp_path: Path) -> None:

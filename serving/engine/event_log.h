@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
+//
+// Which events' keys and values an engine still has, so that a sender's next decision computes only
+// the events since the last. Events are known by their inputs alone, which never change: nobody
+// says whose they are, and an answer is the same, bit for bit, whether they were kept or not.
+#ifndef SWIFTQUEUE_SERVING_ENGINE_EVENT_LOG_H_
+#define SWIFTQUEUE_SERVING_ENGINE_EVENT_LOG_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "serving/engine/aligned.h"
+#include "serving/engine/artifact.h"
+#include "serving/engine/kernel.h"
+
+namespace swiftqueue::engine {
+
+class EventLogs {
+ public:
+  // For the windows of an event stream; of any other architecture there is nothing to keep.
+  explicit EventLogs(const Description& description);
+
+  // Where the states of the events rows[count] are kept: with those of the log that they go on
+  // with, else in the place of the log that was asked for longest ago. The caller computes the
+  // fresh ones at once.
+  KeptEvents take(const float* const* rows, int count);
+
+ private:
+  struct Log {
+    std::vector<float> rows;  // [count][F]
+    int count = 0;
+    int end = 0;
+    std::uint64_t asked = 0;  // when, in calls
+    AlignedFloats states;
+  };
+
+  int matched(const Log& log, const float* const* rows, int count) const;
+
+  int reach_;  // events of a full window
+  std::size_t features_;
+  int slots_;
+  std::uint64_t calls_ = 0;
+  std::vector<Log> logs_;
+};
+
+}  // namespace swiftqueue::engine
+
+#endif  // SWIFTQUEUE_SERVING_ENGINE_EVENT_LOG_H_
