@@ -19,6 +19,7 @@ from models.limit import network as limits
 from models.networks import artifact
 from models.networks.prediction import predict
 from models.networks.scaling import ScaledFeature
+from models.networks.window_network import PADDING_FEATURE
 from models.rate import networks
 from serving.triton.limits import limits_of
 from serving.triton.repository import LATENCY, LIMIT, RATE
@@ -62,7 +63,8 @@ def smoke_windows(features: Sequence[ScaledFeature], tokens: int, seed: int = 1)
     for f, feature in enumerate(features):
         values = feature.shift + feature.scale * rng.standard_normal(x_BWF.shape[:2])
         values = np.expm1(values) if feature.transform == "log1p" else np.round(values)
-        x_BWF[..., f] = np.clip(values, limits[feature.name]["low"], limits[feature.name]["high"])
+        values = np.clip(values, limits[feature.name]["low"], limits[feature.name]["high"])
+        x_BWF[..., f] = np.maximum(values, 1) if feature.name == PADDING_FEATURE else values
     x_BWF[0] = 0
     return x_BWF
 

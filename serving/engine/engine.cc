@@ -99,7 +99,7 @@ std::int64_t Engine::forward(const float* x_BWF, std::int64_t windows, int token
     if (!kernel_.all_finite(x_WF, static_cast<std::size_t>(stride))) {
       require_finite(x_WF, tokens, window);
     }
-    const int rows = attended_rows(x_WF, tokens);
+    const int rows = attended_rows(x_WF, tokens, window);
     if (description_.events) {
       const KeptEvents kept = event_logs_.take(scratch_.rows(), rows - kQueries);
       kernel_.encode_events(encoder_->events(), scratch_.rows(), rows, kept, scratch_.view(),
@@ -133,12 +133,18 @@ std::int64_t Engine::forward(const float* x_BWF, std::int64_t windows, int token
 
 // Lists the tokens that are attended to: all but padding, and the packets about to be sent in any
 // case (transformer.py: `attended`). What is not attended to need not be computed.
-int Engine::attended_rows(const float* x_WF, int tokens) {
+int Engine::attended_rows(const float* x_WF, int tokens, std::int64_t window) {
   int count = 0;
   for (int token = 0; token < tokens; ++token) {
     const float* row = x_WF + static_cast<std::ptrdiff_t>(token) * features();
     scratch_.rows()[count] = row;
-    count += row[description_.size_index] > 0 || token >= tokens - description_.horizon ? 1 : 0;
+    if (row[description_.size_index] > 0 || token >= tokens - description_.horizon) {
+      ++count;
+    } else if (description_.events &&
+               count > 0) {  // a band would be other events than of a whole log
+      throw InvalidError("window " + std::to_string(window) + ": token " + std::to_string(token) +
+                         " is padding, and events are before it");
+    }
   }
   return count;
 }

@@ -61,7 +61,7 @@ class Engine {
  private:
   Engine(const Engine& other, int);
   int features() const { return static_cast<int>(description_.features.size()); }
-  int attended_rows(const float* x_WF, int tokens);
+  int attended_rows(const float* x_WF, int tokens, std::int64_t window);
   void require_finite(const float* x_WF, int tokens, std::int64_t window) const;
   float anchor(const float* row) const;
   float to_us(float scaled) const;

@@ -250,10 +250,14 @@ void stress_windows(const std::string& folder, long rounds, Random& random) {
     const Description& model = engine->description();
     const std::size_t features = model.features.size();
     const auto horizon = static_cast<std::size_t>(model.horizon);
+    const auto size = static_cast<std::size_t>(model.size_index);
     long refused = 0;
+    std::vector<float> earlier;
     for (long i = 0; i < rounds; ++i) {
+      const bool goes_on = !earlier.empty() && below(random, 2) == 0;
       const std::size_t tokens =
-          horizon + below(random, static_cast<std::size_t>(model.tokens) - horizon + 1);
+          goes_on ? earlier.size() / features
+                  : horizon + below(random, static_cast<std::size_t>(model.tokens) - horizon + 1);
       const std::size_t padding = below(random, tokens + 1);
       // Exactly as large as they must be, so that one step too far is seen.
       std::vector<float> x_WF(tokens * features);
@@ -262,7 +266,18 @@ void stress_windows(const std::string& folder, long rounds, Random& random) {
       const bool tame = i % 4 != 0;
       for (std::size_t at = padding * features; at < x_WF.size(); ++at) {
         x_WF[at] = tame ? static_cast<float>(below(random, 100'000)) : any_float(random);
+        if (tame && at % features == size) x_WF[at] += 1;  // no padding between packets
       }
+      if (goes_on) {  // some rows of the window before it have left, and as many came
+        const std::size_t history = tokens - horizon;
+        const std::size_t gone = std::min(history, below(random, 40));
+        std::copy(earlier.begin() + static_cast<std::ptrdiff_t>(gone * features),
+                  earlier.begin() + static_cast<std::ptrdiff_t>(history * features), x_WF.begin());
+        for (std::size_t row = history - gone; row < history; ++row) {
+          if (tame) x_WF[row * features + size] = 1500;
+        }
+      }
+      if (tame) earlier = x_WF;
       const long before = allocations.load();
       try {
         engine->forward(x_WF.data(), 1, static_cast<int>(tokens), y_H.data(), feature_RD.data(),

@@ -148,6 +148,10 @@ def test_weights_and_values_that_cannot_be_are_named(tmp_path: Path) -> None:
     x_BWF[1, 70, 12] = np.inf
     with pytest.raises(ValueError, match="window 1: in_flight of token 70 is NaN or infinite"):
         Engine(folder).forward(x_BWF)
+    x_BWF[1] = x_BWF[0]
+    x_BWF[1, 30] = 0
+    with pytest.raises(ValueError, match="window 1: token 30 is padding, and events are before it"):
+        Engine(folder).forward(x_BWF)
     state = load_file(folder / "model.safetensors")
     save_file({**state, "layers.0.sink": torch.zeros(2, 64)}, folder / "model.safetensors")
     with pytest.raises(ValueError, match=r"weight layers\.0\.sink has shape"):
