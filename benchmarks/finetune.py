@@ -95,6 +95,7 @@ def _row(rounds: int) -> Row:
 
 
 def _encoding_row(rounds: int) -> Row:
+    from benchmarks.inference_references import event_stream
     from pipelines.live.encoding import Encoding
     from serving.engine import Engine
 
@@ -111,7 +112,7 @@ def _encoding_row(rounds: int) -> Row:
                 encoding.take(ENCODED // HORIZON)
             return time.perf_counter() - started
 
-        events, windows = _event_stream(), _window()
+        events, windows = event_stream(), _window()
         ours, reference = interleaved_medians(
             rounds, lambda: encoding_s("event-stream", *events), lambda: encoding_s("window", *windows)
         )
@@ -124,21 +125,6 @@ def _encoding_row(rounds: int) -> Row:
         unit="s",
         rounds=rounds,
     )
-
-
-def _event_stream() -> tuple[WindowNetwork, Description]:
-    """An event stream of the sizes in params.yaml that nobody trained."""
-    from benchmarks.inference_references import typical_features
-    from feature_store.events.definition import EVENTS
-    from models.networks.artifact import Description
-    from models.networks.event_transformer import EventArchitecture
-    from models.networks.event_window import EventWindowPredictor
-    from models.networks.scaling import Target
-
-    sizes = EventArchitecture(anchor="expected_latency_us")
-    features = typical_features(EVENTS.features)
-    model = EventWindowPredictor(features, features, Target("log", 9.0, 1.0), sizes).eval()
-    return model, Description(sizes.reach + HORIZON, EVENTS.schema_hash, "acked")
 
 
 def _window() -> tuple[WindowNetwork, Description]:

@@ -16,6 +16,8 @@ import numpy.typing as npt
 
 if TYPE_CHECKING:
     from feature_store.events.window_library import Feature
+    from models.networks.artifact import Description
+    from models.networks.event_window import EventWindowPredictor
     from models.networks.scaling import ScaledFeature
     from models.networks.transformer import Predictor, Readout
 
@@ -52,6 +54,21 @@ def make_model(readout: Readout = "last", anchor: str | None = None) -> Predicto
     with torch.no_grad():
         model.head[2].get_parameter("weight").normal_(std=0.1)  # an anchored head begins at 0
     return model
+
+
+def event_stream() -> tuple[EventWindowPredictor, Description]:
+    """An event stream of the sizes in params.yaml that nobody trained."""
+    from feature_store.events.definition import EVENTS
+    from feature_store.packets.schema import HORIZON
+    from models.networks.artifact import Description
+    from models.networks.event_transformer import EventArchitecture
+    from models.networks.event_window import EventWindowPredictor
+    from models.networks.scaling import Target
+
+    sizes = EventArchitecture(anchor="expected_latency_us")
+    features = typical_features(EVENTS.features)
+    model = EventWindowPredictor(features, features, Target("log", 9.0, 1.0), sizes).eval()
+    return model, Description(sizes.reach + HORIZON, EVENTS.schema_hash, "acked")
 
 
 def make_windows(batch: int = WINDOWS) -> Windows:

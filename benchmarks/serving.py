@@ -2,8 +2,9 @@
 
 Triton serves the same window of 64 tokens four ways: `identity` computes nothing (the reference: what gRPC
 and Triton cost), the native backend with both readouts, and the Python backend with ONNX Runtime, asked as
-serving/agent/reference_client.py asks. Contestants take turns over several rounds, one question at a time;
-each figure is the median over the rounds of a round's p50 or p99.
+serving/agent/reference_client.py asks. Beside them stand the loop's default, the event stream, and a model
+that computes nothing and takes windows of its size. Contestants take turns over several rounds, one question
+at a time; each figure is the median over the rounds of a round's p50 or p99.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any, Final
 import numpy as np
 import tritonclient.grpc as grpc
 
-from benchmarks.inference_references import make_model, make_windows
+from benchmarks.inference_references import event_stream, make_model, make_windows
 from benchmarks.rows import Row
 from benchmarks.served_models import IDENTITY, build, served, write_model
 from serving.agent.reference_client import CHANNEL
@@ -35,6 +36,7 @@ WARM_UP: Final = 50
 ANSWER_S: Final = 10.0
 PARITY: Final = 1e-4
 ANCHOR: Final = "last_latency_flow_us"  # as in params.yaml
+EVENTS: Final = "event stream"
 
 Figures = dict[str, float]  # of one round: p50_us, p99_us
 
@@ -58,6 +60,8 @@ def measure(rounds: int) -> list[Row]:
             "identity": ask(tcp, "identity"),
             "every candidate": ask(tcp, "candidates"),
             "last token": ask(tcp, "last"),
+            "identity, event windows": ask(tcp, "identity_events"),
+            EVENTS: ask(tcp, "events"),
             "identity, unix socket": ask(unix, "identity"),
             "every candidate, unix socket": ask(unix, "candidates"),
             "every candidate, Python client": lambda: _ask_from_python(tcp, "candidates"),
@@ -84,6 +88,11 @@ def _rows(samples: dict[str, list[Figures]], rounds: int) -> list[Row]:
     for name in ("every candidate", "last token"):
         rows += [row(name, key, "identity", "p50_us") for key in ("p50_us", "p99_us")]
         rows += [row(name, key, onnx, key) for key in ("p50_us", "p99_us")]
+    for key in ("p50_us", "p99_us"):
+        rows += [
+            row(EVENTS, key, "identity, event windows", "p50_us"),
+            row(EVENTS, key, "every candidate", key),
+        ]
     return [
         *rows,
         row("identity", "p99_us", "identity", "p50_us"),
@@ -107,10 +116,15 @@ def _served(root: Path) -> Iterator[tuple[str, str]]:
     artifact.export_onnx(source)
     write_model(repository, "onnx", source, Backend.PYTHON)
     write_model(repository, "identity", source, IDENTITY)
+    stream, described = event_stream()
+    source = root / "artifacts" / "events"
+    artifact.save(source, stream, described)
+    write_model(repository, "events", source, Backend.NATIVE)
+    write_model(repository, "identity_events", source, IDENTITY)
     native = ("identity", "candidates", "last")
     socket_path = root / "triton.sock"
     with (
-        served(root, (*native, "onnx")) as tcp,
+        served(root, (*native, "onnx", "events", "identity_events")) as tcp,
         served(root, native, name="bench-triton-unix", socket_path=socket_path) as unix,
     ):
         yield tcp, unix

@@ -2,7 +2,8 @@
 //
 // Asks servers questions as the agent does and says what became of them: for `swiftqueue bench
 // serving` and for the tests of the client. Without a rate one question at a time, so that the
-// figures are round trips; with one, as many per second whatever the answers do.
+// figures are round trips; with one, as many per second whatever the answers do. Each question is
+// about the windows of the one before, 16 tokens later, as a sender's next one is.
 //
 // SIGINT ends it early. Prints a line `ready` once a model is served, and at the end one JSON
 // object:
@@ -36,6 +37,9 @@ namespace swiftqueue::agent {
 namespace {
 
 constexpr std::int64_t kWarmUp = 500;  // questions that do not count, where one follows another
+constexpr std::ptrdiff_t kNewTokens =
+    16;                               // since the question before: 8 packets sent, 8 acknowledged
+constexpr std::ptrdiff_t kAsked = 8;  // tokens of packets about to be sent
 
 volatile std::sig_atomic_t interrupted = 0;
 
@@ -61,6 +65,17 @@ std::vector<float> make_windows(int windows, const Model& model) {
     x_BWF[row + static_cast<std::size_t>(size)] = 1500;
   }
   return x_BWF;
+}
+
+// Lets the oldest tokens of each window go, and come again as its newest.
+void go_on(std::vector<float>& x_BWF, int windows, const Model& model) {
+  const auto features = static_cast<std::ptrdiff_t>(features_of(model.definition));
+  const std::ptrdiff_t history = model.tokens - kAsked;
+  for (int window = 0; window < windows; ++window) {
+    const auto first = x_BWF.begin() + window * static_cast<std::ptrdiff_t>(model.floats());
+    std::rotate(first, first + std::min(kNewTokens, history) * features,
+                first + history * features);
+  }
 }
 
 // What became of the questions.
@@ -191,6 +206,7 @@ void run(const Settings& settings) {
         if (one_by_one) throw std::runtime_error(predictor->problem());
       }
       x_BWF[0] = value;
+      go_on(x_BWF, settings.windows, model);
       if (!one_by_one) due_ns += static_cast<std::int64_t>(1e9 / settings.rate);
     }
     std::int64_t until_ns = tally.waits() ? tally.next_deadline_ns() : now;
