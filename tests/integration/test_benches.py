@@ -126,6 +126,9 @@ def test_round_trips_stand_beside_the_identity_model_and_what_went_before(
         references = {row.reference_name for row in found if row.name == what}
         figure = what.rpartition(" ")[2]
         assert {"identity, p50", f"ONNX in the Python backend, Python client, {figure}"} <= references
+    for figure in ("p50", "p99"):
+        references = {row.reference_name for row in found if row.name == f"event stream, {figure}"}
+        assert references == {"identity, event windows, p50", f"every candidate, {figure}"}
     for what in ("unix socket", "Python client"):
         assert any(what in name for name in names), names
     assert {row.unit for row in found} == {"us"}
