@@ -419,7 +419,7 @@ def _wait(data: Data, profile: str) -> str:
 
 
 def _answer(data: Data) -> str:
-    row = _row_named(data, "serving", "every candidate, p50", "identity, p50")
+    row = _row_named(data, "serving", "event stream, p50", "identity, event windows, p50")
     return f"{row.ours:.0f} µs (p50); of a model that computes nothing {row.reference:.0f} µs"
 
 
