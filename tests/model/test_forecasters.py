@@ -85,6 +85,14 @@ def test_the_published_variants_are_those_tested(project: Path) -> None:
     assert sorted(each.name for each in variants(project / "forecasters.yaml")) == sorted(NAMES)
 
 
+def test_the_loops_event_stream_is_the_variant_that_is_compared(project: Path) -> None:
+    loop = yaml.safe_load((project / "params.yaml").read_text())["event-stream"]
+    compared = yaml.safe_load((project / "forecasters.yaml").read_text())["event-stream-2"]
+    shared = set(loop) & set(compared)
+    assert {"layers", "band", "width", "anchor", "epochs", "learning_rate"} <= shared
+    assert {key: loop[key] for key in shared} == {key: compared[key] for key in shared}
+
+
 def test_what_is_learned_from_ends_with_its_slice(toy: Trace) -> None:
     part = toy.to_learn(Slice(10, 50))
     now_ns = int(toy.packets["sent_ns"][400])
