@@ -234,7 +234,7 @@ SWIFTQUEUE_INLINE void by_blocks(const Seen& seen, Part part) {
   }
 }
 
-// What no hook hides.
+// Hides nothing.
 struct Everything {
   void operator()(float* /*scores*/) const {}
 };
@@ -565,8 +565,7 @@ struct OutsideBand {
   static constexpr float kHidden = -1e30F;
 };
 
-// Puts keys and values of a block of new events, work.fresh, where they are kept: from event `own`
-// on.
+// Puts keys and values of new events, work.fresh, where they are kept; the first is event `own`.
 SWIFTQUEUE_INLINE void keep(const KeptEvents& kept, int layer, int own, int events,
                             const Workspace& work) {
   float* rows = kept_rows(kept, layer);
