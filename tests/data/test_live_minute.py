@@ -313,7 +313,8 @@ def test_an_event_streams_head_is_tuned_and_judged_likewise(
     """On the engine's features: the head that offline fine-tuning gives, and the encoder kept."""
     champion = make_event_artifact(1)
     parent = artifact.load(champion, EVENTS.schema_hash)
-    x_BWF = np.concatenate(list(fw.iter_windows(packets, 72, definition=EVENTS)))
+    tokens = parent.description.tokens
+    x_BWF = np.concatenate(list(fw.iter_windows(packets, tokens, definition=EVENTS)))
     targets = fw.targets(packets)
     learn = (targets.decision_ns_B >= START_NS + 2 * S) & (targets.decision_ns_B < START_NS + 9 * S)
     y_BH = targets.known_at(START_NS + 9 * S)[learn]
