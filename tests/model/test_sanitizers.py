@@ -74,10 +74,15 @@ def test_capture_reader(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @minutes
-def test_engine(tmp_path: Path) -> None:
-    """Hostile artifacts and windows, and heads swapped under predictions."""
-    model = make_model(readout="candidates", anchor="last_latency_flow_us")
-    said = sanitize(LIBRARY.parent.parent, save(tmp_path / "m", model, tokens=136), 10_000)
+@pytest.mark.parametrize("network", ["window", "event stream"])
+def test_engine(tmp_path: Path, network: str, make_event_artifact: Callable[..., Path]) -> None:
+    """Hostile artifacts and windows, some going on with the one before; heads swapped under predictions."""
+    if network == "window":
+        model = make_model(readout="candidates", anchor="last_latency_flow_us")
+        folder = save(tmp_path / "m", model, tokens=136)
+    else:
+        folder = make_event_artifact(1)
+    said = sanitize(LIBRARY.parent.parent, folder, 10_000)
     assert len(re.findall(r"of 10000 damaged artifacts refused", said)) == 1
     assert len(re.findall(r"^tensors: \d+ of 10000 files accepted", said, re.M)) == 1
     assert len(re.findall(r"^swap: 100 heads under \d+ predictions", said, re.M)) == 2
