@@ -201,30 +201,34 @@ def over_draws(published: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def layers(published: Mapping[str, Any]) -> list[str]:
-    """Two layers beside the window model: a line for each long kind and score, the mean over its draws.
+def layers(
+    published: Mapping[str, Any], kinds: Sequence[str] = LONG, others: Sequence[str] = (CHAMPION,)
+) -> list[str]:
+    """Two layers beside other forecasters: a line for each long kind and score, the mean over its draws.
 
     Raises:
         ValueError: a draw is not published, or lacks one of the two.
     """
-    lines = lab.head_of(["traces", "score", LAYERS, CHAMPION, "difference", "verdict"])
-    for kind in LONG:
-        draws = [f"{kind}-{seed}" for seed in LAYERS_SEEDS]
-        for key, name, digits in JUDGED_SCORES:
-            pairs = _pairs(published, draws, LAYERS, key)
-            lines.append(lab.row_of([f"{kind}, {len(pairs)} draws", name, *_over(pairs, key, digits)]))
+    lines = lab.head_of(["traces", "score", "beside", LAYERS, "the other", "difference", "verdict"])
+    for other in others:
+        for kind in kinds:
+            draws = [f"{kind}-{seed}" for seed in LAYERS_SEEDS]
+            for key, name, digits in JUDGED_SCORES:
+                pairs = _pairs(published, draws, LAYERS, key, other)
+                about = [f"{kind}, {len(pairs)} draws", name, f"`{other}`"]
+                lines.append(lab.row_of([*about, *_over(pairs, key, digits)]))
     return lines
 
 
 def _pairs(
-    published: Mapping[str, Any], draws: Sequence[str], challenger: str, key: str
+    published: Mapping[str, Any], draws: Sequence[str], challenger: str, key: str, other: str = CHAMPION
 ) -> list[tuple[float, float]]:
-    """A score of the challenger and of the champion on each draw, heads tuned."""
+    """A score of the challenger and of another one on each draw, heads tuned."""
     of = [entry(published, name)["variants"] for name in draws]
-    if any(not {challenger, CHAMPION} <= set(variants) for variants in of):
-        raise ValueError(f"{FILE} has no {challenger} beside {CHAMPION} on each of {', '.join(draws)}")
+    if any(not {challenger, other} <= set(variants) for variants in of):
+        raise ValueError(f"{FILE} has no {challenger} beside {other} on each of {', '.join(draws)}")
     return [
-        (float(each[challenger]["tuned"][key]["mean"]), float(each[CHAMPION]["tuned"][key]["mean"]))
+        (float(each[challenger]["tuned"][key]["mean"]), float(each[other]["tuned"][key]["mean"]))
         for each in of
     ]
 

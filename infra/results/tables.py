@@ -313,6 +313,9 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
         data.forecasters, forecasters.JUDGED_AGAIN
     ),
     "forecasters-layers": lambda data: forecasters.layers(data.forecasters),
+    "forecasters-layers-web": lambda data: forecasters.layers(
+        data.forecasters, forecasters.LONG[:2], ("mlp", "xgboost")
+    ),
     "forecasters-layers-verdicts": lambda data: forecasters.verdicts(
         data.forecasters, forecasters.JUDGED_LAYERS, forecasters.LAYERS
     ),

@@ -250,7 +250,8 @@ def test_two_layers_are_judged_over_the_draws_of_each_long_kind() -> None:
     }
     lines = forecasters.layers(draws)
     assert len(lines) == 2 + 4 * 3
-    assert "| web-long, 5 draws | AP late | 0.520 | 0.624 | -0.104 (-0.108 to -0.100) | **worse** |" in lines
+    worse = "0.520 | 0.624 | -0.104 (-0.108 to -0.100) | **worse** |"
+    assert f"| web-long, 5 draws | AP late | `window` | {worse}" in lines
     del draws["video-long-1303"]["variants"]["event-stream-2"]
     with pytest.raises(ValueError, match="has no event-stream-2 beside window on each of video-long-1301"):
         forecasters.layers(draws)
