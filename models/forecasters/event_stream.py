@@ -255,7 +255,7 @@ class _Lesson:
         return _Taught(log, torch.from_numpy(target_BH), torch.from_numpy(weight_BH))
 
     def _batch(self, chosen: Sequence[tuple[_Taught, int]]) -> Batch:
-        reach = sizes_of(self.params).reach
+        reach = self.params.reach
         length = reach + self.params.segment_events  # both are whole blocks
         rows = []
         for place, (one, begin) in enumerate(chosen):

@@ -1,7 +1,6 @@
 """Pre-training of the event stream for the loop: the forecaster's, put into the form that is served.
 
-One process does it: a core trains on some 35,000 targets a second, so that workers would cost more than they
-save. A run that is stopped begins again.
+One process does it. A run that is stopped begins again.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class EventStream(LoopNetwork):
         return read(params, EventStreamLoop).reach + HORIZON
 
     def how(self, params: EventStreamLoop) -> str:
-        """In one process: a core trains on some 35,000 targets a second, so workers would only cost."""
+        """In one process: a core trains on some 18,000 targets a second, so workers would only cost."""
         return "event stream, on one core"
 
     def pretrain(

@@ -52,6 +52,11 @@ class EventArchitecture:
         return self.layers * self.band
 
 
+def in_band(place: Tensor, own: Tensor, band: int) -> Tensor:
+    """Whether an event at `own` sees the one at `place`: itself and the `band - 1` before it."""
+    return (place <= own) & (place > own - band)
+
+
 @dataclass
 class Memory:
     """Keys and values (K or fewer, D) of the last events, by layer: all that a live sender keeps."""
@@ -170,7 +175,7 @@ class EventPredictor(QueryPredictor):
             if layer is not self.layers[-1] and tile:
                 own_T1 = torch.arange(len(keys) - tile, len(keys))[:, None]
                 place_S = torch.arange(len(keys))
-                x_TD = layer(x_TD, keys, values, (place_S <= own_T1) & (place_S > own_T1 - band))
+                x_TD = layer(x_TD, keys, values, in_band(place_S, own_T1, band))
             after.keys[number], after.values[number] = keys[-band:], values[-band:]
         return after
 
@@ -198,9 +203,7 @@ class EventPredictor(QueryPredictor):
         band, blocks = self.sizes.band, x_GND.shape[1] // BLOCK
         place_BS = torch.arange(blocks)[:, None] * BLOCK + torch.arange(-band, BLOCK)
         own_B1 = place_BS[:, band:, None]
-        seen_BRS = (
-            (place_BS[:, None] <= own_B1) & (place_BS[:, None] > own_B1 - band) & (place_BS[:, None] >= 0)
-        )
+        seen_BRS = in_band(place_BS[:, None], own_B1, band) & (place_BS[:, None] >= 0)
 
         def around(each_GND: Tensor) -> Tensor:
             """Of each block (G · B, S, D): a band before it, and itself; slices, not an index."""

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from feature_store.events.definition import EVENTS
 from feature_store.packets.schema import HORIZON
 from models.architecture import MEDIAN
-from models.networks.event_transformer import EventArchitecture, EventLayer, EventPredictor
+from models.networks.event_transformer import EventArchitecture, EventLayer, EventPredictor, in_band
 from models.networks.query_predictor import QueryHead
 from models.networks.scaling import ScaledFeature, Target
 from models.networks.window_network import Scaling, WindowNetwork
@@ -74,9 +74,8 @@ class EventWindowPredictor(WindowNetwork):
             )
             if after:  # the layers after this one need a band of its events each
                 place_K = torch.arange(x_BKD.shape[1], device=x_BKD.device)
-                own_R1 = place_K[-after * band :, None]
-                in_band_RK = (place_K <= own_R1) & (place_K > own_R1 - band)
-                x_BKD = layer(x_BKD[:, -after * band :], keys_BKD, values_BKD, in_band_RK & there_BK[:, None])
+                seen_BRK = in_band(place_K, place_K[-after * band :, None], band) & there_BK[:, None]
+                x_BKD = layer(x_BKD[:, -after * band :], keys_BKD, values_BKD, seen_BRK)
                 there_BK = there_BK[:, -after * band :]
         return self.norm(asked_BHD)  # type: ignore[no-any-return]
 

@@ -37,9 +37,8 @@ namespace swiftqueue::agent {
 namespace {
 
 constexpr std::int64_t kWarmUp = 500;  // questions that do not count, where one follows another
-constexpr std::ptrdiff_t kNewTokens =
-    16;                               // since the question before: 8 packets sent, 8 acknowledged
-constexpr std::ptrdiff_t kAsked = 8;  // tokens of packets about to be sent
+// Tokens that are new since the question before: a batch was sent, and one was acknowledged.
+constexpr std::ptrdiff_t kNewTokens = 2 * kHorizon;
 
 volatile std::sig_atomic_t interrupted = 0;
 
@@ -70,7 +69,7 @@ std::vector<float> make_windows(int windows, const Model& model) {
 // Lets the oldest tokens of each window go, and come again as its newest.
 void go_on(std::vector<float>& x_BWF, int windows, const Model& model) {
   const auto features = static_cast<std::ptrdiff_t>(features_of(model.definition));
-  const std::ptrdiff_t history = model.tokens - kAsked;
+  const std::ptrdiff_t history = model.tokens - kHorizon;
   for (int window = 0; window < windows; ++window) {
     const auto first = x_BWF.begin() + window * static_cast<std::ptrdiff_t>(model.floats());
     std::rotate(first, first + std::min(kNewTokens, history) * features,

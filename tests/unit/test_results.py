@@ -210,10 +210,11 @@ def test_no_verdict_without_both_networks_on_every_kind(data: Data) -> None:
             forecasters.verdicts(found)
 
 
-def test_a_verdict_over_draws_of_traffic_asks_for_each_of_them() -> None:
-    def scored(precision: float) -> dict[str, Any]:
-        return {"average_precision": {"mean": precision}, "mae_ms": {"mean": 4.0}, "regret_ms": {"mean": 1.0}}
+def scored(precision: float) -> dict[str, Any]:
+    return {"average_precision": {"mean": precision}, "mae_ms": {"mean": 4.0}, "regret_ms": {"mean": 1.0}}
 
+
+def test_a_verdict_over_draws_of_traffic_asks_for_each_of_them() -> None:
     draws = {
         name: {
             "variants": {
@@ -235,9 +236,6 @@ def test_a_verdict_over_draws_of_traffic_asks_for_each_of_them() -> None:
 
 
 def test_two_layers_are_judged_over_the_draws_of_each_long_kind() -> None:
-    def scored(precision: float) -> dict[str, Any]:
-        return {"average_precision": {"mean": precision}, "mae_ms": {"mean": 4.0}, "regret_ms": {"mean": 1.0}}
-
     draws = {
         f"{kind}-{seed}": {
             "variants": {
