@@ -43,6 +43,8 @@ DRAWS: Final = tuple(f"video-long-{seed}" for seed in range(1201, 1206))
 LAYERS: Final = "event-stream-2"  # two layers, judged on draws of their own
 LAYERS_SEEDS: Final = range(1301, 1306)
 JUDGED_LAYERS: Final = ("fresh-layers", "pages-and-video-layers", "speed-tests-layers", "wifi-layers")
+FIVE_SEEDS: Final = tuple(name.replace("-layers", "-five") for name in JUDGED_LAYERS)  # training seeds 1 to 5
+BASELINES: Final = ("mlp", "xgboost")
 JUDGED_SCORES: Final = (
     ("average_precision", "AP late", 3),
     ("mae_ms", "MAE, ms", 2),
@@ -131,37 +133,35 @@ def rows(one: Mapping[str, Any], form: str) -> list[str]:
 
 
 def verdicts(
-    published: Mapping[str, Any], kinds: Sequence[str] = JUDGED, challenger: str = CHALLENGER
+    published: Mapping[str, Any],
+    kinds: Sequence[str] = JUDGED,
+    challenger: str = CHALLENGER,
+    others: Sequence[str] = (CHAMPION,),
 ) -> list[str]:
-    """A line for each kind of trace and score: an event stream less the window model, tuned heads.
+    """A line for each other forecaster, kind of trace and score: an event stream less the other, tuned heads.
 
     Raises:
-        ValueError: a kind is not published, or not against the event stream, or without the window model.
+        ValueError: a kind is not published, or not against the event stream, or without another one.
     """
-    lines = lab.head_of(["traces", "score", challenger, CHAMPION, *JUDGED_HEAD])
-    for kind in kinds:
-        one = published.get(kind)
-        if one is None or one["against"] != challenger or CHAMPION not in one["variants"]:
-            raise ValueError(f"{FILE} has no {challenger} beside {CHAMPION} on {kind}")
-        own, champion = (one["variants"][name]["tuned"] for name in (challenger, CHAMPION))
-        for key, name, digits in JUDGED_SCORES:
-            if champion.get(key) is None:
-                continue  # nothing knows what either queue would have cost
-            less = champion[key]["less_reference"]
-            # The summary has the champion less the challenger.
-            ends = [less[each] and [-less[each][1], -less[each][0]] for each in ("seeds_95", "seconds_95")]
-            lines.append(
-                lab.row_of(
-                    [
-                        kind,
-                        name,
-                        number(own[key], digits),
-                        number(champion[key], digits),
-                        *(_ends(each, digits) for each in ends),
-                        _judged(key, ends, champion[key]["mean"]),
-                    ]
-                )
-            )
+    lines = lab.head_of(["traces", "score", "beside", challenger, "the other", *JUDGED_HEAD])
+    for other in others:
+        for kind in kinds:
+            one = published.get(kind)
+            if one is None or one["against"] != challenger or other not in one["variants"]:
+                raise ValueError(f"{FILE} has no {challenger} beside {other} on {kind}")
+            own, theirs = (one["variants"][name]["tuned"] for name in (challenger, other))
+            for key, name, digits in JUDGED_SCORES:
+                if theirs.get(key) is None:
+                    continue  # nothing knows what either queue would have cost
+                less = theirs[key]["less_reference"]
+                # The summary has the other less the challenger.
+                ends = [
+                    less[each] and [-less[each][1], -less[each][0]] for each in ("seeds_95", "seconds_95")
+                ]
+                means = [number(scores[key], digits) for scores in (own, theirs)]
+                said_ends = [_ends(each, digits) for each in ends]
+                told = _judged(key, ends, theirs[key]["mean"])
+                lines.append(lab.row_of([kind, name, f"`{other}`", *means, *said_ends, told]))
     return lines
 
 

@@ -313,11 +313,15 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
         data.forecasters, forecasters.JUDGED_AGAIN
     ),
     "forecasters-layers": lambda data: forecasters.layers(data.forecasters),
-    "forecasters-layers-web": lambda data: forecasters.layers(
-        data.forecasters, forecasters.LONG[:2], ("mlp", "xgboost")
+    "forecasters-layers-beside": lambda data: forecasters.layers(
+        data.forecasters, others=forecasters.BASELINES
     ),
     "forecasters-layers-verdicts": lambda data: forecasters.verdicts(
         data.forecasters, forecasters.JUDGED_LAYERS, forecasters.LAYERS
+    ),
+    "forecasters-five": lambda data: forecasters.verdicts(
+        *(data.forecasters, forecasters.FIVE_SEEDS, forecasters.LAYERS),
+        others=(forecasters.CHAMPION, *forecasters.BASELINES),
     ),
     "forecasters-draws": lambda data: forecasters.over_draws(data.forecasters),
     "forecasters-again": lambda data: forecasters.beside(data.forecasters),
