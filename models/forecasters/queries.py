@@ -57,7 +57,7 @@ class Inputs:
 
     def of(self, x: Floats) -> Floats:
         """These columns (…, P) of whole rows (…, all inputs)."""
-        return np.ascontiguousarray(x[..., [INPUTS.index(each) for each in self.chosen]])
+        return np.take(x, [INPUTS.index(each) for each in self.chosen], axis=-1)
 
 
 def column(x_BHF: Floats, name: str) -> NDArray[np.float64]:

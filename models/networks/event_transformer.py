@@ -150,10 +150,12 @@ class EventPredictor(QueryPredictor):
         place_QK = cut_Q[:, None] + torch.arange(-band, 0, device=cut_Q.device)
         seen_QK = place_QK >= (segment_Q * events)[:, None]
         place_QK = place_QK.clamp(min=0)
-        for layer in self.layers:
+        first = int((cut_Q - segment_Q * events).min())
+        for after, layer in zip(reversed(range(len(self.layers))), self.layers, strict=True):
             k_GND, v_GND = layer.keys_and_values(x_GND)  # type: ignore[operator]
-            if layer is not self.layers[-1]:  # of the last one, events need keys and values only
-                x_GND = self._banded(layer, x_GND, k_GND, v_GND)
+            if after:  # of the last layer, events need keys and values only
+                unseen = max(0, first - after * band) // BLOCK  # blocks whose outcome no decision sees
+                x_GND = self._banded(layer, x_GND, k_GND, v_GND, unseen)
             # `embedding`, whose gradient is a sum by rows: several times faster than that of an index
             k_QKD, v_QKD = (functional.embedding(place_QK, each.flatten(0, 1)) for each in (k_GND, v_GND))
             u_QHD = layer(u_QHD, k_QKD, v_QKD, seen_QK[:, None])
@@ -198,10 +200,13 @@ class EventPredictor(QueryPredictor):
         scaled_GNF = self.event_scaling(x_GNF)
         return torch.where(ack_GN[..., None], self.ack(scaled_GNF), self.send(scaled_GNF))
 
-    def _banded(self, layer: nn.Module, x_GND: Tensor, k_GND: Tensor, v_GND: Tensor) -> Tensor:
-        """The layer of all events, by blocks: each needs its own keys and those of a band before."""
+    def _banded(self, layer: nn.Module, x_GND: Tensor, k_GND: Tensor, v_GND: Tensor, unseen: int) -> Tensor:
+        """The layer of all events but the first `unseen` blocks, which stay as they are.
+
+        By blocks: each needs its own keys and those of a band before.
+        """
         band, blocks = self.sizes.band, x_GND.shape[1] // BLOCK
-        place_BS = torch.arange(blocks)[:, None] * BLOCK + torch.arange(-band, BLOCK)
+        place_BS = torch.arange(unseen, blocks)[:, None] * BLOCK + torch.arange(-band, BLOCK)
         own_B1 = place_BS[:, band:, None]
         seen_BRS = in_band(place_BS[:, None], own_B1, band) & (place_BS[:, None] >= 0)
 
@@ -210,10 +215,12 @@ class EventPredictor(QueryPredictor):
             blocks_GBRD = functional.pad(each_GND, (0, 0, band, 0)).reshape(
                 len(each_GND), -1, BLOCK, each_GND.shape[-1]
             )
-            before = [blocks_GBRD[:, n : n + blocks] for n in range(band // BLOCK + 1)]
+            before = [blocks_GBRD[:, n + unseen : n + blocks] for n in range(band // BLOCK + 1)]
             return torch.cat(before, 2).flatten(0, 1)
 
         # One batch dimension: with two, attention takes a path that is several times slower.
-        rows_CRD = x_GND.reshape(-1, BLOCK, x_GND.shape[-1])
+        kept_GND, rows_GND = x_GND[:, : unseen * BLOCK], x_GND[:, unseen * BLOCK :]
+        rows_CRD = rows_GND.reshape(-1, BLOCK, x_GND.shape[-1])
         seen_CRS = seen_BRS.repeat(len(x_GND), 1, 1)
-        return layer(rows_CRD, around(k_GND), around(v_GND), seen_CRS).view_as(x_GND)  # type: ignore[no-any-return]
+        rows_CRD = layer(rows_CRD, around(k_GND), around(v_GND), seen_CRS)
+        return torch.cat([kept_GND, rows_CRD.view_as(rows_GND)], 1)

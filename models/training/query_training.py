@@ -94,6 +94,7 @@ def train(
         [{"params": matrices, "weight_decay": params.weight_decay}, {"params": others, "weight_decay": 0.0}],
         lr=params.learning_rate,
         betas=ADAM_BETAS,
+        fused=True,
     )
     scaled: Callable[..., Tensor] = model.scaled  # type: ignore[assignment]
     records: list[dict[str, float]] = []

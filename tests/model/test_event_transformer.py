@@ -76,6 +76,19 @@ def test_the_blocks_are_attention_under_a_banded_mask(sizes: dict[str, object]) 
             torch.testing.assert_close(us_H, blocks_QH[decision], rtol=1e-5, atol=1e-3)
 
 
+@pytest.mark.parametrize("sizes", SIZES)
+def test_the_last_decisions_have_the_same_answers_without_the_earlier_ones(sizes: dict[str, object]) -> None:
+    """Then the first blocks of events are left out, as in the context before a segment."""
+    model = network(**sizes)
+    x_NF, ack_N, cut_Q, x_QHP = log()
+    late = cut_Q >= EVENTS - 16
+    with torch.inference_mode():
+        whole_QH = model(x_NF[None], ack_N[None], cut_Q, x_QHP)
+        alone_QH = model(x_NF[None], ack_N[None], cut_Q[late], x_QHP[late])
+    assert late.any()
+    torch.testing.assert_close(alone_QH, whole_QH[late], rtol=1e-6, atol=1e-4)
+
+
 def test_segments_do_not_see_each_other_and_no_decision_sees_what_follows() -> None:
     model = network(layers=2)
     (x_NF, ack_N, cut_Q, x_QHP), (other_NF, other_N, _, _) = log(), log(2)
