@@ -229,11 +229,13 @@ def test_one_command_up(loop: FaultLoop, capsys: pytest.CaptureFixture[str]) -> 
     if "prometheus" in wanted:
         check_prometheus(f"http://127.0.0.1:{loop.ports['SWIFTQUEUE_PROMETHEUS_PORT']}")
 
-    def all_well() -> str:
-        ran = subprocess.run(["make", "status"], capture_output=True, text=True, check=False)
-        return ran.stdout if ran.returncode == 0 else ""
+    ran: list[subprocess.CompletedProcess[str]] = []
 
-    said = wait_until(all_well, "make status does not say that all is well")
+    def all_well() -> str:
+        ran.append(subprocess.run(["make", "status"], capture_output=True, text=True, check=False))
+        return ran[-1].stdout if ran[-1].returncode == 0 else ""
+
+    said = wait_until(all_well, lambda: f"make status is not well:\n{ran[-1].stdout}{ran[-1].stderr}")
     for name in wanted:
         assert f"{name}: " in said
     assert "batches decided per second, by version" in said
