@@ -201,9 +201,7 @@ def over_draws(published: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def layers(
-    published: Mapping[str, Any], kinds: Sequence[str] = LONG, others: Sequence[str] = (CHAMPION,)
-) -> list[str]:
+def layers(published: Mapping[str, Any], others: Sequence[str] = (CHAMPION,)) -> list[str]:
     """Two layers beside other forecasters: a line for each long kind and score, the mean over its draws.
 
     Raises:
@@ -211,7 +209,7 @@ def layers(
     """
     lines = lab.head_of(["traces", "score", "beside", LAYERS, "the other", "difference", "verdict"])
     for other in others:
-        for kind in kinds:
+        for kind in LONG:
             draws = [f"{kind}-{seed}" for seed in LAYERS_SEEDS]
             for key, name, digits in JUDGED_SCORES:
                 pairs = _pairs(published, draws, LAYERS, key, other)

@@ -313,9 +313,7 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
         data.forecasters, forecasters.JUDGED_AGAIN
     ),
     "forecasters-layers": lambda data: forecasters.layers(data.forecasters),
-    "forecasters-layers-beside": lambda data: forecasters.layers(
-        data.forecasters, others=forecasters.BASELINES
-    ),
+    "forecasters-layers-beside": lambda data: forecasters.layers(data.forecasters, forecasters.BASELINES),
     "forecasters-layers-verdicts": lambda data: forecasters.verdicts(
         data.forecasters, forecasters.JUDGED_LAYERS, forecasters.LAYERS
     ),
