@@ -7,7 +7,7 @@ import os
 import secrets
 import tempfile
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 from feature_store.settings import settings
 from feature_store.state import private_dir, state_dir
@@ -19,6 +19,8 @@ ALONE: Final = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 OBJECT_STORE_BYTES: Final = 128 * 1024 * 1024  # windows are memory-mapped from disk, not shipped through Ray
 # Ray waits 30 s for its node and 60 s for a worker, too few on a machine that is busy with something else.
 PATIENCE: Final = {"RAY_raylet_start_wait_time_s": "180", "RAY_worker_register_timeout_seconds": "180"}
+
+START_TRIES: Final = 3
 
 
 @contextlib.contextmanager
@@ -50,21 +52,34 @@ def ray_cluster(workers: int) -> Iterator[None]:
         except ConnectionError as error:
             raise ConnectionError(f"RAY_ADDRESS={address}: no Ray cluster answers there") from error
     else:
-        try:
-            ray.init(
-                address="local",
-                num_cpus=max(workers, os.cpu_count() or 1),
-                include_dashboard=False,
-                object_store_memory=OBJECT_STORE_BYTES,
-                **quiet,
-            )
-        except Exception as error:  # Ray has no class of its own for a start that takes too long
-            reason = str(error).splitlines()[0]
-            raise TimeoutError(f"the local Ray cluster did not start ({reason}); run it again") from error
+        _start_local(num_cpus=max(workers, os.cpu_count() or 1), **quiet)
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _start_local(**options: Any) -> None:
+    """Start a cluster of this machine: Ray gives its node 30 s, and a busy machine needs further tries.
+
+    Raises:
+        TimeoutError: it did not start.
+    """
+    import ray
+
+    for tries_left in reversed(range(START_TRIES)):
+        try:
+            ray.init(
+                address="local", include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, **options
+            )
+            return
+        except Exception as error:  # Ray has no class of its own for a start that takes too long
+            ray.shutdown()
+            if not tries_left:
+                reason = str(error).splitlines()[0]
+                raise TimeoutError(
+                    f"the local Ray cluster did not start ({reason}); run it again on a less busy machine"
+                ) from error
 
 
 def use_token() -> None:

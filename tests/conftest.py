@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 from collections.abc import Callable, Iterator
@@ -56,7 +55,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept: list[pytest.Item] = []
     left_out: list[pytest.Item] = []
     for item in items:
-        is_run = item.get_closest_marker("long") is None or drawn(item.nodeid, LONG_ONE_IN)
+        long = item.get_closest_marker("long")
+        # Those that share what is dear about them are drawn together, by the name given to the mark.
+        is_run = long is None or drawn(long.args[0] if long.args else item.nodeid, LONG_ONE_IN)
         (kept if is_run else left_out).append(item)
     config.hook.pytest_deselected(items=left_out)
     items[:] = kept
@@ -106,21 +107,7 @@ def captures() -> Path:
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[None]:
     """One local Ray cluster for the whole test session (start-up costs 10-20 s)."""
-    with contextlib.ExitStack() as stack:
-        for tries_left in (
-            2,
-            1,
-            0,
-        ):  # Ray's node waits 30 s for its agent, which a busy machine may take longer
-            try:
-                stack.enter_context(local_ray.ray_cluster(workers=2))
-                break
-            except TimeoutError:
-                import ray  # not before: it reads at its import what the start has set
-
-                ray.shutdown()
-                if not tries_left:
-                    raise
+    with local_ray.ray_cluster(workers=2):
         yield
 
 

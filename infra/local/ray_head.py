@@ -76,12 +76,12 @@ def start(folder: Path, temporary: Path) -> processes.Server:
     )
 
 
-def alive(address: str) -> bool:
+def alive(address: str, timeout_s: float = CALL_TIMEOUT_S) -> bool:
     """Whether a Ray head answers anything at all; cheap, and no judgement of what it does."""
     with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
         ask = channel.unary_unary("/grpc.health.v1.Health/Check")
         try:
-            ask(b"", timeout=CALL_TIMEOUT_S)
+            ask(b"", timeout=timeout_s)
         except grpc.RpcError as error:  # "no token" is an answer too
             return error.code() not in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
     return True

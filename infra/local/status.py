@@ -30,6 +30,8 @@ from serving.triton.repository import LATENCY, MODELS
 FLOWS: Final = {"agent": "batches decided", "forwarder": "events stored by the ingest"}
 NEEDS: Final = {"forwarder": ("ray", "ingest")}  # of a flow: what stores it
 GROWTH_WAIT_S: Final = 8.0  # a new pass of the sender takes a second or two to begin
+# Beyond BOUND_S: what is watched grow, and the program that judges Ray, which a busy machine starts slowly.
+LONGER_S: Final = {**dict.fromkeys(FLOWS, GROWTH_WAIT_S), ray_head.NAME: ray_head.CHECK_TIMEOUT_S}
 LOOK_S: Final = 1.0
 SCRAPED_S: Final = 30.0  # six scrapes: one that took too long is no failure
 ROUND_LATE_S: Final = 600.0  # a round waits up to 300 s for its workers and 120 s for their work
@@ -62,7 +64,7 @@ def print_status(*, as_json: bool = False, kind: str = "") -> int:
 def judge_parts() -> list[Judgement]:
     """Judge each part that runs or ought to, all at the same time.
 
-    What does not answer is waited for BOUND_S, and what is to grow GROWTH_WAIT_S longer while it can.
+    What does not answer is waited for BOUND_S; LONGER_S more what is to grow, and Ray if it is there at all.
     """
     live = asked.asked()
     running = {name: server for name in PARTS if (server := processes.running(name))}
@@ -117,7 +119,7 @@ def _in_time(judges: Mapping[str, Callable[[], Judgement]]) -> dict[str, Judgeme
     for name in sorted(threads, key=lambda name: name in FLOWS):  # they watch something grow
         asked_too = [other for other in NEEDS.get(name, ()) if other in judges]
         stuck = [other for other in asked_too if not found.get(other, late).well]
-        wait_s = GROWTH_WAIT_S if name in FLOWS and not stuck else 0.0
+        wait_s = 0.0 if stuck else LONGER_S.get(name, 0.0)
         threads[name].join(max(0.0, deadline + wait_s - time.monotonic()))
         if stuck and name not in found:
             found[name] = Judgement(False, f"cannot be judged while {stuck[0]} does not answer")
@@ -148,7 +150,10 @@ def ingest_check(url: str, timeout_s: float = 10) -> bool:
 
 
 def _ray(server: processes.Server) -> Judgement:
-    return Judgement(*ray_head.check(f"{LOOPBACK}:{server.ports['gcs']}"))
+    address = f"{LOOPBACK}:{server.ports['gcs']}"
+    if not ray_head.alive(address, BOUND_S):
+        return Judgement(False, f"no answer at {address}")
+    return Judgement(*ray_head.check(address))
 
 
 def _ingest(server: processes.Server) -> Judgement:

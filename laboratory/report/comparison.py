@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -220,12 +221,9 @@ def compare(
     queueing = change_of(runs, place, control, QUEUEING_P99)
     if queueing is None:
         return None
-    here = runs.filter(pl.col("scenario") == place.scenario, pl.col("control").is_in(["default", control]))
-    found = {}
-    for limit in limits:
-        asked = _asked(here, control, limit)
-        if place in asked:
-            found[limit.measure] = _judged(asked, place)
+    judged = {limit.measure: _judged(_Frame(runs), place.scenario, control, limit) for limit in limits}
+    found = {measure: at[place] for measure, at in judged.items() if place in at}
+    here = runs.filter(pl.col("control").is_in(["default", control]))
     return Comparison(queueing, found, _rests_on(here, place, QUEUEING_P99) < FEWEST_PACKETS)
 
 
@@ -236,12 +234,53 @@ def settled(runs: pl.DataFrame, place: Place, control: str, measure: Measure) ->
     return bool(one and (one.below_zero or one.above_zero))
 
 
+class _Frame:
+    """A table of runs as a key: it is equal to itself alone, and nobody changes it."""
+
+    def __init__(self, runs: pl.DataFrame) -> None:
+        self.runs = runs
+
+    def __hash__(self) -> int:
+        return id(self.runs)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Frame) and other.runs is self.runs
+
+
+@functools.lru_cache(maxsize=512)
+def _judged(frame: _Frame, scenario: str, control: str, limit: Limit) -> dict[Place, Judged]:
+    """The change of a measure at every place of a scenario, each judged beside the others."""
+    asked = _asked(
+        frame.runs.filter(
+            pl.col("scenario") == scenario,
+            pl.col("control").is_in(["default", control]),
+            pl.col("status") == COMPLETE,
+        ),
+        control,
+        limit,
+    )
+    counted = {place: each for place, each in asked.items() if each[1].n >= FEWEST_SEEDS}
+
+    def settled_at(chance: Callable[[Limit, Estimate], float]) -> set[Place]:
+        chances = corrected([chance(*each) for each in counted.values()])
+        return {place for place, found in zip(counted, chances, strict=True) if found < SETTLED}
+
+    beyond = settled_at(lambda limit, one: limit.chance(one))
+    # two-sided: half the chance on either side
+    below_zero = settled_at(lambda _, one: 2 * one.chance(0, below=True))
+    above_zero = settled_at(lambda _, one: 2 * one.chance(0, below=False))
+    return {
+        place: Judged(*each, place in beyond, place in below_zero, place in above_zero)
+        for place, each in asked.items()
+    }
+
+
 def _asked(here: pl.DataFrame, control: str, limit: Limit) -> dict[Place, tuple[Limit, Estimate]]:
-    """The change of a measure at each place of a scenario, with its limit there."""
+    """The change of a measure at each place of these runs, with its limit there."""
     values: dict[Place, dict[str, dict[int, float]]] = {}
     packet_us: dict[Place, float] = {}
     columns = ("point", "profile", "control", "seed", "scenario", "parameters", limit.measure.column)
-    for row in here.filter(pl.col("status") == COMPLETE).select(columns).iter_rows(named=True):
+    for row in here.select(columns).iter_rows(named=True):
         if (value := row[limit.measure.column]) is None:
             continue
         place = Place(row["scenario"], row["point"], row["profile"])
@@ -256,26 +295,6 @@ def _asked(here: pl.DataFrame, control: str, limit: Limit) -> dict[Place, tuple[
         if change is not None and enough:
             asked[place] = (limit.coarse(packet_us[place], base), change)
     return asked
-
-
-def _judged(asked: Mapping[Place, tuple[Limit, Estimate]], place: Place) -> Judged:
-    limit, change = asked[place]
-    if change.n < FEWEST_SEEDS:
-        return Judged(limit, change, beyond=False, below_zero=False, above_zero=False)
-    counted = [other for other, (_, one) in asked.items() if one.n >= FEWEST_SEEDS]
-
-    def is_settled(chance: Callable[[Limit, Estimate], float]) -> bool:
-        found = corrected([chance(*asked[other]) for other in counted])
-        return found[counted.index(place)] < SETTLED
-
-    return Judged(
-        limit,
-        change,
-        beyond=is_settled(lambda limit, one: limit.chance(one)),
-        # two-sided: half the chance on either side
-        below_zero=is_settled(lambda _, one: 2 * one.chance(0, below=True)),
-        above_zero=is_settled(lambda _, one: 2 * one.chance(0, below=False)),
-    )
 
 
 def rests_on(runs: pl.DataFrame, place: Place, measure: Measure) -> int | None:

@@ -11,6 +11,7 @@ Shapes: S seeds, T traces, R draws of blocks of time.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -42,29 +43,23 @@ class Estimate:
             limit: what is tested.
             below: whether the mean is to be below it, else above.
         """
-        from scipy.stats import t as student  # type: ignore[import-untyped]
+        from scipy.special import stdtr  # type: ignore[import-untyped]
 
         if math.isinf(self.error):
             return 1.0
         away = self._above(limit) * (-1 if below else 1)
         if not self.error > 0:  # every seed says the same, or there is one
             return 0.0 if away > 0 and self.n > 1 else 1.0
-        return float(student.sf(away / self.error, self.n - 1))
+        return float(stdtr(self.n - 1, -away / self.error))
 
     def seeds_to_leave(self, limit: float) -> int:
         """How many seeds such an interval needs to leave `limit` out; `MOST_SEEDS` stands for more too."""
-        from scipy.stats import t as student
-
         if math.isinf(self.error):
             return MOST_SEEDS
         if not self.error > 0:
             return self.n
         spread, away = self.error * math.sqrt(self.n), abs(self._above(limit))
-        needed = (
-            n
-            for n in range(2, MOST_SEEDS)
-            if float(student.ppf((1 + LEVEL) / 2, n - 1)) * spread / math.sqrt(n) < away
-        )
+        needed = (n for n in range(2, MOST_SEEDS) if half_width(n - 1) * spread / math.sqrt(n) < away)
         return next(needed, MOST_SEEDS)
 
     def _above(self, limit: float) -> float:
@@ -80,10 +75,16 @@ class Estimate:
         return self.low is not None and self.low > limit
 
 
+@functools.lru_cache(maxsize=1024)
+def half_width(freedom: float) -> float:
+    """Half an interval of Student's t with so many degrees of freedom, in standard errors."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(freedom, (1 + LEVEL) / 2))
+
+
 def estimate(values: Sequence[float]) -> Estimate | None:
     """Mean and interval of one value per seed; None where there is none."""
-    from scipy.stats import t as student
-
     n = len(values)
     if n == 0:
         return None
@@ -91,7 +92,7 @@ def estimate(values: Sequence[float]) -> Estimate | None:
     if n == 1:
         return Estimate(mean, None, None, n)
     variance = math.fsum((v - mean) ** 2 for v in values) / (n - 1)
-    half = float(student.ppf((1 + LEVEL) / 2, n - 1)) * math.sqrt(variance / n)
+    half = half_width(n - 1) * math.sqrt(variance / n)
     return Estimate(mean, mean - half, mean + half, n, math.sqrt(variance / n))
 
 
@@ -153,8 +154,6 @@ def over_all(
     Returns:
         Its ends; None where there are no two blocks.
     """
-    from scipy.stats import t as student
-
     mean_R = np.mean(draws_SR, axis=0)
     finite_R = mean_R[np.isfinite(mean_R)]
     if blocks < 2 or finite_R.size < 2:
@@ -170,5 +169,5 @@ def over_all(
     if variance == 0:
         return [mean, mean]
     freedom = variance**2 / sum(part**2 / own for part, own in parts)
-    half = float(student.ppf((1 + LEVEL) / 2, freedom)) * math.sqrt(variance)
+    half = half_width(freedom) * math.sqrt(variance)
     return [mean - half, mean + half]

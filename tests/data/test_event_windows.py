@@ -35,6 +35,7 @@ def test_its_features_are_the_events_inputs_and_whether_it_is_an_ack() -> None:
         definition_of("123")
 
 
+@pytest.mark.slow
 @FEW
 @given(tables(), st.sampled_from(TOKENS), st.sampled_from(["acked", "previous"]))
 def test_a_window_is_the_last_events_and_the_queries(
@@ -53,6 +54,7 @@ def test_a_window_is_the_last_events_and_the_queries(
         assert not x_WF[-HORIZON:, -1].any()
 
 
+@pytest.mark.slow
 @FEW
 @given(tables(), st.sampled_from(TOKENS))
 def test_a_live_sender_makes_the_same_windows(packets: pl.DataFrame, tokens: int) -> None:
@@ -79,6 +81,7 @@ def test_a_live_sender_makes_the_same_windows(packets: pl.DataFrame, tokens: int
             sender.sent(packet, row["sent_ns"], row["size_bytes"], row["flow_id"], row["receiver_id"], queue)
 
 
+@pytest.mark.slow
 @FEW
 @given(tables(), st.integers(0, 8))
 def test_cutting_the_table_changes_no_window_before(packets: pl.DataFrame, batches: int) -> None:

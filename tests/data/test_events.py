@@ -55,6 +55,7 @@ def test_rows_are_the_oracles(packets: pl.DataFrame) -> None:
             assert not differing(got.x_DHF[d, place], expected), (d, place)
 
 
+@pytest.mark.slow
 @FEW
 @given(tables(), st.data())
 def test_a_live_sender_sees_the_same_whatever_it_asks(packets: pl.DataFrame, data: st.DataObject) -> None:

@@ -42,6 +42,7 @@ def extracted(capture: Path, output: Path, **options: Any) -> tuple[dict[str, An
     return summary, scan_packets(output, name).collect()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GOOD)
 def test_every_container_and_link_gives_the_same_table(name: str, tmp_path: Path) -> None:
     summary, table = extracted(OWN / name, tmp_path)

@@ -64,6 +64,7 @@ def test_windows_are_the_oracles_bit_for_bit(packets: pl.DataFrame, tokens: int,
     assert got_BWF.tobytes() == expected_BWF.tobytes()  # zeros have no sign
 
 
+@pytest.mark.slow
 @FEW
 @given(tables(), TOKENS)
 def test_offline_equals_streaming(packets: pl.DataFrame, tokens: int) -> None:
@@ -105,6 +106,7 @@ def test_cutting_a_trace_changes_no_window_decided_before(packets: pl.DataFrame,
     assert build_windows(cut, 24).x_BWF.tobytes() == whole.x_BWF[: batch + 1].tobytes()
 
 
+@pytest.mark.slow
 @FEW
 @given(tables(), st.data())
 def test_previous_sees_no_later_packet(packets: pl.DataFrame, data: st.DataObject) -> None:
@@ -118,6 +120,7 @@ def test_previous_sees_no_later_packet(packets: pl.DataFrame, data: st.DataObjec
     assert build_windows(cut, 24, "previous").x_BWF.tobytes() == whole.x_BWF[: batch + 1].tobytes()
 
 
+@pytest.mark.slow
 @FEW
 @given(tables(), st.integers(-(10**18), 10**18), st.sampled_from(VISIBILITIES))
 def test_shifting_absolute_time_changes_nothing(

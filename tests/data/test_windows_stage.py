@@ -183,6 +183,7 @@ def test_a_trace_without_acks_is_named(tmp_path: Path) -> None:
         stage.make_windows(tmp_path / "packets", tmp_path / "out", stage.WindowsParams(**PARAMS))
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_last_windows_alone(packets_dir: Path, project: Path, tmp_path: Path) -> None:
     params = tmp_path / "params.yaml"
     params.write_text(yaml.safe_dump({"windows": PARAMS, "split": {"protocol": "short"}}))

@@ -61,7 +61,7 @@ PROCESSES = {  # a word of the command line of each process that a fault befalls
 
 
 class Asking(threading.Thread):
-    """A client that asks Triton for predictions 20 times a second, and what it saw."""
+    """A client that asks Triton for predictions ten times a second, and what it saw."""
 
     def __init__(self) -> None:
         super().__init__(name="asking", daemon=True)
@@ -71,12 +71,12 @@ class Asking(threading.Thread):
 
     def run(self) -> None:
         tokens, features = 64, 0
-        while not self.ended.wait(0.05):
+        while not self.ended.wait(0.1):
             with Triton() as triton:
                 with contextlib.suppress(OSError):
                     tokens, features = triton.config().input[0].dims
                 x_BWF = np.zeros((1, tokens, features), np.float32)
-                while not self.ended.wait(0.05):
+                while not self.ended.wait(0.1):
                     try:
                         triton.infer(x_BWF)
                         self.answered += 1
@@ -87,7 +87,7 @@ class Asking(threading.Thread):
 
 
 class Probe(threading.Thread):
-    """A sender of its own: a batch of telemetry five times a second; what was acknowledged must be stored."""
+    """A sender of its own: two batches of telemetry a second; what was acknowledged must be stored."""
 
     def __init__(self, url: str, store: Path, token: str) -> None:
         super().__init__(name="probe", daemon=True)
@@ -97,7 +97,7 @@ class Probe(threading.Thread):
         self._resting = threading.Lock()
 
     def run(self) -> None:
-        while not self.ended.wait(0.2):
+        while not self.ended.wait(0.5):
             with self._resting:
                 at_ns, packet = 10**18 + self._sent * 10 * MS, self._sent
                 sent = {"size_bytes": 1500, "flow_id": 0, "receiver_id": 0, "queue": 1}

@@ -101,15 +101,17 @@ def test_a_killed_server_is_found_again(champion: int, tmp_path: Path) -> None:
     with agent_at(tmp_path, grpc_address()) as (agent, sender):
         assert sender.until_decided()["version"] == champion
         kill_server()
-        killed_at = len(sender.outcomes)
-        end = time.monotonic() + GONE_S
-        with in_time(sender) as batch:
-            while time.monotonic() < end:
-                batch()
-        assert "decided" not in sender.outcomes[killed_at + 1 :]  # one answer may have been on its way
-        name = f'connected{{server="{grpc_address()}"}}'
-        assert agent.metrics()[name] == 0
-        start_stack(mlflow=False)
+        try:
+            killed_at = len(sender.outcomes)
+            end = time.monotonic() + GONE_S
+            with in_time(sender) as batch:
+                while time.monotonic() < end:
+                    batch()
+            assert "decided" not in sender.outcomes[killed_at + 1 :]  # one answer may have been on its way
+            name = f'connected{{server="{grpc_address()}"}}'
+            assert agent.metrics()[name] == 0
+        finally:
+            start_stack(mlflow=False)  # the other tests' too
         assert sender.until_decided()["version"] == champion
         assert agent.metrics()[name] == 1
 

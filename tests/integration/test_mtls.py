@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from test_triton_predictor import Asking, Replica
 from tritonclient.utils import InferenceServerException
+from waiting import wait_until
 
 from benchmarks.inference_references import make_model
 from benchmarks.served_models import IDENTITY, PROJECT, backends, build, served, write_model
@@ -157,21 +158,24 @@ REFUSED = {
 }
 
 
-def run_cpp(secured: Secured, case: str, address: str = "") -> subprocess.CompletedProcess[str]:
+def run_cpp(
+    secured: Secured, case: str, address: str = "", connect_s: float = 60
+) -> subprocess.CompletedProcess[str]:
     files = zip(("--tls-ca", "--tls-cert", "--tls-key"), shown(secured, case), strict=True)
-    return subprocess.run(
-        [
-            str(build("round_trip") / "round_trip"),
-            "--server",
-            address or secured.address,
-            "--connect-ms",
-            "1000",
-        ]
-        + [word for option, file in files if file for word in (option, str(file))],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    words = ["--server", address or secured.address, "--connect-ms", f"{connect_s * 1000:.0f}"]
+    words += [word for option, file in files if file for word in (option, str(file))]
+    program = str(build("round_trip") / "round_trip")
+    return subprocess.run([program, *words], capture_output=True, text=True, check=False)
+
+
+def check_refused_in_cpp(secured: Secured, case: str, line: str, address: str = "") -> None:
+    """The program says why in one line. It asks until its time is over; a busy machine needs more of it."""
+    for connect_s in (1, 10, 60):
+        ran = run_cpp(secured, case, address, connect_s)
+        if line in ran.stderr:
+            break
+    assert line in ran.stderr
+    assert (ran.returncode, len(ran.stderr.splitlines())) == (1, 1)
 
 
 def test_the_right_client_is_answered_in_cpp(secured: Secured) -> None:
@@ -182,10 +186,7 @@ def test_the_right_client_is_answered_in_cpp(secured: Secured) -> None:
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_others_are_refused_in_cpp_with_one_line(secured: Secured, case: str) -> None:
-    ran = run_cpp(secured, case)
-    assert ran.returncode == 1
-    assert REFUSED[case] in ran.stderr
-    assert len(ran.stderr.splitlines()) == 1
+    check_refused_in_cpp(secured, case, REFUSED[case])
 
 
 def use(secured: Secured, case: str, patch: pytest.MonkeyPatch) -> None:
@@ -196,7 +197,7 @@ def use(secured: Secured, case: str, patch: pytest.MonkeyPatch) -> None:
 def test_the_right_client_is_answered_in_python(secured: Secured, monkeypatch: pytest.MonkeyPatch) -> None:
     use(secured, "right", monkeypatch)
     with SenderAgent(deadline_us=1_000_000, address=secured.address) as agent:
-        assert agent.wait_for_model(10), agent.problem
+        assert agent.wait_for_model(60), agent.problem
         decision = agent.decide(0, time.monotonic_ns(), [1500] * 8, [0] * 8, [0] * 8, [1] * 8)
         assert decision.outcome == "decided", agent.problem
 
@@ -223,8 +224,8 @@ def test_others_are_refused_in_python_with_one_line(
 ) -> None:
     use(secured, case, monkeypatch)
     with SenderAgent(deadline_us=100_000, address=secured.address) as agent:
-        assert not agent.wait_for_model(1)
-        assert REFUSED[case] in agent.problem
+        wait_until(lambda: REFUSED[case] in agent.problem, lambda: f"it says: {agent.problem}")
+        assert not agent.wait_for_model(0)
         assert "\n" not in agent.problem
 
 
@@ -256,7 +257,7 @@ def test_files_that_do_not_go_together_are_named(
 
 def told(address: str) -> str:
     """What the Python client is told of a server that it does not take."""
-    with Triton(address) as triton, pytest.raises(TritonError) as refused:
+    with Triton(address, call_timeout_s=60) as triton, pytest.raises(TritonError) as refused:
         triton.config()
     assert "\n" not in str(refused.value)
     return str(refused.value)
@@ -266,10 +267,9 @@ def test_a_server_of_another_name_is_refused(secured: Secured, monkeypatch: pyte
     """Its certificate is for 127.0.0.1: under any other name it could be somebody else."""
     use(secured, "right", monkeypatch)
     address = secured.address.replace(LOOPBACK, "localhost")
-    assert "TLS: the server's certificate is not for the name in its address" in told(address)
-    ran = run_cpp(secured, "right", address)
-    assert (ran.returncode, len(ran.stderr.splitlines())) == (1, 1)
-    assert "TLS: the server's certificate is not for the name in its address" in ran.stderr
+    line = "TLS: the server's certificate is not for the name in its address"
+    assert line in told(address)
+    check_refused_in_cpp(secured, "right", line, address)
 
 
 class Rotated:
@@ -334,9 +334,7 @@ def test_a_server_whose_certificate_has_expired_is_refused(
     server.start(secured.ours, secured.ours.issue("old-server", age=EXPIRED))
     use(secured, "right", monkeypatch)
     assert NOT_TRUSTED in told(server.address)
-    ran = run_cpp(secured, "right", server.address)
-    assert (ran.returncode, len(ran.stderr.splitlines())) == (1, 1)
-    assert NOT_TRUSTED in ran.stderr
+    check_refused_in_cpp(secured, "right", NOT_TRUSTED, server.address)
 
 
 def test_certificates_are_changed_one_server_after_the_other_and_no_question_fails(

@@ -37,6 +37,7 @@ def test_a_level_is_served_as_any_latency_is(tmp_path: Path, isa: Isa) -> None:
     np.testing.assert_allclose(ours.forward(windows()), spread.us_BHL[..., LEVELS.index(0.99)], rtol=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize(
     "changes",

@@ -254,6 +254,9 @@ def stage_command(folder: Path, params: str) -> list[str]:
     return list(map(str, command))
 
 
+stage_is_dear = pytest.mark.long("the stage evaluate")
+
+
 @pytest.fixture(scope="module")
 def evaluated(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The stage, run as DVC runs it, on two toy traces with untrained artifacts."""
@@ -269,6 +272,7 @@ def evaluated(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@stage_is_dear
 @pytest.mark.slow
 def test_the_stage_logs_a_run_with_the_headline_and_every_round(evaluated: Path) -> None:
     from mlflow import MlflowClient
@@ -286,6 +290,7 @@ def test_the_stage_logs_a_run_with_the_headline_and_every_round(evaluated: Path)
     assert len(run.data.metrics) < 50
 
 
+@stage_is_dear
 @pytest.mark.slow
 def test_the_stage_scores_every_method(evaluated: Path) -> None:
     got = json.loads((evaluated / "evaluation/report/scores.json").read_text(), parse_constant=pytest.fail)
@@ -303,6 +308,7 @@ def test_the_stage_scores_every_method(evaluated: Path) -> None:
     assert got["all"][FINETUNED]["acked"]["error"] != got["all"]["pretrained"]["acked"]["error"]
 
 
+@stage_is_dear
 @pytest.mark.slow
 def test_the_page_is_self_contained_and_names_its_conditions(evaluated: Path) -> None:
     report = evaluated / "evaluation" / "report"
@@ -315,6 +321,7 @@ def test_the_page_is_self_contained_and_names_its_conditions(evaluated: Path) ->
     assert "python -m pipelines.evaluate --params" in page
 
 
+@stage_is_dear
 @pytest.mark.slow
 def test_the_columns_that_dvc_plots_are_in_the_tables(evaluated: Path, project: Path) -> None:
     import yaml
@@ -330,6 +337,7 @@ def test_the_columns_that_dvc_plots_are_in_the_tables(evaluated: Path, project: 
                 assert set([columns] if isinstance(columns, str) else columns) <= set(header)
 
 
+@stage_is_dear
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("broken", "line"),

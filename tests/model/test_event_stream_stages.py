@@ -91,6 +91,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory, project: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_stages_make_event_windows_and_an_artifact_for_them(toy: Path) -> None:
     windows = load_windows(toy / "windows", toy / "split.json")
     assert (windows.schema_hash, windows.tokens) == (EVENTS.schema_hash, 128 + 8)
@@ -104,6 +105,7 @@ def test_the_stages_make_event_windows_and_an_artifact_for_them(toy: Path) -> No
     assert not EVENTS.not_of_candidates - {"latency_us"} & set(features.columns)
 
 
+@pytest.mark.slow
 def test_a_level_of_calibrated_quantiles_is_served(toy: Path, project: Path) -> None:
     """The stage's artifact gives the forecaster's quantile, which what was held out has moved."""
     windows = load_windows(toy / "windows", toy / "split.json")
@@ -181,6 +183,7 @@ def test_windows_of_another_definition_or_band_are_not_trained_on(
         pretrain(windows, tmp_path / "packets", section(project), print)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "change"),
     [

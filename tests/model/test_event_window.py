@@ -138,6 +138,7 @@ def test_a_level_that_there_is_not_is_refused_in_a_line() -> None:
         served(forecaster().model, 0.5)
 
 
+@pytest.mark.slow
 def test_the_head_of_a_level_is_tuned_for_it(tmp_path: Path) -> None:
     """Also once it was read from its artifact: a head that was tuned for the mean would forget the level."""
     found = artifact.load(save(tmp_path / "m", served(quantile_forecaster().model, 0.9)))
@@ -193,6 +194,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory, model: EventWindowPredict
     return folder
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_onnx_answers_as_the_model_does(exported: Path, model: EventWindowPredictor) -> None:
     path = str(exported / "model.onnx")

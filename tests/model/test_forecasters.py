@@ -109,6 +109,7 @@ def test_what_is_learned_from_ends_with_its_slice(toy: Trace) -> None:
     assert held_out.packets is part.packets
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_no_forecast_depends_on_what_comes_after_its_decision(
     name: str, fitted: dict[str, tuple[Variant, Forecaster]], toy: Trace
@@ -299,6 +300,7 @@ def test_tuning_changes_the_head_alone_and_needs_a_latency(
         assert torch.equal(value, before[key]), key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["event-stream", "event-stream-2"])
 def test_the_event_stream_answers_as_a_live_sender_would(
     name: str, fitted: dict[str, tuple[Variant, Forecaster]], toy: Trace

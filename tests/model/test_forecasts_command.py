@@ -71,6 +71,7 @@ def test_runs_are_kept_and_those_that_changed_are_run_again(world: Path) -> None
         assert now["tuned"] == one["tuned"]
 
 
+@pytest.mark.slow
 def test_differences_are_paired_by_seed(world: Path) -> None:
     forecasts(world)
     runs = [json.loads((world / f"runs/mlp-{seed}.json").read_text()) for seed in (1, 2)]
@@ -187,6 +188,7 @@ def test_one_seed_beside_several_has_no_interval_over_seeds(world: Path) -> None
         assert (found["mae_ms"]["less_reference"]["seeds_95"] is not None) == ends
 
 
+@pytest.mark.long
 def test_under_previous_variants_are_trained_for_it_and_lateness_stays_the_same(world: Path) -> None:
     forecasts(world)
     acked = summary(world)
@@ -201,6 +203,7 @@ def test_under_previous_variants_are_trained_for_it_and_lateness_stays_the_same(
     assert "kept" not in forecasts(world, "--visibility", "previous", "--only", "last-flow")
 
 
+@pytest.mark.long
 def test_thresholds_and_seconds_of_a_round_come_from_the_parameter_file(world: Path, project: Path) -> None:
     def with_(change: str, value: float) -> dict[str, Any]:
         sections = yaml.safe_load((project / "params.yaml").read_text())

@@ -284,6 +284,7 @@ def test_an_artifact_of_a_network_that_is_not_there_is_one_clear_line(
     assert not (tmp_path / "again").exists()
 
 
+@pytest.mark.slow
 def test_reading_sizes_brings_no_pytorch(project: Path) -> None:
     """The stage `windows` and the command line start at once."""
     import subprocess

@@ -46,6 +46,7 @@ def summary(folder: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_the_rows_are_there_with_what_the_exhibits_draw(folder: Path) -> None:
     rows = summary(folder)["rows"]
     assert {(row["method"], row["trace"]) for row in rows} >= {(OURS, SHOWN), (LSTM, SHOWN)}

@@ -133,6 +133,7 @@ def test_an_anchor_must_be_an_input() -> None:
         make_predictor(anchor="last_latency_flow_us")
 
 
+@pytest.mark.slow
 @given(padding=st.integers(0, 16), garbage=st.floats(-1e6, 1e6), seed=st.integers(0, 5))
 def test_padding_changes_nothing(padding: int, garbage: float, seed: int) -> None:
     """Neither how much padding stands before the history nor what it holds (size 0 apart) matters."""
@@ -156,6 +157,7 @@ def test_any_finite_window_gives_finite_latencies_in_range(transform: str, value
     assert (latency_BH <= MAX_LATENCY_US * 1.001).all()
 
 
+@pytest.mark.slow
 @given(st.floats(1, 1e7), st.sampled_from(["log", "raw"]))
 def test_to_us_inverts_the_target(latency_us: float, transform: str) -> None:
     target = Target(transform, 8.5, 1.3)  # type: ignore[arg-type]

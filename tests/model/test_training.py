@@ -224,6 +224,7 @@ def test_the_fingerprint_changes_with_data_and_parameters(folder: Path, tmp_path
 # Sharding
 
 
+@pytest.mark.slow
 @given(st.integers(1, 300), st.integers(1, 64), st.integers(1, 5), st.integers(0, 3))
 def test_every_example_is_trained_on_once_an_epoch_by_its_one_owner(
     examples: int, batch_size: int, workers: int, epoch: int
@@ -238,6 +239,7 @@ def test_every_example_is_trained_on_once_an_epoch_by_its_one_owner(
         assert {i % workers for i in indices} <= {rank}, "ownership must not change from epoch to epoch"
 
 
+@pytest.mark.slow
 def test_a_worker_without_a_window_in_a_batch_adds_nothing(windows: WindowSet) -> None:
     trainer = make_trainer(windows)
     none = np.array([], dtype=np.int64)

@@ -246,6 +246,7 @@ def test_a_ray_of_its_own_refuses_a_stranger(project: Path, tmp_path: Path) -> N
     assert done.stdout.split("\n")[0] == str([[(0, False), (1, True)]])
 
 
+@pytest.mark.slow
 def test_the_stage_writes_what_the_command_writes(tmp_path: Path, project: Path) -> None:
     trace = {"file": str(OWN / "raw.pcap"), "sender": None, "latency": "acks"}
     params = tmp_path / "params.yaml"

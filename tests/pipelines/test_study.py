@@ -43,6 +43,7 @@ def test_overrides_reach_their_parameters() -> None:
     assert params["pretrain"]["noam_factor"] == 2
 
 
+@pytest.mark.slow
 @settings(max_examples=30)  # each reads params.yaml
 @given(
     section=st.sampled_from(["simulate", "windows", "pretrain", "none"]),
@@ -179,6 +180,7 @@ def test_a_study_of_a_capture_does_not_simulate(tmp_path: Path, capfd: pytest.Ca
     }
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_capture_that_is_none_stops_the_study_with_one_line(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]

@@ -50,6 +50,7 @@ def contents(root: Path) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_capture_joins(checkout: Path, capture: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = (checkout / "params.yaml").read_text()

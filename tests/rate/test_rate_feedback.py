@@ -45,6 +45,7 @@ def test_the_rules_one_by_one() -> None:
     assert result.stdout.count("PASS") == 4
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_an_oracle_helps_and_a_wild_forecast_does_little_harm(program: Path, tmp_path: Path) -> None:
     plain = simulated(program, tmp_path / "plain")

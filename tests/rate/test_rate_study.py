@@ -33,6 +33,7 @@ def test_the_best_constant_is_the_best_of_all() -> None:
     assert np.abs(best / y - 1).mean() == pytest.approx(min(errors))
 
 
+@pytest.mark.slow
 def test_rules_that_see_the_path_forecast_it(tmp_path: Path) -> None:
     write_flows(tmp_path, train=10, flows=16)
     every = load(tmp_path)
@@ -137,6 +138,7 @@ def test_the_study_goes_on_where_it_was_stopped(tmp_path: Path, project: Path) -
         evaluate(RateEvaluateParams(xgboost_rounds=5), flows, made)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_command_prints_one_object_or_one_line(tmp_path: Path) -> None:
     write_flows(tmp_path / "flows", short=2)

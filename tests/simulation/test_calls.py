@@ -38,6 +38,7 @@ def test_google_congestion_control() -> None:
     assert result.stdout.count("PASS") == 9
 
 
+@pytest.mark.long
 def test_a_call_over_udp_is_followed_as_one_over_tcp(tmp_path: Path) -> None:
     """Frames arrive, S1's goodput is theirs, and the same run gives the same bytes."""
     scenario = load(path_of("confucius-web"))
@@ -60,6 +61,7 @@ def test_a_call_over_udp_is_followed_as_one_over_tcp(tmp_path: Path) -> None:
     assert own["latency_us"]["count"] == 0  # no ACK says one
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tcp", ["bbr", "copa"])
 def test_no_frame_of_a_lone_call_waits_for_the_one_before(tmp_path: Path, tcp: str) -> None:
     """A frame takes the path, the wait in the router, and its own sending.

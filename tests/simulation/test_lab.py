@@ -199,6 +199,7 @@ def test_a_run_is_explained_once_simulated(
             explain(scenario, **asked | {key: value})
 
 
+@pytest.mark.long
 def test_rows_alone_will_do_where_their_runs_are_not_at_hand(
     ray_cluster: None,
     program: tuple[Path, str],
@@ -251,6 +252,7 @@ def test_what_cannot_be_run_stands_in_the_results_with_the_reason(
     assert "random: not run" in make_report(output)[0].read_text()
 
 
+@pytest.mark.long
 def test_a_scenario_of_another_disc_is_run_without_its_oracle(
     ray_cluster: None, tiny: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -319,6 +321,7 @@ def test_a_point_gets_further_seeds_only_until_its_change_is_settled(
     assert dict(run.iter_rows()) == {"3": 5, "9": 6}
 
 
+@pytest.mark.long
 def test_controls_left_out_stand_with_the_reason_until_they_are_run(
     ray_cluster: None, program: tuple[Path, str], tiny: Callable[..., str], tmp_path: Path
 ) -> None:

@@ -689,6 +689,7 @@ def with_disc(kind: str, **attributes: str) -> Run:
     return run
 
 
+@pytest.mark.long
 def test_a_bottleneck_has_any_disc_of_ns3(program: Path, tmp_path: Path) -> None:
     """The run's limit holds in bytes or packets; the disc that is not DualPI2 has no two queues to count."""
     delays_us = {}
@@ -708,6 +709,7 @@ def test_a_bottleneck_has_any_disc_of_ns3(program: Path, tmp_path: Path) -> None
     assert shorter["disc"] == [{"MaxSize": "30p"}]
 
 
+@pytest.mark.long
 def test_attributes_of_the_dual_queue_come_after_the_profiles(program: Path, tmp_path: Path) -> None:
     plain = simulate(program, third(outputs=["truth"]), tmp_path / "plain")
     same = simulate(program, with_disc("DualPi2QueueDisc"), tmp_path / "same")
@@ -755,6 +757,7 @@ def view(age_us: float) -> Run:
     return {"kind": "view", "rate_us": 20_000, "age_us": age_us}
 
 
+@pytest.mark.long
 def test_each_choice_is_scored_by_what_the_packet_found(program: Path, tmp_path: Path) -> None:
     """The queues at a packet's arrival foretell its wait, and regret is what they say of its choice."""
     run = figure8(seconds=4, outputs=["truth", "waits"], moved_ecn="ect0")
@@ -822,6 +825,7 @@ def test_flows_are_split_and_the_limit_holds(program: Path, tmp_path: Path) -> N
     assert moved[1_000_000] > 0.95
 
 
+@pytest.mark.long
 def test_a_placebo_repeats_decisions_at_another_time(program: Path, tmp_path: Path) -> None:
     """Flow 0 was moved from the start to 1.5 s of a run of 3 s: a second later, that is from 1 s to 2.5."""
     record = tmp_path / "decisions.txt"

@@ -15,6 +15,7 @@ from models.scoring.choice import movable_and_moved, score_choice, score_explore
 from pipelines import extract
 
 
+@pytest.mark.slow
 def test_a_long_trace_and_its_truth_are_of_the_same_packets(project: Path, tmp_path: Path) -> None:
     made = tmp_path / "long"
     long_trace.main(project / "simulation/scenarios/long-video.yaml", made, seconds=6)

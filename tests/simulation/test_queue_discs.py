@@ -89,6 +89,7 @@ def test_attributes_of_a_measured_disc_are_read() -> None:
     assert refused.stderr.startswith("attributes.Weights: ")
 
 
+@pytest.mark.long
 def test_copa_alone_fills_the_link_with_a_queue_of_few_packets(program: Path, tmp_path: Path) -> None:
     """Theory: 1 / delta = 2 packets on average."""
     run = a_run(tmp_path)
@@ -112,6 +113,7 @@ def test_rates_of_a_link_are_followed(program: Path, tmp_path: Path) -> None:
     assert 3.5e6 < goodput < 5e6
 
 
+@pytest.mark.long
 def test_pages_and_a_call_have_their_table(
     program: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -170,6 +172,7 @@ def test_decisions_out_of_range_are_counted(program: Path, tmp_path: Path) -> No
     assert 0 < counted["fallbacks"] <= counted["decisions"]
 
 
+@pytest.mark.long
 def test_a_control_has_nothing_to_choose_without_l4s_flows(program: Path, tmp_path: Path) -> None:
     path = scenario(tmp_path, controls=["default", "random"])
     assert run_lab(Request([str(path)], seconds=6), tmp_path / "lab") == 0

@@ -123,6 +123,7 @@ def test_make_alone_builds_what_the_traces_need(unbuilt: Path) -> None:
     assert {f"{name}.cc" for name in compiled("tests") | needed} == sources
 
 
+@pytest.mark.slow
 def test_the_stage_depends_on_every_source_of_its_program(project: Path, program: Path) -> None:
     """`dvc.yaml` names what was compiled into it, so that an edit is simulated, and no tests or docs."""
     deps = yaml.safe_load((project / "dvc.yaml").read_text())["stages"]["simulate"]["do"]["deps"]
@@ -145,6 +146,7 @@ def test_the_stage_depends_on_every_source_of_its_program(project: Path, program
     assert not {Path(), Path("test"), Path("doc")} & set(of_simulator)
 
 
+@pytest.mark.slow
 def test_exploration_keeps_its_rules() -> None:
     """The C++ suite: whole batches, data only, its share."""
     suite = build_simulator(program="mark-queue-disc-test")
@@ -153,6 +155,7 @@ def test_exploration_keeps_its_rules() -> None:
     assert result.stdout.count("PASS") == 2  # a case and its suite
 
 
+@pytest.mark.slow
 def test_a_seed_fixes_every_byte(params: dict[str, Any], program: Path, tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     for folder in (first, second):
@@ -202,6 +205,7 @@ def test_one_more_trace_is_a_packet_table_and_a_bad_one_leaves_nothing(
     assert sorted(output.rglob("*")) == before
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_killed_stage_leaves_nothing_half_written(project: Path, program: Path, tmp_path: Path) -> None:
     text = yaml.safe_load((project / "params.yaml").read_text())

@@ -20,6 +20,7 @@ from mutants import ALL
 from pipelines.simulators import build_simulator
 
 pytestmark = pytest.mark.slow  # ns-3 programs are compiled and run
+runs_are_dear = pytest.mark.long("runs of TCP Prague")
 
 Run = dict[str, Any]
 Options = dict[str, float | str]
@@ -104,6 +105,7 @@ def test_rules_one_by_one(programs: Path) -> None:
     assert result.stdout.count("PASS") > 14
 
 
+@runs_are_dear
 def test_every_data_packet_is_l4s(runs: dict[str, Run]) -> None:
     """Alone, nothing reaches C and nothing is lost; the result names the congestion control."""
     for name, run in runs.items():
@@ -114,6 +116,7 @@ def test_every_data_packet_is_l4s(runs: dict[str, Run]) -> None:
             assert run["counts"]["L"]["later"]["dropped"] == 0, name
 
 
+@runs_are_dear
 @pytest.mark.parametrize("name", SHARES)
 def test_shares_with_cubic_are_near_equal(runs: dict[str, Run], name: str) -> None:
     """Within a factor of 2 (ours; DCTCP's tests have the same)."""
@@ -122,6 +125,7 @@ def test_shares_with_cubic_are_near_equal(runs: dict[str, Run], name: str) -> No
     assert prague + cubic >= 0.85 * float(RUNS[name]["mbps"])
 
 
+@runs_are_dear
 @pytest.mark.parametrize("name", sorted({"10 beside 10"} & set(CHOSEN)))
 def test_ten_flows_beside_ten_cubic_flows(runs: dict[str, Run], name: str) -> None:
     run = runs[name]
@@ -130,6 +134,7 @@ def test_ten_flows_beside_ten_cubic_flows(runs: dict[str, Run], name: str) -> No
     assert run["sojourn_us"]["L"]["p99"] < 2000
 
 
+@runs_are_dear
 @pytest.mark.parametrize("name", ALONE)
 def test_ten_flows_alone_keep_the_l_queue_short(runs: dict[str, Run], name: str) -> None:
     """P99 of L under 2 ms at 10 ms; at 20 ms the ten grow by 0.8 ms of the link before a mark is answered."""
@@ -141,6 +146,7 @@ def test_ten_flows_alone_keep_the_l_queue_short(runs: dict[str, Run], name: str)
     assert sum(rates(runs[name])) > 90  # of 96.4
 
 
+@runs_are_dear
 @pytest.mark.parametrize("name", sorted({"10 and 80 ms"} & set(CHOSEN)))
 def test_flows_of_10_and_80_ms_share_more_equally_than_dctcp(
     programs: Path, runs: dict[str, Run], name: str
@@ -153,6 +159,7 @@ def test_flows_of_10_and_80_ms_share_more_equally_than_dctcp(
     assert short / long < 1.8 * 80 / 25
 
 
+@runs_are_dear
 def test_no_flow_starves_where_windows_are_small(runs: dict[str, Run]) -> None:
     """60 flows, 0.33 Mbit/s or a quarter of a segment a round trip each."""
     shares = rates(runs["60 flows"])

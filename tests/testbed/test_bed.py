@@ -124,6 +124,7 @@ def test_a_full_queue_marks_what_may_be_marked_and_drops_the_rest(tmp_path: Path
     assert seen["classic"]["acked"] < seen["classic"]["packets"]  # Not-ECT is dropped instead
 
 
+@pytest.mark.slow
 @needs_bed
 def test_a_run_gives_a_row_for_each_seed() -> None:
     rows = run(Plan(profile="uncoupled", rate_mbps=20, cross_mbps=12, send_mbps=6, seconds=1, seeds=2))
@@ -146,6 +147,7 @@ def test_a_run_gives_a_row_for_each_seed() -> None:
     assert figures(empty, empty)["packets"] == 0
 
 
+@pytest.mark.slow
 @needs_bed
 @pytest.mark.skipif(tcp.why_not() is not None, reason=str(tcp.why_not()))
 def test_a_run_of_tcp_gives_the_same_rows() -> None:
@@ -245,6 +247,7 @@ def test_a_router_that_somebody_adopted_is_found_and_ended(project: Path) -> Non
         adopter.communicate()
 
 
+@pytest.mark.slow
 @needs_bed
 def test_packets_that_wait_cost_their_own_length(tmp_path: Path) -> None:
     """Thousands of small packets on their way, half a second each way, are not thousands of buffers."""

@@ -166,6 +166,7 @@ def test_yesterdays_artifact_still_loads_and_predicts_the_same() -> None:
     torch.testing.assert_close(latency_BH, torch.tensor(expected["latency_us"]), rtol=1e-4, atol=0)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_onnx_answers_as_the_model_does(folder: Path) -> None:
     import onnxruntime
@@ -183,6 +184,7 @@ def test_onnx_answers_as_the_model_does(folder: Path) -> None:
         np.testing.assert_allclose(theirs_BH, ours_BH, rtol=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_onnx_of_a_full_size_model_answers_as_the_model_does(tmp_path: Path) -> None:
     import onnxruntime

@@ -70,6 +70,7 @@ def test_a_reader_never_misses_a_folder_that_is_replaced(tmp_path: Path) -> None
     assert missing == []
 
 
+@pytest.mark.slow
 def test_a_writer_killed_at_any_instant_leaves_one_whole_folder(tmp_path: Path) -> None:
     target = tmp_path / "result"
     for kill in range(12):

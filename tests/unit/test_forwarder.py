@@ -627,6 +627,7 @@ def test_options_that_cannot_be_are_one_line(folder: Path, options: list[str], l
     assert not (folder / "t.sock").exists()
 
 
+@pytest.mark.slow
 def test_the_program_says_what_is_wrong_in_one_line(folder: Path) -> None:
     (folder / "t.sock").write_text("kept")
     command = [SWIFTQUEUE, "part", "forwarder", folder / "t.sock", "http://127.0.0.1:1"]

@@ -15,6 +15,7 @@ TRIALS = 300
 NOT_ABOVE = 0.08  # of 5 %: 300 trials tell that from what the interval before had
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", HOLDS, ids=lambda world: world.name)
 def test_no_difference_is_settled_no_more_often_than_an_interval_may(world: World) -> None:
     """What it does not hold is in docs/EVALUATION.md, measured by `swiftqueue bench intervals`."""
@@ -23,6 +24,7 @@ def test_no_difference_is_settled_no_more_often_than_an_interval_may(world: Worl
     assert ours / TRIALS < NOT_ABOVE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", [0, 3, 4])
 def test_the_interval_before_settled_what_is_not_there(place: int) -> None:
     """So the test above can fail: it would on percentiles of single seconds and a few seeds."""
@@ -31,6 +33,7 @@ def test_the_interval_before_settled_what_is_not_there(place: int) -> None:
     assert before / TRIALS > NOT_ABOVE
 
 
+@pytest.mark.slow
 def test_a_difference_is_found_the_more_often_the_larger_it_is() -> None:
     found = [shares(replace(THREE_SEEDS, worse=worse), 100)[0] for worse in (0.0, 0.4, 1.0)]
     assert found == sorted(found)

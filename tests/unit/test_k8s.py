@@ -664,6 +664,7 @@ def test_an_image_is_made_of_what_git_has(project: Path, tmp_path: Path) -> None
     assert {name for name in copied if (tmp_path / name).is_file()} == has | of_git
 
 
+@pytest.mark.slow
 def test_prometheus_names_what_it_scrapes_as_the_alerts_do(tmp_path: Path) -> None:
     """Its own tool applies the relabelling to what it would find of each pod."""
     program = shutil.which("promtool")
@@ -748,6 +749,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.slow
 def test_every_setting_is_read_by_the_code(project: Path) -> None:
     known = variables_of(project)
     used = set(find("ConfigMap", "swiftqueue-settings")["data"])

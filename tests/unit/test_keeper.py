@@ -196,6 +196,7 @@ def test_a_part_that_hangs_in_its_answer_delays_no_other(monkeypatch: pytest.Mon
     answered.set()
 
 
+@pytest.mark.slow
 def test_what_heals_triton_leaves_the_keeper_small(project: Path) -> None:
     """It grew from 151 to 855 MB: serving the champion brings PyTorch and MLflow."""
     program = """
@@ -217,6 +218,7 @@ print(psutil.Process().memory_info().rss)
     assert int(rss_bytes) < 100e6
 
 
+@pytest.mark.slow
 def test_what_does_not_answer_is_ended_and_started(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = Loop(monkeypatch)
     triton, agent = processes.running("triton"), processes.running("agent")
@@ -242,6 +244,7 @@ def test_what_has_lost_its_work_gets_it_back_and_is_not_ended(monkeypatch: pytes
     assert processes.running("triton") == triton
 
 
+@pytest.mark.slow
 def test_what_does_not_get_its_work_back_is_ended_and_started_in_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -256,6 +259,7 @@ def test_what_does_not_get_its_work_back_is_ended_and_started_in_the_end(
     loop.look_until("triton")
 
 
+@pytest.mark.slow
 def test_what_cannot_be_started_hides_no_part_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is tried more often than the patience is long, and ever more seldom, up to the longest pause."""
     loop = Loop(monkeypatch, patience_s=90)

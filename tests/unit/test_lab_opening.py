@@ -78,6 +78,7 @@ def test_figure_8_comes_first_then_a_model_then_an_oracle() -> None:
     assert opening(table(runs_of({"default": 1}))) is None
 
 
+@pytest.mark.slow
 def test_the_page_opens_with_it(tmp_path: Path) -> None:
     noisy = zip(("default", "model"), (1.0, 0.9), strict=True)
     rows = [run_row(c, s, 10_000 * p * n) for c, p in noisy for s, n in enumerate(NO_NOISE[:3], 1)]

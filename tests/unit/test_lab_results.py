@@ -268,6 +268,7 @@ def test_a_change_is_one_of_geometric_means() -> None:
     assert at_limit == pytest.approx(doubled.chance(-0.5, below=False))
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.floats(1e-3, 1e9), st.floats(1e-3, 1e9)), min_size=2, max_size=9))
 def test_no_change_falls_by_more_than_all(pairs: list[tuple[float, float]]) -> None:
@@ -417,6 +418,7 @@ def test_each_rule_of_loss_is_named_with_its_scenarios() -> None:
     assert markdown(table(rows)).endswith("\n\nS1's L4S flows take reordering for loss by: x (a); y (b)\n")
 
 
+@pytest.mark.slow
 def test_a_users_scenario_is_not_taken_for_the_projects(tmp_path: Path) -> None:
     """What it is, and its axis, stand in the results: no file of that name is looked for."""
     rows = runs_of({"default": 1, "oracle": 0.5}, scenario="sweep-rtt", point="near", about="My own", at=1.0)
@@ -427,6 +429,7 @@ def test_a_users_scenario_is_not_taken_for_the_projects(tmp_path: Path) -> None:
     assert "After the paper" not in page
 
 
+@pytest.mark.slow
 def test_long_runs_have_no_word_about_short_ones(tmp_path: Path) -> None:
     merge(tmp_path, runs_of({"default": 1, "oracle": 0.5}, seconds=300.0))
     assert "Short runs" not in page_of(tmp_path)

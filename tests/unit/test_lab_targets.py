@@ -158,6 +158,7 @@ def test_the_longest_run_of_many_flows_decides() -> None:
     assert "many-flows: runs of 60 s do not count for its target." in remarks(rows, targets(rows))
 
 
+@pytest.mark.slow
 def test_distributions_have_a_band_from_two_seeds_on(monkeypatch: pytest.MonkeyPatch) -> None:
     from matplotlib.axes import Axes
 

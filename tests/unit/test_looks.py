@@ -33,6 +33,7 @@ def drawn(rng: np.random.Generator, ratio: float) -> tuple[dict[int, float], dic
     return dict(enumerate(ours)), dict(enumerate(common))
 
 
+@pytest.mark.slow
 def test_where_nothing_changes_false_alarms_stay_below_the_level() -> None:
     """Looking five times without the correction, more than twice as many are wrong."""
     rng, looks, draws = np.random.default_rng(18), planned(SEEDS), 600

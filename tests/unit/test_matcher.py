@@ -54,6 +54,7 @@ def conversations(draw: st.DrawFn) -> list[Event]:
     return events
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(conversations())
 def test_matcher_follows_its_rules(events: list[Event]) -> None:
@@ -72,6 +73,7 @@ def test_matcher_follows_its_rules_in_many_conversations(events: list[Event]) ->
     assert matched(events, chunk=3)[0] == expected(events)
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(conversations())
 def test_any_length_of_pieces_gives_the_same_table(events: list[Event]) -> None:

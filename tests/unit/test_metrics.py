@@ -92,6 +92,7 @@ def test_recall_at_false_alarms_is_the_literal_one(packets: list[tuple[bool, flo
     assert ours == (pytest.approx(best) if positives else None)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(latencies, latencies), min_size=2, max_size=40))
 def test_sharp_changes_are_the_literal_ones(packets: list[tuple[float, float]]) -> None:
     """Both variants against a loop over successive packets that spells the definition out."""
@@ -176,6 +177,7 @@ def test_packets_without_reference_are_counted_and_not_scored() -> None:
     assert got["late"]["n_without_reference"] == (known & (last <= 0)).sum()
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(latencies, latencies), min_size=3, max_size=40))
 def test_errors_and_sharp_changes_are_scikit_learns(packets: list[tuple[float, float]]) -> None:
     y, p = np.array([y for y, _ in packets]), np.array([p for _, p in packets])
@@ -199,6 +201,7 @@ def test_errors_by_hand() -> None:
     assert (got["mae_ms"], got["p50_ms"]) == pytest.approx((2.0, 2.0))
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10_000))
 def test_bootstrap_draws_equal_scoring_the_repeated_packets(seed: int) -> None:
     """A draw that takes block k twice must score as if its packets stood there twice."""

@@ -44,6 +44,7 @@ def copy(project: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_every_page_and_picture_is_drawn_from_the_data(copy: Path) -> None:
     """What was typed is drawn anew, and nothing else differs from what is committed."""
     page, picture = copy / FOLDER / "figure8.md", copy / FOLDER / "p99.svg"
@@ -178,6 +179,7 @@ def test_a_verdict_needs_all_intervals(
     assert forecasters.verdict(ends, 0.02, lower_is_better=lower_is_better) == found
 
 
+@pytest.mark.slow
 def test_coverage_is_that_of_the_published_levels(data: Data) -> None:
     found = forecasters.covered(data.forecasters)
     assert {one.kind for one in found} == set(forecasters.CHOICES)

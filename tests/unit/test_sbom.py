@@ -30,6 +30,7 @@ def test_it_names_what_the_locks_name(project: Path) -> None:
     assert "timestamp" not in content["metadata"]
 
 
+@pytest.mark.slow
 def test_the_committed_one_is_of_these_locks(project: Path) -> None:
     text = bill_of_materials([project / lock for lock in LOCKS])
     assert text == (project / FILE).read_text(), "run: make lock"

@@ -67,6 +67,7 @@ def test_other_values_that_cannot_be_are_named(monkeypatch: pytest.MonkeyPatch) 
     assert len(PORTS) == 9
 
 
+@pytest.mark.slow
 def test_a_program_says_it_in_one_line(tmp_path: Path) -> None:
     environment = os.environ | {"SWIFTQUEUE_STATE": str(tmp_path), "SWIFTQUEUE_RAY_PORT": "none"}
     done = subprocess.run([SWIFTQUEUE, "down"], env=environment, capture_output=True, text=True, check=False)

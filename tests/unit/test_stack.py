@@ -103,6 +103,7 @@ def test_what_another_version_of_the_program_started_is_stopped() -> None:
         assert not psutil.pid_exists(server.pid)
 
 
+@pytest.mark.slow
 def test_a_clock_that_was_set_hides_no_server(state: Path) -> None:
     """The kernel's time of the boot moves with the wall clock, and psutil's times of processes with it."""
     server = start_sleeper()
@@ -357,17 +358,17 @@ def test_a_part_that_was_started_and_is_gone_is_named(
 
 def test_one_that_does_not_answer_holds_up_no_status(monkeypatch: pytest.MonkeyPatch) -> None:
     """30 s while Ray was away: each part was asked after the one before."""
-    for name in ("ray", "keeper"):
+    for name in ("scheduler", "keeper"):
         processes.start(name, SLEEPER, {"gcs": 1, "metrics": 1}, {}, lambda: True, 10)
     never = threading.Event()
     monkeypatch.setattr(status, "BOUND_S", 0.3)
-    monkeypatch.setitem(status._JUDGES, "ray", lambda server: never.wait(60) and Judgement(True, ""))
+    monkeypatch.setitem(status._JUDGES, "scheduler", lambda server: never.wait(60) and Judgement(True, ""))
     monkeypatch.setitem(status._JUDGES, "keeper", lambda server: Judgement(True, "well"))
     judged = {one.part: one for one in status.judge_parts()}
-    assert judged["ray"] == Judgement(False, "no answer within 0.3 s", "ray")
+    assert judged["scheduler"] == Judgement(False, "no answer within 0.3 s", "scheduler")
     assert judged["keeper"] == Judgement(True, "well", "keeper")
     never.set()
-    for name in ("ray", "keeper"):
+    for name in ("scheduler", "keeper"):
         processes.stop(name)
 
 
@@ -377,7 +378,7 @@ def test_without_ray_nobody_waits_for_events_to_be_stored(monkeypatch: pytest.Mo
         processes.start(name, SLEEPER, {"gcs": 1}, {}, lambda: True, 10)
     never = threading.Event()
     monkeypatch.setattr(status, "BOUND_S", 0.3)
-    monkeypatch.setattr(status, "GROWTH_WAIT_S", 3600.0)
+    monkeypatch.setitem(status.LONGER_S, "forwarder", 3600.0)
     monkeypatch.setattr(status, "_judge_flow", lambda *_: never.wait(60) and Judgement(True, "grew"))
     monkeypatch.setitem(status._JUDGES, "ray", lambda server: Judgement(False, "no answer"))
     judged = {one.part: one for one in status.judge_parts()}

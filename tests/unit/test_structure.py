@@ -76,6 +76,7 @@ def test_each_stage_depends_on_its_own_file_and_section(project: Path) -> None:
         assert stage["cmd"].startswith(f"pipelines/run {name} ")
 
 
+@pytest.mark.slow
 def test_each_stage_depends_on_all_it_imports_and_on_nothing_else(project: Path) -> None:
     """Lazy imports counted, C++ sources and templates too; `python -m pipelines.dependencies` mends it."""
     from pipelines.dependencies import dependencies, parameters
@@ -115,12 +116,14 @@ def room_of(module: str) -> str:
     return max((room for room in ROOMS if f"{module}.".startswith(f"{room}.")), key=len)
 
 
+@pytest.mark.slow
 def test_a_room_imports_only_from_rooms_above_it(project: Path) -> None:
     for module, imported in module_imports(project).items():
         allowed = ROOMS[: ROOMS.index(room_of(module)) + 1]
         assert {room_of(one) for one in imported} <= set(allowed), module
 
 
+@pytest.mark.slow
 def test_only_the_settings_know_the_names_of_our_variables(project: Path) -> None:
     """Nobody else reads them; who starts a program with one asks `variable` for its name."""
     folders = sorted({room.split(".")[0] for room in ROOMS})

@@ -135,6 +135,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_a_benchmark_that_is_told_to_end_leaves_nothing_behind(project: Path) -> None:
     with program(project, BENCH) as (started, said):
         assert said == "measuring\n"
