@@ -322,6 +322,7 @@ TINY_PRETRAIN = {"workers": 1, "epochs": 2, "warmup_steps": 20}
 RETRAIN_WAIT_S = 450.0  # three stages and a Ray of their own, at the lowest priority
 
 
+@pytest.mark.long
 @pytest.mark.timeout(RETRAIN_WAIT_S + 300)
 def test_a_drift_starts_a_retrain_that_ends_as_a_challenger(
     triton: Path, champion: int, source: Source, ray_cluster: None, project: Path, tmp_path: Path
