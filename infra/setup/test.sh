@@ -28,7 +28,7 @@ memory=
 if (($(df --output=avail /dev/shm 2>/dev/null | tail -n 1) > 4 << 20)); then
   memory=$(mktemp -d /dev/shm/sq.XXXX)
   chmod 1777 "$memory" # some tests become another user
-  if cp "$(command -v true)" "$memory" && "$memory/true"; then
+  if cp "$(type -P true)" "$memory" && "$memory/true"; then
     export memory TMPDIR=$memory
   else
     rm -r "$memory"
