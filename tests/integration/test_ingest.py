@@ -337,6 +337,7 @@ def test_a_killed_process_loses_nothing_acknowledged(ingest: Ingest, victim: str
         assert 0 <= counted - before[kind] - 60 * BATCH_PACKETS <= client.shipped.retries * BATCH_PACKETS
 
 
+@pytest.mark.long
 def test_batches_wait_for_an_application_that_the_proxy_does_not_know_yet(
     ray_cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

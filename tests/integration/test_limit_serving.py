@@ -20,6 +20,7 @@ def weights(folder: Path, packets: float) -> Path:
     return weight_file(folder / "x-10.safetensors", packets / 100)
 
 
+@pytest.mark.long
 def test_registers_deploys_and_rolls_back(
     champion: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

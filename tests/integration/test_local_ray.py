@@ -36,6 +36,7 @@ def test_the_token_is_the_users_alone(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert [path.name for path in token.parent.iterdir()] == ["token"]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_job_listens_on_loopback_alone(ray_cluster: None, tmp_path: Path, workers: int) -> None:

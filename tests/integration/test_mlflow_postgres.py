@@ -211,6 +211,7 @@ def status(url: str, host: str | None = None) -> int:
 # What is stored where -------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_versions_are_registered_served_and_rolled_back(
     stack: Stack,
     triton: Path,

@@ -172,6 +172,7 @@ def test_the_agent_asks_triton_and_goes_on_without_it(
         wait_until(lambda: asked(5).outcome == "forecast", "Triton does not forecast again")
 
 
+@pytest.mark.long
 def test_what_cannot_be_served_is_one_line_and_the_champion_goes_on(
     champion: int, network: Callable[[int], Path], tmp_path: Path
 ) -> None:

@@ -470,6 +470,7 @@ def test_the_reference_is_the_version_that_the_encoder_came_with(
         registry.reference(live)
 
 
+@pytest.mark.long
 def test_the_stages_challenger_is_not_below_the_reference(sqlite: None, data: Path) -> None:
     """As good as a champion that rounds had made worse little by little, it does not pass."""
     from models.networks import artifact

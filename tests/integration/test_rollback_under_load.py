@@ -73,6 +73,7 @@ def outcomes(sender: LiveSender, while_: Callable[[], bool]) -> list[str]:
     return sender.outcomes[before:]
 
 
+@pytest.mark.long
 def test_a_rollback_makes_no_batch_late(
     champion: int, make_artifact: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
