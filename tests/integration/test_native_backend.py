@@ -511,7 +511,6 @@ def test_a_backend_that_is_not_built_is_named(tmp_path: Path, monkeypatch: pytes
         with_native_backend(find_environment(), tmp_path / "backends")
 
 
-@pytest.mark.long
 def test_an_event_stream_is_served_natively_and_by_onnx_runtime(
     native: Native, make_event_artifact: Callable[..., Path], make: Callable[..., Path]
 ) -> None:
