@@ -6,6 +6,7 @@ a stopped command goes on, exhibits share rows, and what changed is computed aga
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -114,9 +115,14 @@ def key_of(asked: Asked, form: Form, trace: str, sections: Path) -> str:
         trace,
         asdict(form.protocol(asked.trace)),
         *(variant.kind_name, variant.params.model_dump()),
-        code_hash(variant.kind.__module__, compute.__module__),
+        _code_of(variant.kind.__module__),
     ]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:24]
+
+
+@functools.cache  # hundreds of rows have ten kinds of forecasters
+def _code_of(module: str) -> str:
+    return code_hash(module, compute.__module__)
 
 
 def lengths(form: Form) -> dict[str, Any]:
