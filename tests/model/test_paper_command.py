@@ -29,6 +29,9 @@ QUICK = {"epochs": 1, "head_epochs": 2, "width": 16}
 EXHIBITS = ["table-1", "figure-3", "figure-14", "figure-16", "figure-17"]
 
 
+pytestmark = pytest.mark.slow  # three forecasters are trained on a simulated trace
+
+
 @pytest.fixture(scope="module")
 def folder(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("paper")
@@ -46,7 +49,6 @@ def summary(folder: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.slow
 def test_the_rows_are_there_with_what_the_exhibits_draw(folder: Path) -> None:
     rows = summary(folder)["rows"]
     assert {(row["method"], row["trace"]) for row in rows} >= {(OURS, SHOWN), (LSTM, SHOWN)}
