@@ -36,6 +36,7 @@ from waiting import wait_until
 
 from benchmarks import ingest as bench
 from feature_store.state import secret
+from feature_store.telemetry.compact import ROUND_BYTES
 from feature_store.telemetry.events import ACK, HEADER, SEND, BatchKey, Events, encode, sealed
 from feature_store.telemetry.log import log_dir
 from feature_store.telemetry.manifest import load_manifest
@@ -775,7 +776,7 @@ def test_memory_stays_flat(ingest: Ingest, measured: bench.Server) -> None:
     what keeps a quarter of the batches grows in each round, by twice the 8 MiB that may be added.
     """
     batch_bytes = len(encode(BatchKey("sender-0", 1, 0), bench.Source(0).batch()))
-    assert batch_bytes * 2_000_000 // bench.BATCH_EVENTS > 64 * 2**20
+    assert batch_bytes * 2_000_000 // bench.BATCH_EVENTS > ROUND_BYTES  # 64 MiB, a quarter of which is that
     resident_mib: list[float] = []
     while len(resident_mib) < 2 or resident_mib[-1] - resident_mib[-2] > 8:
         assert len(resident_mib) < 10, resident_mib
