@@ -17,12 +17,11 @@ from laboratory.report.comparison import Place
 from laboratory.runs import execution, experience, programs, results, rows
 from laboratory.runs.resolve import Asked, Cell, Model, cells, check_tables, control_of, identity, resolve
 from laboratory.scenarios.checked import LONGEST_S
-from laboratory.scenarios.controls import VIEWED_BY, check_controls
+from laboratory.scenarios.controls import MATCHED, VIEWED_BY, check_controls
 from laboratory.scenarios.files import check_points, environment_at, files_of, load, names, path_of
 from laboratory.scenarios.schema import TRAINING_SEEDS_FROM, Scenario
 
 DEPENDENT: Final = ("random", "placebo")  # on another run's result
-MATCHED: Final = ("model", "oracle")  # whose moved share control random gets: the first that was run
 SCENARIO: Final = "scenario"  # which names the share that control random moves
 NO_MODEL: Final = "no --artifact was given; train one with `swiftqueue lab train`"
 LEFT_OUT: Final = "left out by --controls"

@@ -15,6 +15,7 @@ from laboratory.bed import checks
 
 BED: Final = Path("var/bed")
 PUBLISHED: Final = Path("docs/laboratory")
+FORECASTER: Final = Path("data/rate/models/transformer-1")
 SCENARIOS: Final = ("bed-figure8",)
 MOST_P50_US: Final = 50.0
 MOST_P99_US: Final = 250.0
@@ -100,8 +101,13 @@ def run(
     ] = "udp",
     agent: Annotated[Path | None, typer.Option(help="the agent's socket: each seed again with it")] = None,
     artifact: Annotated[
-        Path, typer.Option(help="of fct: folder of the network that forecasts", metavar="FOLDER")
-    ] = Path("data/rate/models/transformer-1"),
+        Path | None,
+        typer.Option(
+            help="folder of the model of figure8, as `lab train bed-figure8-flows` makes it (default: none); "
+            f"of fct, of the network that forecasts (default: {FORECASTER})",
+            metavar="FOLDER",
+        ),
+    ] = None,
     rtt: Annotated[list[int] | None, typer.Option(help="of fct, ms, may be repeated (default: 8)")] = None,
     buffer_bdp: Annotated[
         list[float] | None, typer.Option(help="of fct, may be repeated (default: 0.5, 1)")
@@ -126,10 +132,12 @@ def run(
     end_leftovers()
     if scenario == "fct":
         of_runs = {"load": load, "flows": downloads}
-        _run_completions(artifact, seeds or 5, rtt, buffer_bdp, of_runs, minutes, output or BED / "fct")
+        _run_completions(
+            artifact or FORECASTER, seeds or 5, rtt, buffer_bdp, of_runs, minutes, output or BED / "fct"
+        )
         return
     if scenario is not None:
-        _run_scenario(scenario, profile, seconds, seeds, output or BED)
+        _run_scenario(scenario, profile, seconds, seeds, artifact, output or BED)
         return
     link = {"rate_mbps": rate_mbps, "delay_ms": delay_ms, "jitter_ms": jitter_ms, "cross_mbps": cross_mbps}
     sender = {"send_mbps": send_mbps, "seconds": 10.0 if seconds is None else seconds}
@@ -145,11 +153,17 @@ def run(
 
 
 def _run_scenario(
-    name: str, profile: str | None, seconds: float | None, seeds: int | None, output: Path
+    name: str,
+    profile: str | None,
+    seconds: float | None,
+    seeds: int | None,
+    artifact: Path | None,
+    output: Path,
 ) -> None:
     from laboratory.bed import scenario as bed
     from laboratory.bed.runs import FILE
     from laboratory.command import Request, adjusted
+    from laboratory.learning.judged_models import models_by_profile
     from laboratory.scenarios.files import load, path_of
 
     if f"bed-{name}" not in SCENARIOS:
@@ -159,7 +173,8 @@ def _run_scenario(
         if profile not in wanted.profiles:
             raise ValueError(f"--profile {profile}: must be one of {', '.join(wanted.profiles)}")
         wanted = wanted.model_copy(update={"profiles": [profile]})
-    rows = bed.run(f"bed-{name}", wanted, output, typer.echo)
+    models = models_by_profile(str(artifact), output) if artifact else {}
+    rows = bed.run(f"bed-{name}", wanted, output, typer.echo, models=models)
     print(f"{output / FILE}: {len(rows)} rows")
 
 

@@ -55,9 +55,12 @@ def set_decision(
 
 def follow(
     device: Device,
-    agent: Annotated[Path, typer.Option(help="the agent's socket")],
+    agent: Annotated[Path | None, typer.Option(help="the agent's socket")] = None,
     port: Annotated[
         list[int] | None, typer.Option(help="follow flows to this port; may be repeated, 16 at most")
+    ] = None,
+    plain_port: Annotated[
+        list[int] | None, typer.Option(help="flows to this port are ECT(1), and nobody is asked")
     ] = None,
     cookie: Annotated[
         list[int] | None, typer.Option(help="follow this flow: getsockopt(SO_COOKIE) of its socket")
@@ -65,6 +68,11 @@ def follow(
     name: Annotated[str, typer.Option(help="of the senders at the agent: NAME-0, NAME-1, ...")] = "tcp",
     ahead: Annotated[int, typer.Option(help="packets before a batch at which it is asked about")] = 8,
     for_ms: Annotated[int, typer.Option(help="how long a decision counts at most")] = 1000,
+    last_latency_ms: Annotated[
+        float | None,
+        typer.Option(help="no agent: move a flow while its last L4S latency is above its least by so much"),
+    ] = None,
+    stale_ms: Annotated[float, typer.Option(help="how long that latency counts")] = 100.0,
     seconds: Annotated[float, typer.Option(help="how long it follows; 0: until it is told to end")] = 0.0,
     log: Annotated[Path | None, typer.Option(help="CSV of every packet, ACK and decision")] = None,
 ) -> None:
@@ -76,9 +84,12 @@ def follow(
         raise RuntimeError(reason)
     options: dict[str, object] = {"name": name, "ahead": ahead, "for-ms": for_ms, "seconds": seconds}
     options |= {"log": log} if log else {}
+    if last_latency_ms is not None:
+        options |= {"last-latency-ms": last_latency_ms, "stale-ms": stale_ms}
     given = [f"--{option}={value}" for option, value in options.items()]
-    given += [f"--port={one}" for one in port or []] + [f"--cookie={one}" for one in cookie or []]
-    os.execv(MARKER, [MARKER.name, "follow", device, str(agent), *given])  # noqa: S606
+    for option, each in (("port", port), ("plain-port", plain_port), ("cookie", cookie)):
+        given += [f"--{option}={one}" for one in each or []]
+    os.execv(MARKER, [MARKER.name, "follow", device, str(agent or ""), *given])  # noqa: S606
 
 
 def _print(said: dict[str, Any]) -> None:

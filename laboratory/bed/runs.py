@@ -14,7 +14,7 @@ from laboratory.runs import results
 
 FILE: Final = "bed.parquet"
 SOURCES: Final = ("kernel", "ns3")
-CONTROLS: Final = ("default", "no_l4s", "random", "oracle")
+CONTROLS: Final = ("default", "no_l4s", "random", "last_latency", "oracle", "model")
 SCHEMA: Final = {"source": pl.String, **results.SCHEMA}
 
 

@@ -2,8 +2,8 @@
 
 The run is the laboratory's own `run.json`; of it the bed takes one bottleneck, its profile, and groups of
 flows that send messages. L4S flows have DCTCP of struct_ops and ECT(1), classic flows the kernel's Cubic and
-ECT(0). The controls `random` and `oracle` move S1's packets at the router's door. All figures are of the
-router's log.
+ECT(0). The controls `random` and `oracle` move S1's packets at the router's door; `model` and `last_latency`
+mark them on host a, by an agent and by the follower's own rule. All figures are of the router's log.
 
 Shapes: N packets of some connections, in the order of the log; A of their ACKs.
 """
@@ -27,16 +27,19 @@ from numpy.typing import NDArray
 from laboratory.bed import router_log, tcp, tcp_traffic
 from laboratory.bed.checks import capability
 from laboratory.bed.hosts import ADDRESS_B, Bed
+from laboratory.bed.marking import ended, marked, unforeseen_share
 from laboratory.bed.programs import DCTCP, DCTCP_OBJECT, HOLDER, wait_for_name
 from laboratory.bed.run import PROFILES
 from laboratory.bed.runs import CONTROLS, keep, load
 from laboratory.bed.tcp import PORT, running, summary, urgent
 from laboratory.runs import results
-from laboratory.runs.resolve import Cell, cells, control_of, resolve
+from laboratory.runs.resolve import Cell, Model, cells, control_of, resolve
 from laboratory.runs.rows import described
+from laboratory.scenarios.controls import MATCHED
 from laboratory.scenarios.schema import Scenario
 from pipelines.simulators import PROJECT
 
+ECT0: Final = 2
 CDF_LEVELS: Final = np.linspace(0, 1, 201)
 LEVELS: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999, "max": 1.0}
 SIZES: Final = PROJECT / "simulation" / "model" / "message-sizes.h"
@@ -63,7 +66,13 @@ def sizes_of(name: str) -> list[list[float]]:
 
 
 def run(
-    name: str, scenario: Scenario, output: Path, report: Callable[[str], None], *, again: bool = False
+    name: str,
+    scenario: Scenario,
+    output: Path,
+    report: Callable[[str], None],
+    *,
+    models: Mapping[str, Model] | None = None,
+    again: bool = False,
 ) -> pl.DataFrame:
     """Run what a scenario asks for and has no row yet, a run after the other; returns all rows of the file.
 
@@ -72,6 +81,7 @@ def run(
         scenario: of the laboratory.
         output: folder of `bed.parquet`.
         report: is told what is run.
+        models: of control `model`, by profile; a profile without one has no such run.
         again: run also what has a row.
 
     Raises:
@@ -82,26 +92,34 @@ def run(
     if reason := why_not():
         raise RuntimeError(reason)
     wanted = [cell for cell in cells(name, scenario) if cell.control in CONTROLS]
-    # Random marking has the share that the oracle moved.
+    # Random marking has the share that another control moved.
     wanted.sort(key=lambda cell: (cell.seed, cell.profile, cell.control == "random"))
     for cell in wanted:
         done = load(output).filter(source="kernel", status=results.COMPLETE)
         same = done.filter(*(pl.col(key) == value for key, value in cell.key().items() if value is not None))
         if len(same) and not again and same["seconds"][0] == scenario.seconds:
             continue
-        share = 0.0
-        if cell.control == "random":
-            oracle = done.filter(scenario=name, profile=cell.profile, control="oracle", seed=cell.seed)
-            if not len(oracle):
-                raise RuntimeError(f"{cell.words()}: needs the share of control oracle, which was not run")
-            share = float(oracle["moved_share"][0])
+        model = (models or {}).get(cell.profile)
+        if cell.control == "model" and model is None:
+            report(f"{cell.words()}: not run, --artifact has no model of this profile")
+            continue
+        share, share_of = _share(done, cell) if cell.control == "random" else (0.0, None)
         report(cell.words())
-        keep(output, [_row(scenario, cell, share)])
+        keep(output, [_row(scenario, cell, model, share) | {"share_of": share_of}])
     return load(output)
 
 
-def _row(scenario: Scenario, cell: Cell, share: float) -> dict[str, Any]:
-    control = control_of(scenario.environment, cell.control, model=None, share=share)
+def _share(done: pl.DataFrame, cell: Cell) -> tuple[float, str]:
+    """What the model moved in the same place, or else the oracle."""
+    same = done.filter(scenario=cell.scenario, profile=cell.profile, seed=cell.seed)
+    for control in MATCHED:
+        if len(found := same.filter(control=control)):
+            return float(found["moved_share"][0]), control
+    raise RuntimeError(f"{cell.words()}: needs the share of {' or '.join(MATCHED)}, and neither was run")
+
+
+def _row(scenario: Scenario, cell: Cell, model: Model | None, share: float) -> dict[str, Any]:
+    control = control_of(scenario.environment, cell.control, model=model, share=share)
     asked = resolve(scenario, cell, control, [])
     groups = list(groups_of(asked))
     (link,) = asked["bottlenecks"]
@@ -124,12 +142,12 @@ def _row(scenario: Scenario, cell: Cell, share: float) -> dict[str, Any]:
                 words = urgent(sys.executable, tcp_traffic.__file__, "take", ADDRESS_B, group["port"])
                 take = bed.b(*words, group["control"])
                 stack.enter_context(running(take, "a receiver"))
-            if ports := [group["port"] for group in groups if group["control"] == DCTCP]:
-                stack.enter_context(tcp.following(bed, None, ports=ports))  # nobody decides: plain ECT(1)
+            programs = stack.enter_context(marked(bed, control, groups, model, Path(folder)))
             told = json.dumps(groups)
             words = [sys.executable, tcp_traffic.__file__, "messages", ADDRESS_B, scenario.seconds, cell.seed]
             begin_ns = bed.now_ns()
             summary(subprocess.Popen(bed.a(*urgent(*words, told)), stdout=subprocess.PIPE, text=True))
+            followed = ended(programs)
         if not bed.summary:
             raise RuntimeError("the router ended before its time: its log is not whole")
         records = router_log.read(log)
@@ -139,13 +157,14 @@ def _row(scenario: Scenario, cell: Cell, share: float) -> dict[str, Any]:
         **cell.key(),
         **described(scenario),
         "status": results.COMPLETE,
-        "share_of": "oracle" if cell.control == "random" else None,
+        "artifact": model.content if cell.control == "model" and model else None,
         "seconds": scenario.seconds,
         "warmup_s": scenario.warmup_s,
         "parameters": json.dumps(asked, sort_keys=True),
         "reordering": "RACK (RFC 8985)",
         "cpu_s": bed.summary["cpu_s"],
         **figures(records, groups, span_ns),
+        "unforeseen_share": unforeseen_share(followed, records, groups) if cell.control == "model" else None,
     }
 
 
@@ -204,7 +223,10 @@ def figures(
         RuntimeError: no packet of S1's L4S flows came.
 
     """
-    found = {group["port"]: _Group(records, group["port"], span_ns) for group in groups}
+    found = {
+        group["port"]: _Group(records, group["port"], span_ns, l4s=group["control"] == DCTCP)
+        for group in groups
+    }
     s1 = [group for group in groups if group["s1"]]
     chosen = found[next(group["port"] for group in s1 if group["l4s"])]
     if not len(chosen.wait_us):
@@ -235,9 +257,9 @@ def figures(
 
 
 class _Group:
-    """A group's packets with data in a router's log."""
+    """A group's packets with data in a router's log; of an L4S group those of ECT(0) were moved."""
 
-    def __init__(self, records: NDArray[Any], port: int, span_ns: tuple[int, int]) -> None:
+    def __init__(self, records: NDArray[Any], port: int, span_ns: tuple[int, int], *, l4s: bool) -> None:
         forward = np.isin(records["kind"], (router_log.FORWARD, router_log.DROPPED, router_log.REFUSED))
         data = forward & (records["destination_port"] == port) & (records["headers"] > 0)
         data &= records["bytes"] > records["headers"]
@@ -247,7 +269,7 @@ class _Group:
         passed = counted[counted["kind"] == router_log.FORWARD]
         self.sent = len(counted)
         self.lost = self.sent - len(passed)
-        self.moved = int(counted["moved"].sum())
+        self.moved = int(((counted["moved"] == 1) | (l4s & (counted["ecn"] == ECT0))).sum())
         self.wait_us = (passed["started_ns"] - passed["arrived_ns"]) / 1e3
         self.one_way_us = (passed["due_ns"] - passed["arrived_ns"]) / 1e3
         self.again, acknowledged, trips = 0, 0, []

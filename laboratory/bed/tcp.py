@@ -55,6 +55,14 @@ class Marked:
         return None
 
 
+@dataclass(frozen=True)
+class Rule:
+    """A flow is moved while its last latency in the L4S queue is above its least by more than a threshold."""
+
+    threshold_ms: float
+    stale_ms: float  # how long a latency counts
+
+
 def why_not() -> str | None:
     """One line if this machine cannot."""
     return capability("router").why_not or capability("tc_bpf").why_not
@@ -66,10 +74,21 @@ def following(
     agent: Path | None,
     *,
     ports: Sequence[int] = (PORT,),
+    plain_ports: Sequence[int] = (),
+    rule: Rule | None = None,
     name: str = "tcp",
     log: Path | None = None,
 ) -> Iterator[tuple[subprocess.Popen[str], bool]]:
     """Attach the marker to host a's device and follow its flows to some ports.
+
+    Args:
+        bed: that runs.
+        agent: its socket; None: nobody decides, or the rule.
+        ports: of the flows that are decided about.
+        plain_ports: of flows that are ECT(1), and about which nobody is asked.
+        rule: decides in an agent's place.
+        name: of the senders at the agent: NAME-0, NAME-1, ...
+        log: file for every packet, ACK and decision (CSV).
 
     Yields:
         the follower, and whether the agent has greeted.
@@ -83,9 +102,11 @@ def following(
     )
     if attached.returncode != 0:
         raise RuntimeError(attached.stderr.strip())
-    socket = agent.resolve() if agent else "/nobody"
+    nobody = "" if rule or not ports else "/nobody"
+    socket = agent.resolve() if agent else nobody
     follow = [MARKER, "follow", DEVICE, socket, *(f"--port={port}" for port in ports), f"--name={name}"]
-    follow += [f"--log={log}"] if log else []
+    follow += [f"--plain-port={port}" for port in plain_ports] + ([f"--log={log}"] if log else [])
+    follow += [f"--last-latency-ms={rule.threshold_ms}", f"--stale-ms={rule.stale_ms}"] if rule else []
     with running(bed.a(*urgent(*follow)), "the follower", quiet=agent is None) as (follower, said):
         yield follower, bool(said["agent"])
 

@@ -18,6 +18,7 @@ from feature_store.packets.schema import PACKET_SCHEMA, queue_column
 from laboratory.runs.execution import TRACE_METADATA, TRUTH
 
 ECT1, ECT0, NOT_ECT = 1, 2, 0  # RFC 3168 section 5
+LEAST_SPAN = 0.9  # of a flow on its own, of the longest one's time
 
 
 def packets_of(run: Path, trace: str) -> pl.DataFrame:
@@ -57,11 +58,39 @@ def packets_of(run: Path, trace: str) -> pl.DataFrame:
     ).select(pl.col(name).cast(kind) for name, kind in PACKET_SCHEMA.items())
 
 
-def write_packets(run: Path, trace: str, folder: Path) -> None:
-    """Write a run's packet table into a folder of packet tables, as `scan_packets` reads it."""
-    part = folder / f"trace={trace}" / "minute=0"
-    part.mkdir(parents=True)
-    packets_of(run, trace).write_parquet(part / "part-0.parquet", compression="zstd")
+def write_packets(run: Path, trace: str, folder: Path, *, flows_apart: bool = False) -> None:
+    """Write a run's packet table into a folder of packet tables, as `scan_packets` reads it.
+
+    With `flows_apart` each L4S flow is a sender of its own, `TRACE-flow0` and so on, and no other is written.
+    """
+    table = packets_of(run, trace)
+    tables = _by_flow(table) if flows_apart else [table]
+    for one in tables:
+        part = folder / f"trace={one['trace'][0]}" / "minute=0"
+        part.mkdir(parents=True)
+        one.write_parquet(part / "part-0.parquet", compression="zstd")
+
+
+def _by_flow(table: pl.DataFrame) -> list[pl.DataFrame]:
+    """The packets of each flow that sent any as L4S, with a trace and numbers of their own.
+
+    A flow that was silent at an end of the run would leave a slice of the protocol empty, and is left out.
+    """
+    l4s_flows = table.filter(ecn=ECT1)["flow_id"].unique()
+    spans = table.filter(pl.col("flow_id").is_in(l4s_flows.implode())).group_by("flow_id")
+    spans_ns = spans.agg(span=pl.col("sent_ns").max() - pl.col("sent_ns").min()).sort("flow_id")
+    l4s = spans_ns.filter(pl.col("span") >= LEAST_SPAN * pl.col("span").max())["flow_id"]
+    return [
+        table.filter(flow_id=flow)
+        .with_columns(
+            trace=pl.format("{}-flow{}", "trace", pl.lit(number)),
+            packet=pl.int_range(pl.len(), dtype=pl.Int64),
+            flow_id=pl.lit(0, pl.Int32),
+            receiver_id=pl.lit(0, pl.Int32),
+        )
+        .select(table.columns)
+        for number, flow in enumerate(l4s)
+    ]
 
 
 def _by_first_appearance(values: list[object]) -> npt.NDArray[np.int32]:

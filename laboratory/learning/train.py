@@ -50,7 +50,8 @@ def train(name: str, *, protocol: str, overrides: list[str], output: Path) -> in
         return 1
     for profile, runs in traces.items():
         for point, (params, origin) in wanted.items():
-            code = _pretrain(stem, point, profile, runs, params, origin, output.resolve())
+            apart = scenario.explore.flows_apart
+            code = _pretrain(stem, point, profile, runs, params, origin, output.resolve(), flows_apart=apart)
             if code != 0:
                 return code
     print(f"models: {output / MODELS / stem}; `swiftqueue lab run {name} --artifact` takes that folder")
@@ -137,6 +138,8 @@ def _pretrain(
     params: Any,
     origin: dict[str, Any],
     output: Path,
+    *,
+    flows_apart: bool,
 ) -> int:
     """Run the project's stages on a profile's runs and publish the model; return a failed stage's code."""
     folder = output / "training" / f"{name}-{profile}"
@@ -145,7 +148,7 @@ def _pretrain(
     params.pop("extract", None)  # its traces are others
     save_yaml(folder / "params.yaml", params)
     for trace, run in runs.items():
-        write_packets(run, trace, folder / "packets")
+        write_packets(run, trace, folder / "packets", flows_apart=flows_apart)
     for stage, arguments in (
         ("windows", ["--packets", folder / "packets", "--output", folder / "windows"]),
         ("split", ["--windows", folder / "windows", "--output", folder / "split.json"]),

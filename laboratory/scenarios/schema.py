@@ -91,6 +91,7 @@ class Explore(Checked):
     burst_packets: Annotated[list[BurstPackets], Field(min_length=1)]
     seconds: Seconds
     seeds: Annotated[list[Annotated[int, Field(ge=TRAINING_SEEDS_FROM, le=1_000_000)]], Field(min_length=1)]
+    flows_apart: bool = False  # each L4S flow a sender of its own, as `swiftqueue mark follow` tells an agent
 
 
 class Environment(Checked):

@@ -146,6 +146,27 @@ static __always_inline struct sq_event* new_event(__u64 now_ns, __u64 cookie, __
   return event;
 }
 
+static __always_inline int is_among(const __u16* ports, __u32 count, __u16 wanted) {
+  int found = 0;
+  for (__u32 i = 0; i < SWIFTQUEUE_PORTS; ++i) found |= i < count && bpf_htons(ports[i]) == wanted;
+  return found;
+}
+
+// Gives the packet a codepoint, and IPv4's checksum with it.
+static __always_inline void rewrite(struct __sk_buff* skb, const struct tcp_packet* p,
+                                    __u8 wanted) {
+  const __u32 at = link_header_bytes;
+  if (p->v4) {
+    const __u8 tos = (p->ip[1] & 0xfc) | wanted;
+    bpf_l3_csum_replace(skb, at + 10, bpf_htons(p->ip[0] << 8 | p->ip[1]),
+                        bpf_htons(p->ip[0] << 8 | tos), 2);
+    bpf_skb_store_bytes(skb, at + 1, &tos, 1, 0);
+  } else {
+    const __u8 second = (p->ip[1] & 0xcf) | wanted << 4;
+    bpf_skb_store_bytes(skb, at + 1, &second, 1, 0);
+  }
+}
+
 // The flow's record, made for the first packet of one that goes to a port that is followed.
 static __always_inline struct sq_followed* followed_of(__u64 cookie, const struct tcp_packet* p,
                                                        const struct sq_follower* follower) {
@@ -153,10 +174,7 @@ static __always_inline struct sq_followed* followed_of(__u64 cookie, const struc
   if (!follower) return followed;
   if (!followed) {
     if (p->ecn == 0 || p->ecn == CE) return 0;  // nothing could be marked
-    int wanted = 0;
-    for (__u32 i = 0; i < SWIFTQUEUE_PORTS; ++i)
-      wanted |= i < follower->ports && bpf_htons(follower->port[i]) == p->destination_port;
-    if (!wanted) return 0;
+    if (!is_among(follower->port, follower->ports, p->destination_port)) return 0;
     struct sq_followed fresh = {};
     bpf_map_update_elem(&sq_followed, &cookie, &fresh, BPF_NOEXIST);
     followed = bpf_map_lookup_elem(&sq_followed, &cookie);
@@ -189,6 +207,12 @@ int sq_mark(struct __sk_buff* skb) {
   const __u32 zero = 0;
   __u64 now_ns = 0;  // read where it is needed
   const struct sq_follower* follower = bpf_map_lookup_elem(&sq_follower, &zero);
+  const int ect = p.ecn != 0 && p.ecn != CE;
+  if (follower && follower->plain_ports &&
+      is_among(follower->plain_port, follower->plain_ports, p.destination_port)) {
+    if (data && ect && p.ecn != ECT1) rewrite(skb, &p, ECT1);
+    return 0;
+  }
   if (follower && follower->listens_until_ns) {
     now_ns = bpf_ktime_get_ns();
     if (follower->listens_until_ns <= now_ns) follower = 0;
@@ -202,7 +226,6 @@ int sq_mark(struct __sk_buff* skb) {
   struct sq_counts* counts = counts_of(cookie);
   if (!counts) return 0;
 
-  const int ect = p.ecn != 0 && p.ecn != CE;
   __u8 wanted = ect ? ECT1 : p.ecn, decided = 0;
   if (data) {
     __u64 n = __sync_fetch_and_add(&counts->packets, 1);
@@ -257,17 +280,7 @@ int sq_mark(struct __sk_buff* skb) {
     struct sq_event* event = new_event(now_ns, cookie, SQ_ENDED);
     if (event) bpf_ringbuf_submit(event, 0);
   }
-  if (!data || wanted == p.ecn) return 0;
-  const __u32 at = link_header_bytes;
-  if (p.v4) {
-    const __u8 tos = (p.ip[1] & 0xfc) | wanted;
-    bpf_l3_csum_replace(skb, at + 10, bpf_htons(p.ip[0] << 8 | p.ip[1]),
-                        bpf_htons(p.ip[0] << 8 | tos), 2);
-    bpf_skb_store_bytes(skb, at + 1, &tos, 1, 0);
-  } else {
-    const __u8 second = (p.ip[1] & 0xcf) | wanted << 4;
-    bpf_skb_store_bytes(skb, at + 1, &second, 1, 0);
-  }
+  if (data && wanted != p.ecn) rewrite(skb, &p, wanted);
   return 0;
 }
 

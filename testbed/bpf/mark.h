@@ -39,7 +39,9 @@ struct sq_follower {
   __u64 listens_until_ns;  // events are written, and flows to its ports registered
   __u64 alive_until_ns;    // its decisions count
   __u32 ports;
-  __u16 port[SWIFTQUEUE_PORTS];  // in the machine's byte order
+  __u32 plain_ports;
+  __u16 port[SWIFTQUEUE_PORTS];        // in the machine's byte order
+  __u16 plain_port[SWIFTQUEUE_PORTS];  // what goes there is ECT(1), and nobody is asked
 };
 
 // Addresses and ports of a connection, in the network's byte order; IPv4: the first word, else 0.

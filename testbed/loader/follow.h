@@ -29,6 +29,7 @@
 #include <vector>
 
 #include "device.h"
+#include "last_latency.h"
 #include "serving/agent/agent_link.h"
 #include "serving/agent/statistics.h"
 
@@ -40,11 +41,14 @@ struct FollowOptions {
   std::string name = "tcp";  // flows are NAME-0, NAME-1, ...
   std::string log;           // CSV of every packet and decision; empty: none
   std::vector<std::uint16_t> ports;
+  std::vector<std::uint16_t> plain_ports;  // what goes there is ECT(1), and nobody is asked
   std::vector<std::uint64_t> cookies;
-  int ahead = 8;         // packets: a batch is asked about when this many are to go before it
-  double due_ms = 5;     // what an answer may take
-  double for_ms = 1000;  // how long a decision counts at most
-  double seconds = 0;    // 0: until it is told to end
+  int ahead = 8;            // packets: a batch is asked about when this many are to go before it
+  double due_ms = 5;        // what an answer may take
+  double for_ms = 1000;     // how long a decision counts at most
+  double seconds = 0;       // 0: until it is told to end
+  double threshold_ms = 0;  // of LastLatency, which then decides instead of an agent
+  double stale_ms = 100;    // how long a latency counts there
 };
 
 inline volatile sig_atomic_t follow_stopping = 0;
@@ -87,6 +91,8 @@ class Follower {
     said_ = {};
     said_.ports = static_cast<__u32>(options_.ports.size());
     std::copy(options_.ports.begin(), options_.ports.end(), said_.port);
+    said_.plain_ports = static_cast<__u32>(options_.plain_ports.size());
+    std::copy(options_.plain_ports.begin(), options_.plain_ports.end(), said_.plain_port);
     const sq_followed fresh{};
     for (const std::uint64_t cookie : options_.cookies) {
       if (bpf_map_update_elem(followed_map_, &cookie, &fresh, BPF_ANY) != 0) fail("map");
@@ -119,7 +125,7 @@ class Follower {
       bool deciding = false;
       for (auto at = flows_.begin(); at != flows_.end();) {
         turn(*at->second);
-        deciding = deciding || at->second->link.connected();
+        deciding = deciding || at->second->link.connected() || at->second->decides;
         at = is_over(*at->second) ? forget(at) : std::next(at);
       }
       live();  // after the agent was looked at
@@ -165,6 +171,7 @@ class Follower {
     std::int64_t number;
     std::uint64_t sent_ns;
     bool retransmitted;
+    bool l4s;
   };
   struct Question {
     std::int64_t first;
@@ -191,6 +198,7 @@ class Follower {
     std::int32_t size_bytes = 0;
     std::uint64_t heard_ns = 0;
     bool begun = false, ended = false, decides = false;
+    LastLatency latency;
   };
   using Flows = std::map<std::uint64_t, std::unique_ptr<Flow>>;  // by cookie
 
@@ -293,8 +301,8 @@ class Follower {
     const auto number = static_cast<std::int64_t>(event.packet);
     flow.next = number + 1;
     if (flow.in_flight.size() >= kMostInFlight) flow.in_flight.erase(flow.in_flight.begin());
-    flow.in_flight.emplace(end, Packet{number, event.time_ns, again});
     const std::uint8_t queue = event.codepoint & 1;  // ECT(1) and CE are L4S
+    flow.in_flight.emplace(end, Packet{number, event.time_ns, again, queue == agent::kL4s});
     flow.link.sent(number, static_cast<std::int64_t>(event.time_ns),
                    {static_cast<std::int32_t>(event.ip_bytes), 0, 0, queue}, event.codepoint,
                    again);
@@ -313,6 +321,7 @@ class Follower {
               ? std::numeric_limits<float>::quiet_NaN()
               : static_cast<float>(static_cast<double>(event.time_ns - packet.sent_ns) / 1e3);
       flow.link.acked(packet.number, static_cast<std::int64_t>(event.time_ns), latency_us);
+      if (!packet.retransmitted) flow.latency.acked(packet.l4s, event.time_ns, latency_us);
       ++acked_;
       log("acked", flow, packet.number, event.time_ns, packet.retransmitted, 0);
     }
@@ -320,6 +329,7 @@ class Follower {
 
   // Takes the agent's decisions, and asks for those that come next.
   void turn(Flow& flow) {
+    if (options_.threshold_ms > 0) return hold(flow);
     turn(flow.place);
     if (!flow.link.connected()) {
       if (flow.decides) bpf_map_delete_elem(batches_map_, &flow.cookie);
@@ -361,6 +371,27 @@ class Follower {
     // What was never answered, or for packets that have gone.
     while (!flow.asked.empty() && flow.asked.front().first + kHorizon <= flow.next)
       flow.asked.pop_front();
+  }
+
+  // Moves the flow's next packets while its last latency says so, or takes that back.
+  void hold(Flow& flow) {
+    const std::uint64_t until_ns = flow.latency.moves_until_ns(
+        options_.threshold_ms * 1e3, static_cast<std::uint64_t>(options_.stale_ms * 1e6));
+    if (until_ns <= now_ns()) {
+      if (flow.decides) bpf_map_delete_elem(batches_map_, &flow.cookie);
+      flow.decides = false;
+      return;
+    }
+    // The batch that has begun, and those after it.
+    const auto first = static_cast<std::uint64_t>(flow.next) / kHorizon * kHorizon;
+    for (std::uint64_t i = 0; i < SWIFTQUEUE_BATCHES; ++i) {
+      auto& batch = flow.batches.of[(first / kHorizon + i) % SWIFTQUEUE_BATCHES];
+      batch.first = first + i * kHorizon;
+      batch.valid_until_ns = until_ns;
+      std::fill_n(batch.codepoints, kHorizon, std::uint8_t{2});
+    }
+    if (bpf_map_update_elem(batches_map_, &flow.cookie, &flow.batches, BPF_ANY) != 0) fail("map");
+    flow.decides = true;
   }
 
   void ask(Flow& flow) {

@@ -7,8 +7,9 @@
 //   swiftqueue-mark attach DEV OBJECT | detach DEV | status DEV
 //   swiftqueue-mark set DEV COOKIE CODEPOINTS FOR_MS [FIRST PACKETS]     as: set lo 17 12121212 50
 //   swiftqueue-mark forget DEV COOKIE
-//   swiftqueue-mark follow DEV AGENT [--port=P ...] [--cookie=C ...] [--name=N] [--ahead=PACKETS]
-//                              [--for-ms=MS] [--seconds=S] [--log=FILE]
+//   swiftqueue-mark follow DEV AGENT [--port=P ...] [--plain-port=P ...] [--cookie=C ...]
+//       [--name=N] [--ahead=PACKETS] [--for-ms=MS] [--seconds=S] [--log=FILE]
+//   swiftqueue-mark follow DEV "" --last-latency-ms=MS [--stale-ms=MS] --port=P ...
 //   swiftqueue-mark bench OBJECT RUNS
 //
 // Prints a JSON object; a failure is one line and exit code 1 or 2.
@@ -333,16 +334,15 @@ FollowOptions follow_options(const std::vector<std::string>& a) {
   FollowOptions options;
   options.device = a[1];
   options.agent = a[2];
-  if (options.agent.empty()) throw std::invalid_argument("AGENT: the path of its socket");
   for (std::size_t i = 3; i < a.size(); ++i) {
     const std::size_t at = a[i].find('=');
     const std::string name = a[i].substr(0, at);
     const std::string given = at == std::string::npos ? "" : a[i].substr(at + 1);
-    if (name == "--port") {
-      if (options.ports.size() == SWIFTQUEUE_PORTS)
-        throw std::invalid_argument("--port: at most " + std::to_string(SWIFTQUEUE_PORTS));
-      options.ports.push_back(
-          static_cast<std::uint16_t>(swiftqueue::number(name, given, 1, 65535)));
+    if (name == "--port" || name == "--plain-port") {
+      auto& ports = name == "--port" ? options.ports : options.plain_ports;
+      if (ports.size() == SWIFTQUEUE_PORTS)
+        throw std::invalid_argument(name + ": at most " + std::to_string(SWIFTQUEUE_PORTS));
+      ports.push_back(static_cast<std::uint16_t>(swiftqueue::number(name, given, 1, 65535)));
     } else if (name == "--cookie") {
       options.cookies.push_back(number(name, given, UINT64_MAX));
     } else if (name == "--name") {
@@ -354,14 +354,23 @@ FollowOptions follow_options(const std::vector<std::string>& a) {
           swiftqueue::number(name, given, 1, SWIFTQUEUE_HORIZON * (SWIFTQUEUE_BATCHES - 1)));
     } else if (name == "--for-ms") {
       options.for_ms = swiftqueue::number(name, given, 1, 60'000);
+    } else if (name == "--last-latency-ms") {
+      options.threshold_ms = swiftqueue::number(name, given, 0.001, 60'000);
+    } else if (name == "--stale-ms") {
+      options.stale_ms = swiftqueue::number(name, given, 1, 60'000);
     } else if (name == "--seconds") {
       options.seconds = swiftqueue::number(name, given, 0, 1e6);
     } else {
       throw std::invalid_argument(a[i] + ": not an option of follow");
     }
   }
-  if (options.ports.empty() && options.cookies.empty())
-    throw std::invalid_argument("follow: say --port or --cookie, or nothing is followed");
+  const bool followed = !options.ports.empty() || !options.cookies.empty();
+  if (!followed && options.plain_ports.empty()) {
+    throw std::invalid_argument(
+        "follow: say --port, --plain-port or --cookie, or nothing is followed");
+  }
+  if (followed && options.agent.empty() == (options.threshold_ms == 0))
+    throw std::invalid_argument("follow: an agent decides, or --last-latency-ms; say one of them");
   return options;
 }
 

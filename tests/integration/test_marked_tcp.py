@@ -25,6 +25,7 @@ from laboratory.bed import router_log, tcp_traffic
 from laboratory.bed.checks import capability
 from laboratory.bed.hosts import ADDRESS6_B, ADDRESS_B, DEVICE, Bed
 from laboratory.bed.programs import MARK_OBJECT, MARKER
+from laboratory.bed.run import PROFILES
 from serving.agent import process as agent_process
 from serving.agent.marked_udp import ECT0, ECT1, NOT_ECT
 
@@ -80,10 +81,14 @@ class Followed:
 
 
 @contextmanager
-def followed(folder: Path, agent: Path, host: str = ADDRESS_B) -> Iterator[Followed]:
-    with Bed(rate_mbps=RATE_MBPS, delay_ms=DELAY_MS, log=folder / "router") as bed:
+def followed(
+    folder: Path, agent: Path | str, host: str = ADDRESS_B, *options: str, profile: str = "rfc9332"
+) -> Iterator[Followed]:
+    queue = PROFILES[profile]
+    with Bed(rate_mbps=RATE_MBPS, delay_ms=DELAY_MS, log=folder / "router", queue=queue) as bed:
         subprocess.run(bed.a(MARKER, "attach", DEVICE, MARK_OBJECT), check=True, stdout=subprocess.DEVNULL)
-        command = bed.a(MARKER, "follow", DEVICE, agent, f"--port={PORT}", f"--log={folder / 'follow.csv'}")
+        wanted = options or (f"--port={PORT}",)
+        command = bed.a(MARKER, "follow", DEVICE, agent, f"--log={folder / 'follow.csv'}", *wanted)
         receiver = bed.b(sys.executable, tcp_traffic.__file__, "take", host, PORT)
         with (
             subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as follower,
@@ -208,9 +213,43 @@ def test_a_second_follower_and_a_device_without_a_marker_get_one_line(tmp_path: 
         assert "no marker is attached" in follow(bed, "--port=1")
     with followed(tmp_path, tmp_path / "agent.sock") as on:
         assert "another `mark follow` is at work" in follow(on.bed, "--port=1")
-        assert "say --port or --cookie" in follow(on.bed)
+        assert "say --port, --plain-port or --cookie" in follow(on.bed)
+        both = follow(on.bed, "--port=1", "--last-latency-ms=5")
+        assert "an agent decides, or --last-latency-ms; say one of them" in both
         assert "--port 0: must be a number from 1" in follow(on.bed, "--port=0")
         # Without an agent a followed flow is plain ECT(1), which the kernel's own packets are not.
         on.wait(on.connection(0.5))
     assert set(on.wire()) <= {ECT1, NOT_ECT}
     assert on.summary["decided"] == on.summary["agent_connections"] == 0
+
+
+def test_what_goes_to_a_plain_port_is_ect1_and_nobody_hears_of_it(tmp_path: Path) -> None:
+    with followed(tmp_path, "/nobody", ADDRESS_B, f"--plain-port={PORT}") as on:
+        on.wait(on.connection(0.5))
+        assert on.marker("status", DEVICE)["flows"] == []
+    assert set(on.wire()) <= {ECT1, NOT_ECT}
+    assert on.wire().count(ECT1) > 100
+    assert on.said("sent") == []
+    assert on.summary["flows"] == 0
+
+
+def test_without_an_agent_a_flow_is_moved_while_its_last_latency_is_high(tmp_path: Path) -> None:
+    """Cubic fills the queue to its step of 20 ms; each packet that was moved has a reason."""
+    threshold_ms, stale_ms = 8, 60
+    rule = (f"--last-latency-ms={threshold_ms}", f"--stale-ms={stale_ms}")
+    with followed(tmp_path, "", ADDRESS_B, f"--port={PORT}", *rule, profile="uncoupled") as on:
+        on.wait(on.connection(3))
+    sent = {row["packet"]: row for row in on.said("sent")}
+    least_ms, high_ns = np.inf, []
+    for row in on.said("acked"):
+        if row["a"]:
+            continue  # sent twice
+        latency_ms = (row["time_ns"] - sent[row["packet"]]["time_ns"]) / 1e6
+        least_ms = min(least_ms, latency_ms)
+        if sent[row["packet"]]["a"] == ECT1 and latency_ms > least_ms + threshold_ms:
+            high_ns.append(row["time_ns"])
+    moved_ns = np.array([row["time_ns"] for row in sent.values() if row["a"] == ECT0])
+    assert 0.05 * len(sent) < len(moved_ns) < 0.99 * len(sent)
+    before_ns = moved_ns - np.array(high_ns)[np.searchsorted(high_ns, moved_ns) - 1]
+    assert (before_ns >= 0).all()
+    assert before_ns.max() <= stale_ms * 1e6

@@ -201,6 +201,30 @@ def test_selective_acks_tell_of_a_packet_that_overtook(program: Path, tmp_path: 
     assert waits["cumulative"] > waits["selective"] + 1_000
 
 
+def test_flows_apart_are_traces_of_their_own(program: Path, tmp_path: Path) -> None:
+    """Each L4S flow that lasts, with its packets alone, which are what the sender of all has of it."""
+    from feature_store.packets.schema import read_packets, traces_in
+    from laboratory.learning.packet_table import LEAST_SPAN, packets_of, write_packets
+
+    explored = {"share": 0.3, "burst_packets": 8, "seed": 1}
+    run = third(explore=explored, moved_ecn="ect0", outputs=["truth"], seconds=4)
+    simulate(program, run, tmp_path / "run")
+    write_packets(tmp_path / "run", "t", tmp_path / "packets", flows_apart=True)
+    whole = packets_of(tmp_path / "run", "t")
+    flows = [one for _, one in whole.group_by("flow_id", maintain_order=True) if (one["ecn"] == 1).any()]
+    span = {one["flow_id"][0]: one["sent_ns"][-1] - one["sent_ns"][0] for one in flows}
+    lasting = [one for one in flows if span[one["flow_id"][0]] >= LEAST_SPAN * max(span.values())]
+    assert 1 <= len(lasting) <= len(flows) == 2
+    assert traces_in(tmp_path / "packets") == [f"t-flow{number}" for number in range(len(lasting))]
+    numbered = ["trace", "packet", "flow_id", "receiver_id"]
+    for number, one in enumerate(lasting):
+        alone = read_packets(tmp_path / "packets", f"t-flow{number}")
+        assert alone["packet"].to_list() == list(range(len(one)))
+        assert set(alone["flow_id"]) == set(alone["receiver_id"]) == {0}
+        assert {"classic", "l4s"} == set(alone["queue"])  # it explores
+        assert alone.drop(numbered).equals(one.drop(numbered))
+
+
 def test_the_same_run_gives_the_same_bytes(
     program: Path, make_artifact: Callable[..., Path], tmp_path: Path
 ) -> None:

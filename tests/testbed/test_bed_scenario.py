@@ -22,6 +22,7 @@ from laboratory.bed.runs import SCHEMA, keep, load
 from laboratory.bed.scenario import figures, groups_of, queue_of, sizes_of
 from laboratory.bed.selfcheck import NO_AQM
 from laboratory.bed.tcp import PORT
+from laboratory.learning.judged_models import models_by_profile
 from laboratory.runs.resolve import cells, resolve
 from laboratory.runs.results import COMPLETE
 from laboratory.scenarios.files import load as load_scenario
@@ -30,6 +31,7 @@ from laboratory.scenarios.files import path_of
 CANNOT = scenario.why_not()
 needs_bed = pytest.mark.skipif(CANNOT is not None, reason=str(CANNOT))
 CONTROLS = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
+MODEL = Path(__file__).parents[2] / "docs" / "laboratory" / "models" / "figure8" / "premise"
 SECOND = 1_000_000_000
 
 
@@ -60,7 +62,7 @@ def log_of_a_flow() -> np.ndarray:
 
 
 def test_the_figures_of_a_log_are_those_counted_by_hand() -> None:
-    group = {"port": PORT, "s1": True, "l4s": True}
+    group = {"port": PORT, "s1": True, "l4s": True, "control": DCTCP}
     found = figures(log_of_a_flow(), [group], (0, SECOND))
     assert found["packets"] == 5
     assert found["queueing_packets"] == 4
@@ -139,19 +141,27 @@ def test_a_direction_is_said_where_both_are_settled(tmp_path: Path) -> None:
 @needs_bed
 @pytest.mark.slow
 def test_a_kernels_flows_are_marked_answer_marks_and_are_moved(tmp_path: Path) -> None:
-    """Four short runs: DCTCP keeps L short, and the rules move what they say, of S1 alone."""
+    """Six short runs: DCTCP keeps L short, and the controls move what they say, of S1 alone."""
     asked = load_scenario(path_of("bed-figure8"))
     short = {"seconds": 5.0, "warmup_s": 2.0, "seeds": [1], "profiles": ["uncoupled"]}
     said: list[str] = []
-    table = scenario.run("try", asked.model_copy(update=short), tmp_path, said.append)
-    assert [line.split(", ")[2] for line in said] == ["default", "no_l4s", "oracle", "random"]
+    models = models_by_profile(str(MODEL), tmp_path)
+    run = lambda: scenario.run("try", asked.model_copy(update=short), tmp_path, said.append, models=models)  # noqa: E731
+    table = run()
+    assert [line.split(", ")[2] for line in said] == [
+        *("default", "no_l4s", "last_latency", "oracle", "model", "random")
+    ]
     by = {row["control"]: row for row in table.iter_rows(named=True)}
     assert by["default"]["moved_share"] == by["no_l4s"]["moved_share"] == 0
     assert by["oracle"]["moved_share"] > 0.02
-    assert by["random"]["moved_share"] == pytest.approx(by["oracle"]["moved_share"], abs=0.15)
+    assert by["random"]["moved_share"] == pytest.approx(by["model"]["moved_share"], abs=0.15)
+    assert by["random"]["share_of"] == "model"
+    assert 0.02 < by["last_latency"]["moved_share"] < 1
+    assert by["model"]["artifact"] == models["uncoupled"].content  # of other traffic: it moves what it likes
+    assert by["model"]["unforeseen_share"] < 0.5
     assert all(row["s1_goodput_bps"] > 1e6 and row["rtt_p50_us"] >= 40_000 for row in by.values())
-    assert scenario.run("try", asked.model_copy(update=short), tmp_path, said.append).equals(table)
-    assert len(said) == 4  # nothing was run again
+    assert run().equals(table)
+    assert len(said) == 6  # nothing was run again
     assert DCTCP not in CONTROLS.read_text().split()
 
 

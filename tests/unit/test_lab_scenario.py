@@ -67,7 +67,7 @@ def test_the_projects_scenarios_are_sound(name: str) -> None:
     # what no choice at all is worth, what the model costs, what a new head and the guard bring, who picks
     fewer = ("split", "many-flows", "figure8-finetuned", "ladder", "guard-", "confucius-", "who-picks")
     fewer += ("rules-", "shipped-guard-", "try-guard-", "premise-map", "pages-and-video", "long-", "charge-")
-    fewer += ("unheard-guard-", "discounted-guard-", "bed-")  # what the kernel test bed has
+    fewer += ("unheard-guard-", "discounted-guard-", "bed-")  # what the kernel test bed can do
     fewer += ("surroundings", "paper-", "best-share", "lfq-")
     if not name.startswith(fewer):
         assert set(scenario.controls) == set(CONTROLS)
