@@ -94,7 +94,7 @@ def run(
     wanted = [cell for cell in cells(name, scenario) if cell.control in CONTROLS]
     # Random marking has the share that another control moved.
     wanted.sort(key=lambda cell: (cell.seed, cell.profile, cell.control == "random"))
-    for cell in wanted:
+    for number, cell in enumerate(wanted, 1):
         done = load(output).filter(source="kernel", status=results.COMPLETE)
         same = done.filter(*(pl.col(key) == value for key, value in cell.key().items() if value is not None))
         if len(same) and not again and same["seconds"][0] == scenario.seconds:
@@ -104,7 +104,7 @@ def run(
             report(f"{cell.words()}: not run, --artifact has no model of this profile")
             continue
         share, share_of = _share(done, cell) if cell.control == "random" else (0.0, None)
-        report(cell.words())
+        report(f"{cell.words()} (run {number} of {len(wanted)}, {scenario.seconds:g} s)")
         keep(output, [_row(scenario, cell, model, share) | {"share_of": share_of}])
     return load(output)
 

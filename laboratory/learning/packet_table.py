@@ -18,7 +18,7 @@ from feature_store.packets.schema import PACKET_SCHEMA, queue_column
 from laboratory.runs.execution import TRACE_METADATA, TRUTH
 
 ECT1, ECT0, NOT_ECT = 1, 2, 0  # RFC 3168 section 5
-LEAST_SPAN = 0.9  # of a flow on its own, of the longest one's time
+LONGEST_PAUSE_S = 10  # of a flow on its own
 
 
 def packets_of(run: Path, trace: str) -> pl.DataFrame:
@@ -74,22 +74,22 @@ def write_packets(run: Path, trace: str, folder: Path, *, flows_apart: bool = Fa
 def _by_flow(table: pl.DataFrame) -> list[pl.DataFrame]:
     """The packets of each flow that sent any as L4S, with a trace and numbers of their own.
 
-    A flow that was silent at an end of the run would leave a slice of the protocol empty, and is left out.
+    A flow that was silent for long would leave a slice of the protocol `small` empty, and is left out.
     """
-    l4s_flows = table.filter(ecn=ECT1)["flow_id"].unique()
-    spans = table.filter(pl.col("flow_id").is_in(l4s_flows.implode())).group_by("flow_id")
-    spans_ns = spans.agg(span=pl.col("sent_ns").max() - pl.col("sent_ns").min()).sort("flow_id")
-    l4s = spans_ns.filter(pl.col("span") >= LEAST_SPAN * pl.col("span").max())["flow_id"]
+    ends_s = [table["sent_ns"][0] / 1e9, table["sent_ns"][-1] / 1e9]
+    flows = []
+    for _, flow in table.group_by("flow_id", maintain_order=True):
+        pauses_s = np.diff(flow["sent_ns"] / 1e9, prepend=ends_s[0], append=ends_s[1])
+        if (flow["ecn"] == ECT1).any() and pauses_s.max() <= LONGEST_PAUSE_S:
+            flows.append(flow)
     return [
-        table.filter(flow_id=flow)
-        .with_columns(
+        flow.with_columns(
             trace=pl.format("{}-flow{}", "trace", pl.lit(number)),
             packet=pl.int_range(pl.len(), dtype=pl.Int64),
             flow_id=pl.lit(0, pl.Int32),
             receiver_id=pl.lit(0, pl.Int32),
         )
-        .select(table.columns)
-        for number, flow in enumerate(l4s)
+        for number, flow in enumerate(flows)
     ]
 
 

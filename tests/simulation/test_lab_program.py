@@ -21,6 +21,9 @@ import pytest
 import toy_world
 from waiting import wait_until
 
+from feature_store.packets.schema import read_packets, traces_in
+from laboratory.learning import packet_table
+from laboratory.learning.packet_table import packets_of, write_packets
 from pipelines.simulators import build_simulator
 
 pytestmark = pytest.mark.slow  # ns-3 programs are compiled and run
@@ -174,8 +177,6 @@ def test_the_capture_and_the_simulator_agree(program: Path, tmp_path: Path) -> N
 
 def test_selective_acks_tell_of_a_packet_that_overtook(program: Path, tmp_path: Path) -> None:
     """A cumulative ACK hides what overtaking gained; a SACK block says it as the packet arrives."""
-    from laboratory.learning.packet_table import packets_of
-
     moving = {"kind": "random", "share": 0.3, "burst_packets": 8, "seed": 1}
     waits = {}
     for acks in ("cumulative", "selective"):
@@ -201,23 +202,26 @@ def test_selective_acks_tell_of_a_packet_that_overtook(program: Path, tmp_path: 
     assert waits["cumulative"] > waits["selective"] + 1_000
 
 
-def test_flows_apart_are_traces_of_their_own(program: Path, tmp_path: Path) -> None:
-    """Each L4S flow that lasts, with its packets alone, which are what the sender of all has of it."""
-    from feature_store.packets.schema import read_packets, traces_in
-    from laboratory.learning.packet_table import LEAST_SPAN, packets_of, write_packets
-
+@pytest.mark.parametrize("lasting", [1, 2])
+def test_flows_apart_are_traces_of_their_own(
+    program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lasting: int
+) -> None:
+    """Each L4S flow that is never silent for long, with the packets that the sender of all has of it."""
     explored = {"share": 0.3, "burst_packets": 8, "seed": 1}
     run = third(explore=explored, moved_ecn="ect0", outputs=["truth"], seconds=4)
     simulate(program, run, tmp_path / "run")
-    write_packets(tmp_path / "run", "t", tmp_path / "packets", flows_apart=True)
     whole = packets_of(tmp_path / "run", "t")
     flows = [one for _, one in whole.group_by("flow_id", maintain_order=True) if (one["ecn"] == 1).any()]
-    span = {one["flow_id"][0]: one["sent_ns"][-1] - one["sent_ns"][0] for one in flows}
-    lasting = [one for one in flows if span[one["flow_id"][0]] >= LEAST_SPAN * max(span.values())]
-    assert 1 <= len(lasting) <= len(flows) == 2
-    assert traces_in(tmp_path / "packets") == [f"t-flow{number}" for number in range(len(lasting))]
+    ends = whole["sent_ns"][0], whole["sent_ns"][-1]
+    pauses_ns = [max(np.diff([ends[0], *one["sent_ns"], ends[1]])) for one in flows]
+    longest_ns = sorted(pauses_ns)[lasting - 1]
+    monkeypatch.setattr(packet_table, "LONGEST_PAUSE_S", 1.001 * longest_ns / 1e9)
+    write_packets(tmp_path / "run", "t", tmp_path / "packets", flows_apart=True)
+    kept = [one for one, pause_ns in zip(flows, pauses_ns, strict=True) if pause_ns <= longest_ns]
+    assert len(kept) == lasting
+    assert traces_in(tmp_path / "packets") == [f"t-flow{number}" for number in range(lasting)]
     numbered = ["trace", "packet", "flow_id", "receiver_id"]
-    for number, one in enumerate(lasting):
+    for number, one in enumerate(kept):
         alone = read_packets(tmp_path / "packets", f"t-flow{number}")
         assert alone["packet"].to_list() == list(range(len(one)))
         assert set(alone["flow_id"]) == set(alone["receiver_id"]) == {0}
@@ -426,7 +430,6 @@ def test_a_question_holds_what_was_known_when_it_was_asked(
     """
     from feature_store.events import windows as fw
     from feature_store.events.definition import EVENTS, WINDOW
-    from laboratory.learning.packet_table import packets_of
 
     rows = {each.name: each for each in (WINDOW, EVENTS)}[definition]
     run = figure8(
