@@ -163,7 +163,7 @@ def _run_scenario(
     from laboratory.bed import scenario as bed
     from laboratory.bed.runs import FILE
     from laboratory.command import Request, adjusted
-    from laboratory.learning.judged_models import models_by_profile
+    from laboratory.learning.judged_models import check_acks, models_by_profile
     from laboratory.scenarios.files import load, path_of
 
     if f"bed-{name}" not in SCENARIOS:
@@ -174,6 +174,7 @@ def _run_scenario(
             raise ValueError(f"--profile {profile}: must be one of {', '.join(wanted.profiles)}")
         wanted = wanted.model_copy(update={"profiles": [profile]})
     models = models_by_profile(str(artifact), output) if artifact else {}
+    check_acks(models, {f"bed-{name}": wanted})
     rows = bed.run(f"bed-{name}", wanted, output, typer.echo, models=models)
     print(f"{output / FILE}: {len(rows)} rows")
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from feature_store.packets.schema import HORIZON
 from laboratory.bed import router_log, tcp
 from laboratory.bed.hosts import Bed
 from laboratory.bed.programs import DCTCP
@@ -22,6 +23,8 @@ CONTROLLER: Final = (
     *("margin_us", "margin_share", "max_moved_unacked", "max_moved_share", "charge_us"),
     *("guard", "guard_packets", "guard_growth"),
 )
+# What a run means that does not say these (simulation/programs/laboratory/run.cc); the agent ships others.
+UNSAID: Final = {"guard": "off", "guard_packets": HORIZON, "guard_growth": 0.0, "max_moved_share": 0.0}
 
 
 @contextmanager
@@ -57,9 +60,7 @@ def marked(
 
 def agent_words(socket: Path, model: Path, control: Mapping[str, Any]) -> list[object]:
     """An agent of the model in its own process, with the laboratory's controller."""
-    options = {"guard": "off", "max_moved_share": 0.0} | {
-        name: control[name] for name in CONTROLLER if name in control
-    }
+    options = UNSAID | {name: control[name] for name in CONTROLLER if name in control}
     given = {"listen": socket, "local": model} | {name.replace("_", "-"): v for name, v in options.items()}
     return [AGENT, *(f"--{name}={value}" for name, value in given.items())]
 

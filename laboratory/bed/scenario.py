@@ -72,9 +72,8 @@ def run(
     report: Callable[[str], None],
     *,
     models: Mapping[str, Model] | None = None,
-    again: bool = False,
 ) -> pl.DataFrame:
-    """Run what a scenario asks for and has no row yet, a run after the other; returns all rows of the file.
+    """Run what a scenario asks for and has no such row yet, one by one; returns all rows of the file.
 
     Args:
         name: under which the rows are kept.
@@ -82,7 +81,6 @@ def run(
         output: folder of `bed.parquet`.
         report: is told what is run.
         models: of control `model`, by profile; a profile without one has no such run.
-        again: run also what has a row.
 
     Raises:
         RuntimeError: this machine cannot, or a program failed; the line says why.
@@ -96,17 +94,24 @@ def run(
     wanted.sort(key=lambda cell: (cell.seed, cell.profile, cell.control == "random"))
     for number, cell in enumerate(wanted, 1):
         done = load(output).filter(source="kernel", status=results.COMPLETE)
-        same = done.filter(*(pl.col(key) == value for key, value in cell.key().items() if value is not None))
-        if len(same) and not again and same["seconds"][0] == scenario.seconds:
-            continue
-        model = (models or {}).get(cell.profile)
+        model = (models or {}).get(cell.profile) if cell.control == "model" else None
         if cell.control == "model" and model is None:
             report(f"{cell.words()}: not run, --artifact has no model of this profile")
             continue
         share, share_of = _share(done, cell) if cell.control == "random" else (0.0, None)
+        control = control_of(scenario.environment, cell.control, model=model, share=share)
+        asked = resolve(scenario, cell, control, [])
+        same = done.filter(*(pl.col(key) == value for key, value in cell.key().items() if value is not None))
+        if described_as(asked) in same["parameters"]:
+            continue
         report(f"{cell.words()} (run {number} of {len(wanted)}, {scenario.seconds:g} s)")
-        keep(output, [_row(scenario, cell, model, share) | {"share_of": share_of}])
+        keep(output, [_row(scenario, cell, asked, model) | {"share_of": share_of}])
     return load(output)
+
+
+def described_as(asked: Mapping[str, Any]) -> str:
+    """A run's column `parameters`: what it was asked for, its model's hash and its share among it."""
+    return json.dumps(asked, sort_keys=True)
 
 
 def _share(done: pl.DataFrame, cell: Cell) -> tuple[float, str]:
@@ -118,9 +123,8 @@ def _share(done: pl.DataFrame, cell: Cell) -> tuple[float, str]:
     raise RuntimeError(f"{cell.words()}: needs the share of {' or '.join(MATCHED)}, and neither was run")
 
 
-def _row(scenario: Scenario, cell: Cell, model: Model | None, share: float) -> dict[str, Any]:
-    control = control_of(scenario.environment, cell.control, model=model, share=share)
-    asked = resolve(scenario, cell, control, [])
+def _row(scenario: Scenario, cell: Cell, asked: Mapping[str, Any], model: Model | None) -> dict[str, Any]:
+    control = asked["control"]
     groups = list(groups_of(asked))
     (link,) = asked["bottlenecks"]
     ends_ms = asked["senders"][0]["delay_ms"] + asked["receivers"][0]["delay_ms"]
@@ -157,10 +161,10 @@ def _row(scenario: Scenario, cell: Cell, model: Model | None, share: float) -> d
         **cell.key(),
         **described(scenario),
         "status": results.COMPLETE,
-        "artifact": model.content if cell.control == "model" and model else None,
+        "artifact": model.content if model else None,
         "seconds": scenario.seconds,
         "warmup_s": scenario.warmup_s,
-        "parameters": json.dumps(asked, sort_keys=True),
+        "parameters": described_as(asked),
         "reordering": "RACK (RFC 8985)",
         "cpu_s": bed.summary["cpu_s"],
         **figures(records, groups, span_ns),

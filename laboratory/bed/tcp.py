@@ -107,7 +107,7 @@ def following(
     follow = [MARKER, "follow", DEVICE, socket, *(f"--port={port}" for port in ports), f"--name={name}"]
     follow += [f"--plain-port={port}" for port in plain_ports] + ([f"--log={log}"] if log else [])
     follow += [f"--last-latency-ms={rule.threshold_ms}", f"--stale-ms={rule.stale_ms}"] if rule else []
-    with running(bed.a(*urgent(*follow)), "the follower", quiet=agent is None) as (follower, said):
+    with running(bed.a(*urgent(*follow)), "the follower", quiet=socket == "/nobody") as (follower, said):
         yield follower, bool(said["agent"])
 
 

@@ -75,7 +75,10 @@ void FrameSink::run() {
   while (true) {
     const bool closing = closing_.load();  // read before the ring: what was put before is seen
     const std::int64_t now_ns = monotonic_ns();
-    if (closing && end_ns == 0) end_ns = now_ns + kLastWriteNs;
+    if (closing && end_ns == 0) {
+      end_ns = now_ns + kLastWriteNs;
+      try_again_ns = now_ns;  // who has begun to listen a moment ago hears all of it
+    }
     if (fd_ < 0 && is_socket_ && now_ns >= try_again_ns && !connect_socket()) {
       try_again_ns = now_ns + kReconnectNs;
     }

@@ -291,7 +291,8 @@ int run(const Options& o) {
     loop.close(sender);
     if (record) lost = record->finish();
   }
-  report.stop();  // the summary is the last line
+  if (telemetry) telemetry->finish();  // it counts what it could not write
+  report.stop();                       // the summary is the last line
   report.say(summary(statistics, report, predictor->problem(), seconds, telemetry.get()));
   if (lost == 0) return 0;
   std::fprintf(stderr, "swiftqueue-agent: %s: %lld decisions could not be written\n",

@@ -194,8 +194,9 @@ class MarkedUdp {
     Candidate as = candidate(flow_id, static_cast<std::int32_t>(bytes));
     const Flow& flow = flows_[static_cast<std::size_t>(flow_id)];
     Sent out{next_, monotonic_ns(), 0, false, false};
-    link_.turn(out.sent_ns);  // an agent that has gone decides nothing from here on
-    if (const auto queue = flow.l4s ? link_.decided(next_) : std::nullopt) {
+    link_.turn(out.sent_ns);                  // an agent that has gone decides nothing from here on
+    const auto queue = link_.decided(next_);  // and forget it, whichever the flow is
+    if (flow.l4s && queue) {
       as.queue = *queue;
       out.decided = true;
     }

@@ -25,10 +25,10 @@
 namespace swiftqueue::agent {
 namespace {
 
-constexpr std::size_t kMostQuestions = 64;    // in a request
-constexpr std::size_t kMostWaiting = 1024;    // then a question is late at once
-constexpr std::int64_t kLeastNs = 1'000'000;  // that an answer may take, whatever the round trip
-constexpr std::int64_t kMostNs = 1'000'000'000;
+constexpr std::size_t kMostQuestions = 64;  // in a request
+constexpr std::size_t kMostWaiting = 1024;  // then a question is late at once
+constexpr std::int64_t kLeastUs = 1'000;    // that an answer may take, whatever the round trip
+constexpr std::int64_t kMostUs = 1'000'000;
 constexpr std::size_t kInputs = std::size_t{rate::kMostSamples} * rate::kFieldCount;
 constexpr std::size_t kAnswerBytes = rate::kHorizons.size() * sizeof(float);
 constexpr float kLargestRate = 125e9F;  // 1 Tbit/s
@@ -76,7 +76,7 @@ class TritonRates final : public KeptRates<Known> {
                  std::to_string(frame.sample) + " cannot be, or those before it are missing";
     }
     if (frame.asked != 0) {
-      const std::int64_t trip_ns = frame.fields[rate::At::min_rtt] * 1000;
+      const std::int64_t trip_us = frame.fields[rate::At::min_rtt];
       if (!added || known->samples < least) {
         answers_.push_back(answer);
       } else if (waiting_.size() >= kMostWaiting) {
@@ -84,7 +84,7 @@ class TritonRates final : public KeptRates<Known> {
         answers_.push_back(answer);
       } else {
         waiting_.push_back(
-            {answer, arrived_ns + std::clamp(trip_ns, kLeastNs, kMostNs), known->x_SF});
+            {answer, arrived_ns + 1000 * std::clamp(trip_us, kLeastUs, kMostUs), known->x_SF});
         changed_.notify_all();
       }
     }

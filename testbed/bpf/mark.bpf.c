@@ -2,7 +2,8 @@
 //
 // tc egress: gives each packet of a registered TCP flow the codepoint that its decision says
 // (mark.h). Only packets that the kernel sent as ECT are touched: the connection has negotiated
-// ECN, and it is no retransmission. Of followed flows it also says each packet, and tc ingress each
+// ECN, and it is no retransmission, unless its congestion control wants ECN on those too, as DCTCP
+// does. Of followed flows it also says each packet, and tc ingress each
 // acknowledgement.
 #include "mark.h"
 
@@ -169,11 +170,12 @@ static __always_inline void rewrite(struct __sk_buff* skb, const struct tcp_pack
 
 // The flow's record, made for the first packet of one that goes to a port that is followed.
 static __always_inline struct sq_followed* followed_of(__u64 cookie, const struct tcp_packet* p,
+                                                       int data,
                                                        const struct sq_follower* follower) {
   struct sq_followed* followed = bpf_map_lookup_elem(&sq_followed, &cookie);
   if (!follower) return followed;
   if (!followed) {
-    if (p->ecn == 0 || p->ecn == CE) return 0;  // nothing could be marked
+    if (!data || p->ecn == 0 || p->ecn == CE) return 0;  // nothing could be marked
     if (!is_among(follower->port, follower->ports, p->destination_port)) return 0;
     struct sq_followed fresh = {};
     bpf_map_update_elem(&sq_followed, &cookie, &fresh, BPF_NOEXIST);
@@ -219,7 +221,7 @@ int sq_mark(struct __sk_buff* skb) {
   } else {
     follower = 0;
   }
-  struct sq_followed* followed = followed_of(cookie, &p, follower);
+  struct sq_followed* followed = followed_of(cookie, &p, data, follower);
   const struct sq_decision* decision = followed ? 0 : bpf_map_lookup_elem(&sq_decisions, &cookie);
   if (!followed && !decision) return 0;
   if (!now_ns) now_ns = bpf_ktime_get_ns();

@@ -78,7 +78,7 @@ struct sq_counts {
   __u64 by_codepoint[4];
   __u64 decided;  // as a valid decision says; the others are plain
   __u64 stale;    // plain because the decision's time was over
-  __u64 not_ect;  // left alone: the kernel sent them without ECT, as it does a retransmission
+  __u64 not_ect;  // left alone: the kernel sent them without ECT, as Cubic's retransmissions
   __u64 gso;      // super-packets, plain: they must not come (gso_max_segs 1)
   __u64 unsaid;   // events that found no room in the ring
 };

@@ -151,7 +151,8 @@ inline std::uint32_t attached(unsigned index) {
   return options.prog_id;
 }
 
-inline int map_of(std::uint32_t program, const std::string& name) {
+// Throws std::runtime_error: it has none of this name whose values are so large.
+inline int map_of(std::uint32_t program, const std::string& name, std::size_t value_bytes) {
   const int fd = bpf_prog_get_fd_by_id(program);
   if (fd < 0) fail("program " + std::to_string(program));
   std::array<std::uint32_t, 16> ids{};
@@ -166,11 +167,13 @@ inline int map_of(std::uint32_t program, const std::string& name) {
     const int map = bpf_map_get_fd_by_id(ids[i]);
     bpf_map_info what{};
     bytes = sizeof what;
-    if (map >= 0 && bpf_obj_get_info_by_fd(map, &what, &bytes) == 0 && name == what.name)
+    if (map >= 0 && bpf_obj_get_info_by_fd(map, &what, &bytes) == 0 && name == what.name &&
+        what.value_size == value_bytes) {
       return map;
+    }
     if (map >= 0) ::close(map);
   }
-  throw std::runtime_error("the attached program has no map " + name +
+  throw std::runtime_error("the attached program has no such map " + name +
                            ": it is another version's; `tc filter del dev DEVICE egress prio " +
                            std::to_string(kPriority) + "` takes it off");
 }

@@ -57,11 +57,11 @@ class Follower {
  public:
   explicit Follower(FollowOptions options) : options_(std::move(options)) {
     const std::uint32_t program = required(options_.device, index_of(options_.device));
-    follower_map_ = map_of(program, "sq_follower");
-    followed_map_ = map_of(program, "sq_followed");
-    batches_map_ = map_of(program, "sq_batches");
-    tuples_map_ = map_of(program, "sq_tuples");
-    events_map_ = map_of(program, "sq_events");
+    follower_map_ = map_of(program, "sq_follower", sizeof(sq_follower));
+    followed_map_ = map_of(program, "sq_followed", sizeof(sq_followed));
+    batches_map_ = map_of(program, "sq_batches", sizeof(sq_batches));
+    tuples_map_ = map_of(program, "sq_tuples", sizeof(std::uint64_t));
+    events_map_ = map_of(program, "sq_events", 0);
     const std::uint32_t zero = 0;
     if (bpf_map_lookup_elem(follower_map_, &zero, &said_) != 0) fail("map");
     if (said_.listens_until_ns > now_ns()) {
@@ -246,6 +246,7 @@ class Follower {
     int lowest = 0;
     while (numbers_.count(lowest) != 0) ++lowest;
     if (spare_.link && spare_.number == lowest) return;
+    if (spare_.link) add(spare_.link->counts());
     const std::string name = options_.name + "-" + std::to_string(lowest);
     spare_ = {lowest, std::make_unique<agent::AgentLink>(options_.agent, name), {}};
   }

@@ -131,7 +131,7 @@ int attach(const std::string& device, const std::string& object) {
 int detach(const std::string& device) {
   const unsigned index = index_of(device);
   const std::uint32_t program = required(device, index);
-  const int map = map_of(program, "sq_attachment");
+  const int map = map_of(program, "sq_attachment", sizeof(sq_settings));
   sq_settings settings{};
   const std::uint32_t zero = 0;
   if (bpf_map_lookup_elem(map, &zero, &settings) != 0) fail("map");
@@ -149,13 +149,14 @@ int status(const std::string& device) {
     std::printf("{\"device\": \"%s\", \"attached\": false}\n", device.c_str());
     return 0;
   }
-  const int counted = map_of(program, "sq_flow_counts");
+  const int counted = map_of(program, "sq_flow_counts", sizeof(sq_counts));
   std::printf("{\"device\": \"%s\", \"attached\": true, \"gso_max_segs\": %u, \"flows\": [",
               device.c_str(), gso_max_segs(index));
   const char* comma = "";
   const auto print = [](__u64 value) { return static_cast<unsigned long long>(value); };
   for (const bool followed : {false, true}) {
-    const int flows = map_of(program, followed ? "sq_followed" : "sq_decisions");
+    const int flows = followed ? map_of(program, "sq_followed", sizeof(sq_followed))
+                               : map_of(program, "sq_decisions", sizeof(sq_decision));
     std::uint64_t cookie = 0, next = 0;
     for (bool first = true; bpf_map_get_next_key(flows, first ? nullptr : &cookie, &next) == 0;
          first = false) {
@@ -176,6 +177,12 @@ int status(const std::string& device) {
       comma = ", ";
     }
   }
+  sq_follower said{};
+  const std::uint32_t zero = 0;
+  bpf_map_lookup_elem(map_of(program, "sq_follower", sizeof said), &zero, &said);
+  std::printf("], \"plain_ports\": [");
+  for (std::uint32_t i = 0; i < said.plain_ports; ++i)
+    std::printf("%s%u", i == 0 ? "" : ", ", said.plain_port[i]);
   std::printf("]}\n");
   return 0;
 }
@@ -199,7 +206,7 @@ sq_decision decision_of(const std::string& codepoints, std::uint64_t for_ms, std
 int set(const std::string& device, std::uint64_t cookie, const sq_decision& decision) {
   if (cookie == 0)
     throw std::invalid_argument("cookie 0 is no socket's; ask getsockopt(SO_COOKIE)");
-  const int map = map_of(required(device, index_of(device)), "sq_decisions");
+  const int map = map_of(required(device, index_of(device)), "sq_decisions", sizeof(sq_decision));
   if (bpf_map_update_elem(map, &cookie, &decision, BPF_ANY) != 0) fail("map");
   std::printf("{\"cookie\": %llu}\n", static_cast<unsigned long long>(cookie));
   return 0;
@@ -207,8 +214,8 @@ int set(const std::string& device, std::uint64_t cookie, const sq_decision& deci
 
 int forget(const std::string& device, std::uint64_t cookie) {
   const std::uint32_t program = required(device, index_of(device));
-  for (const char* name : {"sq_decisions", "sq_flow_counts"}) {
-    const int map = map_of(program, name);
+  for (const int map : {map_of(program, "sq_decisions", sizeof(sq_decision)),
+                        map_of(program, "sq_flow_counts", sizeof(sq_counts))}) {
     if (bpf_map_delete_elem(map, &cookie) != 0 && errno != ENOENT) fail("map");
   }
   std::printf("{\"cookie\": %llu}\n", static_cast<unsigned long long>(cookie));
@@ -368,6 +375,11 @@ FollowOptions follow_options(const std::vector<std::string>& a) {
   if (!followed && options.plain_ports.empty()) {
     throw std::invalid_argument(
         "follow: say --port, --plain-port or --cookie, or nothing is followed");
+  }
+  for (const std::uint16_t port : options.plain_ports) {
+    if (std::find(options.ports.begin(), options.ports.end(), port) != options.ports.end())
+      throw std::invalid_argument("port " + std::to_string(port) +
+                                  " is a --port and a --plain-port");
   }
   if (followed && options.agent.empty() == (options.threshold_ms == 0))
     throw std::invalid_argument("follow: an agent decides, or --last-latency-ms; say one of them");

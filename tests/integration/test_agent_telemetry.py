@@ -193,6 +193,26 @@ def test_a_reader_that_hangs_up_again_and_again_is_not_a_line_each(
     assert sum("unix:" in each for each in agent.complaints) == 1
 
 
+@pytest.mark.parametrize("listens", [True, False])
+def test_what_waits_at_the_end_is_told_or_counted_as_lost(
+    make_artifact: Callable[..., Path], tmp_path: Path, listens: bool
+) -> None:
+    """Who begins to listen just before the end hears all of it; without anybody it is not passed over."""
+    with agent_telling(tmp_path, make_artifact(1, tokens=16)) as (agent, listen, telemetry):
+        with LiveSender(listen, deadline_us=1_000_000) as sender:
+            sender.until_decided()
+            events = 8 * len(sender.outcomes)
+        wait_until(lambda: agent.metrics()["senders"] == 0, "it has not left")
+        agent.complained("nobody listens there")
+        reader = Reader(telemetry) if listens else None
+        lost = agent.end()["telemetry_dropped"]
+    if reader is None:
+        assert lost >= events
+        return
+    assert lost == 0
+    assert len(numbers(reader.end(), 1)) >= events
+
+
 def test_senders_have_numbers_of_their_own(make_artifact: Callable[..., Path], tmp_path: Path) -> None:
     with agent_telling(tmp_path, make_artifact(1, tokens=16)) as (agent, listen, telemetry):
         reader = Reader(telemetry)

@@ -214,6 +214,7 @@ def test_a_second_follower_and_a_device_without_a_marker_get_one_line(tmp_path: 
     with followed(tmp_path, tmp_path / "agent.sock") as on:
         assert "another `mark follow` is at work" in follow(on.bed, "--port=1")
         assert "say --port, --plain-port or --cookie" in follow(on.bed)
+        assert "port 1 is a --port and a --plain-port" in follow(on.bed, "--port=1", "--plain-port=1")
         both = follow(on.bed, "--port=1", "--last-latency-ms=5")
         assert "an agent decides, or --last-latency-ms; say one of them" in both
         assert "--port 0: must be a number from 1" in follow(on.bed, "--port=0")
@@ -226,7 +227,8 @@ def test_a_second_follower_and_a_device_without_a_marker_get_one_line(tmp_path: 
 def test_what_goes_to_a_plain_port_is_ect1_and_nobody_hears_of_it(tmp_path: Path) -> None:
     with followed(tmp_path, "/nobody", ADDRESS_B, f"--plain-port={PORT}") as on:
         on.wait(on.connection(0.5))
-        assert on.marker("status", DEVICE)["flows"] == []
+        said = on.marker("status", DEVICE)
+        assert (said["flows"], said["plain_ports"]) == ([], [PORT])
     assert set(on.wire()) <= {ECT1, NOT_ECT}
     assert on.wire().count(ECT1) > 100
     assert on.said("sent") == []

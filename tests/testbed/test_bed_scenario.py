@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -162,6 +163,11 @@ def test_a_kernels_flows_are_marked_answer_marks_and_are_moved(tmp_path: Path) -
     assert all(row["s1_goodput_bps"] > 1e6 and row["rtt_p50_us"] >= 40_000 for row in by.values())
     assert run().equals(table)
     assert len(said) == 6  # nothing was run again
+    other = {"uncoupled": replace(models["uncoupled"], content="0" * 64)}
+    scenario.run(
+        "try", asked.model_copy(update=short | {"controls": ["model"]}), tmp_path, said.append, models=other
+    )
+    assert len(said) == 7  # by another model
     assert DCTCP not in CONTROLS.read_text().split()
 
 
