@@ -87,8 +87,9 @@ def _seconds(parts: list[Part], seed: int) -> tuple[float, float]:
     """Seconds until the error was next to its least, and targets a second."""
     import torch
 
-    from models.forecasters.event_stream import EventStreamParams, trained
+    from models.forecasters.event_stream import Course, EventStreamParams
     from models.forecasters.forecaster import variants
+    from models.training.query_training import train
 
     (variant,) = variants(Path("forecasters.yaml"), [VARIANT])
     params = variant.params
@@ -100,7 +101,9 @@ def _seconds(parts: list[Part], seed: int) -> tuple[float, float]:
         ends.append(time.perf_counter() - started)
         print(f"seed {seed}, {ends[-1]:.0f} s: {line}", flush=True)
 
-    epochs = trained(parts, params, seed, say).epochs
+    trainer = Course(parts, params, seed).trainer
+    train(trainer, say)
+    epochs = trainer.epochs
     errors = [epoch["validation_log_mse"] for epoch in epochs]
     reached = next(end for end, error in zip(ends, errors, strict=True) if error <= NEXT_TO * min(errors))
     return reached, statistics.median(epoch["targets_per_s"] for epoch in epochs)

@@ -17,7 +17,8 @@ LOOPBACK: Final = "127.0.0.1"
 # says that no other machine is to join; by its name it is for other systems, but it counts on all.
 ALONE: Final = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 OBJECT_STORE_BYTES: Final = 128 * 1024 * 1024  # windows are memory-mapped from disk, not shipped through Ray
-# Ray waits 30 s for its node and 60 s for a worker, too few on a machine that is busy with something else.
+# Ray gives a worker 60 s, too few on a machine that is busy with something else. Of the 30 s that its Python
+# gives the node itself nothing can be changed: hence START_TRIES.
 PATIENCE: Final = {"RAY_raylet_start_wait_time_s": "180", "RAY_worker_register_timeout_seconds": "180"}
 
 START_TRIES: Final = 3

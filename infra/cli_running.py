@@ -171,7 +171,9 @@ def schedule(
     judge: Annotated[float, typer.Option(help="seconds after them that it is judged on")] = 10.0,
     least_windows: Annotated[int, typer.Option(help="fewer in either part: the round is declined")] = 200,
     rounds: Annotated[int | None, typer.Option(help="stop after so many (default: never)")] = None,
-    metrics_port: Annotated[int, typer.Option(help="Prometheus port on loopback; 0: a free one")] = 0,
+    metrics_port: Annotated[
+        int, typer.Option(help="Prometheus port, at SWIFTQUEUE_METRICS_ADDRESS; 0: a free one")
+    ] = 0,
     drift: Annotated[
         float, typer.Option(help="stability index of an input beyond which it has drifted")
     ] = DRIFT,
@@ -247,7 +249,7 @@ def agent(
     ] = False,
     deadline_us: Annotated[int, typer.Option(help="of batches that do not say when they are due")] = 2_000,
     metrics_port: Annotated[
-        int | None, typer.Option(help="Prometheus endpoint on loopback; 0 is any free port")
+        int | None, typer.Option(help="Prometheus port, at SWIFTQUEUE_METRICS_ADDRESS; 0: a free one")
     ] = None,
     telemetry: Annotated[
         str | None, typer.Option(help="unix:PATH or a file for what is sent and acknowledged")

@@ -40,7 +40,9 @@ def trace_add(
 @trace_app.command("simulate")
 def trace_simulate(
     output: Annotated[Path, typer.Argument(help="folder for the packet table")],
-    seed: Annotated[int, typer.Option(help="of the traffic; 1 and 2 are the default traces'")] = 3,
+    seed: Annotated[
+        int, typer.Option(help="of the traffic; not 1, 2 or 401 to 404, the default traces'")
+    ] = 3,
     seconds: Annotated[float, typer.Option(help="how long it lasts")] = 660.0,
 ) -> None:
     """Simulate one more trace of section `simulate` and extract it: to be replayed, not for DVC.

@@ -80,7 +80,8 @@ class EventStreamLoop(EventStreamFit):
 
     seed: Annotated[int, Field(ge=0)]
     """Of weights, batches and dropout."""
-
+    workers: Count
+    """Ray Train workers, one core each; each has some of a step's segments."""
     served_level: Annotated[Annotated[float, Field(gt=0, lt=1)] | None, Field(default=None)]
     """The one of `quantiles` that is served; null: the median, or the mean where there are no quantiles."""
 

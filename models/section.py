@@ -67,7 +67,9 @@ def read_all(path: Path) -> dict[str, Any]:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = (str(error) or "nested too deep").splitlines()[-1].strip()
         raise ValueError(f"{path}: not valid YAML: {reason}") from error
-    return sections if isinstance(sections, dict) else {}
+    if not isinstance(sections, dict):
+        raise ValueError(f"{path}: must hold sections by name, not a {type(sections).__name__}")
+    return sections
 
 
 def near(word: str, known: list[str]) -> str:

@@ -30,7 +30,7 @@ def parameters() -> dict[str, list[str]]:
     rows = [f"{section}.{key}" for one, section in of for key in one.row_keys]
     others = [section for _, section in of if section != "pretrain"]
     return {
-        "windows": ["windows", "extract.traces", "architecture", *rows],
+        "windows": ["windows", "extract.traces", "architecture", "split.protocol", *rows],
         "pretrain": ["pretrain", "architecture", *others],
     }
 

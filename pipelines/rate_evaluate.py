@@ -79,7 +79,7 @@ def main(params: Given, flows: Given, models: Given, output: Given) -> None:
     if not networks:
         raise StageError(f"no networks under {models}; run the stage `rate_train` first")
     found = evaluate(read(params, RateEvaluateParams), flows, networks)
-    write_file(output, json.dumps(found, indent=1) + "\n")
+    write_file(output, json.dumps(found, indent=1, allow_nan=False) + "\n")
     for line in said(found):
         print(line)
 

@@ -18,7 +18,7 @@ import numpy as np
 import polars as pl
 from pydantic import Field
 
-from feature_store.rate.tables import FLOW_SCHEMA, SAMPLE_SCHEMA, paths_in, write_path
+from feature_store.rate.tables import FLOW_SCHEMA, SAMPLE_SCHEMA, described, write_path
 from feature_store.rate.traces import ADDED
 from models.section import Section, read
 from pipelines.simulators import PROJECT, Runs, build_simulator
@@ -129,7 +129,7 @@ def simulate(
     Args:
         params: the section.
         output: folder of the tables; paths of other settings in it are replaced or removed, but for those
-            that `swiftqueue rate add` wrote.
+            that `swiftqueue rate add` wrote, or that nobody can say what they are.
         program: what `build_simulator(program="rate")` returned.
         report: called with the name of a path that is ready, how many are, and of how many.
 
@@ -137,12 +137,11 @@ def simulate(
         StageError: the program ended with an error, or what it wrote cannot be; the line names the path.
     """
     wanted = params.paths()
-    known = _there(output)
+    known = {place.name.removeprefix("path="): described(place) for place in output.glob("path=*")}
     there = {name for name, about in known.items() if wanted.get(name) == about}
-    for place in output.glob("path=*"):
-        name = place.name.removeprefix("path=")
-        if name not in wanted and known.get(name, {}).get("source") != ADDED:
-            shutil.rmtree(place)
+    for name, about in known.items():
+        if name not in wanted and about is not None and about.get("source") != ADDED:
+            shutil.rmtree(output / f"path={name}")
     todo = [name for name in wanted if name not in there]
     done = itertools.count(len(there) + 1)
     runs = Runs(program)
@@ -161,13 +160,6 @@ def simulate(
 
     runs.each(run, todo)
     return len(todo)
-
-
-def _there(output: Path) -> dict[str, dict[str, Any]]:
-    try:
-        return paths_in(output)
-    except ValueError:
-        return {}
 
 
 def main(params: Given, output: Given) -> None:

@@ -1,4 +1,4 @@
-"""Stage `split`: each trace's windows divided by time; another division leaves the windows as they are."""
+"""Stage `split`: each trace's windows divided by time."""
 
 from __future__ import annotations
 

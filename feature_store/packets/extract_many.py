@@ -62,7 +62,7 @@ def extract_traces(jobs: Sequence[Job], output: Path) -> list[Outcome]:
             raise ValueError(
                 f"{count} captures have the trace name {name!r}: rename them or extract them apart"
             )
-        if not name or name.startswith(".") or "/" in name:
+        if not name or name.startswith(".") or set(name) & set("/*?[]"):
             raise ValueError(f"trace name {name!r} cannot name a folder: rename the capture")
     output.mkdir(parents=True, exist_ok=True)
     sizes = [_unpacked_bytes(job.capture) for job in jobs]

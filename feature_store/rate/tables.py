@@ -124,6 +124,15 @@ def checked(name: str, samples: pl.DataFrame, flows: pl.DataFrame) -> tuple[pl.D
     return samples, flows
 
 
+def described(place: Path) -> dict[str, Any] | None:
+    """What the path of a folder is; None where its description is missing or damaged."""
+    try:
+        about = json.loads((place / PATH).read_text())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return about if isinstance(about, dict) and about.get("kind") in KINDS else None
+
+
 def paths_in(folder: Path) -> dict[str, dict[str, Any]]:
     """What each path under `folder` is, by name, in the names' order.
 
@@ -132,11 +141,8 @@ def paths_in(folder: Path) -> dict[str, dict[str, Any]]:
     """
     found: dict[str, dict[str, Any]] = {}
     for place in sorted(folder.glob("path=*")):
-        try:
-            about = json.loads((place / PATH).read_text())
-        except (ValueError, RecursionError):
-            about = None
-        if not isinstance(about, dict) or about.get("kind") not in KINDS:
+        about = described(place)
+        if about is None:
             raise ValueError(f"{place / PATH} is damaged, or its `kind` is none of {', '.join(KINDS)}")
         found[place.name.removeprefix("path=")] = about
     if not found:

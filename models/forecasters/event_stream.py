@@ -37,7 +37,15 @@ from models.networks.scaling import ScaledFeature, fit_features, fit_target
 from models.sharp import sharp_changes
 from models.training.calibration import Doubles, calibrated, missed, newest
 from models.training.loss import example_weights
-from models.training.query_training import SEARCH, Batch, QueryTraining, head_tuned, held_out_error, train
+from models.training.query_training import (
+    SEARCH,
+    Batch,
+    QueryTrainer,
+    QueryTraining,
+    head_tuned,
+    held_out_error,
+    train,
+)
 
 PAST_FILE: Final = "past.safetensors"
 SPLIT_SHARE: Final = 0.2  # of a slice: calibrates instead of tuning the head
@@ -96,8 +104,9 @@ class EventStream(Forecaster):
     @classmethod
     def fit(cls, parts: Sequence[Part], params: EventStreamParams, seed: int, say: Say) -> Self:
         """Train on the earlier part of each slice; the last tenth chooses the epoch."""
-        found = trained(parts, params, seed, say)
-        return cls(found.model, params, found.past)
+        course = Course(parts, params, seed)
+        train(course.trainer, say)
+        return cls(course.model, params, course.past())
 
     def tuned(self, part: Part) -> Self:
         """Train the head alone on states of the frozen network, computed once."""
@@ -155,34 +164,34 @@ class EventStream(Forecaster):
 FORECASTERS: Final = {"event-stream": EventStream}
 
 
-@dataclass(frozen=True)
-class Trained:
-    """A network, a record of each epoch, and what its levels missed in what was held out, by part."""
+class Course:
+    """A network, what it learns from and what chooses its epoch; of several workers one's share."""
 
-    model: EventPredictor
-    epochs: list[dict[str, float]]
-    past: tuple[Doubles, ...]
+    def __init__(
+        self, parts: Sequence[Part], params: EventStreamFit, seed: int, rank: int = 0, workers: int = 1
+    ) -> None:
+        """Make an untrained network; the last tenth of each part is held out."""
+        learnt, held_out = zip(*(part.held_out() for part in parts), strict=True)
+        torch.manual_seed(seed)
+        self.model, self.params = _untrained(learnt, params), params
+        self.held_out = [(_log(part, params), part.latencies_us()) for part in held_out]
+        lesson = _Lesson(learnt, self.model, params, seed, rank, workers)
 
+        def validate() -> float:
+            own = self.held_out[rank::workers]
+            shown = ((encode_log(self.model, log), came_BH) for log, came_BH in own)
+            return held_out_error(self.model, shown, workers)
 
-def trained(parts: Sequence[Part], params: EventStreamFit, seed: int, say: Say) -> Trained:
-    """Train the network, as `EventStream.fit`; its levels are as they were learned, not calibrated."""
-    learnt, held_out = zip(*(part.held_out() for part in parts), strict=True)
-    torch.manual_seed(seed)
-    model = _untrained(learnt, params)
-    logs = [(_log(part, params), part.latencies_us()) for part in held_out]
-    lesson = _Lesson(learnt, model, params, np.random.default_rng(seed))
-    epochs = train(
-        model,
-        lesson.batches,
-        lesson.steps,
-        lambda: held_out_error(model, ((encode_log(model, log), came_BH) for log, came_BH in logs)),
-        params,
-        say,
-    )
-    if not params.calibration:
-        return Trained(model, epochs, ())
-    past = [missed(model, encode_log(model, log), came_BH) for log, came_BH in logs]
-    return Trained(model, epochs, (np.concatenate(past),))
+        self.trainer = QueryTrainer(
+            self.model, lesson.batches, lesson.steps, validate, params, seed, rank, workers
+        )
+
+    def past(self) -> tuple[Doubles, ...]:
+        """What the trained network's levels missed in what was held out, where that calibrates them."""
+        if not self.params.calibration:
+            return ()
+        shown = ((encode_log(self.model, log), came_BH) for log, came_BH in self.held_out)
+        return (np.concatenate([missed(self.model, encoded, came_BH) for encoded, came_BH in shown]),)
 
 
 def _log(part: Part, params: EventStreamFit, queue: int = AS_SENT, phase: int = 0) -> Log:
@@ -206,16 +215,19 @@ def _untrained(learnt: Sequence[Part], params: EventStreamFit) -> EventPredictor
 
 
 class _Lesson:
-    """The batches of each epoch."""
+    """The batches of each epoch; of several workers each has every so many segments of a step."""
 
     def __init__(
         self,
         learnt: Sequence[Part],
         model: EventPredictor,
         params: EventStreamFit,
-        random: np.random.Generator,
+        seed: int,
+        rank: int = 0,
+        workers: int = 1,
     ) -> None:
-        self.learnt, self.target, self.params, self.random = learnt, model.target, params, random
+        self.learnt, self.target, self.params, self.seed = learnt, model.target, params, seed
+        self.rank, self.workers = rank, workers
         sharp = [sharp_changes(_packet_latencies(part), part.change) for part in learnt]
         self.weights = [
             example_weights(_packet_latencies(part), sharp_N1, params.sharp_weight)[:, 0]
@@ -227,23 +239,28 @@ class _Lesson:
         )
         events = sum(len(_log(part, params).ack_E) for part in learnt)
         self.steps = max(1, round(events / params.segment_events / params.segments))
+        random = np.random.default_rng(seed)
         self.phases = np.concatenate(
             [random.permutation(HORIZON) for _ in range(-(-params.epochs // HORIZON))]
         )
 
     def batches(self, epoch: int) -> Iterator[Batch]:
         """Segments in random order, each beginning at another event than in other epochs."""
-        step = self.params.segment_events
+        step, random = self.params.segment_events, np.random.default_rng([self.seed, epoch])
         taught = [self._taught(number, int(self.phases[epoch])) for number in range(len(self.learnt))]
         begins = [
             (number, begin)
             for number, one in enumerate(taught)
-            for begin in range(int(self.random.integers(step)) - step, len(one.log.ack_E), step)
+            for begin in range(int(random.integers(step)) - step, len(one.log.ack_E), step)
         ]
-        order = self.random.permutation(len(begins))
+        order = random.permutation(len(begins))
         for first in range(0, len(order), self.params.segments):
             chosen = [begins[place] for place in order[first : first + self.params.segments]]
-            yield self._batch([(taught[number], begin) for number, begin in chosen])
+            signs = random.choice(np.array([-1, 1], np.float32), (len(chosen), len(self.codes[1])))
+            segments = [_Segment(taught[number], begin, step) for number, begin in chosen]
+            known = sum(int((one.weight_QH > 0).sum()) for one in segments)
+            own = slice(self.rank, None, self.workers)
+            yield self._batch(segments[own], torch.from_numpy(signs[own]), known)
 
     def _taught(self, number: int, phase: int) -> _Taught:
         part = self.learnt[number]
@@ -254,33 +271,43 @@ class _Lesson:
         target_BH, weight_BH = target_N[packets_BH], self.weights[number][packets_BH]
         return _Taught(log, torch.from_numpy(target_BH), torch.from_numpy(weight_BH))
 
-    def _batch(self, chosen: Sequence[tuple[_Taught, int]]) -> Batch:
+    def _batch(self, segments: Sequence[_Segment], signs_GC: torch.Tensor, known: int) -> Batch:
+        if not segments:
+            nothing = torch.zeros(0, HORIZON)
+            return Batch((), nothing, nothing, known)
         reach = self.params.reach
         length = reach + self.params.segment_events  # both are whole blocks
         rows = []
-        for place, (one, begin) in enumerate(chosen):
-            start = max(0, begin - reach)
-            decided = slice(
-                *np.searchsorted(one.log.cut_B, [max(begin, 1), begin + self.params.segment_events])
-            )
-            x_NF, ack_N = segment(one.log, start, length)
-            x_QHP = torch.from_numpy(one.log.x_BHP[decided])
-            cut_Q = torch.from_numpy(one.log.cut_B[decided] - start + place * length)
-            x_NF, x_QHP = self._renamed(x_NF, x_QHP)
-            rows.append((x_NF, ack_N, cut_Q, x_QHP, one.target_BH[decided], one.weight_BH[decided]))
+        for place, (one, signs_C) in enumerate(zip(segments, signs_GC, strict=True)):
+            start = max(0, one.begin - reach)
+            x_NF, ack_N = segment(one.taught.log, start, length)
+            x_QHP = torch.from_numpy(one.taught.log.x_BHP[one.decided])
+            cut_Q = torch.from_numpy(one.taught.log.cut_B[one.decided] - start + place * length)
+            x_NF, x_QHP = self._renamed(x_NF, x_QHP, signs_C)
+            rows.append((x_NF, ack_N, cut_Q, x_QHP, one.taught.target_BH[one.decided], one.weight_QH))
         x, ack, cut, asked, target, weight = zip(*rows, strict=True)
         inputs = (torch.stack(x), torch.stack(ack), torch.cat(cut), torch.cat(asked))
-        return Batch(inputs, torch.cat(target), torch.cat(weight))
+        return Batch(inputs, torch.cat(target), torch.cat(weight), known)
 
-    def _renamed(self, x_NF: torch.Tensor, x_QHP: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _renamed(
+        self, x_NF: torch.Tensor, x_QHP: torch.Tensor, signs_C: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Other signs for the codes of flows and receivers: what a flow was called says nothing of others."""
         event_codes, query_codes = self.codes
-        signs = torch.from_numpy(self.random.choice(np.array([-1, 1], np.float32), len(query_codes)))
-        if len(signs):
+        if len(signs_C):
             x_QHP = x_QHP.clone()
-            x_NF[:, event_codes] *= signs
-            x_QHP[..., query_codes] *= signs
+            x_NF[:, event_codes] *= signs_C
+            x_QHP[..., query_codes] *= signs_C
         return x_NF, x_QHP
+
+
+class _Segment:
+    """Events of a trace from `begin` on, so many, and the decisions among them."""
+
+    def __init__(self, taught: _Taught, begin: int, events: int) -> None:
+        self.taught, self.begin = taught, begin
+        self.decided = slice(*np.searchsorted(taught.log.cut_B, [max(begin, 1), begin + events]))
+        self.weight_QH = taught.weight_BH[self.decided]
 
 
 def _packet_latencies(part: Part) -> NDArray[np.float32]:

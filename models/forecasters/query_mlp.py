@@ -27,7 +27,15 @@ from models.networks.scaling import ScaledFeature, Target, fit_features, fit_tar
 from models.section import Count
 from models.sharp import sharp_changes
 from models.training.loss import example_weights
-from models.training.query_training import SEARCH, Batch, QueryTraining, head_tuned, held_out_error, train
+from models.training.query_training import (
+    SEARCH,
+    Batch,
+    QueryTrainer,
+    QueryTraining,
+    head_tuned,
+    held_out_error,
+    train,
+)
 
 PHASES: Final = HORIZON  # decisions begin at each packet: every SEND is seen at each place of a batch
 
@@ -85,18 +93,16 @@ class QueryMlpForecaster(Forecaster):
             order_N = random.permutation(len(x_NHP))
             for first in range(0, len(order_N), params.batch_size):
                 chosen = order_N[first : first + params.batch_size]
-                yield Batch((torch.from_numpy(x_NHP[chosen]),), target_NH[chosen], weight_NH[chosen])
+                x_QHP, weight_QH = torch.from_numpy(x_NHP[chosen]), weight_NH[chosen]
+                yield Batch((x_QHP,), target_NH[chosen], weight_QH, int((weight_QH > 0).sum()))
 
         fitted = cls(model, params)
         shown = [(replayed(part).x_DHF, part.latencies_us()) for part in held_out]
-        train(
-            model,
-            batches,
-            steps,
-            lambda: held_out_error(model, ((fitted._encoded(x), came_BH) for x, came_BH in shown)),
-            params,
-            say,
-        )
+
+        def validate() -> float:
+            return held_out_error(model, ((fitted._encoded(x), came_BH) for x, came_BH in shown))
+
+        train(QueryTrainer(model, batches, steps, validate, params, seed), say)
         return fitted
 
     def tuned(self, part: Part) -> Self:

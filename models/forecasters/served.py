@@ -1,54 +1,102 @@
-"""Pre-training of the event stream for the loop: the forecaster's, put into the form that is served.
+"""Pre-training of the event stream for the loop: as a Ray Train job, in the form that is served.
 
-One process does it. A run that is stopped begins again.
+Gradients are summed over the workers. A job that was killed and is run again ends with the weights it would
+have had.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from feature_store.events.definition import EVENTS
 from feature_store.packets.schema import HORIZON, scan_packets
 from models.architecture import EventStreamLoop
-from models.forecasters.event_stream import trained
-from models.forecasters.forecaster import Trace
-from models.networks.event_window import served
-from models.networks.loop_network import Pretrained
+from models.forecasters.event_stream import Course
+from models.forecasters.forecaster import Part, Trace
+from models.import_closure import code_hash
+from models.networks.event_window import EventWindowPredictor, served
+from models.networks.loop_network import Data, Pretrained
+from models.sharp import Change
 from models.training.calibration import calibrated
-from models.training.windows import WindowSet
+from models.training.epochs import best_of, run_epochs
+from models.training.ray_job import run_job
+from models.training.windows import fingerprint, load_windows
+
+READ: Final = ("packets", "windows", "split")  # what a worker reads, as `Data` names it
 
 
-def pretrain(
-    windows: WindowSet, packets: Path, params: EventStreamLoop, say: Callable[[str], None]
-) -> Pretrained:
-    """Train on the pre-training slices of all traces; each epoch is said in a line.
+def pretrain(data: Data, params: EventStreamLoop, say: Callable[[dict[str, Any]], None]) -> Pretrained:
+    """Train on the pre-training slices of all traces.
+
+    The job's checkpoints lie in a folder named after a hash of windows, parameters and code: only the same
+    work is ever resumed. The caller removes it once the result is saved.
 
     Args:
-        windows: whose traces and slices; of the definition `event-stream`.
-        packets: packet tables by trace.
+        data: of the stages; windows of the definition `event-stream`.
         params: sizes, and how.
-        say: told of each epoch.
+        say: told the record of each epoch, and where a stopped job goes on (`resumed_at_epoch`).
 
     Raises:
         ValueError: the windows are of another definition or size, or cannot be trained on.
     """
+    parts = parts_of(data, params)
+    work = {**params.model_dump(), "change": data.change.model_dump()}
+    name = fingerprint(data.windows, data.split, work, code_hash(__name__))[:16]
+    storage = data.state / "ray" / f"pretrain-{name}"
+    paths = {name: str(getattr(data, name).absolute()) for name in READ}
+    result = run_job(
+        *(worker, {**paths, "change": data.change.model_dump(), "params": params.model_dump()}),
+        workers=params.workers,
+        storage=storage,
+        say=say,
+        takes=READ,
+    )
+    best, epochs = best_of(result, storage)
+    course = Course(parts, params, params.seed)
+    course.model.load_state_dict(best)
+    return Pretrained(for_service(course, params), epochs, storage)
+
+
+def for_service(course: Course, params: EventStreamLoop) -> EventWindowPredictor:
+    """What is served of a trained network: calibrated, one latency for each packet."""
+    return served(calibrated(course.model.eval(), course.past()), params.served_level)
+
+
+def worker(config: dict[str, Any]) -> None:
+    """Train in one Ray Train worker, which reads the traces itself."""
+    import ray.train
+
+    torch.set_num_threads(1)  # one core per worker; a model this small only loses by more
+    context = ray.train.get_context()
+    params = EventStreamLoop(**config["params"])
+    packets, windows, split = (Path(config[name]) for name in READ)
+    data = Data(packets, windows, split, state=Path(), change=Change(**config["change"]))
+    share = context.get_world_rank(), context.get_world_size()
+    course = Course(parts_of(data, params), params, params.seed, *share)
+    run_epochs(config, course.trainer, params.epochs)
+
+
+def parts_of(data: Data, params: EventStreamLoop) -> list[Part]:
+    """The pre-training slices of all traces.
+
+    Raises:
+        ValueError: the windows are of another definition or size, or a slice holds no decision.
+    """
+    windows = load_windows(data.windows, data.split, change=data.change)
     tokens = params.reach + HORIZON
     if (windows.schema_hash, windows.tokens) != (EVENTS.schema_hash, tokens):
         raise ValueError(
             f"architecture.name is event-stream, and the windows are not of its {tokens} rows; "
             "run the stages `windows` and `split` again"
         )
-    torch.set_num_threads(1)  # a model this small only loses by more
     parts = []
     for name, trace in windows.traces.items():
-        table = scan_packets(packets, name).collect()
+        table = scan_packets(data.packets, name).collect()
         parts.append(Trace(name, table, trace.slices, change=trace.change).to_learn(trace.pretrain))
         if len(parts[-1]) == 0:
             raise ValueError(f"trace {name}: its training slice holds no decision; use a longer protocol")
-    found = trained(parts, params, params.seed, say)
-    numbered: list[dict[str, Any]] = [{"epoch": n, **each} for n, each in enumerate(found.epochs, start=1)]
-    return Pretrained(served(calibrated(found.model, found.past), params.served_level), numbered)
+    return parts

@@ -46,8 +46,8 @@ class EventStream(LoopNetwork):
         return read(params, EventStreamLoop).reach + HORIZON
 
     def how(self, params: EventStreamLoop) -> str:
-        """In one process: a core trains on some 18,000 targets a second, so workers would only cost."""
-        return "event stream, on one core"
+        """By Ray Train."""
+        return f"event stream, {params.workers} Ray Train workers"
 
     def pretrain(
         self,
@@ -56,12 +56,19 @@ class EventStream(LoopNetwork):
         say: Callable[[str], None],
         epoch: Callable[[dict[str, Any]], None],
     ) -> Pretrained:
-        """Train it from the packet tables. A run that is stopped begins again."""
+        """Train it from the packet tables as a Ray Train job, or go on with one that was stopped."""
         from models.forecasters.served import pretrain
-        from models.training.windows import load_windows
+        from models.training.epochs import resumed_line
+        from models.training.query_training import epoch_line
 
-        windows = load_windows(data.windows, data.split, change=data.change)
-        return pretrain(windows, data.packets, params, lambda line: say(f"pretrain: {line}"))
+        def told(record: dict[str, Any]) -> None:
+            if "epoch" not in record:
+                say(resumed_line(record))
+                return
+            say(f"pretrain: {epoch_line(record, params.epochs)}")
+            epoch(record)
+
+        return pretrain(data, params, told)
 
     def build(
         self,

@@ -9,7 +9,6 @@ Shapes: N flows, H horizons (6).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -100,7 +99,8 @@ def _score(name: str, part: str, n: int, h: int, seed: int, rates_N: Floats, y_N
         raise ValueError(f"{name}, {n} to {HORIZONS[h]}: a forecast is 0 or infinite")
     errors = np.abs(rates / y - 1)
     if not len(y):
-        return Score(name, part, n, HORIZONS[h], seed, 0, math.nan, math.nan, math.nan)
+        where = f"no flow of the {part.replace('_', '-')} paths has {n} samples and a rate at {HORIZONS[h]}"
+        raise ValueError(f"{where}: nothing can be scored there; take more flows, or longer ones")
     mean, median, over = float(errors.mean()), float(np.median(errors)), float((rates > y).mean())
     return Score(name, part, n, HORIZONS[h], seed, len(y), mean, median, over)
 

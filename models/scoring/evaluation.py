@@ -49,7 +49,7 @@ def evaluate(
     """Score all methods: the content of `scores.json`, plain JSON without NaN.
 
     `traces` and `all` are nested trace → method → visibility → score; `all` pools the packets of all traces.
-    `last_slice` is the last round's test slice, which the registry's gate looks at.
+    `last_slice` is the last round's test slice alone.
     """
 
     def said(part: Sequence[TracePredictions]) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import math
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -21,7 +20,6 @@ import numpy as np
 import torch
 import torch.distributed
 from pydantic import Field, model_validator
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from feature_store.events.definition import WINDOW
@@ -42,15 +40,16 @@ from models.networks.window_network import WindowNetwork
 from models.section import Above0, Count, Section, near
 from models.sharp import Change
 from models.training import checkpoint
+from models.training.epochs import best_of, resumed_line, run_epochs
 from models.training.examples import Chosen, Examples, epoch_batches, owned, pretraining_split
 from models.training.loss import example_weights, weighted_squared_error
-from models.training.ray_job import report_progress, run_job
+from models.training.ray_job import run_job
 from models.training.windows import WindowSet, fingerprint, load_windows
 
 ADAM_BETAS: Final = (0.9, 0.98)  # Vaswani et al. 2017, section 5.3, as the paper
 ADAM_EPSILON: Final = 1e-9
 FIT_WINDOWS: Final = 4096  # evenly spaced windows that the scaling is fitted on; more change no digit
-FEED_FORWARD: Final = 4  # times the width (Vaswani et al. 2017, table 3; the paper\x27s 256 for 64)
+FEED_FORWARD: Final = 4  # times the width (Vaswani et al. 2017, table 3; the paper's 256 for 64)
 
 
 class PretrainParams(Section):
@@ -172,13 +171,10 @@ def pretrain(
         say=say,
         takes=("windows_dir", "split"),
     )
-    if result.checkpoint is None:
-        raise ValueError(f"{storage}: the job ended without a checkpoint; remove the folder and run again")
+    best, epochs = best_of(result, storage)
     model = network.make(features, target, params, windows.horizon)
-    with result.checkpoint.as_directory() as folder:
-        model.load_state_dict(load_file(Path(folder) / checkpoint.BEST_FILE))
-        progress = checkpoint.read_progress(Path(folder))
-    return Pretrained(model.eval(), progress["epochs"], storage)
+    model.load_state_dict(best)
+    return Pretrained(model.eval(), epochs, storage)
 
 
 def fit_scaling(
@@ -225,20 +221,7 @@ def pretrain_worker(config: dict[str, Any]) -> None:
         rank=context.get_world_rank(),
         workers=context.get_world_size(),
     )
-    if (found := ray.train.get_checkpoint()) is not None:
-        with found.as_directory() as folder:
-            trainer.resume(Path(folder))
-        if trainer.rank == 0:
-            report_progress(config, {"resumed_at_epoch": len(trainer.epochs) + 1})
-    while len(trainer.epochs) < params.epochs:
-        record = trainer.run_epoch()
-        if trainer.rank != 0:
-            ray.train.report(record)
-            continue
-        with tempfile.TemporaryDirectory() as folder:
-            trainer.save(Path(folder))
-            ray.train.report(record, checkpoint=ray.train.Checkpoint.from_directory(folder))
-        report_progress(config, record)
+    run_epochs(config, trainer, params.epochs)
 
 
 class ScaledPrediction(nn.Module):
@@ -376,7 +359,7 @@ def all_sum(values: list[float], workers: int) -> list[float]:
 def epoch_line(record: Mapping[str, Any]) -> str:
     """One line about an epoch, or about where the job was resumed."""
     if "resumed_at_epoch" in record:
-        return f"pretrain: resumed at epoch {record['resumed_at_epoch']} from the last checkpoint"
+        return resumed_line(record)
     speed = record["windows"] / max(record["seconds"], 1e-3)
     return (
         f"pretrain: epoch {record['epoch']}/{record['epochs']}  loss {record['loss']:.4f}  "

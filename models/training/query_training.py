@@ -1,6 +1,6 @@
 """Training of networks that answer queries: the caller's batches, a cosine schedule, the best epoch.
 
-Weights depend on data and seed only.
+Weights depend on data, seed and the number of workers only.
 
 Shapes: Q decisions of a batch, H horizon (8 packets).
 """
@@ -10,12 +10,14 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 import torch
+import torch.distributed
 from torch import Tensor, nn
 
 from models.architecture import QueryFit
@@ -25,9 +27,10 @@ from models.networks.scaling import MIN_LATENCY_US
 from models.search import Between, Space
 from models.section import Above0, Count
 from models.sharp import PAPERS, Change, sharp_changes
+from models.training import checkpoint
 from models.training.finetuning import FinetuneParams, M, with_trained_head
 from models.training.loss import weighted_error
-from models.training.pretraining import ADAM_BETAS
+from models.training.pretraining import ADAM_BETAS, all_sum
 from models.training.windows import Floats
 
 LEAST_RATE: Final = 0.02  # of the learning rate: where the cosine ends
@@ -56,83 +59,154 @@ class QueryTraining(QueryFit):
 
 @dataclass(frozen=True)
 class Batch:
-    """What the network is given, and what it should say."""
+    """A worker's part of a step: what the network is given, and what it should say."""
 
-    inputs: tuple[Tensor, ...]  # of `scaled`
+    inputs: tuple[Tensor, ...]  # of `scaled`; none where the step has nothing for this worker
     target_QH: Tensor  # in scaled target space; NaN: unknown
     weight_QH: Tensor  # 0 where unknown
+    known: int  # targets of the step, over all workers
 
 
-def train(
-    model: QueryPredictor,
-    batches: Callable[[int], Iterable[Batch]],
-    steps: int,
-    validate: Callable[[], float],
-    params: QueryFit,
-    say: Callable[[str], None],
-) -> list[dict[str, float]]:
-    """Train a network; it ends with the weights of the epoch whose validation error was least.
+class QueryTrainer:
+    """A worker's share of training; with one worker it needs no Ray. Resumed from any epoch, bit for bit."""
 
-    Args:
-        model: trained in place.
-        batches: those of an epoch, by its number from 0.
-        steps: batches of an epoch, or about so many: for the schedule.
-        validate: error on what is held out, as `held_out_error`.
-        params: how.
-        say: told of each epoch in a line.
+    def __init__(
+        self,
+        model: QueryPredictor,
+        batches: Callable[[int], Iterable[Batch]],
+        steps: int,
+        validate: Callable[[], float],
+        params: QueryFit,
+        seed: int,
+        rank: int = 0,
+        workers: int = 1,
+    ) -> None:
+        """Keep what it trains with.
 
-    Returns:
-        A record of each epoch.
+        Args:
+            model: trained in place.
+            batches: those of an epoch, by its number from 0; as many for each worker.
+            steps: batches of an epoch, or about so many: for the schedule.
+            validate: error on what is held out, as `held_out_error`.
+            params: how.
+            seed: of dropout.
+            rank: this worker's number.
+            workers: how many share each step.
+
+        """
+        self.model, self.batches, self.steps, self.validate = model, batches, steps, validate
+        self.params, self.seed, self.rank, self.workers = params, seed, rank, workers
+        matrices = [p for p in model.parameters() if p.dim() > 1]
+        others = [p for p in model.parameters() if p.dim() <= 1]
+        decayed = {"params": matrices, "weight_decay": params.weight_decay}
+        self.optimizer = torch.optim.AdamW(
+            [decayed, {"params": others, "weight_decay": 0.0}],
+            lr=params.learning_rate,
+            betas=ADAM_BETAS,
+            fused=True,
+        )
+        self.best = copy.deepcopy(model.state_dict())
+        self.step = 0
+        self.epochs: list[dict[str, Any]] = []
+
+    def resume(self, folder: Path) -> None:
+        """Continue after the last epoch of a checkpoint."""
+        self.best, progress = checkpoint.load_checkpoint(folder, self.model, self.optimizer)
+        self.step, self.epochs = progress["step"], progress["epochs"]
+
+    def save(self, folder: Path) -> None:
+        """Write a checkpoint."""
+        progress = {"step": self.step, "epochs": self.epochs}
+        checkpoint.save_checkpoint(folder, self.model, self.optimizer, self.best, progress)
+
+    def run_epoch(self) -> dict[str, Any]:
+        """Train one epoch, validate, remember the weights if they are the best so far; returns its record.
+
+        Raises:
+            ValueError: the loss is no longer finite.
+
+        """
+        number, total = len(self.epochs), self.steps * self.params.epochs
+        dropout_seed = np.random.SeedSequence([self.seed, number, self.rank]).generate_state(1)
+        torch.manual_seed(int(dropout_seed[0]))  # each epoch anew, so that a resumed one is the same
+        started, error_sum, known_sum = time.process_time(), 0.0, 0
+        self.model.train()
+        for batch in self.batches(number):
+            if not batch.known:
+                continue
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.params.learning_rate * rate_share(self.step, total)
+            error_sum += self._step(batch)
+            self.step, known_sum = self.step + 1, known_sum + int((batch.weight_QH > 0).sum())
+        seconds = time.process_time() - started
+        speed = known_sum / max(seconds, 1e-9)
+        error_sum, known = all_sum([error_sum, known_sum], self.workers)
+        validation = "validation_log_pinball" if self.model.quantiles else "validation_log_mse"
+        record = {
+            "epoch": number + 1,
+            "loss": error_sum / max(1.0, known),
+            validation: self.validate(),
+            "targets_per_s": speed,  # and core
+        }
+        if not math.isfinite(record["loss"] + record[validation]):
+            raise ValueError(f"training diverged in epoch {number + 1}; lower learning_rate")
+        if all(record[validation] < earlier[validation] for earlier in self.epochs):
+            self.best = copy.deepcopy(self.model.state_dict())
+        self.epochs.append(record)
+        return record
+
+    def _step(self, batch: Batch) -> float:
+        """Learn from a step; returns this worker's error."""
+        scaled: Callable[..., Tensor] = self.model.scaled  # type: ignore[assignment]
+        self.optimizer.zero_grad(set_to_none=True)
+        error_sum = 0.0
+        if batch.inputs:
+            said = scaled(*batch.inputs)
+            error = weighted_error(said, batch.target_QH, batch.weight_QH, self.model.quantiles)
+            (error / batch.known).backward()  # type: ignore[no-untyped-call]
+            error_sum = float(error.detach())
+        if self.workers > 1:
+            _sum_gradients(self.model)
+        nn.utils.clip_grad_norm_(self.model.parameters(), MOST_GRADIENT)
+        self.optimizer.step()
+        return error_sum
+
+    def finish(self) -> None:
+        """Give the model the weights of the epoch whose validation error was least."""
+        self.model.load_state_dict(self.best)
+        self.model.eval()
+
+
+def _sum_gradients(model: nn.Module) -> None:
+    """Sum the workers' gradients; a worker without a part of the step has none."""
+    parameters = list(model.parameters())
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    flat = nn.utils.parameters_to_vector([p.grad for p in parameters if p.grad is not None])
+    torch.distributed.all_reduce(flat)
+    nn.utils.vector_to_parameters(flat, [p.grad for p in parameters if p.grad is not None])
+
+
+def train(trainer: QueryTrainer, say: Callable[[str], None]) -> None:
+    """Train in this process, to the end; each epoch is said in a line.
 
     Raises:
         ValueError: the loss is no longer finite.
+
     """
-    validation = "validation_log_pinball" if model.quantiles else "validation_log_mse"
-    matrices = [p for p in model.parameters() if p.dim() > 1]
-    others = [p for p in model.parameters() if p.dim() <= 1]
-    optimizer = torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": params.weight_decay}, {"params": others, "weight_decay": 0.0}],
-        lr=params.learning_rate,
-        betas=ADAM_BETAS,
-        fused=True,
+    while len(trainer.epochs) < trainer.params.epochs:
+        say(epoch_line(trainer.run_epoch(), trainer.params.epochs))
+    trainer.finish()
+
+
+def epoch_line(record: Mapping[str, Any], epochs: int) -> str:
+    """One line about an epoch."""
+    validation = next(name for name in record if name.startswith("validation"))
+    return (
+        f"epoch {record['epoch']}/{epochs}  loss {record['loss']:.4f}  {validation} "
+        f"{record[validation]:.4f}  {record['targets_per_s']:,.0f} targets/s and core"
     )
-    scaled: Callable[..., Tensor] = model.scaled  # type: ignore[assignment]
-    records: list[dict[str, float]] = []
-    best, step, total = copy.deepcopy(model.state_dict()), 0, steps * params.epochs
-    for epoch in range(params.epochs):
-        started, error_sum, known_sum = time.process_time(), 0.0, 0
-        model.train()
-        for batch in batches(epoch):
-            known = int((batch.weight_QH > 0).sum())
-            if not known:
-                continue
-            for group in optimizer.param_groups:
-                group["lr"] = params.learning_rate * rate_share(step, total)
-            error = weighted_error(scaled(*batch.inputs), batch.target_QH, batch.weight_QH, model.quantiles)
-            optimizer.zero_grad(set_to_none=True)
-            (error / known).backward()  # type: ignore[no-untyped-call]
-            nn.utils.clip_grad_norm_(model.parameters(), MOST_GRADIENT)
-            optimizer.step()
-            step, known_sum = step + 1, known_sum + known
-            error_sum += float(error.detach())
-        seconds = time.process_time() - started
-        record = {
-            "loss": error_sum / max(1, known_sum),
-            validation: validate(),
-            "targets_per_s": known_sum / max(seconds, 1e-9),
-        }
-        if not math.isfinite(record["loss"] + record[validation]):
-            raise ValueError(f"training diverged in epoch {epoch + 1}; lower learning_rate")
-        if all(record[validation] < earlier[validation] for earlier in records):
-            best = copy.deepcopy(model.state_dict())
-        records.append(record)
-        say(
-            f"epoch {epoch + 1}/{params.epochs}  loss {record['loss']:.4f}  {validation} "
-            f"{record[validation]:.4f}  {record['targets_per_s']:,.0f} targets/s"
-        )
-    model.load_state_dict(best)
-    model.eval()
-    return records
 
 
 def rate_share(step: int, total: int) -> float:
@@ -142,17 +216,18 @@ def rate_share(step: int, total: int) -> float:
     return rise * (LEAST_RATE + (1 - LEAST_RATE) * fall)
 
 
-def held_out_error(model: QueryPredictor, shown: Iterable[tuple[Encoded, Floats]]) -> float:
+def held_out_error(model: QueryPredictor, shown: Iterable[tuple[Encoded, Floats]], workers: int = 1) -> float:
     """Error of log-latency on what is held out: squared, or by level; unknown latencies are left out.
 
     Args:
         model: the network, whose own encoder has encoded.
-        shown: decisions and the latencies that came, in µs.
+        shown: decisions and the latencies that came, in µs; each worker has its own.
+        workers: how many have them.
 
     Raises:
         ValueError: nothing is known.
     """
-    error, count = 0.0, 0
+    error, count = 0.0, 0.0
     for encoded, came_BH in shown:
         logs_BH = torch.from_numpy(np.log(np.maximum(came_BH, MIN_LATENCY_US)))
         said = torch.from_numpy(quantiles(model, encoded) if model.quantiles else latencies(model, encoded))
@@ -160,6 +235,7 @@ def held_out_error(model: QueryPredictor, shown: Iterable[tuple[Encoded, Floats]
         logs = said.clamp(min=MIN_LATENCY_US).log().double()
         error += float(weighted_error(logs, logs_BH.double(), known_BH, model.quantiles))
         count += int(known_BH.sum())
+    error, count = all_sum([error, count], workers)
     if not count:
         raise ValueError("no latency is known in what is held out of the training slice")
     return error / count

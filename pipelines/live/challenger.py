@@ -28,7 +28,7 @@ def register(
     finetune: FinetuneParams,
     retrained: Retrained | None,
 ) -> int:
-    """Register what a round made, or find it again, and point `challenger` at it.
+    """Register what a round made, or find it again; `challenger` is what passed or is new.
 
     Args:
         registry: where.
@@ -51,6 +51,7 @@ def register(
     if (known := registry.find(content)) is not None:
         if judged.passed:  # what passed before may still be gone back to
             registry.decide(known, judged)
+            registry.set_alias(CHALLENGER, known)
         return known
     onnx_head.export_onnx(folder, parent)
     # Of a champion that has none (an older registry) the first minute stands for them from now on.

@@ -311,9 +311,13 @@ class Rounds:
             self._retraining.finish()
             if record.retrain and not record.retraining and self._retraining.due():
                 rate = record.packets / (self._params.lead_in_s + self._params.learn_s + self._params.judge_s)
-                self._retraining.start(self._telemetry(min(SECONDS, MOST_PACKETS / rate), record.sender))
+                latest = self._telemetry(min(SECONDS, MOST_PACKETS / rate), record.sender)
+                found = believed(latest.packets, 0)
+                if line := found.line() or _gaps(latest):
+                    raise RetrainError(line)
+                self._retraining.start(replace(latest, packets=found.packets))
                 record.retraining = "started"
-        except (OSError, RetrainError) as error:
+        except (OSError, ValueError, RuntimeError, pl.exceptions.PolarsError) as error:
             record.retraining = "failed"
             record.reason = f"{record.reason}; {first_line(str(error))}"
 
@@ -347,10 +351,8 @@ class Rounds:
             say(f"round {record.number}: claims of sender {name} that cannot be are refused: {said}")
         if line := found.line():
             raise DeclinedError(line)
-        if latest.missing_packets > MAX_MISSING * packets.height:
-            raise DeclinedError(
-                f"telemetry has gaps: {latest.missing_packets} packets are missing among {packets.height}"
-            )
+        if line := _gaps(latest):
+            raise DeclinedError(line)
         validation = ex.Validation()
         limits = self._params.max_unknown_latency, self._params.max_latency_s
         validation.run(ex.packets_check(name, packets, *limits))
@@ -392,6 +394,14 @@ class Rounds:
         )
         tuned: Tuned = self._worker.do(minute)
         return tuned
+
+
+def _gaps(latest: Latest) -> str:
+    """Why there are too many gaps; empty if there are not."""
+    missing, packets = latest.missing_packets, latest.packets.height
+    if missing <= MAX_MISSING * packets:
+        return ""
+    return f"telemetry has gaps: {missing} packets are missing among {packets}"
 
 
 @contextmanager

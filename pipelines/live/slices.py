@@ -166,7 +166,7 @@ def encoder_of(found: Artifact) -> str:
 def usable(
     slices: tuple[JudgingSlice, ...], trace: str, from_ns: int, to_ns: int
 ) -> tuple[JudgingSlice, ...]:
-    """Slices of before the newest one: what overlaps it, or lies ahead (a clock was set back), judges not."""
+    """Slices that do not overlap the newest one; by a clock that was set back they may lie ahead of it."""
     return tuple(
         one
         for one in slices

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +14,18 @@ import mutants
 import numpy as np
 import polars as pl
 import pytest
+import torch
 import toy_world
 import yaml
 
 from feature_store.events.definition import EVENTS, WINDOW
-from feature_store.packets.schema import scan_packets
 from models.architecture import EventStreamLoop
-from models.forecasters.event_stream import trained
-from models.forecasters.forecaster import Trace
-from models.forecasters.served import pretrain
+from models.forecasters.event_stream import Course
+from models.forecasters.served import for_service, parts_of, pretrain
 from models.networks import artifact
 from models.networks.artifact import Artifact
 from models.networks.event_window import EventWindowPredictor
-from models.networks.loop_network import chosen
+from models.networks.loop_network import Data, chosen
 from models.networks.prediction import predict
 from models.registry import gate
 from models.sharp import PAPERS
@@ -33,6 +33,7 @@ from models.training.calibration import shifts
 from models.training.examples import finetuning_examples
 from models.training.finetuning import FinetuneParams, finetune_head
 from models.training.protocol import divide
+from models.training.query_training import train
 from models.training.windows import WindowSet, load_windows
 from pipelines import evaluate as evaluate_stage
 from pipelines import register as register_stage
@@ -61,6 +62,18 @@ def world(folder: Path, table: pl.DataFrame, events: int | None = 128, protocol:
     return load_windows(folder / "windows", folder / "split.json")
 
 
+def data_of(folder: Path) -> Data:
+    """The stages' files in that folder."""
+    return Data(folder / "packets", folder / "windows", folder / "split.json", folder / "var", PAPERS)
+
+
+def trained(folder: Path, params: EventStreamLoop) -> tuple[EventWindowPredictor, list[dict[str, Any]]]:
+    """As the stage `pretrain` does it, in this process."""
+    course = Course(parts_of(data_of(folder), params), params, params.seed)
+    train(course.trainer, print)
+    return for_service(course, params), course.trainer.epochs
+
+
 def described(windows: WindowSet) -> artifact.Description:
     """As the stage `pretrain` describes what it was trained on."""
     return artifact.Description(windows.tokens, windows.schema_hash, windows.visibility, windows.protocol)
@@ -84,10 +97,10 @@ def toy(tmp_path_factory: pytest.TempPathFactory, project: Path) -> Path:
     """Everything up to the fine-tuned heads."""
     folder = tmp_path_factory.mktemp("events")
     windows = world(folder, toy_world.bottleneck_table("t", 9, seed=3, swing_ms=40, episodes=True))
-    done = pretrain(windows, folder / "packets", section(project), lambda _: None)
-    artifact.save(folder / "pretrained", done.model, described(windows))
+    model, epochs = trained(folder, section(project))
+    artifact.save(folder / "pretrained", model, described(windows))
     walked(folder / "finetuned", windows, artifact.load(folder / "pretrained", windows.schema_hash))
-    (folder / "epochs.json").write_text(json.dumps(done.epochs))
+    (folder / "epochs.json").write_text(json.dumps(epochs))
     return folder
 
 
@@ -108,16 +121,52 @@ def test_the_stages_make_event_windows_and_an_artifact_for_them(toy: Path) -> No
 @pytest.mark.slow
 def test_a_level_of_calibrated_quantiles_is_served(toy: Path, project: Path) -> None:
     """The stage's artifact gives the forecaster's quantile, which what was held out has moved."""
-    windows = load_windows(toy / "windows", toy / "split.json")
     params = section(project, quantiles=[0.5, 0.9], calibration="before", served_level=0.9)
-    done = pretrain(windows, toy / "packets", params, lambda _: None)
-    assert done.model.quantiles == (0.9,)
-    trace = windows.traces["t"]
-    part = Trace("t", scan_packets(toy / "packets", "t").collect(), trace.slices).to_learn(trace.pretrain)
-    found = trained([part], params, params.seed, lambda _: None)
-    [moved] = done.model.head[2].bias - found.model.head[2].bias[1:]
-    assert float(moved) == pytest.approx(shifts(found.past[0], [0.5, 0.9])[1], abs=1e-5)
+    course = Course(parts_of(data_of(toy), params), params, params.seed)
+    train(course.trainer, print)
+    model = for_service(course, params)
+    assert model.quantiles == (0.9,)
+    [moved] = (model.head[2].bias - course.model.head[2].bias[1:]).detach()
+    assert float(moved) == pytest.approx(shifts(course.past()[0], [0.5, 0.9])[1], abs=1e-5)
     assert float(moved) != 0
+
+
+def test_a_resumed_training_ends_with_the_same_bits(toy: Path, project: Path, tmp_path: Path) -> None:
+    params = section(project, epochs=3)
+    straight, first, second = (Course(parts_of(data_of(toy), params), params, 1).trainer for _ in range(3))
+    for _ in range(3):
+        straight.run_epoch()
+    first.run_epoch()
+    first.save(tmp_path)
+    second.resume(tmp_path)
+    for _ in range(2):
+        second.run_epoch()
+    figures = [[{**each, "targets_per_s": 0} for each in one.epochs] for one in (straight, second)]
+    assert figures[0] == figures[1]
+    for name, value in straight.best.items():
+        assert torch.equal(value, second.best[name]), name
+        assert torch.equal(straight.model.state_dict()[name], second.model.state_dict()[name]), name
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_two_workers_learn_what_one_does(toy: Path, project: Path, tmp_path: Path, ray_cluster: None) -> None:
+    """Without dropout the sum of their gradients is one worker's, but for the order of sums."""
+    params = section(
+        project, dropout=0.0, segments=3, workers=2
+    )  # one has two of a step, or all that is left
+    said: list[dict[str, Any]] = []
+    both = pretrain(replace(data_of(toy), state=tmp_path), params, said.append)
+    one, epochs = trained(toy, params)
+    assert [each["epoch"] for each in said] == [1, 2]
+    assert said == both.epochs
+    for mine, theirs in zip(epochs, said, strict=True):
+        assert theirs["loss"] == pytest.approx(mine["loss"], rel=1e-3)
+        assert theirs["validation_log_mse"] == pytest.approx(mine["validation_log_mse"], rel=1e-2)
+    for name, value in one.state_dict().items():
+        torch.testing.assert_close(both.model.state_dict()[name], value, rtol=1e-2, atol=1e-3)
+    assert both.checkpoints is not None
+    assert both.checkpoints.is_dir()  # the stage removes it
 
 
 def test_only_the_head_is_tuned(toy: Path) -> None:
@@ -175,12 +224,10 @@ def test_windows_of_another_definition_or_band_are_not_trained_on(
     toy: Path, tmp_path: Path, project: Path
 ) -> None:
     line = "the windows are not of its .* rows; run the stages `windows` and `split` again"
-    events = load_windows(toy / "windows", toy / "split.json")
-    windows = world(tmp_path, toy_world.bottleneck_table("t", 9, seed=3), events=None)
-    with pytest.raises(ValueError, match=line):
-        pretrain(events, toy / "packets", section(project, band=128), print)
-    with pytest.raises(ValueError, match=line):
-        pretrain(windows, tmp_path / "packets", section(project), print)
+    world(tmp_path, toy_world.bottleneck_table("t", 9, seed=3), events=None)
+    for folder, params in ((toy, section(project, band=128)), (tmp_path, section(project))):
+        with pytest.raises(ValueError, match=line):
+            pretrain(data_of(folder), params, print)
 
 
 @pytest.mark.slow
@@ -198,8 +245,8 @@ def test_odd_traces_give_a_defined_result(
     """Constant latency: no packet is late. 99 % unknown: what is known teaches. No NaN anywhere."""
     table = toy_world.bottleneck_table("t", 9, seed=3, swing_ms=40, episodes=True).with_columns(**change)
     windows = world(tmp_path, table)
-    done = pretrain(windows, tmp_path / "packets", section(project, epochs=1), lambda _: None)
-    artifact.save(tmp_path / "pretrained", done.model, described(windows))
+    model, _ = trained(tmp_path, section(project, epochs=1))
+    artifact.save(tmp_path / "pretrained", model, described(windows))
     walked(tmp_path / "finetuned", windows, artifact.load(tmp_path / "pretrained"))
     params = evaluate_stage.EvaluateParams(seed=1, xgboost_rounds=2, false_alarm_rate=0.01)
     paths = {name: tmp_path / name for name in ("windows", "pretrained", "finetuned")}
@@ -216,9 +263,9 @@ def test_no_known_latency_is_one_clear_line(tmp_path: Path, project: Path) -> No
     table = toy_world.bottleneck_table("t", 9, seed=3)
     early = pl.col("sent_ns") < table["sent_ns"][0] + int(PROTOCOL.pretrain_s * 1e9)
     blind = table.with_columns(latency_us=pl.when(~early).then("latency_us"))
-    windows = world(tmp_path, blind)
+    world(tmp_path, blind)
     with pytest.raises(ValueError, match=r"no known latency|no latency is known"):
-        pretrain(windows, tmp_path / "packets", section(project), print)
+        trained(tmp_path, section(project))
 
 
 @pytest.mark.parametrize(

@@ -367,9 +367,7 @@ def test_every_send_is_a_target_once_an_epoch(quick: Path, toy: Trace) -> None:
     [variant] = variants(quick, ["event-stream"])
     params: Any = variant.params
     part = toy.to_learn(toy.slices.pretrain)
-    lesson = _Lesson(
-        [part], _untrained([part], params), params.model_copy(update={"epochs": 9}), np.random.default_rng(1)
-    )
+    lesson = _Lesson([part], _untrained([part], params), params.model_copy(update={"epochs": 9}), seed=1)
     known = int(part.packets["latency_us"].is_not_null().sum())
     for epoch in range(9):
         targets = torch.cat([batch.target_QH[batch.weight_QH > 0] for batch in lesson.batches(epoch)])
