@@ -117,7 +117,7 @@ format: setup ## Rewrite Python and C++ sources in the project's format
 	ruff check --fix-only --quiet . && ruff format --quiet .
 	git ls-files '*.h' '*.cc' | xargs --no-run-if-empty clang-format -i
 
-bench: setup ## Measure every figure beside its reference
+bench: setup ## Measure the main figures, each beside its reference
 	swiftqueue bench extract
 	swiftqueue bench finetune
 	swiftqueue bench inference
@@ -158,5 +158,5 @@ audit: ## Ask PyPI for known vulnerabilities of all that the locks name (needs t
 	for lock in requirements.lock requirements-triton.lock infra/setup/uv.lock; do \
 	  pip-audit --disable-pip --require-hashes --progress-spinner=off -r $$lock || exit 1; done
 
-clean: ## Remove what was built and run-time state (environments and DVC data stay)
+clean: ## Remove what was built (environments, DVC data and var/ stay)
 	rm -rf build feature_store/_build serving/engine/_build serving/agent/_build serving/triton/front/_build serving/triton/native/_build serving/triton/identity/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -145,6 +145,13 @@ def test_duplicate_trace_names_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "o").exists()
 
 
+@pytest.mark.parametrize("name", ["office [1]", "a*", ".a", ""])
+def test_a_trace_name_that_could_not_be_found_again_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="cannot name a folder: rename the capture"):
+        extract_traces([Job(OWN / "raw.pcap", name)], tmp_path / "o")
+    assert not (tmp_path / "o").exists()
+
+
 def test_an_output_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "o").write_text("")
     with pytest.raises(OSError, match="o"):

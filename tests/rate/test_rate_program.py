@@ -73,6 +73,11 @@ def test_a_run_goes_on_where_it_was_stopped(program: Path, tmp_path: Path) -> No
     assert sorted(paths_in(tmp_path)) == ["20mbps-40ms", "50mbps-90ms", "office"]
     assert simulate(params(seed=2, held_out_rtt_ms=[90.0]), tmp_path, program) == 2
     assert foreign.is_dir()
+    (foreign / "path.json").write_text("{")  # damaged: nobody knows whose it is, so it is left alone
+    assert simulate(params(seed=2), tmp_path, program) == 1
+    assert sorted(path.name for path in tmp_path.glob("path=*")) == [
+        *("path=20mbps-40ms", "path=50mbps-80ms", "path=office")
+    ]
 
 
 def test_what_cannot_be_simulated_is_named(program: Path, tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_a_trace_that_is_described_wrongly_is_named(trace: dict[str, Any], line:
     ("text", "line"),
     [
         ("a: [", "not valid YAML"),
-        ("- 1", "section `extract` is missing"),
+        ("- 1", "must hold sections by name, not a list"),
         ("", "section `extract` is missing"),
         ("extrct: {}", r"section `extract` is missing; did you mean extrct\?"),
         ("extract: {}", r"parameter extract\.traces is missing"),
