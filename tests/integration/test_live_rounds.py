@@ -31,6 +31,7 @@ from pipelines.live.metrics import Metrics
 from pipelines.live.minute import Tuned
 from pipelines.live.retrain import Retraining, scratch
 from pipelines.live.rounds import RoundParams, Rounds
+from pipelines.live.rounds_log import RoundRecord
 from pipelines.live.scheduler import Scheduler
 from serving.deploy.deployment import deploy_version, rollback_champion
 from serving.deploy.log import age_s
@@ -271,6 +272,37 @@ def test_a_retrained_model_that_cannot_be_used_costs_one_round_at_most(
     assert not third.retrain  # else it has started a real one
 
 
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        ("damaged", "minute 7: damaged"),
+        ("claims", "claims what cannot be"),
+        ("gaps", "telemetry has gaps: 9000 packets are missing"),
+        ("", ""),
+    ],
+)
+def test_a_retrain_learns_from_nothing_that_a_round_refuses(
+    rounds: Rounds, source: Source, project: Path, monkeypatch: pytest.MonkeyPatch, bad: str, reason: str
+) -> None:
+    def telemetry(seconds: float, sender: str = "") -> Latest:
+        if bad == "damaged":
+            raise ValueError("minute 7: damaged")
+        claimed = pl.lit(1, pl.Float32) if bad == "claims" else pl.col("latency_us")
+        packets = source.table.with_columns(latency_us=claimed)
+        return Latest(packets, int(packets["sent_ns"][-1]), 1, 9000 if bad == "gaps" else 0, {})
+
+    retraining = Retraining(yaml.safe_load((project / "params.yaml").read_text()))
+    started: list[Latest] = []
+    monkeypatch.setattr(retraining, "start", started.append)
+    monkeypatch.setattr(rounds, "_retraining", retraining)
+    monkeypatch.setattr(rounds, "_telemetry", telemetry)
+    record = RoundRecord(1, 0.0, sender="live", packets=1000, retrain=True)
+    rounds._retrain(record)
+    assert record.retraining == ("failed" if bad else "started")
+    assert reason in record.reason
+    assert len(started) == (0 if bad else 1)
+
+
 def test_an_error_of_the_worker_is_named_and_costs_no_worker(rounds: Rounds) -> None:
     rounds.warm()
     with pytest.raises(RuntimeError, match="AttributeError: 'str' object has no attribute"):
@@ -318,7 +350,6 @@ def test_an_overlapping_round_is_skipped_and_counted(rounds: Rounds) -> None:
     assert age == pytest.approx(age_s(served() or 0), abs=60)
 
 
-TINY_PRETRAIN = {"workers": 1, "epochs": 2, "warmup_steps": 20}
 RETRAIN_WAIT_S = 450.0  # three stages and a Ray of their own, at the lowest priority
 
 
@@ -328,8 +359,7 @@ def test_a_drift_starts_a_retrain_that_ends_as_a_challenger(
     triton: Path, champion: int, source: Source, ray_cluster: None, project: Path, tmp_path: Path
 ) -> None:
     params = yaml.safe_load((project / "params.yaml").read_text())
-    params["windows"]["tokens"] = 64
-    params["pretrain"] |= TINY_PRETRAIN
+    params["event-stream"]["workers"] = 1
     retraining = Retraining(params)
     metrics = Metrics()
     rounds = Rounds(source, replace(PARAMS, drift=1e-9), FINETUNE, "swiftqueue", retraining)
