@@ -32,7 +32,7 @@ from laboratory.scenarios.files import path_of
 CANNOT = scenario.why_not()
 needs_bed = pytest.mark.skipif(CANNOT is not None, reason=str(CANNOT))
 CONTROLS = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
-MODEL = Path(__file__).parents[2] / "docs" / "laboratory" / "models" / "figure8" / "premise"
+MODELS = Path(__file__).parents[2] / "docs" / "laboratory" / "models" / "bed-figure8-flows"
 SECOND = 1_000_000_000
 
 
@@ -146,7 +146,7 @@ def test_a_kernels_flows_are_marked_answer_marks_and_are_moved(tmp_path: Path) -
     asked = load_scenario(path_of("bed-figure8"))
     short = {"seconds": 5.0, "warmup_s": 2.0, "seeds": [1], "profiles": ["uncoupled"]}
     said: list[str] = []
-    models = models_by_profile(str(MODEL), tmp_path)
+    models = models_by_profile(str(MODELS), tmp_path)
     run = lambda: scenario.run("try", asked.model_copy(update=short), tmp_path, said.append, models=models)  # noqa: E731
     table = run()
     assert [line.split(", ")[2] for line in said] == [
@@ -157,8 +157,8 @@ def test_a_kernels_flows_are_marked_answer_marks_and_are_moved(tmp_path: Path) -
     assert by["oracle"]["moved_share"] > 0.02
     assert by["random"]["moved_share"] == pytest.approx(by["model"]["moved_share"], abs=0.15)
     assert by["random"]["share_of"] == "model"
-    assert 0.02 < by["last_latency"]["moved_share"] < 1
-    assert by["model"]["artifact"] == models["uncoupled"].content  # of other traffic: it moves what it likes
+    assert all(0.02 < by[control]["moved_share"] < 1 for control in ("last_latency", "model"))
+    assert by["model"]["artifact"] == models["uncoupled"].content
     assert by["model"]["unforeseen_share"] < 0.5
     assert all(row["s1_goodput_bps"] > 1e6 and row["rtt_p50_us"] >= 40_000 for row in by.values())
     assert run().equals(table)
