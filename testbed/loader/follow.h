@@ -385,6 +385,9 @@ class Follower {
     }
     // The batch that has begun, and those after it.
     const auto first = static_cast<std::uint64_t>(flow.next) / kHorizon * kHorizon;
+    const auto& begun = flow.batches.of[first / kHorizon % SWIFTQUEUE_BATCHES];
+    if (flow.decides && begun.first == first && begun.valid_until_ns == until_ns)
+      return;  // it stands
     for (std::uint64_t i = 0; i < SWIFTQUEUE_BATCHES; ++i) {
       auto& batch = flow.batches.of[(first / kHorizon + i) % SWIFTQUEUE_BATCHES];
       batch.first = first + i * kHorizon;
