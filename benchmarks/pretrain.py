@@ -86,6 +86,7 @@ def _parts(packets: str | None, folder: Path) -> Iterator[Part]:
 
 def _seconds(packets: str | None, folder: Path, seed: int) -> tuple[float, float]:
     """Seconds until the error was next to its least, Ray's start included; targets a second and core."""
+    from models.forecasters.forecaster import variants
     from models.training.ray_job import discard, run_job
 
     storage = state_dir() / "ray" / f"bench-pretrain-{seed}"
@@ -101,7 +102,8 @@ def _seconds(packets: str | None, folder: Path, seed: int) -> tuple[float, float
         "packets": packets and str(Path(packets).absolute()),
         "folder": str(folder.absolute()),
     }
-    config |= {"seed": seed, "forecasters": str(Path("forecasters.yaml").absolute())}
+    (variant,) = variants(Path("forecasters.yaml"), [VARIANT])
+    config |= {"seed": seed, "params": variant.params.model_dump()}
     run_job(learn, config, workers=WORKERS, storage=storage, say=say)
     discard(storage)
     errors = [epoch["validation_log_mse"] for epoch in epochs]
@@ -115,14 +117,11 @@ def learn(config: dict[str, Any]) -> None:
     import torch
 
     from models.forecasters.event_stream import Course, EventStreamParams
-    from models.forecasters.forecaster import variants
-    from models.training.epochs import run_epochs
+    from models.training.epochs import run_in_job
 
-    (variant,) = variants(Path(config["forecasters"]), [VARIANT])
-    params = variant.params
-    assert isinstance(params, EventStreamParams)  # noqa: S101 - of that section
+    params = EventStreamParams(**config["params"])
     torch.set_num_threads(1)
     context = ray.train.get_context()
     share = context.get_world_rank(), context.get_world_size()
     parts = list(_parts(config["packets"], Path(config["folder"])))
-    run_epochs(config, Course(parts, params, config["seed"], *share).trainer, params.epochs)
+    run_in_job(config, Course(parts, params, config["seed"], *share).trainer)

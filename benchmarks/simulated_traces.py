@@ -40,11 +40,11 @@ def simulated(folder: Path, seconds: float, seeds: Iterable[int]) -> Iterator[tu
     from pipelines.simulate import SimulateParams, simulate
     from pipelines.simulators import build_simulator
 
-    section = read_all(PARAMS_FILE)["simulate"]
     for seed in seeds:
         made = folder / f"seed-{seed}"
         if not made.is_dir():
             print(f"simulating {seconds:.0f} s, seed {seed}", flush=True)
+            section = read_all(PARAMS_FILE)["simulate"]
             params = SimulateParams(**(section | {"seeds": [seed], "duration_s": seconds}))
             with tempfile.TemporaryDirectory(dir=folder) as scratch:
                 (capture,) = simulate(params, Path(scratch), build_simulator())

@@ -42,9 +42,9 @@ from models.training.query_training import (
     Batch,
     QueryTrainer,
     QueryTraining,
+    epoch_line,
     head_tuned,
     held_out_error,
-    train,
 )
 
 PAST_FILE: Final = "past.safetensors"
@@ -105,7 +105,7 @@ class EventStream(Forecaster):
     def fit(cls, parts: Sequence[Part], params: EventStreamParams, seed: int, say: Say) -> Self:
         """Train on the earlier part of each slice; the last tenth chooses the epoch."""
         course = Course(parts, params, seed)
-        train(course.trainer, say)
+        course.trainer.run(lambda record: say(epoch_line(record, params.epochs)))
         return cls(course.model, params, course.past())
 
     def tuned(self, part: Part) -> Self:

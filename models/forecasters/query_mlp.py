@@ -32,9 +32,9 @@ from models.training.query_training import (
     Batch,
     QueryTrainer,
     QueryTraining,
+    epoch_line,
     head_tuned,
     held_out_error,
-    train,
 )
 
 PHASES: Final = HORIZON  # decisions begin at each packet: every SEND is seen at each place of a batch
@@ -102,7 +102,8 @@ class QueryMlpForecaster(Forecaster):
         def validate() -> float:
             return held_out_error(model, ((fitted._encoded(x), came_BH) for x, came_BH in shown))
 
-        train(QueryTrainer(model, batches, steps, validate, params, seed), say)
+        trainer = QueryTrainer(model, batches, steps, validate, params, seed)
+        trainer.run(lambda record: say(epoch_line(record, params.epochs)))
         return fitted
 
     def tuned(self, part: Part) -> Self:

@@ -22,7 +22,7 @@ from models.networks.event_window import EventWindowPredictor, served
 from models.networks.loop_network import Data, Pretrained
 from models.sharp import Change
 from models.training.calibration import calibrated
-from models.training.epochs import best_of, run_epochs
+from models.training.epochs import best_of, run_in_job
 from models.training.ray_job import run_job
 from models.training.windows import fingerprint, load_windows
 
@@ -77,7 +77,7 @@ def worker(config: dict[str, Any]) -> None:
     data = Data(packets, windows, split, state=Path(), change=Change(**config["change"]))
     share = context.get_world_rank(), context.get_world_size()
     course = Course(parts_of(data, params), params, params.seed, *share)
-    run_epochs(config, course.trainer, params.epochs)
+    run_in_job(config, course.trainer)
 
 
 def parts_of(data: Data, params: EventStreamLoop) -> list[Part]:

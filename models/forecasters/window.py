@@ -127,9 +127,7 @@ class WindowForecaster(Forecaster):
         model = _network(features, fit_target(train.y_us_NH, params.target), params)
         how = PretrainParams(**{**params.model_dump(include=set(PretrainParams.model_fields)), "seed": seed})
         trainer = Pretrainer(model, ScaledPrediction(model), train, validation, how)
-        while len(trainer.epochs) < params.epochs:
-            say(epoch_line(trainer.run_epoch()).removeprefix("pretrain: "))
-        model.load_state_dict(trainer.best)
+        trainer.run(lambda record: say(epoch_line(record).removeprefix("pretrain: ")))
         return cls(model, params, tokens)
 
     def tuned(self, part: Part) -> Self:

@@ -1,14 +1,20 @@
-"""A training that has epochs, as a Ray Train job: each epoch leaves a checkpoint that it goes on from."""
+"""A training that has epochs, in one process or as a Ray Train job; it goes on from any epoch."""
 
 from __future__ import annotations
 
+import copy
+import math
 import tempfile
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
+import torch.distributed
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from models.training import checkpoint
 from models.training.ray_job import report_progress
@@ -17,23 +23,87 @@ if TYPE_CHECKING:
     from ray.train import Result
 
 
-class Trainer(Protocol):
-    """A worker's share of a training."""
+class Trainer(ABC):
+    """A worker's share of a training; alone it needs no Ray. Resumed, it ends with the same bits."""
 
-    rank: int
-    epochs: list[dict[str, Any]]
+    judged_by: str
+    """Figure of an epoch's record, and the least is best."""
+    slower: str
+    """What to lower where training diverges."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        epochs: int,
+        seed: int,
+        rank: int = 0,
+        workers: int = 1,
+    ) -> None:
+        """Keep what it trains with.
+
+        Args:
+            model: trained in place.
+            optimizer: of its parameters.
+            epochs: how many there are in all.
+            seed: of dropout.
+            rank: this worker's number.
+            workers: how many share each step.
+
+        """
+        self.model, self.optimizer, self.last_epoch = model, optimizer, epochs
+        self.seed, self.rank, self.workers = seed, rank, workers
+        self.best = copy.deepcopy(model.state_dict())
+        self.step = 0
+        self.epochs: list[dict[str, Any]] = []
+
+    @abstractmethod
+    def learn(self, number: int) -> dict[str, Any]:
+        """Train epoch 0, 1, … and validate; returns figures of it, `loss` and the one it is judged by."""
 
     def run_epoch(self) -> dict[str, Any]:
-        """Train one epoch and return its record."""
+        """Train one epoch, and remember the weights if they are the best so far; returns its record.
 
-    def save(self, folder: Path, /) -> None:
+        Raises:
+            ValueError: the loss is no longer finite.
+        """
+        number = len(self.epochs)
+        dropout_seed = np.random.SeedSequence([self.seed, number, self.rank]).generate_state(1)
+        torch.manual_seed(int(dropout_seed[0]))  # each epoch anew, so that a resumed one is the same
+        record = {"epoch": number + 1, **self.learn(number)}
+        error = record[self.judged_by]
+        if not math.isfinite(record["loss"] + error):
+            raise ValueError(
+                f"training diverged in epoch {number + 1} (loss {record['loss']}); lower {self.slower}"
+            )
+        if all(error < earlier[self.judged_by] for earlier in self.epochs):
+            self.best = copy.deepcopy(self.model.state_dict())
+        self.epochs.append(record)
+        return record
+
+    def run(self, say: Callable[[dict[str, Any]], None]) -> None:
+        """Train in this process to the last epoch; the model has the best one's weights then.
+
+        Raises:
+            ValueError: the loss is no longer finite.
+        """
+        while len(self.epochs) < self.last_epoch:
+            say(self.run_epoch())
+        self.model.load_state_dict(self.best)
+        self.model.eval()
+
+    def save(self, folder: Path) -> None:
         """Write a checkpoint."""
+        progress = {"step": self.step, "epochs": self.epochs}
+        checkpoint.save_checkpoint(folder, self.model, self.optimizer, self.best, progress)
 
-    def resume(self, folder: Path, /) -> None:
+    def resume(self, folder: Path) -> None:
         """Continue after the last epoch of a checkpoint."""
+        self.best, progress = checkpoint.load_checkpoint(folder, self.model, self.optimizer)
+        self.step, self.epochs = progress["step"], progress["epochs"]
 
 
-def run_epochs(config: Mapping[str, Any], trainer: Trainer, epochs: int) -> None:
+def run_in_job(config: Mapping[str, Any], trainer: Trainer) -> None:
     """Train to the last epoch in one worker of a job, from the job's last checkpoint on if it has one."""
     import ray.train
 
@@ -42,7 +112,7 @@ def run_epochs(config: Mapping[str, Any], trainer: Trainer, epochs: int) -> None
             trainer.resume(Path(folder))
         if trainer.rank == 0:
             report_progress(config, {"resumed_at_epoch": len(trainer.epochs) + 1})
-    while len(trainer.epochs) < epochs:
+    while len(trainer.epochs) < trainer.last_epoch:
         record = trainer.run_epoch()
         if trainer.rank != 0:
             ray.train.report(record)
@@ -69,3 +139,12 @@ def best_of(result: Result, storage: Path) -> tuple[dict[str, Tensor], list[dict
 def resumed_line(record: Mapping[str, Any]) -> str:
     """One line about where a job went on."""
     return f"pretrain: resumed at epoch {record['resumed_at_epoch']} from the last checkpoint"
+
+
+def all_sum(values: list[float], workers: int) -> list[float]:
+    """Sum figures over all workers."""
+    if workers == 1:
+        return values
+    summed = torch.tensor(values, dtype=torch.float64)
+    torch.distributed.all_reduce(summed)
+    return [float(value) for value in summed]

@@ -28,9 +28,10 @@ from models.networks.prediction import Encoded, Headed, encode
 from models.networks.window_network import WindowNetwork
 from models.section import Above0, Count, Section
 from models.sharp import Change
+from models.training.epochs import all_sum
 from models.training.examples import Chosen, Examples, epoch_batches, finetuning_examples, owned
 from models.training.loss import example_weights, weighted_error
-from models.training.pretraining import ADAM_BETAS, ADAM_EPSILON, all_sum
+from models.training.pretraining import ADAM_BETAS, ADAM_EPSILON
 from models.training.ray_job import report_progress, run_job
 from models.training.windows import Floats, Ints, TraceWindows, fingerprint, load_windows
 

@@ -8,7 +8,6 @@ Shapes: B batch, N examples, W window tokens, F features, H horizon (8 packets).
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +17,6 @@ from typing import Annotated, Any, ClassVar, Final, Protocol
 
 import numpy as np
 import torch
-import torch.distributed
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
@@ -39,8 +37,7 @@ from models.networks.transformer import Architecture, Readout
 from models.networks.window_network import WindowNetwork
 from models.section import Above0, Count, Section, near
 from models.sharp import Change
-from models.training import checkpoint
-from models.training.epochs import best_of, resumed_line, run_epochs
+from models.training.epochs import Trainer, all_sum, best_of, resumed_line, run_in_job
 from models.training.examples import Chosen, Examples, epoch_batches, owned, pretraining_split
 from models.training.loss import example_weights, weighted_squared_error
 from models.training.ray_job import run_job
@@ -221,7 +218,7 @@ def pretrain_worker(config: dict[str, Any]) -> None:
         rank=context.get_world_rank(),
         workers=context.get_world_size(),
     )
-    run_epochs(config, trainer, params.epochs)
+    run_in_job(config, trainer)
 
 
 class ScaledPrediction(nn.Module):
@@ -236,8 +233,10 @@ class ScaledPrediction(nn.Module):
         return self.model.scaled(x_BWF)
 
 
-class Pretrainer:
-    """One worker's share of pre-training; with one worker it needs no Ray at all."""
+class Pretrainer(Trainer):
+    """Of a network over windows."""
+
+    judged_by = "validation_log_mse"  # a few 1-second latencies would rule a raw error
 
     def __init__(
         self,
@@ -249,40 +248,23 @@ class Pretrainer:
         rank: int = 0,
         workers: int = 1,
     ) -> None:
-        self.model, self.forward, self.params = model, forward, params
-        self.train, self.validation = train, validation
-        self.rank, self.workers = rank, workers
-        self.optimizer = torch.optim.Adam(
+        optimizer = torch.optim.Adam(
             model.parameters(), betas=ADAM_BETAS, eps=ADAM_EPSILON, weight_decay=params.weight_decay
         )
+        super().__init__(model, optimizer, params.epochs, params.seed, rank, workers)
+        self.model: WindowNetwork = model
+        self.forward, self.params = forward, params
+        self.train, self.validation = train, validation
+        self.slower = f"{params.section}.noam_factor"
         self.target_NH = model.target.apply(train.y_us_NH)
         self.weight_NH = example_weights(train.y_us_NH, train.sharp_NH, params.sharp_weight)
-        self.best = copy.deepcopy(model.state_dict())
-        self.step = 0
-        self.epochs: list[dict[str, Any]] = []
 
-    def resume(self, folder: Path) -> None:
-        """Continue after the last epoch of a checkpoint."""
-        self.best, progress = checkpoint.load_checkpoint(folder, self.model, self.optimizer)
-        self.step, self.epochs = progress["step"], progress["epochs"]
-
-    def save(self, folder: Path) -> None:
-        """Write a checkpoint."""
-        progress = {"step": self.step, "epochs": self.epochs}
-        checkpoint.save_checkpoint(folder, self.model, self.optimizer, self.best, progress)
-
-    def run_epoch(self) -> dict[str, Any]:
-        """Train one epoch, validate, remember the weights if they are the best so far.
-
-        Raises:
-            ValueError: the loss is no longer finite.
-        """
-        started, epoch, params = time.monotonic(), len(self.epochs) + 1, self.params
-        dropout_seed = np.random.SeedSequence([params.seed, epoch, self.rank]).generate_state(1)
-        torch.manual_seed(int(dropout_seed[0]))  # each epoch anew, so that a resumed one is the same
+    def learn(self, number: int) -> dict[str, Any]:
+        """Train over all examples in random order, by Noam's schedule."""
+        started, params = time.monotonic(), self.params
         self.forward.train()
         loss_sum = trained_on = 0.0
-        for batch_N in epoch_batches(len(self.train), params.batch_size, params.seed, epoch):
+        for batch_N in epoch_batches(len(self.train), params.batch_size, params.seed, number + 1):
             self.step += 1
             rate = noam_rate(self.step, self.model.sizes.width, params.warmup_steps, params.noam_factor)
             for group in self.optimizer.param_groups:
@@ -302,8 +284,7 @@ class Pretrainer:
             trained_on += len(own_N)
         steps = math.ceil(len(self.train) / params.batch_size)
         loss_sum, trained_on = all_sum([loss_sum, trained_on], self.workers)
-        record: dict[str, Any] = {
-            "epoch": epoch,
+        return {
             "epochs": params.epochs,
             "loss": loss_sum / steps,
             **self.validate(),
@@ -311,21 +292,9 @@ class Pretrainer:
             "windows": int(trained_on),
             "seconds": round(time.monotonic() - started, 2),
         }
-        if not math.isfinite(record["loss"] + record["validation_log_mse"]):
-            raise ValueError(
-                f"pre-training diverged in epoch {epoch} (loss {record['loss']}); "
-                f"lower {params.section}.noam_factor"
-            )
-        if all(record["validation_log_mse"] < earlier["validation_log_mse"] for earlier in self.epochs):
-            self.best = copy.deepcopy(self.model.state_dict())
-        self.epochs.append(record)
-        return record
 
     def validate(self) -> dict[str, float]:
-        """Mean squared error of log-latency and mean absolute error on the validation part.
-
-        Checkpoints are chosen by the former: a few 1-second latencies would rule a raw error.
-        """
+        """Mean squared error of log-latency and mean absolute error on the validation part."""
         self.forward.eval()
         log_squared = absolute_us = count = 0.0
         own_N = owned(np.arange(len(self.validation)), self.rank, self.workers)
@@ -345,15 +314,6 @@ class Pretrainer:
             "validation_log_mse": log_squared / count,
             "validation_mae_ms": absolute_us / count / 1e3,
         }
-
-
-def all_sum(values: list[float], workers: int) -> list[float]:
-    """Sum figures over all workers."""
-    if workers == 1:
-        return values
-    summed = torch.tensor(values, dtype=torch.float64)
-    torch.distributed.all_reduce(summed)
-    return [float(value) for value in summed]
 
 
 def epoch_line(record: Mapping[str, Any]) -> str:

@@ -7,12 +7,10 @@ Shapes: Q decisions of a batch, H horizon (8 packets).
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -27,10 +25,10 @@ from models.networks.scaling import MIN_LATENCY_US
 from models.search import Between, Space
 from models.section import Above0, Count
 from models.sharp import PAPERS, Change, sharp_changes
-from models.training import checkpoint
+from models.training.epochs import Trainer, all_sum
 from models.training.finetuning import FinetuneParams, M, with_trained_head
 from models.training.loss import weighted_error
-from models.training.pretraining import ADAM_BETAS, all_sum
+from models.training.pretraining import ADAM_BETAS
 from models.training.windows import Floats
 
 LEAST_RATE: Final = 0.02  # of the learning rate: where the cosine ends
@@ -67,8 +65,10 @@ class Batch:
     known: int  # targets of the step, over all workers
 
 
-class QueryTrainer:
-    """A worker's share of training; with one worker it needs no Ray. Resumed from any epoch, bit for bit."""
+class QueryTrainer(Trainer):
+    """Of a network over queries."""
+
+    slower = "learning_rate"
 
     def __init__(
         self,
@@ -81,11 +81,11 @@ class QueryTrainer:
         rank: int = 0,
         workers: int = 1,
     ) -> None:
-        """Keep what it trains with.
+        """Keep what it trains with, beside what each trainer has.
 
         Args:
             model: trained in place.
-            batches: those of an epoch, by its number from 0; as many for each worker.
+            batches: those of epoch 0, 1, …; as many for each worker.
             steps: batches of an epoch, or about so many: for the schedule.
             validate: error on what is held out, as `held_out_error`.
             params: how.
@@ -94,41 +94,25 @@ class QueryTrainer:
             workers: how many share each step.
 
         """
-        self.model, self.batches, self.steps, self.validate = model, batches, steps, validate
-        self.params, self.seed, self.rank, self.workers = params, seed, rank, workers
         matrices = [p for p in model.parameters() if p.dim() > 1]
         others = [p for p in model.parameters() if p.dim() <= 1]
-        decayed = {"params": matrices, "weight_decay": params.weight_decay}
-        self.optimizer = torch.optim.AdamW(
-            [decayed, {"params": others, "weight_decay": 0.0}],
+        optimizer = torch.optim.AdamW(
+            [
+                {"params": matrices, "weight_decay": params.weight_decay},
+                {"params": others, "weight_decay": 0.0},
+            ],
             lr=params.learning_rate,
             betas=ADAM_BETAS,
             fused=True,
         )
-        self.best = copy.deepcopy(model.state_dict())
-        self.step = 0
-        self.epochs: list[dict[str, Any]] = []
+        super().__init__(model, optimizer, params.epochs, seed, rank, workers)
+        self.model: QueryPredictor = model
+        self.batches, self.steps, self.validate, self.params = batches, steps, validate, params
+        self.judged_by = "validation_log_pinball" if model.quantiles else "validation_log_mse"
 
-    def resume(self, folder: Path) -> None:
-        """Continue after the last epoch of a checkpoint."""
-        self.best, progress = checkpoint.load_checkpoint(folder, self.model, self.optimizer)
-        self.step, self.epochs = progress["step"], progress["epochs"]
-
-    def save(self, folder: Path) -> None:
-        """Write a checkpoint."""
-        progress = {"step": self.step, "epochs": self.epochs}
-        checkpoint.save_checkpoint(folder, self.model, self.optimizer, self.best, progress)
-
-    def run_epoch(self) -> dict[str, Any]:
-        """Train one epoch, validate, remember the weights if they are the best so far; returns its record.
-
-        Raises:
-            ValueError: the loss is no longer finite.
-
-        """
-        number, total = len(self.epochs), self.steps * self.params.epochs
-        dropout_seed = np.random.SeedSequence([self.seed, number, self.rank]).generate_state(1)
-        torch.manual_seed(int(dropout_seed[0]))  # each epoch anew, so that a resumed one is the same
+    def learn(self, number: int) -> dict[str, Any]:
+        """Train over the epoch's batches."""
+        total = self.steps * self.params.epochs
         started, error_sum, known_sum = time.process_time(), 0.0, 0
         self.model.train()
         for batch in self.batches(number):
@@ -141,19 +125,11 @@ class QueryTrainer:
         seconds = time.process_time() - started
         speed = known_sum / max(seconds, 1e-9)
         error_sum, known = all_sum([error_sum, known_sum], self.workers)
-        validation = "validation_log_pinball" if self.model.quantiles else "validation_log_mse"
-        record = {
-            "epoch": number + 1,
+        return {
             "loss": error_sum / max(1.0, known),
-            validation: self.validate(),
+            self.judged_by: self.validate(),
             "targets_per_s": speed,  # and core
         }
-        if not math.isfinite(record["loss"] + record[validation]):
-            raise ValueError(f"training diverged in epoch {number + 1}; lower learning_rate")
-        if all(record[validation] < earlier[validation] for earlier in self.epochs):
-            self.best = copy.deepcopy(self.model.state_dict())
-        self.epochs.append(record)
-        return record
 
     def _step(self, batch: Batch) -> float:
         """Learn from a step; returns this worker's error."""
@@ -171,11 +147,6 @@ class QueryTrainer:
         self.optimizer.step()
         return error_sum
 
-    def finish(self) -> None:
-        """Give the model the weights of the epoch whose validation error was least."""
-        self.model.load_state_dict(self.best)
-        self.model.eval()
-
 
 def _sum_gradients(model: nn.Module) -> None:
     """Sum the workers' gradients; a worker without a part of the step has none."""
@@ -186,18 +157,6 @@ def _sum_gradients(model: nn.Module) -> None:
     flat = nn.utils.parameters_to_vector([p.grad for p in parameters if p.grad is not None])
     torch.distributed.all_reduce(flat)
     nn.utils.vector_to_parameters(flat, [p.grad for p in parameters if p.grad is not None])
-
-
-def train(trainer: QueryTrainer, say: Callable[[str], None]) -> None:
-    """Train in this process, to the end; each epoch is said in a line.
-
-    Raises:
-        ValueError: the loss is no longer finite.
-
-    """
-    while len(trainer.epochs) < trainer.params.epochs:
-        say(epoch_line(trainer.run_epoch(), trainer.params.epochs))
-    trainer.finish()
 
 
 def epoch_line(record: Mapping[str, Any], epochs: int) -> str:

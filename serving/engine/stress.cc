@@ -7,6 +7,8 @@
 // stress_SANITIZER ARTIFACT ROUNDS [SEED]   ARTIFACT: a valid one, which is mutated in memory; of a
 //                                           predictor, or of a network that forecasts rates
 //                                           ROUNDS 0: only what has threads
+#include "serving/engine/stress.h"
+
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -51,17 +53,9 @@ void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std
 namespace swiftqueue::engine {
 namespace {
 
-using Random = std::mt19937_64;
-
-std::size_t below(Random& random, std::size_t limit) {
-  return std::uniform_int_distribution<std::size_t>(0, limit - 1)(random);
-}
-
-void require(bool condition, const char* what) {
-  if (condition) return;
-  std::fprintf(stderr, "stress: %s\n", what);
-  std::exit(1);
-}
+using stress::below;
+using stress::Random;
+using stress::require;
 
 // Damages the first `reach` bytes of `text` (the rest of a weight file is only numbers).
 std::string mutated(std::string text, std::size_t reach, Random& random) {

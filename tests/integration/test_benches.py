@@ -13,12 +13,28 @@ from pathlib import Path
 
 import by_commit
 import pytest
+import toy_world
 
-from benchmarks import capacity, finetune, inference, ingest, linerate, live, rate, rows, serving, swap
+from benchmarks import (
+    capacity,
+    finetune,
+    inference,
+    ingest,
+    linerate,
+    live,
+    pretrain,
+    rate,
+    rows,
+    serving,
+    swap,
+)
 from feature_store.settings import variable
 
 pytestmark = pytest.mark.slow
-BENCHES = ("inference", "rate", "finetune", "ingest", "live", "serving", "swap", "linerate", "capacity")
+BENCHES = (
+    *("inference", "rate", "finetune", "pretrain", "ingest"),
+    *("live", "serving", "swap", "linerate", "capacity"),
+)
 LESS_IS_BETTER = ("us", "ms", "s", "cores", "GB", "machines", "ppm")
 tried = partial(by_commit.tried, cases=BENCHES, count=1)
 
@@ -74,6 +90,19 @@ def test_finetune(set_to: Callable[..., None]) -> None:
     check(found)
     assert "1,200 windows" in head.name
     assert "2,000 packets" in encoding.name
+
+
+@tried("pretrain")
+def test_pretrain(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project)
+    monkeypatch.setenv(variable("state"), str(tmp_path / "state"))
+    packets = tmp_path / "packets"
+    toy_world.write_table(packets, toy_world.bottleneck_table("t", 2.0, swing_ms=40))
+    until, speed = found = pretrain.measure(rounds=1, packets=str(packets))
+    check(found)
+    assert "2,000 packets" in until.name
+    assert speed.unit == "targets/s"
+    assert not any((tmp_path / "state" / "ray").iterdir()), "no checkpoints stay"
 
 
 @tried("ingest")

@@ -33,7 +33,6 @@ from models.training.calibration import shifts
 from models.training.examples import finetuning_examples
 from models.training.finetuning import FinetuneParams, finetune_head
 from models.training.protocol import divide
-from models.training.query_training import train
 from models.training.windows import WindowSet, load_windows
 from pipelines import evaluate as evaluate_stage
 from pipelines import register as register_stage
@@ -70,7 +69,7 @@ def data_of(folder: Path) -> Data:
 def trained(folder: Path, params: EventStreamLoop) -> tuple[EventWindowPredictor, list[dict[str, Any]]]:
     """As the stage `pretrain` does it, in this process."""
     course = Course(parts_of(data_of(folder), params), params, params.seed)
-    train(course.trainer, print)
+    course.trainer.run(print)
     return for_service(course, params), course.trainer.epochs
 
 
@@ -123,7 +122,7 @@ def test_a_level_of_calibrated_quantiles_is_served(toy: Path, project: Path) -> 
     """The stage's artifact gives the forecaster's quantile, which what was held out has moved."""
     params = section(project, quantiles=[0.5, 0.9], calibration="before", served_level=0.9)
     course = Course(parts_of(data_of(toy), params), params, params.seed)
-    train(course.trainer, print)
+    course.trainer.run(print)
     model = for_service(course, params)
     assert model.quantiles == (0.9,)
     [moved] = (model.head[2].bias - course.model.head[2].bias[1:]).detach()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,9 @@ from typer.testing import CliRunner
 from infra.cli import app
 from infra.results import rates
 from infra.results.tables import TABLES, Data
-from models.rate import predictors
-from models.rate.flows import load, split
-from models.rate.study import Score, cell, summary
+from models.rate import networks, predictors
+from models.rate.flows import Flows, load, split
+from models.rate.study import Score, cell, scores_alone, summary
 from pipelines.rate_evaluate import RateEvaluateParams, evaluate
 from pipelines.rate_train import RateTrainParams, train_all
 
@@ -95,6 +96,18 @@ def test_one_seed_settles_nothing_and_agreeing_seeds_do() -> None:
 
 
 @pytest.mark.long
+def test_a_pair_that_no_flow_has_is_named(tmp_path: Path) -> None:
+    write_flows(tmp_path, train=2, held_out=1, flows=6)
+    divided = split(load(tmp_path), 1)
+    sizes: dict[str, object] = {"units": 4}
+    how = {"epochs": 1, "batch_size": 8, "learning_rate": 2e-3}
+    network, _ = networks.train("lstm", divided.train, divided.valid, sizes, 1, **how, say=lambda _line: None)
+    assert len(scores_alone(divided, {(5, 2000): network}, 1)) == 2
+    never = Flows(**vars(divided.held_out) | {"y_NH": np.full_like(divided.held_out.y_NH, np.nan)})
+    with pytest.raises(ValueError, match="no flow of the held-out paths has 5 samples and a rate at 2000"):
+        scores_alone(replace(divided, held_out=never), {(5, 2000): network}, 1)
+
+
 @pytest.mark.slow
 def test_the_study_goes_on_where_it_was_stopped(tmp_path: Path, project: Path) -> None:
     flows, models = tmp_path / "flows", tmp_path / "models"

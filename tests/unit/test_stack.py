@@ -372,6 +372,18 @@ def test_one_that_does_not_answer_holds_up_no_status(monkeypatch: pytest.MonkeyP
         processes.stop(name)
 
 
+def test_a_ray_that_takes_connections_and_says_nothing_gets_no_more_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(status, "BOUND_S", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        processes.start("ray", SLEEPER, {"gcs": port}, {}, lambda: True, 10)
+        (judged,) = (one for one in status.judge_parts() if one.part == "ray")
+        processes.stop("ray")
+    assert judged == Judgement(False, f"no answer at 127.0.0.1:{port}", "ray")
+
+
 def test_without_ray_nobody_waits_for_events_to_be_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     """While Ray was away the forwarder was watched for eight seconds more, though nothing can be stored."""
     for name in ("ray", "forwarder"):

@@ -6,6 +6,8 @@
 //
 // stress_SANITIZER FOLDER ROUNDS [SEED]   FOLDER: a valid version folder
 //                                         ROUNDS 0: only what has threads
+#include "serving/engine/stress.h"
+
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -27,17 +29,9 @@
 namespace swiftqueue::backend {
 namespace {
 
-using Random = std::mt19937_64;
-
-std::size_t below(Random& random, std::size_t limit) {
-  return std::uniform_int_distribution<std::size_t>(0, limit - 1)(random);
-}
-
-void require(bool condition, const char* what) {
-  if (condition) return;
-  std::fprintf(stderr, "stress: %s\n", what);
-  std::exit(1);
-}
+using stress::below;
+using stress::Random;
+using stress::require;
 
 // A request as a client may send it: bytes in separate allocations, each exactly as large as it
 // says and starting at any address, so that one step too far is seen.
