@@ -94,6 +94,8 @@ def _seconds(packets: str | None, folder: Path, seed: int) -> tuple[float, float
     started, ends, epochs = time.perf_counter(), list[float](), list[dict[str, Any]]()
 
     def say(record: dict[str, Any]) -> None:
+        if "epoch" not in record:  # a worker was started again
+            return
         ends.append(time.perf_counter() - started)
         epochs.append(record)
         print(f"seed {seed}, {ends[-1]:.0f} s: {record}", flush=True)

@@ -188,8 +188,10 @@ def measure(rounds: int, minutes: float = MINUTES, weeks: float | None = None) -
         if len(read(path)) < wanted(minutes):
             with _loop():
                 run(path, minutes)
-        report(read(path))
-    return rows(read(path))
+        if not (found := read(path)):
+            raise ValueError(f"{path} has no samples")
+        report(found)
+    return rows(found)
 
 
 def rows(samples: list[dict[str, Any]]) -> list[Row]:

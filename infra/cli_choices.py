@@ -1,8 +1,11 @@
-"""Choices that several commands offer."""
+"""Choices that several commands offer, and which options a call was given."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
+
+import typer
 
 
 class LatencySource(StrEnum):
@@ -50,3 +53,9 @@ class Visibility(StrEnum):
 
     acked = "acked"
     previous = "previous"
+
+
+def given(context: typer.Context, names: Iterable[str]) -> list[str]:
+    """Those of some options that stand on the command line."""
+    sources = {name: context.get_parameter_source(name) for name in names}
+    return [f"--{name}" for name, source in sources.items() if source and source.name == "COMMANDLINE"]

@@ -108,7 +108,7 @@ def forecasts(
     truth: Annotated[
         list[str] | None,
         typer.Option(
-            help="what packets would have waited in either queue, to score the choice; may be repeated",
+            help="what packets would have waited in either queue, to score the choice; for each trace",
             metavar="TRACE=truth.parquet",
         ),
     ] = None,

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 import typer
 
-from infra.cli_choices import Protocol
+from infra.cli_choices import Protocol, given
 
 lab_app = typer.Typer(
     no_args_is_help=True, help="The L4S laboratory: simulated runs with controls, and the report."
@@ -106,6 +106,7 @@ def lab_paper(
 
 @lab_app.command("train")
 def lab_train(
+    context: typer.Context,
     scenario: Annotated[str, typer.Argument(help="name, or a YAML file")],
     protocol: Annotated[Protocol, typer.Option(help="slice lengths")] = Protocol.small,
     set_: Annotated[
@@ -120,6 +121,8 @@ def lab_train(
     if scenario == "lfq":
         from laboratory.lfq.learning import train as train_lfq
 
+        if given(context, ["protocol"]):
+            raise typer.BadParameter("lfq has no slices: use --set", param_hint="--protocol")
         sys.exit(train_lfq(set_ or [], output))
     from laboratory.learning.train import train
 

@@ -9,10 +9,12 @@ from typing import Annotated
 
 import typer
 
-from infra.cli_choices import Model
+from infra.cli_choices import Model, given
 from pipelines.live import DRIFT
 
 running_app = typer.Typer()
+
+LIVE_ONLY = ("trace", "speed", "every", "learn", "judge", "drift", "retrain", "bed")  # options of `up`
 
 OfModel = Annotated[Model, typer.Option(help="which model")]
 
@@ -36,6 +38,7 @@ def run(
 
 @running_app.command()
 def up(
+    context: typer.Context,
     mlflow: Annotated[bool, typer.Option("--mlflow", help="start the MLflow server too")] = False,
     live: Annotated[bool, typer.Option("--live", help="start the whole live loop (docs/LIVE.md)")] = False,
     trace: Annotated[
@@ -61,6 +64,8 @@ def up(
     """
     from infra.local.servers import say_who_runs_this, start_stack
 
+    if not live and (only := given(context, LIVE_ONLY)):
+        raise typer.BadParameter("only --live takes this", param_hint=", ".join(only))
     say_who_runs_this()
     if live:
         from infra.local.loop import start_loop

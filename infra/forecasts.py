@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -105,7 +106,7 @@ def run_forecasts(
     """
     import torch
 
-    wanted = variants(sections, only)
+    wanted, every = variants(sections, only), variants(sections)
     if against not in read_all(sections):
         raise ValueError(f"--against {against}: there is no section of that name in {sections}")
     torch.set_num_threads(1)  # small networks lose by more, and seconds are of one core
@@ -147,8 +148,8 @@ def run_forecasts(
         "explored": explored,
         "also": [str(table["trace"][0]) for table in more],
     }
-    alike = {each.name for each in variants(sections) if not each.kind.seeded}
-    summary = summarised(_runs(output, work), about, alike)
+    alike = {each.name for each in every if not each.kind.seeded}
+    summary = summarised(_runs(output, work, every), about, alike)
     write_file(output / SUMMARY, json.dumps(summary, indent=1, allow_nan=False) + "\n")
     say(f"{output / SUMMARY}: {len(summary['variants'])} variants")
 
@@ -166,6 +167,8 @@ def traces_of(
         raise ValueError(f"--truth {wrong[0]}: there is no such trace; {near(wrong[0], list(names))}")
     if not names:
         raise ValueError(f"no packet tables under {packets}; run `swiftqueue extract` or the stage `extract`")
+    if truths and (without := [name for name in names if name not in truths]):
+        raise ValueError(f"--truth: trace {without[0]} has none; give one of every trace, or of none")
     found = []
     for name in names:
         table = scan_packets(packets, name).collect()
@@ -227,7 +230,9 @@ def fingerprint(traces: Sequence[Trace], round_s: float = 0.0, also: Sequence[pl
         asked = [trace.told, trace.visibility, trace.change.model_dump(), trace.explored]
         digest.update(json.dumps(asked).encode())
         if trace.waits is not None:
-            digest.update(trace.waits.classic_us_N.tobytes() + trace.waits.l4s_us_N.tobytes())
+            waits = trace.waits
+            for each in (waits.classic_us_N, waits.l4s_us_N, waits.movable_N):
+                digest.update(each.tobytes())
     for table in also:
         digest.update(b"also" + table.hash_rows(seed=1).to_numpy().tobytes())
     return digest.hexdigest()[:16]
@@ -235,18 +240,26 @@ def fingerprint(traces: Sequence[Trace], round_s: float = 0.0, also: Sequence[pl
 
 def key_of(variant: Variant, seed: int, work: str) -> str:
     """Name of a run: the same only for the same packets, parameters, seed and code."""
-    code = code_hash(variant.kind.__module__, "models.forecasters.walk")
+    code = _code_of(variant.kind.__module__)
     content = [variant.kind_name, variant.params.model_dump(), seed, work, code]
     return f"{work}-{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]}"
 
 
-def _runs(output: Path, work: str) -> dict[str, list[dict[str, Any]]]:
-    """All runs on these packets, by variant."""
+@cache
+def _code_of(module: str) -> str:
+    """Hash of the code behind a variant, once: who edits a file while we run does not change our runs."""
+    return code_hash(module, "models.forecasters.walk")
+
+
+def _runs(output: Path, work: str, every: Sequence[Variant]) -> dict[str, list[dict[str, Any]]]:
+    """All runs on these packets, by variant; none of other parameters or code than the variant has now."""
+    by_name = {variant.name: variant for variant in every}
     found: dict[str, list[dict[str, Any]]] = {}
     for path in sorted(output.glob("*.json")):
         one = read_object(path) if path.name != SUMMARY else {}
-        if str(one.get("key", "")).startswith(work):
-            found.setdefault(str(one["variant"]), []).append(one)
+        variant = by_name.get(str(one.get("variant")))
+        if variant and one.get("key") == key_of(variant, one["seed"], work):
+            found.setdefault(variant.name, []).append(one)
     return found
 
 

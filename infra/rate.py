@@ -260,23 +260,29 @@ def collect(
     Example: swiftqueue rate collect var/rate/kernel --rate-mbps 20 --rtt-ms 50 --rtt-ms 100
     """
     import time
+    from dataclasses import asdict
     from itertools import product
 
     from feature_store.rate.tables import paths_in
     from laboratory.bed.rate_flows import KernelPath
     from laboratory.bed.rate_flows import collect as make
 
-    begin = time.monotonic()
+    begin, kind = time.monotonic(), "held-out" if held_out else "train"
     each_seed = range(seed, seed + seeds)
-    for number, rate, trip in product(each_seed, rate_mbps or [20.0], rtt_ms or [50.0]):
-        path = KernelPath(rate, trip, buffer_bdp, load, jitter_ms, flows, seed=number)
+    asked = [
+        KernelPath(rate, trip, buffer_bdp, load, jitter_ms, flows, seed=number)
+        for number, rate, trip in product(each_seed, rate_mbps or [20.0], rtt_ms or [50.0])
+    ]
+    for path in asked:
+        _check_same(output / f"path={path.name}", {**asdict(path), "kind": kind})
+    for path in asked:
         if (output / f"path={path.name}").is_dir():
             print(f"path {path.name}: is there", file=sys.stderr)
             continue
         if minutes is not None and time.monotonic() - begin > 60 * minutes:
             print("the time is over; the same command goes on from here", file=sys.stderr)
             break
-        made = make(path, output, "held-out" if held_out else "train")
+        made = make(path, output, kind)
         if json:
             print(json_.dumps({"path": path.name, **made}))
         else:
@@ -288,3 +294,18 @@ def collect(
         f"{output}: {sum(about['flows_whole'] for about in every)} flows of {len(every)} paths",
         file=sys.stderr,
     )
+
+
+def _check_same(place: Path, asked: dict[str, Any]) -> None:
+    """Refuse a path's folder that was made with other options, most of which its name does not tell."""
+    from feature_store.rate.tables import described
+
+    if not place.is_dir():
+        return
+    about = described(place) or {}
+    made = {**about.get("options", {}), "kind": about.get("kind")}
+    if differ := [name for name, value in asked.items() if made.get(name) != value]:
+        raise ValueError(
+            f"{place} was made with {differ[0]} {made.get(differ[0])}, and is asked for with "
+            f"{asked[differ[0]]}; name another folder"
+        )

@@ -66,6 +66,8 @@ def run_study(
         ValueError: an argument is wrong, or the folder holds something else; nothing was changed.
 
     """
+    if latency != "acks" and not traces:
+        raise ValueError(f"--latency {latency} is of captures, and none is given")
     study = Study(_named(traces), protocol, overrides, latency)
     params = study_params(load_yaml(PROJECT / "params.yaml"), study)
     stages = _stages(load_yaml(PROJECT / "dvc.yaml"), simulated=not study.captures)

@@ -113,8 +113,9 @@ def adjusted(scenario: Scenario, request: Request) -> Scenario:
         added = [control for control in request.controls if control not in scenario.controls]
         changes["controls"] = [*scenario.controls, *added]
     changed = scenario.model_copy(update=changes)
-    if request.seconds is not None:
-        check_points(changed, f"--seconds {request.seconds:g}")
+    for option in ("seconds", "controls"):
+        if option in changes:
+            check_points(changed, f"--{option}")
     return changed
 
 

@@ -24,7 +24,6 @@ import polars as pl
 from feature_store.atomic import write_file
 from models.json_file import read_object
 from models.scoring.intervals import LEVEL, Estimate, corrected, estimate, paired_change
-from pipelines.rate_simulate import source_hash
 from pipelines.simulators import Runs
 
 BBR: Final = "bbr"
@@ -104,7 +103,8 @@ def measure(
     if unknown := sorted(set(variants) - set(VARIANTS)):
         raise ValueError(f"variant {unknown[0]}: must be one of {', '.join(VARIANTS)}")
     judged = [name for name in VARIANTS if name in {BBR, ORACLE, OURS, *variants}]
-    runs, source, network = Runs(program), source_hash(), _hash_of(artifact)
+    runs, network = Runs(program), hash_of(artifact)
+    source = hashlib.sha256(program.read_bytes()).hexdigest()
     cells = itertools.product(seeds, rtts_ms, BUFFERS_BDP, WINDOWS, judged)
     wanted = [(v, rtt, buffer, window, seed) for seed, rtt, buffer, window, v in cells]
     done = itertools.count(1)
@@ -151,7 +151,8 @@ def _made(runs: Runs, options: Mapping[str, Any], one: tuple[str, int, float, st
     )
 
 
-def _hash_of(artifact: Path) -> str:
+def hash_of(artifact: Path) -> str:
+    """Hash of the network that the engine reads from a folder."""
     digest = hashlib.sha256()
     for name in ("model.json", "model.safetensors"):
         digest.update((artifact / name).read_bytes())

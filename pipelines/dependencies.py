@@ -31,7 +31,7 @@ def parameters() -> dict[str, list[str]]:
     others = [section for _, section in of if section != "pretrain"]
     return {
         "windows": ["windows", "extract.traces", "architecture", "split.protocol", *rows],
-        "pretrain": ["pretrain", "architecture", *others],
+        "pretrain": ["pretrain", "architecture", "change", *others],
     }
 
 

@@ -134,10 +134,17 @@ def simulate(
         report: called with the name of a path that is ready, how many are, and of how many.
 
     Raises:
-        StageError: the program ended with an error, or what it wrote cannot be; the line names the path.
+        StageError: a path that was added has the name of one that is asked for; or the program ended with an
+            error, or what it wrote cannot be; the line names the path.
     """
     wanted = params.paths()
     known = {place.name.removeprefix("path="): described(place) for place in output.glob("path=*")}
+    for name, about in known.items():
+        if name in wanted and about is not None and about.get("source") == ADDED:
+            raise StageError(
+                f"{output / f'path={name}'} was added by `swiftqueue rate add`, and rate_simulate asks for a "
+                "path of that name: rename it"
+            )
     there = {name for name, about in known.items() if wanted.get(name) == about}
     for name, about in known.items():
         if name not in wanted and about is not None and about.get("source") != ADDED:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import AfterValidator, Field
 
 from feature_store.rate.definition import HORIZONS, PREFIXES
+from models.import_closure import code_hash
 from models.section import Above0, Count, Section, read
 from pipelines.stage import Given, run_stage
 
@@ -68,7 +70,7 @@ class RateTrainParams(Section):
 def train_all(params: RateTrainParams, flows: Path, output: Path, say: Callable[[str], None]) -> list[Path]:
     """Train what is not there yet; return every network's folder, `KIND-SEED` or `lstm-PREFIX-HORIZON-SEED`.
 
-    What is there with other parameters, or of other flows, is trained anew.
+    What is there with other parameters, of other flows or by other code, is trained anew.
 
     Raises:
         OSError, ValueError: the flows cannot be read, or nothing can be learned from them; the line says why.
@@ -81,7 +83,11 @@ def train_all(params: RateTrainParams, flows: Path, output: Path, say: Callable[
 
     torch.set_num_threads(1)
     every = load(flows)
-    of = {"paths": paths_in(flows), "params": params.model_dump(exclude={"seeds", "pairs"})}
+    of = {
+        "paths": paths_in(flows),
+        "params": params.model_dump(exclude={"seeds", "pairs"}),
+        "code": code_hash("models.rate.networks", "models.rate.flows"),
+    }
     wanted = [(kind, kind, EVERY_PAIR) for kind in KINDS]
     wanted += [(f"lstm-{n}-{k}", "lstm", ((n, k),)) for n, k in params.pairs]
     made = []
@@ -127,8 +133,16 @@ def _same(folder: Path, of: dict[str, Any]) -> bool:
 
 
 def main(params: Given, flows: Given, output: Given) -> None:
-    """Read `rate_train` of the params file and the flows; write the networks, a line an epoch."""
-    train_all(read(params, RateTrainParams), flows, output, lambda line: print(line, flush=True))
+    """Read `rate_train` of the params file and the flows; write the networks, a line an epoch.
+
+    Networks in `output` that are not asked for any more are removed: `rate_evaluate` scores what is there.
+    """
+    from models.networks.files import DESCRIPTION_FILE
+
+    made = train_all(read(params, RateTrainParams), flows, output, lambda line: print(line, flush=True))
+    for description in output.glob(f"*-*/{DESCRIPTION_FILE}"):
+        if description.parent not in made:
+            shutil.rmtree(description.parent)
 
 
 if __name__ == "__main__":

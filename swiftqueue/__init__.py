@@ -63,7 +63,8 @@ def load_model(
             last word, as everywhere.
 
     Raises:
-        ValueError: there is no such registry, version or folder, or the model takes other features.
+        ValueError: there is no such registry, version or folder, the model takes other features, or
+            `champion` is a version that may not be served.
         OSError: the registry does not answer, or its answer is not what we signed.
 
     """
@@ -89,6 +90,8 @@ def load_model(
         if version is None:
             known = ", ".join(map(str, versions.versions())) or "none"
             raise ValueError(f"model {name!r} has no alias {str(which)!r}; its versions: {known}")
+        if which == registry.CHAMPION and (why := versions.refusal(version)):
+            raise ValueError(f"the alias {which} points to version {version} and is not followed ({why})")
         with tempfile.TemporaryDirectory(prefix="swiftqueue-") as folder:
             return Model(artifact.load(versions.fetch(version, Path(folder))))
 

@@ -12,11 +12,13 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <unordered_map>
-#include <vector>
+#include <utility>
 
 #include "feature_store/events/window.h"
 
@@ -181,6 +183,26 @@ struct Scope {
   mutable std::int32_t overdue = 0;
 };
 
+inline constexpr int kScopes = 3;  // sender, queue, flow
+
+// One packet sent; its neighbours among the packets in flight of each of its scopes.
+struct EventRecord {
+  struct Link {
+    std::int32_t older = kNone;
+    std::int32_t newer = kNone;
+    mutable bool overdue = false;  // in flight, but given up as of the scope's last query
+  };
+  std::int64_t packet;
+  std::int64_t sent_ns;
+  Candidate what;
+  std::array<Scope*, kScopes> scopes;
+  std::array<Link, kScopes> links;
+  bool in_flight;
+
+  std::int32_t& next_free() { return links[0].newer; }
+};
+using EventPool = ChunkPool<EventRecord>;
+
 }  // namespace detail
 
 // A sender's log of SEND and ACK events as rows of inputs. Feed events in time order, at one
@@ -189,7 +211,17 @@ struct Scope {
 // nothing that an event or another query could see.
 class EventStream {
  public:
-  EventStream() = default;
+  using Pool = std::shared_ptr<detail::EventPool>;
+
+  // Streams of one thread may share a pool.
+  explicit EventStream(Pool pool = std::make_shared<detail::EventPool>())
+      : pool_(std::move(pool)) {}
+  ~EventStream() {
+    if (pool_.use_count() == 1) return;
+    const auto give_back = [this](std::int32_t i) { pool_->give_back(i); };
+    outstanding_.each(give_back);
+    given_up_.each(give_back);
+  }
   EventStream(const EventStream&) = delete;
   EventStream& operator=(const EventStream&) = delete;
 
@@ -201,12 +233,11 @@ class EventStream {
     give_up_and_forget();
     if (remembered() >= kMaxRemembered) give_up_oldest();
     detail::Scope& flow = flows_[what.flow_id];
-    const std::int32_t index = take();
-    packets_[at(index)] = {packet, now_ns_, what, {&sender_, &queues_[what.queue], &flow},
-                           {},     true};
+    const std::int32_t index = pool_->take();
+    record(index) = {packet, now_ns_, what, {&sender_, &queues_[what.queue], &flow}, {}, true};
     outstanding_.push(packet, index);
     for (int k = 0; k < kScopes; ++k) {
-      detail::Scope& scope = *packets_[at(index)].scopes[place(k)];
+      detail::Scope& scope = *record(index).scopes[place(k)];
       if (scope.first_sent_ns == detail::kNever) scope.first_sent_ns = now_ns_;
       scope.sends.add(now_ns_);
       append(scope, k, index);
@@ -229,9 +260,9 @@ class EventStream {
     std::int32_t index = outstanding_.take(packet);
     if (index == detail::kNone) index = given_up_.take(packet);
     if (index == detail::kNone) return false;
-    if (packets_[at(index)].in_flight) settle(index);
-    const Packet acknowledged = packets_[at(index)];
-    give_back(index);
+    if (record(index).in_flight) settle(index);
+    const Packet acknowledged = record(index);
+    pool_->give_back(index);
     if (now_ns - acknowledged.sent_ns > kForgetNs) return false;
 
     now_ns_ = now_ns;
@@ -285,6 +316,8 @@ class EventStream {
   // Packets given up and forgotten before their time, for want of room.
   std::int64_t overflowed() const { return overflowed_; }
   std::size_t flows() const { return flows_.size(); }
+  // Receivers whose least latency is remembered.
+  std::size_t receivers() const { return receivers_.size(); }
 
   // Gives up and forgets the oldest packet that is remembered, before its time. False: none is.
   bool give_up_oldest() {
@@ -298,39 +331,18 @@ class EventStream {
   }
 
  private:
-  static constexpr int kScopes = 3;  // sender, queue, flow
+  using Packet = detail::EventRecord;
+  using Link = Packet::Link;
+
+  static constexpr int kScopes = detail::kScopes;
   static inline const detail::Scope kNewFlow{};
 
-  struct Link {
-    std::int32_t older = detail::kNone;
-    std::int32_t newer = detail::kNone;
-    mutable bool overdue = false;  // in flight, but given up as of the scope's last query
-  };
-  struct Packet {
-    std::int64_t packet;
-    std::int64_t sent_ns;
-    Candidate what;
-    std::array<detail::Scope*, kScopes> scopes;
-    std::array<Link, kScopes> links;
-    bool in_flight;
-  };
-
   static bool valid(const Candidate& c) { return c.size_bytes > 0 && c.queue < kQueues; }
-  static std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
   static std::size_t place(int k) { return static_cast<std::size_t>(k); }
-  const Link& link(std::int32_t i, int k) const { return packets_[at(i)].links[place(k)]; }
-  Link& link(std::int32_t i, int k) { return packets_[at(i)].links[place(k)]; }
-
-  std::int32_t take() {
-    if (free_.empty()) {
-      packets_.emplace_back();
-      return static_cast<std::int32_t>(packets_.size() - 1);
-    }
-    const std::int32_t index = free_.back();
-    free_.pop_back();
-    return index;
-  }
-  void give_back(std::int32_t index) { free_.push_back(index); }
+  Packet& record(std::int32_t i) { return (*pool_)[i]; }
+  const Packet& record(std::int32_t i) const { return (*pool_)[i]; }
+  const Link& link(std::int32_t i, int k) const { return record(i).links[place(k)]; }
+  Link& link(std::int32_t i, int k) { return record(i).links[place(k)]; }
 
   void append(detail::Scope& scope, int k, std::int32_t index) {
     link(index, k).older = scope.newest;
@@ -342,7 +354,7 @@ class EventStream {
 
   // Takes a packet out of the lists in flight.
   void settle(std::int32_t index) {
-    Packet& packet = packets_[at(index)];
+    Packet& packet = record(index);
     packet.in_flight = false;
     for (int k = 0; k < kScopes; ++k) {
       detail::Scope& scope = *packet.scopes[place(k)];
@@ -356,26 +368,25 @@ class EventStream {
   }
 
   void give_up(std::int32_t index) {
-    outstanding_.take(packets_[at(index)].packet);
-    given_up_.push(packets_[at(index)].packet, index);
+    outstanding_.take(record(index).packet);
+    given_up_.push(record(index).packet, index);
     settle(index);
   }
   void forget(std::int32_t index) {
-    given_up_.take(packets_[at(index)].packet);
-    give_back(index);
+    given_up_.take(record(index).packet);
+    pool_->give_back(index);
   }
   void give_up_and_forget() {
     while (sender_.oldest != detail::kNone && given_up_by(now_ns_, sender_.oldest)) {
       give_up(sender_.oldest);
     }
     for (std::int32_t i = given_up_.front();
-         i != detail::kNone && now_ns_ - packets_[at(i)].sent_ns > kForgetNs;
-         i = given_up_.front()) {
+         i != detail::kNone && now_ns_ - record(i).sent_ns > kForgetNs; i = given_up_.front()) {
       forget(i);
     }
   }
   bool given_up_by(std::int64_t now_ns, std::int32_t i) const {
-    return now_ns - packets_[at(i)].sent_ns >= kGiveUpNs;
+    return now_ns - record(i).sent_ns >= kGiveUpNs;
   }
 
   // Counts the packets of a scope that are given up as of a query; each is looked at once.
@@ -444,7 +455,7 @@ class EventStream {
       x_F[event_input("ack_silence_us") + k] =
           microseconds(quiet_since == kNever ? 0 : now_ns - quiet_since);
       x_F[event_input("oldest_unacked_us") + k] =
-          microseconds(scope.live == detail::kNone ? 0 : now_ns - packets_[at(scope.live)].sent_ns);
+          microseconds(scope.live == detail::kNone ? 0 : now_ns - record(scope.live).sent_ns);
       x_F[event_input("send_rate") + k] = static_cast<float>(scope.sends.at(now_ns));
       x_F[event_input("ack_rate") + k] = static_cast<float>(scope.acks.at(now_ns));
     }
@@ -460,8 +471,7 @@ class EventStream {
   std::array<detail::Scope, kQueues> queues_{};
   std::unordered_map<std::int32_t, detail::Scope> flows_;  // its elements stay where they are
   std::unordered_map<std::int32_t, float> receivers_;      // least latency of each
-  std::vector<Packet> packets_;
-  std::vector<std::int32_t> free_;
+  Pool pool_;
   detail::PacketIndex outstanding_;  // the packets in flight
   detail::PacketIndex given_up_;     // given up, not acknowledged, not forgotten
 };

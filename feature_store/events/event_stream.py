@@ -16,7 +16,7 @@ import numpy.typing as npt
 import polars as pl
 
 from feature_store.events.event_library import ABI, INPUTS, EventInput, event_schema_hash
-from feature_store.events.windows import HORIZON, VISIBILITIES, packet_columns
+from feature_store.events.windows import HORIZON, MAX_TIME_NS, VISIBILITIES, packet_columns
 
 __all__ = [
     "INPUTS",
@@ -53,9 +53,11 @@ class EventStream:
     ) -> Row | None:
         """Log a SEND and return its inputs (F,), the state just after it.
 
-        None, and no change, for a number not above the last one, a size below 1, a queue other than
-        0 (classic) and 1 (l4s), or a time outside 0..2^62.
+        None, and no change, for a number not above the last one, a size below 1, a size, flow or receiver of
+        more than 32 bits, a queue other than 0 (classic) and 1 (l4s), or a time outside 0..2^62.
         """
+        if not (0 <= sent_ns <= MAX_TIME_NS and _fit(size_bytes, flow_id, receiver_id, queue)):
+            return None
         x_F = np.empty(len(INPUTS), np.float32)
         taken = ABI.sq_event_sent(
             self._handle, packet, sent_ns, size_bytes, flow_id, receiver_id, queue, x_F.ctypes.data
@@ -76,8 +78,10 @@ class EventStream:
     ) -> Row | None:
         """Return the inputs (F,) of packet `place` (0..7) of a batch decided now; it changes nothing.
 
-        None for a packet that `sent` would refuse.
+        None for a size, flow, receiver or queue that `sent` would refuse.
         """
+        if not _fit(size_bytes, flow_id, receiver_id, queue):
+            return None
         x_F = np.empty(len(INPUTS), np.float32)
         taken = ABI.sq_event_query(
             self._handle, decision_ns, size_bytes, flow_id, receiver_id, queue, place, x_F.ctypes.data
@@ -89,6 +93,11 @@ class EventStream:
         if taken < 0:
             raise MemoryError("no memory for an event")
         return x_F if taken else None
+
+
+def _fit(size_bytes: int, flow_id: int, receiver_id: int, queue: int) -> bool:
+    """Whether the library would take them as they are: ctypes cuts a larger number without a word."""
+    return queue in (0, 1) and all(-(2**31) <= one < 2**31 for one in (size_bytes, flow_id, receiver_id))
 
 
 @dataclass(frozen=True)

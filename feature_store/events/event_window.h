@@ -10,8 +10,10 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "feature_store/events/event_stream.h"
@@ -38,7 +40,8 @@ inline std::string event_window_schema_text() {
 // EventStream. An event and a window cost O(1) and O(W).
 class EventWindow {
  public:
-  explicit EventWindow(int tokens) : tokens_(tokens), band_(tokens - kHorizon) {
+  explicit EventWindow(int tokens, EventStream::Pool pool = std::make_shared<detail::EventPool>())
+      : tokens_(tokens), band_(tokens - kHorizon), stream_(std::move(pool)) {
     if (tokens <= kHorizon || tokens > kMaxTokens || tokens % 8 != 0) {
       throw std::invalid_argument("tokens must be a multiple of 8 in 16..4096");
     }
@@ -49,6 +52,7 @@ class EventWindow {
   std::int32_t remembered() const { return stream_.remembered(); }
   std::int64_t overflowed() const { return stream_.overflowed(); }
   std::size_t flows() const { return stream_.flows(); }
+  std::size_t receivers() const { return stream_.receivers(); }
   bool give_up_oldest() { return stream_.give_up_oldest(); }
 
   bool sent(std::int64_t packet, std::int64_t sent_ns, const Candidate& what) {

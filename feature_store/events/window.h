@@ -168,26 +168,29 @@ struct Record {
   bool in_view;  // among the newest settled packets
   bool overdue;  // in flight, but given up as of the last decision
   Token token;
+
+  std::int32_t& next_free() { return newer; }
 };
 
-// Records of any number of windows. Grows by whole chunks, so that nothing is copied, and a record
-// that one window has no use for serves another.
-class RecordPool {
+// Records of any number of windows or streams. Grows by whole chunks, so that nothing is copied,
+// and a record that one of them has no use for serves another.
+template <typename Kept>
+class ChunkPool {
  public:
-  Record& operator[](std::int32_t i) { return chunks_[chunk(i)][place(i)]; }
-  const Record& operator[](std::int32_t i) const { return chunks_[chunk(i)][place(i)]; }
+  Kept& operator[](std::int32_t i) { return chunks_[chunk(i)][place(i)]; }
+  const Kept& operator[](std::int32_t i) const { return chunks_[chunk(i)][place(i)]; }
 
   std::int32_t take() {
     if (free_ == kNone) {
-      if (place(made_) == 0) chunks_.push_back(std::make_unique<Record[]>(kChunk));
+      if (place(made_) == 0) chunks_.push_back(std::make_unique<Kept[]>(kChunk));
       return made_++;
     }
     const std::int32_t index = free_;
-    free_ = (*this)[index].newer;
+    free_ = (*this)[index].next_free();
     return index;
   }
   void give_back(std::int32_t index) {
-    (*this)[index].newer = free_;
+    (*this)[index].next_free() = free_;
     free_ = index;
   }
 
@@ -196,10 +199,11 @@ class RecordPool {
   static std::size_t chunk(std::int32_t i) { return static_cast<std::size_t>(i) / kChunk; }
   static std::size_t place(std::int32_t i) { return static_cast<std::size_t>(i) % kChunk; }
 
-  std::vector<std::unique_ptr<Record[]>> chunks_;
+  std::vector<std::unique_ptr<Kept[]>> chunks_;
   std::int32_t made_ = 0;
   std::int32_t free_ = kNone;
 };
+using RecordPool = ChunkPool<Record>;
 
 // Packet number -> record, for numbers that only grow: a ring searched by bisection. Erased entries
 // stay until they reach the front, or are most of a full ring: then they are swept out.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 from collections import Counter
@@ -107,10 +109,19 @@ def _with_ray(jobs: Sequence[Job], output: Path) -> list[Outcome]:
     with ray_cluster(workers=len(jobs)):
         import ray
 
-        task = ray.remote(num_cpus=1, max_retries=0)(_attempt)
+        task = ray.remote(num_cpus=1, max_retries=0)(_attempt_and_said)
         absolute = [Job(job.capture.resolve(), job.trace, job.sender, job.latency) for job in jobs]
-        outcomes: list[Outcome] = ray.get([task.remote(job, output.resolve()) for job in absolute])
-        return outcomes
+        done = ray.get([task.remote(job, output.resolve()) for job in absolute])
+        for line in (line for _, said in done for line in said.splitlines()):
+            say(line)
+        return [outcome for outcome, _ in done]
+
+
+def _attempt_and_said(job: Job, output: Path) -> tuple[Outcome, str]:
+    """As `_attempt`, and what it said: a task's standard error does not reach who started it."""
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        outcome = _attempt(job, output)
+    return outcome, said.getvalue()
 
 
 def _in_turn(jobs: Sequence[Job], sizes: Sequence[int], output: Path) -> Iterator[Outcome]:

@@ -160,10 +160,7 @@ std::size_t Capture::PcapngBlock(std::span<const std::uint8_t> bytes, std::size_
 
 void Capture::InterfaceBlock(std::span<const std::uint8_t> body) {
   Interface interface;
-  if (body.size() >= 8) {
-    interface.link_type = Read16(body.data());
-    interface.snap_length = Read32(body.data() + 4);
-  }
+  if (body.size() >= 8) interface.link_type = Read16(body.data());
   for (std::size_t at = 8; at + 4 <= body.size();) {
     const std::uint16_t code = Read16(body.data() + at);
     const std::size_t length = Read16(body.data() + at + 2);

@@ -35,9 +35,8 @@ class Capture {
 
   struct Interface {
     std::uint16_t link_type = 0;
-    std::uint8_t resolution = 6;    // if_tsresol: 10^-n s, or 2^-n s with the top bit set
-    std::int64_t offset_s = 0;      // if_tsoffset
-    std::uint32_t snap_length = 0;  // 0: no limit
+    std::uint8_t resolution = 6;  // if_tsresol: 10^-n s, or 2^-n s with the top bit set
+    std::int64_t offset_s = 0;    // if_tsoffset
   };
 
   static constexpr std::size_t kNeedMore = 0;

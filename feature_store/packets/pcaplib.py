@@ -70,14 +70,13 @@ SKIP_REASONS: Final = (
     "IP fragment",
     "header cut by the snapshot length",
     "malformed header",
-    "link type unknown",
     "no timestamp",
     "absurd timestamp",
     "unknown interface",
     "absurd length",
     "truncated",
 )
-FLOW_KEY_BYTES: Final = 36  # struct FlowKey of match.h
+FLOW_KEY_BYTES: Final = 36  # struct FlowKey of flow_key.h
 READING, NOT_A_CAPTURE, STOPPED = 0, 1, 2  # Capture::State
 
 # Columns of a packet-table row as the matcher fills them: struct Columns of match.h, in its order.

@@ -13,6 +13,7 @@ from feature_store.packets import pcaplib
 
 ETHERNET = (1, 113, 276)
 RAW_IP = (12, 14, 101, 228, 229)
+EXTENSIONS = (0, 43, 44, 51, 60, 135, 139, 140)  # IPv6 headers that TCP may lie behind, as in decode.cc
 
 
 def address_bytes(text: str) -> bytes:
@@ -108,7 +109,7 @@ def fill_segment(packet: Any, cut_bytes: int, segment: npt.NDArray[np.void]) -> 
 
     """
     layers = load_scapy()
-    ip = packet.getlayer(layers.IP) or packet.getlayer(layers.IPv6)
+    ip = next((one for one in packet.iterpayloads() if isinstance(one, layers.IP | layers.IPv6)), None)
     if ip is None:
         return "not IP"
     v4 = isinstance(ip, layers.IP)
@@ -116,11 +117,13 @@ def fill_segment(packet: Any, cut_bytes: int, segment: npt.NDArray[np.void]) -> 
         return "malformed header"
     if v4 and (ip.frag or ip.flags.MF):
         return "IP fragment"
-    fragment = ip.getlayer(layers.Fragment)
-    if fragment is not None and (fragment.offset or fragment.m):
-        return "IP fragment"
-    tcp = ip.getlayer(layers.TCP)
-    if tcp is None:
+    last = ip  # header before TCP; a tunnel is not looked into
+    while not v4 and getattr(last, "nh", None) in EXTENSIONS:
+        last = last.payload
+        if isinstance(last, layers.Fragment) and (last.offset or last.m):
+            return "IP fragment"
+    tcp = last.payload
+    if not isinstance(tcp, layers.TCP):
         return "not TCP"
     if v4:
         total, headers, ecn = ip.len or len(ip.original) + cut_bytes, ip.ihl * 4, ip.tos & 3

@@ -9,14 +9,13 @@ namespace swiftqueue {
 
 using Address = std::array<std::uint8_t, 16>;  // IPv6, or IPv4 as ::ffff:a.b.c.d (RFC 4291 2.5.5.2)
 
-// Why a record gives no segment. Order and names are part of the C interface (pcap.cc).
+// Why a record gives no segment. Order and names are part of the C interface (extract_api.cc).
 enum class Skip : std::uint8_t {
   kNotIp,
   kNotTcp,
   kFragment,
   kShortHeader,
   kMalformed,
-  kLinkType,
   kNoTimestamp,
   kAbsurdTimestamp,
   kUnknownInterface,

@@ -98,5 +98,7 @@ def _flows(file: Path, table: pl.DataFrame) -> list[tuple[int, int, NDArray[np.i
             raise ValueError(f"{file}: flow {flow}, {error}") from None
         started_ns = int(own["started_ns"][0]) if "started_ns" in own.columns else begin_ns
         begin_ns = started_ns + 1000 * int(own["ts"][-1])  # without times: one after the other
+        if not -(2**63) <= begin_ns < 2**63:
+            raise ValueError(f"{file}: flow {flow}, started_ns + 1000 ts of an ACK is beyond 2^63 ns")
         found.append((int(own["receiver"][0]) if "receiver" in own.columns else 0, started_ns, x_NF))
     return found

@@ -22,8 +22,15 @@ from typing import Final
 from feature_store.atomic import sync_dir
 from feature_store.telemetry.events import BatchKey, Events, RefusedError, checked, is_other_format
 from feature_store.telemetry.log import adopt_segments, check_format, log_dir, read_segment
-from feature_store.telemetry.manifest import Counts, Manifest, load_manifest, save_manifest, sender_dir
-from feature_store.telemetry.round import Round
+from feature_store.telemetry.manifest import (
+    FILE,
+    Counts,
+    Manifest,
+    load_manifest,
+    save_manifest,
+    sender_dir,
+)
+from feature_store.telemetry.round import LEAST_MINUTES, Round
 
 ROUND_BYTES: Final = 64 << 20  # of segments taken in at once: what bounds the memory
 GAP_S: Final = 5.0  # what is missing so long after a later batch is a gap: all segments were closed since
@@ -32,9 +39,8 @@ KEEP_BYTES: Final = 4 << 30  # of a sender: 4 to 8 hours at 100 Mbit/s
 KEEP_TOTAL_BYTES: Final = 64 << 30  # of all senders together, those that stopped among them
 FREE_BYTES: Final = 2 << 30  # of the disk, for what else needs it
 FREE_SHARE: Final = 20  # on a small disk: one part in so many of it
-LEAST_MINUTES: Final = 3  # of a sender, that stay: a round needs two
 ROOM_S: Final = 60.0  # how often the room is looked at
-KEEP_DAMAGED: Final = 16  # torn segments, and senders' folders with a damaged manifest: the newest
+KEEP_DAMAGED: Final = 16  # torn segments, and senders' folders with a damaged file: the newest
 
 
 @dataclass
@@ -43,7 +49,7 @@ class Report:
 
     segments: int = 0
     counts: Counts = field(default_factory=Counts)  # what was added to them, over all senders
-    damaged: list[str] = field(default_factory=list)  # a line for each segment and manifest put aside
+    damaged: list[str] = field(default_factory=list)  # a line for each segment and sender put aside
 
     def add(self, now: Counts, before: Counts) -> None:
         """Add what one sender's counts grew by."""
@@ -83,7 +89,7 @@ class Compactor:
             os.close(self._lock)
             raise BlockingIOError(f"{root}: another compactor is at work there") from None
         self._manifests: dict[str, Manifest] = {}
-        self._lost: list[str] = []  # lines about damaged manifests
+        self._lost: list[str] = []  # lines about senders that begin anew
         for folder in (root / "packets").glob("trace=*"):
             self._sweep(self._manifest(folder.name.removeprefix("trace=")))
 
@@ -98,6 +104,12 @@ class Compactor:
             OSError: a file cannot be written; what was not taken in stays in the log for the next run.
         """
         report = Report()
+        # A sender whose folder somebody removed begins anew: its manifest would name files that are gone.
+        self._manifests = {
+            sender: manifest
+            for sender, manifest in self._manifests.items()
+            if (sender_dir(self._root, sender) / FILE).exists()
+        }
         waiting = adopt_segments(self._root)
         while waiting:
             some: list[Path] = []
@@ -177,11 +189,13 @@ class Compactor:
         present = {path.name for path in log_dir(self._root).iterdir()}
         for sender, named in sorted(batches.items()):
             before = self._manifest(sender)
-            manifest = deepcopy(before)
-            manifest.generation += 1
-            manifest.segments = sorted((present & set(before.segments)) | {path.name for path in segments})
-            fresh = [(key, events) for name, key, events in named if name not in before.segments]
-            Round(self._root, manifest, self._keep_minutes, self._keep_bytes).take(fresh)
+            try:
+                manifest = self._changed(before, named, segments, present)
+            except (FileNotFoundError, ValueError) as error:
+                if not before.files():  # it is no file of this sender
+                    raise
+                before = self._begin_anew(sender, error)
+                manifest = self._changed(before, named, segments, present)
             self._manifests[sender] = manifest
             report.add(manifest.counts, before.counts)
         for path in segments:
@@ -195,15 +209,34 @@ class Compactor:
         for sender in batches:
             self._sweep(self._manifests[sender])
 
+    def _changed(
+        self,
+        before: Manifest,
+        named: list[tuple[str, BatchKey, Events]],
+        segments: list[Path],
+        present: set[str],
+    ) -> Manifest:
+        """One sender's manifest with the batches of these segments; `named` are by their segment's name."""
+        manifest = deepcopy(before)
+        manifest.generation += 1
+        manifest.segments = sorted((present & set(before.segments)) | {path.name for path in segments})
+        fresh = [(key, events) for name, key, events in named if name not in before.segments]
+        Round(self._root, manifest, self._keep_minutes, self._keep_bytes).take(fresh)
+        return manifest
+
     def _manifest(self, sender: str) -> Manifest:
-        """A sender's manifest. A damaged one goes aside with its files: it costs its own past alone."""
         if sender not in self._manifests:
             try:
                 self._manifests[sender] = load_manifest(self._root, sender)
             except ValueError as error:
-                aside = self._put_aside(sender_dir(self._root, sender))
-                self._lost.append(f"{error}; its minutes lie in {aside} now, and it begins anew")
-                self._manifests[sender] = Manifest(sender)
+                self._begin_anew(sender, error)
+        return self._manifests[sender]
+
+    def _begin_anew(self, sender: str, error: Exception) -> Manifest:
+        """Put a sender's files aside, one of which is damaged or gone: it costs its own past alone."""
+        aside = self._put_aside(sender_dir(self._root, sender))
+        self._lost.append(f"{error}; its minutes lie in {aside} now, and it begins anew")
+        self._manifests[sender] = Manifest(sender)
         return self._manifests[sender]
 
     def _put_aside(self, path: Path) -> Path:

@@ -122,7 +122,7 @@ def latest_minutes(root: Path, sender: str, minutes: float, *, settled: bool = F
 
     Raises:
         FileNotFoundError: nothing of this sender is stored.
-        ValueError: `minutes` is not above 0.
+        ValueError: `minutes` is not above 0; or a file of this sender is damaged, the line names it.
     """
     if not minutes > 0:
         raise ValueError(f"latest_minutes: {minutes!r} minutes: must be above 0")

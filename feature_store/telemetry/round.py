@@ -26,6 +26,7 @@ MAX_WAITING: Final = 1 << 20  # ACKs of a session without their SENDs: two minut
 MAX_MINUTE_ROWS: Final = 1 << 22
 MAX_PARTS: Final = 24  # files of a partition before they become one, settled or not
 SET_BACK_NS: Final = 100_000_000  # a step back this large is a clock that was set (docs/PACKETS.md)
+LEAST_MINUTES: Final = 3  # of a sender, that stay whatever their bytes: a round of the live loop needs two
 
 
 class Round:
@@ -39,7 +40,12 @@ class Round:
         self._written: set[Path] = set()  # folders
 
     def take(self, batches: list[tuple[BatchKey, Events]]) -> None:
-        """Take in batches, in any order and with duplicates, and make the manifest the current one."""
+        """Take in batches, in any order and with duplicates, and make the manifest the current one.
+
+        Raises:
+            FileNotFoundError, ValueError: a file that the manifest names is gone, or damaged.
+            OSError: a file cannot be written.
+        """
         manifest = self._manifest
         fresh: dict[int, tuple[list[Events], list[Events]]] = defaultdict(lambda: ([], []))
         for key, events in sorted(batches, key=lambda batch: (batch[0].session, batch[0].sequence)):
@@ -174,6 +180,7 @@ class Round:
     def _prune(self) -> None:
         """Drop the oldest minutes beyond those kept, and sessions of which nothing is left.
 
+        Of the newest LEAST_MINUTES the bytes drop none.
         The last two sessions stay: what the one stored tells what is missing before the other.
         """
         manifest = self._manifest
@@ -183,7 +190,9 @@ class Round:
             for p in manifest.partitions
         ]
         stored = sum(sizes)
-        while len(manifest.partitions) > self._keep_minutes or stored > self._keep_bytes:
+        while (left := len(manifest.partitions)) > self._keep_minutes or (
+            stored > self._keep_bytes and left > LEAST_MINUTES
+        ):
             stored -= sizes.pop(0)
             manifest.counts.dropped_rows += manifest.partitions.pop(0).rows
         alive = {p.session for p in manifest.partitions} | {*sorted(manifest.sessions)[-2:]}

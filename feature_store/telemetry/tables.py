@@ -1,7 +1,7 @@
 """From events to the packet table, and ACKs that came later joined to it.
 
-`packets` are tables of `PACKET_SCHEMA`, `acks` have its columns `packet`, `acked_ns` and `latency_us`; every
-function takes and gives them in the order in which the events came.
+`packets` are tables of `PACKET_SCHEMA`, `acks` of `ACK_SCHEMA`; every function takes and gives them in the
+order in which the events came.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ import polars as pl
 
 from feature_store.atomic import new_file
 from feature_store.packets.schema import PACKET_SCHEMA, queue_column
+from feature_store.parquet import read_parquet
 from feature_store.telemetry.events import ACK, EVENT, SEND, UNKNOWN_US, Events
 
 ECT_0: Final = 2  # RFC 3168; telemetry names the queue, not the codepoint: this stands for the classic queue
 ECT_1: Final = 1  # RFC 9331, and this for the L4S queue
+ACK_SCHEMA: Final = pl.Schema({name: PACKET_SCHEMA[name] for name in ("packet", "acked_ns", "latency_us")})
 
 
 def event_frame(batches: Sequence[Events]) -> pl.DataFrame:
@@ -114,5 +116,18 @@ def write_part(folder: Path, name: str, table: pl.DataFrame) -> None:
 
 
 def read_part(folder: Path, name: str) -> pl.DataFrame:
-    """Read a table that `write_part` wrote."""
-    return pl.read_parquet(folder / name, hive_partitioning=False)
+    """Read a table that `write_part` wrote.
+
+    Raises:
+        FileNotFoundError: it is gone.
+        ValueError: it is damaged; the line names it.
+    """
+    file = folder / name
+    try:
+        table = read_parquet([file])
+    except ValueError:
+        file.stat()  # raises where it is no damaged file but one that is gone
+        raise
+    if table.schema not in (PACKET_SCHEMA, ACK_SCHEMA):
+        raise ValueError(f"{file}: not a table of packets or of ACKs")
+    return table

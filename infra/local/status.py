@@ -105,9 +105,8 @@ def _stolen(name: str) -> str:
 
 
 def _in_time(judges: Mapping[str, Callable[[], Judgement]]) -> dict[str, Judgement]:
-    """Ask every judge at the same time; one that has not answered within BOUND_S has found nothing well."""
+    """Ask every judge at the same time; one that has not answered within its bound has found nothing well."""
     found: dict[str, Judgement] = {}
-    late = Judgement(False, f"no answer within {BOUND_S:g} s")
 
     def judge(name: str, one: Callable[[], Judgement]) -> None:
         found[name] = one()
@@ -118,12 +117,15 @@ def _in_time(judges: Mapping[str, Callable[[], Judgement]]) -> dict[str, Judgeme
     deadline = time.monotonic() + BOUND_S
     for name in sorted(threads, key=lambda name: name in FLOWS):  # they watch something grow
         asked_too = [other for other in NEEDS.get(name, ()) if other in judges]
-        stuck = [other for other in asked_too if not found.get(other, late).well]
+        stuck = [other for other in asked_too if not found[other].well]
         wait_s = 0.0 if stuck else LONGER_S.get(name, 0.0)
         threads[name].join(max(0.0, deadline + wait_s - time.monotonic()))
-        if stuck and name not in found:
-            found[name] = Judgement(False, f"cannot be judged while {stuck[0]} does not answer")
-    return {name: replace(found.get(name, late), part=name) for name in judges}
+        late = f"no answer within {BOUND_S + wait_s:g} s"
+        if stuck:
+            late = f"cannot be judged while {stuck[0]} does not answer"
+        # An answer that comes while others are waited for takes its place.
+        found.setdefault(name, Judgement(False, late))
+    return {name: replace(found[name], part=name) for name in judges}
 
 
 def number(url: str, series: str) -> float | None:

@@ -18,7 +18,7 @@ from infra.local.under_way import UP_WAIT_S
 NAME: Final = "swiftqueue.service"
 MEMORY: Final = re.compile(r"[1-9][0-9]*[KMGT]?|[1-9][0-9]?%|100%")
 STOP_S: Final = 300
-INHERITED: Final = (PREFIX, "MLFLOW_", "RAY_")  # settings that the loop was set up with
+INHERITED: Final = (PREFIX, "MLFLOW_", "RAY_", "AWS_")  # settings that the loop was set up with
 TEMPLATE: Final = """\
 # Written by `swiftqueue units`; written anew by the same command.
 [Unit]
@@ -73,7 +73,7 @@ def write_unit(memory: str, options: list[str]) -> Path:
     path = Path(home) / "systemd" / "user" / NAME
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
-    partial.touch(mode=0o600)  # settings may hold a password
+    partial.touch(mode=0o600)  # settings may hold a password or a key
     partial.write_text(text)
     partial.replace(path)
     return path

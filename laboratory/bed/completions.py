@@ -36,7 +36,7 @@ from laboratory.bed.programs import SAMPLER, SAMPLER_OBJECT, wait_for_name
 from laboratory.bed.rate_flows import CONTROL, why_not
 from laboratory.bed.selfcheck import NO_AQM
 from laboratory.bed.tcp import PORT, STOP_S, running, summary, urgent
-from laboratory.rate_feedback import BBR, BUFFERS_BDP, ORACLE, OURS, PATH, RTTS_MS, WINDOWS, Run
+from laboratory.rate_feedback import BBR, BUFFERS_BDP, ORACLE, OURS, PATH, RTTS_MS, WINDOWS, Run, hash_of
 from models.json_file import read_object
 from serving.agent.process import end
 
@@ -80,15 +80,22 @@ def dispersion(samples_SF: NDArray[np.int64]) -> float:
     return float(rates[(len(rates) - 1) // 2]) if len(rates) else 0.0
 
 
-def answers(variant: str, traffic: Traffic, seed: int, artifact: Path | None) -> Answer:
+def answers(variant: str, traffic: Traffic, place: str, artifact: Path | None) -> Answer:
     """What a variant says of a flow.
+
+    Args:
+        variant: of VARIANTS.
+        traffic: the downloads.
+        place: of the run, in words: random forecasts are the same for the same words.
+        artifact: folder of the network, for ours.
 
     Raises:
         ValueError: there is no such variant, or the network cannot be read.
 
     """
     truth = traffic.rate_mbps * 1e6 / 8 * (1 - traffic.cross)
-    draw = random.Random(seed)  # noqa: S311 - no secret
+    # A generator of its own: that of `tcp_traffic.py` has the seed alone, and says when downloads begin.
+    draw = random.Random(f"forecasts {place}")  # noqa: S311 - no secret
     if variant == BBR:
         return lambda _: None
     if variant == ORACLE:
@@ -226,17 +233,18 @@ def measure(
     """
     output.mkdir(parents=True, exist_ok=True)
     begin, found = time.monotonic(), []
-    network = hashlib.sha256((artifact / "model.safetensors").read_bytes()).hexdigest()
+    content = {OURS: hash_of(artifact), "random": "by place"}
     for seed, rtt, buffer, window in itertools.product(seeds, rtts_ms, buffers_bdp, WINDOWS):
         for variant in VARIANTS:
-            known = [variant, rtt, buffer, window, seed, asdict(traffic), network if variant == OURS else ""]
+            known = [variant, rtt, buffer, window, seed, asdict(traffic), content.get(variant, "")]
             key = hashlib.sha256(json.dumps(known).encode()).hexdigest()[:20]
             path = output / f"{key}.json"
             if not path.is_file():
                 if time.monotonic() - begin > seconds:
                     continue
-                report(f"{variant}, {rtt} ms, {buffer:g} BDP, window {window}, seed {seed}")
-                answer = answers(variant, traffic, seed, artifact)
+                place = f"{rtt} ms, {buffer:g} BDP, window {window}, seed {seed}"
+                report(f"{variant}, {place}")
+                answer = answers(variant, traffic, place, artifact)
                 each, said = download(traffic, rtt, buffer, WINDOWS[window], seed, answer)
                 made = _run(variant, rtt, buffer, window, seed, each, said)
                 write_file(path, json.dumps(asdict(made)) + "\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import time
@@ -19,6 +20,14 @@ HOLDER: Final = BUILD / "swiftqueue-control"
 DCTCP_OBJECT: Final = BUILD / "dctcp.bpf.o"
 DCTCP: Final = "sq_dctcp"
 CONTROLS: Final = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
+
+
+def build_hash() -> str:
+    """Hash of the programs that a scenario runs with."""
+    digest = hashlib.sha256()
+    for file in (ROUTER, MARKER, MARK_OBJECT, HOLDER, DCTCP_OBJECT):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def why_not_built(*files: Path) -> str | None:

@@ -35,10 +35,14 @@ def load(output: Path) -> pl.DataFrame:
 
 
 def keep(output: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Put rows in the place of those of the same key."""
+    """Put rows in the place of those of the same key; a source's rows of a scenario are of one length."""
     new = pl.DataFrame([dict(row) for row in rows], schema=SCHEMA)
     key = ["source", *results.KEY]
-    table = pl.concat([load(output).join(new, on=key, how="anti"), new]).sort(key)
+    others = load(output).join(new, on=key, how="anti")
+    lengths = new.select("source", "scenario", one_s="seconds").unique()
+    same = others.join(lengths, on=["source", "scenario"], how="left")
+    same = same.filter(pl.col("one_s").is_null() | (pl.col("one_s") == pl.col("seconds"))).drop("one_s")
+    table = pl.concat([same, new]).sort(key)
     output.mkdir(parents=True, exist_ok=True)
     with new_file(output / FILE) as partial:
         table.write_parquet(partial, compression="zstd")

@@ -28,7 +28,7 @@ from laboratory.bed import router_log, tcp, tcp_traffic
 from laboratory.bed.checks import capability
 from laboratory.bed.hosts import ADDRESS_B, Bed
 from laboratory.bed.marking import ended, marked, unforeseen_share
-from laboratory.bed.programs import DCTCP, DCTCP_OBJECT, HOLDER, wait_for_name
+from laboratory.bed.programs import DCTCP, DCTCP_OBJECT, HOLDER, build_hash, wait_for_name
 from laboratory.bed.run import PROFILES
 from laboratory.bed.runs import CONTROLS, keep, load
 from laboratory.bed.tcp import PORT, running, summary, urgent
@@ -40,6 +40,7 @@ from laboratory.scenarios.schema import Scenario
 from pipelines.simulators import PROJECT
 
 ECT0: Final = 2
+RULE: Final = {"random": {"burst_packets": 8}, "oracle": {"rate_us": 20_000}}  # of the router, by kind
 CDF_LEVELS: Final = np.linspace(0, 1, 201)
 LEVELS: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999, "max": 1.0}
 SIZES: Final = PROJECT / "simulation" / "model" / "message-sizes.h"
@@ -165,6 +166,7 @@ def _row(scenario: Scenario, cell: Cell, asked: Mapping[str, Any], model: Model 
         "seconds": scenario.seconds,
         "warmup_s": scenario.warmup_s,
         "parameters": described_as(asked),
+        "program": build_hash(),
         "reordering": "RACK (RFC 8985)",
         "cpu_s": bed.summary["cpu_s"],
         **figures(records, groups, span_ns),
@@ -181,7 +183,15 @@ def queue_of(profile: str, buffer_bytes: int) -> dict[str, object]:
 
 
 def rule_of(control: Mapping[str, Any]) -> dict[str, object]:
-    """How the router moves S1's L4S packets, which go to PORT."""
+    """How the router moves S1's L4S packets, which go to PORT.
+
+    Raises:
+        ValueError: its rule has another burst or time constant (testbed/router/rules.h).
+
+    """
+    for key, value in RULE.get(control["kind"], {}).items():
+        if control[key] != value:
+            raise ValueError(f"controls.{control['kind']}.{key} is {control[key]}; the router has {value}")
     if control["kind"] == "random":
         return {"rule-port": PORT, "move-share": control["share"]}
     if control["kind"] == "oracle":

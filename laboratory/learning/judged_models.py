@@ -43,7 +43,7 @@ def models_by_profile(artifact: str, output: Path) -> dict[str, Model]:
         raise FileNotFoundError(f"--artifact {artifact}: no such folder; a folder or `{CHAMPION}` is needed")
     if (folder / "model.json").is_file():
         return dict.fromkeys(PROFILES, _model(folder))
-    names = {name: name for name in PROFILES} | FORMER_PROFILES
+    names = FORMER_PROFILES | {name: name for name in PROFILES}  # the last one found counts
     points = [each for each in sorted(folder.iterdir()) if each.name not in names]
     found = {
         f"{above}{profile}": _model(within / name)

@@ -71,6 +71,13 @@ def part_of_best(rows: pl.DataFrame, rule: str) -> Values:
     return by_group(both, lambda part: float((part["reward"] / part["best"]).to_numpy().mean()))
 
 
+def beside(rows: pl.DataFrame, rule: str, base: str) -> pl.DataFrame:
+    """Rows of two rules, of the environments that both were run in: not all were run over one grid."""
+    place = ["axis", "group", "tcp", "mbps", "rtt_ms", "seconds", "initial_window"]
+    ours, theirs = (rows.filter(pl.col("rule") == name) for name in (rule, base))
+    return pl.concat([ours.join(theirs, on=place, how="semi"), theirs.join(ours, on=place, how="semi")])
+
+
 def rules_of(table: pl.DataFrame) -> list[str]:
     """LFQ's rules in a table."""
     return sorted(rule for rule in table["rule"].unique() if rule.startswith("LFQ "))

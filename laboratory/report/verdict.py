@@ -64,9 +64,11 @@ def judged(
 
 
 def ratio(figure: str, ours: Values, base: Values, at_most: float, note: str | None = None) -> Verdict:
-    """Ours over the base, of the seeds that both have, judged against a limit."""
+    """Ours over the base, of the seeds that both have, judged against a limit; of two zeros there is none."""
     seeds = sorted(set(ours) & set(base))
     values = [ours[seed] / base[seed] for seed in seeds if base[seed] > 0]
+    if worse := [seed for seed in seeds if base[seed] <= 0 < ours[seed]]:
+        return judged(figure, [], at_most, f"no ratio: ours is above a base of 0 (seed {worse[0]})")
     if seeds and not values:
         note = "nothing to be less than: it is 0 there"
     return judged(figure, values, at_most, note)

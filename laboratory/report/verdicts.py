@@ -98,8 +98,9 @@ def _lfq_400(table: pl.DataFrame) -> list[Verdict]:
     for alpha, least, most in lfq.TABLE_TARGETS:
         rule = f"LFQ counterfactual {alpha:g}"
         for column, what in (("goodput_mbps", "throughput"), ("queue_mean", "mean queue")):
-            base = lfq.mean_of(rows, lfq_table.FQ_CODEL, column)
-            values = lfq.ratios(lfq.mean_of(rows, rule, column), base)
+            both = lfq.beside(rows, rule, lfq_table.FQ_CODEL)
+            base = lfq.mean_of(both, lfq_table.FQ_CODEL, column)
+            values = lfq.ratios(lfq.mean_of(both, rule, column), base)
             figure = f"{rule}: {what} over FqCoDel"
             wants_more = what == "throughput"
             found.append(

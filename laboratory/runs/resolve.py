@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
@@ -129,18 +130,26 @@ def resolve(
         "explore": dict(explore),
         "finetune": finetune,
         "outputs": sorted(
-            [*outputs, *_scored(scenario, environment, cell.control), *_classes(scenario, environment)]
+            [
+                *outputs,
+                *_scored(scenario, environment),
+                *_repeated(scenario, cell.control),
+                *_classes(scenario, environment),
+            ]
         ),
     }
 
 
-def _scored(scenario: Scenario, environment: Environment, control: str) -> list[str]:
-    """Outputs of a run whose choices are scored, where the discs let them be."""
+def _scored(scenario: Scenario, environment: Environment) -> list[str]:
+    """Output of a run whose choices are scored, where the discs let them be."""
     if not scenario.regret:
         return []
-    repeated = control == "model" and "placebo" in scenario.controls
-    viewed = environment.without_view() is None
-    return [*(["waits"] if viewed else []), *(["decisions"] if repeated else [])]
+    return ["waits"] if environment.without_view() is None else []
+
+
+def _repeated(scenario: Scenario, control: str) -> list[str]:
+    """Output of a run whose decisions the placebo repeats."""
+    return ["decisions"] if control == "model" and "placebo" in scenario.controls else []
 
 
 def _classes(scenario: Scenario, environment: Environment) -> list[str]:
@@ -283,7 +292,7 @@ def identity(run: Mapping[str, Any], program: str) -> str:
 
 
 def _network(environment: Environment, seed: int, seconds: float) -> dict[str, Any]:
-    links = environment.bottlenecks
+    links, page_seeds = environment.bottlenecks, _page_seeds(seed)
     # ms = ms / 2 - access links at both ends, divided among the bottlenecks
     one_way_ms = (environment.rtt_ms / 2 - 2 * ACCESS_MS) / len(links)
     return {
@@ -303,7 +312,7 @@ def _network(environment: Environment, seed: int, seconds: float) -> dict[str, A
                 "name": name,
                 "router": sender.router,
                 "delay_ms": ACCESS_MS,
-                "groups": [_group(name, key, g, seed) for key, g in sender.groups.items() if g.flows],
+                "groups": [_group(name, key, g, page_seeds) for key, g in sender.groups.items() if g.flows],
             }
             for name, sender in environment.senders.items()
             if any(g.flows for g in sender.groups.values())
@@ -312,7 +321,7 @@ def _network(environment: Environment, seed: int, seconds: float) -> dict[str, A
 
 
 def _weights_content(file: str, key: str) -> str:
-    """Hash of a weight file, relative to the project's folder: what is in it counts, not its name."""
+    """Hash of a weight file, relative to the project's folder: another file of this name is another run."""
     try:
         return content_of(PROJECT / file)
     except ValueError:
@@ -333,7 +342,12 @@ def _bottleneck(link: Bottleneck, one_way_ms: float, rtt_ms: float, key: str) ->
     }
 
 
-def _group(sender: str, key: str, group: Group, seed: int) -> dict[str, Any]:
+def _page_seeds(seed: int) -> Iterator[Sequence[int]]:
+    """Of each group of pages another: with the same one, all would load the same pages."""
+    return ((seed, number) for number in count())  # (seed, 0) draws what the seed alone would
+
+
+def _group(sender: str, key: str, group: Group, page_seeds: Iterator[Sequence[int]]) -> dict[str, Any]:
     traffic = group.traffic
     fields = group.model_dump(include={"flows", "tcp", "ecn", "receiver", "start_s", "dupack_threshold"})
     if group.dscp:  # a run without has the name that it had before there was this key
@@ -343,7 +357,7 @@ def _group(sender: str, key: str, group: Group, seed: int) -> dict[str, Any]:
     if isinstance(traffic, Replay):
         described = replayed(traffic, f"senders.{sender}.groups.{key}.traffic")
     elif isinstance(traffic, Pages):
-        described = {"kind": "pages", "pages": drawn(traffic, seed)}
+        described = {"kind": "pages", "pages": drawn(traffic, next(page_seeds))}
         fields["flows"] = sum(len(page["bytes"]) for page in described["pages"])
     elif isinstance(traffic, RealTime):
         described = traffic.model_dump(include={"kind", "frames_per_s"})

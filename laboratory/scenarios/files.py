@@ -11,7 +11,13 @@ from typing import Any, Final
 import yaml
 from pydantic import ValidationError
 
-from laboratory.scenarios.schema import Environment, Scenario, check_one_flow_each, check_times
+from laboratory.scenarios.schema import (
+    Environment,
+    Scenario,
+    check_one_flow_each,
+    check_placebo,
+    check_times,
+)
 from pipelines.simulators import PROJECT
 
 FOLDER: Final = PROJECT / "simulation" / "scenarios"
@@ -85,6 +91,8 @@ def check_points(scenario: Scenario, source: str) -> None:
         environment = environment_at(scenario, point, source)
         try:
             check_times(environment, scenario.seconds)
+            if "placebo" in scenario.controls:
+                check_placebo(environment, scenario.seconds)
             if scenario.flows or scenario.classes:
                 check_one_flow_each(environment)
         except ValueError as error:

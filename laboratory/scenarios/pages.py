@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from laboratory.scenarios.traffic import Lognormal, Pages
 from pipelines.simulators import PROJECT
 
 
-def drawn(traffic: Pages, seed: int) -> list[dict[str, Any]]:
+def drawn(traffic: Pages, seed: int | Sequence[int]) -> list[dict[str, Any]]:
     """Pages with their times and the bytes of their objects, the same for the same seed.
 
     Where the sizes are given, each page has the next of them, from the start again behind the last.

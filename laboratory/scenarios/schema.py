@@ -147,14 +147,16 @@ class Environment(Checked):
         if (response := self.controls.moved_response) == "scalable":
             return
         first, captured = next(iter(self.senders.items()))
-        other = [
-            name for name, g in captured.groups.items() if g.flows and g.ecn == "ect1" and g.tcp != "dctcp"
-        ]
-        if other or self.controls.acks != "selective":
-            what = (
-                f"senders.{first}.groups.{other[0]}.tcp is not dctcp" if other else "acks are not selective"
-            )
-            raise ValueError(f"controls.moved_response: {response} is not there where {what}")
+        why = "acks are not selective" if self.controls.acks != "selective" else ""
+        for name, group in captured.groups.items():
+            if not group.flows or group.ecn != "ect1":
+                continue
+            if group.tcp != "dctcp":
+                why = f"senders.{first}.groups.{name}.tcp is not dctcp"
+            elif isinstance(group.traffic, Pages | RealTime):
+                why = f"senders.{first}.groups.{name}.traffic is {group.traffic.kind}"
+        if why:
+            raise ValueError(f"controls.moved_response: {response} is not there where {why}")
 
     def _check_told(self) -> None:
         """Only of one router that weighs by age is there something to tell."""
@@ -261,6 +263,19 @@ def check_times(environment: Environment, seconds: float) -> None:
     if model.finetune_every_s is not None and model.finetune_every_s < seconds < model.finetune_span_s:
         raise ValueError(
             f"controls.model.finetune_span_s: {model.finetune_span_s:g} s are more than the run's {seconds:g}"
+        )
+
+
+def check_placebo(environment: Environment, seconds: float) -> None:
+    """Raise ValueError, which names the key, unless the placebo decides at other times than the model."""
+    if (shift_s := environment.controls.ladder.shift_s) >= seconds:
+        raise ValueError(
+            f"controls.ladder.shift_s: {shift_s:g} s are not less than the run's {seconds:g}: the placebo "
+            "would not decide at other times than the model"
+        )
+    if environment.controls.model.until_decided != "previous":
+        raise ValueError(
+            "controls.model.until_decided: only with `previous` are there decisions that a placebo can repeat"
         )
 
 

@@ -223,7 +223,8 @@ def _f1(us_BH: Floats, asked: Asked) -> dict[str, float | None]:
     """F1 of sharp changes in both variants, from the sender's packet before and from the flow's."""
     known = np.isfinite(asked.came_BH)
     pred_N, came_N, flow_N = us_BH[known], asked.came_BH[known], asked.flow_BH[known]
-    by_sender, by_flow = (score_sharp(pred_N, came_N, asked.change, each) for each in (None, flow_N))
+    trace_N = np.repeat(asked.trace_B, HORIZON)[known.ravel()]  # no change is counted across two traces
+    by_sender, by_flow = (score_sharp(pred_N, came_N, asked.change, each) for each in (trace_N, flow_N))
     return {
         f"{variant}{end}": scores[variant]["all"]["f1"]
         for end, scores in (("", by_sender), ("_by_flow", by_flow))

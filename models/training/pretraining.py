@@ -159,7 +159,8 @@ def pretrain(
         "horizon": windows.horizon,
     }
     work = {**params.model_dump(), "network": network.name, "change": data.change.model_dump()}
-    name = fingerprint(data.windows, data.split, work, code_hash(__name__))[:16]
+    code = code_hash(__name__, type(network).__module__)
+    name = fingerprint(data.windows, data.split, work, code)[:16]
     storage = data.state / "ray" / f"pretrain-{name}"
     result = run_job(
         *(pretrain_worker, config),

@@ -22,6 +22,7 @@ from pipelines.live.reservoir import memory_windows
 from pipelines.live.retrain import Retraining
 from pipelines.live.rounds import RoundParams, Rounds
 from pipelines.live.scheduler import Scheduler, stop_on_signals
+from pipelines.validate import ValidateParams
 from serving.ingest.server import telemetry_dir
 
 PARAMS_FILE: Final = Path("params.yaml")
@@ -60,7 +61,7 @@ def schedule(
     rounds = Rounds(
         of_turn,
         round_params(
-            params["validate"],
+            read(PARAMS_FILE, ValidateParams).model_dump(),
             learn_s=learn_s,
             judge_s=judge_s,
             least_windows=least_windows,

@@ -74,7 +74,7 @@ class RoundParams:
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if name in ("memory_windows", "change"):  # of sections that are checked
+            if name in ("max_unknown_latency", "memory_windows", "change"):  # of sections that are checked
                 continue
             if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
                 raise ValueError(f"{name} is {value!r}; it must be a number above zero")
@@ -82,6 +82,7 @@ class RoundParams:
 
 LEARNED: Final = ("pushed", "kept")
 TURNS: Final = 50  # rounds in which senders get their shares
+MOST_WORKERS_LOST: Final = 2  # with one re-trained candidate before it is given up; one may be chance
 MAX_MISSING: Final = 0.01  # share of packets that telemetry lost; windows around them show a wrong history
 
 
@@ -126,6 +127,7 @@ class Rounds:
         self._learned = {str(one.get("sender", "")): (one["number"], one["newest_ns"]) for one in learned}
         self._turns = deque((str(one.get("sender", "")) for one in learned), TURNS)
         self._unmatched: dict[str, int] = {}  # ACKs of nothing by sender, as of its last round
+        self._workers_lost = 0  # gone or too slow with the re-trained candidate that waits
 
     @property
     def turns(self) -> list[str]:
@@ -218,7 +220,13 @@ class Rounds:
             begin = time.monotonic()
             try:
                 tuned = self._tune(latest, parent, retrained, reference)
-            except (DeclinedError, WarmWorkerError, ConnectionError, TimeoutError):
+            except (DeclinedError, ConnectionError, TimeoutError):
+                raise
+            except WarmWorkerError:
+                if self._retraining and retrained:
+                    self._workers_lost += 1
+                    if self._workers_lost >= MOST_WORKERS_LOST:
+                        self._give_up(self._retraining, record)
                 raise
             except (OSError, ValueError, RuntimeError):
                 if self._retraining and retrained:  # its fault or not: the next round tunes the champion
@@ -297,10 +305,10 @@ class Rounds:
             self._give_up(self._retraining, record)
             return None
 
-    @staticmethod
-    def _give_up(retraining: Retraining, record: RoundRecord) -> None:
+    def _give_up(self, retraining: Retraining, record: RoundRecord) -> None:
         """Drop what a re-train made: failed, unless the round ends otherwise."""
         retraining.drop()
+        self._workers_lost = 0
         record.retraining = "failed"
 
     def _retrain(self, record: RoundRecord) -> None:

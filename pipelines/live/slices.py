@@ -97,7 +97,7 @@ class JudgingSlice:
         """Read one.
 
         Raises:
-            OSError, ValueError, KeyError, BadZipFile, PolarsError: it is not there, or damaged.
+            OSError, ValueError, LookupError, EOFError, BadZipFile, PolarsError: it is not there, or damaged.
         """
         with np.load(file, allow_pickle=False) as found:
             windows = EncodedWindows(found["features_BRD"], found["candidates_BHF"])
@@ -132,7 +132,9 @@ class Slices:
         for file in self._files():
             try:
                 found.append(JudgingSlice.load(file))
-            except (OSError, ValueError, KeyError, BadZipFile, pl.exceptions.PolarsError) as error:
+            except (
+                OSError, ValueError, LookupError, EOFError, BadZipFile, pl.exceptions.PolarsError
+            ) as error:  # fmt: skip
                 file.unlink(missing_ok=True)
                 said = str(error).splitlines() or [type(error).__name__]
                 say(f"a slice that judged cannot be read and is left out: {file.name}: {said[0][:200]}")

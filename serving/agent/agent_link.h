@@ -112,9 +112,11 @@ class AgentLink {
     say(frame);
   }
 
-  // The first ACK of a packet; of one that this connection was not told of nothing is said.
+  // The first ACK of a packet. Nothing is said of one that this connection was not told of, and of
+  // one so late that no frame can say it: the agent has forgotten such a packet.
   void acked(std::int64_t packet, std::int64_t acked_ns, float latency_us) {
     if (!greeted_ || first_told_ < 0 || packet < first_told_) return;
+    if (latency_us > detail::kMaxLatencyUs) return;
     AckedFrame frame;
     frame.packet = packet;
     frame.acked_ns = acked_ns;

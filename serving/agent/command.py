@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -11,31 +12,40 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from feature_store.atomic import new_folder
 from feature_store.settings import settings
 from feature_store.state import private_dir, state_dir
-from models.registry.register_params import RegisterParams
+from models import lock
+from models.registry.decision import FILES_TAG
+from models.registry.register_params import RateRegisterParams, RegisteredParams, RegisterParams
 from models.registry.registry import Registry
+from models.registry.saving import sha256
 from models.registry.store import RegistryError
 from models.section import read
 from serving.agent import process as agent_process
 from serving.deploy.champion import find_champion
 from serving.triton.endpoint import grpc_addresses
-from serving.triton.repository import MODELS, RATE
+from serving.triton.repository import LATENCY, RATE
 
 PARAMS_FILE: Final = Path("params.yaml")
 REFRESH_S: Final = 2.0  # between looks at the registry
+FETCH_S: Final = 60.0  # that another agent may take to fetch the same version
 KEPT: Final = 2  # versions on disk: the served one and the one before it
 
 
 class LocalChampion:
     """The registry's champion as a folder of this machine: `var/agent/champion`, a link to `var/agent/N`.
 
-    A version appears by one rename and is served by moving the link, so the agent never sees half of one.
+    A version appears by one rename and is served by moving the link, so the agent never sees half of one. A
+    registry that was made anew may give the same number to other files: what they are is compared, too.
     """
 
-    def __init__(self, registry: Registry, folder: Path) -> None:
+    def __init__(self, registry: Registry, folder: Path, kind: str = LATENCY) -> None:
         self._registry = registry
         self._folder = folder
+        self._kind = kind
+        self._files = ""  # FILES_TAG of what the link names, once that was looked at
+        self.name = "champion" if kind == LATENCY else f"champion of {kind}s"
         self.link = folder / "champion"
 
     def refresh(self) -> int:
@@ -45,29 +55,26 @@ class LocalChampion:
             RegistryError: the registry does not answer, or has no champion that may be served.
 
         """
-        found = find_champion(self._registry)
+        found = find_champion(self._registry, self._kind)
         version = found.version
         if version is None:
-            raise RegistryError(
-                found.astray
-                or "the registry has no champion; `swiftqueue run` or `swiftqueue deploy` makes one"
-            )
-        if self.version() != version:
+            makes = "`swiftqueue run` or `swiftqueue deploy` makes one"
+            if self._kind != LATENCY:
+                makes = f"`swiftqueue deploy --model {self._kind}` makes one"
+            raise RegistryError(found.astray or f"the registry has no {self.name}; {makes}")
+        files = self._registry.tags(version)[FILES_TAG]
+        if (self.version(), self._files) != (version, files):
             private_dir(self._folder)
             target = self._folder / str(version)
-            if not target.is_dir():
-                partial = self._folder / f".{version}.{os.getpid()}"
-                shutil.rmtree(partial, ignore_errors=True)
-                partial.mkdir()
-                self._registry.fetch(version, partial)
-                try:
-                    partial.replace(target)
-                except OSError:  # another agent was first
-                    shutil.rmtree(partial)
+            with lock.held(self._folder / "lock", "another agent", FETCH_S):
+                if not _holds(target, json.loads(files)):
+                    with new_folder(target) as partial:
+                        self._registry.fetch(version, partial)
             link = self._folder / f".champion.{os.getpid()}"
             link.unlink(missing_ok=True)
             link.symlink_to(target.name)
             link.replace(self.link)
+            self._files = files
             self._remove_old(version)
         return version
 
@@ -89,12 +96,17 @@ class LocalChampion:
             before = self.version()
             try:
                 version = self.refresh()
-                line = f"champion is version {version}" if version != before else ""
+                line = f"{self.name} is version {version}" if version != before else ""
             except Exception as error:  # whatever the registry's client raises, the agent goes on
-                line = f"the registry: {error}; version {before} goes on"
+                line = f"the registry: {error}; {self.name} {before} goes on"
             if line and line != said:
                 print(line, flush=True)
             said = line
+
+
+def _holds(folder: Path, files: dict[str, str]) -> bool:
+    """Whether a folder has these files, by name and SHA-256."""
+    return all((folder / name).is_file() and sha256(folder / name) == files[name] for name in files)
 
 
 def run_agent(
@@ -153,19 +165,19 @@ def run_agent(
     closing = threading.Event()
     keepers: list[threading.Thread] = []
 
-    def kept_fresh(kind: str, model: str, folder: Path) -> Path:
-        champion = LocalChampion(Registry(model), folder)
-        print(f"champion{kind} is version {champion.refresh()}", flush=True)
-        keepers.append(threading.Thread(target=champion.keep_fresh, args=(closing,), name=f"champion{kind}"))
+    def kept_fresh(kind: str, params: type[RegisteredParams], folder: Path) -> Path:
+        champion = LocalChampion(Registry(read(PARAMS_FILE, params).model_name), folder, kind)
+        print(f"{champion.name} is version {champion.refresh()}", flush=True)
+        keepers.append(threading.Thread(target=champion.keep_fresh, args=(closing,), name=champion.name))
         return champion.link
 
     if local:
-        link = kept_fresh("", read(PARAMS_FILE, RegisterParams).model_name, state_dir() / "agent")
+        link = kept_fresh(LATENCY, RegisterParams, state_dir() / "agent")
         arguments.append(f"--local={link}")
     else:
         arguments += agent_process.server_options(servers or grpc_addresses())
     if rates and local:
-        link = kept_fresh(" of rates", MODELS[RATE], state_dir() / "agent" / "rates")
+        link = kept_fresh(RATE, RateRegisterParams, state_dir() / "agent" / "rates")
         arguments.append(f"--local-rates={link}")
     elif rates:
         arguments.append("--server-rates")

@@ -47,7 +47,7 @@ std::uint32_t DecisionLoop::open(std::string_view name, DecisionTaker& taker) {
   const std::uint32_t id = last_stream_;
   const Model model = predictor_.model();
   const int tokens = model.tokens > 0 ? model.tokens : kFirstTokens;
-  auto stream = std::make_unique<Stream>(id, name, tokens, params_, pool_, taker);
+  auto stream = std::make_unique<Stream>(id, name, tokens, params_, pool_, event_pool_, taker);
   stream->sender.set_model(tokens, model.definition);
   streams_.emplace(id, std::move(stream));
   statistics_.senders.add();
@@ -72,6 +72,7 @@ void DecisionLoop::close(std::uint32_t sender) {
   }
   statistics_.senders.add(-1);
   flows_ -= stream.sender.flows();
+  receivers_ -= stream.sender.receivers();
   streams_.erase(sender);
   if (telemetry_ != nullptr) telemetry_->put(ByeFrame{}, sender);
 }
@@ -83,12 +84,14 @@ auto DecisionLoop::counted(Stream& stream, Change change) {
   const std::int64_t remembered = sender.remembered();
   const std::int64_t overflowed = sender.overflowed();
   const std::size_t flows = sender.flows();
+  const std::size_t receivers = sender.receivers();
   const Guard::Counts guarded = sender.guarded();
   const auto result = change();
   statistics_.guard.add(guarded, sender.guarded());
   statistics_.moved_unacked.add(static_cast<std::int64_t>(sender.moved_unacked()) - moved);
   statistics_.remembered.add(sender.remembered() - remembered);
   flows_ += sender.flows() - flows;
+  receivers_ += sender.receivers() - receivers;
   if (sender.overflowed() != overflowed) {
     statistics_.overflowed.add(sender.overflowed() - overflowed);
     if (!stream.overflowed) {
@@ -140,12 +143,22 @@ bool DecisionLoop::sent(std::uint32_t sender, const SentFrame& frame, const char
   return true;
 }
 
-void DecisionLoop::acked(std::uint32_t sender, const AckedFrame& frame) {
+bool DecisionLoop::acked(std::uint32_t sender, const AckedFrame& frame, const char*& why) {
   Stream& stream = stream_of(sender);
   if (!counted(stream, [&] {
         return stream.sender.acked(frame.packet, frame.acked_ns, frame.latency_us);
       })) {
-    return;
+    return true;  // of a packet that is not known, or not any more
+  }
+  if (stream.sender.receivers() > kMaxFlows) {
+    why = "it has sent to more than 1048576 receivers; use their ids again, or connect anew";
+    return false;
+  }
+  if (receivers_ > kAllFlows && stream.sender.receivers() > kAllFlows / kMaxSenders) {
+    why =
+        "all senders together have sent to more than 2097152 receivers, and it to more than its "
+        "share";
+    return false;
   }
   const DecidedBatch* const batch = stream.decided_about(frame.packet);
   if (batch != nullptr && std::isfinite(frame.latency_us)) {
@@ -157,6 +170,7 @@ void DecisionLoop::acked(std::uint32_t sender, const AckedFrame& frame) {
         static_cast<std::int64_t>(std::min(std::fabs(us - frame.latency_us), kMaxErrorUs) * 1e3F));
   }
   if (telemetry_ != nullptr) telemetry_->put(frame, sender);
+  return true;
 }
 
 bool DecisionLoop::batch(std::uint32_t sender, const BatchFrame& frame, std::int64_t due_ns,
@@ -246,7 +260,10 @@ void DecisionLoop::take_answer(std::int64_t now_ns) {
   statistics_.round_trip.observe(round_trip_ns);
   const auto number = static_cast<std::size_t>(first_packet / kHorizon);
   if (stream.decided.empty()) stream.decided.resize(kDecidedBatches);
-  stream.decided[number % kDecidedBatches] = {first_packet, decision.predicted, {}, decision.arms};
+  DecidedBatch& decided = stream.decided[number % kDecidedBatches];
+  decided = {first_packet, decision.predicted, {}, decision.arms};
+  // A packet that went before its decision came went to its default queue, as far as is known.
+  for (std::size_t i = 0; i < kHorizon; ++i) decided.sent[i] = pending.question.batch[i].queue;
   deliver(stream, pending.now_ns, first_packet, decision, answer_.version,
           static_cast<float>(round_trip_ns) / 1e3F);
 }

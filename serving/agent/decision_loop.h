@@ -7,8 +7,8 @@
 // One thread owns it. Apart from a sender's first packets it allocates nothing per packet.
 //
 // What senders can make it hold is bounded: packets that are remembered (kMaxRemembered of one
-// sender, kAllRemembered of all), flows (kMaxFlows, kAllFlows) and batches under way
-// (kMaxOutstanding, of which a sender gets as many as then stay free).
+// sender, kAllRemembered of all), flows, and receivers of an event model (kMaxFlows, kAllFlows of
+// each) and batches under way (kMaxOutstanding, of which a sender gets as many as then stay free).
 #ifndef SWIFTQUEUE_SERVING_AGENT_DECISION_LOOP_H_
 #define SWIFTQUEUE_SERVING_AGENT_DECISION_LOOP_H_
 
@@ -31,8 +31,8 @@ namespace swiftqueue::agent {
 
 // Packets of all senders that are remembered; then the sender with the most gives up its oldest.
 inline constexpr std::int64_t kAllRemembered = 1 << 20;
-// Flows are remembered until their sender goes. A sender may have kMaxFlows, or its share once all
-// senders together have kAllFlows.
+// Flows, and receivers, are remembered until their sender goes. A sender may have kMaxFlows of
+// each, or its share once all senders together have kAllFlows.
 inline constexpr std::size_t kMaxFlows = 1 << 20;
 inline constexpr std::size_t kAllFlows = 1 << 21;
 inline constexpr std::size_t kMaxSenders = 256;
@@ -57,7 +57,7 @@ class DecisionLoop {
 
   // What a sender says, in its order. False: it cannot be, and `why` is one line about it.
   bool sent(std::uint32_t sender, const SentFrame& frame, const char*& why);
-  void acked(std::uint32_t sender, const AckedFrame& frame);
+  bool acked(std::uint32_t sender, const AckedFrame& frame, const char*& why);
   // The batch is decided, or given its default marking, by `due_ns`.
   bool batch(std::uint32_t sender, const BatchFrame& frame, std::int64_t due_ns, const char*& why);
 
@@ -77,8 +77,9 @@ class DecisionLoop {
   };
   struct Stream {
     Stream(std::uint32_t number, std::string_view called, int tokens,
-           const ControllerParams& params, const SenderWindow::Pool& pool, DecisionTaker& to)
-        : id(number), name(called), sender(tokens, params, pool), taker(to) {}
+           const ControllerParams& params, const SenderWindow::Pool& pool,
+           const EventStream::Pool& event_pool, DecisionTaker& to)
+        : id(number), name(called), sender(tokens, params, pool, event_pool), taker(to) {}
     // The decision about a packet's batch, if there was one and it is not long ago; else null.
     DecidedBatch* decided_about(std::int64_t packet);
 
@@ -123,8 +124,10 @@ class DecisionLoop {
   Statistics& statistics_;
   FrameSink* const telemetry_;
   const SenderWindow::Pool pool_ = std::make_shared<swiftqueue::detail::RecordPool>();
+  const EventStream::Pool event_pool_ = std::make_shared<swiftqueue::detail::EventPool>();
   std::map<std::uint32_t, std::unique_ptr<Stream>> streams_;
-  std::size_t flows_ = 0;  // of all senders
+  std::size_t flows_ = 0;      // of all senders
+  std::size_t receivers_ = 0;  // likewise
   std::uint32_t last_stream_ = 0;
   std::vector<float> x_BWF_;
   std::vector<Pending> pending_;  // ring by ticket

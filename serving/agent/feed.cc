@@ -403,7 +403,10 @@ void Feed::handle(DecisionLoop& loop, const Event& event, std::int64_t deadline_
     }
     if (connection.sender != 0) {
       loop.close(connection.sender);
-      if (rates_ != nullptr) rates_->close(connection.sender);
+      if (rates_ != nullptr) {
+        rates_->close(connection.sender);
+        statistics_.connections.set(static_cast<std::int64_t>(rates_->connections()));
+      }
       by_sender_.erase(connection.sender);
     }
     return;
@@ -425,7 +428,8 @@ void Feed::handle(DecisionLoop& loop, const Event& event, std::int64_t deadline_
       if (!loop.sent(connection.sender, event.frame.sent, why)) refuse(connection, why);
       return;
     case FrameType::kAcked:
-      return loop.acked(connection.sender, event.frame.acked);
+      if (!loop.acked(connection.sender, event.frame.acked, why)) refuse(connection, why);
+      return;
     case FrameType::kBatch:
       if (closing_) return;  // nobody is there to be answered
       if (!loop.batch(connection.sender, event.frame.batch, due_ns(event, deadline_ns), why)) {

@@ -248,9 +248,16 @@ bool is_text(const std::array<char, N>& field) {
          std::all_of(field.begin() + text.size(), field.end(), [](char c) { return c == '\0'; });
 }
 
-inline bool is_time(std::int64_t ns) { return ns >= 0 && ns <= kMaxTimeNs; }
-inline bool is_packet(std::int64_t packet) { return packet >= 0 && packet <= kMaxTimeNs; }
+// What a sender may say of a packet, as the ingest that telemetry goes to
+// (feature_store/telemetry/events.py): it refuses a whole batch for one event beyond that.
+inline constexpr std::int64_t kMaxPacket = std::int64_t{1} << 48;
+inline constexpr std::int32_t kMaxSizeBytes = 1 << 20;
+inline constexpr float kMaxLatencyUs = 120e6F;
+
+inline bool is_time(std::int64_t ns) { return ns >= 0 && ns < kMaxTimeNs; }
+inline bool is_packet(std::int64_t packet) { return packet >= 0 && packet <= kMaxPacket; }
 inline bool is_latency(float us) { return std::isnan(us) || (std::isfinite(us) && us >= 0); }
+inline bool is_size(std::int32_t bytes) { return bytes >= 1 && bytes <= kMaxSizeBytes; }
 
 // What cannot be in a frame of the right size, or null.
 inline const char* fault(const HelloFrame& f) {
@@ -259,18 +266,21 @@ inline const char* fault(const HelloFrame& f) {
   return nullptr;
 }
 inline const char* fault(const SentFrame& f) {
-  if (!is_packet(f.packet)) return "its packet number is negative or beyond 2^62";
-  if (!is_time(f.sent_ns)) return "its time is negative or beyond 2^62";
-  if (f.size_bytes < 1) return "its size is below 1 byte";
+  if (!is_packet(f.packet)) return "its packet number is negative or beyond 2^48";
+  if (!is_time(f.sent_ns)) return "its time is negative or not below 2^62";
+  if (!is_size(f.size_bytes)) return "its size is not 1 to 1048576 bytes";
+  if (f.flow_id < 0 || f.receiver_id < 0) return "its flow or receiver is negative";
   if (f.queue >= kQueues) return "its queue is neither 0 (classic) nor 1 (l4s)";
   if (f.ecn > 3) return "its ECN codepoint is above 3";
   if (f.retransmitted > 1 || f.zero != 0) return "a flag or spare byte is not what it must be";
   return nullptr;
 }
 inline const char* fault(const AckedFrame& f) {
-  if (!is_packet(f.packet)) return "its packet number is negative or beyond 2^62";
-  if (!is_time(f.acked_ns)) return "its time is negative or beyond 2^62";
-  if (!is_latency(f.latency_us)) return "its latency is negative or infinite";
+  if (!is_packet(f.packet)) return "its packet number is negative or beyond 2^48";
+  if (!is_time(f.acked_ns)) return "its time is negative or not below 2^62";
+  if (!is_latency(f.latency_us) || f.latency_us > kMaxLatencyUs) {
+    return "its latency is negative or above 120 s";
+  }
   if (f.zero != 0) return "a spare byte is not zero";
   return nullptr;
 }
@@ -278,9 +288,12 @@ inline const char* fault(const BatchFrame& f) {
   if (!is_packet(f.first_packet) || f.first_packet % kHorizon != 0) {
     return "its first packet is not a multiple of 8";
   }
-  if (!is_time(f.now_ns) || !is_time(f.due_ns)) return "a time is negative or beyond 2^62";
+  if (!is_time(f.now_ns) || !is_time(f.due_ns)) return "a time is negative or not below 2^62";
   for (const FrameCandidate& packet : f.packets) {
-    if (packet.size_bytes < 1) return "a packet's size is below 1 byte";
+    if (!is_size(packet.size_bytes)) return "a packet's size is not 1 to 1048576 bytes";
+    if (packet.flow_id < 0 || packet.receiver_id < 0) {
+      return "a packet's flow or receiver is negative";
+    }
     if (packet.queue >= kQueues) return "a packet's queue is neither 0 (classic) nor 1 (l4s)";
     if (packet.zero != decltype(packet.zero){}) return "a spare byte is not zero";
   }
@@ -290,7 +303,7 @@ inline const char* fault(const DecisionFrame& f) {
   if (!is_packet(f.first_packet) || f.first_packet % kHorizon != 0) {
     return "its first packet is not a multiple of 8";
   }
-  if (!is_time(f.now_ns)) return "its time is negative or beyond 2^62";
+  if (!is_time(f.now_ns)) return "its time is negative or not below 2^62";
   if (static_cast<std::size_t>(f.outcome) >= kOutcomeNames.size()) return "its outcome is unknown";
   for (const std::uint8_t queue : f.queues) {
     if (queue >= kQueues) return "a queue is neither 0 (classic) nor 1 (l4s)";

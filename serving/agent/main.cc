@@ -55,7 +55,8 @@ struct Options {
 void add_options(CLI::App& app, Options& o) {
   auto* const inputs = app.add_option_group("input", "where packets come from");
   inputs->add_option("--replay", o.replay, "a file of frames")->check(CLI::ExistingFile);
-  inputs->add_option("--listen", o.listen, "a unix socket to listen at for senders");
+  auto* const listen =
+      inputs->add_option("--listen", o.listen, "a unix socket to listen at for senders");
   inputs
       ->add_option("--synthetic-bps", o.synthetic.rate_bps,
                    "packets at an even pace, acknowledged after 40 ms: their rate")
@@ -98,7 +99,8 @@ void add_options(CLI::App& app, Options& o) {
                  "address of this machine that is scraped; 0.0.0.0 is every one")
       ->check(CLI::ValidIPV4)
       ->capture_default_str();
-  app.add_option("--record", o.record, "write every DECISION frame to this file");
+  app.add_option("--record", o.record, "write every DECISION frame of a replay to this file")
+      ->excludes(listen);
   app.add_option("--telemetry", o.telemetry,
                  "unix:PATH of a socket, or a file, for SENT and ACKED frames");
   app.add_option("--margin-us", o.controller.margin_us,

@@ -36,16 +36,14 @@
 #include <vector>
 
 #include "serving/agent/agent_link.h"
+#include "serving/agent/clock.h"
 
 namespace swiftqueue::agent {
 
 enum Codepoint : std::uint8_t { kNotEct = 0, kEct1 = 1, kEct0 = 2, kCe = 3 };
 
-inline std::int64_t monotonic_ns() {
-  timespec t{};
-  ::clock_gettime(CLOCK_MONOTONIC, &t);
-  return t.tv_sec * std::int64_t{1'000'000'000} + t.tv_nsec;
-}
+// Datagrams taken at once, so that a flood of them holds nobody up.
+inline constexpr int kMostAtOnce = 1000;
 
 // The first bytes of each datagram of data, and all of one that acknowledges; the machine's byte
 // order, as frames.h.
@@ -223,14 +221,15 @@ class MarkedUdp {
     return out;
   }
 
-  // Takes what came, without waiting; on_ack(Ack) for the first ACK of each packet.
+  // Takes what came, without waiting; on_ack(Ack) for the first ACK of each packet. A flow of which
+  // more came than kMostAtOnce is taken up again by the next call.
   template <typename OnAck>
   void poll(OnAck&& on_ack) {
     link_.turn(monotonic_ns());
     for (std::size_t flow_id = 0; flow_id < flows_.size(); ++flow_id) {
       const Flow& flow = flows_[flow_id];
       Acknowledgement ack;
-      for (;;) {
+      for (int i = 0; i < kMostAtOnce; ++i) {
         const ssize_t n = ::recv(flow.fd, &ack, sizeof ack, MSG_DONTWAIT | MSG_TRUNC);
         if (n < 0 && (errno == ECONNREFUSED || errno == EINTR))
           continue;  // said once for each error
@@ -264,6 +263,11 @@ class MarkedUdp {
     }
     const timespec left{left_ns / 1'000'000'000, left_ns % 1'000'000'000};
     ::ppoll(waited_.data(), waited_.size(), &left, nullptr);
+  }
+
+  // IP length of a packet of a flow. Throws std::invalid_argument: there is none of this number.
+  std::int32_t ip_bytes(int flow_id, std::int32_t payload_bytes) const {
+    return candidate(flow_id, payload_bytes).size_bytes;
   }
 
   std::int64_t next_packet() const { return next_; }

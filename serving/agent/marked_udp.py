@@ -27,9 +27,12 @@ from feature_store.packets.schema import HORIZON
 FOLDER: Final = Path(__file__).parent
 LIBRARY: Final = FOLDER / "_build" / "libswiftqueue_udp.so"
 BINARY: Final = FOLDER / "_build" / "swiftqueue-udp"  # `swiftqueue udp send|echo`
+HEADERS: Final = ("marked_udp", "agent_link", "clock", "frames", "sender", "controller", "guard")
 SOURCES: Final = (
-    *(FOLDER / name for name in ("marked_udp_capi.cc", "marked_udp.h", "agent_link.h", "frames.h")),
-    native.FOLDER / "events" / "window.h",
+    FOLDER / "marked_udp_capi.cc",
+    *(FOLDER / f"{name}.h" for name in HEADERS),
+    *(native.FOLDER / "events" / f"{name}.h" for name in ("window", "event_stream", "event_window")),
+    native.FOLDER / "rate" / "tcp_sample.h",
 )
 NOT_ECT: Final = 0
 ECT1: Final = 1

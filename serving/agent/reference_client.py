@@ -275,8 +275,10 @@ def _answer(request: _Request) -> tuple[NDArray[np.float32], int]:
     if request.error is not None:
         raise request.error
     predicted_us = request.result.as_numpy("latency_us")
-    if predicted_us is None or predicted_us.shape != (2, HORIZON) or not np.isfinite(predicted_us).all():
-        raise ValueError("the answer is not 2 x 8 finite latencies")
+    if predicted_us is None or predicted_us.shape != (2, HORIZON):
+        raise ValueError("the answer is not 2 x 8 latencies")
+    if not (np.isfinite(predicted_us) & (predicted_us >= 0)).all():
+        raise ValueError("the answer has a latency that is negative or not finite")
     return predicted_us, int(request.result.get_response().model_version)
 
 

@@ -62,7 +62,7 @@ class Replay final : public Source {
         if (!loop.sent(sender, frame_.sent, why)) refuse(event_, why);
       } else if (frame_.header.type == FrameType::kAcked) {
         if (frame_.acked.acked_ns > until_ns) return;
-        loop.acked(sender, frame_.acked);
+        if (!loop.acked(sender, frame_.acked, why)) refuse(event_, why);
       }
     }
   }
@@ -129,7 +129,8 @@ class Made final : public Source {
       const std::int64_t send_ns = sent_ < batch_.first_packet ? sent_ns(sent_) : kEnd;
       if (acked_ < sent_ && acked_ns(acked_) <= std::min(send_ns, until_ns)) {
         last_ack_ns_ = acked_ns(acked_);
-        loop.acked(sender, {{}, acked_, last_ack_ns_, latency_ns(acked_) / 1e3F, 0});
+        const char* why = nullptr;
+        loop.acked(sender, {{}, acked_, last_ack_ns_, latency_ns(acked_) / 1e3F, 0}, why);
         ++acked_;
       } else if (send_ns <= until_ns && send_ns != kEnd) {
         SentFrame sent{{}, sent_, send_ns, kPacketBytes, flow(sent_), 0, 0, 1, 0, 0};

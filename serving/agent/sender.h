@@ -84,8 +84,11 @@ class Sender {
  public:
   // `tokens` W. Throws std::invalid_argument for sizes or parameters that cannot be.
   explicit Sender(int tokens, const ControllerParams& params = {},
-                  SenderWindow::Pool pool = std::make_shared<swiftqueue::detail::RecordPool>())
-      : window_(std::in_place, tokens, std::move(pool)), controller_(params) {}
+                  SenderWindow::Pool pool = std::make_shared<swiftqueue::detail::RecordPool>(),
+                  EventStream::Pool events = std::make_shared<swiftqueue::detail::EventPool>())
+      : window_(std::in_place, tokens, std::move(pool)),
+        event_pool_(std::move(events)),
+        controller_(params) {}
 
   int tokens() const {
     return of_log([](const auto& log) { return log.tokens(); });
@@ -100,7 +103,7 @@ class Sender {
     SenderWindow::Pool pool(window_->pool());
     window_.emplace(events ? 2 * kHorizon : tokens, std::move(pool));
     events_.reset();
-    if (events) events_.emplace(tokens);
+    if (events) events_.emplace(tokens, event_pool_);
   }
 
   // Packets remembered because an ACK may come, and the flows they were of.
@@ -110,6 +113,8 @@ class Sender {
   std::size_t flows() const {
     return of_log([](const auto& log) { return log.flows(); });
   }
+  // Receivers whose least latency is remembered: an event window alone does that.
+  std::size_t receivers() const { return events_ ? events_->receivers() : 0; }
   // Packets given up before their time, for want of room.
   std::int64_t overflowed() const {
     return overflowed_ + of_log([](const auto& log) { return log.overflowed(); });
@@ -158,10 +163,10 @@ class Sender {
   }
 
   // Chooses the queues of a batch from the answer y_BH (us) to its question. An answer that is not
-  // finite is an error, and the batch keeps its default marking.
+  // finite, or negative, is an error, and the batch keeps its default marking.
   Decision decide(const Question& question, std::int64_t now_ns, const float* y_BH) {
     const auto values = static_cast<std::size_t>(question.windows) * kHorizon;
-    if (!std::all_of(y_BH, y_BH + values, [](float us) { return std::isfinite(us); })) {
+    if (!std::all_of(y_BH, y_BH + values, [](float us) { return std::isfinite(us) && us >= 0; })) {
       return keep_default(question.batch, Outcome::kError);
     }
     Decision decision{Outcome::kDecided, {}, {}, {}};
@@ -199,6 +204,7 @@ class Sender {
 
  private:
   std::optional<SenderWindow> window_;
+  EventStream::Pool event_pool_;
   std::optional<EventWindow> events_;  // in its place, where the model takes event windows
   std::int64_t overflowed_ = 0;        // in windows of other sizes
   QueueController controller_;

@@ -24,8 +24,10 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "serving/agent/agent_link.h"
 #include "serving/agent/clock.h"
 #include "serving/agent/decision_loop.h"
 #include "serving/agent/feed.h"
@@ -36,9 +38,11 @@
 namespace {
 
 std::atomic<long> allocations{0};
+std::atomic<std::size_t> allocated{0};  // bytes, given back or not
 
 void* counted(std::size_t size) {
   allocations.fetch_add(1, std::memory_order_relaxed);
+  allocated.fetch_add(size, std::memory_order_relaxed);
   void* memory = std::malloc(size);
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
@@ -54,6 +58,9 @@ void* operator new(std::size_t size, std::align_val_t alignment) {
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
 }
+void* operator new[](std::size_t size) { return counted(size); }  // a sanitizer has its own
+void operator delete[](void* memory) noexcept { std::free(memory); }
+void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
 void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
 void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
 void operator delete(void* memory) noexcept { std::free(memory); }
@@ -115,7 +122,7 @@ class MoodyPredictor final : public Predictor {
     answer.ok = steady || upto(random_, 9) > 0;
     answer.version = 1;
     for (float& us : answer.y_BH) us = static_cast<float>(upto(random_, 100'000));
-    if (!steady && upto(random_, 9) == 0) answer.y_BH[3] = NAN;
+    if (!steady && upto(random_, 9) == 0) answer.y_BH[3] = upto(random_, 1) == 0 ? NAN : -1.0F;
     return true;
   }
   void wake() override {}
@@ -187,8 +194,8 @@ void live(long rounds, Random& random) {
     }
     while (acked < packet && upto(random, 20) > 0) {
       const float us = upto(random, 9) == 0 ? NAN : static_cast<float>(upto(random, 100'000));
-      loop.acked(sender,
-                 {{}, upto(random, 9) == 0 ? upto(random, packet) : acked++, clock_ns, us, 0});
+      const std::int64_t which = upto(random, 9) == 0 ? upto(random, packet) : acked++;
+      if (!loop.acked(sender, {{}, which, clock_ns, us, 0}, why)) require(false, why);
     }
     require(statistics.moved_unacked.get() <= 128, "more packets are moved than may be");
   }
@@ -259,6 +266,95 @@ void shares(Random& random) {
   std::printf("shares: half of the batches under way are left to others\n");
 }
 
+// Answers the last question when it is told to: what the default queue takes is not what classic
+// does.
+class ToldPredictor final : public Predictor {
+ public:
+  explicit ToldPredictor(Definition definition) : model_{16, 1, definition} {}
+
+  Model model() const override { return model_; }
+  std::string problem() const override { return ""; }
+  bool ask(std::uint64_t ticket, const float*, int, std::int64_t) override {
+    ticket_ = ticket;
+    return true;
+  }
+  bool next(Answer& answer, std::int64_t) override {
+    if (!std::exchange(tell, false)) return false;
+    answer.ticket = ticket_;
+    answer.ok = true;
+    answer.version = 1;
+    std::fill_n(answer.y_BH.begin(), kHorizon, kClassicUs);
+    std::fill_n(answer.y_BH.begin() + kHorizon, kHorizon, kDefaultUs);
+    return true;
+  }
+  void wake() override {}
+  std::vector<ServerState> servers() const override { return {}; }
+
+  static constexpr float kClassicUs = 100;
+  static constexpr float kDefaultUs = 5'000;
+  bool tell = false;
+
+ private:
+  const Model model_;
+  std::uint64_t ticket_ = 0;
+};
+
+// Packets that are sent before their decision comes are held against what was predicted of the
+// queue they went to.
+void early() {
+  ToldPredictor predictor(Definition::kWindow);
+  Statistics statistics;
+  DecisionLoop loop(predictor, {}, statistics, nullptr);
+  CountingTaker taker;
+  const std::uint32_t sender = loop.open("early", taker);
+  const char* why = nullptr;
+  BatchFrame batch;
+  for (FrameCandidate& each : batch.packets) each = {1500, 1, 0, kL4s, {}};
+  require(loop.batch(sender, batch, monotonic_ns() + 60'000'000'000, why), "refused");
+  for (std::int64_t packet = 0; packet < kHorizon; ++packet) {
+    require(loop.sent(sender, {{}, packet, packet, 1500, 1, 0, kL4s, 1, 0, 0}, why), "refused");
+  }
+  predictor.tell = true;
+  loop.run(0);
+  require(taker.last.outcome == Outcome::kDecided, "not decided");
+  for (std::int64_t packet = 0; packet < kHorizon; ++packet) {
+    const AckedFrame acked{{}, packet, 5'000'000 + packet, ToldPredictor::kDefaultUs, 0};
+    require(loop.acked(sender, acked, why), "refused");
+  }
+  require(
+      statistics.prediction_error.count() == kHorizon && statistics.prediction_error.sum_s() < 1e-6,
+      "a packet is held against the other queue's prediction");
+  loop.close(sender);
+  std::printf("early: packets before their decision are held against their own queue\n");
+}
+
+// What one sender's packets no longer take serves another sender's, whichever rows a model wants.
+void room() {
+  constexpr std::int64_t kPackets = 1 << 16;
+  for (const Definition definition : {Definition::kWindow, Definition::kEvents}) {
+    ToldPredictor predictor(definition);
+    Statistics statistics;
+    DecisionLoop loop(predictor, {}, statistics, nullptr);
+    CountingTaker taker;
+    const char* why = nullptr;
+    const auto bytes_of_a_life = [&] {
+      const std::uint32_t sender = loop.open("room", taker);
+      const std::size_t before = allocated.load();
+      for (std::int64_t packet = 0; packet < kPackets; ++packet) {
+        require(loop.sent(sender, {{}, packet, 1, 1500, 1, 0, 0, 1, 0, 0}, why), "refused");
+      }
+      const std::size_t took = allocated.load() - before;
+      for (std::int64_t packet = 0; packet < kPackets; ++packet) {
+        require(loop.acked(sender, {{}, packet, 2, 10.0F, 0}, why), "refused");
+      }
+      return took;
+    };
+    const std::size_t first = bytes_of_a_life();
+    require(bytes_of_a_life() < first / 2, "a sender keeps the room of packets that it forgot");
+  }
+  std::printf("room: what packets no longer take serves other senders\n");
+}
+
 // Takes questions in the order in which they come, and notes when they are due.
 class NotingPredictor final : public Predictor {
  public:
@@ -274,6 +370,9 @@ class NotingPredictor final : public Predictor {
   std::vector<std::int64_t> due;
 };
 
+// A path for a socket of this process; nobody listens there yet.
+std::string socket_path() { return "/tmp/swiftqueue-stress-" + std::to_string(getpid()) + ".sock"; }
+
 int connected_to(const std::string& path) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
@@ -284,9 +383,48 @@ int connected_to(const std::string& path) {
   return fd;
 }
 
+// A sender's library says what the agent takes, however late an ACK comes.
+void told() {
+  const std::string path = socket_path();
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path, path.c_str(), path.size());
+  const int listening = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  require(bind(listening, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0 &&
+              listen(listening, 1) == 0,
+          "no socket to listen at");
+  AgentLink link(path, "told");
+  link.turn(monotonic_ns());
+  const int fd = accept(listening, nullptr, nullptr);
+  const auto hello = finished(HelloFrame{}, 1, 0);
+  require(send(fd, &hello, sizeof hello, MSG_NOSIGNAL) == sizeof hello, "not sent");
+  link.turn(monotonic_ns());
+  require(link.connected(), "the sender was not greeted");
+  std::int64_t packet = 0;
+  for (const float us : {1e6F, 200e6F, NAN}) {
+    link.sent(packet, 1, {1500, 0, 0, kL4s}, 1);
+    link.acked(packet++, 200'000'000'001, us);
+  }
+  std::string bytes(4096, '\0');
+  bytes.resize(static_cast<std::size_t>(recv(fd, bytes.data(), bytes.size(), 0)));
+  close(fd);
+  close(listening);
+  std::filesystem::remove(path);
+  Frame frame;
+  const char* why = nullptr;
+  int acked = 0;
+  for (std::size_t at = 0; at < bytes.size(); at += frame.header.bytes) {
+    const Read read = read_frame(std::string_view(bytes).substr(at), frame, why);
+    require(read == Read::kFrame, "a sender says what its agent would refuse");
+    acked += frame.header.type == FrameType::kAcked ? 1 : 0;
+  }
+  require(acked == 2, "an ACK is missing, or one that is too late is said");
+  std::printf("told: what a sender says can be, however late an ACK is\n");
+}
+
 // Of what senders asked meanwhile, what is due first is computed first.
 bool earliest_first() {
-  const std::string path = "/tmp/swiftqueue-stress-" + std::to_string(getpid()) + ".sock";
+  const std::string path = socket_path();
   NotingPredictor predictor;
   Statistics statistics;
   DecisionLoop loop(predictor, {}, statistics, nullptr);
@@ -421,7 +559,7 @@ void check_telemetry(const std::string& path) {
 
 // The real socket: hostile senders beside good ones, and the agent goes on.
 void fuzz_socket(long rounds, Random& random) {
-  const std::string path = "/tmp/swiftqueue-stress-" + std::to_string(getpid()) + ".sock";
+  const std::string path = socket_path();
   MoodyPredictor predictor(random());
   predictor.steady = true;
   Statistics statistics;
@@ -541,6 +679,9 @@ int main(int argc, char** argv) {
   swiftqueue::agent::live(rounds, random);
   swiftqueue::agent::steady(random);
   swiftqueue::agent::shares(random);
+  swiftqueue::agent::early();
+  swiftqueue::agent::room();
+  swiftqueue::agent::told();
   int tries = 0;  // one that is interrupted for long counts as having had its share
   while (!swiftqueue::agent::earliest_first()) {
     swiftqueue::agent::require(++tries < 10, "what is due first does not come first");

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cctype>
 #include <fstream>
+#include <ios>
 #include <iterator>
 #include <stdexcept>
 #include <utility>
@@ -25,7 +26,12 @@ constexpr std::pair<const char*, const char*> kConnectionHints[] = {
 
 std::string read_pem(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
-  std::string text{std::istreambuf_iterator<char>(file), {}};
+  std::string text;
+  try {
+    text.assign(std::istreambuf_iterator<char>(file), {});
+  } catch (const std::ios_base::failure&) {  // of a directory; it does not name the file
+    file.setstate(std::ios_base::badbit);
+  }
   if (!file) throw std::runtime_error(path + ": cannot be read");
   if (text.find("-----BEGIN ") == std::string::npos) {
     throw std::runtime_error(path + ": not a PEM file");

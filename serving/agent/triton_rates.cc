@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "feature_store/rate/feedback.h"
 #include "grpc_service.grpc.pb.h"
 #include "serving/agent/clock.h"
 #include "serving/agent/kept_rates.h"
@@ -31,7 +32,6 @@ constexpr std::int64_t kLeastUs = 1'000;    // that an answer may take, whatever
 constexpr std::int64_t kMostUs = 1'000'000;
 constexpr std::size_t kInputs = std::size_t{rate::kMostSamples} * rate::kFieldCount;
 constexpr std::size_t kAnswerBytes = rate::kHorizons.size() * sizeof(float);
-constexpr float kLargestRate = 125e9F;  // 1 Tbit/s
 
 struct Question {
   RateAnswer answer;  // to be
@@ -211,9 +211,8 @@ class TritonRates final : public KeptRates<Known> {
       std::array<float, rate::kHorizons.size()> rates{};
       std::memcpy(rates.data(), from, kAnswerBytes);
       from += kAnswerBytes;
-      const bool possible = std::all_of(rates.begin(), rates.end(), [](float one) {
-        return one >= 1 && one < kLargestRate;  // false for NaN
-      });
+      const bool possible =
+          std::all_of(rates.begin(), rates.end(), [](float one) { return sq_rate_of(one) != 0; });
       frame.outcome = now_ns > each.due_ns ? RateOutcome::kLate
                       : possible           ? RateOutcome::kForecast
                                            : RateOutcome::kNone;

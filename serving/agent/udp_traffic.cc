@@ -36,7 +36,6 @@ using namespace swiftqueue::agent;  // NOLINT(build/namespaces): its own program
 volatile sig_atomic_t stopping = 0;
 
 constexpr std::int64_t kLastAcksNs = 500'000'000;
-constexpr int kMostAtOnce = 1000;  // datagrams, until signals and time are looked at again
 
 void stop_at_signals() {
   struct sigaction action{};
@@ -167,8 +166,8 @@ int send(const Options& options) {
   for (int i = 0; i < options.flows; ++i)
     udp.add_flow(options.host, options.port, !options.classic);
   Outcomes outcomes(options.log, options.seed);
-  const double gap_ns =
-      (options.bytes + 28) * 8e3 / options.rate_mbps;  // ns = bytes · bit/byte / (bit/us) · ns/us
+  // ns = bytes · bit/byte / (bit/us) · ns/us
+  const double gap_ns = udp.ip_bytes(0, options.bytes) * 8e3 / options.rate_mbps;
   std::mt19937_64 random(options.seed);
   std::exponential_distribution<double> exponential(1);
   std::deque<double> due_ns;   // of packets to be sent
@@ -292,7 +291,7 @@ int echo(const Options& options) {
   while (!stopping && monotonic_ns() < end_ns) {
     pollfd wanted{fd, POLLIN, 0};
     if (::poll(&wanted, 1, 100) <= 0) continue;
-    for (int i = 0; i < kMostAtOnce; ++i) {
+    for (int i = 0; i < kMostAtOnce; ++i) {  // then signals and time are looked at again
       DataHeader header;
       sockaddr_storage from{};
       alignas(cmsghdr) std::array<char, 256> control{};

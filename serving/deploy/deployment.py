@@ -122,7 +122,7 @@ def rollback_champion(
 
     Raises:
         ChampionChangedError: the champion is not `of`.
-        ValueError: there is no champion, or none before it.
+        ValueError: there is no champion, or none before it, or the file of the hold is damaged.
         OSError: Triton or the registry does not answer.
         RuntimeError: the previous champion could not be served; the present one goes on.
     """
@@ -141,10 +141,11 @@ def rollback_champion(
         previous = int(before)
         if line := registry.refusal(previous):
             raise ValueError(line)
+        holds = and_hold or held(kind) is not None  # asked first: a damaged hold stops a deployment, too
         backend = here.put_in_service(
             previous, "rollback", champion, lambda: registry.set_alias(CHAMPION, previous), why
         )
-        if and_hold or held(kind):
+        if holds:
             hold(previous, kind)
             print(held(kind))
         with _once_served(previous):

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <numbers>
 
+#include "feature_store/rate/feedback.h"
 #include "serving/engine/_build/rate_schema_hash.h"
 #include "serving/engine/engine.h"
 #include "serving/engine/error.h"
@@ -21,8 +22,6 @@ constexpr std::string_view kTransformer = "transformer";
 constexpr double kCenter = 14.0;     // rate_transformer.py: CENTER
 constexpr double kTripOffset = 4.0;  // brings a packet a round trip near the dispersion
 constexpr double kUsPerS = 1e6;
-constexpr float kSmallestRate = 1.0F;     // bytes/s
-constexpr float kLargestRate = 1.25e11F;  // 1 Tbit/s; networks.py: LARGEST_RATE
 constexpr int kFields = rate::kFieldCount;
 constexpr int kHorizonCount = static_cast<int>(rate::kHorizons.size());
 
@@ -257,7 +256,7 @@ const Rates& RateFlow::forecast() const {
                        std::to_string(least) + " to " + std::to_string(rate::kMostSamples));
   }
   for (const float rate : rates_) {
-    if (!(rate >= kSmallestRate && rate <= kLargestRate)) {
+    if (sq_rate_of(rate) == 0) {
       throw InvalidError("the forecast is " + std::to_string(rate) +
                          " bytes/s: not a rate; the sender goes on without it");
     }

@@ -151,10 +151,16 @@ def test_what_cannot_be_is_refused() -> None:
         (0, 2, 100, 1),
         (1, -1, 100, 1),
         (1, 2**62 + 1, 100, 1),
+        (1, 2**64 + 2, 100, 1),
         (1, 2, 0, 1),
+        (1, 2, 2**32 + 9, 1),
         (1, 2, 9, 2),
+        (1, 2, 9, 256),
     ):
         assert live.sent(packet, sent_ns, size, 0, 0, queue) is None
+    for what in ((9, 2**32, 0, 1), (9, 0, 2**31, 1), (2**32 + 9, 0, 0, 1), (9, 0, 0, 257)):
+        assert live.sent(1, 2, *what) is None
+        assert live.query(2, *what, 0) is None
     assert live.acked(1, 5, 1.0) is None
     assert live.acked(0, -1, 1.0) is None
     assert live.query(5, 0, 0, 0, 1, 0) is None

@@ -201,5 +201,30 @@ def test_sender_can_be_chosen(tmp_path: Path) -> None:
     assert table["size_bytes"].to_list() == [82]
 
 
+def test_a_tunnel_is_not_looked_into() -> None:
+    from scapy.layers.inet import IP, TCP, UDP
+    from scapy.layers.inet6 import IPv6, IPv6ExtHdrDestOpt, IPv6ExtHdrFragment, IPv6ExtHdrHopByHop
+    from scapy.layers.l2 import GRE, Ether
+    from scapy.layers.vxlan import VXLAN
+
+    v4, v6 = IP(src="192.0.2.1", dst="198.51.100.1"), IPv6(src="2001:db8::1", dst="2001:db8::2")
+    inner = IP(src="10.0.0.1", dst="10.0.0.2") / TCP(sport=1, dport=2)
+    inner_v6 = IPv6(src="fd00::1", dst="fd00::2") / TCP(sport=1, dport=2)
+    segment = np.zeros(1, pcaplib.SEGMENT)
+    for tunnel in (
+        v4 / GRE() / inner,
+        v4 / UDP() / VXLAN() / Ether() / inner,
+        v4 / inner,
+        v4 / inner_v6,
+        v6 / inner,
+        v6 / IPv6ExtHdrHopByHop() / inner_v6,
+    ):
+        assert fill_segment(type(tunnel)(bytes(tunnel)), 0, segment) == "not TCP", tunnel.summary()
+    options = IPv6ExtHdrHopByHop() / IPv6ExtHdrFragment() / IPv6ExtHdrDestOpt()
+    assert fill_segment(IPv6(bytes(v6 / options / TCP())), 0, segment) is None
+    later = v6 / IPv6ExtHdrHopByHop() / IPv6ExtHdrFragment(offset=4) / TCP()
+    assert fill_segment(IPv6(bytes(later)), 0, segment) == "IP fragment"
+
+
 def test_addresses_have_one_form() -> None:
     assert address_bytes("192.0.2.1") == address_bytes("::ffff:192.0.2.1")

@@ -477,13 +477,16 @@ def test_a_senders_oldest_minutes_go_where_it_has_too_many_bytes(tmp_path: Path)
     packets = steady(3000, gap_ns=200 * MS)  # 10 minutes
     for part in bodies(packets, 500):
         log(tmp_path, [part])
-        compact(tmp_path, keep_bytes=20_000)
+        compact(tmp_path, keep_bytes=60_000)
     stored = sum(path.stat().st_size for path in sender_dir(tmp_path, "a").glob("minute=*/*"))
     manifest = load_manifest(tmp_path, "a")
-    assert 0 < stored <= 20_000
-    assert 1 <= len(manifest.partitions) < 8
+    assert 0 < stored <= 60_000
+    assert 3 < len(manifest.partitions) < 8
     assert manifest.partitions[-1].last_packet == 2999
     assert sum(p.rows for p in manifest.partitions) + manifest.counts.dropped_rows == 3000
+    log(tmp_path, bodies(packets.tail(1), 500, session=2))
+    compact(tmp_path, keep_bytes=1)  # the newest stay
+    assert len(load_manifest(tmp_path, "a").partitions) == telemetry_round.LEAST_MINUTES
 
 
 def test_a_minute_does_not_grow_while_the_clock_stands_still(
@@ -529,12 +532,12 @@ def test_a_sender_that_stopped_makes_room_for_the_others(
     left = [file for file in files if file.exists()]
     assert sum(file.stat().st_size for file in left) == pytest.approx(stored * 3 / 4, rel=0.15)
     a, b = (load_manifest(tmp_path, sender) for sender in "ab")
-    assert len(b.partitions) > len(a.partitions) >= telemetry_compact.LEAST_MINUTES
+    assert len(b.partitions) > len(a.partitions) >= telemetry_round.LEAST_MINUTES
     assert b.counts.dropped_rows == 0
     assert sum(p.rows for p in a.partitions) + a.counts.dropped_rows == 3000
     assert rows_in(tmp_path, "a") > 0
     compact(tmp_path, keep_total_bytes=1)  # the newest stay, whatever the disk says
-    assert len(load_manifest(tmp_path, "b").partitions) == telemetry_compact.LEAST_MINUTES
+    assert len(load_manifest(tmp_path, "b").partitions) == telemetry_round.LEAST_MINUTES
 
 
 def test_acks_of_nothing_do_not_grow_while_the_clock_stands_still(
@@ -616,6 +619,55 @@ def test_a_damaged_manifest_costs_its_own_sender_alone(tmp_path: Path) -> None:
     assert load_manifest(tmp_path, "a").counts.batches == len(batches["a"]) - 1
     assert list((tmp_path / "damaged" / "trace=a").glob("minute=*/*.parquet"))  # nothing is lost
     assert compactor.run().damaged == []
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda part: part.write_bytes(b"PAR1" + part.read_bytes()[9:]),
+        lambda part: pl.DataFrame({"packed": [1]}).write_parquet(part),
+        Path.unlink,
+    ],
+)
+def test_a_damaged_part_costs_its_own_sender_alone(
+    tmp_path: Path, damage: Callable[[Path], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(telemetry_round, "MAX_PARTS", 1)
+    batches = {name: bodies(steady(200), 100, sender=name) for name in "ab"}
+    compactor = Compactor(tmp_path)
+    log(tmp_path, [batches["a"][0], batches["b"][0]])
+    compactor.run()
+    (part,) = sender_dir(tmp_path, "a").glob("minute=*/*.parquet")
+    damage(part)
+    with pytest.raises((ValueError, FileNotFoundError)):
+        latest_minutes(tmp_path, "a", 1)
+    log(tmp_path, [*batches["a"][1:], *batches["b"][1:]])
+    (line,) = compactor.run().damaged
+    assert part.name in line
+    assert "begins anew" in line
+    assert load_manifest(tmp_path, "b").counts.batches == len(batches["b"])
+    assert load_manifest(tmp_path, "a").counts.batches == len(batches["a"]) - 1
+    assert (tmp_path / "damaged" / "trace=a" / FILE).exists()
+    assert compactor.run().damaged == []
+    assert adopt_segments(tmp_path) == []
+    compactor.close()
+
+
+def test_a_sender_that_is_removed_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As settings.py says how to free its place: while the ingest runs."""
+    monkeypatch.setattr(telemetry_round, "MAX_PARTS", 1)
+    first, *rest = bodies(steady(200), 100)
+    compactor = Compactor(tmp_path)
+    log(tmp_path, [first])
+    compactor.run()
+    shutil.rmtree(sender_dir(tmp_path, "a"))
+    log(tmp_path, rest)
+    assert compactor.run().damaged == []
+    assert load_manifest(tmp_path, "a").counts.batches == len(rest)
+    shutil.rmtree(sender_dir(tmp_path, "a"))
+    compactor.run()
+    assert senders(tmp_path) == []
+    compactor.close()
 
 
 def test_of_senders_one_with_a_damaged_manifest_is_not_the_latest(tmp_path: Path) -> None:

@@ -165,6 +165,12 @@ def bad_frames() -> dict[str, tuple[str, list[np.ndarray]]]:
         "size": ("its size is not that of its type", [one(frames.SENT, bytes=47)]),
         "queue": ("its queue is neither", [one(frames.SENT, queue=2)]),
         "time": ("its time is negative", [one(frames.SENT, sent_ns=-1)]),
+        "size in bytes": ("its size is not 1 to 1048576", [one(frames.SENT, size_bytes=(1 << 20) + 1)]),
+        "flow": ("its flow or receiver is negative", [one(frames.SENT, flow_id=-1)]),
+        "receiver": ("its flow or receiver is negative", [one(frames.SENT, receiver_id=-1)]),
+        "packet": ("its packet number is negative or beyond 2^48", [one(frames.SENT, packet=2**48 + 1)]),
+        "acked": ("its packet number is negative or beyond 2^48", [one(frames.ACKED, packet=2**48 + 1)]),
+        "late": ("negative or above 120 s", [one(frames.ACKED, latency_us=120_000_008.0)]),
         "order": ("numbered in send order", [one(frames.SENT, packet=5), one(frames.SENT, packet=5)]),
         "latency": ("its latency is negative", [one(frames.ACKED, latency_us=-1.0)]),
         "batch": ("not a multiple of 8", [one(frames.BATCH, first_packet=3)]),
@@ -327,7 +333,7 @@ def test_under_overload_what_it_can_do_is_done_in_time(make_artifact: Callable[.
 
 
 def test_bad_files_and_options_are_one_line(make_artifact: Callable[..., Path], tmp_path: Path) -> None:
-    local = ["--local", str(make_artifact(1, tokens=16))]
+    local, listen = ["--local", str(make_artifact(1, tokens=16))], ["--listen", str(tmp_path / "s")]
     broken = tmp_path / "broken"
     broken.write_bytes(frames.hello("x").tobytes() + b"\2" * 40)
     cut = tmp_path / "cut"
@@ -342,6 +348,8 @@ def test_bad_files_and_options_are_one_line(make_artifact: Callable[..., Path], 
         (["--listen", str(broken), *local], "is no socket"),
         (["--listen", "/" + "x" * 200, *local], "no path for a socket"),
         (["--synthetic-bps", "1e6", *local], "needs --seconds"),
+        ([*listen, "--record", str(tmp_path / "r"), *local], "--record excludes"),
+        ([*listen, "--server", "a:1", "--tls-ca", str(tmp_path)], f"{tmp_path}: cannot be read"),
         ([*local], "is required"),
     ):
         ran = subprocess.run(

@@ -108,6 +108,7 @@ def test_a_sender_gets_the_engines_forecasts(
         assert metrics["forecast_seconds_count"] == 2 * 3 * 3
         assert metrics["rate_connections"] == 2 * 3
     wait_until(lambda: agent.metrics()["senders"] == 0, "senders that went are still counted")
+    wait_until(lambda: agent.metrics()["rate_connections"] == 0, "their connections are still counted")
     assert agent.end()["forecasts"] == dict.fromkeys(frames.RATE_OUTCOMES, 0) | {"forecast": 18}
 
 

@@ -290,12 +290,12 @@ def test_steps_of_the_wall_clock_change_nothing(champion: int, tmp_path: Path) -
 def test_a_backend_that_throws_costs_the_batches_it_throws_at(
     serving_state: Path, tmp_path: Path, make_artifact: Callable[..., Path]
 ) -> None:
-    """A valid artifact whose scaling overflows on packets of a gigabyte: the engine throws."""
+    """A valid artifact whose scaling overflows on packets of a megabyte: the engine throws."""
     source = tmp_path / "overflows"
     shutil.copytree(make_artifact(1), source)
     described = json.loads((source / "model.json").read_text())
     size = next(feature for feature in described["features"] if feature["name"] == "size_bytes")
-    size |= {"transform": "identity", "shift": 0.0, "scale": 1e-30}
+    size |= {"transform": "identity", "shift": 0.0, "scale": 1e-33}
     (source / "model.json").write_text(json.dumps(described))
     write_model(tmp_path / "repository", MODEL, source, Backend.NATIVE)
     path = tmp_path / "agent.sock"
@@ -304,7 +304,7 @@ def test_a_backend_that_throws_costs_the_batches_it_throws_at(
         agent_at(tmp_path, address, deadline_us=1_000_000) as (agent, good),
         LiveSender(path, "large", 1_000_000) as large,
     ):
-        large.size_bytes = 10**9
+        large.size_bytes = 10**6
         good.until_decided()
         refused = [large.batch() for _ in range(10)]
         assert set(large.outcomes) == {"error"}

@@ -317,6 +317,23 @@ def test_flows_are_bounded(agent: tuple[AgentProgram, Path]) -> None:
         good.until_decided()
 
 
+def test_receivers_are_bounded(make_event_artifact: Callable[..., Path], tmp_path: Path) -> None:
+    """An event model remembers the least latency of each."""
+    path, step = tmp_path / "agent.sock", 1 << 16
+    with (
+        AgentProgram("--listen", path, "--local", make_event_artifact(1)),
+        LiveSender(path, "receivers") as sender,
+    ):
+        for first in range(0, (1 << 20) + 1, step):
+            sent = sent_frames(first, step if first < 1 << 20 else 1, 10**9 + first)
+            sent["receiver_id"] = sent["packet"]
+            acked = frames.blank(frames.ACKED, len(sent))
+            acked["packet"], acked["acked_ns"], acked["latency_us"] = sent["packet"], 10**9 + first, 1.0
+            sender.send(sent, acked)
+        answer = sender.receive(time.monotonic_ns() + 60 * 10**9)
+        assert b"more than 1048576 receivers" in answer["line"]
+
+
 def streams() -> list[bytes]:
     """Good streams of frames as a sender would send them."""
     out = []

@@ -1,7 +1,7 @@
 """The benches, made short: every figure stands beside its reference, and its ratio says who is better.
 
-How fast is for `swiftqueue bench` to judge: a test runs beside others. `make test` tries one of them, chosen
-by the commit; `make test-all` tries all.
+How fast is for `swiftqueue bench` to judge: a test runs beside others. `make test` tries at most one of
+them, chosen by the commit; `make test-all` tries all.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from benchmarks import (
 )
 from feature_store.settings import variable
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 BENCHES = (
     *("inference", "rate", "finetune", "pretrain", "ingest"),
     *("live", "serving", "swap", "linerate", "capacity"),

@@ -167,6 +167,7 @@ def test_a_held_version_is_replaced_by_nothing_until_it_is_released(
     assert served() == second
 
 
+@pytest.mark.long
 def test_versions_of_both_backends_follow_each_other_without_a_failed_request(
     triton: Path,
     registry,  # type: ignore[no-untyped-def]

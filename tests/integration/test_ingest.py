@@ -218,6 +218,7 @@ def check_store(ingest: Ingest, sender: str, batches: int) -> None:
     assert packets["acked_ns"].null_count() == 0
 
 
+@pytest.mark.long
 def test_its_ray_refuses_a_stranger(ingest: Ingest) -> None:
     """The ingest starts a Ray of its own, and a token for it; nothing in its environment asks for one."""
     raylet = " ".join(ingest.process("raylet/raylet").cmdline())
@@ -370,6 +371,7 @@ def test_batches_wait_for_an_application_that_the_proxy_does_not_know_yet(
         serve.shutdown()
 
 
+@pytest.mark.long
 def test_a_stopped_ingest_fills_a_bounded_buffer_and_the_gap_shows(ingest: Ingest) -> None:
     gaps_before = ingest.metric("swiftqueue_ingest_gaps_total")
     serving = [ingest.process("ProxyActor")]
@@ -501,6 +503,7 @@ def test_the_agents_frames_reach_the_store_through_the_forwarder(
     assert gaps(ingest.store).filter(sender=sender).is_empty()
 
 
+@pytest.mark.long
 def test_a_forwarder_that_ends_loses_nothing_and_what_a_killed_one_held_is_counted(
     ingest: Ingest, tmp_path: Path, make_artifact: Callable[..., Path]
 ) -> None:
@@ -695,6 +698,7 @@ def test_a_body_without_a_size_or_too_large_is_refused_before_it_is_read(ingest:
             assert sent < 150 << 20  # it did not wait for the end
 
 
+@pytest.mark.long
 def test_a_flood_of_one_sender_does_not_starve_another(ingest: Ingest) -> None:
     """A hundred connections of the flood at once, beside a hundred of nobody; an honest sender goes on."""
     ingest.post("/v1/senders/flood/sessions")

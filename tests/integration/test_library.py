@@ -77,6 +77,22 @@ def test_forecasts_are_the_models_own(make_artifact: Callable[..., Path], champi
     assert max(true.get_ydata()) < 1_000, "milliseconds"
 
 
+def test_a_champion_that_the_gate_refused_is_not_loaded(
+    make_artifact: Callable[..., Path], champion: int
+) -> None:
+    refused = add_version(make_artifact(4, onnx=True), gate="failed")
+    registry = Registry("swiftqueue")
+    registry.set_alias("champion", refused)
+    try:
+        with pytest.raises(
+            ValueError, match=f"version {refused} and is not followed .*did not pass the gate"
+        ):
+            swiftqueue.load_model("champion")
+        swiftqueue.load_model(refused)  # by its number, whatever the gate said
+    finally:
+        registry.set_alias("champion", champion)
+
+
 def test_what_is_not_there_is_named_and_nothing_is_made(
     champion: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -154,6 +154,7 @@ def loop(make_artifact: Callable[..., Path], arguments: Arguments) -> Iterator[F
             yield loop
 
 
+@pytest.mark.long
 def test_without_a_champion_or_a_port_a_loop_does_not_start(
     loop: FaultLoop, make_artifact: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,6 +193,7 @@ def test_no_process_is_called_with_a_secret(loop: FaultLoop, arguments: Argument
     check_no_process_was_called_with_a_secret(loop, arguments)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_another_user_of_the_machine_changes_nothing(
     loop: FaultLoop, make_artifact: Callable[..., Path]
@@ -410,6 +412,7 @@ def binds(probe: socket.socket, port: int) -> bool:
     return False
 
 
+@pytest.mark.long
 @tried("disk", OTHERS, SOME)
 def test_a_full_disk_declines_everything_and_heals(loop: FaultLoop) -> None:
     if not loop.small_disk:

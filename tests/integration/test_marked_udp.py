@@ -137,6 +137,14 @@ def test_without_an_agent_each_packet_arrives_as_plain_ect1(tmp_path: Path, host
     assert echo.summary["ect0"] == echo.summary["ce"] == 0
 
 
+@pytest.mark.parametrize(("host", "headers"), zip(LOOPBACK, (28, 48), strict=False))
+def test_the_rate_is_that_of_ip_packets(tmp_path: Path, host: str, headers: int) -> None:
+    with echoing(tmp_path, host) as echo:
+        options = ("--rate-mbps", 1, "--seconds", 0.4, "--bytes", 100)
+        said = json.loads(send("--host", host, "--port", echo.port, *options).stdout)
+    assert said["packets"] == pytest.approx(1e6 * 0.4 / 8 / (100 + headers), abs=2)
+
+
 @pytest.mark.skipif(not socket.has_ipv6, reason="a kernel without IPv6")
 @pytest.mark.parametrize("host", ["127.0.0.1", "::ffff:127.0.0.1"])
 def test_ipv4_through_an_ipv6_socket_keeps_its_codepoints(tmp_path: Path, host: str) -> None:
@@ -321,3 +329,36 @@ def test_a_receiver_acknowledges_nobody_elses_packets() -> None:
         assert udp.poll(wait_s=0.3) == []
         own.sendto(acknowledged, addresses[0])
         assert [ack.packet for ack in udp.poll(wait_s=20)] == [0]
+
+
+def test_acks_without_end_hold_up_no_sender() -> None:
+    """While one is taken another comes; the sender gets its turn all the same, and then the rest."""
+    packets, took = 1_500, 0
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as receiver, MarkedUdp(None, "test") as udp:
+        receiver.bind(("127.0.0.1", 0))
+        flow = udp.add_flow("127.0.0.1", receiver.getsockname()[1])
+        for _ in range(packets):
+            udp.send(flow, bytes(16))
+        address = receiver.recvfrom(200)[1]
+
+        def acknowledge(packet: int) -> None:
+            receiver.sendto(struct.pack("=4sIq", b"SQA1", ECT1, packet), address)
+
+        def on_ack(_: Any) -> None:
+            nonlocal took
+            took += 1
+            if took < packets:
+                acknowledge(took)
+
+        acknowledge(0)
+        for expected in (1_000, packets):
+            udp._abi.sq_udp_poll(udp._open(), time.monotonic_ns() + 10**9, marked_udp._ON_ACK(on_ack))
+            assert took == expected
+
+
+def test_the_library_is_as_new_as_what_it_is_made_of(project: Path) -> None:
+    """A header that it includes and SOURCES does not name could change unnoticed."""
+    command = ["g++", "-std=c++20", "-MM", "-I.", "serving/agent/marked_udp_capi.cc"]
+    rule = subprocess.run(command, cwd=project, capture_output=True, text=True, check=True).stdout
+    included = {project / word for word in rule.partition(":")[2].split() if word != "\\"}
+    assert included == set(marked_udp.SOURCES)

@@ -270,6 +270,7 @@ def test_versions_are_registered_served_and_rolled_back(
     assert weights == [(a / "model.safetensors").stat().st_size for a in artifacts]
 
 
+@pytest.mark.long
 def test_the_server_answers_to_its_own_names_only(stack: Stack) -> None:
     path = f"{stack.mlflow}/api/2.0/mlflow/experiments/get?experiment_id=0"
     for host in ("mlflow:5000", "mlflow.swiftqueue.svc:5000"):

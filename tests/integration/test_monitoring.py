@@ -282,6 +282,7 @@ def rule_health(server: str) -> dict[str, str]:
     return {rule["name"]: rule["health"] for group in groups for rule in group["rules"]}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_prometheus_scrapes_triton_and_every_panel_runs(
     prometheus: str, champion: int, tmp_path: Path
@@ -327,6 +328,7 @@ def test_prometheus_scrapes_triton_and_every_panel_runs(
     assert 10_000 < picture.stat().st_size < 200_000
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_an_agent_fills_its_panels_and_its_end_is_seen(prometheus: str, serving_state: Path) -> None:
     """A server with a metrics port is a target by its record alone; its end raises the alert."""

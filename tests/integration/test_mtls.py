@@ -178,6 +178,7 @@ def check_refused_in_cpp(secured: Secured, case: str, line: str, address: str = 
     assert (ran.returncode, len(ran.stderr.splitlines())) == (1, 1)
 
 
+@pytest.mark.long
 def test_the_right_client_is_answered_in_cpp(secured: Secured) -> None:
     ran = run_cpp(secured, "right")
     assert ran.returncode == 0, ran.stderr
@@ -337,6 +338,7 @@ def test_a_server_whose_certificate_has_expired_is_refused(
     check_refused_in_cpp(secured, "right", NOT_TRUSTED, server.address)
 
 
+@pytest.mark.long
 def test_certificates_are_changed_one_server_after_the_other_and_no_question_fails(
     secured: Secured, rotated: tuple[Rotated, Rotated]
 ) -> None:

@@ -406,6 +406,7 @@ def asking(native: Native, answer_of: dict[int, np.ndarray], x_BWF: np.ndarray) 
         asked.result()
 
 
+@pytest.mark.long
 def test_twenty_heads_are_swapped_under_a_client_without_a_failure_and_with_one_encoder(
     native: Native, make: Callable[..., Path]
 ) -> None:

@@ -380,6 +380,7 @@ def other_champion(traced: Path, folder: Path, *, inputs: int = 100, new: str = 
 OTHER_SCHEMA = "0" * 64
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "described",
     [
@@ -426,6 +427,7 @@ def test_a_champion_that_takes_other_windows_is_judged_on_the_same_packets(
     assert "against" in found["reason"]
 
 
+@pytest.mark.long
 def test_beside_a_champion_whose_input_is_gone_the_naive_baselines_judge(
     sqlite: None, traced: Path, tmp_path: Path
 ) -> None:

@@ -339,6 +339,7 @@ def test_without_the_dead_server_in_the_list_deploys_go_on_and_it_catches_up(
     wait_until(lambda: dead.serves() == fleet.second, "it did not load the champion at its start")
 
 
+@pytest.mark.long
 def test_a_server_paused_in_a_push_delays_it_and_heals(fleet: Fleet) -> None:
     first, paused, third = fleet.replicas
     line = f"at {paused.address} failed: .*; version {fleet.first} goes on, but not at {paused.address}$"

@@ -453,6 +453,7 @@ def test_no_mutant_of_a_good_question_ends_the_server(asked: Served) -> None:
     assert min(told.values()) > 0, told  # both are really reached
 
 
+@pytest.mark.long
 def test_a_keeper_finds_the_champion_unloaded_and_serves_it_again(champion: int) -> None:
     server = processes.running("triton")
     assert server is not None

@@ -579,6 +579,7 @@ def odd_ones(value: object) -> Iterator[object]:
                 yield [*value[:place], odd, *value[place + 1 :]]
 
 
+@pytest.mark.long
 def test_an_answer_that_makes_no_sense_is_a_clear_line(
     server: str, good: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

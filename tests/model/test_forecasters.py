@@ -435,6 +435,18 @@ def test_strange_traces_give_defined_results(kind: str, quick: Path) -> None:
         assert late["n_late"] == 0
 
 
+def test_no_change_is_counted_across_two_traces(quick: Path) -> None:
+    """One trace's latency is 20 ms throughout, the next one's 100 ms: neither has a change."""
+    low = strange("constant latency")
+    high = low.with_columns(
+        latency_us=pl.lit(100_000.0, pl.Float32), acked_ns=pl.col("sent_ns") + 100_000_000
+    )
+    traces = [trace(low, "low"), trace(high, "high")]
+    (last,) = variants(quick, ["last-sender"])
+    found = run(last, 1, traces, Asked.of(traces), lambda _: None)
+    assert set(found["tuned"]["f1"].values()) == {None}
+
+
 def test_without_a_latency_to_learn_from_there_is_one_line(quick: Path, toy: Trace) -> None:
     part = toy.to_learn(toy.slices.pretrain)
     silent = replace(part, packets=part.packets.with_columns(latency_us=pl.lit(None, pl.Float32)))

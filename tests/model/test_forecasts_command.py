@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from typer.testing import CliRunner
 
 from feature_store.packets.schema import scan_packets
 from infra.cli import app
-from infra.forecasts import summarised, traces_of
+from infra.forecasts import fingerprint, summarised, traces_of
 from infra.results import forecasters as published
 from laboratory.report.tables import NONE
+from models.forecasters.forecaster import Waits
 from models.forecasters.walk import lessons
 from models.scoring.intervals import estimate, over_all
 
@@ -69,6 +71,21 @@ def test_runs_are_kept_and_those_that_changed_are_run_again(world: Path) -> None
     for name, one in scored.items():
         now = json.loads((world / "runs" / name).read_text())
         assert now["tuned"] == one["tuned"]
+
+
+def test_a_run_of_other_parameters_is_in_no_summary(world: Path) -> None:
+    forecasts(world)
+    path = world / "forecasters.yaml"
+    sections = yaml.safe_load(path.read_text())
+    path.write_text(yaml.safe_dump({**sections, "mlp": {**sections["mlp"], "dropout": 0.3}}))
+    try:
+        forecasts(world, "--only", "last-flow")
+        assert list(summary(world)["variants"]) == ["last-flow"]
+        one = forecasts(world, "--only", "mlp", "--seeds", "1")
+        assert "mlp, seed 1: kept" not in one
+        assert summary(world)["variants"]["mlp"]["seeds"] == 1, "the other one has the parameters before"
+    finally:
+        path.write_text(yaml.safe_dump(sections))
 
 
 @pytest.mark.slow
@@ -144,6 +161,19 @@ def test_lessons_hold_training_slices_and_whole_tables_besides(world: Path) -> N
     assert (besides.decisions.lo, besides.decisions.hi) == (0, more.height // 8)
 
 
+def test_every_part_of_the_truth_names_the_work(world: Path) -> None:
+    trace = traces_of(world / "packets", ["t1"], "short")[0]
+    count = trace.packets.height
+    waits = Waits(np.zeros(count, np.float32), np.ones(count, np.float32), np.zeros(count, np.bool_))
+    others = [
+        replace(waits, classic_us_N=waits.classic_us_N + 1),
+        replace(waits, l4s_us_N=waits.l4s_us_N + 1),
+        replace(waits, movable_N=~waits.movable_N),
+    ]
+    names = {fingerprint([replace(trace, waits=each)]) for each in (None, waits, *others)}
+    assert len(names) == 5
+
+
 @pytest.mark.parametrize(
     ("more", "line"),
     [
@@ -153,6 +183,7 @@ def test_lessons_hold_training_slices_and_whole_tables_besides(world: Path) -> N
         (["--sections", "/nowhere.yaml"], "/nowhere.yaml: no such parameter file"),
         (["--also", "/nowhere"], "--also /nowhere: there are no packet tables"),
         (["--against", "mpl"], "--against mpl: there is no section of that name"),
+        (["--truth", "t1=truth.parquet"], "--truth: trace t2 has none; give one of every trace, or of none"),
     ],
 )
 def test_what_cannot_be_is_one_line(world: Path, more: list[str], line: str) -> None:

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from waiting import LIMIT_S
 
-from models.loop.window import NETWORK
+from models.loop.window import NETWORK, Window
 from models.networks import artifact
 from models.networks.loop_network import Data
 from models.networks.scaling import MIN_LATENCY_US
@@ -382,6 +382,27 @@ def test_layers_width_and_heads_are_parameters(windows: WindowSet, tmp_path: Pat
 
 
 # As a Ray Train job
+
+
+def test_checkpoints_are_those_of_the_networks_own_code(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Other(Window):
+        name = NETWORK.name  # type: ignore[assignment]
+
+    Other.__module__ = "laboratory.lfq.learning"  # nothing of pre-training imports that
+    stored = []
+
+    def stopped(*_: object, storage: Path, **__: object) -> None:
+        stored.append(storage)
+        raise InterruptedError
+
+    monkeypatch.setattr(pretraining, "run_job", stopped)
+    data = Data(folder / "packets", folder / "windows", folder / "split.json", tmp_path, PAPERS)
+    for network in (NETWORK, Window(), Other()):
+        with pytest.raises(InterruptedError):
+            pretraining.pretrain(data, PretrainParams(**PARAMS), network, print)  # type: ignore[arg-type]
+    assert stored[0] == stored[1] != stored[2]
 
 
 @pytest.mark.long

@@ -103,8 +103,8 @@ def test_bad_folders_and_captures_stop_before_anything_runs(tmp_path: Path) -> N
         (tmp_path / name / "same.pcap").touch()
     twice = [tmp_path / "a" / "same.pcap", tmp_path / "b" / "same.pcap"]
 
-    def attempt(folder: str, traces: list[Path], protocol: str = "small") -> None:
-        run_study(tmp_path / folder, traces, protocol=protocol, overrides=[])
+    def attempt(folder: str, traces: list[Path], protocol: str = "small", latency: str = "acks") -> None:
+        run_study(tmp_path / folder, traces, protocol=protocol, overrides=[], latency=latency)
 
     with pytest.raises(ValueError, match="is a file"):
         attempt("file", [])
@@ -116,6 +116,8 @@ def test_bad_folders_and_captures_stop_before_anything_runs(tmp_path: Path) -> N
         attempt("new", twice)
     with pytest.raises(ValueError, match="protocol 'long' is unknown"):
         attempt("new", [], protocol="long")
+    with pytest.raises(ValueError, match="--latency timestamps is of captures, and none is given"):
+        attempt("new", [], latency="timestamps")
     with pytest.raises(ValueError, match="no stage 'register'"):
         run_study(tmp_path / "new", [], protocol="small", overrides=[], until="register")
     assert not (tmp_path / "new").exists()

@@ -14,6 +14,8 @@ from typer.testing import CliRunner, Result
 from feature_store.rate.definition import NAMES
 from feature_store.rate.tables import paths_in, read_path
 from infra.cli import app
+from models.section import read
+from pipelines.rate_simulate import RateSimulateParams, simulate
 
 
 def trace() -> pl.DataFrame:
@@ -66,6 +68,14 @@ def changed(column: str, value: object) -> Callable[[pl.DataFrame], pl.DataFrame
         (changed("rtt", -1), "flow 7, sample 49: a field is negative, a count falls"),
         (changed("bytes_acked", 0), "flow 7, sample 49: a field is negative, a count falls"),
         (changed("delivery_rate_app_limited", 2), "flow 7, sample 49: "),
+        (
+            lambda t: t.with_columns(ts=pl.col("ts") + pl.when(pl.col("flow") == 9).then(2**62).otherwise(0)),
+            "flow 9, started_ns + 1000 ts of an ACK is beyond 2^63 ns",
+        ),
+        (
+            lambda t: t.with_columns(started_ns=pl.lit(2**63 - 1)),
+            "flow 7, started_ns + 1000 ts of an ACK is beyond 2^63 ns",
+        ),
         (lambda t: t.clear(), "no flow has delivered a packet"),
         (lambda t: t.with_columns(delivered=0), "no flow has delivered a packet"),
     ],
@@ -98,3 +108,14 @@ def test_a_name_that_is_taken_and_a_file_that_is_none(tmp_path: Path) -> None:
         said = added(given, tmp_path, *more)
         assert said.exit_code != 0
         assert line in str(said.exception or said.output)
+
+
+def test_a_path_that_was_added_is_not_simulated_over(tmp_path: Path, project: Path) -> None:
+    params = read(project / "params.yaml", RateSimulateParams)
+    name = next(iter(params.paths()))
+    file = tmp_path / "office.csv"
+    trace().write_csv(file)
+    assert added(file, tmp_path, "--name", name).exit_code == 0
+    with pytest.raises(ValueError, match=rf"path={name} was added by `swiftqueue rate add`"):
+        simulate(params, tmp_path / "flows", Path("/nowhere"))
+    assert paths_in(tmp_path / "flows")[name]["source"] == "added"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import polars as pl
@@ -15,6 +16,7 @@ from test_rate_engine import made_in
 from typer.testing import CliRunner, Result
 
 from infra.cli import app
+from laboratory.bed.rate_flows import KernelPath
 from models.rate import networks
 
 
@@ -53,6 +55,31 @@ def test_a_flow_that_ends_after_three_samples_goes_on_as_plain_tcp(good: Path, k
         (False, True),
         (True, False),
     ]
+
+
+def test_a_path_collected_otherwise_is_not_taken_for_this_one(tmp_path: Path) -> None:
+    """Its folder's name has rate, round trip, buffer and seed only."""
+    write_flows(tmp_path, train=1, held_out=0, flows=2)
+    path = KernelPath(20, 50, flows=2)
+    (tmp_path / "path=p0").rename(place := tmp_path / f"path={path.name}")
+    about = {"kind": "train", "source": "kernel", "flows_whole": 2, "options": asdict(path)}
+    (place / "path.json").write_text(json.dumps(about))
+
+    def collect(*more: str) -> Result:
+        return CliRunner().invoke(app, ["rate", "collect", str(tmp_path), "--flows", "2", *more])
+
+    said = collect()
+    assert said.exit_code == 0, said.output
+    assert f"path {path.name}: is there" in said.stderr
+    for more, line in (
+        (["--load", "0.3"], "load 0.2, and is asked for with 0.3"),
+        (["--flows", "9"], "flows 2, and is asked for with 9"),
+        (["--jitter-ms", "2"], "jitter_ms 0.0, and is asked for with 2.0"),
+        (["--held-out"], "kind train, and is asked for with held-out"),
+    ):
+        # A path that is not there comes first, and is not begun.
+        refused = collect("--rate-mbps", "10", "--rate-mbps", "20", *more)
+        assert str(refused.exception) == f"{place} was made with {line}; name another folder"
 
 
 @pytest.mark.parametrize("kind", networks.KINDS)

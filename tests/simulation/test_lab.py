@@ -301,6 +301,7 @@ def test_points_left_out_stand_with_the_reason_until_they_are_run(
     assert reasons() == {"8": None, "16": None}
 
 
+@pytest.mark.long
 def test_a_point_gets_further_seeds_only_until_its_change_is_settled(
     ray_cluster: None, program: tuple[Path, str], tiny: Callable[..., str], tmp_path: Path
 ) -> None:

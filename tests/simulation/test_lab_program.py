@@ -815,6 +815,22 @@ def test_each_choice_is_scored_by_what_the_packet_found(program: Path, tmp_path:
 
 
 @pytest.mark.long
+def test_waits_and_utilisation_are_of_the_rate_that_a_variable_link_has(
+    program: Path, tmp_path: Path
+) -> None:
+    run = figure8(seconds=5, outputs=["truth", "waits"])
+    (link,) = run["bottlenecks"]
+    link["rates"] = [[0, link["rate_bps"]], [1, link["rate_bps"] / 4]]
+    summary = simulate(program, run | {"control": {"kind": "default"}}, tmp_path / "out")
+    rows, waits = truth_of(tmp_path / "out"), np.load(tmp_path / "out" / "waits.npy")
+    chosen_us = np.where(rows["queue"] == 1, waits["l4s_us"], waits["classic_us"])
+    waited = (rows["sent_ns"] > 2e9) & (rows["queueing_us"] > 1_000)  # nan: no
+    assert waited.sum() > 100
+    assert 0.8 < np.median(chosen_us[waited] / rows["queueing_us"][waited]) < 1.2
+    assert 0.7 < summary["bottlenecks"][0]["utilisation"] <= 1
+
+
+@pytest.mark.long
 def test_who_sees_the_queues_now_chooses_best(program: Path, tmp_path: Path) -> None:
     """Rungs of the ladder, without a limit: how often they choose the shorter queue."""
     controls = {

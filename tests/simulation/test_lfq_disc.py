@@ -260,6 +260,10 @@ def test_what_is_judged_is_what_the_rows_say() -> None:
     assert judged.part_of_best(made, rule) == pytest.approx(dict.fromkeys(range(5), 0.5))
     ours, base = judged.mean_of(made, rule, "limit_mean"), judged.mean_of(made, rule, "goodput_mbps")
     assert judged.ratios(ours, base) == pytest.approx([2.0] * 5)
+    finer = made.filter((pl.col("rule") != rule) | (pl.col("mbps") > 5))  # ours by another grid
+    both = judged.beside(finer, rule, "static 5")
+    assert set(both["mbps"]) == {10.0}
+    assert both["rule"].value_counts().sort("rule")["count"].to_list() == [5, 5]
     at_least = verdict.judged("x", [1.0, 1.1, 1.2, 1.1, 1.0], at_least=0.9)
     assert at_least.verdict == verdict.HELD
     assert at_least.low is not None

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -48,15 +49,19 @@ def test_the_dispersion_is_the_median_of_the_first_gaps() -> None:
 
 def test_each_variant_says_what_its_name_says() -> None:
     traffic, seen = fct.Traffic(cross=0.2), samples([0, 100], [0, 1000])
-    assert fct.answers("bbr", traffic, 1, None)(seen) is None
-    assert fct.answers("oracle", traffic, 1, None)(seen) == (10e6, 10_000_000)
-    assert fct.answers("dispersion", traffic, 1, None)(seen) == (10_000_000, 10_000_000)
-    random = fct.answers("random", traffic, 1, None)
+    assert fct.answers("bbr", traffic, "seed 1", None)(seen) is None
+    assert fct.answers("oracle", traffic, "seed 1", None)(seen) == (10e6, 10_000_000)
+    assert fct.answers("dispersion", traffic, "seed 1", None)(seen) == (10_000_000, 10_000_000)
+    random = fct.answers("random", traffic, "seed 1", None)
     drawn = [found[0] for found in (random(seen) for _ in range(200)) if found]
     assert len(drawn) == 200
     assert 1e6 < min(drawn) < 2e6 < 5e7 < max(drawn) < 1e8
+    other = fct.answers("random", traffic, "seed 2", None)
+    assert [found[0] for found in (other(seen) for _ in range(200)) if found] != drawn
+    arrivals = Random(1)  # of the downloads: tcp_traffic.py draws from its seed
+    assert np.corrcoef(np.log(drawn), [arrivals.random() for _ in drawn])[0, 1] < 0.3
     with pytest.raises(ValueError, match="variant slow: must be one of bbr, "):
-        fct.answers("slow", traffic, 1, None)
+        fct.answers("slow", traffic, "seed 1", None)
 
 
 def test_only_what_stands_beside_all_its_controls_is_summed_up() -> None:

@@ -20,7 +20,7 @@ from laboratory.bed.hosts import Bed
 from laboratory.bed.programs import DCTCP, DCTCP_OBJECT, HOLDER
 from laboratory.bed.report import agreement
 from laboratory.bed.runs import SCHEMA, keep, load
-from laboratory.bed.scenario import figures, groups_of, queue_of, sizes_of
+from laboratory.bed.scenario import figures, groups_of, queue_of, rule_of, sizes_of
 from laboratory.bed.selfcheck import NO_AQM
 from laboratory.bed.tcp import PORT
 from laboratory.learning.judged_models import models_by_profile
@@ -102,6 +102,9 @@ def test_the_bed_takes_its_groups_and_its_queue_from_the_laboratorys_run() -> No
     plain["senders"][0]["groups"][0]["tcp"] = "prague"
     with pytest.raises(ValueError, match="messages of DCTCP and Cubic, not messages of prague"):
         list(groups_of(plain))
+    assert rule_of({"kind": "random", "share": 0.2, "burst_packets": 8})["move-share"] == 0.2
+    with pytest.raises(ValueError, match=r"controls\.random\.burst_packets is 4; the router has 8"):
+        rule_of({"kind": "random", "share": 0.2, "burst_packets": 4})
 
 
 def rows(source: str, p99_ms: dict[str, float]) -> list[dict[str, object]]:
@@ -132,6 +135,10 @@ def test_a_direction_is_said_where_both_are_settled(tmp_path: Path) -> None:
     assert all(line.endswith("| open |") for line in lines if "S1's goodput" in line)
     keep(tmp_path, rows("ns3", {"default": 60.0}))  # in the place of the same
     assert len(load(tmp_path)) == 30
+    longer = [row | {"seconds": 120.0} for row in rows("kernel", {"default": 50.0})]
+    keep(tmp_path, longer)
+    assert len(load(tmp_path).filter(source="kernel")) == 5, "what was run for another time goes"
+    assert len(load(tmp_path).filter(source="ns3")) == 15
     assert "Nothing to compare yet" in agreement(load(tmp_path / "none"))[0]
     (tmp_path / "bed.parquet").write_bytes(b"no table")
     with pytest.raises(ValueError, match=r"damaged|cannot be read"):

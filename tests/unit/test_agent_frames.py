@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from toy_world import uneven_table, write_table
 
+from feature_store.telemetry.events import MAX_LATENCY_US, MAX_PACKET, MAX_SIZE_BYTES
 from serving.agent import frames
 from serving.agent.packet_log import Log, open_log
 from serving.agent.reference_client import Decision
@@ -31,6 +32,14 @@ def test_frames_are_as_documented(project: Path) -> None:
         candidate = [field for field in frames._CANDIDATE.names or () if field != "zero"]
         expected = [part for field in fields for part in (candidate if field == "packets" else [field])]
         assert [word for word in re.findall(r"`([a-z_]+)`", text) if word != "packets"] == expected
+
+
+def test_ranges_are_those_of_the_ingest(project: Path) -> None:
+    """What the agent takes beyond them would cost a whole batch of telemetry."""
+    text = (project / "serving/agent/frames.h").read_text()
+    assert f"kMaxPacket = std::int64_t{{1}} << {MAX_PACKET.bit_length() - 1};" in text
+    assert f"kMaxSizeBytes = 1 << {MAX_SIZE_BYTES.bit_length() - 1};" in text
+    assert f"kMaxLatencyUs = {MAX_LATENCY_US / 1e6:.0f}e6F;" in text
 
 
 class Events:

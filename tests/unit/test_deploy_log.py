@@ -1,4 +1,4 @@
-"""The deploy log beside a full disk, and the lock of deployments beside one that does not end."""
+"""The deploy log beside a full disk, and what stops a deployment before it begins: a lock, a damaged hold."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import resource
 import subprocess
 import sys
 import threading
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from models.lock import held
-from serving.deploy import hold
+from serving.deploy import deployment, hold
 from serving.deploy import log as deploy_log
+from serving.deploy.champion import Champion
 
 
 @pytest.fixture(autouse=True)
@@ -101,3 +104,28 @@ def test_a_hold_is_a_file_that_outlives_the_program(state: Path) -> None:
         hold.held()
     assert hold.release()
     assert hold.held() is None
+
+
+def test_a_damaged_hold_stops_a_rollback_before_it_begins(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found afterwards, it would make an error of a rollback that is done."""
+
+    class Registry:
+        def tags(self, version: int) -> dict[str, str]:
+            return {deployment.REPLACED_TAG: "1"}
+
+        def refusal(self, version: int) -> str:
+            return ""
+
+    done = []
+    here = SimpleNamespace(
+        registry=Registry(),
+        found_champion=lambda: Champion(2, ""),
+        put_in_service=lambda *given: done.append(given),
+    )
+    monkeypatch.setattr(deployment, "_deployment", lambda kind: nullcontext(here))
+    (state / "hold.json").write_text("{")
+    with pytest.raises(ValueError, match=r"hold\.json: damaged, so nothing is deployed until"):
+        deployment.rollback_champion()
+    assert not done

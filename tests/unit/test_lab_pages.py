@@ -74,6 +74,19 @@ def test_a_run_has_a_flow_for_each_object(tmp_path: Path) -> None:
     assert (web["flows"], "dscp" in web) == (5, False)
 
 
+def test_each_group_of_pages_has_pages_of_its_own() -> None:
+    """What the others load must not be what S1 loads; the first group's draw on the seed alone."""
+    scenario = load(path_of("pages-and-video"))
+    run = resolve(scenario, next(cells("pages-and-video", scenario)), {"kind": "default"}, [])
+    groups = [group for sender in run["senders"] for group in sender["groups"]]
+    loaded = [group["traffic"]["pages"] for group in groups if group["traffic"]["kind"] == "pages"]
+    assert len(loaded) == 2
+    assert [page["bytes"] for page in loaded[0]] != [page["bytes"] for page in loaded[1]]
+    traffic = scenario.environment.senders["s1"].groups["web"].traffic
+    assert isinstance(traffic, Pages)
+    assert loaded[0] == drawn(traffic, run["seed"])
+
+
 @pytest.mark.parametrize(
     ("web", "says"),
     [
@@ -294,6 +307,15 @@ def test_few_seeds_settle_nothing_and_no_stall_is_no_ratio(tmp_path: Path) -> No
     found = {v.figure: v for v in verdicts.of_scenario("confucius-web", results(tmp_path, none, ones))}
     assert found["Copa: stall over FqCoDel"].reason == "nothing to be less than: it is 0 there"
     assert found["Copa: share of pages that stall"].verdict == verdict.NOT_SETTLED
+
+
+def test_where_the_base_is_0_and_ours_is_not_there_is_no_ratio() -> None:
+    base = dict(enumerate([1.0, 1.1, 0.9, 1.0, 1.2, 0.0]))
+    less = {seed: value / 10 for seed, value in base.items()}
+    assert verdict.ratio("x", less, base, 0.5).verdict == verdict.HELD
+    found = verdict.ratio("x", {**less, 5: 0.3}, base, 0.5)
+    assert (found.verdict, found.measured) == (verdict.NOT_SETTLED, None)
+    assert found.reason == "no ratio: ours is above a base of 0 (seed 5)"
 
 
 def test_figures_over_what_varies_are_each_held_to_their_limit(tmp_path: Path) -> None:

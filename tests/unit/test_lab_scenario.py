@@ -212,6 +212,28 @@ def test_the_models_of_points_are_found_and_the_profiles_stand_in(project: Path,
     assert model_at(found, "0.9", "rfc9332") == found["0.9/rfc9332"]
     assert model_at(found, "0.5", "uncoupled") == model_at(found, "", "uncoupled") == found["uncoupled"]
     assert model_at(found, "0.5", "rfc9332") is None
+    shutil.copytree(judged / "rfc9332", tmp_path / "models" / "0.9" / "uncoupled")  # made since
+    found = models_by_profile(str(tmp_path / "models"), tmp_path)
+    assert found["0.9/uncoupled"].folder == tmp_path / "models" / "0.9" / "uncoupled"
+
+
+def test_a_placebo_decides_at_other_times_or_is_refused(tmp_path: Path) -> None:
+    scenario = load(path_of("figure8"))
+    request = Request(["figure8"], controls=["default", "model", "placebo"])
+    environment, cell = scenario.environment, Cell("figure8", "", None, "rfc9332", "model", 1)
+    control = control_of(environment, "model", model=Model(Path(), ""), share=0)
+    run = resolve(adjusted(scenario, request), cell, control, [])
+    assert run["outputs"] == ["decisions"], "the placebo repeats them, scored or not"
+    assert resolve(scenario, cell, control, [])["outputs"] == []
+    with pytest.raises(ValueError, match=r"--controls: .*shift_s: 10 s are not less than the run's 10:"):
+        adjusted(scenario.model_copy(update={"seconds": 10.0}), request)
+    own = tmp_path / "mine.yaml"
+    own.write_text(
+        "extends: figure8\ncontrols: [default, model, placebo]\n"
+        "environment: {controls: {model: {until_decided: default}}}\n"
+    )
+    with pytest.raises(ValueError, match="until_decided: only with `previous`"):
+        load(own)
 
 
 def test_points_are_the_product_of_parts(small: dict[str, Any], tmp_path: Path) -> None:
@@ -797,6 +819,11 @@ def test_surroundings_leave_published_runs_as_they_are(tmp_path: Path) -> None:
         (
             "controls: {moved_response: classic}\n  senders: {s1: {groups: {l4s: {tcp: prague}}}}",
             "controls.moved_response: classic is not there where senders.s1.groups.l4s.tcp is not dctcp",
+        ),
+        (
+            "controls: {moved_response: unheard}\n  senders: {s1: {groups: {l4s: {flows: 1, traffic: "
+            "{kind: pages, pages: 1, first_s: 1, every_s: 1, sizes: [[5]]}}}}}",
+            "controls.moved_response: unheard is not there where senders.s1.groups.l4s.traffic is pages",
         ),
     ):
         own = tmp_path / "mine.yaml"

@@ -44,3 +44,28 @@ def test_an_import_that_meets_it_ends_in_one_line(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"{library} is not built: run `make setup`\n"
+
+
+@pytest.mark.parametrize(
+    ("folder", "source", "headers"),
+    [
+        ("serving/engine", "rate.cc", "HEADERS"),
+        ("serving/triton/native", "rate_model.cc", "HEADERS"),
+        ("serving/triton/identity", "identity.cc", "HEADERS"),
+        ("serving/agent", "local_rates.cc", "HEADERS"),
+        ("serving/agent", "marked_udp_capi.cc", "UDP_HEADERS"),
+    ],
+)
+def test_make_knows_each_header_that_a_source_includes(
+    project: Path, folder: str, source: str, headers: str
+) -> None:
+    """One that it does not know may change, and nothing is built anew."""
+
+    def said(*command: str) -> set[Path]:
+        ran = subprocess.run(command, cwd=project / folder, capture_output=True, text=True, check=True)
+        words = ran.stdout.rpartition(":")[2].split()
+        return {(project / folder / word).resolve() for word in words if word.endswith(".h")}
+
+    known = said("make", "-s", f"--eval=show:; @echo $({headers})", "show")
+    included = said("g++", "-std=c++20", "-MM", "-MG", f"-I{project}", source)
+    assert {header for header in included if header.parent.name != "_build"} <= known

@@ -54,6 +54,12 @@ def test_too_few_samples_are_no_slope() -> None:
         soak.slopes(samples(a=0.0)[:20])
 
 
+def test_no_sample_to_read_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWIFTQUEUE_STATE", str(tmp_path))
+    with pytest.raises(ValueError, match=r"soak/samples\.jsonl has no samples$"):
+        soak.measure(1, minutes=0)
+
+
 def test_a_run_goes_on_where_it_stopped_and_loses_no_sample(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

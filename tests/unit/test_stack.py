@@ -358,17 +358,20 @@ def test_a_part_that_was_started_and_is_gone_is_named(
 
 def test_one_that_does_not_answer_holds_up_no_status(monkeypatch: pytest.MonkeyPatch) -> None:
     """30 s while Ray was away: each part was asked after the one before."""
-    for name in ("scheduler", "keeper"):
+    for name in ("ray", "scheduler", "keeper"):
         processes.start(name, SLEEPER, {"gcs": 1, "metrics": 1}, {}, lambda: True, 10)
     never = threading.Event()
     monkeypatch.setattr(status, "BOUND_S", 0.3)
-    monkeypatch.setitem(status._JUDGES, "scheduler", lambda server: never.wait(60) and Judgement(True, ""))
+    monkeypatch.setitem(status.LONGER_S, "ray", 0.2)
+    for name in ("ray", "scheduler"):
+        monkeypatch.setitem(status._JUDGES, name, lambda server: never.wait(60) and Judgement(True, ""))
     monkeypatch.setitem(status._JUDGES, "keeper", lambda server: Judgement(True, "well"))
     judged = {one.part: one for one in status.judge_parts()}
     assert judged["scheduler"] == Judgement(False, "no answer within 0.3 s", "scheduler")
+    assert judged["ray"] == Judgement(False, "no answer within 0.5 s", "ray")
     assert judged["keeper"] == Judgement(True, "well", "keeper")
     never.set()
-    for name in ("scheduler", "keeper"):
+    for name in ("ray", "scheduler", "keeper"):
         processes.stop(name)
 
 

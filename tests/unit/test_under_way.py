@@ -95,6 +95,25 @@ def test_up_ends_with_the_code_of_what_makes_the_first_champion(monkeypatch: pyt
     assert "the main job makes the first one" in result.output
 
 
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("up --every 60 --trace x --retrain start --bed", "--trace, --every, --retrain, --bed: only --live"),
+        ("up --every 300", "--every: only --live"),  # what it is without the option, too
+        ("lab train lfq --protocol small", "--protocol: lfq has no slices"),
+    ],
+)
+def test_an_option_that_would_be_ignored_is_refused(words: str, named: str) -> None:
+    from typer.testing import CliRunner
+
+    from infra.cli import app
+
+    result = CliRunner().invoke(app, words.split())
+    assert result.exit_code == 2, result.output
+    assert f"Invalid value for {named}" in " ".join(result.output.split())
+    assert [name for name in (under_way.NAME, *PARTS) if processes.record_path(name).exists()] == []
+
+
 @pytest.mark.parametrize("target", ["down", "status"])
 def test_make_down_and_status_work_before_setup(project: Path, tmp_path: Path, target: str) -> None:
     command = ["make", "--no-print-directory", f"--file={project / 'Makefile'}", "STATE=state", target]

@@ -21,6 +21,7 @@ def test_the_unit_starts_the_loop_at_boot_and_bounds_its_memory(
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("SWIFTQUEUE_STATE", str(tmp_path / "100% mine"))
     monkeypatch.setenv("SWIFTQUEUE_DOWN", "a token of the make that asked")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a key")
     result = CliRunner().invoke(app, ["units", "--memory", "12G", "--every", "60"])
     assert result.exit_code == 0, result.output
     path = tmp_path / "config/systemd/user/swiftqueue.service"
@@ -34,6 +35,7 @@ def test_the_unit_starts_the_loop_at_boot_and_bounds_its_memory(
     assert unit["Service"]["ExecStop"].endswith('/swiftqueue" down')
     assert unit["Install"]["WantedBy"] == "default.target"
     assert f'Environment="SWIFTQUEUE_STATE={tmp_path}/100%% mine"' in text
+    assert 'Environment="AWS_SECRET_ACCESS_KEY=a key"' in text
     assert "SWIFTQUEUE_DOWN" not in text
     if (program := shutil.which("systemd-analyze")) is None:
         pytest.skip("no systemd-analyze here, which reads units as systemd does")

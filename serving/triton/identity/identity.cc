@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The Triton backend `swiftqueue_identity`: takes the windows that the backend `swiftqueue` takes
-// and answers each with its own first 8 values. It computes nothing, so its round trip is what gRPC
-// and Triton cost: the reference of `swiftqueue bench serving`.
+// and answers each with its own first 8 values, without their signs: latencies have none. It
+// computes nothing else, so its round trip is what gRPC and Triton cost: the reference of
+// `swiftqueue bench serving`.
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <span>
@@ -33,9 +36,11 @@ void answer(TRITONBACKEND_Request* request, TRITONBACKEND_Response* response) {
   if (windows == 0 || x_BWF.size() / windows < kAnswerBytes) {
     throw engine::InvalidError("window is not FP32 [windows, tokens, features]");
   }
-  auto* const y_BH = static_cast<char*>(answers(response, "latency_us", shape[0], kHorizon));
+  auto* const y_BH = static_cast<float*>(answers(response, "latency_us", shape[0], kHorizon));
   for (std::size_t i = 0; i < windows; ++i) {
-    std::memcpy(y_BH + i * kAnswerBytes, x_BWF.data() + i * (x_BWF.size() / windows), kAnswerBytes);
+    float* const y_H = y_BH + i * kHorizon;
+    std::memcpy(y_H, x_BWF.data() + i * (x_BWF.size() / windows), kAnswerBytes);
+    std::transform(y_H, y_H + kHorizon, y_H, [](float value) { return std::abs(value); });
   }
 }
 

@@ -5,6 +5,7 @@
 
 #include "serving/engine/error.h"
 #include "serving/engine/json.h"
+#include "serving/engine/reading.h"
 #include "serving/engine/safetensors.h"
 #include "serving/triton/native/rate_model.h"
 
@@ -15,7 +16,6 @@ using engine::InvalidError;
 using engine::json::Value;
 
 constexpr std::size_t kMaxLimitsBytes = std::size_t{1} << 20;
-constexpr std::size_t kMaxDescriptionBytes = std::size_t{1} << 20;
 constexpr std::string_view kRateFormat = "swiftqueue-rate/";
 
 std::string shape_text(std::span<const std::int64_t> shape) {
@@ -105,7 +105,8 @@ std::unique_ptr<AnyModel> load_model(const std::string& folder, std::int64_t ver
   const std::string path = folder + "/model.json";
   bool rates = false;
   try {
-    const Value described = engine::json::parse(engine::read_file(path, kMaxDescriptionBytes));
+    const Value described =
+        engine::json::parse(engine::read_file(path, engine::kMaxDescriptionBytes));
     const Value* format = member(described, "format");
     rates = format != nullptr && format->string("format").starts_with(kRateFormat);
   } catch (const InvalidError&) {  // what is wrong with it, `Model` says in its own words

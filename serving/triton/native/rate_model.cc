@@ -4,12 +4,12 @@
 #include <algorithm>
 #include <functional>
 
+#include "serving/engine/reading.h"
 #include "serving/engine/safetensors.h"
 
 namespace swiftqueue::backend {
 namespace {
 
-constexpr std::size_t kMaxWeightBytes = std::size_t{1} << 26;
 constexpr int kSamples = rate::kMostSamples;
 constexpr int kFields = rate::kFieldCount;
 
@@ -19,7 +19,7 @@ Rates::Rates(const std::string& folder)
     : model_(folder, "auto"),
       limits_(read_limits(folder + "/limits.json", model_.features())),
       hash_(std::hash<std::string>{}(
-          engine::read_file(folder + "/model.safetensors", kMaxWeightBytes))) {}
+          engine::read_file(folder + "/model.safetensors", engine::kMaxWeightBytes))) {}
 
 void Rates::check_config(std::string_view json) const {
   check_promised(json, {kSamples, kFields, output(),

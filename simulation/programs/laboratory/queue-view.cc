@@ -47,7 +47,7 @@ QueueView::QueueView(const Run& run, const Network& network, double rateUs, doub
       throw std::invalid_argument("bottlenecks." + std::to_string(i) +
                                   ".disc: there is no view of its queues");
     }
-    m_seen.push_back({disc, run.bottlenecks[i].rateBps / 8e6, {}, {}, {}});
+    m_seen.push_back({disc, &run.bottlenecks[i], {}, {}, {}});
   }
   if (m_rateUs > 0 || m_ageTicks > 0) {
     Measure();
@@ -77,6 +77,7 @@ void QueueView::Measure() {
 QueueView::State QueueView::Now(const Seen& seen) const {
   State state;
   state.classicWeight = seen.disc->GetClassicWeight();
+  state.rate = RateBpsAt(*seen.link, Simulator::Now().GetSeconds()) / 8e6;
   if (seen.disc->GetNInternalQueues() == 0) {
     return state;  // it makes them when the simulation begins
   }
@@ -87,20 +88,20 @@ QueueView::State QueueView::Now(const Seen& seen) const {
   return state;
 }
 
-QueueView::Both QueueView::Predict(const Seen& seen, const State& state) {
+QueueView::Both QueueView::Predict(const State& state) {
   const double l4sBytes = state.bytes[Disc::kL4s];
   const double classicBytes = state.bytes[Disc::kClassic];
   return {
-      WaitUs(l4sBytes, classicBytes, 1 - state.classicWeight, seen.rate,
+      WaitUs(l4sBytes, classicBytes, 1 - state.classicWeight, state.rate,
              state.arrivals[Disc::kClassic]),
-      WaitUs(classicBytes, l4sBytes, state.classicWeight, seen.rate, state.arrivals[Disc::kL4s])};
+      WaitUs(classicBytes, l4sBytes, state.classicWeight, state.rate, state.arrivals[Disc::kL4s])};
 }
 
 QueueView::Both QueueView::Toward(uint32_t receiver) const {
   Both waits{0, 0};
   for (uint32_t i = m_firstBottleneck; i < m_lastBottleneck[receiver]; ++i) {
     const Seen& seen = m_seen[i];
-    const Both here = Predict(seen, m_ageTicks > 0 ? seen.past.front() : Now(seen));
+    const Both here = Predict(m_ageTicks > 0 ? seen.past.front() : Now(seen));
     waits.l4sUs += here.l4sUs;
     waits.classicUs += here.classicUs;
   }
@@ -111,7 +112,7 @@ QueueView::Both QueueView::Behind(uint32_t bottleneck, Queue queue, uint32_t byt
   const Seen& seen = m_seen[bottleneck];
   State state = Now(seen);
   state.bytes[queue] -= bytes;
-  return Predict(seen, state);
+  return Predict(state);
 }
 
 }  // namespace swiftqueue::lab

@@ -53,10 +53,11 @@ class QueueView {
     std::array<double, 2> bytes{};
     std::array<BytesPerUs, 2> arrivals{};  // smoothed
     double classicWeight{0};               // of the scheduler, which may follow the flows' ages
+    BytesPerUs rate{0};                    // of the link, which may vary
   };
   struct Seen {
     ns3::Ptr<Disc> disc;
-    BytesPerUs rate;
+    const Bottleneck* link;
     std::array<BytesPerUs, 2> arrivals{};
     std::array<uint64_t, 2> arrivedBytes{};
     std::deque<State> past;  // of the last ageUs, the oldest first
@@ -64,7 +65,7 @@ class QueueView {
 
   void Measure();
   State Now(const Seen& seen) const;
-  static Both Predict(const Seen& seen, const State& state);
+  static Both Predict(const State& state);
 
   double m_rateUs;
   std::size_t m_ageTicks;

@@ -285,6 +285,22 @@ std::optional<FineTuning> ReadFineTuning(const Node& node) {
 
 }  // namespace
 
+double RateBpsAt(const Bottleneck& link, double s) {
+  const auto after = std::upper_bound(link.rates.begin(), link.rates.end(), s,
+                                      [](double at, const auto& rate) { return at < rate.first; });
+  return after == link.rates.begin() ? link.rateBps : std::prev(after)->second;
+}
+
+double BitsUntil(const Bottleneck& link, double s) {
+  double bits = 0, fromS = 0, rateBps = link.rateBps;
+  for (const auto& [atS, nextBps] : link.rates) {
+    bits += rateBps * (std::min(atS, s) - fromS);
+    fromS = std::min(atS, s);
+    rateBps = nextBps;
+  }
+  return bits + rateBps * (s - fromS);
+}
+
 void RemoveL4s(Run& run) {
   for (Sender& sender : run.senders) {
     for (Group& group : sender.groups) {

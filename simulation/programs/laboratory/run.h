@@ -206,6 +206,12 @@ struct Run {
   bool classes;    // of Confucius' disc, in which each flow is
 };
 
+/** A link's rate at a time of the run, bit/s. */
+double RateBpsAt(const Bottleneck& link, double s);
+
+/** What a link can send from the beginning of the run until a time, bits. */
+double BitsUntil(const Bottleneck& link, double s);
+
 /** The run without L4S, for control `no_l4s`: the same flows, all classic. */
 void RemoveL4s(Run& run);
 

@@ -155,7 +155,7 @@ std::string Bottlenecks(const Run& run, const Network& network) {
       return dualPi2 ? Counts(dualPi2->GetQueueCounts(queue)) : "null";
     };
     JsonObject link;
-    link.Add("utilisation", JsonNumber(bits / run.bottlenecks[i].rateBps / run.seconds))
+    link.Add("utilisation", JsonNumber(bits / BitsUntil(run.bottlenecks[i], run.seconds)))
         .Add("l4s", counts(Disc::kL4s))
         .Add("classic", counts(Disc::kClassic))
         .Add("marks", ByReason(stats.nMarkedPackets))

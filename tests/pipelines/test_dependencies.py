@@ -1,0 +1,14 @@
+"""What dvc.yaml says that a stage reads of params.yaml."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+
+
+def test_a_stage_that_reads_section_change_says_so(project: Path) -> None:
+    stages = yaml.safe_load((project / "dvc.yaml").read_text())["stages"]
+    reads = [name for name in stages if "change_of(" in (project / "pipelines" / f"{name}.py").read_text()]
+    assert {"pretrain", "finetune"} <= set(reads)
+    assert [name for name in reads if "change" not in stages[name]["params"]] == []

@@ -1,0 +1,83 @@
+"""Rounds of the live loop without a service: their limits, and a candidate that ends the worker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from toy_world import bottleneck_table
+
+from feature_store.telemetry.recent import Latest
+from models.training.finetuning import FinetuneParams
+from models.training.warm_worker import WarmWorkerError
+from pipelines.live import rounds as live
+from pipelines.live.command import round_params, schedule
+
+FINETUNE = FinetuneParams(seed=1, workers=1, epochs=2, batch_size=64, learning_rate=1e-3, sharp_weight=1)
+
+
+class Candidate:
+    """A re-train that is done, until it is dropped."""
+
+    there = True
+
+    def candidate(self) -> object | None:
+        return object() if self.there else None
+
+    def drop(self) -> None:
+        self.there = False
+
+    def finish(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_candidate_that_ends_the_worker_twice_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SWIFTQUEUE_STATE", str(tmp_path))
+    registry = SimpleNamespace(fetch=lambda version, folder: folder, reference=lambda version: version)
+    for name, value in {
+        "Registry": lambda model: registry,
+        "find_champion": lambda registry: SimpleNamespace(version=1, astray=""),
+        "serve_champion": lambda: None,
+        "held": lambda: None,
+        "read_files": lambda folder: {},
+    }.items():
+        monkeypatch.setattr(live, name, value)
+    limits = {"max_unknown_latency": 0.5, "max_latency_s": 10}
+    params = round_params(limits, learn_s=6, judge_s=2, least_windows=50)
+    latest = Latest(bottleneck_table("live", seconds=1), 0, 1, 0, {})
+    retraining: Any = Candidate()
+    rounds = live.Rounds(lambda seconds, sender: latest, params, FINETUNE, "swiftqueue", retraining)
+    monkeypatch.setattr(rounds, "_validate", lambda latest, record: latest)
+
+    def too_slow(*_: object) -> None:
+        raise WarmWorkerError("Ray's worker did not finish its work within 120 s")
+
+    monkeypatch.setattr(rounds, "_tune", too_slow)
+    assert [(rounds.run().retraining, retraining.there) for _ in range(3)] == [
+        ("", True),
+        ("failed", False),
+        ("", False),
+    ]
+    rounds.close()
+
+
+def test_rounds_take_the_limits_that_the_section_may_have(
+    tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = {"max_unknown_latency": 0, "max_latency_s": 10}
+    assert round_params(limits, learn_s=6, judge_s=2, least_windows=50).max_unknown_latency == 0
+    params = yaml.safe_load((project / "params.yaml").read_text())
+    params["validate"]["max_unknown_latency"] = 2
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
+    monkeypatch.chdir(tmp_path)
+    asked = {"every_s": 1, "learn_s": 6, "judge_s": 2, "least_windows": 50, "limit": 1, "metrics_port": 0}
+    with pytest.raises(ValueError, match=r"params\.yaml: validate\.max_unknown_latency is 2; it must be"):
+        schedule(tmp_path, sender=None, drift=1, retrain=False, **asked)
