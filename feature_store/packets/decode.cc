@@ -110,11 +110,7 @@ class Record {
     std::uint8_t next = ip[6];
     std::size_t header = 40;
     while (next != 6) {
-      if (next != 0 && next != 43 && next != 44 && next != 60) {
-        // Authentication, mobility, HIP, shim6: scapy knows their lengths.
-        return next == 51 || next == 135 || next == 139 || next == 140 ? Verdict::kRare
-                                                                       : Skipped(Skip::kNotTcp);
-      }
+      if (next != 0 && next != 43 && next != 44 && next != 60) return Skipped(Skip::kNotTcp);
       if (captured_ < at + header + 8) return Skipped(Skip::kShortHeader);
       const std::uint8_t* extension = ip + header;
       // Offset and more-fragments bits; an atomic fragment (RFC 6946) has neither.

@@ -13,7 +13,7 @@ from feature_store.packets import pcaplib
 
 ETHERNET = (1, 113, 276)
 RAW_IP = (12, 14, 101, 228, 229)
-EXTENSIONS = (0, 43, 44, 51, 60, 135, 139, 140)  # IPv6 headers that TCP may lie behind, as in decode.cc
+EXTENSIONS = (0, 43, 44, 60)  # IPv6 headers that TCP may lie behind, as in decode.cc
 
 
 def address_bytes(text: str) -> bytes:
