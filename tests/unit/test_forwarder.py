@@ -619,7 +619,7 @@ def test_the_token_of_a_file_goes_to_the_ingest_and_nowhere_else(folder: Path, s
 def test_options_that_cannot_be_are_one_line(folder: Path, options: list[str], line: str) -> None:
     command = [SWIFTQUEUE, "part", "forwarder", str(folder / "t.sock"), *options]
     environment = os.environ | {"SWIFTQUEUE_STATE": str(folder / "state")}
-    ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
     assert ended.returncode == 1
     (said,) = ended.stderr.splitlines()
     assert line in said
@@ -632,7 +632,7 @@ def test_the_program_says_what_is_wrong_in_one_line(folder: Path) -> None:
     (folder / "t.sock").write_text("kept")
     command = [SWIFTQUEUE, "part", "forwarder", folder / "t.sock", "http://127.0.0.1:1"]
     environment = os.environ | {"SWIFTQUEUE_STATE": str(folder / "state")}
-    ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
     assert ended.returncode == 1
     (line,) = ended.stderr.splitlines()
     assert line.startswith(f"swiftqueue: {folder}/t.sock: is there and is no socket of this user; ")

@@ -292,13 +292,13 @@ double RateBpsAt(const Bottleneck& link, double s) {
 }
 
 double BitsUntil(const Bottleneck& link, double s) {
-  double bits = 0, fromS = 0, rateBps = link.rateBps;
+  double bits = 0, sinceS = 0, rateBps = link.rateBps;
   for (const auto& [atS, nextBps] : link.rates) {
-    bits += rateBps * (std::min(atS, s) - fromS);
-    fromS = std::min(atS, s);
+    bits += rateBps * (std::min(atS, s) - sinceS);
+    sinceS = std::min(atS, s);
     rateBps = nextBps;
   }
-  return bits + rateBps * (s - fromS);
+  return bits + rateBps * (s - sinceS);
 }
 
 void RemoveL4s(Run& run) {
