@@ -186,9 +186,9 @@ def checked(rate_H: NDArray[np.float64]) -> NDArray[np.float64]:
     """A forecast, if a sender may use it.
 
     Raises:
-        ValueError: it is 0, infinite, none at all or above LARGEST_RATE.
+        ValueError: it is 0, infinite, none at all, or LARGEST_RATE and more.
     """
-    if not (np.isfinite(rate_H).all() and (rate_H >= 1).all() and (rate_H <= LARGEST_RATE).all()):
+    if not (np.isfinite(rate_H).all() and (rate_H >= 1).all() and (rate_H < LARGEST_RATE).all()):
         raise ValueError(
             f"the forecast is {rate_H.tolist()} bytes/s: not a rate; the sender goes on without it"
         )
