@@ -107,8 +107,8 @@ test-all: export SWIFTQUEUE_TEST_ALL := 1
 test-all: setup ## All of it: every fault at every step, a million mutants of each input, whole grids (hours)
 	infra/setup/test.sh
 
-test-fast: setup ## The tests that need no service and no training (two minutes)
-	pytest -m "not slow and not long" -n 2 --dist loadfile
+test-fast: setup ## The unit tests that need no service and no training (a minute)
+	pytest tests/unit -m "not slow and not long" -n 2 --dist loadfile
 
 lint: setup ## ruff, mypy, clang-format, codespell, the locks
 	infra/setup/lint.sh
