@@ -144,10 +144,17 @@ class Compactor:
         The newest of each stay: where another program fills the disk, they cannot help it.
         """
         ages: list[tuple[float, str, int, int]] = []  # stored at, sender, place among its minutes, bytes
-        for sender, manifest in self._manifests.items():
+        for sender, manifest in list(self._manifests.items()):
             folder = sender_dir(self._root, sender)
-            for place, partition in enumerate(manifest.partitions):
-                found = [(folder / name).stat() for name in (*partition.packets, *partition.acks)]
+            try:
+                of_it = [
+                    [(folder / name).stat() for name in (*partition.packets, *partition.acks)]
+                    for partition in manifest.partitions
+                ]
+            except FileNotFoundError as error:  # somebody removed some of its files
+                self._begin_anew(sender, error)
+                continue
+            for place, found in enumerate(of_it):
                 newest_s = max((one.st_mtime for one in found), default=0.0)
                 ages.append((newest_s, sender, place, sum(one.st_size for one in found)))
         disk = shutil.disk_usage(self._root)

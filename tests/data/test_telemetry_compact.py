@@ -670,6 +670,22 @@ def test_a_sender_that_is_removed_begins_anew(tmp_path: Path, monkeypatch: pytes
     compactor.close()
 
 
+def test_a_sender_of_whom_a_minute_is_removed_begins_anew_and_holds_up_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(telemetry_compact, "ROOM_S", 0.0)
+    compactor = Compactor(tmp_path)
+    log(tmp_path, [*bodies(steady(200), 100, sender="a"), *bodies(steady(100), 100, sender="b")])
+    compactor.run()
+    shutil.rmtree(next(sender_dir(tmp_path, "a").glob("minute=*")))
+    (line,) = compactor.run().damaged
+    assert "minute=" in line
+    assert "begins anew" in line
+    assert compactor.run().damaged == []
+    assert load_manifest(tmp_path, "b").partitions
+    compactor.close()
+
+
 def test_of_senders_one_with_a_damaged_manifest_is_not_the_latest(tmp_path: Path) -> None:
     log(tmp_path, [*bodies(steady(100), 100, sender="a"), *bodies(steady(50), 100, sender="b")])
     compact(tmp_path)
