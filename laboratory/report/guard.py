@@ -50,25 +50,27 @@ WANTED: Final = tuple(
 """What is wanted of the guard: none of these is settled to be worse by more than 2 %, or a packet's time."""
 
 
-def guarded(runs: pl.DataFrame, prefix: str = FIRST, axis: str = "guard") -> list[str]:
-    """Return tables of scenarios whose names begin so: the model's changes at each point of their axis."""
+def guarded(
+    runs: pl.DataFrame, prefix: str = FIRST, axis: str = "guard", control: str = "model"
+) -> list[str]:
+    """Return tables of scenarios whose names begin so: a control's changes at each point of their axis."""
     here = runs.filter(pl.col("scenario").str.starts_with(prefix))
     lines: list[str] = []
     for scenario in sorted(set(here["scenario"])):
-        at = [p for p in places(here) if p.scenario == scenario and compare(here, p, "model")]
+        at = [p for p in places(here) if p.scenario == scenario and compare(here, p, control)]
         if not at:
             continue
         at.sort(key=lambda place: (place.profile, place.point != OFF))  # and as the axis has them
         lines += ["", f"**{scenario.removeprefix(prefix) or scenario}** ({sample(here, at[0])})", ""]
         lines += head_of(["profile", axis, "moved, %", "default P99, ms", *(name for _, name in DELAYS)])
         for place in at:
-            figures = [cell(here, place, *one).text for one in (("model", MOVED), ("default", QUEUEING_P99))]
-            changes = [change(here, place, "model", measure) for measure, _ in DELAYS]
+            figures = [cell(here, place, *one).text for one in ((control, MOVED), ("default", QUEUEING_P99))]
+            changes = [change(here, place, control, measure) for measure, _ in DELAYS]
             lines.append(row_of([f"`{place.profile}`", place.point, *figures, *changes]))
         lines += ["", *head_of(["profile", axis, *(name for _, name in COSTS), "settled harm"])]
         for place in at:
-            changes = [change(here, place, "model", measure) for measure, _ in COSTS]
-            lines.append(row_of([f"`{place.profile}`", place.point, *changes, harm(here, place)]))
+            changes = [change(here, place, control, measure) for measure, _ in COSTS]
+            lines.append(row_of([f"`{place.profile}`", place.point, *changes, harm(here, place, control)]))
     return lines[1:] or ["Not run."]
 
 
@@ -95,9 +97,9 @@ def _order(point: str) -> tuple[int, int]:
     return ANSWERS.index(answer), FORMS.index(form) if form in FORMS else len(FORMS)
 
 
-def harm(runs: pl.DataFrame, place: Place) -> str:
+def harm(runs: pl.DataFrame, place: Place, control: str = "model") -> str:
     """Name what is settled to be worse than wanted there."""
-    found = compare(runs, place, "model", WANTED)
+    found = compare(runs, place, control, WANTED)
     if found is None:
         return NONE
     if found.queueing.n < FEWEST_SEEDS:
