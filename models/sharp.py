@@ -56,11 +56,12 @@ def change_direction(
 
 
 def sharp_changes(y_us_NH: NDArray[np.float32], change: Change = PAPERS) -> NDArray[np.bool_]:
-    """Mark latencies that change sharply from the packet that the sender sent just before.
+    """Mark latencies that change sharply from the sender's packet before; unknown ones are passed over.
 
-    The windows follow each other in send order, so the predecessor of a window's first packet is the last
-    one of the window before. Where one of the two latencies is unknown (NaN) no change is known either.
+    The windows follow each other in send order, so what is before a window's first packet is in one before.
     """
     y_us_N = y_us_NH.reshape(-1)
-    before_us_N = np.concatenate([[np.nan], y_us_N[:-1]])
-    return np.not_equal(change_direction(y_us_N, before_us_N, change), 0).reshape(y_us_NH.shape)
+    known = np.flatnonzero(~np.isnan(y_us_N))
+    sharp_N = np.zeros(len(y_us_N), bool)
+    sharp_N[known[1:]] = change_direction(y_us_N[known[1:]], y_us_N[known[:-1]], change) != 0
+    return sharp_N.reshape(y_us_NH.shape)

@@ -187,8 +187,10 @@ def finetune(
         ValueError: model and windows do not belong together, or training diverged.
     """
     windows = load_windows(windows_dir, split)
-    artifact.load(pretrained, windows.schema_hash)  # refuse before anything is started
-    storage = storage_of(windows_dir, split, pretrained, params, change, state_dir)
+    model = artifact.load(pretrained, windows.schema_hash).model  # refuse before anything is started
+    work = params.model_dump(), change.model_dump(), code_hash(__name__, type(model).__module__)
+    parent = [content.hex() for content in artifact.read_files(pretrained).values()]
+    storage = state_dir / "ray" / f"finetune-{fingerprint(windows_dir, split, work, parent)[:16]}"
     rounds_dir = storage / "rounds"
     todo = {name: _first_missing(rounds_dir / name, trace) for name, trace in windows.traces.items()}
     if kept := sum(todo.values()):
@@ -212,15 +214,6 @@ def finetune(
             makes="rounds_dir",
         )
     return rounds_dir
-
-
-def storage_of(
-    windows_dir: Path, split: Path, pretrained: Path, params: FinetuneParams, change: Change, state_dir: Path
-) -> Path:
-    """Folder of the finished rounds of exactly this work."""
-    work = params.model_dump(), change.model_dump(), code_hash(__name__)
-    parent = [content.hex() for content in artifact.read_files(pretrained).values()]
-    return state_dir / "ray" / f"finetune-{fingerprint(windows_dir, split, work, parent)[:16]}"
 
 
 def finetune_worker(config: dict[str, Any]) -> None:

@@ -76,23 +76,23 @@ def test_sharp_changes_need_both_20_ms_and_20_percent_and_cross_batches() -> Non
     y_ms_NH = np.array(
         [[100, 119, 120, 141, 200, np.nan, 100, 10], [31, 31, 10, 30, 5, 200, 219, 240]], dtype=np.float32
     )
-    # 119->120 small; 120->141: 21 ms but 17.5 %; 141->200 sharp; after NaN unknown; 100->10 sharp;
+    # 119->120 small; 120->141: 21 ms but 17.5 %; 141->200 sharp; over NaN 200->100 sharp; 100->10 sharp;
     # over the batch border 10->31 sharp; 31->10 sharp; 10->30 sharp; 30->5 sharp; 5->200 sharp;
     # 200->219: 19 ms; 219->240: 21 ms but 9.6 %.
-    expected = [[0, 0, 0, 0, 1, 0, 0, 1], [1, 0, 1, 1, 1, 1, 0, 0]]
+    expected = [[0, 0, 0, 0, 1, 0, 1, 1], [1, 0, 1, 1, 1, 1, 0, 0]]
     assert sharp_changes(y_ms_NH * 1e3).astype(int).tolist() == expected
 
 
 def test_unknown_labels_have_no_weight_and_no_gradient() -> None:
     y_us_BH = np.array([[1e4, np.nan, 9e4]], dtype=np.float32)
     weight_BH = example_weights(y_us_BH, sharp_changes(y_us_BH), 10)
-    assert weight_BH.tolist() == [[1, 0, 1]]
+    assert weight_BH.tolist() == [[1, 0, 10]]
     predicted_BH = torch.zeros(1, 3, requires_grad=True)
     loss = weighted_squared_error(predicted_BH, torch.from_numpy(y_us_BH), torch.from_numpy(weight_BH))
     loss.backward()  # type: ignore[no-untyped-call]
-    assert loss.item() == pytest.approx(1e8 + 81e8)
+    assert loss.item() == pytest.approx(1e8 + 10 * 81e8)
     assert predicted_BH.grad is not None
-    assert predicted_BH.grad.tolist() == [[-2e4, 0, -18e4]]
+    assert predicted_BH.grad.tolist() == [[-2e4, 0, -180e4]]
 
 
 def test_a_sharp_change_weighs_alpha_times_as_much() -> None:

@@ -280,6 +280,9 @@ def test_the_thresholds_are_parameters_and_one_definition_serves_loss_and_scores
     y = np.float32([10_000, 14_000, 19_001, 30_000]).reshape(2, 2)
     assert sharp_changes(y, change).tolist() == [[False, False], [False, True]]  # 11 ms and 58 %
     assert sharp_changes(y).sum() == 0
+    holes = 1e3 * np.float32([30, np.nan, 60, 61, 20, np.nan, np.nan, 90]).reshape(1, 8)
+    scored = metrics.score_predictions(np.nan_to_num(holes), holes, np.full_like(holes, 3e4))
+    assert sharp_changes(holes).sum() == scored["sharp"]["truth_change"]["all"]["n_true"] == 3
     assert change_direction(y.ravel()[1:], y.ravel()[:-1], change).tolist() == [0, 0, 1]
     last = np.array([10_000.0, 10_000.0, 4_000.0])
     came = np.array([15_000.0, 14_999.0, 9_001.0])
