@@ -47,6 +47,7 @@ HORIZONS: Final = tuple(int(word) for word in _LINES[2].split()[1:])
 FIELDS: Final = tuple(Field(*line.split()) for line in _LINES[3:])
 NAMES: Final = tuple(field.name for field in FIELDS)
 MOST_SAMPLES: Final = max(PREFIXES)
+LARGEST_RATE: Final = 1.25e11  # bytes/s, 1 Tbit/s: from there on it is wild, as a forecast and as a truth
 
 
 def schema_hash() -> str:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from feature_store.atomic import new_folder
 from feature_store.parquet import read_parquet
-from feature_store.rate.definition import HORIZONS, MOST_SAMPLES, NAMES
+from feature_store.rate.definition import HORIZONS, LARGEST_RATE, MOST_SAMPLES, NAMES
 
 KINDS: Final = ("train", "held-out")
 """A path that is learned from (some of its flows are not), or one that no model has seen."""
@@ -117,9 +117,10 @@ def checked(name: str, samples: pl.DataFrame, flows: pl.DataFrame) -> tuple[pl.D
         )
     for packets in HORIZONS:
         rate = pl.col(f"rate_{packets}_bytes_per_s")
-        if len(bad := flows.filter(rate <= 0)):
+        if len(bad := flows.filter((rate <= 0) | (rate >= LARGEST_RATE))):
+            flow = bad["flow"][0]
             raise ValueError(
-                f"path {name}, flow {bad['flow'][0]}: its rate at packet {packets} is not above 0"
+                f"path {name}, flow {flow}: its rate at packet {packets} must be above 0, below 1 Tbit/s"
             )
     return samples, flows
 

@@ -55,7 +55,10 @@ def add(file: Path, output: Path, name: str, kind: str = "train") -> dict[str, A
         "flows": len(flows),
         "samples": int(flows["samples"].sum()),
     }
-    write_path(output, name, about, samples, flows)
+    try:
+        write_path(output, name, about, samples, flows)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from None
     return about
 
 
@@ -88,14 +91,14 @@ def _flows(file: Path, table: pl.DataFrame) -> list[tuple[int, int, NDArray[np.i
     found = []
     begin_ns = 0
     for (flow,), own in table.group_by("flow", maintain_order=True):
-        own = own.filter(pl.col("delivered") > 0)
+        try:
+            inputs(own.select(NAMES).to_numpy())
+        except ValueError as error:
+            raise ValueError(f"{file}: flow {flow}, {error}") from None
+        own = own.filter(pl.col("delivered") > 0)  # the count never falls: what is left out is the SYN's
         if not len(own):
             continue
         x_NF = own.select(NAMES).to_numpy()
-        try:
-            inputs(x_NF)
-        except ValueError as error:
-            raise ValueError(f"{file}: flow {flow}, {error}") from None
         started_ns = int(own["started_ns"][0]) if "started_ns" in own.columns else begin_ns
         begin_ns = started_ns + 1000 * int(own["ts"][-1])  # without times: one after the other
         if not -(2**63) <= begin_ns < 2**63:

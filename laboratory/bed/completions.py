@@ -32,7 +32,7 @@ from feature_store.atomic import write_file
 from feature_store.rate.definition import NAMES
 from laboratory.bed import tcp_traffic
 from laboratory.bed.hosts import ADDRESS_B, Bed
-from laboratory.bed.programs import SAMPLER, SAMPLER_OBJECT, wait_for_name
+from laboratory.bed.programs import ROUTER, SAMPLER, SAMPLER_OBJECT, build_hash, wait_for_name
 from laboratory.bed.rate_flows import CONTROL, why_not
 from laboratory.bed.selfcheck import NO_AQM
 from laboratory.bed.tcp import PORT, STOP_S, running, summary, urgent
@@ -59,6 +59,14 @@ class Traffic:
     flows: int = int(PATH["flows"])
     bytes: int = int(PATH["bytes"])
     rate_mbps: float = PATH["rate-bps"] / 1e6
+
+    def __post_init__(self) -> None:
+        if not (self.load > 0 and self.rate_mbps > 0 and self.bytes > 0 and 0 <= self.cross < 1):
+            raise ValueError(
+                f"{self}: load, rate and bytes must be above 0, and cross traffic leave something"
+            )
+        if self.flows < 2:
+            raise ValueError(f"{self.flows} downloads: must be 2 or more, each second is judged")
 
 
 @dataclass
@@ -231,12 +239,15 @@ def measure(
         RuntimeError: this machine cannot, or a program failed; the line says why.
 
     """
+    if reason := why_not():
+        raise RuntimeError(reason)
     output.mkdir(parents=True, exist_ok=True)
     begin, found = time.monotonic(), []
     content = {OURS: hash_of(artifact), "random": "by place"}
+    programs = build_hash(ROUTER, SAMPLER, SAMPLER_OBJECT)
     for seed, rtt, buffer, window in itertools.product(seeds, rtts_ms, buffers_bdp, WINDOWS):
         for variant in VARIANTS:
-            known = [variant, rtt, buffer, window, seed, asdict(traffic), content.get(variant, "")]
+            known = [variant, rtt, buffer, window, seed, asdict(traffic), content.get(variant, ""), programs]
             key = hashlib.sha256(json.dumps(known).encode()).hexdigest()[:20]
             path = output / f"{key}.json"
             if not path.is_file():

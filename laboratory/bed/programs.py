@@ -22,10 +22,10 @@ DCTCP: Final = "sq_dctcp"
 CONTROLS: Final = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 
 
-def build_hash() -> str:
-    """Hash of the programs that a scenario runs with."""
+def build_hash(*files: Path) -> str:
+    """Hash of the programs that a run is made with: runs of others are not gone on with."""
     digest = hashlib.sha256()
-    for file in (ROUTER, MARKER, MARK_OBJECT, HOLDER, DCTCP_OBJECT):
+    for file in files:
         digest.update(file.read_bytes())
     return digest.hexdigest()[:16]
 

@@ -64,8 +64,9 @@ class Plan:
             raise ValueError(f"--traffic {self.traffic}: must be udp or tcp")
         if self.profile not in PROFILES:
             raise ValueError(f"--profile {self.profile}: must be one of {', '.join(PROFILES)}")
-        if self.seeds < 1:
-            raise ValueError(f"--seeds {self.seeds}: must be 1 or more")
+        for name in ("seeds", "flows"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name} {getattr(self, name)}: must be 1 or more")
 
 
 def run(plan: Plan) -> list[dict[str, Any]]:

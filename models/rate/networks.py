@@ -20,7 +20,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from feature_store.atomic import new_folder
-from feature_store.rate.definition import HORIZONS, MOST_SAMPLES, NAMES, PREFIXES, inputs, schema_hash
+from feature_store.rate.definition import (
+    HORIZONS,
+    LARGEST_RATE,
+    MOST_SAMPLES,
+    NAMES,
+    PREFIXES,
+    inputs,
+    schema_hash,
+)
 from models.json_file import read_object
 from models.networks.files import DESCRIPTION_FILE, WEIGHTS_FILE, check_finite, write_onnx
 from models.networks.rate_lstm import RateLstm
@@ -35,7 +43,6 @@ OUTPUT: Final = "rate_bytes_per_s"
 PADDING_FIELD: Final = NAMES.index("snd_cwnd")  # no connection has a window of 0: such a row is padding
 KINDS: Final[dict[str, type[RateNetwork]]] = {"lstm": RateLstm, "transformer": RateTransformer}
 PAPERS_STEPS: Final = (1e-2, 1e-3, 1e-4, 1e-5)  # learning rates, a quarter of the epochs each
-LARGEST_RATE: Final = 1.25e11  # bytes/s, 1 Tbit/s: beyond it a forecast is wild
 HIDDEN: Final = 1e30  # scale of a field that is not to be seen: what is left of it is 0
 EVERY_PAIR: Final = tuple(itertools.product(PREFIXES, HORIZONS))
 Pairs = Sequence[tuple[int, int]]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -72,6 +73,19 @@ def test_only_what_stands_beside_all_its_controls_is_summed_up() -> None:
     more = [run(v, 200, "default", 1) for v in fct.VARIANTS] + [run("bbr", 100, "default", 3)]
     assert fct.whole(every + more) == every
     assert fct.whole([]) == fct.whole(more) == []
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"load": 0}, {"load": -1.0}, {"rate_mbps": 0}, {"bytes": 0}, {"cross": 1.0}]
+)
+def test_downloads_that_cannot_be_are_refused_before_any_run(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="must be above 0"):
+        fct.Traffic(**wrong)
+
+
+def test_a_run_has_a_download_that_is_judged() -> None:
+    with pytest.raises(ValueError, match="1 downloads: must be 2 or more"):
+        fct.Traffic(flows=1)
 
 
 @contextmanager
