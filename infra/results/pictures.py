@@ -9,7 +9,7 @@ from typing import Final
 import polars as pl
 from matplotlib.figure import Figure
 
-from infra.results import lfq_traces, queues, replayed, web_pages
+from infra.results import lfq_traces, queues, rate_pictures, replayed, web_pages
 from infra.results.forecasters import Covered, covered
 from infra.results.legend import legend_below
 from infra.results.map_picture import premise_map
@@ -38,6 +38,8 @@ PICTURES: Final[Mapping[str, Callable[[Path, Data], bytes]]] = {
     "who-picks.svg": lambda _, data: svg(lambda: queues.picture(data.experience)),
     "confucius-figure-12.svg": lambda _, data: svg(lambda: web_pages.picture(data.pages)),
     "lfq-traces.svg": lambda _, data: svg(lambda: lfq_traces.picture(data.traces)),
+    "rate-errors.svg": lambda _, data: svg(lambda: rate_pictures.errors(data.rates)),
+    "rate-completions.svg": lambda _, data: svg(lambda: rate_pictures.completions(data.rates)),
     "premise-map.svg": lambda _, data: svg(lambda: premise_map(data.of(SCENARIO))),
 }
 

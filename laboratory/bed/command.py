@@ -223,6 +223,7 @@ def report(
         typer.Option(help="folder of the laboratory: its rows of the bed's scenarios are taken in"),
     ] = None,
     publish: Annotated[bool, typer.Option("--publish", help="put all rows into docs/laboratory")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print the rows as a JSON list instead")] = False,
 ) -> None:
     """Say where kernel and simulator agree in the direction of each change, beside default marking.
 
@@ -237,7 +238,7 @@ def report(
     rows = bed.load(output)
     if publish:
         bed.keep(PUBLISHED, rows.rows(named=True))
-    print("\n".join(agreement(rows)))
+    print(json.dumps(rows.to_dicts()) if as_json else "\n".join(agreement(rows)))
 
 
 def clean() -> None:
