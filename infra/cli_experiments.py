@@ -204,7 +204,11 @@ def paper(
         typer.Argument(help="as figure-7a, table-1 (default: all)", metavar="[EXHIBIT]..."),
     ] = None,
     small: Annotated[
-        bool, typer.Option("--small", help="short traces, three seeds, the ends of each axis: 20 minutes")
+        bool,
+        typer.Option(
+            "--small",
+            help="short traces, three seeds, the ends of each axis; training alone: 21 minutes of two cores",
+        ),
     ] = False,
     seeds: Annotated[
         int | None,

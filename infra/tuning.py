@@ -177,15 +177,26 @@ class _Search:
 
 
 def distributions(variant: Variant) -> dict[str, Any]:
-    """What a variant's search draws from, in Optuna's form."""
+    """What a variant's search draws from, in Optuna's form.
+
+    Raises:
+        ValueError: what its section has cannot be drawn so.
+    """
     from optuna.distributions import CategoricalDistribution, FloatDistribution
 
-    return {
-        name: FloatDistribution(each.low, each.high, log=True)
-        if isinstance(each, Between)
-        else CategoricalDistribution(each)
-        for name, each in variant.kind.search.items()
-    }
+    found: dict[str, Any] = {}
+    for name, own in own_values(variant).items():
+        each = variant.kind.search[name]
+        if not isinstance(each, Between):
+            # Its own value joins the choices: Optuna refuses any other, and the first trial has it.
+            found[name] = CategoricalDistribution(tuple(dict.fromkeys((*each, own))))
+        elif own > 0:
+            found[name] = FloatDistribution(each.low, each.high, log=True)
+        else:
+            raise ValueError(
+                f"{variant.name}.{name} is {own:g}; `tune` draws its logarithm, so it must be above 0"
+            )
+    return found
 
 
 def own_values(variant: Variant) -> dict[str, Any]:

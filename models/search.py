@@ -15,4 +15,4 @@ class Between:
     high: float
 
 
-Space = Mapping[str, Between | tuple[Any, ...]]  # a tuple: one of these
+Space = Mapping[str, Between | tuple[Any, ...]]  # a tuple: one of these, or the section's own

@@ -99,7 +99,7 @@ def measured(one: Mapping[str, Any]) -> str:
     return (
         f"Measured on {one['date']} at commit `{one['commit']}`, on {one['machine']}. Traces "
         f"{', '.join(one['traces'])}; protocol `{one['protocol']}`, {where}: {one['n']:,} packets, "
-        f"{one['n_late']:,} of them late (share {one['base_rate']:.3f})."
+        f"{one['n_late']:,} of them late (share {number({'mean': one['base_rate']}, 3)})."
     )
 
 
@@ -216,6 +216,26 @@ def layers(published: Mapping[str, Any], others: Sequence[str] = (CHAMPION,)) ->
                 about = [f"{kind}, {len(pairs)} draws", name, f"`{other}`"]
                 lines.append(lab.row_of([*about, *_over(pairs, key, digits)]))
     return lines
+
+
+def cost(published: Mapping[str, Any]) -> list[str]:
+    """A line for each kind: millions of multiplications of a batch of the window model and of two layers.
+
+    Raises:
+        ValueError: a kind is not published.
+    """
+    lines = lab.head_of(["traces", CHAMPION, LAYERS, "the first over the second"])
+    for kind in (*LONG, *FIVE_SEEDS):
+        names = [f"{kind}-{seed}" for seed in LAYERS_SEEDS] if kind in LONG else [kind]
+        of = [entry(published, name)["variants"] for name in names]
+        pairs = [[each[name]["multiply_adds"] / MILLION for name in (CHAMPION, LAYERS)] for each in of]
+        columns = [*zip(*pairs, strict=True), [window / layers for window, layers in pairs]]
+        lines.append(lab.row_of([kind, *map(_from_to, columns)]))
+    return lines
+
+
+def _from_to(values: Sequence[float]) -> str:
+    return " to ".join(dict.fromkeys(f"{end:.1f}" for end in (min(values), max(values))))
 
 
 def _pairs(

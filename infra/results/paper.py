@@ -21,7 +21,10 @@ from models.scoring.intervals import Estimate, estimate
 
 FILE: Final = Path("docs/results/paper.json")
 NEEDED: Final = {"form", "seeds", "lengths", "rows"}
-OF_A_ROW: Final = {"trace", "method", "seed", "every", "visibility", "about", "tune_s", "tuned", "pretrained"}
+OF_A_ROW: Final = {
+    *("trace", "method", "seed", "every", "visibility"),
+    *("about", "fit_cpu_s", "tune_s", "tuned", "pretrained"),
+}
 DIGITS: Final = 3
 DRAWN: Final = {each.name for each in EXHIBITS} - {"table-1"}  # have a picture
 
@@ -124,10 +127,13 @@ def origins(published: Mapping[str, Any]) -> list[str]:
             continue
         one = published[name]
         kinds, swept = (one["lengths"][what] for what in ("kinds", "swept"))
+        seeds = FORMS[name].seeds  # of the command without --seeds
+        core_min = sum(row["fit_cpu_s"] for row in one["rows"] if row["seed"] <= seeds) / 60
         lines += [
             f"- **{name}**: measured on {one['date']} at commit `{one['commit']}`, on {one['machine']};",
             f"  seeds 1 to {one['seeds']}. Seconds of a trace, to pre-train on, to tune on, to test on:",
             f"  {_seconds(kinds)} of the four kinds (table 1), {_seconds(swept)} of figures 9 to 12.",
+            f"  Training took {core_min:.0f} minutes of a core in seeds 1 to {seeds}.",
         ]
     return lines
 

@@ -293,7 +293,7 @@ def summary(data: Data) -> list[str]:
     """The README's six rows, each with its page."""
     rows = (
         ("late packets", "late-packets", _late(data, "late-packets")),
-        ("late packets, Wi-Fi", "wifi", _late(data, "wifi")),
+        ("Wi-Fi, one layer", "wifi", _late(data, "wifi")),
         ("P99 wait, uncoupled", "figure8", _wait(data, "uncoupled")),
         ("P99 wait, RFC 9332", "rfc9332", _wait(data, "rfc9332")),
         ("one answer through Triton", "serving", _answer(data)),
@@ -321,6 +321,7 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
         *(data.forecasters, forecasters.FIVE_SEEDS, forecasters.LAYERS),
         others=(forecasters.CHAMPION, *forecasters.BASELINES),
     ),
+    "forecasters-cost": lambda data: forecasters.cost(data.forecasters),
     "forecasters-draws": lambda data: forecasters.over_draws(data.forecasters),
     "forecasters-again": lambda data: forecasters.beside(data.forecasters),
     "forecasters-simulated": partial(forecasts, name="simulated"),

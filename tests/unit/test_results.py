@@ -257,6 +257,20 @@ def test_two_layers_are_judged_over_the_draws_of_each_long_kind() -> None:
         forecasters.layers(draws)
 
 
+def test_a_window_costs_more_where_it_is_longer(data: Data) -> None:
+    """As many tokens as the path's packets in flight, 64 at least; a band of events has one length."""
+    lines = forecasters.cost(data.forecasters)
+    assert "| web-varying-long | 16.0 to 18.8 | 2.0 | 7.9 to 9.4 |" in lines
+    assert "| wifi-five | 9.4 | 2.0 | 4.7 |" in lines
+    with pytest.raises(ValueError, match="has no web-long-1301"):
+        forecasters.cost({})
+
+
+def test_a_summary_of_unknown_latencies_has_no_share_of_late_packets(data: Data) -> None:
+    unknown = {**data.forecasters["wifi"], "n": 0, "n_late": 0, "base_rate": None}
+    assert forecasters.measured(unknown).endswith("all test slices: 0 packets, 0 of them late (share –).")
+
+
 def noticed(scenario: str, point: str, seed: int, **columns: float) -> dict[str, object]:
     """A row of what users noticed, of which the other columns are null."""
     key = {"scenario": scenario, "point": point, "profile": "rfc9332", "control": "default", "seed": seed}

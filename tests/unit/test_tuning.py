@@ -47,6 +47,17 @@ def test_the_values_of_its_section_lie_in_the_space(name: str) -> None:
         assert distribution._contains(distribution.to_internal_repr(value)), (parameter, value)
 
 
+def test_a_value_of_its_section_joins_the_choices() -> None:
+    other = with_values(VARIANTS["xgboost"], {"rounds": 300})
+    assert distributions(other)["rounds"].choices == (50, 100, 200, 400, 300)
+    assert distributions(VARIANTS["xgboost"])["rounds"].choices == (50, 100, 200, 400)
+
+
+def test_a_value_without_a_logarithm_is_named() -> None:
+    with pytest.raises(ValueError, match=r"^window\.weight_decay is 0; `tune` draws its logarithm"):
+        distributions(with_values(VARIANTS["window"], {"weight_decay": 0.0}))
+
+
 def test_a_value_that_its_section_refuses_is_one_line() -> None:
     with pytest.raises(ValueError, match=r"query-mlp.dropout is 1.5; it must be"):
         with_values(VARIANTS["mlp"], {"dropout": 1.5})
