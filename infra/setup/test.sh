@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The tests, in two lanes at once, and how long each run took. What is timed goes first: the whole live loop, which waits
-# much of its time, and after it what asks single servers. Behind them what only computes has the time that is left; it is
-# shown at the end, also of a run that is cut off. `pytest` runs all of them one after the other.
+# much of its time, and after it what asks single servers and the test bed. Behind them what only computes has the time that
+# is left; it is shown at the end, also of a run that is cut off. `pytest` runs all of them one after the other.
 # The names of failed tests are in build/tests-*.failed at once: a crash loses none.
 set -uo pipefail
 if [[ ${SWIFTQUEUE_TEST_ALL:-} == 1 ]]; then
@@ -9,6 +9,7 @@ if [[ ${SWIFTQUEUE_TEST_ALL:-} == 1 ]]; then
 else
   export PYTEST_ADDOPTS="--long some ${PYTEST_ADDOPTS:-}"
 fi
+unset PYTHONDONTWRITEBYTECODE # of a container: each of a hundred processes would compile our modules and tests anew
 mkdir -p build
 rm -f build/tests-*.failed
 tier() { # NAME PATHS…: one run, and how long it took
@@ -47,14 +48,14 @@ finish() { # end what still runs, show the run behind, and free the memory
 trap finish EXIT
 loop=(tests/integration/test_live_*.py tests/integration/test_loop_as_a_user.py tests/integration/test_two_nodes.py)
 # The kernel shares the cores among sessions first (sched(7), autogroup), and within one by niceness.
-setsid nice -n 15 bash -c '{ echo 15 >/proc/self/autogroup; } 2>/dev/null; tier computing -n 2 tests --ignore=tests/integration --dist loadfile' \
+setsid nice -n 15 bash -c '{ echo 15 >/proc/self/autogroup; } 2>/dev/null; tier computing -n 2 tests --ignore=tests/integration --ignore=tests/testbed --dist loadfile' \
   >build/tests-computing.log 2>&1 &
 computing=$!
 trap 'exit 130' INT # Ctrl-C reaches the first run alone, and ends all
 trap 'exit 143' TERM
 tier loop "${loop[@]}"
 failed=$?
-tier servers -n 2 tests/integration "${loop[@]/#/--ignore=}" --dist loadfile || failed=1
+tier servers -n 2 tests/integration tests/testbed "${loop[@]/#/--ignore=}" --dist loadfile || failed=1
 wait "$computing" || failed=1
 computing=
 exit "$failed"
