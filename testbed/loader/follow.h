@@ -53,15 +53,45 @@ struct FollowOptions {
 
 inline volatile sig_atomic_t follow_stopping = 0;
 
+// An attached program's maps of followed flows.
+struct FollowedFlows {
+  explicit FollowedFlows(std::uint32_t program)
+      : followed(map_of(program, "sq_followed", sizeof(sq_followed))),
+        batches(map_of(program, "sq_batches", sizeof(sq_batches))),
+        tuples(map_of(program, "sq_tuples", sizeof(std::uint64_t))),
+        decisions(map_of(program, "sq_decisions", sizeof(sq_decision))) {}
+  ~FollowedFlows() {
+    for (const int fd : {followed, batches, tuples, decisions}) ::close(fd);
+  }
+  FollowedFlows(const FollowedFlows&) = delete;
+  FollowedFlows& operator=(const FollowedFlows&) = delete;
+
+  void remove(std::uint64_t cookie) const {
+    sq_followed flow{};
+    if (bpf_map_lookup_elem(followed, &cookie, &flow) == 0 && flow.known != 0)
+      bpf_map_delete_elem(tuples, &flow.tuple);
+    bpf_map_delete_elem(followed, &cookie);
+    bpf_map_delete_elem(batches, &cookie);
+  }
+  // Of a flow that goes on without a follower: it stays plain ECT(1), as a `set` that has run out.
+  void release(std::uint64_t cookie) const {
+    const sq_decision plain{};
+    if (bpf_map_update_elem(decisions, &cookie, &plain, BPF_NOEXIST) != 0 && errno != EEXIST)
+      fail("map");
+    remove(cookie);
+  }
+
+  const int followed, batches, tuples, decisions;
+};
+
 class Follower {
  public:
-  explicit Follower(FollowOptions options) : options_(std::move(options)) {
-    const std::uint32_t program = required(options_.device, index_of(options_.device));
-    follower_map_ = map_of(program, "sq_follower", sizeof(sq_follower));
-    followed_map_ = map_of(program, "sq_followed", sizeof(sq_followed));
-    batches_map_ = map_of(program, "sq_batches", sizeof(sq_batches));
-    tuples_map_ = map_of(program, "sq_tuples", sizeof(std::uint64_t));
-    events_map_ = map_of(program, "sq_events", 0);
+  explicit Follower(FollowOptions options)
+      : options_(std::move(options)),
+        program_(required(options_.device, index_of(options_.device))),
+        maps_(program_) {
+    follower_map_ = map_of(program_, "sq_follower", sizeof(sq_follower));
+    events_map_ = map_of(program_, "sq_events", 0);
     const std::uint32_t zero = 0;
     if (bpf_map_lookup_elem(follower_map_, &zero, &said_) != 0) fail("map");
     if (said_.listens_until_ns > now_ns()) {
@@ -74,7 +104,7 @@ class Follower {
       if (!log_) fail(options_.log);
       log_ << "kind,flow,packet,time_ns,a,b\n";
     }
-    for (const int map : {followed_map_, batches_map_, tuples_map_}) clear(map);
+    for (const int map : {maps_.followed, maps_.batches, maps_.tuples}) clear(map);
     ring_ = ring_buffer__new(
         events_map_,
         [](void* self, void* data, std::size_t bytes) {
@@ -95,13 +125,12 @@ class Follower {
     std::copy(options_.plain_ports.begin(), options_.plain_ports.end(), said_.plain_port);
     const sq_followed fresh{};
     for (const std::uint64_t cookie : options_.cookies) {
-      if (bpf_map_update_elem(followed_map_, &cookie, &fresh, BPF_ANY) != 0) fail("map");
+      if (bpf_map_update_elem(maps_.followed, &cookie, &fresh, BPF_ANY) != 0) fail("map");
     }
   }
   ~Follower() {
     ring_buffer__free(ring_);
-    for (const int fd : {follower_map_, followed_map_, batches_map_, tuples_map_, events_map_})
-      ::close(fd);
+    for (const int fd : {follower_map_, events_map_}) ::close(fd);
   }
   Follower(const Follower&) = delete;
   Follower& operator=(const Follower&) = delete;
@@ -133,6 +162,8 @@ class Follower {
     }
     said_.alive_until_ns = said_.listens_until_ns = 0;
     write_follower();
+    for (std::uint64_t cookie; bpf_map_get_next_key(maps_.followed, nullptr, &cookie) == 0;)
+      maps_.release(cookie);
   }
 
   // Throws std::runtime_error: the log is not whole.
@@ -333,7 +364,7 @@ class Follower {
     if (options_.threshold_ms > 0) return hold(flow);
     turn(flow.place);
     if (!flow.link.connected()) {
-      if (flow.decides) bpf_map_delete_elem(batches_map_, &flow.cookie);
+      if (flow.decides) bpf_map_delete_elem(maps_.batches, &flow.cookie);
       flow.decides = false;
       flow.batches = {};
       flow.asked.clear();
@@ -361,7 +392,8 @@ class Follower {
       at = flow.asked.erase(at);
     }
     if (changed) {
-      if (bpf_map_update_elem(batches_map_, &flow.cookie, &flow.batches, BPF_ANY) != 0) fail("map");
+      if (bpf_map_update_elem(maps_.batches, &flow.cookie, &flow.batches, BPF_ANY) != 0)
+        fail("map");
       flow.decides = true;
       const std::uint64_t written_ns = now_ns();
       written_.observe(static_cast<std::int64_t>(written_ns - came_ns));
@@ -379,7 +411,7 @@ class Follower {
     const std::uint64_t until_ns = flow.latency.moves_until_ns(
         options_.threshold_ms * 1e3, static_cast<std::uint64_t>(options_.stale_ms * 1e6));
     if (until_ns <= now_ns()) {
-      if (flow.decides) bpf_map_delete_elem(batches_map_, &flow.cookie);
+      if (flow.decides) bpf_map_delete_elem(maps_.batches, &flow.cookie);
       flow.decides = false;
       return;
     }
@@ -394,7 +426,7 @@ class Follower {
       batch.valid_until_ns = until_ns;
       std::fill_n(batch.codepoints, kHorizon, std::uint8_t{2});
     }
-    if (bpf_map_update_elem(batches_map_, &flow.cookie, &flow.batches, BPF_ANY) != 0) fail("map");
+    if (bpf_map_update_elem(maps_.batches, &flow.cookie, &flow.batches, BPF_ANY) != 0) fail("map");
     flow.decides = true;
   }
 
@@ -426,11 +458,7 @@ class Follower {
   }
 
   Flows::iterator forget(Flows::iterator at) {
-    sq_followed followed{};
-    if (bpf_map_lookup_elem(followed_map_, &at->first, &followed) == 0 && followed.known != 0)
-      bpf_map_delete_elem(tuples_map_, &followed.tuple);
-    bpf_map_delete_elem(followed_map_, &at->first);
-    bpf_map_delete_elem(batches_map_, &at->first);
+    maps_.remove(at->first);
     add(at->second->link.counts());
     numbers_.erase(at->second->place.number);
     const auto next = flows_.erase(at);
@@ -455,7 +483,9 @@ class Follower {
   }
 
   const FollowOptions options_;
-  int follower_map_ = -1, followed_map_ = -1, batches_map_ = -1, tuples_map_ = -1, events_map_ = -1;
+  const std::uint32_t program_;
+  const FollowedFlows maps_;
+  int follower_map_ = -1, events_map_ = -1;
   ring_buffer* ring_ = nullptr;
   bool discarding_ = false;
   sq_follower said_{};

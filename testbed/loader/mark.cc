@@ -153,16 +153,18 @@ int status(const std::string& device) {
   std::printf("{\"device\": \"%s\", \"attached\": true, \"gso_max_segs\": %u, \"flows\": [",
               device.c_str(), gso_max_segs(index));
   const char* comma = "";
+  const FollowedFlows maps(program);
   const auto print = [](__u64 value) { return static_cast<unsigned long long>(value); };
   for (const bool followed : {false, true}) {
-    const int flows = followed ? map_of(program, "sq_followed", sizeof(sq_followed))
-                               : map_of(program, "sq_decisions", sizeof(sq_decision));
+    const int flows = followed ? maps.followed : maps.decisions;
     std::uint64_t cookie = 0, next = 0;
     for (bool first = true; bpf_map_get_next_key(flows, first ? nullptr : &cookie, &next) == 0;
          first = false) {
       cookie = next;
       sq_decision decision{};
       sq_counts counts{};
+      sq_followed other{};
+      if (!followed && bpf_map_lookup_elem(maps.followed, &cookie, &other) == 0) continue;
       if (!followed && bpf_map_lookup_elem(flows, &cookie, &decision) != 0) continue;
       bpf_map_lookup_elem(counted, &cookie, &counts);
       const char* valid = decision.valid_until_ns > now_ns() ? "true" : "false";
@@ -203,10 +205,30 @@ sq_decision decision_of(const std::string& codepoints, std::uint64_t for_ms, std
   return decision;
 }
 
+// Takes the flow over from a follower that was killed; refused while one is at work, who would not
+// know of it.
+void take_over(std::uint32_t program, std::uint64_t cookie) {
+  const FollowedFlows maps(program);
+  sq_followed flow{};
+  if (bpf_map_lookup_elem(maps.followed, &cookie, &flow) != 0) return;
+  sq_follower said{};
+  const std::uint32_t zero = 0;
+  const int follower = map_of(program, "sq_follower", sizeof said);
+  if (bpf_map_lookup_elem(follower, &zero, &said) != 0) fail("map");
+  ::close(follower);
+  if (said.listens_until_ns > now_ns()) {
+    throw std::runtime_error("cookie " + std::to_string(cookie) +
+                             ": `mark follow` follows it, or did a second ago");
+  }
+  maps.release(cookie);
+}
+
 int set(const std::string& device, std::uint64_t cookie, const sq_decision& decision) {
   if (cookie == 0)
     throw std::invalid_argument("cookie 0 is no socket's; ask getsockopt(SO_COOKIE)");
-  const int map = map_of(required(device, index_of(device)), "sq_decisions", sizeof(sq_decision));
+  const std::uint32_t program = required(device, index_of(device));
+  take_over(program, cookie);
+  const int map = map_of(program, "sq_decisions", sizeof(sq_decision));
   if (bpf_map_update_elem(map, &cookie, &decision, BPF_ANY) != 0) fail("map");
   std::printf("{\"cookie\": %llu}\n", static_cast<unsigned long long>(cookie));
   return 0;
@@ -214,6 +236,7 @@ int set(const std::string& device, std::uint64_t cookie, const sq_decision& deci
 
 int forget(const std::string& device, std::uint64_t cookie) {
   const std::uint32_t program = required(device, index_of(device));
+  take_over(program, cookie);
   for (const int map : {map_of(program, "sq_decisions", sizeof(sq_decision)),
                         map_of(program, "sq_flow_counts", sizeof(sq_counts))}) {
     if (bpf_map_delete_elem(map, &cookie) != 0 && errno != ENOENT) fail("map");

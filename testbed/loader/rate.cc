@@ -8,13 +8,16 @@
 // With SAMPLES it asks for a forecast when a flow has so many: a line {"event": "asked", "flow": F,
 // "port": P, "since_ns": T, "samples": [[...], ...]} on its standard output. An answer on its input
 // is a line "F RATE DISPERSION", in bytes/s; what is no rate, as inf or nan, is told as 0. A flow
-// that gets none is plain BBR, and so is every flow once nobody answers any more.
+// that gets none is plain BBR, and so is every flow once nobody answers any more. A question that
+// finds no room, as its reader does not read, is left out and counted.
 //
 // Whatever ends it, SIGKILL too, takes the congestion control away (struct_ops.h).
 
 #include "../bpf/rate.h"
 
 #include <poll.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -53,20 +56,78 @@ std::uint32_t tick_us() {
   return static_cast<std::uint32_t>(step.tv_nsec / 1000);
 }
 
+/** Lines on the standard output, whose reader is not waited for. */
+class Lines {
+ public:
+  Lines() {
+    struct stat what{};
+    // A file is always ready, and some file systems refuse to write without waiting.
+    if (::fstat(STDOUT_FILENO, &what) == 0 && S_ISREG(what.st_mode)) flags_ = 0;
+  }
+
+  bool whole() const { return rest_.empty(); }
+
+  /** A line, of which the rest may follow later. False: there is no room, and none of it is said.
+   */
+  bool put(const std::string& line) {
+    if (!go_on()) return false;
+    rest_ = line;
+    if (go_on() || rest_.size() < line.size()) return true;
+    rest_.clear();
+    return false;
+  }
+
+  /** The rest of a line that was begun. False: there is still some. */
+  bool go_on() {
+    while (!rest_.empty()) {
+      const iovec left{rest_.data(), rest_.size()};
+      // Of this call alone: O_NONBLOCK would be of all who have the same pipe or terminal.
+      const ssize_t n = ::pwritev2(STDOUT_FILENO, &left, 1, -1, flags_);
+      if (n >= 0) {
+        rest_.erase(0, static_cast<std::size_t>(n));
+      } else if (errno == EOPNOTSUPP && flags_ != 0) {
+        flags_ = 0;  // a terminal
+      } else if (errno == EAGAIN || errno == EINTR) {
+        return false;
+      } else {
+        rest_.clear();  // its reader has gone
+      }
+    }
+    return true;
+  }
+
+  /**
+   * The last line, which is waited for while somebody reads.
+   * Throws std::runtime_error: nobody did for so long.
+   */
+  void end(const std::string& line) {
+    constexpr int kReadMs = 1000;
+    rest_ += line;
+    while (!go_on()) {
+      pollfd room{STDOUT_FILENO, POLLOUT, 0};
+      if (::poll(&room, 1, kReadMs) <= 0) throw std::runtime_error("nobody reads the summary");
+    }
+  }
+
+ private:
+  int flags_{RWF_NOWAIT};
+  std::string rest_;
+};
+
 /** What comes out of the ring: into the file, and the first samples of a flow into a question. */
 struct Taken {
   std::FILE* file{nullptr};
   std::uint32_t samples{0};  // of a flow, that a question has; 0: none is asked
   std::map<std::uint64_t, std::vector<sq_rate_record>> first;
   std::map<std::uint64_t, std::uint64_t> sampled_ns;  // of the sample that a question was made from
-  std::FILE* questions{stdout};
+  std::uint64_t unasked{0};                           // questions that found no room
+  Lines lines;
 
   void ask(const sq_rate_record& record) {
     if (samples == 0 || record.number >= samples) return;
     std::vector<sq_rate_record>& seen = first[record.flow];
     seen.push_back(record);
     if (seen.size() < samples) return;
-    sampled_ns[record.flow] = record.since_ns + 1000 * static_cast<std::uint64_t>(record.fields[0]);
     std::string line = "{\"event\": \"asked\", \"flow\": " + std::to_string(record.flow) +
                        ", \"port\": " + std::to_string(record.port) +
                        ", \"since_ns\": " + std::to_string(record.since_ns) + ", \"samples\": [";
@@ -77,9 +138,13 @@ struct Taken {
       }
       line += "]";
     }
-    std::fprintf(questions, "%s]}\n", line.c_str());
-    std::fflush(questions);
     first.erase(record.flow);
+    if (lines.put(line + "]}\n")) {
+      sampled_ns[record.flow] =
+          record.since_ns + 1000 * static_cast<std::uint64_t>(record.fields[0]);
+    } else {
+      ++unasked;
+    }
   }
 };
 
@@ -174,8 +239,10 @@ int collect(const std::string& object, const std::string& output, std::uint32_t 
       ::nanosleep(&kLook, nullptr);
     } else {
       pollfd wanted[]{{ring_buffer__epoll_fd(ring), POLLIN, 0},
-                      {answers.open() ? STDIN_FILENO : -1, POLLIN, 0}};
-      ::ppoll(wanted, 2, &kLook, nullptr);
+                      {answers.open() ? STDIN_FILENO : -1, POLLIN, 0},
+                      {taken.lines.whole() ? -1 : STDOUT_FILENO, POLLOUT, 0}};
+      ::ppoll(wanted, std::size(wanted), &kLook, nullptr);
+      taken.lines.go_on();
       if (wanted[1].revents != 0) answers.read(forecasts, taken);
     }
     if (const int some = ring_buffer__consume(ring); some < 0) fail(output, some);
@@ -186,21 +253,22 @@ int collect(const std::string& object, const std::string& output, std::uint32_t 
   const std::uint32_t zero = 0;
   if (bpf_map_lookup_elem(loaded.fd("sq_rate_counts"), &zero, &counts) != 0) fail("map");
   const auto [ns, runs] = spent(loaded);
-  std::printf(
-      "{\"event\": \"summary\", \"flows\": %llu, \"acks\": %llu, \"lost\": %llu, "
-      "\"run_ns\": %llu, \"runs\": %llu, \"judged\": %s, \"ended\": %s}\n",
-      static_cast<unsigned long long>(counts.flows), static_cast<unsigned long long>(counts.acks),
-      static_cast<unsigned long long>(counts.lost), ns, runs,
-      list_of(counts.judged, std::size(counts.judged)).c_str(),
-      list_of(counts.ended, std::size(counts.ended)).c_str());
+  taken.lines.end("{\"event\": \"summary\", \"flows\": " + std::to_string(counts.flows) +
+                  ", \"acks\": " + std::to_string(counts.acks) + ", \"lost\": " +
+                  std::to_string(counts.lost) + ", \"unasked\": " + std::to_string(taken.unasked) +
+                  ", \"run_ns\": " + std::to_string(ns) + ", \"runs\": " + std::to_string(runs) +
+                  ", \"judged\": " + list_of(counts.judged, std::size(counts.judged)) +
+                  ", \"ended\": " + list_of(counts.ended, std::size(counts.ended)) + "}\n");
   return 0;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::signal(SIGTERM, [](int) { g_told = 1; });
-  std::signal(SIGINT, [](int) { g_told = 1; });
+  struct sigaction told{};  // not std::signal: what waits is not begun anew
+  told.sa_handler = [](int) { g_told = 1; };
+  ::sigaction(SIGTERM, &told, nullptr);
+  ::sigaction(SIGINT, &told, nullptr);
   std::signal(SIGPIPE, SIG_IGN);  // who answers has gone: flows go on as plain BBR
   libbpf_set_print([](libbpf_print_level, const char*, va_list) { return 0; });
   swiftqueue::testbed::end_with_parent();

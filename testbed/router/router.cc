@@ -571,11 +571,18 @@ class Router {
     const auto write = [&](std::deque<Due>& line, int device, std::uint64_t& counted) {
       while (!line.empty() && line.front().due_ns <= t) {
         Packet& packet = pool_[line.front().slot];
-        if (::write(device, packet.bytes.data(), packet.bytes.size()) < 0) ++not_written_;
-        packet.record.written_ns = t = now_ns();
-        const auto late_us = static_cast<std::size_t>((t - line.front().due_ns) / 1000);
-        ++lateness_us_[std::min(late_us, lateness_us_.size() - 1)];
-        ++counted;
+        const bool written = ::write(device, packet.bytes.data(), packet.bytes.size()) >= 0;
+        t = now_ns();
+        if (written) {
+          packet.record.written_ns = t;
+          const auto late_us = static_cast<std::size_t>((t - line.front().due_ns) / 1000);
+          ++lateness_us_[std::min(late_us, lateness_us_.size() - 1)];
+          ++counted;
+        } else {  // its device is down: it came to nobody
+          packet.record.kind = kDropped;
+          packet.record.due_ns = -1;
+          ++not_written_;
+        }
         log_.put(packet.record);
         pool_.give_back(line.front().slot);
         line.pop_front();

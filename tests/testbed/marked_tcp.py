@@ -9,6 +9,7 @@ whether the checksum of its IP header is right.
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import struct
 import subprocess
@@ -147,6 +148,35 @@ def main() -> None:
     out["wrong_checksums"] = wire.wrong_checksums
     marker("forget", "lo", cookie)
     out["flows_after_forget"] = len(marker("status", "lo")["flows"])
+
+    def follow_until(end: signal.Signals) -> dict[str, Any]:
+        """What is marked, and what is refused, with a follower and after its end."""
+        words = [MARKER, "follow", "lo", "", "--last-latency-ms=1000", f"--cookie={cookie}"]
+        decide = [MARKER, "set", "lo", str(cookie), "22222222", "60000"]
+        ways = (decide, [MARKER, "forget", "lo", str(cookie)])
+        begin = len(wire.seen[source])
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as follower:
+            assert follower.stdout is not None
+            follower.stdout.readline()
+            refused = [subprocess.run(w, capture_output=True, text=True, check=False) for w in ways]
+            send(near, far, 8)
+            follower.send_signal(end)
+        send(near, far, 8)
+        tries, until = 1, time.monotonic() + SEEN_S
+        while subprocess.run(decide, capture_output=True, check=False).returncode != 0:
+            assert time.monotonic() < until
+            time.sleep(0.1)
+            tries += 1
+        flows = [flow["followed"] for flow in marker("status", "lo")["flows"]]
+        send(near, far, 8)
+        marker("forget", "lo", cookie)
+        left = len(marker("status", "lo")["flows"])
+        said = [ran.stderr.splitlines() for ran in refused]
+        marked = wire.since(source, begin, 24)
+        return {"refused": said, "marked": marked, "tries": tries, "followed": flows, "left": left}
+
+    out["follower_ended"] = follow_until(signal.SIGTERM)
+    out["follower_killed"] = follow_until(signal.SIGKILL)
     marker("detach", "lo")
     begin = len(wire.seen[source])
     send(near, far, 8)

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from pathlib import Path
 from typing import Any
@@ -273,6 +274,22 @@ def test_a_killed_router_is_said_and_takes_its_devices_along(tmp_path: Path) -> 
         with pytest.raises(RuntimeError, match="did not start on host b"):
             send(bed, 1.0, 1.0)
     assert bed.summary == {}
+
+
+@needs_bed
+def test_what_could_not_be_written_to_its_host_is_lost(tmp_path: Path) -> None:
+    """Host b's device is down: no packet counts as passed."""
+    with Bed(rate_mbps=10, delay_ms=1, log=tmp_path / "log") as bed:
+        subprocess.run(bed.b("ip", "link", "set", "tun0", "down"), check=True)
+        datagram = f"import socket; socket.socket(type=socket.SOCK_DGRAM).sendto(b'x', ('{ADDRESS_B}', 9))"
+        subprocess.run(bed.a(sys.executable, "-c", datagram), check=True)
+        time.sleep(0.2)
+    records = router_log.read(tmp_path / "log")
+    ours = records[records["destination_port"] == 9]
+    assert ours["kind"].tolist() == [router_log.DROPPED]
+    assert (ours["due_ns"] == -1).all()
+    assert (ours["written_ns"] == -1).all()
+    assert bed.summary["not_written"] >= 1
 
 
 @needs_router

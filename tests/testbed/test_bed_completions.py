@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import subprocess
 import sys
@@ -154,6 +155,11 @@ def test_who_dies_leaves_plain_bbr_behind(tmp_path: Path, who: str) -> None:
                 sampler.kill()
             (one,) = summary(sent)["each"]
             assert sampler.poll() is None or who == "sampler"
-            sampler.terminate()
+            if who == "agent":
+                with Path(f"/proc/{sampler.pid}/fd/1").open() as told:  # somebody reads again
+                    sampler.terminate()
+                    said = json.loads(told.read().splitlines()[-1])
+                assert said["flows"] == 1
+                assert sum(said["judged"]) == sum(said["ended"]) == 0
         assert one["seconds"] < 10
     wait_until(GONE, "sq_rate is still there")

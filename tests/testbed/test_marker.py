@@ -76,6 +76,20 @@ def test_full_segments_are_marked_one_by_one(wire: dict[str, Any]) -> None:
 
 
 @needs_bpf
+@pytest.mark.parametrize("end", ["follower_ended", "follower_killed"])
+def test_a_flow_that_was_followed_can_be_set_and_forgotten(wire: dict[str, Any], end: str) -> None:
+    """It is plain ECT(1) with a follower that has no decision, and after that one's end until it is set."""
+    seen = wire[end]
+    for lines in seen["refused"]:
+        assert len(lines) == 1
+        assert lines[0].endswith(": `mark follow` follows it, or did a second ago")
+    assert seen["marked"] == [ECT1] * 16 + [ECT0] * 8
+    assert seen["followed"] == [False]  # said once
+    assert seen["left"] == 0
+    assert seen["tries"] == 1 or end == "follower_killed"
+
+
+@needs_bpf
 def test_nothing_stays_after_detach(wire: dict[str, Any]) -> None:
     assert wire["detached"] == [ECT0] * 8
     assert "clsact" not in wire["qdiscs"]

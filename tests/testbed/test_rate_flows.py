@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +18,8 @@ from waiting import wait_until
 
 from feature_store.rate.definition import NAMES, inputs
 from feature_store.rate.tables import checked, paths_in, read_path
-from laboratory.bed.programs import SAMPLER, SAMPLER_OBJECT, why_not_built
-from laboratory.bed.rate_flows import RECORD, KernelPath, collect, tables, why_not
+from laboratory.bed.programs import SAMPLER, SAMPLER_OBJECT, wait_for_name, why_not_built
+from laboratory.bed.rate_flows import CONTROL, RECORD, KernelPath, collect, tables, why_not
 
 CANNOT = why_not()
 needs_sampler = pytest.mark.skipif(CANNOT is not None, reason=str(CANNOT))
@@ -93,3 +97,104 @@ def test_nothing_stays_when_the_sampler_is_killed(tmp_path: Path) -> None:
         sampler.send_signal(signal.SIGKILL)
     gone: Callable[[], bool] = lambda: "sq_rate" not in CONTROLS.read_text().split()  # noqa: E731
     wait_until(gone, "the congestion control is gone")
+
+
+@contextmanager
+def flow() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """A connection over the loopback whose first end has `sq_rate`."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as near:
+        near.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, CONTROL.encode())
+        near.connect(listener.getsockname())
+        far, _ = listener.accept()
+        with far:
+            yield near, far
+
+
+# include/uapi/linux/tcp.h, with a sample's names for what it has.
+TCP_INFO = np.dtype(
+    [
+        ("state", "u1"), ("ca_state", "u1"), ("retransmits", "u1"), ("probes", "u1"), ("others", "u1", 3),
+        ("delivery_rate_app_limited", "u1"),  # its first bit
+        ("rto", "u4"), ("sizes", "u4", 3), ("unacked", "u4"), ("losses", "u4", 4),
+        ("last_data_sent", "u4"), ("last_ack_sent", "u4"), ("last_data_rcv", "u4"), ("last_ack_rcv", "u4"),
+        ("mtu", "u4", 2), ("rtt", "u4"), ("rttvar", "u4"), ("ssthresh", "u4"), ("snd_cwnd", "u4"),
+        ("receiver", "u4", 4), ("total_retrans", "u4"), ("pacing_rate", "u8"), ("max_pacing_rate", "u8"),
+        ("bytes_acked", "u8"), ("bytes_received", "u8"), ("segs_out", "u4"), ("segs_in", "u4"),
+        ("notsent_bytes", "u4"), ("min_rtt", "u4"), ("data_segs", "u4", 2), ("delivery_rate", "u8"),
+        ("busy_time", "u8"), ("rwnd_limited", "u8"), ("sndbuf_limited", "u8"), ("delivered", "u4"),
+        ("delivered_ce", "u4"), ("bytes_sent", "u8"), ("bytes_retrans", "u8"), ("dsack_dups", "u4"),
+        ("reord_seen", "u4"),
+    ]
+)  # fmt: skip
+
+
+@needs_loader
+@needs_sampler
+def test_a_sample_is_what_the_kernel_says_of_the_connection(tmp_path: Path) -> None:
+    """But its age, and BBR's own two, which TCP_INFO does not have; times since something only grow."""
+    wait_for_name(CONTROL)
+    log = tmp_path / "records"
+    with subprocess.Popen([SAMPLER, "collect", SAMPLER_OBJECT, log], stdout=subprocess.PIPE) as sampler:
+        assert sampler.stdout is not None
+        sampler.stdout.readline()
+        with flow() as (near, far):
+            near.setblocking(False)
+            left = taken = 1_000_000
+            while taken:  # the receiver is slow: the flow waits for its window
+                with suppress(BlockingIOError):
+                    left -= near.send(bytes(left))
+                time.sleep(0.02)
+                taken -= len(far.recv(1 << 20))
+
+            def info() -> Any:
+                said = near.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 512)
+                return np.frombuffer(said, TCP_INFO, 1)[0]
+
+            wait_until(lambda: info()["bytes_acked"] == 1_000_001)  # and the SYN
+            said = info()
+            sampler.terminate()
+            sampler.wait()
+    last = dict(zip(NAMES, np.fromfile(log, RECORD)["fields"][-1].tolist(), strict=True))
+    known = {name: int(said[name]) for name in NAMES if name in (TCP_INFO.names or ())}
+    known["delivery_rate_app_limited"] &= 1
+    assert set(NAMES) - set(known) == {"ts", "bbr_bw", "bbr_minrtt"}
+    for age in ("last_data_sent", "last_data_rcv", "last_ack_rcv"):
+        assert last[age] <= known.pop(age)
+    assert {name: last[name] for name in known} == known
+    assert known["rwnd_limited"] > 0
+
+
+@needs_loader
+@needs_sampler
+@pytest.mark.parametrize("reads", [True, False])
+def test_who_asks_is_not_held_up_by_who_does_not_read(tmp_path: Path, reads: bool) -> None:
+    """Flows are sampled all the same, and SIGTERM ends it; every question is whole, left out or counted."""
+    wait_for_name(CONTROL)
+    flows, log = 4, tmp_path / "records"
+    with subprocess.Popen(
+        [SAMPLER, "collect", SAMPLER_OBJECT, log, "35"],  # a question is more than the pipe holds
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, pipesize=4096,
+    ) as sampler:  # fmt: skip
+        assert sampler.stdout is not None
+        assert sampler.stderr is not None
+        sampler.stdout.readline()
+        for _ in range(flows):
+            with flow() as (near, far):
+                for _ in range(40):  # each is an ACK, at least
+                    near.sendall(b"x" * 1000)
+                    far.recv(1000, socket.MSG_WAITALL)
+                    far.sendall(b"x")
+                    near.recv(1)
+        sampler.terminate()
+        if reads:
+            lines = [json.loads(line) for line in sampler.stdout]
+            said = lines.pop()
+            assert {one["event"] for one in lines} == {"asked"}
+            assert (said["flows"], said["lost"]) == (flows, 0)
+            assert len(lines) + said["unasked"] == flows
+            assert said["unasked"] > 0
+        assert sampler.wait(timeout=60) == (0 if reads else 1)
+        assert sampler.stderr.read() == ("" if reads else "nobody reads the summary\n")
+    records = np.fromfile(log, RECORD)
+    assert len(np.unique(records["flow"])) == flows
+    assert not reads or len(records) == said["acks"]
