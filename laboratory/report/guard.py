@@ -61,7 +61,7 @@ def guarded(
         if not at:
             continue
         at.sort(key=lambda place: (place.profile, place.point != OFF))  # and as the axis has them
-        lines += ["", f"**{scenario.removeprefix(prefix) or scenario}** ({sample(here, at[0])})", ""]
+        lines += ["", f"**{scenario.removeprefix(prefix) or scenario}** ({sample(here, *at)})", ""]
         lines += head_of(["profile", axis, "moved, %", "default P99, ms", *(name for _, name in DELAYS)])
         for place in at:
             figures = [cell(here, place, *one).text for one in ((control, MOVED), ("default", QUEUEING_P99))]
@@ -98,13 +98,15 @@ def _order(point: str) -> tuple[int, int]:
 
 
 def harm(runs: pl.DataFrame, place: Place, control: str = "model") -> str:
-    """Name what is settled to be worse than wanted there."""
+    """Name what is settled to be worse than wanted there, and what is not judged at all."""
     found = compare(runs, place, control, WANTED)
     if found is None:
         return NONE
     if found.queueing.n < FEWEST_SEEDS:
         return f"{found.queueing.n} of {FEWEST_SEEDS} seeds"
-    return ", ".join(cost.name for cost in found.broken() if cost.settled) or "none"
+    said = ", ".join(cost.name for cost in found.broken() if cost.settled) or "none"
+    unjudged = ", ".join(limit.name for limit in WANTED if limit.measure not in found.found)
+    return f"{said}; {unjudged} not judged" if unjudged else said
 
 
 def kept(runs: pl.DataFrame, prefix: str = FIRST) -> list[str]:

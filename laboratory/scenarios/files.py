@@ -82,6 +82,7 @@ def load(path: Path) -> Scenario:
     except ValidationError as error:
         raise ValueError(f"{path.name}: {_first(error)}") from None
     check_points(scenario, path.name)
+    _check_used(scenario, _own(path), path.name)
     return scenario
 
 
@@ -98,6 +99,28 @@ def check_points(scenario: Scenario, source: str) -> None:
         except ValueError as error:
             where = f"axis.points.{point}: " if point else "environment."
             raise ValueError(f"{source}: {where}{error}") from None
+
+
+def _check_used(scenario: Scenario, own: Mapping[str, Any], source: str) -> None:
+    """Raise ValueError where the file, not what it extends, gives a key that changes nothing anywhere."""
+    points = scenario.axis.points if scenario.axis else {}
+    environments = {point: environment_at(scenario, point, source) for point in points or ("",)}
+    idle = {point: environment.idle_keys() for point, environment in environments.items()}
+    for key, why in {key: why for found in idle.values() for key, why in found.items()}.items():
+        given = _has(own.get("environment"), key.split("."))
+        at = [point for point in idle if given or ("axis" in own and point and key in points[point].set)]
+        if at and all(key in idle[point] for point in at):
+            raise ValueError(f"{source}: environment.{key}: {why}")
+    if own.get("page_by_page") and not any(each.has_pages() for each in environments.values()):
+        raise ValueError(f"{source}: page_by_page: no group has traffic of kind pages")
+
+
+def _has(tree: Any, keys: Sequence[str]) -> bool:
+    for key in keys:
+        if not isinstance(tree, dict) or key not in tree:
+            return False
+        tree = tree[key]
+    return True
 
 
 def environment_at(scenario: Scenario, point: str, file: str) -> Environment:
@@ -150,8 +173,8 @@ class _Once(yaml.SafeLoader):
         return node
 
 
-def _read(path: Path, *above: Path) -> dict[str, Any]:
-    """Keys of a file joined with those of what it extends; `above` are the files that extend this one."""
+def _own(path: Path) -> dict[str, Any]:
+    """Keys that a file itself has."""
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such scenario")
     try:
@@ -169,6 +192,12 @@ def _read(path: Path, *above: Path) -> dict[str, Any]:
         raise ValueError(f"{path.name}: {error}") from None
     if not isinstance(raw, dict):
         raise ValueError(f"{path.name}: not a mapping of keys")
+    return raw
+
+
+def _read(path: Path, *above: Path) -> dict[str, Any]:
+    """Keys of a file joined with those of what it extends; `above` are the files that extend this one."""
+    raw = _own(path)
     if (base := raw.pop("extends", None)) is None:
         return raw
     if not isinstance(base, str):

@@ -120,6 +120,24 @@ class Environment(Checked):
             for key, group in sender.groups.items():
                 yield f"senders.{name}.groups.{key}", sender, group
 
+    def has_pages(self) -> bool:
+        """Whether any flow loads web pages."""
+        return any(isinstance(group.traffic, Pages) and group.flows for _, _, group in self.groups())
+
+    def idle_keys(self) -> dict[str, str]:
+        """Return keys that are not at their defaults and change nothing here, each with the reason."""
+        model, idle = self.controls.model, {}
+        for key in ("guard_packets", "guard_growth"):
+            if not model.guard and getattr(model, key) != type(model).model_fields[key].default:
+                idle[f"controls.model.{key}"] = "changes nothing without controls.model.guard: true"
+        for where, _, group in self.groups():
+            if (
+                group.tcp == "udp"
+                and group.dupack_threshold != Group.model_fields["dupack_threshold"].default
+            ):
+                idle[f"{where}.dupack_threshold"] = "udp has no ACKs"
+        return idle
+
     @model_validator(mode="after")
     def _sound(self) -> Environment:
         for i, link in enumerate(self.bottlenecks):
@@ -146,6 +164,10 @@ class Environment(Checked):
         """Only a DCTCP that learns which packet an ACK is of can hear of moved packets otherwise."""
         if (response := self.controls.moved_response) == "scalable":
             return
+        if response == "classic" and self.controls.moved_ecn == "not_ect":
+            raise ValueError(
+                "controls.moved_response: classic answers marks, and moved_ecn: not_ect has none"
+            )
         first, captured = next(iter(self.senders.items()))
         why = "acks are not selective" if self.controls.acks != "selective" else ""
         for name, group in captured.groups.items():

@@ -19,11 +19,13 @@ from feature_store.packets.schema import PACKET_SCHEMA
 from laboratory.command import Request, adjusted, run_lab
 from laboratory.learning.judged_models import check_acks, model_at, models_by_profile, said_acks
 from laboratory.learning.train import settings, train
+from laboratory.report.judging import FEWEST_PACKETS
 from laboratory.runs import execution, programs
 from laboratory.runs.resolve import Cell, Model, cells, control_of, finetuning_content, identity, resolve
 from laboratory.scenarios.controls import CONTROLS
 from laboratory.scenarios.files import FOLDER, environment_at, files_of, full, load, names, path_of
 from laboratory.scenarios.replay import distribution
+from laboratory.scenarios.traffic import Messages
 from serving.agent.controller import ControllerParams
 from serving.agent.guard import MOST_GROWTH, PAIR_PACKETS
 
@@ -831,3 +833,50 @@ def test_surroundings_leave_published_runs_as_they_are(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=line) as error:
             load(own)
         assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "line"),
+    [
+        ("controls.model.guard_growth", 0.5, "changes nothing without controls.model.guard: true"),
+        ("controls.model.guard_packets", 1, "changes nothing without controls.model.guard: true"),
+        ("senders.cross.groups.l4s.dupack_threshold", "ncr", "udp has no ACKs"),
+    ],
+)
+def test_a_key_that_changes_nothing_is_refused(key: str, value: object, line: str, tmp_path: Path) -> None:
+    """Where the file gives it; what it extends may have it."""
+    udp = {"tcp": "udp", "traffic": {"kind": "cbr", "mbps": 1, "packet_bytes": 1000}}
+    environment: dict[str, Any] = {"senders": {"cross": {"groups": {"l4s": dict(udp)}}}}
+    environment["controls"] = {"model": {}}
+    mine = written(tmp_path, {"extends": "default", "environment": put(environment, key, value)})
+    with pytest.raises(ValueError, match=rf"^mine\.yaml: environment\.{key}: {line}$"):
+        load(mine)
+    on = {"label": "guard", "points": {"off": {"set": {}}, "on": {"set": {"controls.model.guard": True}}}}
+    tcp = {"senders.cross.groups.l4s.tcp": "cubic", "senders.cross.groups.l4s.ecn": "ect0"}
+    on["points"]["on"]["set"] |= tcp  # type: ignore[index]
+    base = {"extends": "default", "environment": put(environment, key, value), "axis": on}
+    load(written(tmp_path, base))  # it changes something at one point
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(base))
+    load(written(tmp_path, {"extends": "base", "axis": None}))
+    at_off = {"label": "guard", "points": {"off": {"set": {key: value}}}}
+    with pytest.raises(ValueError, match=rf"^mine\.yaml: environment\.{key}: {line}$"):
+        load(written(tmp_path, {"extends": "default", "environment": environment, "axis": at_off}))
+
+
+def test_pages_and_marks_that_are_not_there_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^mine\.yaml: page_by_page: no group has traffic of kind pages$"):
+        load(written(tmp_path, {"extends": "default", "page_by_page": True}))
+    unmarked = {"controls": {"moved_ecn": "not_ect", "moved_response": "classic"}}
+    with pytest.raises(
+        ValueError, match=r"^mine\.yaml: environment\.controls\.moved_response: classic answers"
+    ):
+        load(written(tmp_path, {"extends": "default", "environment": unmarked}))
+
+
+def test_make_lab_has_packets_enough_for_p99() -> None:
+    """With room to spare: messages are heavy-tailed, and a seed may offer half of the mean."""
+    small = load(path_of("small"))
+    l4s = small.environment.senders["s1"].groups["l4s"]
+    assert isinstance(l4s.traffic, Messages)
+    offered_bits = l4s.flows * l4s.traffic.mbps * 1e6 * (small.seconds - small.warmup_s)
+    assert offered_bits / (8 * 1448) > 2 * 100 * FEWEST_PACKETS
