@@ -20,7 +20,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from feature_store.atomic import write_file
-from feature_store.packets.schema import QUEUES, scan_packets, traces_in
+from feature_store.packets.schema import QUEUES, read_packets, traces_in
 from feature_store.parquet import read_parquet
 from models.forecasters.forecaster import Trace, Variant, Waits, decision_times, variants
 from models.forecasters.walk import FORMS, Asked, run, within_training
@@ -171,7 +171,7 @@ def traces_of(
         raise ValueError(f"--truth: trace {without[0]} has none; give one of every trace, or of none")
     found = []
     for name in names:
-        table = scan_packets(packets, name).collect()
+        table = read_packets(packets, name)
         slices = divide(decision_times(table), protocol_named(protocol), name)
         waits = waits_of(table, truths[name]) if name in truths else None
         found.append(Trace(name, table, slices, told=told, waits=waits))
@@ -186,7 +186,7 @@ def tables_besides(folder: Path, judged: Sequence[Trace]) -> list[pl.DataFrame]:
     """
     if not (names := traces_in(folder)):
         raise ValueError(f"--also {folder}: there are no packet tables")
-    tables = [scan_packets(folder, name).collect() for name in names]
+    tables = [read_packets(folder, name) for name in names]
     for name, table in zip(names, tables, strict=True):
         for trace in judged:
             if name == trace.name or _shared(table, trace.packets) > MOST_SHARED:

@@ -65,7 +65,10 @@ def read_all(path: Path) -> dict[str, Any]:
     try:
         sections = yaml.safe_load(path.read_text()) or {}
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        reason = (str(error) or "nested too deep").splitlines()[-1].strip()
+        if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
+            reason = f"line {error.problem_mark.line + 1}: {error.problem}"
+        else:
+            reason = (str(error) or "nested too deep").splitlines()[0]
         raise ValueError(f"{path}: not valid YAML: {reason}") from error
     if not isinstance(sections, dict):
         raise ValueError(f"{path}: must hold sections by name, not a {type(sections).__name__}")

@@ -24,6 +24,7 @@ from feature_store.atomic import write_durably
 from feature_store.settings import variable
 from feature_store.state import private_dir, state_dir
 from infra.local import triton_leftovers
+from infra.local.ports import MOST_PORT
 from models.json_file import read_object
 from models.redaction import redacted
 from serving.triton.endpoint import LOOPBACK
@@ -55,7 +56,7 @@ class Server:
     def __post_init__(self) -> None:
         """Raise ValueError where a value cannot be that of a process."""
         numbers = {"pid": (self.pid, 0, 2**22), "ticks": (self.ticks, -(2**63), 2**63)}
-        numbers |= {f"port {kind}": (number, 0, 2**16 - 1) for kind, number in self.ports.items()}
+        numbers |= {f"port {kind}": (number, 0, MOST_PORT) for kind, number in self.ports.items()}
         for what, (number, least, most) in numbers.items():
             if type(number) is not int or not least <= number <= most:
                 raise ValueError(f"{what} is {number!r}")
@@ -149,6 +150,8 @@ def start(
     if log_path(name).is_file() and log_path(name).stat().st_size > LOG_BYTES:
         log_path(name).replace(log_path(name).with_name("server.log.1"))
     with log_path(name).open("ab") as log:  # what the one before it said is kept: why it ended
+        log.write(f"--- {name} started {time.strftime('%F %T %z')}\n".encode())
+        log.flush()
         begin = log.tell()
         child = subprocess.Popen(
             command,

@@ -9,6 +9,7 @@ import polars as pl
 
 from feature_store.atomic import write_file
 from feature_store.packets.schema import QUEUES
+from feature_store.parquet import read_parquet
 
 FILE: Final = Path("docs/results/sender.csv")
 SHOWN_MS: Final = 2_000.0
@@ -27,10 +28,10 @@ def two_seconds(replayed: Path) -> pl.DataFrame:
     `replayed` is what `swiftqueue replay` records. Times are from the first of them.
 
     Raises:
-        ValueError: it has no decided L4S packet of known latency.
+        ValueError: it cannot be read, or has no decided L4S packet of known latency.
     """
     packets = (
-        pl.read_parquet(replayed)
+        read_parquet([replayed])
         .filter(pl.col("queue_sent") == L4S, pl.col("predicted_us").is_not_null())
         .filter(pl.col("latency_us").is_not_null())
         .unique("decision_ns", keep="first", maintain_order=True)

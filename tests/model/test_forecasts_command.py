@@ -192,6 +192,15 @@ def test_what_cannot_be_is_one_line(world: Path, more: list[str], line: str) -> 
     assert "\n" not in said.strip()
 
 
+def test_a_damaged_table_is_one_line(tmp_path: Path, project: Path) -> None:
+    damaged = toy_world.write_forecasters(tmp_path, project / "forecasters.yaml", 1)
+    part = next(damaged.glob("packets/trace=*/minute=0/*.parquet"))
+    part.write_bytes(b"damaged, and not a Parquet file")
+    said = forecasts(damaged)
+    assert said.startswith(f"{part} cannot be read: Parquet magic bytes not found")
+    assert "\n" not in said.strip()
+
+
 def test_published_scores_make_a_table_with_the_reference_marked(world: Path, tmp_path: Path) -> None:
     forecasts(world)
     path = tmp_path / "forecasters.json"

@@ -136,4 +136,5 @@ def test_a_network_of_another_definition_is_one_line(here: Path) -> None:
     assert said.exit_code == 1
     assert f"{file}: made for samples {'f' * 64}, not " in str(said.exception)
     shutil.rmtree(here / "transformer-")
-    assert "model.json" in str(forecast(here).exception)
+    line = f"no network at {here}/transformer-; `dvc repro rate_train` makes it, or name one with --artifact"
+    assert str(forecast(here).exception) == line

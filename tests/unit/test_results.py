@@ -154,6 +154,9 @@ def test_two_seconds_are_those_whose_latency_varies_most(tmp_path: Path) -> None
     recorded([1_000.0], queue="classic").write_parquet(path)
     with pytest.raises(ValueError, match="no packet was decided and acknowledged"):
         replayed.two_seconds(path)
+    path.write_text("no Parquet")
+    with pytest.raises(ValueError, match="cannot be read"):
+        replayed.two_seconds(path)
 
 
 SEEDS_DIFFER = [-0.04, 0.20]

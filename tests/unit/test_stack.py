@@ -138,8 +138,10 @@ def test_a_log_keeps_what_was_said_before(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(processes, "LOG_BYTES", 5)
     start_sleeper()
     processes.stop("sleeper")
-    assert processes.log_path("sleeper").read_text() == "ready\n"
-    assert "the first" in processes.log_path("sleeper").with_name("server.log.1").read_text()
+    marked = r"--- sleeper started 2\d{3}-\d\d-\d\d \d\d:\d\d:\d\d [+-]\d{4}\n"
+    assert re.fullmatch(f"{marked}ready\n", processes.log_path("sleeper").read_text())
+    before = processes.log_path("sleeper").with_name("server.log.1").read_text()
+    assert re.fullmatch(f"{marked}error: the first\n{marked}", before)  # what docs/OPERATIONS.md greps for
 
 
 def test_a_server_that_another_started_outlives_it() -> None:

@@ -98,7 +98,9 @@ def test_a_trace_that_is_described_wrongly_is_named(trace: dict[str, Any], line:
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("a: [", "not valid YAML"),
+        ("a: [", "params.yaml: not valid YAML: line 1: expected the node content, but found '<stream end>'$"),
+        ("a: 1\nb: c: d", "params.yaml: not valid YAML: line 2: mapping values are not allowed here$"),
+        ("a: \x00", "params.yaml: not valid YAML: unacceptable character"),
         ("- 1", "must hold sections by name, not a list"),
         ("", "section `extract` is missing"),
         ("extrct: {}", r"section `extract` is missing; did you mean extrct\?"),

@@ -1,0 +1,10 @@
+"""Ports, as options of commands."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import typer
+
+MOST_PORT: Final = 2**16 - 1
+LoopbackPort = Annotated[int, typer.Option(min=1, max=MOST_PORT, help="on loopback")]
