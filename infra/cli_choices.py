@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import StrEnum
+from pathlib import Path
 
 import typer
 
@@ -53,6 +54,12 @@ class Visibility(StrEnum):
 
     acked = "acked"
     previous = "previous"
+
+
+def check_folder(path: Path, what: str) -> None:
+    """Raise ValueError where a command that needs a folder is given a file."""
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"{path} is a file; {what} needs a folder")
 
 
 def given(context: typer.Context, names: Iterable[str]) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from infra.cli_choices import LatencySource, Protocol, Told, Visibility
+from infra.cli_choices import LatencySource, Protocol, Told, Visibility, check_folder
 
 experiments_app = typer.Typer()
 
@@ -55,6 +55,7 @@ def extract(
     """
     from feature_store.packets.extract_many import run_extract
 
+    check_folder(output, "extract")
     sys.exit(run_extract(traces, output, sender=sender, latency=latency.value, as_json=json))
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 import typer
 
-from infra.cli_choices import Protocol, given
+from infra.cli_choices import Protocol, check_folder, given
 
 lab_app = typer.Typer(
     no_args_is_help=True, help="The L4S laboratory: simulated runs with controls, and the report."
@@ -21,7 +21,10 @@ LabOutput = Annotated[Path, typer.Option(help="folder of runs, results, models a
 
 @lab_app.command("scenarios")
 def lab_scenarios() -> None:
-    """List the scenarios, a line each."""
+    """List the scenarios, a line each.
+
+    Example: swiftqueue lab scenarios
+    """
     from laboratory.command import list_scenarios
 
     list_scenarios()
@@ -65,15 +68,19 @@ def lab_run(
     Example: swiftqueue lab run figure8 --artifact var/lab/models/figure8
     """
     from laboratory.command import Request, run_lab
+    from laboratory.scenarios.files import LFQ_TABLE
     from laboratory.scenarios.files import full as full_laboratory
 
     if full == bool(scenarios):
         raise typer.BadParameter("name scenarios, or give --full", param_hint="SCENARIO...")
+    check_folder(output, "the laboratory")
     named = full_laboratory() if full else scenarios or []
     chosen = None if controls is None else controls.split(",")
-    if named == ["lfq-400"]:
+    if LFQ_TABLE in named:
         from laboratory.lfq.table import run_table
 
+        if len(named) > 1:
+            raise typer.BadParameter(f"{LFQ_TABLE} runs alone", param_hint="SCENARIO")
         if seeds or seconds or truth or pcap or points or until_settled:
             raise typer.BadParameter("lfq-400 has its own flows: use --set", param_hint="SCENARIO")
         sys.exit(run_table(artifact, chosen, set_ or [], output))
@@ -177,7 +184,10 @@ def lab_explain(
 
 @lab_app.command("canary")
 def lab_canary() -> None:
-    """Prove that the program gives the published one's results, and list it as its equal."""
+    """Prove that the program gives the published one's results, and list it as its equal.
+
+    Example: swiftqueue lab canary
+    """
     from laboratory.runs.canary import prove
 
     sys.exit(prove())

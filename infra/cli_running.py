@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from infra.cli_choices import Model, given
+from infra.local.ports import MOST_PORT
 from pipelines.live import DRIFT
 
 running_app = typer.Typer()
@@ -17,6 +18,9 @@ running_app = typer.Typer()
 LIVE_ONLY = ("trace", "speed", "every", "learn", "judge", "drift", "retrain", "bed")  # options of `up`
 
 OfModel = Annotated[Model, typer.Option(help="which model")]
+METRICS_PORT = typer.Option(
+    min=0, max=MOST_PORT, help="Prometheus port, at SWIFTQUEUE_METRICS_ADDRESS; 0: a free one"
+)
 
 
 class Retrain(StrEnum):
@@ -30,7 +34,10 @@ class Retrain(StrEnum):
 def run(
     speed: Annotated[float, typer.Option(help="replay speed, times real time")] = 1.0,
 ) -> None:
-    """Run the main job: pipeline, deploy to Triton, replay a trace against it, say where to look next."""
+    """Run the main job: pipeline, deploy to Triton, replay a trace against it, say where to look next.
+
+    Example: swiftqueue run --speed 4
+    """
     from infra.main_job import run_main_job
 
     sys.exit(run_main_job(speed=speed))
@@ -91,7 +98,10 @@ def up(
 
 @running_app.command()
 def down() -> None:
-    """Stop whatever `up` started, and an `up` or `run` that is under way."""
+    """Stop whatever `up` started, and an `up` or `run` that is under way.
+
+    Example: swiftqueue down
+    """
     from infra.local.loop import stop_stack
 
     stop_stack()
@@ -104,7 +114,10 @@ def status(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="print one JSON object, a judgement a part")] = False,
 ) -> None:
-    """Judge each part that runs by a real request, and print the served version and its age."""
+    """Judge each part that runs by a real request, and print the served version and its age.
+
+    Example: swiftqueue status --json
+    """
     from infra.local.status import print_status
 
     sys.exit(print_status(as_json=json, kind=model.value if model else ""))
@@ -121,6 +134,9 @@ def units(
     """
     from infra.local.units import NAME, write_unit
 
+    # Else the unit would fail at boot, where nobody reads why.
+    commands = typer.main.get_group(running_app)
+    commands.commands["up"].make_context("up --live", ["--live", *context.args])
     print(f"{write_unit(memory, context.args)} is written; to start it, now and at boot:")
     print(
         f"  systemctl --user daemon-reload && systemctl --user enable --now {NAME} && loginctl enable-linger"
@@ -148,7 +164,10 @@ def rollback(
     ] = False,
     model: OfModel = Model.latency,
 ) -> None:
-    """Put the previous champion back, in the registry and in Triton."""
+    """Put the previous champion back, in the registry and in Triton.
+
+    Example: swiftqueue rollback --hold
+    """
     from serving.deploy.deployment import rollback_champion
 
     rollback_champion(and_hold=hold, kind=model.value)
@@ -156,7 +175,10 @@ def rollback(
 
 @running_app.command()
 def release(model: OfModel = Model.latency) -> None:
-    """Let rounds and `deploy` replace a version again that `rollback --hold` keeps."""
+    """Let rounds and `deploy` replace a version again that `rollback --hold` keeps.
+
+    Example: swiftqueue release --model rate
+    """
     from serving.deploy import hold
 
     print("rounds push again" if hold.release(model.value) else "no version was held")
@@ -174,11 +196,11 @@ def schedule(
     every: Annotated[float, typer.Option(help="seconds from one round to the next")] = 300.0,
     learn: Annotated[float, typer.Option(help="seconds of telemetry that a round learns from")] = 60.0,
     judge: Annotated[float, typer.Option(help="seconds after them that it is judged on")] = 10.0,
-    least_windows: Annotated[int, typer.Option(help="fewer in either part: the round is declined")] = 200,
-    rounds: Annotated[int | None, typer.Option(help="stop after so many (default: never)")] = None,
-    metrics_port: Annotated[
-        int, typer.Option(help="Prometheus port, at SWIFTQUEUE_METRICS_ADDRESS; 0: a free one")
-    ] = 0,
+    least_windows: Annotated[
+        int, typer.Option(min=1, help="fewer in either part: the round is declined")
+    ] = 200,
+    rounds: Annotated[int | None, typer.Option(min=1, help="stop after so many (default: never)")] = None,
+    metrics_port: Annotated[int, METRICS_PORT] = 0,
     drift: Annotated[
         float, typer.Option(help="stability index of an input beyond which it has drifted")
     ] = DRIFT,
@@ -252,10 +274,10 @@ def agent(
     local: Annotated[
         bool, typer.Option("--local", help="no server: the champion in the agent's own process")
     ] = False,
-    deadline_us: Annotated[int, typer.Option(help="of batches that do not say when they are due")] = 2_000,
-    metrics_port: Annotated[
-        int | None, typer.Option(help="Prometheus port, at SWIFTQUEUE_METRICS_ADDRESS; 0: a free one")
-    ] = None,
+    deadline_us: Annotated[
+        int, typer.Option(min=1, max=10_000_000, help="of batches that do not say when they are due")
+    ] = 2_000,
+    metrics_port: Annotated[int | None, METRICS_PORT] = None,
     telemetry: Annotated[
         str | None, typer.Option(help="unix:PATH or a file for what is sent and acknowledged")
     ] = None,

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from infra.cli_choices import LatencySource, TraceProtocol
+from infra.cli_choices import LatencySource, TraceProtocol, check_folder
 
 trace_app = typer.Typer(no_args_is_help=True, help="The project's traces, versioned by DVC.")
 sender_app = typer.Typer(no_args_is_help=True, help="Tokens with which senders elsewhere ship telemetry.")
@@ -40,9 +40,7 @@ def trace_add(
 @trace_app.command("simulate")
 def trace_simulate(
     output: Annotated[Path, typer.Argument(help="folder for the packet table")],
-    seed: Annotated[
-        int, typer.Option(help="of the traffic; not 1, 2 or 401 to 404, the default traces'")
-    ] = 3,
+    seed: Annotated[int, typer.Option(help="of the traffic; not that of a trace of params.yaml")] = 3,
     seconds: Annotated[float, typer.Option(help="how long it lasts")] = 660.0,
 ) -> None:
     """Simulate one more trace of section `simulate` and extract it: to be replayed, not for DVC.
@@ -51,12 +49,16 @@ def trace_simulate(
     """
     from infra.traces import simulate_trace
 
+    check_folder(output, "a packet table")
     sys.exit(simulate_trace(output, seed=seed, seconds=seconds))
 
 
 @trace_app.command("list")
 def trace_list() -> None:
-    """List the traces that `params.yaml` names and whether their files are here."""
+    """List the traces that `params.yaml` names and whether their files are here.
+
+    Example: swiftqueue trace list
+    """
     from infra.traces import list_traces
 
     list_traces()
@@ -95,7 +97,10 @@ def sender_remove(name: Annotated[str, typer.Argument(help="the sender's id")]) 
 
 @sender_app.command("list")
 def sender_list() -> None:
-    """List the senders that have a token of their own."""
+    """List the senders that have a token of their own.
+
+    Example: swiftqueue sender list
+    """
     from serving.ingest import senders
     from serving.ingest.server import telemetry_dir
 

@@ -17,6 +17,7 @@ from typing import Any, Final
 from feature_store.atomic import new_file, write_file
 from feature_store.settings import variable
 from feature_store.state import state_dir
+from infra.cli_choices import check_folder
 from infra.dvc_command import call_dvc, run_dvc
 from infra.traces import TRACES, check_name
 from pipelines.params.document import load_yaml, save_yaml, trace_entry
@@ -160,8 +161,7 @@ def _stages(dvc: Any, *, simulated: bool) -> Any:
 
 
 def _check_folder(folder: Path, study: Study) -> None:
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{folder} is a file; a study needs a folder")
+    check_folder(folder, "a study")
     settings = folder / SETTINGS
     if settings.is_file():
         made_with = json.loads(settings.read_text())

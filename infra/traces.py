@@ -87,13 +87,21 @@ def simulate_trace(output: Path, *, seed: int, seconds: float) -> int:
         Exit code: 0, or that of the step that failed, which has said why.
 
     Raises:
+        ValueError: a number cannot be, or the seed is that of a trace of params.yaml; nothing was written.
         OSError: `output` cannot be written.
 
     """
     from feature_store.packets.extract_many import run_extract
+    from pipelines.simulate import SimulateParams
 
     params = load_yaml(Path("params.yaml"))
+    if f"dumbbell-{seed}" in params["extract"]["traces"]:
+        raise ValueError(f"--seed {seed}: dumbbell-{seed} is a trace of params.yaml; give another seed")
     params["simulate"] |= {"seeds": [seed], "duration_s": seconds}
+    try:
+        SimulateParams(**params["simulate"])
+    except ValueError as error:
+        raise ValueError(f"--seed {seed} --seconds {seconds:g}: {error}") from None
     output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output, prefix=".simulated-") as scratch:
         changed, captures = Path(scratch) / "params.yaml", Path(scratch) / "captures"

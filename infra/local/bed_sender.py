@@ -17,6 +17,7 @@ import typer
 
 from feature_store.state import make_scratch, scratch
 from infra.local.asked import BED
+from infra.local.ports import LoopbackPort
 from laboratory.bed import tcp
 from laboratory.bed.hosts import Bed
 from laboratory.bed.run import PROFILES
@@ -66,9 +67,12 @@ def send_until_something_ends(telemetry: str, metrics_port: int) -> str:
 
 def main(
     telemetry: Annotated[str, typer.Option(help="unix:PATH of the forwarder's socket")],
-    metrics_port: Annotated[int, typer.Option(help="of the agent, on loopback")],
+    metrics_port: LoopbackPort,
 ) -> None:
-    """Send TCP through the test bed, decided by the C++ agent, until SIGTERM."""
+    """Send TCP through the test bed, decided by the C++ agent, until SIGTERM.
+
+    Example: swiftqueue part bed --telemetry unix:var/telemetry.sock --metrics-port 9101
+    """
 
     def end(number: int, frame: FrameType | None) -> None:
         sys.exit(0)

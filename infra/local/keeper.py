@@ -29,6 +29,7 @@ from feature_store.state import state_dir
 from infra.local import asked, loop, pages, parts, processes, ray_head, status, under_way
 from infra.local.heal import Healing
 from infra.local.parts import KEEPER, MLFLOW, PARTS, TRITON
+from infra.local.ports import LoopbackPort
 from infra.local.tidy import Tidy
 from models.lock import HeldError
 from models.say import say
@@ -269,10 +270,13 @@ ANSWERS: Final[dict[str, Callable[[processes.Server], bool]]] = {
 
 
 def main(
-    metrics_port: Annotated[int, typer.Option(help="on loopback")],
+    metrics_port: LoopbackPort,
     patience: Annotated[float, typer.Option(help="seconds without an answer")] = PATIENCE_S,
 ) -> None:
-    """Start again what the live loop has lost, until SIGTERM."""
+    """Start again what the live loop has lost, until SIGTERM.
+
+    Example: swiftqueue part keeper --metrics-port 9103
+    """
 
     def end(number: int, frame: FrameType | None) -> None:
         sys.exit(0)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -60,7 +60,8 @@ def start_loop(
         OSError: no trace or agent, or a port is taken; the line says what to do.
         RuntimeError: a part did not start; those before it stay, `down` stops them.
     """
-    params = yaml.safe_load(PARAMS_FILE.read_text())["register"]
+    sections = yaml.safe_load(PARAMS_FILE.read_text())
+    params, makes = sections["register"], sections["extract"]["traces"]
     live = asked.Live(trace or params["trace"], speed, every_s, learn_s, judge_s, drift, retrain, bed)
     with under_way.under_way():
         before = asked.asked()
@@ -70,12 +71,12 @@ def start_loop(
             )
             live = before or live
         try:
-            _check_what_it_needs(live, str(params["model_name"]))
+            _check_what_it_needs(live, str(params["model_name"]), makes)
         except NoChampionError:
             if make_champion is None:
                 raise
             make_champion()
-            _check_what_it_needs(live, str(params["model_name"]))
+            _check_what_it_needs(live, str(params["model_name"]), makes)
         if live != before:
             asked.write_asked(live)
         make_scratch()
@@ -155,10 +156,13 @@ def ray_environment() -> dict[str, str]:
     return {"RAY_ADDRESS": f"{LOOPBACK}:{number}", **ALONE}
 
 
-def _check_what_it_needs(live: asked.Live, model: str) -> None:
+def _check_what_it_needs(live: asked.Live, model: str, makes: Container[str]) -> None:
     """Look for champion, trace, agent and an ingest elsewhere before anything is started.
 
+    The champion comes last: to make it takes minutes, and makes the traces `makes`.
+
     Raises:
+        NoChampionError: nothing else is missing.
         OSError: one of them is missing.
     """
     from models.registry.registry import Registry
@@ -172,15 +176,16 @@ def _check_what_it_needs(live: asked.Live, model: str) -> None:
         raise OSError(f"{ingest.ADDRESS_VARIABLE}: no ingest answers at {ingest.address()}")
     if reason := agent_process.why_not_built():
         raise OSError(f"the loop's sender needs the C++ agent: {reason}")
-    if not registry_exists() or find_champion(Registry(model)).version is None:
-        raise NoChampionError("the registry has no champion; `make run` makes and serves the first one")
-    if not live.bed:
-        open_log(live.trace, 0, None)
-        return
-    from laboratory.bed import tcp
+    champion = registry_exists() and find_champion(Registry(model)).version is not None
+    if live.bed:
+        from laboratory.bed import tcp
 
-    if reason := tcp.why_not():
-        raise OSError(f"--bed: {reason}; `swiftqueue bed check` says what this machine can do")
+        if reason := tcp.why_not():
+            raise OSError(f"--bed: {reason}; `swiftqueue bed check` says what this machine can do")
+    elif champion or live.trace not in makes:
+        open_log(live.trace, 0, None)
+    if not champion:
+        raise NoChampionError("the registry has no champion; `make run` makes and serves the first one")
 
 
 def _start_process(

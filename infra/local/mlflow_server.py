@@ -11,11 +11,10 @@ from __future__ import annotations
 import base64
 import hmac
 import os
-from typing import Annotated, Any, Final
-
-import typer
+from typing import Any, Final
 
 from feature_store.state import secret
+from infra.local.ports import LoopbackPort
 from models.registry.store import PASSWORD, USER, local_store
 from serving.triton.endpoint import LOOPBACK
 
@@ -51,8 +50,11 @@ class Guard:
         return len(given) == 1 and hmac.compare_digest(given[0], self._wanted)
 
 
-def main(port: Annotated[int, typer.Option(help="on loopback")]) -> None:
-    """Serve the local registry by MLflow's server, behind a password, until SIGTERM."""
+def main(port: LoopbackPort) -> None:
+    """Serve the local registry by MLflow's server, behind a password, until SIGTERM.
+
+    Example: swiftqueue part mlflow --port 5001
+    """
     import uvicorn
     from mlflow.server import constants
 

@@ -130,7 +130,10 @@ class Action(StrEnum):
 def main(
     action: Annotated[Action, typer.Argument(help="`targets`: after a server was started or stopped")],
 ) -> None:
-    """Start or stop the local Prometheus, or write the list of what it scrapes anew."""
+    """Start or stop the local Prometheus, or write the list of what it scrapes anew.
+
+    Example: swiftqueue monitor prometheus start
+    """
     match action:
         case Action.start:
             print(f"prometheus is up at {start()}")

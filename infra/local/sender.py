@@ -21,6 +21,7 @@ import numpy as np
 import typer
 
 from feature_store.state import private_dir, state_dir
+from infra.local.ports import LoopbackPort
 from models.say import say
 from serving.agent import frames
 from serving.agent import process as agent_process
@@ -117,10 +118,13 @@ def send_for_ever(log: Log, speed: float, telemetry: str, metrics_port: int) -> 
 def main(
     trace: Annotated[str, typer.Argument(metavar="TRACE", help="of data/packets, or a packet-table folder")],
     telemetry: Annotated[str, typer.Option(help="unix:PATH of the forwarder's socket")],
-    metrics_port: Annotated[int, typer.Option(help="of the agent, on loopback")],
+    metrics_port: LoopbackPort,
     speed: Annotated[float, typer.Option(help="times real time")] = 1.0,
 ) -> None:
-    """Replay a packet table again and again by the C++ agent, until SIGTERM."""
+    """Replay a packet table again and again by the C++ agent, until SIGTERM.
+
+    Example: swiftqueue part agent dumbbell-1 --telemetry unix:var/telemetry.sock --metrics-port 9101
+    """
 
     def end(number: int, frame: FrameType | None) -> None:
         sys.exit(0)

@@ -373,6 +373,9 @@ def dashboard_json() -> str:
 
 
 def main() -> None:
-    """Write Grafana's JSON of the dashboard anew, after a change of its panels."""
+    """Write Grafana's JSON of the dashboard anew, after a change of its panels.
+
+    Example: swiftqueue monitor dashboard
+    """
     FILE.write_text(dashboard_json())
     print(f"{FILE}: {len(panels())} panels")

@@ -101,6 +101,11 @@ def main(
     server: Annotated[str, typer.Option(help="Prometheus' address")] = "http://127.0.0.1:9090",
     minutes: Annotated[float, typer.Option(help="how far back")] = 30.0,
 ) -> None:
-    """Draw the dashboard's panels from a running Prometheus."""
+    """Draw the dashboard's panels from a running Prometheus.
+
+    Example: swiftqueue monitor picture --output dashboard.png --minutes 30
+    """
+    if not minutes > 0:
+        raise ValueError(f"--minutes {minutes:g}: must be above 0")
     filled = draw(server, output, minutes)
     print(f"{output}: {filled} of {len(panels())} panels have data")

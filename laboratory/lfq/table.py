@@ -22,11 +22,12 @@ from laboratory.lfq.learning import KEPT, LITERAL
 from laboratory.lfq.settings import TCPS, Settings, load
 from laboratory.runs import execution
 from laboratory.runs.results import kept_table
+from laboratory.scenarios.files import LFQ_TABLE
 from models.limit.weight_file import content_of, said_of
 from models.registry.registry import CHAMPION
 from serving.triton.repository import LIMIT
 
-NAME: Final = "lfq-400"
+NAME: Final = LFQ_TABLE
 BEST: Final = "lfq-best"
 BEYOND: Final = "lfq-beyond"
 FILE: Final = "lfq.parquet"

@@ -23,6 +23,7 @@ from pipelines.simulators import PROJECT
 FOLDER: Final = PROJECT / "simulation" / "scenarios"
 FULL: Final = ("figure8", "figure8-finetuned", "sweep-*", "map-*", "many-flows")
 """The full laboratory: what `swiftqueue lab run --full` runs."""
+LFQ_TABLE: Final = "lfq-400"  # no file: laboratory/lfq/table.py
 # pydantic's own steps into the union
 _STEPS: Final = {"messages", "greedy", "video", "cbr", "replay", "pages", "real_time"}
 
@@ -63,7 +64,8 @@ def path_of(scenario: str) -> Path:
     """
     path = Path(scenario) if scenario.endswith((".yaml", ".yml")) else FOLDER / f"{scenario}.yaml"
     if not path.is_file():
-        raise FileNotFoundError(f"{scenario}: no such scenario; there is {', '.join(names())}")
+        there = f"there is {', '.join(names())}; `lab run` takes {LFQ_TABLE} too"
+        raise FileNotFoundError(f"{scenario}: no such scenario; {there}")
     return path
 
 

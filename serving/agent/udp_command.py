@@ -37,7 +37,7 @@ def send(
 
 def echo(
     host: Annotated[str, typer.Option(help="numeric address to listen at")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0: a free one, which is printed")] = 4433,
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="0: a free one, which is printed")] = 4433,
     seconds: Annotated[float, typer.Option(help="how long it listens; 0: until it is told to end")] = 0.0,
     log: Annotated[Path | None, typer.Option(help="CSV of every packet")] = None,
 ) -> None:

@@ -425,7 +425,10 @@ def main(
     ] = None,
     most_senders: Annotated[int, typer.Option(help="at once")] = MOST_SENDERS,
 ) -> None:
-    """Forward from the agents' telemetry socket to the ingest until SIGTERM."""
+    """Forward from the agents' telemetry socket to the ingest until SIGTERM.
+
+    Example: swiftqueue part forwarder var/telemetry.sock http://127.0.0.1:8010
+    """
     logging.basicConfig(format="%(asctime)s forwarder: %(message)s")
     ended = threading.Event()
     for end in (signal.SIGTERM, signal.SIGINT):

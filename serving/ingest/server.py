@@ -151,7 +151,10 @@ def serve_ingest(
 
 
 def main() -> None:
-    """Serve telemetry's ingest, on a local Ray or that of `RAY_ADDRESS`, until SIGTERM."""
+    """Serve telemetry's ingest, on a local Ray or that of `RAY_ADDRESS`, until SIGTERM.
+
+    Example: swiftqueue part ingest
+    """
     ended = threading.Event()
     for end in (signal.SIGTERM, signal.SIGINT):
         signal.signal(end, lambda *_: ended.set())

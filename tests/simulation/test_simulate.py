@@ -200,9 +200,23 @@ def test_one_more_trace_is_a_packet_table_and_a_bad_one_leaves_nothing(
     packets = scan_packets(output, "dumbbell-7").collect()
     assert packets.height > 1_000
     assert packets["latency_us"].is_not_null().mean() > 0.9  # type: ignore[operator]
-    before = sorted(output.rglob("*"))
-    assert simulate_trace(output, seed=0, seconds=3) == 1
-    assert sorted(output.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("seed", "seconds", "line"),
+    [
+        (401, 3, "--seed 401: dumbbell-401 is a trace of params.yaml"),
+        (0, 3, r"--seed 0 .*simulate\.seeds\.0 is 0"),
+        (7, -4, r"--seconds -4: simulate\.duration_s is -4"),
+    ],
+)
+def test_a_trace_that_cannot_be_simulated_leaves_no_folder(
+    seed: int, seconds: float, line: str, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project)
+    with pytest.raises(ValueError, match=line):
+        simulate_trace(tmp_path / "long", seed=seed, seconds=seconds)
+    assert not (tmp_path / "long").exists()
 
 
 @pytest.mark.long

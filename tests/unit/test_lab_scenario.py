@@ -592,7 +592,7 @@ def test_a_file_that_is_no_scenario_is_said(tmp_path: Path, text: bytes, line: s
 
 
 def test_an_unknown_scenario_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(FileNotFoundError, match=r"figure9: no such scenario; there is .*figure8"):
+    with pytest.raises(FileNotFoundError, match=r"figure9: no such scenario; there is .*figure8.*lfq-400"):
         path_of("figure9")
 
 

@@ -180,8 +180,9 @@ def commands_in(text: str) -> list[str]:
     return [*(line.split(" #")[0] for line in lines.splitlines()), *re.findall(r"`([^`\n]+)`", text)]
 
 
-def flags_by_command() -> dict[str, set[str]]:
-    """Options of each command, `trace add` as well as `run`."""
+@functools.cache
+def commands() -> dict[str, Any]:
+    """Each command, `trace add` as well as `run`."""
     import typer
     from click import Command, Context
     from typer.core import TyperGroup
@@ -195,14 +196,27 @@ def flags_by_command() -> dict[str, set[str]]:
             for sub in command.list_commands(none):
                 walk(command.get_command(none, sub), f"{name} {sub}".strip())
         else:
-            found[name] = {word for p in command.params for word in (*p.opts, *p.secondary_opts)}
+            found[name] = command
 
     walk(typer.main.get_command(app), "")
     return found
 
 
+def test_the_help_of_every_command_has_an_example_of_it() -> None:
+    without = [
+        name
+        for name, command in commands().items()
+        if not command.hidden and not re.search(rf"Examples?: .*swiftqueue {name}\b", command.help)
+    ]
+    assert without == []
+
+
 def test_commands_of_the_documents_exist_with_their_options(project: Path) -> None:
-    makefile, flags = (project / "Makefile").read_text(), flags_by_command()
+    makefile = (project / "Makefile").read_text()
+    flags = {
+        name: {word for p in command.params for word in (*p.opts, *p.secondary_opts)}
+        for name, command in commands().items()
+    }
     groups = {name.split()[0] for name in flags if " " in name}
     for document in documents(project):
         for code in commands_in(document.read_text()):

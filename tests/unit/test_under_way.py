@@ -96,21 +96,50 @@ def test_up_ends_with_the_code_of_what_makes_the_first_champion(monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
+    ("trace", "bed", "line"), [("nosuch", False, "'nosuch' is neither"), (None, True, "--bed: no tc here")]
+)
+def test_what_is_missing_is_said_before_the_first_champion_is_made(
+    trace: str | None, bed: bool, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("laboratory.bed.tcp.why_not", lambda: "no tc here")
+    with pytest.raises(OSError, match=line):
+        start_loop(trace, speed=1, every_s=60, learn_s=30, judge_s=8, bed=bed, make_champion=pytest.fail)
+
+
+@pytest.mark.parametrize(
     ("words", "named"),
     [
-        ("up --every 60 --trace x --retrain start --bed", "--trace, --every, --retrain, --bed: only --live"),
-        ("up --every 300", "--every: only --live"),  # what it is without the option, too
-        ("lab train lfq --protocol small", "--protocol: lfq has no slices"),
+        ("units --memory 12G --evry 60", "No such option: --evry"),
+        ("schedule --rounds -1", "for '--rounds'"),
+        ("schedule --least-windows 0", "for '--least-windows'"),
+        ("schedule --metrics-port 65536", "for '--metrics-port'"),
+        ("agent --listen a --deadline-us -4", "for '--deadline-us'"),
+        ("part mlflow --port -4", "for '--port'"),
+        ("udp echo --port -4", "for '--port'"),
+        ("monitor picture --output x.png --minutes -3", "--minutes -3: must be above 0"),
+        ("extract a.pcap -o README.md", "README.md is a file; extract needs a folder"),
+        ("trace simulate README.md", "README.md is a file; a packet table needs a folder"),
+        ("lab run figure8 --output README.md", "README.md is a file; the laboratory needs a folder"),
+        ("lab run figure8 lfq-400", "lfq-400 runs alone"),
+        (
+            "up --every 60 --trace x --retrain start --bed",
+            "for --trace, --every, --retrain, --bed: only --live",
+        ),
+        ("up --every 300", "for --every: only --live"),  # what it is without the option, too
+        ("lab train lfq --protocol small", "for --protocol: lfq has no slices"),
     ],
 )
-def test_an_option_that_would_be_ignored_is_refused(words: str, named: str) -> None:
+def test_an_option_that_cannot_be_or_would_be_ignored_is_refused(
+    words: str, named: str, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from typer.testing import CliRunner
 
     from infra.cli import app
 
+    monkeypatch.chdir(project)
     result = CliRunner().invoke(app, words.split())
-    assert result.exit_code == 2, result.output
-    assert f"Invalid value for {named}" in " ".join(result.output.split())
+    assert result.exit_code in (1, 2), result.output
+    assert named in f"{' '.join(result.output.split())} {result.exception}"
     assert [name for name in (under_way.NAME, *PARTS) if processes.record_path(name).exists()] == []
 
 
