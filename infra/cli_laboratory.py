@@ -92,7 +92,7 @@ def lab_paper(
     artifact: Annotated[
         str, typer.Option(help="the model: a folder, or `champion` of the registry")
     ] = "docs/laboratory/models/figure8",
-    small: Annotated[bool, typer.Option("--small", help="30 s a run, the ends of each axis")] = False,
+    small: Annotated[bool, typer.Option("--small", help="30 s a run, two points of each axis")] = False,
     output: LabOutput = Path("var/lab"),
 ) -> None:
     """Redo what the SwiftQueue paper says of P99, each figure with a verdict; goes on where it stopped.

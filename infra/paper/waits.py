@@ -121,20 +121,21 @@ def run_waits(names: Sequence[str], artifact: str, output: Path, *, small: bool)
 
 def answers(runs: pl.DataFrame, one: Waits) -> list[Answer]:
     """Ask at each point that was run whether P99 falls by what is claimed; by seed, in ms."""
-    found = []
-    for point in one.points():
-        base, ours = (
-            by_seed(runs, Place(one.scenario, point, one.profile), control, QUEUEING_P99)
-            for control in CONTROLS
-        )
-        pairs = [
-            (base[seed] * QUEUEING_P99.scale, ours[seed] * QUEUEING_P99.scale)
-            for seed in sorted(set(base) & set(ours))
-        ]
-        if len(pairs) >= FEWEST_SEEDS:
-            asked = answer(f"{point or 'its one point'}: default, model", pairs, 1 / (1 - LEAST_P99_FALL))
-            found += [asked] if asked else []
-    return found
+    return [found for point in one.points() if (found := answer_at(runs, one, point))]
+
+
+def answer_at(runs: pl.DataFrame, one: Waits, point: str) -> Answer | None:
+    """Ask it at one point; None where too few seeds were run."""
+    base, ours = (
+        by_seed(runs, Place(one.scenario, point, one.profile), control, QUEUEING_P99) for control in CONTROLS
+    )
+    pairs = [
+        (base[seed] * QUEUEING_P99.scale, ours[seed] * QUEUEING_P99.scale)
+        for seed in sorted(set(base) & set(ours))
+    ]
+    if len(pairs) < FEWEST_SEEDS:
+        return None
+    return answer(f"{point or 'its one point'}: default, model", pairs, 1 / (1 - LEAST_P99_FALL))
 
 
 def said(runs: pl.DataFrame, one: Waits) -> str:
@@ -146,7 +147,7 @@ def said(runs: pl.DataFrame, one: Waits) -> str:
 
 
 def table(runs: pl.DataFrame) -> list[str]:
-    """A row for each exhibit and point that was run, the verdict, and the command where there is none."""
+    """A row for each point that was run, and the exhibit's verdict on a line of its own with its command."""
     lines = head_of(["exhibit", "point", "P99 against default", "seeds", "seconds", "verdict"])
     for name, one in EXHIBITS.items():
         command = f"`swiftqueue lab paper {name}`"
@@ -163,13 +164,18 @@ def table(runs: pl.DataFrame) -> list[str]:
                 pl.col("profile") == one.profile,
                 pl.col("control") == "model",
             )
-            rows.append(
-                [point or NONE, percent(change), str(change.n), f"{here['seconds'].to_numpy().max():g}"]
-            )
+            asked = answer_at(runs, one, point)
+            seconds = f"{here['seconds'].to_numpy().max():g}"
+            verdict_at = asked.verdict if asked else NOT_SETTLED
+            rows.append([one.title, point, percent(change), str(change.n), seconds, verdict_at])
         if not rows:
             lines.append(row_of([one.title, NONE, NONE, NONE, NONE, f"{NOT_RUN}: {command}"]))
-        for row in rows:
-            lines.append(row_of([one.title, *row, f"**{word}**: {command}"]))
+        elif len(one.points()) == 1:
+            lines.append(row_of([one.title, NONE, *rows[0][2:5], f"**{word}**: {command}"]))
+        else:
+            lines += map(row_of, rows)
+            of_all = f"{len(rows)} of {len(one.points())} points"
+            lines.append(row_of([one.title, of_all, NONE, NONE, NONE, f"**{word}**: {command}"]))
     return lines
 
 

@@ -19,7 +19,8 @@ HARMS: Final = "#e03131"
 SETTLED_ALPHA: Final = 0.8
 OPEN_ALPHA: Final = 0.16
 HATCH_COLOUR: Final = "#868e9644"
-HATCH: Final = "////"
+HATCH: Final = "////"  # not settled
+CROSSED: Final = "xxxx"  # P99 is not judged
 GAP: Final = 0.06  # between squares
 INK_ON_COLOUR: Final = "#f8f9fa"
 WIDE_CHANGE: Final = 10.0  # as a ratio from here on
@@ -40,9 +41,12 @@ def premise_map(runs: pl.DataFrame) -> Figure:
     handles = [
         Patch(facecolor=to_rgba(PAYS, SETTLED_ALPHA), label="P99 falls"),
         Patch(facecolor=to_rgba(HARMS, SETTLED_ALPHA), label="P99 grows, or another limit is broken"),
-        Patch(facecolor="none", edgecolor=HATCH_COLOUR, linewidth=0, hatch=HATCH, label="not settled"),
+        *(
+            Patch(facecolor="none", edgecolor=HATCH_COLOUR, linewidth=0, hatch=hatch, label=label)
+            for hatch, label in ((HATCH, "not settled"), (CROSSED, "too few packets to judge P99"))
+        ),
     ]
-    legend_below(figure, handles, 3)
+    legend_below(figure, handles, 2)
     return figure
 
 
@@ -52,7 +56,7 @@ def _panel(axes: Axes, squares: dict[Setting, Square | None], waits: dict[Settin
         if one is None:
             continue
         x, y = steps.index(setting.step_ms), couplings.index(setting.coupling)
-        is_open = one.word == "open"
+        is_open = not one.is_settled
         harms = one.change.mean > 0 if is_open else one.word != "pays"
         side = 1 - GAP
         axes.add_patch(
@@ -61,8 +65,8 @@ def _panel(axes: Axes, squares: dict[Setting, Square | None], waits: dict[Settin
                 side,
                 side,
                 facecolor=to_rgba(HARMS if harms else PAYS, OPEN_ALPHA if is_open else SETTLED_ALPHA),
-                edgecolor=HATCH_COLOUR,
-                hatch=HATCH if is_open else None,
+                edgecolor=HATCH_COLOUR if is_open else to_rgba(INK_ON_COLOUR, 0.35),
+                hatch=CROSSED if one.found.few_packets else HATCH if is_open else None,
                 linewidth=0,
             )
         )

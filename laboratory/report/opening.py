@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -28,12 +28,11 @@ from laboratory.report.comparison import (
     percent,
     places,
     seeds_wanted,
-    share,
 )
 from laboratory.report.judging import FEWEST_PACKETS, JUDGED
-from laboratory.report.measures import QUEUEING_P99, TAILS
+from laboratory.report.measures import PERCENT, QUEUEING_P99
 from laboratory.report.plots import COLOURS, Plot
-from laboratory.report.tables import NONE, Verdict, controls_run, head_of, row_of
+from laboratory.report.tables import Verdict, controls_run, head_of, row_of
 from models.scoring.intervals import Estimate
 from models.scoring.plot_style import DPI, grid
 
@@ -99,7 +98,7 @@ def opening(runs: pl.DataFrame) -> Opening | None:
         control,
         tuple(_answer(compared, NAMED.get(control, f"`{control}`"))),
         tuple(_named(place) for place in shown),
-        tuple(_row(limit, [compared[place] for place in shown]) for limit in LIMITS),
+        tuple(_row(limit, runs, control, {place: compared[place] for place in shown}) for limit in LIMITS),
         Plot(
             f"{scenario}: P99 of waiting against default marking, with 95 % intervals", _figure(runs, shown)
         ),
@@ -145,16 +144,25 @@ def _sentence(where: str, one: Comparison, who: str) -> str:
     return f"{where}: {who} {'does no harm' if one.judged == 'no harm' else one.verdict}; {p99}."
 
 
-def _row(limit: Limit, compared: Sequence[Comparison]) -> Row:
-    most = f"{share(limit.most, 0)} {'less' if limit.falls else 'more'}"
-    return Row(limit.name, most, tuple(_change(limit, one) for one in compared))
+def _row(limit: Limit, runs: pl.DataFrame, control: str, compared: Mapping[Place, Comparison]) -> Row:
+    """A row, with the limits that were used: at some places a packet's time is more than the limit."""
+    found = {place: one.found.get(limit.measure) for place, one in compared.items()}
+    used = [judged.limit.most for judged in found.values() if judged] or [limit.most]
+    most = ", ".join(dict.fromkeys(f"{round(each * PERCENT, 1):g} %" for each in used))
+    changes = [
+        _change(judged) if judged else _not_judged(runs, place, control, limit)
+        for place, judged in found.items()
+    ]
+    return Row(limit.name, f"{most} {'less' if limit.falls else 'more'}", tuple(changes))
 
 
-def _change(limit: Limit, one: Comparison) -> Verdict:
-    found: Judged | None = one.found.get(limit.measure)
-    if found is None:
-        few = f"rests on fewer than {FEWEST_PACKETS} packets"
-        return Verdict(few if limit.measure in TAILS else NONE, "open")
+def _not_judged(runs: pl.DataFrame, place: Place, control: str, limit: Limit) -> Verdict:
+    is_measured = change_of(runs, place, control, limit.measure) is not None
+    said = f"rests on fewer than {FEWEST_PACKETS} packets" if is_measured else "not measured"
+    return Verdict(said, "open")
+
+
+def _change(found: Judged) -> Verdict:
     said = percent(found.change)
     if found.judged == "open":
         said += f", {seeds_wanted([found], found.change.n)}"

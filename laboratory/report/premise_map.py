@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -37,13 +38,25 @@ class Square:
 
     @property
     def word(self) -> str:
-        """`pays`, `harms`, `harms others` or `open`; each but the last is settled."""
+        """Settled: `pays`, `harms` (P99) or `another limit` (is broken). Else `few packets` or `open`."""
         p99 = self.found.found.get(QUEUEING_P99)
         if p99 is not None and p99.beyond:
             return "harms"
+        if self.found.judged == "harms":
+            return "another limit"
         if p99 is not None and p99.below_zero:
-            return "pays" if self.found.judged != "harms" else "harms others"
-        return "harms others" if self.found.judged == "harms" else "open"
+            return "pays"
+        return "few packets" if self.found.few_packets else "open"
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the word is."""
+        return self.word not in ("few packets", "open")
+
+    @property
+    def broken(self) -> list[str]:
+        """The limits that are settled to be broken."""
+        return [cost.name for cost in self.found.broken() if cost.settled]
 
 
 def settings_of(runs: pl.DataFrame) -> dict[Setting, Place]:
@@ -73,7 +86,7 @@ def mapped(runs: pl.DataFrame) -> list[str]:
     head = ["L's share", "coupling", "L's step, ms", "default P99, ms", *(f"`{c}`" for c in columns)]
     head = [text.replace("`model", "model").replace("`oracle", "oracle").replace("`", "") for text in head]
     order = sorted(places, key=lambda s: (s.l4s_share, s.coupling, s.step_ms))
-    lines = [*textwrap.wrap(f"{sample(here, places[order[0]])}.", **WRAPPED), "", *head_of(head)]
+    lines = [*textwrap.wrap(f"{sample(here, *places.values())}.", **WRAPPED), "", *head_of(head)]
     for setting in order:
         place = places[setting]
         row = [f"{setting.l4s_share:g}", f"{setting.coupling:g}", f"{setting.step_ms:g}"]
@@ -94,11 +107,16 @@ def counted(runs: pl.DataFrame) -> list[str]:
     for control, who in SHOWN.items():
         squares = [found for place in places.values() if (found := square(here, place, control))]
         words = [one.word for one in squares]
+        few = sum(one.found.few_packets for one in squares)
         lower = sum(one.change.mean < 0 for one in squares)
+        others = Counter(name for one in squares if one.word == "another limit" for name in one.broken)
+        named = ", ".join(f"{name} at {count}" for name, count in others.most_common())
         said = (
-            f"- `{control}` ({who}), of {len(squares)} settings: it pays at {words.count('pays')}, harms at "
-            f"{words.count('harms')}, harms others at {words.count('harms others')}, and is not settled at "
-            f"{words.count('open')}. P99 is lower by its mean at {lower}."
+            f"- `{control}` ({who}), of {len(squares)} settings: it pays at {words.count('pays')}, harms P99 "
+            f"at {words.count('harms')}, breaks only another limit at {words.count('another limit')}"
+            f"{f' ({named})' if named else ''}. Nothing is settled at {words.count('open')}, nor for want of "
+            f"packets at {words.count('few packets')}. P99 is not judged at {few} in all, "
+            f"and lower by its mean at {lower}."
         )
         lines += textwrap.wrap(said, **WRAPPED)
     return lines
@@ -111,10 +129,9 @@ def _cells(runs: pl.DataFrame, place: Place, control: str, one: Square) -> list[
 
 
 def _settled(one: Square) -> str:
-    broken = [cost.name for cost in one.found.broken() if cost.settled]
-    if broken:
-        return f"harms: {', '.join(broken)}"
-    return "pays" if one.word == "pays" else "no"
+    """What is settled; behind it where P99 was not judged."""
+    said = f"harms: {', '.join(one.broken)}" if one.broken else "pays" if one.word == "pays" else "no"
+    return f"{said}; P99 not judged" if one.found.few_packets else said
 
 
 def _setting(run: dict[str, Any]) -> Setting:

@@ -49,7 +49,7 @@ def ruled(runs: pl.DataFrame) -> list[str]:
         points = _rules(here, scenario, profile)
         if not points:
             continue
-        lines += ["", f"**{scenario.removeprefix(PREFIX)}, `{profile}`** ({sample(here, points[0])})", ""]
+        lines += ["", f"**{scenario.removeprefix(PREFIX)}, `{profile}`** ({sample(here, *points)})", ""]
         lines += head_of(["rule", "P99 against default", *titles, *changes])
         default = [cell(here, points[0], "default", measure).text for measure in FIGURES]
         lines.append(row_of(["`default`", NONE, *default, *[NONE] * len(ASKED)]))

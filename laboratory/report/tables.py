@@ -215,13 +215,16 @@ def beyond_limits(verdicts: Mapping[str, str]) -> list[str]:
     return ["", *lines] if lines else []
 
 
-def sample(runs: pl.DataFrame, place: Place) -> str:
-    """Say how many seeds there are, and how many packets of a run the quantiles rest on."""
-    seeds = max((len(by_seed(runs, place, control, QUEUEING_P99)) for control in ALL_CONTROLS), default=0)
+def sample(runs: pl.DataFrame, *here: Place) -> str:
+    """Say how many seeds there are, and how many packets of a run the quantiles rest on, over some places."""
+    seeds = max(len(by_seed(runs, p, control, QUEUEING_P99)) for p in here for control in ALL_CONTROLS)
     said = f"{seeds} seed{'' if seeds == 1 else 's'}"
-    if (p99 := rests_on(runs, place, QUEUEING_P99)) is None:
+    p99, p999 = (
+        min((n for p in here if (n := rests_on(runs, p, tail)) is not None), default=None)
+        for tail in (QUEUEING_P99, QUEUEING_P999)
+    )
+    if p99 is None:
         return said
-    p999 = rests_on(runs, place, QUEUEING_P999)
     return f"{said}; of a run, P99 rests on {p99:,} packets or more, P99.9 on {p999:,}, the longest on one"
 
 

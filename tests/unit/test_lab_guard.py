@@ -12,12 +12,13 @@ from laboratory.report.guard import SHIPPED, guarded, harm, kept, tried
 from laboratory.runs.results import SCHEMA
 
 
-def rows(off: float, on: float, seeds: int = 5, **figures: Any) -> pl.DataFrame:
+def rows(off: float, on: float, seeds: int = 5, packets: float = 1e6, **figures: Any) -> pl.DataFrame:
     """Figure 8 where the model's P99 is such a part of default's, without the guard and with it."""
     found = []
     for point, part in (("off", off), ("on", on)):
         for seed, noise in enumerate(NO_NOISE[:seeds], 101):
-            place: dict[str, Any] = {"scenario": "guard-figure8", "point": point, "packets": 1e6}
+            place: dict[str, Any] = {"scenario": "guard-figure8", "point": point, "packets": packets}
+            place["queueing_p999_us"] = 20_000.0
             found.append(run_row("default", seed, 10_000.0, **place))
             found.append(run_row("model", seed, 10_000.0 * part * noise, **place, **figures))
     return pl.DataFrame(found, schema=SCHEMA)
@@ -36,8 +37,25 @@ def test_what_is_kept_is_the_ratio_of_the_gains() -> None:
 def test_harm_is_named_where_it_is_settled() -> None:
     runs = rows(off=1.5, on=1.0)
     assert (harm(runs, at("off")), harm(runs, at("on"))) == ("P99", "none")
-    assert harm(rows(off=0.6, on=0.6, classic_share=0.05), at("on")) == "the classic flows' share"
+    assert harm(rows(off=0.6, on=0.6, classic_share=0.05), at("on")) == "classic share"
     assert harm(rows(off=1.5, on=1.0, seeds=3), at("off")) == "3 of 5 seeds"
+
+
+def test_what_is_not_judged_is_said() -> None:
+    """P99 asks for 10,000 packets of each run, P99.9 for ten times as many."""
+    few = rows(off=1.5, on=1.0, packets=99_999)
+    assert (harm(few, at("off")), harm(few, at("on"))) == ("P99; P99.9 not judged", "none; P99.9 not judged")
+    fewer = rows(off=1.5, on=1.0, packets=9_999)
+    assert harm(fewer, at("off")) == "none; P99, P99.9 not judged"
+
+
+def test_the_sample_is_that_of_the_place_with_the_fewest_packets() -> None:
+    runs = rows(off=0.6, on=0.7).with_columns(
+        packets=pl.when(pl.col("point") == "on").then(20_000.0).otherwise(pl.col("packets"))
+    )
+    assert guarded(runs)[0] == (
+        "**figure8** (5 seeds; of a run, P99 rests on 200 packets or more, P99.9 on 20, the longest on one)"
+    )
 
 
 def test_the_table_has_both_points_side_by_side() -> None:

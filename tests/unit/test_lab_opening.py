@@ -53,6 +53,18 @@ def test_what_is_not_settled_is_grey_and_says_what_would_settle_it() -> None:
 def test_a_tail_of_few_packets_is_not_judged() -> None:
     rows = runs_of({"default": 1, "model": 0.6}, queueing_packets=9_999.0)
     assert opened(rows).rows[0].changes[0] == ("rests on fewer than 100 packets", "open")
+    assert opened(rows).rows[1].changes[0] == ("not measured", "open")  # older rows have no P99.9
+
+
+def test_the_limit_is_the_one_that_is_used() -> None:
+    """A packet's time at 100 Mbit/s is 120 us, 4.2 % of 2.86 ms."""
+    link = {"parameters": '{"bottlenecks": [{"rate_bps": 100000000}]}'}
+    quick = [row | link | {"profile": "rfc9332"} for row in runs_of({"default": 1, "model": 0.6})]
+    quick = [row | {"queueing_p99_us": 2_857.0} for row in quick]
+    assert opened(quick).rows[0].limit == "4.2 % more"
+    both = opened([*quick, *runs_of({"default": 1, "model": 0.6})])
+    assert [row.limit for row in both.rows[:1]] == ["4.2 %, 2 % more"]
+    assert [row.limit for row in both.rows[3:]] == ["5 % more", "2 % less", "2 % less", "10 % less"]
 
 
 def test_a_sweep_is_counted_and_its_ends_are_shown() -> None:

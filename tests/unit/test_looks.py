@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 from lab_rows import NO_NOISE, run_row, table
 
@@ -70,6 +71,8 @@ def test_places_are_asked_together(tmp_path: Path) -> None:
     assert settled_places(found) == {Place("mine", "gain", "uncoupled")}
     assert said(found)[0] == "mine gain uncoupled, model: P99 -50.0 %, settled at 5 seeds"
     assert said(found)[1].endswith("not settled by 5 seeds")
+    few = table(rows).with_columns(queueing_packets=pl.lit(9_999.0))  # too few for P99
+    assert {(row["chance"], row["settled_at"]) for row in looked(few, "mine", planned(5))} == {(1.0, None)}
     keep(tmp_path, found)
     keep(tmp_path, found[:1])
     assert load(tmp_path)["settled_at"].to_list() == [5]

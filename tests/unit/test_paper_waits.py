@@ -54,14 +54,17 @@ def test_each_exhibit_has_its_paper_axis_and_five_seeds_of_300_s() -> None:
 
 
 def test_the_table_has_a_command_beside_each_verdict() -> None:
-    lines = waits.table(table(rows({"DCTCP": 0.5})))
-    assert lines[-1].endswith("**not settled**: `swiftqueue lab paper figure-12-p99` |")
+    lines = waits.table(table(rows({"DCTCP": 0.5, "BBR": 0.8})))
+    assert [line.split(" | ")[1] for line in lines[-3:]] == ["DCTCP", "BBR", "2 of 3 points"]
+    assert lines[-3].endswith("| reproduced |")
+    assert lines[-2].endswith("| refuted |")
+    assert lines[-1].endswith("**refuted**: `swiftqueue lab paper figure-12-p99` |")
     assert lines[2].endswith("not run: `swiftqueue lab paper figure-7b` |")
     with pytest.raises(ValueError, match="no wait 'figure-7c'; did you mean figure-7b"):
         waits.chosen(["figure-7c"])
 
 
-def test_the_small_form_runs_the_ends_of_each_axis(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_small_form_runs_two_points_of_each_axis(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What is asked of the laboratory: each scenario once, `default` and the model."""
     asked: list[Request] = []
     monkeypatch.setattr(waits, "run_lab", lambda request, output: asked.append(request) or 0)

@@ -22,11 +22,12 @@ def parameters(step: str, coupling: float, weight: float) -> str:
     return json.dumps({"bottlenecks": [{"rate_bps": 100_000_000, "disc": {"attributes": attributes}}]})
 
 
-def rows(model: float, seeds: int = 5, **figures: Any) -> pl.DataFrame:
+def rows(model: float, seeds: int = 5, packets: float = 1e6, **figures: Any) -> pl.DataFrame:
     """All settings; the oracle halves P99 everywhere, the model makes it such a part of default's."""
     found = []
     for step, coupling, weight in itertools.product(STEPS, COUPLINGS, WEIGHTS):
-        place: dict[str, Any] = {"scenario": SCENARIO, "point": f"{step} {coupling} {weight}", "packets": 1e6}
+        place: dict[str, Any] = {"scenario": SCENARIO, "point": f"{step} {coupling} {weight}"}
+        place["packets"] = packets
         place["parameters"] = parameters(step, coupling, weight)
         for seed, noise in enumerate(NO_NOISE[:seeds], 1):
             found.append(run_row("default", seed, 10_000.0, **place))
@@ -44,8 +45,25 @@ def test_a_square_says_what_is_settled() -> None:
     assert words(rows(0.5), "oracle") == {"pays"}
     assert words(rows(1.5), "model") == {"harms"}
     assert words(rows(1.0), "model") == {"open"}
-    assert words(rows(0.5, classic_share=0.05), "model") == {"harms others"}
+    assert words(rows(0.5, classic_share=0.05), "model") == {"another limit"}
     assert words(rows(1.5, seeds=4), "model") == {"open"}
+
+
+def test_a_square_of_few_packets_judges_no_p99() -> None:
+    few = rows(1.5, packets=9_999)
+    assert words(few, "model") == words(few, "oracle") == {"few packets"}
+    assert mapped(few)[-1].endswith("| no; P99 not judged |")
+    said = " ".join(" ".join(counted(few)).split())
+    assert "Nothing is settled at 0, nor for want of packets at 8. P99 is not judged at 8 in all," in said
+    longer = rows(1.0, packets=9_999, queueing_max_us=90_000.0).with_columns(
+        pl.col("queueing_max_us").fill_null(50_000.0)
+    )
+    assert words(longer, "model") == {"another limit"}
+    assert mapped(longer)[-1].endswith("| harms: the longest wait; P99 not judged |")
+    assert "breaks only another limit at 8 (the longest wait at 8)." in " ".join(
+        " ".join(counted(longer)).split()
+    )
+    assert "too few packets to judge P99" in svg(lambda: premise_map(few)).decode()
 
 
 def test_settings_are_read_from_the_runs() -> None:
@@ -60,7 +78,7 @@ def test_the_table_has_a_row_for_each_setting() -> None:
     assert len([line for line in lines if line.startswith("| 0.")]) == 8
     assert lines[-1].startswith("| 0.9 | 2 | 5 | 10.00 | -50.0 % (")
     assert lines[-1].endswith("| harms: P99 |")
-    assert "it pays at 8, harms at 0," in " ".join(counted(rows(1.5)))
+    assert "it pays at 8, harms P99 at 0," in " ".join(counted(rows(1.5)))
     assert mapped(rows(1.0).clear()) == counted(rows(1.0).clear()) == ["Not run."]
 
 
