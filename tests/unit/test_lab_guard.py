@@ -37,7 +37,7 @@ def test_what_is_kept_is_the_ratio_of_the_gains() -> None:
 def test_harm_is_named_where_it_is_settled() -> None:
     runs = rows(off=1.5, on=1.0)
     assert (harm(runs, at("off")), harm(runs, at("on"))) == ("P99", "none")
-    assert harm(rows(off=0.6, on=0.6, classic_share=0.05), at("on")) == "the classic flows' share"
+    assert harm(rows(off=0.6, on=0.6, classic_share=0.05), at("on")) == "classic share"
     assert harm(rows(off=1.5, on=1.0, seeds=3), at("off")) == "3 of 5 seeds"
 
 
