@@ -33,7 +33,7 @@ from laboratory.bed import report as bed_report
 from laboratory.bed import runs as bed_runs
 from laboratory.lfq import table as lfq_table
 from laboratory.lfq import traces
-from laboratory.report import guard, heads, premise_map, rules
+from laboratory.report import guard, premise_map, rules
 from laboratory.report import tables as lab
 from laboratory.report.comparison import Place, against_chance, by_seed, change_of, percent
 from laboratory.report.judging import JUDGED
@@ -351,13 +351,11 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "bed-agreement": lambda data: bed_report.agreement(data.bed),
     "targets": lambda data: lab.judged(data.of(JUDGED, "many-flows")),
     "figure8": lambda data: lab.by_control(data.of(JUDGED)),
-    "figure8-finetuned": lambda data: heads.tuned(data.runs),
     "worst-wait": worst_wait,
     "other-traffic": lambda data: lab.by_control(data.of("hadoop", "receivers", "replay", "many-flows")),
     **{f"sweeps-{profile}": partial(brief, profile=profile, prefix="sweep-") for profile in PROFILES},
     "sweeps-costs": lambda data: costs(data, "sweep-"),
     **{f"ladder-{profile}": partial(known, profile=profile) for profile in PROFILES},
-    "split": lambda data: guard.guarded(data.of("split"), "split", "share moved", "random"),
     "guard": lambda data: guard.guarded(data.runs),
     "charge": lambda data: guard.guarded(data.runs, "charge-", "charge, µs"),
     "surroundings": lambda data: guard.guarded(data.runs, "surroundings", "surroundings"),

@@ -167,7 +167,9 @@ def _run_scenario(
     from laboratory.scenarios.files import load, path_of
 
     if f"bed-{name}" not in SCENARIOS:
-        raise ValueError(f"scenario {name}: the bed has {', '.join(one[4:] for one in SCENARIOS)}")
+        raise ValueError(
+            f"scenario {name}: the bed has {', '.join([*(one[4:] for one in SCENARIOS), 'fct'])}"
+        )
     wanted = adjusted(load(path_of(f"bed-{name}")), Request([f"bed-{name}"], seeds, seconds))
     if profile is not None:
         if profile not in wanted.profiles:

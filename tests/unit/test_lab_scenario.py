@@ -63,7 +63,7 @@ def test_the_projects_scenarios_are_sound(name: str) -> None:
     # and pages-and-video and the long ones make captures, nothing is compared in them
     some = ("map-", "guard-", "shipped-guard-", "try-guard-", "confucius-", "pages-and-video", "premise-map")
     some += ("unheard-guard-", "discounted-guard-", "long-", "who-picks-cheats")
-    some += ("charge-", "paper-", "best-share", "lfq-")
+    some += ("charge-", "paper-", "best-share", "lfq-", "split", "figure8-finetuned")
     if not name.startswith(some) or name == "guard-figure8":
         assert scenario.profiles == ["rfc9332", "uncoupled"]
     # what no choice at all is worth, what the model costs, what a new head and the guard bring, who picks
@@ -74,7 +74,7 @@ def test_the_projects_scenarios_are_sound(name: str) -> None:
     if not name.startswith(fewer):
         assert set(scenario.controls) == set(CONTROLS)
     if not name.startswith("long-"):  # of which a stage takes `explore`
-        least = {"figure8-finetuned": 3, "pages-and-video": 3, "many-flows": 1, "lfq-traces": 1}
+        least = {"pages-and-video": 3, "many-flows": 1, "lfq-traces": 1}
         assert len(scenario.seeds) >= least.get(name, 5)
 
 
@@ -120,9 +120,9 @@ def test_tuning_the_head_has_no_tuning_beside_it() -> None:
         environment = environment_at(scenario, cell.point, name)
         control = control_of(environment, cell.control, model=Model(Path("a"), "c0ffee"), share=0)
         runs[cell.point, cell.control] = resolve(scenario, cell, control, [])
-    assert runs["never", "default"] == runs["every 300 s", "default"]  # one run for both
-    assert runs["never", "model"] == runs["every 300 s", "model"] | {"finetune": None}
-    assert runs["every 300 s", "model"]["finetune"]["every_s"] == 300
+    assert runs["never", "default"] == runs["at 100 s", "default"]  # one run for both
+    assert runs["never", "model"] == runs["at 100 s", "model"] | {"finetune": None}
+    assert runs["at 100 s", "model"]["finetune"]["every_s"] == 100
 
 
 def test_a_bottlenecks_disc_is_an_axis(small: dict[str, Any], tmp_path: Path) -> None:
