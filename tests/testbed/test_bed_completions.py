@@ -126,7 +126,10 @@ def test_a_forecast_that_is_none_leaves_bbr_alone(
             each = summary(start(2))["each"]
         assert sampler.asked == 2
     assert len(each) == 2
-    assert sampler.said["judged"][verdict] == sum(sampler.said["judged"]) == 2
+    judged = sampler.said["judged"]
+    late = 0 if verdict == STALE else judged[STALE]  # of a busy machine
+    assert judged[verdict] > 0
+    assert judged[verdict] + late == sum(judged) == 2
     assert all(one["seconds"] < 10 for one in each)
     if verdict == USED:  # never more than 5/4 of what the first ACKs showed: half a BDP of buffer bears it
         assert sum(one["retransmitted"] for one in each) < 0.1 * sum(one["segments"] for one in each)
