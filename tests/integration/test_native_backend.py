@@ -201,7 +201,8 @@ def test_a_bad_request_gets_its_own_error_and_spoils_no_other(
     native.push(folder, 1)
     # As served, a call has one request; a configuration may collect them, and then each is still its own.
     config = native.repository.embedded / MODEL / "config.pbtxt"
-    write_file(config, config.read_text() + "dynamic_batching { }\n")
+    waits = "dynamic_batching { max_queue_delay_microseconds: 50000 }\n"  # for others, on a busy machine too
+    write_file(config, config.read_text() + waits)
     native.triton.load(MODEL)
     names = [feature.name for feature in artifact.load(folder).model.features]
     size = names.index("size_bytes")
