@@ -399,7 +399,7 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
         f"bench-{name}": partial(figures, name=name)
         for name in (
             *("capacity", "extract", "finetune", "gate", "inference", "ingest", "intervals", "linerate"),
-            *("live", "pretrain", "rate", "reservoir", "serving", "swap"),
+            *("live", "marker", "pretrain", "rate", "reservoir", "serving", "swap"),
             *("soak", "soak-first", "soak-weeks", "soak-weeks-after"),
         )
     },

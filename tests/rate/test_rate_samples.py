@@ -93,7 +93,7 @@ def test_tables_that_cannot_be_are_named(tmp_path: Path) -> None:
     rate = "rate_62_bytes_per_s"
     zero = flows.with_columns(pl.when(pl.col("flow") == 1).then(0).otherwise(rate).alias(rate))
     infinite = flows.with_columns(pl.lit(float("inf")).alias(rate))
-    with pytest.raises(ValueError, match="path p0, flow 1: its rate at packet 62 is not above 0"):
+    with pytest.raises(ValueError, match="path p0, flow 1: its rate at packet 62 must be above 0"):
         write_path(tmp_path, "p0", {}, samples, zero)
     with pytest.raises(ValueError, match="not a table of flows"):
         write_path(tmp_path, "p0", {}, samples, infinite)

@@ -391,11 +391,11 @@ def test_the_same_command_uses_a_cluster(
 ) -> None:
     """With RAY_ADDRESS the simulation is a child of that cluster's, not of one of the command's own."""
     address, folder = other_cluster
-    output = tmp_path / "lab"
     command = [sys.executable, "-c", "from infra.cli import main; main()", "lab", "run", tiny(seconds=30)]
     environment = {**os.environ, "RAY_ADDRESS": address}
     where: set[bool] = set()
-    while not load(output).height:  # again while the cluster is not up yet
+    while not where:  # again while the cluster is not up yet, or if on a busy machine nothing was seen
+        output = Path(tempfile.mkdtemp(dir=tmp_path))
         running = subprocess.Popen([*command, "--output", str(output)], env=environment)
         while running.poll() is None:
             for process in _simulations_of(output):
