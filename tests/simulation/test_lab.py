@@ -303,9 +303,14 @@ def test_points_left_out_stand_with_the_reason_until_they_are_run(
 
 @pytest.mark.long
 def test_a_point_gets_further_seeds_only_until_its_change_is_settled(
-    ray_cluster: None, program: tuple[Path, str], tiny: Callable[..., str], tmp_path: Path
+    ray_cluster: None,
+    program: tuple[Path, str],
+    tiny: Callable[..., str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Without L4S the wait is many times as long; with the same marking twice there is nothing to settle."""
+    monkeypatch.setattr(looks, "FEWEST_PACKETS", 1)  # of runs that are short for a test's sake
     output, seeds = tmp_path / "lab", list(range(1, 7))
     axis = {
         "label": "x",
