@@ -10,15 +10,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from infra.results.legend import legend_below
+from infra.results.paper_pictures import DIGITS, SWIFTQUEUE
 from infra.results.rate_feedback import NAMES
 from infra.results.rates import NETWORKS
 from models.scoring.plot_style import grid
 
-OURS: Final = "#e64980"  # the colour of the model on every page
 OTHERS: Final = [colormaps["tab20"](i) for i in (0, 2, 4, 8, 12)]
 PREDICTORS: Final = ("transformer", "lstm", "linear", "xgboost", "dispersion", "previous-flow")
 SENDERS: Final = ("network", "oracle", "dispersion", "random", "initial-window-32", "suss")
-DIGITS: Final = 3  # what differs beyond them on another machine changes no byte
 
 
 def errors(rates: Mapping[str, Any]) -> Figure:
@@ -29,7 +28,7 @@ def errors(rates: Mapping[str, Any]) -> Figure:
     figure, [panels] = grid(1, len(prefixes), 8.4, 2.9)
     for axes, n in zip(panels, prefixes, strict=True):
         packets = [int(k) for prefix, k in pairs if prefix == n]
-        for name, colour in zip(PREDICTORS, (OURS, *OTHERS), strict=True):
+        for name, colour in zip(PREDICTORS, (SWIFTQUEUE, *OTHERS), strict=True):
             cells = [held_out[name][f"{n}-{k}"] for k in packets]
             _line(axes, packets, cells, NETWORKS.get(name, name), colour)
         axes.set_xscale("log")
@@ -51,7 +50,7 @@ def completions(rates: Mapping[str, Any]) -> Figure:
     figure, [panels] = grid(1, len(one["feedback"]), 8.4, 2.9)
     for axes, (window, variants) in zip(panels, one["feedback"].items(), strict=True):
         axes.axhline(0, color="black", linewidth=0.8)
-        for name, colour in zip(SENDERS, (OURS, *OTHERS), strict=True):
+        for name, colour in zip(SENDERS, (SWIFTQUEUE, *OTHERS), strict=True):
             cells = [variants[name]["by_rtt"][str(trip)] for trip in one["rtts_ms"]]
             _line(axes, one["rtts_ms"], cells, NAMES[name], colour)
         axes.set_title(f"receive window: {window}", fontsize=9)

@@ -18,6 +18,7 @@ SAMPLER: Final = BUILD / "swiftqueue-rate"
 SAMPLER_OBJECT: Final = BUILD / "rate.bpf.o"
 HOLDER: Final = BUILD / "swiftqueue-control"
 DCTCP_OBJECT: Final = BUILD / "dctcp.bpf.o"
+OF_SCENARIOS: Final = (ROUTER, MARKER, MARK_OBJECT, HOLDER, DCTCP_OBJECT)
 DCTCP: Final = "sq_dctcp"
 CONTROLS: Final = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 

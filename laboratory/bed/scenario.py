@@ -28,16 +28,7 @@ from laboratory.bed import router_log, tcp, tcp_traffic
 from laboratory.bed.checks import capability
 from laboratory.bed.hosts import ADDRESS_B, Bed
 from laboratory.bed.marking import ended, marked, unforeseen_share
-from laboratory.bed.programs import (
-    DCTCP,
-    DCTCP_OBJECT,
-    HOLDER,
-    MARK_OBJECT,
-    MARKER,
-    ROUTER,
-    build_hash,
-    wait_for_name,
-)
+from laboratory.bed.programs import DCTCP, DCTCP_OBJECT, HOLDER, OF_SCENARIOS, build_hash, wait_for_name
 from laboratory.bed.run import PROFILES
 from laboratory.bed.runs import CONTROLS, keep, load
 from laboratory.bed.tcp import PORT, running, summary, urgent
@@ -52,7 +43,6 @@ ECT0: Final = 2
 RULE: Final = {"random": {"burst_packets": 8}, "oracle": {"rate_us": 20_000}}  # of the router, by kind
 CDF_LEVELS: Final = np.linspace(0, 1, 201)
 LEVELS: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999, "max": 1.0}
-PROGRAMS: Final = (ROUTER, MARKER, MARK_OBJECT, HOLDER, DCTCP_OBJECT)
 SIZES: Final = PROJECT / "simulation" / "model" / "message-sizes.h"
 
 
@@ -103,8 +93,9 @@ def run(
     wanted = [cell for cell in cells(name, scenario) if cell.control in CONTROLS]
     # Random marking has the share that another control moved.
     wanted.sort(key=lambda cell: (cell.seed, cell.profile, cell.control == "random"))
+    program = build_hash(*OF_SCENARIOS)
     for number, cell in enumerate(wanted, 1):
-        done = load(output).filter(source="kernel", status=results.COMPLETE, program=build_hash(*PROGRAMS))
+        done = load(output).filter(source="kernel", status=results.COMPLETE, program=program)
         model = (models or {}).get(cell.profile) if cell.control == "model" else None
         if cell.control == "model" and model is None:
             report(f"{cell.words()}: not run, --artifact has no model of this profile")
@@ -116,7 +107,8 @@ def run(
         if described_as(asked) in same["parameters"]:
             continue
         report(f"{cell.words()} (run {number} of {len(wanted)}, {scenario.seconds:g} s)")
-        keep(output, [_row(scenario, cell, asked, model) | {"share_of": share_of}])
+        row = _row(scenario, cell, asked, model)
+        keep(output, [row | {"program": program, "share_of": share_of}])
     return load(output)
 
 
@@ -176,7 +168,6 @@ def _row(scenario: Scenario, cell: Cell, asked: Mapping[str, Any], model: Model 
         "seconds": scenario.seconds,
         "warmup_s": scenario.warmup_s,
         "parameters": described_as(asked),
-        "program": build_hash(*PROGRAMS),
         "reordering": "RACK (RFC 8985)",
         "cpu_s": bed.summary["cpu_s"],
         **figures(records, groups, span_ns),
