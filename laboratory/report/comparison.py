@@ -30,6 +30,7 @@ from laboratory.report.measures import (
     QUEUEING_P999,
     RTT_P99,
     S1_GOODPUT,
+    S1_MESSAGE,
     TAILS,
     Measure,
 )
@@ -81,6 +82,7 @@ LIMITS: Final = (
     Limit("the longest wait", QUEUEING_MAX, NO_HARM),
     Limit("RTT P99", RTT_P99, MOST_RTT_CHANGE),
     Limit("S1's goodput", S1_GOODPUT, 1 - LEAST_GOODPUT, falls=True),
+    Limit("S1's messages", S1_MESSAGE, NO_HARM),
     Limit("cross traffic's goodput", CROSS_GOODPUT, 1 - LEAST_CROSS_GOODPUT, falls=True),
     Limit("the classic flows' share", CLASSIC_SHARE, 1 - LEAST_CLASSIC_SHARE, falls=True),
 )

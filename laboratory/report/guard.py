@@ -19,8 +19,9 @@ from laboratory.report.measures import (
     QUEUEING_P999,
     RTT_P99,
     S1_GOODPUT,
+    S1_MESSAGE,
 )
-from laboratory.report.tables import NONE, cell, change, head_of, row_of, sample
+from laboratory.report.tables import NONE, cell, change, head_of, measured, row_of, sample
 from models.scoring.intervals import Estimate
 
 FIRST: Final = "guard-"  # scenarios with the guard's first form
@@ -42,6 +43,7 @@ COSTS: Final = (
     (S1_GOODPUT, "S1's goodput"),
     (CROSS_GOODPUT, "cross goodput"),
     (CLASSIC_SHARE, "classic share"),
+    (S1_MESSAGE, "S1's messages"),
 )
 WANTED: Final = tuple(
     limit._replace(most=NO_HARM, name="classic share" if limit.measure == CLASSIC_SHARE else limit.name)
@@ -54,25 +56,28 @@ WANTED_OF_TRIED: Final = tuple(
 )  # has no such column
 
 
-def guarded(runs: pl.DataFrame, prefix: str = FIRST, axis: str = "guard") -> list[str]:
-    """Return tables of scenarios whose names begin so: the model's changes at each point of their axis."""
+def guarded(
+    runs: pl.DataFrame, prefix: str = FIRST, axis: str = "guard", control: str = "model"
+) -> list[str]:
+    """Return tables of scenarios whose names begin so: a control's changes at each point of their axis."""
     here = runs.filter(pl.col("scenario").str.starts_with(prefix))
     lines: list[str] = []
     for scenario in sorted(set(here["scenario"])):
-        at = [p for p in places(here) if p.scenario == scenario and compare(here, p, "model")]
+        at = [p for p in places(here) if p.scenario == scenario and compare(here, p, control)]
         if not at:
             continue
         at.sort(key=lambda place: (place.profile, place.point != OFF))  # and as the axis has them
         lines += ["", f"**{scenario.removeprefix(prefix) or scenario}** ({sample(here, *at)})", ""]
         lines += head_of(["profile", axis, "moved, %", "default P99, ms", *(name for _, name in DELAYS)])
         for place in at:
-            figures = [cell(here, place, *one).text for one in (("model", MOVED), ("default", QUEUEING_P99))]
-            changes = [change(here, place, "model", measure) for measure, _ in DELAYS]
+            figures = [cell(here, place, *one).text for one in ((control, MOVED), ("default", QUEUEING_P99))]
+            changes = [change(here, place, control, measure) for measure, _ in DELAYS]
             lines.append(row_of([f"`{place.profile}`", place.point, *figures, *changes]))
-        lines += ["", *head_of(["profile", axis, *(name for _, name in COSTS), "settled harm"])]
+        costs = measured(here, at, COSTS)
+        lines += ["", *head_of(["profile", axis, *(name for _, name in costs), "settled harm"])]
         for place in at:
-            changes = [change(here, place, "model", measure) for measure, _ in COSTS]
-            lines.append(row_of([f"`{place.profile}`", place.point, *changes, harm(here, place)]))
+            changes = [change(here, place, control, measure) for measure, _ in costs]
+            lines.append(row_of([f"`{place.profile}`", place.point, *changes, harm(here, place, control)]))
     return lines[1:] or ["Not run."]
 
 
@@ -101,9 +106,9 @@ def _order(point: str) -> tuple[int, int]:
     return ANSWERS.index(answer), FORMS.index(form) if form in FORMS else len(FORMS)
 
 
-def harm(runs: pl.DataFrame, place: Place, wanted: Sequence[Limit] = WANTED) -> str:
+def harm(runs: pl.DataFrame, place: Place, control: str = "model", wanted: Sequence[Limit] = WANTED) -> str:
     """Name what is settled to be worse than wanted there, and what is not judged at all."""
-    found = compare(runs, place, "model", wanted)
+    found = compare(runs, place, control, wanted)
     if found is None:
         return NONE
     if found.queueing.n < FEWEST_SEEDS:

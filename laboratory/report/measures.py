@@ -35,6 +35,9 @@ CLASSIC_GOODPUT: Final = Measure("s1_classic_goodput_bps", "S1 classic goodput",
 S1_GOODPUT: Final = Measure("s1_goodput_bps", "S1 goodput", "Mbit/s", MBPS, 1)
 CROSS_GOODPUT: Final = Measure("cross_goodput_bps", "cross goodput", "Mbit/s", MBPS, 1)
 CLASSIC_SHARE: Final = Measure("classic_share", "classic flows' share", "%", PERCENT, 1)
+S1_MESSAGE: Final = Measure("s1_message_us", "S1 message", "s", 1e-6, 2)  # weighted by bytes, as the next
+CROSS_MESSAGE: Final = Measure("cross_message_us", "cross message", "s", 1e-6, 2)
+UNFINISHED: Final = Measure("unfinished_share", "S1 bytes unfinished", "%", PERCENT, 1)
 MOVED: Final = Measure("moved_share", "moved", "%", PERCENT, 1)
 RETRANSMITTED: Final = Measure("retransmitted_share", "retransmitted", "%", PERCENT, 2)
 REORDERED: Final = Measure("reordered_share", "reordered", "%", PERCENT, 2)
@@ -63,6 +66,9 @@ TRAFFIC: Final = (
     S1_GOODPUT,
     CROSS_GOODPUT,
     CLASSIC_SHARE,
+    S1_MESSAGE,
+    CROSS_MESSAGE,
+    UNFINISHED,
     MOVED,
     RETRANSMITTED,
     REORDERED,

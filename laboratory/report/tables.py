@@ -23,6 +23,7 @@ from laboratory.report.comparison import (
 from laboratory.report.measures import (
     CLASSIC_SHARE,
     CROSS_GOODPUT,
+    CROSS_MESSAGE,
     MOVED,
     PERCENT,
     QUEUEING_MAX,
@@ -32,6 +33,7 @@ from laboratory.report.measures import (
     RETRANSMITTED,
     RTT_P99,
     S1_GOODPUT,
+    S1_MESSAGE,
     Measure,
 )
 from laboratory.report.targets import remarks, targets
@@ -52,6 +54,8 @@ COSTS: Final = (
     (S1_GOODPUT, "S1, Mbit/s"),
     (CROSS_GOODPUT, "cross, Mbit/s"),
     (CLASSIC_SHARE, "classic, %"),
+    (S1_MESSAGE, "S1's messages, s"),
+    (CROSS_MESSAGE, "cross messages, s"),
     (MOVED, "moved, %"),
     (RETRANSMITTED, "resent, %"),
     (REORDERED, "reordered, %"),
@@ -61,6 +65,7 @@ SWEPT_COSTS: Final = (
     (S1_GOODPUT, "S1's goodput"),
     (CROSS_GOODPUT, "cross goodput"),
     (CLASSIC_SHARE, "classic share"),
+    (S1_MESSAGE, "S1's messages"),
 )
 COSTS_OF: Final = ("random", "oracle", "model")
 
@@ -113,6 +118,17 @@ def chance(runs: pl.DataFrame, place: Place, control: str) -> str:
 def controls_run(runs: pl.DataFrame, here: Sequence[Place]) -> list[str]:
     """Controls that have figures at any of the places, in the order of all."""
     return [c for c in ALL_CONTROLS if any(by_seed(runs, place, c, QUEUEING_P99) for place in here)]
+
+
+def measured(
+    runs: pl.DataFrame, here: Sequence[Place], columns: Sequence[tuple[Measure, str]]
+) -> list[tuple[Measure, str]]:
+    """Columns that have a figure at any of the places: messages were not always measured."""
+    return [
+        (measure, title)
+        for measure, title in columns
+        if any(by_seed(runs, place, control, measure) for place in here for control in ALL_CONTROLS)
+    ]
 
 
 def markdown(runs: pl.DataFrame) -> str:
@@ -194,9 +210,10 @@ def by_control(runs: pl.DataFrame) -> list[str]:
             said = [in_a_word(verdict(runs, place, control).text), change(runs, place, control)]
             cells = [cell(runs, place, control, measure).text for measure, _ in WAITS]
             lines.append(row_of([control, *said, chance(runs, place, control), *cells]))
-        lines += ["", *head_of(["control", *(title for _, title in COSTS)])]
+        shown = measured(runs, [place], COSTS)
+        lines += ["", *head_of(["control", *(title for _, title in shown)])]
         for control in controls_run(runs, [place]):
-            lines.append(row_of([control, *(cell(runs, place, control, m).text for m, _ in COSTS)]))
+            lines.append(row_of([control, *(cell(runs, place, control, m).text for m, _ in shown)]))
         lines += beyond_limits({c: verdict(runs, place, c).text for c in controls_run(runs, [place])})
     return lines[1:]
 
@@ -241,9 +258,10 @@ def costs(runs: pl.DataFrame, scenario: str) -> list[str]:
             said = in_a_word(verdict(runs, place, control).text)
             cells = [change(runs, place, control, measure) for measure, _ in SWEPT_WAITS]
             lines.append(row_of([place.profile, place.point, said, *cells]))
-        lines += ["", *head_of(["profile", "at", *(title for _, title in SWEPT_COSTS)])]
+        shown = measured(runs, here, SWEPT_COSTS)
+        lines += ["", *head_of(["profile", "at", *(title for _, title in shown)])]
         for place in here:
-            cells = [change(runs, place, control, measure) for measure, _ in SWEPT_COSTS]
+            cells = [change(runs, place, control, measure) for measure, _ in shown]
             lines.append(row_of([place.profile, place.point, *cells]))
     return lines[1:]
 

@@ -191,5 +191,6 @@ def _files(result: Path) -> Iterator[tuple[str, bytes]]:
         if path.suffix == ".json":
             described: dict[str, Any] = json.loads(content)
             del described["run"]
+            described.pop("messages", None)  # the first programs of the list did not give it
             content = json.dumps(described).replace(f"{PROJECT}/", "").encode()
         yield path.name, content

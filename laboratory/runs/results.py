@@ -69,8 +69,11 @@ SCHEMA: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
     "choice_right_share": pl.Float64,  # of the packets whose queues were apart: in the shorter one
     "choice_regret_mean_us": pl.Float64,  # wait in the chosen queue less that in the shorter one
     "choice_regret_p99_us": pl.Float64,
+    "s1_message_us": pl.Float64,  # until a message is whole, each weighted by its bytes; null without any
+    "cross_message_us": pl.Float64,
+    "unfinished_share": pl.Float64,  # of these bytes: their messages count with their age at the end
 }
-LATER: Final = tuple(SCHEMA)[-6:]
+LATER: Final = tuple(SCHEMA)[-9:]
 """Columns that older results lack: there they are null, but for what other columns say."""
 
 
@@ -88,11 +91,12 @@ def load(output: Path) -> pl.DataFrame:
         table = read_parquet([path])
     except ValueError:
         raise ValueError(f"{path} is damaged; {remedy}") from None
-    if set(table.columns) == set(SCHEMA) - set(LATER):
-        table = table.with_columns(
-            *(pl.lit(None, SCHEMA[name]).alias(name) for name in LATER if name != "queueing_max_us"),
-            pl.col("queueing_cdf_us").list.last().alias("queueing_max_us"),
-        ).select(list(SCHEMA))
+    lacks = set(SCHEMA) - set(table.columns)
+    if lacks <= set(LATER) and "queueing_cdf_us" in table.columns:
+        later = {name: pl.lit(None, SCHEMA[name]) for name in lacks}
+        if "queueing_max_us" in lacks:
+            later["queueing_max_us"] = pl.col("queueing_cdf_us").list.last()
+        table = table.with_columns(**later).select([*SCHEMA, pl.exclude(list(SCHEMA))])
     if table.schema != pl.Schema(SCHEMA):
         raise ValueError(f"{path} was made by another version; {remedy}")
     return table.with_columns(pl.col("profile").replace(FORMER_PROFILES))

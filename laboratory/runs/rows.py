@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,7 @@ def complete(asked: Asked, scenario: Scenario, identity: str, program: str, fold
         **_quantiles("queueing", l4s["queueing_us"], ("p999", "max")),
         "queueing_packets": l4s["queueing_us"]["count"],
         **_choice(summary.get("choice")),
+        **_messages(summary.get("messages"), run["senders"][0]["name"]),
     }
 
 
@@ -104,6 +105,27 @@ def _choice(scored: Mapping[str, Any] | None) -> dict[str, Any]:
         "choice_regret_mean_us": scored["regret_us"]["mean"],
         "choice_regret_p99_us": scored["regret_us"]["p99"],
     }
+
+
+def _messages(by_sender: Mapping[str, Any] | None, s1: str) -> dict[str, Any]:
+    """How long messages took, each weighted by its bytes, where anyone sends such."""
+    if by_sender is None:
+        return {}
+    own = list(by_sender[s1].values())
+    cross = [group for name, groups in by_sender.items() if name != s1 for group in groups.values()]
+    return {
+        "s1_message_us": _byte_mean_us(own),
+        "cross_message_us": _byte_mean_us(cross),
+        "unfinished_share": _share(
+            sum(group["unfinished_bytes"] for group in own), sum(group["bytes"] for group in own)
+        ),
+    }
+
+
+def _byte_mean_us(groups: Sequence[Mapping[str, Any]]) -> float | None:
+    some = [group for group in groups if group["count"]]
+    byte_us = sum(group["bytes"] * group["byte_mean_s"] * 1e6 for group in some)
+    return _share(byte_us, sum(group["bytes"] for group in some))
 
 
 def described(scenario: Scenario) -> dict[str, Any]:

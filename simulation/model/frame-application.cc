@@ -35,7 +35,7 @@ void FrameApplication::SetSocket(std::function<Ptr<ns3::TcpSocketBase>()> open,
   m_peer = peer;
 }
 
-void FrameApplication::SetFrames(const FrameRule& rule, std::shared_ptr<FrameLog> log) {
+void FrameApplication::SetFrames(const FrameRule& rule, std::shared_ptr<WriteLog> log) {
   m_rule = rule;
   m_log = std::move(log);
 }
@@ -45,15 +45,6 @@ uint64_t FrameRule::Bytes(double rateBps, uint64_t waitingBytes) const {
   const double wantedBps = kShare * rateBps - static_cast<double>(waitingBytes) * 8 / periodS;
   const double bytes = std::clamp(wantedBps, leastBps, mostBps) * periodS / 8;
   return std::max<uint64_t>(1, static_cast<uint64_t>(bytes));
-}
-
-void FrameLog::Made(uint64_t bytes) { m_frames.push_back({Simulator::Now(), Bytes() + bytes, -1}); }
-
-void FrameLog::Received(uint64_t bytes) {
-  for (; m_arrived < m_frames.size() && m_frames[m_arrived].endByte <= bytes; ++m_arrived) {
-    Frame& frame = m_frames[m_arrived];
-    frame.delayS = (Simulator::Now() - frame.made).GetSeconds();
-  }
 }
 
 void FrameApplication::StartApplication() {

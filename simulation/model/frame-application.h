@@ -9,13 +9,13 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <vector>
 
 #include "ns3/address.h"
 #include "ns3/application.h"
 #include "ns3/event-id.h"
 #include "ns3/nstime.h"
 #include "ns3/tcp-socket-base.h"
+#include "write-log.h"
 
 namespace swiftqueue {
 
@@ -36,28 +36,6 @@ struct FrameRule {
   static constexpr double kShare = 0.9;
 };
 
-/** The frames of a call, and when they were there: all bytes of the stream up to their last. */
-class FrameLog {
- public:
-  struct Frame {
-    ns3::Time made;
-    uint64_t endByte;  // of the stream, behind its last
-    double delayS;     // negative: has not arrived
-  };
-
-  /** A frame of so many bytes is made, now. */
-  void Made(uint64_t bytes);
-  /** So many bytes of the stream have been handed to the receiver, now. */
-  void Received(uint64_t bytes);
-  const std::vector<Frame>& Frames() const { return m_frames; }
-  /** Of the stream, by all frames. */
-  uint64_t Bytes() const { return m_frames.empty() ? 0 : m_frames.back().endByte; }
-
- private:
-  std::vector<Frame> m_frames;
-  std::size_t m_arrived{0};  // frames
-};
-
 /**
  * Writes a frame at each tick, by FrameRule, at the rate at which the congestion control sends: its
  * window over the round trip, or its pacing, whichever is slower. A frame has arrived when the last
@@ -69,7 +47,7 @@ class FrameApplication : public ns3::Application {
 
   /** `open` makes the socket, when the application starts; it is then connected to `peer`. */
   void SetSocket(std::function<ns3::Ptr<ns3::TcpSocketBase>()> open, const ns3::Address& peer);
-  void SetFrames(const FrameRule& rule, std::shared_ptr<FrameLog> log);
+  void SetFrames(const FrameRule& rule, std::shared_ptr<WriteLog> log);
 
  private:
   void StartApplication() override;
@@ -88,7 +66,7 @@ class FrameApplication : public ns3::Application {
   ns3::EventId m_next;
   uint64_t m_unsentBytes{0};  // of the frames, not yet taken by the socket
   uint64_t m_sentBytes{0};    // of sequence numbers, retransmissions not counted
-  std::shared_ptr<FrameLog> m_log;
+  std::shared_ptr<WriteLog> m_log;
 };
 
 }  // namespace swiftqueue

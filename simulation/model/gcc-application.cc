@@ -70,7 +70,7 @@ void GccApplication::SetSocket(std::function<Ptr<Socket>()> open, const ns3::Add
 }
 
 void GccApplication::SetFrames(const FrameRule& rule, double startBps,
-                               std::shared_ptr<FrameLog> log, uint32_t scale) {
+                               std::shared_ptr<WriteLog> log, uint32_t scale) {
   m_rule = rule;
   m_log = std::move(log);
   m_controller.emplace(startBps, rule.leastBps, rule.mostBps, scale);

@@ -36,7 +36,7 @@ class GccApplication : public ns3::Application {
   /** `open` makes the UDP socket, when the application starts; it sends to `peer`. */
   void SetSocket(std::function<ns3::Ptr<ns3::Socket>()> open, const ns3::Address& peer);
   /** `startBps`: the controller's first rate. `scale`: see gcc::OveruseDetector. */
-  void SetFrames(const FrameRule& rule, double startBps, std::shared_ptr<FrameLog> log,
+  void SetFrames(const FrameRule& rule, double startBps, std::shared_ptr<WriteLog> log,
                  uint32_t scale = gcc::OveruseDetector::kScale);
 
   const gcc::Controller& GetController() const { return *m_controller; }
@@ -71,7 +71,7 @@ class GccApplication : public ns3::Application {
   double m_creditBytes{0};
   uint32_t m_firstUnreported{0};  // packet number of the first of the next
   std::deque<Sent> m_unreported;
-  std::shared_ptr<FrameLog> m_log;
+  std::shared_ptr<WriteLog> m_log;
 };
 
 /** Notes when each packet came, and tells the sender once a frame; hands the stream on in order. */

@@ -94,7 +94,11 @@ void TrafficApplication::StopApplication() {
 }
 
 void TrafficApplication::NextWrite() {
-  m_unsentBytes += m_bytes ? std::max<uint64_t>(1, m_bytes->GetInteger()) : kEndless;
+  const uint64_t bytes = m_bytes ? std::max<uint64_t>(1, m_bytes->GetInteger()) : kEndless;
+  if (m_log) {
+    m_log->Made(bytes);
+  }
+  m_unsentBytes += bytes;
   Fill();
   if (m_gap) {
     m_next = Simulator::Schedule(ns3::Seconds(m_gap->GetValue() * m_gapUnitS),

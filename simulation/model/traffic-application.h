@@ -7,7 +7,9 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
+#include <utility>
 
 #include "message-sizes.h"
 #include "ns3/address.h"
@@ -15,6 +17,7 @@
 #include "ns3/event-id.h"
 #include "ns3/random-variable-stream.h"
 #include "ns3/socket.h"
+#include "write-log.h"
 
 namespace swiftqueue {
 
@@ -42,6 +45,9 @@ class TrafficApplication : public ns3::Application {
   /** Always something to send: one endless write (TCP only). */
   void SetGreedy();
 
+  /** Of its writes from now on. */
+  void SetLog(std::shared_ptr<WriteLog> log) { m_log = std::move(log); }
+
   int64_t AssignStreams(int64_t stream) override;
 
  private:
@@ -59,6 +65,7 @@ class TrafficApplication : public ns3::Application {
   uint32_t m_chunkBytes{0};  // of one call of Send
   ns3::EventId m_next;
   uint64_t m_unsentBytes{0};
+  std::shared_ptr<WriteLog> m_log;  // null: nobody asks
 };
 
 }  // namespace swiftqueue

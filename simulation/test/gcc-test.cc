@@ -261,7 +261,7 @@ class Link {
     return waits.empty() ? 0 : waits[static_cast<std::size_t>(share * (waits.size() - 1))];
   }
 
-  std::shared_ptr<FrameLog> log{std::make_shared<FrameLog>()};
+  std::shared_ptr<WriteLog> log{std::make_shared<WriteLog>()};
   Ptr<GccApplication> call;
 
  private:
@@ -332,7 +332,7 @@ class LossCase : public TestCase {
     NS_TEST_EXPECT_MSG_GT(link.Mbps(30, 60), 0.75 * 8, "1 %");
     NS_TEST_EXPECT_MSG_LT(link.Mbps(70, 75), 0.1 * 8, "20 %");
     NS_TEST_EXPECT_MSG_GT(link.Mbps(140, 150), 0.7 * 8, "afterwards");
-    const auto& frames = link.log->Frames();
+    const auto& frames = link.log->Writes();
     const auto missing = std::count_if(frames.begin(), frames.end(),
                                        [](const auto& frame) { return frame.delayS < 0; });
     NS_TEST_EXPECT_MSG_LT(missing, 5, "what was lost was sent again: only the last are under way");

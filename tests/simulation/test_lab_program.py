@@ -936,3 +936,32 @@ def test_a_paced_flow_sends_no_bursts(program: Path, tmp_path: Path) -> None:
         )
         shares[paced] = float((gaps_ns < 50_000).mean())
     assert shares["on"] < shares[""] / 2
+
+
+def test_a_message_takes_until_its_last_byte_is_there(program: Path, tmp_path: Path) -> None:
+    """On an idle path each burst of packets is a message; on a slow one some are unfinished."""
+    rare = {"kind": "messages", "rate_bps": 50e3, "sizes": "hadoop"}
+    alone = group(1, "cubic", "ect0", start_s=[0, 0], traffic=rare)
+    run = figure8(seed=2, seconds=800, outputs=["truth"])
+    run["senders"][0]["groups"] = [alone]
+    run["senders"][1]["groups"] = [alone | {"flows": 0}]
+    said = simulate(program, run, tmp_path / "idle")["messages"]
+    assert said["cross"] == dict.fromkeys(("l4s", "classic"), said["S1"]["l4s"])
+    assert said["S1"]["l4s"]["byte_mean_s"] is None
+
+    rows = truth_of(tmp_path / "idle")
+    rows = rows[rows["sent_ns"] > 1e9]  # the first message waits for the connection
+    sent_s = rows["sent_ns"] * 1e-9
+    bursts = np.split(np.arange(len(rows)), np.flatnonzero(np.diff(sent_s) > 0.06) + 1)
+    payload = np.array([(rows["size_bytes"][burst] - 52.0).sum() for burst in bursts])
+    there_s = sent_s + rows["one_way_us"] * 1e-6
+    took_s = np.array([there_s[burst].max() - sent_s[burst[0]] for burst in bursts])
+    classic = said["S1"]["classic"]
+    assert (classic["count"], classic["unfinished"], classic["bytes"]) == (len(bursts), 0, payload.sum())
+    assert classic["byte_mean_s"] == pytest.approx((payload * took_s).sum() / payload.sum(), rel=1e-3)
+
+    run = third(bottlenecks=[{"rate_bps": 3e6, "delay_ms": 20, "buffer_bytes": 30_000}])
+    l4s = simulate(program, run, tmp_path / "slow")["messages"]["S1"]["l4s"]
+    assert 0 < l4s["unfinished"] <= l4s["count"]
+    assert 0 < l4s["unfinished_bytes"] <= l4s["bytes"]
+    assert 0 < l4s["byte_mean_s"] < run["seconds"] - run["warmup_s"]

@@ -70,12 +70,20 @@ def test_a_row_has_what_the_report_says_of_its_scenario(tmp_path: Path) -> None:
     summary = {"run": run, "senders": {"s1": groups}, "classes": groups}
     summary |= {"classic_share": 0.5, "moved": {"share": 0.1}}
     summary |= {"decisions": {"unforeseen": 4}}
+    none = {"count": 0, "unfinished": 0, "bytes": 0, "unfinished_bytes": 0, "byte_mean_s": None}
+    some = {"count": 2, "unfinished": 1, "bytes": 300, "unfinished_bytes": 60, "byte_mean_s": 0.5}
+    other = {"count": 1, "unfinished": 0, "bytes": 100, "unfinished_bytes": 0, "byte_mean_s": 1.3}
+    summary |= {
+        "messages": {"s1": {"l4s": some, "classic": other}, "cross": {"l4s": none, "classic": none}}
+    }
     (tmp_path / "trace.json").write_text(json.dumps({"packets": 40}))
     (tmp_path / "summary.json").write_text(json.dumps(summary))
     (tmp_path / "cost.json").write_text(json.dumps({"cpu_s": 3.0, "engine_s": 1.0}))
     row = complete(asked, scenario, "hash", "program", tmp_path)
     figures = {"warmup_s": 5.0, "engine_wall_s": 1.0, "cpu_s": 3.0, "unforeseen_share": 0.1}
     assert (described | figures).items() <= row.items()
+    messages = (row["s1_message_us"], row["cross_message_us"], row["unfinished_share"])
+    assert messages == (pytest.approx(0.7e6), None, 0.15)
     assert set(row) <= set(SCHEMA)
     del summary["decisions"]  # which other controls do not have
     (tmp_path / "summary.json").write_text(json.dumps(summary))
@@ -113,13 +121,14 @@ def test_a_killed_writer_leaves_the_results_whole(tmp_path: Path) -> None:
 
 def test_results_from_before_the_tail_are_read(tmp_path: Path) -> None:
     """What they lack is null; their quantiles end with the maximum."""
-    old = table([run_row("default", 1, 10_000)]).drop(LATER)
+    old = table([run_row("default", 1, 10_000, queueing_max_us=80.0)])
     old = old.with_columns(pl.Series("queueing_cdf_us", [[0.0, 5.0, 70.0]]))
-    old.write_parquet(tmp_path / results.FILE)
-    (row,) = load(tmp_path).iter_rows(named=True)
-    assert list(row) == list(SCHEMA)
-    assert {name: row[name] for name in LATER} == dict.fromkeys(LATER) | {"queueing_max_us": 70.0}
-    assert row["queueing_p99_us"] == 10_000
+    for lacks, longest_us in ((LATER, 70.0), (LATER[-3:], 80.0)):
+        old.drop(lacks).write_parquet(tmp_path / results.FILE)
+        (row,) = load(tmp_path).iter_rows(named=True)
+        assert list(row) == list(SCHEMA)
+        assert {name: row[name] for name in LATER} == dict.fromkeys(LATER) | {"queueing_max_us": longest_us}
+        assert row["queueing_p99_us"] == 10_000
 
 
 def test_results_of_another_version_are_refused(tmp_path: Path) -> None:
@@ -213,6 +222,17 @@ def test_a_longer_tail_harms_where_p99_falls() -> None:
     fewer = {"queueing_packets": 9_999.0}
     assert verdict_of(controls, default=fewer, model=fewer) == ("not enough packets", "open")
     assert verdict_of(controls, default=short | fewer, model=tails | fewer) == (longest, "harms")
+
+
+def test_longer_messages_harm() -> None:
+    """Where they were measured: then they have a column of their own."""
+    controls = {"default": 1, "model": 0.6}
+    took = {"default": {"s1_message_us": 4e6}, "model": {"s1_message_us": 5e6}}
+    harms = "harms: S1's messages +25.0 % (+25.0…+25.0)"
+    assert verdict_of(controls, **took) == (harms, "harms")
+    said = markdown(table(runs_of(controls, **took)))
+    assert "| control | S1, Mbit/s | cross, Mbit/s | classic, % | S1's messages, s | moved, %" in said
+    assert "S1's messages" not in markdown(table(runs_of(controls)))
 
 
 def test_no_limit_is_finer_than_a_packets_time() -> None:

@@ -46,9 +46,50 @@ std::function<void(uint64_t)> Experience::FollowObject(const Flow& flow, const O
 }
 
 std::function<void(uint64_t)> Experience::FollowCall(const Flow& flow,
-                                                     std::shared_ptr<FrameLog> log) {
+                                                     std::shared_ptr<WriteLog> log) {
   m_calls.push_back({flow.number, &std::get<RealTime>(flow.group->traffic), log});
   return [log = std::move(log)](uint64_t bytes) { log->Received(bytes); };
+}
+
+std::function<void(uint64_t)> Experience::FollowMessages(const Flow& flow,
+                                                         std::shared_ptr<WriteLog> log) {
+  m_messages.push_back({flow.sender, flow.group->l4s, log});
+  return [log = std::move(log)](uint64_t bytes) { log->Received(bytes); };
+}
+
+std::string Experience::Messages(uint32_t sender, bool l4s) const {
+  uint64_t count = 0;
+  uint64_t unfinished = 0;
+  double bytes = 0;
+  double unfinishedBytes = 0;
+  double byteSeconds = 0;
+  for (const OfFlow& flow : m_messages) {
+    if (flow.sender != sender || flow.l4s != l4s) {
+      continue;
+    }
+    uint64_t begin = 0;
+    for (const auto& message : flow.log->Writes()) {
+      const auto size = static_cast<double>(message.endByte - begin);
+      begin = message.endByte;
+      const double madeS = message.made.GetSeconds();
+      if (madeS < m_run.warmupS) {
+        continue;
+      }
+      const bool whole = message.delayS >= 0;
+      ++count;
+      unfinished += !whole;
+      bytes += size;
+      unfinishedBytes += whole ? 0 : size;
+      byteSeconds += size * (whole ? message.delayS : NowS() - madeS);
+    }
+  }
+  return JsonObject()
+      .Add("count", JsonNumber(count))
+      .Add("unfinished", JsonNumber(unfinished))
+      .Add("bytes", JsonNumber(bytes))
+      .Add("unfinished_bytes", JsonNumber(unfinishedBytes))
+      .Add("byte_mean_s", count ? JsonNumber(byteSeconds / bytes) : "null")
+      .Text();
 }
 
 void Experience::AddTo(JsonObject& summary) const {
@@ -66,7 +107,7 @@ void Experience::AddTo(JsonObject& summary) const {
     JsonArray made;
     JsonArray delays;
     uint64_t late = 0;
-    for (const auto& frame : call.log->Frames()) {
+    for (const auto& frame : call.log->Writes()) {
       const double madeS = frame.made.GetSeconds();
       const bool arrived = frame.delayS >= 0;
       made.Add(JsonNumber(madeS));
@@ -82,6 +123,16 @@ void Experience::AddTo(JsonObject& summary) const {
                   .Add("made_s", made.Text())
                   .Add("delay_s", delays.Text())
                   .Text());
+  }
+  if (!m_messages.empty()) {
+    JsonObject messages;
+    for (uint32_t s = 0; s < m_run.senders.size(); ++s) {
+      messages.Add(m_run.senders[s].name, JsonObject()
+                                              .Add("l4s", Messages(s, true))
+                                              .Add("classic", Messages(s, false))
+                                              .Text());
+    }
+    summary.Add("messages", messages.Text());
   }
   if (!m_pages.empty()) {
     summary.Add("pages", pages.Text());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //
-// What users notice: how long a web page takes to load, and where a call stalls.
+// What users notice: how long a message or a web page takes, and where a call stalls.
 
 #ifndef SWIFTQUEUE_LABORATORY_EXPERIENCE_H
 #define SWIFTQUEUE_LABORATORY_EXPERIENCE_H
@@ -8,16 +8,17 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
-#include "../../model/frame-application.h"
+#include "../../model/write-log.h"
 #include "flows.h"
 #include "json-text.h"
 #include "run.h"
 
 namespace swiftqueue::lab {
 
-/** Follows the pages and calls of a run; it must outlive the simulation. */
+/** Follows the messages, pages and calls of a run; it must outlive the simulation. */
 class Experience {
  public:
   explicit Experience(const Run& run) : m_run(run) {}
@@ -32,9 +33,10 @@ class Experience {
 
   /** What to call with the bytes that a flow's receiver has had, each time there are more. */
   std::function<void(uint64_t)> FollowObject(const Flow& flow, const Object& object);
-  std::function<void(uint64_t)> FollowCall(const Flow& flow, std::shared_ptr<FrameLog> log);
+  std::function<void(uint64_t)> FollowCall(const Flow& flow, std::shared_ptr<WriteLog> log);
+  std::function<void(uint64_t)> FollowMessages(const Flow& flow, std::shared_ptr<WriteLog> log);
 
-  /** Adds "pages" and "calls", where the run has any. */
+  /** Adds "messages", "pages" and "calls", where the run has any. */
   void AddTo(JsonObject& summary) const;
 
  private:
@@ -49,12 +51,19 @@ class Experience {
   struct Call {
     uint16_t flow;
     const RealTime* traffic;
-    std::shared_ptr<FrameLog> log;
+    std::shared_ptr<WriteLog> log;
   };
+  struct OfFlow {
+    uint32_t sender;
+    bool l4s;
+    std::shared_ptr<WriteLog> log;
+  };
+  std::string Messages(uint32_t sender, bool l4s) const;
 
   const Run& m_run;
   std::vector<Page> m_pages;
   std::vector<Call> m_calls;
+  std::vector<OfFlow> m_messages;
 };
 
 }  // namespace swiftqueue::lab

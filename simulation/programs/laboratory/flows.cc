@@ -143,7 +143,7 @@ void InstallObject(const Network& network, Flow& flow, const Pages& pages, Exper
 }
 
 Ptr<Application> MakeTcpCall(const Network& network, const Flow& flow, const FrameRule& rule,
-                             std::shared_ptr<FrameLog> log, const Received& received) {
+                             std::shared_ptr<WriteLog> log, const Received& received) {
   const Group& group = *flow.group;
   const auto& receiver = network.Receivers()[group.receiver];
   Ptr<Node> node = network.Senders()[flow.sender].node;
@@ -156,7 +156,7 @@ Ptr<Application> MakeTcpCall(const Network& network, const Flow& flow, const Fra
 }
 
 Ptr<Application> MakeGccCall(const Network& network, const Flow& flow, const FrameRule& rule,
-                             double startBps, std::shared_ptr<FrameLog> log,
+                             double startBps, std::shared_ptr<WriteLog> log,
                              const Received& received) {
   const Group& group = *flow.group;
   const auto& receiver = network.Receivers()[group.receiver];
@@ -175,7 +175,7 @@ Ptr<Application> MakeGccCall(const Network& network, const Flow& flow, const Fra
 void InstallCall(const Network& network, Flow& flow, const RealTime& traffic, double startS,
                  Experience& experience) {
   const FrameRule rule{1 / traffic.framesPerS, traffic.leastBps, traffic.mostBps};
-  const auto log = std::make_shared<FrameLog>();
+  const auto log = std::make_shared<WriteLog>();
   const auto received = [&flow, follow = experience.FollowCall(flow, log)](uint32_t bytes) {
     follow(flow.receivedBytes += bytes);
   };
@@ -203,7 +203,7 @@ void InstallFlows(const Run& run, const Network& network, Flows& flows, Experien
       continue;
     }
     const auto& receiver = network.Receivers()[group.receiver];
-    const auto received = [&flow](uint32_t bytes) { flow.receivedBytes += bytes; };
+    Received received = [&flow](uint32_t bytes) { flow.receivedBytes += bytes; };
     Ptr<Node> node = network.Senders()[flow.sender].node;
     auto application = CreateObject<TrafficApplication>();
     const InetSocketAddress peer(receiver.address, flow.Port());
@@ -212,6 +212,12 @@ void InstallFlows(const Run& run, const Network& network, Flows& flows, Experien
       application->SetSocket([node] { return node->GetObject<UdpL4Protocol>()->CreateSocket(); },
                              peer);
     } else {
+      if (std::holds_alternative<Messages>(group.traffic)) {
+        auto log = std::make_shared<WriteLog>();
+        application->SetLog(log);
+        received = [&flow, follow = experience.FollowMessages(flow, std::move(log))](
+                       uint32_t bytes) { follow(flow.receivedBytes += bytes); };
+      }
       // DCTCP's echo of each CE mark is the receiver's part, so it has the same congestion control.
       ListenTcp(receiver.node, flow.Port(), CongestionControl(group.tcp), received);
       const bool isTold = flow.sender == 0 && group.tcp == "dctcp";
