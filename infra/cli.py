@@ -96,6 +96,7 @@ app.add_typer(
         exchange="infra.rate:exchange",
         feedback="infra.rate:feedback",
         forecast="infra.rate:forecast",
+        plain="infra.rate:plain",
         simulate="infra.rate:simulate",
         study="infra.rate:study",
     ),

@@ -156,6 +156,22 @@ def study(
     _keep(output / "study.json", found, said, json)
 
 
+def plain(
+    flows: Annotated[list[Path] | None, typer.Argument(help=f"folders of flows (default: {FLOWS})")] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="file to write")] = Path(
+        "var/rate/plain.json"
+    ),
+    json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
+) -> None:
+    """Describe flows as they are: their times, and BBR's estimate packet by packet (figures 5 to 7).
+
+    Example: swiftqueue rate plain data/rate/flows && swiftqueue results --rates var/rate/plain.json
+    """
+    from models.rate.plain import lines, plain
+
+    _keep(output, {"plain": plain(flows or [FLOWS])}, lambda found: lines(found["plain"]), json)
+
+
 def _keep(
     file: Path, found: dict[str, Any], lines: Callable[[dict[str, Any]], list[str]], json: bool
 ) -> None:

@@ -37,7 +37,7 @@ PROJECT = Path(__file__).resolve().parent.parent
 CAPTURES = PROJECT.parent / "shared" / "data"
 
 
-LONG_ONE_IN = 6
+LONG_ONE_IN = 10
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -45,7 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--long",
         choices=("all", "some"),
         default="all",
-        help="run all tests marked `long` (default), or one in six of them, drawn by the commit",
+        help="run all tests marked `long` (default), or one in ten of them, drawn by the commit",
     )
 
 

@@ -1,4 +1,4 @@
-"""What the rate forecasts err by, and what they do to downloads, as SVG: the paper's figures 8, 10 and 11."""
+"""Plain flows, what forecasts err by, and what they do to downloads: the paper's figures 5 to 8, 10, 11."""
 
 from __future__ import annotations
 
@@ -13,11 +13,64 @@ from infra.results.legend import legend_below
 from infra.results.paper_pictures import DIGITS, SWIFTQUEUE
 from infra.results.rate_feedback import NAMES
 from infra.results.rates import NETWORKS
+from models.rate.plain import LAST
 from models.scoring.plot_style import grid
 
 OTHERS: Final = [colormaps["tab20"](i) for i in (0, 2, 4, 8, 12)]
 PREDICTORS: Final = ("transformer", "lstm", "linear", "xgboost", "dispersion", "previous-flow")
 SENDERS: Final = ("network", "oracle", "dispersion", "random", "initial-window-32", "suss")
+
+
+def plain(rates: Mapping[str, Any]) -> Figure:
+    """Quartiles, least and most of plain flows: times by round trip, estimates by packet, their growth."""
+    found = rates["plain"]["plain"]
+    figure, [panels] = grid(1, 3, 8.4, 2.9)
+    times, estimates, growth = panels
+    by_buffer: dict[float, list[Mapping[str, Any]]] = {}
+    for each in found["downloads"]:
+        by_buffer.setdefault(each["buffer_bdp"], []).append(each)
+    for place, (buffer_bdp, cells) in enumerate(by_buffer.items()):
+        trips = [each["rtt_ms"] for each in cells]
+        colour, shift = (SWIFTQUEUE, *OTHERS)[place], 14 * (place - (len(by_buffer) - 1) / 2)
+        _boxes(times, [trip + shift for trip in trips], cells, colour, 11, f"{buffer_bdp:g} BDP of buffer")
+        times.set_xticks(trips, [f"{trip:g}" for trip in trips], fontsize=7)
+    times.set_xlabel("round trip, ms", fontsize=8)
+    times.set_ylabel(f"{LAST:,} packets, s", fontsize=8)
+    times.set_ylim(bottom=0)
+    packets = list(found["estimates"])
+    _boxes(estimates, range(len(packets)), list(found["estimates"].values()), SWIFTQUEUE, 0.6)
+    estimates.set_ylabel("estimate, Mbit/s", fontsize=8)
+    pairs = [pair.split("-") for pair in found["growth"]]
+    prefixes = list(dict.fromkeys(n for n, _ in pairs))
+    for place, n in enumerate(prefixes):
+        later = [k for prefix, k in pairs if prefix == n]
+        at = [packets.index(k) + 0.26 * (place - (len(prefixes) - 1) / 2) for k in later]
+        cells = [found["growth"][f"{n}-{k}"] for k in later]
+        _boxes(growth, at, cells, (SWIFTQUEUE, *OTHERS)[place], 0.2, f"against sample {n}")
+    growth.set_yscale("log")
+    growth.set_ylabel("estimate against the sample's", fontsize=8)
+    for axes in (estimates, growth):
+        axes.set_xlabel("packet", fontsize=8)
+        axes.set_xticks(range(len(packets)), packets, fontsize=7, rotation=45)
+    growth.set_xlim(left=len(prefixes) - 0.5)
+    handles = [one for axes in (times, growth) for one in axes.get_legend_handles_labels()[0]]
+    legend_below(figure, handles, 5)
+    return figure
+
+
+def _boxes(
+    axes: Axes, at: Sequence[float], cells: Sequence[Mapping[str, Any]], colour: Any, width: float,
+    label: str | None = None,
+) -> None:  # fmt: skip
+    names = {"whislo": "least", "q1": "lower", "med": "median", "q3": "upper", "whishi": "most"}
+    shown = [(x, cell) for x, cell in zip(at, cells, strict=True) if cell["n"]]
+    stats = [{key: round(cell[name], DIGITS) for key, name in names.items()} for _, cell in shown]
+    line = {"color": colour, "linewidth": 0.9}
+    axes.bxp(
+        stats, positions=[x for x, _ in shown], widths=width, showfliers=False, manage_ticks=False,
+        boxprops=line, whiskerprops=line, capprops=line, medianprops={**line, "linewidth": 1.8},
+    )  # fmt: skip
+    axes.plot([], [], color=colour, label=label or "_")
 
 
 def errors(rates: Mapping[str, Any]) -> Figure:

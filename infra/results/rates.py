@@ -12,10 +12,12 @@ from feature_store.atomic import write_file
 from infra.results import rate_exchange, rate_feedback
 from laboratory.report import tables as lab
 from models.json_file import read_object
+from models.rate.plain import LAST
 
 FILE: Final = Path("docs/results/rate.json")
 FIELDS_FILE: Final = Path("docs/results/rate-fields.json")  # of networks that see some fields alone
 KERNEL_FILE: Final = Path("docs/results/rate-kernel.json")  # of flows that a kernel sent
+PLAIN_FILE: Final = Path("docs/results/rate-plain.json")  # of flows that nobody forecast
 PARTS: Final = ("seen", "held_out")
 NEEDED: Final = {"flows", "paths", "source", "seeds", "grid", "headline", "alone"}
 NETWORKS: Final = {"transformer": "**Transformer (ours)**", "lstm": "LSTM (the paper's)"}
@@ -26,6 +28,7 @@ def load(root: Path) -> dict[str, Any]:
     files = {
         "some": FIELDS_FILE,
         "kernel": KERNEL_FILE,
+        "plain": PLAIN_FILE,
         "fed_back": rate_feedback.FILE,
         "fed_kernel": rate_feedback.KERNEL,
         "exchanged": rate_exchange.FILE,
@@ -43,18 +46,18 @@ def take(study: Path, root: Path = Path()) -> None:
         ValueError: it is not one.
     """
     found = read_object(study)
+    is_kernel = found.get("source") == "kernel"
     if "exchange" in found:
-        write_file(root / rate_exchange.FILE, json.dumps({**origin(), **found}, indent=1) + "\n")
-        return
-    if "feedback" in found:
-        file = rate_feedback.KERNEL if found.get("source") == "kernel" else rate_feedback.FILE
-        write_file(root / file, json.dumps({**origin(), **found}, indent=1) + "\n")
-        return
-    if missing := sorted(NEEDED - set(found)):
+        file = rate_exchange.FILE
+    elif "plain" in found:
+        file = PLAIN_FILE
+    elif "feedback" in found:
+        file = rate_feedback.KERNEL if is_kernel else rate_feedback.FILE
+    elif missing := sorted(NEEDED - set(found)):
         raise ValueError(f"{study} is no study.json of `swiftqueue rate study`: {missing[0]} is missing")
-    some = FIELDS_FILE if found.get("fields") else FILE
-    path = root / (KERNEL_FILE if found["source"] == "kernel" else some)
-    write_file(path, json.dumps({**origin(), **found}, indent=1) + "\n")
+    else:
+        file = KERNEL_FILE if is_kernel else FIELDS_FILE if found["fields"] else FILE
+    write_file(root / file, json.dumps({**origin(), **found}, indent=1) + "\n")
 
 
 def said(one: Mapping[str, Any]) -> str:
@@ -144,6 +147,34 @@ def grid(one: Mapping[str, Any], part: str) -> list[str]:
             cells = [f"{100 * parts[part][f'{n}-{k}']['mean']:.1f}" for k in horizons]
             lines.append(lab.row_of([NETWORKS.get(name, f"`{name}`"), *cells]))
     return lines
+
+
+def plain(one: Mapping[str, Any]) -> list[str]:
+    """Times of plain downloads and BBR's estimate by packet, quartiles over flows."""
+    found = one["plain"]
+    lines = [
+        f"Measured on {one['date']} at commit `{one['commit']}`, in ns-3: {found['flows']:,} flows of BBR.",
+        "",
+        *lab.head_of(
+            ["rate, Mbit/s", "round trip, ms", "buffer, BDP", "flows", f"{LAST:,} packets, s", "most"]
+        ),
+    ]
+    for each in found["downloads"]:
+        where = (f"{each[key]:g}" for key in ("mbps", "rtt_ms", "buffer_bdp"))
+        lines.append(lab.row_of([*where, str(each["n"]), _quartiles(each, ".2f"), f"{each['most']:.2f}"]))
+    prefixes = list(dict.fromkeys(pair.split("-")[0] for pair in found["growth"]))
+    lines += ["", *lab.head_of(["packet", "estimate, Mbit/s", *(f"to sample {n}" for n in prefixes)])]
+    for packet, each in found["estimates"].items():
+        growth = (found["growth"].get(f"{n}-{packet}") for n in prefixes)
+        cells = [_quartiles(ratio, ".1f") if ratio else lab.NONE for ratio in growth]
+        lines.append(lab.row_of([packet, _quartiles(each, ".2f"), *cells]))
+    return lines
+
+
+def _quartiles(cell: Mapping[str, Any], form: str) -> str:
+    if not cell["n"]:
+        return lab.NONE
+    return f"{cell['median']:{form}} ({cell['lower']:{form}} to {cell['upper']:{form}})"
 
 
 def _of(cell: Mapping[str, Any]) -> str:

@@ -199,6 +199,13 @@ def rate_study(
     return [*_wrapped(rates.said(one)), "", *rows(one)]
 
 
+def plain_flows(data: Data) -> list[str]:
+    """Flows that nobody forecast; or that nothing is published."""
+    if "plain" not in data.rates:
+        return ["Nothing is published yet: `swiftqueue rate plain`, then `swiftqueue results --rates FILE`."]
+    return rates.plain(data.rates["plain"])
+
+
 def fed_back(data: Data, rows: Callable[[Mapping[str, Any]], list[str]], of: str = "fed_back") -> list[str]:
     """A table of what a forecast that is fed back does, with what was measured; or that nothing is."""
     if of not in data.rates:
@@ -339,6 +346,7 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "paper-exhibits": lambda data: paper.sections(data.paper),
     "rate-headline": partial(rate_study, rows=rates.headline),
     **{f"rate-exchange-{of}": partial(exchanged, question=of) for of in ("latency", "rate")},
+    "rate-plain": plain_flows,
     "rate-feedback": partial(fed_back, rows=rate_feedback.rows),
     "rate-feedback-trips": partial(fed_back, rows=rate_feedback.by_trip),
     "bed-fct": partial(fed_back, rows=rate_feedback.rows, of="fed_kernel"),

@@ -79,6 +79,7 @@ def write_flows(folder: Path, *, train: int = 6, held_out: int = 2, flows: int =
                 row[f"at_{k}_ns"] = None if n == 3 else started + k * 1_000_000
             rows.append(row)
         kind = "train" if place < train else "held-out"
-        about = {"format": 1, "kind": kind, "options": {"rate-bps": 8 * capacity}}
+        options = {"rate-bps": 8 * capacity, "rtt-ms": rtt_us / 1e3, "buffer-bdp": 1.0}
+        about = {"format": 1, "kind": kind, "options": options}
         types = {name: pl.Int64 for name in rows[0]}
         write_path(folder, f"p{place}", about, pl.DataFrame(samples), pl.DataFrame(rows, schema=types))
