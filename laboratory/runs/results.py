@@ -88,11 +88,12 @@ def load(output: Path) -> pl.DataFrame:
         table = read_parquet([path])
     except ValueError:
         raise ValueError(f"{path} is damaged; {remedy}") from None
-    if set(table.columns) == set(SCHEMA) - set(LATER):
-        table = table.with_columns(
-            *(pl.lit(None, SCHEMA[name]).alias(name) for name in LATER if name != "queueing_max_us"),
-            pl.col("queueing_cdf_us").list.last().alias("queueing_max_us"),
-        ).select(list(SCHEMA))
+    lacks = set(SCHEMA) - set(table.columns)
+    if lacks <= set(LATER) and "queueing_cdf_us" in table.columns:
+        later = {name: pl.lit(None, SCHEMA[name]) for name in lacks}
+        if "queueing_max_us" in lacks:
+            later["queueing_max_us"] = pl.col("queueing_cdf_us").list.last()
+        table = table.with_columns(**later).select([*SCHEMA, pl.exclude(list(SCHEMA))])
     if table.schema != pl.Schema(SCHEMA):
         raise ValueError(f"{path} was made by another version; {remedy}")
     return table.with_columns(pl.col("profile").replace(FORMER_PROFILES))
