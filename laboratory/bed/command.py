@@ -225,14 +225,16 @@ def report(
         typer.Option(help="folder of the laboratory: its rows of the bed's scenarios are taken in"),
     ] = None,
     publish: Annotated[bool, typer.Option("--publish", help="put all rows into docs/laboratory")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print the rows as a JSON list instead")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="print one JSON object instead: the rows, the router's error")
+    ] = False,
 ) -> None:
-    """Say where kernel and simulator agree in the direction of each change, beside default marking.
+    """Say where kernel and simulator agree in direction, and how late the router was in the kernel's runs.
 
     Example: swiftqueue lab run bed-figure8; swiftqueue bed report --laboratory var/lab
     """
     from laboratory.bed import runs as bed
-    from laboratory.bed.report import agreement
+    from laboratory.bed.report import agreement, router_errors, router_table
 
     if laboratory is not None:
         for name in SCENARIOS:
@@ -240,7 +242,12 @@ def report(
     rows = bed.load(output)
     if publish:
         bed.keep(PUBLISHED, rows.rows(named=True))
-    print(json.dumps(rows.to_dicts()) if as_json else "\n".join(agreement(rows)))
+    if as_json:
+        print(json.dumps({"rows": rows.to_dicts(), "router": router_errors(rows)}))
+        return
+    print(*agreement(rows), sep="\n")
+    if len(rows.filter(source="kernel")):
+        print("", "**The router's own error**", "", *router_table(rows), sep="\n")
 
 
 def clean() -> None:
