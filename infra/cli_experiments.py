@@ -32,6 +32,7 @@ class Benchmark(StrEnum):
     queues = "queues"
     rate = "rate"
     reservoir = "reservoir"
+    selfcheck = "selfcheck"
     serving = "serving"
     soak = "soak"
     swap = "swap"

@@ -357,6 +357,7 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     **{f"rate-{part}": partial(rate_study, rows=partial(rates.grid, part=part)) for part in rates.PARTS},
     **{f"bed-{source}": partial(on_the_bed, source=source) for source in bed_runs.SOURCES},
     "bed-agreement": lambda data: bed_report.agreement(data.bed),
+    "bed-router": lambda data: bed_report.router_table(data.bed),
     "targets": lambda data: lab.judged(data.of(JUDGED, "many-flows")),
     "figure8": lambda data: lab.by_control(data.of(JUDGED)),
     "worst-wait": worst_wait,
@@ -407,7 +408,7 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
         f"bench-{name}": partial(figures, name=name)
         for name in (
             *("capacity", "extract", "finetune", "gate", "inference", "ingest", "intervals", "linerate"),
-            *("live", "marker", "pretrain", "rate", "reservoir", "serving", "swap"),
+            *("live", "marker", "pretrain", "rate", "reservoir", "selfcheck", "serving", "swap"),
             *("soak", "soak-first", "soak-weeks", "soak-weeks-after"),
         )
     },

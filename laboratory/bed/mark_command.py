@@ -57,10 +57,12 @@ def follow(
     device: Device,
     agent: Annotated[Path | None, typer.Option(help="the agent's socket")] = None,
     port: Annotated[
-        list[int] | None, typer.Option(help="follow flows to this port; may be repeated, 16 at most")
+        list[int] | None,
+        typer.Option(help="follow flows to this port; may be repeated, 16 at most", min=1, max=65_535),
     ] = None,
     plain_port: Annotated[
-        list[int] | None, typer.Option(help="flows to this port are ECT(1), and nobody is asked")
+        list[int] | None,
+        typer.Option(help="flows to this port are ECT(1), and nobody is asked", min=1, max=65_535),
     ] = None,
     cookie: Annotated[
         list[int] | None, typer.Option(help="follow this flow: getsockopt(SO_COOKIE) of its socket")

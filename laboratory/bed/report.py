@@ -1,12 +1,12 @@
-"""Where the kernel's rows and the simulator's agree in direction: the changes against default marking."""
+"""Where the kernel's rows and the simulator's agree in direction; how late the router was in the kernel's."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import polars as pl
 
-from laboratory.bed.runs import CONTROLS
+from laboratory.bed.runs import CONTROLS, ROUTER
 from laboratory.report import tables as lab
 from laboratory.report.comparison import LIMITS, Judged, Limit, compare, percent, places
 from laboratory.report.judging import NO_HARM
@@ -14,6 +14,7 @@ from laboratory.report.measures import QUEUEING_P90
 
 SOURCES: Final = {"kernel": "kernel", "ns3": "ns-3"}
 OPEN: Final = "open"
+NOT_MEASURED: Final = "not measured"
 ASKED: Final = (Limit("P90", QUEUEING_P90, NO_HARM), *LIMITS)  # P99 where a run has packets enough
 
 
@@ -45,6 +46,39 @@ def agreement(rows: pl.DataFrame) -> list[str]:
     told = ", ".join(f"{count} {word}" for word, count in counts.items())
     total = f"Of {sum(counts.values())} changes: {told}. By their means alone {one_sign} have one sign."
     return [*lines, "", total]
+
+
+def router_errors(rows: pl.DataFrame) -> list[dict[str, Any]]:
+    """Of each scenario of the kernel: its runs, how many say the router's error, and those figures."""
+    out = []
+    for (scenario,), runs in rows.filter(source="kernel").group_by("scenario", maintain_order=True):
+        measured = runs.drop_nulls("stalled_share")
+        found: dict[str, Any] = {"scenario": scenario, "runs": len(runs), "measured": len(measured)}
+        for name in ROUTER:
+            figures = measured[name]
+            found[name] = {"median": figures.median(), "worst": figures.max()} if len(measured) else None
+        out.append(found)
+    return out
+
+
+def router_table(rows: pl.DataFrame) -> list[str]:
+    """What `router_errors` finds as a table: medians of the runs, and the worst."""
+    lines = lab.head_of(
+        ["scenario", "runs measured", *(f"{q}, µs" for q in ("P50", "P99", "P99.9")), "stalled, %"]
+    )
+    for one in router_errors(rows):
+        cells = [NOT_MEASURED if one[name] is None else _median_and_worst(name, one[name]) for name in ROUTER]
+        lines.append(lab.row_of([one["scenario"], f"{one['measured']} of {one['runs']}", *cells]))
+    return lines
+
+
+def _median_and_worst(name: str, found: dict[str, float | None]) -> str:
+    median, worst = found["median"], found["worst"]
+    if median is None or worst is None:  # too few packets outside stalls
+        return NOT_MEASURED
+    if name == "stalled_share":
+        return f"{100 * median:.2f}, at worst {100 * worst:.2f}"
+    return f"{median:,.1f}, at worst {worst:,.1f}"
 
 
 def _verdict(kernel: Judged, ns3: Judged) -> str:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from laboratory.bed import router_log, tcp
 from laboratory.bed.checks import capability
 from laboratory.bed.hosts import ADDRESS_B, TRAFFIC_PRIORITY, Bed
+from laboratory.bed.lateness import lateness
 from serving.agent.marked_udp import BINARY, why_not_built
 
 # The queue's parameters by profile, as simulation/helper/queue-profiles.cc has them.
@@ -108,24 +109,20 @@ def _run(plan: Plan, seed: int, control: str, agent: Path | None) -> dict[str, A
         records = router_log.read(log)
     plain = {key: value for key, value in asdict(plan).items() if key not in ("agent", "seeds")}
     ours = tcp.data_packets(records) if plan.traffic == "tcp" else records[records["packet"] >= 0]
-    seen = figures(records, ours)
+    seen = figures(records, ours, (plan.delay_ms + plan.jitter_ms) * 1e6)
     return {"source": "kernel", "seed": seed, "control": control, **plain, **seen, "sender": sent}
 
 
-def figures(records: NDArray[Any], ours: NDArray[Any]) -> dict[str, Any]:
-    """What the router saw of our packets: waiting by queue, marks, drops, and stalls of the host."""
+def figures(records: NDArray[Any], ours: NDArray[Any], delay_ns: float) -> dict[str, Any]:
+    """What the router saw of our packets: waiting by queue, marks, drops; how late it was itself."""
     forward = ours[ours["kind"] == router_log.FORWARD]
     lost = np.isin(ours["kind"], (router_log.DROPPED, router_log.REFUSED))
-    stalls = records[records["kind"] == router_log.STALL]
-    span_ns = np.ptp(forward["arrived_ns"]) if len(forward) else 0
     out: dict[str, Any] = {
         "packets": int(len(forward) + lost.sum()),
         "lost": int(lost.sum()),
         "marked": int((forward["verdict"] >= router_log.FIRST_MARK).sum()),
         "classic_share": float((forward["queue"] == 1).mean()) if len(forward) else None,
-        "stalled_share": float((stalls["written_ns"] - stalls["arrived_ns"]).sum() / span_ns)
-        if span_ns
-        else None,
+        **lateness(forward["written_ns"], forward["due_ns"], records, delay_ns).columns(),
     }
     waits_ms = (forward["started_ns"] - forward["arrived_ns"]) / 1e6
     for name, which in (

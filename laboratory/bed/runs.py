@@ -15,7 +15,14 @@ from laboratory.runs import results
 FILE: Final = "bed.parquet"
 SOURCES: Final = ("kernel", "ns3")
 CONTROLS: Final = ("default", "no_l4s", "random", "last_latency", "oracle", "model")
-SCHEMA: Final = {"source": pl.String, **results.SCHEMA}
+ROUTER: Final[dict[str, pl.DataType | type[pl.DataType]]] = {  # its own error; null of ns-3
+    "late_p50_us": pl.Float64,  # written after it was due in virtual time; packets in stalls are masked
+    "late_p99_us": pl.Float64,
+    "late_p999_us": pl.Float64,
+    "stalled_share": pl.Float64,  # of the packets, masked
+}
+SCHEMA: Final = {"source": pl.String, **results.SCHEMA, **ROUTER}
+LATER: Final = (*results.LATER, *ROUTER)  # as `results.LATER`
 
 
 def load(output: Path) -> pl.DataFrame:
@@ -28,7 +35,7 @@ def load(output: Path) -> pl.DataFrame:
     path = output / FILE
     if not path.is_file():
         return pl.DataFrame(schema=SCHEMA)
-    table = read_parquet([path])
+    table = results.with_later(read_parquet([path]), SCHEMA, LATER)
     if table.schema != pl.Schema(SCHEMA):
         raise ValueError(f"{path} was made by another version; remove it, and `swiftqueue bed run` again")
     return table

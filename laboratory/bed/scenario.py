@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from laboratory.bed import router_log, tcp, tcp_traffic
 from laboratory.bed.checks import capability
 from laboratory.bed.hosts import ADDRESS_B, Bed
+from laboratory.bed.lateness import lateness
 from laboratory.bed.marking import ended, marked, unforeseen_share
 from laboratory.bed.programs import DCTCP, DCTCP_OBJECT, HOLDER, OF_SCENARIOS, build_hash, wait_for_name
 from laboratory.bed.run import PROFILES
@@ -130,7 +131,7 @@ def _row(scenario: Scenario, cell: Cell, asked: Mapping[str, Any], model: Model 
     control = asked["control"]
     groups = list(groups_of(asked))
     (link,) = asked["bottlenecks"]
-    ends_ms = asked["senders"][0]["delay_ms"] + asked["receivers"][0]["delay_ms"]
+    delay_ms = link["delay_ms"] + asked["senders"][0]["delay_ms"] + asked["receivers"][0]["delay_ms"]
     with tempfile.TemporaryDirectory(prefix="bed-") as folder, ExitStack() as stack:
         log = Path(folder) / "router"
         wait_for_name(DCTCP)
@@ -138,7 +139,7 @@ def _row(scenario: Scenario, cell: Cell, asked: Mapping[str, Any], model: Model 
         stack.enter_context(hold)
         bed = Bed(
             rate_mbps=link["rate_bps"] / 1e6,
-            delay_ms=link["delay_ms"] + ends_ms,
+            delay_ms=delay_ms,
             seed=cell.seed,
             log=log,
             queue=queue_of(cell.profile, link["buffer_bytes"]),
@@ -171,6 +172,7 @@ def _row(scenario: Scenario, cell: Cell, asked: Mapping[str, Any], model: Model 
         "reordering": "RACK (RFC 8985)",
         "cpu_s": bed.summary["cpu_s"],
         **figures(records, groups, span_ns),
+        **router_error(records, span_ns, delay_ms * 1e6),
         "unforeseen_share": unforeseen_share(followed, records, groups) if cell.control == "model" else None,
     }
 
@@ -269,6 +271,13 @@ def figures(
         "cross_goodput_bps": total - s1_l4s - s1_classic,
         "classic_share": classic / total if total else None,
     }
+
+
+def router_error(records: NDArray[Any], span_ns: tuple[int, int], delay_ns: float) -> dict[str, float | None]:
+    """How late the router wrote what came to it between two times, of all flows, and what stalls masked."""
+    forward = records[records["kind"] == router_log.FORWARD]
+    ours = forward[(forward["arrived_ns"] >= span_ns[0]) & (forward["arrived_ns"] < span_ns[1])]
+    return lateness(ours["written_ns"], ours["due_ns"], records, delay_ns).columns()
 
 
 class _Group:

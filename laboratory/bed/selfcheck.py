@@ -5,7 +5,7 @@ follows from the sender's own times: the last bit is on the link one transmissio
 after its predecessor had left, whichever is later, and arrives one delay later. The error is how far from
 that the router wrote it, so it holds the lateness of the sender, the kernel and the router.
 
-Shapes: N packets, S stalls.
+Shapes: N packets.
 """
 
 from __future__ import annotations
@@ -21,15 +21,20 @@ from numpy.typing import NDArray
 from laboratory.bed import router_log
 from laboratory.bed.checks import capability
 from laboratory.bed.hosts import Bed
+from laboratory.bed.lateness import LOAD, error_us, lateness
 from laboratory.bed.run import send
 
-LOAD: Final = 0.8
 OVERLOAD: Final = 1.3
 DELAY_MS: Final = 5.0
 BYTES: Final = 1200  # of payload
-# A stall of D leaves a backlog of LOAD · D, which drains at 1 - LOAD: D · LOAD / (1 - LOAD) later it is gone.
-RECOVERY: Final = LOAD / (1 - LOAD)
 HOW: Final = ("--bytes", BYTES, "--poisson", "--classic")
+WANTED: Final = {  # of a check's figures, at most; as in `Checked`
+    "error_p50_us": 50.0,
+    "error_p99_us": 250.0,
+    "error_p999_us": 1000.0,
+    "rate_error": 0.002,
+    "masked_share": 0.005,
+}
 NO_AQM: Final = {"alpha_hz": 0, "beta_hz": 0}  # a plain queue
 
 
@@ -49,6 +54,11 @@ class Checked:
     rate_error: float  # of an overloaded link's throughput, relative
     priority: str  # whether the router had a real-time priority, or why not
 
+    @property
+    def held(self) -> bool:
+        """Whether every figure is as wanted."""
+        return all(abs(getattr(self, name)) <= most for name, most in WANTED.items())
+
 
 def ideal_due_ns(
     sent_ns_N: NDArray[np.int64], bytes_N: NDArray[np.int64], rate_bps: float, delay_ns: float
@@ -60,17 +70,6 @@ def ideal_due_ns(
     total_N = np.cumsum(transmission_N)
     left_N = total_N + np.maximum.accumulate(sent_ns_N - (total_N - transmission_N))
     return np.asarray(left_N + delay_ns)
-
-
-def in_stalls(
-    due_ns_N: NDArray[np.float64], begin_ns_S: NDArray[np.int64], end_ns_S: NDArray[np.int64], delay_ns: float
-) -> NDArray[np.bool_]:
-    """Whether a packet's queueing or delivery fell into a stall, or into the backlog that it left."""
-    masked_N = np.zeros(len(due_ns_N), bool)
-    for begin_ns, end_ns in zip(begin_ns_S, end_ns_S, strict=True):
-        until_ns = end_ns + RECOVERY * (end_ns - begin_ns) + delay_ns
-        masked_N |= (due_ns_N >= begin_ns) & (due_ns_N <= until_ns)
-    return masked_N
 
 
 def selfcheck(rate_mbps: float, seconds: float) -> Checked:
@@ -93,24 +92,23 @@ def selfcheck(rate_mbps: float, seconds: float) -> Checked:
             send(over, rate_mbps * OVERLOAD, seconds / 3, *HOW)
         over_records = router_log.read(over_log)
     ours = records[(records["kind"] == router_log.FORWARD) & (records["packet"] >= 0)]
-    due_ns = ideal_due_ns(sent_ns, np.full(len(sent_ns), BYTES + 28), rate_mbps * 1e6, DELAY_MS * 1e6)
-    error_us = np.abs(ours["written_ns"] - due_ns[ours["packet"]]) / 1e3
-    stalls = records[records["kind"] == router_log.STALL]
-    masked = in_stalls(due_ns[ours["packet"]], stalls["arrived_ns"], stalls["written_ns"], DELAY_MS * 1e6)
-    kept_us = error_us[~masked]
-    if len(kept_us) < 100:
+    sizes = np.full(len(sent_ns), BYTES + 28)
+    due_ns = ideal_due_ns(sent_ns, sizes, rate_mbps * 1e6, DELAY_MS * 1e6)[ours["packet"]]
+    late = lateness(ours["written_ns"], due_ns, records, DELAY_MS * 1e6)
+    p50, p99, p999, masked = late.columns().values()
+    if p50 is None or p99 is None or p999 is None or masked is None:
         raise RuntimeError(
-            f"{len(kept_us)} of {len(ours)} packets lie outside stalls: the machine is too busy"
+            f"{len(late.kept_us_K)} of {len(ours)} packets lie outside stalls: the machine is too busy"
         )
-    p50, p99, p999 = np.quantile(kept_us, [0.5, 0.99, 0.999])
+    stalls = records[records["kind"] == router_log.STALL]
     return Checked(
         rate_mbps,
         len(ours),
-        float(p50),
-        float(p99),
-        float(p999),
-        float(np.quantile(error_us, 0.999)),
-        float(masked.mean()),
+        p50,
+        p99,
+        p999,
+        float(np.quantile(error_us(ours["written_ns"], due_ns), 0.999)),
+        masked,
         len(stalls),
         float((stalls["written_ns"] - stalls["arrived_ns"]).sum() / 1e6),
         _throughput(over_records) / (rate_mbps * 1e6) - 1,

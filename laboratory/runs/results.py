@@ -91,15 +91,21 @@ def load(output: Path) -> pl.DataFrame:
         table = read_parquet([path])
     except ValueError:
         raise ValueError(f"{path} is damaged; {remedy}") from None
-    lacks = set(SCHEMA) - set(table.columns)
-    if lacks <= set(LATER) and "queueing_cdf_us" in table.columns:
-        later = {name: pl.lit(None, SCHEMA[name]) for name in lacks}
-        if "queueing_max_us" in lacks:
-            later["queueing_max_us"] = pl.col("queueing_cdf_us").list.last()
-        table = table.with_columns(**later).select([*SCHEMA, pl.exclude(list(SCHEMA))])
+    table = with_later(table, SCHEMA, LATER)
     if table.schema != pl.Schema(SCHEMA):
         raise ValueError(f"{path} was made by another version; {remedy}")
     return table.with_columns(pl.col("profile").replace(FORMER_PROFILES))
+
+
+def with_later(table: pl.DataFrame, schema: Mapping[str, Any], later: Sequence[str]) -> pl.DataFrame:
+    """Add the columns that an older table lacks; one that lacks others than `later` is left as it is."""
+    lacks = set(schema) - set(table.columns)
+    if not (lacks <= set(later) and "queueing_cdf_us" in table.columns):
+        return table
+    added = {name: pl.lit(None, schema[name]) for name in lacks}
+    if "queueing_max_us" in lacks:
+        added["queueing_max_us"] = pl.col("queueing_cdf_us").list.last()
+    return table.with_columns(**added).select([*schema, pl.exclude(list(schema))])
 
 
 def kept_table(path: Path, schema: Mapping[str, Any], command: str) -> pl.DataFrame:

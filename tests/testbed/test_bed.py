@@ -20,9 +20,10 @@ from waiting import wait_until
 from laboratory.bed import checks, router_log, tcp
 from laboratory.bed.checks import capability
 from laboratory.bed.hosts import ADDRESS6_B, ADDRESS_B, Bed, clean, leftovers
+from laboratory.bed.lateness import in_stalls, lateness
 from laboratory.bed.programs import MARKER, ROUTER, why_not_built
 from laboratory.bed.run import Plan, figures, run, send
-from laboratory.bed.selfcheck import NO_AQM, ideal_due_ns, in_stalls, selfcheck
+from laboratory.bed.selfcheck import NO_AQM, ideal_due_ns, selfcheck
 from serving.agent.marked_udp import BINARY
 from serving.agent.marked_udp import why_not_built as no_udp
 
@@ -53,6 +54,35 @@ def test_what_falls_into_a_stall_and_its_backlog_is_masked() -> None:
     due = np.array([0.0, 9e6, 10e6, 12e6, 21.9e6, 22.1e6, 40e6])
     masked = in_stalls(due, np.array([10_000_000]), np.array([12_000_000]), 2e6)
     assert masked.tolist() == [False, False, True, True, True, False, False]
+    # A short stall within the backlog of a longer one ends nothing.
+    masked = in_stalls(due, np.array([10_000_000, 12_100_000]), np.array([12_000_000, 12_200_000]), 2e6)
+    assert masked.tolist() == [False, False, True, True, True, False, False]
+
+
+def stalled_at(begin_ns: int, end_ns: int) -> np.ndarray:
+    log = np.zeros(1, router_log.RECORD)
+    log["kind"], log["arrived_ns"], log["written_ns"] = router_log.STALL, begin_ns, end_ns
+    return log
+
+
+def test_lateness_is_that_of_the_packets_outside_stalls() -> None:
+    """1,000 packets a ms apart, 1 to 1,000 us late; a stall of 1 ms masks those due within 1 + 4 + 5 ms."""
+    due = np.arange(1000) * 1_000_000
+    written = due + np.arange(1, 1001) * 1000
+    whole = lateness(written, due, stalled_at(0, 0)[:0], 5e6).columns()
+    assert whole == pytest.approx(
+        {"late_p50_us": 500.5, "late_p99_us": 990.01, "late_p999_us": 999.001, "stalled_share": 0}
+    )
+    found = lateness(written, due, stalled_at(990_000_000, 991_000_000), 5e6)
+    assert len(found.kept_us_K) == 990
+    assert found.columns() == pytest.approx(
+        {"late_p50_us": 495.5, "late_p99_us": 980.11, "late_p999_us": 989.011, "stalled_share": 0.01}
+    )
+    none = {"late_p50_us": None, "late_p99_us": None, "late_p999_us": None}
+    assert lateness(written, due, stalled_at(0, 900_500_000), 0).columns() == none | {"stalled_share": 1}
+    few = lateness(written[:99], due[:99], stalled_at(0, 0)[:0], 0)
+    assert few.columns() == none | {"stalled_share": 0}
+    assert lateness(due[:0], due[:0], stalled_at(0, 1), 0).columns() == none | {"stalled_share": None}
 
 
 def test_each_capability_has_its_reason() -> None:
@@ -138,6 +168,7 @@ def test_a_run_gives_a_row_for_each_seed() -> None:
         assert row["lost"] == row["packets"] - row["sender"]["acked"]
         assert row["wait_p50_ms"] <= row["wait_p99_ms"] <= row["wait_max_ms"] < 1000
         assert row["classic_share"] == 0
+        assert 0 <= row["stalled_share"] <= 1
     with pytest.raises(RuntimeError, match="agent socket /nowhere/agent"):
         run(Plan(cross_mbps=0, send_mbps=1, seconds=0.1, agent=Path("/nowhere/agent.sock")))
     with pytest.raises(ValueError, match="rate_mbps 0: must be above 0"):
@@ -145,7 +176,7 @@ def test_a_run_gives_a_row_for_each_seed() -> None:
     with pytest.raises(ValueError, match="--profile fifo: must be one of"):
         Plan(profile="fifo")
     empty = np.zeros(0, router_log.RECORD)
-    assert figures(empty, empty)["packets"] == 0
+    assert figures(empty, empty, 0)["packets"] == 0
 
 
 @pytest.mark.slow

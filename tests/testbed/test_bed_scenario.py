@@ -19,9 +19,9 @@ from waiting import wait_until
 from laboratory.bed import router_log, scenario
 from laboratory.bed.hosts import Bed
 from laboratory.bed.programs import DCTCP, DCTCP_OBJECT, HOLDER
-from laboratory.bed.report import agreement
-from laboratory.bed.runs import SCHEMA, keep, load
-from laboratory.bed.scenario import figures, groups_of, queue_of, rule_of, sizes_of
+from laboratory.bed.report import agreement, router_errors, router_table
+from laboratory.bed.runs import LATER, ROUTER, SCHEMA, keep, load
+from laboratory.bed.scenario import figures, groups_of, queue_of, router_error, rule_of, sizes_of
 from laboratory.bed.selfcheck import NO_AQM
 from laboratory.bed.tcp import PORT
 from laboratory.learning.judged_models import models_by_profile
@@ -78,6 +78,21 @@ def test_the_figures_of_a_log_are_those_counted_by_hand() -> None:
     assert found["cross_goodput_bps"] == found["classic_share"] == 0
     with pytest.raises(RuntimeError, match="no packet of S1's L4S flows"):
         figures(log_of_a_flow(), [group], (SECOND, 2 * SECOND))
+
+
+def test_a_runs_lateness_is_of_its_span_and_of_every_flow_to_host_b() -> None:
+    """120 packets of two flows came in the span, each 10 us late; a stall of 1 ms masks 20 of them."""
+    log = np.zeros(401, router_log.RECORD)
+    log["arrived_ns"][:200] = np.arange(200) * 1_000_000
+    log["due_ns"][:200] = log["arrived_ns"][:200] + 5_000_000
+    log["written_ns"][:200] = log["due_ns"][:200] + 10_000
+    log["destination_port"][:200:2] = PORT
+    log["kind"][200:400], log["written_ns"][200:400] = router_log.BACK, SECOND  # late, and not of these
+    log["kind"][400] = router_log.STALL
+    log["arrived_ns"][400], log["written_ns"][400] = 144_500_000, 145_500_000
+    found = router_error(log, (50_000_000, 170_000_000), 15_000_000)
+    assert found == {"late_p50_us": 10, "late_p99_us": 10, "late_p999_us": 10, "stalled_share": 20 / 120}
+    assert router_error(log, (50_000_000, 150_000_000), 15_000_000)["late_p50_us"] is None
 
 
 def test_sizes_are_the_simulators() -> None:
@@ -146,6 +161,34 @@ def test_a_direction_is_said_where_both_are_settled(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+def test_rows_from_before_the_routers_error_are_read(tmp_path: Path, project: Path) -> None:
+    """What they lack is null, and said not to be measured; of new rows median and worst are said."""
+    published = load(project / "docs" / "laboratory")
+    assert published.schema == pl.Schema(SCHEMA)
+    keep(tmp_path, rows("kernel", {"default": 50.0}))
+    old = pl.read_parquet(tmp_path / "bed.parquet")
+    old.drop(LATER).with_columns(queueing_cdf_us=[0.0, 7.0]).write_parquet(tmp_path / "bed.parquet")
+    table = load(tmp_path)
+    assert table.schema == pl.Schema(SCHEMA)
+    assert table.select(LATER).row(0, named=True) == dict.fromkeys(LATER) | {"queueing_max_us": 7.0}
+    assert router_table(table)[2] == f"| bed-figure8 | 0 of 5 |{' not measured |' * 4}"
+    late = dict(zip(ROUTER, (2.0, 30.0, 1400.5, 0.002), strict=True))
+    new = [row | late | {"late_p50_us": row["seed"]} for row in rows("kernel", {"oracle": 30.0})]
+    new[0] |= dict.fromkeys(list(ROUTER)[:3]) | {"stalled_share": 0.5}  # the machine was too busy
+    keep(tmp_path, [*new, *rows("ns3", {"oracle": 30.0})])
+    assert load(tmp_path).filter(source="ns3")["stalled_share"].null_count() == 5
+    (found,) = router_errors(load(tmp_path))
+    assert (found["runs"], found["measured"]) == (10, 5)
+    assert found["late_p50_us"] == {"median": 3.5, "worst": 5}
+    assert router_table(load(tmp_path))[2] == (
+        "| bed-figure8 | 5 of 10 | 3.5, at worst 5.0 | 30.0, at worst 30.0 | 1,400.5, at worst 1,400.5 |"
+        " 0.20, at worst 50.00 |"
+    )
+    old.drop("cpu_s").write_parquet(tmp_path / "bed.parquet")
+    with pytest.raises(ValueError, match=r"bed\.parquet was made by another version"):
+        load(tmp_path)
+
+
 @pytest.mark.long
 @needs_bed
 @pytest.mark.slow
@@ -177,6 +220,10 @@ def test_a_kernels_flows_are_marked_answer_marks_and_are_moved(tmp_path: Path) -
     assert by["model"]["artifact"] == models["uncoupled"].content
     assert by["model"]["unforeseen_share"] < 0.5
     assert all(row["s1_goodput_bps"] > 1e6 and row["rtt_p50_us"] >= 40_000 for row in by.values())
+    for row in by.values():
+        assert 0 <= row["stalled_share"] <= 1
+        late = [row[name] for name in ROUTER if name != "stalled_share"]
+        assert late == [None] * 3 or 0 <= late[0] <= late[1] <= late[2]  # none: the machine is too busy
     assert run().equals(table)
     assert len(said) == 6  # nothing was run again
     other = {"uncoupled": replace(models["uncoupled"], content="0" * 64)}

@@ -183,6 +183,21 @@ def test_the_bench_says_what_a_packet_costs() -> None:
         assert 0 < rows["packets with a decision"].ours <= 100
 
 
+@pytest.mark.parametrize("option", ["--port", "--plain-port"])
+@pytest.mark.parametrize(
+    ("port", "line"), [(0, "or equal to 1"), (-1, "or equal to 1"), (65536, "or equal to 65535")]
+)
+def test_a_port_that_there_is_not_is_refused(option: str, port: int, line: str) -> None:
+    from typer.testing import CliRunner
+
+    from infra.cli import app
+
+    ran = CliRunner().invoke(app, ["mark", "follow", "lo", option, str(port)])
+    assert ran.exit_code == 2
+    assert f"Invalid value for '{option}'" in ran.stderr
+    assert line in ran.stderr
+
+
 def test_a_benchmark_that_cannot_run_here_is_left_out_with_its_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

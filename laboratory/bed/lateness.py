@@ -1,0 +1,68 @@
+"""How late the router writes packets to host b; those that fell into a stall of the host are masked.
+
+`bed selfcheck` and every run have it from here. What differs is when a packet is due: the self-check takes an
+ideal link from the sender's own times, a run the log's virtual time, which begins when the router has read
+the packet. So a run's lateness is the router's alone.
+
+Shapes: N packets, K of them outside stalls, S stalls.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from laboratory.bed import router_log
+
+LOAD: Final = 0.8  # of the self-check
+# A stall of D leaves a backlog of LOAD · D, which drains at 1 - LOAD: D · LOAD / (1 - LOAD) later it is gone.
+RECOVERY: Final = LOAD / (1 - LOAD)
+LEAST_PACKETS: Final = 100  # outside stalls, or there are no quantiles
+LEVELS: Final = {"late_p50_us": 0.5, "late_p99_us": 0.99, "late_p999_us": 0.999}
+
+
+@dataclass(frozen=True)
+class Lateness:
+    """Of some packets."""
+
+    kept_us_K: NDArray[np.float64]
+    stalled_share: float | None  # of the packets, masked; None where there is no packet
+
+    def columns(self) -> dict[str, float | None]:
+        """Quantiles, null where too few packets lie outside stalls, and the share that was masked."""
+        if len(self.kept_us_K) < LEAST_PACKETS:
+            return {**dict.fromkeys(LEVELS), "stalled_share": self.stalled_share}
+        found = np.quantile(self.kept_us_K, list(LEVELS.values()))
+        return {**dict(zip(LEVELS, found.tolist(), strict=True)), "stalled_share": self.stalled_share}
+
+
+def error_us(written_ns_N: NDArray[Any], due_ns_N: NDArray[Any]) -> NDArray[np.float64]:
+    """How far from when they were due packets were written."""
+    return np.asarray(np.abs(written_ns_N - due_ns_N) / 1e3)
+
+
+def in_stalls(
+    due_ns_N: NDArray[Any], begin_ns_S: NDArray[np.int64], end_ns_S: NDArray[np.int64], delay_ns: float
+) -> NDArray[np.bool_]:
+    """Whether a packet's queueing or delivery fell into a stall, or into the backlog that it left.
+
+    Stalls are in the order of the log.
+    """
+    until_ns_S = end_ns_S + RECOVERY * (end_ns_S - begin_ns_S) + delay_ns
+    latest_ns = np.concatenate(
+        [[-np.inf], np.maximum.accumulate(until_ns_S)]
+    )  # of the first S stalls, from 0
+    return np.asarray(due_ns_N <= latest_ns[np.searchsorted(begin_ns_S, due_ns_N, side="right")])
+
+
+def lateness(
+    written_ns_N: NDArray[Any], due_ns_N: NDArray[Any], records: NDArray[Any], delay_ns: float
+) -> Lateness:
+    """Measure packets; the stalls are those of the whole log."""
+    stalls = records[records["kind"] == router_log.STALL]
+    masked_N = in_stalls(due_ns_N, stalls["arrived_ns"], stalls["written_ns"], delay_ns)
+    share = float(masked_N.mean()) if len(masked_N) else None
+    return Lateness(error_us(written_ns_N, due_ns_N)[~masked_N], share)
