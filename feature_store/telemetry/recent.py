@@ -49,6 +49,7 @@ class Latest:
     missing_packets: int  # numbers within the span for which no SEND came: lost telemetry
     flow_starts_ns: Mapping[int, int]  # when each of the flows that sent last sent its first packet
     unmatched_acks: int = 0  # of packets that it never sent, since the store knows it
+    damaged: str = ""  # a line that names a damaged file; what came before it is left out
 
 
 def senders(root: Path) -> list[str]:
@@ -122,7 +123,7 @@ def latest_minutes(root: Path, sender: str, minutes: float, *, settled: bool = F
 
     Raises:
         FileNotFoundError: nothing of this sender is stored.
-        ValueError: `minutes` is not above 0; or a file of this sender is damaged, the line names it.
+        ValueError: `minutes` is not above 0; or the manifest or the newest minute is damaged.
     """
     if not minutes > 0:
         raise ValueError(f"latest_minutes: {minutes!r} minutes: must be above 0")
@@ -137,7 +138,7 @@ def latest_minutes(root: Path, sender: str, minutes: float, *, settled: bool = F
         until_ns = session.newest_ns - (OPEN_NS if awaited else 0)
         since_ns = until_ns - round(minutes * MINUTE_NS)
         try:
-            packets = _read(sender_dir(root, sender), manifest, number, since_ns, until_ns)
+            packets, damaged = _read(sender_dir(root, sender), manifest, number, since_ns, until_ns)
         except FileNotFoundError:
             continue
         batch = pl.col("packet") // HORIZON
@@ -149,6 +150,7 @@ def latest_minutes(root: Path, sender: str, minutes: float, *, settled: bool = F
             _missing(packets),
             {int(flow): sent_ns for flow, sent_ns in session.flow_starts_ns.items()},
             manifest.counts.unmatched_acks,
+            damaged,
         )
     raise FileNotFoundError(f"the packets of sender {sender!r} under {root} vanished {TRIES} times")
 
@@ -183,19 +185,29 @@ def gaps(root: Path) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=GAP_SCHEMA, orient="row")
 
 
-def _read(folder: Path, manifest: Manifest, session: int, since_ns: int, until_ns: int) -> pl.DataFrame:
-    tables = [
-        merged([read_part(folder, name) for name in p.packets], [read_part(folder, name) for name in p.acks])
-        for p in manifest.partitions
-        if p.session == session and p.minute >= since_ns // MINUTE_NS
-    ]
-    packets = pl.concat(tables) if tables else pl.DataFrame(schema=PACKET_SCHEMA)
-    return (
-        packets.filter((pl.col("sent_ns") > since_ns) & (pl.col("sent_ns") <= until_ns))
+def _read(
+    folder: Path, manifest: Manifest, session: int, since_ns: int, until_ns: int
+) -> tuple[pl.DataFrame, str]:
+    """A session's packets between two times, but for those before a damaged file, and the line about it."""
+    tables, damaged = [pl.DataFrame(schema=PACKET_SCHEMA)], ""
+    wanted = [p for p in manifest.partitions if p.session == session and p.minute >= since_ns // MINUTE_NS]
+    for p in sorted(wanted, key=lambda p: p.minute, reverse=True):
+        try:
+            packets, acks = ([read_part(folder, name) for name in names] for names in (p.packets, p.acks))
+        except ValueError as error:
+            if len(tables) == 1:
+                raise
+            damaged = str(error)
+            break
+        tables.append(merged(packets, acks))
+    found = (
+        pl.concat(reversed(tables))
+        .filter((pl.col("sent_ns") > since_ns) & (pl.col("sent_ns") <= until_ns))
         .unique("packet", keep="first", maintain_order=True)
         .sort("packet")
         .with_columns(pl.col("sent_ns").cum_max())
     )
+    return found, damaged
 
 
 def _missing(packets: pl.DataFrame) -> int:

@@ -13,6 +13,7 @@ from laboratory.report import tables as lab
 from laboratory.report.confucius import fairness
 from laboratory.report.verdict import Verdict
 from laboratory.report.verdicts import LFQ
+from laboratory.scenarios.files import LFQ_TABLE
 from models.scoring.intervals import estimate
 
 SLIDES = {  # Mbit/s, queue max, mean: means of 400 runs without intervals, in ns-3.30
@@ -30,7 +31,7 @@ COLUMNS = ("goodput_mbps", "queue_max", "queue_mean")
 
 def of_400(runs: pl.DataFrame, window: int = 1) -> list[str]:
     """Every rule: throughput and queue over the grid, intervals over its groups."""
-    rows = runs.filter(pl.col("study") == table.NAME, pl.col("initial_window") == window)
+    rows = runs.filter(pl.col("study") == LFQ_TABLE, pl.col("initial_window") == window)
     names = [
         "rule",
         "runs",
@@ -67,7 +68,7 @@ def of_400(runs: pl.DataFrame, window: int = 1) -> list[str]:
 
 def correlations(runs: pl.DataFrame) -> list[str]:
     """The limit's correlation with what the axis varies, over all runs of the grid and over its groups."""
-    rows = runs.filter(pl.col("study") == table.NAME, pl.col("initial_window") == 1)
+    rows = runs.filter(pl.col("study") == LFQ_TABLE, pl.col("initial_window") == 1)
     lines = lab.head_of(["rule", "New Reno, bandwidth", "delay", "BIC, bandwidth", "delay"])
     for rule in judged.rules_of(rows):
         cells = [

@@ -27,7 +27,6 @@ from models.limit.weight_file import content_of, said_of
 from models.registry.registry import CHAMPION
 from serving.triton.repository import LIMIT
 
-NAME: Final = LFQ_TABLE
 BEST: Final = "lfq-best"
 BEYOND: Final = "lfq-beyond"
 FILE: Final = "lfq.parquet"
@@ -86,7 +85,7 @@ def run_table(artifact: str | None, controls: list[str] | None, overrides: list[
             for group, environment in best_environments(settings)
         ]
         grid += [
-            (NAME, name, axis, group, Flow(environment, disc))
+            (LFQ_TABLE, name, axis, group, Flow(environment, disc))
             for name, disc in chosen.items()
             for axis, group, environment in points(settings)
             if name != "fq 1000" or group < settings.long_groups
@@ -97,7 +96,7 @@ def run_table(artifact: str | None, controls: list[str] | None, overrides: list[
             if name != "fq 1000"
             for environment in beyond(settings)
         ]
-        found = simulator.run([flow for *_, flow in grid], NAME).rows
+        found = simulator.run([flow for *_, flow in grid], LFQ_TABLE).rows
         rows = [
             _row(study, name, axis, group, flow, outcome, simulator.name)
             for (study, name, axis, group, flow), outcome in zip(
@@ -105,7 +104,7 @@ def run_table(artifact: str | None, controls: list[str] | None, overrides: list[
             )
         ]
         keep(output, rows)
-    print(f"results: {output / FILE}; `swiftqueue lab verdict {NAME} --output {output}` judges them")
+    print(f"results: {output / FILE}; `swiftqueue lab verdict {LFQ_TABLE} --output {output}` judges them")
     return 0
 
 
@@ -219,4 +218,4 @@ def read(output: Path) -> pl.DataFrame:
     Raises:
         ValueError: the file is damaged, or another version of this project made it.
     """
-    return kept_table(output / FILE, SCHEMA, f"swiftqueue lab run {NAME}")
+    return kept_table(output / FILE, SCHEMA, f"swiftqueue lab run {LFQ_TABLE}")

@@ -15,8 +15,8 @@ from typing import Any, Final
 import polars as pl
 
 from feature_store.atomic import new_file
-from laboratory.report.comparison import Place, by_seed, places, rests_on
-from laboratory.report.judging import FEWEST_PACKETS, FEWEST_SEEDS, SETTLED
+from laboratory.report.comparison import Place, by_seed, compare, places
+from laboratory.report.judging import FEWEST_SEEDS, SETTLED
 from laboratory.report.measures import QUEUEING_P99
 from laboratory.runs.results import COMPLETE, kept_table
 from models.scoring.intervals import paired_change
@@ -100,11 +100,9 @@ def looked(runs: pl.DataFrame, scenario: str, looks: Sequence[int]) -> list[dict
         base = by_seed(runs, place, "default", QUEUEING_P99)
         for control in controls_of(runs, place):
             ours = by_seed(runs, place, control, QUEUEING_P99)
-            both = runs.filter(pl.col("control").is_in(["default", control]))
-            packets = rests_on(both, place, QUEUEING_P99)
-            is_judged = packets is None or packets >= FEWEST_PACKETS  # as the report judges
+            found = compare(runs, place, control)
+            is_judged = found is not None and not found.few_packets
             asked = len(looks) * len(at) * len(controls_of(runs, place))
-            change = paired_change(ours, base)
             rows.append(
                 {
                     "scenario": place.scenario,
@@ -114,7 +112,7 @@ def looked(runs: pl.DataFrame, scenario: str, looks: Sequence[int]) -> list[dict
                     "looks": list(looks),
                     "places": len(at),
                     "seeds": len(set(ours) & set(base)),
-                    "change": change.mean if change else None,
+                    "change": found.queueing.mean if found else None,
                     "chance": chance_of(ours, base, asked) if is_judged else 1.0,
                     "settled_at": settled_at(ours, base, looks, asked) if is_judged else None,
                 }

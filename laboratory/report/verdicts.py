@@ -20,6 +20,7 @@ from laboratory.report import confucius
 from laboratory.report.verdict import NOT_HELD, Verdict, judged
 from laboratory.report.who_picks import CHEATS, WHO, who_picks, who_picks_cheats
 from laboratory.runs import experience
+from laboratory.scenarios.files import LFQ_TABLE
 
 
 def of_scenario(name: str, output: Path) -> list[Verdict]:
@@ -93,7 +94,7 @@ JUDGES: Final[dict[str, tuple[str, Judge]]] = {
 
 def _lfq_400(table: pl.DataFrame) -> list[Verdict]:
     """The table of 400: throughput and mean queue over FqCoDel's, by groups of the grid."""
-    rows = _of_lfq(table, lfq_table.NAME)
+    rows = _of_lfq(table, LFQ_TABLE)
     found = []
     for alpha, least, most in lfq.TABLE_TARGETS:
         rule = f"LFQ counterfactual {alpha:g}"
@@ -111,7 +112,7 @@ def _lfq_400(table: pl.DataFrame) -> list[Verdict]:
 
 def _lfq(table: pl.DataFrame) -> list[Verdict]:
     """What each network has learned: correlations, Reno's limit beside BIC's, the reward."""
-    rows, best = _of_lfq(table, lfq_table.NAME), _of_lfq(table, lfq_table.BEST)
+    rows, best = _of_lfq(table, LFQ_TABLE), _of_lfq(table, lfq_table.BEST)
 
     def correlations(rule: str, learned: str, reason: str | None = None) -> list[Verdict]:
         return [
@@ -143,7 +144,7 @@ def _lfq(table: pl.DataFrame) -> list[Verdict]:
 def _of_lfq(table: pl.DataFrame, study: str) -> pl.DataFrame:
     rows = table.filter(pl.col("study") == study, pl.col("initial_window") == 1)
     if rows.is_empty():
-        raise ValueError(f"there are no results of {study}: `swiftqueue lab run {lfq_table.NAME}` makes them")
+        raise ValueError(f"there are no results of {study}: `swiftqueue lab run {LFQ_TABLE}` makes them")
     return rows
 
 

@@ -125,13 +125,13 @@ class Rounds:
         learned = [one for one in history if one["outcome"] in LEARNED and one.get("newest_ns") is not None]
         # By sender, the last round that learned of it, and its newest event.
         self._learned = {str(one.get("sender", "")): (one["number"], one["newest_ns"]) for one in learned}
-        self._turns = deque((str(one.get("sender", "")) for one in learned), TURNS)
+        self._turns = deque((str(one["sender"]) for one in history if one.get("sender")), TURNS)
         self._unmatched: dict[str, int] = {}  # ACKs of nothing by sender, as of its last round
         self._workers_lost = 0  # gone or too slow with the re-trained candidate that waits
 
     @property
     def turns(self) -> list[str]:
-        """Senders of the last rounds that learned."""
+        """Senders of the last rounds, whatever came of them: none keeps the others from theirs."""
         return list(self._turns)
 
     def history(self) -> list[dict[str, Any]]:
@@ -168,6 +168,7 @@ class Rounds:
             record.reason = first_line(str(error))
         if record.outcome in LEARNED and record.newest_ns is not None:
             self._learned[record.sender] = record.number, record.newest_ns
+        if record.sender:
             self._turns.append(record.sender)
         if record.rolled_back:
             record.reason = f"{record.reason}; {record.rolled_back}"
@@ -345,6 +346,8 @@ class Rounds:
         if latest.packets.is_empty():
             raise DeclinedError("no telemetry")
         name = record.sender = str(latest.packets["trace"][0])
+        if latest.damaged:
+            say(f"round {record.number}: {latest.damaged}; what came before it is left out")
         number, newest_ns = self._learned.get(name, (0, None))
         if latest.newest_ns == newest_ns:
             raise DeclinedError(f"no telemetry since round {number}")

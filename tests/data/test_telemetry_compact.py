@@ -653,6 +653,23 @@ def test_a_damaged_part_costs_its_own_sender_alone(
     compactor.close()
 
 
+def test_a_damaged_minute_costs_what_came_before_it(tmp_path: Path) -> None:
+    packets = steady(6000, gap_ns=60 * MS)  # 6 minutes; no compaction reads the first again
+    for part in bodies(packets, 500):
+        log(tmp_path, [part])
+        compact(tmp_path)
+    whole = latest_minutes(tmp_path, "a", 60)
+    first, second = load_manifest(tmp_path, "a").partitions[:2]
+    part = sender_dir(tmp_path, "a") / first.packets[0]
+    part.write_bytes(b"PAR1" + part.read_bytes()[9:])
+    latest = latest_minutes(tmp_path, "a", 60)
+    assert (str(part) in latest.damaged, whole.damaged) == (True, "")
+    assert latest.missing_packets == 0
+    kept = whole.packets.filter(pl.col("packet") >= -(-second.first_packet // 8) * 8)
+    assert_frame_equal(latest.packets.drop("packet"), kept.drop("packet"))
+    assert latest_minutes(tmp_path, "a", 1).damaged == ""
+
+
 def test_a_sender_that_is_removed_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As settings.py says how to free its place: while the ingest runs."""
     monkeypatch.setattr(telemetry_round, "MAX_PARTS", 1)

@@ -37,9 +37,9 @@ class Candidate:
         pass
 
 
-def test_a_candidate_that_ends_the_worker_twice_is_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def params(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> live.RoundParams:
+    """Of rounds whose registry has a champion, and nothing else."""
     monkeypatch.setenv("SWIFTQUEUE_STATE", str(tmp_path))
     registry = SimpleNamespace(fetch=lambda version, folder: folder, reference=lambda version: version)
     for name, value in {
@@ -51,7 +51,25 @@ def test_a_candidate_that_ends_the_worker_twice_is_given_up(
     }.items():
         monkeypatch.setattr(live, name, value)
     limits = {"max_unknown_latency": 0.5, "max_latency_s": 10}
-    params = round_params(limits, learn_s=6, judge_s=2, least_windows=50)
+    return round_params(limits, learn_s=6, judge_s=2, least_windows=50)
+
+
+def test_a_declined_round_is_a_turn_and_names_a_damaged_file(
+    params: live.RoundParams, capsys: pytest.CaptureFixture[str]
+) -> None:
+    packets = bottleneck_table("a", seconds=1)
+    latest = Latest(packets, 1, 1, packets.height, {}, damaged="part-1.parquet cannot be read")
+    for number in (1, 2):  # and a scheduler that came back
+        rounds = live.Rounds(lambda seconds, sender: latest, params, FINETUNE, "swiftqueue")
+        assert rounds.run().reason.startswith("telemetry has gaps")
+        assert rounds.turns == ["a"] * number
+        rounds.close()
+        assert capsys.readouterr().out.count("part-1.parquet") == 1
+
+
+def test_a_candidate_that_ends_the_worker_twice_is_given_up(
+    params: live.RoundParams, monkeypatch: pytest.MonkeyPatch
+) -> None:
     latest = Latest(bottleneck_table("live", seconds=1), 0, 1, 0, {})
     retraining: Any = Candidate()
     rounds = live.Rounds(lambda seconds, sender: latest, params, FINETUNE, "swiftqueue", retraining)

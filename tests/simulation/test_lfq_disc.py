@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from laboratory.lfq import judged, learning, settings, table
 from laboratory.lfq.flows import LFQ, NO_LIMIT, Disc, Environment, Flow, Simulator
 from laboratory.report import verdict, verdicts
+from laboratory.scenarios.files import LFQ_TABLE
 from models.limit import network as limit_network
 from pipelines.simulators import build_simulator
 
@@ -206,7 +207,7 @@ def test_training_the_table_and_its_verdicts(tmp_path: Path, capfd: pytest.Captu
         table.run_table(str(models), ["fifo"], TABLE, tmp_path)
     assert table.run_table(str(models), rules, TABLE, tmp_path) == 0
     found = table.read(tmp_path)
-    grid = found.filter(pl.col("study") == table.NAME)
+    grid = found.filter(pl.col("study") == LFQ_TABLE)
     assert grid.group_by("rule").len().sort("rule")["len"].to_list() == [20, 20, 20]
     assert (grid.filter(pl.col("rule") == "FqCoDel")["goodput_mbps"] > 1).all()
     again = table.run_table(str(models), rules, TABLE, tmp_path)
