@@ -35,7 +35,7 @@ from laboratory.lfq import table as lfq_table
 from laboratory.lfq import traces
 from laboratory.report import guard, premise_map, rules
 from laboratory.report import tables as lab
-from laboratory.report.comparison import Place, against_chance, by_seed, change_of, percent
+from laboratory.report.comparison import LIMITS, Place, against_chance, by_seed, change_of, percent
 from laboratory.report.judging import JUDGED
 from laboratory.report.ladder import ladder
 from laboratory.report.measures import MS, QUEUEING_P99
@@ -377,6 +377,9 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "guard-discounted-kept": lambda data: guard.kept(data.runs, guard.DISCOUNTED),
     "guard-shipped-kept": lambda data: guard.kept(data.runs, guard.SHIPPED),
     "rules": lambda data: rules.ruled(data.rules),
+    "tuned": lambda data: rules.ruled(data.runs, rules.TUNED, rules.NEVER, "tuned"),
+    "tuned-changes": lambda data: guard.guarded(data.runs, rules.TUNED, "head tuned", wanted=LIMITS),
+    "split": lambda data: guard.guarded(data.runs, "split", "share moved", "random", LIMITS),
     "premise-map": lambda data: premise_map.mapped(data.runs),
     "premise-map-counted": lambda data: premise_map.counted(data.runs),
     "map": lambda data: brief(data, "rfc9332", "map-"),

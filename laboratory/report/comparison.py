@@ -25,6 +25,7 @@ from laboratory.report.judging import (
 from laboratory.report.measures import (
     CLASSIC_SHARE,
     CROSS_GOODPUT,
+    CROSS_MESSAGE,
     QUEUEING_MAX,
     QUEUEING_P99,
     QUEUEING_P999,
@@ -84,6 +85,7 @@ LIMITS: Final = (
     Limit("S1's goodput", S1_GOODPUT, 1 - LEAST_GOODPUT, falls=True),
     Limit("S1's messages", S1_MESSAGE, NO_HARM),
     Limit("cross traffic's goodput", CROSS_GOODPUT, 1 - LEAST_CROSS_GOODPUT, falls=True),
+    Limit("cross traffic's messages", CROSS_MESSAGE, NO_HARM),
     Limit("the classic flows' share", CLASSIC_SHARE, 1 - LEAST_CLASSIC_SHARE, falls=True),
 )
 

@@ -12,6 +12,7 @@ from laboratory.report.judging import FEWEST_SEEDS, LEAST_GAIN_KEPT, NO_HARM
 from laboratory.report.measures import (
     CLASSIC_SHARE,
     CROSS_GOODPUT,
+    CROSS_MESSAGE,
     L4S_GOODPUT,
     MOVED,
     QUEUEING_MAX,
@@ -44,6 +45,7 @@ COSTS: Final = (
     (CROSS_GOODPUT, "cross goodput"),
     (CLASSIC_SHARE, "classic share"),
     (S1_MESSAGE, "S1's messages"),
+    (CROSS_MESSAGE, "cross messages"),
 )
 WANTED: Final = tuple(
     limit._replace(most=NO_HARM, name="classic share" if limit.measure == CLASSIC_SHARE else limit.name)
@@ -57,7 +59,11 @@ WANTED_OF_TRIED: Final = tuple(
 
 
 def guarded(
-    runs: pl.DataFrame, prefix: str = FIRST, axis: str = "guard", control: str = "model"
+    runs: pl.DataFrame,
+    prefix: str = FIRST,
+    axis: str = "guard",
+    control: str = "model",
+    wanted: Sequence[Limit] | None = None,
 ) -> list[str]:
     """Return tables of scenarios whose names begin so: a control's changes at each point of their axis."""
     here = runs.filter(pl.col("scenario").str.starts_with(prefix))
@@ -77,7 +83,16 @@ def guarded(
         lines += ["", *head_of(["profile", axis, *(name for _, name in costs), "settled harm"])]
         for place in at:
             changes = [change(here, place, control, measure) for measure, _ in costs]
-            lines.append(row_of([f"`{place.profile}`", place.point, *changes, harm(here, place, control)]))
+            lines.append(
+                row_of(
+                    [
+                        f"`{place.profile}`",
+                        place.point,
+                        *changes,
+                        harm(here, place, control, wanted or WANTED),
+                    ]
+                )
+            )
     return lines[1:] or ["Not run."]
 
 

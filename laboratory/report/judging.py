@@ -12,7 +12,7 @@ MOST_RTT_CHANGE: Final = 0.05
 LEAST_GOODPUT: Final = 0.98
 LEAST_CROSS_GOODPUT: Final = 0.98
 LEAST_CLASSIC_SHARE: Final = 0.90
-NO_HARM: Final = 0.02  # P99, P99.9, the longest wait and messages may be that much worse
+NO_HARM: Final = 0.02  # P99, P99.9, the longest wait and messages' times may be that much worse
 PACKET_BITS: Final = 12_000  # no limit of a delay is finer than this at the slowest bottleneck's rate
 
 # When something is settled.

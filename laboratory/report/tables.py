@@ -66,6 +66,7 @@ SWEPT_COSTS: Final = (
     (CROSS_GOODPUT, "cross goodput"),
     (CLASSIC_SHARE, "classic share"),
     (S1_MESSAGE, "S1's messages"),
+    (CROSS_MESSAGE, "cross messages"),
 )
 COSTS_OF: Final = ("random", "oracle", "model")
 

@@ -73,9 +73,7 @@ def test_a_row_has_what_the_report_says_of_its_scenario(tmp_path: Path) -> None:
     none = {"count": 0, "unfinished": 0, "bytes": 0, "unfinished_bytes": 0, "byte_mean_s": None}
     some = {"count": 2, "unfinished": 1, "bytes": 300, "unfinished_bytes": 60, "byte_mean_s": 0.5}
     other = {"count": 1, "unfinished": 0, "bytes": 100, "unfinished_bytes": 0, "byte_mean_s": 1.3}
-    summary |= {
-        "messages": {"s1": {"l4s": some, "classic": other}, "cross": {"l4s": none, "classic": none}}
-    }
+    summary |= {"messages": {"s1": {"l4s": some, "classic": other}, "cross": {"l4s": none, "classic": none}}}
     (tmp_path / "trace.json").write_text(json.dumps({"packets": 40}))
     (tmp_path / "summary.json").write_text(json.dumps(summary))
     (tmp_path / "cost.json").write_text(json.dumps({"cpu_s": 3.0, "engine_s": 1.0}))

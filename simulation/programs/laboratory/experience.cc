@@ -127,10 +127,9 @@ void Experience::AddTo(JsonObject& summary) const {
   if (!m_messages.empty()) {
     JsonObject messages;
     for (uint32_t s = 0; s < m_run.senders.size(); ++s) {
-      messages.Add(m_run.senders[s].name, JsonObject()
-                                              .Add("l4s", Messages(s, true))
-                                              .Add("classic", Messages(s, false))
-                                              .Text());
+      messages.Add(
+          m_run.senders[s].name,
+          JsonObject().Add("l4s", Messages(s, true)).Add("classic", Messages(s, false)).Text());
     }
     summary.Add("messages", messages.Text());
   }
