@@ -226,7 +226,7 @@ def test_a_tuned_head_is_put_into_its_parents_network(
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("architecture.name", "bilstm", r"unknown architecture 'bilstm' \(known: event-stream, .*\)"),
+        ("architecture.name", "lstm", r"unknown architecture 'lstm' \(known: bilstm-encoder, .*\)"),
         ("architecture.name", "transformer-encoder", "of transformer-encoder: unknown key 'queries'"),
         ("architecture.layers", 2, r"the window must be 128 events \(a band for each layer\) and 8 queries"),
         ("architecture.band", 192, "the window must be 192 events"),

@@ -123,7 +123,7 @@ def test_its_file_and_its_section_are_all_that_is_asked_for(params: Path, projec
 
 def test_an_unknown_name_or_size_is_one_clear_line(params: Path) -> None:
     with pytest.raises(
-        ValueError, match="'lstm'; it must be one of event-stream, recurrent, window"
+        ValueError, match="'lstm'; it must be one of bilstm, event-stream, recurrent, window"
     ) as unknown:
         ArchitectureParams(name="lstm")
     own = yaml.safe_load(params.read_text())
@@ -276,7 +276,7 @@ def test_an_artifact_of_a_network_that_is_not_there_is_one_clear_line(
     with pytest.raises(ValueError, match=f"made for features {WINDOW.schema_hash}, but this code computes"):
         artifact.load(tmp_path / "first", EVENTS.schema_hash)
     monkeypatch.setattr(loop, "__path__", loop.__path__[:1])
-    line = r"unknown architecture 'recurrent-encoder' \(known: event-stream, transformer-encoder\)"
+    line = r"unknown architecture 'recurrent-encoder' \(known: bilstm-encoder, .*\)"
     with pytest.raises(ValueError, match=line):
         artifact.load(tmp_path / "first")
     with pytest.raises(ValueError, match="a RecurrentNetwork cannot be kept: no file of models"):
