@@ -1,4 +1,4 @@
-"""Networks over windows: those of the loop (models/loop/), the paper's, and the BiLSTM beside them.
+"""Networks over windows: those of the loop (models/loop/) and the paper's.
 
 Training is that of the stage `pretrain`, on one core; tuning that of the stage `finetune`.
 
@@ -24,12 +24,11 @@ from feature_store.events.windows import FEATURES, HORIZON, bdp_packets, iter_wi
 from models.forecasters.forecaster import Floats, Forecaster, Part, Say
 from models.forecasters.queries import QUERY_INPUTS, column, replayed
 from models.forecasters.torch_files import read_inputs, write_network
-from models.networks.bilstm import BiLstm
 from models.networks.files import load_weights
 from models.networks.loop_network import named, names
 from models.networks.prediction import predict
 from models.networks.scaling import ScaledFeature, Target, fit_features, fit_target
-from models.networks.transformer import Architecture, Predictor
+from models.networks.transformer import Predictor
 from models.networks.window_network import WindowNetwork
 from models.search import Between
 from models.section import Above0, Count, near
@@ -44,7 +43,7 @@ from models.training.pretraining import (
 )
 from models.training.protocol import Slice
 
-NETWORKS: Final = {"transformer": Predictor, "bilstm": BiLstm}  # any other by its name in models/loop/
+NAMED: Final = {"transformer": "window"}  # names in forecasters.yaml that models/loop/ has not
 FIT_WINDOWS: Final = 4096  # evenly spaced windows that the scaling is fitted on
 TOKENS: Final = (64, 256)  # least and most of a window
 SHARED: Final = {each.name for each in QUERY_INPUTS}
@@ -56,12 +55,10 @@ def _kind(name: str) -> type[Predictor]:
     Raises:
         ValueError: there is none of that name.
     """
-    if name in NETWORKS:
-        return NETWORKS[name]
-    over_windows = {each: named(each) for each in names() if named(each).definition is WINDOW}
-    if name not in over_windows:
-        raise ValueError(f"it must be one of {', '.join([*NETWORKS, *over_windows])}")
-    return cast("type[Predictor]", over_windows[name].network())
+    over_windows = [each for each in names() if named(each).definition is WINDOW]
+    if name not in (known := [*NAMED, *over_windows]):
+        raise ValueError(f"it must be one of {', '.join(known)}")
+    return cast("type[Predictor]", named(NAMED.get(name, name)).network())
 
 
 def _known(name: str) -> str:
@@ -80,7 +77,7 @@ class WindowParams(PretrainParams):
     tokens: Annotated[int, Field(ge=16, le=4096, multiple_of=8)] | None = None
     """Packets of a window; none given: sized from the bandwidth-delay product of the training slices."""
     network: Annotated[str, AfterValidator(_known)]
-    """What stands between the inputs and the head: `transformer`, `bilstm`, or a network of models/loop/."""
+    """What stands between the inputs and the head: a network of models/loop/; `transformer`: its `window`."""
     left_out: Annotated[list[str], Field(max_length=0, default_factory=list)]
     """None: `inputs` says which there are."""
     inputs: list[str]
@@ -154,32 +151,18 @@ class WindowForecaster(Forecaster):
         return predict(self.model, self._windows(part, queue))
 
     def multiply_adds(self) -> int:
-        """Of a batch: a window for each queue."""
-        sizes: Architecture = self.model.sizes
-        tokens, d = self.tokens, sizes.width
-        if self.params.network not in NETWORKS:
-            return self._counted()
-        read = sizes.horizon if sizes.readout == "candidates" else 1
-        if self.params.network == "bilstm":  # four gates, of the input and of the state before
-            body = sizes.layers * tokens * 2 * 4 * (d // 2) * (d + d // 2)
-        else:
-            after = (
-                2 * d * d + 2 * d * sizes.feed_forward + 2 * tokens * d
-            )  # query, output, two layers, attention
-            body = sizes.layers * tokens * 2 * d * d + ((sizes.layers - 1) * tokens + read) * after
-        head = read * d * d + sizes.horizon * d
-        return 2 * (tokens * len(self.model.features) * d + body + head)
-
-    def _counted(self) -> int:
-        """Those that PyTorch executes for two windows. It knows none of an `nn.LSTM`."""
+        """Of a batch: a window for each queue. Those that PyTorch executes."""
         from torch.utils.flop_counter import (
             FlopCounterMode,
         )  # says on import that Triton's kernels are not here
 
-        x_BWF = torch.zeros(2, self.tokens, len(self.model.features))
+        # An LSTM is plain products in double precision, attention by MATH.
+        model = copy.deepcopy(self.model).double()
+        x_BWF = torch.zeros(2, self.tokens, len(model.features), dtype=torch.double)
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-            self.model(x_BWF)
-        return int(counter.get_total_flops()) // 2
+            model(x_BWF)
+        last = len(x_BWF) * model.sizes.horizon * model.sizes.width  # of the head: no matrix product
+        return int(counter.get_total_flops() // 2 + last)
 
     def write(self, folder: Path) -> dict[str, Any]:
         """Write the weights."""

@@ -1,8 +1,8 @@
 """What a network says of itself so that the whole loop can have it, and how it is found by its name.
 
 A file of `models/loop/` holds one, as `NETWORK`; its name, with hyphens, is what `architecture.name` takes in
-params.yaml. Only the file that is asked for is imported, and the project's own bring PyTorch when they train
-or build: to read sizes is quick.
+params.yaml. Only the file that is asked for is imported. Where it brings PyTorch when it trains or builds, as
+`window` and those over events do, to read sizes is quick.
 """
 
 from __future__ import annotations

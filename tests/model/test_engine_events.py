@@ -121,8 +121,8 @@ def test_other_sizes_are_for_onnx_runtime(tmp_path: Path, changes: dict[str, obj
     [
         (
             "architecture.name",
-            "bilstm",
-            "unknown architecture 'bilstm' .known: .*event-stream",
+            "lstm",
+            "unknown architecture 'lstm' .known: .*event-stream",
         ),
         ("architecture.name", "transformer-encoder", "unknown key 'queries'|'queries'"),
         ("format", "swiftqueue-artifact/1", "format 'swiftqueue-artifact/1' knows no 'event-stream'"),

@@ -85,11 +85,15 @@ def test_the_published_variants_are_those_tested(project: Path) -> None:
     assert sorted(each.name for each in variants(project / "forecasters.yaml")) == sorted(NAMES)
 
 
-def test_the_loops_event_stream_is_the_variant_that_is_compared(project: Path) -> None:
-    loop = yaml.safe_load((project / "params.yaml").read_text())["event-stream"]
-    compared = yaml.safe_load((project / "forecasters.yaml").read_text())["event-stream-2"]
+@pytest.mark.parametrize(
+    ("section", "variant"),
+    [("event-stream", "event-stream-2"), ("mlp", "mlp"), ("bilstm", "bilstm"), ("pretrain", "window")],
+)
+def test_the_loops_network_is_the_variant_that_is_compared(project: Path, section: str, variant: str) -> None:
+    loop = yaml.safe_load((project / "params.yaml").read_text())[section]
+    compared = yaml.safe_load((project / "forecasters.yaml").read_text())[variant]
     shared = set(loop) & set(compared)
-    assert {"layers", "band", "width", "anchor", "epochs", "learning_rate"} <= shared
+    assert {"layers", "width", "anchor", "epochs", "weight_decay", "sharp_weight"} <= shared
     assert {key: loop[key] for key in shared} == {key: compared[key] for key in shared}
 
 
@@ -398,10 +402,17 @@ def test_multiply_adds_are_those_that_torch_counts(fitted: dict[str, tuple[Varia
         assert stream.multiply_adds() == pytest.approx(16 * event + 2 * asked, rel=0.01), name
     mlp: Any = fitted["mlp"][1]
     assert mlp.multiply_adds() == 2 * multiplied(mlp.model.scaled, torch.rand(1, 8, len(QUERY_INPUTS)))
-    for name in ("window", "paper"):
+    for name in ("window", "paper", "bilstm"):
         window: Any = fitted[name][1]
-        x_1WF = torch.rand(1, window.tokens, len(window.model.features)) + 1
-        assert window.multiply_adds() == pytest.approx(2 * multiplied(window.model, x_1WF), rel=0.02), name
+        sizes, tokens = window.model.sizes, window.tokens
+        d, read = sizes.width, 8 if name != "paper" else 1
+        if name == "bilstm":  # four gates each way, of the input and of the state before
+            body = sizes.layers * tokens * 2 * 4 * (d // 2) * (d + d // 2)
+        else:  # keys and values; then query, output, two layers, attention
+            after = 2 * d * d + 2 * d * sizes.feed_forward + 2 * tokens * d
+            body = sizes.layers * tokens * 2 * d * d + ((sizes.layers - 1) * tokens + read) * after
+        inputs, head = tokens * len(window.model.features) * d, read * d * d + 8 * d
+        assert window.multiply_adds() == 2 * (inputs + body + head), name
 
 
 def strange(kind: str) -> pl.DataFrame:

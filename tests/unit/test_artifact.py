@@ -109,7 +109,7 @@ def test_another_schema_hash_is_refused(folder: Path) -> None:
         ({"window": {"tokens": 64}}, "window: key 'horizon' is missing"),
         ({"target": {"transform": "sqrt", "shift": 0, "scale": 1}}, "unknown transform 'sqrt'"),
         ({"target": {"transform": "log", "shift": 0, "scale": 0}}, "scale above zero|scale 0"),
-        ({"architecture": {"name": "bilstm"}}, "unknown architecture 'bilstm'"),
+        ({"architecture": {"name": "lstm"}}, "unknown architecture 'lstm'"),
         ({"features": [{"name": "age_us", "unit": "us"}]}, "feature: key 'scale' is missing"),
         ({"features": 7}, "malformed"),
     ],

@@ -152,7 +152,7 @@ def test_values_too_large_to_predict_from_are_refused(folder: Path, isa: str, to
         ("format", "swiftqueue-artifact/9", "format 'swiftqueue-artifact/9' is not"),
         ("target", None, "key 'target' is missing"),
         ("extra", 1, "unknown key 'extra'"),
-        ("architecture/name", "bilstm", "unknown architecture 'bilstm'"),
+        ("architecture/name", "lstm", "unknown architecture 'lstm'"),
         ("architecture/width", 128, "width is 128, the engine knows only 64; serve this model with ONNX"),
         ("architecture/heads", 8, "heads is 8"),
         ("architecture/layers", 0, r"layers is 0, must be in 1\.\.16"),

@@ -1,4 +1,4 @@
-"""The papers' other baseline: two bidirectional LSTM layers where the window's Transformer has its encoder.
+"""The papers' other baseline, a BiLSTM: bidirectional layers where the window's Transformer has its encoder.
 
 Shapes: B batch, W window tokens, F features, R tokens read (1 or H), D model width, H horizon (8 packets).
 """
@@ -6,11 +6,20 @@ Shapes: B batch, W window tokens, F features, R tokens read (1 or H), D model wi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar, Final
 
 from torch import Tensor, nn
 
+from models.loop.window import Window
 from models.networks.scaling import ScaledFeature, Target
 from models.networks.transformer import Architecture, Predictor
+from models.training.pretraining import PretrainParams
+
+
+class BiLstmParams(PretrainParams):
+    """Sizes of the BiLSTM, where `architecture.name` chooses it, and how it is trained."""
+
+    section: ClassVar = "bilstm"
 
 
 class BiLstm(Predictor):
@@ -33,3 +42,20 @@ class BiLstm(Predictor):
         for layer in self.layers:
             h_BWD, _ = layer(h_BWD)
         return h_BWD[:, -(self.sizes.horizon if self.sizes.readout == "candidates" else 1) :]  # type: ignore[no-any-return]
+
+
+class BiLstmLoop(Window):
+    """Trained as the window's network is."""
+
+    stored = "bilstm-encoder"
+
+    def params(self) -> type[BiLstmParams]:
+        """Section `bilstm`."""
+        return BiLstmParams
+
+    def network(self) -> type[BiLstm]:
+        """Class of the network."""
+        return BiLstm
+
+
+NETWORK: Final = BiLstmLoop()
