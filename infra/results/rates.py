@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.published import origin
+from benchmarks.published import check, entries_of, origin
 from feature_store.atomic import write_file
 from infra.results import rate_exchange, rate_feedback
 from laboratory.report import tables as lab
@@ -31,8 +31,7 @@ def load(root: Path) -> dict[str, Any]:
         "exchanged": rate_exchange.FILE,
     }
     there = {key: root / file for key, file in files.items() if (root / file).is_file()}
-    found = read_object(root / FILE) if (root / FILE).is_file() else {}
-    return {**found, **{key: read_object(file) for key, file in there.items()}}
+    return {**entries_of(root / FILE), **{key: read_object(file) for key, file in there.items()}}
 
 
 def take(study: Path, root: Path = Path()) -> None:
@@ -50,8 +49,7 @@ def take(study: Path, root: Path = Path()) -> None:
         file = rate_feedback.KERNEL if found.get("source") == "kernel" else rate_feedback.FILE
         write_file(root / file, json.dumps({**origin(), **found}, indent=1) + "\n")
         return
-    if missing := sorted(NEEDED - set(found)):
-        raise ValueError(f"{study} is no study.json of `swiftqueue rate study`: {missing[0]} is missing")
+    check(study, found, NEEDED, "study.json of `swiftqueue rate study`")
     some = FIELDS_FILE if found.get("fields") else FILE
     path = root / (KERNEL_FILE if found["source"] == "kernel" else some)
     write_file(path, json.dumps({**origin(), **found}, indent=1) + "\n")
