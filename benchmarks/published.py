@@ -7,13 +7,14 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from benchmarks.rows import Row
 from feature_store.atomic import write_file
+from models.json_file import read_object
 
 FILE: Final = Path("docs/results/bench.json")
 
@@ -57,6 +58,17 @@ def publish(name: str, rows: Sequence[Row], path: Path = FILE) -> None:
     entries = {**load(path), name: new}
     text = json.dumps({key: asdict(entries[key]) for key in sorted(entries)}, indent=1)
     write_file(path, (text + "\n").encode())
+
+
+def entries_of(path: Path) -> dict[str, Any]:
+    """Read what is published in a file of one JSON object; nothing, where it is not there."""
+    return read_object(path) if path.is_file() else {}
+
+
+def check(path: Path, found: Mapping[str, Any], needed: Set[str], what: str) -> None:
+    """Raise ValueError, a line that names the file, where a key is missing that `what` needs."""
+    if missing := sorted(needed - set(found)):
+        raise ValueError(f"{path} is no {what}: {missing[0]} is missing")
 
 
 def origin() -> dict[str, str]:

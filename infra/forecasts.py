@@ -213,8 +213,10 @@ def waits_of(packets: pl.DataFrame, truth: Path) -> Waits:
     """
     columns = ("sent_ns", "default_queue", "classic_wait_us", "l4s_wait_us")
     table = read_parquet([truth])
-    if missing := [name for name in columns if name not in table.columns]:
-        raise ValueError(f"{truth}: column {missing[0]} is missing; it must tell of both queues")
+    numbers = {name for name, kind in table.schema.items() if kind.is_numeric()}
+    if wrong := [n for n in columns if n not in table.columns or (n in numbers) == (n == "default_queue")]:
+        said = "is missing or of a wrong type; it must tell of both queues"
+        raise ValueError(f"{truth}: column {wrong[0]} {said}")
     if not table["sent_ns"].equals(packets["sent_ns"]):
         raise ValueError(f"{truth}: its {table.height} packets are not the {packets.height} of the trace")
     classic, l4s = (table[name].fill_null(float("nan")).to_numpy() for name in columns[2:])

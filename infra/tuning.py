@@ -77,6 +77,8 @@ def tune(
     wanted = variants(sections, only)
     if fixed := [each.name for each in wanted if only and not each.kind.search]:
         raise ValueError(f"--only {fixed[0]}: it has nothing to tune (`search` in models/forecasters/)")
+    if not any(each.kind.search for each in wanted):
+        raise ValueError(f"{sections}: no section has anything to tune")
     traces = within_training(traces_of(packets, names, protocol))
     asked, work = Asked.of(traces), fingerprint(traces, ROUND_S)
     budget = {"trials": trials, "cpu_seconds": seconds, "seed": seed, "training_seed": TRAINING_SEED}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.published import origin
+from benchmarks.published import check, entries_of, origin
 from feature_store.atomic import write_file
 from laboratory.report import tables as lab
 from models.json_file import read_object
@@ -75,8 +75,7 @@ TIE_ERROR: Final = 0.02  # of the champion's error
 
 def load(root: Path) -> dict[str, Any]:
     """Read what is published below a checkout; nothing, where nothing is."""
-    path = root / FILE
-    return read_object(path) if path.is_file() else {}
+    return entries_of(root / FILE)
 
 
 def take(name: str, scores: Path, path: Path = FILE) -> None:
@@ -87,9 +86,8 @@ def take(name: str, scores: Path, path: Path = FILE) -> None:
         ValueError: it is not one.
     """
     found = read_object(scores)
-    if missing := sorted(NEEDED - set(found)):
-        raise ValueError(f"{scores} is no summary of `swiftqueue forecasts`: {missing[0]} is missing")
-    entries = {**(read_object(path) if path.is_file() else {}), name: {**origin(), **found}}
+    check(scores, found, NEEDED, "summary of `swiftqueue forecasts`")
+    entries = {**entries_of(path), name: {**origin(), **found}}
     write_file(path, json.dumps({key: entries[key] for key in sorted(entries)}, indent=1) + "\n")
 
 

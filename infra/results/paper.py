@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.published import origin
+from benchmarks.published import check, entries_of, origin
 from feature_store.atomic import write_file
 from infra.paper.answers import MEDIAN_MS, Rows, answers
 from infra.paper.asked import OURS, SHOWN
@@ -46,7 +46,7 @@ def load(root: Path) -> dict[str, Any]:
         ValueError: it is damaged; the line says how.
     """
     path = root / FILE
-    found = read_object(path) if path.is_file() else {}
+    found = entries_of(path)
     for entry in found.values():
         _check(path, entry)
     return found
@@ -61,7 +61,7 @@ def take(summary: Path, path: Path = FILE) -> None:
     """
     found = read_object(summary)
     _check(summary, found)
-    entries = {**(read_object(path) if path.is_file() else {}), found["form"]: {**origin(), **found}}
+    entries = {**entries_of(path), found["form"]: {**origin(), **found}}
     write_file(path, _written(entries))
 
 
@@ -78,8 +78,7 @@ def _written(entries: Mapping[str, Any]) -> str:
 def _check(path: Path, entry: Any) -> None:
     if not isinstance(entry, dict):
         raise ValueError(f"{path} is no summary of `swiftqueue paper`: an entry is no object")
-    if missing := sorted(NEEDED - set(entry)):
-        raise ValueError(f"{path} is no summary of `swiftqueue paper`: {missing[0]} is missing")
+    check(path, entry, NEEDED, "summary of `swiftqueue paper`")
     if entry["form"] not in FORMS:
         raise ValueError(f"{path}: form {entry['form']!r} is unknown; there are {', '.join(FORMS)}")
     for number, row in enumerate(entry["rows"]):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.published import origin
+from benchmarks.published import check, entries_of, origin
 from feature_store.atomic import write_file
 from infra.results import rate_exchange, rate_feedback
 from laboratory.report import tables as lab
@@ -34,8 +34,7 @@ def load(root: Path) -> dict[str, Any]:
         "exchanged": rate_exchange.FILE,
     }
     there = {key: root / file for key, file in files.items() if (root / file).is_file()}
-    found = read_object(root / FILE) if (root / FILE).is_file() else {}
-    return {**found, **{key: read_object(file) for key, file in there.items()}}
+    return {**entries_of(root / FILE), **{key: read_object(file) for key, file in there.items()}}
 
 
 def take(study: Path, root: Path = Path()) -> None:
@@ -53,9 +52,8 @@ def take(study: Path, root: Path = Path()) -> None:
         file = PLAIN_FILE
     elif "feedback" in found:
         file = rate_feedback.KERNEL if is_kernel else rate_feedback.FILE
-    elif missing := sorted(NEEDED - set(found)):
-        raise ValueError(f"{study} is no study.json of `swiftqueue rate study`: {missing[0]} is missing")
     else:
+        check(study, found, NEEDED, "study.json of `swiftqueue rate study`")
         file = KERNEL_FILE if is_kernel else FIELDS_FILE if found["fields"] else FILE
     write_file(root / file, json.dumps({**origin(), **found}, indent=1) + "\n")
 

@@ -28,21 +28,25 @@ def two_seconds(replayed: Path) -> pl.DataFrame:
     `replayed` is what `swiftqueue replay` records. Times are from the first of them.
 
     Raises:
-        ValueError: it cannot be read, or has no decided L4S packet of known latency.
+        ValueError: it cannot be read, has other columns, or no decided L4S packet of known latency.
     """
-    packets = (
-        read_parquet([replayed])
-        .filter(pl.col("queue_sent") == L4S, pl.col("predicted_us").is_not_null())
-        .filter(pl.col("latency_us").is_not_null())
-        .unique("decision_ns", keep="first", maintain_order=True)
-        .select(
-            time_ms=pl.col("decision_ns") / 1e6,
-            latency_ms=pl.col("latency_us") / 1e3,
-            predicted_ms=pl.col("predicted_us") / 1e3,
-            moved=(pl.col("queue_chosen") == CLASSIC).cast(pl.Int8),
+    table = read_parquet([replayed])
+    try:
+        packets = (
+            table.filter(pl.col("queue_sent") == L4S, pl.col("predicted_us").is_not_null())
+            .filter(pl.col("latency_us").is_not_null())
+            .unique("decision_ns", keep="first", maintain_order=True)
+            .select(
+                time_ms=pl.col("decision_ns") / 1e6,
+                latency_ms=pl.col("latency_us") / 1e3,
+                predicted_ms=pl.col("predicted_us") / 1e3,
+                moved=(pl.col("queue_chosen") == CLASSIC).cast(pl.Int8),
+            )
+            .sort("time_ms")
         )
-        .sort("time_ms")
-    )
+    except pl.exceptions.PolarsError as error:
+        said = str(error).splitlines()[0]
+        raise ValueError(f"{replayed} is nothing that `swiftqueue replay` recorded: {said}") from None
     if packets.is_empty():
         raise ValueError(f"{replayed}: no packet was decided and acknowledged")
     window = (pl.col("time_ms") // SHOWN_MS).alias("window")

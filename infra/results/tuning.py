@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.published import origin
+from benchmarks.published import check, entries_of, origin
 from feature_store.atomic import write_file
 from infra.results.forecasters import entry, with_ends
 from laboratory.report import tables as lab
@@ -36,8 +36,7 @@ CEILING_HEAD: Final = [
 
 def load(root: Path) -> dict[str, Any]:
     """Read what is published below a checkout; nothing, where nothing is."""
-    path = root / FILE
-    return read_object(path) if path.is_file() else {}
+    return entries_of(root / FILE)
 
 
 def take(search: Path, path: Path = FILE) -> None:
@@ -48,8 +47,7 @@ def take(search: Path, path: Path = FILE) -> None:
         ValueError: it is not one.
     """
     found = read_object(search)
-    if missing := sorted(NEEDED - set(found)):
-        raise ValueError(f"{search} is no summary of `swiftqueue tune`: {missing[0]} is missing")
+    check(search, found, NEEDED, "summary of `swiftqueue tune`")
     write_file(path, json.dumps({**origin(), **found}, indent=1) + "\n")
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+import pytest
 from mutants import ALL
 from waiting import LIMIT_S, wait_until
 
@@ -28,6 +29,9 @@ from serving.agent.controller import CLASSIC, ControllerParams, QueueController
 from serving.agent.reference_client import Decision
 from serving.engine import Engine
 
+needs_agent = pytest.mark.skipif(
+    agent_process.why_not_built() is not None, reason=str(agent_process.why_not_built())
+)
 FLOWS = np.arange(8) % 3  # flow 0 is not L4S-capable
 DEFAULTS = (FLOWS > 0).astype(np.uint8)
 LATENCY_NS = 20_000_000

@@ -23,6 +23,7 @@ from agent_program import (
     LiveSender,
     SteppingClock,
     memory_over,
+    needs_agent,
 )
 from waiting import wait_until
 
@@ -30,10 +31,7 @@ from serving.agent import frames
 from serving.agent import process as agent_process
 from serving.agent.controller import L4S
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(agent_process.why_not_built() is not None, reason=str(agent_process.why_not_built())),
-]
+pytestmark = [pytest.mark.slow, needs_agent]
 MEMORY_PACKETS = 10_000_000 if FULL else 3_000_000
 
 

@@ -12,15 +12,12 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from agent_program import AgentProgram, LiveSender
+from agent_program import AgentProgram, LiveSender, needs_agent
 
 from serving.agent import frames
 from serving.agent import process as agent_process
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(agent_process.why_not_built() is not None, reason=str(agent_process.why_not_built())),
-]
+pytestmark = [pytest.mark.slow, needs_agent]
 BURST = 200  # answers that a socket holds before its sender reads one: what finds no room is not delivered
 DEADLINE_NS = 20_000_000
 

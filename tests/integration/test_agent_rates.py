@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from agent_program import AgentProgram, LiveSender
+from agent_program import AgentProgram, LiveSender, needs_agent
 from conftest import PROJECT
 from waiting import wait_until
 
@@ -20,10 +20,7 @@ from serving.agent.rate_client import Forecast, RateClient
 from serving.engine.rate import RateEngine
 
 sys.path.append(str(PROJECT / "tests" / "rate"))
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(agent_process.why_not_built() is not None, reason=str(agent_process.why_not_built())),
-]
+pytestmark = [pytest.mark.slow, needs_agent]
 WITHIN_S = 30.0
 
 

@@ -12,19 +12,15 @@ import numpy as np
 import polars as pl
 import pytest
 import toy_world
-from agent_program import AgentProgram, EngineSender, LiveSender, split_frames
+from agent_program import AgentProgram, EngineSender, LiveSender, needs_agent, split_frames
 from waiting import wait_until
 
 from serving.agent import frames
-from serving.agent import process as agent_process
 from serving.agent.controller import ControllerParams
 from serving.agent.packet_log import Log, open_log
 from serving.agent.replay import decide_all, replay_trace
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(agent_process.why_not_built() is not None, reason=str(agent_process.why_not_built())),
-]
+pytestmark = [pytest.mark.slow, needs_agent]
 
 
 @pytest.fixture

@@ -30,6 +30,7 @@ from agent_program import (
     Sleeper,
     SteppingClock,
     memory_over,
+    needs_agent,
 )
 from registered import add_version
 from test_agent import change_head
@@ -45,16 +46,12 @@ from infra.local.triton_environment import find_environment
 from models.networks import onnx_head
 from models.registry.registry import CHAMPION, Registry
 from serving.agent import frames
-from serving.agent import process as agent_process
 from serving.deploy.deployment import deploy_version
 from serving.triton.config import Backend
 from serving.triton.endpoint import Triton, control_headers, grpc_address
 from serving.triton.repository import MODEL
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(agent_process.why_not_built() is not None, reason=str(agent_process.why_not_built())),
-]
+pytestmark = [pytest.mark.slow, needs_agent]
 DEADLINE_US = 30_000
 SLACK_US = 5_000  # what answering takes beyond waking up, for nine batches of ten
 PAUSE_US = 200_000  # longest pause of a busy machine

@@ -17,16 +17,13 @@ import mutants
 import numpy as np
 import psutil
 import pytest
-from agent_program import AgentProgram, LiveSender
+from agent_program import AgentProgram, LiveSender, needs_agent
 from waiting import wait_until
 
 from serving.agent import frames
 from serving.agent import process as agent_process
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(agent_process.why_not_built() is not None, reason=str(agent_process.why_not_built())),
-]
+pytestmark = [pytest.mark.slow, needs_agent]
 FROZEN_PACKETS = 10_000_000 if mutants.ALL else 2_000_000
 MAX_REMEMBERED = 1 << 17
 ALL_REMEMBERED = 1 << 20

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from agent_program import AgentProgram, split_frames
+from agent_program import AgentProgram, needs_agent, split_frames
 from overheard import Overheard
 from waiting import wait_until
 
@@ -26,14 +26,10 @@ from laboratory.bed.checks import capability
 from laboratory.bed.hosts import ADDRESS6_B, ADDRESS_B, DEVICE, Bed
 from laboratory.bed.programs import MARK_OBJECT, MARKER
 from laboratory.bed.run import PROFILES
-from serving.agent import process as agent_process
 from serving.agent.marked_udp import ECT0, ECT1, NOT_ECT
 
 CANNOT = capability("tc_bpf").why_not or capability("router").why_not
 pytestmark = [pytest.mark.skipif(CANNOT is not None, reason=str(CANNOT)), pytest.mark.slow]
-needs_agent = pytest.mark.skipif(
-    agent_process.why_not_built() is not None, reason=str(agent_process.why_not_built())
-)
 MODEL = Path(__file__).parents[2] / "docs" / "laboratory" / "models" / "figure8" / "premise"
 PORT = 5001
 QUEUES = (0, 1, 1, 0, 1, 0, 0, 1)

@@ -16,19 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_program import AgentProgram
+from agent_program import AgentProgram, needs_agent
 from overheard import Overheard
 from waiting import wait_until
 
 from serving.agent import marked_udp
-from serving.agent import process as agent_process
 from serving.agent.marked_udp import BINARY, ECT0, ECT1, NOT_ECT, MarkedUdp
 
 pytestmark = pytest.mark.skipif(
     marked_udp.why_not_built() is not None, reason=str(marked_udp.why_not_built())
-)
-needs_agent = pytest.mark.skipif(
-    agent_process.why_not_built() is not None, reason=str(agent_process.why_not_built())
 )
 MODEL = Path(__file__).parents[2] / "docs" / "laboratory" / "models" / "figure8" / "rfc9332"
 LOOPBACK = ["127.0.0.1", *(["::1"] if socket.has_ipv6 else [])]

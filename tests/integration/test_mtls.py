@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from agent_program import AgentProgram, LiveSender
+from agent_program import AgentProgram, LiveSender, needs_agent
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -203,7 +203,7 @@ def test_the_right_client_is_answered_in_python(secured: Secured, monkeypatch: p
         assert decision.outcome == "decided", agent.problem
 
 
-@pytest.mark.skipif(agent_process.why_not_built() is not None, reason=str(agent_process.why_not_built()))
+@needs_agent
 def test_the_agent_decides_with_the_files_of_the_environment(
     secured: Secured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

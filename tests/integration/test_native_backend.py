@@ -23,7 +23,7 @@ import pytest
 import toy_world
 import tritonclient.grpc as grpc
 import yaml
-from agent_program import AgentProgram, EngineSender
+from agent_program import AgentProgram, EngineSender, needs_agent
 from waiting import wait_until
 
 from benchmarks.inference_references import typical_features
@@ -43,7 +43,6 @@ from models.training.pretraining import Pretrainer, PretrainParams, ScaledPredic
 from models.training.protocol import Protocol
 from models.training.windows import load_windows
 from serving.agent import frames
-from serving.agent import process as agent_process
 from serving.agent.packet_log import open_log
 from serving.agent.replay import decide_all
 from serving.deploy.checks import SMOKE_WINDOWS, DeployError, smoke_windows
@@ -539,7 +538,7 @@ def test_an_event_stream_is_served_natively_and_by_onnx_runtime(
     assert native.triton.served_version() == 5
 
 
-@pytest.mark.skipif(agent_process.why_not_built() is not None, reason=str(agent_process.why_not_built()))
+@needs_agent
 def test_the_agent_asks_an_event_stream_what_a_local_engine_says(
     native: Native, make: Callable[..., Path], make_event_artifact: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -12,19 +12,15 @@ from threading import Thread
 
 import mutants
 import pytest
-from agent_program import AgentProgram, LiveSender
+from agent_program import AgentProgram, LiveSender, needs_agent
 from registered import add_version
 from test_agent import change_head
 
 from models.networks import onnx_head
-from serving.agent import process as agent_process
 from serving.deploy.deployment import deploy_version
 from serving.triton.endpoint import grpc_address
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(agent_process.why_not_built() is not None, reason=str(agent_process.why_not_built())),
-]
+pytestmark = [pytest.mark.slow, needs_agent]
 DEADLINE_US = 30_000
 ROLLBACKS = 3 if mutants.ALL else 1
 LEAST_BATCHES = 40  # of a stretch

@@ -26,7 +26,7 @@ import numpy as np
 import psutil
 import pytest
 import yaml
-from agent_program import AgentProgram, LiveSender
+from agent_program import AgentProgram, LiveSender, needs_agent
 from conftest import PROJECT
 from registered import add_version
 from test_deploy import Clients
@@ -472,7 +472,7 @@ def test_the_scheduler_reports_each_server_where_it_is_to_be_scraped(
     assert float(values[f'swiftqueue_served_version{{server="{dead.address}"}}']) == 0
 
 
-@pytest.mark.skipif(agent_process.why_not_built() is not None, reason=str(agent_process.why_not_built()))
+@needs_agent
 def test_the_agent_asks_all_of_them_and_is_scraped_where_it_is_told(fleet: Fleet, tmp_path: Path) -> None:
     path = tmp_path / "agent.sock"
     options = agent_process.server_options(grpc_addresses())

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from feature_store.packets.schema import scan_packets
 from infra.cli import app
-from infra.forecasts import fingerprint, summarised, traces_of
+from infra.forecasts import fingerprint, summarised, traces_of, waits_of
 from infra.results import forecasters as published
 from laboratory.report.tables import NONE
 from models.forecasters.forecaster import Waits
@@ -190,6 +190,14 @@ def test_what_cannot_be_is_one_line(world: Path, more: list[str], line: str) -> 
     said = forecasts(world, *more)
     assert line in said
     assert "\n" not in said.strip()
+
+
+def test_a_truth_of_another_kind_is_one_line(world: Path, tmp_path: Path) -> None:
+    trace, other = traces_of(world / "packets", ["t1"], "short")[0], tmp_path / "other.parquet"
+    truth = trace.packets.select("sent_ns", classic_wait_us=1.0, l4s_wait_us=2.0, default_queue=1)
+    truth.write_parquet(other)
+    with pytest.raises(ValueError, match=r"other\.parquet: column default_queue is .* of a wrong type"):
+        waits_of(trace.packets, other)
 
 
 def test_a_damaged_table_is_one_line(tmp_path: Path, project: Path) -> None:

@@ -124,3 +124,10 @@ def test_no_trial_begins_after_the_seconds_are_spent(world: Path) -> None:
 def test_what_cannot_be_is_a_line_that_names_it(world: Path, more: list[str], line: str) -> None:
     assert line in tune(world, "wrong", *more)
     assert not (world / "wrong").exists()
+
+
+def test_a_file_without_sections_is_one_line(world: Path, tmp_path: Path) -> None:
+    (tmp_path / "none.yaml").touch()
+    assert "none.yaml: no section has anything to tune" in tune(
+        world, "wrong", "--sections", str(tmp_path / "none.yaml")
+    )

@@ -154,6 +154,12 @@ def test_two_seconds_are_those_whose_latency_varies_most(tmp_path: Path) -> None
     recorded([1_000.0], queue="classic").write_parquet(path)
     with pytest.raises(ValueError, match="no packet was decided and acknowledged"):
         replayed.two_seconds(path)
+    recorded([1_000.0]).drop("queue_sent").write_parquet(path)
+    with pytest.raises(ValueError, match=r'replay\.parquet is nothing that .* column "queue_sent"[^\n]*$'):
+        replayed.two_seconds(path)
+    recorded([1_000.0]).cast({"latency_us": pl.String}).write_parquet(path)
+    with pytest.raises(ValueError, match=r"replay\.parquet is nothing that [^\n]*$"):
+        replayed.two_seconds(path)
     path.write_text("no Parquet")
     with pytest.raises(ValueError, match="cannot be read"):
         replayed.two_seconds(path)
