@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
+from feature_store.packets.schema import HORIZON
 from models.section import Above0, Count, Section
 
 MEDIAN = 0.5
@@ -25,6 +26,12 @@ class QueryFit(Section):
     """Alpha of the loss, on sharp changes."""
     quantiles: Annotated[list[Annotated[float, Field(gt=0, lt=1)]], Field(default_factory=list)]
     """Levels of the latencies that it gives, ascending, 0.5 among them; none: the mean log-latency alone."""
+    dropout: Annotated[float, Field(ge=0, lt=1)]
+    """In training."""
+    anchor: str | None
+    """A latency of the query that the network corrects, by the input's name, or null."""
+    left_out: list[str]
+    """Inputs that it does not see, by name (docs/EVENTS.md)."""
 
     @field_validator("quantiles")
     @classmethod
@@ -48,12 +55,6 @@ class EventStreamFit(QueryFit):
     """Of its attention; they divide the width."""
     feed_forward: Annotated[int, Field(ge=1, le=4096)]
     """Width of the inner layers."""
-    dropout: Annotated[float, Field(ge=0, lt=1)]
-    """In training."""
-    anchor: str | None
-    """A latency of the query that the network corrects, by the input's name, or null."""
-    left_out: list[str]
-    """Inputs that it does not see, by name (docs/EVENTS.md)."""
     segments: Count
     """Of a step."""
     segment_events: Annotated[int, Field(ge=BLOCK, multiple_of=BLOCK)]
@@ -75,13 +76,25 @@ class EventStreamFit(QueryFit):
         return calibration
 
 
-class EventStreamLoop(EventStreamFit):
-    """The event stream, where `architecture.name` chooses it. Section `finetune` tunes its head."""
+class MlpFit(QueryFit):
+    """Sizes of the network of linear layers and how it is trained."""
+
+    reach: ClassVar = HORIZON  # events of the smallest event window; it sees none
+    layers: Annotated[int, Field(ge=1, le=16)]
+    """Before the head."""
+    width: Annotated[int, Field(ge=1, le=1024)]
+    """Of each layer."""
+    batch_size: Count
+    """Decisions of a step, over all workers."""
+
+
+class LoopFit(QueryFit):
+    """What the section of a network over queries has besides, where `architecture.name` chooses it."""
 
     seed: Annotated[int, Field(ge=0)]
     """Of weights, batches and dropout."""
     workers: Count
-    """Ray Train workers, one core each; each has some of a step's segments."""
+    """Ray Train workers, one core each; each has a share of a step."""
     served_level: Annotated[Annotated[float, Field(gt=0, lt=1)] | None, Field(default=None)]
     """The one of `quantiles` that is served; null: the median, or the mean where there are no quantiles."""
 
@@ -92,3 +105,13 @@ class EventStreamLoop(EventStreamFit):
         if level is not None and level not in levels:
             raise ValueError(f"it must be null or one of quantiles: {', '.join(map(str, levels)) or 'none'}")
         return level
+
+
+class EventStreamLoop(LoopFit, EventStreamFit):
+    """The event stream, where `architecture.name` chooses it. Section `finetune` tunes its head."""
+
+
+class MlpLoop(LoopFit, MlpFit):
+    """Linear layers on a query's inputs, where `architecture.name` chooses them."""
+
+    section: ClassVar = "mlp"

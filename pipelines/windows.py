@@ -55,8 +55,8 @@ class WindowsParams(Section):
     visibility: Annotated[list[Visibility], AfterValidator(_visibilities)]
     """Which latencies a window shows: what was acknowledged, or every earlier packet's (the paper's)."""
     tokens: Literal["auto"] | Annotated[int, Field(gt=8, le=4096, multiple_of=8)]
-    """Tokens of a window; `auto` sizes it for the largest bandwidth-delay product of a training slice. An
-    event stream has those of the bands of its layers instead."""
+    """Tokens of a window; `auto` sizes it for the largest bandwidth-delay product of a training slice. A
+    network over events says itself how many it has."""
     tokens_min: Annotated[int, Field(ge=16, le=4096, multiple_of=8)]
     """The least that `auto` chooses."""
     tokens_max: Annotated[int, Field(ge=16, le=4096, multiple_of=8)]

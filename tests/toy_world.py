@@ -14,6 +14,7 @@ import numpy as np
 import polars as pl
 import yaml
 
+from feature_store.events.definition import WINDOW, Definition
 from feature_store.packets.schema import PACKET_SCHEMA
 from models.training.protocol import Protocol, divide
 
@@ -135,6 +136,7 @@ def write_windows(
     tokens: int = 16,
     visibility: tuple[str, ...] = ("acked",),
     protocol: Protocol = PROTOCOL,
+    definition: Definition = WINDOW,
 ) -> Path:
     """Write `packets`, `windows` and `split.json` under `folder`, by the stages' own functions; return it."""
     from pipelines.windows import WindowsParams, make_windows
@@ -142,7 +144,8 @@ def write_windows(
     for table in tables:
         write_table(folder / "packets", table)
     sizes = {"tokens": tokens, "tokens_min": 16, "tokens_max": 256}
-    make_windows(folder / "packets", folder / "windows", WindowsParams(visibility=list(visibility), **sizes))
+    params = WindowsParams(visibility=list(visibility), **sizes)
+    make_windows(folder / "packets", folder / "windows", params, definition=definition)
     traces = {
         path.parent.name: divide(np.load(path), protocol, path.parent.name).as_json()
         for path in sorted((folder / "windows").glob("*/decision_ns.npy"))

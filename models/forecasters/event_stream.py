@@ -31,6 +31,7 @@ from models.forecasters.spread import Spread, spread_of
 from models.forecasters.torch_files import read_inputs, write_network
 from models.networks.event_prediction import Log, encode_log, segment
 from models.networks.event_transformer import EventArchitecture, EventPredictor
+from models.networks.event_window import EventWindowPredictor, served
 from models.networks.files import load_weights
 from models.networks.prediction import latencies
 from models.networks.scaling import ScaledFeature, fit_features, fit_target
@@ -192,6 +193,10 @@ class Course:
             return ()
         shown = ((encode_log(self.model, log), came_BH) for log, came_BH in self.held_out)
         return (np.concatenate([missed(self.model, encoded, came_BH) for encoded, came_BH in shown]),)
+
+    def served(self, level: float | None) -> EventWindowPredictor:
+        """What is served of the trained network: calibrated, one latency for each packet."""
+        return served(calibrated(self.model.eval(), self.past()), level)
 
 
 def _log(part: Part, params: EventStreamFit, queue: int = AS_SENT, phase: int = 0) -> Log:

@@ -1,4 +1,4 @@
-"""Pre-training of the event stream for the loop: as a Ray Train job, in the form that is served.
+"""Pre-training of networks over queries for the loop: as a Ray Train job, in the form that is served.
 
 Gradients are summed over the workers. A job that was killed and is run again ends with the weights it would
 have had.
@@ -14,22 +14,22 @@ import torch
 
 from feature_store.events.definition import EVENTS
 from feature_store.packets.schema import HORIZON, scan_packets
-from models.architecture import EventStreamLoop
-from models.forecasters.event_stream import Course
+from models.architecture import EventStreamLoop, MlpLoop
 from models.forecasters.forecaster import Part, Trace
 from models.import_closure import code_hash
-from models.networks.event_window import EventWindowPredictor, served
 from models.networks.loop_network import Data, Pretrained
 from models.sharp import Change
-from models.training.calibration import calibrated
 from models.training.epochs import best_of, run_in_job
 from models.training.ray_job import run_job
 from models.training.windows import fingerprint, load_windows
 
 READ: Final = ("packets", "windows", "split")  # what a worker reads, as `Data` names it
+Params = EventStreamLoop | MlpLoop
 
 
-def pretrain(data: Data, params: EventStreamLoop, say: Callable[[dict[str, Any]], None]) -> Pretrained:
+def pretrain(
+    data: Data, params: Params, course: type[Any], say: Callable[[dict[str, Any]], None]
+) -> Pretrained:
     """Train on the pre-training slices of all traces.
 
     The job's checkpoints lie in a folder named after a hash of windows, parameters and code: only the same
@@ -38,6 +38,7 @@ def pretrain(data: Data, params: EventStreamLoop, say: Callable[[dict[str, Any]]
     Args:
         data: of the stages; windows of the definition `event-stream`.
         params: sizes, and how.
+        course: `Course` of the forecaster's file.
         say: told the record of each epoch, and where a stopped job goes on (`resumed_at_epoch`).
 
     Raises:
@@ -45,25 +46,20 @@ def pretrain(data: Data, params: EventStreamLoop, say: Callable[[dict[str, Any]]
     """
     parts = parts_of(data, params)
     work = {**params.model_dump(), "change": data.change.model_dump()}
-    name = fingerprint(data.windows, data.split, work, code_hash(__name__))[:16]
+    name = fingerprint(data.windows, data.split, work, code_hash(__name__, course.__module__))[:16]
     storage = data.state / "ray" / f"pretrain-{name}"
     paths = {name: str(getattr(data, name).absolute()) for name in READ}
     result = run_job(
-        *(worker, {**paths, "change": data.change.model_dump(), "params": params.model_dump()}),
+        *(worker, {**paths, "change": data.change.model_dump(), "params": params, "course": course}),
         workers=params.workers,
         storage=storage,
         say=say,
         takes=READ,
     )
     best, epochs = best_of(result, storage)
-    course = Course(parts, params, params.seed)
-    course.model.load_state_dict(best)
-    return Pretrained(for_service(course, params), epochs, storage)
-
-
-def for_service(course: Course, params: EventStreamLoop) -> EventWindowPredictor:
-    """What is served of a trained network: calibrated, one latency for each packet."""
-    return served(calibrated(course.model.eval(), course.past()), params.served_level)
+    trained = course(parts, params, params.seed)
+    trained.model.load_state_dict(best)
+    return Pretrained(trained.served(params.served_level), epochs, storage)
 
 
 def worker(config: dict[str, Any]) -> None:
@@ -72,15 +68,15 @@ def worker(config: dict[str, Any]) -> None:
 
     torch.set_num_threads(1)  # one core per worker; a model this small only loses by more
     context = ray.train.get_context()
-    params = EventStreamLoop(**config["params"])
+    params: Params = config["params"]
     packets, windows, split = (Path(config[name]) for name in READ)
     data = Data(packets, windows, split, state=Path(), change=Change(**config["change"]))
     share = context.get_world_rank(), context.get_world_size()
-    course = Course(parts_of(data, params), params, params.seed, *share)
+    course = config["course"](parts_of(data, params), params, params.seed, *share)
     run_in_job(config, course.trainer)
 
 
-def parts_of(data: Data, params: EventStreamLoop) -> list[Part]:
+def parts_of(data: Data, params: Params) -> list[Part]:
     """The pre-training slices of all traces.
 
     Raises:
@@ -90,7 +86,7 @@ def parts_of(data: Data, params: EventStreamLoop) -> list[Part]:
     tokens = params.reach + HORIZON
     if (windows.schema_hash, windows.tokens) != (EVENTS.schema_hash, tokens):
         raise ValueError(
-            f"architecture.name is event-stream, and the windows are not of its {tokens} rows; "
+            f"architecture.name is {params.section}, and the windows are not of its {tokens} rows; "
             "run the stages `windows` and `split` again"
         )
     parts = []

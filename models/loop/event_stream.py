@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from feature_store.events.definition import EVENTS
 from feature_store.packets.schema import HORIZON
-from models.architecture import EventStreamLoop
+from models.architecture import EventStreamLoop, MlpLoop
 from models.networks.loop_network import Data, LoopNetwork, Pretrained
-from models.section import Section, read
+from models.section import read
 
 if TYPE_CHECKING:
     from models.networks.scaling import ScaledFeature, Target
@@ -18,14 +18,17 @@ if TYPE_CHECKING:
 
 
 class EventStream(LoopNetwork):
-    """A Transformer over the last events and the queries of a decision."""
+    """A Transformer over the last events and the queries of a decision.
+
+    Another network over these differs in what `models/loop/mlp.py` has.
+    """
 
     stored = "event-stream"
     definition: ClassVar = EVENTS
-    row_keys = ("layers", "band")
-    scalings = ("queries",)  # of the packets about to be sent
+    row_keys: ClassVar[tuple[str, ...]] = ("layers", "band")
+    scalings: ClassVar[tuple[str, ...]] = ("queries",)  # of the packets about to be sent
 
-    def params(self) -> type[Section]:
+    def params(self) -> type[EventStreamLoop | MlpLoop]:
         """Section `event-stream`."""
         return EventStreamLoop
 
@@ -41,18 +44,24 @@ class EventStream(LoopNetwork):
 
         return EventWindowPredictor
 
+    def course(self) -> type[Any]:
+        """What is trained, and how; with a forecaster's."""
+        from models.forecasters.event_stream import Course
+
+        return Course
+
     def tokens(self, params: Path) -> int:
         """The events that a decision sees, and the queries."""
-        return read(params, EventStreamLoop).reach + HORIZON
+        return read(params, self.params()).reach + HORIZON
 
-    def how(self, params: EventStreamLoop) -> str:
+    def how(self, params: EventStreamLoop | MlpLoop) -> str:
         """By Ray Train."""
-        return f"event stream, {params.workers} Ray Train workers"
+        return f"{self.name}, {params.workers} Ray Train workers"
 
     def pretrain(
         self,
         data: Data,
-        params: EventStreamLoop,
+        params: EventStreamLoop | MlpLoop,
         say: Callable[[str], None],
         epoch: Callable[[dict[str, Any]], None],
     ) -> Pretrained:
@@ -68,7 +77,7 @@ class EventStream(LoopNetwork):
             say(f"pretrain: {epoch_line(record, params.epochs)}")
             epoch(record)
 
-        return pretrain(data, params, told)
+        return pretrain(data, params, self.course(), told)
 
     def build(
         self,

@@ -10,9 +10,9 @@ Shapes: B batch, W window tokens (K + H), K events that a decision sees, F featu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,11 +21,12 @@ from feature_store.events.definition import EVENTS
 from feature_store.packets.schema import HORIZON
 from models.architecture import MEDIAN
 from models.networks.event_transformer import EventArchitecture, EventLayer, EventPredictor, in_band
-from models.networks.query_predictor import QueryHead
+from models.networks.query_predictor import QueryHead, QueryMlp
 from models.networks.scaling import ScaledFeature, Target
 from models.networks.window_network import Scaling, WindowNetwork
 
 ACK: Final = "ack"  # feature: whether an event is an ACK
+N = TypeVar("N", bound=WindowNetwork)
 
 
 class EventWindowPredictor(WindowNetwork):
@@ -85,41 +86,60 @@ class EventWindowPredictor(WindowNetwork):
 
 
 def served(model: EventPredictor, level: float | None = None) -> EventWindowPredictor:
-    """Put a network over an event stream into the form that is served, which gives one latency a packet.
+    """Put a network over an event stream into the form that is served; arguments and errors as of `put`."""
+    events, queries = in_windows(model.event_inputs), in_windows(model.query_inputs)
+    found = EventWindowPredictor(events, queries, model.target, replace(model.sizes))
+    by_row = {"send": model.event_inputs, "ack": model.event_inputs, "ask_about": model.query_inputs}
+    return put(model, found, by_row, level)
+
+
+def served_mlp(model: QueryMlp, level: float | None = None) -> QueryMlp:
+    """Put linear layers on a query's inputs into the form that is served, likewise."""
+    found = QueryMlp(in_windows(model.features), model.target, model.sizes)
+    return put(model, found, {"body.0": model.features}, level)
+
+
+def in_windows(inputs: Sequence[ScaledFeature]) -> list[ScaledFeature]:
+    """Scalings of all features of an event window, of which a network sees these inputs.
+
+    Raises:
+        ValueError: no event window has one of them.
+    """
+    known = {each.name: each for each in inputs}
+    if gone := set(known) - {feature.name for feature in EVENTS.features}:
+        raise ValueError(f"no event window has the input {min(gone)}")
+    return [known.get(each.name, ScaledFeature(each.name, each.unit)) for each in EVENTS.features]
+
+
+def put(
+    model: EventPredictor | QueryMlp,
+    found: N,
+    seen: Mapping[str, Sequence[ScaledFeature]],
+    level: float | None,
+) -> N:
+    """Put a network's weights into its form over event windows, which gives one latency a packet.
 
     Of one that gives quantiles it is the level's output alone, or the median's: a row of the last layer.
     Where levels cross, the forecaster sorts them and this does not.
 
+    Args:
+        model: as it was trained.
+        found: that form.
+        seen: the inputs of layers that take all features there: what they do not see has weight 0.
+        level: of the quantile, or None.
+
     Raises:
-        ValueError: it has an input that no event window has, or no such level.
+        ValueError: it has no such level.
     """
     if level is not None and level not in model.quantiles:
         known = ", ".join(map(str, model.quantiles)) or "none: it gives the mean"
         raise ValueError(f"level {level} cannot be served; the network's are {known}")
     names = [feature.name for feature in EVENTS.features]
-    gone = {each.name for each in (*model.event_inputs, *model.query_inputs)} - set(names)
-    if gone:
-        raise ValueError(f"no event window has the input {min(gone)}")
-
-    def all_features(scaled: Sequence[ScaledFeature]) -> list[ScaledFeature]:
-        known = {each.name: each for each in scaled}
-        return [known.get(each.name, ScaledFeature(each.name, each.unit)) for each in EVENTS.features]
-
-    found = EventWindowPredictor(
-        all_features(model.event_inputs),
-        all_features(model.query_inputs),
-        model.target,
-        replace(model.sizes),
-    )
     state = {name: value.detach().clone() for name, value in model.state_dict().items()}
-    for embedding, inputs in (
-        ("send", model.event_inputs),
-        ("ack", model.event_inputs),
-        ("ask_about", model.query_inputs),
-    ):
+    for layer, inputs in seen.items():
         whole = torch.zeros(model.sizes.width, len(names))
-        whole[:, [names.index(each.name) for each in inputs]] = state[f"{embedding}.weight"]
-        state[f"{embedding}.weight"] = whole
+        whole[:, [names.index(each.name) for each in inputs]] = state[f"{layer}.weight"]
+        state[f"{layer}.weight"] = whole
     if model.quantiles:
         found.quantiles = (MEDIAN if level is None else level,)
         row = model.quantiles.index(*found.quantiles)

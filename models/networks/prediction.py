@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from models.architecture import MEDIAN
-from models.networks.query_predictor import anchored
 from models.networks.scaling import Target
-from models.networks.window_network import WindowNetwork
+from models.networks.window_network import WindowNetwork, anchored
 
 BATCH: Final = 512  # windows per forward pass
 Floats = NDArray[np.float32]

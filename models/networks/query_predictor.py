@@ -9,12 +9,21 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from feature_store.packets.schema import HORIZON
 from models.networks.scaling import ScaledFeature, Target
-from models.networks.window_network import ANCHOR_FALLBACK, Scaling, scaled_latency, to_us
+from models.networks.window_network import (
+    ANCHOR_FALLBACK,
+    Scaling,
+    WindowNetwork,
+    anchored,
+    scaled_latency,
+    to_us,
+)
 
 
 class QueryHead(nn.Sequential):
@@ -28,11 +37,6 @@ class QueryHead(nn.Sequential):
         """Latencies in scaled target space, less the anchor."""
         out: Tensor = super().forward(read_QHD)  # type: ignore[no-untyped-call]
         return out[..., 0] if self.levels == 1 else out
-
-
-def anchored(out: Tensor, anchor_QH: Tensor) -> Tensor:
-    """A head's output (Q, H) or (Q, H, L) with the anchor that it corrects."""
-    return out + (anchor_QH[..., None] if out.dim() > anchor_QH.dim() else anchor_QH)
 
 
 class QueryPredictor(nn.Module):
@@ -81,30 +85,46 @@ class QueryPredictor(nn.Module):
         return to_us(scaled_QH, self.target)
 
 
-class QueryMlp(QueryPredictor):
-    """Linear layers on a query's inputs: what the sender's state alone says, without the events."""
+@dataclass(frozen=True)
+class MlpArchitecture:
+    """Sizes of the network of linear layers."""
+
+    layers: int = 2
+    width: int = 128
+    dropout: float = 0.1
+    anchor: str | None = "expected_latency_us"  # a query's input that the network corrects, or none
+    horizon: int = HORIZON
+
+    def __post_init__(self) -> None:
+        if min(self.layers, self.width) < 1 or not 0 <= self.dropout < 1:
+            raise ValueError(f"architecture {self} is not possible")
+
+
+class QueryMlp(WindowNetwork):
+    """Linear layers on a query's inputs: what the sender's state alone says, without the events.
+
+    Of a window of events and queries, as of queries alone, it reads the last H rows.
+    """
+
+    sizes: MlpArchitecture
 
     def __init__(
         self,
-        query_inputs: Sequence[ScaledFeature],
+        features: Sequence[ScaledFeature],
         target: Target,
-        *,
-        width: int,
-        layers: int,
-        dropout: float,
-        anchor: str | None,
+        sizes: MlpArchitecture,
         quantiles: Sequence[float] = (),
     ) -> None:
-        super().__init__(query_inputs, target, width, anchor, quantiles)
-        sizes = [len(query_inputs), *[width] * layers]
+        super().__init__(features, target, sizes.horizon, sizes.anchor)
+        self.sizes, self.quantiles = sizes, tuple(quantiles)
+        self.head = QueryHead(sizes.width, len(self.quantiles) or 1)
+        if sizes.anchor:
+            for parameter in self.head[2].parameters():  # the untrained network forecasts its anchor
+                nn.init.zeros_(parameter)
         self.body = nn.Sequential()
-        for inner, outer in itertools.pairwise(sizes):
-            self.body.extend([nn.Linear(inner, outer), nn.ReLU(), nn.Dropout(dropout)])
+        for inner, outer in itertools.pairwise([len(features), *[sizes.width] * sizes.layers]):
+            self.body.extend([nn.Linear(inner, outer), nn.ReLU(), nn.Dropout(sizes.dropout)])
 
-    def scaled(self, x_QHP: Tensor) -> Tensor:
-        """Latencies (Q, H) in scaled target space, of raw queries."""
-        return self.answer(self.encode(x_QHP), x_QHP)
-
-    def encode(self, x_QHP: Tensor) -> Tensor:
-        """Compute what the head reads (Q, H, D)."""
-        return self.body(self.query_scaling(x_QHP))  # type: ignore[no-any-return]
+    def encode(self, x_BWF: Tensor) -> Tensor:
+        """Compute what the head reads (B, H, D)."""
+        return self.body(self.scale(x_BWF[:, -self.horizon :]))  # type: ignore[no-any-return]

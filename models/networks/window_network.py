@@ -60,6 +60,11 @@ def to_us(scaled: Tensor, target: Target) -> Tensor:
     return values.clamp(0.0, MAX_LATENCY_US)
 
 
+def anchored(out: Tensor, anchor_BH: Tensor) -> Tensor:
+    """A head's output (B, H) or (B, H, L) with the anchor that it corrects."""
+    return out + (anchor_BH[..., None] if out.dim() > anchor_BH.dim() else anchor_BH)
+
+
 class WindowNetwork(nn.Module):
     """Latencies of the next H packets from one window of raw features.
 
@@ -70,7 +75,7 @@ class WindowNetwork(nn.Module):
 
     sizes: Any
     head: nn.Sequential
-    # One output a packet: the mean of the target, or the quantile of one level. The head is tuned for it.
+    # Of its outputs, for which the head is tuned; none: the mean. What is served has one output a packet.
     quantiles: tuple[float, ...] = ()
 
     def __init__(
@@ -98,7 +103,7 @@ class WindowNetwork(nn.Module):
 
     def scaled(self, x_BWF: Tensor) -> Tensor:
         """Latencies (B, H) in scaled target space, what the loss sees."""
-        return self.head(self.encode(x_BWF)) + self.anchor(x_BWF)  # type: ignore[no-any-return]
+        return anchored(self.head(self.encode(x_BWF)), self.anchor(x_BWF))
 
     def anchor(self, x_BWF: Tensor) -> Tensor:
         """What the head corrects (B, H) in scaled target space; the mean, 0, where nothing is visible yet."""

@@ -83,8 +83,9 @@ def stage_run(
 
     """
     chosen = (params.get("architecture") or {}).get("name", DEFAULT)
-    sizes = params.get(named(chosen).params().section) or {}
-    architecture = "x".join(str(sizes.get(key, "?")) for key in ("layers", "width", "heads"))
+    own = named(chosen).params()
+    sizes, keys = params.get(own.section) or {}, ("layers", "width", "heads")
+    architecture = "x".join(str(sizes.get(key, "?")) for key in keys if key in own.model_fields)
     if chosen != DEFAULT:
         architecture = f"{chosen} {architecture}"
     which = "+".join(traces) if len(traces) <= MOST_NAMED else f"{len(traces)} traces"

@@ -19,16 +19,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from models.networks.prediction import Encoded, answers
-from models.networks.query_predictor import QueryPredictor
+from models.networks.prediction import Encoded, Headed, answers
 from models.training.windows import Floats
 
 SLICES: Final = 6  # newest that count: a minute of rounds of ten seconds, chosen on web pages alone
 Doubles = NDArray[np.float64]
-M = TypeVar("M", bound=QueryPredictor)
+M = TypeVar("M", bound=Headed)
 
 
-def missed(model: QueryPredictor, encoded: Encoded, came_BH: Floats) -> Doubles:
+def missed(model: Headed, encoded: Encoded, came_BH: Floats) -> Doubles:
     """How far known latencies lay above each level (N, L), in scaled target space.
 
     Args:
@@ -63,7 +62,7 @@ def calibrated(model: M, past: Sequence[Doubles]) -> M:
     moved = copy.deepcopy(model)
     by_L = torch.from_numpy(shifts(np.concatenate(some), model.quantiles))
     with torch.no_grad():
-        moved.head[2].bias.add_(by_L)  # type: ignore[operator]
+        moved.head[2].bias.add_(by_L)  # type: ignore[index]
     return moved
 
 

@@ -19,9 +19,10 @@ import torch.distributed
 from torch import Tensor, nn
 
 from models.architecture import QueryFit
-from models.networks.prediction import Encoded, latencies, quantiles
+from models.networks.prediction import Encoded, Headed, latencies, quantiles
 from models.networks.query_predictor import QueryPredictor
 from models.networks.scaling import MIN_LATENCY_US
+from models.networks.window_network import WindowNetwork
 from models.search import Between, Space
 from models.section import Above0, Count
 from models.sharp import PAPERS, Change, sharp_changes
@@ -72,7 +73,7 @@ class QueryTrainer(Trainer):
 
     def __init__(
         self,
-        model: QueryPredictor,
+        model: QueryPredictor | WindowNetwork,
         batches: Callable[[int], Iterable[Batch]],
         steps: int,
         validate: Callable[[], float],
@@ -106,7 +107,7 @@ class QueryTrainer(Trainer):
             fused=True,
         )
         super().__init__(model, optimizer, params.epochs, seed, rank, workers)
-        self.model: QueryPredictor = model
+        self.model: QueryPredictor | WindowNetwork = model
         self.batches, self.steps, self.validate, self.params = batches, steps, validate, params
         self.judged_by = "validation_log_pinball" if model.quantiles else "validation_log_mse"
 
@@ -175,7 +176,7 @@ def rate_share(step: int, total: int) -> float:
     return rise * (LEAST_RATE + (1 - LEAST_RATE) * fall)
 
 
-def held_out_error(model: QueryPredictor, shown: Iterable[tuple[Encoded, Floats]], workers: int = 1) -> float:
+def held_out_error(model: Headed, shown: Iterable[tuple[Encoded, Floats]], workers: int = 1) -> float:
     """Error of log-latency on what is held out: squared, or by level; unknown latencies are left out.
 
     Args:

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,16 @@ import toy_world
 import yaml
 
 from feature_store.events.definition import EVENTS, WINDOW
-from models.architecture import EventStreamLoop
+from models.architecture import EventStreamLoop, MlpLoop
+from models.forecasters import query_mlp
 from models.forecasters.event_stream import Course
-from models.forecasters.served import for_service, parts_of, pretrain
+from models.forecasters.served import parts_of, pretrain
 from models.networks import artifact
 from models.networks.artifact import Artifact
 from models.networks.event_window import EventWindowPredictor
 from models.networks.loop_network import Data, chosen
 from models.networks.prediction import predict
+from models.networks.window_network import WindowNetwork
 from models.registry import gate
 from models.sharp import PAPERS
 from models.training.calibration import shifts
@@ -49,6 +51,11 @@ def section(project: Path, **changes: object) -> EventStreamLoop:
     return EventStreamLoop(**{**own, **quick, **changes})
 
 
+def linear(project: Path, **changes: object) -> MlpLoop:
+    own = yaml.safe_load((project / "params.yaml").read_text())["mlp"]
+    return MlpLoop(**{**own, "epochs": 2, "width": 16, **changes})
+
+
 def world(folder: Path, table: pl.DataFrame, events: int | None = 128, protocol: Any = PROTOCOL) -> WindowSet:
     """Windows of one trace, by the stages' own functions."""
     name = str(table["trace"][0])
@@ -66,11 +73,11 @@ def data_of(folder: Path) -> Data:
     return Data(folder / "packets", folder / "windows", folder / "split.json", folder / "var", PAPERS)
 
 
-def trained(folder: Path, params: EventStreamLoop) -> tuple[EventWindowPredictor, list[dict[str, Any]]]:
+def trained(folder: Path, params: Any, of: type[Any] = Course) -> tuple[WindowNetwork, list[dict[str, Any]]]:
     """As the stage `pretrain` does it, in this process."""
-    course = Course(parts_of(data_of(folder), params), params, params.seed)
+    course = of(parts_of(data_of(folder), params), params, params.seed)
     course.trainer.run(print)
-    return for_service(course, params), course.trainer.epochs
+    return course.served(params.served_level), course.trainer.epochs
 
 
 def described(windows: WindowSet) -> artifact.Description:
@@ -123,16 +130,19 @@ def test_a_level_of_calibrated_quantiles_is_served(toy: Path, project: Path) -> 
     params = section(project, quantiles=[0.5, 0.9], calibration="before", served_level=0.9)
     course = Course(parts_of(data_of(toy), params), params, params.seed)
     course.trainer.run(print)
-    model = for_service(course, params)
+    model = course.served(params.served_level)
     assert model.quantiles == (0.9,)
     [moved] = (model.head[2].bias - course.model.head[2].bias[1:]).detach()
     assert float(moved) == pytest.approx(shifts(course.past()[0], [0.5, 0.9])[1], abs=1e-5)
     assert float(moved) != 0
 
 
-def test_a_resumed_training_ends_with_the_same_bits(toy: Path, project: Path, tmp_path: Path) -> None:
-    params = section(project, epochs=3)
-    straight, first, second = (Course(parts_of(data_of(toy), params), params, 1).trainer for _ in range(3))
+@pytest.mark.parametrize(("of", "own"), [(Course, section), (query_mlp.Course, linear)])
+def test_a_resumed_training_ends_with_the_same_bits(
+    toy: Path, project: Path, tmp_path: Path, of: type[Any], own: Callable[..., Any]
+) -> None:
+    params, parts = own(project, epochs=3), parts_of(data_of(toy), section(project))
+    straight, first, second = (of(parts, params, 1).trainer for _ in range(3))
     for _ in range(3):
         straight.run_epoch()
     first.run_epoch()
@@ -149,14 +159,25 @@ def test_a_resumed_training_ends_with_the_same_bits(toy: Path, project: Path, tm
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_two_workers_learn_what_one_does(toy: Path, project: Path, tmp_path: Path, ray_cluster: None) -> None:
+@pytest.mark.parametrize(
+    ("of", "own", "uneven"),
+    [(Course, section, {"segments": 3}), (query_mlp.Course, linear, {"batch_size": 63})],
+)
+def test_two_workers_learn_what_one_does(
+    project: Path,
+    tmp_path: Path,
+    ray_cluster: None,
+    of: type[Any],
+    own: Callable[..., Any],
+    uneven: dict[str, int],
+) -> None:
     """Without dropout the sum of their gradients is one worker's, but for the order of sums."""
-    params = section(
-        project, dropout=0.0, segments=3, workers=2
-    )  # one has two of a step, or all that is left
+    params = own(project, dropout=0.0, workers=2, **uneven)  # one has more of a step
+    table = toy_world.bottleneck_table("t", 9, seed=3, swing_ms=40, episodes=True)
+    world(tmp_path, table, events=params.reach)
     said: list[dict[str, Any]] = []
-    both = pretrain(replace(data_of(toy), state=tmp_path), params, said.append)
-    one, epochs = trained(toy, params)
+    both = pretrain(data_of(tmp_path), params, of, said.append)
+    one, epochs = trained(tmp_path, params, of)
     assert [each["epoch"] for each in said] == [1, 2]
     assert said == both.epochs
     for mine, theirs in zip(epochs, said, strict=True):
@@ -226,7 +247,7 @@ def test_windows_of_another_definition_or_band_are_not_trained_on(
     world(tmp_path, toy_world.bottleneck_table("t", 9, seed=3), events=None)
     for folder, params in ((toy, section(project, band=128)), (tmp_path, section(project))):
         with pytest.raises(ValueError, match=line):
-            pretrain(data_of(folder), params, print)
+            pretrain(data_of(folder), params, Course, print)
 
 
 @pytest.mark.slow
@@ -355,7 +376,7 @@ def test_the_programs_of_all_stages_run_through_with_it(tmp_path: Path, project:
     stage("split", "split", "windows")
     assert "expectations met" in stage("validate", "validation", "packets", "windows", "split")
     said = stage("pretrain", "pretrained", "packets", "windows", "split")
-    assert "event stream, on one core" in said
+    assert "event-stream, 2 Ray Train workers" in said
     epochs = pl.read_csv(tmp_path / "pretrained" / "epochs.csv")
     assert {"epoch", "loss", "validation_log_mse"} <= set(epochs.columns)
     stage("finetune", "finetuned", "windows", "split", "pretrained")

@@ -6,17 +6,20 @@ import copy
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
 import pytest
 import torch
 import toy_world
+import yaml
 from torch import nn
 
 import swiftqueue
 from feature_store.events.definition import EVENTS
 from feature_store.events.windows import iter_windows
+from models.forecasters import query_mlp
 from models.forecasters.event_stream import EventStream, EventStreamParams, _untrained
 from models.forecasters.forecaster import Part
 from models.networks import artifact, onnx_head
@@ -126,6 +129,26 @@ def test_a_level_that_is_served_is_the_forecasters_quantile(level: float | None)
     model = served(trained.model, level)
     np.testing.assert_allclose(predict(model, windows()), wanted_BH, rtol=1e-5)
     assert model.quantiles == (0.5 if level is None else level,)
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"anchor": None, "left_out": ["flow_age_us", "place"]}, {"quantiles": LEVELS}]
+)
+def test_linear_layers_answer_as_their_forecaster_does(changes: dict[str, Any], project: Path) -> None:
+    """From the smallest window of events, or a larger one: they read its queries alone."""
+    own = yaml.safe_load((project / "forecasters.yaml").read_text())["mlp"]
+    del own["name"]
+    trained = query_mlp.QueryMlpForecaster.Params(**{**own, **changes, "layers": 1, "width": 16})
+    course = query_mlp.Course([PART], trained, 1)
+    with torch.no_grad():
+        nn.init.normal_(course.model.head[2].weight, std=0.03)
+        course.model.head[2].bias += torch.linspace(-1, 1, len(trained.quantiles) or 1)
+    wanted_BH = query_mlp.QueryMlpForecaster(course.model, trained).predict(PART)
+    model = course.served(None)
+    assert model.quantiles == ((0.5,) if trained.quantiles else ())
+    for events in (8, 64):
+        np.testing.assert_allclose(predict(model, windows(events)), wanted_BH, rtol=1e-5)
+    assert np.ptp(wanted_BH) > 1000
 
 
 def test_a_level_that_there_is_not_is_refused_in_a_line() -> None:

@@ -85,11 +85,15 @@ def test_the_published_variants_are_those_tested(project: Path) -> None:
     assert sorted(each.name for each in variants(project / "forecasters.yaml")) == sorted(NAMES)
 
 
-def test_the_loops_event_stream_is_the_variant_that_is_compared(project: Path) -> None:
-    loop = yaml.safe_load((project / "params.yaml").read_text())["event-stream"]
-    compared = yaml.safe_load((project / "forecasters.yaml").read_text())["event-stream-2"]
+@pytest.mark.parametrize(
+    ("section", "variant"),
+    [("event-stream", "event-stream-2"), ("mlp", "mlp"), ("bilstm", "bilstm"), ("pretrain", "window")],
+)
+def test_the_loops_network_is_the_variant_that_is_compared(project: Path, section: str, variant: str) -> None:
+    loop = yaml.safe_load((project / "params.yaml").read_text())[section]
+    compared = yaml.safe_load((project / "forecasters.yaml").read_text())[variant]
     shared = set(loop) & set(compared)
-    assert {"layers", "band", "width", "anchor", "epochs", "learning_rate"} <= shared
+    assert {"layers", "width", "anchor", "epochs", "weight_decay", "sharp_weight"} <= shared
     assert {key: loop[key] for key in shared} == {key: compared[key] for key in shared}
 
 

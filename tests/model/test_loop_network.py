@@ -1,4 +1,4 @@
-"""A network of the loop in one file: that of docs/add-a-network.md, taken from the page."""
+"""A network of the loop in one file: that of docs/add-a-network.md, taken from the page, and two of ours."""
 
 from __future__ import annotations
 
@@ -21,16 +21,18 @@ from feature_store.events.definition import EVENTS, WINDOW
 from laboratory.learning import judged_models
 from models import loop
 from models.forecasters import forecaster as door
+from models.forecasters.served import parts_of
 from models.networks import artifact, scaling
 from models.networks.artifact import Artifact
 from models.networks.event_transformer import EventArchitecture
 from models.networks.event_window import EventWindowPredictor
-from models.networks.loop_network import ArchitectureParams, LoopNetwork, chosen, named, names
+from models.networks.loop_network import ArchitectureParams, Data, LoopNetwork, chosen, named, names
 from models.networks.prediction import predict
 from models.networks.scaling import ScaledFeature, Target
 from models.networks.transformer import Predictor
 from models.registry import gate
 from models.section import read
+from models.sharp import PAPERS
 from models.training.examples import finetuning_examples, pretraining_split
 from models.training.finetuning import FinetuneParams, finetune_head
 from models.training.pretraining import Pretrainer, PretrainParams, ScaledPrediction, fit_scaling
@@ -47,6 +49,7 @@ from serving.engine import Engine
 NAME = "recurrent"
 HEAD = FinetuneParams(seed=1, workers=1, epochs=3, batch_size=64, learning_rate=1e-3, sharp_weight=1)
 S = 1_000_000_000
+EACH = pytest.mark.parametrize("network", [NAME, "bilstm", "mlp"], indirect=True)
 
 
 def blocks(project: Path, language: str) -> str:
@@ -57,8 +60,13 @@ def blocks(project: Path, language: str) -> str:
 
 
 @pytest.fixture
-def network(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopNetwork]:
-    """The file of the page, where the loop finds its networks."""
+def network(
+    request: pytest.FixtureRequest, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[LoopNetwork]:
+    """One of our own where a test names it, or the file of the page, where the loop finds its networks."""
+    if (own := getattr(request, "param", NAME)) != NAME:
+        yield named(own)
+        return
     folder = tmp_path / "added"
     folder.mkdir()
     (folder / f"{NAME}.py").write_text(blocks(project, "python"))
@@ -73,30 +81,44 @@ def network(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
 def params(project: Path, tmp_path: Path, network: LoopNetwork) -> Path:
     """The project's parameters and the section of the page, small; the network is chosen."""
     own = yaml.safe_load((project / "params.yaml").read_text())
-    section = yaml.safe_load(blocks(project, "yaml"))[NAME]
-    quick = section | {"width": 16, "layers": 1, "epochs": 2, "workers": 1, "batch_size": 32}
+    own |= yaml.safe_load(blocks(project, "yaml"))
+    quick = own[network.name] | {"width": 16, "layers": 1, "epochs": 2, "workers": 1, "batch_size": 32}
     path = tmp_path / "params.yaml"
-    path.write_text(yaml.safe_dump(own | {"architecture": {"name": network.name}, NAME: quick}))
+    path.write_text(yaml.safe_dump(own | {"architecture": {"name": network.name}, network.name: quick}))
     return path
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def worlds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """By the definition of their windows."""
     table = toy_world.bottleneck_table("t", 9, seed=3, swing_ms=40, episodes=True)
-    return toy_world.write_windows(tmp_path_factory.mktemp("world"), [table])
+    return {
+        each.name: toy_world.write_windows(tmp_path_factory.mktemp("world"), [table], definition=each)
+        for each in (WINDOW, EVENTS)
+    }
+
+
+@pytest.fixture
+def world(worlds: dict[str, Path], network: LoopNetwork) -> Path:
+    return worlds[network.definition.name]
 
 
 def opened(world: Path) -> WindowSet:
     return load_windows(world / "windows", world / "split.json")
 
 
-def untrained(network: LoopNetwork, params: Path, windows: WindowSet) -> Artifact:
+def untrained(network: LoopNetwork, params: Path, world: Path) -> Artifact:
     """As pre-training begins."""
     section: Any = read(params, network.params())
-    train, _ = pretraining_split(windows)
+    windows = opened(world)
     torch.manual_seed(1)
     made: Any = network
-    model = made.make(*fit_scaling(windows, train, section), section, windows.horizon).eval()
+    if network.definition is EVENTS:
+        data = Data(world / "packets", world / "windows", world / "split.json", world, PAPERS)
+        model = made.course()(parts_of(data, section), section, 1).served(None)
+    else:
+        train, _ = pretraining_split(windows)
+        model = made.make(*fit_scaling(windows, train, section), section, windows.horizon).eval()
     with torch.no_grad():  # of an untrained one the forecast is the anchor alone, whatever the encoder says
         model.head[2].weight.normal_(std=0.1)
     return Artifact(
@@ -123,7 +145,7 @@ def test_its_file_and_its_section_are_all_that_is_asked_for(params: Path, projec
 
 def test_an_unknown_name_or_size_is_one_clear_line(params: Path) -> None:
     with pytest.raises(
-        ValueError, match="'lstm'; it must be one of bilstm, event-stream, recurrent, window"
+        ValueError, match="'lstm'; it must be one of bilstm, event-stream, mlp, recurrent, window"
     ) as unknown:
         ArchitectureParams(name="lstm")
     own = yaml.safe_load(params.read_text())
@@ -140,6 +162,7 @@ def test_an_unknown_name_or_size_is_one_clear_line(params: Path) -> None:
     assert all(len(line.splitlines()) == 1 for line in lines)
 
 
+@EACH
 @pytest.mark.long
 @pytest.mark.slow
 def test_the_stage_pretrains_it_with_ray_train(
@@ -150,18 +173,18 @@ def test_the_stage_pretrains_it_with_ray_train(
     ray_cluster: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its module travels to the workers by value: they do not see the folder of this test."""
+    """The page's module travels to the workers by value: they do not see the folder of this test."""
     from ray import cloudpickle
 
     monkeypatch.setenv("SWIFTQUEUE_STATE", str(tmp_path / "var"))
-    module = sys.modules[f"models.loop.{NAME}"]
+    module = sys.modules[type(network).__module__]
     cloudpickle.register_pickle_by_value(module)
     try:
         output = tmp_path / "pretrained"
         pretrain_stage.main(params, world / "packets", world / "windows", world / "split.json", output)
     finally:
         cloudpickle.unregister_pickle_by_value(module)
-    found = artifact.load(output, WINDOW.schema_hash)
+    found = artifact.load(output, network.definition.schema_hash)
     assert artifact.network_of(found.model) is network
     epochs = pl.read_csv(output / "epochs.csv")
     assert epochs["epoch"].to_list() == [1, 2]
@@ -169,13 +192,14 @@ def test_the_stage_pretrains_it_with_ray_train(
     assert not list((tmp_path / "var").glob("ray/pretrain-*"))  # what a stopped job would go on from
 
 
+@EACH
 @pytest.mark.long
 @pytest.mark.slow
 def test_it_is_kept_tuned_exported_and_judged_like_any_other(
     network: LoopNetwork, params: Path, world: Path, tmp_path: Path
 ) -> None:
     windows = opened(world)
-    first = untrained(network, params, windows)
+    first = untrained(network, params, world)
     artifact.save(tmp_path / "first", first.model, first.description)
     found = artifact.load(tmp_path / "first", windows.schema_hash)
     x_BWF = windows.trace("t").x_BWF[100:140]
@@ -215,12 +239,12 @@ def of_events() -> Artifact:
     return Artifact(model.eval(), artifact.Description(136, EVENTS.schema_hash, "acked"))
 
 
+@EACH
 @pytest.mark.slow
 def test_live_rounds_encode_it_by_pytorch_and_the_laboratory_refuses_it(
     network: LoopNetwork, params: Path, world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    windows = opened(world)
-    first = untrained(network, params, windows)
+    first = untrained(network, params, world)
     artifact.save(tmp_path / "first", first.model, first.description)
     packets = pl.read_parquet(sorted((world / "packets").rglob("*.parquet"))).sort("packet")
     tuned = tune(
@@ -238,7 +262,7 @@ def test_live_rounds_encode_it_by_pytorch_and_the_laboratory_refuses_it(
     assert "PyTorch: " in capsys.readouterr().out
     assert tuned.loss_after < tuned.loss_before
     assert tuned.figures["challenger"]["log_mae"] < tuned.figures["champion"]["log_mae"]
-    line = "first: .*unknown architecture .recurrent-encoder. .known: transformer-encoder, event-stream"
+    line = f"first: .*unknown architecture .{network.stored}. .known: transformer-encoder, event-stream"
     with pytest.raises(ValueError, match=line) as refused:
         judged_models.models_by_profile(str(tmp_path / "first"), tmp_path)
     assert len(str(refused.value).splitlines()) == 1
@@ -271,7 +295,7 @@ def test_its_one_file_stands_beside_the_other_forecasters_too(
 def test_an_artifact_of_a_network_that_is_not_there_is_one_clear_line(
     network: LoopNetwork, params: Path, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = untrained(network, params, opened(world))
+    first = untrained(network, params, world)
     artifact.save(tmp_path / "first", first.model, first.description)
     with pytest.raises(ValueError, match=f"made for features {WINDOW.schema_hash}, but this code computes"):
         artifact.load(tmp_path / "first", EVENTS.schema_hash)
@@ -295,7 +319,7 @@ def test_reading_sizes_brings_no_pytorch(project: Path) -> None:
         "import pipelines.windows; print('torch' in sys.modules)"
     )
     own = yaml.safe_load((project / "params.yaml").read_text())
-    for name, tokens in (("window", "None"), ("event-stream", "136")):
+    for name, tokens in (("window", "None"), ("event-stream", "136"), ("mlp", "16")):
         path = project / "build" / f"sizes-{name}.yaml"
         path.parent.mkdir(exist_ok=True)
         path.write_text(yaml.safe_dump(own | {"architecture": {"name": name}}))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from models.forecasters.spread import Spread
 from models.networks.prediction import Encoded, answers, quantiles
-from models.networks.query_predictor import QueryMlp
+from models.networks.query_predictor import MlpArchitecture, QueryMlp
 from models.networks.scaling import ScaledFeature, Target
 from models.scoring.choice import RULES, rule_name, score_choice, score_sooner
 from models.training.calibration import SLICES, calibrated, missed, shifts
@@ -28,11 +28,8 @@ def network(levels: tuple[float, ...] = LEVELS) -> QueryMlp:
     model = QueryMlp(
         [ScaledFeature("size_bytes", "bytes")],
         TARGET,
-        width=8,
-        layers=1,
-        dropout=0.0,
-        anchor=None,
-        quantiles=levels,
+        MlpArchitecture(layers=1, width=8, dropout=0.0, anchor=None),
+        levels,
     )
     return model.eval()  # type: ignore[no-any-return]
 
