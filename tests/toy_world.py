@@ -145,7 +145,7 @@ def write_windows(
         write_table(folder / "packets", table)
     sizes = {"tokens": tokens, "tokens_min": 16, "tokens_max": 256}
     params = WindowsParams(visibility=list(visibility), **sizes)
-    make_windows(folder / "packets", folder / "windows", params, definition=definition, tokens=tokens)
+    make_windows(folder / "packets", folder / "windows", params, definition=definition)
     traces = {
         path.parent.name: divide(np.load(path), protocol, path.parent.name).as_json()
         for path in sorted((folder / "windows").glob("*/decision_ns.npy"))
