@@ -44,9 +44,8 @@ COSTS: Final = (
     (S1_GOODPUT, "S1's goodput"),
     (CROSS_GOODPUT, "cross goodput"),
     (CLASSIC_SHARE, "classic share"),
-    (S1_MESSAGE, "S1's messages"),
-    (CROSS_MESSAGE, "cross messages"),
 )
+MESSAGES: Final = ((S1_MESSAGE, "S1's messages"), (CROSS_MESSAGE, "cross messages"))
 WANTED: Final = tuple(
     limit._replace(most=NO_HARM, name="classic share" if limit.measure == CLASSIC_SHARE else limit.name)
     for limit in LIMITS
@@ -79,10 +78,15 @@ def guarded(
             figures = [cell(here, place, *one).text for one in ((control, MOVED), ("default", QUEUEING_P99))]
             changes = [change(here, place, control, measure) for measure, _ in DELAYS]
             lines.append(row_of([f"`{place.profile}`", place.point, *figures, *changes]))
-        costs = measured(here, at, COSTS)
-        lines += ["", *head_of(["profile", axis, *(name for _, name in costs), "settled harm"])]
+        messages = measured(here, at, MESSAGES)
+        if messages:
+            lines += ["", *head_of(["profile", axis, *(name for _, name in messages)])]
+        for place in at if messages else []:
+            changes = [change(here, place, control, measure) for measure, _ in messages]
+            lines.append(row_of([f"`{place.profile}`", place.point, *changes]))
+        lines += ["", *head_of(["profile", axis, *(name for _, name in COSTS), "settled harm"])]
         for place in at:
-            changes = [change(here, place, control, measure) for measure, _ in costs]
+            changes = [change(here, place, control, measure) for measure, _ in COSTS]
             lines.append(
                 row_of(
                     [
