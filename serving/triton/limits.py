@@ -17,7 +17,7 @@ LIMITS_BY_UNIT: Final = {
     "bytes": (0.0, 2.0**30),  # the largest TCP window, RFC 7323 section 2.3
     "packets": (0.0, 2.0**24),  # counts stay exact in float32 up to here
     "ms": (0.0, YEAR_US / 1e3),
-    "bytes_per_s": (0.0, 1.25e11),  # 1 Tbit/s
+    "bytes_per_s": (0.0, 1.25e11),  # 1 Tbit/s, as feature_store/rate has it, whose library no deploy needs
     "usual": (0.0, 1024.0),  # LFQ's signals, over what is usual of them
     "code": (-1.0, 4.0),  # a flag's change; the states of Linux's congestion control
     "flag": (0.0, 1.0),
