@@ -45,7 +45,7 @@ COSTS: Final = (
     (CROSS_GOODPUT, "cross goodput"),
     (CLASSIC_SHARE, "classic share"),
 )
-MESSAGES: Final = ((S1_MESSAGE, "S1's messages"), (CROSS_MESSAGE, "cross messages"))
+MESSAGES_OF: Final = ((S1_MESSAGE, "S1's messages"), (CROSS_MESSAGE, "cross messages"))
 WANTED: Final = tuple(
     limit._replace(most=NO_HARM, name="classic share" if limit.measure == CLASSIC_SHARE else limit.name)
     for limit in LIMITS
@@ -78,7 +78,7 @@ def guarded(
             figures = [cell(here, place, *one).text for one in ((control, MOVED), ("default", QUEUEING_P99))]
             changes = [change(here, place, control, measure) for measure, _ in DELAYS]
             lines.append(row_of([f"`{place.profile}`", place.point, *figures, *changes]))
-        messages = measured(here, at, MESSAGES)
+        messages = measured(here, at, MESSAGES_OF)
         if messages:
             lines += ["", *head_of(["profile", axis, *(name for _, name in messages)])]
         for place in at if messages else []:

@@ -30,7 +30,7 @@ from laboratory.report.comparison import (
     seeds_wanted,
 )
 from laboratory.report.judging import FEWEST_PACKETS, JUDGED
-from laboratory.report.measures import PERCENT, QUEUEING_P99
+from laboratory.report.measures import MESSAGES, PERCENT, QUEUEING_P99
 from laboratory.report.plots import COLOURS, Plot
 from laboratory.report.tables import Verdict, controls_run, head_of, row_of
 from models.scoring.intervals import Estimate
@@ -98,7 +98,11 @@ def opening(runs: pl.DataFrame) -> Opening | None:
         control,
         tuple(_answer(compared, NAMED.get(control, f"`{control}`"))),
         tuple(_named(place) for place in shown),
-        tuple(_row(limit, runs, control, {place: compared[place] for place in shown}) for limit in LIMITS),
+        tuple(
+            _row(limit, runs, control, {place: compared[place] for place in shown})
+            for limit in LIMITS
+            if limit.measure not in MESSAGES or any(limit.measure in one.found for one in compared.values())
+        ),
         Plot(
             f"{scenario}: P99 of waiting against default marking, with 95 % intervals", _figure(runs, shown)
         ),

@@ -34,6 +34,8 @@ def test_seven_rows_and_a_sentence_for_each_place() -> None:
     )
     assert [change.kind for change in found.rows[0].changes] == ["harms", "helps"]
     assert {change.kind for change in found.rows[3].changes} == {"no-harm"}
+    took = [row | {"s1_message_us": 4e6, "cross_message_us": 2e6} for row in rows]
+    assert len(opened(took).rows) == len(LIMITED) + 2
 
 
 def test_what_is_not_settled_is_grey_and_says_what_would_settle_it() -> None:
