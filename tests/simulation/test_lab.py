@@ -33,7 +33,7 @@ from laboratory.command import Request, run_lab
 from laboratory.explain import explain
 from laboratory.learning.packet_table import packets_of
 from laboratory.learning.train import explore
-from laboratory.report import looks
+from laboratory.report import comparison, looks
 from laboratory.report.page import make_report
 from laboratory.runs import execution, programs
 from laboratory.runs.resolve import Model
@@ -310,7 +310,7 @@ def test_a_point_gets_further_seeds_only_until_its_change_is_settled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Without L4S the wait is many times as long; with the same marking twice there is nothing to settle."""
-    monkeypatch.setattr(looks, "FEWEST_PACKETS", 1)  # of runs that are short for a test's sake
+    monkeypatch.setattr(comparison, "FEWEST_PACKETS", 1)  # of runs that are short for a test's sake
     output, seeds = tmp_path / "lab", list(range(1, 7))
     axis = {
         "label": "x",
