@@ -213,8 +213,9 @@ def waits_of(packets: pl.DataFrame, truth: Path) -> Waits:
     """
     columns = ("sent_ns", "default_queue", "classic_wait_us", "l4s_wait_us")
     table = read_parquet([truth])
-    numbers = {name for name, kind in table.schema.items() if kind.is_numeric()}
-    if wrong := [n for n in columns if n not in table.columns or (n in numbers) == (n == "default_queue")]:
+    are_numbers = {name: name != "default_queue" for name in columns}
+    found = {name: kind.is_numeric() for name, kind in table.schema.items()}
+    if wrong := [name for name, is_number in are_numbers.items() if found.get(name) != is_number]:
         said = "is missing or of a wrong type; it must tell of both queues"
         raise ValueError(f"{truth}: column {wrong[0]} {said}")
     if not table["sent_ns"].equals(packets["sent_ns"]):

@@ -11,8 +11,6 @@ from laboratory.report.comparison import LIMITS, Limit, Place, change_of, compar
 from laboratory.report.judging import FEWEST_SEEDS, LEAST_GAIN_KEPT, NO_HARM
 from laboratory.report.measures import (
     CLASSIC_SHARE,
-    CROSS_GOODPUT,
-    CROSS_MESSAGE,
     L4S_GOODPUT,
     MOVED,
     QUEUEING_MAX,
@@ -20,9 +18,8 @@ from laboratory.report.measures import (
     QUEUEING_P999,
     RTT_P99,
     S1_GOODPUT,
-    S1_MESSAGE,
 )
-from laboratory.report.tables import NONE, cell, change, head_of, measured, row_of, sample
+from laboratory.report.tables import NONE, SHARES, TIMES, cell, change, head_of, measured, row_of, sample
 from models.scoring.intervals import Estimate
 
 FIRST: Final = "guard-"  # scenarios with the guard's first form
@@ -40,12 +37,6 @@ DELAYS: Final = (
     (QUEUEING_MAX, "longest wait"),
     (RTT_P99, "RTT P99"),
 )
-COSTS: Final = (
-    (S1_GOODPUT, "S1's goodput"),
-    (CROSS_GOODPUT, "cross goodput"),
-    (CLASSIC_SHARE, "classic share"),
-)
-MESSAGES_OF: Final = ((S1_MESSAGE, "S1's messages"), (CROSS_MESSAGE, "cross messages"))
 WANTED: Final = tuple(
     limit._replace(most=NO_HARM, name="classic share" if limit.measure == CLASSIC_SHARE else limit.name)
     for limit in LIMITS
@@ -62,7 +53,7 @@ def guarded(
     prefix: str = FIRST,
     axis: str = "guard",
     control: str = "model",
-    wanted: Sequence[Limit] | None = None,
+    wanted: Sequence[Limit] = WANTED,
 ) -> list[str]:
     """Return tables of scenarios whose names begin so: a control's changes at each point of their axis."""
     here = runs.filter(pl.col("scenario").str.starts_with(prefix))
@@ -78,22 +69,22 @@ def guarded(
             figures = [cell(here, place, *one).text for one in ((control, MOVED), ("default", QUEUEING_P99))]
             changes = [change(here, place, control, measure) for measure, _ in DELAYS]
             lines.append(row_of([f"`{place.profile}`", place.point, *figures, *changes]))
-        messages = measured(here, at, MESSAGES_OF)
+        messages = measured(here, at, TIMES)
         if messages:
             lines += ["", *head_of(["profile", axis, *(name for _, name in messages)])]
         for place in at if messages else []:
             changes = [change(here, place, control, measure) for measure, _ in messages]
             lines.append(row_of([f"`{place.profile}`", place.point, *changes]))
-        lines += ["", *head_of(["profile", axis, *(name for _, name in COSTS), "settled harm"])]
+        lines += ["", *head_of(["profile", axis, *(name for _, name in SHARES), "settled harm"])]
         for place in at:
-            changes = [change(here, place, control, measure) for measure, _ in COSTS]
+            changes = [change(here, place, control, measure) for measure, _ in SHARES]
             lines.append(
                 row_of(
                     [
                         f"`{place.profile}`",
                         place.point,
                         *changes,
-                        harm(here, place, control, wanted or WANTED),
+                        harm(here, place, control, wanted),
                     ]
                 )
             )

@@ -61,13 +61,13 @@ COSTS: Final = (
     (REORDERED, "reordered, %"),
 )
 SWEPT_WAITS: Final = ((QUEUEING_P99, "P99 queueing"), (QUEUEING_MAX, "longest wait"), (RTT_P99, "RTT P99"))
-SWEPT_COSTS: Final = (
+SHARES: Final = (
     (S1_GOODPUT, "S1's goodput"),
     (CROSS_GOODPUT, "cross goodput"),
     (CLASSIC_SHARE, "classic share"),
-    (S1_MESSAGE, "S1's messages"),
-    (CROSS_MESSAGE, "cross messages"),
 )
+TIMES: Final = ((S1_MESSAGE, "S1's messages"), (CROSS_MESSAGE, "cross messages"))
+SWEPT_COSTS: Final = (*SHARES, *TIMES)
 COSTS_OF: Final = ("random", "oracle", "model")
 
 
