@@ -21,7 +21,7 @@ from feature_store.telemetry.manifest import Manifest, Partition, Session, save_
 from feature_store.telemetry.sessions import read_opening
 
 SETTLED_NS: Final = 120_000_000_000  # a row waits for its ACK as long as in `extract` (docs/PACKETS.md)
-MAX_WAITING: Final = 1 << 20  # ACKs of a session without their SENDs: two minutes of 100 Mbit/s
+MAX_WAITING: Final = 1 << 20  # ACKs without their SENDs, of a session or minute: two minutes of 100 Mbit/s
 # Of a session's minute: eight times 100 Mbit/s. It is merged whole, and a clock may stand still.
 MAX_MINUTE_ROWS: Final = 1 << 22
 MAX_PARTS: Final = 24  # files of a partition before they become one, settled or not
@@ -159,7 +159,9 @@ class Round:
                 or self._manifest.sessions[partition.session].newest_ns > end_ns + SETTLED_NS
             )
             parts = len(partition.packets) + len(partition.acks)
-            if parts > MAX_PARTS or (settled and parts > 1):
+            # What is missing may still come: then a settled minute keeps one file of ACKs that wait for it.
+            of_one = 2 if partition.acks and self._manifest.sessions[partition.session].gaps() else 1
+            if parts > MAX_PARTS or (settled and parts > of_one):
                 self._merge(partition)
 
     def _merge(self, partition: Partition) -> None:
@@ -168,14 +170,19 @@ class Round:
         acks = [tables.read_part(self._folder, name) for name in partition.acks]
         table = tables.merged(packets, acks)
         counts.repeated_sends += partition.rows - table.height
-        if acks:
-            of_none = pl.concat(acks).join(table, on="packet", how="anti").height
-            acked_before = pl.concat(packets)["acked_ns"].count()
-            news = table["acked_ns"].count() - acked_before
-            counts.unmatched_acks += of_none
-            counts.repeated_acks += sum(a.height for a in acks) - of_none - news
+        number, minute = partition.session, partition.minute
         partition.rows, partition.acks = table.height, []
-        partition.packets = [self._write(f"minute={partition.minute}/part-{partition.session}", table)]
+        partition.packets = [self._write(f"minute={minute}/part-{number}", table)]
+        if not acks:
+            return
+        every_ack = pl.concat(acks)
+        of_none = every_ack.join(table, on="packet", how="anti").unique("packet", maintain_order=True)
+        waiting = of_none.head(MAX_WAITING if self._manifest.sessions[number].gaps() else 0)
+        news = table["acked_ns"].count() - pl.concat(packets)["acked_ns"].count()
+        counts.unmatched_acks += of_none.height - waiting.height
+        counts.repeated_acks += every_ack.height - of_none.height - news
+        if waiting.height:
+            partition.acks = [self._write(f"acks/minute-{minute}-{number}", waiting)]
 
     def _prune(self) -> None:
         """Drop the oldest minutes beyond those kept, and sessions of which nothing is left.

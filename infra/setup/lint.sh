@@ -2,6 +2,7 @@
 # Every static check; the first that fails stops it. `make format` mends what can be mended.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
+! git grep -nE "^(<<<<<<<|>>>>>>>) " -- . || { echo "lint: a merge was left half done, above"; exit 1; }
 ruff check .
 ruff format --check --quiet .
 mypy

@@ -33,6 +33,7 @@ from feature_store.telemetry.recent import (
     senders,
     write_trace,
 )
+from feature_store.telemetry.round import MAX_PARTS
 from feature_store.telemetry.sessions import (
     KEPT,
     Opening,
@@ -41,6 +42,7 @@ from feature_store.telemetry.sessions import (
     read_opening,
     sessions_dir,
 )
+from feature_store.telemetry.tables import read_part
 
 
 def expected(packets: pl.DataFrame, sender: str = "a") -> pl.DataFrame:
@@ -166,6 +168,36 @@ def test_a_gap_is_in_the_table_until_it_is_filled(tmp_path: Path) -> None:
     compact(tmp_path)
     assert gaps(tmp_path).is_empty()
     assert_frame_equal(latest_minutes(tmp_path, "a", 5).packets, expected(packets))
+
+
+@pytest.mark.parametrize("why", ["many files", "a newer session"])
+def test_acks_wait_for_the_packets_of_a_gap_when_their_minute_is_merged(tmp_path: Path, why: str) -> None:
+    packets = steady(2000)
+    batches = bodies(packets, 100)
+    for part in batches[:4] + batches[5:]:
+        log(tmp_path, [part])
+        compact(tmp_path)
+    if why == "a newer session":
+        log(tmp_path, bodies(steady(8), 100, session=2))
+        compact(tmp_path)
+    minute = load_manifest(tmp_path, "a").partitions[0]
+    assert len(minute.packets) < MAX_PARTS // 2
+    assert minute.acks
+    log(tmp_path, bodies(steady(8), 100, session=3))
+    compact(tmp_path)
+    settled = load_manifest(tmp_path, "a").partitions[0]
+    assert (len(settled.packets), len(settled.acks)) == (1, 1)
+    log(tmp_path, bodies(steady(8), 100, session=4))
+    compact(tmp_path)
+    assert load_manifest(tmp_path, "a").partitions[0] == settled  # it is not written again for what waits
+    log(tmp_path, [batches[4]])
+    compact(tmp_path)
+    manifest = load_manifest(tmp_path, "a")
+    assert manifest.counts.unmatched_acks == manifest.counts.repeated_acks == 0
+    (name,) = manifest.partitions[0].packets
+    assert not manifest.partitions[0].acks
+    stored = read_part(sender_dir(tmp_path, "a"), name)
+    assert_frame_equal(stored, expected(packets).select(stored.columns))
 
 
 def test_the_newest_seconds_are_left_out_while_a_batch_of_them_may_still_come(tmp_path: Path) -> None:
