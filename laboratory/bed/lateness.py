@@ -28,20 +28,21 @@ LEVELS: Final = {"late_p50_us": 0.5, "late_p99_us": 0.99, "late_p999_us": 0.999}
 class Lateness:
     """Of some packets."""
 
-    kept_us_K: NDArray[np.float64]
-    stalled_share: float | None  # of the packets, masked; None where there is no packet
+    us_N: NDArray[np.float64]  # how far from when it was due each was written
+    masked_N: NDArray[np.bool_]  # it fell into a stall
+
+    @property
+    def kept_us_K(self) -> NDArray[np.float64]:
+        """Of the packets outside stalls."""
+        return self.us_N[~self.masked_N]
 
     def columns(self) -> dict[str, float | None]:
         """Quantiles, null where too few packets lie outside stalls, and the share that was masked."""
-        if len(self.kept_us_K) < LEAST_PACKETS:
-            return {**dict.fromkeys(LEVELS), "stalled_share": self.stalled_share}
-        found = np.quantile(self.kept_us_K, list(LEVELS.values()))
-        return {**dict(zip(LEVELS, found.tolist(), strict=True)), "stalled_share": self.stalled_share}
-
-
-def error_us(written_ns_N: NDArray[Any], due_ns_N: NDArray[Any]) -> NDArray[np.float64]:
-    """How far from when they were due packets were written."""
-    return np.asarray(np.abs(written_ns_N - due_ns_N) / 1e3)
+        share = float(self.masked_N.mean()) if len(self.masked_N) else None
+        kept_us_K = self.kept_us_K
+        found = np.quantile(kept_us_K, list(LEVELS.values())) if len(kept_us_K) >= LEAST_PACKETS else None
+        levels = dict.fromkeys(LEVELS) if found is None else dict(zip(LEVELS, found.tolist(), strict=True))
+        return {**levels, "stalled_share": share}
 
 
 def in_stalls(
@@ -64,5 +65,4 @@ def lateness(
     """Measure packets; the stalls are those of the whole log."""
     stalls = records[records["kind"] == router_log.STALL]
     masked_N = in_stalls(due_ns_N, stalls["arrived_ns"], stalls["written_ns"], delay_ns)
-    share = float(masked_N.mean()) if len(masked_N) else None
-    return Lateness(error_us(written_ns_N, due_ns_N)[~masked_N], share)
+    return Lateness(np.abs(written_ns_N - due_ns_N) / 1e3, masked_N)

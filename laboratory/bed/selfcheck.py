@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from laboratory.bed import router_log
 from laboratory.bed.checks import capability
 from laboratory.bed.hosts import Bed
-from laboratory.bed.lateness import LOAD, error_us, lateness
+from laboratory.bed.lateness import LOAD, lateness
 from laboratory.bed.run import send
 
 OVERLOAD: Final = 1.3
@@ -107,7 +107,7 @@ def selfcheck(rate_mbps: float, seconds: float) -> Checked:
         p50,
         p99,
         p999,
-        float(np.quantile(error_us(ours["written_ns"], due_ns), 0.999)),
+        float(np.quantile(late.us_N, 0.999)),
         masked,
         len(stalls),
         float((stalls["written_ns"] - stalls["arrived_ns"]).sum() / 1e6),
