@@ -1,9 +1,10 @@
 """One window to 8 latencies on one thread: the engine beside PyTorch, OpenVINO and ONNX Runtime.
 
 `full graph` computes every token of every layer, `last token` what the paper's readout needs, `every
-candidate` is the readout that is served. All run random weights on the same windows, full of real tokens,
-in the same process, in turn. The engine is timed inside C++, the references around their Python
-call; that call costs them a few µs, which is what a Python server pays.
+candidate` is the readout that is served. The BiLSTM has it too, and as many parameters. All run random
+weights on the same windows, full of real tokens, in the same process, in turn. The engine is timed inside
+C++, the references around their Python call; that call costs them a few µs, which is what a Python server
+pays.
 
 Shapes: B windows, W window tokens, F features, D model width, H horizon.
 """
@@ -55,6 +56,7 @@ SLOWER: Final[dict[str, tuple[Isa, ...]]] = {
     "portable": (),
 }
 ANCHOR: Final = "last_latency_flow_us"  # as in params.yaml
+BILSTM: Final = "ONNX Runtime BiLSTM"
 PARITY: Final = 1e-4  # a contestant that computes something else is no reference
 
 
@@ -139,6 +141,10 @@ def _contestants(
         if not np.allclose(ours.forward(x_BWF, full_graph=every_token), expected_BH, rtol=PARITY):
             raise ValueError(f"bench inference: the engine answers otherwise on the {graph}")
         timed[f"engine {graph}"] = functools.partial(_engine_us, ours, x_BWF, every_token)
+    bilstm = artifact.export_onnx(
+        _save(make_model("candidates", ANCHOR, bilstm=True), path.with_name("bilstm"))
+    )
+    timed[BILSTM] = functools.partial(_call_us, onnx_runtime(bilstm), x_BWF)
     timed["engine 16 tokens"] = functools.partial(_engine_us, engine, x_BWF[:, -16:], False)
     return timed
 
@@ -188,6 +194,10 @@ def _latency_rows(isa: str, samples: dict[str, list[npt.NDArray[np.float64]]], r
         )
         for ours, reference in pairs
         for percentile in (50, 99)
+    ]
+    served = "ONNX Runtime every candidate"
+    rows += [
+        _row(f"{served}, p{p}", figure(served, p), figure(BILSTM, p), BILSTM, "us", rounds) for p in (50, 99)
     ]
     reference = "PyTorch full graph"
     return rows + [

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from models.networks.transformer import Predictor, Readout
 
 TOKENS: Final = 64  # W of the published measurements
+BILSTM_WIDTH: Final = 88  # as in params.yaml
 WINDOWS: Final = 16  # different ones, taken in turn
 
 Windows = npt.NDArray[np.float32]
@@ -41,16 +42,24 @@ def typical_features(features: Sequence[Feature] | None = None) -> list[ScaledFe
     ]
 
 
-def make_model(readout: Readout = "last", anchor: str | None = None) -> Predictor:
-    """Return random weights for the features of today's windows, scaled so that they vary the answers."""
+def make_model(readout: Readout = "last", anchor: str | None = None, bilstm: bool = False) -> Predictor:
+    """Return random weights for the features of today's windows, scaled so that they vary the answers.
+
+    Args:
+        readout: what the head reads.
+        anchor: what it corrects.
+        bilstm: the BiLSTM with as many parameters instead of the Transformer.
+    """
     import torch
 
+    from models.loop.bilstm import BiLstm
     from models.networks.scaling import Target
     from models.networks.transformer import Architecture, Predictor
 
     torch.manual_seed(0)
-    sizes = Architecture(readout=readout, anchor=anchor)
-    model = Predictor(typical_features(), Target("log", 9.0, 1.0), sizes).eval()
+    sizes = Architecture(readout=readout, anchor=anchor, width=BILSTM_WIDTH if bilstm else Architecture.width)
+    network = BiLstm if bilstm else Predictor
+    model = network(typical_features(), Target("log", 9.0, 1.0), sizes).eval()
     with torch.no_grad():
         model.head[2].get_parameter("weight").normal_(std=0.1)  # an anchored head begins at 0
     return model

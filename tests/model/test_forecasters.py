@@ -47,7 +47,8 @@ QUICK = {  # of the published sizes: enough to be trained, little enough to be q
     "feed_forward": 32,
 }
 NAMES = [
-    *("event-stream", "event-stream-2", "event-stream-quantiles", "event-stream-split"),
+    *("event-stream", "event-stream-2", "event-stream-2-no-rates", "event-stream-2-no-queueing"),
+    *("mlp-no-rates", "event-stream-quantiles", "event-stream-split"),
     *("event-stream-calibrated", "ceiling", "mlp", "mlp-quantiles"),
     *("window", "window-queueing", "bilstm"),
     *("paper", "paper-mse", "paper-bilstm", "paper-xgboost"),

@@ -70,7 +70,7 @@ def test_the_projects_scenarios_are_sound(name: str) -> None:
     fewer = ("split", "many-flows", "figure8-finetuned", "ladder", "guard-", "confucius-", "who-picks")
     fewer += ("rules-", "shipped-guard-", "try-guard-", "premise-map", "pages-and-video", "long-", "charge-")
     fewer += ("unheard-guard-", "discounted-guard-", "bed-")  # what the kernel test bed can do
-    fewer += ("surroundings", "paper-", "best-share", "lfq-")
+    fewer += ("surroundings", "paper-", "best-share", "lfq-", "guarded-places")
     if not name.startswith(fewer):
         assert set(scenario.controls) == set(CONTROLS)
     if not name.startswith("long-"):  # of which a stage takes `explore`
