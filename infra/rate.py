@@ -314,7 +314,7 @@ def collect(
             print(json_.dumps({"path": path.name, **made}))
         else:
             said = f"{made['flows_whole']} of {made['flows_sent']} flows, {made['acks']} ACKs, "
-            cost = f"{made['ns_per_ack']:.0f} ns an ACK with BBR's own work"
+            cost = f"{made['ns_per_ack']:.0f} ns an ACK, {made['bbr_ns_per_ack']:.0f} of them BBR's own work"
             print(f"path {path.name}: {said}{made['lost']} of them lost, {cost}")
     every = [about for about in paths_in(output).values() if about.get("source") == "kernel"]
     print(

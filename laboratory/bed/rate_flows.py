@@ -126,8 +126,8 @@ def collect(path: KernelPath, output: Path, kind: str = "train") -> dict[str, An
         "flows_whole": len(flows),
         "acks": counted["acks"],
         "lost": counted["lost"],
-        # BBR's own work at an ACK is in it.
         "ns_per_ack": counted["run_ns"] / max(counted["runs"], 1),
+        "bbr_ns_per_ack": counted["bbr_ns"] / max(counted["bbr_runs"], 1),  # BBR's own share of it
     }
     write_path(output, path.name, about, samples, flows)
     return about

@@ -96,6 +96,9 @@ extern void bbr_set_state(struct sock* sk, u8 state) __ksym;
 #define CHRONO_RWND 2
 #define CHRONO_SNDBUF 3
 
+#define TIMED \
+  16  // BBR's own work is timed at one ACK of so many, within the time of reading a clock
+
 #define PACING_SHIFT 10   // sk_pacing_shift: a super-packet is a millisecond of the rate
 #define HIGH_GAIN 739ULL  // tcp_bbr.c: STARTUP's, 2/ln 2
 #define GAIN_SCALE 8
@@ -306,11 +309,19 @@ void BPF_PROG(sq_rate_init, struct sock* sk) {
 
 SEC("struct_ops")
 void BPF_PROG(sq_rate_main, struct sock* sk, u32 ack, int flag, const struct rate_sample* rs) {
-  bbr_main(sk, ack, flag, rs);
-  // The SYN's ACK comes before `init`: nothing is known of the connection yet.
   struct known* known = bpf_sk_storage_get(&sq_rate_known, sk, 0, 0);
   struct sq_rate_counts* all = counts();
-  if (!known || !all) return;
+  // The SYN's ACK comes before `init`: nothing is known of the connection yet.
+  if (!known || !all) {
+    bbr_main(sk, ack, flag, rs);
+    return;
+  }
+  const __u64 timed_ns = known->acks % TIMED ? 0 : bpf_ktime_get_ns();
+  bbr_main(sk, ack, flag, rs);
+  if (timed_ns) {
+    __sync_fetch_and_add(&all->bbr_ns, bpf_ktime_get_ns() - timed_ns);
+    __sync_fetch_and_add(&all->bbr_runs, 1);
+  }
   follow(sk, known, all, rs);
   __sync_fetch_and_add(&all->acks, 1);
   struct sq_rate_record* record = bpf_ringbuf_reserve(&sq_rate_ring, sizeof(*record), 0);

@@ -26,6 +26,8 @@ struct sq_rate_counts {
   __u64 flows;
   __u64 acks;
   __u64 lost;      /* records that found no room in the ring */
+  __u64 bbr_ns;    /* of BBR's own work, at the ACKs at which it was timed */
+  __u64 bbr_runs;  /* how many these were */
   __u64 judged[6]; /* forecasts, by sq_verdict of feature_store/rate/feedback.h */
   __u64 ended[5];  /* forecasts that were followed, by sq_end there */
 };

@@ -253,12 +253,14 @@ int collect(const std::string& object, const std::string& output, std::uint32_t 
   const std::uint32_t zero = 0;
   if (bpf_map_lookup_elem(loaded.fd("sq_rate_counts"), &zero, &counts) != 0) fail("map");
   const auto [ns, runs] = spent(loaded);
-  taken.lines.end("{\"event\": \"summary\", \"flows\": " + std::to_string(counts.flows) +
-                  ", \"acks\": " + std::to_string(counts.acks) + ", \"lost\": " +
-                  std::to_string(counts.lost) + ", \"unasked\": " + std::to_string(taken.unasked) +
-                  ", \"run_ns\": " + std::to_string(ns) + ", \"runs\": " + std::to_string(runs) +
-                  ", \"judged\": " + list_of(counts.judged, std::size(counts.judged)) +
-                  ", \"ended\": " + list_of(counts.ended, std::size(counts.ended)) + "}\n");
+  taken.lines.end(
+      "{\"event\": \"summary\", \"flows\": " + std::to_string(counts.flows) +
+      ", \"acks\": " + std::to_string(counts.acks) + ", \"lost\": " + std::to_string(counts.lost) +
+      ", \"unasked\": " + std::to_string(taken.unasked) + ", \"run_ns\": " + std::to_string(ns) +
+      ", \"runs\": " + std::to_string(runs) + ", \"bbr_ns\": " + std::to_string(counts.bbr_ns) +
+      ", \"bbr_runs\": " + std::to_string(counts.bbr_runs) +
+      ", \"judged\": " + list_of(counts.judged, std::size(counts.judged)) +
+      ", \"ended\": " + list_of(counts.ended, std::size(counts.ended)) + "}\n");
   return 0;
 }
 
