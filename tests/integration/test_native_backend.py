@@ -35,6 +35,7 @@ from infra.local.processes import free_ports
 from infra.local.servers import triton_command
 from infra.local.triton_environment import find_environment
 from models.networks import artifact
+from models.networks.loop_network import named
 from models.networks.prediction import predict
 from models.networks.scaling import Target
 from models.networks.transformer import Architecture, Predictor
@@ -536,6 +537,27 @@ def test_an_event_stream_is_served_natively_and_by_onnx_runtime(
     np.testing.assert_allclose(native.triton.infer(x_BWF).y_BH, predicted(narrow, x_BWF), rtol=1e-4)
     native.push(make(), 5, previous=4)
     assert native.triton.served_version() == 5
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["bilstm", "mlp"])
+def test_the_loops_other_networks_are_served_by_onnx_runtime(
+    native: Native, make: Callable[..., Path], tmp_path: Path, name: str
+) -> None:
+    network = named(name)
+    form: Any = network.network()
+    model = form(typical_features(network.definition.features), Target("log", 9.0, 0.5), network.sizes()())
+    description = artifact.Description(64, network.definition.schema_hash, "acked", {"name": "short"})
+    artifact.save(tmp_path, model.eval(), description)
+    artifact.export_onnx(tmp_path)
+    native.push(make(), 1)
+    pushed = native.push(tmp_path, 2, previous=1)
+    assert pushed.backend is Backend.PYTHON
+    assert f"unknown architecture '{network.stored}'" in pushed.reason
+    x_BWF = windows(tmp_path, 7, seed=1)
+    answer = native.triton.infer(x_BWF)
+    assert answer.version == 2
+    np.testing.assert_allclose(answer.y_BH, predicted(tmp_path, x_BWF), rtol=1e-4)
 
 
 @needs_agent
