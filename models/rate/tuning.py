@@ -1,8 +1,8 @@
 """A round's arithmetic for rates: which flows teach, which judge, and a new linear head. Pure.
 
-Of each path the newest flows judge and never teach, in this round or a later one. The older ones teach once.
-A flow of a held-out path judges, in every round. What a network has learned from before it was registered
-neither teaches nor judges.
+Of each path the newest flows judge and never teach, in this round or a later one; the older ones teach in
+every round, since a head that learns from new paths alone forgets the others. Flows of held-out paths judge.
+What the stages trained a network on neither teaches nor judges.
 
 Shapes: N flows, S samples (35), D width of what the head reads, H horizons (6), P paths.
 """
@@ -55,9 +55,9 @@ class RateRoundParams(Section):
 class Division:
     """Flows of a round."""
 
-    learn: Flows  # with the rates that were known when the first flow that judges began
+    learn: Flows  # with the rates that were known when the first flow of the path that judges began
     judge: Flows  # with the rates at the horizons that are taught
-    new: Mapping[str, str]  # paths that teach for the first time: the identity of each, by its name
+    new: Mapping[str, str]  # paths that no round has learned from: the identity of each, by its name
     came: int  # flows of these paths
     short: int  # of them that ended before the last sample: they neither teach nor judge
 
@@ -70,7 +70,7 @@ def identity(name: str, path: Mapping[str, Any]) -> str:
 
 def trained_on(about: Mapping[str, Any]) -> set[str]:
     """Identities of the paths that a network was trained on, by its description."""
-    paths = about["made_of"]["paths"].items()
+    paths = about.get("made_of", {}).get("paths", {}).items()
     return {identity(name, path) for name, path in paths if path["kind"] == "train"}
 
 
@@ -105,11 +105,12 @@ def divide(
         later = ~(every.at_NH[older] < every.started_N[rows[first]])
         y_NH[older] = np.where(later, np.nan, y_NH[older])
     came_N = ~every.held_out_N & ~known_P[every.path_N]
-    learn_N = came_N & whole_N & ~newest_N & np.isfinite(y_NH).any(1)
+    own_N = whole_N & ~trained_P[every.path_N] & ~every.held_out_N
+    learn_N = own_N & ~newest_N & np.isfinite(y_NH).any(1)
     taught_H = np.isfinite(y_NH[learn_N]).any(0)
     judged_NH = np.where(taught_H, every.y_NH, np.nan)
-    judge_N = np.where(every.held_out_N, ~known_P[every.path_N], newest_N & ~trained_P[every.path_N])
-    judge_N &= whole_N & np.isfinite(judged_NH).any(1)
+    held_out_N = whole_N & ~known_P[every.path_N] & every.held_out_N
+    judge_N = (held_out_N | own_N & newest_N) & np.isfinite(judged_NH).any(1)
     came = set(every.path_N[came_N].tolist())
     return Division(
         replace(every, y_NH=y_NH).take(learn_N),

@@ -1,8 +1,8 @@
 """Rounds of the rate model: flows that came, a new linear head, the gate, the registry, Triton.
 
 They are those of the latency model (`pipelines/live/rounds.py`) in outcomes, log, registry and push. A round
-takes the paths of a folder that no round has learned from; a path's tables are whole or not there, and never
-change.
+is due when a folder has a path that no round has learned from; a path's tables are whole or not there, and
+never change.
 """
 
 from __future__ import annotations
@@ -112,12 +112,11 @@ class RateRounds(Runner[RateRecord]):
         if not found.came:
             since = f"since round {last}" if last else "that the champion has not learned from"
             raise DeclinedError(f"{self._flows}: no flows {since}")
-        least = self._params.least_flows
+        least, ended = self._params.least_flows, f" ({found.short} ended too soon)" if found.short else ""
         if min(len(found.learn), len(found.judge)) < least:
-            ended = f" ({found.short} ended too soon)" if found.short else ""
             raise DeclinedError(
-                f"{self._flows}: of {found.came} flows that came {len(found.learn)} teach{ended} and "
-                f"{len(found.judge)} judge, at least {least} of each are needed"
+                f"{self._flows}: {found.came} flows came{ended}, {len(found.learn)} teach and "
+                f"{len(found.judge)} judge; at least {least} of each are needed"
             )
         return found
 
