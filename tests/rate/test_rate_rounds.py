@@ -19,6 +19,7 @@ from models.rate import networks
 from models.rate.flows import Flows, load
 from models.rate.tuning import HEAD, TUNED_ON, RateRoundParams, divide, identity, trained_on, tune_head
 from models.registry.registry import CHALLENGER, CHAMPION, Decision, Registry
+from pipelines import rate_register
 from pipelines.live import rate_rounds, runner
 from pipelines.live.rate_rounds import RateRounds
 from pipelines.live.rounds_log import RateRecord
@@ -202,6 +203,7 @@ def test_a_round_takes_new_flows_and_pushes_what_the_gate_passed(world: World, t
     }  # fmt: skip
     _, about = networks.load(world.registry.fetch(2, tmp_path / "two"))
     assert about[TUNED_ON] == first.paths
+    assert rate_register._champions_paths(world.registry) == set(first.paths)  # so no stage judges by them
 
     second = world.run()
     assert (second.number, second.outcome, second.version) == (2, "declined", None)
