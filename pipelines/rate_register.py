@@ -107,7 +107,7 @@ def _champions_paths(registry: Registry) -> set[str]:
         try:
             _, about = load_network(registry.fetch(champion, Path(temporary)))
             trained_on = about["made_of"]["paths"].items()
-            tuned_on = about.get(TUNED_ON, {})
+            tuned_on = about.get(TUNED_ON, {}).values()
             return {*tuned_on, *(name for name, path in trained_on if path["kind"] == "train")}
         except (ValueError, KeyError, TypeError, AttributeError):
             return set()

@@ -19,6 +19,7 @@ from typing import Annotated, Any, ClassVar, Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -28,7 +29,7 @@ from models.rate.flows import Flows
 from models.rate.networks import percentage_errors
 from models.section import Above0, Count, Section
 
-TUNED_ON: Final = "tuned_on"  # in a network's description: identities of the paths of its rounds, by name
+TUNED_ON: Final = "tuned_on"  # in a network's description: the paths that its rounds learned from, as below
 HEAD: Final = "out"  # the last linear layer of every kind of network
 _ENCODE_BATCH: Final = 256  # flows
 
@@ -57,7 +58,8 @@ class Division:
 
     learn: Flows  # with the rates that were known when the first flow of the path that judges began
     judge: Flows  # with the rates at the horizons that are taught
-    new: Mapping[str, str]  # paths that no round has learned from: the identity of each, by its name
+    taught: Mapping[str, str]  # paths that teach: the name of each, by its identity
+    new: Mapping[str, str]  # paths that no round has learned from, likewise
     came: int  # flows of these paths
     short: int  # of them that ended before the last sample: they neither teach nor judge
 
@@ -91,9 +93,9 @@ def divide(
         tuned: of paths that rounds have learned from.
         share: of a path's flows that judges.
     """
-    identities = {name: identity(name, path) for name, path in paths.items()}
-    trained_P = np.array([one in trained for one in identities.values()])
-    known_P = trained_P | np.array([one in tuned for one in identities.values()])
+    identities = [identity(name, path) for name, path in paths.items()]
+    trained_P = np.array([one in trained for one in identities])
+    known_P = trained_P | np.array([one in tuned for one in identities])
     whole_N = every.samples_N >= MOST_SAMPLES
     newest_N, y_NH = np.zeros(len(every), bool), every.y_NH.copy()
     for path in np.unique(every.path_N[whole_N]):
@@ -111,11 +113,17 @@ def divide(
     judged_NH = np.where(taught_H, every.y_NH, np.nan)
     held_out_N = whole_N & ~known_P[every.path_N] & every.held_out_N
     judge_N = (held_out_N | own_N & newest_N) & np.isfinite(judged_NH).any(1)
-    came = set(every.path_N[came_N].tolist())
+
+    def of(chosen_N: NDArray[np.bool_]) -> dict[str, str]:
+        there = set(every.path_N[chosen_N].tolist())
+        named = enumerate(zip(identities, paths, strict=True))
+        return {one: name for place, (one, name) in named if place in there}
+
     return Division(
         replace(every, y_NH=y_NH).take(learn_N),
         replace(every, y_NH=judged_NH).take(judge_N),
-        {name: one for place, (name, one) in enumerate(identities.items()) if place in came},
+        of(learn_N),
+        of(came_N),
         int(came_N.sum()),
         int((came_N & ~whole_N).sum()),
     )

@@ -65,7 +65,7 @@ class RateRounds(Runner[RateRecord]):
             with timed(record, "train"):
                 tuned, record.loss = tune_head(network, divided.learn, self._params)
                 source = Path(temporary) / "challenger"
-                save(source, tuned, {**about, TUNED_ON: {**about.get(TUNED_ON, {}), **divided.new}})
+                save(source, tuned, {**about, TUNED_ON: {**about.get(TUNED_ON, {}), **divided.taught}})
             with timed(record, "judge"):
                 held_out = gate.HeldOut.in_order(divided.judge)
                 bench = gate.Bench.of(divided.learn, divided.learn, held_out)
@@ -97,13 +97,17 @@ class RateRounds(Runner[RateRecord]):
         Raises:
             DeclinedError: they are too few, or a table is damaged.
         """
-        tuned, last = set(about.get(TUNED_ON, {}).values()), 0
+        tuned, last = set(about.get(TUNED_ON, {})), 0
         for one in self.history():
             if one["outcome"] in LEARNED and isinstance(paths := one.get("paths"), dict):
-                tuned |= set(map(str, paths.values()))
+                tuned |= set(paths)
                 last = one["number"]
         try:
             paths, every = paths_in(self._flows), load(self._flows)
+            if paths_in(self._flows) != paths:
+                raise DeclinedError(
+                    f"{self._flows}: a path came while they were read; the next round takes it"
+                )
         except (OSError, ValueError) as error:
             raise DeclinedError(str(error)) from error
         share = self._params.judge_share

@@ -55,7 +55,7 @@ class RateRecord(RoundRecord):
     """What a round of the rate model was."""
 
     flows: int = 0  # that no round has learned from
-    paths: dict[str, str] = field(default_factory=dict)  # of these flows: what each is, by its name
+    paths: dict[str, str] = field(default_factory=dict)  # of these flows: the name of each, by its identity
 
     def came(self) -> str:
         """What it was given, in words."""

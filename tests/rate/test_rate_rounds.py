@@ -74,7 +74,7 @@ def test_the_newest_flows_of_each_path_judge_and_never_teach(folder: Path) -> No
     every, paths = load(folder), paths_in(folder)
     ids = {name: identity(name, path) for name, path in paths.items()}
     found = divide(every, paths, trained=(), tuned=(), share=0.25)
-    assert (found.came, found.short, found.new) == (96, 8, {f"p{i}": ids[f"p{i}"] for i in range(4)})
+    assert (found.came, found.short, found.new) == (96, 8, {ids[f"p{i}"]: f"p{i}" for i in range(4)})
     assert len(found.learn) == 4 * 16
     assert len(found.judge) == 4 * 6 + 2 * 22  # all of a held-out path
     for place in range(4):
@@ -82,7 +82,8 @@ def test_the_newest_flows_of_each_path_judge_and_never_teach(folder: Path) -> No
         assert all_of(found.judge, place).max() == all_of(every, place).max()
     # A round later: p0 has taught and goes on so, by the same flows; the stages' network knew p1 and p5.
     later = divide(every, paths, trained={ids["p1"], ids["p5"]}, tuned={ids["p0"]}, share=0.25)
-    assert set(later.new) == {"p2", "p3"}
+    assert set(later.new.values()) == {"p2", "p3"}
+    assert set(later.taught.values()) == {"p0", "p2", "p3"}
     assert set(later.learn.path_N) == {0, 2, 3}
     assert set(later.judge.path_N) == {0, 2, 3, 4}
 
@@ -193,7 +194,7 @@ def test_a_round_takes_new_flows_and_pushes_what_the_gate_passed(world: World, t
     first = world.run()
     assert (first.number, first.outcome, first.version, first.parent) == (1, "pushed", 2, 1), first.reason
     assert world.pushed == [2]
-    assert (first.flows, set(first.paths)) == (96, {"p0", "p1", "p2", "p3"})
+    assert (first.flows, set(first.paths.values())) == (96, {"p0", "p1", "p2", "p3"})
     assert set(first.seconds) == {"champion", "fetch", "flows", "train", "judge", "push", "total"}
     assert {"challenger", "champion", "linear", "min-rtt"} <= set(first.figures)
     assert "; 96 flows; not worse than the champion: error over all pairs" in line(first)
@@ -203,7 +204,9 @@ def test_a_round_takes_new_flows_and_pushes_what_the_gate_passed(world: World, t
     }  # fmt: skip
     _, about = networks.load(world.registry.fetch(2, tmp_path / "two"))
     assert about[TUNED_ON] == first.paths
-    assert rate_register._champions_paths(world.registry) == set(first.paths)  # so no stage judges by them
+    assert rate_register._champions_paths(world.registry) == set(
+        first.paths.values()
+    )  # so no stage judges by them
 
     second = world.run()
     assert (second.number, second.outcome, second.version) == (2, "declined", None)
@@ -212,7 +215,7 @@ def test_a_round_takes_new_flows_and_pushes_what_the_gate_passed(world: World, t
         add_path(world.flows, name)
     third = world.run()
     assert third.outcome in ("pushed", "kept"), third.reason
-    assert set(third.paths) == {"p6", "p7"}
+    assert set(third.paths.values()) == {"p6", "p7"}
     assert third.parent == 2
     assert world.registry.reference(third.version or 0) == 1  # the bar that does not move
     figures = third.figures["challenger"]
@@ -249,7 +252,7 @@ def test_a_push_that_fails_is_tried_again_and_a_worse_head_is_kept(world: World)
 
 
 @pytest.mark.slow
-def test_what_is_unsound_is_one_line_and_teaches_later(world: World) -> None:
+def test_what_is_unsound_is_one_line_and_teaches_later(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     damaged = world.flows / "path=p1" / SAMPLES
     whole = damaged.read_bytes()
     damaged.write_bytes(whole[:100])
@@ -282,6 +285,14 @@ def test_what_is_unsound_is_one_line_and_teaches_later(world: World) -> None:
     assert [one["outcome"] for one in RateRounds(world.flows, PARAMS, MODEL).history()][:4] == [
         "declined"
     ] * 4
+
+    def slowly(folder: Path) -> Flows:
+        add_path(folder, "late")
+        return load(folder)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rate_rounds, "load", slowly)
+        assert "a path came while they were read" in world.run().reason
     shutil.rmtree(world.flows)
     assert world.run().reason.startswith(f"no flows under {world.flows}")
     world.registry.remove_alias(CHAMPION)
