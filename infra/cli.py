@@ -97,6 +97,7 @@ app.add_typer(
         feedback="infra.rate:feedback",
         forecast="infra.rate:forecast",
         plain="infra.rate:plain",
+        round="infra.rate:rounds",
         simulate="infra.rate:simulate",
         study="infra.rate:study",
     ),

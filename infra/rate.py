@@ -183,6 +183,21 @@ def _keep(
     print(text if json else "\n".join([*lines(found), f"all of it: {file}"]))
 
 
+def rounds(
+    flows: Flows = Path("var/rate/kernel"),
+    every: Annotated[
+        float | None, typer.Option(help="seconds from one round to the next (default: one round)")
+    ] = None,
+) -> None:
+    """Tune the champion's linear head on the flows that came since the last round, judge it, push it.
+
+    Example: swiftqueue rate round var/rate/kernel --every 900
+    """
+    from pipelines.live.rate_rounds import schedule
+
+    sys.exit(schedule(flows, every))
+
+
 def feedback(
     output: Annotated[
         Path, typer.Option("--output", "-o", help="folder of the runs, and of feedback.json")

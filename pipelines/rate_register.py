@@ -19,8 +19,6 @@ from models.section import read, read_all
 from pipelines.stage import Given, StageError, run_stage
 
 if TYPE_CHECKING:
-    from models.rate import gate
-    from models.registry.bars import Verdict
     from models.registry.registry import Registry
 
 
@@ -72,28 +70,12 @@ def register(
     names = dict(enumerate(paths))
     registry = Registry(params.model_name)
     held_out = gate.HeldOut.of(every, names, _champions_paths(registry))
-    naive = gate.score_naive(split(every, params.seed).train, every, held_out)
-
-    def score(folder: Path) -> gate.Scored:
-        return gate.score_network(load_network(folder)[0], held_out)
-
-    def judge(
-        challenger: gate.Scored, champion: gate.Scored | None, why_not: str, reference: gate.Scored | None
-    ) -> Verdict:
-        return gate.judge(challenger, champion, naive, why_not, reference)
-
-    def figures(scores: Mapping[str, gate.Scored]) -> dict[str, gate.Figures]:
-        return {name: one.figures for name, one in {**scores, **naive}.items()}
-
-    def metrics(scores: Mapping[str, gate.Scored]) -> dict[str, float]:
-        named = figures(scores).items()
-        return {k: v for name, one in named for k, v in one.as_metrics(f"gate.{name}").items()}
-
+    bench = gate.Bench.of(split(every, params.seed).train, every, held_out)
     entered = enter(
         registry,
         source,
-        score=score,
-        judge=judge,
+        score=bench.score,
+        judge=bench.judge,
         complete=export_onnx,
         tags={
             "schema_hash": str(about["schema_hash"]),
@@ -101,21 +83,21 @@ def register(
             "source": source.name,
         },
         params=texts(all_params),
-        metrics=metrics,
+        metrics=bench.metrics,
         headline=lambda: numbers({"study": read_object(study)["headline"]}),
-        reports=None,
         lock=lock,
     )
-    named = {name: asdict(one) for name, one in figures(entered.scores).items()}
+    named = {name: asdict(one) for name, one in bench.figures(entered.scores).items()}
     return entered.record({"mape": gate.MARGIN}, named, network=params.network, seed=params.seed)
 
 
 def _champions_paths(registry: Registry) -> set[str]:
-    """Names of the paths that the champion was trained on; none where there is no champion, or an unread one.
+    """Names of the paths that the champion learned from; none where there is no champion, or an unread one.
 
     One that cannot be read is not judged either, which the gate says.
     """
     from models.rate.networks import load as load_network
+    from models.rate.tuning import TUNED_ON
     from models.registry.entering import champion_to_beat
 
     champion, _ = champion_to_beat(registry)
@@ -124,8 +106,9 @@ def _champions_paths(registry: Registry) -> set[str]:
     with tempfile.TemporaryDirectory() as temporary:
         try:
             _, about = load_network(registry.fetch(champion, Path(temporary)))
-            paths = about["made_of"]["paths"].items()
-            return {name for name, path in paths if path["kind"] == "train"}
+            trained_on = about["made_of"]["paths"].items()
+            tuned_on = about.get(TUNED_ON, {}).values()
+            return {*tuned_on, *(name for name, path in trained_on if path["kind"] == "train")}
         except (ValueError, KeyError, TypeError, AttributeError):
             return set()
 

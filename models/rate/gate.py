@@ -1,9 +1,10 @@
 """The gate of networks that forecast rates: may a challenger take the champion's place?
 
-It is judged on flows of held-out paths: neither it nor the champion has learned from any flow of them, or was
-chosen on one. The rule and its bars are those of `models/registry/bars.py`; the figures are the mean absolute
-percentage error over the grid of prefixes and horizons, and that of the pair with most to gain. A paired
-bootstrap draws blocks of flows that follow each other on a path, since these meet in its queue.
+A network of the stages is judged on flows of held-out paths: neither it nor the champion has learned from
+any flow of them, or was chosen on one. What judges a round's says `models/rate/tuning.py`. The rule and its
+bars are those of `models/registry/bars.py`; the figures are the mean absolute percentage error over the grid
+of prefixes and horizons, and that of the pair with most to gain. A paired bootstrap draws blocks of flows
+that follow each other on a path, since these meet in its queue.
 
 Shapes: N flows, P prefixes, H horizons, C cells of the grid, B blocks of flows, R draws of the bootstrap.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -21,7 +23,7 @@ from numpy.typing import NDArray
 from feature_store.rate.definition import HORIZONS, PREFIXES
 from models.networks.rate_network import RateNetwork
 from models.rate.flows import Flows
-from models.rate.networks import predict_all
+from models.rate.networks import load, predict_all
 from models.rate.predictors import baselines
 from models.rate.study import BEATEN, HEADLINE
 from models.registry import bars
@@ -61,8 +63,12 @@ class HeldOut:
         chosen &= every.samples_N >= min(PREFIXES)
         if not chosen.any():
             raise ValueError("no flow of a held-out path is left to judge by")
-        rows = np.flatnonzero(chosen)
-        return cls(every.take(rows[np.lexsort((every.started_N[rows], every.path_N[rows]))]))
+        return cls.in_order(every.take(chosen))
+
+    @classmethod
+    def in_order(cls, flows: Flows) -> HeldOut:
+        """Flows that judge, in the order that blocks need."""
+        return cls(flows.take(np.lexsort((flows.started_N, flows.path_N))))
 
     @cached_property
     def known_NC(self) -> NDArray[np.bool_]:
@@ -148,6 +154,38 @@ def score_network(network: RateNetwork, held_out: HeldOut) -> Scored:
     """Figures of a network; raises as `score`."""
     log_NSH = predict_all(network, held_out.flows)
     return score(np.exp(log_NSH[:, [n - 1 for n in PREFIXES]]), held_out)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What judges a challenger beside all others: the flows, and what the naive baselines say of them."""
+
+    held_out: HeldOut
+    naive: Mapping[str, Scored]
+
+    @classmethod
+    def of(cls, train: Flows, every: Flows, held_out: HeldOut) -> Bench:
+        """Fit the baselines on what the challenger learned from; raises as `score`."""
+        return cls(held_out, score_naive(train, every, held_out))
+
+    def score(self, folder: Path) -> Scored:
+        """Figures of the network in a folder; raises as `load` and `score`."""
+        return score_network(load(folder)[0], self.held_out)
+
+    def judge(
+        self, challenger: Scored, champion: Scored | None, why_not: str, reference: Scored | None
+    ) -> Verdict:
+        """Decide, as `judge`."""
+        return judge(challenger, champion, self.naive, why_not, reference)
+
+    def figures(self, scores: Mapping[str, Scored]) -> dict[str, Figures]:
+        """Everybody's, by name."""
+        return {name: one.figures for name, one in {**scores, **self.naive}.items()}
+
+    def metrics(self, scores: Mapping[str, Scored]) -> dict[str, float]:
+        """The same as metrics of a run."""
+        named = self.figures(scores).items()
+        return {k: v for name, one in named for k, v in one.as_metrics(f"gate.{name}").items()}
 
 
 def score_naive(train: Flows, every: Flows, held_out: HeldOut) -> dict[str, Scored]:

@@ -14,7 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from models.registry.bars import NO_CHAMPION, Verdict
 from models.registry.decision import REFERENCE_TAG
-from models.registry.lineage import content_hash, dvc_hashes, git_commit
+from models.registry.lineage import content_hash, dvc_hashes, git_commit, origin
 from models.registry.registry import CHALLENGER, CHAMPION, ITSELF, Decision, Registry
 from models.registry.store import RegistryError
 
@@ -79,9 +79,10 @@ def enter(
     tags: Mapping[str, str],
     params: Mapping[str, str],
     metrics: Callable[[Mapping[str, Scored]], Mapping[str, float]],
-    headline: Callable[[], Mapping[str, float]],
-    reports: Path | None,
-    lock: Path,
+    headline: Callable[[], Mapping[str, float]] = dict,
+    reports: Path | None = None,
+    lock: Path | None = None,
+    tuned_from: int | None = None,
 ) -> Entered[Scored]:
     """Register an artifact (or find it again), judge it, point `challenger` at it.
 
@@ -91,18 +92,20 @@ def enter(
         score: figures of the artifact in a folder; a ValueError where it cannot be judged here.
         judge: the gate.
         complete: adds to a copy of the artifact what a version has beside it, `model.onnx` first.
-        tags: lineage of this model, beside commit, parent and the hashes of `lock`.
+        tags: lineage of this model, beside commit, parent, reference and where its encoder comes from.
         params: of the run.
         metrics: figures of the gate as metrics of the run.
         headline: further metrics of a new version.
         reports: folder whose files are logged to a new version's run.
-        lock: `dvc.lock`.
+        lock: `dvc.lock`, of what the stages made.
+        tuned_from: the champion that it is judged against and has the encoder of, where a round made it;
+            None: it has its own, and is judged against whatever champion there is.
 
     Raises:
         ValueError: the artifact itself cannot be judged.
         OSError: the registry does not answer, or a file is missing.
     """
-    champion, why_not = champion_to_beat(registry)
+    champion, why_not = champion_to_beat(registry) if tuned_from is None else (tuned_from, "")
     content = content_hash(source)
     version = registry.find(content)
 
@@ -134,7 +137,12 @@ def enter(
             version = registry.add(
                 whole,
                 judged=judged,
-                tags={**tags, **_lineage(champion, lock)},
+                tags={
+                    **tags,
+                    "git_commit": git_commit(Path.cwd()),
+                    "parent_version": str(champion or "none"),
+                    **(_own(lock) if tuned_from is None else inherited(registry, tuned_from)),
+                },
                 params=params,
                 metrics={**headline(), **metrics(scores)},
                 reports=reports,
@@ -147,14 +155,19 @@ def enter(
     return Entered(registry.model, version, content, verdict, champion, scores)
 
 
-def _lineage(parent: int | None, lock: Path) -> dict[str, str]:
-    return {
-        "git_commit": git_commit(Path.cwd()),
-        "parent_version": str(parent or "none"),
-        REFERENCE_TAG: ITSELF,
-        # MLflow takes no `=` in a tag's name, which `data/packets/trace=NAME` has.
-        **{f"dvc.{path.replace('=', ':')}": md5 for path, md5 in dvc_hashes(lock).items()},
-    }
+def inherited(registry: Registry, champion: int) -> dict[str, str]:
+    """Tags of a version that has a champion's encoder: where that comes from, and its reference.
+
+    Raises:
+        RegistryError: there is no such version.
+    """
+    return {**origin(registry.tags(champion)), REFERENCE_TAG: str(registry.reference(champion))}
+
+
+def _own(lock: Path | None) -> dict[str, str]:
+    hashes = {} if lock is None else dvc_hashes(lock)
+    # MLflow takes no `=` in a tag's name, which `data/packets/trace=NAME` has.
+    return {REFERENCE_TAG: ITSELF, **{f"dvc.{path.replace('=', ':')}": md5 for path, md5 in hashes.items()}}
 
 
 def told(record: Mapping[str, Any]) -> str:

@@ -9,7 +9,8 @@ import polars as pl
 
 from models.networks import artifact, onnx_head
 from models.registry.decision import REFERENCE_TAG
-from models.registry.lineage import content_hash, git_commit, origin
+from models.registry.entering import inherited
+from models.registry.lineage import content_hash, git_commit
 from models.registry.registry import CHALLENGER, ITSELF, LIVE, Decision, Registry
 from models.registry.saving import INPUTS_FILE
 from models.training.finetuning import FinetuneParams
@@ -59,7 +60,7 @@ def register(
     np.save(folder / INPUTS_FILE, trained_on)
     description = artifact.load(folder).description
     if retrained is None:  # the encoder is the champion's
-        lineage = {**origin(registry.tags(champion)), REFERENCE_TAG: str(registry.reference(champion))}
+        lineage = inherited(registry, champion)
     else:
         lineage = {**retrained.tags, REFERENCE_TAG: ITSELF}
     tags = lineage | {

@@ -87,8 +87,7 @@ def schedule(
         scheduler.run(limit, say)
     finally:
         rounds.close()
-    history = rounds.history()
-    return 1 if history and history[-1]["outcome"] == "failed" else 0
+    return int(rounds.failed())
 
 
 def round_params(

@@ -37,13 +37,10 @@ from models.sharp import PAPERS, Change, sharp_changes
 from models.training.finetuning import Finetuned, FinetuneParams, train_head
 from pipelines.live.encoding import EncodedWindows, Encoder, Encoding, encoder_for, joined
 from pipelines.live.reservoir import EMPTY, Past, Reservoir, stretches
+from pipelines.live.rounds_log import DeclinedError
 from pipelines.live.slices import JudgingSlice, due, encoder_of, usable
 
 LEAD_IN_NS: Final = 5_000_000_000  # of a slice that is kept: fills its first windows' history
-
-
-class DeclinedError(ValueError):
-    """The round is not run; the line says why."""
 
 
 @dataclass(frozen=True)

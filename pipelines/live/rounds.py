@@ -15,21 +15,17 @@ import gc
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import polars as pl
 
 from feature_store.quality import expectations as ex
 from feature_store.quality.claims import believed
-from feature_store.settings import settings
-from feature_store.state import private_dir, state_dir
 from feature_store.telemetry.recent import Latest
-from models import json_lines
 from models.networks.artifact import read_files
 from models.registry.registry import Decision, Registry
 from models.registry.saving import INPUTS_FILE
@@ -39,23 +35,19 @@ from models.sharp import PAPERS, Change
 from models.training.finetuning import FinetuneParams
 from models.training.warm_worker import WarmWorkerError
 from pipelines.live import challenger
-from pipelines.live.minute import DeclinedError, Minute, Tuned
+from pipelines.live.minute import Minute, Tuned
 from pipelines.live.probation import Probation, Telemetry, files_of, rolled_back_since_last
 from pipelines.live.reservoir import EMPTY, ReservoirFile
 from pipelines.live.reservoir import FILE as RESERVOIR
 from pipelines.live.retrain import MOST_PACKETS, SECONDS, Retrained, RetrainError, Retraining
-from pipelines.live.rounds_log import LOG_FILE, RoundRecord, read
+from pipelines.live.rounds_log import LOG_FILE, DeclinedError, RoundRecord
+from pipelines.live.runner import LEARNED, Runner
+from pipelines.live.runner import timed as _timed
 from pipelines.live.slices import Slices
 from pipelines.live.worker import Worker
-from serving.deploy.champion import find_champion
-from serving.deploy.deployment import (
-    ChampionChangedError,
-    deploy_version,
-    prune_registry,
-    serve_champion,
-)
-from serving.deploy.hold import HeldVersionError, held
+from serving.deploy.deployment import deploy_version
 from serving.triton.endpoint import first_line
+from serving.triton.repository import LATENCY
 
 
 @dataclass(frozen=True)
@@ -80,14 +72,13 @@ class RoundParams:
                 raise ValueError(f"{name} is {value!r}; it must be a number above zero")
 
 
-LEARNED: Final = ("pushed", "kept")
 TURNS: Final = 50  # rounds in which senders get their shares
 MOST_WORKERS_LOST: Final = 2  # with one re-trained candidate before it is given up; one may be chance
 MAX_MISSING: Final = 0.01  # share of packets that telemetry lost; windows around them show a wrong history
 
 
-class Rounds:
-    """Runs rounds one after another; keeps the warm worker between them."""
+class Rounds(Runner[RoundRecord]):
+    """Rounds of the latency model; keeps the warm worker between them."""
 
     def __init__(
         self,
@@ -97,7 +88,7 @@ class Rounds:
         model: str,
         retraining: Retraining | None = None,
     ) -> None:
-        """Make the state folder.
+        """Make the state folder and read what was.
 
         Args:
             telemetry: where packets come from.
@@ -106,22 +97,18 @@ class Rounds:
             model: name in the registry.
             retraining: starts a full re-train when the inputs have drifted; None: it is only proposed.
         """
+        first = "`swiftqueue run` makes the first one"
+        super().__init__(model, LATENCY, LOG_FILE, RoundRecord, first)
         self._telemetry = telemetry
         self._retraining = retraining
         self._params = params
         self._finetune = finetune
-        self._model = model
-        self._keep_versions = settings().keep_versions
         self._worker = Worker()
         self.probation = Probation(telemetry, self._worker, model, params.lead_in_s, params.change)
         self._reference: tuple[int, Mapping[str, bytes]] | None = None  # the last one's number and files
-        self._folder = state_dir() / "live"
-        private_dir(self._folder)
         self._slices = Slices(self._folder / "slices")
         self._reservoir = ReservoirFile(self._folder / RESERVOIR)
-        self.log = self._folder / LOG_FILE
         history = self.history()
-        self.number = max((one["number"] for one in history), default=0)
         learned = [one for one in history if one["outcome"] in LEARNED and one.get("newest_ns") is not None]
         # By sender, the last round that learned of it, and its newest event.
         self._learned = {str(one.get("sender", "")): (one["number"], one["newest_ns"]) for one in learned}
@@ -133,10 +120,6 @@ class Rounds:
     def turns(self) -> list[str]:
         """Senders of the last rounds, whatever came of them: none keeps the others from theirs."""
         return list(self._turns)
-
-    def history(self) -> list[dict[str, Any]]:
-        """Every round so far, oldest first."""
-        return read(self.log)
 
     def warm(self) -> None:
         """Start the fine-tuning worker and wait for it; harmless when it is up.
@@ -152,60 +135,31 @@ class Rounds:
         if self._retraining is not None:
             self._retraining.close()
 
-    def run(self) -> RoundRecord:
-        """Run one round; never raises for what can go wrong in one."""
-        self.number += 1
-        record, begin_s = RoundRecord(self.number, time.time()), time.monotonic()
-        record.rolled_back = rolled_back_since_last(self.log)
-        try:
-            self._run(record)
-        except (DeclinedError, ChampionChangedError, HeldVersionError) as error:
-            record.outcome, record.reason = "declined", first_line(str(error))
-        except (WarmWorkerError, ConnectionError, TimeoutError) as error:
-            record.reason = first_line(str(error))
-            self._worker.close()  # the next round starts another
-        except (OSError, ValueError, RuntimeError, pl.exceptions.PolarsError) as error:
-            record.reason = first_line(str(error))
+    def watch(self) -> str:
+        """As `Probation.watch`."""
+        return self.probation.watch()
+
+    def _ended(self, record: RoundRecord) -> None:
         if record.outcome in LEARNED and record.newest_ns is not None:
             self._learned[record.sender] = record.number, record.newest_ns
         if record.sender:
             self._turns.append(record.sender)
         if record.rolled_back:
             record.reason = f"{record.reason}; {record.rolled_back}"
-        record.seconds["total"] = time.monotonic() - begin_s
-        record.ended_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
         self._retrain(record)
-        try:
-            json_lines.append(self.log, asdict(record))
-        except OSError as error:  # the disk is full; metrics and the scheduler's own log have the round
-            record.reason = f"{record.reason}; {self.log}: {error.strerror}"
-        self._prune(record)
-        return record
-
-    def _prune(self, record: RoundRecord) -> None:
-        """After a round that registered a version: remove what nobody needs. No fault of the round's."""
-        if record.version is None:
-            return
-        try:
-            if gone := prune_registry(self._model, self._keep_versions):
-                say(
-                    f"round {record.number}: {len(gone)} versions removed from the registry, up to {gone[-1]}"
-                )
-        except OSError as error:
-            say(f"round {record.number}: the registry is not pruned: {first_line(str(error))}")
 
     def _run(self, record: RoundRecord) -> None:
+        record.rolled_back = rolled_back_since_last(self.log)
+        try:
+            self._round(record)
+        except (WarmWorkerError, ConnectionError, TimeoutError):
+            self._worker.close()  # the next round starts another
+            raise
+
+    def _round(self, record: RoundRecord) -> None:
         with _timed(record, "champion"):
             registry = Registry(self._model)
-            found = find_champion(registry)
-            if (champion := found.version) is None:
-                why = found.astray or "the registry has no champion"
-                raise DeclinedError(f"{why}; `swiftqueue run` makes the first one")
-            record.parent = champion
-            # A server may have come back with another version, or not at all. Says where the alias is astray.
-            serve_champion()
-            if kept := held():
-                raise DeclinedError(str(kept))
+            champion = self._champion(registry, record)
         with _timed(record, "telemetry"):
             latest = self._latest()
         record.packets, record.newest_ns = latest.packets.height, latest.newest_ns
@@ -413,12 +367,3 @@ def _gaps(latest: Latest) -> str:
     if missing <= MAX_MISSING * packets:
         return ""
     return f"telemetry has gaps: {missing} packets are missing among {packets}"
-
-
-@contextmanager
-def _timed(record: RoundRecord, step: str) -> Iterator[None]:
-    begin = time.monotonic()
-    try:
-        yield
-    finally:
-        record.seconds[step] = time.monotonic() - begin

@@ -1,4 +1,4 @@
-"""The rounds log, `var/live/rounds.jsonl`: what each round was, one JSON object a line."""
+"""The rounds logs, `var/live/rounds*.jsonl`: what each round was, one JSON object a line."""
 
 from __future__ import annotations
 
@@ -10,9 +10,14 @@ from typing import Any, Final
 from models import json_lines
 
 LOG_FILE: Final = "rounds.jsonl"
+RATE_LOG_FILE: Final = "rounds-rate.jsonl"
 OUTCOMES: Final = ("pushed", "kept", "declined", "failed")
 # Of a full re-train; its model is `pushed` or `kept` by the round that judged it.
 RETRAINING: Final = ("started", "failed", "pushed", "kept")
+
+
+class DeclinedError(ValueError):
+    """The round is not run; the line says why."""
 
 
 @dataclass
@@ -39,6 +44,22 @@ class RoundRecord:
     rolled_back: str = ""  # what was put back since the round before, and why
     retrain: bool = False  # the inputs have left what the encoder was trained on
     retraining: str = ""  # what became of a re-train in this round: one of RETRAINING, or nothing
+
+    def came(self) -> str:
+        """What it was given, in words."""
+        return f"{self.packets} packets"
+
+
+@dataclass
+class RateRecord(RoundRecord):
+    """What a round of the rate model was."""
+
+    flows: int = 0  # that no round has learned from
+    paths: dict[str, str] = field(default_factory=dict)  # of these flows: the name of each, by its identity
+
+    def came(self) -> str:
+        """What it was given, in words."""
+        return f"{self.flows} flows"
 
 
 def read(log: Path) -> list[dict[str, Any]]:

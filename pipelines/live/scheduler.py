@@ -8,11 +8,11 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import Final
+from typing import Any, Final
 
 from pipelines.live.metrics import Metrics
-from pipelines.live.rounds import Rounds
 from pipelines.live.rounds_log import RoundRecord
+from pipelines.live.runner import Runner
 
 WATCH_EVERY_S: Final = 15.0
 WATCH_TAKES_S: Final = 5.0  # no look is begun that would delay a round
@@ -21,7 +21,7 @@ WATCH_TAKES_S: Final = 5.0  # no look is begun that would delay a round
 class Scheduler:
     """Triggers rounds at start, start + every, ...; one whose time comes while another runs is skipped."""
 
-    def __init__(self, rounds: Rounds, every_s: float, metrics: Metrics) -> None:
+    def __init__(self, rounds: Runner[Any], every_s: float, metrics: Metrics) -> None:
         """Raise ValueError where `every_s` is not above zero."""
         if not (math.isfinite(every_s) and every_s > 0):
             raise ValueError(f"--every {every_s}: must be above 0 seconds")
@@ -56,7 +56,7 @@ class Scheduler:
         while (left_s := at_s - time.monotonic()) > 0 and not self._stop.wait(min(left_s, WATCH_EVERY_S)):
             if at_s - time.monotonic() < WATCH_TAKES_S:
                 continue
-            if line := self._rounds.probation.watch():
+            if line := self._rounds.watch():
                 self._metrics.rolled_back()
                 say(line)
 
@@ -73,7 +73,7 @@ def line(record: RoundRecord) -> str:
     total = record.seconds.get("total", math.nan)
     return (
         f"round {record.number}: {record.outcome}{version} in {total:.1f} s ({steps}); "
-        f"{record.packets} packets;{drift} {record.reason}"
+        f"{record.came()};{drift} {record.reason}"
     )
 
 

@@ -33,6 +33,7 @@ _OF_STAGES: Final = {
     "rate_train": "pipelines.rate_train:RateTrainParams",
     "rate_evaluate": "pipelines.rate_evaluate:RateEvaluateParams",
     "rate_register": "models.registry.register_params:RateRegisterParams",
+    "rate_round": "models.rate.tuning:RateRoundParams",
     "lfq_register": "models.limit.register_params:LfqRegisterParams",
 }
 

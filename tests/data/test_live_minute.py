@@ -25,7 +25,8 @@ from models.training.examples import examples_from_arrays
 from models.training.finetuning import FinetuneParams, finetune_head
 from pipelines.live import DRIFT, watch
 from pipelines.live.encoding import Encoding
-from pipelines.live.minute import DeclinedError, Minute, Tuned, tune
+from pipelines.live.minute import Minute, Tuned, tune
+from pipelines.live.rounds_log import DeclinedError
 from pipelines.live.slices import KEPT, Slices, encoder_of
 from pipelines.live.watch import Pair, compare
 from serving.engine import Engine

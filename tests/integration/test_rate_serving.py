@@ -173,6 +173,46 @@ def test_the_agent_asks_triton_and_goes_on_without_it(
 
 
 @pytest.mark.long
+def test_a_round_ends_in_a_served_version(
+    champion: int, network: Callable[[int], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A new head for the served network, by the whole way: flows, gate, registry, Triton."""
+    from rate_flows import write_flows
+
+    from feature_store.rate.definition import inputs
+    from models.rate import networks
+    from models.rate.tuning import RateRoundParams
+    from models.registry.registry import Registry
+    from models.section import read
+    from pipelines.live.rate_rounds import RateRounds
+    from serving.deploy.deployment import PARAMS_FILE, deploy_version, rollback_champion
+    from serving.deploy.hold import release
+    from serving.triton.endpoint import Triton
+    from serving.triton.repository import MODELS, RATE
+
+    first = register(network(2))
+    deploy_version(first, kind=RATE)
+    write_flows(tmp_path / "flows", train=4, flows=24)
+    rounds = RateRounds(tmp_path / "flows", read(PARAMS_FILE, RateRoundParams), MODELS[RATE])
+    record = rounds.run()
+    assert (record.outcome, record.parent) == ("pushed", first), record.reason
+    assert "native backend" in capsys.readouterr().out
+    loaded, _ = networks.load(Registry(MODELS[RATE]).fetch(record.version or 0, tmp_path / "served"))
+    with Triton() as triton:
+        assert (triton.served_version(MODELS[RATE]), served()) == (record.version, champion)
+        answer = triton.infer(np.stack([networks.padded(inputs(raw(15)))]), MODELS[RATE])
+        np.testing.assert_allclose(answer.y_BH[0], networks.forecast(loaded, raw(15)), rtol=1e-5)
+        rollback_champion(and_hold=True, kind=RATE)
+        try:
+            held = rounds.run()
+            assert (held.outcome, held.version) == ("declined", None)
+            assert "is held, and no other takes its place until" in held.reason
+        finally:
+            assert release(RATE)
+        assert triton.served_version(MODELS[RATE]) == first
+
+
+@pytest.mark.long
 def test_what_cannot_be_served_is_one_line_and_the_champion_goes_on(
     champion: int, network: Callable[[int], Path], tmp_path: Path
 ) -> None:

@@ -14,6 +14,7 @@ from feature_store.telemetry.recent import Latest
 from models.training.finetuning import FinetuneParams
 from models.training.warm_worker import WarmWorkerError
 from pipelines.live import rounds as live
+from pipelines.live import runner
 from pipelines.live.command import round_params, schedule
 
 FINETUNE = FinetuneParams(seed=1, workers=1, epochs=2, batch_size=64, learning_rate=1e-3, sharp_weight=1)
@@ -42,14 +43,14 @@ def params(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> live.RoundParams:
     """Of rounds whose registry has a champion, and nothing else."""
     monkeypatch.setenv("SWIFTQUEUE_STATE", str(tmp_path))
     registry = SimpleNamespace(fetch=lambda version, folder: folder, reference=lambda version: version)
+    monkeypatch.setattr(live, "Registry", lambda model: registry)
+    monkeypatch.setattr(live, "read_files", lambda folder: {})
     for name, value in {
-        "Registry": lambda model: registry,
-        "find_champion": lambda registry: SimpleNamespace(version=1, astray=""),
-        "serve_champion": lambda: None,
-        "held": lambda: None,
-        "read_files": lambda folder: {},
+        "find_champion": lambda registry, kind: SimpleNamespace(version=1, astray=""),
+        "serve_champion": lambda kind: None,
+        "held": lambda kind: None,
     }.items():
-        monkeypatch.setattr(live, name, value)
+        monkeypatch.setattr(runner, name, value)
     limits = {"max_unknown_latency": 0.5, "max_latency_s": 10}
     return round_params(limits, learn_s=6, judge_s=2, least_windows=50)
 

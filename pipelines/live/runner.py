@@ -1,0 +1,125 @@
+"""What the rounds of every model share: how one begins, what it may end as, and what is kept of it."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any, Final, Generic, TypeVar
+
+import polars as pl
+
+from feature_store.settings import settings
+from feature_store.state import private_dir, state_dir
+from models import json_lines
+from models.registry.registry import Registry
+from models.say import say
+from pipelines.live.rounds_log import DeclinedError, RoundRecord, newest_first, read
+from serving.deploy.champion import find_champion
+from serving.deploy.deployment import ChampionChangedError, prune_registry, serve_champion
+from serving.deploy.hold import HeldVersionError, held
+from serving.triton.endpoint import first_line
+
+LEARNED: Final = ("pushed", "kept")
+Record = TypeVar("Record", bound=RoundRecord)
+
+
+class Runner(ABC, Generic[Record]):
+    """Runs rounds of one model one after another; a line of the log says what each was."""
+
+    def __init__(self, model: str, kind: str, log: str, record: type[Record], first: str) -> None:
+        """Make the state folder and read what was.
+
+        Args:
+            model: name in the registry.
+            kind: which model, as `deploy --model` names it.
+            log: name of the rounds log's file.
+            record: what a round is written down as.
+            first: how the first champion is made, in words.
+        """
+        self._model, self._kind, self._record, self._first = model, kind, record, first
+        self._keep_versions = settings().keep_versions
+        self._folder = state_dir() / "live"
+        private_dir(self._folder)
+        self.log = self._folder / log
+        self.number = max((one["number"] for one in self.history()), default=0)
+
+    def history(self) -> list[dict[str, Any]]:
+        """Every round so far, oldest first."""
+        return read(self.log)
+
+    def failed(self) -> bool:
+        """Whether the last round that was written down did."""
+        return next(newest_first(self.log), {}).get("outcome") == "failed"
+
+    def run(self) -> Record:
+        """Run one round; never raises for what can go wrong in one."""
+        self.number += 1
+        record, begin_s = self._record(self.number, time.time()), time.monotonic()
+        try:
+            self._run(record)
+        except (DeclinedError, ChampionChangedError, HeldVersionError) as error:
+            record.outcome, record.reason = "declined", first_line(str(error))
+        except (OSError, ValueError, RuntimeError, pl.exceptions.PolarsError) as error:
+            record.reason = first_line(str(error))
+        record.seconds["total"] = time.monotonic() - begin_s
+        record.ended_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        self._ended(record)
+        try:
+            json_lines.append(self.log, asdict(record))
+        except OSError as error:  # the disk is full; metrics and the scheduler's own log have the round
+            record.reason = f"{record.reason}; {self.log}: {error.strerror}"
+        self._prune(record)
+        return record
+
+    def watch(self) -> str:
+        """Look at what serves, between two rounds; a line about what was put back, mostly nothing."""
+        return ""
+
+    @abstractmethod
+    def _run(self, record: Record) -> None:
+        """Do a round's work; an error is its reason, a DeclinedError that there was nothing to do."""
+
+    def _ended(self, record: Record) -> None:
+        """Take notice of a round before it is written down."""
+
+    def _champion(self, registry: Registry, record: Record) -> int:
+        """The version to go on from, which every server serves.
+
+        Raises:
+            DeclinedError: there is none, or a version is held.
+            OSError, RuntimeError: as `serve_champion`.
+        """
+        found = find_champion(registry, self._kind)
+        if (champion := found.version) is None:
+            raise DeclinedError(f"{found.astray or 'the registry has no champion'}; {self._first}")
+        record.parent = champion
+        # A server may have come back with another version, or not at all. Says where the alias is astray.
+        serve_champion(self._kind)
+        if kept := held(self._kind):
+            raise DeclinedError(str(kept))
+        return champion
+
+    def _prune(self, record: Record) -> None:
+        """After a round that registered a version: remove what nobody needs. No fault of the round's."""
+        if record.version is None:
+            return
+        try:
+            if gone := prune_registry(self._model, self._keep_versions):
+                say(
+                    f"round {record.number}: {len(gone)} versions removed from the registry, up to {gone[-1]}"
+                )
+        except OSError as error:
+            say(f"round {record.number}: the registry is not pruned: {first_line(str(error))}")
+
+
+@contextmanager
+def timed(record: RoundRecord, step: str) -> Iterator[None]:
+    """Write down what a step takes, whatever comes of it."""
+    begin = time.monotonic()
+    try:
+        yield
+    finally:
+        record.seconds[step] = time.monotonic() - begin
