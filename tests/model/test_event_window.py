@@ -19,6 +19,7 @@ from torch import nn
 import swiftqueue
 from feature_store.events.definition import EVENTS
 from feature_store.events.windows import iter_windows
+from laboratory.learning.train import _publish
 from models.forecasters import query_mlp
 from models.forecasters.event_stream import EventStream, EventStreamParams, _untrained
 from models.forecasters.forecaster import Part
@@ -129,6 +130,26 @@ def test_a_level_that_is_served_is_the_forecasters_quantile(level: float | None)
     model = served(trained.model, level)
     np.testing.assert_allclose(predict(model, windows()), wanted_BH, rtol=1e-5)
     assert model.quantiles == (0.5 if level is None else level,)
+
+
+@pytest.mark.parametrize("level", ["all", 0.9, None])
+def test_a_point_of_the_laboratory_takes_its_levels_of_one_training(
+    level: float | str | None, tmp_path: Path
+) -> None:
+    """It has the bytes that a training for it alone would give."""
+    trained = quantile_forecaster().model
+    save(tmp_path / "trained", served(trained, "all"))
+    params = {
+        "architecture": {"name": "event-stream"},
+        "event-stream": {"quantiles": LEVELS, "served_level": level},
+    }
+    (tmp_path / "point").mkdir()
+    _publish(tmp_path / "trained", tmp_path / "point", params)
+    alone = save(tmp_path / "alone", served(trained, level))
+    assert artifact.read_files(tmp_path / "point") == artifact.read_files(alone)
+    found = artifact.load(tmp_path / "point").model
+    assert found.quantiles == (tuple(LEVELS) if level == "all" else (level or 0.5,))
+    np.testing.assert_allclose(predict(found, windows()), predict(served(trained, level), windows()))
 
 
 @pytest.mark.parametrize(
