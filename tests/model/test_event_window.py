@@ -26,7 +26,7 @@ from models.forecasters.forecaster import Part
 from models.networks import artifact, onnx_head
 from models.networks.artifact import Description
 from models.networks.event_window import EventWindowPredictor, served
-from models.networks.prediction import predict
+from models.networks.prediction import encode, predict, quantiles
 from models.training.examples import examples_from_arrays
 from models.training.finetuning import FinetuneParams, finetune_head
 from models.training.protocol import Slice
@@ -202,6 +202,10 @@ def test_the_head_of_a_level_is_tuned_for_it(tmp_path: Path) -> None:
 
     assert covered((0.9,)) > 0.8
     assert covered(()) < 0.65
+    every = finetune_head(served(quantile_forecaster().model, "all"), examples, how).model
+    us_BHL = np.concatenate([quantiles(every, part) for part in encode(every, windows())])
+    shares = [(came_BH <= us_BHL[..., n])[known_BH].mean() for n in range(len(LEVELS))]
+    np.testing.assert_allclose(shares, LEVELS, atol=0.1)
 
 
 @pytest.mark.parametrize("level", ["0.9", 1.0, 0, True])
