@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -10,6 +10,9 @@ from feature_store.packets.schema import HORIZON
 from models.section import Above0, Count, Section
 
 MEDIAN = 0.5
+ALL: Final = "all"  # of the quantiles: each is served
+MOST_LEVELS: Final = 16  # that the engine gives (serving/engine/kernel.h)
+Level = float | Literal["all"] | None  # of quantiles, what is served; None: the median, or the mean
 BLOCK = 64  # events whose band is one piece of attention
 
 
@@ -95,14 +98,18 @@ class LoopFit(QueryFit):
     """Of weights, batches and dropout."""
     workers: Count
     """Ray Train workers, one core each; each has a share of a step."""
-    served_level: Annotated[Annotated[float, Field(gt=0, lt=1)] | None, Field(default=None)]
-    """The one of `quantiles` that is served; null: the median, or the mean where there are no quantiles."""
+    served_level: Annotated[Annotated[float, Field(gt=0, lt=1)] | Literal["all"] | None, Field(default=None)]
+    """The one of `quantiles` that is served; null: the median, or the mean where there are no quantiles;
+    `all`: each of them, of an event stream, for the laboratory's senders (docs/MODEL.md)."""
 
     @field_validator("served_level")
     @classmethod
-    def _given(cls, level: float | None, others: ValidationInfo) -> float | None:
+    def _given(cls, level: Level, others: ValidationInfo) -> Level:
         levels = others.data.get("quantiles", [])
-        if level is not None and level not in levels:
+        if level == ALL:
+            if not 0 < len(levels) <= MOST_LEVELS:
+                raise ValueError(f"there must be quantiles, at most {MOST_LEVELS}, and not {len(levels)}")
+        elif level is not None and level not in levels:
             raise ValueError(f"it must be null or one of quantiles: {', '.join(map(str, levels)) or 'none'}")
         return level
 
@@ -115,3 +122,10 @@ class MlpLoop(LoopFit, MlpFit):
     """Linear layers on a query's inputs, where `architecture.name` chooses them."""
 
     section: ClassVar = "mlp"
+
+    @field_validator("served_level")
+    @classmethod
+    def _one(cls, level: Level) -> Level:
+        if level == ALL:
+            raise ValueError("the engine alone gives all levels, and ONNX Runtime serves this network")
+        return level

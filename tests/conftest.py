@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import hypothesis
@@ -145,7 +145,7 @@ def make_artifact(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pat
 
 @pytest.fixture(scope="session")
 def make_event_artifact(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Untrained artifacts of the event stream, by seed and seed of the head; `onnx` and `width` as above."""
+    """Untrained artifacts of the event stream, by seed and seed of the head; `levels` of quantiles."""
     import torch
 
     from feature_store.events.definition import EVENTS
@@ -157,14 +157,16 @@ def make_event_artifact(tmp_path_factory: pytest.TempPathFactory) -> Callable[..
     root = tmp_path_factory.mktemp("event-artifacts")
     logs = {"log1p": (5.0, 2.5), "identity": (0.0, 1.0)}
 
-    def make(seed: int, head: int = 0, *, onnx: bool = False, width: int = 64) -> Path:
-        folder = root / f"{seed}-{head}-{width}"
+    def make(
+        seed: int, head: int = 0, *, onnx: bool = False, width: int = 64, levels: Sequence[float] = ()
+    ) -> Path:
+        folder = root / f"{seed}-{head}-{width}-{len(levels)}"
         if not folder.exists():
             rows = [(f.name, f.unit, transform_of(f.unit)) for f in EVENTS.features]
             scaled = [ScaledFeature(*row, *logs[row[2]]) for row in rows]
             torch.manual_seed(seed)
             sizes = EventArchitecture(width=width)
-            model = EventWindowPredictor(scaled, scaled, Target("log", 9.0, 0.5), sizes)
+            model = EventWindowPredictor(scaled, scaled, Target("log", 9.0, 0.5), sizes, levels)
             torch.manual_seed(1000 + head)
             for parameter in model.head.parameters():
                 torch.nn.init.normal_(parameter, std=0.1)

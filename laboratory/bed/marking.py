@@ -59,7 +59,13 @@ def marked(
 
 
 def agent_words(socket: Path, model: Path, control: Mapping[str, Any]) -> list[object]:
-    """An agent of the model in its own process, with the laboratory's controller."""
+    """An agent of the model in its own process, with the laboratory's controller.
+
+    Raises:
+        ValueError: it is to act on a probability; the agent acts on one latency.
+    """
+    if "least_probability" in control:
+        raise ValueError("controls.model.least_probability: the bed's agent acts on one latency")
     options = UNSAID | {name: control[name] for name in CONTROLLER if name in control}
     given = {"listen": socket, "local": model} | {name.replace("_", "-"): v for name, v in options.items()}
     return [AGENT, *(f"--{name}={value}" for name, value in given.items())]

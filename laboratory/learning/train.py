@@ -6,11 +6,13 @@ simulator's log of S1 (`packet_table.py` says why), the training is the project'
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,11 +24,13 @@ from laboratory.runs import execution, programs
 from laboratory.runs.resolve import Cell, check_tables, control_of, identity, resolve
 from laboratory.scenarios.files import files_of, load
 from laboratory.scenarios.schema import Scenario
+from models.architecture import ALL, MEDIAN, EventStreamLoop, Level
 from pipelines.params.document import load_yaml, save_yaml
 from pipelines.params.override import override
 from pipelines.simulators import PROJECT
 
 PARAMS: Final = PROJECT / "params.yaml"
+SECTION: Final = EventStreamLoop.section
 
 
 def train(name: str, *, protocol: str, overrides: list[str], output: Path) -> int:
@@ -42,6 +46,7 @@ def train(name: str, *, protocol: str, overrides: list[str], output: Path) -> in
     scenario = load(path)
     points = list(scenario.points_with_models()) or [""]
     wanted = {point: settings(scenario, path, protocol, overrides, point) for point in points}
+    trainings = shared(wanted)
     check_tables(stem, scenario)
     with execution.sole_user(output):
         program, build = programs.build()
@@ -49,11 +54,17 @@ def train(name: str, *, protocol: str, overrides: list[str], output: Path) -> in
     if traces is None:
         return 1
     for profile, runs in traces.items():
-        for point, (params, origin) in wanted.items():
+        for params, of_points in trainings:
             apart = scenario.explore.flows_apart
-            code = _pretrain(stem, point, profile, runs, params, origin, output.resolve(), flows_apart=apart)
-            if code != 0:
+            folder = output.resolve() / "training" / f"{stem}-{profile}"
+            if code := _pretrain(folder, runs, params, flows_apart=apart):
                 return code
+            for point in of_points:
+                given, origin = wanted[point]
+                said = {"scenario": stem, "profile": profile, **origin, "traces": list(runs)}
+                with new_folder(output.resolve() / MODELS / stem / point / profile) as partial:
+                    _publish(folder / "pretrained", partial, given)
+                    (partial / ORIGIN).write_text(json.dumps(said, indent=1) + "\n")
     print(f"models: {output / MODELS / stem}; `swiftqueue lab run {name} --artifact` takes that folder")
     return 0
 
@@ -85,6 +96,28 @@ def settings(
         "acks": learned.acks,
         "moved_ecn": learned.moved_ecn,
     }
+
+
+def shared(wanted: Mapping[str, tuple[Any, dict[str, Any]]]) -> list[tuple[Any, list[str]]]:
+    """Return the trainings that give all points' models: the parameters of each, and its points.
+
+    Points that differ in the level of an event stream's quantiles have one, with all its levels.
+    """
+    found: dict[str, tuple[Any, list[str]]] = {}
+    for point, (params, _) in wanted.items():
+        common = copy.deepcopy(params)
+        if _served(params) is not None:
+            common[SECTION]["served_level"] = ALL
+        found.setdefault(json.dumps(common, sort_keys=True), (common, []))[1].append(point)
+    return list(found.values())
+
+
+def _served(params: Any) -> Level:
+    """What is served of an event stream's quantiles; None of what has none."""
+    if params["architecture"]["name"] != SECTION or not params[SECTION]["quantiles"]:
+        return None
+    level: Level = params[SECTION]["served_level"]
+    return MEDIAN if level is None else level
 
 
 def explore(
@@ -130,19 +163,11 @@ def _named(output: Path, trace: str, key: str) -> Path:
     return run
 
 
-def _pretrain(
-    name: str,
-    point: str,
-    profile: str,
-    runs: dict[str, Path],
-    params: Any,
-    origin: dict[str, Any],
-    output: Path,
-    *,
-    flows_apart: bool,
-) -> int:
-    """Run the project's stages on a profile's runs and publish the model; return a failed stage's code."""
-    folder = output / "training" / f"{name}-{profile}"
+def _pretrain(folder: Path, runs: dict[str, Path], params: Any, *, flows_apart: bool) -> int:
+    """Run the project's stages on a profile's runs in a folder; return a failed stage's code.
+
+    Leaves the artifact in `pretrained`.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     params.pop("extract", None)  # its traces are others
@@ -167,10 +192,18 @@ def _pretrain(
         code = subprocess.run(command, cwd=PROJECT, check=False).returncode
         if code != 0:
             return code
-    with new_folder(output / MODELS / name / point / profile) as partial:
-        for file in ("model.json", "model.safetensors"):
-            shutil.copyfile(folder / "pretrained" / file, partial / file)
-        said = {"scenario": name, "profile": profile, **origin, "traces": list(runs)}
-        (partial / ORIGIN).write_text(json.dumps(said, indent=1) + "\n")
     shutil.rmtree(folder / "windows")  # gigabytes, and made again from the runs
     return 0
+
+
+def _publish(trained: Path, folder: Path, params: Any) -> None:
+    """Put what a point's parameters serve of a training into a folder that is there."""
+    from models.networks import artifact
+    from models.networks.event_window import EventWindowPredictor, of_level
+
+    found = artifact.load(trained)
+    if isinstance(found.model, EventWindowPredictor) and (level := _served(params)) not in (None, ALL):
+        artifact.write(folder, of_level(found.model, level), found.description)
+        return
+    for name, content in artifact.read_files(trained).items():
+        (folder / name).write_bytes(content)

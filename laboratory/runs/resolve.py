@@ -52,6 +52,7 @@ class Model:
     folder: Path
     content: str
     acks: str | None = None  # of the latencies that it was trained on, as its origin says
+    levels: bool = False  # whether it gives quantiles of each latency
 
 
 @dataclass(frozen=True)
@@ -220,6 +221,7 @@ def control_of(
         "artifact": model.content,
         "version": FIRST_VERSION,
         **_batching(chosen),
+        **_rule(chosen),
         **_told(environment),
         "finetune": finetune,
     }
@@ -230,6 +232,14 @@ def _told(environment: Environment) -> dict[str, Any]:
     kind = environment.controls.model.told
     age = {"age_us": environment.rtt_ms * 1e3} if kind == "weights" else {}
     return {} if kind == "none" else {"told": {"kind": kind, **age}}
+
+
+def _rule(model: ModelSettings) -> dict[str, Any]:
+    """The rule on a probability, where there is one."""
+    if model.least_probability is None:
+        return {}
+    deadline = {"deadline_us": model.deadline_us} if model.deadline_us is not None else {}
+    return {**model.model_dump(include={"least_probability", "probability_margin"}), **deadline}
 
 
 def _batching(model: ModelSettings) -> dict[str, Any]:

@@ -65,6 +65,12 @@ class Model(Checked):
     max_moved_unacked: Annotated[int, Field(ge=0, le=1_000_000_000)]
     max_moved_share: Share = 0.0  # of what S1 has in flight, where that is more
     charge_us: Microseconds = 0.0  # for the others: moved only where the predicted gain is larger
+    # Of a model that gives quantiles: moved where the classic queue is likelier than this to be better;
+    # None: where its latency is less, by the margins
+    least_probability: Annotated[float, Field(gt=0, lt=1)] | None = None
+    probability_margin: Share = 0.1  # so much below it, a flow goes back
+    # Better: in time, where the L4S queue would be late; None: sooner
+    deadline_us: Annotated[float, Field(gt=0, le=1e9)] | None = None
     guard: bool = False  # moving stops where it is not settled to help
     guard_packets: Annotated[int, Field(ge=1, le=8)] = 8  # of a batch, that are compared
     guard_growth: Annotated[float, Field(ge=0, le=100)] = 0.0  # of S1's rate, that is allowed; 0: any

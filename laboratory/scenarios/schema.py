@@ -127,9 +127,14 @@ class Environment(Checked):
     def idle_keys(self) -> dict[str, str]:
         """Return keys that are not at their defaults and change nothing here, each with the reason."""
         model, idle = self.controls.model, {}
-        for key in ("guard_packets", "guard_growth"):
-            if not model.guard and getattr(model, key) != type(model).model_fields[key].default:
-                idle[f"controls.model.{key}"] = "changes nothing without controls.model.guard: true"
+        for key, without, needed in (
+            ("guard_packets", not model.guard, "guard: true"),
+            ("guard_growth", not model.guard, "guard: true"),
+            ("probability_margin", model.least_probability is None, "least_probability"),
+            ("deadline_us", model.least_probability is None, "least_probability"),
+        ):
+            if without and getattr(model, key) != type(model).model_fields[key].default:
+                idle[f"controls.model.{key}"] = f"changes nothing without controls.model.{needed}"
         for where, _, group in self.groups():
             if (
                 group.tcp == "udp"
@@ -150,6 +155,7 @@ class Environment(Checked):
             self._check_group(where, sender, group)
         self._check_response()
         self._check_told()
+        self._check_rule()
         if (flows := sum(group.flows for _, _, group in self.groups())) > MOST_FLOWS:
             raise ValueError(f"senders: {flows} flows, at most {MOST_FLOWS} can be simulated")
         first, captured = next(iter(self.senders.items()))
@@ -187,6 +193,15 @@ class Environment(Checked):
         discs = [link.disc for link in self.bottlenecks]
         if len(discs) > 1 or discs[0] is None or discs[0].attributes.get("CWeightBy") != "Age":
             raise ValueError("controls.model.told: there is not one bottleneck whose disc has CWeightBy: Age")
+
+    def _check_rule(self) -> None:
+        """A flow must come back before it is certain that it should."""
+        model = self.controls.model
+        if model.least_probability is not None and model.probability_margin >= model.least_probability:
+            raise ValueError(
+                f"controls.model.probability_margin: {model.probability_margin:g} is not below "
+                f"least_probability, {model.least_probability:g}"
+            )
 
     def _check_group(self, where: str, sender: Sender, group: Group) -> None:
         if group.receiver not in self.receivers:

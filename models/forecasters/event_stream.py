@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 
 from feature_store.events.event_stream import AS_SENT, event_schema_hash
 from feature_store.packets.schema import HORIZON
-from models.architecture import EventStreamFit
+from models.architecture import EventStreamFit, Level
 from models.forecasters.forecaster import Floats, Forecaster, Part, Say
 from models.forecasters.queries import EVENT_INPUTS, QUERY_INPUTS, Inputs, replayed
 from models.forecasters.spread import Spread, spread_of
@@ -194,8 +194,8 @@ class Course:
         shown = ((encode_log(self.model, log), came_BH) for log, came_BH in self.held_out)
         return (np.concatenate([missed(self.model, encoded, came_BH) for encoded, came_BH in shown]),)
 
-    def served(self, level: float | None) -> EventWindowPredictor:
-        """What is served of the trained network: calibrated, one latency for each packet."""
+    def served(self, level: Level) -> EventWindowPredictor:
+        """What is served of the trained network: calibrated; of each packet one latency, or all levels."""
         return served(calibrated(self.model.eval(), self.past()), level)
 
 

@@ -15,7 +15,7 @@ import torch
 
 from feature_store.events.event_stream import AS_SENT, event_schema_hash
 from feature_store.packets.schema import HORIZON
-from models.architecture import MlpFit
+from models.architecture import Level, MlpFit
 from models.forecasters.forecaster import Floats, Forecaster, Part, Say
 from models.forecasters.queries import QUERY_INPUTS, Inputs, replayed
 from models.forecasters.spread import Spread, spread_of
@@ -143,7 +143,7 @@ class Course:
 
         self.trainer = QueryTrainer(self.model, batches, steps, validate, params, seed, rank, workers)
 
-    def served(self, level: float | None) -> QueryMlp:
+    def served(self, level: Level) -> QueryMlp:
         """What is served of the trained network: one latency for each packet."""
         return served_mlp(self.model.eval(), level)
 

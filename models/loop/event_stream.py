@@ -27,6 +27,7 @@ class EventStream(LoopNetwork):
     definition: ClassVar = EVENTS
     row_keys: ClassVar[tuple[str, ...]] = ("layers", "band")
     scalings: ClassVar[tuple[str, ...]] = ("queries",)  # of the packets about to be sent
+    several: ClassVar = True
 
     def params(self) -> type[EventStreamLoop | MlpLoop]:
         """Section `event-stream`."""
@@ -86,6 +87,7 @@ class EventStream(LoopNetwork):
         sizes: Mapping[str, Any],
         window: Mapping[str, int],
         scalings: Mapping[str, Sequence[ScaledFeature]],
+        levels: Sequence[float] = (),
     ) -> WindowNetwork:
         """Make one of the form that a model.json describes."""
         from models.networks.event_transformer import EventArchitecture
@@ -96,7 +98,7 @@ class EventStream(LoopNetwork):
             raise ValueError(
                 f"the window must be {found.reach} events (a band for each layer) and {HORIZON} queries"
             )
-        return EventWindowPredictor(features, scalings["queries"], target, found)
+        return EventWindowPredictor(features, scalings["queries"], target, found, levels)
 
 
 NETWORK: Final = EventStream()

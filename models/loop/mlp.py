@@ -18,6 +18,7 @@ class Mlp(EventStream):
     stored = "query-mlp"
     row_keys = ()
     scalings = ()
+    several = False
 
     def params(self) -> type[MlpLoop]:
         """Section `mlp`."""

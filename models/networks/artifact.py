@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import save_file
 
 from feature_store.atomic import new_folder
+from models.architecture import MEDIAN, MOST_LEVELS
 from models.json_file import read_object
 from models.networks import loop_network
 from models.networks.files import (
@@ -51,6 +52,8 @@ _KEYS: Final = {
 # Of the quantile that a model gives, where it is not the mean: its head is tuned for it. In `protocol`, which
 # says how a model was taught and no reader in C++ looks into.
 _LEVEL: Final = "level"
+# Of all the quantiles that a model gives: the engine must know how many a latency has.
+LEVELS: Final = "levels"
 # Memory is taken for a network of these sizes before its weights are looked at: 1 GB at most.
 _MOST: Final = {
     "width": 1024,
@@ -136,8 +139,16 @@ def export_onnx(folder: Path) -> Path:
 
     Returns:
         Path of the ONNX file. B is free; W and F are those of the artifact.
+
+    Raises:
+        ValueError: it gives several quantiles of each latency.
     """
     loaded = load(folder)
+    if (levels := len(loaded.model.quantiles)) > 1:
+        raise ValueError(
+            f"{folder}: gives {levels} quantiles of each latency (served_level: all), and Triton serves one; "
+            "only the laboratory's senders act on several"
+        )
     x_BWF = torch.zeros(2, loaded.description.tokens, len(loaded.model.features))
     return write_onnx(folder, loaded.model, x_BWF, ONNX_OUTPUT)
 
@@ -162,6 +173,7 @@ def network_of(model: WindowNetwork) -> LoopNetwork:
 def _to_json(model: WindowNetwork, description: Description) -> dict[str, Any]:
     network = network_of(model)
     sizes = {key: value for key, value in asdict(model.sizes).items() if key != "horizon"}
+    levels = model.quantiles
     return {
         "format": FORMAT,
         "architecture": {"name": network.stored, **sizes},
@@ -170,7 +182,8 @@ def _to_json(model: WindowNetwork, description: Description) -> dict[str, Any]:
         "target": asdict(model.target),
         "schema_hash": description.schema_hash,
         "visibility": description.visibility,
-        "protocol": {**description.protocol, **({_LEVEL: model.quantiles[0]} if model.quantiles else {})},
+        "protocol": {**description.protocol, **({_LEVEL: levels[0]} if len(levels) == 1 else {})},
+        **({LEVELS: list(levels)} if len(levels) > 1 else {}),
         **{key: [asdict(each) for each in getattr(model, key)] for key in network.scalings},
     }
 
@@ -181,7 +194,9 @@ def _from_json(described: dict[str, Any]) -> tuple[WindowNetwork, Description]:
     if (name := sizes.pop("name")) not in known:
         raise ValueError(f"unknown architecture {name!r} (known: {', '.join(known)})")
     network = known[name]
-    _exact_keys(f"of {name}", {key: described[key] for key in set(described) - _KEYS}, set(network.scalings))
+    own = {key: described[key] for key in set(described) - _KEYS}
+    levels = _levels_of(own.pop(LEVELS)) if network.several and LEVELS in own else ()
+    _exact_keys(f"of {name}", own, set(network.scalings))
     _exact_keys("window", window, {"tokens", "horizon"})
     expected = {f.name for f in fields(network.sizes())} - {"horizon"}
     _exact_keys("architecture", sizes, expected - _SINCE_2 if described["format"] == FORMAT_1 else expected)
@@ -195,7 +210,9 @@ def _from_json(described: dict[str, Any]) -> tuple[WindowNetwork, Description]:
     if window["tokens"] < window["horizon"]:
         raise ValueError(f"window of {window['tokens']} tokens is shorter than its horizon")
     inputs = {key: [ScaledFeature(**each) for each in some] for key, some in scaled.items()}
-    model = network.build(inputs.pop("features"), Target(**described["target"]), sizes, window, inputs)
+    model = network.build(
+        inputs.pop("features"), Target(**described["target"]), sizes, window, inputs, levels
+    )
     rest = {key: described[key] for key in ("schema_hash", "visibility", "protocol")}
     for key, wanted in (("schema_hash", str), ("visibility", str), ("protocol", dict)):
         if not isinstance(rest[key], wanted):
@@ -206,6 +223,13 @@ def _from_json(described: dict[str, Any]) -> tuple[WindowNetwork, Description]:
             raise ValueError(f"protocol: {_LEVEL} is {level!r}; it must be a number between 0 and 1")
         model.quantiles = (level,)
     return model, Description(tokens=window["tokens"], **rest)
+
+
+def _levels_of(given: list[Any]) -> tuple[float, ...]:
+    sound = {each for each in given if isinstance(each, float) and 0 < each < 1}
+    if given != sorted(sound) or MEDIAN not in sound or not 2 <= len(sound) <= MOST_LEVELS:
+        raise ValueError(f"{LEVELS} are {given}; 2 to {MOST_LEVELS} must ascend, {MEDIAN} among them")
+    return tuple(given)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

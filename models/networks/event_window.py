@@ -12,21 +12,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Final, TypeVar
+from typing import Final
 
 import torch
 from torch import Tensor, nn
 
 from feature_store.events.definition import EVENTS
 from feature_store.packets.schema import HORIZON
-from models.architecture import MEDIAN
+from models.architecture import ALL, MEDIAN, Level
 from models.networks.event_transformer import EventArchitecture, EventLayer, EventPredictor, in_band
 from models.networks.query_predictor import QueryHead, QueryMlp
 from models.networks.scaling import ScaledFeature, Target
 from models.networks.window_network import Scaling, WindowNetwork
 
 ACK: Final = "ack"  # feature: whether an event is an ACK
-N = TypeVar("N", bound=WindowNetwork)
 
 
 class EventWindowPredictor(WindowNetwork):
@@ -44,20 +43,21 @@ class EventWindowPredictor(WindowNetwork):
         queries: Sequence[ScaledFeature],
         target: Target,
         sizes: EventArchitecture,
+        quantiles: Sequence[float] = (),
     ) -> None:
         """`features` scale the rows of events, `queries` those of the packets about to be sent."""
         super().__init__(features, target, HORIZON, sizes.anchor)
         names = [feature.name for feature in self.features]
         if names != [query.name for query in queries] or ACK not in names:
             raise ValueError(f"queries must name the features, in their order, and these hold {ACK!r}")
-        self.sizes, self.queries = sizes, tuple(queries)
+        self.sizes, self.queries, self.quantiles = sizes, tuple(queries), tuple(quantiles)
         self.ack_index = names.index(ACK)
         self.query_scale = Scaling(self.queries)
         d, f = sizes.width, len(names)
         self.send, self.ack, self.ask_about = nn.Linear(f, d), nn.Linear(f, d), nn.Linear(f, d)
         self.layers = nn.ModuleList(EventLayer(sizes) for _ in range(sizes.layers))
         self.norm = nn.LayerNorm(d)
-        self.head = QueryHead(d)
+        self.head = QueryHead(d, len(self.quantiles) or 1)
 
     def encode(self, x_BWF: Tensor) -> Tensor:
         """Compute what the head reads (B, H, D)."""
@@ -85,18 +85,39 @@ class EventWindowPredictor(WindowNetwork):
         return (*self.features, *self.queries)
 
 
-def served(model: EventPredictor, level: float | None = None) -> EventWindowPredictor:
-    """Put a network over an event stream into the form that is served; arguments and errors as of `put`."""
+def served(model: EventPredictor, level: Level = None) -> EventWindowPredictor:
+    """Put a network over an event stream into the form that is served.
+
+    Args:
+        model: as it was trained.
+        level: of its quantiles the one that is served, `all`, or None.
+
+    Raises:
+        ValueError: it has no such level.
+    """
     events, queries = in_windows(model.event_inputs), in_windows(model.query_inputs)
-    found = EventWindowPredictor(events, queries, model.target, replace(model.sizes))
+    found = EventWindowPredictor(events, queries, model.target, replace(model.sizes), model.quantiles)
     by_row = {"send": model.event_inputs, "ack": model.event_inputs, "ask_about": model.query_inputs}
-    return put(model, found, by_row, level)
+    found.load_state_dict(put(model, by_row))
+    return found.eval() if level == ALL and model.quantiles else of_level(found, level)
 
 
-def served_mlp(model: QueryMlp, level: float | None = None) -> QueryMlp:
-    """Put linear layers on a query's inputs into the form that is served, likewise."""
+def of_level(model: EventWindowPredictor, level: Level) -> EventWindowPredictor:
+    """Of what is served with all its levels make what is served with one; errors as of `served`."""
+    names = model.features, model.queries
+    found = EventWindowPredictor(*names, model.target, model.sizes)
+    found.quantiles, state = one_of(model.quantiles, model.state_dict(), level)
+    found.load_state_dict(state)
+    return found.eval()
+
+
+def served_mlp(model: QueryMlp, level: Level = None) -> QueryMlp:
+    """Put linear layers on a query's inputs into the form that is served, likewise, but for `all`."""
     found = QueryMlp(in_windows(model.features), model.target, model.sizes)
-    return put(model, found, {"body.0": model.features}, level)
+    state = put(model, {"body.0": model.features})
+    found.quantiles, state = one_of(model.quantiles, state, level)
+    found.load_state_dict(state)
+    return found.eval()
 
 
 def in_windows(inputs: Sequence[ScaledFeature]) -> list[ScaledFeature]:
@@ -111,39 +132,38 @@ def in_windows(inputs: Sequence[ScaledFeature]) -> list[ScaledFeature]:
     return [known.get(each.name, ScaledFeature(each.name, each.unit)) for each in EVENTS.features]
 
 
-def put(
-    model: EventPredictor | QueryMlp,
-    found: N,
-    seen: Mapping[str, Sequence[ScaledFeature]],
-    level: float | None,
-) -> N:
-    """Put a network's weights into its form over event windows, which gives one latency a packet.
-
-    Of one that gives quantiles it is the level's output alone, or the median's: a row of the last layer.
-    Where levels cross, the forecaster sorts them and this does not.
+def put(model: EventPredictor | QueryMlp, seen: Mapping[str, Sequence[ScaledFeature]]) -> dict[str, Tensor]:
+    """Weights of a network in its form over event windows.
 
     Args:
         model: as it was trained.
-        found: that form.
         seen: the inputs of layers that take all features there: what they do not see has weight 0.
-        level: of the quantile, or None.
-
-    Raises:
-        ValueError: it has no such level.
     """
-    if level is not None and level not in model.quantiles:
-        known = ", ".join(map(str, model.quantiles)) or "none: it gives the mean"
-        raise ValueError(f"level {level} cannot be served; the network's are {known}")
     names = [feature.name for feature in EVENTS.features]
     state = {name: value.detach().clone() for name, value in model.state_dict().items()}
     for layer, inputs in seen.items():
         whole = torch.zeros(model.sizes.width, len(names))
         whole[:, [names.index(each.name) for each in inputs]] = state[f"{layer}.weight"]
         state[f"{layer}.weight"] = whole
-    if model.quantiles:
-        found.quantiles = (MEDIAN if level is None else level,)
-        row = model.quantiles.index(*found.quantiles)
-        for name in ("head.2.weight", "head.2.bias"):
-            state[name] = state[name][row : row + 1]
-    found.load_state_dict(state)
-    return found.eval()
+    return state
+
+
+def one_of(
+    levels: Sequence[float], state: Mapping[str, Tensor], level: Level
+) -> tuple[tuple[float, ...], dict[str, Tensor]]:
+    """Leave one level's output of a head, or the median's: a row of the last layer.
+
+    Where levels cross, the forecaster sorts them and this does not.
+
+    Raises:
+        ValueError: there is no such level.
+    """
+    if level is not None and level not in levels:
+        known = ", ".join(map(str, levels)) or "none: it gives the mean"
+        raise ValueError(f"level {level} cannot be served; the network's are {known}")
+    if not levels:
+        return (), dict(state)
+    one = MEDIAN if level is None else float(level)
+    row = list(levels).index(one)
+    last = {name: state[name][row : row + 1] for name in ("head.2.weight", "head.2.bias")}
+    return (one,), {**state, **last}

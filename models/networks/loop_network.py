@@ -57,6 +57,7 @@ class LoopNetwork(ABC):
     definition: ClassVar[Definition]  # of the rows of its windows
     row_keys: ClassVar[tuple[str, ...]] = ()  # parameters of its section that decide how many rows
     scalings: ClassVar[tuple[str, ...]] = ()  # what its model.json has besides `features`
+    several: ClassVar[bool] = False  # whether it can be served with several quantiles of each latency
 
     @property
     def name(self) -> str:
@@ -110,8 +111,9 @@ class LoopNetwork(ABC):
         sizes: Mapping[str, Any],
         window: Mapping[str, int],
         scalings: Mapping[str, Sequence[ScaledFeature]],
+        levels: Sequence[float] = (),
     ) -> WindowNetwork:
-        """Make a network of the form that a model.json describes.
+        """Make a network of the form that a model.json describes; `levels` of quantiles, where `several`.
 
         Raises:
             ValueError: that form is not possible; the line says why.

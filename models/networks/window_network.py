@@ -75,7 +75,8 @@ class WindowNetwork(nn.Module):
 
     sizes: Any
     head: nn.Sequential
-    # Of its outputs, for which the head is tuned; none: the mean. What is served has one output a packet.
+    # Of its outputs, for which the head is tuned; none: the mean. With several, `forward` and `scaled` give
+    # (B, H, L), as the head has them.
     quantiles: tuple[float, ...] = ()
 
     def __init__(

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
-// The queue controller: for each packet, the queue with the lower predicted latency, with
-// restraint. This file is its only definition; the agent, the simulator and Python
-// (serving/agent/controller.py) use it. Pure: no I/O, no clock, no thread; choosing allocates
-// nothing once as many packets have been moved, and flows been in the classic queue, as ever will
-// be.
+// The queue controller: for each packet, the queue with the lower predicted latency, or the classic
+// one where it is likely enough to be better, with restraint. This file is its only definition; the
+// agent, the simulator and Python (serving/agent/controller.py) use it. Pure: no I/O, no clock, no
+// thread; choosing allocates nothing once as many packets have been moved, and flows been in the
+// classic queue, as ever will be.
 //
 // The default marking of an L4S-capable flow is the L4S queue; only its packets may be moved, and
 // only to the classic queue.
 //
-// Shapes: H horizon (8 packets).
+// Shapes: H horizon (8 packets), L levels of quantiles.
 #ifndef SWIFTQUEUE_SERVING_AGENT_CONTROLLER_H_
 #define SWIFTQUEUE_SERVING_AGENT_CONTROLLER_H_
 
@@ -24,6 +24,7 @@
 
 #include "feature_store/events/window.h"
 #include "serving/agent/guard.h"
+#include "serving/agent/spread.h"
 
 namespace swiftqueue::agent {
 
@@ -43,6 +44,37 @@ struct Predicted {
   std::array<float, kHorizon> default_us_H;  // each packet in its default queue
 };
 
+// An answer about a batch: one latency of each packet and queue, or its quantiles.
+struct Answered {
+  std::span<const double> levels;  // of quantiles, ascending, the median among them; or empty
+  const float* classic_us_HL;
+  const float* default_us_HL;
+
+  // Values of each latency.
+  std::size_t outputs() const { return levels.empty() ? 1 : levels.size(); }
+
+  // The one latency of each packet, or its median.
+  Predicted predicted() const {
+    const auto median = static_cast<std::size_t>(
+        std::lower_bound(levels.begin(), levels.end(), kMedian) - levels.begin());
+    Predicted found;
+    for (std::size_t i = 0; i < kHorizon; ++i) {
+      found.classic_us_H[i] = classic_us_HL[i * outputs() + median];
+      found.default_us_H[i] = default_us_HL[i * outputs() + median];
+    }
+    return found;
+  }
+
+  // By the quantiles of packet i, the probability that the classic queue is better: that it comes
+  // sooner there; with a deadline, that it is in time there and would be late in the L4S queue.
+  double better(std::size_t i, double deadline_us) const {
+    const Spread classic(levels, classic_us_HL + i * outputs());
+    const Spread l4s(levels, default_us_HL + i * outputs());
+    return deadline_us > 0 ? l4s.above(deadline_us) * (1 - classic.above(deadline_us))
+                           : classic.sooner_than(l4s);
+  }
+};
+
 // How willingly packets change queues.
 struct ControllerParams {
   // Hysteresis: the other queue must be better by both margins, or a flow would alternate between
@@ -58,6 +90,11 @@ struct ControllerParams {
   // What a moved packet costs the others in the classic queue, as far as its sender takes it upon
   // itself: a packet is moved only where its own predicted gain is larger.
   double charge_us = 0;
+  // The rule on a probability, in place of the two margins, where a model gives quantiles: a packet
+  // is moved where the classic queue is better with more than this probability. 0: no such rule.
+  double least_probability = 0;
+  double probability_margin = 0.1;  // hysteresis: so much below it, a flow goes back
+  double deadline_us = 0;           // says what better is (Answered); 0: none
   GuardParams guard = {};
 };
 
@@ -79,15 +116,24 @@ class QueueController {
       throw std::invalid_argument(
           "the controller's margins, limits and charge must not be negative");
     }
+    if (!(params.least_probability >= 0 && params.least_probability < 1) ||
+        !(params.probability_margin >= 0) || !(params.deadline_us >= 0) ||
+        (params.least_probability > 0 && params.probability_margin >= params.least_probability)) {
+      throw std::invalid_argument(
+          "the controller's least probability must be below 1 and above its margin, and its "
+          "deadline not negative");
+    }
   }
 
   // Packets moved to the classic queue and not acknowledged yet.
   std::size_t moved_unacked() const { return moved_.size() - dead_; }
 
   // Chooses the queue of packets `first_packet` .. + H - 1 at `now_ns`, when so many were in
-  // flight. Batches may be chosen out of order.
+  // flight. Batches may be chosen out of order. An answer without quantiles is taken by the
+  // margins.
   Chosen choose(std::int64_t first_packet, std::int64_t now_ns, const Batch& batch,
-                const Predicted& predicted, std::int32_t in_flight) {
+                const Answered& answered, std::int32_t in_flight) {
+    const Predicted predicted = answered.predicted();
     forget(now_ns);
     limit_ = std::max(static_cast<double>(params_.max_moved_unacked),
                       params_.max_moved_share * std::max(in_flight, 0));
@@ -99,8 +145,7 @@ class QueueController {
       if (guard_.watches()) watched_of(batch[i].flow_id).flow_id = batch[i].flow_id;
       // What it would be without the guard is remembered, so that the guard's coin changes nothing
       // of which batches are asked about next.
-      chosen.queues[i] =
-          choose_one(batch[i].flow_id, predicted.classic_us_H[i], predicted.default_us_H[i]);
+      chosen.queues[i] = choose_one(batch[i].flow_id, answered, predicted, i);
       remember(batch[i].flow_id, chosen.queues[i]);
       if (chosen.queues[i] != kClassic) continue;
       const Guard::Ruling ruling = rulings.of(batch[i].receiver_id, now_ns, guard_);
@@ -199,17 +244,31 @@ class QueueController {
     bool dead;  // acknowledged; it is taken out with others
   };
 
-  std::uint8_t choose_one(std::int32_t flow_id, double classic_us, double l4s_us) const {
+  std::uint8_t choose_one(std::int32_t flow_id, const Answered& answered,
+                          const Predicted& predicted, std::size_t i) const {
     if (static_cast<double>(moved_unacked()) >= limit_) return kL4s;
     const bool in_classic =
         std::binary_search(classic_flows_.begin(), classic_flows_.end(), flow_id);
-    const double stay_us = in_classic ? classic_us : l4s_us;
-    const double change_us = in_classic ? l4s_us : classic_us;
+    const double classic_us = predicted.classic_us_H[i];
+    const double l4s_us = predicted.default_us_H[i];
     const bool change =
-        stay_us - change_us > std::max(params_.margin_us, params_.margin_share * stay_us);
+        params_.least_probability > 0 && !answered.levels.empty()
+            ? likely(answered.better(i, params_.deadline_us), in_classic)
+            : gains(in_classic ? classic_us : l4s_us, in_classic ? l4s_us : classic_us);
     if (!in_classic && classic_flows_.size() >= kMaxClassicFlows) return kL4s;
     if (params_.charge_us > 0 && !(l4s_us - classic_us > params_.charge_us)) return kL4s;
     return in_classic != change ? kClassic : kL4s;
+  }
+
+  // Whether the other queue is better by both margins.
+  bool gains(double stay_us, double change_us) const {
+    return stay_us - change_us > std::max(params_.margin_us, params_.margin_share * stay_us);
+  }
+
+  // Whether a flow changes queues where the classic one is better with this probability.
+  bool likely(double better, bool in_classic) const {
+    return in_classic ? better < params_.least_probability - params_.probability_margin
+                      : better > params_.least_probability;
   }
 
   void remember(std::int32_t flow_id, std::uint8_t queue) {

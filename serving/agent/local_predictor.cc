@@ -35,6 +35,7 @@ constexpr std::int64_t kSpinNs = 60'000;  // a sleep may end this much too late
 // An engine that has answered a window of padding; throws what is wrong with the artifact.
 std::unique_ptr<Engine> tried(const Artifact& artifact, std::int64_t version) {
   const auto& model = artifact.description;
+  engine::require_one_latency(model);
   const auto features = static_cast<std::int64_t>(model.features.size());
   const std::string why =
       why_not_usable(model.schema_hash, model.tokens, features, model.horizon, true);

@@ -6,11 +6,12 @@
 //
 //   const auto question = sender.ask(first_packet, now_ns, batch, x_BWF);   // windows to predict
 //   ... the answer may take its time; other batches may be asked about meanwhile ...
-//   sender.decide(*question, then_ns, y_BH)    or    sender.keep_default(batch, Outcome::kLate)
+//   sender.decide(*question, then_ns, y_BHL)   or    sender.keep_default(batch, Outcome::kLate)
 //
 // Each batch ends in exactly one of `decide` and `keep_default`: batches = decided + late + failed.
 //
-// Shapes: B windows asked about (1 or 2), W window tokens, F features, H horizon (8 packets).
+// Shapes: B windows asked about (1 or 2), W window tokens, F features, H horizon (8 packets), L
+// levels of quantiles.
 #ifndef SWIFTQUEUE_SERVING_AGENT_SENDER_H_
 #define SWIFTQUEUE_SERVING_AGENT_SENDER_H_
 
@@ -21,6 +22,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include "feature_store/events/event_window.h"
@@ -162,18 +164,21 @@ class Sender {
     return question;
   }
 
-  // Chooses the queues of a batch from the answer y_BH (us) to its question. An answer that is not
-  // finite, or negative, is an error, and the batch keeps its default marking.
-  Decision decide(const Question& question, std::int64_t now_ns, const float* y_BH) {
-    const auto values = static_cast<std::size_t>(question.windows) * kHorizon;
-    if (!std::all_of(y_BH, y_BH + values, [](float us) { return std::isfinite(us) && us >= 0; })) {
+  // Chooses the queues of a batch from the answer y_BHL (us) to its question: one latency of each
+  // packet, or its quantiles of these levels, whose median then is what was predicted. An answer
+  // that is not finite, or negative, is an error, and the batch keeps its default marking.
+  Decision decide(const Question& question, std::int64_t now_ns, const float* y_BHL,
+                  std::span<const double> levels = {}) {
+    Answered answered{levels, y_BHL, y_BHL};
+    const std::size_t values = kHorizon * answered.outputs();  // of a window
+    const float* const end = y_BHL + static_cast<std::size_t>(question.windows) * values;
+    answered.default_us_HL = end - values;
+    if (!std::all_of(y_BHL, end, [](float us) { return std::isfinite(us) && us >= 0; })) {
       return keep_default(question.batch, Outcome::kError);
     }
-    Decision decision{Outcome::kDecided, {}, {}, {}};
-    std::copy_n(y_BH, kHorizon, decision.predicted.classic_us_H.begin());
-    std::copy_n(y_BH + values - kHorizon, kHorizon, decision.predicted.default_us_H.begin());
+    Decision decision{Outcome::kDecided, {}, answered.predicted(), {}};
     const Chosen chosen = controller_.choose(question.first_packet, now_ns, question.batch,
-                                             decision.predicted, question.in_flight);
+                                             answered, question.in_flight);
     decision.queues = chosen.queues;
     decision.arms = chosen.arms;
     ++counts_.by_outcome[static_cast<std::size_t>(Outcome::kDecided)];

@@ -12,25 +12,26 @@
 #include "serving/agent/controller.h"
 
 using swiftqueue::kHorizon;
+using swiftqueue::agent::Answered;
 using swiftqueue::agent::Batch;
 using swiftqueue::agent::ControllerParams;
 using swiftqueue::agent::Guard;
 using swiftqueue::agent::GuardParams;
 using swiftqueue::agent::HelpTest;
-using swiftqueue::agent::Predicted;
 using swiftqueue::agent::QueueController;
 
 extern "C" {
 
 void sq_controller_defaults(double* margin_us, double* margin_share,
                             std::int32_t* max_moved_unacked, double* max_moved_share,
-                            double* charge_us) {
+                            double* charge_us, double* probability_margin) {
   const ControllerParams params;
   *margin_us = params.margin_us;
   *margin_share = params.margin_share;
   *max_moved_unacked = params.max_moved_unacked;
   *max_moved_share = params.max_moved_share;
   *charge_us = params.charge_us;
+  *probability_margin = params.probability_margin;
 }
 
 void sq_guard_defaults(double* alpha, int* pair_packets, double* most_growth) {
@@ -44,14 +45,17 @@ void sq_guard_defaults(double* alpha, int* pair_packets, double* most_growth) {
 // guard.
 QueueController* sq_controller_new(double margin_us, double margin_share,
                                    std::int32_t max_moved_unacked, double max_moved_share,
-                                   double charge_us, int guard_packets) {
+                                   double charge_us, double least_probability,
+                                   double probability_margin, double deadline_us,
+                                   int guard_packets) {
   try {
     GuardParams guard;
     guard.on = guard_packets > 0;
     if (guard.on) guard.pair_packets = guard_packets;
     guard.most_growth = 0;  // nobody says here what was sent
-    return new QueueController(
-        {margin_us, margin_share, max_moved_unacked, max_moved_share, charge_us, guard});
+    return new QueueController({margin_us, margin_share, max_moved_unacked, max_moved_share,
+                                charge_us, least_probability, probability_margin, deadline_us,
+                                guard});
   } catch (const std::exception&) {
     return nullptr;
   }
@@ -62,28 +66,33 @@ std::int64_t sq_controller_moved_unacked(const QueueController* controller) {
   return static_cast<std::int64_t>(controller->moved_unacked());
 }
 
-// Of a batch of 8: flow and default queue in, predicted_us_2H in (classic, then default queue),
-// chosen queue out. 0, or -1 when out of memory.
+// Of a batch of 8: flow and default queue in, predicted_us_2HL in (classic, then default queue),
+// chosen queue out. `levels` are those of quantiles, in which case predicted_us_2HL has as many of
+// each latency; without, it has one. 0, or -1 when out of memory.
 int sq_controller_choose(QueueController* controller, std::int64_t first_packet,
                          std::int64_t now_ns, std::int32_t in_flight, const std::int32_t* flow_id,
-                         const std::uint8_t* default_queue, const float* predicted_us_2H,
-                         std::uint8_t* chosen) {
+                         const std::uint8_t* default_queue, const float* predicted_us_2HL,
+                         const double* levels, std::size_t level_count, std::uint8_t* chosen) {
   Batch batch{};
-  Predicted predicted;
+  Answered answered{{levels, level_count}, predicted_us_2HL, nullptr};
+  answered.default_us_HL = predicted_us_2HL + kHorizon * answered.outputs();
   for (std::size_t i = 0; i < batch.size(); ++i) {
     batch[i].flow_id = flow_id[i];
     batch[i].queue = default_queue[i];
-    predicted.classic_us_H[i] = predicted_us_2H[i];
-    predicted.default_us_H[i] = predicted_us_2H[kHorizon + i];
   }
   try {
-    const auto queues =
-        controller->choose(first_packet, now_ns, batch, predicted, in_flight).queues;
+    const auto queues = controller->choose(first_packet, now_ns, batch, answered, in_flight).queues;
     for (std::size_t i = 0; i < queues.size(); ++i) chosen[i] = queues[i];
   } catch (const std::bad_alloc&) {
     return -1;
   }
   return 0;
+}
+
+// Of one packet: `Answered::better`.
+double sq_controller_better(const double* levels, std::size_t level_count,
+                            const float* classic_us_L, const float* l4s_us_L, double deadline_us) {
+  return Answered{{levels, level_count}, classic_us_L, l4s_us_L}.better(0, deadline_us);
 }
 
 void sq_controller_keep_default(QueueController* controller, const std::int32_t* flow_id,

@@ -1,7 +1,7 @@
 """The inference engine from Python: a thin binding of its C interface (docs/ENGINE.md).
 
 Shapes: B windows, W window tokens, F features, D model width, H horizon (8 packets), R tokens that the
-head reads (1 or H).
+head reads (1 or H), L levels of quantiles.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ def _load() -> ctypes.CDLL:
         "horizon": (ctypes.c_int, [pointer]),
         "read": (ctypes.c_int, [pointer]),
         "width": (ctypes.c_int, [pointer]),
+        "levels": (ctypes.c_int, [pointer, ctypes.POINTER(ctypes.POINTER(ctypes.c_double))]),
         "time": (ctypes.c_int, [pointer, pointer, i64, i64, ctypes.c_int, i64, pointer, *error]),
         "rate_create": (ctypes.c_int, [text, text, ctypes.POINTER(pointer), *error]),
         "rate_destroy": (None, [pointer]),
@@ -123,15 +124,26 @@ class Engine:
             NATIVE.swiftqueue_engine_features(self._handle),
         )
 
+    @property
+    def levels(self) -> tuple[float, ...]:
+        """Levels of the quantiles that it gives of each latency, ascending; none: it gives one latency."""
+        found = ctypes.POINTER(ctypes.c_double)()
+        count = NATIVE.swiftqueue_engine_levels(self._handle, ctypes.byref(found))
+        return tuple(found[:count])
+
     def forward(self, x_BWF: npt.NDArray[Any], *, full_graph: bool = False) -> FloatArray:
-        """Latencies y_BH in µs of raw windows (one window may come as x_WF).
+        """Latencies y_BH in µs of raw windows (one window may come as x_WF); of quantiles the median.
 
         `full_graph` computes the last layer for every token: the same result, for comparisons.
 
         Raises:
             ValueError: the shape does not fit the artifact, or a value is NaN or infinite.
         """
-        return self._run(x_BWF, full_graph, None)[0]
+        return self._latencies(self._run(x_BWF, full_graph, None)[0])
+
+    def quantiles(self, x_BWF: npt.NDArray[Any]) -> FloatArray:
+        """Quantiles y_BHL in µs, ascending; without levels L is 1: the latency."""
+        return self._run(x_BWF, False, None)[0]
 
     def features(self, x_BWF: npt.NDArray[Any]) -> FloatArray:
         """Return the encoder's output f_BRD for the tokens that are read: what the head is fine-tuned on."""
@@ -149,7 +161,8 @@ class Engine:
 
     def forward_versioned(self, x_BWF: npt.NDArray[Any]) -> tuple[FloatArray, int]:
         """Latencies y_BH, and the version of the head that answered them."""
-        return self._run(x_BWF, False, None)
+        y_BHL, version = self._run(x_BWF, False, None)
+        return self._latencies(y_BHL), version
 
     def swap_head(self, folder: Path | str, version: int = 0) -> None:
         """Put the head of another artifact in place; calls under way end with the head they began with.
@@ -188,11 +201,15 @@ class Engine:
             )
         return x_BWF
 
+    def _latencies(self, y_BHL: FloatArray) -> FloatArray:
+        return y_BHL[..., self.levels.index(0.5) if self.levels else 0]
+
     def _run(
         self, x_BWF: npt.NDArray[Any], full_graph: bool, feature_BRD: FloatArray | None
     ) -> tuple[FloatArray, int]:
         x_BWF = self._windows(x_BWF)
-        y_BH = np.empty((len(x_BWF), NATIVE.swiftqueue_engine_horizon(self._handle)), np.float32)
+        horizon, outputs = NATIVE.swiftqueue_engine_horizon(self._handle), len(self.levels) or 1
+        y_BHL = np.empty((len(x_BWF), horizon, outputs), np.float32)
         version = ctypes.c_int64()
         with self._lock:
             call(
@@ -201,8 +218,8 @@ class Engine:
                 x_BWF.ctypes.data,
                 *x_BWF.shape[:2],
                 int(full_graph),
-                y_BH.ctypes.data,
+                y_BHL.ctypes.data,
                 None if feature_BRD is None else feature_BRD.ctypes.data,
                 ctypes.byref(version),
             )
-        return y_BH, version.value
+        return y_BHL, version.value

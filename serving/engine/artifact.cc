@@ -19,6 +19,8 @@ constexpr std::string_view kFormat = "swiftqueue-artifact/2";
 constexpr std::string_view kFormat1 = "swiftqueue-artifact/1";  // before readout and anchor
 constexpr std::string_view kTransformer = "transformer-encoder";
 constexpr std::string_view kEventStream = "event-stream";
+constexpr std::string_view kLevels = "levels";  // artifact.py: LEVELS
+constexpr double kMedian = 0.5;
 constexpr std::string_view kAckFeature = "ack";                   // event_window.py: ACK
 constexpr std::string_view kPaddingFeature = "size_bytes";        // transformer.py: PADDING_FEATURE
 constexpr std::string_view kFallbackFeature = "last_latency_us";  // ANCHOR_FALLBACK
@@ -118,13 +120,31 @@ void read_events(const json::Value& described, const json::Value& sizes, Descrip
   result.read = result.horizon;
 }
 
+// Of a model that gives several quantiles of each latency (event_window.py).
+std::vector<double> read_levels(const json::Array& list) {
+  std::vector<double> levels;
+  for (const json::Value& value : list) {
+    const double level = value.number(std::string(kLevels));
+    if (!(level > (levels.empty() ? 0 : levels.back()) && level < 1)) {
+      throw InvalidError("levels must ascend between 0 and 1");
+    }
+    levels.push_back(level);
+  }
+  if (levels.size() < 2 || levels.size() > kMaxLevels ||
+      !std::binary_search(levels.begin(), levels.end(), kMedian)) {
+    throw InvalidError("levels must be 2 to " + std::to_string(kMaxLevels) + ", 0.5 among them");
+  }
+  return levels;
+}
+
 Shapes event_shapes(const Description& description) {
   const auto features = static_cast<std::int64_t>(description.features.size());
   const std::int64_t hidden = description.feed_forward;
+  const std::int64_t outputs = description.outputs();
   Shapes shapes{{"head.0.weight", {kWidth, kWidth}},
                 {"head.0.bias", {kWidth}},
-                {"head.2.weight", {1, kWidth}},
-                {"head.2.bias", {1}}};
+                {"head.2.weight", {outputs, kWidth}},
+                {"head.2.bias", {outputs}}};
   const auto add = [&](const std::string& name, std::int64_t outputs, std::int64_t inputs) {
     shapes[name + ".weight"] = {outputs, inputs};
     shapes[name + ".bias"] = {outputs};
@@ -263,6 +283,8 @@ Description parse_description(std::string_view text) {
   std::vector<std::string_view> keys{"format", "architecture", "window",     "features",
                                      "target", "schema_hash",  "visibility", "protocol"};
   if (events) keys.push_back("queries");
+  const bool levels = events && described.has(kLevels, what);
+  if (levels) keys.push_back(kLevels);
   described.require_keys(keys, what);
   const bool format_1 = described.at("format", what).string("format") == kFormat1;
   if (format_1 && events) {
@@ -290,11 +312,20 @@ Description parse_description(std::string_view text) {
   result.band = 0;
   if (events) {
     read_events(described, sizes, result);
+    if (levels) result.levels = read_levels(described.at(kLevels, what).array("levels"));
   } else if (!format_1) {
     read_readout(sizes, result);
   }
   if (!format_1) read_anchor(sizes, result);
   return result;
+}
+
+void require_one_latency(const Description& description) {
+  if (!description.levels.empty()) {
+    throw InvalidError("gives " + std::to_string(description.levels.size()) +
+                       " quantiles of each latency (served_level: all), and only the laboratory's "
+                       "senders act on several; serve one of them");
+  }
 }
 
 Artifact parse_artifact(Description description, std::string_view safetensors) {

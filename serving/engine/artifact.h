@@ -37,8 +37,13 @@ struct Description {
   int read;            // R: tokens that the head reads, 1 (readout `last`) or H (`candidates`)
   int anchor_index;    // feature that the head's output corrects, or -1
   int fallback_index;  // feature in its place where it is 0
+  // Of the quantiles that an event stream gives of each latency, ascending, 0.5 among them; none:
+  // it gives one latency.
+  std::vector<double> levels;
   std::string schema_hash;
 
+  // Values of each latency that it gives.
+  int outputs() const { return levels.empty() ? 1 : static_cast<int>(levels.size()); }
   bool operator==(const Description&) const = default;
 };
 
@@ -51,6 +56,9 @@ struct Artifact {
 // Reads and checks an artifact. Throws FileError (a file is missing) or InvalidError (anything in
 // it is not exactly right, or the engine does not know its architecture); the line names the file.
 Artifact load_artifact(const std::string& folder);
+
+// Throws InvalidError for a model of several quantiles, where one latency is acted on.
+void require_one_latency(const Description& description);
 
 // The two halves of it, of text and bytes already read; their errors do not name the file.
 Description parse_description(std::string_view json);

@@ -81,8 +81,12 @@ std::unique_ptr<Engine> Engine::share() const {
 
 std::int64_t Engine::version() const { return SharedHead::Reader(*head_)->version; }
 
-std::int64_t Engine::forward(const float* x_BWF, std::int64_t windows, int tokens, float* y_BH,
-                             float* feature_BRD, bool full_graph) {
+std::int64_t Engine::forward(const float* x_BWF, std::int64_t windows, int tokens, float* y_BHL,
+                             float* feature_BRD, bool full_graph, int outputs) {
+  if (outputs != description_.outputs()) {
+    throw InvalidError("one answer has " + std::to_string(description_.outputs()) +
+                       " values of each latency, and there is room for " + std::to_string(outputs));
+  }
   if (tokens < description_.horizon || tokens > description_.tokens) {
     throw InvalidError("windows of " + std::to_string(tokens) + " tokens: this model takes " +
                        std::to_string(description_.horizon) + ".." +
@@ -119,10 +123,17 @@ std::int64_t Engine::forward(const float* x_BWF, std::int64_t windows, int token
         kernel_.head(head->weights.first(), head->weights.second(), feature_RD + h * kWidth,
                      scaled_H);
       }
-      y_BH[window * horizon + h] = to_us(scaled_H[h] + anchor(candidates + h * features()));
-      if (std::isnan(y_BH[window * horizon + h])) {
-        throw InvalidError("window " + std::to_string(window) + ": the head overflows");
+      // One latency is output h, of an event stream too: its one row stands for every packet.
+      const float* scaled = description_.levels.empty() ? scaled_H + h : scaled_H;
+      const float known = anchor(candidates + h * features());
+      float* y_L = y_BHL + (window * horizon + h) * outputs;
+      for (int l = 0; l < outputs; ++l) {
+        y_L[l] = to_us(scaled[l] + known);
+        if (std::isnan(y_L[l])) {
+          throw InvalidError("window " + std::to_string(window) + ": the head overflows");
+        }
       }
+      std::sort(y_L, y_L + outputs);  // prediction.py: levels that cross change places
     }
     if (feature_BRD != nullptr) {
       std::copy_n(feature_RD, read * kWidth, feature_BRD + window * read * kWidth);

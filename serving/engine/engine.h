@@ -41,12 +41,13 @@ class Engine {
 
   std::unique_ptr<Engine> share() const;
 
-  // Latencies in us of the next H packets, y_BH, for raw windows x_BWF of `tokens` (W, at most the
+  // Latencies in us of the next H packets, y_BHL, for raw windows x_BWF of `tokens` (W, at most the
   // artifact's; fewer means less history) tokens each; the encoder's outputs too unless feature_BRD
-  // is null. Returns the version of the head that answered all of them. Throws InvalidError,
-  // naming the window, if a value is NaN or infinite.
-  std::int64_t forward(const float* x_BWF, std::int64_t windows, int tokens, float* y_BH,
-                       float* feature_BRD, bool full_graph = false);
+  // is null. Of each latency y_BHL has room for `outputs` (L) values: description().outputs(),
+  // which ascend where they are quantiles. Returns the version of the head that answered all of
+  // them. Throws InvalidError, naming the window, if a value is NaN or infinite.
+  std::int64_t forward(const float* x_BWF, std::int64_t windows, int tokens, float* y_BHL,
+                       float* feature_BRD, bool full_graph = false, int outputs = 1);
 
   // Puts another artifact's head in place, for all engines that share this one's; calls under way
   // end with the head they began with, and none waits. Any thread may call it. Throws, and leaves

@@ -8,6 +8,7 @@
 #include <memory>
 #include <new>
 #include <string>
+#include <vector>
 
 #include "serving/engine/capi_guard.h"
 #include "serving/engine/engine.h"
@@ -46,11 +47,13 @@ int swiftqueue_engine_share(const swiftqueue_engine* engine, swiftqueue_engine**
 void swiftqueue_engine_destroy(swiftqueue_engine* engine) { delete engine; }
 
 int swiftqueue_engine_forward(swiftqueue_engine* engine, const float* x_BWF, int64_t windows,
-                              int64_t tokens, int full_graph, float* y_BH, float* feature_BRD,
+                              int64_t tokens, int full_graph, float* y_BHL, float* feature_BRD,
                               int64_t* version, char* error, size_t error_size) {
   return guarded(error, error_size, [&] {
-    const std::int64_t answered = engine->engine->forward(x_BWF, windows, checked_tokens(tokens),
-                                                          y_BH, feature_BRD, full_graph != 0);
+    swiftqueue::engine::Engine& asked = *engine->engine;
+    const std::int64_t answered =
+        asked.forward(x_BWF, windows, checked_tokens(tokens), y_BHL, feature_BRD, full_graph != 0,
+                      asked.description().outputs());
     if (version != nullptr) *version = answered;
   });
 }
@@ -90,16 +93,22 @@ int swiftqueue_engine_read(const swiftqueue_engine* engine) {
 
 int swiftqueue_engine_width(const swiftqueue_engine*) { return swiftqueue::engine::kWidth; }
 
+int swiftqueue_engine_levels(const swiftqueue_engine* engine, const double** levels) {
+  const std::vector<double>& of = engine->engine->description().levels;
+  *levels = of.data();
+  return static_cast<int>(of.size());
+}
+
 int swiftqueue_engine_time(swiftqueue_engine* engine, const float* x_BWF, int64_t windows,
                            int64_t tokens, int full_graph, int64_t repeats, double* us, char* error,
                            size_t error_size) {
   return guarded(error, error_size, [&] {
-    float y_H[swiftqueue::engine::kMaxHorizon];
+    float y_HL[swiftqueue::engine::kMaxHorizon * swiftqueue::engine::kMaxLevels];
     const int64_t stride = tokens * swiftqueue_engine_features(engine);
     for (int64_t i = 0; i < repeats; ++i) {
       const Clock::time_point start = Clock::now();
-      engine->engine->forward(x_BWF + i % windows * stride, 1, checked_tokens(tokens), y_H, nullptr,
-                              full_graph != 0);
+      engine->engine->forward(x_BWF + i % windows * stride, 1, checked_tokens(tokens), y_HL,
+                              nullptr, full_graph != 0, engine->engine->description().outputs());
       us[i] = std::chrono::duration<double, std::micro>(Clock::now() - start).count();
     }
   });

@@ -37,13 +37,14 @@ SWIFTQUEUE_API int swiftqueue_engine_share(const swiftqueue_engine* engine,
 
 SWIFTQUEUE_API void swiftqueue_engine_destroy(swiftqueue_engine* engine);
 
-/* Latencies in us, y_BH, of raw windows x_BWF (`windows` of `tokens` x features); the encoder's
- * output too unless feature_BRD is null. *version (may be null) becomes that of the head that
- * answered. full_graph != 0 computes the last layer for every token: the same result, slower, for
- * comparisons. One call at a time per engine. */
+/* Latencies in us, y_BHL, of raw windows x_BWF (`windows` of `tokens` x features): as many values
+ * of each as swiftqueue_engine_levels gives levels, or one. The encoder's output too unless
+ * feature_BRD is null. *version (may be null) becomes that of the head that answered. full_graph !=
+ * 0 computes the last layer for every token: the same result, slower, for comparisons. One call at
+ * a time per engine. */
 SWIFTQUEUE_API int swiftqueue_engine_forward(swiftqueue_engine* engine, const float* x_BWF,
                                              int64_t windows, int64_t tokens, int full_graph,
-                                             float* y_BH, float* feature_BRD, int64_t* version,
+                                             float* y_BHL, float* feature_BRD, int64_t* version,
                                              char* error, size_t error_size);
 
 /* Puts the head of the artifact in `folder` in place, for every engine that shares it; any thread
@@ -60,6 +61,9 @@ SWIFTQUEUE_API int swiftqueue_engine_features(const swiftqueue_engine* engine);
 SWIFTQUEUE_API int swiftqueue_engine_horizon(const swiftqueue_engine* engine);
 SWIFTQUEUE_API int swiftqueue_engine_read(const swiftqueue_engine* engine);
 SWIFTQUEUE_API int swiftqueue_engine_width(const swiftqueue_engine* engine);
+/* Number of levels of the quantiles that it gives of each latency, and the levels; 0: it gives one
+ * latency. They live as long as the engine. */
+SWIFTQUEUE_API int swiftqueue_engine_levels(const swiftqueue_engine* engine, const double** levels);
 
 /* Times `repeats` calls of one window each, taking the windows in turn: us[i] is call i's time. */
 SWIFTQUEUE_API int swiftqueue_engine_time(swiftqueue_engine* engine, const float* x_BWF,

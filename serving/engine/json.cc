@@ -257,6 +257,12 @@ const Value& Value::at(std::string_view key, const std::string& what) const {
   throw InvalidError(what + ": key " + quoted(key) + " is missing");
 }
 
+bool Value::has(std::string_view key, const std::string& what) const {
+  const Object& members = object(what);
+  return std::any_of(members.begin(), members.end(),
+                     [&](const auto& member) { return member.first == key; });
+}
+
 void Value::require_keys(const std::vector<std::string_view>& keys, const std::string& what) const {
   for (const std::string_view key : keys) at(key, what);
   for (const auto& [name, value] : object(what)) {

@@ -34,6 +34,7 @@ class Value {
   std::int64_t count(const std::string& what) const;
   // The member `key` of an object.
   const Value& at(std::string_view key, const std::string& what) const;
+  bool has(std::string_view key, const std::string& what) const;
   // Throws unless this is an object with exactly these keys.
   void require_keys(const std::vector<std::string_view>& keys, const std::string& what) const;
 

@@ -22,6 +22,7 @@ inline constexpr int kFeedForward = 256;
 inline constexpr int kMaxFeedForward = 1024;  // of an event stream, a multiple of the width
 inline constexpr int kQueries = 8;            // of an event stream
 inline constexpr int kMaxHorizon = 16;
+inline constexpr int kMaxLevels = kMaxHorizon;  // the head's last layer has rows of either
 inline constexpr int kMaxFeatures = 256;
 inline constexpr int kMaxTokens = 4096;
 inline constexpr float kNormEpsilon = 1e-5F;  // torch.nn.LayerNorm's default

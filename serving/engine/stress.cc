@@ -255,7 +255,7 @@ void stress_windows(const std::string& folder, long rounds, Random& random) {
       const std::size_t padding = below(random, tokens + 1);
       // Exactly as large as they must be, so that one step too far is seen.
       std::vector<float> x_WF(tokens * features);
-      std::vector<float> y_H(horizon);
+      std::vector<float> y_HL(horizon * static_cast<std::size_t>(model.outputs()));
       std::vector<float> feature_RD(static_cast<std::size_t>(model.read * kWidth));
       const bool tame = i % 4 != 0;
       for (std::size_t at = padding * features; at < x_WF.size(); ++at) {
@@ -274,11 +274,11 @@ void stress_windows(const std::string& folder, long rounds, Random& random) {
       if (tame) earlier = x_WF;
       const long before = allocations.load();
       try {
-        engine->forward(x_WF.data(), 1, static_cast<int>(tokens), y_H.data(), feature_RD.data(),
-                        i % 3 == 0);
+        engine->forward(x_WF.data(), 1, static_cast<int>(tokens), y_HL.data(), feature_RD.data(),
+                        i % 3 == 0, model.outputs());
         require(allocations.load() == before, "forward allocates memory");
         const auto sane = [](float y) { return y >= 0 && y <= 6.1e7F; };
-        require(std::all_of(y_H.begin(), y_H.end(), sane), "a latency out of range");
+        require(std::all_of(y_HL.begin(), y_HL.end(), sane), "a latency out of range");
       } catch (const InvalidError&) {
         require(!tame, "a plain window is refused");
         ++refused;
@@ -298,10 +298,11 @@ void swap_under_load(const std::string& folder, long swaps) {
   std::vector<std::thread> threads;
   for (int i = 0; i < 3; ++i) {
     threads.emplace_back([&, engine = first.share()] {
-      std::vector<float> y_H(static_cast<std::size_t>(model.horizon));
+      std::vector<float> y_HL(static_cast<std::size_t>(model.horizon * model.outputs()));
       std::int64_t last = 0;
       while (!done) {
-        const std::int64_t version = engine->forward(x_WF.data(), 1, tokens, y_H.data(), nullptr);
+        const std::int64_t version =
+            engine->forward(x_WF.data(), 1, tokens, y_HL.data(), nullptr, false, model.outputs());
         require(version >= last, "an older head comes back");
         last = version;
         ++predictions;

@@ -153,7 +153,8 @@ void HeadWeights::assign(const Artifact& artifact) {
   std::vector<float> second_bias = values_of(artifact, "head.2.bias");
   const std::vector<float> row = second;
   const auto horizon = static_cast<std::size_t>(artifact.description.horizon);
-  while (second_bias.size() < horizon) {  // an event stream's one row is that of every packet
+  // An event stream's one row is that of every packet; those of its levels stay as they are.
+  while (artifact.description.levels.empty() && second_bias.size() < horizon) {
     second.insert(second.end(), row.begin(), row.end());
     second_bias.push_back(second_bias.front());
   }

@@ -138,17 +138,21 @@ class CorrectCase : public ns3::TestCase {
     question.batch[7].queue = kClassicQueue;
     world.told.Acked(1, kLeastUs + 5'000);
     world.told.Acked(1, kLeastUs);
-    std::vector<float> y_BH(2 * kHorizon, kLeastUs + 15'000);
+    constexpr std::size_t kOutputs = 2;  // of quantiles, alike here
+    std::vector<float> y_BHL(2 * kHorizon * kOutputs, kLeastUs + 15'000);
     const auto flowOf = [](const Candidate& one) { return static_cast<uint16_t>(one.flow_id); };
-    world.told.Correct(question, flowOf, y_BH.data());
+    world.told.Correct(question, flowOf, y_BHL.data(), kOutputs);
     const double taught = m_uncoupled ? 0.5 : 1.0 / 16;
     const double classicUs = kLeastUs + 15'000 * taught / (15.0 / 16);
     const double l4sUs = kLeastUs + 15'000 * (1 - taught) / (15.0 / 16);
-    NS_TEST_EXPECT_MSG_EQ_TOL(y_BH[0], classicUs, kRoundingUs, "in C, where it has 15/16");
-    NS_TEST_EXPECT_MSG_EQ_TOL(y_BH[kHorizon], l4sUs, kRoundingUs, "in L, where it has 15/16");
-    for (const std::size_t i : {6U, 7U}) {
-      NS_TEST_EXPECT_MSG_EQ(y_BH[i], kLeastUs + 15'000, "left as it was");
-      NS_TEST_EXPECT_MSG_EQ(y_BH[kHorizon + i], kLeastUs + 15'000, "left as it was");
+    const float* const marked_HL = y_BHL.data() + kHorizon * kOutputs;
+    for (std::size_t at = 0; at < 6 * kOutputs; ++at) {
+      NS_TEST_EXPECT_MSG_EQ_TOL(y_BHL[at], classicUs, kRoundingUs, "in C, where it has 15/16");
+      NS_TEST_EXPECT_MSG_EQ_TOL(marked_HL[at], l4sUs, kRoundingUs, "in L, where it has 15/16");
+    }
+    for (std::size_t at = 6 * kOutputs; at < kHorizon * kOutputs; ++at) {
+      NS_TEST_EXPECT_MSG_EQ(y_BHL[at], kLeastUs + 15'000, "left as it was");
+      NS_TEST_EXPECT_MSG_EQ(marked_HL[at], kLeastUs + 15'000, "left as it was");
     }
     Simulator::Destroy();
   }

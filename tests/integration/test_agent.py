@@ -330,7 +330,9 @@ def test_under_overload_what_it_can_do_is_done_in_time(make_artifact: Callable[.
     assert summary["decided"] < summary["batches"] / 2
 
 
-def test_bad_files_and_options_are_one_line(make_artifact: Callable[..., Path], tmp_path: Path) -> None:
+def test_bad_files_and_options_are_one_line(
+    make_artifact: Callable[..., Path], make_event_artifact: Callable[..., Path], tmp_path: Path
+) -> None:
     local, listen = ["--local", str(make_artifact(1, tokens=16))], ["--listen", str(tmp_path / "s")]
     broken = tmp_path / "broken"
     broken.write_bytes(frames.hello("x").tobytes() + b"\2" * 40)
@@ -338,11 +340,13 @@ def test_bad_files_and_options_are_one_line(make_artifact: Callable[..., Path], 
     cut.write_bytes(frames.hello("x").tobytes() + frames.blank(frames.SENT).tobytes()[:20])
     empty = tmp_path / "empty"
     empty.touch()
+    several = str(make_event_artifact(1, levels=[0.25, 0.5, 0.9]))
     for arguments, line in (
         (["--replay", str(broken), *local], "frame at byte 80: its format is not 1"),
         (["--replay", str(cut), *local], "frame at byte 80: the file ends inside it"),
         (["--replay", str(empty), *local], "empty"),
         (["--replay", str(cut), "--local", str(tmp_path)], "model.json"),
+        (["--replay", str(cut), "--local", several], f"{several}: gives 3 quantiles of each latency"),
         (["--listen", str(broken), *local], "is no socket"),
         (["--listen", "/" + "x" * 200, *local], "no path for a socket"),
         (["--synthetic-bps", "1e6", *local], "needs --seconds"),

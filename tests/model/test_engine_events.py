@@ -14,8 +14,9 @@ from safetensors.torch import load_file, save_file
 from test_engine_parity import ISAS, RELATIVE, engine, worst
 from test_event_window import LEVELS, PART, change_described, forecaster, quantile_forecaster, save, windows
 
-from models.networks.event_window import EventWindowPredictor, served
-from models.networks.prediction import predict
+from models.networks import artifact
+from models.networks.event_window import EventWindowPredictor, of_level, served
+from models.networks.prediction import encode, predict, quantiles
 from serving.engine import Engine, Isa
 
 
@@ -35,6 +36,56 @@ def test_a_level_is_served_as_any_latency_is(tmp_path: Path, isa: Isa) -> None:
     assert spread is not None
     ours = engine(save(tmp_path / "m", served(trained.model, 0.99)), isa)
     np.testing.assert_allclose(ours.forward(windows()), spread.us_BHL[..., LEVELS.index(0.99)], rtol=1e-4)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_all_levels_are_served_ascending(tmp_path: Path, isa: Isa) -> None:
+    """They are PyTorch's, and the forecaster's; sorted where they cross. One alone is what it was."""
+    trained = quantile_forecaster()
+    model = served(trained.model, "all")
+    with torch.no_grad():
+        model.head[2].bias[0] += 1.5  # the lowest level is above others now
+    x_BWF = windows()
+    folder = save(tmp_path / "m", model)
+    ours = engine(folder, isa)
+    assert ours.levels == tuple(LEVELS)
+    got_BHL = ours.quantiles(x_BWF)
+    wanted_BHL = np.sort(exact(model, x_BWF)[0])
+    assert got_BHL.shape == (*x_BWF.shape[:1], 8, len(LEVELS))
+    assert worst(got_BHL, wanted_BHL) <= RELATIVE
+    assert (exact(model, x_BWF)[0] != wanted_BHL).any()
+    [said] = [quantiles(artifact.load(folder).model, part) for part in encode(model, x_BWF, len(x_BWF))]
+    np.testing.assert_allclose(got_BHL, said, rtol=1e-4)
+    np.testing.assert_array_equal(ours.forward(x_BWF), got_BHL[..., LEVELS.index(0.5)])
+    np.testing.assert_array_equal(ours.forward_versioned(x_BWF)[0], ours.forward(x_BWF))
+    alone = engine(save(tmp_path / "one", of_level(model, 0.99)), isa)
+    assert (alone.levels, alone.quantiles(x_BWF).shape[2]) == ((), 1)
+    assert (alone.forward(x_BWF)[..., None] == got_BHL).any(-1).all()
+    with torch.no_grad():
+        model.head[2].bias += 0.3
+    ours.swap_head(save(tmp_path / "b", model), 2)
+    assert (ours.quantiles(x_BWF) > got_BHL).all()
+    with pytest.raises(ValueError, match="differs from the served model in more than its head"):
+        ours.swap_head(tmp_path / "one", 3)
+
+
+def test_what_cannot_serve_all_levels_says_so_in_one_line(tmp_path: Path) -> None:
+    folder = save(tmp_path / "m", served(quantile_forecaster().model, "all"))
+    with pytest.raises(ValueError, match=r"gives \d quantiles of each latency .*, and Triton serves one"):
+        artifact.export_onnx(folder)
+    for levels, line in (
+        ([0.5], "levels (must be 2 to 16|are)"),
+        ([0.5, 0.25], "levels (must ascend|are)"),
+        ([0.25, 0.75], "levels (must be 2 to 16, 0.5 among them|are)"),
+        ([0.25, 0.5], r"weight head\.2\.(weight|bias) "),
+    ):
+        change_described(folder, "levels", levels)
+        for read in (Engine, artifact.load):
+            with pytest.raises(ValueError, match=line) as refused:
+                read(folder)
+            assert "\n" not in str(refused.value)
+    with pytest.raises(ValueError, match="level all cannot be served"):
+        served(forecaster().model, "all")
 
 
 @pytest.mark.long

@@ -19,13 +19,14 @@ from torch import nn
 import swiftqueue
 from feature_store.events.definition import EVENTS
 from feature_store.events.windows import iter_windows
+from laboratory.learning.train import _publish
 from models.forecasters import query_mlp
 from models.forecasters.event_stream import EventStream, EventStreamParams, _untrained
 from models.forecasters.forecaster import Part
 from models.networks import artifact, onnx_head
 from models.networks.artifact import Description
 from models.networks.event_window import EventWindowPredictor, served
-from models.networks.prediction import predict
+from models.networks.prediction import encode, predict, quantiles
 from models.training.examples import examples_from_arrays
 from models.training.finetuning import FinetuneParams, finetune_head
 from models.training.protocol import Slice
@@ -131,6 +132,26 @@ def test_a_level_that_is_served_is_the_forecasters_quantile(level: float | None)
     assert model.quantiles == (0.5 if level is None else level,)
 
 
+@pytest.mark.parametrize("level", ["all", 0.9, None])
+def test_a_point_of_the_laboratory_takes_its_levels_of_one_training(
+    level: float | str | None, tmp_path: Path
+) -> None:
+    """It has the bytes that a training for it alone would give."""
+    trained = quantile_forecaster().model
+    save(tmp_path / "trained", served(trained, "all"))
+    params = {
+        "architecture": {"name": "event-stream"},
+        "event-stream": {"quantiles": LEVELS, "served_level": level},
+    }
+    (tmp_path / "point").mkdir()
+    _publish(tmp_path / "trained", tmp_path / "point", params)
+    alone = save(tmp_path / "alone", served(trained, level))
+    assert artifact.read_files(tmp_path / "point") == artifact.read_files(alone)
+    found = artifact.load(tmp_path / "point").model
+    assert found.quantiles == (tuple(LEVELS) if level == "all" else (level or 0.5,))
+    np.testing.assert_allclose(predict(found, windows()), predict(served(trained, level), windows()))
+
+
 @pytest.mark.parametrize(
     "changes", [{}, {"anchor": None, "left_out": ["flow_age_us", "place"]}, {"quantiles": LEVELS}]
 )
@@ -181,6 +202,10 @@ def test_the_head_of_a_level_is_tuned_for_it(tmp_path: Path) -> None:
 
     assert covered((0.9,)) > 0.8
     assert covered(()) < 0.65
+    every = finetune_head(served(quantile_forecaster().model, "all"), examples, how).model
+    us_BHL = np.concatenate([quantiles(every, part) for part in encode(every, windows())])
+    shares = [(came_BH <= us_BHL[..., n])[known_BH].mean() for n in range(len(LEVELS))]
+    np.testing.assert_allclose(shares, LEVELS, atol=0.1)
 
 
 @pytest.mark.parametrize("level", ["0.9", 1.0, 0, True])

@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -401,8 +401,10 @@ STILL = ("latency", "queueing")  # in names of what an ACK has fixed
 PACKET_US = 12.1  # of 1,502 bytes on S1's link of 1 Gbit/s
 
 
-def event_artifact(folder: Path) -> Path:
-    """An event stream of random weights, scaled to a toy trace."""
+def event_artifact(folder: Path, quantiles: Sequence[float] = ()) -> Path:
+    """An event stream of random weights, scaled to a toy trace; all of its quantiles are served."""
+    import torch
+
     from feature_store.events.definition import EVENTS
     from models.forecasters.event_stream import EventStreamParams, _untrained
     from models.forecasters.forecaster import Part
@@ -412,12 +414,43 @@ def event_artifact(folder: Path) -> Path:
     from models.training.protocol import Slice
 
     own = read_all(Path("forecasters.yaml"))["event-stream"]
-    params = EventStreamParams(**{key: value for key, value in own.items() if key != "name"})
+    del own["name"]
+    params = EventStreamParams(**{**own, "quantiles": list(quantiles)})
     table = toy_world.bottleneck_table("t", 1.2, seed=3, swing_ms=40, episodes=True)
-    model = served(_untrained([Part("t", table, Slice(0, table.height // 8))], params))
+    trained = _untrained([Part("t", table, Slice(0, table.height // 8))], params)
+    if quantiles:
+        with torch.no_grad():
+            trained.head[2].bias += torch.linspace(-0.2, 0.4, len(quantiles))
+    model = served(trained, "all" if quantiles else None)
     described = artifact.Description(params.reach + 8, EVENTS.schema_hash, "acked", {"name": "toy"})
     artifact.save(folder, model, described)
     return folder
+
+
+def test_a_packet_is_moved_where_the_classic_queue_is_likely_enough_better(
+    program: Path, tmp_path: Path
+) -> None:
+    """The likelier it must be, the fewer are moved; a deadline that all miss or all meet moves none."""
+    artifact = event_artifact(tmp_path / "levels", [0.05, 0.25, 0.5, 0.75, 0.95])
+
+    def moved(name: str, **rule: float) -> int:
+        control = model(artifact, inference_us=0, probability_margin=0, **rule)
+        run = third(control=control, acks="selective", moved_ecn="ect0", outputs=["truth"])
+        decisions = simulate(program, run, tmp_path / name)["decisions"]
+        assert decisions["decided"] == decisions["batches"] > 100
+        rows = truth_of(tmp_path / name)
+        return int(((rows["default_queue"] == 1) & (rows["queue"] == 0)).sum())
+
+    margins = moved("margins")  # by the medians
+    half, nearly = moved("half", least_probability=0.5), moved("nearly", least_probability=0.95)
+    assert half > 1.5 * nearly > 0
+    assert margins > nearly
+    late = {us: moved(f"late-{us}", least_probability=0.3, deadline_us=us) for us in (1, 45_000, 1e9)}
+    assert late[1] == late[1e9] == 0
+    assert 0 < late[45_000] != half
+    one = event_artifact(tmp_path / "one")
+    line = refused(program, third(control=model(one, least_probability=0.5)), tmp_path / "out")
+    assert "one: gives one latency, and control.least_probability needs quantiles (served_level: all)" in line
 
 
 @pytest.mark.parametrize("definition", ["window", "event-stream"])

@@ -17,8 +17,14 @@ import yaml
 
 from feature_store.packets.schema import PACKET_SCHEMA
 from laboratory.command import Request, adjusted, run_lab
-from laboratory.learning.judged_models import check_acks, model_at, models_by_profile, said_acks
-from laboratory.learning.train import settings, train
+from laboratory.learning.judged_models import (
+    check_acks,
+    check_rules,
+    model_at,
+    models_by_profile,
+    said_acks,
+)
+from laboratory.learning.train import settings, shared, train
 from laboratory.report.judging import FEWEST_PACKETS
 from laboratory.runs import execution, programs
 from laboratory.runs.resolve import Cell, Model, cells, control_of, finetuning_content, identity, resolve
@@ -182,14 +188,19 @@ def test_a_point_may_have_a_model_of_its_own(tmp_path: Path) -> None:
     """What its `train` says comes after the scenario's; a point without is trained as the scenario says."""
     path = path_of("rules-receivers")
     scenario = load(path)
-    levels = {}
+    levels, given = {}, {}
     for point in scenario.points_with_models():
-        params, origin = settings(scenario, path, "small", ["event-stream.seed=7"], point)
+        params, origin = given[point] = settings(scenario, path, "small", ["event-stream.seed=7"], point)
         assert (params["architecture"]["name"], params["event-stream"]["seed"]) == ("event-stream", 7)
         assert origin["set"][-1] == "event-stream.seed=7"
         levels[point] = params["event-stream"]["served_level"]
         assert params["event-stream"]["calibration"] == (None if point == "mean" else "before")
-    assert levels == {"mean": None, "0.5": 0.5, "0.9": 0.9, "0.99": 0.99}
+    likely = ["sooner-0.5", "sooner-0.7", "sooner-0.9", "late-0.2"]
+    assert levels == {"mean": None, "0.5": 0.5, "0.9": 0.9, "0.99": 0.99} | dict.fromkeys(likely, "all")
+    # One training gives all levels, and another the mean.
+    trained = {params["event-stream"]["served_level"]: points for params, points in shared(given)}
+    assert trained == {None: ["mean"], "all": ["0.5", "0.9", "0.99", *likely]}
+    assert given["0.9"][0]["event-stream"]["served_level"] == 0.9  # as it was given
     assert load(path_of("sweep-rtt")).points_with_models() == {}
     own = tmp_path / "mine.yaml"
     for taught, line in (
@@ -342,6 +353,32 @@ def test_a_model_of_other_acks_is_refused(tmp_path: Path) -> None:
         model_of(tmp_path, ["acks"])
 
 
+def test_who_acts_on_a_probability_needs_a_model_of_quantiles(tmp_path: Path) -> None:
+    scenario = load(path_of("rules-figure8"))
+    models = {f"{point}/rfc9332": Model(tmp_path, "a", levels="-" in point) for point in scenario.axis.points}
+    check_rules(models, {"rules-figure8": scenario})
+    one = {"rfc9332": Model(tmp_path, "b")}
+    check_rules(one, {"figure8": load(path_of("figure8"))})
+    with pytest.raises(
+        ValueError, match=r"gives one latency, and rules-figure8, .*-0\.\d acts on a"
+    ) as error:
+        check_rules(one, {"rules-figure8": scenario})
+    assert "\n" not in str(error.value)
+    by_point = {
+        cell.point: control_of(
+            environment_at(scenario, cell.point, ""), "model", model=Model(tmp_path, ""), share=0
+        )
+        for cell in cells("rules-figure8", scenario)
+    }
+    rule = ("least_probability", "probability_margin", "deadline_us")
+    said = {point: [control.get(key) for key in rule] for point, control in by_point.items()}
+    assert said["mean"] == said["0.9"] == [None] * 3  # as published runs are known
+    assert said["sooner-0.7"] == [0.7, 0.1, None]
+    assert said["late-0.2"] == [0.2, 0.1, 80_000]
+    always = control_of(environment_at(scenario, "late-0.2", ""), "always", model=None, share=0)
+    assert not set(rule) & set(always)  # it forecasts no quantiles
+
+
 @pytest.mark.parametrize(
     ("name", "seeds", "found"),
     [
@@ -440,6 +477,10 @@ BAD_ENVIRONMENTS: list[tuple[str, object, str]] = [
         2**40,
         "controls.model.max_moved_unacked: input should be less than",
     ),
+    ("controls.model.least_probability", 1, "controls.model.least_probability: input should be less than 1"),
+    ("controls.model.least_probability", 0.1, "controls.model.probability_margin: 0.1 is not below"),
+    ("controls.model.deadline_us", 0, "controls.model.deadline_us: input should be greater than 0"),
+    ("controls.model.probability_margin", 2, "controls.model.probability_margin: input should be less than"),
     (
         "controls.model.finetune_every_s",
         0.01,
@@ -840,6 +881,12 @@ def test_surroundings_leave_published_runs_as_they_are(tmp_path: Path) -> None:
     [
         ("controls.model.guard_growth", 0.5, "changes nothing without controls.model.guard: true"),
         ("controls.model.guard_packets", 1, "changes nothing without controls.model.guard: true"),
+        ("controls.model.deadline_us", 1e4, "changes nothing without controls.model.least_probability"),
+        (
+            "controls.model.probability_margin",
+            0.2,
+            "changes nothing without controls.model.least_probability",
+        ),
         ("senders.cross.groups.l4s.dupack_threshold", "ncr", "udp has no ACKs"),
     ],
 )
@@ -853,7 +900,7 @@ def test_a_key_that_changes_nothing_is_refused(key: str, value: object, line: st
         load(mine)
     on = {"label": "guard", "points": {"off": {"set": {}}, "on": {"set": {"controls.model.guard": True}}}}
     tcp = {"senders.cross.groups.l4s.tcp": "cubic", "senders.cross.groups.l4s.ecn": "ect0"}
-    on["points"]["on"]["set"] |= tcp  # type: ignore[index]
+    on["points"]["on"]["set"] |= {**tcp, "controls.model.least_probability": 0.5}  # type: ignore[index]
     base = {"extends": "default", "environment": put(environment, key, value), "axis": on}
     load(written(tmp_path, base))  # it changes something at one point
     (tmp_path / "base.yaml").write_text(yaml.safe_dump(base))

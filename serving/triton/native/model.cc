@@ -64,7 +64,9 @@ Model::Model(const std::string& folder, const engine::Artifact& artifact, std::i
              EncoderCache& encoders)
     : engine_(std::make_unique<engine::Engine>(artifact, encoders.get(artifact), "auto", version)),
       limits_(read_limits(folder + "/limits.json", artifact.description.features)),
-      encoder_hash_(artifact.encoder_hash) {}
+      encoder_hash_(artifact.encoder_hash) {
+  engine::require_one_latency(artifact.description);
+}
 
 void Model::check_config(std::string_view json) const {
   const engine::Description& description = engine_->description();

@@ -44,13 +44,18 @@ int32_t IdOf(std::unordered_map<Key, int32_t>& ids, std::vector<Key>& keys, Key 
 
 }  // namespace
 
-BatchMove::BatchMove(const Batching& params, int tokens, agent::Definition definition, bool logged)
+BatchMove::BatchMove(const Batching& params, int tokens, agent::Definition definition, bool logged,
+                     std::vector<double> levels)
     : m_params(params),
+      m_levels(std::move(levels)),
       m_sender(tokens, {.margin_us = params.marginUs,
                         .margin_share = params.marginShare,
                         .max_moved_unacked = params.maxMovedUnacked,
                         .max_moved_share = params.maxMovedShare,
                         .charge_us = params.chargeUs,
+                        .least_probability = params.leastProbability,
+                        .probability_margin = params.probabilityMargin,
+                        .deadline_us = params.deadlineUs,
                         .guard = {.on = params.guard,
                                   .pair_packets = params.guardPackets,
                                   .most_growth = params.guardGrowth}}),
@@ -96,7 +101,7 @@ void BatchMove::Ask(const DataPacket& first, const Waiting& behind) {
   if (m_logged && m_batch->number % kLoggedEvery == 0) {
     Log(*question);
   }
-  Forecast(*question, m_x_BWF.data(), m_batch->y_BH.data());
+  Forecast(*question, m_x_BWF.data(), m_batch->y_BHL.data());
   if (m_params.inferenceUs == 0) {
     Due(m_batch);
   } else {
@@ -109,7 +114,8 @@ void BatchMove::Due(std::shared_ptr<Batch> batch) {
     m_sender.keep_default(batch->candidates, agent::Outcome::kLate);
     return;
   }
-  const agent::Decision decision = m_sender.decide(batch->question, TimeNs(), batch->y_BH.data());
+  const agent::Decision decision =
+      m_sender.decide(batch->question, TimeNs(), batch->y_BHL.data(), m_levels);
   if (decision.outcome != agent::Outcome::kDecided) {
     return;
   }

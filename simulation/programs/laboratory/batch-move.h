@@ -3,7 +3,8 @@
 // A forecaster in the loop: the agent's own sender and controller on simulated time.
 // simulation/doc/lab.md, "The model in the loop".
 //
-// Shapes: B windows asked about (1 or 2), W window tokens, F features, H horizon (8 packets).
+// Shapes: B windows asked about (1 or 2), W window tokens, F features, H horizon (8 packets), L
+// levels of quantiles (1 without).
 
 #ifndef SWIFTQUEUE_LABORATORY_BATCH_MOVE_H
 #define SWIFTQUEUE_LABORATORY_BATCH_MOVE_H
@@ -24,8 +25,12 @@ namespace swiftqueue::lab {
 /** What decides by batches; what it decides on is its subclasses' to say. */
 class BatchMove : public QueueControl {
  public:
-  /** `tokens` W of its windows. With `logged`, keeps what `WriteQuestions` writes. */
-  BatchMove(const Batching& params, int tokens, agent::Definition definition, bool logged);
+  /**
+   * `tokens` W of its windows. With `logged`, keeps what `WriteQuestions` writes. Forecasts are
+   * quantiles of these levels, or without any one latency of each packet.
+   */
+  BatchMove(const Batching& params, int tokens, agent::Definition definition, bool logged,
+            std::vector<double> levels = {});
 
   bool Move(const DataPacket& packet, const Waiting& behind) override;
   void Sent(const DataPacket& packet, uint8_t queue) override;
@@ -40,12 +45,14 @@ class BatchMove : public QueueControl {
 
  protected:
   /** Latencies in us: all packets of the batch in the classic queue, then as they are marked. */
-  virtual void Forecast(const agent::Question& question, const float* x_BWF, float* y_BH) = 0;
+  virtual void Forecast(const agent::Question& question, const float* x_BWF, float* y_BHL) = 0;
 
   /** What a subclass has to say of its decisions. */
   virtual void Describe(JsonObject& decisions) const { (void)decisions; }
 
   int Tokens() const { return m_sender.tokens(); }
+  /** L. */
+  std::size_t Outputs() const { return m_levels.empty() ? 1 : m_levels.size(); }
   uint16_t FlowOf(const Candidate& candidate) const { return m_flows[candidate.flow_id]; }
   uint32_t ReceiverOf(const Candidate& candidate) const {
     return m_receivers[candidate.receiver_id];
@@ -56,7 +63,7 @@ class BatchMove : public QueueControl {
   struct Batch {
     int64_t number{-1};
     agent::Question question;
-    std::array<float, agent::kMaxWindows * kHorizon> y_BH;
+    std::array<float, agent::kMaxWindows * kHorizon * agent::kMostLevels> y_BHL;
     agent::Batch candidates;
     agent::Queues queues;  // once decided
     agent::Arms arms;
@@ -79,6 +86,7 @@ class BatchMove : public QueueControl {
   void Log(const agent::Question& question);
 
   Batching m_params;
+  std::vector<double> m_levels;
   agent::Sender m_sender;
   std::vector<float> m_x_BWF;
   std::shared_ptr<Batch> m_batch;  // of the packet that leaves

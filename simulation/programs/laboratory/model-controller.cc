@@ -9,6 +9,8 @@
 
 namespace swiftqueue::lab {
 
+static_assert(engine::kMaxLevels <= agent::kMostLevels, "a batch has room for fewer levels");
+
 std::unique_ptr<ModelMove> ModelMove::Make(const ModelControl& params, const Run& run,
                                            const Network& network) {
   const std::string& folder = params.artifact;
@@ -18,6 +20,11 @@ std::unique_ptr<ModelMove> ModelMove::Make(const ModelControl& params, const Run
       agent::why_not_usable(model.schema_hash, model.tokens, features, model.horizon, true);
   if (!why.empty()) {
     throw engine::InvalidError(folder + ": " + why);
+  }
+  if (params.batching.leastProbability > 0 && model.levels.empty()) {
+    throw engine::InvalidError(folder +
+                               ": gives one latency, and control.least_probability needs " +
+                               "quantiles (served_level: all)");
   }
   auto engine = std::make_unique<engine::Engine>(folder, "auto", params.version);
   std::unique_ptr<ModelMove> made(new ModelMove(params, std::move(engine), run.questions));
@@ -30,19 +37,21 @@ std::unique_ptr<ModelMove> ModelMove::Make(const ModelControl& params, const Run
 ModelMove::ModelMove(const ModelControl& params, std::unique_ptr<engine::Engine> engine,
                      bool logged)
     : BatchMove(params.batching, static_cast<int>(engine->description().tokens),
-                agent::definition_of(engine->description().schema_hash), logged),
+                agent::definition_of(engine->description().schema_hash), logged,
+                engine->description().levels),
       m_engine(std::move(engine)) {}
 
 void ModelMove::SwapHead(const std::string& artifact, int64_t version) {
   m_engine->swap_head(artifact, version);
 }
 
-void ModelMove::Forecast(const agent::Question& question, const float* x_BWF, float* y_BH) {
+void ModelMove::Forecast(const agent::Question& question, const float* x_BWF, float* y_BHL) {
   const auto started = std::chrono::steady_clock::now();
-  const int64_t version = m_engine->forward(x_BWF, question.windows, Tokens(), y_BH, nullptr);
+  const int64_t version = m_engine->forward(x_BWF, question.windows, Tokens(), y_BHL, nullptr,
+                                            false, static_cast<int>(Outputs()));
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - started;
   if (m_told) {
-    m_told->Correct(question, [this](const Candidate& of) { return FlowOf(of); }, y_BH);
+    m_told->Correct(question, [this](const Candidate& of) { return FlowOf(of); }, y_BHL, Outputs());
   }
   m_engineS += took.count();
   ++m_engineCalls;

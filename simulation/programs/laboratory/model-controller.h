@@ -31,7 +31,7 @@ class ModelMove : public BatchMove {
   void SwapHead(const std::string& artifact, int64_t version);
 
  protected:
-  void Forecast(const agent::Question& question, const float* x_BWF, float* y_BH) override;
+  void Forecast(const agent::Question& question, const float* x_BWF, float* y_BHL) override;
   void Describe(JsonObject& decisions) const override;
 
  private:

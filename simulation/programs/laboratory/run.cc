@@ -33,11 +33,7 @@ class Node {
 
   Node operator[](std::string_view key) const { return Node(m_value.at(key, kFile)); }
   bool IsNull() const { return m_value.is_null(); }
-  bool Has(std::string_view key) const {
-    const auto& members = m_value.object(kFile);
-    return std::any_of(members.begin(), members.end(),
-                       [&](const auto& member) { return member.first == key; });
-  }
+  bool Has(std::string_view key) const { return m_value.has(key, kFile); }
   const std::string& Text() const { return m_value.string(kFile); }
   double Number() const { return m_value.number(kFile); }
   uint32_t Count() const { return static_cast<uint32_t>(m_value.count(kFile)); }
@@ -214,6 +210,9 @@ Batching ReadBatching(const Node& node) {
       static_cast<int32_t>(node["max_moved_unacked"].Count()),
       node.Has("max_moved_share") ? node["max_moved_share"].Number() : 0,
       node.Has("charge_us") ? node["charge_us"].Number() : 0,
+      node.Has("least_probability") ? node["least_probability"].Number() : 0,
+      node.Has("probability_margin") ? node["probability_margin"].Number() : 0,
+      node.Has("deadline_us") ? node["deadline_us"].Number() : 0,
       node.Has("guard") && node["guard"].Text() == "on",
       node.Has("guard_packets") ? static_cast<int32_t>(node["guard_packets"].Count()) : kHorizon,
       node.Has("guard_growth") ? node["guard_growth"].Number() : 0};

@@ -121,8 +121,11 @@ struct Batching {
   double marginUs;
   double marginShare;
   int32_t maxMovedUnacked;
-  double maxMovedShare;  // of what is in flight, where that is more
-  double chargeUs;       // moved only where the predicted gain is larger
+  double maxMovedShare;     // of what is in flight, where that is more
+  double chargeUs;          // moved only where the predicted gain is larger
+  double leastProbability;  // of the classic queue being better; 0: the margins decide
+  double probabilityMargin;
+  double deadlineUs;  // that says what better is; 0: none
   bool guard;
   int32_t guardPackets;  // of a pair
   double guardGrowth;    // of the rate, that is allowed; 0: nobody looks

@@ -109,8 +109,9 @@ double ToldShares::ClassicShareWith(uint16_t flow, Disc::Queue queue) const {
 }
 
 void ToldShares::Correct(const agent::Question& question,
-                         const std::function<uint16_t(const Candidate&)>& flowOf, float* y_BH) {
-  float* const marked_H = y_BH + (question.windows - 1) * kHorizon;
+                         const std::function<uint16_t(const Candidate&)>& flowOf, float* y_BHL,
+                         std::size_t outputs) {
+  float* const marked_HL = y_BHL + (question.windows - 1) * kHorizon * outputs;
   for (std::size_t i = 0; i < kHorizon; ++i) {
     const Candidate& candidate = question.batch[i];
     const uint16_t flow = flowOf(candidate);
@@ -122,8 +123,12 @@ void ToldShares::Correct(const agent::Question& question,
       const double waitUs = std::max(0.0F, forecastUs - least->second);
       return static_cast<float>(forecastUs + waitUs * (taught / told - 1));
     };
-    y_BH[i] = corrected(y_BH[i], m_taughtShare, ClassicShareWith(flow, Disc::kClassic));
-    marked_H[i] = corrected(marked_H[i], 1 - m_taughtShare, 1 - ClassicShareWith(flow, Disc::kL4s));
+    const double classicShare = ClassicShareWith(flow, Disc::kClassic);
+    const double l4sShare = 1 - ClassicShareWith(flow, Disc::kL4s);
+    for (std::size_t at = i * outputs; at < (i + 1) * outputs; ++at) {
+      y_BHL[at] = corrected(y_BHL[at], m_taughtShare, classicShare);
+      marked_HL[at] = corrected(marked_HL[at], 1 - m_taughtShare, l4sShare);
+    }
   }
 }
 

@@ -35,11 +35,13 @@ class ToldShares {
   void Acked(uint16_t flow, float latencyUs);
 
   /**
-   * Corrects forecasts y_BH: what a packet waits in a queue by the share that the queue has if
-   * the packet's flow is in it, instead of the one under which the model was taught.
+   * Corrects forecasts y_BHL, so many values of each (L): what a packet waits in a queue by the
+   * share that the queue has if the packet's flow is in it, instead of the one under which the
+   * model was taught.
    */
   void Correct(const agent::Question& question,
-               const std::function<uint16_t(const Candidate&)>& flowOf, float* y_BH);
+               const std::function<uint16_t(const Candidate&)>& flowOf, float* y_BHL,
+               std::size_t outputs);
 
   /** C's share of the link if a flow of the sender, known or not yet, were in `queue`. */
   double ClassicShareWith(uint16_t flow, Disc::Queue queue) const;
