@@ -1,7 +1,8 @@
 """Forms of the model side by side, each beside the one that it would take the place of.
 
 Each point of a scenario `rules-*` has a model that gives another latency, the mean or a quantile, or all
-quantiles and a rule on a probability. Those of `figure8-finetuned` have one whose head is tuned during the run, or not.
+quantiles and a rule on a probability. Those of `figure8-finetuned` have one whose head is tuned during the
+run, or not.
 """
 
 from __future__ import annotations
