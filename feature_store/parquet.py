@@ -14,12 +14,12 @@ _REFUSED: Final = (pa.ArrowException, OSError, ValueError, *_POLARS)
 
 
 def read_parquet(files: Sequence[Path]) -> pl.DataFrame:
-    """Read files of one schema into one table.
+    """Read files of one schema into one table; their columns may stand in any order.
 
     PyArrow decodes them: on some damaged pages Polars' own reader ends the process (it asks for 2 EiB).
 
     Raises:
-        ValueError: a file is damaged; the line names it.
+        ValueError: a file is damaged, or two have other columns; the line names them.
     """
     import pyarrow.parquet as pq
 
@@ -28,8 +28,12 @@ def read_parquet(files: Sequence[Path]) -> pl.DataFrame:
         try:
             table = pq.ParquetFile(file).read()
             table.validate(full=True)  # Polars takes what it is given: an index past its dictionary, say
-            tables.append(pl.DataFrame(table, schema=tables[0].schema if tables else None))
+            own = pl.DataFrame(table)
         except _REFUSED as error:
             said = (str(error) or type(error).__name__).splitlines()[0][:200]
             raise ValueError(f"{file} cannot be read: {said}") from None
+        first = tables[0] if tables else own
+        if dict(own.schema) != dict(first.schema):  # whatever their order
+            raise ValueError(f"{file} has not the columns, or not the types, of {files[0]}")
+        tables.append(own.select(first.columns))
     return pl.concat(tables)

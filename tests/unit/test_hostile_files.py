@@ -466,3 +466,17 @@ def test_a_reader_survives_what_no_mutant_is(reader: Callable[[bytes], None]) ->
     for data in (b"", b"\0", b"\xff\xfe", b"null", b"[]", b"{}", b"3", b'"x"', b"1" * 5000, b"1e999", *deep):
         with contextlib.suppress(ValueError, OSError):
             reader(data)
+
+
+def test_parts_are_one_table_by_the_names_of_their_columns(tmp_path: Path) -> None:
+    """A part whose columns stand in another order must not swap them; one that has others is named."""
+    from feature_store.parquet import read_parquet
+
+    files = [tmp_path / f"part-{n}.parquet" for n in range(2)]
+    pl.DataFrame({"sent_ns": [1], "acked_ns": [2]}).write_parquet(files[0])
+    pl.DataFrame({"acked_ns": [4], "sent_ns": [3]}).write_parquet(files[1])
+    assert read_parquet(files).rows() == [(1, 2), (3, 4)]
+    for other in ({"sent_ns": [3], "lost_ns": [4]}, {"sent_ns": [3]}, {"sent_ns": ["3"], "acked_ns": [4]}):
+        pl.DataFrame(other).write_parquet(files[1])
+        with pytest.raises(ValueError, match=r"part-1\.parquet has not the columns.* of .*part-0\.parquet$"):
+            read_parquet(files)
