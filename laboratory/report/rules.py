@@ -104,7 +104,7 @@ def _against(
     if (place, measure) in settled:
         return f"**{percent(found)}**"
     why = NOT_SETTLED if _can_be(runs, place, measure, found) else "too few to judge"
-    return f"{percent(found)}, {why}"
+    return f"{percent(found)} {why}"
 
 
 def _points(runs: pl.DataFrame, scenario: str, profile: str, today: str) -> list[Place]:
