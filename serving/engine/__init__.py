@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -124,7 +125,7 @@ class Engine:
             NATIVE.swiftqueue_engine_features(self._handle),
         )
 
-    @property
+    @cached_property  # it is asked for with each answer, and no head changes it
     def levels(self) -> tuple[float, ...]:
         """Levels of the quantiles that it gives of each latency, ascending; none: it gives one latency."""
         found = ctypes.POINTER(ctypes.c_double)()
