@@ -24,7 +24,7 @@ from models.scoring.intervals import Estimate
 
 FIRST: Final = "guard-"  # scenarios with the guard's first form
 SHIPPED: Final = "shipped-guard-"
-PLACES: Final = "guarded-places"  # with the shipped guard, around figure 8
+PLACES: Final = "guarded-"  # with the shipped guard, in places of the sweeps and the maps
 UNHEARD: Final = "unheard-guard-"  # whose flows hear nothing of their moved packets
 DISCOUNTED: Final = "discounted-guard-"  # whose flows discount their moved packets
 ON: Final = "on"

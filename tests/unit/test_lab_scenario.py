@@ -68,7 +68,7 @@ def test_the_projects_scenarios_are_sound(name: str) -> None:
     # the maps ask what the standard queue leaves, the guard where the model harms there; one names each disc
     # and pages-and-video and the long ones make captures, nothing is compared in them
     some = ("map-", "guard-", "shipped-guard-", "try-guard-", "confucius-", "pages-and-video", "premise-map")
-    some += ("unheard-guard-", "discounted-guard-", "long-", "who-picks-cheats")
+    some += ("unheard-guard-", "discounted-guard-", "guarded-", "long-", "who-picks-cheats")
     some += ("charge-", "paper-", "best-share", "lfq-", "split", "figure8-finetuned")
     if not name.startswith(some) or name == "guard-figure8":
         assert scenario.profiles == ["rfc9332", "uncoupled"]
@@ -76,7 +76,7 @@ def test_the_projects_scenarios_are_sound(name: str) -> None:
     fewer = ("split", "many-flows", "figure8-finetuned", "ladder", "guard-", "confucius-", "who-picks")
     fewer += ("rules-", "shipped-guard-", "try-guard-", "premise-map", "pages-and-video", "long-", "charge-")
     fewer += ("unheard-guard-", "discounted-guard-", "bed-")  # what the kernel test bed can do
-    fewer += ("surroundings", "paper-", "best-share", "lfq-", "guarded-places")
+    fewer += ("surroundings", "paper-", "best-share", "lfq-", "guarded-")
     if not name.startswith(fewer):
         assert set(scenario.controls) == set(CONTROLS)
     if not name.startswith("long-"):  # of which a stage takes `explore`
