@@ -33,11 +33,10 @@ from laboratory.bed import report as bed_report
 from laboratory.bed import runs as bed_runs
 from laboratory.lfq import table as lfq_table
 from laboratory.lfq import traces
-from laboratory.report import guard, premise_map, rules
+from laboratory.report import guard, ladder, premise_map, rules
 from laboratory.report import tables as lab
 from laboratory.report.comparison import LIMITS, Place, against_chance, by_seed, change_of, percent
 from laboratory.report.judging import JUDGED
-from laboratory.report.ladder import ladder
 from laboratory.report.measures import MS, QUEUEING_P99
 from laboratory.runs import experience
 from laboratory.runs.results import COMPLETE
@@ -291,9 +290,9 @@ def costs(data: Data, prefix: str) -> list[str]:
     ]
 
 
-def known(data: Data, profile: str) -> list[str]:
-    """The ladder of information in one profile."""
-    return ladder(data.runs, profile)
+def known(data: Data, profile: str, scenario: str = ladder.SCENARIO) -> list[str]:
+    """A ladder of information in one profile."""
+    return ladder.ladder(data.runs, profile, scenario)
 
 
 def summary(data: Data) -> list[str]:
@@ -366,6 +365,7 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     **{f"sweeps-{profile}": partial(brief, profile=profile, prefix="sweep-") for profile in PROFILES},
     "sweeps-costs": lambda data: costs(data, "sweep-"),
     **{f"ladder-{profile}": partial(known, profile=profile) for profile in PROFILES},
+    "ladder-long": partial(known, profile="uncoupled", scenario=ladder.LONG),
     "guard": lambda data: guard.guarded(data.runs),
     "charge": lambda data: guard.guarded(data.runs, "charge-", "charge, µs"),
     "surroundings": lambda data: guard.guarded(data.runs, "surroundings", "surroundings"),

@@ -7,8 +7,8 @@ from typing import Final, NamedTuple
 
 import polars as pl
 
-from laboratory.report.comparison import NOT_SETTLED, Place, by_seed, change_of, compare, percent
-from laboratory.report.judging import FEWEST_SEEDS, SETTLED
+from laboratory.report.comparison import NOT_SETTLED, Place, by_seed, change_of, compare, percent, rests_on
+from laboratory.report.judging import FEWEST_PACKETS, FEWEST_SEEDS, SETTLED
 from laboratory.report.measures import (
     CHOICE_RIGHT,
     MOVED,
@@ -23,6 +23,8 @@ from laboratory.report.tables import NONE, WRAPPED, beyond_limits, cell, head_of
 from models.scoring.intervals import Estimate, corrected
 
 SCENARIO: Final = "ladder"
+LONG: Final = "ladder-long"  # its runs are long enough for P99.9
+TAILS: Final = (("P99", QUEUEING_P99), ("P99.9", QUEUEING_P999))
 RUNGS: Final = {
     "default": "nothing is moved",
     "constant_share": "a constant share of the batches",
@@ -56,9 +58,9 @@ STEPS: Final = (
 )
 
 
-def ladder(runs: pl.DataFrame, profile: str) -> list[str]:
+def ladder(runs: pl.DataFrame, profile: str, scenario: str = SCENARIO) -> list[str]:
     """Return the ladder of a profile as a table, and a sentence about each step."""
-    place = Place(SCENARIO, "", profile)
+    place = Place(scenario, "", profile)
     if not by_seed(runs, place, "default", QUEUEING_P99):
         return [f"`{profile}`: not run."]
     titles = [f"{m.title.removeprefix('queueing ')}, {m.unit}" for m in COLUMNS]
@@ -76,29 +78,40 @@ def ladder(runs: pl.DataFrame, profile: str) -> list[str]:
 
 
 def steps(runs: pl.DataFrame, place: Place) -> list[str]:
-    """Return a sentence about each step: what it changes, and whether that is settled (Holm)."""
-    found = {step: change_of(runs, place, step.above, QUEUEING_P99, base=step.below) for step in STEPS}
-    asked = [(step, change) for step, change in found.items() if change and change.n >= FEWEST_SEEDS]
-    chances = corrected([2 * change.chance(0, below=change.mean < 0) for _, change in asked])  # two-sided
-    settled = {step for (step, _), chance in zip(asked, chances, strict=True) if chance < SETTLED}
-    return [
-        line
-        for step, change in found.items()
-        for line in textwrap.wrap(_sentence(runs, place, step, change, step in settled), **WRAPPED)
-    ]
+    """Return a sentence about each step: what it changes, and whether that is settled (Holm, over all of them)."""
+    enough = (rests_on(runs, place, QUEUEING_P999) or 0) >= FEWEST_PACKETS
+    tails = TAILS if enough else TAILS[:1]
+    found = {
+        (step, name): change_of(runs, place, step.above, measure, base=step.below)
+        for step in STEPS
+        for name, measure in tails
+    }
+    asked = {which: change for which, change in found.items() if change and change.n >= FEWEST_SEEDS}
+    chances = corrected([2 * one.chance(0, below=one.mean < 0) for one in asked.values()])  # two-sided
+    settled = {which for which, chance in zip(asked, chances, strict=True) if chance < SETTLED}
+    lines: list[str] = []
+    for step in STEPS:
+        changes = [
+            f"{name} by {_said(change, (step, name) in settled)}"
+            for name, _ in tails
+            if (change := found[step, name])
+        ]
+        said = (
+            f"changes {', and '.join(changes)}{_fall(runs, place, step, REGRET)}"
+            if changes
+            else "was not run"
+        )
+        line = f"- **{step.name}** (`{step.below}` to `{step.above}`): {step.what} {said}."
+        lines += textwrap.wrap(line, **WRAPPED)
+    return lines
 
 
-def _sentence(runs: pl.DataFrame, place: Place, step: Step, change: Estimate | None, is_settled: bool) -> str:
-    said = f"- **{step.name}** (`{step.below}` to `{step.above}`): {step.what} "
-    if change is None:
-        return f"{said}was not run."
+def _said(change: Estimate, is_settled: bool) -> str:
+    """Say a change, and whether it is settled."""
     seeds = f"{change.n} seed{'' if change.n == 1 else 's'}"
     if change.n < FEWEST_SEEDS:
-        how = f"which {seeds} cannot settle"
-    else:
-        how = "settled" if is_settled else f"{NOT_SETTLED} by {seeds}"
-    regret = _fall(runs, place, step, REGRET)
-    return f"{said}changes P99 by {percent(change)}, {how}{regret}."
+        return f"{percent(change)}, which {seeds} cannot settle"
+    return f"{percent(change)}, {'settled' if is_settled else f'{NOT_SETTLED} by {seeds}'}"
 
 
 def _fall(runs: pl.DataFrame, place: Place, step: Step, measure: Measure) -> str:

@@ -55,6 +55,23 @@ def test_what_few_seeds_or_noise_say_is_not_settled() -> None:
     assert sentences(without)[3].endswith("and not at another time was not run.")
 
 
+def test_the_tail_is_said_where_every_run_has_enough_packets_for_it() -> None:
+    long = rows()
+    for row in long:
+        row |= {"queueing_packets": 100_000.0, "queueing_p999_us": 2 * row["queueing_p99_us"]}
+        if row["control"] == "model":
+            row["queueing_p999_us"] *= (0.7, 1.5, 1.0, 1.4, 0.6)[row["seed"] - 1]
+    said = sentences(long)
+    assert (
+        "changes P99 by -20.0 % (-20.0…-20.0), settled, and P99.9 by -20.0 % (-20.0…-20.0), settled;"
+        in said[0]
+    )
+    assert "changes P99 by -14.3 % (-14.3…-14.3), settled, and P99.9 by" in said[2]
+    assert "not settled by 5 seeds; regret" in said[2]
+    long[0]["queueing_packets"] = 99_999.0
+    assert not any("P99.9" in line for line in sentences(long))
+
+
 def test_the_table_has_every_rung_and_a_profile_that_was_not_run_is_said() -> None:
     lines = ladder(table(rows()), "uncoupled")
     assert lines[0].startswith(
