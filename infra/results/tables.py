@@ -372,7 +372,7 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "guard-tried": lambda data: guard.tried(data.runs),
     "guard-kept": lambda data: guard.kept(data.runs),
     "guard-shipped": lambda data: guard.guarded(data.runs, guard.SHIPPED),
-    "guard-places": lambda data: guard.guarded(data.runs, guard.PLACES, "place"),
+    "guard-places": lambda data: guard.in_places(data.runs),
     "guard-unheard": lambda data: guard.guarded(data.runs, guard.UNHEARD),
     "guard-unheard-kept": lambda data: guard.kept(data.runs, guard.UNHEARD),
     "guard-discounted": lambda data: guard.guarded(data.runs, guard.DISCOUNTED),

@@ -44,9 +44,9 @@ WANTED: Final = tuple(
     if limit.measure in (QUEUEING_P99, QUEUEING_P999, RTT_P99, S1_GOODPUT, CLASSIC_SHARE)
 )
 """What is wanted of the guard: none of these is settled to be worse by more than 2 %, or a packet's time."""
-WANTED_OF_TRIED: Final = tuple(
+WITHOUT_TAIL: Final = tuple(
     limit for limit in WANTED if limit.measure != QUEUEING_P999
-)  # has no such column
+)  # which no run there can judge
 
 
 def guarded(
@@ -59,12 +59,9 @@ def guarded(
     """Return tables of scenarios whose names begin so: a control's changes at each point of their axis."""
     here = runs.filter(pl.col("scenario").str.starts_with(prefix))
     lines: list[str] = []
-    for scenario in sorted(set(here["scenario"])):
-        at = [p for p in places(here) if p.scenario == scenario and compare(here, p, control)]
-        if not at:
-            continue
+    for title, at in _scenarios(here, prefix, control):
         at.sort(key=lambda place: (place.profile, place.point != OFF))  # and as the axis has them
-        lines += ["", f"**{scenario.removeprefix(prefix) or scenario}** ({sample(here, *at)})", ""]
+        lines += title
         lines += head_of(["profile", axis, "moved, %", "default P99, ms", *(name for _, name in DELAYS)])
         for place in at:
             figures = [cell(here, place, *one).text for one in ((control, MOVED), ("default", QUEUEING_P99))]
@@ -92,6 +89,36 @@ def guarded(
     return lines[1:] or ["Not run."]
 
 
+def in_places(runs: pl.DataFrame) -> list[str]:
+    """Return a table for each scenario of places: what the shipped guard changes, and whether it harms."""
+    here = runs.filter(pl.col("scenario").str.starts_with(PLACES))
+    measures = (QUEUEING_P99, RTT_P99, S1_GOODPUT, CLASSIC_SHARE)
+    lines: list[str] = []
+    for title, at in _scenarios(here, "", "model"):
+        names = ("P99", "RTT P99", "S1's goodput", "classic share")
+        lines += [
+            *title,
+            *head_of(["profile", "place", "moved, %", "default P99, ms", *names, "settled harm"]),
+        ]
+        for place in at:
+            figures = [cell(here, place, *one).text for one in (("model", MOVED), ("default", QUEUEING_P99))]
+            changes = [change(here, place, "model", measure) for measure in measures]
+            said = harm(here, place, wanted=WITHOUT_TAIL)
+            lines.append(row_of([f"`{place.profile}`", place.point, *figures, *changes, said]))
+    return lines[1:] or ["Not run."]
+
+
+def _scenarios(here: pl.DataFrame, prefix: str, control: str) -> list[tuple[list[str], list[Place]]]:
+    """Every scenario's title with its places that can be compared, in the order of its axis."""
+    found = []
+    for scenario in sorted(set(here["scenario"])):
+        at = [p for p in places(here) if p.scenario == scenario and compare(here, p, control)]
+        if at:
+            name = scenario.removeprefix(prefix) or scenario
+            found.append((["", f"**{name}** ({sample(here, *at)})", ""], at))
+    return found
+
+
 def tried(runs: pl.DataFrame) -> list[str]:
     """Return what each form of the guard changed on the seeds that it was chosen on."""
     here = runs.filter(pl.col("scenario").str.starts_with(TRIED))
@@ -105,9 +132,7 @@ def tried(runs: pl.DataFrame) -> list[str]:
         ]
         moved = cell(here, place, "model", MOVED).text
         scenario = place.scenario.removeprefix(TRIED)
-        lines.append(
-            row_of([scenario, place.point, moved, *changes, harm(here, place, wanted=WANTED_OF_TRIED)])
-        )
+        lines.append(row_of([scenario, place.point, moved, *changes, harm(here, place, wanted=WITHOUT_TAIL)]))
     return lines if at else ["Not run."]
 
 

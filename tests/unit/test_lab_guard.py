@@ -8,7 +8,7 @@ import polars as pl
 from lab_rows import NO_NOISE, run_row
 
 from laboratory.report.comparison import Place
-from laboratory.report.guard import SHIPPED, guarded, harm, kept, tried
+from laboratory.report.guard import SHIPPED, guarded, harm, in_places, kept, tried
 from laboratory.runs.results import SCHEMA
 
 
@@ -63,6 +63,23 @@ def test_the_table_has_both_points_side_by_side() -> None:
     assert [line.split(" | ")[1] for line in lines if line.startswith("| `uncoupled`")] == ["off", "on"] * 2
     assert guarded(rows(off=0.6, on=0.7).filter(pl.col("control") == "default")) == ["Not run."]
     assert guarded(rows(off=0.6, on=0.7), SHIPPED) == ["Not run."]
+
+
+def test_places_have_one_row_each_and_a_table_for_each_scenario() -> None:
+    runs = rows(off=1.5, on=0.8).with_columns(
+        scenario=pl.concat_str(pl.lit("guarded-"), pl.col("point")), point=pl.lit("here")
+    )
+    lines = in_places(runs)
+    assert [line.split(" (")[0] for line in lines if line.startswith("**")] == [
+        "**guarded-off**",
+        "**guarded-on**",
+    ]
+    found = [line.split(" | ") for line in lines if line.startswith("| `uncoupled`")]
+    assert [(row[1], row[4].split(" (")[0], row[-1]) for row in found] == [
+        ("here", "+50.0 %", "P99 |"),
+        ("here", "-20.0 %", "none |"),
+    ]
+    assert in_places(rows(off=1.5, on=0.8)) == ["Not run."]
 
 
 def test_each_form_that_was_tried_has_a_row() -> None:
