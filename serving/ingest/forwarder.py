@@ -28,7 +28,15 @@ from numpy.typing import NDArray
 
 from feature_store.settings import settings
 from feature_store.state import secret
-from feature_store.telemetry.events import ACK, MAX_EVENTS, MAX_NUMBER, SEND, SEND_COLUMNS, event_batch
+from feature_store.telemetry.events import (
+    ACK,
+    MAX_EVENTS,
+    MAX_NUMBER,
+    MINUTE_NS,
+    SEND,
+    SEND_COLUMNS,
+    event_batch,
+)
 from models.say import say
 from serving.agent import frames
 from serving.ingest.client import IngestClient, SenderRefusedError, read_token
@@ -232,10 +240,13 @@ class Forwarder:
             time_ns = np.maximum.accumulate(of_one["time_ns"])
             send = {name: of_one[name] for name in SEND_COLUMNS}
             batch = event_batch(of_one["kind"], time_ns, of_one["packet"], send, of_one["latency_us"])
+            # What waited for long, or a clock that was set, is more than one batch may span: one per minute.
+            minutes = np.split(batch, np.flatnonzero(np.diff(time_ns // MINUTE_NS)) + 1)
             with contextlib.suppress(SenderRefusedError):  # said in the log when it came
-                client.send(batch)
-                self._counts.events += len(of_one)
-                of_nobody -= len(of_one)
+                for minute in minutes:
+                    client.send(minute)
+                    self._counts.events += len(minute)
+                    of_nobody -= len(minute)
         self._counts.of_nobody += of_nobody
 
     def close(self) -> None:
