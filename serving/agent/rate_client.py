@@ -5,6 +5,7 @@ Shapes: F fields of a sample (28), H horizons (6).
 
 from __future__ import annotations
 
+import select
 import socket
 import time
 from dataclasses import dataclass
@@ -33,16 +34,23 @@ class Forecast:
 
 
 class RateClient:
-    """A connection to the agent's socket; its methods raise OSError where the agent has gone."""
+    """A connection to the agent's socket; its methods raise OSError where that is gone or stands still."""
 
     def __init__(self, path: Path | str, name: str = "rates", patience_s: float = 5.0) -> None:
         """Connect, and say HELLO.
+
+        Args:
+            path: of the agent's socket.
+            name: to be known by.
+            patience_s: what the agent may take to answer, and later to take a sample.
 
         Raises:
             OSError: nobody listens at `path`, or does not answer within `patience_s`.
         """
         self._buffer = b""
         self._socket = socket.socket(socket.AF_UNIX)
+        self._readable = select.poll()
+        self._readable.register(self._socket, select.POLLIN)
         try:
             self._socket.settimeout(patience_s)
             self._socket.connect(str(path))
@@ -81,7 +89,7 @@ class RateClient:
         self._socket.sendall(frame.tobytes())
 
     def take(self, within_s: float) -> Forecast | None:
-        """The next answer; None if none came in time.
+        """The next answer; None if none came in time. With 0 s, one that is there.
 
         Raises:
             ConnectionError: the agent has refused the connection, whose line is said, or has gone.
@@ -108,14 +116,9 @@ class RateClient:
                 if frame.dtype == frames.REFUSED:
                     raise ConnectionError(f"the agent refused: {frame['line'].decode()}")
                 return frame
-            left_s = end_s - time.monotonic()
-            if left_s <= 0:
+            if not self._readable.poll(1000 * max(end_s - time.monotonic(), 0.0)):
                 return None
-            self._socket.settimeout(left_s)
-            try:
-                more = self._socket.recv(1 << 16)
-            except TimeoutError:
-                return None
+            more = self._socket.recv(1 << 16)
             if not more:
                 raise ConnectionError("the agent has gone")
             self._buffer += more

@@ -28,7 +28,15 @@ from numpy.typing import NDArray
 
 from feature_store.settings import settings
 from feature_store.state import secret
-from feature_store.telemetry.events import ACK, MAX_EVENTS, MAX_NUMBER, SEND, SEND_COLUMNS, event_batch
+from feature_store.telemetry.events import (
+    ACK,
+    MAX_EVENTS,
+    MAX_NUMBER,
+    MINUTE_NS,
+    SEND,
+    SEND_COLUMNS,
+    event_batch,
+)
 from models.say import say
 from serving.agent import frames
 from serving.ingest.client import IngestClient, SenderRefusedError, read_token
@@ -96,12 +104,13 @@ class Sender:
     """One that an agent named."""
 
     id: str  # at the ingest
+    began_before: bool  # this connection to the agent, as its HELLO said: another forwarder had events of it
     taken: int  # its agent's number of the event that comes next
     client: IngestClient | None = None  # from its first event on
     refused: bool = False
 
 
-# Makes a client for a sender id: how many of its events came before, and what to wait for first.
+# Makes a client for a sender id: how many events its connection had before, and what to wait for first.
 Connect = Callable[[str, int, threading.Event | None], IngestClient]
 
 
@@ -134,7 +143,8 @@ class Senders:
             return None
         # Its session would end the one before it, which may have batches to ship.
         before = [end for end, name in self._ends.items() if name == sender.id]
-        sender.client = self._connect(sender.id, number, before[-1] if before else None)
+        events_before = number if sender.began_before else 0
+        sender.client = self._connect(sender.id, events_before, before[-1] if before else None)
         self._there[sender.id] = sender
         return sender.client
 
@@ -232,10 +242,13 @@ class Forwarder:
             time_ns = np.maximum.accumulate(of_one["time_ns"])
             send = {name: of_one[name] for name in SEND_COLUMNS}
             batch = event_batch(of_one["kind"], time_ns, of_one["packet"], send, of_one["latency_us"])
+            # What waited for long, or a clock that was set, is more than one batch may span: one per minute.
+            minutes = np.split(batch, np.flatnonzero(np.diff(time_ns // MINUTE_NS)) + 1)
             with contextlib.suppress(SenderRefusedError):  # said in the log when it came
-                client.send(batch)
-                self._counts.events += len(of_one)
-                of_nobody -= len(of_one)
+                for minute in minutes:
+                    client.send(minute)
+                    self._counts.events += len(minute)
+                    of_nobody -= len(minute)
         self._counts.of_nobody += of_nobody
 
     def close(self) -> None:
@@ -253,7 +266,8 @@ class Forwarder:
             raise FrameError("a sender's name that is not printable ASCII (docs/AGENT.md)")
         if number in self._named or len(self._named) >= MOST_NAMED:
             raise FrameError(f"a HELLO of a sender that is there, or of more than {MOST_NAMED}")
-        self._named[number] = Sender(sender_id(name.decode()), int(hello["sequence"]))
+        following = int(hello["sequence"])
+        self._named[number] = Sender(sender_id(name.decode()), following > 0, following)
 
     def _bye(self, header: np.void) -> None:
         if int(header["sender"]) not in self._named:  # its HELLO was dropped

@@ -2,27 +2,46 @@
 
 Each process keeps its values in files of the folder that `PROMETHEUS_MULTIPROC_DIR` names (set before this
 module is imported), so counts survive a replica that is killed. Processes of two nodes may have one number,
-so a file bears its node's name, too.
+so a file bears its node's name, too. Each process holds a lock of its own while it lives, by which every node
+sees who does.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
-import re
 import socket
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import prometheus_client as prometheus
 from prometheus_client import values
+from prometheus_client.mmap_dict import MmapedDict
 from prometheus_client.multiprocess import MultiProcessCollector
 
+from feature_store.atomic import new_file
 from feature_store.telemetry.events import REASONS
 
 NODE: Final = socket.gethostname().replace("_", "-")  # the collector splits names at underscores
+
+
+@contextlib.contextmanager
+def _locked(how: int) -> Iterator[Path]:
+    """Yield the folder; the files of dead processes stay as they are meanwhile."""
+    folder = Path(os.environ["PROMETHEUS_MULTIPROC_DIR"])
+    with (folder / "lock").open("a") as lock:
+        fcntl.flock(lock, how)
+        yield folder
+
+
 if values.ValueClass._multiprocess:  # the folder was named when the client was imported
     values.ValueClass = values.MultiProcessValue(lambda: f"{NODE}-{os.getpid()}")  # type: ignore[no-untyped-call]
+    with _locked(fcntl.LOCK_EX) as _folder:
+        _alive = (_folder / f"{NODE}-{os.getpid()}.alive").open("a")
+        fcntl.flock(_alive, fcntl.LOCK_EX)
 
 KINDS: Final = ("send", "ack")
 OUTCOMES: Final = ("accepted", "duplicate", "refused", "busy", "failed")
@@ -64,16 +83,49 @@ for _series, _values in ((EVENTS, KINDS), (BATCHES, OUTCOMES), (REFUSED, REASONS
 
 def exposition() -> bytes:
     """Return the metrics of every process, and this process's own memory and files."""
-    registry = prometheus.CollectorRegistry()
-    MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
-    prometheus.ProcessCollector(registry=registry)
-    return prometheus.generate_latest(registry)
+    with _locked(fcntl.LOCK_SH):
+        registry = prometheus.CollectorRegistry()
+        MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+        prometheus.ProcessCollector(registry=registry)
+        return prometheus.generate_latest(registry)
 
 
 def forget_dead_processes() -> None:
-    """Remove the gauges of processes of this node that were killed; their counters stay."""
-    for path in Path(os.environ["PROMETHEUS_MULTIPROC_DIR"]).glob("gauge_live*.db"):
-        pid = re.search(rf"_{re.escape(NODE)}-(\d+)\.db$", path.name)
-        if pid and not Path(f"/proc/{pid[1]}").exists():
-            with contextlib.suppress(FileNotFoundError):
+    """Put the counts of processes that ended, on whichever node, into one file of each kind; gauges go."""
+    with _locked(fcntl.LOCK_EX) as folder:
+        alive = {path.stem for path in folder.glob("*.alive") if _is_held(path)}
+        dead = [path for path in folder.glob("*.db") if path.stem.rpartition("_")[2] not in alive]
+        for kind in ("counter", "histogram"):
+            files = [path for path in dead if path.name.startswith(f"{kind}_")]
+            kept = folder / f"{kind}_ended.db"
+            if files and files != [kept]:
+                _fold(files, kept)
+        for path in dead:  # killed before this, the next start counts them once more: better than never
+            if not path.stem.endswith("_ended"):
                 path.unlink()
+        for path in folder.glob("*.alive"):
+            if path.stem not in alive:
+                path.unlink()
+
+
+def _is_held(path: Path) -> bool:
+    with path.open("a") as file:  # for reading alone, NFS refuses the lock
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def _fold(files: list[Path], into: Path) -> None:
+    total: Counter[str] = Counter()
+    for path in files:
+        if path.stat().st_size:  # 0: killed when it had just made it
+            found = MmapedDict.read_all_values_from_file(path)  # type: ignore[no-untyped-call]
+            for key, value, *_ in found:
+                total[key] += value
+    with new_file(into) as partial:
+        kept = MmapedDict(partial)  # type: ignore[no-untyped-call]
+        for key, value in total.items():
+            kept.write_value(key, value, 0.0)  # type: ignore[no-untyped-call]
+        kept.close()  # type: ignore[no-untyped-call]

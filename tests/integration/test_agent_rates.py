@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -144,6 +146,27 @@ def test_what_has_no_forecast_says_so_and_other_connections_go_on(
         assert asked(client, 7, raw[:5]).outcome == "forecast"  # sample 0 begins anew
         client.tell(8, 0, raw[0])
         assert client.take(0.2) is None  # nobody asked
+
+
+def test_to_wait_for_no_time_finds_what_is_there_and_shortens_no_telling(
+    agent: AgentProgram, tmp_path: Path
+) -> None:
+    raw = flow(2e6, n=5)
+    with RateClient(tmp_path / "agent.sock", patience_s=WITHIN_S) as client:
+        for sample in range(5):
+            client.tell(1, sample, raw[sample], ask=sample == 4)
+        found = wait_until(lambda: client.take(0), "what is there is not taken")
+        assert found.outcome == "forecast"
+        agent.process.send_signal(signal.SIGSTOP)
+        assert client.take(0.05) is None
+        goes_on = threading.Timer(0.5, agent.process.send_signal, [signal.SIGCONT])
+        goes_on.start()
+        for connection in range(1_000):  # more than the socket holds
+            for sample in range(4):
+                client.tell(connection, sample, raw[sample])
+        goes_on.join()
+        client.tell(999, 4, raw[4], ask=True)
+        assert answered(client).outcome == "forecast"
 
 
 def test_the_oldest_connection_is_forgotten(agent: AgentProgram, tmp_path: Path) -> None:
