@@ -13,10 +13,8 @@ from numpy.typing import NDArray
 
 from feature_store.parquet import read_parquet
 from feature_store.rate.definition import NAMES, inputs
-from feature_store.rate.tables import KINDS, tables_of, write_path
+from feature_store.rate.tables import ADDED, KINDS, tables_of, write_path
 
-ADDED: Final = "added"
-"""`source` of such a path in its path.json; the stage that simulates leaves it alone."""
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
