@@ -93,7 +93,9 @@ def _flows(file: Path, table: pl.DataFrame) -> list[tuple[int, int, NDArray[np.i
             inputs(own.select(NAMES).to_numpy())
         except ValueError as error:
             raise ValueError(f"{file}: flow {flow}, {error}") from None
-        own = own.filter(pl.col("delivered") > 0)  # the count never falls: what is left out is the SYN's
+        # Left out is what the SYN's ACK says: no packet, or as Linux counts one packet of one byte.
+        syn = pl.when(pl.col("bytes_acked") > 1).then(0).otherwise(1)
+        own = own.filter(pl.col("delivered") > syn)
         if not len(own):
             continue
         x_NF = own.select(NAMES).to_numpy()

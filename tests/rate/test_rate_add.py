@@ -54,6 +54,17 @@ def test_a_trace_becomes_a_path_beside_the_others(tmp_path: Path, form: str) -> 
     assert samples.filter(flow=0).select(NAMES).row(0) == given.select(NAMES).row(1)
 
 
+def test_a_trace_that_counts_the_syn_as_linux_does(tmp_path: Path) -> None:
+    """Its ACK has delivered one packet of one byte, and is left out as well."""
+    counts = [pl.col("delivered", "bytes_acked") + 1]
+    trace().with_columns(counts).write_parquet(tmp_path / "linux.parquet")
+    assert added(tmp_path / "linux.parquet", tmp_path).exit_code == 0
+    samples, flows = read_path(tmp_path / "flows", "added-linux")
+    assert flows["samples"].to_list() == [200, 200]
+    first = samples.filter(sample=0).select("delivered", "bytes_acked")
+    assert first.rows() == [(2, 1441)] * 2
+
+
 def changed(column: str, value: object) -> Callable[[pl.DataFrame], pl.DataFrame]:
     return lambda table: table.with_columns(
         pl.when(pl.int_range(pl.len()) == 50).then(value).otherwise(pl.col(column)).alias(column)
