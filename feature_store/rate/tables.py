@@ -142,6 +142,12 @@ def source_of(about: Mapping[str, Any]) -> str:
     return str(source) if source in (KERNEL, ADDED) else NS3
 
 
+def source_of_all(paths: Iterable[Mapping[str, Any]]) -> str:
+    """Who made some paths: one of the above, or `mixed`."""
+    sources = {source_of(about) for about in paths}
+    return sources.pop() if len(sources) == 1 else "mixed"
+
+
 def paths_in(folder: Path) -> dict[str, dict[str, Any]]:
     """What each path under `folder` is, by name, in the names' order.
 
