@@ -305,7 +305,7 @@ def collect(
     from dataclasses import asdict
     from itertools import product
 
-    from feature_store.rate.tables import paths_in
+    from feature_store.rate.tables import KERNEL, paths_in, source_of
     from laboratory.bed.rate_flows import KernelPath
     from laboratory.bed.rate_flows import collect as make
 
@@ -331,7 +331,7 @@ def collect(
             said = f"{made['flows_whole']} of {made['flows_sent']} flows, {made['acks']} ACKs, "
             cost = f"{made['ns_per_ack']:.0f} ns an ACK, {made['bbr_ns_per_ack']:.0f} of them BBR's own work"
             print(f"path {path.name}: {said}{made['lost']} of them lost, {cost}")
-    every = [about for about in paths_in(output).values() if about.get("source") == "kernel"]
+    every = [about for about in paths_in(output).values() if source_of(about) == KERNEL]
     print(
         f"{output}: {sum(about['flows_whole'] for about in every)} flows of {len(every)} paths",
         file=sys.stderr,

@@ -35,7 +35,7 @@ def evaluate(params: RateEvaluateParams, flows: Path, models: Sequence[Path]) ->
     Raises:
         OSError, ValueError: flows or networks are missing, damaged or foreign; the line names the thing.
     """
-    from feature_store.rate.tables import paths_in
+    from feature_store.rate.tables import paths_in, source_of_all
     from models.rate.flows import load, split
     from models.rate.networks import KINDS
     from models.rate.networks import load as load_network
@@ -67,7 +67,7 @@ def evaluate(params: RateEvaluateParams, flows: Path, models: Sequence[Path]) ->
         "flows": len(every),
         "fields": fields,  # that the networks' layers saw; none: all
         "paths": {kind: kinds.count(kind) for kind in sorted(set(kinds))},
-        "source": "kernel" if all(path.get("source") == "kernel" for path in about.values()) else "ns3",
+        "source": source_of_all(about.values()),
         **summary(found),
         "alone": compared(single, found),
     }

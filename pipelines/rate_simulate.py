@@ -18,8 +18,7 @@ import numpy as np
 import polars as pl
 from pydantic import Field
 
-from feature_store.rate.tables import FLOW_SCHEMA, SAMPLE_SCHEMA, described, write_path
-from feature_store.rate.traces import ADDED
+from feature_store.rate.tables import FLOW_SCHEMA, NS3, SAMPLE_SCHEMA, described, source_of, write_path
 from models.section import Section, read
 from pipelines.simulators import PROJECT, Runs, build_simulator
 from pipelines.stage import Given, StageError, run_stage
@@ -129,25 +128,25 @@ def simulate(
     Args:
         params: the section.
         output: folder of the tables; paths of other settings in it are replaced or removed, but for those
-            that `swiftqueue rate add` wrote, or that nobody can say what they are.
+            that were not simulated, or that nobody can say what they are.
         program: what `build_simulator(program="rate")` returned.
         report: called with the name of a path that is ready, how many are, and of how many.
 
     Raises:
-        StageError: a path that was added has the name of one that is asked for; or the program ended with an
-            error, or what it wrote cannot be; the line names the path.
+        StageError: a path that was not simulated has the name of one that is asked for; or the program ended
+            with an error, or what it wrote cannot be; the line names the path.
     """
     wanted = params.paths()
     known = {place.name.removeprefix("path="): described(place) for place in output.glob("path=*")}
     for name, about in known.items():
-        if name in wanted and about is not None and about.get("source") == ADDED:
+        if name in wanted and about is not None and source_of(about) != NS3:
             raise StageError(
-                f"{output / f'path={name}'} was added by `swiftqueue rate add`, and rate_simulate asks for a "
-                "path of that name: rename it"
+                f"{output / f'path={name}'} was not simulated (source {source_of(about)}), and rate_simulate "
+                "asks for a path of that name: rename it"
             )
     there = {name for name, about in known.items() if wanted.get(name) == about}
     for name, about in known.items():
-        if name not in wanted and about is not None and about.get("source") != ADDED:
+        if name not in wanted and about is not None and source_of(about) == NS3:
             shutil.rmtree(output / f"path={name}")
     todo = [name for name in wanted if name not in there]
     done = itertools.count(len(there) + 1)

@@ -32,6 +32,8 @@ FLOW_SCHEMA: Final = pl.Schema(
     | {f"rate_{packets}_bytes_per_s": pl.Int64 for packets in HORIZONS}  # the truth; null: never reached
     | {f"at_{packets}_ns": pl.Int64 for packets in HORIZONS}  # when so many packets were delivered
 )
+KERNEL, ADDED, NS3 = "kernel", "added", "ns3"
+"""Who made a path: `swiftqueue rate collect`, `rate add`, or a simulation (`source_of`)."""
 SAMPLES, FLOWS, PATH = "samples.parquet", "flows.parquet", "path.json"
 
 
@@ -134,6 +136,18 @@ def described(place: Path) -> dict[str, Any] | None:
     return about if isinstance(about, dict) and about.get("kind") in KINDS else None
 
 
+def source_of(about: Mapping[str, Any]) -> str:
+    """Who made a path; a simulated one's `source` is the hash of its program."""
+    source = about.get("source")
+    return str(source) if source in (KERNEL, ADDED) else NS3
+
+
+def source_of_all(paths: Iterable[Mapping[str, Any]]) -> str:
+    """Who made some paths: one of the above, or `mixed`."""
+    sources = {source_of(about) for about in paths}
+    return sources.pop() if len(sources) == 1 else "mixed"
+
+
 def paths_in(folder: Path) -> dict[str, dict[str, Any]]:
     """What each path under `folder` is, by name, in the names' order.
 
@@ -147,5 +161,7 @@ def paths_in(folder: Path) -> dict[str, dict[str, Any]]:
             raise ValueError(f"{place / PATH} is damaged, or its `kind` is none of {', '.join(KINDS)}")
         found[place.name.removeprefix("path=")] = about
     if not found:
-        raise ValueError(f"no flows under {folder}; run `swiftqueue rate simulate {folder}`")
+        raise ValueError(
+            f"no flows under {folder}; `swiftqueue rate simulate`, `rate collect` or `rate add` makes some"
+        )
     return found

@@ -13,10 +13,8 @@ from numpy.typing import NDArray
 
 from feature_store.parquet import read_parquet
 from feature_store.rate.definition import NAMES, inputs
-from feature_store.rate.tables import KINDS, tables_of, write_path
+from feature_store.rate.tables import ADDED, KINDS, tables_of, write_path
 
-ADDED: Final = "added"
-"""`source` of such a path in its path.json; the stage that simulates leaves it alone."""
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -95,7 +93,9 @@ def _flows(file: Path, table: pl.DataFrame) -> list[tuple[int, int, NDArray[np.i
             inputs(own.select(NAMES).to_numpy())
         except ValueError as error:
             raise ValueError(f"{file}: flow {flow}, {error}") from None
-        own = own.filter(pl.col("delivered") > 0)  # the count never falls: what is left out is the SYN's
+        # Left out is what the SYN's ACK says: no packet, or as Linux counts one packet of one byte.
+        syn = pl.when(pl.col("bytes_acked") > 1).then(0).otherwise(1)
+        own = own.filter(pl.col("delivered") > syn)
         if not len(own):
             continue
         x_NF = own.select(NAMES).to_numpy()

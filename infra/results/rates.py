@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from benchmarks.published import check, entries_of, origin
 from feature_store.atomic import write_file
+from feature_store.rate.tables import KERNEL, NS3
 from infra.results import rate_exchange, rate_feedback
 from laboratory.report import tables as lab
 from models.json_file import read_object
@@ -42,25 +43,28 @@ def take(study: Path, root: Path = Path()) -> None:
 
     Raises:
         OSError: it is not there.
-        ValueError: it is not one.
+        ValueError: it is not one, or no page is of such flows.
     """
     found = read_object(study)
-    is_kernel = found.get("source") == "kernel"
+    source = found.get("source", NS3)
     if "exchange" in found:
-        file = rate_exchange.FILE
+        pages = {NS3: rate_exchange.FILE}
     elif "plain" in found:
-        file = PLAIN_FILE
+        pages, source = {NS3: PLAIN_FILE}, found["plain"].get("source")
     elif "feedback" in found:
-        file = rate_feedback.KERNEL if is_kernel else rate_feedback.FILE
+        pages = {NS3: rate_feedback.FILE, KERNEL: rate_feedback.KERNEL}
     else:
         check(study, found, NEEDED, "study.json of `swiftqueue rate study`")
-        file = KERNEL_FILE if is_kernel else FIELDS_FILE if found["fields"] else FILE
+        pages = {NS3: FIELDS_FILE} if found["fields"] else {NS3: FILE, KERNEL: KERNEL_FILE}
+    if source not in pages:
+        raise ValueError(f"{study}: its flows are of source {source}; there is a page for {', '.join(pages)}")
+    file = pages[source]
     write_file(root / file, json.dumps({**origin(), **found}, indent=1) + "\n")
 
 
 def said(one: Mapping[str, Any]) -> str:
     """What was measured, on what, when."""
-    paths, whose = one["paths"], {"kernel": "flows of a kernel", "ns3": "simulated flows"}
+    paths, whose = one["paths"], {KERNEL: "flows of a kernel", NS3: "simulated flows"}
     learned, others = paths.get("train", 0), paths.get("held-out", 0)
     return (
         f"Measured on {one['date']} at commit `{one['commit']}`, on {one['machine']}. {one['flows']:,} "

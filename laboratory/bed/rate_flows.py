@@ -21,7 +21,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from feature_store.rate.definition import NAMES
-from feature_store.rate.tables import tables_of, write_path
+from feature_store.rate.tables import KERNEL, tables_of, write_path
 from laboratory.bed import tcp_traffic
 from laboratory.bed.checks import capability
 from laboratory.bed.hosts import ADDRESS_B, Bed
@@ -120,7 +120,7 @@ def collect(path: KernelPath, output: Path, kind: str = "train") -> dict[str, An
     about = {
         "format": 1,
         "kind": kind,
-        "source": "kernel",
+        "source": KERNEL,
         "options": asdict(path),
         "flows_sent": sent["flows"],
         "flows_whole": len(flows),

@@ -21,6 +21,7 @@ ROUTER: Final[dict[str, pl.DataType | type[pl.DataType]]] = {  # its own error; 
     "late_p999_us": pl.Float64,
     "stalled_share": pl.Float64,  # of the packets, masked
 }
+EXPERIMENT: Final = ("seconds", "program")  # one for all rows of a source and scenario
 SCHEMA: Final = {"source": pl.String, **results.SCHEMA, **ROUTER}
 LATER: Final = (*results.LATER, *ROUTER)  # as `results.LATER`
 
@@ -41,15 +42,37 @@ def load(output: Path) -> pl.DataFrame:
     return table
 
 
+def check_same(output: Path, rows: pl.DataFrame, new: Mapping[str, Any]) -> None:
+    """Refuse a folder's rows of a source and scenario that were run for another time or by other programs.
+
+    Rows without a program are from before it was noted: nobody can say that it is the same.
+
+    Raises:
+        ValueError: there are such; the line names the folder.
+
+    """
+    beside = rows.filter(source=new["source"], scenario=new["scenario"])
+    for name in EXPERIMENT:
+        if others := [one for one in beside[name].unique() if one != new[name]]:
+            raise ValueError(
+                f"{output / FILE} has {new['source']} runs of {new['scenario']} with {name} {others[0]}, and "
+                f"these are with {new[name]}: name another folder with --output"
+            )
+
+
 def keep(output: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Put rows in the place of those of the same key; a source's rows of a scenario are of one length."""
+    """Put rows in the place of those of the same key.
+
+    Raises:
+        ValueError: others would stay that are no part of the same experiment (`check_same`).
+
+    """
     new = pl.DataFrame([dict(row) for row in rows], schema=SCHEMA)
     key = ["source", *results.KEY]
     others = load(output).join(new, on=key, how="anti")
-    lengths = new.select("source", "scenario", one_s="seconds").unique()
-    same = others.join(lengths, on=["source", "scenario"], how="left")
-    same = same.filter(pl.col("one_s").is_null() | (pl.col("one_s") == pl.col("seconds"))).drop("one_s")
-    table = pl.concat([same, new]).sort(key)
+    for one in new.unique(["source", "scenario", *EXPERIMENT]).iter_rows(named=True):
+        check_same(output, others, one)
+    table = pl.concat([others, new]).sort(key)
     output.mkdir(parents=True, exist_ok=True)
     with new_file(output / FILE) as partial:
         table.write_parquet(partial, compression="zstd")

@@ -31,7 +31,7 @@ from laboratory.bed.lateness import lateness
 from laboratory.bed.marking import ended, marked, unforeseen_share
 from laboratory.bed.programs import DCTCP, DCTCP_OBJECT, HOLDER, OF_SCENARIOS, build_hash, wait_for_name
 from laboratory.bed.run import PROFILES
-from laboratory.bed.runs import CONTROLS, keep, load
+from laboratory.bed.runs import CONTROLS, check_same, keep, load
 from laboratory.bed.tcp import PORT, running, summary, urgent
 from laboratory.runs import results
 from laboratory.runs.resolve import Cell, Model, cells, control_of, resolve
@@ -86,17 +86,19 @@ def run(
 
     Raises:
         RuntimeError: this machine cannot, or a program failed; the line says why.
-        ValueError: the scenario has what the bed does not.
+        ValueError: the scenario has what the bed does not, or the folder runs of another length or program.
 
     """
     if reason := why_not():
         raise RuntimeError(reason)
+    program = build_hash(*OF_SCENARIOS)
+    asked_for = {"source": "kernel", "scenario": name, "seconds": scenario.seconds, "program": program}
+    check_same(output, load(output), asked_for)
     wanted = [cell for cell in cells(name, scenario) if cell.control in CONTROLS]
     # Random marking has the share that another control moved.
     wanted.sort(key=lambda cell: (cell.seed, cell.profile, cell.control == "random"))
-    program = build_hash(*OF_SCENARIOS)
     for number, cell in enumerate(wanted, 1):
-        done = load(output).filter(source="kernel", status=results.COMPLETE, program=program)
+        done = load(output).filter(source="kernel", status=results.COMPLETE)
         model = (models or {}).get(cell.profile) if cell.control == "model" else None
         if cell.control == "model" and model is None:
             report(f"{cell.words()}: not run, --artifact has no model of this profile")

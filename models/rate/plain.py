@@ -25,17 +25,18 @@ def plain(folders: Sequence[Path]) -> dict[str, Any]:
     """Quartiles of the flows in some folders.
 
     Returns:
-        `downloads`: seconds, a row for each rate, round trip and buffer of simulated paths; `estimates`:
-        Mbit/s by packet; `growth`: ratio of the estimate at a packet to that at sample n, by "n-packet".
+        `source`: who made them; `downloads`: seconds, a row for each rate, round trip and buffer of
+        simulated paths; `estimates`: Mbit/s by packet; `growth`: ratio of the estimate at a packet to that
+        at sample n, by "n-packet".
 
     Raises:
         OSError, ValueError: a table is missing, damaged or foreign; the line names it.
     """
-    flows = pl.concat(
-        [_path(folder, name, about) for folder in folders for name, about in tables.paths_in(folder).items()]
-    )
+    paths = [(folder, *one) for folder in folders for one in tables.paths_in(folder).items()]
+    flows = pl.concat([_path(*one) for one in paths])
     grouped = flows.drop_nulls("rtt_ms").group_by("mbps", "rtt_ms", "buffer_bdp").agg("took_s").sort(pl.all())
     return {
+        "source": tables.source_of_all(about for _, _, about in paths),
         "flows": flows.height,
         "downloads": [
             {"mbps": mbps, "rtt_ms": rtt_ms, "buffer_bdp": buffer_bdp, **quartiles(took_s)}

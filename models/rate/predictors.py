@@ -127,7 +127,8 @@ def linear(train: Flows, _every: Flows, n: int, _seed: int) -> Predictor:
         rows = known[:, h]
         a, y = (x[rows] - mean) / std, np.log(train.y_NH[rows, h])
         center = float(y.mean()) if len(y) else 0.0
-        weights = np.linalg.solve(a.T @ a + RIDGE * len(a) ** 0.5 * np.eye(a.shape[1]), a.T @ (y - center))
+        ridge = RIDGE * max(len(a), 1) ** 0.5 * np.eye(a.shape[1])  # also where no flow reached so far
+        weights = np.linalg.solve(a.T @ a + ridge, a.T @ (y - center))
         fitted.append((center, weights, (y.min(), y.max()) if len(y) else (0.0, 0.0)))
 
     def predict(flows: Flows) -> Floats:

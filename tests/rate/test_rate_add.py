@@ -16,6 +16,7 @@ from feature_store.rate.tables import paths_in, read_path
 from infra.cli import app
 from models.section import read
 from pipelines.rate_simulate import RateSimulateParams, simulate
+from pipelines.stage import StageError
 
 
 def trace() -> pl.DataFrame:
@@ -51,6 +52,17 @@ def test_a_trace_becomes_a_path_beside_the_others(tmp_path: Path, form: str) -> 
     assert flows["at_125_ns"][1] == flows["started_ns"][1] + 1000 * at["ts"]
     assert len(samples) == 70
     assert samples.filter(flow=0).select(NAMES).row(0) == given.select(NAMES).row(1)
+
+
+def test_a_trace_that_counts_the_syn_as_linux_does(tmp_path: Path) -> None:
+    """Its ACK has delivered one packet of one byte, and is left out as well."""
+    counts = [pl.col("delivered", "bytes_acked") + 1]
+    trace().with_columns(counts).write_parquet(tmp_path / "linux.parquet")
+    assert added(tmp_path / "linux.parquet", tmp_path).exit_code == 0
+    samples, flows = read_path(tmp_path / "flows", "added-linux")
+    assert flows["samples"].to_list() == [200, 200]
+    first = samples.filter(sample=0).select("delivered", "bytes_acked")
+    assert first.rows() == [(2, 1441)] * 2
 
 
 def changed(column: str, value: object) -> Callable[[pl.DataFrame], pl.DataFrame]:
@@ -113,12 +125,18 @@ def test_a_name_that_is_taken_and_a_file_that_is_none(tmp_path: Path) -> None:
         assert line in str(said.exception or said.output)
 
 
-def test_a_path_that_was_added_is_not_simulated_over(tmp_path: Path, project: Path) -> None:
+@pytest.mark.parametrize("source", ["added", "kernel"])
+def test_a_path_that_was_not_simulated_is_left_alone(tmp_path: Path, project: Path, source: str) -> None:
     params = read(project / "params.yaml", RateSimulateParams)
     name = next(iter(params.paths()))
     file = tmp_path / "office.csv"
     trace().write_csv(file)
     assert added(file, tmp_path, "--name", name).exit_code == 0
-    with pytest.raises(ValueError, match=rf"path={name} was added by `swiftqueue rate add`"):
+    about = tmp_path / "flows" / f"path={name}" / "path.json"
+    about.write_text(about.read_text().replace('"added"', f'"{source}"'))
+    with pytest.raises(ValueError, match=rf"path={name} was not simulated \(source {source}\)"):
         simulate(params, tmp_path / "flows", Path("/nowhere"))
-    assert paths_in(tmp_path / "flows")[name]["source"] == "added"
+    about.parent.rename(tmp_path / "flows" / "path=office")  # a name that nobody asks for
+    with pytest.raises(StageError, match="ended with 1"):
+        simulate(params, tmp_path / "flows", Path("/bin/false"))
+    assert list(paths_in(tmp_path / "flows")) == ["office"]

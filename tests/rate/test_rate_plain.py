@@ -55,6 +55,15 @@ def test_flows_are_described_and_published(tmp_path: Path) -> None:
     assert any(line.startswith("| 62 | ") for line in page)
     assert rate_pictures.plain(published).axes
 
+    before = (tmp_path / rates.PLAIN_FILE).read_bytes()
+    for about in (tmp_path / "b").glob("path=*/path.json"):
+        about.write_text(json.dumps(json.loads(about.read_text()) | {"source": "kernel"}))
+    for which, source in ((folders, "mixed"), (folders[1:], "kernel")):
+        assert CliRunner().invoke(app, ["rate", "plain", *which, "-o", str(file)]).exit_code == 0
+        with pytest.raises(ValueError, match=rf"its flows are of source {source}; there is a page for ns3"):
+            rates.take(file, tmp_path)
+    assert (tmp_path / rates.PLAIN_FILE).read_bytes() == before
+
 
 def test_a_page_without_them_says_so() -> None:
     assert TABLES["rate-plain"](Data({}, pl.DataFrame(), {})) == [

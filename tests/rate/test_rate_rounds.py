@@ -17,6 +17,7 @@ from rate_flows import untrained, write_flows
 from feature_store.rate.tables import FLOWS, SAMPLES, paths_in, read_path, write_path
 from models.rate import networks
 from models.rate.flows import Flows, load
+from models.rate.gate import Bench, HeldOut
 from models.rate.tuning import HEAD, TUNED_ON, RateRoundParams, divide, identity, trained_on, tune_head
 from models.registry.registry import CHALLENGER, CHAMPION, Decision, Registry
 from pipelines import rate_register
@@ -105,6 +106,9 @@ def test_a_rate_that_was_not_known_yet_teaches_nothing_and_what_is_not_taught_is
     found = divide(replace(every, at_NH=at_NH), paths, trained=(), tuned=(), share=0.25)
     assert np.isnan(found.judge.y_NH[:, -1]).all()
     assert np.isfinite(found.judge.y_NH[:, :-1]).all()
+    # The others of the gate are judged all the same, where there is something to judge by.
+    bench = Bench.of(found.learn, found.learn, HeldOut.in_order(found.judge))
+    assert all(one.figures.pair_mape is None and one.figures.grid_mape for one in bench.naive.values())
 
 
 def test_a_path_is_known_by_what_it_is_and_not_by_its_name_or_kind(folder: Path) -> None:

@@ -84,7 +84,9 @@ def altered(folder: Path, table: str, change: pl.Expr) -> None:
 
 
 def test_tables_that_cannot_be_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no flows under .*; run `swiftqueue rate simulate"):
+    with pytest.raises(
+        ValueError, match=r"no flows under .*; .*rate simulate`, `rate collect` or `rate add` makes"
+    ):
         paths_in(tmp_path)
     write_flows(tmp_path, train=1, held_out=0, flows=2)
     with pytest.raises(ValueError, match="no flow of 5 samples or more is left for the part `"):

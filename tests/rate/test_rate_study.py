@@ -141,6 +141,11 @@ def test_the_study_goes_on_where_it_was_stopped(tmp_path: Path, project: Path) -
     assert sum("`ts`, `rtt`" in line for line in TABLES["rate-fields"](data)) == 2
     assert sum(line.startswith("From ") for line in TABLES["rate-held_out"](data)) == 3
     assert any(line.startswith("| 5 to 2000 | held-out |") for line in TABLES["rate-alone"](data))
+    assert found["source"] == "ns3"
+    for wrong in ({"source": "added"}, {"source": "kernel", "fields": ["ts"]}):
+        study.write_text(json.dumps(found | wrong))
+        with pytest.raises(ValueError, match=rf"its flows are of source {wrong['source']}; there is a page"):
+            rates.take(study, tmp_path)
     study.write_text("{}")
     with pytest.raises(ValueError, match=r"study\.json is no study\.json of `swiftqueue rate study`: alone"):
         rates.take(study, tmp_path)

@@ -21,7 +21,7 @@ from laboratory.bed import checks, router_log, tcp
 from laboratory.bed.checks import capability
 from laboratory.bed.hosts import ADDRESS6_B, ADDRESS_B, Bed, clean, leftovers
 from laboratory.bed.lateness import in_stalls, lateness
-from laboratory.bed.programs import MARKER, ROUTER, why_not_built
+from laboratory.bed.programs import MARK_OBJECT, MARKER, ROUTER, SAMPLER_OBJECT, why_not_built
 from laboratory.bed.run import Plan, figures, run, send
 from laboratory.bed.selfcheck import NO_AQM, ideal_due_ns, selfcheck
 from serving.agent.marked_udp import BINARY
@@ -325,7 +325,13 @@ def test_what_could_not_be_written_to_its_host_is_lost(tmp_path: Path) -> None:
 
 @needs_router
 @pytest.mark.parametrize(
-    ("header", "program"), [("router/dual_pi2.h", ROUTER), ("loader/../bpf/mark.h", MARKER)]
+    ("header", "program"),
+    [
+        ("router/dual_pi2.h", ROUTER),
+        ("loader/../bpf/mark.h", MARKER),
+        ("bpf/mark.h", MARK_OBJECT),
+        ("bpf/../../feature_store/rate/feedback.h", SAMPLER_OBJECT),
+    ],
 )
 def test_a_header_that_changes_builds_its_programs_anew(project: Path, header: str, program: Path) -> None:
     if why := why_not_built(program):

@@ -14,8 +14,10 @@ import numpy as np
 import polars as pl
 import psutil
 import pytest
+from typer.testing import CliRunner
 from waiting import wait_until
 
+from infra.cli import app
 from laboratory.bed import router_log, scenario
 from laboratory.bed.hosts import Bed
 from laboratory.bed.programs import DCTCP, DCTCP_OBJECT, HOLDER
@@ -151,14 +153,42 @@ def test_a_direction_is_said_where_both_are_settled(tmp_path: Path) -> None:
     assert all(line.endswith("| open |") for line in lines if "S1's goodput" in line)
     keep(tmp_path, rows("ns3", {"default": 60.0}))  # in the place of the same
     assert len(load(tmp_path)) == 30
-    longer = [row | {"seconds": 120.0} for row in rows("kernel", {"default": 50.0})]
-    keep(tmp_path, longer)
-    assert len(load(tmp_path).filter(source="kernel")) == 5, "what was run for another time goes"
-    assert len(load(tmp_path).filter(source="ns3")) == 15
     assert "Nothing to compare yet" in agreement(load(tmp_path / "none"))[0]
     (tmp_path / "bed.parquet").write_bytes(b"no table")
     with pytest.raises(ValueError, match=r"damaged|cannot be read"):
         load(tmp_path)
+
+
+def test_runs_of_another_length_or_program_are_refused_and_none_is_lost(tmp_path: Path) -> None:
+    two = {"default": 50.0, "oracle": 30.0}
+    keep(
+        tmp_path, [row | {"seconds": 120.0} for row in rows("kernel", two)]
+    )  # from before programs were noted
+    keep(tmp_path, [row | {"seconds": 20.0, "program": "a"} for row in rows("ns3", two)])
+    before = load(tmp_path)
+    for row, line in (
+        (
+            {"seconds": 20.0},
+            r"bed\.parquet has kernel runs of bed-figure8 with seconds 120\.0, and these .* 20\.0",
+        ),
+        ({"seconds": 120.0, "program": "a"}, r"with program None, and these are with a: name .* --output"),
+    ):
+        with pytest.raises(ValueError, match=line):
+            keep(tmp_path, [old | row for old in rows("kernel", {"default": 40.0})])
+    assert load(tmp_path).equals(before)
+    keep(
+        tmp_path, [row | {"seconds": 60.0, "program": "b"} for row in rows("kernel", two)]
+    )  # all of them anew
+    assert load(tmp_path).filter(source="kernel")["program"].to_list() == ["b"] * 10
+
+
+@needs_bed
+def test_a_short_trial_in_the_folder_of_whole_runs_is_one_line(tmp_path: Path) -> None:
+    keep(tmp_path, [row | {"seconds": 120.0} for row in rows("kernel", {"default": 50.0})])
+    trial = ["bed", "run", "figure8", "--seconds", "20", "--seeds", "1", "-o", str(tmp_path)]
+    said = CliRunner().invoke(app, trial)
+    assert "with seconds 120.0, and these are with 20.0" in str(said.exception)
+    assert len(load(tmp_path)) == 5
 
 
 def test_rows_from_before_the_routers_error_are_read(tmp_path: Path, project: Path) -> None:
