@@ -104,7 +104,7 @@ def load(output: Path, file: str = FILE) -> pl.DataFrame:
 def collect(output: Path, scenarios: Mapping[str, Scenario]) -> None:
     """Bring the rows of some scenarios up to the results'.
 
-    A run whose folder is not there keeps the rows that it has here.
+    A run that is but a row of the results keeps what `keep_rows` laid beside it, or what it has here.
     """
     asking: dict[str, tuple[RowsOf, set[str]]] = {
         FILE: (rows_of, set(scenarios)),
@@ -118,11 +118,14 @@ def collect(output: Path, scenarios: Mapping[str, Scenario]) -> None:
         pl.col("scenario").is_in(list(scenarios)), pl.col("status") == COMPLETE
     )
     for row in runs.iter_rows(named=True):
-        path = folder_of(output, row["run"]) / SUMMARY
+        folder = folder_of(output, row["run"])
+        path = folder / SUMMARY
         summary = json.loads(path.read_text()) if path.is_file() else None
         for file, (rows_of_run, names) in asking.items():
-            if row["scenario"] in names:
-                rows[file] += _kept(known[file], row) if summary is None else rows_of_run(row, summary)
+            if row["scenario"] in names and summary is not None:
+                rows[file] += rows_of_run(row, summary)
+            elif row["scenario"] in names:
+                rows[file] += _kept(load(folder, file) if (folder / file).is_file() else known[file], row)
     for file, found in rows.items():
         _keep(output / file, known[file], found, list(scenarios))
 
