@@ -403,7 +403,7 @@ def test_figures_over_what_varies_are_each_held_to_their_limit(tmp_path: Path) -
 
 def test_each_flow_of_a_run_has_a_row_and_shares_are_judged(tmp_path: Path) -> None:
     """A sender without flows has none; Jain's index is of all flows of a run."""
-    run = {
+    run: dict[str, Any] = {
         "seconds": 20,
         "warmup_s": 4,
         "bottlenecks": [{"buffer_bytes": 15_000}],
@@ -421,6 +421,16 @@ def test_each_flow_of_a_run_has_a_row_and_shares_are_judged(tmp_path: Path) -> N
     assert found[0]["rtt_mean_s"] == 5e-3
     # 8 packets in 16 s, each for 5 ms, of room for 10
     assert found[0]["occupancy"] == pytest.approx(8 / 16 * 5e-3 / 10)
+    for limit, packets in (
+        ("20p", 20),
+        ("2kp", 2000),
+        ("30000B", 20),
+        ("1.5KiB", 1.024),
+    ):  # goes before the buffer
+        disc = {"disc": {"type": "ns3::FifoQueueDisc", "attributes": {"MaxSize": limit}}}
+        limited = run | {"bottlenecks": [run["bottlenecks"][0] | disc]}
+        occupancy = experience.flows_of(ROW, summary(run=limited))[0]["occupancy"]
+        assert occupancy == pytest.approx(8 / 16 * 5e-3 / packets)
     rows = [
         {
             **found[0],
