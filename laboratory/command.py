@@ -24,6 +24,7 @@ from laboratory.scenarios.schema import TRAINING_SEEDS_FROM, Scenario
 DEPENDENT: Final = ("random", "placebo")  # on another run's result
 SCENARIO: Final = "scenario"  # which names the share that control random moves
 NO_MODEL: Final = "no --artifact was given; train one with `swiftqueue lab train`"
+NO_CHOICE: Final = "the captured sender has no L4S flow to choose for"
 LEFT_OUT: Final = "left out by --controls"
 POINT_LEFT_OUT: Final = "left out by --points"
 
@@ -262,7 +263,7 @@ class _Laboratory:
         if cell.control in VIEWED_BY and disc is not None:
             return Asked(cell, None, f"{disc} gives no view of its queues")
         if cell.control != "default" and not environment.chooses():
-            return Asked(cell, None, "the captured sender has no L4S flow to choose for")
+            return Asked(cell, None, NO_CHOICE)
         model = self._model(cell)
         share, share_of, record = 0.0, None, None
         if cell.control in ("model", "anchor") and model is None:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feature_store.packets.schema import QUEUES
-from laboratory.command import Request, adjusted
+from laboratory.command import NO_CHOICE, Request, adjusted
 from laboratory.learning.judged_models import check_acks, model_at, models_by_profile
 from laboratory.runs import execution, programs
 from laboratory.runs.resolve import Cell, check_tables, control_of, identity, resolve
@@ -76,6 +76,8 @@ def explain(
     _check(scenario, stem, profile, point, seed)
     check_tables(stem, scenario)
     environment = environment_at(scenario, point, f"{stem}.yaml")
+    if not environment.chooses():
+        raise ValueError(f"{', '.join(filter(None, (stem, point)))}: {NO_CHOICE}")
     with execution.sole_user(output):
         models = models_by_profile(artifact, output)
         if (model := model_at(models, point, profile)) is None:
@@ -139,7 +141,7 @@ def errors(
         expected_ms = [predicted_ms[some, queue] for queue, some in enumerate(took)]
         yield Errors(
             receiver,
-            least_ms=float(np.nanmin(truth_N["latency_us"][l4s_N & (to_N == receiver)])) / 1e3,
+            least_ms=float(np.fmin.reduce(truth_N["latency_us"][l4s_N & (to_N == receiver)])) / 1e3,
             moved=float((truth_N["queue"][here_N] == CLASSIC).mean()),
             asked=int(here.sum()),
             came_ms=(_median(came_ms[CLASSIC]), _median(came_ms[L4S])),
@@ -149,10 +151,15 @@ def errors(
         )
 
 
-def tail(truth_N: NDArray[Any], warmup_ns: int) -> Tail:
-    """Return what the L4S packets above P99 of queueing delay are: many moments, or a few bursts."""
+def tail(truth_N: NDArray[Any], warmup_ns: int) -> Tail | None:
+    """Return what the L4S packets above P99 of queueing delay are: many moments, or a few bursts.
+
+    None: no such packet came.
+    """
     later_N = (truth_N["default_queue"] == L4S) & (truth_N["sent_ns"] >= warmup_ns)
     rows = truth_N[later_N & ~np.isnan(truth_N["queueing_us"])]
+    if not len(rows):
+        return None
     p99_us = float(np.percentile(rows["queueing_us"], 99))
     times_s = np.sort(rows["sent_ns"][rows["queueing_us"] >= p99_us]) / 1e9
     episodes = np.split(times_s, np.flatnonzero(np.diff(times_s) > APART_S) + 1)
@@ -208,7 +215,10 @@ def _check(scenario: Scenario, stem: str, profile: str, point: str, seed: int) -
         raise ValueError(f"--seed {seed}: give 1 to {TRAINING_SEEDS_FROM - 1}")
 
 
-def _print(title: str, found: list[Errors], end: Tail) -> None:
+def _print(title: str, found: list[Errors], end: Tail | None) -> None:
+    if end is None:
+        print(f"{title}: no L4S packet of S1 that left after the warm-up came")
+        return
     from rich.console import Console
     from rich.table import Table
 
@@ -221,7 +231,7 @@ def _print(title: str, found: list[Errors], end: Tail) -> None:
             table.add_column(f"{queue}: {head}", justify="right")
     table.add_column("predicted L4S - classic", justify="right")
     for one in found:
-        cells = [one.receiver, f"{one.least_ms:.1f}", f"{one.moved:.0%}", f"{one.asked:,}"]
+        cells = [one.receiver, _ms(one.least_ms), f"{one.moved:.0%}", f"{one.asked:,}"]
         for place in (L4S, CLASSIC):
             cells += map(_ms, (one.predicted_ms[place], one.came_ms[place], one.error_ms[place]))
         table.add_row(*cells, _ms(one.l4s_worse_ms, "+"))

@@ -13,12 +13,15 @@ MODELS: Final = "models"  # of the laboratory's folder
 
 
 def champion_folder(output: Path, kind: str = LATENCY) -> Path:
-    """Fetch the champion of a kind of model into `output/models/NAME-champion-VERSION`.
+    """Fetch the champion of a kind of model into `output/models/NAME-champion-CONTENT`.
+
+    Another registry may give the same number to another model.
 
     Raises:
         FileNotFoundError: there is no registry, or no champion in it.
         RegistryError: the registry does not answer.
     """
+    from models.registry.decision import CONTENT_TAG
     from models.registry.registry import Registry
     from models.registry.store import registry_exists
     from models.section import read
@@ -32,7 +35,8 @@ def champion_folder(output: Path, kind: str = LATENCY) -> Path:
     if (version := found.version) is None:
         why = found.astray or f"no version of {registry.model} is champion; `swiftqueue deploy` makes one"
         raise FileNotFoundError(f"--artifact champion: {why}")
-    target = output / MODELS / f"{registry.model}-champion-{version}"
+    content = registry.tags(version)[CONTENT_TAG][:16]
+    target = output / MODELS / f"{registry.model}-champion-{content}"
     if not target.is_dir():
         with new_folder(target) as partial:
             registry.fetch(version, partial)

@@ -8,6 +8,7 @@ class over time (`classes`), where the router's rule is Confucius; each page's o
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from laboratory.scenarios.schema import LARGEST_PACKET_BYTES, Scenario
 Rows = list[dict[str, Any]]
 RowsOf = Callable[[Mapping[str, Any], Mapping[str, Any]], Rows]
 FILE: Final = "experience.parquet"
+PREFIXES: Final = {"": 1, "k": 1e3, "K": 1e3, "M": 1e6, "Ki": 2**10, "Mi": 2**20}  # of ns-3's queue sizes
 STALL_S: Final = 0.19  # a frame later than this is one that the viewer waits for
 SCHEMA: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
     "scenario": pl.String,
@@ -104,7 +106,7 @@ def load(output: Path, file: str = FILE) -> pl.DataFrame:
 def collect(output: Path, scenarios: Mapping[str, Scenario]) -> None:
     """Bring the rows of some scenarios up to the results'.
 
-    A run whose folder is not there keeps the rows that it has here.
+    A run that is but a row of the results keeps what `keep_rows` laid beside it, or what it has here.
     """
     asking: dict[str, tuple[RowsOf, set[str]]] = {
         FILE: (rows_of, set(scenarios)),
@@ -118,11 +120,14 @@ def collect(output: Path, scenarios: Mapping[str, Scenario]) -> None:
         pl.col("scenario").is_in(list(scenarios)), pl.col("status") == COMPLETE
     )
     for row in runs.iter_rows(named=True):
-        path = folder_of(output, row["run"]) / SUMMARY
+        folder = folder_of(output, row["run"])
+        path = folder / SUMMARY
         summary = json.loads(path.read_text()) if path.is_file() else None
         for file, (rows_of_run, names) in asking.items():
-            if row["scenario"] in names:
-                rows[file] += _kept(known[file], row) if summary is None else rows_of_run(row, summary)
+            if row["scenario"] in names and summary is not None:
+                rows[file] += rows_of_run(row, summary)
+            elif row["scenario"] in names:
+                rows[file] += _kept(load(folder, file) if (folder / file).is_file() else known[file], row)
     for file, found in rows.items():
         _keep(output / file, known[file], found, list(scenarios))
 
@@ -179,8 +184,14 @@ def _occupancy(run: Mapping[str, Any], packets: Mapping[str, Any]) -> float | No
     if waited_s is None:
         return None
     arrived_hz = packets["arrived"] / (float(run["seconds"]) - float(run["warmup_s"]))
-    buffer_packets = run["bottlenecks"][0]["buffer_bytes"] / LARGEST_PACKET_BYTES
-    return float(arrived_hz * waited_s / buffer_packets)
+    return float(arrived_hz * waited_s / _buffer_packets(run["bottlenecks"][0]))
+
+
+def _buffer_packets(link: Mapping[str, Any]) -> float:
+    """How many packets a bottleneck holds: what its disc says goes before the buffer."""
+    limit = link.get("disc", {}).get("attributes", {}).get("MaxSize", f"{link['buffer_bytes']}B")
+    ((number, prefix, unit),) = re.findall(r"^([\d.]+)(.*)([pB])$", limit)
+    return float(number) * PREFIXES[prefix] / (1 if unit == "p" else LARGEST_PACKET_BYTES)
 
 
 def classes_of(row: Mapping[str, Any], summary: Mapping[str, Any]) -> Rows:

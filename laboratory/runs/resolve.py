@@ -40,6 +40,7 @@ FORMAT: Final = 1
 CONTROL_SEED: Final = 1  # of the draws of control `random`: the traffic's seed varies beside it
 FIRST_VERSION: Final = 1
 ROUND_CODE: Final = ("laboratory/learning/finetune_round.py", "laboratory/learning/packet_table.py")
+ROUND_SECTIONS: Final = ("change", "finetune")
 BATCHING: Final = {"inference_us", "until_decided", "margin_us", "margin_share", "max_moved_unacked"}
 CONFUCIUS_DISC: Final = "swiftqueue::ConfuciusQueueDisc"
 NO_EXPLORATION: Final = {"share": 0.0, "burst_packets": 1, "seed": 1}
@@ -279,12 +280,13 @@ def _forecast(environment: Environment, name: str, record: str) -> dict[str, Any
 
 
 @cache
-def finetuning_content() -> str:
-    """Hash of what a round of fine-tuning does: its code and section `finetune` of params.yaml."""
+def finetuning_content(params: Path = PROJECT / "params.yaml") -> str:
+    """Hash of what a round of fine-tuning does: its code and the sections of params.yaml that it reads."""
     from models.import_closure import files_of
 
-    section = yaml.safe_load((PROJECT / "params.yaml").read_text())["finetune"]
-    digest = hashlib.sha256(json.dumps(section, sort_keys=True).encode())
+    read = yaml.safe_load(params.read_text())
+    sections = {name: read[name] for name in ROUND_SECTIONS}
+    digest = hashlib.sha256(json.dumps(sections, sort_keys=True).encode())
     for path in (*files_of("models.training.finetuning"), *map(Path, ROUND_CODE)):
         digest.update((PROJECT / path).read_bytes())
     return digest.hexdigest()

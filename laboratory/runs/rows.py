@@ -10,8 +10,10 @@ from typing import Any
 import polars as pl
 
 from feature_store.atomic import new_folder
+from laboratory.runs import experience
 from laboratory.runs.execution import COST, ROW, SUMMARY, TRACE_METADATA, folder_of, is_complete
-from laboratory.runs.resolve import Asked
+from laboratory.runs.programs import Equals
+from laboratory.runs.resolve import Asked, identity
 from laboratory.runs.results import COMPLETE, NOT_RUN, load
 from laboratory.scenarios.schema import Scenario
 
@@ -74,16 +76,25 @@ def complete(asked: Asked, scenario: Scenario, identity: str, program: str, fold
 def keep_rows(output: Path) -> None:
     """Let each row of the results stand for its run where that run's folder is not there.
 
-    So what others have published can be gone on with. Runs that left captures or packets are none of these:
-    a row does not stand for those.
+    So what others have published can be gone on with. What users noticed in the run stays with it, whatever
+    becomes of the tables. A program that was listed after it ran has the list's name from then on. Runs that
+    left captures or packets are none of these: a row does not stand for those.
     """
+    listed = Equals.load().programs
+    tables = {file: experience.load(output, file) for file in experience.SCHEMAS}
     for row in load(output).filter(pl.col("status") == COMPLETE).iter_rows(named=True):
-        kept = {"pcap", "truth"} & set(json.loads(row["parameters"])["outputs"])
-        if is_complete(output, row["run"]) or kept:
+        run = json.loads(row["parameters"])
+        program = listed[0] if row["program"] in listed else row["program"]
+        name = {"run": identity(run, program), "program": program}
+        if is_complete(output, name["run"]) or {"pcap", "truth"} & set(run["outputs"]):
             continue
-        folder = folder_of(output, row["run"])
-        with new_folder(folder) as partial:
-            (partial / ROW).write_text(json.dumps(row) + "\n")
+        with new_folder(folder_of(output, name["run"])) as partial:
+            (partial / ROW).write_text(json.dumps(row | name) + "\n")
+            for file, table in tables.items():
+                noticed = table.filter(pl.col("run") == row["run"])
+                if not noticed.is_empty():
+                    named = noticed.with_columns(pl.lit(value).alias(key) for key, value in name.items())
+                    named.write_parquet(partial / file)
 
 
 def _unforeseen(summary: Mapping[str, Any], folder: Path) -> float | None:

@@ -167,6 +167,28 @@ def test_versions_that_nobody_needs_leave_nothing(
     assert number == versions[-1] + 1, "that of the removed newest version is not given again"
 
 
+def test_the_laboratorys_champion_is_that_of_the_registry_that_is_asked(
+    make_artifact: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, project: Path
+) -> None:
+    """Version 1 of two registries are two models; one that is there already is not fetched again."""
+    from laboratory.learning.champion import champion_folder
+    from models.registry.registry import CHAMPION, Decision, Registry
+
+    name = yaml.safe_load((project / "params.yaml").read_text())["register"]["model_name"]
+    passed = Decision(passed=True, reason="set by a test", champion=None)
+    found = {}
+    for seed in (1, 2):
+        monkeypatch.setenv("SWIFTQUEUE_STATE", str(tmp_path / str(seed)))
+        artifact = make_artifact(seed, onnx=True)
+        registry = Registry(name)
+        registry.set_alias(CHAMPION, registry.add(artifact, judged=passed, tags=TAGS, params={}, metrics={}))
+        assert registry.alias(CHAMPION) == 1
+        found[seed] = champion_folder(tmp_path / "lab")
+        weights = (artifact / "model.safetensors").read_bytes()
+        assert (found[seed] / "model.safetensors").read_bytes() == weights
+    assert found[1] != found[2] == champion_folder(tmp_path / "lab")
+
+
 def test_a_backup_comes_back_in_its_folder_and_its_versions_may_be_served(
     exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, project: Path
 ) -> None:

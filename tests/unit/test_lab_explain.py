@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from laboratory.explain import CLASSIC, L4S, errors, tail
+from laboratory.explain import CLASSIC, L4S, _print, errors, explain, tail
 
 TRUTH = [
     ("sent_ns", "<i8"),
@@ -98,10 +99,39 @@ def test_a_tail_is_told_by_its_episodes(truth: np.ndarray[Any, Any]) -> None:
     truth["queueing_us"][[80, 82, 84]] = 50_000  # one burst
     truth["queueing_us"][300] = 60_000
     truth["queueing_us"][81] = 90_000  # classic by default
-    found = tail(truth, 0)
+    found, later = tail(truth, 0), tail(truth, 100_000_000)
+    assert found is not None
+    assert later is not None
     assert found.packets == 4
     assert found.episodes == 2
     assert found.seconds == pytest.approx(0.004)
     assert found.largest == 0.75
     assert found.p99_ms > 1
-    assert tail(truth, 100_000_000).episodes == 1
+    assert later.episodes == 1
+
+
+def test_a_run_in_which_no_packet_came_is_one_line(
+    truth: np.ndarray[Any, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    truth["queueing_us"] = truth["latency_us"] = np.nan
+    found = list(errors(truth, asked(truth), RECEIVERS, 0, forward))
+    assert np.isnan([one.least_ms for one in found]).all()
+    _print("small, seed 1", found, tail(truth, 0))
+    assert capsys.readouterr().out == "small, seed 1: no L4S packet of S1 that left after the warm-up came\n"
+
+
+def test_a_sender_without_a_choice_is_refused_before_the_run(tmp_path: Path) -> None:
+    (mine := tmp_path / "mine.yaml").write_text(
+        "extends: who-picks\naxis: {points: {calls: {set: {senders.s1.groups.call.tcp: copa, "
+        "senders.s1.groups.call.ecn: not_ect, senders.s1.groups.call.dupack_threshold: 3}}}}\n"
+    )
+    with pytest.raises(ValueError, match=r"^mine, calls: the captured sender has no L4S flow to choose for$"):
+        explain(
+            str(mine),
+            artifact="none",
+            profile="rfc9332",
+            point="calls",
+            seed=1,
+            seconds=None,
+            output=tmp_path,
+        )

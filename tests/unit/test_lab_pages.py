@@ -13,8 +13,10 @@ import pytest
 import yaml
 
 from laboratory.report import verdict, verdicts
-from laboratory.runs import experience
-from laboratory.runs.resolve import Model, cells, control_of, resolve
+from laboratory.runs import execution, experience, rows
+from laboratory.runs import results as lab_results
+from laboratory.runs.programs import Equals
+from laboratory.runs.resolve import Model, cells, control_of, identity, resolve
 from laboratory.scenarios.files import environment_at, load, path_of
 from laboratory.scenarios.pages import drawn, rates_of
 from laboratory.scenarios.traffic import Lognormal, Pages
@@ -260,6 +262,36 @@ def test_a_frame_that_never_came_is_as_late_as_the_end_shows() -> None:
     assert experience.row_of(ROW, summary(calls=[]))["frames"] == 0
 
 
+def test_what_users_noticed_stays_with_a_run_of_which_there_is_but_a_row(tmp_path: Path) -> None:
+    """A command for one seed forgets the others' rows in the tables; a later one for all finds them again.
+
+    One program ran before it was listed: its runs are found by the name that the list gives them.
+    """
+    scenario = load(path_of("confucius-web"))
+    first, *_, last = Equals.load().programs
+    ran = []
+    for seed, program in ((1, first), (2, last)):
+        run = {"profile": "rfc9332", "seed": seed, "outputs": []}
+        key = KEYS | {"scenario": "confucius-web", "seed": seed}
+        name = {"run": identity(run, program), "program": program}
+        ran.append({**key, **name, "status": lab_results.COMPLETE, "parameters": json.dumps(run)})
+    lab_results.merge(tmp_path, ran)
+    of_runs = [experience.row_of(ROW | row, summary()) for row in ran]
+    pl.DataFrame(of_runs, schema=experience.SCHEMA).write_parquet(tmp_path / experience.FILE)
+    rows.keep_rows(tmp_path)
+    for seeds in ([1], [1, 2]):
+        lab_results.forget(tmp_path, ["confucius-web"])
+        for row in ran:
+            folder = execution.folder_of(tmp_path, identity(json.loads(row["parameters"]), first))
+            if row["seed"] in seeds:
+                lab_results.merge(tmp_path, [json.loads((folder / execution.ROW).read_text())])
+        experience.collect(tmp_path, {"confucius-web": scenario})
+        found = experience.load(tmp_path)
+        assert found["seed"].to_list() == seeds
+    assert found["program"].to_list() == [first, first]
+    assert found["load_mean_s"].to_list() == [one["load_mean_s"] for one in of_runs]
+
+
 def results(folder: Path, stalls: dict[str, list[float]], loads: dict[str, list[float]]) -> Path:
     rows = [
         {
@@ -371,7 +403,7 @@ def test_figures_over_what_varies_are_each_held_to_their_limit(tmp_path: Path) -
 
 def test_each_flow_of_a_run_has_a_row_and_shares_are_judged(tmp_path: Path) -> None:
     """A sender without flows has none; Jain's index is of all flows of a run."""
-    run = {
+    run: dict[str, Any] = {
         "seconds": 20,
         "warmup_s": 4,
         "bottlenecks": [{"buffer_bytes": 15_000}],
@@ -389,6 +421,16 @@ def test_each_flow_of_a_run_has_a_row_and_shares_are_judged(tmp_path: Path) -> N
     assert found[0]["rtt_mean_s"] == 5e-3
     # 8 packets in 16 s, each for 5 ms, of room for 10
     assert found[0]["occupancy"] == pytest.approx(8 / 16 * 5e-3 / 10)
+    for limit, packets in (
+        ("20p", 20),
+        ("2kp", 2000),
+        ("30000B", 20),
+        ("1.5KiB", 1.024),
+    ):  # goes before the buffer
+        disc = {"disc": {"type": "ns3::FifoQueueDisc", "attributes": {"MaxSize": limit}}}
+        limited = run | {"bottlenecks": [run["bottlenecks"][0] | disc]}
+        occupancy = experience.flows_of(ROW, summary(run=limited))[0]["occupancy"]
+        assert occupancy == pytest.approx(8 / 16 * 5e-3 / packets)
     rows = [
         {
             **found[0],

@@ -693,6 +693,18 @@ def test_the_models_folder_is_not_in_the_run() -> None:
     assert given["control"]["artifact"] == "/models/a"
 
 
+def test_a_run_whose_head_is_tuned_depends_on_what_its_rounds_read(project: Path, tmp_path: Path) -> None:
+    params = yaml.safe_load((project / "params.yaml").read_text())
+    contents = []
+    for section in (None, "finetune", "change", "live"):
+        path = tmp_path / f"{section}.yaml"
+        path.write_text(yaml.safe_dump(params | ({section: {"other": 1}} if section else {})))
+        contents.append(finetuning_content(path))
+    unchanged, finetune, change, live = contents
+    assert unchanged == live == finetuning_content()
+    assert len({unchanged, finetune, change}) == 3
+
+
 def packet_table(folder: Path, sent: list[tuple[int, float, int]]) -> None:
     """Rows of (flow, time in ms, IP length)."""
     rows = [
