@@ -37,7 +37,7 @@ class Form:
     swept: Protocol
     swept_s: float
     ends_only: bool  # of each axis two points
-    every: tuple[float, ...]  # fine-tuning intervals, in test slices
+    every: tuple[float, ...]  # fine-tuning intervals, in test slices; 1.0 as in `rows`: keys are of text
 
     def protocol(self, trace: str) -> Protocol:
         """Slices of a trace."""
@@ -56,7 +56,7 @@ SMALL: Final = Form(
     swept=Protocol("small-swept", 4, 0.8, 4),
     swept_s=12.5,
     ends_only=True,
-    every=(0.25, 1, 4),
+    every=(0.25, 1.0, 4),
 )
 FULL: Final = Form(
     name="full",
@@ -66,7 +66,7 @@ FULL: Final = Form(
     swept=Protocol("full-swept", 100, 20, 100),
     swept_s=300,
     ends_only=False,
-    every=(0.2, 1, 5),
+    every=(0.2, 1.0, 5),
 )
 FORMS: Final = {form.name: form for form in (FULL, SMALL)}  # the longer one is shown where it is complete
 

@@ -15,7 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from models.registry.bars import NO_CHAMPION, Verdict
 from models.registry.decision import REFERENCE_TAG
 from models.registry.lineage import content_hash, dvc_hashes, git_commit, origin
-from models.registry.registry import CHALLENGER, CHAMPION, ITSELF, Decision, Registry
+from models.registry.registry import CHALLENGER, CHAMPION, ITSELF, REPLACED_TAG, Decision, Registry
 from models.registry.store import RegistryError
 
 Scored = TypeVar("Scored")
@@ -86,6 +86,8 @@ def enter(
 ) -> Entered[Scored]:
     """Register an artifact (or find it again), judge it, point `challenger` at it.
 
+    One that served and fails now keeps its decision, and is no challenger.
+
     Args:
         registry: of the model.
         source: the artifact's folder, an output of another stage: it is not written to.
@@ -129,6 +131,7 @@ def enter(
     if champion is not None and champion == version:
         verdict = Verdict(True, "it is the champion already", verdict.loses_to)
     judged = Decision(verdict.passed, verdict.reason, champion)
+    stands = False  # a decision of before: what served may still be gone back to
     if version is None:
         with tempfile.TemporaryDirectory() as temporary:
             # Completed in a copy: the artifact is an output of another stage, which DVC guards.
@@ -148,9 +151,10 @@ def enter(
                 reports=reports,
             )
     else:
-        registry.decide(version, judged)
         registry.log_metrics(version, metrics(scores))
-    if version != champion:
+        if not (stands := not judged.passed and REPLACED_TAG in registry.tags(version)):
+            registry.decide(version, judged)
+    if version != champion and not stands:
         registry.set_alias(CHALLENGER, version)
     return Entered(registry.model, version, content, verdict, champion, scores)
 

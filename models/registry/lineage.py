@@ -22,7 +22,7 @@ def origin(tags: Mapping[str, str]) -> dict[str, str]:
 
 
 def git_commit(folder: Path) -> str:
-    """Commit checked out in `folder`, with `+dirty` if its sources differ; `unknown` outside git.
+    """Commit checked out in `folder`, with `+dirty` if its sources differ; `unknown` where git does not say.
 
     What `dvc repro` writes is no source: on another machine the same sources give it other last digits.
     """
@@ -30,7 +30,7 @@ def git_commit(folder: Path) -> str:
         commit = _git(folder, "rev-parse", "HEAD")
         records = [f":(exclude,top){path}" for path in RECORDS]
         changed = _git(folder, "status", "--porcelain", "--untracked-files=no", "--", ":/", *records)
-    except (OSError, subprocess.CalledProcessError):
+    except (OSError, subprocess.SubprocessError):
         return UNKNOWN
     return f"{commit}+dirty" if changed else commit
 

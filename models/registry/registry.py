@@ -39,6 +39,7 @@ CHAMPION: Final = "champion"  # the served version
 CHALLENGER: Final = "challenger"  # the version that may take its place
 ITSELF: Final = "itself"  # REFERENCE_TAG of the version that an encoder came with
 LIVE: Final = "live"  # tag `protocol` of a version that a round made
+REPLACED_TAG: Final = "replaced_version"  # of a version that served: the champion before it, or "none"
 PAGE: Final = 1000  # versions in one answer
 
 

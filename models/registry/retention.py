@@ -8,10 +8,10 @@ from typing import Final
 
 from models.registry.decision import REFERENCE_TAG
 from models.registry.lineage import origin
-from models.registry.registry import CHAMPION, Registry
+from models.registry.registry import CHAMPION, REPLACED_TAG, Registry
 
 BUDGET_S: Final = 10.0  # of one pruning: where there are thousands, the next round goes on
-LINKS: Final = ("replaced_version", "parent_version")
+LINKS: Final = (REPLACED_TAG, "parent_version")
 
 
 def spare(versions: Mapping[int, Mapping[str, str]], aliases: Mapping[str, int], keep: int) -> list[int]:

@@ -68,16 +68,14 @@ class Probation:
         latest: Latest,
         head: Mapping[str, bytes],
         champion: Mapping[str, bytes],
-        seconds: float,
     ) -> str:
         """Judge a head beside the champion on traffic that came since its round began, without any effect.
 
-        The last so many seconds judge. Returns what it may be worse in; nothing too where too little came to
-        tell.
+        Returns what it may be worse in; nothing too where too little came to tell.
         """
         deadline = time.monotonic() + SHADOW_WAIT_S
         while True:
-            found = self._beside(head, champion, seconds, latest.newest_ns, record.sender)
+            found = self._beside(head, champion, SHADOW_WAIT_S, latest.newest_ns, record.sender)
             enough = found is not None and found.batches >= self.shadow_batches
             if enough or time.monotonic() > deadline:
                 break

@@ -40,7 +40,7 @@ from models.training.protocol import PROTOCOLS
 from models.training.windows import load_windows
 
 SECONDS: Final = 600.0  # of telemetry; protocol `paper` needs 450
-MOST_PACKETS: Final = 1_500_000  # their windows are 1.6 GB at 128 tokens
+MOST_PACKETS: Final = 1_500_000  # their windows are 2.3 GB at 128 tokens, 5.3 GB of an event stream's 136
 PAUSE_S: Final = 3600.0  # from one start to the next: what did not pass the gate will not pass at once
 STOP_S: Final = 20.0
 TRIES: Final = 3  # of each stage; `pretrain` goes on from its last epoch
@@ -76,8 +76,7 @@ class Retraining:
         self._params = params
         self._process: subprocess.Popen[bytes] | None = None
         self._started_s: float | None = None
-        if not (self._folder / CANDIDATE).is_dir():
-            shutil.rmtree(self._folder, ignore_errors=True)
+        self._drop_unfinished()
 
     @property
     def log(self) -> Path:
@@ -102,7 +101,7 @@ class Retraining:
         """
         self._started_s = time.monotonic()  # a start that fails is not tried again at once either
         params = stage_params(self._params, latest.packets)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self.drop()
         private_dir(self._folder.parent)
         self._folder.mkdir()
         (self._folder / "params.yaml").write_text(yaml.safe_dump(params))
@@ -133,6 +132,7 @@ class Retraining:
             lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
             # The stage's own line, and which stage it was.
             reason = "; ".join(lines[-2:]) or f"ended with code {code}"
+            self.drop()
             raise RetrainError(f"the re-train failed: {reason[:400]} (log {self.log})")
 
     def candidate(self) -> Retrained | None:
@@ -152,7 +152,7 @@ class Retraining:
         return Retrained(files, tags, trained_on=folder / INPUTS_FILE)
 
     def drop(self) -> None:
-        """Forget the candidate: it has been judged, or cannot be."""
+        """Remove what one made or left: it has been judged, or cannot be. Its log stays."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def close(self) -> None:
@@ -171,6 +171,11 @@ class Retraining:
         self._process.wait()
         self._process = None
         shutil.rmtree(scratch(), ignore_errors=True)
+        self._drop_unfinished()
+
+    def _drop_unfinished(self) -> None:
+        if not (self._folder / CANDIDATE).is_dir():
+            self.drop()
 
 
 def scratch() -> Path:

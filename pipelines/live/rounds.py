@@ -212,9 +212,7 @@ class Rounds(Runner[RoundRecord]):
         passed = tuned.verdict.passed
         if passed and self.probation.shadow_batches:
             with _timed(record, "shadow"):
-                worse = self.probation.shadow(
-                    record, latest, tuned.files, champion_files, self._params.judge_s
-                )
+                worse = self.probation.shadow(record, latest, tuned.files, champion_files)
             if worse:
                 passed, record.reason = False, f"worse than the champion in shadow: {worse}"
                 registry.decide(record.version, Decision(False, record.reason, champion))

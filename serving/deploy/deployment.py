@@ -21,7 +21,7 @@ from models.registry import retention
 from models.registry.decision import CONTENT_TAG
 from models.registry.lineage import content_hash, git_commit
 from models.registry.register_params import RateRegisterParams, RegisteredParams, RegisterParams
-from models.registry.registry import CHALLENGER, CHAMPION, Registry
+from models.registry.registry import CHALLENGER, CHAMPION, REPLACED_TAG, Registry
 from models.registry.store import RegistryError, registry_exists
 from models.section import read
 from serving.deploy import log as deploy_log
@@ -38,7 +38,6 @@ SECTIONS: Final[dict[str, type[RegisteredParams]]] = {
     RATE: RateRegisterParams,
     LIMIT: LfqRegisterParams,
 }
-REPLACED_TAG: Final = "replaced_version"  # the champion before this one: where a rollback goes
 NONE: Final = "none"
 SHOWN: Final = 20  # versions in a message
 LOCK_WAIT_S: Final = 120.0  # a push takes seconds, a load that Triton gives up 60

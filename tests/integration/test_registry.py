@@ -368,6 +368,38 @@ def test_the_stage_registers_judges_and_reuses(sqlite: None, data: Path) -> None
     assert registry.tags(2)["gate"] == "failed"
 
 
+def test_what_served_and_fails_now_may_still_be_gone_back_to(
+    sqlite: None, data: Path, tmp_path: Path
+) -> None:
+    from models.networks import artifact
+    from models.registry.registry import REPLACED_TAG, Decision, Registry
+
+    change_head(data, share=1, bias=5)
+    first = run_stage(data, "served")["version"]
+    source = data / "finetuned" / "t" / "round-1"
+    kept = Path(shutil.copytree(source, tmp_path / "first"))
+    change_head(data, share=1, bias=-5)  # a live round's, far better
+    artifact.export_onnx(source)
+    registry = Registry("served")
+    judged, tags = Decision(True, "", first), {"protocol": "live"}
+    second = registry.add(source, judged=judged, tags=tags, params={}, metrics={})
+    registry.set_alias("champion", second)
+    registry.remove_alias("challenger")
+    shutil.rmtree(source)
+    shutil.copytree(kept, source)  # `make run`, unchanged
+
+    registry.set_tags(first, {REPLACED_TAG: "none"})  # as its deployment left it
+    found = run_stage(data, "served")
+    assert (found["version"], found["gate"]["passed"]) == (first, False)
+    assert registry.refusal(first) == ""
+    assert registry.alias("challenger") is None
+
+    registry._client.delete_model_version_tag("served", str(first), REPLACED_TAG)  # it never served
+    run_stage(data, "served")
+    assert "did not pass the gate: worse than the champion" in registry.refusal(first)
+    assert registry.alias("challenger") == first
+
+
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder as the earlier stages leave it, of a trace with packets."""

@@ -23,7 +23,7 @@ TINY = Form(
     swept=Protocol("tiny", 2, 0.5, 1),
     swept_s=6,
     ends_only=True,
-    every=(0.5, 1),
+    every=(0.5, 1.0),
 )
 QUICK = {"epochs": 1, "head_epochs": 2, "width": 16}
 EXHIBITS = ["table-1", "figure-3", "figure-14", "figure-16", "figure-17"]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from models.registry.lineage import git_commit
+from models.registry.lineage import UNKNOWN, git_commit
 
 pytestmark = pytest.mark.slow
 
@@ -127,6 +127,18 @@ def test_what_the_stages_write_makes_no_version_dirty_and_a_source_does(tmp_path
     assert git_commit(tmp_path) == git_commit(tmp_path / "room") == commit
     (tmp_path / "model.py").write_text("2\n")
     assert git_commit(tmp_path) == git_commit(tmp_path / "room") == f"{commit}+dirty"
+
+
+def test_of_a_git_that_does_not_end_no_commit_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a slow disk: no round ends for it."""
+
+    def slow(*command: object, **given: object) -> None:
+        raise subprocess.TimeoutExpired("git", 30)
+
+    monkeypatch.setattr(subprocess, "run", slow)
+    assert git_commit(tmp_path) == UNKNOWN
 
 
 def git(folder: Path, *arguments: str) -> str:

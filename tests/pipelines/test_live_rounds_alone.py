@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import polars as pl
 import pytest
 import yaml
-from toy_world import bottleneck_table
+from toy_world import START_NS, bottleneck_table
 
 from feature_store.telemetry.recent import Latest
 from models.training.finetuning import FinetuneParams
 from models.training.warm_worker import WarmWorkerError
+from pipelines.live import probation, runner
 from pipelines.live import rounds as live
-from pipelines.live import runner
 from pipelines.live.command import round_params, schedule
+from pipelines.live.retrain import RetrainError, Retraining
+from pipelines.live.rounds_log import RoundRecord
+from pipelines.live.watch import Compared, Pair
 
 FINETUNE = FinetuneParams(seed=1, workers=1, epochs=2, batch_size=64, learning_rate=1e-3, sharp_weight=1)
 
@@ -86,6 +91,52 @@ def test_a_candidate_that_ends_the_worker_twice_is_given_up(
         ("", False),
     ]
     rounds.close()
+
+
+def test_a_shadow_counts_what_came_while_it_waited(
+    params: live.RoundParams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At 20 batches a second the 256 come in thirteen seconds: within its wait, and never in ten."""
+    table = bottleneck_table("live", seconds=60, packets_per_s=160)
+    clock = SimpleNamespace(now_s=20.0)
+    monkeypatch.setattr(clock, "monotonic", lambda: clock.now_s, raising=False)
+    monkeypatch.setattr(clock, "sleep", lambda s: setattr(clock, "now_s", clock.now_s + s), raising=False)
+    monkeypatch.setattr(probation, "time", clock)
+
+    def telemetry(seconds: float, sender: str = "") -> Latest:
+        sent_s = (pl.col("sent_ns") - START_NS) / 1e9
+        packets = table.filter(sent_s.is_between(clock.now_s - seconds, clock.now_s))
+        return Latest(packets, int(START_NS + clock.now_s * 1e9), 1, 0, {})
+
+    def compared(pair: Pair) -> Compared:
+        batches = pair.packets.filter(pl.col("sent_ns") >= pair.from_ns).height // 8
+        return Compared(batches, 0.0, {}, "late", {})
+
+    worker: Any = SimpleNamespace(do=compared)
+    found = probation.Probation(telemetry, worker, "swiftqueue", lead_in_s=5)
+    record = RoundRecord(1, 0.0, sender="live")
+    assert found.shadow(record, telemetry(5), {}, {}) == "late"
+    assert record.shadow["batches"] >= found.shadow_batches == 256
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_retrain_that_made_nothing_leaves_its_log_alone(
+    params: live.RoundParams, tmp_path: Path, ended: bool
+) -> None:
+    """Not the gigabytes of its telemetry and windows, for which the next one may come in weeks."""
+    retraining = Retraining({})
+    folder = tmp_path / "live" / "retrain"
+    (folder / "packets").mkdir(parents=True)
+    retraining.log.write_text("stage pretrain ended with code 1\n")
+    retraining._process = subprocess.Popen(["false"] if ended else ["sleep", "60"])
+    if ended:
+        retraining._process.wait()
+        with pytest.raises(RetrainError, match="the re-train failed: stage pretrain"):
+            retraining.finish()
+    else:
+        retraining.close()
+    assert not folder.exists()
+    assert retraining.log.is_file()
 
 
 def test_rounds_take_the_limits_that_the_section_may_have(

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from models.lock import held
+from models.registry.registry import REPLACED_TAG
 from serving.deploy import deployment, hold
 from serving.deploy import log as deploy_log
 from serving.deploy.champion import Champion
@@ -113,7 +114,7 @@ def test_a_damaged_hold_stops_a_rollback_before_it_begins(
 
     class Registry:
         def tags(self, version: int) -> dict[str, str]:
-            return {deployment.REPLACED_TAG: "1"}
+            return {REPLACED_TAG: "1"}
 
         def refusal(self, version: int) -> str:
             return ""

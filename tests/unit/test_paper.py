@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from infra.cli import app
 from infra.paper.answers import MEDIAN_MS, Rows, answers
 from infra.paper.asked import LSTM, OURS, PREVIOUS, SHOWN, Asked
-from infra.paper.exhibits import EXHIBITS, FULL, PLAIN, SMALL, TREES, Exhibit, chosen
+from infra.paper.exhibits import EXHIBITS, FULL, PLAIN, SMALL, TREES, Exhibit, Form, chosen
 from infra.paper.verdicts import NOT_RUN, NOT_SETTLED, REFUTED, REPRODUCED, answer, verdict
 from infra.results import paper
 from infra.results.paper_pictures import pictures
@@ -207,3 +207,15 @@ def test_every_method_is_a_section_and_both_forms_ask_for_whole_seeds(project: P
         for exhibit in EXHIBITS:
             seeds = {asked.seed for asked in exhibit.rows(form)}
             assert seeds == set(range(1, form.seeds + 1)), exhibit.name
+
+
+@pytest.mark.parametrize("form", [SMALL, FULL], ids=lambda form: form.name)
+def test_an_exhibit_alone_asks_for_the_rows_that_all_ask_for(form: Form) -> None:
+    """To the letter, of which a row's key is the hash: 1 and 1.0 are equal, and two texts."""
+
+    def texts(asked: Iterable[Asked]) -> set[str]:
+        return {json.dumps(asdict(one)) for one in asked}
+
+    every = texts(dict.fromkeys(one for exhibit in EXHIBITS for one in exhibit.rows(form)))
+    for exhibit in EXHIBITS:
+        assert texts(exhibit.rows(form)) <= every, exhibit.name
