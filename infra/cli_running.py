@@ -174,14 +174,25 @@ def rollback(
 
 
 @running_app.command()
+def hold(model: OfModel = Model.latency) -> None:
+    """Keep the version that is served now until `release`, whatever rounds bring.
+
+    Example: swiftqueue hold
+    """
+    from serving.deploy.deployment import hold_champion
+
+    hold_champion(model.value)
+
+
+@running_app.command()
 def release(model: OfModel = Model.latency) -> None:
-    """Let rounds and `deploy` replace a version again that `rollback --hold` keeps.
+    """Let rounds and `deploy` replace a version again that `hold` or `rollback --hold` keeps.
 
     Example: swiftqueue release --model rate
     """
-    from serving.deploy import hold
+    from serving.deploy import hold as deploy_hold
 
-    print("rounds push again" if hold.release(model.value) else "no version was held")
+    print("rounds push again" if deploy_hold.release(model.value) else "no version was held")
 
 
 @running_app.command()
