@@ -321,7 +321,7 @@ def _start_scheduler(live: asked.Live) -> None:
         "scheduler",
         [SWIFTQUEUE, "schedule", *(f"{option}={value}" for option, value in options.items())],
         ports={"metrics": port},
-        env=ray_environment(),
+        env={**ray_environment(), variable("metrics_address"): ""},
         ready=lambda: answers(f"http://{LOOPBACK}:{port}/metrics"),
         nice=processes.BEHIND,  # as Ray is: a round takes every core for seconds
     )
