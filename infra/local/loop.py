@@ -22,7 +22,7 @@ from feature_store.settings import settings, variable
 from feature_store.state import make_scratch, scratch, state_dir
 from infra.local import asked, processes, ray_head, status, under_way
 from infra.local.pages import answers
-from infra.local.parts import KEEPER, MLFLOW, PARTS, TRITON
+from infra.local.parts import KEEPER, MLFLOW, PARTS, PROMETHEUS, TRITON
 from infra.local.servers import start_mlflow, start_stack
 from models.program import SWIFTQUEUE
 from pipelines.live import DRIFT
@@ -81,7 +81,12 @@ def start_loop(
             asked.write_asked(live)
         make_scratch()
         for name in PARTS:
-            start_part(name, live)
+            try:
+                start_part(name, live)
+            except (OSError, RuntimeError) as error:
+                if name != PROMETHEUS:
+                    raise
+                print(f"{name} does not run, the loop does: {error}", flush=True)  # the keeper tries again
     print(
         "the loop is up: `swiftqueue status` judges it, `make logs` shows its logs, `swiftqueue down` ends it"
     )
@@ -102,7 +107,7 @@ def start_part(name: str, live: asked.Live) -> None:
         "forwarder": _start_forwarder,
         "agent": lambda: _start_agent(live),
         "scheduler": lambda: _start_scheduler(live),
-        "prometheus": _start_prometheus,
+        PROMETHEUS: _start_prometheus,
         KEEPER: _start_keeper,
     }
     starters[name]()

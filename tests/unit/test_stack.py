@@ -334,6 +334,29 @@ def test_what_the_loop_was_asked_for_is_checked_and_remembered(state: Path) -> N
     assert asked.asked() == asked.Live("y", 1, 60, 30, 8)  # as before
 
 
+def test_a_prometheus_that_does_not_start_keeps_nothing_from_starting(
+    state: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Debian's package starts a server of its own at the same port."""
+    started = []
+
+    def start(name: str, live: asked.Live) -> None:
+        if name == broken:
+            raise OSError("port 9090 is in use")
+        started.append(name)
+
+    monkeypatch.setattr(loop, "start_part", start)
+    monkeypatch.setattr(loop, "_check_what_it_needs", lambda *_: None)
+    broken = "prometheus"
+    start_loop("t", speed=1, every_s=60, learn_s=30, judge_s=8)
+    assert started == [name for name in PARTS if name != broken]
+    assert "prometheus does not run, the loop does: port 9090 is in use" in capsys.readouterr().out
+    broken = "agent"
+    with pytest.raises(OSError, match="port 9090"):
+        start_loop("t", speed=1, every_s=60, learn_s=30, judge_s=8)
+    loop.clean_up()
+
+
 def test_the_loops_scheduler_answers_on_loopback_wherever_one_by_itself_does(
     state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -357,6 +380,7 @@ def test_the_loops_scheduler_answers_on_loopback_wherever_one_by_itself_does(
     make_scratch()
     loop.start_part("scheduler", asked.Live("x", 1, 60, 30, 8, bed=True))
     processes.stop("scheduler")
+    loop.clean_up()
 
 
 def test_a_part_that_was_started_and_is_gone_is_named(
