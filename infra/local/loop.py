@@ -344,6 +344,8 @@ def _start_prometheus() -> None:
 
 
 def _start_keeper() -> None:
+    from infra.local import prometheus
+
     port = _port(KEEPER, "keeper_metrics")
     _start_process(
         KEEPER,
@@ -351,7 +353,4 @@ def _start_keeper() -> None:
         ports={"metrics": port},
         ready=lambda: answers(f"http://{LOOPBACK}:{port}/metrics"),
     )
-    if processes.running("prometheus"):
-        from infra.local import prometheus
-
-        prometheus.write_targets()
+    prometheus.update_targets()

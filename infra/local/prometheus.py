@@ -114,6 +114,12 @@ def write_targets() -> list[dict[str, object]]:
     return found
 
 
+def update_targets() -> None:
+    """Write the list anew if Prometheus runs."""
+    if processes.running(PROMETHEUS):
+        write_targets()
+
+
 def _job(name: str) -> str:
     """Job of a server: `agent-2` and `agent` are both agents."""
     return name.split("-")[0]
