@@ -89,7 +89,8 @@ class Settings(BaseSettings):
     tls_server_key: Path | None = None
     """PEM file of that certificate's key."""
     metrics_address: IPv4Address = IPv4Address("127.0.0.1")
-    """Where agent and scheduler answer scrapes: an address of this machine; 0.0.0.0 is every one."""
+    """Where `swiftqueue agent` and `schedule`, started by themselves, answer scrapes: an address of this
+    machine; 0.0.0.0 is every one. The live loop's own answer on loopback."""
     agent_metrics: Port = 9200
     """Metrics port of the live loop's agent."""
     scheduler_metrics: Port = 9201

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
@@ -75,6 +75,7 @@ def up(
         raise typer.BadParameter("only --live takes this", param_hint=", ".join(only))
     say_who_runs_this()
     if live:
+        _check_live(context)
         from infra.local.loop import start_loop
         from infra.main_job import make_first_champion
 
@@ -94,6 +95,16 @@ def up(
 
         with under_way():
             start_stack(mlflow=mlflow)
+
+
+def _check_live(context: typer.Context) -> None:
+    """Refuse what `up --live` could not do."""
+    from infra.local.asked import Live
+
+    told = context.params
+    if told["bed"] and (idle := given(context, ("trace", "speed"))):
+        raise typer.BadParameter("--bed replays no trace", param_hint=", ".join(idle))
+    Live("", told["speed"], told["every"], told["learn"], told["judge"], told["drift"])
 
 
 @running_app.command()
@@ -136,7 +147,8 @@ def units(
 
     # Else the unit would fail at boot, where nobody reads why.
     commands = typer.main.get_group(running_app)
-    commands.commands["up"].make_context("up --live", ["--live", *context.args])
+    up_live = commands.commands["up"].make_context("up --live", ["--live", *context.args])
+    _check_live(cast(typer.Context, up_live))  # typer's name for its own
     print(f"{write_unit(memory, context.args)} is written; to start it, now and at boot:")
     print(
         f"  systemctl --user daemon-reload && systemctl --user enable --now {NAME} && loginctl enable-linger"
@@ -174,14 +186,25 @@ def rollback(
 
 
 @running_app.command()
+def hold(model: OfModel = Model.latency) -> None:
+    """Keep the version that is served now until `release`, whatever rounds bring.
+
+    Example: swiftqueue hold
+    """
+    from serving.deploy.deployment import hold_champion
+
+    hold_champion(model.value)
+
+
+@running_app.command()
 def release(model: OfModel = Model.latency) -> None:
-    """Let rounds and `deploy` replace a version again that `rollback --hold` keeps.
+    """Let rounds and `deploy` replace a version again that `hold` or `rollback --hold` keeps.
 
     Example: swiftqueue release --model rate
     """
-    from serving.deploy import hold
+    from serving.deploy import hold as deploy_hold
 
-    print("rounds push again" if hold.release(model.value) else "no version was held")
+    print("rounds push again" if deploy_hold.release(model.value) else "no version was held")
 
 
 @running_app.command()

@@ -26,7 +26,7 @@ import typer
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
 from feature_store.state import state_dir
-from infra.local import asked, loop, pages, parts, processes, ray_head, status, under_way
+from infra.local import asked, loop, pages, parts, processes, prometheus, ray_head, status, under_way
 from infra.local.heal import Healing
 from infra.local.parts import KEEPER, MLFLOW, PARTS, TRITON
 from infra.local.ports import LoopbackPort
@@ -95,7 +95,7 @@ class Keeper:
             start: begins to start a part; the second argument says that it has only lost its work.
             answers: whether a running part answers, for those that can be asked.
             patience_s: a part that answered nothing for so long is ended and started.
-            ended: is told of each start that has ended, and whether the part is up.
+            ended: is told of each start that failed, and of each part that is up again and had ended.
             idle: whether a part that does not answer is well and has only lost what `start` brings it.
             pool: asks the parts.
         """
@@ -196,7 +196,8 @@ class Keeper:
         part.started_s = time.monotonic()
         part.pause_s = min(max(FIRST_PAUSE_S, 2 * part.pause_s), LONGEST_PAUSE_S)
         part.due_s = part.started_s + part.pause_s
-        self._ended(name, not failure)
+        if failure or not idle:  # what only got its work back had not ended
+            self._ended(name, not failure)
         up = f"is up after {took_s:.1f} s"
         say(f"{name} {f'cannot be started, and is tried again: {failure}' if failure else up}")
 
@@ -269,6 +270,13 @@ ANSWERS: Final[dict[str, Callable[[processes.Server], bool]]] = {
 }
 
 
+def _ended(starts: Counter, failures: Counter, name: str, well: bool) -> None:
+    """Count a start; a part that is up again is to be scraped again."""
+    (starts if well else failures).labels(name).inc()
+    if well:
+        prometheus.update_targets()
+
+
 def main(
     metrics_port: LoopbackPort,
     patience: Annotated[float, typer.Option(help="seconds without an answer")] = PATIENCE_S,
@@ -301,7 +309,7 @@ def main(
         start=lambda name, idle: Healing(name, idle=idle),
         answers=ANSWERS,
         patience_s=patience,
-        ended=lambda name, well: (starts if well else failures).labels(name).inc(),
+        ended=partial(_ended, starts, failures),
         idle={TRITON: _serves_nothing},
     )
     for name in parts.wanted():

@@ -22,7 +22,7 @@ from feature_store.settings import settings, variable
 from feature_store.state import make_scratch, scratch, state_dir
 from infra.local import asked, processes, ray_head, status, under_way
 from infra.local.pages import answers
-from infra.local.parts import KEEPER, MLFLOW, PARTS, TRITON
+from infra.local.parts import KEEPER, MLFLOW, PARTS, PROMETHEUS, TRITON
 from infra.local.servers import start_mlflow, start_stack
 from models.program import SWIFTQUEUE
 from pipelines.live import DRIFT
@@ -81,7 +81,12 @@ def start_loop(
             asked.write_asked(live)
         make_scratch()
         for name in PARTS:
-            start_part(name, live)
+            try:
+                start_part(name, live)
+            except (OSError, RuntimeError) as error:
+                if name != PROMETHEUS:
+                    raise
+                print(f"{name} does not run, the loop does: {error}", flush=True)  # the keeper tries again
     print(
         "the loop is up: `swiftqueue status` judges it, `make logs` shows its logs, `swiftqueue down` ends it"
     )
@@ -102,7 +107,7 @@ def start_part(name: str, live: asked.Live) -> None:
         "forwarder": _start_forwarder,
         "agent": lambda: _start_agent(live),
         "scheduler": lambda: _start_scheduler(live),
-        "prometheus": _start_prometheus,
+        PROMETHEUS: _start_prometheus,
         KEEPER: _start_keeper,
     }
     starters[name]()
@@ -321,7 +326,7 @@ def _start_scheduler(live: asked.Live) -> None:
         "scheduler",
         [SWIFTQUEUE, "schedule", *(f"{option}={value}" for option, value in options.items())],
         ports={"metrics": port},
-        env=ray_environment(),
+        env={**ray_environment(), variable("metrics_address"): ""},
         ready=lambda: answers(f"http://{LOOPBACK}:{port}/metrics"),
         nice=processes.BEHIND,  # as Ray is: a round takes every core for seconds
     )
@@ -339,6 +344,8 @@ def _start_prometheus() -> None:
 
 
 def _start_keeper() -> None:
+    from infra.local import prometheus
+
     port = _port(KEEPER, "keeper_metrics")
     _start_process(
         KEEPER,
@@ -346,7 +353,4 @@ def _start_keeper() -> None:
         ports={"metrics": port},
         ready=lambda: answers(f"http://{LOOPBACK}:{port}/metrics"),
     )
-    if processes.running("prometheus"):
-        from infra.local import prometheus
-
-        prometheus.write_targets()
+    prometheus.update_targets()

@@ -11,9 +11,10 @@ from serving.triton import endpoint
 
 TRITON: Final = "triton"
 MLFLOW: Final = "mlflow"
+PROMETHEUS: Final = "prometheus"  # the loop runs without it
 KEEPER: Final = "keeper"  # starts what is gone; stopped first
 # Everything that may run on this machine, in the order of its start; the names of `var/NAME/server.json`.
-PARTS: Final = (MLFLOW, TRITON, "ray", "ingest", "forwarder", "agent", "scheduler", "prometheus", KEEPER)
+PARTS: Final = (MLFLOW, TRITON, "ray", "ingest", "forwarder", "agent", "scheduler", PROMETHEUS, KEEPER)
 
 
 def wanted() -> list[str]:
@@ -23,6 +24,6 @@ def wanted() -> list[str]:
         "triton": endpoint.elsewhere(),
         "ray": settings().ray_address,
         "ingest": ingest.elsewhere(),
-        "prometheus": shutil.which("prometheus") is None,
+        PROMETHEUS: shutil.which("prometheus") is None,
     }
     return [name for name in PARTS if not elsewhere.get(name)]

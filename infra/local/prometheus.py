@@ -25,9 +25,9 @@ from feature_store.settings import settings, variable
 from feature_store.state import state_dir
 from infra.local import processes
 from infra.local.pages import answers
+from infra.local.parts import PROMETHEUS
 from serving.triton.endpoint import LOOPBACK
 
-NAME: Final = "prometheus"
 CONFIGURATION: Final = Path(__file__).resolve().parents[1] / "monitoring"
 ALERTMANAGER: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+):([1-9][0-9]{0,4})")
 START_TIMEOUT_S: Final = 60.0
@@ -41,7 +41,7 @@ def start() -> str:
         ValueError: SWIFTQUEUE_ALERTMANAGER is no address.
         RuntimeError: it ended or did not answer.
     """
-    if server := processes.running(NAME):
+    if server := processes.running(PROMETHEUS):
         write_targets()
         return f"http://{LOOPBACK}:{server.ports['http']}"
     program = shutil.which("prometheus")
@@ -61,7 +61,7 @@ def start() -> str:
         "--log.level=warn",
     ]
     ready = f"{url}/-/ready"
-    processes.start(NAME, command, {"http": port}, {}, lambda: answers(ready), START_TIMEOUT_S)
+    processes.start(PROMETHEUS, command, {"http": port}, {}, lambda: answers(ready), START_TIMEOUT_S)
     return url
 
 
@@ -72,7 +72,7 @@ def write_configuration(port: int) -> Path:
         ValueError: SWIFTQUEUE_ALERTMANAGER is no address.
     """
     alerting = _alerting()
-    folder = state_dir() / NAME
+    folder = state_dir() / PROMETHEUS
     shutil.copytree(CONFIGURATION / "rules", folder / "rules", dirs_exist_ok=True)
     text = (CONFIGURATION / "prometheus.yaml").read_text().replace("${PORT}", str(port))
     (folder / "prometheus.yaml").write_text(text + alerting)
@@ -96,7 +96,7 @@ def targets() -> list[tuple[processes.Server, str]]:
     found = []
     for record in sorted(state_dir().glob("*/server.json")):
         server = processes.running(record.parent.name)
-        if server is None or server.name == NAME:
+        if server is None or server.name == PROMETHEUS:
             continue
         # The ingest answers scrapes at the port where it takes telemetry.
         kind = "http" if _job(server.name) == "ingest" and "metrics" not in server.ports else "metrics"
@@ -110,8 +110,14 @@ def write_targets() -> list[dict[str, object]]:
     found: list[dict[str, object]] = [
         {"targets": [address], "labels": {"job": _job(server.name)}} for server, address in targets()
     ]
-    write_file(state_dir() / NAME / "targets.json", json.dumps(found, indent=1) + "\n")
+    write_file(state_dir() / PROMETHEUS / "targets.json", json.dumps(found, indent=1) + "\n")
     return found
+
+
+def update_targets() -> None:
+    """Write the list anew if Prometheus runs."""
+    if processes.running(PROMETHEUS):
+        write_targets()
 
 
 def _job(name: str) -> str:
@@ -141,5 +147,5 @@ def main(
             for target in write_targets():
                 print(json.dumps(target))
         case Action.stop:
-            server = processes.stop(NAME)
+            server = processes.stop(PROMETHEUS)
             print(f"prometheus: stopped (pid {server.pid})" if server else "prometheus: not running")

@@ -1,4 +1,4 @@
-"""`swiftqueue deploy` and `rollback`: registry aliases follow what Triton really serves.
+"""`swiftqueue deploy`, `rollback` and `hold`: registry aliases follow what Triton really serves.
 
 The champion alias moves only after the push succeeded, at every server where there are several; each step is
 in the deploy log.
@@ -126,10 +126,7 @@ def rollback_champion(
         RuntimeError: the previous champion could not be served; the present one goes on.
     """
     with _deployment(kind) as here:
-        registry, champion = here.registry, here.found_champion().version
-        if champion is None:
-            which = "" if kind == LATENCY else f" --model {kind}"
-            raise ValueError(f"there is no champion to roll back; `swiftqueue deploy{which}` makes one")
+        registry, champion = here.registry, here.champion_to("roll back")
         if of is not None and champion != of:
             raise ChampionChangedError(f"version {of} was to be rolled back; {champion} is champion now")
         before = registry.tags(champion).get(REPLACED_TAG, NONE)
@@ -153,6 +150,18 @@ def rollback_champion(
             f"version {previous} is served by the {backend.label}{here.where()} and champion again "
             f"(rolled back from {champion})"
         )
+
+
+def hold_champion(kind: str = LATENCY) -> None:
+    """Hold the champion; a push that is under way ends first, and what it brought is held.
+
+    Raises:
+        ValueError: there is no champion.
+        OSError: Triton or the registry does not answer.
+    """
+    with _deployment(kind) as here:
+        hold(here.champion_to("hold"), kind)
+        print(held(kind))
 
 
 def serve_champion(kind: str = LATENCY) -> int | None:
@@ -233,6 +242,17 @@ class _Deployment:
         if found.astray:
             print(found.astray, flush=True)
         return found
+
+    def champion_to(self, do: str) -> int:
+        """The champion that a command does something to.
+
+        Raises:
+            ValueError: there is none.
+        """
+        if (version := self.found_champion().version) is None:
+            which = "" if self.repository.kind == LATENCY else f" --model {self.repository.kind}"
+            raise ValueError(f"there is no champion to {do}; `swiftqueue deploy{which}` makes one")
+        return version
 
     def where(self) -> str:
         """What stands behind a backend's name where there are several servers."""

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from registered import add_version, served
+from typer.testing import CliRunner
 
 pytestmark = pytest.mark.slow
 names = itertools.count()
@@ -129,24 +130,27 @@ def test_deploys_a_challenger_and_rolls_back(triton: Path, registry, register, c
     assert last["registered"] < begun < (deploy_log.last_served(second) or {})["registered"]
 
 
+@pytest.mark.parametrize("put_back", [True, False])
 def test_a_held_version_is_replaced_by_nothing_until_it_is_released(
+    put_back: bool,
     triton: Path,
     registry,  # type: ignore[no-untyped-def]
     register,  # type: ignore[no-untyped-def]
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    from infra.cli_running import running_app
     from infra.local.status import print_status
     from models.training.finetuning import FinetuneParams
     from pipelines.live.rounds import RoundParams, Rounds
     from serving.deploy import hold
-    from serving.deploy.deployment import deploy_version, rollback_champion
+    from serving.deploy.deployment import deploy_version
 
     first, second = register(1), register(2)
-    for version in (first, second):
+    for version in (first, second)[: 1 + put_back]:
         deploy_version(version)
-    rollback_champion(and_hold=True)
+    done = CliRunner().invoke(running_app, ["rollback", "--hold"] if put_back else ["hold"])
     try:
-        assert f"version {first} is held" in capsys.readouterr().out
+        assert f"version {first} is held" in done.output
         finetune = FinetuneParams(
             seed=1, workers=1, epochs=2, batch_size=64, learning_rate=1e-3, sharp_weight=1
         )

@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+from prometheus_client import Counter
 from waiting import wait_until
 
 from infra.local import asked, keeper, parts, processes, under_way
@@ -240,8 +241,27 @@ def test_what_has_lost_its_work_gets_it_back_and_is_not_ended(monkeypatch: pytes
     triton = processes.running("triton")
     loop.idle = {"triton"}
     loop.look_for(int(keeper.ASK_S) + 2)
-    assert loop.started == ["triton"]
+    assert not loop.idle
+    assert loop.started == []  # it never ended, so no alert says so
     assert processes.running("triton") == triton
+
+
+def test_a_part_that_was_started_again_is_scraped(state: Path) -> None:
+    """The list was written while it was gone, as by a Prometheus that was started then."""
+    counts = Counter("starts", "", ["part"], registry=None), Counter("failures", "", ["part"], registry=None)
+    targets = state / "prometheus" / "targets.json"
+    processes.start("agent", SLEEPER, {"metrics": 9200}, {}, lambda: True, 10)
+    keeper._ended(*counts, "agent", True)
+    assert not targets.exists()  # no Prometheus runs
+    processes.start("prometheus", SLEEPER, {"http": 1}, {}, lambda: True, 10)
+    try:
+        keeper._ended(*counts, "agent", False)
+        assert not targets.exists()
+        keeper._ended(*counts, "agent", True)
+        assert "127.0.0.1:9200" in targets.read_text()
+    finally:
+        processes.stop("prometheus")
+    assert [count.labels("agent")._value.get() for count in counts] == [2, 1]
 
 
 @pytest.mark.slow

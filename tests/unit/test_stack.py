@@ -20,7 +20,7 @@ from toy_world import bottleneck_table, write_table
 from waiting import wait_until
 
 from feature_store.state import make_scratch, scratch
-from infra.local import asked, parts, processes, status, under_way
+from infra.local import asked, loop, parts, processes, status, under_way
 from infra.local.judgement import Judgement
 from infra.local.loop import start_loop, stop_stack
 from infra.local.parts import PARTS
@@ -332,6 +332,55 @@ def test_what_the_loop_was_asked_for_is_checked_and_remembered(state: Path) -> N
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert asked.asked() == asked.Live("y", 1, 60, 30, 8)  # as before
+
+
+def test_a_prometheus_that_does_not_start_keeps_nothing_from_starting(
+    state: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Debian's package starts a server of its own at the same port."""
+    started = []
+
+    def start(name: str, live: asked.Live) -> None:
+        if name == broken:
+            raise OSError("port 9090 is in use")
+        started.append(name)
+
+    monkeypatch.setattr(loop, "start_part", start)
+    monkeypatch.setattr(loop, "_check_what_it_needs", lambda *_: None)
+    broken = "prometheus"
+    start_loop("t", speed=1, every_s=60, learn_s=30, judge_s=8)
+    assert started == [name for name in PARTS if name != broken]
+    assert "prometheus does not run, the loop does: port 9090 is in use" in capsys.readouterr().out
+    broken = "agent"
+    with pytest.raises(OSError, match="port 9090"):
+        start_loop("t", speed=1, every_s=60, learn_s=30, judge_s=8)
+    loop.clean_up()
+
+
+def test_the_loops_scheduler_answers_on_loopback_wherever_one_by_itself_does(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = state / "swiftqueue"
+    program.write_text(
+        f"#!{sys.executable}\n"
+        "import http.server, sys\n"
+        "from feature_store.settings import settings\n"
+        "class Page(http.server.BaseHTTPRequestHandler):\n"
+        "    def do_GET(self):\n"
+        "        self.send_response(200)\n"
+        "        self.end_headers()\n"
+        "address = str(settings().metrics_address), int(sys.argv[-1].rpartition('=')[2])\n"
+        "http.server.HTTPServer(address, Page).serve_forever()\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr(loop, "SWIFTQUEUE", str(program))
+    monkeypatch.setattr(loop, "TIMEOUT_S", 20.0)
+    monkeypatch.setenv("SWIFTQUEUE_METRICS_ADDRESS", "127.0.0.2")
+    monkeypatch.setenv("SWIFTQUEUE_SCHEDULER_METRICS", str(processes.free_ports(1)[0]))
+    make_scratch()
+    loop.start_part("scheduler", asked.Live("x", 1, 60, 30, 8, bed=True))
+    processes.stop("scheduler")
+    loop.clean_up()
 
 
 def test_a_part_that_was_started_and_is_gone_is_named(

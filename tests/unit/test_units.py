@@ -52,6 +52,24 @@ def test_an_amount_of_memory_that_is_none_is_named(memory: str) -> None:
         write_unit(memory, [])
 
 
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (["--every", "-5"], "--every -5.0: must be above 0"),
+        (["--bed", "--speed", "2"], "--speed: --bed replays no trace"),
+    ],
+)
+def test_what_up_would_refuse_at_boot_is_refused_at_once(
+    options: list[str], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    for command in (["units"], ["up", "--live"]):
+        result = CliRunner().invoke(app, [*command, *options])
+        assert result.exit_code != 0
+        assert line in f"{result.output} {result.exception}"
+    assert not list(tmp_path.rglob("*.service"))
+
+
 def test_what_a_unit_cannot_hold_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     with pytest.raises(ValueError, match="a systemd unit cannot hold this"):
