@@ -58,6 +58,7 @@ FrameSink::FrameSink(std::string address, Full full)
 
 std::int64_t FrameSink::finish() {
   if (thread_.joinable()) {
+    if (!push_waiting()) dropped_ += static_cast<std::int64_t>(waiting_.size());
     closing_ = true;
     thread_.join();
     do {

@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <map>
 #include <string>
 #include <thread>
@@ -24,7 +25,7 @@ namespace swiftqueue::agent {
 class FrameSink {
  public:
   enum class Full : std::uint8_t {
-    kDrop,  // frames that find no room are dropped and counted
+    kDrop,  // frames that find no room are dropped and counted; HELLO and BYE wait for it
     kWait,  // `put` waits for room: a record must be whole
   };
 
@@ -53,9 +54,13 @@ class FrameSink {
       numbers_.erase(sender);
       next_ = nullptr;
     }
-    while (!push(&whole, sizeof whole, kNumbered ? kReservedBytes : 0)) {
+    while (!push_waiting() || !push(&whole, sizeof whole, kNumbered ? kReservedBytes : 0)) {
       if (full_ == Full::kDrop) {
-        dropped_.fetch_add(1, std::memory_order_relaxed);
+        if constexpr (kNumbered) {
+          dropped_.fetch_add(1, std::memory_order_relaxed);
+        } else {
+          wait(whole);
+        }
         return;
       }
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -71,7 +76,8 @@ class FrameSink {
 
  private:
   static constexpr std::size_t kRingBytes = std::size_t{1} << 22;
-  // Room that only HELLO and BYE take: without them what comes later would belong to nobody.
+  // Room that only HELLO and BYE take. Without them what comes later would belong to nobody: where
+  // this is full too they wait, and go before the next frame.
   static constexpr std::size_t kReservedBytes = std::size_t{1} << 16;
 
   bool push(const void* data, std::size_t bytes, std::size_t reserved) {
@@ -90,6 +96,27 @@ class FrameSink {
     return true;
   }
 
+  // Both frames of a sender that nobody will have heard of are lost.
+  template <typename T>
+  void wait(const T& frame) {
+    const auto hello = std::find_if(waiting_.begin(), waiting_.end(), [&](const HelloFrame& each) {
+      return each.header.sender == frame.header.sender;
+    });
+    if (hello == waiting_.end()) {
+      std::memcpy(static_cast<void*>(&waiting_.emplace_back()), &frame, sizeof frame);
+    } else {
+      waiting_.erase(hello);
+      dropped_.fetch_add(2, std::memory_order_relaxed);
+    }
+  }
+
+  bool push_waiting() {
+    while (!waiting_.empty() && push(&waiting_.front(), waiting_.front().header.bytes, 0)) {
+      waiting_.pop_front();
+    }
+    return waiting_.empty();
+  }
+
   void run();
   bool connect_socket();
   bool take();       // whole frames out of the ring; false: there are none
@@ -106,6 +133,7 @@ class FrameSink {
   std::unordered_map<std::uint32_t, std::uint64_t> numbers_;  // the next one, by sender
   std::uint32_t sender_ = 0;                                  // of the last frame, and
   std::uint64_t* next_ = nullptr;                             // its place in `numbers_`
+  std::deque<HelloFrame> waiting_;  // HELLOs, and BYEs (of which the header counts)
 
   std::vector<char> ring_;            // whole frames only
   std::atomic<std::size_t> head_{0};  // bytes taken out

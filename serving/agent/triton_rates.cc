@@ -30,6 +30,7 @@ constexpr std::size_t kMostQuestions = 64;  // in a request
 constexpr std::size_t kMostWaiting = 1024;  // then a question is late at once
 constexpr std::int64_t kLeastUs = 1'000;    // that an answer may take, whatever the round trip
 constexpr std::int64_t kMostUs = 1'000'000;
+constexpr std::int64_t kRestNs = 1'000'000'000;  // of a server that did not answer in time
 constexpr std::size_t kInputs = std::size_t{rate::kMostSamples} * rate::kFieldCount;
 constexpr std::size_t kAnswerBytes = rate::kHorizons.size() * sizeof(float);
 
@@ -52,8 +53,7 @@ class TritonRates final : public KeptRates<Known> {
     const auto credentials = make_credentials(options);
     for (const std::string& server : options.servers) {
       servers_.push_back(
-          {server, inference::GRPCInferenceService::NewStub(make_channel(server, credentials)),
-           -1});
+          {server, inference::GRPCInferenceService::NewStub(make_channel(server, credentials))});
     }
     thread_ = std::thread([this] { run(); });
   }
@@ -95,7 +95,8 @@ class TritonRates final : public KeptRates<Known> {
   struct Server {
     std::string name;
     std::unique_ptr<inference::GRPCInferenceService::Stub> stub;
-    std::int64_t checked;  // the version whose configuration was looked at
+    std::int64_t checked = -1;       // the version whose configuration was looked at
+    std::int64_t rest_until_ns = 0;  // asked last until then
   };
 
   void run() {
@@ -131,28 +132,62 @@ class TritonRates final : public KeptRates<Known> {
   }
 
   // Answers all of them, whatever comes; a line about what went wrong.
-  std::string ask(std::span<Question> questions) {
-    std::int64_t due_ns = questions[0].due_ns;
-    for (const Question& each : questions) due_ns = std::max(due_ns, each.due_ns);
+  std::string ask(std::span<Question> left) {
+    const std::int64_t begun_ns = monotonic_ns();
+    std::int64_t due_ns = left[0].due_ns;
+    for (const Question& each : left) due_ns = std::max(due_ns, each.due_ns);
     std::string problem = "there is no server";
     RateOutcome outcome = RateOutcome::kError;
-    for (Server& server : servers_) {
-      if (monotonic_ns() >= due_ns) break;
-      grpc::Status status = checked(server, due_ns, problem);
-      if (status.ok() && server.checked < 0) {
-        outcome = RateOutcome::kNoModel;
-        continue;
+    for (const bool resting : {false, true}) {
+      for (Server& server : servers_) {
+        if ((begun_ns < server.rest_until_ns) != resting) continue;
+        if (monotonic_ns() >= due_ns) break;
+        grpc::Status status = checked(server, due_ns, problem);
+        if (status.ok() && server.checked < 0) {
+          outcome = RateOutcome::kNoModel;
+          continue;
+        }
+        std::string refused;
+        if (status.ok()) status = infer_all(server, left, due_ns, refused);
+        if (status.ok()) return refused;
+        problem = server.name + ": " + describe(status);
+        server.checked = -1;
+        const bool late = status.error_code() == grpc::DEADLINE_EXCEEDED;
+        if (late) server.rest_until_ns = monotonic_ns() + kRestNs;
+        outcome = late                                     ? RateOutcome::kLate
+                  : status.error_code() == grpc::NOT_FOUND ? RateOutcome::kNoModel
+                                                           : RateOutcome::kError;
       }
-      if (status.ok()) status = infer(server, questions, due_ns);
-      if (status.ok()) return "";
-      problem = server.name + ": " + describe(status);
-      server.checked = -1;
-      outcome = status.error_code() == grpc::DEADLINE_EXCEEDED ? RateOutcome::kLate
-                : status.error_code() == grpc::NOT_FOUND       ? RateOutcome::kNoModel
-                                                               : RateOutcome::kError;
     }
-    for (Question& each : questions) each.answer.frame.outcome = outcome;
+    for (Question& each : left) each.answer.frame.outcome = outcome;
     return problem;
+  }
+
+  // Leaves in `left` what has no answer yet. One bad question has a whole request refused: fewer
+  // are asked together then, until it is alone and has no forecast, and more after each answer.
+  grpc::Status infer_all(Server& server, std::span<Question>& left, std::int64_t due_ns,
+                         std::string& refused) {
+    bool answered = false;
+    for (std::size_t count = left.size(); !left.empty();) {
+      count = std::min(count, left.size());
+      const grpc::Status status = infer(server, left.first(count), due_ns);
+      if (status.error_code() == grpc::INVALID_ARGUMENT) {
+        if (count > 1) {
+          count /= 2;
+          continue;
+        }
+        refused = server.name + ": connection " + std::to_string(left[0].answer.frame.connection) +
+                  ": " + describe(status);
+      } else if (!status.ok()) {
+        return status;
+      } else {
+        answered = true;
+      }
+      left = left.subspan(count);
+      count *= 2;
+    }
+    if (!answered) server.checked = -1;  // another model, perhaps
+    return grpc::Status::OK;
   }
 
   // Looks at what the server says of its model, before the first question and after a failure.

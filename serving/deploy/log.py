@@ -39,11 +39,6 @@ def append(action: str, version: int, outcome: str, **details: Any) -> None:
     json_lines.append(path, entry, sync=True)
 
 
-def entries() -> list[dict[str, Any]]:
-    """Every entry, oldest first; a line that is none, as one cut short by a full disk, is left out."""
-    return list(_newest_first())[::-1]
-
-
 def last_served(version: int | None = None, kind: str = LATENCY) -> dict[str, Any] | None:
     """Entry of the last time that a version (by default: any) was put in service from here."""
     return next((e for e in served(kind) if version in (None, e["version"])), None)
@@ -56,7 +51,7 @@ def last_switch() -> dict[str, Any] | None:
 
 def served(kind: str) -> Iterator[dict[str, Any]]:
     """Entries of the times that a version of a model was put in service, newest first."""
-    entries = (e for e in _newest_first() if e["outcome"] == "served")
+    entries = (e for e in newest_first() if e["outcome"] == "served")
     return (e for e in entries if e.get("kind", LATENCY) == kind)
 
 
@@ -66,7 +61,8 @@ def age_s(version: int, kind: str = LATENCY) -> float | None:
     return time.time() - float(entry.get("registered", entry["time"])) if entry else None
 
 
-def _newest_first() -> Iterator[dict[str, Any]]:
+def newest_first() -> Iterator[dict[str, Any]]:
+    """Entries; a line that is none, as one cut short by a full disk, is left out."""
     for entry in json_lines.newest_first(log_file()):
         times_s = entry.get("time"), entry.get("registered", 0)
         if type(entry.get("version")) is int and all(

@@ -50,7 +50,6 @@ def _load() -> ctypes.CDLL:
         "time": (ctypes.c_int, [pointer, pointer, i64, i64, ctypes.c_int, i64, pointer, *error]),
         "rate_create": (ctypes.c_int, [text, text, ctypes.POINTER(pointer), *error]),
         "rate_destroy": (None, [pointer]),
-        "rate_schema_hash": (text, [pointer]),
         "rate_isa": (text, [pointer]),
         "rate_forward": (ctypes.c_int, [pointer, pointer, i64, pointer, *error]),
         "rate_forecast": (ctypes.c_int, [pointer, pointer, i64, pointer, *error]),

@@ -40,11 +40,6 @@ class RateEngine:
         """Instruction set in use: avx512, avx2 or portable."""
         return str(NATIVE.swiftqueue_engine_rate_isa(self._handle).decode())
 
-    @property
-    def schema_hash(self) -> str:
-        """Hash of the definition of the samples that it was made for."""
-        return str(NATIVE.swiftqueue_engine_rate_schema_hash(self._handle).decode())
-
     def forward(self, raw_SF: NDArray[np.int64]) -> FloatArray:
         """What the network says (S, H), in bytes/s, after each of a flow's samples; whatever it is.
 

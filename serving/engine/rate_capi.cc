@@ -33,10 +33,6 @@ int swiftqueue_engine_rate_create(const char* folder, const char* isa, swiftqueu
 
 void swiftqueue_engine_rate_destroy(swiftqueue_rate* model) { delete model; }
 
-const char* swiftqueue_engine_rate_schema_hash(const swiftqueue_rate* model) {
-  return model->model.schema_hash().c_str();
-}
-
 const char* swiftqueue_engine_rate_isa(const swiftqueue_rate* model) {
   return model->model.kernel().name;
 }

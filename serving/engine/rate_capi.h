@@ -18,7 +18,6 @@ SWIFTQUEUE_API int swiftqueue_engine_rate_create(const char* folder, const char*
                                                  swiftqueue_rate** model, char* error,
                                                  size_t error_size);
 SWIFTQUEUE_API void swiftqueue_engine_rate_destroy(swiftqueue_rate* model);
-SWIFTQUEUE_API const char* swiftqueue_engine_rate_schema_hash(const swiftqueue_rate* model);
 SWIFTQUEUE_API const char* swiftqueue_engine_rate_isa(const swiftqueue_rate* model);
 
 /* What the network says, whatever it is, after each of a flow's samples: rate_SH in bytes/s. */

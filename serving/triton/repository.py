@@ -33,7 +33,6 @@ LIMIT: Final = "limit"
 # Names of the models in Triton, by what they predict: the word that `deploy --model` takes.
 MODELS: Final = {LATENCY: "swiftqueue", RATE: "swiftqueue-rate", LIMIT: "swiftqueue-lfq"}
 MODEL: Final = MODELS[LATENCY]
-CANDIDATE: Final = f"{MODEL}_candidate"  # a version is tried under this name before clients can see it
 _SCRIPT_SOURCE: Final = Path(__file__).parent / MODEL_SCRIPT
 _FILES: Final = {
     Backend.NATIVE: ("model.safetensors", "model.json"),
@@ -48,6 +47,7 @@ class ModelRepository:
         root = root or state_dir() / "triton"
         self.kind = kind
         self.model = MODELS[kind]
+        # A version is tried under this name before clients can see it.
         self.candidate = f"{self.model}_candidate"
         self.embedded = root / "repository"
         self.gpu = root / "repository-gpu"

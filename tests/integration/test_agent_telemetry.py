@@ -16,6 +16,7 @@ import pytest
 from agent_program import AgentProgram, LiveSender, split_frames
 from waiting import wait_until
 
+from serving.agent import frames
 from serving.agent import process as agent_process
 
 if (_why := agent_process.why_not_built()) is not None:
@@ -30,7 +31,7 @@ class Reader:
 
     def __init__(self, path: Path) -> None:
         path.unlink(missing_ok=True)
-        self.data = b""
+        self.data = bytearray()
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(path))
         self._listener.listen()
@@ -46,7 +47,7 @@ class Reader:
                 self.data += more
 
     def frames(self) -> list[np.void]:
-        return split_frames(self.data)
+        return split_frames(bytes(self.data))
 
     def end(self) -> list[np.void]:
         """End in order, once somebody has connected: what was written before is read."""
@@ -173,6 +174,43 @@ def test_a_new_reader_hears_who_is_there_and_all_that_happened(
     assert together == list(range(len(together)))
     assert len(together) > 8 * len(sender.outcomes)
     assert heard[-1][-1]["sequence"] == len(together)
+
+
+def test_who_came_or_left_while_there_was_no_room_is_heard_of(
+    make_artifact: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Nobody listens until the buffer, and what of it is kept for HELLO and BYE, is full."""
+    with agent_telling(tmp_path, make_artifact(1, tokens=16)) as (agent, listen, telemetry):
+        left = LiveSender(listen, "leaves")
+        with LiveSender(listen, "fills") as fills:
+            sent = frames.blank(frames.SENT, 1000)
+            sent["size_bytes"] = 1500
+            while not agent.metrics()["telemetry_dropped_frames_total"]:
+                sent["packet"], sent["sent_ns"] = fills.packet + np.arange(1000), fills.now_ns
+                fills.packet, fills.now_ns = fills.packet + 1000, fills.now_ns + 10**6
+                fills.send(sent)
+            for each in range(1000):
+                LiveSender(listen, f"goes {each}").socket.close()
+            left.socket.close()
+            wait_until(lambda: agent.metrics()["senders"] == 1, "not all have left")
+            with LiveSender(listen, "comes", deadline_us=1_000_000) as comes:
+                reader = Reader(telemetry)
+                wait_until(lambda: comes.batch() and b"comes" in reader.data, "its HELLO is lost")
+                comes.until_decided()
+        wait_until(lambda: agent.metrics()["senders"] == 0, "not all have left")
+        agent.end()
+    came = reader.end()
+    there: set[int] = set()
+    for frame in came:
+        if frame["type"] == HELLO:
+            there.add(int(frame["sender"]))
+            last = int(frame["sender"])
+        else:
+            assert int(frame["sender"]) in there  # nothing is of nobody
+        if frame["type"] == BYE:
+            there.remove(int(frame["sender"]))
+    assert not there  # all that were heard of have left
+    assert numbers(came, last)
 
 
 def test_a_reader_that_hangs_up_again_and_again_is_not_a_line_each(

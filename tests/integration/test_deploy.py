@@ -125,7 +125,7 @@ def test_deploys_a_challenger_and_rolls_back(triton: Path, registry, register, c
         assert served() == first == registry.alias("champion")
     assert clients.errors == []
     assert set(clients.versions) == {first, second}
-    last = deploy_log.entries()[-1]
+    last = next(deploy_log.newest_first())
     assert (last["action"], last["version"], last["outcome"]) == ("rollback", first, "served")
     assert last["registered"] < begun < (deploy_log.last_served(second) or {})["registered"]
 
@@ -204,7 +204,7 @@ def test_versions_of_both_backends_follow_each_other_without_a_failed_request(
     assert clients.errors == []
     assert clients.versions[0] == native
     assert clients.versions[-1] == unknown
-    assert deploy_log.entries()[-1]["backend"] == "python"
+    assert next(deploy_log.newest_first())["backend"] == "python"
     assert re.search(r"served by the Python backend .* \(.*width is 16.*\) and asked by", what_served_it())
 
 
@@ -214,11 +214,11 @@ def test_a_version_is_deployed_once(triton: Path, registry, register) -> None:  
 
     version = register(3)
     deploy_version(version)
-    entries = len(deploy_log.entries())
+    entries = len(list(deploy_log.newest_first()))
     deploy_version(version)
     deploy_version(None)
     assert served() == version == registry.alias("champion")
-    assert len(deploy_log.entries()) == entries
+    assert len(list(deploy_log.newest_first())) == entries
 
 
 def truncated_onnx(folder: Path) -> None:
@@ -282,7 +282,7 @@ def test_a_bad_version_never_reaches_a_client(triton: Path, registry, register, 
     from serving.deploy import log as deploy_log
     from serving.deploy.deployment import deploy_version
     from serving.triton.endpoint import Triton
-    from serving.triton.repository import CANDIDATE, ModelRepository
+    from serving.triton.repository import ModelRepository
 
     good = register(4)
     deploy_version(good)
@@ -297,8 +297,8 @@ def test_a_bad_version_never_reaches_a_client(triton: Path, registry, register, 
     assert registry.alias("champion") == good == served()
     repository = ModelRepository()
     assert bad not in repository.versions()
-    assert not (repository.embedded / CANDIDATE).exists()
-    last = deploy_log.entries()[-1]
+    assert not (repository.embedded / repository.candidate).exists()
+    last = next(deploy_log.newest_first())
     assert (last["version"], last["outcome"], last["previous"]) == (bad, "failed", good)
     with Triton() as connection:
         assert connection.infer(np.zeros((1, 64, len(registry_features())), np.float32)).version == good

@@ -40,7 +40,7 @@ def test_a_full_disk_neither_undoes_a_switch_nor_hides_why_there_was_none(
 
     registry, log = Registry("swiftqueue"), deploy_log.log_file()
     good = challenger(make_artifact(2, onnx=True))
-    entries = len(deploy_log.entries())
+    entries = len(list(deploy_log.newest_first()))
     monkeypatch.setattr(deploy_log, "log_file", lambda: Path("/dev/full"))
     deploy_version(None)
     assert served() == good == registry.alias("champion")
@@ -58,4 +58,4 @@ def test_a_full_disk_neither_undoes_a_switch_nor_hides_why_there_was_none(
     assert served() == good == registry.alias("champion")
     registry.remove_alias("challenger")
     monkeypatch.setattr(deploy_log, "log_file", lambda: log)
-    assert len(deploy_log.entries()) == entries
+    assert len(list(deploy_log.newest_first())) == entries

@@ -51,7 +51,7 @@ from serving.deploy.push import Pushed, push
 from serving.triton.config import CONTENT_FILE, GPU_CACHE, Backend, gpu_config_text
 from serving.triton.endpoint import LOOPBACK, Triton, TritonError, control_headers
 from serving.triton.limits import limits_of
-from serving.triton.repository import CANDIDATE, MODEL, ModelRepository
+from serving.triton.repository import MODEL, ModelRepository
 
 pytestmark = pytest.mark.slow
 PROJECT = Path(__file__).resolve().parents[2]
@@ -96,7 +96,7 @@ def native(serving_state: Path) -> Iterator[Native]:
 def empty(native: Native) -> Iterator[None]:
     """Each test begins and ends with nothing served."""
     yield
-    for model in (MODEL, CANDIDATE):
+    for model in (MODEL, native.repository.candidate):
         native.triton.unload(model)
         shutil.rmtree(native.repository.embedded / model, ignore_errors=True)
 
@@ -460,14 +460,14 @@ def test_several_instances_over_the_same_weights(native: Native, make: Callable[
 
 
 def test_both_backends_serve_side_by_side_and_agree(native: Native, make: Callable[..., Path]) -> None:
-    folder = make(encoder=3)
+    folder, candidate = make(encoder=3), native.repository.candidate
     artifact.export_onnx(folder)
     assert native.push(folder, 1).backend is Backend.NATIVE
     stage(native, folder, 1, Backend.PYTHON)
-    native.triton.load(CANDIDATE)
+    native.triton.load(candidate)
     x_BWF = windows(folder, 32, seed=11)
-    theirs, ours = native.triton.infer(x_BWF, CANDIDATE), native.triton.infer(x_BWF)
-    assert str(native.triton.config(CANDIDATE).backend) == "python"
+    theirs, ours = native.triton.infer(x_BWF, candidate), native.triton.infer(x_BWF)
+    assert str(native.triton.config(candidate).backend) == "python"
     assert str(native.triton.config().backend) == "swiftqueue"
     np.testing.assert_allclose(ours.y_BH, theirs.y_BH, rtol=1e-4)
     # And the version folder carries what the GPU container's repository is made of.
@@ -479,16 +479,16 @@ def test_the_configuration_for_the_gpu_container_is_one_that_triton_takes(
     native: Native, make: Callable[..., Path]
 ) -> None:
     """All of it but the ONNX Runtime backend and the GPU, which this server has not."""
-    folder = stage(native, make(), 1)
-    text = gpu_config_text(CANDIDATE, 1, folder)
-    config = native.repository.embedded / CANDIDATE / "config.pbtxt"
+    folder, candidate = stage(native, make(), 1), native.repository.candidate
+    text = gpu_config_text(candidate, 1, folder)
+    config = native.repository.embedded / candidate / "config.pbtxt"
     here = text.replace('platform: "onnxruntime_onnx"', 'backend: "swiftqueue"')
     write_file(config, here)
     with pytest.raises(TritonError, match="has kind KIND_GPU but no GPUs are available"):
-        native.triton.load(CANDIDATE)
+        native.triton.load(candidate)
     write_file(config, here.replace("KIND_GPU", "KIND_CPU"))
-    native.triton.load(CANDIDATE)  # runs the warm-up
-    taken = native.triton.config(CANDIDATE)
+    native.triton.load(candidate)  # runs the warm-up
+    taken = native.triton.config(candidate)
     (accelerator,) = taken.optimization.execution_accelerators.gpu_execution_accelerator
     assert accelerator.name == "tensorrt"
     assert accelerator.parameters["precision_mode"] == "FP32"
@@ -499,12 +499,12 @@ def test_the_configuration_for_the_gpu_container_is_one_that_triton_takes(
     assert taken.dynamic_batching.max_queue_delay_microseconds > 0
     x_BWF = windows(folder, 64, seed=1)
     np.testing.assert_allclose(
-        native.triton.infer(x_BWF, CANDIDATE).y_BH, predicted(folder, x_BWF), rtol=1e-4
+        native.triton.infer(x_BWF, candidate).y_BH, predicted(folder, x_BWF), rtol=1e-4
     )
     # A word that Triton does not know is an error there: the parser above would have found a wrong one.
     write_file(config, here.replace("KIND_GPU", "KIND_CPU").replace("gpu_execution", "gpu_executive"))
     with pytest.raises(TritonError, match="failed to poll from model repository"):
-        native.triton.load(CANDIDATE)
+        native.triton.load(candidate)
 
 
 def test_a_backend_that_is_not_built_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

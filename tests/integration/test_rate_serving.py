@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import socket
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -13,6 +17,9 @@ from conftest import PROJECT
 from registered import add_version, served
 
 from feature_store.rate.definition import NAMES
+
+if TYPE_CHECKING:
+    from serving.agent.rate_client import Forecast, RateClient
 
 sys.path.append(str(PROJECT / "tests" / "rate"))
 pytestmark = pytest.mark.slow
@@ -51,6 +58,29 @@ def raw(n: int) -> np.ndarray:
     from rate_flows import samples_of
 
     return np.array([list(row.values()) for row in samples_of(2e6, 40_000, n)])
+
+
+def patient(n: int) -> np.ndarray:
+    """Samples of a connection with a round trip of the longest that an answer may take."""
+    flow = raw(n)
+    flow[:, NAMES.index("min_rtt")] = 900_000  # us
+    return flow
+
+
+def tell(client: RateClient, connection: int, flow: np.ndarray) -> None:
+    """All samples of a connection; a forecast is asked for with the last."""
+    for sample, raw_F in enumerate(flow):
+        ends = sample == len(flow) - 1
+        client.tell(connection, sample, raw_F, ask=ends, last=ends)
+
+
+def asked(client: RateClient, n: int, numbers: itertools.count[int] = itertools.count()) -> Forecast:  # noqa: B008
+    connection = next(numbers)
+    tell(client, connection, patient(n))
+    found = client.take(30)
+    assert found is not None
+    assert (found.connection, found.sample) == (connection, n - 1)
+    return found
 
 
 def test_deploys_rolls_back_and_leaves_the_latency_model_alone(  # type: ignore[no-untyped-def]
@@ -134,42 +164,101 @@ def test_the_agent_asks_triton_and_goes_on_without_it(
     from waiting import wait_until
 
     from models.rate import networks
-    from serving.agent.rate_client import Forecast, RateClient
+    from serving.agent.rate_client import RateClient
     from serving.deploy.deployment import deploy_version
     from serving.triton.endpoint import Triton, grpc_addresses
     from serving.triton.repository import MODELS, RATE
 
     register(network(2))
     deploy_version(None, kind=RATE)
-    path, flow = tmp_path / "agent.sock", raw(35)
-    flow[:, NAMES.index("min_rtt")] = 900_000  # us: the longest an answer may take
+    path, flow = tmp_path / "agent.sock", patient(35)
     with (
         AgentProgram("--listen", path, "--server", grpc_addresses()[0], "--server-rates") as agent,
         RateClient(path) as client,
     ):
-        numbers = iter(range(1_000_000))
-
-        def asked(n: int) -> Forecast:
-            connection = next(numbers)
-            for sample in range(n):
-                client.tell(connection, sample, flow[sample], ask=sample == n - 1, last=sample == n - 1)
-            found = client.take(30)
-            assert found is not None
-            assert (found.connection, found.sample) == (connection, n - 1)
-            return found
-
-        wait_until(lambda: asked(5).outcome == "forecast", "Triton does not forecast")
+        wait_until(lambda: asked(client, 5).outcome == "forecast", "Triton does not forecast")
         loaded, _ = networks.load(network(2))
         for n in (5, 15, 35):
-            found = wait_until(lambda n=n: (one := asked(n)).outcome == "forecast" and one, f"n = {n}")
+            found = wait_until(
+                lambda n=n: (one := asked(client, n)).outcome == "forecast" and one, f"n = {n}"
+            )
             np.testing.assert_allclose(found.rate_H, networks.forecast(loaded, flow[:n]), rtol=1e-5)
-        assert asked(4).outcome == "none"
+        assert asked(client, 4).outcome == "none"
         with Triton() as triton:
             triton.unload(MODELS[RATE])
-            wait_until(lambda: asked(5).outcome in ("no_model", "error"), "nobody forecasts")
+            wait_until(lambda: asked(client, 5).outcome in ("no_model", "error"), "nobody forecasts")
             agent.complained("rates: ")
             deploy_version(None, kind=RATE)
-        wait_until(lambda: asked(5).outcome == "forecast", "Triton does not forecast again")
+        wait_until(lambda: asked(client, 5).outcome == "forecast", "Triton does not forecast again")
+
+
+def test_what_triton_refuses_of_one_connection_costs_no_other_its_forecast(
+    champion: int, network: Callable[[int], Path], tmp_path: Path
+) -> None:
+    """Asked together, because the server stood still while they came."""
+    from agent_program import AgentProgram
+    from triton_process import paused_server
+    from waiting import wait_until
+
+    from serving.agent.rate_client import RateClient
+    from serving.deploy.deployment import deploy_version
+    from serving.triton.endpoint import grpc_addresses
+    from serving.triton.repository import RATE
+
+    register(network(2))
+    deploy_version(None, kind=RATE)
+    path, bad = tmp_path / "agent.sock", patient(5)
+    bad[4, NAMES.index("snd_cwnd")] = 2**24 + 2  # packets: more than the limits allow
+    flows = [patient(5), patient(5), bad, patient(5), patient(5)]
+    with (
+        AgentProgram("--listen", path, "--server", grpc_addresses()[0], "--server-rates") as agent,
+        RateClient(path) as client,
+    ):
+
+        def together() -> dict[int, str]:
+            with paused_server():
+                for connection, flow in enumerate(flows):
+                    tell(client, connection, flow)
+            answers = [client.take(30) for _ in flows]
+            return {one.connection: one.outcome for one in answers if one is not None}
+
+        wait_until(lambda: asked(client, 5).outcome == "forecast", "Triton does not forecast")
+        expected = dict.fromkeys(range(5), "forecast") | {2: "none"}
+        wait_until(lambda: together() == expected, lambda: f"not {expected} but {together()}", 60)
+        agent.complained("connection 2: ")
+
+
+def test_a_server_that_hangs_is_asked_last(
+    champion: int, network: Callable[[int], Path], tmp_path: Path
+) -> None:
+    from agent_program import AgentProgram
+    from waiting import wait_until
+
+    from serving.agent.rate_client import RateClient
+    from serving.deploy.deployment import deploy_version
+    from serving.triton.endpoint import grpc_addresses
+    from serving.triton.repository import RATE
+
+    register(network(2))
+    deploy_version(None, kind=RATE)
+    path, ended = tmp_path / "agent.sock", threading.Event()
+
+    def hang(listener: socket.socket) -> None:
+        connections = []
+        while not ended.is_set():
+            connections.append(listener.accept()[0])
+            connections[-1].sendall(b"\0\0\0\4\0\0\0\0\0")  # HTTP/2's SETTINGS: it is there, and says no more
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        hangs = f"127.0.0.1:{listener.getsockname()[1]}"
+        thread = threading.Thread(target=hang, args=[listener])
+        thread.start()
+        servers = ("--server", hangs, "--server", grpc_addresses()[0], "--server-rates")
+        with AgentProgram("--listen", path, *servers), RateClient(path) as client:
+            wait_until(lambda: asked(client, 5).outcome == "forecast", "the other is not asked", 60)
+        ended.set()
+        socket.create_connection(listener.getsockname()).close()
+        thread.join()
 
 
 @pytest.mark.long

@@ -248,7 +248,7 @@ def test_versions_follow_at_all_servers_without_a_failed_request(
     for line, replica in zip(lines, replicas, strict=True):
         assert f"serves version {fleet.second} by the native backend at {replica.address}, " in line
         assert re.search(r", [\d.]+ (s|min) old, inference \d+ µs$", line), line
-    last = deploy_log.entries()[-1]
+    last = next(deploy_log.newest_first())
     assert (last["action"], last["outcome"], last["previous"]) == ("rollback", "served", fleet.second)
     assert last["servers"] == {replica.address: fleet.second for replica in replicas}
 
@@ -309,7 +309,7 @@ def test_a_server_killed_in_a_push_leaves_the_others_with_the_champion(
         deploy_version(fleet.second)
     assert fleet.serves() == [fleet.first, fleet.first, None]
     assert fleet.champion == fleet.first
-    last = deploy_log.entries()[-1]
+    last = next(deploy_log.newest_first())
     assert (last["version"], last["outcome"], last["previous"]) == (fleet.second, "failed", fleet.first)
     gone = f"no Triton server answers at {dead.address}; nothing is deployed while {SERVERS} names it"
     assert print_status() == 1
@@ -377,7 +377,7 @@ def test_a_server_with_another_version_is_named_and_healed(
         deploy_version(None)
     assert fleet.serves() == [fleet.second] * 3
     assert seen[0] == seen[2] == {fleet.second}
-    last = deploy_log.entries()[-1]
+    last = next(deploy_log.newest_first())
     assert (last["action"], last["outcome"], last["previous"]) == ("restore", "served", fleet.second)
     assert last["servers"][other.address] == fleet.first
     wait_until(lambda: print_status() == 0, "not well again")
@@ -514,7 +514,7 @@ def test_where_the_registry_does_not_take_the_name_the_servers_go_back(fleet: Fl
         database.close()
     assert fleet.serves() == [fleet.first] * 3
     assert fleet.champion == fleet.first
-    assert deploy_log.entries()[-1]["outcome"] == "failed"
+    assert next(deploy_log.newest_first())["outcome"] == "failed"
 
 
 def test_servers_that_are_named_are_served_and_none_is_started(

@@ -27,7 +27,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_full_disk_costs_its_entry_alone() -> None:
-    assert deploy_log.entries() == []
+    assert list(deploy_log.newest_first()) == []
     deploy_log.append("deploy", 1, "served")
     size = deploy_log.log_file().stat().st_size
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -40,7 +40,7 @@ def test_a_full_disk_costs_its_entry_alone() -> None:
     assert deploy_log.log_file().stat().st_size == size + 10
     deploy_log.append("deploy", 3, "served")
     deploy_log.append("deploy", 4, "failed")
-    assert [entry["version"] for entry in deploy_log.entries()] == [1, 3, 4]
+    assert [entry["version"] for entry in deploy_log.newest_first()] == [4, 3, 1]
 
 
 def test_the_last_entry_counts_whatever_the_clock_said(monkeypatch: pytest.MonkeyPatch) -> None:

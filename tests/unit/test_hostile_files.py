@@ -254,7 +254,7 @@ def read_deploy_log(data: bytes) -> None:
     from serving.deploy import log as deploy_log
 
     written("deploy.log.jsonl", lines(DEPLOYED, data))
-    for entry in deploy_log.entries():
+    for entry in deploy_log.newest_first():
         assert isinstance(entry["version"], int)
     if last := deploy_log.last_served():
         age_s = deploy_log.age_s(last["version"])
