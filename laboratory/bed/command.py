@@ -17,6 +17,14 @@ BED: Final = Path("var/bed")
 PUBLISHED: Final = Path("docs/laboratory")
 FORECASTER: Final = Path("data/rate/models/transformer-1")
 SCENARIOS: Final = ("bed-figure8",)
+TAKES: Final = {  # what `run` takes beside --output, by scenario
+    None: (
+        *("profile", "rate_mbps", "delay_ms", "jitter_ms", "cross_mbps", "send_mbps", "flows", "seconds"),
+        *("seeds", "traffic", "agent"),
+    ),
+    "figure8": ("profile", "seconds", "seeds", "artifact"),
+    "fct": ("seeds", "artifact", "rtt", "buffer_bdp", "load", "downloads", "minutes"),
+}
 
 
 def check(as_json: Annotated[bool, typer.Option("--json", help="print one JSON list")] = False) -> None:
@@ -69,6 +77,7 @@ def selfcheck(
 
 
 def run(
+    context: typer.Context,
     scenario: Annotated[
         str | None, typer.Argument(help="figure8 | fct (downloads with forecasts); none: one marked sender")
     ] = None,
@@ -84,7 +93,9 @@ def run(
     seconds: Annotated[
         float | None, typer.Option(help="of each run (default: 10, or the scenario's)")
     ] = None,
-    seeds: Annotated[int | None, typer.Option(help="how many (default: 1, or the scenario's)")] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="how many (default: 1, or the scenario's; fct: 5)")
+    ] = None,
     traffic: Annotated[
         str, typer.Option(help="udp, paced at --send-mbps; or tcp, a connection a flow")
     ] = "udp",
@@ -118,6 +129,14 @@ def run(
     from laboratory.bed.run import Plan
     from laboratory.bed.run import run as run_plan
 
+    if scenario not in TAKES:
+        raise ValueError(f"scenario {scenario}: the bed has {', '.join(filter(None, TAKES))}")
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        is_foreign = name not in ("scenario", "output", *TAKES[scenario])
+        if is_foreign and source is not None and source.name == "COMMANDLINE":
+            whose = scenario or "a run without a scenario"
+            raise ValueError(f"--{name.replace('_', '-')}: not an option of {whose}")
     end_leftovers()
     if scenario == "fct":
         of_runs = {"load": load, "flows": downloads}
@@ -155,10 +174,6 @@ def _run_scenario(
     from laboratory.learning.judged_models import check_acks, models_by_profile
     from laboratory.scenarios.files import load, path_of
 
-    if f"bed-{name}" not in SCENARIOS:
-        raise ValueError(
-            f"scenario {name}: the bed has {', '.join([*(one[4:] for one in SCENARIOS), 'fct'])}"
-        )
     wanted = adjusted(load(path_of(f"bed-{name}")), Request([f"bed-{name}"], seeds, seconds))
     if profile is not None:
         if profile not in wanted.profiles:

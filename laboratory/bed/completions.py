@@ -75,7 +75,6 @@ class Sampler:
 
     process: subprocess.Popen[str]
     said: dict[str, Any] = field(default_factory=dict)
-    asked: int = 0
 
 
 def dispersion(samples_SF: NDArray[np.int64]) -> float:
@@ -164,7 +163,6 @@ def _answer(sampler: Sampler, answer: Answer) -> None:
         if said["event"] == "summary":
             sampler.said = said
         elif said["port"] == PORT:
-            sampler.asked += 1
             found = answer(np.array(said["samples"], np.int64))
             if found is not None:
                 try:
@@ -198,9 +196,6 @@ def download(
     ):
         limits = f"echo {LINUX_WINDOW} > /proc/sys/net/ipv4/tcp_rmem"
         subprocess.run(bed.b("sh", "-c", limits), check=True)
-        # A flow must not begin where the one before to the same host ended.
-        forget = "echo 1 > /proc/sys/net/ipv4/tcp_no_metrics_save"
-        subprocess.run(bed.a("sh", "-c", forget), check=True)
         with (
             running(bed.b(*urgent(*take, PORT, "", window)), "the receiver"),
             running(bed.b(*urgent(*take, OTHERS, "", window)), "the others' receiver"),

@@ -19,7 +19,6 @@ from typing import Any, Final
 from laboratory.bed.programs import ROUTER, why_not_built
 
 ADDRESS_B: Final = "10.77.0.2"
-ADDRESS6_B: Final = "fd77::2"
 DEVICE: Final = "tun0"
 PRIORITY: Final = 20  # SCHED_FIFO, where it is given
 TRAFFIC_PRIORITY: Final = 10  # below the router's, which takes the core from a sender that shares it

@@ -94,9 +94,6 @@ def collect(path: KernelPath, output: Path, kind: str = "train") -> dict[str, An
             ) as bed,
             running(bed.b(sys.executable, tcp_traffic.__file__, "take", ADDRESS_B, PORT), "the receiver"),
         ):  # fmt: skip
-            # A flow must not begin where the one before to the same host ended.
-            forget = "echo 1 > /proc/sys/net/ipv4/tcp_no_metrics_save"
-            subprocess.run(bed.a("sh", "-c", forget), check=True)
             wait_for_name(CONTROL)
             words = [str(SAMPLER), "collect", str(SAMPLER_OBJECT), str(log)]
             with running(words, "the sampler") as (sampler, _):

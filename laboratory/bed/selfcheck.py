@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from laboratory.bed import router_log
 from laboratory.bed.checks import capability
 from laboratory.bed.hosts import Bed
-from laboratory.bed.lateness import LOAD, lateness
+from laboratory.bed.lateness import LEAST_PACKETS, LOAD, lateness
 from laboratory.bed.run import send
 
 OVERLOAD: Final = 1.3
@@ -92,6 +92,8 @@ def selfcheck(rate_mbps: float, seconds: float) -> Checked:
             send(over, rate_mbps * OVERLOAD, seconds / 3, *HOW)
         over_records = router_log.read(over_log)
     ours = records[(records["kind"] == router_log.FORWARD) & (records["packet"] >= 0)]
+    if len(ours) < LEAST_PACKETS:
+        raise RuntimeError(f"{rate_mbps:g} Mbit/s: {len(ours)} packets are too few; give more --seconds")
     sizes = np.full(len(sent_ns), BYTES + 28)
     due_ns = ideal_due_ns(sent_ns, sizes, rate_mbps * 1e6, DELAY_MS * 1e6)[ours["packet"]]
     late = lateness(ours["written_ns"], due_ns, records, DELAY_MS * 1e6)

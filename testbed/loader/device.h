@@ -173,9 +173,11 @@ inline int map_of(std::uint32_t program, const std::string& name, std::size_t va
     }
     if (map >= 0) ::close(map);
   }
-  throw std::runtime_error("the attached program has no such map " + name +
-                           ": it is another version's; `tc filter del dev DEVICE egress prio " +
-                           std::to_string(kPriority) + "` takes it off");
+  throw std::runtime_error(
+      "the attached program has no such map " + name +
+      ": it is another version's; `for at in egress ingress; do tc filter del dev "
+      "DEVICE $at prio " +
+      std::to_string(kPriority) + "; done` takes it off");
 }
 
 inline std::uint32_t required(const std::string& device, unsigned index) {

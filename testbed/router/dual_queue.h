@@ -90,7 +90,6 @@ class DualQueue {
     return std::max(free_ns_, first_ns);
   }
   const dual_pi2::DualPi2& arithmetic() const { return arithmetic_; }
-  std::uint64_t bytes_waiting() const { return bytes_[0] + bytes_[1]; }
   std::uint64_t bytes_of(dual_pi2::Queue queue) const { return bytes_[queue]; }
 
  private:

@@ -214,8 +214,11 @@ Host make_host(int number) {
   std::strcpy(tun.ifr_name, "tun0");
   tun.ifr_flags = IFF_TUN | IFF_NO_PI;
   if (::ioctl(host.device, TUNSETIFF, &tun) != 0) fail("a TUN device");
-  write_file("/proc/sys/net/ipv6/conf/tun0/accept_dad", "0");
+  // A kernel without IPv6 has a bed without it.
+  const std::string dad = "/proc/sys/net/ipv6/conf/tun0/accept_dad";
+  if (::access(dad.c_str(), F_OK) == 0) write_file(dad, "0");
   write_file("/proc/sys/net/ipv4/tcp_ecn", "1");
+  // A flow must not begin where the one before to the same host ended.
   write_file("/proc/sys/net/ipv4/tcp_no_metrics_save", "1");
   write_file("/proc/sys/net/ipv4/tcp_rmem", "4096 131072 33554432");
   write_file("/proc/sys/net/ipv4/tcp_wmem", "4096 131072 33554432");
@@ -241,7 +244,7 @@ Host make_host(int number) {
           &tun);  // refused in a user namespace: then the device keeps its 500 packets
   tun.ifr_flags = IFF_UP | IFF_RUNNING;
   ask(v4, SIOCSIFFLAGS, &tun, "the TUN device");
-  if (v6 >= 0) {  // a kernel without IPv6 has a bed without it
+  if (v6 >= 0) {
     struct {
       in6_addr address;
       std::uint32_t prefix;

@@ -23,7 +23,7 @@ from waiting import wait_until
 
 from laboratory.bed import router_log, tcp_traffic
 from laboratory.bed.checks import capability
-from laboratory.bed.hosts import ADDRESS6_B, ADDRESS_B, DEVICE, Bed
+from laboratory.bed.hosts import ADDRESS_B, DEVICE, Bed
 from laboratory.bed.programs import MARK_OBJECT, MARKER
 from laboratory.bed.run import PROFILES
 from serving.agent.marked_udp import ECT0, ECT1, NOT_ECT
@@ -106,7 +106,7 @@ def followed(
     assert bed.summary
 
 
-@pytest.mark.parametrize("host", [ADDRESS_B, ADDRESS6_B])
+@pytest.mark.parametrize("host", [ADDRESS_B, "fd77::2"])
 def test_each_packet_has_the_codepoint_decided_for_it(tmp_path: Path, host: str) -> None:
     path = tmp_path / "agent.sock"
     agent = Overheard(path, queues=QUEUES)

@@ -19,7 +19,7 @@ from waiting import wait_until
 
 from laboratory.bed import checks, router_log, tcp
 from laboratory.bed.checks import capability
-from laboratory.bed.hosts import ADDRESS6_B, ADDRESS_B, Bed, clean, leftovers
+from laboratory.bed.hosts import ADDRESS_B, Bed, clean, leftovers
 from laboratory.bed.lateness import in_stalls, lateness
 from laboratory.bed.programs import MARK_OBJECT, MARKER, ROUTER, SAMPLER_OBJECT, why_not_built
 from laboratory.bed.run import Plan, figures, run, send
@@ -123,9 +123,15 @@ def test_the_router_delivers_as_an_ideal_link(tmp_path: Path) -> None:
     assert bed.summary["forwarded"] >= len(ours)
 
 
+@needs_bed
+def test_too_few_packets_are_no_busy_machine() -> None:
+    with pytest.raises(RuntimeError, match=r"0\.5 Mbit/s: \d+ packets are too few; give more --seconds"):
+        selfcheck(0.5, 1.0)
+
+
 @pytest.mark.long
 @needs_bed
-@pytest.mark.parametrize("host", [ADDRESS_B, ADDRESS6_B])
+@pytest.mark.parametrize("host", [ADDRESS_B, "fd77::2"])
 def test_a_full_queue_marks_what_may_be_marked_and_drops_the_rest(tmp_path: Path, host: str) -> None:
     """The receiver's kernel sees CE where the log says so: checksums are right, or it would see nothing."""
     seen: dict[str, dict[str, Any]] = {}

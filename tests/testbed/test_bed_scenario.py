@@ -315,5 +315,16 @@ def test_bad_rules_and_scenarios_are_one_line() -> None:
     ):
         with pytest.raises(RuntimeError, match=line), Bed(rate_mbps=10, queue=NO_AQM, rule=rule):
             pass
+    for words, line in (
+        ("figure8 --minutes 1", "--minutes: not an option of figure8"),
+        ("figure8 --rate-mbps 40", "--rate-mbps: not an option of figure8"),  # its default, but asked for
+        ("fct --seconds 5", "--seconds: not an option of fct"),
+        ("--artifact x", "--artifact: not an option of a run without a scenario"),
+        ("figure9", "scenario figure9: the bed has figure8, fct"),
+        ("fct --seeds 0", "'--seeds': Input should be greater than or equal to 1"),
+    ):
+        said = CliRunner().invoke(app, ["bed", "run", *words.split()])
+        assert said.exit_code != 0
+        assert line in f"{said.exception} {said.output}"
     table = pl.DataFrame(schema=SCHEMA)
     assert agreement(table) == agreement(table.clear())

@@ -153,6 +153,23 @@ def test_an_attach_that_fails_leaves_the_device_as_it_was() -> None:
     assert "clsact" not in rest
 
 
+@needs_bpf
+def test_the_advice_on_another_versions_marker_takes_it_off() -> None:
+    """One that `tc` put there lacks a map; after the command that the line says, ours is attached."""
+    script = """
+        ip link set lo up && tc qdisc add dev lo clsact && for at in egress ingress; do
+        tc filter add dev lo $at prio 20819 handle 20819 bpf da object-file "$1" section tc; done &&
+        ! "$0" detach lo 2> said && sed 's/.*`\\(.*\\)`.*/\\1/; s/DEVICE/lo/' said > advice && sh -e advice &&
+        "$0" attach lo "$1" && "$0" detach lo
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        command = [*own_network(), "sh", "-c", script, str(MARKER), str(MARK_OBJECT)]
+        ran = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
+        said = (Path(folder) / "said").read_text()
+    assert "no such map sq_attachment" in said
+    assert ran.returncode == 0, ran.stderr + ran.stdout
+
+
 @needs_marker
 def test_who_has_no_privilege_is_told_so() -> None:
     """A user who is not root gets a line with the reason, not a half-attached filter."""
