@@ -12,7 +12,7 @@ import pytest
 
 from laboratory.learning.judged_models import anchor_of, models_by_profile
 from laboratory.learning.train import settings
-from laboratory.runs.canary import GUARDS, INSTEAD, RESPONSES, ROUTERS, RUNGS, canaries
+from laboratory.runs.canary import CHARGES_US, GUARDS, INSTEAD, RESPONSES, ROUTERS, RUNGS, canaries
 from laboratory.runs.programs import Equals
 from laboratory.runs.resolve import Cell, control_of, identity, resolve
 from laboratory.runs.results import COMPLETE, KEY, load
@@ -75,7 +75,7 @@ def test_published_runs_have_the_name_of_what_they_ran(published: Path) -> None:
 def test_the_list_of_equals_is_whole(tmp_path: Path) -> None:
     equals = Equals.load()
     every = len(CONTROLS) + 1  # the model's by a second kernel
-    one = len(RUNGS) + len(GUARDS) + len(INSTEAD) + len(RESPONSES)
+    one = len(RUNGS) + len(GUARDS) + len(INSTEAD) + len(RESPONSES) + 2 * len(CHARGES_US)  # by two kernels
     assert len(equals.canaries) == 2 * 2 * every + 2 * one + len(ROUTERS)  # points, profiles
     assert len(set(equals.programs)) == len(equals.programs)
     (tmp_path / "programs.json").write_text('{"programs": []')
@@ -90,6 +90,14 @@ def test_every_congestion_control_and_every_answer_to_moved_packets_has_a_canary
     assert {group["tcp"] for group in groups} == {*get_args(Group.model_fields["tcp"].annotation)}
     answers = {run.get("moved_response", "scalable") for run in runs}
     assert answers == {*get_args(Settings.model_fields["moved_response"].annotation)}
+    assert {group.get("paced", "off") for group in groups} == {"on", "off"}
+
+
+def test_every_network_that_drives_published_runs_has_a_canary() -> None:
+    """The window network, and an event stream with and without a charge."""
+    driven = {(job.artifact, job.run["control"].get("charge_us", 0)) for job in canaries().values()}
+    kinds = {(read_object(a / "model.json")["architecture"]["name"], c) for a, c in driven if a is not None}
+    assert kinds == {("transformer-encoder", 0), *(("event-stream", charge) for charge in CHARGES_US.values())}
 
 
 def test_the_models_are_those_that_were_judged(published: Path, tmp_path: Path) -> None:
