@@ -14,7 +14,7 @@ from infra.results.lfq import interval, measured, wanted
 from laboratory.report import confucius
 from laboratory.report import tables as lab
 from laboratory.report.verdict import Verdict
-from laboratory.report.who_picks import CHEATS, WHO, cheat_shares, who_picks, who_picks_cheats, who_rule
+from laboratory.report.who_picks import CHEATS, COPA, WHO, cheat_shares, who_picks, who_picks_cheats, who_rule
 from models.scoring.intervals import estimate
 from models.scoring.plot_style import INK, grid
 
@@ -158,7 +158,7 @@ def _prague(runs: pl.DataFrame) -> pl.DataFrame:
 
 
 def _ruled(runs: pl.DataFrame) -> pl.DataFrame:
-    own = runs.filter(pl.col("scenario") == WHO)
+    own = runs.filter(pl.col("scenario").is_in([WHO, COPA]))
     call, web = pl.col("call_mbps"), pl.col("web_mbps")
     return own.with_columns(
         pl.Series(

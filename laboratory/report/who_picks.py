@@ -12,6 +12,7 @@ from laboratory.report.verdict import NOT_SETTLED, Values, Verdict, judged
 from models.scoring.intervals import corrected, estimate
 
 WHO: Final = "who-picks"
+COPA: Final = "who-picks-copa"
 CHEATS: Final = "who-picks-cheats"
 NOBODY: Final = "nobody: FIFO"
 BY_SENDER: Final = "label or sender: DualPI2"  # what a sender chooses in

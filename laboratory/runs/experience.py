@@ -57,7 +57,6 @@ SCHEMA: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
     "rtt_p99_s": pl.Float64,
     "rtt_p999_s": pl.Float64,
     "reordered_share": pl.Float64,
-    "utilisation": pl.Float64,  # of the first bottleneck
     "cpu_s": pl.Float64,  # of the program
 }
 FLOWS: Final = "flows.parquet"
@@ -233,7 +232,6 @@ def row_of(row: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]
         "rtt_p99_s": _seconds(packets["latency_us"]["p99"]),
         "rtt_p999_s": _p999_s(packets["latency_us"]),
         "reordered_share": packets["reordered"] / packets["arrived"] if packets["arrived"] else None,
-        "utilisation": summary["bottlenecks"][0]["utilisation"],
     }
 
 

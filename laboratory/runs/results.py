@@ -109,7 +109,7 @@ def with_later(table: pl.DataFrame, schema: Mapping[str, Any], later: Sequence[s
 
 
 def kept_table(path: Path, schema: Mapping[str, Any], command: str) -> pl.DataFrame:
-    """Return a table beside the results; none yet is an empty one.
+    """Return a table beside the results, without columns that it has no more; none yet is an empty one.
 
     Raises:
         ValueError: the file is damaged, or another version of this project made it; `command` makes it again.
@@ -120,9 +120,9 @@ def kept_table(path: Path, schema: Mapping[str, Any], command: str) -> pl.DataFr
         table = read_parquet([path])
     except ValueError:
         raise ValueError(f"{path} is damaged: remove it, and `{command}` again") from None
-    if table.schema != pl.Schema(schema):
+    if not table.schema.items() >= schema.items():
         raise ValueError(f"{path} was made by another version: remove it, and `{command}` again")
-    return table
+    return table.select(list(schema))
 
 
 def merge(output: Path, rows: Sequence[Mapping[str, Any]]) -> pl.DataFrame:

@@ -206,7 +206,6 @@ def summary(**changes: Any) -> dict[str, Any]:
     return {
         "run": {"seconds": 20, "warmup_s": 5, "senders": [{"name": "s1"}, {"name": "web"}]},
         "senders": {"s1": {"l4s": none, "classic": some}, "web": {"l4s": none, "classic": some}},
-        "bottlenecks": [{"utilisation": 0.5}],
         "pages": [
             {"start_s": 10, "load_s": None},
             {"start_s": 6, "load_s": 0.5},
@@ -277,7 +276,8 @@ def test_what_users_noticed_stays_with_a_run_of_which_there_is_but_a_row(tmp_pat
         ran.append({**key, **name, "status": lab_results.COMPLETE, "parameters": json.dumps(run)})
     lab_results.merge(tmp_path, ran)
     of_runs = [experience.row_of(ROW | row, summary()) for row in ran]
-    pl.DataFrame(of_runs, schema=experience.SCHEMA).write_parquet(tmp_path / experience.FILE)
+    table = pl.DataFrame(of_runs, schema=experience.SCHEMA)
+    table.with_columns(former=pl.lit(1)).write_parquet(tmp_path / experience.FILE)  # a column of before
     rows.keep_rows(tmp_path)
     for seeds in ([1], [1, 2]):
         lab_results.forget(tmp_path, ["confucius-web"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
+import re
 from functools import cache
 from pathlib import Path
 from typing import get_args
@@ -12,12 +14,13 @@ import pytest
 
 from laboratory.learning.judged_models import anchor_of, models_by_profile
 from laboratory.learning.train import settings
-from laboratory.runs.canary import GUARDS, INSTEAD, RESPONSES, ROUTERS, RUNGS, canaries
+from laboratory.runs import experience
+from laboratory.runs.canary import CHARGES_US, GUARDS, INSTEAD, RESPONSES, ROUTERS, RUNGS, canaries
 from laboratory.runs.programs import Equals
 from laboratory.runs.resolve import Cell, control_of, identity, resolve
 from laboratory.runs.results import COMPLETE, KEY, load
 from laboratory.scenarios.controls import CONTROLS, Settings
-from laboratory.scenarios.files import environment_at, path_of
+from laboratory.scenarios.files import environment_at, full, names, path_of
 from laboratory.scenarios.files import load as load_scenario
 from laboratory.scenarios.schema import Scenario
 from laboratory.scenarios.traffic import Group
@@ -72,10 +75,30 @@ def test_published_runs_have_the_name_of_what_they_ran(published: Path) -> None:
         assert identity(json.loads(parameters), program) == run
 
 
+def test_what_users_noticed_is_of_runs_that_are_known_and_of_one_length(
+    published: Path, tmp_path: Path
+) -> None:
+    """The tables of pages and calls have rows of no result: one seed of each place and control."""
+    models = models_by_profile(str(published / "models" / "figure8"), tmp_path)
+    table = experience.load(published)
+    assert table.group_by("scenario").agg(pl.col("seconds").n_unique())["seconds"].max() == 1
+    unknown = set()
+    for row in table.unique(KEY[:4], keep="first", maintain_order=True).iter_rows(named=True):
+        name = row["scenario"]
+        scenario = scenario_of(name).model_copy(update={"seconds": row["seconds"]})
+        environment = environment_at(scenario, row["point"], name)
+        share = environment.controls.random.share or 0
+        control = control_of(environment, row["control"], model=models[row["profile"]], share=share)
+        cell = Cell(name, row["point"], None, row["profile"], row["control"], row["seed"])
+        if identity(resolve(scenario, cell, control, []), Equals.load().programs[0]) != row["run"]:
+            unknown.add((name, row["point"], row["control"]))
+    assert not unknown
+
+
 def test_the_list_of_equals_is_whole(tmp_path: Path) -> None:
     equals = Equals.load()
     every = len(CONTROLS) + 1  # the model's by a second kernel
-    one = len(RUNGS) + len(GUARDS) + len(INSTEAD) + len(RESPONSES)
+    one = len(RUNGS) + len(GUARDS) + len(INSTEAD) + len(RESPONSES) + 2 * len(CHARGES_US)  # by two kernels
     assert len(equals.canaries) == 2 * 2 * every + 2 * one + len(ROUTERS)  # points, profiles
     assert len(set(equals.programs)) == len(equals.programs)
     (tmp_path / "programs.json").write_text('{"programs": []')
@@ -90,6 +113,26 @@ def test_every_congestion_control_and_every_answer_to_moved_packets_has_a_canary
     assert {group["tcp"] for group in groups} == {*get_args(Group.model_fields["tcp"].annotation)}
     answers = {run.get("moved_response", "scalable") for run in runs}
     assert answers == {*get_args(Settings.model_fields["moved_response"].annotation)}
+    assert {group.get("paced", "off") for group in groups} == {"on", "off"}
+
+
+def test_every_network_that_drives_published_runs_has_a_canary() -> None:
+    """The window network, and an event stream with and without a charge."""
+    driven = {(job.artifact, job.run["control"].get("charge_us", 0)) for job in canaries().values()}
+    kinds = {(read_object(a / "model.json")["architecture"]["name"], c) for a, c in driven if a is not None}
+    assert kinds == {
+        ("transformer-encoder", 0),
+        *(("event-stream", charge) for charge in CHARGES_US.values()),
+    }
+
+
+def test_the_page_names_what_the_full_laboratory_leaves_out(project: Path) -> None:
+    page = (project / "docs" / "LABORATORY.md").read_text()
+    (said,) = re.findall(r"^It leaves out (.*?)\n\n", page, re.DOTALL | re.MULTILINE)
+    patterns = re.findall(r"`([^`]+)`", said)
+    left_out = {pattern: set(fnmatch.filter(names(), pattern)) for pattern in patterns}
+    assert all(left_out.values())
+    assert set().union(*left_out.values()) == set(names()) - set(full())
 
 
 def test_the_models_are_those_that_were_judged(published: Path, tmp_path: Path) -> None:
