@@ -1,6 +1,6 @@
 """The ingest as Ray Serve on a cluster builds it (`import_path` in ray.yaml): one pod, several replicas.
 
-The replicas share the folder of the metrics by process id, so they must be in one pod.
+The pod's volume is the folder of their metrics and of what they store.
 """
 
 from __future__ import annotations
