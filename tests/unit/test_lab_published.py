@@ -38,6 +38,7 @@ def published(project: Path) -> Path:
     return project / "docs" / "laboratory"
 
 
+@pytest.mark.slow
 def test_published_runs_are_known_by_their_hashes(published: Path, tmp_path: Path) -> None:
     """What is resolved today has the hash under which it was published: one seed of each place and control.
 
@@ -75,6 +76,7 @@ def test_published_runs_have_the_name_of_what_they_ran(published: Path) -> None:
         assert identity(json.loads(parameters), program) == run
 
 
+@pytest.mark.slow
 def test_what_users_noticed_is_of_runs_that_are_known_and_of_one_length(
     published: Path, tmp_path: Path
 ) -> None:
