@@ -78,7 +78,7 @@ def ladder(runs: pl.DataFrame, profile: str, scenario: str = SCENARIO) -> list[s
 
 
 def steps(runs: pl.DataFrame, place: Place) -> list[str]:
-    """Return a sentence about each step: what it changes, and whether that is settled (Holm, over all of them)."""
+    """Return a sentence about each step: what it changes, and whether that is settled (Holm over all)."""
     enough = (rests_on(runs, place, QUEUEING_P999) or 0) >= FEWEST_PACKETS
     tails = TAILS if enough else TAILS[:1]
     found = {
