@@ -149,8 +149,6 @@ class Compressed(Rounds):
             figures=dict.fromkeys(PREDICTORS, figures),
             loss_before=1.0,
             loss_after=1.0,
-            learned=latest.packets.height // 8,
-            judged=latest.packets.height // 8,
             psi={"size_bytes": 0.0},
             trained_on=np.zeros((2_000, len(found.model.features)), np.float32),
             slices=(),

@@ -9,11 +9,17 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from feature_store.atomic import new_file
 from infra.dvc_command import call_dvc
 from pipelines.params.document import load_yaml, save_yaml, trace_entry
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from models.training.protocol import Slices
 
 TRACES: Final = Path("data/traces")
 # A trace's name becomes a folder (trace=NAME) and a key of params.yaml.
@@ -40,7 +46,7 @@ def add_trace(
         project: the project's folder; None is the current one.
 
     Raises:
-        ValueError: the capture is none, is too short, or is there already; nothing was changed.
+        ValueError: the capture is none, is too short or too silent, or is there already; nothing was changed.
         OSError: it cannot be read or copied; nothing was changed.
 
     """
@@ -64,9 +70,9 @@ def add_trace(
         if known.is_file() and filecmp.cmp(file, known, shallow=False):
             raise ValueError(f"{file} is trace {other!r} already, byte for byte")
 
-    line, seconds = _check(file, trace, sender, latency)
     projects = params["split"]["protocol"]
-    own = _own_protocol(file, seconds, protocol, projects)
+    line, slices = _check(file, trace, sender, latency, protocol, projects)
+    own = None if slices.protocol.name == projects else slices.protocol.name
     print(line)
     _version(file, target, root)
     try:
@@ -76,7 +82,9 @@ def add_trace(
         _forget(target)
         raise
     if own:
-        print(f"{seconds:.1f} s: protocol {own!r} is this trace's own (the project's: {projects!r})")
+        print(
+            f"{slices.duration_s:.1f} s: protocol {own!r} is this trace's own (the project's: {projects!r})"
+        )
     print(f"added as {trace!r}: {target.relative_to(root)}, named in params.yaml for the next `make run`")
 
 
@@ -129,13 +137,15 @@ def check_name(name: str) -> str:
     return name
 
 
-def _check(file: Path, trace: str, sender: str | None, latency: str) -> tuple[str, float]:
-    """Extract the capture into a folder that is thrown away; return its summary line and its seconds."""
-    import polars as pl
+def _check(
+    file: Path, trace: str, sender: str | None, latency: str, asked: str | None, projects: str
+) -> tuple[str, Slices]:
+    """Extract the capture into a folder that is thrown away, and divide it; return its summary line, too."""
     from rich.console import Console
 
     from feature_store.packets.extract import Job, extract_trace, summary_line
     from feature_store.packets.schema import scan_packets
+    from models.forecasters.forecaster import decision_times
 
     with tempfile.TemporaryDirectory(prefix="swiftqueue-") as scratch:
         with Console(stderr=True).status(f"reading {file.name}"):
@@ -144,33 +154,27 @@ def _check(file: Path, trace: str, sender: str | None, latency: str) -> tuple[st
             raise ValueError(
                 f"{file}: no packet's latency can be known from it; is it from the sender's side?"
             )
-        sent = scan_packets(Path(scratch), trace).select(pl.col("sent_ns").max() - pl.col("sent_ns").min())
-        duration_s = sent.collect().item() / 1e9
-    return summary_line(summary), duration_s
+        decision_ns_B = decision_times(scan_packets(Path(scratch), trace).select("sent_ns").collect())
+    try:
+        return summary_line(summary), _divided(decision_ns_B, trace, asked, projects)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from None
 
 
-def _own_protocol(file: Path, seconds: float, asked: str | None, projects: str) -> str | None:
-    """Name the protocol of a trace; None where it is the project's.
+def _divided(decision_ns_B: NDArray[np.int64], trace: str, asked: str | None, projects: str) -> Slices:
+    """Divide a trace as stage `split` will: as asked for, else as the project's, else as long as fits.
 
     Raises:
-        ValueError: the trace is too short for the one asked for, or for any.
+        ValueError: it cannot be divided so.
     """
-    from models.training.protocol import OF_A_TRACE, PROTOCOLS, TEACH, protocol_named
+    from models.training.protocol import OF_A_TRACE, PROTOCOLS, divide, protocol_named
 
     chosen = protocol_named(asked or projects, OF_A_TRACE)
-    if chosen == TEACH:
-        return TEACH.name
-    if asked is None and seconds < chosen.least_s:
-        chosen = max(
-            (p for p in PROTOCOLS.values() if p.least_s <= seconds),
-            key=lambda p: p.least_s,
-            default=min(PROTOCOLS.values(), key=lambda p: p.least_s),
-        )
-    if seconds < chosen.least_s:
-        raise ValueError(
-            f"{file} lasts {seconds:.1f} s, and protocol {chosen.name!r} needs at least {chosen.least_s:g} s"
-        )
-    return None if chosen.name == projects else chosen.name
+    seconds = int(decision_ns_B[-1] - decision_ns_B[0]) / 1e9 if len(decision_ns_B) else 0.0
+    fitting = [one for one in PROTOCOLS.values() if one.least_s <= seconds]
+    if asked is None and chosen not in fitting:
+        chosen = max(fitting, key=lambda one: one.least_s, default=chosen)
+    return divide(decision_ns_B, chosen, trace)
 
 
 def _version(file: Path, target: Path, root: Path) -> None:

@@ -53,7 +53,8 @@ class WindowsParams(Section):
 
     section: ClassVar = "windows"
     visibility: Annotated[list[Visibility], AfterValidator(_visibilities)]
-    """Which latencies a window shows: what was acknowledged, or every earlier packet's (the paper's)."""
+    """Which latencies a window shows: what was acknowledged, or every earlier packet's (the paper's), too: no
+    stage reads those windows, and they take as much space again."""
     tokens: Literal["auto"] | Annotated[int, Field(gt=8, le=4096, multiple_of=8)]
     """Tokens of a window; `auto` sizes it for the largest bandwidth-delay product of a training slice. A
     network over events says itself how many it has."""

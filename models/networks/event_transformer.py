@@ -2,14 +2,14 @@
 
 Events (docs/EVENTS.md) pass a causal banded mask: one sees itself and the `band - 1` before it. A query about
 a packet that may be sent sees the `band` events before the decision and no other query; nobody sees a query.
-Keys and values of an event never change, so a live sender keeps those of the last `band` and adds a tile of
-new events at each decision; the answers are those of the whole log at once.
+Keys and values of an event never change, so a live sender could keep those of the last `band` and add its new
+events at each decision; the answers are those of the whole log at once (tests/event_memory.py).
 
 Each layer also has a key and a value of its own, the sink, that is always seen: an empty log has an answer.
 Pre-norm layers; no positional code, for the time inputs carry the order.
 
-Shapes: G segments of N events, T events of a tile, K the band, D model width, A heads, Q decisions, H horizon
-(8 packets), F inputs of an event, P inputs of a query.
+Shapes: G segments of N events, K the band, D model width, A heads, Q decisions, H horizon (8 packets),
+F inputs of an event, P inputs of a query.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def in_band(place: Tensor, own: Tensor, band: int) -> Tensor:
 
 @dataclass
 class Memory:
-    """Keys and values (K or fewer, D) of the last events, by layer: all that a live sender keeps."""
+    """Keys and values (K or fewer, D) of the last events, by layer: all that a decision sees."""
 
     keys: list[Tensor]
     values: list[Tensor]
@@ -104,7 +104,7 @@ class EventLayer(nn.Module):
 class EventPredictor(QueryPredictor):
     """Latencies of the next H packets from a sender's events and the queries about those packets.
 
-    `scaled` is the form for training, of whole segments; `extend` and `ask` that of a live sender.
+    `scaled` is the form for training, of whole segments; that of a live sender is served (event_window.py).
     """
 
     def __init__(
@@ -165,25 +165,6 @@ class EventPredictor(QueryPredictor):
         """The memory of a sender without events."""
         nothing = [self.send.weight.new_zeros(0, self.sizes.width) for _ in self.layers]
         return Memory(list(nothing), list(nothing))
-
-    def extend(self, memory: Memory, x_TF: Tensor, ack_T: Tensor) -> Memory:
-        """Return the memory after a tile of further events, raw inputs in time order."""
-        band, tile = self.sizes.band, len(ack_T)
-        x_TD, after = self._embed(x_TF, ack_T), self.empty()
-        for number, layer in enumerate(self.layers):
-            k_TD, v_TD = layer.keys_and_values(x_TD)  # type: ignore[operator]
-            keys = torch.cat([memory.keys[number], k_TD])
-            values = torch.cat([memory.values[number], v_TD])
-            if layer is not self.layers[-1] and tile:
-                own_T1 = torch.arange(len(keys) - tile, len(keys))[:, None]
-                place_S = torch.arange(len(keys))
-                x_TD = layer(x_TD, keys, values, in_band(place_S, own_T1, band))
-            after.keys[number], after.values[number] = keys[-band:], values[-band:]
-        return after
-
-    def ask(self, memory: Memory, x_HP: Tensor) -> Tensor:
-        """Latencies in µs (H,) of a decision's queries, raw inputs."""
-        return self.to_us(self.answer(self.read(memory, x_HP), x_HP))
 
     def read(self, memory: Memory, x_HP: Tensor) -> Tensor:
         """Compute what the head reads (…, H, D) of queries (…, H, P), raw inputs."""

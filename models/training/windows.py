@@ -20,6 +20,7 @@ from models.json_file import read_object
 from models.sharp import PAPERS, Change
 from models.training.protocol import Round, Slice, Slices, together
 
+VISIBILITY: Final = "acked"  # of what learns and is served
 META_FILE: Final = "meta.json"
 END_OF_TIME_NS: Final = int(np.iinfo(np.int64).max)
 
@@ -62,7 +63,7 @@ class TraceWindows:
 
 @dataclass(frozen=True)
 class WindowSet:
-    """All traces of `data/windows` under one visibility."""
+    """All traces of `data/windows`."""
 
     schema_hash: str
     tokens: int
@@ -70,7 +71,6 @@ class WindowSet:
     feature_names: tuple[str, ...]
     feature_units: tuple[str, ...]
     visibility: str
-    visibilities: tuple[str, ...]  # there are
     traces: Mapping[str, TraceWindows]
 
     @property
@@ -89,7 +89,7 @@ class WindowSet:
         return self.traces[name]
 
 
-def load_windows(folder: Path, split: Path, visibility: str = "acked", change: Change = PAPERS) -> WindowSet:
+def load_windows(folder: Path, split: Path, change: Change = PAPERS) -> WindowSet:
     """Open the windows that stage `windows` wrote, divided as stage `split` says; `change` goes with them.
 
     Raises:
@@ -112,7 +112,6 @@ def load_windows(folder: Path, split: Path, visibility: str = "acked", change: C
                 str(name),
                 int(described["windows"]),
                 divided["traces"][name],
-                visibility,
                 shape,
                 change,
             )
@@ -124,8 +123,7 @@ def load_windows(folder: Path, split: Path, visibility: str = "acked", change: C
             horizon=horizon,
             feature_names=tuple(name for name, _ in features),
             feature_units=tuple(unit for _, unit in features),
-            visibility=visibility,
-            visibilities=tuple(meta["visibility"]),
+            visibility=VISIBILITY,
             traces=traces,
         )
     except (KeyError, TypeError, AttributeError, OverflowError) as error:
@@ -160,7 +158,6 @@ def _load_trace(
     name: str,
     count: int,
     divided: Mapping[str, Any],
-    visibility: str,
     shape: tuple[int, int, int],
     change: Change,
 ) -> TraceWindows:
@@ -190,7 +187,7 @@ def _load_trace(
         raise ValueError(f"{part / 'decision_ns.npy'}: decision times step backwards")
     return TraceWindows(
         name=name,
-        x_BWF=read(f"x_{visibility}.npy", (count, tokens, features)),
+        x_BWF=read(f"x_{VISIBILITY}.npy", (count, tokens, features)),
         y_us_BH=read("y_us.npy", (count, horizon)),
         y_acked_ns_BH=read("y_acked_ns.npy", (count, horizon)),
         decision_ns_B=decision_ns_B,

@@ -72,8 +72,6 @@ class Tuned:
     figures: Mapping[str, Any]  # gate figures by predictor
     loss_before: float
     loss_after: float
-    learned: int  # windows
-    judged: int
     psi: Mapping[str, float]  # population stability index by input
     trained_on: NDArray[np.float32]  # inputs (N, F) that the index compares with
     slices: tuple[JudgingSlice, ...]  # to be kept, oldest first
@@ -159,8 +157,6 @@ def tune(minute: Minute) -> Tuned:
         figures={name: asdict(one.figures) for name, one in (scores | naive).items()},
         loss_before=tuned.head.loss[0],
         loss_after=tuned.head.loss[-1],
-        learned=int(learn_B.sum()),
-        judged=judges,
         psi=input_shift(trained_on, sample, own.definition),
         trained_on=trained_on,
         remembered=len(past.windows.features_BRD) if past else 0,

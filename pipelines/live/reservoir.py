@@ -148,19 +148,27 @@ EMPTY: Final = Reservoir()
 
 def least_alike(found: list[Stretch], most_windows: int) -> list[Stretch]:
     """Drop the older of the two that are most alike until what is left has no more than so many windows."""
-    if not found:
-        return []
+    if (windows := sum(map(len, found))) <= most_windows:
+        return found
     like_SK = np.stack([one.like_K for one in found])
-    apart_SS = np.abs(like_SK[:, None] - like_SK[None]).mean(axis=-1)
-    np.fill_diagonal(apart_SS, np.inf)
-    left = np.ones(len(found), bool)
-    windows = sum(map(len, found))
+    left_S = np.ones(len(found), bool)
+    apart_S = np.full(len(found), np.inf)  # of each, from the later one that is most like it: no S x S array
+    most_like_S = np.full(len(found), -1)
+
+    def compare(one: int) -> None:
+        later = one + 1 + np.flatnonzero(left_S[one + 1 :])
+        apart = np.abs(like_SK[later] - like_SK[one]).mean(axis=-1)
+        apart_S[one], most_like_S[one] = (apart.min(), later[apart.argmin()]) if len(later) else (np.inf, -1)
+
+    for one in range(len(found)):
+        compare(one)
     while windows > most_windows:
-        older = min(divmod(int(apart_SS.argmin()), len(found))) if left.sum() > 1 else int(left.argmax())
-        left[older] = False
-        apart_SS[older] = apart_SS[:, older] = np.inf
+        older = int(apart_S.argmin()) if left_S.sum() > 1 else int(left_S.argmax())
+        left_S[older], apart_S[older] = False, np.inf
         windows -= len(found[older])
-    return [one for one, stays in zip(found, left, strict=True) if stays]
+        for one in np.flatnonzero(left_S & (most_like_S == older)).tolist():
+            compare(one)
+    return [one for one, stays in zip(found, left_S, strict=True) if stays]
 
 
 class ReservoirFile:

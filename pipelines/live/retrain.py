@@ -34,6 +34,7 @@ from feature_store.state import make_scratch, private_dir, state_dir
 from feature_store.state import scratch as loop_scratch
 from feature_store.telemetry.recent import Latest, write_trace
 from models import program
+from models.forecasters.forecaster import decision_times
 from models.networks import artifact, loop_network
 from models.registry.saving import INPUTS_FILE
 from models.training.protocol import PROTOCOLS
@@ -189,8 +190,8 @@ def stage_params(params: Mapping[str, Any], packets: pl.DataFrame) -> dict[str, 
     Raises:
         RetrainError: none is short enough.
     """
-    sent_ns = packets["sent_ns"]
-    seconds = (int(sent_ns[-1]) - int(sent_ns[0])) / 1e9 if packets.height else 0.0
+    decision_ns_B = decision_times(packets)
+    seconds = int(decision_ns_B[-1] - decision_ns_B[0]) / 1e9 if len(decision_ns_B) else 0.0
     fitting = [p for p in PROTOCOLS.values() if p.least_s < seconds]
     if not fitting:
         raise RetrainError(f"{seconds:.1f} s of telemetry are too few for a re-train")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from event_memory import ask, extend
 from torch import Tensor, nn
 
 from feature_store.events.event_stream import INPUTS
@@ -46,12 +47,12 @@ def test_tiles_of_a_live_sender_give_the_answers_of_the_whole_log(sizes: dict[st
         whole_QH = model(x_NF[None], ack_N[None], cut_Q, x_QHP)
         memory, done = model.empty(), 0
         for decision, cut in enumerate(cut_Q.tolist()):
-            memory, done = model.extend(memory, x_NF[done:cut], ack_N[done:cut]), cut
+            memory, done = extend(model, memory, x_NF[done:cut], ack_N[done:cut]), cut
             assert max(map(len, memory.keys)) <= model.sizes.band
             torch.testing.assert_close(
-                model.ask(memory, x_QHP[decision]), whole_QH[decision], rtol=1e-5, atol=1e-3
+                ask(model, memory, x_QHP[decision]), whole_QH[decision], rtol=1e-5, atol=1e-3
             )
-        assert model.ask(model.empty(), x_QHP[0]).isfinite().all()
+        assert ask(model, model.empty(), x_QHP[0]).isfinite().all()
 
 
 @pytest.mark.parametrize("sizes", SIZES)

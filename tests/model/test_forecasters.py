@@ -17,6 +17,7 @@ import pytest
 import torch
 import toy_world
 import yaml
+from event_memory import ask, extend
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -325,18 +326,18 @@ def test_the_event_stream_answers_as_a_live_sender_would(
             while acks and acks[0][0] <= now:
                 acked_ns, number = acks.pop(0)
                 row = live.acked(number, acked_ns, table[number]["latency_us"])
-                memory = model.extend(memory, torch.from_numpy(events.of(row[None])), torch.tensor([True]))
+                memory = extend(model, memory, torch.from_numpy(events.of(row[None])), torch.tensor([True]))
             if packet["packet"] % 8 == 0:
                 for queue, expected_BH in bulk.items():
                     asked = [
                         live.query(now, p["size_bytes"], p["flow_id"], p["receiver_id"], queue, place)
                         for place, p in enumerate(table[packet["packet"] : packet["packet"] + 8])
                     ]
-                    us_H = model.ask(memory, torch.from_numpy(queries.of(np.stack(asked))))
+                    us_H = ask(model, memory, torch.from_numpy(queries.of(np.stack(asked))))
                     np.testing.assert_allclose(us_H, expected_BH[packet["packet"] // 8], rtol=1e-5)
             what = packet["size_bytes"], packet["flow_id"], packet["receiver_id"], queue_of[packet["queue"]]
             row = live.sent(packet["packet"], now, *what)
-            memory = model.extend(memory, torch.from_numpy(events.of(row[None])), torch.tensor([False]))
+            memory = extend(model, memory, torch.from_numpy(events.of(row[None])), torch.tensor([False]))
 
 
 def test_a_window_asked_for_a_queue_is_the_live_senders(
@@ -394,12 +395,12 @@ def test_multiply_adds_are_those_that_torch_counts(fitted: dict[str, tuple[Varia
         model = stream.model
         full = model.empty()
         x_TF, ack_T = torch.rand(model.sizes.band, len(EVENT_INPUTS)), torch.zeros(1, dtype=torch.bool)
-        full = model.extend(full, x_TF, ack_T.expand(len(x_TF)))
+        full = extend(model, full, x_TF, ack_T.expand(len(x_TF)))
         x_HP = torch.rand(8, len(QUERY_INPUTS))
-        event = multiplied(model.extend, full, x_TF[:1], ack_T)
+        event = multiplied(extend, model, full, x_TF[:1], ack_T)
         # Both embeddings are computed and one is taken: one of the two does not count.
         event -= model.sizes.width * len(EVENT_INPUTS)
-        asked = multiplied(model.ask, full, x_HP)
+        asked = multiplied(ask, model, full, x_HP)
         assert stream.multiply_adds() == pytest.approx(16 * event + 2 * asked, rel=0.01), name
     mlp: Any = fitted["mlp"][1]
     assert mlp.multiply_adds() == 2 * multiplied(mlp.model.scaled, torch.rand(1, 8, len(QUERY_INPUTS)))

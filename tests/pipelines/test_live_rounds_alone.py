@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 import yaml
@@ -18,7 +19,7 @@ from models.training.warm_worker import WarmWorkerError
 from pipelines.live import probation, runner
 from pipelines.live import rounds as live
 from pipelines.live.command import round_params, schedule
-from pipelines.live.retrain import RetrainError, Retraining
+from pipelines.live.retrain import RetrainError, Retraining, stage_params
 from pipelines.live.rounds_log import RoundRecord
 from pipelines.live.watch import Compared, Pair
 
@@ -117,6 +118,12 @@ def test_a_shadow_counts_what_came_while_it_waited(
     record = RoundRecord(1, 0.0, sender="live")
     assert found.shadow(record, telemetry(5), {}, {}) == "late"
     assert record.shadow["batches"] >= found.shadow_batches == 256
+
+
+def test_a_retrain_is_as_long_as_its_decisions() -> None:
+    packets = pl.DataFrame({"sent_ns": np.arange(63) * 50_000_000})  # 3.1 s, and the seventh decision at 2.4
+    with pytest.raises(RetrainError, match=r"2\.4 s of telemetry are too few"):
+        stage_params({}, packets)
 
 
 @pytest.mark.parametrize("ended", [True, False])

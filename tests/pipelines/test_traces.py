@@ -7,10 +7,11 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
-from infra.traces import add_trace, check_name, list_traces
+from infra.traces import _divided, add_trace, check_name, list_traces
 from pipelines.extract import ExtractParams
 from pipelines.params.document import load_yaml, parse_value, save_yaml
 from pipelines.simulate import SimulateParams, simulate
@@ -98,7 +99,7 @@ def test_a_short_capture_joins_with_a_protocol_of_its_own(
     shutil.copyfile(project / "params.yaml", checkout / "params.yaml")  # the project's protocol is `small`
     before = contents(checkout)
     with pytest.raises(
-        ValueError, match=r"office.pcap lasts \d.\d s, and protocol 'small' needs at least 35 s"
+        ValueError, match=r"office.pcap: trace office lasts \d.\d s, and protocol 'small' needs at least 35 s"
     ):
         add_trace(capture, protocol="small", project=checkout)
     assert contents(checkout) == before
@@ -160,7 +161,7 @@ def _ill_named(folder: Path, capture: Path) -> Path:
         (_empty, "empty.pcap: "),
         (_text, "notes.pcap: not a capture"),
         (_missing, "missing.pcap: no such file"),
-        (_short, r"short.pcap.gz lasts \d\.\d s, and protocol 'short' needs at least"),
+        (_short, r"short.pcap.gz: trace short lasts \d\.\d s, and protocol 'short' needs at least"),
         (_ill_named, "'my office' cannot name a trace.*--name"),
     ],
 )
@@ -172,6 +173,21 @@ def test_what_is_no_trace_is_refused_and_leaves_nothing(
         add_trace(make(tmp_path, capture), project=checkout)  # type: ignore[operator]
     assert "\n" not in str(error.value)
     assert contents(checkout) == before
+
+
+def test_the_decisions_are_divided_and_not_the_packets() -> None:
+    """The last packets of a trace may be no whole batch, and its sender may be silent where it counts."""
+    nearly_ns_B = np.arange(0, 34_900, 100) * 1_000_000
+    assert _divided(nearly_ns_B, "office", None, "small").protocol.name == "short"
+    long_ns_B = np.arange(0, 35_100, 100) * 1_000_000
+    assert _divided(long_ns_B, "office", None, "small").protocol.name == "small"
+    with pytest.raises(ValueError, match=r"lasts 34\.8 s, and protocol 'small' needs at least 35 s"):
+        _divided(nearly_ns_B, "office", "small", "short")
+    silent_ns_B = np.array([0, 31, 36, 100]) * 1_000_000_000
+    with pytest.raises(ValueError, match=r"silent in the first 30 s"):
+        _divided(silent_ns_B, "office", None, "small")
+    with pytest.raises(ValueError, match="fewer than 8 packets, so no window"):
+        _divided(np.array([], np.int64), "office", "teach", "small")
 
 
 def test_a_sender_that_is_not_in_it_is_refused(checkout: Path, capture: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +20,7 @@ from pipelines.live.reservoir import (
     Reservoir,
     ReservoirFile,
     Stretch,
+    least_alike,
     memory_windows,
     stretches,
 )
@@ -51,6 +55,31 @@ def test_what_is_rare_and_late_stays_and_the_rest_is_bounded() -> None:
     assert {17, 203} <= set(kept)
     assert sum(map(len, found.kept)) == 8 * PER_S
     assert kept == sorted(kept)
+
+
+def test_the_least_alike_are_found_without_all_pairs_in_memory() -> None:
+    """As all pairs in one array say; beyond some thousand stretches that would be gigabytes."""
+    rng = np.random.default_rng(3)
+    (same,) = second(1, 1.0, per_s=2)
+    found = [replace(same, from_ns=n, like_K=rng.integers(0, 4, 3).astype(float)) for n in range(60)]
+
+    def literally(most_windows: int) -> list[Stretch]:
+        left = list(found)
+        while sum(map(len, left)) > most_windows:
+            pairs = itertools.combinations(range(len(left)), 2)
+            apart = {pair: np.abs(left[pair[0]].like_K - left[pair[1]].like_K).mean() for pair in pairs}
+            del left[min(apart, key=apart.__getitem__)[0] if apart else 0]
+        return left
+
+    for most in (119, 60, 10, 2, 0):
+        assert least_alike(found, most) == literally(most)
+
+    many = [replace(same, from_ns=n, like_K=rng.normal(size=13)) for n in range(1000)]
+    tracemalloc.start()
+    least_alike(many, 2 * 990)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4e6  # all pairs are 104 MB, twice
 
 
 def test_of_two_alike_the_older_goes() -> None:
