@@ -130,8 +130,8 @@ class Settings(BaseSettings):
     """MiB kept of all senders together, those that stopped among them; the minutes stored longest ago
     go first."""
     ingest_free_mb: Annotated[int, Field(ge=1, le=1 << 30)] = 2048
-    """MiB of the disk that stay free, a twentieth of a small disk; likewise. The last three minutes of each
-    sender stay."""
+    """MiB of the disk kept free, at most a twentieth of the disk. The minutes stored longest ago go first;
+    the last three of each sender stay."""
     senders: str = ""
     """NAME,NAME=WEIGHT of the senders whose telemetry teaches and judges, each a share of the rounds by its
     weight (1). Otherwise all that the ingest takes events of, alike."""
@@ -143,12 +143,12 @@ class Settings(BaseSettings):
     """Batches of live traffic that a head which passed the gate is judged on, beside the served one and
     without any effect, before it serves; 0: none."""
     rollback_margin: Annotated[float, Field(gt=0, le=10)] = 0.05
-    """A served head that is surely worse than the one before it by more than this is put back: of the
-    log-error as a share, of the average precision of late packets absolutely."""
+    """A served head that is surely worse than the one before it by more than this is put back. 0.05
+    means 5 % of the log-error, or 0.05 of the average precision of late packets."""
     rollback_after_s: Annotated[float, Field(ge=5)] = 20.0
-    """Seconds of traffic after the switch that this takes."""
+    """A head is put back no sooner than after so many seconds of traffic."""
     ingest_rate_mb: Annotated[int, Field(ge=1, le=1 << 20)] = 16
-    """MiB/s of a sender's batches, by each replica: 28 times one of 100 Mbit/s.
+    """MiB/s of a sender's batches, by each replica: 28 times what a sender of 100 Mbit/s ships.
     Beyond ten seconds of it, 429."""
 
 

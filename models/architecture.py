@@ -63,8 +63,9 @@ class EventStreamFit(QueryFit):
     segment_events: Annotated[int, Field(ge=BLOCK, multiple_of=BLOCK)]
     """Events of a segment whose decisions are targets; what these see comes before them."""
     calibration: Annotated[Literal["split", "before"] | None, Field(default=None)]
-    """What moves quantiles to their levels: `split`: the last fifth of what would else tune the head;
-    `before`: the last slices, as they were forecast before the head learned from them (docs/MODEL.md)."""
+    """What moves quantiles to their levels: `split`: the last fifth of the fine-tuning slice, which then does
+    not tune the head; `before`: the last slices, as they were forecast before the head learned from them
+    (docs/MODEL.md)."""
 
     @property
     def reach(self) -> int:
@@ -100,7 +101,7 @@ class LoopFit(QueryFit):
     """Ray Train workers, one core each; each has a share of a step."""
     served_level: Annotated[Annotated[float, Field(gt=0, lt=1)] | Literal["all"] | None, Field(default=None)]
     """The one of `quantiles` that is served; null: the median, or the mean where there are no quantiles;
-    `all`: each of them, of an event stream, for the laboratory's senders (docs/MODEL.md)."""
+    `all`: every quantile (event stream only; the laboratory alone uses them; docs/MODEL.md)."""
 
     @field_validator("served_level")
     @classmethod

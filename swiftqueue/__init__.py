@@ -128,16 +128,15 @@ class Model:
         """
         import numpy as np
         import polars as pl
-        import torch
 
         from feature_store.events.windows import iter_windows
+        from models.networks.prediction import predict
 
         described = self._loaded.description
         parts: list[Any] = [np.empty(0, np.float32)]
         how = described.tokens, described.visibility
-        for x_BWF in iter_windows(packets, *how, definition=self._definition):
-            with torch.no_grad():
-                parts.append(self._loaded.model(torch.from_numpy(x_BWF)).numpy().ravel())
+        windows = iter_windows(packets, *how, definition=self._definition)
+        parts.extend(predict(self._loaded.model, x_BWF).ravel() for x_BWF in windows)
         predicted_N = pl.Series(PREDICTED, np.concatenate(parts))
         return packets.with_columns(predicted_N.extend_constant(None, packets.height - len(predicted_N)))
 

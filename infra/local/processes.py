@@ -33,9 +33,8 @@ STOP_TIMEOUT_S: Final = 15.0  # Triton takes 3-6 s to unload its models
 CHILDREN_TIMEOUT_S: Final = 3.0  # for what a server started and left, once it has ended itself
 POLL_S: Final = 0.1
 ENDED_POLL_S: Final = 0.02
-# Niceness of a session among the others: of what is waited for within milliseconds, and of what can wait.
-AHEAD: Final = -10
-BEHIND: Final = 5
+AHEAD: Final = -10  # niceness of a session whose part must answer within milliseconds
+BEHIND: Final = 5  # and of one whose part can wait
 FORMAT: Final = 2  # of a record; the first had neither `boot` nor `ticks`
 MARK: Final = variable("part")  # in the environment of what was started: of which state, its name, its ports
 SAME_S: Final = 1.0  # two readings of when a process was started, by the wall clock

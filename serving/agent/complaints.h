@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Lines on the standard error about senders: so many in a time at most, since a sender that is
-// refused a thousand times a second must not fill the log. What is left out is counted and said.
+// Lines on the standard error about senders, or about a server: so many in a time at most, since
+// who is refused a thousand times a second must not fill the log. What is left out is counted and
+// said.
 #ifndef SWIFTQUEUE_SERVING_AGENT_COMPLAINTS_H_
 #define SWIFTQUEUE_SERVING_AGENT_COMPLAINTS_H_
 

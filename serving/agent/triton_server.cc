@@ -287,6 +287,8 @@ void TritonServer::take_answer(std::int64_t now_ns) {
 void TritonServer::refuse(std::unique_ptr<Request> request, const std::string& error) {
   if (request->tickets().size() == 1) {
     problem_ = describe(grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, error));
+    if (problem_ != said_) complaints_.say(name_ + " refused a batch: " + problem_);
+    said_ = problem_;
     request->fail(problem_, index_, outcomes_.answers);
     pool_.give_back(std::move(request));
     return;
@@ -327,7 +329,10 @@ void TritonServer::config_done(Probe& probe, std::int64_t now_ns) {
   const inference::ModelConfig& config = probe.config.config();
   const std::string before = std::exchange(refusal_, mismatch(config));
   if (!refusal_.empty()) {
-    refusals_ += refusal_ == before ? 0 : 1;  // looked at again and again
+    if (refusal_ != before) {  // looked at again and again
+      ++refusals_;
+      complaints_.say(name_ + ": " + refusal_);
+    }
     return end_probe(refusal_, true, now_ns);
   }
   max_batch_ = config.max_batch_size();

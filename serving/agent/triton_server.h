@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "grpc_service.grpc.pb.h"
+#include "serving/agent/complaints.h"
 #include "serving/agent/predictor.h"
 #include "serving/agent/triton_predictor.h"
 #include "serving/agent/triton_request.h"
@@ -140,7 +141,9 @@ class TritonServer {
 
   Model model_;
   int max_batch_ = 0;  // windows that the model takes in a request
+  Complaints complaints_;
   std::string problem_;
+  std::string said_;     // why a batch was refused, as it was said last
   std::string refusal_;  // why the model there cannot be used; empty if it can
   std::int64_t refusals_ = 0;
   std::int64_t answered_ns_ = -1;  // last good answer of the stream

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -305,6 +306,7 @@ def test_a_backend_that_throws_costs_the_batches_it_throws_at(
         good.until_decided()
         refused = [large.batch() for _ in range(10)]
         assert set(large.outcomes) == {"error"}
+        agent.complained(f"{address} refused a batch: ")
         assert all(np.array_equal(decision["queues"], DEFAULTS) for decision in refused)
         assert good.batch()["outcome"] == 0
         assert agent.metrics()['batches_total{outcome="error"}'] == 10
@@ -313,6 +315,23 @@ def test_a_backend_that_throws_costs_the_batches_it_throws_at(
         assert statistics.inference_stats.fail.count == 10
         large.socket.close()
         good.outcomes += large.outcomes  # counted with its own, when the agent ends
+
+
+def test_a_model_that_cannot_be_asked_is_named_once(
+    serving_state: Path, tmp_path: Path, make_artifact: Callable[..., Path]
+) -> None:
+    write_model(tmp_path / "repository", MODEL, make_artifact(1), Backend.NATIVE)
+    config = tmp_path / "repository" / MODEL / "config.pbtxt"
+    config.write_text(re.sub(r"max_batch_size: \d+", "max_batch_size: 1", config.read_text()))
+    with (
+        served(tmp_path, [MODEL], name="triton-others") as address,
+        AgentProgram("--listen", tmp_path / "agent.sock", "--metrics-port", 0, "--server", address) as agent,
+    ):
+        agent.complained(f"{address}: the served model takes fewer than 2 windows in a request")
+        refused = f'model_refused{{server="{address}"}}'
+        wait_until(lambda: agent.metrics()[refused] == 1)
+        agent.end()
+        assert len(agent.complaints) == 1  # though it looks every second
 
 
 @pytest.mark.long

@@ -295,9 +295,14 @@ def test_a_description_that_cannot_be_is_refused_in_one_line(
     assert len(str(refused.value).splitlines()) == 1
 
 
-def test_the_library_forecasts_with_it(tmp_path: Path, model: EventWindowPredictor) -> None:
-    forecasts = swiftqueue.load_model(str(save(tmp_path / "model", model))).predict(TABLE)
+@pytest.mark.parametrize("level", ["all", 0.9])
+def test_the_library_forecasts_with_it(tmp_path: Path, level: float | str) -> None:
+    """With all quantiles it takes the median."""
+    model = served(quantile_forecaster().model, level)
+    loaded = swiftqueue.load_model(str(save(tmp_path / "model", model)))
+    forecasts = loaded.predict(TABLE)
     decided = TABLE.height // 8 * 8
     got_BH = forecasts["predicted_us"].to_numpy()[:decided].reshape(-1, 8)
     np.testing.assert_allclose(got_BH, predict(model, windows()), rtol=1e-5)
     assert forecasts["predicted_us"].null_count() == TABLE.height - decided
+    assert loaded.predict(TABLE[:7])["predicted_us"].null_count() == 7
