@@ -68,13 +68,22 @@ def test_the_projects_scenarios_are_sound(name: str) -> None:
     # the maps ask what the standard queue leaves, the guard where the model harms there; one names each disc
     # and pages-and-video and the long ones make captures, nothing is compared in them
     some = ("map-", "guard-", "shipped-guard-", "try-guard-", "confucius-", "pages-and-video", "premise-map")
-    some += ("unheard-guard-", "discounted-guard-", "guarded-", "long-", "who-picks-cheats")
+    some += ("unheard-guard-", "discounted-guard-", "guarded-", "ladder-long", "long-", "who-picks-cheats")
     some += ("charge-", "paper-", "best-share", "lfq-", "split", "figure8-finetuned")
     if not name.startswith(some) or name == "guard-figure8":
         assert scenario.profiles == ["rfc9332", "uncoupled"]
     # what no choice at all is worth, what the model costs, what a new head and the guard bring, who picks
-    fewer = ("split", "many-flows", "figure8-finetuned", "ladder", "guard-", "confucius-", "who-picks")
-    fewer += ("rules-", "shipped-guard-", "try-guard-", "premise-map", "pages-and-video", "long-", "charge-")
+    fewer = ("split", "many-flows", "figure8-finetuned", "figure8-trainings", "ladder", "guard-", "who-picks")
+    fewer += (
+        "confucius-",
+        "rules-",
+        "shipped-guard-",
+        "try-guard-",
+        "premise-map",
+        "pages-and-video",
+        "long-",
+        "charge-",
+    )
     fewer += ("unheard-guard-", "discounted-guard-", "bed-")  # what the kernel test bed can do
     fewer += ("surroundings", "paper-", "best-share", "lfq-", "guarded-")
     if not name.startswith(fewer):
