@@ -31,7 +31,7 @@ RUNGS: Final = {
     "flow_split": "a constant share of the flows, nothing reordered",
     "always": "everything, up to the limit",
     "last_latency_batched": "the flow's last latency",
-    "anchor": "the last latency in either queue: the untrained model",
+    "anchor": "untrained model: either queue's last latency",
     "placebo": "the model's decisions, at another time",
     "model": "the model",
     "oracle_late": "both queues, a round trip ago",
