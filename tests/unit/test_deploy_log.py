@@ -17,7 +17,6 @@ from models.lock import held
 from models.registry.registry import REPLACED_TAG
 from serving.deploy import deployment, hold
 from serving.deploy import log as deploy_log
-from serving.deploy.champion import Champion
 
 
 @pytest.fixture(autouse=True)
@@ -122,7 +121,7 @@ def test_a_damaged_hold_stops_a_rollback_before_it_begins(
     done = []
     here = SimpleNamespace(
         registry=Registry(),
-        found_champion=lambda: Champion(2, ""),
+        champion_to=lambda do: 2,
         put_in_service=lambda *given: done.append(given),
     )
     monkeypatch.setattr(deployment, "_deployment", lambda kind: nullcontext(here))
