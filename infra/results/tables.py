@@ -381,7 +381,7 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "rules": lambda data: rules.ruled(data.rules),
     "tuned": lambda data: rules.ruled(data.runs, rules.TUNED, rules.NEVER, "tuned"),
     "tuned-changes": lambda data: guard.guarded(data.runs, rules.TUNED, "head tuned", wanted=LIMITS),
-    "trainings": lambda data: guard.guarded(data.runs, "figure8-trainings", "training", wanted=LIMITS),
+    "trainings": lambda data: guard.guarded(data.rules, "figure8-trainings", "training", wanted=LIMITS),
     "split": lambda data: guard.guarded(data.runs, "split", "share moved", "random", LIMITS),
     "premise-map": lambda data: premise_map.mapped(data.runs),
     "premise-map-counted": lambda data: premise_map.counted(data.runs),
