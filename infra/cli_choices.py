@@ -1,12 +1,9 @@
-"""Choices that several commands offer, and which options a call was given."""
+"""Choices that several commands offer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
-
-import typer
 
 
 class LatencySource(StrEnum):
@@ -60,9 +57,3 @@ def check_folder(path: Path, what: str) -> None:
     """Raise ValueError where a command that needs a folder is given a file."""
     if path.exists() and not path.is_dir():
         raise ValueError(f"{path} is a file; {what} needs a folder")
-
-
-def given(context: typer.Context, names: Iterable[str]) -> list[str]:
-    """Those of some options that stand on the command line."""
-    sources = {name: context.get_parameter_source(name) for name in names}
-    return [f"--{name}" for name, source in sources.items() if source and source.name == "COMMANDLINE"]

@@ -8,7 +8,8 @@ from typing import Annotated, Final
 
 import typer
 
-from infra.cli_choices import Protocol, check_folder, given
+from infra.cli_choices import Protocol, check_folder
+from models.given import given
 
 lab_app = typer.Typer(
     no_args_is_help=True, help="The L4S laboratory: simulated runs with controls, and the report."

@@ -9,8 +9,9 @@ from typing import Annotated, cast
 
 import typer
 
-from infra.cli_choices import Model, given
+from infra.cli_choices import Model
 from infra.local.ports import MOST_PORT
+from models.given import given
 from pipelines.live import DRIFT
 
 running_app = typer.Typer()

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from laboratory.bed import checks
+from models.given import given
 
 BED: Final = Path("var/bed")
 PUBLISHED: Final = Path("docs/laboratory")
@@ -131,12 +132,9 @@ def run(
 
     if scenario not in TAKES:
         raise ValueError(f"scenario {scenario}: the bed has {', '.join(filter(None, TAKES))}")
-    for name in context.params:
-        source = context.get_parameter_source(name)
-        is_foreign = name not in ("scenario", "output", *TAKES[scenario])
-        if is_foreign and source is not None and source.name == "COMMANDLINE":
-            whose = scenario or "a run without a scenario"
-            raise ValueError(f"--{name.replace('_', '-')}: not an option of {whose}")
+    taken = ("scenario", "output", *TAKES[scenario])
+    if foreign := given(context, [name for name in context.params if name not in taken]):
+        raise ValueError(f"{foreign[0]}: not an option of {scenario or 'a run without a scenario'}")
     end_leftovers()
     if scenario == "fct":
         of_runs = {"load": load, "flows": downloads}

@@ -18,6 +18,7 @@ from laboratory.report.measures import (
     QUEUEING_P999,
     RTT_P99,
     S1_GOODPUT,
+    Measure,
 )
 from laboratory.report.tables import NONE, SHARES, TIMES, cell, change, head_of, measured, row_of, sample
 from models.scoring.intervals import Estimate
@@ -64,9 +65,7 @@ def guarded(
         lines += title
         lines += head_of(["profile", axis, "moved, %", "default P99, ms", *(name for _, name in DELAYS)])
         for place in at:
-            figures = [cell(here, place, *one).text for one in ((control, MOVED), ("default", QUEUEING_P99))]
-            changes = [change(here, place, control, measure) for measure, _ in DELAYS]
-            lines.append(row_of([f"`{place.profile}`", place.point, *figures, *changes]))
+            lines.append(row_of(_figures(here, place, control, [measure for measure, _ in DELAYS])))
         messages = measured(here, at, TIMES)
         if messages:
             lines += ["", *head_of(["profile", axis, *(name for _, name in messages)])]
@@ -101,11 +100,16 @@ def in_places(runs: pl.DataFrame) -> list[str]:
             *head_of(["profile", "place", "moved, %", "default P99, ms", *names, "settled harm"]),
         ]
         for place in at:
-            figures = [cell(here, place, *one).text for one in (("model", MOVED), ("default", QUEUEING_P99))]
-            changes = [change(here, place, "model", measure) for measure in measures]
             said = harm(here, place, wanted=WITHOUT_TAIL)
-            lines.append(row_of([f"`{place.profile}`", place.point, *figures, *changes, said]))
+            lines.append(row_of([*_figures(here, place, "model", measures), said]))
     return lines[1:] or ["Not run."]
+
+
+def _figures(here: pl.DataFrame, place: Place, control: str, measures: Sequence[Measure]) -> list[str]:
+    """A place's first cells: what was moved, P99 by default, and what the control changes."""
+    figures = [cell(here, place, *one).text for one in ((control, MOVED), ("default", QUEUEING_P99))]
+    changes = [change(here, place, control, measure) for measure in measures]
+    return [f"`{place.profile}`", place.point, *figures, *changes]
 
 
 def _scenarios(here: pl.DataFrame, prefix: str, control: str) -> list[tuple[list[str], list[Place]]]:
