@@ -1,6 +1,7 @@
 """Stage `simulate` of data/long/dvc.yaml: one long, explored capture of a scenario's first sender.
 
-It is as `explore` of the scenario says, with the first of its seeds and lengths of bursts.
+It is as `explore` of the scenario says, with the first of its lengths of bursts and, unless
+told otherwise, of its seeds.
 """
 
 from __future__ import annotations
@@ -18,12 +19,17 @@ from pipelines.simulators import Runs, build_simulator
 from pipelines.stage import Given, run_stage
 
 
-def main(scenario: Given, output: Given, seconds: Annotated[float | None, typer.Option()] = None) -> None:
+def main(
+    scenario: Given,
+    output: Given,
+    seconds: Annotated[float | None, typer.Option()] = None,
+    seed: Annotated[int | None, typer.Option()] = None,
+) -> None:
     """Simulate the scenario and write `s1.pcap`, what is true of its packets and what was simulated."""
     loaded = load(scenario)
     wanted = loaded.explore
     loaded = loaded.model_copy(update={"seconds": seconds or wanted.seconds})
-    seed = wanted.seeds[0]
+    seed = wanted.seeds[0] if seed is None else seed
     cell = Cell(scenario.stem, "", None, loaded.profiles[0], "default", seed)
     control = control_of(loaded.environment, "default", model=None, share=0.0)
     exploring = {"share": wanted.share, "burst_packets": wanted.burst_packets[0], "seed": seed}
