@@ -112,7 +112,7 @@ def run_forecasts(
     if against not in read_all(sections):
         raise ValueError(f"--against {against}: there is no section of that name in {sections}")
     if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda: PyTorch finds no GPU here; leave the option out to compute on a core")
+        raise ValueError("--device cuda: PyTorch finds no GPU here; without the option a core computes")
     torch.set_num_threads(1)  # small networks lose by more, and seconds are of one core
     computed_on = torch.cuda.get_device_name() if device == "cuda" else device
     traces = [

@@ -186,7 +186,7 @@ def test_every_part_of_the_truth_names_the_work(world: Path) -> None:
         (["--against", "mpl"], "--against mpl: there is no section of that name"),
         (["--truth", "t1=truth.parquet"], "--truth: trace t2 has none; give one of every trace, or of none"),
         pytest.param(
-            *(["--device", "cuda"], "--device cuda: PyTorch finds no GPU here; leave the option out"),
+            *(["--device", "cuda"], "--device cuda: PyTorch finds no GPU here; without the option"),
             marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
         ),
     ],
