@@ -46,13 +46,6 @@ class Told(StrEnum):
     first = "first"
 
 
-class Device(StrEnum):
-    """Where networks compute: on a core, or on a GPU."""
-
-    cpu = "cpu"
-    cuda = "cuda"
-
-
 class Visibility(StrEnum):
     """Which earlier latencies are known at a decision: those acknowledged, or all (the paper's)."""
 

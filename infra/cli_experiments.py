@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from infra.cli_choices import Device, LatencySource, Protocol, Told, Visibility, check_folder
+from infra.cli_choices import LatencySource, Protocol, Told, Visibility, check_folder
 
 experiments_app = typer.Typer()
 
@@ -128,7 +128,6 @@ def forecasts(
     also: Annotated[
         Path | None, typer.Option(help="folder of packet tables of other traces to learn from besides, whole")
     ] = None,
-    device: Annotated[Device, typer.Option(help="where networks compute; cuda: on a GPU")] = Device.cpu,
 ) -> None:
     """Train the forecasters of forecasters.yaml and score them on the same packets; goes on where it stopped.
 
@@ -158,7 +157,6 @@ def forecasts(
         round_s=read(params, EvaluateParams).round_s,
         explored=explored,
         also=also,
-        device=device.value,
     )
 
 

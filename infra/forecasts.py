@@ -79,7 +79,6 @@ def run_forecasts(
     round_s: float = ROUND_S,
     explored: float | None = None,
     also: Path | None = None,
-    device: str = "cpu",
 ) -> None:
     """Run what is missing and write the summary.
 
@@ -100,7 +99,6 @@ def run_forecasts(
         round_s: seconds that a live round on a minute takes until its head answers.
         explored: share of L4S flows' packets that were moved at random, to estimate the choice by.
         also: folder of packet tables of other traces, learned from besides, from end to end.
-        device: where networks compute, as PyTorch names it. What is kept may be of another one.
 
     Raises:
         FileNotFoundError: there is no packet table of a trace.
@@ -111,10 +109,7 @@ def run_forecasts(
     wanted, every = variants(sections, only), variants(sections)
     if against not in read_all(sections):
         raise ValueError(f"--against {against}: there is no section of that name in {sections}")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda: PyTorch finds no GPU here; without the option a core computes")
     torch.set_num_threads(1)  # small networks lose by more, and seconds are of one core
-    computed_on = torch.cuda.get_device_name() if device == "cuda" else device
     traces = [
         replace(trace, visibility=visibility, change=change, explored=explored)
         for trace in traces_of(packets, names, protocol, told, truths or {})
@@ -132,15 +127,13 @@ def run_forecasts(
                 continue
             asked = asked or Asked.of(traces)
             line = f"{variant.name}, seed {seed}"
-            with torch.device(device):
-                found = run(
-                    *(variant, seed, traces, asked),
-                    lambda one, line=line: say(f"{line}: {one}"),  # type: ignore[misc]
-                    round_s,
-                    more,
-                )
-            content = {"key": key, "device": computed_on, **found}
-            write_file(path, json.dumps(content, allow_nan=False) + "\n")
+            found = run(
+                *(variant, seed, traces, asked),
+                lambda one, line=line: say(f"{line}: {one}"),  # type: ignore[misc]
+                round_s,
+                more,
+            )
+            write_file(path, json.dumps({"key": key, **found}, allow_nan=False) + "\n")
             late, error = found["tuned"]["late"], found["tuned"]["error"]
             say(f"{line}: AP {_shown(late['average_precision'])}, MAE {_shown(error['mae_ms'])} ms")
     about = {
@@ -297,7 +290,6 @@ def summarised(
         pairs = _paired(some, base, alike=bool({name, reference} & alike)) if name != reference else []
         result["variants"][name] = {
             "seeds": len(some),
-            "device": " and ".join(sorted({one.get("device", "cpu") for one in some})),
             "multiply_adds": some[0]["multiply_adds"],
             "fit_cpu_s": round(float(np.mean([one["fit_cpu_s"] for one in some])), 1),
             **{form: _form(some, pairs, form) for form in FORMS},

@@ -22,7 +22,7 @@ from models.forecasters.spread import Spread, spread_of
 from models.forecasters.torch_files import read_inputs, write_network
 from models.networks.event_window import served_mlp
 from models.networks.files import load_weights
-from models.networks.prediction import Encoded, device_of, latencies
+from models.networks.prediction import Encoded, latencies
 from models.networks.query_predictor import MlpArchitecture, QueryMlp
 from models.networks.scaling import ScaledFeature, Target, fit_features, fit_target
 from models.sharp import sharp_changes
@@ -155,7 +155,7 @@ def _queries(part: Part, params: MlpFit, queue: int = AS_SENT, phase: int = 0) -
 
 def _encoded(model: QueryMlp, x_BHP: Floats) -> Encoded:
     model.eval()
-    x = torch.from_numpy(x_BHP).to(device_of(model))
+    x = torch.from_numpy(x_BHP)
     with torch.no_grad():
         return Encoded(model.encode(x), model.anchor(x))
 

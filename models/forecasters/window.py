@@ -157,8 +157,8 @@ class WindowForecaster(Forecaster):
         )  # says on import that Triton's kernels are not here
 
         # An LSTM is plain products in double precision, attention by MATH.
-        model = copy.deepcopy(self.model).cpu().double()
-        x_BWF = torch.zeros(2, self.tokens, len(model.features), dtype=torch.double, device="cpu")
+        model = copy.deepcopy(self.model).double()
+        x_BWF = torch.zeros(2, self.tokens, len(model.features), dtype=torch.double)
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
             model(x_BWF)
         last = len(x_BWF) * model.sizes.horizon * model.sizes.width  # of the head: no matrix product

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from models.architecture import BLOCK
 from models.networks.event_transformer import EventPredictor
-from models.networks.prediction import Encoded, device_of
+from models.networks.prediction import Encoded
 
 PIECE: Final = 2048  # events that are new in a forward pass
 Floats = NDArray[np.float32]
@@ -36,8 +36,8 @@ class Log:
 
 def segment(log: Log, start: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Events (length, F) from `start` on, and whether each is an ACK; beyond the last, zeros."""
-    x_NF = torch.zeros(length, log.x_EF.shape[1], device="cpu")
-    ack_N = torch.zeros(length, dtype=torch.bool, device="cpu")
+    x_NF = torch.zeros(length, log.x_EF.shape[1])
+    ack_N = torch.zeros(length, dtype=torch.bool)
     there = log.x_EF[start : start + length]
     x_NF[: len(there)] = torch.from_numpy(there)
     ack_N[: len(there)] = torch.from_numpy(log.ack_E[start : start + length])
@@ -47,9 +47,9 @@ def segment(log: Log, start: int, length: int) -> tuple[torch.Tensor, torch.Tens
 def encode_log(model: EventPredictor, log: Log) -> Encoded:
     """Encode all decisions of a log: what the head reads (B, H, D), and the anchor (B, H)."""
     model.eval()  # dropout would spoil a cache of it
-    sizes, reach, device = model.sizes, model.sizes.reach, device_of(model)
-    x_BHP = torch.from_numpy(np.ascontiguousarray(log.x_BHP)).to(device)
-    read_BHD = torch.zeros(*x_BHP.shape[:2], sizes.width, device=device)
+    sizes, reach = model.sizes, model.sizes.reach
+    x_BHP = torch.from_numpy(np.ascontiguousarray(log.x_BHP))
+    read_BHD = torch.zeros(*x_BHP.shape[:2], sizes.width)
     with torch.no_grad():
         done = int(np.searchsorted(log.cut_B, 0, side="right"))
         if done:  # before the first event
@@ -58,8 +58,8 @@ def encode_log(model: EventPredictor, log: Log) -> Encoded:
             start = max(0, int(log.cut_B[done]) - reach)
             length = -(-(reach + PIECE) // BLOCK) * BLOCK
             upto = int(np.searchsorted(log.cut_B, start + length, side="right"))
-            x_NF, ack_N = (each.to(device) for each in segment(log, start, length))
-            cut_Q = torch.from_numpy(log.cut_B[done:upto] - start).to(device)
+            x_NF, ack_N = segment(log, start, length)
+            cut_Q = torch.from_numpy(log.cut_B[done:upto] - start)
             read_BHD[done:upto] = model.encode(x_NF[None], ack_N[None], cut_Q, x_BHP[done:upto])
             done = upto
         return Encoded(read_BHD, model.anchor(x_BHP))

@@ -66,15 +66,10 @@ class Encoded:
     anchor_BH: Tensor  # in scaled target space: what the head's output is added to
 
 
-def device_of(model: nn.Module) -> torch.device:
-    """Where a network computes: what was PyTorch's default device when it was made."""
-    return next(model.parameters()).device
-
-
 def encode(model: WindowNetwork, windows: RawWindows, batch: int = BATCH) -> Iterator[Encoded]:
     """Encode windows, `batch` at a time."""
     model.eval()  # dropout would spoil a cache of it
-    device = device_of(model)
+    device = model.scale.log_F.device
     for first in range(0, len(windows), batch):
         # Copied: a memory map is read-only.
         x_BWF = torch.from_numpy(np.array(windows[first : first + batch])).to(device)

@@ -24,7 +24,7 @@ from torch import nn
 from models.import_closure import code_hash
 from models.networks import artifact
 from models.networks.artifact import Artifact
-from models.networks.prediction import Encoded, Headed, device_of, encode
+from models.networks.prediction import Encoded, Headed, encode
 from models.networks.window_network import WindowNetwork
 from models.section import Above0, Count, Section
 from models.sharp import Change
@@ -139,9 +139,8 @@ def with_trained_head(
     own_N = owned(np.arange(count), rank, workers)
     tuned = copy.deepcopy(model)
     # The head is to give what the anchor lacks; (head + anchor) - target is head - (target - anchor).
-    device = device_of(tuned.head)
-    missing_NH = torch.from_numpy(model.target.apply(y_us_NH)[own_N]).to(device) - encoded.anchor_BH
-    weight_NH = torch.from_numpy(example_weights(y_us_NH, sharp_NH, params.sharp_weight)).to(device)
+    missing_NH = torch.from_numpy(model.target.apply(y_us_NH)[own_N]) - encoded.anchor_BH
+    weight_NH = torch.from_numpy(example_weights(y_us_NH, sharp_NH, params.sharp_weight))
     head = share.prepare(tuned.head)
     optimizer = torch.optim.Adam(
         tuned.head.parameters(), lr=params.learning_rate, betas=ADAM_BETAS, eps=ADAM_EPSILON
@@ -151,7 +150,7 @@ def with_trained_head(
         before = weighted_error(tuned.head(encoded.read_BRD), missing_NH, weight_NH[own_N], model.quantiles)
     losses = [all_sum([float(before) / max(1, known_all)], workers)[0]]
     for epoch in range(params.epochs):
-        total = torch.zeros((), device=device)
+        total = torch.zeros(())
         for batch_N in epoch_batches(count, params.batch_size, params.seed, epoch):
             known = max(1, int((weight_NH[batch_N] > 0).sum()))
             mine_N = owned(batch_N, rank, workers)

@@ -37,7 +37,7 @@ def weighted_pinball(
 ) -> Tensor:
     """Sum of weighted pinball errors, averaged over levels (Koenker, Bassett, Econometrica 46(1), 1978)."""
     above_BHL = (target_BH[..., None] - predicted_BHL).masked_fill(weight_BH[..., None] == 0, 0.0)
-    level_L = torch.tensor(levels, dtype=predicted_BHL.dtype, device=predicted_BHL.device)
+    level_L = torch.tensor(levels, dtype=predicted_BHL.dtype)
     error_BHL = torch.maximum(level_L * above_BHL, (level_L - 1) * above_BHL)
     return (weight_BH * error_BHL.mean(-1)).sum()
 

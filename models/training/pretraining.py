@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from feature_store.events.definition import WINDOW
 from models.import_closure import code_hash
 from models.networks.loop_network import Data, Pretrained
-from models.networks.prediction import BATCH, device_of, encode, latencies
+from models.networks.prediction import BATCH, encode, latencies
 from models.networks.scaling import (
     MIN_LATENCY_US,
     ScaledFeature,
@@ -262,7 +262,7 @@ class Pretrainer(Trainer):
 
     def learn(self, number: int) -> dict[str, Any]:
         """Train over all examples in random order, by Noam's schedule."""
-        started, params, device = time.monotonic(), self.params, device_of(self.model)
+        started, params = time.monotonic(), self.params
         self.forward.train()
         loss_sum = trained_on = 0.0
         for batch_N in epoch_batches(len(self.train), params.batch_size, params.seed, number + 1):
@@ -274,9 +274,9 @@ class Pretrainer(Trainer):
             own_N = owned(batch_N, self.rank, self.workers)
             self.optimizer.zero_grad(set_to_none=True)
             squared = weighted_squared_error(
-                self.forward(torch.from_numpy(self.train.gather(own_N)).to(device)),
-                torch.from_numpy(self.target_NH[own_N]).to(device),
-                torch.from_numpy(self.weight_NH[own_N]).to(device),
+                self.forward(torch.from_numpy(self.train.gather(own_N))),
+                torch.from_numpy(self.target_NH[own_N]),
+                torch.from_numpy(self.weight_NH[own_N]),
             )
             # Gradients are averaged over the workers; times their number it is the sum over the batch.
             (squared * (self.workers / known)).backward()  # type: ignore[no-untyped-call]

@@ -19,7 +19,7 @@ import torch.distributed
 from torch import Tensor, nn
 
 from models.architecture import QueryFit
-from models.networks.prediction import Encoded, Headed, device_of, latencies, quantiles
+from models.networks.prediction import Encoded, Headed, latencies, quantiles
 from models.networks.query_predictor import QueryPredictor
 from models.networks.scaling import MIN_LATENCY_US
 from models.networks.window_network import WindowNetwork
@@ -138,10 +138,8 @@ class QueryTrainer(Trainer):
         self.optimizer.zero_grad(set_to_none=True)
         error_sum = 0.0
         if batch.inputs:
-            device = device_of(self.model)
-            said = scaled(*(each.to(device) for each in batch.inputs))
-            target_QH, weight_QH = batch.target_QH.to(device), batch.weight_QH.to(device)
-            error = weighted_error(said, target_QH, weight_QH, self.model.quantiles)
+            said = scaled(*batch.inputs)
+            error = weighted_error(said, batch.target_QH, batch.weight_QH, self.model.quantiles)
             (error / batch.known).backward()  # type: ignore[no-untyped-call]
             error_sum = float(error.detach())
         if self.workers > 1:

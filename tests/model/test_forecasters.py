@@ -280,25 +280,6 @@ def test_saved_and_loaded_it_forecasts_the_same(
     np.testing.assert_array_equal(model.tuned(tuning).predict(part), again.tuned(tuning).predict(part))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
-@pytest.mark.parametrize("name", ["event-stream-2", "event-stream-quantiles", "mlp", "window", "bilstm"])
-def test_on_a_gpu_it_is_trained_and_forecasts_as_on_a_core(
-    name: str, fitted: dict[str, tuple[Variant, Forecaster]], toy: Trace, tmp_path: Path
-) -> None:
-    variant, on_core = fitted[name]
-    part, tuning = (toy.to_predict(toy.slices.rounds[0].test), toy.to_learn(toy.slices.rounds[0].finetune))
-    door.save(tmp_path / "kept", variant, on_core)
-    with torch.device("cuda"):
-        on_gpu: Any = door.load(tmp_path / "kept")
-        trained: Any = variant.fit([toy.to_learn(toy.slices.pretrain)], seed=1)
-        assert {each.device.type for one in (on_gpu, trained) for each in one.model.parameters()} == {"cuda"}
-        same, tuned = on_gpu.predict(part), on_gpu.tuned(tuning).predict(part)
-        assert on_gpu.multiply_adds() == on_core.multiply_adds()
-        assert np.isfinite(trained.tuned(tuning).predict(part)).all()
-    np.testing.assert_allclose(same, on_core.predict(part), rtol=1e-3)
-    np.testing.assert_allclose(tuned, on_core.tuned(tuning).predict(part), rtol=1e-2)
-
-
 @pytest.mark.parametrize("name", ["event-stream", "mlp"])
 def test_a_seed_gives_its_weights_and_another_gives_others(name: str, quick: Path, toy: Trace) -> None:
     [variant] = variants(quick, [name])

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-import torch
 import toy_world
 import yaml
 from typer.testing import CliRunner
@@ -185,10 +184,6 @@ def test_every_part_of_the_truth_names_the_work(world: Path) -> None:
         (["--also", "/nowhere"], "--also /nowhere: there are no packet tables"),
         (["--against", "mpl"], "--against mpl: there is no section of that name"),
         (["--truth", "t1=truth.parquet"], "--truth: trace t2 has none; give one of every trace, or of none"),
-        pytest.param(
-            *(["--device", "cuda"], "--device cuda: PyTorch finds no GPU here; without the option"),
-            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
-        ),
     ],
 )
 def test_what_cannot_be_is_one_line(world: Path, more: list[str], line: str) -> None:
