@@ -42,6 +42,9 @@ JUDGED_AGAIN: Final = (
 DRAWS: Final = tuple(f"video-long-{seed}" for seed in range(1201, 1206))
 LAYERS: Final = "event-stream-2"  # two layers, judged on draws of their own
 LAYERS_SEEDS: Final = range(1301, 1306)
+ALIKE: Final = "window-queueing"  # a window with the event stream's inputs
+PAGES: Final = LONG[:2]  # kinds that were made again with pages of their own in each group
+PAGES_SEEDS: Final = range(1401, 1406)
 JUDGED_LAYERS: Final = ("fresh-layers", "pages-and-video-layers", "speed-tests-layers", "wifi-layers")
 FIVE_SEEDS: Final = tuple(name.replace("-layers", "-five") for name in JUDGED_LAYERS)  # training seeds 1 to 5
 BASELINES: Final = ("mlp", "xgboost")
@@ -199,7 +202,12 @@ def over_draws(published: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def layers(published: Mapping[str, Any], others: Sequence[str] = (CHAMPION,)) -> list[str]:
+def layers(
+    published: Mapping[str, Any],
+    others: Sequence[str] = (CHAMPION,),
+    kinds: Sequence[str] = LONG,
+    seeds: Sequence[int] = LAYERS_SEEDS,
+) -> list[str]:
     """Two layers beside other forecasters: a line for each long kind and score, the mean over its draws.
 
     Raises:
@@ -207,8 +215,8 @@ def layers(published: Mapping[str, Any], others: Sequence[str] = (CHAMPION,)) ->
     """
     lines = lab.head_of(["traces", "score", "beside", LAYERS, "the other", "difference", "verdict"])
     for other in others:
-        for kind in LONG:
-            draws = [f"{kind}-{seed}" for seed in LAYERS_SEEDS]
+        for kind in kinds:
+            draws = [f"{kind}-{seed}" for seed in seeds]
             for key, name, digits in JUDGED_SCORES:
                 pairs = _pairs(published, draws, LAYERS, key, other)
                 about = [f"{kind}, {len(pairs)} draws", name, f"`{other}`"]
