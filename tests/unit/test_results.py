@@ -476,6 +476,7 @@ def test_confucius_tables_show_what_was_run() -> None:
         scenario=pl.lit("confucius-occupancy"), point=pl.lit("FIFO, BBR, 4G"), occupancy=pl.lit(0.5)
     )
     assert not confucius.shares(alone)[2:]
+    assert not confucius.shares(flows.with_columns(scenario=pl.lit("lfq-flows")))[2:]  # has a page of its own
     (bbr,) = (line for line in confucius.occupancies(alone) if "| BBR | 4G | 5 |" in line)
     assert "| 0.500 (0.500 to 0.500) | – |" in bbr
     judged = confucius.verdicts(runs.clear(), alone, classes.clear())
