@@ -354,6 +354,13 @@ def test_the_worst_cheat_is_named() -> None:
     assert (verdict.measured, verdict.verdict) == (pytest.approx(0.75), "not held")
 
 
+def test_lfqs_tables_are_of_one_initial_window(data: Data) -> None:
+    window = pl.lit(10, pl.Int64).alias("initial_window")
+    both = pl.concat([data.lfq, data.lfq.with_columns(window, pl.col("goodput_mbps", "limit_mean") * 2)])
+    for table in (lfq.of_400, lfq.correlations, lfq.best_of, lfq.beyond):
+        assert table(both) == table(data.lfq)
+
+
 def test_many_flows_of_lfq_share_by_jains_index() -> None:
     key = {**dict.fromkeys(experience.FLOWS_SCHEMA), "scenario": "lfq-flows", "point": "LFQ 10, 2"}
     rows = [
