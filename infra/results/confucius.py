@@ -53,8 +53,8 @@ def pages(runs: pl.DataFrame) -> list[str]:
 
 def shares(flows: pl.DataFrame) -> list[str]:
     """How the flows share the link: Jain's index, and the mean rate of each kind of flow, in Mbit/s."""
-    alone = [name for name, (file, _) in JUDGES.items() if file == experience.CLASSES]
-    flows = flows.filter(~pl.col("scenario").is_in([OCCUPANCY, *alone]))  # those have one flow
+    judged = [name for name, (file, _) in JUDGES.items() if file == experience.FLOWS and name != OCCUPANCY]
+    flows = flows.filter(pl.col("scenario").is_in(judged))  # a run of `OCCUPANCY` has one flow
     kinds = [tcp for tcp in ("gcc", "copa", "bbr", "cubic") if tcp in flows["tcp"]]
     lines = lab.head_of(["scenario", "point", "seeds", "Jain's index", *kinds])
     for (scenario, point), own in sorted(flows.group_by("scenario", "point"), key=lambda one: _order(one[0])):

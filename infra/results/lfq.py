@@ -29,9 +29,9 @@ MANY = "lfq-flows"
 COLUMNS = ("goodput_mbps", "queue_max", "queue_mean")
 
 
-def of_400(runs: pl.DataFrame, window: int = 1) -> list[str]:
+def of_400(runs: pl.DataFrame) -> list[str]:
     """Every rule: throughput and queue over the grid, intervals over its groups."""
-    rows = runs.filter(pl.col("study") == LFQ_TABLE, pl.col("initial_window") == window)
+    rows = _of(runs, LFQ_TABLE)
     names = [
         "rule",
         "runs",
@@ -68,7 +68,7 @@ def of_400(runs: pl.DataFrame, window: int = 1) -> list[str]:
 
 def correlations(runs: pl.DataFrame) -> list[str]:
     """The limit's correlation with what the axis varies, over all runs of the grid and over its groups."""
-    rows = runs.filter(pl.col("study") == LFQ_TABLE, pl.col("initial_window") == 1)
+    rows = _of(runs, LFQ_TABLE)
     lines = lab.head_of(["rule", "New Reno, bandwidth", "delay", "BIC, bandwidth", "delay"])
     for rule in judged.rules_of(rows):
         cells = [
@@ -93,7 +93,7 @@ def verdicts(runs: pl.DataFrame) -> list[str]:
 
 def best_of(runs: pl.DataFrame) -> list[str]:
     """The best static limit of each drawn environment, beside what the networks chose there."""
-    rows = runs.filter(pl.col("study") == table.BEST)
+    rows = _of(runs, table.BEST)
     names = ["alpha", "TCP", "environments", "best static limit, in BDP", "LFQ's mean limit, in BDP"]
     lines = lab.head_of(names)
     for alpha in sorted({judged.alpha_of(rule) for rule in judged.rules_of(rows)}):
@@ -147,9 +147,7 @@ def many(flows: pl.DataFrame) -> list[str]:
 
 def beyond(runs: pl.DataFrame) -> list[str]:
     """Each run on paths and with TCPs that nothing was learned from."""
-    rows = runs.filter(pl.col("study") == table.BEYOND).sort(
-        "mbps", "tcp", "rule", descending=[True, False, False]
-    )
+    rows = _of(runs, table.BEYOND).sort("mbps", "tcp", "rule", descending=[True, False, False])
     lines = lab.head_of(["path", "TCP", "rule", "Mbit/s", "queue mean", "limit", "out of range, %"])
     for row in rows.iter_rows(named=True):
         learned = row["decisions"] is not None
@@ -167,6 +165,11 @@ def beyond(runs: pl.DataFrame) -> list[str]:
             )
         )
     return lines
+
+
+def _of(runs: pl.DataFrame, study: str) -> pl.DataFrame:
+    """Runs of a study with the initial window that its figures to reach are of; others stand beside them."""
+    return runs.filter(pl.col("study") == study, pl.col("initial_window") == 1)
 
 
 def _median(rows: pl.DataFrame, column: str) -> str:

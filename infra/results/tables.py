@@ -76,7 +76,7 @@ class Data:
     paper: Mapping[str, Any] = field(default_factory=dict)
     tuning: Mapping[str, Any] = field(default_factory=dict)
     lfq: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=lfq_table.SCHEMA))
-    rules: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=RUNS))
+    unpublished_models: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=RUNS))
     bed: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=bed_runs.SCHEMA))
     experience: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=experience.SCHEMA))
     flows: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=experience.FLOWS_SCHEMA))
@@ -101,7 +101,7 @@ class Data:
             paper.load(root),
             tuning.load(root),
             lfq_table.read(root / LABORATORY),
-            load_runs(root / LABORATORY / "rules"),
+            load_runs(root / LABORATORY / "unpublished-models"),
             bed_runs.load(root / LABORATORY),
             experience.load(root / LABORATORY),
             experience.load(root / LABORATORY, experience.FLOWS),
@@ -381,10 +381,12 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "guard-discounted": lambda data: guard.guarded(data.runs, guard.DISCOUNTED),
     "guard-discounted-kept": lambda data: guard.kept(data.runs, guard.DISCOUNTED),
     "guard-shipped-kept": lambda data: guard.kept(data.runs, guard.SHIPPED),
-    "rules": lambda data: rules.ruled(data.rules),
+    "rules": lambda data: rules.ruled(data.unpublished_models),
     "tuned": lambda data: rules.ruled(data.runs, rules.TUNED, rules.NEVER, "tuned"),
     "tuned-changes": lambda data: guard.guarded(data.runs, rules.TUNED, "head tuned", wanted=LIMITS),
-    "trainings": lambda data: guard.guarded(data.rules, "figure8-trainings", "training", wanted=LIMITS),
+    "trainings": lambda data: guard.guarded(
+        data.unpublished_models, "figure8-trainings", "training", wanted=LIMITS
+    ),
     "split": lambda data: guard.guarded(data.runs, "split", "share moved", "random", LIMITS),
     "premise-map": lambda data: premise_map.mapped(data.runs),
     "premise-map-counted": lambda data: premise_map.counted(data.runs),

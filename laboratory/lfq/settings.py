@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -60,6 +61,12 @@ class Settings(Checked):
             raise ValueError(f"tcps: there is no {unknown[0]!r}, there is {', '.join(TCPS)}")
         if self.limits != sorted(set(self.limits)):
             raise ValueError("limits: give each once, the smallest first")
+        if math.ceil(self.environments * self.validation) == self.environments:
+            raise ValueError(
+                f"validation: {self.validation:g} leaves none of {self.environments} environments"
+            )
+        if 0 < self.literal_flows < (least := 2 * self.literal_batch):  # a fork has two arms
+            raise ValueError(f"literal_flows: {self.literal_flows} are no batch; give 0, or {least} or more")
         return self
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import polars as pl
@@ -192,7 +192,8 @@ def _half_the_oracles(runs: pl.DataFrame, place: Place) -> Target:
         elif not oracle.below(0) and verdict == NOT_HELD:
             verdict = NOT_SETTLED  # nor is the gain
     wanted = f"at least {share(ORACLE_PART, 0)} of whatever the oracle takes off P99 queueing"
-    return _target(runs, place, wanted, model, verdict, oracle=oracle)
+    judged = _target(runs, place, wanted, model, verdict, oracle=oracle)
+    return replace(judged, seeds=len(seeds), counts=judged.counts and len(seeds) >= FEWEST_SEEDS)
 
 
 def _cpu_times(runs: pl.DataFrame, place: Place) -> Target:

@@ -73,7 +73,8 @@ def who_picks(table: pl.DataFrame) -> list[Verdict]:
 def cheat_shares(table: pl.DataFrame) -> dict[tuple[str, str], Values]:
     """What the cheat's group gets of all goodput, by rule and cheat, by seed."""
     shares: dict[tuple[str, str], Values] = {}
-    for point, seed, call, cheat in table.select("point", "seed", "call_mbps", "web_mbps").rows():
+    own = table.filter(pl.col("control") == "default")
+    for point, seed, call, cheat in own.select("point", "seed", "call_mbps", "web_mbps").rows():
         rule, _, kind = point.rpartition(", ")
         shares.setdefault((rule, kind), {})[seed] = cheat / (call + cheat)
     return shares

@@ -42,7 +42,6 @@ FIRST_VERSION: Final = 1
 ROUND_CODE: Final = ("laboratory/learning/finetune_round.py", "laboratory/learning/packet_table.py")
 ROUND_SECTIONS: Final = ("change", "finetune")
 BATCHING: Final = {"inference_us", "until_decided", "margin_us", "margin_share", "max_moved_unacked"}
-CONFUCIUS_DISC: Final = "swiftqueue::ConfuciusQueueDisc"
 NO_EXPLORATION: Final = {"share": 0.0, "burst_packets": 1, "seed": 1}
 
 
@@ -156,9 +155,7 @@ def _repeated(scenario: Scenario, control: str) -> list[str]:
 
 def _classes(scenario: Scenario, environment: Environment) -> list[str]:
     """Output of a run whose flows' classes are asked for, where a bottleneck has any."""
-    discs = [bottleneck.disc for bottleneck in environment.bottlenecks]
-    has_any = any(disc is not None and disc.type == CONFUCIUS_DISC for disc in discs)
-    return ["classes"] if scenario.classes and has_any else []
+    return ["classes"] if scenario.classes and environment.has_classes() else []
 
 
 def _response(environment: Environment, control: str) -> dict[str, str]:

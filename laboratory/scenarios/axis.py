@@ -15,8 +15,8 @@ class Point(Checked):
     """A point of the axis: which keys of the environment it changes, by their path."""
 
     set: dict[str, Any]
-    profiles: list[str] | None = None  # of the scenario's; None: all
-    controls: list[str] | None = None
+    profiles: Annotated[list[str], Field(min_length=1)] | None = None  # of the scenario's; None: all
+    controls: Annotated[list[str], Field(min_length=1)] | None = None
     at: Annotated[float, Field(allow_inf_nan=False)] | None = None  # place on a numeric axis
     train: dict[str, Any] | None = None  # parameters of the point's own model, beside the scenario's `train`
 

@@ -12,6 +12,7 @@ import yaml
 from pydantic import ValidationError
 
 from laboratory.scenarios.schema import (
+    CONFUCIUS,
     Environment,
     Scenario,
     check_one_flow_each,
@@ -115,6 +116,8 @@ def _check_used(scenario: Scenario, own: Mapping[str, Any], source: str) -> None
             raise ValueError(f"{source}: environment.{key}: {why}")
     if own.get("page_by_page") and not any(each.has_pages() for each in environments.values()):
         raise ValueError(f"{source}: page_by_page: no group has traffic of kind pages")
+    if own.get("classes") and not any(each.has_classes() for each in environments.values()):
+        raise ValueError(f"{source}: classes: no bottleneck's disc is {CONFUCIUS}")
 
 
 def _has(tree: Any, keys: Sequence[str]) -> bool:

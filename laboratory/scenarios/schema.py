@@ -39,6 +39,8 @@ TRAINING_SEEDS_FROM: Final = 1000  # judged seeds are below, so no model is judg
 PROFILES: Final = ("rfc9332", "uncoupled")
 FORMER_PROFILES: Final = {"premise": "uncoupled"}  # in what was published or written before
 DUAL_PI2: Final = "ns3::DualPi2QueueDisc"  # the disc that a bottleneck has, and that gives a view
+CONFUCIUS: Final = "swiftqueue::ConfuciusQueueDisc"  # whose flows have classes
+WITHOUT_ACKS: Final = ("udp", "gcc")
 WEIGHTS: Final = "Weights"  # attribute of a disc that has learned: a file, relative to the project's folder
 
 
@@ -124,6 +126,10 @@ class Environment(Checked):
         """Whether any flow loads web pages."""
         return any(isinstance(group.traffic, Pages) and group.flows for _, _, group in self.groups())
 
+    def has_classes(self) -> bool:
+        """Whether a bottleneck's disc puts flows into classes."""
+        return any(link.disc is not None and link.disc.type == CONFUCIUS for link in self.bottlenecks)
+
     def idle_keys(self) -> dict[str, str]:
         """Return keys that are not at their defaults and change nothing here, each with the reason."""
         model, idle = self.controls.model, {}
@@ -136,11 +142,9 @@ class Environment(Checked):
             if without and getattr(model, key) != type(model).model_fields[key].default:
                 idle[f"controls.model.{key}"] = f"changes nothing without controls.model.{needed}"
         for where, _, group in self.groups():
-            if (
-                group.tcp == "udp"
-                and group.dupack_threshold != Group.model_fields["dupack_threshold"].default
-            ):
-                idle[f"{where}.dupack_threshold"] = "udp has no ACKs"
+            default = Group.model_fields["dupack_threshold"].default
+            if group.tcp in WITHOUT_ACKS and group.dupack_threshold != default:
+                idle[f"{where}.dupack_threshold"] = f"{group.tcp} has no ACKs"
         return idle
 
     @model_validator(mode="after")

@@ -126,6 +126,13 @@ def test_a_call_of_google_congestion_control_begins_at_a_rate_and_no_other_does(
         assert (group["tcp"], group["traffic"].get("start_bps")) == (tcp, begins)
 
 
+def test_a_call_without_acks_has_no_threshold_of_them(tmp_path: Path) -> None:
+    path = calling(tmp_path, tcp="gcc", dupack_threshold=12)
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"axis": None}))
+    with pytest.raises(ValueError, match=r"groups\.call\.dupack_threshold: gcc has no ACKs$"):
+        load(path)
+
+
 @pytest.mark.parametrize(
     ("call", "says"),
     [
@@ -147,11 +154,18 @@ def test_points_have_their_own_profiles_and_controls(tmp_path: Path) -> None:
     made = [(c.point, c.profile, c.control) for c in cells("who-picks", found) if c.seed == 1]
     assert len([one for one in made if one[0] == "label or sender: DualPI2"]) == 2 * 5
     assert [one[1:] for one in made if one[0] == "nobody: FIFO"] == [("rfc9332", "default")]
-    raw = {"extends": "who-picks", "axis": {"points": {"learned limits: LFQ 0.01": {"controls": ["always"]}}}}
-    path = tmp_path / "mine.yaml"
-    path.write_text(yaml.safe_dump(raw))
-    with pytest.raises(ValueError, match=r"LFQ 0\.01\.controls: the scenario has no 'always'"):
-        load(path)
+    for controls, line in (
+        (["always"], "the scenario has no 'always'"),
+        ([], "list should have at least 1 item"),
+    ):
+        raw = {
+            "extends": "who-picks",
+            "axis": {"points": {"learned limits: LFQ 0.01": {"controls": controls}}},
+        }
+        path = tmp_path / "mine.yaml"
+        path.write_text(yaml.safe_dump(raw))
+        with pytest.raises(ValueError, match=rf"LFQ 0\.01\.controls: {line}"):
+            load(path)
 
 
 def test_a_sender_is_told_where_the_router_weighs_by_age(tmp_path: Path) -> None:

@@ -934,6 +934,9 @@ def test_a_key_that_changes_nothing_is_refused(key: str, value: object, line: st
 def test_pages_and_marks_that_are_not_there_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^mine\.yaml: page_by_page: no group has traffic of kind pages$"):
         load(written(tmp_path, {"extends": "default", "page_by_page": True}))
+    classes = {"extends": "confucius-cuts", "axis": None, "classes": True}
+    with pytest.raises(ValueError, match=r"^mine\.yaml: classes: no bottleneck's disc is swiftqueue::Conf"):
+        load(written(tmp_path, classes))
     unmarked = {"controls": {"moved_ecn": "not_ect", "moved_response": "classic"}}
     with pytest.raises(
         ValueError, match=r"^mine\.yaml: environment\.controls\.moved_response: classic answers"

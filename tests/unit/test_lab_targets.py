@@ -113,6 +113,9 @@ def test_half_of_whatever_gain_the_oracle_shows(
     controls = {"default": (1.0,) * 5, "model": model, "oracle": oracle}
     rows = [row for c, shares in controls.items() for row in noisy(c, shares, profile="rfc9332")]
     assert one(rows, "at least 50 %", "rfc9332").said == verdict
+    rows = [row for row in rows if row["control"] != "oracle" or row["seed"] < 3]
+    found = one(rows, "at least 50 %", "rfc9332")
+    assert (found.seeds, found.is_beside) == (2, True)  # of which the oracle's gain is known
 
 
 def test_short_runs_and_few_seeds_do_not_count() -> None:

@@ -48,6 +48,18 @@ def test_more_environments_leave_the_first_ones_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(
+    ("key", "line"),
+    [
+        ("literal_flows=39", "literal_flows: 39 are no batch; give 0, or 40 or more"),
+        ("validation=0.9999", "validation: 0.9999 leaves none of 1000 environments"),
+    ],
+)
+def test_what_leaves_nothing_to_learn_from_is_said_before_anything_is_simulated(key: str, line: str) -> None:
+    with pytest.raises(ValueError, match=f"^lfq.yaml: {line}$"):
+        settings.load([key])
+
+
+@pytest.mark.parametrize(
     ("name", "limit"), [("counterfactual-10", 100), ("offline-10", 25), ("online-10", 25)]
 )
 def test_a_flow_begins_as_in_training(project: Path, name: str, limit: int) -> None:

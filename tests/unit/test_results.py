@@ -346,11 +346,19 @@ def test_the_worst_cheat_is_named() -> None:
         for cheat, web in (("honest", 40.0), ("churn", 30.0), ("mislabelled", 10.0))
         for seed in range(1, 6)
     ]
+    rows += [row | {"control": "random", "web_mbps": 1.0} for row in rows]  # of no rule
     runs = pl.DataFrame(rows, schema=experience.SCHEMA)
     line = "| label: priority | 5 | 80 (80 to 80) | 75 (75 to 75) | 50 (50 to 50) | churn, 75 |"
     assert queues.cheats(runs)[-1] == line
     (verdict,) = who_picks.who_picks_cheats(runs)
     assert (verdict.measured, verdict.verdict) == (pytest.approx(0.75), "not held")
+
+
+def test_lfqs_tables_are_of_one_initial_window(data: Data) -> None:
+    window = pl.lit(10, pl.Int64).alias("initial_window")
+    both = pl.concat([data.lfq, data.lfq.with_columns(window, pl.col("goodput_mbps", "limit_mean") * 2)])
+    for table in (lfq.of_400, lfq.correlations, lfq.best_of, lfq.beyond):
+        assert table(both) == table(data.lfq)
 
 
 def test_many_flows_of_lfq_share_by_jains_index() -> None:
@@ -476,6 +484,7 @@ def test_confucius_tables_show_what_was_run() -> None:
         scenario=pl.lit("confucius-occupancy"), point=pl.lit("FIFO, BBR, 4G"), occupancy=pl.lit(0.5)
     )
     assert not confucius.shares(alone)[2:]
+    assert not confucius.shares(flows.with_columns(scenario=pl.lit("lfq-flows")))[2:]  # has a page of its own
     (bbr,) = (line for line in confucius.occupancies(alone) if "| BBR | 4G | 5 |" in line)
     assert "| 0.500 (0.500 to 0.500) | – |" in bbr
     judged = confucius.verdicts(runs.clear(), alone, classes.clear())
