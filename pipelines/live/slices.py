@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Self
@@ -149,7 +151,11 @@ class Slices:
         private_dir(self._folder)
         for one in slices:
             sender = hashlib.sha256(str(one.packets["trace"][0]).encode()).hexdigest()[:8]
-            one.save(self._folder / f"{one.from_ns:019d}-{sender}.npz")
+            file = self._folder / f"{one.from_ns:019d}-{sender}.npz"
+            newest_ns = max((other.stat().st_mtime_ns for other in self._files()), default=0)
+            one.save(file)
+            at_ns = max(time.time_ns(), newest_ns + 1)  # a clock that was set back makes none the oldest
+            os.utime(file, ns=(at_ns, at_ns))
         for file in self._files()[:-KEPT]:
             file.unlink()
 
