@@ -14,6 +14,8 @@ import yaml
 from toy_world import START_NS, bottleneck_table
 
 from feature_store.telemetry.recent import Latest
+from models.networks.files import DESCRIPTION_FILE, WEIGHTS_FILE
+from models.registry.saving import INPUTS_FILE
 from models.training.finetuning import FinetuneParams
 from models.training.warm_worker import WarmWorkerError
 from pipelines.live import probation, runner
@@ -144,6 +146,28 @@ def test_a_retrain_that_made_nothing_leaves_its_log_alone(
         retraining.close()
     assert not folder.exists()
     assert retraining.log.is_file()
+
+
+@pytest.mark.parametrize("damaged", ["tags.yaml", INPUTS_FILE])
+def test_a_candidate_that_a_power_cut_left_empty_is_dropped(
+    params: live.RoundParams, tmp_path: Path, capsys: pytest.CaptureFixture[str], damaged: str
+) -> None:
+    """It ended each scheduler in its first round."""
+    folder = tmp_path / "live" / "retrain" / "candidate"
+    folder.mkdir(parents=True)
+    for name in (DESCRIPTION_FILE, WEIGHTS_FILE):
+        (folder / name).touch()
+    (folder / "tags.yaml").write_text("retrain.protocol: small\n")
+    np.save(folder / INPUTS_FILE, np.zeros((2, 3), np.float32))
+    retraining = Retraining({})
+    assert retraining.candidate() is not None
+    (folder / damaged).write_bytes(b"")
+    nothing: Any = None
+    rounds, record = live.Rounds(nothing, params, FINETUNE, "swiftqueue", retraining), RoundRecord(1, 0.0)
+    assert rounds._candidate(record) is None
+    assert record.retraining == "failed"
+    assert "cannot be read" in capsys.readouterr().out
+    assert not folder.exists()
 
 
 def test_rounds_take_the_limits_that_the_section_may_have(
