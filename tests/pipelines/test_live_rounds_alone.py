@@ -14,6 +14,7 @@ import yaml
 from toy_world import START_NS, bottleneck_table
 
 from feature_store.telemetry.recent import Latest
+from models.lock import HeldError
 from models.networks.files import DESCRIPTION_FILE, WEIGHTS_FILE
 from models.registry.saving import INPUTS_FILE
 from models.training.finetuning import FinetuneParams
@@ -23,6 +24,7 @@ from pipelines.live import rounds as live
 from pipelines.live.command import round_params, schedule
 from pipelines.live.retrain import RetrainError, Retraining, stage_params
 from pipelines.live.rounds_log import RoundRecord
+from pipelines.live.runner import alone
 from pipelines.live.watch import Compared, Pair
 
 FINETUNE = FinetuneParams(seed=1, workers=1, epochs=2, batch_size=64, learning_rate=1e-3, sharp_weight=1)
@@ -182,3 +184,16 @@ def test_rounds_take_the_limits_that_the_section_may_have(
     asked = {"every_s": 1, "learn_s": 6, "judge_s": 2, "least_windows": 50, "limit": 1, "metrics_port": 0}
     with pytest.raises(ValueError, match=r"params\.yaml: validate\.max_unknown_latency is 2; it must be"):
         schedule(tmp_path, sender=None, drift=1, retrain=False, **asked)
+
+
+def test_a_second_scheduler_is_refused_and_leaves_the_re_train_of_the_first(
+    tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SWIFTQUEUE_STATE", str(tmp_path))
+    monkeypatch.setattr(runner, "LOCK_WAIT_S", 0.0)
+    monkeypatch.chdir(project)
+    asked = {"every_s": 1, "learn_s": 6, "judge_s": 2, "least_windows": 50, "limit": 1, "metrics_port": 0}
+    (works_on := tmp_path / "live" / "retrain").mkdir(parents=True)
+    with alone("schedule.lock", ""), pytest.raises(HeldError, match="`swiftqueue schedule`"):
+        schedule(tmp_path, sender=None, drift=1, retrain=True, **asked)
+    assert works_on.is_dir()
