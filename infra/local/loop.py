@@ -263,7 +263,9 @@ def _start_ingest() -> None:
         return
     _stop_outlived("ingest")
     number = settings().ingest_port
-    if not status.ingest_check(url):  # Ray Serve goes on where only the program that started it was killed
+    # Ray Serve goes on where only the program that started it was killed. Another loop's may answer, too.
+    ours = ray_elsewhere() or processes.listens(ray_head.NAME, number)
+    if not (ours and status.ingest_check(url)):
         number = _port("ingest", "ingest_port")
     _start_process(
         "ingest",
