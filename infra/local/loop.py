@@ -19,7 +19,7 @@ import yaml
 
 from feature_store.local_ray import ALONE, LOOPBACK
 from feature_store.settings import settings, variable
-from feature_store.state import make_scratch, scratch, state_dir
+from feature_store.state import scratch, state_dir
 from infra.local import asked, processes, ray_head, status, under_way
 from infra.local.pages import answers
 from infra.local.parts import KEEPER, MLFLOW, PARTS, PROMETHEUS, TRITON
@@ -79,7 +79,6 @@ def start_loop(
             _check_what_it_needs(live, str(params["model_name"]), makes)
         if live != before:
             asked.write_asked(live)
-        make_scratch()
         for name in PARTS:
             try:
                 start_part(name, live)
