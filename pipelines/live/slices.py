@@ -15,7 +15,6 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Self
-from zipfile import BadZipFile
 
 import numpy as np
 import polars as pl
@@ -26,7 +25,7 @@ from feature_store.events import windows as fw
 from feature_store.state import private_dir
 from models.networks.artifact import Artifact
 from models.say import say
-from pipelines.live.encoding import EncodedWindows, Encoder, Encoding
+from pipelines.live.encoding import NOT_READ, EncodedWindows, Encoder, Encoding
 
 KEPT: Final = 11  # with the newest ten seconds: two minutes judge
 MOST_WINDOWS: Final = 2048  # of a slice; of more every second one is taken, or every third: they are alike
@@ -99,7 +98,7 @@ class JudgingSlice:
         """Read one.
 
         Raises:
-            OSError, ValueError, LookupError, EOFError, BadZipFile, PolarsError: it is not there, or damaged.
+            NOT_READ, PolarsError: it is not there, or damaged.
         """
         with np.load(file, allow_pickle=False) as found:
             windows = EncodedWindows(found["features_BRD"], found["candidates_BHF"])
@@ -134,9 +133,7 @@ class Slices:
         for file in self._files():
             try:
                 found.append(JudgingSlice.load(file))
-            except (
-                OSError, ValueError, LookupError, EOFError, BadZipFile, pl.exceptions.PolarsError
-            ) as error:  # fmt: skip
+            except (*NOT_READ, pl.exceptions.PolarsError) as error:
                 file.unlink(missing_ok=True)
                 said = str(error).splitlines() or [type(error).__name__]
                 say(f"a slice that judged cannot be read and is left out: {file.name}: {said[0][:200]}")
