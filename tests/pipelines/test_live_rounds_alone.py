@@ -124,6 +124,35 @@ def test_a_shadow_counts_what_came_while_it_waited(
     assert record.shadow["batches"] >= found.shadow_batches == 256
 
 
+def test_a_version_that_is_deployed_again_is_watched_beside_the_one_that_it_replaced(
+    params: live.RoundParams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no more beside the one that it had replaced before."""
+    switch = {"action": "deploy", "version": 5, "previous": 4}
+    tags = SimpleNamespace(tags=lambda version: {})
+    for name, value in {
+        "deploy_log": SimpleNamespace(last_switch=lambda: switch),
+        "held": lambda: None,
+        "Registry": lambda model: tags,
+        "find_champion": lambda registry: SimpleNamespace(version=5),
+        "files_of": lambda registry, version: {str(version): b""},
+    }.items():
+        monkeypatch.setattr(probation, name, value)
+    beside: list[str] = []
+
+    def compared(pair: Pair) -> Compared:
+        beside.extend(pair.other)
+        return Compared(1, 0.0, {}, "", {})
+
+    worker: Any = SimpleNamespace(do=compared)
+    latest = Latest(bottleneck_table("live", seconds=1), 1, 1, 0, {})
+    found = probation.Probation(lambda seconds, sender: latest, worker, "swiftqueue", lead_in_s=5)
+    for previous in (4, 6):
+        switch["previous"] = previous
+        assert found.watch() == ""
+    assert beside == ["4", "6"]
+
+
 def test_a_retrain_is_as_long_as_its_decisions() -> None:
     packets = pl.DataFrame({"sent_ns": np.arange(63) * 50_000_000})  # 3.1 s, and the seventh decision at 2.4
     with pytest.raises(RetrainError, match=r"2\.4 s of telemetry are too few"):
