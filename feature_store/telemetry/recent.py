@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,8 +79,9 @@ def next_sender(root: Path, weights: Mapping[str, float], turns: Sequence[str]) 
     if not stored_ns:
         of = f" of {', '.join(weights)} ({variable('senders')})" if weights else ""
         raise FileNotFoundError(f"no telemetry{of} under {root} yet")
-    newest_ns = max(stored_ns.values())
-    live = [name for name, at_ns in stored_ns.items() if at_ns > newest_ns - LIVE_NS]
+    ahead_ns = time.time_ns() + LIVE_NS  # who is beyond it stopped before the clock was set back
+    newest_ns = max([at_ns for at_ns in stored_ns.values() if at_ns < ahead_ns] or stored_ns.values())
+    live = [name for name, at_ns in stored_ns.items() if abs(at_ns - newest_ns) < LIVE_NS]
     whole = [name for name in live if len(live) == 1 or _has_manifest(root, name)] or live
     return min(whole, key=lambda name: ((turns.count(name) + 1) / weights.get(name, 1.0), name))
 

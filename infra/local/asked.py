@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from feature_store.atomic import write_durably
-from feature_store.state import private_dir, scratch, state_dir
+from feature_store.state import make_scratch, private_dir, scratch, state_dir
 from models.json_file import read_object
 from pipelines.live import DRIFT
 
@@ -59,7 +59,14 @@ def write_asked(live: Live) -> None:
 
 
 def temporary() -> Path:
-    """Folder for the parts' temporary files, so that those of a killed part go with the loop."""
+    """Folder for the parts' temporary files, so that those of a killed part go with the loop.
+
+    It is made with each part that is started: whoever cleans `/tmp` may have removed all of it.
+
+    Raises:
+        OSError: somebody else has our place there.
+    """
+    make_scratch()
     folder = scratch() / "tmp"
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder

@@ -19,7 +19,7 @@ import yaml
 
 from feature_store.local_ray import ALONE, LOOPBACK
 from feature_store.settings import settings, variable
-from feature_store.state import make_scratch, scratch, state_dir
+from feature_store.state import scratch, state_dir
 from infra.local import asked, processes, ray_head, status, under_way
 from infra.local.pages import answers
 from infra.local.parts import KEEPER, MLFLOW, PARTS, PROMETHEUS, TRITON
@@ -79,7 +79,6 @@ def start_loop(
             _check_what_it_needs(live, str(params["model_name"]), makes)
         if live != before:
             asked.write_asked(live)
-        make_scratch()
         for name in PARTS:
             try:
                 start_part(name, live)
@@ -263,7 +262,9 @@ def _start_ingest() -> None:
         return
     _stop_outlived("ingest")
     number = settings().ingest_port
-    if not status.ingest_check(url):  # Ray Serve goes on where only the program that started it was killed
+    # Ray Serve goes on where only the program that started it was killed. Another loop's may answer, too.
+    ours = ray_elsewhere() or processes.listens(ray_head.NAME, number)
+    if not (ours and status.ingest_check(url)):
         number = _port("ingest", "ingest_port")
     _start_process(
         "ingest",

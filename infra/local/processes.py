@@ -115,6 +115,18 @@ def is_free(port: int) -> bool:
     return True
 
 
+def listens(name: str, port: int) -> bool:
+    """Whether a process of the session that server `name` leads listens at a port."""
+    server = running(name)
+    with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
+        return server is not None and any(
+            os.getsid(one.pid) == server.pid
+            for one in psutil.net_connections("tcp")
+            if one.pid and one.status == psutil.CONN_LISTEN and one.laddr[1:] == (port,)
+        )
+    return False
+
+
 def free_ports(count: int) -> list[int]:
     """Ports of loopback that nobody listens on now."""
     probes = [socket.socket() for _ in range(count)]

@@ -1,6 +1,7 @@
 """The live loop as a systemd unit of this user: started at boot, bounded in memory, ended whole.
 
-The unit runs `up` and `down`; its control group holds every part, and the keeper among them mends the loop.
+The unit runs `up` and `down`; its control group holds every part, and the keeper among them mends the loop,
+also where the kernel kills a part for memory: systemd's own OOMPolicy would stop all of it.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ TimeoutStopSec={stop_s}
 Restart=on-failure
 RestartSec=60
 MemoryMax={memory}
+OOMPolicy=continue
 
 [Install]
 WantedBy=default.target

@@ -56,8 +56,7 @@ def register(
         return known
     onnx_head.export_onnx(folder, parent)
     # Of a champion that has none (an older registry) the first minute stands for them from now on.
-    trained_on = tuned.trained_on if retrained is None else np.load(retrained.trained_on, allow_pickle=False)
-    np.save(folder / INPUTS_FILE, trained_on)
+    np.save(folder / INPUTS_FILE, (retrained or tuned).trained_on)
     description = artifact.load(folder).description
     if retrained is None:  # the encoder is the champion's
         lineage = inherited(registry, champion)

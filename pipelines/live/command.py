@@ -21,6 +21,7 @@ from pipelines.live.metrics import Metrics
 from pipelines.live.reservoir import memory_windows
 from pipelines.live.retrain import Retraining
 from pipelines.live.rounds import RoundParams, Rounds
+from pipelines.live.runner import alone
 from pipelines.live.scheduler import Scheduler, stop_on_signals
 from pipelines.validate import ValidateParams
 from serving.ingest.server import telemetry_dir
@@ -48,7 +49,7 @@ def schedule(
 
     Raises:
         ValueError: a parameter out of range, or SWIFTQUEUE_SENDERS is wrong; the line names it.
-        OSError: params.yaml is not here, or the port is taken.
+        OSError: params.yaml is not here, the port is taken, or other rounds of this model run.
     """
     params = yaml.safe_load(PARAMS_FILE.read_text())
     root = telemetry or telemetry_dir()
@@ -58,36 +59,37 @@ def schedule(
         whose = name or sender or next_sender(root, weights, rounds.turns)
         return latest_minutes(root, whose, seconds / 60, settled=True)
 
-    rounds = Rounds(
-        of_turn,
-        round_params(
-            read(PARAMS_FILE, ValidateParams).model_dump(),
-            learn_s=learn_s,
-            judge_s=judge_s,
-            least_windows=least_windows,
-            drift=drift,
-            remembered=memory_windows(PARAMS_FILE),
-            change=change_of(PARAMS_FILE),
-        ),
-        read(PARAMS_FILE, FinetuneParams),
-        read(PARAMS_FILE, RegisterParams).model_name,
-        Retraining(params) if retrain else None,
-    )
-    metrics = Metrics()
-    scheduler = Scheduler(rounds, every_s, metrics)
-    port = metrics.serve(metrics_port)
-    stop_on_signals(scheduler)
-    url = f"http://{settings().metrics_address}:{port}/metrics"
-    say(f"scheduler: a round every {every_s:g} s; metrics at {url}")
-    try:
-        rounds.warm()  # so that the first round is not the one that waits for the worker
-    except (WarmWorkerError, ConnectionError, TimeoutError) as error:
-        say(f"scheduler: {error}; each round tries again")
-    try:
-        scheduler.run(limit, say)
-    finally:
-        rounds.close()
-    return int(rounds.failed())
+    with alone("schedule.lock", "`swiftqueue schedule`"):
+        rounds = Rounds(
+            of_turn,
+            round_params(
+                read(PARAMS_FILE, ValidateParams).model_dump(),
+                learn_s=learn_s,
+                judge_s=judge_s,
+                least_windows=least_windows,
+                drift=drift,
+                remembered=memory_windows(PARAMS_FILE),
+                change=change_of(PARAMS_FILE),
+            ),
+            read(PARAMS_FILE, FinetuneParams),
+            read(PARAMS_FILE, RegisterParams).model_name,
+            Retraining(params) if retrain else None,
+        )
+        metrics = Metrics()
+        scheduler = Scheduler(rounds, every_s, metrics)
+        port = metrics.serve(metrics_port)
+        stop_on_signals(scheduler)
+        url = f"http://{settings().metrics_address}:{port}/metrics"
+        say(f"scheduler: a round every {every_s:g} s; metrics at {url}")
+        try:
+            rounds.warm()  # so that the first round is not the one that waits for the worker
+        except (WarmWorkerError, ConnectionError, TimeoutError) as error:
+            say(f"scheduler: {error}; each round tries again")
+        try:
+            scheduler.run(limit, say)
+        finally:
+            rounds.close()
+        return int(rounds.failed())
 
 
 def round_params(

@@ -13,6 +13,7 @@ from pathlib import Path
 from queue import Queue, SimpleQueue
 from types import TracebackType
 from typing import Final, Protocol, Self
+from zipfile import BadZipFile
 
 import numpy as np
 import polars as pl
@@ -26,6 +27,8 @@ from models.say import say
 from serving.engine import Engine
 
 CHUNK: Final = 256  # windows encoded at once
+# What NumPy raises for a file of arrays that is gone or damaged; RuntimeError where it seems encrypted.
+NOT_READ: Final = (OSError, ValueError, LookupError, EOFError, RuntimeError, BadZipFile)
 
 
 @dataclass(frozen=True)

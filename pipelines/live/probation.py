@@ -134,7 +134,7 @@ class Probation:
         if switch is None or switch.get("action") != "deploy" or held():
             return ""
         version, before = switch["version"], switch.get("previous")
-        if self._watched is None or self._watched.version != version:
+        if self._watched is None or (self._watched.version, self._watched.before) != (version, before):
             registry = Registry(self._model)
             if find_champion(registry).version != version or not isinstance(before, int):
                 return ""
@@ -142,11 +142,11 @@ class Probation:
             learned_of = tags.get("source", "").removeprefix("telemetry/")
             learned_ns = int(tags.get("telemetry_to_ns") or 0)
             head, other = (files_of(registry, one) for one in (version, before))
-            self._watched = _Watched(version, learned_of, learned_ns, head, other)
+            self._watched = _Watched(version, before, learned_of, learned_ns, head, other)
         one = self._watched
         found = self._beside(
             one.head,
-            one.before,
+            one.other,
             WATCHED * self._rollback_after_s,
             one.learned_ns,
             one.sender,
@@ -165,13 +165,14 @@ class Probation:
 
 @dataclass(frozen=True)
 class _Watched:
-    """A served version, what it learned last, and its head and that of the version before it."""
+    """A served version, the one before it, what it learned last, and the heads of both."""
 
     version: int
+    before: int
     sender: str
     learned_ns: int
     head: Mapping[str, bytes]
-    before: Mapping[str, bytes]
+    other: Mapping[str, bytes]
 
 
 def rolled_back_since_last(log: Path) -> str:

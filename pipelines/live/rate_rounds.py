@@ -15,8 +15,6 @@ from typing import Any, Final
 import torch
 
 from feature_store.rate.tables import paths_in
-from feature_store.state import private_dir, state_dir
-from models import lock
 from models.rate import gate
 from models.rate.flows import load
 from models.rate.networks import export_onnx, save
@@ -30,13 +28,12 @@ from models.say import say
 from models.section import read
 from pipelines.live.metrics import Metrics
 from pipelines.live.rounds_log import RATE_LOG_FILE, DeclinedError, RateRecord
-from pipelines.live.runner import LEARNED, Runner, timed
+from pipelines.live.runner import LEARNED, Runner, alone, timed
 from pipelines.live.scheduler import Scheduler, line, stop_on_signals
 from serving.deploy.deployment import PARAMS_FILE, deploy_version
 from serving.triton.repository import RATE
 
 FIRST: Final = "`dvc repro rate_register` and `swiftqueue deploy --model rate` make the first one"
-LOCK_WAIT_S: Final = 60.0  # a round takes seconds
 
 
 class RateRounds(Runner[RateRecord]):
@@ -133,8 +130,7 @@ def schedule(flows: Path, every_s: float | None) -> int:
         OSError: params.yaml is not here, or other rounds of this model run.
     """
     torch.set_num_threads(1)
-    private_dir(state_dir() / "live")
-    with lock.held(state_dir() / "live" / "rate.lock", "`swiftqueue rate round`", LOCK_WAIT_S):
+    with alone("rate.lock", "`swiftqueue rate round`"):
         params, model = read(PARAMS_FILE, RateRoundParams), read(PARAMS_FILE, RateRegisterParams).model_name
         rounds = RateRounds(flows, params, model)
         if every_s is None:

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Final, Self
-from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +25,7 @@ from pydantic import Field
 from feature_store.atomic import write_file
 from models.say import say
 from models.section import Section, read, read_all
-from pipelines.live.encoding import EncodedWindows, joined
+from pipelines.live.encoding import NOT_READ, EncodedWindows, joined
 
 STRETCH_NS: Final = 1_000_000_000
 MOST_WINDOWS: Final = 128  # of a stretch; of more every second one is taken, or every third: they are alike
@@ -183,7 +182,7 @@ class ReservoirFile:
             return EMPTY
         try:
             return _read(self._file)
-        except (OSError, ValueError, KeyError, IndexError, EOFError, BadZipFile) as error:
+        except NOT_READ as error:
             self._file.unlink(missing_ok=True)
             said = str(error).splitlines() or [type(error).__name__]
             say(f"the reservoir cannot be read and begins anew: {self._file}: {said[0][:200]}")

@@ -26,6 +26,7 @@ import polars as pl
 import psutil
 import typer
 import yaml
+from numpy.typing import NDArray
 
 from feature_store.atomic import new_folder
 from feature_store.quality.distribution_shift import sample_inputs
@@ -61,7 +62,7 @@ class Retrained:
 
     files: Mapping[str, bytes]  # artifact files by name
     tags: Mapping[str, str]  # what it learned from
-    trained_on: Path  # file of a sample (N, F) of its inputs
+    trained_on: NDArray[np.float32]  # a sample (N, F) of its inputs
 
 
 class Retraining:
@@ -147,10 +148,11 @@ class Retraining:
             return None
         try:
             files = artifact.read_files(folder)
-            tags = yaml.safe_load((folder / "tags.yaml").read_text())
-        except (OSError, yaml.YAMLError) as error:
+            tags = dict(yaml.safe_load((folder / "tags.yaml").read_text()))
+            inputs_NF = np.load(folder / INPUTS_FILE, allow_pickle=False)
+        except (OSError, ValueError, TypeError, EOFError, yaml.YAMLError) as error:  # as after a power cut
             raise RetrainError(f"what the re-train left in {folder} cannot be read: {error}") from error
-        return Retrained(files, tags, trained_on=folder / INPUTS_FILE)
+        return Retrained(files, tags, inputs_NF)
 
     def drop(self) -> None:
         """Remove what one made or left: it has been judged, or cannot be. Its log stays."""

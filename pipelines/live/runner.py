@@ -13,7 +13,7 @@ import polars as pl
 
 from feature_store.settings import settings
 from feature_store.state import private_dir, state_dir
-from models import json_lines
+from models import json_lines, lock
 from models.registry.registry import Registry
 from models.say import say
 from pipelines.live.rounds_log import DeclinedError, RoundRecord, newest_first, read
@@ -23,6 +23,7 @@ from serving.deploy.hold import HeldVersionError, held
 from serving.triton.endpoint import first_line
 
 LEARNED: Final = ("pushed", "kept")
+LOCK_WAIT_S: Final = 300.0  # the round of a CronJob that was suspended may run so long
 Record = TypeVar("Record", bound=RoundRecord)
 
 
@@ -113,6 +114,21 @@ class Runner(ABC, Generic[Record]):
                 )
         except OSError as error:
             say(f"round {record.number}: the registry is not pruned: {first_line(str(error))}")
+
+
+@contextmanager
+def alone(name: str, what: str) -> Iterator[None]:
+    """Run rounds of a model in this block, while no other process does: they share a log and what is kept.
+
+    Raises:
+        HeldError: another one does.
+    """
+
+    def wait(holder: str) -> None:
+        say(f"{what} runs here already (pid {holder}): waiting for its end")
+
+    with lock.held(private_dir(state_dir() / "live") / name, what, LOCK_WAIT_S, wait):
+        yield
 
 
 @contextmanager

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Self
-from zipfile import BadZipFile
 
 import numpy as np
 import polars as pl
@@ -24,7 +25,7 @@ from feature_store.events import windows as fw
 from feature_store.state import private_dir
 from models.networks.artifact import Artifact
 from models.say import say
-from pipelines.live.encoding import EncodedWindows, Encoder, Encoding
+from pipelines.live.encoding import NOT_READ, EncodedWindows, Encoder, Encoding
 
 KEPT: Final = 11  # with the newest ten seconds: two minutes judge
 MOST_WINDOWS: Final = 2048  # of a slice; of more every second one is taken, or every third: they are alike
@@ -97,7 +98,7 @@ class JudgingSlice:
         """Read one.
 
         Raises:
-            OSError, ValueError, LookupError, EOFError, BadZipFile, PolarsError: it is not there, or damaged.
+            NOT_READ, PolarsError: it is not there, or damaged.
         """
         with np.load(file, allow_pickle=False) as found:
             windows = EncodedWindows(found["features_BRD"], found["candidates_BHF"])
@@ -132,9 +133,7 @@ class Slices:
         for file in self._files():
             try:
                 found.append(JudgingSlice.load(file))
-            except (
-                OSError, ValueError, LookupError, EOFError, BadZipFile, pl.exceptions.PolarsError
-            ) as error:  # fmt: skip
+            except (*NOT_READ, pl.exceptions.PolarsError) as error:
                 file.unlink(missing_ok=True)
                 said = str(error).splitlines() or [type(error).__name__]
                 say(f"a slice that judged cannot be read and is left out: {file.name}: {said[0][:200]}")
@@ -149,7 +148,11 @@ class Slices:
         private_dir(self._folder)
         for one in slices:
             sender = hashlib.sha256(str(one.packets["trace"][0]).encode()).hexdigest()[:8]
-            one.save(self._folder / f"{one.from_ns:019d}-{sender}.npz")
+            file = self._folder / f"{one.from_ns:019d}-{sender}.npz"
+            newest_ns = max((other.stat().st_mtime_ns for other in self._files()), default=0)
+            one.save(file)
+            at_ns = max(time.time_ns(), newest_ns + 1)  # a clock that was set back makes none the oldest
+            os.utime(file, ns=(at_ns, at_ns))
         for file in self._files()[:-KEPT]:
             file.unlink()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -270,6 +271,12 @@ def test_a_slice_that_is_damaged_costs_itself_alone(
     for number in range(KEPT + 2):
         store.keep((replace(first, from_ns=number),))
     assert [one.from_ns for one in store.recent()] == list(range(2, KEPT + 2))
+    for file in (tmp_path / "slices").iterdir():  # the clock is set back by an hour
+        later_ns = file.stat().st_mtime_ns + 3600 * S
+        os.utime(file, ns=(later_ns, later_ns))
+    for number in range(KEPT + 2, KEPT + 4):
+        store.keep((replace(first, from_ns=number),))
+    assert [one.from_ns for one in store.recent()] == list(range(4, KEPT + 4))
 
 
 def spoilt(champion: Path, folder: Path) -> dict[str, bytes]:

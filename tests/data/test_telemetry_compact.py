@@ -381,6 +381,10 @@ def test_a_sender_that_has_stopped_teaches_no_more(tmp_path: Path) -> None:
     assert next_sender(tmp_path, {}, ["a", "a"]) == "a"
     stored_ago(tmp_path, "a", 200)
     assert next_sender(tmp_path, {}, ["b", "b"]) == "b"
+    stored_ago(tmp_path, "a", -3000)  # it stopped before the clock was set back by an hour
+    assert next_sender(tmp_path, {}, ["b", "b"]) == "b"
+    stored_ago(tmp_path, "b", -3001)  # nobody has sent since
+    assert next_sender(tmp_path, {}, ["b", "b"]) == "a"
 
 
 def test_senders_teach_by_their_weights_and_only_those_that_are_trusted(tmp_path: Path) -> None:

@@ -381,7 +381,7 @@ def test_a_drift_starts_a_retrain_that_ends_as_a_challenger(
         wait_until(lambda: not retraining.running())
         made = retraining.candidate()
         assert made is not None, retraining.log.read_text()
-        inputs = np.load(made.trained_on)
+        inputs = made.trained_on
         deploy_version(champion)  # the untrained one, so that seconds of training are enough to pass
         judged = rounds.run()
         assert (judged.outcome, judged.retraining) == ("pushed", "pushed"), judged.reason

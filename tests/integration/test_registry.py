@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickletools
 import shutil
+import stat
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -199,7 +200,7 @@ def test_a_backup_comes_back_in_its_folder_and_its_versions_may_be_served(
     from models.registry.registry import Decision, Registry
 
     commands = [
-        line.split("&&")[1].split("#")[0].strip() if "-cf" in line else "tar -xf backup.tar"
+        next(part for part in line.split("#")[0].split("&&") if "tar -" in part)
         for line in (project / "docs" / "OPERATIONS.md").read_text().splitlines()
         if line.startswith("    make down && ")
     ]
@@ -209,6 +210,7 @@ def test_a_backup_comes_back_in_its_folder_and_its_versions_may_be_served(
     passed = Decision(passed=True, reason="set by a test", champion=None)
     version = Registry("backup").add(exported, judged=passed, tags=TAGS, params={}, metrics={})
     subprocess.run(["bash", "-c", commands[0]], cwd=here, check=True)
+    assert stat.S_IMODE((tmp_path / "backup.tar").stat().st_mode) == 0o600
     shutil.rmtree(here / "var")
     subprocess.run(["bash", "-c", commands[1]], cwd=here, check=True)
     look = (

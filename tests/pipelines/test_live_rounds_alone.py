@@ -14,6 +14,9 @@ import yaml
 from toy_world import START_NS, bottleneck_table
 
 from feature_store.telemetry.recent import Latest
+from models.lock import HeldError
+from models.networks.files import DESCRIPTION_FILE, WEIGHTS_FILE
+from models.registry.saving import INPUTS_FILE
 from models.training.finetuning import FinetuneParams
 from models.training.warm_worker import WarmWorkerError
 from pipelines.live import probation, runner
@@ -21,6 +24,7 @@ from pipelines.live import rounds as live
 from pipelines.live.command import round_params, schedule
 from pipelines.live.retrain import RetrainError, Retraining, stage_params
 from pipelines.live.rounds_log import RoundRecord
+from pipelines.live.runner import alone
 from pipelines.live.watch import Compared, Pair
 
 FINETUNE = FinetuneParams(seed=1, workers=1, epochs=2, batch_size=64, learning_rate=1e-3, sharp_weight=1)
@@ -120,6 +124,35 @@ def test_a_shadow_counts_what_came_while_it_waited(
     assert record.shadow["batches"] >= found.shadow_batches == 256
 
 
+def test_a_version_that_is_deployed_again_is_watched_beside_the_one_that_it_replaced(
+    params: live.RoundParams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no more beside the one that it had replaced before."""
+    switch = {"action": "deploy", "version": 5, "previous": 4}
+    tags = SimpleNamespace(tags=lambda version: {})
+    for name, value in {
+        "deploy_log": SimpleNamespace(last_switch=lambda: switch),
+        "held": lambda: None,
+        "Registry": lambda model: tags,
+        "find_champion": lambda registry: SimpleNamespace(version=5),
+        "files_of": lambda registry, version: {str(version): b""},
+    }.items():
+        monkeypatch.setattr(probation, name, value)
+    beside: list[str] = []
+
+    def compared(pair: Pair) -> Compared:
+        beside.extend(pair.other)
+        return Compared(1, 0.0, {}, "", {})
+
+    worker: Any = SimpleNamespace(do=compared)
+    latest = Latest(bottleneck_table("live", seconds=1), 1, 1, 0, {})
+    found = probation.Probation(lambda seconds, sender: latest, worker, "swiftqueue", lead_in_s=5)
+    for previous in (4, 6):
+        switch["previous"] = previous
+        assert found.watch() == ""
+    assert beside == ["4", "6"]
+
+
 def test_a_retrain_is_as_long_as_its_decisions() -> None:
     packets = pl.DataFrame({"sent_ns": np.arange(63) * 50_000_000})  # 3.1 s, and the seventh decision at 2.4
     with pytest.raises(RetrainError, match=r"2\.4 s of telemetry are too few"):
@@ -146,6 +179,28 @@ def test_a_retrain_that_made_nothing_leaves_its_log_alone(
     assert retraining.log.is_file()
 
 
+@pytest.mark.parametrize("damaged", ["tags.yaml", INPUTS_FILE])
+def test_a_candidate_that_a_power_cut_left_empty_is_dropped(
+    params: live.RoundParams, tmp_path: Path, capsys: pytest.CaptureFixture[str], damaged: str
+) -> None:
+    """It ended each scheduler in its first round."""
+    folder = tmp_path / "live" / "retrain" / "candidate"
+    folder.mkdir(parents=True)
+    for name in (DESCRIPTION_FILE, WEIGHTS_FILE):
+        (folder / name).touch()
+    (folder / "tags.yaml").write_text("retrain.protocol: small\n")
+    np.save(folder / INPUTS_FILE, np.zeros((2, 3), np.float32))
+    retraining = Retraining({})
+    assert retraining.candidate() is not None
+    (folder / damaged).write_bytes(b"")
+    nothing: Any = None
+    rounds, record = live.Rounds(nothing, params, FINETUNE, "swiftqueue", retraining), RoundRecord(1, 0.0)
+    assert rounds._candidate(record) is None
+    assert record.retraining == "failed"
+    assert "cannot be read" in capsys.readouterr().out
+    assert not folder.exists()
+
+
 def test_rounds_take_the_limits_that_the_section_may_have(
     tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,3 +213,16 @@ def test_rounds_take_the_limits_that_the_section_may_have(
     asked = {"every_s": 1, "learn_s": 6, "judge_s": 2, "least_windows": 50, "limit": 1, "metrics_port": 0}
     with pytest.raises(ValueError, match=r"params\.yaml: validate\.max_unknown_latency is 2; it must be"):
         schedule(tmp_path, sender=None, drift=1, retrain=False, **asked)
+
+
+def test_a_second_scheduler_is_refused_and_leaves_the_re_train_of_the_first(
+    tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SWIFTQUEUE_STATE", str(tmp_path))
+    monkeypatch.setattr(runner, "LOCK_WAIT_S", 0.0)
+    monkeypatch.chdir(project)
+    asked = {"every_s": 1, "learn_s": 6, "judge_s": 2, "least_windows": 50, "limit": 1, "metrics_port": 0}
+    (works_on := tmp_path / "live" / "retrain").mkdir(parents=True)
+    with alone("schedule.lock", ""), pytest.raises(HeldError, match="`swiftqueue schedule`"):
+        schedule(tmp_path, sender=None, drift=1, retrain=True, **asked)
+    assert works_on.is_dir()

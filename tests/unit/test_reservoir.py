@@ -132,7 +132,9 @@ def test_it_survives_a_restart_and_damage_costs_only_itself(
         np.testing.assert_array_equal(one.windows.features_BRD, two.windows.features_BRD)
         np.testing.assert_array_equal(one.windows.candidates_BHF, two.windows.candidates_BHF)
     whole = (tmp_path / FILE).read_bytes()
-    for damaged in (b"", whole[: len(whole) // 2], b"x" + whole[1:]):
+    at = whole.index(b"PK\x01\x02") + 8
+    encrypted = whole[:at] + b"\1" + whole[at + 1 :]  # as one flipped bit says
+    for damaged in (b"", whole[: len(whole) // 2], b"x" + whole[1:], encrypted):
         (tmp_path / FILE).write_bytes(damaged)
         assert file.load() == EMPTY
         assert not (tmp_path / FILE).exists()

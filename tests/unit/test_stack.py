@@ -6,6 +6,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import socket
 import subprocess
 import sys
@@ -357,6 +358,35 @@ def test_a_prometheus_that_does_not_start_keeps_nothing_from_starting(
     loop.clean_up()
 
 
+def test_another_loops_ingest_is_not_taken_for_ours(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second loop on a machine said that its ingest was up, and told the first one's what came."""
+    program = (
+        "import http.server, sys\n"
+        "class Checked(http.server.BaseHTTPRequestHandler):\n"
+        "    def do_POST(self):\n"
+        "        self.send_response(200)\n"
+        "        self.end_headers()\n"
+        "http.server.HTTPServer(('127.0.0.1', int(sys.argv[1])), Checked).serve_forever()\n"
+    )
+    (port,) = processes.free_ports(1)
+    monkeypatch.setattr(loop, "PORT_WAIT_S", 0.0)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("SWIFTQUEUE_INGEST_PORT", str(port))
+    started: list[str] = []
+    monkeypatch.setattr(loop, "_start_process", lambda name, *_, **__: started.append(name))
+    serve = [sys.executable, "-S", "-c", program, str(port)]
+    processes.start("ray", serve, {"gcs": 1}, {}, lambda: status.ingest_check(f"http://127.0.0.1:{port}"), 20)
+    try:
+        loop._start_ingest()  # Serve goes on without the program that started it
+        with monkeypatch.context() as another:
+            another.setenv("SWIFTQUEUE_STATE", str(state / "another"))
+            with pytest.raises(OSError, match=r"in use by another program; .*SWIFTQUEUE_INGEST_PORT"):
+                loop._start_ingest()
+    finally:
+        processes.stop("ray")
+    assert started == ["ingest"]
+
+
 def test_the_loops_scheduler_answers_on_loopback_wherever_one_by_itself_does(
     state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -377,7 +407,6 @@ def test_the_loops_scheduler_answers_on_loopback_wherever_one_by_itself_does(
     monkeypatch.setattr(loop, "TIMEOUT_S", 20.0)
     monkeypatch.setenv("SWIFTQUEUE_METRICS_ADDRESS", "127.0.0.2")
     monkeypatch.setenv("SWIFTQUEUE_SCHEDULER_METRICS", str(processes.free_ports(1)[0]))
-    make_scratch()
     loop.start_part("scheduler", asked.Live("x", 1, 60, 30, 8, bed=True))
     processes.stop("scheduler")
     loop.clean_up()
@@ -499,6 +528,8 @@ def test_the_scratch_folder_is_ours_alone(state: Path) -> None:
     try:
         make_scratch()
         make_scratch()
+        shutil.rmtree(scratch())  # as whoever cleans /tmp may do; the keeper starts parts all the same
+        asked.temporary().rmdir()
         scratch().chmod(0o755)
         with pytest.raises(OSError, match="open to others; remove it"):
             make_scratch()

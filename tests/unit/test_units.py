@@ -31,6 +31,7 @@ def test_the_unit_starts_the_loop_at_boot_and_bounds_its_memory(
     unit = configparser.ConfigParser(strict=False, interpolation=None)
     unit.read_string(text)
     assert unit["Service"]["MemoryMax"] == "12G"
+    assert unit["Service"]["OOMPolicy"] == "continue"  # the keeper starts what was killed for memory
     assert unit["Service"]["ExecStart"].endswith('/swiftqueue" up --live "--every" "60"')
     assert unit["Service"]["ExecStop"].endswith('/swiftqueue" down')
     assert unit["Install"]["WantedBy"] == "default.target"
