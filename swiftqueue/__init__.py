@@ -87,9 +87,10 @@ def load_model(
             )
         versions = registry.Registry(name)
         version = which if isinstance(which, int) else versions.alias(str(which))
-        if version is None:
-            known = ", ".join(map(str, versions.versions())) or "none"
-            raise ValueError(f"model {name!r} has no alias {str(which)!r}; its versions: {known}")
+        if version not in (known := versions.versions()):
+            what = f"version {which}" if version is not None else f"alias {str(which)!r}"
+            text = ", ".join(map(str, known)) or "none"
+            raise ValueError(f"model {name!r} has no {what}; its versions: {text}")
         if which == registry.CHAMPION and (why := versions.refusal(version)):
             raise ValueError(f"the alias {which} points to version {version} and is not followed ({why})")
         with tempfile.TemporaryDirectory(prefix="swiftqueue-") as folder:

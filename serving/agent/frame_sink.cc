@@ -189,6 +189,12 @@ void FrameSink::settle() {
     }
     at += header.bytes;
   }
+  struct stat file{};
+  if (!is_socket_ && written_ > at && fstat(fd_, &file) == 0 && S_ISREG(file.st_mode)) {
+    // The disk is full. Who appends to the file later begins a frame.
+    [[maybe_unused]] const int cut =
+        ftruncate(fd_, file.st_size - static_cast<off_t>(written_ - at));
+  }
   taken_.erase(0, at);
   written_ = 0;
 }

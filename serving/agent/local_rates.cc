@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstdint>
-#include <cstdio>
 #include <memory>
 #include <mutex>
 #include <stdexcept>
@@ -106,7 +105,6 @@ class LocalRates final : public KeptRates<Known> {
           fresh = taken_up(now);
         } catch (const std::exception& error) {
           problem = folder_ + ": " + error.what() + "; the model in service goes on";
-          std::fprintf(stderr, "swiftqueue-agent: %s\n", problem.c_str());
         }
       }
       lock.lock();

@@ -270,8 +270,14 @@ void TritonServer::take_answer(std::int64_t now_ns) {
   const std::int64_t busy_ns = now_ns - std::max(request->sent_ns, answered_ns_);
   window_ns_ += (busy_ns / request->windows() - window_ns_) / kSmooth;
   request->answer(response.infer_response(), index_, outcomes_.answers);
-  if (outcomes_.answers.back().ok) model_.version = outcomes_.answers.back().version;
   pool_.give_back(std::move(request));
+  const Answer& last = outcomes_.answers.back();
+  if (!last.ok) {
+    complain(": " + last.error);
+    leave(last.error, now_ns);
+    return;
+  }
+  model_.version = last.version;
   answered_ns_ = now_ns;
   if (now_ns <= due_ns) {
     late_ = 0;
@@ -284,11 +290,15 @@ void TritonServer::take_answer(std::int64_t now_ns) {
   }
 }
 
+void TritonServer::complain(const std::string& line) {
+  if (line != said_) complaints_.say(name_ + line);
+  said_ = line;
+}
+
 void TritonServer::refuse(std::unique_ptr<Request> request, const std::string& error) {
   if (request->tickets().size() == 1) {
     problem_ = describe(grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, error));
-    if (problem_ != said_) complaints_.say(name_ + " refused a batch: " + problem_);
-    said_ = problem_;
+    complain(" refused a batch: " + problem_);
     request->fail(problem_, index_, outcomes_.answers);
     pool_.give_back(std::move(request));
     return;

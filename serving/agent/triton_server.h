@@ -102,6 +102,7 @@ class TritonServer {
   void open();
   void take_answer(std::int64_t now_ns);
   void refuse(std::unique_ptr<Request> request, const std::string& error);
+  void complain(const std::string& line);
   void lose(const std::string& why, std::int64_t now_ns);
   void trouble(const std::string& why, std::int64_t now_ns);
   void begin_probe(std::int64_t now_ns);
@@ -143,7 +144,7 @@ class TritonServer {
   int max_batch_ = 0;  // windows that the model takes in a request
   Complaints complaints_;
   std::string problem_;
-  std::string said_;     // why a batch was refused, as it was said last
+  std::string said_;     // about a batch, last
   std::string refusal_;  // why the model there cannot be used; empty if it can
   std::int64_t refusals_ = 0;
   std::int64_t answered_ns_ = -1;  // last good answer of the stream

@@ -337,6 +337,8 @@ int echo(const Options& options) {
       }
     }
   }
+  if (log.is_open() && !log.flush())
+    throw std::runtime_error(options.log + ": could not be written");
   std::printf("{\"event\": \"summary\", \"not_ect\": %" PRIu64 ", \"ect1\": %" PRIu64
               ", \"ect0\": %" PRIu64 ", \"ce\": %" PRIu64 ", \"not_ours\": %" PRIu64 "}\n",
               all[0], all[1], all[2], all[3], refused);

@@ -276,15 +276,14 @@ class _Deployment:
         version: int,
         action: str,
         champion: int | None,
-        name_champion: Callable[[], None] | None = None,
+        name_champion: Callable[[], None] = lambda: None,
         why: str = "",
     ) -> Backend:
         """Fetch, push, name it champion, log (a failure, too); return the backend that serves it.
 
         Where the registry does not take the name, the servers go back: what they serve is what it says.
         """
-        from serving.deploy.checks import DeployError
-        from serving.deploy.push import push, put_back
+        from serving.deploy.push import push
 
         begin = time.monotonic()
         registry, servers, repository = self.registry, self.servers, self.repository
@@ -303,13 +302,7 @@ class _Deployment:
             with tempfile.TemporaryDirectory() as temporary:
                 source = registry.fetch(version, Path(temporary))
                 details |= {"model": registry.model, "content": content_hash(source)}
-                pushed = push(source, version, servers, repository, previous)
-            if name_champion is not None:
-                try:
-                    name_champion()
-                except OSError as error:
-                    after = put_back(previous, version, servers, repository)
-                    raise DeployError(f"version {version} is not deployed: {error}{after}") from error
+                pushed = push(source, version, servers, repository, previous, name_champion)
         except (OSError, ValueError, RuntimeError) as error:
             with suppress(OSError):  # the disk is full too: what failed first is what counts
                 deploy_log.append(action, version, "failed", reason=str(error), **details)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
@@ -53,17 +53,24 @@ def push(
     servers: Sequence[Triton],
     repository: ModelRepository,
     previous: int | None,
+    name: Callable[[], None] = lambda: None,
 ) -> Pushed:
     """Put an artifact in service as `version` on all servers, which read the same repository.
 
-    On any failure every server that answers serves `previous`, and nothing of the new version is left.
-    A thread of the lowest priority does it: a request that is to be answered on the same machine comes first.
+    `name` is called once all serve it. On any failure every server that answers serves `previous`, and
+    nothing of the new version is left. A thread of the lowest priority does it: a request that is to be
+    answered on the same machine comes first. Ctrl-C ends none halfway.
 
     Raises:
         DeployError: the version is not served; the line says why, and names the server.
     """
     with ThreadPoolExecutor(1, "push", _give_way) as thread:
-        return thread.submit(_push, source, version, servers, repository, previous).result()
+        pushing = thread.submit(_push, source, version, servers, repository, previous, name)
+        try:
+            return pushing.result()
+        except KeyboardInterrupt:
+            print(f"the push of version {version} has begun, and ends first", flush=True)
+            return pushing.result()
 
 
 def _give_way() -> None:
@@ -81,6 +88,7 @@ def _push(
     servers: Sequence[Triton],
     repository: ModelRepository,
     previous: int | None,
+    name: Callable[[], None],
 ) -> Pushed:
     try:
         checked = CHECKS[repository.kind](source)
@@ -95,7 +103,8 @@ def _push(
         repository.promote(version)
         repository.serve(version)
         difference = max(each(servers, lambda triton: _swap(triton, version, smoke, repository.model)))
-    except (OSError, DeployError) as error:
+        name()
+    except (ValueError, OSError, DeployError) as error:
         after = put_back(previous, version, servers, repository)
         raise DeployError(f"version {version} is not deployed: {error}{after}") from error
     repository.settle()

@@ -199,6 +199,7 @@ def test_another_network_is_taken_up_by_connections_that_begin_then(
         partial.replace(tmp_path / "rates")
         agent.complained("the model in service goes on")
         assert asked(client, 3, raw[:5]).version == 2
+    assert len(agent.complaints) == 1
 
 
 def test_without_a_network_of_rates_there_is_no_model(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import resource
 import socket
 import stat
 import subprocess
@@ -134,6 +135,22 @@ def test_telemetry_files_are_their_owners_alone(make_artifact: Callable[..., Pat
     with AgentProgram(*arguments, "--local", make_artifact(1, tokens=16)) as agent:
         agent.end(None)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_a_file_that_the_disk_cut_short_ends_with_a_whole_frame(
+    make_artifact: Callable[..., Path], tmp_path: Path
+) -> None:
+    told, most = tmp_path / "told", 10_001
+    options = ("--synthetic-bps=1e7", "--seconds=1", "--speed=0", f"--telemetry={told}")
+    subprocess.run(
+        [agent_process.BINARY, *options, "--local", make_artifact(1)],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most)),
+        restore_signals=False,  # a write beyond it is an error
+        check=True,
+        capture_output=True,
+    )
+    data = told.read_bytes()
+    assert most - 100 < len(data) == sum(int(frame["bytes"]) for frame in split_frames(data))
 
 
 def test_a_new_reader_hears_who_is_there_and_all_that_happened(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import hashlib
 import itertools
 import json
@@ -128,6 +129,64 @@ def test_deploys_a_challenger_and_rolls_back(triton: Path, registry, register, c
     last = next(deploy_log.newest_first())
     assert (last["action"], last["version"], last["outcome"]) == ("rollback", first, "served")
     assert last["registered"] < begun < (deploy_log.last_served(second) or {})["registered"]
+
+
+def test_ctrl_c_leaves_no_push_halfway(
+    triton: Path,
+    registry,  # type: ignore[no-untyped-def]
+    register,  # type: ignore[no-untyped-def]
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from serving.deploy import log as deploy_log
+    from serving.deploy.deployment import deploy_version
+    from serving.triton.repository import ModelRepository
+
+    promote = ModelRepository.promote
+
+    def interrupted(self: ModelRepository, version: int) -> None:
+        promote(self, version)
+        _thread.interrupt_main()
+
+    monkeypatch.setattr(ModelRepository, "promote", interrupted)
+    version = register(1)
+    deploy_version(None)
+    assert served() == version == registry.alias("champion")
+    last = next(deploy_log.newest_first())
+    assert (last["version"], last["outcome"]) == (version, "served")
+    assert f"the push of version {version} has begun, and ends first" in capsys.readouterr().out
+
+
+def test_where_the_name_is_not_taken_the_content_of_its_number_is_served_again(
+    triton: Path,
+    registry,  # type: ignore[no-untyped-def]
+    register,  # type: ignore[no-untyped-def]
+    make_artifact: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A registry made anew counts from 1 again."""
+    from models.registry.registry import Registry
+    from serving.deploy.deployment import deploy_version, serve_champion
+    from serving.deploy.push import push
+    from serving.triton.endpoint import Triton
+    from serving.triton.repository import ModelRepository
+
+    def refuse(self: Registry, name: str, version: int) -> None:
+        raise OSError("the disk is full")
+
+    version = register(1)
+    with Triton() as server:
+        push(make_artifact(1, onnx=True), version, [server], ModelRepository(), None)
+        x_BWF = np.zeros((1, *server.config().input[0].dims), np.float32)
+        before = server.infer(x_BWF)
+        with monkeypatch.context() as patch:
+            patch.setattr(Registry, "set_alias", refuse)
+            with pytest.raises(RuntimeError, match=f"^version {version} is not deployed: the disk is full$"):
+                deploy_version(version)
+        after = server.infer(x_BWF)
+    assert after.version == before.version == version
+    np.testing.assert_array_equal(after.y_BH, before.y_BH)
+    serve_champion()
 
 
 @pytest.mark.parametrize("put_back", [True, False])

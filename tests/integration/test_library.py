@@ -98,6 +98,8 @@ def test_what_is_not_there_is_named_and_nothing_is_made(
 ) -> None:
     with pytest.raises(ValueError, match="has no alias 'chempion'; its versions: "):
         swiftqueue.load_model("chempion")
+    with pytest.raises(ValueError, match="has no version 999; its versions: "):
+        swiftqueue.load_model(999)
     with pytest.raises(ValueError, match="no column predicted_us"):
         swiftqueue.plot(toy_world.bottleneck_table("toy", 0.1))
     monkeypatch.delenv("SWIFTQUEUE_STATE")

@@ -277,6 +277,13 @@ def test_bad_arguments_get_one_line(arguments: tuple[Any, ...], line: str) -> No
     assert ran.stdout == ""
 
 
+@pytest.mark.parametrize("what", [("echo",), ("send", "--port", "9")])
+def test_a_log_that_cannot_be_written_is_an_error(what: tuple[str, ...]) -> None:
+    command = [str(BINARY), *what, "--seconds", "0.1", "--log", "/dev/full"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stderr) == (1, "/dev/full: could not be written\n")
+
+
 def test_the_library_names_what_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"a socket.s path has at most 107 bytes"):
         MarkedUdp(tmp_path / ("x" * 200), "test")

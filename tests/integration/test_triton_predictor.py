@@ -11,16 +11,21 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tritonclient.grpc as grpc
+from grpc import server as grpc_server
+from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
-from benchmarks.inference_references import make_model
+from benchmarks.inference_references import make_model, make_windows
 from benchmarks.served_models import IDENTITY, PROJECT, backends, build, served, write_model
-from feature_store.events.windows import schema_hash
+from feature_store.events.windows import HORIZON, schema_hash
 from infra.local import processes
 from infra.local.processes import free_ports
 from infra.local.servers import triton_command
@@ -165,6 +170,57 @@ def test_the_only_server_is_found_again_after_a_restart(
     assert found["failed"] > 0
     assert found["last_server"] == 0
     assert found["silent_ms"] < 1000
+
+
+class Answers(service_pb2_grpc.GRPCInferenceServiceServicer):
+    """A server whose model says that it can be asked, and whose answers may be cut short."""
+
+    def __init__(self, version: int) -> None:
+        self.version, self.cut = version, False
+
+    def ModelConfig(self, request: Any, context: Any) -> Any:  # noqa: N802
+        config = model_config_pb2.ModelConfig(name=MODEL, max_batch_size=64)
+        fp32 = model_config_pb2.TYPE_FP32
+        config.input.add(name="window", data_type=fp32, dims=make_windows(1).shape[1:])
+        config.output.add(name="latency_us", data_type=fp32, dims=[HORIZON])
+        config.parameters["schema_hash"].string_value = schema_hash()
+        return service_pb2.ModelConfigResponse(config=config)
+
+    def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: N802
+        answer = service_pb2.ModelInferResponse(model_version=str(self.version), id=request.id)
+        y_BH = np.ones((request.inputs[0].shape[0], HORIZON), np.float32)
+        answer.outputs.add(name="latency_us", datatype="FP32", shape=y_BH.shape)
+        answer.raw_output_contents.append(y_BH.tobytes()[4 * self.cut :])
+        return answer
+
+    def ModelStreamInfer(self, requests: Any, context: Any) -> Iterator[Any]:  # noqa: N802
+        for request in requests:
+            answer = self.ModelInfer(request, context)
+            yield service_pb2.ModelStreamInferResponse(infer_response=answer)
+
+
+@contextmanager
+def answering(answers: Answers) -> Iterator[str]:
+    server = grpc_server(ThreadPoolExecutor(4))
+    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(answers, server)
+    port = server.add_insecure_port(f"{LOOPBACK}:0")
+    server.start()
+    yield f"{LOOPBACK}:{port}"
+    server.stop(0)
+
+
+def test_a_server_whose_answers_are_none_is_left_for_the_next(program: Path) -> None:
+    first, second = Answers(1), Answers(2)
+    with answering(first) as one, answering(second) as two:
+        asking = Asking(program, [one, two])
+        time.sleep(1)
+        first.cut = True
+        time.sleep(1)
+        found = asking.stop()
+    assert 0 < found["failed"] < 10
+    assert found["in_time"] > 0.8 * found["asked"]
+    assert found["last_server"] == 1
+    assert found["error"] == "the answer is not 2 x 8 latencies of a version"
 
 
 def test_one_bad_question_gets_an_error_and_those_sent_with_it_get_answers(
