@@ -133,23 +133,22 @@ class Bed:
 
 def _owner() -> str:
     """This process, so that it is not taken for a later one of its number, nor one of another container."""
-    import psutil
-
-    return f"{os.readlink('/proc/self/ns/pid')} {os.getpid()} {psutil.Process().create_time()}"
+    return f"{os.readlink('/proc/self/ns/pid')} {os.getpid()} {_began(os.getpid())}"
 
 
 def _is_gone(owner: str) -> bool:
     """Whether the process that `_owner` named has ended; of another PID namespace nobody here can say."""
-    import psutil
+    namespace, pid, began = owner.rsplit(" ", 2)
+    return namespace == os.readlink("/proc/self/ns/pid") and _began(int(pid)) != began
 
-    namespace, pid, created = owner.rsplit(" ", 2)
-    if namespace != os.readlink("/proc/self/ns/pid"):
-        return False
+
+def _began(pid: int) -> str:
+    """When a process began, in ticks since boot (psutil's moves when a clock is set); empty: it ended."""
     try:
-        process = psutil.Process(int(pid))
-        return process.create_time() != float(created) or process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] == "Z" else fields[19]  # fields 3, state, and 22, starttime: proc_pid_stat(5)
 
 
 def leftovers() -> list[int]:

@@ -246,6 +246,14 @@ def test_nothing_is_left_of_a_bed_whose_owner_is_killed(tmp_path: Path, step: st
     assert leftovers() == clean() == []
 
 
+@needs_bed
+def test_a_clock_that_is_set_makes_no_owner_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    booted = psutil.boot_time()
+    with Bed(rate_mbps=10):
+        monkeypatch.setattr("psutil._pslinux.boot_time", lambda: booted + 3600)
+        assert leftovers() == []
+
+
 # The adopter, and the owner of a router with a shell between them, so that the two do not end together.
 ADOPTER = """
 import ctypes, subprocess, sys
