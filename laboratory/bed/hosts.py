@@ -1,7 +1,8 @@
 """Two hosts and the router between them, for as long as a `with` lasts.
 
 Namespaces and devices have no names: they are gone when the last process in them is, and each of those ends
-with its parent. So nothing stays, whichever process is killed, and several beds on one machine do not meet.
+with its parent. So nothing stays but a killed run's folder, which `clean` removes, whichever process is
+killed, and several beds on one machine do not meet.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import tempfile
 import time
@@ -29,6 +31,7 @@ SPIN_SHARE: Final = 0.4
 MOST_SPIN_US: Final = 250.0
 STOP_S: Final = 10.0
 OWNER: Final = "OWNER_OF_THE_BED"  # in a router's environment: the process that it is to end with
+PREFIX: Final = "sq-bed "  # begins the name of a run's folder; its owner follows
 
 
 class Bed:
@@ -151,14 +154,25 @@ def _began(pid: int) -> str:
     return "" if fields[0] == "Z" else fields[19]  # fields 3, state, and 22, starttime: proc_pid_stat(5)
 
 
-def leftovers() -> list[int]:
-    """Routers of this project whose owner is gone: none, unless one outlived it all the same.
+def run_folder() -> tempfile.TemporaryDirectory[str]:
+    """A folder for a run's files; removes what runs that were killed have left (`clean`)."""
+    clean()
+    return tempfile.TemporaryDirectory(prefix=f"{PREFIX}{_owner()} ")
 
-    Whoever adopted them: PID 1, or a subreaper. A router whose owner is PID 1 itself is none.
+
+def leftovers() -> list[int | Path]:
+    """Folders of runs that were killed, and routers of this project whose owner is gone.
+
+    Of these there are none, unless one outlived it all the same, whoever adopted it: PID 1, or a subreaper. A
+    router whose owner is PID 1 itself is none.
     """
     import psutil
 
-    found = []
+    found: list[int | Path] = [
+        folder
+        for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}pid:*")
+        if os.access(folder, os.W_OK) and _is_gone(folder.name.removeprefix(PREFIX).rpartition(" ")[0])
+    ]
     for process in psutil.process_iter(["exe"]):
         if process.info["exe"] != str(ROUTER.resolve()):
             continue
@@ -169,12 +183,15 @@ def leftovers() -> list[int]:
     return found
 
 
-def clean() -> list[int]:
-    """End what `leftovers` finds; returns their process ids."""
+def clean() -> list[int | Path]:
+    """End and remove what `leftovers` finds; returns it."""
     import psutil
 
-    ended = leftovers()
-    for pid in ended:
+    found = leftovers()
+    for one in found:
+        if isinstance(one, Path):
+            shutil.rmtree(one, ignore_errors=True)
+            continue
         with contextlib.suppress(psutil.NoSuchProcess):
-            psutil.Process(pid).kill()
-    return ended
+            psutil.Process(one).kill()
+    return found

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -24,7 +23,7 @@ from feature_store.rate.definition import NAMES
 from feature_store.rate.tables import KERNEL, tables_of, write_path
 from laboratory.bed import tcp_traffic
 from laboratory.bed.checks import capability
-from laboratory.bed.hosts import ADDRESS_B, Bed
+from laboratory.bed.hosts import ADDRESS_B, Bed, run_folder
 from laboratory.bed.programs import SAMPLER, SAMPLER_OBJECT, wait_for_name
 from laboratory.bed.selfcheck import NO_AQM
 from laboratory.bed.tcp import PORT, running, summary
@@ -85,7 +84,7 @@ def collect(path: KernelPath, output: Path, kind: str = "train") -> dict[str, An
     buffer = max(path.rate_mbps * 1e6 / 8 * path.rtt_ms / 1e3 * path.buffer_bdp, LEAST_BUFFER_BYTES)
     queue = NO_AQM | {"max_bytes": round(buffer)}
     gap_s = path.bytes * 8 / (path.load * path.rate_mbps * 1e6)
-    with tempfile.TemporaryDirectory(prefix="rate-") as folder:
+    with run_folder() as folder:
         log = Path(folder) / "records"
         with (
             Bed(
