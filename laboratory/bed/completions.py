@@ -133,7 +133,7 @@ def sampling(log: Path, answer: Answer) -> Iterator[Sampler]:
     """Register `sq_rate` for as long as the block lasts; its questions are answered in a thread.
 
     Raises:
-        RuntimeError: the kernel does not take it; the line is the sampler's.
+        RuntimeError: the kernel does not take it, and the line is the sampler's; or that has ended early.
 
     """
     words = urgent(SAMPLER, "collect", SAMPLER_OBJECT, log, SAMPLES)
@@ -151,6 +151,8 @@ def sampling(log: Path, answer: Answer) -> Iterator[Sampler]:
         finally:
             end(process, STOP_S)
             thread.join()
+        if not sampler.said:
+            raise RuntimeError(f"the sampler ended with {process.returncode}")
 
 
 def _answer(sampler: Sampler, answer: Answer) -> None:
