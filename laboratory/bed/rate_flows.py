@@ -30,6 +30,7 @@ from laboratory.bed.tcp import PORT, running, summary
 
 CONTROL: Final = "sq_rate"
 LEAST_BUFFER_BYTES: Final = 15_000
+ACKED: Final = NAMES.index("bytes_acked")
 # testbed/bpf/rate.h
 RECORD: Final = np.dtype(
     [
@@ -110,7 +111,7 @@ def collect(path: KernelPath, output: Path, kind: str = "train") -> dict[str, An
                 sampler.terminate()
                 counted = summary(sampler)
         records = np.fromfile(log, RECORD)
-    samples, flows = tables(records)
+    samples, flows = tables(records, path.bytes)
     if not len(flows):
         raise RuntimeError(f"path {path.name}: no flow has a sample at every ACK")
     about = {
@@ -129,10 +130,10 @@ def collect(path: KernelPath, output: Path, kind: str = "train") -> dict[str, An
     return about
 
 
-def tables(records: NDArray[Any]) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """The records (N,) of a collector as tables; a flow that lacks one is left out.
+def tables(records: NDArray[Any], size: int) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """The records (N,) of a collector as tables; a flow that lacks one, up to its last byte's, is left out.
 
-    Flows are counted anew, by when they were established.
+    Flows, of `size` bytes each, are counted anew, by when they were established.
     """
     receivers: dict[int, int] = {}
     order = np.lexsort((records["number"], records["flow"]))
@@ -146,5 +147,5 @@ def tables(records: NDArray[Any]) -> tuple[pl.DataFrame, pl.DataFrame]:
             own["fields"],
         )
         for own in each
-        if np.array_equal(own["number"], np.arange(len(own)))
+        if np.array_equal(own["number"], np.arange(len(own))) and own["fields"][-1, ACKED] > size  # the SYN
     )
