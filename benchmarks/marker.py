@@ -11,7 +11,6 @@ turn: it was asked about 8 packets before.
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from statistics import median
 from typing import Final
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 from benchmarks.rows import CannotHereError, Row
 from laboratory.bed import router_log, tcp
 from laboratory.bed.checks import capability
-from laboratory.bed.hosts import Bed
+from laboratory.bed.hosts import Bed, run_folder
 from laboratory.bed.programs import MARK_OBJECT, PROJECT, run_marker
 from laboratory.bed.run import PROFILES
 from serving.agent import process as agent_process
@@ -94,7 +93,7 @@ def _to_the_wire(rounds: int) -> list[Row]:
 
 def _connection() -> tcp.Delays:
     """One connection through a bed, decided by the engine in the agent."""
-    with tempfile.TemporaryDirectory() as folder:
+    with run_folder() as folder:
         here = Path(folder)
         (here / "1").symlink_to(MODEL)
         options = [f"--listen={here / 'agent.sock'}", f"--local={here / '1'}", "--guard=off"]

@@ -50,7 +50,6 @@ def selfcheck(
 
     Example: swiftqueue bed selfcheck --rates 20,50
     """
-    from laboratory.bed.hosts import clean as end_leftovers
     from laboratory.bed.selfcheck import WANTED
     from laboratory.bed.selfcheck import selfcheck as measure
 
@@ -60,7 +59,6 @@ def selfcheck(
         raise ValueError(f"--rates {rates}: must be numbers with commas between, as 20,50") from None
     if min(wanted) <= 0 or seconds < 1:
         raise ValueError(f"--rates {rates} --seconds {seconds:g}: rates above 0, and a second at least")
-    end_leftovers()
     found = [measure(rate, seconds) for rate in wanted]
     if as_json:
         print(json.dumps([asdict(one) for one in found]))
@@ -126,7 +124,6 @@ def run(
     Example: swiftqueue bed run figure8 --seeds 5
     """
     from feature_store.atomic import write_file
-    from laboratory.bed.hosts import clean as end_leftovers
     from laboratory.bed.run import Plan
     from laboratory.bed.run import run as run_plan
 
@@ -135,7 +132,6 @@ def run(
     taken = ("scenario", "output", *TAKES[scenario])
     if foreign := given(context, [name for name in context.params if name not in taken]):
         raise ValueError(f"{foreign[0]}: not an option of {scenario or 'a run without a scenario'}")
-    end_leftovers()
     if scenario == "fct":
         of_runs = {"load": load, "flows": downloads}
         _run_completions(
@@ -253,11 +249,11 @@ def report(
 
 
 def clean() -> None:
-    """End routers of this project that outlived who started them; by design there are none.
+    """Remove the files of runs that were killed, and end routers that outlived theirs (there are none).
 
     Example: swiftqueue bed clean
     """
-    from laboratory.bed.hosts import clean as end_leftovers
+    from laboratory.bed.hosts import clean as remove_leftovers
 
-    ended = end_leftovers()
-    print(f"ended: {', '.join(map(str, ended))}" if ended else "nothing was left")
+    removed = remove_leftovers()
+    print(f"ended or removed: {', '.join(map(str, removed))}" if removed else "nothing was left")

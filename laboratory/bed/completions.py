@@ -16,7 +16,6 @@ import math
 import random
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,7 +30,7 @@ from numpy.typing import NDArray
 from feature_store.atomic import write_file
 from feature_store.rate.definition import NAMES
 from laboratory.bed import tcp_traffic
-from laboratory.bed.hosts import ADDRESS_B, Bed
+from laboratory.bed.hosts import ADDRESS_B, Bed, run_folder
 from laboratory.bed.programs import ROUTER, SAMPLER, SAMPLER_OBJECT, build_hash, wait_for_name
 from laboratory.bed.rate_flows import CONTROL, why_not
 from laboratory.bed.selfcheck import NO_AQM
@@ -134,7 +133,7 @@ def sampling(log: Path, answer: Answer) -> Iterator[Sampler]:
     """Register `sq_rate` for as long as the block lasts; its questions are answered in a thread.
 
     Raises:
-        RuntimeError: the kernel does not take it; the line is the sampler's.
+        RuntimeError: the kernel does not take it, and the line is the sampler's; or that has ended early.
 
     """
     words = urgent(SAMPLER, "collect", SAMPLER_OBJECT, log, SAMPLES)
@@ -152,6 +151,8 @@ def sampling(log: Path, answer: Answer) -> Iterator[Sampler]:
         finally:
             end(process, STOP_S)
             thread.join()
+        if not sampler.said:
+            raise RuntimeError(f"the sampler ended with {process.returncode}")
 
 
 def _answer(sampler: Sampler, answer: Answer) -> None:
@@ -189,7 +190,7 @@ def download(
     gap_s = traffic.bytes * 8 / (traffic.load * bps)
     take = [sys.executable, tcp_traffic.__file__, "take", ADDRESS_B]
     with (
-        tempfile.TemporaryDirectory(prefix="fct-") as folder,
+        run_folder() as folder,
         Bed(
             rate_mbps=traffic.rate_mbps, cross_mbps=cross, delay_ms=rtt_ms / 2, seed=seed, queue=queue
         ) as bed,

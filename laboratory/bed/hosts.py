@@ -1,7 +1,8 @@
 """Two hosts and the router between them, for as long as a `with` lasts.
 
 Namespaces and devices have no names: they are gone when the last process in them is, and each of those ends
-with its parent. So nothing stays, whichever process is killed, and several beds on one machine do not meet.
+with its parent. So nothing stays but a killed run's folder, which `clean` removes, whichever process is
+killed, and several beds on one machine do not meet.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import tempfile
 import time
@@ -29,6 +31,7 @@ SPIN_SHARE: Final = 0.4
 MOST_SPIN_US: Final = 250.0
 STOP_S: Final = 10.0
 OWNER: Final = "OWNER_OF_THE_BED"  # in a router's environment: the process that it is to end with
+PREFIX: Final = "sq-bed "  # begins the name of a run's folder; its owner follows
 
 
 class Bed:
@@ -133,33 +136,43 @@ class Bed:
 
 def _owner() -> str:
     """This process, so that it is not taken for a later one of its number, nor one of another container."""
-    import psutil
-
-    return f"{os.readlink('/proc/self/ns/pid')} {os.getpid()} {psutil.Process().create_time()}"
+    return f"{os.readlink('/proc/self/ns/pid')} {os.getpid()} {_began(os.getpid())}"
 
 
 def _is_gone(owner: str) -> bool:
     """Whether the process that `_owner` named has ended; of another PID namespace nobody here can say."""
-    import psutil
+    namespace, pid, began = owner.rsplit(" ", 2)
+    return namespace == os.readlink("/proc/self/ns/pid") and _began(int(pid)) != began
 
-    namespace, pid, created = owner.rsplit(" ", 2)
-    if namespace != os.readlink("/proc/self/ns/pid"):
-        return False
+
+def _began(pid: int) -> str:
+    """When a process began, in ticks since boot (psutil's moves when a clock is set); empty: it ended."""
     try:
-        process = psutil.Process(int(pid))
-        return process.create_time() != float(created) or process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] == "Z" else fields[19]  # fields 3, state, and 22, starttime: proc_pid_stat(5)
 
 
-def leftovers() -> list[int]:
-    """Routers of this project whose owner is gone: none, unless one outlived it all the same.
+def run_folder() -> tempfile.TemporaryDirectory[str]:
+    """A folder for a run's files; removes what runs that were killed have left (`clean`)."""
+    clean()
+    return tempfile.TemporaryDirectory(prefix=f"{PREFIX}{_owner()} ")
 
-    Whoever adopted them: PID 1, or a subreaper. A router whose owner is PID 1 itself is none.
+
+def leftovers() -> list[int | Path]:
+    """Folders of runs that were killed, and routers of this project whose owner is gone.
+
+    Of these there are none, unless one outlived it all the same, whoever adopted it: PID 1, or a subreaper. A
+    router whose owner is PID 1 itself is none.
     """
     import psutil
 
-    found = []
+    found: list[int | Path] = [
+        folder
+        for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}pid:*")
+        if os.access(folder, os.W_OK) and _is_gone(folder.name.removeprefix(PREFIX).rpartition(" ")[0])
+    ]
     for process in psutil.process_iter(["exe"]):
         if process.info["exe"] != str(ROUTER.resolve()):
             continue
@@ -170,12 +183,15 @@ def leftovers() -> list[int]:
     return found
 
 
-def clean() -> list[int]:
-    """End what `leftovers` finds; returns their process ids."""
+def clean() -> list[int | Path]:
+    """End and remove what `leftovers` finds; returns it."""
     import psutil
 
-    ended = leftovers()
-    for pid in ended:
+    found = leftovers()
+    for one in found:
+        if isinstance(one, Path):
+            shutil.rmtree(one, ignore_errors=True)
+            continue
         with contextlib.suppress(psutil.NoSuchProcess):
-            psutil.Process(pid).kill()
-    return ended
+            psutil.Process(one).kill()
+    return found

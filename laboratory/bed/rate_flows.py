@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -24,13 +23,14 @@ from feature_store.rate.definition import NAMES
 from feature_store.rate.tables import KERNEL, tables_of, write_path
 from laboratory.bed import tcp_traffic
 from laboratory.bed.checks import capability
-from laboratory.bed.hosts import ADDRESS_B, Bed
+from laboratory.bed.hosts import ADDRESS_B, Bed, run_folder
 from laboratory.bed.programs import SAMPLER, SAMPLER_OBJECT, wait_for_name
 from laboratory.bed.selfcheck import NO_AQM
 from laboratory.bed.tcp import PORT, running, summary
 
 CONTROL: Final = "sq_rate"
 LEAST_BUFFER_BYTES: Final = 15_000
+ACKED: Final = NAMES.index("bytes_acked")
 # testbed/bpf/rate.h
 RECORD: Final = np.dtype(
     [
@@ -85,7 +85,7 @@ def collect(path: KernelPath, output: Path, kind: str = "train") -> dict[str, An
     buffer = max(path.rate_mbps * 1e6 / 8 * path.rtt_ms / 1e3 * path.buffer_bdp, LEAST_BUFFER_BYTES)
     queue = NO_AQM | {"max_bytes": round(buffer)}
     gap_s = path.bytes * 8 / (path.load * path.rate_mbps * 1e6)
-    with tempfile.TemporaryDirectory(prefix="rate-") as folder:
+    with run_folder() as folder:
         log = Path(folder) / "records"
         with (
             Bed(
@@ -111,7 +111,7 @@ def collect(path: KernelPath, output: Path, kind: str = "train") -> dict[str, An
                 sampler.terminate()
                 counted = summary(sampler)
         records = np.fromfile(log, RECORD)
-    samples, flows = tables(records)
+    samples, flows = tables(records, path.bytes)
     if not len(flows):
         raise RuntimeError(f"path {path.name}: no flow has a sample at every ACK")
     about = {
@@ -130,10 +130,10 @@ def collect(path: KernelPath, output: Path, kind: str = "train") -> dict[str, An
     return about
 
 
-def tables(records: NDArray[Any]) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """The records (N,) of a collector as tables; a flow that lacks one is left out.
+def tables(records: NDArray[Any], size: int) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """The records (N,) of a collector as tables; a flow that lacks one, up to its last byte's, is left out.
 
-    Flows are counted anew, by when they were established.
+    Flows, of `size` bytes each, are counted anew, by when they were established.
     """
     receivers: dict[int, int] = {}
     order = np.lexsort((records["number"], records["flow"]))
@@ -147,5 +147,5 @@ def tables(records: NDArray[Any]) -> tuple[pl.DataFrame, pl.DataFrame]:
             own["fields"],
         )
         for own in each
-        if np.array_equal(own["number"], np.arange(len(own)))
+        if np.array_equal(own["number"], np.arange(len(own))) and own["fields"][-1, ACKED] > size  # the SYN
     )

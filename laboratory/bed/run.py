@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 
 from laboratory.bed import router_log, tcp
 from laboratory.bed.checks import capability
-from laboratory.bed.hosts import ADDRESS_B, TRAFFIC_PRIORITY, Bed
+from laboratory.bed.hosts import ADDRESS_B, TRAFFIC_PRIORITY, Bed, run_folder
 from laboratory.bed.lateness import lateness
 from serving.agent.marked_udp import BINARY, why_not_built
 
@@ -90,7 +89,7 @@ def run(plan: Plan) -> list[dict[str, Any]]:
 
 
 def _run(plan: Plan, seed: int, control: str, agent: Path | None) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder:
+    with run_folder() as folder:
         log = Path(folder) / "router"
         link: dict[str, Any] = {
             "rate_mbps": plan.rate_mbps,

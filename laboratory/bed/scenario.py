@@ -14,7 +14,6 @@ import json
 import re
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -26,7 +25,7 @@ from numpy.typing import NDArray
 
 from laboratory.bed import router_log, tcp, tcp_traffic
 from laboratory.bed.checks import capability
-from laboratory.bed.hosts import ADDRESS_B, Bed
+from laboratory.bed.hosts import ADDRESS_B, Bed, run_folder
 from laboratory.bed.lateness import lateness
 from laboratory.bed.marking import ended, marked, unforeseen_share
 from laboratory.bed.programs import DCTCP, DCTCP_OBJECT, HOLDER, OF_SCENARIOS, build_hash, wait_for_name
@@ -134,7 +133,7 @@ def _row(scenario: Scenario, cell: Cell, asked: Mapping[str, Any], model: Model 
     groups = list(groups_of(asked))
     (link,) = asked["bottlenecks"]
     delay_ms = link["delay_ms"] + asked["senders"][0]["delay_ms"] + asked["receivers"][0]["delay_ms"]
-    with tempfile.TemporaryDirectory(prefix="bed-") as folder, ExitStack() as stack:
+    with run_folder() as folder, ExitStack() as stack:
         log = Path(folder) / "router"
         wait_for_name(DCTCP)
         hold = running([str(HOLDER), "hold", str(DCTCP_OBJECT), DCTCP], "the holder of DCTCP")

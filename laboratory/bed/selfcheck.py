@@ -10,7 +10,6 @@ Shapes: N packets.
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 
 from laboratory.bed import router_log
 from laboratory.bed.checks import capability
-from laboratory.bed.hosts import Bed
+from laboratory.bed.hosts import Bed, run_folder
 from laboratory.bed.lateness import LEAST_PACKETS, LOAD, lateness
 from laboratory.bed.run import send
 
@@ -81,7 +80,7 @@ def selfcheck(rate_mbps: float, seconds: float) -> Checked:
     """
     if reason := capability("router").why_not:
         raise RuntimeError(reason)
-    with tempfile.TemporaryDirectory() as folder:
+    with run_folder() as folder:
         log, sent_log = Path(folder) / "router", Path(folder) / "sent.csv"
         with Bed(rate_mbps=rate_mbps, delay_ms=DELAY_MS, log=log, queue=NO_AQM) as bed:
             send(bed, rate_mbps * LOAD, seconds, *HOW, "--log", sent_log)

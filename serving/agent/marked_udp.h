@@ -175,7 +175,6 @@ class MarkedUdp {
     const std::int64_t first_packet = next_planned();
     link_.ask(first_packet, now_ns, due_ns, batch);
     planned_ = first_packet + kHorizon;
-    forget();  // a program may never poll
   }
 
   /**
@@ -218,6 +217,7 @@ class MarkedUdp {
       link_.sent(next_, out.sent_ns, as, codepoint);
     }
     ++next_;
+    forget();  // a program may never poll
     return out;
   }
 

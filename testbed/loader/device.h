@@ -177,7 +177,7 @@ inline int map_of(std::uint32_t program, const std::string& name, std::size_t va
       "the attached program has no such map " + name +
       ": it is another version's; `for at in egress ingress; do tc filter del dev "
       "DEVICE $at prio " +
-      std::to_string(kPriority) + "; done` takes it off");
+      std::to_string(kPriority) + "; done; ip link set DEVICE gso_max_segs 65535` takes it off");
 }
 
 inline std::uint32_t required(const std::string& device, unsigned index) {

@@ -19,7 +19,7 @@ from waiting import wait_until
 
 from laboratory.bed import checks, router_log, tcp
 from laboratory.bed.checks import capability
-from laboratory.bed.hosts import ADDRESS_B, Bed, clean, leftovers
+from laboratory.bed.hosts import ADDRESS_B, Bed, clean, leftovers, run_folder
 from laboratory.bed.lateness import in_stalls, lateness
 from laboratory.bed.programs import MARK_OBJECT, MARKER, ROUTER, SAMPLER_OBJECT, why_not_built
 from laboratory.bed.run import Plan, figures, run, send
@@ -244,6 +244,38 @@ def test_nothing_is_left_of_a_bed_whose_owner_is_killed(tmp_path: Path, step: st
     owner.communicate()
     wait_until(lambda: not of_the_bed(mark), lambda: f"left: {of_the_bed(mark)}")
     assert leftovers() == clean() == []
+
+
+OF_A_RUN = """
+from pathlib import Path
+from laboratory.bed.hosts import run_folder
+with run_folder() as folder:
+    Path(folder, "router").touch()
+    print(folder, flush=True); input()
+"""
+
+
+def test_the_files_of_a_run_that_was_killed_go_and_those_of_one_that_runs_stay(project: Path) -> None:
+    command = [sys.executable, "-c", OF_A_RUN]
+    owner = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, cwd=project, text=True)
+    assert owner.stdout is not None
+    folder = Path(owner.stdout.readline().rstrip("\n"))
+    assert leftovers() == clean() == []
+    assert (folder / "router").is_file()
+    owner.kill()
+    owner.communicate()
+    assert leftovers() == [folder]
+    with run_folder() as own:  # the next run's
+        assert Path(own).is_dir()
+        assert not folder.exists()
+
+
+@needs_bed
+def test_a_clock_that_is_set_makes_no_owner_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    booted = psutil.boot_time()
+    with Bed(rate_mbps=10):
+        monkeypatch.setattr("psutil._pslinux.boot_time", lambda: booted + 3600)
+        assert leftovers() == []
 
 
 # The adopter, and the owner of a router with a shell between them, so that the two do not end together.

@@ -138,6 +138,17 @@ def test_a_forecast_that_is_none_leaves_bbr_alone(
 
 
 @needs_bed
+def test_a_sampler_that_ended_before_its_run_is_said(tmp_path: Path) -> None:
+    def killed() -> None:
+        with fct.sampling(tmp_path / "log", lambda _: None) as sampler:
+            sampler.process.kill()
+
+    with pytest.raises(RuntimeError, match=r"^the sampler ended with -9$"):
+        killed()
+    wait_until(GONE, "sq_rate is still there")
+
+
+@needs_bed
 @pytest.mark.slow
 @pytest.mark.parametrize("who", ["agent", "sampler"])
 def test_who_dies_leaves_plain_bbr_behind(tmp_path: Path, who: str) -> None:

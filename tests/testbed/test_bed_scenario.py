@@ -19,7 +19,7 @@ from waiting import wait_until
 
 from infra.cli import app
 from laboratory.bed import router_log, scenario
-from laboratory.bed.hosts import Bed
+from laboratory.bed.hosts import Bed, clean, leftovers
 from laboratory.bed.programs import DCTCP, DCTCP_OBJECT, HOLDER
 from laboratory.bed.report import agreement, router_errors, router_table
 from laboratory.bed.runs import LATER, ROUTER, SCHEMA, keep, load
@@ -290,6 +290,8 @@ def test_nothing_stays_of_a_run_that_is_killed(tmp_path: Path, project: Path, pr
     _, alive = psutil.wait_procs(children, timeout=60)
     assert alive == []
     wait_until(gone, "the congestion control is still there")
+    clean()
+    assert leftovers() == []
 
 
 @needs_bed

@@ -155,12 +155,13 @@ def test_an_attach_that_fails_leaves_the_device_as_it_was() -> None:
 
 @needs_bpf
 def test_the_advice_on_another_versions_marker_takes_it_off() -> None:
-    """One that `tc` put there lacks a map; after the command that the line says, ours is attached."""
+    """One that `tc` put there lacks a map; after the command that the line says, the device is as it was."""
     script = """
         ip link set lo up && tc qdisc add dev lo clsact && for at in egress ingress; do
         tc filter add dev lo $at prio 20819 handle 20819 bpf da object-file "$1" section tc; done &&
-        ! "$0" detach lo 2> said && sed 's/.*`\\(.*\\)`.*/\\1/; s/DEVICE/lo/' said > advice && sh -e advice &&
-        "$0" attach lo "$1" && "$0" detach lo
+        ip -d link show lo > before && ip link set lo gso_max_segs 1 && ! "$0" detach lo 2> said &&
+        sed 's/.*`\\(.*\\)`.*/\\1/; s/DEVICE/lo/g' said > advice && sh -e advice &&
+        ip -d link show lo | cmp - before && "$0" attach lo "$1" && "$0" detach lo
     """
     with tempfile.TemporaryDirectory() as folder:
         command = [*own_network(), "sh", "-c", script, str(MARKER), str(MARK_OBJECT)]

@@ -28,6 +28,9 @@ needs_loader = pytest.mark.skipif(UNBUILT is not None, reason=str(UNBUILT))
 CONTROLS = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 
 
+SIZE = 100_000
+
+
 def records(flow: int, since_ns: int, acks: int) -> np.ndarray:
     """A flow that delivers a packet an ACK, at 1 MB/s from its tenth on."""
     found = np.zeros(acks, RECORD)
@@ -35,13 +38,16 @@ def records(flow: int, since_ns: int, acks: int) -> np.ndarray:
     fields = found["fields"]
     fields[:, NAMES.index("ts")] = 50_000 + 1000 * np.arange(acks)
     fields[:, NAMES.index("delivered")] = 1 + np.arange(acks)
+    fields[-1, NAMES.index("bytes_acked")] = SIZE + 1  # and the SYN
     fields[:, NAMES.index("bbr_bw")] = np.where(np.arange(acks) < 10, 0, 1_000_000)
     return found
 
 
 def test_records_become_tables_and_a_flow_with_a_hole_is_left_out() -> None:
     later, first, holed = records(7, 9_000, 130), records(8, 2_000, 20), records(9, 5_000, 100)
-    samples, flows = checked("made-up", *tables(np.concatenate([later, first, np.delete(holed, 40)])))
+    cut = records(10, 6_000, 100)[:-1]  # its last ACK found no room
+    found = tables(np.concatenate([later, first, np.delete(holed, 40), cut]), SIZE)
+    samples, flows = checked("made-up", *found)
     assert flows["flow"].to_list() == [0, 1]
     assert flows["samples"].to_list() == [20, 130]
     assert flows["started_ns"].to_list() == [0, 7_000]
@@ -49,7 +55,7 @@ def test_records_become_tables_and_a_flow_with_a_hole_is_left_out() -> None:
     assert flows["at_125_ns"].to_list() == [None, 7_000 + 1000 * (50_000 + 124_000)]
     assert flows["rate_250_bytes_per_s"].null_count() == 2
     assert len(samples) == 20 + 35
-    nothing, none = tables(np.zeros(0, RECORD))
+    nothing, none = tables(np.zeros(0, RECORD), SIZE)
     assert len(nothing) == len(none) == 0
 
 
