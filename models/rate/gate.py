@@ -205,15 +205,12 @@ def judge(
     why_not: str,
     reference: Scored | None = None,
 ) -> Verdict:
-    """Decide by `bars.decide`, whose arguments these are; no way up leads past the baselines."""
+    """Decide by `bars.decide`, whose arguments these are."""
     if challenger.figures.grid_mape is None:
         return Verdict(False, "no flow that judges has a rate", bars.losers(challenger, naive, _gains))
     blocks = challenger.figures.blocks
     few = f"; {blocks} blocks of flows judge, too few for an interval" if blocks < LEAST_BLOCKS else ""
-    return bars.decide(
-        challenger, champion, naive, _gains,
-        why_not=why_not, reference=reference, few=few, past_naive=False,
-    )  # fmt: skip
+    return bars.decide(challenger, champion, naive, _gains, why_not=why_not, reference=reference, few=few)
 
 
 def _gains(ours: Scored, other: Scored, *, strict: bool = False) -> list[Gain]:

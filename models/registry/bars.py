@@ -7,7 +7,7 @@ Three bars, each on all figures that the gate of a model computes:
     naive      never below what needs no model, but for a tie
 
 Where the champion is below one of the last two itself, a challenger that is settled better than it passes
-that bar: the way up is never barred, unless a gate bars it below the naive ones (`past_naive`).
+that bar: the way up is never barred.
 
 Shapes: R draws of the bootstrap.
 """
@@ -102,7 +102,6 @@ def decide(
     why_not: str,
     reference: Scored | None = None,
     few: str = "",
-    past_naive: bool = True,
 ) -> Verdict:
     """Decide, by the bars above.
 
@@ -115,7 +114,6 @@ def decide(
             a reference.
         reference: the version whose bar does not move; None where it is the champion itself, or gone.
         few: what is too little to judge by, in words that are put behind the reason.
-        past_naive: whether the way up leads past the naive baselines, too.
     """
     below = {name: [g for g in gains(challenger, other) if g.below] for name, other in naive.items()}
     loses_to = losers(challenger, naive, gains)
@@ -130,7 +128,7 @@ def decide(
         strictly = gains(challenger, reference, strict=True)
         failed += [f"worse than the reference: {g}" for g in strictly if g.inferior and g.figure not in up]
     for name, lost in below.items():
-        theirs = gains(champion, naive[name]) if champion is not None and past_naive else []
+        theirs = gains(champion, naive[name]) if champion is not None else []
         up = {g.figure for g in theirs if g.below and ours[g.figure].better}
         failed += [f"below {name}: {gain}" for gain in lost if gain.figure not in up]
     if failed:

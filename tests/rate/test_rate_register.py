@@ -73,9 +73,7 @@ def test_a_worse_network_fails_and_a_like_one_passes(every: Flows) -> None:
     failed = gate.judge(worse, champion, naive, "")
     assert failed.reason.startswith("worse than the champion: error over all pairs ")
     assert not gate.judge(scored(held_out, 3.0), scored(held_out, 3.0), naive, "").passed  # below linear
-    below = gate.judge(scored(held_out, 2.5), scored(held_out, 5.0), naive, "")
-    assert not below.passed  # although it is far better than the champion
-    assert below.reason.startswith("below linear: error over all pairs ")
+    assert gate.judge(scored(held_out, 2.5), scored(held_out, 5.0), naive, "").passed  # but on its way up
     first = gate.judge(scored(held_out, 3.0), None, naive, NO_CHAMPION)
     assert (first.passed, first.loses_to) == (True, ("linear",))
     assert not gate.judge(like, champion, naive, "", scored(held_out, 0.9, 0.1)).passed  # the reference
