@@ -13,7 +13,7 @@ import yaml
 
 from infra.traces import _divided, add_trace, check_name, list_traces
 from pipelines.extract import ExtractParams
-from pipelines.params.document import load_yaml, parse_value, save_yaml
+from pipelines.params.document import load_yaml, parse_value, save_yaml, trace_key
 from pipelines.simulate import SimulateParams, simulate
 from pipelines.simulators import build_simulator
 
@@ -188,6 +188,13 @@ def test_the_decisions_are_divided_and_not_the_packets() -> None:
         _divided(silent_ns_B, "office", None, "small")
     with pytest.raises(ValueError, match="fewer than 8 packets, so no window"):
         _divided(np.array([], np.int64), "office", "teach", "small")
+
+
+@pytest.mark.parametrize("name", ["off", "no", "2026-11-27", "2026-13-45", "1e3", "office"])
+def test_a_name_is_the_same_to_dvc_and_to_stages(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    save_yaml(path, {trace_key(name): 1})
+    assert list(yaml.safe_load(path.read_text())) == list(load_yaml(path)) == [name]
 
 
 def test_a_sender_that_is_not_in_it_is_refused(checkout: Path, capture: Path) -> None:
