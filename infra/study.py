@@ -146,7 +146,7 @@ def _named(captures: list[Path]) -> dict[str, Path]:
     for path in captures:
         if not path.is_file():
             raise ValueError(f"{path}: no such capture")
-        name = check_name(trace_name(path))
+        name = check_name(trace_name(path), "rename the capture")
         if name in named:
             raise ValueError(f"{path} and {named[name]} would both be trace {name!r}; rename one")
         named[name] = path

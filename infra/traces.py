@@ -122,8 +122,8 @@ def simulate_trace(output: Path, *, seed: int, seconds: float) -> int:
         return run_extract([capture], output, sender=None, latency="acks", as_json=False)
 
 
-def check_name(name: str) -> str:
-    """Return `name` if it can name a trace.
+def check_name(name: str, instead: str = "choose one with --name") -> str:
+    """Return `name` if it can name a trace; `instead` says what else to do.
 
     Raises:
         ValueError: it cannot.
@@ -132,7 +132,7 @@ def check_name(name: str) -> str:
     if not NAME_PATTERN.fullmatch(name):
         raise ValueError(
             f"{name!r} cannot name a trace: letters, digits, `.`, `_` and `-`, and first a letter or digit; "
-            "choose one with --name"
+            f"{instead}"
         )
     return name
 

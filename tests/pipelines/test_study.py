@@ -134,6 +134,9 @@ def test_bad_folders_and_captures_stop_before_anything_runs(tmp_path: Path) -> N
         attempt("full", [])
     with pytest.raises(ValueError, match=r"nowhere\.pcap: no such capture"):
         attempt("new", [tmp_path / "nowhere.pcap"])
+    (tmp_path / "my office.pcap").touch()
+    with pytest.raises(ValueError, match=r"'my office' cannot name a trace.*; rename the capture$"):
+        attempt("new", [tmp_path / "my office.pcap"])
     with pytest.raises(ValueError, match="would both be trace 'same'"):
         attempt("new", twice)
     with pytest.raises(ValueError, match="protocol 'long' is unknown"):
