@@ -144,8 +144,8 @@ def _check(
     from rich.console import Console
 
     from feature_store.packets.extract import Job, extract_trace, summary_line
-    from feature_store.packets.schema import scan_packets
     from models.forecasters.forecaster import decision_times
+    from pipelines.windows import measure, read_trace
 
     with tempfile.TemporaryDirectory(prefix="swiftqueue-") as scratch:
         with Console(stderr=True).status(f"reading {file.name}"):
@@ -154,9 +154,11 @@ def _check(
             raise ValueError(
                 f"{file}: no packet's latency can be known from it; is it from the sender's side?"
             )
-        decision_ns_B = decision_times(scan_packets(Path(scratch), trace).select("sent_ns").collect())
+        packets = read_trace(Path(scratch), trace)
     try:
-        return summary_line(summary), _divided(decision_ns_B, trace, asked, projects)
+        slices = _divided(decision_times(packets), trace, asked, projects)
+        measure(packets, trace, slices.protocol.pretrain_s)
+        return summary_line(summary), slices
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from None
 

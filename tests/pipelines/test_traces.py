@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import shutil
+import struct
 import subprocess
 from pathlib import Path
 
@@ -188,6 +189,24 @@ def test_the_decisions_are_divided_and_not_the_packets() -> None:
         _divided(silent_ns_B, "office", None, "small")
     with pytest.raises(ValueError, match="fewer than 8 packets, so no window"):
         _divided(np.array([], np.int64), "office", "teach", "small")
+
+
+def test_a_capture_whose_first_acks_come_too_late_is_refused(checkout: Path, tmp_path: Path) -> None:
+    ends = bytes((192, 0, 2, 1)), bytes((198, 51, 100, 1))
+    records = struct.pack("<IHHiIII", 0xA1B2C3D4, 2, 4, 0, 0, 65_535, 101)
+    for n in range(800):  # in 8 s; protocol `short` trains on 2.5
+        for source, destination, payload in ((*ends, 100), (*ends[::-1], 0))[: 2 if n > 300 else 1]:
+            ip = struct.pack(">BBHHHBBH4s4s", 0x45, 1, 40 + payload, 0, 0, 64, 6, 0, source, destination)
+            numbers = (1, 2, n * 100, 1) if payload else (2, 1, 1, n * 100)
+            tcp = struct.pack(">HHIIBBHHH", *numbers, 5 << 4, 0x10, 65_535, 0, 0)
+            records += struct.pack("<IIII", n // 100, n % 100 * 10_000, 40, 40 + payload) + ip + tcp
+    (tmp_path / "late.pcap").write_bytes(records)
+    before = contents(checkout)
+    with pytest.raises(
+        ValueError, match=r"late\.pcap: trace late: no latency is known in the time to train on"
+    ):
+        add_trace(tmp_path / "late.pcap", project=checkout)
+    assert contents(checkout) == before
 
 
 @pytest.mark.parametrize("name", ["off", "no", "2026-11-27", "2026-13-45", "1e3", "office"])
