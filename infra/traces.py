@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from feature_store.atomic import new_file
 from infra.dvc_command import call_dvc
@@ -202,23 +202,26 @@ def _forget(target: Path) -> None:
 
 
 def list_traces(*, project: Path | None = None) -> None:
-    """Print each trace of params.yaml: its file, its size, and where it comes from if it is not here."""
+    """Print each trace of params.yaml: its file, its size, and where it comes from if it is not here.
+
+    Raises:
+        ValueError: there is no params.yaml, or stage `extract` would refuse its traces.
+    """
+    from models.section import read
+    from pipelines.extract import ExtractParams
+
     root = project or Path.cwd()
-    params = load_yaml(root / "params.yaml")
+    projects = load_yaml(root / "params.yaml")["split"]["protocol"]
     rows = [("trace", "file", "size", "sender", "latency", "protocol")]
-    for name, entry in params["extract"]["traces"].items():
-        sender, protocol = (
-            entry["sender"] or "the heaviest",
-            entry.get("protocol") or params["split"]["protocol"],
-        )
-        rows.append((name, entry["file"], _size(root, entry), sender, entry["latency"], protocol))
+    for name, one in read(root / "params.yaml", ExtractParams).traces.items():
+        sender, protocol = one.sender or "the heaviest", one.protocol or projects
+        rows.append((name, one.file, _size(root / one.file), sender, one.latency, protocol))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:  # plain, so that no terminal's width cuts a path
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-def _size(root: Path, entry: dict[str, Any]) -> str:
-    path = root / entry["file"]
+def _size(path: Path) -> str:
     if path.is_file():
         return f"{path.stat().st_size / 1e6:,.1f} MB"
     if path.with_name(f"{path.name}.dvc").is_file():

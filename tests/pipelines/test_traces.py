@@ -223,6 +223,13 @@ def test_a_sender_that_is_not_in_it_is_refused(checkout: Path, capture: Path) ->
     assert contents(checkout) == before
 
 
+def test_an_entry_that_lacks_something_is_named(checkout: Path) -> None:
+    path = checkout / "params.yaml"
+    path.write_text(path.read_text().replace("dumbbell-2.pcap, sender: null,", "dumbbell-2.pcap,"))
+    with pytest.raises(ValueError, match=r"parameter extract\.traces\.dumbbell-2\.sender is missing"):
+        list_traces(project=checkout)
+
+
 def test_outside_a_project_it_says_so(capture: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"params\.yaml: no such file; run this in the project's folder"):
         add_trace(capture, project=tmp_path)
