@@ -20,7 +20,7 @@ from feature_store.state import state_dir
 from infra.cli_choices import check_folder
 from infra.dvc_command import call_dvc, run_dvc
 from infra.traces import TRACES, check_name
-from pipelines.params.document import load_yaml, save_yaml, trace_entry
+from pipelines.params.document import load_yaml, save_yaml, trace_entry, trace_key
 from pipelines.params.override import override
 
 PROJECT: Final = Path(__file__).resolve().parent.parent
@@ -110,11 +110,12 @@ def study_params(params: Any, study: Study) -> Any:
     enough_s = least.pretrain_s + SIMULATED_ROUNDS * least.test_s + 2  # flows start in the first second
     params["simulate"]["duration_s"] = max(params["simulate"]["duration_s"], round(enough_s))
     override(params, study.protocol, study.overrides)
-    check(json.loads(json.dumps({name: params[name] for name in params if name != "extract"})))
+    own = {name: params[name] for name in params if name != "extract"}
+    check(json.loads(json.dumps(own, default=str)))  # a date is no JSON, and no parameter
 
     if study.captures:
         entries = {
-            name: trace_entry(str(TRACES / path.name), latency=study.latency)
+            trace_key(name): trace_entry(str(TRACES / path.name), latency=study.latency)
             for name, path in study.captures.items()
         }
     else:
@@ -145,7 +146,7 @@ def _named(captures: list[Path]) -> dict[str, Path]:
     for path in captures:
         if not path.is_file():
             raise ValueError(f"{path}: no such capture")
-        name = check_name(trace_name(path))
+        name = check_name(trace_name(path), "rename the capture")
         if name in named:
             raise ValueError(f"{path} and {named[name]} would both be trace {name!r}; rename one")
         named[name] = path

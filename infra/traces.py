@@ -9,11 +9,11 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from feature_store.atomic import new_file
 from infra.dvc_command import call_dvc
-from pipelines.params.document import load_yaml, save_yaml, trace_entry
+from pipelines.params.document import load_yaml, save_yaml, trace_entry, trace_key
 
 if TYPE_CHECKING:
     import numpy as np
@@ -76,7 +76,7 @@ def add_trace(
     print(line)
     _version(file, target, root)
     try:
-        traces[trace] = trace_entry(target.relative_to(root).as_posix(), sender, latency, own)
+        traces[trace_key(trace)] = trace_entry(target.relative_to(root).as_posix(), sender, latency, own)
         save_yaml(params_path, params)
     except BaseException:
         _forget(target)
@@ -122,8 +122,8 @@ def simulate_trace(output: Path, *, seed: int, seconds: float) -> int:
         return run_extract([capture], output, sender=None, latency="acks", as_json=False)
 
 
-def check_name(name: str) -> str:
-    """Return `name` if it can name a trace.
+def check_name(name: str, instead: str = "choose one with --name") -> str:
+    """Return `name` if it can name a trace; `instead` says what else to do.
 
     Raises:
         ValueError: it cannot.
@@ -132,7 +132,7 @@ def check_name(name: str) -> str:
     if not NAME_PATTERN.fullmatch(name):
         raise ValueError(
             f"{name!r} cannot name a trace: letters, digits, `.`, `_` and `-`, and first a letter or digit; "
-            "choose one with --name"
+            f"{instead}"
         )
     return name
 
@@ -144,8 +144,8 @@ def _check(
     from rich.console import Console
 
     from feature_store.packets.extract import Job, extract_trace, summary_line
-    from feature_store.packets.schema import scan_packets
     from models.forecasters.forecaster import decision_times
+    from pipelines.windows import measure, read_trace
 
     with tempfile.TemporaryDirectory(prefix="swiftqueue-") as scratch:
         with Console(stderr=True).status(f"reading {file.name}"):
@@ -154,9 +154,11 @@ def _check(
             raise ValueError(
                 f"{file}: no packet's latency can be known from it; is it from the sender's side?"
             )
-        decision_ns_B = decision_times(scan_packets(Path(scratch), trace).select("sent_ns").collect())
+        packets = read_trace(Path(scratch), trace)
     try:
-        return summary_line(summary), _divided(decision_ns_B, trace, asked, projects)
+        slices = _divided(decision_times(packets), trace, asked, projects)
+        measure(packets, trace, slices.protocol.pretrain_s)
+        return summary_line(summary), slices
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from None
 
@@ -200,23 +202,26 @@ def _forget(target: Path) -> None:
 
 
 def list_traces(*, project: Path | None = None) -> None:
-    """Print each trace of params.yaml: its file, its size, and where it comes from if it is not here."""
+    """Print each trace of params.yaml: its file, its size, and where it comes from if it is not here.
+
+    Raises:
+        ValueError: there is no params.yaml, or stage `extract` would refuse its traces.
+    """
+    from models.section import read
+    from pipelines.extract import ExtractParams
+
     root = project or Path.cwd()
-    params = load_yaml(root / "params.yaml")
+    projects = load_yaml(root / "params.yaml")["split"]["protocol"]
     rows = [("trace", "file", "size", "sender", "latency", "protocol")]
-    for name, entry in params["extract"]["traces"].items():
-        sender, protocol = (
-            entry["sender"] or "the heaviest",
-            entry.get("protocol") or params["split"]["protocol"],
-        )
-        rows.append((name, entry["file"], _size(root, entry), sender, entry["latency"], protocol))
+    for name, one in read(root / "params.yaml", ExtractParams).traces.items():
+        sender, protocol = one.sender or "the heaviest", one.protocol or projects
+        rows.append((name, one.file, _size(root / one.file), sender, one.latency, protocol))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:  # plain, so that no terminal's width cuts a path
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-def _size(root: Path, entry: dict[str, Any]) -> str:
-    path = root / entry["file"]
+def _size(path: Path) -> str:
     if path.is_file():
         return f"{path.stat().st_size / 1e6:,.1f} MB"
     if path.with_name(f"{path.name}.dvc").is_file():

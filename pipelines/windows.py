@@ -92,8 +92,8 @@ def measure(packets: pl.DataFrame, trace: str, pretrain_s: float = math.inf) -> 
         )
     try:
         return fw.bdp_packets(packets)
-    except ValueError as error:
-        raise ValueError(f"trace {trace}: {error}") from error
+    except ValueError:
+        raise ValueError(f"trace {trace}: no latency is known in the time to train on") from None
 
 
 def candidate_features(

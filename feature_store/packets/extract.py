@@ -18,7 +18,7 @@ from feature_store.atomic import new_folder
 from feature_store.packets import pcaplib
 from feature_store.packets.captures import CaptureFile, say
 from feature_store.packets.rare import address_bytes, address_text
-from feature_store.packets.sender_clock import sender_tick_ns
+from feature_store.packets.sender_clock import NoClockError, sender_tick_ns
 from feature_store.packets.table_writer import TraceWriter
 
 SHARP_NS: Final = 20_000_000  # a sharp change: latencies of successive packets differ by 20 ms ...
@@ -73,6 +73,17 @@ def extract_trace(job: Job, output: Path, progress: Callable[[int], None] = lamb
             return _Pass(job, plan).run(output, progress)
         except _WrongPlanError as wrong:
             plan = wrong.args[0]
+        except NoClockError:
+            if plan.sender:
+                raise
+            plan = _Plan(_heaviest(job.capture))  # the guess was of the first records
+
+
+def _heaviest(capture: Path) -> bytes | None:
+    traffic = pcaplib.Traffic()
+    for segments in CaptureFile(capture):
+        traffic.add(segments)
+    return traffic.heaviest()
 
 
 class _Pass:

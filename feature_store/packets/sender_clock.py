@@ -29,11 +29,15 @@ TICKS_NS: Final = (
 ENOUGH_NS: Final = 2_000_000_000  # a flow this long tells ticks of 1, 2 and 4 ms apart in spite of queueing
 
 
+class NoClockError(ValueError):
+    """A sender's segments carry no timestamps, or they never move."""
+
+
 def sender_tick_ns(capture: Path, sender: bytes) -> int:
     """Return what one count of TSval is worth, from the longest flow at the head of a capture.
 
     Raises:
-        ValueError: the sender's segments carry no timestamps, or they never move.
+        NoClockError: there is none.
 
     """
     first: dict[bytes, tuple[int, int]] = {}  # flow: capture time and TSval of its first segment
@@ -65,7 +69,7 @@ def sender_tick_ns(capture: Path, sender: bytes) -> int:
         if span_ns >= ENOUGH_NS:
             break
     if not ticks:
-        raise ValueError(
+        raise NoClockError(
             f"{capture}: {address_text(sender)} sends no running TCP timestamps, which `--latency "
             "timestamps` needs; use `--latency acks` on a capture made at the sender"
         )

@@ -10,18 +10,31 @@ from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.representer import RoundTripRepresenter
+from ruamel.yaml.scalarstring import SingleQuotedScalarString
+from yaml import ScalarNode as StagesScalar
+from yaml.resolver import Resolver
 
 from feature_store.atomic import new_file
 
 
 class _Representer(RoundTripRepresenter):
-    """Writes None as `null`, as the project's files spell it."""
+    """Writes None as `null`, as the project's files spell it, and numbers for the stages too.
+
+    DVC reads YAML 1.2, the stages YAML 1.1: there `1e-05` is a word, and `off` is none.
+    """
 
     def represent_null(self, _: None) -> ScalarNode:
         return self.represent_scalar("tag:yaml.org,2002:null", "null")
 
+    def represent_float(self, number: float) -> ScalarNode:
+        node: ScalarNode = super().represent_float(number)
+        if "." not in node.value:
+            node.value = node.value.replace("e", ".0e")
+        return node
+
 
 _Representer.add_representer(type(None), _Representer.represent_null)
+_Representer.add_representer(float, _Representer.represent_float)
 
 
 def _yaml() -> YAML:
@@ -49,14 +62,14 @@ def load_yaml(path: Path) -> Any:
 
 
 def parse_value(text: str) -> Any:
-    """Read one YAML value, as `--set` takes it.
+    """Read one YAML value, as `--set` takes it; its spelling is lost.
 
     Raises:
         ValueError: it is no YAML.
 
     """
     try:
-        return _yaml().load(text)
+        return YAML(typ="safe", pure=True).load(text)
     except YAMLError:
         raise ValueError(f"{text!r} is no YAML value") from None
 
@@ -65,6 +78,12 @@ def save_yaml(path: Path, document: Any) -> None:
     """Write a YAML file whole or not at all."""
     with new_file(path) as partial:
         _yaml().dump(document, partial)
+
+
+def trace_key(name: str) -> str:
+    """Return a trace's name as a key that is quoted where the stages would take it for another value."""
+    tag = Resolver().resolve(StagesScalar, name, (True, False))  # type: ignore[no-untyped-call]
+    return name if tag == "tag:yaml.org,2002:str" else SingleQuotedScalarString(name)
 
 
 def trace_entry(

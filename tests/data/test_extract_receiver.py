@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from feature_store.packets import captures
 from feature_store.packets.extract import Job, extract_trace
 from feature_store.packets.schema import scan_packets
 
@@ -87,6 +88,20 @@ def test_a_capture_made_at_the_receiver_is_recognised(
     assert "--latency timestamps" in said
     extract_trace(Job(tmp_path / "away.pcap", "away", latency="timestamps"), tmp_path / "timestamps")
     assert "WARNING" not in capsys.readouterr().err
+
+
+def test_who_seems_to_send_most_at_first_needs_no_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capture = tmp_path / "away.pcap"
+    write_transfer(capture, MS, MS, 0, packets=500)
+    whole = capture.read_bytes()
+    ip = struct.pack(">BBHHHBBH4s4s", 0x45, 1, 140, 0, 0, 64, 6, 0, bytes((203, 0, 113, 1)), RECEIVER)
+    upload = ip + struct.pack(">HHIIBBHHH", 1, 2, 0, 0, 5 << 4, 0x10, 65_535, 0, 0)  # no timestamps
+    capture.write_bytes(whole[:24] + record(START_NS, upload, 100) * 10 + whole[24:])
+    monkeypatch.setattr(captures, "BATCH", 10)
+    summary = extract_trace(Job(capture, "away", latency="timestamps"), tmp_path)
+    assert summary["data_packets"] == 500
 
 
 @pytest.mark.parametrize("sender_tick_ms", [1, 4])

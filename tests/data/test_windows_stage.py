@@ -179,7 +179,7 @@ def test_a_trace_without_acks_is_named(tmp_path: Path) -> None:
         acked_ns=pl.lit(None, pl.Int64), latency_us=pl.lit(None, pl.Float32)
     )
     write_table(tmp_path / "packets", table)
-    with pytest.raises(ValueError, match="trace mute: no packet has a known latency"):
+    with pytest.raises(ValueError, match="trace mute: no latency is known in the time to train on"):
         stage.make_windows(tmp_path / "packets", tmp_path / "out", stage.WindowsParams(**PARAMS))
 
 

@@ -14,8 +14,12 @@ from hypothesis import strategies as st
 
 from feature_store.packets.schema import scan_packets
 from infra.study import PROJECT, Study, run_study, study_params
+from models.registry.register_params import RegisterParams
+from models.section import read
+from models.training.finetuning import FinetuneParams
 from models.training.protocol import PROTOCOLS
-from pipelines.params.document import load_yaml
+from pipelines.extract import ExtractParams
+from pipelines.params.document import load_yaml, save_yaml
 from pipelines.simulate import SimulateParams, simulate
 from pipelines.simulators import build_simulator
 
@@ -43,6 +47,23 @@ def test_overrides_reach_their_parameters() -> None:
     assert params["pretrain"]["noam_factor"] == 2
 
 
+def test_stages_read_what_a_study_writes(tmp_path: Path) -> None:
+    """They read YAML 1.1, and what writes their file YAML 1.2."""
+    numbers = {"1e-4": 1e-4, "1e-05": 1e-5, "0.00001": 1e-5, "2E-3": 2e-3}
+    for text, number in numbers.items():
+        params = params_of(
+            "small",
+            f"finetune.learning_rate={text}",
+            "finetune.epochs=010",
+            captures={"off": Path("off.pcap")},
+        )
+        save_yaml(tmp_path / "params.yaml", params)
+        assert read(tmp_path / "params.yaml", FinetuneParams).learning_rate == number
+        assert read(tmp_path / "params.yaml", FinetuneParams).epochs == 10
+        assert list(read(tmp_path / "params.yaml", ExtractParams).traces) == ["off"]
+        assert read(tmp_path / "params.yaml", RegisterParams).trace == "off"
+
+
 @pytest.mark.slow
 @settings(max_examples=30)  # each reads params.yaml
 @given(
@@ -68,6 +89,7 @@ def test_an_override_changes_its_own_key_or_is_refused(section: str, key: str) -
         ("pretrain.epochs=many", "pretrain.epochs is 'many'; it must be a whole number"),
         ("simulate.seeds=3", "simulate.seeds is 3; it must be a list"),
         ("simulate.seeds=[0]", "simulate.seeds.0 is 0"),
+        ("simulate.seeds=2026-11-27", "simulate.seeds is '2026-11-27'; it must be a list"),
         ("simulate.rtt_ms=0", "simulate.rtt_ms is 0"),
         ("simulate.duration_s=12", "protocol 'small' needs at least 35 s"),
         ("pretrain.epochs=[1", "no YAML value"),
@@ -112,6 +134,9 @@ def test_bad_folders_and_captures_stop_before_anything_runs(tmp_path: Path) -> N
         attempt("full", [])
     with pytest.raises(ValueError, match=r"nowhere\.pcap: no such capture"):
         attempt("new", [tmp_path / "nowhere.pcap"])
+    (tmp_path / "my office.pcap").touch()
+    with pytest.raises(ValueError, match=r"'my office' cannot name a trace.*; rename the capture$"):
+        attempt("new", [tmp_path / "my office.pcap"])
     with pytest.raises(ValueError, match="would both be trace 'same'"):
         attempt("new", twice)
     with pytest.raises(ValueError, match="protocol 'long' is unknown"):

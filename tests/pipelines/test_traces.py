@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import shutil
+import struct
 import subprocess
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import yaml
 
 from infra.traces import _divided, add_trace, check_name, list_traces
 from pipelines.extract import ExtractParams
-from pipelines.params.document import load_yaml, parse_value, save_yaml
+from pipelines.params.document import load_yaml, parse_value, save_yaml, trace_key
 from pipelines.simulate import SimulateParams, simulate
 from pipelines.simulators import build_simulator
 
@@ -190,11 +191,43 @@ def test_the_decisions_are_divided_and_not_the_packets() -> None:
         _divided(np.array([], np.int64), "office", "teach", "small")
 
 
+def test_a_capture_whose_first_acks_come_too_late_is_refused(checkout: Path, tmp_path: Path) -> None:
+    ends = bytes((192, 0, 2, 1)), bytes((198, 51, 100, 1))
+    records = struct.pack("<IHHiIII", 0xA1B2C3D4, 2, 4, 0, 0, 65_535, 101)
+    for n in range(800):  # in 8 s; protocol `short` trains on 2.5
+        for source, destination, payload in ((*ends, 100), (*ends[::-1], 0))[: 2 if n > 300 else 1]:
+            ip = struct.pack(">BBHHHBBH4s4s", 0x45, 1, 40 + payload, 0, 0, 64, 6, 0, source, destination)
+            numbers = (1, 2, n * 100, 1) if payload else (2, 1, 1, n * 100)
+            tcp = struct.pack(">HHIIBBHHH", *numbers, 5 << 4, 0x10, 65_535, 0, 0)
+            records += struct.pack("<IIII", n // 100, n % 100 * 10_000, 40, 40 + payload) + ip + tcp
+    (tmp_path / "late.pcap").write_bytes(records)
+    before = contents(checkout)
+    with pytest.raises(
+        ValueError, match=r"late\.pcap: trace late: no latency is known in the time to train on"
+    ):
+        add_trace(tmp_path / "late.pcap", project=checkout)
+    assert contents(checkout) == before
+
+
+@pytest.mark.parametrize("name", ["off", "no", "2026-11-27", "2026-13-45", "1e3", "office"])
+def test_a_name_is_the_same_to_dvc_and_to_stages(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    save_yaml(path, {trace_key(name): 1})
+    assert list(yaml.safe_load(path.read_text())) == list(load_yaml(path)) == [name]
+
+
 def test_a_sender_that_is_not_in_it_is_refused(checkout: Path, capture: Path) -> None:
     before = contents(checkout)
     with pytest.raises(ValueError, match=r"192\.0\.2\.1"):
         add_trace(capture, sender="192.0.2.1", project=checkout)
     assert contents(checkout) == before
+
+
+def test_an_entry_that_lacks_something_is_named(checkout: Path) -> None:
+    path = checkout / "params.yaml"
+    path.write_text(path.read_text().replace("dumbbell-2.pcap, sender: null,", "dumbbell-2.pcap,"))
+    with pytest.raises(ValueError, match=r"parameter extract\.traces\.dumbbell-2\.sender is missing"):
+        list_traces(project=checkout)
 
 
 def test_outside_a_project_it_says_so(capture: Path, tmp_path: Path) -> None:
