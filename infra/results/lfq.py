@@ -29,9 +29,9 @@ MANY = "lfq-flows"
 COLUMNS = ("goodput_mbps", "queue_max", "queue_mean")
 
 
-def of_400(runs: pl.DataFrame, window: int = 1) -> list[str]:
+def of_400(runs: pl.DataFrame) -> list[str]:
     """Every rule: throughput and queue over the grid, intervals over its groups."""
-    rows = runs.filter(pl.col("study") == LFQ_TABLE, pl.col("initial_window") == window)
+    rows = runs.filter(pl.col("study") == LFQ_TABLE, pl.col("initial_window") == 1)
     names = [
         "rule",
         "runs",
