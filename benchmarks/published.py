@@ -34,8 +34,10 @@ def load(path: Path) -> dict[str, Published]:
     """Return what is published, by the benchmark's name.
 
     Raises:
-        ValueError: the file is damaged, or has other keys.
+        ValueError: the file is not here (the command runs in another folder), is damaged, or has other keys.
     """
+    if not path.is_file():
+        raise ValueError(f"{path} is not here: run this in the project's folder")
     try:
         found = json.loads(path.read_text())
         return {
@@ -50,10 +52,8 @@ def publish(name: str, rows: Sequence[Row], path: Path = FILE) -> None:
     """Put a benchmark's rows into the file, in the place of those that it had.
 
     Raises:
-        ValueError: the file is not there (the command runs in another folder) or damaged.
+        ValueError: as `load`.
     """
-    if not path.is_file():
-        raise ValueError(f"{path} is not here: run this in the project's folder")
     new = Published(**origin(), remark="", rows=list(rows))
     entries = {**load(path), name: new}
     text = json.dumps({key: asdict(entries[key]) for key in sorted(entries)}, indent=1)

@@ -135,6 +135,7 @@ def forecasts(
     """
     if wrong := [each for each in truth or [] if "=" not in each]:
         raise ValueError(f"--truth {wrong[0]}: it must be TRACE=FILE")
+    check_folder(output, "forecasts")
     from infra.forecasts import run_forecasts
     from models.section import read
     from models.sharp import change_of
@@ -186,6 +187,7 @@ def tune(
     """
     from infra.tuning import tune as search
 
+    check_folder(output, "tune")
     search(
         packets,
         output,
@@ -228,6 +230,7 @@ def paper(
     from infra.paper.exhibits import FULL, SMALL
     from infra.paper.run import run_paper
 
+    check_folder(output, "paper")
     form = SMALL if small else FULL
     form = replace(form, seeds=seeds or form.seeds)
     sys.exit(run_paper(exhibits or [], output, form, sections))
@@ -298,7 +301,7 @@ def draw_results(
         Path | None, typer.Option(help="publish two seconds of what `replay` recorded first", metavar="FILE")
     ] = None,
     rates: Annotated[
-        Path | None, typer.Option(help="publish what `rate study` or `feedback` wrote first", metavar="FILE")
+        Path | None, typer.Option(help="publish what `rate` study, feedback, exchange or plain wrote first")
     ] = None,
     paper: Annotated[
         Path | None, typer.Option(help="publish the rows of `paper` first", metavar="FILE")
@@ -315,12 +318,14 @@ def draw_results(
 
     Example: swiftqueue results --scores late-packets data/evaluation/report/scores.json
     """
+    from benchmarks import published
     from infra.results import evaluations, forecasters, lfq_traces, replayed
     from infra.results import paper as paper_rows
     from infra.results import rates as rate_studies
     from infra.results import tuning as searches
     from infra.results.pages import rewrite
 
+    published.load(published.FILE)  # before anything is published in another folder
     if scores:
         evaluations.take(*scores)
     if forecasts:

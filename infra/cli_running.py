@@ -148,7 +148,7 @@ def units(
 
     # Else the unit would fail at boot, where nobody reads why.
     commands = typer.main.get_group(running_app)
-    up_live = commands.commands["up"].make_context("up --live", ["--live", *context.args])
+    up_live = commands.commands["up"].make_context("swiftqueue up --live", ["--live", *context.args])
     _check_live(cast(typer.Context, up_live))  # typer's name for its own
     print(f"{write_unit(memory, context.args)} is written; to start it, now and at boot:")
     print(
@@ -256,7 +256,7 @@ def schedule(
 
 @running_app.command()
 def replay(
-    trace: Annotated[str, typer.Argument(help="trace name from params.yaml, or a packet-table folder")],
+    trace: Annotated[str, typer.Argument(help="trace of data/packets, or a packet-table folder")],
     speed: Annotated[float, typer.Option(help="times real time; 0 is as fast as possible")] = 1.0,
     deadline_us: Annotated[
         int, typer.Option(help="a batch is asked about this long before it is due")

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 
-def weight_file(path: Path, answer: float | None = None, alpha: float = 10) -> Path:
+def weight_file(path: Path, answer: float | None = None) -> Path:
     """Write one whose network always answers the same (hundreds of packets); None: as it was drawn."""
     import torch
 
@@ -25,4 +25,4 @@ def weight_file(path: Path, answer: float | None = None, alpha: float = 10) -> P
             last.bias.fill_(answer)
     everything = np.array([[-1e6] * INPUTS, [1e6] * INPUTS], np.float32)
     path.parent.mkdir(parents=True, exist_ok=True)
-    return network.save(path, made, everything, {"rule": "x", "alpha": alpha})
+    return network.save(path, made, everything, {"rule": "x", "alpha": 10})

@@ -91,9 +91,9 @@ def bottleneck_table(
     ).cast(dict(PACKET_SCHEMA))
 
 
-def uneven_table(packets: int, most_gap_ns: int, seed: int = 3) -> pl.DataFrame:
+def uneven_table(packets: int, most_gap_ns: int) -> pl.DataFrame:
     """Packets of three flows at an uneven pace, with ACKs 5 to 60 ms later, missing and without a latency."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(3)
     sent_ns = 10**9 + np.cumsum(rng.integers(0, most_gap_ns, packets))
     latency_us = rng.integers(5_000, 60_000, packets).astype(np.float32)
     flow = rng.integers(0, 3, packets)
@@ -133,8 +133,6 @@ def write_windows(
     folder: Path,
     tables: Iterable[pl.DataFrame],
     *,
-    tokens: int = 16,
-    visibility: tuple[str, ...] = ("acked",),
     protocol: Protocol = PROTOCOL,
     definition: Definition = WINDOW,
 ) -> Path:
@@ -143,8 +141,7 @@ def write_windows(
 
     for table in tables:
         write_table(folder / "packets", table)
-    sizes = {"tokens": tokens, "tokens_min": 16, "tokens_max": 256}
-    params = WindowsParams(visibility=list(visibility), **sizes)
+    params = WindowsParams(visibility=["acked"], tokens=16, tokens_min=16, tokens_max=256)
     make_windows(folder / "packets", folder / "windows", params, definition=definition)
     traces = {
         path.parent.name: divide(np.load(path), protocol, path.parent.name).as_json()

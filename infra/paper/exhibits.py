@@ -5,12 +5,12 @@ Numbers are those of its first version on arXiv; the later version's stand besid
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from infra.paper.asked import ACKED, LSTM, OURS, PREVIOUS, SHOWN, Asked
+from models.section import near
 from models.training.protocol import PAPER, Protocol
 
 TREES: Final = "paper-xgboost"  # sections of forecasters.yaml
@@ -240,9 +240,7 @@ def chosen(names: Sequence[str]) -> list[Exhibit]:
     """
     known = {each.name: each for each in EXHIBITS}
     if wrong := [name for name in names if name not in known]:
-        close = difflib.get_close_matches(wrong[0], known, 1)
-        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
-        raise ValueError(f"the paper has no exhibit {wrong[0]!r}; {hint}")
+        raise ValueError(f"the paper has no exhibit {wrong[0]!r}; {near(wrong[0], list(known))}")
     return [known[name] for name in names] or list(EXHIBITS)
 
 

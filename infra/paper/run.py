@@ -171,7 +171,6 @@ def _compute(works: Mapping[Asked, Work], files: Mapping[Asked, Path]) -> int:
             say(f"{asked.words()}: {str(cause).splitlines()[0]}")
             failed += 1
             continue
-        files[asked].parent.mkdir(parents=True, exist_ok=True)
         write_file(files[asked], json.dumps(found, allow_nan=False) + "\n")
         say(f"{total - len(running)} of {total}: {asked.words()}: {_shown(found)}")
     return failed

@@ -6,7 +6,6 @@ by the rule of `verdicts.py`. Runs are the laboratory's, so they are resumed and
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from laboratory.report.measures import QUEUEING_P99
 from laboratory.report.tables import NONE, head_of, row_of
 from laboratory.runs import results
 from laboratory.scenarios.files import load, path_of
+from models.section import near
 
 SMALL_S: Final = 30.0
 CONTROLS: Final = ("default", "model")
@@ -89,9 +89,7 @@ def chosen(names: Sequence[str]) -> dict[str, Waits]:
         ValueError: there is none of a name.
     """
     if wrong := [name for name in names if name not in EXHIBITS]:
-        close = difflib.get_close_matches(wrong[0], EXHIBITS, 1)
-        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(EXHIBITS)}"
-        raise ValueError(f"the paper has no wait {wrong[0]!r}; {hint}")
+        raise ValueError(f"the paper has no wait {wrong[0]!r}; {near(wrong[0], list(EXHIBITS))}")
     return {name: EXHIBITS[name] for name in names or EXHIBITS}
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from benchmarks.published import check, entries_of, origin
 from feature_store.atomic import write_file
-from infra.paper.answers import MEDIAN_MS, Rows, answers
+from infra.paper.answers import MEDIAN_MS, Rows, answers, f1
 from infra.paper.asked import OURS, SHOWN
 from infra.paper.exhibits import EXHIBITS, FORMS, Exhibit, Form, command
 from infra.paper.verdicts import NOT_RUN, Answer, verdict
@@ -161,7 +161,7 @@ def _figures(one: Shown) -> list[str]:
     if exhibit.name == "table-1":
         return _of_traces(one)
     if exhibit.name == "figure-16":
-        found = ((f"{every:g}", rows.values(SHOWN, OURS, _f1, every)) for every in one.form.every)
+        found = ((f"{every:g}", rows.values(SHOWN, OURS, f1, every)) for every in one.form.every)
         return _in_one_line("fine-tuned every … test slices", found)
     if exhibit.name == "figure-17":
         sizes = rows.of(SHOWN, OURS)[0]["batches"]
@@ -198,10 +198,6 @@ def scored(one: Shown, trace: str, method: str) -> dict[int, float]:
 
 def _mean(found: Estimate | None) -> str:
     return lab.NONE if found is None else f"{found.mean:.{DIGITS}f}"
-
-
-def _f1(row: Mapping[str, Any]) -> float | None:
-    return row["tuned"]["f1_truth_change"]  # type: ignore[no-any-return]
 
 
 def _in_one_line(what: str, found: Iterator[tuple[str, Mapping[int, float]]]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The published studies of rate forecasts: what `swiftqueue rate study`, `feedback` and `exchange` wrote."""
+"""The published studies of rate forecasts, as `swiftqueue rate` study, feedback, exchange and plain wrote."""
 
 from __future__ import annotations
 

@@ -45,10 +45,10 @@ from feature_store.telemetry.sessions import (
 from feature_store.telemetry.tables import read_part
 
 
-def expected(packets: pl.DataFrame, sender: str = "a") -> pl.DataFrame:
+def expected(packets: pl.DataFrame) -> pl.DataFrame:
     """The table as telemetry knows it: an ACK without a latency is Karn's, loss is unknown."""
     return packets.with_columns(
-        trace=pl.lit(sender),
+        trace=pl.lit("a"),
         retransmitted=pl.col("acked_ns").is_not_null() & pl.col("latency_us").is_null(),
         lost=pl.lit(value=False),
     )

@@ -38,16 +38,16 @@ def packets_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run_main(packets_dir: Path, output: Path, params: dict[str, Any]) -> None:
+def run_main(packets_dir: Path, output: Path) -> None:
     path = output.parent / "params.yaml"
-    path.write_text(yaml.safe_dump({"windows": params, "split": {"protocol": "short"}}))
+    path.write_text(yaml.safe_dump({"windows": PARAMS, "split": {"protocol": "short"}}))
     stage.main(path, packets_dir, output)
 
 
 def test_stage_writes_windows_targets_features_and_split(
     packets_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run_main(packets_dir, tmp_path / "out", PARAMS)
+    run_main(packets_dir, tmp_path / "out")
     assert "a: 12" in capsys.readouterr().out
     meta = json.loads((tmp_path / "out" / "meta.json").read_text())
     assert meta["schema_hash"] == schema_hash()
@@ -78,7 +78,7 @@ def test_stage_writes_windows_targets_features_and_split(
 
 
 def test_features_are_the_candidates_of_the_windows(packets_dir: Path, tmp_path: Path) -> None:
-    run_main(packets_dir, tmp_path / "out", PARAMS)
+    run_main(packets_dir, tmp_path / "out")
     features = pl.read_parquet(tmp_path / "out" / "a" / "features.parquet")
     x_BHF = np.load(tmp_path / "out" / "a" / "x_acked.npy")[:, -HORIZON:]
     assert features["packet"].to_list() == list(range(features.height))
@@ -115,7 +115,7 @@ def test_only_the_training_slice_sizes_the_window(tmp_path: Path) -> None:
     sizes = {}
     for name, each in (("t", table), ("slower", slower)):
         write_table(tmp_path / name, each)
-        run_main(tmp_path / name, tmp_path / f"{name}-windows", PARAMS)
+        run_main(tmp_path / name, tmp_path / f"{name}-windows")
         meta = json.loads((tmp_path / f"{name}-windows" / "meta.json").read_text())
         sizes[name] = meta["tokens"], meta["traces"]["t"]["bdp_packets"]
     assert sizes["slower"] == sizes["t"]

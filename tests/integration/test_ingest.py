@@ -184,10 +184,10 @@ def ingest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ingest]:
             subprocess.run(["umount", "-l", store], check=True)
 
 
-def rows(first: int, packets: int = BATCH_PACKETS) -> list[dict[str, object]]:
-    """Events of `packets` packets, each acknowledged 1 ms after it was sent."""
+def rows(first: int) -> list[dict[str, object]]:
+    """Events of a batch's packets, each acknowledged 1 ms after it was sent."""
     made: list[dict[str, object]] = []
-    for packet in range(first, first + packets):
+    for packet in range(first, first + BATCH_PACKETS):
         at = 10**18 + packet * 2 * MS
         sent = {"size_bytes": 1500, "flow_id": packet % 3, "receiver_id": 0, "queue": packet % 2}
         made.append({"kind": SEND, "time_ns": at, "packet": packet, **sent})

@@ -46,14 +46,14 @@ def _set_right(good: int, registry) -> Iterator[None]:  # type: ignore[no-untype
     assert served() == good
 
 
-def version_of(make_artifact: Callable[..., Path], folder: Path, name: str, gate: str) -> int:
-    """A version of its own: the same network, told apart by a word in the description."""
+def version_of(make_artifact: Callable[..., Path], folder: Path, name: str) -> int:
+    """A version that the gate refused: the same network, told apart by a word in the description."""
     copy = folder / name
     shutil.copytree(make_artifact(2, onnx=True), copy)
     described = json.loads((copy / "model.json").read_text())
     described["protocol"]["name"] = name
     (copy / "model.json").write_text(json.dumps(described))
-    return add_version(copy, gate=gate)
+    return add_version(copy, gate="failed")
 
 
 def stored(version: int, name: str) -> Path:
@@ -135,7 +135,7 @@ def test_an_alias_on_a_refused_version_is_not_followed(  # type: ignore[no-untyp
     from serving.deploy.deployment import deploy_version, rollback_champion, serve_champion
 
     assert print_status() == 0
-    bad = version_of(make_artifact, tmp_path, forge.__name__, "failed")
+    bad = version_of(make_artifact, tmp_path, forge.__name__)
     forge(bad, good)
     registry.set_alias("champion", bad)
     capsys.readouterr()
@@ -212,7 +212,7 @@ def test_the_next_head_does_not_descend_from_a_refused_version(  # type: ignore[
     from models.training.finetuning import FinetuneParams
     from pipelines.live.rounds import RoundParams, Rounds
 
-    bad = version_of(make_artifact, tmp_path, "parent", "failed")
+    bad = version_of(make_artifact, tmp_path, "parent")
     says_passed(bad, good)
     registry.set_alias("champion", bad)
     begun: list[str] = []
@@ -236,7 +236,7 @@ def test_a_stage_run_does_not_make_a_refused_version_champion(  # type: ignore[n
     from models.registry.bars import NO_CHAMPION
     from models.registry.entering import champion_to_beat
 
-    bad = version_of(make_artifact, tmp_path, "stage", "failed")
+    bad = version_of(make_artifact, tmp_path, "stage")
     registry.set_alias("champion", bad)
     version, why = champion_to_beat(registry)
     assert version is None
@@ -420,7 +420,7 @@ def test_another_user_sets_no_alias(
     make_artifact: Callable[..., Path],
     tmp_path: Path,
 ) -> None:
-    bad = version_of(make_artifact, tmp_path, "nobody", "failed")
+    bad = version_of(make_artifact, tmp_path, "nobody")
     body = json.dumps({"name": "swiftqueue", "alias": "champion", "version": str(bad)})
     post = (
         "import urllib.request as u, urllib.error as e\n"

@@ -56,14 +56,14 @@ def linear(project: Path, **changes: object) -> MlpLoop:
     return MlpLoop(**{**own, "epochs": 2, "width": 16, **changes})
 
 
-def world(folder: Path, table: pl.DataFrame, events: int | None = 128, protocol: Any = PROTOCOL) -> WindowSet:
+def world(folder: Path, table: pl.DataFrame, events: int | None = 128) -> WindowSet:
     """Windows of one trace, by the stages' own functions."""
     name = str(table["trace"][0])
     if not (folder / "packets").exists():
         toy_world.write_table(folder / "packets", table)
     rows = {} if events is None else {"definition": EVENTS, "tokens": events + 8}
     make_windows(folder / "packets", folder / "windows", WindowsParams(**WINDOWS), **rows)
-    divided = divide(np.load(folder / "windows" / name / "decision_ns.npy"), protocol, name).as_json()
+    divided = divide(np.load(folder / "windows" / name / "decision_ns.npy"), PROTOCOL, name).as_json()
     (folder / "split.json").write_text(json.dumps({"traces": {name: divided}}))
     return load_windows(folder / "windows", folder / "split.json")
 

@@ -69,8 +69,8 @@ def pretrained(model: Predictor, windows: WindowSet, tmp_path_factory: pytest.Te
     return folder
 
 
-def some_examples(windows: WindowSet, round_index: int = 0) -> Examples:
-    examples = finetuning_examples(windows.trace("t0"), round_index)
+def some_examples(windows: WindowSet) -> Examples:
+    examples = finetuning_examples(windows.trace("t0"), 0)
     assert examples is not None
     return examples
 

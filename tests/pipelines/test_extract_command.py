@@ -28,10 +28,8 @@ KEYS = {
 }
 
 
-def run(
-    *names: str, output: Path, sender: str | None = None, latency: str = "acks", as_json: bool = False
-) -> int:
-    return run_extract([OWN / n for n in names], output, sender=sender, latency=latency, as_json=as_json)
+def run(*names: str, output: Path, sender: str | None = None, as_json: bool = False) -> int:
+    return run_extract([OWN / n for n in names], output, sender=sender, latency="acks", as_json=as_json)
 
 
 def tables(output: Path) -> list[str]:

@@ -24,8 +24,8 @@ from pipelines.simulate import SimulateParams, simulate
 from pipelines.simulators import build_simulator
 
 
-def params_of(protocol: str, *overrides: str, captures: dict[str, Path] | None = None) -> Any:
-    return study_params(load_yaml(PROJECT / "params.yaml"), Study(captures or {}, protocol, list(overrides)))
+def params_of(protocol: str, *overrides: str) -> Any:
+    return study_params(load_yaml(PROJECT / "params.yaml"), Study({}, protocol, list(overrides)))
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from cpp_suite import passed
 
 from infra.results import rate_feedback as page
 from laboratory import rate_feedback
@@ -39,10 +40,7 @@ def simulated(program: Path, folder: Path, **options: object) -> pl.DataFrame:
 @pytest.mark.slow
 def test_the_rules_one_by_one() -> None:
     """The C++ suite without a network: what is used, how much of it, and until when."""
-    suite = build_simulator(program="rate-feedback-test")
-    result = subprocess.run([suite], capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert result.stdout.count("PASS") == 4
+    assert passed("rate-feedback-test") == 4
 
 
 @pytest.mark.long

@@ -46,11 +46,6 @@ from models.networks.files import WEIGHTS_FILE
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def program() -> tuple[Path, str]:
-    return programs.build()
-
-
 @pytest.fixture
 def tiny(tmp_path: Path) -> Callable[..., str]:
     """Write a scenario of a few seconds on a slow link; keyword arguments replace its keys."""
@@ -83,7 +78,6 @@ def figures(output: Path, control: str) -> dict[str, Any]:
 @pytest.mark.long
 def test_every_control_is_run_resumed_and_reported(
     ray_cluster: None,
-    program: tuple[Path, str],
     tiny: Callable[..., str],
     make_artifact: Callable[..., Path],
     tmp_path: Path,
@@ -202,7 +196,6 @@ def test_a_run_is_explained_once_simulated(
 @pytest.mark.long
 def test_rows_alone_will_do_where_their_runs_are_not_at_hand(
     ray_cluster: None,
-    program: tuple[Path, str],
     tiny: Callable[..., str],
     make_artifact: Callable[..., Path],
     tmp_path: Path,
@@ -230,7 +223,6 @@ def test_rows_alone_will_do_where_their_runs_are_not_at_hand(
 
 def test_what_cannot_be_run_stands_in_the_results_with_the_reason(
     ray_cluster: None,
-    program: tuple[Path, str],
     tiny: Callable[..., str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -287,7 +279,7 @@ def test_a_scenario_of_another_disc_is_run_without_its_oracle(
 
 
 def test_points_left_out_stand_with_the_reason_until_they_are_run(
-    ray_cluster: None, program: tuple[Path, str], tiny: Callable[..., str], tmp_path: Path
+    ray_cluster: None, tiny: Callable[..., str], tmp_path: Path
 ) -> None:
     """Only what the pattern names is run; what was run before counts."""
     output = tmp_path / "lab"
@@ -304,7 +296,6 @@ def test_points_left_out_stand_with_the_reason_until_they_are_run(
 @pytest.mark.long
 def test_a_point_gets_further_seeds_only_until_its_change_is_settled(
     ray_cluster: None,
-    program: tuple[Path, str],
     tiny: Callable[..., str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -329,7 +320,7 @@ def test_a_point_gets_further_seeds_only_until_its_change_is_settled(
 
 @pytest.mark.long
 def test_controls_left_out_stand_with_the_reason_until_they_are_run(
-    ray_cluster: None, program: tuple[Path, str], tiny: Callable[..., str], tmp_path: Path
+    ray_cluster: None, tiny: Callable[..., str], tmp_path: Path
 ) -> None:
     output = tmp_path / "lab"
     request = Request([tiny(seconds=2, controls=["default", "no_l4s", "oracle"])])
@@ -350,7 +341,6 @@ def test_controls_left_out_stand_with_the_reason_until_they_are_run(
 
 @pytest.mark.long
 def test_the_head_is_tuned_during_the_run(
-    program: tuple[Path, str],
     tiny: Callable[..., str],
     make_artifact: Callable[..., Path],
     ray_cluster: None,
@@ -392,7 +382,7 @@ def other_cluster() -> Iterator[tuple[str, Path]]:
 
 @pytest.mark.long
 def test_the_same_command_uses_a_cluster(
-    other_cluster: tuple[str, Path], program: tuple[Path, str], tiny: Callable[..., str], tmp_path: Path
+    other_cluster: tuple[str, Path], tiny: Callable[..., str], tmp_path: Path
 ) -> None:
     """With RAY_ADDRESS the simulation is a child of that cluster's, not of one of the command's own."""
     address, folder = other_cluster
@@ -439,7 +429,7 @@ def _pause_simulations(output: Path, command: int) -> bool:
 
 @pytest.mark.long
 def test_a_killed_command_leaves_nothing_half_and_goes_on(
-    ray_cluster: None, program: tuple[Path, str], tiny: Callable[..., str], tmp_path: Path
+    ray_cluster: None, tiny: Callable[..., str], tmp_path: Path
 ) -> None:
     output = tmp_path / "lab"
     # a short run that is complete when the long one is killed
@@ -470,12 +460,12 @@ def test_a_killed_command_leaves_nothing_half_and_goes_on(
 
 
 def test_exploration_traces_explore_and_say_how(
-    ray_cluster: None, program: tuple[Path, str], tiny: Callable[..., str], tmp_path: Path
+    ray_cluster: None, tiny: Callable[..., str], tmp_path: Path
 ) -> None:
     """A trace per packet and one per burst; about the share that is said is moved."""
     wanted = {"share": 0.2, "burst_packets": [1, 8], "seconds": 4, "seeds": [1001]}
     scenario = load_scenario(Path(tiny(explore=wanted)))
-    traces = explore("tiny", scenario, *program, tmp_path / "lab")
+    traces = explore("tiny", scenario, *programs.build(), tmp_path / "lab")
     assert traces is not None
     bursts = set()
     for trace, run in traces["uncoupled"].items():

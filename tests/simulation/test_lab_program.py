@@ -19,6 +19,7 @@ import numpy as np
 import polars as pl
 import pytest
 import toy_world
+from cpp_suite import passed
 from waiting import wait_until
 
 from feature_store.packets.schema import read_packets, traces_in
@@ -33,8 +34,7 @@ Result = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def program(project: Path) -> Path:
-    """The laboratory, built."""
+def program() -> Path:
     return build_simulator(program="lab")
 
 
@@ -303,11 +303,7 @@ def test_controls_do_what_they_say(program: Path, tmp_path: Path) -> None:
 
 def test_the_oracle_predicts_what_a_dual_queue_does() -> None:
     """The C++ suite: how long a packet waits in a real DualPI2 while more arrives in the other queue."""
-    result = subprocess.run(
-        [build_simulator(program="oracle-wait-test")], capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert result.stdout.count("PASS") > 100
+    assert passed("oracle-wait-test") > 100
 
 
 @pytest.mark.long
@@ -315,11 +311,7 @@ def test_a_told_sender_corrects_what_its_model_forecasts(
     program: Path, project: Path, tmp_path: Path
 ) -> None:
     """The C++ suite has the shares and the correction; here what either kind of telling does to a run."""
-    suite = subprocess.run(
-        [build_simulator(program="told-shares-test")], capture_output=True, text=True, check=False
-    )
-    assert suite.returncode == 0, suite.stdout + suite.stderr
-    assert suite.stdout.count("PASS") == 1 + 4
+    assert passed("told-shares-test") == 1 + 4
     artifact, moved = project / "docs" / "laboratory" / "models" / "figure8" / "premise", {}
     for name, told in (
         ("untold", {}),

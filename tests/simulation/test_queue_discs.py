@@ -11,6 +11,7 @@ from typing import Any
 import polars as pl
 import pytest
 import yaml
+from cpp_suite import passed
 
 from benchmarks import queues
 from laboratory.command import Request, run_lab
@@ -48,10 +49,7 @@ def program() -> Path:
 @pytest.mark.long
 def test_rules_one_by_one() -> None:
     """The C++ suite without a network: weights, shares, thresholds, order, limits."""
-    suite = build_simulator(program="flow-queue-discs-test")
-    result = subprocess.run([suite], capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert result.stdout.count("PASS") == 13
+    assert passed("flow-queue-discs-test") == 13
 
 
 def simulate(program: Path, folder: Path, run: dict[str, Any]) -> dict[str, Any]:
@@ -114,9 +112,7 @@ def test_rates_of_a_link_are_followed(program: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_pages_and_a_call_have_their_table(
-    program: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_pages_and_a_call_have_their_table(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = scenario(tmp_path)
     assert run_lab(Request([str(path)]), tmp_path / "lab") == 0
     table = experience.load(tmp_path / "lab")
@@ -173,7 +169,7 @@ def test_decisions_out_of_range_are_counted(program: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.long
-def test_a_control_has_nothing_to_choose_without_l4s_flows(program: Path, tmp_path: Path) -> None:
+def test_a_control_has_nothing_to_choose_without_l4s_flows(tmp_path: Path) -> None:
     path = scenario(tmp_path, controls=["default", "random"])
     assert run_lab(Request([str(path)], seconds=6), tmp_path / "lab") == 0
     from laboratory.runs.results import load as load_results
@@ -203,7 +199,7 @@ def test_a_control_has_nothing_to_choose_without_l4s_flows(program: Path, tmp_pa
         ),
     ],
 )
-def test_a_disc_that_cannot_be(program: Path, tmp_path: Path, disc: object, says: str) -> None:
+def test_a_disc_that_cannot_be(tmp_path: Path, disc: object, says: str) -> None:
     axis = {"label": "", "points": {"one": {"set": {"bottlenecks.0.disc": disc}}}}
     path = scenario(tmp_path, axis=axis)
     with pytest.raises(ValueError, match=f"^{re.escape(says)}[^\n]*$"):

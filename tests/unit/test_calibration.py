@@ -23,21 +23,21 @@ LEVELS = (0.05, 0.25, 0.5, 0.9, 0.99)
 TARGET = Target("log", 10.0, 0.5)
 
 
-def network(levels: tuple[float, ...] = LEVELS) -> QueryMlp:
+def network() -> QueryMlp:
     torch.manual_seed(1)
     model = QueryMlp(
         [ScaledFeature("size_bytes", "bytes")],
         TARGET,
         MlpArchitecture(layers=1, width=8, dropout=0.0, anchor=None),
-        levels,
+        LEVELS,
     )
     return model.eval()  # type: ignore[no-any-return]
 
 
-def lesson(seed: int, decisions: int = 60) -> tuple[Encoded, np.ndarray]:
+def lesson(seed: int) -> tuple[Encoded, np.ndarray]:
     """What a head reads, and latencies that have to do with it; some are unknown."""
     random = np.random.default_rng(seed)
-    read_BHD = random.normal(size=(decisions, 8, 8)).astype(np.float32)
+    read_BHD = random.normal(size=(60, 8, 8)).astype(np.float32)
     came_BH = np.exp(10 + read_BHD[..., 0] + random.normal(size=read_BHD.shape[:2])).astype(np.float32)
     came_BH[random.random(came_BH.shape) < 0.2] = np.nan
     return Encoded(torch.from_numpy(read_BHD), torch.zeros(read_BHD.shape[:2])), came_BH

@@ -71,9 +71,9 @@ def test_a_packet_moves_only_where_its_gain_is_above_the_charge() -> None:
 LEVELS = (0.05, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
 
 
-def quantiles(medians_us: Sequence[float], width: float = 0.4) -> np.ndarray:
+def quantiles(medians_us: Sequence[float]) -> np.ndarray:
     """Log-normal quantiles (2, H, L) of a batch's packets, all alike: in the classic and the L4S queue."""
-    around = np.exp(width * np.array([NormalDist().inv_cdf(level) for level in LEVELS]))
+    around = np.exp(0.4 * np.array([NormalDist().inv_cdf(level) for level in LEVELS]))
     us_QL = np.array(medians_us)[:, None] * around
     return np.repeat(us_QL[:, None], 8, axis=1).astype(np.float32)
 

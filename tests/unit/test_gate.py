@@ -37,10 +37,10 @@ def scored(judging: world.Slice, head_KD: np.ndarray) -> Scored:
     return score(judging.predictions(head_KD), judging.held_out)
 
 
-def figures(average_precision: float | None, log_mae: float | None, n_late: int = 100) -> Scored:
+def figures(average_precision: float | None, log_mae: float | None) -> Scored:
     """Of a slice too short for an interval."""
     none_R = np.zeros(0)
-    return Scored(Figures(average_precision, log_mae, 1.0, 1000, n_late, 4, min(n_late, 5)), none_R, none_R)
+    return Scored(Figures(average_precision, log_mae, 1.0, 1000, 100, 4, 5), none_R, none_R)
 
 
 CHAMPION = figures(0.5, 0.2)

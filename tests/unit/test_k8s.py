@@ -403,13 +403,13 @@ def test_senders_reach_triton_by_a_certificate_and_do_not_control_it() -> None:
 # Pod Security and network ---------------------------------------------------------------------------
 
 
-def judged(level: str, pods_there: list[Object]) -> list[str]:
+def judged(pods_there: list[Object]) -> list[str]:
     """What the library of the API server's own admission says of pods."""
     program = TOOLS / "podsecurity"
     if not program.is_file():
         pytest.skip("podsecurity is not built (make setup-tests, with Go)")
     done = subprocess.run(
-        [program, level], input=json.dumps(pods_there), capture_output=True, text=True, check=False
+        [program, "restricted"], input=json.dumps(pods_there), capture_output=True, text=True, check=False
     )
     assert done.returncode in (0, 1), done.stderr
     return done.stdout.splitlines()
@@ -421,7 +421,7 @@ def as_pod(where: str, pod: Object) -> Object:
 
 
 def test_pods_are_what_restricted_asks_for() -> None:
-    assert judged("restricted", [as_pod(where, pod) for where, pod in PODS.items()]) == []
+    assert judged([as_pod(where, pod) for where, pod in PODS.items()]) == []
     assert (
         find("Namespace", "swiftqueue")["metadata"]["labels"]["pod-security.kubernetes.io/enforce"]
         == "restricted"
@@ -437,7 +437,7 @@ def test_a_pod_that_lacks_one_of_them_is_refused(key: str) -> None:
         broken = json.loads(json.dumps(as_pod(where, pod)))
         broken["spec"]["securityContext"].pop(key, None)
         broken["spec"]["containers"][0]["securityContext"].pop(key, None)
-        assert len(judged("restricted", [broken])) == 1, where
+        assert len(judged([broken])) == 1, where
 
 
 @pytest.mark.parametrize("where", CONTAINERS)
@@ -557,7 +557,7 @@ def test_the_example_of_a_sender_is_sound(version: str) -> None:
     namespace, deployment = EXAMPLE
     assert deployment["metadata"]["namespace"] == namespace["metadata"]["name"]
     assert namespace["metadata"]["labels"]["swiftqueue/senders"] == "true"
-    assert judged("restricted", [as_pod("sender", SENDER)]) == []
+    assert judged([as_pod("sender", SENDER)]) == []
 
 
 def test_the_agent_of_the_example_takes_its_options(project: Path) -> None:

@@ -36,21 +36,18 @@ def mine(folder: Path, **web: Any) -> Path:
     return path
 
 
-def drawing(pages: int) -> Pages:
-    return Pages(
+def test_pages_are_drawn_as_the_papers_are_and_the_same_for_the_same_seed() -> None:
+    drawing = Pages(
         kind="pages",
-        pages=pages,
+        pages=2000,
         first_s=10.0,
         every_s=5.0,
         objects=Lognormal(median=8.0, sigma=0.675, most=50),
         object_bytes=Lognormal(median=15_000.0, sigma=1.0, least=100, most=100_000),
     )
-
-
-def test_pages_are_drawn_as_the_papers_are_and_the_same_for_the_same_seed() -> None:
-    pages = drawn(drawing(2000), 1)
-    assert pages == drawn(drawing(2000), 1)
-    assert pages != drawn(drawing(2000), 2)
+    pages = drawn(drawing, 1)
+    assert pages == drawn(drawing, 1)
+    assert pages != drawn(drawing, 2)
     assert [page["start_s"] for page in pages[:3]] == [10, 15, 20]
     counts = np.array([len(page["bytes"]) for page in pages])
     assert counts.min() >= 1

@@ -270,9 +270,9 @@ def test_points_are_the_product_of_parts(small: dict[str, Any], tmp_path: Path) 
         "b, y": {"set": {"rtt_ms": 20}, "at": 2},
     }
 
-    def of(axis: object, name: str = "mine") -> list[Cell]:
+    def of(axis: object) -> list[Cell]:
         scenario = load(written(tmp_path, put(small, "axis", axis)))
-        return list(cells(name, scenario))
+        return list(cells("mine", scenario))
 
     assert of(parts) == of({"label": "l", "points": points})
     unnamed = parts | {"join": "; ", "parts": {"rtt": first, "rate": {"x": second["x"], "": second["y"]}}}

@@ -88,8 +88,8 @@ def data(ms: float, at: int, payload: int = 100, flow: int = 0, **rest: Any) -> 
     return Event("data", START_NS + round(ms * MS), flow, at, payload, **rest)
 
 
-def ack(ms: float, at: int, flow: int = 0) -> Event:
-    return Event("ack", START_NS + round(ms * MS), flow, at)
+def ack(ms: float, at: int) -> Event:
+    return Event("ack", START_NS + round(ms * MS), 0, at)
 
 
 def latencies_ms(rows: list[Row]) -> list[float | None]:

@@ -136,13 +136,13 @@ def test_pooled_changes_are_the_sum_of_the_traces() -> None:
     assert pooled["drops"]["recall"] == 0.5
 
 
-def random_slice(seed: int, windows: int = 300) -> tuple[Any, ...]:
+def random_slice(seed: int) -> tuple[Any, ...]:
     """Latencies with bursts of lateness, unknown ones among them, and last visible ones."""
     rng = np.random.default_rng(seed)
-    y = rng.choice([20_000.0, 25_000.0, 90_000.0], p=[0.6, 0.35, 0.05], size=(windows, 8))
+    y = rng.choice([20_000.0, 25_000.0, 90_000.0], p=[0.6, 0.35, 0.05], size=(300, 8))
     y[rng.random(y.shape) < 0.05] = np.nan
     last = rng.choice([0.0, 20_000.0, 30_000.0], p=[0.05, 0.5, 0.45], size=y.shape)
-    return y, last, np.arange(windows, dtype=np.int64) * 40_000_000
+    return y, last, np.arange(len(y), dtype=np.int64) * 40_000_000
 
 
 def scored_over_time(pred: Any, y: Any, last: Any, time_ns: Any, seed: int = 1) -> dict[str, Any]:
@@ -293,14 +293,14 @@ def test_the_thresholds_are_parameters_and_one_definition_serves_loss_and_scores
         change_of(path)
 
 
-def two_queues(seed: int, share: float = 0.05, seconds: int = 60) -> dict[str, Any]:
+def two_queues(seed: int) -> dict[str, Any]:
     """Waits of packets in either queue, in episodes; batches moved at random; a choice that is half right."""
     rng = np.random.default_rng(seed)
-    batches = seconds * 25
+    batches = 60 * 25
     longer = np.repeat(rng.random(batches // 25) < 0.4, 25)  # seconds: the L4S queue is the longer one
     l4s = rng.exponential(np.where(longer, 12e3, 3e3)[:, None], (batches, 8))
     classic = rng.exponential(np.where(longer, 4e3, 9e3)[:, None], (batches, 8))
-    moved = np.repeat(rng.random(batches) < share, 8)
+    moved = np.repeat(rng.random(batches) < 0.05, 8)
     chosen = np.repeat(longer ^ (rng.random(batches) < 0.3), 8)
     came = np.where(moved, classic.ravel(), l4s.ravel())
     came[rng.random(came.size) < 0.02] = np.nan

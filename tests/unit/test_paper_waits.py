@@ -12,10 +12,10 @@ from infra.paper.verdicts import NOT_RUN, NOT_SETTLED, REFUTED, REPRODUCED
 from laboratory.command import Request
 
 
-def rows(parts: dict[str, float], scenario: str = "paper-tcp", seeds: int = 5) -> list[dict[str, object]]:
+def rows(parts: dict[str, float], seeds: int = 5) -> list[dict[str, object]]:
     """The model's P99 as a part of default's, at points of an axis."""
     return [
-        run_row(control, seed, 10_000 * part * noise, scenario=scenario, point=point)
+        run_row(control, seed, 10_000 * part * noise, scenario="paper-tcp", point=point)
         for point, of_model in parts.items()
         for control, part in (("default", 1.0), ("model", of_model))
         for seed, noise in enumerate(NO_NOISE[:seeds], 1)

@@ -99,7 +99,20 @@ def test_a_benchmark_takes_the_place_of_its_old_figures(copy: Path) -> None:
     with pytest.raises(ValueError, match=r"bench\.json is damaged \(.*: restore it with git"):
         published.publish("swap", [ROW], path)
     with pytest.raises(ValueError, match=r"bench\.json is not here: run this in the project's folder"):
-        published.publish("swap", [ROW], copy / "no" / "bench.json")
+        published.load(copy / "no" / "bench.json")
+
+
+def test_nothing_is_published_outside_the_project(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from typer.testing import CliRunner
+
+    from infra.cli import app
+
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["results", "--tuning", str(project / FOLDER / "tuning.json")])
+    assert "run this in the project's folder" in str(done.exception)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_row_that_no_table_holds_becomes_a_list(copy: Path) -> None:

@@ -17,8 +17,8 @@ from models.training.loss import weighted_error
 LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
-def spread(shape: tuple[int, int] = (50, 8), seed: int = 1) -> Spread:
-    us = np.random.default_rng(seed).lognormal(10, 0.5, (*shape, len(LEVELS))).astype(np.float32)
+def spread() -> Spread:
+    us = np.random.default_rng(1).lognormal(10, 0.5, (50, 8, len(LEVELS))).astype(np.float32)
     return Spread(LEVELS, np.sort(us, -1))
 
 

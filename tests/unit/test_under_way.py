@@ -109,7 +109,7 @@ def test_what_is_missing_is_said_before_the_first_champion_is_made(
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        ("units --memory 12G --evry 60", "No such option: --evry"),
+        ("units --memory 12G --evry 60", "Try 'swiftqueue up --live --help'"),
         ("schedule --rounds -1", "for '--rounds'"),
         ("schedule --least-windows 0", "for '--least-windows'"),
         ("schedule --metrics-port 65536", "for '--metrics-port'"),
@@ -118,6 +118,9 @@ def test_what_is_missing_is_said_before_the_first_champion_is_made(
         ("udp echo --port -4", "for '--port'"),
         ("monitor picture --output x.png --minutes -3", "--minutes -3: must be above 0"),
         ("extract a.pcap -o README.md", "README.md is a file; extract needs a folder"),
+        ("forecasts -o README.md", "README.md is a file; forecasts needs a folder"),
+        ("tune -o README.md", "README.md is a file; tune needs a folder"),
+        ("paper -o README.md", "README.md is a file; paper needs a folder"),
         ("trace simulate README.md", "README.md is a file; a packet table needs a folder"),
         ("lab run figure8 --output README.md", "README.md is a file; the laboratory needs a folder"),
         ("lab run figure8 lfq-400", "lfq-400 runs alone"),
