@@ -109,13 +109,8 @@ def run_forecasts(
     wanted, every = variants(sections, only), variants(sections)
     if against not in read_all(sections):
         raise ValueError(f"--against {against}: there is no section of that name in {sections}")
-<<<<<<< HEAD
-=======
     if explored is not None and not 0 < explored < 1:
         raise ValueError(f"--explored {explored:g}: must be above 0, below 1")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda: PyTorch finds no GPU here; without the option a core computes")
->>>>>>> ce16222adbcd0522b94836633aa31a55f93943f7
     torch.set_num_threads(1)  # small networks lose by more, and seconds are of one core
     traces = [
         replace(trace, visibility=visibility, change=change, explored=explored)

@@ -31,11 +31,7 @@ COLUMNS = ("goodput_mbps", "queue_max", "queue_mean")
 
 def of_400(runs: pl.DataFrame) -> list[str]:
     """Every rule: throughput and queue over the grid, intervals over its groups."""
-<<<<<<< HEAD
     rows = _of(runs, LFQ_TABLE)
-=======
-    rows = runs.filter(pl.col("study") == LFQ_TABLE, pl.col("initial_window") == 1)
->>>>>>> ce16222adbcd0522b94836633aa31a55f93943f7
     names = [
         "rule",
         "runs",
