@@ -23,14 +23,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import yaml
-
 from benchmarks.inference_references import make_model
 from benchmarks.ingest import Server, running_ingest
 from benchmarks.rows import Row
 from benchmarks.version_watch import VersionWatch
 from feature_store.settings import settings, variable
 from infra.local.processes import free_ports
+from models.section import read_all
 
 if TYPE_CHECKING:
     import polars as pl
@@ -97,7 +96,7 @@ def _run(
     from serving.ingest.client import IngestClient
     from serving.triton.endpoint import grpc_address
 
-    params = yaml.safe_load(PARAMS_FILE.read_text())
+    params = read_all(PARAMS_FILE)
     model = params["register"]["model_name"]
     store = Store(root / "telemetry")
     start_stack()
@@ -262,7 +261,7 @@ def _simulated(root: Path, seconds: float) -> pl.DataFrame:
     from pipelines.simulate import SimulateParams, simulate
     from pipelines.simulators import build_simulator
 
-    section = yaml.safe_load(PARAMS_FILE.read_text())["simulate"]
+    section = read_all(PARAMS_FILE)["simulate"]
     params = SimulateParams(**(section | TRAFFIC | {"duration_s": seconds + 2}))
     print(f"simulating {seconds:.0f} s of a sender at 100 Mbit/s (a minute or two)", flush=True)
     (capture,) = simulate(params, root, build_simulator())
@@ -275,7 +274,7 @@ def _window_tokens(packets: pl.DataFrame) -> int:
     """Window that stage `windows` would choose for this sender."""
     from feature_store.events import windows as fw
 
-    windows = yaml.safe_load(PARAMS_FILE.read_text())["windows"]
+    windows = read_all(PARAMS_FILE)["windows"]
     return fw.tokens_for(fw.bdp_packets(packets), windows["tokens_min"], windows["tokens_max"])
 
 

@@ -40,7 +40,10 @@ class Benchmark(StrEnum):
 
 @experiments_app.command()
 def extract(
-    traces: Annotated[list[Path], typer.Argument(help="pcap or pcapng files, gzip too", metavar="TRACE...")],
+    traces: Annotated[
+        list[Path],
+        typer.Argument(help="pcap or pcapng files, gzip too", metavar="TRACE...", dir_okay=False),
+    ],
     output: Annotated[Path, typer.Option("--output", "-o", help="folder for the packet tables")],
     sender: Annotated[
         str | None, typer.Option(help="sender's address (default: who sent most TCP payload)")
@@ -64,7 +67,8 @@ def extract(
 def study(
     folder: Annotated[Path, typer.Argument(help="folder of the study (made; resumed if it is there)")],
     traces: Annotated[
-        list[Path] | None, typer.Argument(help="captures (default: simulated ones)", metavar="[TRACE]...")
+        list[Path] | None,
+        typer.Argument(help="captures (default: simulated ones)", metavar="[TRACE]...", dir_okay=False),
     ] = None,
     protocol: Annotated[Protocol, typer.Option(help="slice lengths")] = Protocol.small,
     set_: Annotated[
@@ -241,14 +245,17 @@ def bench(
     what: Annotated[Benchmark, typer.Argument(help="the benchmark")],
     rounds: Annotated[int, typer.Option(help="rounds; medians are reported")] = 5,
     events: Annotated[
-        int | None, typer.Option(help="ingest: its memory over so many events, as 50000000")
+        int | None, typer.Option(min=1, help="ingest: its memory over so many events, as 50000000")
     ] = None,
-    minutes: Annotated[float | None, typer.Option(help="soak: how long the loop runs (default: 120)")] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0, help="soak: how long the loop runs (default: 120)")
+    ] = None,
     weeks: Annotated[
-        float | None, typer.Option(help="soak: so many simulated weeks of rounds back to back, instead")
+        float | None,
+        typer.Option(min=0, help="soak: so many simulated weeks of rounds back to back, instead"),
     ] = None,
     gigabytes: Annotated[
-        float | None, typer.Option(help="extract: its memory over one capture of so many GB")
+        float | None, typer.Option(min=0, help="extract: its memory over one capture of so many GB")
     ] = None,
     packets: Annotated[
         str | None, typer.Option(help="reservoir, pretrain: a folder of packet tables, instead of simulated")

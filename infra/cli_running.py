@@ -211,7 +211,10 @@ def release(model: OfModel = Model.latency) -> None:
 @running_app.command()
 def schedule(
     telemetry: Annotated[
-        Path | None, typer.Option(help="the feature store's telemetry (default: where the ingest stores it)")
+        Path | None,
+        typer.Option(
+            help="the feature store's telemetry (default: where the ingest stores it)", file_okay=False
+        ),
     ] = None,
     sender: Annotated[
         str | None,

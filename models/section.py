@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from feature_store.allowed_values import allowed
 
@@ -57,15 +58,17 @@ def read(path: Path, wanted: type[S]) -> S:
 def read_all(path: Path) -> dict[str, Any]:
     """Return a parameter file's sections as they stand there, unchecked.
 
+    It is YAML 1.2, as DVC reads and writes it: `1e-05` is a number there, and `off` a word.
+
     Raises:
         ValueError: it is missing, or no YAML mapping.
     """
     if not path.is_file():
-        raise ValueError(f"{path}: no such parameter file")
+        raise ValueError(f"{path}: no such parameter file; run this in the project's folder")
     try:
-        sections = yaml.safe_load(path.read_text()) or {}
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
+        sections = YAML(typ="safe", pure=True).load(path.read_text()) or {}
+    except (YAMLError, ValueError, RecursionError) as error:
+        if isinstance(error, MarkedYAMLError) and error.problem_mark:
             reason = f"line {error.problem_mark.line + 1}: {error.problem}"
         else:
             reason = (str(error) or "nested too deep").splitlines()[0]

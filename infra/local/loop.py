@@ -15,8 +15,6 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-import yaml
-
 from feature_store.local_ray import ALONE, LOOPBACK
 from feature_store.settings import settings, variable
 from feature_store.state import scratch, state_dir
@@ -25,6 +23,7 @@ from infra.local.pages import answers
 from infra.local.parts import KEEPER, MLFLOW, PARTS, PROMETHEUS, TRITON
 from infra.local.servers import start_mlflow, start_stack
 from models.program import SWIFTQUEUE
+from models.section import read_all
 from pipelines.live import DRIFT
 
 ON_RAY: Final = ("ingest", "scheduler")
@@ -60,7 +59,7 @@ def start_loop(
         OSError: no trace or agent, or a port is taken; the line says what to do.
         RuntimeError: a part did not start; those before it stay, `down` stops them.
     """
-    sections = yaml.safe_load(PARAMS_FILE.read_text())
+    sections = read_all(PARAMS_FILE)
     params, makes = sections["register"], sections["extract"]["traces"]
     live = asked.Live(trace or params["trace"], speed, every_s, learn_s, judge_s, drift, retrain, bed)
     with under_way.under_way():

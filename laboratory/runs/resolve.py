@@ -14,8 +14,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
-
 from feature_store.packets.schema import HORIZON
 from laboratory.scenarios.axis import Point
 from laboratory.scenarios.controls import LADDER
@@ -34,6 +32,7 @@ from laboratory.scenarios.schema import (
 )
 from laboratory.scenarios.traffic import Group, Pages, RealTime, Replay
 from models.limit.weight_file import content_of
+from models.section import read_all
 from pipelines.simulators import PROJECT
 
 FORMAT: Final = 1
@@ -281,7 +280,7 @@ def finetuning_content(params: Path = PROJECT / "params.yaml") -> str:
     """Hash of what a round of fine-tuning does: its code and the sections of params.yaml that it reads."""
     from models.import_closure import files_of
 
-    read = yaml.safe_load(params.read_text())
+    read = read_all(params)
     sections = {name: read[name] for name in ROUND_SECTIONS}
     digest = hashlib.sha256(json.dumps(sections, sort_keys=True).encode())
     for path in (*files_of("models.training.finetuning"), *map(Path, ROUND_CODE)):

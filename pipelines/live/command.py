@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
-
 from feature_store.settings import settings
 from feature_store.telemetry.recent import Latest, latest_minutes, next_sender, sender_weights
 from models.registry.register_params import RegisterParams
 from models.say import say
-from models.section import read
+from models.section import read, read_all
 from models.sharp import PAPERS, Change, change_of
 from models.training.finetuning import FinetuneParams
 from models.training.warm_worker import WarmWorkerError
@@ -48,10 +46,10 @@ def schedule(
     With `retrain` a full re-train is started when the inputs have drifted; else it is only proposed.
 
     Raises:
-        ValueError: a parameter out of range, or SWIFTQUEUE_SENDERS is wrong; the line names it.
-        OSError: params.yaml is not here, the port is taken, or other rounds of this model run.
+        ValueError: params.yaml, a parameter of it or SWIFTQUEUE_SENDERS cannot be; the line names it.
+        OSError: the port is taken, or other rounds of this model run.
     """
-    params = yaml.safe_load(PARAMS_FILE.read_text())
+    params = read_all(PARAMS_FILE)
     root = telemetry or telemetry_dir()
     weights = sender_weights(settings().senders)
 

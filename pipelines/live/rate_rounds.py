@@ -126,8 +126,8 @@ def schedule(flows: Path, every_s: float | None) -> int:
     """Run one round, or rounds until told to stop; 0 when the last one did not fail.
 
     Raises:
-        ValueError: a parameter out of range; the line names it.
-        OSError: params.yaml is not here, or other rounds of this model run.
+        ValueError: params.yaml or a parameter of it cannot be; the line names it.
+        OSError: other rounds of this model run.
     """
     torch.set_num_threads(1)
     with alone("rate.lock", "`swiftqueue rate round`"):

@@ -11,30 +11,20 @@ from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.representer import RoundTripRepresenter
 from ruamel.yaml.scalarstring import SingleQuotedScalarString
-from yaml import ScalarNode as StagesScalar
+from yaml import ScalarNode as PlainScalar
 from yaml.resolver import Resolver
 
 from feature_store.atomic import new_file
 
 
 class _Representer(RoundTripRepresenter):
-    """Writes None as `null`, as the project's files spell it, and numbers for the stages too.
-
-    DVC reads YAML 1.2, the stages YAML 1.1: there `1e-05` is a word, and `off` is none.
-    """
+    """Writes None as `null`, as the project's files spell it."""
 
     def represent_null(self, _: None) -> ScalarNode:
         return self.represent_scalar("tag:yaml.org,2002:null", "null")
 
-    def represent_float(self, number: float) -> ScalarNode:
-        node: ScalarNode = super().represent_float(number)
-        if "." not in node.value:
-            node.value = node.value.replace("e", ".0e")
-        return node
-
 
 _Representer.add_representer(type(None), _Representer.represent_null)
-_Representer.add_representer(float, _Representer.represent_float)
 
 
 def _yaml() -> YAML:
@@ -81,8 +71,8 @@ def save_yaml(path: Path, document: Any) -> None:
 
 
 def trace_key(name: str) -> str:
-    """Return a trace's name as a key that is quoted where the stages would take it for another value."""
-    tag = Resolver().resolve(StagesScalar, name, (True, False))  # type: ignore[no-untyped-call]
+    """Return a trace's name as a key, quoted where a reader would take it for a date or a number."""
+    tag = Resolver().resolve(PlainScalar, name, (True, False))  # type: ignore[no-untyped-call]
     return name if tag == "tag:yaml.org,2002:str" else SingleQuotedScalarString(name)
 
 

@@ -24,8 +24,8 @@ from pipelines.simulate import SimulateParams, simulate
 from pipelines.simulators import build_simulator
 
 
-def params_of(protocol: str, *overrides: str) -> Any:
-    return study_params(load_yaml(PROJECT / "params.yaml"), Study({}, protocol, list(overrides)))
+def params_of(protocol: str, *overrides: str, captures: dict[str, Path] | None = None) -> Any:
+    return study_params(load_yaml(PROJECT / "params.yaml"), Study(captures or {}, protocol, list(overrides)))
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -48,7 +48,7 @@ def test_overrides_reach_their_parameters() -> None:
 
 
 def test_stages_read_what_a_study_writes(tmp_path: Path) -> None:
-    """They read YAML 1.1, and what writes their file YAML 1.2."""
+    """As DVC does, they read YAML 1.2: what a program writes is a number, and `off` a name."""
     numbers = {"1e-4": 1e-4, "1e-05": 1e-5, "0.00001": 1e-5, "2E-3": 2e-3}
     for text, number in numbers.items():
         params = params_of(
