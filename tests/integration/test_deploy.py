@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import _thread
 import hashlib
 import itertools
 import json
 import re
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -146,11 +146,18 @@ def test_ctrl_c_leaves_no_push_halfway(
 
     def interrupted(self: ModelRepository, version: int) -> None:
         promote(self, version)
-        _thread.interrupt_main()
+        signal.pthread_kill(main, signal.SIGINT)
 
+    main = threading.main_thread().ident
+    assert main is not None
     monkeypatch.setattr(ModelRepository, "promote", interrupted)
     version = register(1)
-    deploy_version(None)
+    # It is ignored where tests were started in the background.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        deploy_version(None)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert served() == version == registry.alias("champion")
     last = next(deploy_log.newest_first())
     assert (last["version"], last["outcome"]) == (version, "served")

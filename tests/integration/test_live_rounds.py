@@ -265,7 +265,7 @@ def test_a_retrained_model_that_cannot_be_used_costs_one_round_at_most(
     for name, content in (("model.json", "{}"), ("model.safetensors", ""), ("tags.yaml", "{}")):
         made.mkdir(parents=True, exist_ok=True)
         (made / name).write_text(content)
-    (made / INPUTS_FILE).touch()
+    np.save(made / INPUTS_FILE, np.zeros((1, 1), np.float32))
     second, third = rounds.run(), rounds.run()
     assert (second.outcome, second.retraining) == ("failed", "failed"), second.reason
     assert third.outcome in ("pushed", "kept"), third.reason
