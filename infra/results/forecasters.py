@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from models.scoring.intervals import estimate
 
 FILE: Final = Path("docs/results/forecasters.json")
 NEEDED: Final = {"traces", "protocol", "within_training", "against", "n", "n_late", "base_rate", "variants"}
+LIST: Final = re.compile(r"\[[^][{}]*\]")  # of numbers or names: one line each, or the file is too long
 DIFFERENCE: Final = "less the reference"
 HEAD: Final = [
     "variant",
@@ -91,7 +93,8 @@ def take(name: str, scores: Path, path: Path = FILE) -> None:
     found = read_object(scores)
     check(scores, found, NEEDED, "summary of `swiftqueue forecasts`")
     entries = {**entries_of(path), name: {**origin(), **found}}
-    write_file(path, json.dumps({key: entries[key] for key in sorted(entries)}, indent=1) + "\n")
+    text = json.dumps({key: entries[key] for key in sorted(entries)}, indent=1)
+    write_file(path, LIST.sub(lambda one: " ".join(one[0].split()), text) + "\n")
 
 
 def measured(one: Mapping[str, Any]) -> str:
