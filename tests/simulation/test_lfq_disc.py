@@ -17,7 +17,7 @@ from cpp_suite import passed
 from limit_weights import weight_file
 from numpy.typing import NDArray
 
-from laboratory.lfq import judged, learning, settings, table
+from laboratory.lfq import judged, learning, table
 from laboratory.lfq.flows import LFQ, NO_LIMIT, Disc, Environment, Flow, Simulator
 from laboratory.report import verdict, verdicts
 from laboratory.scenarios.files import LFQ_TABLE
@@ -294,18 +294,3 @@ def test_weights_of_another_shape_are_one_line(simulator: Simulator, tmp_path: P
     says = f"{path}: tensor 'layers.1.weight' has the shape (100, 256), expected (256, 256)"
     with pytest.raises(ValueError, match=f"line 1: attributes.Weights: {re.escape(says)}$"):
         simulator.run([Flow(environment(), Disc(LFQ, {}, path))], "wrong")
-
-
-@pytest.mark.parametrize(
-    ("override", "says"),
-    [
-        ("alpha=1", "--set alpha=1: lfq.yaml has no such key"),
-        ("environments=1", "lfq.yaml: environments: Input should be greater than or equal to 5"),
-        ("tcps=[vegas]", "lfq.yaml: tcps: there is no 'vegas'"),
-        ("limits=[5, 4]", "lfq.yaml: limits: give each once"),
-        ("mbps=[9, 5]", "lfq.yaml: mbps: 9 is above 5"),
-    ],
-)
-def test_settings_that_cannot_be(override: str, says: str) -> None:
-    with pytest.raises(ValueError, match=f"^{re.escape(says)}[^\n]*$"):
-        settings.load([override])

@@ -48,15 +48,20 @@ def test_more_environments_leave_the_first_ones_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "line"),
+    ("override", "says"),
     [
-        ("literal_flows=39", "literal_flows: 39 are no batch; give 0, or 40 or more"),
-        ("validation=0.9999", "validation: 0.9999 leaves none of 1000 environments"),
+        ("alpha=1", "--set alpha=1: lfq.yaml has no such key[^\\n]*"),
+        ("environments=1", "lfq.yaml: environments: Input should be greater than or equal to 5[^\\n]*"),
+        ("tcps=[vegas]", "lfq.yaml: tcps: there is no 'vegas'[^\\n]*"),
+        ("limits=[5, 4]", "lfq.yaml: limits: give each once[^\\n]*"),
+        ("mbps=[9, 5]", "lfq.yaml: mbps: 9 is above 5[^\\n]*"),
+        ("literal_flows=39", "lfq.yaml: literal_flows: 39 are no batch; give 0, or 40 or more"),
+        ("validation=0.9999", "lfq.yaml: validation: 0.9999 leaves none of 1000 environments"),
     ],
 )
-def test_what_leaves_nothing_to_learn_from_is_said_before_anything_is_simulated(key: str, line: str) -> None:
-    with pytest.raises(ValueError, match=f"^lfq.yaml: {line}$"):
-        settings.load([key])
+def test_settings_that_cannot_be_are_said_before_anything_is_simulated(override: str, says: str) -> None:
+    with pytest.raises(ValueError, match=f"^{says}$"):
+        settings.load([override])
 
 
 @pytest.mark.parametrize(
