@@ -40,6 +40,7 @@ from models.networks import artifact, loop_network
 from models.registry.saving import INPUTS_FILE
 from models.training.protocol import PROTOCOLS
 from models.training.windows import load_windows
+from pipelines.live.encoding import NOT_READ
 
 SECONDS: Final = 600.0  # of telemetry; protocol `paper` needs 450
 MOST_PACKETS: Final = 1_500_000  # their windows are 2.3 GB at 128 tokens, 5.3 GB of an event stream's 136
@@ -150,7 +151,7 @@ class Retraining:
             files = artifact.read_files(folder)
             tags = dict(yaml.safe_load((folder / "tags.yaml").read_text()))
             inputs_NF = np.load(folder / INPUTS_FILE, allow_pickle=False)
-        except (OSError, ValueError, TypeError, EOFError, yaml.YAMLError) as error:  # as after a power cut
+        except (*NOT_READ, TypeError, yaml.YAMLError) as error:  # as after a power cut
             raise RetrainError(f"what the re-train left in {folder} cannot be read: {error}") from error
         return Retrained(files, tags, inputs_NF)
 
