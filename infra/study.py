@@ -20,7 +20,7 @@ from feature_store.state import state_dir
 from infra.cli_choices import check_folder
 from infra.dvc_command import call_dvc, run_dvc
 from infra.traces import TRACES, check_name
-from pipelines.params.document import load_yaml, save_yaml, trace_entry, trace_key
+from pipelines.params.document import load_yaml, save_yaml, trace_entry
 from pipelines.params.override import override
 
 PROJECT: Final = Path(__file__).resolve().parent.parent
@@ -115,7 +115,7 @@ def study_params(params: Any, study: Study) -> Any:
 
     if study.captures:
         entries = {
-            trace_key(name): trace_entry(str(TRACES / path.name), latency=study.latency)
+            name: trace_entry(str(TRACES / path.name), latency=study.latency)
             for name, path in study.captures.items()
         }
     else:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from feature_store.atomic import new_file
 from infra.dvc_command import call_dvc
-from pipelines.params.document import load_yaml, save_yaml, trace_entry, trace_key
+from pipelines.params.document import load_yaml, save_yaml, trace_entry
 
 if TYPE_CHECKING:
     import numpy as np
@@ -76,7 +76,7 @@ def add_trace(
     print(line)
     _version(file, target, root)
     try:
-        traces[trace_key(trace)] = trace_entry(target.relative_to(root).as_posix(), sender, latency, own)
+        traces[trace] = trace_entry(target.relative_to(root).as_posix(), sender, latency, own)
         save_yaml(params_path, params)
     except BaseException:
         _forget(target)

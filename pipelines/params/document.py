@@ -10,9 +10,6 @@ from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.representer import RoundTripRepresenter
-from ruamel.yaml.scalarstring import SingleQuotedScalarString
-from yaml import ScalarNode as PlainScalar
-from yaml.resolver import Resolver
 
 from feature_store.atomic import new_file
 
@@ -68,12 +65,6 @@ def save_yaml(path: Path, document: Any) -> None:
     """Write a YAML file whole or not at all."""
     with new_file(path) as partial:
         _yaml().dump(document, partial)
-
-
-def trace_key(name: str) -> str:
-    """Return a trace's name as a key, quoted where a reader would take it for a date or a number."""
-    tag = Resolver().resolve(PlainScalar, name, (True, False))  # type: ignore[no-untyped-call]
-    return name if tag == "tag:yaml.org,2002:str" else SingleQuotedScalarString(name)
 
 
 def trace_entry(

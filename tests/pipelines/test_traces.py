@@ -13,8 +13,9 @@ import pytest
 import yaml
 
 from infra.traces import _divided, add_trace, check_name, list_traces
+from models.section import read_all
 from pipelines.extract import ExtractParams
-from pipelines.params.document import load_yaml, parse_value, save_yaml, trace_key
+from pipelines.params.document import load_yaml, parse_value, save_yaml
 from pipelines.simulate import SimulateParams, simulate
 from pipelines.simulators import build_simulator
 
@@ -212,8 +213,8 @@ def test_a_capture_whose_first_acks_come_too_late_is_refused(checkout: Path, tmp
 @pytest.mark.parametrize("name", ["off", "no", "2026-11-27", "2026-13-45", "1e3", "office"])
 def test_a_name_is_the_same_to_dvc_and_to_stages(name: str, tmp_path: Path) -> None:
     path = tmp_path / "params.yaml"
-    save_yaml(path, {trace_key(name): 1})
-    assert list(yaml.safe_load(path.read_text())) == list(load_yaml(path)) == [name]
+    save_yaml(path, {name: 1})
+    assert list(read_all(path)) == list(load_yaml(path)) == [name]
 
 
 def test_a_sender_that_is_not_in_it_is_refused(checkout: Path, capture: Path) -> None:
