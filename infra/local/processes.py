@@ -26,6 +26,7 @@ from feature_store.state import private_dir, state_dir
 from infra.local import triton_leftovers
 from infra.local.ports import MOST_PORT
 from models.json_file import read_object
+from models.process_start import state_and_start
 from models.redaction import redacted
 from serving.triton.endpoint import LOOPBACK
 
@@ -366,18 +367,14 @@ def _began(server: Server) -> float:
 def _start_of(pid: int) -> tuple[str, int]:
     """When a process was started: the boot, and ticks since then.
 
-    Not psutil's `create_time`: that is a time of the wall clock, reckoned from where the clock stands when it
-    is asked. After the clock was set each process would have another.
-
     Raises:
         psutil.NoSuchProcess: there is no such process.
     """
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError) as error:
+        _, ticks = state_and_start(pid)
+    except ProcessLookupError as error:
         raise psutil.NoSuchProcess(pid) from error
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return boot, int(stat.rpartition(")")[2].split()[19])  # field 22, starttime: proc_pid_stat(5)
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip(), ticks
 
 
 def _last_error(name: str, begin: int) -> str:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from laboratory.bed.programs import ROUTER, why_not_built
+from models.process_start import state_and_start
 
 ADDRESS_B: Final = "10.77.0.2"
 DEVICE: Final = "tun0"
@@ -146,12 +147,12 @@ def _is_gone(owner: str) -> bool:
 
 
 def _began(pid: int) -> str:
-    """When a process began, in ticks since boot (psutil's moves when a clock is set); empty: it ended."""
+    """When a process began, in ticks since boot; empty: it ended."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        state, ticks = state_and_start(pid)
     except OSError:
         return ""
-    return "" if fields[0] == "Z" else fields[19]  # fields 3, state, and 22, starttime: proc_pid_stat(5)
+    return "" if state == "Z" else str(ticks)
 
 
 def run_folder() -> tempfile.TemporaryDirectory[str]:
