@@ -1,4 +1,4 @@
-"""The libraries that `make setup` builds from this folder's C++, and one clear line where one is missing."""
+"""The libraries that `make setup` builds from a folder's C++, and one clear line where one is missing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class NotBuiltError(RuntimeError, SystemExit):
 
 
 def load(library: Path, sources: Iterable[str], signatures: Signatures) -> ctypes.CDLL:
-    """Load a library built from `sources`, files of this folder; in a fresh checkout it is built first.
+    """Load a library of a folder's `_build/`, made of `sources` there; in a fresh checkout it is built first.
 
     Raises:
         NotBuiltError: it is missing or older than a source, and cannot be built here.
@@ -50,13 +50,14 @@ def _problem(library: Path, sources: Iterable[str]) -> str | None:
         built = library.stat().st_mtime
     except FileNotFoundError:
         return "is not built"
-    stale = any((FOLDER / source).stat().st_mtime > built for source in sources)
+    stale = any((library.parent.parent / source).stat().st_mtime > built for source in sources)
     return "is older than its sources" if stale else None
 
 
 def _build(library: Path) -> None:
-    """Build one of this folder's own libraries, where there are make and a compiler to do it with."""
-    if library.parent != FOLDER / "_build" or shutil.which("make") is None:
+    """Build the library, where there is a make to do it with."""
+    folder = library.parent.parent
+    if not (folder / BUILT_BY[0]).is_file() or shutil.which("make") is None:
         return
     print(f"building {library.name}", file=sys.stderr, flush=True)
     library.parent.mkdir(exist_ok=True)
@@ -64,7 +65,7 @@ def _build(library: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         target = f"_build/{library.name}"
         made = subprocess.run(
-            ["make", "--no-print-directory", "-C", str(FOLDER), "-f", BUILT_BY[0], target],
+            ["make", "--no-print-directory", "-C", str(folder), "-f", BUILT_BY[0], target],
             stdout=sys.stderr,
             check=False,
         )

@@ -13,7 +13,7 @@ MEDIAN = 0.5
 ALL: Final = "all"  # of the quantiles: each is served
 MOST_LEVELS: Final = 16  # that the engine gives (serving/engine/kernel.h)
 Level = float | Literal["all"] | None  # of quantiles, what is served; None: the median, or the mean
-BLOCK = 64  # events whose band is one piece of attention
+BLOCK = 64  # events that attention takes at once: a band has a whole number of these
 
 
 class QueryFit(Section):
@@ -60,7 +60,7 @@ class EventStreamFit(QueryFit):
     """Width of the inner layers."""
     segments: Count
     """Of a step."""
-    segment_events: Annotated[int, Field(ge=BLOCK, multiple_of=BLOCK)]
+    segment_events: Count
     """Events of a segment whose decisions are targets; what these see comes before them."""
     calibration: Annotated[Literal["split", "before"] | None, Field(default=None)]
     """What moves quantiles to their levels: `split`: the last fifth of the fine-tuning slice, which then does

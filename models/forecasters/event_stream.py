@@ -281,7 +281,7 @@ class _Lesson:
             nothing = torch.zeros(0, HORIZON)
             return Batch((), nothing, nothing, known)
         reach = self.params.reach
-        length = reach + self.params.segment_events  # both are whole blocks
+        length = reach + self.params.segment_events
         rows = []
         for place, (one, signs_C) in enumerate(zip(segments, signs_GC, strict=True)):
             start = max(0, one.begin - reach)

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from models.architecture import BLOCK
 from models.networks.event_transformer import EventPredictor
 from models.networks.prediction import Encoded
 
@@ -56,7 +55,7 @@ def encode_log(model: EventPredictor, log: Log) -> Encoded:
             read_BHD[:done] = model.read(model.empty(), x_BHP[:done])
         while done < len(x_BHP):
             start = max(0, int(log.cut_B[done]) - reach)
-            length = -(-(reach + PIECE) // BLOCK) * BLOCK
+            length = reach + PIECE
             upto = int(np.searchsorted(log.cut_B, start + length, side="right"))
             x_NF, ack_N = segment(log, start, length)
             cut_Q = torch.from_numpy(log.cut_B[done:upto] - start)

@@ -21,7 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from feature_store.packets.schema import HORIZON
 from models.architecture import BLOCK
+from models.networks.band_attention import Runs, attend
 from models.networks.query_predictor import QueryPredictor
 from models.networks.scaling import ScaledFeature, Target
 from models.networks.window_network import Scaling
@@ -65,6 +67,17 @@ class Memory:
     values: list[Tensor]
 
 
+class _Dropout(nn.Dropout):
+    """Dropout that draws 16 bits a number: a random number for each takes a twelfth of a step."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or not self.p:
+            return x
+        bits = x.new_empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None).view(torch.int16)
+        kept = bits[: x.numel()].view_as(x) >= round(self.p * 2**16) - 2**15
+        return x * (kept / (1 - self.p))
+
+
 class EventLayer(nn.Module):
     """One layer: attention to a band and the sink, then two linear layers."""
 
@@ -76,7 +89,7 @@ class EventLayer(nn.Module):
         self.query, self.key_value, self.out = nn.Linear(d, d), nn.Linear(d, 2 * d), nn.Linear(d, d)
         self.linear1, self.linear2 = nn.Linear(d, sizes.feed_forward), nn.Linear(sizes.feed_forward, d)
         self.sink = nn.Parameter(torch.randn(2, 1, d) * 0.02)
-        self.drop = nn.Dropout(sizes.dropout)
+        self.drop = _Dropout(sizes.dropout)
 
     def keys_and_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Of events (…, D)."""
@@ -94,7 +107,15 @@ class EventLayer(nn.Module):
             self._by_head(torch.cat([sink_value, values], -2)),
             attn_mask=seen,
         )
-        x = x + self.drop(self.out(attended.transpose(-3, -2).flatten(-2)))
+        return self._after(x, attended.transpose(-3, -2).flatten(-2))
+
+    def of_runs(self, x_RD: Tensor, keys_ED: Tensor, values_ED: Tensor, runs: Runs) -> Tensor:
+        """The same of rows that each see a run of keys."""
+        query_RD = self.query(self.norm1(x_RD))
+        return self._after(x_RD, attend(query_RD, keys_ED, values_ED, self.sink.squeeze(1), runs))
+
+    def _after(self, x: Tensor, attended: Tensor) -> Tensor:
+        x = x + self.drop(self.out(attended))
         return x + self.drop(self.linear2(functional.relu(self.linear1(self.norm2(x)))))  # type: ignore[no-any-return]
 
     def _by_head(self, x: Tensor) -> Tensor:
@@ -134,7 +155,7 @@ class EventPredictor(QueryPredictor):
         """Latencies (Q, H) in scaled target space.
 
         Args:
-            x_GNF: raw inputs of the events of segments, N a multiple of 64; none is before a segment's first.
+            x_GNF: raw inputs of the events of segments; none is before a segment's first.
             ack_GN: True for an ACK, False for a SEND.
             cut_Q: of each decision, g · N + the number of events of segment g before it, at least 1.
             x_QHP: raw inputs of its queries.
@@ -143,23 +164,23 @@ class EventPredictor(QueryPredictor):
 
     def encode(self, x_GNF: Tensor, ack_GN: Tensor, cut_Q: Tensor, x_QHP: Tensor) -> Tensor:
         """Compute what the head reads (Q, H, D); arguments as of `scaled`."""
-        events = ack_GN.shape[1]
-        band = self.sizes.band
-        x_GND, u_QHD = self._embed(x_GNF, ack_GN), self.ask_about(self.query_scaling(x_QHP))
-        segment_Q = (cut_Q - 1) // events
-        place_QK = cut_Q[:, None] + torch.arange(-band, 0, device=cut_Q.device)
-        seen_QK = place_QK >= (segment_Q * events)[:, None]
-        place_QK = place_QK.clamp(min=0)
-        first = int((cut_Q - segment_Q * events).min())
+        segments, events = ack_GN.shape
+        x_GND = self._embed(x_GNF, ack_GN)
+        u_RD = self.ask_about(self.query_scaling(x_QHP)).flatten(0, 1)
+        before_Q = (cut_Q - 1) % events + 1  # of the decision's segment
+        asked = self._runs(cut_Q.repeat_interleave(HORIZON), before_Q.repeat_interleave(HORIZON))
+        first = int(before_Q.min())
         for after, layer in zip(reversed(range(len(self.layers))), self.layers, strict=True):
-            k_GND, v_GND = layer.keys_and_values(x_GND)  # type: ignore[operator]
+            keys_GND, values_GND = layer.keys_and_values(x_GND)  # type: ignore[operator]
+            keys_ED, values_ED = keys_GND.flatten(0, 1), values_GND.flatten(0, 1)
+            u_RD = layer.of_runs(u_RD, keys_ED, values_ED, asked)  # type: ignore[operator]
             if after:  # of the last layer, events need keys and values only
-                unseen = max(0, first - after * band) // BLOCK  # blocks whose outcome no decision sees
-                x_GND = self._banded(layer, x_GND, k_GND, v_GND, unseen)
-            # `embedding`, whose gradient is a sum by rows: several times faster than that of an index
-            k_QKD, v_QKD = (functional.embedding(place_QK, each.flatten(0, 1)) for each in (k_GND, v_GND))
-            u_QHD = layer(u_QHD, k_QKD, v_QKD, seen_QK[:, None])
-        return self.norm(u_QHD)  # type: ignore[no-any-return]
+                unseen = max(0, first - after * self.sizes.band)  # events whose outcome no decision sees
+                end_GN = torch.arange(1, segments * events + 1).view(segments, events)[:, unseen:]
+                runs = self._runs(end_GN.flatten(), torch.arange(unseen + 1, events + 1).repeat(segments))
+                x_RD = layer.of_runs(x_GND[:, unseen:].flatten(0, 1), keys_ED, values_ED, runs)  # type: ignore[operator]
+                x_GND = torch.cat([x_GND[:, :unseen], x_RD.view(segments, -1, x_RD.shape[1])], 1)
+        return self.norm(u_RD).view(*x_QHP.shape[:2], -1)  # type: ignore[no-any-return]
 
     def empty(self) -> Memory:
         """The memory of a sender without events."""
@@ -181,27 +202,6 @@ class EventPredictor(QueryPredictor):
         scaled_GNF = self.event_scaling(x_GNF)
         return torch.where(ack_GN[..., None], self.ack(scaled_GNF), self.send(scaled_GNF))
 
-    def _banded(self, layer: nn.Module, x_GND: Tensor, k_GND: Tensor, v_GND: Tensor, unseen: int) -> Tensor:
-        """The layer of all events but the first `unseen` blocks, which stay as they are.
-
-        By blocks: each needs its own keys and those of a band before.
-        """
-        band, blocks = self.sizes.band, x_GND.shape[1] // BLOCK
-        place_BS = torch.arange(unseen, blocks)[:, None] * BLOCK + torch.arange(-band, BLOCK)
-        own_B1 = place_BS[:, band:, None]
-        seen_BRS = in_band(place_BS[:, None], own_B1, band) & (place_BS[:, None] >= 0)
-
-        def around(each_GND: Tensor) -> Tensor:
-            """Of each block (G · B, S, D): a band before it, and itself; slices, not an index."""
-            blocks_GBRD = functional.pad(each_GND, (0, 0, band, 0)).reshape(
-                len(each_GND), -1, BLOCK, each_GND.shape[-1]
-            )
-            before = [blocks_GBRD[:, n + unseen : n + blocks] for n in range(band // BLOCK + 1)]
-            return torch.cat(before, 2).flatten(0, 1)
-
-        # One batch dimension: with two, attention takes a path that is several times slower.
-        kept_GND, rows_GND = x_GND[:, : unseen * BLOCK], x_GND[:, unseen * BLOCK :]
-        rows_CRD = rows_GND.reshape(-1, BLOCK, x_GND.shape[-1])
-        seen_CRS = seen_BRS.repeat(len(x_GND), 1, 1)
-        rows_CRD = layer(rows_CRD, around(k_GND), around(v_GND), seen_CRS)
-        return torch.cat([kept_GND, rows_CRD.view_as(rows_GND)], 1)
+    def _runs(self, end_R: Tensor, before_R: Tensor) -> Runs:
+        """What rows see that end at an event: a band of the `before_R` of their segment."""
+        return Runs(end_R, before_R.clamp(max=self.sizes.band), self.sizes.band, self.sizes.heads)

@@ -19,7 +19,7 @@ def test_a_library_older_than_a_source_is_refused(tmp_path: Path) -> None:
     library.write_bytes(b"")
     os.utime(library, (0, 0))
     with pytest.raises(native.NotBuiltError, match=r"old\.so is older than its sources: run `make setup`"):
-        native.load(library, ("events/window.h",), {})
+        native.load(library, (str(native.FOLDER / "events" / "window.h"),), {})
     with pytest.raises(native.NotBuiltError, match=r"gone\.so is not built: run `make setup`"):
         native.load(tmp_path / "gone.so", (), {})
 
