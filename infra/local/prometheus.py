@@ -114,7 +114,7 @@ def write_targets(*, keep: bool = False) -> list[dict[str, object]]:
     found: list[dict[str, object]] = [
         {"targets": [address], "labels": {"job": _job(server.name)}} for server, address in targets()
     ]
-    if keep:
+    if keep and file.is_file():
         found += [one for one in json.loads(file.read_text()) if one not in found]
     write_file(file, json.dumps(found, indent=1) + "\n")
     return found
