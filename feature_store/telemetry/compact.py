@@ -92,6 +92,7 @@ class Compactor:
         self._lost: list[str] = []  # lines about senders that begin anew
         for folder in (root / "packets").glob("trace=*"):
             self._sweep(self._manifest(folder.name.removeprefix("trace=")))
+        self._intake = max((p.intake for m in self._manifests.values() for p in m.partitions), default=0)
 
     def close(self) -> None:
         """Let another compactor have the store."""
@@ -139,24 +140,20 @@ class Compactor:
             save_manifest(self._root, manifest)
 
     def _make_room(self, report: Report) -> None:
-        """Drop the oldest minutes of all senders, by when they were stored, beyond what there may be.
+        """Drop the oldest minutes of all senders, by which was stored first, beyond what there may be.
 
         The newest of each stay: where another program fills the disk, they cannot help it.
         """
-        ages: list[tuple[float, str, int, int]] = []  # stored at, sender, place among its minutes, bytes
+        ages: list[tuple[int, str, int, int]] = []  # intake, sender, place among its minutes, bytes
         for sender, manifest in list(self._manifests.items()):
             folder = sender_dir(self._root, sender)
             try:
-                of_it = [
-                    [(folder / name).stat() for name in (*partition.packets, *partition.acks)]
-                    for partition in manifest.partitions
+                ages += [
+                    (p.intake, sender, n, sum((folder / f).stat().st_size for f in (*p.packets, *p.acks)))
+                    for n, p in enumerate(manifest.partitions)
                 ]
             except FileNotFoundError as error:  # somebody removed some of its files
                 self._begin_anew(sender, error)
-                continue
-            for place, found in enumerate(of_it):
-                newest_s = max((one.st_mtime for one in found), default=0.0)
-                ages.append((newest_s, sender, place, sum(one.st_size for one in found)))
         disk = shutil.disk_usage(self._root)
         over = max(
             sum(size for *_, size in ages) - self._keep_total_bytes,
@@ -181,6 +178,7 @@ class Compactor:
             self._sweep(manifest)
 
     def _take_in(self, segments: list[Path], report: Report) -> None:
+        self._intake += 1
         batches: dict[str, list[tuple[str, BatchKey, Events]]] = defaultdict(list)
         damaged = set()
         for path in segments:
@@ -228,7 +226,7 @@ class Compactor:
         manifest.generation += 1
         manifest.segments = sorted((present & set(before.segments)) | {path.name for path in segments})
         fresh = [(key, events) for name, key, events in named if name not in before.segments]
-        Round(self._root, manifest, self._keep_minutes, self._keep_bytes).take(fresh)
+        Round(self._root, manifest, self._keep_minutes, self._keep_bytes, self._intake).take(fresh)
         return manifest
 
     def _manifest(self, sender: str) -> Manifest:
@@ -253,8 +251,9 @@ class Compactor:
         target = folder / path.name
         if target.exists():
             target = folder / f"{path.name}-{time.time_ns()}"
+        newest_ns = max((kept.stat().st_mtime_ns for kept in folder.iterdir()), default=0)
         path.rename(target)
-        os.utime(target)
+        os.utime(target, ns=(max(time.time_ns(), newest_ns + 1),) * 2)  # the clock may have been set back
         for older in sorted(folder.iterdir(), key=lambda kept: kept.stat().st_mtime_ns)[:-KEEP_DAMAGED]:
             shutil.rmtree(older) if older.is_dir() else older.unlink()
         return target

@@ -40,6 +40,7 @@ class Partition:
     rows: Whole
     packets: list[FileName] = field(default_factory=list)  # packet tables, oldest first
     acks: list[FileName] = field(default_factory=list)  # ACKs that came in a later compaction
+    intake: Whole = 0  # which of the store's began it, whatever the clocks say; 0: an earlier version's
 
 
 @dataclass

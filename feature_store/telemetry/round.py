@@ -32,8 +32,10 @@ LEAST_MINUTES: Final = 3  # of a sender, that stay whatever their bytes: a round
 class Round:
     """One change of one sender's packets; for use once."""
 
-    def __init__(self, root: Path, manifest: Manifest, keep_minutes: int, keep_bytes: int) -> None:
-        self._root, self._manifest = root, manifest
+    def __init__(
+        self, root: Path, manifest: Manifest, keep_minutes: int, keep_bytes: int, intake: int
+    ) -> None:
+        self._root, self._manifest, self._intake = root, manifest, intake
         self._keep_minutes, self._keep_bytes = keep_minutes, keep_bytes
         self._folder = sender_dir(root, manifest.sender)
         self._files = 0
@@ -120,7 +122,7 @@ class Round:
             if part.is_empty():
                 continue
             first, last = int(part["packet"][0]), int(part["packet"][-1])
-            partition = known or Partition(number, minute, first, last, 0)
+            partition = known or Partition(number, minute, first, last, 0, intake=self._intake)
             if known is None:
                 self._manifest.partitions.append(partition)
             partition.first_packet = min(partition.first_packet, first)

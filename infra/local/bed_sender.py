@@ -6,17 +6,15 @@ The kernel's packets and ACKs are the sender's telemetry, and they are marked as
 
 from __future__ import annotations
 
-import signal
-import sys
 import time
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Final
 
 import typer
 
 from feature_store.state import make_scratch, scratch
 from infra.local.asked import BED
+from infra.local.parts import end_when_told
 from infra.local.ports import LoopbackPort
 from laboratory.bed import tcp
 from laboratory.bed.hosts import Bed
@@ -73,12 +71,7 @@ def main(
 
     Example: swiftqueue part bed --telemetry unix:var/telemetry.sock --metrics-port 9101
     """
-
-    def end(number: int, frame: FrameType | None) -> None:
-        sys.exit(0)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, end)
+    end_when_told()
     make_scratch()
     while True:
         say(f"{send_until_something_ends(telemetry, metrics_port)}: starting all again")

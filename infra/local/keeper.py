@@ -12,14 +12,11 @@ from __future__ import annotations
 import contextlib
 import math
 import shutil
-import signal
-import sys
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from types import FrameType
 from typing import Annotated, Final, Protocol
 
 import typer
@@ -28,7 +25,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_serv
 from feature_store.state import state_dir
 from infra.local import asked, loop, pages, parts, processes, prometheus, ray_head, status, under_way
 from infra.local.heal import Healing
-from infra.local.parts import KEEPER, MLFLOW, PARTS, TRITON
+from infra.local.parts import KEEPER, MLFLOW, PARTS, TRITON, end_when_told
 from infra.local.ports import LoopbackPort
 from infra.local.tidy import Tidy
 from models.lock import HeldError
@@ -285,12 +282,7 @@ def main(
 
     Example: swiftqueue part keeper --metrics-port 9103
     """
-
-    def end(number: int, frame: FrameType | None) -> None:
-        sys.exit(0)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, end)
+    end_when_told()
     registry = CollectorRegistry()
     starts = Counter(
         "swiftqueue_part_restarts", "parts that the keeper started again", ["part"], registry=registry

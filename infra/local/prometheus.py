@@ -105,19 +105,25 @@ def targets() -> list[tuple[processes.Server, str]]:
     return found
 
 
-def write_targets() -> list[dict[str, object]]:
-    """Write `targets.json` from the records of the servers that run, and return its content."""
+def write_targets(*, keep: bool = False) -> list[dict[str, object]]:
+    """Write `targets.json` from the records of the servers that run, and return its content.
+
+    With `keep` those that were in it stay: what has ended is scraped still, so that an alert says so.
+    """
+    file = state_dir() / PROMETHEUS / "targets.json"
     found: list[dict[str, object]] = [
         {"targets": [address], "labels": {"job": _job(server.name)}} for server, address in targets()
     ]
-    write_file(state_dir() / PROMETHEUS / "targets.json", json.dumps(found, indent=1) + "\n")
+    if keep and file.is_file():
+        found += [one for one in json.loads(file.read_text()) if one not in found]
+    write_file(file, json.dumps(found, indent=1) + "\n")
     return found
 
 
 def update_targets() -> None:
-    """Write the list anew if Prometheus runs."""
+    """Add what has started since the list was written, if Prometheus runs."""
     if processes.running(PROMETHEUS):
-        write_targets()
+        write_targets(keep=True)
 
 
 def _job(name: str) -> str:

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import json
 import math
-import signal
 import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Final
 
 import numpy as np
 import typer
 
 from feature_store.state import private_dir, state_dir
+from infra.local.parts import end_when_told
 from infra.local.ports import LoopbackPort
 from models.say import say
 from serving.agent import frames
@@ -125,10 +123,5 @@ def main(
 
     Example: swiftqueue part agent dumbbell-1 --telemetry unix:var/telemetry.sock --metrics-port 9101
     """
-
-    def end(number: int, frame: FrameType | None) -> None:
-        sys.exit(0)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, end)
+    end_when_told()
     send_for_ever(open_log(trace, 0, None), speed, telemetry, metrics_port)

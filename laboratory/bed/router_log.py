@@ -1,4 +1,4 @@
-"""The router's log of packets as NumPy records (`Record` in `testbed/router/router.cc`)."""
+"""The router's log of packets as NumPy records (`Record` in `testbed/router/records.h`)."""
 
 from __future__ import annotations
 

@@ -16,10 +16,14 @@ from pipelines.live.runner import Runner
 
 WATCH_EVERY_S: Final = 15.0
 WATCH_TAKES_S: Final = 5.0  # no look is begun that would delay a round
+LATE_S: Final = 0.5  # a round that begins later was held up by a look, and the next ones follow it
 
 
 class Scheduler:
-    """Triggers rounds at start, start + every, ...; one whose time comes while another runs is skipped."""
+    """Triggers rounds at start, start + every, ...; one whose time comes while another runs is skipped.
+
+    A look that takes longer than it may delays the next round, and those after it.
+    """
 
     def __init__(self, rounds: Runner[Any], every_s: float, metrics: Metrics) -> None:
         """Raise ValueError where `every_s` is not above zero."""
@@ -37,19 +41,21 @@ class Scheduler:
 
     def run(self, limit: int | None, say: Callable[[str], None]) -> None:
         """Run rounds until `stop`, or `limit` of them."""
-        begin, triggers, ran = time.monotonic(), 0, 0
+        due_s, ran = time.monotonic(), 0
         while not self._stop.is_set() and (limit is None or ran < limit):
             record = self._rounds.run()
             ran += 1
             self._metrics.add(record)
             say(line(record))
-            passed = math.floor((time.monotonic() - begin) / self._every_s)
-            if missed := passed - triggers:
+            if missed := math.floor((time.monotonic() - due_s) / self._every_s):
                 self._metrics.skipped(missed)
                 say(f"round {record.number} took longer than {self._every_s:g} s: {missed} skipped")
-            triggers = passed + 1
+            due_s += (missed + 1) * self._every_s
             if limit is None or ran < limit:
-                self._watch_until(begin + triggers * self._every_s, say)
+                self._watch_until(due_s, say)
+                if (late_s := time.monotonic() - due_s) > LATE_S:
+                    say(f"a look delayed the next round: it begins {late_s:.0f} s late")
+                    due_s += late_s
 
     def _watch_until(self, at_s: float, say: Callable[[str], None]) -> None:
         """Wait for the next round, and look now and then whether what serves is worse than what served."""

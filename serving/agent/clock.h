@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The agent's only clock: CLOCK_MONOTONIC, which steps of the wall clock do not touch.
+// The only clock of the agent and the router: CLOCK_MONOTONIC, which steps of the wall clock do not
+// touch.
 #ifndef SWIFTQUEUE_SERVING_AGENT_CLOCK_H_
 #define SWIFTQUEUE_SERVING_AGENT_CLOCK_H_
 

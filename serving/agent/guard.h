@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
 // The guard: packets to a receiver are moved only while it is settled that moving helps there. This
-// file is its only definition; the agent, the simulator and Python (serving/agent/guard.py) use it.
+// file is its only definition; the agent and the simulator use it.
 // Pure: no I/O, no clock, no thread. It knows nothing of queues but the latencies that came.
 //
 // Of the batches that the controller would move some are pairs: a coin says which of the two is

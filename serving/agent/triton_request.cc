@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <utility>
@@ -16,13 +17,23 @@ static_assert(std::endian::native == std::endian::little,
 constexpr std::size_t kFreeRequests = 16;
 constexpr std::size_t kAnswerBytes = kHorizon * sizeof(float);
 
-// The latencies of a response, of `windows` windows; nullptr if it has none of that size.
+bool finite(const std::string& raw) {
+  for (std::size_t at = 0; at < raw.size(); at += sizeof(float)) {
+    float us = 0;
+    std::memcpy(&us, &raw[at], sizeof us);
+    if (!std::isfinite(us)) return false;
+  }
+  return true;
+}
+
+// The latencies of a response, of `windows` windows; nullptr if it has none of that size, or one
+// that is not finite: the fault of a server, where a negative one is of the model.
 const char* latencies_of(const inference::ModelInferResponse& response, int windows) {
   const int outputs = std::min(response.outputs_size(), response.raw_output_contents_size());
   for (int i = 0; i < outputs; ++i) {
     const std::string& raw = response.raw_output_contents(i);
     if (response.outputs(i).name() == "latency_us" && response.outputs(i).datatype() == "FP32" &&
-        raw.size() == static_cast<std::size_t>(windows) * kAnswerBytes) {
+        raw.size() == static_cast<std::size_t>(windows) * kAnswerBytes && finite(raw)) {
       return raw.data();
     }
   }

@@ -26,7 +26,7 @@
 #include <vector>
 
 #include "../bpf/mark.h"
-#include "fail.h"
+#include "testbed/fail.h"
 
 namespace swiftqueue::testbed {
 

@@ -234,7 +234,7 @@ int collect(const std::string& object, const std::string& output, std::uint32_t 
   constexpr timespec kLook{0, 20'000'000};
   Answers answers;
   const int forecasts = loaded.fd("sq_rate_forecasts");
-  do {
+  for (bool told = false; !told;) {
     if (samples == 0) {
       ::nanosleep(&kLook, nullptr);
     } else {
@@ -245,8 +245,9 @@ int collect(const std::string& object, const std::string& output, std::uint32_t 
       taken.lines.go_on();
       if (wanted[1].revents != 0) answers.read(forecasts, taken);
     }
+    told = g_told != 0;  // looked at before the ring, so that what came before the signal is kept
     if (const int some = ring_buffer__consume(ring); some < 0) fail(output, some);
-  } while (g_told == 0);
+  }
   ring_buffer__free(ring);
   if (std::fclose(taken.file) != 0) fail(output);
   sq_rate_counts counts{};

@@ -20,7 +20,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "fail.h"
+#include "testbed/fail.h"
 
 namespace swiftqueue::testbed {
 

@@ -173,10 +173,10 @@ def test_the_only_server_is_found_again_after_a_restart(
 
 
 class Answers(service_pb2_grpc.GRPCInferenceServiceServicer):
-    """A server whose model says that it can be asked, and whose answers may be cut short."""
+    """A server whose model says that it can be asked, and whose answers may be something else."""
 
     def __init__(self, version: int) -> None:
-        self.version, self.cut = version, False
+        self.version, self.first_bytes = version, np.float32(1).tobytes()
 
     def ModelConfig(self, request: Any, context: Any) -> Any:  # noqa: N802
         config = model_config_pb2.ModelConfig(name=MODEL, max_batch_size=64)
@@ -190,7 +190,7 @@ class Answers(service_pb2_grpc.GRPCInferenceServiceServicer):
         answer = service_pb2.ModelInferResponse(model_version=str(self.version), id=request.id)
         y_BH = np.ones((request.inputs[0].shape[0], HORIZON), np.float32)
         answer.outputs.add(name="latency_us", datatype="FP32", shape=y_BH.shape)
-        answer.raw_output_contents.append(y_BH.tobytes()[4 * self.cut :])
+        answer.raw_output_contents.append(self.first_bytes + y_BH.tobytes()[4:])
         return answer
 
     def ModelStreamInfer(self, requests: Any, context: Any) -> Iterator[Any]:  # noqa: N802
@@ -209,12 +209,13 @@ def answering(answers: Answers) -> Iterator[str]:
     server.stop(0)
 
 
-def test_a_server_whose_answers_are_none_is_left_for_the_next(program: Path) -> None:
+@pytest.mark.parametrize("first_bytes", [b"", np.float32("nan").tobytes()], ids=["short", "nan"])
+def test_a_server_whose_answers_are_none_is_left_for_the_next(program: Path, first_bytes: bytes) -> None:
     first, second = Answers(1), Answers(2)
     with answering(first) as one, answering(second) as two:
         asking = Asking(program, [one, two])
         time.sleep(1)
-        first.cut = True
+        first.first_bytes = first_bytes
         time.sleep(1)
         found = asking.stop()
     assert 0 < found["failed"] < 10

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-import yaml
 
 from benchmarks.extract import extract_in_capped_memory
 from benchmarks.synthetic_capture import write_capture
@@ -259,24 +258,13 @@ def test_a_ray_of_its_own_refuses_a_stranger(project: Path, tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_the_stage_writes_what_the_command_writes(tmp_path: Path, project: Path) -> None:
-    trace = {"file": str(OWN / "raw.pcap"), "sender": None, "latency": "acks"}
-    params = tmp_path / "params.yaml"
-    params.write_text(yaml.safe_dump({"extract": {"traces": {"office": trace}}}))
-    stage = [
-        sys.executable,
-        "-m",
-        "pipelines.extract",
-        "--params",
-        str(params),
-        "--output",
-        str(tmp_path / "packets"),
-    ]
-    subprocess.run(stage, check=True, cwd=project, capture_output=True)
+    stage = [sys.executable, "-m", "pipelines.extract", "--output", str(tmp_path / "packets")]
+    stage += ["--trace", "office", "--sender", "None", "--latency", "acks", "--file"]
+    subprocess.run([*stage, str(OWN / "raw.pcap")], check=True, cwd=project, capture_output=True)
     table = scan_packets(tmp_path / "packets", "office").collect()
     assert run("raw.pcap", output=tmp_path / "o") == 0
     assert table.drop("trace").equals(scan_packets(tmp_path / "o", "raw").collect().drop("trace"))
-    params.write_text(yaml.safe_dump({"extract": {"traces": {"office": {**trace, "file": "gone.pcap"}}}}))
-    failed = subprocess.run(stage, cwd=project, capture_output=True, text=True)
+    failed = subprocess.run([*stage, "gone.pcap"], cwd=project, capture_output=True, text=True)
     assert failed.returncode == 1
     assert "gone.pcap" in failed.stderr
     assert "Traceback" not in failed.stderr

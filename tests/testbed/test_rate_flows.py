@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import signal
 import socket
+import struct
 import subprocess
+import sys
+import termios
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pytest
@@ -116,6 +120,12 @@ def flow() -> Iterator[tuple[socket.socket, socket.socket]]:
             yield near, far
 
 
+def unread(pipe: IO[str] | None) -> int:
+    """Bytes in a pipe that its reader has not taken."""
+    assert pipe is not None
+    return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
+
+
 # include/uapi/linux/tcp.h, with a sample's names for what it has.
 TCP_INFO = np.dtype(
     [
@@ -179,21 +189,30 @@ def test_who_asks_is_not_held_up_by_who_does_not_read(tmp_path: Path, reads: boo
     flows, log = 4, tmp_path / "records"
     with subprocess.Popen(
         [SAMPLER, "collect", SAMPLER_OBJECT, log, "35"],  # a question is more than the pipe holds
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, pipesize=4096,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, pipesize=4096,
     ) as sampler:  # fmt: skip
+        assert sampler.stdin is not None
         assert sampler.stdout is not None
         assert sampler.stderr is not None
         sampler.stdout.readline()
         for _ in range(flows):
             with flow() as (near, far):
+                # It ends without an ACK, which could come while the sampler counts.
+                near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 for _ in range(40):  # each is an ACK, at least
                     near.sendall(b"x" * 1000)
                     far.recv(1000, socket.MSG_WAITALL)
                     far.sendall(b"x")
                     near.recv(1)
+        lines = []
+        if reads:  # once each question was made: when the second answer is taken, all records had been
+            for _ in range(2):
+                print(file=sampler.stdin, flush=True)
+                wait_until(lambda: not unread(sampler.stdin))
+            lines.append(json.loads(sampler.stdout.readline()))  # room for the summary, that waits 1 s for it
         sampler.terminate()
         if reads:
-            lines = [json.loads(line) for line in sampler.stdout]
+            lines += [json.loads(line) for line in sampler.stdout]
             said = lines.pop()
             assert {one["event"] for one in lines} == {"asked"}
             assert (said["flows"], said["lost"]) == (flows, 0)

@@ -14,6 +14,7 @@ import numpy as np
 import polars as pl
 import pytest
 import yaml
+from guard_binding import MOST_GROWTH, PAIR_PACKETS
 
 from feature_store.packets.schema import PACKET_SCHEMA
 from laboratory.command import Request, adjusted, run_lab
@@ -33,7 +34,6 @@ from laboratory.scenarios.files import FOLDER, environment_at, files_of, full, l
 from laboratory.scenarios.replay import distribution
 from laboratory.scenarios.traffic import Messages
 from serving.agent.controller import ControllerParams
-from serving.agent.guard import MOST_GROWTH, PAIR_PACKETS
 
 
 @pytest.fixture

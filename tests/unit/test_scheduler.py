@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any, cast
 
@@ -44,3 +45,15 @@ def test_what_serves_is_looked_at_between_two_rounds(monkeypatch: pytest.MonkeyP
     assert "version 2 is rolled back to 1: it was bad" in said
     rolled_back: Any = metrics._rollbacks
     assert rolled_back._value.get() == 1
+
+
+def test_a_slow_look_delays_a_round_and_is_not_taken_for_a_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "WATCH_EVERY_S", 0.1)
+    monkeypatch.setattr(scheduler, "WATCH_TAKES_S", 0.0)
+    rounds, metrics, said = Quiet(), Metrics(), list[str]()
+    monkeypatch.setattr(rounds, "watch", lambda: threading.Event().wait(1.3) * "")
+    Scheduler(cast(Rounds, rounds), 0.5, metrics).run(2, said.append)
+    (first, second), counted = (at_s for _, at_s in rounds.events), metrics._rounds.labels("skipped")
+    assert 1.3 < second - first < 1.9
+    assert said[1:-1] == ["a look delayed the next round: it begins 1 s late"]  # the others are the rounds'
+    assert cast(Any, counted)._value.get() == 0

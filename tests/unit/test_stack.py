@@ -21,7 +21,7 @@ from toy_world import bottleneck_table, write_table
 from waiting import wait_until
 
 from feature_store.state import make_scratch, scratch
-from infra.local import asked, loop, parts, processes, status, under_way
+from infra.local import asked, loop, parts, processes, prometheus, status, under_way
 from infra.local.judgement import Judgement
 from infra.local.loop import start_loop, stop_stack
 from infra.local.parts import PARTS
@@ -452,6 +452,22 @@ def test_one_that_does_not_answer_holds_up_no_status(monkeypatch: pytest.MonkeyP
     assert judged["keeper"] == Judgement(True, "well", "keeper")
     never.set()
     for name in ("ray", "scheduler", "keeper"):
+        processes.stop(name)
+
+
+def test_a_part_that_is_gone_is_scraped_still_when_another_one_starts() -> None:
+    """So its end is seen; the keeper tells Prometheus of each part that is up again."""
+    file = processes.record_path("prometheus").with_name("targets.json")
+    for name, number in (("scheduler", 1), ("prometheus", 2)):
+        processes.start(name, SLEEPER, {"metrics": number}, {}, lambda: True, 10)
+    prometheus.write_targets()
+    processes.stop("scheduler")
+    processes.start("agent", SLEEPER, {"metrics": 3}, {}, lambda: True, 10)
+    for _ in range(2):
+        prometheus.update_targets()
+        assert {one["labels"]["job"] for one in json.loads(file.read_text())} == {"agent", "scheduler"}
+    assert [one["labels"] for one in prometheus.write_targets()] == [{"job": "agent"}]
+    for name in ("agent", "prometheus"):
         processes.stop(name)
 
 

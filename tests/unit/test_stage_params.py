@@ -117,14 +117,15 @@ def test_a_parameter_file_that_cannot_be_used_is_named(tmp_path: Path, text: str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("traces", [[1], "x", {}])
-def test_a_stage_says_it_in_one_line_and_writes_nothing(tmp_path: Path, project: Path, traces: Any) -> None:
+@pytest.mark.parametrize("protocol", [[1], "x", {}])
+def test_a_stage_says_it_in_one_line_and_writes_nothing(tmp_path: Path, project: Path, protocol: Any) -> None:
     path = tmp_path / "params.yaml"
-    path.write_text(yaml.safe_dump({**OWN, "extract": {"traces": traces}}))
-    command = [sys.executable, "-m", "pipelines.extract", f"--params={path}", f"--output={tmp_path / 'o'}"]
+    path.write_text(yaml.safe_dump({**OWN, "split": {"protocol": protocol}}))
+    command = [sys.executable, "-m", "pipelines.split", f"--params={path}", f"--windows={tmp_path}"]
+    command += [f"--output={tmp_path / 'o'}"]
     result = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
     assert result.returncode != 0
     assert result.stderr.strip().splitlines() == [
-        f"extract: {path}: extract.traces is {traces!r}; it must be a mapping of names, not empty"
+        f"split: {path}: split.protocol is {protocol!r}; it must be one of short, small, paper"
     ]
     assert not (tmp_path / "o").exists()

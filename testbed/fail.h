@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A failed call of the kernel's, as the one line that a loader ends with.
-#ifndef SWIFTQUEUE_TESTBED_LOADER_FAIL_H_
-#define SWIFTQUEUE_TESTBED_LOADER_FAIL_H_
+// A failed call of the kernel's, as the one line that a program of the bed ends with.
+#ifndef SWIFTQUEUE_TESTBED_FAIL_H_
+#define SWIFTQUEUE_TESTBED_FAIL_H_
 
 #include <cerrno>
 #include <cstring>
@@ -17,4 +17,4 @@ namespace swiftqueue::testbed {
 
 }  // namespace swiftqueue::testbed
 
-#endif  // SWIFTQUEUE_TESTBED_LOADER_FAIL_H_
+#endif  // SWIFTQUEUE_TESTBED_FAIL_H_

@@ -1,4 +1,4 @@
-"""The guard from Python: a thin binding of `serving/agent/guard.h`, its only definition."""
+"""The guard of `serving/agent/guard.h` from Python: a thin binding, for what tries it alone."""
 
 from __future__ import annotations
 
@@ -73,21 +73,14 @@ class Guard:
     """Says of each batch to a receiver whether it is moved; hears what was sent and acknowledged."""
 
     def __init__(
-        self,
-        alpha: float = ALPHA,
-        seed: int = 1,
-        *,
-        pair_packets: int = PAIR_PACKETS,
-        most_growth: float = MOST_GROWTH,
+        self, seed: int = 1, *, pair_packets: int = PAIR_PACKETS, most_growth: float = MOST_GROWTH
     ) -> None:
         """Begin with no receiver.
 
         Raises:
-            ValueError: alpha is not between 0 and 1, or a pair's packets or the growth cannot be.
+            ValueError: a pair's packets or the growth cannot be.
         """
-        if not 0 < alpha < 1:
-            raise ValueError(f"alpha {alpha}: give a number between 0 and 1")
-        self._handle = _ABI.sq_guard_new(alpha, seed, pair_packets, most_growth)
+        self._handle = _ABI.sq_guard_new(ALPHA, seed, pair_packets, most_growth)
         if not self._handle:
             raise ValueError(
                 f"{pair_packets} packets of a pair, growth {most_growth}: give 1 to 8, and 0 or more"
