@@ -216,7 +216,9 @@ def tune(
 def paper(
     exhibits: Annotated[
         list[str] | None,
-        typer.Argument(help="as figure-7a, table-1 (default: all)", metavar="[EXHIBIT]..."),
+        typer.Argument(
+            help="as figure-7a, numbered as in arXiv's first version (default: all)", metavar="[EXHIBIT]..."
+        ),
     ] = None,
     small: Annotated[
         bool,
