@@ -13,6 +13,10 @@ import typer
 from infra.cli_choices import LatencySource, Protocol, Told, Visibility, check_folder
 
 experiments_app = typer.Typer()
+Scored = Annotated[
+    Path,
+    typer.Option(help="its sections `change` and `evaluate` say what is late, and when a head answers"),
+]
 
 
 class Benchmark(StrEnum):
@@ -125,10 +129,7 @@ def forecasts(
         float | None,
         typer.Option(help="share of L4S flows' packets moved at random: estimates what the choice gains"),
     ] = None,
-    params: Annotated[
-        Path,
-        typer.Option(help="its sections `change` and `evaluate` say what is late, and when a head answers"),
-    ] = Path("params.yaml"),
+    params: Scored = Path("params.yaml"),
     also: Annotated[
         Path | None, typer.Option(help="folder of packet tables of other traces to learn from besides, whole")
     ] = None,
@@ -183,6 +184,7 @@ def tune(
     seed: Annotated[int, typer.Option(min=0, help="of the proposals")] = 1,
     protocol: Annotated[Protocol, typer.Option(help="lengths of the slices")] = Protocol.small,
     sections: Annotated[Path, typer.Option(help="the variants")] = Path("forecasters.yaml"),
+    params: Scored = Path("params.yaml"),
 ) -> None:
     """Tune each forecaster on training slices, with one budget for all; goes on where it stopped.
 
@@ -190,6 +192,9 @@ def tune(
     Then: swiftqueue forecasts data/packets --sections var/tuning/tuned.yaml
     """
     from infra.tuning import tune as search
+    from models.section import read
+    from models.sharp import change_of
+    from pipelines.evaluate import EvaluateParams
 
     check_folder(output, "tune")
     search(
@@ -202,6 +207,8 @@ def tune(
         seed=seed,
         protocol=protocol.value,
         sections=sections,
+        change=change_of(params),
+        round_s=read(params, EvaluateParams).round_s,
     )
 
 
@@ -209,7 +216,9 @@ def tune(
 def paper(
     exhibits: Annotated[
         list[str] | None,
-        typer.Argument(help="as figure-7a, table-1 (default: all)", metavar="[EXHIBIT]..."),
+        typer.Argument(
+            help="as figure-7a, numbered as in arXiv's first version (default: all)", metavar="[EXHIBIT]..."
+        ),
     ] = None,
     small: Annotated[
         bool,

@@ -104,14 +104,11 @@ def study_params(params: Any, study: Study) -> Any:
 
     """
     from models.training.protocol import protocol_named
-    from pipelines.params.sections import check
 
     least = protocol_named(study.protocol)
     enough_s = least.pretrain_s + SIMULATED_ROUNDS * least.test_s + 2  # flows start in the first second
     params["simulate"]["duration_s"] = max(params["simulate"]["duration_s"], round(enough_s))
     override(params, study.protocol, study.overrides)
-    own = {name: params[name] for name in params if name != "extract"}
-    check(json.loads(json.dumps(own, default=str)))  # a date is no JSON, and no parameter
 
     if study.captures:
         entries = {

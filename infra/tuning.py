@@ -19,6 +19,7 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,7 +35,7 @@ from models.json_file import read_object
 from models.say import say
 from models.search import Between
 from models.section import read_all
-from models.training.protocol import ROUND_S
+from models.sharp import Change
 
 SUMMARY: Final = "tuning.json"
 SECTIONS: Final = "tuned.yaml"
@@ -56,6 +57,8 @@ def tune(
     seed: int,
     protocol: str,
     sections: Path,
+    change: Change,
+    round_s: float,
 ) -> None:
     """Search for the variants' best parameters; write each trial, the sections found, and a summary.
 
@@ -69,6 +72,8 @@ def tune(
         seed: of the proposals.
         protocol: lengths of the slices.
         sections: file of the variants.
+        change: of latency that loss and scores count.
+        round_s: seconds that a live round on a minute takes until its head answers.
 
     Raises:
         FileNotFoundError: there is no packet table of a trace.
@@ -79,8 +84,8 @@ def tune(
         raise ValueError(f"--only {fixed[0]}: it has nothing to tune (`search` in models/forecasters/)")
     if not any(each.kind.search for each in wanted):
         raise ValueError(f"{sections}: no section has anything to tune")
-    traces = within_training(traces_of(packets, names, protocol))
-    asked, work = Asked.of(traces), fingerprint(traces, ROUND_S)
+    traces = within_training([replace(trace, change=change) for trace in traces_of(packets, names, protocol)])
+    asked, work = Asked.of(traces), fingerprint(traces, round_s)
     budget = {"trials": trials, "cpu_seconds": seconds, "seed": seed, "training_seed": TRAINING_SEED}
     found = {}
     switch_off()
@@ -88,13 +93,15 @@ def tune(
     with ray_cluster(1):
         for variant in wanted:
             if variant.kind.search:
-                search = _Search(variant, output / variant.name, work)
+                search = _Search(variant, output / variant.name, work, round_s)
                 found[variant.name] = search.run(traces, asked, trials, seconds, seed)
     about = {
         "traces": [trace.name for trace in traces],
         "protocol": protocol,
         "n": int(asked.came_BH.size),
         "objective": OBJECTIVE,
+        "change": change.model_dump(),
+        "round_s": round_s,
         "budget": budget,
     }
     raw = read_all(sections)
@@ -107,8 +114,8 @@ def tune(
 class _Search:
     """The search of one variant; `folder` has its trials."""
 
-    def __init__(self, variant: Variant, folder: Path, work: str) -> None:
-        self.variant, self.folder, self.work = variant, folder, work
+    def __init__(self, variant: Variant, folder: Path, work: str, round_s: float) -> None:
+        self.variant, self.folder, self.work, self.round_s = variant, folder, work, round_s
         self.done: list[dict[str, Any]] = []
 
     def run(
@@ -128,9 +135,8 @@ class _Search:
             sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=STARTUP_TRIALS),
             points_to_evaluate=[own_values(self.variant)],
         )
-        trial = tune.with_parameters(
-            _trial, variant=self.variant, work=self.work, traces=traces, asked=asked, kept=kept
-        )
+        given = {"work": self.work, "traces": traces, "asked": asked, "round_s": self.round_s, "kept": kept}
+        trial = tune.with_parameters(_trial, variant=self.variant, **given)
         with _scratch(self.folder) as scratch:
             results = tune.Tuner(
                 tune.with_resources(trial, {"cpu": 1}),
@@ -222,6 +228,7 @@ def _trial(
     work: str,
     traces: Sequence[Trace],
     asked: Asked,
+    round_s: float,
     kept: Mapping[str, Mapping[str, Any]],
 ) -> None:
     """One trial, in Ray's process."""
@@ -231,17 +238,17 @@ def _trial(
     torch.set_num_threads(1)  # seconds are of one core
     tried = with_values(variant, config)
     key = key_of(tried, TRAINING_SEED, work)
-    one = dict(kept[key]) if key in kept else {"key": key, **_scored(tried, config, traces, asked)}
+    one = dict(kept[key]) if key in kept else {"key": key, **_scored(tried, config, traces, asked, round_s)}
     # As text: Ray would flatten it into numbers of its own.
     tune.report({OBJECTIVE: _score(one), "trial": json.dumps(one, allow_nan=False)})
 
 
 def _scored(
-    tried: Variant, values: Mapping[str, Any], traces: Sequence[Trace], asked: Asked
+    tried: Variant, values: Mapping[str, Any], traces: Sequence[Trace], asked: Asked, round_s: float
 ) -> dict[str, Any]:
     started = time.process_time()
     try:
-        found = run(tried, TRAINING_SEED, traces, asked, lambda _: None, ROUND_S)["tuned"]
+        found = run(tried, TRAINING_SEED, traces, asked, lambda _: None, round_s)["tuned"]
     except ValueError as error:  # diverged: a result too
         scores = {"failed": str(error)}
     else:

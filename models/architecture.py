@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from feature_store.packets.schema import HORIZON
 from models.section import Above0, Count, Section
@@ -14,6 +14,14 @@ ALL: Final = "all"  # of the quantiles: each is served
 MOST_LEVELS: Final = 16  # that the engine gives (serving/engine/kernel.h)
 Level = float | Literal["all"] | None  # of quantiles, what is served; None: the median, or the mean
 BLOCK = 64  # events that attention takes at once: a band has a whole number of these
+
+
+def check_heads(section: str, width: int, heads: int) -> None:
+    """Raise a ValueError of one line where the heads of attention do not divide its width."""
+    if width % heads:
+        raise ValueError(
+            f"{section}.width is {width}; it must be a multiple of {section}.heads, which is {heads}"
+        )
 
 
 class QueryFit(Section):
@@ -66,6 +74,11 @@ class EventStreamFit(QueryFit):
     """What moves quantiles to their levels: `split`: the last fifth of the fine-tuning slice, which then does
     not tune the head; `before`: the last slices, as they were forecast before the head learned from them
     (docs/MODEL.md)."""
+
+    @model_validator(mode="after")
+    def _heads_divide_the_width(self) -> Self:
+        check_heads(self.section, self.width, self.heads)
+        return self
 
     @property
     def reach(self) -> int:

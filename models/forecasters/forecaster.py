@@ -258,6 +258,14 @@ def save(folder: Path, variant: Variant, forecaster: Forecaster) -> None:
         (partial / DESCRIPTION_FILE).write_text(json.dumps(content, indent=1) + "\n")
 
 
+def check_made_for(described: Mapping[str, Any], schema_hash: str) -> None:
+    """Raise a ValueError of one line where something saved has inputs of another definition."""
+    if described["schema_hash"] != schema_hash:
+        raise ValueError(
+            f"made for inputs {described['schema_hash']}, but this code computes {schema_hash}; train again"
+        )
+
+
 def load(folder: Path) -> Forecaster:
     """Read a saved forecaster.
 

@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import field_validator
 
 from feature_store.events.event_stream import AS_SENT, event_schema_hash
-from models.forecasters.forecaster import Floats, Forecaster, Part, Say
+from models.forecasters.forecaster import Floats, Forecaster, Part, Say, check_made_for
 from models.forecasters.queries import QUERY_INPUTS, column, replayed
 from models.section import Section, near
 
@@ -80,6 +80,7 @@ class Repeated(Forecaster):
     @classmethod
     def read(cls, folder: Path, params: RepeatedParams, described: Mapping[str, Any]) -> Self:
         """Read the median."""
+        check_made_for(described, event_schema_hash())
         return cls(params, float(described["median_us"]))
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import nn
 
+from models.forecasters.forecaster import check_made_for
 from models.networks.files import WEIGHTS_FILE, check_finite
 from models.networks.scaling import ScaledFeature, Target
 
@@ -47,10 +48,7 @@ def read_inputs(
     Raises:
         ValueError: it was made for another definition of inputs.
     """
-    if described["schema_hash"] != schema_hash:
-        raise ValueError(
-            f"made for inputs {described['schema_hash']}, but this code computes {schema_hash}; train again"
-        )
+    check_made_for(described, schema_hash)
     inputs = {
         str(row): [ScaledFeature(**each) for each in features]
         for row, features in described["inputs"].items()

@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from feature_store.events.event_stream import AS_SENT, event_schema_hash
-from models.forecasters.forecaster import Floats, Forecaster, Part, Say
+from models.forecasters.forecaster import Floats, Forecaster, Part, Say, check_made_for
 from models.forecasters.queries import QUERY_INPUTS, Inputs, replayed
 from models.scoring.baselines import BoostedTrees, Growth
 from models.search import Between, Space
@@ -94,8 +94,7 @@ class Trees(Forecaster):
     @classmethod
     def read(cls, folder: Path, params: TreesParams, described: Mapping[str, Any]) -> Self:
         """Read the trees."""
-        if described["schema_hash"] != event_schema_hash():
-            raise ValueError("made for another definition of the inputs; train again")
+        check_made_for(described, event_schema_hash())
         trees = BoostedTrees.load(folder / FILE, params.rounds, int(described["seed"]), params.growth)
         return cls(trees, params)
 

@@ -24,7 +24,7 @@ from feature_store.events.windows import FEATURES, HORIZON, bdp_packets, iter_wi
 from models.forecasters.forecaster import Floats, Forecaster, Part, Say
 from models.forecasters.queries import QUERY_INPUTS, column, replayed
 from models.forecasters.torch_files import read_inputs, write_network
-from models.networks.files import load_weights
+from models.networks.files import load_weights, quiet
 from models.networks.loop_network import named, names
 from models.networks.prediction import predict
 from models.networks.scaling import ScaledFeature, Target, fit_features, fit_target
@@ -152,9 +152,8 @@ class WindowForecaster(Forecaster):
 
     def multiply_adds(self) -> int:
         """Of a batch: a window for each queue. Those that PyTorch executes."""
-        from torch.utils.flop_counter import (
-            FlopCounterMode,
-        )  # says on import that Triton's kernels are not here
+        with quiet("torch.utils.flop_counter"):
+            from torch.utils.flop_counter import FlopCounterMode
 
         # An LSTM is plain products in double precision, attention by MATH.
         model = copy.deepcopy(self.model).double()

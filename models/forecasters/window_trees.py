@@ -14,7 +14,7 @@ from pydantic import Field
 
 from feature_store.events.event_stream import AS_SENT
 from feature_store.events.windows import HORIZON, schema_hash
-from models.forecasters.forecaster import Floats, Forecaster, Part, Say
+from models.forecasters.forecaster import Floats, Forecaster, Part, Say, check_made_for
 from models.forecasters.trees import FILE, SEARCH, BoostingParams
 from models.forecasters.window import input_names, windows_of
 from models.scoring.baselines import BoostedTrees
@@ -77,8 +77,7 @@ class WindowTrees(Forecaster):
     @classmethod
     def read(cls, folder: Path, params: WindowTreesParams, described: Mapping[str, Any]) -> Self:
         """Read the trees."""
-        if described["schema_hash"] != schema_hash():
-            raise ValueError("made for another definition of the inputs; train again")
+        check_made_for(described, schema_hash())
         trees = BoostedTrees.load(folder / FILE, params.rounds, int(described["seed"]), params.growth)
         return cls(trees, params)
 

@@ -54,7 +54,7 @@ def write_onnx(folder: Path, model: torch.nn.Module, x_BWF: torch.Tensor, output
     """
     import onnx
 
-    with _quiet("torch.onnx", "torch.utils.flop_counter"):
+    with quiet("torch.onnx", "torch.utils.flop_counter"):
         program = torch.onnx.export(
             model,
             (x_BWF,),
@@ -74,7 +74,7 @@ def write_onnx(folder: Path, model: torch.nn.Module, x_BWF: torch.Tensor, output
 
 
 @contextlib.contextmanager
-def _quiet(*loggers: str) -> Iterator[None]:
+def quiet(*loggers: str) -> Iterator[None]:
     """Keep the exporter's notes on packages we do not use (torchvision, triton) off the screen."""
     levels = {name: logging.getLogger(name).level for name in loggers}
     for name in loggers:

@@ -21,6 +21,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from feature_store.events.definition import WINDOW
+from models.architecture import check_heads
 from models.import_closure import code_hash
 from models.networks.loop_network import Data, Pretrained
 from models.networks.prediction import BATCH, encode, latencies
@@ -86,11 +87,7 @@ class PretrainParams(Section):
 
     @model_validator(mode="after")
     def _heads_divide_the_width(self) -> PretrainParams:
-        if self.width % self.heads:
-            raise ValueError(
-                f"{self.section}.width is {self.width}; it must be a multiple of "
-                f"{self.section}.heads, which is {self.heads}"
-            )
+        check_heads(self.section, self.width, self.heads)
         return self
 
     def sizes(self, horizon: int) -> Architecture:

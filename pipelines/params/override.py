@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -25,14 +26,17 @@ def override(params: Any, protocol: str, overrides: Sequence[str]) -> None:
         overrides: `SECTION.KEY=VALUE`, VALUE in YAML; later ones win.
 
     Raises:
-        ValueError: the protocol is unknown, or an override names no parameter.
+        ValueError: the protocol is unknown, or an override names no parameter or gives what it cannot be.
     """
     from models.training.protocol import protocol_named
+    from pipelines.params.sections import check
 
     protocol_named(protocol)
     params["split"]["protocol"] = protocol
     for one in overrides:
         _override(params, one)
+    own = {name: params[name] for name in params if name != "extract"}  # whose traces are others
+    check(json.loads(json.dumps(own, default=str)))  # a date is no JSON, and no parameter
 
 
 def _override(params: Any, override: str) -> None:

@@ -359,7 +359,6 @@ def test_slices_without_anything_to_learn_are_refused(windows: WindowSet) -> Non
         ({"workers": True}, "pretrain.workers is True"),
         ({"weight_decay": -1}, "pretrain.weight_decay is -1"),
         ({"layers": 0}, "pretrain.layers is 0; it must be a whole number from 1, at most 16"),
-        ({"heads": 5}, "pretrain.width is 64; it must be a multiple of pretrain.heads, which is 5"),
     ],
 )
 def test_bad_parameters_are_named(change: dict[str, object], message: str) -> None:

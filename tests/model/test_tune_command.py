@@ -73,6 +73,7 @@ def test_a_search_goes_on_where_it_stopped_and_ends_as_one_that_did_not(world: P
     assert not list(world.glob("*/*/ray"))
 
     found = summary(world, "whole")
+    assert {one["n_late"] > 0 for one in found["variants"]["mlp"]["trials"]} == {True}
     assert found["budget"] == {"trials": 6, "cpu_seconds": 1800, "seed": 1, "training_seed": 1}
     sections = yaml.safe_load((world / "forecasters.yaml").read_text())
     tuned = yaml.safe_load((world / "whole/tuned.yaml").read_text())
@@ -104,8 +105,16 @@ def test_a_search_goes_on_where_it_stopped_and_ends_as_one_that_did_not(world: P
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray")
-def test_no_trial_begins_after_the_seconds_are_spent(world: Path) -> None:
-    tune(world, "short", "--only", "mlp", "--trials", "6", "--seconds", "1")
+def test_no_trial_begins_after_the_seconds_are_spent_and_late_is_as_the_parameters_say(
+    world: Path, project: Path
+) -> None:
+    params = yaml.safe_load((project / "params.yaml").read_text())
+    params["change"]["least_ms"] = 200.0
+    (world / "params.yaml").write_text(yaml.safe_dump(params))
+    more = ("--params", str(world / "params.yaml"))
+    tune(world, "short", "--only", "mlp", "--trials", "6", "--seconds", "1", *more)
+    assert {one["n_late"] for one in summary(world, "short")["variants"]["mlp"]["trials"]} == {0}
+    assert summary(world, "short")["change"]["least_ms"] == 200
     spent = [one["cpu_s"] for one in summary(world, "short")["variants"]["mlp"]["trials"]]
     assert sum(spent[:-1]) < 1 <= sum(spent) or len(spent) == 6
     assert len(spent) < 6
@@ -119,6 +128,7 @@ def test_no_trial_begins_after_the_seconds_are_spent(world: Path) -> None:
         (["--trials", "0"], "Invalid value for '--trials': Input should be greater than or equal to 1"),
         (["--trace", "t3"], "no packet table of trace 't3'"),
         (["--sections", "/nowhere.yaml"], "/nowhere.yaml: no such parameter file"),
+        (["--params", "/nowhere.yaml"], "/nowhere.yaml: no such parameter file"),
     ],
 )
 def test_what_cannot_be_is_a_line_that_names_it(world: Path, more: list[str], line: str) -> None:

@@ -190,6 +190,11 @@ def test_a_scenario_says_how_its_model_is_trained(tmp_path: Path) -> None:
     own.write_text("extends: figure8\ntrain: {windows.tokenz: 64}\n")
     with pytest.raises(ValueError, match=r"^mine\.yaml: train: windows\.tokenz=64: there is no parameter"):
         settings(load(own), own, "small", [])
+    own.write_text("extends: figure8\ntrain: {finetune.epochs: 0}\n")
+    with pytest.raises(ValueError, match=r"^mine\.yaml: train: finetune\.epochs is 0; it must be"):
+        settings(load(own), own, "small", [])
+    with pytest.raises(ValueError, match=r"^architecture\.name is 'lstm'; it must be one of"):
+        settings(load(path), path, "small", ["architecture.name=lstm"])
     assert "train" not in json.dumps(run_of("figure8"))
 
 

@@ -62,6 +62,13 @@ def test_unknown_and_missing_keys_are_named(section: str) -> None:
         section_of(section)(**left)
 
 
+@pytest.mark.parametrize("section", ["pretrain", "event-stream", "bilstm"])
+def test_heads_that_do_not_divide_the_width_are_refused_before_a_stage_works(section: str) -> None:
+    line = rf"{section}\.width is \d+; it must be a multiple of {section}\.heads"
+    with pytest.raises(ValueError, match=line):
+        section_of(section)(**OWN[section] | {"heads": 7})
+
+
 @pytest.mark.parametrize(
     ("change", "line"),
     [
