@@ -74,6 +74,8 @@ TRAFFIC: Final = (
     RETRANSMITTED,
     REORDERED,
     UNFORESEEN,
+    CHOICE_RIGHT,
+    REGRET,
     CPU,
 )
 """Stand beside every gain."""
