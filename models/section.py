@@ -80,7 +80,7 @@ def read_all(path: Path) -> dict[str, Any]:
 
 def near(word: str, known: list[str]) -> str:
     """Say which of some names was meant, or what there is."""
-    close = difflib.get_close_matches(word, known, 1)
+    close = [name for name in known if name.startswith(word)] or difflib.get_close_matches(word, known, 1)
     return f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(known))}"
 
 

@@ -155,7 +155,7 @@ def harm(runs: pl.DataFrame, place: Place, control: str = "model", wanted: Seque
         return f"{found.queueing.n} of {FEWEST_SEEDS} seeds"
     said = ", ".join(cost.name for cost in found.broken() if cost.settled) or "none"
     unjudged = ", ".join(limit.name for limit in wanted if limit.measure not in found.found)
-    return f"{said}; {unjudged} not judged" if unjudged else said
+    return f"{said}; {unjudged} unjudged" if unjudged else said
 
 
 def kept(runs: pl.DataFrame, prefix: str = FIRST) -> list[str]:

@@ -16,7 +16,7 @@ import polars as pl
 
 from feature_store.atomic import new_file
 from laboratory.report.comparison import Place, by_seed, compare, places
-from laboratory.report.judging import FEWEST_SEEDS, SETTLED
+from laboratory.report.judging import FEWEST_PACKETS, FEWEST_SEEDS, SETTLED
 from laboratory.report.measures import QUEUEING_P99
 from laboratory.runs.results import COMPLETE, kept_table
 from models.scoring.intervals import paired_change
@@ -32,7 +32,7 @@ SCHEMA: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
     "places": pl.Int64,  # that were asked together
     "seeds": pl.Int64,  # that were run
     "change": pl.Float64,  # of P99 against default
-    "chance": pl.Float64,  # of such a change at the last look, corrected for looks and places; at most 1
+    "chance": pl.Float64,  # of it at the last look, corrected for looks and places; null: too few packets
     "settled_at": pl.Int64,  # seeds at the look that settled it; null where none did
 }
 By = Mapping[int, float]
@@ -101,7 +101,7 @@ def looked(runs: pl.DataFrame, scenario: str, looks: Sequence[int]) -> list[dict
         for control in controls_of(runs, place):
             ours = by_seed(runs, place, control, QUEUEING_P99)
             found = compare(runs, place, control)
-            is_judged = found is not None and not found.few_packets
+            is_judged = found is None or not found.few_packets
             asked = len(looks) * len(at) * len(controls_of(runs, place))
             rows.append(
                 {
@@ -113,7 +113,7 @@ def looked(runs: pl.DataFrame, scenario: str, looks: Sequence[int]) -> list[dict
                     "places": len(at),
                     "seeds": len(set(ours) & set(base)),
                     "change": found.queueing.mean if found else None,
-                    "chance": chance_of(ours, base, asked) if is_judged else 1.0,
+                    "chance": chance_of(ours, base, asked) if is_judged else None,
                     "settled_at": settled_at(ours, base, looks, asked) if is_judged else None,
                 }
             )
@@ -121,10 +121,12 @@ def looked(runs: pl.DataFrame, scenario: str, looks: Sequence[int]) -> list[dict
 
 
 def settled_places(rows: Sequence[Mapping[str, Any]]) -> set[Place]:
-    """Places at which all that is asked is settled."""
+    """Places that get no further seeds: all that is asked is settled, or rests on too few packets."""
     at = {Place(row["scenario"], row["point"], row["profile"]) for row in rows}
     still = {
-        Place(row["scenario"], row["point"], row["profile"]) for row in rows if row["settled_at"] is None
+        Place(row["scenario"], row["point"], row["profile"])
+        for row in rows
+        if row["settled_at"] is None and row["chance"] is not None
     }
     return at - still
 
@@ -147,12 +149,14 @@ def keep(output: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def said(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a line for each row: at how many seeds it was settled."""
+    """Return a line for each row: at how many seeds it was settled, or what would settle it."""
     lines = []
     for row in rows:
         where = " ".join(part for part in (row["scenario"], row["point"], row["profile"]) if part)
         at = row["settled_at"]
         how = f"settled at {at} seeds" if at else f"not settled by {row['seeds']} seeds"
+        if row["chance"] is None:
+            how = f"which rests on fewer than {FEWEST_PACKETS} packets of a run: more --seconds are needed"
         change = "not measured" if row["change"] is None else f"P99 {row['change'] * 100:+.1f} %"
         lines.append(f"{where}, {row['control']}: {change}, {how}")
     return lines

@@ -59,7 +59,7 @@ DELAYS: Final = (
     RTT_P90,
     RTT_P99,
 )
-TAILS: Final = {QUEUEING_P99: 0.01, QUEUEING_P999: 0.001}
+TAILS: Final = {QUEUEING_P99: 0.01, QUEUEING_P999: 0.001, RTT_P99: 0.01}
 """Share of the packets that a quantile rests on."""
 TRAFFIC: Final = (
     L4S_GOODPUT,
@@ -74,6 +74,8 @@ TRAFFIC: Final = (
     RETRANSMITTED,
     REORDERED,
     UNFORESEEN,
+    CHOICE_RIGHT,
+    REGRET,
     CPU,
 )
 """Stand beside every gain."""

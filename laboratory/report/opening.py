@@ -143,6 +143,8 @@ def _sentence(where: str, one: Comparison, who: str) -> str:
     p99 = f"P99 of the wait {percent(one.queueing)}"
     if one.judged == "harms":
         return f"{where}: {who} {one.verdict}; {p99}."
+    if one.few_packets and one.judged == "open":
+        return f"{where}: {p99} {_few()} of a run, which only longer runs change."
     if one.judged == "open":
         return f"{where}: what {who} does is {one.verdict.partition(':')[0]}; {p99}."
     return f"{where}: {who} {'does no harm' if one.judged == 'no harm' else one.verdict}; {p99}."
@@ -162,8 +164,11 @@ def _row(limit: Limit, runs: pl.DataFrame, control: str, compared: Mapping[Place
 
 def _not_judged(runs: pl.DataFrame, place: Place, control: str, limit: Limit) -> Verdict:
     is_measured = change_of(runs, place, control, limit.measure) is not None
-    said = f"rests on fewer than {FEWEST_PACKETS} packets" if is_measured else "not measured"
-    return Verdict(said, "open")
+    return Verdict(_few() if is_measured else "not measured", "open")
+
+
+def _few() -> str:
+    return f"rests on fewer than {FEWEST_PACKETS} packets"
 
 
 def _change(found: Judged) -> Verdict:

@@ -25,7 +25,16 @@ from laboratory.report.judging import (
 from laboratory.report.measures import DELAYS, TRAFFIC, Measure
 from laboratory.report.opening import QUESTION, Opening, opening
 from laboratory.report.plots import plots_of
-from laboratory.report.tables import cell, chance, change, controls_run, loss_rules, markdown, verdict
+from laboratory.report.tables import (
+    cell,
+    chance,
+    change,
+    controls_run,
+    loss_rules,
+    markdown,
+    measured,
+    verdict,
+)
 from laboratory.report.targets import remarks, targets
 from laboratory.runs import results
 from laboratory.scenarios.controls import CONTROLS
@@ -159,21 +168,24 @@ def _about(runs: pl.DataFrame) -> dict[str, Any]:
 def _table(runs: pl.DataFrame, place: Place) -> dict[str, Any]:
     return {
         "title": ", ".join(part for part in (place.profile, place.point) if part),
-        "parts": [_part(runs, place, measures) for measures in (DELAYS, TRAFFIC)],
+        "parts": [
+            _part(runs, place, measured(runs, [place], [(m, f"{m.title}, {m.unit}") for m in measures]))
+            for measures in (DELAYS, TRAFFIC)
+        ],
     }
 
 
-def _part(runs: pl.DataFrame, place: Place, measures: Sequence[Measure]) -> dict[str, Any]:
+def _part(runs: pl.DataFrame, place: Place, columns: Sequence[tuple[Measure, str]]) -> dict[str, Any]:
     """Figures of every control; delays and traffic apart, so that a table is as wide as the page."""
     return {
-        "columns": [f"{m.title}, {m.unit}" for m in measures],
+        "columns": [title for _, title in columns],
         "rows": [
             {
                 "name": control,
                 "verdict": verdict(runs, place, control),
                 "change": change(runs, place, control),
                 "chance": chance(runs, place, control),
-                "cells": [cell(runs, place, control, measure) for measure in measures],
+                "cells": [cell(runs, place, control, measure) for measure, _ in columns],
             }
             for control in controls_run(runs, [place])
         ],

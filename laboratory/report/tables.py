@@ -21,6 +21,7 @@ from laboratory.report.comparison import (
     settled,
 )
 from laboratory.report.measures import (
+    CHOICE_RIGHT,
     CLASSIC_SHARE,
     CROSS_GOODPUT,
     CROSS_MESSAGE,
@@ -29,6 +30,7 @@ from laboratory.report.measures import (
     QUEUEING_MAX,
     QUEUEING_P99,
     QUEUEING_P999,
+    REGRET,
     REORDERED,
     RETRANSMITTED,
     RTT_P99,
@@ -59,6 +61,8 @@ COSTS: Final = (
     (MOVED, "moved, %"),
     (RETRANSMITTED, "resent, %"),
     (REORDERED, "reordered, %"),
+    (CHOICE_RIGHT, "right, %"),
+    (REGRET, "regret, ms"),
 )
 SWEPT_WAITS: Final = ((QUEUEING_P99, "P99 queueing"), (QUEUEING_MAX, "longest wait"), (RTT_P99, "RTT P99"))
 SHARES: Final = (
@@ -124,7 +128,7 @@ def controls_run(runs: pl.DataFrame, here: Sequence[Place]) -> list[str]:
 def measured(
     runs: pl.DataFrame, here: Sequence[Place], columns: Sequence[tuple[Measure, str]]
 ) -> list[tuple[Measure, str]]:
-    """Columns that have a figure at any of the places: messages were not always measured."""
+    """Columns that have a figure at any of the places: messages and choices are not always measured."""
     return [
         (measure, title)
         for measure, title in columns

@@ -44,9 +44,9 @@ def test_harm_is_named_where_it_is_settled() -> None:
 def test_what_is_not_judged_is_said() -> None:
     """P99 asks for 10,000 packets of each run, P99.9 for ten times as many."""
     few = rows(off=1.5, on=1.0, packets=99_999)
-    assert (harm(few, at("off")), harm(few, at("on"))) == ("P99; P99.9 not judged", "none; P99.9 not judged")
+    assert (harm(few, at("off")), harm(few, at("on"))) == ("P99; P99.9 unjudged", "none; P99.9 unjudged")
     fewer = rows(off=1.5, on=1.0, packets=9_999)
-    assert harm(fewer, at("off")) == "none; P99, P99.9 not judged"
+    assert harm(fewer, at("off")) == "none; P99, P99.9, RTT P99 unjudged"
 
 
 def test_the_sample_is_that_of_the_place_with_the_fewest_packets() -> None:

@@ -233,6 +233,14 @@ def test_longer_messages_harm() -> None:
     assert "S1's messages" not in markdown(table(runs_of(controls)))
 
 
+def test_regret_has_a_column_where_it_was_scored(tmp_path: Path) -> None:
+    rows = runs_of({"default": 1, "model": 0.6}, choice_right_share=0.625, choice_regret_mean_us=3_500.0)
+    assert "| right, % | regret, ms |" in markdown(table(rows))
+    merge(tmp_path, rows)
+    assert "<th>regret, ms</th>" in page_of(tmp_path)
+    assert "regret" not in markdown(table(runs_of({"default": 1, "model": 0.6})))
+
+
 def test_no_limit_is_finer_than_a_packets_time() -> None:
     """3 % of 2.86 ms is less than the 120 us that a packet takes at 100 Mbit/s, but not than 1.2 us."""
     rows = runs_of({"default": 1, "model": 1.03})

@@ -85,7 +85,7 @@ def test_the_projects_scenarios_are_sound(name: str) -> None:
         "charge-",
     )
     fewer += ("unheard-guard-", "discounted-guard-", "bed-")  # what the kernel test bed can do
-    fewer += ("surroundings", "paper-", "best-share", "lfq-", "guarded-")
+    fewer += ("surroundings", "paper-", "best-share", "lfq-", "guarded-", "small")
     if not name.startswith(fewer):
         assert set(scenario.controls) == set(CONTROLS)
     if not name.startswith("long-"):  # of which a stage takes `explore`

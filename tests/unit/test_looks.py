@@ -72,7 +72,10 @@ def test_places_are_asked_together(tmp_path: Path) -> None:
     assert said(found)[0] == "mine gain uncoupled, model: P99 -50.0 %, settled at 5 seeds"
     assert said(found)[1].endswith("not settled by 5 seeds")
     few = table(rows).with_columns(queueing_packets=pl.lit(9_999.0))  # too few for P99
-    assert {(row["chance"], row["settled_at"]) for row in looked(few, "mine", planned(5))} == {(1.0, None)}
+    unjudged = looked(few, "mine", planned(5))
+    assert {(row["chance"], row["settled_at"]) for row in unjudged} == {(None, None)}
+    assert len(settled_places(unjudged)) == 2  # further seeds would be in vain
+    assert said(unjudged)[1].endswith("fewer than 100 packets of a run: more --seconds are needed")
     keep(tmp_path, found)
     keep(tmp_path, found[:1])
     assert load(tmp_path)["settled_at"].to_list() == [5]

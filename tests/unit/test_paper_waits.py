@@ -1,4 +1,4 @@
-"""The paper's waits: a claim of 36 % less P99 asked at each point, with a verdict."""
+"""The paper's waits: what it claims of P99 asked at each point, with a verdict."""
 
 from __future__ import annotations
 
@@ -12,34 +12,45 @@ from infra.paper.verdicts import NOT_RUN, NOT_SETTLED, REFUTED, REPRODUCED
 from laboratory.command import Request
 
 
-def rows(parts: dict[str, float], seeds: int = 5) -> list[dict[str, object]]:
+def rows(parts: dict[str, float], seeds: int = 5, scenario: str = "paper-queue") -> list[dict[str, object]]:
     """The model's P99 as a part of default's, at points of an axis."""
     return [
-        run_row(control, seed, 10_000 * part * noise, scenario="paper-tcp", point=point)
+        run_row(control, seed, 10_000 * part * noise, scenario=scenario, point=point)
         for point, of_model in parts.items()
         for control, part in (("default", 1.0), ("model", of_model))
         for seed, noise in enumerate(NO_NOISE[:seeds], 1)
     ]
 
 
+ALL = ["2 BDP", "5 BDP", "10 BDP", "15 BDP", "20 BDP"]
+
+
 @pytest.mark.parametrize(
     ("parts", "word"),
     [
-        ({"DCTCP": 0.5, "Cubic": 0.5, "BBR": 0.5}, REPRODUCED),
-        ({"DCTCP": 0.5, "Cubic": 0.5, "BBR": 0.8}, REFUTED),
-        ({"DCTCP": 0.5, "Cubic": 0.5, "BBR": 0.64}, NOT_SETTLED),
-        ({"DCTCP": 0.5, "Cubic": 0.5}, NOT_SETTLED),  # a point was not run
-        ({"DCTCP": 0.8}, REFUTED),
+        (dict.fromkeys(ALL, 0.5), REPRODUCED),
+        (dict.fromkeys(ALL, 0.66), REPRODUCED),  # 33 % are claimed there, and not figure 7b's 36
+        ({**dict.fromkeys(ALL, 0.5), "20 BDP": 0.8}, REFUTED),
+        ({**dict.fromkeys(ALL, 0.5), "20 BDP": 0.67}, NOT_SETTLED),
+        (dict.fromkeys(ALL[:4], 0.5), NOT_SETTLED),  # a point was not run
+        ({"2 BDP": 0.8}, REFUTED),
         ({}, NOT_RUN),
     ],
 )
 def test_a_claim_is_asked_at_each_point(parts: dict[str, float], word: str) -> None:
-    assert waits.said(table(rows(parts)), waits.EXHIBITS["figure-12-p99"]) == word
+    assert waits.said(table(rows(parts)), waits.EXHIBITS["figure-10-p99"]) == word
 
 
 def test_few_seeds_settle_nothing() -> None:
-    runs = table(rows({"DCTCP": 0.8}, seeds=4))
-    assert waits.said(runs, waits.EXHIBITS["figure-12-p99"]) == NOT_RUN
+    runs = table(rows({"2 BDP": 0.8}, seeds=4))
+    assert waits.said(runs, waits.EXHIBITS["figure-10-p99"]) == NOT_RUN
+
+
+def test_what_the_paper_does_not_claim_is_not_refuted() -> None:
+    """Of figure 12 it says that P99 was not evaluated."""
+    lines = waits.table(table(rows({"DCTCP": 0.5, "BBR": 1.2}, scenario="paper-tcp")))
+    assert [line.split(" | ")[-1] for line in lines[-3:-1]] == ["no claim |"] * 2
+    assert lines[-1].endswith("**no claim**: `swiftqueue lab paper figure-12-p99` |")
 
 
 def test_each_exhibit_has_its_paper_axis_and_five_seeds_of_300_s() -> None:
@@ -54,14 +65,18 @@ def test_each_exhibit_has_its_paper_axis_and_five_seeds_of_300_s() -> None:
 
 
 def test_the_table_has_a_command_beside_each_verdict() -> None:
-    lines = waits.table(table(rows({"DCTCP": 0.5, "BBR": 0.8})))
-    assert [line.split(" | ")[1] for line in lines[-3:]] == ["DCTCP", "BBR", "2 of 3 points"]
-    assert lines[-3].endswith("| reproduced |")
-    assert lines[-2].endswith("| refuted |")
-    assert lines[-1].endswith("**refuted**: `swiftqueue lab paper figure-12-p99` |")
+    lines = waits.table(table(rows({"2 BDP": 0.5, "20 BDP": 0.8})))
+    of_queue = [line for line in lines if line.startswith("| Figure 10")]
+    assert [line.split(" | ")[1] for line in of_queue] == ["2 BDP", "20 BDP", "2 of 5 points"]
+    assert [line.split(" | ")[3] for line in of_queue] == ["-33 % or more"] * 3
+    assert of_queue[0].endswith("| reproduced |")
+    assert of_queue[1].endswith("| refuted |")
+    assert of_queue[2].endswith("**refuted**: `swiftqueue lab paper figure-10-p99` |")
     assert lines[2].endswith("not run: `swiftqueue lab paper figure-7b` |")
     with pytest.raises(ValueError, match="no wait 'figure-7c'; did you mean figure-7b"):
         waits.chosen(["figure-7c"])
+    with pytest.raises(ValueError, match="no wait 'figure-9'; did you mean figure-9-p99"):
+        waits.chosen(["figure-9"])
 
 
 def test_the_small_form_runs_two_points_of_each_axis(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
