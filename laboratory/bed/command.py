@@ -61,7 +61,7 @@ def selfcheck(
         raise ValueError(f"--rates {rates} --seconds {seconds:g}: rates above 0, and a second at least")
     found = [measure(rate, seconds) for rate in wanted]
     if as_json:
-        print(json.dumps([asdict(one) for one in found]))
+        print(json.dumps([asdict(one) | {"held": one.held} for one in found]))
         return
     p50, p99, p999, rate, masked = WANTED.values()
     print(f"wanted: p50/p99/p99.9 {p50:.0f}/{p99:.0f}/{p999:.0f} us, rate {rate:.1%}, masked {masked:.1%}")
