@@ -105,9 +105,10 @@ def forecast(
 
 def _forecaster(artifact: Path) -> Callable[[Any], Any]:
     """The engine's forecasts; where it does not take a network PyTorch's, and a line says why."""
+    from laboratory.rate_feedback import network_at
     from models.rate import networks
 
-    network = _network(artifact)  # names what is wrong with it
+    network = network_at(artifact)
     try:
         from serving.engine.rate import RateEngine
 
@@ -115,18 +116,6 @@ def _forecaster(artifact: Path) -> Callable[[Any], Any]:
     except (ImportError, ValueError) as error:
         print(f"forecasts are PyTorch's: {error}", file=sys.stderr)
         return partial(networks.forecast, network)
-
-
-def _network(artifact: Path) -> Any:
-    """A network of rates; where there is none, the line says how to get one."""
-    from models.networks.files import DESCRIPTION_FILE
-    from models.rate import networks
-
-    if not (artifact / DESCRIPTION_FILE).is_file():
-        raise ValueError(
-            f"no network at {artifact}; `dvc repro rate_train` makes it, or name one with --artifact"
-        )
-    return networks.load(artifact)[0]
 
 
 def study(
@@ -219,10 +208,10 @@ def feedback(
     from rich.console import Console
     from rich.progress import Progress
 
-    from laboratory.rate_feedback import RTTS_MS, VARIANTS, lines, measure, summary
+    from laboratory.rate_feedback import RTTS_MS, VARIANTS, lines, measure, network_at, summary
     from pipelines.simulators import build_simulator
 
-    _network(artifact)  # names what is wrong with it
+    network_at(artifact)  # names what is wrong with it
     with Progress(console=Console(stderr=True)) as progress:
         task = progress.add_task("runs")
         runs = measure(

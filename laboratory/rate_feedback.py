@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import polars as pl
@@ -25,6 +25,9 @@ from feature_store.atomic import write_file
 from models.json_file import read_object
 from models.scoring.intervals import LEVEL, Estimate, corrected, estimate, paired_change
 from pipelines.simulators import Runs
+
+if TYPE_CHECKING:
+    from models.networks.rate_network import RateNetwork
 
 BBR: Final = "bbr"
 ORACLE: Final = "oracle"
@@ -157,6 +160,18 @@ def hash_of(artifact: Path) -> str:
     for name in ("model.json", "model.safetensors"):
         digest.update((artifact / name).read_bytes())
     return digest.hexdigest()
+
+
+def network_at(artifact: Path) -> RateNetwork:
+    """The network in a folder; where there is none, the line says how to get one."""
+    from models.networks.files import DESCRIPTION_FILE
+    from models.rate import networks
+
+    if not (artifact / DESCRIPTION_FILE).is_file():
+        raise ValueError(
+            f"no network at {artifact}; `dvc repro rate_train` makes it, or name one with --artifact"
+        )
+    return networks.load(artifact)[0]
 
 
 def summary(runs: Sequence[Run]) -> dict[str, Any]:

@@ -32,8 +32,8 @@ def add(file: Path, output: Path, name: str, kind: str = "train") -> dict[str, A
         kind: `train` or `held-out`.
 
     Raises:
-        OSError: the file cannot be read.
-        ValueError: it is no such trace, or the name is taken; the line names the file, and the flow.
+        OSError: there is no such file.
+        ValueError: it is no such trace, cannot be read, or the name is taken; the line names file and flow.
     """
     if not _NAME.fullmatch(name):
         raise ValueError(f"path {name!r}: a name has letters, digits, dots and dashes")
@@ -68,6 +68,8 @@ def _read(file: Path) -> pl.DataFrame:
         table = read_parquet([file]) if file.suffix == ".parquet" else pl.read_csv(file)
     except (pl.exceptions.PolarsError, UnicodeDecodeError) as error:
         raise ValueError(f"{file}: not a table: {str(error).splitlines()[0][:200]}") from None
+    except OSError as error:  # as of a compressed file that is cut: it does not say which
+        raise ValueError(f"{file}: cannot be read: {str(error).splitlines()[0][:200]}") from None
     if missing := [column for column in ("flow", *NAMES) if column not in table.columns]:
         raise ValueError(f"{file}: column {missing[0]} is missing ({len(missing)} are)")
     table = table.select("flow", *NAMES, *({"receiver", "started_ns"} & set(table.columns)))

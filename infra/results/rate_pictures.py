@@ -74,21 +74,32 @@ def _boxes(
 
 
 def errors(rates: Mapping[str, Any]) -> Figure:
+    """Error on held-out paths of the networks and the best baselines."""
+    return _by_packet({NETWORKS.get(name, name): rates["grid"][name] for name in PREDICTORS}, most=2000)
+
+
+def fields(rates: Mapping[str, Any]) -> Figure:
+    """Error on held-out paths of the networks, by all fields and by some."""
+    studies = {"all fields": rates, ", ".join(rates["some"]["fields"]): rates["some"]}
+    each = {f"{NETWORKS[n]}, {seen}": one["grid"][n] for n in NETWORKS for seen, one in studies.items()}
+    return _by_packet(each, most=100)
+
+
+def _by_packet(each: Mapping[str, Mapping[str, Any]], most: float) -> Figure:
     """Error on held-out paths by the packet that is forecast, a panel for each number of samples."""
-    held_out = {name: parts["held_out"] for name, parts in rates["grid"].items()}
-    pairs = [pair.split("-") for pair in held_out[PREDICTORS[0]]]
+    held_out = {name: parts["held_out"] for name, parts in each.items()}
+    pairs = [pair.split("-") for pair in next(iter(held_out.values()))]
     prefixes = list(dict.fromkeys(n for n, _ in pairs))
     figure, [panels] = grid(1, len(prefixes), 8.4, 2.9)
     for axes, n in zip(panels, prefixes, strict=True):
         packets = [int(k) for prefix, k in pairs if prefix == n]
-        for name, colour in zip(PREDICTORS, (SWIFTQUEUE, *OTHERS), strict=True):
-            cells = [held_out[name][f"{n}-{k}"] for k in packets]
-            _line(axes, packets, cells, NETWORKS.get(name, name), colour)
+        for name, colour in zip(held_out, (SWIFTQUEUE, *OTHERS), strict=False):
+            _line(axes, packets, [held_out[name][f"{n}-{k}"] for k in packets], name, colour)
         axes.set_xscale("log")
         axes.set_xticks(packets, [str(k) for k in packets], fontsize=7, rotation=45)
         axes.set_yscale("log")
         axes.set_yticks([10, 100, 1000], ["10", "100", "1000"])
-        axes.set_ylim(5, 2000)
+        axes.set_ylim(5, most)
         axes.minorticks_off()
         axes.set_title(f"from {n} samples", fontsize=9)
         axes.set_xlabel("to packet", fontsize=8)

@@ -126,6 +126,16 @@ def fields(one: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def pairs(one: Mapping[str, Any]) -> list[str]:
+    """Every pair on held-out paths, by the networks that see all fields and by those that see some."""
+    studies = {"all fields": one, "some": one["some"]} if "some" in one else {"all fields": one}
+    lines = lab.head_of(["pair", *(f"{NETWORKS[name]}, {seen}" for name in NETWORKS for seen in studies)])
+    for pair in next(iter(one["grid"].values()))["held_out"]:
+        cells = [study["grid"][name]["held_out"][pair] for name in NETWORKS for study in studies.values()]
+        lines.append(lab.row_of([pair.replace("-", " to "), *map(_of, cells)]))
+    return lines
+
+
 def alone(one: Mapping[str, Any]) -> list[str]:
     """LSTMs trained for one pair each, beside the one that learned all pairs."""
     lines = lab.head_of(["pair", "paths", "alone, %", "all pairs at once, %", "difference, points"])

@@ -356,6 +356,7 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "bed-fct": partial(fed_back, rows=rate_feedback.rows, of="fed_kernel"),
     "bed-fct-trips": partial(fed_back, rows=rate_feedback.by_trip, of="fed_kernel"),
     "rate-fields": partial(rate_study, rows=rates.fields),
+    "rate-pairs": partial(rate_study, rows=rates.pairs),
     "rate-alone": partial(rate_study, rows=rates.alone),
     "rate-kernel": partial(rate_study, rows=rates.headline, of="kernel"),
     **{f"rate-{part}": partial(rate_study, rows=partial(rates.grid, part=part)) for part in rates.PARTS},

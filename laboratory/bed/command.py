@@ -61,7 +61,7 @@ def selfcheck(
         raise ValueError(f"--rates {rates} --seconds {seconds:g}: rates above 0, and a second at least")
     found = [measure(rate, seconds) for rate in wanted]
     if as_json:
-        print(json.dumps([asdict(one) for one in found]))
+        print(json.dumps([asdict(one) | {"held": one.held} for one in found]))
         return
     p50, p99, p999, rate, masked = WANTED.values()
     print(f"wanted: p50/p99/p99.9 {p50:.0f}/{p99:.0f}/{p999:.0f} us, rate {rate:.1%}, masked {masked:.1%}")
@@ -87,7 +87,7 @@ def run(
     delay_ms: Annotated[float, typer.Option(help="one way, both ways")] = 10.0,
     jitter_ms: Annotated[float, typer.Option(help="at most so much more, at random")] = 0.0,
     cross_mbps: Annotated[float, typer.Option(help="classic Poisson traffic in the same queue")] = 20.0,
-    send_mbps: Annotated[float, typer.Option(help="of the marked sender")] = 18.0,
+    send_mbps: Annotated[float, typer.Option(help="of the marked sender, if UDP")] = 18.0,
     flows: Annotated[int, typer.Option(help="of the marked sender")] = 4,
     seconds: Annotated[
         float | None, typer.Option(help="of each run (default: 10, or the scenario's)")
@@ -107,13 +107,15 @@ def run(
             metavar="FOLDER",
         ),
     ] = None,
-    rtt: Annotated[list[int] | None, typer.Option(help="of fct, ms, may be repeated (default: 8)")] = None,
+    rtt: Annotated[
+        list[int] | None, typer.Option(min=1, help="of fct, ms, may be repeated (default: 8)")
+    ] = None,
     buffer_bdp: Annotated[
         list[float] | None, typer.Option(help="of fct, may be repeated (default: 0.5, 1)")
     ] = None,
     load: Annotated[float | None, typer.Option(help="of fct, share of the link by downloads")] = None,
     downloads: Annotated[int | None, typer.Option(help="of fct, of a run; each second is judged")] = None,
-    minutes: Annotated[float | None, typer.Option(help="of fct: begin no run after so long")] = None,
+    minutes: Annotated[float | None, typer.Option(min=0, help="of fct: begin no run after so long")] = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="file for the rows as JSON; of a scenario the folder"),
@@ -132,6 +134,10 @@ def run(
     taken = ("scenario", "output", *TAKES[scenario])
     if foreign := given(context, [name for name in context.params if name not in taken]):
         raise ValueError(f"{foreign[0]}: not an option of {scenario or 'a run without a scenario'}")
+    if traffic == "tcp" and given(context, ["send_mbps"]):
+        raise ValueError(
+            "--send-mbps: of UDP; a TCP connection sends as fast as its congestion control lets it"
+        )
     if scenario == "fct":
         of_runs = {"load": load, "flows": downloads}
         _run_completions(
@@ -190,10 +196,9 @@ def _run_completions(
 ) -> None:
     from feature_store.atomic import write_file
     from laboratory.bed import completions as fct
-    from laboratory.rate_feedback import BUFFERS_BDP, RTTS_MS, lines, summary
-    from models.rate import networks
+    from laboratory.rate_feedback import BUFFERS_BDP, RTTS_MS, lines, network_at, summary
 
-    networks.load(artifact)  # names what is wrong with it
+    network_at(artifact)  # names what is wrong with it
     traffic = fct.Traffic(**{key: value for key, value in of_runs.items() if value is not None})
     runs = fct.measure(
         output / "runs",

@@ -60,9 +60,9 @@ class Traffic:
     rate_mbps: float = PATH["rate-bps"] / 1e6
 
     def __post_init__(self) -> None:
-        if not (self.load > 0 and self.rate_mbps > 0 and self.bytes > 0 and 0 <= self.cross < 1):
+        if not (0 < self.load < math.inf and self.rate_mbps > 0 and self.bytes > 0 and 0 <= self.cross < 1):
             raise ValueError(
-                f"{self}: load, rate and bytes must be above 0, and cross traffic leave something"
+                f"{self}: load, rate and bytes must be above 0 and finite, and cross traffic leave something"
             )
         if self.flows < 2:
             raise ValueError(f"{self.flows} downloads: must be 2 or more, each second is judged")
@@ -233,8 +233,12 @@ def measure(
 
     Raises:
         RuntimeError: this machine cannot, or a program failed; the line says why.
+        ValueError: a buffer that cannot be.
 
     """
+    for buffer in buffers_bdp:
+        if not 0 < buffer < math.inf:
+            raise ValueError(f"--buffer-bdp {buffer:g}: must be above 0, and finite")
     if reason := why_not():
         raise RuntimeError(reason)
     output.mkdir(parents=True, exist_ok=True)

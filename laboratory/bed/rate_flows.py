@@ -9,6 +9,7 @@ Shapes: N records, F fields of a sample (28).
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
@@ -55,8 +56,9 @@ class KernelPath:
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if value < 0 or (value == 0 and name != "jitter_ms"):
-                raise ValueError(f"{name} {value:g}: must be above 0")
+            least = "0 or more" if name == "jitter_ms" else "above 0"
+            if not 0 <= value < math.inf or (value == 0 and name != "jitter_ms"):
+                raise ValueError(f"{name} {value:g}: must be {least}, and finite")
 
     @property
     def name(self) -> str:

@@ -10,6 +10,7 @@ sender did.
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -64,6 +65,8 @@ class Plan:
             raise ValueError(f"--traffic {self.traffic}: must be udp or tcp")
         if self.profile not in PROFILES:
             raise ValueError(f"--profile {self.profile}: must be one of {', '.join(PROFILES)}")
+        if not 0 < self.send_mbps < math.inf:
+            raise ValueError(f"--send-mbps {self.send_mbps:g}: must be above 0, and finite")
         for name in ("seeds", "flows"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name} {getattr(self, name)}: must be 1 or more")

@@ -99,7 +99,8 @@ def selfcheck(rate_mbps: float, seconds: float) -> Checked:
     p50, p99, p999, masked = late.columns().values()
     if p50 is None or p99 is None or p999 is None or masked is None:
         raise RuntimeError(
-            f"{len(late.kept_us_K)} of {len(ours)} packets lie outside stalls: the machine is too busy"
+            f"{len(late.kept_us_K)} of {len(ours)} packets lie outside stalls: the machine is too busy "
+            f"(real-time priority: {bed.ready['priority']})"
         )
     stalls = records[records["kind"] == router_log.STALL]
     return Checked(

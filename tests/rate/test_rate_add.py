@@ -18,6 +18,8 @@ from models.section import read
 from pipelines.rate_simulate import RateSimulateParams, simulate
 from pipelines.stage import StageError
 
+CUT = Path(__file__).parents[1] / "data" / "captures" / "broken_gzip.pcap.gz"
+
 
 def trace() -> pl.DataFrame:
     """Two flows of 200 ACKs; the first begins with what the SYN's ACK says."""
@@ -115,6 +117,7 @@ def test_a_name_that_is_taken_and_a_file_that_is_none(tmp_path: Path) -> None:
         (file, [], "is there; choose another name"),
         (file, ["--name", "../x"], "a name has letters"),
         (tmp_path / "none.csv", [], "there is no such file"),
+        (CUT, ["--name", "r"], f"{CUT}: cannot be read: "),
         (tmp_path / "rubbish.csv", ["--name", "r"], "rubbish.csv"),
         (tmp_path / "rubbish.parquet", ["--name", "r"], "rubbish.parquet"),
     ):

@@ -109,6 +109,8 @@ def point(mbps: int, rtt_ms: int, seconds: int, **more: float | str) -> Options:
 
 
 ECN: Options = {"classic_ecn": 1}
+# of sch_dualpi2.c, as far as attributes say them (simulation/doc/dual-pi2.md)
+LINUX = "LAqm=Step;LMinPackets=0;CWeight=0.1;Draw=Random;MinBacklogBytes=3000;MaxSize=15000000B"
 LONGEST = [point(200, 100, 30)]  # as dear as all others of this list in `make test`
 DROPPING = [
     *(point(mbps, rtt_ms, 9) for mbps in (200, 120) for rtt_ms in (20, 5)),
@@ -224,6 +226,26 @@ def test_overload_by_unresponsive_l4s(program: Path) -> None:
     # what this saves: with delay instead of drop L stands at the limit and classic loses far more
     assert loss(delayed, "C") > 1.5 * loss(voice, "C")
     assert delayed["sojourn_us"]["L"]["p50"] > 20 * voice["sojourn_us"]["L"]["p50"]
+
+
+@pytest.mark.long
+def test_linuxs_settings_keep_the_promises_where_a_packet_takes_less_than_the_step(program: Path) -> None:
+    """At 12 Mbit/s one takes as long, so whoever waits for a single classic packet is marked."""
+    fast, slow, flooded = simulate_all(
+        program,
+        [
+            point(40, 20, 15, disc=LINUX),
+            point(12, 20, 20, disc=LINUX),
+            {"mbps": 40, "rtt_ms": 10, "scalable": 0, "classic": 0, "udp_ect1_mbps": 60, "udp_notect_mbps": 2,
+             "duration_s": 6, "warmup_s": 2, "disc": LINUX},
+        ],
+    )  # fmt: skip
+    assert 0.5 <= flow_mbps(fast, "scalable") / flow_mbps(fast, "classic") <= 2
+    assert fast["sojourn_us"]["L"]["p99"] < 2000
+    assert fast["sojourn_us"]["C"]["mean"] * 1e-3 == pytest.approx(TARGET_MS, abs=3)
+    assert flow_mbps(slow, "scalable") < 0.5 * flow_mbps(slow, "classic")
+    assert slow["marks"]["L native mark"] > slow["marks"]["L coupled mark"]
+    assert loss(flooded, "C") == pytest.approx(loss(flooded, "L"), abs=0.03)
 
 
 def test_unresponsive_l4s_below_the_link_rate(program: Path) -> None:

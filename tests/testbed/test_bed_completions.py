@@ -77,11 +77,18 @@ def test_only_what_stands_beside_all_its_controls_is_summed_up() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"load": 0}, {"load": -1.0}, {"rate_mbps": 0}, {"bytes": 0}, {"cross": 1.0}]
+    "wrong", [{"load": 0}, {"load": math.inf}, {"rate_mbps": 0}, {"bytes": 0}, {"cross": 1.0}]
 )
 def test_downloads_that_cannot_be_are_refused_before_any_run(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="must be above 0"):
         fct.Traffic(**wrong)
+
+
+@pytest.mark.parametrize("buffer_bdp", [0, math.nan, math.inf])
+def test_a_buffer_that_cannot_be_is_refused_before_any_run(tmp_path: Path, buffer_bdp: float) -> None:
+    with pytest.raises(ValueError, match=f"--buffer-bdp {buffer_bdp}: must be above 0"):
+        fct.measure(tmp_path / "runs", tmp_path, [1], print, buffers_bdp=[1, buffer_bdp])
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_run_has_a_download_that_is_judged() -> None:

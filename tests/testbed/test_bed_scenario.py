@@ -323,6 +323,11 @@ def test_bad_rules_and_scenarios_are_one_line() -> None:
         ("fct --seconds 5", "--seconds: not an option of fct"),
         ("--artifact x", "--artifact: not an option of a run without a scenario"),
         ("figure9", "scenario figure9: the bed has figure8, fct"),
+        ("fct --artifact here", "no network at here; `dvc repro rate_train` makes it"),
+        ("fct --rtt 0", "'--rtt': Input should be greater than or equal to 1"),
+        ("fct --minutes nan", "'--minutes': Input should be greater than or equal to 0"),
+        ("--send-mbps 0", "--send-mbps 0: must be above 0, and finite"),
+        ("--traffic tcp --send-mbps 5", "--send-mbps: of UDP; a TCP connection sends"),
         ("fct --seeds 0", "'--seeds': Input should be greater than or equal to 1"),
     ):
         said = CliRunner().invoke(app, ["bed", "run", *words.split()])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import signal
 import socket
 import struct
@@ -64,8 +65,14 @@ def test_records_become_tables_and_a_flow_with_a_hole_is_left_out() -> None:
 
 
 def test_a_path_that_cannot_be_is_one_line() -> None:
-    with pytest.raises(ValueError, match=r"^load 0: must be above 0$"):
-        KernelPath(20, 50, load=0)
+    for wrong, line in (
+        ({"load": 0}, "load 0: must be above 0, and finite"),
+        ({"buffer_bdp": math.nan}, "buffer_bdp nan: must be above 0, and finite"),
+        ({"buffer_bdp": math.inf}, "buffer_bdp inf: must be above 0, and finite"),
+        ({"jitter_ms": -1}, "jitter_ms -1: must be 0 or more, and finite"),
+    ):
+        with pytest.raises(ValueError, match=f"^{line}$"):
+            KernelPath(20, 50, **wrong)
 
 
 @needs_sampler

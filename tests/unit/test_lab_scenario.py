@@ -69,7 +69,7 @@ def test_the_projects_scenarios_are_sound(name: str) -> None:
     # and pages-and-video and the long ones make captures, nothing is compared in them
     some = ("map-", "guard-", "shipped-guard-", "try-guard-", "confucius-", "pages-and-video", "premise-map")
     some += ("unheard-guard-", "discounted-guard-", "guarded-", "ladder-long", "long-", "who-picks-cheats")
-    some += ("charge-", "paper-", "best-share", "lfq-", "split", "figure8-finetuned")
+    some += ("charge-", "paper-", "best-share", "lfq-", "split", "figure8-finetuned", "linux-")
     if not name.startswith(some) or name == "guard-figure8":
         assert scenario.profiles == ["rfc9332", "uncoupled"]
     # what no choice at all is worth, what the model costs, what a new head and the guard bring, who picks
@@ -85,7 +85,7 @@ def test_the_projects_scenarios_are_sound(name: str) -> None:
         "charge-",
     )
     fewer += ("unheard-guard-", "discounted-guard-", "bed-")  # what the kernel test bed can do
-    fewer += ("surroundings", "paper-", "best-share", "lfq-", "guarded-", "small")
+    fewer += ("surroundings", "paper-", "best-share", "lfq-", "guarded-", "small", "linux-")
     if not name.startswith(fewer):
         assert set(scenario.controls) == set(CONTROLS)
     if not name.startswith("long-"):  # of which a stage takes `explore`
