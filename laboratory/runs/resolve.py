@@ -5,6 +5,7 @@ The format of a run is that of simulation/doc/lab.md. Two scenarios that ask for
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -87,10 +88,17 @@ class Asked:
     record: str | None = None  # control placebo: the run whose decisions it repeats
 
 
-def cells(name: str, scenario: Scenario) -> Iterator[Cell]:
-    """All cells of a scenario."""
+def is_named(point: str, patterns: Sequence[str] | None) -> bool:
+    """Whether `--points` names a point; None names all."""
+    return patterns is None or any(fnmatch.fnmatchcase(point, pattern) for pattern in patterns)
+
+
+def cells(name: str, scenario: Scenario, patterns: Sequence[str] | None = None) -> Iterator[Cell]:
+    """All cells of a scenario, at the points that the patterns name."""
     points = scenario.axis.points if scenario.axis else {"": Point(set={})}
     for point, made in points.items():
+        if not is_named(point, patterns):
+            continue
         for profile in made.profiles or scenario.profiles:
             for control in made.controls or scenario.controls:
                 for seed in scenario.seeds:
@@ -164,9 +172,9 @@ def _response(environment: Environment, control: str) -> dict[str, str]:
     return {"moved_response": response} if other else {}
 
 
-def check_tables(name: str, scenario: Scenario) -> None:
+def check_tables(name: str, scenario: Scenario, patterns: Sequence[str] | None = None) -> None:
     """Raise ValueError, which names file and key, unless the packet tables that are replayed can be read."""
-    for cell in {cell.point: cell for cell in cells(name, scenario)}.values():
+    for cell in {cell.point: cell for cell in cells(name, scenario, patterns)}.values():
         try:
             resolve(scenario, cell, {"kind": "default"}, [])
         except ValueError as error:
