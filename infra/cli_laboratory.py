@@ -33,6 +33,7 @@ def lab_scenarios() -> None:
 
 @lab_app.command("run")
 def lab_run(
+    context: typer.Context,
     scenarios: Annotated[
         list[str] | None, typer.Argument(help="names, or YAML files", metavar="SCENARIO...")
     ] = None,
@@ -82,7 +83,7 @@ def lab_run(
 
         if len(named) > 1:
             raise typer.BadParameter(f"{LFQ_TABLE} runs alone", param_hint="SCENARIO")
-        if seeds or seconds or truth or pcap or points or until_settled:
+        if given(context, ["seeds", "seconds", "truth", "pcap", "points", "until_settled"]):
             raise typer.BadParameter("lfq-400 has its own flows: use --set", param_hint="SCENARIO")
         sys.exit(run_table(artifact, chosen, set_ or [], output))
     if set_:
@@ -139,7 +140,12 @@ def lab_train(
 
 @lab_app.command("register")
 def lab_register(
-    weights: Annotated[Path, typer.Argument(help="weight file of `lab train lfq`, its JSON beside it")],
+    weights: Annotated[
+        Path,
+        typer.Argument(
+            exists=True, dir_okay=False, help="weight file of `lab train lfq`, its JSON beside it"
+        ),
+    ],
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="override a key of lfq.yaml, KEY=VALUE")
     ] = None,

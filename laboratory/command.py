@@ -15,7 +15,17 @@ from laboratory.learning.judged_models import anchor_of, check_acks, check_rules
 from laboratory.report import looks
 from laboratory.report.comparison import Place
 from laboratory.runs import execution, experience, programs, results, rows
-from laboratory.runs.resolve import Asked, Cell, Model, cells, check_tables, control_of, identity, resolve
+from laboratory.runs.resolve import (
+    Asked,
+    Cell,
+    Model,
+    cells,
+    check_tables,
+    control_of,
+    identity,
+    is_named,
+    resolve,
+)
 from laboratory.scenarios.checked import LONGEST_S
 from laboratory.scenarios.controls import MATCHED, VIEWED_BY, check_controls
 from laboratory.scenarios.files import LFQ_TABLE, check_points, environment_at, files_of, load, names, path_of
@@ -54,7 +64,7 @@ def run_lab(request: Request, output: Path) -> int:
     """
     scenarios = {name: adjusted(load(path), request) for name, path in files_of(request.scenarios).items()}
     for name, scenario in scenarios.items():
-        check_tables(name, scenario)
+        check_tables(name, scenario, request.points)
         if request.until_settled:
             looks.planned(len(scenario.seeds))  # refuses what settles nothing
     check_patterns(request.points or (), scenarios)
@@ -63,7 +73,7 @@ def run_lab(request: Request, output: Path) -> int:
         check_acks(models, scenarios)
         check_rules(models, scenarios)
         program, build = programs.build()
-        check_discs(program, scenarios)
+        check_discs(program, scenarios, request.points)
         laboratory = _Laboratory(request, scenarios, models, program, build, output.resolve())
         rows.keep_rows(output)
         results.forget(output, list(scenarios))
@@ -135,7 +145,9 @@ def check_patterns(patterns: Sequence[str], scenarios: Mapping[str, Scenario]) -
             )
 
 
-def check_discs(program: Path, scenarios: Mapping[str, Scenario]) -> None:
+def check_discs(
+    program: Path, scenarios: Mapping[str, Scenario], patterns: Sequence[str] | None = None
+) -> None:
     """See that the program can set up the queue discs that the scenarios name; each network once.
 
     Raises:
@@ -143,7 +155,7 @@ def check_discs(program: Path, scenarios: Mapping[str, Scenario]) -> None:
     """
     seen: set[str] = set()
     for name, scenario in scenarios.items():
-        for cell in {(cell.point, cell.profile): cell for cell in cells(name, scenario)}.values():
+        for cell in {(cell.point, cell.profile): cell for cell in cells(name, scenario, patterns)}.values():
             run = resolve(scenario, cell, {"kind": "default"}, [])
             network = json.dumps([run["profile"], run["bottlenecks"]])
             if network in seen or not any("disc" in link for link in run["bottlenecks"]):
@@ -201,7 +213,7 @@ class _Laboratory:
     def asked(self, *, dependent: bool) -> list[Asked]:
         """Return what is to be run, seed by seed: what needs another run's result, or all else."""
         return [
-            self._unless_left_out(self._asked(scenario, cell))
+            self._unless_left_out(scenario, cell)
             for name, scenario in self.scenarios.items()
             for cell in sorted(cells(name, scenario), key=lambda cell: cell.seed)
             if (cell.control in DEPENDENT) == dependent and self._is_due(cell)
@@ -243,19 +255,19 @@ class _Laboratory:
         record = execution.folder_of(self.output, one.record) / execution.DECISIONS if one.record else None
         return execution.Job(key, one.run or {}, folder, record)
 
-    def _unless_left_out(self, one: Asked) -> Asked:
+    def _unless_left_out(self, scenario: Scenario, cell: Cell) -> Asked:
         """Return it as not to be run if the command leaves it out and it has no result yet."""
-        if self.points is not None and not any(
-            fnmatch.fnmatchcase(one.cell.point, pattern) for pattern in self.points
-        ):
+        if not is_named(cell.point, self.points):
             reason = POINT_LEFT_OUT
-        elif self.only is not None and one.cell.control not in self.only:
+        elif self.only is not None and cell.control not in self.only:
             reason = LEFT_OUT
         else:
-            return one
-        if one.run is not None and execution.is_complete(self.output, identity(one.run, self.build)):
-            return one
-        return Asked(one.cell, None, reason)
+            return self._asked(scenario, cell)
+        with contextlib.suppress(ValueError):  # what it replays may not be here
+            one = self._asked(scenario, cell)
+            if one.run is not None and execution.is_complete(self.output, identity(one.run, self.build)):
+                return one
+        return Asked(cell, None, reason)
 
     def _asked(self, scenario: Scenario, cell: Cell) -> Asked:
         environment = environment_at(scenario, cell.point, f"{cell.scenario}.yaml")

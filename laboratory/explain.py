@@ -74,7 +74,7 @@ def explain(
     ((stem, path),) = files_of([name]).items()
     scenario = adjusted(load(path), Request([name], seconds=seconds, controls=["default", "model"]))
     _check(scenario, stem, profile, point, seed)
-    check_tables(stem, scenario)
+    check_tables(stem, scenario, [point])
     environment = environment_at(scenario, point, f"{stem}.yaml")
     if not environment.chooses():
         raise ValueError(f"{', '.join(filter(None, (stem, point)))}: {NO_CHOICE}")

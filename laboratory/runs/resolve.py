@@ -5,6 +5,7 @@ The format of a run is that of simulation/doc/lab.md. Two scenarios that ask for
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,6 +30,7 @@ from laboratory.scenarios.schema import (
     Environment,
     Scenario,
     buffer_bytes,
+    check_flows,
 )
 from laboratory.scenarios.traffic import Group, Pages, RealTime, Replay
 from models.limit.weight_file import content_of
@@ -87,10 +89,17 @@ class Asked:
     record: str | None = None  # control placebo: the run whose decisions it repeats
 
 
-def cells(name: str, scenario: Scenario) -> Iterator[Cell]:
-    """All cells of a scenario."""
+def is_named(point: str, patterns: Sequence[str] | None) -> bool:
+    """Whether `--points` names a point; None names all."""
+    return patterns is None or any(fnmatch.fnmatchcase(point, pattern) for pattern in patterns)
+
+
+def cells(name: str, scenario: Scenario, patterns: Sequence[str] | None = None) -> Iterator[Cell]:
+    """All cells of a scenario, at the points that the patterns name."""
     points = scenario.axis.points if scenario.axis else {"": Point(set={})}
     for point, made in points.items():
+        if not is_named(point, patterns):
+            continue
         for profile in made.profiles or scenario.profiles:
             for control in made.controls or scenario.controls:
                 for seed in scenario.seeds:
@@ -107,7 +116,8 @@ def resolve(
     """Return `run.json` of a cell under a control that `control_of` gave.
 
     Raises:
-        ValueError: a replayed packet table cannot be read; the line names the key.
+        ValueError: a file that it names cannot be read, or its pages have too many objects; the line names
+            the key.
     """
     environment = environment_at(scenario, cell.point, f"{cell.scenario}.yaml")
     finetune = control.get("finetune")
@@ -164,9 +174,9 @@ def _response(environment: Environment, control: str) -> dict[str, str]:
     return {"moved_response": response} if other else {}
 
 
-def check_tables(name: str, scenario: Scenario) -> None:
-    """Raise ValueError, which names file and key, unless the packet tables that are replayed can be read."""
-    for cell in {cell.point: cell for cell in cells(name, scenario)}.values():
+def check_tables(name: str, scenario: Scenario, patterns: Sequence[str] | None = None) -> None:
+    """Raise ValueError, which names file and key, unless what the runs are made of can be read."""
+    for cell in {cell.point: cell for cell in cells(name, scenario, patterns)}.values():
         try:
             resolve(scenario, cell, {"kind": "default"}, [])
         except ValueError as error:
@@ -303,6 +313,17 @@ def _network(environment: Environment, seed: int, seconds: float) -> dict[str, A
     links, page_seeds = environment.bottlenecks, _page_seeds(seed)
     # ms = ms / 2 - access links at both ends, divided among the bottlenecks
     one_way_ms = (environment.rtt_ms / 2 - 2 * ACCESS_MS) / len(links)
+    senders: list[dict[str, Any]] = [
+        {
+            "name": name,
+            "router": sender.router,
+            "delay_ms": ACCESS_MS,
+            "groups": [_group(name, key, g, page_seeds) for key, g in sender.groups.items() if g.flows],
+        }
+        for name, sender in environment.senders.items()
+        if any(g.flows for g in sender.groups.values())
+    ]
+    check_flows(group["flows"] for sender in senders for group in sender["groups"])  # pages' objects too
     return {
         "bottlenecks": [
             {
@@ -315,16 +336,7 @@ def _network(environment: Environment, seed: int, seconds: float) -> dict[str, A
             {"name": name, "router": r.router, "delay_ms": ACCESS_MS + r.extra_rtt_ms / 2}
             for name, r in environment.receivers.items()
         ],
-        "senders": [
-            {
-                "name": name,
-                "router": sender.router,
-                "delay_ms": ACCESS_MS,
-                "groups": [_group(name, key, g, page_seeds) for key, g in sender.groups.items() if g.flows],
-            }
-            for name, sender in environment.senders.items()
-            if any(g.flows for g in sender.groups.values())
-        ],
+        "senders": senders,
     }
 
 

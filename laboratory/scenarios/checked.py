@@ -9,6 +9,8 @@ from typing import Annotated, Final
 from pydantic import BaseModel, ConfigDict, Field
 
 LONGEST_S: Final = 1e5  # of a run
+LEAST_LINK_MBPS: Final = 0.01  # a link of less than a bit a second would end the program
+MOST_LINK_MBPS: Final = 1e5
 
 
 class Checked(BaseModel):

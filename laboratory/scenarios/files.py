@@ -74,7 +74,7 @@ def load(path: Path) -> Scenario:
     """Read and check a scenario; each point of its axis is checked too.
 
     A key `extends: OTHER` takes what is not said from OTHER.yaml beside the file, or else from the project's
-    scenario of that name; mappings are joined by key.
+    scenario of that name; mappings are joined by key. Of a list of names, the last has the last word.
 
     Raises:
         ValueError: one line that names the file and the key.
@@ -202,15 +202,21 @@ def _own(path: Path) -> dict[str, Any]:
 
 def _read(path: Path, *above: Path) -> dict[str, Any]:
     """Keys of a file joined with those of what it extends; `above` are the files that extend this one."""
-    raw = _own(path)
-    if (base := raw.pop("extends", None)) is None:
-        return raw
+    raw, chain = _own(path), (path, *above)
+    named = raw.pop("extends", [])
+    joined: dict[str, Any] = {}
+    for base in named if isinstance(named, list) else [named]:
+        joined = _joined(joined, _read(_base(path, base, chain), *chain))
+    return _joined(joined, raw)
+
+
+def _base(path: Path, base: Any, chain: Sequence[Path]) -> Path:
+    """File that `path` extends by this name; none of the chain."""
     if not isinstance(base, str):
         raise ValueError(f"{path.name}: extends: {base!r} is no name of a scenario")
-    chain = (path, *above)
     for found in (path.parent / f"{base}.yaml", FOLDER / f"{base}.yaml"):
         if found.is_file() and not any(map(found.samefile, chain)):
-            return _joined(_read(found, *chain), raw)
+            return found
     raise ValueError(f"{path.name}: extends: there is no other {base!r}, beside it or of the project")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from laboratory.scenarios.checked import LEAST_LINK_MBPS, MOST_LINK_MBPS
 from laboratory.scenarios.traffic import Lognormal, Pages
 from pipelines.simulators import PROJECT
 
@@ -59,11 +60,14 @@ def rates_of(trace: str | None, key: str, seconds: float) -> dict[str, Any]:
     for number, line in enumerate(lines, 1):
         try:
             until_s, mbps = map(float, line.split())
-            sound = until_s > from_s and 0 < mbps <= 1e5
+            sound = until_s > from_s and LEAST_LINK_MBPS <= mbps <= MOST_LINK_MBPS
         except ValueError:
             sound = False
         if not sound:
-            raise ValueError(f"{key}: {trace}: line {number} is no later time and rate, as `0.2 24.5`")
+            raise ValueError(
+                f"{key}: {trace}: line {number} is no later time and rate of {LEAST_LINK_MBPS:g} Mbit/s or "
+                "more, as `0.2 24.5`"
+            )
         rates.append([from_s, mbps * 1e6])
         from_s = until_s
     if from_s < seconds:

@@ -9,13 +9,15 @@ This is the only place where ranges are checked: the program trusts the runs tha
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from laboratory.scenarios.axis import Axis, Point
 from laboratory.scenarios.checked import (
+    LEAST_LINK_MBPS,
+    MOST_LINK_MBPS,
     NAME,
     BurstPackets,
     Checked,
@@ -66,7 +68,7 @@ class Disc(Checked):
 class Bottleneck(Checked):
     """A link with a dual queue, or any other disc; the delay is its part of the path's."""
 
-    mbps: Annotated[float, Field(ge=0.01, le=1e5)]
+    mbps: Annotated[float, Field(ge=LEAST_LINK_MBPS, le=MOST_LINK_MBPS)]
     buffer_bdp: Positive  # limit of the queue, in bandwidth-delay products of this link and `rtt_ms`
     disc: Disc | None = None  # None: the profile's
     trace: str | None = None  # of a variable link: a file of lines `seconds Mbit/s`; None: always `mbps`
@@ -160,8 +162,7 @@ class Environment(Checked):
         self._check_response()
         self._check_told()
         self._check_rule()
-        if (flows := sum(group.flows for _, _, group in self.groups())) > MOST_FLOWS:
-            raise ValueError(f"senders: {flows} flows, at most {MOST_FLOWS} can be simulated")
+        check_flows(group.flows for _, _, group in self.groups())
         first, captured = next(iter(self.senders.items()))
         calls = any(isinstance(group.traffic, RealTime) for group in captured.groups.values())
         if not (calls or self.chooses()):
@@ -318,6 +319,12 @@ def check_placebo(environment: Environment, seconds: float) -> None:
         raise ValueError(
             "controls.model.until_decided: only with `previous` are there decisions that a placebo can repeat"
         )
+
+
+def check_flows(of_groups: Iterable[int]) -> None:
+    """Raise ValueError where groups have more flows than a run can have."""
+    if (flows := sum(of_groups)) > MOST_FLOWS:
+        raise ValueError(f"senders: {flows} flows, at most {MOST_FLOWS} can be simulated")
 
 
 def check_one_flow_each(environment: Environment) -> None:

@@ -55,6 +55,12 @@ class Lognormal(Checked):
     least: Annotated[int, Field(ge=1)] = 1
     most: Annotated[int, Field(ge=1, le=100_000_000)]
 
+    @model_validator(mode="after")
+    def _sound(self) -> Lognormal:
+        if self.least > self.most:
+            raise ValueError(f"least: {self.least} is above most")
+        return self
+
 
 class Pages(Checked):
     """Web pages at equal intervals; all objects of one are asked for at once, each by a flow of its own."""

@@ -39,8 +39,6 @@ class GccApplication : public ns3::Application {
   void SetFrames(const FrameRule& rule, double startBps, std::shared_ptr<WriteLog> log,
                  uint32_t scale = gcc::OveruseDetector::kScale);
 
-  const gcc::Controller& GetController() const { return *m_controller; }
-
  private:
   struct Part {  // of the stream
     uint64_t begin;

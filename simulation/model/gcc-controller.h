@@ -62,7 +62,6 @@ class ArrivalFilter {
   /** Returns m(i), ms. */
   double Update(const GroupDelta& delta);
 
-  double GrowthMs() const { return m_growthMs; }
   double Variance() const { return m_variance; }
   double Error() const { return m_error; }
 
@@ -172,9 +171,6 @@ class Controller {
   void Feedback(const std::vector<Arrival>& came, uint32_t lost, double rttMs, double nowMs);
 
   double TargetBps() const;
-  Usage GetUsage() const { return m_usage; }
-  const DelayRate& ByDelay() const { return m_delay; }
-  const LossRate& ByLoss() const { return m_loss; }
 
  private:
   std::optional<double> IncomingBps() const;

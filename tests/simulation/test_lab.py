@@ -283,14 +283,19 @@ def test_points_left_out_stand_with_the_reason_until_they_are_run(
 ) -> None:
     """Only what the pattern names is run; what was run before counts."""
     output = tmp_path / "lab"
-    parts = {"rtt": {str(ms): {"set": {"rtt_ms": ms}} for ms in (8, 16)}}
-    axis = {"label": "x", "parts": parts, "only": ["8", "16"]}  # none of those of `small`
+    points: dict[str, Any] = {str(ms): {"set": {"rtt_ms": ms}} for ms in (8, 16)}
+    lost = {"kind": "replay", "packets": "no/such", "trace": None}
+    points["replay"] = {"set": {"senders.s1.groups.l4s.traffic": lost}}
+    axis = {"label": "x", "parts": {"all": points}, "only": list(points)}  # none of those of `small`
     request = Request([tiny(axis=axis)])
     reasons = lambda: dict(load(output).sort("point").select("point", "reason").iter_rows())  # noqa: E731
     assert run_lab(replace(request, points=["8"]), output) == 0
-    assert reasons() == {"8": None, "16": "left out by --points"}
+    left_out = "left out by --points"
+    assert reasons() == {"8": None, "16": left_out, "replay": left_out}
     assert run_lab(replace(request, points=["1?"]), output) == 0
-    assert reasons() == {"8": None, "16": None}
+    assert reasons() == {"8": None, "16": None, "replay": left_out}
+    with pytest.raises(ValueError, match="no/such: no such folder of packet tables"):
+        run_lab(request, output)
 
 
 @pytest.mark.long

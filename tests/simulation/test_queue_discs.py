@@ -111,6 +111,16 @@ def test_rates_of_a_link_are_followed(program: Path, tmp_path: Path) -> None:
     assert 3.5e6 < goodput < 5e6
 
 
+def test_what_comes_and_what_makes_room_for_it_are_both_counted(program: Path, tmp_path: Path) -> None:
+    """A disc drops either for one reason."""
+    run = a_run(tmp_path) | {"warmup_s": 0}
+    full = {"type": "swiftqueue::FairQueueDisc", "attributes": {"MaxSize": "20p"}}
+    run["bottlenecks"][0]["disc"] = full
+    summary = simulate(program, tmp_path, run)
+    dropped = sum(flows["dropped"] for flows in summary["classes"].values())
+    assert sum(summary["bottlenecks"][0]["drops"].values()) >= dropped > 0
+
+
 @pytest.mark.long
 def test_pages_and_a_call_have_their_table(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = scenario(tmp_path)

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from laboratory.explain import CLASSIC, L4S, _print, errors, explain, tail
+from laboratory.learning.train import train
+from laboratory.runs import programs
 
 TRUTH = [
     ("sent_ns", "<i8"),
@@ -135,3 +137,18 @@ def test_a_sender_without_a_choice_is_refused_before_the_run(tmp_path: Path) -> 
             seconds=None,
             output=tmp_path,
         )
+
+
+def test_only_the_data_of_what_is_run_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One point of the scenario replays what is not there."""
+    (mine := tmp_path / "mine.yaml").write_text(
+        "extends: figure8\naxis: {label: x, points: {plain: {set: {}}, replay: {set: "
+        "{senders.s1.groups.l4s.traffic: {kind: replay, packets: no/such}}}}}\n"
+    )
+    monkeypatch.setattr(programs, "build", lambda: pytest.fail("so far", pytrace=False))
+    with pytest.raises(pytest.fail.Exception, match="so far"):
+        train(str(mine), protocol="small", overrides=[], output=tmp_path)
+    at = {"profile": "uncoupled", "seed": 1, "seconds": None, "output": tmp_path}
+    for point, line in (("plain", "none: no such folder"), ("replay", "no/such: no such folder of packet")):
+        with pytest.raises((ValueError, OSError), match=line):
+            explain(str(mine), artifact="none", point=point, **at)  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from laboratory.report import verdict, verdicts
 from laboratory.runs import execution, experience, rows
 from laboratory.runs import results as lab_results
 from laboratory.runs.programs import Equals
-from laboratory.runs.resolve import Model, cells, control_of, identity, resolve
+from laboratory.runs.resolve import Model, cells, check_tables, control_of, identity, resolve
 from laboratory.scenarios.files import environment_at, load, path_of
 from laboratory.scenarios.pages import drawn, rates_of
 from laboratory.scenarios.traffic import Lognormal, Pages
@@ -73,6 +73,14 @@ def test_a_run_has_a_flow_for_each_object(tmp_path: Path) -> None:
     assert (web["flows"], "dscp" in web) == (5, False)
 
 
+def test_pages_of_more_flows_than_a_run_can_have_are_refused_before_it(tmp_path: Path) -> None:
+    scenario = load(mine(tmp_path, sizes=[[5] * 10_000]))
+    with pytest.raises(
+        ValueError, match=r"^mine\.yaml: senders: 30001 flows, at most 20000 can be simulated$"
+    ):
+        check_tables("mine", scenario)
+
+
 def test_each_group_of_pages_has_pages_of_its_own() -> None:
     """What the others load must not be what S1 loads; the first group's draw on the seed alone."""
     scenario = load(path_of("pages-and-video"))
@@ -96,6 +104,10 @@ def test_each_group_of_pages_has_pages_of_its_own() -> None:
         ({"pages": 0}, "traffic.pages: input should be greater than or equal to 1 (is 0)"),
         ({"objects": {"median": 0, "sigma": 1, "most": 5}}, "traffic.objects.median: input should be"),
         ({"objects": {"median": 8, "sigma": 1, "most": 0}}, "traffic.objects.most: input should be"),
+        (
+            {"objects": {"median": 8, "sigma": 1, "least": 6, "most": 5}},
+            "traffic.objects.least: 6 is above most",
+        ),
     ],
 )
 def test_pages_that_cannot_be(tmp_path: Path, web: dict[str, Any], says: str) -> None:
@@ -197,6 +209,7 @@ def test_rates_of_a_trace(tmp_path: Path) -> None:
         ("1 20\n2 5\n", 3.0, f"key: {trace} ends at 2 s, the run at 3 s"),
         ("1 20\n1 5\n", 1.0, f"key: {trace}: line 2 is no later time and rate"),
         ("1 0\n", 1.0, f"key: {trace}: line 1 is no later time and rate"),
+        ("1 20\n2 1e-7\n", 1.0, f"key: {trace}: line 2 is no later time and rate of 0.01 Mbit/s or more"),
         ("one 20\n", 1.0, f"key: {trace}: line 1 is no later time and rate"),
     ):
         trace.write_text(text)

@@ -559,6 +559,7 @@ BAD_ENVIRONMENTS: list[tuple[str, object, str]] = [
         ("extends", "nothing", "extends: there is no other 'nothing', beside it or of the project"),
         ("extends", "mine", "extends: there is no other 'mine'"),
         ("extends", 3, "extends: 3 is no name of a scenario"),
+        ("extends", ["default", None], "extends: None is no name of a scenario"),
     ],
 )
 def test_what_is_wrong_gets_one_line(
@@ -585,7 +586,13 @@ def test_a_scenario_of_ones_own_extends_the_projects(tmp_path: Path) -> None:
     path = tmp_path / "figure8.yaml"  # even under its name
     path.write_text("extends: figure8\nseconds: 12\n")
     assert load(path) == load(path_of("figure8")).model_copy(update={"seconds": 12.0})
-    (tmp_path / "one.yaml").write_text("extends: other\n")
+    longer = "seconds: 13\nwarmup_s: 3\nenvironment: {controls: {model: {guard: true}}}\n"
+    (tmp_path / "longer.yaml").write_text(longer)
+    (tmp_path / "two.yaml").write_text("extends: [figure8, longer]\nwarmup_s: 4\n")
+    two = load(tmp_path / "two.yaml")  # the later of two, and the file itself after both
+    assert (two.seconds, two.warmup_s, two.environment.controls.model.guard) == (13, 4, True)
+    assert two.seeds == load(path_of("figure8")).seeds
+    (tmp_path / "one.yaml").write_text("extends: [figure8, other]\n")
     (tmp_path / "other.yaml").write_text("extends: one\n")
     with pytest.raises(ValueError, match=r"^other\.yaml: extends: there is no other 'one'"):
         load(tmp_path / "one.yaml")
@@ -850,11 +857,14 @@ def test_the_guard_is_judged_as_the_agent_ships_it() -> None:
     for prefix, more, response in (
         ("guard-*", first, "scalable"),
         ("shipped-guard-*", shipped, "scalable"),
+        ("guarded-*", shipped, "scalable"),
         ("unheard-guard-*", unwatched, "unheard"),
         ("discounted-guard-*", unwatched, "discounted"),
     ):
         for name in fnmatch.filter(names(), prefix):
-            environment = environment_at(load(path_of(name)), "on", name)
+            scenario = load(path_of(name))
+            assert scenario.axis is not None
+            environment = environment_at(scenario, list(scenario.axis.points)[-1], name)
             on = control_of(environment, "model", model=Model(Path(), ""), share=0)
             assert {key: value for key, value in on.items() if key not in off} == more
             assert environment.controls.moved_response == response

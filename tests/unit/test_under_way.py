@@ -128,6 +128,8 @@ def test_what_is_missing_is_said_before_the_first_champion_is_made(
         ("trace simulate README.md", "README.md is a file; a packet table needs a folder"),
         ("lab run figure8 --output README.md", "README.md is a file; the laboratory needs a folder"),
         ("lab run figure8 lfq-400", "lfq-400 runs alone"),
+        ("lab run lfq-400 --seeds 0", "lfq-400 has its own flows"),
+        ("lab register no.safetensors", "file 'no.safetensors' does not exist"),
         (
             "up --every 60 --trace x --retrain start --bed",
             "for --trace, --every, --retrain, --bed: only --live",

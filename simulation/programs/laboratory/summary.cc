@@ -149,8 +149,9 @@ std::string Bottlenecks(const Run& run, const Network& network) {
     }
     const double bits = 8.0 * static_cast<double>(bytes);
     Reasons drops = stats.nDroppedPacketsBeforeEnqueue;
-    drops.insert(stats.nDroppedPacketsAfterDequeue.begin(),
-                 stats.nDroppedPacketsAfterDequeue.end());
+    for (const auto& [reason, packets] : stats.nDroppedPacketsAfterDequeue) {
+      drops[reason] += packets;
+    }
     const auto counts = [&dualPi2](Disc::Queue queue) {
       return dualPi2 ? Counts(dualPi2->GetQueueCounts(queue)) : "null";
     };
