@@ -19,7 +19,7 @@ from models.scoring.intervals import estimate
 
 FILE: Final = Path("docs/results/forecasters.json")
 NEEDED: Final = {"traces", "protocol", "within_training", "against", "n", "n_late", "base_rate", "variants"}
-LIST: Final = re.compile(r"\[[^][{}]*\]")  # of numbers or names: one line each, or the file is too long
+INNERMOST: Final = re.compile(r"[\[{][^][{}]*[\]}]")  # lists and objects: a line each, or the file is too long
 DIFFERENCE: Final = "less the reference"
 HEAD: Final = [
     "variant",
@@ -45,6 +45,7 @@ DRAWS: Final = tuple(f"video-long-{seed}" for seed in range(1201, 1206))
 LAYERS: Final = "event-stream-2"  # two layers, judged on draws of their own
 LAYERS_SEEDS: Final = range(1301, 1306)
 ALIKE: Final = "window-queueing"  # a window with the event stream's inputs
+VIDEO: Final = LONG[2:]
 PAGES: Final = LONG[:2]  # kinds that were made again with pages of their own in each group
 PAGES_SEEDS: Final = range(1401, 1406)
 JUDGED_LAYERS: Final = ("fresh-layers", "pages-and-video-layers", "speed-tests-layers", "wifi-layers")
@@ -94,7 +95,7 @@ def take(name: str, scores: Path, path: Path = FILE) -> None:
     check(scores, found, NEEDED, "summary of `swiftqueue forecasts`")
     entries = {**entries_of(path), name: {**origin(), **found}}
     text = json.dumps({key: entries[key] for key in sorted(entries)}, indent=1)
-    write_file(path, LIST.sub(lambda one: " ".join(one[0].split()), text) + "\n")
+    write_file(path, INNERMOST.sub(lambda one: " ".join(one[0].split()), text) + "\n")
 
 
 def measured(one: Mapping[str, Any]) -> str:

@@ -321,8 +321,11 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "forecasters-layers": lambda data: forecasters.layers(data.forecasters),
     "forecasters-layers-beside": lambda data: forecasters.layers(data.forecasters, forecasters.BASELINES),
     "forecasters-alike": lambda data: forecasters.layers(
-        *(data.forecasters, (forecasters.ALIKE, forecasters.CHAMPION), forecasters.PAGES),
-        seeds=forecasters.PAGES_SEEDS,
+        *(data.forecasters, (forecasters.ALIKE, forecasters.CHAMPION, *forecasters.BASELINES)),
+        *(forecasters.PAGES, forecasters.PAGES_SEEDS),
+    ),
+    "forecasters-alike-video": lambda data: forecasters.layers(
+        data.forecasters, [forecasters.ALIKE], forecasters.VIDEO
     ),
     "forecasters-layers-verdicts": lambda data: forecasters.verdicts(
         data.forecasters, forecasters.JUDGED_LAYERS, forecasters.LAYERS
