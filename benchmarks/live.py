@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from benchmarks.inference_references import make_model
+from benchmarks.inference_references import event_stream
 from benchmarks.ingest import Server, running_ingest
 from benchmarks.rows import Row
 from benchmarks.version_watch import VersionWatch
@@ -50,7 +50,6 @@ LEAST_WINDOWS: Final = 200
 # What differs from params.yaml: the same network, seven times as fast. Its sender gets about 100 Mbit/s.
 TRAFFIC: Final = {"seeds": [1], "bottleneck_mbps": 175, "flow_mbps": 14}
 BATCH_EVENTS: Final = 8192
-ANCHOR: Final = "last_latency_flow_us"  # as in params.yaml
 STORED_WAIT_S: Final = 60.0
 SEEN_WAIT_S: Final = 30.0
 SETTLED_S: Final = 3.0  # until telemetry can be read
@@ -77,16 +76,15 @@ def measure(rounds: int) -> list[Row]:
     with contextlib.redirect_stdout(sys.stderr), tempfile.TemporaryDirectory() as temporary:
         root = Path(temporary)
         packets = _simulated(root, _first_s() + ROUND_S * (rounds + 2))
-        tokens = _window_tokens(packets)
         with own_state(root / "state"), running_ingest(root / "telemetry") as ingest:
-            measured, answered, watch_s = _run(rounds, packets, tokens, root, ingest)
-    rows = _rows(measured[0], measured[1:], tokens, answered, rounds)
+            measured, answered, watch_s = _run(rounds, packets, root, ingest)
+    rows = _rows(measured[0], measured[1:], answered, rounds)
     looked = "a look at the served head between two rounds"
     return [*rows, Row(looked, watch_s, WATCH_EVERY_S, "one every", WATCH_EVERY_S / watch_s, "s", 1)]
 
 
 def _run(
-    rounds: int, packets: pl.DataFrame, tokens: int, root: Path, ingest: Server
+    rounds: int, packets: pl.DataFrame, root: Path, ingest: Server
 ) -> tuple[list[Measured], float, float]:
     from infra.local.loop import stop_stack
     from infra.local.servers import start_stack
@@ -109,7 +107,7 @@ def _run(
     )
     live = Rounds(store.latest, judged, FinetuneParams(**params["finetune"]), model)
     try:
-        first_champion(root / "champion", tokens, model)
+        first_champion(root / "champion", model)
         sender = IngestClient(ingest.url, SENDER, token=ingest.token)
         with VersionWatch(grpc_address()) as watch, contextlib.closing(sender) as client:
             store.ship(client, packets, 0.0, _first_s())
@@ -270,23 +268,17 @@ def _simulated(root: Path, seconds: float) -> pl.DataFrame:
     return packets.with_columns(pl.col("sent_ns").cum_max())
 
 
-def _window_tokens(packets: pl.DataFrame) -> int:
-    """Window that stage `windows` would choose for this sender."""
-    from feature_store.events import windows as fw
+def first_champion(folder: Path, name: str) -> None:
+    """Register and serve an event stream; its weights are random, so each round improves it."""
+    import torch
 
-    windows = read_all(PARAMS_FILE)["windows"]
-    return fw.tokens_for(fw.bdp_packets(packets), windows["tokens_min"], windows["tokens_max"])
-
-
-def first_champion(folder: Path, tokens: int, name: str) -> None:
-    """Register and serve a model of the served form; its weights are random, so each round improves it."""
-    from feature_store.events.windows import schema_hash
     from models.networks import artifact
     from models.registry.registry import Decision, Registry
     from serving.deploy.deployment import deploy_version
 
-    description = artifact.Description(tokens, schema_hash(), "acked", {"name": "bench"})
-    artifact.save(folder, make_model("candidates", ANCHOR), description)
+    torch.manual_seed(0)
+    model, description = event_stream()
+    artifact.save(folder, model, description)
     artifact.export_onnx(folder)
     judged = Decision(True, "random weights of a bench", None)
     deploy_version(Registry(name).add(folder, judged=judged, tags={}, params={}, metrics={}))
@@ -311,10 +303,10 @@ def own_state(folder: Path, **more: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _rows(cold: Measured, warm: list[Measured], tokens: int, answered: float, rounds: int) -> list[Row]:
+def _rows(cold: Measured, warm: list[Measured], answered: float, rounds: int) -> list[Row]:
     count = round(statistics.median(one.record.packets for one in warm))
     ours = statistics.median(one.first_answer_s for one in warm)
-    name = f"trigger to the first answer of the new version, {count:,} packets, W {tokens}"
+    name = f"trigger to the first answer of the new version, {count:,} packets"
     first = "the first round, which starts Ray and the workers"
     worst = max(one.first_answer_s for one in warm)
     rows = [

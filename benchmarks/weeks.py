@@ -66,7 +66,6 @@ ROUNDS_A_SAMPLE: Final = 12  # an hour
 BEGIN_NS: Final = 1_700_000_040 * 10**9  # a full minute
 PACKETS_PER_S: Final = 20
 LEARN_S, JUDGE_S = 60.0, 10.0
-TOKENS: Final = 64
 SENDER: Final = "soak"
 MOVED: Final = 1e-3  # of a head from one version to the next
 # What a store may grow by in a week: 2 % of what it holds, or 5 MiB where that is more; 5 files.
@@ -195,7 +194,7 @@ def run(path: Path, wanted: int) -> None:
     try:
         if not registry_exists():
             with tempfile.TemporaryDirectory() as temporary:
-                first_champion(Path(temporary) / "champion", TOKENS, model)
+                first_champion(Path(temporary) / "champion", model)
         telemetry = state_dir() / "telemetry"
         finetune = read_section(PARAMS_FILE, FinetuneParams)
         rounds = Compressed(lambda *asked: sender_of(sender).store.latest(*asked), judged, finetune, model)

@@ -19,7 +19,7 @@ from models.scoring.intervals import estimate
 
 FILE: Final = Path("docs/results/forecasters.json")
 NEEDED: Final = {"traces", "protocol", "within_training", "against", "n", "n_late", "base_rate", "variants"}
-INNERMOST: Final = re.compile(r"[\[{][^][{}]*[\]}]")  # lists and objects: a line each, or the file is too long
+INNERMOST: Final = re.compile(r"[\[{][^][{}]*[\]}]")  # a line each, or the file is too long
 DIFFERENCE: Final = "less the reference"
 HEAD: Final = [
     "variant",
