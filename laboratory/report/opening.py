@@ -153,13 +153,18 @@ def _sentence(where: str, one: Comparison, who: str) -> str:
 def _row(limit: Limit, runs: pl.DataFrame, control: str, compared: Mapping[Place, Comparison]) -> Row:
     """A row, with the limits that were used: at some places a packet's time is more than the limit."""
     found = {place: one.found.get(limit.measure) for place, one in compared.items()}
-    used = [judged.limit.most for judged in found.values() if judged] or [limit.most]
-    most = ", ".join(dict.fromkeys(f"{round(each * PERCENT, 1):g} %" for each in used))
+    used = {_named(place): _words(judged.limit) for place, judged in found.items() if judged}
+    by_place = [f"{words} ({place})" for place, words in used.items()]
+    limits = by_place if len(set(used.values())) > 1 else [_words(limit), *used.values()][-1:]
     changes = [
         _change(judged) if judged else _not_judged(runs, place, control, limit)
         for place, judged in found.items()
     ]
-    return Row(limit.name, f"{most} {'less' if limit.falls else 'more'}", tuple(changes))
+    return Row(limit.name, ", ".join(limits), tuple(changes))
+
+
+def _words(limit: Limit) -> str:
+    return f"{round(limit.most * PERCENT, 1):g} % {'less' if limit.falls else 'more'}"
 
 
 def _not_judged(runs: pl.DataFrame, place: Place, control: str, limit: Limit) -> Verdict:

@@ -67,7 +67,7 @@ def test_the_limit_is_the_one_that_is_used() -> None:
     quick = [row | {"queueing_p99_us": 2_857.0} for row in quick]
     assert opened(quick).rows[0].limit == "4.2 % more"
     both = opened([*quick, *runs_of({"default": 1, "model": 0.6})])
-    assert [row.limit for row in both.rows[:1]] == ["4.2 %, 2 % more"]
+    assert [row.limit for row in both.rows[:1]] == ["4.2 % more (rfc9332), 2 % more (uncoupled)"]
     assert [row.limit for row in both.rows[3:]] == ["5 % more", "2 % less", "2 % less", "10 % less"]
 
 
