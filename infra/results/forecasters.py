@@ -45,6 +45,7 @@ DRAWS: Final = tuple(f"video-long-{seed}" for seed in range(1201, 1206))
 LAYERS: Final = "event-stream-2"  # two layers, judged on draws of their own
 LAYERS_SEEDS: Final = range(1301, 1306)
 ALIKE: Final = "window-queueing"  # a window with the event stream's inputs
+VIDEO: Final = LONG[2:]
 PAGES: Final = LONG[:2]  # kinds that were made again with pages of their own in each group
 PAGES_SEEDS: Final = range(1401, 1406)
 JUDGED_LAYERS: Final = ("fresh-layers", "pages-and-video-layers", "speed-tests-layers", "wifi-layers")

@@ -324,6 +324,9 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
         *(data.forecasters, (forecasters.ALIKE, forecasters.CHAMPION, *forecasters.BASELINES)),
         *(forecasters.PAGES, forecasters.PAGES_SEEDS),
     ),
+    "forecasters-alike-video": lambda data: forecasters.layers(
+        data.forecasters, [forecasters.ALIKE], forecasters.VIDEO
+    ),
     "forecasters-layers-verdicts": lambda data: forecasters.verdicts(
         data.forecasters, forecasters.JUDGED_LAYERS, forecasters.LAYERS
     ),
