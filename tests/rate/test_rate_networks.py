@@ -107,7 +107,7 @@ def test_fields_that_are_left_out_are_not_seen(kind: str, tmp_path: Path) -> Non
         assert not torch.allclose(network(seen), network(x), atol=1e-3)
     networks.save(tmp_path / "net", network, {})
     assert networks.load(tmp_path / "net")[0].features == features
-    with pytest.raises(ValueError, match="there is no field 'rt'; did you mean rtt"):
+    with pytest.raises(ValueError, match="there is no field 'rt'; did you mean rto"):
         networks.only(features, ["rt"])
 
 

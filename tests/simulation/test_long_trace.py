@@ -22,7 +22,6 @@ def test_a_long_trace_and_its_truth_are_of_the_same_packets(project: Path, tmp_p
     assert sorted(path.name for path in made.iterdir()) == ["s1.pcap", "trace.json", "truth.parquet"]
     truth = pl.read_parquet(made / "truth.parquet")
     extract.main(
-        project / "params.yaml",
         tmp_path / "packets",
         trace="long-video",
         file=str(made / "s1.pcap"),
