@@ -224,7 +224,7 @@ def paper(
         bool,
         typer.Option(
             "--small",
-            help="short traces, three seeds, the ends of each axis; training alone: 21 minutes of two cores",
+            help="short traces, three seeds, the ends of each axis; 14 minutes on two cores",
         ),
     ] = False,
     seeds: Annotated[
@@ -325,6 +325,12 @@ def draw_results(
     tuning: Annotated[
         Path | None, typer.Option(help="publish the tuning.json of `tune` first", metavar="FILE")
     ] = None,
+    lab: Annotated[
+        tuple[str, Path] | None,
+        typer.Option(
+            help="publish a scenario's runs from the folder of `lab run` first", metavar="SCENARIO FOLDER"
+        ),
+    ] = None,
     traces: Annotated[
         Path | None,
         typer.Option(help="publish the queues of `lab run lfq-traces --truth` first", metavar="FOLDER"),
@@ -340,6 +346,8 @@ def draw_results(
     from infra.results import rates as rate_studies
     from infra.results import tuning as searches
     from infra.results.pages import rewrite
+    from infra.results.tables import LABORATORY
+    from laboratory.runs import results
 
     published.load(published.FILE)  # before anything is published in another folder
     if scores:
@@ -354,6 +362,8 @@ def draw_results(
         paper_rows.take(paper)
     if tuning:
         searches.take(tuning)
+    if lab:
+        results.publish(lab[1], lab[0], LABORATORY)
     if traces:
         lfq_traces.take(traces)
     for path in rewrite(Path.cwd()):

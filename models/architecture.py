@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Final, Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
+from feature_store.events.event_library import INPUTS
 from feature_store.packets.schema import HORIZON
-from models.section import Above0, Count, Section
+from models.section import Above0, Count, Section, near
 
 MEDIAN = 0.5
 ALL: Final = "all"  # of the quantiles: each is served
 MOST_LEVELS: Final = 16  # that the engine gives (serving/engine/kernel.h)
 Level = float | Literal["all"] | None  # of quantiles, what is served; None: the median, or the mean
+NEEDED: Final = "size_bytes"  # tells a packet from padding when the scaling is fitted
+ANCHOR_FALLBACK: Final = "last_latency_us"  # the sender's, where the anchor is not visible yet
 BLOCK = 64  # events that attention takes at once: a band has a whole number of these
 
 
@@ -22,6 +25,18 @@ def check_heads(section: str, width: int, heads: int) -> None:
         raise ValueError(
             f"{section}.width is {width}; it must be a multiple of {section}.heads, which is {heads}"
         )
+
+
+def _inputs(names: list[str]) -> list[str]:
+    known = {each.name for each in INPUTS}
+    if wrong := [name for name in names if name not in known]:
+        raise ValueError(f"it names {wrong[0]!r}, which is no input; {near(wrong[0], sorted(known))}")
+    if NEEDED in names:
+        raise ValueError(f"it names {NEEDED!r}, which no network can do without")
+    return names
+
+
+LeftOut = Annotated[list[str], AfterValidator(_inputs)]
 
 
 class QueryFit(Section):
@@ -41,7 +56,7 @@ class QueryFit(Section):
     """In training."""
     anchor: str | None
     """A latency of the query that the network corrects, by the input's name, or null."""
-    left_out: list[str]
+    left_out: LeftOut
     """Inputs that it does not see, by name (docs/EVENTS.md)."""
 
     @field_validator("quantiles")
@@ -50,6 +65,23 @@ class QueryFit(Section):
         if levels and (MEDIAN not in levels or len(levels) < 2 or sorted(set(levels)) != levels):
             raise ValueError(f"it must ascend and hold {MEDIAN} and another level")
         return levels
+
+    @model_validator(mode="after")
+    def _anchor_is_seen(self) -> Self:
+        if self.anchor is None:
+            return self
+        known = [each.name for each in INPUTS if each.rows != "events" and "_latency_" in each.name]
+        if self.anchor not in known:
+            hint = near(self.anchor, known)
+            raise ValueError(
+                f"{self.section}.anchor is {self.anchor!r}, which is no latency of a query; {hint}"
+            )
+        if unseen := {self.anchor, ANCHOR_FALLBACK}.intersection(self.left_out):
+            name = min(unseen)
+            raise ValueError(
+                f"{self.section}.left_out names {name!r}, which the anchor {self.anchor!r} needs"
+            )
+        return self
 
 
 class EventStreamFit(QueryFit):

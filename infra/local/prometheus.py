@@ -31,6 +31,7 @@ from serving.triton.endpoint import LOOPBACK
 CONFIGURATION: Final = Path(__file__).resolve().parents[1] / "monitoring"
 ALERTMANAGER: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+):([1-9][0-9]{0,4})")
 START_TIMEOUT_S: Final = 60.0
+PART: Final = "__part"  # a label that Prometheus drops, as any that begins so
 
 
 def start() -> str:
@@ -108,14 +109,18 @@ def targets() -> list[tuple[processes.Server, str]]:
 def write_targets(*, keep: bool = False) -> list[dict[str, object]]:
     """Write `targets.json` from the records of the servers that run, and return its content.
 
-    With `keep` those that were in it stay: what has ended is scraped still, so that an alert says so.
+    With `keep` those that were in it stay: what has ended is scraped still, so that an alert says so;
+    but not at the old port of what runs again.
     """
     file = state_dir() / PROMETHEUS / "targets.json"
+    up = targets()
     found: list[dict[str, object]] = [
-        {"targets": [address], "labels": {"job": _job(server.name)}} for server, address in targets()
+        {"targets": [address], "labels": {"job": _job(server.name), PART: server.name}}
+        for server, address in up
     ]
     if keep and file.is_file():
-        found += [one for one in json.loads(file.read_text()) if one not in found]
+        running = {server.name for server, _ in up}
+        found += [one for one in json.loads(file.read_text()) if one["labels"].get(PART) not in running]
     write_file(file, json.dumps(found, indent=1) + "\n")
     return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from infra.paper.asked import BATCHES, LSTM, OURS, PREVIOUS, SHOWN
+from infra.paper.asked import BATCHES, LAST, LSTM, OURS, PREVIOUS, SHOWN
 from infra.paper.exhibits import BASELINES, PLAIN, Exhibit, Form
 from infra.paper.verdicts import Answer, answer
 
@@ -68,7 +68,7 @@ def _questions(exhibit: Exhibit, rows: Rows, form: Form) -> Iterator[tuple[str, 
     name = exhibit.name
     if name == "table-1":
         for trace in exhibit.shown(form):
-            medians = rows.values(trace, "last-flow", lambda row: row["about"]["median_ms"])
+            medians = rows.values(trace, LAST, lambda row: row["about"]["median_ms"])
             yield (
                 f"{exhibit.traces[trace]}: the smaller median by the larger, and 1",
                 [(min(m / MEDIAN_MS[trace], MEDIAN_MS[trace] / m), 1.0) for m in medians.values() if m > 0],

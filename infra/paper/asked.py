@@ -7,6 +7,7 @@ from typing import Final
 
 OURS: Final = "paper"  # sections of forecasters.yaml: the paper's Transformer, and whom it is compared with
 LSTM: Final = "paper-bilstm"
+LAST: Final = "last-flow"  # trains nothing: its rows are asked what a trace is like
 SHOWN: Final = "video-wifi"  # the trace of figures 3, 14, 16 and 17: figure 14's
 PREVIOUS: Final = (
     "previous"  # what is known at a decision in the paper's offline protocol (docs/EVALUATION.md)

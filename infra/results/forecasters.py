@@ -18,6 +18,19 @@ from models.scoring.choice import RULES, rule_name
 from models.scoring.intervals import estimate
 
 FILE: Final = Path("docs/results/forecasters.json")
+ALIKE_IN: Final = (
+    "traces",
+    "protocol",
+    "within_training",
+    "told",
+    "visibility",
+    "change",
+    "round_s",
+    "explored",
+    "also",
+    "n",
+    "n_late",
+)
 NEEDED: Final = {"traces", "protocol", "within_training", "against", "n", "n_late", "base_rate", "variants"}
 INNERMOST: Final = re.compile(r"[\[{][^][{}]*[\]}]")  # a line each, or the file is too long
 DIFFERENCE: Final = "less the reference"
@@ -85,7 +98,9 @@ def load(root: Path) -> dict[str, Any]:
 
 
 def take(name: str, scores: Path, path: Path = FILE) -> None:
-    """Put a summary into the file, in the place of the one that it had under this name.
+    """Put a summary into the file under a name.
+
+    Variants that forecast the packets of the entry of this name join it; else the summary takes its place.
 
     Raises:
         OSError: it is not there.
@@ -93,9 +108,28 @@ def take(name: str, scores: Path, path: Path = FILE) -> None:
     """
     found = read_object(scores)
     check(scores, found, NEEDED, "summary of `swiftqueue forecasts`")
-    entries = {**entries_of(path), name: {**origin(), **found}}
+    entries = entries_of(path)
+    entries[name] = _joined(entries.get(name, {}), {**origin(), **found})
     text = json.dumps({key: entries[key] for key in sorted(entries)}, indent=1)
     write_file(path, INNERMOST.sub(lambda one: " ".join(one[0].split()), text) + "\n")
+
+
+def _joined(old: Mapping[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """What the entry becomes: `new`, or `old` with its variants where both are of the same packets."""
+    others = set(old.get("variants", {})) - set(new["variants"])
+    if not others or any(old.get(key) != new.get(key) for key in ALIKE_IN):
+        return new
+    added = dict(new["variants"])
+    if old["against"] != new["against"]:  # what they are less another reference means nothing here
+        for variant in added.values():
+            for form in ("tuned", "pretrained"):
+                for score in variant[form].values():
+                    if score is not None:
+                        score.pop("less_reference", None)
+    machine = old["machine"]
+    if new["machine"] not in machine:
+        machine += f"; {', '.join(sorted(added))} on {new['machine']}"
+    return {**old, "machine": machine, "variants": {**old["variants"], **added}}
 
 
 def measured(one: Mapping[str, Any]) -> str:

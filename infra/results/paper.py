@@ -12,7 +12,7 @@ from typing import Any, Final
 from benchmarks.published import check, entries_of, origin
 from feature_store.atomic import write_file
 from infra.paper.answers import MEDIAN_MS, Rows, answers, f1
-from infra.paper.asked import OURS, SHOWN
+from infra.paper.asked import LAST, OURS, SHOWN
 from infra.paper.exhibits import EXHIBITS, FORMS, Exhibit, Form, command
 from infra.paper.verdicts import NOT_RUN, Answer, verdict
 from laboratory.report import tables as lab
@@ -26,7 +26,6 @@ OF_A_ROW: Final = {
     *("about", "fit_cpu_s", "tune_s", "tuned", "pretrained"),
 }
 DIGITS: Final = 3
-DRAWN: Final = {each.name for each in EXHIBITS} - {"table-1"}  # have a picture
 
 
 @dataclass(frozen=True)
@@ -150,8 +149,7 @@ def _section(one: Shown) -> Iterator[str]:
     exhibit = one.exhibit
     yield from ("", f"### {exhibit.title}", "")
     yield f"{exhibit.claim}: **{verdict(one.answers)}**, {one.form.name} form, {one.form.seeds} seeds."
-    if exhibit.name in DRAWN:
-        yield from ("", f"![{exhibit.title}](paper-{exhibit.name}.svg)")
+    yield from ("", f"![{exhibit.title}](paper-{exhibit.name}.svg)")
     yield from ("", *_figures(one), "", *_asked(one))
     yield from ("", f"    {command(exhibit, one.form)}")
 
@@ -174,12 +172,12 @@ def _figures(one: Shown) -> list[str]:
         return []
     what = "F1; seconds to tune cached, uncached" if exhibit.name == "figure-13" else "F1 of sharp changes"
     lines = lab.head_of([what, *(exhibit.traces[trace] for trace in exhibit.shown(one.form))])
-    for method in exhibit.methods:
+    for method in exhibit.compared(one.form):
         cells = []
         for trace in exhibit.shown(one.form):
             mean = estimate(list(scored(one, trace, method).values()))
             if exhibit.name != "figure-13":
-                cells.append(interval(mean))
+                cells.append(_share(mean))
                 continue
             cached, uncached = (
                 statistics.fmean(row["tune_s"][way] for row in rows.of(trace, method))
@@ -202,14 +200,14 @@ def _mean(found: Estimate | None) -> str:
 
 def _in_one_line(what: str, found: Iterator[tuple[str, Mapping[int, float]]]) -> list[str]:
     by_value = list(found)
-    cells = [interval(estimate(list(values.values()))) for _, values in by_value]
+    cells = [_share(estimate(list(values.values()))) for _, values in by_value]
     return [*lab.head_of([what, *(value for value, _ in by_value)]), lab.row_of(["F1", *cells])]
 
 
 def _of_traces(one: Shown) -> list[str]:
     lines = lab.head_of(["kind", "median, ms", "the paper's", "sharp changes", "seconds", "flows", "flow, s"])
     for trace in one.exhibit.shown(one.form):
-        rows = one.rows.of(trace, "last-flow")
+        rows = one.rows.of(trace, LAST)
         about = [row["about"] for row in rows]
         ends = [min(each["flow_s"][0] for each in about), max(each["flow_s"][1] for each in about)]
         lines.append(
@@ -237,6 +235,13 @@ def _asked(one: Shown) -> list[str]:
             lab.row_of([each.where, first, second, interval(each.contrast, signed=True), each.verdict])
         )
     return lines
+
+
+def _share(found: Estimate | None) -> str:
+    """A mean of shares; its interval ends where a share does."""
+    if found is None or found.low is None or found.high is None:
+        return interval(found)
+    return interval(replace(found, low=max(found.low, 0.0), high=min(found.high, 1.0)))
 
 
 def interval(found: Estimate | None, digits: int = DIGITS, *, signed: bool = False) -> str:

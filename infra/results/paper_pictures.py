@@ -10,8 +10,10 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from infra.paper.asked import DRAWN_SEED, LSTM, OURS, SHOWN
-from infra.results.paper import DRAWN, Shown, scored, shown
+from infra.paper.answers import MEDIAN_MS
+from infra.paper.asked import DRAWN_SEED, LAST, LSTM, OURS, SHOWN
+from infra.paper.exhibits import ALL
+from infra.results.paper import Shown, scored, shown
 from models.scoring.intervals import estimate
 from models.scoring.plot_style import INK, grid, svg
 
@@ -27,7 +29,6 @@ def pictures(published: Mapping[str, Any]) -> dict[str, bytes]:
     return {
         f"paper-{one.exhibit.name}.svg": svg(lambda one=one: _draw(one))  # type: ignore[misc]
         for one in shown(published)
-        if one.exhibit.name in DRAWN
     }
 
 
@@ -41,43 +42,55 @@ def _draw(one: Shown) -> Figure:
     return figure
 
 
-def _colour(one: Shown, method: str) -> Any:
-    others = [each for each in one.exhibit.methods if each != OURS]
-    return SWIFTQUEUE if method == OURS else OTHERS[others.index(method)]
+def _colour(method: str) -> Any:
+    """The same on every picture."""
+    return SWIFTQUEUE if method == OURS else OTHERS[[each for each in ALL if each != OURS].index(method)]
 
 
-def _bar(axes: Axes, x: float, values: list[float], **how: Any) -> None:
-    """A mean with its 95 % interval over seeds, as far as it is a share."""
+def _bar(axes: Axes, x: float, values: list[float], most: float = 1.0, **how: Any) -> None:
+    """A mean with its 95 % interval over seeds, as far as it is possible: from 0 to the most."""
     found = estimate(values)
     if found is None:
         return
     axes.plot([x], [round(found.mean, DIGITS)], "o", markersize=4, **how)
     if found.low is not None and found.high is not None:
-        ends = [round(min(max(end, 0.0), 1.0), DIGITS) for end in (found.low, found.high)]
+        ends = [round(min(max(end, 0.0), most), DIGITS) for end in (found.low, found.high)]
         axes.vlines(x, *ends, color=how["color"], linewidth=1.2)
 
 
 def _scores(one: Shown, axes: Axes) -> None:
-    traces, methods = one.exhibit.shown(one.form), one.exhibit.methods
+    traces, methods = one.exhibit.shown(one.form), one.exhibit.compared(one.form)
     for number, method in enumerate(methods):
         shift = (number - (len(methods) - 1) / 2) * 0.8 / len(methods)
         for place, trace in enumerate(traces):
             label = method if place == 0 else None
             values = list(scored(one, trace, method).values())
-            _bar(axes, round(place + shift, DIGITS), values, color=_colour(one, method), label=label)
+            _bar(axes, round(place + shift, DIGITS), values, color=_colour(method), label=label)
     axes.set_xticks(range(len(traces)), [one.exhibit.traces[trace] for trace in traces])
     axes.set(ylabel=F1, ylim=(0, 1))
 
 
+def _medians(one: Shown, axes: Axes) -> None:
+    traces = one.exhibit.shown(one.form)
+    for place, trace in enumerate(traces):
+        medians = [row["about"]["median_ms"] for row in one.rows.of(trace, LAST)]
+        ours, theirs = ("ours, simulated", "the paper's") if place == 0 else (None, None)
+        _bar(axes, place, medians, np.inf, color=SWIFTQUEUE, label=ours)
+        axes.plot([place], [MEDIAN_MS[trace]], "_", color=INK, markersize=18, label=theirs)
+    axes.set_xticks(range(len(traces)), [one.exhibit.traces[trace] for trace in traces])
+    axes.set(ylabel="median latency, ms")
+    axes.set_ylim(bottom=0)
+
+
 def _speed(one: Shown, axes: Axes) -> None:
-    for method in one.exhibit.methods:
+    for method in one.exhibit.compared(one.form):
         for number, trace in enumerate(one.exhibit.shown(one.form)):
             found = estimate(list(scored(one, trace, method).values()))
             seconds = [row["tune_s"]["cached"] for row in one.rows.of(trace, method)]
             if found is not None and min(seconds) > 0:
                 at = float(f"{np.mean(seconds):.3g}"), round(found.mean, DIGITS)
                 label = method if number == 0 else None
-                axes.plot(*at, "o", color=_colour(one, method), markersize=4, label=label)
+                axes.plot(*at, "o", color=_colour(method), markersize=4, label=label)
     axes.set_xscale("log")
     axes.set(xlabel="seconds of fine-tuning the head, cached, one core", ylabel=F1, ylim=(0, 1))
 
@@ -88,7 +101,7 @@ def _stretch(one: Shown, axes: Axes) -> None:
         stretch = rows[0]["stretch"]
         if method == OURS:
             axes.plot(stretch["came_ms"], color=INK, linewidth=1.2, label="came")
-        axes.plot(stretch["predicted_ms"], color=_colour(one, method), linewidth=1.2, label=method)
+        axes.plot(stretch["predicted_ms"], color=_colour(method), linewidth=1.2, label=method)
     axes.set(xlabel="packet", ylabel="latency, ms")
     axes.set_ylim(bottom=0)
 
@@ -121,6 +134,7 @@ def _by_batch(one: Shown, axes: Axes) -> None:
 
 
 _OF: Final[Mapping[str, Callable[[Shown, Axes], None]]] = {
+    "table-1": _medians,
     "figure-3": _apart,
     "figure-13": _speed,
     "figure-14": _stretch,

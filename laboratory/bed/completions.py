@@ -43,6 +43,7 @@ SAMPLES: Final = 5
 TRAIN: Final = 10  # packets of the initial window, which leave unpaced
 VARIANTS: Final = (BBR, ORACLE, OURS, "dispersion", "random")
 OTHERS: Final = PORT + 1
+LEAST_BYTES, MOST_BYTES = 1500, 10**9  # of the router's buffer (testbed/router/options.h)
 LINUX_WINDOW: Final = "4096 131072 6291456"  # tcp_rmem as Linux has it; the bed's own goes farther
 
 Answer = Callable[[NDArray[np.int64]], tuple[float, float] | None]
@@ -185,7 +186,7 @@ def download(
     if reason := why_not():
         raise RuntimeError(reason)
     bps = traffic.rate_mbps * 1e6
-    queue = NO_AQM | {"max_bytes": round(bps / 8 * rtt_ms / 1e3 * buffer_bdp)}
+    queue = NO_AQM | {"max_bytes": _bytes(traffic, rtt_ms, buffer_bdp)}
     cross = traffic.rate_mbps * traffic.cross
     gap_s = traffic.bytes * 8 / (traffic.load * bps)
     take = [sys.executable, tcp_traffic.__file__, "take", ADDRESS_B]
@@ -236,9 +237,14 @@ def measure(
         ValueError: a buffer that cannot be.
 
     """
-    for buffer in buffers_bdp:
+    for buffer, rtt in itertools.product(buffers_bdp, rtts_ms):
         if not 0 < buffer < math.inf:
             raise ValueError(f"--buffer-bdp {buffer:g}: must be above 0, and finite")
+        if not LEAST_BYTES <= (size := _bytes(traffic, rtt, buffer)) <= MOST_BYTES:
+            raise ValueError(
+                f"--buffer-bdp {buffer:g}: at {rtt} ms that is {size:,} bytes; the router's buffer has "
+                f"{LEAST_BYTES:,} to {MOST_BYTES:,}"
+            )
     if reason := why_not():
         raise RuntimeError(reason)
     output.mkdir(parents=True, exist_ok=True)
@@ -261,6 +267,11 @@ def measure(
                 write_file(path, json.dumps(asdict(made)) + "\n")
             found.append(Run(**read_object(path)))
     return found
+
+
+def _bytes(traffic: Traffic, rtt_ms: float, buffer_bdp: float) -> int:
+    """Size of the router's buffer."""
+    return round(traffic.rate_mbps * 1e6 / 8 * rtt_ms / 1e3 * buffer_bdp)
 
 
 def whole(runs: Sequence[Run]) -> list[Run]:

@@ -25,9 +25,11 @@ from laboratory.runs.resolve import Cell, check_tables, control_of, identity, re
 from laboratory.scenarios.files import files_of, load
 from laboratory.scenarios.schema import Scenario
 from models.architecture import ALL, MEDIAN, EventStreamLoop, Level
+from models.networks.loop_network import named, names
 from pipelines.params.document import load_yaml, save_yaml
 from pipelines.params.override import override
 from pipelines.simulators import PROJECT
+from serving.engine import ARCHITECTURES
 
 PARAMS: Final = PROJECT / "params.yaml"
 SECTION: Final = EventStreamLoop.section
@@ -89,6 +91,9 @@ def settings(
     except ValueError as error:
         raise ValueError(f"{path.name}: train: {str(error).removeprefix('--set ')}") from None
     override(params, protocol, overrides)
+    if named(name := params["architecture"]["name"]).stored not in ARCHITECTURES:
+        has = ", ".join(each for each in names() if named(each).stored in ARCHITECTURES)
+        raise ValueError(f"architecture.name is {name}; the simulator has no such network, but {has}")
     learned = scenario.environment.controls
     return params, {
         "protocol": protocol,

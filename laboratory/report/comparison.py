@@ -133,7 +133,12 @@ class Comparison:
 
     queueing: Estimate  # relative, of P99
     found: Mapping[Measure, Judged]  # of what there was to compare
-    few_packets: bool  # P99 rests on fewer than FEWEST_PACKETS
+    packets: float  # that P99 rests on, in the run that has the fewest
+
+    @property
+    def few_packets(self) -> bool:
+        """P99 rests on fewer than FEWEST_PACKETS."""
+        return self.packets < FEWEST_PACKETS
 
     @property
     def judged(self) -> str:
@@ -228,7 +233,7 @@ def compare(
     judged = {limit.measure: _judged(_Frame(runs), place.scenario, control, limit) for limit in limits}
     found = {measure: at[place] for measure, at in judged.items() if place in at}
     here = runs.filter(pl.col("control").is_in(["default", control]))
-    return Comparison(queueing, found, _rests_on(here, place, QUEUEING_P99) < FEWEST_PACKETS)
+    return Comparison(queueing, found, _rests_on(here, place, QUEUEING_P99))
 
 
 def settled(runs: pl.DataFrame, place: Place, control: str, measure: Measure) -> bool:

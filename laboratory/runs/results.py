@@ -135,6 +135,18 @@ def merge(output: Path, rows: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
     return _write(output, table.sort("scenario", "at", "point", "profile", "control", "seed"))
 
 
+def publish(source: Path, scenario: str, output: Path) -> None:
+    """Put what a folder of results has of a scenario among those of another one.
+
+    Raises:
+        ValueError: it has no whole run of it.
+    """
+    rows = load(source).filter(scenario=scenario, status=COMPLETE)
+    if rows.is_empty():
+        raise ValueError(f"{source / FILE} has no whole run of {scenario}; `swiftqueue lab run {scenario}`")
+    merge(output, rows.to_dicts())
+
+
 def forget(output: Path, scenarios: Sequence[str]) -> pl.DataFrame:
     """Take out the rows of some scenarios; those of whole runs can be put back from their folders.
 

@@ -14,11 +14,9 @@ from numpy.typing import NDArray
 
 from feature_store.events.event_stream import AS_SENT, INPUTS, EventInput, Events, replay_events
 from models.forecasters.forecaster import Part
-from models.section import near
 
 Floats = NDArray[np.float32]
 
-NEEDED: Final = "size_bytes"  # tells a packet from padding when the scaling is fitted
 QUERY_INPUTS: Final = tuple(each for each in INPUTS if each.rows != "events")
 EVENT_INPUTS: Final = tuple(each for each in INPUTS if each.rows != "queries")
 
@@ -31,18 +29,7 @@ class Inputs:
 
     @classmethod
     def without(cls, rows: Sequence[EventInput], left_out: Sequence[str]) -> Inputs:
-        """All of `rows` but those named.
-
-        Raises:
-            ValueError: a name is no input, or nothing is left.
-        """
-        known = {each.name for each in INPUTS}
-        if wrong := [name for name in left_out if name not in known]:
-            raise ValueError(
-                f"left_out names {wrong[0]!r}, which is no input; {near(wrong[0], sorted(known))}"
-            )
-        if NEEDED in left_out:
-            raise ValueError(f"left_out names {NEEDED!r}, which no network can do without")
+        """All of `rows` but those named."""
         return cls(tuple(each for each in rows if each.name not in left_out))
 
     @property

@@ -13,6 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from feature_store.events.event_stream import AS_SENT, event_schema_hash
+from models.architecture import LeftOut
 from models.forecasters.forecaster import Floats, Forecaster, Part, Say, check_made_for
 from models.forecasters.queries import QUERY_INPUTS, Inputs, replayed
 from models.scoring.baselines import BoostedTrees, Growth
@@ -50,7 +51,7 @@ class TreesParams(BoostingParams):
     """What the trees see, and how they are boosted."""
 
     section: ClassVar = "trees"
-    left_out: list[str]
+    left_out: LeftOut
     """Inputs that they do not see, by name (docs/EVENTS.md)."""
 
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from feature_store.packets.schema import HORIZON
+from models.architecture import ANCHOR_FALLBACK
 from models.networks.scaling import ScaledFeature, Target
 from models.networks.window_network import (
-    ANCHOR_FALLBACK,
     Scaling,
     WindowNetwork,
     anchored,

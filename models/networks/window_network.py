@@ -17,10 +17,10 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from models.architecture import ANCHOR_FALLBACK
 from models.networks.scaling import MIN_LATENCY_US, ScaledFeature, Target
 
 PADDING_FEATURE: Final = "size_bytes"  # no packet has size 0: such a token is padding
-ANCHOR_FALLBACK: Final = "last_latency_us"  # the sender's, where the anchor is not visible yet
 MAX_LATENCY_US: Final = 60e6  # nothing above a minute is predicted; keeps exp() finite
 
 

@@ -344,7 +344,7 @@ def test_an_agent_fills_its_panels_and_its_end_is_seen(prometheus: str, serving_
     words += ["--synthetic-bps", "5e6", "--seconds", "600"]
     processes.start("agent-2", [str(AGENT), *words], {"metrics": port}, {}, lambda: True, 5)
     try:
-        target = {"targets": [f"127.0.0.1:{port}"], "labels": {"job": "agent"}}
+        target = {"targets": [f"127.0.0.1:{port}"], "labels": {"job": "agent", "__part": "agent-2"}}
         assert target in write_targets()
         until(prometheus, "swiftqueue:agent_deadline_misses:ratio_rate1m")
         until(prometheus, "swiftqueue:agent_round_trip_seconds:p99_rate1m > 0")

@@ -44,7 +44,7 @@ from pipelines import register as register_stage
 from pipelines.live.minute import Minute, tune
 from pipelines.live.retrain import stage_params
 from pipelines.params import sections
-from serving.engine import Engine
+from serving.engine import ARCHITECTURES, Engine
 
 NAME = "recurrent"
 HEAD = FinetuneParams(seed=1, workers=1, epochs=3, batch_size=64, learning_rate=1e-3, sharp_weight=1)
@@ -328,6 +328,18 @@ def test_reading_sizes_brings_no_pytorch(project: Path) -> None:
         ).stdout
         path.unlink()
         assert said.split() == [tokens, "False"]
+
+
+@EACH
+def test_what_the_engine_lacks_is_not_said_to_be_there(
+    network: LoopNetwork, params: Path, world: Path, tmp_path: Path
+) -> None:
+    assert {named(name).stored for name in ("event-stream", "window")} == set(ARCHITECTURES)
+    assert network.stored not in ARCHITECTURES
+    made = untrained(network, params, world)
+    artifact.save(tmp_path / "model", made.model, made.description)
+    with pytest.raises(ValueError, match=f"unknown architecture '{network.stored}'"):
+        Engine(tmp_path / "model")
 
 
 # Inputs left out by name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 import time
@@ -84,9 +85,18 @@ def test_downloads_that_cannot_be_are_refused_before_any_run(wrong: dict[str, An
         fct.Traffic(**wrong)
 
 
-@pytest.mark.parametrize("buffer_bdp", [0, math.nan, math.inf])
-def test_a_buffer_that_cannot_be_is_refused_before_any_run(tmp_path: Path, buffer_bdp: float) -> None:
-    with pytest.raises(ValueError, match=f"--buffer-bdp {buffer_bdp}: must be above 0"):
+@pytest.mark.parametrize(
+    ("buffer_bdp", "line"),
+    [
+        *((buffer_bdp, "must be above 0") for buffer_bdp in (0, math.nan, math.inf)),
+        (1e-6, "at 50 ms that is 1 bytes; the router's buffer has 1,500 to 1,000,000,000"),
+        (1e6, "bytes; the router's buffer has 1,500 to 1,000,000,000"),
+    ],
+)
+def test_a_buffer_that_cannot_be_is_refused_before_any_run(
+    tmp_path: Path, buffer_bdp: float, line: str
+) -> None:
+    with pytest.raises(ValueError, match=f"--buffer-bdp {re.escape(f'{buffer_bdp:g}')}: .*{line}"):
         fct.measure(tmp_path / "runs", tmp_path, [1], print, buffers_bdp=[1, buffer_bdp])
     assert not list(tmp_path.iterdir())
 

@@ -316,6 +316,20 @@ def test_what_users_noticed_stays_with_a_run_of_which_there_is_but_a_row(tmp_pat
     assert found["load_mean_s"].to_list() == [one["load_mean_s"] for one in of_runs]
 
 
+def test_whole_runs_of_a_scenario_are_published_beside_the_others(tmp_path: Path) -> None:
+    source, output = tmp_path / "source", tmp_path / "output"
+    for folder in (source, output):
+        folder.mkdir()
+    key = KEYS | {"status": lab_results.COMPLETE}
+    lab_results.merge(output, [key | {"scenario": "old"}])
+    ran = [key | {"scenario": name} for name in ("new", "another")]
+    lab_results.merge(source, [*ran, key | {"scenario": "new", "seed": 2, "status": lab_results.NOT_RUN}])
+    lab_results.publish(source, "new", output)
+    assert lab_results.load(output).select("scenario", "seed").rows() == [("new", 1), ("old", 1)]
+    with pytest.raises(ValueError, match="has no whole run of absent; `swiftqueue lab run absent`"):
+        lab_results.publish(source, "absent", output)
+
+
 def results(folder: Path, stalls: dict[str, list[float]], loads: dict[str, list[float]]) -> Path:
     rows = [
         {

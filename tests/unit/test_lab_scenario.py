@@ -195,6 +195,8 @@ def test_a_scenario_says_how_its_model_is_trained(tmp_path: Path) -> None:
         settings(load(own), own, "small", [])
     with pytest.raises(ValueError, match=r"^architecture\.name is 'lstm'; it must be one of"):
         settings(load(path), path, "small", ["architecture.name=lstm"])
+    with pytest.raises(ValueError, match=r"^architecture\.name is mlp; .* but event-stream, window$"):
+        settings(load(path), path, "small", ["architecture.name=mlp"])
     assert "train" not in json.dumps(run_of("figure8"))
 
 

@@ -559,3 +559,27 @@ def test_the_published_queue_traces_are_of_all_rules_tcps_and_paths(data: Data) 
     assert lines[0].startswith("| 25 Mbit/s, 15 ms | New Reno | ")
     assert lines[-1].startswith("| 15 Mbit/s, 5 ms | BIC | ")
     assert all(line.endswith(" / 1000 |") and "–" not in line for line in lines)
+
+
+def test_variants_of_the_same_packets_join_a_published_entry(tmp_path: Path) -> None:
+    path, scores = tmp_path / "forecasters.json", tmp_path / "scores.json"
+
+    def take(*variants: str, late: int = 3, against: str = "a") -> dict[str, Any]:
+        score = {"mean": 0.5, "seeds_95": None, "less_reference": {"mean": 0.1}}
+        forms = {"tuned": {"mae_ms": score, "pinball_ms": None}, "pretrained": {"mae_ms": score}}
+        about = {"traces": ["t"], "protocol": "paper", "within_training": False, "against": against}
+        packets = {"n": 9, "n_late": late, "base_rate": late / 9}
+        scores.write_text(json.dumps({**about, **packets, "variants": dict.fromkeys(variants, forms)}))
+        forecasters.take("kind", scores, path)
+        found: dict[str, Any] = json.loads(path.read_text())["kind"]
+        return found
+
+    assert list(take("a")["variants"]) == ["a"]
+    assert list(take("b")["variants"]) == ["a", "b"]
+    joined = take("c", against="c")
+    assert (list(joined["variants"]), joined["against"]) == (["a", "b", "c"], "a")
+    with_reference = [
+        name for name, one in joined["variants"].items() if "less_reference" in one["tuned"]["mae_ms"]
+    ]
+    assert with_reference == ["a", "b"]
+    assert list(take("d", late=4)["variants"]) == ["d"]  # of other packets

@@ -455,8 +455,8 @@ def test_one_that_does_not_answer_holds_up_no_status(monkeypatch: pytest.MonkeyP
         processes.stop(name)
 
 
-def test_a_part_that_is_gone_is_scraped_still_when_another_one_starts() -> None:
-    """So its end is seen; the keeper tells Prometheus of each part that is up again."""
+def test_a_part_that_is_gone_is_scraped_still_until_it_is_up_again() -> None:
+    """So its end is seen; the keeper tells Prometheus of each part that is up again, at a port of its own."""
     file = processes.record_path("prometheus").with_name("targets.json")
     for name, number in (("scheduler", 1), ("prometheus", 2)):
         processes.start(name, SLEEPER, {"metrics": number}, {}, lambda: True, 10)
@@ -466,7 +466,13 @@ def test_a_part_that_is_gone_is_scraped_still_when_another_one_starts() -> None:
     for _ in range(2):
         prometheus.update_targets()
         assert {one["labels"]["job"] for one in json.loads(file.read_text())} == {"agent", "scheduler"}
-    assert [one["labels"] for one in prometheus.write_targets()] == [{"job": "agent"}]
+    processes.stop("agent")
+    processes.start("agent", SLEEPER, {"metrics": 4}, {}, lambda: True, 10)
+    prometheus.update_targets()
+    ports = {one["labels"]["job"]: one["targets"] for one in json.loads(file.read_text())}
+    assert ports == {"agent": ["127.0.0.1:4"], "scheduler": ["127.0.0.1:1"]}
+    (agent,) = prometheus.write_targets()
+    assert agent == {"targets": ["127.0.0.1:4"], "labels": {"job": "agent", "__part": "agent"}}
     for name in ("agent", "prometheus"):
         processes.stop(name)
 
