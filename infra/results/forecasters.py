@@ -59,6 +59,7 @@ LAYERS: Final = "event-stream-2"  # two layers, judged on draws of their own
 LAYERS_SEEDS: Final = range(1301, 1306)
 ALIKE: Final = "window-queueing"  # a window with the event stream's inputs
 VIDEO: Final = LONG[2:]
+REGRET: Final = "regret_ms"
 PAGES: Final = LONG[:2]  # kinds that were made again with pages of their own in each group
 PAGES_SEEDS: Final = range(1401, 1406)
 JUDGED_LAYERS: Final = ("fresh-layers", "pages-and-video-layers", "speed-tests-layers", "wifi-layers")
@@ -67,7 +68,7 @@ BASELINES: Final = ("mlp", "xgboost")
 JUDGED_SCORES: Final = (
     ("average_precision", "AP late", 3),
     ("mae_ms", "MAE, ms", 2),
-    ("regret_ms", "regret, ms", 2),
+    (REGRET, "regret, ms", 2),
 )
 CHALLENGER: Final = "event-stream"
 CHAMPION: Final = "window"
@@ -262,6 +263,44 @@ def layers(
     return lines
 
 
+def regrets(published: Mapping[str, Any]) -> tuple[list[float], list[float], list[float]]:
+    """Mean regret, ms, of who never moves, of two layers and of who always moves, on each long kind.
+
+    Raises:
+        ValueError: a draw is not published.
+    """
+    return tuple(  # type: ignore[return-value]
+        [statistics.fmean(_regrets(published, kind)[which]) for kind in LONG] for which in range(3)
+    )
+
+
+def _regrets(published: Mapping[str, Any], kind: str) -> list[list[float]]:
+    of = [entry(published, name) for name in draws_of(kind)]
+    ours = [one["variants"][LAYERS]["tuned"][REGRET]["mean"] for one in of]
+    return [[one["choice"]["never_ms"] for one in of], ours, [one["choice"]["always_ms"] for one in of]]
+
+
+def beside_fixed(published: Mapping[str, Any]) -> list[str]:
+    """Regret of two layers beside that of who never and who always moves: a line for each long kind.
+
+    Raises:
+        ValueError: a draw is not published.
+    """
+    lines = lab.head_of(
+        ["traces", "never moving, ms", f"{LAYERS}, ms", "always moving, ms", "difference to that", "verdict"]
+    )
+    for kind in LONG:
+        never, ours, always = _regrets(published, kind)
+        said = _over(list(zip(ours, always, strict=True)), REGRET, 2)
+        lines.append(lab.row_of([f"{kind}, {len(ours)} draws", f"{statistics.fmean(never):.2f}", *said]))
+    return lines
+
+
+def draws_of(kind: str) -> list[str]:
+    """Entries of the newest draws of a long kind on which two layers were judged."""
+    return [f"{kind}-{seed}" for seed in (PAGES_SEEDS if kind in PAGES else LAYERS_SEEDS)]
+
+
 def cost(published: Mapping[str, Any]) -> list[str]:
     """A line for each kind: millions of multiplications of a batch of the window model and of two layers.
 
@@ -347,7 +386,7 @@ def choices(published: Mapping[str, Any]) -> list[str]:
         never, always = one["choice"]["never_ms"], one["choice"]["always_ms"]
         lines.append(lab.row_of([kind, "never move", "", f"{never:.2f}", *[""] * 5]))
         lines.append(lab.row_of([kind, "always move", "", f"{always:.2f}", *[""] * 5]))
-        found = sorted(one["variants"].items(), key=lambda each: each[1]["tuned"]["regret_ms"]["mean"])
+        found = sorted(one["variants"].items(), key=lambda each: each[1]["tuned"][REGRET]["mean"])
         for name, variant in found:
             scores = variant["tuned"]
             lines.append(
@@ -356,7 +395,7 @@ def choices(published: Mapping[str, Any]) -> list[str]:
                         kind,
                         f"**`{name}`**" if name == one["against"] else f"`{name}`",
                         str(variant["seeds"]),
-                        *_beside(scores["regret_ms"], 2),
+                        *_beside(scores[REGRET], 2),
                         *(f"{100 * scores[key]['mean']:.0f}" for key in ("right", "moved")),
                         number(scores["average_precision"], 3),
                         number(scores["mae_ms"], 2),
@@ -450,7 +489,7 @@ def told(published: Mapping[str, Any]) -> list[str]:
     for kind in CHOICES:
         for each in TOLD:
             scores = entry(published, choice_entry(kind, each))["variants"][CHALLENGER]["tuned"]
-            numbers = (("average_precision", 3), ("mae_ms", 2), ("regret_ms", 2))
+            numbers = (("average_precision", 3), ("mae_ms", 2), (REGRET, 2))
             lines.append(lab.row_of([kind, each, *(with_ends(scores[key], n) for key, n in numbers)]))
     return lines
 

@@ -295,11 +295,18 @@ def known(data: Data, profile: str, scenario: str = ladder.SCENARIO) -> list[str
     return ladder.ladder(data.runs, profile, scenario)
 
 
+def _choice(data: Data) -> str:
+    ends = ((min(values), max(values)) for values in forecasters.regrets(data.forecasters))
+    never, ours, always = (f"{least:.1f}–{most:.1f}" for least, most in ends)
+    return f"regret {ours} ms; always moving {always}, never {never}"
+
+
 def summary(data: Data) -> list[str]:
-    """The README's six rows, each with its page."""
+    """The README's rows, each with its page."""
     rows = (
         ("late packets", "late-packets", _late(data, "late-packets")),
         ("Wi-Fi, one layer", "wifi", _late(data, "wifi")),
+        ("choice of queue", "forecasters", _choice(data)),
         ("P99 wait, uncoupled", "figure8", _wait(data, "uncoupled")),
         ("P99 wait, RFC 9332", "rfc9332", _wait(data, "rfc9332")),
         ("one answer through Triton", "serving", _answer(data)),
@@ -334,6 +341,7 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
         *(data.forecasters, forecasters.FIVE_SEEDS, forecasters.LAYERS),
         others=(forecasters.CHAMPION, *forecasters.BASELINES),
     ),
+    "forecasters-fixed": lambda data: forecasters.beside_fixed(data.forecasters),
     "forecasters-cost": lambda data: forecasters.cost(data.forecasters),
     "forecasters-draws": lambda data: forecasters.over_draws(data.forecasters),
     "forecasters-again": lambda data: forecasters.beside(data.forecasters),
