@@ -311,7 +311,10 @@ def draw_results(
     ] = None,
     forecasts: Annotated[
         tuple[str, Path] | None,
-        typer.Option(help="publish the summary of `forecasts` under a name first", metavar="NAME FILE"),
+        typer.Option(
+            help="publish the summary of `forecasts` under a name first; variants of the same packets join",
+            metavar="NAME FILE",
+        ),
     ] = None,
     replay: Annotated[
         Path | None, typer.Option(help="publish two seconds of what `replay` recorded first", metavar="FILE")
@@ -353,7 +356,7 @@ def draw_results(
     if scores:
         evaluations.take(*scores)
     if forecasts:
-        forecasters.take(*forecasts)
+        print(forecasters.take(*forecasts))
     if replay:
         replayed.take(replay)
     if rates:

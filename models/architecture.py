@@ -37,6 +37,16 @@ def _inputs(names: list[str]) -> list[str]:
 
 
 LeftOut = Annotated[list[str], AfterValidator(_inputs)]
+LATENCIES: Final = [each.name for each in INPUTS if each.rows != "events" and "_latency_" in each.name]
+
+
+def _latency(name: str) -> str:
+    if name not in LATENCIES:
+        raise ValueError(f"it must be one of {', '.join(LATENCIES)} or null")
+    return name
+
+
+Latency = Annotated[str, AfterValidator(_latency), Field(json_schema_extra={"enum": LATENCIES})]
 
 
 class QueryFit(Section):
@@ -54,7 +64,7 @@ class QueryFit(Section):
     """Levels of the latencies that it gives, ascending, 0.5 among them; none: the mean log-latency alone."""
     dropout: Annotated[float, Field(ge=0, lt=1)]
     """In training."""
-    anchor: str | None
+    anchor: Latency | None
     """A latency of the query that the network corrects, by the input's name, or null."""
     left_out: LeftOut
     """Inputs that it does not see, by name (docs/EVENTS.md)."""
@@ -68,18 +78,9 @@ class QueryFit(Section):
 
     @model_validator(mode="after")
     def _anchor_is_seen(self) -> Self:
-        if self.anchor is None:
-            return self
-        known = [each.name for each in INPUTS if each.rows != "events" and "_latency_" in each.name]
-        if self.anchor not in known:
-            hint = near(self.anchor, known)
+        if self.anchor and (unseen := {self.anchor, ANCHOR_FALLBACK}.intersection(self.left_out)):
             raise ValueError(
-                f"{self.section}.anchor is {self.anchor!r}, which is no latency of a query; {hint}"
-            )
-        if unseen := {self.anchor, ANCHOR_FALLBACK}.intersection(self.left_out):
-            name = min(unseen)
-            raise ValueError(
-                f"{self.section}.left_out names {name!r}, which the anchor {self.anchor!r} needs"
+                f"{self.section}.left_out names {min(unseen)!r}, which the anchor {self.anchor!r} needs"
             )
         return self
 

@@ -110,7 +110,7 @@ def write_targets(*, keep: bool = False) -> list[dict[str, object]]:
     """Write `targets.json` from the records of the servers that run, and return its content.
 
     With `keep` those that were in it stay: what has ended is scraped still, so that an alert says so;
-    but not at the old port of what runs again.
+    but not at the old port of what runs again, nor at one that another has now.
     """
     file = state_dir() / PROMETHEUS / "targets.json"
     up = targets()
@@ -119,8 +119,9 @@ def write_targets(*, keep: bool = False) -> list[dict[str, object]]:
         for server, address in up
     ]
     if keep and file.is_file():
-        running = {server.name for server, _ in up}
-        found += [one for one in json.loads(file.read_text()) if one["labels"].get(PART) not in running]
+        taken = {server.name for server, _ in up} | {address for _, address in up}
+        former = json.loads(file.read_text())
+        found += [one for one in former if not taken & {one["labels"].get(PART), *one["targets"]}]
     write_file(file, json.dumps(found, indent=1) + "\n")
     return found
 

@@ -18,18 +18,10 @@ from models.scoring.choice import RULES, rule_name
 from models.scoring.intervals import estimate
 
 FILE: Final = Path("docs/results/forecasters.json")
-ALIKE_IN: Final = (
-    "traces",
-    "protocol",
-    "within_training",
-    "told",
-    "visibility",
-    "change",
-    "round_s",
-    "explored",
-    "also",
-    "n",
-    "n_late",
+# Alike in two summaries of the same packets, each known at the same moment and scored alike.
+SAME_PACKETS: Final = (
+    *("traces", "protocol", "within_training", "told", "visibility", "change", "round_s", "explored", "also"),
+    *("n", "n_late"),
 )
 NEEDED: Final = {"traces", "protocol", "within_training", "against", "n", "n_late", "base_rate", "variants"}
 INNERMOST: Final = re.compile(r"[\[{][^][{}]*[\]}]")  # a line each, or the file is too long
@@ -98,8 +90,8 @@ def load(root: Path) -> dict[str, Any]:
     return entries_of(root / FILE)
 
 
-def take(name: str, scores: Path, path: Path = FILE) -> None:
-    """Put a summary into the file under a name.
+def take(name: str, scores: Path, path: Path = FILE) -> str:
+    """Put a summary into the file under a name; returns a line that says what became of the entry.
 
     Variants that forecast the packets of the entry of this name join it; else the summary takes its place.
 
@@ -110,27 +102,42 @@ def take(name: str, scores: Path, path: Path = FILE) -> None:
     found = read_object(scores)
     check(scores, found, NEEDED, "summary of `swiftqueue forecasts`")
     entries = entries_of(path)
-    entries[name] = _joined(entries.get(name, {}), {**origin(), **found})
+    new, old = {**origin(), **found}, entries.get(name)
+    if old is None:
+        entries[name], said = new, "is new"
+    elif other := _differs(old, new):
+        entries[name], said = new, f"takes the place of one whose {other} is another"
+    else:
+        entries[name] = _joined(old, new)
+        said = f"has {', '.join(entries[name]['variants'])}"
     text = json.dumps({key: entries[key] for key in sorted(entries)}, indent=1)
     write_file(path, INNERMOST.sub(lambda one: " ".join(one[0].split()), text) + "\n")
+    return f"{path}: {name} {said}"
 
 
-def _joined(old: Mapping[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """What the entry becomes: `new`, or `old` with its variants where both are of the same packets."""
-    others = set(old.get("variants", {})) - set(new["variants"])
-    if not others or any(old.get(key) != new.get(key) for key in ALIKE_IN):
-        return new
-    added = dict(new["variants"])
-    if old["against"] != new["against"]:  # what they are less another reference means nothing here
-        for variant in added.values():
-            for form in ("tuned", "pretrained"):
-                for score in variant[form].values():
-                    if score is not None:
-                        score.pop("less_reference", None)
-    machine = old["machine"]
-    if new["machine"] not in machine:
-        machine += f"; {', '.join(sorted(added))} on {new['machine']}"
-    return {**old, "machine": machine, "variants": {**old["variants"], **added}}
+def _differs(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """In what two summaries are not of the same packets; empty where they are."""
+    if bool(old.get("choice")) != bool(new.get("choice")):
+        return "choice"
+    return next((key for key in SAME_PACKETS if old.get(key) != new.get(key)), "")
+
+
+def _joined(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """The entry with the variants that are new to it, or were measured again; its reference stays.
+
+    Differences from the reference are left out of them: they are from another run of it.
+    """
+    whole = set(old["variants"]) <= set(new["variants"])
+    if whole and old["against"] == new["against"]:
+        return dict(new)
+    added = {name: variant for name, variant in new["variants"].items() if name != old["against"]}
+    for variant in added.values():
+        for form in ("tuned", "pretrained"):
+            for score in variant[form].values():
+                if score is not None:
+                    score.pop("less_reference", None)
+    where = f"{', '.join(added)} on {new['date']} at commit `{new['commit']}`, on {new['machine']}"
+    return {**old, "machine": f"{old['machine']}; {where}", "variants": {**old["variants"], **added}}
 
 
 def measured(one: Mapping[str, Any]) -> str:
@@ -193,6 +200,8 @@ def verdicts(
             for key, name, digits in JUDGED_SCORES:
                 if theirs.get(key) is None:
                     continue  # nothing knows what either queue would have cost
+                if "less_reference" not in theirs[key]:
+                    raise ValueError(f"{FILE}: {other} on {kind} joined later, without differences")
                 less = theirs[key]["less_reference"]
                 # The summary has the other less the challenger.
                 ends = [
@@ -263,21 +272,30 @@ def layers(
     return lines
 
 
-def regrets(published: Mapping[str, Any]) -> tuple[list[float], list[float], list[float]]:
-    """Mean regret, ms, of who never moves, of two layers and of who always moves, on each long kind.
-
-    Raises:
-        ValueError: a draw is not published.
-    """
-    return tuple(  # type: ignore[return-value]
-        [statistics.fmean(_regrets(published, kind)[which]) for kind in LONG] for which in range(3)
-    )
+TREES: Final = "xgboost"
 
 
-def _regrets(published: Mapping[str, Any], kind: str) -> list[list[float]]:
-    of = [entry(published, name) for name in draws_of(kind)]
-    ours = [one["variants"][LAYERS]["tuned"][REGRET]["mean"] for one in of]
-    return [[one["choice"]["never_ms"] for one in of], ours, [one["choice"]["always_ms"] for one in of]]
+@dataclass(frozen=True)
+class Regrets:
+    """Of each draw of a long kind, ms: who never moves, two layers, boosted trees, who always moves."""
+
+    never: list[float]
+    ours: list[float]
+    trees: list[float]
+    always: list[float]
+
+    @classmethod
+    def of(cls, published: Mapping[str, Any], kind: str) -> Regrets:
+        """Those of a kind's newest draws.
+
+        Raises:
+            ValueError: a draw is not published.
+        """
+        draws = draws_of(kind)
+        ours, trees = zip(*_pairs(published, draws, LAYERS, REGRET, TREES), strict=True)
+        choices = [entry(published, name)["choice"] for name in draws]
+        never, always = ([one[rule] for one in choices] for rule in ("never_ms", "always_ms"))
+        return cls(never, list(ours), list(trees), always)
 
 
 def beside_fixed(published: Mapping[str, Any]) -> list[str]:
@@ -286,13 +304,20 @@ def beside_fixed(published: Mapping[str, Any]) -> list[str]:
     Raises:
         ValueError: a draw is not published.
     """
-    lines = lab.head_of(
-        ["traces", "never moving, ms", f"{LAYERS}, ms", "always moving, ms", "difference to that", "verdict"]
-    )
+    what = [
+        "never moving",
+        LAYERS,
+        "always moving",
+        f"{LAYERS} less always moving",
+        "verdict",
+        "boosted trees",
+    ]
+    lines = lab.head_of(["regret, ms", *what])
     for kind in LONG:
-        never, ours, always = _regrets(published, kind)
-        said = _over(list(zip(ours, always, strict=True)), REGRET, 2)
-        lines.append(lab.row_of([f"{kind}, {len(ours)} draws", f"{statistics.fmean(never):.2f}", *said]))
+        found = Regrets.of(published, kind)
+        said = _over(list(zip(found.ours, found.always, strict=True)), REGRET, 2)
+        never, trees = (f"{statistics.fmean(values):.2f}" for values in (found.never, found.trees))
+        lines.append(lab.row_of([f"{kind}, {len(found.ours)} draws", never, *said, trees]))
     return lines
 
 

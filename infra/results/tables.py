@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -242,7 +243,11 @@ def figures(data: Data, name: str) -> list[str]:
     lines = lab.head_of(["what", "ours", "reference", "", "ratio"])
     for row in one.rows:
         ours, reference = _measured(row.ours, row), _measured(row.reference, row)
-        lines.append(lab.row_of([row.name, ours, reference, row.reference_name, f"{row.ratio:.3g}"]))
+        lines.append(
+            lab.row_of(
+                [row.name, ours, reference, row.reference_name, f"{row.ratio:.3g}" if row.ours else lab.NONE]
+            )
+        )
     if max(map(len, lines)) > WIDEST:
         lines = [
             line
@@ -296,9 +301,12 @@ def known(data: Data, profile: str, scenario: str = ladder.SCENARIO) -> list[str
 
 
 def _choice(data: Data) -> str:
-    ends = ((min(values), max(values)) for values in forecasters.regrets(data.forecasters))
-    never, ours, always = (f"{least:.1f}–{most:.1f}" for least, most in ends)
-    return f"regret {ours} ms; always moving {always}, never {never}"
+    found = [forecasters.Regrets.of(data.forecasters, kind) for kind in forecasters.LONG]
+    ours, trees, always = (
+        [statistics.fmean(getattr(one, who)) for one in found] for who in ("ours", "trees", "always")
+    )
+    said = (f"{min(means):.1f}–{max(means):.1f}" for means in (ours, trees, always))
+    return "regret {} ms; boosted trees {}, always moving {}".format(*said)
 
 
 def summary(data: Data) -> list[str]:

@@ -29,10 +29,13 @@ from models.networks.loop_network import named, names
 from pipelines.params.document import load_yaml, save_yaml
 from pipelines.params.override import override
 from pipelines.simulators import PROJECT
-from serving.engine import ARCHITECTURES
 
 PARAMS: Final = PROJECT / "params.yaml"
 SECTION: Final = EventStreamLoop.section
+IN_THE_ENGINE: Final = (
+    "event-stream",
+    "transformer-encoder",
+)  # serving/engine/artifact.cc, which runs in the simulator
 
 
 def train(name: str, *, protocol: str, overrides: list[str], output: Path) -> int:
@@ -91,8 +94,8 @@ def settings(
     except ValueError as error:
         raise ValueError(f"{path.name}: train: {str(error).removeprefix('--set ')}") from None
     override(params, protocol, overrides)
-    if named(name := params["architecture"]["name"]).stored not in ARCHITECTURES:
-        has = ", ".join(each for each in names() if named(each).stored in ARCHITECTURES)
+    if named(name := params["architecture"]["name"]).stored not in IN_THE_ENGINE:
+        has = ", ".join(each for each in names() if named(each).stored in IN_THE_ENGINE)
         raise ValueError(f"architecture.name is {name}; the simulator has no such network, but {has}")
     learned = scenario.environment.controls
     return params, {

@@ -145,8 +145,8 @@ def _sentence(where: str, one: Comparison, who: str) -> str:
     if one.judged == "harms":
         return f"{where}: {who} {one.verdict}; {p99}."
     if one.few_packets and one.judged == "open":
-        longer = f"{math.ceil(FEWEST_PACKETS / max(one.packets, 1))} times as long"
-        return f"{where}: {p99} {_few()} of a run; runs {longer} would have them."
+        longer = math.ceil(FEWEST_PACKETS / one.packets) if one.packets else "many"
+        return f"{where}: {p99} {_few()} of a run; runs about {longer} times as long would have them."
     if one.judged == "open":
         return f"{where}: what {who} does is {one.verdict.partition(':')[0]}; {p99}."
     return f"{where}: {who} {'does no harm' if one.judged == 'no harm' else one.verdict}; {p99}."

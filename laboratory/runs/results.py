@@ -136,14 +136,21 @@ def merge(output: Path, rows: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
 
 
 def publish(source: Path, scenario: str, output: Path) -> None:
-    """Put what a folder of results has of a scenario among those of another one.
+    """Put a scenario's rows of one results.parquet among those of another.
 
     Raises:
-        ValueError: it has no whole run of it.
+        ValueError: it has no whole run of it; or others of another length, model or program would stay.
     """
     rows = load(source).filter(scenario=scenario, status=COMPLETE)
     if rows.is_empty():
         raise ValueError(f"{source / FILE} has no whole run of {scenario}; `swiftqueue lab run {scenario}`")
+    stay = load(output).filter(scenario=scenario, status=COMPLETE).join(rows, on=list(KEY), how="anti")
+    for what in ("seconds", "program", "artifact"):
+        beside = stay.join(rows, on="control", how="inner", nulls_equal=True)
+        if not beside.filter(pl.col(what).ne_missing(pl.col(f"{what}_right"))).is_empty():
+            raise ValueError(
+                f"{output / FILE} has runs of {scenario} with another {what} that would stay: run all"
+            )
     merge(output, rows.to_dicts())
 
 

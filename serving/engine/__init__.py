@@ -19,8 +19,6 @@ Isa = Literal["auto", "avx512", "avx2", "portable"]
 FloatArray = npt.NDArray[np.float32]
 
 LIBRARY: Final = Path(__file__).parent / "_build" / "libswiftqueue_engine.so"
-# What `architecture.name` of a model.json may be here (artifact.cc); ONNX Runtime has the others.
-ARCHITECTURES: Final = ("event-stream", "transformer-encoder")
 _ERROR_BYTES: Final = 1024
 _STATUS_ERRORS: Final[dict[int, type[Exception]]] = {1: ValueError, 2: OSError, 3: MemoryError}
 

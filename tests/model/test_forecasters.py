@@ -485,7 +485,7 @@ def test_a_choice_is_made_within_the_training_slice(toy: Trace) -> None:
         ({"name": "query-mlp", "layers": 0}, "section `mlp`: query-mlp.layers is 0; it must be "),
         ({"name": "query-mlp", "left_out": ["gap"]}, "it names 'gap', which is no input; "),
         ({"name": "query-mlp", "left_out": ["size_bytes"]}, "'size_bytes', which no network can do without"),
-        ({"name": "query-mlp", "anchor": "gap_us"}, "anchor is 'gap_us', which is no latency of a query; "),
+        ({"name": "query-mlp", "anchor": "gap_us"}, "anchor is 'gap_us'; it must be one of "),
         ({"name": "query-mlp", "left_out": ["last_latency_us"]}, "'last_latency_us', which the anchor "),
         ({"name": "query-mlp", "depth": 3}, "section `mlp`: unknown parameter query-mlp.depth"),
         ({"name": "repeated", "input": "gap_us"}, "repeated.input is 'gap_us'; it must be a visible latency"),

@@ -19,6 +19,7 @@ import yaml
 
 from feature_store.events.definition import EVENTS, WINDOW
 from laboratory.learning import judged_models
+from laboratory.learning.train import IN_THE_ENGINE
 from models import loop
 from models.forecasters import forecaster as door
 from models.forecasters.served import parts_of
@@ -44,7 +45,7 @@ from pipelines import register as register_stage
 from pipelines.live.minute import Minute, tune
 from pipelines.live.retrain import stage_params
 from pipelines.params import sections
-from serving.engine import ARCHITECTURES, Engine
+from serving.engine import Engine
 
 NAME = "recurrent"
 HEAD = FinetuneParams(seed=1, workers=1, epochs=3, batch_size=64, learning_rate=1e-3, sharp_weight=1)
@@ -334,8 +335,8 @@ def test_reading_sizes_brings_no_pytorch(project: Path) -> None:
 def test_what_the_engine_lacks_is_not_said_to_be_there(
     network: LoopNetwork, params: Path, world: Path, tmp_path: Path
 ) -> None:
-    assert {named(name).stored for name in ("event-stream", "window")} == set(ARCHITECTURES)
-    assert network.stored not in ARCHITECTURES
+    assert {named(name).stored for name in ("event-stream", "window")} == set(IN_THE_ENGINE)
+    assert network.stored not in IN_THE_ENGINE
     made = untrained(network, params, world)
     artifact.save(tmp_path / "model", made.model, made.description)
     with pytest.raises(ValueError, match=f"unknown architecture '{network.stored}'"):

@@ -55,7 +55,7 @@ def test_what_is_not_settled_is_grey_and_says_what_would_settle_it() -> None:
 def test_a_tail_of_few_packets_is_not_judged() -> None:
     rows = runs_of({"default": 1, "model": 0.6}, queueing_packets=3_000.0)
     assert opened(rows).rows[0].changes[0] == ("rests on fewer than 100 packets", "open")
-    few = "rests on fewer than 100 packets of a run; runs 4 times as long would have them."
+    few = "rests on fewer than 100 packets of a run; runs about 4 times as long would have them."
     assert opened(rows).answer == (f"uncoupled: P99 of the wait -40.0 % (-40.0…-40.0) {few}",)
     assert opened(rows).rows[1].changes[0] == ("not measured", "open")  # older rows have no P99.9
 

@@ -209,6 +209,13 @@ def test_every_method_is_a_section_and_both_forms_ask_for_whole_seeds(project: P
             assert seeds == set(range(1, form.seeds + 1)), exhibit.name
 
 
+def test_the_small_form_leaves_out_in_four_figures_what_trains_longest() -> None:
+    by_name = {each.name: each for each in EXHIBITS}
+    assert "window" not in by_name["figure-9"].compared(SMALL)
+    assert "window" in by_name["figure-9"].compared(FULL)
+    assert by_name["figure-7a"].compared(SMALL) == list(by_name["figure-7a"].methods)
+
+
 @pytest.mark.parametrize("form", [SMALL, FULL], ids=lambda form: form.name)
 def test_an_exhibit_alone_asks_for_the_rows_that_all_ask_for(form: Form) -> None:
     """To the letter, of which a row's key is the hash: 1 and 1.0 are equal, and two texts."""

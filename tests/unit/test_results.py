@@ -564,22 +564,37 @@ def test_the_published_queue_traces_are_of_all_rules_tcps_and_paths(data: Data) 
 def test_variants_of_the_same_packets_join_a_published_entry(tmp_path: Path) -> None:
     path, scores = tmp_path / "forecasters.json", tmp_path / "scores.json"
 
-    def take(*variants: str, late: int = 3, against: str = "a") -> dict[str, Any]:
-        score = {"mean": 0.5, "seeds_95": None, "less_reference": {"mean": 0.1}}
-        forms = {"tuned": {"mae_ms": score, "pinball_ms": None}, "pretrained": {"mae_ms": score}}
-        about = {"traces": ["t"], "protocol": "paper", "within_training": False, "against": against}
-        packets = {"n": 9, "n_late": late, "base_rate": late / 9}
-        scores.write_text(json.dumps({**about, **packets, "variants": dict.fromkeys(variants, forms)}))
-        forecasters.take("kind", scores, path)
+    def take(*variants: str, mae: float = 0.5, **other: Any) -> dict[str, Any]:
+        forms = {
+            form: {"mae_ms": {"mean": mae, "less_reference": {"mean": 0.1}}, "pinball_ms": None}
+            for form in ("tuned", "pretrained")
+        }
+        about = {"traces": ["t"], "protocol": "paper", "within_training": False, "against": "a"}
+        packets = {"n": 9, "n_late": 3, "base_rate": 1 / 3}
+        summary = {**about, **packets, **other, "variants": dict.fromkeys(variants, forms)}
+        scores.write_text(json.dumps(summary))
+        said = forecasters.take("kind", scores, path)
         found: dict[str, Any] = json.loads(path.read_text())["kind"]
-        return found
+        return {**found, "said": said}
 
-    assert list(take("a")["variants"]) == ["a"]
-    assert list(take("b")["variants"]) == ["a", "b"]
-    joined = take("c", against="c")
-    assert (list(joined["variants"]), joined["against"]) == (["a", "b", "c"], "a")
-    with_reference = [
-        name for name, one in joined["variants"].items() if "less_reference" in one["tuned"]["mae_ms"]
-    ]
-    assert with_reference == ["a", "b"]
-    assert list(take("d", late=4)["variants"]) == ["d"]  # of other packets
+    assert take("a")["said"] == f"{path}: kind is new"
+    joined = take("a", "b", mae=0.7)  # measured again, as a whole
+    assert joined["variants"]["a"]["tuned"]["mae_ms"]["mean"] == 0.7
+    joined = take("a", "c", mae=0.9)
+    assert joined["said"] == f"{path}: kind has a, b, c"
+    assert [one["tuned"]["mae_ms"]["mean"] for one in joined["variants"].values()] == [0.7, 0.7, 0.9]
+    assert "less_reference" not in joined["variants"]["c"]["tuned"]["mae_ms"]  # from another run of `a`
+    assert joined["machine"].count("; c on 20") == 1
+    for other in ({"n_late": 4}, {"choice": {"never_ms": 1.0}}):
+        replaced = take("d", **other)
+        assert list(replaced["variants"]) == ["d"]
+        assert replaced["said"].endswith(f"takes the place of one whose {next(iter(other))} is another")
+        take("a")
+
+
+def test_regrets_of_a_draw_that_is_not_published_are_one_line(data: Data) -> None:
+    whole = data.forecasters
+    assert len(forecasters.beside_fixed(whole)) == 2 + len(forecasters.LONG)
+    less = {name: one for name, one in whole.items() if name != forecasters.draws_of("video-long")[0]}
+    with pytest.raises(ValueError, match="video-long-1301"):
+        forecasters.beside_fixed(less)

@@ -471,6 +471,12 @@ def test_a_part_that_is_gone_is_scraped_still_until_it_is_up_again() -> None:
     prometheus.update_targets()
     ports = {one["labels"]["job"]: one["targets"] for one in json.loads(file.read_text())}
     assert ports == {"agent": ["127.0.0.1:4"], "scheduler": ["127.0.0.1:1"]}
+    processes.start(
+        "keeper", SLEEPER, {"metrics": 1}, {}, lambda: True, 10
+    )  # at the port of the one that is gone
+    prometheus.update_targets()
+    assert {one["labels"]["job"] for one in json.loads(file.read_text())} == {"agent", "keeper"}
+    processes.stop("keeper")
     (agent,) = prometheus.write_targets()
     assert agent == {"targets": ["127.0.0.1:4"], "labels": {"job": "agent", "__part": "agent"}}
     for name in ("agent", "prometheus"):
