@@ -342,6 +342,9 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "forecasters-alike-video": lambda data: forecasters.layers(
         data.forecasters, [forecasters.ALIKE], forecasters.VIDEO
     ),
+    "forecasters-bilstm": lambda data: forecasters.layers(
+        data.forecasters, ["bilstm"], forecasters.PAGES[:1], forecasters.PAGES_SEEDS
+    ),
     "forecasters-layers-verdicts": lambda data: forecasters.verdicts(
         data.forecasters, forecasters.JUDGED_LAYERS, forecasters.LAYERS
     ),

@@ -145,8 +145,8 @@ def publish(source: Path, scenario: str, output: Path) -> None:
     if rows.is_empty():
         raise ValueError(f"{source / FILE} has no whole run of {scenario}; `swiftqueue lab run {scenario}`")
     stay = load(output).filter(scenario=scenario, status=COMPLETE).join(rows, on=list(KEY), how="anti")
+    beside = stay.join(rows, on=["profile", "control"])  # a profile has a model of its own
     for what in ("seconds", "program", "artifact"):
-        beside = stay.join(rows, on="control", how="inner", nulls_equal=True)
         if not beside.filter(pl.col(what).ne_missing(pl.col(f"{what}_right"))).is_empty():
             raise ValueError(
                 f"{output / FILE} has runs of {scenario} with another {what} that would stay: run all"

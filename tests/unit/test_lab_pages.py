@@ -326,6 +326,10 @@ def test_whole_runs_of_a_scenario_are_published_beside_the_others(tmp_path: Path
     lab_results.merge(source, [*ran, key | {"scenario": "new", "seed": 2, "status": lab_results.NOT_RUN}])
     lab_results.publish(source, "new", output)
     assert lab_results.load(output).select("scenario", "seed").rows() == [("new", 1), ("old", 1)]
+    lab_results.merge(
+        output, [key | {"scenario": "new", "profile": "uncoupled", "artifact": "of another profile"}]
+    )
+    lab_results.publish(source, "new", output)
     lab_results.merge(output, [key | {"scenario": "new", "seed": 3, "seconds": 40.0}])
     with pytest.raises(ValueError, match="has runs of new with another seconds that would stay"):
         lab_results.publish(source, "new", output)
