@@ -100,7 +100,7 @@ def in_places(runs: pl.DataFrame) -> list[str]:
             *head_of(["profile", "place", "moved, %", "default P99, ms", *names, "settled harm"]),
         ]
         for place in at:
-            said = harm(here, place, wanted=WITHOUT_TAIL)
+            said = harm(here, place, wanted=WITHOUT_TAIL).replace("P99, RTT P99 unj", "P99s unj")  # too wide
             lines.append(row_of([*_figures(here, place, "model", measures), said]))
     return lines[1:] or ["Not run."]
 
