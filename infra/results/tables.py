@@ -243,22 +243,23 @@ def figures(data: Data, name: str) -> list[str]:
     lines = lab.head_of(["what", "ours", "reference", "", "ratio"])
     for row in one.rows:
         ours, reference = _measured(row.ours, row), _measured(row.reference, row)
-        lines.append(
-            lab.row_of(
-                [row.name, ours, reference, row.reference_name, f"{row.ratio:.3g}" if row.ours else lab.NONE]
-            )
-        )
+        lines.append(lab.row_of([row.name, ours, reference, row.reference_name, _ratio(row)]))
     if max(map(len, lines)) > WIDEST:
         lines = [
             line
             for row in one.rows
             for line in _wrapped(
                 f"- **{_measured(row.ours, row)}**: {row.name}. Reference: {_measured(row.reference, row)} "
-                f"({row.reference_name}), ratio {row.ratio:.3g}.",
+                f"({row.reference_name}), ratio {_ratio(row)}.",
                 "  ",
             )
         ]
     return [*_wrapped(said), "", *lines]
+
+
+def _ratio(row: Row) -> str:
+    """None beside 0, of which only a cap stands in the data."""
+    return f"{row.ratio:.3g}" if row.ours else lab.NONE
 
 
 def worst_wait(data: Data) -> list[str]:
@@ -306,7 +307,7 @@ def _choice(data: Data) -> str:
         [statistics.fmean(getattr(one, who)) for one in found] for who in ("ours", "trees", "always")
     )
     said = (f"{min(means):.1f}–{max(means):.1f}" for means in (ours, trees, always))
-    return "regret {} ms; boosted trees {}, always moving {}".format(*said)
+    return "regret {} ms; trees {}, always moving {}".format(*said)
 
 
 def summary(data: Data) -> list[str]:

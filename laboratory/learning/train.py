@@ -32,10 +32,8 @@ from pipelines.simulators import PROJECT
 
 PARAMS: Final = PROJECT / "params.yaml"
 SECTION: Final = EventStreamLoop.section
-IN_THE_ENGINE: Final = (
-    "event-stream",
-    "transformer-encoder",
-)  # serving/engine/artifact.cc, which runs in the simulator
+# Of serving/engine/artifact.cc, which runs in the simulator.
+IN_THE_ENGINE: Final = ("event-stream", "transformer-encoder")
 
 
 def train(name: str, *, protocol: str, overrides: list[str], output: Path) -> int:
