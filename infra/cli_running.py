@@ -318,6 +318,10 @@ def agent(
         float | None,
         typer.Option(min=0, max=100, help="most growth of the rate while moved; 0: any (default: 0.5)"),
     ] = None,
+    guard_shrinkage: Annotated[
+        float | None,
+        typer.Option(min=0, max=0.99, help="most shrinkage of classic flows' rate; 0: any (default: 0.33)"),
+    ] = None,
     max_moved_unacked: Annotated[
         int | None, typer.Option(min=0, help="most packets moved and not acknowledged yet (default: 128)")
     ] = None,
@@ -350,6 +354,7 @@ def agent(
             guard=guard,
             guard_packets=guard_packets,
             guard_growth=guard_growth,
+            guard_shrinkage=guard_shrinkage,
             max_moved_unacked=max_moved_unacked,
             max_moved_share=max_moved_share,
             charge_us=charge_us,

@@ -25,18 +25,19 @@ class Counts:
     stops: int
     pairs: int
     grown: int  # of the stops: because the rate had grown
+    shrunk: int  # because that of the classic flows had shrunk
 
 
 def _load() -> ctypes.CDLL:
     pointer, f64, i32, i64 = ctypes.c_void_p, ctypes.c_double, ctypes.c_int32, ctypes.c_int64
     signatures: native.Signatures = {
         "sq_guard_test": (i64, [f64, pointer, i64, pointer]),
-        "sq_guard_defaults": (None, [ctypes.POINTER(kind) for kind in (f64, ctypes.c_int, f64)]),
-        "sq_guard_new": (pointer, [f64, ctypes.c_uint64, ctypes.c_int, f64]),
+        "sq_guard_defaults": (None, [ctypes.POINTER(kind) for kind in (f64, ctypes.c_int, f64, f64)]),
+        "sq_guard_new": (pointer, [f64, ctypes.c_uint64, ctypes.c_int, f64, f64]),
         "sq_guard_free": (None, [pointer]),
         "sq_guard_rule": (ctypes.c_int, [pointer, i32, i64, pointer]),
         "sq_guard_moves": (ctypes.c_int, [pointer, i32, ctypes.c_int, i64]),
-        "sq_guard_carried": (ctypes.c_int, [pointer, i32, i64, f64, ctypes.c_int]),
+        "sq_guard_carried": (ctypes.c_int, [pointer, i32, i64, ctypes.c_int, f64, ctypes.c_int]),
         "sq_guard_keeps": (ctypes.c_int, [pointer, i32, i64]),
         "sq_guard_sent": (ctypes.c_int, [pointer, i64, i64, i32, ctypes.c_uint8, i64]),
         "sq_guard_acked": (None, [pointer, i64, i64, ctypes.c_int]),
@@ -48,13 +49,18 @@ def _load() -> ctypes.CDLL:
 _ABI: Final = _load()
 
 
-def _defaults() -> tuple[float, int, float]:
-    alpha, packets, growth = ctypes.c_double(), ctypes.c_int(), ctypes.c_double()
-    _ABI.sq_guard_defaults(ctypes.byref(alpha), ctypes.byref(packets), ctypes.byref(growth))
-    return alpha.value, packets.value, growth.value
+def _defaults() -> tuple[float, int, float, float]:
+    alpha, packets, growth, shrinkage = (
+        ctypes.c_double(),
+        ctypes.c_int(),
+        ctypes.c_double(),
+        ctypes.c_double(),
+    )
+    _ABI.sq_guard_defaults(*map(ctypes.byref, (alpha, packets, growth, shrinkage)))
+    return alpha.value, packets.value, growth.value, shrinkage.value
 
 
-ALPHA, PAIR_PACKETS, MOST_GROWTH = _defaults()
+ALPHA, PAIR_PACKETS, MOST_GROWTH, MOST_SHRINKAGE = _defaults()
 
 
 def settle(values: NDArray[np.floating], alpha: float = ALPHA) -> tuple[int, int]:
@@ -73,17 +79,23 @@ class Guard:
     """Says of each batch to a receiver whether it is moved; hears what was sent and acknowledged."""
 
     def __init__(
-        self, seed: int = 1, *, pair_packets: int = PAIR_PACKETS, most_growth: float = MOST_GROWTH
+        self,
+        seed: int = 1,
+        *,
+        pair_packets: int = PAIR_PACKETS,
+        most_growth: float = MOST_GROWTH,
+        most_shrinkage: float = MOST_SHRINKAGE,
     ) -> None:
         """Begin with no receiver.
 
         Raises:
-            ValueError: a pair's packets or the growth cannot be.
+            ValueError: a pair's packets, the growth or the shrinkage cannot be.
         """
-        self._handle = _ABI.sq_guard_new(ALPHA, seed, pair_packets, most_growth)
+        self._handle = _ABI.sq_guard_new(ALPHA, seed, pair_packets, most_growth, most_shrinkage)
         if not self._handle:
             raise ValueError(
-                f"{pair_packets} packets of a pair, growth {most_growth}: give 1 to 8, and 0 or more"
+                f"{pair_packets} packets of a pair, growth {most_growth}, shrinkage {most_shrinkage}: "
+                "give 1 to 8, 0 or more, and 0 to below 1"
             )
 
     def __del__(self) -> None:
@@ -101,9 +113,11 @@ class Guard:
         """Whether a flow's next packet is moved by an earlier decision, once a pair has its packets."""
         return bool(_ABI.sq_guard_moves(self._handle, receiver, decided, arm))
 
-    def carried(self, receiver: int, sent_ns: int, size_bytes: float, *, first: bool) -> None:
-        """Note a packet of a flow that may be moved, the first one of it in this window of time or not."""
-        if _ABI.sq_guard_carried(self._handle, receiver, sent_ns, size_bytes, first):
+    def carried(
+        self, receiver: int, sent_ns: int, size_bytes: float, *, first: bool, movable: bool = True
+    ) -> None:
+        """Note a packet of a flow that may be moved, or not, and whether it is its first in this window."""
+        if _ABI.sq_guard_carried(self._handle, receiver, sent_ns, movable, size_bytes, first):
             raise MemoryError("no memory for another receiver")
 
     def keeps(self, receiver: int, arm: int) -> bool:
@@ -121,6 +135,6 @@ class Guard:
 
     def counts(self) -> Counts:
         """Return what it counts."""
-        counts_8 = np.empty(8, np.int64)
-        _ABI.sq_guard_counts(self._handle, counts_8.ctypes.data)
-        return Counts(*map(int, counts_8))
+        counts_9 = np.empty(9, np.int64)
+        _ABI.sq_guard_counts(self._handle, counts_9.ctypes.data)
+        return Counts(*map(int, counts_9))

@@ -31,7 +31,10 @@ DISCOUNTED: Final = "discounted-guard-"  # whose flows discount their moved pack
 ON: Final = "on"
 OFF: Final = "off"
 TRIED: Final = "try-guard-"
-FORMS: Final = (OFF, "eight packets", "eight packets, watched", "one packet", "one packet, watched")
+FORMS: Final = (
+    *(OFF, "eight packets", "eight packets, watched"),
+    *("one packet", "one packet, watched", "one packet, classic flows watched"),
+)
 ANSWERS: Final = ("", ", classic answer", ", unheard", ", discounted")  # what moved packets' ACKs say
 DELAYS: Final = (
     (QUEUEING_P99, "P99"),

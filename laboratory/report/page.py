@@ -63,14 +63,16 @@ def make_report(output: Path, scenarios: Sequence[str] = ()) -> tuple[Path, tupl
     if runs.is_empty():
         raise FileNotFoundError(f"{output} has no results yet; `swiftqueue lab run SCENARIO` makes them")
     there = sorted(set(runs["scenario"]))
-    if missing := [name for name in scenarios if name not in there]:
-        raise ValueError(f"{output} has no results of {', '.join(missing)}, but of {', '.join(there)}")
+    if unknown := [name for name in scenarios if name not in there]:
+        raise ValueError(f"{output} has no results of {', '.join(unknown)}, but of {', '.join(there)}")
     runs = runs.filter(pl.col("scenario").is_in(scenarios or there))
     folder = output / "report"
     folder.mkdir(parents=True, exist_ok=True)
     sections, first = _sections(runs), opening(runs)
     head = "\n".join(first.markdown()) + "\n\n" if first else ""
-    write_file(folder / MARKDOWN, head + markdown(runs))
+    missing = [f"- {section['name']}: {line}" for section in sections for line in section["not_run"]]
+    tail = "\n".join(["", *missing, ""]) if missing else ""
+    write_file(folder / MARKDOWN, head + markdown(runs) + tail)
     if first:
         write_file(folder / OPENING, first.plot.png)
     for section in sections:

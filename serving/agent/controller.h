@@ -141,8 +141,8 @@ class QueueController {
     Chosen chosen;
     for (std::size_t i = 0; i < batch.size(); ++i) {
       chosen.queues[i] = kClassic;
+      watch(batch[i]);
       if (batch[i].queue == kClassic) continue;
-      if (guard_.watches()) watched_of(batch[i].flow_id).flow_id = batch[i].flow_id;
       // What it would be without the guard is remembered, so that the guard's coin changes nothing
       // of which batches are asked about next.
       chosen.queues[i] = choose_one(batch[i].flow_id, answered, predicted, i);
@@ -167,9 +167,10 @@ class QueueController {
     guard_.sent(packet, sent_ns, what.receiver_id, what.queue, arm);
     if (!guard_.watches()) return;
     Watched& flow = watched_of(what.flow_id);
-    if (flow.flow_id != what.flow_id) return;  // it cannot be moved, or another took its place
+    if (flow.flow_id != what.flow_id) return;  // not watched, or another took its place
     const std::int64_t window = sent_ns / RateWatch::kWindowNs;
-    guard_.carried(what.receiver_id, sent_ns, window, what.size_bytes, flow.window != window);
+    guard_.carried(what.receiver_id, sent_ns, window, flow.movable, what.size_bytes,
+                   flow.window != window);
     flow.window = window;
   }
 
@@ -224,9 +225,10 @@ class QueueController {
     std::array<Guard::Ruling, kHorizon> rulings_;
   };
 
-  // A flow of which packets may be moved, and the last window of time in which it sent.
+  // A flow whose rate is watched, and the last window of time in which it sent.
   struct Watched {
     std::int64_t flow_id = std::numeric_limits<std::int64_t>::min();
+    bool movable = true;
     std::int64_t window = std::numeric_limits<std::int64_t>::min();
   };
   static constexpr std::size_t kWatched = 1024;  // flows, by a hash
@@ -237,6 +239,14 @@ class QueueController {
     return watched_[mixed >> 54U];
   }
   static_assert(kWatched == std::size_t{1} << 10U);
+
+  void watch(const Candidate& packet) {
+    const bool movable = packet.queue != kClassic;
+    if (!(movable ? guard_.watches() : guard_.watches_others())) return;
+    Watched& flow = watched_of(packet.flow_id);
+    flow.flow_id = packet.flow_id;
+    flow.movable = movable;
+  }
 
   struct Moved {
     std::int64_t packet;

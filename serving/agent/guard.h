@@ -12,8 +12,9 @@
 // trial.
 //
 // A pair compares the queues of one moment. It cannot see that moved packets escape marks, so that
-// their flows grow and all wait longer. So the rate is watched too: where it grows settledly beyond
-// what it was unmoved, moving stops as well.
+// their flows grow, and others have less and wait longer. So rates are watched too: where the
+// sender's own classic flows have settledly less than unmoved, moving stops as well. Where it has
+// none, moving stops where the moved flows have settledly more.
 //
 // Per receiver: bounded memory, O(1) for each decision, packet and ACK.
 #ifndef SWIFTQUEUE_SERVING_AGENT_GUARD_H_
@@ -41,7 +42,10 @@ struct GuardParams {
   std::uint64_t seed = 1;  // of the coins
   // Packets of a batch that are a pair's; the others do as the state says.
   int pair_packets = 1;
-  // How much more the flows may send while moved than unmoved, as a share; 0: nobody looks.
+  // How much less the sender's classic flows may send while others are moved than unmoved, as a
+  // share; 0: nobody looks.
+  double most_shrinkage = 0.33;
+  // How much more the moved flows may, where there are no such classic flows, or nobody looks.
   double most_growth = 0.5;
 };
 
@@ -89,84 +93,191 @@ class HelpTest {
   int values_ = 0;
 };
 
-// Whether a receiver's flows send more while they are moved than they did unmoved.
+enum class RateVerdict : std::uint8_t { kOpen, kChanged, kUnchanged };
+
+// What a flow sent unmoved in a window of time, the last ones, on average.
+class MeanRate {
+ public:
+  static constexpr int kMostWindows = 16;
+
+  void add(double value) {
+    windows_ = std::min(windows_ + 1, kMostWindows);
+    mean_ += (value - mean_) / windows_;
+  }
+  void forget() { windows_ = std::min(windows_, 1); }  // the next ones count alone
+  int windows() const { return windows_; }
+
+  // How far a value is above 1 + `most` times the mean, in [-1, 1].
+  double beyond(double value, double most) const {
+    return std::min(value / ((1 + most) * mean_) - 1, 1.0);
+  }
+
+ private:
+  double mean_ = 0;
+  int windows_ = 0;
+};
+
+// The median of it: one burst raises a mean, and what follows would look like a loss.
+class MedianRate {
+ public:
+  static constexpr int kMostWindows = 32;
+
+  void add(double value) {
+    values_[static_cast<std::size_t>(next_)] = value;
+    next_ = (next_ + 1) % kMostWindows;
+    windows_ = std::min(windows_ + 1, kMostWindows);
+    auto sorted = values_;
+    const auto end = sorted.begin() + windows_;
+    std::nth_element(sorted.begin(), sorted.begin() + windows_ / 2, end);
+    median_ = sorted[static_cast<std::size_t>(windows_) / 2];
+  }
+  int windows() const { return windows_; }
+
+  // How far a value is below 1 - `most` times the median, in [-1, 1].
+  double beyond(double value, double most) const {
+    return std::max(1 - value / ((1 - most) * median_), -1.0);
+  }
+
+ private:
+  std::array<double, kMostWindows> values_{};
+  double median_ = 0;
+  int next_ = 0;
+  int windows_ = 0;
+};
+
+// Whether flows send settledly more, or less, while packets are moved than they did unmoved.
 //
 // A value is what a flow sent in a window of time, on average over the flows that sent then: so
-// further flows are no growth. With windows whose mean is at most 1 + `most_growth` times that of
-// the unmoved ones, given all before them, growth is settled with probability alpha at most in all
-// spells of moving together: the n-th test has alpha / (n (n + 1)).
+// more or fewer flows are no change. With values that are not beyond the bound in the mean, given
+// all before them, a change is settled with probability alpha at most in all spells of moving
+// together: the n-th test has alpha / (n (n + 1)).
+template <class Unmoved>
+class RateTest {
+ public:
+  static constexpr int kLeastWindows = 10;    // unmoved, before anything is compared
+  static constexpr int kTestWindows = 3'000;  // then a test begins anew
+  static constexpr double kHopeless = 20;
+  static constexpr int kSilentWindows = 100;  // then these flows have ended
+
+  bool ready() const { return ready_; }
+  bool silent() const { return silent_ >= kSilentWindows; }
+
+  void begin(double alpha) {
+    alpha_ = alpha;
+    renew();
+  }
+  void forget() { unmoved_.forget(); }
+
+  // A packet was sent; `first`: of its flow in this window.
+  void sent(double bytes, bool first) {
+    bytes_ += bytes;
+    flows_ += first ? 1 : 0;
+  }
+  // The window has ended, of `moved` packets or not; `counts`: it is looked at. `most`: the change
+  // that is allowed; 0: any.
+  RateVerdict closed(bool counts, bool moved, double most) {
+    const double flows = flows_;
+    const double value = bytes_ / flows;
+    bytes_ = flows_ = 0;
+    silent_ = flows == 0 ? silent_ + 1 : 0;
+    if (!counts || flows == 0) return RateVerdict::kOpen;
+    if (moved) return ready_ && most > 0 ? judged(value, most) : RateVerdict::kOpen;
+    unmoved_.add(value);
+    ready_ = ready_ || unmoved_.windows() >= kLeastWindows;
+    return RateVerdict::kOpen;
+  }
+
+ private:
+  RateVerdict judged(double value, double most) {
+    switch (test_.add(unmoved_.beyond(value, most))) {
+      case HelpTest::Verdict::kOpen:
+        return RateVerdict::kOpen;
+      case HelpTest::Verdict::kHelps:
+        return RateVerdict::kChanged;
+      case HelpTest::Verdict::kFails:
+        renew();
+        return RateVerdict::kUnchanged;
+    }
+    return RateVerdict::kOpen;
+  }
+
+  void renew() {
+    const auto n = static_cast<double>(++tests_);
+    test_ = {alpha_ / (n * (n + 1)), kTestWindows, kHopeless};
+  }
+
+  Unmoved unmoved_;
+  double bytes_ = 0;
+  double flows_ = 0;
+  bool ready_ = false;
+  int silent_ = 0;  // windows
+  double alpha_ = 0.5;
+  std::int64_t tests_ = 0;
+  HelpTest test_{0.5, 1, 1};
+};
+
+// Whether the sender's classic flows to a receiver send less while others are moved. They are those
+// who pay, so where they are known, nobody else is asked; before that, and where there are none,
+// whether the moved flows send more.
 //
-// What the flows would send unmoved changes with the network. So moving is held for a moment now
-// and then, each time after twice as long, and the unmoved mean is that of then.
+// What they would send unmoved changes with the network. So moving is held for a moment now and
+// then, each time after twice as long, and the moved flows' unmoved rate is that of then. The
+// classic flows' takes seconds to come back, so that of earlier counts for them too.
 class RateWatch {
  public:
   static constexpr std::int64_t kWindowNs = 100'000'000;
-  static constexpr int kLeastWindows = 10;  // unmoved, before anything is compared
-  static constexpr int kMostWindows = 16;   // that the unmoved mean remembers
   static constexpr int kSettleWindows = 5;  // after moving ended: the flows' rates come back
   static constexpr int kHoldWindows = 8;    // of which the first are left out
   static constexpr int kHoldSettle = 3;
   static constexpr std::array kHoldAfter{16, 128};  // windows of moving: the first time, at most
-  static constexpr int kTestWindows = 3'000;        // then a test begins anew
-  static constexpr double kHopeless = 20;
 
-  enum class Verdict : std::uint8_t { kOpen, kGrows, kDoesNot };
+  // The change that is allowed of each; 0: any.
+  struct Most {
+    double growth;
+    double shrinkage;
+  };
+  struct Verdicts {
+    RateVerdict movable = RateVerdict::kOpen;
+    RateVerdict others = RateVerdict::kOpen;
+  };
 
-  bool ready() const { return ready_; }
+  bool ready() const { return movable_.ready(); }
   bool holds() const { return hold_left_ > 0; }
 
   void moving_begins(double alpha) {
-    alpha_ = alpha;
     left_out_ = 1;  // the window that is under way
     hold_after_ = until_hold_ = kHoldAfter[0];
-    renew();
+    movable_.begin(alpha);
+    others_.begin(alpha);
   }
   void moving_ends() {
     hold_left_ = 0;
     left_out_ = kSettleWindows;
   }
 
-  // A packet was sent; `first`: of its flow in this window of time.
-  Verdict sent(std::int64_t window, double bytes, bool first, bool moving, double most_growth) {
-    Verdict verdict = Verdict::kOpen;
+  // A packet was sent of a flow that may be moved, or not; `first`: of its flow in this window.
+  Verdicts sent(std::int64_t window, bool movable, double bytes, bool first, bool moving,
+                const Most& most) {
+    Verdicts verdicts;
     if (window != window_) {
-      if (flows_ > 0) verdict = closed(bytes_ / flows_, moving, most_growth);
+      if (any_) verdicts = closed(moving, most);
       window_ = window;
-      bytes_ = flows_ = 0;
     }
-    bytes_ += bytes;
-    flows_ += first ? 1 : 0;
-    return verdict;
+    any_ = true;
+    movable ? movable_.sent(bytes, first) : others_.sent(bytes, first);
+    return verdicts;
   }
 
  private:
-  Verdict closed(double value, bool moving, double most_growth) {
-    const Verdict verdict = judged(value, moving && !holds(), most_growth);
+  Verdicts closed(bool moving, const Most& most) {
+    const bool counts = left_out_ == 0;
+    if (!counts) --left_out_;
+    const bool moved = moving && !holds();
+    const bool known = most.shrinkage > 0 && others_.ready() && !others_.silent();
+    const Verdicts verdicts{movable_.closed(counts, moved, known ? 0 : most.growth),
+                            others_.closed(counts, moved, most.shrinkage)};
     if (moving) take_turns();
-    return verdict;
-  }
-
-  Verdict judged(double value, bool moved, double most_growth) {
-    if (left_out_ > 0) {
-      --left_out_;
-      return Verdict::kOpen;
-    }
-    if (!moved) {
-      unmoved_ = std::min(unmoved_ + 1, kMostWindows);
-      mean_ += (value - mean_) / unmoved_;
-      ready_ = ready_ || unmoved_ >= kLeastWindows;
-      return Verdict::kOpen;
-    }
-    switch (test_.add(std::min(value / ((1 + most_growth) * mean_) - 1, 1.0))) {
-      case HelpTest::Verdict::kOpen:
-        return Verdict::kOpen;
-      case HelpTest::Verdict::kHelps:
-        return Verdict::kGrows;
-      case HelpTest::Verdict::kFails:
-        renew();
-        return Verdict::kDoesNot;
-    }
-    return Verdict::kOpen;
+    return verdicts;
   }
 
   // Of moving and of holding it.
@@ -179,27 +290,17 @@ class RateWatch {
     hold_after_ = until_hold_ = std::min(2 * hold_after_, kHoldAfter[1]);
     hold_left_ = kHoldWindows;
     left_out_ = kHoldSettle;
-    unmoved_ = std::min(unmoved_, 1);
-  }
-
-  void renew() {
-    const auto n = static_cast<double>(++tests_);
-    test_ = {alpha_ / (n * (n + 1)), kTestWindows, kHopeless};
+    movable_.forget();
   }
 
   std::int64_t window_ = std::numeric_limits<std::int64_t>::min();
-  double bytes_ = 0;
-  double flows_ = 0;
-  double mean_ = 0;  // of the unmoved windows
-  int unmoved_ = 0;
-  bool ready_ = false;
+  bool any_ = false;  // packet yet
   int left_out_ = 0;
   int hold_left_ = 0;
   int hold_after_ = 0;
   int until_hold_ = 0;
-  double alpha_ = 0.5;
-  std::int64_t tests_ = 0;
-  HelpTest test_{0.5, 1, 1};
+  RateTest<MeanRate> movable_;
+  RateTest<MedianRate> others_;
 };
 
 // Which side of which pair a packet is on: 0 is none. Unique in a guard's life.
@@ -218,6 +319,7 @@ class Guard {
   static constexpr std::int64_t kFirstPauseNs = 2'000'000'000;
   static constexpr std::int64_t kLongestPauseNs = 512'000'000'000;
   static constexpr std::int64_t kFirstGrownPauseNs = 8'000'000'000;
+  static constexpr std::int64_t kFirstShrunkPauseNs = 32'000'000'000;
   static constexpr double kForget = 0.95;  // of the largest difference, with each further one
 
   enum class State : std::uint8_t { kTrial, kMoving, kStopped };
@@ -237,6 +339,7 @@ class Guard {
     std::int64_t admitted = 0;  // trials after which moving began
     std::int64_t stops = 0;     // of moving
     std::int64_t grown = 0;     // of these, because the rate had grown
+    std::int64_t shrunk = 0;    // of these, because that of the classic flows had shrunk
     std::int64_t pairs = 0;     // compared
   };
 
@@ -250,6 +353,9 @@ class Guard {
     }
     if (!(params.most_growth >= 0)) {
       throw std::invalid_argument("the guard's growth must not be negative");
+    }
+    if (!(params.most_shrinkage >= 0) || !(params.most_shrinkage < 1)) {
+      throw std::invalid_argument("the guard's shrinkage must be 0 or more and below 1");
     }
   }
 
@@ -301,28 +407,27 @@ class Guard {
     return is_moved(found->second);
   }
 
-  bool watches() const { return params_.on && params_.most_growth > 0; }
+  bool watches() const { return params_.on && (params_.most_growth > 0 || watches_others()); }
+  bool watches_others() const { return params_.on && params_.most_shrinkage > 0; }
 
-  // A packet was sent whose flow may be moved; `first`: of its flow in this window of time.
-  void carried(std::int32_t receiver, std::int64_t sent_ns, std::int64_t window, double bytes,
-               bool first) {
+  // A packet was sent of a flow that may be moved, or not (of a classic one); `first`: of its flow
+  // in this window of time.
+  void carried(std::int32_t receiver, std::int64_t sent_ns, std::int64_t window, bool movable,
+               double bytes, bool first) {
     if (!watches()) return;
     Receiver* const found = at(receiver, sent_ns);
     if (found == nullptr) return;
     Receiver& r = *found;
-    const bool moving = r.state == State::kMoving;
-    switch (r.rate.sent(window, bytes, first, moving, params_.most_growth)) {
-      case RateWatch::Verdict::kOpen:
-        return;
-      case RateWatch::Verdict::kDoesNot:
-        r.grown_pause_ns = 0;
-        return;
-      case RateWatch::Verdict::kGrows:
-        ++counts_.grown;
-        r.grown_pause_ns = std::clamp(2 * r.grown_pause_ns, kFirstGrownPauseNs, kLongestPauseNs);
-        stop(r, sent_ns, r.grown_pause_ns);
-        return;
-    }
+    const RateWatch::Verdicts verdicts =
+        r.rate.sent(window, movable, bytes, first, r.state == State::kMoving,
+                    {params_.most_growth, params_.most_shrinkage});
+    const std::int64_t pause_ns =
+        std::max(rate_pause(verdicts.movable, kFirstGrownPauseNs, r.grown_pause_ns),
+                 rate_pause(verdicts.others, kFirstShrunkPauseNs, r.shrunk_pause_ns));
+    if (pause_ns == 0) return;
+    counts_.grown += verdicts.movable == RateVerdict::kChanged ? 1 : 0;
+    counts_.shrunk += verdicts.others == RateVerdict::kChanged ? 1 : 0;
+    stop(r, sent_ns, pause_ns);
   }
 
   // A packet was sent that follows a decision with this arm.
@@ -391,8 +496,9 @@ class Guard {
     double largest_ns = 0;  // difference of late; 0: none yet
     std::int64_t trials = 0;
     std::int64_t pause_ns = 0;
-    std::int64_t grown_pause_ns = 0;  // of growth
-    std::int64_t until_ns = 0;        // of the pause
+    std::int64_t grown_pause_ns = 0;
+    std::int64_t shrunk_pause_ns = 0;
+    std::int64_t until_ns = 0;  // of the pause
     std::int64_t asked_ns = 0;
     int rest = 0;
     RateWatch rate;
@@ -489,6 +595,15 @@ class Guard {
     enter(r, State::kStopped);
     r.until_ns = now_ns + pause_ns;
     r.pairs.fill({});
+  }
+
+  // The pause after a verdict on a rate; 0: none.
+  static std::int64_t rate_pause(RateVerdict verdict, std::int64_t first_ns,
+                                 std::int64_t& last_ns) {
+    if (verdict == RateVerdict::kUnchanged) last_ns = 0;
+    if (verdict != RateVerdict::kChanged) return 0;
+    last_ns = std::clamp(2 * last_ns, first_ns, kLongestPauseNs);
+    return last_ns;
   }
 
   // splitmix64

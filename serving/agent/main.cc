@@ -135,6 +135,10 @@ void add_options(CLI::App& app, Options& o) {
                  "most growth of the rate while packets are moved, as a share; 0: any")
       ->check(CLI::Range(0.0, 100.0))
       ->capture_default_str();
+  app.add_option("--guard-shrinkage", o.controller.guard.most_shrinkage,
+                 "most shrinkage of the classic flows' rate meanwhile, as a share; 0: any")
+      ->check(CLI::Range(0.0, 0.99))
+      ->capture_default_str();
 }
 
 std::unique_ptr<Predictor> make_predictor(const Options& o) {

@@ -135,6 +135,8 @@ class Collector final : public prometheus::Collectable {
                single(MetricType::Counter, s.guard.stops)),
         family("guard_grown_total", "Of these, because the rate had grown.", MetricType::Counter,
                single(MetricType::Counter, s.guard.grown)),
+        family("guard_shrunk_total", "Of these, because the classic flows' rate had shrunk.",
+               MetricType::Counter, single(MetricType::Counter, s.guard.shrunk)),
         family("guard_pairs_total", "Moved batches compared with batches that were not.",
                MetricType::Counter, single(MetricType::Counter, s.guard.pairs)),
         family("prediction_error_seconds", "|predicted - came| of each acknowledged packet.",

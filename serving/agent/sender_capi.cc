@@ -34,11 +34,13 @@ void sq_controller_defaults(double* margin_us, double* margin_share,
   *probability_margin = params.probability_margin;
 }
 
-void sq_guard_defaults(double* alpha, int* pair_packets, double* most_growth) {
+void sq_guard_defaults(double* alpha, int* pair_packets, double* most_growth,
+                       double* most_shrinkage) {
   const GuardParams params;
   *alpha = params.alpha;
   *pair_packets = params.pair_packets;
   *most_growth = params.most_growth;
+  *most_shrinkage = params.most_shrinkage;
 }
 
 // Null for parameters that cannot be, or when out of memory. `guard_packets` of a pair; 0: no
@@ -52,7 +54,7 @@ QueueController* sq_controller_new(double margin_us, double margin_share,
     GuardParams guard;
     guard.on = guard_packets > 0;
     if (guard.on) guard.pair_packets = guard_packets;
-    guard.most_growth = 0;  // nobody says here what was sent
+    guard.most_growth = guard.most_shrinkage = 0;  // nobody says here what was sent
     return new QueueController({margin_us, margin_share, max_moved_unacked, max_moved_share,
                                 charge_us, least_probability, probability_margin, deadline_us,
                                 guard});
@@ -119,9 +121,15 @@ std::int64_t sq_guard_test(double alpha, const double* values, std::int64_t coun
 }
 
 // Null for parameters that cannot be, or when out of memory.
-Guard* sq_guard_new(double alpha, std::uint64_t seed, int pair_packets, double most_growth) {
+Guard* sq_guard_new(double alpha, std::uint64_t seed, int pair_packets, double most_growth,
+                    double most_shrinkage) {
   try {
-    return new Guard({true, alpha, seed, pair_packets, most_growth});
+    return new Guard({.on = true,
+                      .alpha = alpha,
+                      .seed = seed,
+                      .pair_packets = pair_packets,
+                      .most_shrinkage = most_shrinkage,
+                      .most_growth = most_growth});
   } catch (const std::exception&) {
     return nullptr;
   }
@@ -142,12 +150,13 @@ int sq_guard_moves(Guard* guard, std::int32_t receiver, int decided, std::int64_
   return guard->moves(receiver, decided != 0, arm) ? 1 : 0;
 }
 
-// A packet of a flow that may be moved. 0, or -1 when out of memory.
-int sq_guard_carried(Guard* guard, std::int32_t receiver, std::int64_t sent_ns, double bytes,
-                     int first) {
+// A packet of a flow that may be moved, or not. 0, or -1 when out of memory.
+int sq_guard_carried(Guard* guard, std::int32_t receiver, std::int64_t sent_ns, int movable,
+                     double bytes, int first) {
+  using swiftqueue::agent::RateWatch;
   try {
-    const std::int64_t window = sent_ns / swiftqueue::agent::RateWatch::kWindowNs;
-    guard->carried(receiver, sent_ns, window, bytes, first != 0);
+    const std::int64_t window = sent_ns / RateWatch::kWindowNs;
+    guard->carried(receiver, sent_ns, window, movable != 0, bytes, first != 0);
   } catch (const std::bad_alloc&) {
     return -1;
   }
@@ -170,15 +179,17 @@ int sq_guard_sent(Guard* guard, std::int64_t packet, std::int64_t sent_ns, std::
 void sq_guard_acked(Guard* guard, std::int64_t packet, std::int64_t acked_ns, int known) {
   guard->acked(packet, acked_ns, known != 0);
 }
-// Receivers on trial, moved to and stopped; trials, trials passed, stops, pairs, stops by growth.
-void sq_guard_counts(const Guard* guard, std::int64_t* counts_8) {
+// Receivers on trial, moved to and stopped; trials, trials passed, stops, pairs, stops by growth
+// and by shrinkage.
+void sq_guard_counts(const Guard* guard, std::int64_t* counts_9) {
   const Guard::Counts& counts = guard->counts();
-  std::copy(counts.receivers.begin(), counts.receivers.end(), counts_8);
-  counts_8[3] = counts.trials;
-  counts_8[4] = counts.admitted;
-  counts_8[5] = counts.stops;
-  counts_8[6] = counts.pairs;
-  counts_8[7] = counts.grown;
+  std::copy(counts.receivers.begin(), counts.receivers.end(), counts_9);
+  counts_9[3] = counts.trials;
+  counts_9[4] = counts.admitted;
+  counts_9[5] = counts.stops;
+  counts_9[6] = counts.pairs;
+  counts_9[7] = counts.grown;
+  counts_9[8] = counts.shrunk;
 }
 
 }  // extern "C"

@@ -82,6 +82,7 @@ struct GuardStatistics {
   Counter trials;
   Counter stops;
   Counter grown;
+  Counter shrunk;
   Counter pairs;
 
   void add(const Guard::Counts& before, const Guard::Counts& now) {
@@ -91,6 +92,7 @@ struct GuardStatistics {
     trials.add(now.trials - before.trials);
     stops.add(now.stops - before.stops);
     grown.add(now.grown - before.grown);
+    shrunk.add(now.shrunk - before.shrunk);
     pairs.add(now.pairs - before.pairs);
   }
 };

@@ -13,6 +13,7 @@ import pytest
 from guard_binding import ALPHA, Guard, settle
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from serving.agent.controller import CLASSIC, L4S
 
@@ -32,6 +33,7 @@ class World:
     packet: int = 0
     under_way: list[tuple[float, int]] = field(default_factory=list)
     bytes_of: Callable[[bool, int], float] = lambda moving, now_ns: 1_000
+    others: Callable[[bool, int], float] | None = None  # bytes of a classic flow, with each batch
 
     def run(self, batches: int, receiver: int = 1) -> list[bool]:
         """Send so many; return which of them were moved."""
@@ -45,8 +47,11 @@ class World:
             move, arm = self.guard.rule(receiver, self.now_ns)
             queue = CLASSIC if move else L4S
             self.guard.sent(self.packet, self.now_ns, receiver, queue, arm)
-            size, first = self.bytes_of(self.guard.counts().moving == 1, self.now_ns), self.packet % 400 == 8
-            self.guard.carried(receiver, self.now_ns, size, first=first)
+            moving, first = self.guard.counts().moving == 1, self.packet % 400 == 8
+            self.guard.carried(receiver, self.now_ns, self.bytes_of(moving, self.now_ns), first=first)
+            if self.others:
+                size = self.others(moving, self.now_ns)
+                self.guard.carried(receiver, self.now_ns, size, first=first, movable=False)
             came_ns = self.now_ns + self.latency_ns(queue, self.now_ns)
             if np.isfinite(came_ns):
                 heapq.heappush(self.under_way, (came_ns, self.packet))
@@ -69,7 +74,7 @@ def waves(rng: np.random.Generator) -> Latency:
 
 
 def unwatched(seed: int = 1) -> Guard:
-    return Guard(seed=seed, most_growth=0)
+    return Guard(seed=seed, most_growth=0, most_shrinkage=0)
 
 
 NULLS: dict[str, Callable[[np.random.Generator], Any]] = {
@@ -234,7 +239,7 @@ def test_of_each_pair_one_is_moved_and_a_coin_says_which() -> None:
 
 
 def test_a_trial_moves_no_more_than_a_batch() -> None:
-    guard = Guard(pair_packets=8, most_growth=0)
+    guard = Guard(pair_packets=8, most_growth=0, most_shrinkage=0)
     moved, arm = next(ruled for ruled in (guard.rule(1, t) for t in range(100)) if ruled[0])
     assert moved
     for packet in range(8):
@@ -322,15 +327,70 @@ def test_moving_is_held_for_a_small_part_of_the_time() -> None:
 
 
 @pytest.mark.long
-def test_growth_is_seldom_seen_where_there_is_none() -> None:
+def test_a_change_is_seldom_seen_where_there_is_none() -> None:
     """Rates of heavy tails and one mean, moved or not, for 20 s: at most alpha of the lives are stopped."""
     stopped = 0
     for seed in range(100):
         rates = np.random.default_rng(seed).pareto(2.5, 500) * 1_000
-        world = watched(bytes_of=lambda _, now_ns, rates=rates: float(rates[now_ns // (100 * MS) % 500]))
+
+        def rate(_: bool, now_ns: int, rates: NDArray[np.float64] = rates) -> float:
+            return float(rates[now_ns // (100 * MS) % 500])
+
+        world = watched(bytes_of=rate, others=rate)
         world.run(10_000)
-        stopped += world.guard.counts().grown > 0
+        stopped += world.guard.counts().grown + world.guard.counts().shrunk > 0
     assert stopped / 100 <= ALPHA
+
+
+def test_classic_flows_that_lose_their_rate_stop_moving() -> None:
+    """Moved packets are faster, and the sender's classic flows have a third of their rate: within 3 s."""
+    last: list[bool] = []
+    world = watched(others=lambda *_: 1_000 if sum(last[-100:]) > 50 else 3_000)
+    while world.now_ns < 7_000 * MS:
+        last += world.run(1)
+    moved = np.array(last)
+    counts = world.guard.counts()
+    assert (counts.admitted, counts.shrunk, counts.grown, counts.stops, counts.stopped) == (1, 1, 0, 1, 1)
+    began = np.argmax(np.convolve(moved, np.ones(50), "valid") > 40)
+    assert (np.flatnonzero(moved)[-1] - began) * 2 * MS < 3_000 * MS
+
+
+@pytest.mark.parametrize("left", [0.75, 1.0, 3.0])
+def test_classic_flows_that_keep_what_is_allowed_stop_nothing(left: float) -> None:
+    world = watched(others=lambda moving, _: 1_000 * (left if moving else 1))
+    world.run(10_000)
+    assert (world.guard.counts().shrunk, world.guard.counts().moving) == (0, 1)
+
+
+def test_growth_counts_only_where_no_classic_flow_tells() -> None:
+    """Moved flows send thrice as much, which takes nothing from the classic one, until that ends."""
+    world = watched(bytes_of=lambda moving, _: 3_000 if moving else 1_000, others=lambda *_: 1_000)
+    world.run(8_000)
+    assert (world.guard.counts().grown, world.guard.counts().moving) == (0, 1)
+    world.others = None
+    world.run(8_000)  # 16 s, and after 10 s its word counts no more
+    assert world.guard.counts().grown == 1
+
+
+def test_fewer_classic_flows_are_no_shrinkage() -> None:
+    """Two flows before moving, one of them while packets are moved."""
+    world = watched(others=lambda *_: 1_000)
+    for _ in range(2_000):
+        world.run(50)
+        if not world.guard.counts().moving:
+            world.guard.carried(1, world.now_ns, 50_000, first=True, movable=False)
+        elif world.now_ns > 20_000 * MS:
+            break
+    assert (world.guard.counts().shrunk, world.guard.counts().moving) == (0, 1)
+
+
+def test_classic_flows_that_were_never_seen_unmoved_are_not_compared() -> None:
+    world = watched()
+    world.run(1_500)
+    assert world.guard.counts().moving == 1
+    world.others = lambda _, now_ns: 9_000 if now_ns < 3_300 * MS else 10
+    world.run(200)
+    assert (world.guard.counts().shrunk, world.guard.counts().moving) == (0, 1)
 
 
 def test_further_flows_are_no_growth() -> None:
@@ -388,7 +448,7 @@ def test_any_order_of_events_is_taken(happened: list[tuple[str, int, int]]) -> N
             guard.keeps(receiver, arm)
             guard.moves(receiver, arm, decided=bool(b % 2))
         elif what == "carried":
-            guard.carried(a, b, b % 1_500, first=bool(b % 2))
+            guard.carried(a, b, b % 1_500, first=bool(b % 2), movable=bool(b % 3))
         else:
             guard.acked(a, b, known=bool(b % 3))
         counts = guard.counts()
@@ -398,7 +458,11 @@ def test_any_order_of_events_is_taken(happened: list[tuple[str, int, int]]) -> N
     assert counts.trials >= counts.trial if happened else True
 
 
-def test_pairs_and_growth_that_cannot_be_are_refused() -> None:
-    for packets, growth in ((0, 0.0), (9, 0.0), (1, -0.1), (1, float("nan"))):
-        with pytest.raises(ValueError, match="give 1 to 8, and 0 or more"):
-            Guard(pair_packets=packets, most_growth=growth)
+def test_pairs_and_changes_of_rate_that_cannot_be_are_refused() -> None:
+    nan = float("nan")
+    for packets, growth, shrinkage in (
+        *((0, 0.0, 0.0), (9, 0.0, 0.0), (1, -0.1, 0.0), (1, nan, 0.0)),
+        *((1, 0.0, -0.1), (1, 0.0, 1.0), (1, 0.0, nan)),
+    ):
+        with pytest.raises(ValueError, match="give 1 to 8, 0 or more, and 0 to below 1"):
+            Guard(pair_packets=packets, most_growth=growth, most_shrinkage=shrinkage)

@@ -58,6 +58,7 @@ BatchMove::BatchMove(const Batching& params, int tokens, agent::Definition defin
                         .deadline_us = params.deadlineUs,
                         .guard = {.on = params.guard,
                                   .pair_packets = params.guardPackets,
+                                  .most_shrinkage = params.guardShrinkage,
                                   .most_growth = params.guardGrowth}}),
       m_x_BWF(
           static_cast<std::size_t>(agent::kMaxWindows * tokens * agent::features_of(definition))),
@@ -269,6 +270,9 @@ void BatchMove::AddTo(JsonObject& summary, JsonObject&) const {
         .Add("pairs", JsonNumber(guarded.pairs));
     if (m_params.guardGrowth > 0) {
       guard.Add("grown", JsonNumber(guarded.grown));
+    }
+    if (m_params.guardShrinkage > 0) {
+      guard.Add("shrunk", JsonNumber(guarded.shrunk));
     }
     decisions.Add("guard", guard.Text());
   }
