@@ -320,7 +320,7 @@ def agent(
     ] = None,
     guard_shrinkage: Annotated[
         float | None,
-        typer.Option(min=0, max=0.99, help="most shrinkage of classic flows' rate; 0: any (default: 0.33)"),
+        typer.Option(min=0, max=0.99, help="most shrinkage of classic flows' rate; 0: any (default: 0.5)"),
     ] = None,
     max_moved_unacked: Annotated[
         int | None, typer.Option(min=0, help="most packets moved and not acknowledged yet (default: 128)")

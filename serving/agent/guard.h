@@ -44,7 +44,7 @@ struct GuardParams {
   int pair_packets = 1;
   // How much less the sender's classic flows may send while others are moved than unmoved, as a
   // share; 0: nobody looks.
-  double most_shrinkage = 0.33;
+  double most_shrinkage = 0.5;
   // How much more the moved flows may, where there are no such classic flows, or nobody looks.
   double most_growth = 0.5;
 };
