@@ -318,9 +318,9 @@ def agent(
         float | None,
         typer.Option(min=0, max=100, help="most growth of the rate while moved; 0: any (default: 0.5)"),
     ] = None,
-    guard_shrinkage: Annotated[
+    guard_advantage: Annotated[
         float | None,
-        typer.Option(min=0, max=0.99, help="most shrinkage of classic flows' rate; 0: any (default: 0.5)"),
+        typer.Option(min=0, max=100, help="the same beside its classic flows' rate; 0: any (default: 0.5)"),
     ] = None,
     max_moved_unacked: Annotated[
         int | None, typer.Option(min=0, help="most packets moved and not acknowledged yet (default: 128)")
@@ -354,7 +354,7 @@ def agent(
             guard=guard,
             guard_packets=guard_packets,
             guard_growth=guard_growth,
-            guard_shrinkage=guard_shrinkage,
+            guard_advantage=guard_advantage,
             max_moved_unacked=max_moved_unacked,
             max_moved_share=max_moved_share,
             charge_us=charge_us,

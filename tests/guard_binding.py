@@ -25,7 +25,7 @@ class Counts:
     stops: int
     pairs: int
     grown: int  # of the stops: because the rate had grown
-    shrunk: int  # because that of the classic flows had shrunk
+    advantage: int  # because moved flows had gained on classic ones
 
 
 def _load() -> ctypes.CDLL:
@@ -50,17 +50,17 @@ _ABI: Final = _load()
 
 
 def _defaults() -> tuple[float, int, float, float]:
-    alpha, packets, growth, shrinkage = (
+    alpha, packets, growth, advantage = (
         ctypes.c_double(),
         ctypes.c_int(),
         ctypes.c_double(),
         ctypes.c_double(),
     )
-    _ABI.sq_guard_defaults(*map(ctypes.byref, (alpha, packets, growth, shrinkage)))
-    return alpha.value, packets.value, growth.value, shrinkage.value
+    _ABI.sq_guard_defaults(*map(ctypes.byref, (alpha, packets, growth, advantage)))
+    return alpha.value, packets.value, growth.value, advantage.value
 
 
-ALPHA, PAIR_PACKETS, MOST_GROWTH, MOST_SHRINKAGE = _defaults()
+ALPHA, PAIR_PACKETS, MOST_GROWTH, MOST_ADVANTAGE = _defaults()
 
 
 def settle(values: NDArray[np.floating], alpha: float = ALPHA) -> tuple[int, int]:
@@ -84,18 +84,18 @@ class Guard:
         *,
         pair_packets: int = PAIR_PACKETS,
         most_growth: float = MOST_GROWTH,
-        most_shrinkage: float = MOST_SHRINKAGE,
+        most_advantage: float = MOST_ADVANTAGE,
     ) -> None:
         """Begin with no receiver.
 
         Raises:
-            ValueError: a pair's packets, the growth or the shrinkage cannot be.
+            ValueError: a pair's packets, the growth or the advantage cannot be.
         """
-        self._handle = _ABI.sq_guard_new(ALPHA, seed, pair_packets, most_growth, most_shrinkage)
+        self._handle = _ABI.sq_guard_new(ALPHA, seed, pair_packets, most_growth, most_advantage)
         if not self._handle:
             raise ValueError(
-                f"{pair_packets} packets of a pair, growth {most_growth}, shrinkage {most_shrinkage}: "
-                "give 1 to 8, 0 or more, and 0 to below 1"
+                f"{pair_packets} packets of a pair, growth {most_growth}, advantage {most_advantage}: "
+                "give 1 to 8, and 0 or more"
             )
 
     def __del__(self) -> None:

@@ -29,7 +29,7 @@ OURS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         "swiftqueue_agent_guard_trials_total": (),
         "swiftqueue_agent_guard_stops_total": (),
         "swiftqueue_agent_guard_grown_total": (),
-        "swiftqueue_agent_guard_shrunk_total": (),
+        "swiftqueue_agent_guard_advantage_total": (),
         "swiftqueue_agent_guard_pairs_total": (),
         "swiftqueue_agent_prediction_error_seconds": (),
         "swiftqueue_agent_forecasts_total": ("outcome",),

@@ -126,7 +126,7 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
                 Query("sum(increase(swiftqueue_agent_guard_trials_total[1m]))", "trials"),
                 Query("sum(increase(swiftqueue_agent_guard_stops_total[1m]))", "stops"),
                 Query("sum(increase(swiftqueue_agent_guard_grown_total[1m]))", "stops for growth"),
-                Query("sum(increase(swiftqueue_agent_guard_shrunk_total[1m]))", "stops for shrinkage"),
+                Query("sum(increase(swiftqueue_agent_guard_advantage_total[1m]))", "stops for advantage"),
                 Query("sum(increase(swiftqueue_agent_guard_pairs_total[1m]))", "pairs"),
             ),
         ),

@@ -21,14 +21,14 @@ from serving.agent.process import BINARY as AGENT
 
 CONTROLLER: Final = (
     *("margin_us", "margin_share", "max_moved_unacked", "max_moved_share", "charge_us"),
-    *("guard", "guard_packets", "guard_growth", "guard_shrinkage"),
+    *("guard", "guard_packets", "guard_growth", "guard_advantage"),
 )
 # What a run means that does not say these (simulation/programs/laboratory/run.cc); the agent ships others.
 UNSAID: Final = {
     "guard": "off",
     "guard_packets": HORIZON,
     "guard_growth": 0.0,
-    "guard_shrinkage": 0.0,
+    "guard_advantage": 0.0,
     "max_moved_share": 0.0,
 }
 

@@ -33,7 +33,7 @@ OFF: Final = "off"
 TRIED: Final = "try-guard-"
 FORMS: Final = (
     *(OFF, "eight packets", "eight packets, watched"),
-    *("one packet", "one packet, watched", "one packet, classic flows watched"),
+    *("one packet", "one packet, watched", "one packet, advantage watched"),
 )
 ANSWERS: Final = ("", ", classic answer", ", unheard", ", discounted")  # what moved packets' ACKs say
 DELAYS: Final = (

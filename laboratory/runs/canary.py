@@ -37,7 +37,7 @@ GUARDED_SHARE: Final = 0.75  # of what is in flight
 GUARDS: Final[Mapping[str, Mapping[str, float]]] = {
     "guarded": {},
     "guarded, watched": {"guard_packets": 1, "guard_growth": 0.5},
-    "guarded, classic watched": {"guard_packets": 1, "guard_growth": 0.5, "guard_shrinkage": 0.33},
+    "guarded, advantage watched": {"guard_packets": 1, "guard_growth": 0.5, "guard_advantage": 0.5},
 }
 CHARGES_US: Final = {"events": 0, "events, charged": 100}  # for what a packet costs the others
 ALONE: Final = {"ecn": "not_ect", "traffic": {"kind": "greedy"}}

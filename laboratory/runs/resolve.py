@@ -258,8 +258,8 @@ def _batching(model: ModelSettings) -> dict[str, Any]:
         guard["guard_packets"] = model.guard_packets
     if model.guard and model.guard_growth:
         guard["guard_growth"] = model.guard_growth
-    if model.guard and model.guard_shrinkage:
-        guard["guard_shrinkage"] = model.guard_shrinkage
+    if model.guard and model.guard_advantage:
+        guard["guard_advantage"] = model.guard_advantage
     return {**model.model_dump(include=BATCHING), **share, **charge, **guard}
 
 

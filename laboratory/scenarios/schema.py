@@ -138,7 +138,7 @@ class Environment(Checked):
         for key, without, needed in (
             ("guard_packets", not model.guard, "guard: true"),
             ("guard_growth", not model.guard, "guard: true"),
-            ("guard_shrinkage", not model.guard, "guard: true"),
+            ("guard_advantage", not model.guard, "guard: true"),
             ("probability_margin", model.least_probability is None, "least_probability"),
             ("deadline_us", model.least_probability is None, "least_probability"),
         ):

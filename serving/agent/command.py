@@ -120,7 +120,7 @@ def run_agent(
     guard: bool = True,
     guard_packets: int | None = None,
     guard_growth: float | None = None,
-    guard_shrinkage: float | None = None,
+    guard_advantage: float | None = None,
     max_moved_unacked: int | None = None,
     max_moved_share: float | None = None,
     charge_us: float | None = None,
@@ -139,7 +139,7 @@ def run_agent(
         guard: whether moving stops where it is not settled to help.
         guard_packets: of a batch, that the guard moves or holds to compare; None is the agent's own.
         guard_growth: most growth of the rate while packets are moved, as a share; None is the agent's own.
-        guard_shrinkage: most shrinkage of the classic flows' rate meanwhile, likewise.
+        guard_advantage: most growth of a moved flow's rate beside that of a classic one, likewise.
         max_moved_unacked: most packets moved and not acknowledged yet; None is the agent's own.
         max_moved_share: or this share of the packets in flight, where that is more; None is the agent's own.
         charge_us: which a packet's predicted gain must exceed, to move; None is the agent's own.
@@ -159,7 +159,7 @@ def run_agent(
     options |= {"--metrics-port": metrics_port, "--telemetry": telemetry}
     options |= {"--guard": "on" if guard else "off"}
     options |= {"--guard-packets": guard_packets, "--guard-growth": guard_growth}
-    options["--guard-shrinkage"] = guard_shrinkage
+    options["--guard-advantage"] = guard_advantage
     options |= {"--max-moved-unacked": max_moved_unacked, "--max-moved-share": max_moved_share}
     options["--charge-us"] = charge_us
     if metrics_port is not None:

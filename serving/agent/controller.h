@@ -242,7 +242,7 @@ class QueueController {
 
   void watch(const Candidate& packet) {
     const bool movable = packet.queue != kClassic;
-    if (!(movable ? guard_.watches() : guard_.watches_others())) return;
+    if (!(movable ? guard_.watches() : guard_.watches_classic())) return;
     Watched& flow = watched_of(packet.flow_id);
     flow.flow_id = packet.flow_id;
     flow.movable = movable;

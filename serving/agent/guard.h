@@ -44,7 +44,7 @@ struct GuardParams {
   int pair_packets = 1;
   // How much less the sender's classic flows may send while others are moved than unmoved, as a
   // share; 0: nobody looks.
-  double most_shrinkage = 0.5;
+  double most_advantage = 0.5;
   // How much more the moved flows may, where there are no such classic flows, or nobody looks.
   double most_growth = 0.5;
 };
@@ -117,13 +117,14 @@ class MeanRate {
   int windows_ = 0;
 };
 
-// The median of it: one burst raises a mean, and what follows would look like a loss.
-class MedianRate {
+// How much more a moved flow sent than a classic one, unmoved, in a window of time: the median,
+// since one burst raises a mean, and what follows would look like a change.
+class MedianRatio {
  public:
   static constexpr int kMostWindows = 32;
 
-  void add(double value) {
-    values_[static_cast<std::size_t>(next_)] = value;
+  void add(double ratio) {
+    values_[static_cast<std::size_t>(next_)] = ratio;
     next_ = (next_ + 1) % kMostWindows;
     windows_ = std::min(windows_ + 1, kMostWindows);
     auto sorted = values_;
@@ -133,9 +134,9 @@ class MedianRate {
   }
   int windows() const { return windows_; }
 
-  // How far a value is below 1 - `most` times the median, in [-1, 1].
-  double beyond(double value, double most) const {
-    return std::max(1 - value / ((1 - most) * median_), -1.0);
+  // How far a ratio is above 1 + `most` times the median, in doublings, in [-1, 1].
+  double beyond(double ratio, double most) const {
+    return std::clamp(std::log2(ratio / ((1 + most) * median_)), -1.0, 1.0);
   }
 
  private:
@@ -145,22 +146,19 @@ class MedianRate {
   int windows_ = 0;
 };
 
-// Whether flows send settledly more, or less, while packets are moved than they did unmoved.
+// Whether a value is settledly beyond what it was unmoved.
 //
-// A value is what a flow sent in a window of time, on average over the flows that sent then: so
-// more or fewer flows are no change. With values that are not beyond the bound in the mean, given
-// all before them, a change is settled with probability alpha at most in all spells of moving
-// together: the n-th test has alpha / (n (n + 1)).
+// With values that are not beyond it in the mean, given all before them, a change is settled with
+// probability alpha at most in all spells of moving together: the n-th test has alpha / (n (n +
+// 1)).
 template <class Unmoved>
-class RateTest {
+class ChangeTest {
  public:
   static constexpr int kLeastWindows = 10;    // unmoved, before anything is compared
   static constexpr int kTestWindows = 3'000;  // then a test begins anew
   static constexpr double kHopeless = 20;
-  static constexpr int kSilentWindows = 100;  // then these flows have ended
 
   bool ready() const { return ready_; }
-  bool silent() const { return silent_ >= kSilentWindows; }
 
   void begin(double alpha) {
     alpha_ = alpha;
@@ -168,19 +166,8 @@ class RateTest {
   }
   void forget() { unmoved_.forget(); }
 
-  // A packet was sent; `first`: of its flow in this window.
-  void sent(double bytes, bool first) {
-    bytes_ += bytes;
-    flows_ += first ? 1 : 0;
-  }
-  // The window has ended, of `moved` packets or not; `counts`: it is looked at. `most`: the change
-  // that is allowed; 0: any.
-  RateVerdict closed(bool counts, bool moved, double most) {
-    const double flows = flows_;
-    const double value = bytes_ / flows;
-    bytes_ = flows_ = 0;
-    silent_ = flows == 0 ? silent_ + 1 : 0;
-    if (!counts || flows == 0) return RateVerdict::kOpen;
+  // A window's value, of `moved` packets or not. `most`: the change that is allowed; 0: any.
+  RateVerdict look(double value, bool moved, double most) {
     if (moved) return ready_ && most > 0 ? judged(value, most) : RateVerdict::kOpen;
     unmoved_.add(value);
     ready_ = ready_ || unmoved_.windows() >= kLeastWindows;
@@ -207,22 +194,39 @@ class RateTest {
   }
 
   Unmoved unmoved_;
-  double bytes_ = 0;
-  double flows_ = 0;
   bool ready_ = false;
-  int silent_ = 0;  // windows
   double alpha_ = 0.5;
   std::int64_t tests_ = 0;
   HelpTest test_{0.5, 1, 1};
 };
 
-// Whether the sender's classic flows to a receiver send less while others are moved. They are those
-// who pay, so where they are known, nobody else is asked; before that, and where there are none,
-// whether the moved flows send more.
+// What a flow sends in a window of time, on average over the flows that send then: so more or fewer
+// flows are no change.
+class FlowRate {
+ public:
+  void sent(double bytes, bool first) {
+    bytes_ += bytes;
+    flows_ += first ? 1 : 0;
+  }
+  // The rate of the window that has ended; 0: no flow sent.
+  double take() {
+    const double rate = flows_ > 0 ? bytes_ / flows_ : 0;
+    bytes_ = flows_ = 0;
+    return rate;
+  }
+
+ private:
+  double bytes_ = 0;
+  double flows_ = 0;
+};
+
+// Whether a receiver's flows that are moved gain on the sender's classic flows, which pay for it.
+// In the ratio of their rates the load, which both share, cancels out. Where there are no classic
+// flows, whether the moved ones send more than they did unmoved.
 //
 // What they would send unmoved changes with the network. So moving is held for a moment now and
 // then, each time after twice as long, and the moved flows' unmoved rate is that of then. The
-// classic flows' takes seconds to come back, so that of earlier counts for them too.
+// classic flows' takes seconds to come back, so the ratios of earlier count too.
 class RateWatch {
  public:
   static constexpr std::int64_t kWindowNs = 100'000'000;
@@ -230,32 +234,34 @@ class RateWatch {
   static constexpr int kHoldWindows = 8;    // of which the first are left out
   static constexpr int kHoldSettle = 3;
   static constexpr std::array kHoldAfter{16, 128};  // windows of moving: the first time, at most
+  static constexpr int kSilentWindows = 100;        // then the classic flows have ended
 
   // The change that is allowed of each; 0: any.
   struct Most {
     double growth;
-    double shrinkage;
+    double advantage;
   };
   struct Verdicts {
-    RateVerdict movable = RateVerdict::kOpen;
-    RateVerdict others = RateVerdict::kOpen;
+    RateVerdict growth = RateVerdict::kOpen;
+    RateVerdict advantage = RateVerdict::kOpen;
   };
 
-  bool ready() const { return movable_.ready(); }
+  bool ready() const { return growth_.ready(); }
   bool holds() const { return hold_left_ > 0; }
 
   void moving_begins(double alpha) {
     left_out_ = 1;  // the window that is under way
     hold_after_ = until_hold_ = kHoldAfter[0];
-    movable_.begin(alpha);
-    others_.begin(alpha);
+    growth_.begin(alpha);
+    advantage_.begin(alpha);
   }
   void moving_ends() {
     hold_left_ = 0;
     left_out_ = kSettleWindows;
   }
 
-  // A packet was sent of a flow that may be moved, or not; `first`: of its flow in this window.
+  // A packet was sent of a flow that may be moved, or of a classic one; `first`: of its flow in
+  // this window.
   Verdicts sent(std::int64_t window, bool movable, double bytes, bool first, bool moving,
                 const Most& most) {
     Verdicts verdicts;
@@ -264,18 +270,25 @@ class RateWatch {
       window_ = window;
     }
     any_ = true;
-    movable ? movable_.sent(bytes, first) : others_.sent(bytes, first);
+    (movable ? movable_ : classic_).sent(bytes, first);
     return verdicts;
   }
 
  private:
   Verdicts closed(bool moving, const Most& most) {
-    const bool counts = left_out_ == 0;
-    if (!counts) --left_out_;
+    const double movable = movable_.take();
+    const double classic = classic_.take();
+    silent_ = classic > 0 ? 0 : silent_ + 1;
     const bool moved = moving && !holds();
-    const bool known = most.shrinkage > 0 && others_.ready() && !others_.silent();
-    const Verdicts verdicts{movable_.closed(counts, moved, known ? 0 : most.growth),
-                            others_.closed(counts, moved, most.shrinkage)};
+    Verdicts verdicts;
+    if (left_out_ > 0) {
+      --left_out_;
+    } else if (movable > 0) {
+      const bool told = most.advantage > 0 && advantage_.ready() && silent_ < kSilentWindows;
+      verdicts.growth = growth_.look(movable, moved, told ? 0 : most.growth);
+      if (classic > 0)
+        verdicts.advantage = advantage_.look(movable / classic, moved, most.advantage);
+    }
     if (moving) take_turns();
     return verdicts;
   }
@@ -290,7 +303,7 @@ class RateWatch {
     hold_after_ = until_hold_ = std::min(2 * hold_after_, kHoldAfter[1]);
     hold_left_ = kHoldWindows;
     left_out_ = kHoldSettle;
-    movable_.forget();
+    growth_.forget();
   }
 
   std::int64_t window_ = std::numeric_limits<std::int64_t>::min();
@@ -299,8 +312,11 @@ class RateWatch {
   int hold_left_ = 0;
   int hold_after_ = 0;
   int until_hold_ = 0;
-  RateTest<MeanRate> movable_;
-  RateTest<MedianRate> others_;
+  int silent_ = 0;  // windows without a classic packet
+  FlowRate movable_;
+  FlowRate classic_;
+  ChangeTest<MeanRate> growth_;
+  ChangeTest<MedianRatio> advantage_;
 };
 
 // Which side of which pair a packet is on: 0 is none. Unique in a guard's life.
@@ -319,7 +335,7 @@ class Guard {
   static constexpr std::int64_t kFirstPauseNs = 2'000'000'000;
   static constexpr std::int64_t kLongestPauseNs = 512'000'000'000;
   static constexpr std::int64_t kFirstGrownPauseNs = 8'000'000'000;
-  static constexpr std::int64_t kFirstShrunkPauseNs = 32'000'000'000;
+  static constexpr std::int64_t kFirstAdvantagePauseNs = 32'000'000'000;
   static constexpr double kForget = 0.95;  // of the largest difference, with each further one
 
   enum class State : std::uint8_t { kTrial, kMoving, kStopped };
@@ -336,11 +352,11 @@ class Guard {
   struct Counts {
     std::array<std::int64_t, kStateNames.size()> receivers{};  // now, by state
     std::int64_t trials = 0;
-    std::int64_t admitted = 0;  // trials after which moving began
-    std::int64_t stops = 0;     // of moving
-    std::int64_t grown = 0;     // of these, because the rate had grown
-    std::int64_t shrunk = 0;    // of these, because that of the classic flows had shrunk
-    std::int64_t pairs = 0;     // compared
+    std::int64_t admitted = 0;   // trials after which moving began
+    std::int64_t stops = 0;      // of moving
+    std::int64_t grown = 0;      // of these, because the rate had grown
+    std::int64_t advantage = 0;  // of these, because moved flows had gained on classic ones
+    std::int64_t pairs = 0;      // compared
   };
 
   // Throws std::invalid_argument for parameters that cannot be.
@@ -354,8 +370,8 @@ class Guard {
     if (!(params.most_growth >= 0)) {
       throw std::invalid_argument("the guard's growth must not be negative");
     }
-    if (!(params.most_shrinkage >= 0) || !(params.most_shrinkage < 1)) {
-      throw std::invalid_argument("the guard's shrinkage must be 0 or more and below 1");
+    if (!(params.most_advantage >= 0)) {
+      throw std::invalid_argument("the guard's advantage must not be negative");
     }
   }
 
@@ -407,8 +423,8 @@ class Guard {
     return is_moved(found->second);
   }
 
-  bool watches() const { return params_.on && (params_.most_growth > 0 || watches_others()); }
-  bool watches_others() const { return params_.on && params_.most_shrinkage > 0; }
+  bool watches() const { return params_.on && (params_.most_growth > 0 || watches_classic()); }
+  bool watches_classic() const { return params_.on && params_.most_advantage > 0; }
 
   // A packet was sent of a flow that may be moved, or not (of a classic one); `first`: of its flow
   // in this window of time.
@@ -420,13 +436,13 @@ class Guard {
     Receiver& r = *found;
     const RateWatch::Verdicts verdicts =
         r.rate.sent(window, movable, bytes, first, r.state == State::kMoving,
-                    {params_.most_growth, params_.most_shrinkage});
+                    {params_.most_growth, params_.most_advantage});
     const std::int64_t pause_ns =
-        std::max(rate_pause(verdicts.movable, kFirstGrownPauseNs, r.grown_pause_ns),
-                 rate_pause(verdicts.others, kFirstShrunkPauseNs, r.shrunk_pause_ns));
+        std::max(rate_pause(verdicts.growth, kFirstGrownPauseNs, r.grown_pause_ns),
+                 rate_pause(verdicts.advantage, kFirstAdvantagePauseNs, r.advantage_pause_ns));
     if (pause_ns == 0) return;
-    counts_.grown += verdicts.movable == RateVerdict::kChanged ? 1 : 0;
-    counts_.shrunk += verdicts.others == RateVerdict::kChanged ? 1 : 0;
+    counts_.grown += verdicts.growth == RateVerdict::kChanged ? 1 : 0;
+    counts_.advantage += verdicts.advantage == RateVerdict::kChanged ? 1 : 0;
     stop(r, sent_ns, pause_ns);
   }
 
@@ -497,7 +513,7 @@ class Guard {
     std::int64_t trials = 0;
     std::int64_t pause_ns = 0;
     std::int64_t grown_pause_ns = 0;
-    std::int64_t shrunk_pause_ns = 0;
+    std::int64_t advantage_pause_ns = 0;
     std::int64_t until_ns = 0;  // of the pause
     std::int64_t asked_ns = 0;
     int rest = 0;

@@ -131,13 +131,17 @@ void add_options(CLI::App& app, Options& o) {
                  "packets of a batch that the guard moves, or holds, to compare")
       ->check(CLI::Range(1, kHorizon))
       ->capture_default_str();
-  app.add_option("--guard-growth", o.controller.guard.most_growth,
-                 "most growth of the rate while packets are moved, as a share; 0: any")
+  app.add_option(
+         "--guard-growth", o.controller.guard.most_growth,
+         "most growth of the rate while packets are moved, as a share, where no classic flow of "
+         "the sender tells; 0: any")
       ->check(CLI::Range(0.0, 100.0))
       ->capture_default_str();
-  app.add_option("--guard-shrinkage", o.controller.guard.most_shrinkage,
-                 "most shrinkage of the classic flows' rate meanwhile, as a share; 0: any")
-      ->check(CLI::Range(0.0, 0.99))
+  app.add_option(
+         "--guard-advantage", o.controller.guard.most_advantage,
+         "most growth of a moved flow's rate beside that of the sender's classic flows, as a "
+         "share; 0: any")
+      ->check(CLI::Range(0.0, 100.0))
       ->capture_default_str();
 }
 

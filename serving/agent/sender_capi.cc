@@ -35,12 +35,12 @@ void sq_controller_defaults(double* margin_us, double* margin_share,
 }
 
 void sq_guard_defaults(double* alpha, int* pair_packets, double* most_growth,
-                       double* most_shrinkage) {
+                       double* most_advantage) {
   const GuardParams params;
   *alpha = params.alpha;
   *pair_packets = params.pair_packets;
   *most_growth = params.most_growth;
-  *most_shrinkage = params.most_shrinkage;
+  *most_advantage = params.most_advantage;
 }
 
 // Null for parameters that cannot be, or when out of memory. `guard_packets` of a pair; 0: no
@@ -54,7 +54,7 @@ QueueController* sq_controller_new(double margin_us, double margin_share,
     GuardParams guard;
     guard.on = guard_packets > 0;
     if (guard.on) guard.pair_packets = guard_packets;
-    guard.most_growth = guard.most_shrinkage = 0;  // nobody says here what was sent
+    guard.most_growth = guard.most_advantage = 0;  // nobody says here what was sent
     return new QueueController({margin_us, margin_share, max_moved_unacked, max_moved_share,
                                 charge_us, least_probability, probability_margin, deadline_us,
                                 guard});
@@ -122,13 +122,13 @@ std::int64_t sq_guard_test(double alpha, const double* values, std::int64_t coun
 
 // Null for parameters that cannot be, or when out of memory.
 Guard* sq_guard_new(double alpha, std::uint64_t seed, int pair_packets, double most_growth,
-                    double most_shrinkage) {
+                    double most_advantage) {
   try {
     return new Guard({.on = true,
                       .alpha = alpha,
                       .seed = seed,
                       .pair_packets = pair_packets,
-                      .most_shrinkage = most_shrinkage,
+                      .most_advantage = most_advantage,
                       .most_growth = most_growth});
   } catch (const std::exception&) {
     return nullptr;
@@ -180,7 +180,7 @@ void sq_guard_acked(Guard* guard, std::int64_t packet, std::int64_t acked_ns, in
   guard->acked(packet, acked_ns, known != 0);
 }
 // Receivers on trial, moved to and stopped; trials, trials passed, stops, pairs, stops by growth
-// and by shrinkage.
+// and by advantage.
 void sq_guard_counts(const Guard* guard, std::int64_t* counts_9) {
   const Guard::Counts& counts = guard->counts();
   std::copy(counts.receivers.begin(), counts.receivers.end(), counts_9);
@@ -189,7 +189,7 @@ void sq_guard_counts(const Guard* guard, std::int64_t* counts_9) {
   counts_9[5] = counts.stops;
   counts_9[6] = counts.pairs;
   counts_9[7] = counts.grown;
-  counts_9[8] = counts.shrunk;
+  counts_9[8] = counts.advantage;
 }
 
 }  // extern "C"

@@ -82,7 +82,7 @@ struct GuardStatistics {
   Counter trials;
   Counter stops;
   Counter grown;
-  Counter shrunk;
+  Counter advantage;
   Counter pairs;
 
   void add(const Guard::Counts& before, const Guard::Counts& now) {
@@ -92,7 +92,7 @@ struct GuardStatistics {
     trials.add(now.trials - before.trials);
     stops.add(now.stops - before.stops);
     grown.add(now.grown - before.grown);
-    shrunk.add(now.shrunk - before.shrunk);
+    advantage.add(now.advantage - before.advantage);
     pairs.add(now.pairs - before.pairs);
   }
 };

@@ -74,7 +74,7 @@ def waves(rng: np.random.Generator) -> Latency:
 
 
 def unwatched(seed: int = 1) -> Guard:
-    return Guard(seed=seed, most_growth=0, most_shrinkage=0)
+    return Guard(seed=seed, most_growth=0, most_advantage=0)
 
 
 NULLS: dict[str, Callable[[np.random.Generator], Any]] = {
@@ -239,7 +239,7 @@ def test_of_each_pair_one_is_moved_and_a_coin_says_which() -> None:
 
 
 def test_a_trial_moves_no_more_than_a_batch() -> None:
-    guard = Guard(pair_packets=8, most_growth=0, most_shrinkage=0)
+    guard = Guard(pair_packets=8, most_growth=0, most_advantage=0)
     moved, arm = next(ruled for ruled in (guard.rule(1, t) for t in range(100)) if ruled[0])
     assert moved
     for packet in range(8):
@@ -338,48 +338,42 @@ def test_a_change_is_seldom_seen_where_there_is_none() -> None:
 
         world = watched(bytes_of=rate, others=rate)
         world.run(10_000)
-        stopped += world.guard.counts().grown + world.guard.counts().shrunk > 0
+        stopped += world.guard.counts().grown + world.guard.counts().advantage > 0
     assert stopped / 100 <= ALPHA
 
 
-def test_classic_flows_that_lose_their_rate_stop_moving() -> None:
-    """Moved packets are faster, and the sender's classic flows have a fifth of their rate: within 3 s."""
-    last: list[bool] = []
-    world = watched(others=lambda *_: 1_000 if sum(last[-100:]) > 50 else 5_000)
-    while world.now_ns < 7_000 * MS:
+def lived(world: World, seconds: float, last: list[bool]) -> None:
+    """Go on until then, and note what was moved: `of_moved` looks there."""
+    while world.now_ns < seconds * 1_000 * MS:
         last += world.run(1)
-    moved = np.array(last)
+
+
+def of_moved(last: list[bool], moved: float, unmoved: float) -> Callable[..., float]:
+    """A rate that follows what is really moved, holds and all."""
+    return lambda *_: moved if sum(last[-100:]) > 50 else unmoved
+
+
+def test_moved_flows_that_gain_on_classic_ones_stop_moving() -> None:
+    """Their flow sends half as much again, the sender's classic one half as much: within 3 s."""
+    last: list[bool] = []
+    world = watched(bytes_of=of_moved(last, 1_500, 1_000), others=of_moved(last, 1_500, 3_000))
+    lived(world, 7, last)
     counts = world.guard.counts()
-    assert (counts.admitted, counts.shrunk, counts.grown, counts.stops, counts.stopped) == (1, 1, 0, 1, 1)
-    began = np.argmax(np.convolve(moved, np.ones(50), "valid") > 40)
-    assert (np.flatnonzero(moved)[-1] - began) * 2 * MS < 3_000 * MS
+    assert (counts.admitted, counts.advantage, counts.grown, counts.stops, counts.stopped) == (1, 1, 0, 1, 1)
+    began = np.argmax(np.convolve(last, np.ones(50), "valid") > 40)
+    assert (np.flatnonzero(last)[-1] - began) * 2 * MS < 3_000 * MS
 
 
-@pytest.mark.parametrize("left", [0.55, 1.0, 3.0])
-def test_classic_flows_that_keep_what_is_allowed_stop_nothing(left: float) -> None:
-    world = watched(others=lambda moving, _: 1_000 * (left if moving else 1))
-    world.run(10_000)
-    assert (world.guard.counts().shrunk, world.guard.counts().moving) == (0, 1)
-
-
-def test_growth_counts_only_where_no_classic_flow_tells() -> None:
-    """Moved flows send thrice as much, which takes nothing from the classic one, until that ends."""
+@pytest.mark.parametrize(("moved", "classic"), [(1_000, 700), (1_400, 1_000), (500, 400), (3_000, 3_000)])
+def test_an_advantage_that_is_allowed_stops_nothing(moved: float, classic: float) -> None:
+    """What befalls both alike is none, be it a third of the rate or three times as much."""
     last: list[bool] = []
-
-    def grows(*_: object) -> float:
-        return 3_000 if sum(last[-100:]) > 50 else 1_000  # moved, and not held
-
-    world = watched(bytes_of=grows, others=lambda *_: 1_000)
-    while world.now_ns < 16_000 * MS:
-        last += world.run(1)
-    assert (world.guard.counts().grown, world.guard.counts().moving) == (0, 1)
-    world.others = None  # after 10 s its word counts no more
-    while world.now_ns < 32_000 * MS:
-        last += world.run(1)
-    assert world.guard.counts().grown == 1
+    world = watched(bytes_of=of_moved(last, moved, 1_000), others=of_moved(last, classic, 1_000))
+    lived(world, 20, last)
+    assert (world.guard.counts().advantage, world.guard.counts().moving) == (0, 1)
 
 
-def test_fewer_classic_flows_are_no_shrinkage() -> None:
+def test_fewer_classic_flows_are_no_advantage() -> None:
     """Two flows before moving, one of them while packets are moved."""
     world = watched(others=lambda *_: 1_000)
     for _ in range(2_000):
@@ -388,7 +382,7 @@ def test_fewer_classic_flows_are_no_shrinkage() -> None:
             world.guard.carried(1, world.now_ns, 50_000, first=True, movable=False)
         elif world.now_ns > 20_000 * MS:
             break
-    assert (world.guard.counts().shrunk, world.guard.counts().moving) == (0, 1)
+    assert (world.guard.counts().advantage, world.guard.counts().moving) == (0, 1)
 
 
 def test_classic_flows_that_were_never_seen_unmoved_are_not_compared() -> None:
@@ -397,7 +391,19 @@ def test_classic_flows_that_were_never_seen_unmoved_are_not_compared() -> None:
     assert world.guard.counts().moving == 1
     world.others = lambda _, now_ns: 9_000 if now_ns < 3_300 * MS else 10
     world.run(200)
-    assert (world.guard.counts().shrunk, world.guard.counts().moving) == (0, 1)
+    assert (world.guard.counts().advantage, world.guard.counts().moving) == (0, 1)
+
+
+def test_growth_counts_only_where_no_classic_flow_tells() -> None:
+    """Moved flows send thrice as much, and so does the classic one, until it ends."""
+    last: list[bool] = []
+    rate = of_moved(last, 3_000, 1_000)
+    world = watched(bytes_of=rate, others=rate)
+    lived(world, 16, last)
+    assert (world.guard.counts().grown, world.guard.counts().moving) == (0, 1)
+    world.others = None  # after 10 s its word counts no more
+    lived(world, 32, last)
+    assert world.guard.counts().grown == 1
 
 
 def test_further_flows_are_no_growth() -> None:
@@ -467,9 +473,9 @@ def test_any_order_of_events_is_taken(happened: list[tuple[str, int, int]]) -> N
 
 def test_pairs_and_changes_of_rate_that_cannot_be_are_refused() -> None:
     nan = float("nan")
-    for packets, growth, shrinkage in (
+    for packets, growth, advantage in (
         *((0, 0.0, 0.0), (9, 0.0, 0.0), (1, -0.1, 0.0), (1, nan, 0.0)),
-        *((1, 0.0, -0.1), (1, 0.0, 1.0), (1, 0.0, nan)),
+        *((1, 0.0, -0.1), (1, 0.0, nan)),
     ):
-        with pytest.raises(ValueError, match="give 1 to 8, 0 or more, and 0 to below 1"):
-            Guard(pair_packets=packets, most_growth=growth, most_shrinkage=shrinkage)
+        with pytest.raises(ValueError, match="give 1 to 8, and 0 or more"):
+            Guard(pair_packets=packets, most_growth=growth, most_advantage=advantage)

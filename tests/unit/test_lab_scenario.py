@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 import pytest
 import yaml
-from guard_binding import MOST_GROWTH, MOST_SHRINKAGE, PAIR_PACKETS
+from guard_binding import MOST_ADVANTAGE, MOST_GROWTH, PAIR_PACKETS
 
 from feature_store.packets.schema import PACKET_SCHEMA
 from laboratory.command import Request, adjusted, run_lab
@@ -853,7 +853,7 @@ def test_the_guard_is_judged_as_the_agent_ships_it() -> None:
     ships = ControllerParams()
     first = {"guard": "on", "max_moved_share": ships.max_moved_share}
     unwatched = first | {"guard_packets": PAIR_PACKETS}
-    shipped = unwatched | {"guard_growth": MOST_GROWTH, "guard_shrinkage": MOST_SHRINKAGE}
+    shipped = unwatched | {"guard_growth": MOST_GROWTH, "guard_advantage": MOST_ADVANTAGE}
     off = control_of(load(path_of("figure8")).environment, "model", model=Model(Path(), ""), share=0)
     assert not set(shipped) & set(off)
     for prefix, more, response in (
@@ -918,7 +918,7 @@ def test_surroundings_leave_published_runs_as_they_are(tmp_path: Path) -> None:
     ("key", "value", "line"),
     [
         ("controls.model.guard_growth", 0.5, "changes nothing without controls.model.guard: true"),
-        ("controls.model.guard_shrinkage", 0.3, "changes nothing without controls.model.guard: true"),
+        ("controls.model.guard_advantage", 0.3, "changes nothing without controls.model.guard: true"),
         ("controls.model.guard_packets", 1, "changes nothing without controls.model.guard: true"),
         ("controls.model.deadline_us", 1e4, "changes nothing without controls.model.least_probability"),
         (

@@ -58,7 +58,7 @@ BatchMove::BatchMove(const Batching& params, int tokens, agent::Definition defin
                         .deadline_us = params.deadlineUs,
                         .guard = {.on = params.guard,
                                   .pair_packets = params.guardPackets,
-                                  .most_shrinkage = params.guardShrinkage,
+                                  .most_advantage = params.guardAdvantage,
                                   .most_growth = params.guardGrowth}}),
       m_x_BWF(
           static_cast<std::size_t>(agent::kMaxWindows * tokens * agent::features_of(definition))),
@@ -271,8 +271,8 @@ void BatchMove::AddTo(JsonObject& summary, JsonObject&) const {
     if (m_params.guardGrowth > 0) {
       guard.Add("grown", JsonNumber(guarded.grown));
     }
-    if (m_params.guardShrinkage > 0) {
-      guard.Add("shrunk", JsonNumber(guarded.shrunk));
+    if (m_params.guardAdvantage > 0) {
+      guard.Add("advantage", JsonNumber(guarded.advantage));
     }
     decisions.Add("guard", guard.Text());
   }

@@ -216,7 +216,7 @@ Batching ReadBatching(const Node& node) {
       node.Has("guard") && node["guard"].Text() == "on",
       node.Has("guard_packets") ? static_cast<int32_t>(node["guard_packets"].Count()) : kHorizon,
       node.Has("guard_growth") ? node["guard_growth"].Number() : 0,
-      node.Has("guard_shrinkage") ? node["guard_shrinkage"].Number() : 0};
+      node.Has("guard_advantage") ? node["guard_advantage"].Number() : 0};
 }
 
 BatchedControl ReadBatched(const Node& node) {
