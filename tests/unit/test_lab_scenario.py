@@ -853,13 +853,15 @@ def test_the_guard_is_judged_as_the_agent_ships_it() -> None:
     ships = ControllerParams()
     first = {"guard": "on", "max_moved_share": ships.max_moved_share}
     unwatched = first | {"guard_packets": PAIR_PACKETS}
-    shipped = unwatched | {"guard_growth": MOST_GROWTH, "guard_advantage": MOST_ADVANTAGE}
+    before = unwatched | {"guard_growth": MOST_GROWTH}
+    shipped = before | {"guard_advantage": MOST_ADVANTAGE}
     off = control_of(load(path_of("figure8")).environment, "model", model=Model(Path(), ""), share=0)
     assert not set(shipped) & set(off)
     for prefix, more, response in (
         ("guard-*", first, "scalable"),
         ("shipped-guard-*", shipped, "scalable"),
-        ("guarded-*", shipped, "scalable"),
+        ("guarded-flows", shipped, "scalable"),
+        ("guarded-[!f]*", before, "scalable"),
         ("unheard-guard-*", unwatched, "unheard"),
         ("discounted-guard-*", unwatched, "discounted"),
     ):
