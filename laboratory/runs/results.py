@@ -16,6 +16,7 @@ FILE: Final = "results.parquet"
 COMPLETE: Final = "complete"
 NOT_RUN: Final = "not run"
 KEY: Final = ("scenario", "point", "profile", "control", "seed")
+ORDER: Final = ("scenario", "at", *KEY[1:])
 
 SCHEMA: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
     "scenario": pl.String,
@@ -132,11 +133,14 @@ def merge(output: Path, rows: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
     """
     new = pl.DataFrame([dict(row) for row in rows], schema=SCHEMA)
     table = pl.concat([load(output).join(new, on=list(KEY), how="anti"), new])
-    return _write(output, table.sort("scenario", "at", "point", "profile", "control", "seed"))
+    return _write(output, table.sort(*ORDER))
 
 
 def publish(source: Path, scenario: str, output: Path) -> None:
     """Put a scenario's rows of one results.parquet among those of another.
+
+    They replace all of the same points, profiles and controls, other seeds too: a place's rows are those of
+    one command.
 
     Raises:
         ValueError: it has no whole run of it; or others of another length, model or program would stay.
@@ -144,14 +148,15 @@ def publish(source: Path, scenario: str, output: Path) -> None:
     rows = load(source).filter(scenario=scenario, status=COMPLETE)
     if rows.is_empty():
         raise ValueError(f"{source / FILE} has no whole run of {scenario}; `swiftqueue lab run {scenario}`")
-    stay = load(output).filter(scenario=scenario, status=COMPLETE).join(rows, on=list(KEY), how="anti")
+    published = load(output).join(rows, on=[key for key in KEY if key != "seed"], how="anti")
+    stay = published.filter(scenario=scenario, status=COMPLETE)
     beside = stay.join(rows, on=["profile", "control"])  # a profile has a model of its own
     for what in ("seconds", "program", "artifact"):
         if not beside.filter(pl.col(what).ne_missing(pl.col(f"{what}_right"))).is_empty():
             raise ValueError(
                 f"{output / FILE} has runs of {scenario} with another {what} that would stay: run all"
             )
-    merge(output, rows.to_dicts())
+    _write(output, pl.concat([published, rows]).sort(*ORDER))
 
 
 def forget(output: Path, scenarios: Sequence[str]) -> pl.DataFrame:

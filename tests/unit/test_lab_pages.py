@@ -329,8 +329,11 @@ def test_whole_runs_of_a_scenario_are_published_beside_the_others(tmp_path: Path
     lab_results.merge(
         output, [key | {"scenario": "new", "profile": "uncoupled", "artifact": "of another profile"}]
     )
-    lab_results.publish(source, "new", output)
     lab_results.merge(output, [key | {"scenario": "new", "seed": 3, "seconds": 40.0}])
+    lab_results.publish(source, "new", output)  # what was published of the place goes
+    found = lab_results.load(output).filter(scenario="new").select("profile", "seed").rows()
+    assert found == [(KEYS["profile"], 1), ("uncoupled", 1)]
+    lab_results.merge(output, [key | {"scenario": "new", "point": "far", "seconds": 40.0}])
     with pytest.raises(ValueError, match="has runs of new with another seconds that would stay"):
         lab_results.publish(source, "new", output)
     with pytest.raises(ValueError, match="has no whole run of absent; `swiftqueue lab run absent`"):
