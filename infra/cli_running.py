@@ -320,7 +320,7 @@ def agent(
     ] = None,
     guard_advantage: Annotated[
         float | None,
-        typer.Option(min=0, max=100, help="the same beside its classic flows' rate; 0: any (default: 0.5)"),
+        typer.Option(min=0, max=100, help="most gain of moved flows on classic ones; 0: any (default: 0.5)"),
     ] = None,
     max_moved_unacked: Annotated[
         int | None, typer.Option(min=0, help="most packets moved and not acknowledged yet (default: 128)")

@@ -75,7 +75,7 @@ class Model(Checked):
     guard_packets: Annotated[int, Field(ge=1, le=8)] = 8  # of a batch, that are compared
     guard_growth: Annotated[float, Field(ge=0, le=100)] = 0.0  # of S1's rate, that is allowed; 0: any
     guard_advantage: Annotated[float, Field(ge=0, le=100)] = (
-        0.0  # of a moved flow over a classic one, likewise
+        0.0  # of moved flows over classic ones, in rate; 0: any
     )
     # What the sender is told of a router whose weights follow the flows' ages: simulation/doc/lab.md
     told: Literal["none", "own_ages", "weights"] = "none"

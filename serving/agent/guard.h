@@ -12,9 +12,9 @@
 // trial.
 //
 // A pair compares the queues of one moment. It cannot see that moved packets escape marks, so that
-// their flows grow, and others have less and wait longer. So rates are watched too: where the
-// sender's own classic flows have settledly less than unmoved, moving stops as well. Where it has
-// none, moving stops where the moved flows have settledly more.
+// their flows grow, and others have less and wait longer. So rates are watched too: where the flows
+// that are moved gain settledly on the sender's classic flows to the same receiver, moving stops as
+// well. Where there are none, moving stops where the moved flows send settledly more.
 //
 // Per receiver: bounded memory, O(1) for each decision, packet and ACK.
 #ifndef SWIFTQUEUE_SERVING_AGENT_GUARD_H_
@@ -42,10 +42,11 @@ struct GuardParams {
   std::uint64_t seed = 1;  // of the coins
   // Packets of a batch that are a pair's; the others do as the state says.
   int pair_packets = 1;
-  // How much less the sender's classic flows may send while others are moved than unmoved, as a
-  // share; 0: nobody looks.
+  // How much the ratio of a moved flow's rate to a classic one's may grow, as a share; 0: nobody
+  // looks.
   double most_advantage = 0.5;
-  // How much more the moved flows may, where there are no such classic flows, or nobody looks.
+  // How much a moved flow's rate may grow where there are no classic flows, or nobody looks at
+  // them.
   double most_growth = 0.5;
 };
 
@@ -104,7 +105,7 @@ class MeanRate {
     windows_ = std::min(windows_ + 1, kMostWindows);
     mean_ += (value - mean_) / windows_;
   }
-  void forget() { windows_ = std::min(windows_, 1); }  // the next ones count alone
+  void forget() { windows_ = std::min(windows_, 1); }  // the mean counts as one window now
   int windows() const { return windows_; }
 
   // How far a value is above 1 + `most` times the mean, in [-1, 1].
@@ -431,12 +432,16 @@ class Guard {
   void carried(std::int32_t receiver, std::int64_t sent_ns, std::int64_t window, bool movable,
                double bytes, bool first) {
     if (!watches()) return;
+    // Receivers of classic flows alone leave room for those that packets may be moved to.
+    if (!movable && receivers_.size() >= kMaxReceivers / 2 && !receivers_.contains(receiver))
+      return;
     Receiver* const found = at(receiver, sent_ns);
     if (found == nullptr) return;
     Receiver& r = *found;
     const RateWatch::Verdicts verdicts =
         r.rate.sent(window, movable, bytes, first, r.state == State::kMoving,
                     {params_.most_growth, params_.most_advantage});
+    // One of them at most: where the advantage is known, growth is not looked at.
     const std::int64_t pause_ns =
         std::max(rate_pause(verdicts.growth, kFirstGrownPauseNs, r.grown_pause_ns),
                  rate_pause(verdicts.advantage, kFirstAdvantagePauseNs, r.advantage_pause_ns));

@@ -137,10 +137,9 @@ void add_options(CLI::App& app, Options& o) {
          "the sender tells; 0: any")
       ->check(CLI::Range(0.0, 100.0))
       ->capture_default_str();
-  app.add_option(
-         "--guard-advantage", o.controller.guard.most_advantage,
-         "most growth of a moved flow's rate beside that of the sender's classic flows, as a "
-         "share; 0: any")
+  app.add_option("--guard-advantage", o.controller.guard.most_advantage,
+                 "most growth of a moved flow's rate beside that of a classic flow to the same "
+                 "receiver, as a share; 0: any")
       ->check(CLI::Range(0.0, 100.0))
       ->capture_default_str();
 }

@@ -364,6 +364,25 @@ def test_moved_flows_that_gain_on_classic_ones_stop_moving() -> None:
     assert (np.flatnonzero(last)[-1] - began) * 2 * MS < 3_000 * MS
 
 
+def test_after_an_advantage_the_pause_is_long_and_doubles() -> None:
+    """With growth not watched, too."""
+    last: list[bool] = []
+    world = watched(bytes_of=of_moved(last, 1_500, 1_000), others=of_moved(last, 1_500, 3_000))
+    world.guard = Guard(most_growth=0)
+    lived(world, 150, last)
+    assert (world.guard.counts().advantage, world.guard.counts().stops) == (3, 3)
+    still = np.diff(np.flatnonzero(last)) * 2 / 1_000
+    assert [round(s / 32) for s in still if s > 10] == [1, 2]
+
+
+def test_receivers_of_classic_flows_alone_leave_room() -> None:
+    guard = Guard()
+    for receiver in range(10, 10 + 2 * MOST_RECEIVERS):
+        guard.carried(receiver, 0, 1_000, first=True, movable=False)
+    World(guard, constant(45, 60)).run(600)
+    assert guard.counts().pairs > 0
+
+
 @pytest.mark.parametrize(("moved", "classic"), [(1_000, 700), (1_400, 1_000), (500, 400), (3_000, 3_000)])
 def test_an_advantage_that_is_allowed_stops_nothing(moved: float, classic: float) -> None:
     """What befalls both alike is none, be it a third of the rate or three times as much."""

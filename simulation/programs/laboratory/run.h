@@ -129,7 +129,7 @@ struct Batching {
   bool guard;
   int32_t guardPackets;   // of a pair
   double guardGrowth;     // of the rate, that is allowed; 0: nobody looks
-  double guardAdvantage;  // of the classic flows' rate, likewise
+  double guardAdvantage;  // of a moved flow's rate over a classic one's, likewise
 };
 /** The sender is told the router's age rule, and what it weighs by it. */
 struct ToldOwnAges {};
