@@ -56,18 +56,18 @@ def draw(server: str, output: Path, minutes: float) -> int:
     end = time.time()
     drawn = panels()
     rows = -(-len(drawn) // COLUMNS)
-    plt.rcParams.update({"font.size": 7, "axes.titlesize": 8, "axes.spines.top": False})
-    figure, axes = plt.subplots(rows, COLUMNS, figsize=(12, 1.9 * rows), layout="constrained")
-    filled = 0
-    for axis, panel in zip(axes.flat, drawn, strict=False):
-        filled += _draw_panel(axis, panel, server, end - 60 * minutes, end)
-    for axis in axes.flat[len(drawn) :]:
-        axis.axis("off")
-    now = time.strftime("%H:%M:%S")
-    figure.suptitle(f"SwiftQueue: the dashboard's panels, drawn from Prometheus; minutes before {now}")
-    output.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(output, dpi=75)
-    plt.close(figure)
+    with mpl.rc_context({"font.size": 7, "axes.titlesize": 8, "axes.spines.top": False}):
+        figure, axes = plt.subplots(rows, COLUMNS, figsize=(12, 1.9 * rows), layout="constrained")
+        filled = 0
+        for axis, panel in zip(axes.flat, drawn, strict=False):
+            filled += _draw_panel(axis, panel, server, end - 60 * minutes, end)
+        for axis in axes.flat[len(drawn) :]:
+            axis.axis("off")
+        now = time.strftime("%H:%M:%S")
+        figure.suptitle(f"SwiftQueue: the dashboard's panels, drawn from Prometheus; minutes before {now}")
+        output.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(output, dpi=75)
+        plt.close(figure)
     # 64 colours are enough for lines, and a third of the bytes.
     Image.open(output).convert("RGB").quantize(64).save(output, optimize=True)
     return filled
