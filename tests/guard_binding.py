@@ -50,14 +50,10 @@ _ABI: Final = _load()
 
 
 def _defaults() -> tuple[float, int, float, float]:
-    alpha, packets, growth, advantage = (
-        ctypes.c_double(),
-        ctypes.c_int(),
-        ctypes.c_double(),
-        ctypes.c_double(),
-    )
-    _ABI.sq_guard_defaults(*map(ctypes.byref, (alpha, packets, growth, advantage)))
-    return alpha.value, packets.value, growth.value, advantage.value
+    found = ctypes.c_double(), ctypes.c_int(), ctypes.c_double(), ctypes.c_double()
+    _ABI.sq_guard_defaults(*map(ctypes.byref, found))
+    alpha, packets, growth, advantage = (each.value for each in found)
+    return alpha, packets, growth, advantage
 
 
 ALPHA, PAIR_PACKETS, MOST_GROWTH, MOST_ADVANTAGE = _defaults()

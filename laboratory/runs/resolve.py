@@ -15,7 +15,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
-from feature_store.packets.schema import HORIZON
 from laboratory.scenarios.axis import Point
 from laboratory.scenarios.controls import LADDER
 from laboratory.scenarios.controls import Model as ModelSettings
@@ -43,6 +42,7 @@ FIRST_VERSION: Final = 1
 ROUND_CODE: Final = ("laboratory/learning/finetune_round.py", "laboratory/learning/packet_table.py")
 ROUND_SECTIONS: Final = ("change", "finetune")
 BATCHING: Final = {"inference_us", "until_decided", "margin_us", "margin_share", "max_moved_unacked"}
+GUARD: Final = {"guard_packets", "guard_growth", "guard_advantage"}  # what published runs had not
 NO_EXPLORATION: Final = {"share": 0.0, "burst_packets": 1, "seed": 1}
 
 
@@ -253,13 +253,9 @@ def _batching(model: ModelSettings) -> dict[str, Any]:
     """How forecasts become queues; keys that published runs had not are there where they change something."""
     share = {"max_moved_share": model.max_moved_share} if model.max_moved_share else {}
     charge = {"charge_us": model.charge_us} if model.charge_us else {}
-    guard: dict[str, Any] = {"guard": "on"} if model.guard else {}
-    if model.guard and model.guard_packets != HORIZON:
-        guard["guard_packets"] = model.guard_packets
-    if model.guard and model.guard_growth:
-        guard["guard_growth"] = model.guard_growth
-    if model.guard and model.guard_advantage:
-        guard["guard_advantage"] = model.guard_advantage
+    guard: dict[str, Any] = {}
+    if model.guard:
+        guard = {"guard": "on", **model.model_dump(include=GUARD, exclude_defaults=True)}
     return {**model.model_dump(include=BATCHING), **share, **charge, **guard}
 
 

@@ -16,7 +16,6 @@ FILE: Final = "results.parquet"
 COMPLETE: Final = "complete"
 NOT_RUN: Final = "not run"
 KEY: Final = ("scenario", "point", "profile", "control", "seed")
-ORDER: Final = ("scenario", "at", *KEY[1:])
 
 SCHEMA: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
     "scenario": pl.String,
@@ -133,7 +132,7 @@ def merge(output: Path, rows: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
     """
     new = pl.DataFrame([dict(row) for row in rows], schema=SCHEMA)
     table = pl.concat([load(output).join(new, on=list(KEY), how="anti"), new])
-    return _write(output, table.sort(*ORDER))
+    return _write(output, table)
 
 
 def publish(source: Path, scenario: str, output: Path) -> None:
@@ -148,7 +147,7 @@ def publish(source: Path, scenario: str, output: Path) -> None:
     rows = load(source).filter(scenario=scenario, status=COMPLETE)
     if rows.is_empty():
         raise ValueError(f"{source / FILE} has no whole run of {scenario}; `swiftqueue lab run {scenario}`")
-    published = load(output).join(rows, on=[key for key in KEY if key != "seed"], how="anti")
+    published = load(output).join(rows, on=list(KEY[:-1]), how="anti")
     stay = published.filter(scenario=scenario, status=COMPLETE)
     beside = stay.join(rows, on=["profile", "control"])  # a profile has a model of its own
     for what in ("seconds", "program", "artifact"):
@@ -156,7 +155,7 @@ def publish(source: Path, scenario: str, output: Path) -> None:
             raise ValueError(
                 f"{output / FILE} has runs of {scenario} with another {what} that would stay: run all"
             )
-    _write(output, pl.concat([published, rows]).sort(*ORDER))
+    _write(output, pl.concat([published, rows]))
 
 
 def forget(output: Path, scenarios: Sequence[str]) -> pl.DataFrame:
@@ -168,6 +167,7 @@ def forget(output: Path, scenarios: Sequence[str]) -> pl.DataFrame:
 
 
 def _write(output: Path, table: pl.DataFrame) -> pl.DataFrame:
+    table = table.sort("scenario", "at", *KEY[1:])
     with new_file(output / FILE) as partial:
         table.write_parquet(partial, compression="zstd")
     return table

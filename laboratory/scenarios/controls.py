@@ -74,9 +74,8 @@ class Model(Checked):
     guard: bool = False  # moving stops where it is not settled to help
     guard_packets: Annotated[int, Field(ge=1, le=8)] = 8  # of a batch, that are compared
     guard_growth: Annotated[float, Field(ge=0, le=100)] = 0.0  # of S1's rate, that is allowed; 0: any
-    guard_advantage: Annotated[float, Field(ge=0, le=100)] = (
-        0.0  # of moved flows over classic ones, in rate; 0: any
-    )
+    # Of the ratio of a moved flow's rate to a classic one's, likewise.
+    guard_advantage: Annotated[float, Field(ge=0, le=100)] = 0.0
     # What the sender is told of a router whose weights follow the flows' ages: simulation/doc/lab.md
     told: Literal["none", "own_ages", "weights"] = "none"
     finetune_every_s: Annotated[float, Field(ge=0.1, le=1e5)] | None  # None: the head stays

@@ -61,7 +61,7 @@ struct GuardParams {
 // rarer.
 class HelpTest {
  public:
-  enum class Verdict : std::uint8_t { kOpen, kHelps, kFails };
+  enum class Verdict : std::uint8_t { kOpen, kAbove, kFails };
 
   static constexpr std::array kStakes{0.06, 0.15, 0.3, 0.6, 0.9};
 
@@ -80,7 +80,7 @@ class HelpTest {
     }
     ++values_;
     constexpr double kGamblers = kStakes.size();
-    if (helps / kGamblers >= least_) return Verdict::kHelps;
+    if (helps / kGamblers >= least_) return Verdict::kAbove;
     if (harms / kGamblers >= hopeless_ || values_ >= most_values_) return Verdict::kFails;
     return Verdict::kOpen;
   }
@@ -93,8 +93,6 @@ class HelpTest {
   std::array<double, kStakes.size()> against_{};
   int values_ = 0;
 };
-
-enum class RateVerdict : std::uint8_t { kOpen, kChanged, kUnchanged };
 
 // What a flow sent unmoved in a window of time, the last ones, on average.
 class MeanRate {
@@ -159,6 +157,8 @@ class ChangeTest {
   static constexpr int kTestWindows = 3'000;  // then a test begins anew
   static constexpr double kHopeless = 20;
 
+  using Verdict = HelpTest::Verdict;
+
   bool ready() const { return ready_; }
 
   void begin(double alpha) {
@@ -168,25 +168,18 @@ class ChangeTest {
   void forget() { unmoved_.forget(); }
 
   // A window's value, of `moved` packets or not. `most`: the change that is allowed; 0: any.
-  RateVerdict look(double value, bool moved, double most) {
-    if (moved) return ready_ && most > 0 ? judged(value, most) : RateVerdict::kOpen;
+  Verdict look(double value, bool moved, double most) {
+    if (moved) return ready_ && most > 0 ? judged(value, most) : Verdict::kOpen;
     unmoved_.add(value);
     ready_ = ready_ || unmoved_.windows() >= kLeastWindows;
-    return RateVerdict::kOpen;
+    return Verdict::kOpen;
   }
 
  private:
-  RateVerdict judged(double value, double most) {
-    switch (test_.add(unmoved_.beyond(value, most))) {
-      case HelpTest::Verdict::kOpen:
-        return RateVerdict::kOpen;
-      case HelpTest::Verdict::kHelps:
-        return RateVerdict::kChanged;
-      case HelpTest::Verdict::kFails:
-        renew();
-        return RateVerdict::kUnchanged;
-    }
-    return RateVerdict::kOpen;
+  Verdict judged(double value, double most) {
+    const Verdict verdict = test_.add(unmoved_.beyond(value, most));
+    if (verdict == Verdict::kFails) renew();
+    return verdict;
   }
 
   void renew() {
@@ -243,8 +236,8 @@ class RateWatch {
     double advantage;
   };
   struct Verdicts {
-    RateVerdict growth = RateVerdict::kOpen;
-    RateVerdict advantage = RateVerdict::kOpen;
+    HelpTest::Verdict growth = HelpTest::Verdict::kOpen;
+    HelpTest::Verdict advantage = HelpTest::Verdict::kOpen;
   };
 
   bool ready() const { return growth_.ready(); }
@@ -267,10 +260,9 @@ class RateWatch {
                 const Most& most) {
     Verdicts verdicts;
     if (window != window_) {
-      if (any_) verdicts = closed(moving, most);
+      verdicts = closed(moving, most);
       window_ = window;
     }
-    any_ = true;
     (movable ? movable_ : classic_).sent(bytes, first);
     return verdicts;
   }
@@ -308,7 +300,6 @@ class RateWatch {
   }
 
   std::int64_t window_ = std::numeric_limits<std::int64_t>::min();
-  bool any_ = false;  // packet yet
   int left_out_ = 0;
   int hold_left_ = 0;
   int hold_after_ = 0;
@@ -446,8 +437,8 @@ class Guard {
         std::max(rate_pause(verdicts.growth, kFirstGrownPauseNs, r.grown_pause_ns),
                  rate_pause(verdicts.advantage, kFirstAdvantagePauseNs, r.advantage_pause_ns));
     if (pause_ns == 0) return;
-    counts_.grown += verdicts.growth == RateVerdict::kChanged ? 1 : 0;
-    counts_.advantage += verdicts.advantage == RateVerdict::kChanged ? 1 : 0;
+    counts_.grown += verdicts.growth == HelpTest::Verdict::kAbove ? 1 : 0;
+    counts_.advantage += verdicts.advantage == HelpTest::Verdict::kAbove ? 1 : 0;
     stop(r, sent_ns, pause_ns);
   }
 
@@ -619,10 +610,10 @@ class Guard {
   }
 
   // The pause after a verdict on a rate; 0: none.
-  static std::int64_t rate_pause(RateVerdict verdict, std::int64_t first_ns,
+  static std::int64_t rate_pause(HelpTest::Verdict verdict, std::int64_t first_ns,
                                  std::int64_t& last_ns) {
-    if (verdict == RateVerdict::kUnchanged) last_ns = 0;
-    if (verdict != RateVerdict::kChanged) return 0;
+    if (verdict == HelpTest::Verdict::kFails) last_ns = 0;
+    if (verdict != HelpTest::Verdict::kAbove) return 0;
     last_ns = std::clamp(2 * last_ns, first_ns, kLongestPauseNs);
     return last_ns;
   }
@@ -693,7 +684,7 @@ class Guard {
       case HelpTest::Verdict::kFails:
         stop(r, now_ns);
         return;
-      case HelpTest::Verdict::kHelps:
+      case HelpTest::Verdict::kAbove:
         if (r.state == State::kTrial) {
           ++counts_.admitted;
           enter(r, State::kMoving);

@@ -114,7 +114,7 @@ std::int64_t sq_guard_test(double alpha, const double* values, std::int64_t coun
   for (std::int64_t i = 0; i < count; ++i) {
     const auto found = test.add(values[i]);
     if (found == HelpTest::Verdict::kOpen) continue;
-    *verdict = found == HelpTest::Verdict::kHelps ? 1 : -1;
+    *verdict = found == HelpTest::Verdict::kAbove ? 1 : -1;
     return i + 1;
   }
   return count;
