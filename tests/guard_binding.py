@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from feature_store import native
 from serving.agent.controller import LIBRARY, SOURCES
 
+NEVER: Final = -(2**62)  # ns
+
 
 @dataclass(frozen=True)
 class Counts:
@@ -37,7 +39,7 @@ def _load() -> ctypes.CDLL:
         "sq_guard_free": (None, [pointer]),
         "sq_guard_rule": (ctypes.c_int, [pointer, i32, i64, pointer]),
         "sq_guard_moves": (ctypes.c_int, [pointer, i32, ctypes.c_int, i64]),
-        "sq_guard_carried": (ctypes.c_int, [pointer, i32, i64, ctypes.c_int, f64, ctypes.c_int]),
+        "sq_guard_carried": (ctypes.c_int, [pointer, i32, i64, i64, ctypes.c_int, f64]),
         "sq_guard_keeps": (ctypes.c_int, [pointer, i32, i64]),
         "sq_guard_sent": (ctypes.c_int, [pointer, i64, i64, i32, ctypes.c_uint8, i64]),
         "sq_guard_acked": (None, [pointer, i64, i64, ctypes.c_int]),
@@ -110,10 +112,10 @@ class Guard:
         return bool(_ABI.sq_guard_moves(self._handle, receiver, decided, arm))
 
     def carried(
-        self, receiver: int, sent_ns: int, size_bytes: float, *, first: bool, movable: bool = True
+        self, receiver: int, sent_ns: int, size_bytes: float, *, before_ns: int = NEVER, movable: bool = True
     ) -> None:
-        """Note a packet of a flow that may be moved, or not, and whether it is its first in this window."""
-        if _ABI.sq_guard_carried(self._handle, receiver, sent_ns, movable, size_bytes, first):
+        """Note a packet of a flow that may be moved, or not, and when that flow sent its last one."""
+        if _ABI.sq_guard_carried(self._handle, receiver, sent_ns, before_ns, movable, size_bytes):
             raise MemoryError("no memory for another receiver")
 
     def keeps(self, receiver: int, arm: int) -> bool:

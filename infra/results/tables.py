@@ -344,7 +344,7 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
         data.forecasters, [forecasters.ALIKE], forecasters.VIDEO
     ),
     "forecasters-bilstm": lambda data: forecasters.layers(
-        data.forecasters, ["bilstm"], forecasters.PAGES[:1], forecasters.PAGES_SEEDS
+        data.forecasters, ["bilstm"], forecasters.PAGES, forecasters.PAGES_SEEDS
     ),
     "forecasters-layers-verdicts": lambda data: forecasters.verdicts(
         data.forecasters, forecasters.JUDGED_LAYERS, forecasters.LAYERS

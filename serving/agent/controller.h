@@ -141,7 +141,7 @@ class QueueController {
     Chosen chosen;
     for (std::size_t i = 0; i < batch.size(); ++i) {
       chosen.queues[i] = kClassic;
-      watch(batch[i]);
+      watch(batch[i], now_ns);
       if (batch[i].queue == kClassic) continue;
       // What it would be without the guard is remembered, so that the guard's coin changes nothing
       // of which batches are asked about next.
@@ -167,11 +167,9 @@ class QueueController {
     guard_.sent(packet, sent_ns, what.receiver_id, what.queue, arm);
     if (!guard_.watches()) return;
     Watched& flow = watched_of(what.flow_id);
-    if (flow.flow_id != what.flow_id) return;  // not watched, or another took its place
-    const std::int64_t window = sent_ns / RateWatch::kWindowNs;
-    guard_.carried(what.receiver_id, sent_ns, window, flow.movable, what.size_bytes,
-                   flow.window != window);
-    flow.window = window;
+    if (flow.flow_id != what.flow_id) return;  // another has its place
+    guard_.carried(what.receiver_id, sent_ns, flow.sent_ns, flow.movable, what.size_bytes);
+    flow.sent_ns = sent_ns;
   }
 
   // Notes the first ACK that covers a packet; `known` unless it was sent again (Karn).
@@ -225,13 +223,15 @@ class QueueController {
     std::array<Guard::Ruling, kHorizon> rulings_;
   };
 
-  // A flow whose rate is watched, and the last window of time in which it sent.
+  // A flow whose rate is watched, and when it sent last.
+  static constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::min() / 2;
   struct Watched {
-    std::int64_t flow_id = std::numeric_limits<std::int64_t>::min();
+    std::int64_t flow_id = kNever;
     bool movable = true;
-    std::int64_t window = std::numeric_limits<std::int64_t>::min();
+    std::int64_t sent_ns = kNever;
   };
-  static constexpr std::size_t kWatched = 1024;  // flows, by a hash
+  static constexpr std::size_t kWatched = 1024;                 // flows, by a hash
+  static constexpr std::int64_t kKeepsPlaceNs = 1'000'000'000;  // since it sent last
 
   Watched& watched_of(std::int32_t flow_id) {
     if (watched_.empty()) watched_.resize(kWatched);
@@ -240,11 +240,14 @@ class QueueController {
   }
   static_assert(kWatched == std::size_t{1} << 10U);
 
-  void watch(const Candidate& packet) {
+  void watch(const Candidate& packet, std::int64_t now_ns) {
     const bool movable = packet.queue != kClassic;
     if (!(movable ? guard_.watches() : guard_.watches_classic())) return;
     Watched& flow = watched_of(packet.flow_id);
-    flow.flow_id = packet.flow_id;
+    if (flow.flow_id != packet.flow_id) {
+      if (now_ns - flow.sent_ns < kKeepsPlaceNs) return;
+      flow = {.flow_id = packet.flow_id};
+    }
     flow.movable = movable;
   }
 

@@ -24,7 +24,7 @@ L4S: Final = 1
 FOLDER: Final = Path(__file__).parent
 LIBRARY: Final = FOLDER / "_build" / "libswiftqueue_sender.so"
 SOURCES: Final = (
-    *(FOLDER / name for name in ("controller.h", "guard.h", "spread.h", "sender_capi.cc")),
+    *(FOLDER / name for name in ("controller.h", "guard.h", "rate_watch.h", "spread.h", "sender_capi.cc")),
     native.FOLDER / "events" / "window.h",
 )
 

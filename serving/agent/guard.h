@@ -14,7 +14,8 @@
 // A pair compares the queues of one moment. It cannot see that moved packets escape marks, so that
 // their flows grow, and others have less and wait longer. So rates are watched too: where the flows
 // that are moved gain settledly on the sender's classic flows to the same receiver, moving stops as
-// well. Where there are none, moving stops where the moved flows send settledly more.
+// well. Where there are none, moving stops where the moved flows send settledly more. While rates
+// are watched, moving begins with a part of the batches (rate_watch.h).
 //
 // Per receiver: bounded memory, O(1) for each decision, packet and ACK.
 #ifndef SWIFTQUEUE_SERVING_AGENT_GUARD_H_
@@ -31,6 +32,7 @@
 #include <vector>
 
 #include "feature_store/events/window.h"
+#include "serving/agent/rate_watch.h"
 
 namespace swiftqueue::agent {
 
@@ -48,267 +50,6 @@ struct GuardParams {
   // How much a moved flow's rate may grow where there are no classic flows, or nobody looks at
   // them.
   double most_growth = 0.5;
-};
-
-// Whether a mean is above 0: a test that may be looked at after each value.
-//
-// With x in [-1, 1] and of mean 0 or less given all before it, a gambler who stakes the share b of
-// what he has on each x has no gain to expect: his wealth, the product of 1 + b x, is a
-// supermartingale, and exceeds 1 / alpha at any time with probability alpha at most (Ville). So
-// does the mean of several gamblers' wealth, one for each share (Waudby-Smith and Ramdas,
-// "Estimating means of bounded random variables by betting", J. R. Stat. Soc. B 86(1), 2024,
-// section 4.4). Giving up early, for want of hope or of time, costs no validity: it only makes wins
-// rarer.
-class HelpTest {
- public:
-  enum class Verdict : std::uint8_t { kOpen, kAbove, kFails };
-
-  static constexpr std::array kStakes{0.06, 0.15, 0.3, 0.6, 0.9};
-
-  // Gives up after `most_values`, or once those who bet on harm have `hopeless` times their stake.
-  HelpTest(double alpha, int most_values, double hopeless)
-      : least_(1 / alpha), hopeless_(hopeless), most_values_(most_values) {
-    wealth_.fill(1), against_.fill(1);
-  }
-
-  Verdict add(double x) {
-    double helps = 0;
-    double harms = 0;
-    for (std::size_t i = 0; i < kStakes.size(); ++i) {
-      helps += wealth_[i] *= 1 + kStakes[i] * x;
-      harms += against_[i] *= 1 - kStakes[i] * x;
-    }
-    ++values_;
-    constexpr double kGamblers = kStakes.size();
-    if (helps / kGamblers >= least_) return Verdict::kAbove;
-    if (harms / kGamblers >= hopeless_ || values_ >= most_values_) return Verdict::kFails;
-    return Verdict::kOpen;
-  }
-
- private:
-  double least_;
-  double hopeless_;
-  int most_values_;
-  std::array<double, kStakes.size()> wealth_{};
-  std::array<double, kStakes.size()> against_{};
-  int values_ = 0;
-};
-
-// What a flow sent unmoved in a window of time, the last ones, on average.
-class MeanRate {
- public:
-  static constexpr int kMostWindows = 16;
-
-  void add(double value) {
-    windows_ = std::min(windows_ + 1, kMostWindows);
-    mean_ += (value - mean_) / windows_;
-  }
-  void forget() { windows_ = std::min(windows_, 1); }  // the mean counts as one window now
-  int windows() const { return windows_; }
-
-  // How far a value is above 1 + `most` times the mean, in [-1, 1].
-  double beyond(double value, double most) const {
-    return std::min(value / ((1 + most) * mean_) - 1, 1.0);
-  }
-
- private:
-  double mean_ = 0;
-  int windows_ = 0;
-};
-
-// How much more a moved flow sent than a classic one, unmoved, in a window of time: the median,
-// since one burst raises a mean, and what follows would look like a change.
-class MedianRatio {
- public:
-  static constexpr int kMostWindows = 32;
-
-  void add(double ratio) {
-    values_[static_cast<std::size_t>(next_)] = ratio;
-    next_ = (next_ + 1) % kMostWindows;
-    windows_ = std::min(windows_ + 1, kMostWindows);
-    auto sorted = values_;
-    const auto end = sorted.begin() + windows_;
-    std::nth_element(sorted.begin(), sorted.begin() + windows_ / 2, end);
-    median_ = sorted[static_cast<std::size_t>(windows_) / 2];
-  }
-  int windows() const { return windows_; }
-
-  // How far a ratio is above 1 + `most` times the median, in doublings, in [-1, 1].
-  double beyond(double ratio, double most) const {
-    return std::clamp(std::log2(ratio / ((1 + most) * median_)), -1.0, 1.0);
-  }
-
- private:
-  std::array<double, kMostWindows> values_{};
-  double median_ = 0;
-  int next_ = 0;
-  int windows_ = 0;
-};
-
-// Whether a value is settledly beyond what it was unmoved.
-//
-// With values that are not beyond it in the mean, given all before them, a change is settled with
-// probability alpha at most in all spells of moving together: the n-th test has alpha / (n (n +
-// 1)).
-template <class Unmoved>
-class ChangeTest {
- public:
-  static constexpr int kLeastWindows = 10;    // unmoved, before anything is compared
-  static constexpr int kTestWindows = 3'000;  // then a test begins anew
-  static constexpr double kHopeless = 20;
-
-  using Verdict = HelpTest::Verdict;
-
-  bool ready() const { return ready_; }
-
-  void begin(double alpha) {
-    alpha_ = alpha;
-    renew();
-  }
-  void forget() { unmoved_.forget(); }
-
-  // A window's value, of `moved` packets or not. `most`: the change that is allowed; 0: any.
-  Verdict look(double value, bool moved, double most) {
-    if (moved) return ready_ && most > 0 ? judged(value, most) : Verdict::kOpen;
-    unmoved_.add(value);
-    ready_ = ready_ || unmoved_.windows() >= kLeastWindows;
-    return Verdict::kOpen;
-  }
-
- private:
-  Verdict judged(double value, double most) {
-    const Verdict verdict = test_.add(unmoved_.beyond(value, most));
-    if (verdict == Verdict::kFails) renew();
-    return verdict;
-  }
-
-  void renew() {
-    const auto n = static_cast<double>(++tests_);
-    test_ = {alpha_ / (n * (n + 1)), kTestWindows, kHopeless};
-  }
-
-  Unmoved unmoved_;
-  bool ready_ = false;
-  double alpha_ = 0.5;
-  std::int64_t tests_ = 0;
-  HelpTest test_{0.5, 1, 1};
-};
-
-// What a flow sends in a window of time, on average over the flows that send then: so more or fewer
-// flows are no change.
-class FlowRate {
- public:
-  void sent(double bytes, bool first) {
-    bytes_ += bytes;
-    flows_ += first ? 1 : 0;
-  }
-  // The rate of the window that has ended; 0: no flow sent.
-  double take() {
-    const double rate = flows_ > 0 ? bytes_ / flows_ : 0;
-    bytes_ = flows_ = 0;
-    return rate;
-  }
-
- private:
-  double bytes_ = 0;
-  double flows_ = 0;
-};
-
-// Whether a receiver's flows that are moved gain on the sender's classic flows, which pay for it.
-// In the ratio of their rates the load, which both share, cancels out. Where there are no classic
-// flows, whether the moved ones send more than they did unmoved.
-//
-// What they would send unmoved changes with the network. So moving is held for a moment now and
-// then, each time after twice as long, and the moved flows' unmoved rate is that of then. The
-// classic flows' takes seconds to come back, so the ratios of earlier count too.
-class RateWatch {
- public:
-  static constexpr std::int64_t kWindowNs = 100'000'000;
-  static constexpr int kSettleWindows = 5;  // after moving ended: the flows' rates come back
-  static constexpr int kHoldWindows = 8;    // of which the first are left out
-  static constexpr int kHoldSettle = 3;
-  static constexpr std::array kHoldAfter{16, 128};  // windows of moving: the first time, at most
-  static constexpr int kSilentWindows = 100;        // then the classic flows have ended
-
-  // The change that is allowed of each; 0: any.
-  struct Most {
-    double growth;
-    double advantage;
-  };
-  struct Verdicts {
-    HelpTest::Verdict growth = HelpTest::Verdict::kOpen;
-    HelpTest::Verdict advantage = HelpTest::Verdict::kOpen;
-  };
-
-  bool ready() const { return growth_.ready(); }
-  bool holds() const { return hold_left_ > 0; }
-
-  void moving_begins(double alpha) {
-    left_out_ = 1;  // the window that is under way
-    hold_after_ = until_hold_ = kHoldAfter[0];
-    growth_.begin(alpha);
-    advantage_.begin(alpha);
-  }
-  void moving_ends() {
-    hold_left_ = 0;
-    left_out_ = kSettleWindows;
-  }
-
-  // A packet was sent of a flow that may be moved, or of a classic one; `first`: of its flow in
-  // this window.
-  Verdicts sent(std::int64_t window, bool movable, double bytes, bool first, bool moving,
-                const Most& most) {
-    Verdicts verdicts;
-    if (window != window_) {
-      verdicts = closed(moving, most);
-      window_ = window;
-    }
-    (movable ? movable_ : classic_).sent(bytes, first);
-    return verdicts;
-  }
-
- private:
-  Verdicts closed(bool moving, const Most& most) {
-    const double movable = movable_.take();
-    const double classic = classic_.take();
-    silent_ = classic > 0 ? 0 : silent_ + 1;
-    const bool moved = moving && !holds();
-    Verdicts verdicts;
-    if (left_out_ > 0) {
-      --left_out_;
-    } else if (movable > 0) {
-      const bool told = most.advantage > 0 && advantage_.ready() && silent_ < kSilentWindows;
-      verdicts.growth = growth_.look(movable, moved, told ? 0 : most.growth);
-      if (classic > 0)
-        verdicts.advantage = advantage_.look(movable / classic, moved, most.advantage);
-    }
-    if (moving) take_turns();
-    return verdicts;
-  }
-
-  // Of moving and of holding it.
-  void take_turns() {
-    if (holds()) {
-      if (--hold_left_ == 0) left_out_ = 1;
-      return;
-    }
-    if (--until_hold_ > 0) return;
-    hold_after_ = until_hold_ = std::min(2 * hold_after_, kHoldAfter[1]);
-    hold_left_ = kHoldWindows;
-    left_out_ = kHoldSettle;
-    growth_.forget();
-  }
-
-  std::int64_t window_ = std::numeric_limits<std::int64_t>::min();
-  int left_out_ = 0;
-  int hold_left_ = 0;
-  int hold_after_ = 0;
-  int until_hold_ = 0;
-  int silent_ = 0;  // windows without a classic packet
-  FlowRate movable_;
-  FlowRate classic_;
-  ChangeTest<MeanRate> growth_;
-  ChangeTest<MedianRatio> advantage_;
 };
 
 // Which side of which pair a packet is on: 0 is none. Unique in a guard's life.
@@ -387,12 +128,12 @@ class Guard {
     }
     if (r.rest > 0) {
       --r.rest;
-      return {r.state == State::kMoving};
+      return {turn(r)};
     }
     for (Pair& pair : r.pairs) {
       if (pair.serial == 0) return first(r, pair, now_ns);
     }
-    return {r.state == State::kMoving};
+    return {turn(r)};
   }
 
   // Whether an earlier decision to move still counts for a flow's further packets.
@@ -418,10 +159,10 @@ class Guard {
   bool watches() const { return params_.on && (params_.most_growth > 0 || watches_classic()); }
   bool watches_classic() const { return params_.on && params_.most_advantage > 0; }
 
-  // A packet was sent of a flow that may be moved, or not (of a classic one); `first`: of its flow
-  // in this window of time.
-  void carried(std::int32_t receiver, std::int64_t sent_ns, std::int64_t window, bool movable,
-               double bytes, bool first) {
+  // A packet was sent of a flow that may be moved, or not (of a classic one), and `before_ns` that
+  // flow's last one.
+  void carried(std::int32_t receiver, std::int64_t sent_ns, std::int64_t before_ns, bool movable,
+               double bytes) {
     if (!watches()) return;
     // Receivers of classic flows alone leave room for those that packets may be moved to.
     if (!movable && receivers_.size() >= kMaxReceivers / 2 && !receivers_.contains(receiver))
@@ -430,7 +171,7 @@ class Guard {
     if (found == nullptr) return;
     Receiver& r = *found;
     const RateWatch::Verdicts verdicts =
-        r.rate.sent(window, movable, bytes, first, r.state == State::kMoving,
+        r.rate.sent(sent_ns, before_ns, movable, bytes, r.state == State::kMoving,
                     {params_.most_growth, params_.most_advantage});
     // One of them at most: where the advantage is known, growth is not looked at.
     const std::int64_t pause_ns =
@@ -513,6 +254,7 @@ class Guard {
     std::int64_t until_ns = 0;  // of the pause
     std::int64_t asked_ns = 0;
     int rest = 0;
+    double credit = 0;  // towards the next batch that is moved while moving
     RateWatch rate;
     std::array<Pair, kPairs> pairs;
   };
@@ -618,6 +360,15 @@ class Guard {
     return last_ns;
   }
 
+  // Whether a batch is one of those that are moved.
+  bool turn(Receiver& r) const {
+    if (r.state != State::kMoving) return false;
+    r.credit += watches() ? r.rate.share() : 1;
+    if (r.credit < 1) return false;
+    r.credit -= 1;
+    return true;
+  }
+
   // splitmix64
   bool coin() {
     std::uint64_t z = coins_ += 0x9E3779B97F4A7C15U;
@@ -632,13 +383,13 @@ class Guard {
     return ruling(r, pair, pair.moved_first);
   }
 
-  Ruling second(const Receiver& r, Pair& pair) const {
+  Ruling second(Receiver& r, Pair& pair) const {
     pair.half = false;
     return ruling(r, pair, !pair.moved_first);
   }
 
-  Ruling ruling(const Receiver& r, const Pair& pair, bool moved) const {
-    return {moved, arm_of(pair, moved), params_.pair_packets, r.state == State::kMoving};
+  Ruling ruling(Receiver& r, const Pair& pair, bool moved) const {
+    return {moved, arm_of(pair, moved), params_.pair_packets, turn(r)};
   }
 
   // What is not acknowledged by now is lost. A pair of which a batch was never sent says nothing.

@@ -151,12 +151,10 @@ int sq_guard_moves(Guard* guard, std::int32_t receiver, int decided, std::int64_
 }
 
 // A packet of a flow that may be moved, or not. 0, or -1 when out of memory.
-int sq_guard_carried(Guard* guard, std::int32_t receiver, std::int64_t sent_ns, int movable,
-                     double bytes, int first) {
-  using swiftqueue::agent::RateWatch;
+int sq_guard_carried(Guard* guard, std::int32_t receiver, std::int64_t sent_ns,
+                     std::int64_t before_ns, int movable, double bytes) {
   try {
-    const std::int64_t window = sent_ns / RateWatch::kWindowNs;
-    guard->carried(receiver, sent_ns, window, movable != 0, bytes, first != 0);
+    guard->carried(receiver, sent_ns, before_ns, movable != 0, bytes);
   } catch (const std::bad_alloc&) {
     return -1;
   }

@@ -860,8 +860,8 @@ def test_the_guard_is_judged_as_the_agent_ships_it() -> None:
     for prefix, more, response in (
         ("guard-*", first, "scalable"),
         ("shipped-guard-*", shipped, "scalable"),
-        ("guarded-flows", shipped, "scalable"),
-        ("guarded-[!f]*", before, "scalable"),
+        ("guarded-[fgu]*", shipped, "scalable"),
+        ("guarded-[!fgu]*", before, "scalable"),
         ("unheard-guard-*", unwatched, "unheard"),
         ("discounted-guard-*", unwatched, "discounted"),
     ):
