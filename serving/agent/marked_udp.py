@@ -27,7 +27,10 @@ from feature_store.packets.schema import HORIZON
 FOLDER: Final = Path(__file__).parent
 LIBRARY: Final = FOLDER / "_build" / "libswiftqueue_udp.so"
 BINARY: Final = FOLDER / "_build" / "swiftqueue-udp"  # `swiftqueue udp send|echo`
-HEADERS: Final = ("marked_udp", "agent_link", "clock", "frames", "sender", "controller", "guard", "spread")
+HEADERS: Final = (
+    *("marked_udp", "agent_link", "clock", "frames", "sender"),
+    *("controller", "guard", "rate_watch", "spread"),
+)
 SOURCES: Final = (
     FOLDER / "marked_udp_capi.cc",
     *(FOLDER / f"{name}.h" for name in HEADERS),
