@@ -223,8 +223,8 @@ class QueueController {
     std::array<Guard::Ruling, kHorizon> rulings_;
   };
 
-  // A flow whose rate is watched, and when it sent last.
   static constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::min() / 2;
+  // A flow whose rate is watched, and when it sent last.
   struct Watched {
     std::int64_t flow_id = kNever;
     bool movable = true;

@@ -170,16 +170,13 @@ class ChangeTest {
   }
   // A window's value while packets are moved. `most`: the change that is allowed; 0: any.
   Verdict judge(double value, double most) {
-    return ready_ && most > 0 ? judged(value, most) : Verdict::kOpen;
-  }
-
- private:
-  Verdict judged(double value, double most) {
+    if (!ready_ || !(most > 0)) return Verdict::kOpen;
     const Verdict verdict = test_.add(unmoved_.beyond(value, most));
     if (verdict == Verdict::kFails) renew();
     return verdict;
   }
 
+ private:
   void renew() {
     const auto n = static_cast<double>(++tests_);
     test_ = {alpha_ / (n * (n + 1)), kTestWindows, kHopeless};
