@@ -7,9 +7,10 @@ from pathlib import Path
 
 
 class LatencySource(StrEnum):
-    """Where latencies come from: ACKs seen at the sender, or TCP timestamps seen at the receiver."""
+    """Where latencies come from: cumulative ACKs, or any, seen at the sender; or TCP timestamps."""
 
     acks = "acks"
+    selective = "selective"
     timestamps = "timestamps"
 
 

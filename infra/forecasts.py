@@ -20,9 +20,9 @@ import polars as pl
 from numpy.typing import NDArray
 
 from feature_store.atomic import write_file
-from feature_store.packets.schema import QUEUES, read_packets, traces_in
-from feature_store.parquet import read_parquet
-from models.forecasters.forecaster import Trace, Variant, Waits, decision_times, variants
+from feature_store.packets.schema import read_packets, traces_in
+from feature_store.packets.truth import read_waits
+from models.forecasters.forecaster import Trace, Variant, decision_times, variants
 from models.forecasters.walk import FORMS, Asked, run, within_training
 from models.import_closure import code_hash
 from models.json_file import read_object
@@ -57,7 +57,6 @@ DRAWN: Final = ("average_precision", "mae_ms", "regret_ms", *RULED)  # scores th
 ALIKE: Final = ("n", "never_ms", "always_ms", "shorter_is_classic")  # of a choice: the same for every variant
 MOST_SHARED: Final = 0.2  # of a table's packets that seem to be in another one; two simulated seeds: 0.07
 DIGITS: Final = 5
-L4S: Final = QUEUES[1]
 Pairs = Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]  # of runs: a variant's, the reference's
 
 
@@ -175,7 +174,7 @@ def traces_of(
     for name in names:
         table = read_packets(packets, name)
         slices = divide(decision_times(table), protocol_named(protocol), name)
-        waits = waits_of(table, truths[name]) if name in truths else None
+        waits = read_waits(truths[name], table) if name in truths else None
         found.append(Trace(name, table, slices, told=told, waits=waits))
     return found
 
@@ -205,25 +204,6 @@ def _shared(table: pl.DataFrame, judged: pl.DataFrame) -> float:
     marks = {"near_ns": sent.diff(37), "far_ns": sent.diff(100), "now_us": late, "then_us": late.shift(7)}
     seen = [each.select(**marks).drop_nulls() for each in (table, judged)]
     return seen[0].join(seen[1], on=list(marks), how="semi").height / max(1, min(map(len, seen)))
-
-
-def waits_of(packets: pl.DataFrame, truth: Path) -> Waits:
-    """Read what the packets of a table would have waited in either queue.
-
-    Raises:
-        ValueError: the file cannot be read, does not tell that, or is of other packets.
-    """
-    columns = ("sent_ns", "default_queue", "classic_wait_us", "l4s_wait_us")
-    table = read_parquet([truth])
-    are_numbers = {name: name != "default_queue" for name in columns}
-    found = {name: kind.is_numeric() for name, kind in table.schema.items()}
-    if wrong := [name for name, is_number in are_numbers.items() if found.get(name) != is_number]:
-        said = "is missing or of a wrong type; it must tell of both queues"
-        raise ValueError(f"{truth}: column {wrong[0]} {said}")
-    if not table["sent_ns"].equals(packets["sent_ns"]):
-        raise ValueError(f"{truth}: its {table.height} packets are not the {packets.height} of the trace")
-    classic, l4s = (table[name].fill_null(float("nan")).to_numpy() for name in columns[2:])
-    return Waits(classic, l4s, (table["default_queue"] == L4S).to_numpy())
 
 
 def fingerprint(traces: Sequence[Trace], round_s: float = 0.0, also: Sequence[pl.DataFrame] = ()) -> str:

@@ -41,7 +41,7 @@ def add_trace(
         file: a capture, plain or gzip.
         name: the trace's name; None takes it from the file's.
         sender: the sender's address; None is who sent most TCP payload.
-        latency: where latencies come from, `acks` or `timestamps`.
+        latency: where latencies come from, `acks`, `selective` or `timestamps`.
         protocol: name of its slice lengths; None is the project's, or the longest that fits.
         project: the project's folder; None is the current one.
 
@@ -119,7 +119,7 @@ def simulate_trace(output: Path, *, seed: int, seconds: float) -> int:
         if code := subprocess.run(stage, check=False).returncode:
             return code
         (capture,) = captures.glob("*.pcap")
-        return run_extract([capture], output, sender=None, latency="acks", as_json=False)
+        return run_extract([capture], output, sender=None, latency="selective", as_json=False)
 
 
 def check_name(name: str, instead: str = "choose one with --name") -> str:

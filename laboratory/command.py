@@ -339,8 +339,10 @@ class _Laboratory:
     def _rows(self, key: str, ones: list[Asked]) -> list[dict[str, object]]:
         folder = execution.folder_of(self.output, key)
         if self.truth and not (folder / execution.TRUTH_PARQUET).is_file():
-            execution.write_truth(folder, folder / execution.TRUTH_PARQUET)
-            (folder / execution.TRUTH).unlink()
+            from feature_store.packets.truth import TRUTH, write_truth
+
+            write_truth(folder, folder / execution.TRUTH_PARQUET)
+            (folder / TRUTH).unlink()
         return [self._row(key, one) for one in ones]
 
     def _row(self, key: str, one: Asked) -> dict[str, Any]:

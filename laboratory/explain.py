@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feature_store.packets.schema import QUEUES
+from feature_store.packets.truth import TRUTH
 from laboratory.command import NO_CHOICE, Request, adjusted
 from laboratory.learning.judged_models import check_acks, model_at, models_by_profile
 from laboratory.runs import execution, programs
@@ -97,7 +98,7 @@ def explain(
     from serving.engine import Engine
 
     folder = execution.folder_of(output, job.identity)
-    truth_N, questions_B = np.load(folder / execution.TRUTH), np.load(folder / QUESTIONS)
+    truth_N, questions_B = np.load(folder / TRUTH), np.load(folder / QUESTIONS)
     groups = run["senders"][0]["groups"]
     receivers = [group["receiver"] for group in groups for _ in range(group["flows"])]
     warmup_ns = round(run["warmup_s"] * 1e9)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final
 
 import polars.selectors as cs
+import typer
 from pydantic import Field
 
 from feature_store.atomic import new_folder, write_file
@@ -50,10 +51,15 @@ def evaluate(
     split: Path,
     pretrained: Path,
     finetuned: Path,
+    packets: Path | None = None,
+    truth: Path | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> tuple[dict[str, Any], list[TracePredictions]]:
-    """Predict every test slice with every method and score it; gives scores.json and the predictions."""
-    window_set, traces = load_traces(windows, split, change)
+    """Predict every test slice with every method and score it; gives scores.json and the predictions.
+
+    With packet tables and a folder of truths (`load_traces`) the choice between the queues is scored, too.
+    """
+    window_set, traces = load_traces(windows, split, change, packets=packets, truths=truth)
     models = ModelRounds(pretrained, finetuned, window_set)
     progress("training XGBoost")
     trees, otherwise_us = fit_trees(traces.values(), rounds=params.xgboost_rounds, seed=params.seed)
@@ -110,7 +116,14 @@ def write(output: Path, metrics: dict[str, Any], predictions: list[TracePredicti
 
 
 def main(
-    params: Given, windows: Given, split: Given, pretrained: Given, finetuned: Given, output: Given
+    params: Given,
+    windows: Given,
+    split: Given,
+    pretrained: Given,
+    finetuned: Given,
+    output: Given,
+    packets: Annotated[Path | None, typer.Option()] = None,
+    truth: Annotated[Path | None, typer.Option()] = None,
 ) -> None:
     """Read paths from the command line and values from sections `evaluate` and `change`."""
     from rich.console import Console
@@ -124,6 +137,8 @@ def main(
             split=split,
             pretrained=pretrained,
             finetuned=finetuned,
+            packets=packets,
+            truth=truth,
             progress=lambda step: status.update(f"evaluate: {step}"),
         )
         status.update("evaluate: plots and report")

@@ -23,7 +23,7 @@ class Trace(BaseModel):
     model_config = Section.model_config
     file: Name
     sender: str | None
-    latency: Literal["acks", "timestamps"]
+    latency: Literal["acks", "selective", "timestamps"]
     protocol: Literal["short", "small", "paper", "teach"] | None = None
 
 
@@ -32,7 +32,7 @@ class ExtractParams(Section):
 
     section: ClassVar = "extract"
     traces: Annotated[dict[str, Trace], Field(min_length=1)]
-    """By name: `file`; `sender` (null: the heaviest); `latency`: acks or timestamps; perhaps a `protocol`."""
+    """By name: `file`; `sender` (null: the heaviest); `latency` (acks, selective, timestamps); `protocol`."""
 
 
 def main(

@@ -17,6 +17,7 @@ import typer
 from pydantic import AfterValidator, Field, model_validator
 
 from feature_store.atomic import new_folder
+from feature_store.packets.truth import write_truth
 from models.section import Section, read
 from pipelines.simulators import Runs, build_simulator
 from pipelines.stage import Given, run_stage
@@ -112,10 +113,10 @@ class SimulateParams(Section):
             ],
             "control": {"kind": "default"},
             "moved_ecn": "not_ect",
-            "acks": "cumulative",
+            "acks": "selective",
             "explore": self._explore(seed),
             "finetune": None,
-            "outputs": ["pcap"],
+            "outputs": ["pcap", "truth", "waits"],
         }
 
     def description(self, seed: int) -> str:
@@ -144,7 +145,8 @@ def simulate(
 
     Args:
         params: section `simulate`.
-        output_dir: existing folder for `dumbbell-SEED.pcap`, and `.json` with what was simulated.
+        output_dir: existing folder for `dumbbell-SEED.pcap`, `.json` with what was simulated, and `.parquet`
+            with what is true of its packets.
         program: what `build_simulator` returned.
         report: called with a trace's name and its simulated seconds as they pass.
 
@@ -164,6 +166,7 @@ def simulate(
 
         runs.run([f"--run={file}", f"--out={result}"], f"seed {seed}", hear)
         (result / "s1.pcap").replace(path)
+        write_truth(result, path.with_suffix(".parquet"))
         shutil.rmtree(result)
         file.write_text(params.description(seed))
         report(path.stem, params.duration_s)

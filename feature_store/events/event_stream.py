@@ -8,6 +8,7 @@ Shapes: E events, D decisions, H horizon (8 packets), F inputs.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -23,6 +24,7 @@ __all__ = [
     "EventInput",
     "EventStream",
     "Events",
+    "as_asked",
     "event_schema_hash",
     "replay_events",
 ]
@@ -110,6 +112,18 @@ class Events:
     x_EF: Row
     cut_D: npt.NDArray[np.int64]  # a decision sees events[:cut]
     x_DHF: Row
+
+
+def as_asked(candidates_BHF: Row, names: Sequence[str], events: Events) -> Row:
+    """Candidates of windows (B, H, F), of either definition, as the queries of B decisions ask for them.
+
+    Of an input that both have, a query's value is a candidate's; the others stay as they are.
+    """
+    x_BHF = np.array(candidates_BHF)
+    for place, each in enumerate(INPUTS):
+        if each.rows != "events" and each.name in names:
+            x_BHF[..., names.index(each.name)] = events.x_DHF[..., place]
+    return x_BHF
 
 
 def replay_events(

@@ -135,6 +135,8 @@ class Record {
     segment_->ip_bytes = static_cast<std::uint32_t>(total);
     segment_->payload_bytes = static_cast<std::uint32_t>(total - ip_header - header);
     segment_->has_timestamps = 0;
+    segment_->sacks = 0;
+    segment_->sack = {};
     segment_->timestamp_value = segment_->timestamp_echo = 0;
     segment_->kind = kTcp;
     Options(tcp, std::min(header, captured_ - at));
@@ -142,23 +144,35 @@ class Record {
   }
 
   void Options(const std::uint8_t* tcp, std::size_t end) {
+    std::size_t at = 20;
     if (end >= 32 && Big32(tcp + 20) == 0x0101080a) {  // the layout of RFC 7323 appendix A
       Timestamps(tcp + 24);
-      return;
+      at = 32;
     }
-    for (std::size_t at = 20; at < end;) {
+    while (at < end) {
       if (tcp[at] == 0) return;
       if (tcp[at] == 1) {
         ++at;
         continue;
       }
       if (at + 1 >= end || tcp[at + 1] < 2) return;
-      if (tcp[at] == 8 && tcp[at + 1] == 10 && at + 10 <= end) {
-        Timestamps(tcp + at + 2);
-        return;
+      const std::size_t length = tcp[at + 1];
+      if (at + length > end) return;
+      // Of two options of a kind the first counts.
+      if (tcp[at] == 8 && length == 10 && !segment_->has_timestamps) Timestamps(tcp + at + 2);
+      if (tcp[at] == 5 && !segment_->sacks) {
+        Sacks(tcp + at + 2, (length - 2) / sizeof(SackBlock));
       }
-      at += tcp[at + 1];
+      at += length;
     }
+  }
+
+  void Sacks(const std::uint8_t* blocks, std::size_t n) {
+    n = std::min(n, kMostSacks);
+    for (std::size_t i = 0; i < n; ++i, blocks += sizeof(SackBlock)) {
+      segment_->sack[i] = {.left = Big32(blocks), .right = Big32(blocks + 4)};
+    }
+    segment_->sacks = static_cast<std::uint8_t>(n);
   }
 
   void Timestamps(const std::uint8_t* option) {

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from feature_store.atomic import new_folder
 from feature_store.packets import pcaplib
 from feature_store.packets.captures import CaptureFile, say
+from feature_store.packets.pcaplib import LATENCIES
 from feature_store.packets.rare import address_bytes, address_text
 from feature_store.packets.sender_clock import NoClockError, sender_tick_ns
 from feature_store.packets.table_writer import TraceWriter
@@ -26,7 +27,6 @@ SHARP_SHARE: Final = 0.20  # ... and by 20 % of the first (SwiftQueue, section 2
 FLUSH_ROWS: Final = 1 << 19  # rows per Parquet part; 20 MB of columns
 # An ACK that follows its data sooner than this has crossed no path: most captures made at the receiver.
 NO_PATH_MS: Final = 0.5
-LATENCIES: Final = ("acks", "timestamps")
 
 Summary = dict[str, Any]
 
@@ -141,7 +141,9 @@ class _Pass:
             if self.job.latency == "timestamps":
                 tick_ns = sender_tick_ns(self.job.capture, self.sender)
                 self.view = pcaplib.SenderView(self.sender, tick_ns=tick_ns)
-            self.matcher = pcaplib.Matcher(self.sender, self.view, sharp_ns=SHARP_NS, sharp_share=SHARP_SHARE)
+            self.matcher = pcaplib.Matcher(
+                self.sender, self.job.latency, self.view, sharp_ns=SHARP_NS, sharp_share=SHARP_SHARE
+            )
             self.matcher.leave_out(self.plan.left_out)
         self.matcher.push(segments)
 
@@ -198,7 +200,7 @@ def _no_payload(capture: CaptureFile) -> str:
 def seen_at_receiver(summary: Summary, latency: str) -> str:
     """Say in a line that a capture seems to be the receiver's, by its latencies; empty if it does not."""
     median_ms = summary["latency_ms"]["p50"]
-    if latency != "acks" or median_ms is None or median_ms >= NO_PATH_MS:
+    if latency == "timestamps" or median_ms is None or median_ms >= NO_PATH_MS:
         return ""
     return (
         f"{summary['trace']}: WARNING: the median latency is {median_ms:g} ms, so ACKs leave where this was "

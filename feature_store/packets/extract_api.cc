@@ -117,11 +117,12 @@ void sq_matcher_push(Matcher* matcher, SenderView* view, const Segment* segments
   matcher->Push(view == nullptr ? std::span(segments, n) : view->Translate({segments, n}));
 }
 
-Matcher* sq_matcher_new(const std::uint8_t* sender, int at_receiver, std::int64_t sharp_ns,
+// `mode`: of Matcher::Mode, in its order.
+Matcher* sq_matcher_new(const std::uint8_t* sender, int mode, std::int64_t sharp_ns,
                         double sharp_share) {
   Address address;
   std::memcpy(address.data(), sender, address.size());
-  return new Matcher(address, at_receiver != 0, sharp_ns, sharp_share);
+  return new Matcher(address, static_cast<Matcher::Mode>(mode), sharp_ns, sharp_share);
 }
 void sq_matcher_free(Matcher* matcher) { delete matcher; }
 void sq_matcher_finish(Matcher* matcher) { matcher->Finish(); }

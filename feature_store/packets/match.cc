@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 #include <limits>
+#include <utility>
 
 namespace swiftqueue {
 namespace {
@@ -51,9 +52,30 @@ Matcher::Flow& Matcher::FlowFor(const Segment& segment) {
 }
 
 void Matcher::Flow::Compact() {
+  // Nothing before the oldest packet is looked for again.
+  const std::int64_t oldest = first_head < first.size() ? first[first_head].start
+                                                        : std::numeric_limits<std::int64_t>::max();
+  while (!sacked.empty() && sacked.begin()->second <= oldest) sacked.erase(sacked.begin());
   if (first_head <= kCompactFrom || first_head * 2 <= first.size()) return;
   first.erase(first.begin(), first.begin() + static_cast<std::ptrdiff_t>(first_head));
   first_head = 0;
+}
+
+void Matcher::Flow::SentAgainTo(std::int64_t end) {
+  auto range = sacked.lower_bound(end);
+  if (range == sacked.begin() || (--range)->second < end) return;
+  const std::int64_t right = range->second;
+  if (range->first < end - 1) {
+    range->second = end - 1;
+  } else {
+    sacked.erase(range);
+  }
+  if (right > end) sacked.emplace(end, right);
+}
+
+std::vector<Matcher::Outstanding>::iterator Matcher::Flow::FirstFrom(std::int64_t end) {
+  return std::lower_bound(first.begin() + static_cast<std::ptrdiff_t>(first_head), first.end(), end,
+                          [](const Outstanding& sent, std::int64_t at) { return sent.end < at; });
 }
 
 void Matcher::Data(const Segment& segment, TraceClock::Reading now) {
@@ -105,18 +127,20 @@ void Matcher::Data(const Segment& segment, TraceClock::Reading now) {
     flow.first.push_back({start, end, row});
   } else {
     flow.again.emplace(end, Resent{start, row});
+    flow.SentAgainTo(end);
   }
   if (end > flow.sent_end) flow.newest_timestamp = segment.timestamp_value;
   flow.sent_end = std::max(flow.sent_end, end);
 }
 
 // The same packet, captured once more on its way through the host's interfaces.
-bool Matcher::IsCopy(const Flow& flow, std::int64_t end, TraceClock::Reading now) {
+bool Matcher::IsCopy(Flow& flow, std::int64_t end, TraceClock::Reading now) {
   const auto recent = [&](std::int64_t row) { return now.time_ns - At(row).sent_ns < kCopyNs; };
-  const auto packet = std::lower_bound(
-      flow.first.begin() + static_cast<std::ptrdiff_t>(flow.first_head), flow.first.end(), end,
-      [](const Outstanding& sent, std::int64_t at) { return sent.end < at; });
-  if (packet != flow.first.end() && packet->end == end && recent(packet->row)) return true;
+  const auto packet = flow.FirstFrom(end);
+  if (packet != flow.first.end() && packet->end == end && packet->row != kSacked &&
+      recent(packet->row)) {
+    return true;
+  }
   const auto [first, last] = flow.again.equal_range(end);
   return first != last && recent(std::prev(last)->second.row);
 }
@@ -129,10 +153,9 @@ bool Matcher::Reordered(const Flow& flow, const Segment& segment) {
 
 void Matcher::SentAgain(Flow& flow, std::int64_t start, std::int64_t end) {
   // Packets sent once do not overlap, so those that reach beyond `start` are in one piece.
-  auto packet = std::upper_bound(
-      flow.first.begin() + static_cast<std::ptrdiff_t>(flow.first_head), flow.first.end(), start,
-      [](std::int64_t at, const Outstanding& sent) { return at < sent.end; });
+  auto packet = flow.FirstFrom(start + 1);
   for (; packet != flow.first.end() && packet->start < end; ++packet) {
+    if (packet->row == kSacked) continue;
     At(packet->row).lost = true;
     At(packet->row).ambiguous |= packet->end <= end;
   }
@@ -160,15 +183,63 @@ void Matcher::Ack(const Segment& segment, TraceClock::Reading now) {
   if (acked > flow.sent_end + kMaxWindow) return;  // of no byte that can have been sent
   for (; flow.first_head < flow.first.size() && flow.first[flow.first_head].end <= acked;
        ++flow.first_head) {
+    if (flow.first[flow.first_head].row == kSacked) continue;
     Acknowledge(flow.first[flow.first_head].row, now);
   }
-  flow.Compact();
   for (auto* resent : {&flow.again, &flow.again_lost}) {
     while (!resent->empty() && resent->begin()->first <= acked) {
       Acknowledge(resent->begin()->second.row, now);
       resent->erase(resent->begin());
     }
   }
+  if (selective_) {
+    for (std::size_t i = 0; i < segment.sacks; ++i) Sack(flow, segment.sack[i], now);
+  }
+  flow.Compact();
+}
+
+// Looks at the parts of a block that no earlier block covered, so that many ACKs of the same
+// packets cost no more than one.
+void Matcher::Sack(Flow& flow, const SackBlock& block, TraceClock::Reading now) {
+  const std::int64_t left = Unwrap(flow.sent_end, block.left);
+  const std::int64_t right = Unwrap(flow.sent_end, block.right);
+  if (left >= right || right > flow.sent_end) return;  // of no byte that was sent
+  auto known = flow.sacked.upper_bound(left);
+  if (known != flow.sacked.begin() && std::prev(known)->second >= left) --known;
+  std::int64_t from = left, begins = left, ends = right;
+  bool any = false;
+  const auto merged = known;
+  for (; known != flow.sacked.end() && known->first <= right; ++known) {
+    any |= Covered(flow, from, known->first, now);
+    from = std::max(from, known->second);
+    begins = std::min(begins, known->first);
+    ends = std::max(ends, known->second);
+  }
+  any |= Covered(flow, from, right, now);
+  if (!any) return;
+  flow.sacked.erase(merged, known);
+  flow.sacked.emplace(begins, ends);
+}
+
+// Acknowledges the packets whose last byte lies in [left, right); whether there were any.
+bool Matcher::Covered(Flow& flow, std::int64_t left, std::int64_t right, TraceClock::Reading now) {
+  if (left >= right) return false;
+  bool any = false;
+  for (auto packet = flow.FirstFrom(left + 1); packet != flow.first.end() && packet->end <= right;
+       ++packet) {
+    if (packet->row == kSacked) continue;
+    Acknowledge(std::exchange(packet->row, kSacked), now);
+    any = true;
+  }
+  for (auto* resent : {&flow.again, &flow.again_lost}) {
+    const auto beyond = resent->upper_bound(right);
+    for (auto packet = resent->upper_bound(left); packet != beyond;) {
+      Acknowledge(packet->second.row, now);
+      packet = resent->erase(packet);
+      any = true;
+    }
+  }
+  return any;
 }
 
 void Matcher::Acknowledge(std::int64_t number, TraceClock::Reading now) {
@@ -181,6 +252,7 @@ void Matcher::Acknowledge(std::int64_t number, TraceClock::Reading now) {
 
 void Matcher::Abandon(Flow& flow) {
   for (; flow.first_head < flow.first.size(); ++flow.first_head) {
+    if (flow.first[flow.first_head].row == kSacked) continue;
     At(flow.first[flow.first_head].row).done = true;
   }
   for (auto* resent : {&flow.again, &flow.again_lost}) {
@@ -188,6 +260,7 @@ void Matcher::Abandon(Flow& flow) {
     resent->clear();
   }
   flow.first.clear();
+  flow.sacked.clear();
   flow.first_head = 0;
 }
 
@@ -203,6 +276,7 @@ void Matcher::ForgetOldest(std::int64_t now_ns) {
     row.done = true;
     Flow& flow = *flow_of_id_[static_cast<std::size_t>(row.flow_id)];
     if (row.in_order) {
+      while (flow.first[flow.first_head].row == kSacked) ++flow.first_head;
       ++flow.first_head;  // rows of one flow are in the same order in both
       flow.Compact();
       continue;

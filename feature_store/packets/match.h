@@ -1,9 +1,8 @@
-// Data packets of one sender matched with the cumulative ACKs that come back: the packet table's
-// rows.
+// Data packets of one sender matched with the ACKs that come back: the packet table's rows.
 //
-// The rules (docs/PACKETS.md): a packet's latency ends at the first cumulative ACK that covers its
-// last byte; if that byte was sent again before, neither sending has one (Karn); rows leave in send
-// order.
+// The rules (docs/PACKETS.md): a packet's latency ends at the first ACK that covers its last byte,
+// a cumulative one, or one of either kind where selective ones count; if that byte was sent again
+// before, neither sending has one (Karn); rows leave in send order.
 #ifndef FEATURE_STORE_MATCH_H_
 #define FEATURE_STORE_MATCH_H_
 
@@ -38,13 +37,16 @@ struct Columns {
 
 class Matcher {
  public:
-  // `at_receiver`: the segments come from a SenderView, in the order in which the receiver got
-  // them.
-  Matcher(const Address& sender, bool at_receiver, std::int64_t sharp_ns, double sharp_share)
+  // Which ACKs count, and whose view the segments are: of kReceiver they come from a SenderView, in
+  // the order in which the receiver got them.
+  enum class Mode { kCumulative, kSelective, kReceiver };
+
+  Matcher(const Address& sender, Mode mode, std::int64_t sharp_ns, double sharp_share)
       : sender_(sender),
-        at_receiver_(at_receiver),
+        at_receiver_(mode == Mode::kReceiver),
+        selective_(mode == Mode::kSelective),
         stats_(sharp_ns, sharp_share),
-        clock_(!at_receiver) {}
+        clock_(!at_receiver_) {}
 
   // Takes flows out of the table; to be called before the first Push.
   void LeaveOut(const FlowKey& flow) { left_out_.insert(flow); }
@@ -88,8 +90,9 @@ class Matcher {
   struct Outstanding {
     std::int64_t start;
     std::int64_t end;
-    std::int64_t row;
+    std::int64_t row;  // kSacked: a selective ACK covered it
   };
+  static constexpr std::int64_t kSacked = -1;
   struct Resent {
     std::int64_t start;
     std::int64_t row;
@@ -102,17 +105,24 @@ class Matcher {
     std::int64_t payload_bytes = 0;
     std::int64_t sent_end = 0;           // highest sequence number sent, unwrapped
     std::uint32_t newest_timestamp = 0;  // TSval that came with sent_end
-    std::vector<Outstanding> first;      // sent once, unacknowledged, ordered by start and by row
-    std::size_t first_head = 0;          // those before it are acknowledged
+    // Sent once, not acknowledged by a cumulative ACK, ordered by start and by row.
+    std::vector<Outstanding> first;
+    std::size_t first_head = 0;                 // those before it are acknowledged
     std::multimap<std::int64_t, Resent> again;  // below sent_end when sent, by end
     // Of `again`, those whose last byte was sent yet again: only an ACK can change them.
     std::multimap<std::int64_t, Resent> again_lost;
-    void Compact();  // frees what is acknowledged, in amortised constant time
+    // What selective ACKs covered of packets: apart, from each key on, before its value.
+    std::map<std::int64_t, std::int64_t> sacked;
+    void Compact();                      // frees what is acknowledged, in amortised constant time
+    void SentAgainTo(std::int64_t end);  // a selective ACK may cover such a packet anew
+    std::vector<Outstanding>::iterator FirstFrom(std::int64_t end);  // that ends there or beyond
   };
 
   void Data(const Segment& segment, TraceClock::Reading now);
   void Ack(const Segment& segment, TraceClock::Reading now);
-  bool IsCopy(const Flow& flow, std::int64_t end, TraceClock::Reading now);
+  void Sack(Flow& flow, const SackBlock& block, TraceClock::Reading now);
+  bool Covered(Flow& flow, std::int64_t left, std::int64_t right, TraceClock::Reading now);
+  bool IsCopy(Flow& flow, std::int64_t end, TraceClock::Reading now);
   static bool Reordered(const Flow& flow, const Segment& segment);
   void SentAgain(Flow& flow, std::int64_t start, std::int64_t end);
   void Acknowledge(std::int64_t row, TraceClock::Reading now);
@@ -123,6 +133,7 @@ class Matcher {
 
   Address sender_;
   bool at_receiver_;
+  bool selective_;
   LatencyStats stats_;
   TraceClock clock_;
   std::deque<Row> rows_;        // not yet drained, in send order

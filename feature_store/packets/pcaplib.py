@@ -58,7 +58,9 @@ SEGMENT: Final = np.dtype(
         ("ecn", "u1"),
         ("kind", "u1"),
         ("has_timestamps", "u1"),
-        ("padding", "V6"),
+        ("sacks", "u1"),
+        ("padding", "V5"),
+        ("sack", "<u4", (4, 2)),
     ]
 )
 TCP, RARE, NOTHING = 0, 1, 2  # Segment.kind
@@ -77,6 +79,8 @@ SKIP_REASONS: Final = (
     "truncated",
 )
 FLOW_KEY_BYTES: Final = 36  # struct FlowKey of flow_key.h
+# Where latencies come from: enum Mode of match.h, in its order.
+LATENCIES: Final = ("acks", "selective", "timestamps")
 READING, NOT_A_CAPTURE, STOPPED = 0, 1, 2  # Capture::State
 
 # Columns of a packet-table row as the matcher fills them: struct Columns of match.h, in its order.
@@ -252,12 +256,21 @@ class SenderView(_Handle):
 
 
 class Matcher(_Handle):
-    """Matches one sender's data packets with the ACKs that come back, as `view` gives them."""
+    """Matches one sender's data packets with the ACKs that come back."""
 
     _kind = "matcher"
 
-    def __init__(self, sender: bytes, view: SenderView | None, *, sharp_ns: int, sharp_share: float) -> None:
-        super().__init__(sender, view is not None, sharp_ns, sharp_share)
+    def __init__(
+        self,
+        sender: bytes,
+        latency: str,
+        view: SenderView | None = None,
+        *,
+        sharp_ns: int,
+        sharp_share: float,
+    ) -> None:
+        """Take where latencies come from, one of `LATENCIES`; of `timestamps` the `view` of the sender."""
+        super().__init__(sender, LATENCIES.index(latency), sharp_ns, sharp_share)
         self._view = view
 
     def push(self, segments: npt.NDArray[np.void]) -> None:

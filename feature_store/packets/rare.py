@@ -143,5 +143,10 @@ def fill_segment(packet: Any, cut_bytes: int, segment: npt.NDArray[np.void]) -> 
     stamps = [value for kind, value in tcp.options if kind == "Timestamp" and len(value) == 2]
     segment["has_timestamps"] = bool(stamps)
     segment["timestamp_value"], segment["timestamp_echo"] = stamps[0] if stamps else (0, 0)
+    sacks = next((value for kind, value in tcp.options if kind == "SAck"), ())
+    blocks = list(zip(sacks[::2], sacks[1::2], strict=False))[: segment["sack"].shape[1]]
+    segment["sacks"] = len(blocks)
+    for place, block in enumerate(blocks):
+        segment["sack"][:, place] = block
     segment["kind"] = pcaplib.TCP
     return None

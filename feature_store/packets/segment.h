@@ -3,6 +3,7 @@
 #define FEATURE_STORE_SEGMENT_H_
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 
 namespace swiftqueue {
@@ -32,7 +33,14 @@ enum Kind : std::uint8_t {
 
 enum TcpFlags : std::uint8_t { kFin = 1, kSyn = 2, kRst = 4, kAck = 16 };
 
-// 96 bytes; read from Python as a NumPy record (pcaplib.py), so order and types are an interface.
+// A selective acknowledgement: bytes from `left` on, before `right`, have come (RFC 2018).
+struct SackBlock {
+  std::uint32_t left;
+  std::uint32_t right;
+};
+inline constexpr std::size_t kMostSacks = 4;  // that an option has room for
+
+// 128 bytes; read from Python as a NumPy record (pcaplib.py), so order and types are an interface.
 struct Segment {
   std::int64_t time_ns;  // since 1970-01-01, as stamped by the capture
   Address source;
@@ -54,9 +62,11 @@ struct Segment {
   std::uint8_t ecn;              // IP codepoint 0..3 (RFC 3168)
   std::uint8_t kind;             // Kind
   std::uint8_t has_timestamps;
-  std::uint8_t padding[6];
+  std::uint8_t sacks;  // how many of `sack` are filled
+  std::uint8_t padding[5];
+  std::array<SackBlock, kMostSacks> sack;
 };
-static_assert(sizeof(Segment) == 96);
+static_assert(sizeof(Segment) == 128);
 
 }  // namespace swiftqueue
 

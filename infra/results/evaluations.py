@@ -14,6 +14,8 @@ from models.scoring.predictions import FINETUNED, METHODS
 FILE: Final = Path("docs/results/evaluations.json")
 LATE: Final = ("average_precision", "average_precision_95", "recall_at_false_alarms")
 ERROR: Final = ("mae_ms", "mae_ms_95", "p99_ms", "log_mae")
+CHOICE: Final = ("n", "never_ms", "always_ms")  # what no method changes
+REGRET: Final = ("regret_ms", "regret_ms_95")
 DIGITS: Final = 6
 
 
@@ -27,7 +29,7 @@ def taken(path: Path) -> dict[str, Any]:
     scores = read_object(path)
     try:
         pooled = scores["all"]
-        late = pooled[FINETUNED]["acked"]["late"]
+        late, choice = (pooled[FINETUNED]["acked"][group] for group in ("late", "choice"))
         return {
             "about": {
                 key: scores["about"][key] for key in ("protocol", "seed", "traces", "false_alarm_rate")
@@ -35,6 +37,7 @@ def taken(path: Path) -> dict[str, Any]:
             "n": pooled[FINETUNED]["acked"]["n"],
             "n_late": late["n_late"],
             "base_rate": round(late["base_rate"], DIGITS),
+            "choice": {key: _rounded(choice[key]) for key in CHOICE} if choice["n"] else None,
             "methods": {method: _method(pooled[method]) for method in METHODS},
         }
     except (KeyError, TypeError) as error:
@@ -50,6 +53,7 @@ def take(name: str, scores: Path, path: Path = FILE) -> None:
 def _method(scores: dict[str, Any]) -> dict[str, Any]:
     acked = scores["acked"]
     found = {key: acked["late"][key] for key in LATE} | {key: acked["error"][key] for key in ERROR}
+    found |= {key: acked["choice"].get(key) for key in REGRET}
     found["f1_sharp_acked"] = acked["sharp"]["prediction_change"]["all"]["f1"]
     return {key: _rounded(value) for key, value in found.items()}
 

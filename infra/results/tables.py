@@ -148,6 +148,13 @@ def scores(data: Data, name: str) -> list[str]:
     )
     rate = f"recall at {about['false_alarm_rate']:.0%} false alarms"
     head = ["method", "AP late (95 %)", rate, "MAE, ms (95 %)", "P99 error, ms", "F1 sharp, `acked`"]
+    choice = one.get("choice")
+    if choice is not None:
+        said += (
+            f" Regret is of the {choice['n']:,} packets that may be moved; who never moves has "
+            f"{choice['never_ms']:.2f} ms, who always does {choice['always_ms']:.2f} ms."
+        )
+        head.append("regret, ms (95 %)")
     lines = [*_wrapped(said), "", *lab.head_of(head)]
     for method in METHODS:
         if (found := one["methods"].get(method)) is None:  # published before there was that row
@@ -161,6 +168,7 @@ def scores(data: Data, name: str) -> list[str]:
                     _interval(found["mae_ms"], found["mae_ms_95"], 2),
                     _number(found["p99_ms"], 0),
                     _number(found["f1_sharp_acked"], 2),
+                    *([] if choice is None else [_interval(found["regret_ms"], found["regret_ms_95"], 2)]),
                 ]
             )
         )
@@ -328,6 +336,7 @@ def summary(data: Data) -> list[str]:
 TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "summary": summary,
     "late-packets": lambda data: scores(data, "late-packets"),
+    "late-packets-cumulative": lambda data: scores(data, "cumulative"),
     "wifi": lambda data: scores(data, "wifi"),
     "speed-tests": lambda data: scores(data, "speed-tests"),
     "forecasters-verdicts": lambda data: forecasters.verdicts(data.forecasters),

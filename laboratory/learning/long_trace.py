@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from feature_store.atomic import new_folder
+from feature_store.packets.truth import write_truth
 from laboratory.runs import execution
 from laboratory.runs.resolve import Cell, control_of, resolve
 from laboratory.scenarios.files import load
@@ -47,7 +48,7 @@ def main(
         Runs(program).run([f"--run={asked}", f"--out={made}"], f"{scenario.stem}, seed {seed}", hear)
         (made / execution.CAPTURE).replace(partial / execution.CAPTURE)
         (made / execution.TRACE_METADATA).replace(partial / execution.TRACE_METADATA)
-        execution.write_truth(made, partial / "truth.parquet")
+        write_truth(made, partial / execution.TRUTH_PARQUET)
         for left in made.iterdir():
             left.unlink()
         made.rmdir()

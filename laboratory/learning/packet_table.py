@@ -15,7 +15,8 @@ import numpy.typing as npt
 import polars as pl
 
 from feature_store.packets.schema import PACKET_SCHEMA, queue_column
-from laboratory.runs.execution import TRACE_METADATA, TRUTH
+from feature_store.packets.truth import TRUTH
+from laboratory.runs.execution import TRACE_METADATA
 
 ECT1, ECT0, NOT_ECT = 1, 2, 0  # RFC 3168 section 5
 LONGEST_PAUSE_S = 10  # of a flow on its own

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from feature_store.atomic import new_file, new_folder
+from feature_store.packets.truth import write_truth
 from laboratory.learning.champion import MODELS
 from laboratory.learning.judged_models import ORIGIN
 from laboratory.learning.packet_table import write_packets
@@ -165,7 +166,7 @@ def _named(output: Path, trace: str, key: str) -> Path:
     for source, target in ((execution.CAPTURE, f"{trace}.pcap"), (execution.TRACE_METADATA, f"{trace}.json")):
         with new_file(folder / target) as partial:
             os.link(run / source, partial)
-    execution.write_truth(run, folder / f"{trace}.parquet")
+    write_truth(run, folder / f"{trace}.parquet")
     return run
 
 

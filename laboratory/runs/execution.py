@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from feature_store.atomic import new_file
 from laboratory.scenarios.schema import WEIGHTS
 from models.program import SWIFTQUEUE
 from pipelines.simulators import PROJECT
@@ -30,8 +29,6 @@ SUMMARY: Final = "summary.json"
 COST: Final = "cost.json"
 ROW: Final = "row.json"
 CAPTURE: Final = "s1.pcap"
-TRUTH: Final = "truth.npy"
-WAITS: Final = "waits.npy"
 DECISIONS: Final = "decisions.txt"
 TRACE_METADATA: Final = "trace.json"
 TRUTH_PARQUET: Final = "truth.parquet"
@@ -271,36 +268,3 @@ def _simulated_s(stdout: Path) -> float:
             if word == "progress":
                 return float(seconds)
     return 0.0
-
-
-def write_truth(run: Path, target: Path) -> None:
-    """Write a run's truth as Parquet, with the names of the packet table.
-
-    Where the run tells what each packet found in both queues, so does the table: `classic_wait_us` and
-    `l4s_wait_us`, null of a packet that did not arrive.
-    """
-    import numpy as np
-    import polars as pl
-
-    from feature_store.packets.schema import QUEUES
-
-    rows = np.load(run / TRUTH)
-    table = pl.DataFrame({name: np.ascontiguousarray(rows[name]) for name in rows.dtype.names})
-    queues = pl.Enum(QUEUES)
-    flags = ("retransmitted", "dropped", "marked", "reordered", "ambiguous")
-    if (run / WAITS).is_file():
-        found = np.load(run / WAITS)
-        table = table.with_columns(
-            pl.Series(f"{name}_wait_us", found[f"{name}_us"]).fill_nan(None) for name in QUEUES
-        )
-    table = table.rename({"flow": "flow_id"}).with_columns(
-        *(
-            pl.col(name).replace_strict(dict(enumerate(QUEUES)), return_dtype=queues)
-            for name in ("queue", "default_queue")
-        ),
-        *(pl.col(name).cast(pl.Boolean) for name in flags),
-        *(pl.col(name).fill_nan(None) for name in ("one_way_us", "queueing_us", "latency_us")),
-        pl.when(pl.col("acked_ns") >= 0).then("acked_ns").alias("acked_ns"),
-    )
-    with new_file(target) as partial:
-        table.write_parquet(partial, compression="zstd")

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from feature_store.atomic import new_folder
 from feature_store.events.event_stream import AS_SENT
 from feature_store.packets.schema import HORIZON
+from feature_store.packets.truth import Waits
 from models.forecasters.spread import Spread
 from models.json_file import read_object
 from models.search import Space
@@ -92,15 +93,6 @@ class Part:
         middle = hi - max(1, round((hi - lo) * share))
         earlier = replace(self, decisions=Slice(lo, middle)).to_learn()
         return earlier, replace(self, decisions=Slice(middle, hi))
-
-
-@dataclass(frozen=True)
-class Waits:
-    """What each packet of a table would have waited in either queue, as the simulator saw it."""
-
-    classic_us_N: Floats  # NaN: it did not arrive
-    l4s_us_N: Floats
-    movable_N: NDArray[np.bool_]  # its flow is L4S, so a sender may choose
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from feature_store.events.event_stream import AS_SENT
 from feature_store.packets.schema import HORIZON
-from models.forecasters.forecaster import Forecaster, Part, Say, Trace, Variant, Waits, decision_times
+from feature_store.packets.truth import Waits
+from models.forecasters.forecaster import Forecaster, Part, Say, Trace, Variant, decision_times
 from models.forecasters.queries import column, replayed
 from models.forecasters.spread import Spread
 from models.scoring.choice import RULED, movable_and_moved, score_choice, score_explored, score_sooner

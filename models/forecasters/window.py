@@ -19,10 +19,10 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from feature_store.events.definition import WINDOW
-from feature_store.events.event_stream import AS_SENT, INPUTS, Events
+from feature_store.events.event_stream import AS_SENT, INPUTS, Events, as_asked
 from feature_store.events.windows import FEATURES, HORIZON, bdp_packets, iter_windows, schema_hash, tokens_for
 from models.forecasters.forecaster import Floats, Forecaster, Part, Say
-from models.forecasters.queries import QUERY_INPUTS, column, replayed
+from models.forecasters.queries import QUERY_INPUTS, replayed
 from models.forecasters.torch_files import read_inputs, write_network
 from models.networks.files import load_weights, quiet
 from models.networks.loop_network import named, names
@@ -224,10 +224,8 @@ def windows_of(part: Part, tokens: int, names: Sequence[str], queue: int = AS_SE
     if as_they_are and len(own) == len(names):
         return x_BWF
     found = replayed(part, queue)
-    if not as_they_are:  # of an input that both have, a query's value is a candidate's
-        for number, name in enumerate(own):
-            if name in SHARED:
-                x_BWF[:, -HORIZON:, number] = column(found.x_DHF, name)
+    if not as_they_are:
+        x_BWF[:, -HORIZON:, : len(own)] = as_asked(x_BWF[:, -HORIZON:, : len(own)], own, found)
     if len(own) < len(names):
         _add_events(x_BWF[..., len(own) :], part, names[len(own) :], found)
     return x_BWF

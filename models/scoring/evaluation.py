@@ -13,11 +13,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from models.scoring.choice import score_choice
 from models.scoring.intervals import over_time
 from models.scoring.metrics import (
     DRAWN,
     Floats,
-    Replicates,
+    Ints,
     pool_changes,
     score_changes,
     score_predictions,
@@ -32,6 +33,7 @@ from models.training.protocol import together
 HEADLINE_METHODS: Final = (FINETUNED, PRETRAINED, TREES, "last_flow")
 HEADLINE_LATE: Final = ("average_precision", "recall_at_false_alarms")
 HEADLINE_ERROR: Final = ("mae_ms", "p99_ms")
+REGRET: Final = "regret_ms"  # of the choice between the queues
 DIGITS: Final = 4  # of a committed figure
 VISIBILITY: Final = "acked"  # of all that is scored here; `previous`: `swiftqueue forecasts`
 VARIANTS: Final = ("prediction_change", "truth_change")
@@ -89,7 +91,7 @@ def evaluate(
 
 
 def headline(scores: Mapping[str, Any]) -> dict[str, Any]:
-    """What `dvc metrics` shows: late packets and error under `acked`, all traces, of four methods.
+    """What `dvc metrics` shows: late packets, error and regret under `acked`, all traces, of four methods.
 
     Rounded, since it is committed: in the digits beyond, machines differ.
     """
@@ -103,6 +105,7 @@ def headline(scores: Mapping[str, Any]) -> dict[str, Any]:
             method: {
                 **{key: _published(pooled[method]["acked"]["late"][key]) for key in HEADLINE_LATE},
                 **{key: _published(pooled[method]["acked"]["error"][key]) for key in HEADLINE_ERROR},
+                REGRET: _published(pooled[method]["acked"]["choice"][REGRET]),
             }
             for method in HEADLINE_METHODS
         },
@@ -127,7 +130,7 @@ def _score(
     y_BH = np.concatenate([p.y_BH for p in part])
     last_flow_BH = np.concatenate([p.last_flow_BH for p in part])
     scores: dict[str, dict[str, Any]] = {}
-    replicates: dict[str, Replicates] = {}
+    draws: dict[str, dict[str, Floats]] = {}
     for method in METHODS:
         scores[method], drawn = score_with_replicates(
             np.concatenate([p.us_BH[method] for p in part]),
@@ -141,26 +144,59 @@ def _score(
         for name, by_flow in SHARP.items():  # no change is counted across two traces
             scored = [_sharp(p, p.us_BH[method], by_flow=by_flow) for p in part]
             scores[method][name] = {v: pool_changes([one[v] for one in scored]) for v in VARIANTS}
+        scores[method]["choice"], regrets_R = _choice(part, method, time_ns_B, seed)
         if drawn is not None:
-            replicates[method] = drawn
+            draws[method] = {name: getattr(drawn, name) for name in DRAWN}
+            if regrets_R is not None:
+                draws[method][REGRET] = regrets_R
+                regret = scores[method]["choice"][REGRET]
+                scores[method]["choice"][f"{REGRET}_95"] = over_time(regret, regrets_R, drawn.blocks)
             if method != FINETUNED:
                 scores[method]["finetuned_minus_this"] = {
-                    f"{name}_95": _difference(scores, replicates, method, name) for name in DRAWN
+                    f"{name}_95": _difference(scores, draws, method, name, drawn.blocks)
+                    for name in draws[method]
                 }
     rule = {name: _send_gap(part, by_flow=by_flow) for name, by_flow in SHARP.items()}
     return {**scores, SEND_GAP: {"n": scores[FINETUNED]["n"], **rule}}
 
 
+def _choice(
+    part: Sequence[TracePredictions], method: str, time_ns_B: Ints, seed: int
+) -> tuple[dict[str, Any], Floats | None]:
+    """Score where a method would send the packets that may be moved, of the traces whose truth is known.
+
+    A packet goes where its forecast is less, and stays where both are equal.
+    """
+    classic, waits, times = [], [], []
+    starts = np.cumsum([0, *(len(p.decision_ns_B) for p in part)])
+    for p, start in zip(part, starts[:-1], strict=True):
+        if p.waits is None:
+            continue
+        movable_N = p.waits.movable_N
+        classic.append(p.classic_BH[method].ravel()[movable_N])
+        waits.append(np.stack([p.waits.classic_us_N, p.waits.l4s_us_N])[:, movable_N])
+        time_ns_N = np.repeat(time_ns_B[start : start + len(p.decision_ns_B)], p.y_BH.shape[1])
+        times.append(time_ns_N[movable_N])
+    if not waits:
+        nothing = np.zeros(0)
+        return score_choice(nothing.astype(bool), nothing, nothing, nothing.astype(np.int64), seed)
+    classic_us_N, l4s_us_N = np.concatenate(waits, axis=1).astype(np.float64)
+    return score_choice(np.concatenate(classic), classic_us_N, l4s_us_N, np.concatenate(times), seed)
+
+
 def _difference(
-    scores: Mapping[str, Any], replicates: Mapping[str, Replicates], method: str, name: str
+    scores: Mapping[str, Any],
+    draws: Mapping[str, Mapping[str, Floats]],
+    method: str,
+    name: str,
+    blocks: int,
 ) -> list[float] | None:
     """95 % interval of what the fine-tuned model's figure is above a method's."""
-    group = {"average_precision": "late", "mae_ms": "error"}[name]
+    group = {"average_precision": "late", "mae_ms": "error", REGRET: "choice"}[name]
     ours, theirs = (scores[each][group][name] for each in (FINETUNED, method))
     if ours is None or theirs is None:
         return None
-    draws = getattr(replicates[FINETUNED], name) - getattr(replicates[method], name)
-    return over_time(ours - theirs, draws, replicates[method].blocks)
+    return over_time(ours - theirs, draws[FINETUNED][name] - draws[method][name], blocks)
 
 
 def _sharp(p: TracePredictions, us_BH: Floats, *, by_flow: bool) -> dict[str, Any]:

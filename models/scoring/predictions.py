@@ -8,8 +8,8 @@ Shapes: `B` windows, `W` window tokens, `F` features, `H` horizon (8 packets).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,9 +17,12 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from feature_store.events.event_stream import AS_SENT, as_asked, replay_events
+from feature_store.packets.schema import QUEUES, scan_packets
+from feature_store.packets.truth import Waits, read_waits
 from models.scoring import baselines
 from models.scoring.baselines import BoostedTrees, Candidates
-from models.scoring.metrics import Floats, Ints
+from models.scoring.metrics import Bools, Floats, Ints
 from models.sharp import PAPERS, Change
 from models.training.protocol import Answered, Protocol, Slice, answered
 from models.training.windows import TraceWindows, WindowSet, load_windows
@@ -36,22 +39,42 @@ Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
+class Choice:
+    """What a trace's packets would have waited in either queue, and the candidates asked for each."""
+
+    waits: Waits
+    asked_QBHF: tuple[NDArray[np.float32], NDArray[np.float32]]  # all in the classic queue, all in the other
+
+
+@dataclass(frozen=True)
 class EvaluatedTrace:
     """One trace's windows, and the flow of each packet they decide."""
 
     windows: TraceWindows
     features: tuple[str, ...]
     flow_BH: NDArray[np.int32]
+    choice: Choice | None = None  # where the truth is known
 
     @property
     def horizon(self) -> int:
         """Packets decided at once."""
         return int(self.flow_BH.shape[1])
 
-    def candidates(self, part: Slice) -> Candidates:
-        """Tokens of the packets about to be sent in the windows of a slice."""
+    def candidates(self, part: Slice, queue: int = AS_SENT) -> Candidates:
+        """Tokens of the packets about to be sent in the windows of a slice, as asked for a queue."""
+        if queue != AS_SENT and self.choice is not None:
+            return Candidates(self.choice.asked_QBHF[queue][part.lo : part.hi], self.features)
         x_BWF = self.windows.x_BWF[part.lo : part.hi, -self.horizon :]
         return Candidates(np.ascontiguousarray(x_BWF), self.features)
+
+    def inputs(self, part: Slice, queue: int = AS_SENT) -> NDArray[np.float32]:
+        """Windows (B, W, F) of a slice, as asked for a queue."""
+        x_BWF = self.windows.x_BWF[part.lo : part.hi]
+        if queue == AS_SENT:
+            return x_BWF
+        asked_BWF = np.array(x_BWF)
+        asked_BWF[:, -self.horizon :] = self.candidates(part, queue).x_BHF
+        return asked_BWF
 
     def known_by_slice_end(self, part: Slice) -> Floats:
         """Latencies of a training slice acknowledged when the next one begins, (N,); the others NaN."""
@@ -80,21 +103,51 @@ class TracePredictions:
     gap_BH: NDArray[np.int8]  # direction by the send-gap rule
     us_BH: dict[str, Floats] = field(default_factory=dict)
     change: Change = PAPERS  # of latency that counts
+    waits: Waits | None = None  # of the packets predicted, (B * H,); None: the truth is not known
+    classic_BH: dict[str, Bools] = field(default_factory=dict)  # by method: which are faster there, it says
 
 
 def load_traces(
-    windows_dir: Path, split: Path, change: Change = PAPERS
+    windows_dir: Path,
+    split: Path,
+    change: Change = PAPERS,
+    *,
+    packets: Path | None = None,
+    truths: Path | None = None,
 ) -> tuple[WindowSet, dict[str, EvaluatedTrace]]:
-    """Open the windows of the stage `windows`, all traces; raises as `load_windows`."""
+    """Open the windows of the stage `windows`, all traces.
+
+    Args:
+        windows_dir: of the stage `windows`.
+        split: of the stage `split`.
+        change: of latency that counts.
+        packets: the packet tables; given where `truths` is.
+        truths: a folder; the truth of a tested trace is TRACE.parquet there, where it is known.
+
+    Raises:
+        FileNotFoundError: as `load_windows`.
+        ValueError: as `load_windows`, or a truth is of other packets.
+    """
     windows = load_windows(windows_dir, split, change=change)
-    return windows, {
-        name: EvaluatedTrace(
-            trace,
-            windows.feature_names,
-            _flows(windows_dir / name / "features.parquet", trace.y_us_BH.shape),
-        )
-        for name, trace in windows.traces.items()
-    }
+    traces = {}
+    for name, trace in windows.traces.items():
+        flow_BH = _flows(windows_dir / name / "features.parquet", trace.y_us_BH.shape)
+        found = EvaluatedTrace(trace, windows.feature_names, flow_BH)
+        truth = None if truths is None else truths / f"{name}.parquet"
+        if trace.rounds and packets is not None and truth is not None and truth.is_file():
+            found = replace(found, choice=_choice(found, scan_packets(packets, name).collect(), truth))
+        traces[name] = found
+    return windows, traces
+
+
+def _choice(trace: EvaluatedTrace, packets: pl.DataFrame, truth: Path) -> Choice:
+    """Read a trace's truth, and what its packets' inputs would be in either queue."""
+    as_sent = trace.candidates(Slice(0, len(trace.flow_BH)))
+
+    def asked(queue: int) -> NDArray[np.float32]:
+        return as_asked(as_sent.x_BHF, trace.features, replay_events(packets, queue=queue))
+
+    return Choice(read_waits(truth, packets), (asked(0), asked(1)))
 
 
 def _flows(path: Path, shape: tuple[int, ...]) -> NDArray[np.int32]:
@@ -143,14 +196,26 @@ def predict_trace(
     rows = np.concatenate([np.arange(t.lo, t.hi) for t in tests])
     pieces = trace.answered(round_s)
     flat = [piece for some in pieces for piece in some]
-    slices = [trace.candidates(t) for t in tests]
-    shown = Candidates(np.concatenate([c.x_BHF for c in slices]), trace.features)
-    us = {name: baselines.last_visible(shown, name, otherwise_us) for name in baselines.LAST_VISIBLE}
-    us["ewma"] = _ewma(trace, rows, us["last_flow"])
-    us |= _predict_trees(trace, trees, pieces)
-    progress(f"{windows.name}: baselines")
-    us |= models.predict(trace, pieces)
-    progress(f"{windows.name}: predictor")
+    heads, continued = models.heads(windows.name, len(tests)), _continued(trace, trees)
+
+    def shown_for(queue: int) -> Candidates:
+        return Candidates(np.concatenate([trace.candidates(t, queue).x_BHF for t in tests]), trace.features)
+
+    def said(shown: Candidates, queue: int) -> dict[str, Floats]:
+        us = {name: baselines.last_visible(shown, name, otherwise_us) for name in baselines.LAST_VISIBLE}
+        us["ewma"] = _ewma(trace, rows, us["last_flow"])
+        us |= _predict_trees(trace, continued, pieces, queue)
+        progress(f"{windows.name}: baselines")
+        us |= models.predict(trace, heads, pieces, queue)
+        progress(f"{windows.name}: predictor")
+        return {method: us[method] for method in METHODS}
+
+    shown = shown_for(AS_SENT)
+    waits, classic_BH = None, {}
+    if trace.choice is not None:
+        classic, l4s = (said(shown_for(queue), queue) for queue in range(len(QUEUES)))
+        classic_BH = {method: classic[method] < l4s[method] for method in METHODS}
+        waits = trace.choice.waits.of((rows[:, None] * trace.horizon + np.arange(trace.horizon)).ravel())
     return TracePredictions(
         trace=windows.name,
         protocol=windows.slices.protocol,
@@ -161,8 +226,10 @@ def predict_trace(
         flow_BH=trace.flow_BH[rows],
         last_flow_BH=shown.column(baselines.LAST_VISIBLE["last_flow"]),
         gap_BH=baselines.send_gap_direction(shown),
-        us_BH={method: us[method] for method in METHODS},
+        us_BH=said(shown, AS_SENT),
         change=windows.change,
+        waits=waits,
+        classic_BH=classic_BH,
     )
 
 
@@ -174,22 +241,31 @@ class ModelRounds:
         self._windows, self._finetuned = windows, finetuned
         self._base = self._load(pretrained)
 
-    def predict(self, trace: EvaluatedTrace, pieces: Sequence[Sequence[Answered]]) -> dict[str, Floats]:
+    def heads(self, name: str, rounds: int) -> dict[int, Any]:
+        """The models of a trace by round; -1: the pre-trained one.
+
+        Raises:
+            ValueError: a round's encoder is not the pre-trained one: then it is not the head that was tuned.
+        """
+        return {-1: self._base, **{k: self._tuned(name, k) for k in range(rounds)}}
+
+    def predict(
+        self,
+        trace: EvaluatedTrace,
+        heads: Mapping[int, Any],
+        pieces: Sequence[Sequence[Answered]],
+        queue: int = AS_SENT,
+    ) -> dict[str, Floats]:
         """Predict the test slices, (B, H) in µs: by the head that answers, the round's, the pre-trained one.
 
-        Fine-tuning leaves the encoder as it is, so its output is computed once for all heads; a round
-        whose encoder differs is an error, because then it is not the head that was fine-tuned.
+        Fine-tuning leaves the encoder as it is, so its output is computed once for all heads.
         """
         from models.networks.prediction import encode, latencies
 
-        windows = trace.windows
-        heads = {-1: self._base}
         said: dict[str, list[NDArray[np.float32]]] = {FINETUNED: [], AT_ONCE: [], PRETRAINED: []}
         for k, parts in enumerate(pieces):
-            heads[k] = self._tuned(windows.name, k)
             for piece in parts:
-                x_BWF = windows.x_BWF[piece.part.lo : piece.part.hi]
-                for encoded in encode(self._base, x_BWF, BATCH):
+                for encoded in encode(self._base, trace.inputs(piece.part, queue), BATCH):
                     for method, head in ((FINETUNED, piece.head), (AT_ONCE, k), (PRETRAINED, -1)):
                         said[method].append(latencies(heads[head], encoded))
         return {method: np.concatenate(each).astype(np.float64) for method, each in said.items()}
@@ -216,25 +292,31 @@ class ModelRounds:
         return loaded.model
 
 
+def _continued(trace: EvaluatedTrace, trees: BoostedTrees) -> dict[int, BoostedTrees]:
+    """Trees by round: those of pre-training (-1), then with what a round adds from its tuning slice."""
+    found = {-1: trees}
+    for k, round_ in enumerate(trace.windows.rounds):
+        tuning = baselines.tree_inputs(trace.candidates(round_.finetune))
+        found[k] = found[k - 1].continued(tuning, trace.known_by_slice_end(round_.finetune))
+    return found
+
+
 def _predict_trees(
-    trace: EvaluatedTrace, trees: BoostedTrees, pieces: Sequence[Sequence[Answered]]
+    trace: EvaluatedTrace,
+    trees: Mapping[int, BoostedTrees],
+    pieces: Sequence[Sequence[Answered]],
+    queue: int,
 ) -> dict[str, Floats]:
-    """Trees of pre-training alone, and with trees added per round from the slice the head is tuned on.
+    """Trees of pre-training alone, and those that rounds continued.
 
     What a round adds answers when that round's head does.
     """
-    continued, fixed_us, continued_us = {-1: trees}, [], []
-    for k, (round_, parts) in enumerate(zip(trace.windows.rounds, pieces, strict=True)):
-        tuning = baselines.tree_inputs(trace.candidates(round_.finetune))
-        continued[k] = continued[k - 1].continued(tuning, trace.known_by_slice_end(round_.finetune))
-        for piece in parts:
-            x_NF = baselines.tree_inputs(trace.candidates(piece.part))
-            fixed_us.append(trees.predict(x_NF))
-            continued_us.append(continued[piece.head].predict(x_NF))
-    return {
-        TREES: np.concatenate(fixed_us).reshape(-1, trace.horizon),
-        TREES_CONTINUED: np.concatenate(continued_us).reshape(-1, trace.horizon),
-    }
+    said: dict[str, list[Floats]] = {TREES: [], TREES_CONTINUED: []}
+    for piece in (piece for parts in pieces for piece in parts):
+        x_NF = baselines.tree_inputs(trace.candidates(piece.part, queue))
+        for method, head in ((TREES, -1), (TREES_CONTINUED, piece.head)):
+            said[method].append(trees[head].predict(x_NF))
+    return {method: np.concatenate(each).reshape(-1, trace.horizon) for method, each in said.items()}
 
 
 def _ewma(trace: EvaluatedTrace, rows: Ints, otherwise_BH: Floats) -> Floats:

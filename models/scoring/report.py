@@ -11,7 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from models.scoring.evaluation import SHARP, VARIANTS
 from models.scoring.predictions import METHODS, SEND_GAP
-from models.scoring.verdict import ERROR, LATE, Measure, verdict, verdict_by_trace
+from models.scoring.verdict import CHOICE, ERROR, LATE, Measure, verdict, verdict_by_trace
 from models.sharp import Change
 
 TEMPLATE: Final = "report.html.j2"
@@ -66,6 +66,7 @@ def _headline(title: str, scores: Mapping[str, Any], about: Mapping[str, Any]) -
         Measure("error", "p90_ms", "P90 ms", False, 2, ""),
         Measure("error", "p99_ms", "P99 ms", False, 1, ""),
         Measure("error", "log_mae", "log error", False, 3, ""),
+        CHOICE._replace(words="regret ms", unit=""),
     )
     late = scores[METHODS[0]]["acked"]["late"]
     base = "–" if late["base_rate"] is None else f"{late['base_rate']:.3f}"
@@ -73,10 +74,19 @@ def _headline(title: str, scores: Mapping[str, Any], about: Mapping[str, Any]) -
         "title": title,
         "caption": f"Protocol {about['protocol']} · visibility acked · seed {about['seed']} · "
         f"n = {scores[METHODS[0]]['acked']['n']:,} packets of known latency, {late['n_late']:,} late "
-        f"(base rate {base}), {late['n_without_reference']:,} not scored for lack of a visible latency",
+        f"(base rate {base}), {late['n_without_reference']:,} not scored for lack of a visible latency"
+        f"{_bounds(scores[METHODS[0]]['acked']['choice'])}",
         "columns": [column.words for column in columns],
         "rows": _rows(METHODS, [[_figure(scores[m], c) for m in METHODS] for c in columns], columns),
     }
+
+
+def _bounds(choice: Mapping[str, Any]) -> str:
+    """Say what who always stays loses, and who always moves; an oracle loses nothing."""
+    if not choice["n"]:
+        return ""
+    bounds = f"never moving {choice['never_ms']:.2f} ms, always {choice['always_ms']:.2f} ms, an oracle 0"
+    return f" · regret of {choice['n']:,} packets; {bounds}"
 
 
 def _figure(scores: Mapping[str, Any], column: Measure) -> tuple[float | None, str]:

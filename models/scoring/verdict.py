@@ -17,6 +17,7 @@ class Measure(NamedTuple):
     higher_is_better: bool
     digits: int
     unit: str
+    undefined: str = "undefined: there is no such packet"
 
     def of(self, scores: Mapping[str, Any]) -> float | None:
         """Its value under `acked`; None if it could not be computed."""
@@ -30,6 +31,10 @@ class Measure(NamedTuple):
 
 LATE: Final = Measure("late", "average_precision", "average precision of late packets", True, 3, "")
 ERROR: Final = Measure("error", "mae_ms", "mean absolute error", False, 2, " ms")
+CHOICE: Final = Measure(
+    *("choice", "regret_ms", "regret of the choice between the queues", False, 2, " ms"),
+    "not known: the waits in both queues are not",
+)
 
 
 class Sentence(NamedTuple):
@@ -50,10 +55,10 @@ def verdict_by_trace(metrics: Mapping[str, Any]) -> list[Sentence]:
 
 
 def _judge(scope: str, scores: Mapping[str, Any]) -> Iterator[Sentence]:
-    for measure in (LATE, ERROR):
+    for measure in (LATE, ERROR, CHOICE):
         ours = measure.of(scores[FINETUNED])
         if ours is None:
-            yield Sentence("note", f"On {scope} the {measure.words} is undefined: there is no such packet.")
+            yield Sentence("note", f"On {scope} the {measure.words} is {measure.undefined}.")
             continue
         sign = 1 if measure.higher_is_better else -1
         others = {name: value for name in BASELINES if (value := measure.of(scores[name])) is not None}

@@ -53,8 +53,9 @@ def feed(data: bytes) -> None:
             break
     drained = 0
     if (sender := traffic.heaviest()) is not None:
-        for view in (None, pcaplib.SenderView(sender, tick_ns=pieces.choice((1_000, 1_000_000, 2**40)))):
-            matcher = pcaplib.Matcher(sender, view, sharp_ns=20_000_000, sharp_share=0.2)
+        at_receiver = pcaplib.SenderView(sender, tick_ns=pieces.choice((1_000, 1_000_000, 2**40)))
+        for source, view in zip(pcaplib.LATENCIES, (None, None, at_receiver), strict=True):
+            matcher = pcaplib.Matcher(sender, source, view, sharp_ns=20_000_000, sharp_share=0.2)
             rows = pcaplib.Rows(100_000)
             for batch in batches:
                 matcher.push(batch)

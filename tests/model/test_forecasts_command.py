@@ -15,11 +15,11 @@ import yaml
 from typer.testing import CliRunner
 
 from feature_store.packets.schema import scan_packets
+from feature_store.packets.truth import Waits, read_waits
 from infra.cli import app
-from infra.forecasts import fingerprint, summarised, traces_of, waits_of
+from infra.forecasts import fingerprint, summarised, traces_of
 from infra.results import forecasters as published
 from laboratory.report.tables import NONE
-from models.forecasters.forecaster import Waits
 from models.forecasters.walk import lessons
 from models.scoring.intervals import estimate, over_all
 
@@ -198,7 +198,7 @@ def test_a_truth_of_another_kind_is_one_line(world: Path, tmp_path: Path) -> Non
     truth = trace.packets.select("sent_ns", classic_wait_us=1.0, l4s_wait_us=2.0, default_queue=1)
     truth.write_parquet(other)
     with pytest.raises(ValueError, match=r"other\.parquet: column default_queue is .* of a wrong type"):
-        waits_of(trace.packets, other)
+        read_waits(other, trace.packets)
 
 
 def test_a_damaged_table_is_one_line(tmp_path: Path, project: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from infra.forecasts import waits_of
+from feature_store.packets.truth import read_waits
 from laboratory.learning import long_trace
 from models.scoring.choice import movable_and_moved, score_choice, score_explored
 from pipelines import extract
@@ -31,7 +31,7 @@ def test_a_long_trace_and_its_truth_are_of_the_same_packets(project: Path, tmp_p
     packets = pl.read_parquet(tmp_path / "packets/trace=long-video/**/*.parquet").sort("packet")
     assert packets["sent_ns"].equals(truth["sent_ns"])
     assert packets["queue"].cast(pl.String).equals(truth["queue"].cast(pl.String))
-    waits = waits_of(packets, made / "truth.parquet")
+    waits = read_waits(made / "truth.parquet", packets)
     chosen_us = np.where(truth["queue"] == "classic", waits.classic_us_N, waits.l4s_us_N)
     arrived = truth["queueing_us"].is_not_null().to_numpy()
     waited_us = truth["queueing_us"].to_numpy()[arrived]
@@ -39,14 +39,14 @@ def test_a_long_trace_and_its_truth_are_of_the_same_packets(project: Path, tmp_p
     moved = (truth["default_queue"] == "l4s") & (truth["queue"] == "classic")
     assert 0 < moved.mean() < 0.2
     with pytest.raises(ValueError, match="are not the 10 of the trace"):
-        waits_of(packets.head(10), made / "truth.parquet")
+        read_waits(made / "truth.parquet", packets.head(10))
     other = tmp_path / "other.parquet"
     truth.drop("l4s_wait_us").write_parquet(other)
     with pytest.raises(ValueError, match="column l4s_wait_us is missing"):
-        waits_of(packets, other)
+        read_waits(other, packets)
     other.write_bytes(b"no table")
     with pytest.raises(ValueError, match=r"other\.parquet cannot be read"):
-        waits_of(packets, other)
+        read_waits(other, packets)
 
 
 @pytest.mark.long

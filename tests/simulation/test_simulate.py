@@ -22,7 +22,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from waiting import wait_until
 
+from feature_store.packets.extract import Job, extract_trace
 from feature_store.packets.schema import scan_packets
+from feature_store.packets.truth import read_waits
 from infra.traces import simulate_trace
 from models.section import schema_at
 from pipelines.simulate import SimulateParams, simulate
@@ -233,13 +235,34 @@ def test_a_killed_stage_leaves_nothing_half_written(project: Path, program: Path
     text["simulate"] |= {"duration_s": 1, "seeds": [1]}
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(text))
     subprocess.run(command, cwd=tmp_path, check=True)
-    assert sorted(p.name for p in (tmp_path / "traces").iterdir()) == ["dumbbell-1.json", "dumbbell-1.pcap"]
+    names = [f"dumbbell-1.{end}" for end in ("json", "parquet", "pcap")]
+    assert sorted(p.name for p in (tmp_path / "traces").iterdir()) == names
 
     # One seed beside another leaves that alone.
     before = (tmp_path / "traces" / "dumbbell-1.pcap").read_bytes()
     subprocess.run([*command, "--seed", "7"], cwd=tmp_path, check=True)
     assert (tmp_path / "traces" / "dumbbell-1.pcap").read_bytes() == before
-    assert len(list((tmp_path / "traces").iterdir())) == 4
+    assert len(list((tmp_path / "traces").iterdir())) == 2 * len(names)
+
+
+@pytest.mark.slow
+def test_a_capture_says_what_the_simulator_knows(
+    params: dict[str, Any], program: Path, tmp_path: Path
+) -> None:
+    """Selective ACKs of the capture give, to the nanosecond, the times in the simulator's own log of S1."""
+    (capture,) = simulate(SimulateParams(**params | {"seeds": [1], "duration_s": 6}), tmp_path, program)
+    extract_trace(Job(capture, "dumbbell", latency="selective"), tmp_path / "packets")
+    packets = scan_packets(tmp_path / "packets", "dumbbell").collect()
+    truth = pl.read_parquet(capture.with_suffix(".parquet"))
+    assert packets.select("sent_ns", "acked_ns").equals(truth.select("sent_ns", "acked_ns"))
+    assert packets["latency_us"].is_null().equals(truth["latency_us"].is_null())
+    waits = read_waits(capture.with_suffix(".parquet"), packets)
+    assert 0.4 < waits.movable_N.mean() < 0.8
+    extract_trace(Job(capture, "hidden"), tmp_path / "packets")
+    hidden = scan_packets(tmp_path / "packets", "hidden").collect()
+    assert (hidden["acked_ns"] >= packets["acked_ns"]).all()
+    moved = packets.with_columns(cumulative_us=hidden["latency_us"]).filter(waits.movable_N, queue="classic")
+    assert moved["cumulative_us"].mean() > moved["latency_us"].mean() + 5_000  # type: ignore[operator]
 
 
 @pytest.mark.long
@@ -248,9 +271,6 @@ def test_the_default_traces_are_worth_predicting(
     params: dict[str, Any], program: Path, tmp_path: Path
 ) -> None:
     """Several flows in both queues, tens of ms of queueing, sharp changes, and the other queue explored."""
-    from feature_store.packets.extract import Job, extract_trace
-    from feature_store.packets.schema import scan_packets
-
     seconds = 20
     (capture,) = simulate(SimulateParams(**params | {"seeds": [1], "duration_s": seconds}), tmp_path, program)
     summary = extract_trace(Job(capture, "dumbbell"), tmp_path / "packets")

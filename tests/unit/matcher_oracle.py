@@ -36,6 +36,7 @@ class Event:
     payload: int = 0
     link: int = 0
     value: int = 0  # TSval
+    sacks: tuple[tuple[int, int], ...] = ()  # of an ack: blocks of bytes that have come, by true numbers
 
 
 @dataclass(frozen=True)
@@ -64,12 +65,15 @@ def segments(events: list[Event]) -> npt.NDArray[np.void]:
         segment["flags"] = SYN if event.kind == "syn" else ACK
         segment["link"] = event.link
         segment["timestamp_value"], segment["has_timestamps"] = event.value, True
+        segment["sacks"] = len(event.sacks)
+        for place, block in enumerate(event.sacks):
+            segment["sack"][place] = [edge % 2**32 for edge in block]
     return out
 
 
-def matched(events: list[Event], chunk: int) -> tuple[list[Row], pcaplib.Stats]:
+def matched(events: list[Event], chunk: int, latency: str = "acks") -> tuple[list[Row], pcaplib.Stats]:
     """Push the events through the matcher, `chunk` records at a time."""
-    matcher = pcaplib.Matcher(SENDER, None, sharp_ns=20 * MS, sharp_share=0.2)
+    matcher = pcaplib.Matcher(SENDER, latency, sharp_ns=20 * MS, sharp_share=0.2)
     rows = pcaplib.Rows(len(events) + 1)
     records = segments(events)
     for start in range(0, len(records), chunk):
@@ -139,18 +143,18 @@ def _follow_flows(seen: list[_Seen]) -> list[_Seen]:
     return followed
 
 
-def expected(events: list[Event]) -> list[Row]:
+def expected(events: list[Event], latency: str = "acks") -> list[Row]:
     """Return the packet table that the rules give."""
     seen = _follow_flows(_read_clock(events))
     numbers: dict[int, int] = {}
     return [
-        _row(sent, seen[index + 1 :], numbers.setdefault(sent.event.flow, len(numbers)))
+        _row(sent, seen[index + 1 :], numbers.setdefault(sent.event.flow, len(numbers)), latency)
         for index, sent in enumerate(seen)
         if sent.event.kind == "data"
     ]
 
 
-def _row(sent: _Seen, later: list[_Seen], number: int) -> Row:
+def _row(sent: _Seen, later: list[_Seen], number: int, latency_from: str) -> Row:
     first, end = sent.event.at, sent.event.at + sent.event.payload
     again = sent.highest is not None and first < sent.highest
     lost = last_byte_again = False
@@ -164,7 +168,9 @@ def _row(sent: _Seen, later: list[_Seen], number: int) -> Row:
         if event.kind == "data" and event.at < one.highest:
             lost |= event.at < end and first < event.at + event.payload
             last_byte_again |= event.at < end <= event.at + event.payload
-        if event.kind == "ack" and end <= event.at <= one.highest + MAX_WINDOW:
+        blocks = event.sacks if latency_from == "selective" else ()
+        sacked = any(left < end <= right <= one.highest for left, right in blocks)
+        if event.kind == "ack" and event.at <= one.highest + MAX_WINDOW and (end <= event.at or sacked):
             latency = one.stamp_ns - sent.stamp_ns
             if latency < 0 or one.steps != sent.steps:
                 return replace(row, acked_ns=max(one.time_ns, sent.time_ns), lost=lost)

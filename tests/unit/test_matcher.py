@@ -14,6 +14,7 @@ from feature_store import native
 from feature_store.packets import pcaplib
 
 WRAP = 2**32
+AT_SENDER = st.sampled_from(("acks", "selective"))
 
 
 @st.composite
@@ -44,7 +45,9 @@ def conversations(draw: st.DrawFn) -> list[Event]:
             next_byte[flow] = max(next_byte[flow], at + payload)
         elif what == "ack":  # whole, partial, duplicate or overtaken; pure, or with data of the receiver
             at = next_byte[flow] - back + draw(st.sampled_from((0, 50, 300)))
-            events.append(Event("ack", stamp_ns, flow, at, draw(st.sampled_from((0, 30)))))
+            lefts = [next_byte[flow] - 100 * n for n in draw(st.lists(st.integers(-1, 12), max_size=4))]
+            sacks = tuple((left, left + 50 * draw(st.integers(-1, 9))) for left in lefts)
+            events.append(Event("ack", stamp_ns, flow, at, draw(st.sampled_from((0, 30))), sacks=sacks))
         elif what == "far":  # of bytes never sent: just within the largest window, or just beyond
             at = next_byte[flow] + 2**30 + draw(st.sampled_from((-1_000_000, 1_000_000)))
             events.append(Event("ack", stamp_ns, flow, at))
@@ -56,10 +59,10 @@ def conversations(draw: st.DrawFn) -> list[Event]:
 
 @pytest.mark.slow
 @settings(max_examples=100)
-@given(conversations())
-def test_matcher_follows_its_rules(events: list[Event]) -> None:
-    rows, stats = matched(events, chunk=len(events) + 1)
-    assert rows == expected(events)
+@given(conversations(), AT_SENDER)
+def test_matcher_follows_its_rules(events: list[Event], latency: str) -> None:
+    rows, stats = matched(events, len(events) + 1, latency)
+    assert rows == expected(events, latency)
     assert all(row.latency_ns is None or row.latency_ns >= 0 for row in rows)
     assert stats.known == sum(row.latency_ns is not None for row in rows)
     assert stats.retransmitted == sum(row.retransmitted for row in rows)
@@ -68,18 +71,18 @@ def test_matcher_follows_its_rules(events: list[Event]) -> None:
 @pytest.mark.long
 @pytest.mark.slow
 @settings(max_examples=20_000 if ALL else 400)
-@given(conversations())
-def test_matcher_follows_its_rules_in_many_conversations(events: list[Event]) -> None:
-    assert matched(events, chunk=3)[0] == expected(events)
+@given(conversations(), AT_SENDER)
+def test_matcher_follows_its_rules_in_many_conversations(events: list[Event], latency: str) -> None:
+    assert matched(events, 3, latency)[0] == expected(events, latency)
 
 
 @pytest.mark.slow
 @settings(max_examples=30)
-@given(conversations())
-def test_any_length_of_pieces_gives_the_same_table(events: list[Event]) -> None:
-    whole, stats = matched(events, chunk=len(events) + 1)
+@given(conversations(), AT_SENDER)
+def test_any_length_of_pieces_gives_the_same_table(events: list[Event], latency: str) -> None:
+    whole, stats = matched(events, len(events) + 1, latency)
     for chunk in range(1, len(events) + 1):
-        rows, counts = matched(events, chunk)
+        rows, counts = matched(events, chunk, latency)
         assert rows == whole
         assert bytes(counts) == bytes(stats)
 
@@ -99,6 +102,27 @@ def latencies_ms(rows: list[Row]) -> list[float | None]:
 def table(*events: Event) -> list[Row]:
     rows, _ = matched(list(events), chunk=2)
     return rows
+
+
+def test_selective_acks_say_what_cumulative_ones_hide() -> None:
+    """A packet that overtook others: its cumulative ACK waits for them, its selective one does not."""
+
+    def sack(ms: float, at: int, *sacks: tuple[int, int]) -> Event:
+        return Event("ack", START_NS + round(ms * MS), 0, at, sacks=sacks)
+
+    sent = [data(0, 100), data(1, 200), data(2, 300)]
+    acks = [sack(20, 100, (300, 400)), sack(30, 100, (200, 400)), sack(50, 400)]
+    for latency, expected_ms in (("acks", [50, 49, 48]), ("selective", [50, 29, 18])):
+        assert latencies_ms(matched([*sent, *acks], 1, latency)[0]) == expected_ms
+    # What a selective ACK covered is sent again all the same: its first sending keeps its latency.
+    again = [sack(20, 100, (200, 300)), data(25, 200), sack(45, 100, (200, 300)), sack(60, 300)]
+    rows, _ = matched([*sent[:2], *again], 1, "selective")
+    assert latencies_ms(rows) == [60, 19, None]
+    assert [row.acked_ns for row in rows] == [START_NS + ms * MS for ms in (60, 20, 45)]
+    assert [row.lost for row in rows] == [False, False, False]
+    # Blocks that are none, of bytes never sent, or told twice (RFC 2883) cover nothing more.
+    odd = sack(20, 100, (300, 200), (300, 500), (100, 100), (0, 50))
+    assert latencies_ms(matched([*sent, odd, sack(50, 400, (200, 300))], 1, "selective")[0]) == [50, 49, 48]
 
 
 def test_a_syn_begins_the_five_tuple_anew() -> None:
@@ -142,7 +166,7 @@ def test_a_packet_is_given_up_after_120_seconds() -> None:
 
 
 def test_a_dead_flow_does_not_hold_back_the_rows_of_others() -> None:
-    matcher = pcaplib.Matcher(SENDER, None, sharp_ns=20 * MS, sharp_share=0.2)
+    matcher = pcaplib.Matcher(SENDER, "acks", sharp_ns=20 * MS, sharp_share=0.2)
     rows = pcaplib.Rows(10)
     matcher.push(segments([data(0, 100, flow=1), data(1, 100), ack(2, 200)]))
     matcher.drain(rows)
@@ -187,7 +211,7 @@ def test_a_capture_may_start_mid_flow() -> None:
 
 def at_receiver(*events: Event) -> list[Row]:
     matcher = pcaplib.Matcher(
-        SENDER, pcaplib.SenderView(SENDER, tick_ns=MS), sharp_ns=20 * MS, sharp_share=0.2
+        SENDER, "timestamps", pcaplib.SenderView(SENDER, tick_ns=MS), sharp_ns=20 * MS, sharp_share=0.2
     )
     rows = pcaplib.Rows(len(events))
     matcher.push(segments(list(events)))
@@ -211,11 +235,11 @@ def test_the_receiver_tells_overtaken_packets_from_retransmissions() -> None:
 def test_control_connections_are_those_of_next_to_nothing() -> None:
     long = [data(n, 1_000 + 60_000 * n, 60_000) for n in range(20)]
     short = [data(5 + n, 100 + 10 * n, 10, flow=1) for n in range(7)]
-    matcher = pcaplib.Matcher(SENDER, None, sharp_ns=20 * MS, sharp_share=0.2)
+    matcher = pcaplib.Matcher(SENDER, "acks", sharp_ns=20 * MS, sharp_share=0.2)
     matcher.push(segments(long + short))
     control = matcher.control_flows()
     assert len(control) == pcaplib.FLOW_KEY_BYTES
-    without = pcaplib.Matcher(SENDER, None, sharp_ns=20 * MS, sharp_share=0.2)
+    without = pcaplib.Matcher(SENDER, "acks", sharp_ns=20 * MS, sharp_share=0.2)
     without.leave_out(control)
     without.push(segments(long + short))
     without.finish()

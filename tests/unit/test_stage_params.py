@@ -88,7 +88,7 @@ def test_register_refuses_by_name(change: dict[str, Any], line: str) -> None:
     [
         (
             {"file": "x", "sender": None, "latency": "ack"},
-            "extract.traces.a.latency is 'ack'; .* acks, timestamps",
+            "extract.traces.a.latency is 'ack'; .* acks, selective, timestamps",
         ),
         ({"file": "x", "sender": None}, "parameter extract.traces.a.latency is missing"),
         (

@@ -1,0 +1,81 @@
+"""What a simulator knows of a capture's packets and a sender does not: a table beside the packet table.
+
+Its rows are those of the packet table, in send order. Shapes: N packets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from feature_store.atomic import new_file
+from feature_store.packets.schema import QUEUES
+from feature_store.parquet import read_parquet
+
+TRUTH: Final = "truth.npy"  # of a run of the simulator (simulation/doc/lab.md)
+WAITS: Final = "waits.npy"  # what each packet found in both queues, where the run was asked for it
+
+
+@dataclass(frozen=True)
+class Waits:
+    """What each packet of a table would have waited in either queue, as the simulator saw it."""
+
+    classic_us_N: NDArray[np.float32]  # NaN: it did not arrive
+    l4s_us_N: NDArray[np.float32]
+    movable_N: NDArray[np.bool_]  # its flow is L4S, so a sender may choose
+
+    def of(self, packets_N: NDArray[np.int64]) -> Waits:
+        """Those of some packets, by their numbers."""
+        return Waits(self.classic_us_N[packets_N], self.l4s_us_N[packets_N], self.movable_N[packets_N])
+
+
+def write_truth(run: Path, target: Path) -> None:
+    """Write a run's truth as Parquet, with the names of the packet table.
+
+    Where the run tells what each packet found in both queues, so does the table: `classic_wait_us` and
+    `l4s_wait_us`, null of a packet that did not arrive.
+    """
+    rows = np.load(run / TRUTH)
+    table = pl.DataFrame({name: np.ascontiguousarray(rows[name]) for name in rows.dtype.names})
+    queues = pl.Enum(QUEUES)
+    flags = ("retransmitted", "dropped", "marked", "reordered", "ambiguous")
+    if (run / WAITS).is_file():
+        found = np.load(run / WAITS)
+        table = table.with_columns(
+            pl.Series(f"{name}_wait_us", found[f"{name}_us"]).fill_nan(None) for name in QUEUES
+        )
+    table = table.rename({"flow": "flow_id"}).with_columns(
+        *(
+            pl.col(name).replace_strict(dict(enumerate(QUEUES)), return_dtype=queues)
+            for name in ("queue", "default_queue")
+        ),
+        *(pl.col(name).cast(pl.Boolean) for name in flags),
+        *(pl.col(name).fill_nan(None) for name in ("one_way_us", "queueing_us", "latency_us")),
+        pl.when(pl.col("acked_ns") >= 0).then("acked_ns").alias("acked_ns"),
+    )
+    with new_file(target) as partial:
+        table.write_parquet(partial, compression="zstd")
+
+
+def read_waits(truth: Path, packets: pl.DataFrame) -> Waits:
+    """Read what the packets of a packet table would have waited in either queue.
+
+    Raises:
+        ValueError: the file cannot be read, does not tell that, or is of other packets.
+    """
+    columns = ("sent_ns", "default_queue", "classic_wait_us", "l4s_wait_us")
+    table = read_parquet([truth])
+    are_numbers = {name: name != "default_queue" for name in columns}
+    found = {name: kind.is_numeric() for name, kind in table.schema.items()}
+    if wrong := [name for name, is_number in are_numbers.items() if found.get(name) != is_number]:
+        said = "is missing or of a wrong type; it must tell of both queues"
+        raise ValueError(f"{truth}: column {wrong[0]} {said}")
+    if not table["sent_ns"].equals(packets["sent_ns"]):
+        raise ValueError(f"{truth}: its {table.height} packets are not the {packets.height} of the trace")
+    classic, l4s = (table[name].fill_null(float("nan")).to_numpy() for name in columns[2:])
+    return Waits(classic, l4s, (table["default_queue"] == QUEUES[1]).to_numpy())
