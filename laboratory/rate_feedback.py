@@ -71,6 +71,7 @@ class Run:
     retransmitted: int
     used: int  # judged flows whose forecast was followed
     unfinished: int
+    router: dict[str, float | None] | None = None  # of a kernel's run how late its router was; None: unknown
 
     @property
     def cell(self) -> tuple[int, float, str, int]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -120,6 +121,9 @@ def run(
         Path | None,
         typer.Option("--output", "-o", help="file for the rows as JSON; of a scenario the folder"),
     ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="print one JSON document; what goes on stands in stderr")
+    ] = False,
 ) -> None:
     """Send a real kernel's marked packets through the router; a scenario goes on where it was stopped.
 
@@ -131,7 +135,8 @@ def run(
 
     if scenario not in TAKES:
         raise ValueError(f"scenario {scenario}: the bed has {', '.join(filter(None, TAKES))}")
-    taken = ("scenario", "output", *TAKES[scenario])
+    taken = ("scenario", "output", "as_json", *TAKES[scenario])
+    say = partial(typer.echo, err=as_json)
     if foreign := given(context, [name for name in context.params if name not in taken]):
         raise ValueError(f"{foreign[0]}: not an option of {scenario or 'a run without a scenario'}")
     if traffic == "tcp" and given(context, ["send_mbps"]):
@@ -140,12 +145,17 @@ def run(
         )
     if scenario == "fct":
         of_runs = {"load": load, "flows": downloads}
-        _run_completions(
-            artifact or FORECASTER, seeds or 5, rtt, buffer_bdp, of_runs, minutes, output or BED / "fct"
+        output = output or BED / "fct"
+        found = _run_completions(
+            artifact or FORECASTER, seeds or 5, rtt, buffer_bdp, of_runs, minutes, output, say
         )
+        if as_json:
+            print(json.dumps(found))
         return
     if scenario is not None:
-        _run_scenario(scenario, profile, seconds, seeds, artifact, output or BED)
+        made = _run_scenario(scenario, profile, seconds, seeds, artifact, output or BED, say)
+        if as_json:
+            print(json.dumps(made))
         return
     link = {"rate_mbps": rate_mbps, "delay_ms": delay_ms, "jitter_ms": jitter_ms, "cross_mbps": cross_mbps}
     sender = {"send_mbps": send_mbps, "seconds": 10.0 if seconds is None else seconds}
@@ -156,6 +166,9 @@ def run(
     rows = run_plan(plan)
     if output is not None:
         write_file(output, json.dumps(rows, indent=1) + "\n")
+    if as_json:
+        print(json.dumps(rows))
+        return
     for row in rows:
         print(json.dumps(row))
 
@@ -167,7 +180,8 @@ def _run_scenario(
     seeds: int | None,
     artifact: Path | None,
     output: Path,
-) -> None:
+    say: Callable[[str], None],
+) -> list[dict[str, Any]]:
     from laboratory.bed import scenario as bed
     from laboratory.bed.runs import FILE
     from laboratory.command import Request, adjusted
@@ -181,8 +195,9 @@ def _run_scenario(
         wanted = wanted.model_copy(update={"profiles": [profile]})
     models = models_by_profile(str(artifact), output) if artifact else {}
     check_acks(models, {f"bed-{name}": wanted})
-    rows = bed.run(f"bed-{name}", wanted, output, typer.echo, models=models)
-    print(f"{output / FILE}: {len(rows)} rows")
+    rows = bed.run(f"bed-{name}", wanted, output, say, models=models)
+    say(f"{output / FILE}: {len(rows)} rows")
+    return rows.to_dicts()
 
 
 def _run_completions(
@@ -193,9 +208,11 @@ def _run_completions(
     of_runs: Mapping[str, Any],
     minutes: float | None,
     output: Path,
-) -> None:
+    say: Callable[[str], None],
+) -> dict[str, Any] | None:
     from feature_store.atomic import write_file
     from laboratory.bed import completions as fct
+    from laboratory.bed.lateness import errors_of
     from laboratory.rate_feedback import BUFFERS_BDP, RTTS_MS, lines, network_at, summary
 
     network_at(artifact)  # names what is wrong with it
@@ -204,7 +221,7 @@ def _run_completions(
         output / "runs",
         artifact,
         range(1, seeds + 1),
-        typer.echo,
+        say,
         traffic=traffic,
         rtts_ms=rtts_ms or RTTS_MS,
         buffers_bdp=buffers_bdp or BUFFERS_BDP,
@@ -212,13 +229,15 @@ def _run_completions(
     )
     kept = fct.whole(runs)
     if not kept:
-        print(f"{len(runs)} runs, none of them beside all its controls: the same command goes on")
-        return
+        say(f"{len(runs)} runs, none of them beside all its controls: the same command goes on")
+        return None
     found = summary(kept) | {"source": "kernel", "traffic": asdict(traffic), "rate_mbps": traffic.rate_mbps}
     found |= {"buffers_bdp": sorted({run.buffer_bdp for run in kept})}
+    found["router"] = errors_of([run.router for run in kept])
     write_file(output / "fct.json", json.dumps(found, indent=1) + "\n")
-    print(*lines(found), sep="\n")
-    print(f"all of it: {output / 'fct.json'}")
+    for line in (*lines(found), f"all of it: {output / 'fct.json'}"):
+        say(line)
+    return found
 
 
 def report(
@@ -229,7 +248,7 @@ def report(
     ] = None,
     publish: Annotated[bool, typer.Option("--publish", help="put all rows into docs/laboratory")] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="print one JSON object instead: the rows, the router's error")
+        bool, typer.Option("--json", help="print one JSON object instead: rows, directions, router's error")
     ] = False,
 ) -> None:
     """Say where kernel and simulator agree in direction, and how late the router was in the kernel's runs.
@@ -237,7 +256,7 @@ def report(
     Example: swiftqueue lab run bed-figure8; swiftqueue bed report --laboratory var/lab
     """
     from laboratory.bed import runs as bed
-    from laboratory.bed.report import agreement, router_errors, router_table
+    from laboratory.bed.report import agreement, pairs, router_errors, router_table
 
     if laboratory is not None:
         for name in SCENARIOS:
@@ -246,19 +265,23 @@ def report(
     if publish:
         bed.keep(PUBLISHED, rows.rows(named=True))
     if as_json:
-        print(json.dumps({"rows": rows.to_dicts(), "router": router_errors(rows)}))
+        directions = [one.as_json() for one in pairs(rows)]
+        print(json.dumps({"rows": rows.to_dicts(), "directions": directions, "router": router_errors(rows)}))
         return
     print(*agreement(rows), sep="\n")
     if len(rows.filter(source="kernel")):
         print("", "**The router's own error**", "", *router_table(rows), sep="\n")
 
 
-def clean() -> None:
+def clean(as_json: Annotated[bool, typer.Option("--json", help="print one JSON list")] = False) -> None:
     """Remove the files of runs that were killed, and end routers that outlived theirs (there are none).
 
     Example: swiftqueue bed clean
     """
     from laboratory.bed.hosts import clean as remove_leftovers
 
-    removed = remove_leftovers()
-    print(f"ended or removed: {', '.join(map(str, removed))}" if removed else "nothing was left")
+    removed = [str(one) for one in remove_leftovers()]
+    if as_json:
+        print(json.dumps(removed))
+    else:
+        print(f"ended or removed: {', '.join(removed)}" if removed else "nothing was left")

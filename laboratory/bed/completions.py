@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,8 +29,9 @@ from numpy.typing import NDArray
 
 from feature_store.atomic import write_file
 from feature_store.rate.definition import NAMES
-from laboratory.bed import tcp_traffic
+from laboratory.bed import router_log, tcp_traffic
 from laboratory.bed.hosts import ADDRESS_B, Bed, run_folder
+from laboratory.bed.lateness import Error, router_error
 from laboratory.bed.programs import ROUTER, SAMPLER, SAMPLER_OBJECT, build_hash, wait_for_name
 from laboratory.bed.rate_flows import CONTROL, why_not
 from laboratory.bed.selfcheck import NO_AQM
@@ -176,8 +177,8 @@ def _answer(sampler: Sampler, answer: Answer) -> None:
 
 def download(
     traffic: Traffic, rtt_ms: float, buffer_bdp: float, window: int, seed: int, answer: Answer
-) -> tuple[list[dict[str, float]], dict[str, Any]]:
-    """Send one run's downloads; returns what is said of each, and the sampler's summary.
+) -> tuple[list[dict[str, float]], dict[str, Any], Error]:
+    """Send one run's downloads; returns what is said of each, the sampler's summary, the router's error.
 
     Raises:
         RuntimeError: this machine cannot, or a program failed; the line says why.
@@ -193,9 +194,10 @@ def download(
     with (
         run_folder() as folder,
         Bed(
-            rate_mbps=traffic.rate_mbps, cross_mbps=cross, delay_ms=rtt_ms / 2, seed=seed, queue=queue
+            rate_mbps=traffic.rate_mbps, cross_mbps=cross, delay_ms=rtt_ms / 2, seed=seed, queue=queue,
+            log=(log := Path(folder) / "router"),
         ) as bed,
-    ):
+    ):  # fmt: skip
         limits = f"echo {LINUX_WINDOW} > /proc/sys/net/ipv4/tcp_rmem"
         subprocess.run(bed.b("sh", "-c", limits), check=True)
         with (
@@ -206,7 +208,7 @@ def download(
             sizes = [traffic.bytes, traffic.flows, gap_s, seed, CONTROL, OTHERS]
             send = [sys.executable, tcp_traffic.__file__, "flows", ADDRESS_B, PORT, *sizes]
             sent = summary(subprocess.Popen(bed.a(*urgent(*send)), stdout=subprocess.PIPE, text=True))
-    return sent["each"], sampler.said
+        return sent["each"], sampler.said, router_error(router_log.read(log), rtt_ms / 2 * 1e6)
 
 
 def measure(
@@ -262,8 +264,8 @@ def measure(
                 place = f"{rtt} ms, {buffer:g} BDP, window {window}, seed {seed}"
                 report(f"{variant}, {place}")
                 answer = answers(variant, traffic, place, artifact)
-                each, said = download(traffic, rtt, buffer, WINDOWS[window], seed, answer)
-                made = _run(variant, rtt, buffer, window, seed, each, said)
+                each, said, error = download(traffic, rtt, buffer, WINDOWS[window], seed, answer)
+                made = replace(_run(variant, rtt, buffer, window, seed, each, said), router=error)
                 write_file(path, json.dumps(asdict(made)) + "\n")
             found.append(Run(**read_object(path)))
     return found

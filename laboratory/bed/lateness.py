@@ -9,6 +9,8 @@ Shapes: N packets, K of them outside stalls, S stalls.
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -22,6 +24,10 @@ LOAD: Final = 0.8  # of the self-check
 RECOVERY: Final = LOAD / (1 - LOAD)
 LEAST_PACKETS: Final = 100  # outside stalls, or there are no quantiles
 LEVELS: Final = {"late_p50_us": 0.5, "late_p99_us": 0.99, "late_p999_us": 0.999}
+ALWAYS: Final = (0, 2**63 - 1)  # ns
+
+Error = dict[str, float | None]
+"""A run's own error: `LEVELS` in µs, and `stalled_share`."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +42,7 @@ class Lateness:
         """Of the packets outside stalls."""
         return self.us_N[~self.masked_N]
 
-    def columns(self) -> dict[str, float | None]:
+    def columns(self) -> Error:
         """Quantiles, null where too few packets lie outside stalls, and the share that was masked."""
         share = float(self.masked_N.mean()) if len(self.masked_N) else None
         kept_us_K = self.kept_us_K
@@ -66,3 +72,20 @@ def lateness(
     stalls = records[records["kind"] == router_log.STALL]
     masked_N = in_stalls(due_ns_N, stalls["arrived_ns"], stalls["written_ns"], delay_ns)
     return Lateness(np.abs(written_ns_N - due_ns_N) / 1e3, masked_N)
+
+
+def router_error(records: NDArray[Any], delay_ns: float, span_ns: tuple[int, int] = ALWAYS) -> Error:
+    """How late the router wrote what came to it between two times, of all flows, and what stalls masked."""
+    forward = records[records["kind"] == router_log.FORWARD]
+    ours = forward[(forward["arrived_ns"] >= span_ns[0]) & (forward["arrived_ns"] < span_ns[1])]
+    return lateness(ours["written_ns"], ours["due_ns"], records, delay_ns).columns()
+
+
+def errors_of(errors: Sequence[Error | None]) -> dict[str, Any]:
+    """How many runs say their error, and of each of its figures the median and the worst."""
+    measured = [one for one in errors if one is not None and one["stalled_share"] is not None]
+    found: dict[str, Any] = {"runs": len(errors), "measured": len(measured)}
+    for name in (*LEVELS, "stalled_share"):
+        told = [value for one in measured if (value := one[name]) is not None]
+        found[name] = {"median": statistics.median(told), "worst": max(told)} if told else None
+    return found

@@ -22,9 +22,10 @@ from numpy.typing import NDArray
 
 from feature_store.rate.definition import NAMES
 from feature_store.rate.tables import KERNEL, tables_of, write_path
-from laboratory.bed import tcp_traffic
+from laboratory.bed import router_log, tcp_traffic
 from laboratory.bed.checks import capability
 from laboratory.bed.hosts import ADDRESS_B, Bed, run_folder
+from laboratory.bed.lateness import router_error
 from laboratory.bed.programs import SAMPLER, SAMPLER_OBJECT, wait_for_name
 from laboratory.bed.selfcheck import NO_AQM
 from laboratory.bed.tcp import PORT, running, summary
@@ -92,7 +93,7 @@ def collect(path: KernelPath, output: Path, kind: str = "train") -> dict[str, An
         with (
             Bed(
                 rate_mbps=path.rate_mbps, delay_ms=path.rtt_ms / 2, jitter_ms=path.jitter_ms, seed=path.seed,
-                queue=queue,
+                queue=queue, log=(router := Path(folder) / "router"),
             ) as bed,
             running(bed.b(sys.executable, tcp_traffic.__file__, "take", ADDRESS_B, PORT), "the receiver"),
         ):  # fmt: skip
@@ -113,6 +114,7 @@ def collect(path: KernelPath, output: Path, kind: str = "train") -> dict[str, An
                 sampler.terminate()
                 counted = summary(sampler)
         records = np.fromfile(log, RECORD)
+        error = router_error(router_log.read(router), (path.rtt_ms / 2 + path.jitter_ms) * 1e6)
     samples, flows = tables(records, path.bytes)
     if not len(flows):
         raise RuntimeError(f"path {path.name}: no flow has a sample at every ACK")
@@ -126,6 +128,7 @@ def collect(path: KernelPath, output: Path, kind: str = "train") -> dict[str, An
         "acks": counted["acks"],
         "lost": counted["lost"],
         "ns_per_ack": counted["run_ns"] / max(counted["runs"], 1),
+        "router": error,
         "bbr_ns_per_ack": counted["bbr_ns"] / max(counted["bbr_runs"], 1),  # BBR's own share of it
     }
     write_path(output, path.name, about, samples, flows)

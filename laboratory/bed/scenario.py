@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from laboratory.bed import router_log, tcp, tcp_traffic
 from laboratory.bed.checks import capability
 from laboratory.bed.hosts import ADDRESS_B, Bed, run_folder
-from laboratory.bed.lateness import lateness
+from laboratory.bed.lateness import router_error
 from laboratory.bed.marking import ended, marked, unforeseen_share
 from laboratory.bed.programs import DCTCP, DCTCP_OBJECT, HOLDER, OF_SCENARIOS, build_hash, wait_for_name
 from laboratory.bed.run import PROFILES
@@ -173,7 +173,7 @@ def _row(scenario: Scenario, cell: Cell, asked: Mapping[str, Any], model: Model 
         "reordering": "RACK (RFC 8985)",
         "cpu_s": bed.summary["cpu_s"],
         **figures(records, groups, span_ns),
-        **router_error(records, span_ns, delay_ms * 1e6),
+        **router_error(records, delay_ms * 1e6, span_ns),
         "unforeseen_share": unforeseen_share(followed, records, groups) if cell.control == "model" else None,
     }
 
@@ -272,13 +272,6 @@ def figures(
         "cross_goodput_bps": total - s1_l4s - s1_classic,
         "classic_share": classic / total if total else None,
     }
-
-
-def router_error(records: NDArray[Any], span_ns: tuple[int, int], delay_ns: float) -> dict[str, float | None]:
-    """How late the router wrote what came to it between two times, of all flows, and what stalls masked."""
-    forward = records[records["kind"] == router_log.FORWARD]
-    ours = forward[(forward["arrived_ns"] >= span_ns[0]) & (forward["arrived_ns"] < span_ns[1])]
-    return lateness(ours["written_ns"], ours["due_ns"], records, delay_ns).columns()
 
 
 class _Group:

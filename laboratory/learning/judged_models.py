@@ -77,12 +77,11 @@ def check_acks(models: Mapping[str, Model], scenarios: Mapping[str, Scenario]) -
                     f"ones in {name} (controls.acks); train a model on that scenario"
                 )
         if model.acks in (None, UNSAID) and "selective" in here:
-            learned = (
-                "trained on latencies of cumulative ACKs, as every model without"
-                if model.acks is None
-                else "an earlier version trained it, and of which ACKs' latencies is not in its"
+            why = "it has no" if model.acks is None else "an earlier version wrote its"
+            print(
+                f"{model.folder}: of which ACKs' latencies it learned is not known ({why} {ORIGIN}); S1 "
+                "learns from selective ACKs here"
             )
-            print(f"{model.folder}: {learned} {ORIGIN}; S1 learns from selective ACKs here")
 
 
 def check_rules(models: Mapping[str, Model], scenarios: Mapping[str, Scenario]) -> None:

@@ -1,8 +1,8 @@
 """The packet table of a simulated run, from the simulator's own log of S1 instead of its capture.
 
-`extract` knows cumulative ACKs alone (docs/PACKETS.md). The log has each packet's first ACK as the run's
-`acks` counts it, SACK blocks too, which is what the run's controls learn from. All else that is taken the
-sender knows too, except `lost`: the simulator says which packets were dropped. No input of a window uses it.
+The log has each packet's first ACK as the run's `acks` counts it: what the run's controls learn from. A round
+within a run reads it as far as it goes. `extract` finds the same in a capture (docs/PACKETS.md), but for
+`lost`: the simulator says which packets were dropped. No input of a window uses it.
 """
 
 from __future__ import annotations

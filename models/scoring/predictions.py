@@ -53,7 +53,7 @@ class EvaluatedTrace:
     windows: TraceWindows
     features: tuple[str, ...]
     flow_BH: NDArray[np.int32]
-    choice: Choice | None = None  # where the truth is known
+    choice: Choice | None = None  # where the truth is known; without, nothing is asked for a queue
 
     @property
     def horizon(self) -> int:
@@ -62,10 +62,11 @@ class EvaluatedTrace:
 
     def candidates(self, part: Slice, queue: int = AS_SENT) -> Candidates:
         """Tokens of the packets about to be sent in the windows of a slice, as asked for a queue."""
-        if queue != AS_SENT and self.choice is not None:
-            return Candidates(self.choice.asked_QBHF[queue][part.lo : part.hi], self.features)
-        x_BWF = self.windows.x_BWF[part.lo : part.hi, -self.horizon :]
-        return Candidates(np.ascontiguousarray(x_BWF), self.features)
+        if queue == AS_SENT or self.choice is None:
+            x_BHF = np.ascontiguousarray(self.windows.x_BWF[part.lo : part.hi, -self.horizon :])
+        else:
+            x_BHF = self.choice.asked_QBHF[queue][part.lo : part.hi]
+        return Candidates(x_BHF, self.features)
 
     def inputs(self, part: Slice, queue: int = AS_SENT) -> NDArray[np.float32]:
         """Windows (B, W, F) of a slice, as asked for a queue."""

@@ -38,8 +38,10 @@ def test_a_long_trace_and_its_truth_are_of_the_same_packets(project: Path, tmp_p
     assert np.corrcoef(chosen_us[arrived], waited_us)[0, 1] > 0.9
     moved = (truth["default_queue"] == "l4s") & (truth["queue"] == "classic")
     assert 0 < moved.mean() < 0.2
+    some = read_waits(made / "truth.parquet", packets.filter(flow_id=3))  # as where a connection is left out
+    np.testing.assert_array_equal(some.l4s_us_N, waits.l4s_us_N[packets["flow_id"] == 3])
     with pytest.raises(ValueError, match="are not the 10 of the trace"):
-        read_waits(made / "truth.parquet", packets.head(10))
+        read_waits(made / "truth.parquet", packets.head(10).with_columns(pl.col("sent_ns") + 1))
     other = tmp_path / "other.parquet"
     truth.drop("l4s_wait_us").write_parquet(other)
     with pytest.raises(ValueError, match="column l4s_wait_us is missing"):

@@ -20,10 +20,11 @@ from waiting import wait_until
 from infra.cli import app
 from laboratory.bed import router_log, scenario
 from laboratory.bed.hosts import Bed, clean, leftovers
+from laboratory.bed.lateness import router_error
 from laboratory.bed.programs import DCTCP, DCTCP_OBJECT, HOLDER
 from laboratory.bed.report import agreement, router_errors, router_table
 from laboratory.bed.runs import LATER, ROUTER, SCHEMA, keep, load
-from laboratory.bed.scenario import figures, groups_of, queue_of, router_error, rule_of, sizes_of
+from laboratory.bed.scenario import figures, groups_of, queue_of, rule_of, sizes_of
 from laboratory.bed.selfcheck import NO_AQM
 from laboratory.bed.tcp import PORT
 from laboratory.learning.judged_models import models_by_profile
@@ -92,9 +93,9 @@ def test_a_runs_lateness_is_of_its_span_and_of_every_flow_to_host_b() -> None:
     log["kind"][200:400], log["written_ns"][200:400] = router_log.BACK, SECOND  # late, and not of these
     log["kind"][400] = router_log.STALL
     log["arrived_ns"][400], log["written_ns"][400] = 144_500_000, 145_500_000
-    found = router_error(log, (50_000_000, 170_000_000), 15_000_000)
+    found = router_error(log, 15_000_000, (50_000_000, 170_000_000))
     assert found == {"late_p50_us": 10, "late_p99_us": 10, "late_p999_us": 10, "stalled_share": 20 / 120}
-    assert router_error(log, (50_000_000, 150_000_000), 15_000_000)["late_p50_us"] is None
+    assert router_error(log, 15_000_000, (50_000_000, 150_000_000))["late_p50_us"] is None
 
 
 def test_sizes_are_the_simulators() -> None:
@@ -151,6 +152,11 @@ def test_a_direction_is_said_where_both_are_settled(tmp_path: Path) -> None:
     assert "-66.7 %" in said["oracle"]
     assert said["random"].endswith("| disagree |")
     assert all(line.endswith("| open |") for line in lines if "S1's goodput" in line)
+    told = json.loads(CliRunner().invoke(app, ["bed", "report", "-o", str(tmp_path), "--json"]).stdout)
+    (oracle,) = (one for one in told["directions"] if (one["control"], one["measure"]) == ("oracle", "P99"))
+    assert oracle["direction"] == "agree"
+    assert oracle["kernel"]["mean"] == pytest.approx(-0.4)
+    assert oracle["ns3"]["high"] == pytest.approx(-2 / 3)
     keep(tmp_path, rows("ns3", {"default": 60.0}))  # in the place of the same
     assert len(load(tmp_path)) == 30
     assert "Nothing to compare yet" in agreement(load(tmp_path / "none"))[0]

@@ -81,6 +81,7 @@ def test_every_ack_of_a_real_kernels_flows_is_sampled(tmp_path: Path) -> None:
     path = KernelPath(rate_mbps=20, rtt_ms=40, flows=3, bytes=1_000_000, load=0.3)
     said = collect(path, tmp_path, "held-out")
     assert (said["flows_whole"], said["lost"]) == (3, 0)
+    assert said["router"]["stalled_share"] is not None
     assert paths_in(tmp_path)[path.name]["source"] == "kernel"
     samples, flows = read_path(tmp_path, path.name)
     assert said["acks"] == flows["samples"].sum()

@@ -343,8 +343,8 @@ def model_of(folder: Path, origin: object) -> Model:
     ("origin", "said"),
     [
         ({"acks": "selective"}, ""),
-        (None, "trained on latencies of cumulative ACKs, as every model without origin.json"),
-        ({"scenario": "figure8"}, "an earlier version trained it"),
+        (None, "of which ACKs' latencies it learned is not known (it has no origin.json)"),
+        ({"scenario": "figure8"}, "an earlier version wrote its origin.json"),
     ],
 )
 def test_a_model_says_from_which_acks_it_learned(
