@@ -185,13 +185,20 @@ def test_packets_that_do_not_belong_to_the_windows_are_refused(tmp_path: Path) -
 class Constant:
     """Stands where the predictor does, so that only baselines are at work: says 30 ms of everything."""
 
-    def predict(self, trace: predictions.EvaluatedTrace, pieces: Any) -> dict[str, Any]:
+    def heads(self, name: str, rounds: int) -> dict[int, Any]:
+        return {}
+
+    def predict(self, trace: Any, heads: Any, pieces: Any, queue: int) -> dict[str, Any]:
         us_BH = np.full((sum(len(each.part) for some in pieces for each in some), 8), 30e3)
         return dict.fromkeys((predictions.FINETUNED, predictions.AT_ONCE, predictions.PRETRAINED), us_BH)
 
 
 def predicted(folder: Path, packets: pl.DataFrame) -> predictions.TracePredictions:
-    toy = opened(folder, packets)
+    toy_world.write_windows(folder, [packets])
+    waits = {"classic_wait_us": 1.0, "l4s_wait_us": 2.0, "default_queue": pl.lit("l4s")}
+    packets.select("sent_ns", **waits).write_parquet(folder / "toy.parquet")
+    where = {"packets": folder / "packets", "truths": folder}
+    toy = predictions.load_traces(folder / "windows", folder / "split.json", **where)[1]["toy"]
     trees, otherwise_us = predictions.fit_trees([toy], rounds=20, seed=1)
     constant: Any = Constant()
     return predictions.predict_trace(
@@ -216,6 +223,12 @@ def test_no_baseline_changes_when_what_is_not_yet_acknowledged_changes(tmp_path:
         old, new = (p.us_BH[method] for p in (before, after))
         np.testing.assert_array_equal(old[: row + 1], new[: row + 1], err_msg=method)
         assert not np.array_equal(old, new), f"{method} does not read the latencies that become visible"
+        old, new = (p.classic_BH[method] for p in (before, after))
+        np.testing.assert_array_equal(old[: row + 1], new[: row + 1], err_msg=method)
+    assert before.waits is not None
+    assert before.waits.movable_N.all()
+    assert not before.classic_BH["last_flow"].any()  # the flow's latency is the same in either queue
+    assert before.classic_BH["last_queue"].mean() > 0.9  # the toy's classic queue is the shorter one
 
 
 def test_last_visible_under_acked_is_the_last_acknowledged(tmp_path: Path) -> None:
