@@ -69,6 +69,7 @@ JUDGED_HEAD: Final = ("over seeds", "over seeds and seconds", "verdict")
 CHOICES: Final = ("web", "web-varying", "video", "video-varying")
 TRIED_RULE: Final = 0.4  # the best one on web
 TOLD: Final = {"all": "", "flows": "-flows", "first": "-first"}  # what ends an entry's name
+SELECTIVE: Final = "-selective"  # likewise, of latencies by selective ACKs too
 CHOICE_HEAD: Final = [
     "trace",
     "variant",
@@ -399,15 +400,17 @@ def calibration_entry(kind: str) -> str:
     return f"calibration-{kind}"
 
 
-def choices(published: Mapping[str, Any]) -> list[str]:
+def choices(published: Mapping[str, Any], acks: str = "") -> list[str]:
     """A line for each kind of trace and variant: how well it chooses between the queues, with tuned heads.
+
+    `acks` ends the entries' names: SELECTIVE, or none where latencies are of cumulative ACKs.
 
     Raises:
         ValueError: a kind is not published.
     """
     lines = lab.head_of(CHOICE_HEAD)
     for kind in CHOICES:
-        one = entry(published, choice_entry(kind))
+        one = entry(published, choice_entry(kind) + acks)
         never, always = one["choice"]["never_ms"], one["choice"]["always_ms"]
         lines.append(lab.row_of([kind, "never move", "", f"{never:.2f}", *[""] * 5]))
         lines.append(lab.row_of([kind, "always move", "", f"{always:.2f}", *[""] * 5]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -310,12 +309,12 @@ def known(data: Data, profile: str, scenario: str = ladder.SCENARIO) -> list[str
 
 
 def _choice(data: Data) -> str:
-    found = [forecasters.Regrets.of(data.forecasters, kind) for kind in forecasters.LONG]
-    ours, trees, always = (
-        [statistics.fmean(getattr(one, who)) for one in found] for who in ("ours", "trees", "always")
-    )
-    said = (f"{min(means):.1f}–{max(means):.1f}" for means in (ours, trees, always))
-    return "regret {} ms; trees {}, always moving {}".format(*said)
+    one = data.evaluation("late-packets")
+    ours, trees = (one["methods"][method]["regret_ms"] for method in (FINETUNED, TREES))
+    low, high = one["methods"][FINETUNED]["regret_ms_95"]
+    always, never = (one["choice"][f"{who}_ms"] for who in ("always", "never"))
+    said = f"regret {ours:.1f} ms ({low:.1f}–{high:.1f}); trees {trees:.1f}"
+    return f"{said}, always moving {always:.1f}, never {never:.1f}"
 
 
 def summary(data: Data) -> list[str]:
@@ -323,7 +322,7 @@ def summary(data: Data) -> list[str]:
     rows = (
         ("late packets", "late-packets", _late(data, "late-packets")),
         ("Wi-Fi, one layer", "wifi", _late(data, "wifi")),
-        ("choice of queue", "forecasters", _choice(data)),
+        ("choice of queue", "late-packets", _choice(data)),
         ("P99 wait, uncoupled", "figure8", _wait(data, "uncoupled")),
         ("P99 wait, RFC 9332", "rfc9332", _wait(data, "rfc9332")),
         ("one answer through Triton", "serving", _answer(data)),
@@ -369,6 +368,7 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "forecasters-simulated": partial(forecasts, name="simulated"),
     "forecasters-inputs": partial(forecasts, name="inputs"),
     "choice": lambda data: forecasters.choices(data.forecasters),
+    "choice-selective": lambda data: forecasters.choices(data.forecasters, forecasters.SELECTIVE),
     "choice-coverage": lambda data: forecasters.coverages(data.forecasters),
     "choice-sooner": lambda data: forecasters.sooner(data.forecasters),
     "choice-told": lambda data: forecasters.told(data.forecasters),
