@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,6 @@ SAME_PACKETS: Final = (
     *("n", "n_late"),
 )
 NEEDED: Final = {"traces", "protocol", "within_training", "against", "n", "n_late", "base_rate", "variants"}
-INNERMOST: Final = re.compile(r"[\[{][^][{}]*[\]}]")  # a line each, or the file is too long
 DIFFERENCE: Final = "less the reference"
 HEAD: Final = [
     "variant",
@@ -111,8 +109,8 @@ def take(name: str, scores: Path, path: Path = FILE) -> str:
     else:
         entries[name] = _joined(old, new)
         said = f"has {', '.join(entries[name]['variants'])}"
-    text = json.dumps({key: entries[key] for key in sorted(entries)}, indent=1)
-    write_file(path, INNERMOST.sub(lambda one: " ".join(one[0].split()), text) + "\n")
+    lines = (f"{json.dumps(key)}: {json.dumps(entries[key])}" for key in sorted(entries))
+    write_file(path, "{\n" + ",\n".join(lines) + "\n}\n")  # a line each: indented it is a third larger
     return f"{path}: {name} {said}"
 
 
@@ -403,13 +401,16 @@ def calibration_entry(kind: str) -> str:
 def choices(published: Mapping[str, Any], acks: str = "") -> list[str]:
     """A line for each kind of trace and variant: how well it chooses between the queues, with tuned heads.
 
-    `acks` ends the entries' names: SELECTIVE, or none where latencies are of cumulative ACKs.
+    `acks` ends the entries' names: SELECTIVE, of the kinds that are published; none, of all kinds, where
+    latencies are of cumulative ACKs.
 
     Raises:
         ValueError: a kind is not published.
     """
     lines = lab.head_of(CHOICE_HEAD)
     for kind in CHOICES:
+        if acks and choice_entry(kind) + acks not in published:
+            continue
         one = entry(published, choice_entry(kind) + acks)
         never, always = one["choice"]["never_ms"], one["choice"]["always_ms"]
         lines.append(lab.row_of([kind, "never move", "", f"{never:.2f}", *[""] * 5]))
