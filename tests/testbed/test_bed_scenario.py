@@ -270,24 +270,42 @@ def test_a_kernels_flows_are_marked_answer_marks_and_are_moved(tmp_path: Path) -
     assert DCTCP not in CONTROLS.read_text().split()
 
 
-OWNER = """
-import sys
-from pathlib import Path
+OWNERS = {
+    "figure8": """
 from laboratory.bed import scenario
 from laboratory.scenarios.files import load, path_of
 asked = load(path_of("bed-figure8")).model_copy(update={"seconds": 60.0, "seeds": [1]})
-scenario.run("try", asked, Path(sys.argv[1]), print)
-"""
+scenario.run("try", asked, folder, print)
+""",
+    "fct": """
+from laboratory.bed import completions
+completions.download(completions.Traffic(flows=20), 50, 1, 0, 1, lambda samples: None)
+""",
+    "collect": """
+from laboratory.bed.rate_flows import KernelPath, collect
+collect(KernelPath(rate_mbps=20, rtt_ms=40, flows=50), folder)
+""",
+    "selfcheck": """
+from laboratory.bed.selfcheck import selfcheck
+selfcheck(20, 60)
+""",
+}
+KILLED = [("figure8", 1), ("figure8", 3), ("figure8", 6), ("figure8", 7)]  # from the holder alone to all
+KILLED += [("fct", 1), ("fct", 3), ("fct", 5), ("collect", 1), ("collect", 3), ("collect", 4)]
+KILLED += [("selfcheck", 1), ("selfcheck", 2)]
 
 
 @pytest.mark.long
 @needs_bed
 @pytest.mark.slow
-@pytest.mark.parametrize("programs", [1, 3, 6, 7])  # from the holder alone to all
-def test_nothing_stays_of_a_run_that_is_killed(tmp_path: Path, project: Path, programs: int) -> None:
-    gone = lambda: DCTCP not in CONTROLS.read_text().split()  # noqa: E731
+@pytest.mark.parametrize(("run", "programs"), KILLED)
+def test_nothing_stays_of_a_run_that_is_killed(
+    tmp_path: Path, project: Path, run: str, programs: int
+) -> None:
+    gone = lambda: not {DCTCP, "sq_rate"} & set(CONTROLS.read_text().split())  # noqa: E731
     wait_until(gone, "another bed runs")
-    command = [sys.executable, "-c", OWNER, str(tmp_path)]
+    begin = "import sys; from pathlib import Path; folder = Path(sys.argv[1])"
+    command = [sys.executable, "-c", begin + OWNERS[run], str(tmp_path)]
     with subprocess.Popen(command, cwd=project, stdout=subprocess.DEVNULL) as owner:
         family = psutil.Process(owner.pid)
         wait_until(lambda: len(family.children(recursive=True)) >= programs, "its programs did not start")
