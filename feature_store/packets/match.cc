@@ -208,15 +208,17 @@ void Matcher::Sack(Flow& flow, const SackBlock& block, TraceClock::Reading now) 
   if (known != flow.sacked.begin() && std::prev(known)->second >= left) --known;
   std::int64_t from = left, begins = left, ends = right;
   bool any = false;
+  int ranges = 0;
   const auto merged = known;
   for (; known != flow.sacked.end() && known->first <= right; ++known) {
     any |= Covered(flow, from, known->first, now);
     from = std::max(from, known->second);
     begins = std::min(begins, known->first);
     ends = std::max(ends, known->second);
+    ++ranges;
   }
   any |= Covered(flow, from, right, now);
-  if (!any) return;
+  if (!any && ranges < 2) return;  // of two ranges with nothing between them one is left
   flow.sacked.erase(merged, known);
   flow.sacked.emplace(begins, ends);
 }
