@@ -88,6 +88,16 @@ void take_off(const std::string& device, unsigned index, const sq_settings& sett
   if (settings.made_clsact != 0 && !has_filters(device)) destroy_clsact(hook_of(index));
 }
 
+// Takes off what an attachment leaves behind that is killed before its filter is there: clsact,
+// which does nothing by itself. Whether it did.
+bool takes_off_rest(const std::string& device, unsigned index) {
+  bpf_tc_hook hook = hook_of(index);
+  const int made = bpf_tc_hook_create(&hook);
+  if (made != 0 && (made != -EEXIST || has_filters(device))) return false;
+  destroy_clsact(hook);
+  return made != 0;
+}
+
 int attach(const std::string& device, const std::string& object) {
   const unsigned index = index_of(device);
   if (attached(index) != 0)
@@ -130,6 +140,10 @@ int attach(const std::string& device, const std::string& object) {
 
 int detach(const std::string& device) {
   const unsigned index = index_of(device);
+  if (attached(index) == 0 && takes_off_rest(device, index)) {
+    std::printf("{\"device\": \"%s\", \"attached\": false}\n", device.c_str());
+    return 0;
+  }
   const std::uint32_t program = required(device, index);
   const int map = map_of(program, "sq_attachment", sizeof(sq_settings));
   sq_settings settings{};

@@ -154,6 +154,25 @@ def test_an_attach_that_fails_leaves_the_device_as_it_was() -> None:
 
 
 @needs_bpf
+def test_what_an_attachment_leaves_that_is_killed_at_once_is_taken_off() -> None:
+    """Clsact alone; where there is none, or somebody's filter in it, detach changes nothing and says so."""
+    script = """
+        ip link set lo up && tc qdisc add dev lo clsact && "$0" detach lo && tc qdisc show dev lo &&
+        ! "$0" detach lo && tc qdisc add dev lo clsact &&
+        tc filter add dev lo ingress prio 7 bpf direct-action object-file "$1" section tc &&
+        ! "$0" detach lo && tc filter show dev lo ingress
+    """
+    command = [*own_network(), "sh", "-c", script, str(MARKER), str(MARK_OBJECT)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr + ran.stdout
+    said, *rest = ran.stdout.splitlines()
+    assert json.loads(said) == {"device": "lo", "attached": False}
+    assert "clsact" not in rest[0]
+    assert "pref 7 bpf" in ran.stdout
+    assert ran.stderr == "device lo: no marker is attached\n" * 2
+
+
+@needs_bpf
 def test_the_advice_on_another_versions_marker_takes_it_off() -> None:
     """One that `tc` put there lacks a map; after the command that the line says, the device is as it was."""
     script = """
