@@ -65,7 +65,10 @@ class Guard {
   static constexpr std::size_t kPairs = 4;                 // of a receiver, under way
   static constexpr std::size_t kMaxReceivers = 1024;       // those beyond keep their default queue
   static constexpr std::int64_t kIdleNs = 60'000'000'000;  // then a receiver may be forgotten
+  // After a trial that failed. Moving that is watched takes seconds to begin, so it is in no hurry,
+  // and each trial costs.
   static constexpr std::int64_t kFirstPauseNs = 2'000'000'000;
+  static constexpr std::int64_t kFirstWatchedPauseNs = 8'000'000'000;
   static constexpr std::int64_t kLongestPauseNs = 512'000'000'000;
   static constexpr std::int64_t kFirstGrownPauseNs = 8'000'000'000;
   static constexpr std::int64_t kFirstAdvantagePauseNs = 32'000'000'000;
@@ -337,7 +340,8 @@ class Guard {
   }
 
   void stop(Receiver& r, std::int64_t now_ns) {
-    r.pause_ns = std::clamp(2 * r.pause_ns, kFirstPauseNs, kLongestPauseNs);
+    const std::int64_t first_ns = watches() ? kFirstWatchedPauseNs : kFirstPauseNs;
+    r.pause_ns = std::clamp(2 * r.pause_ns, first_ns, kLongestPauseNs);
     stop(r, now_ns, r.pause_ns);
   }
 

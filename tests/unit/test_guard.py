@@ -162,6 +162,12 @@ def test_harm_is_stopped_at_once_and_seldom_tried_again() -> None:
     assert all(later > 1.5 * earlier for earlier, later in itertools.pairwise(pauses))
 
 
+def test_while_rates_are_watched_a_trial_that_failed_is_tried_again_later() -> None:
+    guard = Guard()
+    World(guard, constant(classic_ms=100, l4s_ms=45)).run(30_000)  # a minute
+    assert (guard.counts().admitted, guard.counts().trials) == (0, 4)  # pauses of 8, 16 and 32 s
+
+
 def test_moving_stops_when_it_no_longer_helps_and_comes_back() -> None:
     guard = unwatched()
     world = World(guard, constant(classic_ms=45, l4s_ms=60))

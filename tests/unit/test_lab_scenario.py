@@ -853,15 +853,13 @@ def test_the_guard_is_judged_as_the_agent_ships_it() -> None:
     ships = ControllerParams()
     first = {"guard": "on", "max_moved_share": ships.max_moved_share}
     unwatched = first | {"guard_packets": PAIR_PACKETS}
-    before = unwatched | {"guard_growth": MOST_GROWTH}
-    shipped = before | {"guard_advantage": MOST_ADVANTAGE}
+    shipped = unwatched | {"guard_growth": MOST_GROWTH, "guard_advantage": MOST_ADVANTAGE}
     off = control_of(load(path_of("figure8")).environment, "model", model=Model(Path(), ""), share=0)
     assert not set(shipped) & set(off)
     for prefix, more, response in (
         ("guard-*", first, "scalable"),
         ("shipped-guard-*", shipped, "scalable"),
-        ("guarded-[fgu]*", shipped, "scalable"),
-        ("guarded-[!fgu]*", before, "scalable"),
+        ("guarded-*", shipped, "scalable"),
         ("unheard-guard-*", unwatched, "unheard"),
         ("discounted-guard-*", unwatched, "discounted"),
     ):
