@@ -17,7 +17,6 @@ import numpy.typing as npt
 from feature_store.atomic import new_folder
 from feature_store.packets import pcaplib
 from feature_store.packets.captures import CaptureFile, say
-from feature_store.packets.pcaplib import LATENCIES
 from feature_store.packets.rare import address_bytes, address_text
 from feature_store.packets.sender_clock import NoClockError, sender_tick_ns
 from feature_store.packets.table_writer import TraceWriter
@@ -62,8 +61,8 @@ def extract_trace(job: Job, output: Path, progress: Callable[[int], None] = lamb
         OSError: the capture cannot be read or the table cannot be written.
 
     """
-    if job.latency not in LATENCIES:
-        raise ValueError(f"latency {job.latency!r} is unknown; it is one of {', '.join(LATENCIES)}")
+    if job.latency not in pcaplib.LATENCIES:
+        raise ValueError(f"latency {job.latency!r} is unknown; it is one of {', '.join(pcaplib.LATENCIES)}")
     try:
         plan = _Plan(address_bytes(job.sender) if job.sender else None)
     except ValueError:

@@ -401,16 +401,13 @@ def calibration_entry(kind: str) -> str:
 def choices(published: Mapping[str, Any], acks: str = "") -> list[str]:
     """A line for each kind of trace and variant: how well it chooses between the queues, with tuned heads.
 
-    `acks` ends the entries' names: SELECTIVE, of the kinds that are published; none, of all kinds, where
-    latencies are of cumulative ACKs.
+    `acks` ends the entries' names: SELECTIVE, or none where latencies are of cumulative ACKs.
 
     Raises:
         ValueError: a kind is not published.
     """
     lines = lab.head_of(CHOICE_HEAD)
     for kind in CHOICES:
-        if acks and choice_entry(kind) + acks not in published:
-            continue
         one = entry(published, choice_entry(kind) + acks)
         never, always = one["choice"]["never_ms"], one["choice"]["always_ms"]
         lines.append(lab.row_of([kind, "never move", "", f"{never:.2f}", *[""] * 5]))

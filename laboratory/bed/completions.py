@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -265,7 +265,7 @@ def measure(
                 report(f"{variant}, {place}")
                 answer = answers(variant, traffic, place, artifact)
                 each, said, error = download(traffic, rtt, buffer, WINDOWS[window], seed, answer)
-                made = replace(_run(variant, rtt, buffer, window, seed, each, said), router=error)
+                made = _run(variant, rtt, buffer, window, seed, each, said, error)
                 write_file(path, json.dumps(asdict(made)) + "\n")
             found.append(Run(**read_object(path)))
     return found
@@ -289,7 +289,7 @@ def whole(runs: Sequence[Run]) -> list[Run]:
 
 def _run(
     variant: str, rtt: int, buffer: float, window: str, seed: int,
-    each: Sequence[Mapping[str, float]], said: Mapping[str, Any],
+    each: Sequence[Mapping[str, float]], said: Mapping[str, Any], error: Error,
 ) -> Run:  # fmt: skip
     own = [one for one in each if one["asked"]]
     return Run(
@@ -304,4 +304,5 @@ def _run(
         int(sum(one["retransmitted"] for one in own)),
         int(said["judged"][0]),
         0,
+        error,
     )

@@ -124,9 +124,8 @@ def _score(
     `finetuned_minus_this` holds 95 % intervals of the differences from the fine-tuned model, paired: both
     are scored on the same draws of blocks of time. Where zero is inside, the order of the two is not settled.
     """
-    time_ns_B = np.concatenate(
-        [p.decision_ns_B - p.decision_ns_B[0] + i * TRACE_OFFSET_NS for i, p in enumerate(part)]
-    )
+    times = [p.decision_ns_B - p.decision_ns_B[0] + i * TRACE_OFFSET_NS for i, p in enumerate(part)]
+    time_ns_B = np.concatenate(times)
     y_BH = np.concatenate([p.y_BH for p in part])
     last_flow_BH = np.concatenate([p.last_flow_BH for p in part])
     scores: dict[str, dict[str, Any]] = {}
@@ -144,7 +143,7 @@ def _score(
         for name, by_flow in SHARP.items():  # no change is counted across two traces
             scored = [_sharp(p, p.us_BH[method], by_flow=by_flow) for p in part]
             scores[method][name] = {v: pool_changes([one[v] for one in scored]) for v in VARIANTS}
-        scores[method]["choice"], regrets_R = _choice(part, method, time_ns_B, seed)
+        scores[method]["choice"], regrets_R = _choice(part, method, times, seed)
         if drawn is not None:
             draws[method] = {name: getattr(drawn, name) for name in DRAWN}
             if regrets_R is not None:
@@ -161,27 +160,25 @@ def _score(
 
 
 def _choice(
-    part: Sequence[TracePredictions], method: str, time_ns_B: Ints, seed: int
+    part: Sequence[TracePredictions], method: str, times: Sequence[Ints], seed: int
 ) -> tuple[dict[str, Any], Floats | None]:
     """Score where a method would send the packets that may be moved, of the traces whose truth is known.
 
     A packet goes where its forecast is less, and stays where both are equal.
     """
-    classic, waits, times = [], [], []
-    starts = np.cumsum([0, *(len(p.decision_ns_B) for p in part)])
-    for p, start in zip(part, starts[:-1], strict=True):
+    classic, waits, sent = [], [], []
+    for p, time_ns_B in zip(part, times, strict=True):
         if p.waits is None:
             continue
         movable_N = p.waits.movable_N
         classic.append(p.classic_BH[method].ravel()[movable_N])
         waits.append(np.stack([p.waits.classic_us_N, p.waits.l4s_us_N])[:, movable_N])
-        time_ns_N = np.repeat(time_ns_B[start : start + len(p.decision_ns_B)], p.y_BH.shape[1])
-        times.append(time_ns_N[movable_N])
+        sent.append(np.repeat(time_ns_B, p.y_BH.shape[1])[movable_N])
     if not waits:
         nothing = np.zeros(0)
         return score_choice(nothing.astype(bool), nothing, nothing, nothing.astype(np.int64), seed)
     classic_us_N, l4s_us_N = np.concatenate(waits, axis=1).astype(np.float64)
-    return score_choice(np.concatenate(classic), classic_us_N, l4s_us_N, np.concatenate(times), seed)
+    return score_choice(np.concatenate(classic), classic_us_N, l4s_us_N, np.concatenate(sent), seed)
 
 
 def _difference(

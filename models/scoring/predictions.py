@@ -204,7 +204,7 @@ def predict_trace(
 
     def said(shown: Candidates, queue: int) -> dict[str, Floats]:
         us = {name: baselines.last_visible(shown, name, otherwise_us) for name in baselines.LAST_VISIBLE}
-        us["ewma"] = _ewma(trace, rows, us["last_flow"])
+        us["ewma"] = ewma_BH
         us |= _predict_trees(trace, continued, pieces, queue)
         progress(f"{windows.name}: baselines")
         us |= models.predict(trace, heads, pieces, queue)
@@ -212,6 +212,8 @@ def predict_trace(
         return {method: us[method] for method in METHODS}
 
     shown = shown_for(AS_SENT)
+    otherwise_BH = baselines.last_visible(shown, "last_flow", otherwise_us)
+    ewma_BH = _ewma(trace, rows, otherwise_BH)  # of the flow: the same in either queue
     waits, classic_BH = None, {}
     if trace.choice is not None:
         classic, l4s = (said(shown_for(queue), queue) for queue in range(len(QUEUES)))
