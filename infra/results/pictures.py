@@ -39,9 +39,11 @@ PICTURES: Final[Mapping[str, Callable[[Path, Data], bytes]]] = {
     "confucius-figure-12.svg": lambda _, data: svg(lambda: web_pages.picture(data.pages)),
     "lfq-traces.svg": lambda _, data: svg(lambda: lfq_traces.picture(data.traces)),
     "rate-errors.svg": lambda _, data: svg(lambda: rate_pictures.errors(data.rates)),
+    "rate-kernel-errors.svg": lambda _, data: svg(lambda: rate_pictures.errors(data.rates["kernel"])),
     "rate-fields.svg": lambda _, data: svg(lambda: rate_pictures.fields(data.rates)),
     "rate-plain.svg": lambda _, data: svg(lambda: rate_pictures.plain(data.rates)),
-    "rate-completions.svg": lambda _, data: svg(lambda: rate_pictures.completions(data.rates)),
+    "rate-completions.svg": lambda _, data: svg(lambda: rate_pictures.completions(data.rates["fed_back"])),
+    "bed-completions.svg": lambda _, data: svg(lambda: rate_pictures.completions(data.rates["fed_kernel"])),
     "premise-map.svg": lambda _, data: svg(lambda: premise_map(data.of(SCENARIO))),
 }
 

@@ -108,13 +108,14 @@ def _by_packet(each: Mapping[str, Mapping[str, Any]], most: float) -> Figure:
     return figure
 
 
-def completions(rates: Mapping[str, Any]) -> Figure:
+def completions(one: Mapping[str, Any]) -> Figure:
     """Change of the median download's time by round trip, beside plain BBR, by receive window."""
-    one = rates["fed_back"]
     figure, [panels] = grid(1, len(one["feedback"]), 8.4, 2.9)
     for axes, (window, variants) in zip(panels, one["feedback"].items(), strict=True):
         axes.axhline(0, color="black", linewidth=0.8)
         for name, colour in zip(SENDERS, (SWIFTQUEUE, *OTHERS), strict=True):
+            if name not in variants:
+                continue
             cells = [variants[name]["by_rtt"][str(trip)] for trip in one["rtts_ms"]]
             _line(axes, one["rtts_ms"], cells, NAMES[name], colour)
         axes.set_title(f"receive window: {window}", fontsize=9)

@@ -392,6 +392,10 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "rate-alone": partial(rate_study, rows=rates.alone),
     "rate-kernel": partial(rate_study, rows=rates.headline, of="kernel"),
     **{f"rate-{part}": partial(rate_study, rows=partial(rates.grid, part=part)) for part in rates.PARTS},
+    **{
+        f"rate-kernel-{part}": partial(rate_study, rows=partial(rates.grid, part=part), of="kernel")
+        for part in rates.PARTS
+    },
     **{f"bed-{source}": partial(on_the_bed, source=source) for source in bed_runs.SOURCES},
     "bed-agreement": lambda data: bed_report.agreement(data.bed),
     "bed-router": lambda data: bed_report.router_table(data.bed),
