@@ -95,6 +95,7 @@ app.add_typer(
         collect="infra.rate:collect",
         exchange="infra.rate:exchange",
         feedback="infra.rate:feedback",
+        follow="laboratory.bed.rate_follow:follow",
         forecast="infra.rate:forecast",
         plain="infra.rate:plain",
         round="infra.rate:rounds",

@@ -2,7 +2,7 @@
 
 The same runs, variants and figures as ns-3's (`laboratory/rate_feedback.py`), on the bed: each second
 download is judged and has `sq_rate`, the others the kernel's BBR. At its fifth ACK `sq_rate` asks, and this
-program answers. A flow that gets no answer is plain BBR.
+program answers, or with our network an agent. A flow that gets no answer is plain BBR.
 
 Shapes: S samples of a flow, F fields (28).
 """
@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,10 +34,13 @@ from laboratory.bed.hosts import ADDRESS_B, Bed, run_folder
 from laboratory.bed.lateness import Error, router_error
 from laboratory.bed.programs import ROUTER, SAMPLER, SAMPLER_OBJECT, build_hash, wait_for_name
 from laboratory.bed.rate_flows import CONTROL, why_not
+from laboratory.bed.rate_follow import Sampler, following
 from laboratory.bed.selfcheck import NO_AQM
 from laboratory.bed.tcp import PORT, STOP_S, running, summary, urgent
 from laboratory.rate_feedback import BBR, BUFFERS_BDP, ORACLE, OURS, PATH, RTTS_MS, WINDOWS, Run, hash_of
 from models.json_file import read_object
+from serving.agent import process as agent_process
+from serving.agent.process import BINARY as AGENT
 from serving.agent.process import end
 
 SAMPLES: Final = 5
@@ -70,14 +73,6 @@ class Traffic:
             raise ValueError(f"{self.flows} downloads: must be 2 or more, each second is judged")
 
 
-@dataclass
-class Sampler:
-    """The sampler while it runs; `said` is its summary once it has ended."""
-
-    process: subprocess.Popen[str]
-    said: dict[str, Any] = field(default_factory=dict)
-
-
 def dispersion(samples_SF: NDArray[np.int64]) -> float:
     """How closely the ACKs of the first ten packets follow each other, bytes/s, the median; 0: not known."""
     chosen = samples_SF[:TRAIN]
@@ -88,8 +83,8 @@ def dispersion(samples_SF: NDArray[np.int64]) -> float:
     return float(rates[(len(rates) - 1) // 2]) if len(rates) else 0.0
 
 
-def answers(variant: str, traffic: Traffic, place: str, artifact: Path | None) -> Answer:
-    """What a variant says of a flow.
+def answers(variant: str, traffic: Traffic, place: str, artifact: Path | None) -> Answer | Path:
+    """What a variant says of a flow; of ours the network, with which an agent answers.
 
     Args:
         variant: of VARIANTS.
@@ -98,7 +93,7 @@ def answers(variant: str, traffic: Traffic, place: str, artifact: Path | None) -
         artifact: folder of the network, for ours.
 
     Raises:
-        ValueError: there is no such variant, or the network cannot be read.
+        ValueError: there is no such variant.
 
     """
     truth = traffic.rate_mbps * 1e6 / 8 * (1 - traffic.cross)
@@ -117,17 +112,7 @@ def answers(variant: str, traffic: Traffic, place: str, artifact: Path | None) -
         return lambda samples: (dispersion(samples), dispersion(samples))
     if variant != OURS or artifact is None:
         raise ValueError(f"variant {variant}: must be one of {', '.join(VARIANTS)}; {OURS} needs --artifact")
-    from serving.engine.rate import RateEngine
-
-    engine = RateEngine(artifact)
-
-    def forecast(samples: NDArray[np.int64]) -> tuple[float, float] | None:
-        try:
-            return float(engine.forecast(samples)[-1]), dispersion(samples)
-        except ValueError:
-            return None  # the sender goes on without one
-
-    return forecast
+    return artifact
 
 
 @contextmanager
@@ -176,7 +161,7 @@ def _answer(sampler: Sampler, answer: Answer) -> None:
 
 
 def download(
-    traffic: Traffic, rtt_ms: float, buffer_bdp: float, window: int, seed: int, answer: Answer
+    traffic: Traffic, rtt_ms: float, buffer_bdp: float, window: int, seed: int, answer: Answer | Path
 ) -> tuple[list[dict[str, float]], dict[str, Any], Error]:
     """Send one run's downloads; returns what is said of each, the sampler's summary, the router's error.
 
@@ -203,7 +188,11 @@ def download(
         with (
             running(bed.b(*urgent(*take, PORT, "", window)), "the receiver"),
             running(bed.b(*urgent(*take, OTHERS, "", window)), "the others' receiver"),
-            sampling(Path(folder) / "records", answer) as sampler,
+            (
+                following(Path(folder), answer, SAMPLES)
+                if isinstance(answer, Path)
+                else sampling(Path(folder) / "records", answer)
+            ) as sampler,
         ):
             sizes = [traffic.bytes, traffic.flows, gap_s, seed, CONTROL, OTHERS]
             send = [sys.executable, tcp_traffic.__file__, "flows", ADDRESS_B, PORT, *sizes]
@@ -247,11 +236,11 @@ def measure(
                 f"--buffer-bdp {buffer:g}: at {rtt} ms that is {size:,} bytes; the router's buffer has "
                 f"{LEAST_BYTES:,} to {MOST_BYTES:,}"
             )
-    if reason := why_not():
+    if reason := why_not() or agent_process.why_not_built():
         raise RuntimeError(reason)
     output.mkdir(parents=True, exist_ok=True)
     begin, found = time.monotonic(), []
-    content = {OURS: hash_of(artifact), "random": "by place"}
+    content = {OURS: hash_of(artifact) + build_hash(AGENT), "random": "by place"}
     programs = build_hash(ROUTER, SAMPLER, SAMPLER_OBJECT)
     for seed, rtt, buffer, window in itertools.product(seeds, rtts_ms, buffers_bdp, WINDOWS):
         for variant in VARIANTS:

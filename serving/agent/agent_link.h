@@ -10,6 +10,8 @@
 //   link.decided(packet);  // a queue; or nothing: then the packet's default
 //   link.sent(...);
 //   link.acked(...);
+//   link.sample(...);  // of a TCP connection, whose rate is forecast where it asks
+//   link.forecast();  // the next answer
 //
 // Times are CLOCK_MONOTONIC. One thread.
 #ifndef SWIFTQUEUE_SERVING_AGENT_AGENT_LINK_H_
@@ -23,6 +25,7 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <map>
 #include <optional>
 #include <stdexcept>
@@ -124,6 +127,18 @@ class AgentLink {
     say(frame);
   }
 
+  void sample(const SampleFrame& frame) {
+    if (greeted_) say(frame);
+  }
+
+  // An answer that came about a TCP connection's rate; each is given once.
+  std::optional<ForecastFrame> forecast() {
+    if (forecasts_.empty()) return std::nullopt;
+    const ForecastFrame next = forecasts_.front();
+    forecasts_.pop_front();
+    return next;
+  }
+
  private:
   static constexpr std::int64_t kRetryNs = 1'000'000'000;  // between attempts to connect
   // Bytes that the agent has not taken: then it is as good as gone.
@@ -212,6 +227,8 @@ class AgentLink {
         if (decision.outcome == Outcome::kDecided) {
           decisions_[decision.first_packet / kHorizon] = decision.queues;
         }
+      } else if (frame.header.type == FrameType::kForecast) {
+        forecasts_.push_back(frame.forecast);
       }
     }
     in_.erase(0, at);
@@ -229,6 +246,7 @@ class AgentLink {
     greeted_ = false;
     first_told_ = -1;
     decisions_.clear();  // a dead agent decides nothing, not even what it had decided
+    forecasts_.clear();
     in_.clear();
     out_.clear();
   }
@@ -240,6 +258,7 @@ class AgentLink {
   std::int64_t next_try_ns_ = 0;
   std::int64_t first_told_ = -1;
   std::map<std::int64_t, Queues> decisions_;  // by batch
+  std::deque<ForecastFrame> forecasts_;       // not taken yet
   std::string in_;
   std::string out_;
   std::string problem_;

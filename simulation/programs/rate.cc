@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "../../feature_store/rate/dispersion.h"
 #include "../../feature_store/rate/tcp_sample.h"
 #include "../helper/tcp-endpoints.h"
 #include "ns3/boolean.h"
@@ -171,7 +172,7 @@ class Flow : public Download {
  private:
   void Sampled(const Sample& sample) override {
     m_seen.push_back(sample);
-    m_train.Acked(sample[At::ts], sample[At::bytes_acked]);
+    m_train.acked(sample[At::ts], sample[At::bytes_acked]);
     if (m_forecasts != nullptr && m_forecasts->IsAny() && m_seen.size() == m_sender.samples) {
       Forecast();
     }
@@ -184,7 +185,7 @@ class Flow : public Download {
   }
 
   void Forecast() {
-    m_dispersion = m_train.Get();
+    m_dispersion = m_train.get();
     m_forecast = m_forecasts->Make(GetReceiver(), m_dispersion, m_seen);
     const auto take = [this, sampled = Simulator::Now()] {
       m_verdict = m_bbr->Take(m_forecast, m_dispersion, sampled);

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //
 // When a forecast of a rate is used, how much of it, and until when
-// (feature_store/rate/feedback.h): run `build/simulation/rate-feedback-test`. What becomes of flows
-// is in tests/rate/test_rate_feedback.py.
+// (feature_store/rate/feedback.h, dispersion.h): run `build/simulation/rate-feedback-test`. What
+// becomes of flows is in tests/rate/test_rate_feedback.py.
 
 #include <cmath>
 #include <limits>
 
+#include "../../feature_store/rate/dispersion.h"
 #include "../../feature_store/rate/feedback.h"
 #include "ns3/test.h"
 #include "suite.h"
@@ -90,9 +91,33 @@ class FollowCase : public TestCase {
   }
 };
 
+class DispersionCase : public TestCase {
+ public:
+  DispersionCase() : TestCase("what the first ACKs show") {}
+
+ private:
+  void DoRun() override {
+    swiftqueue::rate::Dispersion train;
+    NS_TEST_EXPECT_MSG_EQ(train.get(), 0, "no ACK");
+    train.acked(0, 1);
+    NS_TEST_EXPECT_MSG_EQ(train.get(), 0, "one ACK");
+    train.acked(0, 1001);
+    train.acked(100, 1001);
+    NS_TEST_EXPECT_MSG_EQ(train.get(), 0, "no time, or nothing delivered");
+    train.acked(200, 2001);
+    train.acked(400, 3001);
+    NS_TEST_EXPECT_MSG_EQ(train.get(), 5'000'000, "the lower of two");
+    for (int more = 0; more < 6; ++more) {
+      train.acked(401 + more, 4001 + 1000 * more);
+    }
+    NS_TEST_EXPECT_MSG_EQ(train.get(), 1'000'000'000, "the median");
+  }
+};
+
 class RateFeedbackSuite : public ns3::TestSuite {
  public:
   RateFeedbackSuite() : TestSuite("swiftqueue-rate-feedback", Type::UNIT) {
+    AddTestCase(new DispersionCase, Duration::QUICK);
     AddTestCase(new JudgeCase, Duration::QUICK);
     AddTestCase(new BoundCase, Duration::QUICK);
     AddTestCase(new FollowCase, Duration::QUICK);

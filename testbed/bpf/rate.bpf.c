@@ -106,9 +106,11 @@ extern void bbr_set_state(struct sock* sk, u8 state) __ksym;
 #define RECOVERY 3           // enum tcp_ca_state
 #define INITIAL_WINDOW 10    // packets
 #define NO_TRIP 0xffffffffU  // no round trip is known
+#define NON_RESTRICTED 1     // net/tcp.h: who is not root may choose it too, as the kernel's BBR
 
-const volatile __u32 tick_us = 4000;     // a jiffy; the loader knows it
-const volatile __u32 asked_samples = 0;  // a forecast is asked for with this sample; 0: none is
+const volatile __u32 tick_us = 4000;      // a jiffy; the loader knows it
+const volatile __u32 asked_samples = 0;   // a forecast is asked for with this sample; 0: none is
+const volatile __u32 told_samples = ~0U;  // of each flow; nobody is told of those that follow
 
 struct known {
   __u64 flow;
@@ -324,6 +326,10 @@ void BPF_PROG(sq_rate_main, struct sock* sk, u32 ack, int flag, const struct rat
   }
   follow(sk, known, all, rs);
   __sync_fetch_and_add(&all->acks, 1);
+  if (known->acks >= told_samples) {
+    ++known->acks;
+    return;
+  }
   struct sq_rate_record* record = bpf_ringbuf_reserve(&sq_rate_ring, sizeof(*record), 0);
   if (!record) {
     __sync_fetch_and_add(&all->lost, 1);
@@ -336,9 +342,19 @@ void BPF_PROG(sq_rate_main, struct sock* sk, u32 ack, int flag, const struct rat
   record->receiver = __builtin_bswap32(sk->__sk_common.skc_daddr);
   record->port = __builtin_bswap16(sk->__sk_common.skc_dport);
   fill(record->fields, sk, known->since_ns);
-  // The loader looks by itself; what it is asked about wakes it.
-  const __u64 flags = record->number + 1 == asked_samples ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP;
+  // The loader looks by itself; what a forecast is made from wakes it.
+  const __u64 flags = record->number < asked_samples ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP;
   bpf_ringbuf_submit(record, flags);
+}
+
+SEC("struct_ops")
+void BPF_PROG(sq_rate_release, struct sock* sk) {
+  const struct known* known = bpf_sk_storage_get(&sq_rate_known, sk, 0, 0);
+  if (!known || !asked_samples || known->told) return;
+  struct sq_rate_ended* ended = bpf_ringbuf_reserve(&sq_rate_ring, sizeof(*ended), 0);
+  if (!ended) return;
+  ended->flow = known->flow;
+  bpf_ringbuf_submit(ended, BPF_RB_NO_WAKEUP);
 }
 
 SEC("struct_ops")
@@ -366,12 +382,15 @@ struct tcp_congestion_ops {
   u32 (*undo_cwnd)(struct sock* sk);
   u32 (*sndbuf_expand)(struct sock* sk);
   void (*init)(struct sock* sk);
+  void (*release)(struct sock* sk);
+  u32 flags;
   char name[16];
 };
 
 SEC(".struct_ops")
 struct tcp_congestion_ops sq_rate = {
     .init = (void*)sq_rate_init,
+    .release = (void*)sq_rate_release,
     .cong_control = (void*)sq_rate_main,
     .sndbuf_expand = (void*)sq_rate_sndbuf,
     .undo_cwnd = (void*)sq_rate_undo,
@@ -379,6 +398,7 @@ struct tcp_congestion_ops sq_rate = {
     .ssthresh = (void*)sq_rate_ssthresh,
     .min_tso_segs = (void*)sq_rate_tso,
     .set_state = (void*)sq_rate_state,
+    .flags = NON_RESTRICTED,
     .name = "sq_rate",
 };
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the sampler in the kernel (rate.bpf.c) tells its loader: one record an ACK.
+// What the sampler in the kernel (rate.bpf.c) tells its loader: one record an ACK, and the end of a
+// flow that a forecast may still be asked for; they differ in size.
 #ifndef SWIFTQUEUE_TESTBED_RATE_H
 #define SWIFTQUEUE_TESTBED_RATE_H
 
@@ -20,6 +21,10 @@ struct sq_rate_record {
   __u32 receiver; /* IPv4 address, host order */
   __u32 port;     /* of the receiver, host order */
   __s64 fields[SWIFTQUEUE_RATE_FIELDS];
+};
+
+struct sq_rate_ended {
+  __u64 flow;
 };
 
 struct sq_rate_counts {

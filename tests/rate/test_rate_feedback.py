@@ -40,7 +40,7 @@ def simulated(program: Path, folder: Path, **options: object) -> pl.DataFrame:
 @pytest.mark.slow
 def test_the_rules_one_by_one() -> None:
     """The C++ suite without a network: what is used, how much of it, and until when."""
-    assert passed("rate-feedback-test") == 4
+    assert passed("rate-feedback-test") == 5
 
 
 @pytest.mark.long

@@ -23,37 +23,6 @@
 
 namespace swiftqueue::rate {
 
-/** How closely the ACKs of the first ten packets follow each other; they leave unpaced. */
-class Dispersion {
- public:
-  static constexpr int kTrain = 10;  // packets of the initial window
-
-  void Acked(int64_t us, int64_t bytes) {
-    if (m_acks++ > 0 && m_acks <= kTrain && us > m_us && bytes > m_bytes) {
-      m_rates.push_back((bytes - m_bytes) * 1'000'000 / (us - m_us));
-    }
-    m_us = us;
-    m_bytes = bytes;
-  }
-
-  /** Bytes/s, the median; 0: not known yet. */
-  uint64_t Get() const {
-    if (m_rates.empty()) {
-      return 0;
-    }
-    std::vector<int64_t> rates = m_rates;
-    const auto middle = rates.begin() + static_cast<std::ptrdiff_t>((rates.size() - 1) / 2);
-    std::nth_element(rates.begin(), middle, rates.end());
-    return static_cast<uint64_t>(*middle);
-  }
-
- private:
-  int m_acks{0};
-  int64_t m_us{0};
-  int64_t m_bytes{0};
-  std::vector<int64_t> m_rates;
-};
-
 /** Of one run. A forecast is of bytes/s; whatever it is, it is told. */
 class Forecasts {
  public:
