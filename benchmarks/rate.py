@@ -9,6 +9,9 @@ Then the agent is told of samples at its socket, with the engine inside or a Tri
 itself from the arrival of the fifth to its answer. A program in Python beside it counts which answers came
 within the flow's least round trip, of 10 to 300 ms.
 
+Last, short downloads of this machine's kernel over a path of 40 ms: from the fifth ACK, by the kernel's own
+clock, until the flow's forecast is in the map that the congestion control reads.
+
 Shapes: S samples, F fields, H horizons.
 """
 
@@ -18,6 +21,7 @@ import json
 import os
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -42,6 +46,11 @@ ASKED: Final = 5  # samples that the agent forecasts from
 AGENT_CALLS: Final = 200  # per round and door
 WANTED_US: Final = 150.0  # from an ACK to its answer
 ANSWER_S: Final = 10.0
+KERNEL_FLOWS: Final = 25  # downloads per round
+KERNEL_BYTES: Final = 50_000  # of each: 35 packets
+KERNEL_GAP_S: Final = 0.05
+RATE_MBPS: Final = 50.0
+RTT_MS: Final = 40.0
 DOORS: Final = {"engine": "engine in the agent", "triton": "Triton behind the agent"}
 Raw = npt.NDArray[np.int64]
 Times = npt.NDArray[np.float64]
@@ -73,7 +82,8 @@ def measure(rounds: int) -> list[Row]:
             ask = _onnx_runtime(networks.export_onnx(folder))
             for n in PREFIXES:
                 rows += _latencies(engine, network, ask, [flow[:n] for flow in flows], rounds)
-            return rows + _doors(Path(temporary), folder, network.features, flows, rounds)
+            rows += _doors(Path(temporary), folder, network.features, flows, rounds)
+            return rows + kernel_rows(Path(temporary), folder, rounds)
     finally:
         torch.set_num_threads(threads)
 
@@ -195,20 +205,45 @@ def _doors(
         }
         told = {door: _asked(root / "agent.sock", given, flows, rounds) for door, given in options.items()}
     for door, (agent_us, share) in told.items():
-        name = f"ACK to answer, {DOORS[door]}, n = {ASKED}"
-        rows += [
-            Row(f"{name}, p50", agent_us, WANTED_US, "wanted at most", WANTED_US / agent_us, "us", rounds),
-            Row(
-                f"{name}, within a round trip",
-                100 * share,
-                99.9,
-                "wanted at least",
-                share / 0.999,
-                "%",
-                rounds,
-            ),
-        ]
+        rows += _wanted(f"ACK to answer, {DOORS[door]}", agent_us, share, rounds)
     return rows
+
+
+def _wanted(what: str, us: float, share: float, rounds: int) -> list[Row]:
+    """Time and share of a way from an ACK, beside what is wanted of it."""
+    name, most, least = f"{what}, n = {ASKED}", "wanted at most", "wanted at least"
+    return [
+        Row(f"{name}, p50", us, WANTED_US, most, WANTED_US / us, "us", rounds),
+        Row(f"{name}, within a round trip", 100 * share, 99.9, least, share / 0.999, "%", rounds),
+    ]
+
+
+def kernel_rows(root: Path, network: Path, rounds: int) -> list[Row]:
+    """ACK to map of a kernel's downloads on the bed; none, and a line, where this machine has no bed."""
+    from laboratory.bed import tcp_traffic
+    from laboratory.bed.hosts import ADDRESS_B, Bed
+    from laboratory.bed.rate_flows import CONTROL, why_not
+    from laboratory.bed.rate_follow import following
+    from laboratory.bed.selfcheck import NO_AQM
+    from laboratory.bed.tcp import PORT, running, summary, urgent
+
+    if reason := why_not():
+        print(f"ACK to map is left out: {reason}", file=sys.stderr)
+        return []
+    queue = NO_AQM | {"max_bytes": round(RATE_MBPS * 1e6 / 8 * RTT_MS / 1e3)}
+    program = [sys.executable, tcp_traffic.__file__]
+    with (
+        Bed(rate_mbps=RATE_MBPS, delay_ms=RTT_MS / 2, queue=queue) as bed,
+        running(bed.b(*urgent(*program, "take", ADDRESS_B, PORT)), "the receiver"),
+        following(root, network, ASKED) as sampler,
+    ):
+        flows = rounds * KERNEL_FLOWS
+        sizes = [KERNEL_BYTES, flows, KERNEL_GAP_S, SEED, CONTROL]
+        send = bed.a(*urgent(*program, "flows", ADDRESS_B, PORT, *sizes))
+        summary(subprocess.Popen(send, stdout=subprocess.PIPE, text=True))
+    told = sampler.said["ack_to_map"]
+    share = told["within_a_trip"] / flows
+    return _wanted(f"ACK to map, {DOORS['engine']}", told["p50_us"], share, rounds)
 
 
 def _asked(path: Path, options: list[str], flows: list[Raw], rounds: int) -> tuple[float, float]:

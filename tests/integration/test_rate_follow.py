@@ -308,3 +308,40 @@ def test_a_program_that_is_not_root_may_choose_it_while_the_command_runs(
         assert follow.wait() == 0
     assert said["event"] == "summary"
     wait_until(GONE, "sq_rate is still there")
+
+
+def test_the_bench_times_a_kernels_flows_from_ack_to_map(tmp_path: Path, network: Path) -> None:
+    from benchmarks.rate import kernel_rows
+
+    wait_until(GONE, "another bed runs")
+    time_row, share_row = kernel_rows(tmp_path, network, 1)
+    assert (time_row.name, time_row.unit) == ("ACK to map, engine in the agent, n = 5, p50", "us")
+    assert 0 < time_row.ours < 1000 * RTT_MS
+    assert share_row.name == "ACK to map, engine in the agent, n = 5, within a round trip"
+    assert 50 < share_row.ours <= 100  # the rest: a busy machine
+
+
+def test_the_bench_without_a_bed_says_why_and_leaves_the_rows_out(
+    tmp_path: Path, network: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from benchmarks.rate import kernel_rows
+    from laboratory.bed import rate_flows
+
+    monkeypatch.setattr(rate_flows, "why_not", lambda: "struct_ops: not here")
+    assert kernel_rows(tmp_path, network, 1) == []
+    assert capsys.readouterr().err == "ACK to map is left out: struct_ops: not here\n"
+
+
+@pytest.mark.parametrize(
+    ("who", "options", "line"),
+    [
+        ([], ["--samples", "7"], "swiftqueue: --samples 7: a forecast is made from 5, 15, 35\n"),
+        (["setpriv", "--bounding-set=-all", "--inh-caps=-all"], [], "are needed): Operation not permitted\n"),
+    ],
+)
+def test_what_rate_follow_cannot_do_is_one_line(who: list[str], options: list[str], line: str) -> None:
+    command = [*who, PROJECT / ".venv" / "bin" / "swiftqueue", "rate", "follow", *options]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 1
+    assert ran.stderr.endswith(line)
+    assert len(ran.stderr.splitlines()) == 1
