@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 BBR: Final = "bbr"
 ORACLE: Final = "oracle"
 OURS: Final = "network"
+CUBIC: Final = "cubic"
 VARIANTS: Final[dict[str, dict[str, str]]] = {
     BBR: {},
     ORACLE: {"forecast": "oracle"},
@@ -41,7 +42,7 @@ VARIANTS: Final[dict[str, dict[str, str]]] = {
     "previous-flow": {"forecast": "previous"},
     "random": {"forecast": "random"},
     "initial-window-32": {"initial-window": "32"},
-    "cubic": {"control": "cubic"},
+    CUBIC: {"control": "cubic"},
     "hystart++": {"control": "hystart++"},
     "suss": {"control": "suss"},
 }
@@ -104,9 +105,7 @@ def measure(
         OSError: the network is not there.
         ValueError: there is no such variant.
     """
-    if unknown := sorted(set(variants) - set(VARIANTS)):
-        raise ValueError(f"variant {unknown[0]}: must be one of {', '.join(VARIANTS)}")
-    judged = [name for name in VARIANTS if name in {BBR, ORACLE, OURS, *variants}]
+    judged = chosen(variants, VARIANTS, always=(BBR, ORACLE, OURS))
     runs, network = Runs(program), hash_of(artifact)
     source = hashlib.sha256(program.read_bytes()).hexdigest()
     cells = itertools.product(seeds, rtts_ms, BUFFERS_BDP, WINDOWS, judged)
@@ -134,6 +133,17 @@ def measure(
 
     output.mkdir(parents=True, exist_ok=True)
     return runs.each(make, wanted)
+
+
+def chosen(wanted: Sequence[str], known: Mapping[str, Any], always: Sequence[str]) -> list[str]:
+    """The variants that are wanted, and those that always are, in the order of the known ones.
+
+    Raises:
+        ValueError: one is not known.
+    """
+    if unknown := sorted(set(wanted) - set(known)):
+        raise ValueError(f"variant {unknown[0]}: must be one of {', '.join(known)}")
+    return [name for name in known if name in {*always, *wanted}]
 
 
 def _made(runs: Runs, options: Mapping[str, Any], one: tuple[str, int, float, str, int]) -> Run:
@@ -176,35 +186,37 @@ def network_at(artifact: Path) -> RateNetwork:
 
 
 def summary(runs: Sequence[Run]) -> dict[str, Any]:
-    """The figures of each window and variant, with intervals over seeds, and what was wanted of ours."""
-    seeds = sorted({run.seed for run in runs})
+    """The figures of each window and variant, with intervals over its seeds, and what was wanted of ours.
+
+    Each run has plain BBR's and the oracle's of its cell beside it; the other variants may have fewer seeds.
+    """
     plain = {run.cell: run for run in runs if run.variant == BBR}
     variants = [name for name in VARIANTS if any(run.variant == name for run in runs)]
     found: dict[str, Any] = {}
     for window in WINDOWS:
         here = [run for run in runs if run.window == window]
         change = {
-            v: {s: _change([r for r in here if (r.variant, r.seed) == (v, s)], plain) for s in seeds}
+            v: {s: _change(one, plain) for s, one in _by_seed([r for r in here if r.variant == v]).items()}
             for v in variants
         }
         found[window] = {
-            v: _figures([r for r in here if r.variant == v], plain, seeds)
+            v: _figures([r for r in here if r.variant == v], plain)
             | {
                 "change": _over(list(change[v].values())),
-                "share_of_oracle": _over([change[v][s] / change[ORACLE][s] for s in seeds]),
-                "by_rtt": _by_rtt([r for r in here if r.variant == v], plain, seeds),
+                "share_of_oracle": _over([one / change[ORACLE][s] for s, one in change[v].items()]),
+                "by_rtt": _by_rtt([r for r in here if r.variant == v], plain),
             }
             for v in variants
         }
     return {
         "feedback": _written(found),
-        "seeds": seeds,
+        "seeds": sorted({run.seed for run in runs}),
         "runs": len(runs),
         "flows": sum(len(run.own_s) for run in runs),
         "rtts_ms": sorted({run.rtt_ms for run in runs}),
         "rate_mbps": PATH["rate-bps"] / 1e6,
         "wanted": WANTED,
-        "verdict": _verdict(found),
+        "verdict": _verdict(found) if OURS in variants else {},
     }
 
 
@@ -214,18 +226,21 @@ def _change(runs: Sequence[Run], plain: Mapping[Any, Run]) -> float:
     return math.expm1(math.fsum(logs) / len(logs))
 
 
-def _by_rtt(runs: Sequence[Run], plain: Mapping[Any, Run], seeds: Sequence[int]) -> dict[str, Estimate]:
-    trips = sorted({run.rtt_ms for run in runs})
-    of = {t: [[r for r in runs if (r.rtt_ms, r.seed) == (t, s)] for s in seeds] for t in trips}
-    return {str(t): _over([_change(one, plain) for one in of[t]]) for t in trips}
+def _by_seed(runs: Sequence[Run]) -> dict[int, list[Run]]:
+    return {seed: [r for r in runs if r.seed == seed] for seed in sorted({run.seed for run in runs})}
 
 
-def _figures(runs: Sequence[Run], plain: Mapping[Any, Run], seeds: Sequence[int]) -> dict[str, Any]:
+def _by_rtt(runs: Sequence[Run], plain: Mapping[Any, Run]) -> dict[str, Estimate]:
+    of = {t: [r for r in runs if r.rtt_ms == t] for t in sorted({run.rtt_ms for run in runs})}
+    return {str(t): _over([_change(one, plain) for one in _by_seed(of[t]).values()]) for t in of}
+
+
+def _figures(runs: Sequence[Run], plain: Mapping[Any, Run]) -> dict[str, Any]:
     """Of all runs of a variant: tail, retransmissions, the others, against plain BBR's same runs."""
-    by_seed = {seed: _against([r for r in runs if r.seed == seed], plain) for seed in seeds}
+    by_seed = {seed: _against(one, plain) for seed, one in _by_seed(runs).items()}
     return {key: _over([one[key] for one in by_seed.values()]) for key in ("points", "others")} | {
         # Of geometric means: a seed's tail is a few downloads, and no interval may reach below -100 %.
-        "p99": paired_change({s: one["tail"] for s, one in by_seed.items()}, dict.fromkeys(seeds, 1.0)),
+        "p99": paired_change({s: one["tail"] for s, one in by_seed.items()}, dict.fromkeys(by_seed, 1.0)),
         "median_s": statistics.median(s for run in runs for s in run.own_s),
         "retransmitted": _lost(runs),
         "used": sum(run.used for run in runs) / sum(len(run.own_s) for run in runs),

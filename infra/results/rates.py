@@ -32,6 +32,7 @@ def load(root: Path) -> dict[str, Any]:
         "plain": PLAIN_FILE,
         "fed_back": rate_feedback.FILE,
         "fed_kernel": rate_feedback.KERNEL,
+        "fed_kernel_beside": rate_feedback.BESIDE,
         "exchanged": rate_exchange.FILE,
     }
     there = {key: root / file for key, file in files.items() if (root / file).is_file()}
@@ -43,7 +44,7 @@ def take(study: Path, root: Path = Path()) -> None:
 
     Raises:
         OSError: it is not there.
-        ValueError: it is not one, or no page is of such flows.
+        ValueError: it is not one, no page is of such flows, or another that it stands beside has other paths.
     """
     found = read_object(study)
     source = found.get("source", NS3)
@@ -52,7 +53,9 @@ def take(study: Path, root: Path = Path()) -> None:
     elif "plain" in found:
         pages, source = {NS3: PLAIN_FILE}, found["plain"].get("source")
     elif "feedback" in found:
-        pages = {NS3: rate_feedback.FILE, KERNEL: rate_feedback.KERNEL}
+        pages = {NS3: rate_feedback.FILE}
+        if source == KERNEL:
+            pages = {KERNEL: rate_feedback.kernel_file(study, found, root)}
     else:
         check(study, found, NEEDED, "study.json of `swiftqueue rate study`")
         pages = {NS3: FIELDS_FILE} if found["fields"] else {NS3: FILE, KERNEL: KERNEL_FILE}

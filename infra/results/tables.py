@@ -218,7 +218,7 @@ def fed_back(data: Data, rows: Callable[[Mapping[str, Any]], list[str]], of: str
     if of not in data.rates:
         command = "rate feedback" if of == "fed_back" else "bed run fct"
         return [f"Nothing is published yet: `swiftqueue {command}`, then `swiftqueue results --rates FILE`."]
-    one = data.rates[of]
+    one = {**data.rates[of], "beside": data.rates.get(f"{of}_beside")}
     return [*_wrapped(rate_feedback.said(one)), *rows(one)]
 
 

@@ -25,7 +25,7 @@ TAKES: Final = {  # what `run` takes beside --output, by scenario
         *("seeds", "traffic", "agent"),
     ),
     "figure8": ("profile", "seconds", "seeds", "artifact"),
-    "fct": ("seeds", "artifact", "rtt", "buffer_bdp", "load", "downloads", "minutes"),
+    "fct": ("seeds", "artifact", "rtt", "buffer_bdp", "load", "downloads", "variant", "minutes"),
 }
 
 
@@ -116,6 +116,10 @@ def run(
     ] = None,
     load: Annotated[float | None, typer.Option(help="of fct, share of the link by downloads")] = None,
     downloads: Annotated[int | None, typer.Option(help="of fct, of a run; each second is judged")] = None,
+    variant: Annotated[
+        list[str] | None,
+        typer.Option(help="of fct: only these senders beside bbr and oracle, may be repeated (default: all)"),
+    ] = None,
     minutes: Annotated[float | None, typer.Option(min=0, help="of fct: begin no run after so long")] = None,
     output: Annotated[
         Path | None,
@@ -147,7 +151,7 @@ def run(
         of_runs = {"load": load, "flows": downloads}
         output = output or BED / "fct"
         found = _run_completions(
-            artifact or FORECASTER, seeds or 5, rtt, buffer_bdp, of_runs, minutes, output, say
+            artifact or FORECASTER, seeds or 5, rtt, buffer_bdp, of_runs, variant, minutes, output, say
         )
         if as_json:
             print(json.dumps(found))
@@ -206,6 +210,7 @@ def _run_completions(
     rtts_ms: list[int] | None,
     buffers_bdp: list[float] | None,
     of_runs: Mapping[str, Any],
+    variants: list[str] | None,
     minutes: float | None,
     output: Path,
     say: Callable[[str], None],
@@ -213,9 +218,11 @@ def _run_completions(
     from feature_store.atomic import write_file
     from laboratory.bed import completions as fct
     from laboratory.bed.lateness import errors_of
-    from laboratory.rate_feedback import BUFFERS_BDP, RTTS_MS, lines, network_at, summary
+    from laboratory.rate_feedback import BUFFERS_BDP, OURS, RTTS_MS, lines, network_at, summary
 
-    network_at(artifact)  # names what is wrong with it
+    variants = variants or list(fct.VARIANTS)
+    if OURS in variants:
+        network_at(artifact)  # names what is wrong with it
     traffic = fct.Traffic(**{key: value for key, value in of_runs.items() if value is not None})
     runs = fct.measure(
         output / "runs",
@@ -225,6 +232,7 @@ def _run_completions(
         traffic=traffic,
         rtts_ms=rtts_ms or RTTS_MS,
         buffers_bdp=buffers_bdp or BUFFERS_BDP,
+        variants=variants,
         seconds=math.inf if minutes is None else 60 * minutes,
     )
     kept = fct.whole(runs)

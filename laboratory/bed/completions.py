@@ -1,10 +1,10 @@
 """`swiftqueue bed run fct`: what a forecast that is fed back into a kernel's BBR does to completion times.
 
 The same runs, variants and figures as ns-3's (`laboratory/rate_feedback.py`), on the bed: each second
-download is judged and has `sq_rate`, the others the kernel's BBR. At its fifth ACK `sq_rate` asks, and this
-program answers, or with our network an agent. A flow that gets no answer is plain BBR.
+download is judged and has `sq_rate` or Cubic, the others the kernel's BBR. At its fifth ACK `sq_rate` asks,
+and this program answers, or with our network an agent. A flow that gets no answer is plain BBR.
 
-Shapes: S samples of a flow, F fields (28).
+Shapes: S samples of a flow, F fields (28), N records of a run.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -30,14 +31,27 @@ from numpy.typing import NDArray
 from feature_store.atomic import write_file
 from feature_store.rate.definition import NAMES
 from laboratory.bed import router_log, tcp_traffic
-from laboratory.bed.hosts import ADDRESS_B, Bed, run_folder
+from laboratory.bed.hosts import ADDRESS_B, DEVICE, Bed, run_folder
 from laboratory.bed.lateness import Error, router_error
 from laboratory.bed.programs import ROUTER, SAMPLER, SAMPLER_OBJECT, build_hash, wait_for_name
-from laboratory.bed.rate_flows import CONTROL, why_not
+from laboratory.bed.rate_flows import ACKED, CONTROL, RECORD, why_not
 from laboratory.bed.rate_follow import Sampler, following
 from laboratory.bed.selfcheck import NO_AQM
 from laboratory.bed.tcp import PORT, STOP_S, running, summary, urgent
-from laboratory.rate_feedback import BBR, BUFFERS_BDP, ORACLE, OURS, PATH, RTTS_MS, WINDOWS, Run, hash_of
+from laboratory.rate_feedback import (
+    BBR,
+    BUFFERS_BDP,
+    CUBIC,
+    ORACLE,
+    OURS,
+    PATH,
+    RTTS_MS,
+    WINDOWS,
+    Run,
+    chosen,
+    hash_of,
+)
+from laboratory.rate_feedback import VARIANTS as OF_NS3
 from models.json_file import read_object
 from serving.agent import process as agent_process
 from serving.agent.process import BINARY as AGENT
@@ -45,13 +59,19 @@ from serving.agent.process import end
 
 SAMPLES: Final = 5
 TRAIN: Final = 10  # packets of the initial window, which leave unpaced
-VARIANTS: Final = (BBR, ORACLE, OURS, "dispersion", "random")
+NOT_OF_LINUX: Final = ("hystart++", "suss")
+VARIANTS: Final = {name: how for name, how in OF_NS3.items() if name not in NOT_OF_LINUX}
 OTHERS: Final = PORT + 1
+ROUTES: Final = 32  # number of a table of routes; a new host has none of its own
 LEAST_BYTES, MOST_BYTES = 1500, 10**9  # of the router's buffer (testbed/router/options.h)
+HYSTART: Final = Path("/sys/module/tcp_cubic/parameters/hystart")
 LINUX_WINDOW: Final = "4096 131072 6291456"  # tcp_rmem as Linux has it; the bed's own goes farther
 
-Answer = Callable[[NDArray[np.int64]], tuple[float, float] | None]
-"""A flow's samples (S, F) to a forecast and its dispersion, bytes/s; None: nothing is said."""
+Answer = Callable[[NDArray[np.int64], Path], tuple[float, float] | None]
+"""A flow's samples (S, F) and the run's file of records, to a forecast and its dispersion, bytes/s.
+
+None: nothing is said.
+"""
 
 
 @dataclass(frozen=True)
@@ -83,6 +103,13 @@ def dispersion(samples_SF: NDArray[np.int64]) -> float:
     return float(rates[(len(rates) - 1) // 2]) if len(rates) else 0.0
 
 
+def reached(records_N: NDArray[Any], size: int) -> float:
+    """BBR's estimate at the end of the judged flow that ended last, bytes/s; 0: none of `size` bytes has."""
+    ended = (records_N["port"] == PORT) & (records_N["fields"][:, ACKED] > size)  # with the SYN
+    at_end = records_N["fields"][ended, NAMES.index("bbr_bw")]
+    return float(at_end[-1]) if len(at_end) else 0.0
+
+
 def answers(variant: str, traffic: Traffic, place: str, artifact: Path | None) -> Answer | Path:
     """What a variant says of a flow; of ours the network, with which an agent answers.
 
@@ -96,23 +123,32 @@ def answers(variant: str, traffic: Traffic, place: str, artifact: Path | None) -
         ValueError: there is no such variant.
 
     """
+    if variant == OURS and artifact is not None:
+        return artifact
+    if variant == OURS or variant not in VARIANTS:
+        raise ValueError(f"variant {variant}: must be one of {', '.join(VARIANTS)}; {OURS} needs --artifact")
+    how = VARIANTS[variant]
+    if "forecast" not in how:
+        return lambda _samples, _records: None
+    rate = _rates(how["forecast"], traffic, place)
+    scale = float(how.get("scale", 1))
+    return lambda samples, records: (scale * rate(samples, records), dispersion(samples))
+
+
+def _rates(kind: str, traffic: Traffic, place: str) -> Callable[[NDArray[np.int64], Path], float]:
+    """What a kind of forecast says, before it is scaled, bytes/s; the kinds are ns-3's (`forecasts.h`)."""
     truth = traffic.rate_mbps * 1e6 / 8 * (1 - traffic.cross)
     # A generator of its own: that of `tcp_traffic.py` has the seed alone, and says when downloads begin.
     draw = random.Random(f"forecasts {place}")  # noqa: S311 - no secret
-    if variant == BBR:
-        return lambda _: None
-    if variant == ORACLE:
-        return lambda samples: (truth, dispersion(samples))
-    if variant == "random":
-        return lambda samples: (
-            truth * math.exp(draw.uniform(math.log(0.1), math.log(10))),
-            dispersion(samples),
-        )
-    if variant == "dispersion":
-        return lambda samples: (dispersion(samples), dispersion(samples))
-    if variant != OURS or artifact is None:
-        raise ValueError(f"variant {variant}: must be one of {', '.join(VARIANTS)}; {OURS} needs --artifact")
-    return artifact
+    if kind == "oracle":
+        return lambda _samples, _records: truth
+    if kind == "random":
+        return lambda _samples, _records: truth * math.exp(draw.uniform(math.log(0.1), math.log(10)))
+    if kind == "dispersion":
+        return lambda samples, _records: dispersion(samples)
+    return lambda samples, records: (  # of the previous flow
+        reached(np.fromfile(records, RECORD), traffic.bytes) or dispersion(samples)
+    )
 
 
 @contextmanager
@@ -131,7 +167,7 @@ def sampling(log: Path, answer: Answer) -> Iterator[Sampler]:
         if not process.stdout.readline():
             raise RuntimeError(f"the sampler ended with {process.wait()}")
         sampler = Sampler(process)
-        thread = threading.Thread(target=_answer, args=(sampler, answer))
+        thread = threading.Thread(target=_answer, args=(sampler, answer, log))
         thread.start()
         try:
             yield sampler
@@ -142,7 +178,7 @@ def sampling(log: Path, answer: Answer) -> Iterator[Sampler]:
             raise RuntimeError(f"the sampler ended with {process.returncode}")
 
 
-def _answer(sampler: Sampler, answer: Answer) -> None:
+def _answer(sampler: Sampler, answer: Answer, log: Path) -> None:
     pipe, lines = sampler.process.stdin, sampler.process.stdout
     assert pipe is not None  # noqa: S101 - it was asked for
     assert lines is not None  # noqa: S101 - likewise
@@ -151,7 +187,7 @@ def _answer(sampler: Sampler, answer: Answer) -> None:
         if said["event"] == "summary":
             sampler.said = said
         elif said["port"] == PORT:
-            found = answer(np.array(said["samples"], np.int64))
+            found = answer(np.array(said["samples"], np.int64), log)
             if found is not None:
                 try:
                     pipe.write(f"{said['flow']} {found[0]!r} {found[1]!r}\n")
@@ -161,9 +197,20 @@ def _answer(sampler: Sampler, answer: Answer) -> None:
 
 
 def download(
-    traffic: Traffic, rtt_ms: float, buffer_bdp: float, window: int, seed: int, answer: Answer | Path
-) -> tuple[list[dict[str, float]], dict[str, Any], Error]:
+    traffic: Traffic, rtt_ms: float, buffer_bdp: float, window: int, seed: int, answer: Answer | Path,
+    *, control: str = CONTROL, initial_window: int = 0,
+) -> tuple[list[dict[str, float]], dict[str, Any], Error]:  # fmt: skip
     """Send one run's downloads; returns what is said of each, the sampler's summary, the router's error.
+
+    Args:
+        traffic: the downloads.
+        rtt_ms: round trip of the path.
+        buffer_bdp: of the router.
+        window: the receiver's, in bytes; 0: it grows as Linux's.
+        seed: of arrivals and cross traffic.
+        answer: to what `sq_rate` asks.
+        control: congestion control of the judged downloads.
+        initial_window: theirs, in packets; 0: Linux's own.
 
     Raises:
         RuntimeError: this machine cannot, or a program failed; the line says why.
@@ -184,7 +231,13 @@ def download(
         ) as bed,
     ):  # fmt: skip
         limits = f"echo {LINUX_WINDOW} > /proc/sys/net/ipv4/tcp_rmem"
-        subprocess.run(bed.b("sh", "-c", limits), check=True)
+        _set(bed.b("sh", "-c", limits))
+        if initial_window:  # by a route that the judged downloads' port alone takes
+            for words in (
+                f"rule add ipproto tcp dport {PORT} table {ROUTES}",
+                f"route add {ADDRESS_B} dev {DEVICE} initcwnd {initial_window} table {ROUTES}",
+            ):
+                _set(bed.a("ip", *words.split()))
         with (
             running(bed.b(*urgent(*take, PORT, "", window)), "the receiver"),
             running(bed.b(*urgent(*take, OTHERS, "", window)), "the others' receiver"),
@@ -194,10 +247,22 @@ def download(
                 else sampling(Path(folder) / "records", answer)
             ) as sampler,
         ):
-            sizes = [traffic.bytes, traffic.flows, gap_s, seed, CONTROL, OTHERS]
+            sizes = [traffic.bytes, traffic.flows, gap_s, seed, control, OTHERS]
             send = [sys.executable, tcp_traffic.__file__, "flows", ADDRESS_B, PORT, *sizes]
             sent = summary(subprocess.Popen(bed.a(*urgent(*send)), stdout=subprocess.PIPE, text=True))
         return sent["each"], sampler.said, router_error(router_log.read(log), rtt_ms / 2 * 1e6)
+
+
+def _set(command: list[str]) -> None:
+    """Set something on a host.
+
+    Raises:
+        RuntimeError: it could not be; the last line of what the command said.
+
+    """
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    if ran.returncode != 0:
+        raise RuntimeError((ran.stderr.splitlines() or [f"{command!r} ended with {ran.returncode}"])[-1])
 
 
 def measure(
@@ -209,23 +274,25 @@ def measure(
     traffic: Traffic = Traffic(),
     rtts_ms: Sequence[int] = RTTS_MS,
     buffers_bdp: Sequence[float] = BUFFERS_BDP,
+    variants: Sequence[str] = tuple(VARIANTS),
     seconds: float = math.inf,
 ) -> list[Run]:
     """Make the runs that are not there yet, seed by seed; returns all of them.
 
     Args:
         output: folder of the finished runs.
-        artifact: folder of the network that forecasts.
+        artifact: folder of the network that forecasts, for ours.
         seeds: of arrivals, cross traffic and random forecasts.
         report: is told what is run.
         traffic: the downloads.
         rtts_ms: round trips of the paths.
         buffers_bdp: of the router.
+        variants: what is judged, of `VARIANTS`; plain BBR and the oracle always are.
         seconds: begin no run after so long.
 
     Raises:
         RuntimeError: this machine cannot, or a program failed; the line says why.
-        ValueError: a buffer that cannot be.
+        ValueError: a buffer that cannot be, or there is no such variant.
 
     """
     for buffer, rtt in itertools.product(buffers_bdp, rtts_ms):
@@ -236,14 +303,20 @@ def measure(
                 f"--buffer-bdp {buffer:g}: at {rtt} ms that is {size:,} bytes; the router's buffer has "
                 f"{LEAST_BYTES:,} to {MOST_BYTES:,}"
             )
-    if reason := why_not() or agent_process.why_not_built():
+    judged = chosen(variants, VARIANTS, always=(BBR, ORACLE))
+    if reason := why_not() or (agent_process.why_not_built() if OURS in judged else None):
         raise RuntimeError(reason)
+    if CUBIC in judged and HYSTART.is_file() and HYSTART.read_text().strip() == "0":
+        raise RuntimeError(f"{CUBIC}: its HyStart is off on this machine ({HYSTART})")
     output.mkdir(parents=True, exist_ok=True)
     begin, found = time.monotonic(), []
-    content = {OURS: hash_of(artifact) + build_hash(AGENT), "random": "by place"}
+    content = {
+        OURS: hash_of(artifact) + build_hash(AGENT) if OURS in judged else "",
+        "random": "by place",
+    }
     programs = build_hash(ROUTER, SAMPLER, SAMPLER_OBJECT)
     for seed, rtt, buffer, window in itertools.product(seeds, rtts_ms, buffers_bdp, WINDOWS):
-        for variant in VARIANTS:
+        for variant in judged:
             known = [variant, rtt, buffer, window, seed, asdict(traffic), content.get(variant, ""), programs]
             key = hashlib.sha256(json.dumps(known).encode()).hexdigest()[:20]
             path = output / f"{key}.json"
@@ -253,7 +326,11 @@ def measure(
                 place = f"{rtt} ms, {buffer:g} BDP, window {window}, seed {seed}"
                 report(f"{variant}, {place}")
                 answer = answers(variant, traffic, place, artifact)
-                each, said, error = download(traffic, rtt, buffer, WINDOWS[window], seed, answer)
+                how = VARIANTS[variant]
+                each, said, error = download(
+                    traffic, rtt, buffer, WINDOWS[window], seed, answer,
+                    control=how.get("control", CONTROL), initial_window=int(how.get("initial-window", 0)),
+                )  # fmt: skip
                 made = _run(variant, rtt, buffer, window, seed, each, said, error)
                 write_file(path, json.dumps(asdict(made)) + "\n")
             found.append(Run(**read_object(path)))
@@ -266,9 +343,12 @@ def _bytes(traffic: Traffic, rtt_ms: float, buffer_bdp: float) -> int:
 
 
 def whole(runs: Sequence[Run]) -> list[Run]:
-    """The runs of cells that have every variant, in every window, of seeds that have every such cell."""
-    cells = {run.cell for run in runs}
-    cells = {c for c in cells if {r.variant for r in runs if r.cell == c} == set(VARIANTS)}
+    """The runs of cells with all of their seed's variants, in every window, of seeds with all such cells."""
+    of_seed, of_cell = defaultdict(set), defaultdict(set)
+    for run in runs:
+        of_seed[run.seed].add(run.variant)
+        of_cell[run.cell].add(run.variant)
+    cells = {cell for cell, variants in of_cell.items() if variants == of_seed[cell[3]]}
     places = {(rtt, buffer, window) for rtt, buffer, window, _ in cells}
     places = {p for p in places if all((*p[:2], window) in places for window in WINDOWS)}
     counts = {p: {seed for *place, seed in cells if tuple(place) == p} for p in places}

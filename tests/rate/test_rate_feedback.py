@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 import subprocess
 from dataclasses import replace
@@ -12,8 +13,10 @@ import pytest
 from cpp_suite import passed
 
 from infra.results import rate_feedback as page
+from infra.results import rates
+from infra.results.tables import TABLES, Data
 from laboratory import rate_feedback
-from laboratory.rate_feedback import BBR, ORACLE, OURS, VARIANTS, WINDOWS, Run, measure, summary
+from laboratory.rate_feedback import BBR, CUBIC, ORACLE, OURS, VARIANTS, WINDOWS, Run, measure, summary
 from pipelines.simulators import build_simulator
 
 BOUND = 1.05  # of plain BBR's time: what a forecast a hundred times too high may cost at most
@@ -141,6 +144,41 @@ def test_the_figures_of_known_runs() -> None:
         "| **BBR, network (ours)** | -40.0 (-40.0 to -40.0) | 80.0 (80.0 to 80.0) | -40.0 (-40.0 to" in text
     )
     assert "P99 at most 5 % more: reached" in text
+
+
+def test_a_sender_with_fewer_seeds_is_judged_beside_plain_bbr_of_these() -> None:
+    half = [replace(r, variant="half-oracle") for r in made_up() if (r.variant, r.seed) == (ORACLE, 1)]
+    found = summary([*made_up(), *half])
+    cells = found["feedback"]["default"]
+    assert (cells[OURS]["change"]["n"], cells["half-oracle"]["change"]["n"]) == (2, 1)
+    assert cells["half-oracle"]["share_of_oracle"]["mean"] == pytest.approx(1)
+    assert "| BBR, half the oracle (1 of 2 seeds) | -50.0 | 100.0 |" in "\n".join(page.rows(found))
+
+
+def test_a_kernels_senders_without_the_network_are_published_beside_it(tmp_path: Path, project: Path) -> None:
+    paths = {"source": "kernel", "buffers_bdp": [1.0], "traffic": {"load": 0.3}}
+    cubic = [replace(r, variant=CUBIC) for r in made_up() if r.variant == BBR]
+    other = [r for r in made_up() if r.variant != OURS] + cubic
+    study = tmp_path / "fct.json"
+    (tmp_path / page.FILE).parent.mkdir(parents=True)
+
+    def publish(runs: list[Run], **more: object) -> None:
+        study.write_text(json.dumps(summary(runs) | paths | more))
+        rates.take(study, tmp_path)
+
+    publish(made_up())
+    before = (tmp_path / page.KERNEL).read_bytes()
+    publish([replace(r, seed=1, own_s=[2 * s for s in r.own_s]) for r in other if r.seed == 1])
+    assert (tmp_path / page.KERNEL).read_bytes() == before
+    with pytest.raises(ValueError, match=r"its traffic is not that of docs/results/bed-fct\.json, which"):
+        publish(other, traffic={"load": 0.1})
+    data = replace(Data.load(project), rates=rates.load(tmp_path))
+    text = "\n".join(TABLES["bed-fct"](data))
+    assert "BBR, oracle † | -50.0 | 100.0" in text
+    assert "Cubic, HyStart † | +0.0 |" in text
+    assert text.count("| BBR |") == 2  # of each window
+    assert "P99 at most 5 % more: reached" in text
+    assert "| Cubic, HyStart † | +0.0 | +0.0 |" in "\n".join(TABLES["bed-fct-trips"](data))
 
 
 def test_a_tail_that_one_seed_lengthens_is_not_settled() -> None:

@@ -23,7 +23,7 @@ from laboratory.bed import completions as fct
 from laboratory.bed import tcp_traffic
 from laboratory.bed.hosts import ADDRESS_B, Bed
 from laboratory.bed.programs import SAMPLER, SAMPLER_OBJECT
-from laboratory.bed.rate_flows import CONTROL, why_not
+from laboratory.bed.rate_flows import CONTROL, RECORD, why_not
 from laboratory.bed.selfcheck import NO_AQM
 from laboratory.bed.tcp import PORT, running, summary
 from laboratory.rate_feedback import WINDOWS, Run
@@ -50,17 +50,31 @@ def test_the_dispersion_is_the_median_of_the_first_gaps() -> None:
     assert fct.dispersion(late) == 10_000_000  # the eleventh ACK is of paced packets
 
 
-def test_each_variant_says_what_its_name_says() -> None:
-    traffic, seen = fct.Traffic(cross=0.2), samples([0, 100], [0, 1000])
-    assert fct.answers("bbr", traffic, "seed 1", None)(seen) is None
-    assert fct.answers("oracle", traffic, "seed 1", None)(seen) == (10e6, 10_000_000)
-    assert fct.answers("dispersion", traffic, "seed 1", None)(seen) == (10_000_000, 10_000_000)
+def test_each_variant_says_what_its_name_says(tmp_path: Path) -> None:
+    traffic, seen = fct.Traffic(cross=0.2, bytes=5000), samples([0, 100], [0, 1000])
+
+    def says(variant: str, records: Path = Path("none")) -> tuple[float, float] | None:
+        return fct.answers(variant, traffic, "seed 1", None)(seen, records)
+
+    for without in ("bbr", "initial-window-32", "cubic"):
+        assert says(without) is None
+    assert says("oracle") == (10e6, 10_000_000)
+    assert says("half-oracle") == (5e6, 10_000_000)
+    assert says("dispersion") == (10_000_000, 10_000_000)
+    told = np.zeros(3, RECORD)  # one flow is at its end, a later one is not
+    told["port"], told["flow"] = PORT, [0, 0, 1]
+    told["fields"][:, NAMES.index("bytes_acked")] = [5000, 5001, 2000]
+    told["fields"][:, NAMES.index("bbr_bw")] = [1_000_000, 2_000_000, 3_000_000]
+    told.tofile(tmp_path / "records")
+    assert says("previous-flow", tmp_path / "records") == (2_000_000, 10_000_000)
+    told[[0, 2]].tofile(tmp_path / "records")  # none has ended yet
+    assert says("previous-flow", tmp_path / "records") == (10_000_000, 10_000_000)
     random = fct.answers("random", traffic, "seed 1", None)
-    drawn = [found[0] for found in (random(seen) for _ in range(200)) if found]
+    drawn = [found[0] for found in (random(seen, tmp_path) for _ in range(200)) if found]
     assert len(drawn) == 200
     assert 1e6 < min(drawn) < 2e6 < 5e7 < max(drawn) < 1e8
     other = fct.answers("random", traffic, "seed 2", None)
-    assert [found[0] for found in (other(seen) for _ in range(200)) if found] != drawn
+    assert [found[0] for found in (other(seen, tmp_path) for _ in range(200)) if found] != drawn
     arrivals = Random(1)  # of the downloads: tcp_traffic.py draws from its seed
     assert np.corrcoef(np.log(drawn), [arrivals.random() for _ in drawn])[0, 1] < 0.3
     with pytest.raises(ValueError, match="variant slow: must be one of bbr, "):
@@ -75,6 +89,9 @@ def test_only_what_stands_beside_all_its_controls_is_summed_up() -> None:
     more = [run(v, 200, "default", 1) for v in fct.VARIANTS] + [run("bbr", 100, "default", 3)]
     assert fct.whole(every + more) == every
     assert fct.whole([]) == fct.whole(more) == []
+    two = [one for one in every if one.variant in {"bbr", "oracle"} or one.seed == 1]
+    assert fct.whole(two) == two  # of seed 2 no other variant was asked for
+    assert fct.whole(two[:-1]) == [one for one in two if one.seed == 2]  # one run of seed 1 is missing
 
 
 @pytest.mark.parametrize(
@@ -138,7 +155,7 @@ def hosts() -> Iterator[Callable[[int], subprocess.Popen[str]]]:
 def test_a_forecast_that_is_none_leaves_bbr_alone(
     tmp_path: Path, said: Callable[[float], tuple[float, float]], verdict: int
 ) -> None:
-    answer = lambda seen: said(fct.dispersion(seen))  # noqa: E731
+    answer = lambda seen, _: said(fct.dispersion(seen))  # noqa: E731
     with hosts() as start, fct.sampling(tmp_path / "log", answer) as sampler:
         each = summary(start(2))["each"]
     assert len(each) == 2
@@ -155,9 +172,51 @@ def test_a_forecast_that_is_none_leaves_bbr_alone(
 
 
 @needs_bed
+@pytest.mark.slow
+def test_judged_downloads_alone_have_another_initial_window() -> None:
+    windows: list[int] = []
+
+    def look(seen: np.ndarray, records: Path) -> None:
+        assert len(np.fromfile(records, RECORD)) >= fct.SAMPLES  # what came before a question is in the file
+        windows.append(seen[0, NAMES.index("snd_cwnd")])
+
+    small = fct.Traffic(rate_mbps=20, load=0.5, flows=4, bytes=200_000)
+    for initial in (0, 32):
+        each, said, _ = fct.download(small, RTT_MS, 1, 0, 1, look, initial_window=initial)
+        assert len(each) == 4
+        assert said["flows"] == 2
+    assert all(plain < 32 <= larger for plain, larger in zip(windows[:2], windows[2:], strict=True))
+
+
+@needs_bed
+@pytest.mark.slow
+def test_senders_without_the_network_are_run_in_the_smallest_study(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fct, "WINDOWS", {"default": 0})
+    small = fct.Traffic(rate_mbps=20, load=0.5, flows=4, bytes=200_000)
+    asked = ["half-oracle", "previous-flow", "initial-window-32", "cubic"]
+    said: list[str] = []
+
+    def runs() -> list[Run]:
+        return fct.measure(
+            tmp_path / "runs", tmp_path, [1], said.append,
+            traffic=small, rtts_ms=[RTT_MS], buffers_bdp=[1], variants=asked,
+        )  # fmt: skip
+
+    first = runs()
+    assert [run.variant for run in first] == ["bbr", "oracle", *asked]
+    assert len(said) == len(first)
+    assert all(len(run.own_s) == len(run.others_s) == 2 for run in first)
+    assert all(run.used == 0 for run in first if "forecast" not in fct.VARIANTS[run.variant])
+    assert runs() == first
+    assert len(said) == len(first)
+
+
+@needs_bed
 def test_a_sampler_that_ended_before_its_run_is_said(tmp_path: Path) -> None:
     def killed() -> None:
-        with fct.sampling(tmp_path / "log", lambda _: None) as sampler:
+        with fct.sampling(tmp_path / "log", lambda _samples, _records: None) as sampler:
             sampler.process.kill()
 
     with pytest.raises(RuntimeError, match=r"^the sampler ended with -9$"):

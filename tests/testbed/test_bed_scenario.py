@@ -279,7 +279,7 @@ scenario.run("try", asked, folder, print)
 """,
     "fct": """
 from laboratory.bed import completions
-completions.download(completions.Traffic(flows=20), 50, 1, 0, 1, lambda samples: None)
+completions.download(completions.Traffic(flows=20), 50, 1, 0, 1, lambda samples, records: None)
 """,
     "collect": """
 from laboratory.bed.rate_flows import KernelPath, collect
@@ -348,6 +348,7 @@ def test_bad_rules_and_scenarios_are_one_line() -> None:
         ("--artifact x", "--artifact: not an option of a run without a scenario"),
         ("figure9", "scenario figure9: the bed has figure8, fct"),
         ("fct --artifact here", "no network at here; `dvc repro rate_train` makes it"),
+        ("fct --variant suss", "variant suss: must be one of bbr, oracle, half-oracle"),
         ("fct --rtt 0", "'--rtt': Input should be greater than or equal to 1"),
         ("fct --minutes nan", "'--minutes': Input should be greater than or equal to 0"),
         ("--send-mbps 0", "--send-mbps 0: must be above 0, and finite"),
