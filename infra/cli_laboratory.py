@@ -121,6 +121,10 @@ def lab_train(
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="override a parameter: SECTION.KEY=VALUE")
     ] = None,
+    artifact: Annotated[
+        str | None,
+        typer.Option(help="a model that the sender follows in traces of their own: a folder, or `champion`"),
+    ] = None,
     output: LabOutput = Path("var/lab"),
 ) -> None:
     """Train a model for each queue profile on a scenario's exploration traces; or `lfq`, a router's limits.
@@ -130,12 +134,12 @@ def lab_train(
     if scenario == "lfq":
         from laboratory.lfq.learning import train as train_lfq
 
-        if given(context, ["protocol"]):
-            raise typer.BadParameter("lfq has no slices: use --set", param_hint="--protocol")
+        if taken := given(context, ["protocol", "artifact"]):
+            raise typer.BadParameter("lfq has no slices and follows no model: use --set", param_hint=taken[0])
         sys.exit(train_lfq(set_ or [], output))
     from laboratory.learning.train import train
 
-    sys.exit(train(scenario, protocol=protocol.value, overrides=set_ or [], output=output))
+    sys.exit(train(scenario, protocol=protocol.value, overrides=set_ or [], output=output, artifact=artifact))
 
 
 @lab_app.command("register")

@@ -414,6 +414,7 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "guard-kept": lambda data: guard.kept(data.runs),
     "guard-shipped": lambda data: guard.guarded(data.runs, guard.SHIPPED),
     "guard-places": lambda data: guard.in_places(data.runs),
+    "many-places": lambda data: guard.in_places(data.unpublished_models, "anywhere-"),
     "guard-unheard": lambda data: guard.guarded(data.runs, guard.UNHEARD),
     "guard-unheard-kept": lambda data: guard.kept(data.runs, guard.UNHEARD),
     "guard-discounted": lambda data: guard.guarded(data.runs, guard.DISCOUNTED),

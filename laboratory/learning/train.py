@@ -1,12 +1,14 @@
 """`swiftqueue lab train`: a model for each queue profile, from exploration traces of a scenario's traffic.
 
 The traces are the laboratory's (training seeds, which no judged run has), their packet tables come from the
-simulator's log of S1 (`packet_table.py` says why), the training is the project's own stages.
+simulator's log of S1 (`packet_table.py` says why), the training is the project's own stages. Where
+a model is given, half of them show traffic as it is where that chooses: it moves more than exploration does.
 """
 
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import os
 import shutil
@@ -14,16 +16,17 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from feature_store.atomic import new_file, new_folder
 from feature_store.packets.truth import write_truth
 from laboratory.learning.champion import MODELS
-from laboratory.learning.judged_models import ORIGIN
+from laboratory.learning.judged_models import ORIGIN, check_acks, model_at, models_by_profile
 from laboratory.learning.packet_table import write_packets
 from laboratory.runs import execution, programs
-from laboratory.runs.resolve import Cell, check_tables, control_of, identity, resolve
-from laboratory.scenarios.files import files_of, load
+from laboratory.runs.resolve import Cell, Model, check_tables, control_of, identity, resolve
+from laboratory.scenarios.files import environment_at, files_of, load
 from laboratory.scenarios.schema import Scenario
 from models.architecture import ALL, MEDIAN, EventStreamLoop, Level
 from models.networks.loop_network import named, names
@@ -37,14 +40,21 @@ SECTION: Final = EventStreamLoop.section
 IN_THE_ENGINE: Final = ("event-stream", "transformer-encoder")
 
 
-def train(name: str, *, protocol: str, overrides: list[str], output: Path) -> int:
+def train(
+    name: str, *, protocol: str, overrides: list[str], output: Path, artifact: str | None = None
+) -> int:
     """Simulate a scenario's exploration traces and train on them; return 1 if a run or a stage failed.
+
+    With `artifact`, a model or a folder of them as `lab run` takes it, half of the traces are of a sender
+    that follows it, but for what is explored.
 
     Leaves `output/models/SCENARIO/PROFILE/`, each an artifact: what `lab run --artifact` takes. Where points
     of the axis have models of their own it leaves `output/models/SCENARIO/POINT/PROFILE/`.
 
     Raises:
-        ValueError: the scenario is wrong, the program cannot be built, or a parameter is unknown.
+        ValueError: the scenario is wrong, the program cannot be built, a parameter is unknown, or the model
+            cannot be used.
+        FileNotFoundError: there is no model.
     """
     ((stem, path),) = files_of([name]).items()
     scenario = load(path)
@@ -53,8 +63,10 @@ def train(name: str, *, protocol: str, overrides: list[str], output: Path) -> in
     trainings = shared(wanted)
     check_tables(stem, scenario.model_copy(update={"axis": None}))  # of no point are there traces
     with execution.sole_user(output):
+        followed = models_by_profile(artifact, output) if artifact else {}
+        check_acks(followed, {stem: scenario.model_copy(update={"controls": ["model"]})})
         program, build = programs.build()
-        traces = explore(stem, scenario, program, build, output.resolve())
+        traces = explore(stem, scenario, program, build, output.resolve(), followed)
     if traces is None:
         return 1
     for profile, runs in traces.items():
@@ -66,6 +78,8 @@ def train(name: str, *, protocol: str, overrides: list[str], output: Path) -> in
             for point in of_points:
                 given, origin = wanted[point]
                 said = {"scenario": stem, "profile": profile, **origin, "traces": list(runs)}
+                if model := model_at(followed, point, profile):
+                    said["followed"] = model.content
                 with new_folder(output.resolve() / MODELS / stem / point / profile) as partial:
                     _publish(folder / "pretrained", partial, given)
                     (partial / ORIGIN).write_text(json.dumps(said, indent=1) + "\n")
@@ -128,26 +142,39 @@ def _served(params: Any) -> Level:
 
 
 def explore(
-    name: str, scenario: Scenario, program: Path, build: str, output: Path
+    name: str,
+    scenario: Scenario,
+    program: Path,
+    build: str,
+    output: Path,
+    followed: Mapping[str, Model] = MappingProxyType({}),
 ) -> dict[str, dict[str, Path]] | None:
     """Run the exploration traces; return their folders by profile and trace, or None if a run failed.
 
-    Their captures lie in `output/traces/TRACE.pcap`, with metadata and truth (Parquet) beside.
+    Their captures lie in `output/traces/TRACE.pcap`, with metadata and truth (Parquet) beside. Beside each
+    trace stands one that ends in `-model`, whose sender follows the model that `followed` has for it.
     """
     wanted = scenario.explore
     lengthened = scenario.model_copy(update={"seconds": wanted.seconds})
-    control = control_of(scenario.environment, "default", model=None, share=0.0)
+    points = list(scenario.axis.points) if wanted.points and scenario.axis else [""]
     jobs: dict[str, execution.Job] = {}
     captures: dict[str, dict[str, str]] = {}
-    for profile in scenario.profiles:
-        for seed in wanted.seeds:
-            for burst in wanted.burst_packets:
-                cell = Cell(name, "", None, profile, "default", seed)
-                exploring = {"share": wanted.share, "burst_packets": burst, "seed": seed}
-                run = resolve(lengthened, cell, control, ["pcap", "truth"], exploring)
-                key = identity(run, build)
-                jobs[key] = execution.Job(key, run)
-                captures.setdefault(profile, {})[f"{name}-{profile}-{seed}-burst{burst}"] = key
+    for profile, (number, point), seed, burst in itertools.product(
+        scenario.profiles, enumerate(points, 1), wanted.seeds, wanted.burst_packets
+    ):
+        environment = environment_at(scenario, point, f"{name}.yaml")
+        exploring = {"share": wanted.share, "burst_packets": burst, "seed": seed}
+        of_point = f"-point{number}" if point else ""
+        model = model_at(followed, point, profile)
+        for follows in [None, model] if model else [None]:
+            kind = "model" if follows else "default"
+            control = control_of(environment, kind, model=follows, share=0.0)
+            cell = Cell(name, point, None, profile, kind, seed)
+            run = resolve(lengthened, cell, control, ["pcap", "truth"], exploring)
+            key = identity(run, build)
+            jobs[key] = execution.Job(key, run, follows.folder if follows else None)
+            trace = f"{name}-{profile}{of_point}-{seed}-burst{burst}{'-model' if follows else ''}"
+            captures.setdefault(profile, {})[trace] = key
     problems = execution.run_missing(program, output, list(jobs.values()), "exploration")
     for key, problem in problems.items():
         print(f"exploration run {key}: {problem}")

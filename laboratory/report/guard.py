@@ -91,9 +91,9 @@ def guarded(
     return lines[1:] or ["Not run."]
 
 
-def in_places(runs: pl.DataFrame) -> list[str]:
-    """Return a table for each scenario of places: what the shipped guard changes, and whether it harms."""
-    here = runs.filter(pl.col("scenario").str.starts_with(PLACES))
+def in_places(runs: pl.DataFrame, prefix: str = PLACES) -> list[str]:
+    """Return a table for each scenario of places: what the model changes, and whether it harms."""
+    here = runs.filter(pl.col("scenario").str.starts_with(prefix))
     measures = (QUEUEING_P99, RTT_P99, S1_GOODPUT, CLASSIC_SHARE)
     lines: list[str] = []
     for title, at in _scenarios(here, "", "model"):

@@ -96,6 +96,7 @@ class Explore(Checked):
     seconds: Seconds
     seeds: Annotated[list[Annotated[int, Field(ge=TRAINING_SEEDS_FROM, le=1_000_000)]], Field(min_length=1)]
     flows_apart: bool = False  # each L4S flow a sender of its own, as `swiftqueue mark follow` tells an agent
+    points: bool = False  # of each point of the axis, for one model that is to know them all
 
 
 class Environment(Checked):
@@ -276,6 +277,8 @@ class Scenario(Checked):
                 f"explore.seconds: {self.explore.seconds:g} s are too few: warm-up and starts of flows "
                 f"take {begins_s:g}"
             )
+        if self.explore.points and (self.axis is None or self.points_with_models()):
+            raise ValueError("explore.points: needs an axis whose points have no models of their own")
         check_controls("controls", self.controls)
         for name, point in (self.axis.points if self.axis else {}).items():
             for key in ("profiles", "controls"):

@@ -31,6 +31,7 @@ from infra.local.processes import free_ports
 from laboratory import command
 from laboratory.command import Request, run_lab
 from laboratory.explain import explain
+from laboratory.learning.judged_models import models_by_profile
 from laboratory.learning.packet_table import packets_of
 from laboratory.learning.train import explore
 from laboratory.report import comparison, looks
@@ -487,6 +488,26 @@ def test_exploration_traces_explore_and_say_how(
         of_l4s = packets.filter((pl.col("queue") == "l4s").any().over("flow_id"))
         assert (of_l4s["queue"] == "classic").mean() == pytest.approx(0.2, abs=0.08)
     assert bursts == {1, 8}
+
+
+def test_a_model_is_explored_at_each_point_and_by_a_sender_that_follows_one(
+    ray_cluster: None, tiny: Callable[..., str], make_artifact: Callable[..., Path], tmp_path: Path
+) -> None:
+    wanted = {"share": 0.2, "burst_packets": [8], "seconds": 4, "seeds": [1001], "points": True}
+    points = {"near": {"set": {}}, "far": {"set": {"rtt_ms": 60}}}
+    axis = {"label": "x", "points": points, "only": list(points)}
+    scenario = load_scenario(Path(tiny(explore=wanted, axis=axis)))
+    followed = models_by_profile(str(make_artifact(3)), tmp_path)
+    traces = explore("tiny", scenario, *programs.build(), tmp_path / "lab", followed)
+    assert traces is not None
+    found = {name: packets_of(run, name) for name, run in traces["uncoupled"].items()}
+    names = [f"tiny-uncoupled-point{n}-1001-burst8{who}" for n in (1, 2) for who in ("", "-model")]
+    assert list(found) == names
+    least_ms = [packets["latency_us"].min() / 1e3 for packets in found.values()]
+    assert max(least_ms[:2]) < 60 <= min(least_ms[2:])
+    runs = [json.loads((run / "trace.json").read_text())["run"] for run in traces["uncoupled"].values()]
+    assert [run["control"]["kind"] for run in runs] == ["default", "model"] * 2
+    assert [run["explore"]["share"] for run in runs] == [0.2] * 4
 
 
 def test_no_compiler_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -83,6 +83,7 @@ def test_the_projects_scenarios_are_sound(name: str) -> None:
         "pages-and-video",
         "long-",
         "charge-",
+        "anywhere",
     )
     fewer += ("unheard-guard-", "discounted-guard-", "bed-")  # what the kernel test bed can do
     fewer += ("surroundings", "paper-", "best-share", "lfq-", "guarded-", "small", "linux-")
@@ -539,6 +540,7 @@ BAD_ENVIRONMENTS: list[tuple[str, object, str]] = [
         ("explore.seeds", [2_000_000], "explore.seeds.0: input should be less than or equal to 1000000"),
         ("explore.burst_packets", [0], "explore.burst_packets.0: input should be greater than or equal to 1"),
         ("explore.seconds", 5, "explore.seconds: 5 s are too few: warm-up and starts of flows take 5"),
+        ("explore.points", True, "explore.points: needs an axis whose points have no models of their own"),
         ("seconds", 1e6, "seconds: input should be less than or equal to 100000"),
         ("seconds", float("nan"), "seconds: "),
         ("warmup_s", 60, "warmup_s: 60 s leave nothing of 60 s"),
