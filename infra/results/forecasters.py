@@ -52,6 +52,7 @@ VIDEO: Final = LONG[2:]
 REGRET: Final = "regret_ms"
 PAGES: Final = LONG[:2]  # kinds that were made again with pages of their own in each group
 PAGES_SEEDS: Final = range(1401, 1406)
+SELECTIVE_SEEDS: Final = range(1501, 1506)  # of draws of all long kinds, read by selective ACKs, too
 JUDGED_LAYERS: Final = ("fresh-layers", "pages-and-video-layers", "speed-tests-layers", "wifi-layers")
 FIVE_SEEDS: Final = tuple(name.replace("-layers", "-five") for name in JUDGED_LAYERS)  # training seeds 1 to 5
 BASELINES: Final = ("mlp", "xgboost")
@@ -268,6 +269,20 @@ def layers(
                 pairs = _pairs(published, draws, LAYERS, key, other)
                 about = [f"{kind}, {len(pairs)} draws", name, f"`{other}`"]
                 lines.append(lab.row_of([*about, *_over(pairs, key, digits)]))
+    return lines
+
+
+def selective(published: Mapping[str, Any]) -> list[str]:
+    """Two layers beside the baselines on those draws that are read by selective ACKs and are published.
+
+    Raises:
+        ValueError: one of them lacks a baseline.
+    """
+    lines = layers(published, kinds=())
+    for kind in LONG:
+        seeds = [seed for seed in SELECTIVE_SEEDS if f"{kind}-{seed}" in published]
+        if len(seeds) > 1:  # one draw settles nothing
+            lines += layers(published, BASELINES, [kind], seeds)[2:]
     return lines
 
 

@@ -344,6 +344,7 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     ),
     "forecasters-layers": lambda data: forecasters.layers(data.forecasters),
     "forecasters-layers-beside": lambda data: forecasters.layers(data.forecasters, forecasters.BASELINES),
+    "forecasters-selective": lambda data: forecasters.selective(data.forecasters),
     "forecasters-alike": lambda data: forecasters.layers(
         *(data.forecasters, (forecasters.ALIKE, forecasters.CHAMPION, *forecasters.BASELINES)),
         *(forecasters.PAGES, forecasters.PAGES_SEEDS),
