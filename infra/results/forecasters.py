@@ -63,6 +63,7 @@ JUDGED_SCORES: Final = (
 )
 CHALLENGER: Final = "event-stream"
 CHAMPION: Final = "window"
+LAYERS_HEAD: Final = ["traces", "score", "beside", LAYERS, "the other", "difference", "verdict"]
 JUDGED_HEAD: Final = ("over seeds", "over seeds and seconds", "verdict")
 # Traces with three receivers, on which the choice between the queues is scored (docs/results/choice.md).
 CHOICES: Final = ("web", "web-varying", "video", "video-varying")
@@ -261,14 +262,10 @@ def layers(
     Raises:
         ValueError: a draw is not published, or lacks one of the two.
     """
-    lines = lab.head_of(["traces", "score", "beside", LAYERS, "the other", "difference", "verdict"])
+    lines = lab.head_of(LAYERS_HEAD)
     for other in others:
         for kind in kinds:
-            draws = [f"{kind}-{seed}" for seed in seeds]
-            for key, name, digits in JUDGED_SCORES:
-                pairs = _pairs(published, draws, LAYERS, key, other)
-                about = [f"{kind}, {len(pairs)} draws", name, f"`{other}`"]
-                lines.append(lab.row_of([*about, *_over(pairs, key, digits)]))
+            lines += _on_draws(published, other, kind, seeds)
     return lines
 
 
@@ -278,11 +275,22 @@ def selective(published: Mapping[str, Any]) -> list[str]:
     Raises:
         ValueError: one of them lacks a baseline.
     """
-    lines = layers(published, kinds=())
+    lines = lab.head_of(LAYERS_HEAD)
     for kind in LONG:
         seeds = [seed for seed in SELECTIVE_SEEDS if f"{kind}-{seed}" in published]
         if len(seeds) > 1:  # one draw settles nothing
-            lines += layers(published, BASELINES, [kind], seeds)[2:]
+            for other in BASELINES:
+                lines += _on_draws(published, other, kind, seeds)
+    return lines
+
+
+def _on_draws(published: Mapping[str, Any], other: str, kind: str, seeds: Sequence[int]) -> list[str]:
+    """Two layers beside another forecaster on a kind's draws: a line for each score."""
+    lines = []
+    for key, name, digits in JUDGED_SCORES:
+        pairs = _pairs(published, [f"{kind}-{seed}" for seed in seeds], LAYERS, key, other)
+        about = [f"{kind}, {len(pairs)} draws", name, f"`{other}`"]
+        lines.append(lab.row_of([*about, *_over(pairs, key, digits)]))
     return lines
 
 

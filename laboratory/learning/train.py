@@ -61,7 +61,8 @@ def train(
     points = list(scenario.points_with_models()) or [""]
     wanted = {point: settings(scenario, path, protocol, overrides, point) for point in points}
     trainings = shared(wanted)
-    check_tables(stem, scenario.model_copy(update={"axis": None}))  # of no point are there traces
+    traced = scenario if scenario.explore.points else scenario.model_copy(update={"axis": None})
+    check_tables(stem, traced)
     with execution.sole_user(output):
         followed = models_by_profile(artifact, output) if artifact else {}
         check_acks(followed, {stem: scenario.model_copy(update={"controls": ["model"]})})

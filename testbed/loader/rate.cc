@@ -5,8 +5,7 @@
 //
 //   swiftqueue-rate check OBJECT
 //   swiftqueue-rate collect OBJECT FILE [SAMPLES]    # into a file, every ACK of every flow
-//   swiftqueue-rate follow OBJECT AGENT SAMPLES      # to the agent's socket, each flow's first
-//   ones
+//   swiftqueue-rate follow OBJECT AGENT SAMPLES      # to the agent's socket, a flow's first
 //
 // With SAMPLES a forecast is asked for when a flow has so many: by `collect` through a pipe
 // (rate_pipe.h), by `follow` of the agent (rate_agent.h). A flow that gets none is plain BBR, and
