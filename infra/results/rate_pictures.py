@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from infra.results.legend import legend_below
 from infra.results.paper_pictures import DIGITS, SWIFTQUEUE
 from infra.results.rate_feedback import NAMES
-from infra.results.rates import NETWORKS
+from infra.results.rates import NETWORKS, studies
 from models.rate.plain import LAST
 from models.scoring.plot_style import grid
 
@@ -80,8 +80,8 @@ def errors(rates: Mapping[str, Any]) -> Figure:
 
 def fields(rates: Mapping[str, Any]) -> Figure:
     """Error on held-out paths of the networks, by all fields and by some."""
-    studies = {"all fields": rates, ", ".join(rates["some"]["fields"]): rates["some"]}
-    each = {f"{NETWORKS[n]}, {seen}": one["grid"][n] for n in NETWORKS for seen, one in studies.items()}
+    seen = studies(rates, "{}")
+    each = {f"{NETWORKS[n]}, {told}": one["grid"][n] for n in NETWORKS for told, one in seen.items()}
     return _by_packet(each, most=100)
 
 

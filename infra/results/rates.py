@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from benchmarks.published import check, entries_of, origin
 from feature_store.atomic import write_file
+from feature_store.rate.definition import NAMES
 from feature_store.rate.tables import KERNEL, NS3
 from infra.results import rate_exchange, rate_feedback
 from laboratory.report import tables as lab
@@ -61,8 +62,11 @@ def take(study: Path, root: Path = Path()) -> None:
         pages = {NS3: FIELDS_FILE} if found["fields"] else {NS3: FILE, KERNEL: KERNEL_FILE}
     if source not in pages:
         raise ValueError(f"{study}: its flows are of source {source}; there is a page for {', '.join(pages)}")
-    file = pages[source]
-    write_file(root / file, json.dumps({**origin(), **found}, indent=1) + "\n")
+    file = root / pages[source]
+    published = {**origin(), **found}
+    if pages[source] == FIELDS_FILE:  # one study for each choice of fields
+        published = {**entries_of(file), " ".join(found["fields"]): published}
+    write_file(file, json.dumps(published, indent=1) + "\n")
 
 
 def said(one: Mapping[str, Any]) -> str:
@@ -109,19 +113,23 @@ def headline(one: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def studies(one: Mapping[str, Any], form: str = "`{}`") -> dict[str, Mapping[str, Any]]:
+    """The study of networks that see all fields, and those of some; their names as `form` has each field."""
+    some = {", ".join(map(form.format, study["fields"])): study for study in one.get("some", {}).values()}
+    return {"all": one, **some}
+
+
 def fields(one: Mapping[str, Any]) -> list[str]:
     """The pair with most to gain, by networks that see all fields and by those that see some."""
     if "some" not in one:
         return [
             "Nothing is published yet: `rate_train.fields`, `swiftqueue rate study`, `results --rates FILE`."
         ]
-    some = one["some"]
-    told = ", ".join(f"`{field}`" for field in some["fields"])
     lines = lab.head_of(
         ["predictor", "fields", "seen paths, %", "median, %", "held-out paths, %", "median, %"]
     )
     for name in NETWORKS:
-        for seen, study in (("all", one), (told, some)):
+        for seen, study in studies(one).items():
             cells = [study["grid"][name][part][study["headline"]["pair"]] for part in PARTS]
             lines.append(
                 lab.row_of([NETWORKS[name], seen, *(text for c in cells for text in (_of(c), _median(c)))])
@@ -130,12 +138,15 @@ def fields(one: Mapping[str, Any]) -> list[str]:
 
 
 def pairs(one: Mapping[str, Any]) -> list[str]:
-    """Every pair on held-out paths, by the networks that see all fields and by those that see some."""
-    studies = {"all fields": one, "some": one["some"]} if "some" in one else {"all fields": one}
-    lines = lab.head_of(["pair", *(f"{NETWORKS[name]}, {seen}" for name in NETWORKS for seen in studies)])
-    for pair in next(iter(one["grid"].values()))["held_out"]:
-        cells = [study["grid"][name]["held_out"][pair] for name in NETWORKS for study in studies.values()]
-        lines.append(lab.row_of([pair.replace("-", " to "), *map(_of, cells)]))
+    """Every pair on held-out paths, by each network and the number of fields that it sees."""
+    each = {
+        f"{name}, {len(study['fields']) or len(NAMES)}": study["grid"][kind]["held_out"]
+        for kind, name in {"transformer": "ours", "lstm": "LSTM"}.items()
+        for study in studies(one).values()
+    }
+    lines = lab.head_of(["pair", *each])
+    for pair in next(iter(each.values())):
+        lines.append(lab.row_of([pair.replace("-", " to "), *(_of(study[pair]) for study in each.values())]))
     return lines
 
 

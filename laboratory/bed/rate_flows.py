@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -115,8 +116,8 @@ def collect(path: KernelPath, output: Path, kind: str = "train") -> dict[str, An
                 counted = summary(sampler)
         records = np.fromfile(log, RECORD)
         error = router_error(router_log.read(router), (path.rtt_ms / 2 + path.jitter_ms) * 1e6)
-    samples, flows = tables(records, path.bytes)
-    if not len(flows):
+    whole = [own for own in flows_of(records) if own["fields"][-1, ACKED] > path.bytes]  # with the SYN
+    if not whole:
         raise RuntimeError(f"path {path.name}: no flow has a sample at every ACK")
     about = {
         "format": 1,
@@ -124,33 +125,34 @@ def collect(path: KernelPath, output: Path, kind: str = "train") -> dict[str, An
         "source": KERNEL,
         "options": asdict(path),
         "flows_sent": sent["flows"],
-        "flows_whole": len(flows),
+        "flows_whole": len(whole),
         "acks": counted["acks"],
         "lost": counted["lost"],
         "ns_per_ack": counted["run_ns"] / max(counted["runs"], 1),
         "router": error,
         "bbr_ns_per_ack": counted["bbr_ns"] / max(counted["bbr_runs"], 1),  # BBR's own share of it
     }
-    write_path(output, path.name, about, samples, flows)
+    write_path(output, path.name, about, *tables(whole))
     return about
 
 
-def tables(records: NDArray[Any], size: int) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """The records (N,) of a collector as tables; a flow that lacks one, up to its last byte's, is left out.
-
-    Flows, of `size` bytes each, are counted anew, by when they were established.
-    """
-    receivers: dict[int, int] = {}
+def flows_of(records: NDArray[Any]) -> list[NDArray[Any]]:
+    """The records (N,) of each flow that lacks none, in order; flows by when they were established."""
     order = np.lexsort((records["number"], records["flow"]))
     _, begins = np.unique(records["flow"][order], return_index=True)
     each = np.split(records[order], begins[1:]) if len(records) else []
-    each.sort(key=lambda own: int(own["since_ns"][0]))
+    whole = [own for own in each if np.array_equal(own["number"], np.arange(len(own)))]
+    return sorted(whole, key=lambda own: int(own["since_ns"][0]))
+
+
+def tables(flows: Sequence[NDArray[Any]]) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Tables of flows' records, in order; flows and receivers are counted anew."""
+    receivers: dict[int, int] = {}
     return tables_of(
         (
             receivers.setdefault(int(own["receiver"][0]), len(receivers)),
-            int(own["since_ns"][0] - each[0]["since_ns"][0]),
+            int(own["since_ns"][0] - flows[0]["since_ns"][0]),
             own["fields"],
         )
-        for own in each
-        if np.array_equal(own["number"], np.arange(len(own))) and own["fields"][-1, ACKED] > size  # the SYN
+        for own in flows
     )

@@ -9,7 +9,7 @@ import json
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -19,6 +19,7 @@ import typer
 from laboratory.bed.checks import capability
 from laboratory.bed.programs import PROJECT, SAMPLER, SAMPLER_OBJECT, wait_for_name
 from laboratory.bed.rate_flows import CONTROL
+from laboratory.bed.rate_kept import keeping
 from laboratory.bed.tcp import running, summary, urgent
 from serving.agent import process as agent_process
 
@@ -64,6 +65,10 @@ def following(folder: Path, network: Path, samples: int) -> Iterator[Sampler]:
 def follow(
     agent: Annotated[Path, typer.Option(help="the agent's socket")] = Path("var/agent.sock"),
     samples: Annotated[int, typer.Option(help="ACKs of a flow that its forecast is made from")] = 5,
+    keep: Annotated[
+        Path | None, typer.Option(help="folder for the flows' tables, from which `rate round` learns")
+    ] = None,
+    flows: Annotated[int, typer.Option(min=1, help="of each path that is kept")] = 100,
     as_json: Annotated[
         bool, typer.Option("--json", help="print a JSON object when ready, one at the end")
     ] = False,
@@ -72,7 +77,7 @@ def follow(
 
     It is there until Ctrl-C (root). Without an agent its flows are plain BBR.
 
-    Example: swiftqueue rate follow --agent var/agent.sock
+    Example: swiftqueue rate follow --agent var/agent.sock --keep var/rate/followed
     """
     from feature_store.rate.definition import PREFIXES
 
@@ -81,18 +86,27 @@ def follow(
     if reason := capability("struct_ops").why_not:
         raise RuntimeError(reason)
     words = [str(word) for word in (SAMPLER, "follow", SAMPLER_OBJECT, agent.absolute(), samples)]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+    with ExitStack() as stack:
+        keeper = stack.enter_context(keeping(keep, flows)) if keep else None
+        if keeper:
+            words.append(str(keeper.records))
+        process = stack.enter_context(subprocess.Popen(words, stdout=subprocess.PIPE, text=True))
         # Asked to end, this program asks the loader; the terminal's Ctrl-C reaches both.
         signal.signal(signal.SIGTERM, lambda *_: process.terminate())
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         for line in process.stdout or ():
             print(line.rstrip() if as_json else _in_words(json.loads(line)), flush=True)
+    if keeper and process.returncode == 0:
+        said = {"event": "kept", "flows": keeper.flows, "paths": keeper.paths}
+        print(json.dumps(said) if as_json else _in_words(said))
     raise typer.Exit(process.returncode)
 
 
 def _in_words(said: dict[str, Any]) -> str:
     if said["event"] == "ready":
         return f"{CONTROL} is there, and the agent is{'' if said['agent'] else ' not'}; Ctrl-C ends it"
+    if said["event"] == "kept":
+        return f"{said['flows']} flows in {said['paths']} paths were kept"
     told = said["ack_to_map"]
     times = f"p50 {told['p50_us']:.0f} us, p99 {told['p99_us']:.0f} us from the ACK" if told["count"] else ""
     return (

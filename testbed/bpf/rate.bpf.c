@@ -108,9 +108,11 @@ extern void bbr_set_state(struct sock* sk, u8 state) __ksym;
 #define NO_TRIP 0xffffffffU  // no round trip is known
 #define NON_RESTRICTED 1     // net/tcp.h: who is not root may choose it too, as the kernel's BBR
 
-const volatile __u32 tick_us = 4000;      // a jiffy; the loader knows it
-const volatile __u32 asked_samples = 0;   // a forecast is asked for with this sample; 0: none is
-const volatile __u32 told_samples = ~0U;  // of each flow; nobody is told of those that follow
+const volatile __u32 tick_us = 4000;     // a jiffy; the loader knows it
+const volatile __u32 asked_samples = 0;  // a forecast is asked for with this sample; 0: none is
+// Nobody is told of ACKs that come after so many of a flow, once so many packets are delivered.
+const volatile __u32 told_samples = ~0U;
+const volatile __u32 told_packets = 0;
 
 struct known {
   __u64 flow;
@@ -123,6 +125,7 @@ struct known {
   __u32 told;       // a forecast came
   __u32 least_us;   // round trip of this round so far
   __u32 before_us;  // least round trip of the round before
+  __u32 delivered;  // packets, by the last ACK that was told of
 };
 
 struct {
@@ -304,7 +307,7 @@ void BPF_PROG(sq_rate_init, struct sock* sk) {
     known->told = known->round_end = 0;
     known->round = known->whole = 0;
     known->least_us = NO_TRIP;
-    known->before_us = 0;
+    known->before_us = known->delivered = 0;
   }
   bbr_init(sk);
 }
@@ -326,10 +329,11 @@ void BPF_PROG(sq_rate_main, struct sock* sk, u32 ack, int flag, const struct rat
   }
   follow(sk, known, all, rs);
   __sync_fetch_and_add(&all->acks, 1);
-  if (known->acks >= told_samples) {
+  if (known->acks >= told_samples && known->delivered >= told_packets) {
     ++known->acks;
     return;
   }
+  known->delivered = ((struct tcp_sock*)sk)->delivered;
   struct sq_rate_record* record = bpf_ringbuf_reserve(&sq_rate_ring, sizeof(*record), 0);
   if (!record) {
     __sync_fetch_and_add(&all->lost, 1);

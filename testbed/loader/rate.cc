@@ -4,12 +4,13 @@
 // what that tells at each ACK: records of bpf/rate.h.
 //
 //   swiftqueue-rate check OBJECT
-//   swiftqueue-rate collect OBJECT FILE [SAMPLES]    # into a file, every ACK of every flow
-//   swiftqueue-rate follow OBJECT AGENT SAMPLES      # to the agent's socket, a flow's first
+//   swiftqueue-rate collect OBJECT FILE [SAMPLES]           # into a file, every ACK of every flow
+//   swiftqueue-rate follow OBJECT AGENT SAMPLES [FOLDER]    # to the agent's socket, a flow's first
 //
 // With SAMPLES a forecast is asked for when a flow has so many: by `collect` through a pipe
 // (rate_pipe.h), by `follow` of the agent (rate_agent.h). A flow that gets none is plain BBR, and
-// so is every flow once nobody answers any more.
+// so is every flow once nobody answers any more. With FOLDER `follow` keeps a flow's ACKs there, up
+// to the last packet that is forecast (records.h).
 //
 // Whatever ends it, SIGKILL too, takes the congestion control away (struct_ops.h).
 
@@ -26,6 +27,7 @@
 #include <cstring>
 #include <iterator>
 #include <limits>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -33,6 +35,7 @@
 #include "forecaster.h"
 #include "rate_agent.h"
 #include "rate_pipe.h"
+#include "records.h"
 #include "serving/agent/one_line.h"
 #include "struct_ops.h"
 
@@ -51,9 +54,11 @@ std::uint32_t tick_us() {
   return static_cast<std::uint32_t>(step.tv_nsec / 1000);
 }
 
-/** What comes out of the ring: into the file, if there is one, and to who forecasts. */
+/** What comes out of the ring: into the file or the folder, if there is one, and to who forecasts.
+ */
 struct Taken {
   std::FILE* file;
+  Records* records;
   Forecaster& forecaster;
 };
 
@@ -65,7 +70,9 @@ int take(void* taken, void* data, std::size_t bytes) {
   }
   if (into.file != nullptr && std::fwrite(data, 1, bytes, into.file) != bytes) return -EIO;
   if (bytes == sizeof(sq_rate_record)) {
-    into.forecaster.sampled(*static_cast<const sq_rate_record*>(data));
+    const auto& record = *static_cast<const sq_rate_record*>(data);
+    into.forecaster.sampled(record);
+    if (into.records != nullptr) into.records->add(record);
   }
   return 0;
 }
@@ -83,6 +90,7 @@ std::pair<unsigned long long, unsigned long long> spent(const Object& loaded) {
 struct Samples {
   std::uint32_t asked = 0;  // 0: none is asked for
   std::uint32_t told = std::numeric_limits<std::uint32_t>::max();
+  std::uint32_t packets = 0;  // until so many are delivered, more samples are told
 };
 
 /** Takes the sampler into the kernel, ready to be registered. */
@@ -91,7 +99,8 @@ void load(const Object& loaded, const std::string& path, Samples samples = {}) {
   std::size_t bytes = 0;
   void* const values =
       constants ? const_cast<void*>(bpf_map__initial_value(constants, &bytes)) : nullptr;
-  const std::uint32_t given[] = {tick_us(), samples.asked, samples.told};  // in the program's order
+  const std::uint32_t given[] = {tick_us(), samples.asked, samples.told,
+                                 samples.packets};  // in the program's order
   if (values == nullptr || bytes < sizeof(given))
     throw std::runtime_error(path + ": not the sampler");
   std::memcpy(values, given, sizeof(given));
@@ -104,20 +113,19 @@ std::string list_of(const __u64* counts, std::size_t n) {
   return "[" + out + "]";
 }
 
-/** `file`: for every record; null: none. `about`: of the line that says that it is ready. */
-void run(const std::string& object, Samples samples, std::FILE* file, Forecaster& forecaster,
-         Lines& lines, const std::string& about = {}) {
+/** `about`: of the line that says that it is ready. */
+void run(const std::string& object, Samples samples, Taken taken, Lines& lines,
+         const std::string& about = {}) {
   const Object loaded(object);
   load(loaded, object, samples);
   const Descriptor link{loaded.link(kName)};
   const Descriptor statistics{bpf_enable_stats(BPF_STATS_RUN_TIME)};
-  Taken taken{file, forecaster};
   ring_buffer* const ring = ring_buffer__new(loaded.fd("sq_rate_ring"), take, &taken, nullptr);
   if (ring == nullptr) fail("ring buffer");
   std::printf("{\"event\": \"ready\", \"control\": \"%s\"%s}\n", kName, about.c_str());
   std::fflush(stdout);
   for (bool told = false; !told;) {
-    forecaster.wait(ring_buffer__epoll_fd(ring), loaded.fd("sq_rate_forecasts"));
+    taken.forecaster.wait(ring_buffer__epoll_fd(ring), loaded.fd("sq_rate_forecasts"));
     told = g_told != 0;  // looked at before the ring, so that what came before the signal is kept
     if (const int some = ring_buffer__consume(ring); some < 0) fail("records", some);
   }
@@ -132,7 +140,7 @@ void run(const std::string& object, Samples samples, std::FILE* file, Forecaster
             ", \"bbr_ns\": " + std::to_string(counts.bbr_ns) +
             ", \"bbr_runs\": " + std::to_string(counts.bbr_runs) +
             ", \"judged\": " + list_of(counts.judged, std::size(counts.judged)) + ", \"ended\": " +
-            list_of(counts.ended, std::size(counts.ended)) + forecaster.said() + "}\n");
+            list_of(counts.ended, std::size(counts.ended)) + taken.forecaster.said() + "}\n");
 }
 
 int collect(const std::string& object, const std::string& output, std::uint32_t samples) {
@@ -141,16 +149,20 @@ int collect(const std::string& object, const std::string& output, std::uint32_t 
   Lines lines;
   Forecaster nobody;
   Pipe pipe(samples, file, lines);
-  run(object, {.asked = samples}, file, samples > 0 ? pipe : nobody, lines);
+  run(object, {.asked = samples}, {file, nullptr, samples > 0 ? pipe : nobody}, lines);
   if (std::fclose(file) != 0) fail(output);
   return 0;
 }
 
-int follow(const std::string& object, const std::string& agent, std::uint32_t samples) {
+int follow(const std::string& object, const std::string& agent, std::uint32_t samples,
+           const char* folder) {
   Lines lines;
+  std::optional<Records> kept;
+  if (folder != nullptr) kept.emplace(folder);
   AgentForecaster forecaster(agent, samples);
   forecaster.greet();
-  run(object, {samples, samples}, nullptr, forecaster, lines,
+  const std::uint32_t packets = kept ? swiftqueue::rate::kHorizons.back() : 0;
+  run(object, {samples, samples, packets}, {nullptr, kept ? &*kept : nullptr, forecaster}, lines,
       std::string(", \"agent\": ") + (forecaster.connected() ? "true" : "false"));
   return 0;
 }
@@ -168,14 +180,17 @@ int main(int argc, char** argv) {
   return swiftqueue::one_line_errors([&] {
     const std::string what = argc > 1 ? argv[1] : "";
     const bool collects = what == "collect" && (argc == 4 || argc == 5);
-    const bool follows = what == "follow" && argc == 5;
+    const bool follows = what == "follow" && (argc == 5 || argc == 6);
     if (collects || follows) {
-      const double given = argc == 5 ? swiftqueue::number("SAMPLES", argv[4], 1, 35) : 0;
-      return (follows ? follow : collect)(argv[2], argv[3], static_cast<std::uint32_t>(given));
+      const auto samples =
+          static_cast<std::uint32_t>(argc > 4 ? swiftqueue::number("SAMPLES", argv[4], 1, 35) : 0);
+      return follows ? follow(argv[2], argv[3], samples, argv[5])
+                     : collect(argv[2], argv[3], samples);
     }
     if (what != "check" || argc != 3) {
       throw std::invalid_argument(
-          "say: check OBJECT | collect OBJECT FILE [SAMPLES] | follow OBJECT AGENT SAMPLES");
+          "say: check OBJECT | collect OBJECT FILE [SAMPLES] | follow OBJECT AGENT SAMPLES "
+          "[FOLDER]");
     }
     const Object loaded(argv[2]);
     load(loaded, argv[2]);

@@ -21,7 +21,7 @@ from agent_program import AgentProgram, needs_agent
 from conftest import PROJECT
 from waiting import wait_until
 
-from feature_store.rate.definition import NAMES
+from feature_store.rate.definition import HORIZONS, MOST_SAMPLES, NAMES
 from laboratory.bed import tcp_traffic
 from laboratory.bed.hosts import ADDRESS_B, Bed
 from laboratory.bed.programs import CONTROLS, SAMPLER, SAMPLER_OBJECT
@@ -29,6 +29,7 @@ from laboratory.bed.rate_flows import CONTROL, why_not
 from laboratory.bed.rate_follow import QUEUES, following
 from laboratory.bed.selfcheck import NO_AQM
 from laboratory.bed.tcp import PORT, running, summary, urgent
+from models.rate.flows import load
 from serving.agent import frames
 
 sys.path.append(str(PROJECT / "tests" / "rate"))
@@ -308,6 +309,29 @@ def test_a_program_that_is_not_root_may_choose_it_while_the_command_runs(
         assert follow.wait() == 0
     assert said["event"] == "summary"
     wait_until(GONE, "sq_rate is still there")
+
+
+def test_the_command_keeps_flows_as_a_round_reads_them(tmp_path: Path, network: Path) -> None:
+    path, kept = tmp_path / "agent.sock", tmp_path / "kept"
+    words = ["--agent", path, "--keep", kept, "--flows", "3"]
+    command = [PROJECT / ".venv" / "bin" / "swiftqueue", "rate", "follow", "--json", *words]
+    wait_until(GONE, "another bed runs")
+    with (
+        agent_of(path, network),
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as follow,
+        hosts() as send,
+    ):
+        assert follow.stdout is not None
+        assert json.loads(follow.stdout.readline())["event"] == "ready"
+        sent = send(4)
+        follow.send_signal(signal.SIGTERM)
+        said, found = map(json.loads, follow.stdout)
+        assert follow.wait() == 0
+    assert (said["lost"], found) == (0, {"event": "kept", "flows": len(sent), "paths": 1})
+    flows = load(kept)
+    assert [len(flows), flows.x_NSF.shape[1]] == [len(sent), MOST_SAMPLES]
+    reached = [sum(packets <= 100_000 // 1448 for packets in HORIZONS)] * len(sent)
+    assert (~np.isnan(flows.y_NH)).sum(axis=1).tolist() == reached
 
 
 def test_the_bench_times_a_kernels_flows_from_ack_to_map(tmp_path: Path, network: Path) -> None:

@@ -131,14 +131,16 @@ def test_the_study_goes_on_where_it_was_stopped(tmp_path: Path, project: Path) -
 
     # published, and drawn
     study = tmp_path / "study.json"
-    for fields in ([], ["ts", "rtt"]):
+    for fields in ([], ["ts", "rtt"], ["ts"], ["ts", "rtt"]):
         study.write_text(json.dumps(found | {"fields": fields}))
         (tmp_path / rates.FILE).parent.mkdir(parents=True, exist_ok=True)
         rates.take(study, tmp_path)
     loaded = Data.load(project)
     data = Data(loaded.evaluations, loaded.runs, loaded.benchmarks, rates=rates.load(tmp_path))
     assert any("**Transformer (ours)**" in line for line in TABLES["rate-headline"](data))
-    assert sum("`ts`, `rtt`" in line for line in TABLES["rate-fields"](data)) == 2
+    for told in ("all", "`ts`, `rtt`", "`ts`"):
+        assert sum(f"| {told} |" in line for line in TABLES["rate-fields"](data)) == 2
+    assert any("| ours, 28 | ours, 2 | ours, 1 | LSTM, 28 |" in line for line in TABLES["rate-pairs"](data))
     assert sum(line.startswith("From ") for line in TABLES["rate-held_out"](data)) == 3
     assert any(line.startswith("| 5 to 2000 | held-out |") for line in TABLES["rate-alone"](data))
     assert found["source"] == "ns3"
