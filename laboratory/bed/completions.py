@@ -58,7 +58,6 @@ from serving.agent.process import BINARY as AGENT
 from serving.agent.process import end
 
 SAMPLES: Final = 5
-TRAIN: Final = 10  # packets of the initial window, which leave unpaced
 NOT_OF_LINUX: Final = ("hystart++", "suss")
 VARIANTS: Final = {name: how for name, how in OF_NS3.items() if name not in NOT_OF_LINUX}
 OTHERS: Final = PORT + 1
@@ -67,8 +66,8 @@ LEAST_BYTES, MOST_BYTES = 1500, 10**9  # of the router's buffer (testbed/router/
 HYSTART: Final = Path("/sys/module/tcp_cubic/parameters/hystart")
 LINUX_WINDOW: Final = "4096 131072 6291456"  # tcp_rmem as Linux has it; the bed's own goes farther
 
-Answer = Callable[[NDArray[np.int64], Path], tuple[float, float] | None]
-"""A flow's samples (S, F) and the run's file of records, to a forecast and its dispersion, bytes/s.
+Answer = Callable[[float, Path], float | None]
+"""The dispersion of a flow's first ACKs and the run's file of records, to a forecast; bytes/s.
 
 None: nothing is said.
 """
@@ -91,16 +90,6 @@ class Traffic:
             )
         if self.flows < 2:
             raise ValueError(f"{self.flows} downloads: must be 2 or more, each second is judged")
-
-
-def dispersion(samples_SF: NDArray[np.int64]) -> float:
-    """How closely the ACKs of the first ten packets follow each other, bytes/s, the median; 0: not known."""
-    chosen = samples_SF[:TRAIN]
-    us = np.diff(chosen[:, NAMES.index("ts")])
-    got = np.diff(chosen[:, NAMES.index("bytes_acked")])
-    there = (us > 0) & (got > 0)
-    rates = np.sort(got[there] * 1_000_000 // us[there])
-    return float(rates[(len(rates) - 1) // 2]) if len(rates) else 0.0
 
 
 def reached(records_N: NDArray[Any], size: int) -> float:
@@ -129,25 +118,25 @@ def answers(variant: str, traffic: Traffic, place: str, artifact: Path | None) -
         raise ValueError(f"variant {variant}: must be one of {', '.join(VARIANTS)}; {OURS} needs --artifact")
     how = VARIANTS[variant]
     if "forecast" not in how:
-        return lambda _samples, _records: None
+        return lambda _dispersion, _records: None
     rate = _rates(how["forecast"], traffic, place)
     scale = float(how.get("scale", 1))
-    return lambda samples, records: (scale * rate(samples, records), dispersion(samples))
+    return lambda dispersion, records: scale * rate(dispersion, records)
 
 
-def _rates(kind: str, traffic: Traffic, place: str) -> Callable[[NDArray[np.int64], Path], float]:
+def _rates(kind: str, traffic: Traffic, place: str) -> Callable[[float, Path], float]:
     """What a kind of forecast says, before it is scaled, bytes/s; the kinds are ns-3's (`forecasts.h`)."""
     truth = traffic.rate_mbps * 1e6 / 8 * (1 - traffic.cross)
     # A generator of its own: that of `tcp_traffic.py` has the seed alone, and says when downloads begin.
     draw = random.Random(f"forecasts {place}")  # noqa: S311 - no secret
     if kind == "oracle":
-        return lambda _samples, _records: truth
+        return lambda _dispersion, _records: truth
     if kind == "random":
-        return lambda _samples, _records: truth * math.exp(draw.uniform(math.log(0.1), math.log(10)))
+        return lambda _dispersion, _records: truth * math.exp(draw.uniform(math.log(0.1), math.log(10)))
     if kind == "dispersion":
-        return lambda samples, _records: dispersion(samples)
-    return lambda samples, records: (  # of the previous flow
-        reached(np.fromfile(records, RECORD), traffic.bytes) or dispersion(samples)
+        return lambda dispersion, _records: dispersion
+    return lambda dispersion, records: (  # of the previous flow
+        reached(np.fromfile(records, RECORD), traffic.bytes) or dispersion
     )
 
 
@@ -187,10 +176,10 @@ def _answer(sampler: Sampler, answer: Answer, log: Path) -> None:
         if said["event"] == "summary":
             sampler.said = said
         elif said["port"] == PORT:
-            found = answer(np.array(said["samples"], np.int64), log)
+            found = answer(said["dispersion"], log)
             if found is not None:
                 try:
-                    pipe.write(f"{said['flow']} {found[0]!r} {found[1]!r}\n")
+                    pipe.write(f"{said['flow']} {found!r}\n")
                     pipe.flush()
                 except OSError:
                     return  # the sampler has gone

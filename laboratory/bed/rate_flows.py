@@ -116,7 +116,7 @@ def collect(path: KernelPath, output: Path, kind: str = "train") -> dict[str, An
                 counted = summary(sampler)
         records = np.fromfile(log, RECORD)
         error = router_error(router_log.read(router), (path.rtt_ms / 2 + path.jitter_ms) * 1e6)
-    whole = [own for own in flows_of(records) if own["fields"][-1, ACKED] > path.bytes]  # with the SYN
+    whole = complete(records, path.bytes)
     if not whole:
         raise RuntimeError(f"path {path.name}: no flow has a sample at every ACK")
     about = {
@@ -143,6 +143,11 @@ def flows_of(records: NDArray[Any]) -> list[NDArray[Any]]:
     each = np.split(records[order], begins[1:]) if len(records) else []
     whole = [own for own in each if np.array_equal(own["number"], np.arange(len(own)))]
     return sorted(whole, key=lambda own: int(own["since_ns"][0]))
+
+
+def complete(records: NDArray[Any], size: int) -> list[NDArray[Any]]:
+    """The flows of `size` bytes each in records (N,), up to their last byte's."""
+    return [own for own in flows_of(records) if own["fields"][-1, ACKED] > size]  # with the SYN
 
 
 def tables(flows: Sequence[NDArray[Any]]) -> tuple[pl.DataFrame, pl.DataFrame]:

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Questions on the standard output, which are answered on the standard input. A question is a line
-// {"event": "asked", "flow": F, "port": P, "since_ns": T, "samples": [[...], ...]}, an answer a
-// line "F RATE DISPERSION", in bytes/s; what is no rate, as inf or nan, is told as 0. A question
-// that finds no room, as its reader does not read, is left out and counted.
+// {"event": "asked", "flow": F, "port": P, "dispersion": D}, an answer a line "F RATE", in bytes/s;
+// what is no rate, as inf or nan, is told as 0. A question that finds no room, as its reader does
+// not read, is left out and counted.
 #ifndef SWIFTQUEUE_TESTBED_LOADER_RATE_PIPE_H_
 #define SWIFTQUEUE_TESTBED_LOADER_RATE_PIPE_H_
 
@@ -21,8 +21,8 @@
 #include <map>
 #include <stdexcept>
 #include <string>
-#include <vector>
 
+#include "feature_store/rate/dispersion.h"
 #include "feature_store/rate/feedback.h"
 #include "forecaster.h"
 #include "testbed/fail.h"
@@ -98,22 +98,21 @@ class Pipe final : public Forecaster {
 
   void sampled(const sq_rate_record& record) override {
     if (record.number >= samples_) return;
-    std::vector<sq_rate_record>& seen = first_[record.flow];
-    seen.push_back(record);
-    if (seen.size() < samples_) return;
+    Flow& flow = flows_[record.flow];
+    flow.dispersion.acked(record.fields[rate::At::ts], record.fields[rate::At::bytes_acked]);
+    if (++flow.samples < samples_) return;
+    flow.asked_ns = sampled_ns(record);
     std::fflush(log_);
-    if (lines_.put(question(seen))) {
-      sampled_ns_[record.flow] = sampled_ns(record);
-    } else {
-      ++unasked_;
+    if (lines_.put("{\"event\": \"asked\", \"flow\": " + std::to_string(record.flow) +
+                   ", \"port\": " + std::to_string(record.port) +
+                   ", \"dispersion\": " + std::to_string(flow.dispersion.get()) + "}\n")) {
+      return;
     }
-    first_.erase(record.flow);
+    ++unasked_;
+    flows_.erase(record.flow);
   }
 
-  void ended(std::uint64_t flow) override {
-    first_.erase(flow);
-    sampled_ns_.erase(flow);
-  }
+  void ended(std::uint64_t flow) override { flows_.erase(flow); }
 
   void wait(int ring, int forecasts) override {
     pollfd wanted[]{{ring, POLLIN, 0},
@@ -127,20 +126,11 @@ class Pipe final : public Forecaster {
   std::string said() const override { return ", \"unasked\": " + std::to_string(unasked_); }
 
  private:
-  static std::string question(const std::vector<sq_rate_record>& seen) {
-    const sq_rate_record& newest = seen.back();
-    std::string line = "{\"event\": \"asked\", \"flow\": " + std::to_string(newest.flow) +
-                       ", \"port\": " + std::to_string(newest.port) +
-                       ", \"since_ns\": " + std::to_string(newest.since_ns) + ", \"samples\": [";
-    for (const sq_rate_record& one : seen) {
-      line += &one == seen.data() ? "[" : ", [";
-      for (int i = 0; i < SWIFTQUEUE_RATE_FIELDS; ++i) {
-        line += (i > 0 ? ", " : "") + std::to_string(one.fields[i]);
-      }
-      line += "]";
-    }
-    return line + "]}\n";
-  }
+  struct Flow {
+    rate::Dispersion dispersion;
+    std::uint32_t samples = 0;
+    std::uint64_t asked_ns = 0;  // when the sample came that the question was put with; 0: none was
+  };
 
   /** Answers; a line that is none is left out. */
   void read(int map) {
@@ -160,21 +150,19 @@ class Pipe final : public Forecaster {
   void tell(int map, const std::string& line) {
     char* end = nullptr;
     const std::uint64_t flow = std::strtoull(line.c_str(), &end, 10);
-    const auto asked = sampled_ns_.find(flow);
-    if (asked == sampled_ns_.end() || *end != ' ') return;
-    const double rate = std::strtod(end, &end), dispersion = std::strtod(end, &end);
-    const sq_rate_forecast forecast{sq_rate_of(rate), sq_rate_of(dispersion), asked->second};
-    sampled_ns_.erase(asked);
+    const auto found = flows_.find(flow);
+    if (found == flows_.end() || found->second.asked_ns == 0 || *end != ' ') return;
+    const sq_rate_forecast forecast{sq_rate_of(std::strtod(end, nullptr)),
+                                    found->second.dispersion.get(), found->second.asked_ns};
+    flows_.erase(found);
     if (bpf_map_update_elem(map, &flow, &forecast, BPF_ANY) != 0) fail("map");
   }
 
   const std::uint32_t samples_;
   std::FILE* const log_;
   Lines& lines_;
-  std::map<std::uint64_t, std::vector<sq_rate_record>> first_;  // samples, by flow
-  std::map<std::uint64_t, std::uint64_t>
-      sampled_ns_;            // of the sample that a question was made from
-  std::uint64_t unasked_{0};  // questions that found no room
+  std::map<std::uint64_t, Flow> flows_;  // that have no answer yet
+  std::uint64_t unasked_{0};             // questions that found no room
   bool open_{true};
   std::string text_;
 };

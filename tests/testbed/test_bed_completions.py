@@ -36,45 +36,33 @@ RTT_MS = 60
 GONE: Callable[[], bool] = lambda: CONTROL not in CONTROLS.read_text().split()  # noqa: E731
 
 
-def samples(ts_us: list[int], acked: list[int]) -> np.ndarray:
-    found = np.zeros((len(ts_us), len(NAMES)), np.int64)
-    found[:, NAMES.index("ts")], found[:, NAMES.index("bytes_acked")] = ts_us, acked
-    return found
-
-
-def test_the_dispersion_is_the_median_of_the_first_gaps() -> None:
-    assert fct.dispersion(samples([0, 100, 300, 400], [0, 1000, 2000, 4000])) == 10_000_000
-    assert fct.dispersion(samples([0, 0, 5], [0, 1000, 1000])) == 0  # no time, or nothing delivered
-    assert fct.dispersion(samples([7], [1])) == 0
-    late = samples([*range(0, 1000, 100), 1001], [*range(0, 10_000, 1000), 10**9])
-    assert fct.dispersion(late) == 10_000_000  # the eleventh ACK is of paced packets
-
-
 def test_each_variant_says_what_its_name_says(tmp_path: Path) -> None:
-    traffic, seen = fct.Traffic(cross=0.2, bytes=5000), samples([0, 100], [0, 1000])
+    traffic = fct.Traffic(cross=0.2, bytes=5000)
 
-    def says(variant: str, records: Path = Path("none")) -> tuple[float, float] | None:
-        return fct.answers(variant, traffic, "seed 1", None)(seen, records)
+    def says(variant: str, records: Path = Path("none")) -> float | None:
+        return fct.answers(variant, traffic, "seed 1", None)(12e6, records)
 
     for without in ("bbr", "initial-window-32", "cubic"):
         assert says(without) is None
-    assert says("oracle") == (10e6, 10_000_000)
-    assert says("half-oracle") == (5e6, 10_000_000)
-    assert says("dispersion") == (10_000_000, 10_000_000)
+    assert says("oracle") == 10e6
+    assert says("half-oracle") == 5e6
+    assert says("dispersion") == 12e6
     told = np.zeros(3, RECORD)  # one flow is at its end, a later one is not
     told["port"], told["flow"] = PORT, [0, 0, 1]
     told["fields"][:, NAMES.index("bytes_acked")] = [5000, 5001, 2000]
     told["fields"][:, NAMES.index("bbr_bw")] = [1_000_000, 2_000_000, 3_000_000]
     told.tofile(tmp_path / "records")
-    assert says("previous-flow", tmp_path / "records") == (2_000_000, 10_000_000)
+    assert says("previous-flow", tmp_path / "records") == 2e6
     told[[0, 2]].tofile(tmp_path / "records")  # none has ended yet
-    assert says("previous-flow", tmp_path / "records") == (10_000_000, 10_000_000)
+    assert says("previous-flow", tmp_path / "records") == 12e6
     random = fct.answers("random", traffic, "seed 1", None)
-    drawn = [found[0] for found in (random(seen, tmp_path) for _ in range(200)) if found]
+    assert not isinstance(random, Path)
+    drawn = [random(12e6, tmp_path) or 0.0 for _ in range(200)]
     assert len(drawn) == 200
     assert 1e6 < min(drawn) < 2e6 < 5e7 < max(drawn) < 1e8
     other = fct.answers("random", traffic, "seed 2", None)
-    assert [found[0] for found in (other(seen, tmp_path) for _ in range(200)) if found] != drawn
+    assert not isinstance(other, Path)
+    assert [other(12e6, tmp_path) for _ in range(200)] != drawn
     arrivals = Random(1)  # of the downloads: tcp_traffic.py draws from its seed
     assert np.corrcoef(np.log(drawn), [arrivals.random() for _ in drawn])[0, 1] < 0.3
     with pytest.raises(ValueError, match="variant slow: must be one of bbr, "):
@@ -142,20 +130,19 @@ def hosts() -> Iterator[Callable[[int], subprocess.Popen[str]]]:
 @pytest.mark.parametrize(
     ("said", "verdict"),
     [
-        (lambda d: (0.0, d), NOT_A_RATE),
-        (lambda d: (math.inf, d), NOT_A_RATE),
-        (lambda d: (math.nan, d), NOT_A_RATE),
-        (lambda d: (-1e6, d), NOT_A_RATE),
-        (lambda d: (d, 0.0), NOTHING_SEEN),
-        (lambda d: (1e3, d), NOTHING_NEW),
-        (lambda d: time.sleep(1.5 * RTT_MS / 1e3) or (d, d), STALE),
-        (lambda d: (1e10, d), USED),  # wild: bounded by the dispersion
+        (lambda _: 0.0, NOT_A_RATE),
+        (lambda _: math.inf, NOT_A_RATE),
+        (lambda _: math.nan, NOT_A_RATE),
+        (lambda _: -1e6, NOT_A_RATE),
+        (lambda _: 1e3, NOTHING_NEW),
+        (lambda d: time.sleep(1.5 * RTT_MS / 1e3) or d, STALE),
+        (lambda _: 1e10, USED),  # wild: bounded by the dispersion
     ],
 )
 def test_a_forecast_that_is_none_leaves_bbr_alone(
-    tmp_path: Path, said: Callable[[float], tuple[float, float]], verdict: int
+    tmp_path: Path, said: Callable[[float], float], verdict: int
 ) -> None:
-    answer = lambda seen, _: said(fct.dispersion(seen))  # noqa: E731
+    answer = lambda dispersion, _: said(dispersion)  # noqa: E731
     with hosts() as start, fct.sampling(tmp_path / "log", answer) as sampler:
         each = summary(start(2))["each"]
     assert len(each) == 2
@@ -176,9 +163,10 @@ def test_a_forecast_that_is_none_leaves_bbr_alone(
 def test_judged_downloads_alone_have_another_initial_window() -> None:
     windows: list[int] = []
 
-    def look(seen: np.ndarray, records: Path) -> None:
-        assert len(np.fromfile(records, RECORD)) >= fct.SAMPLES  # what came before a question is in the file
-        windows.append(seen[0, NAMES.index("snd_cwnd")])
+    def look(_dispersion: float, records: Path) -> None:
+        seen = np.fromfile(records, RECORD)  # what came before a question is in the file
+        begins = seen["fields"][(seen["number"] == 0) & (seen["port"] == PORT), NAMES.index("snd_cwnd")]
+        windows.append(begins[-1])
 
     small = fct.Traffic(rate_mbps=20, load=0.5, flows=4, bytes=200_000)
     for initial in (0, 32):
@@ -240,7 +228,7 @@ def test_who_dies_leaves_plain_bbr_behind(tmp_path: Path, who: str) -> None:
                 sampler.stdout.close()  # what is asked reaches nobody
             sent = start(1)
             if who == "sampler":
-                assert "samples" in sampler.stdout.readline()  # the flow runs, and asks
+                assert "dispersion" in sampler.stdout.readline()  # the flow runs, and asks
                 sampler.kill()
             (one,) = summary(sent)["each"]
             assert sampler.poll() is None or who == "sampler"

@@ -24,7 +24,7 @@ from waiting import wait_until
 from feature_store.rate.definition import NAMES, inputs
 from feature_store.rate.tables import checked, paths_in, read_path
 from laboratory.bed.programs import SAMPLER, SAMPLER_OBJECT, wait_for_name, why_not_built
-from laboratory.bed.rate_flows import CONTROL, RECORD, KernelPath, collect, tables, why_not
+from laboratory.bed.rate_flows import CONTROL, RECORD, KernelPath, collect, complete, tables, why_not
 
 CANNOT = why_not()
 needs_sampler = pytest.mark.skipif(CANNOT is not None, reason=str(CANNOT))
@@ -51,7 +51,7 @@ def records(flow: int, since_ns: int, acks: int) -> np.ndarray:
 def test_records_become_tables_and_a_flow_with_a_hole_is_left_out() -> None:
     later, first, holed = records(7, 9_000, 130), records(8, 2_000, 20), records(9, 5_000, 100)
     cut = records(10, 6_000, 100)[:-1]  # its last ACK found no room
-    found = tables(np.concatenate([later, first, np.delete(holed, 40), cut]), SIZE)
+    found = tables(complete(np.concatenate([later, first, np.delete(holed, 40), cut]), SIZE))
     samples, flows = checked("made-up", *found)
     assert flows["flow"].to_list() == [0, 1]
     assert flows["samples"].to_list() == [20, 130]
@@ -60,7 +60,7 @@ def test_records_become_tables_and_a_flow_with_a_hole_is_left_out() -> None:
     assert flows["at_125_ns"].to_list() == [None, 7_000 + 1000 * (50_000 + 124_000)]
     assert flows["rate_250_bytes_per_s"].null_count() == 2
     assert len(samples) == 20 + 35
-    nothing, none = tables(np.zeros(0, RECORD), SIZE)
+    nothing, none = tables(complete(np.zeros(0, RECORD), SIZE))
     assert len(nothing) == len(none) == 0
 
 
@@ -194,9 +194,9 @@ def test_a_sample_is_what_the_kernel_says_of_the_connection(tmp_path: Path) -> N
 def test_who_asks_is_not_held_up_by_who_does_not_read(tmp_path: Path, reads: bool) -> None:
     """Flows are sampled all the same, and SIGTERM ends it; every question is whole, left out or counted."""
     wait_for_name(CONTROL)
-    flows, log = 4, tmp_path / "records"
+    flows, log = 100, tmp_path / "records"  # all their questions are more than the pipe holds
     with subprocess.Popen(
-        [SAMPLER, "collect", SAMPLER_OBJECT, log, "35"],  # a question is more than the pipe holds
+        [SAMPLER, "collect", SAMPLER_OBJECT, log, "5"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, pipesize=4096,
     ) as sampler:  # fmt: skip
         assert sampler.stdin is not None
@@ -207,7 +207,7 @@ def test_who_asks_is_not_held_up_by_who_does_not_read(tmp_path: Path, reads: boo
             with flow() as (near, far):
                 # It ends without an ACK, which could come while the sampler counts.
                 near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                for _ in range(40):  # each is an ACK, at least
+                for _ in range(8):  # each is an ACK, at least
                     near.sendall(b"x" * 1000)
                     far.recv(1000, socket.MSG_WAITALL)
                     far.sendall(b"x")
