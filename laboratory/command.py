@@ -116,7 +116,7 @@ def adjusted(scenario: Scenario, request: Request) -> Scenario:
         further = range(max(scenario.seeds) + 1, TRAINING_SEEDS_FROM)
         changes["seeds"] = [*scenario.seeds, *further][: request.seeds]
     if request.seconds is not None:
-        if request.seconds <= scenario.warmup_s:
+        if not request.seconds > scenario.warmup_s:  # nor NaN
             raise ValueError(
                 f"--seconds {request.seconds:g}: the first {scenario.warmup_s:g} s are left out, so give more"
             )
@@ -162,7 +162,9 @@ def check_discs(
                 continue
             seen.add(network)
             if problem := execution.check(program, run):
-                where = f"axis.points.{cell.point}" if cell.point else "environment"
+                own = scenario.axis.points[cell.point].set if scenario.axis else {}
+                changes = any(key.partition(".")[0] == "bottlenecks" for key in own)
+                where = f"axis.points.{cell.point}" if changes else "environment"
                 raise ValueError(f"{name}.yaml: {where}: {problem}")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -26,6 +27,7 @@ from laboratory.report.measures import (
     CLASSIC_SHARE,
     CROSS_GOODPUT,
     CROSS_MESSAGE,
+    PERCENT,
     QUEUEING_MAX,
     QUEUEING_P99,
     QUEUEING_P999,
@@ -36,9 +38,10 @@ from laboratory.report.measures import (
     Measure,
 )
 from laboratory.runs.results import COMPLETE
-from models.scoring.intervals import MOST_SEEDS, Estimate, corrected, paired_change
+from models.scoring.intervals import MOST_SEEDS, Estimate, corrected, estimate, paired_change
 
 NOT_SETTLED: Final = "not settled"
+NUMBER: Final = re.compile(r"(\d+(?:\.\d+)?)")
 WIDE: Final = 10  # a change of 1,000 % needs no digit after its point
 
 
@@ -90,14 +93,6 @@ LIMITS: Final = (
 )
 
 
-class Cost(NamedTuple):
-    """A cost beyond its limit by its mean, and whether that is settled."""
-
-    name: str
-    change: Estimate
-    settled: bool
-
-
 class Judged(NamedTuple):
     """A change, the limit it is held to there, and whether it is settled: beyond the limit; not zero."""
 
@@ -112,6 +107,17 @@ class Judged(NamedTuple):
         """Whether the whole interval is within the limit."""
         ends = (self.change.low, self.change.high)
         return None not in ends and not any(self.limit.is_passed_by(end) for end in ends if end is not None)
+
+    def words(self) -> str:
+        """The change with its interval; where it is settled beyond its limit with the bound that says so."""
+        bound = self.bound()
+        if bound is None:
+            return percent(self.change)
+        return f"{_points(self.change.mean)} % (at least {_points(bound)})"
+
+    def bound(self) -> float | None:
+        """The least that a change settled beyond its limit is, with 95 %; None where it is not settled."""
+        return self.change.bound(upper=self.limit.falls) if self.beyond else None
 
     @property
     def judged(self) -> str:
@@ -143,7 +149,7 @@ class Comparison:
     @property
     def judged(self) -> str:
         """`helps`, `harms`, `no harm` or `open`: harm is any change that is settled beyond its limit."""
-        if any(cost.settled for cost in self.broken()):
+        if any(one.beyond for one in self.broken()):
             return "harms"
         if self.few_packets or self.queueing.n < FEWEST_SEEDS:
             return "open"
@@ -157,7 +163,7 @@ class Comparison:
         """The same as it stands in a table, with what is beyond its limit."""
         costs = self.broken()
         if self.judged == "harms":
-            return f"harms: {_listed(cost for cost in costs if cost.settled)}"
+            return f"harms: {_listed(one for one in costs if one.beyond)}"
         if self.few_packets:
             said = "not enough packets"
         elif self.judged == "open":
@@ -166,11 +172,11 @@ class Comparison:
             said = f"helps; {NOT_SETTLED}" if costs and self.judged == "helps" else self.judged
         return f"{said}: {_listed(costs)}" if costs else said
 
-    def broken(self) -> list[Cost]:
+    def broken(self) -> list[Judged]:
         """What is beyond its limit by its mean; a longer P99 and tail too where it is settled."""
         delays = (QUEUEING_P99, QUEUEING_P999, QUEUEING_MAX)
         return [
-            Cost(one.limit.name, one.change, one.beyond)
+            one
             for measure, one in self.found.items()
             if one.limit.is_passed_by(one.change.mean) and (one.beyond or measure not in delays)
         ]
@@ -187,14 +193,33 @@ def seeds_wanted(open_ones: Sequence[Judged], seeds: int) -> str:
     return f"{NOT_SETTLED} (1 seed)" if seeds == 1 else f"{NOT_SETTLED} ({seeds} seeds; {might})"
 
 
-def _listed(costs: Iterable[Cost]) -> str:
-    return ", ".join(f"{cost.name} {percent(cost.change)}" for cost in costs)
+def _listed(costs: Iterable[Judged]) -> str:
+    return ", ".join(f"{one.limit.name} {one.words()}" for one in costs)
 
 
 def by_seed(runs: pl.DataFrame, place: Place, control: str, measure: Measure) -> dict[int, float]:
     """Value of a measure for each seed that was run there."""
     chosen = _complete(runs, place, control).drop_nulls(measure.column)
     return dict(zip(chosen["seed"], chosen[measure.column], strict=True))
+
+
+class Mean(NamedTuple):
+    """A mean over seeds, and the ends of its interval, in the measure's unit."""
+
+    mean: float
+    ends: tuple[float, ...]  # none where there are fewer than FEWEST_SEEDS
+
+
+def mean_of(runs: pl.DataFrame, place: Place, control: str, measure: Measure) -> Mean | None:
+    """Mean of a control; the interval is cut where what is measured cannot be. None: not run."""
+    found = estimate(list(by_seed(runs, place, control, measure).values()))
+    if found is None:
+        return None
+    low, high = found.low, found.high
+    if low is None or high is None or found.n < FEWEST_SEEDS:
+        return Mean(found.mean * measure.scale, ())
+    most = PERCENT if measure.unit == "%" else math.inf
+    return Mean(found.mean * measure.scale, (max(low * measure.scale, 0.0), min(high * measure.scale, most)))
 
 
 def same_share(runs: pl.DataFrame) -> pl.DataFrame:
@@ -209,11 +234,16 @@ def other_shares(runs: pl.DataFrame, place: Place) -> str:
 
 
 def places(runs: pl.DataFrame) -> list[Place]:
-    """All places of the results, in the order of their axis."""
-    rows = (
-        runs.select("scenario", "point", "profile", "at").unique().sort("scenario", "profile", "at", "point")
-    )
-    return [Place(row["scenario"], row["point"], row["profile"]) for row in rows.iter_rows(named=True)]
+    """All places where something was run, in the order of their axis, or of the numbers in their names."""
+    found = runs.filter(pl.col("status") == COMPLETE).select("scenario", "point", "profile", "at").unique()
+    return [Place(*place) for *place, _ in sorted(found.iter_rows(), key=_in_order)]
+
+
+def _in_order(row: tuple[str, str, str, float | None]) -> tuple[object, ...]:
+    scenario, point, profile, at = row
+    parts = NUMBER.split(point)  # texts, and numbers between them
+    named = tuple(float(part) if i % 2 else part for i, part in enumerate(parts))
+    return scenario, profile, at is not None, at or 0.0, named
 
 
 def change_of(
@@ -237,10 +267,10 @@ def compare(
 
 
 def settled(runs: pl.DataFrame, place: Place, control: str, measure: Measure) -> bool:
-    """Whether a change from default marking is settled not to be zero."""
+    """Whether a change from default marking is settled: not to be zero, or beyond its limit."""
     found = compare(runs, place, control)
     one = found.found.get(measure) if found else None
-    return bool(one and (one.below_zero or one.above_zero))
+    return bool(one and (one.below_zero or one.above_zero or one.beyond))
 
 
 class _Frame:

@@ -156,7 +156,7 @@ def harm(runs: pl.DataFrame, place: Place, control: str = "model", wanted: Seque
         return NONE
     if found.queueing.n < FEWEST_SEEDS:
         return f"{found.queueing.n} of {FEWEST_SEEDS} seeds"
-    said = ", ".join(cost.name for cost in found.broken() if cost.settled) or "none"
+    said = ", ".join(one.limit.name for one in found.broken() if one.beyond) or "none"
     unjudged = ", ".join(limit.name for limit in wanted if limit.measure not in found.found)
     return f"{said}; {unjudged} unjudged" if unjudged else said
 

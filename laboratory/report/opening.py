@@ -143,10 +143,14 @@ def _answer(compared: dict[Place, Comparison], who: str) -> list[str]:
 def _sentence(where: str, one: Comparison, who: str) -> str:
     p99 = f"P99 of the wait {percent(one.queueing)}"
     if one.judged == "harms":
-        return f"{where}: {who} {one.verdict}; {p99}."
+        harmed = any(cost.beyond and cost.limit.measure == QUEUEING_P99 for cost in one.broken())
+        return f"{where}: {who} {one.verdict}{'' if harmed else f'; {p99}'}."
     if one.few_packets and one.judged == "open":
         longer = math.ceil(FEWEST_PACKETS / one.packets) if one.packets else "many"
-        return f"{where}: {p99} {_few()} of a run; runs about {longer} times as long would have them."
+        return (
+            f"{where}: what {who} does is not settled; {p99} {_few()} of a run, and runs about "
+            f"{longer} times as long would have them."
+        )
     if one.judged == "open":
         return f"{where}: what {who} does is {one.verdict.partition(':')[0]}; {p99}."
     return f"{where}: {who} {'does no harm' if one.judged == 'no harm' else one.verdict}; {p99}."
@@ -179,7 +183,7 @@ def _few() -> str:
 
 
 def _change(found: Judged) -> Verdict:
-    said = percent(found.change)
+    said = found.words()
     if found.judged == "open":
         said += f", {seeds_wanted([found], found.change.n)}"
     return Verdict(said, found.judged.replace(" ", "-"))
@@ -193,7 +197,7 @@ def _figure(runs: pl.DataFrame, shown: Sequence[Place]) -> bytes:
         for i, control in enumerate(reversed(controls)):
             if found := compare(runs, place, control):
                 p99 = found.found.get(QUEUEING_P99)
-                _point(axes, i, found.queueing, bool(p99 and p99.judged != "open"), COLOURS[control])
+                _point(axes, i, found.queueing, p99, COLOURS[control])
         axes.axvline(1, color="#212529", linewidth=1)
         axes.set_xscale("log")
         labels = list(reversed(controls)) if place == shown[0] else [""] * len(controls)
@@ -211,11 +215,18 @@ def _figure(runs: pl.DataFrame, shown: Sequence[Place]) -> bytes:
     return picture.getvalue()
 
 
-def _point(axes: Axes, y: int, change: Estimate, is_settled: bool, colour: str) -> None:
-    """Draw a ratio and its interval; what reaches beyond the axis is cut there."""
+def _point(axes: Axes, y: int, change: Estimate, p99: Judged | None, colour: str) -> None:
+    """Draw a ratio and its interval (a settled harm from its bound on); arrows where the axis ends before."""
+    is_settled = p99 is not None and p99.judged != "open"
     shade = colour if is_settled else OPEN_COLOUR
+    low, high = change.low, change.high
+    if p99 is not None and (bound := p99.bound()) is not None:
+        low = bound
     ratio = float(np.clip(1 + change.mean, TICKS[0], TICKS[-1]))
-    if change.low is not None and change.high is not None:
-        ends = np.clip([1 + change.low, 1 + change.high], TICKS[0], TICKS[-1])
+    if low is not None and high is not None:
+        ends = np.clip([1 + low, 1 + high], TICKS[0], TICKS[-1])
         axes.plot(ends, [y, y], color=shade, linewidth=2)
+        for end, given, marker in zip(ends, (1 + low, 1 + high), "<>", strict=True):
+            if end != given:
+                axes.plot(end, y, marker, color=shade, markersize=5)
     axes.plot(ratio, y, "o", color=shade, markerfacecolor=shade if is_settled else "white", markersize=6)

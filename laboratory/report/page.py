@@ -141,9 +141,12 @@ def _caption(here: pl.DataFrame) -> str:
     if done.is_empty():
         return "nothing was run"
     seconds = ", ".join(f"{s:g}" for s in sorted(set(done["seconds"])))
-    seeds = done["seed"].n_unique()
-    counted = f"{done.height:,} runs of {seconds} s, {seeds} seed{'' if seeds == 1 else 's'}"
+    counted = f"{_counted(done.height, 'run')} of {seconds} s, {_counted(done['seed'].n_unique(), 'seed')}"
     return "; ".join([counted, *loss_rules(here)])
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def _variance(here: pl.DataFrame) -> str:
@@ -195,16 +198,23 @@ def _part(runs: pl.DataFrame, place: Place, columns: Sequence[tuple[Measure, str
 
 
 def _not_run(here: pl.DataFrame) -> list[str]:
-    """Say which controls are missing, and why."""
-    missing = (
-        here.filter(pl.col("status") == results.NOT_RUN)
+    """Say which points and controls are missing, and why."""
+    ran = set(here.filter(pl.col("status") == results.COMPLETE)["point"])
+    missing = here.filter(pl.col("status") == results.NOT_RUN)
+    whole = pl.col("point").is_in(ran) | (pl.col("point") == "")
+    points = missing.filter(~whole).group_by("reason").agg(pl.col("point").unique().sort()).sort("reason")
+    controls = (
+        missing.filter(whole)
         .group_by("profile", "control", "reason")
         .agg(pl.len())
         .sort("profile", "control", "reason")
     )
     return [
-        f"{profile}, {control}: not run ({count} runs): {reason}"
-        for profile, control, reason, count in missing.iter_rows()
+        *(f"not run at {', '.join(names)}: {reason}" for reason, names in points.iter_rows()),
+        *(
+            f"{profile}, {control}: not run ({_counted(count, 'run')}): {reason}"
+            for profile, control, reason, count in controls.iter_rows()
+        ),
     ]
 
 

@@ -14,7 +14,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
-from laboratory.report.comparison import Place, by_seed, places
+from laboratory.report.comparison import Place, mean_of, places
+from laboratory.report.judging import FEWEST_SEEDS
 from laboratory.report.measures import (
     CLASSIC_SHARE,
     MS,
@@ -76,7 +77,8 @@ def plots_of(runs: pl.DataFrame, scenario: str, axis_label: str, *, log: bool) -
         return []
     several = here["seed"].n_unique() > 1
     bands = ", means over seeds in bands of each quantile's 95 % interval" if several else ""
-    intervals = ", means over seeds with 95 % intervals" if several else ""
+    enough = here["seed"].n_unique() >= FEWEST_SEEDS
+    intervals = ", means over seeds with 95 % intervals" if enough else ""
     if axis_label:
         return [
             _plot(f"{scenario}: over {axis_label}{intervals}", _sweep(here, scenario, axis_label, log=log))
@@ -240,12 +242,9 @@ def _error_bars(
 ) -> Iterator[tuple[float, tuple[list[float], list[float]]]]:
     """Mean and its distances to the interval's ends, in the measure's unit, of each place that was run.
 
-    Where one seed has no interval they are NaN: nothing is drawn.
+    Where there are fewer than FEWEST_SEEDS they are NaN: nothing is drawn.
     """
     for place in here:
-        found = estimate(list(by_seed(runs, place, control, measure).values()))
-        if found is not None:
-            mean = found.mean * measure.scale
-            below = mean - found.low * measure.scale if found.low is not None else np.nan
-            above = found.high * measure.scale - mean if found.high is not None else np.nan
-            yield mean, ([min(below, mean)], [above])
+        if found := mean_of(runs, place, control, measure):
+            low, high = found.ends or (np.nan, np.nan)
+            yield found.mean, ([found.mean - low], [high - found.mean])

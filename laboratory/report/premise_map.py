@@ -56,7 +56,7 @@ class Square:
     @property
     def broken(self) -> list[str]:
         """The limits that are settled to be broken."""
-        return [cost.name for cost in self.found.broken() if cost.settled]
+        return [one.limit.name for one in self.found.broken() if one.beyond]
 
 
 def settings_of(runs: pl.DataFrame) -> dict[Setting, Place]:

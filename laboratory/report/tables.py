@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -15,6 +14,7 @@ from laboratory.report.comparison import (
     by_seed,
     change_of,
     compare,
+    mean_of,
     percent,
     places,
     rests_on,
@@ -26,7 +26,6 @@ from laboratory.report.measures import (
     CROSS_GOODPUT,
     CROSS_MESSAGE,
     MOVED,
-    PERCENT,
     QUEUEING_MAX,
     QUEUEING_P99,
     QUEUEING_P999,
@@ -42,7 +41,7 @@ from laboratory.report.targets import remarks, targets
 from laboratory.runs.results import COMPLETE
 from laboratory.scenarios.controls import ALL_CONTROLS
 from laboratory.scenarios.schema import PROFILES
-from models.scoring.intervals import Estimate, estimate
+from models.scoring.intervals import Estimate
 
 NONE: Final = "–"
 WRAPPED: Final[Any] = {"width": 118, "subsequent_indent": "  ", "break_on_hyphens": False}
@@ -91,15 +90,11 @@ class Verdict(NamedTuple):
 
 def cell(runs: pl.DataFrame, place: Place, control: str, measure: Measure) -> Cell:
     """Return the mean over seeds, in the measure's unit."""
-    found = estimate(list(by_seed(runs, place, control, measure).values()))
+    found = mean_of(runs, place, control, measure)
     if found is None:
         return Cell(NONE, "")
-    text = f"{found.mean * measure.scale:,.{measure.digits}f}"
-    if found.low is None or found.high is None:
-        return Cell(text, "")
-    most = PERCENT if measure.unit == "%" else math.inf
-    ends = (max(found.low * measure.scale, 0.0), min(found.high * measure.scale, most))  # what is possible
-    return Cell(text, "…".join(f"{end:,.{measure.digits}f}" for end in ends))
+    mean, *ends = (f"{one:,.{measure.digits}f}" for one in (found.mean, *found.ends))
+    return Cell(mean, "…".join(ends))
 
 
 def change(runs: pl.DataFrame, place: Place, control: str, measure: Measure = QUEUEING_P99) -> str:
@@ -171,8 +166,8 @@ def _costs(runs: pl.DataFrame, place: Place) -> str:
     model = compare(runs, place, "model")
     if model is None:
         return NONE
-    costs = [cost for cost in model.broken() if cost.name != "P99"]
-    return ", ".join(f"{cost.name} {_bold(cost.change, cost.settled)}" for cost in costs) or "none"
+    costs = [one for one in model.broken() if one.limit.measure != QUEUEING_P99]
+    return ", ".join(f"{one.limit.name} {_bold(one.change, one.beyond)}" for one in costs) or "none"
 
 
 def _changed(runs: pl.DataFrame, place: Place, control: str) -> str:

@@ -52,6 +52,13 @@ class Estimate:
             return 0.0 if away > 0 and self.n > 1 else 1.0
         return float(stdtr(self.n - 1, -away / self.error))
 
+    def bound(self, *, upper: bool) -> float | None:
+        """One-sided 95 % bound of the mean; None where there is no interval."""
+        if self.n < 2 or not math.isfinite(self.error):
+            return None
+        away = half_width(self.n - 1, one_sided=True) * self.error * (1 if upper else -1)
+        return math.expm1(math.log1p(self.mean) + away) if self.is_change else self.mean + away
+
     def seeds_to_leave(self, limit: float) -> int:
         """How many seeds such an interval needs to leave `limit` out; `MOST_SEEDS` stands for more too."""
         if math.isinf(self.error):
@@ -76,11 +83,11 @@ class Estimate:
 
 
 @functools.lru_cache(maxsize=1024)
-def half_width(freedom: float) -> float:
+def half_width(freedom: float, *, one_sided: bool = False) -> float:
     """Half an interval of Student's t with so many degrees of freedom, in standard errors."""
     from scipy.special import stdtrit
 
-    return float(stdtrit(freedom, (1 + LEVEL) / 2))
+    return float(stdtrit(freedom, LEVEL if one_sided else (1 + LEVEL) / 2))
 
 
 def estimate(values: Sequence[float]) -> Estimate | None:
