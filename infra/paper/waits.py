@@ -15,7 +15,7 @@ import polars as pl
 
 from infra.paper.verdicts import NOT_RUN, NOT_SETTLED, REPRODUCED, Answer, answer, verdict
 from laboratory.command import Request, run_lab
-from laboratory.report.comparison import Place, by_seed, change_of, percent
+from laboratory.report.comparison import Place, by_seed, change_of, compare, percent
 from laboratory.report.judging import FEWEST_SEEDS, LEAST_P99_FALL
 from laboratory.report.measures import QUEUEING_P99
 from laboratory.report.tables import NONE, head_of, row_of
@@ -157,7 +157,8 @@ def said(runs: pl.DataFrame, one: Waits) -> str:
 
 def table(runs: pl.DataFrame) -> list[str]:
     """A row for each point that was run, and the exhibit's verdict on a line of its own with its command."""
-    lines = head_of(["exhibit", "point", "P99 against default", "claimed", "seeds", "seconds", "verdict"])
+    head = ["exhibit", "point", "P99 against default", "claimed", "seeds", "seconds", "verdict"]
+    lines = head_of([*head, "settled harm"])
     for name, one in EXHIBITS.items():
         command = f"`swiftqueue lab paper {name}`"
         word = said(runs, one)
@@ -178,15 +179,24 @@ def table(runs: pl.DataFrame) -> list[str]:
             seconds = f"{here['seconds'].to_numpy().max():g}"
             verdict_at = asked.verdict if asked else NO_CLAIM if one.least is None else NOT_SETTLED
             rows.append([one.title, point, percent(change), claimed, str(change.n), seconds, verdict_at])
+            rows[-1].append(_harm(runs, place))
         if not rows:
-            lines.append(row_of([one.title, NONE, NONE, claimed, NONE, NONE, f"{NOT_RUN}: {command}"]))
+            lines.append(row_of([one.title, NONE, NONE, claimed, NONE, NONE, f"{NOT_RUN}: {command}", NONE]))
         elif len(one.points()) == 1:
-            lines.append(row_of([one.title, NONE, *rows[0][2:6], f"**{word}**: {command}"]))
+            lines.append(row_of([one.title, NONE, *rows[0][2:6], f"**{word}**: {command}", rows[0][-1]]))
         else:
             lines += map(row_of, rows)
             of_all = f"{len(rows)} of {len(one.points())} points"
-            lines.append(row_of([one.title, of_all, NONE, claimed, NONE, NONE, f"**{word}**: {command}"]))
+            cells = [one.title, of_all, NONE, claimed, NONE, NONE, f"**{word}**: {command}", NONE]
+            lines.append(row_of(cells))
     return lines
+
+
+def _harm(runs: pl.DataFrame, place: Place) -> str:
+    """What is settled to be beyond its limit with the model there, by its mean."""
+    found = compare(runs, place, "model")
+    costs = [one for one in found.broken() if one.beyond] if found else []
+    return ", ".join(f"{one.limit.name} {one.change.mean * 100:+.0f} %" for one in costs) or "none"
 
 
 def choices() -> list[str]:

@@ -19,6 +19,7 @@ from laboratory.report.judging import (
     LEAST_CROSS_GOODPUT,
     LEAST_GOODPUT,
     MOST_RTT_CHANGE,
+    MOST_UNFINISHED,
     NO_HARM,
     PACKET_BITS,
     SETTLED,
@@ -35,6 +36,7 @@ from laboratory.report.measures import (
     S1_GOODPUT,
     S1_MESSAGE,
     TAILS,
+    UNFINISHED,
     Measure,
 )
 from laboratory.runs.results import COMPLETE
@@ -330,10 +332,19 @@ def _asked(here: pl.DataFrame, control: str, limit: Limit) -> dict[Place, tuple[
     for place, by_control in values.items():
         base = by_control.get("default", {})
         change = paired_change(by_control.get(control, {}), base)
-        enough = limit.measure not in TAILS or _rests_on(here, place, limit.measure) >= FEWEST_PACKETS
-        if change is not None and enough:
+        if change is not None and not why_not_judged(here, place, limit.measure):
             asked[place] = (limit.coarse(packet_us[place], base), change)
     return asked
+
+
+def why_not_judged(runs: pl.DataFrame, place: Place, measure: Measure) -> str:
+    """Why nothing is settled of a measure there, whatever its seeds; empty where something can be."""
+    if measure in TAILS and _rests_on(runs, place, measure) < FEWEST_PACKETS:
+        return f"rests on fewer than {FEWEST_PACKETS} packets"
+    unfinished = mean_of(runs, place, "default", UNFINISHED) if measure == S1_MESSAGE else None
+    if unfinished and unfinished.mean > MOST_UNFINISHED * UNFINISHED.scale:
+        return f"{unfinished.mean:.0f} % of the bytes unfinished"
+    return ""
 
 
 def rests_on(runs: pl.DataFrame, place: Place, measure: Measure) -> int | None:

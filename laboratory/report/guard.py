@@ -7,7 +7,16 @@ from typing import Final
 
 import polars as pl
 
-from laboratory.report.comparison import LIMITS, Limit, Place, change_of, compare, percent, places
+from laboratory.report.comparison import (
+    LIMITS,
+    Limit,
+    Place,
+    change_of,
+    compare,
+    percent,
+    places,
+    why_not_judged,
+)
 from laboratory.report.judging import FEWEST_SEEDS, LEAST_GAIN_KEPT, NO_HARM
 from laboratory.report.measures import (
     CLASSIC_SHARE,
@@ -73,7 +82,10 @@ def guarded(
         if messages:
             lines += ["", *head_of(["profile", axis, *(name for _, name in messages)])]
         for place in at if messages else []:
-            changes = [change(here, place, control, measure) for measure, _ in messages]
+            changes = [
+                why_not_judged(here, place, measure) or change(here, place, control, measure)
+                for measure, _ in messages
+            ]
             lines.append(row_of([f"`{place.profile}`", place.point, *changes]))
         lines += ["", *head_of(["profile", axis, *(name for _, name in SHARES), "settled harm"])]
         for place in at:

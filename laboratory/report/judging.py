@@ -18,7 +18,9 @@ PACKET_BITS: Final = 12_000  # no limit of a delay is finer than this at the slo
 # When something is settled.
 SETTLED: Final = 0.05  # the chance that it is chance, corrected for the places of the scenario
 FEWEST_PACKETS: Final = 100  # that a quantile rests on
-
+MOST_UNFINISHED: Final = (
+    0.5  # of the bytes of S1's messages by default, in the mean: else their times say little
+)
 FEWEST_SEEDS: Final = 5
 
 # The figures to reach, beside the limits above.

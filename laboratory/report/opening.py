@@ -29,6 +29,7 @@ from laboratory.report.comparison import (
     percent,
     places,
     seeds_wanted,
+    why_not_judged,
 )
 from laboratory.report.judging import FEWEST_PACKETS, JUDGED
 from laboratory.report.measures import MESSAGES, PERCENT, QUEUEING_P99
@@ -175,7 +176,7 @@ def _words(limit: Limit) -> str:
 
 def _not_judged(runs: pl.DataFrame, place: Place, control: str, limit: Limit) -> Verdict:
     is_measured = change_of(runs, place, control, limit.measure) is not None
-    return Verdict(_few() if is_measured else "not measured", "open")
+    return Verdict(why_not_judged(runs, place, limit.measure) if is_measured else "not measured", "open")
 
 
 def _few() -> str:
