@@ -91,8 +91,15 @@ def load(path: Path) -> Scenario:
 
 def check_points(scenario: Scenario, source: str) -> None:
     """Raise ValueError, which begins with `source`, unless the scenario is sound at each of its points."""
-    for point in ("", *(scenario.axis.points if scenario.axis else ())):
+    points = scenario.axis.points if scenario.axis else {}
+    for point in ("", *points):
         environment = environment_at(scenario, point, source)
+        profiles = (points[point].profiles if point else None) or scenario.profiles
+        if len(profiles) > 1 and (disc := environment.without_profile()) and (point or not points):
+            where = f"axis.points.{point}: " if point else ""
+            raise ValueError(
+                f"{source}: {where}profiles: queues of {disc} have no profile, so give one alone"
+            )
         try:
             check_times(environment, scenario.seconds)
             if "placebo" in scenario.controls:

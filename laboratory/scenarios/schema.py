@@ -8,11 +8,12 @@ This is the only place where ranges are checked: the program trusts the runs tha
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from laboratory.scenarios.axis import Axis, Point
 from laboratory.scenarios.checked import (
@@ -56,6 +57,14 @@ class Disc(Checked):
 
     type: str
     attributes: dict[str, str | int | float | bool] = Field(default_factory=dict)
+
+    @field_validator("attributes")
+    @classmethod
+    def _finite(cls, found: dict[str, str | float]) -> dict[str, str | float]:
+        for name, value in found.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"{name}: must be finite, not {value:g}")
+        return found
 
     def texts(self) -> dict[str, str]:
         """Return the attributes as ns-3 reads them."""
@@ -113,6 +122,11 @@ class Environment(Checked):
         """Type of the first disc that gives no view of its queues; None where all do."""
         types = (link.disc.type for link in self.bottlenecks if link.disc)
         return next((name for name in types if name != DUAL_PI2), None)
+
+    def without_profile(self) -> str | None:
+        """Type of the first disc where every bottleneck has one that no profile sets up; else None."""
+        types = [link.disc.type if link.disc else DUAL_PI2 for link in self.bottlenecks]
+        return types[0] if DUAL_PI2 not in types else None
 
     def chooses(self) -> bool:
         """Whether the first sender has an L4S flow, for which a control can choose."""

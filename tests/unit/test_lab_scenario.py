@@ -151,7 +151,7 @@ def test_a_bottlenecks_disc_is_an_axis(small: dict[str, Any], tmp_path: Path) ->
     raw = put(small, "environment.bottlenecks.0.disc", disc)
     steps = {"5ms": {"at": 5, "set": {"bottlenecks.0.disc.attributes.LStep": "5ms"}}}
     other = {"type": "ns3::PieQueueDisc", "attributes": {"UseEcn": True}}
-    steps["PIE"] = {"at": None, "set": {"bottlenecks.0.disc": other}}  # type: ignore[dict-item]
+    steps["PIE"] = {"at": None, "set": {"bottlenecks.0.disc": other}, "profiles": ["rfc9332"]}  # type: ignore[dict-item]
     swept = load(written(tmp_path, raw | {"axis": {"label": "L step", "points": steps}}))
     found = {c.point: resolve(swept, c, {"kind": "default"}, []) for c in cells("mine", swept)}
     discs = {point: run["bottlenecks"][0]["disc"] for point, run in found.items()}
@@ -407,6 +407,12 @@ def test_who_acts_on_a_probability_needs_a_model_of_quantiles(tmp_path: Path) ->
 )
 def test_seeds_are_the_scenarios_first_and_those_after(name: str, seeds: int, found: list[int]) -> None:
     assert adjusted(load(path_of(name)), Request([name], seeds=seeds)).seeds == found
+
+
+@pytest.mark.parametrize("seconds", [1.0, float("nan"), float("inf")])
+def test_a_run_that_cannot_be_is_refused_before_anything_runs(seconds: float) -> None:
+    with pytest.raises(ValueError, match=rf"^--seconds {seconds:g}: "):
+        adjusted(load(path_of("figure8")), Request(["figure8"], seconds=seconds))
 
 
 def test_a_sweep_of_flows_has_as_many_as_it_says() -> None:
@@ -949,6 +955,23 @@ def test_a_key_that_changes_nothing_is_refused(key: str, value: object, line: st
     at_off = {"label": "guard", "points": {"off": {"set": {key: value}}}}
     with pytest.raises(ValueError, match=rf"^mine\.yaml: environment\.{key}: {line}$"):
         load(written(tmp_path, {"extends": "default", "environment": environment, "axis": at_off}))
+
+
+def test_queues_that_no_profile_sets_up_have_one_and_attributes_are_finite(tmp_path: Path) -> None:
+    fair = {"mbps": 100, "buffer_bdp": 2, "disc": {"type": "ns3::FqCoDelQueueDisc"}}
+    mine = {"extends": "default", "environment": {"bottlenecks": [fair]}}
+    load(written(tmp_path, mine | {"profiles": ["rfc9332"]}))
+    line = "profiles: queues of ns3::FqCoDelQueueDisc have no profile, so give one alone"
+    with pytest.raises(ValueError, match=rf"^mine\.yaml: {line}$"):
+        load(written(tmp_path, mine | {"profiles": ["rfc9332", "uncoupled"]}))
+    foreign = {"bottlenecks.0.disc": {"type": "ns3::FqCoDelQueueDisc"}}
+    axis = {"label": "disc", "points": {"dual": {"set": {}}, "fair": {"set": foreign}}}
+    with pytest.raises(ValueError, match=rf"^mine\.yaml: axis\.points\.fair: {line}$"):
+        load(written(tmp_path, {"extends": "default", "axis": axis}))
+    dual = {"type": "ns3::DualPi2QueueDisc", "attributes": {"CouplingFactor": float("nan")}}
+    wrong = {"extends": "default", "environment": {"bottlenecks": [fair | {"disc": dual}]}}
+    with pytest.raises(ValueError, match=r"attributes\.CouplingFactor: must be finite, not nan$"):
+        load(written(tmp_path, wrong))
 
 
 def test_pages_and_marks_that_are_not_there_are_refused(tmp_path: Path) -> None:
