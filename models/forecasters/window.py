@@ -2,7 +2,8 @@
 
 Training is that of the stage `pretrain`, on one core; tuning that of the stage `finetune`.
 
-Shapes: B decisions, W window tokens, F features, H horizon (8 packets).
+Shapes: B decisions, W window tokens, K = W - H of history, F features, M inputs of events, H horizon (8
+packets), N packets.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, Self, cast
 
 import numpy as np
+import polars as pl
 import torch
+from numpy.typing import NDArray
 from pydantic import AfterValidator, Field
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -47,6 +50,7 @@ NAMED: Final = {"transformer": "window"}  # names in forecasters.yaml that model
 FIT_WINDOWS: Final = 4096  # evenly spaced windows that the scaling is fitted on
 TOKENS: Final = (64, 256)  # least and most of a window
 SHARED: Final = {each.name for each in QUERY_INPUTS}
+NUMBERED: Final = 2**24  # whole numbers up to here are exact in float32
 
 
 def _kind(name: str) -> type[Predictor]:
@@ -208,18 +212,15 @@ def _network(features: Sequence[ScaledFeature], target: Target, params: WindowPa
 
 
 def windows_of(part: Part, tokens: int, names: Sequence[str], queue: int = AS_SENT) -> Floats:
-    """Windows (B, W, F) of a part's decisions, with the inputs named."""
+    """Windows (B, W, F) of a part's decisions, with the inputs named.
+
+    Raises:
+        ValueError: an input is of the event log, and the part ends beyond packet 2^24.
+    """
     known = [feature.name for feature in FEATURES]
     own = [name for name in names if name in known]
-    chosen = [known.index(name) for name in own]
     x_BWF = np.zeros((len(part), tokens, len(names)), np.float32)
-    done = 0
-    for some_BWF in iter_windows(part.packets, tokens, part.visibility, first=part.decisions.lo):
-        here = some_BWF[: len(part) - done, :, chosen]
-        x_BWF[done : done + len(here), :, : len(own)] = here
-        done += len(here)
-        if done == len(part):
-            break
+    _show(part, part.packets, own, x_BWF[..., : len(own)])
     as_they_are = (queue, part.told) == (AS_SENT, "all")
     if as_they_are and len(own) == len(names):
         return x_BWF
@@ -231,15 +232,39 @@ def windows_of(part: Part, tokens: int, names: Sequence[str], queue: int = AS_SE
     return x_BWF
 
 
+def _show(part: Part, packets: pl.DataFrame, names: Sequence[str], x_BWF: Floats) -> None:
+    """Write inputs of the windows that a part's decisions have of a packet table."""
+    chosen = [[feature.name for feature in FEATURES].index(name) for name in names]
+    done = 0
+    for some_BWF in iter_windows(packets, x_BWF.shape[1], part.visibility, first=part.decisions.lo):
+        here = some_BWF[: len(part) - done, :, chosen]
+        x_BWF[done : done + len(here)] = here
+        done += len(here)
+        if done == len(part):
+            break
+
+
+def _shown_packets(part: Part, tokens: int) -> NDArray[np.int64]:
+    """Number of the packet that each history token of a part's windows is of, (B, K); -1: padding.
+
+    The definition of a window chooses them, and by no size. So here a packet's size is its number.
+    """
+    if part.decisions.hi * HORIZON > NUMBERED:
+        raise ValueError(f"trace {part.trace}: inputs of events reach no window beyond packet {NUMBERED}")
+    numbered = part.packets.with_columns(size_bytes=pl.col("packet").cast(pl.Int32) + 1)
+    x_BW1 = np.zeros((len(part), tokens, 1), np.float32)
+    _show(part, numbered, ["size_bytes"], x_BW1)
+    return x_BW1[:, :-HORIZON, 0].astype(np.int64) - 1
+
+
 def _add_events(x_BWM: Floats, part: Part, names: Sequence[str], found: Events) -> None:
     """Write inputs of the event log into windows: a token's of its SEND, a candidate's of its query."""
     places = [[each.name for each in INPUTS].index(name) for name in names]
     sent_NM = found.x_EF[~found.ack_E][:, places]
-    history = x_BWM.shape[1] - HORIZON
-    for row, first in enumerate(part.first_packets):
-        there = min(history, int(first))
-        x_BWM[row, history - there : history] = sent_NM[first - there : first]
-    x_BWM[:, history:] = found.x_DHF[..., places]
+    packet_BK = _shown_packets(part, x_BWM.shape[1])
+    real_BK = packet_BK >= 0
+    x_BWM[:, :-HORIZON][real_BK] = sent_NM[packet_BK[real_BK]]
+    x_BWM[:, -HORIZON:] = found.x_DHF[..., places]
 
 
 def _examples(parts: Sequence[Part], tokens: int, names: Sequence[str]) -> Examples:

@@ -21,7 +21,7 @@ from event_memory import ask, extend
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from feature_store.events.event_stream import AS_SENT
+from feature_store.events.event_stream import AS_SENT, INPUTS, replay_events
 from feature_store.events.event_stream import EventStream as LiveEvents
 from feature_store.events.windows import FEATURES, SenderWindow, build_windows
 from models.forecasters import forecaster as door
@@ -367,6 +367,28 @@ def test_a_window_asked_for_a_queue_is_the_live_senders(
             *(packet[k] for k in ("size_bytes", "flow_id", "receiver_id")),
             packet["queue"] == "l4s",
         )
+
+
+@pytest.mark.parametrize("told", ["all", "first"])
+@pytest.mark.parametrize("queue", [AS_SENT, 1])
+def test_a_tokens_inputs_of_events_are_those_of_its_own_packet(queue: int, told: str, toy: Trace) -> None:
+    """Its age says whose it is: between those in flight and settled ones a window leaves packets out."""
+    names = ["expected_latency_us", "last_queueing_us", "send_rate", "ack_rate_flow"]
+    part = Part("t", toy.packets, Slice(40, 240), told=told)
+    x_BWF = windows_of(part, 64, ["age_us", "size_bytes", *names], queue)
+    log = replay_events(toy.packets)
+    sent_NM = log.x_EF[~log.ack_E][:, [[each.name for each in INPUTS].index(name) for name in names]]
+    sent_ns_N = toy.packets["sent_ns"].to_numpy()
+    gaps = 0
+    for first, x_WF in zip(part.first_packets, x_BWF, strict=True):
+        real_KF = x_WF[:-8][x_WF[:-8, 1] > 0]
+        age_us_N = ((sent_ns_N[first] - sent_ns_N[:first]) / 1e3).astype(np.float32)
+        assert len(np.unique(age_us_N)) == first, "two packets of one age: which is meant?"
+        packet_K = first - 1 - np.searchsorted(age_us_N[::-1], real_KF[:, 0])
+        np.testing.assert_array_equal(age_us_N[packet_K], real_KF[:, 0])
+        np.testing.assert_array_equal(real_KF[:, 2:], sent_NM[packet_K])
+        gaps += packet_K[-1] - packet_K[0] >= len(packet_K)
+    assert gaps > 20, "no window leaves packets out: this test would not see another packet's inputs"
 
 
 def test_every_send_is_a_target_once_an_epoch(quick: Path, toy: Trace) -> None:
