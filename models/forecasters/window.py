@@ -9,6 +9,7 @@ packets), N packets.
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, Self, cast
@@ -22,7 +23,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from feature_store.events.definition import WINDOW
-from feature_store.events.event_stream import AS_SENT, INPUTS, Events, as_asked
+from feature_store.events.event_stream import AS_SENT, INPUTS, Events, as_asked, event_schema_hash
 from feature_store.events.windows import FEATURES, HORIZON, bdp_packets, iter_windows, schema_hash, tokens_for
 from models.forecasters.forecaster import Floats, Forecaster, Part, Say
 from models.forecasters.queries import QUERY_INPUTS, replayed
@@ -170,13 +171,13 @@ class WindowForecaster(Forecaster):
     def write(self, folder: Path) -> dict[str, Any]:
         """Write the weights."""
         inputs = {"token": self.model.features}
-        described = write_network(folder, self.model, self.model.target, inputs, schema_hash())
+        described = write_network(folder, self.model, self.model.target, inputs, _made_for(self.params))
         return {**described, "tokens": self.tokens}
 
     @classmethod
     def read(cls, folder: Path, params: WindowParams, described: Mapping[str, Any]) -> Self:
         """Read the weights."""
-        inputs, target = read_inputs(described, schema_hash())
+        inputs, target = read_inputs(described, _made_for(params))
         model = _network(inputs["token"], target, params)
         load_weights(folder, model)
         return cls(model, params, int(described["tokens"]))
@@ -202,6 +203,13 @@ def input_names(wanted: Sequence[str], more: Sequence[str] = ()) -> list[str]:
         others = sorted(SHARED - set(known))
         raise ValueError(f"more_inputs names {wrong[0]!r}, which no query adds; {near(wrong[0], others)}")
     return [*(wanted or known), *more]
+
+
+def _made_for(params: WindowParams) -> str:
+    """Hash of what defines a token's inputs: windows, and events where it has inputs of theirs."""
+    if not params.more_inputs:
+        return schema_hash()
+    return hashlib.sha256(f"{schema_hash()} {event_schema_hash()}".encode()).hexdigest()
 
 
 def _network(features: Sequence[ScaledFeature], target: Target, params: WindowParams) -> Predictor:

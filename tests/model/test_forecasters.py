@@ -23,7 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from feature_store.events.event_stream import AS_SENT, INPUTS, replay_events
 from feature_store.events.event_stream import EventStream as LiveEvents
-from feature_store.events.windows import FEATURES, SenderWindow, build_windows
+from feature_store.events.windows import FEATURES, SenderWindow, build_windows, schema_hash
 from models.forecasters import forecaster as door
 from models.forecasters.event_stream import EventStream, _Lesson, _untrained
 from models.forecasters.forecaster import Forecaster, Part, Trace, Variant, decision_times, variants
@@ -532,7 +532,7 @@ def test_an_unknown_section_is_one_line(quick: Path) -> None:
         variants(quick, ["mpl"])
 
 
-@pytest.mark.parametrize("name", ["last-flow", "xgboost", "paper-xgboost", "mlp"])
+@pytest.mark.parametrize("name", ["last-flow", "xgboost", "paper-xgboost", "mlp", "window"])
 def test_what_was_made_for_other_inputs_is_refused(
     name: str, fitted: dict[str, tuple[Variant, Forecaster]], tmp_path: Path
 ) -> None:
@@ -541,6 +541,19 @@ def test_what_was_made_for_other_inputs_is_refused(
     path.write_text(json.dumps(json.loads(path.read_text()) | {"schema_hash": "0"}))
     with pytest.raises(ValueError, match="made for inputs 0, but this code computes"):
         door.load(tmp_path / "kept")
+
+
+def test_a_window_is_made_for_the_definition_of_events_where_it_has_inputs_of_theirs(
+    fitted: dict[str, tuple[Variant, Forecaster]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("window", "window-queueing"):
+        door.save(tmp_path / name, *fitted[name])
+    said = json.loads((tmp_path / "window/forecaster.json").read_text())
+    assert said["schema_hash"] == schema_hash()  # as before there were inputs of events
+    monkeypatch.setattr("models.forecasters.window.event_schema_hash", lambda: "0")
+    door.load(tmp_path / "window")
+    with pytest.raises(ValueError, match="made for inputs"):
+        door.load(tmp_path / "window-queueing")
 
 
 def test_what_was_saved_is_refused_when_it_is_not_whole(
