@@ -99,6 +99,14 @@ def test_the_loops_network_is_the_variant_that_is_compared(project: Path, sectio
     assert {key: loop[key] for key in shared} == {key: compared[key] for key in shared}
 
 
+def test_the_papers_time_is_a_packets_since_its_flows_first(project: Path) -> None:
+    """arXiv 2410.06112, section 4.1.3; an age at the decision is another input."""
+    papers = [each for each in variants(project / "forecasters.yaml") if each.name.startswith("paper")]
+    for each in papers:
+        params: Any = each.params
+        assert {name for name in params.inputs if "age" in name} == {"flow_age_us"}, each.name
+
+
 def test_what_is_learned_from_ends_with_its_slice(toy: Trace) -> None:
     part = toy.to_learn(Slice(10, 50))
     now_ns = int(toy.packets["sent_ns"][400])
