@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from feature_store.rate.definition import HORIZONS, NAMES
-from models.networks.rate_network import path_guess
+from models.networks.rate_network import US_PER_S, path_guess
 from models.rate.flows import Flows
 
 Floats = NDArray[np.float64]
@@ -22,6 +22,7 @@ Predictor = Callable[[Flows], Floats]
 Fit = Callable[[Flows, Flows, int, int], Predictor]
 """From flows to learn from, all flows (of which one may know those that came before), n, and a seed."""
 AT: Final = {name: place for place, name in enumerate(NAMES)}
+TRAIN: Final = 10  # packets of the initial window, as `kTrain` of feature_store/rate/dispersion.h
 BINS: Final = 20
 RIDGE: Final = 1.0
 MLP_UNITS: Final = (64, 32)
@@ -38,7 +39,7 @@ def best_constant(y_N: Floats) -> float:
 
 
 def guesses(flows: Flows, n: int) -> tuple[Floats, Floats]:
-    """Dispersion of the first n ACKs, and a packet a round trip; bytes/s (N,) each (`path_guess`)."""
+    """Dispersion of all n ACKs, and a packet a round trip; bytes/s (N,) each (`path_guess`)."""
     with torch.no_grad():
         found = path_guess(torch.from_numpy(flows.x_NSF[:, :n]))
     return found[0][:, -1].double().exp().numpy(), found[1][:, -1].double().exp().numpy()
@@ -58,14 +59,36 @@ def _last(field: str) -> Fit:
     return fit
 
 
+def train_dispersion(flows: Flows, n: int) -> Floats:
+    """How closely the ACKs of the first ten packets follow each other; bytes/s (N,).
+
+    The arithmetic is that of feature_store/rate/dispersion.h. Where no ACK shows a gap it is BBR's estimate.
+    """
+    x_NSF = flows.x_NSF[:, : min(n, TRAIN)].astype(np.int64)
+    gap_us, acked = x_NSF[:, 1:, AT["ts"]], x_NSF[:, 1:, AT["bytes_acked"]]  # since the ACK before
+    seen = (gap_us > 0) & (acked > 0)
+    # bytes/s = bytes · us/s / us
+    rates = np.where(seen, acked * int(US_PER_S) // np.maximum(gap_us, 1), np.iinfo(np.int64).max)
+    count_N = seen.sum(1)
+    middle_N = np.maximum(count_N - 1, 0) // 2
+    median_N = np.take_along_axis(np.sort(rates, 1), middle_N[:, None], 1)[:, 0]
+    rate_N = np.where(count_N > 0, median_N, flows.x_NSF[:, n - 1, AT["bbr_bw"]])
+    return np.maximum(rate_N, 1).astype(float)
+
+
 def dispersion(_train: Flows, _every: Flows, n: int, _seed: int) -> Predictor:
-    """How closely the first ACKs follow each other."""
+    """How closely the ACKs of the first ten packets follow each other."""
+    return lambda flows: _repeated(train_dispersion(flows, n))
+
+
+def dispersion_of_all(_train: Flows, _every: Flows, n: int, _seed: int) -> Predictor:
+    """How closely all n ACKs follow each other, paced ones too: what our Transformer corrects."""
     return lambda flows: _repeated(guesses(flows, n)[0])
 
 
 def capped_dispersion(train: Flows, _every: Flows, n: int, _seed: int) -> Predictor:
     """The smaller of a share of the dispersion and a window a round trip; both fitted for each horizon."""
-    full_N, trip_N = guesses(train, n)
+    full_N, trip_N = train_dispersion(train, n), guesses(train, n)[1]
     known, best = train.known_NH(n), []
     for h, packets in enumerate(HORIZONS):
         some = known[:, h]
@@ -74,7 +97,7 @@ def capped_dispersion(train: Flows, _every: Flows, n: int, _seed: int) -> Predic
         best.append(tried[int(np.argmin(errors))])
 
     def predict(flows: Flows) -> Floats:
-        full, trip = guesses(flows, n)
+        full, trip = train_dispersion(flows, n), guesses(flows, n)[1]
         return np.stack([np.minimum(a * full, b * trip) for a, b in best], 1)
 
     return predict
@@ -219,6 +242,7 @@ def baselines(xgboost_rounds: int) -> dict[str, Fit]:
         "min-rtt": min_rtt,
         "linear": linear,
         "dispersion": dispersion,
+        "dispersion-of-all": dispersion_of_all,
         "capped-dispersion": capped_dispersion,
         "previous-flow": previous_flow,
         "mlp": mlp(),
