@@ -15,7 +15,7 @@ from infra.cli_choices import LatencySource, Protocol, Told, Visibility, check_f
 experiments_app = typer.Typer()
 Scored = Annotated[
     Path,
-    typer.Option(help="its sections `change` and `evaluate` say what is late, and when a head answers"),
+    typer.Option(help="says what is late, when a head answers, and which traces only teach"),
 ]
 
 
@@ -142,9 +142,6 @@ def forecasts(
         raise ValueError(f"--truth {wrong[0]}: it must be TRACE=FILE")
     check_folder(output, "forecasts")
     from infra.forecasts import run_forecasts
-    from models.section import read
-    from models.sharp import change_of
-    from pipelines.evaluate import EvaluateParams
 
     run_forecasts(
         packets,
@@ -156,11 +153,10 @@ def forecasts(
         against=against,
         choose=choose,
         sections=sections,
+        params=params,
         told=told.value,
         truths={name: Path(path) for name, path in (each.split("=", 1) for each in truth or [])},
         visibility=visibility.value,
-        change=change_of(params),
-        round_s=read(params, EvaluateParams).round_s,
         explored=explored,
         also=also,
     )
@@ -192,9 +188,6 @@ def tune(
     Then: swiftqueue forecasts data/packets --sections var/tuning/tuned.yaml
     """
     from infra.tuning import tune as search
-    from models.section import read
-    from models.sharp import change_of
-    from pipelines.evaluate import EvaluateParams
 
     check_folder(output, "tune")
     search(
@@ -207,8 +200,7 @@ def tune(
         seed=seed,
         protocol=protocol.value,
         sections=sections,
-        change=change_of(params),
-        round_s=read(params, EvaluateParams).round_s,
+        params=params,
     )
 
 

@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -23,15 +23,17 @@ from feature_store.atomic import write_file
 from feature_store.packets.schema import read_packets, traces_in
 from feature_store.packets.truth import read_waits
 from models.forecasters.forecaster import Trace, Variant, decision_times, variants
-from models.forecasters.walk import FORMS, Asked, run, within_training
+from models.forecasters.walk import FORMS, Asked, Judging, name_of, run, within_training
 from models.import_closure import code_hash
 from models.json_file import read_object
 from models.say import say
 from models.scoring.choice import EVEN, RULED
 from models.scoring.intervals import Estimate, estimate, over_all
-from models.section import near, read_all
-from models.sharp import PAPERS, Change
-from models.training.protocol import ROUND_S, divide, protocol_named
+from models.section import near, read, read_all
+from models.sharp import change_of
+from models.training.protocol import TEACH, divide, protocol_named
+from pipelines.evaluate import EvaluateParams
+from pipelines.split import own_protocols
 
 SUMMARY: Final = "scores.json"
 SCORES: Final = {
@@ -71,15 +73,14 @@ def run_forecasts(
     against: str,
     choose: bool,
     sections: Path,
-    told: str = "all",
-    truths: Mapping[str, Path] | None = None,
-    visibility: str = "acked",
-    change: Change = PAPERS,
-    round_s: float = ROUND_S,
-    explored: float | None = None,
-    also: Path | None = None,
+    params: Path,
+    told: str,
+    truths: Mapping[str, Path],
+    visibility: str,
+    explored: float | None,
+    also: Path | None,
 ) -> None:
-    """Run what is missing and write the summary.
+    """Run what is missing and write the summary; a run that fails is left out of it.
 
     Args:
         packets: folder of packet tables.
@@ -91,17 +92,16 @@ def run_forecasts(
         against: the variant that differences are taken from.
         choose: test on the last third of the training slices.
         sections: file of the variants.
+        params: file of the parameters: what is late, how it is judged, which traces only teach.
         told: of packets 2 to 8 of a batch at its decision (`replay_events`).
         truths: by trace, a `truth.parquet` that says what each packet would have waited in either queue.
         visibility: of earlier latencies at a decision; variants are trained under it, too.
-        change: of latency that loss and scores count.
-        round_s: seconds that a live round on a minute takes until its head answers.
         explored: share of L4S flows' packets that were moved at random, to estimate the choice by.
         also: folder of packet tables of other traces, learned from besides, from end to end.
 
     Raises:
         FileNotFoundError: there is no packet table of a trace.
-        ValueError: an argument, a section or a trace cannot be; the line names it.
+        ValueError: an argument, a section or a trace cannot be, or runs failed; the line names them.
     """
     import torch
 
@@ -111,15 +111,15 @@ def run_forecasts(
     if explored is not None and not 0 < explored < 1:
         raise ValueError(f"--explored {explored:g}: must be above 0, below 1")
     torch.set_num_threads(1)  # small networks lose by more, and seconds are of one core
-    traces = [
-        replace(trace, visibility=visibility, change=change, explored=explored)
-        for trace in traces_of(packets, names, protocol, told, truths or {})
-    ]
-    more = [] if also is None else tables_besides(also, traces)
+    change, judging = change_of(params), judging_of(params)
+    found, teaching = traces_of(packets, names, protocol, params, told, truths)
+    traces = [replace(trace, visibility=visibility, change=change, explored=explored) for trace in found]
+    more = [*teaching, *([] if also is None else tables_besides(also, traces, teaching))]
     if choose:
         traces = within_training(traces)
-    work = fingerprint(traces, round_s, more)
+    work = fingerprint(traces, judging, more)
     asked: Asked | None = None
+    failed = []
     for variant in wanted:
         for seed in range(1, (seeds if variant.kind.seeded else 1) + 1):
             path, key = output / f"{variant.name}-{seed}.json", key_of(variant, seed, work)
@@ -128,15 +128,20 @@ def run_forecasts(
                 continue
             asked = asked or Asked.of(traces)
             line = f"{variant.name}, seed {seed}"
-            found = run(
-                *(variant, seed, traces, asked),
-                lambda one, line=line: say(f"{line}: {one}"),  # type: ignore[misc]
-                round_s,
-                more,
-            )
-            write_file(path, json.dumps({"key": key, **found}, allow_nan=False) + "\n")
-            late, error = found["tuned"]["late"], found["tuned"]["error"]
-            say(f"{line}: AP {_shown(late['average_precision'])}, MAE {_shown(error['mae_ms'])} ms")
+            try:
+                scored = run(
+                    *(variant, seed, traces, asked, judging),
+                    lambda one, line=line: say(f"{line}: {one}"),  # type: ignore[misc]
+                    more,
+                )
+            except ValueError as error:
+                failed.append(line)
+                say(f"{line}, {error}; left out")
+                continue
+            write_file(path, json.dumps({"key": key, **scored}, allow_nan=False) + "\n")
+            tuned = scored["tuned"]
+            precision, mae_ms = tuned["late"]["average_precision"], tuned["error"]["mae_ms"]
+            say(f"{line}: AP {_shown(precision)}, MAE {_shown(mae_ms)} ms")
     about = {
         "traces": [trace.name for trace in traces],
         "protocol": protocol,
@@ -145,53 +150,78 @@ def run_forecasts(
         "told": told,
         "visibility": visibility,
         "change": change.model_dump(),
-        "round_s": round_s,
+        **asdict(judging),
         "explored": explored,
-        "also": [str(table["trace"][0]) for table in more],
+        "also": [name_of(table) for table in more],
     }
-    alike = {each.name for each in every if not each.kind.seeded}
-    summary = summarised(_runs(output, work, every), about, alike)
-    write_file(output / SUMMARY, json.dumps(summary, indent=1, allow_nan=False) + "\n")
-    say(f"{output / SUMMARY}: {len(summary['variants'])} variants")
+    if runs := _runs(output, work, every):
+        summary = summarised(runs, about, {each.name for each in every if not each.kind.seeded})
+        write_file(output / SUMMARY, json.dumps(summary, indent=1, allow_nan=False) + "\n")
+        say(f"{output / SUMMARY}: {len(summary['variants'])} variants")
+    if failed:
+        raise ValueError(f"runs failed, for the reasons above: {'; '.join(failed)}")
+
+
+def judging_of(params: Path) -> Judging:
+    """How a parameter file has forecasts judged; raises a ValueError where it cannot be."""
+    section = read(params, EvaluateParams)
+    return Judging(section.round_s, section.false_alarm_rate)
 
 
 def traces_of(
     packets: Path,
     names: Sequence[str],
     protocol: str,
+    params: Path,
     told: str = "all",
     truths: Mapping[str, Path] | None = None,
-) -> list[Trace]:
-    """Read traces (none named: all) and divide them; raises as `run_forecasts`."""
+) -> tuple[list[Trace], list[pl.DataFrame]]:
+    """Read traces (none named: all): those that are judged, divided, and tables of those that only teach.
+
+    A trace only teaches where the parameter file gives it that protocol. Raises as `run_forecasts`.
+    """
+    if repeated := [name for place, name in enumerate(names) if name in names[:place]]:
+        raise ValueError(f"--trace {repeated[0]}: it is named twice")
     names, truths = names or traces_in(packets), truths or {}
-    if wrong := [name for name in truths if name not in names]:
-        raise ValueError(f"--truth {wrong[0]}: there is no such trace; {near(wrong[0], list(names))}")
     if not names:
         raise ValueError(f"no packet tables under {packets}; run `swiftqueue extract` or the stage `extract`")
-    if truths and (without := [name for name in names if name not in truths]):
+    own = own_protocols(read_all(params))
+    teaching = [name for name in names if own.get(name) == TEACH.name]
+    judged = [name for name in names if name not in teaching]
+    if not judged:
+        raise ValueError(f"{', '.join(teaching)}: protocol {TEACH.name} in {params}, so nothing is judged")
+    if wrong := [name for name in truths if name not in judged]:
+        raise ValueError(f"--truth {wrong[0]}: no such trace is judged; {near(wrong[0], judged)}")
+    if truths and (without := [name for name in judged if name not in truths]):
         raise ValueError(f"--truth: trace {without[0]} has none; give one of every trace, or of none")
+    if teaching:
+        say(f"{', '.join(teaching)}: only learned from, as {params} says (protocol {TEACH.name})")
     found = []
-    for name in names:
+    for name in judged:
         table = read_packets(packets, name)
         slices = divide(decision_times(table), protocol_named(protocol), name)
         waits = read_waits(truths[name], table) if name in truths else None
         found.append(Trace(name, table, slices, told=told, waits=waits))
-    return found
+    return found, [read_packets(packets, name) for name in teaching]
 
 
-def tables_besides(folder: Path, judged: Sequence[Trace]) -> list[pl.DataFrame]:
-    """Read the packet tables of a folder, to learn from besides those of the judged traces.
+def tables_besides(
+    folder: Path, judged: Sequence[Trace], teaching: Sequence[pl.DataFrame]
+) -> list[pl.DataFrame]:
+    """Read the packet tables of a folder, to learn from besides all others.
 
     Raises:
-        ValueError: there are none, or one has packets of a judged trace, under whatever name.
+        ValueError: there are none, or one has packets of another trace, under whatever name.
     """
     if not (names := traces_in(folder)):
         raise ValueError(f"--also {folder}: there are no packet tables")
+    others = [(trace.name, trace.packets, "is judged") for trace in judged]
+    others += [(name_of(table), table, "teaches already") for table in teaching]
     tables = [read_packets(folder, name) for name in names]
     for name, table in zip(names, tables, strict=True):
-        for trace in judged:
-            if name == trace.name or _shared(table, trace.packets) > MOST_SHARED:
-                raise ValueError(f"--also {folder}: {name} has packets of {trace.name}, which is judged")
+        for other, packets, role in others:
+            if name == other or _shared(table, packets) > MOST_SHARED:
+                raise ValueError(f"--also {folder}: {name} has packets of {other}, which {role}")
     return tables
 
 
@@ -206,9 +236,9 @@ def _shared(table: pl.DataFrame, judged: pl.DataFrame) -> float:
     return seen[0].join(seen[1], on=list(marks), how="semi").height / max(1, min(map(len, seen)))
 
 
-def fingerprint(traces: Sequence[Trace], round_s: float = 0.0, also: Sequence[pl.DataFrame] = ()) -> str:
+def fingerprint(traces: Sequence[Trace], judging: Judging, also: Sequence[pl.DataFrame] = ()) -> str:
     """Name of some packets and of what is done with them."""
-    digest = hashlib.sha256(json.dumps(round_s).encode())
+    digest = hashlib.sha256(json.dumps(asdict(judging)).encode())
     for trace in traces:
         digest.update(json.dumps([trace.name, trace.slices.as_json()]).encode())
         digest.update(trace.packets.hash_rows(seed=1).to_numpy().tobytes())

@@ -19,23 +19,25 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+import polars as pl
 import yaml
 
 from feature_store.atomic import write_file
 from feature_store.local_ray import ray_cluster
 from feature_store.usage_reporting import switch_off
-from infra.forecasts import fingerprint, key_of, traces_of
+from infra.forecasts import fingerprint, judging_of, key_of, traces_of
 from models.forecasters.forecaster import Trace, Variant, variants
-from models.forecasters.walk import Asked, run, within_training
+from models.forecasters.walk import Asked, Judging, name_of, run, within_training
 from models.json_file import read_object
 from models.say import say
 from models.search import Between
 from models.section import read_all
-from models.sharp import Change
+from models.sharp import change_of
 
 SUMMARY: Final = "tuning.json"
 SECTIONS: Final = "tuned.yaml"
@@ -57,8 +59,7 @@ def tune(
     seed: int,
     protocol: str,
     sections: Path,
-    change: Change,
-    round_s: float,
+    params: Path,
 ) -> None:
     """Search for the variants' best parameters; write each trial, the sections found, and a summary.
 
@@ -72,8 +73,7 @@ def tune(
         seed: of the proposals.
         protocol: lengths of the slices.
         sections: file of the variants.
-        change: of latency that loss and scores count.
-        round_s: seconds that a live round on a minute takes until its head answers.
+        params: file of the parameters: what is late, how it is judged, which traces only teach.
 
     Raises:
         FileNotFoundError: there is no packet table of a trace.
@@ -84,8 +84,14 @@ def tune(
         raise ValueError(f"--only {fixed[0]}: it has nothing to tune (`search` in models/forecasters/)")
     if not any(each.kind.search for each in wanted):
         raise ValueError(f"{sections}: no section has anything to tune")
-    traces = within_training([replace(trace, change=change) for trace in traces_of(packets, names, protocol)])
-    asked, work = Asked.of(traces), fingerprint(traces, round_s)
+    change, judging = change_of(params), judging_of(params)
+    judged, teaching = traces_of(packets, names, protocol, params)
+    traces = within_training([replace(trace, change=change) for trace in judged])
+    asked = Asked.of(traces)
+    if not np.isfinite(asked.came_BH).any():
+        which = ", ".join(trace.name for trace in traces)
+        raise ValueError(f"{which}: no latency is known in the last third of training, to judge a trial by")
+    given = _Given(fingerprint(traces, judging, teaching), traces, asked, judging, teaching)
     budget = {"trials": trials, "cpu_seconds": seconds, "seed": seed, "training_seed": TRAINING_SEED}
     found = {}
     switch_off()
@@ -93,15 +99,16 @@ def tune(
     with ray_cluster(1):
         for variant in wanted:
             if variant.kind.search:
-                search = _Search(variant, output / variant.name, work, round_s)
-                found[variant.name] = search.run(traces, asked, trials, seconds, seed)
+                search = _Search(variant, output / variant.name, given)
+                found[variant.name] = search.run(trials, seconds, seed)
     about = {
         "traces": [trace.name for trace in traces],
         "protocol": protocol,
         "n": int(asked.came_BH.size),
         "objective": OBJECTIVE,
         "change": change.model_dump(),
-        "round_s": round_s,
+        **asdict(judging),
+        "also": [name_of(table) for table in teaching],
         "budget": budget,
     }
     raw = read_all(sections)
@@ -111,16 +118,25 @@ def tune(
     say(f"{output / SECTIONS}, {output / SUMMARY}: {len(found)} variants")
 
 
+@dataclass(frozen=True)
+class _Given:
+    """What every trial learns from and is judged by; `work` is its name."""
+
+    work: str
+    traces: Sequence[Trace]
+    asked: Asked
+    judging: Judging
+    teaching: Sequence[pl.DataFrame]
+
+
 class _Search:
     """The search of one variant; `folder` has its trials."""
 
-    def __init__(self, variant: Variant, folder: Path, work: str, round_s: float) -> None:
-        self.variant, self.folder, self.work, self.round_s = variant, folder, work, round_s
+    def __init__(self, variant: Variant, folder: Path, given: _Given) -> None:
+        self.variant, self.folder, self.given = variant, folder, given
         self.done: list[dict[str, Any]] = []
 
-    def run(
-        self, traces: Sequence[Trace], asked: Asked, trials: int, seconds: float, seed: int
-    ) -> dict[str, Any]:
+    def run(self, trials: int, seconds: float, seed: int) -> dict[str, Any]:
         """Propose and try until the budget is spent; plain JSON."""
         import optuna
         from ray import tune
@@ -135,8 +151,7 @@ class _Search:
             sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=STARTUP_TRIALS),
             points_to_evaluate=[own_values(self.variant)],
         )
-        given = {"work": self.work, "traces": traces, "asked": asked, "round_s": self.round_s, "kept": kept}
-        trial = tune.with_parameters(_trial, variant=self.variant, **given)
+        trial = tune.with_parameters(_trial, variant=self.variant, given=self.given, kept=kept)
         with _scratch(self.folder) as scratch:
             results = tune.Tuner(
                 tune.with_resources(trial, {"cpu": 1}),
@@ -223,13 +238,7 @@ def with_values(variant: Variant, values: Mapping[str, Any]) -> Variant:
 
 
 def _trial(
-    config: dict[str, Any],
-    variant: Variant,
-    work: str,
-    traces: Sequence[Trace],
-    asked: Asked,
-    round_s: float,
-    kept: Mapping[str, Mapping[str, Any]],
+    config: dict[str, Any], variant: Variant, given: _Given, kept: Mapping[str, Mapping[str, Any]]
 ) -> None:
     """One trial, in Ray's process."""
     import torch
@@ -237,18 +246,17 @@ def _trial(
 
     torch.set_num_threads(1)  # seconds are of one core
     tried = with_values(variant, config)
-    key = key_of(tried, TRAINING_SEED, work)
-    one = dict(kept[key]) if key in kept else {"key": key, **_scored(tried, config, traces, asked, round_s)}
+    key = key_of(tried, TRAINING_SEED, given.work)
+    one = dict(kept[key]) if key in kept else {"key": key, **_scored(tried, config, given)}
     # As text: Ray would flatten it into numbers of its own.
     tune.report({OBJECTIVE: _score(one), "trial": json.dumps(one, allow_nan=False)})
 
 
-def _scored(
-    tried: Variant, values: Mapping[str, Any], traces: Sequence[Trace], asked: Asked, round_s: float
-) -> dict[str, Any]:
+def _scored(tried: Variant, values: Mapping[str, Any], given: _Given) -> dict[str, Any]:
     started = time.process_time()
+    of = given.traces, given.asked, given.judging
     try:
-        found = run(tried, TRAINING_SEED, traces, asked, lambda _: None, round_s)["tuned"]
+        found = run(tried, TRAINING_SEED, *of, lambda _: None, given.teaching)["tuned"]
     except ValueError as error:  # diverged: a result too
         scores = {"failed": str(error)}
     else:
@@ -258,7 +266,7 @@ def _scored(
 
 
 def _score(one: Mapping[str, Any]) -> float:
-    return FAILED if one.get(OBJECTIVE) is None else float(one[OBJECTIVE])
+    return float(one.get(OBJECTIVE, FAILED))
 
 
 def _callback(search: _Search, trials: int) -> Any:

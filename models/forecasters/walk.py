@@ -10,7 +10,8 @@ Shapes: B decisions, H horizon (8 packets).
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -32,9 +33,16 @@ from models.training.protocol import Round, Slice, Slices, answered
 
 FORMS: Final = ("tuned", "pretrained")
 Floats = NDArray[np.float64]
-FALSE_ALARMS: Final = 0.01
 TRACE_FLOWS: Final = 2**32  # more than one trace has
 DRAWS_SEED: Final = 1  # of the blocks of time drawn: the same for all, so that differences are paired
+
+
+@dataclass(frozen=True)
+class Judging:
+    """How forecasts are judged: of section `evaluate` of params.yaml."""
+
+    round_s: float  # that a live round on a minute takes until its head answers
+    false_alarm_rate: float  # at which the recall of late packets is reported
 
 
 @dataclass(frozen=True)
@@ -118,12 +126,17 @@ def within_training(traces: Sequence[Trace]) -> list[Trace]:
     return chosen
 
 
+def name_of(table: pl.DataFrame) -> str:
+    """Name of a packet table's trace."""
+    return str(table["trace"][0])
+
+
 def lessons(traces: Sequence[Trace], also: Sequence[pl.DataFrame] = ()) -> list[Part]:
     """What is learned from: the traces' training slices, and other packet tables from end to end."""
     own = [trace.to_learn(trace.slices.pretrain) for trace in traces]
     whole = [Slice(0, table.height // HORIZON) for table in also]
     return own + [
-        Part(str(table["trace"][0]), table, decisions, traces[0].visibility, traces[0].told, traces[0].change)
+        Part(name_of(table), table, decisions, traces[0].visibility, traces[0].told, traces[0].change)
         for table, decisions in zip(also, whole, strict=True)
     ]
 
@@ -133,19 +146,24 @@ def run(
     seed: int,
     traces: Sequence[Trace],
     asked: Asked,
+    judging: Judging,
     say: Say,
-    round_s: float = 0.0,
     also: Sequence[pl.DataFrame] = (),
 ) -> dict[str, Any]:
     """Fit, tune, predict and score one variant with one seed; plain JSON, without NaN.
 
-    `round_s` is how long a live round on a minute takes. Packet tables of `also` are learned from besides
-    (`lessons`), and not scored.
+    Packet tables of `also` are learned from besides (`lessons`), and not scored.
+
+    Raises:
+        ValueError: there is nothing to learn from, or training diverged; the line names the traces.
     """
     started = time.process_time()
-    fitted = variant.fit(lessons(traces, also), seed, say)
+    learned = lessons(traces, also)
+    with _learning_from(part.trace for part in learned):
+        fitted = variant.fit(learned, seed, say)
     fit_s = time.process_time() - started
-    walked = _walked(fitted, traces, round_s, both=asked.waits_BH3 is not None or asked.explored is not None)
+    both = asked.waits_BH3 is not None or asked.explored is not None
+    walked = _walked(fitted, traces, judging.round_s, both=both)
     found: dict[str, Any] = {
         "variant": variant.name,
         "seed": seed,
@@ -159,7 +177,7 @@ def run(
             asked.came_BH,
             asked.last_flow_BH,
             time_ns_B=asked.time_ns_B,
-            false_alarm_rate=FALSE_ALARMS,
+            false_alarm_rate=judging.false_alarm_rate,
             seed=DRAWS_SEED,
             lateness_BH=_lateness(said, asked),
             change=asked.change,
@@ -189,6 +207,15 @@ def run(
             },
         }
     return found
+
+
+@contextmanager
+def _learning_from(traces: Iterable[str]) -> Iterator[None]:
+    """Name the traces that are learned from before the line of what fails."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"learning from {', '.join(traces)}: {error}") from error
 
 
 def _lateness(said: _Said, asked: Asked) -> Floats | None:
@@ -295,7 +322,8 @@ def _walked(fitted: Forecaster, traces: Sequence[Trace], round_s: float, *, both
         pieces = answered(rounds, decision_times(trace.packets), after_s)
         for k, (each, some) in enumerate(zip(rounds, pieces, strict=True)):
             head = heads[k - 1]
-            heads[k] = head.tuned(trace.to_learn(each.finetune)) if len(each.finetune) else head
+            with _learning_from([trace.name]):
+                heads[k] = head.tuned(trace.to_learn(each.finetune)) if len(each.finetune) else head
             parts += [(heads[piece.head], trace.to_predict(piece.part)) for piece in some]
     said = _said(parts)
     if both:

@@ -28,7 +28,7 @@ from models.forecasters import forecaster as door
 from models.forecasters.event_stream import EventStream, _Lesson, _untrained
 from models.forecasters.forecaster import Forecaster, Part, Trace, Variant, decision_times, variants
 from models.forecasters.queries import EVENT_INPUTS, QUERY_INPUTS, Inputs
-from models.forecasters.walk import FORMS, Asked, run, within_training
+from models.forecasters.walk import FORMS, Asked, Judging, run, within_training
 from models.forecasters.window import WindowForecaster, windows_of
 from models.networks.event_prediction import encode_log
 from models.networks.event_transformer import EventPredictor
@@ -38,6 +38,7 @@ from models.training.calibration import missed
 from models.training.protocol import Protocol, Slice, divide
 
 PROTOCOL = Protocol("toy", 1.6, 0.4, 0.5)
+JUDGING = Judging(round_s=0, false_alarm_rate=0.01)
 QUICK = {  # of the published sizes: enough to be trained, little enough to be quick
     "epochs": 1,
     "segments": 2,
@@ -254,7 +255,7 @@ def test_queues_are_scored_where_their_waits_are_known(quick: Path, toy: Trace) 
     known = replace(toy, waits=door.Waits(classic, l4s, np.arange(count) % 2 == 0))
     asked = Asked.of([known])
     [last] = variants(quick, ["last-flow"])
-    found = run(last, 1, [known], asked, lambda _: None)
+    found = run(last, 1, [known], asked, JUDGING, lambda _: None)
     choice = found["tuned"]["choice"]
     assert "choice" not in found["pretrained"] or found["pretrained"]["choice"] == choice
     tested_N = np.concatenate([np.arange(r.test.lo * 8, r.test.hi * 8, 2) for r in toy.slices.rounds])
@@ -266,7 +267,7 @@ def test_queues_are_scored_where_their_waits_are_known(quick: Path, toy: Trace) 
     assert {sooner[rule_name(rule)] for rule in RULES} == {choice["regret_ms"]}
     assert sooner["brier"] == pytest.approx((classic[tested_N] < l4s[tested_N]).mean())
     [spread] = variants(quick, ["event-stream-calibrated"])
-    likely = run(spread, 1, [known], asked, lambda _: None)["tuned"]["sooner"]
+    likely = run(spread, 1, [known], asked, JUDGING, lambda _: None)["tuned"]["sooner"]
     assert 0 < likely["brier"] < sooner["brier"]
     assert likely["regret_at_25_ms"] != likely["regret_at_75_ms"]
     assert len(found["tuned"]["draws"]["regret_ms"]) == len(found["tuned"]["draws"]["mae_ms"])
@@ -468,7 +469,7 @@ def test_strange_traces_give_defined_results(kind: str, quick: Path) -> None:
     traces = [trace(strange(kind))]
     asked = Asked.of(traces)
     for variant in variants(quick):
-        found = run(variant, 1, traces, asked, lambda _: None)
+        found = run(variant, 1, traces, asked, JUDGING, lambda _: None)
         json.dumps(found, allow_nan=False)
         for form in FORMS:
             assert found[form]["error"]["mae_ms"] is not None
@@ -486,7 +487,7 @@ def test_no_change_is_counted_across_two_traces(quick: Path) -> None:
     )
     traces = [trace(low, "low"), trace(high, "high")]
     (last,) = variants(quick, ["last-sender"])
-    found = run(last, 1, traces, Asked.of(traces), lambda _: None)
+    found = run(last, 1, traces, Asked.of(traces), JUDGING, lambda _: None)
     assert set(found["tuned"]["f1"].values()) == {None}
 
 

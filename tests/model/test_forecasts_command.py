@@ -12,16 +12,18 @@ import polars as pl
 import pytest
 import toy_world
 import yaml
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from feature_store.packets.schema import scan_packets
 from feature_store.packets.truth import Waits, read_waits
 from infra.cli import app
-from infra.forecasts import fingerprint, summarised, traces_of
+from infra.forecasts import fingerprint, judging_of, summarised, traces_of
 from infra.results import forecasters as published
 from laboratory.report.tables import NONE
 from models.forecasters.walk import lessons
 from models.scoring.intervals import estimate, over_all
+
+PARAMS = Path(__file__).resolve().parents[2] / "params.yaml"
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +31,8 @@ def world(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return toy_world.write_forecasters(tmp_path_factory.mktemp("forecasts"), project / "forecasters.yaml", 2)
 
 
-def forecasts(world: Path, *more: str) -> str:
-    result = CliRunner().invoke(
+def invoked(world: Path, *more: str) -> Result:
+    return CliRunner().invoke(
         app,
         [
             *("forecasts", str(world / "packets"), "-o", str(world / "runs"), "--protocol", "short"),
@@ -38,7 +40,21 @@ def forecasts(world: Path, *more: str) -> str:
         ],
         catch_exceptions=True,
     )
+
+
+def forecasts(world: Path, *more: str) -> str:
+    result = invoked(world, *more)
     return result.output if result.exception is None else f"{result.exception}"
+
+
+def with_params(world: Path, project: Path, **changes: dict[str, Any]) -> Path:
+    """The project's parameters with other values, by section."""
+    sections = yaml.safe_load((project / "params.yaml").read_text())
+    for section, values in changes.items():
+        sections[section] |= values
+    path = world / "params.yaml"
+    path.write_text(yaml.safe_dump(sections))
+    return path
 
 
 def summary(world: Path) -> dict[str, Any]:
@@ -149,8 +165,43 @@ def test_no_packet_of_a_judged_trace_is_learned_from_besides(world: Path, tmp_pa
     assert line in forecasts(world, "--also", str(tmp_path / "cut"))
 
 
+def test_a_trace_that_only_teaches_is_learned_from_as_a_whole_and_not_judged(
+    world: Path, project: Path
+) -> None:
+    own = {"file": "t2.pcap", "sender": None, "latency": "acks", "protocol": "teach"}
+    params = with_params(world, project, extract={"traces": {"t2": own}})
+    [judged], [taught] = traces_of(world / "packets", [], "short", params)
+    assert judged.name == "t1"
+    assert taught.equals(scan_packets(world / "packets", "t2").collect())
+    more = ("--only", "last-flow", "--params", str(params))
+    assert f"t2: only learned from, as {params} says" in forecasts(world, *more)
+    found = summary(world)
+    assert (found["traces"], found["also"]) == (["t1"], ["t2"])
+    assert found["n"] == judged.packets["latency_us"][judged.slices.rounds[0].test.lo * 8 :].count()
+    assert f"t2: protocol teach in {params}, so nothing is judged" in forecasts(world, *more, "--trace", "t2")
+    assert "--truth t2: no such trace is judged; known: t1" in forecasts(world, *more, "--truth", "t2=t2")
+    again = toy_world.bottleneck_table("t2", 4.2, seed=2, swing_ms=40, episodes=True)
+    toy_world.write_table(world / "again", again)
+    line = "t2 has packets of t2, which teaches already"
+    assert line in forecasts(world, *more, "--also", str(world / "again"))
+
+
+def test_a_run_that_fails_is_named_and_the_others_are_scored(tmp_path: Path, project: Path) -> None:
+    """The MLP is validated by the last tenth of training, of which no latency is known here."""
+    lame = toy_world.write_forecasters(tmp_path, project / "forecasters.yaml", 0)
+    whole = toy_world.bottleneck_table("t1", 4.2, seed=1, swing_ms=40)
+    toy_world.write_table(lame / "packets", toy_world.without_latencies(whole, 2.2, 2.6))
+    result, line = invoked(lame), "runs failed, for the reasons above: mlp, seed 1; mlp, seed 2"
+    assert str(result.exception) == line
+    reason = "no latency is known in what is held out of the training slice"
+    assert f"mlp, seed 2, learning from t1: {reason}; left out" in result.output
+    assert list(summary(lame)["variants"]) == ["last-flow"]
+    assert forecasts(lame, "--only", "mlp", "-o", str(lame / "alone")) == line
+    assert not list((lame / "alone").glob("*"))
+
+
 def test_lessons_hold_training_slices_and_whole_tables_besides(world: Path) -> None:
-    traces = traces_of(world / "packets", [], "short")
+    traces, _ = traces_of(world / "packets", [], "short", PARAMS)
     more = toy_world.bottleneck_table("t9", 2.2, seed=9)
     *own, besides = lessons(traces, [more])
     for part, trace in zip(own, traces, strict=True):
@@ -162,7 +213,7 @@ def test_lessons_hold_training_slices_and_whole_tables_besides(world: Path) -> N
 
 
 def test_every_part_of_the_truth_names_the_work(world: Path) -> None:
-    trace = traces_of(world / "packets", ["t1"], "short")[0]
+    [trace], _ = traces_of(world / "packets", ["t1"], "short", PARAMS)
     count = trace.packets.height
     waits = Waits(np.zeros(count, np.float32), np.ones(count, np.float32), np.zeros(count, np.bool_))
     others = [
@@ -170,14 +221,17 @@ def test_every_part_of_the_truth_names_the_work(world: Path) -> None:
         replace(waits, l4s_us_N=waits.l4s_us_N + 1),
         replace(waits, movable_N=~waits.movable_N),
     ]
-    names = {fingerprint([replace(trace, waits=each)]) for each in (None, waits, *others)}
-    assert len(names) == 5
+    judging = judging_of(PARAMS)
+    names = {fingerprint([replace(trace, waits=each)], judging) for each in (None, waits, *others)}
+    names.add(fingerprint([trace], replace(judging, false_alarm_rate=0.5)))
+    assert len(names) == 6
 
 
 @pytest.mark.parametrize(
     ("more", "line"),
     [
         (["--trace", "t3"], "no packet table of trace 't3'"),
+        (["--trace", "t1", "--trace", "t2", "--trace", "t1"], "--trace t1: it is named twice"),
         (["--only", "mpl"], "section `mpl` is missing; did you mean mlp?"),
         (["--protocol", "paper"], "trace t1 lasts 4.1 s, and protocol 'paper' needs at least"),
         (["--sections", "/nowhere.yaml"], "/nowhere.yaml: no such parameter file"),
@@ -194,7 +248,8 @@ def test_what_cannot_be_is_one_line(world: Path, more: list[str], line: str) -> 
 
 
 def test_a_truth_of_another_kind_is_one_line(world: Path, tmp_path: Path) -> None:
-    trace, other = traces_of(world / "packets", ["t1"], "short")[0], tmp_path / "other.parquet"
+    [trace], _ = traces_of(world / "packets", ["t1"], "short", PARAMS)
+    other = tmp_path / "other.parquet"
     truth = trace.packets.select("sent_ns", classic_wait_us=1.0, l4s_wait_us=2.0, default_queue=1)
     truth.write_parquet(other)
     with pytest.raises(ValueError, match=r"other\.parquet: column default_queue is .* of a wrong type"):
@@ -255,11 +310,9 @@ def test_under_previous_variants_are_trained_for_it_and_lateness_stays_the_same(
 @pytest.mark.long
 def test_thresholds_and_seconds_of_a_round_come_from_the_parameter_file(world: Path, project: Path) -> None:
     def with_(change: str, value: float) -> dict[str, Any]:
-        sections = yaml.safe_load((project / "params.yaml").read_text())
         section, key = change.split(".")
-        sections[section][key] = value
-        (world / "params.yaml").write_text(yaml.safe_dump(sections))
-        forecasts(world, "--params", str(world / "params.yaml"), "--only", "mlp")
+        params = with_params(world, project, **{section: {key: value}})
+        forecasts(world, "--params", str(params), "--only", "mlp")
         return summary(world)
 
     usual, rare = with_("change.least_ms", 20.0), with_("change.least_ms", 200.0)
@@ -270,6 +323,8 @@ def test_thresholds_and_seconds_of_a_round_come_from_the_parameter_file(world: P
         *("f1_prediction_change_by_flow", "f1_truth_change_by_flow"),
     }
     assert rare["variants"]["mlp"]["tuned"]["average_precision"] is None
+    often = with_("evaluate.false_alarm_rate", 0.5)["variants"]["mlp"]["tuned"]["recall_at_false_alarms"]
+    assert often["mean"] > f1["recall_at_false_alarms"]["mean"]
     never = with_("evaluate.round_s", 1e6)["variants"]["mlp"]
     assert never["tuned"]["mae_ms"]["mean"] == never["pretrained"]["mae_ms"]["mean"]
     at_once = with_("evaluate.round_s", 0)["variants"]["mlp"]

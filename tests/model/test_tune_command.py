@@ -136,6 +136,14 @@ def test_what_cannot_be_is_a_line_that_names_it(world: Path, more: list[str], li
     assert not (world / "wrong").exists()
 
 
+def test_where_no_trial_can_be_judged_no_search_begins(tmp_path: Path, project: Path) -> None:
+    lame = toy_world.write_forecasters(tmp_path, project / "forecasters.yaml", 0)
+    whole = toy_world.bottleneck_table("t1", 4.2, seed=1, swing_ms=40)
+    toy_world.write_table(lame / "packets", toy_world.without_latencies(whole, 1.6, 2.6))
+    assert tune(lame, "none") == "t1: no latency is known in the last third of training, to judge a trial by"
+    assert not (lame / "none").exists()
+
+
 def test_a_file_without_sections_is_one_line(world: Path, tmp_path: Path) -> None:
     (tmp_path / "none.yaml").touch()
     assert "none.yaml: no section has anything to tune" in tune(
