@@ -106,8 +106,8 @@ def forecasts(
     seeds: Annotated[int, typer.Option(min=1, help="training seeds: 1 to so many")] = 3,
     protocol: Annotated[Protocol, typer.Option(help="lengths of the slices")] = Protocol.small,
     against: Annotated[
-        str, typer.Option(help="the section that differences are taken from")
-    ] = "event-stream",
+        str, typer.Option(help="the section that differences are taken from; `event-stream` has one layer")
+    ] = "event-stream-2",
     choose: Annotated[
         bool, typer.Option("--choose", help="test on the last third of the training slices instead")
     ] = False,
@@ -136,7 +136,7 @@ def forecasts(
 ) -> None:
     """Train the forecasters of forecasters.yaml and score them on the same packets; goes on where it stopped.
 
-    Example: swiftqueue forecasts data/packets --only event-stream --only xgboost --seeds 3
+    Example: swiftqueue forecasts data/packets --only event-stream-2 --only xgboost --seeds 3
     """
     if wrong := [each for each in truth or [] if "=" not in each]:
         raise ValueError(f"--truth {wrong[0]}: it must be TRACE=FILE")
@@ -184,7 +184,7 @@ def tune(
 ) -> None:
     """Tune each forecaster on training slices, with one budget for all; goes on where it stopped.
 
-    Example: swiftqueue tune data/packets --only event-stream --only xgboost --trials 8 --seconds 240
+    Example: swiftqueue tune data/packets --only event-stream-2 --only xgboost --trials 8 --seconds 240
     Then: swiftqueue forecasts data/packets --sections var/tuning/tuned.yaml
     """
     from infra.tuning import tune as search

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from typer.testing import CliRunner, Result
 
 from feature_store.packets.schema import scan_packets
 from feature_store.packets.truth import Waits, read_waits
+from infra import cli_experiments
 from infra.cli import app
 from infra.forecasts import fingerprint, judging_of, summarised, traces_of
 from infra.results import forecasters as published
@@ -280,6 +282,16 @@ def test_published_scores_make_a_table_with_the_reference_marked(world: Path, tm
     broken.write_text("{}")
     with pytest.raises(ValueError, match="is no summary of `swiftqueue forecasts`"):
         published.take("toy", broken, path)
+
+
+def test_differences_are_taken_from_the_network_that_the_loop_has(project: Path) -> None:
+    against = inspect.signature(cli_experiments.forecasts).parameters["against"].default
+    ours = yaml.safe_load((project / "forecasters.yaml").read_text())[against]
+    loops = yaml.safe_load((project / "params.yaml").read_text())
+    assert ours["name"] == loops["architecture"]["name"]
+    shared = ours.keys() & loops[ours["name"]].keys()
+    assert len(shared) > 10
+    assert {key: ours[key] for key in shared} == {key: loops[ours["name"]][key] for key in shared}
 
 
 def test_one_seed_beside_several_has_no_interval_over_seeds(world: Path) -> None:
