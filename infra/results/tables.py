@@ -146,7 +146,8 @@ def scores(data: Data, name: str) -> list[str]:
         f"n = {one['n']:,} packets, {one['n_late']:,} of them late (share {one['base_rate']:.3f})."
     )
     rate = f"recall at {about['false_alarm_rate']:.0%} false alarms"
-    head = ["method", "AP late (95 %)", rate, "MAE, ms (95 %)", "P99 error, ms", "F1 sharp, `acked`"]
+    sharp = "F1 sharp (`prediction_change`)"
+    head = ["method", "AP late (95 %)", rate, "MAE, ms (95 %)", "P99 error, ms", sharp]
     choice = one.get("choice")
     if choice is not None:
         said += (
