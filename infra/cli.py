@@ -83,6 +83,7 @@ app.add_typer(
         attach="laboratory.bed.mark_command:attach",
         detach="laboratory.bed.mark_command:detach",
         follow="laboratory.bed.mark_command:follow",
+        forget="laboratory.bed.mark_command:forget",
         set="laboratory.bed.mark_command:set_decision",
         status="laboratory.bed.mark_command:status",
     ),

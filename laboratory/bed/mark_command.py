@@ -12,6 +12,7 @@ import typer
 from laboratory.bed.programs import MARK_OBJECT, MARKER, run_marker, why_not_built
 
 Device = Annotated[str, typer.Argument(help="network device, as eth0", metavar="DEVICE")]
+Cookie = Annotated[int, typer.Argument(help="of the flow's socket: getsockopt(SO_COOKIE)")]
 
 
 def attach(device: Device) -> None:
@@ -40,7 +41,7 @@ def status(device: Device) -> None:
 
 def set_decision(
     device: Device,
-    cookie: Annotated[int, typer.Argument(help="of the flow's socket: getsockopt(SO_COOKIE)")],
+    cookie: Cookie,
     codepoints: Annotated[
         str, typer.Argument(help="8 digits, by turns: 0 Not-ECT, 1 ECT(1), 2 ECT(0)")
     ] = "11111111",
@@ -51,6 +52,14 @@ def set_decision(
     Example: swiftqueue mark set eth0 4711 11112222 --for-ms 50
     """
     _print(run_marker("set", device, cookie, codepoints, for_ms))
+
+
+def forget(device: Device, cookie: Cookie) -> None:
+    """Leave a registered TCP flow alone again: its packets go out as the kernel sends them.
+
+    Example: swiftqueue mark forget eth0 4711
+    """
+    _print(run_marker("forget", device, cookie))
 
 
 def follow(

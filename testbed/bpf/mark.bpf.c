@@ -233,7 +233,7 @@ int sq_mark(struct __sk_buff* skb) {
     __u64 n = __sync_fetch_and_add(&counts->packets, 1);
     if (followed) n = __sync_fetch_and_add(&followed->packets, 1);
     if (!ect) {
-      __sync_fetch_and_add(&counts->not_ect, 1);
+      __sync_fetch_and_add(&counts->left_alone, 1);
     } else if (skb->gso_segs > 1) {
       __sync_fetch_and_add(&counts->gso, 1);
     } else {
@@ -249,12 +249,8 @@ int sq_mark(struct __sk_buff* skb) {
           says = batches->of[at].codepoints[n % SWIFTQUEUE_HORIZON];
         }
       } else {
-        const __u32 since = (__u32)n - decision->first;
         until_ns = decision->valid_until_ns;
-        if (now_ns >= until_ns)
-          says = ECT1;  // stale, whichever packet it is
-        else if ((__s32)since >= 0 && since < decision->packets)
-          says = decision->codepoints[since % SWIFTQUEUE_HORIZON];
+        says = decision->codepoints[n % SWIFTQUEUE_HORIZON];
       }
       if (says < CE) {
         decided = now_ns < until_ns;

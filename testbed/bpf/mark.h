@@ -8,19 +8,15 @@
 
 #define SWIFTQUEUE_HORIZON 8
 #define SWIFTQUEUE_FLOWS 65536
-#define SWIFTQUEUE_ALL 0xffffffffu
 #define SWIFTQUEUE_FOLLOWED 256  // flows: as many senders as an agent takes
 #define SWIFTQUEUE_BATCHES 8     // of a followed flow, decided and not sent yet
 #define SWIFTQUEUE_PORTS 16
 #define SWIFTQUEUE_EVENT_BYTES (1 << 20)  // of the ring of events
 
-// Of one flow, by socket cookie: its packets `first` to `first + packets - 1`, counted from 0 among
-// those that carry data, get codepoints[(n - first) % 8]. Others, and all once it is no longer
-// valid, are plain ECT(1).
+// Of one flow, by socket cookie: its packet n, counted from 0 among those that carry data, gets
+// codepoints[n % 8]; plain ECT(1) once the decision is no longer valid.
 struct sq_decision {
   __u64 valid_until_ns;
-  __u32 first;
-  __u32 packets;  // SWIFTQUEUE_ALL: from `first` on
   __u8 codepoints[SWIFTQUEUE_HORIZON];
 };
 
@@ -76,11 +72,11 @@ struct sq_event {
 struct sq_counts {
   __u64 packets;  // with data
   __u64 by_codepoint[4];
-  __u64 decided;  // as a valid decision says; the others are plain
-  __u64 stale;    // plain because the decision's time was over
-  __u64 not_ect;  // left alone: the kernel sent them without ECT, as Cubic's retransmissions
-  __u64 gso;      // super-packets, plain: they must not come (gso_max_segs 1)
-  __u64 unsaid;   // events that found no room in the ring
+  __u64 decided;     // as a valid decision says; the others are plain
+  __u64 stale;       // plain because the decision's time was over
+  __u64 left_alone;  // the kernel sent them without ECT, as Cubic's retransmissions
+  __u64 gso;         // super-packets, plain: they must not come (gso_max_segs 1)
+  __u64 unsaid;      // events that found no room in the ring
 };
 
 // Of the attachment, for whoever detaches it.

@@ -8,6 +8,7 @@
 #include <bpf/bpf.h>
 #include <bpf/libbpf.h>
 #include <linux/if_link.h>
+#include <linux/pkt_sched.h>
 #include <linux/rtnetlink.h>
 #include <net/if.h>
 #include <sys/ioctl.h>
@@ -62,10 +63,23 @@ struct Netlink {
     std::uint32_t value = 0;
   };
 
+  // An attribute of an answer whose own message is so large; null: it has none of this type.
+  static const rtattr* attribute_of(const std::vector<char>& answer, std::size_t bytes,
+                                    unsigned short type) {
+    const auto* header = reinterpret_cast<const nlmsghdr*>(answer.data());
+    int left = static_cast<int>(header->nlmsg_len - NLMSG_SPACE(bytes));
+    const char* const first = answer.data() + NLMSG_SPACE(bytes);
+    for (const auto* a = reinterpret_cast<const rtattr*>(first); RTA_OK(a, left);
+         a = RTA_NEXT(a, left)) {
+      if (a->rta_type == type) return a;
+    }
+    return nullptr;
+  }
+
   // The answer of one request, whole.
-  std::vector<char> ask(Request request) {
+  std::vector<char> ask(const nlmsghdr& request) {
     std::vector<char> answer(1 << 15);
-    if (::send(fd, &request, request.header.nlmsg_len, 0) < 0) fail("netlink");
+    if (::send(fd, &request, request.nlmsg_len, 0) < 0) fail("netlink");
     const ssize_t n = ::recv(fd, answer.data(), answer.size(), 0);
     if (n < static_cast<ssize_t>(sizeof(nlmsghdr))) fail("netlink");
     answer.resize(static_cast<std::size_t>(n));
@@ -84,18 +98,27 @@ inline std::uint32_t gso_max_segs(unsigned index) {
   Netlink::Request request;
   request.header = {NLMSG_LENGTH(sizeof(ifinfomsg)), RTM_GETLINK, NLM_F_REQUEST, 1, 0};
   request.link.ifi_index = static_cast<int>(index);
-  const std::vector<char> answer = Netlink().ask(request);
-  const auto* header = reinterpret_cast<const nlmsghdr*>(answer.data());
-  const auto* link = reinterpret_cast<const ifinfomsg*>(NLMSG_DATA(header));
-  int left = static_cast<int>(header->nlmsg_len - NLMSG_LENGTH(sizeof(ifinfomsg)));
-  for (const rtattr* a = IFLA_RTA(link); RTA_OK(a, left); a = RTA_NEXT(a, left)) {
-    if (a->rta_type == IFLA_GSO_MAX_SEGS) {
-      std::uint32_t value;
-      std::memcpy(&value, RTA_DATA(a), sizeof value);
-      return value;
-    }
-  }
-  throw std::runtime_error("the kernel does not say gso_max_segs");
+  const std::vector<char> answer = Netlink().ask(request.header);
+  const rtattr* found = Netlink::attribute_of(answer, sizeof(ifinfomsg), IFLA_GSO_MAX_SEGS);
+  if (found == nullptr) throw std::runtime_error("the kernel does not say gso_max_segs");
+  std::uint32_t value;
+  std::memcpy(&value, RTA_DATA(found), sizeof value);
+  return value;
+}
+
+// Of a device that has one: `clsact`, or `ingress`, which takes filters at ingress alone.
+inline std::string qdisc_of_filters(unsigned index) {
+  struct {
+    nlmsghdr header{NLMSG_LENGTH(sizeof(tcmsg)), RTM_GETQDISC, NLM_F_REQUEST, 1, 0};
+    tcmsg qdisc{};
+  } request;
+  request.header.nlmsg_flags |= NLM_F_ECHO;  // else older kernels tell the listeners alone
+  request.qdisc.tcm_ifindex = static_cast<int>(index);
+  request.qdisc.tcm_parent = TC_H_CLSACT;
+  const std::vector<char> answer = Netlink().ask(request.header);
+  const rtattr* found = Netlink::attribute_of(answer, sizeof(tcmsg), TCA_KIND);
+  if (found == nullptr) throw std::runtime_error("the kernel does not say a qdisc's kind");
+  return static_cast<const char*>(RTA_DATA(found));
 }
 
 inline void set_gso_max_segs(unsigned index, std::uint32_t value) {
@@ -104,7 +127,7 @@ inline void set_gso_max_segs(unsigned index, std::uint32_t value) {
   request.link.ifi_index = static_cast<int>(index);
   request.attribute = {RTA_LENGTH(sizeof value), IFLA_GSO_MAX_SEGS};
   request.value = value;
-  Netlink().ask(request);
+  Netlink().ask(request.header);
 }
 
 // Bytes before the IP header in what leaves this device.

@@ -5,7 +5,7 @@
 // through the device: there is no file to keep.
 //
 //   swiftqueue-mark attach DEV OBJECT | detach DEV | status DEV
-//   swiftqueue-mark set DEV COOKIE CODEPOINTS FOR_MS [FIRST PACKETS]     as: set lo 17 12121212 50
+//   swiftqueue-mark set DEV COOKIE CODEPOINTS FOR_MS          as: set lo 17 12121212 50
 //   swiftqueue-mark forget DEV COOKIE
 //   swiftqueue-mark follow DEV AGENT [--port=P ...] [--plain-port=P ...] [--cookie=C ...]
 //       [--name=N] [--ahead=PACKETS] [--for-ms=MS] [--seconds=S] [--log=FILE]
@@ -48,7 +48,11 @@ struct Loaded {
         bpf_map__set_initial_value(constants, &values, sizeof values) != 0) {
       throw std::runtime_error(path + ": not our program");
     }
-    if (const int error = bpf_object__load(object)) fail(path + " is refused by the kernel", error);
+    if (const int error = bpf_object__load(object)) {
+      fail("the kernel does not take " + path +
+               " (root, or CAP_NET_ADMIN and CAP_SYS_ADMIN, are needed)",
+           error);
+    }
   }
   ~Loaded() { bpf_object__close(object); }
   int program(const char* name) const {
@@ -69,12 +73,9 @@ bool has_filters(const std::string& device) {
   return false;
 }
 
-void destroy_clsact(bpf_tc_hook hook) {
-  hook.attach_point = static_cast<bpf_tc_attach_point>(BPF_TC_INGRESS | BPF_TC_EGRESS);
-  bpf_tc_hook_destroy(&hook);
-}
-
-// Takes our filters off, and clsact if we made it and nobody else uses it.
+// Takes our filters off, and clsact if we made it and nobody else uses it. Without our marker
+// nobody knows who made it: what an attachment leaves that is killed before that, stays; it does
+// nothing by itself, and the next one takes it.
 void take_off(const std::string& device, unsigned index, const sq_settings& settings,
               const std::vector<bpf_tc_attach_point>& from) {
   for (const bpf_tc_attach_point where : from) {
@@ -85,17 +86,10 @@ void take_off(const std::string& device, unsigned index, const sq_settings& sett
       fail("device " + device + ": tc", error);
     }
   }
-  if (settings.made_clsact != 0 && !has_filters(device)) destroy_clsact(hook_of(index));
-}
-
-// Takes off what an attachment leaves behind that is killed before its filter is there: clsact,
-// which does nothing by itself. Whether it did.
-bool takes_off_rest(const std::string& device, unsigned index) {
-  bpf_tc_hook hook = hook_of(index);
-  const int made = bpf_tc_hook_create(&hook);
-  if (made != 0 && (made != -EEXIST || has_filters(device))) return false;
-  destroy_clsact(hook);
-  return made != 0;
+  if (settings.made_clsact == 0 || has_filters(device)) return;
+  bpf_tc_hook hook =
+      hook_of(index, static_cast<bpf_tc_attach_point>(BPF_TC_INGRESS | BPF_TC_EGRESS));
+  bpf_tc_hook_destroy(&hook);
 }
 
 int attach(const std::string& device, const std::string& object) {
@@ -111,6 +105,12 @@ int attach(const std::string& device, const std::string& object) {
   }
   bpf_tc_hook hook = hook_of(index);
   const int made = bpf_tc_hook_create(&hook);
+  if (made == -EEXIST && qdisc_of_filters(index) != "clsact") {
+    throw std::runtime_error("device " + device +
+                             ": its qdisc `ingress` takes no filters at egress, where packets are "
+                             "marked; `tc qdisc del dev " +
+                             device + " ingress` removes it with its filters, and clsact has both");
+  }
   if (made != 0 && made != -EEXIST) fail("device " + device + ": clsact", made);
   const sq_settings settings{former, made == 0};
   std::vector<bpf_tc_attach_point> done;
@@ -140,10 +140,6 @@ int attach(const std::string& device, const std::string& object) {
 
 int detach(const std::string& device) {
   const unsigned index = index_of(device);
-  if (attached(index) == 0 && takes_off_rest(device, index)) {
-    std::printf("{\"device\": \"%s\", \"attached\": false}\n", device.c_str());
-    return 0;
-  }
   const std::uint32_t program = required(device, index);
   const int map = map_of(program, "sq_attachment", sizeof(sq_settings));
   sq_settings settings{};
@@ -189,7 +185,7 @@ int status(const std::string& device) {
           comma, print(cookie), followed ? "true" : "false", followed ? "null" : valid,
           print(counts.packets), print(counts.by_codepoint[0]), print(counts.by_codepoint[1]),
           print(counts.by_codepoint[2]), print(counts.decided), print(counts.stale),
-          print(counts.not_ect), print(counts.gso), print(counts.unsaid));
+          print(counts.left_alone), print(counts.gso), print(counts.unsaid));
       comma = ", ";
     }
   }
@@ -203,10 +199,8 @@ int status(const std::string& device) {
   return 0;
 }
 
-sq_decision decision_of(const std::string& codepoints, std::uint64_t for_ms, std::uint64_t first,
-                        std::uint64_t packets) {
-  sq_decision decision{
-      now_ns() + for_ms * 1'000'000, static_cast<__u32>(first), static_cast<__u32>(packets), {}};
+sq_decision decision_of(const std::string& codepoints, std::uint64_t for_ms) {
+  sq_decision decision{now_ns() + for_ms * 1'000'000, {}};
   const bool well = std::all_of(codepoints.begin(), codepoints.end(),
                                 [](char c) { return c >= '0' && c <= '2'; });
   if (codepoints.size() != SWIFTQUEUE_HORIZON || !well) {
@@ -307,7 +301,7 @@ int bench(const std::string& object, std::uint64_t runs) {
   Loaded loaded(object, 14, kCookie);
   const int decisions = loaded.map("sq_decisions"), counted = loaded.map("sq_flow_counts");
   const auto decide = [&](const char* codepoints, std::uint64_t for_ms) {
-    const sq_decision decision = decision_of(codepoints, for_ms, 0, SWIFTQUEUE_ALL);
+    const sq_decision decision = decision_of(codepoints, for_ms);
     if (bpf_map_update_elem(decisions, &kCookie, &decision, BPF_ANY) != 0) fail("map");
   };
   const auto run = [&](const std::vector<unsigned char>& packet, std::uint64_t repeat,
@@ -431,16 +425,13 @@ int run(const std::vector<std::string>& a) {
   if (what == "forget" && a.size() == 3) return forget(a[1], number("cookie", a[2], UINT64_MAX));
   if (what == "follow" && a.size() >= 3) return follow(follow_options(a));
   if (what == "bench" && a.size() == 3) return bench(a[1], number("runs", a[2], 100'000'000));
-  if (what == "set" && (a.size() == 5 || a.size() == 7)) {
-    const std::uint64_t first = a.size() == 7 ? number("first", a[5], UINT32_MAX) : 0;
-    const std::uint64_t packets =
-        a.size() == 7 ? number("packets", a[6], UINT32_MAX) : SWIFTQUEUE_ALL;
+  if (what == "set" && a.size() == 5) {
     const std::uint64_t for_ms = number("milliseconds", a[4], 3'600'000);
-    return set(a[1], number("cookie", a[2], UINT64_MAX), decision_of(a[3], for_ms, first, packets));
+    return set(a[1], number("cookie", a[2], UINT64_MAX), decision_of(a[3], for_ms));
   }
   throw std::invalid_argument(
-      "say: attach DEV OBJECT | detach DEV | status DEV | set DEV COOKIE CODEPOINTS FOR_MS [FIRST "
-      "PACKETS] | forget DEV COOKIE | follow DEV AGENT --port=P... | bench OBJECT RUNS");
+      "say: attach DEV OBJECT | detach DEV | status DEV | set DEV COOKIE CODEPOINTS FOR_MS | "
+      "forget DEV COOKIE | follow DEV AGENT --port=P... | bench OBJECT RUNS");
 }
 
 }  // namespace

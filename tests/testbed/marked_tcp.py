@@ -128,15 +128,8 @@ def main() -> None:
     send(near, far, 16)
     out["stale"] = wire.since(source, 72, 16)
 
-    # A decision for packets to come, and none for those after them.
-    n = marker("status", "lo")["flows"][0]["packets"]
-    begin = len(wire.seen[source])
-    marker("set", "lo", cookie, "22222222", 600_000, n + 4, 8)
-    send(near, far, 16)
-    out["window"] = wire.since(source, begin, 16)
-
     # Full segments as fast as they go: no super-packet, each marked.
-    marker("set", "lo", cookie, "12121212", 600_000, n + 20, 4294967295)
+    marker("set", "lo", cookie, "12121212", 600_000)
     flow = marker("status", "lo")["flows"][0]
     begin = len(wire.seen[source])
     bulk(near, far, 20_000_000)
