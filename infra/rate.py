@@ -294,7 +294,7 @@ def collect(
     from dataclasses import asdict
     from itertools import product
 
-    from feature_store.rate.tables import KERNEL, paths_in, source_of
+    from feature_store.rate.tables import KERNEL, described, paths_in, source_of
     from laboratory.bed.rate_flows import KernelPath
     from laboratory.bed.rate_flows import collect as make
 
@@ -307,8 +307,10 @@ def collect(
     for path in asked:
         _check_same(output / f"path={path.name}", {**asdict(path), "kind": kind})
     for path in asked:
-        if (output / f"path={path.name}").is_dir():
+        if (place := output / f"path={path.name}").is_dir():
             print(f"path {path.name}: is there", file=sys.stderr)
+            if json:
+                print(json_.dumps({"path": path.name, **(described(place) or {})}))
             continue
         if minutes is not None and time.monotonic() - begin > 60 * minutes:
             print("the time is over; the same command goes on from here", file=sys.stderr)

@@ -58,8 +58,8 @@ def selfcheck(
         wanted = [float(rate) for rate in rates.split(",")]
     except ValueError:
         raise ValueError(f"--rates {rates}: must be numbers with commas between, as 20,50") from None
-    if min(wanted) <= 0 or seconds < 1:
-        raise ValueError(f"--rates {rates} --seconds {seconds:g}: rates above 0, and a second at least")
+    if not (all(0 < rate < math.inf for rate in wanted) and 1 <= seconds < math.inf):
+        raise ValueError(f"--rates {rates} --seconds {seconds:g}: rates above 0, a second at least; finite")
     found = [measure(rate, seconds) for rate in wanted]
     if as_json:
         print(json.dumps([asdict(one) | {"held": one.held} for one in found]))
@@ -143,6 +143,8 @@ def run(
     say = partial(typer.echo, err=as_json)
     if foreign := given(context, [name for name in context.params if name not in taken]):
         raise ValueError(f"{foreign[0]}: not an option of {scenario or 'a run without a scenario'}")
+    if seconds is not None and not 0 < seconds < math.inf:
+        raise ValueError(f"--seconds {seconds:g}: must be above 0, and finite")
     if traffic == "tcp" and given(context, ["send_mbps"]):
         raise ValueError(
             "--send-mbps: of UDP; a TCP connection sends as fast as its congestion control lets it"
@@ -282,7 +284,7 @@ def report(
 
 
 def clean(as_json: Annotated[bool, typer.Option("--json", help="print one JSON list")] = False) -> None:
-    """Remove the files of runs that were killed, and end routers that outlived theirs (there are none).
+    """Remove the files of runs that were killed, and end a router whose run has gone, should there be one.
 
     Example: swiftqueue bed clean
     """

@@ -84,12 +84,14 @@ class Traffic:
     rate_mbps: float = PATH["rate-bps"] / 1e6
 
     def __post_init__(self) -> None:
-        if not (0 < self.load < math.inf and self.rate_mbps > 0 and self.bytes > 0 and 0 <= self.cross < 1):
-            raise ValueError(
-                f"{self}: load, rate and bytes must be above 0 and finite, and cross traffic leave something"
-            )
+        above_0 = {"--load": self.load, "rate_mbps": self.rate_mbps, "bytes": self.bytes}
+        for name, value in above_0.items():
+            if not 0 < value < math.inf:
+                raise ValueError(f"{name} {value:g}: must be above 0, and finite")
+        if not 0 <= self.cross < 1:
+            raise ValueError(f"cross {self.cross:g}: must be 0 or more, and below 1")
         if self.flows < 2:
-            raise ValueError(f"{self.flows} downloads: must be 2 or more, each second is judged")
+            raise ValueError(f"--downloads {self.flows}: must be 2 or more, each second is judged")
 
 
 def reached(records_N: NDArray[Any], size: int) -> float:

@@ -92,8 +92,8 @@ def follow(
             words.append(str(keeper.records))
         process = stack.enter_context(subprocess.Popen(words, stdout=subprocess.PIPE, text=True))
         # Asked to end, this program asks the loader; the terminal's Ctrl-C reaches both.
-        signal.signal(signal.SIGTERM, lambda *_: process.terminate())
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: process.terminate())
         for line in process.stdout or ():
             print(line.rstrip() if as_json else _in_words(json.loads(line)), flush=True)
     if keeper and process.returncode == 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import signal
 import socket
 import subprocess
@@ -278,9 +279,11 @@ def test_what_the_agent_hears_and_what_the_kernel_makes_of_its_answer(
         assert (fields[:, NAMES.index("min_rtt")] >= 1000 * RTT_MS).all()
 
 
+@pytest.mark.parametrize("end", ["SIGTERM", "SIGINT", "Ctrl-C"])
 def test_a_program_that_is_not_root_may_choose_it_while_the_command_runs(
-    tmp_path: Path, network: Path
+    tmp_path: Path, network: Path, end: str
 ) -> None:
+    """The command ends with its summary, whether it is told alone or the terminal tells its loader too."""
     path = tmp_path / "agent.sock"
     command = [PROJECT / ".venv" / "bin" / "swiftqueue", "rate", "follow", "--agent", path, "--json"]
     choose = (
@@ -298,13 +301,16 @@ def test_a_program_that_is_not_root_may_choose_it_while_the_command_runs(
     wait_until(GONE, "another bed runs")
     with (
         agent_of(path, network),
-        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as follow,
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as follow,
     ):
         assert follow.stdout is not None
         ready = json.loads(follow.stdout.readline())
         assert ready == {"event": "ready", "control": CONTROL, "agent": True}
         subprocess.run(anybody, check=True)
-        follow.send_signal(signal.SIGTERM)
+        if end == "Ctrl-C":
+            os.killpg(follow.pid, signal.SIGINT)
+        else:
+            follow.send_signal(signal.Signals[end])
         said = json.loads(follow.stdout.read())
         assert follow.wait() == 0
     assert said["event"] == "summary"

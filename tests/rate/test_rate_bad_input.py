@@ -71,6 +71,8 @@ def test_a_path_collected_otherwise_is_not_taken_for_this_one(tmp_path: Path) ->
     said = collect()
     assert said.exit_code == 0, said.output
     assert f"path {path.name}: is there" in said.stderr
+    assert said.stdout == ""
+    assert json.loads(collect("--json").stdout) == {"path": path.name, **about}
     for more, line in (
         (["--load", "0.3"], "load 0.2, and is asked for with 0.3"),
         (["--flows", "9"], "flows 2, and is asked for with 9"),

@@ -83,10 +83,18 @@ def test_only_what_stands_beside_all_its_controls_is_summed_up() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"load": 0}, {"load": math.inf}, {"rate_mbps": 0}, {"bytes": 0}, {"cross": 1.0}]
+    ("wrong", "line"),
+    [
+        ({"load": 0}, "--load 0: must be above 0, and finite"),
+        ({"load": math.nan}, "--load nan: must be above 0, and finite"),
+        ({"rate_mbps": math.inf}, "rate_mbps inf: must be above 0, and finite"),
+        ({"bytes": 0}, "bytes 0: must be above 0, and finite"),
+        ({"cross": 1.0}, "cross 1: must be 0 or more, and below 1"),
+        ({"flows": 1}, "--downloads 1: must be 2 or more, each second is judged"),
+    ],
 )
-def test_downloads_that_cannot_be_are_refused_before_any_run(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="must be above 0"):
+def test_downloads_that_cannot_be_are_refused_before_any_run(wrong: dict[str, Any], line: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(line)}$"):
         fct.Traffic(**wrong)
 
 
@@ -104,11 +112,6 @@ def test_a_buffer_that_cannot_be_is_refused_before_any_run(
     with pytest.raises(ValueError, match=f"--buffer-bdp {re.escape(f'{buffer_bdp:g}')}: .*{line}"):
         fct.measure(tmp_path / "runs", tmp_path, [1], print, buffers_bdp=[1, buffer_bdp])
     assert not list(tmp_path.iterdir())
-
-
-def test_a_run_has_a_download_that_is_judged() -> None:
-    with pytest.raises(ValueError, match="1 downloads: must be 2 or more"):
-        fct.Traffic(flows=1)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -354,9 +355,18 @@ def test_bad_rules_and_scenarios_are_one_line() -> None:
         ("--send-mbps 0", "--send-mbps 0: must be above 0, and finite"),
         ("--traffic tcp --send-mbps 5", "--send-mbps: of UDP; a TCP connection sends"),
         ("fct --seeds 0", "'--seeds': Input should be greater than or equal to 1"),
+        ("fct --load 0 --variant random", "--load 0: must be above 0, and finite"),
+        *(
+            (f"{what} --seconds {seconds}", f"--seconds {seconds}: must be above 0, and finite")
+            for what, seconds in product(("figure8", "--traffic tcp", ""), ("nan", "0", "inf"))
+        ),
     ):
         said = CliRunner().invoke(app, ["bed", "run", *words.split()])
         assert said.exit_code != 0
         assert line in f"{said.exception} {said.output}"
+    for words in ("--seconds nan", "--seconds 0.5", "--rates nan", "--rates 20,inf"):
+        said = CliRunner().invoke(app, ["bed", "selfcheck", *words.split()])
+        assert words in str(said.exception)
+        assert "rates above 0, a second at least; finite" in str(said.exception)
     table = pl.DataFrame(schema=SCHEMA)
     assert agreement(table) == agreement(table.clear())
