@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from laboratory.rate_feedback import BBR, BUFFERS_BDP, ORACLE
+from laboratory.rate_feedback import BBR, BUFFERS_BDP, ORACLE, PATH
 from laboratory.report import tables as lab
 from models.json_file import read_object
 
@@ -37,13 +37,14 @@ def said(one: Mapping[str, Any]) -> str:
     interval = "In brackets 95 % over seeds" if several else "One seed: no interval, nothing settled"
     where = "by Linux's BBR" if one.get("source") == "kernel" else "in ns-3"
     buffers = " and ".join(f"{each:g}" for each in one.get("buffers_bdp", BUFFERS_BDP))
+    load = one.get("traffic", PATH)["load"]
     more = one.get("beside")
     held = "These are held against BBR and the oracle of their own runs."
     other = f" {MARK}: m{said(more)[1:]} {held}" if more else ""
     return (
         f"Measured on {one['date']} at commit `{one['commit']}`, {where}. {one['rate_mbps']:g} Mbit/s, round "
-        f"trips of {trips} ms, buffers of {buffers} BDP; seeds {seeds}; {one['runs']} runs, "
-        f"{one['flows']:,} judged flows. {interval}."
+        f"trips of {trips} ms, buffers of {buffers} BDP, downloads at a load of {load:g}; seeds {seeds}; "
+        f"{one['runs']} runs, {one['flows']:,} judged flows. {interval}."
     ) + other
 
 

@@ -177,6 +177,7 @@ def test_a_kernels_senders_without_the_network_are_published_beside_it(tmp_path:
     assert "BBR, oracle † | -50.0 | 100.0" in text
     assert "Cubic, HyStart † | +0.0 |" in text
     assert text.count("| BBR |") == 2  # of each window
+    assert " ".join(text.split()).count("downloads at a load of 0.3") == 2  # of each study
     assert "P99 at most 5 % more: reached" in text
     assert "| Cubic, HyStart † | +0.0 | +0.0 |" in "\n".join(TABLES["bed-fct-trips"](data))
 
