@@ -10,10 +10,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from conftest import PROJECT
 from safetensors.torch import load_file, save_file
 from test_engine_parity import ISAS, RELATIVE, engine, worst
-from test_event_window import LEVELS, PART, change_described, forecaster, quantile_forecaster, save, windows
+from test_event_window import (
+    LEVELS,
+    PART,
+    TABLE,
+    change_described,
+    forecaster,
+    quantile_forecaster,
+    save,
+    windows,
+)
 
+from feature_store.events.windows import iter_windows
 from models.networks import artifact
 from models.networks.event_window import EventWindowPredictor, of_level, served
 from models.networks.prediction import encode, predict, quantiles
@@ -112,6 +123,19 @@ def test_the_answers_are_pytorchs(tmp_path: Path, isa: Isa, changes: dict[str, o
         shorter_BWF = x_BWF[-20:, reach - events :]
         assert worst(ours.forward(shorter_BWF), exact(model, shorter_BWF)[0]) <= RELATIVE
     assert ours.shape == (reach + 8, x_BWF.shape[2])
+
+
+@pytest.mark.parametrize("name", ["figure8/rfc9332", "bed-figure8-flows/rfc9332"])
+def test_published_models_of_both_kinds_are_still_read_and_answered(name: str) -> None:
+    """A window model and an event stream, as they were committed: what a later version reads, too."""
+    folder = PROJECT / "docs/laboratory/models" / name
+    read, ours = artifact.load(folder), engine(folder, "auto")
+    tokens, of_events = ours.shape[0], isinstance(read.model, EventWindowPredictor)
+    assert of_events == name.startswith("bed-")
+    x_BWF = windows(tokens - 8) if of_events else np.concatenate(list(iter_windows(TABLE, tokens)))
+    with torch.no_grad():
+        wanted_BH = copy.deepcopy(read.model).double()(torch.from_numpy(x_BWF).double()).numpy()
+    assert worst(ours.forward(x_BWF), wanted_BH) <= RELATIVE
 
 
 def asked_in_turn() -> list[np.ndarray]:
