@@ -158,6 +158,8 @@ def run_forecasts(
         summary = summarised(runs, about, {each.name for each in every if not each.kind.seeded})
         write_file(output / SUMMARY, json.dumps(summary, indent=1, allow_nan=False) + "\n")
         say(f"{output / SUMMARY}: {len(summary['variants'])} variants")
+        if against not in runs:
+            say(f"{against} was not run, so there are no differences from it (--against)")
     if failed:
         raise ValueError(f"runs failed, for the reasons above: {'; '.join(failed)}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -96,7 +97,7 @@ def _by_packet(each: Mapping[str, Mapping[str, Any]], most: float) -> Figure:
     figure, [panels] = grid(1, len(prefixes), 8.4, 2.9)
     for axes, n in zip(panels, prefixes, strict=True):
         packets = [int(k) for prefix, k in pairs if prefix == n]
-        for name, colour in zip(held_out, (SWIFTQUEUE, *OTHERS), strict=False):
+        for name, colour in zip(held_out, itertools.cycle((SWIFTQUEUE, *OTHERS)), strict=False):
             _line(axes, packets, [held_out[name][f"{n}-{k}"] for k in packets], name, colour)
         axes.set_xscale("log")
         axes.set_xticks(packets, [str(k) for k in packets], fontsize=7, rotation=45)

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from benchmarks.published import check, entries_of, origin
 from feature_store.atomic import write_file
-from feature_store.rate.definition import NAMES
 from feature_store.rate.tables import KERNEL, NS3
 from infra.results import rate_exchange, rate_feedback
 from laboratory.report import tables as lab
@@ -138,11 +137,11 @@ def fields(one: Mapping[str, Any]) -> list[str]:
 
 
 def pairs(one: Mapping[str, Any]) -> list[str]:
-    """Every pair on held-out paths, by each network and the number of fields that it sees."""
+    """Every pair on held-out paths, by each network and the fields that it sees."""
     each = {
-        f"{name}, {len(study['fields']) or len(NAMES)}": study["grid"][kind]["held_out"]
+        f"{name}, {told}": study["grid"][kind]["held_out"]
         for kind, name in {"transformer": "ours", "lstm": "LSTM"}.items()
-        for study in studies(one).values()
+        for told, study in studies(one).items()
     }
     lines = lab.head_of(["pair", *each])
     for pair in next(iter(each.values())):

@@ -6,7 +6,6 @@ complete they become a path, and what belongs to others is put aside for the nex
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import threading
@@ -17,10 +16,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
-from feature_store.rate.definition import HORIZONS, MOST_SAMPLES, NAMES
-from feature_store.rate.tables import KERNEL, write_path
+from feature_store.atomic import new_file
+from feature_store.rate.definition import HORIZONS, LARGEST_RATE, MOST_SAMPLES, NAMES
+from feature_store.rate.tables import KERNEL, described, write_path
 from laboratory.bed.rate_flows import RECORD, flows_of, tables
 from models.lock import held
 
@@ -28,7 +29,6 @@ MOST_PATHS: Final = 50  # that are kept; the oldest goes
 SILENT_NS: Final = 60 * 10**9  # a flow has ended, if others went on for so long
 LOOK_S: Final = 5.0
 PARTS, PREFIX = ".records", "followed-"
-DELIVERED, TS = NAMES.index("delivered"), NAMES.index("ts")
 
 
 class Keeper:
@@ -38,22 +38,23 @@ class Keeper:
         """Keep paths of so many flows in a folder; what a killed one had left there becomes a path first.
 
         Raises:
-            OSError: the folder cannot be written.
+            OSError: the folder cannot be read or written.
         """
         self._folder, self._least = folder, flows
         self.flows = self.paths = 0
-        self._aside: Path | None = None
         parts = folder / PARTS
         for left in sorted(parts.glob("*")):
-            self._records = left
+            self._begin(left)
             self.turn(ended=True)
-        self._records = parts / datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")
-        self._records.mkdir(parents=True)
+        self._begin(parts / datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f"))
+        self.records.mkdir(parents=True)
 
-    @property
-    def records(self) -> Path:
-        """Where the loader writes."""
-        return self._records
+    def _begin(self, records: Path) -> None:
+        self.records = records  # where the loader writes
+        self._aside: Path | None = None  # the last file, if what is complete was taken out of it
+        paths = self._folder.glob(f"path={PREFIX}{records.name}-*")
+        found = (described(path) for path in paths)
+        self._written = {number for about in found if about for number in about["numbers"]}
 
     def turn(self, *, ended: bool = False) -> None:
         """Make a path of what is complete, if that is enough.
@@ -62,53 +63,65 @@ class Keeper:
             ended: the loader has; its last file is finished, and every flow is complete.
 
         Raises:
-            OSError: a file cannot be read, or written.
+            OSError: a file cannot be read, or written. Nothing is lost then, nor written twice.
         """
-        parts = sorted(self._records.iterdir())
+        parts = sorted(part for part in self.records.iterdir() if part.name.isdigit())
         if not ended:
             parts = parts[:-1]  # the loader is writing there
         if parts and (ended or parts[-1] != self._aside):
             each = flows_of(np.concatenate([np.fromfile(part, RECORD) for part in parts]))
+            each = [own for own in each if _number(own) not in self._written]
             newest_ns = max((_last_ns(own) for own in each), default=0)
-            complete = [
-                own
-                for own in each
-                if ended
-                or own["fields"][-1, DELIVERED] >= HORIZONS[-1]
-                or _last_ns(own) < newest_ns - SILENT_NS
-            ]
-            long = [own for own in complete if len(own) >= MOST_SAMPLES]  # others neither teach nor judge
-            done = {int(own["flow"][0]) for own in complete}
-            if written := len(long) >= (1 if ended else self._least):
-                self._write(long, parts[-1])
-            kept = [own for own in each if int(own["flow"][0]) not in done]
-            self._put_aside(kept if written else kept + long, parts)
+            done = {_number(own) for own in each if ended or _is_complete(own, newest_ns)}
+            long = [own for own in each if _number(own) in done and _is_sound(own)]
+            if len(long) >= (1 if ended else self._least):
+                self._write(long)
+                long = []
+            self._put_aside([own for own in each if _number(own) not in done] + long, parts)
         if ended:
-            shutil.rmtree(self._records)
+            shutil.rmtree(self.records)
 
-    def _write(self, flows: list[NDArray[Any]], last: Path) -> None:
-        name = f"{PREFIX}{last.parent.name}-{last.name}"
-        if (self._folder / f"path={name}").exists():
-            return  # it was written, and then this was killed
-        about = {"format": 1, "kind": "train", "source": KERNEL, "flows_whole": len(flows)}
-        write_path(self._folder, name, about, *tables(flows))
+    def _write(self, flows: list[NDArray[Any]]) -> None:
+        numbers = [_number(own) for own in flows]  # by which they are known if this is killed now
+        about = {"format": 1, "kind": "train", "source": KERNEL, "numbers": numbers}
+        name = f"{PREFIX}{self.records.name}-{numbers[0]:08d}"
+        try:
+            write_path(self._folder, name, about, *tables(flows))
+        except pl.exceptions.PolarsError as error:
+            raise OSError(f"path {name} cannot be written: {error}") from None
+        self._written |= set(numbers)
         self.flows, self.paths = self.flows + len(flows), self.paths + 1
         for old in sorted(self._folder.glob(f"path={PREFIX}*"))[:-MOST_PATHS]:
             shutil.rmtree(old)
 
     def _put_aside(self, flows: list[NDArray[Any]], parts: list[Path]) -> None:
         """Leave these flows' records in the last of the files alone."""
-        aside = parts[-1].with_suffix(".partial")
-        np.concatenate([np.empty(0, RECORD), *flows]).tofile(aside)
-        os.replace(aside, parts[-1])
+        with new_file(parts[-1]) as aside:
+            np.concatenate([np.empty(0, RECORD), *flows]).tofile(aside)
         for part in parts[:-1]:
             part.unlink()
         self._aside = parts[-1]
 
 
+def _number(flow: NDArray[Any]) -> int:
+    """A flow's, which the loader gave it."""
+    return int(flow["flow"][0])
+
+
+def _is_complete(flow: NDArray[Any], newest_ns: int) -> bool:
+    """Whether nothing more comes of a flow, or nothing that is asked about."""
+    delivered = flow["fields"][-1, NAMES.index("delivered")]
+    return bool(delivered >= HORIZONS[-1]) or _last_ns(flow) < newest_ns - SILENT_NS
+
+
+def _is_sound(flow: NDArray[Any]) -> bool:
+    """Whether a flow can teach: others are too short, or too fast to be."""
+    return len(flow) >= MOST_SAMPLES and flow["fields"][:, NAMES.index("bbr_bw")].max() < LARGEST_RATE
+
+
 def _last_ns(flow: NDArray[Any]) -> int:
     """When a flow's last record came, CLOCK_MONOTONIC."""
-    return int(flow["since_ns"][-1]) + 1000 * int(flow["fields"][-1, TS])
+    return int(flow["since_ns"][-1]) + 1000 * int(flow["fields"][-1, NAMES.index("ts")])
 
 
 @contextmanager

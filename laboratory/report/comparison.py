@@ -115,10 +115,10 @@ class Judged(NamedTuple):
         bound = self.bound()
         if bound is None:
             return percent(self.change)
-        return f"{_points(self.change.mean)} % (at least {_points(bound)})"
+        return f"{_points(self.change.mean)} % (by {_points(abs(bound)).lstrip('+')} or more)"
 
     def bound(self) -> float | None:
-        """The least that a change settled beyond its limit is, with 95 %; None where it is not settled."""
+        """One-sided 95 % bound of a change settled beyond its limit, not corrected; None where it is not."""
         return self.change.bound(upper=self.limit.falls) if self.beyond else None
 
     @property
@@ -238,14 +238,16 @@ def other_shares(runs: pl.DataFrame, place: Place) -> str:
 def places(runs: pl.DataFrame) -> list[Place]:
     """All places where something was run, in the order of their axis, or of the numbers in their names."""
     found = runs.filter(pl.col("status") == COMPLETE).select("scenario", "point", "profile", "at").unique()
-    return [Place(*place) for *place, _ in sorted(found.iter_rows(), key=_in_order)]
+    rows = sorted(
+        found.iter_rows(),
+        key=lambda row: (row[0], row[2], row[3] is not None, row[3] or 0.0, by_numbers(row[1])),
+    )
+    return [Place(*place) for *place, _ in rows]
 
 
-def _in_order(row: tuple[str, str, str, float | None]) -> tuple[object, ...]:
-    scenario, point, profile, at = row
-    parts = NUMBER.split(point)  # texts, and numbers between them
-    named = tuple(float(part) if i % 2 else part for i, part in enumerate(parts))
-    return scenario, profile, at is not None, at or 0.0, named
+def by_numbers(name: str) -> tuple[str | float, ...]:
+    """Key that sorts names by the numbers in them: `2 ms` is before `10 ms`."""
+    return tuple(float(part) if i % 2 else part for i, part in enumerate(NUMBER.split(name)))
 
 
 def change_of(

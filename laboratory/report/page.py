@@ -10,7 +10,7 @@ import polars as pl
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from feature_store.atomic import write_file
-from laboratory.report.comparison import Place, places, share
+from laboratory.report.comparison import Place, by_numbers, places, share
 from laboratory.report.judging import (
     FEWEST_PACKETS,
     FEWEST_SEEDS,
@@ -202,7 +202,7 @@ def _not_run(here: pl.DataFrame) -> list[str]:
     ran = set(here.filter(pl.col("status") == results.COMPLETE)["point"])
     missing = here.filter(pl.col("status") == results.NOT_RUN)
     whole = pl.col("point").is_in(ran) | (pl.col("point") == "")
-    points = missing.filter(~whole).group_by("reason").agg(pl.col("point").unique().sort()).sort("reason")
+    points = missing.filter(~whole).group_by("reason").agg(pl.col("point").unique()).sort("reason")
     controls = (
         missing.filter(whole)
         .group_by("profile", "control", "reason")
@@ -210,7 +210,10 @@ def _not_run(here: pl.DataFrame) -> list[str]:
         .sort("profile", "control", "reason")
     )
     return [
-        *(f"not run at {', '.join(names)}: {reason}" for reason, names in points.iter_rows()),
+        *(
+            f"not run at {', '.join(sorted(names, key=by_numbers))}: {reason}"
+            for reason, names in points.iter_rows()
+        ),
         *(
             f"{profile}, {control}: not run ({_counted(count, 'run')}): {reason}"
             for profile, control, reason, count in controls.iter_rows()

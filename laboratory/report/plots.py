@@ -75,9 +75,8 @@ def plots_of(runs: pl.DataFrame, scenario: str, axis_label: str, *, log: bool) -
     here = runs.filter(pl.col("scenario") == scenario, pl.col("status") == COMPLETE)
     if here.is_empty():
         return []
-    several = here["seed"].n_unique() > 1
-    bands = ", means over seeds in bands of each quantile's 95 % interval" if several else ""
     enough = here["seed"].n_unique() >= FEWEST_SEEDS
+    bands = ", means over seeds in bands of each quantile's 95 % interval" if enough else ""
     intervals = ", means over seeds with 95 % intervals" if enough else ""
     if axis_label:
         return [
@@ -144,7 +143,7 @@ def _distributions(runs: pl.DataFrame) -> Figure:
 
 
 def _distribution(axes: Axes, control: str, quantiles_us: Sequence[Sequence[float]]) -> None:
-    """Draw a control's line and, with two seeds and more, its band."""
+    """Draw a control's line and, with FEWEST_SEEDS and more, its band."""
     found = [e for at_level in zip(*quantiles_us, strict=True) if (e := estimate(at_level)) is not None]
     if not found:
         return
@@ -152,7 +151,7 @@ def _distribution(axes: Axes, control: str, quantiles_us: Sequence[Sequence[floa
     ms = np.array([e.mean for e in found]) * MS
     axes.plot(ms, LEVELS, color=COLOURS[control], label=control, linewidth=width)
     bands = [(max(0.0, e.low), e.high) for e in found if e.low is not None and e.high is not None]
-    if bands:
+    if bands and len(quantiles_us) >= FEWEST_SEEDS:
         low_ms, high_ms = np.array(bands).T * MS
         axes.fill_betweenx(LEVELS, low_ms, high_ms, color=COLOURS[control], alpha=0.15, linewidth=0)
 

@@ -37,7 +37,7 @@ sys.path.append(str(PROJECT / "tests" / "rate"))
 CANNOT = why_not()
 needs_bed = pytest.mark.skipif(CANNOT is not None, reason=str(CANNOT))
 pytestmark = [pytest.mark.slow, needs_agent, needs_bed]
-USED, NOT_A_RATE, STALE, TOO_LATE, NOTHING_SEEN, NOTHING_NEW = range(6)  # sq_verdict
+USED, NOT_A_RATE, STALE, TOO_LATE, _, NOTHING_NEW = range(6)  # sq_verdict
 SAMPLES = 5
 RTT_MS = 60
 GONE: Callable[[], bool] = lambda: CONTROL not in CONTROLS.read_text().split()  # noqa: E731

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 from numpy.typing import NDArray
 from rate_flows import samples_of
 
-from feature_store.rate.definition import HORIZONS, MOST_SAMPLES, NAMES
+from feature_store.rate.definition import HORIZONS, LARGEST_RATE, MOST_SAMPLES, NAMES
 from feature_store.rate.tables import KERNEL, paths_in, read_path, source_of
 from laboratory.bed import rate_kept
 from laboratory.bed.rate_flows import RECORD
@@ -83,24 +84,52 @@ def test_a_silent_flow_has_ended_and_one_that_is_short_or_lacks_a_record_is_left
     assert flows_in(tmp_path) == [2, 1]
 
 
+@pytest.mark.parametrize("ended", [True, False])
 def test_what_a_killed_one_left_becomes_a_path_and_none_is_written_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: bool
 ) -> None:
-    left = Keeper(tmp_path, 100).records
-    write(left, 0, [flow(0, 300), flow(1, 400)])
-    with (left / "00000000").open("ab") as cut:
+    killed = Keeper(tmp_path, 2)
+    write(killed.records, 0, [flow(0, HORIZONS[-1]), flow(1, HORIZONS[-1]), flow(2, 300)])
+    write(killed.records, 1, [flow(2, 500)[300:]])
+    with (killed.records / "00000001").open("ab") as cut:
         cut.write(b"half a record")
 
     def dies(*_: object) -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as killed:  # when the path is there, and the records are, too
-        killed.setattr(Keeper, "_put_aside", dies)
+    with monkeypatch.context() as patched:  # when the path is there, and the records are, too
+        patched.setattr(Keeper, "_put_aside", dies)
         with pytest.raises(KeyboardInterrupt):
-            Keeper(tmp_path, 100)
-    assert flows_in(tmp_path) == [2]
-    assert (Keeper(tmp_path, 100).paths, flows_in(tmp_path)) == (0, [2])
-    assert not left.exists()
+            killed.turn(ended=ended)
+    assert flows_in(tmp_path) == [3 if ended else 2]
+    (killed.records / ".00000001.partial").write_bytes(b"of a writer that was killed")
+    assert (Keeper(tmp_path, 2).paths, flows_in(tmp_path)) == ((0, [3]) if ended else (1, [2, 1]))
+    assert not killed.records.exists()
+
+
+def test_where_nothing_can_be_written_the_samples_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise pl.exceptions.ComputeError("No space left on device")
+
+    keeper = Keeper(tmp_path, 1)
+    for number in range(2):
+        write(keeper.records, number, [flow(number, HORIZONS[-1])])
+    with monkeypatch.context() as patched:
+        patched.setattr(rate_kept, "write_path", full)
+        with pytest.raises(OSError, match=r"path followed-.* cannot be written: No space left"):
+            keeper.turn()
+    keeper.turn()
+    assert flows_in(tmp_path) == [1]
+
+
+def test_a_flow_too_fast_to_be_is_left_out(tmp_path: Path) -> None:
+    wild = flow(0, 100)
+    wild["fields"][50, NAMES.index("bbr_bw")] = LARGEST_RATE
+    with keeping(tmp_path, 1) as keeper:
+        write(keeper.records, 0, [wild, flow(1, 100)])
+    assert flows_in(tmp_path) == [1]
 
 
 def test_the_oldest_paths_go_and_those_of_others_stay(
@@ -108,13 +137,13 @@ def test_the_oldest_paths_go_and_those_of_others_stay(
 ) -> None:
     monkeypatch.setattr(rate_kept, "MOST_PATHS", 2)
     with keeping(tmp_path, 1) as keeper:
-        for number in range(4):
+        for number in range(5):
             write(keeper.records, number, [flow(number, HORIZONS[-1], number)])
             write(keeper.records, number + 1, [])
             keeper.turn()
-        os.rename(next(tmp_path.glob("path=*-00000002")), tmp_path / "path=office")
-        keeper.turn()
-    assert sorted(place.name[-8:] for place in tmp_path.glob("path=*")) == ["00000003", "h=office"]
+            if number == 0:
+                os.rename(next(tmp_path.glob("path=followed-*")), tmp_path / "path=a")
+    assert sorted(place.name[-8:] for place in tmp_path.glob("path=*")) == ["00000003", "00000004", "path=a"]
 
 
 def test_one_alone_keeps_flows_in_a_folder(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def test_seven_rows_and_a_sentence_for_each_place() -> None:
     assert [row.measure for row in found.rows] == LIMITED
     assert (found.control, found.places) == ("model", ("rfc9332", "uncoupled"))
     assert found.answer == (
-        "rfc9332: the model harms: P99 +20.0 % (at least +20.0).",
+        "rfc9332: the model harms: P99 +20.0 % (by 20.0 or more).",
         "uncoupled: the model helps; P99 of the wait -40.0 % (-40.0…-40.0).",
     )
     assert [change.kind for change in found.rows[0].changes] == ["harms", "helps"]
