@@ -43,6 +43,7 @@ from laboratory.runs.results import COMPLETE
 from models.scoring.intervals import MOST_SEEDS, Estimate, corrected, estimate, paired_change
 
 NOT_SETTLED: Final = "not settled"
+FEW_PACKETS: Final = f"rests on fewer than {FEWEST_PACKETS} packets"
 NUMBER: Final = re.compile(r"(\d+(?:\.\d+)?)")
 WIDE: Final = 10  # a change of 1,000 % needs no digit after its point
 
@@ -342,7 +343,7 @@ def _asked(here: pl.DataFrame, control: str, limit: Limit) -> dict[Place, tuple[
 def why_not_judged(runs: pl.DataFrame, place: Place, measure: Measure) -> str:
     """Why nothing is settled of a measure there, whatever its seeds; empty where something can be."""
     if measure in TAILS and _rests_on(runs, place, measure) < FEWEST_PACKETS:
-        return f"rests on fewer than {FEWEST_PACKETS} packets"
+        return FEW_PACKETS
     unfinished = mean_of(runs, place, "default", UNFINISHED) if measure == S1_MESSAGE else None
     if unfinished and unfinished.mean > MOST_UNFINISHED * UNFINISHED.scale:
         return f"{unfinished.mean:.0f} % of the bytes unfinished"

@@ -15,8 +15,8 @@ from typing import Any, Final
 import polars as pl
 
 from feature_store.atomic import new_file
-from laboratory.report.comparison import Place, by_seed, compare, places
-from laboratory.report.judging import FEWEST_PACKETS, FEWEST_SEEDS, SETTLED
+from laboratory.report.comparison import FEW_PACKETS, Place, by_seed, compare, places
+from laboratory.report.judging import FEWEST_SEEDS, SETTLED
 from laboratory.report.measures import QUEUEING_P99
 from laboratory.runs.results import COMPLETE, kept_table
 from models.scoring.intervals import paired_change
@@ -156,7 +156,7 @@ def said(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         at = row["settled_at"]
         how = f"settled at {at} seeds" if at else f"not settled by {row['seeds']} seeds"
         if row["chance"] is None:
-            how = f"which rests on fewer than {FEWEST_PACKETS} packets of a run: more --seconds are needed"
+            how = f"which {FEW_PACKETS} of a run: more --seconds are needed"
         change = "not measured" if row["change"] is None else f"P99 {row['change'] * 100:+.1f} %"
         lines.append(f"{where}, {row['control']}: {change}, {how}")
     return lines

@@ -19,6 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 
 from laboratory.report.comparison import (
+    FEW_PACKETS,
     LIMITS,
     Comparison,
     Judged,
@@ -144,12 +145,12 @@ def _answer(compared: dict[Place, Comparison], who: str) -> list[str]:
 def _sentence(where: str, one: Comparison, who: str) -> str:
     p99 = f"P99 of the wait {percent(one.queueing)}"
     if one.judged == "harms":
-        harmed = any(cost.beyond and cost.limit.measure == QUEUEING_P99 for cost in one.broken())
-        return f"{where}: {who} {one.verdict}{'' if harmed else f'; {p99}'}."
+        found = one.found.get(QUEUEING_P99)
+        return f"{where}: {who} {one.verdict}{'' if found and found.beyond else f'; {p99}'}."
     if one.few_packets and one.judged == "open":
         longer = math.ceil(FEWEST_PACKETS / one.packets) if one.packets else "many"
         return (
-            f"{where}: what {who} does is not settled; {p99} {_few()} of a run, and runs about "
+            f"{where}: what {who} does is not settled; {p99} {FEW_PACKETS} of a run, and runs about "
             f"{longer} times as long would have them."
         )
     if one.judged == "open":
@@ -177,10 +178,6 @@ def _words(limit: Limit) -> str:
 def _not_judged(runs: pl.DataFrame, place: Place, control: str, limit: Limit) -> Verdict:
     is_measured = change_of(runs, place, control, limit.measure) is not None
     return Verdict(why_not_judged(runs, place, limit.measure) if is_measured else "not measured", "open")
-
-
-def _few() -> str:
-    return f"rests on fewer than {FEWEST_PACKETS} packets"
 
 
 def _change(found: Judged) -> Verdict:
