@@ -1,7 +1,8 @@
 """`swiftqueue forecasts`: every variant of forecasters.yaml on the same packets, seed by seed; resumable.
 
 Each run, a variant with a seed, is a file of its own, written whole or not at all: what is there for the same
-packets, parameters and code is kept. The summary beside them is drawn anew from all runs.
+packets, parameters and code is kept. So is each fitted forecaster, so that other scores need no training. The
+summary beside them is drawn anew from all runs.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import json
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict, replace
-from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,8 +23,7 @@ from feature_store.atomic import write_file
 from feature_store.packets.schema import read_packets, traces_in
 from feature_store.packets.truth import read_waits
 from models.forecasters.forecaster import Trace, Variant, decision_times, variants
-from models.forecasters.walk import FORMS, Asked, Judging, name_of, run, within_training
-from models.import_closure import code_hash
+from models.forecasters.walk import FORMS, Asked, Judging, key_of_run, name_of, run, within_training
 from models.json_file import read_object
 from models.say import say
 from models.scoring.choice import EVEN, RULED
@@ -36,6 +35,7 @@ from pipelines.evaluate import EvaluateParams
 from pipelines.split import own_protocols
 
 SUMMARY: Final = "scores.json"
+FITTED: Final = "fitted"  # folder of the forecasters
 SCORES: Final = {
     "average_precision": ("late", "average_precision"),
     "recall_at_false_alarms": ("late", "recall_at_false_alarms"),
@@ -122,7 +122,7 @@ def run_forecasts(
     failed = []
     for variant in wanted:
         for seed in range(1, (seeds if variant.kind.seeded else 1) + 1):
-            path, key = output / f"{variant.name}-{seed}.json", key_of(variant, seed, work)
+            path, key = output / f"{variant.name}-{seed}.json", key_of_run(variant, seed, work)
             if path.is_file() and read_object(path).get("key") == key:
                 say(f"{variant.name}, seed {seed}: kept")
                 continue
@@ -132,7 +132,7 @@ def run_forecasts(
                 scored = run(
                     *(variant, seed, traces, asked, judging),
                     lambda one, line=line: say(f"{line}: {one}"),  # type: ignore[misc]
-                    more,
+                    *(more, output / FITTED),
                 )
             except ValueError as error:
                 failed.append(line)
@@ -255,19 +255,6 @@ def fingerprint(traces: Sequence[Trace], judging: Judging, also: Sequence[pl.Dat
     return digest.hexdigest()[:16]
 
 
-def key_of(variant: Variant, seed: int, work: str) -> str:
-    """Name of a run: the same only for the same packets, parameters, seed and code."""
-    code = _code_of(variant.kind.__module__)
-    content = [variant.kind_name, variant.params.model_dump(), seed, work, code]
-    return f"{work}-{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]}"
-
-
-@cache
-def _code_of(module: str) -> str:
-    """Hash of the code behind a variant, once: who edits a file while we run does not change our runs."""
-    return code_hash(module, "models.forecasters.walk")
-
-
 def _runs(output: Path, work: str, every: Sequence[Variant]) -> dict[str, list[dict[str, Any]]]:
     """All runs on these packets, by variant; none of other parameters or code than the variant has now."""
     by_name = {variant.name: variant for variant in every}
@@ -275,7 +262,7 @@ def _runs(output: Path, work: str, every: Sequence[Variant]) -> dict[str, list[d
     for path in sorted(output.glob("*.json")):
         one = read_object(path) if path.name != SUMMARY else {}
         variant = by_name.get(str(one.get("variant")))
-        if variant and one.get("key") == key_of(variant, one["seed"], work):
+        if variant and one.get("key") == key_of_run(variant, one["seed"], work):
             found.setdefault(variant.name, []).append(one)
     return found
 

@@ -30,9 +30,9 @@ import yaml
 from feature_store.atomic import write_file
 from feature_store.local_ray import ray_cluster
 from feature_store.usage_reporting import switch_off
-from infra.forecasts import fingerprint, judging_of, key_of, traces_of
+from infra.forecasts import fingerprint, judging_of, traces_of
 from models.forecasters.forecaster import Trace, Variant, variants
-from models.forecasters.walk import Asked, Judging, name_of, run, within_training
+from models.forecasters.walk import Asked, Judging, key_of_run, name_of, run, within_training
 from models.json_file import read_object
 from models.say import say
 from models.search import Between
@@ -77,7 +77,8 @@ def tune(
 
     Raises:
         FileNotFoundError: there is no packet table of a trace.
-        ValueError: an argument, a section or a trace cannot be, or a trial failed; the line names it.
+        ValueError: an argument, a section or a trace cannot be; or, once all else is written, a variant could
+            not be tuned. The line names it.
     """
     wanted = variants(sections, only)
     if fixed := [each.name for each in wanted if only and not each.kind.search]:
@@ -93,14 +94,20 @@ def tune(
         raise ValueError(f"{which}: no latency is known in the last third of training, to judge a trial by")
     given = _Given(fingerprint(traces, judging, teaching), traces, asked, judging, teaching)
     budget = {"trials": trials, "cpu_seconds": seconds, "seed": seed, "training_seed": TRAINING_SEED}
-    found = {}
+    found, failed = {}, []
     switch_off()
     os.environ.update(QUIET)  # before the import: Ray reads it then
     with ray_cluster(1):
         for variant in wanted:
             if variant.kind.search:
                 search = _Search(variant, output / variant.name, given)
-                found[variant.name] = search.run(trials, seconds, seed)
+                try:
+                    found[variant.name] = search.run(trials, seconds, seed)
+                except ValueError as error:
+                    failed.append(variant.name)
+                    say(f"{error}; left out")
+    if not found:
+        raise ValueError(f"nothing could be tuned, for the reasons above: {', '.join(failed)}")
     about = {
         "traces": [trace.name for trace in traces],
         "protocol": protocol,
@@ -116,6 +123,8 @@ def tune(
     write_file(output / SECTIONS, yaml.safe_dump(tuned, sort_keys=False))
     write_file(output / SUMMARY, json.dumps({**about, "variants": found}, indent=1, allow_nan=False) + "\n")
     say(f"{output / SECTIONS}, {output / SUMMARY}: {len(found)} variants")
+    if failed:
+        raise ValueError(f"not tuned, for the reasons above: {', '.join(failed)}")
 
 
 @dataclass(frozen=True)
@@ -246,7 +255,7 @@ def _trial(
 
     torch.set_num_threads(1)  # seconds are of one core
     tried = with_values(variant, config)
-    key = key_of(tried, TRAINING_SEED, given.work)
+    key = key_of_run(tried, TRAINING_SEED, given.work)
     one = dict(kept[key]) if key in kept else {"key": key, **_scored(tried, config, given)}
     # As text: Ray would flatten it into numbers of its own.
     tune.report({OBJECTIVE: _score(one), "trial": json.dumps(one, allow_nan=False)})

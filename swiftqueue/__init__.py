@@ -9,12 +9,20 @@ Importing it loads none of the libraries behind it, and nothing here makes a fol
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    import numpy as np
     import polars as pl
     from matplotlib.figure import Figure
+    from numpy.typing import NDArray
+
+    from models.networks.artifact import Artifact
+
+    Floats = NDArray[np.float32]
+    Predicted = Callable[[pl.DataFrame], Floats]  # µs of the packets of whole batches, in send order
 
 __all__ = ["Model", "load_model", "plot", "read_capture"]
 
@@ -53,10 +61,11 @@ def read_capture(path: str | Path, *, sender: str | None = None, latency: str = 
 def load_model(
     which: int | str | Path, *, name: str = "swiftqueue", project: str | Path | None = None
 ) -> Model:
-    """Load a model: a version of a project's registry, or an artifact's folder.
+    """Load a model: a version of a project's registry, an artifact's folder, or a forecaster's.
 
     Args:
-        which: a version's number, `champion`, `challenger`, or a folder that holds `model.json`.
+        which: a version's number, `champion`, `challenger`, a folder that holds `model.json`, or one that
+            `swiftqueue forecasts` kept (`forecaster.json`: any network, trees, a repeated latency).
         name: of the model in the registry.
         project: folder of the project whose registry is asked; None is the working folder if it has one,
             else the checkout that this library lies in. MLFLOW_TRACKING_URI and SWIFTQUEUE_STATE have the
@@ -70,11 +79,14 @@ def load_model(
     """
     import tempfile
 
+    from models.forecasters import forecaster
     from models.networks import artifact
     from models.networks.files import DESCRIPTION_FILE
 
     if not isinstance(which, int) and Path(which, DESCRIPTION_FILE).is_file():
-        return Model(artifact.load(Path(which)))
+        return _of_artifact(artifact.load(Path(which)))
+    if not isinstance(which, int) and Path(which, forecaster.DESCRIPTION_FILE).is_file():
+        return _of_forecaster(Path(which))
     from feature_store.state import state_at, state_dir
     from models.registry import decision, registry, store
 
@@ -94,22 +106,19 @@ def load_model(
         if which == registry.CHAMPION and (why := versions.refusal(version)):
             raise ValueError(f"the alias {which} points to version {version} and is not followed ({why})")
         with tempfile.TemporaryDirectory(prefix="swiftqueue-") as folder:
-            return Model(artifact.load(versions.fetch(version, Path(folder))))
+            return _of_artifact(artifact.load(versions.fetch(version, Path(folder))))
 
 
 class Model:
     """A trained predictor; `load_model` gives one."""
 
-    def __init__(self, loaded: Any) -> None:
-        from feature_store.events.definition import definition_of
-
-        self._loaded = loaded
-        self._definition = definition_of(loaded.description.schema_hash)
+    def __init__(self, description: dict[str, Any], predicted: Predicted) -> None:
+        self._description, self._predicted = description, predicted
 
     @property
     def description(self) -> dict[str, Any]:
-        """What `model.json` says beside the network: `tokens`, `schema_hash`, `visibility`, `protocol`."""
-        return dict(vars(self._loaded.description))
+        """What `model.json` says beside the network; of a forecaster, `name`, `params` and so on."""
+        return dict(self._description)
 
     def predict(self, packets: pl.DataFrame) -> pl.DataFrame:
         """Forecast the latency of each packet of a trace from what its sender knew before it was sent.
@@ -127,19 +136,51 @@ class Model:
             ValueError: the rows are not one whole trace in send order.
 
         """
-        import numpy as np
         import polars as pl
+
+        predicted_N = pl.Series(PREDICTED, self._predicted(packets))
+        return packets.with_columns(predicted_N.extend_constant(None, packets.height - len(predicted_N)))
+
+
+def _of_artifact(loaded: Artifact) -> Model:
+    from feature_store.events.definition import definition_of
+
+    described = loaded.description
+    definition = definition_of(described.schema_hash)
+
+    def predicted(packets: pl.DataFrame) -> Floats:
+        import numpy as np
 
         from feature_store.events.windows import iter_windows
         from models.networks.prediction import predict
 
-        described = self._loaded.description
-        parts: list[Any] = [np.empty(0, np.float32)]
         how = described.tokens, described.visibility
-        windows = iter_windows(packets, *how, definition=self._definition)
-        parts.extend(predict(self._loaded.model, x_BWF).ravel() for x_BWF in windows)
-        predicted_N = pl.Series(PREDICTED, np.concatenate(parts))
-        return packets.with_columns(predicted_N.extend_constant(None, packets.height - len(predicted_N)))
+        windows = iter_windows(packets, *how, definition=definition)
+        parts = [predict(loaded.model, x_BWF).ravel() for x_BWF in windows]
+        return np.concatenate([np.empty(0, np.float32), *parts])
+
+    return Model(vars(described), predicted)
+
+
+def _of_forecaster(folder: Path) -> Model:
+    from models.forecasters import forecaster
+    from models.json_file import read_object
+
+    fitted = forecaster.load(folder)
+    described = read_object(folder / forecaster.DESCRIPTION_FILE)
+
+    knows = {name: described[name] for name in ("visibility", "told") if name in described}
+
+    def predicted(packets: pl.DataFrame) -> Floats:
+        import numpy as np
+
+        from feature_store.packets.schema import HORIZON
+        from models.training.protocol import Slice
+
+        part = forecaster.Part("trace", packets, Slice(0, packets.height // HORIZON), **knows)
+        return fitted.predict(part).ravel() if len(part) else np.empty(0, np.float32)
+
+    return Model({name: described[name] for name in ("name", "params")} | knows, predicted)
 
 
 def plot(forecasts: pl.DataFrame, *, start_s: float = 0.0, seconds: float = 2.0) -> Figure:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -170,22 +171,32 @@ def _figures(one: Shown) -> list[str]:
         return _in_one_line("packets of a batch", found)
     if exhibit.name == "figure-3":
         return []
-    what = "F1; seconds to tune cached, uncached" if exhibit.name == "figure-13" else "F1 of sharp changes"
-    lines = lab.head_of([what, *(exhibit.traces[trace] for trace in exhibit.shown(one.form))])
-    for method in exhibit.compared(one.form):
-        cells = []
-        for trace in exhibit.shown(one.form):
-            mean = estimate(list(scored(one, trace, method).values()))
-            if exhibit.name != "figure-13":
-                cells.append(_share(mean))
-                continue
-            cached, uncached = (
-                statistics.fmean(row["tune_s"][way] for row in rows.of(trace, method))
-                for way in ("cached", "uncached")
-            )
-            cells.append(f"{_mean(mean)}; {cached:.3f} s, {uncached:.3f} s")
-        lines.append(lab.row_of([f"**`{method}`**" if method == OURS else f"`{method}`", *cells]))
+    lines = _by_method(one, "F1 of sharp changes", lambda *of: _share(_estimate(scored(one, *of))))
+    for way in ("cached", "uncached") if exhibit.name == "figure-13" else ():
+        lines += ["", *_by_method(one, f"seconds to tune, {way}", partial(_to_tune, one, way))]
     return lines
+
+
+def _by_method(one: Shown, what: str, said: Callable[[str, str], str]) -> list[str]:
+    """A table with a row for each method: what is said of it on each trace."""
+    traces = one.exhibit.shown(one.form)
+    lines = lab.head_of([what, *(one.exhibit.traces[trace] for trace in traces)])
+    for method in one.exhibit.compared(one.form):
+        named = f"**`{method}`**" if method == OURS else f"`{method}`"
+        lines.append(lab.row_of([named, *(said(trace, method) for trace in traces)]))
+    return lines
+
+
+def _to_tune(one: Shown, way: str, trace: str, method: str) -> str:
+    """What tuning a head took, with its interval; no less than nothing."""
+    found = _estimate(one.rows.values(trace, method, lambda row: row["tune_s"][way]))
+    if found is None or found.low is None:
+        return interval(found)
+    return interval(replace(found, low=max(found.low, 0.0)))
+
+
+def _estimate(by_seed: Mapping[int, float]) -> Estimate | None:
+    return estimate(list(by_seed.values()))
 
 
 def scored(one: Shown, trace: str, method: str) -> dict[int, float]:
@@ -194,13 +205,9 @@ def scored(one: Shown, trace: str, method: str) -> dict[int, float]:
     return one.rows.values(trace, method, lambda row: row["tuned"][score], 1, one.exhibit.visibility)
 
 
-def _mean(found: Estimate | None) -> str:
-    return lab.NONE if found is None else f"{found.mean:.{DIGITS}f}"
-
-
 def _in_one_line(what: str, found: Iterator[tuple[str, Mapping[int, float]]]) -> list[str]:
     by_value = list(found)
-    cells = [_share(estimate(list(values.values()))) for _, values in by_value]
+    cells = [_share(_estimate(values)) for _, values in by_value]
     return [*lab.head_of([what, *(value for value, _ in by_value)]), lab.row_of(["F1", *cells])]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import Final
 
@@ -29,7 +30,18 @@ from laboratory.report.measures import (
     S1_GOODPUT,
     Measure,
 )
-from laboratory.report.tables import NONE, SHARES, TIMES, cell, change, head_of, measured, row_of, sample
+from laboratory.report.tables import (
+    NONE,
+    SHARES,
+    TIMES,
+    WRAPPED,
+    cell,
+    change,
+    head_of,
+    measured,
+    row_of,
+    sample,
+)
 from models.scoring.intervals import Estimate
 
 FIRST: Final = "guard-"  # scenarios with the guard's first form
@@ -117,7 +129,20 @@ def in_places(runs: pl.DataFrame, prefix: str = PLACES) -> list[str]:
         for place in at:
             said = harm(here, place, wanted=WITHOUT_TAIL).replace("P99, RTT P99 unj", "P99s unj")  # too wide
             lines.append(row_of([*_figures(here, place, "model", measures), said]))
+        lines += ["", *_other_limits(here, at)]
     return lines[1:] or ["Not run."]
+
+
+def _other_limits(here: pl.DataFrame, at: Sequence[Place]) -> list[str]:
+    """Say where the model is settled to break a limit of the report that is not asked of the guard."""
+    asked, broken = {limit.measure for limit in WANTED}, []
+    for place in at:
+        found = compare(here, place, "model")
+        over = [one.limit for one in found.broken() if one.beyond] if found else []
+        if names := ", ".join(limit.name for limit in over if limit.measure not in asked):
+            broken.append(f"{place.point} under `{place.profile}` ({names})")
+    said = f"settled to be broken: {'; '.join(broken)}" if broken else "none is settled to be broken"
+    return textwrap.wrap(f"- Of the other limits (longest wait, cross traffic, messages) {said}.", **WRAPPED)
 
 
 def _figures(here: pl.DataFrame, place: Place, control: str, measures: Sequence[Measure]) -> list[str]:

@@ -23,7 +23,8 @@ from laboratory.report.tables import NONE, WRAPPED, beyond_limits, cell, head_of
 from models.scoring.intervals import Estimate, corrected
 
 SCENARIO: Final = "ladder"
-LONG: Final = "ladder-long"  # its runs are long enough for P99.9
+LONG: Final = "ladder-long"  # under `uncoupled`, in runs that are long enough for P99.9
+LONG_RFC9332: Final = "ladder-long-rfc9332"
 TAILS: Final = (("P99", QUEUEING_P99), ("P99.9", QUEUEING_P999))
 RUNGS: Final = {
     "default": "nothing is moved",

@@ -17,6 +17,7 @@ from laboratory.runs.results import COMPLETE
 from models.scoring.intervals import Estimate
 
 SCENARIO: Final = "premise-map"
+GUARDED: Final = "premise-map-guarded"
 SHOWN: Final = {"oracle": "who sees both queues", "model": "the model"}
 
 
@@ -59,14 +60,14 @@ class Square:
         return [one.limit.name for one in self.found.broken() if one.beyond]
 
 
-def settings_of(runs: pl.DataFrame) -> dict[Setting, Place]:
-    """Return the settings that were run, each with its place in the results."""
+def settings_of(runs: pl.DataFrame, scenario: str = SCENARIO) -> dict[Setting, Place]:
+    """Return the settings that a map ran, each with its place in the results."""
     found = {}
-    done = runs.filter(pl.col("scenario") == SCENARIO, pl.col("status") == COMPLETE)
+    done = runs.filter(pl.col("scenario") == scenario, pl.col("status") == COMPLETE)
     first = done.unique(["point", "profile"], keep="first", maintain_order=True)
     for row in first.select("point", "profile", "parameters").iter_rows(named=True):
         setting = _setting(json.loads(row["parameters"]))
-        found[setting] = Place(SCENARIO, row["point"], row["profile"])
+        found[setting] = Place(scenario, row["point"], row["profile"])
     return found
 
 
@@ -76,13 +77,13 @@ def square(runs: pl.DataFrame, place: Place, control: str) -> Square | None:
     return Square(found.queueing, found) if found else None
 
 
-def mapped(runs: pl.DataFrame) -> list[str]:
-    """Return the map as a table: a row for each setting."""
-    places = settings_of(runs)
+def mapped(runs: pl.DataFrame, scenario: str = SCENARIO) -> list[str]:
+    """Return a map as a table: a row for each setting, columns for each control that was run."""
+    here, places = runs.filter(pl.col("scenario") == scenario), settings_of(runs, scenario)
     if not places:
         return ["Not run."]
-    here = runs.filter(pl.col("scenario") == SCENARIO)
-    columns = [f"{who}{what}" for who in SHOWN for what in (": P99", ", moved, %", ", settled")]
+    shown = _shown(here)
+    columns = [f"{who}{what}" for who in shown for what in (": P99", ", moved, %", ", settled")]
     head = ["L's share", "coupling", "L's step, ms", "default P99, ms", *(f"`{c}`" for c in columns)]
     head = [text.replace("`model", "model").replace("`oracle", "oracle").replace("`", "") for text in head]
     order = sorted(places, key=lambda s: (s.l4s_share, s.coupling, s.step_ms))
@@ -91,20 +92,20 @@ def mapped(runs: pl.DataFrame) -> list[str]:
         place = places[setting]
         row = [f"{setting.l4s_share:g}", f"{setting.coupling:g}", f"{setting.step_ms:g}"]
         row.append(cell(here, place, "default", QUEUEING_P99).text)
-        for control in SHOWN:
+        for control in shown:
             one = square(here, place, control)
             row += [NONE] * 3 if one is None else _cells(here, place, control, one)
         lines.append(row_of(row))
     return lines
 
 
-def counted(runs: pl.DataFrame) -> list[str]:
-    """Say at how many settings each control pays, harms and is not settled."""
-    here, places = runs.filter(pl.col("scenario") == SCENARIO), settings_of(runs)
+def counted(runs: pl.DataFrame, scenario: str = SCENARIO) -> list[str]:
+    """Say at how many settings of a map each control pays, harms and is not settled."""
+    here, places = runs.filter(pl.col("scenario") == scenario), settings_of(runs, scenario)
     if not places:
         return ["Not run."]
     lines = []
-    for control, who in SHOWN.items():
+    for control in _shown(here):
         squares = [found for place in places.values() if (found := square(here, place, control))]
         words = [one.word for one in squares]
         few = sum(one.found.few_packets for one in squares)
@@ -112,14 +113,20 @@ def counted(runs: pl.DataFrame) -> list[str]:
         others = Counter(name for one in squares if one.word == "another limit" for name in one.broken)
         named = ", ".join(f"{name} at {count}" for name, count in others.most_common())
         said = (
-            f"- `{control}` ({who}), of {len(squares)} settings: it pays at {words.count('pays')}, harms P99 "
-            f"at {words.count('harms')}, breaks only another limit at {words.count('another limit')}"
+            f"- `{control}` ({SHOWN[control]}), of {len(squares)} settings: "
+            f"it pays at {words.count('pays')}, harms P99 at {words.count('harms')}, "
+            f"breaks only another limit at {words.count('another limit')}"
             f"{f' ({named})' if named else ''}. Nothing is settled at {words.count('open')}, nor for want of "
             f"packets at {words.count('few packets')}. P99 is not judged at {few} in all, "
             f"and lower by its mean at {lower}."
         )
         lines += textwrap.wrap(said, **WRAPPED)
     return lines
+
+
+def _shown(runs: pl.DataFrame) -> list[str]:
+    """The controls that were run."""
+    return [control for control in SHOWN if control in set(runs["control"])]
 
 
 def _cells(runs: pl.DataFrame, place: Place, control: str, one: Square) -> list[str]:

@@ -19,6 +19,7 @@ from laboratory.report.comparison import (
     places,
     rests_on,
     settled,
+    why_not_judged,
 )
 from laboratory.report.measures import (
     CHOICE_RIGHT,
@@ -147,7 +148,7 @@ def markdown(runs: pl.DataFrame) -> str:
 def brief(runs: pl.DataFrame, profile: str) -> list[str]:
     """Sweeps of a profile: mean changes of P99 in %, and the model's costs beyond their limits.
 
-    Bold is a change that is settled.
+    Bold is a change that is settled, in brackets one of too few packets to be judged.
     """
     here = [p for p in places(runs.filter(pl.col("point") != "")) if p.profile == profile]
     controls = [control for control in controls_run(runs, here) if control != "default"]
@@ -171,8 +172,10 @@ def _costs(runs: pl.DataFrame, place: Place) -> str:
 
 
 def _changed(runs: pl.DataFrame, place: Place, control: str) -> str:
-    found = change_of(runs, place, control, QUEUEING_P99)
-    return _bold(found, settled(runs, place, control, QUEUEING_P99)) if found else NONE
+    if (found := change_of(runs, place, control, QUEUEING_P99)) is None:
+        return NONE
+    said = _bold(found, settled(runs, place, control, QUEUEING_P99))
+    return f"({said})" if why_not_judged(runs, place, QUEUEING_P99) else said
 
 
 def _bold(found: Estimate, is_settled: bool) -> str:

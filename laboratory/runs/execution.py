@@ -8,6 +8,7 @@ import fcntl
 import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -33,6 +34,7 @@ DECISIONS: Final = "decisions.txt"
 TRACE_METADATA: Final = "trace.json"
 TRUTH_PARQUET: Final = "truth.parquet"
 SPEAKS_EVERY_S: Final = 0.5
+NS3_REASON: Final = re.compile(r'(?:msg|cond)="(.+?)", ')  # of what ends the process
 PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 
 
@@ -128,7 +130,8 @@ def check(program: Path, run: Mapping[str, Any]) -> str | None:
     if done.returncode > 0 and said:
         return said[-1]
     # ns-3 ends the process where a disc cannot stand alone
-    return "bottlenecks: ns-3 cannot set up a network with these discs"
+    why = next((f": {found[1]}" for line in reversed(said) if (found := NS3_REASON.search(line))), "")
+    return f"bottlenecks: ns-3 cannot set up a network with these discs{why}"
 
 
 def with_paths(job: Job) -> dict[str, Any]:

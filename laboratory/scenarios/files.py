@@ -11,8 +11,10 @@ from typing import Any, Final
 import yaml
 from pydantic import ValidationError
 
+from laboratory.scenarios.controls import AGENTS
 from laboratory.scenarios.schema import (
     CONFUCIUS,
+    DUAL_PI2,
     Environment,
     Scenario,
     check_one_flow_each,
@@ -98,7 +100,7 @@ def check_points(scenario: Scenario, source: str) -> None:
         if len(profiles) > 1 and (disc := environment.without_profile()) and (point or not points):
             where = f"axis.points.{point}: " if point else ""
             raise ValueError(
-                f"{source}: {where}profiles: queues of {disc} have no profile, so give one alone"
+                f"{source}: {where}profiles: only queues of {DUAL_PI2} have several; with {disc} give one"
             )
         try:
             check_times(environment, scenario.seconds)
@@ -121,6 +123,8 @@ def _check_used(scenario: Scenario, own: Mapping[str, Any], source: str) -> None
         at = [point for point in idle if given or ("axis" in own and point and key in points[point].set)]
         if at and all(key in idle[point] for point in at):
             raise ValueError(f"{source}: environment.{key}: {why}")
+    if _has(own.get("environment"), ("controls", "model")) and not {*AGENTS} & {*scenario.controls}:
+        raise ValueError(f"{source}: environment.controls.model: no control of the scenario heeds it")
     if own.get("page_by_page") and not any(each.has_pages() for each in environments.values()):
         raise ValueError(f"{source}: page_by_page: no group has traffic of kind pages")
     if own.get("classes") and not any(each.has_classes() for each in environments.values()):

@@ -148,7 +148,7 @@ class Environment(Checked):
         return any(link.disc is not None and link.disc.type == CONFUCIUS for link in self.bottlenecks)
 
     def idle_keys(self) -> dict[str, str]:
-        """Return keys that are not at their defaults and change nothing here, each with the reason."""
+        """Return keys that change nothing here, whatever their values, each with the reason."""
         model, idle = self.controls.model, {}
         for key, without, needed in (
             ("guard_packets", not model.guard, "guard: true"),
@@ -157,11 +157,10 @@ class Environment(Checked):
             ("probability_margin", model.least_probability is None, "least_probability"),
             ("deadline_us", model.least_probability is None, "least_probability"),
         ):
-            if without and getattr(model, key) != type(model).model_fields[key].default:
+            if without:
                 idle[f"controls.model.{key}"] = f"changes nothing without controls.model.{needed}"
         for where, _, group in self.groups():
-            default = Group.model_fields["dupack_threshold"].default
-            if group.tcp in WITHOUT_ACKS and group.dupack_threshold != default:
+            if group.tcp in WITHOUT_ACKS:
                 idle[f"{where}.dupack_threshold"] = f"{group.tcp} has no ACKs"
         return idle
 

@@ -12,6 +12,7 @@ Shapes: B decisions, H horizon (8 packets), N packets.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
 import pkgutil
@@ -237,17 +238,34 @@ def _variant(path: Path, name: str, values: Any) -> Variant:
         raise ValueError(f"{path}: section `{name}`: {error}") from None
 
 
-def save(folder: Path, variant: Variant, forecaster: Forecaster) -> None:
-    """Write a fitted forecaster; `folder` appears, or changes, only once everything in it is written."""
+def save(folder: Path, variant: Variant, forecaster: Forecaster, **about: Any) -> None:
+    """Write a fitted forecaster; `folder` appears, or changes, only once everything in it is written.
+
+    What it is `about`, plain JSON, stands beside it in its description; so does a digest of each file.
+    """
     with new_folder(folder) as partial:
         described = forecaster.write(partial)
         content = {
             "format": FORMAT,
             "name": variant.kind_name,
             "params": variant.params.model_dump(),
+            **about,
             **described,
+            "files": {path.name: _digest(path) for path in sorted(partial.iterdir())},
         }
         (partial / DESCRIPTION_FILE).write_text(json.dumps(content, indent=1) + "\n")
+
+
+def _check_files(folder: Path, digests: Mapping[str, str]) -> None:
+    for name, digest in digests.items():
+        if not (folder / name).is_file():
+            raise FileNotFoundError(f"{folder / name}: no such file; what is there is incomplete")
+        if _digest(folder / name) != digest:
+            raise ValueError(f"{name} is not what was written; fit the forecaster again")
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def check_made_for(described: Mapping[str, Any], schema_hash: str) -> None:
@@ -261,6 +279,8 @@ def check_made_for(described: Mapping[str, Any], schema_hash: str) -> None:
 def load(folder: Path) -> Forecaster:
     """Read a saved forecaster.
 
+    No library reads a file whose digest is another: XGBoost's reader may end the process on what was cut.
+
     Raises:
         FileNotFoundError: a file is missing.
         ValueError: it is damaged, of another format, name, size or definition of inputs; the line says what.
@@ -272,6 +292,7 @@ def load(folder: Path) -> Forecaster:
     if described.get("format") != FORMAT:
         raise ValueError(f"{path}: format {described.get('format')!r} is not {FORMAT!r}")
     try:
+        _check_files(folder, described["files"])
         kind = kind_named(str(described["name"]))
         return kind.read(folder, kind.Params(**described["params"]), described)
     except (KeyError, TypeError, AttributeError) as error:

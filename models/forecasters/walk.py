@@ -9,10 +9,10 @@ Shapes: B decisions, H horizon (8 packets).
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -23,6 +23,7 @@ from feature_store.events.event_stream import AS_SENT
 from feature_store.packets.schema import HORIZON
 from feature_store.packets.truth import Waits
 from models.forecasters.forecaster import Forecaster, Part, Say, Trace, Variant, decision_times
+from models.forecasters.kept import fit, key_of
 from models.forecasters.queries import column, replayed
 from models.forecasters.spread import Spread
 from models.scoring.choice import RULED, movable_and_moved, score_choice, score_explored, score_sooner
@@ -141,6 +142,11 @@ def lessons(traces: Sequence[Trace], also: Sequence[pl.DataFrame] = ()) -> list[
     ]
 
 
+def key_of_run(variant: Variant, seed: int, work: str) -> str:
+    """Name of what `run` gives for some work: the same only for the same sizes and code."""
+    return key_of(variant, seed, work, __name__)
+
+
 def run(
     variant: Variant,
     seed: int,
@@ -149,25 +155,25 @@ def run(
     judging: Judging,
     say: Say,
     also: Sequence[pl.DataFrame] = (),
+    kept: Path | None = None,
 ) -> dict[str, Any]:
     """Fit, tune, predict and score one variant with one seed; plain JSON, without NaN.
 
-    Packet tables of `also` are learned from besides (`lessons`), and not scored.
+    Packet tables of `also` are learned from besides (`lessons`), and not scored. In the folder `kept` is what
+    was fitted before, and is not fitted again (`models.forecasters.kept`).
 
     Raises:
         ValueError: there is nothing to learn from, or training diverged; the line names the traces.
     """
-    started = time.process_time()
     learned = lessons(traces, also)
     with _learning_from(part.trace for part in learned):
-        fitted = variant.fit(learned, seed, say)
-    fit_s = time.process_time() - started
+        fitted, fit_cpu_s = fit(variant, seed, learned, say, kept)
     both = asked.waits_BH3 is not None or asked.explored is not None
     walked = _walked(fitted, traces, judging.round_s, both=both)
     found: dict[str, Any] = {
         "variant": variant.name,
         "seed": seed,
-        "fit_cpu_s": round(fit_s, 2),
+        "fit_cpu_s": fit_cpu_s,
         "multiply_adds": fitted.multiply_adds(),
     }
     for form in FORMS:

@@ -18,7 +18,7 @@ import numpy as np
 import polars as pl
 import torch
 from numpy.typing import NDArray
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -97,6 +97,13 @@ class WindowParams(PretrainParams):
     """Windows of a step of fine-tuning."""
     head_learning_rate: Above0
     """Of Adam, of the head alone."""
+
+    @model_validator(mode="after")
+    def _inputs_are_there(self) -> Self:
+        found = input_names(self.inputs, self.more_inputs)
+        if self.anchor is not None and self.anchor not in found:
+            raise ValueError(f"anchor is {self.anchor!r}; it must be one of its inputs, or null")
+        return self
 
 
 class WindowForecaster(Forecaster):
@@ -194,7 +201,7 @@ def input_names(wanted: Sequence[str], more: Sequence[str] = ()) -> list[str]:
     """Inputs of a token by name; none wanted: all of windows. Those of the event log come after them.
 
     Raises:
-        ValueError: a name is no input.
+        ValueError: a name is no input, or is named twice.
     """
     known = [feature.name for feature in FEATURES]
     if wrong := [name for name in wanted if name not in known]:
@@ -202,7 +209,10 @@ def input_names(wanted: Sequence[str], more: Sequence[str] = ()) -> list[str]:
     if wrong := [name for name in more if name not in SHARED or name in known]:
         others = sorted(SHARED - set(known))
         raise ValueError(f"more_inputs names {wrong[0]!r}, which no query adds; {near(wrong[0], others)}")
-    return [*(wanted or known), *more]
+    found = [*(wanted or known), *more]
+    if twice := [name for place, name in enumerate(found) if name in found[:place]]:
+        raise ValueError(f"inputs names {twice[0]!r} twice")
+    return found
 
 
 def _made_for(params: WindowParams) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Self
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from feature_store.events.event_stream import AS_SENT
 from feature_store.events.windows import HORIZON, schema_hash
@@ -33,6 +33,11 @@ class WindowTreesParams(BoostingParams):
     """Inputs of a token, by name (docs/WINDOWS.md); none named: all."""
     decisions: Count
     """Most decisions of a slice that are learnt from, evenly spaced: a row is a whole window."""
+
+    @model_validator(mode="after")
+    def _inputs_are_there(self) -> Self:
+        input_names(self.inputs)
+        return self
 
 
 class WindowTrees(Forecaster):

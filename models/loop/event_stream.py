@@ -67,7 +67,7 @@ class EventStream(LoopNetwork):
         epoch: Callable[[dict[str, Any]], None],
     ) -> Pretrained:
         """Train it from the packet tables as a Ray Train job, or go on with one that was stopped."""
-        from models.forecasters.served import pretrain
+        from models.forecasters.query_job import pretrain
         from models.training.epochs import resumed_line
         from models.training.query_training import epoch_line
 

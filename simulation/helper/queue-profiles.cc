@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <stdexcept>
+#include <type_traits>
 
 #include "ns3/object-factory.h"
 #include "ns3/string.h"
@@ -24,14 +26,57 @@ std::string NamesOf(ns3::TypeId type) {
   return names.empty() ? "none" : names;
 }
 
-/** Whether ns-3 can read a time; it ends the process where it cannot. */
+template <typename Number>
+bool IsNumber(const std::string& text) {
+  Number value{};
+  const char* const end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, value);
+  if (error != std::errc() || rest != end) {
+    return false;
+  }
+  if constexpr (std::is_floating_point_v<Number>) {
+    return std::isfinite(value);
+  }
+  return true;
+}
+
+/** Whether a text is a time with its unit, or 0: ns-3 takes a bare 5 for seconds. */
 bool IsTime(const std::string& text) {
   double value = 0;
   const char* const end = text.data() + text.size();
   const auto [rest, error] = std::from_chars(text.data(), end, value);
-  const auto units = {"", "s", "ms", "us", "ns", "ps", "fs", "min", "h", "d", "y"};
-  return error == std::errc() &&
-         std::find(units.begin(), units.end(), std::string(rest, end)) != units.end();
+  const auto units = {"s", "ms", "us", "ns", "ps", "fs", "min", "h", "d", "y"};
+  const std::string unit(rest, end);
+  return error == std::errc() && ((unit.empty() && value == 0) ||
+                                  std::find(units.begin(), units.end(), unit) != units.end());
+}
+
+/** Whether an attribute holds a time; some discs keep theirs as texts. */
+bool HoldsTime(const ns3::TypeId::AttributeInformation& info) {
+  const std::string kind = info.checker->GetValueTypeName();
+  return kind == "ns3::TimeValue" ||
+         (kind == "ns3::StringValue" && IsTime(info.initialValue->SerializeToString(info.checker)));
+}
+
+/** Whether ns-3 can read a text as an attribute's value; it ends the process where it cannot. */
+bool IsReadable(const ns3::TypeId::AttributeInformation& info, const std::string& text) {
+  const std::string kind = info.checker->GetValueTypeName();
+  const auto truths = {"true", "false", "t", "f", "1", "0"};
+  return HoldsTime(info)                ? IsTime(text)
+         : kind == "ns3::UintegerValue" ? IsNumber<uint64_t>(text)
+         : kind == "ns3::IntegerValue"  ? IsNumber<int64_t>(text)
+         : kind == "ns3::DoubleValue"   ? IsNumber<double>(text)
+         : kind == "ns3::BooleanValue"
+             ? std::find(truths.begin(), truths.end(), text) != truths.end()
+             : true;
+}
+
+/** What an attribute takes, for a line that says it. */
+std::string TakenBy(const ns3::TypeId::AttributeInformation& info) {
+  const std::string range = info.checker->HasUnderlyingTypeInformation()
+                                ? info.checker->GetUnderlyingTypeInformation()
+                                : "";
+  return HoldsTime(info) ? " (with a unit, as 5ms)" : range.empty() ? "" : " (" + range + ")";
 }
 
 }  // namespace
@@ -71,11 +116,10 @@ ns3::Ptr<ns3::QueueDisc> MakeDisc(const std::string& type, const DiscAttributes&
       throw std::invalid_argument("attributes." + name + ": " + type +
                                   " has no such attribute, it has " + NamesOf(found));
     }
-    const std::string kind = info.checker->GetValueTypeName();
-    if ((kind == "ns3::TimeValue" && !IsTime(value)) ||
-        !disc->SetAttributeFailSafe(name, ns3::StringValue(value))) {
-      throw std::invalid_argument("attributes." + name + ": '" + value + "' is no " + kind +
-                                  " that " + type + " takes");
+    if (!IsReadable(info, value) || !disc->SetAttributeFailSafe(name, ns3::StringValue(value))) {
+      throw std::invalid_argument("attributes." + name + ": '" + value + "' is no " +
+                                  info.checker->GetValueTypeName() + " that " + type + " takes" +
+                                  TakenBy(info));
     }
   }
   return disc;

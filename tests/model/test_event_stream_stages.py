@@ -22,7 +22,7 @@ from feature_store.events.definition import EVENTS, WINDOW
 from models.architecture import EventStreamLoop, MlpLoop
 from models.forecasters import query_mlp
 from models.forecasters.event_stream import Course
-from models.forecasters.served import parts_of, pretrain
+from models.forecasters.query_job import parts_of, pretrain
 from models.networks import artifact
 from models.networks.artifact import Artifact
 from models.networks.event_window import EventWindowPredictor

@@ -21,9 +21,11 @@ from event_memory import ask, extend
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+import swiftqueue
 from feature_store.events.event_stream import AS_SENT, INPUTS, replay_events
 from feature_store.events.event_stream import EventStream as LiveEvents
 from feature_store.events.windows import FEATURES, SenderWindow, build_windows, schema_hash
+from feature_store.packets.schema import HORIZON
 from models.forecasters import forecaster as door
 from models.forecasters.event_stream import EventStream, _Lesson, _untrained
 from models.forecasters.forecaster import Forecaster, Part, Trace, Variant, decision_times, variants
@@ -283,6 +285,11 @@ def test_saved_and_loaded_it_forecasts_the_same(
     again = door.load(tmp_path / "kept")
     np.testing.assert_array_equal(model.predict(part), again.predict(part))
     assert again.multiply_adds() == model.multiply_adds()
+    library = swiftqueue.load_model(tmp_path / "kept")
+    of_library = library.predict(toy.packets)["predicted_us"].to_numpy()
+    assert [library.predict(toy.packets.head(few))["predicted_us"].null_count() for few in (0, 5)] == [0, 5]
+    here = slice(part.decisions.lo * HORIZON, part.decisions.hi * HORIZON)
+    np.testing.assert_array_equal(of_library[here].reshape(-1, HORIZON), model.predict(part))
     if name in ("xgboost", "paper-xgboost"):  # which draws other rows when it goes on boosting loaded trees
         return
     tuning = toy.to_learn(toy.slices.rounds[0].finetune)
@@ -576,6 +583,7 @@ def test_what_was_saved_is_refused_when_it_is_not_whole(
     for change, line in (
         ({"format": "other/1"}, "format 'other/1' is not"),
         ({"name": "gone"}, "there is no forecaster 'gone'"),
+        ({"files": {**good["files"], "model.safetensors": "0"}}, "is not what was written; fit"),
         ({"params": {**good["params"], "layers": 3}}, r"weight layers\.1\..* is missing"),
         ({"params": {**good["params"], "band": 65}}, "event-stream.band is 65"),
         ({"inputs": 3}, "malformed"),
@@ -586,7 +594,7 @@ def test_what_was_saved_is_refused_when_it_is_not_whole(
     path.write_text(json.dumps(good))
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-9])
-    with pytest.raises(ValueError, match="truncated or not a safetensors file"):
+    with pytest.raises(ValueError, match=r"model\.safetensors is not what was written; fit"):
         door.load(folder)
     weights.unlink()
     with pytest.raises(FileNotFoundError, match="what is there is incomplete"):

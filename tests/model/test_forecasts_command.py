@@ -15,15 +15,18 @@ import toy_world
 import yaml
 from typer.testing import CliRunner, Result
 
-from feature_store.packets.schema import scan_packets
+import swiftqueue
+from feature_store.packets.schema import read_packets, scan_packets
 from feature_store.packets.truth import Waits, read_waits
 from infra import cli_experiments
 from infra.cli import app
 from infra.forecasts import fingerprint, judging_of, summarised, traces_of
 from infra.results import forecasters as published
 from laboratory.report.tables import NONE
+from models.forecasters.forecaster import Part, load
 from models.forecasters.walk import lessons
 from models.scoring.intervals import estimate, over_all
+from models.training.protocol import Slice
 
 PARAMS = Path(__file__).resolve().parents[2] / "params.yaml"
 
@@ -68,13 +71,13 @@ def summary(world: Path) -> dict[str, Any]:
 def test_runs_are_kept_and_those_that_changed_are_run_again(world: Path) -> None:
     first = forecasts(world)
     assert sorted(p.name for p in (world / "runs").iterdir()) == [
-        *("last-flow-1.json", "mlp-1.json", "mlp-2.json", "scores.json")
+        *("fitted", "last-flow-1.json", "mlp-1.json", "mlp-2.json", "scores.json")
     ]
     assert "kept" not in first
-    before = {p.name: p.read_bytes() for p in (world / "runs").iterdir()}
+    before = {p.name: p.read_bytes() for p in (world / "runs").glob("*.json")}
     again = forecasts(world)
     assert again.count("kept") == 3
-    assert {p.name: p.read_bytes() for p in (world / "runs").iterdir()} == before
+    assert {p.name: p.read_bytes() for p in (world / "runs").glob("*.json")} == before
 
     path = world / "forecasters.yaml"
     sections = yaml.safe_load(path.read_text())
@@ -134,6 +137,57 @@ def test_a_choice_sees_the_training_slices_only(world: Path) -> None:
     assert summary(world)["within_training"]
     assert list(summary(world)["variants"]) == ["last-flow"]
     assert 0 < summary(world)["n"] != tested
+
+
+@pytest.mark.slow
+def test_what_was_fitted_is_scored_anew_without_training(world: Path, project: Path) -> None:
+    """Other scores of the same lessons; not where it was changed, or learned from other packets."""
+    forecasts(world, "--only", "mlp")
+    fitted = {path: path.read_bytes() for path in (world / "runs/fitted").glob("mlp-*/*")}
+    runs = [json.loads((world / f"runs/mlp-{seed}.json").read_text()) for seed in (1, 2)]
+    other = with_params(world, project, evaluate={"false_alarm_rate": 0.2})
+    said = forecasts(world, "--only", "mlp", "--params", str(other))
+    assert said.count("fitted before") == 2
+    assert {path: path.read_bytes() for path in fitted} == fitted
+    for seed, before in enumerate(runs, 1):
+        now = json.loads((world / f"runs/mlp-{seed}.json").read_text())
+        assert now["fit_cpu_s"] == before["fit_cpu_s"]
+        assert now["tuned"]["error"] == before["tuned"]["error"]
+        assert now["tuned"]["late"] != before["tuned"]["late"]
+    (world / "runs/fitted/mlp-1/model.safetensors").write_bytes(b"half")
+    again = forecasts(world, "--only", "mlp")
+    assert again.count("fitted before") == 1, "what cannot be read is fitted anew"
+    assert "fitted before" not in forecasts(world, "--only", "mlp", "--choose")
+
+
+@pytest.mark.slow
+def test_a_kept_forecaster_is_asked_with_the_knowledge_that_it_was_trained_for(
+    world: Path, project: Path, tmp_path: Path
+) -> None:
+    """And a file of trees that was cut, which could end XGBoost's process, is not opened."""
+    sections = tmp_path / "forecasters.yaml"
+    trees = yaml.safe_load((project / "forecasters.yaml").read_text())["xgboost"]
+    sections.write_text(yaml.safe_dump({"xgboost": trees | {"rounds": 20}}))
+    asked = ("--sections", str(sections), "--against", "xgboost", "--seeds", "1", "--visibility")
+    table = read_packets(world / "packets", "t1")
+    where = world / "runs/fitted/xgboost-1"
+    answers = []
+    for visibility in ("acked", "previous"):
+        forecasts(world, *asked, visibility)
+        model = swiftqueue.load_model(where)
+        assert model.description["visibility"] == visibility
+        part = Part("t1", table, Slice(0, table.height // 8), visibility)
+        answers.append(model.predict(table)["predicted_us"].to_numpy()[: table.height // 8 * 8])
+        np.testing.assert_array_equal(answers[-1], load(where).predict(part).ravel())
+    assert not np.array_equal(*answers)
+    [kept] = [path for path in where.iterdir() if path.suffix != ".json"]
+    kept.write_bytes(kept.read_bytes()[: kept.stat().st_size // 2])
+    with pytest.raises(ValueError, match=f"{kept.name} is not what was written"):
+        swiftqueue.load_model(where)
+    (world / "runs/xgboost-1.json").unlink()
+    again = forecasts(world, *asked, "previous")
+    assert "xgboost, seed 1: AP" in again
+    assert "fitted before" not in again
 
 
 @pytest.mark.long

@@ -22,7 +22,7 @@ from laboratory.learning import judged_models
 from laboratory.learning.train import IN_THE_ENGINE
 from models import loop
 from models.forecasters import forecaster as door
-from models.forecasters.served import parts_of
+from models.forecasters.query_job import parts_of
 from models.networks import artifact, scaling
 from models.networks.artifact import Artifact
 from models.networks.event_transformer import EventArchitecture

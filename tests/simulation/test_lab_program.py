@@ -784,6 +784,26 @@ def test_attributes_of_the_dual_queue_come_after_the_profiles(program: Path, tmp
         ("DualPi2QueueDisc", {"CWeight": "7"}, "disc.attributes.CWeight: '7' is no ns3::DoubleValue"),
         ("FifoQueueDisc", {"MaxSize": "many"}, "disc.attributes.MaxSize: 'many' is no ns3::QueueSizeValue"),
         ("DualPi2QueueDisc", {"LStep": "soon"}, "disc.attributes.LStep: 'soon' is no ns3::TimeValue"),
+        ("DualPi2QueueDisc", {"LStep": "5"}, "ns3::DualPi2QueueDisc takes (with a unit, as 5ms)"),
+        ("FqCoDelQueueDisc", {"Target": "5"}, "disc.attributes.Target: '5' is no ns3::StringValue"),
+        ("DualPi2QueueDisc", {"LAqm": "step"}, "ns3::DualPi2QueueDisc takes (Ramp|Step)"),
+        ("DualPi2QueueDisc", {"LMinPackets": "two"}, "LMinPackets: 'two' is no ns3::UintegerValue"),
+        ("DualPi2QueueDisc", {"LMinPackets": "1.5"}, "LMinPackets: '1.5' is no ns3::UintegerValue"),
+        ("DualPi2QueueDisc", {"CWeight": "nan"}, "disc.attributes.CWeight: 'nan' is no ns3::DoubleValue"),
+        ("CoDelQueueDisc", {"UseEcn": "yes"}, "disc.attributes.UseEcn: 'yes' is no ns3::BooleanValue"),
+        (
+            *("DualPi2QueueDisc", {"LRange": "1ms"}),
+            "disc.attributes.LRange: without effect under uncoupled, where LAqm is Step; add LAqm: Ramp",
+        ),
+        (
+            "DualPi2QueueDisc",
+            {"TimeShift": "1ms"},
+            "Scheduler is WeightedRoundRobin; add Scheduler: Time",
+        ),
+        (
+            *("DualPi2QueueDisc", {"Scheduler": "TimeShiftedFifo", "CWeight": "0.1"}),
+            "disc.attributes.CWeight: without effect under uncoupled, where Scheduler is TimeShiftedFifo",
+        ),
     ],
 )
 def test_a_disc_that_cannot_be_is_one_line(

@@ -80,6 +80,16 @@ def test_places_have_one_row_each_and_a_table_for_each_scenario() -> None:
         ("here", "-20.0 %", "none |"),
     ]
     assert in_places(rows(off=1.5, on=0.8)) == ["Not run."]
+    said = "- Of the other limits (longest wait, cross traffic, messages) "
+    assert [line for line in lines if line.startswith(said)] == [f"{said}none is settled to be broken."] * 2
+
+
+def test_a_limit_that_is_not_asked_of_the_guard_is_named_where_it_is_broken() -> None:
+    half = pl.when(pl.col("control") == "model", pl.col("point") == "off").then(0.5).otherwise(1)
+    noise = 1e7 + 1e5 * pl.col("seed") * half
+    runs = rows(off=1.0, on=1.0).with_columns(scenario=pl.lit("guarded-all"), cross_goodput_bps=half * noise)
+    said = " ".join(" ".join(in_places(runs)).split())
+    assert "settled to be broken: off under `uncoupled` (cross traffic's goodput)." in said
 
 
 def test_each_form_that_was_tried_has_a_row() -> None:

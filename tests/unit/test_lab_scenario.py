@@ -30,9 +30,10 @@ from laboratory.report.judging import FEWEST_PACKETS
 from laboratory.runs import execution, programs
 from laboratory.runs.resolve import Cell, Model, cells, control_of, finetuning_content, identity, resolve
 from laboratory.scenarios.controls import CONTROLS
+from laboratory.scenarios.controls import Model as ModelSettings
 from laboratory.scenarios.files import FOLDER, environment_at, files_of, full, load, names, path_of
 from laboratory.scenarios.replay import distribution
-from laboratory.scenarios.traffic import Messages
+from laboratory.scenarios.traffic import Group, Messages
 from serving.agent.controller import ControllerParams
 
 
@@ -873,8 +874,8 @@ def test_the_guard_is_judged_as_the_agent_ships_it() -> None:
     ):
         for name in fnmatch.filter(names(), prefix):
             scenario = load(path_of(name))
-            assert scenario.axis is not None
-            environment = environment_at(scenario, list(scenario.axis.points)[-1], name)
+            points = ["", *(scenario.axis.points if scenario.axis else ())]
+            environment = environment_at(scenario, points[-1], name)
             on = control_of(environment, "model", model=Model(Path(), ""), share=0)
             assert {key: value for key, value in on.items() if key not in off} == more
             assert environment.controls.moved_response == response
@@ -952,7 +953,10 @@ def test_a_key_that_changes_nothing_is_refused(key: str, value: object, line: st
     load(written(tmp_path, base))  # it changes something at one point
     (tmp_path / "base.yaml").write_text(yaml.safe_dump(base))
     load(written(tmp_path, {"extends": "base", "axis": None}))
-    at_off = {"label": "guard", "points": {"off": {"set": {key: value}}}}
+    *path, name = key.split(".")
+    default = (ModelSettings if "model" in path else Group).model_fields[name].default
+    both = {"default": {"set": {key: default}}, "off": {"set": {key: value}}}
+    at_off = {"label": "guard", "points": both}
     with pytest.raises(ValueError, match=rf"^mine\.yaml: environment\.{key}: {line}$"):
         load(written(tmp_path, {"extends": "default", "environment": environment, "axis": at_off}))
 
@@ -961,7 +965,7 @@ def test_queues_that_no_profile_sets_up_have_one_and_attributes_are_finite(tmp_p
     fair = {"mbps": 100, "buffer_bdp": 2, "disc": {"type": "ns3::FqCoDelQueueDisc"}}
     mine = {"extends": "default", "environment": {"bottlenecks": [fair]}}
     load(written(tmp_path, mine | {"profiles": ["rfc9332"]}))
-    line = "profiles: queues of ns3::FqCoDelQueueDisc have no profile, so give one alone"
+    line = "profiles: only queues of ns3::DualPi2QueueDisc have several; with ns3::FqCoDelQueueDisc give one"
     with pytest.raises(ValueError, match=rf"^mine\.yaml: {line}$"):
         load(written(tmp_path, mine | {"profiles": ["rfc9332", "uncoupled"]}))
     foreign = {"bottlenecks.0.disc": {"type": "ns3::FqCoDelQueueDisc"}}
@@ -972,6 +976,14 @@ def test_queues_that_no_profile_sets_up_have_one_and_attributes_are_finite(tmp_p
     wrong = {"extends": "default", "environment": {"bottlenecks": [fair | {"disc": dual}]}}
     with pytest.raises(ValueError, match=r"attributes\.CouplingFactor: must be finite, not nan$"):
         load(written(tmp_path, wrong))
+
+
+def test_settings_of_the_agent_need_a_control_that_heeds_them(tmp_path: Path) -> None:
+    mine = {"extends": "default", "environment": {"controls": {"model": {"guard": True}}}}
+    load(written(tmp_path, mine | {"controls": ["default", "anchor"]}))
+    line = r"^mine\.yaml: environment\.controls\.model: no control of the scenario heeds it$"
+    with pytest.raises(ValueError, match=line):
+        load(written(tmp_path, mine | {"controls": ["default", "oracle", "flow_split"]}))
 
 
 def test_pages_and_marks_that_are_not_there_are_refused(tmp_path: Path) -> None:

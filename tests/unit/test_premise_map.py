@@ -10,7 +10,7 @@ import polars as pl
 from lab_rows import NO_NOISE, run_row
 
 from infra.results.map_picture import premise_map
-from laboratory.report.premise_map import SCENARIO, Setting, counted, mapped, settings_of, square
+from laboratory.report.premise_map import GUARDED, SCENARIO, Setting, counted, mapped, settings_of, square
 from laboratory.runs.results import SCHEMA
 from models.scoring.plot_style import svg
 
@@ -80,6 +80,17 @@ def test_the_table_has_a_row_for_each_setting() -> None:
     assert lines[-1].endswith("| harms: P99 |")
     assert "it pays at 8, harms P99 at 0," in " ".join(counted(rows(1.5)))
     assert mapped(rows(1.0).clear()) == counted(rows(1.0).clear()) == ["Not run."]
+
+
+def test_the_map_with_the_guard_has_the_controls_that_were_run() -> None:
+    runs = rows(1.5).filter(pl.col("control") != "oracle")
+    guarded = pl.concat([rows(0.5), runs.with_columns(scenario=pl.lit(GUARDED))])
+    [head] = [line for line in mapped(guarded, GUARDED) if line.startswith("| L's share")]
+    assert head.endswith("| default P99, ms | model: P99 | model, moved, % | model, settled |")
+    said = " ".join(counted(guarded, GUARDED))
+    assert "oracle" not in said
+    assert "harms P99 at 8" in said
+    assert mapped(guarded) == mapped(rows(0.5)), "the other map is as it was"
 
 
 def test_the_picture_has_a_number_in_each_square() -> None:

@@ -26,6 +26,34 @@ constexpr double kAccessOverBottleneck = 4;  // so that no access link is what q
 
 const std::string kDualPi2 = "ns3::DualPi2QueueDisc";
 
+/** An attribute of DualPI2 that counts only where another one has a value. */
+struct Needs {
+  const char* name;
+  const char* decider;
+  const char* value;
+};
+
+constexpr Needs kNeeds[] = {{"LStep", "LAqm", "Step"},
+                            {"LMinThreshold", "LAqm", "Ramp"},
+                            {"LRange", "LAqm", "Ramp"},
+                            {"CWeight", "Scheduler", "WeightedRoundRobin"},
+                            {"TimeShift", "Scheduler", "TimeShiftedFifo"}};
+
+/** Refuses attributes that the run gives and that change nothing. */
+void CheckEffect(const Run& run, const DualPi2QueueDisc& disc, const DiscAttributes& own) {
+  for (const auto& [name, decider, value] : kNeeds) {
+    StringValue is;
+    disc.GetAttribute(decider, is);
+    const bool isGiven = std::any_of(
+        own.begin(), own.end(), [given = name](const auto& pair) { return pair.first == given; });
+    if (isGiven && is.Get() != value) {
+      throw std::invalid_argument(std::string("attributes.") + name + ": without effect under " +
+                                  (run.isUncoupled ? "uncoupled" : "rfc9332") + ", where " +
+                                  decider + " is " + is.Get() + "; add " + decider + ": " + value);
+    }
+  }
+}
+
 /** A bottleneck's disc; other types than DualPI2 get its limit, unless the run says another. */
 Ptr<QueueDisc> MakeBottleneckDisc(const Run& run, std::size_t index, int64_t& stream) {
   const Bottleneck& bottleneck = run.bottlenecks[index];
@@ -39,6 +67,7 @@ Ptr<QueueDisc> MakeBottleneckDisc(const Run& run, std::size_t index, int64_t& st
       Limit(disc, bottleneck.bufferBytes);
     }
     if (const auto dualPi2 = DynamicCast<DualPi2QueueDisc>(disc)) {
+      CheckEffect(run, *dualPi2, bottleneck.disc ? bottleneck.disc->attributes : DiscAttributes());
       stream += dualPi2->AssignStreams(stream);
     }
     return disc;

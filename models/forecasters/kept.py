@@ -1,0 +1,80 @@
+"""Fitted forecasters that are kept: what they are scored on can change without training them again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from models.forecasters.forecaster import DESCRIPTION_FILE, Forecaster, Part, Say, Variant, load, save
+from models.import_closure import code_hash
+from models.json_file import read_object
+
+
+def fit(
+    variant: Variant, seed: int, parts: Sequence[Part], say: Say, folder: Path | None = None
+) -> tuple[Forecaster, float]:
+    """Fit a variant, or load it where it was fitted before: the same lessons, parameters, seed and code.
+
+    With a `folder` it is kept there as `VARIANT-SEED`. What is returned was read back, with a folder and
+    without: trees draw other rows after loading when they are tuned, and all must tune the same ones.
+
+    Returns:
+        The forecaster, and the seconds of CPU that fitting it took.
+
+    Raises:
+        ValueError: as `Forecaster.fit`.
+        OSError: it cannot be written.
+    """
+    with nullcontext(folder) if folder else TemporaryDirectory(prefix="swiftqueue-") as given:
+        place, key = Path(given) / f"{variant.name}-{seed}", key_of(variant, seed, _lessons(parts))
+        if found := _read(place, key):
+            say("fitted before")
+            return found
+        started = time.process_time()
+        forecaster = variant.fit(parts, seed, say)
+        cpu_s = round(time.process_time() - started, 2)
+        known = {"visibility": parts[0].visibility, "told": parts[0].told}
+        save(place, variant, forecaster, key=key, fit_cpu_s=cpu_s, **known)
+        return load(place), cpu_s
+
+
+def key_of(variant: Variant, seed: int, work: str, *modules: str) -> str:
+    """Name of what a variant with a seed gives for some work: the same only for the same sizes and code.
+
+    The code is that of the variant's kind and of `modules`.
+    """
+    content = [variant.kind_name, variant.params.model_dump(), seed, work]
+    code = _code_of(variant.kind.__module__, *modules)
+    return f"{work}-{hashlib.sha256(json.dumps([*content, code]).encode()).hexdigest()[:16]}"
+
+
+@cache
+def _code_of(*modules: str) -> str:
+    """Hash of some code, once: who edits a file while we run does not change our runs."""
+    return code_hash(*modules)
+
+
+def _read(place: Path, key: str) -> tuple[Forecaster, float] | None:
+    """What is kept under that key; None where it is another one, or cannot be read."""
+    try:
+        described: dict[str, Any] = read_object(place / DESCRIPTION_FILE)
+        return (load(place), float(described["fit_cpu_s"])) if described.get("key") == key else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _lessons(parts: Sequence[Part]) -> str:
+    """Name of what is learned from."""
+    digest = hashlib.sha256()
+    for part in parts:
+        decided = part.decisions.lo, part.decisions.hi
+        how = [part.trace, decided, part.visibility, part.told, part.change.model_dump()]
+        digest.update(json.dumps(how).encode() + part.packets.hash_rows(seed=1).to_numpy().tobytes())
+    return digest.hexdigest()[:16]
