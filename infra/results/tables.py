@@ -431,6 +431,8 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "split": lambda data: guard.guarded(data.runs, "split", "share moved", "random", LIMITS),
     "premise-map": lambda data: premise_map.mapped(data.runs),
     "premise-map-counted": lambda data: premise_map.counted(data.runs),
+    "premise-map-guarded": lambda data: premise_map.mapped(data.runs, premise_map.GUARDED),
+    "premise-map-guarded-counted": lambda data: premise_map.counted(data.runs, premise_map.GUARDED),
     "map": lambda data: brief(data, "rfc9332", "map-"),
     "map-costs": lambda data: costs(data, "map-"),
     "lfq-400": lambda data: lfq.of_400(data.lfq),
