@@ -543,6 +543,26 @@ def test_an_unknown_name_or_size_is_one_line(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "change", "line"),
+    [
+        ("window", {"inputs": ["foo"]}, "inputs names 'foo', which no window has; "),
+        ("window", {"inputs": ["size_bytes", "size_bytes"]}, "inputs names 'size_bytes' twice"),
+        ("window", {"inputs": ["size_bytes"]}, "it must be one of its inputs, or null"),
+        ("window-queueing", {"more_inputs": ["foo"]}, "more_inputs names 'foo', which no query adds; "),
+        ("paper-xgboost", {"inputs": ["foo"]}, "inputs names 'foo', which no window has; "),
+    ],
+)
+def test_an_input_of_windows_that_cannot_be_is_found_before_anything_is_trained(
+    name: str, change: dict[str, Any], line: str, quick: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "forecasters.yaml"
+    path.write_text(yaml.safe_dump({name: yaml.safe_load(quick.read_text())[name] | change}))
+    with pytest.raises(ValueError, match=re.escape(line)) as caught:
+        variants(path)
+    assert "\n" not in str(caught.value)
+
+
 def test_an_unknown_section_is_one_line(quick: Path) -> None:
     with pytest.raises(ValueError, match="section `mpl` is missing; did you mean mlp"):
         variants(quick, ["mpl"])

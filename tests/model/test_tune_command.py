@@ -144,6 +144,25 @@ def test_where_no_trial_can_be_judged_no_search_begins(tmp_path: Path, project: 
     assert not (lame / "none").exists()
 
 
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray")
+def test_a_variant_that_cannot_be_trained_does_not_end_the_others(tmp_path: Path, project: Path) -> None:
+    lame = toy_world.write_forecasters(tmp_path, project / "forecasters.yaml", 0)
+    whole = toy_world.bottleneck_table("t1", 4.2, seed=1, swing_ms=40)
+    toy_world.write_table(lame / "packets", toy_world.without_latencies(whole, 1.4, 1.72))
+    sections = yaml.safe_load((lame / "forecasters.yaml").read_text())
+    sections["xgboost"] = yaml.safe_load((project / "forecasters.yaml").read_text())["xgboost"] | {
+        "rounds": 20
+    }
+    (lame / "forecasters.yaml").write_text(yaml.safe_dump(sections, sort_keys=False))
+    said = tune(lame, "half", "--trials", "1")
+    assert said.startswith("not tuned, for the reasons above: mlp")
+    assert "no trial of mlp could be trained: " in said
+    assert list(summary(lame, "half")["variants"]) == ["xgboost"]
+    assert list(yaml.safe_load((lame / "half/tuned.yaml").read_text())) == ["xgboost"]
+
+
 def test_a_file_without_sections_is_one_line(world: Path, tmp_path: Path) -> None:
     (tmp_path / "none.yaml").touch()
     assert "none.yaml: no section has anything to tune" in tune(

@@ -25,6 +25,7 @@ from waiting import wait_until
 from feature_store.packets.schema import read_packets, traces_in
 from laboratory.learning import packet_table
 from laboratory.learning.packet_table import packets_of, write_packets
+from laboratory.runs.execution import check
 from pipelines.simulators import build_simulator
 
 pytestmark = pytest.mark.slow  # ns-3 programs are compiled and run
@@ -810,6 +811,20 @@ def test_a_disc_that_cannot_be_is_one_line(
     program: Path, tmp_path: Path, kind: str, attributes: dict[str, str], line: str
 ) -> None:
     assert line in refused(program, with_disc(kind, **attributes), tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("kind", "attributes", "reason"),
+    [
+        ("RedQueueDisc", {"MinTh": "50", "MaxTh": "10"}, "m_minTh <= m_maxTh"),
+        ("DualPi2QueueDisc", {"MaxSize": "1000B"}, "GetMaxSize().GetValue() < m_mtuBytes"),
+    ],
+)
+def test_where_ns3_ends_the_process_its_reason_is_quoted(
+    program: Path, kind: str, attributes: dict[str, str], reason: str
+) -> None:
+    line = check(program, with_disc(kind, **attributes))
+    assert line == f"bottlenecks: ns-3 cannot set up a network with these discs: {reason}"
 
 
 def test_an_oracle_needs_a_view_of_the_queues(program: Path, tmp_path: Path) -> None:
