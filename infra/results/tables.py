@@ -409,6 +409,7 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "sweeps-costs": lambda data: costs(data, "sweep-"),
     **{f"ladder-{profile}": partial(known, profile=profile) for profile in PROFILES},
     "ladder-long": partial(known, profile="uncoupled", scenario=ladder.LONG),
+    "ladder-long-rfc9332": partial(known, profile="rfc9332", scenario=ladder.LONG_RFC9332),
     "guard": lambda data: guard.guarded(data.runs),
     "charge": lambda data: guard.guarded(data.runs, "charge-", "charge, µs"),
     "surroundings": lambda data: guard.guarded(data.runs, "surroundings", "surroundings"),

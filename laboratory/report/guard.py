@@ -135,14 +135,15 @@ def in_places(runs: pl.DataFrame, prefix: str = PLACES) -> list[str]:
 
 def _other_limits(here: pl.DataFrame, at: Sequence[Place]) -> list[str]:
     """Say where the model is settled to break a limit of the report that is not asked of the guard."""
-    asked, broken = {limit.measure for limit in WANTED}, []
+    asked, broken = {limit.measure for limit in WITHOUT_TAIL}, []
     for place in at:
         found = compare(here, place, "model")
         over = [one.limit for one in found.broken() if one.beyond] if found else []
         if names := ", ".join(limit.name for limit in over if limit.measure not in asked):
             broken.append(f"{place.point} under `{place.profile}` ({names})")
     said = f"settled to be broken: {'; '.join(broken)}" if broken else "none is settled to be broken"
-    return textwrap.wrap(f"- Of the other limits (longest wait, cross traffic, messages) {said}.", **WRAPPED)
+    which = "(longest wait, cross traffic, messages), where judged"
+    return textwrap.wrap(f"- Of the other limits {which}, {said}.", **WRAPPED)
 
 
 def _figures(here: pl.DataFrame, place: Place, control: str, measures: Sequence[Measure]) -> list[str]:

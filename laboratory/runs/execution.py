@@ -34,7 +34,7 @@ DECISIONS: Final = "decisions.txt"
 TRACE_METADATA: Final = "trace.json"
 TRUTH_PARQUET: Final = "truth.parquet"
 SPEAKS_EVERY_S: Final = 0.5
-NS3_REASON: Final = re.compile(r'(?:msg|cond)="(.+?)", ')  # of what ends the process
+NS3_REASON: Final = re.compile(r'.*(?:msg|cond)="(.+?)", ')  # of what ends the process, the last word
 PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 
 

@@ -817,7 +817,11 @@ def test_a_disc_that_cannot_be_is_one_line(
     ("kind", "attributes", "reason"),
     [
         ("RedQueueDisc", {"MinTh": "50", "MaxTh": "10"}, "m_minTh <= m_maxTh"),
-        ("DualPi2QueueDisc", {"MaxSize": "1000B"}, "GetMaxSize().GetValue() < m_mtuBytes"),
+        (
+            "DualPi2QueueDisc",
+            {"MaxSize": "1000B"},
+            "DualPi2QueueDisc: MaxSize 1000B is less than one packet of Mtu 1500 bytes",
+        ),
     ],
 )
 def test_where_ns3_ends_the_process_its_reason_is_quoted(

@@ -80,7 +80,7 @@ def test_places_have_one_row_each_and_a_table_for_each_scenario() -> None:
         ("here", "-20.0 %", "none |"),
     ]
     assert in_places(rows(off=1.5, on=0.8)) == ["Not run."]
-    said = "- Of the other limits (longest wait, cross traffic, messages) "
+    said = "- Of the other limits (longest wait, cross traffic, messages), where judged, "
     assert [line for line in lines if line.startswith(said)] == [f"{said}none is settled to be broken."] * 2
 
 
