@@ -83,10 +83,11 @@ def load_model(
     from models.networks import artifact
     from models.networks.files import DESCRIPTION_FILE
 
-    if not isinstance(which, int) and Path(which, DESCRIPTION_FILE).is_file():
-        return _of_artifact(artifact.load(Path(which)))
-    if not isinstance(which, int) and Path(which, forecaster.DESCRIPTION_FILE).is_file():
-        return _of_forecaster(Path(which))
+    if not isinstance(which, int):
+        if (Path(which) / DESCRIPTION_FILE).is_file():
+            return _of_artifact(artifact.load(Path(which)))
+        if (Path(which) / forecaster.DESCRIPTION_FILE).is_file():
+            return _of_forecaster(Path(which))
     from feature_store.state import state_at, state_dir
     from models.registry import decision, registry, store
 
@@ -168,7 +169,6 @@ def _of_forecaster(folder: Path) -> Model:
 
     fitted = forecaster.load(folder)
     described = read_object(folder / forecaster.DESCRIPTION_FILE)
-
     knows = {name: described[name] for name in ("visibility", "told") if name in described}
 
     def predicted(packets: pl.DataFrame) -> Floats:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -171,7 +172,7 @@ def _figures(one: Shown) -> list[str]:
         return _in_one_line("packets of a batch", found)
     if exhibit.name == "figure-3":
         return []
-    lines = _by_method(one, "F1 of sharp changes", lambda *of: _share(_estimate(scored(one, *of))))
+    lines = _by_method(one, "F1 of sharp changes", lambda *of: _bounded(_estimate(scored(one, *of))))
     for way in ("cached", "uncached") if exhibit.name == "figure-13" else ():
         lines += ["", *_by_method(one, f"seconds to tune, {way}", partial(_to_tune, one, way))]
     return lines
@@ -188,11 +189,8 @@ def _by_method(one: Shown, what: str, said: Callable[[str, str], str]) -> list[s
 
 
 def _to_tune(one: Shown, way: str, trace: str, method: str) -> str:
-    """What tuning a head took, with its interval; no less than nothing."""
-    found = _estimate(one.rows.values(trace, method, lambda row: row["tune_s"][way]))
-    if found is None or found.low is None:
-        return interval(found)
-    return interval(replace(found, low=max(found.low, 0.0)))
+    """What tuning a head took."""
+    return _bounded(_estimate(one.rows.values(trace, method, lambda row: row["tune_s"][way])), math.inf)
 
 
 def _estimate(by_seed: Mapping[int, float]) -> Estimate | None:
@@ -207,7 +205,7 @@ def scored(one: Shown, trace: str, method: str) -> dict[int, float]:
 
 def _in_one_line(what: str, found: Iterator[tuple[str, Mapping[int, float]]]) -> list[str]:
     by_value = list(found)
-    cells = [_share(_estimate(values)) for _, values in by_value]
+    cells = [_bounded(_estimate(values)) for _, values in by_value]
     return [*lab.head_of([what, *(value for value, _ in by_value)]), lab.row_of(["F1", *cells])]
 
 
@@ -244,11 +242,11 @@ def _asked(one: Shown) -> list[str]:
     return lines
 
 
-def _share(found: Estimate | None) -> str:
-    """A mean of shares; its interval ends where a share does."""
+def _bounded(found: Estimate | None, most: float = 1.0) -> str:
+    """A mean of values of 0 to `most`, shares unless it says another; its interval ends where they do."""
     if found is None or found.low is None or found.high is None:
         return interval(found)
-    return interval(replace(found, low=max(found.low, 0.0), high=min(found.high, 1.0)))
+    return interval(replace(found, low=max(found.low, 0.0), high=min(found.high, most)))
 
 
 def interval(found: Estimate | None, digits: int = DIGITS, *, signed: bool = False) -> str:

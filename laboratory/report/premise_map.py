@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import textwrap
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -12,7 +13,7 @@ import polars as pl
 
 from laboratory.report.comparison import Comparison, Place, by_seed, compare, percent
 from laboratory.report.measures import MOVED, MS, QUEUEING_P99
-from laboratory.report.tables import NONE, WRAPPED, cell, head_of, row_of, sample
+from laboratory.report.tables import NONE, WRAPPED, cell, controls_run, head_of, row_of, sample
 from laboratory.runs.results import COMPLETE
 from models.scoring.intervals import Estimate
 
@@ -82,7 +83,7 @@ def mapped(runs: pl.DataFrame, scenario: str = SCENARIO) -> list[str]:
     here, places = runs.filter(pl.col("scenario") == scenario), settings_of(runs, scenario)
     if not places:
         return ["Not run."]
-    shown = _shown(here)
+    shown = _shown(here, places)
     columns = [f"{who}{what}" for who in shown for what in (": P99", ", moved, %", ", settled")]
     head = ["L's share", "coupling", "L's step, ms", "default P99, ms", *(f"`{c}`" for c in columns)]
     head = [text.replace("`model", "model").replace("`oracle", "oracle").replace("`", "") for text in head]
@@ -105,7 +106,7 @@ def counted(runs: pl.DataFrame, scenario: str = SCENARIO) -> list[str]:
     if not places:
         return ["Not run."]
     lines = []
-    for control in _shown(here):
+    for control in _shown(here, places):
         squares = [found for place in places.values() if (found := square(here, place, control))]
         words = [one.word for one in squares]
         few = sum(one.found.few_packets for one in squares)
@@ -124,9 +125,9 @@ def counted(runs: pl.DataFrame, scenario: str = SCENARIO) -> list[str]:
     return lines
 
 
-def _shown(runs: pl.DataFrame) -> list[str]:
-    """The controls that were run."""
-    return [control for control in SHOWN if control in set(runs["control"])]
+def _shown(runs: pl.DataFrame, places: Mapping[Setting, Place]) -> list[str]:
+    """The controls that the map shows, as far as they were run."""
+    return [control for control in controls_run(runs, list(places.values())) if control in SHOWN]
 
 
 def _cells(runs: pl.DataFrame, place: Place, control: str, one: Square) -> list[str]:

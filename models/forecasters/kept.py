@@ -6,7 +6,6 @@ import hashlib
 import json
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -32,17 +31,19 @@ def fit(
         ValueError: as `Forecaster.fit`.
         OSError: it cannot be written.
     """
-    with nullcontext(folder) if folder else TemporaryDirectory(prefix="swiftqueue-") as given:
-        place, key = Path(given) / f"{variant.name}-{seed}", key_of(variant, seed, _lessons(parts))
-        if found := _read(place, key):
-            say("fitted before")
-            return found
-        started = time.process_time()
-        forecaster = variant.fit(parts, seed, say)
-        cpu_s = round(time.process_time() - started, 2)
-        known = {"visibility": parts[0].visibility, "told": parts[0].told}
-        save(place, variant, forecaster, key=key, fit_cpu_s=cpu_s, **known)
-        return load(place), cpu_s
+    if folder is None:
+        with TemporaryDirectory(prefix="swiftqueue-") as scratch:
+            return fit(variant, seed, parts, say, Path(scratch))
+    place, key = folder / f"{variant.name}-{seed}", key_of(variant, seed, _lessons(parts))
+    if found := _read(place, key):
+        say("fitted before")
+        return found
+    started = time.process_time()
+    forecaster = variant.fit(parts, seed, say)
+    cpu_s = round(time.process_time() - started, 2)
+    known = {"visibility": parts[0].visibility, "told": parts[0].told}
+    save(place, variant, forecaster, key=key, fit_cpu_s=cpu_s, **known)
+    return load(place), cpu_s
 
 
 def key_of(variant: Variant, seed: int, work: str, *modules: str) -> str:
