@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,14 +22,16 @@ from numpy.typing import NDArray
 from feature_store.atomic import write_file
 from feature_store.packets.schema import read_packets, traces_in
 from feature_store.packets.truth import read_waits
-from models.forecasters.forecaster import Trace, Variant, decision_times, variants
-from models.forecasters.walk import FORMS, Asked, Judging, key_of_run, name_of, run, within_training
+from models.forecasters.comparison import FORMS, HeldOutPackets, Judging, key_of_run, run
+from models.forecasters.forecaster import Variant, variants
+from models.forecasters.traces import Trace, decision_times, name_of, within_training
 from models.json_file import read_object
 from models.say import say
 from models.scoring.choice import EVEN, RULED
 from models.scoring.intervals import Estimate, estimate, over_all
 from models.section import near, read, read_all
 from models.sharp import change_of
+from models.training.head import FinetuneParams
 from models.training.protocol import TEACH, divide, protocol_named
 from pipelines.evaluate import EvaluateParams
 from pipelines.split import own_protocols
@@ -118,7 +120,7 @@ def run_forecasts(
     if choose:
         traces = within_training(traces)
     work = fingerprint(traces, judging, more)
-    asked: Asked | None = None
+    asked: HeldOutPackets | None = None
     failed = []
     for variant in wanted:
         for seed in range(1, (seeds if variant.kind.seeded else 1) + 1):
@@ -126,7 +128,7 @@ def run_forecasts(
             if path.is_file() and read_object(path).get("key") == key:
                 say(f"{variant.name}, seed {seed}: kept")
                 continue
-            asked = asked or Asked.of(traces)
+            asked = asked or HeldOutPackets.of(traces)
             line = f"{variant.name}, seed {seed}"
             try:
                 scored = run(
@@ -150,7 +152,7 @@ def run_forecasts(
         "told": told,
         "visibility": visibility,
         "change": change.model_dump(),
-        **asdict(judging),
+        **judging.as_json(),
         "explored": explored,
         "also": [name_of(table) for table in more],
     }
@@ -167,7 +169,7 @@ def run_forecasts(
 def judging_of(params: Path) -> Judging:
     """How a parameter file has forecasts judged; raises a ValueError where it cannot be."""
     section = read(params, EvaluateParams)
-    return Judging(section.round_s, section.false_alarm_rate)
+    return Judging(section.round_s, section.false_alarm_rate, read(params, FinetuneParams))
 
 
 def traces_of(
@@ -240,7 +242,7 @@ def _shared(table: pl.DataFrame, judged: pl.DataFrame) -> float:
 
 def fingerprint(traces: Sequence[Trace], judging: Judging, also: Sequence[pl.DataFrame] = ()) -> str:
     """Name of some packets and of what is done with them."""
-    digest = hashlib.sha256(json.dumps(asdict(judging)).encode())
+    digest = hashlib.sha256(json.dumps(judging.as_json()).encode())
     for trace in traces:
         digest.update(json.dumps([trace.name, trace.slices.as_json()]).encode())
         digest.update(trace.packets.hash_rows(seed=1).to_numpy().tobytes())

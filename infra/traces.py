@@ -144,8 +144,9 @@ def _check(
     from rich.console import Console
 
     from feature_store.packets.extract import Job, extract_trace, summary_line
-    from models.forecasters.forecaster import decision_times
-    from pipelines.windows import measure, read_trace
+    from feature_store.packets.schema import read_packets
+    from models.forecasters.traces import decision_times
+    from pipelines.split import check_known
 
     with tempfile.TemporaryDirectory(prefix="swiftqueue-") as scratch:
         with Console(stderr=True).status(f"reading {file.name}"):
@@ -154,10 +155,10 @@ def _check(
             raise ValueError(
                 f"{file}: no packet's latency can be known from it; is it from the sender's side?"
             )
-        packets = read_trace(Path(scratch), trace)
+        packets = read_packets(Path(scratch), trace)
     try:
         slices = _divided(decision_times(packets), trace, asked, projects)
-        measure(packets, trace, slices.protocol.pretrain_s)
+        check_known(packets, slices.pretrain, trace)
         return summary_line(summary), slices
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from None

@@ -19,7 +19,7 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,8 +31,9 @@ from feature_store.atomic import write_file
 from feature_store.local_ray import ray_cluster
 from feature_store.usage_reporting import switch_off
 from infra.forecasts import fingerprint, judging_of, traces_of
-from models.forecasters.forecaster import Trace, Variant, variants
-from models.forecasters.walk import Asked, Judging, key_of_run, name_of, run, within_training
+from models.forecasters.comparison import HeldOutPackets, Judging, key_of_run, run
+from models.forecasters.forecaster import Variant, variants
+from models.forecasters.traces import Trace, name_of, within_training
 from models.json_file import read_object
 from models.say import say
 from models.search import Between
@@ -88,7 +89,7 @@ def tune(
     change, judging = change_of(params), judging_of(params)
     judged, teaching = traces_of(packets, names, protocol, params)
     traces = within_training([replace(trace, change=change) for trace in judged])
-    asked = Asked.of(traces)
+    asked = HeldOutPackets.of(traces)
     if not np.isfinite(asked.came_BH).any():
         which = ", ".join(trace.name for trace in traces)
         raise ValueError(f"{which}: no latency is known in the last third of training, to judge a trial by")
@@ -114,7 +115,7 @@ def tune(
         "n": int(asked.came_BH.size),
         "objective": OBJECTIVE,
         "change": change.model_dump(),
-        **asdict(judging),
+        **judging.as_json(),
         "also": [name_of(table) for table in teaching],
         "budget": budget,
     }
@@ -133,7 +134,7 @@ class _Given:
 
     work: str
     traces: Sequence[Trace]
-    asked: Asked
+    asked: HeldOutPackets
     judging: Judging
     teaching: Sequence[pl.DataFrame]
 

@@ -28,7 +28,8 @@ from models.forecasters.queries import QUERY_INPUTS, column
 from models.rate import flows as rate_flows
 from models.rate.flows import Flows
 from models.rate.predictors import Fit, derived, log_mlp, mlp, xgboost
-from models.scoring.baselines import NOT_INPUTS, BoostedTrees
+from models.trees.boosting import BoostedTrees
+from models.trees.forecaster import BY_HEART
 from models.scoring.intervals import LEVEL, Estimate, corrected, estimate
 from models.scoring.metrics import score_predictions
 
@@ -66,7 +67,7 @@ def queries_of(packets: pl.DataFrame) -> Queries:
     """
     whole = len(packets) // HORIZON * HORIZON
     x_DHF = replay_events(packets).x_DHF
-    names = [each.name for each in QUERY_INPUTS if each.name not in NOT_INPUTS]
+    names = [each.name for each in QUERY_INPUTS if each.name not in (*BY_HEART, "place")]
     at = [[each.name for each in INPUTS].index(name) for name in names]
     y_N = packets["latency_us"][:whole].cast(pl.Float64).fill_null(np.nan).to_numpy().copy()
     y_N[packets["ecn"][:whole].to_numpy() == 0] = np.nan

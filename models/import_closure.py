@@ -68,8 +68,9 @@ def _run(node: ast.AST) -> Iterator[ast.AST]:
 def _reads(path: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Modules that a file imports, wherever, and files beside it or in other rooms that constants name.
 
-    What is found at run time is named by a constant, too: a package (`models.loop`) stands for an import of
-    all that is in it, a folder with a slash (`loop/`) for the Python files there.
+    What is found at run time is named by a constant, too: a pattern (`models/*/network.py`) stands for an
+    import of all files that it matches, a package (`models.loop`) of all that is in it, a folder with a slash
+    (`loop/`) for the Python files there.
     """
     modules: list[str] = []
     files: list[str] = []
@@ -83,6 +84,12 @@ def _reads(path: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
         if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
             for part in ast.walk(node.value):
                 if isinstance(part, ast.Constant) and isinstance(part.value, str) and part.value:
+                    if part.value.endswith(".py") and "*" in part.value:
+                        found_there = sorted(PROJECT.glob(part.value))
+                        modules += [
+                            ".".join(each.relative_to(PROJECT).with_suffix("").parts) for each in found_there
+                        ]
+                        continue
                     folder = path.parent  # or, of `room/name`, the folder that the rooms lie in
                     if "/" in part.value:
                         folder = PROJECT / path.relative_to(PROJECT).parts[0]

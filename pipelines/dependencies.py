@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from models.import_closure import files_of
-from models.networks.loop_network import named, names
 
 FILES = ("dvc.yaml", "data/long/dvc.yaml")
 BY_HAND = ("data", "simulation", "testbed", "${item.file}")
@@ -23,32 +22,17 @@ def dependencies(stage: Any) -> list[str]:
     return [*code, "pipelines/run", *(dep for dep in stage["deps"] if dep.startswith(BY_HAND))]
 
 
-def parameters() -> dict[str, list[str]]:
-    """Parameters of the stages that read a section of each network of the loop, by stage."""
-    networks = [named(name) for name in names()]
-    of = [(one, one.params().section) for one in networks]
-    rows = [f"{section}.{key}" for one, section in of for key in one.row_keys]
-    others = [section for _, section in of if section != "pretrain"]
-    return {
-        "windows": ["windows", "extract.traces", "architecture", "split.protocol", *rows],
-        "pretrain": ["pretrain", "architecture", "change", *others],
-    }
-
-
 def main() -> None:
     """Write what every stage depends on into its file, and leave the rest as it is."""
     from ruamel.yaml import YAML
 
-    read = parameters()
     yaml = YAML()
     yaml.width = 4096
     for path in map(Path, FILES):
         document = yaml.load(path)
-        for name, stage in document["stages"].items():
+        for stage in document["stages"].values():
             each = stage.get("do", stage)  # of a stage for each trace
             each["deps"] = dependencies(each)
-            if name in read and list(each["params"]) != read[name]:  # else a comment there stays
-                each["params"][:] = read[name]
         with path.open("w") as file:
             yaml.dump(document, file)
 

@@ -6,6 +6,7 @@ import json
 import shlex
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final
 
@@ -14,15 +15,33 @@ import typer
 from pydantic import Field
 
 from feature_store.atomic import new_folder, write_file
+from feature_store.packets.truth import read_waits
+from models.forecasters.forecaster import Forecaster, load
+from models.forecasters.traces import Trace, lessons, read_traces, tested
+from models.forecasters.walk import AT_ONCE as AS_IF_AT_ONCE
+from models.forecasters.walk import PRETRAINED as UNTUNED
+from models.forecasters.walk import TUNED, Heads, predict_trace, tune_heads
 from models.registry.runs import stage_run
+from models.repeated.forecaster import Repeated, RepeatedParams
 from models.scoring import plot_tables
+from models.scoring.baselines import LAST_VISIBLE
 from models.scoring.evaluation import DIGITS, HEADLINE_METHODS, headline
 from models.scoring.evaluation import evaluate as score
-from models.scoring.predictions import ModelRounds, TracePredictions, fit_trees, load_traces, predict_trace
+from models.scoring.predictions import (
+    AT_ONCE,
+    EWMA,
+    FINETUNED,
+    PRETRAINED,
+    TREES,
+    TREES_CONTINUED,
+    TracePredictions,
+)
 from models.scoring.verdict import verdict
 from models.section import Section, read, read_all
 from models.sharp import Change, change_of
+from models.training.head import FinetuneParams
 from models.training.protocol import ROUND_S
+from models.trees.forecaster import Trees, TreesParams
 from pipelines.stage import Given, run_stage
 
 BY_ROUND: Final = ("average_precision", "mae_ms")  # logged by round
@@ -33,11 +52,11 @@ class EvaluateParams(Section):
 
     section: ClassVar = "evaluate"
     seed: Annotated[int, Field(ge=0)]
-    """Of the trees and of the bootstrap's draws."""
+    """Seed of the trees and of the bootstrap's draws."""
     xgboost_rounds: Annotated[int, Field(ge=1)]
-    """Boosted trees."""
+    """Number of boosted trees in the baseline."""
     false_alarm_rate: Annotated[float, Field(gt=0, lt=1)]
-    """At which the recall of late packets is reported."""
+    """Share of false alarms at which the recall of late packets is reported."""
     round_s: Annotated[float, Field(ge=0, default=ROUND_S)]
     """Seconds that a live round on a minute takes until its head answers; before that an earlier head does. A
     shorter fine-tuning slice takes as much less."""
@@ -47,34 +66,44 @@ def evaluate(
     params: EvaluateParams,
     change: Change,
     *,
-    windows: Path,
+    packets: Path,
     split: Path,
     pretrained: Path,
     finetuned: Path,
-    packets: Path | None = None,
     truth: Path | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> tuple[dict[str, Any], list[TracePredictions]]:
-    """Predict every test slice with every method and score it; gives scores.json and the predictions.
+    """Predict every test slice with every method and score it; returns scores.json and the predictions.
 
-    With packet tables and a folder of truths (`load_traces`) the choice between the queues is scored, too.
+    Where the truth of a trace lies in folder `truth`, the choice between the queues is scored, too.
     """
-    window_set, traces = load_traces(windows, split, change, packets=packets, truths=truth)
-    models = ModelRounds(pretrained, finetuned, window_set)
-    progress("training XGBoost")
-    trees, otherwise_us = fit_trees(traces.values(), rounds=params.xgboost_rounds, seed=params.seed)
-    predictions = [
-        predict_trace(
-            trace,
-            models=models,
-            trees=trees,
-            otherwise_us=otherwise_us,
-            round_s=params.round_s,
-            progress=progress,
-        )
-        for trace in traces.values()
-        if trace.windows.rounds
-    ]
+    traces = read_traces(packets, split, change)
+    base = load(pretrained)
+    progress("training the baselines")
+    parts = lessons(list(traces.values()))
+    trees = Trees.fit(parts, TreesParams(rounds=params.xgboost_rounds), params.seed, progress)
+    repeated = {
+        name: Repeated.fit(parts, RepeatedParams(input=latency), params.seed, progress)
+        for name, latency in {EWMA: "mean8_latency_flow_us", **LAST_VISIBLE}.items()
+    }
+    how = FinetuneParams(  # of the trees, which take none of it: a round adds trees
+        seed=params.seed, workers=1, epochs=1, batch_size=1, learning_rate=1.0, sharp_weight=1.0
+    )
+    predictions = []
+    for trace in tested(traces):
+        known = truth and truth / f"{trace.name}.parquet"
+        if known and known.is_file():
+            trace = replace(trace, waits=read_waits(known, trace.packets))
+        ours, grown = heads_of(base, finetuned, trace), tune_heads(trees, trace, how)
+        methods: dict[str, tuple[Heads, str]] = {
+            FINETUNED: (ours, TUNED),
+            AT_ONCE: (ours, AS_IF_AT_ONCE),
+            PRETRAINED: (ours, UNTUNED),
+            TREES: (grown, UNTUNED),
+            TREES_CONTINUED: (grown, TUNED),
+            **{name: ({-1: one}, UNTUNED) for name, one in repeated.items()},
+        }
+        predictions.append(predict_trace(trace, methods, params.round_s, progress))
     progress("scores")
     metrics = score(
         predictions,
@@ -83,6 +112,21 @@ def evaluate(
         round_s=params.round_s,
     )
     return metrics, predictions
+
+
+def heads_of(base: Forecaster, finetuned: Path, trace: Trace) -> dict[int, Forecaster]:
+    """Load the heads of a trace's rounds, with what they were tuned from as round -1.
+
+    Raises:
+        ValueError: a round's encoder is not the pre-trained one: then it is not the head that was tuned.
+    """
+    heads = {-1: base}
+    for k in range(len(trace.slices.rounds)):
+        folder = finetuned / trace.name / f"round-{k}"
+        heads[k] = load(folder)
+        if not base.same_but_head(heads[k]):
+            raise ValueError(f"{folder}: was not tuned from the pre-trained model; run dvc repro")
+    return heads
 
 
 def write(output: Path, metrics: dict[str, Any], predictions: list[TracePredictions], command: str) -> None:
@@ -117,27 +161,25 @@ def write(output: Path, metrics: dict[str, Any], predictions: list[TracePredicti
 
 def main(
     params: Given,
-    windows: Given,
+    packets: Given,
     split: Given,
     pretrained: Given,
     finetuned: Given,
     output: Given,
-    packets: Annotated[Path | None, typer.Option()] = None,
     truth: Annotated[Path | None, typer.Option()] = None,
 ) -> None:
     """Read paths from the command line and values from sections `evaluate` and `change`."""
     from rich.console import Console
 
     section = read(params, EvaluateParams)
-    with Console(stderr=True).status("evaluate: reading windows") as status:
+    with Console(stderr=True).status("evaluate: reading packets") as status:
         metrics, predictions = evaluate(
             section,
             change_of(params),
-            windows=windows,
+            packets=packets,
             split=split,
             pretrained=pretrained,
             finetuned=finetuned,
-            packets=packets,
             truth=truth,
             progress=lambda step: status.update(f"evaluate: {step}"),
         )

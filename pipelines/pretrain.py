@@ -1,7 +1,4 @@
-"""Stage `pretrain`: the whole predictor on the pre-training slices of all traces.
-
-How it is trained, the network says (`models/loop/`).
-"""
+"""Stage `pretrain`: the whole forecaster on the pre-training slices of all traces."""
 
 from __future__ import annotations
 
@@ -10,42 +7,43 @@ from typing import Any
 from pipelines.stage import Given, run_stage
 
 
-def main(params: Given, packets: Given, windows: Given, split: Given, output: Given) -> None:
-    """Read windows or events, train (or resume), write the artifact and the record of the epochs."""
+def main(params: Given, packets: Given, split: Given, output: Given) -> None:
+    """Read packet tables, train (or resume), write the forecaster and the record of the epochs."""
     import polars as pl
 
     from feature_store.atomic import new_folder
     from feature_store.state import state_dir
-    from models.networks import artifact
-    from models.networks.loop_network import Data, chosen
+    from models.forecasters.forecaster import chosen, write
+    from models.forecasters.jobs import Data, pretrain
     from models.registry.runs import stage_run
-    from models.section import read, read_all
+    from models.section import read_all
     from models.sharp import change_of
     from models.training.ray_job import discard
-    from models.training.windows import load_windows
 
-    network, change = chosen(params), change_of(params)
-    section: Any = read(params, network.params())
-    print(f"pretrain: {network.how(section)}", flush=True)
-    found = load_windows(windows, split)
-    with stage_run("pretrain", traces=list(found.traces), params=read_all(params), seed=section.seed) as run:
+    variant = chosen(params)
+    section: Any = variant.params
+    data = Data(packets, split, state_dir(), change_of(params))
+    traces = data.traces()
+    seed = int(getattr(section, "seed", 0))
+    with stage_run("pretrain", traces=list(traces), params=read_all(params), seed=seed) as run:
         logged = set()
 
         def epoch(record: dict[str, Any]) -> None:
             run.log(record, step=record["epoch"])
             logged.add(record["epoch"])
 
-        data = Data(packets, windows, split, state_dir(), change)
-        pretrained = network.pretrain(data, section, lambda line: print(line, flush=True), epoch)
-        for record in pretrained.epochs:  # of a run that was stopped, too
+        print(f"pretrain: {variant.name} on {len(traces)} traces", flush=True)
+        trained = pretrain(data, variant, lambda line: print(line, flush=True), epoch)
+        for record in trained.epochs:  # of a run that was stopped, too
             if record["epoch"] not in logged:
                 run.log(record, step=record["epoch"])
-    described = artifact.Description(found.tokens, found.schema_hash, found.visibility, found.protocol)
     with new_folder(output) as folder:
-        artifact.write(folder, pretrained.model, described)
-        pl.DataFrame(pretrained.epochs).write_csv(folder / "epochs.csv")
-    if pretrained.checkpoints:
-        discard(pretrained.checkpoints)
+        write(folder, trained.forecaster)
+        pl.DataFrame(trained.epochs, schema=None if trained.epochs else {"epoch": pl.Int64}).write_csv(
+            folder / "epochs.csv"
+        )
+    if trained.checkpoints:
+        discard(trained.checkpoints)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ The decision falls here and is carried out by `swiftqueue deploy`, once the push
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import tempfile
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -15,13 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feature_store.atomic import write_file
-from feature_store.events.definition import DEFINITIONS
-from feature_store.events.windows import iter_windows
-from feature_store.packets.schema import scan_packets
-from feature_store.quality.distribution_shift import sample_inputs
+from feature_store.events.event_stream import INPUTS
+from feature_store.packets.schema import HORIZON
+from feature_store.quality.distribution_shift import as_rows, sample_inputs
+from models.forecasters.forecaster import ArchitectureParams, Forecaster, load
+from models.forecasters.queries import replayed
+from models.forecasters.traces import Trace, decision_times, read_traces
 from models.json_file import read_object
 from models.networks import artifact
-from models.networks.prediction import predict
+from models.networks.parameters import Level
 from models.registry import gate
 from models.registry.bars import Verdict
 from models.registry.entering import enter, told
@@ -31,11 +34,10 @@ from models.registry.saving import INPUTS_FILE
 from models.registry.store import numbers, texts
 from models.section import read, read_all
 from models.sharp import change_of
-from models.training.windows import WindowSet, load_windows
+from models.training.protocol import Slice
 from pipelines.stage import Given, StageError, run_stage
 
 LAST_SLICES: Final = 12  # as in a live round
-CHUNK: Final = 512  # windows read at once
 
 
 def last_round(finetuned: Path, trace: str) -> Path:
@@ -51,114 +53,66 @@ def last_round(finetuned: Path, trace: str) -> Path:
     return rounds[max(rounds)]
 
 
-def judging(windows: WindowSet, trace: str) -> NDArray[np.int64]:
-    """Windows (B,) that judge: the last test slices, as far as no head was fine-tuned on them.
-
-    Raises:
-        StageError: the windows were made for other features.
-        ValueError: the windows do not have that trace.
-    """
-    if windows.schema_hash not in {one.schema_hash for one in DEFINITIONS}:
-        raise StageError("the windows are of another feature definition; run `dvc repro`")
-    rounds = windows.trace(trace).rounds
+def judging(trace: Trace) -> NDArray[np.int64]:
+    """Return the decisions (B,) that judge: the last test slices, as far as no head was fine-tuned on them."""
+    rounds = trace.slices.rounds
     tested = [np.arange(one.test.lo, one.test.hi) for one in rounds[-LAST_SLICES:]]
     taught = [np.arange(one.finetune.lo, one.finetune.hi) for one in rounds]
     return np.setdiff1d(np.concatenate(tested), np.concatenate(taught)).astype(np.int64)
 
 
-def held_out_slices(
-    windows: WindowSet, trace: str, judging_B: NDArray[np.int64]
-) -> tuple[gate.HeldOut, float]:
-    """What came of the windows that judge, and the median latency (µs) before them."""
-    found = windows.trace(trace)
-    before = found.y_us_BH[: judging_B[0]][np.isfinite(found.y_us_BH[: judging_B[0]])]
+def held_out_slices(trace: Trace, judging_B: NDArray[np.int64]) -> tuple[gate.HeldOut, float]:
+    """Return what came of the decisions that judge, and the median latency (µs) before them."""
+    whole = trace.to_predict(Slice(0, trace.packets.height // HORIZON))
+    y_us_BH = whole.latencies_us()
+    before = y_us_BH[: judging_B[0]][np.isfinite(y_us_BH[: judging_B[0]])]
     held_out = gate.HeldOut(
-        np.array(found.x_BWF[judging_B, -windows.horizon :]),
-        found.y_us_BH[judging_B],
-        found.decision_ns_B[judging_B],
-        windows.feature_names,
-        found.change,
+        replayed(whole).x_DHF[judging_B],
+        y_us_BH[judging_B],
+        decision_times(trace.packets)[judging_B],
+        tuple(each.name for each in INPUTS),
+        trace.change,
     )
     return held_out, float(np.median(before)) if before.size else 0.0
 
 
-def training_inputs(windows: WindowSet) -> NDArray[np.float32]:
-    """Sample (N, F) of the inputs of all traces' pre-training slices: what drift is measured from.
-
-    Shapes: B windows, W tokens of a window, H candidates, F features.
-    """
-    candidates_BHF = [
-        trace.x_BWF[trace.pretrain.lo : trace.pretrain.hi, -windows.horizon :]
-        for trace in windows.traces.values()
-    ]
-    return sample_inputs(np.concatenate(candidates_BHF))
+def training_inputs(traces: Iterable[Trace]) -> NDArray[np.float32]:
+    """Return a sample (N, F) of the queries of all traces' pre-training slices: what drift is measured from."""
+    x_DHF = [replayed(trace.to_predict(trace.slices.pretrain)).x_DHF for trace in traces]
+    return sample_inputs(as_rows(np.concatenate(x_DHF)))
 
 
-def predictions(
-    found: artifact.Artifact, windows: WindowSet, trace: str, packets: Path, judging_B: NDArray[np.int64]
-) -> NDArray[np.float32]:
-    """What any version says (B, H) of the packets that judge, µs, from the windows that it takes.
-
-    Where these are others than the stage's (another definition or length, what is visible in them, or fewer
-    inputs), they are made from the packets: versions of any two architectures are judged on the same ones.
-
-    Raises:
-        ValueError: it takes an input that is not computed any more.
-    """
-    described = found.description
-    known = {one.schema_hash: one for one in DEFINITIONS}
-    definition = known.get(described.schema_hash, artifact.network_of(found.model).definition)
-    if described.schema_hash in known:
-        columns: slice | list[int] = slice(None)
-    else:
-        computed = {(one.name, one.unit): i for i, one in enumerate(definition.features)}
-        inputs = [(one.name, one.unit) for one in found.model.features]
-        if gone := [name for name, unit in inputs if (name, unit) not in computed]:
-            raise ValueError(f"it takes the input {gone[0]}, which is not computed any more")
-        columns = [computed[one] for one in inputs]
-    theirs = definition.schema_hash, described.tokens, described.visibility
-    if theirs == (windows.schema_hash, windows.tokens, windows.visibility):
-        x_BWF = windows.trace(trace).x_BWF
-        firsts = range(0, len(judging_B), CHUNK)
-        parts: Iterable[NDArray[np.float32]] = (x_BWF[judging_B[lo : lo + CHUNK]] for lo in firsts)
-    else:
-        table = scan_packets(packets, trace).collect()
-        made = iter_windows(table, described.tokens, described.visibility, definition=definition)
-        parts = _rows_of(made, judging_B)
-    return np.concatenate([predict(found.model, part[..., columns]) for part in parts if len(part)])
-
-
-def _rows_of(
-    made: Iterable[NDArray[np.float32]], chosen_B: NDArray[np.int64]
-) -> Iterator[NDArray[np.float32]]:
-    """Some windows of those that are made one array after the other."""
-    done = 0
-    for x_BWF in made:
-        here_B = chosen_B[(chosen_B >= done) & (chosen_B < done + len(x_BWF))]
-        yield x_BWF[here_B - done]
-        done += len(x_BWF)
+def predictions(found: Forecaster, trace: Trace, judging_B: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Return what any version says (B, H) of the packets that judge, µs, from the packets."""
+    runs = np.split(judging_B, np.flatnonzero(np.diff(judging_B) != 1) + 1)
+    parts = [trace.to_predict(Slice(int(run[0]), int(run[-1]) + 1)) for run in runs]
+    return np.concatenate([found.predict(part) for part in parts])
 
 
 def register(
     params: RegisterParams,
     *,
-    windows: WindowSet,
-    packets: Path,
+    traces: Mapping[str, Trace],
     finetuned: Path,
     evaluation: Path,
     all_params: dict[str, Any],
     lock: Path,
 ) -> dict[str, Any]:
-    """Register (or find again) the version, judge it, point `challenger` at it; returns registered.json."""
-    trace = params.trace
-    source = last_round(finetuned, trace)
-    loaded = artifact.load(source, windows.schema_hash)
-    judging_B = judging(windows, trace)
-    held_out, otherwise_us = held_out_slices(windows, trace, judging_B)
+    """Register (or find again) the version, judge it, point `challenger` at it; returns registered.json.
+
+    Raises:
+        StageError: there is no such trace, or it cannot be served.
+    """
+    if params.trace not in traces:
+        raise StageError(f"no trace {params.trace!r} (there are: {', '.join(traces)})")
+    trace = traces[params.trace]
+    source = last_round(finetuned, params.trace)
+    ours = load(source)
+    judging_B = judging(trace)
+    held_out, otherwise_us = held_out_slices(trace, judging_B)
 
     def score(folder: Path) -> gate.Scored:
-        found = artifact.load(folder)
-        return gate.score(predictions(found, windows, trace, packets, judging_B), held_out)
+        return gate.score(predictions(load(folder), trace, judging_B), held_out)
 
     naive = gate.score_naive(held_out, otherwise_us)
 
@@ -169,7 +123,7 @@ def register(
 
     def complete(folder: Path) -> None:
         artifact.export_onnx(folder)
-        np.save(folder / INPUTS_FILE, training_inputs(windows))
+        np.save(folder / INPUTS_FILE, training_inputs(traces.values()))
 
     def figures(scores: Mapping[str, gate.Scored]) -> dict[str, gate.Figures]:
         return {name: one.figures for name, one in {**scores, **naive}.items()}
@@ -178,28 +132,42 @@ def register(
         named = figures(scores).items()
         return {k: v for name, one in named for k, v in one.as_metrics(f"gate.{name}").items()}
 
-    description = loaded.description
-    entered = enter(
-        Registry(params.model_name),
-        source,
-        score=score,
-        judge=judge,
-        complete=complete,
-        tags={
-            "schema_hash": description.schema_hash,
-            "protocol": str(description.protocol.get("name", "unknown")),
-            "visibility": description.visibility,
-            "source": f"{source.parent.name}/{source.name}",
-        },
-        params=texts(all_params),
-        metrics=metrics,
-        headline=lambda: headline_figures(evaluation),
-        reports=evaluation,
-        lock=lock,
-    )
+    with tempfile.TemporaryDirectory(prefix="swiftqueue-") as scratch:
+        served = Path(scratch) / "artifact"
+        served.mkdir()
+        try:
+            ours.export(served, served_level(all_params))
+        except ValueError as error:
+            raise StageError(f"{source} cannot be served: {error}") from None
+        description = artifact.load(served).description
+        entered = enter(
+            Registry(params.model_name),
+            served,
+            score=score,
+            judge=judge,
+            complete=complete,
+            tags={
+                "schema_hash": description.schema_hash,
+                "protocol": str(description.protocol.get("name", "unknown")),
+                "visibility": description.visibility,
+                "source": f"{source.parent.name}/{source.name}",
+            },
+            params=texts(all_params),
+            metrics=metrics,
+            headline=lambda: headline_figures(evaluation),
+            reports=evaluation,
+            lock=lock,
+        )
     margin = {"average_precision": gate.AP_MARGIN, "log_mae": gate.LOG_MARGIN}
     named = {name: asdict(one) for name, one in figures(entered.scores).items()}
-    return entered.record(margin, named, trace=trace, round=source.name)
+    return entered.record(margin, named, trace=params.trace, round=source.name)
+
+
+def served_level(params: Mapping[str, Any]) -> Level:
+    """Return which of several quantiles the chosen forecaster's section has served."""
+    section = params.get((params.get(ArchitectureParams.section) or {}).get("name")) or {}
+    level: Level = section.get("served_level")
+    return level
 
 
 def headline_figures(evaluation: Path) -> dict[str, float]:
@@ -211,13 +179,7 @@ def headline_figures(evaluation: Path) -> dict[str, float]:
 
 
 def main(
-    params: Given,
-    windows: Given,
-    packets: Given,
-    split: Given,
-    finetuned: Given,
-    evaluation: Given,
-    output: Given,
+    params: Given, packets: Given, split: Given, finetuned: Given, evaluation: Given, output: Given
 ) -> None:
     """Read paths from the command line and values from section `register`."""
     section = read(params, RegisterParams)
@@ -228,8 +190,7 @@ def main(
         return
     result = register(
         section,
-        windows=load_windows(windows, split, change=change_of(params)),
-        packets=packets,
+        traces=read_traces(packets, split, change_of(params)),
         finetuned=finetuned,
         evaluation=evaluation,
         all_params=read_all(params),

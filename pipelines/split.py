@@ -1,18 +1,20 @@
-"""Stage `split`: each trace's windows divided by time."""
+"""Stage `split`: each trace's decisions divided by time."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-import numpy as np
+import polars as pl
 from pydantic import AfterValidator, Field
 
 from feature_store.atomic import write_file
+from feature_store.packets.schema import HORIZON, scan_packets, traces_in
+from models.forecasters.traces import decision_times
 from models.section import Section, read, read_all
-from models.training.protocol import OF_A_TRACE, PROTOCOLS, divide, protocol_named
+from models.training.protocol import OF_A_TRACE, PROTOCOLS, Slice, divide, protocol_named
 from pipelines.stage import Given, StageError, run_stage
 
 
@@ -23,43 +25,74 @@ def _protocol(name: str) -> str:
 
 
 class SplitParams(Section):
-    """How the windows divide by time."""
+    """How a trace divides by time."""
 
     section: ClassVar = "split"
     protocol: Annotated[str, Field(json_schema_extra={"enum": list(PROTOCOLS)}), AfterValidator(_protocol)]
     """Lengths of the slices of traces that name none: models/training/protocol.py."""
 
 
-def split(params: SplitParams, windows: Path, own: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Divide every trace under `windows`; gives the content of data/split.json.
+def split(
+    params: SplitParams,
+    packets: Path,
+    own: Mapping[str, str] | None = None,
+    wanted: Sequence[str] | None = None,
+) -> dict[str, Any]:
+    """Divide the traces under `packets`; returns the content of data/split.json.
 
-    `own` names the protocol of each trace that has one of its own; it may name others.
+    Args:
+        params: the protocol.
+        packets: folder of packet tables.
+        own: the protocol of each trace that has one of its own; it may name others.
+        wanted: traces; None: all. DVC leaves the table of one that params.yaml no longer names.
 
     Raises:
-        StageError: there are no windows, or no trace that tests.
+        StageError: there is no packet table of a trace, or no trace that tests.
         ValueError: a trace is too short for the protocol; the line names it and one that fits.
     """
-    meta = windows / "meta.json"
-    if not meta.is_file():
-        raise StageError(f"{meta} is missing; run the stage `windows` first")
-    traces = {}
-    for name in json.loads(meta.read_text())["traces"]:
+    found = traces_in(packets)
+    traces = found if wanted is None else sorted(wanted)
+    if missing := [trace for trace in traces if trace not in found]:
+        raise StageError(f"no packet table of {missing[0]} under {packets}; run the stage `extract` first")
+    if not traces:
+        raise StageError(f"no packet tables under {packets}; run the stage `extract` first")
+    divided = {}
+    for name in traces:
         protocol = protocol_named((own or {}).get(name, params.protocol), OF_A_TRACE)
-        traces[name] = divide(np.load(windows / name / "decision_ns.npy"), protocol, name).as_json()
-    if not any(trace["rounds"] for trace in traces.values()):
+        table = scan_packets(packets, name).select("sent_ns", "acked_ns", "latency_us").collect()
+        slices = divide(decision_times(table), protocol, name)
+        check_known(table, slices.pretrain, name)
+        divided[name] = slices.as_json()
+    if not any(trace["rounds"] for trace in divided.values()):
         raise StageError("every trace only teaches (protocol teach), so nothing is tested")
-    return {"traces": traces}
+    return {"traces": divided}
+
+
+def check_known(packets: pl.DataFrame, pretrain: Slice, trace: str) -> None:
+    """Raise a ValueError of one line where no latency is known when a trace's training slice ends."""
+    end = pretrain.hi * HORIZON
+    end_ns = packets["sent_ns"][end] if end < packets.height else packets["acked_ns"].max()
+    learnt = packets[pretrain.lo * HORIZON : end].filter(pl.col("acked_ns") <= end_ns)
+    if not learnt["latency_us"].count():
+        raise ValueError(f"trace {trace}: no latency is known in the time to train on")
+
+
+def named_traces(sections: Mapping[str, Any]) -> list[str] | None:
+    """Return the traces that section `extract` names; None without that section."""
+    named = (sections.get("extract") or {}).get("traces")
+    return list(named) if isinstance(named, dict) else None
 
 
 def own_protocols(sections: Mapping[str, Any]) -> dict[str, str]:
-    """Protocols of the traces in section `extract` that name one."""
+    """Return the protocols of the traces in section `extract` that name one."""
     traces = (sections.get("extract") or {}).get("traces") or {}
     return {name: trace["protocol"] for name, trace in traces.items() if trace.get("protocol")}
 
 
-def main(params: Given, windows: Given, output: Given) -> None:
+def main(params: Given, packets: Given, output: Given) -> None:
     """Read decision times, write the division, and print one line a trace."""
-    divided = split(read(params, SplitParams), windows, own_protocols(read_all(params)))
+    sections = read_all(params)
+    divided = split(read(params, SplitParams), packets, own_protocols(sections), named_traces(sections))
     write_file(output, json.dumps(divided, indent=1) + "\n")
     for name, trace in divided["traces"].items():
         count = len(trace["rounds"])

@@ -1,4 +1,4 @@
-"""Stage `validate`: packet tables and features meet their expectations, or the pipeline stops here."""
+"""Stage `validate`: packet tables and events meet their expectations, or the pipeline stops here."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import polars as pl
 from pydantic import Field
 
 from feature_store.atomic import new_folder
-from feature_store.events.definition import DEFINITIONS, definition_of
-from feature_store.packets.schema import scan_packets, traces_in
+from feature_store.events.event_stream import replay_events
+from feature_store.packets.schema import HORIZON, scan_packets, traces_in
 from feature_store.quality import expectations as ex
 from feature_store.quality.distribution_shift import slice_shifts
 from feature_store.state import private_dir, state_dir
+from models.json_file import read_object
 from models.section import Section, read
-from models.training.windows import load_windows
+from models.training.protocol import Slices
 from pipelines.stage import Given, StageError, run_stage
 
 
@@ -33,32 +34,30 @@ class ValidateParams(Section):
     """Highest population stability index of an input, test slices against the training slice."""
 
 
-def validate(packets_dir: Path, windows_dir: Path, split: Path, params: ValidateParams) -> ex.Validation:
-    """Run every check on the tables under `packets_dir` and the features under `windows_dir`.
+def validate(packets_dir: Path, split: Path, params: ValidateParams) -> ex.Validation:
+    """Run every check on the tables under `packets_dir`, their events and the queries of their decisions.
 
     Where columns are missing or of another type, the other checks have nothing to stand on and are
     not run.
 
     Raises:
-        StageError: windows are missing, or are of other traces than the packet tables.
+        StageError: the division is of other traces than the packet tables.
     """
     from rich.console import Console
     from rich.progress import Progress
 
-    windows = load_windows(windows_dir, split)
-    found, traces = traces_in(packets_dir), sorted(windows.traces)
-    if not set(traces) <= set(found):
+    divided = read_object(split)["traces"] if split.is_file() else {}
+    found, traces = traces_in(packets_dir), sorted(divided)
+    if not traces or not set(traces) <= set(found):
         raise StageError(
-            f"packet tables are of {', '.join(found) or 'no trace'}, windows of "
-            f"{', '.join(traces)}; run the stage `windows` again"
+            f"packet tables are of {', '.join(found) or 'no trace'}, and {split} divides "
+            f"{', '.join(traces) or 'none'}; run the stage `split` again"
         )
     validation = ex.Validation()
     with Progress(console=Console(stderr=True)) as progress:
-        task = progress.add_task("expectations", total=2 * len(traces) + 2)
+        task = progress.add_task("expectations", total=3 * len(traces) + 2)
         schemas = {t: scan_packets(packets_dir, t).collect_schema() for t in traces}
-        ours = [one.schema_hash for one in DEFINITIONS]
-        expected = windows.schema_hash if windows.schema_hash in ours else " or ".join(ours)
-        validation.run(ex.schema_check(schemas, (windows.schema_hash, expected)))
+        validation.run(ex.schema_check(schemas))
         progress.advance(task)
         if validation.failures:
             return validation
@@ -68,11 +67,14 @@ def validate(packets_dir: Path, windows_dir: Path, split: Path, params: Validate
             limits = params.max_unknown_latency, params.max_latency_s
             validation.run(ex.packets_check(trace, packets, *limits))
             progress.advance(task)
-            features = pl.read_parquet(windows_dir / trace / "features.parquet")
-            validation.run(ex.features_check(trace, features, definition_of(windows.schema_hash)))
-            slices = windows.traces[trace]
+            events = replay_events(packets)
+            validation.run(ex.events_check(trace, events))
+            progress.advance(task)
+            queries = ex.query_frame(trace, packets, events)
+            validation.run(ex.queries_check(trace, queries))
+            slices = Slices.from_json(divided[trace], packets.height // HORIZON, trace)
             tests = [[r.test.lo, r.test.hi] for r in slices.rounds]
-            shifts.append(slice_shifts(trace, features, [slices.pretrain.lo, slices.pretrain.hi], tests))
+            shifts.append(slice_shifts(trace, queries, [slices.pretrain.lo, slices.pretrain.hi], tests))
             progress.advance(task)
         validation.run(ex.shift_check(pl.concat(shifts), params.max_shift_psi))
         progress.advance(task)
@@ -87,10 +89,10 @@ def write(validation: ex.Validation, output: Path) -> None:
         (partial / "report.json").write_text(json.dumps(report, indent=2) + "\n")
 
 
-def main(params: Given, packets: Given, windows: Given, split: Given, output: Given) -> None:
+def main(params: Given, packets: Given, split: Given, output: Given) -> None:
     """Validate; on failure say what and where, one line each, and stop the pipeline."""
     limits = read(params, ValidateParams)
-    validation = validate(packets, windows, split, limits)
+    validation = validate(packets, split, limits)
     failed = state_dir() / "validation"  # of a failed run; `--output` is for passed ones
     write(validation, failed if validation.failures else output)
     if validation.failures:

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
-    from models.networks.artifact import Artifact
-
     Floats = NDArray[np.float32]
     Predicted = Callable[[pl.DataFrame], Floats]  # µs of the packets of whole batches, in send order
 
@@ -80,14 +78,11 @@ def load_model(
     import tempfile
 
     from models.forecasters import forecaster
-    from models.networks import artifact
     from models.networks.files import DESCRIPTION_FILE
 
-    if not isinstance(which, int):
-        if (Path(which) / DESCRIPTION_FILE).is_file():
-            return _of_artifact(artifact.load(Path(which)))
-        if (Path(which) / forecaster.DESCRIPTION_FILE).is_file():
-            return _of_forecaster(Path(which))
+    known = (DESCRIPTION_FILE, forecaster.DESCRIPTION_FILE)
+    if not isinstance(which, int) and any((Path(which) / name).is_file() for name in known):
+        return _of_folder(Path(which))
     from feature_store.state import state_at, state_dir
     from models.registry import decision, registry, store
 
@@ -107,7 +102,7 @@ def load_model(
         if which == registry.CHAMPION and (why := versions.refusal(version)):
             raise ValueError(f"the alias {which} points to version {version} and is not followed ({why})")
         with tempfile.TemporaryDirectory(prefix="swiftqueue-") as folder:
-            return _of_artifact(artifact.load(versions.fetch(version, Path(folder))))
+            return _of_folder(versions.fetch(version, Path(folder)))
 
 
 class Model:
@@ -118,7 +113,7 @@ class Model:
 
     @property
     def description(self) -> dict[str, Any]:
-        """What `model.json` says beside the network; of a forecaster, `name`, `params` and so on."""
+        """What the files of the model say beside its weights: its form, inputs, and how it was taught."""
         return dict(self._description)
 
     def predict(self, packets: pl.DataFrame) -> pl.DataFrame:
@@ -143,44 +138,28 @@ class Model:
         return packets.with_columns(predicted_N.extend_constant(None, packets.height - len(predicted_N)))
 
 
-def _of_artifact(loaded: Artifact) -> Model:
-    from feature_store.events.definition import definition_of
-
-    described = loaded.description
-    definition = definition_of(described.schema_hash)
-
-    def predicted(packets: pl.DataFrame) -> Floats:
-        import numpy as np
-
-        from feature_store.events.windows import iter_windows
-        from models.networks.prediction import predict
-
-        how = described.tokens, described.visibility
-        windows = iter_windows(packets, *how, definition=definition)
-        parts = [predict(loaded.model, x_BWF).ravel() for x_BWF in windows]
-        return np.concatenate([np.empty(0, np.float32), *parts])
-
-    return Model(vars(described), predicted)
-
-
-def _of_forecaster(folder: Path) -> Model:
+def _of_folder(folder: Path) -> Model:
     from models.forecasters import forecaster
     from models.json_file import read_object
 
     fitted = forecaster.load(folder)
-    described = read_object(folder / forecaster.DESCRIPTION_FILE)
+    described: dict[str, Any] = {}
+    for name in ("model.json", forecaster.DESCRIPTION_FILE):
+        if (folder / name).is_file():
+            described |= read_object(folder / name)
     knows = {name: described[name] for name in ("visibility", "told") if name in described}
 
     def predicted(packets: pl.DataFrame) -> Floats:
         import numpy as np
 
         from feature_store.packets.schema import HORIZON
+        from models.forecasters.traces import Part
         from models.training.protocol import Slice
 
-        part = forecaster.Part("trace", packets, Slice(0, packets.height // HORIZON), **knows)
+        part = Part("trace", packets, Slice(0, packets.height // HORIZON), **knows)
         return fitted.predict(part).ravel() if len(part) else np.empty(0, np.float32)
 
-    return Model({name: described[name] for name in ("name", "params")} | knows, predicted)
+    return Model(described, predicted)
 
 
 def plot(forecasts: pl.DataFrame, *, start_s: float = 0.0, seconds: float = 2.0) -> Figure:

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from feature_store.events.definition import DEFINITIONS, WINDOW, Definition
-from feature_store.events.windows import HORIZON
+from feature_store.events.definition import EVENTS
+from feature_store.packets.schema import HORIZON
 
 SAMPLE: Final = 2_000  # rows that stand for many; the index moves by 0.01 or so from one sample to another
 PSI_BINS: Final = 10
@@ -19,7 +19,7 @@ PSI_FLOOR: Final = 1e-3  # an empty bin would make the index infinite
 # latency until a lower one, so a slice holds a handful of values of each; which flow or receiver has which
 # signs is chance.
 NO_SHIFT_TEST: Final = (
-    *(f.name for f in WINDOW.features if f.unit == "sign"),
+    *(f.name for f in EVENTS.features if f.unit == "sign"),
     "flow_age_us",
     "hole_us",
     "hole_age_us",
@@ -45,6 +45,11 @@ def population_stability(training: npt.NDArray[Any], later: npt.NDArray[Any]) ->
     return float(np.sum((q - p) * np.log(q / p)))
 
 
+def as_rows(x_BHF: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Return queries (B, H, inputs) as the rows that a server is asked with: no query is an ACK."""
+    return np.pad(x_BHF, ((0, 0), (0, 0), (0, len(EVENTS.features) - x_BHF.shape[-1])))
+
+
 def sample_inputs(candidates_BHF: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """Rows (N, F), at equal distances, that stand for the inputs of many candidates, each place alike."""
     rows_NF = candidates_BHF.reshape(-1, candidates_BHF.shape[-1])
@@ -55,12 +60,11 @@ def sample_inputs(candidates_BHF: npt.NDArray[np.float32]) -> npt.NDArray[np.flo
 def input_shift(
     training_NF: npt.NDArray[np.float32],
     now_NF: npt.NDArray[np.float32],
-    definition: Definition = WINDOW,
 ) -> dict[str, float]:
     """Population stability index of each input against the training's."""
     return {
         feature.name: population_stability(training_NF[:, i], now_NF[:, i])
-        for i, feature in enumerate(definition.features)
+        for i, feature in enumerate(EVENTS.features)
         if feature.name not in NO_SHIFT_TEST
     }
 
@@ -75,8 +79,8 @@ def slice_shifts(
 
     Args:
         trace: the trace's name.
-        features: its features.parquet, in the order of `packet`.
-        pretrain: window indices of the training slice.
+        features: a row for each packet decided, in the order of `packet`.
+        pretrain: decisions of the training slice.
         tests: of the test slice of each round.
 
     Returns:
@@ -84,13 +88,13 @@ def slice_shifts(
         known value on either side has no row.
     """
 
-    def known(name: str, windows: Sequence[int]) -> npt.NDArray[Any]:
-        part = features[name][windows[0] * HORIZON : windows[1] * HORIZON].to_numpy()
+    def known(name: str, decisions: Sequence[int]) -> npt.NDArray[Any]:
+        part = features[name][decisions[0] * HORIZON : decisions[1] * HORIZON].to_numpy()
         finite: npt.NDArray[Any] = part[np.isfinite(part)]
         return finite
 
     rows = []
-    inputs = dict.fromkeys(f.name for one in DEFINITIONS for f in one.features)
+    inputs = dict.fromkeys(feature.name for feature in EVENTS.features)
     for name in (one for one in inputs if one in features.columns and one not in NO_SHIFT_TEST):
         training = known(name, pretrain)
         later = {number: known(name, test) for number, test in enumerate(tests, start=1)}

@@ -1,4 +1,4 @@
-"""Great Expectations suites for the packet table and for the features made from it.
+"""Great Expectations suites for the packet table, its events and the queries of its decisions.
 
 Great Expectations has no Polars engine, so each check gets a pandas frame with just the columns it
 needs; what a row-wise expectation cannot say (a delay, a shift between slices) is computed in Polars
@@ -14,9 +14,8 @@ from typing import Any, Final
 
 import polars as pl
 
-from feature_store.events.definition import Definition
-from feature_store.events.windows import HORIZON, MAX_TIME_NS
-from feature_store.packets.schema import PACKET_SCHEMA, QUEUES
+from feature_store.events.event_stream import INPUTS, MAX_TIME_NS, EventInput, Events
+from feature_store.packets.schema import HORIZON, PACKET_SCHEMA, QUEUES
 
 SHIFT: Final = "distribution-shift"  # the check between slices
 SHOWN_ROWS: Final = 5  # offending rows named per expectation
@@ -60,13 +59,8 @@ class Failure:
         return f"{self.check}: {where} failed in {self.count} rows: {'; '.join(self.rows)}{more}"
 
 
-def schema_check(found: Mapping[str, pl.Schema], feature_hash: tuple[str, str]) -> Check:
-    """Check column names and types of each trace's packet table, and the windows' schema hash.
-
-    Args:
-        found: by trace, the packet table's schema.
-        feature_hash: that of the windows, and that of this program.
-    """
+def schema_check(found: Mapping[str, pl.Schema]) -> Check:
+    """Check column names and types of each trace's packet table; `found` holds its schema by trace."""
     import great_expectations.expectations as gxe
 
     rows = [
@@ -79,9 +73,6 @@ def schema_check(found: Mapping[str, pl.Schema], feature_hash: tuple[str, str]) 
         for trace, schema in found.items()
         for column in dict.fromkeys((*PACKET_SCHEMA, *schema))
     ]
-    rows.append(
-        {"trace": "windows", "column": "schema_hash", "found": feature_hash[0], "expected": feature_hash[1]}
-    )
     return Check(
         "schema",
         pl.DataFrame(rows, schema=CHANGED_COLUMNS),
@@ -146,34 +137,67 @@ def packets_check(trace: str, packets: pl.DataFrame, max_unknown: float, max_lat
     )
 
 
-def features_check(trace: str, features: pl.DataFrame, definition: Definition) -> Check:
-    """Check one trace's features.parquet: every feature finite and in its range.
-
-    Args:
-        trace: the trace's name.
-        features: one row per decided packet, in the order of `packet`.
-        definition: of its features.
-    """
+def events_check(trace: str, events: Events) -> Check:
+    """Check one trace's log of events: in time order, every input of a row finite and in its range."""
     import great_expectations.expectations as gxe
 
-    tested = [f for f in definition.features if f.name in features.columns and f.name != "latency_us"]
-    expectations: list[Any] = [
+    inputs = [each for each in INPUTS if each.rows != "queries"]
+    columns = {each.name: events.x_EF[:, INPUTS.index(each)] for each in inputs}
+    frame = pl.DataFrame(
+        {
+            "trace": pl.Series([trace] * len(events.ack_E), dtype=pl.String),
+            "packet": events.packet_E,
+            "ack": events.ack_E,
+            "time_ns": events.time_ns_E,
+            **columns,
+        }
+    )
+    expectations = [gxe.ExpectColumnValuesToBeIncreasing(column="time_ns"), *_ranges(inputs)]
+    return Check(f"events-{trace}", frame, expectations, ("trace", "packet", "ack"))
+
+
+def query_frame(trace: str, packets: pl.DataFrame, events: Events) -> pl.DataFrame:
+    """Return a row for each packet decided: the inputs of its query, and the latency that came."""
+    decided = len(events.x_DHF) * HORIZON
+    rows = packets[:decided]
+    inputs_NF = events.x_DHF.reshape(decided, -1)
+    return pl.DataFrame(
+        {
+            "trace": pl.Series([trace] * decided, dtype=pl.String),
+            "packet": rows["packet"],
+            "decision_ns": rows["sent_ns"].to_numpy()[::HORIZON].repeat(HORIZON),
+            **{each.name: inputs_NF[:, i] for i, each in enumerate(INPUTS) if each.rows != "events"},
+            "latency_us": rows["latency_us"],
+        }
+    )
+
+
+def queries_check(trace: str, queries: pl.DataFrame) -> Check:
+    """Check what `query_frame` gave of one trace: in time order, every input finite and in its range."""
+    import great_expectations.expectations as gxe
+
+    inputs = [each for each in INPUTS if each.rows != "events"]
+    expectations = [
         gxe.ExpectColumnValuesToBeIncreasing(column="decision_ns"),
-        gxe.ExpectColumnValuesToBeBetween(column="horizon", min_value=0, max_value=HORIZON - 1),
+        gxe.ExpectColumnValuesToBeBetween(column="place", min_value=0, max_value=HORIZON - 1),
+        *_ranges(inputs),
     ]
-    for feature in tested:
-        expectations.append(gxe.ExpectColumnValuesToNotBeNull(column=feature.name))  # NaN too
-        if feature.unit in LEVELS:
-            expectations.append(
-                gxe.ExpectColumnValuesToBeInSet(column=feature.name, value_set=LEVELS[feature.unit])
-            )
-        else:
-            least, most = RANGES[feature.unit]
-            expectations.append(
-                gxe.ExpectColumnValuesToBeBetween(column=feature.name, min_value=least, max_value=most)
-            )
-    frame = features.select("trace", "packet", "horizon", "decision_ns", *(f.name for f in tested))
-    return Check(f"features-{trace}", frame, expectations, ("trace", "packet"))
+    return Check(f"queries-{trace}", queries.drop("latency_us"), expectations, ("trace", "packet"))
+
+
+def _ranges(inputs: Sequence[EventInput]) -> list[Any]:
+    """Return the expectations that each input is there, finite and in the range of its unit."""
+    import great_expectations.expectations as gxe
+
+    found: list[Any] = []
+    for each in inputs:
+        found.append(gxe.ExpectColumnValuesToNotBeNull(column=each.name))  # NaN too
+        if each.unit in LEVELS:
+            found.append(gxe.ExpectColumnValuesToBeInSet(column=each.name, value_set=LEVELS[each.unit]))
+            continue
+        least, most = RANGES[each.unit]
+        found.append(gxe.ExpectColumnValuesToBeBetween(column=each.name, min_value=least, max_value=most))
+    return found
 
 
 def shift_check(shifts: pl.DataFrame, max_psi: float) -> Check:

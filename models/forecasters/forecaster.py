@@ -1,13 +1,14 @@
-"""The one door: fit on packets, tune on packets, predict packets, save, load; whatever is behind it.
+"""The one door: fit on packets, tune on packets, predict packets, save, load, export; whatever is behind it.
 
-A forecaster is handed a sender's packet table and decisions of 8 packets each, never windows or events: those
-are its own affair. So any two can be compared, on the same packets with the same knowledge. What it may learn
-from is cut before it is handed over, so that nothing later can leak into it.
+A forecaster is handed a sender's packet table and decisions of 8 packets each. Events, queries or windows are
+its own affair. So any two can be compared, on the same packets with the same knowledge, and any can be
+trained, judged and registered.
 
-`forecasters.yaml` holds a section for each variant: its `name`, which is that of a class in this folder, and
-the sizes that the class takes.
+A kind is found by its name: a folder of `models/` with a file `forecaster.py` that names its kinds in
+`FORECASTERS`. `architecture.name` in params.yaml chooses the kind of the loop, with its sizes in the section
+of that name; `forecasters.yaml` holds a section for each variant that is compared.
 
-Shapes: B decisions, H horizon (8 packets), N packets.
+Shapes: B decisions, H horizon (8 packets).
 """
 
 from __future__ import annotations
@@ -15,167 +16,132 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
-import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Final, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Self
 
-import numpy as np
-import polars as pl
-from numpy.typing import NDArray
+from pydantic import AfterValidator, Field
 
 from feature_store.atomic import new_folder
 from feature_store.events.event_stream import AS_SENT
-from feature_store.packets.schema import HORIZON
-from feature_store.packets.truth import Waits
-from models.forecasters.spread import Spread
 from models.json_file import read_object
 from models.search import Space
-from models.section import Section, near, read_all
-from models.sharp import PAPERS, Change
-from models.training.examples import VALIDATION_SHARE
-from models.training.protocol import Slice, Slices
+from models.section import Section, near, read, read_all
 
-FORMAT: Final = "swiftqueue-forecaster/1"
+if TYPE_CHECKING:
+    from models.forecasters.spread import Spread
+    from models.forecasters.traces import Floats, Part
+    from models.networks.parameters import Level
+    from models.sharp import Change
+    from models.training.head import FinetuneParams, Tuning
+
+FORMAT: Final = "swiftqueue-forecaster/2"
 DESCRIPTION_FILE: Final = "forecaster.json"
+KINDS: Final = "models/*/forecaster.py"  # import_closure.py follows it
 
-Floats = NDArray[np.float32]
 Say = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class Part:
-    """Some decisions of a trace, with the sender's log behind them.
-
-    Decision k is about the packets 8k … 8k + 7 and is taken when the first of them is sent.
-    """
-
-    trace: str
-    packets: pl.DataFrame  # the trace's packet table from its first packet on, in send order
-    decisions: Slice
-    visibility: str = "acked"  # of earlier latencies at a decision: `previous`: all (docs/EVALUATION.md)
-    told: str = "all"  # of packets 2 to 8 of a batch at its decision (`replay_events`)
-    change: Change = PAPERS  # of latency that the loss weights and the scores count
-
-    def __len__(self) -> int:
-        return len(self.decisions)
-
-    @property
-    def first_packets(self) -> NDArray[np.int64]:
-        """First packet of each decision, (B,)."""
-        return np.arange(self.decisions.lo, self.decisions.hi, dtype=np.int64) * HORIZON
-
-    def latencies_us(self, phase: int = 0) -> Floats:
-        """What became of the packets decided, (B, H) in µs; NaN where unknown.
-
-        With a `phase`, of decisions that many packets later, as far as the table goes.
-        """
-        end = min(self.decisions.hi * HORIZON + phase, self.packets.height)
-        decided = self.packets[self.decisions.lo * HORIZON + phase : end]
-        latency_N = decided["latency_us"].cast(pl.Float32).fill_null(float("nan")).to_numpy()
-        return latency_N[: len(latency_N) // HORIZON * HORIZON].reshape(-1, HORIZON)
-
-    def to_learn(self) -> Part:
-        """Give what was known when the part ended: no later packet, no latency acknowledged later."""
-        end = self.decisions.hi * HORIZON
-        if end >= self.packets.height:  # all that there is
-            return self
-        known = pl.col("acked_ns") <= int(self.packets["sent_ns"][end])
-        packets = self.packets.head(end).with_columns(
-            acked_ns=pl.when(known).then("acked_ns"), latency_us=pl.when(known).then("latency_us")
-        )
-        return replace(self, packets=packets)
-
-    def held_out(self, share: float = VALIDATION_SHARE) -> tuple[Part, Part]:
-        """Divide it by time: what to learn from, as known when that ends, and the last `share`."""
-        lo, hi = self.decisions.lo, self.decisions.hi
-        middle = hi - max(1, round((hi - lo) * share))
-        earlier = replace(self, decisions=Slice(lo, middle)).to_learn()
-        return earlier, replace(self, decisions=Slice(middle, hi))
-
-
-@dataclass(frozen=True)
-class Trace:
-    """A packet table divided by time."""
-
-    name: str
-    packets: pl.DataFrame
-    slices: Slices
-    visibility: str = "acked"
-    told: str = "all"
-    waits: Waits | None = None  # where they are known
-    change: Change = PAPERS
-    explored: float | None = None  # share of L4S flows' packets that were sent as classic at random
-
-    def to_learn(self, part: Slice) -> Part:
-        """Give a slice to learn from, as it was known when it ended."""
-        return self.to_predict(part).to_learn()
-
-    def to_predict(self, part: Slice) -> Part:
-        """Give a slice to predict."""
-        return Part(self.name, self.packets, part, self.visibility, self.told, self.change)
-
-
-def decision_times(packets: pl.DataFrame) -> NDArray[np.int64]:
-    """When the batches of 8 of a packet table are decided, (B,); an incomplete last one is not."""
-    decided = packets.height // HORIZON * HORIZON
-    return packets["sent_ns"].to_numpy()[:decided:HORIZON]
-
-
 class Forecaster(ABC):
-    """What every forecaster can do. Instances do not change; `tuned` gives another one."""
+    """What every forecaster can do. Instances do not change; `tuned` returns another one."""
 
     Params: ClassVar[type[Section]]
     seeded: ClassVar[bool] = True  # False: every training seed gives the same one
     search: ClassVar[Space] = {}  # how it is trained; its inputs, form and size make the variant
+    tuning: Tuning | None = None  # how its head was tuned, where it was just now
 
     @classmethod
     @abstractmethod
     def fit(cls, parts: Sequence[Part], params: Any, seed: int, say: Say) -> Self:
-        """Train on parts that were given `to_learn`.
+        """Train on parts that were given by `to_learn`.
 
         Raises:
             ValueError: there is nothing to learn from, or training diverged.
         """
 
-    def tuned(self, part: Part) -> Self:
-        """Give one whose head is tuned on a part given `to_learn`; itself where there is nothing to tune."""
-        return self
-
     @abstractmethod
-    def predict(self, part: Part, queue: int = AS_SENT) -> Floats:
-        """Latencies in µs (B, H), each from what its sender knew at the decision.
+    def encode(self, part: Part, queue: int = AS_SENT) -> Any:
+        """Return what `answer` needs of a part's decisions: all that tuning leaves as it is.
 
-        `queue` is the packets' own: 0 classic, 1 l4s, or -1, the one that each was sent in.
+        What a forecaster encoded, each one that was tuned from it can answer.
+
+        Args:
+            part: the decisions, and the log that their sender has.
+            queue: that of the packets: 0 classic, 1 l4s, or -1, the one that each was sent in.
         """
 
-    def spread(self, part: Part, queue: int = AS_SENT) -> Spread | None:
-        """Quantiles of the latencies that `predict` gives the median of; None where it has none."""
+    @abstractmethod
+    def answer(self, encoded: Any) -> Floats:
+        """Return latencies in µs (B, H) of encoded decisions."""
+
+    def spread(self, encoded: Any) -> Spread | None:
+        """Return quantiles of the latencies that `answer` gives the median of; None where it has none."""
         return None
+
+    def predict(self, part: Part, queue: int = AS_SENT) -> Floats:
+        """Return latencies in µs (B, H), each from what its sender knew at the decision."""
+        return self.answer(self.encode(part, queue))
+
+    def tuned(self, part: Part, how: FinetuneParams) -> Self:
+        """Return one whose head is tuned on a part given by `to_learn`.
+
+        Raises:
+            ValueError: tuning diverged.
+        """
+        return self.tuned_on(self.encode(part), part.latencies_us(), part.change, how)
+
+    def tuned_on(self, encoded: Any, came_BH: Floats, change: Change, how: FinetuneParams) -> Self:
+        """Return one whose head is tuned on encoded decisions; itself where there is nothing to tune.
+
+        Args:
+            encoded: what it, or the one that it was tuned from, encoded.
+            came_BH: latencies in µs; NaN where unknown.
+            change: how large a change of latency the loss weights.
+            how: how it is tuned.
+        """
+        return self
+
+    def same_but_head(self, other: Forecaster) -> bool:
+        """Return whether one can answer what the other encoded."""
+        return type(self) is type(other)
 
     @abstractmethod
     def multiply_adds(self) -> int:
-        """Multiplications and additions of a batch: 8 SENDs, 8 ACKs, and 8 packets in both queues."""
+        """Return multiplications and additions of a batch: 8 SENDs, 8 ACKs, and 8 packets in both queues."""
 
     @abstractmethod
     def write(self, folder: Path) -> dict[str, Any]:
-        """Write weights into an empty folder; return what `read` needs beside them, as plain JSON."""
+        """Write its files into an empty folder; return what `read` needs beside them, as plain JSON."""
 
     @classmethod
     @abstractmethod
-    def read(cls, folder: Path, params: Any, described: Mapping[str, Any]) -> Self:
+    def read(cls, folder: Path, described: Mapping[str, Any]) -> Self:
         """Read what `write` wrote.
 
         Raises:
             ValueError: it does not fit together; the line says what.
         """
 
+    def export(self, folder: Path, level: Level = None) -> None:
+        """Write what is served of it, an artifact, into a folder that is there.
+
+        Args:
+            folder: where to.
+            level: of several quantiles, the one that is served, or `all`; None: the median.
+
+        Raises:
+            ValueError: it cannot be served; the line says why.
+        """
+        raise ValueError(
+            f"{name_of_kind(type(self))} has no network, and Triton serves an event stream or an mlp"
+        )
+
 
 @dataclass(frozen=True)
 class Variant:
-    """A forecaster with its sizes: a section of `forecasters.yaml`."""
+    """A kind of forecaster with its sizes."""
 
     name: str  # of the section
     kind: type[Forecaster]
@@ -183,8 +149,8 @@ class Variant:
 
     @property
     def kind_name(self) -> str:
-        """Name of its class's entry in this folder."""
-        return next(name for name, kind in kinds().items() if kind is self.kind)
+        """Return the name of its kind."""
+        return name_of_kind(self.kind)
 
     def fit(self, parts: Sequence[Part], seed: int, say: Say = lambda _: None) -> Forecaster:
         """Train it; raises as `Forecaster.fit`."""
@@ -192,16 +158,28 @@ class Variant:
 
 
 def kinds() -> dict[str, type[Forecaster]]:
-    """Forecasters by name: what the files of this folder call `FORECASTERS`."""
+    """Return all kinds of forecasters by name."""
+    models = Path(__file__).parent.parent
     found: dict[str, type[Forecaster]] = {}
-    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
-        loaded = importlib.import_module(f"models.forecasters.{module.name}")
-        found |= getattr(loaded, "FORECASTERS", {})
+    for path in sorted(models.parent.glob(KINDS)):
+        found |= _kinds_in(path.parent.name)
     return found
 
 
+def _kinds_in(folder: str) -> dict[str, type[Forecaster]]:
+    found: dict[str, type[Forecaster]] = getattr(
+        importlib.import_module(f"models.{folder}.forecaster"), "FORECASTERS", {}
+    )
+    return found
+
+
+def name_of_kind(kind: type[Forecaster]) -> str:
+    """Return the name of a kind."""
+    return next(name for name, each in kinds().items() if each is kind)
+
+
 def kind_named(name: str) -> type[Forecaster]:
-    """Return a forecaster's class.
+    """Return a kind of forecaster.
 
     Raises:
         ValueError: there is none of that name.
@@ -212,8 +190,43 @@ def kind_named(name: str) -> type[Forecaster]:
     return known[name]
 
 
+def _known(name: str) -> str:
+    if name not in (known := kinds()):
+        raise ValueError(f"it must be one of {', '.join(sorted(known))}")
+    return name
+
+
+def _say_names(schema: dict[str, Any]) -> None:
+    schema["enum"] = sorted(kinds())
+
+
+class ArchitectureParams(Section):
+    """The forecaster of the loop: trained, judged, registered, served, and tuned in live rounds."""
+
+    section: ClassVar = "architecture"
+    name: Annotated[str, AfterValidator(_known), Field(json_schema_extra=_say_names)]
+    """Kind of the forecaster; its sizes are in the section of that name."""
+
+
+def chosen(params: Path) -> Variant:
+    """Return the forecaster that a parameter file chooses for the loop.
+
+    Raises:
+        ValueError: it names none, an unknown one, or its sizes cannot be.
+    """
+    name = read(params, ArchitectureParams).name
+    kind = kind_named(name)
+    return Variant(name, kind, read(params, kind.Params))
+
+
+def sections_of_choice(params: Mapping[str, Any]) -> list[str]:
+    """Return those of a parameter file's sections that say which forecaster it chooses, and its sizes."""
+    choice = (params.get(ArchitectureParams.section) or {}).get("name")
+    return [name for name in (ArchitectureParams.section, choice) if name in params]
+
+
 def variants(path: Path, wanted: Sequence[str] = ()) -> list[Variant]:
-    """Read the sections of a file, or those wanted, in the file's order.
+    """Read the sections of a file of variants, or those wanted, in the file's order.
 
     Raises:
         ValueError: the file or a section is missing, or a name or size cannot be; the line names it.
@@ -238,22 +251,26 @@ def _variant(path: Path, name: str, values: Any) -> Variant:
         raise ValueError(f"{path}: section `{name}`: {error}") from None
 
 
-def save(folder: Path, variant: Variant, forecaster: Forecaster, **about: Any) -> None:
+def save(folder: Path, forecaster: Forecaster, **about: Any) -> None:
     """Write a fitted forecaster; `folder` appears, or changes, only once everything in it is written.
 
-    What it is `about`, plain JSON, stands beside it in its description; so does a digest of each file.
+    Beside its files stands a description with a digest of each, and what it is `about`, plain JSON.
     """
     with new_folder(folder) as partial:
-        described = forecaster.write(partial)
-        content = {
-            "format": FORMAT,
-            "name": variant.kind_name,
-            "params": variant.params.model_dump(),
-            **about,
-            **described,
-            "files": {path.name: _digest(path) for path in sorted(partial.iterdir())},
-        }
-        (partial / DESCRIPTION_FILE).write_text(json.dumps(content, indent=1) + "\n")
+        write(partial, forecaster, **about)
+
+
+def write(folder: Path, forecaster: Forecaster, **about: Any) -> None:
+    """Write a fitted forecaster into an empty folder; arguments as those of `save`."""
+    described = forecaster.write(folder)
+    content = {
+        "format": FORMAT,
+        "name": name_of_kind(type(forecaster)),
+        **about,
+        **described,
+        "files": {path.name: _digest(path) for path in sorted(folder.iterdir())},
+    }
+    (folder / DESCRIPTION_FILE).write_text(json.dumps(content, indent=1) + "\n")
 
 
 def _check_files(folder: Path, digests: Mapping[str, str]) -> None:
@@ -277,7 +294,7 @@ def check_made_for(described: Mapping[str, Any], schema_hash: str) -> None:
 
 
 def load(folder: Path) -> Forecaster:
-    """Read a saved forecaster.
+    """Read a saved forecaster, or the artifact of a network as the registry has it.
 
     No library reads a file whose digest is another: XGBoost's reader may end the process on what was cut.
 
@@ -287,15 +304,23 @@ def load(folder: Path) -> Forecaster:
     """
     path = folder / DESCRIPTION_FILE
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file; not a forecaster, or incomplete")
+        return _load_artifact(folder)
     described = read_object(path)
     if described.get("format") != FORMAT:
-        raise ValueError(f"{path}: format {described.get('format')!r} is not {FORMAT!r}")
+        raise ValueError(f"{path}: format {described.get('format')!r} is not {FORMAT!r}; fit it again")
     try:
         _check_files(folder, described["files"])
-        kind = kind_named(str(described["name"]))
-        return kind.read(folder, kind.Params(**described["params"]), described)
+        return kind_named(str(described["name"])).read(folder, described)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: malformed ({type(error).__name__}: {error})") from error
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
+
+
+def _load_artifact(folder: Path) -> Forecaster:
+    from models.networks import artifact
+
+    if not (folder / artifact.DESCRIPTION_FILE).is_file():
+        raise FileNotFoundError(f"{folder / DESCRIPTION_FILE}: no such file; not a forecaster, or incomplete")
+    name = artifact.architecture_in(folder)
+    return kind_named(name).read(folder, {})

@@ -11,7 +11,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from models.forecasters.forecaster import DESCRIPTION_FILE, Forecaster, Part, Say, Variant, load, save
+from models.forecasters.forecaster import DESCRIPTION_FILE, Forecaster, Say, Variant, load, save
+from models.forecasters.traces import Part, fingerprint
 from models.import_closure import code_hash
 from models.json_file import read_object
 
@@ -34,7 +35,7 @@ def fit(
     if folder is None:
         with TemporaryDirectory(prefix="swiftqueue-") as scratch:
             return fit(variant, seed, parts, say, Path(scratch))
-    place, key = folder / f"{variant.name}-{seed}", key_of(variant, seed, _lessons(parts))
+    place, key = folder / f"{variant.name}-{seed}", key_of(variant, seed, fingerprint(parts))
     if found := _read(place, key):
         say("fitted before")
         return found
@@ -42,7 +43,7 @@ def fit(
     forecaster = variant.fit(parts, seed, say)
     cpu_s = round(time.process_time() - started, 2)
     known = {"visibility": parts[0].visibility, "told": parts[0].told}
-    save(place, variant, forecaster, key=key, fit_cpu_s=cpu_s, **known)
+    save(place, forecaster, key=key, params=variant.params.model_dump(), fit_cpu_s=cpu_s, **known)
     return load(place), cpu_s
 
 
@@ -69,13 +70,3 @@ def _read(place: Path, key: str) -> tuple[Forecaster, float] | None:
         return (load(place), float(described["fit_cpu_s"])) if described.get("key") == key else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _lessons(parts: Sequence[Part]) -> str:
-    """Name of what is learned from."""
-    digest = hashlib.sha256()
-    for part in parts:
-        decided = part.decisions.lo, part.decisions.hi
-        how = [part.trace, decided, part.visibility, part.told, part.change.model_dump()]
-        digest.update(json.dumps(how).encode() + part.packets.hash_rows(seed=1).to_numpy().tobytes())
-    return digest.hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Queries of decisions (docs/EVENTS.md) for the forecasters that read nothing else, and their choice by name.
+"""Rows of decisions (docs/EVENTS.md) for the forecasters over events and queries, and a choice of inputs.
 
 Shapes: B decisions, H horizon (8 packets), P inputs of a query, F inputs of an event.
 """
@@ -13,9 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feature_store.events.event_stream import AS_SENT, INPUTS, EventInput, Events, replay_events
-from models.forecasters.forecaster import Part
-
-Floats = NDArray[np.float32]
+from models.forecasters.traces import Floats, Part
 
 QUERY_INPUTS: Final = tuple(each for each in INPUTS if each.rows != "events")
 EVENT_INPUTS: Final = tuple(each for each in INPUTS if each.rows != "queries")
@@ -29,31 +27,37 @@ class Inputs:
 
     @classmethod
     def without(cls, rows: Sequence[EventInput], left_out: Sequence[str]) -> Inputs:
-        """All of `rows` but those named."""
+        """Return all of `rows` but those named."""
         return cls(tuple(each for each in rows if each.name not in left_out))
+
+    @classmethod
+    def named(cls, names: Sequence[str]) -> Inputs:
+        """Return the inputs of those names, in that order."""
+        by_name = {each.name: each for each in INPUTS}
+        return cls(tuple(by_name[name] for name in names))
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Their names."""
+        """Return their names."""
         return tuple(each.name for each in self.chosen)
 
     @property
     def units(self) -> tuple[str, ...]:
-        """Their units."""
+        """Return their units."""
         return tuple(each.unit for each in self.chosen)
 
     def of(self, x: Floats) -> Floats:
-        """These columns (…, P) of whole rows (…, all inputs)."""
+        """Return these columns (…, P) of whole rows (…, all inputs)."""
         return np.take(x, [INPUTS.index(each) for each in self.chosen], axis=-1)
 
 
 def column(x_BHF: Floats, name: str) -> NDArray[np.float64]:
-    """One input of whole rows, (B, H)."""
+    """Return one input of whole rows, (B, H)."""
     return x_BHF[..., [each.name for each in INPUTS].index(name)].astype(np.float64)
 
 
 def replayed(part: Part, queue: int = AS_SENT, *, phase: int = 0) -> Events:
-    """Events up to a part's end, and its queries; a `phase` above 0 decides that many packets later.
+    """Return the events up to a part's end, and its queries; with a `phase` it decides that much later.
 
     The events are those that the part's packets tell of: of a part to learn from, none after its end.
     """

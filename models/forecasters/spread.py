@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from models.architecture import MEDIAN
+from models.networks.parameters import MEDIAN
 from models.networks.prediction import Encoded, Headed, quantiles
 from models.networks.scaling import MIN_LATENCY_US
 

@@ -1,58 +1,58 @@
 """The artifact: a folder of `model.safetensors` + `model.json` (+ `model.onnx`); nothing in it can run code.
 
-Whatever is not exactly right is refused with one line naming it: a model that was half written, made for
-other features or trained to NaN must never reach a sender.
+It is a network over queries as it is served. Whatever is not exactly right is refused with one line naming
+it: a model that was half written, made for other inputs or trained to NaN must never reach a sender.
 
-Shapes: B batch, W window tokens, F features, H horizon.
+Shapes: B batch, W rows (events, then 8 queries), F inputs of a row.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as parse_tensors
 from safetensors.torch import save_file
 
 from feature_store.atomic import new_folder
-from models.architecture import MEDIAN, MOST_LEVELS
+from feature_store.events.definition import EVENTS
+from feature_store.events.event_stream import INPUTS
 from models.json_file import read_object
-from models.networks import loop_network
 from models.networks.files import (
     DESCRIPTION_FILE,
     ONNX_OUTPUT,
     WEIGHTS_FILE,
     check_finite,
-    load_weights,
+    check_state,
     write_onnx,
 )
-from models.networks.loop_network import LoopNetwork
+from models.networks.parameters import MEDIAN, MOST_LEVELS
+from models.networks.query_network import QueryNetwork
 from models.networks.scaling import ScaledFeature, Target
-from models.networks.window_network import WindowNetwork
 
 FORMAT: Final = "swiftqueue-artifact/2"
-# Format 1 knew the paper's readout only; its files say nothing of readout and anchor.
-FORMAT_1: Final = "swiftqueue-artifact/1"
-_SINCE_2: Final = {"readout", "anchor"}
-# Found by name, not imported; import_closure.py follows it to what a model is made of.
-NETWORKS: Final = "models.loop"
+VISIBILITY: Final = "acked"  # of the latencies that what is served learned from
 _KEYS: Final = {
     "format",
     "architecture",
     "window",
     "features",
+    "queries",
     "target",
     "schema_hash",
     "visibility",
     "protocol",
 }
-# Of the quantile that a model gives, where it is not the mean: its head is tuned for it. In `protocol`, which
+# The quantile that a model gives, where it is not the mean: its head is tuned for it. In `protocol`, which
 # says how a model was taught and no reader in C++ looks into.
 _LEVEL: Final = "level"
-# Of all the quantiles that a model gives: the engine must know how many a latency has.
+# All the quantiles that a model gives: the engine must know how many a latency has.
 LEVELS: Final = "levels"
 # Memory is taken for a network of these sizes before its weights are looked at: 1 GB at most.
 _MOST: Final = {
@@ -65,42 +65,48 @@ _MOST: Final = {
     "horizon": 256,
     "features": 256,
 }
+NETWORKS: Final = "models/*/network.py"  # import_closure.py follows it
+FORMER_FORMAT: Final = "swiftqueue-artifact/1"
+_FORMER: Final = {"transformer-encoder", "bilstm", "query-mlp"}  # networks that earlier versions served
+LAST_FORMER: Final = "ebbf31e4"  # the last commit that serves them
+EMBEDDINGS: Final = {"send.weight": "features", "ack.weight": "features", "ask_about.weight": "queries"}
+PROJECT: Final = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
 class Description:
-    """What `model.json` says beyond what the model itself knows (features, target, sizes)."""
+    """What `model.json` says beyond what the network itself knows (inputs, target, sizes)."""
 
     tokens: int  # W
-    schema_hash: str  # of the feature definition the windows were made with
+    schema_hash: str  # of the definition of rows
     visibility: str  # acked | previous
     protocol: Mapping[str, Any] = field(default_factory=dict)  # name and slice lengths in seconds
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """A loaded model, in eval mode, with its description."""
+    """A loaded network, in eval mode, with its description."""
 
-    model: WindowNetwork
+    model: QueryNetwork
     description: Description
 
 
-def save(folder: Path, model: WindowNetwork, description: Description) -> None:
+def save(folder: Path, model: QueryNetwork, protocol: Mapping[str, Any]) -> None:
     """Write the artifact; `folder` appears, or changes, only once everything in it is written.
 
     Raises:
         ValueError: a weight is NaN or infinite.
     """
     with new_folder(folder) as partial:
-        write(partial, model, description)
+        write(partial, model, protocol)
 
 
-def write(folder: Path, model: WindowNetwork, description: Description) -> None:
+def write(folder: Path, model: QueryNetwork, protocol: Mapping[str, Any]) -> None:
     """Write the artifact's files into a folder that is there; raises as `save`."""
     state = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
     check_finite(state, str(folder))
     save_file(state, str(folder / WEIGHTS_FILE))
-    (folder / DESCRIPTION_FILE).write_text(json.dumps(_to_json(model, description), indent=1) + "\n")
+    (folder / DESCRIPTION_FILE).write_text(json.dumps(_to_json(model, protocol), indent=1) + "\n")
 
 
 def read_files(folder: Path) -> dict[str, bytes]:
@@ -108,37 +114,44 @@ def read_files(folder: Path) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in (WEIGHTS_FILE, DESCRIPTION_FILE)}
 
 
-def load(folder: Path, schema_hash: str | None = None) -> Artifact:
-    """Read an artifact; the model is in eval mode.
-
-    `schema_hash` is that of the caller's windows; leave it out only to look at an artifact.
+def load(folder: Path) -> Artifact:
+    """Read an artifact; the network is in eval mode.
 
     Raises:
         FileNotFoundError: a file of the artifact is missing.
-        ValueError: another schema hash, unknown or missing keys or weights, wrong shapes, weights that are
-            NaN, or a truncated file.
+        ValueError: another schema hash, a former network, unknown or missing keys or weights, wrong shapes,
+            weights that are NaN, or a truncated file.
+    """
+    path = folder / DESCRIPTION_FILE
+    described = _read_json(path)
+    _check_served(path, described)
+    try:
+        model, description, sliced = _from_json(described)
+    except (KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise ValueError(f"{path}: malformed: {error}") from error
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    _load_weights(folder / WEIGHTS_FILE, model, sliced)
+    return Artifact(model, description)
+
+
+def architecture_in(folder: Path) -> str:
+    """Return the name of the network in a folder.
+
+    Raises:
+        FileNotFoundError: it holds no artifact.
+        ValueError: it is malformed, or of a network that is not served any more.
     """
     described = _read_json(folder / DESCRIPTION_FILE)
-    if schema_hash is not None and described["schema_hash"] != schema_hash:
-        raise ValueError(
-            f"{folder}: made for features {described['schema_hash']}, but this code computes {schema_hash}; "
-            "train again (dvc repro) or check out the commit that made it"
-        )
-    try:
-        model, description = _from_json(described)
-    except (KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise ValueError(f"{folder / DESCRIPTION_FILE}: malformed: {error}") from error
-    except ValueError as error:
-        raise ValueError(f"{folder / DESCRIPTION_FILE}: {error}") from error
-    load_weights(folder, model)
-    return Artifact(model, description)
+    _check_served(folder / DESCRIPTION_FILE, described)
+    return str(described["architecture"]["name"])
 
 
 def export_onnx(folder: Path) -> Path:
     """Write `model.onnx` beside the weights: input `window` (B, W, F), output `latency_us` (B, H).
 
     Returns:
-        Path of the ONNX file. B is free; W and F are those of the artifact.
+        Path of the ONNX file. B is free; W is that of the artifact, F that of a row.
 
     Raises:
         ValueError: it gives several quantiles of each latency.
@@ -149,70 +162,123 @@ def export_onnx(folder: Path) -> Path:
             f"{folder}: gives {levels} quantiles of each latency (served_level: all), and Triton serves one; "
             "only the laboratory's senders act on several"
         )
-    x_BWF = torch.zeros(2, loaded.description.tokens, len(loaded.model.features))
+    x_BWF = torch.zeros(2, loaded.description.tokens, len(EVENTS.features))
     return write_onnx(folder, loaded.model, x_BWF, ONNX_OUTPUT)
 
 
-def networks() -> dict[str, LoopNetwork]:
-    """Networks of the loop by their name in `model.json`."""
-    return {one.stored: one for one in map(loop_network.named, loop_network.names())}
+def of_level(model: QueryNetwork, level: float | str | None) -> QueryNetwork:
+    """Return the same network with a single quantile as its output, the median by default.
 
-
-def network_of(model: WindowNetwork) -> LoopNetwork:
-    """Return the loop's network that a model is one of.
+    Where levels cross, a forecaster sorts them and this does not.
 
     Raises:
-        ValueError: it is none of the loop's.
+        ValueError: there is no such level.
     """
-    for one in networks().values():
-        if one.network() is type(model):
-            return one
-    raise ValueError(f"a {type(model).__name__} cannot be kept: no file of {NETWORKS} has it")
+    levels = model.quantiles
+    if level is not None and level not in levels:
+        known = ", ".join(map(str, levels)) or "none: it gives the mean"
+        raise ValueError(f"level {level} cannot be served; the network's are {known}")
+    if not levels:
+        return model
+    one = MEDIAN if level is None else float(level)
+    kind: Any = type(model)
+    found: QueryNetwork = kind(model.event_inputs, model.query_inputs, model.target, model.sizes)
+    state, row = model.state_dict(), list(levels).index(one)
+    last = {name: state[name][row : row + 1] for name in ("head.2.weight", "head.2.bias")}
+    found.load_state_dict({**state, **last})
+    found.quantiles = (one,)
+    found.eval()
+    return found
 
 
-def _to_json(model: WindowNetwork, description: Description) -> dict[str, Any]:
-    network = network_of(model)
-    sizes = {key: value for key, value in asdict(model.sizes).items() if key != "horizon"}
+def same_but_head(ours: QueryNetwork, theirs: QueryNetwork) -> bool:
+    """Return whether two networks have one encoder, one scaling and one form."""
+    described = ((model.scalings(), model.target, model.sizes, model.rows) for model in (ours, theirs))
+    if len(set(described)) > 1:
+        return False
+    other = theirs.encoder_state()
+    return all(torch.equal(value, other[name]) for name, value in ours.encoder_state().items())
+
+
+def _networks() -> dict[str, tuple[type[Any], type[Any]]]:
+    """Return sizes and class of each network that is served, by its name in `model.json`.
+
+    A folder of `models/` adds one by `NETWORK` in its `network.py`; the name is the folder's, with hyphens.
+    """
+    found = {}
+    for path in sorted(PROJECT.glob(NETWORKS)):
+        module = importlib.import_module(f"models.{path.parent.name}.network")
+        if hasattr(module, "NETWORK"):
+            found[path.parent.name.replace("_", "-")] = module.NETWORK
+    return found
+
+
+def _name_of(model: QueryNetwork) -> str:
+    for name, (_, network) in _networks().items():
+        if network is type(model):
+            return name
+    raise ValueError(f"a {type(model).__name__} cannot be kept: no file {NETWORKS} names it as its NETWORK")
+
+
+def _to_json(model: QueryNetwork, protocol: Mapping[str, Any]) -> dict[str, Any]:
     levels = model.quantiles
     return {
         "format": FORMAT,
-        "architecture": {"name": network.stored, **sizes},
-        "window": {"tokens": description.tokens, "horizon": model.horizon},
-        "features": [asdict(feature) for feature in model.features],
+        "architecture": {"name": _name_of(model), **asdict(model.sizes)},
+        "window": {"tokens": model.rows, "horizon": model.horizon},
+        "features": [asdict(each) for each in model.event_inputs],
+        "queries": [asdict(each) for each in model.query_inputs],
         "target": asdict(model.target),
-        "schema_hash": description.schema_hash,
-        "visibility": description.visibility,
-        "protocol": {**description.protocol, **({_LEVEL: levels[0]} if len(levels) == 1 else {})},
+        "schema_hash": EVENTS.schema_hash,
+        "visibility": VISIBILITY,
+        "protocol": {**protocol, **({_LEVEL: levels[0]} if len(levels) == 1 else {})},
         **({LEVELS: list(levels)} if len(levels) > 1 else {}),
-        **{key: [asdict(each) for each in getattr(model, key)] for key in network.scalings},
     }
 
 
-def _from_json(described: dict[str, Any]) -> tuple[WindowNetwork, Description]:
+def _check_served(path: Path, described: Mapping[str, Any]) -> None:
+    """Refuse an artifact of a former form, or of other inputs, in one line."""
+    architecture = described["architecture"]
+    name = architecture.get("name") if isinstance(architecture, dict) else None
+    if name in _FORMER or "queries" not in described:
+        raise ValueError(
+            f"{path}: holds a network of a former form ({name}); the last commit that serves it is "
+            f"{LAST_FORMER}; train again (dvc repro)"
+        )
+    if described["schema_hash"] != EVENTS.schema_hash:
+        raise ValueError(
+            f"{path}: made for features {described['schema_hash']}, but this code computes "
+            f"{EVENTS.schema_hash}; train again (dvc repro) or check out the commit that made it"
+        )
+    _exact_keys(str(path), {key: described[key] for key in described if key != LEVELS}, _KEYS)
+
+
+def _from_json(described: dict[str, Any]) -> tuple[QueryNetwork, Description, dict[str, list[int]]]:
     sizes, window = dict(described["architecture"]), described["window"]
-    known = networks()
+    known = _networks()
     if (name := sizes.pop("name")) not in known:
         raise ValueError(f"unknown architecture {name!r} (known: {', '.join(known)})")
-    network = known[name]
-    own = {key: described[key] for key in set(described) - _KEYS}
-    levels = _levels_of(own.pop(LEVELS)) if network.several and LEVELS in own else ()
-    _exact_keys(f"of {name}", own, set(network.scalings))
+    form, network = known[name]
+    levels = _levels_of(described[LEVELS]) if LEVELS in described else ()
     _exact_keys("window", window, {"tokens", "horizon"})
-    expected = {f.name for f in fields(network.sizes())} - {"horizon"}
-    _exact_keys("architecture", sizes, expected - _SINCE_2 if described["format"] == FORMAT_1 else expected)
+    _exact_keys("architecture", sizes, {f.name for f in fields(form)})
     _exact_keys("target", described["target"], {f.name for f in fields(Target)})
-    scaled = {key: described[key] for key in ("features", *network.scalings)}
-    for feature in (each for some in scaled.values() for each in some):
+    for feature in (*described["features"], *described["queries"]):
         _exact_keys("feature", feature, {f.name for f in fields(ScaledFeature)})
-    for key, value in {**sizes, **window, "features": len(described["features"])}.items():
+    counts = {"features": len(described["queries"])} | ({"events": 1} if described["features"] else {})
+    for key, value in {**sizes, **window, **counts}.items():
         if key in _MOST and not (type(value) is int and 1 <= value <= _MOST[key]):
             raise ValueError(f"{key} is {value!r}; it must be a whole number from 1 to {_MOST[key]}")
-    if window["tokens"] < window["horizon"]:
-        raise ValueError(f"window of {window['tokens']} tokens is shorter than its horizon")
-    inputs = {key: [ScaledFeature(**each) for each in some] for key, some in scaled.items()}
-    model = network.build(
-        inputs.pop("features"), Target(**described["target"]), sizes, window, inputs, levels
+    sliced, inputs = {}, {}
+    for rows, other in (("features", "queries"), ("queries", "events")):
+        every = [ScaledFeature(**each) for each in described[rows]]
+        kept = _seen(every, other)
+        sliced[rows], inputs[rows] = kept, [every[place] for place in kept]
+    model: QueryNetwork = network(
+        inputs["features"], inputs["queries"], Target(**described["target"]), form(**sizes), levels
     )
+    if window != {"tokens": model.rows, "horizon": model.horizon}:
+        raise ValueError(f"the window must be {model.events} events and {model.horizon} queries")
     rest = {key: described[key] for key in ("schema_hash", "visibility", "protocol")}
     for key, wanted in (("schema_hash", str), ("visibility", str), ("protocol", dict)):
         if not isinstance(rest[key], wanted):
@@ -222,7 +288,34 @@ def _from_json(described: dict[str, Any]) -> tuple[WindowNetwork, Description]:
         if not (isinstance(level, float) and 0 < level < 1):
             raise ValueError(f"protocol: {_LEVEL} is {level!r}; it must be a number between 0 and 1")
         model.quantiles = (level,)
-    return model, Description(tokens=window["tokens"], **rest)
+    return model, Description(tokens=window["tokens"], **rest), sliced
+
+
+def _seen(every: Sequence[ScaledFeature], other: str) -> list[int]:
+    """Return the places of the inputs that a row of this kind has.
+
+    Artifacts of before listed all inputs of both kinds of rows, with weights of 0 for those of the `other`.
+    """
+    rows = {each.name: each.rows for each in INPUTS}
+    return [place for place, each in enumerate(every) if rows.get(each.name, other) != other]
+
+
+def _load_weights(path: Path, model: QueryNetwork, kept: Mapping[str, list[int]]) -> None:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file; what is there is incomplete")
+    try:
+        state = parse_tensors(path.read_bytes())
+    except SafetensorError as error:
+        raise ValueError(f"{path}: truncated or not a safetensors file ({error})") from error
+    for layer, rows in EMBEDDINGS.items():
+        if layer in state and state[layer].dim() == 2 and state[layer].shape[1] > len(kept[rows]):
+            dropped = sorted(set(range(state[layer].shape[1])) - set(kept[rows]))
+            if bool(state[layer][:, dropped].any()):
+                raise ValueError(f"{path}: weight {layer} is not 0 for an input that its rows do not have")
+            state[layer] = state[layer][:, kept[rows]].contiguous()
+    check_state(state, model.state_dict(), path)
+    model.load_state_dict(state)
+    model.eval()
 
 
 def _levels_of(given: list[Any]) -> tuple[float, ...]:
@@ -236,9 +329,11 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file; not an artifact, or incomplete")
     described = read_object(path)
-    if described.get("format") not in (FORMAT, FORMAT_1):
+    if described.get("format") not in (FORMAT, FORMER_FORMAT):
         raise ValueError(f"{path}: format {described.get('format')!r} is not {FORMAT!r}")
-    _exact_keys(str(path), {key: described[key] for key in described if key in _KEYS}, _KEYS)
+    for key in ("architecture", "schema_hash"):
+        if key not in described:
+            raise ValueError(f"{path}: key {key!r} is missing")
     return described
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from feature_store.atomic import new_file
@@ -30,7 +29,7 @@ def export_onnx(folder: Path, parent: Path) -> Path:
     Any other artifact, or a parent in whose network the head is not found, means a whole export.
     """
     ours, theirs = artifact.load(folder), artifact.load(parent)
-    if not (parent / ONNX_FILE).is_file() or not same_but_head(ours, theirs):
+    if not (parent / ONNX_FILE).is_file() or not artifact.same_but_head(ours.model, theirs.model):
         return artifact.export_onnx(folder)
     import onnx
 
@@ -40,18 +39,6 @@ def export_onnx(folder: Path, parent: Path) -> Path:
     with new_file(folder / ONNX_FILE) as partial:
         onnx.save(network, str(partial))
     return folder / ONNX_FILE
-
-
-def same_but_head(ours: Artifact, theirs: Artifact) -> bool:
-    """Whether two artifacts have one encoder, one scaling and one window."""
-    described = (
-        (a.model.scalings(), a.model.target, a.model.sizes, a.description.tokens, a.description.schema_hash)
-        for a in (ours, theirs)
-    )
-    if len(set(described)) > 1:
-        return False
-    encoder, other = ours.model.encoder_state(), theirs.model.encoder_state()
-    return all(torch.equal(value, other[name]) for name, value in encoder.items())
 
 
 def put_head(

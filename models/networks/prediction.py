@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from models.architecture import MEDIAN
+from models.networks.parameters import MEDIAN
 from models.networks.scaling import Target
 from models.networks.window_network import WindowNetwork, anchored
 
@@ -69,7 +69,7 @@ class Encoded:
 def encode(model: WindowNetwork, windows: RawWindows, batch: int = BATCH) -> Iterator[Encoded]:
     """Encode windows, `batch` at a time."""
     model.eval()  # dropout would spoil a cache of it
-    device = model.scale.log_F.device
+    device = next(model.parameters()).device
     for first in range(0, len(windows), batch):
         # Copied: a memory map is read-only.
         x_BWF = torch.from_numpy(np.array(windows[first : first + batch])).to(device)

@@ -17,7 +17,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from models.architecture import ANCHOR_FALLBACK
+from models.networks.parameters import ANCHOR_FALLBACK
 from models.networks.scaling import MIN_LATENCY_US, ScaledFeature, Target
 
 PADDING_FEATURE: Final = "size_bytes"  # no packet has size 0: such a token is padding

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from feature_store.settings import settings
 from feature_store.state import experiment_name
-from models.networks.loop_network import DEFAULT, named
 from models.registry.lineage import git_commit
 from models.registry.store import clear_errors, connect, experiment, log_params, numbers, texts
 
@@ -77,17 +76,15 @@ def stage_run(
 
     Args:
         stage: which stage works.
-        traces: whose windows it works on.
+        traces: names of the traces that it works on.
         params: all sections of params.yaml.
         seed: of the stage.
 
     """
-    chosen = (params.get("architecture") or {}).get("name", DEFAULT)
-    own = named(chosen).params()
-    sizes, keys = params.get(own.section) or {}, ("layers", "width", "heads")
-    architecture = "x".join(str(sizes.get(key, "?")) for key in keys if key in own.model_fields)
-    if chosen != DEFAULT:
-        architecture = f"{chosen} {architecture}"
+    chosen = str((params.get("architecture") or {}).get("name", ""))
+    sizes = params.get(chosen) or {}
+    form = "x".join(str(sizes[key]) for key in ("layers", "width", "heads") if key in sizes)
+    architecture = " ".join(filter(None, (chosen, form)))
     which = "+".join(traces) if len(traces) <= MOST_NAMED else f"{len(traces)} traces"
     variant = experiment_name() or settings().study or ""
     tags = {

@@ -20,10 +20,10 @@ import torch
 from numpy.typing import NDArray
 
 from models.networks.prediction import Encoded, Headed, answers
-from models.training.windows import Floats
 
 SLICES: Final = 6  # newest that count: a minute of rounds of ten seconds, chosen on web pages alone
 Doubles = NDArray[np.float64]
+Floats = NDArray[np.float32]
 M = TypeVar("M", bound=Headed)
 
 

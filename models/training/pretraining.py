@@ -21,9 +21,9 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from feature_store.events.definition import WINDOW
-from models.architecture import check_heads
 from models.import_closure import code_hash
 from models.networks.loop_network import Data, Pretrained
+from models.networks.parameters import check_heads
 from models.networks.prediction import BATCH, encode, latencies
 from models.networks.scaling import (
     MIN_LATENCY_US,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from abc import ABC
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,44 +17,21 @@ from typing import Any, Final
 import numpy as np
 import torch
 import torch.distributed
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from models.architecture import QueryFit
+from models.networks.parameters import QueryNetworkParams
 from models.networks.prediction import Encoded, Headed, latencies, quantiles
-from models.networks.query_predictor import QueryPredictor
+from models.networks.query_network import QueryNetwork
 from models.networks.scaling import MIN_LATENCY_US
-from models.networks.window_network import WindowNetwork
-from models.search import Between, Space
-from models.section import Above0, Count
-from models.sharp import PAPERS, Change, sharp_changes
 from models.training.epochs import Trainer, all_sum
-from models.training.finetuning import FinetuneParams, M, with_trained_head
+from models.training.head import ADAM_BETAS
 from models.training.loss import weighted_error
-from models.training.pretraining import ADAM_BETAS
-from models.training.windows import Floats
 
 LEAST_RATE: Final = 0.02  # of the learning rate: where the cosine ends
 MOST_GRADIENT: Final = 1.0  # norm: one batch within a congestion episode must not undo the epoch
 WARM_UP_STEPS: Final = 60
-
-
-SEARCH: Final[Space] = {  # of a network over queries
-    "learning_rate": Between(5e-4, 8e-3),
-    "weight_decay": Between(1e-4, 0.3),
-    "dropout": (0.0, 0.05, 0.1, 0.2, 0.3),
-    "head_learning_rate": Between(1e-4, 1e-2),
-}
-
-
-class QueryTraining(QueryFit):
-    """How a network over queries is trained, and its head tuned."""
-
-    head_epochs: Count
-    """Passes over a fine-tuning slice."""
-    head_batch_size: Count
-    """Decisions of a step of fine-tuning."""
-    head_learning_rate: Above0
-    """Of Adam, of the head alone."""
+Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -67,17 +45,17 @@ class Batch:
 
 
 class QueryTrainer(Trainer):
-    """Of a network over queries."""
+    """Trains a network over queries."""
 
     slower = "learning_rate"
 
     def __init__(
         self,
-        model: QueryPredictor | WindowNetwork,
+        model: QueryNetwork,
         batches: Callable[[int], Iterable[Batch]],
         steps: int,
         validate: Callable[[], float],
-        params: QueryFit,
+        params: QueryNetworkParams,
         seed: int,
         rank: int = 0,
         workers: int = 1,
@@ -107,7 +85,7 @@ class QueryTrainer(Trainer):
             fused=True,
         )
         super().__init__(model, optimizer, params.epochs, seed, rank, workers)
-        self.model: QueryPredictor | WindowNetwork = model
+        self.model: QueryNetwork = model
         self.batches, self.steps, self.validate, self.params = batches, steps, validate, params
         self.judged_by = "validation_log_pinball" if model.quantiles else "validation_log_mse"
 
@@ -147,6 +125,13 @@ class QueryTrainer(Trainer):
         nn.utils.clip_grad_norm_(self.model.parameters(), MOST_GRADIENT)
         self.optimizer.step()
         return error_sum
+
+
+class Course(ABC):
+    """An untrained network, what it learns from and what chooses its epoch; with workers, one's share."""
+
+    model: QueryNetwork
+    trainer: QueryTrainer
 
 
 def _sum_gradients(model: nn.Module) -> None:
@@ -199,20 +184,3 @@ def held_out_error(model: Headed, shown: Iterable[tuple[Encoded, Floats]], worke
     if not count:
         raise ValueError("no latency is known in what is held out of the training slice")
     return error / count
-
-
-def head_tuned(
-    model: M, encoded: Encoded, came_BH: Floats, params: QueryTraining, change: Change = PAPERS
-) -> M:
-    """A copy whose head is trained on encoded decisions; the model itself where no latency is known."""
-    if not np.isfinite(came_BH).any():
-        return model
-    how = FinetuneParams(
-        seed=1,
-        workers=1,
-        epochs=params.head_epochs,
-        batch_size=params.head_batch_size,
-        learning_rate=params.head_learning_rate,
-        sharp_weight=params.sharp_weight,
-    )
-    return with_trained_head(model, encoded, came_BH, sharp_changes(came_BH, change), how)[0]

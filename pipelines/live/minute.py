@@ -21,6 +21,7 @@ from typing import Any, Final, Self
 import numpy as np
 import polars as pl
 import torch
+from models.training.finetuning import Finetuned, FinetuneParams, train_head
 from numpy.typing import NDArray
 
 from feature_store.events import windows as fw
@@ -34,7 +35,6 @@ from models.registry import gate
 from models.registry.bars import Verdict
 from models.scoring.baselines import Candidates, last_visible
 from models.sharp import PAPERS, Change, sharp_changes
-from models.training.finetuning import Finetuned, FinetuneParams, train_head
 from pipelines.live.encoding import EncodedWindows, Encoder, Encoding, encoder_for, joined
 from pipelines.live.reservoir import EMPTY, Past, Reservoir, stretches
 from pipelines.live.rounds_log import DeclinedError

@@ -2,7 +2,7 @@
 
     python -m pipelines.live.retrain FOLDER      # the stages; started by the scheduler, one at a time
 
-FOLDER holds `params.yaml` and `packets/`. The stages `windows`, `validate` and `pretrain` run in it; then
+FOLDER holds `params.yaml` and `packets/`. The stages `split`, `validate` and `pretrain` run in it; then
 `candidate/` appears: the artifact, and `inputs.npy`, the inputs that its encoder was trained on. A round
 fine-tunes its head on the newest minute and judges it as any challenger (rounds.py).
 """
@@ -29,21 +29,25 @@ import yaml
 from numpy.typing import NDArray
 
 from feature_store.atomic import new_folder
-from feature_store.quality.distribution_shift import sample_inputs
+from feature_store.quality.distribution_shift import as_rows, sample_inputs
 from feature_store.settings import settings
 from feature_store.state import make_scratch, private_dir, state_dir
 from feature_store.state import scratch as loop_scratch
 from feature_store.telemetry.recent import Latest, write_trace
 from models import program
-from models.forecasters.forecaster import decision_times
-from models.networks import artifact, loop_network
+from models.forecasters.forecaster import load, sections_of_choice
+from models.forecasters.queries import replayed
+from models.forecasters.traces import about, decision_times, read_traces
+from models.networks import artifact
 from models.registry.saving import INPUTS_FILE
+from models.section import read_all
+from models.sharp import PAPERS
 from models.training.protocol import PROTOCOLS
-from models.training.windows import load_windows
 from pipelines.live.encoding import NOT_READ
+from pipelines.register import served_level
 
 SECONDS: Final = 600.0  # of telemetry; protocol `paper` needs 450
-MOST_PACKETS: Final = 1_500_000  # their windows are 2.3 GB at 128 tokens, 5.3 GB of an event stream's 136
+MOST_PACKETS: Final = 1_500_000  # their events and queries take some 3 GB of memory
 PAUSE_S: Final = 3600.0  # from one start to the next: what did not pass the gate will not pass at once
 STOP_S: Final = 20.0
 TRIES: Final = 3  # of each stage; `pretrain` goes on from its last epoch
@@ -73,7 +77,7 @@ class Retraining:
         """Drop what an earlier scheduler left unfinished.
 
         Args:
-            params: all of params.yaml; used are `windows`, `validate`, `architecture` and what that names.
+            params: all of params.yaml; used are `validate`, `architecture` and what that names.
         """
         self._folder = state_dir() / "live" / "retrain"
         self._params = params
@@ -198,13 +202,12 @@ def stage_params(params: Mapping[str, Any], packets: pl.DataFrame) -> dict[str, 
     fitting = [p for p in PROTOCOLS.values() if p.least_s < seconds]
     if not fitting:
         raise RetrainError(f"{seconds:.1f} s of telemetry are too few for a re-train")
-    windows = params["windows"] | {"visibility": ["acked"]}
     split = {"protocol": max(fitting, key=lambda p: p.least_s).name}
     # The inputs shift within it: that is why it is done.
     validate = params["validate"] | {"max_shift_psi": ANY_SHIFT}
-    taken = ("change", *loop_network.sections(params))
+    taken = ("change", *sections_of_choice(params))
     own = {name: params[name] for name in taken if name in params}
-    return {"windows": windows, "split": split, "validate": validate, **own}
+    return {"split": split, "validate": validate, **own}
 
 
 def run_stages(folder: Path) -> None:
@@ -213,9 +216,7 @@ def run_stages(folder: Path) -> None:
     Raises:
         RetrainError: a stage failed.
     """
-    options = {
-        name: ["--" + name, str(folder / name)] for name in ("packets", "windows", "split", "validation")
-    }
+    options = {name: ["--" + name, str(folder / name)] for name in ("packets", "split", "validation")}
 
     def stage(name: str, output: str, *inputs: str) -> None:
         command = [sys.executable, "-m", f"pipelines.{name}", "--params", str(folder / "params.yaml")]
@@ -227,24 +228,23 @@ def run_stages(folder: Path) -> None:
                 return
         raise RetrainError(f"stage {name} ended with code {code}")
 
-    stage("windows", "windows", "packets")
-    stage("split", "split", "windows")
-    stage("validate", "validation", "packets", "windows", "split")
-    stage("pretrain", "pretrained", "packets", "windows", "split")
-    windows = load_windows(folder / "windows", folder / "split")
-    (trace,) = windows.traces.values()
-    learned = trace.pretrain
+    stage("split", "split", "packets")
+    stage("validate", "validation", "packets", "split")
+    stage("pretrain", "pretrained", "packets", "split")
+    traces = read_traces(folder / "packets", folder / "split", PAPERS)
+    (trace,) = traces.values()
+    learned, decision_ns_B = trace.slices.pretrain, decision_times(trace.packets)
     tags = {
-        "retrain.protocol": windows.protocol["name"],
-        "retrain.from_ns": str(trace.decision_ns_B[learned.lo]),
-        "retrain.to_ns": str(trace.decision_ns_B[learned.hi - 1]),
+        "retrain.protocol": about(traces)["name"],
+        "retrain.from_ns": str(decision_ns_B[learned.lo]),
+        "retrain.to_ns": str(decision_ns_B[learned.hi - 1]),
     }
-    inputs_NF = sample_inputs(trace.x_BWF[learned.lo : learned.hi, -windows.horizon :])
+    inputs_NF = sample_inputs(as_rows(replayed(trace.to_predict(learned)).x_DHF))
     with new_folder(folder / CANDIDATE) as partial:
-        shutil.copytree(folder / "pretrained", partial, dirs_exist_ok=True)
+        load(folder / "pretrained").export(partial, served_level(read_all(folder / "params.yaml")))
         np.save(partial / INPUTS_FILE, inputs_NF)
         (partial / "tags.yaml").write_text(yaml.safe_dump(tags))
-    for name in ("packets", "windows", "pretrained"):  # gigabytes that nobody needs any more
+    for name in ("packets", "pretrained"):  # gigabytes that nobody needs any more
         shutil.rmtree(folder / name)
 
 

@@ -13,19 +13,18 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from feature_store.allowed_values import allowed
-from models.networks.loop_network import named, names
+from models.forecasters.forecaster import kinds
 from models.section import Section, near, read_all, schema_at
 
 # Named, not imported: some of them bring PyTorch.
 _OF_STAGES: Final = {
     "simulate": "pipelines.simulate:SimulateParams",
     "extract": "pipelines.extract:ExtractParams",
-    "windows": "pipelines.windows:WindowsParams",
     "split": "pipelines.split:SplitParams",
     "validate": "pipelines.validate:ValidateParams",
     "change": "models.sharp:Change",
-    "architecture": "models.networks.loop_network:ArchitectureParams",
-    "finetune": "models.training.finetuning:FinetuneParams",
+    "architecture": "models.forecasters.forecaster:ArchitectureParams",
+    "finetune": "models.training.head:FinetuneParams",
     "live": "pipelines.live.reservoir:LiveParams",
     "evaluate": "pipelines.evaluate:EvaluateParams",
     "register": "models.registry.register_params:RegisterParams",
@@ -38,10 +37,9 @@ _OF_STAGES: Final = {
 }
 
 
-def of_networks() -> dict[str, type[Section]]:
-    """Classes of the sections of the loop's networks, by name."""
-    classes = (named(name).params() for name in names())
-    return {one.section: one for one in classes}
+def of_forecasters() -> dict[str, type[Section]]:
+    """Return the classes of the sections of all kinds of forecasters, by name."""
+    return {name: kind.Params for name, kind in kinds().items()}
 
 
 def section_of(name: str) -> type[Section]:
@@ -53,14 +51,14 @@ def section_of(name: str) -> type[Section]:
     if name in _OF_STAGES:
         module, _, attribute = _OF_STAGES[name].partition(":")
         return cast("type[Section]", getattr(importlib.import_module(module), attribute))
-    if name not in (networks := of_networks()):
+    if name not in (known := of_forecasters()):
         raise ValueError(f"there is no section {name!r}; {near(name, sections())}")
-    return networks[name]
+    return known[name]
 
 
 def sections() -> list[str]:
     """Names of all sections that there may be."""
-    return [*_OF_STAGES, *of_networks()]
+    return [*_OF_STAGES, *of_forecasters()]
 
 
 def check(given: Mapping[str, Any]) -> None:

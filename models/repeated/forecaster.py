@@ -12,28 +12,25 @@ from typing import Any, ClassVar, Final, Self
 import numpy as np
 from pydantic import field_validator
 
-from feature_store.events.event_stream import AS_SENT, event_schema_hash
-from models.forecasters.forecaster import Floats, Forecaster, Part, Say, check_made_for
-from models.forecasters.queries import QUERY_INPUTS, column, replayed
+from feature_store.events.event_stream import AS_SENT, INPUTS, event_schema_hash
+from models.forecasters.forecaster import Forecaster, Say, check_made_for
+from models.forecasters.queries import QUERY_INPUTS, replayed
+from models.forecasters.traces import Floats, Part
+from models.scoring.baselines import SENDER, Candidates, repeated
 from models.section import Section, near
 
-SENDER: Final = {  # what stands in, by the first word of a latency's name
-    "last": "last_latency_us",
-    "mean8": "mean8_latency_us",
-    "mean2": "mean2_latency_us",
-    "expected": "last_latency_us",
-}
 LATENCIES: Final = tuple(
     each.name for each in QUERY_INPUTS if each.name.split("_")[0] in SENDER and "_latency_" in each.name
 )
+NAMES: Final = tuple(each.name for each in INPUTS)
 
 
 class RepeatedParams(Section):
-    """Which latency is repeated."""
+    """A baseline that repeats a latency that the sender knows."""
 
     section: ClassVar = "repeated"
     input: str
-    """Of the query, by name: `last_latency_flow_us`, `mean8_latency_us` (RFC 6298's smoothed latency), …"""
+    """Name of the query's latency: `last_latency_flow_us`, `mean8_latency_us` (RFC 6298's smoothed), …"""
 
     @field_validator("input")
     @classmethod
@@ -50,7 +47,7 @@ class Repeated(Forecaster):
     seeded = False
 
     def __init__(self, params: RepeatedParams, median_us: float) -> None:
-        """Take the name, and what stands in."""
+        """Take the name, and what stands in where nothing is visible."""
         self.params, self.median_us = params, median_us
 
     @classmethod
@@ -61,27 +58,28 @@ class Repeated(Forecaster):
             raise ValueError("no latency is known in the training slices")
         return cls(params, float(np.nanmedian(came_N)))
 
-    def predict(self, part: Part, queue: int = AS_SENT) -> Floats:
-        """Latencies in µs (B, H)."""
-        x_BHF = replayed(part, queue).x_DHF
-        sender_BH = column(x_BHF, SENDER[self.params.input.split("_")[0]])
-        own_BH = column(x_BHF, self.params.input)
-        known_BH = np.where(sender_BH > 0, sender_BH, self.median_us)
-        return np.where(own_BH > 0, own_BH, known_BH).astype(np.float32)
+    def encode(self, part: Part, queue: int = AS_SENT) -> Candidates:
+        """Return the queries of the packets decided."""
+        return Candidates(replayed(part, queue).x_DHF, NAMES)
+
+    def answer(self, encoded: Candidates) -> Floats:
+        """Return latencies in µs (B, H)."""
+        return repeated(encoded, self.params.input, self.median_us).astype(np.float32)
 
     def multiply_adds(self) -> int:
-        """None."""
+        """Return 0."""
         return 0
 
     def write(self, folder: Path) -> dict[str, Any]:
-        """Nothing but the median."""
-        return {"median_us": self.median_us, "schema_hash": event_schema_hash()}
+        """Write nothing but the median."""
+        known = {"median_us": self.median_us, "params": self.params.model_dump()}
+        return {**known, "schema_hash": event_schema_hash()}
 
     @classmethod
-    def read(cls, folder: Path, params: RepeatedParams, described: Mapping[str, Any]) -> Self:
+    def read(cls, folder: Path, described: Mapping[str, Any]) -> Self:
         """Read the median."""
         check_made_for(described, event_schema_hash())
-        return cls(params, float(described["median_us"]))
+        return cls(RepeatedParams(**described["params"]), float(described["median_us"]))
 
 
 FORECASTERS: Final = {"repeated": Repeated}

@@ -5,6 +5,9 @@ a packet that may be sent sees the `band` events before the decision and no othe
 Keys and values of an event never change, so a live sender could keep those of the last `band` and add its new
 events at each decision; the answers are those of the whole log at once (tests/event_memory.py).
 
+The network that is trained is the one that is served. `encode_log` is its form for whole segments of a log,
+`encode` that for the last events of one decision: it sees a band of events for each layer and nothing else.
+
 Each layer also has a key and a value of its own, the sink, that is always seen: an empty log has an answer.
 Pre-norm layers; no positional code, for the time inputs carry the order.
 
@@ -16,17 +19,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from feature_store.packets.schema import HORIZON
-from models.architecture import BLOCK
+from models.event_stream.parameters import BLOCK
 from models.networks.band_attention import Runs, attend
-from models.networks.query_predictor import QueryPredictor
+from models.networks.query_network import ROW, QueryNetwork
 from models.networks.scaling import ScaledFeature, Target
-from models.networks.window_network import Scaling
+
+ACK: Final = ROW.index("ack")  # says of an event's row whether it is an ACK
+SIZE: Final = ROW.index("size_bytes")
 
 
 @dataclass(frozen=True)
@@ -50,12 +56,12 @@ class EventArchitecture:
 
     @property
     def reach(self) -> int:
-        """Events that a decision sees in all: a band for each layer."""
+        """Return the events that a decision sees in all: a band for each layer."""
         return self.layers * self.band
 
 
 def in_band(place: Tensor, own: Tensor, band: int) -> Tensor:
-    """Whether an event at `own` sees the one at `place`: itself and the `band - 1` before it."""
+    """Return whether an event at `own` sees the one at `place`: itself and the `band - 1` before it."""
     return (place <= own) & (place > own - band)
 
 
@@ -68,7 +74,7 @@ class Memory:
 
 
 class _Dropout(nn.Dropout):
-    """Dropout that draws 16 bits a number: a random number for each takes a twelfth of a step."""
+    """Dropout that draws 16 bits a number; a random number for each would take a twelfth of a step."""
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or not self.p:
@@ -92,12 +98,12 @@ class EventLayer(nn.Module):
         self.drop = _Dropout(sizes.dropout)
 
     def keys_and_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Of events (…, D)."""
+        """Return keys and values of events (…, D)."""
         keys, values = self.key_value(self.norm1(x)).chunk(2, -1)
         return keys, values
 
     def forward(self, x: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
-        """Rows x (…, R, D) after attending to (…, S, D) where `seen` (…, R or 1, S), and to the sink."""
+        """Return rows x (…, R, D) after attending to (…, S, D) where `seen` (…, R or 1, S), and to the sink."""
         lead = keys.shape[:-2]
         sink_key, sink_value = (part.expand(*lead, 1, -1) for part in self.sink)
         seen = torch.cat([seen.new_ones(*seen.shape[:-1], 1), seen], -1).unsqueeze(-3)
@@ -110,7 +116,7 @@ class EventLayer(nn.Module):
         return self._after(x, attended.transpose(-3, -2).flatten(-2))
 
     def of_runs(self, x_RD: Tensor, keys_ED: Tensor, values_ED: Tensor, runs: Runs) -> Tensor:
-        """The same of rows that each see a run of keys."""
+        """Return the same for rows that each see a run of keys."""
         query_RD = self.query(self.norm1(x_RD))
         return self._after(x_RD, attend(query_RD, keys_ED, values_ED, self.sink.squeeze(1), runs))
 
@@ -122,11 +128,10 @@ class EventLayer(nn.Module):
         return x.reshape(*x.shape[:-1], self.heads, x.shape[-1] // self.heads).transpose(-3, -2)
 
 
-class EventPredictor(QueryPredictor):
-    """Latencies of the next H packets from a sender's events and the queries about those packets.
+class EventPredictor(QueryNetwork):
+    """Latencies of the next H packets from a sender's events and the queries about those packets."""
 
-    `scaled` is the form for training, of whole segments; that of a live sender is served (event_window.py).
-    """
+    sizes: EventArchitecture
 
     def __init__(
         self,
@@ -138,32 +143,49 @@ class EventPredictor(QueryPredictor):
     ) -> None:
         sizes = sizes or EventArchitecture()
         d = sizes.width
-        super().__init__(query_inputs, target, d, sizes.anchor, quantiles)
-        self.sizes = sizes
-        self.event_inputs = tuple(event_inputs)
-        self.event_scaling = Scaling(event_inputs)
+        super().__init__(event_inputs, query_inputs, target, d, sizes.anchor, quantiles)
+        self.sizes, self.events = sizes, sizes.reach
         self.send, self.ack = nn.Linear(len(event_inputs), d), nn.Linear(len(event_inputs), d)
         self.ask_about = nn.Linear(len(query_inputs), d)
         self.layers = nn.ModuleList(EventLayer(sizes) for _ in range(sizes.layers))
         self.norm = nn.LayerNorm(d)
 
-    def forward(self, x_GNF: Tensor, ack_GN: Tensor, cut_Q: Tensor, x_QHP: Tensor) -> Tensor:
-        """Latencies in µs (Q, H); arguments as of `scaled`."""
-        return self.to_us(self.scaled(x_GNF, ack_GN, cut_Q, x_QHP))
+    def encode(self, x_BWF: Tensor) -> Tensor:
+        """Return what the head reads (B, H, D) of raw rows (B, W, F): the last events, then the queries.
+
+        A row of size 0 is padding: the log has fewer events.
+        """
+        events_BKF, queries_BHF = x_BWF[:, : -self.horizon], x_BWF[:, -self.horizon :]
+        is_ack_BK = events_BKF[..., ACK] > 0
+        there_BK = events_BKF[..., SIZE] > 0
+        x_BKD = self._embed(events_BKF[..., self.event_columns], is_ack_BK)
+        asked_BHD = self.ask_about(self.query_scaling(queries_BHF[..., self.query_columns]))
+        band = self.sizes.band
+        for after, layer in zip(reversed(range(self.sizes.layers)), self.layers, strict=True):
+            keys_BKD, values_BKD = layer.keys_and_values(x_BKD)  # type: ignore[operator]
+            asked_BHD = layer(
+                asked_BHD, keys_BKD[:, -band:], values_BKD[:, -band:], there_BK[:, None, -band:]
+            )
+            if after:  # the layers after this one need a band of its events each
+                place_K = torch.arange(x_BKD.shape[1], device=x_BKD.device)
+                seen_BRK = in_band(place_K, place_K[-after * band :, None], band) & there_BK[:, None]
+                x_BKD = layer(x_BKD[:, -after * band :], keys_BKD, values_BKD, seen_BRK)
+                there_BK = there_BK[:, -after * band :]
+        return self.norm(asked_BHD)  # type: ignore[no-any-return]
 
     def scaled(self, x_GNF: Tensor, ack_GN: Tensor, cut_Q: Tensor, x_QHP: Tensor) -> Tensor:
-        """Latencies (Q, H) in scaled target space.
+        """Return latencies (Q, H) in scaled target space; arguments as those of `encode_log`."""
+        return self.answer(self.encode_log(x_GNF, ack_GN, cut_Q, x_QHP), x_QHP)
+
+    def encode_log(self, x_GNF: Tensor, ack_GN: Tensor, cut_Q: Tensor, x_QHP: Tensor) -> Tensor:
+        """Return what the head reads (Q, H, D) of decisions in segments of a log.
 
         Args:
             x_GNF: raw inputs of the events of segments; none is before a segment's first.
             ack_GN: True for an ACK, False for a SEND.
-            cut_Q: of each decision, g · N + the number of events of segment g before it, at least 1.
+            cut_Q: for each decision, g · N + the number of events of segment g before it, at least 1.
             x_QHP: raw inputs of its queries.
         """
-        return self.answer(self.encode(x_GNF, ack_GN, cut_Q, x_QHP), x_QHP)
-
-    def encode(self, x_GNF: Tensor, ack_GN: Tensor, cut_Q: Tensor, x_QHP: Tensor) -> Tensor:
-        """Compute what the head reads (Q, H, D); arguments as of `scaled`."""
         segments, events = ack_GN.shape
         x_GND = self._embed(x_GNF, ack_GN)
         u_RD = self.ask_about(self.query_scaling(x_QHP)).flatten(0, 1)
@@ -183,12 +205,12 @@ class EventPredictor(QueryPredictor):
         return self.norm(u_RD).view(*x_QHP.shape[:2], -1)  # type: ignore[no-any-return]
 
     def empty(self) -> Memory:
-        """The memory of a sender without events."""
+        """Return the memory of a sender without events."""
         nothing = [self.send.weight.new_zeros(0, self.sizes.width) for _ in self.layers]
         return Memory(list(nothing), list(nothing))
 
     def read(self, memory: Memory, x_HP: Tensor) -> Tensor:
-        """Compute what the head reads (…, H, D) of queries (…, H, P), raw inputs."""
+        """Return what the head reads (…, H, D) of queries (…, H, P), raw inputs, by what was kept."""
         u_HD = self.ask_about(self.query_scaling(x_HP))
         for number, layer in enumerate(self.layers):
             lead = u_HD.shape[:-2]
@@ -203,5 +225,8 @@ class EventPredictor(QueryPredictor):
         return torch.where(ack_GN[..., None], self.ack(scaled_GNF), self.send(scaled_GNF))
 
     def _runs(self, end_R: Tensor, before_R: Tensor) -> Runs:
-        """What rows see that end at an event: a band of the `before_R` of their segment."""
+        """Return what rows see that end at an event: a band of the `before_R` of their segment."""
         return Runs(end_R, before_R.clamp(max=self.sizes.band), self.sizes.band, self.sizes.heads)
+
+
+NETWORK: Final = (EventArchitecture, EventPredictor)

@@ -1,7 +1,7 @@
-"""The one way from a trace's events to what a head reads: piece by piece, each with the context it needs.
+"""Encodes the decisions of a whole log piece by piece, each piece with the events that it needs before it.
 
 What a decision sees reaches back a band for each layer, so a piece begins that much earlier; the answers
-are those of a live sender's tiles.
+are those of a live sender.
 
 Shapes: E events, N events of a piece, B decisions, Q of a piece, H horizon (8 packets), F inputs of an event,
 P inputs of a query, D model width.
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from models.networks.event_transformer import EventPredictor
+from models.event_stream.network import EventPredictor
 from models.networks.prediction import Encoded
 
 PIECE: Final = 2048  # events that are new in a forward pass
@@ -25,7 +25,7 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Log:
-    """A trace's events and the queries of some decisions, raw inputs."""
+    """A trace's events and the queries of some decisions: raw inputs that the network sees."""
 
     x_EF: Floats
     ack_E: NDArray[np.bool_]
@@ -34,7 +34,7 @@ class Log:
 
 
 def segment(log: Log, start: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Events (length, F) from `start` on, and whether each is an ACK; beyond the last, zeros."""
+    """Return events (length, F) from `start` on, and whether each is an ACK; beyond the last, zeros."""
     x_NF = torch.zeros(length, log.x_EF.shape[1])
     ack_N = torch.zeros(length, dtype=torch.bool)
     there = log.x_EF[start : start + length]
@@ -44,7 +44,7 @@ def segment(log: Log, start: int, length: int) -> tuple[torch.Tensor, torch.Tens
 
 
 def encode_log(model: EventPredictor, log: Log) -> Encoded:
-    """Encode all decisions of a log: what the head reads (B, H, D), and the anchor (B, H)."""
+    """Return what the head reads of all decisions of a log (B, H, D), and the anchor (B, H)."""
     model.eval()  # dropout would spoil a cache of it
     sizes, reach = model.sizes, model.sizes.reach
     x_BHP = torch.from_numpy(np.ascontiguousarray(log.x_BHP))
@@ -59,6 +59,6 @@ def encode_log(model: EventPredictor, log: Log) -> Encoded:
             upto = int(np.searchsorted(log.cut_B, start + length, side="right"))
             x_NF, ack_N = segment(log, start, length)
             cut_Q = torch.from_numpy(log.cut_B[done:upto] - start)
-            read_BHD[done:upto] = model.encode(x_NF[None], ack_N[None], cut_Q, x_BHP[done:upto])
+            read_BHD[done:upto] = model.encode_log(x_NF[None], ack_N[None], cut_Q, x_BHP[done:upto])
             done = upto
-        return Encoded(read_BHD, model.anchor(x_BHP))
+        return Encoded(read_BHD, model.anchor_of(x_BHP))

@@ -1,4 +1,4 @@
-"""Boosted trees on a query's derived inputs.
+"""Boosted trees on a query's derived inputs, as a forecaster.
 
 Shapes: B decisions, H horizon (8 packets), N packets, P inputs of a query.
 """
@@ -13,14 +13,25 @@ import numpy as np
 from pydantic import Field
 
 from feature_store.events.event_stream import AS_SENT, event_schema_hash
-from models.architecture import LeftOut
-from models.forecasters.forecaster import Floats, Forecaster, Part, Say, check_made_for
+from feature_store.packets.schema import HORIZON
+from models.forecasters.forecaster import Forecaster, Say, check_made_for
 from models.forecasters.queries import QUERY_INPUTS, Inputs, replayed
-from models.scoring.baselines import BoostedTrees, Growth
+from models.forecasters.traces import Floats, Part
+from models.networks.parameters import LeftOut
 from models.search import Between, Space
 from models.section import Count, Section
+from models.sharp import Change
+from models.training.head import FinetuneParams
+from models.trees.boosting import BoostedTrees, Growth
 
 FILE: Final = "trees.ubj"
+# The age of a flow and the codes of flow and receiver let trees learn the time and the flow of an episode by
+# heart (networks have them).
+BY_HEART: Final = (
+    "flow_age_us",
+    *(f"flow_code_{bit}" for bit in range(4)),
+    *(f"receiver_code_{bit}" for bit in range(2)),
+)
 SEARCH: Final[Space] = {
     "rounds": (50, 100, 200, 400),
     "depth": (2, 3, 4, 6),
@@ -32,27 +43,29 @@ SEARCH: Final[Space] = {
 class BoostingParams(Section):
     """How many trees there are, and how they grow."""
 
+    seed: Annotated[int, Field(ge=0)] = 1
+    """Seed of the rows that each tree sees. `swiftqueue forecasts` and `tune` count their own."""
     rounds: Count
-    """Trees; a tenth as many are added in each fine-tuning round."""
+    """Number of trees; a tenth as many are added in each fine-tuning round."""
     depth: Annotated[int, Field(ge=1, le=16)] = Growth.depth
-    """Of a tree, at most."""
+    """Most levels of a tree."""
     learning_rate: Annotated[float, Field(gt=0, le=1)] = Growth.learning_rate
     """Share of each tree's answer that counts."""
     leaf_share: Annotated[float, Field(ge=0, le=0.5)] = Growth.leaf_share
-    """Of the rows, in a leaf at least."""
+    """Least share of the rows in a leaf."""
 
     @property
     def growth(self) -> Growth:
-        """How they grow."""
+        """Return how they grow."""
         return Growth(self.depth, self.learning_rate, self.leaf_share)
 
 
 class TreesParams(BoostingParams):
-    """What the trees see, and how they are boosted."""
+    """Boosted trees on a query's inputs."""
 
     section: ClassVar = "trees"
-    left_out: LeftOut
-    """Inputs that they do not see, by name (docs/EVENTS.md)."""
+    left_out: LeftOut = list(BY_HEART)
+    """Names of inputs that the trees do not see (docs/EVENTS.md)."""
 
 
 class Trees(Forecaster):
@@ -73,29 +86,37 @@ class Trees(Forecaster):
         trees = BoostedTrees.fit(x_NP, y_N, rounds=params.rounds, seed=seed, growth=params.growth)
         return cls(trees, params)
 
-    def tuned(self, part: Part) -> Self:
-        """Add trees."""
-        y_N = part.latencies_us().ravel().astype(np.float64)
-        return type(self)(self.trees.continued(_rows(part, self.params), y_N), self.params)
+    def encode(self, part: Part, queue: int = AS_SENT) -> Floats:
+        """Return the rows (N, P) of the packets decided."""
+        return _rows(part, self.params, queue)
 
-    def predict(self, part: Part, queue: int = AS_SENT) -> Floats:
-        """Latencies in µs (B, H)."""
-        us_N = self.trees.predict(_rows(part, self.params, queue))
-        return us_N.reshape(len(part), -1).astype(np.float32)
+    def answer(self, encoded: Floats) -> Floats:
+        """Return latencies in µs (B, H)."""
+        return self.trees.predict(encoded).reshape(-1, HORIZON).astype(np.float32)
+
+    def tuned_on(self, encoded: Floats, came_BH: Floats, change: Change, how: FinetuneParams) -> Self:
+        """Add trees."""
+        y_N = came_BH.ravel().astype(np.float64)
+        return type(self)(self.trees.continued(encoded, y_N), self.params)
 
     def multiply_adds(self) -> int:
-        """None: trees compare."""
+        """Return 0: trees compare."""
         return 0
 
     def write(self, folder: Path) -> dict[str, Any]:
         """Write the trees."""
         self.trees.save(folder / FILE)
-        return {"schema_hash": event_schema_hash(), "seed": self.trees.seed}
+        return {
+            "schema_hash": event_schema_hash(),
+            "seed": self.trees.seed,
+            "params": self.params.model_dump(),
+        }
 
     @classmethod
-    def read(cls, folder: Path, params: TreesParams, described: Mapping[str, Any]) -> Self:
+    def read(cls, folder: Path, described: Mapping[str, Any]) -> Self:
         """Read the trees."""
         check_made_for(described, event_schema_hash())
+        params = TreesParams(**described["params"])
         trees = BoostedTrees.load(folder / FILE, params.rounds, int(described["seed"]), params.growth)
         return cls(trees, params)
 

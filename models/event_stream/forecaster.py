@@ -1,0 +1,156 @@
+"""The event stream as a forecaster (docs/EVENTS.md): each event is computed once, a decision asks queries.
+
+Shapes: B decisions, L levels of quantiles.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from feature_store.events.event_stream import AS_SENT
+from models.event_stream.parameters import EventStreamParams
+from models.forecasters.network import NetworkForecaster
+
+if TYPE_CHECKING:
+    from models.event_stream.network import EventPredictor
+    from models.forecasters.spread import Spread
+    from models.forecasters.traces import Floats, Part
+    from models.networks.parameters import Level
+    from models.training.calibration import Doubles
+    from models.training.head import FinetuneParams
+
+PAST_FILE: Final = "past.safetensors"
+SPLIT_SHARE: Final = 0.2  # of a slice: calibrates instead of tuning the head
+
+
+class EventStream(NetworkForecaster):
+    """The network over events. With `calibration` its quantiles are moved to their levels."""
+
+    Params = EventStreamParams
+
+    def __init__(
+        self,
+        model: EventPredictor,
+        protocol: Mapping[str, Any] | None = None,
+        calibration: str | None = None,
+        past: Sequence[Doubles] = (),
+    ) -> None:
+        """Take a trained network, and what its levels missed on slices it had not learned from."""
+        from models.training.calibration import newest
+
+        super().__init__(model, protocol)
+        self.calibration, self.past = calibration, newest(past)
+
+    @staticmethod
+    def course() -> type[Any]:
+        """Return the class that trains it."""
+        from models.event_stream.training import EventStreamCourse
+
+        return EventStreamCourse
+
+    @classmethod
+    def of_course(cls, course: Any, params: EventStreamParams) -> Self:
+        """Return the forecaster of a course that has ended."""
+        return cls(course.model, None, params.calibration, course.past())
+
+    def encode(self, part: Part, queue: int = AS_SENT) -> Any:
+        """Return what the head reads of a part's decisions; the events are computed once."""
+        from models.event_stream.log import encode_log
+        from models.event_stream.training import log_of
+        from models.forecasters.queries import Inputs
+
+        rows = (self.model.event_inputs, self.model.query_inputs)
+        seen = (Inputs.named([each.name for each in inputs]) for inputs in rows)
+        return encode_log(self.model, log_of(part, *seen, queue))
+
+    def answer(self, encoded: Any) -> Floats:
+        """Return latencies in µs (B, H)."""
+        from models.networks.prediction import latencies
+
+        return latencies(self._calibrated(), encoded)
+
+    def spread(self, encoded: Any) -> Spread | None:
+        """Return quantiles, where it has levels."""
+        from models.forecasters.spread import spread_of
+
+        return spread_of(self._calibrated(), encoded)
+
+    def tuned(self, part: Part, how: FinetuneParams) -> Self:
+        """Tune the head; with `calibration`, find what the levels miss as well."""
+        from models.training.calibration import missed
+
+        if not self.calibration:
+            return super().tuned(part, how)
+        learnt, held_out = part.held_out(SPLIT_SHARE) if self.calibration == "split" else (part, None)
+        encoded, came_BH = self.encode(learnt), learnt.latencies_us()
+        other = self.tuned_on(encoded, came_BH, part.change, how)
+        if held_out is None:
+            past = (*self.past, missed(self.model, encoded, came_BH))
+        else:
+            past = (missed(other.model, other.encode(held_out), held_out.latencies_us()),)
+        return type(self)(other.model, self.protocol, self.calibration, past)
+
+    def multiply_adds(self) -> int:
+        """Return those of a batch: 16 events, of whose last layer only keys and values count, 16 queries."""
+        sizes, d = self.model.sizes, self.model.sizes.width
+        seen = 2 * d * (sizes.band + 1)  # the band and the sink: scores, then their sum
+        after = 2 * d * d + 2 * d * sizes.feed_forward + seen  # query, output, two linear layers
+        event = d * len(self.model.event_inputs) + sizes.layers * 2 * d * d + (sizes.layers - 1) * after
+        query = d * len(self.model.query_inputs) + sizes.layers * after + d * d + d * self.model.head.levels
+        return 2 * int(self.model.horizon) * int(event + query)
+
+    def write(self, folder: Path) -> dict[str, Any]:
+        """Write the artifact, without the levels' shifts, and what those are fitted on."""
+        described = super().write(folder)
+        if not self.calibration:
+            return described
+        import torch
+        from safetensors.torch import save_file
+
+        past = {str(n): torch.from_numpy(each) for n, each in enumerate(self.past)}
+        save_file(past, folder / PAST_FILE)
+        return {**described, "calibration": self.calibration}
+
+    def export(self, folder: Path, level: Level = None) -> None:
+        """Write what is served, its levels moved to where they belong."""
+        calibrated = copy.copy(self)
+        calibrated.model, calibrated.past = self._calibrated(), ()
+        super(EventStream, calibrated).export(folder, level)
+
+    @classmethod
+    def read(cls, folder: Path, described: Mapping[str, Any]) -> Self:
+        """Read the artifact, and what the levels missed."""
+        from models.networks import artifact
+
+        found = artifact.load(folder)
+        model: Any = found.model
+        calibration = described.get("calibration")
+        past = _read_past(folder / PAST_FILE, len(model.quantiles)) if calibration else ()
+        return cls(model, found.description.protocol, calibration, past)
+
+    def _calibrated(self) -> EventPredictor:
+        from models.training.calibration import calibrated
+
+        model: EventPredictor = calibrated(self.model, self.past)
+        return model
+
+
+def _read_past(path: Path, levels: int) -> list[Doubles]:
+    import numpy as np
+    from safetensors import SafetensorError
+    from safetensors.torch import load as parse_tensors
+
+    try:
+        kept = parse_tensors(path.read_bytes())
+    except SafetensorError as error:
+        raise ValueError(f"{path}: truncated or not a safetensors file ({error})") from error
+    past = [kept[str(n)].numpy() for n in range(len(kept))]
+    if not all(each.shape == (len(each), levels) and np.isfinite(each).all() for each in past):
+        raise ValueError(f"{path}: not what {levels} levels missed")
+    return past
+
+
+FORECASTERS: Final = {"event-stream": EventStream}

@@ -1,0 +1,53 @@
+"""Sizes of the event stream's network and how it is trained."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Final, Literal, Self
+
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from models.networks.parameters import QueryNetworkParams, check_heads
+from models.section import Count
+
+BLOCK: Final = 64  # events that attention takes at once: a band has a whole number of these
+
+
+class EventStreamParams(QueryNetworkParams):
+    """A Transformer over a sender's events and the queries of a decision."""
+
+    section: ClassVar = "event-stream"
+    layers: Annotated[int, Field(ge=1, le=16)]
+    """Number of attention layers; a decision sees a band of events for each."""
+    band: Annotated[int, Field(ge=BLOCK, le=4032, multiple_of=BLOCK)]
+    """Events that one layer sees."""
+    width: Annotated[int, Field(ge=1, le=1024)]
+    """Numbers that stand for each event and query inside the network."""
+    heads: Annotated[int, Field(ge=1, le=64)]
+    """Attention heads; they divide the width."""
+    feed_forward: Annotated[int, Field(ge=1, le=4096)]
+    """Width of the inner layer between two attention layers."""
+    segments: Count
+    """Segments of a training step."""
+    segment_events: Count
+    """Events of a segment whose decisions are targets; what these see comes before them."""
+    calibration: Annotated[Literal["split", "before"] | None, Field(default=None)]
+    """What moves quantiles to their levels: `split`: the last fifth of the fine-tuning slice, which then does
+    not tune the head; `before`: the last slices, as they were forecast before the head learned from them
+    (docs/MODEL.md)."""
+
+    @model_validator(mode="after")
+    def _heads_divide_the_width(self) -> Self:
+        check_heads(self.section, self.width, self.heads)
+        return self
+
+    @property
+    def reach(self) -> int:
+        """Events that a decision sees in all: a band for each layer."""
+        return self.layers * self.band
+
+    @field_validator("calibration")
+    @classmethod
+    def _of_quantiles(cls, calibration: str | None, others: ValidationInfo) -> str | None:
+        if calibration and not others.data.get("quantiles"):
+            raise ValueError("it must be null where there are no quantiles")
+        return calibration

@@ -1,0 +1,225 @@
+"""Training and tuning as Ray Train jobs: each resumes where it was killed, with the same result.
+
+Of a training, gradients are summed over the workers. Of a tuning, the workers share the traces.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from models.forecasters import forecaster as door
+from models.forecasters.forecaster import Forecaster, Variant, kind_named
+from models.forecasters.network import NetworkForecaster
+from models.forecasters.traces import Trace, about, fingerprint, lessons, read_traces
+from models.forecasters.walk import tune_heads
+from models.import_closure import code_hash
+from models.sharp import Change
+from models.training.epochs import best_of, resumed_line, run_in_job
+from models.training.head import FinetuneParams
+from models.training.query_training import epoch_line
+from models.training.ray_job import report_progress, run_job
+
+READ: Final = ("packets", "split")  # what a worker reads
+Say = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Data:
+    """What the stages `extract` and `split` made, and where unfinished work is kept."""
+
+    packets: Path
+    split: Path
+    state: Path
+    change: Change  # how large a change of latency the loss weights
+
+    def traces(self) -> dict[str, Trace]:
+        """Read the traces; raises as `read_traces`."""
+        return read_traces(self.packets, self.split, self.change)
+
+    def paths(self) -> dict[str, str]:
+        """Return what a worker is told: absolute paths, and the change."""
+        read = {name: str(getattr(self, name).absolute()) for name in READ}
+        return read | {"change": json.dumps(self.change.model_dump())}
+
+    @classmethod
+    def told(cls, config: Mapping[str, Any]) -> Data:
+        """Return it from what a worker is told."""
+        change = Change(**json.loads(config["change"]))
+        return cls(Path(config["packets"]), Path(config["split"]), Path(), change)
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """A trained forecaster and the record of every epoch."""
+
+    forecaster: Forecaster
+    epochs: list[dict[str, Any]]
+    checkpoints: Path | None = None  # folder of a Ray Train job, to be discarded once the model is saved
+
+
+def pretrain(
+    data: Data, variant: Variant, say: Callable[[str], None], epoch: Say = lambda _: None
+) -> Pretrained:
+    """Train on the pre-training slices of all traces; what is no network is fitted in this process.
+
+    The job's checkpoints lie in a folder named after a hash of packets, slices, parameters and code: only the
+    same work is ever resumed. The caller removes it once the result is saved.
+
+    Args:
+        data: what is learned from.
+        variant: kind and sizes; its parameters say seed and workers.
+        say: told a line now and then.
+        epoch: told the record of each epoch.
+
+    Raises:
+        ValueError: there is nothing to learn from, or training diverged.
+    """
+    traces = data.traces()
+    parts = lessons(list(traces.values()))
+    params: Any = variant.params
+    seed = int(getattr(params, "seed", 0))
+    kind = variant.kind
+    if not issubclass(kind, NetworkForecaster):
+        return Pretrained(variant.fit(parts, seed, say), [])
+
+    def told(record: dict[str, Any]) -> None:
+        if "epoch" not in record:
+            say(resumed_line(record))
+            return
+        say(f"pretrain: {epoch_line(record, params.epochs)}")
+        epoch(record)
+
+    work = [variant.kind_name, params.model_dump(), code_hash(__name__, kind.__module__)]
+    storage = data.state / "ray" / f"pretrain-{_name(fingerprint(parts), work)}"
+    config = {**data.paths(), "kind": variant.kind_name, "params": params.model_dump()}
+    result = run_job(
+        *(pretrain_worker, config), workers=params.workers, storage=storage, say=told, takes=READ
+    )
+    best, epochs = best_of(result, storage)
+    course = kind.course()(parts, params, seed)
+    course.model.load_state_dict(best)
+    course.model.eval()
+    return Pretrained(kind.of_course(course, params).taught_by(about(traces)), epochs, storage)
+
+
+def pretrain_worker(config: dict[str, Any]) -> None:
+    """Train in one Ray Train worker, which reads the traces itself."""
+    import ray.train
+    import torch
+
+    torch.set_num_threads(1)  # one core per worker; a model this small only loses by more
+    context = ray.train.get_context()
+    kind: Any = kind_named(config["kind"])
+    params = kind.Params(**config["params"])
+    parts = lessons(list(Data.told(config).traces().values()))
+    share = context.get_world_rank(), context.get_world_size()
+    run_in_job(config, kind.course()(parts, params, params.seed, *share).trainer)
+
+
+def finetune(data: Data, pretrained: Path, params: FinetuneParams, say: Say) -> Path:
+    """Walk all rounds of all traces in one job, so that its start-up is paid once.
+
+    Returns the folder that holds NAME/round-K for all traces and rounds. Rounds that a killed run has
+    finished are kept: the folder's name is a hash of packets, slices, parameters, parent and code.
+
+    Raises:
+        ValueError: the forecaster cannot be loaded, or tuning diverged.
+    """
+    traces = data.traces()
+    base = door.load(pretrained)  # refuse before anything is started
+    parent = (pretrained / door.DESCRIPTION_FILE).read_text()
+    code = code_hash(__name__, type(base).__module__)
+    parts = [trace.to_predict(trace.slices.pretrain) for trace in traces.values()]
+    divided = data.split.read_text()
+    work = [params.model_dump(), data.change.model_dump(), code, parent, divided]
+    storage = data.state / "ray" / f"finetune-{_name(fingerprint(parts), work)}"
+    rounds_dir = storage / "rounds"
+    todo = {name: _first_missing(rounds_dir / name, trace) for name, trace in traces.items()}
+    if kept := sum(todo.values()):
+        say({"kept": kept, "rounds": sum(len(trace.slices.rounds) for trace in traces.values())})
+    if any(todo[name] < len(trace.slices.rounds) for name, trace in traces.items()):
+        config = {
+            **data.paths(),
+            "pretrained": str(pretrained.absolute()),
+            "rounds_dir": str(rounds_dir.absolute()),
+            "params": params.model_dump(),
+            "todo": todo,
+        }
+        run_job(
+            *(finetune_worker, config),
+            workers=params.workers,
+            storage=storage,
+            say=say,
+            takes=(*READ, "pretrained"),
+            makes="rounds_dir",
+        )
+    return rounds_dir
+
+
+def finetune_worker(config: dict[str, Any]) -> None:
+    """Walk the rounds of a share of the traces in one Ray Train worker."""
+    import ray.train
+    import torch
+
+    torch.set_num_threads(1)  # one core per worker
+    context = ray.train.get_context()
+    traces = Data.told(config).traces()
+    how = FinetuneParams(**config["params"])
+    rounds_dir, base = Path(config["rounds_dir"]), door.load(Path(config["pretrained"]))
+    todo: Mapping[str, int] = config["todo"]
+    own = sorted(todo)[context.get_world_rank() :: context.get_world_size()]
+    for name in own:
+        trace, first = traces[name], todo[name]
+
+        def keep(k: int, head: Forecaster, name: str = name, trace: Trace = trace) -> None:
+            made = f"{name}/round-{k}"
+            door.save(rounds_dir / made, head)
+            report_progress(config, _record(name, k, len(trace.slices.rounds), head), made)
+
+        before = door.load(rounds_dir / name / f"round-{first - 1}") if first else base
+        tune_heads(before, trace, how, keep, first)
+
+
+def _record(name: str, k: int, rounds: int, head: Forecaster) -> dict[str, Any]:
+    record: dict[str, Any] = {"trace": name, "round": k, "rounds": rounds, "decisions": 0}
+    if (tuning := head.tuning) is None:  # a silent minute teaches nothing: the head stays
+        return record
+    return record | {
+        "decisions": tuning.decisions,
+        "loss_before": tuning.loss[0],
+        "loss_after": tuning.loss[-1],
+        "train_s": tuning.seconds,
+    }
+
+
+def _name(lesson: str, work: list[Any]) -> str:
+    return hashlib.sha256(json.dumps([lesson, work], sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _first_missing(folder: Path, trace: Trace) -> int:
+    """Return the first round of a trace that no earlier run has finished."""
+    for index in range(len(trace.slices.rounds)):
+        if not (folder / f"round-{index}").is_dir():
+            return index
+    return len(trace.slices.rounds)
+
+
+def figures(record: Mapping[str, Any]) -> dict[str, float]:
+    """Return what a record says of its round, without what it says of the walk."""
+    return {name: value for name, value in record.items() if name not in ("trace", "round", "rounds")}
+
+
+def round_line(record: Mapping[str, Any]) -> str:
+    """Return one line about a round."""
+    if "kept" in record:
+        return f"finetune: {record['kept']} of {record['rounds']} rounds kept from the run that was stopped"
+    what = f"finetune: {record['trace']} round {record['round'] + 1}/{record['rounds']}"
+    if record["decisions"] == 0:
+        return f"{what}  no latency known in its slice, or nothing to tune: the head is kept"
+    losses = f"loss {record['loss_before']:.4f} -> {record['loss_after']:.4f}"
+    return f"{what}  {record['decisions']} decisions  {losses}  head {record['train_s']:.2f} s"

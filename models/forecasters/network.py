@@ -1,0 +1,116 @@
+"""What all forecasters that are networks over queries share: training, tuning, answers and files.
+
+Their files are an artifact (models/networks/artifact.py): the network that is trained is the one that is
+registered and served.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from models.forecasters.forecaster import Forecaster, Say
+from models.networks.parameters import ALL, Level, QueryNetworkParams
+from models.search import Between, Space
+
+if TYPE_CHECKING:
+    from models.forecasters.spread import Spread
+    from models.forecasters.traces import Floats, Part
+    from models.networks.query_network import QueryNetwork
+    from models.sharp import Change
+    from models.training.head import FinetuneParams
+
+
+class NetworkForecaster(Forecaster):
+    """A network over queries. A subclass names what trains it, and encodes decisions."""
+
+    Params: ClassVar[type[QueryNetworkParams]]
+    search: ClassVar[Space] = {
+        "learning_rate": Between(5e-4, 8e-3),
+        "weight_decay": Between(1e-4, 0.3),
+        "dropout": (0.0, 0.05, 0.1, 0.2, 0.3),
+    }
+
+    def __init__(self, model: QueryNetwork, protocol: Mapping[str, Any] | None = None) -> None:
+        """Take a trained network, and how it was taught: name and lengths of the slices."""
+        self.model, self.protocol = model.eval(), dict(protocol or {})
+
+    @staticmethod
+    @abstractmethod
+    def course() -> type[Any]:
+        """Return the class that trains it: a `Course` of models/training/query_training.py."""
+
+    @classmethod
+    def fit(cls, parts: Sequence[Part], params: Any, seed: int, say: Say) -> Self:
+        """Train in this process on the earlier part of each slice; the last tenth chooses the epoch."""
+        from models.training.query_training import epoch_line
+
+        course = cls.course()(parts, params, seed)
+        course.trainer.run(lambda record: say(epoch_line(record, params.epochs)))
+        return cls.of_course(course, params)
+
+    @classmethod
+    def of_course(cls, course: Any, params: Any) -> Self:
+        """Return the forecaster of a course that has ended."""
+        return cls(course.model)
+
+    def taught_by(self, protocol: Mapping[str, Any]) -> Self:
+        """Return the same, with how it was taught."""
+        other = copy.copy(self)
+        other.protocol = dict(protocol)
+        return other
+
+    def answer(self, encoded: Any) -> Floats:
+        """Return latencies in µs (B, H)."""
+        from models.networks.prediction import latencies
+
+        return latencies(self.model, encoded)
+
+    def spread(self, encoded: Any) -> Spread | None:
+        """Return quantiles, where it has levels."""
+        from models.forecasters.spread import spread_of
+
+        return spread_of(self.model, encoded)
+
+    def tuned_on(self, encoded: Any, came_BH: Floats, change: Change, how: FinetuneParams) -> Self:
+        """Train the head alone on what the frozen network gives, computed once."""
+        from models.training.head import train_head
+
+        model, tuning = train_head(self.model, encoded, came_BH, change, how)
+        if tuning is None:
+            return self
+        other = copy.copy(self)
+        other.model, other.tuning = model, tuning
+        return other
+
+    def same_but_head(self, other: Forecaster) -> bool:
+        """Return whether the two have one encoder, one scaling and one form."""
+        from models.networks.artifact import same_but_head
+
+        return isinstance(other, type(self)) and same_but_head(self.model, other.model)
+
+    def write(self, folder: Path) -> dict[str, Any]:
+        """Write the network as an artifact, with all its quantiles."""
+        from models.networks import artifact
+
+        artifact.write(folder, self.model, self.protocol)
+        return {}
+
+    def export(self, folder: Path, level: Level = None) -> None:
+        """Write what is served: the same network, of several quantiles with one of them or all."""
+        from models.networks import artifact
+
+        artifact.write(
+            folder, self.model if level == ALL else artifact.of_level(self.model, level), self.protocol
+        )
+
+    @classmethod
+    def read(cls, folder: Path, described: Mapping[str, Any]) -> Self:
+        """Read the artifact."""
+        from models.networks import artifact
+
+        found = artifact.load(folder)
+        return cls(found.model, found.description.protocol)

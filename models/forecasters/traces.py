@@ -1,0 +1,191 @@
+"""Packet tables divided by time: what a forecaster learns from and what it predicts.
+
+What it may learn from is cut before it is handed over, so that nothing later can leak into it.
+
+Shapes: B decisions, H horizon (8 packets), N packets.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from feature_store.packets.schema import HORIZON, read_packets
+from feature_store.packets.truth import Waits
+from models.json_file import read_object
+from models.sharp import PAPERS, Change
+from models.training.protocol import Round, Slice, Slices, together
+
+VALIDATION_SHARE: Final = 0.1  # the last tenth, in time, of a training slice chooses the epoch
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some decisions of a trace, with the sender's log behind them.
+
+    Decision k is about the packets 8k … 8k + 7 and is taken when the first of them is sent.
+    """
+
+    trace: str
+    packets: pl.DataFrame  # the trace's packet table from its first packet on, in send order
+    decisions: Slice
+    visibility: str = "acked"  # of earlier latencies at a decision; `previous`: all (docs/EVALUATION.md)
+    told: str = "all"  # what is known of packets 2 to 8 of a batch at its decision (`replay_events`)
+    change: Change = PAPERS  # how large a change of latency the loss weights and the scores count
+
+    def __len__(self) -> int:
+        return len(self.decisions)
+
+    @property
+    def first_packets(self) -> NDArray[np.int64]:
+        """Return the first packet of each decision, (B,)."""
+        return np.arange(self.decisions.lo, self.decisions.hi, dtype=np.int64) * HORIZON
+
+    def latencies_us(self, phase: int = 0) -> Floats:
+        """Return what became of the packets decided, (B, H) in µs; NaN where unknown.
+
+        With a `phase` the decisions lie that many packets later, as far as the table goes.
+        """
+        end = min(self.decisions.hi * HORIZON + phase, self.packets.height)
+        decided = self.packets[self.decisions.lo * HORIZON + phase : end]
+        latency_N = decided["latency_us"].cast(pl.Float32).fill_null(float("nan")).to_numpy()
+        return latency_N[: len(latency_N) // HORIZON * HORIZON].reshape(-1, HORIZON)
+
+    def to_learn(self) -> Part:
+        """Return what was known when the part ended: no later packet, no latency acknowledged later."""
+        end = self.decisions.hi * HORIZON
+        if end >= self.packets.height:  # all that there is
+            return self
+        known = pl.col("acked_ns") <= int(self.packets["sent_ns"][end])
+        packets = self.packets.head(end).with_columns(
+            acked_ns=pl.when(known).then("acked_ns"), latency_us=pl.when(known).then("latency_us")
+        )
+        return replace(self, packets=packets)
+
+    def held_out(self, share: float = VALIDATION_SHARE) -> tuple[Part, Part]:
+        """Divide it by time: what to learn from, as known when that ends, and the last `share`."""
+        lo, hi = self.decisions.lo, self.decisions.hi
+        middle = hi - max(1, round((hi - lo) * share))
+        earlier = replace(self, decisions=Slice(lo, middle)).to_learn()
+        return earlier, replace(self, decisions=Slice(middle, hi))
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A packet table divided by time."""
+
+    name: str
+    packets: pl.DataFrame
+    slices: Slices
+    visibility: str = "acked"
+    told: str = "all"
+    waits: Waits | None = None  # where they are known
+    change: Change = PAPERS
+    explored: float | None = None  # share of L4S flows' packets that were sent as classic at random
+
+    def to_learn(self, part: Slice) -> Part:
+        """Return a slice to learn from, as it was known when it ended."""
+        return self.to_predict(part).to_learn()
+
+    def to_predict(self, part: Slice) -> Part:
+        """Return a slice to predict."""
+        return Part(self.name, self.packets, part, self.visibility, self.told, self.change)
+
+
+def decision_times(packets: pl.DataFrame) -> NDArray[np.int64]:
+    """Return when the batches of 8 of a packet table are decided, (B,); an incomplete last one is not."""
+    decided = packets.height // HORIZON * HORIZON
+    return packets["sent_ns"].to_numpy()[:decided:HORIZON]
+
+
+def name_of(table: pl.DataFrame) -> str:
+    """Return the name of a packet table's trace."""
+    return str(table["trace"][0])
+
+
+def read_traces(packets: Path, split: Path, change: Change) -> dict[str, Trace]:
+    """Read the packet tables of the traces that the stage `split` divided.
+
+    Raises:
+        FileNotFoundError: a stage has not run.
+        ValueError: tables and division do not fit together; the line names the trace.
+    """
+    if not split.is_file():
+        raise FileNotFoundError(f"{split}: no such file; run the stage `split` first (dvc repro split)")
+    try:
+        divided = dict(read_object(split)["traces"])
+        found = {}
+        for name, described in divided.items():
+            table = read_packets(packets, name)
+            found[name] = Trace(
+                name, table, Slices.from_json(described, table.height // HORIZON, name), change=change
+            )
+        return found
+    except (KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise ValueError(
+            f"{split}: malformed ({type(error).__name__}: {error}); run the stage `split` again"
+        ) from error
+
+
+def lessons(traces: Sequence[Trace], also: Sequence[pl.DataFrame] = ()) -> list[Part]:
+    """Return what is learned from: the traces' training slices, and other packet tables from end to end.
+
+    Raises:
+        ValueError: a training slice holds no decision.
+    """
+    own = [trace.to_learn(trace.slices.pretrain) for trace in traces]
+    if empty := [part.trace for part in own if not len(part)]:
+        raise ValueError(f"trace {empty[0]}: its training slice holds no decision; use a longer protocol")
+    whole = [Slice(0, table.height // HORIZON) for table in also]
+    return own + [
+        Part(name_of(table), table, decisions, traces[0].visibility, traces[0].told, traces[0].change)
+        for table, decisions in zip(also, whole, strict=True)
+    ]
+
+
+def fingerprint(parts: Sequence[Part]) -> str:
+    """Return a name for what is learned from: the same only for the same packets, slices and knowledge."""
+    digest = hashlib.sha256()
+    for part in parts:
+        decided = part.decisions.lo, part.decisions.hi
+        how = [part.trace, decided, part.visibility, part.told, part.change.model_dump()]
+        digest.update(json.dumps(how).encode() + part.packets.hash_rows(seed=1).to_numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def within_training(traces: Sequence[Trace]) -> list[Trace]:
+    """Return the traces' training slices alone, their last third to predict: a choice sees no test slice."""
+    chosen = []
+    for trace in traces:
+        lo, hi = trace.slices.pretrain.lo, trace.slices.pretrain.hi
+        middle = hi - (hi - lo) // 3
+        # As in the protocols, a fifth of what is trained on tunes.
+        tune = Slice(max(lo, middle - (hi - lo) // 5), middle)
+        slices = Slices(
+            trace.slices.protocol,
+            trace.slices.duration_s,
+            Slice(lo, middle),
+            (Round(tune, Slice(middle, hi)),),
+        )
+        packets = trace.to_learn(trace.slices.pretrain).packets
+        chosen.append(replace(trace, packets=packets, slices=slices))
+    return chosen
+
+
+def tested(traces: Mapping[str, Trace]) -> list[Trace]:
+    """Return the traces that test something: those that only teach have no round."""
+    return [trace for trace in traces.values() if trace.slices.rounds]
+
+
+def about(traces: Mapping[str, Trace]) -> dict[str, Any]:
+    """Return the protocol that the tested traces share; where they differ, the names alone."""
+    return together(trace.slices.protocol for trace in tested(traces))

@@ -1,0 +1,39 @@
+"""The forecaster of linear layers on a query's inputs."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from feature_store.events.event_stream import AS_SENT
+from models.forecasters.network import NetworkForecaster
+from models.forecasters.traces import Part
+from models.mlp.parameters import MlpParams
+
+
+class Mlp(NetworkForecaster):
+    """Linear layers on what a decision's queries say."""
+
+    Params = MlpParams
+
+    @staticmethod
+    def course() -> type[Any]:
+        """Return the class that trains it."""
+        from models.mlp.training import MlpCourse
+
+        return MlpCourse
+
+    def encode(self, part: Part, queue: int = AS_SENT) -> Any:
+        """Return what the head reads of a part's decisions."""
+        from models.forecasters.queries import Inputs
+        from models.mlp.training import encode_queries, queries
+
+        inputs = Inputs.named([each.name for each in self.model.query_inputs])
+        return encode_queries(self.model, queries(part, inputs, queue))
+
+    def multiply_adds(self) -> int:
+        """Return the multiplications and additions of a batch: 16 queries."""
+        weights = (weight.numel() for weight in self.model.parameters() if weight.dim() == 2)
+        return 2 * int(self.model.horizon) * sum(weights)
+
+
+FORECASTERS: Final = {"mlp": Mlp}

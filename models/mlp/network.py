@@ -1,0 +1,73 @@
+"""Linear layers on a query's inputs.
+
+Shapes: B batch, W rows, F inputs of a row, H horizon (8 packets), P inputs of a query, D model width.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from torch import Tensor, nn
+
+from models.networks.query_network import QueryNetwork
+from models.networks.scaling import ScaledFeature, Target
+
+
+@dataclass(frozen=True)
+class MlpArchitecture:
+    """Sizes of the network of linear layers."""
+
+    layers: int = 2
+    width: int = 128
+    dropout: float = 0.1
+    anchor: str | None = "expected_latency_us"  # a query's input that the network corrects, or none
+
+    def __post_init__(self) -> None:
+        if min(self.layers, self.width) < 1 or not 0 <= self.dropout < 1:
+            raise ValueError(f"architecture {self} is not possible")
+
+
+class QueryMlp(QueryNetwork):
+    """Latencies of the next H packets from the queries about them alone; of raw rows it reads the last H."""
+
+    sizes: MlpArchitecture
+
+    def __init__(
+        self,
+        event_inputs: Sequence[ScaledFeature],
+        query_inputs: Sequence[ScaledFeature],
+        target: Target,
+        sizes: MlpArchitecture | None = None,
+        quantiles: Sequence[float] = (),
+    ) -> None:
+        """Make the layers; there are no inputs of events.
+
+        Raises:
+            ValueError: there are, or the anchor is not among the inputs.
+        """
+        sizes = sizes or MlpArchitecture()
+        if event_inputs:
+            raise ValueError(f"this network sees no events, and it is given the input {event_inputs[0].name}")
+        super().__init__((), query_inputs, target, sizes.width, sizes.anchor, quantiles)
+        self.sizes = sizes
+        self.body = nn.Sequential()
+        for inner, outer in itertools.pairwise([len(query_inputs), *[sizes.width] * sizes.layers]):
+            self.body.extend([nn.Linear(inner, outer), nn.ReLU(), nn.Dropout(sizes.dropout)])
+
+    def encode(self, x_BWF: Tensor) -> Tensor:
+        """Return what the head reads (B, H, D) of raw rows (B, W, F)."""
+        return self.encode_queries(x_BWF[:, -self.horizon :, self.query_columns])
+
+    def encode_queries(self, x_BHP: Tensor) -> Tensor:
+        """Return what the head reads (B, H, D) of raw queries (B, H, P)."""
+        return self.body(self.query_scaling(x_BHP))  # type: ignore[no-any-return]
+
+    def scaled(self, x_BHP: Tensor) -> Tensor:
+        """Return latencies (B, H) in scaled target space: what the loss sees."""
+        return self.answer(self.encode_queries(x_BHP), x_BHP)
+
+
+NETWORK: Final = (MlpArchitecture, QueryMlp)

@@ -1,0 +1,31 @@
+"""Sizes of the network of linear layers and how it is trained."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Self
+
+from pydantic import Field, model_validator
+
+from models.networks.parameters import ALL, QueryNetworkParams
+from models.section import Count
+
+
+class MlpParams(QueryNetworkParams):
+    """Linear layers on a query's inputs."""
+
+    section: ClassVar = "mlp"
+    layers: Annotated[int, Field(ge=1, le=16)]
+    """Number of linear layers before the head."""
+    width: Annotated[int, Field(ge=1, le=1024)]
+    """Outputs of each layer."""
+    batch_size: Count
+    """Decisions of a step, over all workers."""
+
+    @model_validator(mode="after")
+    def _serves_one_level(self) -> Self:
+        if self.served_level == ALL:
+            raise ValueError(
+                f"{self.section}.served_level is {ALL!r}; the engine alone gives all levels, and ONNX Runtime "
+                "serves this network"
+            )
+        return self

@@ -1,0 +1,83 @@
+"""Training of the linear layers: decisions in random order, each packet at each place of a batch.
+
+Shapes: N decisions of all phases, B decisions of a part, H horizon (8 packets), P inputs of a query.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import numpy as np
+import torch
+
+from feature_store.events.event_stream import AS_SENT
+from feature_store.packets.schema import HORIZON
+from models.forecasters.queries import QUERY_INPUTS, Inputs, replayed
+from models.forecasters.traces import Floats, Part
+from models.mlp.network import MlpArchitecture, QueryMlp
+from models.mlp.parameters import MlpParams
+from models.networks.prediction import Encoded
+from models.networks.scaling import fit_features, fit_target
+from models.sharp import sharp_changes
+from models.training.loss import example_weights
+from models.training.query_training import Batch, Course, QueryTrainer, held_out_error
+
+PHASES: Final = HORIZON  # decisions begin at each packet: every SEND is seen at each place of a batch
+
+
+class MlpCourse(Course):
+    """An untrained network and its trainer, which has a worker's share of the batches."""
+
+    def __init__(
+        self, parts: Sequence[Part], params: MlpParams, seed: int, rank: int = 0, workers: int = 1
+    ) -> None:
+        """Make an untrained network; the last tenth of each part is held out."""
+        learnt, held_out = zip(*(part.held_out() for part in parts), strict=True)
+        torch.manual_seed(seed)
+        inputs = Inputs.without(QUERY_INPUTS, params.left_out)
+        asked, came, sharp = [], [], []
+        for part in learnt:
+            for phase in range(PHASES):
+                asked.append(queries(part, inputs, phase=phase))
+                came_BH = part.latencies_us(phase)
+                came.append(came_BH)
+                sharp.append(sharp_changes(came_BH, part.change))
+        x_NHP, came_NH = np.concatenate(asked), np.concatenate(came)
+        target = fit_target(came_NH, "log")
+        sizes = MlpArchitecture(params.layers, params.width, params.dropout, params.anchor)
+        scaled = fit_features(x_NHP, inputs.names, inputs.units)
+        self.model = QueryMlp((), scaled, target, sizes, params.quantiles)
+        target_NH = torch.from_numpy(target.apply(came_NH))
+        weight_NH = torch.from_numpy(example_weights(came_NH, np.concatenate(sharp), params.sharp_weight))
+        steps = -(-len(x_NHP) // params.batch_size)
+
+        def batches(epoch: int) -> Iterator[Batch]:
+            random = np.random.default_rng(seed)
+            for _ in range(epoch + 1):  # the orders of earlier epochs are drawn again: a job may be resumed
+                order_N = random.permutation(len(x_NHP))
+            for first in range(0, len(order_N), params.batch_size):
+                chosen = order_N[first : first + params.batch_size]
+                own, known = chosen[rank::workers], int((weight_NH[chosen] > 0).sum())
+                yield Batch((torch.from_numpy(x_NHP[own]),), target_NH[own], weight_NH[own], known)
+
+        shown = [(queries(part, inputs), part.latencies_us()) for part in held_out[rank::workers]]
+
+        def validate() -> float:
+            encoded = ((encode_queries(self.model, x_BHP), came_BH) for x_BHP, came_BH in shown)
+            return held_out_error(self.model, encoded, workers)
+
+        self.trainer = QueryTrainer(self.model, batches, steps, validate, params, seed, rank, workers)
+
+
+def queries(part: Part, inputs: Inputs, queue: int = AS_SENT, phase: int = 0) -> Floats:
+    """Return the queries (B, H, P) of a part's decisions, with the inputs that the network sees."""
+    return inputs.of(replayed(part, queue, phase=phase).x_DHF)
+
+
+def encode_queries(model: QueryMlp, x_BHP: Floats) -> Encoded:
+    """Return what the head reads of raw queries, and the anchor."""
+    model.eval()
+    x = torch.from_numpy(x_BHP)
+    with torch.no_grad():
+        return Encoded(model.encode_queries(x), model.anchor_of(x))

@@ -1,0 +1,1 @@
+"""Baselines that repeat a latency that the sender knows."""

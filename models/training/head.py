@@ -1,0 +1,122 @@
+"""Tunes a head: the two last linear layers, on outputs of the frozen encoder that were computed once.
+
+In eval mode the encoder gives a decision the same output in every epoch, so computing it once and training on
+the cached outputs gives what training through the encoder would, an order of magnitude sooner.
+
+Shapes: N decisions, H horizon (8 packets).
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+
+from models.networks.prediction import Encoded, Headed
+from models.section import Above0, Count, Section
+from models.sharp import Change, sharp_changes
+from models.training.loss import example_weights, weighted_error
+
+ADAM_BETAS = (0.9, 0.98)  # as in pre-training
+ADAM_EPSILON = 1e-9
+
+
+class FinetuneParams(Section):
+    """How the head is fine-tuned before each test slice, and in live rounds."""
+
+    section: ClassVar = "finetune"
+    seed: Annotated[int, Field(ge=0)]
+    """Seed of the order of the decisions."""
+    workers: Count
+    """Ray Train workers, one core each; they share the traces."""
+    epochs: Count
+    """Passes over the slice."""
+    batch_size: Count
+    """Decisions of a step."""
+    learning_rate: Above0
+    """Learning rate of Adam."""
+    sharp_weight: Above0
+    """Alpha of the loss: the weight of sharp changes."""
+
+
+M = TypeVar("M", bound=Headed)
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How the training of a head went."""
+
+    loss: tuple[float, ...]  # before the first epoch, then of each epoch
+    decisions: int
+    seconds: float
+
+
+def train_head(
+    model: M, encoded: Encoded, came_BH: NDArray[np.float32], change: Change, how: FinetuneParams
+) -> tuple[M, Tuning | None]:
+    """Return a copy whose head is trained; the model itself, and None, where no latency is known.
+
+    The encoder of the copy is the model's, bit for bit.
+
+    Args:
+        model: a network whose own encoder has encoded.
+        encoded: decisions in time order.
+        came_BH: latencies in µs; NaN where unknown.
+        change: how large a change of latency the loss weights.
+        how: epochs, batches, rate.
+
+    Raises:
+        ValueError: the loss is no longer finite.
+    """
+    if not np.isfinite(came_BH).any():
+        return model, None
+    return train_head_on(model, encoded, came_BH, sharp_changes(came_BH, change), how)
+
+
+def train_head_on(
+    model: M,
+    encoded: Encoded,
+    y_us_NH: NDArray[np.float32],
+    sharp_NH: NDArray[np.bool_],
+    how: FinetuneParams,
+) -> tuple[M, Tuning]:
+    """Train a copy's head as `train_head` does, where the caller knows which changes are sharp."""
+    started = time.monotonic()
+    tuned = copy.deepcopy(model)
+    # The head is to give what the anchor lacks; (head + anchor) - target is head - (target - anchor).
+    missing_NH = torch.from_numpy(model.target.apply(y_us_NH)) - encoded.anchor_BH
+    weight_NH = torch.from_numpy(example_weights(y_us_NH, sharp_NH, how.sharp_weight))
+    optimizer = torch.optim.Adam(
+        tuned.head.parameters(), lr=how.learning_rate, betas=ADAM_BETAS, eps=ADAM_EPSILON
+    )
+    known_all = max(1, int((weight_NH > 0).sum()))
+    with torch.no_grad():
+        before = weighted_error(tuned.head(encoded.read_BRD), missing_NH, weight_NH, model.quantiles)
+    losses = [float(before) / known_all]
+    for epoch in range(how.epochs):
+        total = torch.zeros(())
+        order_N = np.random.default_rng([how.seed, epoch]).permutation(len(y_us_NH))
+        for first in range(0, len(order_N), how.batch_size):
+            batch_N = order_N[first : first + how.batch_size]
+            known = max(1, int((weight_NH[batch_N] > 0).sum()))
+            optimizer.zero_grad(set_to_none=True)
+            error = weighted_error(
+                tuned.head(encoded.read_BRD[batch_N]),
+                missing_NH[batch_N],
+                weight_NH[batch_N],
+                model.quantiles,
+            )
+            (error / known).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            total += error.detach()
+        losses.append(float(total) / known_all)
+    if not np.isfinite(losses).all():
+        raise ValueError(f"fine-tuning diverged (loss {losses[-1]}); lower finetune.learning_rate")
+    tuned.eval()
+    return tuned, Tuning(tuple(losses), len(y_us_NH), time.monotonic() - started)

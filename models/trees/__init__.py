@@ -1,0 +1,1 @@
+"""Boosted trees on a query's inputs."""
