@@ -4,8 +4,8 @@ A forecaster is handed a sender's packet table and decisions of 8 packets each, 
 are its own affair. So any two can be compared, on the same packets with the same knowledge. What it may learn
 from is cut before it is handed over, so that nothing later can leak into it.
 
-`forecasters.yaml` holds a section for each variant: its `name`, which is that of a class in this folder, and
-the sizes that the class takes.
+`forecasters.yaml` holds a section for each variant: its `name`, which is that of a class in this folder or in
+`forecaster.py` of a folder beside it, and the sizes that the class takes.
 
 Shapes: B decisions, H horizon (8 packets), N packets.
 """
@@ -183,7 +183,7 @@ class Variant:
 
     @property
     def kind_name(self) -> str:
-        """Name of its class's entry in this folder."""
+        """Name of its class in `FORECASTERS`."""
         return next(name for name, kind in kinds().items() if kind is self.kind)
 
     def fit(self, parts: Sequence[Part], seed: int, say: Say = lambda _: None) -> Forecaster:
@@ -192,11 +192,14 @@ class Variant:
 
 
 def kinds() -> dict[str, type[Forecaster]]:
-    """Forecasters by name: what the files of this folder call `FORECASTERS`."""
+    """Forecasters by name: `FORECASTERS` of files of this folder, and of each `forecaster.py` beside it."""
+    here = Path(__file__).parent
+    names = [f"models.forecasters.{module.name}" for module in pkgutil.iter_modules([str(here)])]
+    beside = sorted(path.parent.name for path in here.parent.glob("*/forecaster.py") if path.parent != here)
+    names += [f"models.{folder}.forecaster" for folder in beside]
     found: dict[str, type[Forecaster]] = {}
-    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
-        loaded = importlib.import_module(f"models.forecasters.{module.name}")
-        found |= getattr(loaded, "FORECASTERS", {})
+    for name in names:
+        found |= getattr(importlib.import_module(name), "FORECASTERS", {})
     return found
 
 

@@ -13,12 +13,12 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from feature_store.events.event_stream import AS_SENT
-from feature_store.events.windows import HORIZON, schema_hash
+from feature_store.packets.schema import HORIZON
 from models.forecasters.forecaster import Floats, Forecaster, Part, Say, check_made_for
 from models.forecasters.trees import FILE, SEARCH, BoostingParams
-from models.forecasters.window import input_names, windows_of
 from models.scoring.baselines import BoostedTrees
 from models.section import Count
+from models.window.windows import Windows, input_names, schema_hash, windows_of
 
 ASKED_AT_ONCE: Final = 2048  # decisions whose rows are held together: a row is a whole window
 
@@ -28,11 +28,11 @@ class WindowTreesParams(BoostingParams):
 
     section: ClassVar = "window-trees"
     tokens: Annotated[int, Field(ge=16, le=4096, multiple_of=8)]
-    """Packets of a window."""
+    """Number of tokens of a window: packets already sent, and the eight candidates."""
     inputs: list[str]
-    """Inputs of a token, by name (docs/WINDOWS.md); none named: all."""
+    """Inputs of a token, by name (models/window/windows.py); an empty list means all."""
     decisions: Count
-    """Most decisions of a slice that are learnt from, evenly spaced: a row is a whole window."""
+    """Most decisions of a slice to learn from, evenly spaced: a row is a whole window."""
 
     @model_validator(mode="after")
     def _inputs_are_there(self) -> Self:
@@ -65,13 +65,13 @@ class WindowTrees(Forecaster):
 
     def predict(self, part: Part, queue: int = AS_SENT) -> Floats:
         """Latencies in µs (B, H)."""
-        x_BWF = _windows(part, self.params, queue)
-        some = (x_BWF[first : first + ASKED_AT_ONCE] for first in range(0, len(x_BWF), ASKED_AT_ONCE))
+        windows = _windows(part, self.params, queue)
+        some = (windows[first : first + ASKED_AT_ONCE] for first in range(0, len(windows), ASKED_AT_ONCE))
         us = [self.trees.predict(_rows(each)) for each in some]
         return np.concatenate([*us, np.zeros(0)]).reshape(-1, HORIZON).astype(np.float32)
 
     def multiply_adds(self) -> int:
-        """None: trees compare."""
+        """Return 0: trees compare."""
         return 0
 
     def write(self, folder: Path) -> dict[str, Any]:
@@ -87,22 +87,18 @@ class WindowTrees(Forecaster):
         return cls(trees, params)
 
 
-FORECASTERS: Final = {"window-trees": WindowTrees}
-
-
-def _windows(part: Part, params: WindowTreesParams, queue: int = AS_SENT) -> Floats:
+def _windows(part: Part, params: WindowTreesParams, queue: int = AS_SENT) -> Windows:
     return windows_of(part, params.tokens, input_names(params.inputs), queue)
 
 
 def _lesson(part: Part, params: WindowTreesParams) -> tuple[Floats, np.ndarray[Any, np.dtype[np.float64]]]:
-    """Rows (N, W * F + 1) and latencies (N,) of some of a part's decisions."""
+    """Return rows (N, W * F + 1) and latencies (N,) of some of a part's decisions."""
     chosen = np.unique(np.linspace(0, len(part) - 1, min(len(part), params.decisions)).astype(np.int64))
-    x_BWF = _windows(part, params)[chosen]
-    return _rows(x_BWF), part.latencies_us()[chosen].ravel().astype(np.float64)
+    return _rows(_windows(part, params)[chosen]), part.latencies_us()[chosen].ravel().astype(np.float64)
 
 
 def _rows(x_BWF: Floats) -> Floats:
-    """A row for each packet asked about: the whole window, and its place in the batch."""
+    """Return a row for each packet asked about: the whole window, and its place in the batch."""
     whole_NF = np.repeat(x_BWF.reshape(len(x_BWF), -1), HORIZON, axis=0)
     place_N = np.tile(np.arange(HORIZON, dtype=np.float32), len(x_BWF))
     return np.concatenate([whole_NF, place_N[:, None]], axis=1)
