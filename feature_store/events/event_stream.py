@@ -21,11 +21,13 @@ from feature_store.events.windows import HORIZON, MAX_TIME_NS, VISIBILITIES, pac
 
 __all__ = [
     "INPUTS",
+    "VISIBILITIES",
     "EventInput",
     "EventStream",
     "Events",
     "as_asked",
     "event_schema_hash",
+    "packet_columns",
     "replay_events",
 ]
 

@@ -13,12 +13,15 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from feature_store.events.event_stream import AS_SENT
-from feature_store.events.windows import HORIZON, schema_hash
-from models.forecasters.forecaster import Floats, Forecaster, Part, Say, check_made_for
-from models.forecasters.trees import FILE, SEARCH, BoostingParams
-from models.forecasters.window import input_names, windows_of
-from models.scoring.baselines import BoostedTrees
+from feature_store.packets.schema import HORIZON
+from models.forecasters.forecaster import Forecaster, Say, check_made_for
+from models.forecasters.traces import Floats, Part
 from models.section import Count
+from models.sharp import Change
+from models.training.head import FinetuneParams
+from models.trees.boosting import BoostedTrees
+from models.trees.forecaster import FILE, SEARCH, BoostingParams
+from models.window.windows import Windows, input_names, schema_hash, windows_of
 
 ASKED_AT_ONCE: Final = 2048  # decisions whose rows are held together: a row is a whole window
 
@@ -28,11 +31,11 @@ class WindowTreesParams(BoostingParams):
 
     section: ClassVar = "window-trees"
     tokens: Annotated[int, Field(ge=16, le=4096, multiple_of=8)]
-    """Packets of a window."""
+    """Number of tokens of a window: packets already sent, and the eight candidates."""
     inputs: list[str]
-    """Inputs of a token, by name (docs/WINDOWS.md); none named: all."""
+    """Inputs of a token, by name (models/window/windows.py); an empty list means all."""
     decisions: Count
-    """Most decisions of a slice that are learnt from, evenly spaced: a row is a whole window."""
+    """Most decisions of a slice to learn from, evenly spaced: a row is a whole window."""
 
     @model_validator(mode="after")
     def _inputs_are_there(self) -> Self:
@@ -53,56 +56,61 @@ class WindowTrees(Forecaster):
     @classmethod
     def fit(cls, parts: Sequence[Part], params: WindowTreesParams, seed: int, say: Say) -> Self:
         """Boost on the slices: nothing is chosen on held-out time."""
-        rows, came = zip(*(_lesson(part, params) for part in parts), strict=True)
+        lessons = [(_windows(part, params), part.latencies_us()) for part in parts]
+        rows, came = zip(*(_lesson(*each, params) for each in lessons), strict=True)
         trees = BoostedTrees.fit(
             np.concatenate(rows), np.concatenate(came), rounds=params.rounds, seed=seed, growth=params.growth
         )
         return cls(trees, params)
 
-    def tuned(self, part: Part) -> Self:
-        """Add trees."""
-        return type(self)(self.trees.continued(*_lesson(part, self.params)), self.params)
+    def encode(self, part: Part, queue: int = AS_SENT) -> Windows:
+        """Return the windows of the packets decided, made as they are read."""
+        return _windows(part, self.params, queue)
 
-    def predict(self, part: Part, queue: int = AS_SENT) -> Floats:
-        """Latencies in µs (B, H)."""
-        x_BWF = _windows(part, self.params, queue)
-        some = (x_BWF[first : first + ASKED_AT_ONCE] for first in range(0, len(x_BWF), ASKED_AT_ONCE))
+    def answer(self, encoded: Windows) -> Floats:
+        """Return latencies in µs (B, H)."""
+        some = (encoded[first : first + ASKED_AT_ONCE] for first in range(0, len(encoded), ASKED_AT_ONCE))
         us = [self.trees.predict(_rows(each)) for each in some]
         return np.concatenate([*us, np.zeros(0)]).reshape(-1, HORIZON).astype(np.float32)
 
+    def tuned_on(self, encoded: Windows, came_BH: Floats, change: Change, how: FinetuneParams) -> Self:
+        """Add trees."""
+        return type(self)(self.trees.continued(*_lesson(encoded, came_BH, self.params)), self.params)
+
     def multiply_adds(self) -> int:
-        """None: trees compare."""
+        """Return 0: trees compare."""
         return 0
 
     def write(self, folder: Path) -> dict[str, Any]:
         """Write the trees."""
         self.trees.save(folder / FILE)
-        return {"schema_hash": schema_hash(), "seed": self.trees.seed}
+        known = {"schema_hash": schema_hash(), "seed": self.trees.seed}
+        return {**known, "params": self.params.model_dump()}
 
     @classmethod
-    def read(cls, folder: Path, params: WindowTreesParams, described: Mapping[str, Any]) -> Self:
+    def read(cls, folder: Path, described: Mapping[str, Any]) -> Self:
         """Read the trees."""
         check_made_for(described, schema_hash())
+        params = WindowTreesParams(**described["params"])
         trees = BoostedTrees.load(folder / FILE, params.rounds, int(described["seed"]), params.growth)
         return cls(trees, params)
 
 
-FORECASTERS: Final = {"window-trees": WindowTrees}
-
-
-def _windows(part: Part, params: WindowTreesParams, queue: int = AS_SENT) -> Floats:
+def _windows(part: Part, params: WindowTreesParams, queue: int = AS_SENT) -> Windows:
     return windows_of(part, params.tokens, input_names(params.inputs), queue)
 
 
-def _lesson(part: Part, params: WindowTreesParams) -> tuple[Floats, np.ndarray[Any, np.dtype[np.float64]]]:
-    """Rows (N, W * F + 1) and latencies (N,) of some of a part's decisions."""
-    chosen = np.unique(np.linspace(0, len(part) - 1, min(len(part), params.decisions)).astype(np.int64))
-    x_BWF = _windows(part, params)[chosen]
-    return _rows(x_BWF), part.latencies_us()[chosen].ravel().astype(np.float64)
+def _lesson(
+    windows: Windows, came_BH: Floats, params: WindowTreesParams
+) -> tuple[Floats, np.ndarray[Any, np.dtype[np.float64]]]:
+    """Return rows (N, W * F + 1) and latencies (N,) of some decisions."""
+    count = len(windows)
+    chosen = np.unique(np.linspace(0, count - 1, min(count, params.decisions)).astype(np.int64))
+    return _rows(windows[chosen]), came_BH[chosen].ravel().astype(np.float64)
 
 
 def _rows(x_BWF: Floats) -> Floats:
-    """A row for each packet asked about: the whole window, and its place in the batch."""
+    """Return a row for each packet asked about: the whole window, and its place in the batch."""
     whole_NF = np.repeat(x_BWF.reshape(len(x_BWF), -1), HORIZON, axis=0)
     place_N = np.tile(np.arange(HORIZON, dtype=np.float32), len(x_BWF))
     return np.concatenate([whole_NF, place_N[:, None]], axis=1)

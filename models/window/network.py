@@ -1,6 +1,7 @@
-"""The predictor: SwiftQueue's Transformer (arXiv 2410.06112, section 4), from raw window to microseconds.
+"""SwiftQueue's Transformer over a window (arXiv 2410.06112, section 4), and the papers' BiLSTM.
 
-There is no positional encoding: the time inputs (age, gap) carry the order of the packets sent before.
+Raw windows in, microseconds out: scaling is the first and last operation, so whoever holds the weights cannot
+scale differently. There is no positional encoding: the time inputs (age, gap) carry the order.
 
 Two readouts. `last` is the paper's: all H latencies from the last token. Nothing then tells the first H - 1
 candidates apart, so no latency can be tied to its own packet; harmless with one flow, wrong with several.
@@ -22,8 +23,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from feature_store.packets.schema import HORIZON
+from models.networks.parameters import ANCHOR_FALLBACK, NEEDED
 from models.networks.scaling import ScaledFeature, Target
-from models.networks.window_network import WindowNetwork
+from models.networks.window_network import Scaling, anchored, scaled_latency, to_us
 
 Readout = Literal["last", "candidates"]
 
@@ -37,7 +40,8 @@ class Architecture:
     feed_forward: int = 256
     layers: int = 2
     dropout: float = 0.2
-    horizon: int = 8
+    head_dropout: float = 0.0
+    horizon: int = HORIZON
     readout: Readout = "last"
     anchor: str | None = None  # name of a latency input, or none
 
@@ -54,32 +58,43 @@ class Architecture:
 class Head(nn.Sequential):
     """The two last linear layers, on the tokens that are read (B, R, D), giving (B, H)."""
 
-    def __init__(self, width: int, horizon: int) -> None:
-        super().__init__(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, horizon))
+    def __init__(self, width: int, horizon: int, dropout: float) -> None:
+        between = nn.Sequential(nn.ReLU(), nn.Dropout(dropout))
+        super().__init__(nn.Linear(width, width), between, nn.Linear(width, horizon))
 
     def forward(self, features_BRD: Tensor) -> Tensor:
         """Read latency h from token h, or all of them from the only one (then the two are the same)."""
-        inner, relu, outer = self
-        hidden_BRD = relu(inner(features_BRD))
+        inner, between, outer = self
+        hidden_BRD = between(inner(features_BRD))
         return (hidden_BRD * outer.weight).sum(-1) + outer.bias  # type: ignore[no-any-return]
 
 
-class Predictor(WindowNetwork):
-    """SwiftQueue's Transformer over a window.
+class Transformer(nn.Module):
+    """Latencies of the next H packets from one window of raw features.
+
+    `forward(x_BWF)` gives microseconds. Training uses its steps apart: `encode`, `head` (the two last linear
+    layers), `anchor` (what the head's output is added to; these in scaled target space) and `to_us`.
 
     Parameter names and layouts are those of `torch.nn.TransformerEncoderLayer`, whose modules hold the
-    weights; the computation is ours because only the last token of the last layer is ever used.
+    weights; the computation is ours because only the last tokens of the last layer are ever used.
     """
 
-    sizes: Architecture
-    head: Head
+    quantiles: tuple[float, ...] = ()  # its outputs are means
+    head: nn.Module
 
     def __init__(
         self, features: Sequence[ScaledFeature], target: Target, sizes: Architecture | None = None
     ) -> None:
-        sizes = sizes or Architecture()
-        super().__init__(features, target, sizes.horizon, sizes.anchor)
-        self.sizes = sizes
+        super().__init__()
+        self.features, self.target, self.sizes = tuple(features), target, sizes or Architecture()
+        names = [feature.name for feature in self.features]
+        if NEEDED not in names or len(set(names)) != len(names):
+            raise ValueError(f"features {names} must be distinct and hold {NEEDED}")
+        self.size_index = names.index(NEEDED)
+        anchor = self.sizes.anchor
+        self.anchor_index = None if anchor is None else _latency_index(names, anchor)
+        self.fallback_index = -1 if anchor is None else _latency_index(names, ANCHOR_FALLBACK)
+        self.scale = Scaling(self.features)
         d = self.sizes.width
         self.embedding = nn.Linear(len(self.features), d)
         self.layers = nn.ModuleList(
@@ -88,10 +103,23 @@ class Predictor(WindowNetwork):
             )
             for _ in range(self.sizes.layers)
         )
-        self.head = Head(d, self.sizes.horizon)
-        if self.anchor_index is not None:
-            for parameter in self.head[2].parameters():  # the untrained network forecasts its anchor
+        self.head = head = Head(d, self.sizes.horizon, self.sizes.head_dropout)
+        if anchor is not None:
+            for parameter in head[2].parameters():  # the untrained network forecasts its anchor
                 nn.init.zeros_(parameter)
+
+    @property
+    def read(self) -> int:
+        """Tokens at the window's end that the head reads."""
+        return self.sizes.horizon if self.sizes.readout == "candidates" else 1
+
+    def forward(self, x_BWF: Tensor) -> Tensor:
+        """Latencies in µs (B, H) of the last H tokens of raw windows (B, W, F)."""
+        return self.to_us(self.scaled(x_BWF))
+
+    def scaled(self, x_BWF: Tensor) -> Tensor:
+        """Latencies (B, H) in scaled target space, what the loss sees."""
+        return anchored(self.head(self.encode(x_BWF)), self.anchor(x_BWF))
 
     def encode(self, x_BWF: Tensor) -> Tensor:
         """Compute the encoder's output for the tokens that are read (B, R, D), all that the head sees."""
@@ -100,8 +128,20 @@ class Predictor(WindowNetwork):
         for layer in self.layers[:-1]:
             h_BWD = _encoder_layer(layer, h_BWD, h_BWD, attended_B1W)
         # Exact, not an approximation: keys and values of every token, queries of those read only.
-        read = self.sizes.horizon if self.sizes.readout == "candidates" else 1
-        return _encoder_layer(self.layers[-1], h_BWD[:, -read:], h_BWD, attended_B1W)
+        return _encoder_layer(self.layers[-1], h_BWD[:, -self.read :], h_BWD, attended_B1W)
+
+    def anchor(self, x_BWF: Tensor) -> Tensor:
+        """What the head corrects (B, H) in scaled target space; the mean, 0, where nothing is visible yet."""
+        candidates_BHF = x_BWF[:, -self.sizes.horizon :]
+        if self.anchor_index is None:
+            return torch.zeros_like(candidates_BHF[..., 0])
+        own_BH = candidates_BHF[..., self.anchor_index]
+        latency_BH = torch.where(own_BH > 0, own_BH, candidates_BHF[..., self.fallback_index])
+        return scaled_latency(latency_BH, self.target)
+
+    def to_us(self, scaled_BH: Tensor) -> Tensor:
+        """Latencies in µs of the head's output in scaled target space."""
+        return to_us(scaled_BH, self.target)
 
     def attended(self, x_BWF: Tensor) -> Tensor:
         """Which tokens may be attended to (B, 1, 1, W): all but padding.
@@ -111,6 +151,34 @@ class Predictor(WindowNetwork):
         real_BW = x_BWF[..., self.size_index] > 0
         candidates_BH = torch.ones_like(real_BW[:, -self.sizes.horizon :])
         return torch.cat([real_BW[:, : -self.sizes.horizon], candidates_BH], dim=1)[:, None, None]
+
+
+class BiLstm(Transformer):
+    """Bidirectional layers where the Transformer has its encoder; half the width in each direction."""
+
+    def __init__(
+        self, features: Sequence[ScaledFeature], target: Target, sizes: Architecture | None = None
+    ) -> None:
+        super().__init__(features, target, sizes)
+        width = self.sizes.width
+        if width % 2:
+            raise ValueError(f"width is {width}; of a BiLSTM it must be even")
+        self.layers = nn.ModuleList(
+            nn.LSTM(width, width // 2, batch_first=True, bidirectional=True) for _ in range(self.sizes.layers)
+        )
+
+    def encode(self, x_BWF: Tensor) -> Tensor:
+        """Compute what the head reads (B, R, D); padding is zeros."""
+        h_BWD = self.embedding(self.scale(x_BWF)) * self.attended(x_BWF)[:, 0, 0, :, None]
+        for layer in self.layers:
+            h_BWD, _ = layer(h_BWD)
+        return h_BWD[:, -self.read :]
+
+
+def _latency_index(names: list[str], name: str) -> int:
+    if name not in names:
+        raise ValueError(f"the anchor needs the input {name}, which is not among {names}")
+    return names.index(name)
 
 
 def _encoder_layer(layer: nn.Module, query_BQD: Tensor, h_BWD: Tensor, attended: Tensor) -> Tensor:

@@ -1,0 +1,219 @@
+"""Forecasters over windows: SwiftQueue's Transformer, a BiLSTM in its place, and trees (`trees.py`).
+
+Shapes: B decisions, W window tokens, F features, H horizon (8 packets).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Final, Self
+
+import numpy as np
+import torch
+from pydantic import Field, model_validator
+from safetensors.torch import save_file
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from feature_store.events.event_stream import AS_SENT
+from models.forecasters.forecaster import Forecaster, Say, check_made_for
+from models.forecasters.traces import Floats, Part
+from models.networks.files import WEIGHTS_FILE, check_finite, load_weights, quiet
+from models.networks.parameters import check_heads
+from models.networks.prediction import Encoded, latencies
+from models.networks.scaling import ScaledFeature, Target, TargetTransform, fit_features, fit_target
+from models.search import Between
+from models.sharp import Change
+from models.training.head import FinetuneParams, train_head
+from models.window.network import Architecture, BiLstm, Readout, Transformer
+from models.window.training import Examples, TrainingParams, encoded, train
+from models.window.trees import WindowTrees
+from models.window.windows import (
+    UNITS,
+    Windows,
+    bdp_packets,
+    input_names,
+    schema_hash,
+    tokens_for,
+    windows_of,
+)
+
+FIT_WINDOWS: Final = 4096  # evenly spaced windows for fitting the scaling; more would not change the result
+FEED_FORWARD: Final = 4  # times the width (Vaswani et al. 2017, table 3; the paper's 256 for 64)
+TOKENS: Final = (64, 256)  # least and most of a window that is sized from the traces
+
+
+class WindowParams(TrainingParams):
+    """Form and sizes of the Transformer, how it is trained, and how its head is tuned."""
+
+    section: ClassVar = "window"
+    tokens: Annotated[int, Field(ge=16, le=4096, multiple_of=8)] | None = None
+    """Packets of a window; without it, as many as the training slices' bandwidth-delay product asks for."""
+    inputs: list[str]
+    """Inputs of a token, by name (models/window/windows.py); an empty list means all."""
+    more_inputs: Annotated[list[str], Field(default_factory=list)]
+    """Inputs of the event log that a token has besides, by name (docs/EVENTS.md), as of its sending."""
+    layers: Annotated[int, Field(ge=1, le=16)]
+    """Number of encoder layers."""
+    width: Annotated[int, Field(ge=1, le=1024)]
+    """Width of each token in the network; the feed-forward layers are four times as wide."""
+    heads: Annotated[int, Field(ge=1, le=64)]
+    """Number of attention heads; they divide the width."""
+    target: TargetTransform
+    """What the loss compares: the latency, or its logarithm."""
+    readout: Readout
+    """Which tokens the latencies are read from: each candidate's own, or the last one (the paper's)."""
+    anchor: str | None
+    """A visible latency that the network corrects, by the input's name; null is the paper's form."""
+    head_dropout: Annotated[float, Field(ge=0, lt=1)]
+    """Probability of dropout between the head's two layers in training; the paper has 0.2."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        check_heads(self.section, self.width, self.heads)
+        if self.anchor is not None and self.anchor not in self.names:
+            raise ValueError(f"anchor is {self.anchor!r}; it must be one of its inputs, or null")
+        return self
+
+    @property
+    def names(self) -> list[str]:
+        """A token's inputs."""
+        return input_names(self.inputs, self.more_inputs)
+
+    def sizes(self) -> Architecture:
+        """Form and sizes of the network."""
+        return Architecture(
+            width=self.width,
+            heads=self.heads,
+            feed_forward=FEED_FORWARD * self.width,
+            layers=self.layers,
+            head_dropout=self.head_dropout,
+            readout=self.readout,
+            anchor=self.anchor,
+        )
+
+
+class WindowForecaster(Forecaster):
+    """The Transformer over windows."""
+
+    Params = WindowParams
+    search: ClassVar = {
+        "noam_factor": Between(0.05, 0.8),
+        "weight_decay": Between(1e-6, 1e-3),
+        "batch_size": (32, 64, 128),
+    }
+    Network: ClassVar[type[Transformer]] = Transformer
+
+    def __init__(self, model: Transformer, params: WindowParams, tokens: int) -> None:
+        """Take a trained network and the size of its windows."""
+        self.model, self.params, self.tokens = model.eval(), params, tokens
+
+    @classmethod
+    def fit(cls, parts: Sequence[Part], params: WindowParams, seed: int, say: Say) -> Self:
+        """Train on the earlier part of each slice; the last tenth chooses the epoch."""
+        learnt, held_out = zip(*(part.held_out() for part in parts), strict=True)
+        tokens = params.tokens or tokens_for(max(bdp_packets(part.packets) for part in learnt), *TOKENS)
+        examples, validation = (
+            Examples.of(
+                [(windows_of(each, tokens, params.names), each.latencies_us(), each.change) for each in some]
+            )
+            for some in (learnt, held_out)
+        )
+        spaced_N = np.unique(np.linspace(0, len(examples) - 1, FIT_WINDOWS).astype(np.int64))
+        units = [UNITS[name] for name in params.names]
+        features = fit_features(examples.gather(spaced_N), params.names, units)
+        torch.manual_seed(seed)
+        model = cls.Network(features, fit_target(examples.y_us_NH, params.target), params.sizes())
+        train(model, examples, validation, params, seed, say)
+        return cls(model, params, tokens)
+
+    def encode(self, part: Part, queue: int = AS_SENT) -> Encoded:
+        """Return what the head reads of a part's decisions."""
+        return encoded(self.model, self.windows(part, queue))
+
+    def answer(self, encoded: Encoded) -> Floats:
+        """Return latencies in µs (B, H)."""
+        return latencies(self.model, encoded)
+
+    def tuned_on(self, encoded: Encoded, came_BH: Floats, change: Change, how: FinetuneParams) -> Self:
+        """Train the head alone, with the alpha of the whole training."""
+        alpha = how.model_copy(update={"sharp_weight": self.params.sharp_weight})
+        model, tuning = train_head(self.model, encoded, came_BH, change, alpha)
+        if tuning is None:
+            return self
+        other = copy.copy(self)
+        other.model, other.tuning = model, tuning
+        return other
+
+    def windows(self, part: Part, queue: int = AS_SENT) -> Windows:
+        """Return the windows of a part's decisions, as the network sees them."""
+        return windows_of(part, self.tokens, self.params.names, queue)
+
+    def multiply_adds(self) -> int:
+        """Count those of a batch that PyTorch executes: a window for each queue."""
+        with quiet("torch.utils.flop_counter"):
+            from torch.utils.flop_counter import FlopCounterMode
+
+        # An LSTM is plain products in double precision, attention by MATH.
+        model = copy.deepcopy(self.model).double()
+        x_BWF = torch.zeros(2, self.tokens, len(model.features), dtype=torch.double)
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+            model(x_BWF)
+        last = len(x_BWF) * model.sizes.horizon * model.sizes.width  # of the head: no matrix product
+        return int(counter.get_total_flops() // 2 + last)
+
+    def write(self, folder: Path) -> dict[str, Any]:
+        """Write the weights, without any file that can run code."""
+        state = {name: value.detach().contiguous() for name, value in self.model.state_dict().items()}
+        check_finite(state, str(folder))
+        save_file(state, folder / WEIGHTS_FILE)
+        return {
+            "params": self.params.model_dump(),
+            "inputs": [asdict(each) for each in self.model.features],
+            "target": asdict(self.model.target),
+            "schema_hash": _made_for(self.params),
+            "tokens": self.tokens,
+        }
+
+    @classmethod
+    def read(cls, folder: Path, described: Mapping[str, Any]) -> Self:
+        """Read the weights."""
+        params = cls.Params(**described["params"])
+        check_made_for(described, _made_for(params))
+        inputs = [ScaledFeature(**each) for each in described["inputs"]]
+        model = cls.Network(inputs, Target(**described["target"]), params.sizes())
+        load_weights(folder, model)
+        return cls(model, params, int(described["tokens"]))
+
+
+class BiLstmParams(WindowParams):
+    """Sizes of the BiLSTM, how it is trained, and how its head is tuned."""
+
+    section: ClassVar = "bilstm"
+
+    @model_validator(mode="after")
+    def _width_is_even(self) -> Self:
+        if self.width % 2:
+            raise ValueError(f"{self.section}.width is {self.width}; it must be even")
+        return self
+
+
+class BiLstmForecaster(WindowForecaster):
+    """The BiLSTM over windows."""
+
+    Params = BiLstmParams
+    Network = BiLstm
+
+
+FORECASTERS: Final = {
+    "window": WindowForecaster,
+    "bilstm": BiLstmForecaster,
+    "window-trees": WindowTrees,
+}
+
+
+def _made_for(params: WindowParams) -> str:
+    """Return the hash of what defines a token's inputs: windows, and events where it has inputs of theirs."""
+    return schema_hash(with_events=bool(params.more_inputs))
