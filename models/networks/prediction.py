@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from models.networks.parameters import MEDIAN
 from models.networks.scaling import Target
-from models.networks.window_network import WindowNetwork, anchored
+from models.networks.query_network import QueryNetwork
+from models.networks.torch_scaling import anchored
 
 BATCH: Final = 512  # windows per forward pass
 Floats = NDArray[np.float32]
@@ -66,7 +67,7 @@ class Encoded:
     anchor_BH: Tensor  # in scaled target space: what the head's output is added to
 
 
-def encode(model: WindowNetwork, windows: RawWindows, batch: int = BATCH) -> Iterator[Encoded]:
+def encode(model: QueryNetwork, windows: RawWindows, batch: int = BATCH) -> Iterator[Encoded]:
     """Encode windows, `batch` at a time."""
     model.eval()  # dropout would spoil a cache of it
     device = next(model.parameters()).device
@@ -103,6 +104,6 @@ def _latencies(model: Headed, encoded: Encoded) -> Tensor:
     return model.to_us(answers(model, encoded))
 
 
-def predict(model: WindowNetwork, windows: RawWindows) -> Floats:
+def predict(model: QueryNetwork, windows: RawWindows) -> Floats:
     """Latencies in µs (B, H) of windows; at least one."""
     return np.concatenate([latencies(model, part) for part in encode(model, windows)])

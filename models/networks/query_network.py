@@ -25,7 +25,7 @@ from feature_store.events.definition import EVENTS
 from feature_store.packets.schema import HORIZON
 from models.networks.parameters import ANCHOR_FALLBACK
 from models.networks.scaling import ScaledFeature, Target
-from models.networks.window_network import Scaling, anchored, scaled_latency, to_us
+from models.networks.torch_scaling import Scaling, anchored, scaled_latency, to_us
 
 ROW: Final = tuple(feature.name for feature in EVENTS.features)
 
@@ -83,6 +83,12 @@ class QueryNetwork(nn.Module):
             self.anchor_index, self.fallback_index = map(names.index, (anchor, ANCHOR_FALLBACK))
             for parameter in self.head[2].parameters():  # the untrained network forecasts its anchor
                 nn.init.zeros_(parameter)
+
+    @property
+    def features(self) -> tuple[ScaledFeature, ...]:
+        """Return the scaling of every input of a row, in the row's order; what it does not see is as it is."""
+        seen = {each.name: each for each in (*self.query_inputs, *self.event_inputs)}
+        return tuple(seen.get(each.name, ScaledFeature(each.name, each.unit)) for each in EVENTS.features)
 
     @property
     def rows(self) -> int:

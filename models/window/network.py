@@ -26,7 +26,7 @@ from torch.nn import functional
 from feature_store.packets.schema import HORIZON
 from models.networks.parameters import ANCHOR_FALLBACK, NEEDED
 from models.networks.scaling import ScaledFeature, Target
-from models.networks.window_network import Scaling, anchored, scaled_latency, to_us
+from models.networks.torch_scaling import Scaling, anchored, scaled_latency, to_us
 
 Readout = Literal["last", "candidates"]
 

@@ -30,7 +30,7 @@ from feature_store.quality.distribution_shift import input_shift, sample_inputs
 from models.networks import artifact
 from models.networks.artifact import Artifact
 from models.networks.prediction import Encoded, latencies
-from models.networks.window_network import WindowNetwork
+from models.networks.torch_scaling import WindowNetwork
 from models.registry import gate
 from models.registry.bars import Verdict
 from models.scoring.baselines import Candidates, last_visible

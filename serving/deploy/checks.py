@@ -19,7 +19,7 @@ from models.limit import network as limits
 from models.networks import artifact
 from models.networks.prediction import predict
 from models.networks.scaling import ScaledFeature
-from models.networks.window_network import PADDING_FEATURE
+from models.networks.torch_scaling import PADDING_FEATURE
 from models.rate import networks
 from serving.triton.limits import limits_of
 from serving.triton.repository import LATENCY, LIMIT, RATE

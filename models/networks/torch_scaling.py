@@ -1,0 +1,59 @@
+"""Scaling inside a network: raw inputs to what it sees, and its output to microseconds.
+
+Shapes: B batch, F inputs, H horizon (8 packets), L levels of quantiles.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from models.networks.scaling import MIN_LATENCY_US, ScaledFeature, Target
+
+PADDING_FEATURE: Final = "size_bytes"  # no packet has size 0: such a row is padding
+MAX_LATENCY_US: Final = 60e6  # nothing above a minute is predicted; keeps exp() finite
+
+
+class Scaling(nn.Module):
+    """Raw inputs (…, F) as a network sees them: transform, shift and scale of each."""
+
+    log_F: Tensor
+    shift_F: Tensor
+    scale_F: Tensor
+
+    def __init__(self, features: Sequence[ScaledFeature]) -> None:
+        super().__init__()
+        # Not persistent: model.json is the one place they are stored in.
+        log = [feature.transform == "log1p" for feature in features]
+        self.register_buffer("log_F", torch.tensor(log), persistent=False)
+        for part in ("shift", "scale"):
+            values = torch.tensor([getattr(feature, part) for feature in features], dtype=torch.float32)
+            self.register_buffer(f"{part}_F", values, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scaled inputs."""
+        return (torch.where(self.log_F, torch.log1p(x.clamp(min=0)), x) - self.shift_F) / self.scale_F
+
+
+def scaled_latency(latency_us: Tensor, target: Target) -> Tensor:
+    """Latencies in scaled target space; the mean, 0, where one is 0: not visible yet."""
+    values = latency_us.clamp(min=MIN_LATENCY_US)
+    scaled = ((values.log() if target.transform == "log" else values) - target.shift) / target.scale
+    return torch.where(latency_us > 0, scaled, torch.zeros_like(scaled))
+
+
+def to_us(scaled: Tensor, target: Target) -> Tensor:
+    """Latencies in µs of values in scaled target space."""
+    values = scaled * target.scale + target.shift
+    if target.transform == "log":
+        return values.clamp(math.log(MIN_LATENCY_US), math.log(MAX_LATENCY_US)).exp()
+    return values.clamp(0.0, MAX_LATENCY_US)
+
+
+def anchored(out: Tensor, anchor_BH: Tensor) -> Tensor:
+    """A head's output (B, H) or (B, H, L) with the anchor that it corrects."""
+    return out + (anchor_BH[..., None] if out.dim() > anchor_BH.dim() else anchor_BH)
