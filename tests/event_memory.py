@@ -1,6 +1,6 @@
 """The event network as a live sender could run it: keys and values are kept, and each event is computed once.
 
-The second reading of `event_transformer.py`, whose segments and windows compute events anew.
+The second reading of `models/event_stream/network.py`, whose segments and windows compute events anew.
 
 Shapes: T new events, H horizon (8 packets), F inputs of an event, P inputs of a query.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from models.networks.event_transformer import EventPredictor, Memory, in_band
+from models.event_stream.network import EventPredictor, Memory, in_band
 
 
 def extend(model: EventPredictor, memory: Memory, x_TF: Tensor, ack_T: Tensor) -> Memory:

@@ -1,40 +1,53 @@
 """A made-up sender, Poisson packets of a few flows through two FIFO queues, in all forms that tests need.
 
-Packet tables in the layout of `data/packets`; from them, by the project's own stages, windows and their
-split; untrained artifacts for these windows.
+Packet tables in the layout of `data/packets`, their division by time, and untrained forecasters for them.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
+import torch
 import yaml
 
-from feature_store.events.definition import WINDOW, Definition
 from feature_store.packets.schema import PACKET_SCHEMA
+from models.event_stream.forecaster import EventStream
+from models.event_stream.parameters import EventStreamParams
+from models.event_stream.training import EventStreamCourse
+from models.forecasters import forecaster as door
+from models.forecasters.traces import Trace, decision_times, lessons, read_traces
+from models.sharp import PAPERS
+from models.training.head import FinetuneParams
 from models.training.protocol import Protocol, divide
 
 START_NS = 1_700_000_000 * 10**9
 PROTOCOL = Protocol("short", 5, 1, 2)
-PRETRAIN = {  # `pretrain` of params.yaml, but for its epochs
-    "layers": 2,
-    "width": 64,
-    "heads": 4,
-    "seed": 1,
+TINY = {  # an event stream that trains in a second
     "workers": 1,
-    "batch_size": 32,
-    "warmup_steps": 40,
-    "noam_factor": 0.5,
-    "weight_decay": 1e-5,
-    "sharp_weight": 10,
-    "target": "log",
-    "readout": "candidates",
+    "layers": 1,
+    "band": 64,
+    "width": 16,
+    "heads": 2,
+    "feed_forward": 32,
+    "dropout": 0.1,
     "anchor": "last_latency_us",
+    "left_out": [],
+    "segments": 2,
+    "segment_events": 256,
+    "epochs": 1,
+    "learning_rate": 2e-3,
+    "weight_decay": 0.01,
+    "sharp_weight": 10,
 }
+TUNING = FinetuneParams(
+    seed=1, workers=1, epochs=2, batch_size=512, learning_rate=1e-3, sharp_weight=1
+)
 
 
 def bottleneck_table(
@@ -129,25 +142,14 @@ def write_table(packets_dir: Path, table: pl.DataFrame) -> None:
         part.drop("minute").write_parquet(folder / "part-0.parquet")
 
 
-def write_windows(
-    folder: Path,
-    tables: Iterable[pl.DataFrame],
-    *,
-    protocol: Protocol = PROTOCOL,
-    definition: Definition = WINDOW,
-) -> Path:
-    """Write `packets`, `windows` and `split.json` under `folder`, by the stages' own functions; return it."""
-    from pipelines.windows import WindowsParams, make_windows
-
+def write_traces(folder: Path, tables: Iterable[pl.DataFrame], *, protocol: Protocol = PROTOCOL) -> Path:
+    """Write `packets` and `split.json` under `folder`; return it."""
+    divided = {}
     for table in tables:
         write_table(folder / "packets", table)
-    params = WindowsParams(visibility=["acked"], tokens=16, tokens_min=16, tokens_max=256)
-    make_windows(folder / "packets", folder / "windows", params, definition=definition)
-    traces = {
-        path.parent.name: divide(np.load(path), protocol, path.parent.name).as_json()
-        for path in sorted((folder / "windows").glob("*/decision_ns.npy"))
-    }
-    (folder / "split.json").write_text(json.dumps({"traces": traces}))
+        name = str(table["trace"][0])
+        divided[name] = divide(decision_times(table), protocol, name).as_json()
+    (folder / "split.json").write_text(json.dumps({"traces": dict(sorted(divided.items()))}))
     return folder
 
 
@@ -165,31 +167,38 @@ def write_forecasters(folder: Path, sections: Path, traces: int) -> Path:
         write_table(folder / "packets", table)
     every = yaml.safe_load(sections.read_text())
     few = {name: every[name] for name in ("mlp", "last-flow")}
-    few["mlp"] |= {"epochs": 1, "width": 8, "head_epochs": 1}
+    few["mlp"] |= {"epochs": 1, "width": 8}
     (folder / "forecasters.yaml").write_text(yaml.safe_dump(few))
     return folder
 
 
-def write_artifacts(folder: Path) -> None:
-    """Write untrained artifacts for them: `pretrained`, and `finetuned/NAME/round-K` with other heads."""
-    import torch
+def untrained(traces: Iterable[Trace], **sizes: Any) -> EventStream:
+    """Return an event stream of random weights whose scaling is fitted to some traces."""
+    params = EventStreamParams(**TINY | sizes)
+    course = EventStreamCourse(lessons(list(traces)), params, 1)
+    with torch.no_grad():  # else it forecasts its anchor
+        course.model.head[2].weight.normal_(std=0.05)
+    return EventStream(course.model)
 
-    from models.networks import artifact
-    from models.networks.scaling import fit_features, fit_target
-    from models.networks.transformer import Predictor
-    from models.training.windows import load_windows
 
-    torch.manual_seed(1)
-    windows = load_windows(folder / "windows", folder / "split.json")
-    first = next(iter(windows.traces.values()))
-    features = fit_features(first.x_BWF[:200], windows.feature_names, windows.feature_units)
-    model = Predictor(features, fit_target(first.y_us_BH[:200], "log"))
-    described = artifact.Description(
-        windows.tokens, windows.schema_hash, windows.visibility, windows.protocol
-    )
-    artifact.save(folder / "pretrained", model, described)
-    for name, trace in windows.traces.items():
-        for k in range(len(trace.rounds)):
+def write_models(folder: Path, **sizes: Any) -> EventStream:
+    """Write forecasters for the traces in `folder`: `pretrained`, `finetuned/NAME/round-K` with other heads."""
+    traces = read_traces(folder / "packets", folder / "split.json", PAPERS)
+    base = untrained(traces.values(), **sizes)
+    door.save(folder / "pretrained", base)
+    head = copy.deepcopy(base)
+    for name, trace in traces.items():
+        for k in range(len(trace.slices.rounds)):
             with torch.no_grad():
-                model.head[2].bias += 0.01
-            artifact.save(folder / "finetuned" / name / f"round-{k}", model, described)
+                head.model.head[2].bias += 0.01
+            door.save(folder / "finetuned" / name / f"round-{k}", head)
+    return base
+
+
+def write_artifact(folder: Path, table: pl.DataFrame, **sizes: Any) -> EventStream:
+    """Write the artifact of an untrained event stream for a table into `folder`; return the forecaster."""
+    trace = Trace("t", table, divide(decision_times(table), PROTOCOL, "t"))
+    base = untrained([trace], **sizes)
+    folder.mkdir(parents=True)
+    base.export(folder)
+    return base

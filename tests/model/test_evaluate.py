@@ -280,10 +280,19 @@ PARAMS = "evaluate: {seed: 1, xgboost_rounds: 40, false_alarm_rate: 0.01}\n"
 def stage_command(folder: Path, params: str) -> list[str]:
     (folder / "params.yaml").write_text(params)
     command = [sys.executable, "-m", "pipelines.evaluate", "--params", folder / "params.yaml"]
-    for name in ("windows", "finetuned", "pretrained"):
+    for name in ("packets", "finetuned", "pretrained"):
         command += [f"--{name}", folder / name]
     command += ["--split", folder / "split.json", "--output", folder / "evaluation"]
     return list(map(str, command))
+
+
+def tmp_path_of_others(folder: Path) -> Path:
+    """A folder with the same traces, for models of another encoder."""
+    others = folder / "others"
+    others.mkdir()
+    for name in ("packets", "split.json"):
+        (others / name).symlink_to(folder / name)
+    return others
 
 
 stage_is_dear = pytest.mark.long("the stage evaluate")
@@ -294,8 +303,8 @@ def evaluated(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The stage, run as DVC runs it, on two toy traces with untrained artifacts."""
     folder = tmp_path_factory.mktemp("evaluate")
     tables = [toy_world.bottleneck_table(f"toy-{i}", 10, 400, seed=i, episodes=True) for i in (1, 2)]
-    toy_world.write_windows(folder, tables)
-    toy_world.write_artifacts(folder)
+    toy_world.write_traces(folder, tables)
+    toy_world.write_models(folder)
     command = stage_command(folder, PARAMS)
     own = {**os.environ, "SWIFTQUEUE_STATE": str(folder / "var")}
     done = subprocess.run(command, cwd=project, env=own, capture_output=True, text=True, check=False)
@@ -313,7 +322,7 @@ def test_the_stage_logs_a_run_with_the_headline_and_every_round(evaluated: Path)
     found = client.get_experiment_by_name("swiftqueue-training")
     assert found is not None
     (run,) = client.search_runs([found.experiment_id])
-    assert run.info.run_name == "evaluate toy-1+toy-2 ?x?x? seed 1"  # these parameters name no architecture
+    assert run.info.run_name == "evaluate toy-1+toy-2 seed 1"  # these parameters name no architecture
     headline = json.loads((evaluated / "evaluation/metrics.json").read_text())
     assert run.data.metrics["finetuned.mae_ms"] == headline["finetuned"]["mae_ms"]
     rounds = client.get_metric_history(run.info.run_id, "toy-1.finetuned.mae_ms")
@@ -374,10 +383,9 @@ def test_the_columns_that_dvc_plots_are_in_the_tables(evaluated: Path, project: 
 @pytest.mark.parametrize(
     ("broken", "line"),
     [
-        ("artifact", "round-1/model.json: no such file"),
-        ("architecture", "round-0/model.json: .*architecture.*"),
-        ("schema", "made for features [0-9a-f]{64}, but this code computes ffff"),
-        ("encoder", "round-0: encoder weight .* is not that of the pre-trained model"),
+        ("artifact", "round-1/forecaster.json: no such file"),
+        ("weights", "model.safetensors is not what was written; fit the forecaster again"),
+        ("encoder", "round-0: was not tuned from the pre-trained model; run dvc repro"),
         ("params", "evaluate.false_alarm_rate is 2; it must be a number above 0, below 1"),
     ],
 )
@@ -389,20 +397,14 @@ def test_what_does_not_fit_is_one_clear_line(
     params = PARAMS
     if broken == "artifact":
         shutil.rmtree(folder / "finetuned" / "toy-1" / "round-1")
-    elif broken == "architecture":
-        path = folder / "finetuned" / "toy-1" / "round-0" / "model.json"
-        described = json.loads(path.read_text())
-        path.write_text(json.dumps(described | {"architecture": {"name": "nobody's", "width": 64}}))
-    elif broken == "schema":
-        meta = folder / "windows" / "meta.json"
-        described = json.loads(meta.read_text()) | {"schema_hash": "ffff"}
-        meta.write_text(json.dumps(described))
-    elif broken == "encoder":
-        from safetensors.torch import load_file, save_file
-
+    elif broken == "weights":
         weights = folder / "finetuned" / "toy-1" / "round-0" / "model.safetensors"
-        state = load_file(weights)
-        save_file({k: v + 0.1 if k == "embedding.bias" else v for k, v in state.items()}, weights)
+        weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    elif broken == "encoder":
+        toy_world.write_models(tmp_path_of_others(folder), width=32)
+        other = folder / "others" / "finetuned" / "toy-1" / "round-0"
+        shutil.rmtree(folder / "finetuned" / "toy-1" / "round-0")
+        shutil.copytree(other, folder / "finetuned" / "toy-1" / "round-0")
     else:
         params = PARAMS.replace("0.01", "2")
     monkeypatch.setattr(sys, "argv", stage_command(folder, params)[2:])

@@ -8,8 +8,8 @@ from event_memory import ask, extend
 from torch import Tensor, nn
 
 from feature_store.events.event_stream import INPUTS
-from models.architecture import BLOCK
-from models.networks.event_transformer import EventArchitecture, EventPredictor
+from models.event_stream.network import EventArchitecture, EventPredictor
+from models.event_stream.parameters import BLOCK
 from models.networks.scaling import ScaledFeature, Target, transform_of
 
 EVENT = tuple(i for i in INPUTS if i.rows != "queries")
@@ -25,6 +25,11 @@ def network(**sizes: object) -> EventPredictor:
     model = EventPredictor(events, queries, Target("log", 9.0, 1.0), EventArchitecture(**sizes))  # type: ignore[arg-type]
     nn.init.normal_(model.head[2].weight)
     return model.eval()
+
+
+def whole(model: EventPredictor, x_GNF: Tensor, ack_GN: Tensor, cut_Q: Tensor, x_QHP: Tensor) -> Tensor:
+    """Latencies in µs (Q, H) of decisions in segments of a log."""
+    return model.to_us(model.scaled(x_GNF, ack_GN, cut_Q, x_QHP))
 
 
 def log(seed: int = 1) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -44,7 +49,7 @@ def test_tiles_of_a_live_sender_give_the_answers_of_the_whole_log(sizes: dict[st
     model = network(**sizes)
     x_NF, ack_N, cut_Q, x_QHP = log()
     with torch.inference_mode():
-        whole_QH = model(x_NF[None], ack_N[None], cut_Q, x_QHP)
+        whole_QH = whole(model, x_NF[None], ack_N[None], cut_Q, x_QHP)
         memory, done = model.empty(), 0
         for decision, cut in enumerate(cut_Q.tolist()):
             memory, done = extend(model, memory, x_NF[done:cut], ack_N[done:cut]), cut
@@ -62,7 +67,7 @@ def test_the_blocks_are_attention_under_a_banded_mask(sizes: dict[str, object]) 
     x_NF, ack_N, cut_Q, x_QHP = log()
     band, here = model.sizes.band, torch.arange(EVENTS)
     with torch.inference_mode():
-        blocks_QH = model(x_NF[None], ack_N[None], cut_Q, x_QHP)
+        blocks_QH = whole(model, x_NF[None], ack_N[None], cut_Q, x_QHP)
         for decision, cut in enumerate(cut_Q.tolist()):
             x_ND = torch.where(
                 ack_N[:, None], model.ack(model.event_scaling(x_NF)), model.send(model.event_scaling(x_NF))
@@ -84,8 +89,8 @@ def test_the_last_decisions_have_the_same_answers_without_the_earlier_ones(sizes
     x_NF, ack_N, cut_Q, x_QHP = log()
     late = cut_Q >= EVENTS - 16
     with torch.inference_mode():
-        whole_QH = model(x_NF[None], ack_N[None], cut_Q, x_QHP)
-        alone_QH = model(x_NF[None], ack_N[None], cut_Q[late], x_QHP[late])
+        whole_QH = whole(model, x_NF[None], ack_N[None], cut_Q, x_QHP)
+        alone_QH = whole(model, x_NF[None], ack_N[None], cut_Q[late], x_QHP[late])
     assert late.any()
     torch.testing.assert_close(alone_QH, whole_QH[late], rtol=1e-6, atol=1e-4)
 
@@ -96,9 +101,9 @@ def test_segments_do_not_see_each_other_and_no_decision_sees_what_follows() -> N
     cut = int(cut_Q[20])
     changed_NF = torch.cat([x_NF[:cut], other_NF[cut:]])
     with torch.inference_mode():
-        alone_QH = model(x_NF[None], ack_N[None], cut_Q, x_QHP)
-        beside_QH = model(torch.stack([other_NF, x_NF]), torch.stack([other_N, ack_N]), cut_Q + EVENTS, x_QHP)
-        changed_QH = model(changed_NF[None], ack_N[None], cut_Q, x_QHP)
+        alone_QH = whole(model, x_NF[None], ack_N[None], cut_Q, x_QHP)
+        beside_QH = whole(model, torch.stack([other_NF, x_NF]), torch.stack([other_N, ack_N]), cut_Q + EVENTS, x_QHP)
+        changed_QH = whole(model, changed_NF[None], ack_N[None], cut_Q, x_QHP)
     torch.testing.assert_close(alone_QH, beside_QH, rtol=1e-5, atol=1e-3)
     assert torch.equal(changed_QH[cut_Q <= cut], alone_QH[cut_Q <= cut])
     assert not torch.allclose(changed_QH[cut_Q > cut], alone_QH[cut_Q > cut])
@@ -114,7 +119,7 @@ def test_untrained_it_forecasts_its_anchor() -> None:
     expected_QH = x_QHP[..., model.anchor_index].clone()
     expected_QH[:, 4:] = x_QHP[:, 4:, model.fallback_index]
     expected_QH[0, 7] = torch.exp(torch.tensor(9.0))
-    got_QH = model(x_NF[None], ack_N[None], cut_Q, x_QHP)
+    got_QH = whole(model, x_NF[None], ack_N[None], cut_Q, x_QHP)
     torch.testing.assert_close(got_QH, expected_QH.clamp(min=1), rtol=1e-4, atol=1e-2)
 
 

@@ -1,4 +1,4 @@
-"""The event stream in the form that is served: the forecaster's answers, without state; artifact and ONNX."""
+"""The event stream's one network in both its forms: over a whole log, and from the last rows without state."""
 
 from __future__ import annotations
 
@@ -14,21 +14,24 @@ import pytest
 import torch
 import toy_world
 import yaml
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 import swiftqueue
 from feature_store.events.definition import EVENTS
 from feature_store.events.windows import iter_windows
-from laboratory.learning.train import _publish
-from models.forecasters import query_mlp
-from models.forecasters.event_stream import EventStream, EventStreamParams, _untrained
-from models.forecasters.forecaster import Part
+from models.event_stream.forecaster import EventStream
+from models.event_stream.network import EventPredictor
+from models.event_stream.parameters import EventStreamParams
+from models.event_stream.training import _untrained
+from models.forecasters.traces import Part
+from models.mlp.forecaster import Mlp
+from models.mlp.parameters import MlpParams
+from models.mlp.training import MlpCourse
 from models.networks import artifact, onnx_head
-from models.networks.artifact import Description
-from models.networks.event_window import EventWindowPredictor, served
-from models.networks.prediction import encode, predict, quantiles
-from models.training.examples import examples_from_arrays
-from models.training.finetuning import FinetuneParams, finetune_head
+from models.networks.prediction import Encoded, encode, predict
+from models.sharp import PAPERS
+from models.training.head import FinetuneParams, train_head
 from models.training.protocol import Slice
 
 TABLE = toy_world.bottleneck_table("t", 1.2, seed=3, swing_ms=40, episodes=True)
@@ -48,9 +51,6 @@ SIZES = {
     "learning_rate": 1e-3,
     "weight_decay": 0.01,
     "sharp_weight": 1,
-    "head_epochs": 1,
-    "head_batch_size": 64,
-    "head_learning_rate": 1e-3,
 }
 
 
@@ -60,16 +60,21 @@ def forecaster(**changes: object) -> EventStream:
     torch.manual_seed(2)
     model = _untrained([PART], params)
     nn.init.normal_(model.head[2].weight, std=0.3)
-    return EventStream(model, params)
+    return EventStream(model, {"name": "toy"})
 
 
 def windows(events: int = 64) -> np.ndarray:
     return np.concatenate(list(iter_windows(TABLE, events + 8, definition=EVENTS)))
 
 
-def save(folder: Path, model: EventWindowPredictor) -> Path:
-    described = Description(model.sizes.reach + 8, EVENTS.schema_hash, "acked", {"name": "toy"})
-    artifact.save(folder, model, described)
+def save(folder: Path, model: EventPredictor) -> Path:
+    artifact.save(folder, model, {"name": "toy"})
+    return folder
+
+
+def exported(folder: Path, trained: EventStream, level: Any = None) -> Path:
+    folder.mkdir()
+    trained.export(folder, level)
     return folder
 
 
@@ -85,8 +90,8 @@ def change_described(folder: Path, key: str, value: object) -> None:
 
 
 @pytest.fixture(scope="module")
-def model() -> EventWindowPredictor:
-    return served(forecaster().model)
+def model() -> EventPredictor:
+    return forecaster().model
 
 
 @pytest.mark.parametrize(
@@ -101,11 +106,11 @@ def model() -> EventWindowPredictor:
 def test_its_answers_are_the_forecasters(changes: dict[str, object]) -> None:
     """From an empty log on: the first windows are padding but for their queries."""
     trained = forecaster(**changes)
-    x_BWF = windows(trained.params.reach)
+    x_BWF = windows(trained.model.events)
     assert not x_BWF[0, :-8].any()
     assert x_BWF[-1, 0].any()
     wanted_BH = trained.predict(PART)
-    np.testing.assert_allclose(predict(served(trained.model), x_BWF), wanted_BH, rtol=1e-5)
+    np.testing.assert_allclose(predict(trained.model, x_BWF), wanted_BH, rtol=1e-5)
     assert np.ptp(wanted_BH) > 1000
 
 
@@ -124,49 +129,29 @@ def quantile_forecaster() -> EventStream:
 @pytest.mark.parametrize("level", [None, *LEVELS])
 def test_a_level_that_is_served_is_the_forecasters_quantile(level: float | None) -> None:
     trained = quantile_forecaster()
-    spread = trained.spread(PART)
+    spread = trained.spread(trained.encode(PART))
     assert spread is not None
     wanted_BH = spread.us_BHL[..., LEVELS.index(0.5 if level is None else level)]
-    model = served(trained.model, level)
+    model = artifact.of_level(trained.model, level)
     np.testing.assert_allclose(predict(model, windows()), wanted_BH, rtol=1e-5)
     assert model.quantiles == (0.5 if level is None else level,)
-
-
-@pytest.mark.parametrize("level", ["all", 0.9, None])
-def test_a_point_of_the_laboratory_takes_its_levels_of_one_training(
-    level: float | str | None, tmp_path: Path
-) -> None:
-    """It has the bytes that a training for it alone would give."""
-    trained = quantile_forecaster().model
-    save(tmp_path / "trained", served(trained, "all"))
-    params = {
-        "architecture": {"name": "event-stream"},
-        "event-stream": {"quantiles": LEVELS, "served_level": level},
-    }
-    (tmp_path / "point").mkdir()
-    _publish(tmp_path / "trained", tmp_path / "point", params)
-    alone = save(tmp_path / "alone", served(trained, level))
-    assert artifact.read_files(tmp_path / "point") == artifact.read_files(alone)
-    found = artifact.load(tmp_path / "point").model
-    assert found.quantiles == (tuple(LEVELS) if level == "all" else (level or 0.5,))
-    np.testing.assert_allclose(predict(found, windows()), predict(served(trained, level), windows()))
 
 
 @pytest.mark.parametrize(
     "changes", [{}, {"anchor": None, "left_out": ["flow_age_us", "place"]}, {"quantiles": LEVELS}]
 )
 def test_linear_layers_answer_as_their_forecaster_does(changes: dict[str, Any], project: Path) -> None:
-    """From the smallest window of events, or a larger one: they read its queries alone."""
+    """From the fewest rows of events, or more: they read the queries alone."""
     own = yaml.safe_load((project / "forecasters.yaml").read_text())["mlp"]
     del own["name"]
-    trained = query_mlp.QueryMlpForecaster.Params(**{**own, **changes, "layers": 1, "width": 16})
-    course = query_mlp.Course([PART], trained, 1)
+    params = MlpParams(**{**own, **changes, "layers": 1, "width": 16})
+    course = MlpCourse([PART], params, 1)
     with torch.no_grad():
         nn.init.normal_(course.model.head[2].weight, std=0.03)
-        course.model.head[2].bias += torch.linspace(-1, 1, len(trained.quantiles) or 1)
-    wanted_BH = query_mlp.QueryMlpForecaster(course.model, trained).predict(PART)
-    model = course.served(None)
-    assert model.quantiles == ((0.5,) if trained.quantiles else ())
+        course.model.head[2].bias += torch.linspace(-1, 1, len(params.quantiles) or 1)
+    wanted_BH = Mlp(course.model).predict(PART)
+    model = artifact.of_level(course.model.eval(), None)
+    assert model.quantiles == ((0.5,) if params.quantiles else ())
     for events in (8, 64):
         np.testing.assert_allclose(predict(model, windows(events)), wanted_BH, rtol=1e-5)
     assert np.ptp(wanted_BH) > 1000
@@ -175,42 +160,52 @@ def test_linear_layers_answer_as_their_forecaster_does(changes: dict[str, Any], 
 def test_a_level_that_there_is_not_is_refused_in_a_line() -> None:
     there_are = "level 0.8 cannot be served; the network's are 0.05, 0.5, 0.9, 0.99"
     with pytest.raises(ValueError, match=f"^{re.escape(there_are)}$"):
-        served(quantile_forecaster().model, 0.8)
+        artifact.of_level(quantile_forecaster().model, 0.8)
     with pytest.raises(
         ValueError, match=r"^level 0\.5 cannot be served; the network's are none: it gives the mean$"
     ):
-        served(forecaster().model, 0.5)
+        artifact.of_level(forecaster().model, 0.5)
 
 
 @pytest.mark.slow
 def test_the_head_of_a_level_is_tuned_for_it(tmp_path: Path) -> None:
     """Also once it was read from its artifact: a head that was tuned for the mean would forget the level."""
-    found = artifact.load(save(tmp_path / "m", served(quantile_forecaster().model, 0.9)))
+    found = artifact.load(exported(tmp_path / "m", quantile_forecaster(), 0.9))
     assert found.model.quantiles == (0.9,)
     assert found.description.protocol == {"name": "toy"}
     came_BH = PART.latencies_us()
     known_BH = np.isfinite(came_BH)
-    examples = examples_from_arrays(windows(), came_BH)
+    parts = list(encode(found.model, windows()))
+    encoded = Encoded(torch.cat([p.read_BRD for p in parts]), torch.cat([p.anchor_BH for p in parts]))
     how = FinetuneParams(seed=1, workers=1, epochs=60, batch_size=64, learning_rate=3e-3, sharp_weight=1)
 
     def covered(levels: tuple[float, ...]) -> float:
         start = copy.deepcopy(found.model)
         start.quantiles = levels
-        tuned = finetune_head(start, examples, how).model
+        tuned, _ = train_head(start, encoded, came_BH, PAPERS, how)
         assert tuned.quantiles == levels
         return float((came_BH <= predict(tuned, windows()))[known_BH].mean())
 
     assert covered((0.9,)) > 0.8
     assert covered(()) < 0.65
-    every = finetune_head(served(quantile_forecaster().model, "all"), examples, how).model
-    us_BHL = np.concatenate([quantiles(every, part) for part in encode(every, windows())])
-    shares = [(came_BH <= us_BHL[..., n])[known_BH].mean() for n in range(len(LEVELS))]
-    np.testing.assert_allclose(shares, LEVELS, atol=0.1)
+
+
+def test_a_level_of_calibrated_quantiles_is_served(tmp_path: Path) -> None:
+    """The artifact gives the forecaster's quantile, which what was held out has moved."""
+    trained = quantile_forecaster()
+    moved = EventStream(trained.model, {}, "before", [np.full((9, len(LEVELS)), 0.25)])
+    found = artifact.load(exported(tmp_path / "m", moved, 0.9))
+    plain = artifact.of_level(trained.model, 0.9)
+    [shift] = (found.model.head[2].bias - plain.head[2].bias).detach()  # type: ignore[index]
+    assert float(shift) == pytest.approx(0.25, abs=1e-5)
+    spread = moved.spread(moved.encode(PART))
+    assert spread is not None
+    np.testing.assert_allclose(predict(found.model, windows()), spread.us_BHL[..., 2], rtol=1e-5)
 
 
 @pytest.mark.parametrize("level", ["0.9", 1.0, 0, True])
 def test_an_artifacts_level_that_cannot_be_is_named(tmp_path: Path, level: object) -> None:
-    folder = save(tmp_path / "m", served(forecaster().model))
+    folder = save(tmp_path / "m", forecaster().model)
     described = json.loads((folder / "model.json").read_text())
     described["protocol"]["level"] = level
     (folder / "model.json").write_text(json.dumps(described))
@@ -219,11 +214,11 @@ def test_an_artifacts_level_that_cannot_be_is_named(tmp_path: Path, level: objec
 
 
 def test_the_artifact_gives_the_same_bits_and_knows_its_sizes(
-    tmp_path: Path, model: EventWindowPredictor
+    tmp_path: Path, model: EventPredictor
 ) -> None:
     folder = save(tmp_path / "model", model)
-    found = artifact.load(folder, EVENTS.schema_hash)
-    assert type(found.model) is EventWindowPredictor
+    found = artifact.load(folder)
+    assert type(found.model) is EventPredictor
     assert found.model.sizes == model.sizes
     assert found.model.scalings() == model.scalings()
     x_BWF = windows()[:40]
@@ -231,11 +226,40 @@ def test_the_artifact_gives_the_same_bits_and_knows_its_sizes(
     described = json.loads((folder / "model.json").read_text())
     assert described["architecture"]["name"] == "event-stream"
     assert described["window"] == {"tokens": 72, "horizon": 8}
-    assert len(described["features"]) == len(described["queries"]) == len(EVENTS.features)
+    names = [{each["name"] for each in described[rows]} for rows in ("features", "queries")]
+    assert names[0] - names[1] == {"latency_us", "latency_visible", "previous_latency_flow_us"}
+    assert names[1] - names[0] == {"place"}
+
+
+def test_an_artifact_of_before_that_lists_all_inputs_gives_the_same_answers(
+    tmp_path: Path, model: EventPredictor
+) -> None:
+    """Its weights of inputs that a row does not have are 0; any other number there is an error."""
+    folder = save(tmp_path / "model", model)
+    described, state = json.loads((folder / "model.json").read_text()), load_file(folder / "model.safetensors")
+    every = [feature.name for feature in EVENTS.features]
+    for rows, layers in (("features", ("send", "ack")), ("queries", ("ask_about",))):
+        seen = {each["name"]: each for each in described[rows]}
+        columns = [every.index(name) for name in seen]
+        plain = {"transform": "identity", "shift": 0.0, "scale": 1.0}
+        described[rows] = [seen.get(f.name, {"name": f.name, "unit": f.unit, **plain}) for f in EVENTS.features]
+        for layer in layers:
+            whole = torch.zeros(model.sizes.width, len(every))
+            whole[:, columns] = state[f"{layer}.weight"]
+            state[f"{layer}.weight"] = whole
+    (folder / "model.json").write_text(json.dumps(described))
+    save_file(state, folder / "model.safetensors")
+    found = artifact.load(folder).model
+    assert found.scalings() == model.scalings()
+    np.testing.assert_array_equal(predict(found, windows()[:40]), predict(model, windows()[:40]))
+    state["ask_about.weight"][:, every.index("latency_us")] = 0.1
+    save_file(state, folder / "model.safetensors")
+    with pytest.raises(ValueError, match=r"ask_about\.weight is not 0 for an input that its rows do not have"):
+        artifact.load(folder)
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory, model: EventWindowPredictor) -> Path:
+def with_onnx(tmp_path_factory: pytest.TempPathFactory, model: EventPredictor) -> Path:
     """The model's artifact with its ONNX form, which takes seconds."""
     folder = save(tmp_path_factory.mktemp("exported") / "model", model)
     artifact.export_onnx(folder)
@@ -244,8 +268,8 @@ def exported(tmp_path_factory: pytest.TempPathFactory, model: EventWindowPredict
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_onnx_answers_as_the_model_does(exported: Path, model: EventWindowPredictor) -> None:
-    path = str(exported / "model.onnx")
+def test_onnx_answers_as_the_model_does(with_onnx: Path, model: EventPredictor) -> None:
+    path = str(with_onnx / "model.onnx")
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     (given,) = session.get_inputs()
     assert (given.name, given.shape[1:]) == ("window", [72, len(EVENTS.features)])
@@ -257,7 +281,7 @@ def test_onnx_answers_as_the_model_does(exported: Path, model: EventWindowPredic
 
 @pytest.mark.slow
 def test_a_tuned_head_is_put_into_its_parents_network(
-    exported: Path, tmp_path: Path, model: EventWindowPredictor, monkeypatch: pytest.MonkeyPatch
+    with_onnx: Path, tmp_path: Path, model: EventPredictor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a live round writes it: without another whole export, and with the tuned head's answers."""
     tuned = copy.deepcopy(model)
@@ -265,7 +289,7 @@ def test_a_tuned_head_is_put_into_its_parents_network(
         for parameter in tuned.head.parameters():
             parameter.add_(0.1)
     monkeypatch.setattr(artifact, "export_onnx", lambda folder: pytest.fail("a whole export was made"))
-    path = onnx_head.export_onnx(save(tmp_path / "tuned", tuned), exported)
+    path = onnx_head.export_onnx(save(tmp_path / "tuned", tuned), with_onnx)
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     (got_BH,) = session.run(["latency_us"], {"window": windows()[20:52]})
     np.testing.assert_allclose(got_BH, predict(tuned, windows()[20:52]), rtol=1e-4)
@@ -274,19 +298,20 @@ def test_a_tuned_head_is_put_into_its_parents_network(
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("architecture.name", "lstm", r"unknown architecture 'lstm' \(known: bilstm-encoder, .*\)"),
-        ("architecture.name", "transformer-encoder", "of transformer-encoder: unknown key 'queries'"),
-        ("architecture.layers", 2, r"the window must be 128 events \(a band for each layer\) and 8 queries"),
+        ("architecture.name", "lstm", r"unknown architecture 'lstm' \(known: event-stream, mlp\)"),
+        ("architecture.name", "transformer-encoder", "a former form .* commit that serves it is ebbf31e4"),
+        ("architecture.layers", 2, r"the window must be 128 events and 8 queries"),
+        ("schema_hash", "0", "made for features 0, but this code computes"),
         ("architecture.band", 192, "the window must be 192 events"),
         ("architecture.band", 10**9, "band is 1000000000; it must be a whole number"),
         ("architecture.readout", "last", "architecture: unknown key 'readout'"),
-        ("queries", None, "key 'queries' is missing"),
-        ("queries", [], "queries must name the features, in their order"),
+        ("queries", None, "a former form"),
+        ("queries", [], "features is 0; it must be a whole number from 1"),
         ("window.horizon", 16, "the window must be 64 events"),
     ],
 )
 def test_a_description_that_cannot_be_is_refused_in_one_line(
-    tmp_path: Path, model: EventWindowPredictor, key: str, value: object, message: str
+    tmp_path: Path, model: EventPredictor, key: str, value: object, message: str
 ) -> None:
     folder = save(tmp_path / "model", model)
     change_described(folder, key, value)
@@ -298,11 +323,12 @@ def test_a_description_that_cannot_be_is_refused_in_one_line(
 @pytest.mark.parametrize("level", ["all", 0.9])
 def test_the_library_forecasts_with_it(tmp_path: Path, level: float | str) -> None:
     """With all quantiles it takes the median."""
-    model = served(quantile_forecaster().model, level)
-    loaded = swiftqueue.load_model(str(save(tmp_path / "model", model)))
+    trained = quantile_forecaster()
+    loaded = swiftqueue.load_model(str(exported(tmp_path / "model", trained, level)))
     forecasts = loaded.predict(TABLE)
     decided = TABLE.height // 8 * 8
     got_BH = forecasts["predicted_us"].to_numpy()[:decided].reshape(-1, 8)
-    np.testing.assert_allclose(got_BH, predict(model, windows()), rtol=1e-5)
+    wanted = trained.model if level == "all" else artifact.of_level(trained.model, level)
+    np.testing.assert_allclose(got_BH, predict(wanted, windows()), rtol=1e-5)
     assert forecasts["predicted_us"].null_count() == TABLE.height - decided
     assert loaded.predict(TABLE[:7])["predicted_us"].null_count() == 7
