@@ -20,9 +20,9 @@ from infra.paper.asked import BATCHES, DRAWN_SEED, LSTM, OURS, PREVIOUS, SHOWN, 
 from laboratory.learning.packet_table import packets_of
 from models.forecasters.forecaster import Forecaster, Part, Trace, decision_times, variants
 from models.forecasters.kept import fit
-from models.forecasters.window import WindowForecaster, input_names, windows_of
 from models.scoring.metrics import score_errors, score_sharp
 from models.training.protocol import Protocol, Slice, divide
+from models.window.forecaster import WindowForecaster
 
 STRETCH: Final = 150  # packets of figure 14
 POINTS: Final = 240  # decisions drawn in figure 3
@@ -209,11 +209,10 @@ def _apart(fitted: Forecaster, walked: Sequence[Walked], *, drawn: bool) -> dict
     """
     import torch
 
-    from models.networks.prediction import encode
+    from models.window.training import encode
 
     assert isinstance(fitted, WindowForecaster)  # noqa: S101 - of `OURS` alone
-    names = input_names(fitted.params.inputs)
-    x_BWF = np.concatenate([windows_of(each.part, fitted.tokens, names) for each in walked])
+    x_BWF = np.concatenate([fitted.windows(each.part)[:] for each in walked])
     first_B = np.concatenate([each.part.latencies_us()[:, 0] for each in walked])
     low, high = np.nanpercentile(first_B, TAILS)
     far_B = np.flatnonzero((first_B <= low) | (first_B >= high))

@@ -24,20 +24,20 @@ from torch.utils.flop_counter import FlopCounterMode
 import swiftqueue
 from feature_store.events.event_stream import AS_SENT, INPUTS, replay_events
 from feature_store.events.event_stream import EventStream as LiveEvents
-from feature_store.events.windows import FEATURES, SenderWindow, build_windows, schema_hash
 from feature_store.packets.schema import HORIZON
 from models.forecasters import forecaster as door
 from models.forecasters.event_stream import EventStream, _Lesson, _untrained
 from models.forecasters.forecaster import Forecaster, Part, Trace, Variant, decision_times, variants
-from models.forecasters.queries import EVENT_INPUTS, QUERY_INPUTS, Inputs
+from models.forecasters.queries import EVENT_INPUTS, QUERY_INPUTS, Inputs, replayed
 from models.forecasters.walk import FORMS, Asked, Judging, run, within_training
-from models.forecasters.window import WindowForecaster, windows_of
 from models.networks.event_prediction import encode_log
 from models.networks.event_transformer import EventPredictor
 from models.scoring.baselines import Candidates, ewma, last_visible
 from models.scoring.choice import RULES, rule_name
 from models.training.calibration import missed
 from models.training.protocol import Protocol, Slice, divide
+from models.window.windows import NAMES as WINDOW_INPUTS
+from models.window.windows import Windows, schema_hash, windows_of
 
 PROTOCOL = Protocol("toy", 1.6, 0.4, 0.5)
 JUDGING = Judging(round_s=0, false_alarm_rate=0.01)
@@ -356,33 +356,19 @@ def test_the_event_stream_answers_as_a_live_sender_would(
             memory = extend(model, memory, torch.from_numpy(events.of(row[None])), torch.tensor([False]))
 
 
-def test_a_window_asked_for_a_queue_is_the_live_senders(
-    fitted: dict[str, tuple[Variant, Forecaster]], toy: Trace
+@pytest.mark.parametrize("visibility", ["acked", "previous"])
+@pytest.mark.parametrize("told", ["all", "flows", "first"])
+@pytest.mark.parametrize("queue", [AS_SENT, 0, 1])
+def test_a_window_says_of_candidates_what_their_queries_say(
+    queue: int, told: str, visibility: str, toy: Trace
 ) -> None:
-    window = fitted["window"][1]
-    assert isinstance(window, WindowForecaster)
-    live = SenderWindow(window.tokens)
-    bulk = {q: window._windows(Part("t", toy.packets, Slice(0, 60)), q) for q in (0, 1)}
-    table = toy.packets.to_dicts()
-    acks = sorted((p["acked_ns"], p["packet"]) for p in table if p["acked_ns"] is not None)
-    for packet in table[: 60 * 8]:
-        number, now = packet["packet"], packet["sent_ns"]
-        while acks and acks[0][0] <= now:
-            acked_ns, acked = acks.pop(0)
-            live.acked(acked, acked_ns, table[acked]["latency_us"])
-        if number % 8 == 0:
-            what = [
-                [p[k] for p in table[number : number + 8]] for k in ("size_bytes", "flow_id", "receiver_id")
-            ]
-            for queue, x_BWF in bulk.items():
-                x_WF, _ = live.window(now, *what, [queue] * 8)
-                np.testing.assert_array_equal(x_BWF[number // 8], x_WF)
-        live.sent(
-            number,
-            now,
-            *(packet[k] for k in ("size_bytes", "flow_id", "receiver_id")),
-            packet["queue"] == "l4s",
-        )
+    """Windows in Python and events in C++ agree bit for bit, where both have an input."""
+    shared = [each.name for each in QUERY_INPUTS if each.name in WINDOW_INPUTS]
+    assert {"flow_age_us", "in_flight_queue", "last_latency_flow_us", "gap_us", "hole_age_us"} <= set(shared)
+    part = Part("t", toy.packets, Slice(40, 240), visibility, told)
+    asked_BHF = replayed(part, queue).x_DHF[..., [[each.name for each in INPUTS].index(n) for n in shared]]
+    x_BWF = windows_of(part, 64, shared, queue)[:]
+    np.testing.assert_array_equal(x_BWF[:, -HORIZON:], asked_BHF)
 
 
 @pytest.mark.parametrize("told", ["all", "first"])
@@ -391,7 +377,7 @@ def test_a_tokens_inputs_of_events_are_those_of_its_own_packet(queue: int, told:
     """Its age says whose it is: between those in flight and settled ones a window leaves packets out."""
     names = ["expected_latency_us", "last_queueing_us", "send_rate", "ack_rate_flow"]
     part = Part("t", toy.packets, Slice(40, 240), told=told)
-    x_BWF = windows_of(part, 64, ["age_us", "size_bytes", *names], queue)
+    x_BWF = windows_of(part, 64, ["age_us", "size_bytes", *names], queue)[:]
     log = replay_events(toy.packets)
     sent_NM = log.x_EF[~log.ack_E][:, [[each.name for each in INPUTS].index(name) for name in names]]
     sent_ns_N = toy.packets["sent_ns"].to_numpy()
@@ -586,7 +572,7 @@ def test_a_window_is_made_for_the_definition_of_events_where_it_has_inputs_of_th
         door.save(tmp_path / name, *fitted[name])
     said = json.loads((tmp_path / "window/forecaster.json").read_text())
     assert said["schema_hash"] == schema_hash()  # as before there were inputs of events
-    monkeypatch.setattr("models.forecasters.window.event_schema_hash", lambda: "0")
+    monkeypatch.setattr("models.window.windows.event_schema_hash", lambda: "0")
     door.load(tmp_path / "window")
     with pytest.raises(ValueError, match="made for inputs"):
         door.load(tmp_path / "window-queueing")
@@ -629,8 +615,7 @@ def test_repeated_latencies_are_those_of_the_stage_evaluate(
 ) -> None:
     """Two ways to one baseline: the candidate's token in a window, and the query of the event log."""
     part = Part("t", toy.packets, Slice(0, 300))
-    windows = build_windows(toy.packets, 64)
-    shown = Candidates(windows.x_BWF[:300, -8:], tuple(feature.name for feature in FEATURES))
+    shown = Candidates(windows_of(part, 64, WINDOW_INPUTS)[:][:, -8:], WINDOW_INPUTS)
     for name, method in (
         ("last-flow", "last_flow"),
         ("last-queue", "last_queue"),
@@ -643,7 +628,7 @@ def test_repeated_latencies_are_those_of_the_stage_evaluate(
     log = pl.DataFrame(
         {"flow_id": flows, "at": toy.packets["acked_ns"], "latency_us": toy.packets["latency_us"]}
     )
-    decided = np.repeat(windows.decision_ns_B[:300], 8)
+    decided = np.repeat(toy.packets["sent_ns"].to_numpy()[part.first_packets], 8)
     asked = pl.DataFrame({"flow_id": flows[: len(decided)], "at": decided})
     smoothed_N = ewma(log.drop_nulls(), asked, np.zeros(len(decided)))
     known_N = smoothed_N > 0  # where the flow has none yet, the sender's stand in: there the two differ
@@ -655,11 +640,11 @@ def test_repeated_latencies_are_those_of_the_stage_evaluate(
 def test_under_previous_every_earlier_latency_is_known_in_windows_and_queries_alike(
     fitted: dict[str, tuple[Variant, Forecaster]], toy: Trace
 ) -> None:
-    names = [feature.name for feature in FEATURES]
     before = Part("t", toy.packets, Slice(100, 200), "previous")
-    expected_BWF = build_windows(toy.packets, 64, "previous").x_BWF[100:200]
-    np.testing.assert_array_equal(windows_of(before, 64, names), expected_BWF)
-    assert (windows_of(Part("t", toy.packets, Slice(100, 200)), 64, names) != expected_BWF).any()
+    found_BWF = windows_of(before, 64, WINDOW_INPUTS)[:]
+    expected_BWF = Windows(toy.packets, before.first_packets, 64, "previous")[:]
+    np.testing.assert_array_equal(found_BWF, expected_BWF)
+    assert (windows_of(replace(before, visibility="acked"), 64, WINDOW_INPUTS)[:] != expected_BWF).any()
     last_B = toy.packets["latency_us"].fill_null(strategy="forward").to_numpy()[before.first_packets - 1]
     np.testing.assert_allclose(fitted["last-sender"][1].predict(before)[:, 0], last_B)
     assert [part.visibility for part in before.held_out()] == ["previous"] * 2
