@@ -18,11 +18,15 @@ from numpy.typing import NDArray
 from feature_store.packets.schema import HORIZON
 from infra.paper.asked import BATCHES, DRAWN_SEED, LSTM, OURS, PREVIOUS, SHOWN, Asked
 from laboratory.learning.packet_table import packets_of
-from models.forecasters.forecaster import Forecaster, Part, Trace, decision_times, variants
+from models.forecasters.forecaster import Forecaster, variants
 from models.forecasters.kept import fit
-from models.forecasters.window import WindowForecaster, input_names, windows_of
+from models.forecasters.traces import Part, Trace, decision_times
 from models.scoring.metrics import score_errors, score_sharp
+from models.section import read
+from models.training.head import FinetuneParams
 from models.training.protocol import Protocol, Slice, divide
+from models.window.forecaster import WindowForecaster
+from pipelines.simulators import PROJECT
 
 STRETCH: Final = 150  # packets of figure 14
 POINTS: Final = 240  # decisions drawn in figure 3
@@ -68,7 +72,7 @@ def compute(work: Work) -> dict[str, Any]:
     trace = Trace(asked.trace, table, slices, asked.visibility)
     (variant,) = variants(work.sections, [asked.method])
     fitted, fit_cpu_s = fit(variant, asked.seed, [trace.to_learn(slices.pretrain)], lambda _: None)
-    walked, seconds = _walk(fitted, trace)
+    walked, seconds = _walk(fitted, trace, read(PROJECT / "params.yaml", FinetuneParams))
     came_N = np.concatenate([each.part.latencies_us().ravel() for each in walked]).astype(np.float64)
     by_form = {
         "tuned": np.concatenate([each.tuned.predict(each.part).ravel() for each in walked]),
@@ -107,7 +111,7 @@ def scores(pred_N: Floats, came_N: Floats) -> dict[str, Any]:
     }
 
 
-def _walk(fitted: Forecaster, trace: Trace) -> tuple[list[Walked], dict[str, float]]:
+def _walk(fitted: Forecaster, trace: Trace, how: FinetuneParams) -> tuple[list[Walked], dict[str, float]]:
     """Tune round by round; with the mean seconds of a round.
 
     `cached`: the encoder runs once, then the head is trained on what it gave. `uncached`: it runs in every
@@ -118,16 +122,15 @@ def _walk(fitted: Forecaster, trace: Trace) -> tuple[list[Walked], dict[str, flo
     tuned = fitted
     for each in trace.slices.rounds:
         if len(each.finetune):
+            part = trace.to_learn(each.finetune)
             started = time.monotonic()
-            tuned = tuned.tuned(trace.to_learn(each.finetune))
+            encoded = tuned.encode(part)
+            once_s = time.monotonic() - started
+            tuned = tuned.tuned_on(encoded, part.latencies_us(), part.change, how)
             whole_s = time.monotonic() - started
-            if isinstance(tuned, WindowForecaster) and tuned.tuning is not None:
-                once, head = tuned.tuning.encode_s, tuned.tuning.train_s
-                cached.append(once + head)
-                uncached.append(tuned.params.head_epochs * once + head)
-            else:
-                cached.append(whole_s)
-                uncached.append(whole_s)
+            again = how.epochs - 1 if tuned.tuning else 0  # passes in which nothing is kept
+            cached.append(whole_s)
+            uncached.append(whole_s + again * once_s)
         walked.append(Walked(trace.to_predict(each.test), tuned))
     mean = {"cached": cached, "uncached": uncached}
     return walked, {name: round(float(np.mean(values or [0.0])), 4) for name, values in mean.items()}
@@ -209,11 +212,10 @@ def _apart(fitted: Forecaster, walked: Sequence[Walked], *, drawn: bool) -> dict
     """
     import torch
 
-    from models.networks.prediction import encode
+    from models.window.training import encode
 
     assert isinstance(fitted, WindowForecaster)  # noqa: S101 - of `OURS` alone
-    names = input_names(fitted.params.inputs)
-    x_BWF = np.concatenate([windows_of(each.part, fitted.tokens, names) for each in walked])
+    x_BWF = np.concatenate([fitted.windows(each.part)[:] for each in walked])
     first_B = np.concatenate([each.part.latencies_us()[:, 0] for each in walked])
     low, high = np.nanpercentile(first_B, TAILS)
     far_B = np.flatnonzero((first_B <= low) | (first_B >= high))

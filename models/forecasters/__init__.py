@@ -1,5 +1,5 @@
 """Forecasters: anything that says, of packets about to be sent, when they will have been acknowledged.
 
-All go through one door, `forecaster.py`: packets in, microseconds out. A file here adds one or a family, and so
-does a folder beside this one whose `forecaster.py` has `FORECASTERS`.
+All go through one door, `forecaster.py`: packets in, microseconds out. A file here adds one, or a family;
+so does a folder beside this one whose `forecaster.py` has `FORECASTERS`.
 """

@@ -172,7 +172,7 @@ class BiLstm(Transformer):
         h_BWD = self.embedding(self.scale(x_BWF)) * self.attended(x_BWF)[:, 0, 0, :, None]
         for layer in self.layers:
             h_BWD, _ = layer(h_BWD)
-        return h_BWD[:, -self.read :]
+        return h_BWD[:, -self.read :]  # type: ignore[no-any-return]
 
 
 def _latency_index(names: list[str], name: str) -> int:

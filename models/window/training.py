@@ -1,4 +1,4 @@
-"""Training over windows in one process: Adam by Noam's schedule, the best epoch's weights, then the head alone.
+"""Training over windows in one process: Noam's schedule, the best epoch's weights, then the head alone.
 
 Weights depend on the examples, the parameters and the seed only.
 
@@ -135,7 +135,9 @@ def train(
     best, best_error = copy.deepcopy(model.state_dict()), math.inf
     for epoch in range(1, params.epochs + 1):
         started, total = time.monotonic(), 0.0
-        torch.manual_seed(int(np.random.SeedSequence([seed, epoch - 1, 0]).generate_state(1)[0]))  # of dropout
+        torch.manual_seed(
+            int(np.random.SeedSequence([seed, epoch - 1, 0]).generate_state(1)[0])
+        )  # of dropout
         model.train()
         order = np.random.default_rng([seed, epoch]).permutation(len(learnt))
         for number, start in enumerate(range(0, len(learnt), params.batch_size)):

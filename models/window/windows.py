@@ -103,11 +103,11 @@ FEATURES: Final = (
     Feature("hole_age_us", "us"),  # since that silence ended, capped; the cap if none
 )
 NAMES: Final = tuple(feature.name for feature in FEATURES)
-UNITS: Final = {each.name: each.unit for each in (*QUERY_INPUTS, *FEATURES)}
+UNITS: Final = {each.name: each.unit for each in QUERY_INPUTS} | {each.name: each.unit for each in FEATURES}
 
 
 def schema_hash(*, with_events: bool = False) -> str:
-    """Return the SHA-256 of all that a model of windows relies on; of the event log's inputs too, if it has any."""
+    """Return the SHA-256 of what a model of windows relies on; with the event log's inputs, if it has any."""
     constants = {
         "layout": LAYOUT,
         "horizon": HORIZON,
@@ -180,7 +180,9 @@ class Log:
         seen = np.searchsorted(self.place_A, at, side="right")  # ACKs
         flows = np.concatenate([self.sent.flow_id, what.flow_id])
         _, first, flow = np.unique(flows, return_index=True, return_inverse=True)
-        began = first[flow[count:]]  # the first packet of the flow; none was sent yet where it is not below `at`
+        began = first[
+            flow[count:]
+        ]  # the first packet of the flow; none was sent yet where it is not below `at`
         oldest = np.searchsorted(np.maximum.accumulate(self.settled_N), at, side="right")
         is_first = (np.arange(len(at)) % HORIZON == 0) & (at > 0)
         return {
@@ -198,7 +200,7 @@ class Log:
         }
 
     def _since(self, packet: Ints, at: Ints, there: NDArray[np.bool_]) -> Floats:
-        """Return the time from the SENDs of packets to the decisions at some places; 0 unless they are there."""
+        """Return the time from the SENDs of packets to decisions at some places; 0 unless they are there."""
         return _us(self.sent_ns_N[at] - self.sent_ns_N[np.where(there, packet, at)])
 
     def _of_scope(
@@ -351,9 +353,13 @@ class Windows:
         sent["gap_us"] = _us(np.diff(log.sent_ns_N, prepend=log.sent_ns_N[:1]))
         decided_BH = at_B[:, None] + np.arange(HORIZON)
         what = asked or Asked(*(column[decided_BH.ravel()] for column in vars(log.sent).values()))
-        about = log.inputs(what, np.repeat(at_B, HORIZON)) | {"candidate": np.ones(decided_BH.size, np.float32)}
+        about = log.inputs(what, np.repeat(at_B, HORIZON)) | {
+            "candidate": np.ones(decided_BH.size, np.float32)
+        }
         self._sent_NF = self._rows(sent, inputs, end)
-        self._asked_BHF = self._rows(about, inputs, decided_BH.size)[:-1].reshape(*decided_BH.shape, len(inputs))
+        self._asked_BHF = self._rows(about, inputs, decided_BH.size)[:-1].reshape(
+            *decided_BH.shape, len(inputs)
+        )
         if more:
             padded_NM = np.concatenate([more.sent_NM[:end], np.zeros((1, len(more.names)), np.float32)])
             self._sent_NF = np.concatenate([self._sent_NF, padded_NM], axis=1)

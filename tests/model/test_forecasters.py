@@ -32,11 +32,12 @@ from models.event_stream.training import _Lesson, _untrained
 from models.forecasters import forecaster as door
 from models.forecasters.comparison import FORMS, HeldOutPackets, Judging, run
 from models.forecasters.forecaster import Forecaster, Variant, variants
-from models.forecasters.queries import EVENT_INPUTS, QUERY_INPUTS, Inputs
+from models.forecasters.queries import EVENT_INPUTS, QUERY_INPUTS, Inputs, replayed
 from models.forecasters.traces import Part, Trace, decision_times, within_training
 from models.scoring.choice import RULES, rule_name
 from models.training.calibration import missed
 from models.training.protocol import Protocol, Slice, divide
+from models.window.windows import NAMES as WINDOW_INPUTS
 from models.window.windows import schema_hash, windows_of
 
 PROTOCOL = Protocol("toy", 1.6, 0.4, 0.5)
@@ -357,6 +358,21 @@ def test_the_event_stream_answers_as_a_live_sender_would(
             memory = extend(model, memory, torch.from_numpy(events.of(row[None])), torch.tensor([False]))
 
 
+@pytest.mark.parametrize("visibility", ["acked", "previous"])
+@pytest.mark.parametrize("told", ["all", "flows", "first"])
+@pytest.mark.parametrize("queue", [AS_SENT, 0, 1])
+def test_a_window_says_of_candidates_what_their_queries_say(
+    queue: int, told: str, visibility: str, toy: Trace
+) -> None:
+    """Windows in Python and events in C++ agree bit for bit, where both have an input."""
+    shared = [each.name for each in QUERY_INPUTS if each.name in WINDOW_INPUTS]
+    assert {"flow_age_us", "in_flight_queue", "last_latency_flow_us", "gap_us", "hole_age_us"} <= set(shared)
+    part = Part("t", toy.packets, Slice(40, 240), visibility, told)
+    asked_BHF = replayed(part, queue).x_DHF[..., [[each.name for each in INPUTS].index(n) for n in shared]]
+    x_BWF = windows_of(part, 64, shared, queue)[:]
+    np.testing.assert_array_equal(x_BWF[:, -HORIZON:], asked_BHF)
+
+
 @pytest.mark.parametrize("told", ["all", "first"])
 @pytest.mark.parametrize("queue", [AS_SENT, 1])
 def test_a_tokens_inputs_of_events_are_those_of_its_own_packet(queue: int, told: str, toy: Trace) -> None:
@@ -557,7 +573,7 @@ def test_a_window_is_made_for_the_definition_of_events_where_it_has_inputs_of_th
     for name in ("window", "window-queueing"):
         door.save(tmp_path / name, fitted[name][1])
     said = json.loads((tmp_path / "window/forecaster.json").read_text())
-    assert said["schema_hash"] == schema_hash(with_events=False)  # as before there were inputs of events
+    assert said["schema_hash"] == schema_hash()  # as before there were inputs of events
     monkeypatch.setattr("models.window.windows.event_schema_hash", lambda: "0")
     door.load(tmp_path / "window")
     with pytest.raises(ValueError, match="made for inputs"):

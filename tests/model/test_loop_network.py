@@ -21,7 +21,6 @@ from feature_store.events.definition import EVENTS, WINDOW
 from laboratory.learning import judged_models
 from laboratory.learning.train import IN_THE_ENGINE
 from models import loop
-from models.forecasters import forecaster as door
 from models.forecasters.query_job import parts_of
 from models.networks import artifact, scaling
 from models.networks.artifact import Artifact
@@ -37,7 +36,6 @@ from models.sharp import PAPERS
 from models.training.examples import finetuning_examples, pretraining_split
 from models.training.finetuning import FinetuneParams, finetune_head
 from models.training.pretraining import Pretrainer, PretrainParams, ScaledPrediction, fit_scaling
-from models.training.protocol import Slice
 from models.training.windows import WindowSet, load_windows
 from pipelines import dependencies
 from pipelines import pretrain as pretrain_stage
@@ -267,30 +265,6 @@ def test_live_rounds_encode_it_by_pytorch_and_the_laboratory_refuses_it(
     with pytest.raises(ValueError, match=line) as refused:
         judged_models.models_by_profile(str(tmp_path / "first"), tmp_path)
     assert len(str(refused.value).splitlines()) == 1
-
-
-@pytest.mark.slow
-def test_its_one_file_stands_beside_the_other_forecasters_too(
-    network: LoopNetwork, project: Path, tmp_path: Path
-) -> None:
-    """A section of forecasters.yaml that names it is enough."""
-    own = yaml.safe_load((project / "forecasters.yaml").read_text())["window"]
-    section = own | {"network": network.name, "heads": 1, "width": 16, "layers": 1, "epochs": 2, "tokens": 64}
-    sections = tmp_path / "forecasters.yaml"
-    sections.write_text(yaml.safe_dump({NAME: section}))
-    (variant,) = door.variants(sections)
-    table = toy_world.bottleneck_table("t", 2.7, seed=3, swing_ms=40, episodes=True)
-    part = door.Part("t", table, Slice(10, 80))
-    made = variant.fit([part], seed=1)
-    door.save(tmp_path / "kept", variant, made)
-    np.testing.assert_array_equal(door.load(tmp_path / "kept").predict(part), made.predict(part))
-    of_gates = 2 * 64 * (6 * 16 * 16)  # a GRU: three of the input, three of the state, for two windows
-    assert of_gates < made.multiply_adds() < 2 * of_gates
-    sections.write_text(yaml.safe_dump({NAME: section | {"network": "lstm"}}))
-    with pytest.raises(
-        ValueError, match="network is 'lstm'; it must be one of transformer, bilstm, recurrent"
-    ):
-        door.variants(sections)
 
 
 def test_an_artifact_of_a_network_that_is_not_there_is_one_clear_line(

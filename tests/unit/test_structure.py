@@ -21,7 +21,9 @@ ROOMS = [
     *("infra.local", "infra.monitoring", "benchmarks", "infra", "swiftqueue"),
 ]
 STAGES_SHARE = {"__init__", "stage", "dependencies", "simulators"}
-MODEL_ROOMS = ["networks", "training", "scoring", "forecasters", "loop", "registry", "rate", "limit"]
+MODEL_ROOMS = [
+    *("networks", "training", "scoring", "forecasters", "window", "loop", "registry", "rate", "limit"),
+]
 OWN_VARIABLE = re.compile(r"SWIFTQUEUE_[A-Z0-9_]*")
 ABOVE_ROOMS = {
     "architecture",
