@@ -115,6 +115,8 @@ def _second_by_second(number: int) -> Iterator[list[bytes]]:
                 "flow_id": (packet % 8).astype(np.int32),
                 "receiver_id": np.zeros(2 * packets, np.int32),
                 "queue": (packet % 2).astype(np.uint8),
+                "ecn": 2 - (packet % 2).astype(np.uint8),  # ECT(1) to the L4S queue, ECT(0) to the other
+                "retransmitted": np.zeros(2 * packets, np.uint8),
             }
             latency_us = (20_000 + 5_000 * rng.random(2 * packets)).astype(np.float32)
             key = BatchKey(f"sender-{number}", 1, sequence)

@@ -68,6 +68,8 @@ class Source:
             "flow_id": self._packet.astype(np.int32) % 8,
             "receiver_id": 0 * ones,
             "queue": (self._packet % 2).astype(np.uint8),
+            "ecn": 2 - (self._packet % 2).astype(np.uint8),  # ECT(1) to the L4S queue, ECT(0) to the other
+            "retransmitted": np.zeros(BATCH_EVENTS, np.uint8),
         }
         rng = np.random.default_rng(sender)
         self._latency_us = (20_000 + rng.random(BATCH_EVENTS) * 5000).astype(np.float32)
@@ -215,7 +217,7 @@ def parquet_files(folder: Path) -> float:
 
     from feature_store.telemetry.events import EVENT
 
-    names = [name for name in EVENT.names or () if name != "zero"]
+    names = EVENT.names or ()
     source, count = Source(0), REFERENCE_EVENTS // BATCH_EVENTS
     folder.mkdir(exist_ok=True)
     started = time.perf_counter()

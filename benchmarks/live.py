@@ -230,8 +230,9 @@ def event_table(packets: pl.DataFrame, from_s: float, to_s: float) -> dict[str, 
     }
     is_l4s = (packets["queue"].cast(pl.String) == "l4s").cast(pl.UInt8).to_numpy()
     for name, values in (
-        *((name, packets[name].to_numpy()) for name in ("size_bytes", "flow_id", "receiver_id")),
+        *((name, packets[name].to_numpy()) for name in ("size_bytes", "flow_id", "receiver_id", "ecn")),
         ("queue", is_l4s),
+        ("retransmitted", packets["retransmitted"].cast(pl.UInt8).to_numpy()),
     ):
         columns[name] = np.concatenate([values, np.zeros(acked.height, values.dtype)])
     begin_ns = int(sent_ns[0])

@@ -108,6 +108,7 @@ class Sender:
         send["size_bytes"][:count] = 1500
         send["flow_id"][:count] = packet % 3
         send["queue"][:count] = packet % 3 > 0
+        send["ecn"][:count] = np.where(packet % 3 > 0, 1, 2)  # ECT(1) to the L4S queue, ECT(0) to the other
         kind = np.repeat(np.array([0, 1], np.uint8), count)
         events = event_batch(kind, time_ns, np.tile(packet, 2), send, np.tile(latency_us, 2))
         events = events[np.argsort(time_ns, kind="stable")]

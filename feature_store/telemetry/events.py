@@ -1,5 +1,6 @@
 """The event of a sender's log as telemetry carries it, and a batch of them: the one place of their layout.
 
+What a SEND says of its packet is `SEND_FIELDS`, here and in the agent's frames (`serving/agent/frames.py`).
 A batch is a `HEADER`, which says whose it is and which, and its events, records of `EVENT`. Both are flat and
 little-endian and are read by NumPy alone, so whatever a stranger sends can only be refused. A bad batch is
 refused whole, under one of `REASONS`. Unused fields are 0: the same content is the same bytes.
@@ -19,23 +20,28 @@ import numpy.typing as npt
 MINUTE_NS: Final = 60_000_000_000  # as in table_writer.py, which needs Polars; a sender does not
 SEND: Final = 0
 ACK: Final = 1
+# What a SEND says of its packet, as the sender saw it when the packet left; 0 in an ACK.
+SEND_FIELDS: Final = (
+    ("size_bytes", "<i4"),  # IP length
+    ("flow_id", "<i4"),
+    ("receiver_id", "<i4"),
+    ("queue", "u1"),  # it was marked for: 0 classic, 1 l4s
+    ("ecn", "u1"),  # IP codepoint as sent, 0..3
+    ("retransmitted", "u1"),  # 1: bytes that had been sent before (docs/PACKETS.md)
+)
+SEND_COLUMNS: Final = tuple(name for name, _ in SEND_FIELDS)
 EVENT: Final = np.dtype(
     [
         ("time_ns", "<i8"),  # sender's clock; must not step back within a batch
         ("packet", "<i8"),  # number in send order
-        ("size_bytes", "<i4"),  # of a SEND (0 in an ACK): IP length
-        ("flow_id", "<i4"),  # of a SEND
-        ("receiver_id", "<i4"),  # of a SEND
-        ("latency_us", "<f4"),  # of an ACK (0 in a SEND); UNKNOWN_US where unknown (Karn)
-        ("queue", "u1"),  # of a SEND: 0 classic, 1 l4s
+        *SEND_FIELDS,
         ("kind", "u1"),  # SEND or ACK
-        ("zero", "u1", 2),
+        ("latency_us", "<f4"),  # of an ACK (0 in a SEND); UNKNOWN_US where unknown (Karn)
     ]
 )
-SEND_COLUMNS: Final = ("size_bytes", "flow_id", "receiver_id", "queue")
 UNKNOWN_US: Final = -1.0
 MAGIC: Final = b"SWQEVENT"
-FORMAT: Final = 1
+FORMAT: Final = 2  # 1 had no `ecn` and no `retransmitted`
 HEADER: Final = np.dtype(
     [
         ("magic", "S8"),
@@ -176,8 +182,14 @@ def checked(body: bytes) -> tuple[BatchKey, Events]:
             "schema", f"{len(body)} bytes are no batch of events: a header has {HEADER.itemsize}"
         )
     (header,) = np.frombuffer(body, HEADER, 1)
-    if header["magic"] != MAGIC or header["format"] != FORMAT:
+    if header["magic"] != MAGIC:
         raise RefusedError("schema", f"not a batch of events of format {FORMAT} (docs/TELEMETRY.md)")
+    if header["format"] != FORMAT:
+        raise RefusedError(
+            "schema",
+            f"a batch of events of format {header['format']}, and only format {FORMAT} is taken: "
+            "sender, forwarder and ingest must be of one version; update the older",
+        )
     count = int(header["events"])
     if len(body) != HEADER.itemsize + count * EVENT.itemsize:
         raise RefusedError("schema", f"{len(body):,} bytes do not hold a batch of {count:,} events")
@@ -211,8 +223,6 @@ def _check_values(events: Events) -> None:
     if not np.isfinite(latency_us).all():
         raise RefusedError("nan", f"latency_us is NaN or infinite; an unknown latency is {UNKNOWN_US:g}")
     is_ack = kind == ACK
-    if events["zero"].any():
-        raise RefusedError("schema", "the zeros at an event's end are none")
     if latency_us[~is_ack].any():
         raise RefusedError("schema", "latency_us: must be 0 in a SEND")
     for name in SEND_COLUMNS:
@@ -226,6 +236,8 @@ def _check_values(events: Events) -> None:
         ("flow_id", 0, 2**31 - 1, None),
         ("receiver_id", 0, 2**31 - 1, None),
         ("queue", 0, 1, None),
+        ("ecn", 0, 3, None),
+        ("retransmitted", 0, 1, None),
         ("latency_us", 0, MAX_LATENCY_US, is_known),
     ):
         values = events[name] if of is None else events[name][of]

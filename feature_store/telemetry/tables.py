@@ -18,34 +18,28 @@ from feature_store.packets.schema import PACKET_SCHEMA, queue_column
 from feature_store.parquet import read_parquet
 from feature_store.telemetry.events import ACK, EVENT, SEND, UNKNOWN_US, Events
 
-ECT_0: Final = 2  # RFC 3168; telemetry names the queue, not the codepoint: this stands for the classic queue
-ECT_1: Final = 1  # RFC 9331, and this for the L4S queue
 ACK_SCHEMA: Final = pl.Schema({name: PACKET_SCHEMA[name] for name in ("packet", "acked_ns", "latency_us")})
 
 
 def event_frame(batches: Sequence[Events]) -> pl.DataFrame:
     """Return the events of several batches as one frame."""
-    names = [name for name in EVENT.names or () if name != "zero"]
-    return pl.DataFrame({name: np.concatenate([events[name] for events in batches]) for name in names})
+    return pl.DataFrame(
+        {name: np.concatenate([events[name] for events in batches]) for name in EVENT.names or ()}
+    )
 
 
 def packets_of(sender: str, events: pl.DataFrame) -> pl.DataFrame:
     """Return a packet table of the SENDs, nothing acknowledged yet."""
-    l4s = pl.col("queue") == 1
-    unknown = {"acked_ns": None, "latency_us": None, "retransmitted": False, "lost": False}
     return (
         events.lazy()
         .filter(pl.col("kind") == SEND)
-        .select(
-            "packet",
-            "size_bytes",
-            "flow_id",
-            "receiver_id",
+        .with_columns(
             pl.lit(sender).alias("trace"),
             pl.col("time_ns").alias("sent_ns"),
-            pl.when(l4s).then(ECT_1).otherwise(ECT_0).alias("ecn"),
-            queue_column(l4s),
-            *(pl.lit(value).alias(name) for name, value in unknown.items()),
+            queue_column(pl.col("queue") == 1),
+            pl.lit(None).alias("acked_ns"),
+            pl.lit(None).alias("latency_us"),
+            pl.lit(value=False).alias("lost"),  # telemetry does not say
         )
         .select(pl.col(name).cast(kind) for name, kind in PACKET_SCHEMA.items())
         .collect()
@@ -65,8 +59,8 @@ def acks_of(events: pl.DataFrame) -> pl.DataFrame:
 def with_acks(packets: pl.DataFrame, acks: pl.DataFrame) -> pl.DataFrame:
     """Acknowledge packets, each by its first ACK; one that was acknowledged before stays as it is.
 
-    An ACK without a latency is that of a packet sent more than once (Karn). One stamped before its packet
-    counts as of that packet's time and has no latency.
+    An ACK without a latency leaves it unknown (Karn). One stamped before its packet counts as of that
+    packet's time and has no latency.
     """
     if acks.is_empty():
         return packets
@@ -84,10 +78,6 @@ def with_acks(packets: pl.DataFrame, acks: pl.DataFrame) -> pl.DataFrame:
             .otherwise("acked_ns")
             .alias("acked_ns"),
             pl.when(news & ~backwards).then("ack_latency_us").otherwise("latency_us").alias("latency_us"),
-            pl.when(news)
-            .then(pl.col("ack_latency_us").is_null())
-            .otherwise("retransmitted")
-            .alias("retransmitted"),
         )
         .select(PACKET_SCHEMA.names())
         .collect()

@@ -1,6 +1,7 @@
 """The agent's frames (docs/AGENT.md) as NumPy records: replay files written, streams and decisions read.
 
-`serving/agent/frames.h` defines them; a test holds both to the same sizes and offsets. Shapes: H horizon.
+`serving/agent/frames.h` has the same as structs: a test lets the compiler compare the place, size and type of
+each field. What a SENT says of its packet is `SEND_FIELDS`, as in telemetry. Shapes: H horizon.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from feature_store.packets.schema import HORIZON
 from feature_store.rate.definition import FIELDS, HORIZONS
+from feature_store.telemetry.events import SEND_COLUMNS, SEND_FIELDS
 from serving.agent.packet_log import Log
 
 FORMAT: Final = 1
@@ -22,24 +24,9 @@ OUTCOMES: Final = ("decided", "late", "error", "no_model")
 RATE_OUTCOMES: Final = ("forecast", "late", "error", "no_model", "none")
 
 _HEADER: Final = [("bytes", "<u2"), ("type", "u1"), ("format", "u1"), ("sender", "<u4"), ("sequence", "<u8")]
-_CANDIDATE: Final = np.dtype(
-    [("size_bytes", "<i4"), ("flow_id", "<i4"), ("receiver_id", "<i4"), ("queue", "u1"), ("zero", "u1", 3)]
-)
+_CANDIDATE: Final = np.dtype([*SEND_FIELDS[:4], ("zero", "u1", 3)])  # what is known before it is sent
 HELLO: Final = np.dtype([*_HEADER, ("magic", "S8"), ("name", "S56")])
-SENT: Final = np.dtype(
-    [
-        *_HEADER,
-        ("packet", "<i8"),
-        ("sent_ns", "<i8"),
-        ("size_bytes", "<i4"),
-        ("flow_id", "<i4"),
-        ("receiver_id", "<i4"),
-        ("queue", "u1"),
-        ("ecn", "u1"),
-        ("retransmitted", "u1"),
-        ("zero", "u1"),
-    ]
-)
+SENT: Final = np.dtype([*_HEADER, ("packet", "<i8"), ("sent_ns", "<i8"), *SEND_FIELDS, ("zero", "u1")])
 ACKED: Final = np.dtype(
     [*_HEADER, ("packet", "<i8"), ("acked_ns", "<i8"), ("latency_us", "<f4"), ("zero", "<u4")]
 )
@@ -147,7 +134,7 @@ def _chunk(
     part = slice(begin, end)
     sent = blank(SENT, end - begin)
     sent["packet"] = np.arange(begin, end)
-    for name in ("sent_ns", "size_bytes", "flow_id", "receiver_id", "queue", "ecn", "retransmitted"):
+    for name in ("sent_ns", *SEND_COLUMNS):
         sent[name] = getattr(log, name)[part]
 
     acked = blank(ACKED, acks.stop - acks.start)
@@ -158,7 +145,7 @@ def _chunk(
     firsts = (numbers * HORIZON)[numbers * HORIZON < end]
     batch = blank(BATCH, len(firsts))
     batch["first_packet"], batch["now_ns"] = firsts, clock_ns[firsts]
-    for name in ("size_bytes", "flow_id", "receiver_id", "queue"):
+    for name in SEND_COLUMNS[:4]:
         batch["packets"][name] = getattr(log, name)[firsts[:, None] + np.arange(HORIZON)]
 
     # Order: by packet; of one packet its ACKs, then its batch, then itself.

@@ -30,12 +30,13 @@ from feature_store.settings import settings
 from feature_store.state import secret
 from feature_store.telemetry.events import (
     ACK,
+    EVENT,
     MAX_EVENTS,
     MAX_NUMBER,
     MINUTE_NS,
     SEND,
     SEND_COLUMNS,
-    event_batch,
+    UNKNOWN_US,
 )
 from models.say import say
 from serving.agent import frames
@@ -56,17 +57,7 @@ SOON_EVENTS: Final = MAX_EVENTS - READ_BYTES // frames.ACKED.itemsize  # one mor
 HELLO, BYE = 1, 7
 SIZES: Final = {frames.TYPES[number].itemsize: number for number in (HELLO, 2, 3, BYE)}  # and SENT, ACKED
 TYPE_OF: Final = np.array([SIZES.get(size, 0) for size in range(max(SIZES) + 1)], np.uint8)
-EVENT: Final = np.dtype(
-    [
-        ("sender", np.uint32),
-        ("number", np.uint64),
-        ("kind", np.uint8),
-        ("time_ns", np.int64),
-        ("packet", np.int64),
-        *((name, frames.SENT[name]) for name in SEND_COLUMNS),
-        ("latency_us", np.float32),
-    ]
-)
+NUMBERED: Final = np.dtype([("sender", "<u4"), ("number", "<u8"), ("event", EVENT)])  # by its agent
 _log = logging.getLogger(__name__)
 
 
@@ -183,7 +174,7 @@ class Forwarder:
         self._counts = senders.counts
         self._rest = b""  # an incomplete frame
         self._named: dict[int, Sender] = {}  # by the agent's number
-        self._events: list[NDArray[Any]] = []  # of EVENT, in the order they came
+        self._events: list[NDArray[Any]] = []  # of NUMBERED, in the order they came
         self._oldest_s = 0.0
 
     def take(self, data: bytes) -> None:
@@ -239,9 +230,8 @@ class Forwarder:
             if client is None:
                 continue
             # An ACK may be heard a hair late: it counts as of the last event's time (docs/WINDOWS.md).
-            time_ns = np.maximum.accumulate(of_one["time_ns"])
-            send = {name: of_one[name] for name in SEND_COLUMNS}
-            batch = event_batch(of_one["kind"], time_ns, of_one["packet"], send, of_one["latency_us"])
+            batch = of_one["event"].copy()
+            time_ns = batch["time_ns"] = np.maximum.accumulate(batch["time_ns"])
             # What waited for long, or a clock that was set, is more than one batch may span: one per minute.
             minutes = np.split(batch, np.flatnonzero(np.diff(time_ns // MINUTE_NS)) + 1)
             with contextlib.suppress(SenderRefusedError):  # said in the log when it came
@@ -280,18 +270,19 @@ class Forwarder:
     def _take_events(self, raw: NDArray[np.uint8], start_N: NDArray[np.int64], headers: NDArray[Any]) -> None:
         if not len(headers):
             return
-        events = np.zeros(len(headers), EVENT)
-        events["sender"], events["number"] = headers["sender"], headers["sequence"]
+        events = np.zeros(len(headers), NUMBERED)
+        events["sender"], events["number"], event = headers["sender"], headers["sequence"], events["event"]
         for kind, frame, time_field, columns in (
             (SEND, frames.SENT, "sent_ns", SEND_COLUMNS),
             (ACK, frames.ACKED, "acked_ns", ("latency_us",)),
         ):
             is_kind = headers["bytes"] == frame.itemsize
             part = frames.records(raw, start_N[is_kind], frame)
-            events["kind"][is_kind] = kind
-            events["time_ns"][is_kind], events["packet"][is_kind] = part[time_field], part["packet"]
+            event["kind"][is_kind] = kind
+            event["time_ns"][is_kind], event["packet"][is_kind] = part[time_field], part["packet"]
             for name in columns:
-                events[name][is_kind] = part[name]
+                event[name][is_kind] = part[name]
+        event["latency_us"][np.isnan(event["latency_us"])] = UNKNOWN_US
         self._check_numbers(events)
         if not self._events:
             self._oldest_s = time.monotonic()

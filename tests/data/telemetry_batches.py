@@ -10,7 +10,7 @@ import polars as pl
 from event_rows import batch
 from window_tables import MS, events, table_of
 
-from feature_store.telemetry.events import ACK, SEND, BatchKey, encode
+from feature_store.telemetry.events import ACK, SEND, SEND_COLUMNS, BatchKey, encode
 from feature_store.telemetry.log import SegmentWriter
 
 SECOND = 1000 * MS
@@ -41,7 +41,7 @@ def event_rows(packets: pl.DataFrame) -> list[dict[str, Any]]:
     rows = []
     for kind, row in events(packets):
         if kind == "sent":
-            sent = {name: row[name] for name in ("size_bytes", "flow_id", "receiver_id")}
+            sent = {name: row[name] for name in SEND_COLUMNS if name != "queue"}
             queue = int(row["queue"] == "l4s")
             rows.append(
                 {"kind": SEND, "time_ns": row["sent_ns"], "packet": row["packet"], **sent, "queue": queue}

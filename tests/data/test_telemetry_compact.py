@@ -46,12 +46,8 @@ from feature_store.telemetry.tables import read_part
 
 
 def expected(packets: pl.DataFrame) -> pl.DataFrame:
-    """The table as telemetry knows it: an ACK without a latency is Karn's, loss is unknown."""
-    return packets.with_columns(
-        trace=pl.lit("a"),
-        retransmitted=pl.col("acked_ns").is_not_null() & pl.col("latency_us").is_null(),
-        lost=pl.lit(value=False),
-    )
+    """The table as telemetry knows it: loss is unknown."""
+    return packets.with_columns(trace=pl.lit("a"), lost=pl.lit(value=False))
 
 
 def compact(root: Path, **options: int) -> Compactor:
@@ -532,7 +528,7 @@ def test_a_minute_does_not_grow_while_the_clock_stands_still(
 ) -> None:
     """It is merged whole, in the memory of the one process that compacts for all senders."""
     monkeypatch.setattr(telemetry_round, "MAX_MINUTE_ROWS", 100)
-    sent = {"size_bytes": 1500, "flow_id": 0, "receiver_id": 0, "queue": 1}
+    sent = {"size_bytes": 1500, "flow_id": 0, "receiver_id": 0, "queue": 1, "ecn": 1}
     for number in range(5):
         sends = [{"kind": SEND, "time_ns": SECOND, "packet": 60 * number + row, **sent} for row in range(60)]
         log(tmp_path, [encode(BatchKey("a", 1, number), batch(sends))])

@@ -100,7 +100,7 @@ class Probe(threading.Thread):
         while not self.ended.wait(0.5):
             with self._resting:
                 at_ns, packet = 10**18 + self._sent * 10 * MS, self._sent
-                sent = {"size_bytes": 1500, "flow_id": 0, "receiver_id": 0, "queue": 1}
+                sent = {"size_bytes": 1500, "flow_id": 0, "receiver_id": 0, "queue": 1, "ecn": 1}
                 rows = [
                     {"kind": SEND, "time_ns": at_ns, "packet": packet, **sent},
                     {"kind": ACK, "time_ns": at_ns + MS, "packet": packet, "latency_us": 1000.0},

@@ -245,6 +245,7 @@ def damaged() -> list[bytes]:
             "flow_id": 0,
             "receiver_id": 0,
             "queue": 1,
+            "ecn": 1,
         },
         {"kind": ACK, "time_ns": 2, "packet": 0, "latency_us": 1000.0},
     ]

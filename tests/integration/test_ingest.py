@@ -189,7 +189,8 @@ def rows(first: int) -> list[dict[str, object]]:
     made: list[dict[str, object]] = []
     for packet in range(first, first + BATCH_PACKETS):
         at = 10**18 + packet * 2 * MS
-        sent = {"size_bytes": 1500, "flow_id": packet % 3, "receiver_id": 0, "queue": packet % 2}
+        l4s = packet % 2
+        sent = {"size_bytes": 1500, "flow_id": packet % 3, "receiver_id": 0, "queue": l4s, "ecn": 2 - l4s}
         made.append({"kind": SEND, "time_ns": at, "packet": packet, **sent})
         made.append({"kind": ACK, "time_ns": at + MS, "packet": packet, "latency_us": 1000.0})
     return made

@@ -473,7 +473,7 @@ def test_bad_telemetry_and_a_second_sender_cost_rounds_until_they_end(loop: Faul
     sender, failed, session = "live", loop.asking.failed, loop.newest_session("live")
     refused = {reason: loop.refused(reason) for reason in ("nan", "order", "schema", "two_senders")}
     at_ns = time.time_ns()
-    sent = {"size_bytes": 1500, "flow_id": 0, "receiver_id": 0, "queue": 1}
+    sent = {"size_bytes": 1500, "flow_id": 0, "receiver_id": 0, "queue": 1, "ecn": 1}
     rows = [
         {"kind": SEND, "time_ns": at_ns, "packet": 0, **sent},
         {"kind": ACK, "time_ns": at_ns + 1000, "packet": 0, "latency_us": 1000.0},

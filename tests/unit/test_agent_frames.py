@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,16 @@ import numpy as np
 import pytest
 from toy_world import uneven_table, write_table
 
-from feature_store.telemetry.events import MAX_LATENCY_US, MAX_PACKET, MAX_SIZE_BYTES
+from feature_store.packets.schema import HORIZON
+from feature_store.telemetry.events import (
+    EVENT,
+    MAX_LATENCY_US,
+    MAX_PACKET,
+    MAX_SIZE_BYTES,
+    MAX_TIME_NS,
+    SEND_COLUMNS,
+    SEND_FIELDS,
+)
 from serving.agent import frames
 from serving.agent.packet_log import Log, open_log
 from serving.agent.reference_client import Decision
@@ -34,12 +44,105 @@ def test_frames_are_as_documented(project: Path) -> None:
         assert [word for word in re.findall(r"`([a-z_]+)`", text) if word != "packets"] == expected
 
 
-def test_ranges_are_those_of_the_ingest(project: Path) -> None:
-    """What the agent takes beyond them would cost a whole batch of telemetry."""
-    text = (project / "serving/agent/frames.h").read_text()
-    assert f"kMaxPacket = std::int64_t{{1}} << {MAX_PACKET.bit_length() - 1};" in text
-    assert f"kMaxSizeBytes = 1 << {MAX_SIZE_BYTES.bit_length() - 1};" in text
-    assert f"kMaxLatencyUs = {MAX_LATENCY_US / 1e6:.0f}e6F;" in text
+SHAPED = {"classic_us": "classic_us_H", "default_us": "default_us_H"}  # names in C++ that show a shape
+
+
+def layout_claims() -> list[str]:
+    """Conditions on `frames.h` that hold where its structs are the records of `frames.py`, field by field."""
+    number = {
+        "i": "std::is_signed_v<{0}>",
+        "u": "std::is_unsigned_v<{0}>",
+        "f": "std::is_floating_point_v<{0}>",
+    }
+    claims = []
+
+    def compare(kind: np.dtype[Any], struct: str, at: int) -> None:
+        assert kind.fields is not None
+        ends = 0
+        for name, (field, offset, *_) in kind.fields.items():
+            assert offset == ends, f"{struct}.{name}: NumPy's record has a hole before it"
+            ends = offset + field.itemsize
+            if offset < at:  # the header, which is a struct of its own
+                continue
+            member_name = SHAPED.get(name, name)
+            member = f"{struct}::{member_name}"
+            claims.append(
+                f"offsetof({struct}, {member_name}) == {offset} && sizeof({member}) == {field.itemsize}"
+            )
+            one = (
+                f"std::decay_t<decltype({member})>" if field.ndim == 0 else f"decltype({member})::value_type"
+            )
+            base = field.base
+            if base.kind == "S" or name in ("outcome", "outcomes", "type"):  # characters; an enumeration
+                continue
+            if base.fields is None:
+                claims.append(number[base.kind].format(one) + f" && sizeof({one}) == {base.itemsize}")
+        claims.append(f"sizeof({struct}) == {ends}")
+
+    compare(frames.HEADER, "FrameHeader", 0)
+    compare(frames._CANDIDATE, "FrameCandidate", 0)
+    for type_number, kind in frames.TYPES.items():
+        (name,) = [
+            name for name, one in vars(frames).items() if one is kind and name not in ("HEADER", "EVENT")
+        ]
+        struct = f"{name.title()}Frame"
+        compare(kind, struct, frames.HEADER.itemsize)
+        claims.append(f"static_cast<int>({struct}::kType) == {type_number}")
+    return claims
+
+
+def constant_claims() -> list[str]:
+    """The same of the constants."""
+    texts = {"kOutcomeNames": frames.OUTCOMES, "kRateOutcomeNames": frames.RATE_OUTCOMES}
+    names = [
+        f'{array}.size() == {len(texts[array])} && std::string_view({array}[{place}]) == "{text}"'
+        for array in texts
+        for place, text in enumerate(texts[array])
+    ]
+    return [
+        *names,
+        f"kFrameFormat == {frames.FORMAT} && kHorizon == {HORIZON}",
+        f'std::string_view(kMagic.data(), kMagic.size()) == "{frames.MAGIC.decode()}"',
+        # What the agent takes beyond these would cost a whole batch of telemetry at the ingest.
+        f"detail::kMaxPacket == {MAX_PACKET} && detail::kMaxSizeBytes == {MAX_SIZE_BYTES}",
+        f"detail::kMaxLatencyUs == {MAX_LATENCY_US:.0f}.0F && kMaxTimeNs - 1 == {MAX_TIME_NS}",
+    ]
+
+
+def compile_claims(project: Path, claims: list[str]) -> str:
+    """Let the compiler look at each claim; return the errors, empty if all hold."""
+    source = "#include <cstddef>\n#include <string_view>\n#include <type_traits>\n"
+    source += (
+        '#include "serving/agent/frames.h"\nusing namespace swiftqueue::agent;\nusing swiftqueue::kHorizon;\n'
+    )
+    source += "using swiftqueue::kMaxTimeNs;\n" + "".join(f"static_assert({claim});\n" for claim in claims)
+    command = ["g++", "-std=c++20", "-fsyntax-only", f"-I{project}", "-x", "c++", "-"]
+    return subprocess.run(command, input=source, capture_output=True, text=True, check=False).stderr
+
+
+def test_python_and_cpp_have_one_layout_of_every_frame(project: Path) -> None:
+    assert compile_claims(project, layout_claims() + constant_claims()) == ""
+
+
+def test_the_compiler_sees_each_layout_that_has_drifted(project: Path) -> None:
+    claims = layout_claims()
+    drifted = (
+        ("offsetof(SentFrame, ecn) == 45", "44"),
+        ("sizeof(SentFrame) == 48", "47"),
+        ("AckedFrame::kType) == 3", "4"),
+    )
+    for claim, other in drifted:
+        assert sum(claim in one for one in claims) == 1
+        claims = [one.replace(claim, claim[:-2].rstrip() + f" {other}") for one in claims]
+    assert compile_claims(project, claims).count("static assertion failed") == len(drifted)
+
+
+def test_a_sent_frame_says_what_telemetry_carries() -> None:
+    """What a SEND says of its packet is one list of fields; a candidate has the first of them."""
+    for kind in (frames.SENT, EVENT):
+        assert [(name, kind[name].str.replace("|", "")) for name in SEND_COLUMNS] == [*SEND_FIELDS]
+    assert frames._CANDIDATE.names == (*SEND_COLUMNS[:4], "zero")
+    assert frames.ACKED["latency_us"] == EVENT["latency_us"]
 
 
 class Events:

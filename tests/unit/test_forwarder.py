@@ -31,7 +31,10 @@ from feature_store.telemetry.events import (
     EVENT,
     MAX_SPAN_NS,
     MINUTE_NS,
+    SEND,
+    SEND_COLUMNS,
     SENDER_NAME,
+    UNKNOWN_US,
     BatchKey,
     Events,
     checked,
@@ -63,6 +66,7 @@ class Stored:
         self.store, self.sender, self.events_before, self.after = store, sender, events_before, after
         self.packets: list[int] = []
         self.kinds: list[int] = []
+        self.events: list[Events] = []
         self.shipped = "kept"
         self.closed = threading.Event()
 
@@ -71,6 +75,7 @@ class Stored:
             checked(encode(BatchKey(self.sender, 1, 0), events))
         self.packets += events["packet"].tolist()
         self.kinds += events["kind"].tolist()
+        self.events.append(events)
 
     def close(self) -> None:
         assert self.store.may_close.wait(WAIT_S)
@@ -118,10 +123,10 @@ def sent(number: int, first: int, count: int, step_ns: int = 1_000_000) -> bytes
     return frame.tobytes()
 
 
-def acked(number: int, event: int, packet: int) -> bytes:
+def acked(number: int, event: int, packet: int, latency_us: float = 500) -> bytes:
     frame = frames.blank(frames.ACKED)
     frame["sender"], frame["sequence"], frame["packet"] = number, event, packet
-    frame["acked_ns"], frame["latency_us"] = 1_000_000 * event, 500
+    frame["acked_ns"], frame["latency_us"] = 1_000_000 * event, latency_us
     return frame.tobytes()
 
 
@@ -212,6 +217,25 @@ def test_a_second_sender_of_one_name_waits_and_does_not_end_the_first(
         (0, [0, 1, 2]),
         (0, [4, 5]),  # of another connection: what it lost at its beginning is not the first one's loss
     ]
+
+
+def test_what_a_frame_says_of_its_packet_is_what_the_ingest_gets() -> None:
+    dice, store = np.random.default_rng(1), Store()
+    frame = np.frombuffer(sent(1, 0, 64), frames.SENT).copy()
+    for name, most in (("size_bytes", 1500), ("flow_id", 9), ("receiver_id", 9), ("queue", 1), ("ecn", 3)):
+        frame[name] = dice.integers(1 if name == "size_bytes" else 0, most + 1, len(frame))
+    frame["retransmitted"] = dice.integers(0, 2, len(frame))
+    forwarder = Forwarder(store.senders())
+    forwarder.take(hello(1, "a") + frame.tobytes() + acked(1, 64, 3, 1000) + acked(1, 65, 4, math.nan))
+    forwarder.ship()
+    (events,) = store.clients[0].events
+    sends, acks = events[events["kind"] == SEND], events[events["kind"] == ACK]
+    for name in ("packet", *SEND_COLUMNS):
+        assert sends[name].tolist() == frame[name].tolist(), name
+        assert name == "packet" or not acks[name].any()
+    assert sends["time_ns"].tolist() == frame["sent_ns"].tolist()
+    assert not sends["latency_us"].any()
+    assert (acks["packet"].tolist(), acks["latency_us"].tolist()) == ([3, 4], [1000.0, UNKNOWN_US])
 
 
 def test_senders_are_bounded(caplog: pytest.LogCaptureFixture) -> None:

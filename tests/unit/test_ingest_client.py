@@ -16,7 +16,7 @@ import pytest
 from self_signed import self_signed
 from waiting import wait_until
 
-from feature_store.telemetry.events import SEND, SEND_COLUMNS, Events, checked, event_batch
+from feature_store.telemetry.events import EVENT, SEND, SEND_COLUMNS, Events, checked, event_batch
 from serving.ingest import client
 from serving.ingest.client import IngestClient, SenderRefusedError
 
@@ -25,7 +25,7 @@ Answer = Callable[[str, bytes], tuple[int, Any]]
 
 def batch(number: int) -> Events:
     one = np.array([1500], np.int32)
-    send = {name: np.zeros(1, np.uint8) if name == "queue" else one for name in SEND_COLUMNS}
+    send = {name: np.zeros(1, np.uint8) if EVENT[name] == np.uint8 else one for name in SEND_COLUMNS}
     at = np.array([number], np.int64)
     return event_batch(np.array([SEND], np.uint8), at, at, send, np.array([np.nan], np.float32))
 

@@ -34,6 +34,8 @@ SENT = {
     "flow_id": 0,
     "receiver_id": 0,
     "queue": 1,
+    "ecn": 1,
+    "retransmitted": 0,
 }
 ACKED = {"kind": ACK, "time_ns": 20, "packet": 0, "latency_us": 12.5}
 
@@ -69,6 +71,8 @@ def test_a_good_batch_passes_and_keeps_its_key() -> None:
         ("range", ({**SENT, "size_bytes": 0},), "size_bytes 0"),
         ("range", ({**SENT, "size_bytes": 2**21},), "size_bytes"),
         ("range", ({**SENT, "queue": 2},), "queue 2"),
+        ("range", ({**SENT, "ecn": 4},), "ecn 4"),
+        ("range", ({**SENT, "retransmitted": 2},), "retransmitted 2"),
         ("range", ({**SENT, "packet": -1},), "packet -1"),
         ("range", ({**SENT, "flow_id": -1},), "flow_id -1"),
         ("range", ({**SENT, "time_ns": 2**62},), "time_ns"),
@@ -87,7 +91,8 @@ def test_a_good_batch_passes_and_keeps_its_key() -> None:
         ),
         ("schema", ({**ACKED, "flow_id": 1},), "flow_id: must be 0 in an ACK"),
         ("schema", ({**SENT, "latency_us": 1.0},), "must be 0 in a SEND"),
-        ("schema", ({**SENT, "zero": (0, 1)},), "zeros at an event's end"),
+        ("schema", ({**ACKED, "ecn": 1},), "ecn: must be 0 in an ACK"),
+        ("schema", ({**ACKED, "retransmitted": 1},), "retransmitted: must be 0 in an ACK"),
         ("empty", (), "without an event"),
     ],
 )
@@ -130,9 +135,10 @@ def test_session_and_sequence_have_bounds(session: int, sequence: int) -> None:
     [
         (b"", "0 bytes are no batch"),
         (b"hello", "5 bytes are no batch"),
-        (b"\xff" * HEADER.itemsize, "not a batch of events of format 1"),
+        (b"\xff" * HEADER.itemsize, "not a batch of events of format 2"),
         (header(body(SENT), magic=b"SWQFRAME"), "not a batch of events"),
-        (header(body(SENT), format=2), "not a batch of events of format 1"),
+        (header(body(SENT), format=1), "events of format 1, and only format 2 is taken: sender, forwarder"),
+        (header(body(SENT), format=3), "events of format 3, and only format 2 is taken: sender, forwarder"),
         (header(body(SENT), events=2), "do not hold a batch of 2 events"),
         (header(body(SENT), events=2**32 - 1), "do not hold a batch of 4,294,967,295 events"),
         (body(SENT) + b"\0", "do not hold"),
@@ -171,6 +177,8 @@ def test_arrays_become_the_same_events() -> None:
             "flow_id": 0 * ones,
             "receiver_id": 0 * ones,
             "queue": ones.astype(np.uint8),
+            "ecn": ones.astype(np.uint8),
+            "retransmitted": 0 * ones.astype(np.uint8),
         },
         np.array([0, 12.5, 0, np.nan], np.float32),
     )
