@@ -14,6 +14,7 @@ import typer
 from pydantic import Field
 
 from feature_store.atomic import new_folder, write_file
+from models.registry.lineage import packet_sets, window_set
 from models.registry.runs import stage_run
 from models.scoring import plot_tables
 from models.scoring.evaluation import DIGITS, HEADLINE_METHODS, headline
@@ -147,6 +148,10 @@ def main(
         status.update("evaluate: MLflow")
         traces = [p.trace for p in predictions]
         with stage_run("evaluate", traces=traces, params=read_all(params), seed=section.seed) as run:
+            lock = params.with_name("dvc.lock")
+            tables = packet_sets(packets, traces, lock, "testing") if packets else []
+            run.takes(tables or [window_set(windows, lock)])
+            run.keep(output, "evaluation")
             run.log(headline(metrics))
             for trace, rounds in metrics["rounds"].items():
                 for figures in rounds:

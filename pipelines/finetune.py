@@ -12,6 +12,7 @@ def main(params: Given, windows: Given, split: Given, pretrained: Given, output:
     """Read windows and the pre-trained artifact, walk the rounds (or resume), write their artifacts."""
     from feature_store.atomic import new_folder
     from feature_store.state import state_dir
+    from models.registry.lineage import window_set
     from models.registry.runs import stage_run
     from models.section import read, read_all
     from models.sharp import change_of
@@ -23,6 +24,7 @@ def main(params: Given, windows: Given, split: Given, pretrained: Given, output:
     print(f"finetune: starting Ray Train with {section.workers} worker(s)", flush=True)
     traces = list(load_windows(windows, split).traces)
     with stage_run("finetune", traces=traces, params=read_all(params), seed=section.seed) as run:
+        run.takes([window_set(windows, params.with_name("dvc.lock"))])
 
         def say(record: dict[str, Any]) -> None:
             print(finetuning.round_line(record), flush=True)
@@ -32,8 +34,12 @@ def main(params: Given, windows: Given, split: Given, pretrained: Given, output:
         rounds_dir = finetuning.finetune(
             windows, split, pretrained, section, change_of(params), state_dir(), say=say
         )
-    with new_folder(output) as partial:
-        shutil.copytree(rounds_dir, partial, dirs_exist_ok=True)
+        with new_folder(output) as partial:
+            shutil.copytree(rounds_dir, partial, dirs_exist_ok=True)
+        for trace in traces:  # the last head of each; DVC has them all
+            heads = sorted((output / trace).glob("round-*"), key=lambda one: int(one.name.partition("-")[2]))
+            if heads:
+                run.keep(heads[-1], f"model/{trace}")
     discard(rounds_dir.parent)
 
 

@@ -18,6 +18,7 @@ def main(params: Given, packets: Given, windows: Given, split: Given, output: Gi
     from feature_store.state import state_dir
     from models.networks import artifact
     from models.networks.loop_network import Data, chosen
+    from models.registry.lineage import packet_sets
     from models.registry.runs import stage_run
     from models.section import read, read_all
     from models.sharp import change_of
@@ -29,6 +30,7 @@ def main(params: Given, packets: Given, windows: Given, split: Given, output: Gi
     print(f"pretrain: {network.how(section)}", flush=True)
     found = load_windows(windows, split)
     with stage_run("pretrain", traces=list(found.traces), params=read_all(params), seed=section.seed) as run:
+        run.takes(packet_sets(packets, found.traces, params.with_name("dvc.lock")))
         logged = set()
 
         def epoch(record: dict[str, Any]) -> None:
@@ -40,10 +42,11 @@ def main(params: Given, packets: Given, windows: Given, split: Given, output: Gi
         for record in pretrained.epochs:  # of a run that was stopped, too
             if record["epoch"] not in logged:
                 run.log(record, step=record["epoch"])
-    described = artifact.Description(found.tokens, found.schema_hash, found.visibility, found.protocol)
-    with new_folder(output) as folder:
-        artifact.write(folder, pretrained.model, described)
-        pl.DataFrame(pretrained.epochs).write_csv(folder / "epochs.csv")
+        described = artifact.Description(found.tokens, found.schema_hash, found.visibility, found.protocol)
+        with new_folder(output) as folder:
+            artifact.write(folder, pretrained.model, described)
+            pl.DataFrame(pretrained.epochs).write_csv(folder / "epochs.csv")
+        run.keep(output, "model")
     if pretrained.checkpoints:
         discard(pretrained.checkpoints)
 

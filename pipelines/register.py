@@ -25,8 +25,10 @@ from models.networks.prediction import predict
 from models.registry import gate
 from models.registry.bars import Verdict
 from models.registry.entering import enter, told
+from models.registry.lineage import packet_sets
 from models.registry.register_params import RegisterParams
 from models.registry.registry import Registry
+from models.registry.runs import own_sections
 from models.registry.saving import INPUTS_FILE
 from models.registry.store import numbers, texts
 from models.section import read, read_all
@@ -191,9 +193,10 @@ def register(
             "visibility": description.visibility,
             "source": f"{source.parent.name}/{source.name}",
         },
-        params=texts(all_params),
+        params=texts(own_sections(all_params, "register")),
         metrics=metrics,
         headline=lambda: headline_figures(evaluation),
+        data=packet_sets(packets, windows.traces, lock),
         reports=evaluation,
         lock=lock,
     )
