@@ -15,7 +15,8 @@ from feature_store.events.definition import DEFINITIONS, definition_of
 from feature_store.packets.schema import scan_packets, traces_in
 from feature_store.quality import expectations as ex
 from feature_store.quality.distribution_shift import slice_shifts
-from feature_store.state import private_dir, state_dir
+from feature_store.settings import settings
+from feature_store.state import experiment_name, private_dir, state_dir
 from models.section import Section, read
 from models.training.windows import load_windows
 from pipelines.stage import Given, StageError, run_stage
@@ -81,8 +82,9 @@ def validate(packets_dir: Path, windows_dir: Path, split: Path, params: Validate
 
 def write(validation: ex.Validation, output: Path) -> None:
     """Write `report.json` and `docs/` into `output`, in one step."""
+    run = experiment_name() or settings().study or "the working folder"
     with new_folder(output) as partial:
-        validation.write_docs(partial / "docs")
+        validation.write_docs(partial / "docs", run)
         report = {"success": not validation.failures, "checks": validation.report}
         (partial / "report.json").write_text(json.dumps(report, indent=2) + "\n")
 

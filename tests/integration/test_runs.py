@@ -138,7 +138,7 @@ def test_an_experiment_of_dvc_keeps_its_state_with_the_project(
 def test_up_mlflow_starts_it_alone_and_prints_where_the_runs_are(
     serving_state: Path, monkeypatch: pytest.MonkeyPatch, project: Path
 ) -> None:
-    """Triton's port is another program's; MLflow's own page of an experiment shows no runs without the view."""
+    """Triton's port is another program's. Without the view in the address MLflow shows no runs."""
     with stage_run("pretrain", traces=["a"], params=PARAMS, seed=3):
         pass
 
