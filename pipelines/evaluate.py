@@ -14,7 +14,7 @@ import typer
 from pydantic import Field
 
 from feature_store.atomic import new_folder, write_file
-from models.registry.lineage import packet_sets, window_set
+from models.registry.lineage import packet_sets, folder_set
 from models.registry.runs import stage_run
 from models.scoring import plot_tables
 from models.scoring.evaluation import DIGITS, HEADLINE_METHODS, headline
@@ -60,8 +60,8 @@ def evaluate(
 
     With packet tables and a folder of truths (`load_traces`) the choice between the queues is scored, too.
     """
-    window_set, traces = load_traces(windows, split, change, packets=packets, truths=truth)
-    models = ModelRounds(pretrained, finetuned, window_set)
+    folder_set, traces = load_traces(windows, split, change, packets=packets, truths=truth)
+    models = ModelRounds(pretrained, finetuned, folder_set)
     progress("training XGBoost")
     trees, otherwise_us = fit_trees(traces.values(), rounds=params.xgboost_rounds, seed=params.seed)
     predictions = [
@@ -150,7 +150,7 @@ def main(
         with stage_run("evaluate", traces=traces, params=read_all(params), seed=section.seed) as run:
             lock = params.with_name("dvc.lock")
             tables = packet_sets(packets, traces, lock, "testing") if packets else []
-            run.takes(tables or [window_set(windows, lock)])
+            run.takes(tables or [folder_set(windows, lock)])
             run.keep(output, "evaluation")
             run.log(headline(metrics))
             for trace, rounds in metrics["rounds"].items():

@@ -12,7 +12,7 @@ def main(params: Given, windows: Given, split: Given, pretrained: Given, output:
     """Read windows and the pre-trained artifact, walk the rounds (or resume), write their artifacts."""
     from feature_store.atomic import new_folder
     from feature_store.state import state_dir
-    from models.registry.lineage import window_set
+    from models.registry.lineage import folder_set
     from models.registry.runs import stage_run
     from models.section import read, read_all
     from models.sharp import change_of
@@ -24,7 +24,7 @@ def main(params: Given, windows: Given, split: Given, pretrained: Given, output:
     print(f"finetune: starting Ray Train with {section.workers} worker(s)", flush=True)
     traces = list(load_windows(windows, split).traces)
     with stage_run("finetune", traces=traces, params=read_all(params), seed=section.seed) as run:
-        run.takes([window_set(windows, params.with_name("dvc.lock"))])
+        run.takes([folder_set(windows, params.with_name("dvc.lock"))])
 
         def say(record: dict[str, Any]) -> None:
             print(finetuning.round_line(record), flush=True)

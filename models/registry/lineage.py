@@ -67,9 +67,9 @@ def packet_sets(packets: Path, traces: Iterable[str], lock: Path, use: str = "tr
     return sets
 
 
-def window_set(windows: Path, lock: Path) -> DataSet:
-    """Describe the windows of all traces, for a stage that has no packet tables."""
-    return DataSet("windows", *_where_and_what(windows, lock), "training", None, {})
+def folder_set(folder: Path, lock: Path) -> DataSet:
+    """Describe what a folder holds as one data set, for a stage that has no packet tables."""
+    return DataSet(folder.name, *_where_and_what(folder, lock), "training", None, {})
 
 
 def _where_and_what(folder: Path, lock: Path) -> tuple[str, str]:

@@ -62,13 +62,13 @@ def prune(registry: Registry, keep: int, budget_s: float = BUDGET_S) -> list[int
     return removed
 
 
-def collect_garbage(older_than: str = GRACE) -> int:
+def collect_garbage(older_than: str = "") -> int:
     """Free what deleted runs and models of the local store hold, by `mlflow gc`; return how many went.
 
     Of a store elsewhere nothing is freed: its operator calls `mlflow gc`, which needs the database.
 
     Args:
-        older_than: how long ago it was deleted, as `mlflow gc` takes it.
+        older_than: how long ago it was deleted, as `mlflow gc` takes it; empty means GRACE.
 
     Raises:
         RegistryError: it failed, or did not end.
@@ -76,7 +76,7 @@ def collect_garbage(older_than: str = GRACE) -> int:
     uri, artifacts = local_store()
     if tracking_uri() != uri:
         return 0
-    command = [sys.executable, "-m", "mlflow", "gc", f"--older-than={older_than}"]
+    command = [sys.executable, "-m", "mlflow", "gc", f"--older-than={older_than or GRACE}"]
     command += [f"--backend-store-uri={uri}", f"--tracking-uri={uri}"]
     with clear_errors("mlflow gc"):
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=GC_TIMEOUT_S)

@@ -64,22 +64,51 @@ def _judge(scope: str, scores: Mapping[str, Any]) -> Iterator[Sentence]:
         sign = 1 if measure.higher_is_better else -1
         others = {name: value for name in BASELINES if (value := measure.of(scores[name])) is not None}
         better = {name: value for name, value in others.items() if sign * value > sign * ours}
-        open_ = {name: value for name, value in better.items() if _within_noise(scores, measure, name)}
-        for names, theirs in _alike(measure, {n: v for n, v in better.items() if n not in open_}):
+        unsettled = {name: value for name, value in better.items() if _within_noise(scores, measure, name)}
+        for names, theirs in _alike(measure, {n: v for n, v in better.items() if n not in unsettled}):
             yield Sentence(
                 "loses",
                 f"On {scope} the fine-tuned model loses to {names} on the {measure.words}: "
                 f"{measure.text(ours)} against {theirs}.",
             )
-        if open_:
-            ahead = ", ".join(f"{theirs} of {names}" for names, theirs in _alike(measure, open_))
+        if unsettled:
+            ahead = ", ".join(f"{theirs} of {names}" for names, theirs in _alike(measure, unsettled))
             even.append(f"the {measure.words} ({measure.text(ours)}; {ahead})")
         if not better and others:
             name = max(others, key=lambda other: sign * others[other])
-            partly = f"helps on {_listed(helped)} alone" if helped else "does not help"
+            word = "equals the best baseline" if others[name] == ours else "beats every baseline"
+            noise = " (within the noise)" if _within_noise(scores, measure, name) else ""
+            yield Sentence(
+                "wins",
+                f"On {scope} the fine-tuned model {word} on the {measure.words}: {measure.text(ours)} "
+                f"against {measure.text(others[name])} of {name}{noise}.",
+            )
+    if even:
+        yield Sentence(
+            "even",
+            f"On {scope} the fine-tuned model and some baselines ahead of it are within the noise of each "
+            f"other on {_listed(even)}.",
+        )
+    yield from _tuning(scope, scores)
+
+
+def _tuning(scope: str, scores: Mapping[str, Any]) -> Iterator[Sentence]:
+    """Say whether tuning the head helps, from the figures with and without it."""
+    helped, not_helped, figures = [], [], []
+    for measure in (LATE, ERROR, CHOICE):
+        tuned, untuned = measure.of(scores[FINETUNED]), measure.of(scores[PRETRAINED])
+        if tuned is None or untuned is None:
+            continue
+        better = tuned > untuned if measure.higher_is_better else tuned < untuned
+        (helped if better else not_helped).append(f"the {measure.words}")
+        noise = ", within the noise" if _within_noise(scores, measure, PRETRAINED) else ""
+        figures.append(f"{measure.words} {measure.text(tuned)} tuned, {measure.text(untuned)} untuned{noise}")
+    if figures:
         partly = f"helps on {_listed(helped)} alone" if helped else "does not help"
-        word = partly if not_helped else "helps"
-        yield Sentence("tuning", f"On {scope} tuning the head {word}: {'; '.join(figures)}.")
+        yield Sentence(
+            "tuning",
+            f"On {scope} tuning the head {partly if not_helped else 'helps'}: {'; '.join(figures)}.",
+        )
 
 
 def _alike(measure: Measure, better: Mapping[str, float]) -> Iterator[tuple[str, str]]:

@@ -317,6 +317,7 @@ def decided_by(run: Callable[[], str], folder: Path) -> int:
     return int(said.partition(" of 800 packets")[0])
 
 
+@pytest.mark.long
 def test_the_examples_are_right_as_they_stand(
     tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -168,6 +168,33 @@ def test_versions_that_nobody_needs_leave_nothing(
     assert number == versions[-1] + 1, "that of the removed newest version is not given again"
 
 
+def test_a_round_frees_what_it_removed_and_not_at_once_again(
+    exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rounds call `mlflow gc`, as nothing else gives back files of a version in the local store."""
+    from models.registry import retention
+    from models.registry.registry import Decision, Registry
+    from pipelines.live.rounds_log import RoundRecord
+    from pipelines.live.runner import Runner
+
+    monkeypatch.setenv("SWIFTQUEUE_STATE", str(tmp_path))
+    monkeypatch.setenv("SWIFTQUEUE_KEEP_VERSIONS", "2")
+    monkeypatch.setattr(retention, "GRACE", "0s")
+    registry = Registry("rounds")
+    judged = Decision(passed=True, reason="set by a test", champion=None)
+
+    class Registering(Runner[RoundRecord]):
+        def _run(self, record: RoundRecord) -> None:
+            record.version = registry.add(exported, judged=judged, tags=TAGS, params={}, metrics={})
+            record.outcome = "kept"
+
+    rounds = Registering("rounds", "latency", "rounds.jsonl", RoundRecord, "")
+    kept = tmp_path / "mlflow" / "artifacts" / "models"
+    there = [len(list(kept.iterdir())) for _ in range(4) if rounds.run().version]
+    assert registry.versions() == [3, 4]
+    assert there == [1, 2, 2, 3], "freed with the first that was removed, and again an hour later"
+
+
 def test_the_laboratorys_champion_is_that_of_the_registry_that_is_asked(
     make_artifact: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, project: Path
 ) -> None:

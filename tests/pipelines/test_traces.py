@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import yaml
 
+from benchmarks.synthetic_capture import write_capture
 from infra.traces import _divided, add_trace, check_name, list_traces, remove_trace
 from models.section import read_all
 from pipelines.extract import ExtractParams
@@ -122,8 +123,10 @@ def test_a_short_capture_joins_with_a_protocol_of_its_own(
 
 @pytest.mark.slow
 def test_a_trace_that_joined_goes_again_and_leaves_nothing(
-    checkout: Path, capture: Path, capsys: pytest.CaptureFixture[str]
+    checkout: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    capture = tmp_path / "office.pcap"
+    write_capture(capture, 200_000)  # five seconds
     before = contents(checkout)
     add_trace(capture, project=checkout)
     table = checkout / "data" / "packets" / "trace=office" / "minute=0"
@@ -149,7 +152,7 @@ def test_a_trace_that_joined_goes_again_and_leaves_nothing(
     ("name", "message"),
     [
         ("offic", "params.yaml has no trace 'offic'; known: dumbbell-1, "),
-        ("dumbbell-1", "register.trace is 'dumbbell-1': its head is what is served; name another"),
+        ("dumbbell-1", "register.trace is 'dumbbell-1', whose head is served; name another trace there"),
         ("dumbbell-2", "'dumbbell-2' is simulated: take its seed out of simulate.seeds"),
     ],
 )
