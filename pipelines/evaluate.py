@@ -14,7 +14,7 @@ import typer
 from pydantic import Field
 
 from feature_store.atomic import new_folder, write_file
-from models.registry.lineage import packet_sets, folder_set
+from models.registry.lineage import folder_set, packet_sets
 from models.registry.runs import stage_run
 from models.scoring import plot_tables
 from models.scoring.evaluation import DIGITS, HEADLINE_METHODS, headline
