@@ -51,6 +51,7 @@ from models import json_lines
 from models.networks import artifact
 from models.registry import gate
 from models.registry.bars import Verdict
+from models.registry.retention import collect_garbage
 from models.section import read as read_section
 from models.section import read_all
 from models.training.finetuning import FinetuneParams
@@ -70,6 +71,7 @@ SENDER: Final = "soak"
 MOVED: Final = 1e-3  # of a head from one version to the next
 # What a store may grow by in a week: 2 % of what it holds, or 5 MiB where that is more; 5 files.
 ALLOWED_SHARE, ALLOWED_MIB, ALLOWED_COUNT = 0.02, 5.0, 5.0
+KEPT_BY_MLFLOW: Final = ("model_versions", "inputs")  # a row of each for each version, which nothing removes
 PREDICTORS: Final = ("challenger", "champion", "reference", "last_sender", "last_flow", "last_queue")
 
 
@@ -236,6 +238,7 @@ def one_round(rounds: Rounds, sender: Sender) -> RoundRecord:
 def sample(records: list[RoundRecord], state: Path) -> dict[str, float]:
     """What the stores hold now, and what the last rounds took."""
     gc.collect()
+    collect_garbage("0s")  # as an hour and a day later
     found: dict[str, float] = {"rounds": records[-1].number}
     steps = {"round s": "total", "push s": "push", "register s": "register"}
     for name, step in steps.items():
@@ -255,7 +258,8 @@ def sample(records: list[RoundRecord], state: Path) -> dict[str, float]:
     found["other disk MiB"] = whole / MIB - sum(
         found[f"{name} disk MiB"] for name in ("mlflow", "telemetry", "triton")
     )
-    found["MLflow rows"] = sum(mlflow_rows(state / "mlflow" / "mlflow.db").values())
+    rows = mlflow_rows(state / "mlflow" / "mlflow.db")
+    found["MLflow rows"] = sum(count for table, count in rows.items() if table not in KEPT_BY_MLFLOW)
     return found
 
 

@@ -47,7 +47,7 @@ def run(
 @running_app.command()
 def up(
     context: typer.Context,
-    mlflow: Annotated[bool, typer.Option("--mlflow", help="start the MLflow server too")] = False,
+    mlflow: Annotated[bool, typer.Option("--mlflow", help="start the MLflow server alone")] = False,
     live: Annotated[bool, typer.Option("--live", help="start the whole live loop (docs/LIVE.md)")] = False,
     trace: Annotated[
         str | None, typer.Option(help="--live: what its sender replays (default: register.trace)")
@@ -66,11 +66,11 @@ def up(
         bool, typer.Option("--bed", help="--live: its sender is a TCP connection through the test bed")
     ] = False,
 ) -> None:
-    """Start the local Triton server (loopback only), or the whole live loop; harmless when it is up.
+    """Start the local Triton server (loopback only), MLflow's, or the live loop; harmless when it is up.
 
     Example: swiftqueue up --live --every 60
     """
-    from infra.local.servers import say_who_runs_this, start_stack
+    from infra.local.servers import say_who_runs_this, start_mlflow, start_stack
 
     if not live and (only := given(context, LIVE_ONLY)):
         raise typer.BadParameter("only --live takes this", param_hint=", ".join(only))
@@ -95,7 +95,7 @@ def up(
         from infra.local.under_way import under_way
 
         with under_way():
-            start_stack(mlflow=mlflow)
+            (start_mlflow if mlflow else start_stack)()
 
 
 def _check_live(context: typer.Context) -> None:

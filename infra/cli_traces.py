@@ -37,6 +37,17 @@ def trace_add(
     add_trace(file, name=name, sender=sender, latency=latency.value, protocol=own)
 
 
+@trace_app.command("remove")
+def trace_remove(name: Annotated[str, typer.Argument(help="the trace's name in params.yaml")]) -> None:
+    """Take a trace out of params.yaml and DVC, with its capture in data/traces and its packet table.
+
+    Example: swiftqueue trace remove office
+    """
+    from infra.traces import remove_trace
+
+    remove_trace(name)
+
+
 @trace_app.command("simulate")
 def trace_simulate(
     output: Annotated[Path, typer.Argument(help="folder for the packet table")],

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from feature_store.atomic import new_file
+from feature_store.atomic import new_file, write_file
 from infra.dvc_command import call_dvc
 from pipelines.params.document import load_yaml, save_yaml, trace_entry
 
@@ -86,6 +86,53 @@ def add_trace(
             f"{slices.duration_s:.1f} s: protocol {own!r} is this trace's own (the project's: {projects!r})"
         )
     print(f"added as {trace!r}: {target.relative_to(root)}, named in params.yaml for the next `make run`")
+
+
+def remove_trace(name: str, *, project: Path | None = None) -> None:
+    """Take a trace out of params.yaml and out of DVC, and delete its capture and its packet table here.
+
+    The capture that it was added from is not touched, and DVC's cache keeps the copy until `dvc gc`.
+
+    Args:
+        name: the trace's name in params.yaml.
+        project: the project's folder; None is the current one.
+
+    Raises:
+        ValueError: there is no such trace, it is simulated, or the loop needs it; nothing was changed.
+        OSError: a file cannot be deleted.
+
+    """
+    from models.section import near
+
+    root = project or Path.cwd()
+    params_path = root / "params.yaml"
+    params = load_yaml(params_path)
+    traces = params["extract"]["traces"]
+    if name not in traces:
+        raise ValueError(f"params.yaml has no trace {name!r}; {near(name, [str(one) for one in traces])}")
+    if params["register"]["trace"] == name:
+        raise ValueError(f"register.trace is {name!r}, whose head is served; name another trace there first")
+    target = root / traces[name]["file"]
+    if target.parent == root / TRACES / "simulated":
+        raise ValueError(
+            f"{name!r} is simulated: take its seed out of simulate.seeds and its line out of extract.traces"
+        )
+    others = [entry["file"] for other, entry in traces.items() if other != name]
+    ours = target.parent == root / TRACES and traces[name]["file"] not in others  # where `add` puts its copy
+    pointer = target.with_name(f"{target.name}.dvc")
+    before = params_path.read_bytes()
+    del traces[name]
+    save_yaml(params_path, params)
+    try:
+        if ours and pointer.is_file():
+            call_dvc(["remove", pointer.relative_to(root).as_posix()], root)
+    except BaseException:
+        write_file(params_path, before)
+        raise
+    if ours:
+        target.unlink(missing_ok=True)
+    shutil.rmtree(root / "data" / "packets" / f"trace={name}", ignore_errors=True)
+    print(f"removed trace {name!r}; `make run` trains without it, and `dvc gc` frees its copy in DVC's cache")
 
 
 def simulate_trace(output: Path, *, seed: int, seconds: float) -> int:

@@ -21,6 +21,7 @@ from models.forecasters.traces import Trace, lessons, read_traces, tested
 from models.forecasters.walk import AT_ONCE as AS_IF_AT_ONCE
 from models.forecasters.walk import PRETRAINED as UNTUNED
 from models.forecasters.walk import TUNED, Heads, predict_trace, tune_heads
+from models.registry.lineage import packet_sets
 from models.registry.runs import stage_run
 from models.repeated.forecaster import Repeated, RepeatedParams
 from models.scoring import plot_tables
@@ -189,6 +190,8 @@ def main(
         status.update("evaluate: MLflow")
         traces = [p.trace for p in predictions]
         with stage_run("evaluate", traces=traces, params=read_all(params), seed=section.seed) as run:
+            run.takes(packet_sets(packets, traces, params.with_name("dvc.lock"), "testing"))
+            run.keep(output, "evaluation")
             run.log(headline(metrics))
             for trace, rounds in metrics["rounds"].items():
                 for figures in rounds:

@@ -13,6 +13,7 @@ def main(params: Given, packets: Given, split: Given, pretrained: Given, output:
     from feature_store.atomic import new_folder
     from feature_store.state import state_dir
     from models.forecasters.jobs import Data, figures, finetune, round_line
+    from models.registry.lineage import packet_sets
     from models.registry.runs import stage_run
     from models.section import read, read_all
     from models.sharp import change_of
@@ -24,6 +25,7 @@ def main(params: Given, packets: Given, split: Given, pretrained: Given, output:
     traces = list(data.traces())
     print(f"finetune: starting Ray Train with {section.workers} worker(s)", flush=True)
     with stage_run("finetune", traces=traces, params=read_all(params), seed=section.seed) as run:
+        run.takes(packet_sets(packets, traces, params.with_name("dvc.lock")))
 
         def say(record: dict[str, Any]) -> None:
             print(round_line(record), flush=True)
@@ -31,8 +33,12 @@ def main(params: Given, packets: Given, split: Given, pretrained: Given, output:
                 run.log({record["trace"]: figures(record)}, step=record["round"])
 
         rounds_dir = finetune(data, pretrained, section, say)
-    with new_folder(output) as partial:
-        shutil.copytree(rounds_dir, partial, dirs_exist_ok=True)
+        with new_folder(output) as partial:
+            shutil.copytree(rounds_dir, partial, dirs_exist_ok=True)
+        for trace in traces:  # the last head of each; DVC has them all
+            heads = sorted((output / trace).glob("round-*"), key=lambda one: int(one.name.partition("-")[2]))
+            if heads:
+                run.keep(heads[-1], f"model/{trace}")
     discard(rounds_dir.parent)
 
 

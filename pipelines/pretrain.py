@@ -15,6 +15,7 @@ def main(params: Given, packets: Given, split: Given, output: Given) -> None:
     from feature_store.state import state_dir
     from models.forecasters.forecaster import chosen, write
     from models.forecasters.jobs import Data, pretrain
+    from models.registry.lineage import packet_sets
     from models.registry.runs import stage_run
     from models.section import read_all
     from models.sharp import change_of
@@ -26,6 +27,7 @@ def main(params: Given, packets: Given, split: Given, output: Given) -> None:
     traces = data.traces()
     seed = int(getattr(section, "seed", 0))
     with stage_run("pretrain", traces=list(traces), params=read_all(params), seed=seed) as run:
+        run.takes(packet_sets(packets, traces, params.with_name("dvc.lock")))
         logged = set()
 
         def epoch(record: dict[str, Any]) -> None:
@@ -37,11 +39,11 @@ def main(params: Given, packets: Given, split: Given, output: Given) -> None:
         for record in trained.epochs:  # of a run that was stopped, too
             if record["epoch"] not in logged:
                 run.log(record, step=record["epoch"])
-    with new_folder(output) as folder:
-        write(folder, trained.forecaster)
-        pl.DataFrame(trained.epochs, schema=None if trained.epochs else {"epoch": pl.Int64}).write_csv(
-            folder / "epochs.csv"
-        )
+        with new_folder(output) as folder:
+            write(folder, trained.forecaster)
+            epochs = pl.DataFrame(trained.epochs, schema=None if trained.epochs else {"epoch": pl.Int64})
+            epochs.write_csv(folder / "epochs.csv")
+        run.keep(output, "model")
     if trained.checkpoints:
         discard(trained.checkpoints)
 

@@ -52,6 +52,7 @@ def register(
     from models.rate.networks import export_onnx
     from models.rate.networks import load as load_network
     from models.registry.entering import enter
+    from models.registry.lineage import folder_set
     from models.registry.registry import Registry
     from models.registry.store import numbers, texts
 
@@ -85,6 +86,7 @@ def register(
         params=texts(all_params),
         metrics=bench.metrics,
         headline=lambda: numbers({"study": read_object(study)["headline"]}),
+        data=[folder_set(flows, lock)],
         lock=lock,
     )
     named = {name: asdict(one) for name, one in bench.figures(entered.scores).items()}

@@ -28,8 +28,10 @@ from models.networks.parameters import Level
 from models.registry import gate
 from models.registry.bars import Verdict
 from models.registry.entering import enter, told
+from models.registry.lineage import packet_sets
 from models.registry.register_params import RegisterParams
 from models.registry.registry import Registry
+from models.registry.runs import own_sections
 from models.registry.saving import INPUTS_FILE
 from models.registry.store import numbers, texts
 from models.section import read, read_all
@@ -54,7 +56,7 @@ def last_round(finetuned: Path, trace: str) -> Path:
 
 
 def judging(trace: Trace) -> NDArray[np.int64]:
-    """Return the decisions (B,) that judge: the last test slices, as far as no head was fine-tuned on them."""
+    """Return the decisions (B,) that judge: of the last test slices those that no head was tuned on."""
     rounds = trace.slices.rounds
     tested = [np.arange(one.test.lo, one.test.hi) for one in rounds[-LAST_SLICES:]]
     taught = [np.arange(one.finetune.lo, one.finetune.hi) for one in rounds]
@@ -77,7 +79,7 @@ def held_out_slices(trace: Trace, judging_B: NDArray[np.int64]) -> tuple[gate.He
 
 
 def training_inputs(traces: Iterable[Trace]) -> NDArray[np.float32]:
-    """Return a sample (N, F) of the queries of all traces' pre-training slices: what drift is measured from."""
+    """Return a sample (N, F) of the queries of all traces' pre-training slices, to measure drift from."""
     x_DHF = [replayed(trace.to_predict(trace.slices.pretrain)).x_DHF for trace in traces]
     return sample_inputs(as_rows(np.concatenate(x_DHF)))
 
@@ -93,6 +95,7 @@ def register(
     params: RegisterParams,
     *,
     traces: Mapping[str, Trace],
+    packets: Path,
     finetuned: Path,
     evaluation: Path,
     all_params: dict[str, Any],
@@ -152,9 +155,10 @@ def register(
                 "visibility": description.visibility,
                 "source": f"{source.parent.name}/{source.name}",
             },
-            params=texts(all_params),
+            params=texts(own_sections(all_params, "register")),
             metrics=metrics,
             headline=lambda: headline_figures(evaluation),
+            data=packet_sets(packets, traces, lock),
             reports=evaluation,
             lock=lock,
         )
@@ -191,6 +195,7 @@ def main(
     result = register(
         section,
         traces=read_traces(packets, split, change_of(params)),
+        packets=packets,
         finetuned=finetuned,
         evaluation=evaluation,
         all_params=read_all(params),

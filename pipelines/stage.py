@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import select
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -20,4 +24,30 @@ class StageError(ValueError):
 
 def run_stage(name: str, main: Callable[..., None]) -> None:
     """Run a stage's main with the command line's options; what nobody foresaw keeps its traceback."""
+    _end_with_dvc()
     program.run(name, main, (ValueError, OSError))
+
+
+def _end_with_dvc() -> None:
+    """See to it that this stage and the programs it started end when the DVC that runs it is gone.
+
+    Else they would go on where only DVC was killed, and write what the next `dvc repro` makes.
+    """
+    if "DVC_STAGE" not in os.environ:  # which DVC sets
+        return
+    import psutil
+
+    programs = ((one.pid, Path((one.cmdline() or [""])[0]).name) for one in psutil.Process().parents())
+    pid = next((pid for pid, program in programs if program.startswith("python")), None)
+    if pid is None:
+        return
+    ended = os.pidfd_open(pid)
+
+    def wait() -> None:
+        select.select([ended], [], [])
+        for child in psutil.Process().children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()

@@ -15,7 +15,8 @@ from feature_store.events.event_stream import replay_events
 from feature_store.packets.schema import HORIZON, scan_packets, traces_in
 from feature_store.quality import expectations as ex
 from feature_store.quality.distribution_shift import slice_shifts
-from feature_store.state import private_dir, state_dir
+from feature_store.settings import settings
+from feature_store.state import experiment_name, private_dir, state_dir
 from models.json_file import read_object
 from models.section import Section, read
 from models.training.protocol import Slices
@@ -83,8 +84,9 @@ def validate(packets_dir: Path, split: Path, params: ValidateParams) -> ex.Valid
 
 def write(validation: ex.Validation, output: Path) -> None:
     """Write `report.json` and `docs/` into `output`, in one step."""
+    run = experiment_name() or settings().study or "the working folder"
     with new_folder(output) as partial:
-        validation.write_docs(partial / "docs")
+        validation.write_docs(partial / "docs", run)
         report = {"success": not validation.failures, "checks": validation.report}
         (partial / "report.json").write_text(json.dumps(report, indent=2) + "\n")
 

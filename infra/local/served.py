@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from base64 import b64encode
 from functools import partial
 from urllib.parse import unquote, urlencode, urlsplit, urlunsplit
 from urllib.request import Request
@@ -18,7 +17,7 @@ from infra.local import processes
 from infra.local.judgement import BOUND_S, Judgement, duration
 from infra.local.pages import answers, page
 from infra.local.parts import MLFLOW, TRITON
-from infra.local.servers import how_to_log_in
+from infra.local.servers import how_to_log_in, with_login
 from models.redaction import redacted
 from models.registry import decision
 from models.registry.registry import CHAMPION
@@ -116,10 +115,11 @@ def _with_credentials(url: str, own: bool) -> Request:
         user, password = USER, secret(PASSWORD)
     elif parts.username is not None:
         user, password = unquote(parts.username), unquote(parts.password or "")
-    request = Request(urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])))  # noqa: S310 - http(s)
+    plain = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
     if user is not None and password is not None:
-        request.add_header("Authorization", f"Basic {b64encode(f'{user}:{password}'.encode()).decode()}")
-    elif token := os.environ.get("MLFLOW_TRACKING_TOKEN"):
+        return with_login(plain, user, password)
+    request = Request(plain)  # noqa: S310 - http(s)
+    if token := os.environ.get("MLFLOW_TRACKING_TOKEN"):
         request.add_header("Authorization", f"Bearer {token}")
     return request
 

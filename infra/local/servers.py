@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
+from base64 import b64encode
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
+from urllib.parse import quote, urlencode
+from urllib.request import Request
 
 from feature_store.settings import settings
-from feature_store.state import private_dir, state_dir
+from feature_store.state import private_dir, secret, state_dir
 from infra.local import processes
 from infra.local.native_backend import with_native_backend
-from infra.local.pages import answers
+from infra.local.pages import answers, page
 from infra.local.parts import MLFLOW, TRITON
 from infra.local.triton_environment import TritonEnvironment, check_front, find_environment
 from infra.local.triton_tls import tls_flags
 from models.program import SWIFTQUEUE
 from models.redaction import redacted
-from models.registry.store import PASSWORD, USER, local_store, tracking_uri
+from models.registry.store import PASSWORD, TRAINING, USER, local_store, tracking_uri
 from models.section import read_all
 from serving.triton.config import Backend
 from serving.triton.endpoint import (
@@ -38,18 +42,17 @@ RESTRICTED: Final = ("model-repository", "shared-memory", "statistics", "trace",
 # gRPC's own default, which Triton sets to 2 GiB: 64 windows of 256 tokens are 1.6 MB.
 MAX_MESSAGE_BYTES: Final = 4 << 20
 TRITON_TIMEOUT_S: Final = 60.0
+PAGE_TIMEOUT_S: Final = 30.0
 MLFLOW_TIMEOUT_S: Final = 180.0  # 41 s were seen on a busy machine
 
 
-def start_stack(*, mlflow: bool = False) -> None:
-    """Start Triton (and the MLflow server), wait until they answer, and serve the champion.
+def start_stack() -> None:
+    """Start Triton, wait until it answers, and serve the champion.
 
     Raises:
         OSError: a port is in use, or Triton's environment is not set up.
-        RuntimeError: a server ended, did not answer, or could not load the champion.
+        RuntimeError: the server ended, did not answer, or could not load the champion.
     """
-    if mlflow:
-        start_mlflow()
     _start_triton()
     from serving.deploy.deployment import (
         PARAMS_FILE,
@@ -182,7 +185,8 @@ def start_mlflow() -> None:
         print(f"MLFLOW_TRACKING_URI is set, so no local MLflow server is started: {redacted(tracking_uri())}")
         return
     if server := processes.running(MLFLOW):
-        print(f"mlflow is up already (pid {server.pid}, http://{LOOPBACK}:{server.ports['http']})")
+        url = f"http://{LOOPBACK}:{server.ports['http']}"
+        print(f"mlflow is up already (pid {server.pid}, {url}, {how_to_log_in()})\n{pages_of(url)}")
         return
     number = settings().mlflow_port
     processes.check_port(number, "mlflow_port")
@@ -193,7 +197,30 @@ def start_mlflow() -> None:
     server = processes.start(
         MLFLOW, command, {"http": number}, {}, lambda: answers(f"{url}/health"), MLFLOW_TIMEOUT_S
     )
-    print(f"mlflow is up (pid {server.pid}, {url}, {how_to_log_in()}, log {server.log})")
+    print(f"mlflow is up (pid {server.pid}, {url}, {how_to_log_in()}, log {server.log})\n{pages_of(url)}")
+
+
+def pages_of(url: str) -> str:
+    """Return lines that say where the pages of MLflow's server are: the runs of the stages, the versions.
+
+    MLflow opens an experiment in its view of generative models, which shows no runs; the address chooses.
+    """
+    lines = []
+    asking = f"{url}/api/2.0/mlflow/experiments/get-by-name?{urlencode({'experiment_name': TRAINING})}"
+    try:
+        found = json.loads(page(with_login(asking, USER, secret(PASSWORD)), PAGE_TIMEOUT_S) or "")
+        number = quote(str(found["experiment"]["experiment_id"]), safe="")
+        lines.append(f"runs of the stages: {url}/#/experiments/{number}?workflowType=machine_learning")
+    except (OSError, ValueError, KeyError, TypeError):
+        lines.append("there are no runs of the stages yet; `dvc repro` logs them")
+    return "\n".join([*lines, f"registered versions: {url}/#/models"])
+
+
+def with_login(url: str, user: str, password: str) -> Request:
+    """Make a request with a user's name and password."""
+    request = Request(url)  # noqa: S310 - http(s)
+    request.add_header("Authorization", f"Basic {b64encode(f'{user}:{password}'.encode()).decode()}")
+    return request
 
 
 def how_to_log_in() -> str:

@@ -46,7 +46,7 @@ from laboratory.scenarios.controls import CONTROLS
 from laboratory.scenarios.schema import PROFILES
 from models.json_file import read_object
 from models.scoring.intervals import Estimate
-from models.scoring.predictions import FINETUNED, METHODS, TREES
+from models.scoring.predictions import FINETUNED, METHODS, PRETRAINED, TREES
 
 LABORATORY: Final = Path("docs/laboratory")
 WIDEST: Final = 150  # of a table's line, in characters
@@ -322,6 +322,7 @@ def summary(data: Data) -> list[str]:
     """The README's rows, each with its page."""
     rows = (
         ("late packets", "late-packets", _late(data, "late-packets")),
+        ("its head, tuned", "late-packets", _tuned(data)),
         ("Wi-Fi, one layer", "wifi", _late(data, "wifi")),
         ("choice of queue", "late-packets", _choice(data)),
         ("P99 wait, uncoupled", "figure8", _wait(data, "uncoupled")),
@@ -476,6 +477,17 @@ def _late(data: Data, name: str) -> str:
     low, high = one["methods"][FINETUNED]["average_precision_95"]
     said = f"average precision {ours:.2f} ({low:.2f}–{high:.2f})"
     return f"{said}; boosted trees {trees:.2f}, chance {one['base_rate']:.2f}"
+
+
+def _tuned(data: Data) -> str:
+    """Say whether tuning the head helps on the default traces."""
+    methods = data.evaluation("late-packets")["methods"]
+    tuned, untuned = methods[FINETUNED], methods[PRETRAINED]
+    said = "tuning helps" if tuned["average_precision"] > untuned["average_precision"] else "no help"
+    return (
+        f"{said} on these traces: average precision {tuned['average_precision']:.3f} tuned, "
+        f"{untuned['average_precision']:.3f} untuned"
+    )
 
 
 def _wait(data: Data, profile: str) -> str:

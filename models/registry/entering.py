@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from models.registry.bars import NO_CHAMPION, Verdict
 from models.registry.decision import REFERENCE_TAG
-from models.registry.lineage import content_hash, dvc_hashes, git_commit, origin
+from models.registry.lineage import RETRAIN, DataSet, content_hash, dvc_hashes, git_commit
 from models.registry.registry import CHALLENGER, CHAMPION, ITSELF, REPLACED_TAG, Decision, Registry
 from models.registry.store import RegistryError
 
@@ -80,6 +80,7 @@ def enter(
     params: Mapping[str, str],
     metrics: Callable[[Mapping[str, Scored]], Mapping[str, float]],
     headline: Callable[[], Mapping[str, float]] = dict,
+    data: Sequence[DataSet] = (),
     reports: Path | None = None,
     lock: Path | None = None,
     tuned_from: int | None = None,
@@ -98,8 +99,9 @@ def enter(
         params: of the run.
         metrics: figures of the gate as metrics of the run.
         headline: further metrics of a new version.
+        data: what a new version was trained and judged on; inputs of its run.
         reports: folder whose files are logged to a new version's run.
-        lock: `dvc.lock`, of what the stages made.
+        lock: `dvc.lock`; the hashes of what the stages made become tags of a new version's run.
         tuned_from: the champion that it is judged against and has the encoder of, where a round made it;
             None: it has its own, and is judged against whatever champion there is.
 
@@ -144,10 +146,12 @@ def enter(
                     **tags,
                     "git_commit": git_commit(Path.cwd()),
                     "parent_version": str(champion or "none"),
-                    **(_own(lock) if tuned_from is None else inherited(registry, tuned_from)),
+                    **({REFERENCE_TAG: ITSELF} if tuned_from is None else inherited(registry, tuned_from)),
                 },
+                run_tags=_hashes(lock),
                 params=params,
                 metrics={**headline(), **metrics(scores)},
+                data=data,
                 reports=reports,
             )
     else:
@@ -160,18 +164,20 @@ def enter(
 
 
 def inherited(registry: Registry, champion: int) -> dict[str, str]:
-    """Tags of a version that has a champion's encoder: where that comes from, and its reference.
+    """Tags of a version that has a champion's encoder: its reference, and the re-train it comes from, if any.
 
     Raises:
         RegistryError: there is no such version.
     """
-    return {**origin(registry.tags(champion)), REFERENCE_TAG: str(registry.reference(champion))}
+    tags = {name: value for name, value in registry.tags(champion).items() if name.startswith(RETRAIN)}
+    return {**tags, REFERENCE_TAG: str(registry.reference(champion))}
 
 
-def _own(lock: Path | None) -> dict[str, str]:
+def _hashes(lock: Path | None) -> dict[str, str]:
+    """Return the hashes of what the stages made, as tags of a run."""
     hashes = {} if lock is None else dvc_hashes(lock)
     # MLflow takes no `=` in a tag's name, which `data/packets/trace=NAME` has.
-    return {REFERENCE_TAG: ITSELF, **{f"dvc.{path.replace('=', ':')}": md5 for path, md5 in hashes.items()}}
+    return {f"dvc.{path.replace('=', ':')}": md5 for path, md5 in hashes.items()}
 
 
 def told(record: Mapping[str, Any]) -> str:

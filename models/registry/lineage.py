@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -13,12 +15,65 @@ import yaml
 UNKNOWN: Final = "unknown"
 # What the stages write of tracked files, as `git status` takes paths. A version's tags have the hashes in it.
 RECORDS: Final = ("dvc.lock", "data/evaluation")
-ORIGIN: Final = ("dvc.", "retrain.")  # tags that say where a version's encoder comes from
+RETRAIN: Final = "retrain."  # tags of a version whose encoder a full re-train made
+ORIGIN: Final = ("dvc.", RETRAIN)  # tags by which an older program's versions have the same encoder
+MLFLOW_TYPES: Final = {  # of a column, by Polars' name of its type; any other is read as text
+    **dict.fromkeys(("Int8", "Int16", "Int32", "UInt8", "UInt16"), "integer"),
+    **dict.fromkeys(("Int64", "UInt32"), "long"),
+    **{"Float32": "float", "Float64": "double", "Boolean": "boolean"},
+}
 
 
 def origin(tags: Mapping[str, str]) -> dict[str, str]:
     """Tags that say where a version's encoder comes from."""
     return {name: value for name, value in tags.items() if name.startswith(ORIGIN)}
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A data set of a run: what MLflow shows as its input."""
+
+    name: str
+    source: str  # its path in the project
+    digest: str  # DVC's MD5; of files that DVC does not know, one of their names and sizes
+    use: str  # `training` or `testing`
+    rows: int | None
+    columns: Mapping[str, str]  # MLflow's type by name
+
+
+def packet_sets(packets: Path, traces: Iterable[str], lock: Path, use: str = "training") -> list[DataSet]:
+    """Describe the packet tables of some traces; a trace without a table has no entry.
+
+    Args:
+        packets: folder of the tables.
+        traces: their names.
+        lock: `dvc.lock`; the project's folder is its parent.
+        use: what a run does with them.
+    """
+    import polars as pl
+
+    sets = []
+    for name in traces:
+        folder = packets / f"trace={name}"
+        files = sorted(folder.rglob("*.parquet"))
+        if not files:
+            continue
+        table = pl.scan_parquet(files)
+        columns = {
+            column: MLFLOW_TYPES.get(str(kind), "string") for column, kind in table.collect_schema().items()
+        }
+        rows = int(table.select(pl.len()).collect().item())
+        sets.append(DataSet(name, *_where_and_what(folder, lock), use, rows, columns))
+    return sets
+
+
+def _where_and_what(folder: Path, lock: Path) -> tuple[str, str]:
+    """Path of a folder in the project, and its digest."""
+    source = os.path.relpath(folder, lock.parent)
+    if known := dvc_hashes(lock).get(source):
+        return source, known
+    seen = sorted((str(one.relative_to(folder)), one.stat().st_size) for one in folder.rglob("*.*"))
+    return source, hashlib.sha256(repr(seen).encode()).hexdigest()[:32]
 
 
 def git_commit(folder: Path) -> str:

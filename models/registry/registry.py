@@ -14,7 +14,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -22,14 +22,14 @@ from typing import Any, Final
 from models.redaction import redacted
 from models.registry import decision
 from models.registry.decision import CONTENT_TAG, FILES_TAG, REFERENCE_TAG
-from models.registry.lineage import origin
+from models.registry.lineage import DataSet, origin
 from models.registry.saving import hashes, save_model, sha256
 from models.registry.store import (
     RegistryError,
     clear_errors,
     connect,
     experiment,
-    local_store,
+    log_data,
     log_params,
     tracking_uri,
 )
@@ -41,7 +41,10 @@ ITSELF: Final = "itself"  # REFERENCE_TAG of the version that an encoder came wi
 LIVE: Final = "live"  # tag `protocol` of a version that a round made
 REPLACED_TAG: Final = "replaced_version"  # of a version that served: the champion before it, or "none"
 PAGE: Final = 1000  # versions in one answer
-
+ABOUT: Final = (
+    f"The alias `{CHAMPION}` is the version that is served, `{CHALLENGER}` the newest that the gate judged. "
+    "The description of a version says how it was judged, and its run has parameters, data sets and figures."
+)  # of every registered model, on its page
 
 _VERSION: Final = re.compile(r"[1-9][0-9]{0,8}")
 
@@ -61,6 +64,18 @@ class Decision:
             decision.REASON_TAG: self.reason,
             "gate_champion": str(self.champion or "none"),
         }
+
+
+def described(tags: Mapping[str, str]) -> str:
+    """Return what a version's page says of it: the gate's decision, its reason, and where it comes from."""
+    passed = tags.get(decision.DECISION_TAG) == decision.PASSED
+    reason = tags.get(decision.REASON_TAG) or "no reason"
+    said = f"**The gate {'passed' if passed else 'refused'} it**: {reason}."
+    champion = tags.get("gate_champion", "none")
+    said += f" It was judged against version {champion}." if champion != "none" else ""
+    origin = [tags[name] for name in ("source", "protocol") if tags.get(name)]
+    commit = f", commit {tags['git_commit'][:12]}" if tags.get("git_commit") else ""
+    return said + (f"\n\nMade from {', protocol '.join(origin)}{commit}." if origin else "")
 
 
 def _unless_gone(delete: Callable[[str], Any], what: str) -> None:
@@ -87,9 +102,6 @@ class Registry:
     def __init__(self, model: str) -> None:
         self.model = model
         self._client = connect()
-        # What the client itself asks: before each change the client reads the model with all its versions,
-        # lest it be a prompt, so that a deployment among 10,000 took seconds more.
-        self._versions = self._client._get_registry_client()
 
     def find(self, content: str) -> int | None:
         """Newest version with this content hash; one whose decision we did not sign is none."""
@@ -128,10 +140,10 @@ class Registry:
             return {str(name): _number(version) for name, version in found.items()}
 
     def remove(self, version: int) -> None:
-        """Remove a version, its run and its files; one that was half removed goes, too.
+        """Remove a version and its tags; delete its run and its logged model. One half removed goes, too.
 
-        Nothing of it stays in the local store. Elsewhere MLflow keeps run and files until its own
-        `mlflow gc`, and two rows for ever.
+        What lies on the disk of them goes with `mlflow gc` (models/registry/retention.py). MLflow keeps two
+        rows of each version for ever.
         """
         with clear_errors(f"removal of version {version}"):
             found = self._client.get_model_version(self.model, str(version))
@@ -141,45 +153,9 @@ class Registry:
                 (self._client.delete_run, found.run_id),
             ):
                 _unless_gone(delete, what)
-            local = tracking_uri() == local_store()[0]
-            if local:
-                self._free(model_id, found.run_id)
             for name in found.tags:  # MLflow keeps those of a deleted version
-                self._versions.delete_model_version_tag(self.model, str(version), name)
-            self._versions.delete_model_version(self.model, str(version))
-            if local:
-                self._forget()
-
-    def _forget(self) -> None:
-        """Remove the rows that MLflow keeps of deleted versions: 110,000 a year of five-minute rounds.
-
-        That of the highest number stays, deleted or not, since MLflow counts on from it.
-        """
-        from mlflow.entities.model_registry.model_version_stages import STAGE_DELETED_INTERNAL
-        from mlflow.store.model_registry.dbmodels.models import SqlModelVersion as Row
-        from sqlalchemy import func
-
-        with self._versions.store.ManagedSessionMaker(read_only=False) as session:
-            ours = session.query(Row).filter(Row.name == self.model)
-            highest = ours.with_entities(func.max(Row.version)).scalar()
-            gone = ours.filter(Row.current_stage == STAGE_DELETED_INTERNAL, Row.version < highest)
-            gone.delete(synchronize_session=False)
-
-    def _free(self, model_id: str, run_id: str) -> None:
-        """Give back the space of a deleted run and its logged model, as `mlflow gc` does."""
-        artifacts = local_store()[1]
-        for parent, name in ((artifacts / "models", model_id), (artifacts, run_id)):
-            if re.fullmatch(r"[A-Za-z0-9-]+", name):  # a registry is not trusted with paths
-                shutil.rmtree(parent / name, ignore_errors=True)
-        from mlflow.store.tracking.dbmodels.models import SqlInput as Row
-
-        store = self._client._tracking_client.store  # what `mlflow gc` asks
-        _unless_gone(store._hard_delete_logged_model, model_id)
-        _unless_gone(store._hard_delete_run, run_id)
-        with store.ManagedSessionMaker(
-            read_only=False
-        ) as session:  # which model the run made: it forgets that
-            session.query(Row).filter(Row.destination_id == model_id).delete(synchronize_session=False)
+                self._client.delete_model_version_tag(self.model, str(version), name)
+            self._client.delete_model_version(self.model, str(version))
 
     def alias(self, name: str) -> int | None:
         """Version that an alias points to; whether it may be served says serving/deploy/champion.py."""
@@ -197,13 +173,13 @@ class Registry:
     def set_alias(self, name: str, version: int) -> None:
         """Point an alias to a version, away from any other."""
         with clear_errors(f"alias {name}"):
-            self._versions.set_registered_model_alias(self.model, name, str(version))
+            self._client.set_registered_model_alias(self.model, name, str(version))
 
     def remove_alias(self, name: str) -> None:
         """Remove an alias; harmless if it is not set."""
         if self.alias(name) is not None:
             with clear_errors(f"alias {name}"):
-                self._versions.delete_registered_model_alias(self.model, name)
+                self._client.delete_registered_model_alias(self.model, name)
 
     def tags(self, version: int) -> dict[str, str]:
         """Tags of a version.
@@ -255,12 +231,11 @@ class Registry:
         tags = self.tags(version)
         if why := decision.unsigned(self.model, version, tags):
             raise RegistryError(why)
-        self._sign(version, tags | judged.tags())
-
-    def _sign(self, version: int, tags: Mapping[str, str]) -> None:
-        own = (*Decision(False, "", None).tags(), decision.SIGNATURE_TAG)
-        signed = {**tags, decision.SIGNATURE_TAG: decision.signature(self.model, version, tags)}
-        self.set_tags(version, {name: signed[name] for name in own})
+        decided = tags | judged.tags()
+        signed = {**judged.tags(), decision.SIGNATURE_TAG: decision.signature(self.model, version, decided)}
+        self.set_tags(version, {name: value for name, value in signed.items() if tags.get(name) != value})
+        with clear_errors(f"description of version {version}"):
+            self._client.update_model_version(self.model, str(version), described(decided))
 
     def registered(self, version: int) -> float:
         """When a version was registered, in seconds since the epoch.
@@ -276,7 +251,7 @@ class Registry:
         """Add or replace tags of a version."""
         with clear_errors(f"version {version}"):
             for key, value in tags.items():
-                self._versions.set_model_version_tag(self.model, str(version), key, value)
+                self._client.set_model_version_tag(self.model, str(version), key, value)
 
     def fetch(self, version: int, folder: Path) -> Path:
         """Copy a version's artifact (safetensors, JSON, ONNX, INPUTS_FILE if it has one) into `folder`.
@@ -299,7 +274,7 @@ class Registry:
             for name, expected in hashes.items():
                 # By name: what else a registry holds there, or leads us to, is not ours to copy.
                 with clear_errors(f"download of {name} of version {version}"):
-                    uri = self._versions.get_model_version_download_uri(self.model, str(version))
+                    uri = self._client.get_model_version_download_uri(self.model, str(version))
                     source = Path(mlflow.artifacts.download_artifacts(f"{uri}/{name}", dst_path=temporary))
                     shutil.copyfile(source, folder / name)
                 if (found := sha256(folder / name)) != expected:
@@ -318,6 +293,8 @@ class Registry:
         tags: Mapping[str, str],
         params: Mapping[str, str],
         metrics: Mapping[str, float],
+        run_tags: Mapping[str, str] | None = None,
+        data: Sequence[DataSet] = (),
         reports: Path | None = None,
     ) -> int:
         """Log an artifact (with its `model.onnx`) in a run of its own and register it as a new version.
@@ -328,6 +305,8 @@ class Registry:
             tags: of the run and of the version, beside its hashes and the decision.
             params: of the run.
             metrics: of the run; finite numbers.
+            run_tags: of the run alone.
+            data: data sets of the run.
             reports: folder whose files are logged to the run (metrics, plots, report).
 
         """
@@ -338,11 +317,14 @@ class Registry:
         with (
             clear_errors("registration"),
             # Tags in one call with the run; what can go in one call does, since each waits for the disk.
-            mlflow.start_run(experiment_id=experiment(self._client, EXPERIMENT), tags=dict(tags)) as run,
+            mlflow.start_run(
+                experiment_id=experiment(self._client, EXPERIMENT), tags={**(run_tags or {}), **tags}
+            ) as run,
             tempfile.TemporaryDirectory() as temporary,
         ):
             run_id = run.info.run_id
             log_params(self._client, run_id, params)
+            log_data(self._client, run_id, data)
             if reports is not None:
                 mlflow.log_artifacts(str(reports), "evaluation")
             model = self._client.create_logged_model(
@@ -353,21 +335,31 @@ class Registry:
             values = [Metric(*pair, now_ms, 0, model_id=model.model_id) for pair in metrics.items()]
             self._client.log_batch(run_id, metrics=values)
             folder = Path(temporary) / "model"
-            save_model(artifact, folder, model, run_id, tags)
+            interface = save_model(artifact, folder, model, run_id, tags)
             self._client.log_model_artifacts(model.model_id, str(folder))
             self._client.finalize_logged_model(model.model_id, "READY")
-            if not self._client.search_registered_models(f"name = '{self.model}'"):
-                self._client.create_registered_model(self.model)
+            self._describe_model(interface)
             version = self._client.create_model_version(
-                self.model, f"models:/{model.model_id}", run_id, dict(tags), model_id=model.model_id
+                *(self.model, f"models:/{model.model_id}", run_id, dict(tags)),
+                model_id=model.model_id,
+                description=described(tags),
             )
             number = _number(version.version)
             self._client.set_tag(run_id, "registered_version", str(number))
             self._client.set_tag(
                 run_id, "mlflow.runName", f"version {number} {tags.get('source', '')}".strip()
             )
-            self._sign(number, tags)
+            self.set_tags(number, {decision.SIGNATURE_TAG: decision.signature(self.model, number, tags)})
         return number
+
+    def _describe_model(self, interface: str) -> None:
+        """Make the registered model where there is none, and say on its page what its versions are."""
+        said = f"{interface} {ABOUT}"
+        found = self._client.search_registered_models(f"name = '{self.model}'", max_results=1)
+        if not found:
+            self._client.create_registered_model(self.model, description=said)
+        elif found[0].description != said:
+            self._client.update_registered_model(self.model, said)
 
     def log_metrics(self, version: int, metrics: Mapping[str, float]) -> None:
         """Add metrics to the run that made a version."""

@@ -1,45 +1,91 @@
-"""Runs of the stages in MLflow: named after what they are of, with the parameters, and metrics by step.
+"""Runs of the stages in MLflow: parameters of their model, data sets, metrics by step, and what they made.
 
-Apart from the versions' runs, in an experiment of their own. A store that does not answer stops no training:
-a line says that its run is not logged.
+They lie in an experiment apart from the versions' runs, those of a variant nested under one run. A store that
+does not answer stops no training: a line says that its run is not logged.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from feature_store.settings import settings
 from feature_store.state import experiment_name
-from models.registry.lineage import git_commit
-from models.registry.store import clear_errors, connect, experiment, log_params, numbers, texts
+from models.forecasters.forecaster import sections_of_choice
+from models.registry.lineage import DataSet, git_commit
+from models.registry.store import (
+    TRAINING,
+    clear_errors,
+    connect,
+    experiment,
+    log_data,
+    log_params,
+    numbers,
+    texts,
+)
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-EXPERIMENT: Final = "swiftqueue-training"
 MOST_NAMED: Final = 3  # traces
+WORKSPACE: Final = "workspace"  # the variant of the working folder, as DVC calls it
+PARENT_TAG: Final = "mlflow.parentRunId"  # MLflow nests runs by it
+VARIANT_TAG: Final = "variant_key"  # a hash of name and parameters, of the run that the stages are under
+DATA_SECTIONS: Final = ("extract", "split", "change")  # of every run
+STAGE_SECTIONS: Final = ("finetune", "evaluate", "register")  # in the order of the stages that read them
 
 
 class StageRun:
-    """A run that takes figures."""
+    """A run that takes figures and files."""
 
     def __init__(self, name: str) -> None:
         """Nothing is logged before it is opened."""
         self.name = name
         self._client: MlflowClient | None = None
-        self._id = ""
+        self._id = self._parent = ""
 
-    def open(self, params: Mapping[str, Any], tags: Mapping[str, str]) -> None:
-        """Make the run in the store."""
+    def open(
+        self, variant: str, every: Mapping[str, str], own: Mapping[str, str], tags: Mapping[str, str]
+    ) -> None:
+        """Make the run in the store, under that of its variant, which is made where it is missing.
+
+        Args:
+            variant: its name.
+            every: all parameters of the model; with the name they tell variants apart.
+            own: parameters of this run.
+            tags: of this run.
+        """
         client = connect()
-        run = client.create_run(experiment(client, EXPERIMENT), run_name=self.name, tags=dict(tags))
+        where = experiment(client, TRAINING)
+        key = hashlib.sha256(json.dumps([variant, dict(every)], sort_keys=True).encode()).hexdigest()[:16]
+        if found := client.search_runs([where], f"tags.{VARIANT_TAG} = '{key}'", max_results=1):
+            self._parent = str(found[0].info.run_id)
+        else:
+            parent_tags = {**tags, "stage": "variant", VARIANT_TAG: key}
+            self._parent = str(client.create_run(where, run_name=variant, tags=parent_tags).info.run_id)
+            log_params(client, self._parent, every)
+        run = client.create_run(where, run_name=self.name, tags={**tags, PARENT_TAG: self._parent})
         self._client, self._id = client, str(run.info.run_id)
-        log_params(client, self._id, texts(params))
+        log_params(client, self._id, own)
+
+    def takes(self, data: Iterable[DataSet]) -> None:
+        """Log data sets as what it learned from or was tested on."""
+        if self._client is not None:
+            with self.tried():
+                log_data(self._client, self._id, data)
+
+    def keep(self, path: Path, folder: str | None = None) -> None:
+        """Log a file, or what a folder holds, as the run's artifacts."""
+        if self._client is not None:
+            log = self._client.log_artifacts if path.is_dir() else self._client.log_artifact
+            with self.tried():
+                log(self._id, str(path), folder)
 
     def log(self, figures: Mapping[str, Any], step: int = 0) -> None:
         """Log the finite numbers among some figures, nested ones as `outer.inner`."""
@@ -55,7 +101,8 @@ class StageRun:
         """Say how the work ended: FINISHED or FAILED."""
         if self._client is not None:
             with self.tried():
-                self._client.set_terminated(self._id, status)
+                for run in (self._id, self._parent):
+                    self._client.set_terminated(run, status)
 
     @contextmanager
     def tried(self) -> Iterator[None]:
@@ -66,6 +113,13 @@ class StageRun:
         except OSError as error:
             self._client = None
             print(f"MLflow: run {self.name!r} is not logged: {error}", file=sys.stderr, flush=True)
+
+
+def own_sections(params: Mapping[str, Any], stage: str) -> dict[str, Any]:
+    """Return the sections that a stage's model comes from: none of other networks, of rates, or of LFQ."""
+    last = STAGE_SECTIONS.index(stage) + 1 if stage in STAGE_SECTIONS else 0
+    names = (*DATA_SECTIONS, *sections_of_choice(params), *STAGE_SECTIONS[:last])
+    return {name: params[name] for name in names if name in params}
 
 
 @contextmanager
@@ -97,7 +151,8 @@ def stage_run(
     }
     run = StageRun(" ".join(filter(None, (stage, variant, which, architecture, f"seed {seed}"))))
     with run.tried():
-        run.open(params, tags)
+        every, of_stage = (texts(own_sections(params, name)) for name in (STAGE_SECTIONS[-1], stage))
+        run.open(variant or WORKSPACE, every, of_stage, tags)
     try:
         yield run
     except BaseException:

@@ -18,14 +18,19 @@ INPUTS_FILE: Final = (
 )
 
 
-def save_model(artifact: Path, folder: Path, model: Any, run_id: str, tags: Mapping[str, str]) -> None:
-    """Write what MLflow keeps of a version: the network with its signature, and our own files beside it."""
+def save_model(artifact: Path, folder: Path, model: Any, run_id: str, tags: Mapping[str, str]) -> str:
+    """Write what MLflow keeps of a version: the network with its signature, and our own files beside it.
+
+    Returns:
+        What the network takes and gives, in a sentence.
+    """
     import mlflow.onnx
     import onnx
     import onnxruntime
     from mlflow.models import Model
 
     network = onnx.load(str(artifact / "model.onnx"))
+    signature = _signature(network)
     mlflow.onnx.save_model(
         network,
         str(folder),
@@ -35,7 +40,7 @@ def save_model(artifact: Path, folder: Path, model: Any, run_id: str, tags: Mapp
             run_id=run_id,
             model_id=model.model_id,
         ),
-        signature=_signature(network),
+        signature=signature,
         pip_requirements=[f"onnxruntime=={onnxruntime.__version__}"],
         onnx_execution_providers=["CPUExecutionProvider"],
         save_as_external_data=False,
@@ -43,6 +48,8 @@ def save_model(artifact: Path, folder: Path, model: Any, run_id: str, tags: Mapp
     )
     for name in _files(artifact):
         shutil.copyfile(artifact / name, folder / name)
+    takes, gives = (", ".join(f"`{one.name}`" for one in of) for of in (signature.inputs, signature.outputs))
+    return f"It takes {takes} and gives {gives}."
 
 
 def _files(artifact: Path) -> list[str]:

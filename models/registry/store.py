@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -18,11 +18,13 @@ from urllib.parse import urlsplit, urlunsplit
 from feature_store.settings import settings
 from feature_store.state import private_dir, secret, state_dir, stranger_listens
 from models.redaction import redacted
+from models.registry.lineage import DataSet
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 PARAMS_BATCH: Final = 100  # in one call: as many as MLflow takes
+TRAINING: Final = "swiftqueue-training"  # the experiment of the stages' runs
 USER: Final = "swiftqueue"  # of the MLflow server that `up` starts
 PASSWORD: Final = "mlflow"  # noqa: S105 - the name of its file under `var/secrets`
 
@@ -70,8 +72,17 @@ def connect() -> MlflowClient:
         private_dir(local_store()[1])
     address = _with_password(uri)
     _choose(address)
+
+    class Client(mlflow.MlflowClient):  # type: ignore[misc]  # MLflow has no types
+        """MLflow's client; a registered model is read without all its versions."""
+
+        def get_registered_model(self, name: str) -> Any:
+            """Search for the model: MLflow reads it before each change, with versions long deleted."""
+            found = self.search_registered_models(f"name = '{name}'", max_results=1)
+            return found[0] if found else super().get_registered_model(name)
+
     with clear_errors("connecting"):
-        return mlflow.MlflowClient(address, address)
+        return Client(address, address)
 
 
 def experiment(client: MlflowClient, name: str) -> str:
@@ -148,6 +159,23 @@ def _choose(uri: str) -> None:
         os.environ.pop(name, None)
         if value is not None:
             os.environ[name] = value
+
+
+def log_data(client: MlflowClient, run_id: str, data: Iterable[DataSet]) -> None:
+    """Log data sets as a run's inputs; MLflow keeps one row of each, however many runs have it."""
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+    from mlflow.types import ColSpec, Schema
+
+    inputs = []
+    for one in data:
+        source = json.dumps({"uri": one.source})
+        columns = Schema([ColSpec(kind, name) for name, kind in one.columns.items()]).to_dict()
+        schema = json.dumps({"mlflow_colspec": columns}) if columns else None
+        profile = None if one.rows is None else json.dumps({"num_rows": one.rows})
+        entity = Dataset(one.name, one.digest, "local", source, schema, profile)
+        inputs.append(DatasetInput(entity, [InputTag("mlflow.data.context", one.use)]))
+    if inputs:
+        client.log_inputs(run_id, inputs)
 
 
 def log_params(client: MlflowClient, run_id: str, params: Mapping[str, str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from models.scoring.predictions import BASELINES, FINETUNED, PRETRAINED
@@ -38,7 +38,7 @@ CHOICE: Final = Measure(
 
 
 class Sentence(NamedTuple):
-    """One line of the verdict; `kind` is `wins`, `loses` or `note`."""
+    """One line of the verdict; `kind` is `wins`, `loses`, `even`, `tuning` or `note`."""
 
     kind: str
     text: str
@@ -55,6 +55,7 @@ def verdict_by_trace(metrics: Mapping[str, Any]) -> list[Sentence]:
 
 
 def _judge(scope: str, scores: Mapping[str, Any]) -> Iterator[Sentence]:
+    even = []  # measures on which some baseline is ahead, but not beyond the noise
     for measure in (LATE, ERROR, CHOICE):
         ours = measure.of(scores[FINETUNED])
         if ours is None:
@@ -63,32 +64,67 @@ def _judge(scope: str, scores: Mapping[str, Any]) -> Iterator[Sentence]:
         sign = 1 if measure.higher_is_better else -1
         others = {name: value for name in BASELINES if (value := measure.of(scores[name])) is not None}
         better = {name: value for name, value in others.items() if sign * value > sign * ours}
-        for name, theirs in sorted(better.items(), key=lambda item: -sign * item[1]):
+        unsettled = {name: value for name, value in better.items() if _within_noise(scores, measure, name)}
+        for names, theirs in _alike(measure, {n: v for n, v in better.items() if n not in unsettled}):
             yield Sentence(
                 "loses",
-                f"On {scope} the fine-tuned model loses to {name} on the {measure.words}: "
-                f"{measure.text(ours)} against {measure.text(theirs)}"
-                f"{_settled(scores, measure, name)}.",
+                f"On {scope} the fine-tuned model loses to {names} on the {measure.words}: "
+                f"{measure.text(ours)} against {theirs}.",
             )
+        if unsettled:
+            ahead = ", ".join(f"{theirs} of {names}" for names, theirs in _alike(measure, unsettled))
+            even.append(f"the {measure.words} ({measure.text(ours)}; {ahead})")
         if not better and others:
             name = max(others, key=lambda other: sign * others[other])
             word = "equals the best baseline" if others[name] == ours else "beats every baseline"
+            noise = " (within the noise)" if _within_noise(scores, measure, name) else ""
             yield Sentence(
                 "wins",
                 f"On {scope} the fine-tuned model {word} on the {measure.words}: {measure.text(ours)} "
-                f"against {measure.text(others[name])} of {name}{_settled(scores, measure, name)}.",
+                f"against {measure.text(others[name])} of {name}{noise}.",
             )
-        before = measure.of(scores[PRETRAINED])
-        word = "no better than" if before is None or sign * ours <= sign * before else "better than"
+    if even:
         yield Sentence(
-            "note",
-            f"On {scope} fine-tuning is {word} the pre-trained head on the {measure.words}: "
-            f"{measure.text(ours)} against {measure.text(before)}.",
+            "even",
+            f"On {scope} the fine-tuned model and some baselines ahead of it are within the noise of each "
+            f"other on {_listed(even)}.",
+        )
+    yield from _tuning(scope, scores)
+
+
+def _tuning(scope: str, scores: Mapping[str, Any]) -> Iterator[Sentence]:
+    """Say whether tuning the head helps, from the figures with and without it."""
+    helped, not_helped, figures = [], [], []
+    for measure in (LATE, ERROR, CHOICE):
+        tuned, untuned = measure.of(scores[FINETUNED]), measure.of(scores[PRETRAINED])
+        if tuned is None or untuned is None:
+            continue
+        better = tuned > untuned if measure.higher_is_better else tuned < untuned
+        (helped if better else not_helped).append(f"the {measure.words}")
+        noise = ", within the noise" if _within_noise(scores, measure, PRETRAINED) else ""
+        figures.append(f"{measure.words} {measure.text(tuned)} tuned, {measure.text(untuned)} untuned{noise}")
+    if figures:
+        partly = f"helps on {_listed(helped)} alone" if helped else "does not help"
+        yield Sentence(
+            "tuning",
+            f"On {scope} tuning the head {partly if not_helped else 'helps'}: {'; '.join(figures)}.",
         )
 
 
-def _settled(scores: Mapping[str, Any], measure: Measure, name: str) -> str:
-    """Say where the paired interval of the difference holds zero, so that nobody makes much of it."""
+def _alike(measure: Measure, better: Mapping[str, float]) -> Iterator[tuple[str, str]]:
+    """Names of baselines with one printed figure together, and that figure; the best first."""
+    by_text: dict[str, list[str]] = {}
+    for name, value in sorted(better.items(), key=lambda one: one[1], reverse=measure.higher_is_better):
+        by_text.setdefault(measure.text(value), []).append(name)
+    yield from ((_listed(names), text) for text, names in by_text.items())
+
+
+def _listed(words: Sequence[str]) -> str:
+    """Return words as a sentence lists them."""
+    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+
+
+def _within_noise(scores: Mapping[str, Any], measure: Measure, name: str) -> bool:
+    """Whether the paired interval of the difference holds zero, so that nobody makes much of it."""
     between = scores[name]["acked"].get("finetuned_minus_this", {}).get(f"{measure.key}_95")
-    inside = between is not None and between[0] <= 0 <= between[1]
-    return " (within the noise)" if inside else ""
+    return between is not None and between[0] <= 0 <= between[1]

@@ -15,6 +15,7 @@ from feature_store.settings import settings
 from feature_store.state import private_dir, state_dir
 from models import json_lines, lock
 from models.registry.registry import Registry
+from models.registry.retention import collect_garbage
 from models.say import say
 from pipelines.live.rounds_log import DeclinedError, RoundRecord, newest_first, read
 from serving.deploy.champion import find_champion
@@ -23,6 +24,7 @@ from serving.deploy.hold import HeldVersionError, held
 from serving.triton.endpoint import first_line
 
 LEARNED: Final = ("pushed", "kept")
+COLLECT_EVERY_S: Final = 3600.0
 LOCK_WAIT_S: Final = 300.0  # the round of a CronJob that was suspended may run so long
 Record = TypeVar("Record", bound=RoundRecord)
 
@@ -42,6 +44,7 @@ class Runner(ABC, Generic[Record]):
         """
         self._model, self._kind, self._record, self._first = model, kind, record, first
         self._keep_versions = settings().keep_versions
+        self._collect_at_s = 0.0
         self._folder = state_dir() / "live"
         private_dir(self._folder)
         self.log = self._folder / log
@@ -112,8 +115,19 @@ class Runner(ABC, Generic[Record]):
                 say(
                     f"round {record.number}: {len(gone)} versions removed from the registry, up to {gone[-1]}"
                 )
+                self._collect()
         except OSError as error:
             say(f"round {record.number}: the registry is not pruned: {first_line(str(error))}")
+
+    def _collect(self) -> None:
+        """Free what removed versions hold on the disk, now and then: it takes seconds of a core.
+
+        Raises:
+            RegistryError: `mlflow gc` failed; the next round tries again.
+        """
+        if time.monotonic() >= self._collect_at_s:
+            collect_garbage()
+            self._collect_at_s = time.monotonic() + COLLECT_EVERY_S
 
 
 @contextmanager

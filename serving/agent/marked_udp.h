@@ -7,8 +7,13 @@
 //   MarkedUdp udp("var/agent.sock", "video");
 //   const int flow = udp.add_flow("192.0.2.7", 4433);
 //   udp.plan(batch, due_ns);  // the next batch of 8 not planned yet, some time before it is due
+//   while (monotonic_ns() < due_ns) {  // an ACK ends a wait: go on until the batch is due
+//     udp.wait(due_ns);
+//     udp.poll([](const MarkedUdp::Ack& ack) { ... });
+//   }
 //   udp.send(flow, payload, bytes);  // marked as decided; not decided in time: with its default
-//   udp.poll([](const MarkedUdp::Ack& ack) { ... });
+//
+// docs/AGENT.md has a whole program and the command that compiles it (swiftqueue-udp.pc).
 //
 // An L4S flow's packets are ECT(1), and ECT(0) where the classic queue was chosen for them, so that
 // a marking router need not drop them there. A flow that is not L4S keeps Not-ECT. The receiver

@@ -251,13 +251,25 @@ def test_damage_to_the_features_is_named(sound: tuple[Path, Path], tmp_path: Pat
         assert any(re.search(message, f) for f in failures), (message, failures)
 
 
+def assert_offline(page: str) -> None:
+    """The page asks nobody for anything: no script, no style and no picture of another file or host."""
+    assert not re.findall(r"""<(?:script|link|img|iframe)\b|\b(?:src|srcset)=|url\(|@import""", page)
+    assert not re.findall(r'href="(?!#)', page)
+    assert "<style>" in page
+
+
 def run_stage(cwd: Path, packets_dir: Path, windows_dir: Path, limits: dict[str, Any], project: Path) -> Any:
     (cwd / "params.yaml").write_text(yaml.safe_dump({"validate": limits}))
     paths = ["--packets", str(packets_dir), "--windows", str(windows_dir), "--output", "validation"]
     paths += ["--split", str(windows_dir.with_name("split.json"))]
     command = [sys.executable, "-m", "pipelines.validate", "--params", "params.yaml", *paths]
     return subprocess.run(
-        command, cwd=cwd, capture_output=True, text=True, check=False, env={"PYTHONPATH": str(project)}
+        command,
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PYTHONPATH": str(project), "SWIFTQUEUE_STUDY": "office"},
     )
 
 
@@ -272,8 +284,12 @@ def test_the_stage_stops_the_pipeline_and_writes_the_docs(
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "validation" / "report.json").read_text())
     assert report["success"] is True
-    assert (tmp_path / "validation" / "docs" / "index.html").is_file()
-    assert len(list((tmp_path / "validation" / "docs" / "validations").rglob("*.html"))) == 4
+    page = (tmp_path / "validation" / "docs" / "index.html").read_text()
+    assert "Validation of office" in page  # the run
+    assert "All expectations are" in page
+    for table in ("schema", "packets-a", "features-a", "distribution-shift"):
+        assert f'<h2 id="{table}">' in page
+    assert_offline(page)
     assert not (tmp_path / "var").exists()
 
     done = run_stage(tmp_path, *folders, {**LIMITS, "max_latency_s": 0.03}, project)
@@ -285,7 +301,10 @@ def test_the_stage_stops_the_pipeline_and_writes_the_docs(
     assert "max_shift_psi" not in done.stderr
     failed = json.loads((tmp_path / "var" / "validation" / "report.json").read_text())
     assert failed["success"] is False
-    assert (tmp_path / "var" / "validation" / "docs" / "index.html").is_file()
+    page = (tmp_path / "var" / "validation" / "docs" / "index.html").read_text()
+    assert "1 expectations failed." in page
+    assert re.search(r'class="failed".*latency_us.*max value 30000.*rows: trace a packet', page, re.DOTALL)
+    assert_offline(page)
     # What passed before is not overwritten by what failed.
     assert json.loads((tmp_path / "validation" / "report.json").read_text())["success"] is True
 

@@ -46,7 +46,7 @@ def triton(serving_state: Path) -> Iterator[Path]:
 
     here = Path.cwd()
     os.chdir(PROJECT)
-    start_stack(mlflow=False)
+    start_stack()
     yield serving_state
     stop_stack()
     os.chdir(here)

@@ -109,7 +109,7 @@ def test_a_killed_server_is_found_again(champion: int, tmp_path: Path) -> None:
             name = f'connected{{server="{grpc_address()}"}}'
             assert agent.metrics()[name] == 0
         finally:
-            start_stack(mlflow=False)  # the other tests' too
+            start_stack()  # the other tests' too
         assert sender.until_decided()["version"] == champion
         assert agent.metrics()[name] == 1
 

@@ -118,7 +118,7 @@ def test_a_killed_server_is_found_again_when_it_is_back(sender: Sender, champion
         time.sleep(0.01)
     assert set(outcomes) <= {"error", "late"}
     assert sorted(sender.waits_us)[len(outcomes) * 99 // 100 - 1] < DEADLINE_US + SLACK_US
-    start_stack(mlflow=False)
+    start_stack()
     decision = sender.until_decided()
     assert decision.version == champion
     assert sender.agent.counts.decided == before + 1

@@ -464,8 +464,8 @@ def test_a_restarted_server_serves_the_champion_again(triton: Path, registry, re
     assert print_status() == 1
     with pytest.raises(OSError, match="start it: swiftqueue up"):
         deploy_version(version)
-    start_stack(mlflow=False)
-    start_stack(mlflow=False)  # harmless
+    start_stack()
+    start_stack()  # harmless
     assert served() == version
     assert "without the native backend" not in capsys.readouterr().out
     assert print_status() == 0
@@ -491,15 +491,15 @@ def test_without_the_native_backend_the_python_one_serves_and_one_line_says_why(
     capsys.readouterr()
     with monkeypatch.context() as patch:
         patch.setattr("infra.local.native_backend.LIBRARY", tmp_path / "libtriton_swiftqueue.so")
-        start_stack(mlflow=False)
+        start_stack()
     assert (served(), served_backend()) == (version, "python")
     lines = capsys.readouterr().out.splitlines()
     assert re.search(r"the native backend is not built; run `make -C .*`$", lines[0])
     assert f"version {version} goes to the Python backend with ONNX Runtime: the server runs" in lines[2]
-    start_stack(mlflow=False)
+    start_stack()
     assert "it was started without the native backend; `swiftqueue down`" in capsys.readouterr().out
     stop_stack()
-    start_stack(mlflow=False)
+    start_stack()
     assert (served(), served_backend()) == (version, "swiftqueue")
 
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import re
 import signal
 import socket
 import struct
 import subprocess
+import textwrap
 import threading
 import time
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -302,6 +306,58 @@ def test_the_library_names_what_cannot_be(tmp_path: Path) -> None:
         assert udp.send(flow, bytes(100)).codepoint == NOT_ECT
     with pytest.raises(ValueError, match="this sender is closed"):
         udp.poll()
+
+
+def decided_by(run: Callable[[], str], folder: Path) -> int:
+    """How many of 800 packets a program says were decided, by an agent that answers at once."""
+    (path := folder / "var" / "agent.sock").unlink(missing_ok=True)
+    agent = Overheard(path, queues=(0, 1) * 4)
+    said = run()
+    agent.join()
+    return int(said.partition(" of 800 packets")[0])
+
+
+@pytest.mark.long
+def test_the_examples_are_right_as_they_stand(
+    tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Python's is run and C++'s compiled literally, but for the port; one that polls once decides a few."""
+    python = textwrap.dedent(str(marked_udp.__doc__).partition("\n\n")[2].partition("\n\nThe receiver")[0])
+    cpp = (project / "docs" / "AGENT.md").read_text().partition("```cpp\n")[2].partition("```")[0]
+    hasty = re.sub(r"while .* > 0:", "if (left_ns := due_ns - time.monotonic_ns()) > 0:", python)
+    assert hasty != python
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "var").mkdir()
+    with echoing(tmp_path) as echo:
+        python, hasty, cpp = (one.replace("4433", str(echo.port)) for one in (python, hasty, cpp))
+        (tmp_path / "sender.cc").write_text(cpp)
+        found = subprocess.run(
+            ["pkg-config", "--cflags", "--libs", "swiftqueue-udp"],
+            env={**os.environ, "PKG_CONFIG_PATH": str(project / "serving" / "agent")},
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        warnings = ["-Wall", "-Wextra", "-Werror"]
+        subprocess.run(["g++", *warnings, "sender.cc", *found.stdout.split(), "-o", "sender"], check=True)
+
+        def run(program: str) -> str:
+            exec(program, {})  # noqa: S102 - our own docstring
+            return capsys.readouterr().out
+
+        def run_cpp() -> str:
+            return subprocess.run([tmp_path / "sender"], capture_output=True, text=True, check=True).stdout
+
+        # A busy machine may let an answer come late: the same programs again.
+        wait_until(lambda: decided_by(lambda: run(python), tmp_path) > 600, "Python's example decides few")
+        wait_until(lambda: decided_by(run_cpp, tmp_path) > 600, "C++'s example decides few")
+        wait_until(
+            lambda: decided_by(lambda: run(hasty), tmp_path) < 400, "polling once is no fault any more"
+        )
+
+
+def test_the_version_of_the_package_is_the_projects(project: Path) -> None:
+    described = (project / "serving" / "agent" / "swiftqueue-udp.pc").read_text()
+    version = tomllib.loads((project / "pyproject.toml").read_text())["project"]["version"]
+    assert f"\nVersion: {version}\n" in described
 
 
 def test_strangers_datagrams_are_counted_and_not_answered(tmp_path: Path) -> None:

@@ -61,6 +61,8 @@ def check_round_trip(name: str, exported: Path, folder: Path) -> None:
     assert registry.refusal(version) == ""
     registry.decide(version, Decision(False, "not any more", None))
     assert registry.refusal(version) == f"version {version} did not pass the gate: not any more"
+    description = registry._client.get_model_version(name, str(version)).description
+    assert description == "**The gate refused it**: not any more."
     registry.set_alias(CHALLENGER, version)
     registry.set_alias(CHAMPION, version)
     assert registry.alias(CHALLENGER) == registry.alias(CHAMPION) == version
@@ -124,7 +126,7 @@ def test_versions_that_nobody_needs_leave_nothing(
 
     from models.registry import registry as module
     from models.registry.registry import CHAMPION, Decision, Registry
-    from models.registry.retention import prune
+    from models.registry.retention import collect_garbage, prune
     from models.registry.store import RegistryError
 
     monkeypatch.setenv("SWIFTQUEUE_STATE", str(tmp_path))
@@ -145,27 +147,52 @@ def test_versions_that_nobody_needs_leave_nothing(
     assert registry.versions() == [v for v in versions if v != versions[2]]
     with pytest.raises(RegistryError):
         registry.tags(versions[2])
+    assert collect_garbage() == 0, "what was deleted a moment ago can still be restored"
+    assert collect_garbage("0s") == 2, "a run and a logged model"
     left = sum(file.stat().st_size for file in (store / "artifacts").rglob("*"))
     assert left == pytest.approx(4 * bytes_each, rel=0.05)
+    folders = len(list((store / "artifacts").iterdir())) + len(
+        list((store / "artifacts" / "models").iterdir())
+    )
+    assert folders <= 4 + 4 + 1, "no empty folders either"
     with sqlite3.connect(store / "mlflow.db") as rows:
-        tables = (
-            "runs",
-            "logged_models",
-            "params",
-            "metrics",
-            "inputs",
-            "model_versions",
-            "model_version_tags",
-        )
-        for table in tables:
+        tables = {"runs": 4, "logged_models": 4, "params": 4, "metrics": 4, "model_version_tags": 4}
+        for table, wanted in {**tables, "model_versions": 5, "inputs": 5}.items():  # MLflow keeps these two
             column = "version" if table == "model_version_tags" else "rowid"
             count = f"select count(distinct {column}) from {table}"  # noqa: S608 - names of this test
-            assert rows.execute(count).fetchone()[0] % 4 == 0, table
+            assert rows.execute(count).fetchone()[0] == wanted, table
     registry.fetch(versions[0], tmp_path / "fetched")
     registry.remove(versions[-1])
     registry.remove(versions[-2])
     number = registry.add(exported, judged=judged, tags=TAGS, params={}, metrics={})
     assert number == versions[-1] + 1, "that of the removed newest version is not given again"
+
+
+def test_a_round_frees_what_it_removed_and_not_at_once_again(
+    exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rounds call `mlflow gc`, as nothing else gives back files of a version in the local store."""
+    from models.registry import retention
+    from models.registry.registry import Decision, Registry
+    from pipelines.live.rounds_log import RoundRecord
+    from pipelines.live.runner import Runner
+
+    monkeypatch.setenv("SWIFTQUEUE_STATE", str(tmp_path))
+    monkeypatch.setenv("SWIFTQUEUE_KEEP_VERSIONS", "2")
+    monkeypatch.setattr(retention, "GRACE", "0s")
+    registry = Registry("rounds")
+    judged = Decision(passed=True, reason="set by a test", champion=None)
+
+    class Registering(Runner[RoundRecord]):
+        def _run(self, record: RoundRecord) -> None:
+            record.version = registry.add(exported, judged=judged, tags=TAGS, params={}, metrics={})
+            record.outcome = "kept"
+
+    rounds = Registering("rounds", "latency", "rounds.jsonl", RoundRecord, "")
+    kept = tmp_path / "mlflow" / "artifacts" / "models"
+    there = [len(list(kept.iterdir())) for _ in range(4) if rounds.run().version]
+    assert registry.versions() == [3, 4]
+    assert there == [1, 2, 2, 3], "freed with the first that was removed, and again an hour later"
 
 
 def test_the_laboratorys_champion_is_that_of_the_registry_that_is_asked(
@@ -334,8 +361,7 @@ def test_the_stage_registers_judges_and_reuses(sqlite: None, data: Path) -> None
     registry = Registry("staged")
     assert registry.alias("challenger") == 1
     tags = registry.tags(1)
-    assert tags["dvc.data/windows"] == "c" * 32
-    assert tags["dvc.data/packets/trace:t"] == "d" * 32
+    assert not [name for name in tags if name.startswith("dvc.")]  # 45 on the default traces
     assert tags["protocol"] == "short"
     assert tags["parent_version"] == "none"
     assert len(tags["git_commit"].split("+")[0]) == 40
@@ -349,6 +375,11 @@ def test_the_stage_registers_judges_and_reuses(sqlite: None, data: Path) -> None
     version = registry._client.get_model_version("staged", "1")
     run = registry._client.get_run(version.run_id)
     assert run.info.run_name == "version 1 t/round-1"
+    assert run.data.tags["dvc.data/windows"] == "c" * 32
+    assert run.data.tags["dvc.data/packets/trace:t"] == "d" * 32
+    assert version.description.startswith("**The gate passed it**: no champion yet.\n\nMade from t/round-1, ")
+    described = registry._client.search_registered_models("name = 'staged'")[0].description
+    assert described.startswith("It takes `window` and gives `latency_us`. The alias `champion` is ")
     assert {name: run.data.metrics[name] for name in ("n", "model.mae_ms")} == {"n": 5, "model.mae_ms": 1.5}
     assert len(run.data.metrics) < 50
 
@@ -368,6 +399,9 @@ def test_the_stage_registers_judges_and_reuses(sqlite: None, data: Path) -> None
     assert registry.alias("challenger") == 2
     assert registry.tags(2)["parent_version"] == "1"
     assert registry.tags(2)["gate"] == "failed"
+    reason = worse["gate"]["reason"]
+    said = registry._client.get_model_version("staged", "2").description
+    assert said.startswith(f"**The gate refused it**: {reason}. It was judged against version 1.")
 
 
 def test_what_served_and_fails_now_may_still_be_gone_back_to(

@@ -526,7 +526,7 @@ def test_servers_that_are_named_are_served_and_none_is_started(
         with Triton(replica.address) as triton:
             triton.unload(MODEL)
     before = processes.running("triton")
-    start_stack(mlflow=False)
+    start_stack()
     assert processes.running("triton") == before
     said = capsys.readouterr().out
     assert f"{SERVERS} is set, so no local Triton is started" in said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import signal
 import subprocess
 import sys
@@ -10,10 +11,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
+from waiting import wait_until
 
 from benchmarks.synthetic_capture import write_capture
+from infra.dvc_command import dvc_environment
 
 pytestmark = pytest.mark.slow
 
@@ -78,3 +82,60 @@ def test_nothing_half_written(packets: Path, stage: str) -> None:
     # A result that is there outlives a later run that is killed.
     kill_midway(call, partial)
     assert digest(result) == again
+
+
+SLOW_STAGE = """
+import subprocess, sys
+from pathlib import Path
+from pipelines.stage import run_stage
+
+def main() -> None:
+    simulator = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(10_000)"])
+    Path("pids.partial").write_text(f"{simulator.pid}")
+    Path("pids.partial").rename("pids")
+    simulator.wait()
+
+run_stage("slow", main)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "how", ["the terminal's SIGINT", "SIGTERM to DVC", "SIGKILL to DVC", "our command's SIGINT"]
+)
+def test_no_stage_outlives_its_dvc(tmp_path: Path, project: Path, how: str) -> None:
+    """However it is interrupted, no process goes on writing, and the next `dvc repro` finds nothing busy."""
+    (tmp_path / "slow").mkdir()
+    (tmp_path / "slow" / "stage.py").write_text(SLOW_STAGE)
+    stage = {"cmd": f"{project}/pipelines/run slow.stage", "deps": ["slow"], "outs": ["pids"]}
+    (tmp_path / "dvc.yaml").write_text(yaml.safe_dump({"stages": {"slow": stage}}))
+    environment = dvc_environment() | {"PYTHONPATH": f"{project}:{tmp_path}"}
+    dvc = [sys.executable, "-m", "dvc"]
+    subprocess.run([*dvc, "init", "--no-scm", "--quiet"], cwd=tmp_path, env=environment, check=True)
+    ours = "from infra.dvc_command import run_dvc; from pathlib import Path; run_dvc(['repro'], Path.cwd())"
+    command = [sys.executable, "-c", ours] if how.startswith("our") else [*dvc, "repro"]
+
+    def start() -> tuple[subprocess.Popen[bytes], list[psutil.Process]]:
+        (tmp_path / "pids").unlink(missing_ok=True)
+        process = subprocess.Popen(command, cwd=tmp_path, env=environment, start_new_session=True)
+        wait_until(
+            lambda: (tmp_path / "pids").is_file() or process.poll() is not None, "the stage did not begin"
+        )
+        assert process.poll() is None
+        return process, [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+
+    def gone(processes: list[psutil.Process]) -> bool:
+        return not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in processes)
+
+    process, started = start()
+    assert len(started) >= 3  # DVC, the stage, its simulator
+    if how.startswith("the terminal"):
+        os.killpg(process.pid, signal.SIGINT)
+    else:
+        process.send_signal({"SIGT": signal.SIGTERM, "SIGK": signal.SIGKILL}.get(how[:4], signal.SIGINT))
+    process.wait()
+    wait_until(lambda: gone(started), "a process goes on without DVC")
+    process, started = start()  # it is not "busy"
+    process.kill()
+    process.wait()
+    wait_until(lambda: gone(started), "a process goes on without DVC")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 import shutil
 import struct
 import subprocess
@@ -12,7 +13,8 @@ import numpy as np
 import pytest
 import yaml
 
-from infra.traces import _divided, add_trace, check_name, list_traces
+from benchmarks.synthetic_capture import write_capture
+from infra.traces import _divided, add_trace, check_name, list_traces, remove_trace
 from models.section import read_all
 from pipelines.extract import ExtractParams
 from pipelines.params.document import load_yaml, parse_value, save_yaml
@@ -117,6 +119,48 @@ def test_a_short_capture_joins_with_a_protocol_of_its_own(
         *["teach"] * 4,
         "short",
     ]
+
+
+@pytest.mark.slow
+def test_a_trace_that_joined_goes_again_and_leaves_nothing(
+    checkout: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capture = tmp_path / "office.pcap"
+    write_capture(capture, 200_000)  # five seconds
+    before = contents(checkout)
+    add_trace(capture, project=checkout)
+    table = checkout / "data" / "packets" / "trace=office" / "minute=0"
+    table.mkdir(parents=True)
+    config = (checkout / ".dvc" / "config").read_bytes()
+    joined = contents(checkout)
+    (checkout / ".dvc" / "config").write_text("[core\n")
+    with pytest.raises(ValueError, match=r"^dvc remove: "):
+        remove_trace("office", project=checkout)
+    (checkout / ".dvc" / "config").write_bytes(config)
+    assert contents(checkout) == joined
+    remove_trace("office", project=checkout)
+    assert "removed trace 'office'" in capsys.readouterr().out
+    left = {name: data for name, data in contents(checkout).items() if name != "data/traces/.gitignore"}
+    assert left == {name: data for name, data in before.items() if name != "data/traces/.gitignore"}
+    assert "office" not in (checkout / "data/traces/.gitignore").read_text()
+    assert not table.parent.exists()
+    assert capture.is_file()
+    add_trace(capture, project=checkout)  # and may come back
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("offic", "params.yaml has no trace 'offic'; known: dumbbell-1, "),
+        ("dumbbell-1", "register.trace is 'dumbbell-1', whose head is served; name another trace there"),
+        ("dumbbell-2", "'dumbbell-2' is simulated: take its seed out of simulate.seeds"),
+    ],
+)
+def test_a_trace_that_cannot_go_stays(checkout: Path, name: str, message: str) -> None:
+    before = contents(checkout)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        remove_trace(name, project=checkout)
+    assert contents(checkout) == before
 
 
 @pytest.mark.slow

@@ -146,6 +146,7 @@ def test_the_stage_registers_judges_and_reuses(stage: Stage, tmp_path: Path) -> 
     assert all(feature.scale > 0 for feature in network.features)  # the scaling travels with the weights
     run = registry._client.get_run(registry._client.get_model_version("swiftqueue-rate", "1").run_id)
     assert run.data.params["rate_register.seed"] == "1"
+    assert [one.dataset.name for one in run.inputs.dataset_inputs] == ["flows"]
     assert run.data.metrics["study.seen.mape.mean"] == 0.2
     assert run.data.metrics["gate.challenger.flows"] == first["gate"]["figures"]["challenger"]["flows"]
 
