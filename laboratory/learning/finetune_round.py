@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -71,13 +71,12 @@ def _forecaster(model: EventWindowPredictor) -> EventStream:
     from models.training.finetuning import FinetuneParams
 
     names = [feature.name for feature in model.features]
-    inputs = [
-        [each for each in scaled if each.name in {one.name for one in rows}]
-        for scaled, rows in ((model.features, EVENT_INPUTS), (model.queries, QUERY_INPUTS))
-    ]
-    network = EventPredictor(*inputs, model.target, model.sizes, model.quantiles)
+    seen_of_events, seen_of_queries = ({each.name for each in rows} for rows in (EVENT_INPUTS, QUERY_INPUTS))
+    events = [each for each in model.features if each.name in seen_of_events]
+    queries = [each for each in model.queries if each.name in seen_of_queries]
+    network = EventPredictor(events, queries, model.target, model.sizes, model.quantiles)
     state = model.state_dict()
-    for layer, seen in (("send", inputs[0]), ("ack", inputs[0]), ("ask_about", inputs[1])):
+    for layer, seen in (("send", events), ("ack", events), ("ask_about", queries)):
         columns = [names.index(each.name) for each in seen]
         state[f"{layer}.weight"] = state[f"{layer}.weight"][:, columns]
     network.load_state_dict(state)
@@ -89,7 +88,8 @@ def _forecaster(model: EventWindowPredictor) -> EventStream:
         "head_learning_rate": how.learning_rate,
         "sharp_weight": how.sharp_weight,
     }
-    plain = {"quantiles": [], "calibration": None, "left_out": []}  # the network says which levels it gives
+    # The network itself says which quantiles it gives.
+    plain: dict[str, Any] = {"quantiles": [], "calibration": None, "left_out": []}
     return EventStream(network, EventStreamParams(**trained | asdict(model.sizes) | plain | head))
 
 

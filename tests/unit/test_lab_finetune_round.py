@@ -19,9 +19,10 @@ from feature_store.packets.truth import TRUTH
 from laboratory.learning import finetune_round
 from laboratory.learning.packet_table import packets_of
 from laboratory.runs.execution import TRACE_METADATA
-from models.forecasters.forecaster import Part, decision_times
+from models.forecasters.forecaster import Forecaster, Part, decision_times
 from models.forecasters.queries import EVENT_INPUTS, QUERY_INPUTS
 from models.networks import artifact
+from models.networks.event_window import EventWindowPredictor
 from models.networks.files import WEIGHTS_FILE
 from models.training.protocol import Slice
 from serving.engine import Engine
@@ -83,17 +84,23 @@ def event_stream(make_event_artifact: Callable[..., Path], tmp_path: Path) -> Ca
     return make
 
 
+def forecaster_of(folder: Path) -> Forecaster:
+    model = artifact.load(folder).model
+    assert isinstance(model, EventWindowPredictor)
+    return finetune_round._forecaster(model)
+
+
 @pytest.mark.parametrize("levels", [(), (0.25, 0.5, 0.9)])
 def test_the_forecaster_answers_as_its_artifact_is_served(
     levels: tuple[float, ...], event_stream: Callable[..., Path], tmp_path: Path
 ) -> None:
     run, _ = a_run(tmp_path / "run")
     packets, folder = packets_of(run, "s1"), event_stream(levels)
-    served = artifact.load(folder)
-    x_BWF = np.concatenate(list(rows.iter_windows(packets, served.description.tokens, definition=EVENTS)))
+    tokens = artifact.load(folder).description.tokens
+    x_BWF = np.concatenate(list(rows.iter_windows(packets, tokens, definition=EVENTS)))
     came_BH = Engine(folder).forward(x_BWF)  # of levels the median
     part = Part("s1", packets, Slice(0, len(x_BWF)))
-    said_BH = finetune_round._forecaster(served.model).predict(part)
+    said_BH = forecaster_of(folder).predict(part)
     np.testing.assert_allclose(said_BH, came_BH, rtol=1e-3)
 
 
@@ -115,7 +122,7 @@ def test_a_round_tunes_the_head_alone_and_forecasts_the_span_better(
     assert changed == {name for name in before if name.startswith("head.")}
     wrong = []
     for folder in (parent, tuned):
-        said_BH = finetune_round._forecaster(artifact.load(folder).model).predict(part)
+        said_BH = forecaster_of(folder).predict(part)
         wrong.append(np.nanmean(np.log(said_BH / came_BH) ** 2))
     assert wrong[1] < 0.95 * wrong[0]
     assert artifact.load(tuned).description == artifact.load(parent).description

@@ -185,7 +185,7 @@ def test_a_scenario_says_how_its_model_is_trained(tmp_path: Path) -> None:
     loop = load_yaml(PARAMS)
     params, origin = settings(load(path), path, "small", [])
     assert params["architecture"] == loop["architecture"] == {"name": "event-stream"}
-    assert params["event-stream"] == {**loop["event-stream"], "workers": 1}
+    assert params["event-stream"] == {**loop["event-stream"], "workers": 1, "epochs": 4}
     assert (origin["acks"], origin["moved_ecn"]) == ("selective", "ect0")
     params, origin = settings(load(path), path, "small", ["event-stream.epochs=3"])
     assert (params["event-stream"]["epochs"], origin["set"][-1]) == (3, "event-stream.epochs=3")
