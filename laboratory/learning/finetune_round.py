@@ -1,20 +1,23 @@
 """One round of fine-tuning inside a simulation: the program of simulation/ starts it now and then.
 
-It does what stage `finetune` does for a round, on the run as far as it has come: packet table, windows,
-labels that had been acknowledged by the round's end, and `models.training.finetuning` on the head. The last
-line printed is the new artifact's folder. Without Ray: its start-up takes longer than the round.
-
-Shapes: B windows of the round, H horizon (8 packets).
+The forecaster that answers in the simulation tunes its head on the packets of the run so far, by its own
+`tuned`, as anywhere else: what had not been acknowledged by the round's end is not learned. The last line
+printed is the new artifact's folder. Without Ray: its start-up takes longer than the round.
 """
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from pipelines.simulators import PROJECT
+
+if TYPE_CHECKING:
+    from models.forecasters.event_stream import EventStream
+    from models.networks.event_window import EventWindowPredictor
 
 TRACE: Final = "s1"
 PARAMS: Final = PROJECT / "params.yaml"
@@ -33,30 +36,61 @@ def finetune_round(run: Path, span_ns: tuple[int, int], parent: Path, output: Pa
         A line about the round.
 
     Raises:
-        ValueError: the artifact was made for other windows, or training diverged.
+        ValueError: the artifact is made for other inputs, or training diverged.
     """
     import torch
 
-    from feature_store.events.windows import build_windows, schema_hash
+    from feature_store.events.definition import EVENTS
     from laboratory.learning.packet_table import packets_of
+    from models.forecasters.forecaster import Part, decision_times
     from models.networks import artifact
-    from models.section import read
+    from models.networks.event_window import EventWindowPredictor
     from models.sharp import change_of
-    from models.training.examples import examples_from_arrays
-    from models.training.finetuning import FinetuneParams, finetune_head
+    from models.training.protocol import Slice
 
     torch.set_num_threads(1)
-    params = read(PARAMS, FinetuneParams)
-    current = artifact.load(parent, schema_hash())
-    windows = build_windows(packets_of(run, TRACE), current.description.tokens, span_ns=span_ns)
-    y_BH = windows.known_at(span_ns[1])
-    if not np.isfinite(y_BH).any():
-        artifact.save(output, current.model, current.description)
-        return "no latency known in the span: the head is kept"
-    examples = examples_from_arrays(windows.x_BWF, y_BH, change_of(PARAMS))
-    tuned = finetune_head(current.model, examples, params)
-    artifact.save(output, tuned.model, current.description)
-    return f"{len(y_BH)} windows, loss {tuned.loss[0]:.4f} -> {tuned.loss[-1]:.4f}"
+    current = artifact.load(parent, EVENTS.schema_hash)
+    assert isinstance(current.model, EventWindowPredictor)  # noqa: S101 - the engine runs no other
+    packets = packets_of(run, TRACE)
+    first, last = np.searchsorted(decision_times(packets), span_ns)
+    part = Part(TRACE, packets, Slice(int(first), int(last)), change=change_of(PARAMS)).to_learn()
+    forecaster = _forecaster(current.model)
+    known = int(np.isfinite(part.latencies_us()).sum())
+    current.model.head.load_state_dict(forecaster.tuned(part).plain.head.state_dict())
+    artifact.save(output, current.model, current.description)
+    return f"{len(part)} decisions, {known} latencies" if known else "no latency is known: the head is kept"
+
+
+def _forecaster(model: EventWindowPredictor) -> EventStream:
+    """Return the forecaster whose network is served in that form; its head is tuned as `finetune` says."""
+    from models.architecture import EventStreamLoop
+    from models.forecasters.event_stream import EventStream, EventStreamParams
+    from models.forecasters.queries import EVENT_INPUTS, QUERY_INPUTS
+    from models.networks.event_transformer import EventPredictor
+    from models.section import read
+    from models.training.finetuning import FinetuneParams
+
+    names = [feature.name for feature in model.features]
+    seen_of_events, seen_of_queries = ({each.name for each in rows} for rows in (EVENT_INPUTS, QUERY_INPUTS))
+    events = [each for each in model.features if each.name in seen_of_events]
+    queries = [each for each in model.queries if each.name in seen_of_queries]
+    network = EventPredictor(events, queries, model.target, model.sizes, model.quantiles)
+    state = model.state_dict()
+    for layer, seen in (("send", events), ("ack", events), ("ask_about", queries)):
+        columns = [names.index(each.name) for each in seen]
+        state[f"{layer}.weight"] = state[f"{layer}.weight"][:, columns]
+    network.load_state_dict(state)
+    how = read(PARAMS, FinetuneParams)
+    trained = read(PARAMS, EventStreamLoop).model_dump(include=set(EventStreamParams.model_fields))
+    head = {
+        "head_epochs": how.epochs,
+        "head_batch_size": how.batch_size,
+        "head_learning_rate": how.learning_rate,
+        "sharp_weight": how.sharp_weight,
+    }
+    # The network itself says which quantiles it gives.
+    plain: dict[str, Any] = {"quantiles": [], "calibration": None, "left_out": []}
+    return EventStream(network, EventStreamParams(**trained | asdict(model.sizes) | plain | head))
 
 
 def print_round(number: int, run: Path, span_ns: tuple[int, int], parent: Path, output: Path) -> None:

@@ -12,10 +12,13 @@ from laboratory.learning.champion import MODELS, champion_folder
 from laboratory.runs.resolve import Model, cells
 from laboratory.scenarios.files import environment_at
 from laboratory.scenarios.schema import FORMER_PROFILES, PROFILES, Scenario
+from models.json_file import read_object
 from models.registry.registry import CHAMPION
 
 ORIGIN: Final = "origin.json"  # beside a model that `lab train` made: what it was trained on
 UNSAID: Final = "unsaid"  # an origin that does not say from which ACKs
+OLD_FORM: Final = ("transformer-encoder", "bilstm")  # networks over windows of packets
+LAST_TO_SERVE_OLD: Final = "ebbf31e4"  # commit
 
 
 def model_at(models: Mapping[str, Model], point: str, profile: str) -> Model | None:
@@ -102,15 +105,26 @@ def check_rules(models: Mapping[str, Model], scenarios: Mapping[str, Scenario]) 
                 )
 
 
+def _check_form(folder: Path) -> None:
+    """Raise ValueError, which names the last commit that serves it, for a network over windows of packets."""
+    path = folder / "model.json"
+    architecture = read_object(path).get("architecture") if path.is_file() else None
+    if isinstance(architecture, dict) and architecture.get("name") in OLD_FORM:
+        raise ValueError(
+            f"{folder}: is of the old form, over windows of packets; commit {LAST_TO_SERVE_OLD} is the last "
+            "one that serves it"
+        )
+
+
 def _model(folder: Path) -> Model:
-    from feature_store.events.definition import definition_of
+    from feature_store.events.definition import EVENTS
     from models.networks.artifact import load
     from models.registry.lineage import content_hash
     from serving.engine import Engine
 
-    made_for = load(folder).description.schema_hash
+    _check_form(folder)
+    load(folder, EVENTS.schema_hash)
     try:
-        definition_of(made_for)
         levels = Engine(folder).levels  # it is in the senders of a simulation
     except ValueError as error:
         raise ValueError(f"{folder}: {str(error).removeprefix(f'{folder}/')}") from None

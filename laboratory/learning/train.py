@@ -37,7 +37,7 @@ from pipelines.simulators import PROJECT
 PARAMS: Final = PROJECT / "params.yaml"
 SECTION: Final = EventStreamLoop.section
 # Of serving/engine/artifact.cc, which runs in the simulator.
-IN_THE_ENGINE: Final = ("event-stream", "transformer-encoder")
+IN_THE_ENGINE: Final = ("event-stream",)
 
 
 def train(

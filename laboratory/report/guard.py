@@ -46,6 +46,7 @@ from models.scoring.intervals import Estimate
 
 FIRST: Final = "guard-"  # scenarios with the guard's first form
 SHIPPED: Final = "shipped-guard-"
+FRESH: Final = "fresh-guard-"  # as it is shipped, with the network that the loop serves
 PLACES: Final = "guarded-"  # with the shipped guard, in places of the sweeps and the maps
 UNHEARD: Final = "unheard-guard-"  # whose flows hear nothing of their moved packets
 DISCOUNTED: Final = "discounted-guard-"  # whose flows discount their moved packets

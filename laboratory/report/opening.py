@@ -32,7 +32,7 @@ from laboratory.report.comparison import (
     seeds_wanted,
     why_not_judged,
 )
-from laboratory.report.judging import FEWEST_PACKETS, JUDGED
+from laboratory.report.judging import FEWEST_PACKETS, JUDGED, SERVED
 from laboratory.report.measures import MESSAGES, PERCENT, QUEUEING_P99
 from laboratory.report.plots import COLOURS, Plot
 from laboratory.report.tables import Verdict, controls_run, head_of, row_of
@@ -86,11 +86,14 @@ class Opening:
 
 
 def opening(runs: pl.DataFrame) -> Opening | None:
-    """Open with figure 8 if it was run, else with the first scenario of a model; None: nothing to compare."""
+    """Open with figure 8 of what is served, else with figure 8, else with the first scenario of a model.
+
+    None: there is nothing to compare.
+    """
     found = [one for name in dict.fromkeys(runs["scenario"].sort()) if (one := _candidate(runs, name))]
     if not found:
         return None
-    control, here = min(found, key=lambda one: (one[1][0].scenario != JUDGED, ANSWERS.index(one[0])))
+    control, here = min(found, key=lambda one: (_rank(one[1][0].scenario), ANSWERS.index(one[0])))
     scenario = here[0].scenario
     compared = {place: of_it for place in here if (of_it := compare(runs, place, control))}
     shown = _ends(list(compared))
@@ -110,6 +113,10 @@ def opening(runs: pl.DataFrame) -> Opening | None:
             f"{scenario}: P99 of waiting against default marking, with 95 % intervals", _figure(runs, shown)
         ),
     )
+
+
+def _rank(scenario: str) -> int:
+    return {SERVED: 0, JUDGED: 1}.get(scenario, 2)
 
 
 def _candidate(runs: pl.DataFrame, scenario: str) -> tuple[str, list[Place]] | None:

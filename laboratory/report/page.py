@@ -21,6 +21,7 @@ from laboratory.report.judging import (
     LONG_S,
     MOST_RTT_CHANGE,
     NO_HARM,
+    SERVED,
 )
 from laboratory.report.measures import DELAYS, TRAFFIC, Measure
 from laboratory.report.opening import QUESTION, Opening, opening
@@ -115,8 +116,8 @@ def _page(runs: pl.DataFrame, sections: Sequence[dict[str, Any]], first: Opening
 
 
 def _order(name: str) -> tuple[int, str]:
-    """Figure 8 first, then what extends it, the maps last."""
-    return (0 if name == JUDGED else 2 if name.startswith("map-") else 1, name)
+    """Figure 8 first, of what is served before all, then what extends it, the maps last."""
+    return ({SERVED: 0, JUDGED: 1}.get(name, 3 if name.startswith("map-") else 2), name)
 
 
 def _section(runs: pl.DataFrame, name: str) -> dict[str, Any]:

@@ -19,10 +19,7 @@ from laboratory.scenarios.files import environment_at, load
 from pipelines.simulators import PROJECT
 
 SCENARIO: Final = Path(__file__).with_name("canary.yaml")
-MODEL: Final = PROJECT / "docs" / "laboratory" / "models" / "figure8" / "rfc9332"
-EVENTS: Final = (
-    PROJECT / "docs" / "laboratory" / "models" / "bed-figure8-flows" / "rfc9332"
-)  # an event stream
+MODEL: Final = PROJECT / "docs" / "laboratory" / "models" / "bed-figure8-flows" / "rfc9332"
 LIMITS: Final = PROJECT / "docs" / "laboratory" / "models" / "lfq" / "counterfactual-10.safetensors"
 RANDOM_SHARE: Final = 0.3
 RUNGS: Final = (  # of the ladder: those that need no other run
@@ -142,12 +139,12 @@ def canaries() -> dict[str, execution.Job]:
             for group, other in zip(run["senders"][0]["groups"], instead, strict=True):
                 group.update(other)
             jobs[f"{cell.point}, {cell.profile}, {said}"] = execution.Job(f"canary-{len(jobs)}", run)
-        control = control_of(scenario.environment, "model", model=Model(EVENTS, "canary"), share=0)
+        control = control_of(scenario.environment, "model", model=Model(MODEL, "canary"), share=0)
         for said, charge_us in CHARGES_US.items():
             charged = control | ({"charge_us": charge_us} if charge_us else {})
             run = resolve(scenario, replace(cell, control="model"), charged, ["decisions", "truth"])
             name = f"{cell.point}, {cell.profile}, {said} ({kernel})"
-            jobs[name] = execution.Job(f"canary-{len(jobs)}", run, EVENTS)
+            jobs[name] = execution.Job(f"canary-{len(jobs)}", run, MODEL)
     for cell in plain:
         control = control_of(scenario.environment, "random", model=None, share=RANDOM_SHARE)
         for response in RESPONSES:

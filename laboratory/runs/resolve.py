@@ -39,7 +39,7 @@ from pipelines.simulators import PROJECT
 FORMAT: Final = 1
 CONTROL_SEED: Final = 1  # of the draws of control `random`: the traffic's seed varies beside it
 FIRST_VERSION: Final = 1
-ROUND_CODE: Final = ("laboratory/learning/finetune_round.py", "laboratory/learning/packet_table.py")
+ROUND: Final = "laboratory.learning.finetune_round"
 ROUND_SECTIONS: Final = ("change", "finetune")
 BATCHING: Final = {"inference_us", "until_decided", "margin_us", "margin_share", "max_moved_unacked"}
 GUARD: Final = {"guard_packets", "guard_growth", "guard_advantage"}  # what published runs had not
@@ -291,7 +291,7 @@ def finetuning_content(params: Path = PROJECT / "params.yaml") -> str:
     read = read_all(params)
     sections = {name: read[name] for name in ROUND_SECTIONS}
     digest = hashlib.sha256(json.dumps(sections, sort_keys=True).encode())
-    for path in (*files_of("models.training.finetuning"), *map(Path, ROUND_CODE)):
+    for path in files_of(ROUND):
         digest.update((PROJECT / path).read_bytes())
     return digest.hexdigest()
 

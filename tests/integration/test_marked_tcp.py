@@ -30,7 +30,7 @@ from serving.agent.marked_udp import ECT0, ECT1, NOT_ECT
 
 CANNOT = capability("tc_bpf").why_not or capability("router").why_not
 pytestmark = [pytest.mark.skipif(CANNOT is not None, reason=str(CANNOT)), pytest.mark.slow]
-MODEL = Path(__file__).parents[2] / "docs" / "laboratory" / "models" / "figure8" / "premise"
+MODEL = Path(__file__).parents[2] / "docs" / "laboratory" / "models" / "figure8" / "uncoupled"
 PORT = 5001
 QUEUES = (0, 1, 1, 0, 1, 0, 0, 1)
 RATE_MBPS, DELAY_MS = 6.0, 10.0

@@ -231,11 +231,11 @@ def test_flows_apart_are_traces_of_their_own(
 
 
 def test_the_same_run_gives_the_same_bytes(
-    program: Path, make_artifact: Callable[..., Path], tmp_path: Path
+    program: Path, make_event_artifact: Callable[..., Path], tmp_path: Path
 ) -> None:
     run = third(
         seconds=1.2,
-        control=model(make_artifact(1)),
+        control=model(make_event_artifact(1)),
         explore={"share": 0.1, "burst_packets": 8, "seed": 4},
         outputs=["pcap", "truth"],
     )
@@ -359,9 +359,9 @@ def test_a_threshold_on_the_last_latency_packet_by_packet(program: Path, tmp_pat
 
 
 def test_a_decision_cannot_act_before_it_exists(
-    program: Path, make_artifact: Callable[..., Path], tmp_path: Path
+    program: Path, make_event_artifact: Callable[..., Path], tmp_path: Path
 ) -> None:
-    artifact = make_artifact(2)
+    artifact = make_event_artifact(2)
 
     def moved(name: str, **changes: Any) -> tuple[np.ndarray[Any, Any], Result]:
         run = third(control=model(artifact, **changes), outputs=["truth"], seconds=2)
@@ -446,20 +446,16 @@ def test_a_packet_is_moved_where_the_classic_queue_is_likely_enough_better(
     assert "one: gives one latency, and control.least_probability needs quantiles (served_level: all)" in line
 
 
-@pytest.mark.parametrize("definition", ["window", "event-stream"])
-def test_a_question_holds_what_was_known_when_it_was_asked(
-    definition: str, program: Path, make_artifact: Callable[..., Path], tmp_path: Path
-) -> None:
-    """The simulator's windows, made again by the offline code from the log cut off at the decision.
+def test_a_question_holds_what_was_known_when_it_was_asked(program: Path, tmp_path: Path) -> None:
+    """The simulator's rows, made again by the offline code from the log cut off at the decision.
 
     The log's times are those at which transmission began, up to a packet after the decision about it.
     """
     from feature_store.events import windows as fw
-    from feature_store.events.definition import EVENTS, WINDOW
+    from feature_store.events.definition import EVENTS
 
-    rows = {each.name: each for each in (WINDOW, EVENTS)}[definition]
     run = figure8(
-        control=model(make_artifact(2) if rows is WINDOW else event_artifact(tmp_path / "events")),
+        control=model(event_artifact(tmp_path / "events")),
         acks="selective",
         moved_ecn="ect0",
         seconds=4,
@@ -472,9 +468,9 @@ def test_a_question_holds_what_was_known_when_it_was_asked(
     assert len(questions) == -(-len(log) // 64)  # every eighth batch
     assert (questions["first_packet"] == 64 * np.arange(len(questions))).all()
     tokens, both = questions["x_BWF"].shape[2], 0
-    names = [f.name for f in rows.features]
+    names = [f.name for f in EVENTS.features]
     still = [any(word in name for word in STILL) for name in names]
-    timed = np.array([f.unit == "us" for f in rows.features]) & ~np.array(still)
+    timed = np.array([f.unit == "us" for f in EVENTS.features]) & ~np.array(still)
     rates = np.array([name.startswith(("send_rate", "ack_rate")) for name in names])  # of the last 20 ms
     exact = ~timed & ~rates
     latency = names.index("latency_us")
@@ -487,7 +483,7 @@ def test_a_question_holds_what_was_known_when_it_was_asked(
         )
         for queues, x_WF in zip((np.zeros(8), question["queue"]), question["x_BWF"], strict=True):
             table = pl.concat([seen, candidates(question, queues, log.schema)])
-            *_, x_BWF = fw.iter_windows(table, tokens, definition=rows)
+            *_, x_BWF = fw.iter_windows(table, tokens, definition=EVENTS)
             assert x_BWF[-1][:, exact].tobytes() == x_WF[:, exact].tobytes(), question["first_packet"]
             np.testing.assert_allclose(x_BWF[-1][:, rates], x_WF[:, rates], rtol=2e-3)
             np.testing.assert_allclose(x_BWF[-1][:, timed], x_WF[:, timed], rtol=2e-7, atol=PACKET_US)
@@ -520,26 +516,10 @@ def candidates(question: np.void, queues: Any, schema: pl.Schema) -> pl.DataFram
     return pl.DataFrame(columns).select(pl.col(name).cast(kind) for name, kind in schema.items())
 
 
-@pytest.fixture
-def two_heads(make_artifact: Callable[..., Path], tmp_path: Path) -> tuple[Path, Path]:
-    """Two artifacts that differ in the head alone."""
-    import torch
-
-    from models.networks import artifact
-
-    loaded = artifact.load(make_artifact(3))
-    with torch.no_grad():
-        for name, value in loaded.model.named_parameters():
-            if name.startswith("head"):
-                value.mul_(-1)
-    artifact.save(tmp_path / "other-head", loaded.model, loaded.description)
-    return make_artifact(3), tmp_path / "other-head"
-
-
 def test_heads_are_swapped_while_the_run_goes_on(
-    program: Path, two_heads: tuple[Path, Path], make_artifact: Callable[..., Path], tmp_path: Path
+    program: Path, make_event_artifact: Callable[..., Path], tmp_path: Path
 ) -> None:
-    first, second = two_heads
+    first, second = make_event_artifact(3), make_event_artifact(3, head=1)
     script = tmp_path / "tune.py"
     script.write_text(
         "import json, os, sys\n"
@@ -574,19 +554,19 @@ def test_heads_are_swapped_while_the_run_goes_on(
     assert [a["--output"] for a in asked] == [f"{tmp_path}/out.partial/finetune/round-{k}" for k in (1, 2)]
     assert (tmp_path / "out" / "finetune" / "round-2").is_dir()
 
-    run["finetune"]["command"][-1] = str(make_artifact(4))  # another encoder
+    run["finetune"]["command"][-1] = str(make_event_artifact(4))  # another encoder
     assert "more than its head" in refused(program, run, tmp_path / "encoder")
     run["finetune"]["command"] = ["false"]
     assert refused(program, run, tmp_path / "failed") == "finetune: the command false failed"
 
 
 def test_a_killed_run_takes_the_command_with_it(
-    program: Path, make_artifact: Callable[..., Path], tmp_path: Path
+    program: Path, make_event_artifact: Callable[..., Path], tmp_path: Path
 ) -> None:
     script = "import sys, time; print('begun', file=sys.stderr); time.sleep(20); sys.exit('it lived on')"
     tuning = {"every_s": 1, "span_s": 0.5, "apply_after_s": 0.25, "command": [sys.executable, "-c", script]}
     file = tmp_path / "run.json"
-    file.write_text(json.dumps(third(control=model(make_artifact(3)), finetune=tuning)))
+    file.write_text(json.dumps(third(control=model(make_event_artifact(3)), finetune=tuning)))
     command = [program, f"--run={file}", f"--out={tmp_path / 'out'}"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as run:
         assert run.stderr is not None
@@ -692,12 +672,15 @@ def test_what_would_lead_out_of_bounds_is_refused_in_one_line(
 
 
 def test_a_broken_run_file_an_old_result_and_a_mismatched_artifact(
-    program: Path, make_artifact: Callable[..., Path], tmp_path: Path
+    program: Path,
+    make_event_artifact: Callable[..., Path],
+    make_artifact: Callable[..., Path],
+    tmp_path: Path,
 ) -> None:
     from models.networks import artifact
 
     assert "out.json: the text ends early" in refused(program, '{"format": 1', tmp_path / "out")
-    loaded = artifact.load(make_artifact(5))
+    loaded = artifact.load(make_event_artifact(5))
     described = loaded.description
     other = tmp_path / "other-windows"
     artifact.save(
@@ -707,6 +690,9 @@ def test_a_broken_run_file_an_old_result_and_a_mismatched_artifact(
     )
     line = refused(program, figure8(control=model(other)), tmp_path / "out")
     assert "other-windows: takes features ffffffffffff, this sender makes" in line
+    line = refused(program, figure8(control=model(make_artifact(5))), tmp_path / "out")
+    old = "is of the old form, over windows of packets; commit ebbf31e4 is the last one that serves it"
+    assert line.endswith(old)
 
     (tmp_path / "out").mkdir()
     done = subprocess.run(

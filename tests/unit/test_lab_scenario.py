@@ -25,7 +25,7 @@ from laboratory.learning.judged_models import (
     models_by_profile,
     said_acks,
 )
-from laboratory.learning.train import settings, shared, train
+from laboratory.learning.train import PARAMS, settings, shared, train
 from laboratory.report.judging import FEWEST_PACKETS
 from laboratory.runs import execution, programs
 from laboratory.runs.resolve import Cell, Model, cells, control_of, finetuning_content, identity, resolve
@@ -34,6 +34,7 @@ from laboratory.scenarios.controls import Model as ModelSettings
 from laboratory.scenarios.files import FOLDER, environment_at, files_of, full, load, names, path_of
 from laboratory.scenarios.replay import distribution
 from laboratory.scenarios.traffic import Group, Messages
+from pipelines.params.document import load_yaml
 from serving.agent.controller import ControllerParams
 
 
@@ -87,7 +88,7 @@ def test_the_projects_scenarios_are_sound(name: str) -> None:
         "anywhere",
     )
     fewer += ("unheard-guard-", "discounted-guard-", "bed-")  # what the kernel test bed can do
-    fewer += ("surroundings", "paper-", "best-share", "lfq-", "guarded-", "small", "linux-")
+    fewer += ("fresh-", "surroundings", "paper-", "best-share", "lfq-", "guarded-", "small", "linux-")
     if not name.startswith(fewer):
         assert set(scenario.controls) == set(CONTROLS)
     if not name.startswith("long-"):  # of which a stage takes `explore`
@@ -181,24 +182,25 @@ def test_the_map_between_premise_and_standard_is_a_grid() -> None:
 def test_a_scenario_says_how_its_model_is_trained(tmp_path: Path) -> None:
     """`lab train figure8` makes the judged model again; --set has the last word."""
     path = path_of("figure8")
+    loop = load_yaml(PARAMS)
     params, origin = settings(load(path), path, "small", [])
-    assert (params["windows"]["tokens"], params["windows"]["visibility"]) == (128, ["acked"])
-    trained = {key: params["pretrain"][key] for key in ("workers", "epochs", "anchor")}
-    assert trained == {"workers": 1, "epochs": 2, "anchor": "last_latency_queue_us"}
+    assert params["architecture"] == loop["architecture"] == {"name": "event-stream"}
+    assert params["event-stream"] == {**loop["event-stream"], "workers": 1, "epochs": 4}
     assert (origin["acks"], origin["moved_ecn"]) == ("selective", "ect0")
-    params, origin = settings(load(path), path, "small", ["pretrain.epochs=3"])
-    assert (params["pretrain"]["epochs"], origin["set"][-1]) == (3, "pretrain.epochs=3")
+    params, origin = settings(load(path), path, "small", ["event-stream.epochs=3"])
+    assert (params["event-stream"]["epochs"], origin["set"][-1]) == (3, "event-stream.epochs=3")
     own = tmp_path / "mine.yaml"
-    own.write_text("extends: figure8\ntrain: {windows.tokenz: 64}\n")
-    with pytest.raises(ValueError, match=r"^mine\.yaml: train: windows\.tokenz=64: there is no parameter"):
+    own.write_text("extends: figure8\ntrain: {event-stream.bands: 64}\n")
+    with pytest.raises(ValueError, match=r"^mine\.yaml: train: event-stream\.bands=64: there is no par"):
         settings(load(own), own, "small", [])
     own.write_text("extends: figure8\ntrain: {finetune.epochs: 0}\n")
     with pytest.raises(ValueError, match=r"^mine\.yaml: train: finetune\.epochs is 0; it must be"):
         settings(load(own), own, "small", [])
     with pytest.raises(ValueError, match=r"^architecture\.name is 'lstm'; it must be one of"):
         settings(load(path), path, "small", ["architecture.name=lstm"])
-    with pytest.raises(ValueError, match=r"^architecture\.name is mlp; .* but event-stream, window$"):
-        settings(load(path), path, "small", ["architecture.name=mlp"])
+    for name in ("mlp", "window"):
+        with pytest.raises(ValueError, match=rf"^architecture\.name is {name}; .* but event-stream$"):
+            settings(load(path), path, "small", [f"architecture.name={name}"])
     assert "train" not in json.dumps(run_of("figure8"))
 
 
@@ -223,7 +225,7 @@ def test_a_point_may_have_a_model_of_its_own(tmp_path: Path) -> None:
     own = tmp_path / "mine.yaml"
     for taught, line in (
         ("{tokens: 64}", r"axis\.points\.one\.train\.tokens: not of the form SECTION\.KEY"),
-        ("{windows.tokens: 64}", r"axis\.points\.a b\.train: the point's name must fit"),
+        ("{event-stream.band: 64}", r"axis\.points\.a b\.train: the point's name must fit"),
     ):
         name = "a b" if "fit" in line else "one"
         own.write_text(
@@ -235,9 +237,10 @@ def test_a_point_may_have_a_model_of_its_own(tmp_path: Path) -> None:
 
 
 def test_the_models_of_points_are_found_and_the_profiles_stand_in(project: Path, tmp_path: Path) -> None:
-    judged = project / "docs" / "laboratory" / "models" / "figure8"
-    for point, profile in (("0.9", "premise"), ("0.9", "rfc9332"), ("", "premise")):  # as it was called
-        shutil.copytree(judged / profile, tmp_path / "models" / point / profile)
+    judged = project / "docs" / "laboratory" / "models" / "bed-figure8-flows"
+    for point, name in (("0.9", "premise"), ("0.9", "rfc9332"), ("", "premise")):
+        profile = "uncoupled" if name == "premise" else name  # as it was called
+        shutil.copytree(judged / profile, tmp_path / "models" / point / name)
     found = models_by_profile(str(tmp_path / "models"), tmp_path)
     assert set(found) == {"0.9/uncoupled", "0.9/rfc9332", "uncoupled"}
     assert model_at(found, "0.9", "rfc9332") == found["0.9/rfc9332"]
@@ -1006,3 +1009,9 @@ def test_make_lab_has_packets_enough_for_p99() -> None:
     assert isinstance(l4s.traffic, Messages)
     offered_bits = l4s.flows * l4s.traffic.mbps * 1e6 * (small.seconds - small.warmup_s)
     assert offered_bits / (8 * 1448) > 2 * 100 * FEWEST_PACKETS
+
+
+def test_a_model_over_windows_of_packets_is_refused_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"v1-tiny.* ebbf31e4") as error:
+        models_by_profile("tests/data/artifacts/v1-tiny", tmp_path)
+    assert "\n" not in str(error.value)

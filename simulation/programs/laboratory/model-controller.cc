@@ -15,6 +15,10 @@ std::unique_ptr<ModelMove> ModelMove::Make(const ModelControl& params, const Run
                                            const Network& network) {
   const std::string& folder = params.artifact;
   const engine::Description model = engine::load_artifact(folder).description;
+  if (model.schema_hash == kSchemaHash) {
+    throw engine::InvalidError(folder + ": is of the old form, over windows of packets; commit " +
+                               "ebbf31e4 is the last one that serves it");
+  }
   const auto features = static_cast<int64_t>(model.features.size());
   const std::string why =
       agent::why_not_usable(model.schema_hash, model.tokens, features, model.horizon, true);
@@ -36,8 +40,7 @@ std::unique_ptr<ModelMove> ModelMove::Make(const ModelControl& params, const Run
 
 ModelMove::ModelMove(const ModelControl& params, std::unique_ptr<engine::Engine> engine,
                      bool logged)
-    : BatchMove(params.batching, static_cast<int>(engine->description().tokens),
-                agent::definition_of(engine->description().schema_hash), logged,
+    : BatchMove(params.batching, static_cast<int>(engine->description().tokens), logged,
                 engine->description().levels),
       m_engine(std::move(engine)) {}
 

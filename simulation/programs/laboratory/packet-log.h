@@ -27,7 +27,7 @@ class PacketTag : public ns3::Tag {
   uint32_t packet{0};
 };
 
-inline constexpr uint8_t kClassicQueue = 0;  // numbers as in feature_store/events/window.h
+inline constexpr uint8_t kClassicQueue = 0;  // numbers as in feature_store/events/event_stream.h
 inline constexpr uint8_t kL4sQueue = 1;
 
 /** A row of `truth.npy`, as it lies in the file. Unknown times are NaN. */

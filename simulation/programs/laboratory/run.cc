@@ -6,7 +6,7 @@
 #include <span>
 #include <utility>
 
-#include "feature_store/events/window.h"
+#include "feature_store/events/event_stream.h"
 #include "serving/engine/error.h"
 #include "serving/engine/json.h"
 

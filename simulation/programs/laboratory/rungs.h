@@ -3,7 +3,7 @@
 // What stands in the model's place on the ladder of information: the same batches, delay, margins
 // and limit, on forecasts that know less, or more.
 //
-// Shapes: B windows asked about (1 or 2), W window tokens, F features, H horizon (8 packets).
+// Shapes: B windows asked about (1 or 2), H horizon (8 packets).
 
 #ifndef SWIFTQUEUE_LABORATORY_RUNGS_H
 #define SWIFTQUEUE_LABORATORY_RUNGS_H
