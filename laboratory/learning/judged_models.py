@@ -17,8 +17,6 @@ from models.registry.registry import CHAMPION
 
 ORIGIN: Final = "origin.json"  # beside a model that `lab train` made: what it was trained on
 UNSAID: Final = "unsaid"  # an origin that does not say from which ACKs
-OLD_FORM: Final = ("transformer-encoder", "bilstm")  # networks over windows of packets
-LAST_TO_SERVE_OLD: Final = "ebbf31e4"  # commit
 
 
 def model_at(models: Mapping[str, Model], point: str, profile: str) -> Model | None:
@@ -105,25 +103,12 @@ def check_rules(models: Mapping[str, Model], scenarios: Mapping[str, Scenario]) 
                 )
 
 
-def _check_form(folder: Path) -> None:
-    """Raise ValueError, which names the last commit that serves it, for a network over windows of packets."""
-    path = folder / "model.json"
-    architecture = read_object(path).get("architecture") if path.is_file() else None
-    if isinstance(architecture, dict) and architecture.get("name") in OLD_FORM:
-        raise ValueError(
-            f"{folder}: is of the old form, over windows of packets; commit {LAST_TO_SERVE_OLD} is the last "
-            "one that serves it"
-        )
-
-
 def _model(folder: Path) -> Model:
-    from feature_store.events.definition import EVENTS
     from models.networks.artifact import load
     from models.registry.lineage import content_hash
     from serving.engine import Engine
 
-    _check_form(folder)
-    load(folder, EVENTS.schema_hash)
+    load(folder)
     try:
         levels = Engine(folder).levels  # it is in the senders of a simulation
     except ValueError as error:
@@ -148,7 +133,7 @@ def anchor_of(model: Model, output: Path) -> Model | None:
         with torch.no_grad():
             for parameter in artifact.model.head[2].parameters():
                 parameter.zero_()
-        save(target, artifact.model, artifact.description)
+        save(target, artifact.model, artifact.description.protocol)
     return replace(_model(target), acks=model.acks)
 
 

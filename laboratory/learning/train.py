@@ -28,16 +28,14 @@ from laboratory.runs import execution, programs
 from laboratory.runs.resolve import Cell, Model, check_tables, control_of, identity, resolve
 from laboratory.scenarios.files import environment_at, files_of, load
 from laboratory.scenarios.schema import Scenario
-from models.architecture import ALL, MEDIAN, EventStreamLoop, Level
-from models.networks.loop_network import named, names
+from models.event_stream.parameters import EventStreamParams
+from models.networks.parameters import ALL, MEDIAN, Level
 from pipelines.params.document import load_yaml, save_yaml
 from pipelines.params.override import override
 from pipelines.simulators import PROJECT
 
 PARAMS: Final = PROJECT / "params.yaml"
-SECTION: Final = EventStreamLoop.section
-# Of serving/engine/artifact.cc, which runs in the simulator.
-IN_THE_ENGINE: Final = ("event-stream",)
+SECTION: Final = EventStreamParams.section  # of the one network that the engine in the simulator has
 
 
 def train(
@@ -108,9 +106,8 @@ def settings(
     except ValueError as error:
         raise ValueError(f"{path.name}: train: {str(error).removeprefix('--set ')}") from None
     override(params, protocol, overrides)
-    if named(name := params["architecture"]["name"]).stored not in IN_THE_ENGINE:
-        has = ", ".join(each for each in names() if named(each).stored in IN_THE_ENGINE)
-        raise ValueError(f"architecture.name is {name}; the simulator has no such network, but {has}")
+    if (name := params["architecture"]["name"]) != SECTION:
+        raise ValueError(f"architecture.name is {name}; the simulator has no such network, but {SECTION}")
     learned = scenario.environment.controls
     return params, {
         "protocol": protocol,
@@ -201,7 +198,7 @@ def _named(output: Path, trace: str, key: str) -> Path:
 def _pretrain(folder: Path, runs: dict[str, Path], params: Any, *, flows_apart: bool) -> int:
     """Run the project's stages on a profile's runs in a folder; return a failed stage's code.
 
-    Leaves the artifact in `pretrained`.
+    Leaves the forecaster in `pretrained`.
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -209,36 +206,22 @@ def _pretrain(folder: Path, runs: dict[str, Path], params: Any, *, flows_apart: 
     save_yaml(folder / "params.yaml", params)
     for trace, run in runs.items():
         write_packets(run, trace, folder / "packets", flows_apart=flows_apart)
+    packets = ["--packets", folder / "packets"]
+    divided = folder / "split.json"
     for stage, arguments in (
-        ("windows", ["--packets", folder / "packets", "--output", folder / "windows"]),
-        ("split", ["--windows", folder / "windows", "--output", folder / "split.json"]),
-        (
-            "pretrain",
-            [
-                *("--packets", folder / "packets", "--windows", folder / "windows"),
-                *("--split", folder / "split.json"),
-                "--output",
-                folder / "pretrained",
-            ],
-        ),
+        ("split", [*packets, "--output", divided]),
+        ("pretrain", [*packets, "--split", divided, "--output", folder / "pretrained"]),
     ):
         command = [sys.executable, "-m", f"pipelines.{stage}", "--params", str(folder / "params.yaml")]
         command += [str(argument) for argument in arguments]
         code = subprocess.run(command, cwd=PROJECT, check=False).returncode
         if code != 0:
             return code
-    shutil.rmtree(folder / "windows")  # gigabytes, and made again from the runs
     return 0
 
 
 def _publish(trained: Path, folder: Path, params: Any) -> None:
     """Put what a point's parameters serve of a training into a folder that is there."""
-    from models.networks import artifact
-    from models.networks.event_window import EventWindowPredictor, of_level
+    from models.forecasters import forecaster
 
-    found = artifact.load(trained)
-    if isinstance(found.model, EventWindowPredictor) and (level := _served(params)) not in (None, ALL):
-        artifact.write(folder, of_level(found.model, level), found.description)
-        return
-    for name, content in artifact.read_files(trained).items():
-        (folder / name).write_bytes(content)
+    forecaster.load(trained).export(folder, _served(params))

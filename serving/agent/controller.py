@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from feature_store import native
 from feature_store.packets.schema import HORIZON
-from models.architecture import MEDIAN, MOST_LEVELS
+from models.networks.parameters import MEDIAN, MOST_LEVELS
 
 CLASSIC: Final = 0  # numbers as in feature_store/events/window.h
 L4S: Final = 1
