@@ -1,6 +1,6 @@
 """What a version of each model must hold before Triton sees it, and its own answer to smoke windows.
 
-Shapes: B windows, W tokens (of a rate model S samples), F features, H horizon.
+Shapes: B windows, W rows (of a rate model S samples), F features of a row, H horizon.
 """
 
 from __future__ import annotations
@@ -13,16 +13,19 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.events.definition import definition_of
+from feature_store.events.definition import EVENTS
 from feature_store.rate.definition import MOST_SAMPLES, PREFIXES
+from models.json_file import read_object
 from models.limit import network as limits
 from models.networks import artifact
+from models.networks.files import DESCRIPTION_FILE
 from models.networks.prediction import predict
-from models.networks.scaling import ScaledFeature
+from models.networks.scaling import ScaledFeature, transform_of
 from models.networks.window_network import PADDING_FEATURE
 from models.rate import networks
 from serving.triton.limits import limits_of
 from serving.triton.repository import LATENCY, LIMIT, RATE
+from serving.triton.served_model import why_old
 
 TOLERANCE: Final = 1e-4  # relative; float32 through two implementations of the same network
 SMOKE_WINDOWS: Final = 16
@@ -73,8 +76,10 @@ def smoke_windows(features: Sequence[ScaledFeature], tokens: int, seed: int = 1)
 
 
 def local_smoke(loaded: artifact.Artifact) -> Smoke:
-    """Compute an artifact's own answer to the smoke windows."""
-    x_BWF = smoke_windows(loaded.model.features, loaded.description.tokens)
+    """Compute a predictor's own answer to smoke windows of whole rows, whichever features it sees of them."""
+    seen = {feature.name: feature for feature in loaded.model.features}
+    rows = [seen.get(f.name) or ScaledFeature(f.name, f.unit, transform_of(f.unit)) for f in EVENTS.features]
+    x_BWF = smoke_windows(rows, loaded.description.tokens)
     return Smoke(x_BWF, predict(loaded.model, x_BWF))
 
 
@@ -92,9 +97,14 @@ def check_latency(source: Path) -> Checked:
     Raises:
         OSError, ValueError: it is not whole, or no sender of this project makes its windows.
     """
-    loaded = artifact.load(source)
-    definition_of(loaded.description.schema_hash)
-    return Checked(local_smoke(loaded), limits_of(loaded.model.features))
+    file = source / DESCRIPTION_FILE
+    described = read_object(file)
+    architecture = described.get("architecture")
+    name = architecture.get("name") if isinstance(architecture, dict) else ""
+    if old := why_old(str(name), str(described.get("schema_hash"))):
+        raise ValueError(f"{file.name}: {old}")
+    loaded = artifact.load(source, EVENTS.schema_hash)
+    return Checked(local_smoke(loaded), limits_of(EVENTS.features))
 
 
 def check_rate(source: Path) -> Checked:

@@ -44,8 +44,7 @@ int32_t IdOf(std::unordered_map<Key, int32_t>& ids, std::vector<Key>& keys, Key 
 
 }  // namespace
 
-BatchMove::BatchMove(const Batching& params, int tokens, agent::Definition definition, bool logged,
-                     std::vector<double> levels)
+BatchMove::BatchMove(const Batching& params, int tokens, bool logged, std::vector<double> levels)
     : m_params(params),
       m_levels(std::move(levels)),
       m_sender(tokens, {.margin_us = params.marginUs,
@@ -60,11 +59,8 @@ BatchMove::BatchMove(const Batching& params, int tokens, agent::Definition defin
                                   .pair_packets = params.guardPackets,
                                   .most_advantage = params.guardAdvantage,
                                   .most_growth = params.guardGrowth}}),
-      m_x_BWF(
-          static_cast<std::size_t>(agent::kMaxWindows * tokens * agent::features_of(definition))),
-      m_logged(logged) {
-  m_sender.set_model(tokens, definition);
-}
+      m_x_BWF(static_cast<std::size_t>(agent::kMaxWindows * tokens * kEventWindowFeatureCount)),
+      m_logged(logged) {}
 
 Candidate BatchMove::Known(const DataPacket& packet) {
   return {.size_bytes = static_cast<int32_t>(packet.sizeBytes),
@@ -162,7 +158,7 @@ void BatchMove::WriteQuestions(const std::string& path) const {
   const std::string horizon = std::to_string(kHorizon) + ",";
   const std::string windows = std::to_string(agent::kMaxWindows) + ", " +
                               std::to_string(m_sender.tokens()) + ", " +
-                              std::to_string(agent::features_of(m_sender.definition()));
+                              std::to_string(kEventWindowFeatureCount);
   const std::string descr = "[('asked_ns', '<i8'), ('first_packet', '<i8'), ('windows', '<i4')" +
                             field("size_bytes", "<i4", horizon) + field("flow", "<i4", horizon) +
                             field("receiver", "<i4", horizon) + field("queue", "|u1", horizon) +

@@ -3,8 +3,8 @@
 // A forecaster in the loop: the agent's own sender and controller on simulated time.
 // simulation/doc/lab.md, "The model in the loop".
 //
-// Shapes: B windows asked about (1 or 2), W window tokens, F features, H horizon (8 packets), L
-// levels of quantiles (1 without).
+// Shapes: B windows asked about (1 or 2), W rows of one (events, then queries), F features, H
+// horizon (8 packets), L levels of quantiles (1 without).
 
 #ifndef SWIFTQUEUE_LABORATORY_BATCH_MOVE_H
 #define SWIFTQUEUE_LABORATORY_BATCH_MOVE_H
@@ -29,8 +29,7 @@ class BatchMove : public QueueControl {
    * `tokens` W of its windows. With `logged`, keeps what `WriteQuestions` writes. Forecasts are
    * quantiles of these levels, or without any one latency of each packet.
    */
-  BatchMove(const Batching& params, int tokens, agent::Definition definition, bool logged,
-            std::vector<double> levels = {});
+  BatchMove(const Batching& params, int tokens, bool logged, std::vector<double> levels = {});
 
   bool Move(const DataPacket& packet, const Waiting& behind) override;
   void Sent(const DataPacket& packet, uint8_t queue) override;

@@ -15,9 +15,8 @@ std::unique_ptr<ModelMove> ModelMove::Make(const ModelControl& params, const Run
                                            const Network& network) {
   const std::string& folder = params.artifact;
   const engine::Description model = engine::load_artifact(folder).description;
-  const auto features = static_cast<int64_t>(model.features.size());
   const std::string why =
-      agent::why_not_usable(model.schema_hash, model.tokens, features, model.horizon, true);
+      agent::why_not_usable(model.schema_hash, model.tokens, kEventWindowFeatureCount, kHorizon);
   if (!why.empty()) {
     throw engine::InvalidError(folder + ": " + why);
   }
@@ -36,8 +35,7 @@ std::unique_ptr<ModelMove> ModelMove::Make(const ModelControl& params, const Run
 
 ModelMove::ModelMove(const ModelControl& params, std::unique_ptr<engine::Engine> engine,
                      bool logged)
-    : BatchMove(params.batching, static_cast<int>(engine->description().tokens),
-                agent::definition_of(engine->description().schema_hash), logged,
+    : BatchMove(params.batching, static_cast<int>(engine->description().tokens), logged,
                 engine->description().levels),
       m_engine(std::move(engine)) {}
 
@@ -48,7 +46,7 @@ void ModelMove::SwapHead(const std::string& artifact, int64_t version) {
 void ModelMove::Forecast(const agent::Question& question, const float* x_BWF, float* y_BHL) {
   const auto started = std::chrono::steady_clock::now();
   const int64_t version = m_engine->forward(x_BWF, question.windows, Tokens(), y_BHL, nullptr,
-                                            false, static_cast<int>(Outputs()));
+                                            static_cast<int>(Outputs()));
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - started;
   if (m_told) {
     m_told->Correct(question, [this](const Candidate& of) { return FlowOf(of); }, y_BHL, Outputs());

@@ -21,13 +21,12 @@
 namespace swiftqueue::lab {
 namespace {
 
-constexpr int kTokens = 16;      // of windows that nothing reads
+constexpr int kRows = 16;        // the fewest that a sender asks with; nothing reads them
 constexpr float kWorseUs = 1e9;  // than any margin
 
 class Rung : public BatchMove {
  public:
-  explicit Rung(const Batching& params)
-      : BatchMove(params, kTokens, agent::Definition::kWindow, false) {}
+  explicit Rung(const Batching& params) : BatchMove(params, kRows, false) {}
 
  protected:
   /** Fills both rows: `answer` gives the classic queue's and the L4S queue's latency in us. */
